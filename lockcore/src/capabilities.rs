@@ -1,0 +1,62 @@
+//! What a backend declares that it can do beyond lock, release and renew.
+
+use std::time::Duration;
+
+/// What a backend can do. What is declared is tested by the conformance suite; what is not is refused
+/// with [`BackendErrorKind::Unsupported`](crate::BackendErrorKind::Unsupported).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Capabilities {
+    /// The backend's name as in its URL scheme, such as `"sqlite"`.
+    pub backend: &'static str,
+    /// Locks exclude other processes, and outlive the process that took them.
+    pub shared_store: bool,
+    /// Waiters are served in order ([`AcquireRequest::queue`](crate::AcquireRequest::queue)).
+    pub fifo: bool,
+    /// A waiter is told of its turn without asking. Needs `fifo`.
+    pub push: bool,
+    /// A lease of `None` is accepted: a lock that lasts until it is released.
+    pub permanent: bool,
+    /// Slot claims are accepted.
+    pub slots: bool,
+    /// Shared claims are accepted.
+    pub shared: bool,
+    /// [`LockDao::list`](crate::LockDao::list), [`inspect`](crate::LockDao::inspect) and
+    /// [`release_context`](crate::LockDao::release_context) work.
+    pub listing: bool,
+    /// [`LockDao::break_lock`](crate::LockDao::break_lock) and [`freeze`](crate::LockDao::freeze) work.
+    pub breaking: bool,
+    /// [`LockDao::sweep`](crate::LockDao::sweep) works.
+    pub sweeping: bool,
+    /// The locks of a process that died on this host are taken over at once, before their lease ends
+    /// (unless [`AcquireRequest::detached`](crate::AcquireRequest::detached)).
+    pub dead_holders: bool,
+    /// The shortest lease that is accepted.
+    pub min_lease: Duration,
+    /// The lease of a call that names none; `None` is for ever and needs `permanent`.
+    pub default_lease: Option<Duration>,
+    /// How many ids can be taken in one atomic step, at least 100.
+    pub max_ids: usize,
+}
+
+impl Capabilities {
+    /// The weakest backend that keeps the contract: exclusive locks with a lease of 30 s, at least 1 s,
+    /// up to 100 ids, nothing optional.
+    pub const fn minimal(backend: &'static str) -> Self {
+        Capabilities {
+            backend,
+            shared_store: false,
+            fifo: false,
+            push: false,
+            permanent: false,
+            slots: false,
+            shared: false,
+            listing: false,
+            breaking: false,
+            sweeping: false,
+            dead_holders: false,
+            min_lease: Duration::from_secs(1),
+            default_lease: Some(Duration::from_secs(30)),
+            max_ids: 100,
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! How an identifier is wanted: claims, and sets of them in the order in which they are locked.
+
+use std::{borrow::Cow, fmt, ops::Deref};
+
+use smallvec::SmallVec;
+
+use crate::{BadRequest, Ident, MAX_ID_BYTES, Target};
+
+/// How an identifier is wanted or held. Later variants exclude more: `Shared < Slots < Exclusive`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Mode {
+    /// Together with everybody but an exclusive holder.
+    Shared,
+    /// Some of a number of permits: granted while nobody holds the id exclusively and the permits held
+    /// plus `permits` are at most `limit`.
+    Slots {
+        /// How many permits this claim takes, at least 1.
+        permits: u32,
+        /// How many may be held at once *as this caller sees it*, at least `permits`.
+        limit: u32,
+    },
+    /// Alone.
+    Exclusive,
+}
+
+impl Mode {
+    /// The permits that this mode takes; 0 unless it is [`Mode::Slots`].
+    pub fn permits(&self) -> u32 {
+        match self {
+            Mode::Slots { permits, .. } => *permits,
+            _ => 0,
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Mode::Shared => f.write_str("shared"),
+            Mode::Slots { permits, limit } => write!(f, "{permits} of {limit} slots"),
+            Mode::Exclusive => f.write_str("exclusive"),
+        }
+    }
+}
+
+/// One identifier and how it is wanted.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Claim<I> {
+    /// What is wanted.
+    pub target: Target<I>,
+    /// How it is wanted.
+    pub mode: Mode,
+}
+
+impl<I> Claim<I> {
+    /// The identifier alone.
+    pub fn exclusive(id: I) -> Self {
+        Claim { target: Target::Id(id), mode: Mode::Exclusive }
+    }
+
+    /// The identifier together with other shared holders.
+    pub fn shared(id: I) -> Self {
+        Claim { target: Target::Id(id), mode: Mode::Shared }
+    }
+
+    /// One permit of the identifier, of which at most `limit` may be held at once as this caller sees it.
+    pub fn slots(id: I, limit: u32) -> Self {
+        Claim { target: Target::Id(id), mode: Mode::Slots { permits: 1, limit } }
+    }
+
+    /// One permit of an identifier whose limit is `buckets * per_bucket`, both as this caller sees them
+    /// now; another caller may see another number. A product past `u32::MAX` counts as `u32::MAX`.
+    pub fn buckets(id: I, buckets: u32, per_bucket: u32) -> Self {
+        Claim::slots(id, buckets.saturating_mul(per_bucket))
+    }
+
+    /// The global lock, exclusively.
+    pub fn global() -> Self {
+        Claim { target: Target::Global, mode: Mode::Exclusive }
+    }
+
+    fn map<J>(self, map: impl FnOnce(I) -> J) -> Claim<J> {
+        let target = match self.target {
+            Target::Global => Target::Global,
+            Target::Id(id) => Target::Id(map(id)),
+        };
+        Claim { target, mode: self.mode }
+    }
+
+    /// The same claim for `permits` permits; without effect unless it is for slots.
+    #[must_use]
+    pub fn permits(mut self, wanted: u32) -> Self {
+        if let Mode::Slots { permits, .. } = &mut self.mode {
+            *permits = wanted;
+        }
+        self
+    }
+}
+
+/// A value that can be given where a claim is wanted: an identifier (then the call says how it is
+/// wanted, exclusively by default), a [`Claim`], or a reference to either.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is neither an identifier nor a claim for a service whose identifiers are `{I}`",
+    label = "give an `{I}`, a `&{I}`, text where `{I}` is `String`, or a `Claim` of one of these"
+)]
+pub trait IntoClaim<I> {
+    /// The claim; `bare` is how an identifier without a mode of its own is wanted.
+    fn into_claim(self, bare: Mode) -> Claim<I>;
+}
+
+impl<I: Ident> IntoClaim<I> for I {
+    fn into_claim(self, bare: Mode) -> Claim<I> {
+        Claim { target: Target::Id(self), mode: bare }
+    }
+}
+
+impl<I: Ident> IntoClaim<I> for &I {
+    fn into_claim(self, bare: Mode) -> Claim<I> {
+        self.clone().into_claim(bare)
+    }
+}
+
+impl<I: Ident> IntoClaim<I> for Claim<I> {
+    fn into_claim(self, _bare: Mode) -> Claim<I> {
+        self
+    }
+}
+
+impl<I: Ident> IntoClaim<I> for &Claim<I> {
+    fn into_claim(self, _bare: Mode) -> Claim<I> {
+        self.clone()
+    }
+}
+
+impl<I: Ident> IntoClaim<I> for Claim<&I> {
+    fn into_claim(self, _bare: Mode) -> Claim<I> {
+        self.map(Clone::clone)
+    }
+}
+
+macro_rules! text_is_a_string_ident {
+    ($($text:ty),*) => {$(
+        impl IntoClaim<String> for $text {
+            fn into_claim(self, bare: Mode) -> Claim<String> {
+                Claim { target: Target::Id(self.to_string()), mode: bare }
+            }
+        }
+
+        impl IntoClaim<String> for Claim<$text> {
+            fn into_claim(self, _bare: Mode) -> Claim<String> {
+                self.map(|id| id.to_string())
+            }
+        }
+    )*};
+}
+
+text_is_a_string_ident!(&str, &&str, Box<str>, Cow<'_, str>, &Cow<'_, str>);
+
+impl IntoClaim<String> for &&String {
+    fn into_claim(self, bare: Mode) -> Claim<String> {
+        String::clone(self).into_claim(bare)
+    }
+}
+
+/// The ids of a call: anything that can be iterated over and gives identifiers or claims.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a set of ids for a service whose identifiers are `{I}`",
+    label = "give an array, a `Vec` or another collection of identifiers or claims; one id is `[id]`"
+)]
+pub trait Ids<I> {
+    /// The claims in the order given; `bare` is how an identifier without a mode of its own is wanted.
+    fn into_claims(self, bare: Mode) -> SmallVec<[Claim<I>; 1]>;
+}
+
+impl<I, T> Ids<I> for T
+where
+    T: IntoIterator,
+    T::Item: IntoClaim<I>,
+{
+    fn into_claims(self, bare: Mode) -> SmallVec<[Claim<I>; 1]> {
+        self.into_iter().map(|id| id.into_claim(bare)).collect()
+    }
+}
+
+/// Claims that were checked, freed of duplicates and ordered by the bytes of their stored forms.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ClaimSet<I> {
+    claims: SmallVec<[Claim<I>; 1]>,
+}
+
+impl<I: Ident> ClaimSet<I> {
+    /// Checks, de-duplicates and orders `ids`; a bare identifier is wanted as `bare` says.
+    ///
+    /// An identifier given twice is wanted once, in the stronger of its modes.
+    ///
+    /// # Errors
+    /// [`BadRequest`] for an id that is empty or too long, a limit or number of permits of zero, more
+    /// permits than the limit, or two different slot claims for one id.
+    pub fn new(ids: impl Ids<I>, bare: Mode) -> Result<Self, BadRequest> {
+        let mut claims = ids.into_claims(bare);
+        for claim in &claims {
+            check(claim)?;
+        }
+        if claims.len() > 1 {
+            claims.sort_by(|a, b| a.target.cmp_stored(&b.target));
+            merge_duplicates(&mut claims)?;
+        }
+        Ok(ClaimSet { claims })
+    }
+
+    /// The claims by value, in order.
+    pub fn into_claims(self) -> SmallVec<[Claim<I>; 1]> {
+        self.claims
+    }
+}
+
+impl<I> Deref for ClaimSet<I> {
+    type Target = [Claim<I>];
+
+    fn deref(&self) -> &[Claim<I>] {
+        &self.claims
+    }
+}
+
+fn check<I: Ident>(claim: &Claim<I>) -> Result<(), BadRequest> {
+    if let Target::Id(id) = &claim.target {
+        let stored = id.stored();
+        if stored.is_empty() {
+            return Err(BadRequest::EmptyId);
+        }
+        if stored.len() > MAX_ID_BYTES {
+            return Err(BadRequest::id_too_long(&stored));
+        }
+    }
+    if let Mode::Slots { permits, limit } = claim.mode {
+        let id = || claim.target.stored().into_owned();
+        if limit == 0 {
+            return Err(BadRequest::ZeroLimit { id: id() });
+        }
+        if permits == 0 {
+            return Err(BadRequest::ZeroPermits { id: id() });
+        }
+        if permits > limit {
+            return Err(BadRequest::PermitsOverLimit { id: id(), permits, limit });
+        }
+    }
+    Ok(())
+}
+
+fn merge_duplicates<I: Ident>(claims: &mut SmallVec<[Claim<I>; 1]>) -> Result<(), BadRequest> {
+    let mut contradiction = None;
+    claims.dedup_by(|later, kept| {
+        if later.target != kept.target {
+            return false;
+        }
+        match (kept.mode, later.mode) {
+            (Mode::Slots { .. }, Mode::Slots { .. }) if kept.mode != later.mode => {
+                contradiction = Some(kept.target.stored().into_owned());
+            }
+            (kept_mode, later_mode) => {
+                if strength(later_mode) > strength(kept_mode) {
+                    kept.mode = later_mode;
+                }
+            }
+        }
+        true
+    });
+    match contradiction {
+        Some(id) => Err(BadRequest::ContradictingSlots { id }),
+        None => Ok(()),
+    }
+}
+
+/// How much a mode excludes, for comparing two modes of one context.
+pub(crate) fn strength(mode: Mode) -> u8 {
+    match mode {
+        Mode::Shared => 0,
+        Mode::Slots { .. } => 1,
+        Mode::Exclusive => 2,
+    }
+}

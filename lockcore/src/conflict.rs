@@ -1,0 +1,93 @@
+//! Why a set was refused: per id, who is in the way.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use crate::{ContextId, Ident, Mode, StoredContext, Target};
+
+/// How many holders a [`Conflict`] lists at most; it always counts all of them.
+pub const MAX_HOLDERS_LISTED: usize = 8;
+
+/// A holder as a refusal shows it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Holder<C> {
+    /// Who holds.
+    pub context: StoredContext<C>,
+    /// The owner label, empty if there is none.
+    pub owner: Arc<str>,
+    /// How the id is held.
+    pub mode: Mode,
+    /// The fence it is held under; 0 for a foreign holder that has none.
+    pub fence: u64,
+    /// How much of the lease was left when the store answered; `None` is for ever.
+    pub remaining: Option<Duration>,
+}
+
+/// One id of a refused set that was in the way.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Conflict<I, C> {
+    /// The id.
+    pub target: Target<I>,
+    /// What is in the way.
+    pub reason: ConflictReason<C>,
+}
+
+/// What is in the way of a claim. Contention only: that a backend failed is a
+/// [`BackendError`](crate::BackendError).
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ConflictReason<C> {
+    /// Others hold it.
+    Held {
+        /// At most [`MAX_HOLDERS_LISTED`] of them, those first whose lease ends last.
+        holders: Vec<Holder<C>>,
+        /// How many hold it.
+        count: usize,
+        /// How many units are in use: permits, or holders where it is shared.
+        in_use: u32,
+    },
+    /// The claim would fit, but earlier waiters come first.
+    QueuedBehind {
+        /// The waiter at the head.
+        head: StoredContext<C>,
+        /// How many waiters come first.
+        count: usize,
+    },
+    /// An administrator froze it: nobody gets it until it is thawed.
+    Frozen,
+}
+
+impl<I: Ident, C: ContextId> fmt::Display for Conflict<I, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is {}", self.target, self.reason)
+    }
+}
+
+impl<C: ContextId> fmt::Display for ConflictReason<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ConflictReason::Held { holders, count, in_use } => {
+                f.write_str("held by ")?;
+                for (position, holder) in holders.iter().enumerate() {
+                    let comma = if position == 0 { "" } else { ", " };
+                    write!(f, "{comma}{}", holder.context)?;
+                    if !holder.owner.is_empty() {
+                        write!(f, " ({})", holder.owner)?;
+                    }
+                    write!(f, " {}", holder.mode)?;
+                    if let Some(remaining) = holder.remaining {
+                        write!(f, " for {remaining:.1?} more")?;
+                    }
+                }
+                match count.saturating_sub(holders.len()) {
+                    0 => {}
+                    more => write!(f, " and {more} more holders")?,
+                }
+                write!(f, ", {in_use} in use")
+            }
+            ConflictReason::QueuedBehind { head, count } => {
+                write!(f, "free but queued for {count} earlier waiters, {head} first")
+            }
+            ConflictReason::Frozen => f.write_str("frozen by an administrator"),
+        }
+    }
+}

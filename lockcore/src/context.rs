@@ -1,0 +1,107 @@
+//! Who holds: contexts, the attempts made under them, and the label that tells people who it is.
+
+use std::{borrow::Cow, fmt, hash::Hash};
+
+use uuid::Uuid;
+
+/// The longest stored form of a context, in bytes.
+pub const MAX_CONTEXT_BYTES: usize = 255;
+
+/// The longest owner label, in bytes.
+pub const MAX_OWNER_BYTES: usize = 255;
+
+/// The holder of one group of locks taken together.
+///
+/// A context is made afresh for every call. A worker's name, host or pid may be part of it but must
+/// never be the whole of it: a context used twice at once would let one call free the locks of the
+/// other. For people to read there is the owner label, see [`AcquireRequest::owner`](crate::AcquireRequest).
+pub trait ContextId: Clone + Eq + Hash + fmt::Debug + Send + Sync + 'static {
+    /// The canonical form: UTF-8, 1 to [`MAX_CONTEXT_BYTES`] bytes, different for different values.
+    fn stored(&self) -> Cow<'_, str>;
+
+    /// The value whose stored form this is, or `None` if it is none of this type's.
+    fn from_stored(stored: &str) -> Option<Self>;
+}
+
+/// A context type that the service can make by itself, one for each call.
+pub trait FreshContext: ContextId {
+    /// A value that no other call, in this process or another, has or will have.
+    fn fresh() -> Self;
+}
+
+impl ContextId for Uuid {
+    fn stored(&self) -> Cow<'_, str> {
+        Cow::Owned(self.hyphenated().to_string())
+    }
+
+    fn from_stored(stored: &str) -> Option<Self> {
+        stored.parse().ok()
+    }
+}
+
+impl FreshContext for Uuid {
+    fn fresh() -> Self {
+        Uuid::new_v4()
+    }
+}
+
+impl ContextId for String {
+    fn stored(&self) -> Cow<'_, str> {
+        Cow::Borrowed(self)
+    }
+
+    fn from_stored(stored: &str) -> Option<Self> {
+        Some(stored.to_owned())
+    }
+}
+
+impl ContextId for u64 {
+    fn stored(&self) -> Cow<'_, str> {
+        Cow::Owned(self.to_string())
+    }
+
+    fn from_stored(stored: &str) -> Option<Self> {
+        stored.parse().ok()
+    }
+}
+
+/// A context as a store shows it: one of ours, or what another program wrote there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum StoredContext<C> {
+    /// A context of this type.
+    Known(C),
+    /// A holder whose context is not of this type, as it stands in the store.
+    Foreign(String),
+}
+
+impl<C: ContextId> StoredContext<C> {
+    /// Reads a stored form.
+    pub fn read(stored: &str) -> Self {
+        match C::from_stored(stored) {
+            Some(context) => StoredContext::Known(context),
+            None => StoredContext::Foreign(stored.to_owned()),
+        }
+    }
+}
+
+impl<C: ContextId> fmt::Display for StoredContext<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StoredContext::Known(context) => f.write_str(&context.stored()),
+            StoredContext::Foreign(stored) => f.write_str(stored),
+        }
+    }
+}
+
+/// Names one try to acquire, so that it can be withdrawn though its answer never came.
+///
+/// Random, 64 bits; it only has to differ among the attempts of one context.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct AttemptId(pub u64);
+
+impl AttemptId {
+    /// A new attempt.
+    pub fn fresh() -> Self {
+        AttemptId(fastrand::u64(..))
+    }
+}

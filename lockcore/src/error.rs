@@ -1,0 +1,498 @@
+//! What can go wrong, by the caller's decision: bad requests, failures of a backend, outcomes of a call.
+
+use std::{borrow::Cow, convert::Infallible, error::Error, fmt, io, sync::Arc, time::Duration};
+
+use crate::{Conflict, ContextId, Ident, LostLock, MAX_CONTEXT_BYTES, MAX_ID_BYTES, MAX_OWNER_BYTES, Target};
+
+/// A request that could never be granted, found before anything was sent.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BadRequest {
+    /// An id whose stored form is empty.
+    #[error("id: is empty, it must have 1 to {MAX_ID_BYTES} bytes")]
+    EmptyId,
+    /// An id whose stored form is too long.
+    #[error("id: has {bytes} bytes, at most {MAX_ID_BYTES} are possible: {start:?}...")]
+    IdTooLong {
+        /// Its first characters.
+        start: String,
+        /// Its length in bytes.
+        bytes: usize,
+    },
+    /// A slot claim with a limit of zero.
+    #[error("limit: 0 for id {id:?}, it must be at least 1")]
+    ZeroLimit {
+        /// The id.
+        id: String,
+    },
+    /// A slot claim for no permit.
+    #[error("permits: 0 for id {id:?}, it must be at least 1")]
+    ZeroPermits {
+        /// The id.
+        id: String,
+    },
+    /// A slot claim that could never fit.
+    #[error("permits: {permits} for id {id:?}, more than its limit of {limit}")]
+    PermitsOverLimit {
+        /// The id.
+        id: String,
+        /// The permits wanted.
+        permits: u32,
+        /// The limit given.
+        limit: u32,
+    },
+    /// Two different slot claims for one id in one set.
+    #[error("ids: two different slot claims for id {id:?} in one set")]
+    ContradictingSlots {
+        /// The id.
+        id: String,
+    },
+    /// More ids than the backend can take in one atomic step.
+    #[error("ids: {count} in one set, the {backend} backend can take at most {max} in one step")]
+    TooManyIds {
+        /// How many different ids were given.
+        count: usize,
+        /// How many are possible.
+        max: usize,
+        /// Which backend.
+        backend: &'static str,
+    },
+    /// A lease of zero, or under what the backend can keep.
+    #[error("lease: {lease:?}, the {backend} backend needs at least {min:?}")]
+    LeaseTooShort {
+        /// The lease given.
+        lease: Duration,
+        /// The shortest that is possible.
+        min: Duration,
+        /// Which backend.
+        backend: &'static str,
+    },
+    /// A lease that is too long to be stored.
+    #[error("lease: {lease:?}, at most {max:?} are possible")]
+    LeaseTooLong {
+        /// The lease given.
+        lease: Duration,
+        /// The longest that is possible.
+        max: Duration,
+    },
+    /// An owner label that is too long.
+    #[error("owner: has {bytes} bytes, at most {MAX_OWNER_BYTES} are possible")]
+    OwnerTooLong {
+        /// Its length in bytes.
+        bytes: usize,
+    },
+    /// A context whose stored form is empty or too long.
+    #[error("context: {context:?} has {} bytes, it must have 1 to {MAX_CONTEXT_BYTES}", .context.len())]
+    ContextLength {
+        /// The stored form of the context.
+        context: String,
+    },
+    /// Something that the backend does not declare among its capabilities.
+    #[error("{what}: the {backend} backend has no such ability")]
+    Unsupported {
+        /// The field or call.
+        what: &'static str,
+        /// Which backend.
+        backend: &'static str,
+    },
+    /// A number or duration outside its bounds.
+    #[error("{field}: {value} is not possible, {expected}")]
+    OutOfBounds {
+        /// The field.
+        field: &'static str,
+        /// The value given.
+        value: String,
+        /// What is possible.
+        expected: &'static str,
+    },
+}
+
+impl BadRequest {
+    pub(crate) fn id_too_long(stored: &str) -> Self {
+        BadRequest::IdTooLong { start: stored.chars().take(32).collect(), bytes: stored.len() }
+    }
+}
+
+/// What kind of failure a [`BackendError`] is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum BackendErrorKind {
+    /// The store cannot be reached, or dropped the connection.
+    Unavailable,
+    /// The store did not answer in time.
+    Timeout,
+    /// The store is busy, throttles, or had to abort a transaction.
+    Busy,
+    /// The store refuses the credentials or the permission.
+    Denied,
+    /// The store is not set up as needed: schema missing or of another version, read-only, evicting.
+    Misconfigured,
+    /// The store holds something that is not ours under a key of ours.
+    Corrupt,
+    /// The backend does not have this ability.
+    Unsupported,
+    /// The request was withdrawn before it arrived.
+    Withdrawn,
+    /// Anything else.
+    Other,
+}
+
+/// A failure of the store, never contention.
+///
+/// Cheap to clone. Holds no secret: a backend puts none into the message or the source.
+#[derive(Clone)]
+pub struct BackendError {
+    kind: BackendErrorKind,
+    in_doubt: bool,
+    message: Cow<'static, str>,
+    source: Option<Arc<dyn Error + Send + Sync>>,
+}
+
+impl BackendError {
+    /// A failure after which the step certainly did not take place.
+    pub fn new(kind: BackendErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
+        BackendError { kind, in_doubt: false, message: message.into(), source: None }
+    }
+
+    /// The refusal of an ability that is not declared.
+    pub fn unsupported(what: &'static str) -> Self {
+        BackendError::new(BackendErrorKind::Unsupported, format!("{what} is not supported by this backend"))
+    }
+
+    /// The same with what caused it.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Error + Send + Sync + 'static) -> Self {
+        self.source = Some(Arc::new(source));
+        self
+    }
+
+    /// The same, but the step may have taken place all the same.
+    #[must_use]
+    pub fn possibly_done(mut self) -> Self {
+        self.in_doubt = true;
+        self
+    }
+
+    /// What kind of failure it is.
+    pub fn kind(&self) -> BackendErrorKind {
+        self.kind
+    }
+
+    /// Whether the step may have taken place all the same.
+    pub fn in_doubt(&self) -> bool {
+        self.in_doubt
+    }
+
+    /// Whether trying the same again later may help.
+    pub fn is_retryable(&self) -> bool {
+        matches!(
+            self.kind,
+            BackendErrorKind::Unavailable | BackendErrorKind::Timeout | BackendErrorKind::Busy
+        )
+    }
+}
+
+impl fmt::Display for BackendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl fmt::Debug for BackendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BackendError")
+            .field("kind", &self.kind)
+            .field("in_doubt", &self.in_doubt)
+            .field("message", &self.message)
+            .field("source", &self.source.as_ref().map(ToString::to_string))
+            .finish()
+    }
+}
+
+impl Error for BackendError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
+
+/// Why one id of a set was not locked.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Failure<I, C> {
+    /// Somebody else is in the way.
+    Conflict(Conflict<I, C>),
+    /// The backend failed, so that nothing is known of any id.
+    Backend(BackendError),
+}
+
+impl<I: Ident, C: ContextId> fmt::Display for Failure<I, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Conflict(conflict) => conflict.fmt(f),
+            Failure::Backend(error) => write!(f, "the backend failed: {error}"),
+        }
+    }
+}
+
+/// In which phase a call ran out of time.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Phase {
+    /// The store had not answered the first request.
+    Asking,
+    /// The locks were held by others, or queued for.
+    Waiting,
+}
+
+/// That a call ran out of the time it was given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TimedOut {
+    /// How long it had waited.
+    pub after: Duration,
+    /// What it was waiting for.
+    pub phase: Phase,
+}
+
+/// The outcome of a call that did not end with the callback's value.
+///
+/// `I` and `C` are the service's identifiers and contexts, `E` the callback's own error.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum LockingError<I, C, E> {
+    /// The request could never be granted. Nothing was sent; the callback did not run.
+    BadRequest(BadRequest),
+    /// The set was not locked, and none of it is. The callback did not run.
+    NotLocked {
+        /// Why, for each id in the way; a failure of the backend stands alone.
+        failures: Vec<Failure<I, C>>,
+        /// Set if the call waited until its time was over.
+        timed_out: Option<TimedOut>,
+    },
+    /// The set was locked, the callback ran and failed, and the set was released.
+    Callback {
+        /// The callback's own error.
+        error: E,
+    },
+    /// Locks were lost while the callback ran: others may have run at the same time.
+    Lost {
+        /// What was lost, and why.
+        lost: Vec<LostLock<I>>,
+        /// How the callback ended; `None` if it was stopped. Its value is to be had from
+        /// [`Call::outcome`](crate::Call::outcome).
+        callback: Option<Result<(), E>>,
+    },
+    /// The callback ran longer than `max_hold` and was stopped; the set was released.
+    HeldTooLong {
+        /// The bound it passed.
+        max_hold: Duration,
+    },
+    /// An enclosing call of the same task holds this id: waiting for it would never end.
+    SelfDeadlock {
+        /// The id.
+        target: Target<I>,
+    },
+    /// Another call of this service is using the context.
+    ContextInUse {
+        /// The context.
+        context: C,
+    },
+    /// The service is shutting down.
+    ShutDown,
+}
+
+/// The outcome of a call whose callback cannot fail.
+pub type LockError<I, C> = LockingError<I, C, Infallible>;
+
+impl<I, C, E> LockingError<I, C, E> {
+    /// The same outcome with the callback's error mapped.
+    pub fn map_callback<F>(self, map: impl FnOnce(E) -> F) -> LockingError<I, C, F> {
+        match self {
+            LockingError::BadRequest(bad) => LockingError::BadRequest(bad),
+            LockingError::NotLocked { failures, timed_out } => {
+                LockingError::NotLocked { failures, timed_out }
+            }
+            LockingError::Callback { error } => LockingError::Callback { error: map(error) },
+            LockingError::Lost { lost, callback } => {
+                LockingError::Lost { lost, callback: callback.map(|result| result.map_err(map)) }
+            }
+            LockingError::HeldTooLong { max_hold } => LockingError::HeldTooLong { max_hold },
+            LockingError::SelfDeadlock { target } => LockingError::SelfDeadlock { target },
+            LockingError::ContextInUse { context } => LockingError::ContextInUse { context },
+            LockingError::ShutDown => LockingError::ShutDown,
+        }
+    }
+
+    /// Whether trying the same call again later may help: contention, a timeout, or a failure of the
+    /// backend that may pass.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            LockingError::NotLocked { failures, .. } => failures.iter().all(|failure| match failure {
+                Failure::Conflict(_) => true,
+                Failure::Backend(error) => error.is_retryable(),
+            }),
+            LockingError::ContextInUse { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// Whether the set was not locked because others were in the way, as opposed to a failure.
+    pub fn is_contention(&self) -> bool {
+        match self {
+            LockingError::NotLocked { failures, .. } => {
+                failures.iter().all(|failure| matches!(failure, Failure::Conflict(_)))
+            }
+            _ => false,
+        }
+    }
+}
+
+impl<I: Ident, C: ContextId, E> LockingError<I, C, E>
+where
+    E: Into<Box<dyn Error + Send + Sync>>,
+{
+    /// This outcome as a boxed error, for callbacks whose error is itself no `std::error::Error`, such
+    /// as `anyhow::Error` or `Box<dyn Error>`: the callback's own error as it is, anything else as a
+    /// [`LockError`].
+    pub fn into_dyn(self) -> Box<dyn Error + Send + Sync> {
+        match self.split() {
+            Ok(error) => error.into(),
+            Err(lock_error) => Box::new(lock_error),
+        }
+    }
+}
+
+impl<I, C, E> LockingError<I, C, E> {
+    /// The callback's own error, or else what went wrong with the locks. Of a loss only the loss stays.
+    pub(crate) fn split(self) -> Result<E, LockError<I, C>> {
+        match self {
+            LockingError::Callback { error } => Ok(error),
+            LockingError::Lost { lost, callback } => {
+                let callback = callback.and_then(Result::ok).map(Ok);
+                Err(LockingError::Lost { lost, callback })
+            }
+            other => Err(other.map_callback(|_| unreachable!("only the two variants above hold one"))),
+        }
+    }
+}
+
+impl<I: Ident, C: ContextId, E: fmt::Display> fmt::Display for LockingError<I, C, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LockingError::BadRequest(bad) => write!(f, "bad request: {bad}"),
+            LockingError::NotLocked { failures, timed_out } => {
+                f.write_str("not locked")?;
+                if let Some(TimedOut { after, phase }) = timed_out {
+                    let waited_for = match phase {
+                        Phase::Asking => "for the store to answer",
+                        Phase::Waiting => "for others to release",
+                    };
+                    write!(f, " after {after:.1?} of waiting {waited_for}")?;
+                }
+                let mut separator = ": ";
+                for failure in failures {
+                    write!(f, "{separator}{failure}")?;
+                    separator = "; ";
+                }
+                Ok(())
+            }
+            LockingError::Callback { error } => error.fmt(f),
+            LockingError::Lost { lost, callback } => {
+                f.write_str(match callback {
+                    None => "stopped because locks were lost: ",
+                    Some(Ok(())) => "done, but locks were lost meanwhile: ",
+                    Some(Err(_)) => "failed, and locks were lost meanwhile: ",
+                })?;
+                write_lost(f, lost)
+            }
+            LockingError::HeldTooLong { max_hold } => {
+                write!(f, "stopped because the locks were held for longer than {max_hold:?}")
+            }
+            LockingError::SelfDeadlock { target } => {
+                write!(f, "{target} is held by an enclosing call of the same task")
+            }
+            LockingError::ContextInUse { context } => {
+                write!(f, "the context {} is in use by another call", context.stored())
+            }
+            LockingError::ShutDown => f.write_str("the locking service is shutting down"),
+        }
+    }
+}
+
+fn write_lost<I: Ident>(f: &mut fmt::Formatter<'_>, lost: &[LostLock<I>]) -> fmt::Result {
+    let mut separator = "";
+    for LostLock { target, reason, .. } in lost {
+        write!(f, "{separator}{target}: {reason}")?;
+        separator = "; ";
+    }
+    Ok(())
+}
+
+impl<I: Ident, C: ContextId, E: Error + 'static> Error for LockingError<I, C, E> {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            LockingError::BadRequest(bad) => Some(bad),
+            LockingError::NotLocked { failures, .. } => failures.iter().find_map(|failure| match failure {
+                Failure::Backend(error) => Some(error as _),
+                Failure::Conflict(_) => None,
+            }),
+            // `Display` shows the callback's error itself, so that its cause comes next.
+            LockingError::Callback { error } => error.source(),
+            LockingError::Lost { callback: Some(Err(error)), .. } => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl<I, C, E> From<BadRequest> for LockingError<I, C, E> {
+    fn from(bad: BadRequest) -> Self {
+        LockingError::BadRequest(bad)
+    }
+}
+
+impl<I, C, E> From<BackendError> for LockingError<I, C, E> {
+    fn from(error: BackendError) -> Self {
+        LockingError::NotLocked { failures: vec![Failure::Backend(error)], timed_out: None }
+    }
+}
+
+impl<I, C> LockError<I, C> {
+    /// The same outcome for a callback with any error.
+    pub(crate) fn widen<E>(self) -> LockingError<I, C, E> {
+        self.map_callback(|never| match never {})
+    }
+}
+
+impl<I: Ident, C: ContextId> From<LockError<I, C>> for io::Error {
+    fn from(error: LockError<I, C>) -> Self {
+        let kind = match &error {
+            LockingError::BadRequest(_) => io::ErrorKind::InvalidInput,
+            LockingError::NotLocked { timed_out: Some(_), .. } => io::ErrorKind::TimedOut,
+            LockingError::NotLocked { .. } => io::ErrorKind::WouldBlock,
+            LockingError::SelfDeadlock { .. } => io::ErrorKind::Deadlock,
+            _ => io::ErrorKind::Other,
+        };
+        io::Error::new(kind, error)
+    }
+}
+
+/// That the locks of a [`Held`](crate::Held) are lost.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LockLost<I> {
+    /// What was lost, and why.
+    pub lost: Vec<LostLock<I>>,
+}
+
+impl<I: Ident> fmt::Display for LockLost<I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("locks were lost: ")?;
+        write_lost(f, &self.lost)
+    }
+}
+
+impl<I: Ident> Error for LockLost<I> {}
+
+impl<I: Ident> From<LockLost<I>> for io::Error {
+    fn from(lost: LockLost<I>) -> Self {
+        io::Error::other(lost)
+    }
+}

@@ -1,0 +1,108 @@
+//! What is held: locks, the grant that one call obtained, and why a lock was lost.
+
+use std::{fmt, time::Duration};
+
+use smallvec::SmallVec;
+
+use crate::{ClaimSet, Mode, Target};
+
+/// What a backend decided for one claim of a granted set, in the order of the claims.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Granted {
+    /// How the id is held: the mode wanted, or a stronger one that the context held before.
+    pub mode: Mode,
+    /// Strictly greater than the fence of every earlier grant of the id.
+    pub fence: u64,
+    /// The indexes of the permits held, the lowest that were free, from 0; empty unless for slots.
+    pub permits: SmallVec<[u32; 2]>,
+    /// How many units of the id are in use after this grant: permits, or holders where it is shared.
+    pub in_use: u32,
+}
+
+/// A granted claim.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Lock<I> {
+    /// What is held.
+    pub target: Target<I>,
+    /// How it is held, and by which permits.
+    pub granted: Granted,
+}
+
+/// What one call obtained: a context and its locks with their fences.
+///
+/// Release and renewal name the grant, so that they never touch what a later grant of the same context,
+/// or anybody else, holds.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Grant<I, C> {
+    /// The holder.
+    pub context: C,
+    /// The locks, ordered by the stored forms of their targets.
+    pub locks: SmallVec<[Lock<I>; 1]>,
+    /// How long each renewal lasts; `None` is for ever. At least the backend's
+    /// [`min_lease`](crate::Capabilities::min_lease).
+    pub lease: Option<Duration>,
+}
+
+impl<I: crate::Ident, C> Grant<I, C> {
+    /// Puts what was claimed and what was granted together. Both have the same length and order.
+    pub fn new(
+        context: C,
+        claims: ClaimSet<I>,
+        granted: impl IntoIterator<Item = Granted>,
+        lease: Option<Duration>,
+    ) -> Self {
+        let locks = claims
+            .into_claims()
+            .into_iter()
+            .zip(granted)
+            .map(|(claim, granted)| Lock { target: claim.target, granted })
+            .collect();
+        Grant { context, locks, lease }
+    }
+}
+
+/// A grant that the store pushed to a waiter.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Offer {
+    /// What was granted, in the order of the claims.
+    pub granted: SmallVec<[Granted; 1]>,
+    /// How long the offer certainly lasts from now unless it is renewed; `None` if it needs no
+    /// confirmation and lasts as long as the lease that was asked for.
+    pub remaining: Option<Duration>,
+}
+
+/// Why a lock is no longer held.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum LossReason {
+    /// The lease ended before it was renewed.
+    Expired,
+    /// An administrator broke the lock.
+    Broken,
+    /// The store no longer knows of it: another program removed it, or the store lost its data.
+    Vanished,
+    /// The store did not answer until the lease had to be taken as ended.
+    Unreachable,
+}
+
+impl fmt::Display for LossReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            LossReason::Expired => "its lease ended",
+            LossReason::Broken => "it was broken by an administrator",
+            LossReason::Vanished => "it vanished from the store",
+            LossReason::Unreachable => "the store could not be reached until its lease ended",
+        })
+    }
+}
+
+/// A lock that is no longer held, and why.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LostLock<I> {
+    /// What was held.
+    pub target: Target<I>,
+    /// The fence it was held under.
+    pub fence: u64,
+    /// Why it is gone.
+    pub reason: LossReason,
+}

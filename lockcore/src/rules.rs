@@ -1,0 +1,155 @@
+//! The rules of exclusion and of the queue, as pure functions: whatever decides in this process calls
+//! these, so that no two backends differ.
+
+use smallvec::SmallVec;
+
+use crate::Mode;
+
+/// What is in use of an id by some holders: the sum over their modes.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct InUse {
+    /// Exclusive holders: 0 or 1.
+    pub exclusive: u32,
+    /// Shared holders.
+    pub shared: u32,
+    /// Permits held, by all slot holders together.
+    pub permits: u32,
+}
+
+impl InUse {
+    /// What these modes use together.
+    pub fn of(modes: impl IntoIterator<Item = Mode>) -> Self {
+        modes.into_iter().fold(InUse::default(), |sum, mode| sum.plus(mode))
+    }
+
+    /// The same with one more holder.
+    #[must_use]
+    pub fn plus(mut self, mode: Mode) -> Self {
+        match mode {
+            Mode::Exclusive => self.exclusive += 1,
+            Mode::Shared => self.shared += 1,
+            Mode::Slots { permits, .. } => self.permits = self.permits.saturating_add(permits),
+        }
+        self
+    }
+
+    /// The number that refusals and grants report: permits where there are any, else holders.
+    pub fn units(&self) -> u32 {
+        if self.permits > 0 { self.permits } else { self.shared + self.exclusive }
+    }
+
+    /// Whether a claim in this mode fits beside the holders.
+    pub fn fits(&self, wanted: Mode) -> bool {
+        match wanted {
+            Mode::Exclusive => self.exclusive == 0 && self.shared == 0 && self.permits == 0,
+            Mode::Shared => self.exclusive == 0,
+            Mode::Slots { permits, limit } => {
+                self.exclusive == 0 && u64::from(self.permits) + u64::from(permits) <= u64::from(limit)
+            }
+        }
+    }
+}
+
+/// Whether a later claim may pass an earlier waiter for the same id: both are shared, or both are slots
+/// and the later one's limit is larger. A set passes another only if it does so on every common id.
+pub fn passes(later: Mode, earlier: Mode) -> bool {
+    match (later, earlier) {
+        (Mode::Shared, Mode::Shared) => true,
+        (Mode::Slots { limit: later, .. }, Mode::Slots { limit: earlier, .. }) => later > earlier,
+        _ => false,
+    }
+}
+
+/// What asking again means for an id that the context already holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Again {
+    /// The same or weaker: keep mode, permits and fence, refresh the lease.
+    Keep,
+    /// Stronger, or another number of permits: a new grant if nobody else blocks, never queued for.
+    Change,
+}
+
+/// What asking for `wanted` means for a context that holds `held`.
+pub fn again(held: Mode, wanted: Mode) -> Again {
+    match (held, wanted) {
+        (Mode::Slots { permits: a, .. }, Mode::Slots { permits: b, .. }) if a != b => Again::Change,
+        _ if crate::claim::strength(wanted) > crate::claim::strength(held) => Again::Change,
+        _ => Again::Keep,
+    }
+}
+
+/// The lowest `permits` indexes that are not among `taken`.
+pub fn lowest_free(taken: impl IntoIterator<Item = u32>, permits: u32) -> SmallVec<[u32; 2]> {
+    let mut taken: SmallVec<[u32; 16]> = taken.into_iter().collect();
+    taken.sort_unstable();
+    let mut taken = taken.into_iter().peekable();
+    let mut free = SmallVec::new();
+    let mut index = 0;
+    while (free.len() as u32) < permits {
+        match taken.next_if(|&lowest| lowest <= index) {
+            Some(lowest) if lowest == index => index += 1,
+            Some(_) => {}
+            None => {
+                free.push(index);
+                index += 1;
+            }
+        }
+    }
+    free
+}
+
+/// The fence of a new grant: `max(previous + 1, clock)`, where `previous` is the highest that the id (or
+/// all ids that share the number) ever had and `clock_micros` the store's clock in microseconds since 1970.
+pub fn next_fence(previous: u64, clock_micros: u64) -> u64 {
+    clock_micros.max(previous.saturating_add(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn slots(permits: u32, limit: u32) -> Mode {
+        Mode::Slots { permits, limit }
+    }
+
+    #[test]
+    fn exclusive_excludes_everything_and_shared_only_exclusive() {
+        let none = InUse::default();
+        let modes = [Mode::Exclusive, Mode::Shared, slots(1, 2)];
+        assert!(modes.iter().all(|&mode| none.fits(mode)));
+        let exclusive = none.plus(Mode::Exclusive);
+        assert!(!modes.iter().any(|&mode| exclusive.fits(mode)));
+        let shared = none.plus(Mode::Shared);
+        assert_eq!(modes.map(|mode| shared.fits(mode)), [false, true, true]);
+        let permits = none.plus(slots(2, 2));
+        assert_eq!(modes.map(|mode| permits.fits(mode)), [false, true, false]);
+        assert!(permits.fits(slots(1, 3)));
+        assert!(!none.plus(slots(u32::MAX, u32::MAX)).fits(slots(u32::MAX, u32::MAX)));
+    }
+
+    #[test]
+    fn only_shared_passes_shared_and_only_larger_limits_pass_slots() {
+        assert!(passes(Mode::Shared, Mode::Shared));
+        assert!(passes(slots(1, 3), slots(1, 2)));
+        assert!(!passes(slots(1, 2), slots(1, 2)));
+        assert!(!passes(Mode::Shared, slots(1, 2)));
+        assert!(!passes(slots(1, 2), Mode::Shared));
+        assert!(!passes(Mode::Shared, Mode::Exclusive));
+        assert!(!passes(Mode::Exclusive, Mode::Shared));
+    }
+
+    #[test]
+    fn the_lowest_free_permits_are_taken() {
+        assert_eq!(lowest_free([], 2).as_slice(), [0, 1]);
+        assert_eq!(lowest_free([3, 0, 1], 2).as_slice(), [2, 4]);
+        assert_eq!(lowest_free([1, 1, 0], 1).as_slice(), [2]);
+    }
+
+    #[test]
+    fn asking_again_keeps_the_stronger_mode() {
+        assert_eq!(again(Mode::Exclusive, Mode::Shared), Again::Keep);
+        assert_eq!(again(slots(2, 3), slots(2, 9)), Again::Keep);
+        assert_eq!(again(slots(2, 3), slots(1, 3)), Again::Change);
+        assert_eq!(again(Mode::Shared, Mode::Exclusive), Again::Change);
+    }
+}
