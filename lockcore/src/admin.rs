@@ -8,7 +8,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use crate::{Mode, StoredContext, Target};
+use crate::{Mode, Owner, StoredContext, Target};
 
 /// Where a listing goes on, and how much of it to give.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -55,7 +55,7 @@ pub struct HeldBy<C> {
     /// Who.
     pub context: StoredContext<C>,
     /// The owner label, empty if there is none.
-    pub owner: Arc<str>,
+    pub owner: Owner,
     /// How.
     pub mode: Mode,
     /// Its permit indexes; empty unless for slots.
@@ -78,7 +78,7 @@ pub struct WaitingFor<C> {
     /// Who.
     pub context: StoredContext<C>,
     /// The owner label, empty if there is none.
-    pub owner: Arc<str>,
+    pub owner: Owner,
     /// How it wants the id.
     pub mode: Mode,
     /// Since when, by the store's clock.
@@ -93,7 +93,7 @@ pub struct BreakRecord<C> {
     /// Under which fence it was held.
     pub fence: u64,
     /// The owner label of whoever broke it.
-    pub by: Arc<str>,
+    pub by: Owner,
     /// When, by the store's clock.
     pub at: SystemTime,
     /// Whether it was freed at once.

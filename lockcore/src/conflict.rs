@@ -1,8 +1,8 @@
 //! Why a set was refused: per id, who is in the way.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, time::Duration};
 
-use crate::{ContextId, Ident, Mode, StoredContext, Target};
+use crate::{ContextId, Ident, Mode, Owner, StoredContext, Target};
 
 /// How many holders a [`Conflict`] lists at most; it always counts all of them.
 pub const MAX_HOLDERS_LISTED: usize = 8;
@@ -13,7 +13,7 @@ pub struct Holder<C> {
     /// Who holds.
     pub context: StoredContext<C>,
     /// The owner label, empty if there is none.
-    pub owner: Arc<str>,
+    pub owner: Owner,
     /// How the id is held.
     pub mode: Mode,
     /// The fence it is held under; 0 for a foreign holder that has none.

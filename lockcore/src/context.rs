@@ -1,6 +1,6 @@
 //! Who holds: contexts, the attempts made under them, and the label that tells people who it is.
 
-use std::{borrow::Cow, fmt, hash::Hash};
+use std::{borrow::Cow, fmt, hash::Hash, ops::Deref, sync::Arc};
 
 use uuid::Uuid;
 
@@ -103,5 +103,42 @@ impl AttemptId {
     /// A new attempt.
     pub fn fresh() -> Self {
         AttemptId(fastrand::u64(..))
+    }
+}
+
+/// A label for people to read: a worker's name, host, purpose. Text of at most [`MAX_OWNER_BYTES`] bytes,
+/// empty by default; derefs to `str` and is cheap to clone.
+#[derive(Clone, PartialEq, Eq, Hash, Default)]
+pub struct Owner(Option<Arc<str>>);
+
+impl From<&str> for Owner {
+    fn from(label: &str) -> Self {
+        Owner((!label.is_empty()).then(|| label.into()))
+    }
+}
+
+impl From<String> for Owner {
+    fn from(label: String) -> Self {
+        label.as_str().into()
+    }
+}
+
+impl Deref for Owner {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        self.0.as_deref().unwrap_or("")
+    }
+}
+
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&**self, f)
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self)
     }
 }

@@ -1,12 +1,12 @@
 //! The store of who holds what: the one trait that a backend implements.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, time::Duration};
 
 use smallvec::SmallVec;
 
 use crate::{
     AttemptId, BackendError, BreakMode, Broken, Capabilities, ClaimSet, Conflict, ContextId, Finding, Grant,
-    Granted, Ident, Inspection, Listing, LostLock, Page, Swept, Target, Wakeup,
+    Granted, Ident, Inspection, Listing, LostLock, Owner, Page, Swept, Target, Wakeup,
 };
 
 /// One try to take a whole set.
@@ -24,7 +24,7 @@ pub struct AcquireRequest<I, C> {
     pub lease: Option<Duration>,
     /// For people to read: a worker's name, host, purpose. At most
     /// [`MAX_OWNER_BYTES`](crate::MAX_OWNER_BYTES) bytes.
-    pub owner: Arc<str>,
+    pub owner: Owner,
     /// Take a place in the queue instead of a refusal. Only where [`fifo`](Capabilities::fifo) is declared.
     pub queue: bool,
     /// The caller already holds locks: it obeys holders but no queue, otherwise nesting and queueing

@@ -18,7 +18,9 @@ pub use admin::*;
 pub use capabilities::Capabilities;
 pub use claim::{Claim, ClaimSet, Ids, IntoClaim, Mode};
 pub use conflict::{Conflict, ConflictReason, Holder, MAX_HOLDERS_LISTED};
-pub use context::{AttemptId, ContextId, FreshContext, MAX_CONTEXT_BYTES, MAX_OWNER_BYTES, StoredContext};
+pub use context::{
+    AttemptId, ContextId, FreshContext, MAX_CONTEXT_BYTES, MAX_OWNER_BYTES, Owner, StoredContext,
+};
 pub use dao::{AcquireRequest, Acquired, LockDao, Released, Renewed, Withdraw, Withdrawn};
 pub use error::{
     BackendError, BackendErrorKind, BadRequest, Failure, LockError, LockLost, LockingError, Phase, TimedOut,
