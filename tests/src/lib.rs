@@ -1,1 +1,24 @@
-//! Being built.
+//! The checks that every backend of lockcore passes, ours or a third party's.
+//!
+//! A backend says how to make a store in a namespace of its own, as a [`Backend`], and instantiates the
+//! suite with one macro (a complete example is `tests/third_party.rs` of this crate):
+//!
+//! `lockcore_conformance::conformance!(my_store, MyStore);`
+//!
+//! This emits one `#[test]` for every check, named `my_store::group::check`. What the backend declares among
+//! its [`Capabilities`](lockcore::Capabilities) is tested; what it does not declare has to be refused.
+//!
+//! The variables `LOCKCORE_TEST_SEED` (a number) and `LOCKCORE_TEST_CASES` choose the seed of the random
+//! histories and how many are played.
+
+mod backend;
+pub mod checks;
+mod model;
+mod registry;
+#[cfg(feature = "servers")]
+pub mod servers;
+pub mod store;
+
+pub use backend::Backend;
+pub use registry::{ALL_CHECKS, Check, all, run};
+pub use store::{Caller, PATIENCE, Place, Store, eventually, race};

@@ -1,0 +1,292 @@
+//! Looking, breaking, freezing: section 6.
+
+use std::time::{Duration, SystemTime};
+
+use lockcore::{
+    BreakMode, Broken, ConflictReason, Inspection, Listing, LockDao, LossReason, Mode, Page, StoredContext,
+};
+use uuid::Uuid;
+
+use super::capabilities::refuses;
+use crate::{
+    Backend, Store, eventually,
+    store::{id, shared, slot},
+};
+
+/// 6: the list gives every id that is held, queued for or frozen, once, in order, by pages.
+pub async fn ids_are_listed_by_pages<B: Backend>(store: Store<B>) {
+    let declared = store.capabilities();
+    if !declared.listing {
+        return refuses(store.dao().list(&Page::default())).await;
+    }
+    let holder = store.caller();
+    let mut expected: Vec<String> = (0..25).map(|number| format!("id {number}")).collect();
+    holder.take(&expected).await;
+    let _waiting = if declared.fifo {
+        expected.push("only queued for".to_owned());
+        Some(store.caller().queue(["id 3", "only queued for"]).await)
+    } else {
+        None
+    };
+    if declared.breaking {
+        store.dao().freeze(&id("only frozen"), true).await.expect("the store answers");
+        expected.push("only frozen".to_owned());
+    }
+    let gone = store.caller();
+    let grant = gone.take(["gone"]).await;
+    gone.free(&grant).await;
+    expected.sort();
+    for limit in [1, 7, 100] {
+        let mut found = Vec::new();
+        let mut page = Page { after: None, limit };
+        loop {
+            let Listing { ids, next } = store.dao().list(&page).await.expect("the store answers");
+            assert!(ids.len() <= limit, "{} ids on a page of {limit}", ids.len());
+            found.extend(ids.into_iter().map(|found| found.target.expect("a string").stored().into_owned()));
+            let Some(next) = next else { break };
+            page.after = Some(next);
+        }
+        assert_eq!(found, expected, "by pages of {limit}");
+    }
+}
+
+/// 6: an inspection shows holders with label, fence, lease and mode, and waiters in order.
+pub async fn an_inspection_shows_holders_and_waiters<B: Backend>(store: Store<B>) {
+    let declared = store.capabilities();
+    if !declared.listing {
+        return refuses(store.dao().inspect(&id("a"))).await;
+    }
+    let holder = store.caller();
+    let grant = holder.take(["a"]).await;
+    let mut waiting = Vec::new();
+    if declared.fifo {
+        for _ in 0..3 {
+            waiting.push(store.caller().queue(["a"]).await);
+        }
+    }
+    let found = inspect(&store, "a").await;
+    assert_eq!(found.target, Ok(id("a")));
+    assert!(!found.frozen && found.breaks.is_empty());
+    let [held] = &found.holders[..] else { panic!("one holds it: {found:?}") };
+    assert_eq!(held.context, StoredContext::Known(holder.context));
+    assert_eq!(
+        (held.owner.clone(), held.mode, held.lease),
+        (holder.owner, Mode::Exclusive, Some(holder.lease))
+    );
+    assert_eq!(held.fence, grant.locks[0].granted.fence);
+    assert!(!held.broken && held.permits.is_empty());
+    assert!(held.remaining.is_some_and(|left| left > holder.lease / 2), "{held:?}");
+    assert!(is_recent(held.since), "{held:?}");
+    let expected: Vec<_> = waiting.iter().map(|place| StoredContext::Known(place.caller.context)).collect();
+    let found_waiting: Vec<_> = found.waiters.iter().map(|waiter| waiter.context.clone()).collect();
+    assert_eq!(found_waiting, expected);
+    for (waiter, place) in found.waiters.iter().zip(&waiting) {
+        assert_eq!((&waiter.owner, waiter.mode), (&place.caller.owner, Mode::Exclusive));
+        assert!(is_recent(waiter.since), "{waiter:?}");
+    }
+}
+
+/// 6: shared holders and slots are all shown, in order of fence, with their permits.
+pub async fn an_inspection_shows_all_units<B: Backend>(store: Store<B>) {
+    let declared = store.capabilities();
+    if !(declared.listing && declared.slots && declared.shared) {
+        return;
+    }
+    let [one, two, three] = store.callers();
+    one.take([slot("a", 5).permits(2)]).await;
+    two.take([shared("a")]).await;
+    three.take([slot("a", 4)]).await;
+    let found = inspect(&store, "a").await;
+    let contexts: Vec<_> = found.holders.iter().map(|held| held.context.clone()).collect();
+    assert_eq!(contexts, [&one, &two, &three].map(|caller| StoredContext::Known(caller.context)));
+    let permits: Vec<_> = found.holders.iter().map(|held| held.permits.to_vec()).collect();
+    assert_eq!(permits, [vec![0, 1], vec![], vec![2]]);
+    assert_eq!(found.holders[2].mode, Mode::Slots { permits: 1, limit: 4 });
+}
+
+/// 6: nothing is shown of an id that is free, nor of a holder whose lease is over.
+pub async fn what_is_over_is_not_shown<B: Backend>(store: Store<B>) {
+    if !store.capabilities().listing {
+        return;
+    }
+    let dead = store.caller().with_lease(store.short());
+    dead.take(["a"]).await;
+    eventually("the lease ends", || async { inspect(&store, "a").await.holders.is_empty().then_some(()) })
+        .await;
+    store.caller().take(["a"]).await;
+    let never = inspect(&store, "never seen").await;
+    assert_eq!((never.holders.len(), never.waiters.len(), never.frozen), (0, 0, false));
+}
+
+/// 6: breaking after the lease stops the renewal; the lock is free when its lease ends.
+pub async fn a_break_stops_the_renewal<B: Backend>(store: Store<B>) {
+    let dao = store.dao();
+    if !store.capabilities().breaking {
+        return refuses(dao.break_lock(&id("a"), 1, BreakMode::AfterLease, "")).await;
+    }
+    let holder = store.caller().with_lease(store.short() * 3);
+    let grant = holder.take(["a", "b"]).await;
+    let fence = grant.locks[0].granted.fence;
+    let broken = dao.break_lock(&id("a"), fence, BreakMode::AfterLease, "an admin").await;
+    let Ok(Broken::Within(Some(within))) = broken else { panic!("not to be broken: {broken:?}") };
+    assert!(within <= holder.lease, "{within:?}");
+    let lost = holder.renew(&grant).await.lost;
+    assert_eq!(lost.len(), 1, "{lost:?}");
+    assert_eq!((&lost[0].target, lost[0].fence, lost[0].reason), (&id("a"), fence, LossReason::Broken));
+    eventually("it is free though its holder renews", || async {
+        holder.renew(&grant).await;
+        store.caller().try_take(["a"]).await.ok()
+    })
+    .await;
+    assert_eq!(holder.renew(&grant).await.lost.len(), 1, "the other lock is kept");
+    store.caller().refused(["b"]).await;
+}
+
+/// 6: the holder of a broken lock keeps it until it acknowledges by releasing, which serves the next.
+pub async fn a_broken_lock_is_freed_by_its_holder<B: Backend>(store: Store<B>) {
+    let declared = store.capabilities();
+    if !declared.breaking {
+        return;
+    }
+    let [holder, next] = store.callers();
+    let grant = holder.take(["a"]).await;
+    let fence = grant.locks[0].granted.fence;
+    let broken = store.dao().break_lock(&id("a"), fence, BreakMode::AfterLease, "an admin").await;
+    assert!(matches!(broken, Ok(Broken::Within(_))), "{broken:?}");
+    next.refused(["a"]).await;
+    if declared.listing {
+        assert!(inspect(&store, "a").await.holders[0].broken);
+    }
+    let waiting = if declared.fifo { Some(next.queue(["a"]).await) } else { None };
+    let released = holder.release(&grant).await;
+    assert!(released.failed.is_empty());
+    assert!(released.lost.iter().all(|lost| lost.reason == LossReason::Broken), "{released:?}");
+    match waiting {
+        Some(mut place) => drop(place.granted().await),
+        None => drop(next.take(["a"]).await),
+    }
+}
+
+/// 6: breaking now frees at once, serves who waits, and the old holder is told why it lost the lock.
+pub async fn a_break_now_frees_at_once<B: Backend>(store: Store<B>) {
+    let declared = store.capabilities();
+    if !declared.breaking {
+        return refuses(store.dao().break_lock(&id("a"), 1, BreakMode::Now, "")).await;
+    }
+    let [holder, waiter, next] = store.callers();
+    let grant = holder.take(["a"]).await;
+    let waiting = if declared.fifo { Some(waiter.queue(["a"]).await) } else { None };
+    let fence = grant.locks[0].granted.fence;
+    let broken = store.dao().break_lock(&id("a"), fence, BreakMode::Now, "an admin").await;
+    assert_eq!(broken.expect("the store answers"), Broken::Freed);
+    let taken = match waiting {
+        Some(mut place) => place.granted().await,
+        None => waiter.take(["a"]).await,
+    };
+    let lost = holder.renew(&grant).await.lost;
+    assert_eq!(lost.len(), 1);
+    assert_eq!(lost[0].reason, LossReason::Broken);
+    assert_eq!(holder.release(&grant).await.lost.len(), 1);
+    next.refused(["a"]).await;
+    waiter.free(&taken).await;
+}
+
+/// 6: a break names the fence it means, and does nothing to a later holder.
+pub async fn a_break_is_guarded_by_the_fence<B: Backend>(store: Store<B>) {
+    if !store.capabilities().breaking {
+        return;
+    }
+    let [one, two] = store.callers();
+    let old = one.take(["a"]).await;
+    one.free(&old).await;
+    let new = two.take(["a"]).await;
+    for how in [BreakMode::Now, BreakMode::AfterLease] {
+        let broken = store.dao().break_lock(&id("a"), old.locks[0].granted.fence, how, "an admin").await;
+        assert_eq!(broken.expect("the store answers"), Broken::NotHeld);
+        let never = store.dao().break_lock(&id("never"), 1, how, "an admin").await;
+        assert_eq!(never.expect("the store answers"), Broken::NotHeld);
+    }
+    two.keep(&new).await;
+    two.free(&new).await;
+}
+
+/// 6: breaks are recorded: whose lock, its fence, who broke it, when, how; the newest last, sixteen of them.
+pub async fn breaks_are_recorded<B: Backend>(store: Store<B>) {
+    let declared = store.capabilities();
+    if !(declared.breaking && declared.listing) {
+        return;
+    }
+    let mut fences = Vec::new();
+    for number in 0..18 {
+        let holder = store.caller();
+        let fence = holder.take(["a"]).await.locks[0].granted.fence;
+        let broken =
+            store.dao().break_lock(&id("a"), fence, BreakMode::Now, &format!("admin {number}")).await;
+        assert_eq!(broken.expect("the store answers"), Broken::Freed);
+        let breaks = inspect(&store, "a").await.breaks;
+        let last = breaks.last().expect("it is recorded");
+        assert_eq!(last.context, StoredContext::Known(holder.context));
+        assert_eq!((last.fence, &*last.by, last.now), (fence, &*format!("admin {number}"), true));
+        assert!(is_recent(last.at), "{last:?}");
+        fences.push(fence);
+    }
+    let recorded: Vec<u64> = inspect(&store, "a").await.breaks.iter().map(|broken| broken.fence).collect();
+    assert_eq!(recorded, fences[2..]);
+}
+
+/// 6: a frozen id goes to nobody anew, its holder keeps, renews and releases it, and thawing serves who waits.
+pub async fn a_frozen_id_goes_to_nobody<B: Backend>(store: Store<B>) {
+    let declared = store.capabilities();
+    let dao = store.dao();
+    if !declared.breaking {
+        return refuses(dao.freeze(&id("a"), true)).await;
+    }
+    let [holder, waiter, next] = store.callers();
+    let held = holder.take(["a", "b"]).await;
+    dao.freeze(&id("a"), true).await.expect("the store answers");
+    dao.freeze(&id("a"), true).await.expect("freezing twice is fine");
+    if declared.listing {
+        assert!(inspect(&store, "a").await.frozen);
+    }
+    holder.keep(&held).await;
+    let again = holder.take(["a"]).await;
+    assert_eq!(again.locks[0].granted.fence, held.locks[0].granted.fence);
+    holder.free(&held).await;
+    let conflicts = next.refused(["a", "b"]).await;
+    assert_eq!((conflicts.len(), &conflicts[0].reason), (1, &ConflictReason::Frozen));
+    let b = next.take(["b"]).await;
+    next.free(&b).await;
+    let waiting = if declared.fifo { Some(waiter.queue(["a", "b"]).await) } else { None };
+    dao.freeze(&id("a"), false).await.expect("the store answers");
+    let taken = match waiting {
+        Some(mut place) => place.granted().await,
+        None => waiter.take(["a", "b"]).await,
+    };
+    next.refused(["a"]).await;
+    waiter.free(&taken).await;
+    dao.freeze(&id("a"), false).await.expect("thawing twice is fine");
+    next.take(["a"]).await;
+}
+
+/// 6: the schema can be made again and again, locks stay, and a store as it comes has nothing wrong with it.
+pub async fn migrating_and_looking_change_nothing<B: Backend>(store: Store<B>) {
+    let holder = store.caller();
+    let held = holder.take(["a"]).await;
+    for _ in 0..2 {
+        store.dao().migrate().await.expect("the store answers");
+        let findings = store.dao().doctor().await.expect("the store answers");
+        assert!(findings.iter().all(|found| found.severity < lockcore::Severity::Error), "{findings:?}");
+    }
+    holder.keep(&held).await;
+    store.caller().refused(["a"]).await;
+}
+
+async fn inspect<B: Backend>(store: &Store<B>, of: &str) -> Inspection<String, Uuid> {
+    store.dao().inspect(&id(of)).await.expect("the store answers")
+}
+
+fn is_recent(time: SystemTime) -> bool {
+    let now = SystemTime::now();
+    let distance = now.duration_since(time).or_else(|_| time.duration_since(now));
+    distance.is_ok_and(|distance| distance < Duration::from_secs(600))
+}

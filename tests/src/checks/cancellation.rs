@@ -1,0 +1,209 @@
+//! Every future of the DAO can be dropped at every poll: sections 2.6 and 3.2.
+
+use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
+
+use lockcore::{BreakMode, LockDao, Page, Withdraw, Withdrawn};
+
+use crate::{Backend, Store, store::id};
+
+/// More polls than any operation takes.
+const MANY: usize = 1000;
+
+/// 2.6: an acquire that was dropped at any poll, and then withdrawn, holds nothing.
+pub async fn a_dropped_acquire_leaves_nothing<B: Backend>(store: Store<B>) {
+    for polls in 0..MANY {
+        let [one, two] = store.callers();
+        let request = one.request(["a", "b"]);
+        let done = dropped_after(polls, store.dao().acquire(&request)).await;
+        assert_eq!(one.withdraw(&request, Withdraw::Undo).await, Withdrawn::Left);
+        let taken = two.take(["a", "b"]).await;
+        one.refused_as_withdrawn(&request).await;
+        two.free(&taken).await;
+        if done.is_some() {
+            return;
+        }
+    }
+    panic!("it never ended");
+}
+
+/// 2.6 and 3.7: nor does one that would have been queued, and it costs those behind it nothing.
+pub async fn a_dropped_waiter_leaves_nothing<B: Backend>(store: Store<B>) {
+    if !store.capabilities().fifo {
+        return;
+    }
+    for polls in 0..MANY {
+        let [holder, one, two] = store.callers();
+        let held = holder.take(["a"]).await;
+        let mut request = one.request(["a", "b"]);
+        request.queue = true;
+        let done = dropped_after(polls, store.dao().acquire(&request)).await.is_some();
+        let mut behind = two.queue(["a"]).await;
+        one.withdraw(&request, Withdraw::Undo).await;
+        holder.free(&held).await;
+        let granted = behind.granted().await;
+        two.free(&granted).await;
+        let all = two.take(["a", "b"]).await;
+        two.free(&all).await;
+        if done {
+            return;
+        }
+    }
+    panic!("it never ended");
+}
+
+/// 3.8: a waiter that goes away at the moment of its turn passes it on.
+pub async fn a_turn_that_nobody_takes_is_passed_on<B: Backend>(store: Store<B>) {
+    if !store.capabilities().fifo {
+        return;
+    }
+    for how in [Withdraw::Undo, Withdraw::KeepIfGranted] {
+        let [holder, one, two] = store.callers();
+        let held = holder.take(["a"]).await;
+        let place = one.queue(["a"]).await;
+        let mut behind = two.queue(["a"]).await;
+        let request = place.request.clone();
+        drop(place);
+        holder.free(&held).await;
+        if let Withdrawn::Holds(granted) = one.withdraw(&request, how).await {
+            one.free(&crate::store::grant(&request, granted)).await;
+        }
+        two.free(&behind.granted().await).await;
+    }
+}
+
+/// 2.6: a withdrawal that was dropped at any poll can be sent again, and then has taken place.
+pub async fn a_dropped_withdrawal_can_be_repeated<B: Backend>(store: Store<B>) {
+    for how in [Withdraw::Undo, Withdraw::KeepIfGranted] {
+        for polls in 0.. {
+            assert!(polls < MANY, "it never ended");
+            let [one, two] = store.callers();
+            let request = one.request(["a"]);
+            let lockcore::Acquired::Granted(granted) = one.send(&request).await else {
+                panic!("the id is free")
+            };
+            let done = dropped_after(polls, store.dao().withdraw(&request, how)).await.is_some();
+            match one.withdraw(&request, how).await {
+                Withdrawn::Left => assert_eq!(how, Withdraw::Undo),
+                Withdrawn::Holds(holds) => {
+                    assert_eq!((how, &holds), (Withdraw::KeepIfGranted, &granted));
+                    one.free(&crate::store::grant(&request, holds)).await;
+                }
+            }
+            let taken = two.take(["a"]).await;
+            two.free(&taken).await;
+            if done {
+                break;
+            }
+        }
+    }
+}
+
+/// 2.4: a release that was dropped at any poll can be sent again, and then everything is free.
+pub async fn a_dropped_release_can_be_repeated<B: Backend>(store: Store<B>) {
+    for polls in 0..MANY {
+        let [one, two] = store.callers();
+        let held = one.take(["a", "b"]).await;
+        let done = dropped_after(polls, store.dao().release(&held)).await.is_some();
+        assert!(one.release(&held).await.failed.is_empty());
+        let taken = two.take(["a", "b"]).await;
+        two.free(&taken).await;
+        if done {
+            return;
+        }
+    }
+    panic!("it never ended");
+}
+
+/// 3.8: a release dropped at any poll and sent again has handed over to who waits.
+pub async fn a_dropped_release_hands_over<B: Backend>(store: Store<B>) {
+    if !store.capabilities().fifo {
+        return;
+    }
+    for polls in 0..MANY {
+        let [one, two] = store.callers();
+        let held = one.take(["a"]).await;
+        let mut place = two.queue(["a"]).await;
+        let done = dropped_after(polls, store.dao().release(&held)).await.is_some();
+        one.release(&held).await;
+        two.free(&place.granted().await).await;
+        if done {
+            return;
+        }
+    }
+    panic!("it never ended");
+}
+
+/// 2.5: a renewal that was dropped at any poll leaves the lock held, and it can be renewed and released.
+pub async fn a_dropped_renewal_loses_nothing<B: Backend>(store: Store<B>) {
+    let [one, two] = store.callers();
+    for polls in 0..MANY {
+        let held = one.take(["a", "b"]).await;
+        let done = dropped_after(polls, store.dao().renew(&held)).await.is_some();
+        two.refused(["a"]).await;
+        one.keep(&held).await;
+        one.free(&held).await;
+        let taken = two.take(["a", "b"]).await;
+        two.free(&taken).await;
+        if done {
+            return;
+        }
+    }
+    panic!("it never ended");
+}
+
+/// 6: administration that was dropped at any poll changes nothing it did not say, and can be repeated.
+pub async fn dropped_administration_can_be_repeated<B: Backend>(store: Store<B>) {
+    let (declared, dao, a) = (store.capabilities(), store.dao(), id("a"));
+    let [one, two] = store.callers();
+    for polls in 0.. {
+        assert!(polls < MANY, "it never ended");
+        let held = one.take(["a", "b"]).await;
+        let mut all_done = true;
+        if declared.listing {
+            all_done &= dropped_after(polls, dao.list(&Page::default())).await.is_some();
+            all_done &= dropped_after(polls, dao.inspect(&a)).await.is_some();
+            all_done &= dropped_after(polls, dao.release_context(&two.context)).await.is_some();
+        }
+        if declared.sweeping {
+            all_done &= dropped_after(polls, dao.sweep(10, None)).await.is_some();
+            all_done &= dropped_after(polls, dao.sweep(10, Some(Duration::from_secs(1)))).await.is_some();
+        }
+        all_done &= dropped_after(polls, dao.migrate()).await.is_some();
+        all_done &= dropped_after(polls, dao.doctor()).await.is_some();
+        one.keep(&held).await;
+        if declared.breaking {
+            all_done &= dropped_after(polls, dao.freeze(&a, true)).await.is_some();
+            dao.freeze(&a, false).await.expect("the store answers");
+            let fence = held.locks[0].granted.fence;
+            all_done &= dropped_after(polls, dao.break_lock(&a, fence, BreakMode::Now, "")).await.is_some();
+            dao.break_lock(&a, fence, BreakMode::Now, "").await.expect("the store answers");
+            let taken = two.take(["a"]).await;
+            two.free(&taken).await;
+        }
+        assert!(one.release(&held).await.failed.is_empty());
+        let taken = two.take(["a", "b"]).await;
+        two.free(&taken).await;
+        if all_done {
+            break;
+        }
+    }
+}
+
+/// Polls the future at most `polls` times, each time when it asks for it, then drops it. `None` if it had
+/// not ended by then.
+async fn dropped_after<F: Future>(polls: usize, future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    let mut left = polls;
+    poll_fn(|cx| {
+        if left == 0 {
+            return Poll::Ready(None);
+        }
+        left -= 1;
+        match future.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if left == 0 => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}

@@ -1,0 +1,136 @@
+//! Leases end by the store's clock, and one taker wins what expired: section 2.7.
+
+use std::time::{Duration, Instant};
+
+use lockcore::ConflictReason;
+
+use crate::{
+    Backend, Store, eventually, race,
+    store::{exclusive, shared, slot},
+};
+
+/// 2.7 and 2.9: an expired id can be taken at once, by the first who asks.
+pub async fn an_expired_id_is_taken_at_once<B: Backend>(store: Store<B>) {
+    store.expired(&["a", "b"]).await;
+    let next = store.caller();
+    let taken = next.take(["b"]).await;
+    next.free(&taken).await;
+    next.take(["a", "b", "c"]).await;
+}
+
+/// 2.7: of five contenders for an expired id exactly one wins, though all see it expired.
+pub async fn one_of_five_takes_an_expired_id<B: Backend>(store: Store<B>) {
+    let ids: Vec<String> = (0..20).map(|number| format!("id {number}")).collect();
+    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    store.expired(&ids).await;
+    for id in ids {
+        let wins = race(5, |_| {
+            let (caller, id) = (store.caller(), id.to_owned());
+            async move { caller.try_take([id]).await.is_ok() }
+        })
+        .await;
+        assert_eq!(wins.iter().filter(|&&won| won).count(), 1, "{id}: {wins:?}");
+    }
+}
+
+/// 2.7: the expired holder of a part of a set is not in the way of the set.
+pub async fn an_expired_part_is_not_in_the_way<B: Backend>(store: Store<B>) {
+    let [holder, next] = store.callers();
+    let held = holder.take(["b"]).await;
+    store.expired(&["a", "c"]).await;
+    let conflicts = next.refused(["a", "b", "c"]).await;
+    assert_eq!(conflicts.len(), 1, "{conflicts:?}");
+    holder.free(&held).await;
+    next.take(["a", "b", "c"]).await;
+}
+
+/// 2.7: expired shared holders and slots make room, one by one.
+pub async fn expired_units_make_room<B: Backend>(store: Store<B>) {
+    let declared = store.capabilities();
+    let [live, next] = store.callers();
+    if declared.slots {
+        let dead = store.caller().with_lease(store.short());
+        dead.take([slot("slots", 3).permits(2)]).await;
+        let kept = live.take([slot("slots", 3)]).await;
+        let taken =
+            eventually("room for two", || async { next.try_take([slot("slots", 3).permits(2)]).await.ok() })
+                .await;
+        assert_eq!(
+            taken.locks[0].granted.permits.as_slice(),
+            [0, 1],
+            "the indexes of the dead are free again"
+        );
+        assert_eq!(taken.locks[0].granted.in_use, 3);
+        live.free(&kept).await;
+    }
+    if declared.shared {
+        let dead = store.caller().with_lease(store.short());
+        dead.take([shared("shared")]).await;
+        let kept = live.take([shared("shared")]).await;
+        eventually("one reader is left", || async {
+            let conflicts = next.refused([exclusive("shared")]).await;
+            matches!(conflicts[0].reason, ConflictReason::Held { count: 1, .. }).then_some(())
+        })
+        .await;
+        live.free(&kept).await;
+        next.take([exclusive("shared")]).await;
+    }
+}
+
+/// 2.2 and 2.7: what is left of a lease shrinks as time passes, and a renewal restores it.
+pub async fn what_remains_shrinks<B: Backend>(store: Store<B>) {
+    let [holder, asking] = store.callers();
+    let grant = holder.take(["a"]).await;
+    let remaining = || async {
+        match &asking.refused(["a"]).await[0].reason {
+            ConflictReason::Held { holders, .. } => holders[0].remaining.expect("the lease is finite"),
+            other => panic!("not held: {other:?}"),
+        }
+    };
+    let first = remaining().await;
+    let later = eventually("it shrinks", || async {
+        let now = remaining().await;
+        (now + Duration::from_millis(20) < first).then_some(now)
+    })
+    .await;
+    holder.keep(&grant).await;
+    let renewed = remaining().await;
+    assert!(renewed > later, "{renewed:?} after the renewal, {later:?} before");
+}
+
+/// 7: the shortest lease that is declared possible is kept: nobody gets in before it ends.
+pub async fn the_shortest_lease_is_kept<B: Backend>(store: Store<B>) {
+    let shortest = store.capabilities().min_lease;
+    assert!(shortest > Duration::ZERO);
+    for round in 0..3 {
+        let holder = store.caller().with_lease(shortest);
+        let asked = Instant::now();
+        holder.take([format!("{round}")]).await;
+        store.caller().take_soon([format!("{round}")]).await;
+        let taken_over = asked.elapsed();
+        // A thousandth is for the rounding of the clocks in between.
+        assert!(taken_over >= shortest.mul_f64(0.999), "taken over after {taken_over:?} of {shortest:?}");
+    }
+}
+
+/// 2.10 and 7: a lock without a lease, where that is declared, outlasts others and tells that it does.
+pub async fn permanent_locks_last<B: Backend>(store: Store<B>) {
+    let declared = store.capabilities();
+    if !declared.permanent {
+        assert!(declared.default_lease.is_some(), "a default that the backend itself cannot keep");
+        return;
+    }
+    let [one, two] = store.callers();
+    let mut request = one.request(["a"]);
+    request.lease = None;
+    let lockcore::Acquired::Granted(granted) = one.send(&request).await else { panic!("the id is free") };
+    let grant = crate::store::grant(&request, granted);
+    store.expired(&["clock"]).await;
+    match &two.refused(["a"]).await[0].reason {
+        ConflictReason::Held { holders, .. } => assert_eq!(holders[0].remaining, None),
+        other => panic!("not held: {other:?}"),
+    }
+    one.keep(&grant).await;
+    one.free(&grant).await;
+    two.take(["a"]).await;
+}

@@ -1,0 +1,20 @@
+//! The checks, by subject. Each names the promise of the contract that it guards.
+
+pub mod admin;
+pub mod cancellation;
+pub mod capabilities;
+pub mod exclusion;
+pub mod expiry;
+pub mod fences;
+pub mod histories;
+pub mod ids;
+pub mod queue;
+pub mod reentrancy;
+pub mod refusal;
+pub mod release;
+pub mod renewal;
+pub mod resizing;
+pub mod slots;
+pub mod sweep;
+pub mod waiting_sets;
+pub mod withdrawal;

@@ -1,0 +1,99 @@
+//! Waiters of whole sets that overlap: sections 2.1, 3.7 and 3.8.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
+};
+
+use crate::{Backend, Store, race};
+
+/// 3.7: a waiter holds back later ones on every id that they have in common, and on no other.
+pub async fn a_waiting_set_holds_back_its_ids_only<B: Backend>(store: Store<B>) {
+    if !store.capabilities().fifo {
+        return;
+    }
+    let [holder, one, two, three] = store.callers();
+    let held = holder.take(["b"]).await;
+    let mut first = one.queue(["a", "b"]).await;
+    let mut second = two.queue(["a", "c"]).await;
+    // "c" is free, but the second waits for it in turn; "d" is nobody's.
+    three.refused(["c", "d"]).await;
+    let d = three.take(["d"]).await;
+    three.free(&d).await;
+    holder.free(&held).await;
+    let granted = first.granted().await;
+    second.still_waits().await;
+    one.free(&granted).await;
+    two.free(&second.granted().await).await;
+}
+
+/// 3.8: one release serves everybody whom it sets free.
+pub async fn one_release_serves_several_sets<B: Backend>(store: Store<B>) {
+    if !store.capabilities().fifo {
+        return;
+    }
+    let [holder, one, two, three] = store.callers();
+    let held = holder.take(["a", "b", "c"]).await;
+    let mut first = one.queue(["a", "x"]).await;
+    let mut second = two.queue(["b", "y"]).await;
+    let mut third = three.queue(["c", "y"]).await;
+    holder.free(&held).await;
+    one.free(&first.granted().await).await;
+    let granted = second.granted().await;
+    third.still_waits().await;
+    two.free(&granted).await;
+    three.free(&third.granted().await).await;
+}
+
+/// 2.1 and 3.7: a set is granted only when all of it is free, and holds nothing until then.
+pub async fn a_waiting_set_holds_nothing<B: Backend>(store: Store<B>) {
+    if !store.capabilities().fifo {
+        return;
+    }
+    let [one, two, waiter, nested] = store.callers();
+    let a = one.take(["a"]).await;
+    let b = two.take(["b"]).await;
+    let mut place = waiter.queue(["a", "b", "c"]).await;
+    one.free(&a).await;
+    place.still_waits().await;
+    let free = nested.clone().nested().take(["a", "c"]).await;
+    two.free(&b).await;
+    place.still_waits().await;
+    nested.free(&free).await;
+    waiter.free(&place.granted().await).await;
+}
+
+/// 3.7 and 3.8: many waiters for overlapping sets are all served, and no id is held by two.
+pub async fn many_overlapping_waiters_are_all_served<B: Backend>(store: Store<B>) {
+    if !store.capabilities().fifo {
+        return;
+    }
+    const IDS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+    let holders: Arc<[AtomicU32; 6]> = Arc::default();
+    race(12, |worker| {
+        let holders = holders.clone();
+        let callers: Vec<_> = (0..6).map(|_| store.caller()).collect();
+        let mut random = fastrand::Rng::with_seed(worker as u64);
+        async move {
+            for caller in callers {
+                let chosen = random.choose_multiple(0..IDS.len(), 1 + worker % 3);
+                let grant = caller.take_in_turn(chosen.iter().map(|&index| IDS[index])).await;
+                for &index in &chosen {
+                    assert_eq!(
+                        holders[index].fetch_add(1, Ordering::SeqCst),
+                        0,
+                        "{} is held twice",
+                        IDS[index]
+                    );
+                }
+                tokio::task::yield_now().await;
+                for &index in &chosen {
+                    holders[index].fetch_sub(1, Ordering::SeqCst);
+                }
+                caller.free(&grant).await;
+            }
+        }
+    })
+    .await;
+    store.caller().take(IDS).await;
+}

@@ -1,0 +1,209 @@
+//! Attempts whose outcome is in doubt are settled: section 2.6.
+
+use lockcore::{Acquired, Claim, Withdraw, Withdrawn};
+
+use crate::{
+    Backend, Store, race,
+    store::{exclusive, grant, shared},
+};
+
+/// 2.6: undoing an attempt frees what it got; doing so twice is fine.
+pub async fn undo_frees_what_the_attempt_got<B: Backend>(store: Store<B>) {
+    let [one, two] = store.callers();
+    let request = one.request(["a", "b"]);
+    assert!(matches!(one.send(&request).await, Acquired::Granted(_)));
+    assert_eq!(one.withdraw(&request, Withdraw::Undo).await, Withdrawn::Left);
+    let taken = two.take(["a", "b"]).await;
+    assert_eq!(one.withdraw(&request, Withdraw::Undo).await, Withdrawn::Left);
+    one.refused(["a"]).await;
+    two.free(&taken).await;
+}
+
+/// 2.6: a request that arrives after its attempt was undone is refused by the store, and takes nothing.
+pub async fn undo_refuses_a_late_request<B: Backend>(store: Store<B>) {
+    let [one, two] = store.callers();
+    let request = one.request(["a", "b"]);
+    assert_eq!(one.withdraw(&request, Withdraw::Undo).await, Withdrawn::Left);
+    one.refused_as_withdrawn(&request).await;
+    let taken = two.take(["a", "b"]).await;
+    one.refused_as_withdrawn(&request).await;
+    two.free(&taken).await;
+    // Only the attempt is marked, not the context and not the ids.
+    let again = one.take(["a", "b"]).await;
+    one.free(&again).await;
+}
+
+/// 2.6: an attempt undone after it was granted is refused when its request arrives once more.
+pub async fn undo_refuses_a_repeated_request<B: Backend>(store: Store<B>) {
+    let [one, two] = store.callers();
+    let request = one.request(["a"]);
+    assert!(matches!(one.send(&request).await, Acquired::Granted(_)));
+    one.withdraw(&request, Withdraw::Undo).await;
+    one.refused_as_withdrawn(&request).await;
+    two.take(["a"]).await;
+}
+
+/// 2.6: undoing an attempt leaves what its context holds through an earlier one.
+pub async fn undo_leaves_earlier_attempts<B: Backend>(store: Store<B>) {
+    let [one, two] = store.callers();
+    let earlier = one.take(["a"]).await;
+    let request = one.request(["a", "b"]);
+    assert!(matches!(one.send(&request).await, Acquired::Granted(_)));
+    assert_eq!(one.withdraw(&request, Withdraw::Undo).await, Withdrawn::Left);
+    two.refused(["a"]).await;
+    let b = two.take(["b"]).await;
+    two.free(&b).await;
+    one.keep(&earlier).await;
+    one.free(&earlier).await;
+}
+
+/// 2.6: an attempt and its undoing at the same moment: whatever comes first, nothing stays behind.
+pub async fn undo_settles_a_race<B: Backend>(store: Store<B>) {
+    for round in 0..20 {
+        let (one, two) = (store.caller(), store.caller());
+        let request = one.request([format!("{round}")]);
+        race(2, |number| {
+            let (one, request, dao) = (one.clone(), request.clone(), store.dao().clone());
+            async move {
+                match number {
+                    0 => drop(lockcore::LockDao::acquire(&*dao, &request).await),
+                    _ => drop(one.withdraw(&request, Withdraw::Undo).await),
+                }
+            }
+        })
+        .await;
+        let taken = two.take([format!("{round}")]).await;
+        two.free(&taken).await;
+    }
+}
+
+/// 2.6: a request sent again under the same attempt is the same try.
+pub async fn the_same_attempt_is_the_same_try<B: Backend>(store: Store<B>) {
+    let one = store.caller();
+    let request = one.request(["a"]);
+    let Acquired::Granted(first) = one.send(&request).await else { panic!("the id is free") };
+    let Acquired::Granted(second) = one.send(&request).await else { panic!("it holds the id") };
+    assert_eq!(first, second);
+    one.free(&grant(&request, second)).await;
+    store.caller().take(["a"]).await;
+}
+
+/// 2.6: leaving with `KeepIfGranted` answers what is held by now, as often as it is asked.
+pub async fn keep_if_granted_tells_what_is_held<B: Backend>(store: Store<B>) {
+    let [one, two] = store.callers();
+    let request = one.request(["a", "b"]);
+    let Acquired::Granted(granted) = one.send(&request).await else { panic!("the ids are free") };
+    for _ in 0..2 {
+        let Withdrawn::Holds(holds) = one.withdraw(&request, Withdraw::KeepIfGranted).await else {
+            panic!("it holds the set")
+        };
+        assert_eq!(holds, granted);
+    }
+    two.refused(["a"]).await;
+    let grant = grant(&request, granted);
+    one.keep(&grant).await;
+    one.free(&grant).await;
+    assert_eq!(one.withdraw(&request, Withdraw::KeepIfGranted).await, Withdrawn::Left);
+}
+
+/// 2.6: an attempt that never arrived has left.
+pub async fn keep_if_granted_of_nothing_has_left<B: Backend>(store: Store<B>) {
+    let [one, two] = store.callers();
+    let earlier = one.take(["a"]).await;
+    let request = one.request(["b"]);
+    assert_eq!(one.withdraw(&request, Withdraw::KeepIfGranted).await, Withdrawn::Left);
+    one.keep(&earlier).await;
+    two.take(["b"]).await;
+    let refused = one.request(["b"]);
+    assert!(matches!(one.send(&refused).await, Acquired::Refused(_)));
+    assert_eq!(one.withdraw(&refused, Withdraw::KeepIfGranted).await, Withdrawn::Left);
+}
+
+/// 2.6 and 3.7: a waiter that leaves is not granted anything later, and leaving twice is fine.
+pub async fn a_waiter_that_left_gets_nothing<B: Backend>(store: Store<B>) {
+    if !store.capabilities().fifo {
+        return;
+    }
+    for how in [Withdraw::KeepIfGranted, Withdraw::Undo] {
+        let [holder, waiter, next] = store.callers();
+        let held = holder.take(["a"]).await;
+        let place = waiter.queue(["a", "b"]).await;
+        for _ in 0..2 {
+            assert_eq!(waiter.withdraw(&place.request, how).await, Withdrawn::Left);
+        }
+        holder.free(&held).await;
+        let taken = next.take(["a", "b"]).await;
+        next.free(&taken).await;
+    }
+}
+
+/// 2.6 and 3.8: a waiter that leaves lets in those who only waited for it.
+pub async fn a_leaving_waiter_serves_the_next<B: Backend>(store: Store<B>) {
+    let declared = store.capabilities();
+    if !(declared.fifo && declared.shared) {
+        return;
+    }
+    for how in [Withdraw::KeepIfGranted, Withdraw::Undo] {
+        let [reader, writer, other] = store.callers();
+        let read = reader.take([shared("a")]).await;
+        let place = writer.queue([exclusive("a")]).await;
+        let mut behind = other.queue([shared("a")]).await;
+        writer.withdraw(&place.request, how).await;
+        let read_too = behind.granted().await;
+        other.free(&read_too).await;
+        reader.free(&read).await;
+    }
+}
+
+/// 2.6 and 3.8: undoing an attempt that was granted hands its locks to who waits for them.
+pub async fn undo_serves_the_next<B: Backend>(store: Store<B>) {
+    if !store.capabilities().fifo {
+        return;
+    }
+    let [one, two, three] = store.callers();
+    let request = one.request([Claim::exclusive("a".to_owned())]);
+    assert!(matches!(one.send(&request).await, Acquired::Granted(_)));
+    let second = two.queue(["a"]).await;
+    let mut third = three.queue(["a"]).await;
+    one.withdraw(&request, Withdraw::Undo).await;
+    // By now it is the second's, who goes away as well, without ever having listened.
+    two.withdraw(&second.request, Withdraw::Undo).await;
+    let granted = third.granted().await;
+    two.refused_as_withdrawn(&second.request).await;
+    three.free(&granted).await;
+}
+
+/// 2.6 and 3.7: giving up is one step: either it left, or it holds the set as of now.
+pub async fn giving_up_leaves_or_holds<B: Backend>(store: Store<B>) {
+    if !store.capabilities().fifo {
+        return;
+    }
+    for round in 0..20 {
+        let [holder, waiter, next] = store.callers();
+        let held = holder.take(["a"]).await;
+        let place = waiter.queue(["a"]).await;
+        let answers = race(2, |number| {
+            let (holder, held) = (holder.clone(), held.clone());
+            let (waiter, request) = (waiter.clone(), place.request.clone());
+            async move {
+                match number {
+                    0 => holder.free(&held).await,
+                    _ => match waiter.withdraw(&request, Withdraw::KeepIfGranted).await {
+                        Withdrawn::Left => return None,
+                        Withdrawn::Holds(granted) => return Some(grant(&request, granted)),
+                    },
+                }
+                None
+            }
+        })
+        .await;
+        if let Some(grant) = answers.into_iter().flatten().next() {
+            next.refused(["a"]).await;
+            waiter.keep(&grant).await;
+            waiter.free(&grant).await;
+        }
+        let taken = next.try_take(["a"]).await;
+        let taken = taken.unwrap_or_else(|left| panic!("round {round}: left behind: {left:?}"));
+        next.free(&taken).await;
+    }
+}

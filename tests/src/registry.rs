@@ -1,0 +1,258 @@
+//! The one list of all checks, and what is made of it: a test for each, and a registry.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::future::LocalBoxFuture;
+
+use crate::{Backend, Store};
+
+/// No check takes longer, however slow the store: a check that hangs fails, and says so.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(180);
+
+/// A check of the suite for one backend.
+pub struct Check<B: Backend> {
+    /// Its name, `group::check`.
+    pub name: &'static str,
+    /// Runs it on a store of its own; panics if a promise is broken.
+    pub run: fn(Store<B>) -> LocalBoxFuture<'static, ()>,
+}
+
+/// Runs one check to its end on a runtime of its own.
+pub fn run<B: Backend, F: Future<Output = ()>>(backend: B, check: impl FnOnce(Store<B>) -> F) {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime can be made");
+    runtime.block_on(async {
+        let store = Store::new(Arc::new(backend)).await;
+        tokio::time::timeout(CHECK_TIMEOUT, check(store)).await.expect("the check ends in time");
+    });
+}
+
+/// Calls a macro with every check: `$callback! { [args] group { check, .. } .. }`.
+#[macro_export]
+macro_rules! for_each_check {
+    ($callback:path $(, $($arg:tt)*)?) => {
+        $callback! {
+            [$($($arg)*)?]
+            exclusion {
+                two_contexts_exclude_each_other,
+                one_of_five_contenders_wins,
+                one_of_five_messages_gets_through,
+                a_conflict_at_any_position_leaves_nothing,
+                overlapping_sets_never_deadlock,
+                a_counter_under_contention_loses_nothing,
+                shared_excludes_only_exclusive,
+                a_mixed_set_is_all_or_nothing,
+                slots_and_other_modes,
+                namespaces_are_apart,
+                the_global_lock_excludes_its_askers,
+                large_sets_are_taken_and_freed,
+                racing_overlapping_sets_leave_nothing,
+            }
+            refusal {
+                every_conflicting_id_is_listed,
+                the_holder_is_described,
+                many_holders_are_capped_but_counted,
+                full_slots_tell_how_full,
+                queued_behind_names_the_head,
+            }
+            reentrancy {
+                the_same_again_is_one_lock,
+                the_same_again_refreshes_the_lease,
+                a_weaker_mode_keeps_the_stronger,
+                a_stronger_mode_is_a_new_grant,
+                a_stronger_mode_never_waits,
+                a_full_slot_is_granted_again,
+                another_number_of_permits_is_a_new_grant,
+                a_refused_set_leaves_what_was_held,
+                an_expired_lock_is_granted_anew,
+            }
+            release {
+                releasing_twice_is_fine,
+                another_context_frees_nothing,
+                a_stale_grant_frees_nothing,
+                a_partial_loss_frees_the_rest,
+                a_part_can_be_released,
+                releasing_an_expired_lock_tells_so,
+                release_context_finds_everything,
+                release_context_leaves_the_queues,
+            }
+            renewal {
+                renewal_outlives_the_lease,
+                without_renewal_the_lease_ends,
+                renewal_never_resurrects,
+                renewal_after_release_changes_nothing,
+                a_partial_loss_extends_the_rest,
+                a_taken_over_lock_is_told_as_lost,
+            }
+            withdrawal {
+                undo_frees_what_the_attempt_got,
+                undo_refuses_a_late_request,
+                undo_refuses_a_repeated_request,
+                undo_leaves_earlier_attempts,
+                undo_settles_a_race,
+                the_same_attempt_is_the_same_try,
+                keep_if_granted_tells_what_is_held,
+                keep_if_granted_of_nothing_has_left,
+                a_waiter_that_left_gets_nothing,
+                a_leaving_waiter_serves_the_next,
+                undo_serves_the_next,
+                giving_up_leaves_or_holds,
+            }
+            expiry {
+                an_expired_id_is_taken_at_once,
+                one_of_five_takes_an_expired_id,
+                an_expired_part_is_not_in_the_way,
+                expired_units_make_room,
+                what_remains_shrinks,
+                the_shortest_lease_is_kept,
+                permanent_locks_last,
+            }
+            slots {
+                full_slots_are_refused_until_one_is_freed,
+                the_lowest_free_permit_is_given,
+                several_permits_are_taken_together,
+                ten_workers_never_exceed_three_slots,
+                a_dead_holders_slot_goes_to_the_head,
+            }
+            resizing {
+                the_documented_trace,
+                shrinking_is_full_until_it_fits,
+                growing_lets_the_larger_view_in,
+                concurrent_resizes_lose_no_unit,
+            }
+            fences {
+                fences_are_as_high_as_the_clock,
+                fences_grow_across_releases,
+                fences_grow_under_contention,
+                fences_grow_among_holders_at_once,
+                fences_grow_across_expiry,
+                fences_grow_across_a_sweep,
+                fences_grow_across_breaks,
+                fences_grow_across_reopening,
+                fences_grow_across_loss_of_data,
+            }
+            queue {
+                a_hundred_waiters_are_served_in_order,
+                a_release_hands_over,
+                a_confirmed_offer_lasts,
+                asking_again_keeps_the_place,
+                without_waiting_the_queue_is_obeyed,
+                shared_passes_only_shared,
+                larger_limits_pass_smaller_ones,
+                the_same_limit_does_not_pass,
+                a_set_passes_on_every_common_id,
+                nested_requests_pass_the_queue,
+                waiters_that_gave_up_are_skipped,
+                a_dead_waiter_is_skipped_in_time,
+                a_dead_holder_costs_its_lease,
+                shared_waiters_come_in_together,
+                re_entry_obeys_no_queue,
+            }
+            waiting_sets {
+                a_waiting_set_holds_back_its_ids_only,
+                one_release_serves_several_sets,
+                a_waiting_set_holds_nothing,
+                many_overlapping_waiters_are_all_served,
+            }
+            sweep {
+                only_expired_locks_are_swept_in_batches,
+                one_of_many_sweeps,
+                a_sweep_leaves_the_queue_alone,
+            }
+            admin {
+                ids_are_listed_by_pages,
+                an_inspection_shows_holders_and_waiters,
+                an_inspection_shows_all_units,
+                what_is_over_is_not_shown,
+                a_break_stops_the_renewal,
+                a_broken_lock_is_freed_by_its_holder,
+                a_break_now_frees_at_once,
+                a_break_is_guarded_by_the_fence,
+                breaks_are_recorded,
+                a_frozen_id_goes_to_nobody,
+                migrating_and_looking_change_nothing,
+            }
+            ids {
+                odd_ids_are_different_locks,
+                odd_ids_come_back_unchanged,
+                ids_of_the_greatest_length_work,
+                owner_labels_come_back_unchanged,
+            }
+            capabilities {
+                the_declaration_is_sound,
+                a_shared_store_is_shared,
+                locks_outlive_the_dao,
+                undeclared_abilities_are_refused,
+            }
+            cancellation {
+                a_dropped_acquire_leaves_nothing,
+                a_dropped_waiter_leaves_nothing,
+                a_turn_that_nobody_takes_is_passed_on,
+                a_dropped_withdrawal_can_be_repeated,
+                a_dropped_release_can_be_repeated,
+                a_dropped_release_hands_over,
+                a_dropped_renewal_loses_nothing,
+                dropped_administration_can_be_repeated,
+            }
+        }
+    };
+}
+
+/// Emits one `#[test]` for every check of the suite: `conformance!(name, backend)`, where `name` becomes
+/// the module of the tests and `backend` is an expression that gives a [`Backend`](crate::Backend).
+#[macro_export]
+macro_rules! conformance {
+    ($name:ident, $backend:expr) => {
+        mod $name {
+            #[allow(unused_imports, reason = "the expression may need none of them")]
+            use super::*;
+
+            $crate::for_each_check!($crate::emit_tests, $backend);
+        }
+    };
+}
+
+/// Part of [`conformance!`].
+#[doc(hidden)]
+#[macro_export]
+macro_rules! emit_tests {
+    ([$backend:expr] $($group:ident { $($check:ident,)* })*) => {
+        $(mod $group {
+            #[allow(unused_imports, reason = "the expression may need none of them")]
+            use super::*;
+
+            $(#[test]
+            fn $check() {
+                $crate::run($backend, $crate::checks::$group::$check);
+            })*
+        })*
+
+        /// Fails if this backend was instantiated with another list of checks than the suite has.
+        #[test]
+        fn no_check_is_missing() {
+            let here: &[&str] = &[$($(concat!(stringify!($group), "::", stringify!($check)),)*)*];
+            assert_eq!(here, $crate::ALL_CHECKS);
+        }
+    };
+}
+
+macro_rules! emit_registry {
+    ([] $($group:ident { $($check:ident,)* })*) => {
+        /// The names of all checks.
+        pub const ALL_CHECKS: &[&str] =
+            &[$($(concat!(stringify!($group), "::", stringify!($check)),)*)*];
+
+        /// All checks for one backend, for a harness other than `#[test]`.
+        pub fn all<B: Backend>() -> Vec<Check<B>> {
+            vec![$($(Check {
+                name: concat!(stringify!($group), "::", stringify!($check)),
+                run: |store| Box::pin(crate::checks::$group::$check(store)),
+            },)*)*]
+        }
+    };
+}
+
+for_each_check!(emit_registry);

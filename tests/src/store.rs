@@ -1,0 +1,435 @@
+//! The hands of the checks: a store under test, callers with a context each, and their places in queues.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use futures_util::future::join_all;
+use lockcore::{
+    AcquireRequest, Acquired, AttemptId, BackendErrorKind, Capabilities, Claim, ClaimSet, Conflict,
+    FreshContext, Grant, Granted, Ids, LockDao, Mode, Owner, Released, Renewed, Target, Wake, Wakeup,
+    Withdraw, Withdrawn,
+};
+use tokio::{sync::Barrier, time::timeout};
+use uuid::Uuid;
+
+use crate::Backend;
+
+/// How long a check waits for what has to happen some time. Long: only a failing check waits for it.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A lease that does not end during a check.
+const LONG: Duration = Duration::from_secs(600);
+
+/// A store under test, in a namespace of its own.
+pub struct Store<B: Backend> {
+    backend: Arc<B>,
+    /// Before the guard, so that it is dropped first.
+    dao: Arc<B::Dao>,
+    guard: Arc<B::Guard>,
+    callers: AtomicUsize,
+}
+
+impl<B: Backend> Store<B> {
+    /// An empty store.
+    pub async fn new(backend: Arc<B>) -> Self {
+        let (guard, dao) = backend.build().await;
+        Store { backend, dao: Arc::new(dao), guard: Arc::new(guard), callers: AtomicUsize::new(0) }
+    }
+
+    /// Another empty one, in another namespace.
+    pub async fn another(&self) -> Self {
+        Store::new(self.backend.clone()).await
+    }
+
+    /// The same store and namespace as another process sees it, or `None` where there is no other.
+    pub async fn reopen(&self) -> Option<Self> {
+        let dao = self.backend.reopen(&self.guard).await;
+        assert_eq!(
+            dao.is_some(),
+            self.capabilities().shared_store,
+            "exactly a backend that declares `shared_store` can be opened twice"
+        );
+        let dao = Arc::new(dao?);
+        let (backend, guard) = (self.backend.clone(), self.guard.clone());
+        Some(Store { backend, dao, guard, callers: AtomicUsize::new(0) })
+    }
+
+    /// What the backend declares.
+    pub fn capabilities(&self) -> Capabilities {
+        self.dao.capabilities()
+    }
+
+    /// The DAO itself.
+    pub fn dao(&self) -> &Arc<B::Dao> {
+        &self.dao
+    }
+
+    /// Somebody with a fresh context and a long lease.
+    pub fn caller(&self) -> Caller<B::Dao> {
+        let number = self.callers.fetch_add(1, Ordering::Relaxed);
+        Caller {
+            dao: self.dao.clone(),
+            context: Uuid::fresh(),
+            lease: LONG,
+            owner: format!("caller {number}").into(),
+            nested: false,
+        }
+    }
+
+    /// `N` callers.
+    pub fn callers<const N: usize>(&self) -> [Caller<B::Dao>; N] {
+        std::array::from_fn(|_| self.caller())
+    }
+
+    /// A lease that ends soon, but is long enough that a few calls fit into it.
+    pub fn short(&self) -> Duration {
+        self.capabilities().min_lease.max(Duration::from_millis(300))
+    }
+
+    /// Takes `ids` with a short lease for somebody who then dies, and waits until it is over by the
+    /// store's own account, without anybody having taken anything since.
+    pub async fn expired(&self, ids: &[&str]) -> (Caller<B::Dao>, Grant<String, Uuid>) {
+        let dead = self.caller().with_lease(self.short());
+        let grant = dead.take(ids.iter().copied()).await;
+        self.until_free(ids).await;
+        (dead, grant)
+    }
+
+    /// Waits until nobody holds any of `ids`, by the store's own account, without taking one: they are
+    /// asked for together with an id that is held, so that the refusal tells which are.
+    pub async fn until_free(&self, ids: &[&str]) {
+        let (stopper, prober) = (self.caller(), self.caller());
+        let held = stopper.take(["the probe's stopper"]).await;
+        let probe: Vec<_> = ids.iter().copied().chain(["the probe's stopper"]).collect();
+        eventually("the leases end", || async {
+            let conflicts = prober.refused(probe.iter().copied()).await;
+            (conflicts.len() == 1).then_some(())
+        })
+        .await;
+        stopper.free(&held).await;
+    }
+}
+
+/// Somebody who takes locks: a context, and what its requests have in common.
+#[derive(Debug)]
+pub struct Caller<D> {
+    dao: Arc<D>,
+    /// The context.
+    pub context: Uuid,
+    /// The lease of each request.
+    pub lease: Duration,
+    /// The owner label.
+    pub owner: Owner,
+    /// Whether the requests say that locks are already held.
+    pub nested: bool,
+}
+
+impl<D> Clone for Caller<D> {
+    fn clone(&self) -> Self {
+        Caller {
+            dao: self.dao.clone(),
+            context: self.context,
+            lease: self.lease,
+            owner: self.owner.clone(),
+            nested: self.nested,
+        }
+    }
+}
+
+impl<D: LockDao<String, Uuid>> Caller<D> {
+    /// The same context with another lease.
+    #[must_use]
+    pub fn with_lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// The same context, saying that it already holds locks.
+    #[must_use]
+    pub fn nested(mut self) -> Self {
+        self.nested = true;
+        self
+    }
+
+    /// The same context through another DAO.
+    #[must_use]
+    pub fn through<E: LockDao<String, Uuid>>(&self, dao: &Arc<E>) -> Caller<E> {
+        let Caller { context, lease, owner, nested, .. } = self.clone();
+        Caller { dao: dao.clone(), context, lease, owner, nested }
+    }
+
+    /// A request under a new attempt, which is refused rather than queued.
+    pub fn request(&self, ids: impl Ids<String>) -> AcquireRequest<String, Uuid> {
+        AcquireRequest {
+            context: self.context,
+            attempt: AttemptId::fresh(),
+            claims: ClaimSet::new(ids, Mode::Exclusive).expect("the checks ask for valid claims"),
+            lease: Some(self.lease),
+            owner: self.owner.clone(),
+            queue: false,
+            nested: self.nested,
+            detached: false,
+        }
+    }
+
+    /// Sends a request; the store has to answer.
+    pub async fn send(&self, request: &AcquireRequest<String, Uuid>) -> Acquired<String, Uuid> {
+        let answer = timeout(PATIENCE, self.dao.acquire(request)).await.expect("acquire answers");
+        answer.expect("acquire does not fail")
+    }
+
+    /// Asks once for the set.
+    pub async fn try_take(
+        &self,
+        ids: impl Ids<String>,
+    ) -> Result<Grant<String, Uuid>, Vec<Conflict<String, Uuid>>> {
+        let request = self.request(ids);
+        match self.send(&request).await {
+            Acquired::Granted(granted) => Ok(grant(&request, granted)),
+            Acquired::Refused(conflicts) => {
+                assert!(!conflicts.is_empty(), "a refusal says what is in the way");
+                Err(conflicts)
+            }
+            Acquired::Queued { .. } => panic!("queued, though the request said not to"),
+        }
+    }
+
+    /// Takes the set, which has to be free.
+    pub async fn take(&self, ids: impl Ids<String>) -> Grant<String, Uuid> {
+        self.try_take(ids).await.unwrap_or_else(|conflicts| panic!("refused: {conflicts:?}"))
+    }
+
+    /// Asks for the set, which must not be free.
+    pub async fn refused(&self, ids: impl Ids<String>) -> Vec<Conflict<String, Uuid>> {
+        self.try_take(ids).await.map(|grant| panic!("granted: {grant:?}")).unwrap_or_else(|refused| refused)
+    }
+
+    /// Asks until the set is granted.
+    pub async fn take_soon(&self, ids: impl Ids<String> + Clone) -> Grant<String, Uuid> {
+        eventually("the set is granted", || async { self.try_take(ids.clone()).await.ok() }).await
+    }
+
+    /// Takes the set, or waits for it in the queue.
+    pub async fn take_in_turn(&self, ids: impl Ids<String>) -> Grant<String, Uuid> {
+        let mut request = self.request(ids);
+        request.queue = true;
+        match self.send(&request).await {
+            Acquired::Granted(granted) => grant(&request, granted),
+            Acquired::Queued { conflicts, wakeup, recheck } => {
+                Place { caller: self.clone(), request, conflicts, wakeup, recheck }.granted().await
+            }
+            Acquired::Refused(conflicts) => panic!("refused, though it would wait: {conflicts:?}"),
+        }
+    }
+
+    /// Takes a place in the queue for the set, which must not be free.
+    pub async fn queue(&self, ids: impl Ids<String>) -> Place<D> {
+        let mut request = self.request(ids);
+        request.queue = true;
+        match self.send(&request).await {
+            Acquired::Queued { conflicts, wakeup, recheck } => {
+                assert!(!conflicts.is_empty(), "a queued request says what is in the way");
+                Place { caller: self.clone(), request, conflicts, wakeup, recheck }
+            }
+            other => panic!("not queued: {other:?}"),
+        }
+    }
+
+    /// Releases; the store has to answer.
+    pub async fn release(&self, grant: &Grant<String, Uuid>) -> Released<String> {
+        let answer = timeout(PATIENCE, self.dao.release(grant)).await.expect("release answers");
+        answer.expect("release does not fail")
+    }
+
+    /// Releases what is held as the grant says.
+    pub async fn free(&self, grant: &Grant<String, Uuid>) {
+        let released = self.release(grant).await;
+        assert!(released.lost.is_empty() && released.failed.is_empty(), "not freed: {released:?}");
+    }
+
+    /// Renews; the store has to answer.
+    pub async fn renew(&self, grant: &Grant<String, Uuid>) -> Renewed<String> {
+        let answer = timeout(PATIENCE, self.dao.renew(grant)).await.expect("renew answers");
+        answer.expect("renew does not fail")
+    }
+
+    /// Renews what is held as the grant says.
+    pub async fn keep(&self, grant: &Grant<String, Uuid>) {
+        let renewed = self.renew(grant).await;
+        assert!(renewed.lost.is_empty(), "lost: {renewed:?}");
+    }
+
+    /// Withdraws; the store has to answer.
+    pub async fn withdraw(&self, request: &AcquireRequest<String, Uuid>, how: Withdraw) -> Withdrawn {
+        let answer = timeout(PATIENCE, self.dao.withdraw(request, how)).await.expect("withdraw answers");
+        answer.expect("withdraw does not fail")
+    }
+
+    /// Sends a request that was withdrawn before: the store has to refuse it.
+    pub async fn refused_as_withdrawn(&self, request: &AcquireRequest<String, Uuid>) {
+        match self.dao.acquire(request).await {
+            Err(error) if error.kind() == BackendErrorKind::Withdrawn => assert!(!error.in_doubt()),
+            other => panic!("a withdrawn request was not refused as such: {other:?}"),
+        }
+    }
+}
+
+/// A place in the queue.
+#[derive(Debug)]
+pub struct Place<D> {
+    /// Who waits.
+    pub caller: Caller<D>,
+    /// What was asked for.
+    pub request: AcquireRequest<String, Uuid>,
+    /// What was in the way.
+    pub conflicts: Vec<Conflict<String, Uuid>>,
+    wakeup: Wakeup,
+    recheck: Option<Duration>,
+}
+
+impl<D: LockDao<String, Uuid>> Place<D> {
+    /// Waits for the turn as the service does; an offer is confirmed.
+    pub async fn granted(&mut self) -> Grant<String, Uuid> {
+        timeout(PATIENCE, self.wait()).await.expect("the turn of a waiter comes")
+    }
+
+    /// Waits for an offer, without ever asking again.
+    pub async fn offered(&mut self) -> Grant<String, Uuid> {
+        match timeout(PATIENCE, self.wakeup.recv()).await.expect("a waiter is told of its turn") {
+            Wake::Offer(offer) => self.confirm(offer).await,
+            Wake::Recheck => panic!("the grant was not handed over"),
+        }
+    }
+
+    /// Asks again: the place is kept, and nothing was granted.
+    pub async fn still_waits(&mut self) {
+        if let Some(grant) = self.ask().await {
+            panic!("granted out of turn: {grant:?}");
+        }
+    }
+
+    /// Asks again with the same attempt: what is held by now.
+    pub async fn ask(&mut self) -> Option<Grant<String, Uuid>> {
+        match self.caller.send(&self.request).await {
+            Acquired::Granted(granted) => Some(grant(&self.request, granted)),
+            Acquired::Queued { conflicts, wakeup, recheck } => {
+                self.conflicts = conflicts;
+                self.wakeup = wakeup;
+                self.recheck = recheck;
+                None
+            }
+            Acquired::Refused(conflicts) => panic!("a waiter was refused: {conflicts:?}"),
+        }
+    }
+
+    /// Waits for the turn by asking alone, deaf to any offer.
+    pub async fn asking(&mut self) -> Grant<String, Uuid> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(grant) = self.ask().await {
+                return grant;
+            }
+            assert!(Instant::now() < deadline, "the turn of a waiter comes");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Gives up; it must not have been granted.
+    pub async fn leave(self) {
+        let left = self.caller.withdraw(&self.request, Withdraw::KeepIfGranted).await;
+        assert_eq!(left, Withdrawn::Left, "it was not granted, and can leave");
+    }
+
+    /// How long the place is kept without asking again; `None` is for ever.
+    pub fn recheck(&self) -> Option<Duration> {
+        self.recheck
+    }
+
+    async fn wait(&mut self) -> Grant<String, Uuid> {
+        loop {
+            let woken = match self.recheck {
+                Some(recheck) => timeout(recheck, self.wakeup.recv()).await.unwrap_or(Wake::Recheck),
+                None => self.wakeup.recv().await,
+            };
+            if let Wake::Offer(offer) = woken {
+                return self.confirm(offer).await;
+            }
+            if let Some(grant) = self.ask().await {
+                return grant;
+            }
+        }
+    }
+
+    async fn confirm(&self, offer: lockcore::Offer) -> Grant<String, Uuid> {
+        let grant = grant(&self.request, offer.granted);
+        if offer.remaining.is_some() {
+            self.caller.keep(&grant).await;
+        }
+        grant
+    }
+}
+
+/// What a request obtained.
+pub fn grant(
+    request: &AcquireRequest<String, Uuid>,
+    granted: impl IntoIterator<Item = Granted>,
+) -> Grant<String, Uuid> {
+    let granted: Vec<_> = granted.into_iter().collect();
+    assert_eq!(granted.len(), request.claims.len(), "one answer for each claim");
+    Grant::new(request.context, request.claims.clone(), granted, request.lease)
+}
+
+/// The target of an id.
+pub fn id(id: &str) -> Target<String> {
+    Target::Id(id.to_owned())
+}
+
+/// A claim for one of `limit` slots.
+pub fn slot(id: &str, limit: u32) -> Claim<String> {
+    Claim::slots(id.to_owned(), limit)
+}
+
+/// A shared claim.
+pub fn shared(id: &str) -> Claim<String> {
+    Claim::shared(id.to_owned())
+}
+
+/// An exclusive claim.
+pub fn exclusive(id: &str) -> Claim<String> {
+    Claim::exclusive(id.to_owned())
+}
+
+/// Asks again and again until there is an answer, at most as long as [`PATIENCE`] lasts.
+pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: impl FnMut() -> F) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Runs `task` for each number below `n`, all at the same moment, on all threads of the runtime.
+pub async fn race<T, F>(n: usize, task: impl Fn(usize) -> F) -> Vec<T>
+where
+    T: Send + 'static,
+    F: Future<Output = T> + Send + 'static,
+{
+    let start = Arc::new(Barrier::new(n));
+    let tasks = (0..n).map(|number| {
+        let (start, task) = (start.clone(), task(number));
+        tokio::spawn(async move {
+            start.wait().await;
+            task.await
+        })
+    });
+    let tasks: Vec<_> = tasks.collect();
+    join_all(tasks).await.into_iter().map(|ended| ended.expect("no contender panics")).collect()
+}
