@@ -2,7 +2,6 @@
 
 use std::{
     fmt,
-    sync::Arc,
     time::{Duration, SystemTime},
 };
 

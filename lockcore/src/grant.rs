@@ -66,8 +66,8 @@ impl<I: crate::Ident, C> Grant<I, C> {
 pub struct Offer {
     /// What was granted, in the order of the claims.
     pub granted: SmallVec<[Granted; 1]>,
-    /// How long the offer certainly lasts from now unless it is renewed; `None` if it needs no
-    /// confirmation and lasts as long as the lease that was asked for.
+    /// How long the offer certainly lasts, from when it is sent, unless it is renewed; `None` only if the
+    /// locks are permanent. The channel deducts the time until the waiter looks.
     pub remaining: Option<Duration>,
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use crate::Offer;
+use crate::{Offer, clock::Moment};
 
 /// What a waiter is told.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub enum Wake {
 
 /// The backend's end: tells one waiter, once. Dropping it tells the waiter to ask again.
 #[derive(Debug)]
-pub struct WakeSender(oneshot::Sender<Wake>);
+pub struct WakeSender(oneshot::Sender<(Wake, Option<Moment>)>);
 
 impl WakeSender {
     /// Tells the waiter. Gives the message back if the waiter is gone: an offer must then be passed on,
@@ -30,7 +30,12 @@ impl WakeSender {
     /// # Errors
     /// The message itself.
     pub fn send(self, wake: Wake) -> Result<(), Wake> {
-        self.0.send(wake)
+        // What is left of an offer counts from here, however late the waiter looks.
+        let sent = match &wake {
+            Wake::Offer(Offer { remaining: Some(_), .. }) => Some(Moment::now()),
+            _ => None,
+        };
+        self.0.send((wake, sent)).map_err(|(wake, _)| wake)
     }
 
     /// Whether the waiter no longer listens.
@@ -42,7 +47,7 @@ impl WakeSender {
 /// The waiter's end. Dropping it does not give up the place in the queue: that is
 /// [`LockDao::withdraw`](crate::LockDao::withdraw).
 #[derive(Debug)]
-pub struct Wakeup(Option<oneshot::Receiver<Wake>>);
+pub struct Wakeup(Option<oneshot::Receiver<(Wake, Option<Moment>)>>);
 
 impl Wakeup {
     /// A pair of ends.
@@ -71,6 +76,12 @@ impl Wakeup {
         };
         let answer = std::task::ready!(Future::poll(Pin::new(receiver), cx));
         self.0 = None;
-        Poll::Ready(answer.unwrap_or(Wake::Recheck))
+        Poll::Ready(match answer {
+            Ok((Wake::Offer(Offer { granted, remaining: Some(remaining) }), Some(sent))) => {
+                Wake::Offer(Offer { granted, remaining: Some(sent.left_of(remaining)) })
+            }
+            Ok((wake, _)) => wake,
+            Err(_dropped) => Wake::Recheck,
+        })
     }
 }

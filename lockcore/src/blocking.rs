@@ -1,0 +1,215 @@
+//! The service for programs without an async runtime.
+//!
+//! The steps run on the caller's thread, timers and renewals on the library's own; it works inside a runtime too, where
+//! it blocks the thread. A backend whose connections belong to a runtime is opened with [`LockingService::open`].
+
+use std::{fmt, future::Future, time::Duration};
+
+use tokio::runtime::Handle;
+use uuid::Uuid;
+
+use crate::{
+    AnyLockDao, ContextId, FreshContext, Held, Ident, Ids, LockDao, LockError, LockingError, Owner, Wait,
+    background,
+    service::{self, Call as AsyncCall},
+};
+
+/// [`LockingService`](crate::LockingService) for programs without an async runtime.
+///
+/// Every call can be given options first: `locks.wait(..).lease(..).with_locks(..)`.
+pub struct LockingService<I: Ident = String, C: ContextId = Uuid, D: LockDao<I, C> = AnyLockDao<I, C>> {
+    service: crate::LockingService<I, C, D>,
+}
+
+impl<I: Ident, C: FreshContext, D: LockDao<I, C>> LockingService<I, C, D> {
+    /// A service with the defaults: never waits, and the backend's own lease.
+    pub fn new(dao: D) -> Self {
+        crate::LockingService::new(dao).into()
+    }
+
+    /// A service over a backend that is opened by `open`, on the library's own runtime.
+    ///
+    /// # Errors
+    /// Those of `open`.
+    pub fn open<E>(open: impl Future<Output = Result<D, E>>) -> Result<Self, E> {
+        wait_for(open).map(Self::new)
+    }
+}
+
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> From<crate::LockingService<I, C, D>>
+    for LockingService<I, C, D>
+{
+    fn from(service: crate::LockingService<I, C, D>) -> Self {
+        LockingService { service }
+    }
+}
+
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> Clone for LockingService<I, C, D> {
+    fn clone(&self) -> Self {
+        self.service.clone().into()
+    }
+}
+
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> fmt::Debug for LockingService<I, C, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.service.fmt(f)
+    }
+}
+
+/// One call with options of its own, as [`Call`](crate::Call).
+#[must_use = "a call does nothing until it is given ids"]
+pub struct Call<'a, I: Ident, C: ContextId, D: LockDao<I, C>>(AsyncCall<'a, I, C, D>);
+
+/// A held set, as [`LockGuard`](crate::LockGuard). Release it with [`release`](Self::release); dropping it releases in
+/// the background.
+#[must_use = "dropping the guard releases the locks"]
+#[derive(Debug)]
+pub struct LockGuard<I: Ident, C: ContextId, D: LockDao<I, C>>(service::LockGuard<I, C, D>);
+
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockGuard<I, C, D> {
+    /// Releases the set, as [`LockGuard::release`](crate::LockGuard::release).
+    ///
+    /// # Errors
+    /// [`LockingError::Lost`] if locks were lost while they were held.
+    pub fn release(self) -> Result<(), LockError<I, C>> {
+        wait_for(self.0.release())
+    }
+}
+
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> std::ops::Deref for LockGuard<I, C, D> {
+    type Target = Held<I, C>;
+
+    fn deref(&self) -> &Held<I, C> {
+        &self.0
+    }
+}
+
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> Call<'_, I, C, D> {
+    /// Locks the set, runs the callback on this thread, releases, and gives its value; as
+    /// [`Call::with_locks_sync`](crate::Call::with_locks_sync). The callback may borrow and need not be `Send`.
+    ///
+    /// # Errors
+    /// As [`Call::with_locks`](crate::Call::with_locks).
+    ///
+    /// # Panics
+    /// If the callback does, after the release.
+    pub fn with_locks<K: Ids<I>, T, E>(
+        self,
+        ids: K,
+        callback: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, LockingError<I, C, E>> {
+        wait_for(self.0.with_locks_sync(ids, callback))
+    }
+
+    /// As [`with_locks`](Self::with_locks); the callback gets a handle to what is held.
+    ///
+    /// # Errors
+    /// As [`with_locks`](Self::with_locks).
+    pub fn with_held_locks<K: Ids<I>, T, E>(
+        self,
+        ids: K,
+        callback: impl FnOnce(&Held<I, C>) -> Result<T, E>,
+    ) -> Result<T, LockingError<I, C, E>> {
+        wait_for(self.0.with_held_locks_sync(ids, callback))
+    }
+
+    /// Locks the set and gives it as a guard.
+    ///
+    /// # Errors
+    /// As [`with_locks`](Self::with_locks), without the callback's own.
+    pub fn lock<K: Ids<I>>(self, ids: K) -> Result<LockGuard<I, C, D>, LockError<I, C>> {
+        wait_for(self.0.lock(ids)).map(LockGuard)
+    }
+}
+
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockingService<I, C, D> {
+    /// [`Call::with_locks`] with the service's defaults.
+    ///
+    /// # Errors
+    /// As [`Call::with_locks`].
+    pub fn with_locks<K: Ids<I>, T, E>(
+        &self,
+        ids: K,
+        callback: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, LockingError<I, C, E>> {
+        self.call().with_locks(ids, callback)
+    }
+
+    /// [`Call::with_held_locks`] with the service's defaults.
+    ///
+    /// # Errors
+    /// As [`Call::with_locks`].
+    pub fn with_held_locks<K: Ids<I>, T, E>(
+        &self,
+        ids: K,
+        callback: impl FnOnce(&Held<I, C>) -> Result<T, E>,
+    ) -> Result<T, LockingError<I, C, E>> {
+        self.call().with_held_locks(ids, callback)
+    }
+
+    /// [`Call::lock`] with the service's defaults.
+    ///
+    /// # Errors
+    /// As [`Call::lock`].
+    pub fn lock<K: Ids<I>>(&self, ids: K) -> Result<LockGuard<I, C, D>, LockError<I, C>> {
+        self.call().lock(ids)
+    }
+
+    /// A call with the service's defaults.
+    pub fn call(&self) -> Call<'_, I, C, D> {
+        Call(self.service.call())
+    }
+
+    /// Refuses new calls and waits until every lock is released, at most for `grace`; gives the number of holds still
+    /// open then, as [`LockingService::shutdown`](crate::LockingService::shutdown).
+    pub fn shutdown(&self, grace: Duration) -> usize {
+        wait_for(self.service.shutdown(grace))
+    }
+
+    /// The service underneath.
+    pub fn as_async(&self) -> &crate::LockingService<I, C, D> {
+        &self.service
+    }
+}
+
+macro_rules! options {
+    ($($option:ident($($arg:ident: $arg_type:ty),*);)*) => {
+        impl<I: Ident, C: ContextId, D: LockDao<I, C>> Call<'_, I, C, D> {
+            $(
+                #[doc = concat!("As [`Call::", stringify!($option), "`](crate::Call::", stringify!($option), ").")]
+                pub fn $option(self $(, $arg: $arg_type)*) -> Self {
+                    Call(self.0.$option($($arg),*))
+                }
+            )*
+        }
+
+        impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockingService<I, C, D> {
+            $(
+                #[doc = concat!("A call with [`Call::", stringify!($option), "`](crate::Call::", stringify!($option), ").")]
+                pub fn $option(&self $(, $arg: $arg_type)*) -> Call<'_, I, C, D> {
+                    self.call().$option($($arg),*)
+                }
+            )*
+        }
+    };
+}
+
+options! {
+    wait(wait: Wait);
+    lease(lease: Duration);
+    permanent();
+    slots(limit: u32);
+    shared();
+    owner(owner: impl Into<Owner>);
+    max_hold(max_hold: Duration);
+    nested();
+    detached();
+    context(context: C);
+}
+
+/// Polls a future to its end on this thread. Where no runtime runs, the library's own drives its timers and
+/// connections.
+fn wait_for<F: Future>(future: F) -> F::Output {
+    let _own = Handle::try_current().is_err().then(|| background::handle().enter());
+    pollster::block_on(future)
+}

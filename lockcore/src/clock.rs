@@ -1,0 +1,67 @@
+//! Local time: how much of a lease is certainly left, also across a suspended machine.
+
+use std::time::Duration;
+
+use tokio::{
+    runtime::Handle,
+    time::{Instant, Sleep},
+};
+
+use crate::background;
+
+/// A point in local time.
+///
+/// What has elapsed since is the greater of two clocks: tokio's, which tests pause and advance, and the
+/// one that goes on while the machine is suspended. A lease is then never taken for longer than it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    instant: Instant,
+    suspend_aware: Duration,
+}
+
+impl Moment {
+    pub(crate) fn now() -> Self {
+        Moment { instant: Instant::now(), suspend_aware: suspend_aware() }
+    }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        let suspend_aware = suspend_aware().saturating_sub(self.suspend_aware);
+        self.instant.elapsed().max(suspend_aware)
+    }
+
+    /// How much of `span`, counted from this moment, is left.
+    pub(crate) fn left_of(&self, span: Duration) -> Duration {
+        span.saturating_sub(self.elapsed())
+    }
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
+
+/// Elsewhere the monotonic clock is the best there is; on Apple systems it goes on during sleep.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
+
+fn suspend_aware() -> Duration {
+    let time = rustix::time::clock_gettime(CLOCK);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}
+
+/// A timer that also works where no runtime runs: the library's own thread then drives it.
+pub(crate) fn sleep(duration: Duration) -> Sleep {
+    let _own = Handle::try_current().is_err().then(|| background::handle().enter());
+    tokio::time::sleep(duration)
+}
+
+/// Whether the current runtime's clock stands still, as in a test with paused time: then timers that
+/// belong to the call have to be on that runtime, or virtual time would pass them by.
+pub(crate) fn is_paused() -> bool {
+    if Handle::try_current().is_err() {
+        return false;
+    }
+    let (virtual_start, real_start) = (Instant::now(), std::time::Instant::now());
+    while real_start.elapsed().is_zero() {
+        std::hint::spin_loop();
+    }
+    Instant::now() == virtual_start
+}

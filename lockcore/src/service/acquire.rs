@@ -1,0 +1,345 @@
+//! Taking a set: one attempt, from the checked request to the hold, and its withdrawal on every other way.
+
+use std::{sync::Arc, time::Duration};
+
+use smallvec::SmallVec;
+
+use super::{
+    Inner,
+    call::Settings,
+    cleanup::Cleanup,
+    hold::{Hold, HoldCore, ServiceRef},
+    lease::Lease,
+    nesting,
+    observe::{Event, Stopwatch, count},
+    waiting,
+};
+use crate::{
+    AcquireRequest, Acquired, AttemptId, BackendError, BadRequest, Capabilities, ClaimSet, Conflict,
+    ContextId, Failure, Grant, Granted, Ident, LockDao, LockError, LockingError, MAX_CONTEXT_BYTES,
+    MAX_OWNER_BYTES, Mode, Offer, Phase, Target, TimedOut, Withdraw, Withdrawn,
+    clock::{self, Moment},
+    wait::Strategy,
+};
+
+/// The longest lease that can be asked for.
+const MAX_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// Takes the set as `settings` say, or tells why not.
+pub(crate) async fn acquire<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
+    service: ServiceRef<'s, I, C, D>,
+    claims: Result<ClaimSet<I>, BadRequest>,
+    settings: Settings<C>,
+) -> Result<Hold<'s, I, C, D>, LockError<I, C>> {
+    let claims = claims?;
+    service.check_settings(&settings)?;
+    service.check_claims(&claims)?;
+    let mut attempt = Attempt::new(service, claims, &settings)?;
+    if attempt.request().claims.is_empty() {
+        return Ok(attempt.hold_nothing());
+    }
+    let limit = match settings.wait.0 {
+        Strategy::Queue { limit } => limit,
+        _ => None,
+    };
+    match (attempt.ask(limit).await, settings.wait.0) {
+        (Ok(Acquired::Granted(granted)), _) => Ok(attempt.hold(granted)),
+        (Ok(Acquired::Refused(conflicts)), Strategy::Never) => Err(attempt.refused(conflicts)),
+        (Err(Unanswered::Failed(error)), Strategy::Never) => Err(attempt.failed(error)),
+        // In a box of its own, so that a call that need not wait is not made larger by those that do.
+        (first, wait) => Box::pin(waiting::wait(attempt, first, wait)).await,
+    }
+}
+
+/// Why a request has no answer.
+pub(crate) enum Unanswered {
+    Failed(BackendError),
+    TimedOut,
+}
+
+/// One attempt on its way. Dropping it withdraws what is not settled.
+///
+/// Invariant A1: from before a request is sent until its answer settles it, `in_doubt` is set; so on every way out,
+/// also if the future is dropped, either the answer is known or the attempt is withdrawn.
+pub(crate) struct Attempt<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
+    /// `None` once it became a hold.
+    service: Option<ServiceRef<'s, I, C, D>>,
+    request: Option<AcquireRequest<I, C>>,
+    context_tracked: bool,
+    in_doubt: bool,
+    max_hold: Option<Duration>,
+    /// When the last request was about to be sent; measured where a lease or a limit needs it.
+    sent: Option<Moment>,
+    /// When the first was.
+    pub(crate) started: Option<Moment>,
+    stopwatch: Stopwatch,
+}
+
+impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
+    fn new(
+        service: ServiceRef<'s, I, C, D>,
+        claims: ClaimSet<I>,
+        settings: &Settings<C>,
+    ) -> Result<Self, LockError<I, C>> {
+        let mut nested = settings.nested;
+        let enclosing = nesting::enclosing(service.identity(), &mut nested, |held: &HoldCore<I, C>| {
+            let wanted = |target: &Target<I>| claims.iter().any(|claim| claim.target == *target);
+            held.grant.locks.iter().map(|lock| &lock.target).find(|target| wanted(target)).cloned()
+        });
+        if let Some(target) = enclosing {
+            return Err(LockingError::SelfDeadlock { target });
+        }
+        let given = settings.context.is_some() || service.contexts_may_repeat;
+        let context = settings.context.clone().unwrap_or_else(|| (service.make_context)());
+        if given {
+            check_context(&context)?;
+        }
+        let context_tracked = service.begin(&context, given)?;
+        let strategy = &settings.wait.0;
+        let request = AcquireRequest {
+            context,
+            attempt: AttemptId::fresh(),
+            claims,
+            lease: settings.lease,
+            owner: settings.owner.clone(),
+            queue: matches!(strategy, Strategy::Queue { .. }) && service.capabilities.fifo,
+            nested,
+            detached: settings.detached,
+        };
+        Ok(Attempt {
+            service: Some(service),
+            request: Some(request),
+            context_tracked,
+            in_doubt: false,
+            max_hold: settings.max_hold,
+            sent: None,
+            started: None,
+            stopwatch: Stopwatch::start(),
+        })
+    }
+
+    pub(crate) fn service(&self) -> &Arc<Inner<I, C, D>> {
+        self.service.as_deref().expect("taken only when the attempt ends")
+    }
+
+    pub(crate) fn request(&self) -> &AcquireRequest<I, C> {
+        self.request.as_ref().expect("taken only when the attempt ends")
+    }
+
+    /// Sends the request, and waits for the answer within what is left of `limit`.
+    pub(crate) async fn ask(&mut self, limit: Option<Duration>) -> Result<Acquired<I, C>, Unanswered> {
+        if self.request().lease.is_some() || limit.is_some() {
+            let now = Moment::now();
+            self.sent = Some(now);
+            self.started.get_or_insert(now);
+        }
+        self.in_doubt = true; // A1
+        let answer = {
+            let (service, request) = (self.service(), self.request());
+            let asked = service.dao.acquire(request);
+            match limit {
+                None => asked.await,
+                Some(limit) => {
+                    let left = self.started.map_or(limit, |started| started.left_of(limit));
+                    within(left, asked).await.ok_or(Unanswered::TimedOut)?
+                }
+            }
+        };
+        match answer {
+            Ok(answer) => {
+                self.in_doubt = !matches!(answer, Acquired::Refused(_)); // A1
+                Ok(answer)
+            }
+            Err(error) => {
+                // A place that was taken before may still stand.
+                self.in_doubt = error.in_doubt() || self.request().queue;
+                Err(Unanswered::Failed(error))
+            }
+        }
+    }
+
+    /// All of it is held, for a whole lease from the last request.
+    pub(crate) fn hold(self, granted: SmallVec<[Granted; 1]>) -> Hold<'s, I, C, D> {
+        let lasts = self.request().lease;
+        self.into_hold(granted, lasts, false)
+    }
+
+    /// All of it was pushed to this waiter; `None`, and nothing changed, if the offer cannot be relied on.
+    pub(crate) fn hold_offer(mut self, offer: Offer) -> Result<Hold<'s, I, C, D>, Self> {
+        match (self.request().lease, offer.remaining) {
+            (None, _) => Ok(self.into_hold(offer.granted, None, false)),
+            (Some(lease), Some(remaining)) if !remaining.is_zero() => {
+                self.sent = Some(Moment::now());
+                Ok(self.into_hold(offer.granted, Some(remaining.min(lease)), true))
+            }
+            (Some(_), _) => Err(self),
+        }
+    }
+
+    fn hold_nothing(self) -> Hold<'s, I, C, D> {
+        self.into_hold(SmallVec::new(), None, false)
+    }
+
+    fn into_hold(
+        mut self,
+        granted: SmallVec<[Granted; 1]>,
+        lasts: Option<Duration>,
+        offered: bool,
+    ) -> Hold<'s, I, C, D> {
+        let service = self.service.take().expect("taken only here and at the end");
+        let request = self.request.take().expect("taken only here and at the end");
+        let backend = service.capabilities.backend;
+        count("lockcore_acquired_total", backend, "granted");
+        self.stopwatch.record("lockcore_wait_seconds", backend);
+        let lease = lasts.and_then(|lasts| {
+            let sent = self.sent.expect("measured for every request with a lease");
+            request.lease.map(|length| Lease::new(length, service.margin, self.max_hold, sent, lasts))
+        });
+        if lease.is_some() {
+            service.start_sweeper();
+        }
+        let grant = Grant::new(request.context, request.claims, granted, request.lease);
+        Hold::new(service, grant, lease, offered, self.context_tracked)
+    }
+
+    /// The outcome of a refusal.
+    pub(crate) fn refused(self, conflicts: Vec<Conflict<I, C>>) -> LockError<I, C> {
+        self.not_locked(conflicts.into_iter().map(Failure::Conflict).collect(), None)
+    }
+
+    /// The outcome of a failure; what is in doubt is withdrawn in the background.
+    pub(crate) fn failed(self, error: BackendError) -> LockError<I, C> {
+        self.not_locked(vec![Failure::Backend(error)], None)
+    }
+
+    /// The outcome of an attempt that ran out of time.
+    pub(crate) fn timed_out(self, failures: Vec<Failure<I, C>>, phase: Phase) -> LockError<I, C> {
+        let after = self.started.map(|started| started.elapsed()).unwrap_or_default();
+        self.not_locked(failures, Some(TimedOut { after, phase }))
+    }
+
+    pub(crate) fn not_locked(
+        self,
+        failures: Vec<Failure<I, C>>,
+        timed_out: Option<TimedOut>,
+    ) -> LockError<I, C> {
+        self.service().observe(|| Event::Refused { context: &self.request().context, failures: &failures });
+        LockingError::NotLocked { failures, timed_out }
+    }
+
+    /// Leaves the queue, unless the set was granted by now: then it is held.
+    pub(crate) async fn give_up(
+        mut self,
+        failures: Vec<Failure<I, C>>,
+    ) -> Result<Hold<'s, I, C, D>, LockError<I, C>> {
+        let answer = {
+            let (service, request) = (self.service(), self.request());
+            service.dao.withdraw(request, Withdraw::KeepIfGranted).await
+        };
+        match answer {
+            Ok(Withdrawn::Left) => {
+                self.in_doubt = false; // A1
+                Err(self.timed_out(failures, Phase::Waiting))
+            }
+            Ok(Withdrawn::Holds(granted)) => match self.confirm(&granted).await {
+                true => Ok(self.hold(granted)),
+                false => Err(self.timed_out(failures, Phase::Waiting)),
+            },
+            Err(_still_in_doubt) => Err(self.timed_out(failures, Phase::Waiting)),
+        }
+    }
+
+    /// Renews what was granted at an unknown time, before anything relies on it.
+    async fn confirm(&mut self, granted: &SmallVec<[Granted; 1]>) -> bool {
+        let request = self.request();
+        if request.lease.is_none() {
+            return true;
+        }
+        let grant = Grant::new(
+            request.context.clone(),
+            request.claims.clone(),
+            granted.iter().cloned(),
+            request.lease,
+        );
+        let sent = Moment::now();
+        let renewed = self.service().dao.renew(&grant).await;
+        self.sent = Some(sent);
+        renewed.is_ok_and(|renewed| renewed.lost.is_empty())
+    }
+}
+
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Attempt<'_, I, C, D> {
+    fn drop(&mut self) {
+        let (Some(service), Some(request)) = (self.service.take(), self.request.take()) else {
+            return; // it became a hold
+        };
+        let context = self.context_tracked.then(|| request.context.clone());
+        if !self.in_doubt {
+            return service.ended(context);
+        }
+        Cleanup::Withdraw(request).start((*service).clone(), Some(context));
+    }
+}
+
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
+    /// Whether the backend can do what the settings ask for.
+    pub(crate) fn check_settings(&self, settings: &Settings<C>) -> Result<(), BadRequest> {
+        let Capabilities { backend, permanent, min_lease: min, .. } = self.capabilities;
+        match settings.lease {
+            None if !permanent => {
+                return Err(BadRequest::Unsupported { what: "lease: none (a permanent lock)", backend });
+            }
+            Some(lease) if lease < min || lease.is_zero() => {
+                return Err(BadRequest::LeaseTooShort { lease, min, backend });
+            }
+            Some(lease) if lease > MAX_LEASE => {
+                return Err(BadRequest::LeaseTooLong { lease, max: MAX_LEASE });
+            }
+            _ => {}
+        }
+        if settings.owner.len() > MAX_OWNER_BYTES {
+            return Err(BadRequest::OwnerTooLong { bytes: settings.owner.len() });
+        }
+        if settings.max_hold.is_some_and(|max_hold| max_hold.is_zero()) {
+            let expected = "it must be more than zero";
+            return Err(BadRequest::OutOfBounds { field: "max_hold", value: "0s".to_owned(), expected });
+        }
+        Ok(())
+    }
+
+    fn check_claims(&self, claims: &ClaimSet<I>) -> Result<(), BadRequest> {
+        let Capabilities { backend, max_ids, slots, shared, .. } = self.capabilities;
+        if claims.len() > max_ids {
+            return Err(BadRequest::TooManyIds { count: claims.len(), max: max_ids, backend });
+        }
+        for claim in claims.iter() {
+            match claim.mode {
+                Mode::Shared if !shared => {
+                    return Err(BadRequest::Unsupported { what: "a shared claim", backend });
+                }
+                Mode::Slots { .. } if !slots => {
+                    return Err(BadRequest::Unsupported { what: "a slot claim", backend });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_context<C: ContextId>(context: &C) -> Result<(), BadRequest> {
+    let stored = context.stored();
+    match (1..=MAX_CONTEXT_BYTES).contains(&stored.len()) {
+        true => Ok(()),
+        false => Err(BadRequest::ContextLength { context: stored.into_owned() }),
+    }
+}
+
+/// The future's output, or `None` if it takes longer than `limit`.
+pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
+    use futures_util::future::{Either, select};
+    match select(std::pin::pin!(future), std::pin::pin!(clock::sleep(limit))).await {
+        Either::Left((output, _)) => Some(output),
+        Either::Right(((), _)) => None,
+    }
+}

@@ -1,0 +1,122 @@
+//! What an administrator does through a service: checked requests to the backend's administration.
+
+use std::{sync::Arc, time::Duration};
+
+use super::Inner;
+use crate::{
+    BadRequest, BreakMode, Broken, ClaimSet, ContextId, Finding, Grant, Ident, Inspection, Listing, LockDao,
+    LockError, Mode, Page, Released, Swept, Target, claim::Claim,
+};
+
+/// Administration through a service; see [`LockingService::admin`](crate::LockingService::admin).
+///
+/// What the backend does not declare is refused with [`BadRequest::Unsupported`]; a failure of the backend is
+/// [`LockingError::NotLocked`](crate::LockingError::NotLocked) with the failure in it.
+pub struct Admin<'a, I: Ident, C: ContextId, D: LockDao<I, C>> {
+    service: &'a Arc<Inner<I, C, D>>,
+}
+
+impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
+    pub(crate) fn new(service: &'a Arc<Inner<I, C, D>>) -> Self {
+        Admin { service }
+    }
+
+    /// Lists the ids that are held, queued for or frozen, by pages.
+    ///
+    /// # Errors
+    /// Unsupported, a page of zero ids, or a failure of the backend.
+    pub async fn list(&self, page: &Page) -> Result<Listing<I, C>, LockError<I, C>> {
+        self.need("list", self.service.capabilities.listing)?;
+        if page.limit == 0 {
+            let expected = "it must be at least 1";
+            return Err(BadRequest::OutOfBounds { field: "limit", value: "0".to_owned(), expected }.into());
+        }
+        Ok(self.service.dao.list(page).await?)
+    }
+
+    /// Everything that the store knows of one id.
+    ///
+    /// # Errors
+    /// Unsupported, a bad id, or a failure of the backend.
+    pub async fn inspect(&self, target: &Target<I>) -> Result<Inspection<I, C>, LockError<I, C>> {
+        self.need("inspect", self.service.capabilities.listing)?;
+        check(target)?;
+        Ok(self.service.dao.inspect(target).await?)
+    }
+
+    /// Breaks the lock that is held under exactly this fence; recorded with the service's owner label.
+    ///
+    /// # Errors
+    /// Unsupported, a bad id, or a failure of the backend.
+    pub async fn break_lock(
+        &self,
+        target: &Target<I>,
+        fence: u64,
+        how: BreakMode,
+    ) -> Result<Broken, LockError<I, C>> {
+        self.need("break_lock", self.service.capabilities.breaking)?;
+        check(target)?;
+        Ok(self.service.dao.break_lock(target, fence, how, &self.service.defaults.owner).await?)
+    }
+
+    /// Freezes an id, so that nobody gets it anew, or thaws it and serves its waiters.
+    ///
+    /// # Errors
+    /// Unsupported, a bad id, or a failure of the backend.
+    pub async fn freeze(&self, target: &Target<I>, frozen: bool) -> Result<(), LockError<I, C>> {
+        self.need("freeze", self.service.capabilities.breaking)?;
+        check(target)?;
+        Ok(self.service.dao.freeze(target, frozen).await?)
+    }
+
+    /// Frees everything that a context holds: after a restart, or for somebody who is gone.
+    ///
+    /// # Errors
+    /// Unsupported, or a failure of the backend.
+    pub async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, LockError<I, C>> {
+        self.need("release_context", self.service.capabilities.listing)?;
+        Ok(self.service.dao.release_context(context).await?)
+    }
+
+    /// Releases a grant that was left locked ([`LockGuard::leave`](crate::LockGuard::leave)), here or elsewhere.
+    ///
+    /// # Errors
+    /// A failure of the backend. That it is no longer held is no error: see [`Released::lost`].
+    pub async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, LockError<I, C>> {
+        Ok(self.service.dao.release(grant).await?)
+    }
+
+    /// Removes at most `batch` expired locks now.
+    ///
+    /// # Errors
+    /// Unsupported, a batch of zero, or a failure of the backend.
+    pub async fn sweep(&self, batch: usize) -> Result<Swept, LockError<I, C>> {
+        self.need("sweep", self.service.capabilities.sweeping)?;
+        if batch == 0 {
+            let expected = "it must be at least 1";
+            return Err(BadRequest::OutOfBounds { field: "batch", value: "0".to_owned(), expected }.into());
+        }
+        let unconditionally: Option<Duration> = None;
+        Ok(self.service.dao.sweep(batch, unconditionally).await?)
+    }
+
+    /// Looks at the store for what would weaken a promise.
+    ///
+    /// # Errors
+    /// A failure of the backend.
+    pub async fn doctor(&self) -> Result<Vec<Finding>, LockError<I, C>> {
+        Ok(self.service.dao.doctor().await?)
+    }
+
+    fn need(&self, what: &'static str, declared: bool) -> Result<(), BadRequest> {
+        match declared {
+            true => Ok(()),
+            false => Err(BadRequest::Unsupported { what, backend: self.service.capabilities.backend }),
+        }
+    }
+}
+
+fn check<I: Ident>(target: &Target<I>) -> Result<(), BadRequest> {
+    let claim = Claim { target: target.clone(), mode: Mode::Exclusive };
+    ClaimSet::new([claim], Mode::Exclusive).map(drop)
+}

@@ -1,0 +1,586 @@
+//! One call of the service: its options, and the ways to run something under a set of locks.
+
+use std::{convert::Infallible, time::Duration};
+
+use super::{
+    LockGuard, LockingService,
+    acquire::acquire,
+    held::Held,
+    hold::ServiceRef,
+    run::{self, Ended},
+};
+use crate::{
+    Capabilities, ClaimSet, ContextId, Ident, Ids, LockDao, LockError, LockingError, Mode, Owner, Wait,
+};
+
+/// What a callback may give: a `Result`, or nothing.
+#[diagnostic::on_unimplemented(
+    message = "the callback of `with_locks` gives `{Self}`, it must give a `Result` or `()`",
+    label = "for a callback that cannot fail use `run_locked`, or end it with `Ok::<_, YourError>(..)`"
+)]
+pub trait CallbackResult {
+    /// What it gives on success.
+    type Ok;
+    /// Its own error.
+    type Error;
+
+    /// The plain result.
+    fn into_result(self) -> Result<Self::Ok, Self::Error>;
+}
+
+impl<T, E> CallbackResult for Result<T, E> {
+    type Ok = T;
+    type Error = E;
+
+    fn into_result(self) -> Result<T, E> {
+        self
+    }
+}
+
+impl CallbackResult for () {
+    type Ok = ();
+    type Error = Infallible;
+
+    fn into_result(self) -> Result<(), Infallible> {
+        Ok(())
+    }
+}
+
+/// What a callback with the future `Fut` gives on success.
+pub type OkOf<Fut> = <<Fut as Future>::Output as CallbackResult>::Ok;
+
+/// The own error of a callback with the future `Fut`.
+pub type ErrOf<Fut> = <<Fut as Future>::Output as CallbackResult>::Error;
+
+/// The options of a call.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings<C> {
+    pub(crate) wait: Wait,
+    pub(crate) lease: Option<Duration>,
+    pub(crate) bare: Mode,
+    pub(crate) owner: Owner,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) tell_when_lost: bool,
+    pub(crate) nested: bool,
+    pub(crate) detached: bool,
+    pub(crate) context: Option<C>,
+}
+
+impl<C> Settings<C> {
+    pub(crate) fn new(capabilities: &Capabilities) -> Self {
+        Settings {
+            wait: Wait::never(),
+            lease: capabilities.default_lease,
+            bare: Mode::Exclusive,
+            owner: Owner::default(),
+            max_hold: None,
+            tell_when_lost: false,
+            nested: false,
+            detached: false,
+            context: None,
+        }
+    }
+}
+
+/// One call with options of its own. Made by any of the options of [`LockingService`], or [`LockingService::call`].
+///
+/// Every way to run something under locks releases the set on success, error and panic, and when its future is dropped
+/// at any await point; ids are taken over when the method is called, nothing is sent before the future is polled.
+#[must_use = "a call does nothing until it is given ids"]
+pub struct Call<'a, I: Ident, C: ContextId, D: LockDao<I, C>> {
+    service: &'a LockingService<I, C, D>,
+    settings: Settings<C>,
+}
+
+impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
+    /// How long and in what manner to wait for locks that others hold.
+    pub fn wait(mut self, wait: Wait) -> Self {
+        self.settings.wait = wait;
+        self
+    }
+
+    /// How long the locks last unless they are renewed, which happens at a third of it. From the backend's
+    /// [`min_lease`](Capabilities::min_lease) to 365 days.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.settings.lease = Some(lease);
+        self
+    }
+
+    /// Locks that last until they are released, where [`permanent`](Capabilities::permanent) is declared.
+    pub fn permanent(mut self) -> Self {
+        self.settings.lease = None;
+        self
+    }
+
+    /// Wants one permit of each id that is given without a mode of its own, of which at most `limit` may be held at
+    /// once as this caller sees it.
+    pub fn slots(mut self, limit: u32) -> Self {
+        self.settings.bare = Mode::Slots { permits: 1, limit };
+        self
+    }
+
+    /// Wants each id that is given without a mode of its own shared.
+    pub fn shared(mut self) -> Self {
+        self.settings.bare = Mode::Shared;
+        self
+    }
+
+    /// The owner label, for people to read.
+    pub fn owner(mut self, owner: impl Into<Owner>) -> Self {
+        self.settings.owner = owner.into();
+        self
+    }
+
+    /// Bounds how long the callback may hold the locks, also under renewal: then it is stopped with
+    /// [`LockingError::HeldTooLong`]. A sync callback cannot be stopped: its locks are no longer renewed. A guard is not
+    /// stopped either.
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.settings.max_hold = Some(max_hold);
+        self
+    }
+
+    /// Does not stop the callback when locks are lost: it looks itself, at [`Held::check`] or [`Held::lost`].
+    pub fn tell_when_lost(mut self) -> Self {
+        self.settings.tell_when_lost = true;
+        self
+    }
+
+    /// The caller already holds locks that the service cannot see it hold - through a guard, or in another task - and
+    /// so must not wait behind waiters who may be waiting for it. Inside a callback this is known.
+    pub fn nested(mut self) -> Self {
+        self.settings.nested = true;
+        self
+    }
+
+    /// The locks are to outlive this process: only their lease ends them, not its death.
+    pub fn detached(mut self) -> Self {
+        self.settings.detached = true;
+        self
+    }
+
+    /// The context of this call; a fresh value, see [`ContextId`].
+    pub fn context(mut self, context: C) -> Self {
+        self.settings.context = Some(context);
+        self
+    }
+
+    /// Locks the set, runs the callback, releases, and gives the callback's value.
+    ///
+    /// The callback's future is polled only while the locks are certainly held: it is dropped when they are lost,
+    /// unless [`tell_when_lost`](Self::tell_when_lost).
+    ///
+    /// # Errors
+    /// [`LockingError`], by what the caller may want to do about it. In short: the callback did not run, unless it is
+    /// `Callback`, `Lost` or `HeldTooLong`.
+    ///
+    /// # Cancel safety
+    /// Safe at every await point: nothing stays locked or queued once the store answers.
+    ///
+    /// # Panics
+    /// If the callback does, after the release.
+    pub fn with_locks<K, F, Fut>(
+        self,
+        ids: K,
+        callback: F,
+    ) -> impl Future<Output = Result<OkOf<Fut>, LockingError<I, C, ErrOf<Fut>>>> + use<'a, I, C, D, K, F, Fut>
+    where
+        K: Ids<I>,
+        F: FnOnce() -> Fut,
+        Fut: Future<Output: CallbackResult>,
+    {
+        let ended = self.start(ids, move |_| callback());
+        async move { into_result(ended.await) }
+    }
+
+    /// As [`with_locks`](Self::with_locks); the callback gets a handle to what is held.
+    ///
+    /// # Errors
+    /// As [`with_locks`](Self::with_locks).
+    pub fn with_held_locks<K, F, Fut>(
+        self,
+        ids: K,
+        callback: F,
+    ) -> impl Future<Output = Result<OkOf<Fut>, LockingError<I, C, ErrOf<Fut>>>> + use<'a, I, C, D, K, F, Fut>
+    where
+        K: Ids<I>,
+        F: FnOnce(Held<I, C>) -> Fut,
+        Fut: Future<Output: CallbackResult>,
+    {
+        let ended = self.start(ids, callback);
+        async move { into_result(ended.await) }
+    }
+
+    /// As [`with_held_locks`](Self::with_held_locks), but tells of a loss beside the callback's value instead of in its
+    /// place.
+    ///
+    /// # Errors
+    /// Everything that keeps the callback from running to its end but the loss of locks.
+    pub fn outcome<K, F, Fut>(
+        self,
+        ids: K,
+        callback: F,
+    ) -> impl Future<Output = Result<Ended<Fut::Output, I>, LockError<I, C>>> + use<'a, I, C, D, K, F, Fut>
+    where
+        K: Ids<I>,
+        F: FnOnce(Held<I, C>) -> Fut,
+        Fut: Future,
+    {
+        self.start(ids, callback)
+    }
+
+    /// As [`with_locks`](Self::with_locks) for a callback that cannot fail.
+    ///
+    /// # Errors
+    /// As [`with_locks`](Self::with_locks), without the callback's own.
+    pub fn run_locked<K, F, Fut>(
+        self,
+        ids: K,
+        callback: F,
+    ) -> impl Future<Output = Result<Fut::Output, LockError<I, C>>> + use<'a, I, C, D, K, F, Fut>
+    where
+        K: Ids<I>,
+        F: FnOnce() -> Fut,
+        Fut: Future,
+    {
+        let ended = self.start(ids, move |_| callback());
+        async move {
+            let Ended { value, lost } = ended.await?;
+            Ended { value: value.map(Ok), lost }.into_result()
+        }
+    }
+
+    /// As [`with_locks`](Self::with_locks) for application errors, such as `anyhow::Error`, a boxed error, or an enum
+    /// of one's own: what goes wrong with the locks arrives as the callback's error type.
+    ///
+    /// # Errors
+    /// The callback's own, or a [`LockError`] turned into it.
+    pub fn try_with_locks<K, F, Fut, T, E>(
+        self,
+        ids: K,
+        callback: F,
+    ) -> impl Future<Output = Result<T, E>> + use<'a, I, C, D, K, F, Fut, T, E>
+    where
+        K: Ids<I>,
+        F: FnOnce() -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<LockError<I, C>>,
+    {
+        let ended = self.start(ids, move |_| callback());
+        async move {
+            let result = ended.await.map_err(E::from)?.into_result();
+            result.map_err(|error| error.split().unwrap_or_else(E::from))
+        }
+    }
+
+    /// Locks the set, runs plain code on the caller's thread, releases, and gives its value.
+    ///
+    /// The code may borrow. It blocks the thread that polls the future; the locks are renewed all the same. It cannot
+    /// be stopped: [`with_held_locks_sync`](Self::with_held_locks_sync) lets it look whether it still holds them.
+    ///
+    /// # Errors
+    /// As [`with_locks`](Self::with_locks).
+    ///
+    /// # Cancel safety
+    /// As [`with_locks`](Self::with_locks).
+    pub fn with_locks_sync<K, F, T, E>(
+        self,
+        ids: K,
+        callback: F,
+    ) -> impl Future<Output = Result<T, LockingError<I, C, E>>> + use<'a, I, C, D, K, F, T, E>
+    where
+        K: Ids<I>,
+        F: FnOnce() -> Result<T, E>,
+    {
+        self.with_held_locks_sync(ids, move |_| callback())
+    }
+
+    /// As [`with_locks_sync`](Self::with_locks_sync); the callback gets a handle to what is held.
+    ///
+    /// # Errors
+    /// As [`with_locks`](Self::with_locks).
+    pub fn with_held_locks_sync<K, F, T, E>(
+        self,
+        ids: K,
+        callback: F,
+    ) -> impl Future<Output = Result<T, LockingError<I, C, E>>> + use<'a, I, C, D, K, F, T, E>
+    where
+        K: Ids<I>,
+        F: FnOnce(&Held<I, C>) -> Result<T, E>,
+    {
+        let Call { service, settings } = self;
+        let claims = ClaimSet::new(ids, settings.bare);
+        async move {
+            let hold = acquire(ServiceRef::Borrowed(service.inner()), claims, settings).await;
+            let hold = hold.map_err(LockError::widen)?;
+            let ended = run::run_sync(hold, |core| callback(&Held(core.clone()))).await;
+            ended.map_err(LockError::widen)?.into_result()
+        }
+    }
+
+    /// As [`with_held_locks_sync`](Self::with_held_locks_sync) on a thread of its own, so that long blocking work does
+    /// not keep other tasks from running. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// As [`with_locks`](Self::with_locks).
+    ///
+    /// # Cancel safety
+    /// The callback cannot be stopped: if the future is dropped while it runs, it keeps the locks until it ends.
+    pub fn with_locks_blocking<K, F, T, E>(
+        self,
+        ids: K,
+        callback: F,
+    ) -> impl Future<Output = Result<T, LockingError<I, C, E>>> + use<'a, I, C, D, K, F, T, E>
+    where
+        K: Ids<I>,
+        F: FnOnce(&Held<I, C>) -> Result<T, E> + Send + 'static,
+        T: Send + 'static,
+        E: Send + 'static,
+    {
+        let Call { service, settings } = self;
+        let claims = ClaimSet::new(ids, settings.bare);
+        async move {
+            let hold = acquire(ServiceRef::Owned(service.inner().clone()), claims, settings).await;
+            let hold = hold.map_err(LockError::widen)?;
+            let on_its_thread = tokio::task::spawn_blocking(move || {
+                let end = run::call_sync(&hold, |core| callback(&Held(core.clone())));
+                (hold, end)
+            });
+            let (hold, end) =
+                on_its_thread.await.expect("panics of the callback are caught, and it is not aborted");
+            run::finish_sync(hold, end).await.map_err(LockError::widen)?.into_result()
+        }
+    }
+
+    /// Locks the set and gives it as a guard, for flows that no callback fits.
+    ///
+    /// # Errors
+    /// As [`with_locks`](Self::with_locks), without the callback's own.
+    ///
+    /// # Cancel safety
+    /// As [`with_locks`](Self::with_locks).
+    pub fn lock<K>(
+        self,
+        ids: K,
+    ) -> impl Future<Output = Result<LockGuard<I, C, D>, LockError<I, C>>> + use<'a, I, C, D, K>
+    where
+        K: Ids<I>,
+    {
+        let Call { service, settings } = self;
+        let claims = ClaimSet::new(ids, settings.bare);
+        async move {
+            let service = ServiceRef::Owned(service.inner().clone());
+            Ok(LockGuard::new(acquire(service, claims, settings).await?))
+        }
+    }
+
+    fn start<K, F, Fut>(
+        self,
+        ids: K,
+        callback: F,
+    ) -> impl Future<Output = Result<Ended<Fut::Output, I>, LockError<I, C>>> + use<'a, I, C, D, K, F, Fut>
+    where
+        K: Ids<I>,
+        F: FnOnce(Held<I, C>) -> Fut,
+        Fut: Future,
+    {
+        let Call { service, settings } = self;
+        let claims = ClaimSet::new(ids, settings.bare);
+        async move {
+            let (tell_when_lost, max_hold) = (settings.tell_when_lost, settings.max_hold);
+            let hold = acquire(ServiceRef::Borrowed(service.inner()), claims, settings).await?;
+            run::run(hold, tell_when_lost, max_hold, |core| callback(Held(core.clone()))).await
+        }
+    }
+}
+
+fn into_result<I, C, R: CallbackResult>(
+    ended: Result<Ended<R, I>, LockError<I, C>>,
+) -> Result<R::Ok, LockingError<I, C, R::Error>> {
+    let Ended { value, lost } = ended.map_err(LockError::widen)?;
+    Ended { value: value.map(R::into_result), lost }.into_result()
+}
+
+/// Writes the options of [`LockingService`], each of which makes a call with the defaults and that option.
+macro_rules! options {
+    ($($option:ident($($arg:ident: $arg_type:ty),*);)*) => {
+        impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockingService<I, C, D> {
+            $(
+                #[doc = concat!("A call with [`Call::", stringify!($option), "`].")]
+                pub fn $option(&self $(, $arg: $arg_type)*) -> Call<'_, I, C, D> {
+                    self.call().$option($($arg),*)
+                }
+            )*
+        }
+    };
+}
+
+options! {
+    wait(wait: Wait);
+    lease(lease: Duration);
+    permanent();
+    slots(limit: u32);
+    shared();
+    owner(owner: impl Into<Owner>);
+    max_hold(max_hold: Duration);
+    tell_when_lost();
+    nested();
+    detached();
+    context(context: C);
+}
+
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockingService<I, C, D> {
+    /// A call with the service's defaults.
+    pub fn call(&self) -> Call<'_, I, C, D> {
+        Call { service: self, settings: self.inner().defaults.clone() }
+    }
+
+    /// [`Call::with_locks`] with the service's defaults.
+    ///
+    /// # Errors
+    /// As [`Call::with_locks`].
+    pub fn with_locks<K, F, Fut>(
+        &self,
+        ids: K,
+        callback: F,
+    ) -> impl Future<Output = Result<OkOf<Fut>, LockingError<I, C, ErrOf<Fut>>>> + use<'_, I, C, D, K, F, Fut>
+    where
+        K: Ids<I>,
+        F: FnOnce() -> Fut,
+        Fut: Future<Output: CallbackResult>,
+    {
+        self.call().with_locks(ids, callback)
+    }
+
+    /// [`Call::with_held_locks`] with the service's defaults.
+    ///
+    /// # Errors
+    /// As [`Call::with_locks`].
+    pub fn with_held_locks<K, F, Fut>(
+        &self,
+        ids: K,
+        callback: F,
+    ) -> impl Future<Output = Result<OkOf<Fut>, LockingError<I, C, ErrOf<Fut>>>> + use<'_, I, C, D, K, F, Fut>
+    where
+        K: Ids<I>,
+        F: FnOnce(Held<I, C>) -> Fut,
+        Fut: Future<Output: CallbackResult>,
+    {
+        self.call().with_held_locks(ids, callback)
+    }
+
+    /// [`Call::outcome`] with the service's defaults.
+    ///
+    /// # Errors
+    /// As [`Call::outcome`].
+    pub fn outcome<K, F, Fut>(
+        &self,
+        ids: K,
+        callback: F,
+    ) -> impl Future<Output = Result<Ended<Fut::Output, I>, LockError<I, C>>> + use<'_, I, C, D, K, F, Fut>
+    where
+        K: Ids<I>,
+        F: FnOnce(Held<I, C>) -> Fut,
+        Fut: Future,
+    {
+        self.call().outcome(ids, callback)
+    }
+
+    /// [`Call::run_locked`] with the service's defaults.
+    ///
+    /// # Errors
+    /// As [`Call::run_locked`].
+    pub fn run_locked<K, F, Fut>(
+        &self,
+        ids: K,
+        callback: F,
+    ) -> impl Future<Output = Result<Fut::Output, LockError<I, C>>> + use<'_, I, C, D, K, F, Fut>
+    where
+        K: Ids<I>,
+        F: FnOnce() -> Fut,
+        Fut: Future,
+    {
+        self.call().run_locked(ids, callback)
+    }
+
+    /// [`Call::try_with_locks`] with the service's defaults.
+    ///
+    /// # Errors
+    /// As [`Call::try_with_locks`].
+    pub fn try_with_locks<K, F, Fut, T, E>(
+        &self,
+        ids: K,
+        callback: F,
+    ) -> impl Future<Output = Result<T, E>> + use<'_, I, C, D, K, F, Fut, T, E>
+    where
+        K: Ids<I>,
+        F: FnOnce() -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<LockError<I, C>>,
+    {
+        self.call().try_with_locks(ids, callback)
+    }
+
+    /// [`Call::with_locks_sync`] with the service's defaults.
+    ///
+    /// # Errors
+    /// As [`Call::with_locks_sync`].
+    pub fn with_locks_sync<K, F, T, E>(
+        &self,
+        ids: K,
+        callback: F,
+    ) -> impl Future<Output = Result<T, LockingError<I, C, E>>> + use<'_, I, C, D, K, F, T, E>
+    where
+        K: Ids<I>,
+        F: FnOnce() -> Result<T, E>,
+    {
+        self.call().with_locks_sync(ids, callback)
+    }
+
+    /// [`Call::with_held_locks_sync`] with the service's defaults.
+    ///
+    /// # Errors
+    /// As [`Call::with_locks_sync`].
+    pub fn with_held_locks_sync<K, F, T, E>(
+        &self,
+        ids: K,
+        callback: F,
+    ) -> impl Future<Output = Result<T, LockingError<I, C, E>>> + use<'_, I, C, D, K, F, T, E>
+    where
+        K: Ids<I>,
+        F: FnOnce(&Held<I, C>) -> Result<T, E>,
+    {
+        self.call().with_held_locks_sync(ids, callback)
+    }
+
+    /// [`Call::with_locks_blocking`] with the service's defaults.
+    ///
+    /// # Errors
+    /// As [`Call::with_locks_blocking`].
+    pub fn with_locks_blocking<K, F, T, E>(
+        &self,
+        ids: K,
+        callback: F,
+    ) -> impl Future<Output = Result<T, LockingError<I, C, E>>> + use<'_, I, C, D, K, F, T, E>
+    where
+        K: Ids<I>,
+        F: FnOnce(&Held<I, C>) -> Result<T, E> + Send + 'static,
+        T: Send + 'static,
+        E: Send + 'static,
+    {
+        self.call().with_locks_blocking(ids, callback)
+    }
+
+    /// [`Call::lock`] with the service's defaults.
+    ///
+    /// # Errors
+    /// As [`Call::lock`].
+    pub fn lock<K>(
+        &self,
+        ids: K,
+    ) -> impl Future<Output = Result<LockGuard<I, C, D>, LockError<I, C>>> + use<'_, I, C, D, K>
+    where
+        K: Ids<I>,
+    {
+        self.call().lock(ids)
+    }
+}

@@ -1,0 +1,63 @@
+//! A held set as a value, for flows that no callback fits.
+
+use std::{fmt, ops::Deref};
+
+use super::{held::Held, hold::Hold};
+use crate::{ContextId, Grant, Ident, LockDao, LockError, LockingError};
+
+/// A held set. Release it with [`release`](Self::release); dropping it releases in the background.
+///
+/// Derefs to [`Held`]. Nothing stops what is done under a guard when its locks are lost: ask
+/// [`check`](Held::check) or wait for [`lost`](Held::lost). A call made while a guard is held does not know of it:
+/// give it [`nested`](crate::Call::nested).
+#[must_use = "dropping the guard releases the locks"]
+pub struct LockGuard<I: Ident, C: ContextId, D: LockDao<I, C>> {
+    hold: Hold<'static, I, C, D>,
+    held: Held<I, C>,
+}
+
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockGuard<I, C, D> {
+    pub(crate) fn new(hold: Hold<'static, I, C, D>) -> Self {
+        let held = Held(hold.core.clone());
+        LockGuard { hold, held }
+    }
+
+    /// What is held, as a handle that can be cloned and sent.
+    pub fn held(&self) -> &Held<I, C> {
+        &self.held
+    }
+
+    /// Releases the set. If the store does not answer, that is a success here: it is reported
+    /// ([`Event::ReleaseFailed`](crate::Event::ReleaseFailed)) and tried again in the background.
+    ///
+    /// # Errors
+    /// [`LockingError::Lost`] if locks were lost while they were held.
+    ///
+    /// # Cancel safety
+    /// Safe: the release is then finished in the background.
+    pub async fn release(self) -> Result<(), LockError<I, C>> {
+        let lost = self.hold.release().await.lost;
+        if lost.is_empty() { Ok(()) } else { Err(LockingError::Lost { lost, callback: Some(Ok(())) }) }
+    }
+
+    /// Stops the renewal and leaves the set locked, until its lease ends or somebody releases the grant
+    /// ([`Admin::release`](crate::Admin::release)). On a backend that notices dead holders the locks should have been
+    /// taken with [`detached`](crate::Call::detached).
+    pub fn leave(self) -> Grant<I, C> {
+        self.hold.leave()
+    }
+}
+
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> Deref for LockGuard<I, C, D> {
+    type Target = Held<I, C>;
+
+    fn deref(&self) -> &Held<I, C> {
+        &self.held
+    }
+}
+
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> fmt::Debug for LockGuard<I, C, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("LockGuard").field(&self.held).finish()
+    }
+}

@@ -1,0 +1,120 @@
+//! What a callback knows of the locks that it runs under.
+
+use std::{borrow::Borrow, fmt, sync::Arc, time::Duration};
+
+use super::hold::HoldCore;
+use crate::{ContextId, ExclusiveFence, Ident, Lock, LockLost, LostLock, Mode, SharedFence};
+
+/// The locks that a callback runs under. Cheap to clone; may outlive the locks, and then knows that.
+pub struct Held<I: Ident, C: ContextId>(pub(crate) Arc<HoldCore<I, C>>);
+
+impl<I: Ident, C: ContextId> Held<I, C> {
+    /// The context that holds them.
+    pub fn context(&self) -> &C {
+        &self.0.grant.context
+    }
+
+    /// The locks, ordered by the bytes of their ids.
+    pub fn locks(&self) -> &[Lock<I>] {
+        &self.0.grant.locks
+    }
+
+    /// The fence of one id: strictly greater than that of every earlier grant of the id. For a guarded write see
+    /// [`exclusive_fence`](Self::exclusive_fence) and [`FenceGuard`](crate::FenceGuard).
+    ///
+    /// # Panics
+    /// For an id that is not of the set.
+    pub fn fence<Q: ?Sized + Eq>(&self, id: &Q) -> u64
+    where
+        I: Borrow<Q>,
+    {
+        match self.lock(id) {
+            Some(lock) => lock.granted.fence,
+            None => panic!("fence of an id that is not of the set; held are {:?}", self.locks()),
+        }
+    }
+
+    /// One lock, or `None` for an id that is not of the set.
+    pub fn lock<Q: ?Sized + Eq>(&self, id: &Q) -> Option<&Lock<I>>
+    where
+        I: Borrow<Q>,
+    {
+        self.locks().iter().find(|lock| lock.target.id().is_some_and(|held| held.borrow() == id))
+    }
+
+    /// The fence of an id that is held exclusively; `None` for any other.
+    pub fn exclusive_fence<Q: ?Sized + Eq>(&self, id: &Q) -> Option<ExclusiveFence>
+    where
+        I: Borrow<Q>,
+    {
+        let lock = self.lock(id)?;
+        (lock.granted.mode == Mode::Exclusive).then_some(ExclusiveFence(lock.granted.fence))
+    }
+
+    /// The fence of an id that is held shared or as slots; `None` for any other.
+    pub fn shared_fence<Q: ?Sized + Eq>(&self, id: &Q) -> Option<SharedFence>
+    where
+        I: Borrow<Q>,
+    {
+        let lock = self.lock(id)?;
+        (lock.granted.mode != Mode::Exclusive).then_some(SharedFence(lock.granted.fence))
+    }
+
+    /// The indexes of the permits held of an id, from 0; empty unless it is held as slots.
+    pub fn permits<Q: ?Sized + Eq>(&self, id: &Q) -> &[u32]
+    where
+        I: Borrow<Q>,
+    {
+        self.lock(id).map(|lock| lock.granted.permits.as_slice()).unwrap_or_default()
+    }
+
+    /// How long the locks certainly last without another renewal, less the margin; `None` is until they are released.
+    pub fn time_left(&self) -> Option<Duration> {
+        self.0.lease.as_ref().map(|lease| if lease.is_lost() { Duration::ZERO } else { lease.left_to_run() })
+    }
+
+    /// Whether the locks are still held, as far as can be known here without asking the store.
+    ///
+    /// # Errors
+    /// [`LockLost`] with what was lost, and why.
+    pub fn check(&self) -> Result<(), LockLost<I>> {
+        match self.0.lost() {
+            lost if lost.is_empty() => Ok(()),
+            lost => Err(LockLost { lost }),
+        }
+    }
+
+    /// Waits until locks are lost; for ever if that does not happen. For callbacks that are told instead of stopped,
+    /// see [`Call::tell_when_lost`](crate::Call::tell_when_lost).
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn lost(&self) -> Vec<LostLock<I>> {
+        let Some(lease) = &self.0.lease else { return std::future::pending().await };
+        loop {
+            let told = lease.loss.notified();
+            let mut told = std::pin::pin!(told);
+            told.as_mut().enable();
+            match self.0.lost() {
+                lost if lost.is_empty() => told.await,
+                lost => return lost,
+            }
+        }
+    }
+}
+
+impl<I: Ident, C: ContextId> Clone for Held<I, C> {
+    fn clone(&self) -> Self {
+        Held(self.0.clone())
+    }
+}
+
+impl<I: Ident, C: ContextId> fmt::Debug for Held<I, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held")
+            .field("context", self.context())
+            .field("locks", &self.locks())
+            .field("time_left", &self.time_left())
+            .finish()
+    }
+}

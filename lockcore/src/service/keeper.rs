@@ -1,0 +1,150 @@
+//! The keeper of leases: one timer for all of them, on a runtime that callbacks do not block.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    time::Duration,
+};
+
+use tokio::{
+    runtime::{Handle, Id},
+    sync::Notify,
+    time::Instant,
+};
+
+use crate::{background, clock};
+
+/// Something that has to be looked at from time to time.
+pub(crate) trait Tick: Send + Sync {
+    /// Does what is due, without blocking, on the keeper's runtime; gives the pause until the next look,
+    /// or `None` when there is nothing more to look at.
+    fn tick(self: Arc<Self>) -> Option<Duration>;
+}
+
+/// Looks at many things, each at its own time.
+pub(crate) struct Keeper {
+    entries: Mutex<Entries>,
+    /// Something is due earlier than the keeper sleeps.
+    earlier: Notify,
+}
+
+#[derive(Default)]
+struct Entries {
+    next_key: u64,
+    by_key: HashMap<u64, (Instant, Arc<dyn Tick>)>,
+    by_time: BTreeSet<(Instant, u64)>,
+}
+
+impl Keeper {
+    /// The keeper for a call that is made here: that of the library's own thread, or of the current
+    /// runtime where its clock stands still.
+    pub(crate) fn current() -> Arc<Keeper> {
+        static OWN: OnceLock<Arc<Keeper>> = OnceLock::new();
+        static PAUSED: Mutex<Vec<(Id, Weak<Keeper>)>> = Mutex::new(Vec::new());
+        if !clock::is_paused() {
+            return OWN.get_or_init(|| Keeper::start(background::handle())).clone();
+        }
+        let here = Handle::current();
+        let mut paused = PAUSED.lock().unwrap_or_else(PoisonError::into_inner);
+        paused.retain(|(_, keeper)| keeper.strong_count() > 0);
+        let known = paused.iter().find(|(id, _)| *id == here.id()).and_then(|(_, keeper)| keeper.upgrade());
+        known.unwrap_or_else(|| {
+            let keeper = Keeper::start(&here);
+            paused.push((here.id(), Arc::downgrade(&keeper)));
+            keeper
+        })
+    }
+
+    fn start(runtime: &Handle) -> Arc<Keeper> {
+        let keeper = Arc::new(Keeper { entries: Mutex::default(), earlier: Notify::new() });
+        runtime.spawn(keeper.clone().keep());
+        keeper
+    }
+
+    /// Looks at `what` after `pause` for the first time. The key is for [`remove`](Self::remove).
+    pub(crate) fn add(&self, what: Arc<dyn Tick>, pause: Duration) -> u64 {
+        let due = Instant::now() + pause;
+        let mut entries = self.entries();
+        let key = entries.next_key;
+        entries.next_key += 1;
+        self.insert(entries, key, due, what);
+        key
+    }
+
+    /// Looks at it at the latest after `pause`, if it is still there.
+    pub(crate) fn hasten(&self, key: u64, pause: Duration) {
+        let due = Instant::now() + pause;
+        let mut entries = self.entries();
+        if let Some((at, what)) = entries.by_key.remove(&key) {
+            entries.by_time.remove(&(at, key));
+            self.insert(entries, key, at.min(due), what);
+        }
+    }
+
+    /// Looks at it no more.
+    pub(crate) fn remove(&self, key: u64) {
+        let mut entries = self.entries();
+        let removed = entries.by_key.remove(&key);
+        if let Some((at, _)) = &removed {
+            entries.by_time.remove(&(*at, key));
+        }
+        // Out of the lock: what is removed may run code when it is dropped.
+        drop(entries);
+    }
+
+    fn insert(&self, mut entries: MutexGuard<'_, Entries>, key: u64, due: Instant, what: Arc<dyn Tick>) {
+        let earliest = entries.by_time.first().is_none_or(|(first, _)| due < *first);
+        entries.by_time.insert((due, key));
+        entries.by_key.insert(key, (due, what));
+        drop(entries);
+        if earliest {
+            self.earlier.notify_one();
+        }
+    }
+
+    async fn keep(self: Arc<Self>) {
+        loop {
+            while let Some((key, what)) = self.take_due() {
+                if let Some(pause) = what.clone().tick() {
+                    self.put_back(key, pause, what);
+                } else {
+                    self.remove(key);
+                }
+            }
+            let next = self.entries().by_time.first().map(|(at, _)| *at);
+            match next {
+                Some(at) => {
+                    let earlier = std::pin::pin!(self.earlier.notified());
+                    let due = std::pin::pin!(tokio::time::sleep_until(at));
+                    futures_util::future::select(earlier, due).await;
+                }
+                None => self.earlier.notified().await,
+            }
+        }
+    }
+
+    /// What is due, left under its key so that it can be removed while it is looked at.
+    fn take_due(&self) -> Option<(u64, Arc<dyn Tick>)> {
+        let mut entries = self.entries();
+        let first = *entries.by_time.first()?;
+        if first.0 > Instant::now() {
+            return None;
+        }
+        entries.by_time.remove(&first);
+        entries.by_key.get(&first.1).map(|(_, what)| (first.1, what.clone()))
+    }
+
+    fn put_back(&self, key: u64, pause: Duration, what: Arc<dyn Tick>) {
+        let due = Instant::now() + pause;
+        let entries = self.entries();
+        // Somebody may have removed it, or hastened it, while it was looked at.
+        match entries.by_key.get(&key).map(|(at, _)| *at) {
+            Some(at) if !entries.by_time.contains(&(at, key)) => self.insert(entries, key, due, what),
+            _ => {}
+        }
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,161 @@
+//! What a service tells about itself: events for the user's hook, log lines, and metrics.
+
+use std::time::Duration;
+
+use crate::{BackendError, ContextId, Failure, Grant, Ident, LostLock};
+
+/// Something that a call's outcome does not tell, or that happened in the background. Given to the hook of
+/// [`Builder::on_event`](crate::Builder::on_event) on the thread where it happened: be quick.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event<'a, I, C> {
+    /// A set was not locked.
+    Refused {
+        /// Who asked.
+        context: &'a C,
+        /// Why.
+        failures: &'a [Failure<I, C>],
+    },
+    /// Locks were lost while they were held.
+    Lost {
+        /// What was held.
+        grant: &'a Grant<I, C>,
+        /// What of it was lost.
+        lost: &'a [LostLock<I>],
+    },
+    /// The release came after the lease had ended, and the locks were gone by then.
+    ReleasedLate {
+        /// What was held.
+        grant: &'a Grant<I, C>,
+        /// What of it was gone.
+        lost: &'a [LostLock<I>],
+    },
+    /// A release got no answer, or could not free everything: it is tried again in the background, and the
+    /// lease ends it at the latest.
+    ReleaseFailed {
+        /// What was held.
+        grant: &'a Grant<I, C>,
+        /// What went wrong.
+        error: &'a BackendError,
+    },
+    /// A renewal failed: it is tried again until the lease ends.
+    RenewalFailed {
+        /// What is held.
+        grant: &'a Grant<I, C>,
+        /// What went wrong; `None` if there was no answer in time.
+        error: Option<&'a BackendError>,
+    },
+    /// A request whose outcome was in doubt could not be withdrawn: what it may have locked stays so until its
+    /// lease ends.
+    WithdrawFailed {
+        /// Who asked.
+        context: &'a C,
+        /// What went wrong.
+        error: &'a BackendError,
+    },
+    /// A sweep failed; the next one comes at its time.
+    SweepFailed {
+        /// What went wrong.
+        error: &'a BackendError,
+    },
+}
+
+/// The user's hook.
+pub(crate) type Hook<I, C> = Box<dyn Fn(&Event<'_, I, C>) + Send + Sync>;
+
+/// Logs an event and counts it. Identifiers are logged only as a number of them: they may be secret.
+pub(crate) fn record<I: Ident, C: ContextId>(backend: &'static str, event: &Event<'_, I, C>) {
+    match event {
+        Event::Refused { context, failures } => {
+            let failed = failures.iter().find_map(|failure| match failure {
+                Failure::Backend(error) => Some(error),
+                Failure::Conflict(_) => None,
+            });
+            match failed {
+                Some(error) => {
+                    tracing::warn!(backend, context = %context.stored(), %error, "not locked: the backend failed");
+                }
+                None => {
+                    tracing::debug!(backend, context = %context.stored(), in_the_way = failures.len(), "not locked");
+                }
+            }
+            count("lockcore_refused_total", backend, if failed.is_some() { "backend" } else { "contention" });
+        }
+        Event::Lost { grant, lost } => {
+            tracing::warn!(backend, context = %grant.context.stored(), lost = lost.len(), of = grant.locks.len(), "locks lost");
+            for lock in *lost {
+                count("lockcore_lost_total", backend, reason(lock));
+            }
+        }
+        Event::ReleasedLate { grant, lost } => {
+            tracing::warn!(backend, context = %grant.context.stored(), gone = lost.len(), "released after the lease had ended");
+            count("lockcore_released_late_total", backend, "expired");
+        }
+        Event::ReleaseFailed { grant, error } => {
+            tracing::warn!(backend, context = %grant.context.stored(), %error, "release failed, tried again in the background");
+            count("lockcore_release_failed_total", backend, "backend");
+        }
+        Event::RenewalFailed { grant, error } => {
+            let error = error.map_or_else(|| "no answer in time".to_owned(), ToString::to_string);
+            tracing::warn!(backend, context = %grant.context.stored(), error, "renewal failed, tried again");
+            count("lockcore_renewal_failed_total", backend, "backend");
+        }
+        Event::WithdrawFailed { context, error } => {
+            tracing::warn!(backend, context = %context.stored(), %error, "a request in doubt could not be withdrawn");
+            count("lockcore_withdraw_failed_total", backend, "backend");
+        }
+        Event::SweepFailed { error } => {
+            tracing::warn!(backend, %error, "sweep failed");
+            count("lockcore_sweep_failed_total", backend, "backend");
+        }
+    }
+}
+
+fn reason<I>(lost: &LostLock<I>) -> &'static str {
+    match lost.reason {
+        crate::LossReason::Expired => "expired",
+        crate::LossReason::Broken => "broken",
+        crate::LossReason::Vanished => "vanished",
+        crate::LossReason::Unreachable => "unreachable",
+    }
+}
+
+/// Counts one in a metric.
+pub(crate) fn count(name: &'static str, backend: &'static str, kind: &'static str) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!(name, "backend" => backend, "kind" => kind).increment(1);
+    #[cfg(not(feature = "metrics"))]
+    let _ = (name, backend, kind);
+}
+
+/// Records a duration, in seconds, in a metric.
+pub(crate) fn time(name: &'static str, backend: &'static str, duration: Duration) {
+    #[cfg(feature = "metrics")]
+    metrics::histogram!(name, "backend" => backend).record(duration.as_secs_f64());
+    #[cfg(not(feature = "metrics"))]
+    let _ = (name, backend, duration);
+}
+
+/// Measures a span of time where metrics are wanted, and costs nothing elsewhere.
+#[derive(Clone, Copy)]
+pub(crate) struct Stopwatch {
+    #[cfg(feature = "metrics")]
+    started: std::time::Instant,
+}
+
+impl Stopwatch {
+    pub(crate) fn start() -> Self {
+        Stopwatch {
+            #[cfg(feature = "metrics")]
+            started: std::time::Instant::now(),
+        }
+    }
+
+    /// Records the time since the start in a metric.
+    pub(crate) fn record(self, name: &'static str, backend: &'static str) {
+        #[cfg(feature = "metrics")]
+        time(name, backend, self.started.elapsed());
+        #[cfg(not(feature = "metrics"))]
+        let _ = (name, backend);
+    }
+}

@@ -1,0 +1,189 @@
+//! Waiting for a set that others hold: in the backend's queue, or by asking again.
+
+use std::time::Duration;
+
+use super::{
+    acquire::{Attempt, Unanswered, within},
+    hold::Hold,
+};
+use crate::{
+    Acquired, Backoff, Conflict, ConflictReason, ContextId, Exponential, Failure, Ident, LockDao, LockError,
+    Phase, Wake, Wakeup, clock, wait::Strategy,
+};
+
+/// Pauses after a failure of the backend while there is time left.
+const AFTER_FAILURE: Exponential =
+    Exponential { base: Duration::from_millis(50), max: Duration::from_secs(2) };
+
+/// Pauses between two looks at a backend that has no queue.
+const BETWEEN_LOOKS: Exponential =
+    Exponential { base: Duration::from_millis(20), max: Duration::from_secs(1) };
+
+type Answer<I, C> = Result<Acquired<I, C>, Unanswered>;
+type Outcome<'s, I, C, D> = Result<Hold<'s, I, C, D>, LockError<I, C>>;
+
+/// Goes on after the first answer, which was not a grant, as `wait` says.
+pub(crate) async fn wait<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
+    attempt: Attempt<'s, I, C, D>,
+    first: Answer<I, C>,
+    wait: Strategy,
+) -> Outcome<'s, I, C, D> {
+    match wait {
+        Strategy::Queue { limit } if attempt.service().capabilities.fifo => {
+            in_queue(attempt, first, limit).await
+        }
+        Strategy::Queue { limit } => by_looking(attempt, first, limit).await,
+        Strategy::Retry { retries, backoff } => politely(attempt, first, retries, &*backoff).await,
+        Strategy::Never => match first {
+            Ok(Acquired::Granted(granted)) => Ok(attempt.hold(granted)),
+            Ok(Acquired::Refused(conflicts) | Acquired::Queued { conflicts, .. }) => {
+                Err(attempt.refused(conflicts))
+            }
+            Err(unanswered) => Err(attempt.unanswered(unanswered)),
+        },
+    }
+}
+
+/// Waits with a place in the backend's queue.
+async fn in_queue<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
+    mut attempt: Attempt<'s, I, C, D>,
+    mut answer: Answer<I, C>,
+    limit: Option<Duration>,
+) -> Outcome<'s, I, C, D> {
+    let mut failed = 0;
+    loop {
+        let (failures, mut wakeup, pause) = match answer {
+            Ok(Acquired::Granted(granted)) => return Ok(attempt.hold(granted)),
+            Ok(Acquired::Refused(conflicts)) => return Err(attempt.refused(conflicts)),
+            Ok(Acquired::Queued { conflicts, wakeup, recheck }) => {
+                failed = 0;
+                (conflicts.into_iter().map(Failure::Conflict).collect(), wakeup, recheck)
+            }
+            Err(Unanswered::Failed(error)) if error.is_retryable() => {
+                failed += 1;
+                (vec![Failure::Backend(error)], Wakeup::never(), Some(AFTER_FAILURE.delay(failed)))
+            }
+            Err(unanswered) => return Err(attempt.unanswered(unanswered)),
+        };
+        let left = attempt.left_of(limit);
+        let woken = match min(pause, left) {
+            Some(pause) => within(pause, wakeup.recv()).await,
+            None => Some(wakeup.recv().await),
+        };
+        if let Some(Wake::Offer(offer)) = woken {
+            match attempt.hold_offer(offer) {
+                Ok(hold) => return Ok(hold),
+                Err(again) => attempt = again,
+            }
+        }
+        if attempt.left_of(limit).is_some_and(|left| left.is_zero()) {
+            return attempt.give_up(failures).await;
+        }
+        answer = attempt.ask(limit).await;
+    }
+}
+
+/// Waits by asking again at growing intervals; of this process's waiters for an id only the first asks.
+async fn by_looking<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
+    mut attempt: Attempt<'s, I, C, D>,
+    mut answer: Answer<I, C>,
+    limit: Option<Duration>,
+) -> Outcome<'s, I, C, D> {
+    let service = attempt.service().clone();
+    let mut turn = None;
+    for look in 0.. {
+        let (failures, pause) = match answer {
+            Ok(Acquired::Granted(granted)) => return Ok(attempt.hold(granted)),
+            Ok(Acquired::Refused(conflicts) | Acquired::Queued { conflicts, .. }) => {
+                let pause = BETWEEN_LOOKS.delay(look).min(soonest_end(&conflicts));
+                (conflicts.into_iter().map(Failure::Conflict).collect(), pause)
+            }
+            Err(Unanswered::Failed(error)) if error.is_retryable() => {
+                (vec![Failure::Backend(error)], AFTER_FAILURE.delay(look))
+            }
+            Err(unanswered) => return Err(attempt.unanswered(unanswered)),
+        };
+        let left = attempt.left_of(limit);
+        let waited = async {
+            if turn.is_none() {
+                let ids = attempt.request().claims.iter().map(|claim| claim.target.stored().into_owned());
+                turn = Some(service.gate.turn(ids).await);
+            }
+            clock::sleep(pause).await;
+        };
+        let in_time = match left {
+            Some(left) => within(left, waited).await.is_some(),
+            None => {
+                waited.await;
+                true
+            }
+        };
+        if !in_time {
+            return Err(attempt.timed_out(failures, Phase::Waiting));
+        }
+        answer = attempt.ask(limit).await;
+    }
+    unreachable!("the loop ends by returning")
+}
+
+/// Waits by asking again as often and as fast as the user wants, with no place in any queue.
+async fn politely<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
+    mut attempt: Attempt<'s, I, C, D>,
+    mut answer: Answer<I, C>,
+    retries: Option<u32>,
+    backoff: &dyn Backoff,
+) -> Outcome<'s, I, C, D> {
+    for tried in 0.. {
+        let over = retries.is_some_and(|retries| tried >= retries);
+        match answer {
+            Ok(Acquired::Granted(granted)) => return Ok(attempt.hold(granted)),
+            Ok(Acquired::Refused(conflicts) | Acquired::Queued { conflicts, .. }) if over => {
+                return Err(attempt.refused(conflicts));
+            }
+            Err(unanswered) if over || !unanswered.is_retryable() => {
+                return Err(attempt.unanswered(unanswered));
+            }
+            _ => {}
+        }
+        clock::sleep(backoff.delay(tried)).await;
+        answer = attempt.ask(None).await;
+    }
+    unreachable!("the loop ends by returning")
+}
+
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'_, I, C, D> {
+    /// The outcome of a request without an answer.
+    fn unanswered(self, unanswered: Unanswered) -> LockError<I, C> {
+        match unanswered {
+            Unanswered::Failed(error) => self.failed(error),
+            Unanswered::TimedOut => self.timed_out(Vec::new(), Phase::Asking),
+        }
+    }
+
+    fn left_of(&self, limit: Option<Duration>) -> Option<Duration> {
+        limit.map(|limit| self.started.map_or(limit, |started| started.left_of(limit)))
+    }
+}
+
+impl Unanswered {
+    fn is_retryable(&self) -> bool {
+        matches!(self, Unanswered::Failed(error) if error.is_retryable())
+    }
+}
+
+/// When the first of the leases in the way ends, and not at once.
+fn soonest_end<I, C>(conflicts: &[Conflict<I, C>]) -> Duration {
+    let holders = conflicts.iter().flat_map(|conflict| match &conflict.reason {
+        ConflictReason::Held { holders, .. } => holders.as_slice(),
+        _ => &[],
+    });
+    let soonest = holders.filter_map(|holder| holder.remaining).min().unwrap_or(Duration::MAX);
+    soonest.max(Duration::from_millis(1))
+}
+
+fn min(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
