@@ -164,16 +164,19 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         self.into_hold(granted, lasts, false)
     }
 
-    /// All of it was pushed to this waiter; `None`, and nothing changed, if the offer cannot be relied on.
-    pub(crate) fn hold_offer(mut self, offer: Offer) -> Result<Hold<'s, I, C, D>, Self> {
+    /// Whether something certainly is left of the offer; if not, the request is to be sent again.
+    pub(crate) fn can_rely_on(&self, offer: &Offer) -> bool {
         match (self.request().lease, offer.remaining) {
-            (None, _) => Ok(self.into_hold(offer.granted, None, false)),
-            (Some(lease), Some(remaining)) if !remaining.is_zero() => {
-                self.sent = Some(Moment::now());
-                Ok(self.into_hold(offer.granted, Some(remaining.min(lease)), true))
-            }
-            (Some(_), _) => Err(self),
+            (None, _) => true,
+            (Some(_), remaining) => remaining.is_some_and(|remaining| !remaining.is_zero()),
         }
+    }
+
+    /// All of it was pushed to this waiter, in an offer that [can be relied on](Self::can_rely_on).
+    pub(crate) fn hold_offer(mut self, offer: Offer) -> Hold<'s, I, C, D> {
+        self.sent = Some(Moment::now());
+        let lasts = self.request().lease.and_then(|lease| Some(lease.min(offer.remaining?)));
+        self.into_hold(offer.granted, lasts, true)
     }
 
     fn hold_nothing(self) -> Hold<'s, I, C, D> {

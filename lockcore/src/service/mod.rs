@@ -67,10 +67,12 @@ pub(crate) struct Inner<I: Ident, C: ContextId, D> {
     _ids: std::marker::PhantomData<fn() -> I>,
 }
 
+type StartHook<D> = Box<dyn FnOnce(&D)>;
+
 /// Builds a [`LockingService`] with defaults of its own.
 pub struct Builder<I: Ident, C: ContextId, D: LockDao<I, C>> {
     inner: Inner<I, C, D>,
-    on_start: Option<Box<dyn FnOnce(&D)>>,
+    on_start: Option<StartHook<D>>,
 }
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Builder<I, C, D> {

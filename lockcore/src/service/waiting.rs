@@ -70,11 +70,9 @@ async fn in_queue<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
             Some(pause) => within(pause, wakeup.recv()).await,
             None => Some(wakeup.recv().await),
         };
-        if let Some(Wake::Offer(offer)) = woken {
-            match attempt.hold_offer(offer) {
-                Ok(hold) => return Ok(hold),
-                Err(again) => attempt = again,
-            }
+        match woken {
+            Some(Wake::Offer(offer)) if attempt.can_rely_on(&offer) => return Ok(attempt.hold_offer(offer)),
+            _ => {}
         }
         if attempt.left_of(limit).is_some_and(|left| left.is_zero()) {
             return attempt.give_up(failures).await;
