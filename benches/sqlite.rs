@@ -1,0 +1,3 @@
+//! SQLite; being built.
+
+fn main() {}
