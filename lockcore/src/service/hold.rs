@@ -3,7 +3,7 @@
 use std::{
     ops::Deref,
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -92,13 +92,13 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
                 keeper: keeper.clone(),
                 service: (*hold.service).clone(),
                 core: hold.core.clone(),
-                key: OnceLock::new(),
+                key: keeper.key(),
                 under_way: AtomicBool::new(false),
                 failed: AtomicBool::new(false),
             });
             let first = if offered { Duration::ZERO } else { lease.length / 3 };
-            let key = keeper.add(renewal.clone(), first.min(lease.left_to_run()));
-            renewal.key.set(key).expect("set only here");
+            let key = renewal.key;
+            keeper.add(key, renewal, first.min(lease.left_to_run()));
             hold.renewal = Some((keeper, key));
         }
         hold
@@ -193,7 +193,7 @@ struct Renewal<I: Ident, C: ContextId, D: LockDao<I, C>> {
     keeper: Arc<Keeper>,
     service: Arc<Inner<I, C, D>>,
     core: Arc<HoldCore<I, C>>,
-    key: OnceLock<u64>,
+    key: u64,
     under_way: AtomicBool,
     /// The last renewal got no answer.
     failed: AtomicBool,
@@ -231,9 +231,9 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Renewal<I, C, D> {
         let answer = tokio::time::timeout(patience, self.service.dao.renew(&self.core.grant)).await;
         let pause = match answer {
             Ok(Ok(renewed)) if renewed.lost.is_empty() => {
-                lease.extended(sent);
+                let age = lease.extended(sent);
                 self.failed.store(false, Relaxed);
-                self.service.observe_renewal(sent.elapsed());
+                self.service.observe_renewal(age.saturating_sub(lease.length / 3));
                 sent.left_of(lease.length / 3)
             }
             Ok(Ok(renewed)) => {
@@ -253,9 +253,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Renewal<I, C, D> {
             }
         };
         self.under_way.store(false, Relaxed);
-        if let Some(key) = self.key.get() {
-            self.keeper.hasten(*key, pause.min(lease.left_to_run()));
-        }
+        self.keeper.hasten(self.key, pause.min(lease.left_to_run()));
     }
 
     /// Soon enough for some tries before the lease ends, spread so that many holders do not come at once.

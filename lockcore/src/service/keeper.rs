@@ -2,7 +2,10 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -23,6 +26,7 @@ pub(crate) trait Tick: Send + Sync {
 
 /// Looks at many things, each at its own time.
 pub(crate) struct Keeper {
+    next_key: AtomicU64,
     entries: Mutex<Entries>,
     /// Something is due earlier than the keeper sleeps.
     earlier: Notify,
@@ -30,7 +34,6 @@ pub(crate) struct Keeper {
 
 #[derive(Default)]
 struct Entries {
-    next_key: u64,
     by_key: HashMap<u64, (Instant, Arc<dyn Tick>)>,
     by_time: BTreeSet<(Instant, u64)>,
 }
@@ -56,19 +59,23 @@ impl Keeper {
     }
 
     fn start(runtime: &Handle) -> Arc<Keeper> {
-        let keeper = Arc::new(Keeper { entries: Mutex::default(), earlier: Notify::new() });
+        let keeper = Arc::new(Keeper {
+            next_key: AtomicU64::new(0),
+            entries: Mutex::default(),
+            earlier: Notify::new(),
+        });
         runtime.spawn(keeper.clone().keep());
         keeper
     }
 
-    /// Looks at `what` after `pause` for the first time. The key is for [`remove`](Self::remove).
-    pub(crate) fn add(&self, what: Arc<dyn Tick>, pause: Duration) -> u64 {
-        let due = Instant::now() + pause;
-        let mut entries = self.entries();
-        let key = entries.next_key;
-        entries.next_key += 1;
-        self.insert(entries, key, due, what);
-        key
+    /// A key for [`add`](Self::add), never given twice.
+    pub(crate) fn key(&self) -> u64 {
+        self.next_key.fetch_add(1, Relaxed)
+    }
+
+    /// Looks at `what` after `pause` for the first time, until it is [removed](Self::remove).
+    pub(crate) fn add(&self, key: u64, what: Arc<dyn Tick>, pause: Duration) {
+        self.insert(self.entries(), key, Instant::now() + pause, what);
     }
 
     /// Looks at it at the latest after `pause`, if it is still there.

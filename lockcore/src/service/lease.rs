@@ -92,13 +92,15 @@ impl Lease {
         self.state().lost != Lost::Nothing
     }
 
-    /// A renewal that was sent at `sent` extended the lease. (L1, L2)
-    pub(crate) fn extended(&self, sent: Moment) {
+    /// A renewal that was sent at `sent` extended the lease (L1, L2); gives the age that it had reached.
+    pub(crate) fn extended(&self, sent: Moment) -> Duration {
         let mut state = self.state();
+        let age = state.sent.elapsed();
         if state.lost == Lost::Nothing {
             state.sent = sent;
             state.lasts = self.length;
         }
+        age
     }
 
     /// Notes that all of it is lost, unless it was known before, and tells everybody.
