@@ -23,7 +23,7 @@ impl Times {
     /// Adds the mean time of one operation out of `operations` that took `elapsed` together.
     pub fn add(&mut self, elapsed: Duration, operations: u32) {
         let each = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX) / u64::from(operations);
-        self.histogram.saturating_record(each.max(1));
+        self.histogram.record(each.max(1)).expect("the histogram grows with its values");
     }
 
     /// The time that `share` of the measurements, 0 to 1, are not above, in nanoseconds.

@@ -25,29 +25,22 @@ use crate::{
 /// The longest lease that can be asked for.
 const MAX_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// Takes the set as `settings` say, or tells why not.
+/// Takes the set as the attempt's settings say, or tells why not.
 pub(crate) async fn acquire<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
-    service: ServiceRef<'s, I, C, D>,
-    claims: Result<ClaimSet<I>, BadRequest>,
-    settings: Settings<C>,
+    mut attempt: Attempt<'s, I, C, D>,
+    wait: Strategy,
 ) -> Result<Hold<'s, I, C, D>, LockError<I, C>> {
-    let claims = claims?;
-    service.check_settings(&settings)?;
-    service.check_claims(&claims)?;
-    let mut attempt = Attempt::new(service, claims, &settings)?;
     if attempt.request().claims.is_empty() {
         return Ok(attempt.hold_nothing());
     }
-    let limit = match settings.wait.0 {
-        Strategy::Queue { limit } => limit,
-        _ => None,
+    let answer = match wait {
+        Strategy::Queue { limit: Some(limit) } => Box::pin(attempt.ask_within(limit)).await,
+        _ => attempt.ask().await,
     };
-    match (attempt.ask(limit).await, settings.wait.0) {
-        (Ok(Acquired::Granted(granted)), _) => Ok(attempt.hold(granted)),
-        (Ok(Acquired::Refused(conflicts)), Strategy::Never) => Err(attempt.refused(conflicts)),
-        (Err(Unanswered::Failed(error)), Strategy::Never) => Err(attempt.failed(error)),
+    match answer {
+        Ok(Acquired::Granted(granted)) => Ok(attempt.hold(granted)),
         // In a box of its own, so that a call that need not wait is not made larger by those that do.
-        (first, wait) => Box::pin(waiting::wait(attempt, first, wait)).await,
+        answer => Box::pin(waiting::wait(attempt, answer, wait)).await,
     }
 }
 
@@ -71,16 +64,20 @@ pub(crate) struct Attempt<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     /// When the last request was about to be sent; measured where a lease or a limit needs it.
     sent: Option<Moment>,
     /// When the first was.
-    pub(crate) started: Option<Moment>,
+    started: Option<Moment>,
     stopwatch: Stopwatch,
 }
 
 impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
-    fn new(
+    /// Checks what is asked for, before anything is sent, and gives the attempt with its way of waiting.
+    pub(crate) fn new(
         service: ServiceRef<'s, I, C, D>,
-        claims: ClaimSet<I>,
-        settings: &Settings<C>,
-    ) -> Result<Self, LockError<I, C>> {
+        claims: Result<ClaimSet<I>, BadRequest>,
+        settings: Settings<C>,
+    ) -> Result<(Self, Strategy), LockError<I, C>> {
+        let claims = claims?;
+        service.check_settings(&settings)?;
+        service.check_claims(&claims)?;
         let mut nested = settings.nested;
         let enclosing = nesting::enclosing(service.identity(), &mut nested, |held: &HoldCore<I, C>| {
             let wanted = |target: &Target<I>| claims.iter().any(|claim| claim.target == *target);
@@ -90,23 +87,23 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             return Err(LockingError::SelfDeadlock { target });
         }
         let given = settings.context.is_some() || service.contexts_may_repeat;
-        let context = settings.context.clone().unwrap_or_else(|| (service.make_context)());
+        let context = settings.context.unwrap_or_else(|| (service.make_context)());
         if given {
             check_context(&context)?;
         }
         let context_tracked = service.begin(&context, given)?;
-        let strategy = &settings.wait.0;
+        let strategy = settings.wait.0;
         let request = AcquireRequest {
             context,
             attempt: AttemptId::fresh(),
             claims,
             lease: settings.lease,
-            owner: settings.owner.clone(),
+            owner: settings.owner,
             queue: matches!(strategy, Strategy::Queue { .. }) && service.capabilities.fifo,
             nested,
             detached: settings.detached,
         };
-        Ok(Attempt {
+        let attempt = Attempt {
             service: Some(service),
             request: Some(request),
             context_tracked,
@@ -115,7 +112,8 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             sent: None,
             started: None,
             stopwatch: Stopwatch::start(),
-        })
+        };
+        Ok((attempt, strategy))
     }
 
     pub(crate) fn service(&self) -> &Arc<Inner<I, C, D>> {
@@ -126,25 +124,13 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         self.request.as_ref().expect("taken only when the attempt ends")
     }
 
-    /// Sends the request, and waits for the answer within what is left of `limit`.
-    pub(crate) async fn ask(&mut self, limit: Option<Duration>) -> Result<Acquired<I, C>, Unanswered> {
-        if self.request().lease.is_some() || limit.is_some() {
-            let now = Moment::now();
-            self.sent = Some(now);
-            self.started.get_or_insert(now);
+    /// Sends the request and waits for the answer.
+    pub(crate) async fn ask(&mut self) -> Result<Acquired<I, C>, Unanswered> {
+        if self.request().lease.is_some() {
+            self.sending();
         }
         self.in_doubt = true; // A1
-        let answer = {
-            let (service, request) = (self.service(), self.request());
-            let asked = service.dao.acquire(request);
-            match limit {
-                None => asked.await,
-                Some(limit) => {
-                    let left = self.started.map_or(limit, |started| started.left_of(limit));
-                    within(left, asked).await.ok_or(Unanswered::TimedOut)?
-                }
-            }
-        };
+        let answer = self.service().dao.acquire(self.request()).await;
         match answer {
             Ok(answer) => {
                 self.in_doubt = !matches!(answer, Acquired::Refused(_)); // A1
@@ -156,6 +142,24 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
                 Err(Unanswered::Failed(error))
             }
         }
+    }
+
+    /// The same, but waits no longer than what is left of `limit`, which counts from the first request.
+    pub(crate) async fn ask_within(&mut self, limit: Duration) -> Result<Acquired<I, C>, Unanswered> {
+        self.sending();
+        let left = self.left_of(limit);
+        within(left, self.ask()).await.unwrap_or(Err(Unanswered::TimedOut))
+    }
+
+    /// How much is left of `limit`, which counts from the first request.
+    pub(crate) fn left_of(&self, limit: Duration) -> Duration {
+        self.started.map_or(limit, |started| started.left_of(limit))
+    }
+
+    fn sending(&mut self) {
+        let now = Moment::now();
+        self.sent = Some(now);
+        self.started.get_or_insert(now);
     }
 
     /// All of it is held, for a whole lease from the last request.

@@ -1,16 +1,17 @@
 //! One call of the service: its options, and the ways to run something under a set of locks.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, future::poll_fn, pin::pin, sync::Arc, time::Duration};
 
 use super::{
     LockGuard, LockingService,
-    acquire::acquire,
+    acquire::{Attempt, acquire},
     held::Held,
-    hold::ServiceRef,
-    run::{self, Ended},
+    hold::{Hold, HoldCore, ServiceRef},
+    run::{self, Bounds, Ended},
 };
 use crate::{
-    Capabilities, ClaimSet, ContextId, Ident, Ids, LockDao, LockError, LockingError, Mode, Owner, Wait,
+    BadRequest, Capabilities, ClaimSet, ContextId, Ident, Ids, LockDao, LockError, LockingError, Mode, Owner,
+    Wait,
 };
 
 /// What a callback may give: a `Result`, or nothing.
@@ -188,8 +189,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         F: FnOnce() -> Fut,
         Fut: Future<Output: CallbackResult>,
     {
-        let ended = self.start(ids, move |_| callback());
-        async move { into_result(ended.await) }
+        self.start(ids, move |_| callback(), into_result)
     }
 
     /// As [`with_locks`](Self::with_locks); the callback gets a handle to what is held.
@@ -206,8 +206,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         F: FnOnce(Held<I, C>) -> Fut,
         Fut: Future<Output: CallbackResult>,
     {
-        let ended = self.start(ids, callback);
-        async move { into_result(ended.await) }
+        self.start(ids, move |core| callback(Held(core.clone())), into_result)
     }
 
     /// As [`with_held_locks`](Self::with_held_locks), but tells of a loss beside the callback's value instead of in its
@@ -225,7 +224,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         F: FnOnce(Held<I, C>) -> Fut,
         Fut: Future,
     {
-        self.start(ids, callback)
+        self.start(ids, move |core| callback(Held(core.clone())), |ended| ended)
     }
 
     /// As [`with_locks`](Self::with_locks) for a callback that cannot fail.
@@ -242,11 +241,14 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         F: FnOnce() -> Fut,
         Fut: Future,
     {
-        let ended = self.start(ids, move |_| callback());
-        async move {
-            let Ended { value, lost } = ended.await?;
-            Ended { value: value.map(Ok), lost }.into_result()
-        }
+        self.start(
+            ids,
+            move |_| callback(),
+            |ended| {
+                let Ended { value, lost } = ended?;
+                Ended { value: value.map(Ok), lost }.into_result()
+            },
+        )
     }
 
     /// As [`with_locks`](Self::with_locks) for application errors, such as `anyhow::Error`, a boxed error, or an enum
@@ -265,11 +267,14 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         Fut: Future<Output = Result<T, E>>,
         E: From<LockError<I, C>>,
     {
-        let ended = self.start(ids, move |_| callback());
-        async move {
-            let result = ended.await.map_err(E::from)?.into_result();
-            result.map_err(|error| error.split().unwrap_or_else(E::from))
-        }
+        self.start(
+            ids,
+            move |_| callback(),
+            |ended| {
+                let result = ended.map_err(E::from)?.into_result();
+                result.map_err(|error| error.split().unwrap_or_else(E::from))
+            },
+        )
     }
 
     /// Locks the set, runs plain code on the caller's thread, releases, and gives its value.
@@ -310,10 +315,10 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         let Call { service, settings } = self;
         let claims = ClaimSet::new(ids, settings.bare);
         async move {
-            let hold = acquire(ServiceRef::Borrowed(service.inner()), claims, settings).await;
+            let hold = Self::take(settings, ServiceRef::Borrowed(service.inner()), claims).await;
             let hold = hold.map_err(LockError::widen)?;
-            let ended = run::run_sync(hold, |core| callback(&Held(core.clone()))).await;
-            ended.map_err(LockError::widen)?.into_result()
+            let end = run::call_sync(&hold, |core| callback(&Held(core.clone())));
+            run::finish(hold, end).await.map_err(LockError::widen)?.into_result()
         }
     }
 
@@ -339,7 +344,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         let Call { service, settings } = self;
         let claims = ClaimSet::new(ids, settings.bare);
         async move {
-            let hold = acquire(ServiceRef::Owned(service.inner().clone()), claims, settings).await;
+            let hold = Self::take(settings, ServiceRef::Owned(service.inner().clone()), claims).await;
             let hold = hold.map_err(LockError::widen)?;
             let on_its_thread = tokio::task::spawn_blocking(move || {
                 let end = run::call_sync(&hold, |core| callback(&Held(core.clone())));
@@ -347,7 +352,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
             });
             let (hold, end) =
                 on_its_thread.await.expect("panics of the callback are caught, and it is not aborted");
-            run::finish_sync(hold, end).await.map_err(LockError::widen)?.into_result()
+            run::finish(hold, end).await.map_err(LockError::widen)?.into_result()
         }
     }
 
@@ -369,26 +374,57 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         let claims = ClaimSet::new(ids, settings.bare);
         async move {
             let service = ServiceRef::Owned(service.inner().clone());
-            Ok(LockGuard::new(acquire(service, claims, settings).await?))
+            Ok(LockGuard::new(Self::take(settings, service, claims).await?))
         }
     }
 
-    fn start<K, F, Fut>(
+    /// The one way in which a future runs under locks. All of it is one `async` block: each further one around or
+    /// inside it would have a place of its own for what the callback captured.
+    fn start<K, F, Fut, R>(
         self,
         ids: K,
         callback: F,
-    ) -> impl Future<Output = Result<Ended<Fut::Output, I>, LockError<I, C>>> + use<'a, I, C, D, K, F, Fut>
+        conclude: impl FnOnce(Result<Ended<Fut::Output, I>, LockError<I, C>>) -> R,
+    ) -> impl Future<Output = R>
     where
         K: Ids<I>,
-        F: FnOnce(Held<I, C>) -> Fut,
+        F: FnOnce(&Arc<HoldCore<I, C>>) -> Fut,
         Fut: Future,
     {
         let Call { service, settings } = self;
         let claims = ClaimSet::new(ids, settings.bare);
         async move {
             let (tell_when_lost, max_hold) = (settings.tell_when_lost, settings.max_hold);
-            let hold = acquire(ServiceRef::Borrowed(service.inner()), claims, settings).await?;
-            run::run(hold, tell_when_lost, max_hold, |core| callback(Held(core.clone()))).await
+            let hold = match Attempt::new(ServiceRef::Borrowed(service.inner()), claims, settings) {
+                Ok((attempt, wait)) => acquire(attempt, wait).await,
+                Err(error) => Err(error),
+            };
+            let hold = match hold {
+                Ok(hold) => hold,
+                Err(error) => return conclude(Err(error)),
+            };
+            let mut bounds = Bounds::new(tell_when_lost, max_hold);
+            let end = match run::begin(&hold, &bounds, callback) {
+                Err(end) => end,
+                Ok(future) => {
+                    // Dropped at the end of this block: nothing of the callback outlives the locks.
+                    let mut future = pin!(future);
+                    poll_fn(|cx| run::poll(&hold, &mut bounds, future.as_mut(), cx)).await
+                }
+            };
+            conclude(run::finish(hold, end).await)
+        }
+    }
+
+    /// Takes the set, for what is not a future that runs under locks.
+    fn take<'s>(
+        settings: Settings<C>,
+        service: ServiceRef<'s, I, C, D>,
+        claims: Result<ClaimSet<I>, BadRequest>,
+    ) -> impl Future<Output = Result<Hold<'s, I, C, D>, LockError<I, C>>> {
+        async move {
+            let (attempt, wait) = Attempt::new(service, claims, settings)?;
+            acquire(attempt, wait).await
         }
     }
 }

@@ -2,13 +2,14 @@
 
 use std::{
     any::Any,
-    future::poll_fn,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    pin::pin,
+    pin::Pin,
     sync::Arc,
-    task::Poll,
+    task::{Context, Poll},
     time::Duration,
 };
+
+use tokio::time::Sleep;
 
 use super::hold::{Hold, HoldCore};
 use crate::{ContextId, Ident, LockDao, LockError, LockingError, LostLock, clock};
@@ -36,90 +37,80 @@ impl<T, E, I> Ended<Result<T, E>, I> {
 }
 
 /// What ended a callback.
-enum End<T> {
+pub(crate) enum End<T> {
     Done(T),
+    /// Locks were lost, so that it was stopped or not begun.
     Lost,
     TooLong(Duration),
     Panicked(Box<dyn Any + Send>),
 }
 
-/// Makes the callback's future and polls it while the set is held, then releases.
-pub(crate) async fn run<I: Ident, C: ContextId, D: LockDao<I, C>, Fut: Future>(
-    hold: Hold<'_, I, C, D>,
+/// When a callback is stopped, whatever happens to its locks.
+pub(crate) struct Bounds {
     tell_when_lost: bool,
-    max_hold: Option<Duration>,
-    make: impl FnOnce(&Arc<HoldCore<I, C>>) -> Fut,
-) -> Result<Ended<Fut::Output, I>, LockError<I, C>> {
-    let end = 'run: {
-        if !tell_when_lost && is_lost(&hold) {
-            break 'run End::Lost;
+    max_hold: Option<(Duration, Pin<Box<Sleep>>)>,
+}
+
+impl Bounds {
+    /// Both from now on.
+    pub(crate) fn new(tell_when_lost: bool, max_hold: Option<Duration>) -> Self {
+        let max_hold = max_hold.map(|max_hold| (max_hold, Box::pin(clock::sleep(max_hold))));
+        Bounds { tell_when_lost, max_hold }
+    }
+}
+
+/// Begins a callback, unless its locks are lost already.
+pub(crate) fn begin<I: Ident, C: ContextId, D: LockDao<I, C>, T, U>(
+    hold: &Hold<'_, I, C, D>,
+    bounds: &Bounds,
+    make: impl FnOnce(&Arc<HoldCore<I, C>>) -> T,
+) -> Result<T, End<U>> {
+    match !bounds.tell_when_lost && is_lost(hold) {
+        true => Err(End::Lost),
+        false => inside(hold, || make(&hold.core)).map_err(End::Panicked),
+    }
+}
+
+/// Polls a callback once, unless it has to be stopped.
+pub(crate) fn poll<I: Ident, C: ContextId, D: LockDao<I, C>, Fut: Future>(
+    hold: &Hold<'_, I, C, D>,
+    bounds: &mut Bounds,
+    future: Pin<&mut Fut>,
+    cx: &mut Context<'_>,
+) -> Poll<End<Fut::Output>> {
+    if let Some(lease) = &hold.core.lease
+        && !bounds.tell_when_lost
+    {
+        // Registered before the look, so that a loss in between wakes.
+        lease.task.register(cx.waker());
+        if lease.is_lost() {
+            return Poll::Ready(End::Lost);
         }
-        let future = match inside(&hold, || make(&hold.core)) {
-            Ok(future) => future,
-            Err(panic) => break 'run End::Panicked(panic),
-        };
-        let mut future = pin!(future);
-        let mut too_long = max_hold.map(|max_hold| Box::pin(clock::sleep(max_hold)));
-        poll_fn(|cx| {
-            if let Some(lease) = &hold.core.lease
-                && !tell_when_lost
-            {
-                // Registered before the look, so that a loss in between wakes.
-                lease.task.register(cx.waker());
-                if lease.is_lost() {
-                    return Poll::Ready(End::Lost);
-                }
-            }
-            if let (Some(timer), Some(max_hold)) = (&mut too_long, max_hold)
-                && timer.as_mut().poll(cx).is_ready()
-            {
-                return Poll::Ready(End::TooLong(max_hold));
-            }
-            match inside(&hold, || future.as_mut().poll(cx)) {
-                Ok(polled) => polled.map(End::Done),
-                Err(panic) => Poll::Ready(End::Panicked(panic)),
-            }
-        })
-        .await
-    };
-    finish(hold, end).await
+    }
+    if let Some((max_hold, timer)) = &mut bounds.max_hold
+        && timer.as_mut().poll(cx).is_ready()
+    {
+        return Poll::Ready(End::TooLong(*max_hold));
+    }
+    match inside(hold, || future.poll(cx)) {
+        Ok(polled) => polled.map(End::Done),
+        Err(panic) => Poll::Ready(End::Panicked(panic)),
+    }
 }
 
-/// Runs plain code on this thread while the set is held, then releases.
-pub(crate) async fn run_sync<I: Ident, C: ContextId, D: LockDao<I, C>, T>(
-    hold: Hold<'_, I, C, D>,
-    callback: impl FnOnce(&Arc<HoldCore<I, C>>) -> T,
-) -> Result<Ended<T, I>, LockError<I, C>> {
-    let end = call_sync(&hold, callback);
-    finish(hold, end.0).await
-}
-
-/// What plain code gave that ran while a set was held.
-pub(crate) struct SyncEnd<T>(End<T>);
-
-/// Runs plain code on this thread while the set is held, and does not release yet.
+/// Runs plain code on this thread while the set is held.
 pub(crate) fn call_sync<I: Ident, C: ContextId, D: LockDao<I, C>, T>(
     hold: &Hold<'_, I, C, D>,
     callback: impl FnOnce(&Arc<HoldCore<I, C>>) -> T,
-) -> SyncEnd<T> {
-    SyncEnd(match is_lost(hold) {
-        true => End::Lost,
-        false => match inside(hold, || callback(&hold.core)) {
-            Ok(value) => End::Done(value),
-            Err(panic) => End::Panicked(panic),
-        },
-    })
+) -> End<T> {
+    match begin(hold, &Bounds::new(false, None), callback) {
+        Ok(value) => End::Done(value),
+        Err(end) => end,
+    }
 }
 
-/// Releases what [`call_sync`] ran under.
-pub(crate) async fn finish_sync<I: Ident, C: ContextId, D: LockDao<I, C>, T>(
-    hold: Hold<'_, I, C, D>,
-    end: SyncEnd<T>,
-) -> Result<Ended<T, I>, LockError<I, C>> {
-    finish(hold, end.0).await
-}
-
-async fn finish<I: Ident, C: ContextId, D: LockDao<I, C>, T>(
+/// Releases the set and gives the outcome, or lets the panic go on.
+pub(crate) async fn finish<I: Ident, C: ContextId, D: LockDao<I, C>, T>(
     hold: Hold<'_, I, C, D>,
     end: End<T>,
 ) -> Result<Ended<T, I>, LockError<I, C>> {

@@ -65,7 +65,7 @@ async fn in_queue<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
             }
             Err(unanswered) => return Err(attempt.unanswered(unanswered)),
         };
-        let left = attempt.left_of(limit);
+        let left = attempt.left(limit);
         let woken = match min(pause, left) {
             Some(pause) => within(pause, wakeup.recv()).await,
             None => Some(wakeup.recv().await),
@@ -74,10 +74,10 @@ async fn in_queue<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
             Some(Wake::Offer(offer)) if attempt.can_rely_on(&offer) => return Ok(attempt.hold_offer(offer)),
             _ => {}
         }
-        if attempt.left_of(limit).is_some_and(|left| left.is_zero()) {
+        if attempt.left(limit).is_some_and(|left| left.is_zero()) {
             return attempt.give_up(failures).await;
         }
-        answer = attempt.ask(limit).await;
+        answer = attempt.ask_again(limit).await;
     }
 }
 
@@ -101,7 +101,7 @@ async fn by_looking<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
             }
             Err(unanswered) => return Err(attempt.unanswered(unanswered)),
         };
-        let left = attempt.left_of(limit);
+        let left = attempt.left(limit);
         let waited = async {
             if turn.is_none() {
                 let ids = attempt.request().claims.iter().map(|claim| claim.target.stored().into_owned());
@@ -119,7 +119,7 @@ async fn by_looking<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
         if !in_time {
             return Err(attempt.timed_out(failures, Phase::Waiting));
         }
-        answer = attempt.ask(limit).await;
+        answer = attempt.ask_again(limit).await;
     }
     unreachable!("the loop ends by returning")
 }
@@ -144,7 +144,7 @@ async fn politely<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
             _ => {}
         }
         clock::sleep(backoff.delay(tried)).await;
-        answer = attempt.ask(None).await;
+        answer = attempt.ask().await;
     }
     unreachable!("the loop ends by returning")
 }
@@ -158,8 +158,15 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'_, I, C, D> {
         }
     }
 
-    fn left_of(&self, limit: Option<Duration>) -> Option<Duration> {
-        limit.map(|limit| self.started.map_or(limit, |started| started.left_of(limit)))
+    fn left(&self, limit: Option<Duration>) -> Option<Duration> {
+        limit.map(|limit| self.left_of(limit))
+    }
+
+    async fn ask_again(&mut self, limit: Option<Duration>) -> Answer<I, C> {
+        match limit {
+            Some(limit) => self.ask_within(limit).await,
+            None => self.ask().await,
+        }
     }
 }
 
