@@ -178,7 +178,14 @@ where
     T::Item: IntoClaim<I>,
 {
     fn into_claims(self, bare: Mode) -> SmallVec<[Claim<I>; 1]> {
-        self.into_iter().map(|id| id.into_claim(bare)).collect()
+        let ids = self.into_iter();
+        let mut claims = SmallVec::new();
+        claims.reserve(ids.size_hint().0);
+        // Cheaper than `collect` for the usual one or two.
+        for id in ids {
+            claims.push(id.into_claim(bare));
+        }
+        claims
     }
 }
 

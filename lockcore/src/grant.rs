@@ -51,12 +51,13 @@ impl<I: crate::Ident, C> Grant<I, C> {
         granted: impl IntoIterator<Item = Granted>,
         lease: Option<Duration>,
     ) -> Self {
-        let locks = claims
-            .into_claims()
-            .into_iter()
-            .zip(granted)
-            .map(|(claim, granted)| Lock { target: claim.target, granted })
-            .collect();
+        let claims = claims.into_claims();
+        let mut locks = SmallVec::new();
+        locks.reserve(claims.len());
+        // Cheaper than `collect` for the usual one or two.
+        for (claim, granted) in claims.into_iter().zip(granted) {
+            locks.push(Lock { target: claim.target, granted });
+        }
         Grant { context, locks, lease }
     }
 }

@@ -27,14 +27,14 @@ const MAX_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// Takes the set as the attempt's settings say, or tells why not.
 pub(crate) async fn acquire<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
-    mut attempt: Attempt<'s, I, C, D>,
-    wait: Strategy,
+    attempt: &mut Attempt<'s, I, C, D>,
+    wait: &Strategy,
 ) -> Result<Hold<'s, I, C, D>, LockError<I, C>> {
     if attempt.request().claims.is_empty() {
         return Ok(attempt.hold_nothing());
     }
     let answer = match wait {
-        Strategy::Queue { limit: Some(limit) } => Box::pin(attempt.ask_within(limit)).await,
+        Strategy::Queue { limit: Some(limit) } => Box::pin(attempt.ask_within(*limit)).await,
         _ => attempt.ask().await,
     };
     match answer {
@@ -69,14 +69,14 @@ pub(crate) struct Attempt<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
 }
 
 impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
-    /// Checks what is asked for, before anything is sent, and gives the attempt with its way of waiting.
+    /// Checks what is asked for, before anything is sent.
     pub(crate) fn new(
         service: ServiceRef<'s, I, C, D>,
         claims: Result<ClaimSet<I>, BadRequest>,
-        settings: Settings<C>,
-    ) -> Result<(Self, Strategy), LockError<I, C>> {
+        settings: &Settings<C>,
+    ) -> Result<Self, LockError<I, C>> {
         let claims = claims?;
-        service.check_settings(&settings)?;
+        service.check_settings(settings)?;
         service.check_claims(&claims)?;
         let mut nested = settings.nested;
         let enclosing = nesting::enclosing(service.identity(), &mut nested, |held: &HoldCore<I, C>| {
@@ -87,23 +87,22 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             return Err(LockingError::SelfDeadlock { target });
         }
         let given = settings.context.is_some() || service.contexts_may_repeat;
-        let context = settings.context.unwrap_or_else(|| (service.make_context)());
+        let context = settings.context.clone().unwrap_or_else(|| (service.make_context)());
         if given {
             check_context(&context)?;
         }
         let context_tracked = service.begin(&context, given)?;
-        let strategy = settings.wait.0;
         let request = AcquireRequest {
             context,
             attempt: AttemptId::fresh(),
             claims,
             lease: settings.lease,
-            owner: settings.owner,
-            queue: matches!(strategy, Strategy::Queue { .. }) && service.capabilities.fifo,
+            owner: settings.owner.clone(),
+            queue: matches!(settings.wait.0, Strategy::Queue { .. }) && service.capabilities.fifo,
             nested,
             detached: settings.detached,
         };
-        let attempt = Attempt {
+        Ok(Attempt {
             service: Some(service),
             request: Some(request),
             context_tracked,
@@ -112,8 +111,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             sent: None,
             started: None,
             stopwatch: Stopwatch::start(),
-        };
-        Ok((attempt, strategy))
+        })
     }
 
     pub(crate) fn service(&self) -> &Arc<Inner<I, C, D>> {
@@ -163,9 +161,9 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
     }
 
     /// All of it is held, for a whole lease from the last request.
-    pub(crate) fn hold(self, granted: SmallVec<[Granted; 1]>) -> Hold<'s, I, C, D> {
+    pub(crate) fn hold(&mut self, granted: SmallVec<[Granted; 1]>) -> Hold<'s, I, C, D> {
         let lasts = self.request().lease;
-        self.into_hold(granted, lasts, false)
+        self.become_hold(granted, lasts, false)
     }
 
     /// Whether something certainly is left of the offer; if not, the request is to be sent again.
@@ -177,18 +175,18 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
     }
 
     /// All of it was pushed to this waiter, in an offer that [can be relied on](Self::can_rely_on).
-    pub(crate) fn hold_offer(mut self, offer: Offer) -> Hold<'s, I, C, D> {
+    pub(crate) fn hold_offer(&mut self, offer: Offer) -> Hold<'s, I, C, D> {
         self.sent = Some(Moment::now());
         let lasts = self.request().lease.and_then(|lease| Some(lease.min(offer.remaining?)));
-        self.into_hold(offer.granted, lasts, true)
+        self.become_hold(offer.granted, lasts, true)
     }
 
-    fn hold_nothing(self) -> Hold<'s, I, C, D> {
-        self.into_hold(SmallVec::new(), None, false)
+    fn hold_nothing(&mut self) -> Hold<'s, I, C, D> {
+        self.become_hold(SmallVec::new(), None, false)
     }
 
-    fn into_hold(
-        mut self,
+    fn become_hold(
+        &mut self,
         granted: SmallVec<[Granted; 1]>,
         lasts: Option<Duration>,
         offered: bool,
@@ -200,7 +198,8 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         self.stopwatch.record("lockcore_wait_seconds", backend);
         let lease = lasts.and_then(|lasts| {
             let sent = self.sent.expect("measured for every request with a lease");
-            request.lease.map(|length| Lease::new(length, service.margin, self.max_hold, sent, lasts))
+            let length = request.lease?;
+            Some(Box::new(Lease::new(length, service.margin, self.max_hold, sent, lasts)))
         });
         if lease.is_some() {
             service.start_sweeper();
@@ -210,23 +209,23 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
     }
 
     /// The outcome of a refusal.
-    pub(crate) fn refused(self, conflicts: Vec<Conflict<I, C>>) -> LockError<I, C> {
+    pub(crate) fn refused(&mut self, conflicts: Vec<Conflict<I, C>>) -> LockError<I, C> {
         self.not_locked(conflicts.into_iter().map(Failure::Conflict).collect(), None)
     }
 
     /// The outcome of a failure; what is in doubt is withdrawn in the background.
-    pub(crate) fn failed(self, error: BackendError) -> LockError<I, C> {
+    pub(crate) fn failed(&mut self, error: BackendError) -> LockError<I, C> {
         self.not_locked(vec![Failure::Backend(error)], None)
     }
 
     /// The outcome of an attempt that ran out of time.
-    pub(crate) fn timed_out(self, failures: Vec<Failure<I, C>>, phase: Phase) -> LockError<I, C> {
+    pub(crate) fn timed_out(&mut self, failures: Vec<Failure<I, C>>, phase: Phase) -> LockError<I, C> {
         let after = self.started.map(|started| started.elapsed()).unwrap_or_default();
         self.not_locked(failures, Some(TimedOut { after, phase }))
     }
 
     pub(crate) fn not_locked(
-        self,
+        &mut self,
         failures: Vec<Failure<I, C>>,
         timed_out: Option<TimedOut>,
     ) -> LockError<I, C> {
@@ -236,7 +235,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
 
     /// Leaves the queue, unless the set was granted by now: then it is held.
     pub(crate) async fn give_up(
-        mut self,
+        &mut self,
         failures: Vec<Failure<I, C>>,
     ) -> Result<Hold<'s, I, C, D>, LockError<I, C>> {
         let answer = {

@@ -90,45 +90,46 @@ impl<C> Settings<C> {
 #[must_use = "a call does nothing until it is given ids"]
 pub struct Call<'a, I: Ident, C: ContextId, D: LockDao<I, C>> {
     service: &'a LockingService<I, C, D>,
-    settings: Settings<C>,
+    /// `None` while they are the service's defaults.
+    own: Option<Box<Settings<C>>>,
 }
 
 impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
     /// How long and in what manner to wait for locks that others hold.
     pub fn wait(mut self, wait: Wait) -> Self {
-        self.settings.wait = wait;
+        self.settings().wait = wait;
         self
     }
 
     /// How long the locks last unless they are renewed, which happens at a third of it. From the backend's
     /// [`min_lease`](Capabilities::min_lease) to 365 days.
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.settings.lease = Some(lease);
+        self.settings().lease = Some(lease);
         self
     }
 
     /// Locks that last until they are released, where [`permanent`](Capabilities::permanent) is declared.
     pub fn permanent(mut self) -> Self {
-        self.settings.lease = None;
+        self.settings().lease = None;
         self
     }
 
     /// Wants one permit of each id that is given without a mode of its own, of which at most `limit` may be held at
     /// once as this caller sees it.
     pub fn slots(mut self, limit: u32) -> Self {
-        self.settings.bare = Mode::Slots { permits: 1, limit };
+        self.settings().bare = Mode::Slots { permits: 1, limit };
         self
     }
 
     /// Wants each id that is given without a mode of its own shared.
     pub fn shared(mut self) -> Self {
-        self.settings.bare = Mode::Shared;
+        self.settings().bare = Mode::Shared;
         self
     }
 
     /// The owner label, for people to read.
     pub fn owner(mut self, owner: impl Into<Owner>) -> Self {
-        self.settings.owner = owner.into();
+        self.settings().owner = owner.into();
         self
     }
 
@@ -136,33 +137,45 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
     /// [`LockingError::HeldTooLong`]. A sync callback cannot be stopped: its locks are no longer renewed. A guard is not
     /// stopped either.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.settings.max_hold = Some(max_hold);
+        self.settings().max_hold = Some(max_hold);
         self
     }
 
     /// Does not stop the callback when locks are lost: it looks itself, at [`Held::check`] or [`Held::lost`].
     pub fn tell_when_lost(mut self) -> Self {
-        self.settings.tell_when_lost = true;
+        self.settings().tell_when_lost = true;
         self
     }
 
     /// The caller already holds locks that the service cannot see it hold - through a guard, or in another task - and
     /// so must not wait behind waiters who may be waiting for it. Inside a callback this is known.
     pub fn nested(mut self) -> Self {
-        self.settings.nested = true;
+        self.settings().nested = true;
         self
     }
 
     /// The locks are to outlive this process: only their lease ends them, not its death.
     pub fn detached(mut self) -> Self {
-        self.settings.detached = true;
+        self.settings().detached = true;
         self
     }
 
     /// The context of this call; a fresh value, see [`ContextId`].
     pub fn context(mut self, context: C) -> Self {
-        self.settings.context = Some(context);
+        self.settings().context = Some(context);
         self
+    }
+
+    fn effective(&self) -> &Settings<C> {
+        self.own.as_deref().unwrap_or(&self.service.inner().defaults)
+    }
+
+    fn claims(&self, ids: impl Ids<I>) -> Result<ClaimSet<I>, BadRequest> {
+        ClaimSet::new(ids, self.effective().bare)
+    }
+
+    fn settings(&mut self) -> &mut Settings<C> {
+        self.own.get_or_insert_with(|| Box::new(self.service.inner().defaults.clone()))
     }
 
     /// Locks the set, runs the callback, releases, and gives the callback's value.
@@ -312,10 +325,9 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         K: Ids<I>,
         F: FnOnce(&Held<I, C>) -> Result<T, E>,
     {
-        let Call { service, settings } = self;
-        let claims = ClaimSet::new(ids, settings.bare);
+        let claims = self.claims(ids);
         async move {
-            let hold = Self::take(settings, ServiceRef::Borrowed(service.inner()), claims).await;
+            let hold = take(ServiceRef::Borrowed(self.service.inner()), self.effective(), claims).await;
             let hold = hold.map_err(LockError::widen)?;
             let end = run::call_sync(&hold, |core| callback(&Held(core.clone())));
             run::finish(hold, end).await.map_err(LockError::widen)?.into_result()
@@ -341,10 +353,9 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         T: Send + 'static,
         E: Send + 'static,
     {
-        let Call { service, settings } = self;
-        let claims = ClaimSet::new(ids, settings.bare);
+        let claims = self.claims(ids);
         async move {
-            let hold = Self::take(settings, ServiceRef::Owned(service.inner().clone()), claims).await;
+            let hold = take(ServiceRef::Owned(self.service.inner().clone()), self.effective(), claims).await;
             let hold = hold.map_err(LockError::widen)?;
             let on_its_thread = tokio::task::spawn_blocking(move || {
                 let end = run::call_sync(&hold, |core| callback(&Held(core.clone())));
@@ -370,11 +381,10 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
     where
         K: Ids<I>,
     {
-        let Call { service, settings } = self;
-        let claims = ClaimSet::new(ids, settings.bare);
+        let claims = self.claims(ids);
         async move {
-            let service = ServiceRef::Owned(service.inner().clone());
-            Ok(LockGuard::new(Self::take(settings, service, claims).await?))
+            let service = ServiceRef::Owned(self.service.inner().clone());
+            Ok(LockGuard::new(take(service, self.effective(), claims).await?))
         }
     }
 
@@ -391,42 +401,37 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         F: FnOnce(&Arc<HoldCore<I, C>>) -> Fut,
         Fut: Future,
     {
-        let Call { service, settings } = self;
-        let claims = ClaimSet::new(ids, settings.bare);
+        let claims = self.claims(ids);
         async move {
-            let (tell_when_lost, max_hold) = (settings.tell_when_lost, settings.max_hold);
-            let hold = match Attempt::new(ServiceRef::Borrowed(service.inner()), claims, settings) {
-                Ok((attempt, wait)) => acquire(attempt, wait).await,
+            let (service, settings) = (self.service.inner(), self.effective());
+            let hold = match Attempt::new(ServiceRef::Borrowed(service), claims, settings) {
+                Ok(mut attempt) => acquire(&mut attempt, &settings.wait.0).await,
                 Err(error) => Err(error),
             };
             let hold = match hold {
                 Ok(hold) => hold,
                 Err(error) => return conclude(Err(error)),
             };
-            let mut bounds = Bounds::new(tell_when_lost, max_hold);
-            let end = match run::begin(&hold, &bounds, callback) {
-                Err(end) => end,
-                Ok(future) => {
-                    // Dropped at the end of this block: nothing of the callback outlives the locks.
-                    let mut future = pin!(future);
-                    poll_fn(|cx| run::poll(&hold, &mut bounds, future.as_mut(), cx)).await
-                }
+            let end = {
+                let mut bounds = Bounds::new(settings.tell_when_lost, settings.max_hold);
+                let mut make = Some(callback);
+                // Dropped at the end of this block: nothing of the callback outlives the locks.
+                let mut future = pin!(None);
+                poll_fn(|cx| run::poll(&hold, &mut bounds, &mut make, future.as_mut(), cx)).await
             };
             conclude(run::finish(hold, end).await)
         }
     }
+}
 
-    /// Takes the set, for what is not a future that runs under locks.
-    fn take<'s>(
-        settings: Settings<C>,
-        service: ServiceRef<'s, I, C, D>,
-        claims: Result<ClaimSet<I>, BadRequest>,
-    ) -> impl Future<Output = Result<Hold<'s, I, C, D>, LockError<I, C>>> {
-        async move {
-            let (attempt, wait) = Attempt::new(service, claims, settings)?;
-            acquire(attempt, wait).await
-        }
-    }
+/// Takes the set, for what is not a future that runs under locks.
+async fn take<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
+    service: ServiceRef<'s, I, C, D>,
+    settings: &Settings<C>,
+    claims: Result<ClaimSet<I>, BadRequest>,
+) -> Result<Hold<'s, I, C, D>, LockError<I, C>> {
+    let mut attempt = Attempt::new(service, claims, settings)?;
+    acquire(&mut attempt, &settings.wait.0).await
 }
 
 fn into_result<I, C, R: CallbackResult>(
@@ -467,7 +472,7 @@ options! {
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockingService<I, C, D> {
     /// A call with the service's defaults.
     pub fn call(&self) -> Call<'_, I, C, D> {
-        Call { service: self, settings: self.inner().defaults.clone() }
+        Call { service: self, own: None }
     }
 
     /// [`Call::with_locks`] with the service's defaults.

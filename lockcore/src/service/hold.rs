@@ -24,7 +24,7 @@ use crate::{ContextId, Grant, Ident, LockDao, LossReason, LostLock, Released, cl
 pub(crate) struct HoldCore<I, C> {
     pub(crate) grant: Grant<I, C>,
     /// `None` if the locks last until they are released.
-    pub(crate) lease: Option<Lease>,
+    pub(crate) lease: Option<Box<Lease>>,
 }
 
 impl<I: Ident, C: ContextId> HoldCore<I, C> {
@@ -73,7 +73,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
     pub(crate) fn new(
         service: ServiceRef<'s, I, C, D>,
         grant: Grant<I, C>,
-        lease: Option<Lease>,
+        lease: Option<Box<Lease>>,
         offered: bool,
         context_tracked: bool,
     ) -> Self {

@@ -59,25 +59,18 @@ impl Bounds {
     }
 }
 
-/// Begins a callback, unless its locks are lost already.
-pub(crate) fn begin<I: Ident, C: ContextId, D: LockDao<I, C>, T, U>(
-    hold: &Hold<'_, I, C, D>,
-    bounds: &Bounds,
-    make: impl FnOnce(&Arc<HoldCore<I, C>>) -> T,
-) -> Result<T, End<U>> {
-    match !bounds.tell_when_lost && is_lost(hold) {
-        true => Err(End::Lost),
-        false => inside(hold, || make(&hold.core)).map_err(End::Panicked),
-    }
-}
-
-/// Polls a callback once, unless it has to be stopped.
-pub(crate) fn poll<I: Ident, C: ContextId, D: LockDao<I, C>, Fut: Future>(
+/// Makes the callback's future at the first poll, and polls it, unless it has to be stopped.
+pub(crate) fn poll<I: Ident, C: ContextId, D: LockDao<I, C>, F, Fut>(
     hold: &Hold<'_, I, C, D>,
     bounds: &mut Bounds,
-    future: Pin<&mut Fut>,
+    make: &mut Option<F>,
+    mut future: Pin<&mut Option<Fut>>,
     cx: &mut Context<'_>,
-) -> Poll<End<Fut::Output>> {
+) -> Poll<End<Fut::Output>>
+where
+    F: FnOnce(&Arc<HoldCore<I, C>>) -> Fut,
+    Fut: Future,
+{
     if let Some(lease) = &hold.core.lease
         && !bounds.tell_when_lost
     {
@@ -92,7 +85,13 @@ pub(crate) fn poll<I: Ident, C: ContextId, D: LockDao<I, C>, Fut: Future>(
     {
         return Poll::Ready(End::TooLong(*max_hold));
     }
-    match inside(hold, || future.poll(cx)) {
+    let polled = inside(hold, || {
+        if let Some(make) = make.take() {
+            future.set(Some(make(&hold.core)));
+        }
+        future.as_mut().as_pin_mut().expect("made at the first poll").poll(cx)
+    });
+    match polled {
         Ok(polled) => polled.map(End::Done),
         Err(panic) => Poll::Ready(End::Panicked(panic)),
     }
@@ -103,9 +102,12 @@ pub(crate) fn call_sync<I: Ident, C: ContextId, D: LockDao<I, C>, T>(
     hold: &Hold<'_, I, C, D>,
     callback: impl FnOnce(&Arc<HoldCore<I, C>>) -> T,
 ) -> End<T> {
-    match begin(hold, &Bounds::new(false, None), callback) {
+    if hold.core.lease.as_ref().is_some_and(|lease| lease.is_lost()) {
+        return End::Lost;
+    }
+    match inside(hold, || callback(&hold.core)) {
         Ok(value) => End::Done(value),
-        Err(end) => end,
+        Err(panic) => End::Panicked(panic),
     }
 }
 
@@ -124,10 +126,6 @@ pub(crate) async fn finish<I: Ident, C: ContextId, D: LockDao<I, C>, T>(
         End::TooLong(max_hold) => Err(LockingError::HeldTooLong { max_hold }),
         End::Panicked(panic) => resume_unwind(panic),
     }
-}
-
-fn is_lost<I: Ident, C: ContextId, D: LockDao<I, C>>(hold: &Hold<'_, I, C, D>) -> bool {
-    hold.core.lease.as_ref().is_some_and(|lease| lease.is_lost())
 }
 
 /// Calls the user's code as inside the hold, and catches its panic so that the set is released before the panic

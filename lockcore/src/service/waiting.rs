@@ -24,16 +24,16 @@ type Outcome<'s, I, C, D> = Result<Hold<'s, I, C, D>, LockError<I, C>>;
 
 /// Goes on after the first answer, which was not a grant, as `wait` says.
 pub(crate) async fn wait<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
-    attempt: Attempt<'s, I, C, D>,
+    attempt: &mut Attempt<'s, I, C, D>,
     first: Answer<I, C>,
-    wait: Strategy,
+    wait: &Strategy,
 ) -> Outcome<'s, I, C, D> {
     match wait {
         Strategy::Queue { limit } if attempt.service().capabilities.fifo => {
-            in_queue(attempt, first, limit).await
+            in_queue(attempt, first, *limit).await
         }
-        Strategy::Queue { limit } => by_looking(attempt, first, limit).await,
-        Strategy::Retry { retries, backoff } => politely(attempt, first, retries, &*backoff).await,
+        Strategy::Queue { limit } => by_looking(attempt, first, *limit).await,
+        Strategy::Retry { retries, backoff } => politely(attempt, first, *retries, &**backoff).await,
         Strategy::Never => match first {
             Ok(Acquired::Granted(granted)) => Ok(attempt.hold(granted)),
             Ok(Acquired::Refused(conflicts) | Acquired::Queued { conflicts, .. }) => {
@@ -46,7 +46,7 @@ pub(crate) async fn wait<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
 
 /// Waits with a place in the backend's queue.
 async fn in_queue<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
-    mut attempt: Attempt<'s, I, C, D>,
+    attempt: &mut Attempt<'s, I, C, D>,
     mut answer: Answer<I, C>,
     limit: Option<Duration>,
 ) -> Outcome<'s, I, C, D> {
@@ -83,7 +83,7 @@ async fn in_queue<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
 
 /// Waits by asking again at growing intervals; of this process's waiters for an id only the first asks.
 async fn by_looking<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
-    mut attempt: Attempt<'s, I, C, D>,
+    attempt: &mut Attempt<'s, I, C, D>,
     mut answer: Answer<I, C>,
     limit: Option<Duration>,
 ) -> Outcome<'s, I, C, D> {
@@ -126,7 +126,7 @@ async fn by_looking<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
 
 /// Waits by asking again as often and as fast as the user wants, with no place in any queue.
 async fn politely<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
-    mut attempt: Attempt<'s, I, C, D>,
+    attempt: &mut Attempt<'s, I, C, D>,
     mut answer: Answer<I, C>,
     retries: Option<u32>,
     backoff: &dyn Backoff,
@@ -151,7 +151,7 @@ async fn politely<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'_, I, C, D> {
     /// The outcome of a request without an answer.
-    fn unanswered(self, unanswered: Unanswered) -> LockError<I, C> {
+    fn unanswered(&mut self, unanswered: Unanswered) -> LockError<I, C> {
         match unanswered {
             Unanswered::Failed(error) => self.failed(error),
             Unanswered::TimedOut => self.timed_out(Vec::new(), Phase::Asking),
