@@ -197,6 +197,10 @@ macro_rules! for_each_check {
                 a_dropped_renewal_loses_nothing,
                 dropped_administration_can_be_repeated,
             }
+            histories {
+                random_histories_agree_with_the_model,
+                histories_with_deaths_agree_with_the_model,
+            }
         }
     };
 }
