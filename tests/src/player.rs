@@ -24,24 +24,57 @@ const CALLERS: usize = 6;
 /// One step of a history. Its numbers choose among what there is at that moment, modulo how much that is.
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
-    Acquire { who: usize, claims: Vec<(usize, Wanted)>, queue: bool, nested: bool },
+    Acquire {
+        who: usize,
+        claims: Vec<(usize, Wanted)>,
+        queue: bool,
+        nested: bool,
+    },
     /// Any grant there ever was, so that most are stale after a while.
-    Release { grant: usize },
+    Release {
+        grant: usize,
+    },
     /// A release in the name of somebody else.
-    Forge { grant: usize, who: usize },
-    Renew { grant: usize },
+    Forge {
+        grant: usize,
+        who: usize,
+    },
+    Renew {
+        grant: usize,
+    },
     /// An earlier request arrives once more.
-    Again { attempt: usize },
-    Leave { attempt: usize },
-    Undo { attempt: usize },
-    UndoUnsent { who: usize, claims: Vec<(usize, Wanted)> },
-    Break { lock: usize, now: bool },
-    Freeze { id: usize, frozen: bool },
+    Again {
+        attempt: usize,
+    },
+    Leave {
+        attempt: usize,
+    },
+    Undo {
+        attempt: usize,
+    },
+    UndoUnsent {
+        who: usize,
+        claims: Vec<(usize, Wanted)>,
+    },
+    Break {
+        lock: usize,
+        now: bool,
+    },
+    Freeze {
+        id: usize,
+        frozen: bool,
+    },
     Sweep,
-    ReleaseContext { who: usize },
-    Inspect { id: usize },
+    ReleaseContext {
+        who: usize,
+    },
+    Inspect {
+        id: usize,
+    },
     /// Somebody takes locks, never renews them, and the leases end.
-    Die { claims: Vec<(usize, Wanted)> },
+    Die {
+        claims: Vec<(usize, Wanted)>,
+    },
 }
 
 /// How an id is wanted.
@@ -66,7 +99,9 @@ enum State {
     Refused,
     Waits,
     /// `plain`: every lock was a new one, so that undoing the attempt means one thing only.
-    Granted { plain: bool },
+    Granted {
+        plain: bool,
+    },
     Undone,
     Left,
 }
@@ -258,8 +293,16 @@ impl<'s, B: Backend> Player<'s, B> {
         let mut forged = self.grants[grant].real.clone();
         forged.context = self.callers[who].context;
         let count = forged.locks.len();
-        assert_eq!(self.callers[who].release(&forged).await.lost.len(), count, "nothing of it is that caller's");
-        assert_eq!(self.callers[who].renew(&forged).await.lost.len(), count, "nothing of it is that caller's");
+        assert_eq!(
+            self.callers[who].release(&forged).await.lost.len(),
+            count,
+            "nothing of it is that caller's"
+        );
+        assert_eq!(
+            self.callers[who].renew(&forged).await.lost.len(),
+            count,
+            "nothing of it is that caller's"
+        );
     }
 
     async fn renew(&mut self, grant: usize) {
@@ -287,7 +330,10 @@ impl<'s, B: Backend> Player<'s, B> {
             State::Granted { plain: true } => {
                 let locks = self.locks_of(number);
                 let lost = self.model.lost(who, &locks).len();
-                if lost != 0 && lost != locks.len() {
+                // Whether a broken lock is still a whole grant, and what becomes of one that an earlier
+                // attempt shares, is left open.
+                let open = |lock| self.broken_later.contains(lock) || self.shared_by_attempts.contains(lock);
+                if lost != 0 && lost != locks.len() || locks.iter().any(open) {
                     return;
                 }
                 match self.callers[who].withdraw(&real, Withdraw::KeepIfGranted).await {
@@ -494,7 +540,11 @@ impl<'s, B: Backend> Player<'s, B> {
     fn conflicts(&self, request: &Request, expected: &[InTheWay], told: &[Conflict<String, Uuid>]) {
         let told: BTreeMap<Id, _> = told.iter().map(|told| (self.id(&told.target), &told.reason)).collect();
         let ids: Vec<_> = expected.iter().map(|in_the_way| in_the_way.id).collect();
-        assert_eq!(told.keys().copied().collect::<Vec<_>>(), ids, "what is in the way of {request:?}: {told:?}");
+        assert_eq!(
+            told.keys().copied().collect::<Vec<_>>(),
+            ids,
+            "what is in the way of {request:?}: {told:?}"
+        );
         for in_the_way in expected {
             let id = in_the_way.id;
             let right = match told[&id] {
@@ -536,20 +586,15 @@ impl<'s, B: Backend> Player<'s, B> {
         }
     }
 
-    fn attempt(
-        &self,
-        who: Who,
-        claims: &[(usize, Wanted)],
-        queue: bool,
-        nested: bool,
-    ) -> Attempt<B::Dao> {
+    fn attempt(&self, who: Who, claims: &[(usize, Wanted)], queue: bool, nested: bool) -> Attempt<B::Dao> {
         let declared = self.store.capabilities();
         let mode = |wanted| match wanted {
             Wanted::Shared if declared.shared => Mode::Shared,
             Wanted::Slots { permits, limit } if declared.slots => Mode::Slots { permits, limit },
             _ => Mode::Exclusive,
         };
-        let claims: BTreeMap<Id, Mode> = claims.iter().map(|&(id, wanted)| (id % IDS, mode(wanted))).collect();
+        let claims: BTreeMap<Id, Mode> =
+            claims.iter().map(|&(id, wanted)| (id % IDS, mode(wanted))).collect();
         let targets = claims.iter().map(|(&id, &mode)| Claim { target: self.target(id), mode });
         let mut real = self.callers[who].request(targets.collect::<Vec<_>>());
         let claims = claims.into_iter().collect();

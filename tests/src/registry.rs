@@ -95,6 +95,7 @@ macro_rules! for_each_check {
                 undo_settles_a_race,
                 the_same_attempt_is_the_same_try,
                 keep_if_granted_tells_what_is_held,
+                leaving_with_a_part_holds_nothing,
                 keep_if_granted_of_nothing_has_left,
                 a_waiter_that_left_gets_nothing,
                 a_leaving_waiter_serves_the_next,

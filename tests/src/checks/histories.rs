@@ -9,7 +9,7 @@ use std::{
 use proptest::{
     collection::vec,
     prelude::*,
-    test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
+    test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner},
 };
 
 use crate::{
@@ -36,7 +36,13 @@ pub async fn histories_with_deaths_agree_with_the_model<B: Backend>(store: Store
 fn play<B: Backend>(store: &Store<B>, kind: u64, cases: u32, histories: impl Strategy<Value = Vec<Op>>) {
     let seed = number("LOCKCORE_TEST_SEED").unwrap_or(SEED);
     let cases = number("LOCKCORE_TEST_CASES").map_or(cases, |cases| cases as u32);
-    let config = Config { cases, failure_persistence: None, max_shrink_time: 60_000, ..Config::default() };
+    let config = Config {
+        cases,
+        failure_persistence: None,
+        max_shrink_time: 60_000,
+        max_shrink_iters: 5_000,
+        ..Config::default()
+    };
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     bytes[8..16].copy_from_slice(&kind.to_le_bytes());
@@ -52,8 +58,16 @@ fn play<B: Backend>(store: &Store<B>, kind: u64, cases: u32, histories: impl Str
         });
         Ok(())
     });
-    if let Err(error) = result {
-        panic!("LOCKCORE_TEST_SEED={seed}, after {} histories: {error}", played.into_inner());
+    let Err(error) = result else { return };
+    let played = played.into_inner();
+    match error {
+        TestError::Fail(why, ops) => {
+            let steps: String = ops.iter().map(|op| format!("\n    {op:?},")).collect();
+            panic!(
+                "LOCKCORE_TEST_SEED={seed}, history {played}: {why}\nthe shortest that fails so: [{steps}\n]"
+            );
+        }
+        TestError::Abort(why) => panic!("LOCKCORE_TEST_SEED={seed}, history {played}: given up: {why}"),
     }
 }
 
