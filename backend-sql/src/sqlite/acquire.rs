@@ -1,14 +1,16 @@
 //! Taking a set, and withdrawing a try to.
 
-use lockcore::{ConflictReason, Granted, Owner, Withdraw};
+use lockcore::{ConflictReason, Granted, Owner, Withdraw, rules};
 use rusqlite::{OptionalExtension, params};
 use smallvec::SmallVec;
 
 use super::{
     error::StoreError,
-    row::{Set, mode_columns},
+    grant::Terms,
+    row::{HeldRow, Set, mode_columns},
     statements::state,
-    step::{Applicant, Stance, Step, Terms},
+    step::Step,
+    weigh::{Applicant, Stance},
 };
 
 /// The least time for which the mark of a withdrawn attempt is kept, in microseconds: ten times the
@@ -74,7 +76,7 @@ pub(super) fn acquire(step: &mut Step<'_>, ask: &Ask, beat: bool) -> Result<Verd
     if weighed.conflicts.is_empty() {
         let granted = step.grant(&who, &weighed.stances, &ask.terms(step.session))?;
         if place.is_some() {
-            leave(step, ask)?;
+            step.leave_line(&ask.context, ask.attempt)?;
         }
         return Ok(Verdict::Granted(granted));
     }
@@ -100,12 +102,13 @@ pub(super) fn withdraw(
     ask: &Ask,
     how: Withdraw,
 ) -> Result<Option<SmallVec<[Granted; 1]>>, StoreError> {
-    leave(step, ask)?;
+    step.leave_line(&ask.context, ask.attempt)?;
     let (mut holds_all, mut holds_any) = (true, false);
     for claim in &ask.claims {
         let holders = &step.load(&claim.id)?.holders;
         let own = holders.iter().find(|row| *row.context.0 == *ask.context);
-        holds_all &= own.is_some_and(|row| !row.broken);
+        holds_all &=
+            own.is_some_and(|row| !row.broken && rules::again(row.mode, claim.mode) == rules::Again::Keep);
         holds_any |= own.is_some_and(|row| row.attempt == ask.attempt);
     }
     if how == Withdraw::KeepIfGranted && holds_all && holds_any {
@@ -113,10 +116,11 @@ pub(super) fn withdraw(
         return step.grant(&ask.applicant(i64::MAX), &stances, &ask.terms(step.session)).map(Some);
     }
     for claim in &ask.claims {
-        let of_attempt =
-            step.remove_where(&claim.id, |row| *row.context.0 == *ask.context && row.attempt == ask.attempt)?;
-        if of_attempt > 0 {
-            step.freed.insert(claim.id.clone());
+        let of_attempt = |row: &HeldRow| *row.context.0 == *ask.context && row.attempt == ask.attempt;
+        for row in step.remove_where(&claim.id, of_attempt)? {
+            if row.replaces != 0 {
+                step.restore(&claim.id, &row)?;
+            }
         }
     }
     if how == Withdraw::Undo {
@@ -165,9 +169,4 @@ fn move_place(step: &Step<'_>, ask: &Ask) -> Result<(), StoreError> {
     let place = params![step.ns, ask.context.as_bytes(), ask.attempt, step.session, ask.lease];
     step.conn.prepare_cached(&step.sql.move_place)?.execute(place)?;
     Ok(())
-}
-
-/// Gives up the place, if there is one: those behind may come next.
-fn leave(step: &mut Step<'_>, ask: &Ask) -> Result<(), StoreError> {
-    step.leave_line(&ask.context, ask.attempt)
 }

@@ -57,7 +57,7 @@ pub(super) fn inspect(step: &mut Step<'_>, id: &Key) -> Result<Inspected, StoreE
             break;
         }
         let row = HeldRow::read(row)?;
-        if row.lease_at(&step.now) != LeaseAt::Ended {
+        if row.state != state::REPLACED && row.lease_at(&step.now) != LeaseAt::Ended {
             holders.push(held_by(step, row));
         }
     }
@@ -106,7 +106,6 @@ pub(super) fn break_lock(
     let now = how == BreakMode::Now;
     if now {
         step.remove_where(id, |row| row.number == fence)?;
-        step.freed.insert(id.clone());
     } else {
         let key = params![step.ns, &id[..], row.state, row.number];
         step.conn.prepare_cached(&step.sql.mark_broken)?.execute(key)?;
@@ -142,9 +141,9 @@ pub(super) fn release_context(step: &mut Step<'_>, context: &str) -> Result<Vec<
     let rows: Vec<_> = rows.collect::<Result<_, _>>()?;
     let mut freed = Vec::new();
     let mut remove = step.conn.prepare_cached(&step.sql.remove)?;
-    for (id, state, number, lease) in rows {
-        remove.execute(params![step.ns, &id[..], state, number])?;
-        if state <= state::OFFERED && lease != LeaseAt::Ended {
+    for (id, claim_state, number, lease) in rows {
+        remove.execute(params![step.ns, &id[..], claim_state, number])?;
+        if (state::HELD..=state::OFFERED).contains(&claim_state) && lease != LeaseAt::Ended {
             freed.push(stored(&id));
         }
         step.freed.insert(id);

@@ -8,9 +8,11 @@ use rusqlite::{OptionalExtension, params};
 use super::{
     clock::LeaseAt,
     error::StoreError,
+    grant::Terms,
     row::{IndexesColumn, Key, Set, Text, WaitRow, Wanted, mode_at},
     statements::state,
-    step::{Applicant, Handed, Step, Terms},
+    step::{Handed, Step},
+    weigh::Applicant,
 };
 
 /// How long an offer lasts unless it is confirmed, in microseconds; at most the lease asked for. With
@@ -131,8 +133,11 @@ impl Step<'_> {
 
     /// Whether an exclusive holder keeps everybody out, and is not dead.
     fn is_taken(&mut self, id: &Key) -> Result<bool, StoreError> {
-        let exclusive = |step: &Self| step.ids[id].holders.iter().any(|row| row.mode == Mode::Exclusive);
-        Ok(exclusive(self) && !(self.remove_dead(id)? && !exclusive(self)))
+        let is_taken = |step: &Self| step.ids[id].holders.iter().any(|row| row.mode == Mode::Exclusive);
+        if is_taken(self) {
+            self.remove_dead(id)?;
+        }
+        Ok(is_taken(self))
     }
 
     /// Grants a waiter its whole set, or removes it if its place has lapsed. `false`: it has to go on

@@ -9,6 +9,7 @@ mod config;
 mod dao;
 mod doctor;
 mod error;
+mod grant;
 mod handoff;
 mod process;
 mod release;
@@ -20,6 +21,7 @@ mod store;
 mod sweep;
 mod thread;
 mod watch;
+mod weigh;
 
 pub use config::{SqliteBuilder, Synchronous};
 pub use dao::SqliteLockDao;

@@ -44,6 +44,8 @@ pub(super) struct HeldRow {
     pub(super) session: i64,
     pub(super) detached: bool,
     pub(super) broken: bool,
+    /// The fence of the lock that the context held before in another mode; 0 for none.
+    pub(super) replaces: i64,
 }
 
 impl HeldRow {
@@ -63,6 +65,7 @@ impl HeldRow {
             session: row.get(13)?,
             detached: row.get(14)?,
             broken: row.get(15)?,
+            replaces: row.get(16)?,
         })
     }
 

@@ -5,6 +5,8 @@ pub(super) const SCHEMA_VERSION: i64 = 1;
 
 /// What stands in `claims.state`: who holds comes before who waits in the order of the table.
 pub(super) mod state {
+    /// Was held until its context asked for another mode; comes back if that is undone.
+    pub(in crate::sqlite) const REPLACED: i64 = -1;
     /// Held.
     pub(in crate::sqlite) const HELD: i64 = 0;
     /// Handed over to a waiter that has not confirmed it yet: held, for a short lease.
@@ -62,6 +64,7 @@ CREATE TABLE IF NOT EXISTS {prefix}claims (
   session INTEGER NOT NULL,
   detached INTEGER NOT NULL,
   broken INTEGER NOT NULL DEFAULT 0,
+  replaces INTEGER NOT NULL DEFAULT 0,
   PRIMARY KEY (ns, id, state, number)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS {prefix}claims_by_attempt ON {prefix}claims (ns, context, attempt) WHERE state > 1;
@@ -147,13 +150,19 @@ statements! {
     // Holders.
     /// Read up to the first who waits.
     holders = "SELECT state, number, context, attempt, mode, permits, cap, indexes, owner, lease, boot, renewed,
-        since, session, detached, broken FROM {p}claims WHERE ns = ?1 AND id = ?2 ORDER BY state, number";
+        since, session, detached, broken, replaces FROM {p}claims WHERE ns = ?1 AND id = ?2 ORDER BY state, number";
     hold = "INSERT INTO {p}claims (ns, id, state, number, context, attempt, mode, permits, cap, indexes, in_use,
-        owner, lease, boot, renewed, since, session, detached)
-        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)";
+        owner, lease, boot, renewed, since, session, detached, replaces)
+        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)";
     /// Of a context that asks again.
     keep = "UPDATE {p}claims SET state = 0, lease = ?5, renewed = ?6, session = ?7, detached = ?8
         WHERE ns = ?1 AND id = ?2 AND state = ?3 AND number = ?4";
+    replace = "UPDATE {p}claims SET state = -1 WHERE ns = ?1 AND id = ?2 AND state = ?3 AND number = ?4";
+    replaced = "SELECT state, number, context, attempt, mode, permits, cap, indexes, owner, lease, boot, renewed,
+        since, session, detached, broken, replaces FROM {p}claims
+        WHERE ns = ?1 AND id = ?2 AND state = -1 AND number = ?3";
+    restore = "UPDATE {p}claims SET state = 0, mode = ?4, permits = ?5, cap = ?6, indexes = ?7
+        WHERE ns = ?1 AND id = ?2 AND state = -1 AND number = ?3";
     rebase = "UPDATE {p}claims SET renewed = ?5 WHERE ns = ?1 AND id = ?2 AND state = ?3 AND number = ?4";
     remove = "DELETE FROM {p}claims WHERE ns = ?1 AND id = ?2 AND state = ?3 AND number = ?4";
     /// The usual release: held, confirmed, and not over.
@@ -164,7 +173,7 @@ statements! {
         WHERE ns = ?1 AND id = ?2 AND state = 0 AND number = ?3 AND context = ?4
         AND boot = ?5 AND renewed <= ?6 AND renewed + lease > ?6 AND renewed + lease <= ?6 + ?7 AND broken = 0";
     held_under = "SELECT state, number, context, attempt, mode, permits, cap, indexes, owner, lease, boot, renewed,
-        since, session, detached, broken FROM {p}claims
+        since, session, detached, broken, replaces FROM {p}claims
         WHERE ns = ?1 AND id = ?2 AND state IN (0, 1) AND number = ?3";
 
     // Waiters.

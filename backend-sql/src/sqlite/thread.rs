@@ -71,12 +71,13 @@ impl Database {
         let (opened, answer) = oneshot::channel();
         let sender = commands.clone();
         let work = move || match Store::open(settings) {
-            // Whoever opened it may have lost patience: then dropping the sender ends the loop at once.
+            // Whoever opens it may have lost patience by now.
             Ok(store) => {
-                let worker = Worker::new(store, sender);
+                let mut worker = Worker::new(store, sender);
                 if opened.send(Ok(())).is_ok() {
                     worker.run(&inbox);
                 }
+                worker.end();
             }
             Err(error) => drop(opened.send(Err(error))),
         };
@@ -128,14 +129,14 @@ impl Worker {
         Worker { store, waiting, bell, listener: None, commands, last_beat, next_beat: now, next_look: now }
     }
 
-    fn run(mut self, inbox: &Receiver<Command>) {
+    fn run(&mut self, inbox: &Receiver<Command>) {
         loop {
             let command = match self.next_tick() {
                 None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
             };
             match command {
-                Ok(Command::Do(job)) => job(&mut self),
+                Ok(Command::Do(job)) => job(self),
                 Ok(Command::Look) => self.next_look = Instant::now(),
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(Command::End) | Err(RecvTimeoutError::Disconnected) => break,
@@ -144,6 +145,9 @@ impl Worker {
                 self.guarded_tick();
             }
         }
+    }
+
+    fn end(mut self) {
         self.waiting.clear();
         if let Some(listener) = self.listener.take() {
             listener.end(&self.bell, self.store.session);
@@ -259,7 +263,7 @@ impl Worker {
             self.next_look = Instant::now() + LOOK;
         }
         if beat {
-            self.last_beat = self.store.now().at;
+            self.note_beat(self.store.now());
             self.next_beat = Instant::now() + BEAT;
         }
         let waiter = Waiter { sender, claims: ask.claims };
