@@ -33,11 +33,13 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         if request.claims.is_empty() {
             return Ok(Acquired::Granted(SmallVec::new()));
         }
-        let mut step = Step::new(&self.clock);
-        let now = step.now();
-        let mut spots = self.tables.spots(request.claims.iter().map(|claim| &claim.target));
-        let mut locked = self.tables.lock(Spot::shards(&spots));
-        locate(&mut locked, &mut spots, &request.claims);
+        let now = self.clock.now();
+        let (mut locked, mut spots) = match self.acquire_unused(request, now) {
+            Ok(granted) => return Ok(Acquired::Granted(granted)),
+            Err(Some((spot, guard))) => self.tables.set_of_one(spot, guard),
+            Err(None) => self.tables.lock_set(request.claims.iter().map(|claim| &claim.target)),
+        };
+        let mut step = Step::at(now, &self.clock);
         let withdrawals = &mut locked.table(&spots[0]).withdrawals;
         if !withdrawals.is_empty() && withdrawals.contains(request.attempt, &request.context, now) {
             return Err(BackendError::new(BackendErrorKind::Withdrawn, "the attempt was withdrawn before"));
@@ -77,7 +79,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         spots: &[Spot],
         claims: &[Claim<I>],
         asker: &Asker<'_, C>,
-        step: &mut Step<'_, I>,
+        step: &mut Step<'_, I, C>,
     ) -> Examined {
         let mut examined = Examined::default();
         for (spot, claim) in spots.iter().zip(claims) {
@@ -101,7 +103,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         spots: &mut Spots,
         request: &AcquireRequest<I, C>,
         expires: Moment,
-        step: &mut Step<'_, I>,
+        step: &mut Step<'_, I, C>,
     ) -> SmallVec<[Granted; 1]> {
         let now = step.now();
         let lease = Lease::of(request.lease);
@@ -140,10 +142,15 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
                 owner: request.owner.clone(),
                 before,
             });
+            let fewer = own.before.is_some();
             let mut grant = as_granted(own, 0);
             grant.in_use = entry.holders.in_use().units();
             granted.push(grant);
             step.note_expiry(entry, expires);
+            if fewer {
+                // A change may be to fewer permits.
+                step.freed(spot, entry);
+            }
         }
         self.record(
             What::Granted,
@@ -164,16 +171,13 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         locked: &mut Locked<'_, I, C>,
         spots: &[Spot],
         waiter: &Waiter<I, C>,
-        step: &mut Step<'_, I>,
+        step: &mut Step<'_, I, C>,
     ) {
         step.drop_later(waiter.wake.lock().take());
-        for (position, (spot, claim)) in spots.iter().zip(waiter.request.claims.iter()).enumerate() {
+        for spot in spots {
             let entry = locked.entry(spot).expect("an id with a waiter has an entry");
-            let queue = entry.queue_mut().expect("an id with a waiter has a queue");
-            queue.remove(waiter, position == 0);
-            if !queue.is_empty() {
-                step.freed(spot, &claim.target);
-            }
+            entry.queue_mut().expect("an id with a waiter has a queue").remove(waiter);
+            step.freed(spot, entry);
         }
     }
 
@@ -185,7 +189,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         request: &AcquireRequest<I, C>,
         waiter: Option<Arc<Waiter<I, C>>>,
         rechecks: Moment,
-        step: &mut Step<'_, I>,
+        step: &mut Step<'_, I, C>,
     ) -> Wakeup {
         let (sender, wakeup) = Wakeup::channel();
         match waiter {
@@ -201,15 +205,19 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
                     // Under the locks of the whole set: see the field.
                     number: self.arrivals.fetch_add(1, Ordering::Relaxed),
                     request: request.clone(),
-                    spots: spots.as_slice().into(),
+                    spots: spots.iter().copied().collect(),
                     shards: Spot::shards(spots),
                     since: step.now(),
                     wake: Mutex::new(Some(sender)),
                 });
                 for (position, (spot, claim)) in spots.iter_mut().zip(request.claims.iter()).enumerate() {
                     let queue = &mut locked.entry_or_new(spot, &claim.target).extra_or_new().queue;
-                    let place = Place { waiter: Arc::clone(&waiter), mode: claim.mode, rechecks };
-                    queue.insert(place, position == 0);
+                    queue.insert(Place {
+                        waiter: Arc::clone(&waiter),
+                        claim: position,
+                        mode: claim.mode,
+                        rechecks,
+                    });
                 }
                 self.record(What::Queued, &request.context, || step.now(), || ids(&request.claims));
             }
@@ -221,16 +229,6 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
 /// How long a grant stands that its waiter was not there to be told of: it confirms by asking again or by
 /// renewing, and otherwise does not keep the others waiting.
 pub(crate) const UNCLAIMED: Duration = Duration::from_secs(5);
-
-pub(crate) fn locate<I: Ident, C: ContextId>(
-    locked: &mut Locked<'_, I, C>,
-    spots: &mut Spots,
-    claims: &[Claim<I>],
-) {
-    for (spot, claim) in spots.iter_mut().zip(claims) {
-        locked.locate(spot, &claim.target);
-    }
-}
 
 /// Every id in the way, and when the asker should look again though nothing woke it.
 fn conflicts<I: Ident, C: ContextId>(

@@ -104,7 +104,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         for (_, waiter) in &waiting {
             let targets = || waiter.request.claims.iter().map(|claim| &claim.target);
             let mut spots = self.tables.spots(targets());
-            spots.iter_mut().zip(targets()).for_each(|(spot, target)| locked.locate(spot, target));
+            locked.locate_all(&mut spots, targets());
             self.leave(&mut locked, &spots, waiter, &mut step);
             spots.iter_mut().for_each(|spot| locked.tidy(spot));
         }
@@ -112,14 +112,12 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         for (target, fence) in held {
             let mut spot = self.tables.spot(&target);
             locked.locate(&mut spot, &target);
-            let expired = self.remove_expired(&mut locked, &spot, &target, &mut step) > 0;
+            self.remove_expired(&mut locked, &spot, &target, &mut step);
             let Some(entry) = locked.entry(&spot) else { continue };
             if entry.holders.remove(context).is_some() {
+                step.freed(&spot, entry);
                 self.record(What::Released, context, || step.now(), || vec![(target.clone(), Some(fence))]);
                 released.push(target.clone());
-            }
-            if !expired && locked.entry(&spot).is_some_and(|entry| entry.has_waiters()) {
-                step.freed(&spot, &target);
             }
             locked.tidy(&mut spot);
         }
@@ -145,9 +143,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
                 let now_free = how == BreakMode::Now;
                 if now_free {
                     entry.holders.remove(&context);
-                    if entry.has_waiters() {
-                        step.freed(&spot, target);
-                    }
+                    step.freed(&spot, entry);
                 } else {
                     entry.holders.mark_broken(&context);
                 }
@@ -181,9 +177,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
             if let Some(extra) = &mut entry.extra {
                 extra.frozen = false;
             }
-            if entry.has_waiters() {
-                step.freed(&spot, target);
-            }
+            step.freed(&spot, entry);
         }
         locked.tidy(&mut spot);
         self.finish(locked, step);

@@ -5,6 +5,7 @@ use lockcore::{
     StoredContext, Target,
     rules::{self, Again},
 };
+use smallvec::SmallVec;
 
 use crate::{
     clock::Moment,
@@ -146,7 +147,7 @@ impl<I: Ident, C: ContextId> Entry<I, C> {
                 let queue = self.queue().expect("the asker is behind somebody in it");
                 let head = queue.head().expect("the asker is behind somebody in it");
                 ConflictReason::QueuedBehind {
-                    head: StoredContext::Known(head.request.context.clone()),
+                    head: StoredContext::Known(head.waiter.request.context.clone()),
                     count: queue.before(wanted, asker.number),
                 }
             }
@@ -165,9 +166,9 @@ impl<I: Ident, C: ContextId> Entry<I, C> {
         let own = self.holders.row(asker.context);
         let own_is_in_the_way = own.is_some_and(|own| own.broken);
         let in_the_way = |row: &&Holder<C>| own_is_in_the_way || row.context != *asker.context;
-        let mut rows: Vec<&Holder<C>>;
-        // Where no lease is in play any of the holders are those whose lease ends last.
+        let mut rows: SmallVec<[&Holder<C>; MAX_HOLDERS_LISTED]>;
         if self.holders.earliest_expiry() == Moment::NEVER {
+            // Where no lease is in play any holders are those whose lease ends last.
             rows = self.holders.iter().filter(in_the_way).take(MAX_HOLDERS_LISTED).collect();
         } else {
             rows = self.holders.iter().filter(in_the_way).collect();

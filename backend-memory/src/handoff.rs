@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::{
     MemoryLockDao, What,
-    acquire::{UNCLAIMED, locate},
+    acquire::UNCLAIMED,
     clock::{Clock, Lease, Moment},
     entry::{Asker, Entry},
     queue::{Waiter, Walk},
@@ -16,14 +16,20 @@ use crate::{
 };
 
 /// One step of the backend: when it takes place, and what is left to do before it ends.
-pub(crate) struct Step<'c, I> {
+pub(crate) struct Step<'c, I, C> {
     clock: &'c Clock,
     now: Option<Moment>,
     /// Ids with waiters on which there is more room than before (invariant 4).
-    freed: Vec<(Spot, Target<I>)>,
+    freed: SmallVec<[Freed<I, C>; 1]>,
     /// What to tell, and senders to drop, once no shard is locked (invariant 5).
     offers: SmallVec<[HandedOver; 1]>,
     dropped: Vec<WakeSender>,
+}
+
+/// An id with waiters. It is named by a claim of one of them, so that no copy of it is made.
+struct Freed<I, C> {
+    spot: Spot,
+    named_by: (Arc<Waiter<I, C>>, usize),
 }
 
 /// A set that was granted to a waiter who has to be told.
@@ -33,10 +39,15 @@ struct HandedOver {
     expires: Moment,
 }
 
-impl<'c, I: Ident> Step<'c, I> {
+impl<'c, I: Ident, C: ContextId> Step<'c, I, C> {
     #[inline]
     pub(crate) fn new(clock: &'c Clock) -> Self {
-        Step { clock, now: None, freed: Vec::new(), offers: SmallVec::new(), dropped: Vec::new() }
+        Step { clock, now: None, freed: SmallVec::new(), offers: SmallVec::new(), dropped: Vec::new() }
+    }
+
+    #[inline]
+    pub(crate) fn at(now: Moment, clock: &'c Clock) -> Self {
+        Step { now: Some(now), ..Step::new(clock) }
     }
 
     /// When the step takes place: the time at which it first asked. One that never asks reads no clock.
@@ -45,9 +56,13 @@ impl<'c, I: Ident> Step<'c, I> {
         *self.now.get_or_insert_with(|| self.clock.now())
     }
 
-    /// Notes that there is more room on an id with waiters than before.
-    pub(crate) fn freed(&mut self, spot: &Spot, target: &Target<I>) {
-        self.freed.push((*spot, target.clone()));
+    /// Notes that there is more room on an id than before, if it has waiters.
+    #[inline]
+    pub(crate) fn freed(&mut self, spot: &Spot, entry: &Entry<I, C>) {
+        if let Some(head) = entry.queue().and_then(|queue| queue.head()) {
+            let named_by = (Arc::clone(&head.waiter), head.claim);
+            self.freed.push(Freed { spot: *spot, named_by });
+        }
     }
 
     /// Keeps a sender until no shard is locked.
@@ -57,7 +72,7 @@ impl<'c, I: Ident> Step<'c, I> {
 
     /// Notes that a lock on the id was given until `expires` (invariant 6).
     #[inline]
-    pub(crate) fn note_expiry<C: ContextId>(&mut self, entry: &mut Entry<I, C>, expires: Moment) {
+    pub(crate) fn note_expiry(&mut self, entry: &mut Entry<I, C>, expires: Moment) {
         if let Some(queue) = entry.queue_mut() {
             self.dropped.extend(queue.tell_of_expiry(expires));
         }
@@ -67,9 +82,9 @@ impl<'c, I: Ident> Step<'c, I> {
 impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
     /// Ends a step: serves the waiters for what was freed, unlocks, tells.
     #[inline]
-    pub(crate) fn finish<'d>(&'d self, mut locked: Locked<'d, I, C>, mut step: Step<'_, I>) {
+    pub(crate) fn finish(&self, mut locked: Locked<'_, I, C>, mut step: Step<'_, I, C>) {
         if !step.freed.is_empty() {
-            locked = self.serve(locked, &mut step);
+            self.serve(&mut locked, &mut step);
         }
         drop(locked);
         for HandedOver { sender, granted, expires } in step.offers {
@@ -87,7 +102,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         locked: &mut Locked<'_, I, C>,
         spot: &Spot,
         target: &Target<I>,
-        step: &mut Step<'_, I>,
+        step: &mut Step<'_, I, C>,
     ) -> usize {
         let Some(entry) = locked.entry(spot) else { return 0 };
         let ends = entry.holders.earliest_expiry();
@@ -96,8 +111,8 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         }
         let now = step.now();
         let rows = entry.holders.expired(now);
-        if !rows.is_empty() && entry.has_waiters() {
-            step.freed(spot, target);
+        if !rows.is_empty() {
+            step.freed(spot, entry);
         }
         for row in &rows {
             locked.table(spot).obituaries.add_expired(row.fence);
@@ -108,34 +123,37 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
 
     /// Walks the queues of what was freed and grants whatever can be granted, in order.
     #[cold]
-    fn serve<'d>(&'d self, mut locked: Locked<'d, I, C>, step: &mut Step<'_, I>) -> Locked<'d, I, C> {
-        while let Some((mut spot, target)) = step.freed.pop() {
+    fn serve(&self, locked: &mut Locked<'_, I, C>, step: &mut Step<'_, I, C>) {
+        while let Some(Freed { mut spot, named_by: (waiter, claim) }) = step.freed.pop() {
+            let target = &waiter.request.claims[claim].target;
             let shard = Spot::shards(&[spot]);
             let mut walk = Walk::new();
+            locked.cover(shard);
+            locked.locate(&mut spot, target);
             loop {
-                // The locks may have been given up for a waiter's other ids: look anew, go on behind.
-                locked = self.tables.cover(locked, shard);
-                locked.locate(&mut spot, &target);
-                self.remove_expired(&mut locked, &spot, &target, step);
-                let Some((waiter, mode)) = next_waiter(&mut locked, &spot, &mut walk) else {
+                self.remove_expired(locked, &spot, target, step);
+                let Some((waiter, mode)) = next_waiter(locked, &spot, &mut walk) else {
                     locked.tidy(&mut spot);
                     break;
                 };
                 // Invariant 3: nobody barges in, for the waiter is still in all its queues.
-                locked = self.tables.cover(locked, waiter.shards);
-                if !self.offer(&mut locked, &waiter, step) {
+                let gave_up = locked.cover(waiter.shards);
+                if !self.offer(locked, &waiter, step) {
                     walk.leave_behind(mode);
+                }
+                if gave_up {
+                    locked.cover(shard);
+                    locked.locate(&mut spot, target);
                 }
             }
         }
-        locked
     }
 
     /// Grants the waiter its set if nothing is in the way. Says whether it is out of the queues.
-    fn offer(&self, locked: &mut Locked<'_, I, C>, waiter: &Waiter<I, C>, step: &mut Step<'_, I>) -> bool {
+    fn offer(&self, locked: &mut Locked<'_, I, C>, waiter: &Waiter<I, C>, step: &mut Step<'_, I, C>) -> bool {
         let request = &waiter.request;
-        let mut spots: Spots = SmallVec::from_slice(&waiter.spots);
-        locate(locked, &mut spots, &request.claims);
+        let mut spots: Spots = waiter.spots.iter().copied().collect();
+        locked.locate_all(&mut spots, request.claims.iter().map(|claim| &claim.target));
         let first_queue = locked.entry(&spots[0]).and_then(|entry| entry.queue());
         if !first_queue.is_some_and(|queue| queue.contains(waiter.number)) {
             // Granted or withdrawn while the locks were given up.

@@ -23,11 +23,13 @@ mod entry;
 mod handoff;
 mod history;
 mod holders;
+mod line;
 mod marks;
 mod queue;
 mod release;
 mod sync;
 mod table;
+mod uncontended;
 mod withdraw;
 
 pub use dao::MemoryLockDao;

@@ -1,13 +1,15 @@
 //! Who waits for one id, in order, and who of them may be served next.
 
-use std::{collections::BTreeMap, ops::Bound, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use hashbrown::HashMap;
 use lockcore::{AcquireRequest, AttemptId, ContextId, Mode, WakeSender, rules};
+use smallvec::SmallVec;
 
 use crate::{
     clock::{Lease, Moment},
     holders::Holders,
+    line::Line,
     sync::Mutex,
     table::Spot,
 };
@@ -19,7 +21,7 @@ pub(crate) struct Waiter<I, C> {
     pub(crate) number: u64,
     pub(crate) request: AcquireRequest<I, C>,
     /// Where its ids are, in the order of the claims; slots and guards are not filled in.
-    pub(crate) spots: Box<[Spot]>,
+    pub(crate) spots: SmallVec<[Spot; 1]>,
     /// The shards of all its ids.
     pub(crate) shards: u64,
     pub(crate) since: Moment,
@@ -31,6 +33,8 @@ pub(crate) struct Waiter<I, C> {
 #[derive(Debug)]
 pub(crate) struct Place<I, C> {
     pub(crate) waiter: Arc<Waiter<I, C>>,
+    /// Which of its claims is for this id.
+    pub(crate) claim: usize,
     /// How it wants this id.
     pub(crate) mode: Mode,
     /// When it will ask again by itself.
@@ -40,7 +44,7 @@ pub(crate) struct Place<I, C> {
 /// The waiters for one id.
 #[derive(Debug)]
 pub(crate) struct Queue<I, C> {
-    places: BTreeMap<u64, Place<I, C>>,
+    places: Line<Place<I, C>>,
     /// The numbers of those whose first claim is this id, by who they are.
     by_attempt: HashMap<(AttemptId, C), u64>,
     tally: Tally,
@@ -63,7 +67,7 @@ struct Tally {
 impl<I, C: ContextId> Queue<I, C> {
     pub(crate) fn new() -> Self {
         Queue {
-            places: BTreeMap::new(),
+            places: Line::new(),
             by_attempt: HashMap::new(),
             tally: Tally::default(),
             shortest_lease: Lease::FOREVER,
@@ -81,15 +85,15 @@ impl<I, C: ContextId> Queue<I, C> {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Place<I, C>> {
-        self.places.values()
+        self.places.iter()
     }
 
-    pub(crate) fn head(&self) -> Option<&Waiter<I, C>> {
-        self.places.first_key_value().map(|(_, place)| &*place.waiter)
+    pub(crate) fn head(&self) -> Option<&Place<I, C>> {
+        self.places.first()
     }
 
     pub(crate) fn contains(&self, number: u64) -> bool {
-        self.places.contains_key(&number)
+        self.places.get(number).is_some()
     }
 
     /// The waiter of this attempt, if this id is its first.
@@ -98,13 +102,13 @@ impl<I, C: ContextId> Queue<I, C> {
             return None;
         }
         let number = self.by_attempt.get(&(attempt, context.clone()))?;
-        self.places.get(number).map(|place| &place.waiter)
+        self.places.get(*number).map(|place| &place.waiter)
     }
 
     /// Puts the waiter in, by its number.
-    pub(crate) fn insert(&mut self, place: Place<I, C>, is_first: bool) {
+    pub(crate) fn insert(&mut self, place: Place<I, C>) {
         let request = &place.waiter.request;
-        if is_first {
+        if place.claim == 0 {
             self.by_attempt.insert((request.attempt, request.context.clone()), place.waiter.number);
         }
         if self.places.is_empty() {
@@ -114,23 +118,23 @@ impl<I, C: ContextId> Queue<I, C> {
         self.shortest_lease = self.shortest_lease.min(Lease::of(request.lease));
         self.latest_recheck = self.latest_recheck.max(place.rechecks);
         self.tally.add(place.mode, request.nested);
-        self.places.insert(place.waiter.number, place);
+        self.places.push(place.waiter.number, place);
     }
 
     /// Takes the waiter out.
-    pub(crate) fn remove(&mut self, waiter: &Waiter<I, C>, is_first: bool) {
-        let request = &waiter.request;
-        if is_first {
-            self.by_attempt.remove(&(request.attempt, request.context.clone()));
-        }
-        if let Some(place) = self.places.remove(&waiter.number) {
+    pub(crate) fn remove(&mut self, waiter: &Waiter<I, C>) {
+        if let Some(place) = self.places.remove(waiter.number) {
+            let request = &waiter.request;
+            if place.claim == 0 {
+                self.by_attempt.remove(&(request.attempt, request.context.clone()));
+            }
             self.tally.remove(place.mode, request.nested);
         }
     }
 
     /// Notes when the waiter will ask again.
     pub(crate) fn set_recheck(&mut self, number: u64, rechecks: Moment) {
-        if let Some(place) = self.places.get_mut(&number) {
+        if let Some(place) = self.places.get_mut(number) {
             place.rechecks = rechecks;
             self.latest_recheck = self.latest_recheck.max(rechecks);
         }
@@ -141,7 +145,9 @@ impl<I, C: ContextId> Queue<I, C> {
     pub(crate) fn before(&self, mode: Mode, number: Option<u64>) -> usize {
         match number {
             None => self.tally.not_passed(mode),
-            Some(number) => self.places.range(..number).filter(|(_, p)| !rules::passes(mode, p.mode)).count(),
+            Some(number) => {
+                self.places.before(number).filter(|place| !rules::passes(mode, place.mode)).count()
+            }
         }
     }
 
@@ -150,7 +156,7 @@ impl<I, C: ContextId> Queue<I, C> {
     pub(crate) fn is_behind(&self, mode: Mode, number: Option<u64>) -> bool {
         match number {
             None => self.tally.not_passed(mode) > 0,
-            Some(number) => self.places.range(..number).any(|(_, p)| !rules::passes(mode, p.mode)),
+            Some(number) => self.places.before(number).any(|place| !rules::passes(mode, place.mode)),
         }
     }
 
@@ -171,7 +177,7 @@ impl<I, C: ContextId> Queue<I, C> {
             return Vec::new();
         }
         self.latest_recheck = expires;
-        let late = self.places.values_mut().filter(|place| place.rechecks > expires);
+        let late = self.places.iter_mut().filter(|place| place.rechecks > expires);
         late.filter_map(|place| {
             place.rechecks = expires;
             place.waiter.wake.lock().take()
@@ -227,7 +233,8 @@ impl Tally {
 /// long the queue is.
 #[derive(Debug)]
 pub(crate) struct Walk {
-    at: Bound<u64>,
+    /// The lowest number that was not looked at yet.
+    at: u64,
     wall: Wall,
     nested_seen: usize,
 }
@@ -263,7 +270,7 @@ impl Wall {
 
 impl Walk {
     pub(crate) fn new() -> Self {
-        Walk { at: Bound::Unbounded, wall: Wall::Open, nested_seen: 0 }
+        Walk { at: 0, wall: Wall::Open, nested_seen: 0 }
     }
 
     /// The next waiter that could be served as far as this id is concerned. If it is not,
@@ -276,11 +283,11 @@ impl Walk {
         if holders.in_use().exclusive > 0 {
             return None;
         }
-        for (&number, place) in queue.places.range((self.at, Bound::Unbounded)) {
+        for (number, place) in queue.places.from(self.at) {
             if self.is_over(&queue.tally) {
                 return None;
             }
-            self.at = Bound::Excluded(number);
+            self.at = number + 1;
             let request = &place.waiter.request;
             self.nested_seen += usize::from(request.nested);
             let in_turn = request.nested || self.wall.lets(place.mode);

@@ -2,22 +2,19 @@
 
 use lockcore::{ContextId, Grant, Ident, LossReason, LostLock, Released, Renewed, Target};
 
-use crate::{
-    MemoryLockDao, What,
-    clock::Lease,
-    handoff::Step,
-    table::{Spot, Table},
-};
+use crate::{MemoryLockDao, What, clock::Lease, handoff::Step, table::Table};
 
 impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
     pub(crate) fn release_now(&self, grant: &Grant<I, C>) -> Released<I> {
-        let mut spots = self.tables.spots(grant.locks.iter().map(|lock| &lock.target));
-        let mut locked = self.tables.lock(Spot::shards(&spots));
+        let (mut locked, mut spots) = match self.release_unshared(grant) {
+            Ok(()) => return Released { lost: Vec::new(), failed: Vec::new() },
+            Err(Some((spot, guard))) => self.tables.set_of_one(spot, guard),
+            Err(None) => self.tables.lock_set(grant.locks.iter().map(|lock| &lock.target)),
+        };
         let mut step = Step::new(&self.clock);
         let mut lost = Vec::new();
         for (spot, lock) in spots.iter_mut().zip(&grant.locks) {
             let (target, fence) = (&lock.target, lock.granted.fence);
-            locked.locate(spot, target);
             // Locks without a lease are released without a look at the clock.
             self.remove_expired(&mut locked, spot, target, &mut step);
             let entry = locked.entry(spot);
@@ -25,9 +22,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
             match row {
                 Some(entry) => {
                     entry.holders.remove(&grant.context);
-                    if entry.has_waiters() {
-                        step.freed(spot, target);
-                    }
+                    step.freed(spot, entry);
                 }
                 None => lost.push(obituary(locked.table(spot), target, fence)),
             }
@@ -51,12 +46,10 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         let mut step = Step::new(&self.clock);
         let lease = Lease::of(grant.lease);
         let expires = step.now().after(lease);
-        let mut spots = self.tables.spots(grant.locks.iter().map(|lock| &lock.target));
-        let mut locked = self.tables.lock(Spot::shards(&spots));
+        let (mut locked, mut spots) = self.tables.lock_set(grant.locks.iter().map(|lock| &lock.target));
         let mut lost = Vec::new();
         for (spot, lock) in spots.iter_mut().zip(&grant.locks) {
             let (target, fence) = (&lock.target, lock.granted.fence);
-            locked.locate(spot, target);
             self.remove_expired(&mut locked, spot, target, &mut step);
             let entry = locked.entry(spot);
             let row = entry.filter(|e| e.holders.row(&grant.context).is_some_and(|row| row.fence == fence));

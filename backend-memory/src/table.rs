@@ -2,7 +2,7 @@
 
 use hashbrown::HashTable;
 use lockcore::{ContextId, Ident, Target};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::{
     entry::Entry,
@@ -57,10 +57,14 @@ pub(crate) struct Table<I, C> {
     pub(crate) obituaries: Obituaries<I, C>,
 }
 
+/// One shard, locked.
+pub(crate) type Guard<'t, I, C> = MutexGuard<'t, Table<I, C>>;
+
 /// Some shards, locked.
 pub(crate) struct Locked<'t, I, C> {
+    tables: &'t Tables<I, C>,
     shards: u64,
-    guards: SmallVec<[MutexGuard<'t, Table<I, C>>; 12]>,
+    guards: SmallVec<[Guard<'t, I, C>; 12]>,
 }
 
 impl Spot {
@@ -69,6 +73,17 @@ impl Spot {
     #[inline]
     pub(crate) fn slot(&self) -> Option<u32> {
         (self.slot != Self::ABSENT).then_some(self.slot)
+    }
+
+    /// The same, located in its shard as the only one of a [`Locked`].
+    #[inline]
+    pub(crate) fn at(self, slot: Option<u32>) -> Spot {
+        Spot { slot: slot.unwrap_or(Self::ABSENT), ..self }
+    }
+
+    #[inline]
+    pub(crate) fn hash(&self) -> u64 {
+        self.hash
     }
 
     pub(crate) fn shards(spots: &[Spot]) -> u64 {
@@ -115,30 +130,65 @@ impl<I: Ident, C: ContextId> Tables<I, C> {
         targets.map(|target| self.spot(target)).collect()
     }
 
+    /// Locks the shard of one id.
+    #[inline]
+    pub(crate) fn lock_one(&self, spot: &Spot) -> Guard<'_, I, C> {
+        self.shards[usize::from(spot.shard)].0.lock()
+    }
+
+    /// One id that was located under a guard, as a set.
+    #[inline]
+    pub(crate) fn set_of_one<'t>(&'t self, spot: Spot, guard: Guard<'t, I, C>) -> (Locked<'t, I, C>, Spots) {
+        (Locked { tables: self, shards: 1 << spot.shard, guards: smallvec![guard] }, smallvec![spot])
+    }
+
+    /// Locks the shards of a set, and locates its ids.
+    #[inline]
+    pub(crate) fn lock_set<'t>(
+        &self,
+        targets: impl Iterator<Item = &'t Target<I>> + Clone,
+    ) -> (Locked<'_, I, C>, Spots)
+    where
+        I: 't,
+    {
+        let mut spots = self.spots(targets.clone());
+        let mut locked = self.lock(Spot::shards(&spots));
+        locked.locate_all(&mut spots, targets);
+        (locked, spots)
+    }
+
     /// Locks shards, in ascending order (invariant 1 of `dao.rs`).
     #[inline]
     pub(crate) fn lock(&self, shards: u64) -> Locked<'_, I, C> {
-        let mut guards = SmallVec::new();
-        let mut left = shards;
-        while left != 0 {
-            guards.push(self.shards[left.trailing_zeros() as usize].0.lock());
-            left &= left - 1;
-        }
-        Locked { shards, guards }
-    }
-
-    /// Goes on with these shards locked: keeps the locks if they are among the locked ones, else gives
-    /// all up before it takes the others (invariant 1 of `dao.rs`).
-    pub(crate) fn cover<'t>(&'t self, locked: Locked<'t, I, C>, shards: u64) -> Locked<'t, I, C> {
-        if shards & !locked.shards == 0 {
-            return locked;
-        }
-        drop(locked);
-        self.lock(shards)
+        let mut locked = Locked { tables: self, shards: 0, guards: SmallVec::new() };
+        locked.lock(shards);
+        locked
     }
 }
 
 impl<I: Ident, C: ContextId> Locked<'_, I, C> {
+    /// Goes on with these shards locked: keeps the locks if they are among the locked ones, else gives
+    /// all up before it takes the others (invariant 1 of `dao.rs`).
+    ///
+    /// Says whether it gave them up: then nothing that was located is valid any more.
+    pub(crate) fn cover(&mut self, shards: u64) -> bool {
+        let gave_up = shards & !self.shards != 0;
+        if gave_up {
+            self.guards.clear();
+            self.lock(shards);
+        }
+        gave_up
+    }
+
+    fn lock(&mut self, shards: u64) {
+        self.shards = shards;
+        let mut left = shards;
+        while left != 0 {
+            self.guards.push(self.tables.shards[left.trailing_zeros() as usize].0.lock());
+            left &= left - 1;
+        }
+    }
+
     /// The shard of a spot that was located.
     #[inline]
     pub(crate) fn table(&mut self, spot: &Spot) -> &mut Table<I, C> {
@@ -164,6 +214,14 @@ impl<I: Ident, C: ContextId> Locked<'_, I, C> {
         spot.guard = if below == 0 { 0 } else { below.count_ones() as u8 };
         let hash = spot.hash;
         spot.slot = self.table(spot).find(hash, target).unwrap_or(Spot::ABSENT);
+    }
+
+    #[inline]
+    pub(crate) fn locate_all<'t>(&mut self, spots: &mut [Spot], targets: impl Iterator<Item = &'t Target<I>>)
+    where
+        I: 't,
+    {
+        spots.iter_mut().zip(targets).for_each(|(spot, target)| self.locate(spot, target));
     }
 
     /// The entry of a spot that was located, made if there is none.
@@ -216,7 +274,7 @@ impl<I: Ident, C: ContextId> Table<I, C> {
     }
 
     #[inline]
-    fn find(&self, hash: u64, target: &Target<I>) -> Option<u32> {
+    pub(crate) fn find(&self, hash: u64, target: &Target<I>) -> Option<u32> {
         let slots = &self.slots;
         let same = |&slot: &u32| {
             let entry = &slots[slot as usize];
@@ -225,8 +283,9 @@ impl<I: Ident, C: ContextId> Table<I, C> {
         self.index.find(hash, same).copied()
     }
 
+    /// Makes an entry for an id that has none.
     #[inline]
-    fn insert(&mut self, hash: u64, target: &Target<I>) -> u32 {
+    pub(crate) fn insert(&mut self, hash: u64, target: &Target<I>) -> u32 {
         let slot = match self.vacant.pop() {
             Some(slot) => {
                 let entry = &mut self.slots[slot as usize];
@@ -256,7 +315,14 @@ impl<I: Ident, C: ContextId> Table<I, C> {
             return false;
         }
         entry.extra = None;
-        let hash = entry.hash;
+        self.remove(slot);
+        true
+    }
+
+    /// Removes an entry whose holders and extra are none.
+    #[inline]
+    pub(crate) fn remove(&mut self, slot: u32) {
+        let hash = self.slots[slot as usize].hash;
         if let Ok(found) = self.index.find_entry(hash, |&other| other == slot) {
             found.remove();
         }
@@ -269,7 +335,6 @@ impl<I: Ident, C: ContextId> Table<I, C> {
             self.vacant = Vec::new();
             self.index = HashTable::new();
         }
-        true
     }
 
     /// The entries in use.

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use crate::{
     MemoryLockDao, What,
-    acquire::{as_granted, ids, locate, waiting},
+    acquire::{as_granted, ids, waiting},
     clock::{Lease, Moment},
     entry::Standing,
     handoff::Step,
@@ -20,9 +20,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         }
         let mut step = Step::new(&self.clock);
         let now = step.now();
-        let mut spots = self.tables.spots(request.claims.iter().map(|claim| &claim.target));
-        let mut locked = self.tables.lock(Spot::shards(&spots));
-        locate(&mut locked, &mut spots, &request.claims);
+        let (mut locked, mut spots) = self.tables.lock_set(request.claims.iter().map(|claim| &claim.target));
         let mut withdrawn = Withdrawn::Left;
         if how == Withdraw::Undo {
             locked.table(&spots[0]).withdrawals.add(request.attempt, &request.context, now);
@@ -34,15 +32,18 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         for (spot, claim) in spots.iter().zip(request.claims.iter()) {
             self.remove_expired(&mut locked, spot, &claim.target, &mut step);
         }
-        match how {
-            Withdraw::Undo => self.undo(&mut locked, &spots, request, &mut step),
-            Withdraw::KeepIfGranted => {
-                if let Some(granted) = held(&mut locked, &spots, request) {
-                    let expires = now.after(Lease::of(request.lease));
-                    refresh(&mut locked, &spots, request, expires, &mut step);
-                    withdrawn = Withdrawn::Holds(granted);
-                }
+        let granted = match how {
+            Withdraw::Undo => None,
+            Withdraw::KeepIfGranted => held(&mut locked, &spots, request),
+        };
+        match granted {
+            Some(granted) => {
+                let expires = now.after(Lease::of(request.lease));
+                refresh(&mut locked, &spots, request, expires, &mut step);
+                withdrawn = Withdrawn::Holds(granted);
             }
+            // Nor does it keep a part, where the rest has expired or was released.
+            None => self.undo(&mut locked, &spots, request, &mut step),
         }
         for spot in &mut spots {
             locked.tidy(spot);
@@ -57,7 +58,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         locked: &mut Locked<'_, I, C>,
         spots: &[Spot],
         request: &AcquireRequest<I, C>,
-        step: &mut Step<'_, I>,
+        step: &mut Step<'_, I, C>,
     ) {
         let now = step.now();
         let mut undone = Vec::new();
@@ -78,9 +79,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
                     entry.holders.insert(Holder { mode, ..*before });
                 }
             }
-            if entry.has_waiters() {
-                step.freed(spot, &claim.target);
-            }
+            step.freed(spot, entry);
         }
         if !undone.is_empty() {
             self.record(What::Withdrawn, &request.context, || now, || undone);
@@ -114,7 +113,7 @@ fn refresh<I: Ident, C: ContextId>(
     spots: &[Spot],
     request: &AcquireRequest<I, C>,
     expires: Moment,
-    step: &mut Step<'_, I>,
+    step: &mut Step<'_, I, C>,
 ) {
     for spot in spots {
         let Some(entry) = locked.entry(spot) else { continue };
