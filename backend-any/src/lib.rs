@@ -1,1 +1,45 @@
-//! Being built.
+//! lockcore's backend chosen at run time: by a URL, a file, the environment, or code.
+//!
+//! ```
+//! # async fn example() -> Result<(), lockcore_any::ConnectError> {
+//! // only the backend
+//! let locks = lockcore::LockingService::new(lockcore_any::connect("sqlite::memory:").await?);
+//!
+//! // the backend and the service's defaults: `lockcore.toml`, then LOCKCORE_URL, LOCKCORE_LEASE and so on,
+//! // then what the code says
+//! let overrides = lockcore_any::Config { namespace: Some("billing".to_owned()), ..Default::default() };
+//! let locks = lockcore_any::Config::load(None, overrides)?.service().await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! `lockcore.toml`, every key optional but the URL:
+//!
+//! ```toml
+//! url = "sqlite:/var/lib/billing/locks.db"
+//! namespace = "billing"
+//! owner = "worker-7"
+//! lease = "30s"
+//! wait = "5s"             # or "never", or "forever"
+//!
+//! [sqlite]                # options of one backend; the same may stand behind the URL, as ?busy_timeout=5s
+//! busy_timeout = "5s"
+//! ```
+//!
+//! A backend is one file of `backends/` and one cargo feature.
+
+mod backends;
+mod config;
+mod duration;
+mod error;
+mod option;
+mod source;
+mod table;
+mod url;
+
+pub use config::{Config, connect, connect_as};
+pub use duration::{Waiting, parse_duration};
+pub use error::{ConfigError, ConnectError};
+pub use option::BackendOptions;
+pub use table::{Backend, backends, markdown_table};
+pub use url::BackendUrl;

@@ -14,6 +14,7 @@
 mod backend;
 pub mod checks;
 mod model;
+mod player;
 mod registry;
 #[cfg(feature = "servers")]
 pub mod servers;

@@ -95,6 +95,7 @@ macro_rules! for_each_check {
                 undo_settles_a_race,
                 the_same_attempt_is_the_same_try,
                 keep_if_granted_tells_what_is_held,
+                leaving_with_a_part_holds_nothing,
                 keep_if_granted_of_nothing_has_left,
                 a_waiter_that_left_gets_nothing,
                 a_leaving_waiter_serves_the_next,
@@ -196,6 +197,10 @@ macro_rules! for_each_check {
                 a_dropped_release_hands_over,
                 a_dropped_renewal_loses_nothing,
                 dropped_administration_can_be_repeated,
+            }
+            histories {
+                random_histories_agree_with_the_model,
+                histories_with_deaths_agree_with_the_model,
             }
         }
     };

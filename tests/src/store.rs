@@ -293,6 +293,22 @@ pub struct Place<D> {
 }
 
 impl<D: LockDao<String, Uuid>> Place<D> {
+    /// What an answer of [`Acquired::Queued`] means to `caller`.
+    pub fn new(
+        caller: Caller<D>,
+        request: AcquireRequest<String, Uuid>,
+        conflicts: Vec<Conflict<String, Uuid>>,
+        wakeup: Wakeup,
+        recheck: Option<Duration>,
+    ) -> Self {
+        Place { caller, request, conflicts, wakeup, recheck }
+    }
+
+    /// Waits for a message, and does nothing about it.
+    pub async fn told(&mut self) -> Wake {
+        self.wakeup.recv().await
+    }
+
     /// Waits for the turn as the service does; an offer is confirmed.
     pub async fn granted(&mut self) -> Grant<String, Uuid> {
         timeout(PATIENCE, self.wait()).await.expect("the turn of a waiter comes")

@@ -119,17 +119,20 @@ impl LockDao<String, Uuid> for MapDao {
     ) -> Result<Withdrawn, BackendError> {
         let mut table = self.table();
         let (context, attempt) = (request.context, request.attempt);
-        if how == Withdraw::Undo {
+        if how == Withdraw::KeepIfGranted {
+            let mine = |held: &&Held| held.context == context && held.attempt == attempt;
+            let granted = request.claims.iter().map(|claim| {
+                let fence = table.holder(&claim.target).filter(mine)?.fence;
+                Some(Granted { mode: Mode::Exclusive, fence, permits: Default::default(), in_use: 1 })
+            });
+            if let Some(whole) = granted.collect() {
+                return Ok(Withdrawn::Holds(whole));
+            }
+        } else {
             table.undone.insert((context, attempt));
-            table.held.retain(|_, held| held.context != context || held.attempt != attempt);
-            return Ok(Withdrawn::Left);
         }
-        let mine = |held: &&Held| held.context == context && held.attempt == attempt;
-        let fences = request.claims.iter().map(|claim| Some(table.holder(&claim.target).filter(mine)?.fence));
-        let granted = fences.map(|fence| {
-            Some(Granted { mode: Mode::Exclusive, fence: fence?, permits: Default::default(), in_use: 1 })
-        });
-        Ok(granted.collect::<Option<_>>().map_or(Withdrawn::Left, Withdrawn::Holds))
+        table.held.retain(|_, held| held.context != context || held.attempt != attempt);
+        Ok(Withdrawn::Left)
     }
 
     async fn release(&self, grant: &Grant<String, Uuid>) -> Result<Released<String>, BackendError> {

@@ -106,6 +106,18 @@ pub async fn keep_if_granted_tells_what_is_held<B: Backend>(store: Store<B>) {
     assert_eq!(one.withdraw(&request, Withdraw::KeepIfGranted).await, Withdrawn::Left);
 }
 
+/// 2.6: of a set that is no longer whole nothing stays behind: who is told that it left holds nothing.
+pub async fn leaving_with_a_part_holds_nothing<B: Backend>(store: Store<B>) {
+    let [one, two] = store.callers();
+    let request = one.request(["a", "b"]);
+    let Acquired::Granted(granted) = one.send(&request).await else { panic!("the ids are free") };
+    let mut part = grant(&request, granted);
+    part.locks.truncate(1);
+    one.free(&part).await;
+    assert_eq!(one.withdraw(&request, Withdraw::KeepIfGranted).await, Withdrawn::Left);
+    two.take(["a", "b"]).await;
+}
+
 /// 2.6: an attempt that never arrived has left.
 pub async fn keep_if_granted_of_nothing_has_left<B: Backend>(store: Store<B>) {
     let [one, two] = store.callers();

@@ -1,0 +1,92 @@
+//! The backends that are compiled in: one file each, and one line in the list below.
+
+use lockcore::{AnyLockDao, Capabilities, ContextId, Ident};
+
+use crate::{BackendUrl, ConfigError, ConnectError, option::Options, url::NAMESPACE};
+
+/// What a backend is opened with.
+pub(crate) struct Settings {
+    pub(crate) url: BackendUrl,
+    /// Its own options, all of them known to it, and the namespace.
+    pub(crate) options: Options,
+}
+
+/// Writes everything that goes through the list of backends. The file of a backend has `OPTIONS` (their
+/// names), `EXAMPLE` (a URL), `capabilities()` and `open(Settings)`.
+macro_rules! backends {
+    ($($backend:ident $feature:literal;)*) => {
+        $(#[cfg(feature = $feature)] mod $backend;)*
+
+        /// The schemes of this version and the features that bring them.
+        const FEATURES: &[(&str, &str)] = &[$((stringify!($backend), $feature),)*];
+
+        /// The schemes of this build.
+        pub(crate) fn compiled_in() -> Vec<&'static str> {
+            vec![$(#[cfg(feature = $feature)] stringify!($backend),)*]
+        }
+
+        /// The options of a backend of this build, its namespace among them.
+        pub(crate) fn options_of(scheme: &str) -> Option<&'static [&'static str]> {
+            match scheme {
+                $(#[cfg(feature = $feature)] stringify!($backend) => Some($backend::OPTIONS),)*
+                _ => None,
+            }
+        }
+
+        /// Each backend of this build with a URL of it.
+        pub(crate) fn capabilities() -> Vec<(&'static str, Capabilities)> {
+            vec![$(#[cfg(feature = $feature)] ($backend::EXAMPLE, $backend::capabilities()),)*]
+        }
+
+        async fn open_compiled_in<I: Ident, C: ContextId>(
+            settings: Settings,
+        ) -> Option<Result<AnyLockDao<I, C>, ConnectError>> {
+            match settings.url.scheme() {
+                $(#[cfg(feature = $feature)] stringify!($backend) => Some($backend::open(settings).await),)*
+                _ => None,
+            }
+        }
+    };
+}
+
+#[cfg(not(any(feature = "memory", feature = "sqlite")))]
+compile_error!("lockcore-any needs at least one backend: enable one of its cargo features memory, sqlite");
+
+backends! {
+    memory "memory";
+    sqlite "sqlite";
+}
+
+/// The schemes that later versions bring.
+const LATER: [&str; 4] = ["postgres", "mysql", "redis", "dynamodb"];
+
+/// Every scheme that means something, compiled in or not.
+pub(crate) fn all_schemes() -> impl Iterator<Item = &'static str> {
+    FEATURES.iter().map(|(scheme, _)| *scheme).chain(LATER)
+}
+
+/// Opens the backend that the settings name.
+pub(crate) async fn open<I: Ident, C: ContextId>(
+    settings: Settings,
+) -> Result<AnyLockDao<I, C>, ConnectError> {
+    let scheme = settings.url.scheme().to_owned();
+    let Some(own) = options_of(&scheme) else { return Err(missing(scheme).into()) };
+    let known: Vec<_> = own.iter().copied().chain([NAMESPACE]).collect();
+    settings.options.check_known(&known)?;
+    match open_compiled_in(settings).await {
+        Some(opened) => opened,
+        None => Err(missing(scheme).into()),
+    }
+}
+
+/// Why there is no backend for a scheme.
+fn missing(scheme: String) -> ConfigError {
+    let known = compiled_in();
+    if let Some((_, feature)) = FEATURES.iter().find(|(named, _)| *named == scheme) {
+        return ConfigError::NotCompiledIn { scheme, feature, known };
+    }
+    match LATER.contains(&scheme.as_str()) {
+        true => ConfigError::NotInThisBuild { scheme, known },
+        false => ConfigError::UnknownScheme { scheme, known },
+    }
+}

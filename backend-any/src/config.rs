@@ -1,0 +1,161 @@
+//! The configuration: what it says, how layers of it add up, and the way from it to a backend and a service.
+
+use std::{path::Path, time::Duration};
+
+use lockcore::{AnyLockDao, ContextId, FreshContext, Ident, LockingService};
+use uuid::Uuid;
+
+use crate::{
+    BackendOptions, BackendUrl, ConfigError, ConnectError, Waiting,
+    backends::{self, Settings},
+    option::OptionValue,
+    source,
+    url::NAMESPACE,
+};
+
+/// Connects to the backend that `url` names; identifiers are strings, contexts UUIDs.
+///
+/// # Errors
+/// [`ConnectError`].
+pub async fn connect(url: &str) -> Result<AnyLockDao, ConnectError> {
+    connect_as(url).await
+}
+
+/// Connects to the backend that `url` names, for other identifiers and contexts.
+///
+/// # Errors
+/// [`ConnectError`].
+pub async fn connect_as<I: Ident, C: ContextId>(url: &str) -> Result<AnyLockDao<I, C>, ConnectError> {
+    Config { url: Some(url.parse()?), ..Config::default() }.connect_as().await
+}
+
+/// Which backend, and the service's defaults. What is `None` is left to the backend or the service.
+#[derive(Clone, Default, Debug)]
+pub struct Config {
+    /// The backend.
+    pub url: Option<BackendUrl>,
+    /// Keeps applications and tenants in one store apart. The URL may give it instead, as `?namespace=..`.
+    pub namespace: Option<String>,
+    /// The default owner label.
+    pub owner: Option<String>,
+    /// The default lease.
+    pub lease: Option<Duration>,
+    /// The default wait.
+    pub wait: Option<Waiting>,
+    /// What only one backend knows.
+    pub options: BackendOptions,
+}
+
+impl Config {
+    /// Reads everything, each over what came before: the file, the environment, `overrides`.
+    ///
+    /// The file is the one that `LOCKCORE_CONFIG` names, else `lockcore.toml` in the current directory if
+    /// there is one. Relative paths in it are relative to the current directory. The environment is
+    /// `LOCKCORE_URL`, `LOCKCORE_NAMESPACE`, `LOCKCORE_OWNER`, `LOCKCORE_LEASE` and `LOCKCORE_WAIT`; an
+    /// empty variable counts as absent.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn load(file: Option<&Path>, overrides: Config) -> Result<Config, ConfigError> {
+        let variable = |name: &str| std::env::var(name).ok();
+        source::find(file, variable)?.overridden_by(source::environment(variable)?)?.overridden_by(overrides)
+    }
+
+    /// Reads one file.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn from_file(file: &Path) -> Result<Config, ConfigError> {
+        source::file(file)
+    }
+
+    /// Reads the text of a file.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn from_toml(text: &str) -> Result<Config, ConfigError> {
+        source::toml(text, "lockcore.toml")
+    }
+
+    /// This, and over it what `over` says.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] if one of the two gives two different namespaces.
+    pub fn overridden_by(self, over: Config) -> Result<Config, ConfigError> {
+        let (below, over) = (self.settled()?, over.settled()?);
+        Ok(Config {
+            url: over.url.or(below.url),
+            namespace: over.namespace.or(below.namespace),
+            owner: over.owner.or(below.owner),
+            lease: over.lease.or(below.lease),
+            wait: over.wait.or(below.wait),
+            options: below.options.overridden_by(over.options),
+        })
+    }
+
+    /// Connects to the backend; identifiers are strings, contexts UUIDs.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub async fn connect(&self) -> Result<AnyLockDao, ConnectError> {
+        self.connect_as().await
+    }
+
+    /// Connects to the backend, for other identifiers and contexts.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub async fn connect_as<I: Ident, C: ContextId>(&self) -> Result<AnyLockDao<I, C>, ConnectError> {
+        let config = self.clone().settled()?;
+        let url = config.url.ok_or(ConfigError::NoUrl)?;
+        let mut options = config.options.of(url.scheme()).overridden_by(url.options());
+        if let Some(namespace) = config.namespace {
+            let value = OptionValue::new(NAMESPACE, NAMESPACE.to_owned(), namespace);
+            options.insert(NAMESPACE.to_owned(), value);
+        }
+        backends::open(Settings { url, options }).await
+    }
+
+    /// Connects and builds a service with these defaults.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub async fn service(&self) -> Result<LockingService, ConnectError> {
+        self.service_as::<String, Uuid>().await
+    }
+
+    /// Connects and builds a service with these defaults, for other identifiers and contexts.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub async fn service_as<I: Ident, C: FreshContext>(&self) -> Result<LockingService<I, C>, ConnectError> {
+        let mut builder = LockingService::builder(self.connect_as().await?);
+        if let Some(owner) = &self.owner {
+            builder = builder.owner(owner.as_str());
+        }
+        if let Some(lease) = self.lease {
+            builder = builder.lease(lease);
+        }
+        if let Some(wait) = self.wait {
+            builder = builder.wait(wait.into());
+        }
+        Ok(builder.build()?)
+    }
+
+    /// The same with the namespace of the URL where it belongs: a URL brings its own, so that it also
+    /// overrides that of the layers below.
+    fn settled(mut self) -> Result<Config, ConfigError> {
+        let Some(in_url) = self.url.as_mut().and_then(BackendUrl::take_namespace) else { return Ok(self) };
+        match &self.namespace {
+            Some(beside) if beside != in_url.expose() => Err(ConfigError::Value {
+                field: NAMESPACE.to_owned(),
+                value: format!("{beside:?}"),
+                expected: format!("the URL beside it says {:?}", in_url.expose()),
+            }),
+            _ => {
+                self.namespace = Some(in_url.expose().to_owned());
+                Ok(self)
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Durations as people write them: always with a unit.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use lockcore::Wait;
+
+/// Reads a duration such as `30s`, `1m 30s` or `250ms`.
+///
+/// # Errors
+/// What is expected instead. A number without a unit is an error: it was once read as milliseconds by one
+/// program and as seconds by the next.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    if text.parse::<f64>().is_ok() {
+        return Err(format!("it needs a unit, such as {text}s or {text}ms"));
+    }
+    humantime::parse_duration(text).map_err(|_| "it must be a duration with a unit, such as 30s".to_owned())
+}
+
+/// How long a call waits by default, as configuration gives it: `never`, a duration, or `forever`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Waiting {
+    /// Not at all.
+    Never,
+    /// For at most this long.
+    UpTo(Duration),
+    /// Until the set is locked.
+    Forever,
+}
+
+impl From<Waiting> for Wait {
+    fn from(waiting: Waiting) -> Wait {
+        match waiting {
+            Waiting::Never => Wait::never(),
+            Waiting::UpTo(limit) => Wait::up_to(limit),
+            Waiting::Forever => Wait::forever(),
+        }
+    }
+}
+
+impl FromStr for Waiting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "never" => Ok(Waiting::Never),
+            "forever" => Ok(Waiting::Forever),
+            other => match parse_duration(other) {
+                Ok(limit) => Ok(Waiting::UpTo(limit)),
+                Err(expected) if expected.starts_with("it needs a unit") => Err(expected),
+                Err(_) => Err("it must be never, forever, or a duration with a unit, such as 30s".to_owned()),
+            },
+        }
+    }
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Waiting::Never => f.write_str("never"),
+            Waiting::UpTo(limit) => humantime::format_duration(*limit).fmt(f),
+            Waiting::Forever => f.write_str("forever"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_needs_a_unit() {
+        assert_eq!(parse_duration("1m 30s"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_duration("0s"), Ok(Duration::ZERO));
+        for number in ["60", "0", "1.5", "-3"] {
+            assert_eq!(
+                parse_duration(number),
+                Err(format!("it needs a unit, such as {number}s or {number}ms"))
+            );
+        }
+        for nonsense in ["", "soon", "5 parsecs", "-3s"] {
+            let expected = "it must be a duration with a unit, such as 30s";
+            assert_eq!(parse_duration(nonsense), Err(expected.to_owned()), "{nonsense:?}");
+        }
+    }
+
+    #[test]
+    fn a_wait_reads_what_it_writes() {
+        for text in ["never", "forever", "30s", "1m 30s"] {
+            assert_eq!(text.parse::<Waiting>().map(|waiting| waiting.to_string()), Ok(text.to_owned()));
+        }
+        assert_eq!("60".parse::<Waiting>(), Err("it needs a unit, such as 60s or 60ms".to_owned()));
+        let expected = "it must be never, forever, or a duration with a unit, such as 30s";
+        assert_eq!("always".parse::<Waiting>(), Err(expected.to_owned()));
+    }
+}

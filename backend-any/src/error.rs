@@ -1,0 +1,115 @@
+//! What can be wrong with a configuration, naming the place and the value, and what can fail on connecting.
+
+use std::{fmt, io, path::PathBuf};
+
+use lockcore::{BackendError, BadRequest};
+
+/// What is wrong with a configuration. Shows no secret: not of a URL, not of an option.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// No URL anywhere.
+    #[error(
+        "url: not given; set it in lockcore.toml, in LOCKCORE_URL, or in code, such as sqlite:/var/lib/locks.db"
+    )]
+    NoUrl,
+    /// A URL that cannot be taken apart. It is not shown, as it may hold a password.
+    #[error("{place}: {reason}")]
+    Url {
+        /// Where it stands.
+        place: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// A URL scheme that no backend has.
+    #[error("url: unknown scheme {scheme:?}; this build has {}", List(.known))]
+    UnknownScheme {
+        /// The scheme.
+        scheme: String,
+        /// The schemes of this build.
+        known: Vec<&'static str>,
+    },
+    /// The scheme of a backend that was left out when the program was built.
+    #[error("url: scheme {scheme:?} needs the cargo feature {feature:?} of lockcore-any, which is not compiled in; this build has {}", List(.known))]
+    NotCompiledIn {
+        /// The scheme.
+        scheme: String,
+        /// The feature that brings it.
+        feature: &'static str,
+        /// The schemes of this build.
+        known: Vec<&'static str>,
+    },
+    /// The scheme of a backend that this version does not have yet.
+    #[error("url: scheme {scheme:?} is not part of this build, which has {}", List(.known))]
+    NotInThisBuild {
+        /// The scheme.
+        scheme: String,
+        /// The schemes of this build.
+        known: Vec<&'static str>,
+    },
+    /// A key or option that nobody knows.
+    #[error("{place}: unknown key {key:?}; known are {}", List(.known))]
+    UnknownKey {
+        /// Where it stands.
+        place: String,
+        /// The key.
+        key: String,
+        /// What could stand there.
+        known: Vec<&'static str>,
+    },
+    /// A value that is not possible.
+    #[error("{field}: {value} is not possible, {expected}")]
+    Value {
+        /// Which field, and where it stands.
+        field: String,
+        /// The value, quoted; of a secret one only that it is one.
+        value: String,
+        /// What is possible.
+        expected: String,
+    },
+    /// A file that is not TOML.
+    #[error("{file}: line {line}: {message}")]
+    Syntax {
+        /// Which file.
+        file: String,
+        /// Where in it.
+        line: usize,
+        /// What is wrong.
+        message: String,
+    },
+    /// A file that cannot be read.
+    #[error("{}: cannot be read: {source}", file.display())]
+    Read {
+        /// Which file.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Why there is no backend or no service.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A default of the service is not possible on this backend.
+    #[error(transparent)]
+    BadRequest(#[from] BadRequest),
+    /// The backend failed.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+}
+
+/// Words separated by commas.
+struct List<'a>(&'a [&'static str]);
+
+impl fmt::Display for List<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("none");
+        }
+        self.0.join(", ").fmt(f)
+    }
+}

@@ -1,0 +1,229 @@
+//! The URL that names a backend: taken apart by hand, shown without its secrets.
+
+use std::{fmt, str::FromStr};
+
+use percent_encoding::percent_decode_str;
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Deserializer, de};
+
+use crate::{
+    ConfigError,
+    option::{OptionValue, Options},
+};
+
+/// A backend's URL: `scheme:rest?option=value&...`, such as `sqlite:/var/lib/locks.db?busy_timeout=5s`.
+///
+/// Not every one is a URL to the letter (`sqlite::memory:`), so that it is split by hand. Parts are
+/// percent-decoded; a `+` is a plus. `Debug` and `Display` show neither a password nor an option whose
+/// name sounds like a secret.
+#[derive(Clone)]
+pub struct BackendUrl {
+    whole: SecretString,
+    shown: String,
+    scheme: String,
+    options: Vec<(String, OptionValue)>,
+}
+
+impl BackendUrl {
+    /// Which backend it names.
+    pub fn scheme(&self) -> &str {
+        &self.scheme
+    }
+
+    /// All of it, secrets included, for a driver that reads such URLs itself.
+    pub fn expose(&self) -> &str {
+        self.whole.expose_secret()
+    }
+
+    /// What stands between the scheme and the options, decoded, without the `//` that may stand before a
+    /// path; for backends that have no user and no password.
+    ///
+    /// # Errors
+    /// [`ConfigError::Url`] if it has a password, or is not UTF-8 when decoded.
+    pub fn path(&self) -> Result<String, ConfigError> {
+        let (_, rest) = self.expose().split_once(':').expect("checked when it was read");
+        let (path, _) = split_options(rest);
+        if without_password(path) != path {
+            return Err(url_error("url", "this backend has no password; an @ in a path must be written %40"));
+        }
+        decode(path.strip_prefix("//").unwrap_or(path)).map_err(|reason| url_error("url", reason))
+    }
+
+    /// Its options.
+    pub(crate) fn options(&self) -> Options {
+        let mut options = Options::default();
+        for (key, value) in &self.options {
+            options.insert(key.clone(), value.clone());
+        }
+        options
+    }
+
+    /// Takes out the one option that is not the backend's.
+    pub(crate) fn take_namespace(&mut self) -> Option<OptionValue> {
+        let position = self.options.iter().position(|(key, _)| key == NAMESPACE)?;
+        Some(self.options.remove(position).1)
+    }
+
+    /// Reads a URL that stands at `place`, which the error names.
+    pub(crate) fn read(text: &str, place: &str) -> Result<Self, ConfigError> {
+        let refuse = |reason| url_error(place, reason);
+        let (scheme, rest) = text.split_once(':').ok_or_else(|| refuse(NO_SCHEME))?;
+        let word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
+        if !scheme.starts_with(|first: char| first.is_ascii_alphabetic()) || !scheme.bytes().all(word) {
+            return Err(refuse(NO_SCHEME));
+        }
+        let (before, query) = split_options(rest);
+        if before.starts_with("//") && !before.contains('@') && query.is_some_and(|query| query.contains('@'))
+        {
+            // Else part of a password with a bare `?` would be taken, and shown, as an option.
+            return Err(refuse("a ? in a password must be written %3F, an @ in an option %40"));
+        }
+        let scheme = scheme.to_ascii_lowercase();
+        let mut shown = format!("{scheme}:{}", without_password(before));
+        let mut options: Vec<(String, OptionValue)> = Vec::new();
+        for pair in query.into_iter().flat_map(|query| query.split('&')).filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').ok_or_else(|| refuse("an option without a value"))?;
+            let (key, value) = (decode(key).map_err(refuse)?, decode(value).map_err(refuse)?);
+            if options.iter().any(|(earlier, _)| *earlier == key) {
+                return Err(refuse("an option is given twice"));
+            }
+            let value = OptionValue::new(&key, format!("{key} in the {place}"), value);
+            shown.push(if options.is_empty() { '?' } else { '&' });
+            shown.push_str(&format!("{key}={}", value.shown()));
+            options.push((key, value));
+        }
+        Ok(BackendUrl { whole: text.into(), shown, scheme, options })
+    }
+}
+
+/// The option that every backend's URL may have.
+pub(crate) const NAMESPACE: &str = "namespace";
+
+const NO_SCHEME: &str = "must begin with a scheme, such as sqlite:/var/lib/locks.db";
+
+impl FromStr for BackendUrl {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        BackendUrl::read(text, "url")
+    }
+}
+
+impl<'de> Deserialize<'de> for BackendUrl {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+impl fmt::Display for BackendUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}
+
+impl fmt::Debug for BackendUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.shown, f)
+    }
+}
+
+fn split_options(rest: &str) -> (&str, Option<&str>) {
+    match rest.split_once('?') {
+        Some((before, query)) => (before, Some(query)),
+        None => (rest, None),
+    }
+}
+
+/// `before` without what stands between the first `:` and the last `@`: a password may hold an `@`, a `/`
+/// or a `:` though it should not.
+fn without_password(before: &str) -> String {
+    let user_at = if before.starts_with("//") { 2 } else { 0 };
+    match before.rfind('@') {
+        Some(at) if at >= user_at => match before[user_at..at].find(':') {
+            Some(colon) => format!("{}:[redacted]{}", &before[..user_at + colon], &before[at..]),
+            None => before.to_owned(),
+        },
+        _ => before.to_owned(),
+    }
+}
+
+fn decode(text: &str) -> Result<String, &'static str> {
+    let decoded = percent_decode_str(text).decode_utf8().map_err(|_| "is not UTF-8 when percent-decoded")?;
+    Ok(decoded.into_owned())
+}
+
+fn url_error(place: &str, reason: &'static str) -> ConfigError {
+    ConfigError::Url { place: place.to_owned(), reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn url(text: &str) -> BackendUrl {
+        text.parse().expect("a good URL")
+    }
+
+    #[test]
+    fn it_is_split_at_the_first_colon_and_question_mark_and_decoded() {
+        for (text, path) in [
+            ("sqlite:locks.db", "locks.db"),
+            ("sqlite::memory:", ":memory:"),
+            ("sqlite:/var/lib/locks.db?mode=rw", "/var/lib/locks.db"),
+            ("sqlite:///var/lib/locks.db", "/var/lib/locks.db"),
+            ("SQLITE://locks.db", "locks.db"),
+            ("sqlite:a%20b%3Fc+d#e.db", "a b?c+d#e.db"),
+            ("memory:", ""),
+        ] {
+            assert_eq!(url(text).path().expect("UTF-8"), path, "{text}");
+        }
+        assert_eq!(url("SQLITE:x").scheme(), "sqlite");
+        let mut with_options = url("sqlite:x?busy_timeout=5s&namespace=a%26b&");
+        let timeout = with_options.options().read("busy_timeout", |text| Ok(text.to_owned()));
+        assert_eq!(timeout.expect("any text will do").as_deref(), Some("5s"));
+        assert_eq!(with_options.take_namespace().as_ref().map(OptionValue::expose), Some("a&b"));
+        assert!(with_options.take_namespace().is_none());
+        assert_eq!(with_options.to_string(), "sqlite:x?busy_timeout=5s&namespace=a&b");
+    }
+
+    #[test]
+    fn what_cannot_be_split_is_refused_without_showing_it() {
+        for (text, message) in [
+            ("hunter2", "url: must begin with a scheme, such as sqlite:/var/lib/locks.db"),
+            ("", "url: must begin with a scheme, such as sqlite:/var/lib/locks.db"),
+            ("//:hunter2@host", "url: must begin with a scheme, such as sqlite:/var/lib/locks.db"),
+            ("redis://:a?hunter2@host", "url: a ? in a password must be written %3F, an @ in an option %40"),
+            ("redis://host?hunter2", "url: an option without a value"),
+            ("sqlite:x?a=1&a=2", "url: an option is given twice"),
+            ("sqlite:x?a=%ff", "url: is not UTF-8 when percent-decoded"),
+        ] {
+            assert_eq!(BackendUrl::from_str(text).expect_err(text).to_string(), message);
+        }
+        let error = url("sqlite:%ff").path().expect_err("not UTF-8");
+        assert_eq!(error.to_string(), "url: is not UTF-8 when percent-decoded");
+        let error = url("sqlite://a:hunter2@b/c.db").path().expect_err("a password");
+        assert_eq!(
+            error.to_string(),
+            "url: this backend has no password; an @ in a path must be written %40"
+        );
+    }
+
+    #[test]
+    fn no_password_is_shown() {
+        for (text, shown) in [
+            ("redis://user:hunter2@host:1/0", "redis://user:[redacted]@host:1/0"),
+            ("redis://:hunter2@host", "redis://:[redacted]@host"),
+            ("redis://:hunter2/hunter2@hunter2@host", "redis://:[redacted]@host"),
+            ("redis:user:hunter2@host", "redis:user:[redacted]@host"),
+            ("postgres://host/db?password=hunter2&a=b", "postgres://host/db?password=[redacted]&a=b"),
+            ("dynamodb:?Secret_Access_Key=hunter2", "dynamodb:?Secret_Access_Key=[redacted]"),
+            ("redis://user@host", "redis://user@host"),
+            ("sqlite:/home/a@b/x.db", "sqlite:/home/a@b/x.db"),
+        ] {
+            let url = url(text);
+            assert_eq!(url.to_string(), shown);
+            assert_eq!(format!("{url:?}"), format!("{shown:?}"));
+            assert_eq!(url.expose(), text);
+        }
+    }
+}

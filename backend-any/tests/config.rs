@@ -1,0 +1,275 @@
+//! Configuration: what is read from where, what wins, and every message about a mistake.
+#![cfg(all(feature = "memory", feature = "sqlite"))]
+
+use std::{fs, path::Path, time::Duration};
+
+use lockcore::{Claim, LockDao};
+use lockcore_any::{BackendOptions, Config, ConnectError, Waiting, connect, connect_as};
+
+const FULL: &str = r#"
+    url = "sqlite:locks.db?busy_timeout=2s"
+    namespace = "billing"
+    owner = "worker-7"
+    lease = "1m 30s"
+    wait = "5s"
+
+    [sqlite]
+    busy_timeout = "7s"
+    synchronous = "full"
+
+    [memory]
+    shards = 4
+
+    [postgres]
+    max_connections = 3
+"#;
+
+fn from_url(url: &str) -> Config {
+    Config { url: Some(url.parse().expect("a good URL")), ..Config::default() }
+}
+
+fn toml_error(text: &str) -> String {
+    Config::from_toml(text).expect_err(text).to_string()
+}
+
+async fn connect_error(url: &str) -> String {
+    connect(url).await.expect_err(url).to_string()
+}
+
+#[test]
+fn a_file_says_everything() {
+    let config = Config::from_toml(FULL).expect("a good file");
+    assert_eq!(config.url.map(|url| url.to_string()).as_deref(), Some("sqlite:locks.db?busy_timeout=2s"));
+    assert_eq!(config.namespace.as_deref(), Some("billing"));
+    assert_eq!(config.owner.as_deref(), Some("worker-7"));
+    assert_eq!(config.lease, Some(Duration::from_secs(90)));
+    assert_eq!(config.wait, Some(Waiting::UpTo(Duration::from_secs(5))));
+}
+
+#[test]
+fn it_can_be_a_part_of_another_configuration() {
+    #[derive(serde::Deserialize)]
+    struct Mine {
+        locks: Config,
+    }
+    let mine: Mine = toml::from_str("[locks]\nurl = 'memory:'\nlease = '3s'").expect("a good file");
+    assert_eq!(mine.locks.lease, Some(Duration::from_secs(3)));
+    let error = toml::from_str::<Mine>("[locks]\nlease = 3").map(drop).expect_err("no unit");
+    assert!(error.to_string().contains("lease in configuration: \"3\" is not possible, it needs a unit"));
+}
+
+#[test]
+fn mistakes_in_a_file_are_named() {
+    let cases = [
+        (
+            "leese = '3s'",
+            "lockcore.toml: unknown key \"leese\"; known are url, namespace, owner, lease, wait, memory, sqlite",
+        ),
+        (
+            "lease = '60'",
+            "lease in lockcore.toml: \"60\" is not possible, it needs a unit, such as 60s or 60ms",
+        ),
+        (
+            "lease = 60",
+            "lease in lockcore.toml: \"60\" is not possible, it needs a unit, such as 60s or 60ms",
+        ),
+        (
+            "lease = 'soon'",
+            "lease in lockcore.toml: \"soon\" is not possible, it must be a duration with a unit, such as 30s",
+        ),
+        (
+            "wait = 'always'",
+            "wait in lockcore.toml: \"always\" is not possible, it must be never, forever, or a duration with a \
+             unit, such as 30s",
+        ),
+        ("owner = ['a']", "owner in lockcore.toml: a array is not possible, owner must be a string"),
+        ("memory = 3", "memory in lockcore.toml: a integer is not possible, it must be a table, [memory]"),
+        (
+            "[sqlite]\nbusy = '3s'",
+            "sqlite.busy in lockcore.toml: unknown key \"busy\"; known are busy_timeout, mode, synchronous, \
+             table_prefix",
+        ),
+        (
+            "url = 'hunter2'",
+            "url in lockcore.toml: must begin with a scheme, such as sqlite:/var/lib/locks.db",
+        ),
+    ];
+    for (text, message) in cases {
+        assert_eq!(toml_error(text), message);
+    }
+}
+
+#[test]
+fn no_message_about_a_file_quotes_a_password() {
+    for text in [
+        "owner = 'x'\nurl = 'redis://:hunter2@host",
+        "url = \"redis://:hunter2@\\qhost\"",
+        "url = 'redis//:hunter2@host'",
+        "url = 'redis://:a?hunter2@host'",
+        "url = redis://:hunter2@host",
+        "[postgres]\npassword = ['hunter2']",
+        "[sqlite]\npassword = 'hunter2'",
+    ] {
+        let error = Config::from_toml(text).expect_err(text);
+        assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+    }
+    let unclosed = toml_error("owner = 'x'\nurl = 'redis://:hunter2@host");
+    assert!(unclosed.starts_with("lockcore.toml: line 2: "), "{unclosed}");
+}
+
+#[tokio::test]
+async fn no_message_and_no_debug_shows_a_password() {
+    let config =
+        Config::from_toml("url = 'redis://user:hunter2@host/0?password=hunter2'\n[redis]\ntoken = 'hunter2'")
+            .expect("a good file");
+    let error = config.connect().await.expect_err("no such backend yet");
+    let shown = format!("{config:?} {config:#?} {error} {error:?}");
+    assert!(shown.contains("[redacted]") && !shown.contains("hunter2"), "{shown}");
+    for url in [
+        "sqlite:x?password=hunter2",
+        "memory:?shards=2&token=hunter2",
+        "sqlite://user:hunter2@/nowhere/x.db?mode=rw",
+    ] {
+        let error = connect(url).await.expect_err(url);
+        let shown = format!("{error} {error:?} {:?}", from_url(url));
+        assert!(!shown.contains("hunter2"), "{shown}");
+    }
+}
+
+#[tokio::test]
+async fn options_come_from_the_table_under_those_of_the_url() {
+    let in_code = |value: &str| Config {
+        options: BackendOptions::default().with("memory", "shards", value),
+        ..from_url("memory:")
+    };
+    let error = in_code("many").connect().await.expect_err("no number").to_string();
+    assert_eq!(error, "memory.shards: \"many\" is not possible, it must be a whole number of at least 1");
+    let error = Config { url: "memory:?shards=lots".parse().ok(), ..in_code("2") };
+    let error = error.connect().await.expect_err("no number").to_string();
+    assert!(error.starts_with("shards in the url: \"lots\""), "{error}");
+    let file = Config::from_toml("url = 'memory:'\n[memory]\nshards = 'two'").expect("well-formed");
+    let error = file.clone().connect().await.expect_err("no number").to_string();
+    assert!(error.starts_with("memory.shards in lockcore.toml: \"two\""), "{error}");
+    file.overridden_by(in_code("2")).expect("they agree").connect().await.expect("the code wins");
+}
+
+#[tokio::test]
+async fn later_layers_win() {
+    let file = Config::from_toml(FULL).expect("a good file");
+    let over = Config { owner: Some("me".to_owned()), ..from_url("memory:?namespace=mine") };
+    let both = file.clone().overridden_by(over).expect("they agree");
+    assert_eq!(both.url.as_ref().map(|url| url.scheme()), Some("memory"));
+    assert_eq!(both.namespace.as_deref(), Some("mine"));
+    assert_eq!((both.owner.as_deref(), both.lease), (Some("me"), file.lease));
+
+    let plain = Config { namespace: Some("other".to_owned()), ..Config::default() };
+    let over_url = from_url("memory:?namespace=mine").overridden_by(plain).expect("they agree");
+    assert_eq!(over_url.namespace.as_deref(), Some("other"));
+    over_url.connect().await.expect("the contradiction is settled");
+
+    let torn = Config { namespace: Some("other".to_owned()), ..from_url("memory:?namespace=mine") };
+    let error = Config::default().overridden_by(torn).expect_err("two namespaces");
+    assert_eq!(error.to_string(), "namespace: \"other\" is not possible, the URL beside it says \"mine\"");
+}
+
+#[test]
+fn a_file_that_is_not_there_is_told_only_if_it_was_asked_for() {
+    let error =
+        Config::load(Some(Path::new("/nowhere/lockcore.toml")), Config::default()).expect_err("no file");
+    assert_eq!(
+        error.to_string(),
+        "/nowhere/lockcore.toml: cannot be read: No such file or directory (os error 2)"
+    );
+    Config::load(None, Config::default()).expect("the default file need not be there");
+}
+
+#[tokio::test]
+async fn mistakes_in_a_url_are_named() {
+    for (url, message) in [
+        ("mongodb://x", "url: unknown scheme \"mongodb\"; this build has memory, sqlite"),
+        ("postgres://x", "url: scheme \"postgres\" is not part of this build, which has memory, sqlite"),
+        ("redis://x", "url: scheme \"redis\" is not part of this build, which has memory, sqlite"),
+        ("memory:x", "url: \"x\" is not possible, nothing may stand behind memory: but options"),
+        ("memory:?shard=2", "shard in the url: unknown key \"shard\"; known are shards, namespace"),
+        (
+            "memory:?shards=0",
+            "shards in the url: \"0\" is not possible, it must be a whole number of at least 1",
+        ),
+        (
+            "memory:?shards=x",
+            "shards in the url: \"x\" is not possible, it must be a whole number of at least 1",
+        ),
+        (
+            "sqlite::memory:?busy_timeout=60",
+            "busy_timeout in the url: \"60\" is not possible, it needs a unit, such as 60s or 60ms",
+        ),
+        (
+            "sqlite::memory:?synchronous=off",
+            "synchronous in the url: \"off\" is not possible, it must be normal or full",
+        ),
+        ("sqlite::memory:?mode=ro", "mode in the url: \"ro\" is not possible, it must be rwc or rw"),
+    ] {
+        assert_eq!(connect_error(url).await, message);
+    }
+    let nothing = Config::default().connect().await.expect_err("no URL").to_string();
+    assert!(nothing.starts_with("url: not given; set it in lockcore.toml, in LOCKCORE_URL"), "{nothing}");
+    assert!(matches!(connect("sqlite:").await, Err(ConnectError::Backend(_))));
+}
+
+#[tokio::test]
+async fn the_service_has_the_defaults() {
+    let config =
+        Config::from_toml("url = 'memory:'\nowner = 'me'\nlease = '20s'\nwait = '10ms'").expect("good");
+    let locks = config.service().await.expect("a service");
+    let guard = locks.lock(["a"]).await.expect("free");
+    assert!(guard.time_left().is_some_and(|left| left <= Duration::from_secs(20)));
+    let refused = locks.lock(["a"]).await.expect_err("held").to_string();
+    assert!(refused.contains("(me)") && refused.contains("not locked after"), "{refused}");
+
+    let bad = Config::from_toml("url = 'sqlite::memory:'\nlease = '0s'").expect("well-formed");
+    let error = bad.service().await.expect_err("no lease").to_string();
+    assert_eq!(error, "lease: 0ns, the sqlite backend needs at least 10ms");
+}
+
+#[tokio::test]
+async fn other_types_and_every_option() {
+    let memory = connect_as::<u64, u64>("memory:?shards=2").await.expect("memory");
+    assert_eq!(memory.capabilities().backend, "memory");
+    let locks = lockcore::LockingService::builder_with_contexts(memory, || 1).build().expect("defaults");
+    locks.lock([Claim::exclusive(7)]).await.expect("free").release().await.expect("held");
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("a b#c.db");
+    let url = format!("sqlite:{}/a%20b%23c.db", folder.path().display());
+    let missing = connect(&format!("{url}?mode=rw")).await;
+    assert!(missing.is_err() && !file.exists(), "mode=rw creates nothing: {missing:?}");
+    let options = "busy_timeout=1s&synchronous=full&table_prefix=x_&mode=rwc&namespace=n";
+    connect(&format!("{url}?{options}")).await.expect("sqlite");
+    assert!(file.exists());
+    connect(&format!("{url}?mode=rw&table_prefix=x_")).await.expect("now it is there");
+}
+
+#[tokio::test]
+async fn namespaces_keep_apart() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let url = format!("sqlite:{}/locks.db", folder.path().display());
+    let service =
+        async |text: &str| Config::from_toml(text).expect("good").service().await.expect("a service");
+    let one = service(&format!("url = '{url}'\nnamespace = 'one'")).await;
+    let two = service(&format!("url = '{url}?namespace=two'")).await;
+    let again = service(&format!("url = '{url}?namespace=one'")).await;
+    let _held = one.lock(["a"]).await.expect("free");
+    two.lock(["a"]).await.expect("another namespace").release().await.expect("held");
+    again.lock(["a"]).await.expect_err("the same namespace");
+}
+
+#[test]
+fn a_file_is_read_from_the_disk() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("mine.toml");
+    fs::write(&file, FULL).expect("written");
+    let config =
+        Config::load(Some(&file), Config { lease: Some(Duration::from_secs(1)), ..Config::default() })
+            .expect("a good file");
+    assert_eq!((config.namespace.as_deref(), config.lease), (Some("billing"), Some(Duration::from_secs(1))));
+}

@@ -1,0 +1,76 @@
+//! The store's clock: monotonic, tied to the calendar once, and driven by tokio's paused time in tests.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::time::Instant;
+
+/// A point in time, in nanoseconds since the store was made; the greatest value is never.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Moment(u64);
+
+impl Moment {
+    pub(crate) const NEVER: Moment = Moment(u64::MAX);
+
+    /// This much later; for ever stays for ever.
+    pub(crate) fn after(self, lease: Lease) -> Moment {
+        Moment(self.0.saturating_add(lease.0))
+    }
+
+    /// How long it is from `now` until this, `None` for ever.
+    pub(crate) fn remaining(self, now: Moment) -> Option<Duration> {
+        (self != Moment::NEVER).then(|| Duration::from_nanos(self.0.saturating_sub(now.0)))
+    }
+}
+
+/// How long a lock lasts, in nanoseconds; the greatest value (584 years) is for ever.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Lease(u64);
+
+impl Lease {
+    pub(crate) const FOREVER: Lease = Lease(u64::MAX);
+
+    pub(crate) fn of(lease: Option<Duration>) -> Lease {
+        match lease {
+            None => Lease::FOREVER,
+            Some(lease) => {
+                let nanos = lease.as_secs().saturating_mul(1_000_000_000);
+                Lease(nanos.saturating_add(u64::from(lease.subsec_nanos())))
+            }
+        }
+    }
+
+    pub(crate) fn duration(self) -> Option<Duration> {
+        (self != Lease::FOREVER).then(|| Duration::from_nanos(self.0))
+    }
+}
+
+/// Tells the time.
+#[derive(Debug)]
+pub(crate) struct Clock {
+    started: Instant,
+    started_nanos_since_1970: u64,
+}
+
+impl Clock {
+    pub(crate) fn new() -> Self {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Clock { started: Instant::now(), started_nanos_since_1970: Lease::of(Some(since_1970)).0 }
+    }
+
+    #[inline]
+    pub(crate) fn now(&self) -> Moment {
+        let elapsed = self.started.elapsed();
+        Moment(elapsed.as_secs() * 1_000_000_000 + u64::from(elapsed.subsec_nanos()))
+    }
+
+    /// The moment in microseconds since 1970: what fences are made of.
+    #[inline]
+    pub(crate) fn micros(&self, moment: Moment) -> u64 {
+        (self.started_nanos_since_1970 + moment.0) / 1000
+    }
+
+    /// The moment as the calendar has it, as if the calendar's clock had not been set since the start.
+    pub(crate) fn calendar(&self, moment: Moment) -> SystemTime {
+        UNIX_EPOCH + Duration::from_nanos(self.started_nanos_since_1970.saturating_add(moment.0))
+    }
+}

@@ -1,0 +1,204 @@
+//! The backend's value, and the trait over it. Every step ends at its first poll.
+//!
+//! # Invariants
+//!
+//! 1. A thread has at most one [`Locked`](crate::table::Locked). It locks its shards in ascending order,
+//!    each once, and takes no further one: so shards never deadlock. The mutexes of the history and of a
+//!    waiter's sender are leaves, taken last and for a moment.
+//! 2. Whether a set can be granted is decided, and the set granted, under the locks of all its shards
+//!    without a break in between.
+//! 3. A waiter is in the queues of all its ids or of none, and that changes only under the locks of all
+//!    its shards. So when the hand-off has to give locks up in order to take more of them, nobody who
+//!    obeys the queue can barge in.
+//! 4. Whoever makes room on an id that has waiters - takes out a row or a place, or thaws it - notes it as
+//!    freed and serves its queue before the step ends.
+//! 5. No waiter is told anything, and no sender dropped, while a shard is locked: waking runs code that is
+//!    not ours.
+//! 6. Every waiter asks again, or was told to, no later than the end of every lease on its ids.
+//! 7. Fences of a shard only grow; each is chosen under the shard's lock, by the step that grants.
+
+use std::{fmt, time::Duration};
+
+use lockcore::{
+    AcquireRequest, Acquired, BackendError, BreakMode, Broken, Capabilities, ContextId, Finding, Grant,
+    Ident, Inspection, Listing, LockDao, Page, Released, Renewed, Swept, Target, Withdraw, Withdrawn,
+};
+use uuid::Uuid;
+
+use crate::{
+    admin::Sweeping,
+    clock::Clock,
+    history::{Event, History, What},
+    sync::{AtomicU64, Mutex},
+    table::{MAX_SHARDS, Tables},
+};
+
+/// Locks among the tasks and threads of one process; see the [crate's documentation](crate).
+///
+/// It is not `Clone`: give the service an `Arc` of it to keep a handle.
+pub struct MemoryLockDao<I = String, C = Uuid> {
+    pub(crate) tables: Tables<I, C>,
+    pub(crate) clock: Clock,
+    /// The number of the next waiter. Only taken under the locks of the waiter's set, so that in every
+    /// queue numbers are in the order of arrival.
+    pub(crate) arrivals: AtomicU64,
+    pub(crate) history: Option<History<I, C>>,
+    pub(crate) sweeping: Mutex<Sweeping>,
+}
+
+impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
+    /// A backend that holds no locks.
+    pub fn new() -> Self {
+        MemoryLockDao {
+            tables: Tables::new(MAX_SHARDS),
+            clock: Clock::new(),
+            arrivals: AtomicU64::new(0),
+            history: None,
+            sweeping: Mutex::new(Sweeping::default()),
+        }
+    }
+
+    /// The same with this many shards, rounded up to a power of two and at most 64, which is the default:
+    /// fewer take less memory, more let more threads work at once.
+    ///
+    /// Without effect on locks only before the first use: it forgets them.
+    #[must_use]
+    pub fn with_shards(mut self, shards: usize) -> Self {
+        self.tables = Tables::new(shards);
+        self
+    }
+
+    /// The same with a memory of the latest events, at most `capacity`.
+    #[must_use]
+    pub fn with_history(mut self, capacity: usize) -> Self {
+        self.history = Some(History::new(capacity));
+        self
+    }
+
+    /// The latest events, oldest first; none unless made [`with_history`](Self::with_history).
+    pub fn history(&self) -> Vec<Event<I, C>> {
+        self.history.as_ref().map(History::events).unwrap_or_default()
+    }
+
+    /// How many ids are held, queued for or frozen, among them ids whose locks have expired but were not
+    /// cleaned up yet. Locks one shard after the other.
+    pub fn len(&self) -> usize {
+        (0..self.tables.shard_count())
+            .map(|shard| self.tables.lock(1 << shard).tables().map(|table| table.len()).sum::<usize>())
+            .sum()
+    }
+
+    /// Whether nothing is known of any id.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Records an event, if there is a history.
+    #[inline]
+    pub(crate) fn record(
+        &self,
+        what: What,
+        context: &C,
+        now: impl FnOnce() -> crate::clock::Moment,
+        ids: impl FnOnce() -> Vec<(Target<I>, Option<u64>)>,
+    ) {
+        if let Some(history) = &self.history {
+            let at = self.clock.calendar(now());
+            history.add(Event { what, context: context.clone(), ids: ids(), at });
+        }
+    }
+}
+
+impl<I: Ident, C: ContextId> Default for MemoryLockDao<I, C> {
+    fn default() -> Self {
+        MemoryLockDao::new()
+    }
+}
+
+impl<I, C> fmt::Debug for MemoryLockDao<I, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryLockDao").finish_non_exhaustive()
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<I: Ident, C: ContextId> LockDao<I, C> for MemoryLockDao<I, C> {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            backend: "memory",
+            shared_store: false,
+            fifo: true,
+            push: true,
+            permanent: true,
+            slots: true,
+            shared: true,
+            listing: true,
+            breaking: true,
+            sweeping: true,
+            // Whoever could die without its locks being released takes this backend along.
+            dead_holders: false,
+            min_lease: Duration::from_millis(1),
+            default_lease: None,
+            max_ids: usize::MAX,
+        }
+    }
+
+    async fn acquire(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
+        self.acquire_now(request)
+    }
+
+    async fn withdraw(
+        &self,
+        request: &AcquireRequest<I, C>,
+        how: Withdraw,
+    ) -> Result<Withdrawn, BackendError> {
+        Ok(self.withdraw_now(request, how))
+    }
+
+    async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
+        Ok(self.release_now(grant))
+    }
+
+    async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
+        Ok(self.renew_now(grant))
+    }
+
+    async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {
+        Ok(self.release_context_now(context))
+    }
+
+    async fn list(&self, page: &Page) -> Result<Listing<I, C>, BackendError> {
+        Ok(self.list_now(page))
+    }
+
+    async fn inspect(&self, target: &Target<I>) -> Result<Inspection<I, C>, BackendError> {
+        Ok(self.inspect_now(target))
+    }
+
+    async fn break_lock(
+        &self,
+        target: &Target<I>,
+        fence: u64,
+        how: BreakMode,
+        by: &str,
+    ) -> Result<Broken, BackendError> {
+        Ok(self.break_now(target, fence, how, by))
+    }
+
+    async fn freeze(&self, target: &Target<I>, frozen: bool) -> Result<(), BackendError> {
+        self.freeze_now(target, frozen);
+        Ok(())
+    }
+
+    async fn sweep(&self, batch: usize, unless_within: Option<Duration>) -> Result<Swept, BackendError> {
+        Ok(self.sweep_now(batch, unless_within))
+    }
+
+    async fn migrate(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>, BackendError> {
+        Ok(self.findings())
+    }
+}

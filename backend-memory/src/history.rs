@@ -1,0 +1,68 @@
+//! What happened lately, for tests and for people who wonder.
+
+use std::{collections::VecDeque, time::SystemTime};
+
+use lockcore::Target;
+
+use crate::sync::Mutex;
+
+/// What happened.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum What {
+    /// The set was granted, at once or when its turn had come.
+    Granted,
+    /// The locks were released.
+    Released,
+    /// The set was refused; the ids are those of the whole set.
+    Refused,
+    /// The set got a place in the queue.
+    Queued,
+    /// The try was withdrawn: it left the queue, or what it got was freed.
+    Withdrawn,
+    /// The lease of the locks had ended, and somebody noticed.
+    Expired,
+    /// An administrator broke the lock.
+    Broken,
+}
+
+/// Something that happened to some ids of one context.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Event<I, C> {
+    /// What.
+    pub what: What,
+    /// Whose request or lock it was.
+    pub context: C,
+    /// Which ids, with the fence where one is held.
+    pub ids: Vec<(Target<I>, Option<u64>)>,
+    /// When, by the store's clock.
+    pub at: SystemTime,
+}
+
+/// The latest events, oldest first.
+#[derive(Debug)]
+pub(crate) struct History<I, C> {
+    capacity: usize,
+    /// A leaf among the mutexes: taken while shards are locked, so that events of one id are in order.
+    events: Mutex<VecDeque<Event<I, C>>>,
+}
+
+impl<I: Clone, C: Clone> History<I, C> {
+    pub(crate) fn new(capacity: usize) -> Self {
+        History { capacity, events: Mutex::new(VecDeque::new()) }
+    }
+
+    pub(crate) fn add(&self, event: Event<I, C>) {
+        let mut events = self.events.lock();
+        if events.len() >= self.capacity {
+            events.pop_front();
+        }
+        if self.capacity > 0 {
+            events.push_back(event);
+        }
+    }
+
+    pub(crate) fn events(&self) -> Vec<Event<I, C>> {
+        self.events.lock().iter().cloned().collect()
+    }
+}

@@ -1,0 +1,268 @@
+//! Who holds one id: nobody or one without an allocation, a crowd in a table of its own.
+
+use std::collections::BTreeSet;
+
+use hashbrown::HashMap;
+use lockcore::{
+    AttemptId, ContextId, Mode, Owner,
+    rules::{InUse, lowest_free},
+};
+use smallvec::SmallVec;
+
+use crate::clock::{Lease, Moment};
+
+/// One lock that is held.
+#[derive(Debug)]
+pub(crate) struct Holder<C> {
+    pub(crate) context: C,
+    /// Which try got it: undoing another try leaves it alone.
+    pub(crate) attempt: AttemptId,
+    pub(crate) mode: Mode,
+    /// An administrator broke it: it runs out, and is not renewed.
+    pub(crate) broken: bool,
+    pub(crate) permits: SmallVec<[u32; 2]>,
+    pub(crate) fence: u64,
+    pub(crate) since: Moment,
+    pub(crate) lease: Lease,
+    pub(crate) expires: Moment,
+    pub(crate) owner: Owner,
+    /// What the context held before this try changed the mode, should the try be undone.
+    pub(crate) before: Option<Box<Holder<C>>>,
+}
+
+/// The holders of one id, at most one row per context.
+#[derive(Debug)]
+pub(crate) enum Holders<C> {
+    None,
+    One(Holder<C>),
+    Many(Box<Crowd<C>>),
+}
+
+/// Several holders.
+#[derive(Debug)]
+pub(crate) struct Crowd<C> {
+    rows: HashMap<C, Holder<C>>,
+    in_use: InUse,
+    /// No row ends before this. It may be too early, never too late.
+    earliest: Moment,
+    permits: PermitPool,
+}
+
+/// Which permits are free: all from `unused` on, and those given back below.
+#[derive(Debug, Default)]
+struct PermitPool {
+    unused: u32,
+    returned: BTreeSet<u32>,
+}
+
+impl<C: ContextId> Holders<C> {
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        matches!(self, Holders::None)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Holders::None => 0,
+            Holders::One(_) => 1,
+            Holders::Many(crowd) => crowd.rows.len(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn row(&self, context: &C) -> Option<&Holder<C>> {
+        match self {
+            Holders::None => None,
+            Holders::One(holder) => (holder.context == *context).then_some(holder),
+            Holders::Many(crowd) => crowd.rows.get(context),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn in_use(&self) -> InUse {
+        match self {
+            Holders::None => InUse::default(),
+            Holders::One(holder) => InUse::default().plus(holder.mode),
+            Holders::Many(crowd) => crowd.in_use,
+        }
+    }
+
+    /// What everybody but the context has in use.
+    #[inline]
+    pub(crate) fn in_use_by_others(&self, context: &C) -> InUse {
+        match self {
+            Holders::None => InUse::default(),
+            Holders::One(holder) if holder.context == *context => InUse::default(),
+            Holders::One(holder) => InUse::default().plus(holder.mode),
+            Holders::Many(crowd) => match crowd.rows.get(context) {
+                Some(own) => minus(crowd.in_use, own.mode),
+                None => crowd.in_use,
+            },
+        }
+    }
+
+    /// No holder's lease ends before this.
+    pub(crate) fn earliest_expiry(&self) -> Moment {
+        match self {
+            Holders::None => Moment::NEVER,
+            Holders::One(holder) => holder.expires,
+            Holders::Many(crowd) => crowd.earliest,
+        }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Holder<C>> {
+        let (one, many) = match self {
+            Holders::None => (None, None),
+            Holders::One(holder) => (Some(holder), None),
+            Holders::Many(crowd) => (None, Some(crowd.rows.values())),
+        };
+        one.into_iter().chain(many.into_iter().flatten())
+    }
+
+    /// Puts a new row in, whose context has none, and gives it the lowest free permits.
+    pub(crate) fn insert(&mut self, mut holder: Holder<C>) -> &mut Holder<C> {
+        let wanted = holder.mode.permits();
+        match self {
+            Holders::None => {
+                holder.permits = (0..wanted).collect();
+                *self = Holders::One(holder);
+                match self {
+                    Holders::One(holder) => holder,
+                    _ => unreachable!("set in the line above"),
+                }
+            }
+            Holders::One(_) => {
+                let Holders::One(first) = std::mem::replace(self, Holders::None) else {
+                    unreachable!("matched in the line above");
+                };
+                *self = Holders::Many(Box::new(Crowd::of(first)));
+                self.insert(holder)
+            }
+            Holders::Many(crowd) => {
+                holder.permits = crowd.permits.take(wanted);
+                crowd.in_use = crowd.in_use.plus(holder.mode);
+                crowd.earliest = crowd.earliest.min(holder.expires);
+                crowd.rows.entry(holder.context.clone()).insert(holder).into_mut()
+            }
+        }
+    }
+
+    /// Takes the context's row out.
+    #[inline]
+    pub(crate) fn remove(&mut self, context: &C) -> Option<Holder<C>> {
+        match self {
+            Holders::None => None,
+            Holders::One(holder) => {
+                if holder.context != *context {
+                    return None;
+                }
+                match std::mem::replace(self, Holders::None) {
+                    Holders::One(holder) => Some(holder),
+                    _ => unreachable!("matched in the lines above"),
+                }
+            }
+            Holders::Many(crowd) => {
+                let holder = crowd.rows.remove(context)?;
+                crowd.in_use = minus(crowd.in_use, holder.mode);
+                crowd.permits.give_back(&holder.permits);
+                if crowd.rows.is_empty() {
+                    *self = Holders::None;
+                }
+                Some(holder)
+            }
+        }
+    }
+
+    /// Sets when the context's row ends.
+    pub(crate) fn extend(&mut self, context: &C, lease: Lease, expires: Moment) {
+        let row = match self {
+            Holders::None => None,
+            Holders::One(holder) => Some(holder),
+            Holders::Many(crowd) => {
+                crowd.earliest = crowd.earliest.min(expires);
+                crowd.rows.get_mut(context)
+            }
+        };
+        if let Some(row) = row {
+            row.lease = lease;
+            row.expires = expires;
+        }
+    }
+
+    /// Marks the context's row as broken.
+    pub(crate) fn mark_broken(&mut self, context: &C) {
+        match self {
+            Holders::One(holder) if holder.context == *context => holder.broken = true,
+            Holders::Many(crowd) => {
+                if let Some(holder) = crowd.rows.get_mut(context) {
+                    holder.broken = true;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes out the rows whose lease has ended.
+    pub(crate) fn expired(&mut self, now: Moment) -> Vec<Holder<C>> {
+        if self.earliest_expiry() > now {
+            return Vec::new();
+        }
+        let contexts: Vec<C> =
+            self.iter().filter(|row| row.expires <= now).map(|row| row.context.clone()).collect();
+        let rows = contexts.iter().filter_map(|context| self.remove(context)).collect();
+        if let Holders::Many(crowd) = self {
+            let ends = crowd.rows.values().map(|row| row.expires);
+            crowd.earliest = ends.min().unwrap_or(Moment::NEVER);
+        }
+        rows
+    }
+}
+
+impl<C: ContextId> Crowd<C> {
+    fn of(first: Holder<C>) -> Self {
+        let in_use = InUse::default().plus(first.mode);
+        let permits = PermitPool::without(&first.permits);
+        let earliest = first.expires;
+        let rows = HashMap::from_iter([(first.context.clone(), first)]);
+        Crowd { rows, in_use, earliest, permits }
+    }
+}
+
+impl PermitPool {
+    fn without(taken: &[u32]) -> Self {
+        let unused = taken.iter().max().map_or(0, |highest| highest + 1);
+        let below = unused - taken.len() as u32;
+        PermitPool { unused, returned: lowest_free(taken.iter().copied(), below).into_iter().collect() }
+    }
+
+    /// The lowest free ones.
+    fn take(&mut self, wanted: u32) -> SmallVec<[u32; 2]> {
+        (0..wanted)
+            .map(|_| {
+                self.returned.pop_first().unwrap_or_else(|| {
+                    self.unused += 1;
+                    self.unused - 1
+                })
+            })
+            .collect()
+    }
+
+    fn give_back(&mut self, permits: &[u32]) {
+        self.returned.extend(permits);
+        // Keeps the set as small as the number of permits held below the highest one.
+        while self.unused > 0 && self.returned.last() == Some(&(self.unused - 1)) {
+            self.returned.pop_last();
+            self.unused -= 1;
+        }
+    }
+}
+
+/// The same use with one holder less.
+fn minus(mut in_use: InUse, mode: Mode) -> InUse {
+    match mode {
+        Mode::Exclusive => in_use.exclusive -= 1,
+        Mode::Shared => in_use.shared -= 1,
+        Mode::Slots { permits, .. } => in_use.permits -= permits,
+    }
+    in_use
+}

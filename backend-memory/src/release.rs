@@ -1,0 +1,83 @@
+//! Giving back what a grant holds, and extending it.
+
+use lockcore::{ContextId, Grant, Ident, LossReason, LostLock, Released, Renewed, Target};
+
+use crate::{MemoryLockDao, What, clock::Lease, handoff::Step, table::Table};
+
+impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
+    pub(crate) fn release_now(&self, grant: &Grant<I, C>) -> Released<I> {
+        let (mut locked, mut spots) = match self.release_unshared(grant) {
+            Ok(()) => return Released { lost: Vec::new(), failed: Vec::new() },
+            Err(Some((spot, guard))) => self.tables.set_of_one(spot, guard),
+            Err(None) => self.tables.lock_set(grant.locks.iter().map(|lock| &lock.target)),
+        };
+        let mut step = Step::new(&self.clock);
+        let mut lost = Vec::new();
+        for (spot, lock) in spots.iter_mut().zip(&grant.locks) {
+            let (target, fence) = (&lock.target, lock.granted.fence);
+            // Locks without a lease are released without a look at the clock.
+            self.remove_expired(&mut locked, spot, target, &mut step);
+            let entry = locked.entry(spot);
+            let row = entry.filter(|e| e.holders.row(&grant.context).is_some_and(|row| row.fence == fence));
+            match row {
+                Some(entry) => {
+                    entry.holders.remove(&grant.context);
+                    step.freed(spot, entry);
+                }
+                None => lost.push(obituary(locked.table(spot), target, fence)),
+            }
+            locked.tidy(spot);
+        }
+        self.record(
+            What::Released,
+            &grant.context,
+            || step.now(),
+            || {
+                let held =
+                    grant.locks.iter().filter(|lock| !lost.iter().any(|gone| gone.target == lock.target));
+                held.map(|lock| (lock.target.clone(), Some(lock.granted.fence))).collect()
+            },
+        );
+        self.finish(locked, step);
+        Released { lost, failed: Vec::new() }
+    }
+
+    pub(crate) fn renew_now(&self, grant: &Grant<I, C>) -> Renewed<I> {
+        let mut step = Step::new(&self.clock);
+        let lease = Lease::of(grant.lease);
+        let expires = step.now().after(lease);
+        let (mut locked, mut spots) = self.tables.lock_set(grant.locks.iter().map(|lock| &lock.target));
+        let mut lost = Vec::new();
+        for (spot, lock) in spots.iter_mut().zip(&grant.locks) {
+            let (target, fence) = (&lock.target, lock.granted.fence);
+            self.remove_expired(&mut locked, spot, target, &mut step);
+            let entry = locked.entry(spot);
+            let row = entry.filter(|e| e.holders.row(&grant.context).is_some_and(|row| row.fence == fence));
+            match row {
+                Some(entry) if entry.holders.row(&grant.context).is_some_and(|row| row.broken) => {
+                    lost.push(LostLock { target: target.clone(), fence, reason: LossReason::Broken });
+                }
+                Some(entry) => {
+                    entry.holders.extend(&grant.context, lease, expires);
+                    step.note_expiry(entry, expires);
+                }
+                None => lost.push(obituary(locked.table(spot), target, fence)),
+            }
+            locked.tidy(spot);
+        }
+        self.finish(locked, step);
+        Renewed { lost }
+    }
+}
+
+/// Why a lock is no longer held.
+fn obituary<I: Ident, C: ContextId>(table: &Table<I, C>, target: &Target<I>, fence: u64) -> LostLock<I> {
+    let reason = if table.obituaries.breaks_of(target).any(|record| record.fence == fence) {
+        LossReason::Broken
+    } else if table.obituaries.is_expired(fence) {
+        LossReason::Expired
+    } else {
+        LossReason::Vanished
+    };
+    LostLock { target: target.clone(), fence, reason }
+}

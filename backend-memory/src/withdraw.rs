@@ -1,0 +1,126 @@
+//! Ending a try: giving up its place, or what it got.
+
+use lockcore::{AcquireRequest, ContextId, Granted, Ident, Withdraw, Withdrawn};
+use smallvec::SmallVec;
+
+use crate::{
+    MemoryLockDao, What,
+    acquire::{as_granted, ids, waiting},
+    clock::{Lease, Moment},
+    entry::Standing,
+    handoff::Step,
+    holders::Holder,
+    table::{Locked, Spot},
+};
+
+impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
+    pub(crate) fn withdraw_now(&self, request: &AcquireRequest<I, C>, how: Withdraw) -> Withdrawn {
+        if request.claims.is_empty() {
+            return Withdrawn::Left;
+        }
+        let mut step = Step::new(&self.clock);
+        let now = step.now();
+        let (mut locked, mut spots) = self.tables.lock_set(request.claims.iter().map(|claim| &claim.target));
+        let mut withdrawn = Withdrawn::Left;
+        if how == Withdraw::Undo {
+            locked.table(&spots[0]).withdrawals.add(request.attempt, &request.context, now);
+        }
+        if let Some(waiter) = waiting(&mut locked, &spots, request) {
+            self.leave(&mut locked, &spots, &waiter, &mut step);
+            self.record(What::Withdrawn, &request.context, || now, || ids(&request.claims));
+        }
+        for (spot, claim) in spots.iter().zip(request.claims.iter()) {
+            self.remove_expired(&mut locked, spot, &claim.target, &mut step);
+        }
+        let granted = match how {
+            Withdraw::Undo => None,
+            Withdraw::KeepIfGranted => held(&mut locked, &spots, request),
+        };
+        match granted {
+            Some(granted) => {
+                let expires = now.after(Lease::of(request.lease));
+                refresh(&mut locked, &spots, request, expires, &mut step);
+                withdrawn = Withdrawn::Holds(granted);
+            }
+            // Nor does it keep a part, where the rest has expired or was released.
+            None => self.undo(&mut locked, &spots, request, &mut step),
+        }
+        for spot in &mut spots {
+            locked.tidy(spot);
+        }
+        self.finish(locked, step);
+        withdrawn
+    }
+
+    /// Frees what the attempt got; what the context held through an earlier one comes back.
+    fn undo(
+        &self,
+        locked: &mut Locked<'_, I, C>,
+        spots: &[Spot],
+        request: &AcquireRequest<I, C>,
+        step: &mut Step<'_, I, C>,
+    ) {
+        let now = step.now();
+        let mut undone = Vec::new();
+        for (spot, claim) in spots.iter().zip(request.claims.iter()) {
+            let Some(entry) = locked.entry(spot) else { continue };
+            let own = entry.holders.row(&request.context);
+            if own.is_none_or(|own| own.attempt != request.attempt) {
+                continue;
+            }
+            let Some(own) = entry.holders.remove(&request.context) else { continue };
+            undone.push((claim.target.clone(), Some(own.fence)));
+            if let Some(before) = own.before {
+                // Fewer permits than before may have let somebody in who needs the rest: then they stay
+                // as they are now.
+                let fits = entry.holders.in_use().fits(before.mode);
+                let mode = if fits { before.mode } else { own.mode };
+                if before.expires > now {
+                    entry.holders.insert(Holder { mode, ..*before });
+                }
+            }
+            step.freed(spot, entry);
+        }
+        if !undone.is_empty() {
+            self.record(What::Withdrawn, &request.context, || now, || undone);
+        }
+    }
+}
+
+/// What the attempt holds, if it was granted.
+fn held<I: Ident, C: ContextId>(
+    locked: &mut Locked<'_, I, C>,
+    spots: &[Spot],
+    request: &AcquireRequest<I, C>,
+) -> Option<SmallVec<[Granted; 1]>> {
+    let mut by_this_attempt = false;
+    let mut granted = SmallVec::new();
+    for (spot, claim) in spots.iter().zip(request.claims.iter()) {
+        let entry = locked.entry(spot)?;
+        if entry.standing(claim.mode, &request.context) != Standing::Keep {
+            return None;
+        }
+        let own = entry.holders.row(&request.context)?;
+        by_this_attempt |= own.attempt == request.attempt;
+        granted.push(as_granted(own, entry.holders.in_use().units()));
+    }
+    by_this_attempt.then_some(granted)
+}
+
+/// Makes what the attempt holds last for a whole lease: its waiter is there.
+fn refresh<I: Ident, C: ContextId>(
+    locked: &mut Locked<'_, I, C>,
+    spots: &[Spot],
+    request: &AcquireRequest<I, C>,
+    expires: Moment,
+    step: &mut Step<'_, I, C>,
+) {
+    for spot in spots {
+        let Some(entry) = locked.entry(spot) else { continue };
+        let own = entry.holders.row(&request.context);
+        if own.is_some_and(|own| own.attempt == request.attempt && own.expires < expires) {
+            entry.holders.extend(&request.context, Lease::of(request.lease), expires);
+            step.note_expiry(entry, expires);
+        }
+    }
+}

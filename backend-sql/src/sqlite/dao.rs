@@ -1,0 +1,262 @@
+//! The DAO: turns requests into their stored forms, sends them to the database's thread, and back.
+
+use std::{fmt, marker::PhantomData, path::Path, time::Duration};
+
+use lockcore::{
+    AcquireRequest, Acquired, BackendError, BreakMode, Broken, Capabilities, Conflict, ConflictReason,
+    ContextId, Finding, Grant, Holder, Ident, Inspection, Listing, LockDao, LostLock, Page, Released,
+    Renewed, Swept, Target, Withdraw, Withdrawn,
+};
+use uuid::Uuid;
+
+use super::{
+    acquire::{self, Ask, Verdict},
+    admin,
+    clock::micros,
+    config::{Settings, SqliteBuilder},
+    doctor,
+    release::{self, Hold, Losses},
+    row::{Key, Wanted},
+    sweep,
+    thread::Database,
+};
+
+/// After how long a waiter asks again though nothing woke it. The database's thread keeps its place and
+/// looks after it, so this is for the case that the thread is wrong.
+const RECHECK: Duration = Duration::from_secs(10);
+
+/// Locks in a SQLite database; see the [module](super) for what it does how.
+pub struct SqliteLockDao<I = String, C = Uuid> {
+    database: Database,
+    path: String,
+    types: PhantomData<fn() -> (I, C)>,
+}
+
+impl<I: Ident, C: ContextId> SqliteLockDao<I, C> {
+    /// Opens the database file at `path`, or a store of its own for `:memory:`, with the usual settings.
+    ///
+    /// # Errors
+    /// As [`SqliteBuilder::open`].
+    pub async fn open(path: impl AsRef<Path>) -> Result<Self, BackendError> {
+        Self::builder().path(path).open().await
+    }
+
+    /// Settings to choose before opening.
+    pub fn builder() -> SqliteBuilder<I, C> {
+        SqliteBuilder::new()
+    }
+
+    pub(super) async fn start(settings: Settings) -> Result<Self, BackendError> {
+        let path = settings.path.display().to_string();
+        Ok(SqliteLockDao { database: Database::open(settings).await?, path, types: PhantomData })
+    }
+}
+
+impl<I, C> fmt::Debug for SqliteLockDao<I, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteLockDao").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            backend: "sqlite",
+            shared_store: true,
+            fifo: true,
+            push: true,
+            permanent: false,
+            slots: true,
+            shared: true,
+            listing: true,
+            breaking: true,
+            sweeping: true,
+            dead_holders: true,
+            // A step takes some ten microseconds, but it may have to wait for those of other processes,
+            // and a lease has to be renewed at a third of it.
+            min_lease: Duration::from_millis(10),
+            default_lease: Some(Duration::from_secs(30)),
+            // SQLite has no bound; but the write lock is held for some 3 us an id.
+            max_ids: 1000,
+        }
+    }
+
+    async fn acquire(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
+        let ask = ask(request);
+        let (verdict, wakeup) =
+            self.database.call(move |worker, deadline| worker.acquire(ask, deadline)).await?;
+        Ok(match (verdict, wakeup) {
+            (Verdict::Granted(granted), _) => Acquired::Granted(granted),
+            (Verdict::Queued { conflicts, .. }, Some(wakeup)) => {
+                Acquired::Queued { conflicts: typed(request, conflicts), wakeup, recheck: Some(RECHECK) }
+            }
+            (Verdict::Refused(conflicts) | Verdict::Queued { conflicts, .. }, _) => {
+                Acquired::Refused(typed(request, conflicts))
+            }
+        })
+    }
+
+    async fn withdraw(
+        &self,
+        request: &AcquireRequest<I, C>,
+        how: Withdraw,
+    ) -> Result<Withdrawn, BackendError> {
+        let ask = ask(request);
+        let held = self.database.call(move |worker, deadline| {
+            worker.forget(&ask);
+            worker.write_and_tell(deadline, |step| acquire::withdraw(step, &ask, how))
+        });
+        Ok(held.await?.map_or(Withdrawn::Left, Withdrawn::Holds))
+    }
+
+    async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
+        let hold = hold(grant);
+        let losses = self.database.call(move |worker, deadline| {
+            worker.write_and_tell(deadline, |step| release::release(step, &hold))
+        });
+        Ok(Released { lost: lost(grant, losses.await?), failed: Vec::new() })
+    }
+
+    async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
+        let hold = hold(grant);
+        let losses = self.database.call(move |worker, deadline| {
+            worker.write_and_tell(deadline, |step| release::renew(step, &hold))
+        });
+        Ok(Renewed { lost: lost(grant, losses.await?) })
+    }
+
+    async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {
+        let context = context.stored().into_owned();
+        let freed = self.database.call(move |worker, deadline| {
+            worker.write_and_tell(deadline, |step| admin::release_context(step, &context))
+        });
+        Ok(freed.await?.iter().filter_map(|stored| Target::from_stored(stored)).collect())
+    }
+
+    async fn list(&self, page: &Page) -> Result<Listing<I, C>, BackendError> {
+        let page = page.clone();
+        let listed = self
+            .database
+            .call(move |worker, deadline| worker.read(deadline, |step| admin::list(step, &page)))
+            .await?;
+        Ok(Listing { ids: listed.ids.into_iter().map(admin::typed).collect(), next: listed.next })
+    }
+
+    async fn inspect(&self, target: &Target<I>) -> Result<Inspection<I, C>, BackendError> {
+        let id = key(target);
+        let inspected = self
+            .database
+            .call(move |worker, deadline| worker.read(deadline, |step| admin::inspect(step, &id)));
+        Ok(admin::typed(inspected.await?))
+    }
+
+    async fn break_lock(
+        &self,
+        target: &Target<I>,
+        fence: u64,
+        how: BreakMode,
+        by: &str,
+    ) -> Result<Broken, BackendError> {
+        let (id, by) = (key(target), by.to_owned());
+        let broken = self.database.call(move |worker, deadline| {
+            worker.write_and_tell(deadline, |step| admin::break_lock(step, &id, fence as i64, how, &by))
+        });
+        Ok(broken.await?)
+    }
+
+    async fn freeze(&self, target: &Target<I>, frozen: bool) -> Result<(), BackendError> {
+        let id = key(target);
+        let done = self.database.call(move |worker, deadline| {
+            worker.write_and_tell(deadline, |step| admin::freeze(step, &id, frozen))
+        });
+        Ok(done.await?)
+    }
+
+    async fn sweep(&self, batch: usize, unless_within: Option<Duration>) -> Result<Swept, BackendError> {
+        let swept = self.database.call(move |worker, deadline| {
+            let found = worker.read(deadline, |step| sweep::look(step, batch, unless_within))?;
+            worker.write_and_tell(deadline, |step| sweep::remove(step, &found, batch, unless_within))
+        });
+        Ok(swept.await?)
+    }
+
+    async fn migrate(&self) -> Result<(), BackendError> {
+        Ok(self.database.call(|worker, _| worker.migrate()).await?)
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>, BackendError> {
+        Ok(self.database.call(doctor::examine).await?)
+    }
+}
+
+fn key<I: Ident>(target: &Target<I>) -> Key {
+    Key::from(target.stored().as_bytes())
+}
+
+fn ask<I: Ident, C: ContextId>(request: &AcquireRequest<I, C>) -> Ask {
+    Ask {
+        context: request.context.stored().into(),
+        attempt: request.attempt.0 as i64,
+        claims: request
+            .claims
+            .iter()
+            .map(|claim| Wanted { id: key(&claim.target), mode: claim.mode })
+            .collect(),
+        lease: lease(request.lease),
+        owner: request.owner.clone(),
+        queue: request.queue,
+        nested: request.nested,
+        detached: request.detached,
+    }
+}
+
+fn hold<I: Ident, C: ContextId>(grant: &Grant<I, C>) -> Hold {
+    Hold {
+        context: grant.context.stored().into(),
+        locks: grant.locks.iter().map(|lock| (key(&lock.target), lock.granted.fence as i64)).collect(),
+        lease: lease(grant.lease),
+    }
+}
+
+/// `permanent` is not declared, so that every lease that arrives here is finite.
+fn lease(lease: Option<Duration>) -> i64 {
+    lease.map_or(i64::MAX / 4, |lease| micros(lease).min(i64::MAX / 4))
+}
+
+fn lost<I: Ident, C>(grant: &Grant<I, C>, losses: Losses) -> Vec<LostLock<I>> {
+    let lost = |(position, reason): (usize, _)| {
+        let lock = &grant.locks[position];
+        LostLock { target: lock.target.clone(), fence: lock.granted.fence, reason }
+    };
+    losses.into_iter().map(lost).collect()
+}
+
+fn typed<I: Ident, C: ContextId>(
+    request: &AcquireRequest<I, C>,
+    conflicts: Vec<(usize, ConflictReason<String>)>,
+) -> Vec<Conflict<I, C>> {
+    let conflict = |(position, reason): (usize, _)| Conflict {
+        target: request.claims[position].target.clone(),
+        reason: typed_reason(reason),
+    };
+    conflicts.into_iter().map(conflict).collect()
+}
+
+fn typed_reason<C: ContextId>(reason: ConflictReason<String>) -> ConflictReason<C> {
+    match reason {
+        ConflictReason::Held { holders, count, in_use } => {
+            let holders = holders.into_iter().map(|holder| Holder {
+                context: admin::context(&holder.context),
+                owner: holder.owner,
+                mode: holder.mode,
+                fence: holder.fence,
+                remaining: holder.remaining,
+            });
+            ConflictReason::Held { holders: holders.collect(), count, in_use }
+        }
+        ConflictReason::QueuedBehind { head, count } => {
+            ConflictReason::QueuedBehind { head: admin::context(&head), count }
+        }
+        _ => ConflictReason::Frozen,
+    }
+}

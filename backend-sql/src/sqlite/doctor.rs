@@ -1,0 +1,130 @@
+//! Looking for what would weaken a promise.
+
+use std::time::Instant;
+
+use lockcore::{Finding, Severity};
+use rusqlite::OptionalExtension;
+
+use super::{
+    error::StoreError,
+    process::Process,
+    schema,
+    statements::SCHEMA_VERSION,
+    step::{Sign, Step},
+    thread::Worker,
+};
+
+/// All checks.
+pub(super) fn examine(worker: &mut Worker, deadline: Instant) -> Result<Vec<Finding>, StoreError> {
+    let version = schema::version(worker.store())?;
+    let in_memory = worker.store().settings.in_memory();
+    let boot_clock = worker.store().clock.is_real();
+    let mut findings = vec![
+        finding(
+            if version == SCHEMA_VERSION { Severity::Ok } else { Severity::Error },
+            "schema version",
+            format!("{version}, this program knows {SCHEMA_VERSION}"),
+        ),
+        finding(
+            if boot_clock { Severity::Ok } else { Severity::Warning },
+            "clock",
+            match boot_clock {
+                true => "time since boot, of this boot only".to_owned(),
+                false => "no boot id: leases run by the wall clock and outlive a reboot".to_owned(),
+            },
+        ),
+        writable(worker, deadline),
+    ];
+    findings.extend(worker.read(deadline, |step| settings(step, in_memory))?);
+    findings.extend(worker.read(deadline, sessions)?);
+    Ok(findings)
+}
+
+fn writable(worker: &mut Worker, deadline: Instant) -> Finding {
+    let begun = Instant::now();
+    match worker.write_and_tell(deadline, |step| step.next_number()) {
+        Ok(_) => finding(Severity::Ok, "write", format!("a commit took {:.1?}", begun.elapsed())),
+        Err(error) => finding(Severity::Error, "write", error.to_string()),
+    }
+}
+
+fn settings(step: &mut Step<'_>, in_memory: bool) -> Result<Vec<Finding>, StoreError> {
+    let journal: String = step.conn.query_row("PRAGMA journal_mode", [], |row| row.get(0))?;
+    let synchronous: i64 = step.conn.query_row("PRAGMA synchronous", [], |row| row.get(0))?;
+    let wal = journal == "wal" || in_memory;
+    let advice = "switch it back to WAL: otherwise readers block writers and every commit waits for the disk";
+    Ok(vec![
+        finding(
+            if wal { Severity::Ok } else { Severity::Error },
+            "journal mode",
+            if wal { journal } else { format!("{journal}: {advice}") },
+        ),
+        finding(
+            Severity::Ok,
+            "synchronous",
+            match synchronous {
+                1 => "NORMAL: a crash of the host may lose the last commits, and voids all locks".to_owned(),
+                2 => "FULL: every commit is on the disk".to_owned(),
+                other => format!("level {other}"),
+            },
+        ),
+        finding(Severity::Ok, "sqlite version", rusqlite::version().to_owned()),
+    ])
+}
+
+/// The other programs at this namespace.
+fn sessions(step: &mut Step<'_>) -> Result<Vec<Finding>, StoreError> {
+    let mut sessions = step.conn.prepare_cached(&step.sql.sessions)?;
+    let sessions: Vec<(i64, String)> =
+        sessions.query_map([step.ns], |row| Ok((row.get(0)?, row.get(1)?)))?.collect::<Result<_, _>>()?;
+    let own = env!("CARGO_PKG_VERSION");
+    let (mut live, mut ended, mut foreign, mut versions) = (0, 0, 0, Vec::new());
+    for (session, version) in sessions {
+        if step.sign(session)? == Sign::Gone {
+            ended += 1;
+            continue;
+        }
+        live += 1;
+        foreign += usize::from(!seen_from_here(step, session)?);
+        if version != own && !versions.contains(&version) {
+            versions.push(version);
+        }
+    }
+    Ok(vec![
+        finding(
+            if ended > 0 { Severity::Warning } else { Severity::Ok },
+            "sessions",
+            format!("{live} open, {ended} of processes that ended without closing: a sweep removes those"),
+        ),
+        finding(
+            if foreign > 0 { Severity::Warning } else { Severity::Ok },
+            "process namespaces",
+            match foreign {
+                0 => "every process is seen from here".to_owned(),
+                count => {
+                    format!("{count} sessions of other containers: if they die, their leases have to end")
+                }
+            },
+        ),
+        finding(
+            if versions.is_empty() { Severity::Ok } else { Severity::Warning },
+            "program versions",
+            match versions.is_empty() {
+                true => format!("{own} everywhere"),
+                false => format!("{own} here, also {}", versions.join(", ")),
+            },
+        ),
+    ])
+}
+
+fn seen_from_here(step: &Step<'_>, session: i64) -> Result<bool, StoreError> {
+    let mut read = step.conn.prepare_cached(&step.sql.session)?;
+    let process = read
+        .query_row([session], |row| Ok(Process { space: row.get(1)?, pid: row.get(2)?, start: row.get(3)? }))
+        .optional()?;
+    Ok(process.is_none_or(|process| process.space == step.process.space))
+}
+
+fn finding(severity: Severity, check: &'static str, detail: String) -> Finding {
+    Finding { severity, check, detail }
+}

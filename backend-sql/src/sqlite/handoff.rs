@@ -1,0 +1,220 @@
+//! The hand-off: what is free goes to those whose turn it is, in the step that freed it.
+
+use std::collections::BTreeMap;
+
+use lockcore::{Granted, Mode, rules::InUse};
+use rusqlite::{OptionalExtension, params};
+
+use super::{
+    clock::LeaseAt,
+    error::StoreError,
+    grant::Terms,
+    row::{IndexesColumn, Key, Set, Text, WaitRow, Wanted, mode_at},
+    statements::state,
+    step::{Handed, Step},
+    weigh::Applicant,
+};
+
+/// How long an offer lasts unless it is confirmed, in microseconds; at most the lease asked for. With
+/// the time that a sign of life counts this bounds what a dead waiter costs those behind it.
+const OFFER: i64 = 2_000_000;
+
+/// How many sets one transaction hands over at most, so that it does not keep the write lock too long.
+const MOST_HANDED: usize = 128;
+
+/// A place from which the queue of an id is looked at.
+#[derive(Debug)]
+struct Cursor {
+    id: Key,
+    line: Line,
+    row: WaitRow,
+}
+
+/// Who may still be served, given who has to go on waiting.
+#[derive(Clone, Copy, Debug)]
+enum Line {
+    /// Those who obey holders only.
+    Nested,
+    /// Everybody.
+    All,
+    /// Shared claims: a shared one is stuck.
+    Shared,
+    /// Slots with a larger limit: slots with this limit are stuck.
+    SlotsOver(u32),
+}
+
+impl Step<'_> {
+    /// Serves those who wait for what was freed, in the order of their tickets, until nothing more fits.
+    ///
+    /// Only the head part of each queue is looked at: as soon as somebody has to go on waiting, only who
+    /// may pass is looked for, through an index. So a release costs the same with two waiters and with
+    /// ten thousand.
+    pub(super) fn serve(&mut self) -> Result<(), StoreError> {
+        let mut cursors: BTreeMap<(i64, usize), Cursor> = BTreeMap::new();
+        let mut opened = 0;
+        let mut last = None;
+        loop {
+            while let Some(id) = self.freed.iter().next().cloned() {
+                self.freed.remove(&id);
+                // Whatever was decided may be decided differently now.
+                last = None;
+                cursors.retain(|_, cursor| cursor.id != id);
+                if self.handed.len() >= MOST_HANDED {
+                    self.unserved.push(id);
+                    continue;
+                }
+                if !self.load(&id)?.waiters || self.ids[&id].frozen || self.is_taken(&id)? {
+                    continue;
+                }
+                for line in [Line::Nested, Line::All] {
+                    if let Some(row) = self.next_in(&id, line, 0)? {
+                        opened += 1;
+                        cursors.insert((row.number, opened), Cursor { id: id.clone(), line, row });
+                    }
+                }
+            }
+            let Some(((number, place), cursor)) = cursors.pop_first() else {
+                return Ok(());
+            };
+            if last == Some(number) || !self.try_hand_over(&cursor)? {
+                last = Some(number);
+                if let Some(next) = self.next_cursor(cursor)? {
+                    cursors.insert((next.row.number, place), next);
+                }
+            }
+        }
+    }
+
+    /// What was handed to the waiters of this session and is not confirmed yet.
+    pub(super) fn offers(&mut self) -> Result<Vec<Handed>, StoreError> {
+        let mut offers = self.conn.prepare_cached(&self.sql.offers)?;
+        let mut rows = offers.query([self.session])?;
+        let mut found: Vec<Handed> = Vec::new();
+        while let Some(row) = rows.next()? {
+            let (context, attempt): (Text, i64) = (row.get(0)?, row.get(1)?);
+            let LeaseAt::Lasts(lasts) = self.now.lease(row.get(10)?, row.get(11)?, row.get(9)?) else {
+                continue;
+            };
+            let (mode, fence) = (mode_at(row, 4)?, row.get::<_, i64>(3)? as u64);
+            let permits = row.get::<_, IndexesColumn>(7)?.0;
+            let granted = Granted { mode, fence, permits, in_use: row.get(8)? };
+            match found.last_mut() {
+                Some(last) if last.context == context && last.attempt == attempt => {
+                    last.granted.push(granted)
+                }
+                _ => found.push(Handed {
+                    session: self.session,
+                    context,
+                    attempt,
+                    granted: [granted].into_iter().collect(),
+                    lasts,
+                }),
+            }
+        }
+        Ok(found)
+    }
+
+    /// When the first lease on each of these ids ends, in microseconds from now; of those that were read.
+    pub(super) fn first_ends(&self, ids: &[Key]) -> Vec<(Key, i64)> {
+        let first = |id: &Key| self.ids.get(id)?.holders.iter().map(|row| row.remaining(&self.now)).min();
+        ids.iter().filter_map(|id| Some((id.clone(), first(id)?))).collect()
+    }
+
+    /// Removes the place of an attempt, if it has one.
+    pub(super) fn leave_line(&mut self, context: &str, attempt: i64) -> Result<(), StoreError> {
+        let mut leave = self.conn.prepare_cached(&self.sql.leave)?;
+        for id in
+            leave.query_map(params![self.ns, context.as_bytes(), attempt], |row| row.get::<_, Key>(0))?
+        {
+            self.freed.insert(id?);
+        }
+        Ok(())
+    }
+
+    /// Whether an exclusive holder keeps everybody out, and is not dead.
+    fn is_taken(&mut self, id: &Key) -> Result<bool, StoreError> {
+        let is_taken = |step: &Self| step.ids[id].holders.iter().any(|row| row.mode == Mode::Exclusive);
+        if is_taken(self) {
+            self.remove_dead(id)?;
+        }
+        Ok(is_taken(self))
+    }
+
+    /// Grants a waiter its whole set, or removes it if its place has lapsed. `false`: it has to go on
+    /// waiting.
+    fn try_hand_over(&mut self, cursor: &Cursor) -> Result<bool, StoreError> {
+        let row = &cursor.row;
+        if !self.still_waits(row.session)? {
+            return Ok(true);
+        }
+        let claims = self.wanted(row)?;
+        let nested = matches!(cursor.line, Line::Nested);
+        let who = Applicant {
+            context: &row.context.0,
+            attempt: row.attempt,
+            number: row.number,
+            nested,
+            claims: &claims,
+        };
+        let weighed = self.weigh(&who)?;
+        if !weighed.conflicts.is_empty() {
+            return Ok(false);
+        }
+        let lasts = row.lease.min(OFFER);
+        let terms = Terms {
+            state: state::OFFERED,
+            lease: lasts,
+            owner: &row.owner,
+            session: row.session,
+            detached: row.detached,
+        };
+        let granted = self.grant(&who, &weighed.stances, &terms)?;
+        self.leave_line(&row.context.0, row.attempt)?;
+        let (session, context, attempt) = (row.session, row.context.clone(), row.attempt);
+        self.handed.push(Handed { session, context, attempt, granted, lasts });
+        Ok(true)
+    }
+
+    fn wanted(&self, row: &WaitRow) -> Result<Set, StoreError> {
+        let mut wanted = self.conn.prepare_cached(&self.sql.wanted)?;
+        let claims = wanted.query_map(params![self.ns, row.context.0.as_bytes(), row.attempt], |row| {
+            Ok(Wanted { id: row.get(0)?, mode: mode_at(row, 1)? })
+        })?;
+        Ok(claims.collect::<Result<_, _>>()?)
+    }
+
+    /// Where to look on behind a waiter that has to go on waiting.
+    fn next_cursor(&mut self, cursor: Cursor) -> Result<Option<Cursor>, StoreError> {
+        let Cursor { id, line, row } = cursor;
+        let in_use = InUse::of(self.load(&id)?.holders.iter().map(|row| row.mode));
+        if in_use.exclusive > 0 {
+            return Ok(None);
+        }
+        let line = match (line, row.mode) {
+            (Line::Nested, _) => Line::Nested,
+            (_, Mode::Exclusive) => return Ok(None),
+            (_, Mode::Shared) => Line::Shared,
+            // No smaller limit than what is held fits either.
+            (Line::SlotsOver(stuck), Mode::Slots { limit, .. }) => {
+                Line::SlotsOver(limit.max(stuck).max(in_use.permits))
+            }
+            (_, Mode::Slots { limit, .. }) => Line::SlotsOver(limit.max(in_use.permits)),
+        };
+        Ok(self.next_in(&id, line, row.number)?.map(|row| Cursor { id, line, row }))
+    }
+
+    fn next_in(&self, id: &Key, line: Line, after: i64) -> Result<Option<WaitRow>, StoreError> {
+        let statement = match line {
+            Line::Nested => &self.sql.next_nested,
+            Line::All => &self.sql.next_in_line,
+            Line::Shared => &self.sql.next_shared,
+            Line::SlotsOver(_) => &self.sql.next_slots,
+        };
+        let mut next = self.conn.prepare_cached(statement)?;
+        let row = match line {
+            Line::SlotsOver(limit) => next.query_row(params![self.ns, &id[..], after, limit], WaitRow::read),
+            _ => next.query_row(params![self.ns, &id[..], after], WaitRow::read),
+        };
+        Ok(row.optional()?)
+    }
+}

@@ -1,0 +1,168 @@
+//! How claims stand in their table, and the plain forms of requests that cross to the database's thread.
+
+use std::sync::Arc;
+
+use lockcore::{Mode, Owner, StoredContext};
+use rusqlite::{
+    Row,
+    types::{FromSql, FromSqlResult, ValueRef},
+};
+use smallvec::SmallVec;
+
+use super::clock::{LeaseAt, Now};
+
+/// The stored form of an id; empty for the global lock.
+pub(super) type Key = Arc<[u8]>;
+
+/// One id and how it is wanted.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    pub(super) id: Key,
+    pub(super) mode: Mode,
+}
+
+/// A set, ordered by id.
+pub(super) type Set = SmallVec<[Wanted; 1]>;
+
+/// Permit indexes.
+pub(super) type Indexes = SmallVec<[u32; 2]>;
+
+/// A held or offered claim. The columns are those of the statements `holders` and `held_under`.
+#[derive(Clone, Debug)]
+pub(super) struct HeldRow {
+    pub(super) state: i64,
+    pub(super) number: i64,
+    pub(super) context: Text,
+    pub(super) attempt: i64,
+    pub(super) mode: Mode,
+    pub(super) indexes: Indexes,
+    pub(super) owner: Owner,
+    pub(super) lease: i64,
+    pub(super) boot: i64,
+    pub(super) renewed: i64,
+    pub(super) since: i64,
+    pub(super) session: i64,
+    pub(super) detached: bool,
+    pub(super) broken: bool,
+    /// The fence of the lock that the context held before in another mode; 0 for none.
+    pub(super) replaces: i64,
+}
+
+impl HeldRow {
+    pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(HeldRow {
+            state: row.get(0)?,
+            number: row.get(1)?,
+            context: row.get(2)?,
+            attempt: row.get(3)?,
+            mode: mode_at(row, 4)?,
+            indexes: row.get::<_, IndexesColumn>(7)?.0,
+            owner: owner_at(row, 8)?,
+            lease: row.get(9)?,
+            boot: row.get(10)?,
+            renewed: row.get(11)?,
+            since: row.get(12)?,
+            session: row.get(13)?,
+            detached: row.get(14)?,
+            broken: row.get(15)?,
+            replaces: row.get(16)?,
+        })
+    }
+
+    pub(super) fn lease_at(&self, now: &Now) -> LeaseAt {
+        now.lease(self.boot, self.renewed, self.lease)
+    }
+
+    /// What is left of the lease, in microseconds.
+    pub(super) fn remaining(&self, now: &Now) -> i64 {
+        match self.lease_at(now) {
+            LeaseAt::Lasts(left) => left,
+            LeaseAt::FromTheFuture => self.lease,
+            LeaseAt::Ended => 0,
+        }
+    }
+}
+
+/// A waiter as it stands in the queue of one id.
+#[derive(Clone, Debug)]
+pub(super) struct WaitRow {
+    pub(super) number: i64,
+    pub(super) context: Text,
+    pub(super) attempt: i64,
+    pub(super) mode: Mode,
+    pub(super) owner: Owner,
+    pub(super) lease: i64,
+    pub(super) session: i64,
+    pub(super) detached: bool,
+}
+
+impl WaitRow {
+    pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(WaitRow {
+            number: row.get(0)?,
+            context: row.get(1)?,
+            attempt: row.get(2)?,
+            mode: mode_at(row, 3)?,
+            owner: owner_at(row, 6)?,
+            lease: row.get(7)?,
+            session: row.get(8)?,
+            detached: row.get(9)?,
+        })
+    }
+}
+
+/// Text that is stored as bytes, so that a NUL is a character like any other.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Text(pub(super) Arc<str>);
+
+impl Text {
+    /// The context of which this is the stored form.
+    pub(super) fn stored(&self) -> StoredContext<String> {
+        StoredContext::Known(self.0.to_string())
+    }
+}
+
+impl FromSql for Text {
+    fn column_result(value: ValueRef<'_>) -> FromSqlResult<Self> {
+        Ok(Text(String::from_utf8_lossy(value.as_blob()?).into()))
+    }
+}
+
+/// Permit indexes as they are stored: 32 bits each, little end first.
+pub(super) struct IndexesColumn(pub(super) Indexes);
+
+impl IndexesColumn {
+    pub(super) fn encode(indexes: &[u32]) -> SmallVec<[u8; 8]> {
+        indexes.iter().flat_map(|index| index.to_le_bytes()).collect()
+    }
+}
+
+impl FromSql for IndexesColumn {
+    fn column_result(value: ValueRef<'_>) -> FromSqlResult<Self> {
+        let (words, _) = value.as_blob()?.as_chunks::<4>();
+        Ok(IndexesColumn(words.iter().map(|word| u32::from_le_bytes(*word)).collect()))
+    }
+}
+
+/// The label that stands in a column.
+pub(super) fn owner_at(row: &Row<'_>, column: usize) -> rusqlite::Result<Owner> {
+    Ok(row.get_ref(column)?.as_str()?.into())
+}
+
+/// The columns `mode`, `permits`, `cap` of a mode. The numbers of the modes are part of the schema.
+pub(super) fn mode_columns(mode: Mode) -> (i64, u32, u32) {
+    match mode {
+        Mode::Shared => (0, 0, 0),
+        Mode::Slots { permits, limit } => (1, permits, limit),
+        Mode::Exclusive => (2, 0, 0),
+    }
+}
+
+/// The mode that stands in three columns from `first`. What is unknown excludes everything.
+pub(super) fn mode_at(row: &Row<'_>, first: usize) -> rusqlite::Result<Mode> {
+    Ok(match row.get(first)? {
+        0_i64 => Mode::Shared,
+        1 => Mode::Slots { permits: row.get(first + 1)?, limit: row.get(first + 2)? },
+        _ => Mode::Exclusive,
+    })
+}

@@ -1,0 +1,67 @@
+//! The tables: made and migrated when the database is opened.
+
+use rusqlite::params;
+
+use super::{
+    error::StoreError,
+    statements::{self, SCHEMA_VERSION},
+    store::Store,
+};
+
+/// The SQL that makes the tables, for those who may not let a program do it. `prefix` is as in
+/// [`SqliteBuilder::table_prefix`](super::SqliteBuilder::table_prefix).
+pub fn schema_sql(prefix: &str) -> String {
+    format!(
+        "{}INSERT INTO {prefix}schema (version) SELECT {SCHEMA_VERSION} \
+         WHERE NOT EXISTS (SELECT 1 FROM {prefix}schema);\n",
+        statements::schema(prefix)
+    )
+}
+
+/// Makes the tables where they are missing, if that is wanted, and refuses those of a newer program.
+///
+/// Any number of processes may do this at once: the write lock lets the first one work and the others
+/// find it done.
+pub(super) fn ensure(store: &Store, create: bool) -> Result<(), StoreError> {
+    if check(version(store)?)? {
+        return Ok(());
+    }
+    if !create {
+        let advice = "call `migrate`, or open it with `create`";
+        return Err(StoreError::Schema { found: 0, known: SCHEMA_VERSION, advice });
+    }
+    store.run(&store.sql.begin)?;
+    let made = make(store);
+    if made.is_err() {
+        store.abandon();
+    }
+    made
+}
+
+/// The version of the tables that are there, 0 for none.
+pub(super) fn version(store: &Store) -> Result<i64, StoreError> {
+    let there: bool = store.conn.query_row(&store.sql.has_schema, [], |row| row.get(0))?;
+    if !there {
+        return Ok(0);
+    }
+    Ok(store.conn.query_row(&store.sql.schema_version, [], |row| row.get(0))?)
+}
+
+fn make(store: &Store) -> Result<(), StoreError> {
+    // Version 0 is nothing; a later version adds its step from each version before.
+    if !check(version(store)?)? {
+        store.conn.execute_batch(&statements::schema(&store.settings.table_prefix))?;
+        store.run(&store.sql.clear_version)?;
+        store.conn.execute(&store.sql.write_version, params![SCHEMA_VERSION])?;
+    }
+    store.run(&store.sql.commit)
+}
+
+/// Whether the tables of this version are current; those of a newer program are refused.
+fn check(found: i64) -> Result<bool, StoreError> {
+    if found > SCHEMA_VERSION {
+        let advice = "a newer program migrated it, update this one";
+        return Err(StoreError::Schema { found, known: SCHEMA_VERSION, advice });
+    }
+    Ok(found == SCHEMA_VERSION)
+}

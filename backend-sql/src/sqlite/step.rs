@@ -1,0 +1,233 @@
+//! One step: what a transaction has read, what it decided, and who is to be told after the commit.
+
+use std::collections::{HashMap, HashSet};
+
+use lockcore::Granted;
+use rusqlite::{Connection, OptionalExtension, params};
+use smallvec::SmallVec;
+
+use super::{
+    clock::{LeaseAt, Now},
+    error::StoreError,
+    process::Process,
+    row::{HeldRow, Key, Text},
+    statements::{Statements, state},
+    store::Store,
+};
+
+/// How long a sign of life counts, in microseconds: the places of a session that gives none lapse.
+pub(super) const SIGN_OF_LIFE: i64 = 3_000_000;
+
+/// A transaction under way.
+///
+/// Under the write lock nothing moves but by this step, so that what was read stays true until the
+/// commit; `ids` is kept current by every change.
+pub(super) struct Step<'a> {
+    pub(super) conn: &'a Connection,
+    pub(super) sql: &'a Statements,
+    pub(super) namespace: &'a str,
+    pub(super) process: &'a Process,
+    pub(super) ns: i64,
+    pub(super) session: i64,
+    /// Read after the write lock was had: waiting for it takes time.
+    pub(super) now: Now,
+    /// The ids looked at so far.
+    pub(super) ids: HashMap<Key, IdState>,
+    /// The ids of which something was freed: whoever waits for them is to be served.
+    pub(super) freed: HashSet<Key>,
+    /// What was handed over, to be told after the commit.
+    pub(super) handed: Vec<Handed>,
+    /// Ids that are left for another transaction, because this one handed over enough.
+    pub(super) unserved: Vec<Key>,
+    any_frozen: Option<bool>,
+    signs: HashMap<i64, Sign>,
+}
+
+/// What is known of one id.
+#[derive(Debug, Default)]
+pub(super) struct IdState {
+    /// Holders whose lease lasts.
+    pub(super) holders: Vec<HeldRow>,
+    /// Whether anybody waits.
+    pub(super) waiters: bool,
+    pub(super) frozen: bool,
+}
+
+/// A set that was granted to a waiter.
+#[derive(Debug)]
+pub(super) struct Handed {
+    pub(super) session: i64,
+    pub(super) context: Text,
+    pub(super) attempt: i64,
+    pub(super) granted: SmallVec<[Granted; 1]>,
+    /// How long the offer lasts, in microseconds.
+    pub(super) lasts: i64,
+}
+
+/// What is known of a session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Sign {
+    Alive,
+    /// Running or not, it gives no sign of life.
+    Silent,
+    /// Its process has certainly ended.
+    Gone,
+    /// It was closed.
+    Closed,
+}
+
+impl<'a> Step<'a> {
+    pub(super) fn new(store: &'a Store) -> Self {
+        Step {
+            conn: &store.conn,
+            sql: &store.sql,
+            namespace: &store.settings.namespace,
+            process: &store.process,
+            ns: store.ns,
+            session: store.session,
+            now: store.now(),
+            ids: HashMap::new(),
+            freed: HashSet::new(),
+            handed: Vec::new(),
+            unserved: Vec::new(),
+            any_frozen: None,
+            signs: HashMap::new(),
+        }
+    }
+
+    /// Whether the attempt was withdrawn; looks in passing whether anything is frozen.
+    pub(super) fn is_withdrawn(&mut self, context: &str, attempt: i64) -> Result<bool, StoreError> {
+        let mut gate = self.conn.prepare_cached(&self.sql.gate)?;
+        let (withdrawn, frozen) = gate
+            .query_row(params![self.ns, context.as_bytes(), attempt], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        self.any_frozen = Some(frozen);
+        Ok(withdrawn)
+    }
+
+    /// Reads an id unless that was done. Holders whose lease is over are removed in passing.
+    pub(super) fn load(&mut self, id: &Key) -> Result<&mut IdState, StoreError> {
+        if !self.ids.contains_key(id) {
+            let read = self.read_id(id)?;
+            self.ids.insert(id.clone(), read);
+        }
+        Ok(self.ids.get_mut(id).expect("it was inserted above if it was missing"))
+    }
+
+    /// The next fence or ticket of the namespace.
+    pub(super) fn next_number(&mut self) -> Result<i64, StoreError> {
+        let mut next = self.conn.prepare_cached(&self.sql.next_number)?;
+        let number = next.query_row([self.ns, self.now.wall], |row| row.get(0)).optional()?;
+        number.ok_or(StoreError::Corrupt("the table of namespaces"))
+    }
+
+    /// Removes the holders of an id for which `unwanted` holds, and gives them.
+    pub(super) fn remove_where(
+        &mut self,
+        id: &Key,
+        mut unwanted: impl FnMut(&HeldRow) -> bool,
+    ) -> Result<Vec<HeldRow>, StoreError> {
+        let removed: Vec<_> = self.load(id)?.holders.extract_if(.., |row| unwanted(row)).collect();
+        let mut remove = self.conn.prepare_cached(&self.sql.remove)?;
+        for row in &removed {
+            remove.execute(params![self.ns, &id[..], row.state, row.number])?;
+            self.freed.insert(id.clone());
+        }
+        Ok(removed)
+    }
+
+    /// Removes the holders whose processes have ended, and says whether there were any.
+    pub(super) fn remove_dead(&mut self, id: &Key) -> Result<bool, StoreError> {
+        let mut gone = HashSet::new();
+        let sessions: HashSet<i64> =
+            self.ids[id].holders.iter().filter(|row| !row.detached).map(|row| row.session).collect();
+        for session in sessions {
+            if self.sign(session)? == Sign::Gone {
+                gone.insert(session);
+            }
+        }
+        if gone.is_empty() {
+            return Ok(false);
+        }
+        self.remove_where(id, |row| !row.detached && gone.contains(&row.session))?;
+        Ok(true)
+    }
+
+    /// What is known of a session.
+    pub(super) fn sign(&mut self, session: i64) -> Result<Sign, StoreError> {
+        if session == self.session {
+            return Ok(Sign::Alive);
+        }
+        if let Some(sign) = self.signs.get(&session) {
+            return Ok(*sign);
+        }
+        let mut read = self.conn.prepare_cached(&self.sql.session)?;
+        let found = read
+            .query_row([session], |row| {
+                let process = Process { space: row.get(1)?, pid: row.get(2)?, start: row.get(3)? };
+                Ok((row.get::<_, i64>(0)?, process, row.get::<_, i64>(4)?))
+            })
+            .optional()?;
+        let sign = match found {
+            None => Sign::Closed,
+            Some((boot, ..)) if boot != self.now.boot => Sign::Gone,
+            Some((_, process, _)) if self.process.knows_gone(&process) => Sign::Gone,
+            Some((.., beat)) if (self.now.at - beat).abs() > SIGN_OF_LIFE => Sign::Silent,
+            Some(_) => Sign::Alive,
+        };
+        self.signs.insert(session, sign);
+        Ok(sign)
+    }
+
+    /// Whether the place of a waiter still counts; otherwise all places of its session are removed.
+    pub(super) fn still_waits(&mut self, session: i64) -> Result<bool, StoreError> {
+        if self.sign(session)? == Sign::Alive {
+            return Ok(true);
+        }
+        let mut leave = self.conn.prepare_cached(&self.sql.leave_session)?;
+        for id in leave.query_map([session], |row| row.get::<_, Key>(0))? {
+            self.freed.insert(id?);
+        }
+        Ok(false)
+    }
+
+    fn read_id(&mut self, id: &Key) -> Result<IdState, StoreError> {
+        let frozen = self.is_frozen(id)?;
+        let mut read = IdState { frozen, ..IdState::default() };
+        let mut holders = self.conn.prepare_cached(&self.sql.holders)?;
+        let mut rows = holders.query(params![self.ns, &id[..]])?;
+        let mut ended = Vec::new();
+        while let Some(row) = rows.next()? {
+            if row.get::<_, i64>(0)? > state::OFFERED {
+                read.waiters = true;
+                break;
+            }
+            let mut row = HeldRow::read(row)?;
+            match row.lease_at(&self.now) {
+                LeaseAt::Ended => ended.push(row),
+                _ if row.state == state::REPLACED => {}
+                LeaseAt::Lasts(_) => read.holders.push(row),
+                LeaseAt::FromTheFuture => {
+                    row.renewed = self.now.at;
+                    let key = params![self.ns, &id[..], row.state, row.number, row.renewed];
+                    self.conn.prepare_cached(&self.sql.rebase)?.execute(key)?;
+                    read.holders.push(row);
+                }
+            }
+        }
+        drop(rows);
+        for row in &ended {
+            let key = params![self.ns, &id[..], row.state, row.number];
+            self.conn.prepare_cached(&self.sql.remove)?.execute(key)?;
+            self.freed.insert(id.clone());
+        }
+        Ok(read)
+    }
+
+    fn is_frozen(&mut self, id: &Key) -> Result<bool, StoreError> {
+        if self.any_frozen == Some(false) {
+            return Ok(false);
+        }
+        let mut frozen = self.conn.prepare_cached(&self.sql.is_frozen)?;
+        Ok(frozen.query_row(params![self.ns, &id[..]], |row| row.get(0))?)
+    }
+}

@@ -1,0 +1,138 @@
+//! Removing what has expired and that nobody came to ask for.
+
+use std::time::Duration;
+
+use lockcore::Swept;
+use rusqlite::params;
+
+use super::{
+    admin,
+    clock::LeaseAt,
+    error::StoreError,
+    row::Key,
+    statements::state,
+    step::{Sign, Step},
+};
+
+/// A claim that was found to be over.
+#[derive(Debug)]
+struct Stale {
+    id: Key,
+    state: i64,
+    number: i64,
+    session: i64,
+    renewed: i64,
+}
+
+/// What a sweep is to remove.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    claims: Vec<Stale>,
+    /// Sessions whose processes ended, to be forgotten when nothing of theirs is left.
+    gone: Vec<i64>,
+    more: bool,
+}
+
+/// Looks, without the write lock, for at most `batch` claims that are over; the namespace may be large.
+pub(super) fn look(
+    step: &mut Step<'_>,
+    batch: usize,
+    unless_within: Option<Duration>,
+) -> Result<Found, StoreError> {
+    let mut found = Found::default();
+    if let Some(within) = unless_within
+        && admin::swept_within(step, within)?
+    {
+        return Ok(found);
+    }
+    let mut sessions = step.conn.prepare_cached(&step.sql.sessions)?;
+    let sessions: Vec<i64> = sessions.query_map([step.ns], |row| row.get(0))?.collect::<Result<_, _>>()?;
+    for session in sessions {
+        if step.sign(session)? == Sign::Gone {
+            found.gone.push(session);
+        }
+    }
+    let mut all = step.conn.prepare_cached(&step.sql.all_claims)?;
+    let mut rows = all.query([step.ns])?;
+    while let Some(row) = rows.next()? {
+        let (claim_state, session): (i64, i64) = (row.get(1)?, row.get(3)?);
+        let stale = if claim_state > state::OFFERED {
+            step.sign(session)? != Sign::Alive
+        } else {
+            let lease = step.now.lease(row.get(6)?, row.get(7)?, row.get(5)?);
+            lease == LeaseAt::Ended || (!row.get::<_, bool>(4)? && step.sign(session)? == Sign::Gone)
+        };
+        if stale {
+            if found.claims.len() == batch {
+                found.more = true;
+                break;
+            }
+            found.claims.push(Stale {
+                id: row.get(0)?,
+                state: claim_state,
+                number: row.get(2)?,
+                session,
+                renewed: row.get(7)?,
+            });
+        }
+    }
+    Ok(found)
+}
+
+/// Removes what was found, so far as it still is over, and marks that have had their time.
+pub(super) fn remove(
+    step: &mut Step<'_>,
+    found: &Found,
+    batch: usize,
+    unless_within: Option<Duration>,
+) -> Result<Swept, StoreError> {
+    if let Some(within) = unless_within
+        && admin::swept_within(step, within)?
+    {
+        return Ok(Swept { elsewhere: true, ..Swept::default() });
+    }
+    let swept = params![step.ns, step.now.boot, step.now.at];
+    step.conn.prepare_cached(&step.sql.set_swept)?.execute(swept)?;
+    let mut removed = 0;
+    for stale in &found.claims {
+        removed += usize::from(remove_one(step, stale)?);
+    }
+    let room = batch - found.claims.len();
+    let marks = remove_marks(step, room)?;
+    if !found.more {
+        for session in &found.gone {
+            step.conn.prepare_cached(&step.sql.remove_session)?.execute([session])?;
+        }
+        let old = step.now.wall - admin::BREAKS_KEPT_FOR;
+        step.conn.prepare_cached(&step.sql.forget_breaks)?.execute([step.ns, old])?;
+    }
+    Ok(Swept { removed: removed + marks.min(room), more: found.more || marks > room, elsewhere: false })
+}
+
+/// Removes a claim if it is as it was found: what was over cannot be renewed, but the same context may
+/// hold the id anew from another session, and a waiter may have come back to life.
+fn remove_one(step: &mut Step<'_>, stale: &Stale) -> Result<bool, StoreError> {
+    if stale.state > state::OFFERED && step.sign(stale.session)? == Sign::Alive {
+        return Ok(false);
+    }
+    let Stale { id, state, number, session, renewed } = stale;
+    let mut remove = step.conn.prepare_cached(&step.sql.remove_unchanged)?;
+    let removed = remove.execute(params![step.ns, &id[..], state, number, session, renewed])? > 0;
+    if removed {
+        step.freed.insert(id.clone());
+    }
+    Ok(removed)
+}
+
+fn remove_marks(step: &Step<'_>, room: usize) -> Result<usize, StoreError> {
+    let limit = i64::try_from(room).unwrap_or(i64::MAX).saturating_add(1);
+    let mut stale = step.conn.prepare_cached(&step.sql.stale_marks)?;
+    let marks = stale.query_map(params![step.ns, step.now.boot, step.now.at, limit], |row| {
+        Ok((row.get::<_, Vec<u8>>(0)?, row.get::<_, i64>(1)?))
+    })?;
+    let marks: Vec<_> = marks.collect::<Result<_, _>>()?;
+    for (context, attempt) in marks.iter().take(room) {
+        step.conn.prepare_cached(&step.sql.unmark)?.execute(params![step.ns, context, attempt])?;
+    }
+    Ok(marks.len())
+}

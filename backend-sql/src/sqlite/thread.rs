@@ -1,0 +1,368 @@
+//! The database's thread: the only one that touches the connection, so that an operation is one hop.
+
+use std::{
+    collections::HashSet,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    thread,
+    time::{Duration, Instant},
+};
+
+use lockcore::{Offer, Wake, Wakeup};
+use tokio::sync::oneshot;
+
+use super::{
+    acquire::{self, Ask, Verdict},
+    clock::{self, Now},
+    config::Settings,
+    error::StoreError,
+    row::{Key, Text},
+    schema,
+    step::{Handed, SIGN_OF_LIFE, Step},
+    store::Store,
+    watch::{Bell, LOOK, Listener, Waiter, Waiting},
+};
+
+/// How often a session with waiters gives a sign of life: a third of how long it counts.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// How many ids one transaction looks at for holders that died or did not renew.
+const MOST_LOOKED_AT: usize = 64;
+
+type Job = Box<dyn FnOnce(&mut Worker) + Send>;
+
+enum Command {
+    Do(Job),
+    /// Somebody rang.
+    Look,
+    End,
+}
+
+/// The way to the thread. Dropping it ends the thread, after what was sent before.
+#[derive(Debug)]
+pub(super) struct Database {
+    commands: Sender<Command>,
+    busy_timeout: Duration,
+}
+
+/// What runs there.
+pub(super) struct Worker {
+    store: Store,
+    waiting: Waiting,
+    bell: Bell,
+    listener: Option<Listener>,
+    commands: Sender<Command>,
+    last_beat: i64,
+    next_beat: Instant,
+    next_look: Instant,
+}
+
+/// What a committed step leaves to be told.
+pub(super) struct Told {
+    handed: Vec<Handed>,
+    unserved: Vec<Key>,
+}
+
+impl Database {
+    /// Starts the thread and opens the database there.
+    pub(super) async fn open(settings: Settings) -> Result<Self, StoreError> {
+        let busy_timeout = settings.busy_timeout;
+        let (commands, inbox) = mpsc::channel();
+        let (opened, answer) = oneshot::channel();
+        let sender = commands.clone();
+        let work = move || match Store::open(settings) {
+            // Whoever opens it may have lost patience by now.
+            Ok(store) => {
+                let mut worker = Worker::new(store, sender);
+                if opened.send(Ok(())).is_ok() {
+                    worker.run(&inbox);
+                }
+                worker.end();
+            }
+            Err(error) => drop(opened.send(Err(error))),
+        };
+        thread::Builder::new()
+            .name("lockcore-sqlite".to_owned())
+            .spawn(work)
+            .map_err(StoreError::NoThread)?;
+        answer.await.map_err(|_| StoreError::ThreadGone { sent: false })??;
+        Ok(Database { commands, busy_timeout })
+    }
+
+    /// Runs an operation on the thread. Once this was polled the operation takes place, in the order of
+    /// the calls, though the future be dropped.
+    pub(super) async fn call<T: Send + 'static>(
+        &self,
+        operation: impl FnOnce(&mut Worker, Instant) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        // The time it waits for the operations before it counts too.
+        let deadline = Instant::now() + self.busy_timeout;
+        let (reply, answer) = oneshot::channel();
+        let job = move |worker: &mut Worker| {
+            let done = catch_unwind(AssertUnwindSafe(|| operation(worker, deadline)));
+            let done = done.unwrap_or_else(|_| {
+                worker.store.abandon();
+                Err(StoreError::Panicked)
+            });
+            if let Err(StoreError::Replaced) = done {
+                worker.reopen();
+            }
+            let _ = reply.send(done);
+        };
+        let sent = self.commands.send(Command::Do(Box::new(job)));
+        sent.map_err(|_| StoreError::ThreadGone { sent: false })?;
+        answer.await.map_err(|_| StoreError::ThreadGone { sent: true })?
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::End);
+    }
+}
+
+impl Worker {
+    fn new(store: Store, commands: Sender<Command>) -> Self {
+        let bell = Bell::new(store.file_id(), &store.settings.table_prefix);
+        let (last_beat, now) = (store.now().at, Instant::now());
+        let waiting = Waiting::default();
+        Worker { store, waiting, bell, listener: None, commands, last_beat, next_beat: now, next_look: now }
+    }
+
+    fn run(&mut self, inbox: &Receiver<Command>) {
+        loop {
+            let command = match self.next_tick() {
+                None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
+            };
+            match command {
+                Ok(Command::Do(job)) => job(self),
+                Ok(Command::Look) => self.next_look = Instant::now(),
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(Command::End) | Err(RecvTimeoutError::Disconnected) => break,
+            }
+            if self.next_tick().is_some_and(|at| at <= Instant::now()) {
+                self.guarded_tick();
+            }
+        }
+    }
+
+    fn end(mut self) {
+        self.waiting.clear();
+        if let Some(listener) = self.listener.take() {
+            listener.end(&self.bell, self.store.session);
+        }
+        self.store.close();
+    }
+
+    /// Runs a step under the write lock and serves whoever waits for what it freed. What is to be told is
+    /// given to [`tell`](Self::tell) once the caller's own waiter is in the books.
+    pub(super) fn write<T>(
+        &mut self,
+        deadline: Instant,
+        work: impl FnOnce(&mut Step<'_>) -> Result<T, StoreError>,
+    ) -> Result<(T, Told), StoreError> {
+        self.store.write(deadline, |step| {
+            let done = work(step)?;
+            step.serve()?;
+            let told = Told {
+                handed: std::mem::take(&mut step.handed),
+                unserved: std::mem::take(&mut step.unserved),
+            };
+            Ok((done, told))
+        })
+    }
+
+    /// The same for a step that makes nobody wait.
+    pub(super) fn write_and_tell<T>(
+        &mut self,
+        deadline: Instant,
+        work: impl FnOnce(&mut Step<'_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let (done, told) = self.write(deadline, work)?;
+        self.tell(told);
+        Ok(done)
+    }
+
+    /// Runs a step that only reads.
+    pub(super) fn read<T>(
+        &mut self,
+        deadline: Instant,
+        work: impl FnOnce(&mut Step<'_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        self.store.read(deadline, work)
+    }
+
+    /// Takes a set; who has to wait gets a place and a bell.
+    pub(super) fn acquire(
+        &mut self,
+        ask: Ask,
+        deadline: Instant,
+    ) -> Result<(Verdict, Option<Wakeup>), StoreError> {
+        let beats = self.store.now().at - self.last_beat > clock::micros(BEAT);
+        let beat = ask.queue && (self.waiting.is_empty() || beats);
+        let (verdict, told) = self.write(deadline, |step| acquire::acquire(step, &ask, beat))?;
+        let wakeup = match &verdict {
+            Verdict::Queued { first_end, .. } => {
+                let look = Instant::now() + clock::duration(*first_end).min(LOOK);
+                Some(self.enlist(ask, beat, look))
+            }
+            _ => {
+                self.forget(&ask);
+                None
+            }
+        };
+        self.tell(told);
+        Ok((verdict, wakeup))
+    }
+
+    /// Forgets a waiter that waits no longer.
+    pub(super) fn forget(&mut self, ask: &Ask) {
+        self.waiting.take(&Text((*ask.context).into()), ask.attempt);
+    }
+
+    /// Delivers what was handed over to the waiters of this session, rings for those of others, and goes
+    /// on with what was too much for one transaction.
+    pub(super) fn tell(&mut self, mut told: Told) {
+        loop {
+            self.deliver(told.handed);
+            if told.unserved.is_empty() {
+                return;
+            }
+            let deadline = Instant::now() + self.store.settings.busy_timeout;
+            let unserved = told.unserved;
+            told = match self.write(deadline, |step| {
+                step.freed.extend(unserved);
+                Ok(())
+            }) {
+                Ok(((), told)) => told,
+                // The sessions of those who wait look by themselves.
+                Err(error) => return tracing::warn!(%error, "could not go on with a hand-off"),
+            };
+        }
+    }
+
+    pub(super) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Creates or migrates the tables.
+    pub(super) fn migrate(&mut self) -> Result<(), StoreError> {
+        schema::ensure(&self.store, true)
+    }
+
+    fn enlist(&mut self, ask: Ask, beat: bool, look: Instant) -> Wakeup {
+        let (sender, wakeup) = Wakeup::channel();
+        if self.listener.is_none() {
+            let commands = self.commands.clone();
+            self.listener = self.bell.listen(self.store.session, move || {
+                let _ = commands.send(Command::Look);
+            });
+        }
+        if self.waiting.is_empty() {
+            self.next_look = Instant::now() + LOOK;
+        }
+        if beat {
+            self.note_beat(self.store.now());
+            self.next_beat = Instant::now() + BEAT;
+        }
+        let waiter = Waiter { sender, claims: ask.claims };
+        self.waiting.add(Text((*ask.context).into()), ask.attempt, waiter, look);
+        wakeup
+    }
+
+    fn deliver(&mut self, handed: Vec<Handed>) {
+        let mut others = HashSet::new();
+        for Handed { session, context, attempt, granted, lasts } in handed {
+            if session != self.store.session {
+                others.insert(session);
+            } else if let Some(waiter) = self.waiting.take(&context, attempt) {
+                // What the context held before is not part of an offer as it is read from the table.
+                let wake = match granted.len() == waiter.claims.len() {
+                    true => Wake::Offer(Offer { granted, remaining: Some(clock::duration(lasts)) }),
+                    false => Wake::Recheck,
+                };
+                // A waiter that is gone withdraws, or its offer ends by itself.
+                let _ = waiter.sender.send(wake);
+            }
+        }
+        for session in others {
+            self.bell.ring(session);
+        }
+    }
+
+    /// When there is something to do though nobody asks: only while somebody waits.
+    fn next_tick(&self) -> Option<Instant> {
+        let id_look = self.waiting.next_look()?;
+        Some(self.next_beat.min(self.next_look).min(id_look))
+    }
+
+    fn guarded_tick(&mut self) {
+        match catch_unwind(AssertUnwindSafe(|| self.tick())) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "could not look after those who wait");
+                if matches!(error, StoreError::Replaced) {
+                    self.reopen();
+                }
+            }
+            Err(_) => self.store.abandon(),
+        }
+    }
+
+    /// Gives the sign of life, delivers what others handed over, and hands over what holders left that
+    /// died or did not renew.
+    fn tick(&mut self) -> Result<(), StoreError> {
+        let now = Instant::now();
+        let deadline = now + self.store.settings.busy_timeout;
+        if self.next_look <= now {
+            self.next_look = now + LOOK;
+            let offers = self.store.read(deadline, |step| step.offers())?;
+            self.deliver(offers);
+        }
+        let due = self.waiting.due(now, MOST_LOOKED_AT);
+        let beat = self.next_beat <= now;
+        if due.is_empty() && !beat {
+            return Ok(());
+        }
+        self.next_beat = if beat { now + BEAT } else { self.next_beat };
+        let (at, ends) = self.write_and_tell(deadline, |step| {
+            if beat {
+                step.conn.prepare_cached(&step.sql.beat)?.execute([step.session, step.now.at])?;
+            }
+            step.freed.extend(due.iter().cloned());
+            step.serve()?;
+            Ok((step.now, step.first_ends(&due)))
+        })?;
+        for (id, left) in ends {
+            self.waiting.look_by(&id, Instant::now() + clock::duration(left));
+        }
+        if beat {
+            self.note_beat(at);
+        }
+        Ok(())
+    }
+
+    /// Who gave no sign of life for so long, because the process was stopped, may have lost all places.
+    fn note_beat(&mut self, now: Now) {
+        if now.at - self.last_beat > SIGN_OF_LIFE * 5 / 6 {
+            self.waiting.clear();
+        }
+        self.last_beat = now.at;
+    }
+
+    /// The file was removed or replaced: opens the one that is there now. Locks and places in the old
+    /// one are gone for all who open the new one, and renewals will say so.
+    fn reopen(&mut self) {
+        match Store::open(self.store.settings.clone()) {
+            Ok(store) => {
+                if let Some(listener) = self.listener.take() {
+                    listener.end(&self.bell, self.store.session);
+                }
+                let inbox = self.commands.clone();
+                *self = Worker::new(store, inbox);
+            }
+            Err(error) => tracing::warn!(%error, "the database could not be opened anew"),
+        }
+    }
+}

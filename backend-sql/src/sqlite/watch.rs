@@ -1,0 +1,223 @@
+//! Waking: how a waiter of this process learns of what another process handed to it.
+//!
+//! Whoever hands over rings the bell of the session: a datagram without content to a socket in Linux's
+//! abstract namespace, so that no file is left behind and only those who were given something wake. The
+//! bell only says "look"; what was granted is read from the database. Where a bell cannot be heard -
+//! another network namespace, another system - the session looks by itself every [`LOOK`].
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::{Duration, Instant},
+};
+
+use lockcore::WakeSender;
+
+use super::row::{Key, Set, Text};
+
+/// How often a session with waiters looks for offers and for holders that died, though nobody rang.
+pub(super) const LOOK: Duration = Duration::from_millis(250);
+
+/// How much longer the interval gets for each id that is waited for, so that looking never keeps the
+/// thread busy.
+const LOOK_PER_ID: Duration = Duration::from_micros(200);
+
+/// The waiters of this session.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    entries: HashMap<(Text, i64), Waiter>,
+    /// For each id waited for: by how many, and when to look at it next.
+    ids: HashMap<Key, (usize, Instant)>,
+    schedule: BTreeSet<(Instant, Key)>,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    pub(super) sender: WakeSender,
+    pub(super) claims: Set,
+}
+
+impl Waiting {
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Adds a waiter, or gives one that asks again its new bell. `look` is when to look at its ids first.
+    pub(super) fn add(&mut self, context: Text, attempt: i64, waiter: Waiter, look: Instant) {
+        let ids: Vec<Key> = waiter.claims.iter().map(|claim| claim.id.clone()).collect();
+        self.take(&context, attempt);
+        self.entries.insert((context, attempt), waiter);
+        for id in ids {
+            let (waiters, at) = self.ids.entry(id.clone()).or_insert((0, look));
+            *waiters += 1;
+            if *waiters == 1 || look < *at {
+                self.schedule.remove(&(*at, id.clone()));
+                *at = look;
+                self.schedule.insert((look, id));
+            }
+        }
+    }
+
+    pub(super) fn take(&mut self, context: &Text, attempt: i64) -> Option<Waiter> {
+        let waiter = self.entries.remove(&(context.clone(), attempt))?;
+        for claim in &waiter.claims {
+            let (waiters, at) = self.ids.get_mut(&claim.id).expect("every id of a waiter is counted");
+            *waiters -= 1;
+            if *waiters == 0 {
+                self.schedule.remove(&(*at, claim.id.clone()));
+                self.ids.remove(&claim.id);
+            }
+        }
+        Some(waiter)
+    }
+
+    /// Tells everybody to ask again.
+    pub(super) fn clear(&mut self) {
+        *self = Waiting::default();
+    }
+
+    /// When the next look is due.
+    pub(super) fn next_look(&self) -> Option<Instant> {
+        self.schedule.first().map(|(at, _)| *at)
+    }
+
+    /// The ids that are due, at most `most`; they are due again after an interval.
+    pub(super) fn due(&mut self, now: Instant, most: usize) -> Vec<Key> {
+        let again = now + LOOK.max(LOOK_PER_ID * u32::try_from(self.ids.len()).unwrap_or(u32::MAX));
+        let mut due = Vec::new();
+        while due.len() < most && self.next_look().is_some_and(|at| at <= now) {
+            let (_, id) = self.schedule.pop_first().expect("the first of them is due");
+            self.ids.get_mut(&id).expect("every scheduled id is waited for").1 = again;
+            due.push(id);
+        }
+        self.schedule.extend(due.iter().map(|id| (again, id.clone())));
+        due
+    }
+
+    /// Looks at an id no later than at `at`.
+    pub(super) fn look_by(&mut self, id: &Key, at: Instant) {
+        if let Some((_, planned)) = self.ids.get_mut(id)
+            && at < *planned
+        {
+            self.schedule.remove(&(*planned, id.clone()));
+            *planned = at;
+            self.schedule.insert((at, id.clone()));
+        }
+    }
+}
+
+pub(super) use bell::{Bell, Listener};
+
+#[cfg(target_os = "linux")]
+mod bell {
+    use std::{
+        os::{
+            linux::net::SocketAddrExt,
+            unix::net::{SocketAddr, UnixDatagram},
+        },
+        sync::{
+            Arc,
+            atomic::{AtomicBool, Ordering},
+        },
+        thread::{self, JoinHandle},
+    };
+
+    /// Rings the bells of sessions of one file.
+    #[derive(Debug)]
+    pub(in crate::sqlite) struct Bell {
+        socket: Option<UnixDatagram>,
+        file: (u64, u64),
+        prefix: String,
+    }
+
+    impl Bell {
+        pub(in crate::sqlite) fn new(file: Option<(u64, u64)>, prefix: &str) -> Self {
+            let socket = file.and_then(|_| UnixDatagram::unbound().ok());
+            if let Some(socket) = &socket {
+                // A full bell is one that will be heard anyway.
+                let _ = socket.set_nonblocking(true);
+            }
+            Bell { socket, file: file.unwrap_or_default(), prefix: prefix.to_owned() }
+        }
+
+        /// Wakes a session. Without effect if it is gone or cannot be reached.
+        pub(in crate::sqlite) fn ring(&self, session: i64) {
+            if let (Some(socket), Some(address)) = (&self.socket, self.address(session)) {
+                let _ = socket.send_to_addr(&[], &address);
+            }
+        }
+
+        /// Listens for the bell of `session` on a thread of its own.
+        pub(in crate::sqlite) fn listen(
+            &self,
+            session: i64,
+            heard: impl Fn() + Send + 'static,
+        ) -> Option<Listener> {
+            self.socket.as_ref()?;
+            let address = self.address(session)?;
+            let socket = UnixDatagram::bind_addr(&address).ok()?;
+            let ended = Arc::new(AtomicBool::new(false));
+            let end = ended.clone();
+            let listen = move || {
+                while socket.recv(&mut []).is_ok() && !end.load(Ordering::Acquire) {
+                    heard();
+                }
+            };
+            let thread = thread::Builder::new().name("lockcore-bell".to_owned()).spawn(listen).ok()?;
+            Some(Listener { ended, thread })
+        }
+
+        fn address(&self, session: i64) -> Option<SocketAddr> {
+            let (device, file) = self.file;
+            let name = format!("lockcore/{device:x}/{file:x}/{}{session}", self.prefix);
+            SocketAddr::from_abstract_name(name).ok()
+        }
+    }
+
+    /// The thread that listens.
+    #[derive(Debug)]
+    pub(in crate::sqlite) struct Listener {
+        ended: Arc<AtomicBool>,
+        thread: JoinHandle<()>,
+    }
+
+    impl Listener {
+        /// Ends the thread.
+        pub(in crate::sqlite) fn end(self, bell: &Bell, session: i64) {
+            self.ended.store(true, Ordering::Release);
+            bell.ring(session);
+            let _ = self.thread.join();
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod bell {
+    //! Without abstract sockets nobody rings.
+
+    #[derive(Debug)]
+    pub(in crate::sqlite) struct Bell;
+
+    impl Bell {
+        pub(in crate::sqlite) fn new(_file: Option<(u64, u64)>, _prefix: &str) -> Self {
+            Bell
+        }
+
+        pub(in crate::sqlite) fn ring(&self, _session: i64) {}
+
+        pub(in crate::sqlite) fn listen(
+            &self,
+            _session: i64,
+            _heard: impl Fn() + Send + 'static,
+        ) -> Option<Listener> {
+            None
+        }
+    }
+
+    #[derive(Debug)]
+    pub(in crate::sqlite) struct Listener;
+
+    impl Listener {
+        pub(in crate::sqlite) fn end(self, _bell: &Bell, _session: i64) {}
+    }
+}

@@ -1,0 +1,122 @@
+#!/bin/bash
+# Makes sure that the tests get real servers, and prints for each kind which it will be. To be run before
+# the tests that need servers; a matter of a second when all is there. The order is that of the harness
+# (tests/src/servers.rs):
+#
+# - a URL in LOCKCORE_TEST_<KIND>_URL is left alone;
+# - where a Docker engine answers: the image in LOCKCORE_TEST_<KIND>_IMAGE, else the official image, pulled
+#   if it can be, else the stand-in that build-images.sh makes of Debian's packages. A stand-in that is
+#   there is used without asking a registry again; `docker rmi standin/redis` and so on undoes that;
+# - else a server program; root on Debian gets it installed, without a service being started.
+#
+# What cannot be had is no error here: its tests show as ignored, or fail with LOCKCORE_REQUIRE_SERVERS=1.
+# Needs nothing where all is there; building stand-ins and installing needs root.
+set -uo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+kinds=(redis postgres mariadb mysql)
+declare -A use=() package=([redis]=redis-server [postgres]=postgresql [mariadb]=mariadb-server)
+
+# setting KIND SUFFIX: the value of LOCKCORE_TEST_<KIND>_<SUFFIX>
+setting() {
+  local name=LOCKCORE_TEST_${1^^}_$2
+  printf %s "${!name:-}"
+}
+
+have() { docker image inspect "$1" >/dev/null 2>&1; }
+
+# image KIND: the image to use, pulled if need be; fails where there is none
+image() {
+  local wanted official
+  wanted=$(setting "$1" IMAGE)
+  if [ -n "$wanted" ]; then
+    have "$wanted" || docker pull --quiet "$wanted" >/dev/null 2>&1 || return
+    echo "$wanted"
+    return
+  fi
+  official=$(awk -v kind="$1" '$1 == kind { print $2 }' "$here/official-images.txt")
+  if have "$official"; then
+    echo "$official"
+  elif have "standin/$1:latest"; then
+    echo "standin/$1:latest"
+  else
+    docker pull --quiet "$official" >/dev/null 2>&1 && echo "$official"
+  fi
+}
+
+# program KIND: the server program, as the harness finds it
+program() {
+  case $1 in
+    redis) PATH=$PATH:/usr/sbin command -v redis-server ;;
+    postgres) PATH=$PATH:$(printf '%s:' /usr/lib/postgresql/*/bin) command -v initdb ;;
+    mariadb) PATH=$PATH:/usr/sbin command -v mariadbd ;;
+    mysql) return 1 ;;
+  esac
+}
+
+# images KIND...: fills in `use` by images, building what cannot be pulled
+images() {
+  local kind name build=()
+  for kind in "$@"; do
+    if name=$(image "$kind"); then
+      use[$kind]="container of $name"
+    elif [ -z "$(setting "$kind" IMAGE)" ]; then
+      build+=("$kind")
+    else
+      use[$kind]="none: $(setting "$kind" IMAGE) cannot be pulled: its tests fail"
+    fi
+  done
+  [ ${#build[@]} -gt 0 ] || return 0
+  echo "ensure: no official image can be pulled for ${build[*]}: building stand-ins, some minutes" >&2
+  "$here/build-images.sh" "${build[@]}" >&2
+  for kind in "${build[@]}"; do
+    if have "standin/$kind:latest"; then use[$kind]="container of standin/$kind:latest"; fi
+  done
+}
+
+# programs KIND...: fills in `use` by programs, installing what is missing where that is ours to do
+programs() {
+  local kind path install=() policy=/usr/sbin/policy-rc.d
+  for kind in "$@"; do
+    if ! program "$kind" >/dev/null && [ -n "${package[$kind]:-}" ]; then install+=("${package[$kind]}"); fi
+  done
+  if [ $engine = no ] && [ ${#install[@]} -gt 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "ensure: installing ${install[*]}" >&2
+    # the tests start their own servers: the packages are kept from starting theirs
+    if [ ! -e $policy ]; then
+      trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+      printf '#!/bin/sh\nexit 101\n' >$policy && chmod +x $policy
+    fi
+    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
+      "${install[@]}"; } >/dev/null 2>&1 || echo "ensure: apt-get cannot install ${install[*]}" >&2
+  fi
+  for kind in "$@"; do
+    if path=$(program "$kind"); then use[$kind]="process of $path"; fi
+  done
+}
+
+# rest: the kinds that nothing was found for yet
+rest() {
+  local kind
+  for kind in "${kinds[@]}"; do [ -n "${use[$kind]:-}" ] || echo "$kind"; done
+}
+
+for kind in "${kinds[@]}"; do
+  if [ -n "$(setting "$kind" URL)" ]; then use[$kind]="the server in LOCKCORE_TEST_${kind^^}_URL"; fi
+done
+engine=no
+if docker info >/dev/null 2>&1; then
+  engine=yes
+  # shellcheck disable=SC2046 # one word a kind
+  images $(rest)
+fi
+# shellcheck disable=SC2046
+programs $(rest)
+for kind in "${kinds[@]}"; do
+  if [ -n "${use[$kind]:-}" ]; then
+    echo "$kind: ${use[$kind]}"
+  elif [ $engine = no ] && [ "$kind" = mysql ]; then
+    echo "mysql: none (comes in a container only, and no Docker engine answers): its tests are ignored"
+  else
+    echo "$kind: none: its tests are ignored"
+  fi
+done

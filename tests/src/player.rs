@@ -1,0 +1,650 @@
+//! Plays a history of operations on a store and on the model, and compares what both answer.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
+
+use futures_util::FutureExt;
+use lockcore::{
+    AcquireRequest, Acquired, BreakMode, Broken, Claim, Conflict, ConflictReason, Grant, Granted, LockDao,
+    LossReason, LostLock, Mode, StoredContext, Target, Withdraw, Withdrawn,
+};
+use uuid::Uuid;
+
+use crate::{
+    Backend, Caller, Place, Store, eventually,
+    model::{Got, Id, InTheWay, Model, Outcome, Request, Serial, Who},
+    store,
+};
+
+const IDS: usize = 5;
+const CALLERS: usize = 6;
+
+/// One step of a history. Its numbers choose among what there is at that moment, modulo how much that is.
+#[derive(Clone, Debug)]
+pub(crate) enum Op {
+    Acquire {
+        who: usize,
+        claims: Vec<(usize, Wanted)>,
+        queue: bool,
+        nested: bool,
+    },
+    /// Any grant there ever was, so that most are stale after a while.
+    Release {
+        grant: usize,
+    },
+    /// A release in the name of somebody else.
+    Forge {
+        grant: usize,
+        who: usize,
+    },
+    Renew {
+        grant: usize,
+    },
+    /// An earlier request arrives once more.
+    Again {
+        attempt: usize,
+    },
+    Leave {
+        attempt: usize,
+    },
+    Undo {
+        attempt: usize,
+    },
+    UndoUnsent {
+        who: usize,
+        claims: Vec<(usize, Wanted)>,
+    },
+    Break {
+        lock: usize,
+        now: bool,
+    },
+    Freeze {
+        id: usize,
+        frozen: bool,
+    },
+    Sweep,
+    ReleaseContext {
+        who: usize,
+    },
+    Inspect {
+        id: usize,
+    },
+    /// Somebody takes locks, never renews them, and the leases end.
+    Die {
+        claims: Vec<(usize, Wanted)>,
+    },
+}
+
+/// How an id is wanted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wanted {
+    Exclusive,
+    Shared,
+    Slots { permits: u32, limit: u32 },
+}
+
+/// A request that was made, and what became of it.
+struct Attempt<D> {
+    model: Request,
+    real: AcquireRequest<String, Uuid>,
+    place: Option<Place<D>>,
+    asked: Instant,
+    state: State,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum State {
+    Refused,
+    Waits,
+    /// `plain`: every lock was a new one, so that undoing the attempt means one thing only.
+    Granted {
+        plain: bool,
+    },
+    Undone,
+    Left,
+}
+
+struct Kept {
+    attempt: usize,
+    locks: Vec<(Id, Serial)>,
+    real: Grant<String, Uuid>,
+}
+
+/// A history being played.
+pub(crate) struct Player<'s, B: Backend> {
+    store: &'s Store<B>,
+    prefix: String,
+    callers: Vec<Caller<B::Dao>>,
+    model: Model,
+    attempts: Vec<Attempt<B::Dao>>,
+    grants: Vec<Kept>,
+    fences: BTreeMap<(Id, Serial), u64>,
+    highest: [u64; IDS],
+    /// Locks that another attempt than the one that got them was granted again.
+    shared_by_attempts: BTreeSet<(Id, Serial)>,
+    broken_now: BTreeSet<(Id, Serial)>,
+    broken_later: BTreeSet<(Id, Serial)>,
+}
+
+impl<'s, B: Backend> Player<'s, B> {
+    /// The history number `number` of a store.
+    pub(crate) fn new(store: &'s Store<B>, number: usize) -> Self {
+        Player {
+            store,
+            prefix: format!("history {number}"),
+            callers: (0..CALLERS).map(|_| store.caller()).collect(),
+            model: Model::default(),
+            attempts: Vec::new(),
+            grants: Vec::new(),
+            fences: BTreeMap::new(),
+            highest: [0; IDS],
+            shared_by_attempts: BTreeSet::new(),
+            broken_now: BTreeSet::new(),
+            broken_later: BTreeSet::new(),
+        }
+    }
+
+    /// Plays it to its end: then everything is freed, and nothing may be left.
+    pub(crate) async fn play(mut self, ops: &[Op]) {
+        for op in ops {
+            self.step(op).await;
+            self.serve().await;
+        }
+        for id in 0..IDS {
+            self.inspect(id).await;
+        }
+        if self.store.capabilities().breaking {
+            for id in 0..IDS {
+                self.freeze(id, false).await;
+            }
+        }
+        while let Some(held) = (0..IDS).find_map(|id| Some((id, self.model.holders(id).first()?.serial))) {
+            let grant = self.grants.iter().position(|kept| kept.locks.contains(&held));
+            self.release(grant.expect("who holds something has a grant")).await;
+            self.serve().await;
+        }
+        let everything: Vec<_> = (0..IDS).map(|id| self.target(id)).collect();
+        let last = self.store.caller();
+        let claims = everything.into_iter().map(|target| Claim { target, mode: Mode::Exclusive });
+        let all = last.take(claims.collect::<Vec<_>>()).await;
+        last.free(&all).await;
+    }
+
+    async fn step(&mut self, op: &Op) {
+        let declared = self.store.capabilities();
+        match op {
+            Op::Acquire { who, claims, queue, nested } => {
+                self.acquire(who % CALLERS, claims, *queue && declared.fifo, *nested).await;
+            }
+            Op::Die { claims } => self.die(claims).await,
+            Op::UndoUnsent { who, claims } => self.undo_unsent(who % CALLERS, claims).await,
+            Op::Release { grant } if !self.grants.is_empty() => self.release(grant % self.grants.len()).await,
+            Op::Forge { grant, who } if !self.grants.is_empty() => {
+                self.forge(grant % self.grants.len(), who % CALLERS).await;
+            }
+            Op::Renew { grant } if !self.grants.is_empty() => self.renew(grant % self.grants.len()).await,
+            Op::Again { attempt } if !self.attempts.is_empty() => {
+                self.again(attempt % self.attempts.len()).await;
+            }
+            Op::Leave { attempt } if !self.attempts.is_empty() => {
+                self.leave(attempt % self.attempts.len()).await;
+            }
+            Op::Undo { attempt } if !self.attempts.is_empty() => {
+                self.undo(attempt % self.attempts.len()).await;
+            }
+            Op::Break { lock, now } if declared.breaking => self.break_lock(*lock, *now).await,
+            Op::Freeze { id, frozen } if declared.breaking => self.freeze(id % IDS, *frozen).await,
+            Op::Sweep if declared.sweeping => {
+                self.store.dao().sweep(100, None).await.expect("the store answers");
+            }
+            Op::ReleaseContext { who } if declared.listing => self.release_context(who % CALLERS).await,
+            Op::Inspect { id } => self.inspect(id % IDS).await,
+            _ => {}
+        }
+    }
+
+    async fn acquire(&mut self, who: Who, claims: &[(usize, Wanted)], queue: bool, nested: bool) {
+        // A context that waits makes no other request, as in the service.
+        if self.attempts.iter().any(|attempt| attempt.model.who == who && attempt.state == State::Waits) {
+            return;
+        }
+        let attempt = self.attempt(who, claims, queue, nested);
+        // Whether a broken lock may be asked for again, the contract does not say.
+        let broken = |&(id, _): &(Id, Mode)| self.model.own(who, id).is_some_and(|own| own.broken);
+        if attempt.model.claims.iter().any(broken) {
+            return;
+        }
+        self.attempts.push(attempt);
+        self.send(self.attempts.len() - 1).await;
+    }
+
+    /// Sends the request to both, and compares.
+    async fn send(&mut self, number: usize) {
+        let request = self.attempts[number].model.clone();
+        let plain = request.claims.iter().all(|&(id, _)| self.model.own(request.who, id).is_none());
+        let expected = self.model.acquire(&request);
+        let caller = self.callers[request.who].clone();
+        let real = self.attempts[number].real.clone();
+        self.attempts[number].asked = Instant::now();
+        match expected {
+            Outcome::Withdrawn => caller.refused_as_withdrawn(&real).await,
+            Outcome::Granted(got) => match caller.send(&real).await {
+                Acquired::Granted(granted) => self.granted(number, &got, &granted, plain, true),
+                other => panic!("{request:?} is to be granted, and was {other:?}"),
+            },
+            Outcome::Refused(expected) => match caller.send(&real).await {
+                Acquired::Refused(conflicts) => {
+                    self.conflicts(&request, &expected, &conflicts);
+                    self.attempts[number].state = State::Refused;
+                }
+                other => panic!("{request:?} is to be refused for {expected:?}, and was {other:?}"),
+            },
+            Outcome::Queued(expected) => match caller.send(&real).await {
+                Acquired::Queued { conflicts, wakeup, recheck } => {
+                    self.conflicts(&request, &expected, &conflicts);
+                    let attempt = &mut self.attempts[number];
+                    attempt.place = Some(Place::new(caller, real, conflicts, wakeup, recheck));
+                    attempt.state = State::Waits;
+                }
+                other => panic!("{request:?} is to be queued for {expected:?}, and was {other:?}"),
+            },
+        }
+    }
+
+    async fn again(&mut self, number: usize) {
+        let attempt = &self.attempts[number];
+        let who = attempt.model.who;
+        match attempt.state {
+            State::Waits => self.send(number).await,
+            State::Undone => self.send(number).await,
+            State::Granted { plain: true } => {
+                let locks = self.locks_of(number);
+                let broken = |&(id, _): &(Id, Serial)| self.model.own(who, id).is_some_and(|own| own.broken);
+                if self.model.lost(who, &locks).is_empty() && !locks.iter().any(broken) {
+                    self.send(number).await;
+                    self.attempts[number].state = State::Granted { plain: true };
+                }
+            }
+            _ => {}
+        }
+    }
+
+    async fn release(&mut self, grant: usize) {
+        let (locks, real) = (self.grants[grant].locks.clone(), self.grants[grant].real.clone());
+        let who = self.who(grant);
+        let expected = self.model.release(who, &locks);
+        let released = self.callers[who].release(&real).await;
+        assert!(released.failed.is_empty(), "{released:?}");
+        let mut lost = released.lost;
+        // What is freed though it was broken may be reported, too.
+        lost.retain(|lost| {
+            let of_a_break = self.broken_later.contains(&self.key(lost)) && lost.reason == LossReason::Broken;
+            !of_a_break || expected.contains(&self.key(lost))
+        });
+        self.losses(&expected, &lost);
+    }
+
+    async fn forge(&mut self, grant: usize, who: Who) {
+        if who == self.who(grant) {
+            return;
+        }
+        let mut forged = self.grants[grant].real.clone();
+        forged.context = self.callers[who].context;
+        let count = forged.locks.len();
+        assert_eq!(
+            self.callers[who].release(&forged).await.lost.len(),
+            count,
+            "nothing of it is that caller's"
+        );
+        assert_eq!(
+            self.callers[who].renew(&forged).await.lost.len(),
+            count,
+            "nothing of it is that caller's"
+        );
+    }
+
+    async fn renew(&mut self, grant: usize) {
+        let (locks, real) = (self.grants[grant].locks.clone(), self.grants[grant].real.clone());
+        let who = self.who(grant);
+        let gone = self.model.lost(who, &locks);
+        let over = |&(id, serial): &(Id, Serial)| {
+            gone.contains(&(id, serial)) || self.model.own(who, id).is_some_and(|own| own.broken)
+        };
+        let expected: Vec<_> = locks.iter().copied().filter(over).collect();
+        let renewed = self.callers[who].renew(&real).await;
+        self.losses(&expected, &renewed.lost);
+    }
+
+    async fn leave(&mut self, number: usize) {
+        let (who, real) = (self.attempts[number].model.who, self.attempts[number].real.clone());
+        match self.attempts[number].state {
+            State::Waits => {
+                self.model.leave(number);
+                let left = self.callers[who].withdraw(&real, Withdraw::KeepIfGranted).await;
+                assert_eq!(left, Withdrawn::Left, "it was not granted yet");
+                self.attempts[number].place = None;
+                self.attempts[number].state = State::Left;
+            }
+            State::Granted { plain: true } => {
+                let locks = self.locks_of(number);
+                let lost = self.model.lost(who, &locks).len();
+                // Whether a broken lock is still a whole grant, and what becomes of one that an earlier
+                // attempt shares, is left open.
+                let open = |lock| self.broken_later.contains(lock) || self.shared_by_attempts.contains(lock);
+                if lost != 0 && lost != locks.len() || locks.iter().any(open) {
+                    return;
+                }
+                match self.callers[who].withdraw(&real, Withdraw::KeepIfGranted).await {
+                    Withdrawn::Left => assert_eq!(lost, locks.len(), "it holds {locks:?}"),
+                    Withdrawn::Holds(holds) => {
+                        assert_eq!(lost, 0, "it holds nothing any more");
+                        let fences: Vec<_> = locks.iter().map(|lock| self.fences[lock]).collect();
+                        assert_eq!(holds.iter().map(|held| held.fence).collect::<Vec<_>>(), fences);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    async fn undo(&mut self, number: usize) {
+        let (who, real) = (self.attempts[number].model.who, self.attempts[number].real.clone());
+        match self.attempts[number].state {
+            State::Waits => {}
+            State::Granted { plain: true }
+                if !self.locks_of(number).iter().any(|lock| self.shared_by_attempts.contains(lock)) => {}
+            _ => return,
+        }
+        self.model.undo(number);
+        assert_eq!(self.callers[who].withdraw(&real, Withdraw::Undo).await, Withdrawn::Left);
+        self.attempts[number].place = None;
+        self.attempts[number].state = State::Undone;
+    }
+
+    async fn undo_unsent(&mut self, who: Who, claims: &[(usize, Wanted)]) {
+        let mut attempt = self.attempt(who, claims, false, false);
+        attempt.state = State::Undone;
+        self.model.undo(self.attempts.len());
+        assert_eq!(self.callers[who].withdraw(&attempt.real, Withdraw::Undo).await, Withdrawn::Left);
+        self.attempts.push(attempt);
+    }
+
+    async fn break_lock(&mut self, lock: usize, now: bool) {
+        let known: Vec<_> = self.fences.iter().map(|(&key, &fence)| (key, fence)).collect();
+        if known.is_empty() {
+            return;
+        }
+        let ((id, serial), fence) = known[lock % known.len()];
+        let how = if now { BreakMode::Now } else { BreakMode::AfterLease };
+        let held = self.model.break_lock(id, serial, now);
+        let broken = self.store.dao().break_lock(&self.target(id), fence, how, "the admin").await;
+        match (held, now, broken.expect("the store answers")) {
+            (false, _, Broken::NotHeld) => {}
+            (true, true, Broken::Freed) => drop(self.broken_now.insert((id, serial))),
+            (true, false, Broken::Within(Some(_))) => drop(self.broken_later.insert((id, serial))),
+            (held, now, other) => panic!("broken (held: {held}, now: {now}): {other:?}"),
+        }
+    }
+
+    async fn freeze(&mut self, id: Id, frozen: bool) {
+        self.model.freeze(id, frozen);
+        self.store.dao().freeze(&self.target(id), frozen).await.expect("the store answers");
+        self.serve().await;
+    }
+
+    async fn release_context(&mut self, who: Who) {
+        let expected: BTreeSet<Id> = self.model.release_context(who).into_iter().collect();
+        for attempt in self.attempts.iter_mut().filter(|attempt| attempt.model.who == who) {
+            if attempt.state == State::Waits {
+                attempt.state = State::Left;
+                attempt.place = None;
+            }
+        }
+        let freed = self.store.dao().release_context(&self.callers[who].context).await;
+        let freed = freed.expect("the store answers");
+        assert_eq!(freed.iter().map(|target| self.id(target)).collect::<BTreeSet<_>>(), expected);
+        assert_eq!(freed.len(), expected.len(), "each once: {freed:?}");
+    }
+
+    async fn inspect(&mut self, id: Id) {
+        if !self.store.capabilities().listing {
+            return;
+        }
+        let found = self.store.dao().inspect(&self.target(id)).await.expect("the store answers");
+        let contexts = |who: Who| StoredContext::Known(self.callers[who].context);
+        let expected: Vec<_> = self
+            .model
+            .holders(id)
+            .into_iter()
+            .map(|lock| {
+                let fence = self.fences[&(id, lock.serial)];
+                (contexts(lock.who), Shown::of(lock.mode), lock.permits.clone(), fence, lock.broken)
+            })
+            .collect();
+        let holders = found.holders.into_iter();
+        let shown: Vec<_> = holders
+            .map(|held| (held.context, Shown::of(held.mode), held.permits.to_vec(), held.fence, held.broken))
+            .collect();
+        assert_eq!(shown, expected, "the holders of {id}");
+        let expected: Vec<_> =
+            self.model.waiters(id).into_iter().map(|(who, mode)| (contexts(who), mode)).collect();
+        let shown: Vec<_> =
+            found.waiters.into_iter().map(|waiting| (waiting.context, waiting.mode)).collect();
+        assert_eq!(shown, expected, "the waiters for {id}");
+        assert_eq!(found.frozen, self.model.is_frozen(id));
+    }
+
+    async fn die(&mut self, claims: &[(usize, Wanted)]) {
+        let who = self.callers.len();
+        let short = self.store.short();
+        self.callers.push(self.store.caller().with_lease(short));
+        let attempt = self.attempt(who, claims, false, false);
+        self.attempts.push(attempt);
+        let number = self.attempts.len() - 1;
+        self.send(number).await;
+        if !matches!(self.attempts[number].state, State::Granted { .. }) {
+            return;
+        }
+        let locks = self.locks_of(number);
+        self.until_over(who, &locks).await;
+        self.model.release(who, &locks);
+    }
+
+    /// Waits until the store itself says that the leases are over, without taking anything.
+    async fn until_over(&self, who: Who, locks: &[(Id, Serial)]) {
+        let dead = StoredContext::Known(self.callers[who].context);
+        if self.store.capabilities().listing {
+            for &(id, _) in locks {
+                eventually("the lease ends", || async {
+                    let found = self.store.dao().inspect(&self.target(id)).await.expect("the store answers");
+                    found.holders.iter().all(|held| held.context != dead).then_some(())
+                })
+                .await;
+            }
+            return;
+        }
+        let (stopper, prober) = (self.store.caller(), self.store.caller().nested());
+        let held = stopper.take(["the probe's stopper"]).await;
+        let ids: Vec<String> = locks.iter().map(|&(id, _)| self.target(id).stored().into_owned()).collect();
+        eventually("the leases end", || async {
+            let probe = ids.iter().map(String::as_str).chain(["the probe's stopper"]);
+            let conflicts = prober.refused(probe.collect::<Vec<_>>()).await;
+            let held_by_the_dead = conflicts.iter().any(|conflict| {
+                matches!(&conflict.reason, ConflictReason::Held { holders, .. }
+                    if holders.iter().any(|holder| holder.context == dead))
+            });
+            (!held_by_the_dead).then_some(())
+        })
+        .await;
+        stopper.free(&held).await;
+    }
+
+    /// Whoever the model serves by now has to be served, and nobody else.
+    async fn serve(&mut self) {
+        for (number, got) in self.model.serve() {
+            let mut place = self.attempts[number].place.take().expect("who is served waited");
+            let grant = place.granted().await;
+            let granted: Vec<_> = grant.locks.into_iter().map(|lock| lock.granted).collect();
+            let known = |got: &Got| self.fences.contains_key(&(got.id, got.serial));
+            let plain = !got.iter().any(known);
+            self.granted(number, &got, &granted, plain, false);
+        }
+        for number in 0..self.attempts.len() {
+            let attempt = &mut self.attempts[number];
+            let Some(place) = &mut attempt.place else { continue };
+            assert!(self.model.waits(number));
+            let told = place.told().now_or_never();
+            assert!(!matches!(told, Some(lockcore::Wake::Offer(_))), "{:?}: out of turn", attempt.model);
+            let lapses = place.recheck().is_some_and(|recheck| attempt.asked.elapsed() > recheck / 2);
+            if told.is_some() || lapses {
+                place.still_waits().await;
+                attempt.asked = Instant::now();
+            }
+        }
+    }
+
+    /// Compares a grant, and keeps it.
+    fn granted(&mut self, number: usize, expected: &[Got], granted: &[Granted], plain: bool, counted: bool) {
+        assert_eq!(granted.len(), expected.len());
+        for (got, granted) in expected.iter().zip(granted) {
+            let what = format!("{:?}: {got:?}, {granted:?}", self.attempts[number].model);
+            assert_eq!(Shown::of(granted.mode), Shown::of(got.mode), "mode of {what}");
+            assert_eq!(granted.permits.to_vec(), got.permits, "permits of {what}");
+            if let Some(in_use) = got.in_use.filter(|_| counted) {
+                assert_eq!(granted.in_use, in_use, "units in use of {what}");
+            }
+            let key = (got.id, got.serial);
+            match self.fences.get(&key) {
+                Some(&fence) => {
+                    assert_eq!(granted.fence, fence, "the same lock: {what}");
+                    if !self.locks_of(number).contains(&key) {
+                        self.shared_by_attempts.insert(key);
+                    }
+                }
+                None => {
+                    assert!(granted.fence > self.highest[got.id], "the fence goes back: {what}");
+                    self.highest[got.id] = granted.fence;
+                    self.fences.insert(key, granted.fence);
+                }
+            }
+        }
+        let real = store::grant(&self.attempts[number].real, granted.iter().cloned());
+        let locks = expected.iter().map(|got| (got.id, got.serial)).collect();
+        self.grants.push(Kept { attempt: number, locks, real });
+        self.attempts[number].state = State::Granted { plain };
+    }
+
+    /// Compares a refusal: every id that is in the way, and why.
+    fn conflicts(&self, request: &Request, expected: &[InTheWay], told: &[Conflict<String, Uuid>]) {
+        let told: BTreeMap<Id, _> = told.iter().map(|told| (self.id(&told.target), &told.reason)).collect();
+        let ids: Vec<_> = expected.iter().map(|in_the_way| in_the_way.id).collect();
+        assert_eq!(
+            told.keys().copied().collect::<Vec<_>>(),
+            ids,
+            "what is in the way of {request:?}: {told:?}"
+        );
+        for in_the_way in expected {
+            let id = in_the_way.id;
+            let right = match told[&id] {
+                ConflictReason::Frozen => in_the_way.frozen,
+                ConflictReason::Held { holders, count, .. } => {
+                    let others: BTreeSet<_> =
+                        in_the_way.holders.iter().map(|&who| self.callers[who].context).collect();
+                    let listed = holders.iter().filter_map(|holder| match holder.context {
+                        StoredContext::Known(context) => Some(context),
+                        StoredContext::Foreign(_) => None,
+                    });
+                    *count > 0 && *count == others.len() && listed.collect::<BTreeSet<_>>() == others
+                }
+                // Whoever holds it comes first: that it is queued for as well is not told.
+                ConflictReason::QueuedBehind { count, .. } => {
+                    in_the_way.holders.is_empty() && *count == in_the_way.waiters.len() && *count > 0
+                }
+                _ => false,
+            };
+            assert!(right, "{request:?}: expected {in_the_way:?}, told {:?}", told[&id]);
+        }
+    }
+
+    /// Compares what was lost, and why.
+    fn losses(&self, expected: &[(Id, Serial)], told: &[LostLock<String>]) {
+        let keys: BTreeSet<_> = told.iter().map(|lost| self.key(lost)).collect();
+        assert_eq!(keys, expected.iter().copied().collect(), "what was lost");
+        assert_eq!(told.len(), expected.len(), "each once: {told:?}");
+        for lost in told {
+            let key = self.key(lost);
+            let broken = lost.reason == LossReason::Broken;
+            // Sixteen breaks are remembered for each id.
+            let remembered = self.broken_now.range((key.0, 0)..(key.0 + 1, 0)).count() <= 16;
+            if self.broken_now.contains(&key) && remembered {
+                assert!(broken, "{lost:?}");
+            } else if !self.broken_now.contains(&key) && !self.broken_later.contains(&key) {
+                assert!(!broken, "{lost:?}");
+            }
+        }
+    }
+
+    fn attempt(&self, who: Who, claims: &[(usize, Wanted)], queue: bool, nested: bool) -> Attempt<B::Dao> {
+        let declared = self.store.capabilities();
+        let mode = |wanted| match wanted {
+            Wanted::Shared if declared.shared => Mode::Shared,
+            Wanted::Slots { permits, limit } if declared.slots => Mode::Slots { permits, limit },
+            _ => Mode::Exclusive,
+        };
+        let claims: BTreeMap<Id, Mode> =
+            claims.iter().map(|&(id, wanted)| (id % IDS, mode(wanted))).collect();
+        let targets = claims.iter().map(|(&id, &mode)| Claim { target: self.target(id), mode });
+        let mut real = self.callers[who].request(targets.collect::<Vec<_>>());
+        let claims = claims.into_iter().collect();
+        let mut model = Request { who, attempt: self.attempts.len(), claims, queue, nested };
+        // Whether a changed lock may be part of a set that waits, or passes the queue, is left open.
+        if self.model.changes(&model) {
+            (model.queue, model.nested) = (false, true);
+        }
+        (real.queue, real.nested) = (model.queue, model.nested);
+        Attempt { model, real, place: None, asked: Instant::now(), state: State::Refused }
+    }
+
+    fn locks_of(&self, attempt: usize) -> Vec<(Id, Serial)> {
+        let first = self.grants.iter().find(|kept| kept.attempt == attempt);
+        first.map(|kept| kept.locks.clone()).unwrap_or_default()
+    }
+
+    fn who(&self, grant: usize) -> Who {
+        self.attempts[self.grants[grant].attempt].model.who
+    }
+
+    fn key(&self, lost: &LostLock<String>) -> (Id, Serial) {
+        let id = self.id(&lost.target);
+        let mut of_the_id = self.fences.range((id, 0)..(id + 1, 0));
+        *of_the_id.find(|(_, fence)| **fence == lost.fence).expect("a lock that was granted").0
+    }
+
+    fn target(&self, id: Id) -> Target<String> {
+        store::id(&format!("{}/{id}", self.prefix))
+    }
+
+    fn id(&self, target: &Target<String>) -> Id {
+        (0..IDS).find(|&id| self.target(id) == *target).expect("an id of this history")
+    }
+}
+
+/// How a lock is held, without the limit, of which a holder may see an older one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Shown {
+    Exclusive,
+    Shared,
+    Slots(u32),
+}
+
+impl Shown {
+    fn of(mode: Mode) -> Self {
+        match mode {
+            Mode::Exclusive => Shown::Exclusive,
+            Mode::Shared => Shown::Shared,
+            Mode::Slots { permits, .. } => Shown::Slots(permits),
+        }
+    }
+}

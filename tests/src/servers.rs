@@ -1,0 +1,57 @@
+//! Real servers for tests: found, started, paused, killed and removed again.
+//!
+//! [`Server::start`] takes the first of these that there is:
+//!
+//! 1. a URL in `LOCKCORE_TEST_REDIS_URL`, `LOCKCORE_TEST_POSTGRES_URL`, `LOCKCORE_TEST_MARIADB_URL`
+//!    or `LOCKCORE_TEST_MYSQL_URL`: somebody else's server, which tests may use and not control;
+//! 2. a container, where a Docker engine answers: the image in `LOCKCORE_TEST_REDIS_IMAGE` (and so
+//!    on) if that is set, else the official image, else the stand-in `standin/<kind>:latest` that
+//!    `tests/servers/build-images.sh` builds;
+//! 3. a server program on the `PATH`, started on a free port with its files in a temporary folder;
+//! 4. else [`ServerError::Unavailable`] with the reason.
+//!
+//! Tests that need a server are [`trial`]s of a `harness = false` test: where there is none they show
+//! as ignored with the reason, or, with `LOCKCORE_REQUIRE_SERVERS=1`, as failed.
+//!
+//! ```no_run
+//! use lockcore_conformance::servers::{self, Kind};
+//!
+//! fn main() -> std::process::ExitCode {
+//!     servers::run(Kind::ALL.map(|kind| {
+//!         servers::trial(kind, "answers", move || async move {
+//!             let server = servers::shared(kind).await?;
+//!             servers::wire::exchange(kind, &server.address()).await?;
+//!             Ok(())
+//!         })
+//!     }))
+//! }
+//! ```
+//!
+//! A server is removed with everything of it when it is dropped, a panic included. What a test
+//! process leaves behind when it ends without dropping (shared servers under the standard harness,
+//! an abort, a SIGKILL) is removed by a guard process that outlives it for that moment.
+
+mod container;
+mod endpoint;
+mod error;
+mod guard;
+mod image;
+mod kind;
+mod process;
+mod programs;
+mod proxy;
+mod runtime;
+mod server;
+mod shared;
+mod trial;
+pub mod wire;
+
+pub use self::{
+    error::ServerError,
+    kind::Kind,
+    proxy::{Counts, Mode, Proxy},
+    server::{Server, Way},
+    shared::{forget_shared, shared},
+    trial::{TestResult, outcome, run, trial},
+};
+pub use libtest_mimic::{Completion, Failed, Trial};

@@ -1,0 +1,188 @@
+//! A server in a container.
+
+use std::{sync::Arc, time::Duration};
+
+use testcontainers::{
+    ContainerAsync, GenericImage, ImageExt, TestcontainersError,
+    bollard::{Docker, query_parameters::KillContainerOptionsBuilder},
+    core::IntoContainerPort,
+    runners::AsyncRunner,
+};
+
+use super::{
+    Kind,
+    endpoint::{Endpoint, MYSQL_DATABASE},
+    error::ServerError,
+    guard::{Guard, LABEL},
+    image::{Image, engine},
+    runtime, wire,
+};
+
+/// How long a server may take to answer: `MySQL` takes 7 s to set itself up on an idle machine.
+const READY: Duration = Duration::from_secs(180);
+const POLL: Duration = Duration::from_millis(250);
+
+/// A container with a server in it; dropping it removes it.
+pub(super) struct Container {
+    kind: Kind,
+    password: String,
+    docker: Docker,
+    container: Option<Arc<ContainerAsync<GenericImage>>>,
+}
+
+impl Container {
+    pub(super) async fn start(kind: Kind, password: String) -> Result<(Self, Endpoint), ServerError> {
+        runtime::run(async move {
+            let docker = engine().await.map_err(|reason| ServerError::unavailable(kind, reason))?;
+            let image = Image::of(kind, &docker).await?;
+            let failed = |reason: String| ServerError::failed(kind, "start", reason);
+            let container = create(kind, &image, &password).await;
+            let container = container.map_err(|error| failed(redacted(error, &password)))?;
+            let container = Self { kind, password, docker, container: Some(Arc::new(container)) };
+            let endpoint = ready(kind, &container.container(), &container.password).await;
+            Ok((container, endpoint.map_err(failed)?))
+        })
+        .await
+    }
+
+    pub(super) async fn pause(&self) -> Result<(), String> {
+        let container = self.container();
+        said(runtime::run(async move { container.pause().await }).await)
+    }
+
+    pub(super) async fn resume(&self) -> Result<(), String> {
+        let container = self.container();
+        said(runtime::run(async move { container.unpause().await }).await)
+    }
+
+    /// SIGKILL to everything in the container. A paused one has to be resumed first.
+    pub(super) async fn kill(&self) -> Result<(), String> {
+        let (container, docker) = (self.container(), self.docker.clone());
+        runtime::run(async move {
+            // Not testcontainers' stop: that sends SIGTERM first, whatever the timeout.
+            let options = KillContainerOptionsBuilder::new().signal("SIGKILL").build();
+            said(docker.kill_container(container.id(), Some(options)).await)?;
+            while said(container.is_running().await)? {
+                tokio::time::sleep(POLL / 10).await;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Starts the killed server again; its mapped port is another.
+    pub(super) async fn start_again(&self) -> Result<Endpoint, String> {
+        let (kind, password) = (self.kind, self.password.clone());
+        let container = self.container();
+        runtime::run(async move {
+            said(container.start().await)?;
+            ready(kind, &container, &password).await
+        })
+        .await
+    }
+
+    fn container(&self) -> Arc<ContainerAsync<GenericImage>> {
+        let container = self.container.as_ref();
+        Arc::clone(container.expect("only drop takes it"))
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        let container = self.container.take();
+        runtime::run_blocking(async move {
+            // If a cancelled call still has the container, its end drops and so removes it.
+            if let Some(container) = container.and_then(Arc::into_inner) {
+                // What cannot be removed now is tried again by the guard.
+                let _ = container.rm().await;
+            }
+        });
+    }
+}
+
+async fn create(
+    kind: Kind,
+    image: &Image,
+    password: &str,
+) -> Result<ContainerAsync<GenericImage>, TestcontainersError> {
+    let guard = Guard::of_this_process().map_err(TestcontainersError::other)?;
+    let (command, variables): (&[&str], &[(&str, &str)]) = match kind {
+        Kind::Redis => (
+            &[
+                "redis-server",
+                "--bind",
+                "0.0.0.0",
+                "--protected-mode",
+                "no",
+                "--save",
+                "",
+                "--appendonly",
+                "no",
+            ],
+            &[],
+        ),
+        Kind::Postgres => (&["postgres", "-c", "max_connections=300"], &[("POSTGRES_PASSWORD", password)]),
+        Kind::MariaDb => (
+            &["mariadbd", "--max-connections=500"],
+            &[("MARIADB_ROOT_PASSWORD", password), ("MARIADB_DATABASE", MYSQL_DATABASE)],
+        ),
+        Kind::MySql => (
+            &["mysqld", "--max-connections=500"],
+            &[("MYSQL_ROOT_PASSWORD", password), ("MYSQL_DATABASE", MYSQL_DATABASE)],
+        ),
+    };
+    let mut request = GenericImage::new(&image.name, &image.tag)
+        .with_exposed_port(kind.default_port().tcp())
+        .with_label(LABEL, guard.expect_containers()?)
+        .with_cmd(command.iter().copied());
+    for &(name, value) in variables {
+        request = request.with_env_var(name, value);
+    }
+    request.start().await
+}
+
+/// Waits until the server answers, or its container has ended.
+async fn ready(
+    kind: Kind,
+    container: &ContainerAsync<GenericImage>,
+    password: &str,
+) -> Result<Endpoint, String> {
+    // "localhost" may mean ::1 first, where another port is mapped or none.
+    let host = match said(container.get_host().await)?.to_string() {
+        host if host == "localhost" => "127.0.0.1".to_owned(),
+        host => host,
+    };
+    let port = said(container.get_host_port_ipv4(kind.default_port()).await)?;
+    let endpoint = Endpoint::own(kind, &host, port, password);
+    let ended = async {
+        while container.is_running().await.unwrap_or(true) {
+            tokio::time::sleep(POLL).await;
+        }
+    };
+    let address = endpoint.address();
+    let problem = tokio::select! {
+        answered = wire::until_answers(kind, &address, READY) => match answered {
+            Ok(()) => return Ok(endpoint),
+            Err(error) => format!("no answer in {} s ({error})", READY.as_secs()),
+        },
+        () = ended => "its container has ended".to_owned(),
+    };
+    let output = container.stderr_to_vec().await.unwrap_or_default();
+    let output = String::from_utf8_lossy(&output);
+    Err(redacted(format!("{problem}: {}", last_lines(&output)), password))
+}
+
+/// The end of a server's output, for an error.
+pub(super) fn last_lines(output: &str) -> String {
+    let lines: Vec<&str> = output.lines().rev().take(5).collect();
+    lines.into_iter().rev().collect::<Vec<_>>().join(" | ")
+}
+
+/// `text` without the password, wherever it came from.
+pub(super) fn redacted(text: impl ToString, password: &str) -> String {
+    text.to_string().replace(password, "***")
+}
+
+fn said<T, E: std::fmt::Display>(result: Result<T, E>) -> Result<T, String> {
+    result.map_err(|error| error.to_string())
+}

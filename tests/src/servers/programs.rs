@@ -1,0 +1,173 @@
+//! The programs of a server: where they are, how its files are made, how it is started.
+
+use std::{
+    fs,
+    os::unix::{fs::chown, process::CommandExt},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use nix::unistd::{Uid, User};
+
+use super::{Kind, container::last_lines, endpoint::MYSQL_DATABASE};
+
+/// The programs that make and run a private server of a kind.
+pub(super) struct Programs {
+    kind: Kind,
+    /// Makes the files of a new server, for those that need it.
+    initialize: Option<PathBuf>,
+    serve: PathBuf,
+    /// Whom to run as: Postgres and `MariaDB` refuse to run as root, so that root does not run any.
+    user: Option<User>,
+}
+
+impl Programs {
+    /// Looks for the programs; an error says what is missing.
+    pub(super) fn find(kind: Kind) -> Result<Self, String> {
+        let (initialize, serve, user) = match kind {
+            Kind::Redis => (None, find("redis-server")?, "redis"),
+            Kind::Postgres => (Some(find("initdb")?), find("postgres")?, "postgres"),
+            Kind::MariaDb => (Some(find("mariadb-install-db")?), find("mariadbd")?, "mysql"),
+            // On Debian and others a `mysqld` on the PATH is MariaDB's.
+            Kind::MySql => return Err("mysql is not started from a program".to_owned()),
+        };
+        let user = if Uid::effective().is_root() {
+            let named = |name| User::from_name(name).ok().flatten();
+            let user = named(user).or_else(|| named("nobody"));
+            Some(user.ok_or_else(|| format!("{kind}: no user to run as instead of root"))?)
+        } else {
+            None
+        };
+        Ok(Self { kind, initialize, serve, user })
+    }
+
+    /// Makes the files of a new server in `folder`.
+    pub(super) fn prepare(&self, folder: &Path, password: &str) -> Result<(), String> {
+        self.prepare_files(folder, password).map_err(|error| format!("{}: {error}", folder.display()))?;
+        let Some(initialize) = &self.initialize else {
+            return Ok(());
+        };
+        let mut command = self.command(initialize, folder);
+        match self.kind {
+            Kind::Postgres => command.args(["-D", "data", "-U", "postgres", "--pwfile=password"]).args([
+                "--auth=scram-sha-256",
+                "--no-sync",
+                "-E",
+                "UTF8",
+                "--locale=C",
+            ]),
+            _ => command
+                .args(["--no-defaults", "--skip-test-db"])
+                .arg("--auth-root-authentication-method=normal")
+                .arg(format!("--datadir={}", folder.join("data").display())),
+        };
+        let output = command.output().map_err(|error| format!("{}: {error}", initialize.display()))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        Err(format!("{}: {}", initialize.display(), last_lines(&said)))
+    }
+
+    /// The command that serves the files in `folder` on a port of the loopback.
+    pub(super) fn serve(&self, folder: &Path, port: u16) -> Command {
+        let mut command = self.command(&self.serve, folder);
+        match self.kind {
+            Kind::Redis => command.args(["--bind", "127.0.0.1", "--port", &port.to_string()]).args([
+                "--save",
+                "",
+                "--appendonly",
+                "no",
+            ]),
+            Kind::Postgres => command
+                .args(["-D", "data", "-p", &port.to_string()])
+                .args(["-c", "listen_addresses=127.0.0.1"])
+                .args(["-c", "unix_socket_directories="])
+                .args(["-c", "max_connections=300"])
+                // In the folder, not in /dev/shm, where a SIGKILL would leave it.
+                .args(["-c", "dynamic_shared_memory_type=mmap"]),
+            _ => command
+                .args(["--no-defaults", "--bind-address=127.0.0.1"])
+                .arg(format!("--port={port}"))
+                .arg(format!("--datadir={}", folder.join("data").display()))
+                .arg(format!("--socket={}", folder.join("socket").display()))
+                .arg(format!("--init-file={}", folder.join("init.sql").display()))
+                .args(["--skip-name-resolve", "--max-connections=500"]),
+        };
+        command
+    }
+
+    fn prepare_files(&self, folder: &Path, password: &str) -> std::io::Result<()> {
+        let mut own = vec![folder.to_owned()];
+        match self.kind {
+            Kind::Redis => {}
+            Kind::Postgres => {
+                own.push(folder.join("password"));
+                fs::write(folder.join("password"), password)?;
+            }
+            Kind::MariaDb | Kind::MySql => {
+                own.push(folder.join("data"));
+                fs::create_dir(folder.join("data"))?;
+                own.push(folder.join("init.sql"));
+                // Read at every start. More specific hosts than this one come with the installation
+                // and would be preferred, without a password.
+                let sql = format!(
+                    "CREATE DATABASE IF NOT EXISTS {MYSQL_DATABASE};\n\
+                     CREATE OR REPLACE USER root@'127.0.0.1' IDENTIFIED BY '{password}';\n\
+                     GRANT ALL ON *.* TO root@'127.0.0.1' WITH GRANT OPTION;\n"
+                );
+                fs::write(folder.join("init.sql"), sql)?;
+            }
+        }
+        if let Some(user) = &self.user {
+            for path in own {
+                chown(path, Some(user.uid.as_raw()), Some(user.gid.as_raw()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs `program` inside `folder`, as the user it is for.
+    fn command(&self, program: &Path, folder: &Path) -> Command {
+        let mut command = Command::new(program);
+        command
+            .current_dir(folder)
+            .stdin(Stdio::null())
+            // Ctrl-C is for the tests, which then remove the server.
+            .process_group(0);
+        if let Some(user) = &self.user {
+            // The standard library drops root's other groups with this.
+            command.uid(user.uid.as_raw()).gid(user.gid.as_raw());
+        }
+        command
+    }
+}
+
+/// A program on the `PATH`, or where Debian puts servers outside of it.
+fn find(program: &str) -> Result<PathBuf, String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
+    folders.push("/usr/sbin".into());
+    folders.extend(postgres_folders());
+    folders
+        .into_iter()
+        .map(|folder| folder.join(program))
+        .find(|file| file.is_file())
+        .ok_or_else(|| format!("no {program} on the PATH"))
+}
+
+/// `/usr/lib/postgresql/<version>/bin`, the newest first.
+fn postgres_folders() -> Vec<PathBuf> {
+    let Ok(versions) = fs::read_dir("/usr/lib/postgresql") else {
+        return Vec::new();
+    };
+    let mut versions: Vec<(u32, PathBuf)> = versions
+        .flatten()
+        .filter_map(|entry| {
+            let version = entry.file_name().to_str()?.parse().ok()?;
+            Some((version, entry.path().join("bin")))
+        })
+        .collect();
+    versions.sort_unstable_by(|a, b| b.cmp(a));
+    versions.into_iter().map(|(_, folder)| folder).collect()
+}

@@ -1,0 +1,258 @@
+//! A server that tests can use, stop in various ways, and start again.
+
+use std::{
+    fmt,
+    net::SocketAddr,
+    sync::{Mutex, PoisonError},
+};
+
+use super::{Kind, container::Container, endpoint::Endpoint, error::ServerError, process::Process};
+
+/// Where a server comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// It runs already, at a URL from the environment.
+    Url,
+    /// It was started in a container.
+    Container,
+    /// It was started as a process of this machine.
+    Process,
+}
+
+/// A real server. Dropping it removes it, unless it came from the environment.
+///
+/// The methods that stop and start it are not cancel safe: after one was cancelled, drop the server.
+pub struct Server {
+    kind: Kind,
+    endpoint: Mutex<Endpoint>,
+    /// The lock is held while the state changes.
+    machine: tokio::sync::Mutex<Machine>,
+    way: Way,
+}
+
+struct Machine {
+    home: Home,
+    state: State,
+}
+
+enum Home {
+    Elsewhere,
+    Container(Container),
+    Process(Process),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Runs,
+    Paused,
+    Killed,
+}
+
+impl Server {
+    /// Gets a server: from the environment, in a container, or as a process, whatever there is first.
+    ///
+    /// # Errors
+    /// [`ServerError::Unavailable`] where there is none; [`ServerError::Failed`] when there is one and
+    /// it does not start.
+    pub async fn start(kind: Kind) -> Result<Self, ServerError> {
+        let mut reasons = Vec::new();
+        for way in [Way::Url, Way::Container, Way::Process] {
+            match Self::start_by(kind, way).await {
+                Err(ServerError::Unavailable { reason, .. }) => reasons.push(reason),
+                found => return found,
+            }
+        }
+        Err(ServerError::unavailable(kind, reasons.join("; ")))
+    }
+
+    /// Gets a server in one way only.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub async fn start_by(kind: Kind, way: Way) -> Result<Self, ServerError> {
+        // No test needs to guess it, and none can come to rely on it.
+        let password = uuid::Uuid::new_v4().simple().to_string();
+        let (home, endpoint) = match way {
+            Way::Url => (Home::Elsewhere, from_environment(kind)?),
+            Way::Container => {
+                let (container, endpoint) = Container::start(kind, password).await?;
+                (Home::Container(container), endpoint)
+            }
+            Way::Process => {
+                let (process, endpoint) = Process::start(kind, password).await?;
+                (Home::Process(process), endpoint)
+            }
+        };
+        let state = State::Runs;
+        Ok(Self {
+            kind,
+            endpoint: Mutex::new(endpoint),
+            machine: tokio::sync::Mutex::new(Machine { home, state }),
+            way,
+        })
+    }
+
+    /// What kind of server it is.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Where it comes from.
+    #[must_use]
+    pub fn way(&self) -> Way {
+        self.way
+    }
+
+    /// Whether this test process may pause and kill it.
+    #[must_use]
+    pub fn is_controllable(&self) -> bool {
+        self.way != Way::Url
+    }
+
+    /// Its URL, with the password. It may change with [`restart`](Self::restart).
+    ///
+    /// For a server that was started here the user may do everything; the database is there and empty.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.endpoint().url()
+    }
+
+    /// Its URL with another host and port, as of a [`Proxy`](super::Proxy) in front of it.
+    #[must_use]
+    pub fn url_through(&self, proxy: SocketAddr) -> String {
+        self.endpoint().url_through(proxy)
+    }
+
+    /// Its `host:port`. It may change with [`restart`](Self::restart).
+    #[must_use]
+    pub fn address(&self) -> String {
+        self.endpoint().address()
+    }
+
+    /// Freezes it: connections stay, new ones are accepted by the kernel, nothing is answered.
+    ///
+    /// # Errors
+    /// [`ServerError::NotControllable`], or [`ServerError::Failed`] as when it was killed.
+    pub async fn pause(&self) -> Result<(), ServerError> {
+        let mut machine = self.machine.lock().await;
+        let done = match machine.state {
+            State::Paused => return Ok(()),
+            State::Killed => Err("it is not running".to_owned()),
+            State::Runs => match &machine.home {
+                Home::Elsewhere => return Err(self.not_controllable()),
+                Home::Container(container) => container.pause().await,
+                Home::Process(process) => process.pause(),
+            },
+        };
+        machine.state = self.settled(done, "pause", State::Paused)?;
+        Ok(())
+    }
+
+    /// Lets a paused server run on. What it was sent meanwhile it answers now.
+    ///
+    /// # Errors
+    /// As [`pause`](Self::pause).
+    pub async fn resume(&self) -> Result<(), ServerError> {
+        let mut machine = self.machine.lock().await;
+        self.resume_locked(&mut machine).await
+    }
+
+    /// Kills it with SIGKILL, all of its processes. What it had written, [`restart`](Self::restart)
+    /// finds again; Redis is set up to have written nothing.
+    ///
+    /// A paused server is resumed for the moment before: a frozen container cannot be killed.
+    ///
+    /// # Errors
+    /// As [`pause`](Self::pause).
+    pub async fn kill(&self) -> Result<(), ServerError> {
+        let mut machine = self.machine.lock().await;
+        self.kill_locked(&mut machine).await
+    }
+
+    /// Starts it again and waits until it answers; kills it first if it is not killed yet.
+    ///
+    /// Read [`url`](Self::url) again afterwards: the port may be another.
+    ///
+    /// # Errors
+    /// As [`pause`](Self::pause).
+    pub async fn restart(&self) -> Result<(), ServerError> {
+        let mut machine = self.machine.lock().await;
+        self.kill_locked(&mut machine).await?;
+        let started = match &mut machine.home {
+            Home::Elsewhere => return Err(self.not_controllable()),
+            Home::Container(container) => container.start_again().await,
+            Home::Process(process) => process.start_again().await,
+        };
+        let endpoint = started.map_err(|reason| ServerError::failed(self.kind, "restart", reason))?;
+        *self.endpoint.lock().unwrap_or_else(PoisonError::into_inner) = endpoint;
+        machine.state = State::Runs;
+        Ok(())
+    }
+
+    async fn resume_locked(&self, machine: &mut Machine) -> Result<(), ServerError> {
+        let done = match (machine.state, &machine.home) {
+            (_, Home::Elsewhere) => return Err(self.not_controllable()),
+            (State::Runs, _) => return Ok(()),
+            (State::Killed, _) => Err("it is not running".to_owned()),
+            (State::Paused, Home::Container(container)) => container.resume().await,
+            (State::Paused, Home::Process(process)) => process.resume(),
+        };
+        machine.state = self.settled(done, "resume", State::Runs)?;
+        Ok(())
+    }
+
+    async fn kill_locked(&self, machine: &mut Machine) -> Result<(), ServerError> {
+        if machine.state == State::Killed {
+            return Ok(());
+        }
+        self.resume_locked(machine).await?;
+        let done = match &mut machine.home {
+            Home::Elsewhere => return Err(self.not_controllable()),
+            Home::Container(container) => container.kill().await,
+            Home::Process(process) => process.kill(),
+        };
+        machine.state = self.settled(done, "kill", State::Killed)?;
+        Ok(())
+    }
+
+    fn endpoint(&self) -> Endpoint {
+        let endpoint = self.endpoint.lock();
+        endpoint.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn not_controllable(&self) -> ServerError {
+        ServerError::NotControllable { kind: self.kind }
+    }
+
+    fn settled(
+        &self,
+        done: Result<(), String>,
+        doing: &'static str,
+        state: State,
+    ) -> Result<State, ServerError> {
+        match done {
+            Ok(()) => Ok(state),
+            Err(reason) => Err(ServerError::failed(self.kind, doing, reason)),
+        }
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server")
+            .field("kind", &self.kind)
+            .field("way", &self.way)
+            .field("address", &self.address())
+            .finish()
+    }
+}
+
+fn from_environment(kind: Kind) -> Result<Endpoint, ServerError> {
+    let variable = kind.url_variable();
+    match std::env::var(&variable) {
+        Ok(url) => Endpoint::parse(kind, &url)
+            .map_err(|error| ServerError::failed(kind, "start", format!("{variable}: {error}"))),
+        Err(_) => Err(ServerError::unavailable(kind, format!("{variable} is not set"))),
+    }
+}
