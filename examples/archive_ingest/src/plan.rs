@@ -1,7 +1,7 @@
 //! What is copied, where to, and under which locks: the command line with every default filled in.
 
 use std::{
-    env,
+    env, io,
     path::{Path, PathBuf, absolute},
     time::Duration,
 };
@@ -37,12 +37,13 @@ impl Plan {
     pub(crate) fn new(args: &Args) -> anyhow::Result<Self> {
         let here = env::current_dir().context("the current directory")?;
         let checkout = source::checkout_around(&here);
-        let (source, mut leave_out) = match (&args.source, &checkout) {
-            (Some(folder), _) => (folder.clone(), vec![]),
-            (None, Some(checkout)) => (checkout.git.clone(), vec![checkout.git.join("config")]),
+        let source = match (&args.source, &checkout) {
+            (Some(folder), _) => folder,
+            (None, Some(checkout)) => &checkout.git,
             (None, None) => bail!("no checkout around {}: name the folder to copy", here.display()),
         };
         let source = source.canonicalize().with_context(|| format!("cannot copy {}", source.display()))?;
+        let mut leave_out = if args.source.is_none() { vec![source.join("config")] } else { vec![] };
         ensure!(source.is_dir(), "cannot copy {}: it is not a folder", source.display());
 
         let project = checkout.map(|checkout| checkout.root).filter(|root| root.join("Cargo.toml").is_file());
@@ -100,24 +101,42 @@ impl Plan {
 
 fn archive_url(to: &str) -> anyhow::Result<Url> {
     match Url::parse(to) {
-        Ok(url) => Ok(url),
+        Ok(url) => match url.to_file_path() {
+            Ok(folder) if url.scheme() == "file" => folder_url(&folder),
+            _ => Ok(url),
+        },
         Err(url::ParseError::RelativeUrlWithoutBase) => folder_url(Path::new(to)),
         Err(error) => Err(error).with_context(|| format!("--to {to}")),
     }
 }
 
+/// The URL of a folder that is the same whichever way it is named: what is locked begins with it.
 fn folder_url(folder: &Path) -> anyhow::Result<Url> {
-    let folder = absolute(folder).with_context(|| format!("the folder {}", folder.display()))?;
+    let folder = canonical(folder).with_context(|| format!("the folder {}", folder.display()))?;
     match Url::from_file_path(&folder) {
         Ok(url) => Ok(url),
         Err(()) => bail!("the folder {} cannot be written as a URL", folder.display()),
     }
 }
 
+/// The path without links and dots, also of what does not exist yet.
+fn canonical(path: &Path) -> io::Result<PathBuf> {
+    match path.canonicalize() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let path = absolute(path)?;
+            match (path.parent(), path.file_name()) {
+                (Some(parent), Some(name)) => Ok(canonical(parent)?.join(name)),
+                _ => Err(error),
+            }
+        }
+        found => found,
+    }
+}
+
 /// The folder of the last run without locks, emptied: nothing races for what is there already.
 fn fresh_folder(folder: &Path) -> anyhow::Result<PathBuf> {
     match std::fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("cannot empty {}", folder.display()))
         }
         _ => Ok(folder.to_owned()),

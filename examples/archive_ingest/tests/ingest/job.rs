@@ -1,0 +1,143 @@
+//! The job on a generated tree: every object once, whatever races; and what happens without locks.
+
+use std::fs;
+
+use crate::{local::contents, tree::Tree};
+
+/// What `--processes 2 --workers 8` is together.
+const WORKERS: u64 = 16;
+
+fn every_object_once(locks: &str, tree: &Tree, processes: u64) {
+    let more = ["--locks", locks, "--processes", &processes.to_string(), "--workers", "8"];
+    let first = tree.run(&more);
+    first.assert_complete(60);
+    assert_eq!(first.number("written"), 60);
+    assert_eq!(first.number("skipped"), 60 * processes * 8 - 60, "every other visit found it written");
+    tree.assert_archived();
+
+    let manifests = contents(&tree.archive());
+    let again = tree.run(&more);
+    again.assert_complete(60);
+    assert_eq!((again.number("written"), again.number("completed")), (0, 0));
+    assert_eq!(again.number("skipped"), 60 * processes * 8);
+    assert!(manifests == contents(&tree.archive()), "a second run touches nothing");
+}
+
+#[test]
+fn memory_one_process() {
+    every_object_once("memory:", &Tree::of(60), 1);
+}
+
+#[test]
+fn sqlite_one_process() {
+    let tree = Tree::of(60);
+    every_object_once(&tree.sqlite(), &tree, 1);
+}
+
+#[test]
+fn sqlite_several_processes() {
+    let tree = Tree::of(60);
+    every_object_once(&tree.sqlite(), &tree, 3);
+}
+
+#[test]
+fn the_embedded_default_is_sqlite_beside_the_archive() {
+    let tree = Tree::of(10);
+    tree.run(&[]).assert_complete(10);
+    assert!(tree.archive().with_extension("locks.db").is_file());
+    tree.assert_archived();
+}
+
+/// Each worker looks at the one object at its start and writes 300 ms later, so that all find it missing unless one
+/// of them starts 300 ms after another.
+const ONE_OBJECT_RACE: [&str; 6] = ["--pause", "300ms", "--workers", "8", "--processes", "2"];
+
+#[test]
+fn without_locks_damage_is_detected() {
+    let tree = Tree::of(0);
+    tree.write("index", b"the one object");
+    let run = tree.run(&[&ONE_OBJECT_RACE[..], &["--no-locks"]].concat());
+    assert_eq!(run.code, Some(3), "{}", run.report);
+    assert!(run.number("written") > 1, "{}", run.report);
+    assert_eq!(run.names("twice"), ["index"]);
+}
+
+#[test]
+fn with_locks_the_same_race_is_none() {
+    let tree = Tree::of(0);
+    tree.write("index", b"the one object");
+    let run = tree.run(&[&ONE_OBJECT_RACE[..], &["--locks", &tree.sqlite()]].concat());
+    run.assert_complete(1);
+    assert_eq!((run.number("written"), run.number("skipped")), (1, WORKERS - 1));
+    assert!(run.number("contended") > 0, "{}", run.report);
+    assert!(run.report["waited_ms"].as_f64().unwrap() > 0.0, "{}", run.report);
+}
+
+#[test]
+fn who_waits_too_short_fails_and_says_for_what() {
+    let tree = Tree::of(0);
+    tree.write("index", b"the one object");
+    let run = tree.run(&[&ONE_OBJECT_RACE[..], &["--locks", &tree.sqlite(), "--wait", "10ms"]].concat());
+    assert_eq!(run.code, Some(1), "{}", run.report);
+    assert_eq!((run.number("written"), run.number("verified")), (1, 1));
+    assert!(run.names("messages")[0].contains("/index\" is held by"), "{}", run.report);
+}
+
+#[test]
+fn names_and_sizes_of_all_kinds() {
+    let tree = Tree::of(0);
+    tree.write("empty", b"");
+    tree.write("one part exactly", &vec![7; 8 << 20]);
+    tree.write("three parts", &(0..20 << 20).map(|at: u32| (at / 3) as u8).collect::<Vec<u8>>());
+    for name in ["ünï/çødé 🦀", "100%", "a%20b", "a b", "q?x=1&y", "#", "-dash", "...", "UPPER/x", "upper/x"]
+    {
+        tree.write(name, name.as_bytes());
+    }
+    let run = tree.run(&["--locks", &tree.sqlite()]);
+    run.assert_complete(13);
+    assert_eq!(
+        run.number("bytes"),
+        contents(&tree.source()).values().map(|file| file.len() as u64).sum::<u64>()
+    );
+}
+
+#[test]
+fn a_source_that_changed_is_told_and_the_archive_kept() {
+    let tree = Tree::of(5);
+    tree.run(&[]).assert_complete(5);
+    tree.write("00/file 0.txt", b"another");
+    let run = tree.run(&[]);
+    run.assert_complete(5);
+    assert_eq!(run.names("changed"), ["00/file 0.txt"]);
+    assert_eq!(fs::read(tree.archive().join("files/00/file 0.txt")).unwrap(), b"");
+}
+
+#[test]
+fn what_a_dead_writer_left_is_completed() {
+    let tree = Tree::of(5);
+    tree.run(&[]).assert_complete(5);
+    fs::remove_file(tree.archive().join("manifests/01/file 1.txt.json")).unwrap();
+    fs::remove_file(tree.archive().join("files/02/file 2.txt")).unwrap();
+    let run = tree.run(&[]);
+    run.assert_complete(5);
+    assert_eq!((run.number("completed"), run.number("written")), (1, 1));
+    tree.assert_archived();
+}
+
+#[test]
+fn what_is_not_ours_is_left_as_it_is() {
+    let tree = Tree::of(5);
+    tree.run(&[]).assert_complete(5);
+    let (tampered, foreign) =
+        (tree.archive().join("files/01/file 1.txt"), tree.archive().join("files/02/file 2.txt"));
+    fs::write(&tampered, "tampered").unwrap();
+    fs::write(&foreign, "foreign").unwrap();
+    fs::remove_file(tree.archive().join("manifests/02/file 2.txt.json")).unwrap();
+    let run = tree.run(&[]);
+    assert_eq!(run.code, Some(1), "{}", run.report);
+    assert_eq!((run.number("verified"), run.number("written"), run.number("completed")), (3, 0, 0));
+    assert_eq!(
+        (fs::read(tampered).unwrap(), fs::read(foreign).unwrap()),
+        (b"tampered".to_vec(), b"foreign".to_vec())
+    );
+}
