@@ -39,12 +39,6 @@ flock 9
 find_missing # another run may have built them while this one waited
 [ ${#missing[@]} -gt 0 ] || { say "all there"; exit 0; }
 
-if ! command -v debootstrap >/dev/null; then
-  command -v apt-get >/dev/null || { say "needs debootstrap"; exit 1; }
-  apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends debootstrap >/dev/null
-fi
-
 # Unpacking writes tens of thousands of small files: in memory where there is plenty of it.
 work=$(mktemp -d)
 trap 'umount -l "$work" 2>/dev/null; rm -rf --one-file-system "$work"' EXIT
@@ -58,6 +52,12 @@ run() {
   shift
   "$@" >"$log" 2>&1 || { say "failed: $*"; tail -5 "$log" >&2; return 1; }
 }
+
+if ! command -v debootstrap >/dev/null; then
+  command -v apt-get >/dev/null || { say "needs debootstrap"; exit 1; }
+  run apt-update apt-get update -qq
+  run apt-install env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends debootstrap
+fi
 
 # base SUITE PACKAGE...: the image standin/base-SUITE with the packages installed and no service started
 base() {
