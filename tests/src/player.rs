@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use futures_util::FutureExt;
@@ -10,6 +10,7 @@ use lockcore::{
     AcquireRequest, Acquired, BreakMode, Broken, Claim, Conflict, ConflictReason, Grant, Granted, LockDao,
     LossReason, LostLock, Mode, StoredContext, Target, Withdraw, Withdrawn,
 };
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use crate::{
@@ -21,43 +22,52 @@ use crate::{
 const IDS: usize = 5;
 const CALLERS: usize = 6;
 
-/// One step of a history. Its numbers choose among what there is at that moment, modulo how much that is.
+/// One step of a history.
+///
+/// A [`Back`] chooses among the requests made by earlier steps by the position of the step, so that leaving a
+/// step out changes what others choose only if it was chosen: so a history that fails can be shrunk.
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
+    /// Left out.
+    Skip,
     Acquire {
         who: usize,
         claims: Vec<(usize, Wanted)>,
         queue: bool,
         nested: bool,
     },
-    /// Any grant there ever was, so that most are stale after a while.
+    /// Of a grant that still holds something, or of any there ever was.
     Release {
-        grant: usize,
+        back: Back,
+        live: bool,
     },
     /// A release in the name of somebody else.
     Forge {
-        grant: usize,
+        back: Back,
         who: usize,
     },
     Renew {
-        grant: usize,
+        back: Back,
+        live: bool,
     },
     /// An earlier request arrives once more.
     Again {
-        attempt: usize,
+        back: Back,
     },
     Leave {
-        attempt: usize,
+        back: Back,
     },
     Undo {
-        attempt: usize,
+        back: Back,
     },
     UndoUnsent {
         who: usize,
         claims: Vec<(usize, Wanted)>,
     },
     Break {
+        back: Back,
         lock: usize,
+        live: bool,
         now: bool,
     },
     Freeze {
@@ -77,6 +87,9 @@ pub(crate) enum Op {
     },
 }
 
+/// See [`Op`].
+pub(crate) type Back = usize;
+
 /// How an id is wanted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wanted {
@@ -92,6 +105,8 @@ struct Attempt<D> {
     place: Option<Place<D>>,
     asked: Instant,
     state: State,
+    /// The step that made it.
+    step: usize,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -116,6 +131,10 @@ struct Kept {
 pub(crate) struct Player<'s, B: Backend> {
     store: &'s Store<B>,
     prefix: String,
+    /// How long a waiter may take to notice that its turn has come.
+    patience: Duration,
+    /// The step being played.
+    step: usize,
     callers: Vec<Caller<B::Dao>>,
     model: Model,
     attempts: Vec<Attempt<B::Dao>>,
@@ -129,11 +148,13 @@ pub(crate) struct Player<'s, B: Backend> {
 }
 
 impl<'s, B: Backend> Player<'s, B> {
-    /// The history number `number` of a store.
-    pub(crate) fn new(store: &'s Store<B>, number: usize) -> Self {
+    /// A history that has not begun, on ids and contexts that no other has.
+    pub(crate) fn new(store: &'s Store<B>, patience: Duration) -> Self {
         Player {
             store,
-            prefix: format!("history {number}"),
+            prefix: format!("history {}", Uuid::new_v4()),
+            patience,
+            step: 0,
             callers: (0..CALLERS).map(|_| store.caller()).collect(),
             model: Model::default(),
             attempts: Vec::new(),
@@ -148,7 +169,8 @@ impl<'s, B: Backend> Player<'s, B> {
 
     /// Plays it to its end: then everything is freed, and nothing may be left.
     pub(crate) async fn play(mut self, ops: &[Op]) {
-        for op in ops {
+        for (step, op) in ops.iter().enumerate() {
+            self.step = step;
             self.step(op).await;
             self.serve().await;
         }
@@ -180,21 +202,42 @@ impl<'s, B: Backend> Player<'s, B> {
             }
             Op::Die { claims } => self.die(claims).await,
             Op::UndoUnsent { who, claims } => self.undo_unsent(who % CALLERS, claims).await,
-            Op::Release { grant } if !self.grants.is_empty() => self.release(grant % self.grants.len()).await,
-            Op::Forge { grant, who } if !self.grants.is_empty() => {
-                self.forge(grant % self.grants.len(), who % CALLERS).await;
+            &Op::Release { back, live } => {
+                if let Some(grant) = self.grant(back, live) {
+                    self.release(grant).await;
+                }
             }
-            Op::Renew { grant } if !self.grants.is_empty() => self.renew(grant % self.grants.len()).await,
-            Op::Again { attempt } if !self.attempts.is_empty() => {
-                self.again(attempt % self.attempts.len()).await;
+            &Op::Forge { back, who } => {
+                if let Some(grant) = self.grant(back, false) {
+                    self.forge(grant, who % CALLERS).await;
+                }
             }
-            Op::Leave { attempt } if !self.attempts.is_empty() => {
-                self.leave(attempt % self.attempts.len()).await;
+            &Op::Renew { back, live } => {
+                if let Some(grant) = self.grant(back, live) {
+                    self.renew(grant).await;
+                }
             }
-            Op::Undo { attempt } if !self.attempts.is_empty() => {
-                self.undo(attempt % self.attempts.len()).await;
+            &Op::Again { back } => {
+                if let Some(attempt) = self.pick(back, |_| true) {
+                    self.again(attempt).await;
+                }
             }
-            Op::Break { lock, now } if declared.breaking => self.break_lock(*lock, *now).await,
+            &Op::Leave { back } => {
+                if let Some(attempt) = self.pick(back, |_| true) {
+                    self.leave(attempt).await;
+                }
+            }
+            &Op::Undo { back } => {
+                if let Some(attempt) = self.pick(back, |_| true) {
+                    self.undo(attempt).await;
+                }
+            }
+            &Op::Break { back, lock, live, now } if declared.breaking => {
+                if let Some(grant) = self.grant(back, live) {
+                    let locks = &self.grants[grant].locks;
+                    self.break_lock(locks[lock % locks.len()], now).await;
+                }
+            }
             Op::Freeze { id, frozen } if declared.breaking => self.freeze(id % IDS, *frozen).await,
             Op::Sweep if declared.sweeping => {
                 self.store.dao().sweep(100, None).await.expect("the store answers");
@@ -371,12 +414,8 @@ impl<'s, B: Backend> Player<'s, B> {
         self.attempts.push(attempt);
     }
 
-    async fn break_lock(&mut self, lock: usize, now: bool) {
-        let known: Vec<_> = self.fences.iter().map(|(&key, &fence)| (key, fence)).collect();
-        if known.is_empty() {
-            return;
-        }
-        let ((id, serial), fence) = known[lock % known.len()];
+    async fn break_lock(&mut self, (id, serial): (Id, Serial), now: bool) {
+        let fence = self.fences[&(id, serial)];
         let how = if now { BreakMode::Now } else { BreakMode::AfterLease };
         let held = self.model.break_lock(id, serial, now);
         let broken = self.store.dao().break_lock(&self.target(id), fence, how, "the admin").await;
@@ -485,7 +524,9 @@ impl<'s, B: Backend> Player<'s, B> {
     async fn serve(&mut self) {
         for (number, got) in self.model.serve() {
             let mut place = self.attempts[number].place.take().expect("who is served waited");
-            let grant = place.granted().await;
+            let request = &self.attempts[number].model;
+            let grant = timeout(self.patience, place.granted()).await;
+            let grant = grant.unwrap_or_else(|_| panic!("{request:?} is to be served by now"));
             let granted: Vec<_> = grant.locks.into_iter().map(|lock| lock.granted).collect();
             let known = |got: &Got| self.fences.contains_key(&(got.id, got.serial));
             let plain = !got.iter().any(known);
@@ -604,7 +645,25 @@ impl<'s, B: Backend> Player<'s, B> {
             (model.queue, model.nested) = (false, true);
         }
         (real.queue, real.nested) = (model.queue, model.nested);
-        Attempt { model, real, place: None, asked: Instant::now(), state: State::Refused }
+        Attempt { model, real, place: None, asked: Instant::now(), state: State::Refused, step: self.step }
+    }
+
+    /// The attempt that `back` chooses among those that are `wanted`.
+    fn pick(&self, back: Back, wanted: impl Fn(usize) -> bool) -> Option<usize> {
+        let step = back % self.step.max(1);
+        let mut wanted = (0..self.attempts.len()).filter(|&number| wanted(number)).peekable();
+        let first = wanted.peek().copied();
+        wanted.take_while(|&number| self.attempts[number].step <= step).last().or(first)
+    }
+
+    /// The grant that `back` chooses, if `live` among those that still hold something.
+    fn grant(&self, back: Back, live: bool) -> Option<usize> {
+        let attempt = self.pick(back, |number| {
+            let locks = self.locks_of(number);
+            !locks.is_empty()
+                && (!live || self.model.lost(self.attempts[number].model.who, &locks).len() < locks.len())
+        })?;
+        self.grants.iter().position(|kept| kept.attempt == attempt)
     }
 
     fn locks_of(&self, attempt: usize) -> Vec<(Id, Serial)> {
