@@ -1,2 +1,71 @@
-//! Being built.
-fn main() {}
+//! `lockctl`: lockcore's locks for programs in any language.
+
+mod acquire;
+mod admin;
+mod args;
+mod child;
+mod exit;
+mod output;
+mod run;
+mod session;
+mod show;
+mod signals;
+mod terminal;
+mod token;
+mod waiting;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use crate::{
+    args::{Cli, Command},
+    exit::Failure,
+    output::Output,
+};
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return args::report(&error),
+    };
+    if std::env::var_os("LOCKCORE_LOG").is_some() {
+        let filter = tracing_subscriber::EnvFilter::from_env("LOCKCORE_LOG");
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    }
+    let output = Output::new(cli.global.json);
+    // One thread of our own is enough: renewal runs on the library's, the store's work on the store's.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let ended = match runtime {
+        Ok(runtime) => runtime.block_on(execute(cli, output)),
+        Err(error) => Err(Failure::other(format!("no runtime: {error}"))),
+    };
+    match ended {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => output.fail(&failure),
+    }
+}
+
+async fn execute(cli: Cli, output: Output) -> Result<u8, Failure> {
+    let Cli { global, command } = cli;
+    match command {
+        Command::Run(args) => run::run(&global, args).await,
+        Command::Acquire(args) => acquire::acquire(&global, args, output).await,
+        Command::Release { token } => acquire::release(&global, &token, output).await,
+        Command::Renew { token } => acquire::renew(&global, &token, output).await,
+        Command::Ls => admin::list(&global, output).await,
+        Command::Show { target } => admin::show(&global, &target, output).await,
+        Command::Break { target, fence, now } => {
+            admin::break_lock(&global, &target, fence, now, output).await
+        }
+        Command::Freeze { target, thaw } => admin::freeze(&global, &target, !thaw, output).await,
+        Command::Sweep { batch } => admin::sweep(&global, batch, output).await,
+        Command::Migrate => admin::migrate(&global, output).await,
+        Command::Doctor => admin::doctor(&global, output).await,
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "lockctl", &mut script);
+            output.write(&script).map(|()| 0)
+        }
+    }
+}

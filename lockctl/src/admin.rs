@@ -1,0 +1,117 @@
+//! What administrators do: look, break, freeze, sweep, migrate.
+
+use lockcore::{BreakMode, Broken, LockDao, LockingService, Page, Severity};
+use serde_json::json;
+
+use crate::{
+    args::{Global, TargetArg},
+    exit::{Code, Failure},
+    output::{Output, people},
+    session, show,
+};
+
+async fn open(global: &Global) -> Result<LockingService, Failure> {
+    session::open(global, None, None, std::process::id()).await
+}
+
+/// Lists everything.
+pub(crate) async fn list(global: &Global, output: Output) -> Result<u8, Failure> {
+    let locks = open(global).await?;
+    let (mut ids, mut page) = (Vec::new(), Page::default());
+    loop {
+        let listing = locks.admin().list(&page).await?;
+        ids.extend(listing.ids);
+        match listing.next {
+            Some(next) => page.after = Some(next),
+            None => break,
+        }
+    }
+    output.result(|| show::list(&ids), || ids.iter().map(show::json).collect()).map(|()| 0)
+}
+
+/// Shows one id.
+pub(crate) async fn show(global: &Global, target: &TargetArg, output: Output) -> Result<u8, Failure> {
+    let seen = open(global).await?.admin().inspect(&target.target()).await?;
+    output.result(|| show::one(&seen), || show::json(&seen)).map(|()| 0)
+}
+
+/// Breaks a lock.
+pub(crate) async fn break_lock(
+    global: &Global,
+    target: &TargetArg,
+    fence: u64,
+    now: bool,
+    output: Output,
+) -> Result<u8, Failure> {
+    let target = target.target();
+    let how = if now { BreakMode::Now } else { BreakMode::AfterLease };
+    let (word, within) = match open(global).await?.admin().break_lock(&target, fence, how).await? {
+        Broken::NotHeld => {
+            return Err(Failure::new(
+                Code::NotHeld,
+                format!("--fence: {target} is not held under fence {fence}, so nothing was done"),
+            ));
+        }
+        Broken::Freed => ("freed", None),
+        Broken::Within(within) => ("broken", within),
+    };
+    let human = || match (word, within) {
+        ("freed", _) => format!("{target} is free; its former holder may still be at work"),
+        (_, Some(within)) => {
+            format!("{target} will be free when its holder has stopped, in {} at the latest", people(within))
+        }
+        (_, None) => format!("{target} will be free when its holder has stopped"),
+    };
+    output.result(human, || json!({ "outcome": word, "within_ms": show::millis(within) })).map(|()| 0)
+}
+
+/// Freezes or thaws an id.
+pub(crate) async fn freeze(
+    global: &Global,
+    target: &TargetArg,
+    frozen: bool,
+    output: Output,
+) -> Result<u8, Failure> {
+    let target = target.target();
+    open(global).await?.admin().freeze(&target, frozen).await?;
+    let word = if frozen { "frozen" } else { "thawed" };
+    output.result(|| format!("{target} is {word}"), || json!({ "frozen": frozen })).map(|()| 0)
+}
+
+/// Removes everything that expired.
+pub(crate) async fn sweep(global: &Global, batch: usize, output: Output) -> Result<u8, Failure> {
+    let locks = open(global).await?;
+    let mut removed = 0;
+    loop {
+        let swept = locks.admin().sweep(batch).await?;
+        removed += swept.removed;
+        if !swept.more {
+            break;
+        }
+    }
+    output.result(|| format!("{removed} removed"), || json!({ "removed": removed })).map(|()| 0)
+}
+
+/// Creates or migrates the schema.
+pub(crate) async fn migrate(global: &Global, output: Output) -> Result<u8, Failure> {
+    open(global).await?.dao().migrate().await?;
+    output.result(|| "the schema is current".to_owned(), || json!({ "current": true })).map(|()| 0)
+}
+
+/// Looks for what would weaken a promise.
+pub(crate) async fn doctor(global: &Global, output: Output) -> Result<u8, Failure> {
+    let findings = open(global).await?.admin().doctor().await?;
+    let machine = || {
+        let finding = |finding: &lockcore::Finding| {
+            json!({
+                "severity": finding.severity.to_string(),
+                "check": finding.check,
+                "detail": finding.detail,
+            })
+        };
+        findings.iter().map(finding).collect()
+    };
+    output.result(|| show::findings(&findings), machine)?;
+    let bad = findings.iter().any(|finding| finding.severity == Severity::Error);
+    Ok(if bad { Code::Other as u8 } else { 0 })
+}

@@ -1,0 +1,226 @@
+//! The command line.
+
+use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
+
+use clap::{Args, Parser, Subcommand, error::ErrorKind};
+use clap_complete::Shell;
+use lockcore::{Claim, Ident, Mode, Target};
+use lockcore_any::{Waiting, parse_duration};
+
+use crate::exit::{self, Code, Failure};
+
+/// Locks for programs in any language: hold a set of ids while a command runs.
+#[derive(Parser, Debug)]
+#[command(version, after_help = exit::help(), propagate_version = true, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Global {
+    /// The store, such as sqlite:/var/lib/locks.db [env: LOCKCORE_URL; file: url]
+    #[arg(long, global = true, value_name = "URL")]
+    pub(crate) url: Option<String>,
+    /// The configuration file [env: LOCKCORE_CONFIG; default: lockcore.toml if it is there]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Keeps applications in one store apart [env: LOCKCORE_NAMESPACE; file: namespace]
+    #[arg(long, global = true)]
+    pub(crate) namespace: Option<String>,
+    /// The label that tells people who holds a lock [env: LOCKCORE_OWNER; default: user@host:pid]
+    #[arg(long, global = true)]
+    pub(crate) owner: Option<String>,
+    /// Write JSON: results to stdout, what goes wrong to stderr
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Hold a set of locks while a command runs
+    #[command(after_long_help = RUN_HELP)]
+    Run(Run),
+    /// Take a set of locks that outlives this process, and print a token for them
+    Acquire(Acquire),
+    /// Release what a token stands for
+    Release {
+        /// What `acquire` printed
+        token: String,
+    },
+    /// Extend the lease of what a token stands for to its whole length from now
+    Renew {
+        /// What `acquire` printed
+        token: String,
+    },
+    /// List what is locked, waited for or frozen
+    Ls,
+    /// Show all that is known of one id
+    Show {
+        #[command(flatten)]
+        target: TargetArg,
+    },
+    /// Break a lock: its holder loses it, and the next waiter gets it
+    Break {
+        #[command(flatten)]
+        target: TargetArg,
+        /// The fence that the lock is held under, as `show` tells; a later holder is not touched
+        #[arg(long)]
+        fence: u64,
+        /// Do not wait for the holder to stop or its lease to end: both may run at the same time
+        #[arg(long)]
+        now: bool,
+    },
+    /// Keep everybody from getting an id anew; who holds it keeps it
+    Freeze {
+        #[command(flatten)]
+        target: TargetArg,
+        /// Let it be had again
+        #[arg(long)]
+        thaw: bool,
+    },
+    /// Remove what expired and nobody asked for again
+    Sweep {
+        /// How much to remove in one step
+        #[arg(long, default_value = "100")]
+        batch: usize,
+    },
+    /// Create or migrate the store's schema
+    Migrate,
+    /// Look at the store for what would weaken a promise
+    Doctor,
+    /// Write a completion script for a shell
+    Completions {
+        /// Which shell
+        shell: Shell,
+    },
+}
+
+const RUN_HELP: &str = "\
+The command's environment:
+  LOCKCORE_CONTEXT  the context that holds the locks
+  LOCKCORE_FENCE    the fence, if there is one lock
+  LOCKCORE_FENCES   all fences as a JSON object, {\"ID\": FENCE, ...}; the global lock's key is \"\"
+  LOCKCORE_PERMITS  the permit indexes of slots as a JSON object, {\"ID\": [INDEX, ...], ...}
+
+TERM, INT, HUP, QUIT, USR1 and USR2 are passed on to the command's process group; while still waiting for
+the locks they end lockctl. Before the locks can be lost the process group gets TERM, and KILL by the end of
+the lease. If lockctl itself is killed the command goes on, and the locks end with their lease.";
+
+#[derive(Args, Debug)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) locking: Locking,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Acquire {
+    #[command(flatten)]
+    pub(crate) locking: Locking,
+}
+
+/// What to lock, and how.
+#[derive(Args, Debug)]
+pub(crate) struct Locking {
+    #[command(flatten)]
+    claims: Claims,
+    /// How long to wait: never, forever, or a duration [env: LOCKCORE_WAIT; default: never]
+    #[arg(long)]
+    pub(crate) wait: Option<Waiting>,
+    /// How long the locks last unless renewed, such as 30s [env: LOCKCORE_LEASE; default: the backend's]
+    #[arg(long, value_parser = parse_duration)]
+    pub(crate) lease: Option<Duration>,
+}
+
+#[derive(Args, Debug)]
+#[group(required = true, multiple = true)]
+struct Claims {
+    /// Lock this id alone; may be repeated, as may the next two
+    #[arg(long, value_name = "ID")]
+    id: Vec<String>,
+    /// Lock this id together with other shared holders
+    #[arg(long, value_name = "ID")]
+    shared: Vec<String>,
+    /// Take a permit of this id of which at most LIMIT may be held at once, or K permits: ID=K/LIMIT
+    #[arg(long, value_name = "ID=LIMIT", value_parser = slots)]
+    slots: Vec<Claim<String>>,
+    /// Lock out everybody else who asks for the global lock of the namespace
+    #[arg(long)]
+    global: bool,
+}
+
+impl Locking {
+    pub(crate) fn claims(&self) -> Vec<Claim<String>> {
+        let Claims { id, shared, slots, global } = &self.claims;
+        let mut claims: Vec<_> = id.iter().cloned().map(Claim::exclusive).collect();
+        claims.extend(shared.iter().cloned().map(Claim::shared));
+        claims.extend(slots.iter().cloned());
+        claims.extend(global.then(Claim::global));
+        claims
+    }
+}
+
+/// One id, or the global lock.
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+pub(crate) struct TargetArg {
+    /// The id
+    id: Option<String>,
+    /// The global lock of the namespace instead
+    #[arg(long)]
+    global: bool,
+}
+
+impl TargetArg {
+    pub(crate) fn target(&self) -> Target<String> {
+        match &self.id {
+            Some(id) => Target::Id(id.clone()),
+            None => Target::Global,
+        }
+    }
+}
+
+/// Reads `ID=LIMIT` or `ID=K/LIMIT`; the id may hold a `=`.
+fn slots(text: &str) -> Result<Claim<String>, String> {
+    let expected = || "it must be ID=LIMIT or ID=K/LIMIT, such as pool=3 or pool=2/3".to_owned();
+    let (id, numbers) = text.rsplit_once('=').ok_or_else(expected)?;
+    let (permits, limit) = numbers.split_once('/').unwrap_or(("1", numbers));
+    match (permits.parse(), limit.parse()) {
+        (Ok(permits), Ok(limit)) => {
+            Ok(Claim { target: Target::Id(id.to_owned()), mode: Mode::Slots { permits, limit } })
+        }
+        _ => Err(expected()),
+    }
+}
+
+/// How an id is shown: quoted, so that nothing in it is taken for anything else.
+pub(crate) fn quoted<I: Ident>(target: &Target<I>) -> String {
+    target.to_string()
+}
+
+/// Writes help to where it belongs, or a mistake as one line.
+pub(crate) fn report(error: &clap::Error) -> ExitCode {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            // A closed pipe is no reason to complain: who asked has read enough.
+            let _ = error.print();
+            ExitCode::SUCCESS
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            ExitCode::from(Code::Usage as u8)
+        }
+        _ => {
+            let text = error.to_string();
+            let first = text.split("\n\n").next().unwrap_or_default();
+            let line = first.split_whitespace().collect::<Vec<_>>().join(" ");
+            let line = line.strip_prefix("error: ").unwrap_or(&line);
+            crate::output::Output::new(false).fail(&Failure::usage(line))
+        }
+    }
+}

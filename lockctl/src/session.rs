@@ -1,0 +1,76 @@
+//! From the command line to the service.
+
+use std::time::Duration;
+
+use lockcore::{Event, LockDao, LockingService, Owner};
+use lockcore_any::{Config, Waiting};
+use nix::unistd::{Uid, User, gethostname};
+use uuid::Uuid;
+
+use crate::{args::Global, exit::Failure, output::say};
+
+/// The share of a lease before whose end a command gets TERM; until its end it has time to stop.
+pub(crate) const MARGIN: f64 = 0.15;
+
+/// How long the end of the process waits for the store to answer to what is still under way.
+pub(crate) const GRACE: Duration = Duration::from_secs(2);
+
+/// Connects to the store that is configured. `pid` is whose the locks are, for the default label.
+pub(crate) async fn open(
+    global: &Global,
+    wait: Option<Waiting>,
+    lease: Option<Duration>,
+    pid: u32,
+) -> Result<LockingService, Failure> {
+    let url = match &global.url {
+        Some(url) => Some(url.parse().map_err(lockcore_any::ConnectError::from)?),
+        None => None,
+    };
+    let (namespace, owner) = (global.namespace.clone(), global.owner.clone());
+    let overrides = Config { url, namespace, owner, wait, lease, ..Config::default() };
+    let config =
+        Config::load(global.config.as_deref(), overrides).map_err(lockcore_any::ConnectError::from)?;
+    let dao = config.connect().await?;
+    if !dao.capabilities().shared_store {
+        let backend = dao.capabilities().backend;
+        return Err(Failure::usage(format!(
+            "url: no other process sees the locks of {backend}:, choose a store such as sqlite:/var/lib/locks.db"
+        )));
+    }
+    let owner = config.owner.map_or_else(|| default_owner(pid), Owner::from);
+    let mut builder = LockingService::builder(dao).margin(MARGIN).owner(owner).on_event(report);
+    if let Some(lease) = config.lease {
+        builder = builder.lease(lease);
+    }
+    if let Some(wait) = config.wait {
+        builder = builder.wait(wait.into());
+    }
+    builder.build().map_err(|bad| Failure::usage(bad.to_string()))
+}
+
+/// Tells what no outcome tells.
+fn report(event: &Event<'_, String, Uuid>) {
+    match event {
+        Event::RenewalFailed { error: Some(error), .. } => {
+            say(&format!("renewal failed, trying on: {error}"))
+        }
+        Event::RenewalFailed { error: None, .. } => say("renewal failed, trying on: no answer in time"),
+        Event::ReleaseFailed { error, .. } => {
+            say(&format!("the release failed, the locks end with their lease at the latest: {error}"));
+        }
+        Event::WithdrawFailed { error, .. } => {
+            say(&format!("the request may still be granted, for one lease at most: {error}"));
+        }
+        _ => {}
+    }
+}
+
+fn default_owner(pid: u32) -> Owner {
+    let user = std::env::var("USER")
+        .ok()
+        .filter(|user| !user.is_empty())
+        .or_else(|| User::from_uid(Uid::effective()).ok().flatten().map(|user| user.name));
+    let user = user.unwrap_or_else(|| Uid::effective().to_string());
+    let host = gethostname().map_or_else(|_| "?".to_owned(), |host| host.to_string_lossy().into_owned());
+    format!("{user}@{host}:{pid}").into()
+}
