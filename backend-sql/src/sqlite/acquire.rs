@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::{
     error::StoreError,
     grant::Terms,
-    row::{HeldRow, Set, mode_columns},
+    row::{HeldRow, Set, Text, mode_columns},
     statements::state,
     step::Step,
     weigh::{Applicant, Stance},
@@ -20,7 +20,7 @@ const MARK: i64 = 50_000_000;
 /// A request in stored forms.
 #[derive(Clone, Debug)]
 pub(super) struct Ask {
-    pub(super) context: Box<str>,
+    pub(super) context: Text,
     pub(super) attempt: i64,
     pub(super) claims: Set,
     pub(super) lease: i64,
@@ -106,7 +106,7 @@ pub(super) fn withdraw(
     let (mut holds_all, mut holds_any) = (true, false);
     for claim in &ask.claims {
         let holders = &step.load(&claim.id)?.holders;
-        let own = holders.iter().find(|row| *row.context.0 == *ask.context);
+        let own = holders.iter().find(|row| row.context == ask.context);
         holds_all &=
             own.is_some_and(|row| !row.broken && rules::again(row.mode, claim.mode) == rules::Again::Keep);
         holds_any |= own.is_some_and(|row| row.attempt == ask.attempt);
@@ -116,7 +116,7 @@ pub(super) fn withdraw(
         return step.grant(&ask.applicant(i64::MAX), &stances, &ask.terms(step.session)).map(Some);
     }
     for claim in &ask.claims {
-        let of_attempt = |row: &HeldRow| *row.context.0 == *ask.context && row.attempt == ask.attempt;
+        let of_attempt = |row: &HeldRow| row.context == ask.context && row.attempt == ask.attempt;
         for row in step.remove_where(&claim.id, of_attempt)? {
             if row.replaces != 0 {
                 step.restore(&claim.id, &row)?;
@@ -125,7 +125,7 @@ pub(super) fn withdraw(
     }
     if how == Withdraw::Undo {
         let until = step.now.at.saturating_add(ask.lease.max(MARK));
-        let mark = params![step.ns, ask.context.as_bytes(), ask.attempt, step.now.boot, until];
+        let mark = params![step.ns, ask.context.0.as_bytes(), ask.attempt, step.now.boot, until];
         step.conn.prepare_cached(&step.sql.mark)?.execute(mark)?;
     }
     Ok(None)
@@ -134,7 +134,7 @@ pub(super) fn withdraw(
 /// The ticket of the attempt, if it has a place.
 fn place(step: &Step<'_>, ask: &Ask) -> Result<Option<i64>, StoreError> {
     let mut place = step.conn.prepare_cached(&step.sql.place)?;
-    let key = params![step.ns, ask.context.as_bytes(), ask.attempt];
+    let key = params![step.ns, ask.context.0.as_bytes(), ask.attempt];
     Ok(place.query_row(key, |row| row.get(0)).optional()?)
 }
 
@@ -149,7 +149,7 @@ fn take_place(step: &mut Step<'_>, ask: &Ask) -> Result<(), StoreError> {
             &claim.id[..],
             line,
             ticket,
-            ask.context.as_bytes(),
+            ask.context.0.as_bytes(),
             ask.attempt,
             mode,
             permits,
@@ -166,7 +166,7 @@ fn take_place(step: &mut Step<'_>, ask: &Ask) -> Result<(), StoreError> {
 
 /// Keeps the place; it belongs to whoever asked last, who is to be told.
 fn move_place(step: &Step<'_>, ask: &Ask) -> Result<(), StoreError> {
-    let place = params![step.ns, ask.context.as_bytes(), ask.attempt, step.session, ask.lease];
+    let place = params![step.ns, ask.context.0.as_bytes(), ask.attempt, step.session, ask.lease];
     step.conn.prepare_cached(&step.sql.move_place)?.execute(place)?;
     Ok(())
 }

@@ -16,7 +16,7 @@ use super::{
     config::{Settings, SqliteBuilder},
     doctor,
     release::{self, Hold, Losses},
-    row::{Key, Wanted},
+    row::{Key, Text, Wanted},
     sweep,
     thread::Database,
 };
@@ -195,7 +195,7 @@ fn key<I: Ident>(target: &Target<I>) -> Key {
 
 fn ask<I: Ident, C: ContextId>(request: &AcquireRequest<I, C>) -> Ask {
     Ask {
-        context: request.context.stored().into(),
+        context: Text(request.context.stored().into()),
         attempt: request.attempt.0 as i64,
         claims: request
             .claims

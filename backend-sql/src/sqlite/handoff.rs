@@ -121,10 +121,10 @@ impl Step<'_> {
     }
 
     /// Removes the place of an attempt, if it has one.
-    pub(super) fn leave_line(&mut self, context: &str, attempt: i64) -> Result<(), StoreError> {
+    pub(super) fn leave_line(&mut self, context: &Text, attempt: i64) -> Result<(), StoreError> {
         let mut leave = self.conn.prepare_cached(&self.sql.leave)?;
         for id in
-            leave.query_map(params![self.ns, context.as_bytes(), attempt], |row| row.get::<_, Key>(0))?
+            leave.query_map(params![self.ns, context.0.as_bytes(), attempt], |row| row.get::<_, Key>(0))?
         {
             self.freed.insert(id?);
         }
@@ -150,7 +150,7 @@ impl Step<'_> {
         let claims = self.wanted(row)?;
         let nested = matches!(cursor.line, Line::Nested);
         let who = Applicant {
-            context: &row.context.0,
+            context: &row.context,
             attempt: row.attempt,
             number: row.number,
             nested,
@@ -169,7 +169,7 @@ impl Step<'_> {
             detached: row.detached,
         };
         let granted = self.grant(&who, &weighed.stances, &terms)?;
-        self.leave_line(&row.context.0, row.attempt)?;
+        self.leave_line(&row.context, row.attempt)?;
         let (session, context, attempt) = (row.session, row.context.clone(), row.attempt);
         self.handed.push(Handed { session, context, attempt, granted, lasts });
         Ok(true)

@@ -30,10 +30,11 @@ pub(super) fn release(step: &mut Step<'_>, hold: &Hold) -> Result<Losses, StoreE
         step.conn.prepare_cached(&step.sql.anybody_waits)?.query_row([step.ns], |row| row.get(0))?;
     let mut free = step.conn.prepare_cached(&step.sql.free)?;
     let mut held_under = step.conn.prepare_cached(&step.sql.held_under)?;
-    let context = hold.context.as_bytes();
+    bind_common(step, &mut free, hold)?;
     for (position, (id, fence)) in hold.locks.iter().enumerate() {
-        let freed = free.execute(params![step.ns, &id[..], fence, context, step.now.boot, step.now.at])?;
-        if freed == 0 {
+        free.raw_bind_parameter(2, &id[..])?;
+        free.raw_bind_parameter(3, fence)?;
+        if free.raw_execute()? == 0 {
             match find(step, &mut held_under, id, *fence, &hold.context)? {
                 Some(row) => {
                     let key = params![step.ns, &id[..], row.state, row.number];
@@ -60,12 +61,12 @@ pub(super) fn renew(step: &mut Step<'_>, hold: &Hold) -> Result<Losses, StoreErr
     let mut lost = Losses::new();
     let mut extend = step.conn.prepare_cached(&step.sql.extend)?;
     let mut held_under = step.conn.prepare_cached(&step.sql.held_under)?;
-    let context = hold.context.as_bytes();
+    bind_common(step, &mut extend, hold)?;
+    extend.raw_bind_parameter(7, hold.lease)?;
     for (position, (id, fence)) in hold.locks.iter().enumerate() {
-        let now = &step.now;
-        let extended =
-            extend.execute(params![step.ns, &id[..], fence, context, now.boot, now.at, hold.lease])?;
-        if extended == 0 {
+        extend.raw_bind_parameter(2, &id[..])?;
+        extend.raw_bind_parameter(3, fence)?;
+        if extend.raw_execute()? == 0 {
             let reason = match find(step, &mut held_under, id, *fence, &hold.context)? {
                 Some(row) => renew_unusual(step, id, &row, hold.lease)?,
                 None => Some(why_missing(step, id, *fence)?),
@@ -74,6 +75,14 @@ pub(super) fn renew(step: &mut Step<'_>, hold: &Hold) -> Result<Losses, StoreErr
         }
     }
     Ok(lost)
+}
+
+/// Binds what is the same for all ids of a grant, once.
+fn bind_common(step: &Step<'_>, statement: &mut Statement<'_>, hold: &Hold) -> Result<(), StoreError> {
+    statement.raw_bind_parameter(1, step.ns)?;
+    statement.raw_bind_parameter(4, hold.context.as_bytes())?;
+    statement.raw_bind_parameter(5, step.now.boot)?;
+    Ok(statement.raw_bind_parameter(6, step.now.at)?)
 }
 
 /// Renews an offer, or a lock from the future; a lock with a longer lease left is as it should be.

@@ -16,7 +16,7 @@ use super::{
     clock::{self, Now},
     config::Settings,
     error::StoreError,
-    row::{Key, Text},
+    row::Key,
     schema,
     step::{Handed, SIGN_OF_LIFE, Step},
     store::Store,
@@ -218,7 +218,7 @@ impl Worker {
 
     /// Forgets a waiter that waits no longer.
     pub(super) fn forget(&mut self, ask: &Ask) {
-        self.waiting.take(&Text((*ask.context).into()), ask.attempt);
+        self.waiting.take(&ask.context, ask.attempt);
     }
 
     /// Delivers what was handed over to the waiters of this session, rings for those of others, and goes
@@ -267,7 +267,7 @@ impl Worker {
             self.next_beat = Instant::now() + BEAT;
         }
         let waiter = Waiter { sender, claims: ask.claims };
-        self.waiting.add(Text((*ask.context).into()), ask.attempt, waiter, look);
+        self.waiting.add(ask.context, ask.attempt, waiter, look);
         wakeup
     }
 

@@ -14,7 +14,7 @@ use super::{
 /// Who wants a set.
 #[derive(Debug)]
 pub(super) struct Applicant<'r> {
-    pub(super) context: &'r str,
+    pub(super) context: &'r Text,
     pub(super) attempt: i64,
     /// Its ticket; `i64::MAX` if it has none yet.
     pub(super) number: i64,
@@ -51,7 +51,10 @@ impl Step<'_> {
     pub(super) fn weigh(&mut self, who: &Applicant<'_>) -> Result<Weighed, StoreError> {
         let mut weighed = Weighed::default();
         for (position, claim) in who.claims.iter().enumerate() {
-            self.load(&claim.id)?;
+            if self.load(&claim.id)?.is_unused() {
+                weighed.stances.push(Stance::New);
+                continue;
+            }
             let stance = self.stance(who, &claim.id, claim.mode);
             weighed.stances.push(stance);
             let conflict = match stance {
@@ -66,7 +69,7 @@ impl Step<'_> {
     }
 
     fn stance(&self, who: &Applicant<'_>, id: &Key, wanted: Mode) -> Stance {
-        match self.ids[id].holders.iter().find(|row| &*row.context.0 == who.context) {
+        match self.ids[id].holders.iter().find(|row| row.context == *who.context) {
             None => Stance::New,
             Some(own) if own.broken => Stance::Broken,
             Some(own) => match rules::again(own.mode, wanted) {
@@ -92,7 +95,7 @@ impl Step<'_> {
             fits = self.fits(who, id, mode);
         }
         if !fits {
-            return Ok(Some(self.held(id, |row| &*row.context.0 != who.context)));
+            return Ok(Some(self.held(id, |row| row.context != *who.context)));
         }
         // Who holds the id already, or holds others, obeys no queue: nesting would deadlock.
         if stance == Stance::Change || who.nested || !self.ids[id].waiters {
@@ -102,7 +105,7 @@ impl Step<'_> {
     }
 
     fn fits(&self, who: &Applicant<'_>, id: &Key, mode: Mode) -> bool {
-        let others = self.ids[id].holders.iter().filter(|row| &*row.context.0 != who.context);
+        let others = self.ids[id].holders.iter().filter(|row| row.context != *who.context);
         InUse::of(others.map(|row| row.mode)).fits(mode)
     }
 
