@@ -9,6 +9,7 @@ use futures_util::{StreamExt, stream};
 
 use crate::{
     plan::Plan,
+    report::describe,
     source::{File, Files},
     store::{Archive, content_of},
     tally::Tally,
@@ -65,7 +66,7 @@ pub(crate) async fn audit(plan: &Plan, files: &Files, archive: &Archive, copied:
                     audit.changed.push(file.key.to_string());
                 }
             }
-            Err(error) => audit.errors.push(format!("{}: {error:#}", file.key)),
+            Err(error) => audit.errors.push(format!("{}: {}", file.key, describe(&error))),
         }
     }
     audit.elapsed = started.elapsed();

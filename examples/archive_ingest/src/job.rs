@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use crate::{
     plan::Plan,
     progress::Progress,
+    report::describe,
     source::{File, Files},
     store::{Archive, Stored},
     tally::Tally,
@@ -95,7 +96,7 @@ impl Job {
                     self.progress.written.fetch_add(news, Relaxed);
                     tally.count(file.key.as_ref(), stored);
                 }
-                Err(error) => tally.fail(format!("{}: {error:#}", file.key)),
+                Err(error) => tally.fail(format!("{}: {}", file.key, describe(&error))),
             }
             self.progress.visits.fetch_add(1, Relaxed);
         }

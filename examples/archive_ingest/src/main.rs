@@ -24,7 +24,7 @@ async fn main() -> ExitCode {
     let ended =
         if args.child { processes::serve().await.map(|()| ExitCode::SUCCESS) } else { run(&args).await };
     ended.unwrap_or_else(|error| {
-        eprintln!("archive-ingest: {error:#}");
+        eprintln!("archive-ingest: {}", report::describe(&error));
         ExitCode::FAILURE
     })
 }

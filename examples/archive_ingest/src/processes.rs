@@ -21,6 +21,7 @@ use crate::{
     job::Job,
     plan::Plan,
     progress::{self, Progress},
+    report::describe,
     store::Archive,
     tally::Tally,
 };
@@ -61,7 +62,7 @@ pub(crate) async fn run(plan: &Plan, progress: &Progress) -> anyhow::Result<Tall
     for ended in join_all(processes.into_iter().map(|process| process.run_to_end(progress))).await {
         match ended {
             Ok(counted) => tally.merge(counted),
-            Err(died) => tally.fail(format!("{died:#}")),
+            Err(died) => tally.fail(describe(&died)),
         }
     }
     tally.elapsed = started.elapsed();

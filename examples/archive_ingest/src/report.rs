@@ -50,8 +50,22 @@ pub(crate) fn introduce(plan: &Plan, files: &Files) {
     println!("from     {}: {} files", plan.source.display(), HumanCount(files.list.len() as u64));
     println!("to       {}", plan.to_shown());
     println!("locks    {}", plan.locks_shown().as_deref().unwrap_or("none: watch it go wrong"));
-    let (processes, workers) = (plan.processes, plan.workers);
-    println!("by       {processes} processes x {workers} workers, who all try to write every file\n");
+    let processes = if plan.processes == 1 { "process" } else { "processes" };
+    let workers = u32::from(plan.workers) * u32::from(plan.processes);
+    println!("by       {workers} workers in {} {processes}, who all try to write every file", plan.processes);
+    if plan.to.scheme() != "file" && plan.locks.as_deref().is_some_and(|url| url.starts_with("sqlite:")) {
+        println!("note     these locks do not exclude workers on other hosts, the archive is open to them");
+    }
+    println!();
+}
+
+/// An error and its causes, each once: many messages have their causes in them already.
+pub(crate) fn describe(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |text, cause| match cause.to_string() {
+        cause if text.is_empty() => cause,
+        cause if text.contains(&cause) => text,
+        cause => format!("{text}: {cause}"),
+    })
 }
 
 impl Report {
@@ -113,8 +127,10 @@ impl fmt::Display for Report {
             line("completed", &HumanCount(self.completed), "of which only the manifest was missing")?;
         }
         line("skipped", &HumanCount(self.skipped), "times a worker found it written")?;
-        line("contended", &HumanCount(self.contended), "times a worker found it locked by another")?;
-        line("waited", &millis(self.waited_ms), "for locks, all workers together")?;
+        if self.locks.is_some() {
+            line("contended", &HumanCount(self.contended), "times a worker found it locked by another")?;
+            line("waited", &millis(self.waited_ms), "for locks, all workers together")?;
+        }
         line(
             "verified",
             &HumanCount(self.verified),

@@ -15,7 +15,7 @@ impl Tree {
 
     /// Copies the tree into its archive.
     pub(crate) fn run(&self, more: &[&str]) -> Run {
-        Run::of(self.command(&self.archive(), more).output().unwrap())
+        Run::of(self.command(self.archive(), more).output().unwrap())
     }
 
     /// Every file of the source is in the archive, equal, and nothing else is.
