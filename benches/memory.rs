@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     hint::black_box,
-    sync::{Arc, Barrier},
+    sync::{Arc, Barrier, Mutex},
     time::{Duration, Instant},
 };
 
@@ -101,47 +101,64 @@ fn request(id: &str) -> AcquireRequest<String, Uuid> {
     }
 }
 
-/// Two tasks take a lock in turn, each waiting in its queue; beside two tasks that notify each other in turn.
+/// From when a holder's callback ends to when the waiter's callback runs; beside it, from when one task notifies
+/// another to when that one runs.
 async fn hand_off(name: &str) -> Case {
-    const ROUNDS: u32 = 2000;
-    let mut case = Case::new(name, &["release -> the waiter's callback", "tokio Notify"]);
-    for _ in 0..30 {
+    const ROUNDS: u32 = 20_000;
+    let case = Arc::new(Mutex::new(Case::new(
+        name,
+        &["release -> the waiter's callback", "tokio Notify -> the task"],
+    )));
+    let since = Arc::new(Mutex::new(Instant::now()));
+    let arrived = |candidate: usize, case: &Mutex<Case>, since: &Mutex<Instant>| {
+        let elapsed = since.lock().expect("no panic").elapsed();
+        case.lock().expect("no panic").times(candidate).add(elapsed, 1);
+    };
+    let leaving = |since: &Mutex<Instant>| *since.lock().expect("no panic") = Instant::now();
+    for _ in 0..5 {
         let locks = service();
-        let start = Instant::now();
         let players = [0, 1].map(|_| {
-            let locks = locks.clone();
+            let (locks, case, since) = (locks.clone(), case.clone(), since.clone());
             tokio::spawn(async move {
-                for _ in 0..ROUNDS / 2 {
-                    // While it is held the other one comes to wait, so that each release hands off.
-                    let waiting = locks.wait(Wait::forever());
-                    waiting.with_locks(["ball"], tokio::task::yield_now).await.expect("for ever");
+                for round in 0..ROUNDS / 2 {
+                    let callback = async || {
+                        if round > 0 {
+                            arrived(0, &case, &since);
+                        }
+                        // Meanwhile the other one comes to wait, so that the release hands off.
+                        tokio::task::yield_now().await;
+                        leaving(&since);
+                    };
+                    locks.wait(Wait::forever()).with_locks(["ball"], callback).await.expect("for ever");
+                    tokio::task::yield_now().await;
                 }
             })
         });
         for player in players {
             player.await.expect("no panic");
         }
-        case.times(0).add(start.elapsed(), ROUNDS);
 
         let notifies = Arc::new([Notify::new(), Notify::new()]);
-        let start = Instant::now();
         let players = [0, 1].map(|me: usize| {
-            let notifies = notifies.clone();
+            let (notifies, case, since) = (notifies.clone(), case.clone(), since.clone());
             tokio::spawn(async move {
                 for _ in 0..ROUNDS / 2 {
                     notifies[me].notified().await;
+                    arrived(1, &case, &since);
                     tokio::task::yield_now().await;
+                    leaving(&since);
                     notifies[1 - me].notify_one();
+                    tokio::task::yield_now().await;
                 }
             })
         });
+        leaving(&since);
         notifies[0].notify_one();
         for player in players {
             player.await.expect("no panic");
         }
-        case.times(1).add(start.elapsed(), ROUNDS);
     }
-    case
+    Arc::into_inner(case).expect("the players are gone").into_inner().expect("no panic")
 }
 
 /// Throughput of two threads on disjoint ids over that of one.
@@ -229,7 +246,7 @@ async fn many_waiters() {
         for _ in 0..5 {
             let locks = service();
             let first = locks.lock(["hot"]).await.expect("free");
-            let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+            let order = Arc::new(Mutex::new(Vec::new()));
             let tasks: Vec<_> = (0..waiters)
                 .map(|number| {
                     let (locks, order) = (locks.clone(), order.clone());

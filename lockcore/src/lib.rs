@@ -1,6 +1,54 @@
 //! Locks for sets of ids, in a store that has none of its own.
 //!
-//! Being built; see the modules.
+//! A [`LockingService`] locks a set of ids under one context, runs a callback, and releases whatever happens: success,
+//! error, panic, or a caller that goes away. Its result says which it was. Where the locks live is a backend's business:
+//! anything that implements [`LockDao`].
+//!
+//! ```
+//! use lockcore::{LockingError, LockingService, Wait};
+//! use lockcore_memory::MemoryLockDao;
+//! use std::time::Duration;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let locks = LockingService::new(MemoryLockDao::<String>::new());
+//!
+//! let size = locks
+//!     .wait(Wait::up_to(Duration::from_secs(5)))
+//!     .with_locks(["s3://archive/b1", "s3://archive/b2"], async || -> std::io::Result<u64> { Ok(42) })
+//!     .await?;
+//! assert_eq!(size, 42);
+//!
+//! let guard = locks.lock(["s3://archive/b1"]).await?;
+//! match locks.with_locks(["s3://archive/b1"], || async {}).await {
+//!     Err(LockingError::NotLocked { failures, .. }) => println!("{}", failures[0]),
+//!     other => panic!("{other:?}"),
+//! }
+//! guard.release().await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | what | where |
+//! | --- | --- |
+//! | the ways to run something under locks, and their options | [`LockingService`], [`Call`], [`blocking`] |
+//! | how a set is wanted | [`Claim`]: exclusive, shared, slots |
+//! | how long to wait | [`Wait`] |
+//! | what came of it | [`LockingError`], [`Ended`], [`Event`] |
+//! | what is held; writes that a former holder cannot make | [`Held`], [`FenceGuard`] |
+//! | administration | [`LockingService::admin`] |
+//! | a backend of one's own | [`LockDao`], [`Capabilities`], [`rules`], [`AnyLockDao`] |
+//!
+//! # Features
+//! - `metrics`: counts and times through the `metrics` facade, under names that begin with `lockcore_`: `acquired_total`,
+//!   `refused_total`, `wait_seconds`, `held_seconds`, `renewed_total`, `renewal_lag_seconds`, `renewal_failed_total`,
+//!   `lost_total`, `released_late_total`, `release_failed_total`, `withdraw_failed_total`, `sweep_failed_total`.
+//!   Identifiers are in none of them.
+//!
+//! # A backend of one's own
+//! A backend implements [`LockDao`] and runs the suite of the crate `lockcore-conformance`, which tests what it declares
+//! and that it refuses what it does not. This is a complete one:
+#![doc = concat!("```\n", include_str!("../../tests/tests/third_party.rs"), "\n# fn main() {}\n```")]
 
 mod admin;
 mod background;
