@@ -250,7 +250,7 @@ impl<'s, B: Backend> Player<'s, B> {
 
     async fn acquire(&mut self, who: Who, claims: &[(usize, Wanted)], queue: bool, nested: bool) {
         // A context that waits makes no other request, as in the service.
-        if self.attempts.iter().any(|attempt| attempt.model.who == who && attempt.state == State::Waits) {
+        if self.is_waiting(who) {
             return;
         }
         let attempt = self.attempt(who, claims, queue, nested);
@@ -415,6 +415,12 @@ impl<'s, B: Backend> Player<'s, B> {
     }
 
     async fn break_lock(&mut self, (id, serial): (Id, Serial), now: bool) {
+        let owner =
+            self.model.holders(id).into_iter().find(|lock| lock.serial == serial).map(|lock| lock.who);
+        // Whether a waiter may be granted a broken lock of its own again, the contract does not say.
+        if owner.is_some_and(|who| self.is_waiting(who)) {
+            return;
+        }
         let fence = self.fences[&(id, serial)];
         let how = if now { BreakMode::Now } else { BreakMode::AfterLease };
         let held = self.model.break_lock(id, serial, now);
@@ -664,6 +670,10 @@ impl<'s, B: Backend> Player<'s, B> {
                 && (!live || self.model.lost(self.attempts[number].model.who, &locks).len() < locks.len())
         })?;
         self.grants.iter().position(|kept| kept.attempt == attempt)
+    }
+
+    fn is_waiting(&self, who: Who) -> bool {
+        self.attempts.iter().any(|attempt| attempt.model.who == who && attempt.state == State::Waits)
     }
 
     fn locks_of(&self, attempt: usize) -> Vec<(Id, Serial)> {
