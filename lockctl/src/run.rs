@@ -5,7 +5,9 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use lockcore::{AnyLockDao, Held, LockError, LockGuard, LockingError, LockingService, LossReason, LostLock};
+use lockcore::{
+    AnyLockDao, Held, LockDao, LockError, LockGuard, LockingError, LockingService, LossReason, LostLock,
+};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
@@ -24,6 +26,9 @@ type Lost = Vec<LostLock<String>>;
 
 /// Set for commands; tells a `lockctl` inside one that its caller holds locks.
 const CONTEXT: &str = "LOCKCORE_CONTEXT";
+
+/// How often somebody sweeps.
+const SWEEP_EVERY: Duration = Duration::from_secs(300);
 
 /// What a signal that came before the locks left to do.
 pub(crate) enum Locked {
@@ -107,7 +112,12 @@ pub(crate) async fn lock(
 }
 
 /// Waits for what is still under way in the background, but not for long.
+///
+/// Now and then it sweeps, if nobody did for long: where all locks are taken by short processes nobody else does.
 pub(crate) async fn settle(locks: &LockingService) {
+    if std::process::id().is_multiple_of(32) && locks.dao().capabilities().sweeping {
+        let _ = locks.dao().sweep(100, Some(SWEEP_EVERY)).await;
+    }
     if locks.shutdown(GRACE).await > 0 {
         say("the store does not answer: what is still locked ends with its lease");
     }
