@@ -103,7 +103,7 @@ async fn a_memory_database_is_private() {
 async fn a_write_lock_kept_by_somebody_else_is_busy_in_time_and_harmless() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");
-    let timeout = Duration::from_secs(1);
+    let timeout = Duration::from_secs(2);
     let dao = Dao::builder().path(&file).busy_timeout(timeout).open().await.expect("a new file");
     let stopped = Connection::open(&file).expect("the same file");
     stopped.execute_batch("BEGIN IMMEDIATE").expect("nobody else writes");
@@ -164,9 +164,14 @@ async fn a_reboot_voids_all_locks_and_fences_go_on() {
     let file = folder.path().join("locks.db");
     let before = Dao::builder().path(&file).pretend_boot(1).open().await.expect("a new file");
     let old = take(&before, "a").await;
+    // Not because its process has ended: a detached lock has none.
+    let mut detached = request("b");
+    detached.detached = true;
+    assert!(matches!(before.acquire(&detached).await.expect("an answer"), Acquired::Granted(_)));
     let after = Dao::builder().path(&file).pretend_boot(2).open().await.expect("the same file");
     let new = take(&after, "a").await;
     assert!(fence(&new) > fence(&old));
+    take(&after, "b").await;
     assert_eq!(after.renew(&old).await.expect("an answer").lost.len(), 1);
 }
 

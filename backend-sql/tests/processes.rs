@@ -100,6 +100,23 @@ async fn a_stopped_waiter_passes_its_turn_and_asks_again() {
     stopped.says("granted");
 }
 
+/// An offer to each of them would take 2 s: without a sign of life from their process they all lapse.
+#[tokio::test]
+async fn all_waiters_of_a_stopped_process_together_cost_no_more() {
+    let (_folder, file) = database();
+    let mut holder = Child::start("hold a 3600 attached", &file);
+    holder.says("held");
+    let stopped = Child::start("crowd a", &file);
+    (0..4).for_each(|_| drop(stopped.says("queued")));
+    let waiter = Child::start("wait a", &file);
+    waiter.says("queued");
+    stopped.signal(Signal::STOP);
+    let released = Instant::now();
+    holder.go_on();
+    waiter.says("granted");
+    assert!(released.elapsed() < Duration::from_secs(6), "{:?}", released.elapsed());
+}
+
 #[tokio::test]
 async fn waiters_of_several_processes_are_served_in_order() {
     let (_folder, file) = database();

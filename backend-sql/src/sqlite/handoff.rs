@@ -20,7 +20,7 @@ use super::{
 const OFFER: i64 = 2_000_000;
 
 /// How many sets one transaction hands over at most, so that it does not keep the write lock too long.
-const MOST_HANDED: usize = 128;
+const MOST_HANDED: usize = 256;
 
 /// Contexts and attempts that have places.
 pub(super) type Places = HashSet<(Text, i64)>;

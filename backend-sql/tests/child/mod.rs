@@ -100,6 +100,7 @@ pub(crate) fn play() -> bool {
             "open" => say("open"),
             "hold" => hold(&dao, words[0], words[1].parse().expect("seconds"), words[2] == "detached").await,
             "wait" => wait(&dao, words[0]).await,
+            "crowd" => crowd(&dao, words[0]).await,
             "count" => count(&dao, Path::new(words[0]), words[1].parse().expect("a number")).await,
             other => panic!("no role is called {other:?}"),
         }
@@ -132,6 +133,12 @@ async fn wait(dao: &Dao, id: &str) {
             return;
         }
     }
+}
+
+/// Waits for an id four times over, and never releases it.
+async fn crowd(dao: &Dao, id: &str) {
+    let waits = || lock(dao, id, || say("queued"));
+    tokio::join!(waits(), waits(), waits(), waits());
 }
 
 /// Adds to the number in a file, under a lock.
