@@ -116,7 +116,10 @@ pub(crate) async fn lock(
 /// Now and then it sweeps, if nobody did for long: where all locks are taken by short processes nobody else does.
 pub(crate) async fn settle(locks: &LockingService) {
     if std::process::id().is_multiple_of(32) && locks.dao().capabilities().sweeping {
-        let _ = locks.dao().sweep(100, Some(SWEEP_EVERY)).await;
+        let mut unless_within = Some(SWEEP_EVERY);
+        while locks.dao().sweep(100, unless_within).await.is_ok_and(|swept| swept.more) {
+            unless_within = None;
+        }
     }
     if locks.shutdown(GRACE).await > 0 {
         say("the store does not answer: what is still locked ends with its lease");
@@ -210,9 +213,12 @@ struct LeaseEnd {
 
 impl LeaseEnd {
     fn of(held: &Held<String, Uuid>) -> Self {
-        let margin = held.time_left().unwrap_or_default().mul_f64(MARGIN / (1.0 - MARGIN));
-        let mut end =
-            LeaseEnd { looked: Instant::now(), looked_by_calendar: SystemTime::now(), left: None, margin };
+        let mut end = LeaseEnd {
+            looked: Instant::now(),
+            looked_by_calendar: SystemTime::now(),
+            left: None,
+            margin: Duration::ZERO,
+        };
         end.look(held);
         end
     }
@@ -223,6 +229,9 @@ impl LeaseEnd {
             left => {
                 self.left = left;
                 (self.looked, self.looked_by_calendar) = (Instant::now(), SystemTime::now());
+                // A lease only becomes longer: one that was handed over is short until it is confirmed.
+                let margin = left.unwrap_or_default().mul_f64(MARGIN / (1.0 - MARGIN));
+                self.margin = self.margin.max(margin);
             }
         }
     }

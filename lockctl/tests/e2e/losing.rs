@@ -103,3 +103,29 @@ fn what_is_lost_only_at_the_release_is_told_with_the_commands_code() {
         "lockctl: CMD ended with 5, but locks were lost: \"a\": it was broken by an administrator\n"
     );
 }
+
+#[test]
+fn a_store_that_does_not_answer_until_the_lease_ends_is_a_loss() {
+    let store = Store::new();
+    let url = "sqlite:locks.db?busy_timeout=100ms";
+    let args = ["run", "--id", "a", "--lease", "1s", "--url", url, "--", "sh", "-c", GROUP];
+    let holder = store.start(&args);
+    store.until_file("started");
+    // Another program that writes to the file, and does not end.
+    let other = rusqlite::Connection::open(store.path("locks.db")).expect("a database");
+    other.execute_batch("BEGIN IMMEDIATE").expect("the write lock");
+    let refused = store.run(&["run", "--id", "b", "--url", url, "--", "true"]);
+    assert_eq!(refused.code, 123, "{}", refused.stderr);
+    let ended = holder.end();
+    assert_eq!(ended.code, 121, "{}", ended.stderr);
+    let lines: Vec<_> = ended.stderr.lines().collect();
+    assert!(lines[0].starts_with("lockctl: renewal failed, trying on: "), "{lines:?}");
+    assert_eq!(
+        *lines.last().expect("lines"),
+        "lockctl: stopped because locks were lost: \"a\": the store could not be reached until its lease ended, \
+         CMD was stopped"
+    );
+    for process in ["inner", "outer"] {
+        until("the group has ended", || !is_alive(&store.read(process)));
+    }
+}

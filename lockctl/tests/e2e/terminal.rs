@@ -72,6 +72,19 @@ fn the_command_reads_the_terminal_and_the_shell_does_afterwards() {
 }
 
 #[test]
+fn a_command_that_reaches_for_the_terminal_gets_it() {
+    let store = Store::new();
+    let inside = "read piped; echo ready; read line < /dev/tty; echo got $piped $line";
+    let shell = format!("echo piped | lockctl run --id a -- sh -c '{inside}'; read line; echo then $line");
+    let mut terminal = Terminal::run(&store, &shell);
+    terminal.until_shown("ready");
+    terminal.typed("hello\n");
+    terminal.until_shown("got piped hello");
+    terminal.typed("goodbye\n");
+    terminal.until_shown("then goodbye");
+}
+
+#[test]
 fn control_c_ends_the_command() {
     let store = Store::new();
     let mut terminal =
