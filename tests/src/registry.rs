@@ -287,6 +287,7 @@ macro_rules! for_each_check {
                 bad_ids_are_refused,
                 bad_slots_are_refused,
                 bad_settings_are_refused,
+                options_are_checked_when_a_service_is_built,
                 undeclared_claims_are_refused,
                 undeclared_administration_is_refused,
             }
