@@ -9,6 +9,8 @@ use std::{
     time::Duration,
 };
 
+use tracing::Span;
+
 use super::{
     Inner,
     cleanup::Cleanup,
@@ -60,6 +62,8 @@ pub(crate) struct Hold<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     pub(crate) context_tracked: bool,
     over: bool,
     stopwatch: Stopwatch,
+    /// Entered around every poll of the callback.
+    pub(crate) span: Span,
 }
 
 /// How a hold ended.
@@ -76,6 +80,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         lease: Option<Box<Lease>>,
         offered: bool,
         context_tracked: bool,
+        span: Span,
     ) -> Self {
         let core = Arc::new(HoldCore { grant, lease });
         let mut hold = Hold {
@@ -85,6 +90,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
             context_tracked,
             over: false,
             stopwatch: Stopwatch::start(),
+            span,
         };
         if let Some(lease) = &hold.core.lease {
             let keeper = Keeper::current();
@@ -177,6 +183,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
     fn drop(&mut self) {
         self.stop_renewal();
+        tracing::debug!(parent: &self.span, released = self.over, "no longer held");
         self.stopwatch.record("lockcore_held_seconds", self.service.capabilities.backend);
         let context = self.context_tracked.then(|| self.core.grant.context.clone());
         if self.over || self.core.grant.locks.is_empty() {

@@ -134,7 +134,7 @@ fn inside<I: Ident, C: ContextId, D: LockDao<I, C>, T>(
     hold: &Hold<'_, I, C, D>,
     code: impl FnOnce() -> T,
 ) -> Result<T, Box<dyn Any + Send>> {
-    let _entered = hold.entered();
+    let (_entered, _span) = (hold.entered(), hold.span.enter());
     // Unwind safe: the panic goes on as soon as the set is released, and nothing of the code is used again.
     catch_unwind(AssertUnwindSafe(code))
 }
