@@ -155,6 +155,7 @@ macro_rules! for_each_check {
             waiting_sets {
                 a_waiting_set_holds_back_its_ids_only,
                 one_release_serves_several_sets,
+                of_two_set_free_the_earlier_is_served,
                 a_waiting_set_holds_nothing,
                 many_overlapping_waiters_are_all_served,
             }
