@@ -66,12 +66,6 @@ pub(crate) struct Hold<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     pub(crate) span: Span,
 }
 
-/// How a hold ended.
-pub(crate) struct Ending<I> {
-    /// What was lost while it was held.
-    pub(crate) lost: Vec<LostLock<I>>,
-}
-
 impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
     /// Starts to keep what was granted. `offered`: the lease is short, and a renewal confirms it.
     pub(crate) fn new(
@@ -115,9 +109,9 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         Entered::new(self.service.identity(), self.core.clone())
     }
 
-    /// Stops the renewal and releases. If the caller goes away meanwhile, the release is finished in the
-    /// background.
-    pub(crate) async fn release(mut self) -> Ending<I> {
+    /// Stops the renewal and releases, and tells what was lost while it was held. If the caller goes away meanwhile, the drop of the hold finishes it
+    /// in the background.
+    pub(crate) async fn release(&mut self) -> Vec<LostLock<I>> {
         let mut lost = self.stop_renewal();
         let was_valid = self.core.lease.as_ref().is_none_or(|lease| !lease.left().is_zero());
         let answer = match self.core.grant.locks.is_empty() {
@@ -148,7 +142,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         if !lost.is_empty() {
             self.service.observe(|| Event::Lost { grant: &self.core.grant, lost: &lost });
         }
-        Ending { lost }
+        lost
     }
 
     /// Stops the renewal and forgets the set, which stays locked until its lease ends or somebody releases it.

@@ -113,12 +113,12 @@ pub(crate) fn call_sync<I: Ident, C: ContextId, D: LockDao<I, C>, T>(
 
 /// Releases the set and gives the outcome, or lets the panic go on.
 pub(crate) async fn finish<I: Ident, C: ContextId, D: LockDao<I, C>, T>(
-    hold: Hold<'_, I, C, D>,
+    hold: &mut Hold<'_, I, C, D>,
     end: End<T>,
 ) -> Result<Ended<T, I>, LockError<I, C>> {
     // Known by the clock alone if the callback was stopped before the keeper looked.
     let lost_by_now = if matches!(end, End::Lost) { hold.core.lost() } else { Vec::new() };
-    let lost = hold.release().await.lost;
+    let lost = hold.release().await;
     let lost = if lost.is_empty() { lost_by_now } else { lost };
     match end {
         End::Done(value) => Ok(Ended { value: Some(value), lost }),
