@@ -253,6 +253,7 @@ macro_rules! for_each_check {
             }
             keeping {
                 locks_outlive_their_lease,
+                the_deadline_counts_from_the_request,
                 blocking_code_is_renewed,
                 a_blocked_runtime_is_renewed,
                 a_failing_renewal_is_tried_again,
