@@ -71,8 +71,9 @@ pub async fn ten_workers_never_exceed_three_slots<B: Backend>(store: Store<B>) {
         return;
     }
     let inside: Arc<[AtomicU32; 3]> = Arc::default();
-    race(10, |_| {
-        let (caller, inside) = (store.caller(), inside.clone());
+    let crowd = store.crowd(10).await;
+    race(10, |number| {
+        let (caller, inside) = (crowd[number].clone(), inside.clone());
         async move {
             for _ in 0..6 {
                 let grant = caller.take_soon([slot("a", 3)]).await;
