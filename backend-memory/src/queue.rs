@@ -335,10 +335,10 @@ mod tests {
     fn the_tally_counts_as_the_rule_says() {
         for later in MODES {
             let mut tally = Tally::default();
-            MODES.map(|earlier| tally.add(earlier, false));
+            MODES.iter().for_each(|&earlier| tally.add(earlier, false));
             let expected = MODES.iter().filter(|earlier| !rules::passes(later, **earlier)).count();
             assert_eq!(tally.not_passed(later), expected, "{later:?}");
-            MODES.map(|earlier| tally.remove(earlier, false));
+            MODES.iter().for_each(|&earlier| tally.remove(earlier, false));
             assert_eq!(tally.not_passed(later), 0);
         }
     }

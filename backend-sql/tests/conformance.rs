@@ -1,14 +1,19 @@
-//! The conformance suite on SQLite.
-
-use std::path::PathBuf;
+//! The conformance suite on the SQLite backend.
 
 use lockcore_conformance::{Backend, conformance};
 use lockcore_sql::SqliteLockDao;
 use tempfile::TempDir;
 use uuid::Uuid;
 
-/// A file of its own for each store.
+/// A file in a folder of its own for each store; another process would open the same file.
 struct Sqlite;
+
+impl Sqlite {
+    async fn open(&self, folder: &TempDir) -> SqliteLockDao<String, Uuid> {
+        let opened = SqliteLockDao::builder().path(folder.path().join("locks.db")).open().await;
+        opened.expect("the file can be opened")
+    }
+}
 
 impl Backend for Sqlite {
     type Dao = SqliteLockDao<String, Uuid>;
@@ -16,17 +21,13 @@ impl Backend for Sqlite {
 
     async fn build(&self) -> (TempDir, Self::Dao) {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let dao = SqliteLockDao::open(file(&folder)).await.expect("a new file can be opened");
+        let dao = self.open(&folder).await;
         (folder, dao)
     }
 
     async fn reopen(&self, folder: &TempDir) -> Option<Self::Dao> {
-        Some(SqliteLockDao::open(file(folder)).await.expect("the file can be opened once more"))
+        Some(self.open(folder).await)
     }
-}
-
-fn file(folder: &TempDir) -> PathBuf {
-    folder.path().join("locks.db")
 }
 
 conformance!(sqlite, Sqlite);

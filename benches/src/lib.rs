@@ -50,6 +50,11 @@ impl Case {
         &mut self.candidates[candidate]
     }
 
+    /// The time that `share` of the measurements of one candidate are not above, in nanoseconds.
+    pub fn quantile(&self, candidate: usize, share: f64) -> u64 {
+        self.candidates[candidate].quantile(share)
+    }
+
     /// Measures `operations` calls of a plain function as one batch.
     pub fn batch(&mut self, candidate: usize, operations: u32, mut operation: impl FnMut()) {
         let start = Instant::now();

@@ -48,15 +48,19 @@ impl<I: crate::Ident, C> Grant<I, C> {
     pub fn new(
         context: C,
         claims: ClaimSet<I>,
-        granted: impl IntoIterator<Item = Granted>,
+        mut granted: SmallVec<[Granted; 1]>,
         lease: Option<Duration>,
     ) -> Self {
-        let claims = claims.into_claims();
+        let mut claims = claims.into_claims();
         let mut locks = SmallVec::new();
-        locks.reserve(claims.len());
-        // Cheaper than `collect` for the usual one or two.
-        for (claim, granted) in claims.into_iter().zip(granted) {
+        // Most sets have one id, and popping it is cheaper than an iterator.
+        if claims.len() == 1
+            && let (Some(claim), Some(granted)) = (claims.pop(), granted.pop())
+        {
             locks.push(Lock { target: claim.target, granted });
+        } else {
+            let both = claims.into_iter().zip(granted);
+            locks.extend(both.map(|(claim, granted)| Lock { target: claim.target, granted }));
         }
         Grant { context, locks, lease }
     }

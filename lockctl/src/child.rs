@@ -59,7 +59,7 @@ impl Child {
             Failure::new(code, format!("CMD: {program:?} cannot be started: {error}"))
         })?;
         let pid = Pid::from_raw(started.id() as i32);
-        Ok(Child { pid, changes, terminal: Terminal::hand_to(pid), ended: None })
+        Ok(Child { pid, changes, terminal: Terminal::of(pid), ended: None })
     }
 
     /// Waits until the command ends or is stopped from the terminal. Cancel safe; after the end it waits for
@@ -133,11 +133,12 @@ impl Child {
 
     fn stopped(&self, signal: Signal) -> Option<Change> {
         let terminal = self.terminal.as_ref()?;
-        let for_the_terminal = matches!(signal, Signal::SIGTTIN | Signal::SIGTTOU);
-        if for_the_terminal && terminal.is_the_commands() {
-            // It reached for the terminal a moment before it was given to it.
-            self.signal(Signal::SIGCONT);
-            return None;
+        if matches!(signal, Signal::SIGTTIN | Signal::SIGTTOU) {
+            // It reached for the terminal before it was given to it.
+            terminal.hand_over();
+            if terminal.is_the_commands() {
+                return None;
+            }
         }
         Some(Change::Stopped(signal))
     }

@@ -13,11 +13,14 @@
 
 mod backend;
 pub mod checks;
+pub mod fault;
 mod model;
 mod player;
+mod polls;
 mod registry;
 #[cfg(feature = "servers")]
 pub mod servers;
+pub mod service;
 pub mod store;
 
 pub use backend::Backend;

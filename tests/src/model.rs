@@ -110,7 +110,10 @@ impl Model {
 
     /// Whether a request wants something that its context holds otherwise.
     pub(crate) fn changes(&self, request: &Request) -> bool {
-        request.claims.iter().any(|&(id, mode)| self.own(request.who, id).is_some_and(|own| !keeps(own.mode, mode)))
+        request
+            .claims
+            .iter()
+            .any(|&(id, mode)| self.own(request.who, id).is_some_and(|own| !keeps(own.mode, mode)))
     }
 
     /// Frees what the context holds under exactly these serials; gives those that it does not.
@@ -157,7 +160,11 @@ impl Model {
 
     /// An administrator freezes or thaws an id.
     pub(crate) fn freeze(&mut self, id: Id, frozen: bool) {
-        if frozen { self.frozen.insert(id) } else { self.frozen.remove(&id) };
+        if frozen {
+            self.frozen.insert(id)
+        } else {
+            self.frozen.remove(&id)
+        };
     }
 
     /// Everything of a context is freed, and it leaves every queue.
@@ -300,7 +307,8 @@ fn fits(mode: Mode, others: &[&Lock]) -> bool {
         Mode::Shared => others.iter().all(|lock| lock.mode != Mode::Exclusive),
         Mode::Slots { permits, limit } => {
             let held: usize = others.iter().map(|lock| lock.permits.len()).sum();
-            others.iter().all(|lock| lock.mode != Mode::Exclusive) && held + permits as usize <= limit as usize
+            others.iter().all(|lock| lock.mode != Mode::Exclusive)
+                && held + permits as usize <= limit as usize
         }
     }
 }

@@ -202,6 +202,94 @@ macro_rules! for_each_check {
                 random_histories_agree_with_the_model,
                 histories_with_deaths_agree_with_the_model,
             }
+            outcomes {
+                exactly_the_set_is_locked_inside,
+                mixed_sets_are_locked,
+                the_callbacks_error_comes_back,
+                contention_is_told_per_id,
+                an_outage_is_not_contention,
+                panics_go_on_after_the_release,
+                a_failed_release_still_gives_the_value,
+                a_lost_release_answer_is_a_success,
+                a_lost_acquire_answer_leaves_nothing,
+                an_empty_set_locks_nothing,
+                the_global_lock_excludes_its_callers,
+                callbacks_may_borrow,
+                application_errors_take_both_kinds,
+                one_of_five_calls_gets_through,
+                ten_callers_share_three_slots,
+            }
+            releasing {
+                a_call_dropped_at_any_poll_leaves_nothing,
+                a_waiting_call_dropped_at_any_poll_leaves_nothing,
+                a_late_request_takes_nothing,
+                a_call_dropped_in_its_release_is_released,
+                an_outage_is_cleaned_up_after,
+                clean_up_works_without_a_runtime,
+                a_shutdown_waits_for_all_locks,
+                a_shutdown_ends_after_its_grace,
+            }
+            nesting {
+                further_ids_are_taken_nested,
+                the_same_id_nested_is_refused,
+                a_refused_nested_call_leaves_the_outer,
+                another_task_is_not_nested,
+                nested_calls_pass_the_queue,
+                a_context_in_use_is_refused,
+            }
+            waiting {
+                never_asks_once,
+                a_wait_ends_with_the_release,
+                a_wait_that_is_over_tells_so,
+                a_silent_store_is_told_apart,
+                a_passing_failure_is_waited_out,
+                retries_are_counted,
+                pauses_stay_within_their_bounds,
+                a_custom_pause_is_told_the_attempt,
+                retries_take_no_place,
+                waiting_calls_are_served_in_order,
+                own_waiters_do_not_stampede,
+            }
+            keeping {
+                locks_outlive_their_lease,
+                blocking_code_is_renewed,
+                a_blocked_runtime_is_renewed,
+                a_failing_renewal_is_tried_again,
+                a_callback_that_hangs_is_stopped,
+                the_handle_tells_what_is_held,
+                the_default_lease_works,
+                a_service_sweeps,
+            }
+            losing {
+                nothing_runs_past_the_deadline,
+                a_late_callback_is_not_polled_again,
+                a_broken_lock_is_told,
+                a_vanished_lock_is_told,
+                a_loss_found_at_the_release_is_told,
+                the_callback_may_choose_to_be_told,
+                plain_code_sees_the_loss,
+                a_guarded_write_stops_a_former_holder,
+            }
+            guards {
+                a_guard_holds_until_released,
+                a_dropped_guard_releases,
+                a_guard_is_renewed,
+                a_guard_that_is_left_stays_locked,
+                a_guard_is_like_any_holder,
+            }
+            blocking {
+                calls_work_without_a_runtime,
+                long_calls_are_renewed,
+                blocking_calls_nest,
+                panics_go_on,
+            }
+            requests {
+                bad_ids_are_refused,
+                bad_slots_are_refused,
+                bad_settings_are_refused,
+                undeclared_claims_are_refused,
+                undeclared_administration_is_refused,
+            }
         }
     };
 }

@@ -397,7 +397,7 @@ pub fn grant(
 ) -> Grant<String, Uuid> {
     let granted: Vec<_> = granted.into_iter().collect();
     assert_eq!(granted.len(), request.claims.len(), "one answer for each claim");
-    Grant::new(request.context, request.claims.clone(), granted, request.lease)
+    Grant::new(request.context, request.claims.clone(), granted.into_iter().collect(), request.lease)
 }
 
 /// The target of an id.

@@ -129,6 +129,13 @@ impl<I: Ident, C: ContextId> SqliteBuilder<I, C> {
     }
 }
 
+#[cfg(test)]
+impl<I, C> SqliteBuilder<I, C> {
+    pub(super) fn into_settings(self) -> Settings {
+        self.settings
+    }
+}
+
 impl<I, C> fmt::Debug for SqliteBuilder<I, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.settings.fmt(f)

@@ -24,7 +24,7 @@ pub(super) enum StoreError {
     Corrupt(&'static str),
     #[error("sqlite: the file was removed or replaced while it was open")]
     Replaced,
-    #[error("sqlite: a step panicked and was rolled back")]
+    #[error("sqlite: a step panicked")]
     Panicked,
     #[error("sqlite: the thread that serves the database could not be started")]
     NoThread(#[source] std::io::Error),
@@ -53,6 +53,8 @@ impl StoreError {
         match self {
             StoreError::Commit { rolled_back, .. } => !rolled_back,
             StoreError::ThreadGone { sent } => *sent,
+            // It may have been after the commit.
+            StoreError::Panicked => true,
             _ => false,
         }
     }

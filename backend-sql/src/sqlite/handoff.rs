@@ -1,6 +1,6 @@
 //! The hand-off: what is free goes to those whose turn it is, in the step that freed it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use lockcore::{Granted, Mode, rules::InUse};
 use rusqlite::{OptionalExtension, params};
@@ -20,7 +20,10 @@ use super::{
 const OFFER: i64 = 2_000_000;
 
 /// How many sets one transaction hands over at most, so that it does not keep the write lock too long.
-const MOST_HANDED: usize = 128;
+const MOST_HANDED: usize = 256;
+
+/// Contexts and attempts that have places.
+pub(super) type Places = HashSet<(Text, i64)>;
 
 /// A place from which the queue of an id is looked at.
 #[derive(Debug)]
@@ -112,6 +115,17 @@ impl Step<'_> {
             }
         }
         Ok(found)
+    }
+
+    /// The attempts of this session that have places, if these places are not for `expected` claims.
+    pub(super) fn places_unless(&self, expected: usize) -> Result<Option<Places>, StoreError> {
+        let mut count = self.conn.prepare_cached(&self.sql.count_places)?;
+        if count.query_row([self.session], |row| row.get::<_, i64>(0))? == expected as i64 {
+            return Ok(None);
+        }
+        let mut places = self.conn.prepare_cached(&self.sql.places)?;
+        let places = places.query_map([self.session], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        Ok(Some(places.collect::<Result<_, _>>()?))
     }
 
     /// When the first lease on each of these ids ends, in microseconds from now; of those that were read.

@@ -1,6 +1,56 @@
-//! Locks in a SQLite database: the embedded default, for all processes of one host.
+//! Locks in a SQLite database: the embedded default, for any number of processes of one host.
 //!
-//! Being built.
+//! ```
+//! use lockcore::LockingService;
+//! use lockcore_sql::SqliteLockDao;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("locks.db");
+//! let locks = LockingService::new(SqliteLockDao::<String>::open(path).await?);
+//! let sum = locks.with_locks(["accounts/7"], async || -> std::io::Result<_> { Ok(40 + 2) }).await?;
+//! assert_eq!(sum, 42);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # How it works
+//! - **One thread, one hop, one transaction.** A thread of the DAO's own holds the connection; an
+//!   operation is sent there and runs as one transaction that has the file's write lock from its
+//!   beginning. Nothing else moves meanwhile, so that everything is decided in this process by
+//!   [`lockcore::rules`]. An operation takes place though the caller's future is dropped, and in the order
+//!   sent, so that a withdrawal never overtakes what it withdraws.
+//! - **Leases** are stored as boot of the host and time since: setting the wall clock moves none, a
+//!   suspended host's time counts, a reboot voids all. A row from the future counts as granted now.
+//! - **Fences** come from one number for each namespace, never below the wall clock's microseconds; so
+//!   nothing has to be kept of an id that nobody holds.
+//! - **The dead.** Rows name the session that made them and thereby its process. A holder in the way whose
+//!   process has ended is taken over at once, unless its lock is detached; a process in another container
+//!   cannot be seen, and its lease has to end.
+//! - **Waiting.** Whoever frees something grants it to whom it is due in the same transaction, as an offer
+//!   of at most 2 s. A session with waiters gives a sign of life every second, which counts for 3 s.
+//! - **Waking.** A waiter of the same process is told after the commit. For one of another process the
+//!   releaser rings its session's bell, a datagram to an abstract socket that carries nothing; the
+//!   session then reads its offers. From the release to the confirmed grant in another process half of
+//!   the hand-offs took at most 0.2 ms. A bell that cannot be heard - another network namespace,
+//!   another system than Linux - leaves a look at the table every 250 ms. The same look finds holders that
+//!   died or let their lease end.
+//!
+//! # What to know
+//! - A process that is stopped (`SIGSTOP`, a debugger) in the middle of a transaction keeps the write lock:
+//!   all others get [`Busy`](lockcore::BackendErrorKind::Busy) after their
+//!   [busy timeout](SqliteBuilder::busy_timeout), certain that nothing was done, until it goes on or dies.
+//! - The file must be on a local file system, and all its users on one host: SQLite's WAL needs memory that
+//!   they share. Nothing but SQLite may open it in these processes: closing any other handle of the file
+//!   drops SQLite's locks.
+//! - With [`Synchronous::Normal`] a crash of a process loses nothing. A crash of the host may lose the last
+//!   commits, but then it voids all locks anyway, and fences go on from the wall clock.
+//! - A file that is removed or replaced is noticed within a second; until then two processes may hold the
+//!   same id, one in each file.
+//! - A DAO does not survive `fork`.
+//! - Shared locks are rows: with n holders of one id, asking for that id reads n rows.
+//! - Elsewhere than on Linux there is no boot id: leases go by the wall clock, and outlive a reboot.
 
 mod acquire;
 mod admin;

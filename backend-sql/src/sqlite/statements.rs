@@ -218,6 +218,11 @@ statements! {
         FROM {p}claims INDEXED BY {p}claims_by_session
         WHERE session = ?1 AND state = 1 AND state > 0 ORDER BY context, attempt, id";
 
+    count_places = "SELECT count(*) FROM {p}claims INDEXED BY {p}claims_by_session
+        WHERE session = ?1 AND state > 1 AND state > 0";
+    places = "SELECT DISTINCT context, attempt FROM {p}claims INDEXED BY {p}claims_by_session
+        WHERE session = ?1 AND state > 1 AND state > 0";
+
     // Withdrawal.
     mark = "INSERT INTO {p}withdrawn (ns, context, attempt, boot, until) VALUES (?1, ?2, ?3, ?4, ?5)
         ON CONFLICT DO UPDATE SET boot = excluded.boot, until = excluded.until";

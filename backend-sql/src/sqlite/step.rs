@@ -150,8 +150,7 @@ impl<'a> Step<'a> {
     /// Removes the holders whose processes have ended, and says whether there were any.
     pub(super) fn remove_dead(&mut self, id: &Key) -> Result<bool, StoreError> {
         let mut gone = HashSet::new();
-        let sessions: HashSet<i64> =
-            self.ids[id].holders.iter().filter(|row| !row.detached).map(|row| row.session).collect();
+        let sessions: HashSet<i64> = self.ids[id].holders.iter().map(|row| row.session).collect();
         for session in sessions {
             if self.sign(session)? == Sign::Gone {
                 gone.insert(session);

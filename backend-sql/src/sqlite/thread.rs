@@ -13,12 +13,12 @@ use tokio::sync::oneshot;
 
 use super::{
     acquire::{self, Ask, Verdict},
-    clock::{self, Now},
+    clock,
     config::Settings,
     error::StoreError,
     row::Key,
     schema,
-    step::{Handed, SIGN_OF_LIFE, Step},
+    step::{Handed, Step},
     store::Store,
     watch::{Bell, LOOK, Listener, Waiter, Waiting},
 };
@@ -263,7 +263,7 @@ impl Worker {
             self.next_look = Instant::now() + LOOK;
         }
         if beat {
-            self.note_beat(self.store.now());
+            self.last_beat = self.store.now().at;
             self.next_beat = Instant::now() + BEAT;
         }
         let waiter = Waiter { sender, claims: ask.claims };
@@ -315,40 +315,38 @@ impl Worker {
     fn tick(&mut self) -> Result<(), StoreError> {
         let now = Instant::now();
         let deadline = now + self.store.settings.busy_timeout;
-        if self.next_look <= now {
-            self.next_look = now + LOOK;
-            let offers = self.store.read(deadline, |step| step.offers())?;
-            self.deliver(offers);
-        }
         let due = self.waiting.due(now, MOST_LOOKED_AT);
         let beat = self.next_beat <= now;
-        if due.is_empty() && !beat {
-            return Ok(());
-        }
         self.next_beat = if beat { now + BEAT } else { self.next_beat };
-        let (at, ends) = self.write_and_tell(deadline, |step| {
+        if self.next_look <= now {
+            self.next_look = now + LOOK;
+            if due.is_empty() && !beat {
+                let offers = self.store.read(deadline, |step| step.offers())?;
+                self.deliver(offers);
+                return Ok(());
+            }
+        }
+        let expected = self.waiting.claims();
+        let ((ends, offers, places, at), told) = self.write(deadline, |step| {
             if beat {
                 step.conn.prepare_cached(&step.sql.beat)?.execute([step.session, step.now.at])?;
             }
             step.freed.extend(due.iter().cloned());
             step.serve()?;
-            Ok((step.now, step.first_ends(&due)))
+            let places = if beat { step.places_unless(expected)? } else { None };
+            Ok((step.first_ends(&due), step.offers()?, places, step.now.at))
         })?;
+        self.deliver(offers);
+        self.tell(told);
+        if let Some(places) = places {
+            // A place lapses while the process is stopped, and an administrator can take it away.
+            self.waiting.keep_only(&places);
+        }
+        self.last_beat = if beat { at } else { self.last_beat };
         for (id, left) in ends {
             self.waiting.look_by(&id, Instant::now() + clock::duration(left));
         }
-        if beat {
-            self.note_beat(at);
-        }
         Ok(())
-    }
-
-    /// Who gave no sign of life for so long, because the process was stopped, may have lost all places.
-    fn note_beat(&mut self, now: Now) {
-        if now.at - self.last_beat > SIGN_OF_LIFE * 5 / 6 {
-            self.waiting.clear();
-        }
-        self.last_beat = now.at;
     }
 
     /// The file was removed or replaced: opens the one that is there now. Locks and places in the old
@@ -364,5 +362,56 @@ impl Worker {
             }
             Err(error) => tracing::warn!(%error, "the database could not be opened anew"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockcore::{BackendError, BackendErrorKind};
+
+    use super::*;
+    use crate::SqliteLockDao;
+
+    async fn database() -> Database {
+        let settings = SqliteLockDao::<String>::builder().path(":memory:").into_settings();
+        Database::open(settings).await.expect("a database in memory")
+    }
+
+    #[tokio::test]
+    async fn a_thread_that_has_ended_is_an_error_and_no_hang() {
+        let database = database().await;
+        database.commands.send(Command::End).expect("it runs");
+        let error = database.call(|worker, _| worker.migrate()).await.expect_err("nobody answers");
+        assert_eq!(BackendError::from(error).kind(), BackendErrorKind::Unavailable);
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_an_error_in_doubt_and_the_thread_goes_on() {
+        let database = database().await;
+        let panicking = |worker: &mut Worker, deadline| {
+            worker.write_and_tell(deadline, |step| -> Result<(), StoreError> {
+                step.next_number()?;
+                panic!("a test")
+            })
+        };
+        let error = BackendError::from(database.call(panicking).await.expect_err("it panics"));
+        assert!(error.in_doubt());
+        let went_on =
+            database.call(|worker, deadline| worker.write_and_tell(deadline, |step| step.next_number()));
+        went_on.await.expect("the transaction of the one that panicked is closed");
+    }
+
+    #[tokio::test]
+    async fn an_operation_takes_place_though_its_future_is_dropped() {
+        let database = database().await;
+        let (done, seen) = oneshot::channel();
+        let mut call = Box::pin(database.call(move |_, _| {
+            let _ = done.send(());
+            Ok(())
+        }));
+        let waker = std::task::Waker::noop();
+        let _ = call.as_mut().poll(&mut std::task::Context::from_waker(waker));
+        drop(call);
+        seen.await.expect("it took place");
     }
 }

@@ -12,7 +12,10 @@ use std::{
 
 use lockcore::WakeSender;
 
-use super::row::{Key, Set, Text};
+use super::{
+    handoff::Places,
+    row::{Key, Set, Text},
+};
 
 /// How often a session with waiters looks for offers and for holders that died, though nobody rang.
 pub(super) const LOOK: Duration = Duration::from_millis(250);
@@ -28,6 +31,7 @@ pub(super) struct Waiting {
     /// For each id waited for: by how many, and when to look at it next.
     ids: HashMap<Key, (usize, Instant)>,
     schedule: BTreeSet<(Instant, Key)>,
+    claims: usize,
 }
 
 /// One of them.
@@ -46,6 +50,7 @@ impl Waiting {
     pub(super) fn add(&mut self, context: Text, attempt: i64, waiter: Waiter, look: Instant) {
         let ids: Vec<Key> = waiter.claims.iter().map(|claim| claim.id.clone()).collect();
         self.take(&context, attempt);
+        self.claims += ids.len();
         self.entries.insert((context, attempt), waiter);
         for id in ids {
             let (waiters, at) = self.ids.entry(id.clone()).or_insert((0, look));
@@ -60,6 +65,7 @@ impl Waiting {
 
     pub(super) fn take(&mut self, context: &Text, attempt: i64) -> Option<Waiter> {
         let waiter = self.entries.remove(&(context.clone(), attempt))?;
+        self.claims -= waiter.claims.len();
         for claim in &waiter.claims {
             let (waiters, at) = self.ids.get_mut(&claim.id).expect("every id of a waiter is counted");
             *waiters -= 1;
@@ -74,6 +80,19 @@ impl Waiting {
     /// Tells everybody to ask again.
     pub(super) fn clear(&mut self) {
         *self = Waiting::default();
+    }
+
+    /// For how many claims all of them wait together.
+    pub(super) fn claims(&self) -> usize {
+        self.claims
+    }
+
+    /// Tells those to ask again that have no place.
+    pub(super) fn keep_only(&mut self, places: &Places) {
+        let lost: Vec<_> = self.entries.keys().filter(|key| !places.contains(key)).cloned().collect();
+        for (context, attempt) in lost {
+            self.take(&context, attempt);
+        }
     }
 
     /// When the next look is due.

@@ -35,7 +35,7 @@ impl Progress {
     pub(crate) fn show(self: &Arc<Self>, visits: u64) -> Bar {
         let bar = ProgressBar::new(visits);
         let style = ProgressStyle::with_template(
-            "{bar:40} {human_pos}/{human_len} visits, {msg} written, {eta} left",
+            "{bar:24} {human_pos}/{human_len} visits, {msg} written, {eta} left",
         );
         bar.set_style(style.expect("a template that was tried"));
         let redraw = tokio::spawn({

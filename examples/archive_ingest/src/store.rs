@@ -58,7 +58,7 @@ impl Archive {
         // Only what is meant for object stores: their builders would also take a plain `TOKEN` or `TIMEOUT`.
         let options = std::env::vars_os().filter_map(|(key, value)| {
             let (key, value) = (key.into_string().ok()?, value.into_string().ok()?);
-            key.starts_with("AWS_").then_some((key, value))
+            ["AWS_", "AZURE_", "GOOGLE_"].iter().any(|known| key.starts_with(known)).then_some((key, value))
         });
         let (store, root) = object_store::parse_url_opts(&plan.to, options)
             .with_context(|| format!("cannot use {} as an archive", plan.to_shown()))?;

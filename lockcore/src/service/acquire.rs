@@ -261,12 +261,8 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         if request.lease.is_none() {
             return true;
         }
-        let grant = Grant::new(
-            request.context.clone(),
-            request.claims.clone(),
-            granted.iter().cloned(),
-            request.lease,
-        );
+        let grant =
+            Grant::new(request.context.clone(), request.claims.clone(), granted.clone(), request.lease);
         let sent = Moment::now();
         let renewed = self.service().dao.renew(&grant).await;
         self.sent = Some(sent);

@@ -1,10 +1,10 @@
 //! Every future of the DAO can be dropped at every poll: sections 2.6 and 3.2.
 
-use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
+use std::time::Duration;
 
 use lockcore::{BreakMode, LockDao, Page, Withdraw, Withdrawn};
 
-use crate::{Backend, Store, store::id};
+use crate::{Backend, Store, polls::dropped_after, store::id};
 
 /// More polls than any operation takes.
 const MANY: usize = 1000;
@@ -187,23 +187,4 @@ pub async fn dropped_administration_can_be_repeated<B: Backend>(store: Store<B>)
             break;
         }
     }
-}
-
-/// Polls the future at most `polls` times, each time when it asks for it, then drops it. `None` if it had
-/// not ended by then.
-async fn dropped_after<F: Future>(polls: usize, future: F) -> Option<F::Output> {
-    let mut future = pin!(future);
-    let mut left = polls;
-    poll_fn(|cx| {
-        if left == 0 {
-            return Poll::Ready(None);
-        }
-        left -= 1;
-        match future.as_mut().poll(cx) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if left == 0 => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    })
-    .await
 }

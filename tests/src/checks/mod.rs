@@ -18,3 +18,7 @@ pub mod slots;
 pub mod sweep;
 pub mod waiting_sets;
 pub mod withdrawal;
+
+pub use crate::service::{
+    blocking, guards, keeping, losing, nesting, outcomes, releasing, requests, waiting,
+};

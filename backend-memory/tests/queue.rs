@@ -1,0 +1,242 @@
+//! The queue of this backend: order, hand-over across sets, leaving, and what is left behind - nothing.
+#![cfg(not(shuttle))]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use lockcore::{
+    Acquired, BackendErrorKind, ConflictReason, LockDao, Mode, StoredContext, Withdraw, Withdrawn,
+};
+use support::*;
+
+#[test]
+fn ten_thousand_waiters_are_granted_in_order() {
+    let dao = Dao::new();
+    let mut held = take(&dao, &request(0, [exclusive("a")]));
+    let mut waiters: Vec<_> = (1..=10_000).map(|n| queue(&dao, request(n, [exclusive("a")]))).collect();
+    for next in 0..waiters.len() {
+        assert!(waiters[next].offered().is_none());
+        free(&dao, &held);
+        held = waiters[next].offered().expect("it is its turn");
+        assert!(waiters.get_mut(next + 1).is_none_or(|after| after.offered().is_none()));
+    }
+    free(&dao, &held);
+    assert!(dao.is_empty());
+}
+
+#[test]
+fn ten_thousand_waiters_leave_in_any_order() {
+    let dao = Dao::new();
+    let held = take(&dao, &request(0, [exclusive("a")]));
+    let waiters: Vec<_> = (1..=10_000).map(|n| queue(&dao, request(n, [exclusive("a")]))).collect();
+    let mut order: Vec<usize> = (0..waiters.len() - 1).collect();
+    fastrand::Rng::with_seed(7).shuffle(&mut order);
+    for leaves in order {
+        assert_eq!(withdraw(&dao, &waiters[leaves].request, Withdraw::KeepIfGranted), Withdrawn::Left);
+    }
+    let mut last = waiters.into_iter().last().unwrap();
+    free(&dao, &held);
+    free(&dao, &last.offered().expect("all before it have left"));
+    assert!(dao.is_empty());
+}
+
+#[test]
+fn ten_thousand_readers_get_in_together() {
+    let dao = Dao::new();
+    let held = take(&dao, &request(0, [exclusive("a")]));
+    let mut readers: Vec<_> = (1..=10_000).map(|n| queue(&dao, request(n, [shared("a")]))).collect();
+    let mut writer = queue(&dao, request(20_000, [exclusive("a")]));
+    free(&dao, &held);
+    let all: Vec<_> = readers.iter_mut().map(|reader| reader.offered().expect("readers share")).collect();
+    assert_eq!(all.last().unwrap().locks[0].granted.in_use, 10_000);
+    for reading in &all {
+        assert!(writer.offered().is_none());
+        free(&dao, reading);
+    }
+    free(&dao, &writer.offered().expect("all readers are gone"));
+    assert!(dao.is_empty());
+}
+
+#[test]
+fn a_set_is_handed_over_when_its_last_id_is_free() {
+    let dao = Dao::new();
+    let ids: Vec<_> = (0..40).map(|n| format!("id {n:02}")).collect();
+    let holders: Vec<_> =
+        ids.iter().zip(1..).map(|(id, n)| take(&dao, &request(n, [exclusive(id)]))).collect();
+    let mut all = queue(&dao, request(100, ids.iter().map(|id| exclusive(id))));
+    assert_eq!(all.conflicts.len(), ids.len());
+    for holder in &holders {
+        assert!(all.offered().is_none());
+        free(&dao, holder);
+    }
+    free(&dao, &all.offered().expect("all ids are free"));
+    assert!(dao.is_empty());
+}
+
+#[test]
+fn nobody_passes_a_waiting_set_on_an_id_that_is_free() {
+    let dao = Dao::new();
+    let held = take(&dao, &request(1, [exclusive("a")]));
+    let mut both = queue(&dao, request(2, [exclusive("a"), exclusive("b")]));
+    let mut behind = queue(&dao, request(3, [exclusive("b")]));
+    let ConflictReason::QueuedBehind { head, count } = &behind.conflicts[0].reason else {
+        panic!("{:?}", behind.conflicts)
+    };
+    assert_eq!((head, *count), (&StoredContext::Known(2), 1));
+    let mut never = request(4, [exclusive("b")]);
+    never.queue = false;
+    assert!(matches!(now(dao.acquire(&never)).unwrap(), Acquired::Refused(_)));
+    let mut nested = request(5, [exclusive("b")]);
+    nested.nested = true;
+    let inner = take(&dao, &nested);
+    free(&dao, &held);
+    assert!(both.offered().is_none());
+    free(&dao, &inner);
+    let first = both.offered().expect("both are free");
+    assert!(behind.offered().is_none());
+    free(&dao, &first);
+    free(&dao, &behind.offered().expect("it is its turn"));
+    assert!(dao.is_empty());
+}
+
+#[test]
+fn leaving_lets_in_whoever_only_waited_for_the_one_who_left() {
+    for how in [Withdraw::KeepIfGranted, Withdraw::Undo] {
+        let dao = Dao::new();
+        let held = take(&dao, &request(1, [slots("pool", 1, 3)]));
+        let big = queue(&dao, request(2, [slots("pool", 3, 3)]));
+        let mut small: Vec<_> = (3..6).map(|n| queue(&dao, request(n, [slots("pool", 1, 3)]))).collect();
+        let larger = take(&dao, &request(6, [slots("pool", 1, 4)]));
+        assert_eq!(withdraw(&dao, &big.request, how), Withdrawn::Left);
+        let first = small[0].offered().expect("two of three are held");
+        assert!(small[1].offered().is_none());
+        free(&dao, &larger);
+        let second = small[1].offered().expect("two of three are held");
+        [held, first, second].iter().for_each(|held| free(&dao, held));
+        free(&dao, &small[2].offered().expect("all are free"));
+        assert!(dao.is_empty());
+    }
+}
+
+#[test]
+fn whoever_got_a_set_by_asking_again_lets_in_those_behind() {
+    let dao = Dao::new();
+    let held = take(&dao, &request(1, [exclusive("a")]));
+    let wants = [exclusive("a"), slots("pool", 1, 2)];
+    let first = queue(&dao, request(2, wants));
+    let mut second = queue(&dao, request(3, [slots("pool", 1, 2)]));
+    // Both listen for the release; the first one asks at that moment.
+    free(&dao, &held);
+    let first = take(&dao, &first.request);
+    let second = second.offered().expect("one of two is held");
+    free(&dao, &first);
+    free(&dao, &second);
+    assert!(dao.is_empty());
+}
+
+#[test]
+fn fewer_permits_let_the_next_in() {
+    let dao = Dao::new();
+    let mut more = request(1, [slots("pool", 2, 2)]);
+    take(&dao, &more);
+    let mut next = queue(&dao, request(2, [slots("pool", 1, 2)]));
+    more.claims = request(1, [slots("pool", 1, 2)]).claims;
+    more.attempt = lockcore::AttemptId(99);
+    let fewer = take(&dao, &more);
+    let next = next.offered().expect("a permit is free");
+    assert_ne!(next.locks[0].granted.permits, fewer.locks[0].granted.permits);
+    free(&dao, &fewer);
+    free(&dao, &next);
+    assert!(dao.is_empty());
+}
+
+#[test]
+fn undoing_a_change_brings_back_what_was_held() {
+    let dao = Dao::new();
+    let reading = take(&dao, &request(1, [shared("a")]));
+    let mut upgrade = request(1, [exclusive("a"), exclusive("b")]);
+    upgrade.attempt = lockcore::AttemptId(99);
+    take(&dao, &upgrade);
+    assert_eq!(withdraw(&dao, &upgrade, Withdraw::Undo), Withdrawn::Left);
+    let holders = &dao.current()[0].holders;
+    assert_eq!((holders[0].mode, holders[0].fence), (Mode::Shared, reading.locks[0].granted.fence));
+    assert_eq!(dao.len(), 1);
+    free(&dao, &reading);
+    assert!(dao.is_empty());
+}
+
+#[test]
+fn an_offer_nobody_heard_is_found_by_asking_again_or_by_leaving() {
+    let dao = Dao::new();
+    let held = take(&dao, &request(1, [exclusive("a")]));
+    let asks = queue(&dao, request(2, [exclusive("a")])).request;
+    let leaves = queue(&dao, request(3, [exclusive("a")])).request;
+    let undoes = queue(&dao, request(4, [exclusive("a")])).request;
+    let mut last = queue(&dao, request(5, [exclusive("a")]));
+    free(&dao, &held);
+    free(&dao, &take(&dao, &asks));
+    let Withdrawn::Holds(granted) = withdraw(&dao, &leaves, Withdraw::KeepIfGranted) else {
+        panic!("it was granted by now")
+    };
+    free(&dao, &grant(&leaves, granted));
+    assert!(matches!(told(&mut last.wakeup), Some(lockcore::Wake::Recheck)), "an offer unheard can end");
+    last = queue(&dao, last.request);
+    assert_eq!(withdraw(&dao, &undoes, Withdraw::Undo), Withdrawn::Left);
+    free(&dao, &last.offered().expect("the one before has left"));
+    let late = now(dao.acquire(&undoes)).unwrap_err();
+    assert_eq!(late.kind(), BackendErrorKind::Withdrawn);
+    assert!(dao.is_empty());
+}
+
+#[test]
+fn a_waiter_that_asks_again_keeps_its_place() {
+    let dao = Dao::new();
+    let held = take(&dao, &request(1, [exclusive("a")]));
+    let mut first = queue(&dao, request(2, [exclusive("a")]));
+    let mut second = queue(&dao, request(3, [exclusive("a")]));
+    let again = queue(&dao, first.request.clone());
+    assert!(matches!(told(&mut first.wakeup), Some(lockcore::Wake::Recheck)), "the old wake-up ends");
+    first = again;
+    free(&dao, &held);
+    assert!(second.offered().is_none());
+    free(&dao, &first.offered().expect("it is its turn"));
+    free(&dao, &second.offered().expect("it is its turn"));
+    assert!(dao.is_empty());
+}
+
+#[test]
+fn nothing_is_kept_of_an_id_that_nobody_uses() {
+    let dao = Dao::new();
+    let target = |id: &str| lockcore::Target::Id(id.to_owned());
+    let held = take(&dao, &request(1, [exclusive("b")]));
+    let mut never = request(2, [exclusive("a"), exclusive("b"), exclusive("c")]);
+    never.queue = false;
+    assert!(matches!(now(dao.acquire(&never)).unwrap(), Acquired::Refused(_)));
+    assert_eq!(dao.len(), 1);
+    let waits = queue(&dao, request(3, [exclusive("a"), exclusive("b"), exclusive("c")]));
+    assert_eq!(dao.len(), 3);
+    now(dao.freeze(&target("d"), true)).unwrap();
+    assert_eq!(dao.len(), 4);
+    now(dao.freeze(&target("d"), false)).unwrap();
+    assert_eq!(withdraw(&dao, &waits.request, Withdraw::KeepIfGranted), Withdrawn::Left);
+    assert_eq!(dao.len(), 1);
+    now(dao.release_context(&1)).unwrap();
+    assert!(dao.is_empty());
+    assert_eq!(now(dao.release(&held)).unwrap().lost.len(), 1);
+    assert!(dao.is_empty());
+}
+
+#[test]
+fn the_lowest_permits_are_given_again() {
+    let dao = Dao::new();
+    let permits = |held: &Held| held.locks[0].granted.permits.to_vec();
+    let one = take(&dao, &request(1, [slots("pool", 1, 9)]));
+    let two = take(&dao, &request(2, [slots("pool", 3, 9)]));
+    let three = take(&dao, &request(3, [slots("pool", 1, 9)]));
+    assert_eq!((permits(&one), permits(&two), permits(&three)), (vec![0], vec![1, 2, 3], vec![4]));
+    free(&dao, &two);
+    let four = take(&dao, &request(4, [slots("pool", 2, 9)]));
+    let five = take(&dao, &request(5, [slots("pool", 2, 9)]));
+    assert_eq!((permits(&four), permits(&five)), (vec![1, 2], vec![3, 5]));
+    assert_eq!(five.locks[0].granted.in_use, 6);
+}

@@ -1,0 +1,230 @@
+//! Opening: settings, files that cannot be used, schemas of other versions, a file that is replaced.
+
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use lockcore::{
+    AcquireRequest, Acquired, AttemptId, BackendError, BackendErrorKind, ClaimSet, Grant, LockDao,
+    LossReason, Mode, Severity,
+};
+use lockcore_sql::{SqliteBuilder, SqliteLockDao, Synchronous, sqlite::schema_sql};
+use rusqlite::Connection;
+use uuid::Uuid;
+
+type Dao = SqliteLockDao<String, Uuid>;
+
+#[tokio::test]
+async fn every_bad_setting_is_refused_by_name_and_value() {
+    let cases: [(SqliteBuilder<String, Uuid>, &str); 5] = [
+        (Dao::builder(), r#"path: """#),
+        (Dao::builder().path(":memory:").namespace(""), r#"namespace: """#),
+        (Dao::builder().path(":memory:").table_prefix("Locks;"), r#"table_prefix: "Locks;""#),
+        (Dao::builder().path(":memory:").table_prefix("sqlite_x"), r#"table_prefix: "sqlite_x""#),
+        (Dao::builder().path(":memory:").busy_timeout(Duration::ZERO), r#"busy_timeout: "0ns""#),
+    ];
+    for (builder, expected) in cases {
+        let error = builder.open().await.expect_err("it is refused");
+        assert_eq!(error.kind(), BackendErrorKind::Misconfigured);
+        let message = error.to_string();
+        assert!(message.contains("sqlite: ") && message.contains(expected), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_used_is_a_misconfiguration() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let text = folder.path().join("notes.txt");
+    fs::write(&text, "This is no database, but it is long enough to be taken for one.".repeat(50))
+        .expect("a file");
+    assert_eq!(kind(Dao::open(&text).await), BackendErrorKind::Misconfigured);
+    assert_eq!(
+        kind(Dao::open(folder.path().join("missing/locks.db")).await),
+        BackendErrorKind::Misconfigured
+    );
+    assert_eq!(kind(Dao::open(folder.path()).await), BackendErrorKind::Misconfigured);
+    let missing = folder.path().join("locks.db");
+    assert_eq!(
+        kind(Dao::builder().path(&missing).create(false).open().await),
+        BackendErrorKind::Misconfigured
+    );
+    assert!(!missing.exists());
+}
+
+#[tokio::test]
+async fn a_newer_schema_is_refused_and_a_missing_one_too_if_none_may_be_made() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("locks.db");
+    Connection::open(&file).expect("a file").execute_batch("CREATE TABLE theirs (x)").expect("a table");
+    let error = Dao::builder().path(&file).create(false).open().await.expect_err("no schema");
+    assert!(error.to_string().contains("the schema has version 0"), "{error}");
+    drop(Dao::open(&file).await.expect("it is made"));
+    let database = Connection::open(&file).expect("a file");
+    database.execute("UPDATE lockcore_schema SET version = 1000", []).expect("a table of ours");
+    let error = Dao::open(&file).await.expect_err("it is newer");
+    assert_eq!(error.kind(), BackendErrorKind::Misconfigured);
+    assert!(error.to_string().contains("version 1000"), "{error}");
+}
+
+#[tokio::test]
+async fn the_printed_schema_is_what_is_needed() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("locks.db");
+    Connection::open(&file).expect("a file").execute_batch(&schema_sql("app_")).expect("valid SQL");
+    let dao =
+        Dao::builder().path(&file).table_prefix("app_").create(false).open().await.expect("it is there");
+    take(&dao, "a").await;
+    dao.migrate().await.expect("it is current");
+}
+
+#[tokio::test]
+async fn namespaces_and_prefixes_are_apart() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("locks.db");
+    let one = Dao::open(&file).await.expect("a new file");
+    let namespace = Dao::builder().path(&file).namespace("two").open().await.expect("another namespace");
+    let prefix = Dao::builder().path(&file).table_prefix("two_").open().await.expect("other tables");
+    for dao in [&one, &namespace, &prefix] {
+        take(dao, "a").await;
+    }
+}
+
+#[tokio::test]
+async fn a_memory_database_is_private() {
+    let one = Dao::open(":memory:").await.expect("a database in memory");
+    let two = Dao::open(":memory:").await.expect("another one");
+    take(&one, "a").await;
+    take(&two, "a").await;
+}
+
+#[tokio::test]
+async fn a_write_lock_kept_by_somebody_else_is_busy_in_time_and_harmless() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("locks.db");
+    let timeout = Duration::from_secs(2);
+    let dao = Dao::builder().path(&file).busy_timeout(timeout).open().await.expect("a new file");
+    let stopped = Connection::open(&file).expect("the same file");
+    stopped.execute_batch("BEGIN IMMEDIATE").expect("nobody else writes");
+    let (begun, one, two) = (Instant::now(), request("a"), request("b"));
+    // The second waits behind the first, and its time counts all the same.
+    let (first, second) = tokio::join!(dao.acquire(&one), dao.acquire(&two));
+    let elapsed = begun.elapsed();
+    for error in [first.expect_err("it is busy"), second.expect_err("it is busy")] {
+        assert_eq!(
+            (error.kind(), error.in_doubt(), error.is_retryable()),
+            (BackendErrorKind::Busy, false, true)
+        );
+    }
+    assert!(elapsed >= timeout && elapsed < timeout * 19 / 10, "{elapsed:?}");
+    stopped.execute_batch("COMMIT").expect("it can go on");
+    take(&dao, "a").await;
+}
+
+#[tokio::test]
+async fn a_file_that_was_replaced_is_noticed_and_opened_anew() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("locks.db");
+    let dao = Dao::open(&file).await.expect("a new file");
+    let grant = take(&dao, "a").await;
+    for suffix in ["", "-wal", "-shm"] {
+        let _ = fs::remove_file(folder.path().join(format!("locks.db{suffix}")));
+    }
+    let other = Dao::open(&file).await.expect("another file");
+    take(&other, "b").await;
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let error = loop {
+        match dao.renew(&grant).await {
+            Ok(_) => assert!(Instant::now() < deadline, "it goes on in the file that was removed"),
+            Err(error) => break error,
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    assert_eq!((error.kind(), error.is_retryable()), (BackendErrorKind::Unavailable, true));
+    assert_eq!(dao.renew(&grant).await.expect("the new file").lost[0].reason, LossReason::Vanished);
+    assert!(matches!(dao.acquire(&request("b")).await.expect("an answer"), Acquired::Refused(_)));
+}
+
+#[tokio::test]
+async fn the_doctor_finds_a_fresh_file_in_order() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("locks.db");
+    let dao = Dao::builder().path(&file).synchronous(Synchronous::Full).open().await.expect("a new file");
+    let findings = dao.doctor().await.expect("it can be looked at");
+    assert!(findings.iter().all(|finding| finding.severity == Severity::Ok), "{findings:#?}");
+    assert!(
+        findings.iter().any(|finding| finding.check == "synchronous" && finding.detail.starts_with("FULL"))
+    );
+}
+
+#[tokio::test]
+async fn a_reboot_voids_all_locks_and_fences_go_on() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("locks.db");
+    let before = Dao::builder().path(&file).pretend_boot(1).open().await.expect("a new file");
+    let old = take(&before, "a").await;
+    // Not because its process has ended: a detached lock has none.
+    let mut detached = request("b");
+    detached.detached = true;
+    assert!(matches!(before.acquire(&detached).await.expect("an answer"), Acquired::Granted(_)));
+    let after = Dao::builder().path(&file).pretend_boot(2).open().await.expect("the same file");
+    let new = take(&after, "a").await;
+    assert!(fence(&new) > fence(&old));
+    take(&after, "b").await;
+    assert_eq!(after.renew(&old).await.expect("an answer").lost.len(), 1);
+}
+
+#[tokio::test]
+async fn a_lock_from_the_future_lasts_its_lease_from_now_and_no_longer() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("locks.db");
+    let hour = Duration::from_secs(3600);
+    let ahead = Dao::builder().path(&file).pretend_ahead(hour).open().await.expect("a new file");
+    let mut short = request("a");
+    short.lease = Some(Duration::from_millis(300));
+    short.detached = true;
+    let acquired = ahead.acquire(&short).await.expect("an answer");
+    assert!(matches!(acquired, Acquired::Granted(_)));
+    let dao = open(&file).await;
+    let begun = Instant::now();
+    let wanted = request("a");
+    while !matches!(dao.acquire(&wanted).await.expect("an answer"), Acquired::Granted(_)) {
+        assert!(begun.elapsed() < Duration::from_secs(10), "it lasts as long as the clock was ahead");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(begun.elapsed() >= Duration::from_millis(250), "{:?}", begun.elapsed());
+}
+
+async fn open(file: &Path) -> Dao {
+    Dao::open(file).await.expect("the file can be opened")
+}
+
+async fn take(dao: &Dao, id: &str) -> Grant<String, Uuid> {
+    let request = request(id);
+    match dao.acquire(&request).await.expect("an answer") {
+        Acquired::Granted(granted) => Grant::new(request.context, request.claims, granted, request.lease),
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
+fn request(id: &str) -> AcquireRequest<String, Uuid> {
+    AcquireRequest {
+        context: Uuid::new_v4(),
+        attempt: AttemptId::fresh(),
+        claims: ClaimSet::new([id], Mode::Exclusive).expect("valid"),
+        lease: Some(Duration::from_secs(60)),
+        owner: "".into(),
+        queue: false,
+        nested: false,
+        detached: false,
+    }
+}
+
+fn fence(grant: &Grant<String, Uuid>) -> u64 {
+    grant.locks[0].granted.fence
+}
+
+fn kind(opened: Result<Dao, BackendError>) -> BackendErrorKind {
+    opened.expect_err("it cannot be used").kind()
+}

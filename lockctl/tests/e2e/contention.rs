@@ -1,0 +1,53 @@
+//! Many processes at once.
+
+use std::fs;
+
+use crate::store::{Running, Store};
+
+#[test]
+fn sixteen_processes_lose_no_increment() {
+    let store = Store::new();
+    fs::write(store.path("counter"), "0").expect("written");
+    let script = r#"
+        i=0
+        while [ $i -lt 200 ]; do
+            lockctl run --id counter --wait 120s -- sh -c 'read n < counter; echo $((n + 1)) > counter' || exit 1
+            i=$((i + 1))
+        done"#;
+    let workers: Vec<_> = (0..16)
+        .map(|_| {
+            let mut command = store.command("sh");
+            command.args(["-c", script]);
+            Running::of(command)
+        })
+        .collect();
+    for worker in workers {
+        let ended = worker.end();
+        assert_eq!(ended.code, 0, "{}", ended.stderr);
+    }
+    assert_eq!(store.read("counter").trim(), "3200");
+    assert_eq!(store.run(&["ls"]).stdout, "nothing is locked\n");
+}
+
+#[test]
+fn three_slots_are_never_held_by_four() {
+    let store = Store::new();
+    fs::create_dir(store.path("in")).expect("made");
+    let inside =
+        r#"touch in/$$; n=$(ls in | wc -l); [ $n -le 3 ] || echo $n >> too_many; sleep 0.01; rm in/$$"#;
+    let script = format!(
+        "for i in 1 2 3 4 5 6 7 8; do lockctl run --slots pool=3 --wait 60s -- sh -c '{inside}' || exit 1; done"
+    );
+    let workers: Vec<_> = (0..10)
+        .map(|_| {
+            let mut command = store.command("sh");
+            command.args(["-c", &script]);
+            Running::of(command)
+        })
+        .collect();
+    for worker in workers {
+        let ended = worker.end();
+        assert_eq!(ended.code, 0, "{}", ended.stderr);
+    }
+    assert_eq!(store.read("too_many"), "");
+}

@@ -1,0 +1,131 @@
+//! Locks that are lost while the command runs.
+
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use nix::sys::signal::Signal;
+
+use crate::store::{Store, is_alive, until};
+
+/// Writes its argument to `data` unless a later holder was there before.
+const GUARDED_WRITE: &str = r#"
+    exec flock guard sh -c '
+        highest=$(cat highest 2> /dev/null || echo 0)
+        if [ "$LOCKCORE_FENCE" -lt "$highest" ]; then echo "$0 refused" >> log; exit 1; fi
+        echo "$LOCKCORE_FENCE" > highest
+        echo "$0" >> data' "$1"
+"#;
+
+/// Two processes in one group, both of which say who they are.
+const GROUP: &str = "sleep 600 & echo $! > inner; echo $$ > outer; touch started; wait";
+
+#[test]
+fn a_holder_stopped_past_its_lease_writes_nothing_and_ends_as_lost() {
+    let store = Store::new();
+    fs::write(store.path("write"), GUARDED_WRITE).expect("written");
+    let command = "echo $$ > pid; touch started; while [ ! -e go ]; do sleep 0.02; done; \
+                   sh write stale; touch tried; sleep 600";
+    let stale = store.start(&["run", "--id", "a", "--lease", "1s", "--", "sh", "-c", command]);
+    store.until_file("started");
+    stale.signal(Signal::SIGSTOP);
+
+    let next = store.run(&["run", "--id", "a", "--wait", "30s", "--", "sh", "write", "new"]);
+    assert_eq!(next.code, 0, "{}", next.stderr);
+    fs::write(store.path("go"), "").expect("written");
+    store.until_file("tried");
+    assert_eq!((store.read("data"), store.read("log")), ("new\n".to_owned(), "stale refused\n".to_owned()));
+
+    let pid = store.read("pid");
+    assert!(is_alive(&pid));
+    stale.signal(Signal::SIGCONT);
+    let ended = stale.end();
+    assert_eq!(ended.code, 121, "{}", ended.stderr);
+    assert_eq!(
+        ended.stderr,
+        "lockctl: stopped because locks were lost: \"a\": its lease ended, CMD was stopped\n"
+    );
+    assert!(!is_alive(&pid));
+}
+
+#[test]
+fn a_broken_lock_ends_the_whole_process_group() {
+    let store = Store::new();
+    let holder = store.start(&["run", "--id", "a", "--lease", "3s", "--", "sh", "-c", GROUP]);
+    store.until_file("started");
+    let fence = store.fence("a");
+    let answer = store.run(&["break", "a", "--fence", &fence]);
+    assert_eq!(answer.code, 0, "{}", answer.stderr);
+    let ended = holder.end();
+    assert_eq!(ended.code, 121);
+    assert_eq!(
+        ended.stderr,
+        "lockctl: stopped because locks were lost: \"a\": it was broken by an administrator, CMD was stopped\n"
+    );
+    for process in ["inner", "outer"] {
+        until("the group has ended", || !is_alive(&store.read(process)));
+    }
+    assert_eq!(store.holders("a"), 0, "the holder has acknowledged");
+}
+
+#[test]
+fn a_command_that_does_not_heed_term_is_killed_before_the_lease_ends() {
+    let store = Store::new();
+    let command =
+        "trap 'echo heard >> heard' TERM; echo $$ > pid; touch started; while :; do sleep 0.02; done";
+    let holder = store.start(&["run", "--id", "a", "--lease", "3s", "--", "sh", "-c", command]);
+    store.until_file("started");
+    let fence = store.fence("a");
+    let broken = store.json(&["break", "a", "--fence", &fence]);
+    let (asked, within) = (Instant::now(), broken["within_ms"].as_u64().expect("a lease"));
+    // The next one may start when the lease is over; by then nothing of the first is left.
+    let next = store.run(&["run", "--id", "a", "--wait", "30s", "--", "sh", "-c", "kill -0 $(cat pid)"]);
+    assert_eq!(next.code, 1, "the former command is still there: {}", next.stderr);
+    assert!(
+        asked.elapsed() < Duration::from_millis(within) + Duration::from_secs(3),
+        "{:?}",
+        asked.elapsed()
+    );
+    let ended = holder.end();
+    assert_eq!(ended.code, 121, "{}", ended.stderr);
+    assert_eq!(store.read("heard"), "heard\n");
+}
+
+#[test]
+fn what_is_lost_only_at_the_release_is_told_with_the_commands_code() {
+    let store = Store::new();
+    let command = "fence=$LOCKCORE_FENCE; lockctl break a --fence $fence --now > /dev/null; exit 5";
+    let ended = store.run(&["run", "--id", "a", "--lease", "60s", "--", "sh", "-c", command]);
+    assert_eq!(ended.code, 121);
+    assert_eq!(
+        ended.stderr,
+        "lockctl: CMD ended with 5, but locks were lost: \"a\": it was broken by an administrator\n"
+    );
+}
+
+#[test]
+fn a_store_that_does_not_answer_until_the_lease_ends_is_a_loss() {
+    let store = Store::new();
+    let url = "sqlite:locks.db?busy_timeout=100ms";
+    let args = ["run", "--id", "a", "--lease", "1s", "--url", url, "--", "sh", "-c", GROUP];
+    let holder = store.start(&args);
+    store.until_file("started");
+    // Another program that writes to the file, and does not end.
+    let other = rusqlite::Connection::open(store.path("locks.db")).expect("a database");
+    other.execute_batch("BEGIN IMMEDIATE").expect("the write lock");
+    let refused = store.run(&["run", "--id", "b", "--url", url, "--", "true"]);
+    assert_eq!(refused.code, 123, "{}", refused.stderr);
+    let ended = holder.end();
+    assert_eq!(ended.code, 121, "{}", ended.stderr);
+    let lines: Vec<_> = ended.stderr.lines().collect();
+    assert!(lines[0].starts_with("lockctl: renewal failed, trying on: "), "{lines:?}");
+    assert_eq!(
+        *lines.last().expect("lines"),
+        "lockctl: stopped because locks were lost: \"a\": the store could not be reached until its lease ended, \
+         CMD was stopped"
+    );
+    for process in ["inner", "outer"] {
+        until("the group has ended", || !is_alive(&store.read(process)));
+    }
+}

@@ -1,0 +1,133 @@
+//! The command under locks: what it gets, and what comes back.
+
+use std::{io::Write, process::Stdio};
+
+use serde_json::Value;
+
+use crate::store::{Ended, Store};
+
+#[test]
+fn the_exit_code_is_the_commands() {
+    let store = Store::new();
+    for code in ["0", "1", "7", "120", "255"] {
+        let ended = store.run(&["run", "--id", "a", "--", "sh", "-c", &format!("exit {code}")]);
+        assert_eq!((ended.code.to_string().as_str(), ended.stderr.as_str()), (code, ""));
+    }
+    for (signal, code) in [("KILL", 137), ("TERM", 143), ("PIPE", 141)] {
+        let command = format!("kill -{signal} $$; exit 3");
+        assert_eq!(store.run(&["run", "--id", "a", "--", "sh", "-c", &command]).code, code, "{signal}");
+    }
+    assert_eq!(store.run(&["ls"]).stdout, "nothing is locked\n");
+}
+
+#[test]
+fn stdin_stdout_and_stderr_pass_through() {
+    let store = Store::new();
+    let mut command = store.lockctl(&["run", "--id", "a", "--", "sh", "-c", "tr a-z A-Z; echo beside >&2"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("it starts");
+    let text = "all of it\n".repeat(20_000);
+    let mut stdin = child.stdin.take().expect("piped");
+    let writer = std::thread::spawn({
+        let text = text.clone();
+        move || stdin.write_all(text.as_bytes())
+    });
+    let ended = Ended::from(child.wait_with_output().expect("it ends"));
+    writer.join().expect("no panic").expect("it was read");
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, "beside\n"));
+    assert!(ended.stdout == text.to_uppercase());
+}
+
+#[test]
+fn context_and_fences_are_in_the_environment() {
+    let store = Store::new();
+    let print = "echo \"$LOCKCORE_CONTEXT|$LOCKCORE_FENCE|$LOCKCORE_FENCES|$LOCKCORE_PERMITS\"";
+    let one = store.run(&["run", "--id", "a", "--", "sh", "-c", &format!("{print}; lockctl show a --json")]);
+    let (fields, shown) = one.stdout.split_once('\n').expect("two lines");
+    let fields: Vec<_> = fields.split('|').collect();
+    let holder = serde_json::from_str::<Value>(shown).expect("JSON")["holders"][0].clone();
+    assert_eq!(holder["context"], fields[0]);
+    assert_eq!(holder["fence"].to_string(), fields[1]);
+    assert_eq!((fields[2], fields[3]), (format!("{{\"a\":{}}}", fields[1]).as_str(), ""));
+
+    let args =
+        ["run", "--id", "b", "--shared", "c", "--slots", "pool=2/3", "--global", "--", "sh", "-c", print];
+    let many = store.run(&args);
+    let fields: Vec<_> = many.stdout.trim().split('|').collect();
+    let fences: Value = serde_json::from_str(fields[2]).expect("JSON");
+    let ids: Vec<_> = fences.as_object().expect("an object").keys().map(String::as_str).collect();
+    assert_eq!(ids, ["", "b", "c", "pool"]);
+    assert_eq!((fields[1], fields[3]), ("", r#"{"pool":[0,1]}"#));
+
+    let nested = format!("lockctl run --id e --id f -- sh -c '{print}'");
+    let inner = store.run(&["run", "--slots", "pool=3", "--", "sh", "-c", &nested]);
+    let fields: Vec<_> = inner.stdout.trim().split('|').collect();
+    assert_eq!((fields[1], fields[3]), ("", ""), "nothing is left of what the outer one said");
+}
+
+#[test]
+fn the_set_is_held_meanwhile_and_free_afterwards() {
+    let store = Store::new();
+    let ids =
+        ["run", "--id", "b", "--id", "a", "--id", "a", "--shared", "c", "--slots", "pool=3", "--global"];
+    let ended = store.run(&[&ids[..], &["--", "lockctl", "ls", "--json"]].concat());
+    let seen: Value = serde_json::from_str(&ended.stdout).expect("JSON");
+    let seen: Vec<_> = seen.as_array().expect("an array").iter().collect();
+    let held: Vec<_> = seen
+        .iter()
+        .map(|id| (id["id"].as_str(), id["holders"][0]["mode"].as_str().expect("a mode")))
+        .collect();
+    let expected = [
+        (None, "exclusive"),
+        (Some("a"), "exclusive"),
+        (Some("b"), "exclusive"),
+        (Some("c"), "shared"),
+        (Some("pool"), "slots"),
+    ];
+    assert_eq!(held, expected);
+    assert_eq!(store.run(&["ls"]).stdout, "nothing is locked\n");
+}
+
+#[test]
+fn modes_exclude_what_they_say() {
+    let store = Store::new();
+    let inside = |outer: &[&str], inner: &[&str]| {
+        let command = [&["lockctl", "run"], inner, &["--", "true"]].concat();
+        store.run(&[&["run"], outer, &["--"], &command[..]].concat()).code
+    };
+    assert_eq!(inside(&["--shared", "a"], &["--shared", "a"]), 0);
+    assert_eq!(inside(&["--shared", "a"], &["--id", "a"]), 120);
+    assert_eq!(inside(&["--slots", "a=2"], &["--slots", "a=2"]), 0);
+    assert_eq!(inside(&["--slots", "a=2/2"], &["--slots", "a=2"]), 120);
+    assert_eq!(inside(&["--slots", "a=2/2"], &["--slots", "a=3"]), 0, "the limit is as each caller sees it");
+    assert_eq!(inside(&["--global"], &["--id", "a"]), 0);
+    assert_eq!(inside(&["--global"], &["--global"]), 120);
+    assert_eq!(inside(&["--id", "a", "--namespace", "n"], &["--id", "a", "--namespace", "m"]), 0);
+}
+
+#[test]
+fn locks_are_renewed_while_the_command_runs() {
+    let store = Store::new();
+    let command = "for i in 1 2 3 4 5 6; do sleep 0.2; lockctl run --id a -- true && exit 9; done; exit 0";
+    let ended = store.run(&["run", "--id", "a", "--lease", "300ms", "--", "sh", "-c", command]);
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+}
+
+#[test]
+fn a_command_that_cannot_be_started_leaves_nothing_locked() {
+    let store = Store::new();
+    let missing = store.run(&["run", "--id", "a", "--", "/nowhere/command"]);
+    assert_eq!(missing.code, 127);
+    assert_eq!(
+        missing.stderr,
+        "lockctl: CMD: \"/nowhere/command\" cannot be started: No such file or directory (os error 2)\n"
+    );
+    std::fs::write(store.path("plain"), "no program").expect("written");
+    let plain = store.run(&["run", "--id", "a", "--", "./plain"]);
+    assert_eq!(plain.code, 126);
+    assert_eq!(
+        plain.stderr,
+        "lockctl: CMD: \"./plain\" cannot be started: Permission denied (os error 13)\n"
+    );
+    assert_eq!(store.holders("a"), 0);
+}

@@ -1,0 +1,102 @@
+//! Locks that outlive the process that took them.
+
+use std::{
+    fs::File,
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use crate::store::{Ended, Store, until};
+
+fn acquire(store: &Store, args: &[&str]) -> String {
+    let ended = store.run(&[&["acquire"], args].concat());
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""));
+    ended.stdout.trim().to_owned()
+}
+
+#[test]
+fn a_token_is_acquired_and_released() {
+    let store = Store::new();
+    let token =
+        acquire(&store, &["--id", "a", "--id", "b c", "--slots", "pool=2", "--global", "--lease", "10m"]);
+    assert!(!token.contains(char::is_whitespace));
+    assert_eq!(store.run(&["run", "--id", "b c", "--", "true"]).code, 120);
+    let released = store.run(&["release", &token]);
+    assert_eq!((released.code, released.stdout.as_str(), released.stderr.as_str()), (0, "", ""));
+    assert_eq!(store.run(&["ls"]).stdout, "nothing is locked\n");
+
+    let again = store.run(&["release", &token]);
+    assert_eq!(again.code, 122);
+    assert!(
+        again.stderr.starts_with("lockctl: not held any more: the global lock: it vanished"),
+        "{}",
+        again.stderr
+    );
+}
+
+#[test]
+fn a_token_is_renewed_and_its_lease_ends_without() {
+    let store = Store::new();
+    let token = acquire(&store, &["--id", "a", "--lease", "2s"]);
+    let acquired = Instant::now();
+    let remaining = || store.json(&["show", "a"])["holders"][0]["remaining_ms"].as_u64();
+    until("half of the lease is over", || remaining().is_some_and(|left| left < 1000));
+    assert_eq!(store.run(&["renew", &token]).code, 0);
+    assert!(remaining().is_some_and(|left| left > 1000), "{:?}", remaining());
+    until("the lease is over", || store.holders("a") == 0);
+    assert!(acquired.elapsed() > Duration::from_millis(2900), "{:?}", acquired.elapsed());
+    let late = store.run(&["renew", &token]);
+    assert_eq!(late.code, 122);
+    assert!(late.stderr.starts_with("lockctl: not held any more: \"a\": "), "{}", late.stderr);
+}
+
+#[test]
+fn a_token_whose_lock_was_taken_over_releases_nothing() {
+    let store = Store::new();
+    let stale = acquire(&store, &["--id", "a", "--id", "b", "--lease", "200ms"]);
+    let fresh = acquire(&store, &["--id", "a", "--wait", "30s", "--lease", "10m"]);
+    for command in ["release", "renew"] {
+        let ended = store.run(&[command, &stale]);
+        assert_eq!(ended.code, 122, "{command}");
+        assert_eq!(store.holders("a"), 1, "{command} did not touch the new holder");
+    }
+    assert_eq!(store.run(&["release", &fresh]).code, 0);
+    assert_eq!(store.holders("a"), 0);
+}
+
+#[test]
+fn a_part_that_is_lost_is_told_and_the_rest_released() {
+    let store = Store::new();
+    let token = acquire(&store, &["--id", "a", "--id", "b", "--lease", "10m"]);
+    let fence = store.fence("a");
+    assert_eq!(store.run(&["break", "a", "--fence", &fence, "--now"]).code, 0);
+    let ended = store.run(&["release", &token]);
+    assert_eq!(ended.code, 122);
+    assert_eq!(ended.stderr, "lockctl: not all held any more: \"a\": it was broken by an administrator\n");
+    assert_eq!(store.holders("b"), 0);
+}
+
+#[test]
+fn json_tells_all_of_it() {
+    let store = Store::new();
+    let taken = store.json(&["acquire", "--id", "a", "--slots", "pool=2/5", "--lease", "10m"]);
+    assert_eq!(taken["lease_ms"], 600_000);
+    assert_eq!(taken["locks"][0]["id"], "a");
+    assert_eq!(taken["locks"][0]["mode"], "exclusive");
+    assert_eq!(taken["locks"][1]["indexes"], serde_json::json!([0, 1]));
+    assert_eq!(taken["locks"][1]["in_use"], 2);
+    let token = taken["token"].as_str().expect("a token");
+    assert_eq!(store.json(&["renew", token])["renewed"], serde_json::json!(["a", "pool"]));
+    assert_eq!(store.json(&["release", token])["released"], serde_json::json!(["a", "pool"]));
+}
+
+#[test]
+fn a_token_that_nobody_can_read_is_not_left_locked() {
+    let store = Store::new();
+    let mut full = store.lockctl(&["acquire", "--id", "a", "--lease", "10m"]);
+    full.stdout(File::create("/dev/full").expect("Linux has it")).stderr(Stdio::piped());
+    let ended = Ended::from(full.spawn().expect("it starts").wait_with_output().expect("it ends"));
+    assert_eq!(ended.code, 1);
+    assert_eq!(ended.stderr, "lockctl: stdout: No space left on device (os error 28)\n");
+    assert_eq!(store.holders("a"), 0);
+}

@@ -1,0 +1,218 @@
+//! A fault injector around a backend's own DAO: requests that fail, hang, come late, or lose their answer.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use lockcore::{
+    AcquireRequest, Acquired, BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, ContextId,
+    Finding, Grant, Ident, Inspection, Listing, LockDao, Page, Released, Renewed, Swept, Target, Withdraw,
+    Withdrawn,
+};
+use tokio::sync::watch;
+
+/// What can be made to fail.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Operation {
+    /// [`LockDao::acquire`].
+    Acquire,
+    /// [`LockDao::withdraw`].
+    Withdraw,
+    /// [`LockDao::release`].
+    Release,
+    /// [`LockDao::renew`].
+    Renew,
+    /// [`LockDao::sweep`].
+    Sweep,
+}
+
+/// How it fails.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// The request does not take place, and this is known.
+    Fails(BackendErrorKind),
+    /// The request takes place, its answer never comes, and the caller is told of a timeout.
+    LosesAnswer,
+    /// The request does not get on its way, and nothing is said, until the fault is lifted.
+    Hangs,
+    /// The request is on its way, and arrives when the fault is lifted, also if nobody waits for it by then.
+    Late,
+}
+
+/// The faults of one [`FaultyDao`]; clones are the same.
+#[derive(Clone, Debug)]
+pub struct Faults(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    now: watch::Sender<HashMap<Operation, (Fault, usize)>>,
+    calls: [AtomicUsize; 5],
+}
+
+impl Faults {
+    fn new() -> Self {
+        Faults(Arc::new(Shared { now: watch::Sender::new(HashMap::new()), calls: Default::default() }))
+    }
+
+    /// From now on every such request fails so.
+    pub fn set(&self, operation: Operation, fault: Fault) {
+        self.set_times(operation, fault, usize::MAX);
+    }
+
+    /// The next `times` such requests fail so.
+    pub fn set_times(&self, operation: Operation, fault: Fault, times: usize) {
+        self.0.now.send_modify(|faults| {
+            faults.insert(operation, (fault, times));
+        });
+    }
+
+    /// Nothing fails any more.
+    pub fn lift(&self) {
+        self.0.now.send_modify(HashMap::clear);
+    }
+
+    /// How many such requests were made so far.
+    pub fn calls(&self, operation: Operation) -> usize {
+        self.0.calls[operation as usize].load(Ordering::SeqCst)
+    }
+
+    fn meet(&self, operation: Operation) -> Option<Fault> {
+        self.0.calls[operation as usize].fetch_add(1, Ordering::SeqCst);
+        let mut met = None;
+        self.0.now.send_if_modified(|faults| {
+            if let Some((fault, times)) = faults.get_mut(&operation).filter(|(_, times)| *times > 0) {
+                *times -= 1;
+                met = Some(*fault);
+            }
+            false
+        });
+        met
+    }
+
+    async fn lifted(&self, operation: Operation) {
+        let mut faults = self.0.now.subscribe();
+        let lifted = faults.wait_for(|faults| !faults.contains_key(&operation)).await;
+        lifted.expect("`self` keeps the sender");
+    }
+}
+
+/// A backend's own DAO, some of whose requests fail.
+#[derive(Debug)]
+pub struct FaultyDao<D> {
+    dao: Arc<D>,
+    faults: Faults,
+}
+
+impl<D> FaultyDao<D> {
+    /// Nothing fails at first.
+    pub fn new(dao: Arc<D>) -> (Self, Faults) {
+        let faults = Faults::new();
+        (FaultyDao { dao, faults: faults.clone() }, faults)
+    }
+
+    async fn send<T, F>(
+        &self,
+        operation: Operation,
+        call: impl FnOnce(Arc<D>) -> F + Send + 'static,
+    ) -> Result<T, BackendError>
+    where
+        D: Send + Sync + 'static,
+        T: Send + 'static,
+        F: Future<Output = Result<T, BackendError>> + Send,
+    {
+        let (dao, faults) = (self.dao.clone(), self.faults.clone());
+        match faults.meet(operation) {
+            None => call(dao).await,
+            Some(Fault::Fails(kind)) => Err(BackendError::new(kind, "made to fail")),
+            Some(Fault::LosesAnswer) => {
+                drop(call(dao).await);
+                Err(BackendError::new(BackendErrorKind::Timeout, "the answer was lost").possibly_done())
+            }
+            Some(Fault::Hangs) => {
+                faults.lifted(operation).await;
+                call(dao).await
+            }
+            Some(Fault::Late) => {
+                let under_way = tokio::spawn(async move {
+                    faults.lifted(operation).await;
+                    call(dao).await
+                });
+                under_way.await.expect("the request does not panic")
+            }
+        }
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockDao<I, C> for FaultyDao<D> {
+    fn capabilities(&self) -> Capabilities {
+        self.dao.capabilities()
+    }
+
+    async fn acquire(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
+        let request = request.clone();
+        self.send(Operation::Acquire, move |dao| async move { dao.acquire(&request).await }).await
+    }
+
+    async fn withdraw(
+        &self,
+        request: &AcquireRequest<I, C>,
+        how: Withdraw,
+    ) -> Result<Withdrawn, BackendError> {
+        let request = request.clone();
+        self.send(Operation::Withdraw, move |dao| async move { dao.withdraw(&request, how).await }).await
+    }
+
+    async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
+        let grant = grant.clone();
+        self.send(Operation::Release, move |dao| async move { dao.release(&grant).await }).await
+    }
+
+    async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
+        let grant = grant.clone();
+        self.send(Operation::Renew, move |dao| async move { dao.renew(&grant).await }).await
+    }
+
+    async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {
+        self.dao.release_context(context).await
+    }
+
+    async fn list(&self, page: &Page) -> Result<Listing<I, C>, BackendError> {
+        self.dao.list(page).await
+    }
+
+    async fn inspect(&self, target: &Target<I>) -> Result<Inspection<I, C>, BackendError> {
+        self.dao.inspect(target).await
+    }
+
+    async fn break_lock(
+        &self,
+        target: &Target<I>,
+        fence: u64,
+        how: BreakMode,
+        by: &str,
+    ) -> Result<Broken, BackendError> {
+        self.dao.break_lock(target, fence, how, by).await
+    }
+
+    async fn freeze(&self, target: &Target<I>, frozen: bool) -> Result<(), BackendError> {
+        self.dao.freeze(target, frozen).await
+    }
+
+    async fn sweep(&self, batch: usize, unless_within: Option<Duration>) -> Result<Swept, BackendError> {
+        self.send(Operation::Sweep, move |dao| async move { dao.sweep(batch, unless_within).await }).await
+    }
+
+    async fn migrate(&self) -> Result<(), BackendError> {
+        self.dao.migrate().await
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>, BackendError> {
+        self.dao.doctor().await
+    }
+}

@@ -1,0 +1,91 @@
+//! The face for programs without an async runtime: section 3.11.
+
+use std::{cell::RefCell, rc::Rc, time::Duration};
+
+use lockcore::{LockingError, Wait, blocking};
+
+use super::{Oops, Rig};
+use crate::{Backend, Store, store::id};
+
+/// 3.11: without a runtime, calls lock, run on the caller's thread what need not be `Send`, and release.
+pub async fn calls_work_without_a_runtime<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    let locks = blocking::LockingService::from(rig.locks.clone());
+    let thread = std::thread::spawn(move || {
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        let value = locks.with_locks(["a", "b"], || {
+            seen.borrow_mut().push(1);
+            Ok::<_, Oops>(7)
+        });
+        assert_eq!(value.expect("it is free"), 7);
+        let fence = locks.with_held_locks(["a"], |held| Ok::<_, Oops>(held.fence("a")));
+        assert!(fence.expect("it is free") > 0);
+        match locks.with_locks(["a"], || Err::<(), _>(Oops)) {
+            Err(LockingError::Callback { error: Oops }) => {}
+            other => panic!("not the callback's: {other:?}"),
+        }
+        let guard = locks.lock(["a"]).expect("it is free");
+        let refused = locks.with_locks(["a"], || Ok::<_, Oops>(()));
+        assert!(refused.expect_err("it is held").is_contention());
+        let limit = Duration::from_millis(50);
+        match locks.wait(Wait::up_to(limit)).with_locks(["a"], || Ok::<_, Oops>(())) {
+            Err(LockingError::NotLocked { timed_out: Some(over), .. }) => assert!(over.after >= limit),
+            other => panic!("not timed out: {other:?}"),
+        }
+        guard.release().expect("it is held");
+        drop(locks.lock(["c"]).expect("it is free"));
+        assert_eq!(seen.borrow().len(), 1);
+    });
+    tokio::task::spawn_blocking(move || thread.join()).await.expect("no panic").expect("no panic");
+    store.becomes_free(&["a", "b", "c"]).await;
+}
+
+/// 3.9 and 3.11: what blocks for several leases is renewed meanwhile.
+pub async fn long_calls_are_renewed<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    let locks = blocking::LockingService::from(rig.locks.clone());
+    let lease = store.short() * 3;
+    let thread = std::thread::spawn(move || {
+        let call = locks.lease(lease).with_held_locks(["a"], |held| {
+            std::thread::sleep(lease * 2);
+            held.check().expect("it is renewed");
+            Ok::<_, Oops>(())
+        });
+        call.expect("nothing was lost");
+    });
+    tokio::task::spawn_blocking(move || thread.join()).await.expect("no panic").expect("no panic");
+    assert!(store.is_free(&["a"]).await);
+}
+
+/// 3.5 and 3.11: blocking calls nest, inside a runtime too, and see each other.
+pub async fn blocking_calls_nest<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    let locks = blocking::LockingService::from(rig.locks.clone());
+    let inside_a_runtime = tokio::task::spawn_blocking(move || {
+        let outer = locks.with_locks(["a"], || {
+            let inner = locks.with_locks(["b"], || Ok::<_, Oops>(1));
+            match locks.with_locks(["c", "a"], || Ok::<_, Oops>(2)) {
+                Err(LockingError::SelfDeadlock { target }) => assert_eq!(target, id("a")),
+                other => panic!("not refused: {other:?}"),
+            }
+            Ok::<_, Oops>(inner.expect("it is free"))
+        });
+        assert_eq!(outer.expect("it is free"), 1);
+        assert_eq!(locks.shutdown(Duration::from_secs(5)), 0);
+        let refused = locks.with_locks(["a"], || Ok::<_, Oops>(()));
+        assert!(matches!(refused, Err(LockingError::ShutDown)));
+    });
+    inside_a_runtime.await.expect("no panic");
+    assert!(store.is_free(&["a", "b", "c"]).await);
+}
+
+/// 3.2 and 3.11: a panic in a blocking call goes on after the release.
+pub async fn panics_go_on<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    let locks = blocking::LockingService::from(rig.locks.clone());
+    let panics =
+        std::thread::spawn(move || locks.with_locks(["a"], || -> Result<(), Oops> { panic!("on purpose") }));
+    let panicked = tokio::task::spawn_blocking(move || panics.join()).await.expect("it is caught");
+    assert_eq!(panicked.expect_err("the panic goes on").downcast_ref(), Some(&"on purpose"));
+    assert!(store.is_free(&["a"]).await);
+}

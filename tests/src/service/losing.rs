@@ -1,0 +1,218 @@
+//! Locks that are lost while a callback runs: sections 3.3, 3.9 and 3.10.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use lockcore::{
+    BackendErrorKind, BreakMode, Ended, FenceGuard, Grant, Held, LockDao, LockingError, LossReason, LostLock,
+};
+use uuid::Uuid;
+
+use super::{Oops, Rig};
+use crate::{
+    Backend, Store,
+    fault::{Fault, Operation},
+    store::id,
+};
+
+/// 3.9: a callback whose lease cannot be renewed is stopped before the lease ends, is not polled afterwards, and its
+/// locks are told as lost because the store could not be reached.
+pub async fn nothing_runs_past_the_deadline<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    let lease = store.short() * 2;
+    for fault in [Fault::Fails(BackendErrorKind::Unavailable), Fault::Hangs] {
+        rig.faults.set(Operation::Renew, fault);
+        let last_poll = Arc::new(Mutex::new(None));
+        let polled = last_poll.clone();
+        let asked = Instant::now();
+        let call = rig.locks.lease(lease).with_locks(["a", "b"], || async move {
+            loop {
+                polled.lock().expect("no panic").replace(Instant::now());
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            #[allow(unreachable_code, reason = "it gives the type")]
+            Ok::<(), Oops>(())
+        });
+        let lost = stopped(call.await);
+        assert_eq!(lost.len(), 2);
+        assert!(lost.iter().all(|lost| lost.reason == LossReason::Unreachable), "{lost:?}");
+        let last_poll = last_poll.lock().expect("no panic").expect("it ran");
+        assert!(last_poll > asked + lease / 2, "stopped much too early");
+        // The lease began after `asked`, so that it ends after this by the store's clock.
+        assert!(last_poll < asked + lease, "polled {:?} after the request", last_poll - asked);
+        rig.faults.lift();
+        store.becomes_free(&["a", "b"]).await;
+    }
+    assert!(rig.events().contains(&"lost"));
+}
+
+/// 3.9: a callback that blocks past the deadline is not polled again, though its future is ready to go on.
+pub async fn a_late_callback_is_not_polled_again<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    let lease = store.short();
+    rig.faults.set(Operation::Renew, Fault::Hangs);
+    let went_on = AtomicBool::new(false);
+    let call = rig.locks.lease(lease).with_locks(["a"], || async {
+        // As if the process had been stopped in the middle of a poll.
+        std::thread::sleep(lease);
+        tokio::task::yield_now().await;
+        went_on.store(true, Ordering::SeqCst);
+        Ok::<_, Oops>(())
+    });
+    stopped(call.await);
+    assert!(!went_on.load(Ordering::SeqCst));
+    rig.faults.lift();
+    store.becomes_free(&["a"]).await;
+}
+
+/// 3.3 and 6: a callback whose lock an admin breaks is stopped at its next renewal and told why.
+pub async fn a_broken_lock_is_told<B: Backend>(store: Store<B>) {
+    if !store.capabilities().breaking {
+        return;
+    }
+    for how in [BreakMode::AfterLease, BreakMode::Now] {
+        let rig = Rig::new(&store);
+        let call = rig.locks.lease(store.short() * 3).with_held_locks(["a", "b"], |held| {
+            let dao = store.dao();
+            async move {
+                dao.break_lock(&id("a"), held.fence("a"), how, "an admin").await.expect("the store answers");
+                std::future::pending::<Result<(), Oops>>().await
+            }
+        });
+        let lost = stopped(call.await);
+        assert_eq!(lost.len(), 1);
+        assert_eq!((&lost[0].target, lost[0].reason), (&id("a"), LossReason::Broken));
+        store.becomes_free(&["a", "b"]).await;
+    }
+}
+
+/// 3.3: a callback whose lock vanishes from the store is stopped at its next renewal and told so.
+pub async fn a_vanished_lock_is_told<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    let call = rig.locks.lease(store.short() * 3).with_held_locks(["a", "b"], |held| {
+        let dao = store.dao();
+        async move {
+            let mut grant = grant_of(&held);
+            grant.locks.truncate(1);
+            dao.release(&grant).await.expect("the store answers");
+            std::future::pending::<Result<(), Oops>>().await
+        }
+    });
+    let lost = stopped(call.await);
+    assert_eq!(lost.len(), 1);
+    assert_eq!((&lost[0].target, lost[0].reason), (&id("a"), LossReason::Vanished));
+    assert!(store.is_free(&["a", "b"]).await);
+}
+
+/// 3.3: "not yours" at the release, though the lease had not ended when the callback did, is a loss, told with the
+/// callback's result.
+pub async fn a_loss_found_at_the_release_is_told<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    let steals = |held: Held<String, Uuid>| {
+        let dao = store.dao();
+        async move { dao.release(&grant_of(&held)).await.expect("the store answers") }
+    };
+    let call = rig.locks.with_held_locks(["a"], |held| async {
+        steals(held).await;
+        Ok::<_, Oops>(7)
+    });
+    match call.await {
+        Err(LockingError::Lost { lost, callback: Some(Ok(())) }) => assert_eq!(lost[0].target, id("a")),
+        other => panic!("not lost: {other:?}"),
+    }
+    let call = rig.locks.with_held_locks(["a"], |held| async {
+        steals(held).await;
+        Err::<(), _>(Oops)
+    });
+    match call.await {
+        Err(LockingError::Lost { callback: Some(Err(Oops)), .. }) => {}
+        other => panic!("not lost: {other:?}"),
+    }
+    let call = rig.locks.outcome(["a"], |held| async {
+        steals(held).await;
+        7
+    });
+    let Ended { value, lost } = call.await.expect("it ran");
+    assert_eq!((value, lost.len()), (Some(7), 1));
+    assert_eq!(rig.events(), ["lost", "lost", "lost"]);
+}
+
+/// 3.9: whoever chooses to be told goes on, and learns of the loss from the handle.
+pub async fn the_callback_may_choose_to_be_told<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    rig.faults.set(Operation::Renew, Fault::Fails(BackendErrorKind::Unavailable));
+    let call = rig.locks.lease(store.short()).tell_when_lost().outcome(["a"], |held| async move {
+        held.check().expect("not lost yet");
+        let lost = held.lost().await;
+        assert_eq!((lost.len(), lost[0].reason), (1, LossReason::Unreachable));
+        assert_eq!(held.check().expect_err("lost by now").lost, lost);
+        assert_eq!(held.time_left(), Some(Duration::ZERO));
+        "cleaned up"
+    });
+    let Ended { value, lost } = call.await.expect("it ran to its end");
+    assert_eq!((value, lost.len()), (Some("cleaned up"), 1));
+    rig.faults.lift();
+    store.becomes_free(&["a"]).await;
+}
+
+/// 3.9: plain code cannot be stopped; it sees the loss in its handle, and its caller is told.
+pub async fn plain_code_sees_the_loss<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    rig.faults.set(Operation::Renew, Fault::Fails(BackendErrorKind::Unavailable));
+    let lease = store.short();
+    let call = rig.locks.lease(lease).with_held_locks_sync(["a"], |held| {
+        held.check().expect("not lost yet");
+        std::thread::sleep(lease * 2);
+        held.check().expect_err("lost by now");
+        Ok::<_, Oops>(())
+    });
+    match call.await {
+        Err(LockingError::Lost { callback: Some(Ok(())), .. }) => {}
+        other => panic!("not lost: {other:?}"),
+    }
+    rig.faults.lift();
+    store.becomes_free(&["a"]).await;
+}
+
+/// 3.10: what a former holder writes too late, a guarded resource refuses.
+pub async fn a_guarded_write_stops_a_former_holder<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    rig.faults.set(Operation::Renew, Fault::Fails(BackendErrorKind::Unavailable));
+    let mut resource = FenceGuard::new();
+    let former = rig.locks.lease(store.short()).lock(["a"]).await.expect("it is free");
+    let fence = former.exclusive_fence("a").expect("it is exclusive");
+    resource.admit_exclusive(fence).expect("the only one so far");
+    let later = crate::eventually("the lease ends", || async {
+        rig.locks
+            .with_held_locks(["a"], |held| async move { Ok::<_, Oops>(held.exclusive_fence("a")) })
+            .await
+            .ok()
+    })
+    .await;
+    resource.admit_exclusive(later.expect("it is exclusive")).expect("the later one");
+    let refused = resource.admit_exclusive(fence).expect_err("a later holder was here");
+    assert_eq!(refused.fence, fence.number());
+    former.check().expect_err("lost by now");
+    match former.release().await {
+        Err(LockingError::Lost { lost, .. }) => assert_eq!(lost[0].target, id("a")),
+        other => panic!("not lost: {other:?}"),
+    }
+}
+
+fn stopped<T: std::fmt::Debug>(
+    outcome: Result<T, LockingError<String, Uuid, Oops>>,
+) -> Vec<LostLock<String>> {
+    match outcome {
+        Err(LockingError::Lost { lost, callback: None }) => lost,
+        other => panic!("not stopped: {other:?}"),
+    }
+}
+
+fn grant_of(held: &Held<String, Uuid>) -> Grant<String, Uuid> {
+    Grant { context: *held.context(), locks: held.locks().into(), lease: None }
+}
