@@ -14,7 +14,9 @@ use std::{
     time::Duration,
 };
 
-use lockcore::{AcquireRequest, AttemptId, BackendErrorKind, LockDao, LockGuard, LockingService, Owner, Wait};
+use lockcore::{
+    AcquireRequest, AttemptId, BackendErrorKind, LockDao, LockGuard, LockingService, Owner, Wait,
+};
 use rigged::{Fault, Rigged, Service, Step, eventually, poll_once, within_ten_seconds};
 use tokio::runtime::{Builder, Runtime};
 use uuid::Uuid;
@@ -42,9 +44,7 @@ const CALLS: [(&str, PolledCall); 5] = [
     ("with_locks", |locks, polls| {
         polled(locks.with_locks(["a", "b"], async || tokio::task::yield_now().await), polls)
     }),
-    ("with_locks_sync", |locks, polls| {
-        polled(locks.with_locks_sync(["a", "b"], || Ok::<_, ()>(())), polls)
-    }),
+    ("with_locks_sync", |locks, polls| polled(locks.with_locks_sync(["a", "b"], || Ok::<_, ()>(())), polls)),
     ("lock and release", |locks, polls| {
         polled(async { locks.lock(["a"]).await.unwrap().release().await }, polls)
     }),

@@ -96,7 +96,9 @@ async fn a_store_that_does_not_answer_is_not_contention() {
         assert!(error.is_retryable(), "{error}");
         let (timed_out, failures) = timed_out(Err::<(), _>(error));
         assert_eq!(timed_out.phase, Phase::Asking);
-        assert!(matches!(&failures[..], [Failure::Backend(error)] if error.kind() == BackendErrorKind::Timeout));
+        assert!(
+            matches!(&failures[..], [Failure::Backend(error)] if error.kind() == BackendErrorKind::Timeout)
+        );
     }
 }
 
@@ -174,7 +176,11 @@ async fn in_a_queue_the_order_is_that_of_arrival() {
         let (locks, order) = (&locks, &order);
         async move {
             sleep(Duration::from_millis(n)).await;
-            locks.wait(Wait::forever()).run_locked(["a"], async || order.lock().unwrap().push(n)).await.unwrap();
+            locks
+                .wait(Wait::forever())
+                .run_locked(["a"], async || order.lock().unwrap().push(n))
+                .await
+                .unwrap();
         }
     });
     let releasing = async {

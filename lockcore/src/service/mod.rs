@@ -20,6 +20,7 @@ mod waiting;
 use std::{
     collections::HashSet,
     fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -129,7 +130,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Builder<I, C, D> {
         self
     }
 
-    /// Is told what no outcome tells; see [`Event`].
+    /// Is told what no outcome tells; see [`Event`]. A hook that panics disturbs nothing else.
     #[must_use]
     pub fn on_event(mut self, hook: impl Fn(&Event<'_, I, C>) + Send + Sync + 'static) -> Self {
         self.inner.hook = Some(Box::new(hook));
@@ -273,7 +274,8 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
         let event = event();
         observe::record(self.capabilities.backend, &event);
         if let Some(hook) = &self.hook {
-            hook(&event);
+            // Its panic is its own affair: the panic hook tells of it, and what was under way here goes on.
+            let _ = catch_unwind(AssertUnwindSafe(|| hook(&event)));
         }
     }
 
