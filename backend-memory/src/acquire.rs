@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use lockcore::{
     AcquireRequest, Acquired, BackendError, BackendErrorKind, Claim, Conflict, ContextId, Granted, Ident,
-    Target, Wakeup, rules,
+    Mode, Target, Wakeup, rules,
 };
 use smallvec::SmallVec;
 
@@ -53,7 +53,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         let examined = self.examine(&mut locked, &spots, &request.claims, &asker, &mut step);
         let acquired = if !examined.blocked {
             if let Some(waiter) = waiter {
-                self.leave(&mut locked, &spots, &waiter, &mut step);
+                self.leave(&mut locked, &spots, &waiter, true, &mut step);
             }
             let expires = now.after(Lease::of(request.lease));
             Acquired::Granted(self.grant(&mut locked, &mut spots, request, expires, &mut step))
@@ -164,20 +164,23 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         granted
     }
 
-    /// Takes a waiter out of the queues of all its ids (invariant 3), and notes that this may let others
-    /// through (invariant 4).
+    /// Takes a waiter out of the queues of all its ids (invariant 3), because it is `granted` its set in the
+    /// same step or has given up, and notes that this may let others through (invariant 4).
     pub(crate) fn leave(
         &self,
         locked: &mut Locked<'_, I, C>,
         spots: &[Spot],
         waiter: &Waiter<I, C>,
+        granted: bool,
         step: &mut Step<'_, I, C>,
     ) {
         step.drop_later(waiter.wake.lock().take());
-        for spot in spots {
+        for (spot, claim) in spots.iter().zip(waiter.request.claims.iter()) {
             let entry = locked.entry(spot).expect("an id with a waiter has an entry");
             entry.queue_mut().expect("an id with a waiter has a queue").remove(waiter);
-            step.freed(spot, entry);
+            if !(granted && claim.mode == Mode::Exclusive) {
+                step.freed(spot, entry);
+            }
         }
     }
 

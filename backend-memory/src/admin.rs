@@ -105,7 +105,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
             let targets = || waiter.request.claims.iter().map(|claim| &claim.target);
             let mut spots = self.tables.spots(targets());
             locked.locate_all(&mut spots, targets());
-            self.leave(&mut locked, &spots, waiter, &mut step);
+            self.leave(&mut locked, &spots, waiter, false, &mut step);
             spots.iter_mut().for_each(|spot| locked.tidy(spot));
         }
         let mut released = Vec::new();
@@ -142,7 +142,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
                 let entry = locked.entry(&spot).expect("it has the row found above");
                 let now_free = how == BreakMode::Now;
                 if now_free {
-                    entry.holders.remove(&context);
+                    entry.holders.drop_row(&context);
                     step.freed(&spot, entry);
                 } else {
                     entry.holders.mark_broken(&context);

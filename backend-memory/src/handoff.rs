@@ -164,7 +164,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
             return false;
         }
         let sender = waiter.wake.lock().take();
-        self.leave(locked, &spots, waiter, step);
+        self.leave(locked, &spots, waiter, true, step);
         let now = step.now();
         let mut expires = now.after(Lease::of(request.lease));
         if sender.as_ref().is_none_or(WakeSender::is_closed) {

@@ -120,30 +120,44 @@ impl<C: ContextId> Holders<C> {
     }
 
     /// Puts a new row in, whose context has none, and gives it the lowest free permits.
+    #[inline]
     pub(crate) fn insert(&mut self, mut holder: Holder<C>) -> &mut Holder<C> {
+        if !self.is_empty() {
+            return self.insert_beside_others(holder);
+        }
         let wanted = holder.mode.permits();
+        if wanted > 0 {
+            holder.permits = (0..wanted).collect();
+        }
+        *self = Holders::One(holder);
         match self {
-            Holders::None => {
-                holder.permits = (0..wanted).collect();
-                *self = Holders::One(holder);
-                match self {
-                    Holders::One(holder) => holder,
-                    _ => unreachable!("set in the line above"),
-                }
-            }
-            Holders::One(_) => {
-                let Holders::One(first) = std::mem::replace(self, Holders::None) else {
-                    unreachable!("matched in the line above");
-                };
-                *self = Holders::Many(Box::new(Crowd::of(first)));
-                self.insert(holder)
-            }
-            Holders::Many(crowd) => {
-                holder.permits = crowd.permits.take(wanted);
-                crowd.in_use = crowd.in_use.plus(holder.mode);
-                crowd.earliest = crowd.earliest.min(holder.expires);
-                crowd.rows.entry(holder.context.clone()).insert(holder).into_mut()
-            }
+            Holders::One(holder) => holder,
+            _ => unreachable!("set in the line above"),
+        }
+    }
+
+    fn insert_beside_others(&mut self, mut holder: Holder<C>) -> &mut Holder<C> {
+        if let Holders::One(_) = self {
+            let Holders::One(first) = std::mem::replace(self, Holders::None) else {
+                unreachable!("matched in the line above");
+            };
+            *self = Holders::Many(Box::new(Crowd::of(first)));
+        }
+        let Holders::Many(crowd) = self else {
+            unreachable!("there are others");
+        };
+        holder.permits = crowd.permits.take(holder.mode.permits());
+        crowd.in_use = crowd.in_use.plus(holder.mode);
+        crowd.earliest = crowd.earliest.min(holder.expires);
+        crowd.rows.entry(holder.context.clone()).insert(holder).into_mut()
+    }
+
+    /// Drops the context's row.
+    #[inline]
+    pub(crate) fn drop_row(&mut self, context: &C) {
+        match self {
+            Holders::One(holder) if holder.context == *context => *self = Holders::None,
+            _ => drop(self.remove(context)),
         }
     }
 

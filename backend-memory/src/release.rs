@@ -21,7 +21,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
             let row = entry.filter(|e| e.holders.row(&grant.context).is_some_and(|row| row.fence == fence));
             match row {
                 Some(entry) => {
-                    entry.holders.remove(&grant.context);
+                    entry.holders.drop_row(&grant.context);
                     step.freed(spot, entry);
                 }
                 None => lost.push(obituary(locked.table(spot), target, fence)),

@@ -26,7 +26,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
             locked.table(&spots[0]).withdrawals.add(request.attempt, &request.context, now);
         }
         if let Some(waiter) = waiting(&mut locked, &spots, request) {
-            self.leave(&mut locked, &spots, &waiter, &mut step);
+            self.leave(&mut locked, &spots, &waiter, false, &mut step);
             self.record(What::Withdrawn, &request.context, || now, || ids(&request.claims));
         }
         for (spot, claim) in spots.iter().zip(request.claims.iter()) {

@@ -1,4 +1,5 @@
 //! Leases are renewed as long as the callback runs, and their loss is noticed in time, whatever the reason.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod rigged;
 

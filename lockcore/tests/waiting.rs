@@ -1,4 +1,5 @@
 //! How long and in what manner calls wait, with a queue in the backend and without one.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod rigged;
 

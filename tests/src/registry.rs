@@ -155,6 +155,7 @@ macro_rules! for_each_check {
             waiting_sets {
                 a_waiting_set_holds_back_its_ids_only,
                 one_release_serves_several_sets,
+                of_two_set_free_the_earlier_is_served,
                 a_waiting_set_holds_nothing,
                 many_overlapping_waiters_are_all_served,
             }
@@ -252,6 +253,7 @@ macro_rules! for_each_check {
             }
             keeping {
                 locks_outlive_their_lease,
+                the_deadline_counts_from_the_request,
                 blocking_code_is_renewed,
                 a_blocked_runtime_is_renewed,
                 a_failing_renewal_is_tried_again,
@@ -287,6 +289,7 @@ macro_rules! for_each_check {
                 bad_ids_are_refused,
                 bad_slots_are_refused,
                 bad_settings_are_refused,
+                options_are_checked_when_a_service_is_built,
                 undeclared_claims_are_refused,
                 undeclared_administration_is_refused,
             }

@@ -13,6 +13,7 @@ use lockcore::{
     Wakeup, Withdraw, Withdrawn,
 };
 use lockcore_memory::MemoryLockDao;
+use smallvec::SmallVec;
 
 /// The backend under test: contexts are numbers, so that tests can name them.
 pub type Dao = MemoryLockDao<String, u64>;
@@ -90,10 +91,7 @@ pub fn queue(dao: &Dao, request: AcquireRequest<String, u64>) -> Asked {
     }
 }
 
-pub fn grant(
-    request: &AcquireRequest<String, u64>,
-    granted: impl IntoIterator<Item = lockcore::Granted>,
-) -> Held {
+pub fn grant(request: &AcquireRequest<String, u64>, granted: SmallVec<[lockcore::Granted; 1]>) -> Held {
     Grant::new(request.context, request.claims.clone(), granted, request.lease)
 }
 

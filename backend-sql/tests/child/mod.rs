@@ -15,6 +15,7 @@ use rustix::{
     process::{Pid, Signal, kill_process},
     time::{ClockId, clock_gettime},
 };
+use smallvec::SmallVec;
 use uuid::Uuid;
 
 pub(crate) type Dao = SqliteLockDao<String, Uuid>;
@@ -218,10 +219,7 @@ pub(crate) fn now() -> i64 {
     now.tv_sec * 1_000_000 + now.tv_nsec / 1_000
 }
 
-fn grant(
-    request: &AcquireRequest<String, Uuid>,
-    granted: impl IntoIterator<Item = Granted>,
-) -> Grant<String, Uuid> {
+fn grant(request: &AcquireRequest<String, Uuid>, granted: SmallVec<[Granted; 1]>) -> Grant<String, Uuid> {
     Grant::new(request.context, request.claims.clone(), granted, request.lease)
 }
 

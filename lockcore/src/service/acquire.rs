@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
+use tracing::{Instrument, Span};
 
 use super::{
     Inner,
@@ -11,7 +12,7 @@ use super::{
     hold::{Hold, HoldCore, ServiceRef},
     lease::Lease,
     nesting,
-    observe::{Event, Stopwatch, count},
+    observe::{Event, Stopwatch, count, span},
     waiting,
 };
 use crate::{
@@ -43,7 +44,10 @@ pub(crate) async fn acquire<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
     match answer {
         Ok(Acquired::Granted(granted)) => Ok(attempt.hold(granted)),
         // In a box of its own, so that a call that need not wait is not made larger by those that do.
-        answer => Box::pin(waiting::wait(attempt, answer, wait)).await,
+        answer => {
+            let span = attempt.span.clone();
+            Box::pin(waiting::wait(attempt, answer, wait).instrument(span)).await
+        }
     }
 }
 
@@ -71,6 +75,7 @@ pub(crate) struct Attempt<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     /// When the first was.
     started: Option<Moment>,
     stopwatch: Stopwatch,
+    span: Span,
 }
 
 impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
@@ -107,6 +112,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             nested,
             detached: settings.detached,
         };
+        let span = span(service.capabilities.backend, &request);
         Ok(Attempt {
             service: Some(service),
             request: Some(request),
@@ -117,6 +123,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             sent: None,
             started: None,
             stopwatch: Stopwatch::start(),
+            span,
         })
     }
 
@@ -208,10 +215,12 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         });
         let grant = Grant::new(request.context, request.claims, granted, request.lease);
         // First of all a hold, which releases the set whatever goes wrong after this.
-        let hold = Hold::new(service, grant, lease, offered, self.context_tracked, late);
+        let span = std::mem::replace(&mut self.span, Span::none());
+        let hold = Hold::new(service, grant, lease, offered, self.context_tracked, late, span);
         let backend = hold.service.capabilities.backend;
         count("lockcore_acquired_total", backend, "granted");
         self.stopwatch.record("lockcore_wait_seconds", backend);
+        tracing::debug!(parent: &hold.span, offered, "locked");
         if hold.core.lease.is_some() {
             hold.service.start_sweeper();
         }

@@ -328,9 +328,9 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         let claims = self.claims(ids);
         async move {
             let hold = take(ServiceRef::Borrowed(self.service.inner()), self.effective(), claims).await;
-            let hold = hold.map_err(LockError::widen)?;
+            let mut hold = hold.map_err(LockError::widen)?;
             let end = run::call_sync(&hold, |core| callback(&Held(core.clone())));
-            run::finish(hold, end).await.map_err(LockError::widen)?.into_result()
+            run::finish(&mut hold, end).await.map_err(LockError::widen)?.into_result()
         }
     }
 
@@ -361,9 +361,9 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
                 let end = run::call_sync(&hold, |core| callback(&Held(core.clone())));
                 (hold, end)
             });
-            let (hold, end) =
+            let (mut hold, end) =
                 on_its_thread.await.expect("panics of the callback are caught, and it is not aborted");
-            run::finish(hold, end).await.map_err(LockError::widen)?.into_result()
+            run::finish(&mut hold, end).await.map_err(LockError::widen)?.into_result()
         }
     }
 
@@ -408,7 +408,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
                 Ok(mut attempt) => acquire(&mut attempt, &settings.wait.0).await,
                 Err(error) => Err(error),
             };
-            let hold = match hold {
+            let mut hold = match hold {
                 Ok(hold) => hold,
                 Err(error) => return conclude(Err(error)),
             };
@@ -419,7 +419,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
                 let mut future = pin!(None);
                 poll_fn(|cx| run::poll(&hold, &mut bounds, &mut make, future.as_mut(), cx)).await
             };
-            conclude(run::finish(hold, end).await)
+            conclude(run::finish(&mut hold, end).await)
         }
     }
 }

@@ -35,7 +35,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockGuard<I, C, D> {
     ///
     /// # Cancel safety
     /// Safe: the release is then finished in the background.
-    pub async fn release(self) -> Result<(), LockError<I, C>> {
+    pub async fn release(mut self) -> Result<(), LockError<I, C>> {
         let lost = self.hold.release().await;
         if lost.is_empty() { Ok(()) } else { Err(LockingError::Lost { lost, callback: Some(Ok(())) }) }
     }

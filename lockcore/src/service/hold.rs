@@ -10,6 +10,7 @@ use std::{
 };
 
 use tokio::sync::Notify;
+use tracing::Span;
 
 use super::{
     Inner,
@@ -90,6 +91,8 @@ pub(crate) struct Hold<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     late: Option<Box<AcquireRequest<I, C>>>,
     over: bool,
     stopwatch: Stopwatch,
+    /// Entered around every poll of the callback.
+    pub(crate) span: Span,
 }
 
 impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
@@ -101,6 +104,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         offered: bool,
         context_tracked: bool,
         late: Option<Box<AcquireRequest<I, C>>>,
+        span: Span,
     ) -> Self {
         let core = Arc::new(HoldCore { grant, lease, released: AtomicBool::new(false), told: Notify::new() });
         let mut hold = Hold {
@@ -111,6 +115,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
             late,
             over: false,
             stopwatch: Stopwatch::start(),
+            span,
         };
         if let Some(lease) = &hold.core.lease {
             let keeper = Keeper::current();
@@ -135,8 +140,8 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
     }
 
     /// Stops the renewal, releases, and gives what was lost while it was held. If the caller goes away meanwhile, the
-    /// release is finished in the background.
-    pub(crate) async fn release(mut self) -> Vec<LostLock<I>> {
+    /// drop of the hold finishes it in the background.
+    pub(crate) async fn release(&mut self) -> Vec<LostLock<I>> {
         self.stop_renewal();
         let mut lost = self.core.known_lost();
         let was_valid = self.core.lease.as_ref().is_none_or(|lease| !lease.left().is_zero());
@@ -221,6 +226,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
             // Frees the set if it has to, and refuses the request that may still arrive.
             Some(request) => Cleanup::Withdraw(*request).start((*self.service).clone(), context),
         }
+        tracing::debug!(parent: &self.span, released = self.over, "no longer held");
         self.stopwatch.record("lockcore_held_seconds", self.service.capabilities.backend);
     }
 }

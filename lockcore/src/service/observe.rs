@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::{BackendError, ContextId, Failure, Grant, Ident, LostLock};
+use tracing::Span;
+
+use crate::{AcquireRequest, BackendError, ContextId, Failure, Grant, Ident, LostLock};
 
 /// Something that a call's outcome does not tell, or that happened in the background. Given to the hook of
 /// [`Builder::on_event`](crate::Builder::on_event) on the thread where it happened: be quick.
@@ -135,6 +137,18 @@ pub(crate) fn time(name: &'static str, backend: &'static str, duration: Duration
     metrics::histogram!(name, "backend" => backend).record(duration.as_secs_f64());
     #[cfg(not(feature = "metrics"))]
     let _ = (name, backend, duration);
+}
+
+/// The span of one call, from its first request to its release; nothing where no subscriber wants it.
+pub(crate) fn span<I: Ident, C: ContextId>(backend: &'static str, request: &AcquireRequest<I, C>) -> Span {
+    tracing::debug_span!(
+        "locks",
+        backend,
+        context = %request.context.stored(),
+        owner = %request.owner,
+        ids = request.claims.len(),
+        nested = request.nested,
+    )
 }
 
 /// Measures a span of time where metrics are wanted, and costs nothing elsewhere.

@@ -113,7 +113,7 @@ pub(crate) fn call_sync<I: Ident, C: ContextId, D: LockDao<I, C>, T>(
 
 /// Releases the set and gives the outcome, or lets the panic go on.
 pub(crate) async fn finish<I: Ident, C: ContextId, D: LockDao<I, C>, T>(
-    hold: Hold<'_, I, C, D>,
+    hold: &mut Hold<'_, I, C, D>,
     end: End<T>,
 ) -> Result<Ended<T, I>, LockError<I, C>> {
     let lost = hold.release().await;
@@ -131,7 +131,7 @@ fn inside<I: Ident, C: ContextId, D: LockDao<I, C>, T>(
     hold: &Hold<'_, I, C, D>,
     code: impl FnOnce() -> T,
 ) -> Result<T, Box<dyn Any + Send>> {
-    let _entered = hold.entered();
+    let (_entered, _span) = (hold.entered(), hold.span.enter());
     // Unwind safe: the panic goes on as soon as the set is released, and nothing of the code is used again.
     catch_unwind(AssertUnwindSafe(code))
 }

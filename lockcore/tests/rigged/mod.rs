@@ -1,5 +1,10 @@
 //! A backend over the one in memory whose steps can be made to fail, to hang, to lag, to panic or to arrive late.
-#![allow(dead_code, unreachable_pub, reason = "a module of many test programs, each of which uses a part")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    reason = "a module of many test programs, each of which uses a part"
+)]
 
 use std::{
     collections::VecDeque,

@@ -45,6 +45,26 @@ pub async fn one_release_serves_several_sets<B: Backend>(store: Store<B>) {
     three.free(&third.granted().await).await;
 }
 
+/// 3.7 and 3.8: of two waiters whom one release sets free the one that came first is served, whatever the order of
+/// their ids.
+pub async fn of_two_set_free_the_earlier_is_served<B: Backend>(store: Store<B>) {
+    if !store.capabilities().fifo {
+        return;
+    }
+    for [of_the_first, of_the_second] in [["a", "b"], ["b", "a"]] {
+        let [holder, one, two] = store.callers();
+        let held = holder.take(["a", "b"]).await;
+        let mut first = one.queue([of_the_first, "c"]).await;
+        // It may pass the first while that one cannot be served, but not when it can.
+        let mut second = two.nested().queue([of_the_second, "c"]).await;
+        holder.free(&held).await;
+        second.still_waits().await;
+        one.free(&first.granted().await).await;
+        let granted = second.granted().await;
+        second.caller.free(&granted).await;
+    }
+}
+
 /// 2.1 and 3.7: a set is granted only when all of it is free, and holds nothing until then.
 pub async fn a_waiting_set_holds_nothing<B: Backend>(store: Store<B>) {
     if !store.capabilities().fifo {

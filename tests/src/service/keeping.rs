@@ -36,6 +36,22 @@ pub async fn locks_outlive_their_lease<B: Backend>(store: Store<B>) {
     assert!(store.is_free(&["a", "b"]).await);
 }
 
+/// 3.9: the local deadline counts from before the request was sent, however long its answer took.
+pub async fn the_deadline_counts_from_the_request<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    let (lease, delay) = (store.short() * 10, Duration::from_millis(200));
+    rig.faults.set(Operation::Acquire, Fault::Late);
+    let call =
+        rig.locks.lease(lease).with_held_locks(["a"], |held| async move { Ok::<_, Oops>(held.time_left()) });
+    let answers = async {
+        tokio::time::sleep(delay).await;
+        rig.faults.lift();
+    };
+    let (left, ()) = tokio::join!(call, answers);
+    let left = left.expect("it is free").expect("the lease is finite");
+    assert!(left <= lease - delay, "{left:?} are left of {lease:?} after {delay:?}");
+}
+
 /// 3.9: renewal does not depend on the caller's thread being idle: plain code that blocks keeps its locks.
 pub async fn blocking_code_is_renewed<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);

@@ -1,6 +1,12 @@
 //! Bad requests and undeclared abilities are refused before anything is sent: sections 7 and 2.10.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use lockcore::{
     BadRequest, BreakMode, Claim, LockError, LockingError, MAX_ID_BYTES, MAX_OWNER_BYTES, Page, Wait,
@@ -87,6 +93,32 @@ pub async fn bad_settings_are_refused<B: Backend>(store: Store<B>) {
     assert!(matches!(error, BadRequest::OutOfBounds { field: "max_hold", .. }), "{error:?}");
     assert_eq!(rig.faults.calls(Operation::Acquire), 0, "nothing is sent");
     drop(locks.lease(min).lock(["a"]).await.expect("the least lease is possible"));
+}
+
+/// 7, seed case: a service's own options are checked when it is built, and its hook at the start runs once.
+pub async fn options_are_checked_when_a_service_is_built<B: Backend>(store: Store<B>) {
+    let builder = || lockcore::LockingService::<String, Uuid, _>::builder(store.dao().clone());
+    let out_of_bounds = |field: &'static str, built: Result<_, BadRequest>| match built {
+        Err(BadRequest::OutOfBounds { field: told, .. }) => assert_eq!(told, field),
+        Err(other) => panic!("another reason: {other:?}"),
+        Ok(_) => panic!("not refused: {field}"),
+    };
+    out_of_bounds("margin", builder().margin(0.0).build());
+    out_of_bounds("margin", builder().margin(0.5).build());
+    out_of_bounds("sweep.batch", builder().sweep(Some(Duration::from_secs(1)), 0).build());
+    out_of_bounds("sweep.every", builder().sweep(Some(Duration::ZERO), 1).build());
+    out_of_bounds("max_hold", builder().max_hold(Duration::ZERO).build());
+    assert!(matches!(builder().lease(Duration::ZERO).build(), Err(BadRequest::LeaseTooShort { .. })));
+    let started = Arc::new(AtomicUsize::new(0));
+    let runs = started.clone();
+    let count = move |_: &_| {
+        runs.fetch_add(1, Ordering::SeqCst);
+    };
+    let locks = builder().on_start(count).build().expect("the options are valid");
+    for _ in 0..2 {
+        locks.clone().run_locked(["a"], || async {}).await.expect("it is free");
+    }
+    assert_eq!(started.load(Ordering::SeqCst), 1);
 }
 
 /// 2.10: claims and leases that are not declared are refused as such, and those that are work.

@@ -1,0 +1,59 @@
+//! What a subscriber sees: a span for each call, entered while the callback runs, and no identifier in it.
+
+use std::{
+    io::Write,
+    sync::{Arc, Mutex},
+};
+
+use lockcore::LockingService;
+use lockcore_memory::MemoryLockDao;
+
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_call_is_a_span_without_identifiers() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::DEBUG)
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    let _default = tracing::subscriber::set_default(subscriber);
+    let locks = LockingService::new(MemoryLockDao::<String>::new());
+    locks
+        .owner("worker-3")
+        .with_locks(["secret-id", "other-id"], async || {
+            tracing::info!("inside");
+            assert!(locks.shared().with_locks(["secret-id"], || async {}).await.is_err());
+            let guard = locks.lock(["third-id"]).await.unwrap();
+            assert!(locks.lock(["third-id"]).await.is_err());
+            guard.release().await.unwrap();
+        })
+        .await
+        .unwrap();
+    let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let line_with = |what: &str| {
+        text.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("{what}: {text}"))
+    };
+    let inside = line_with("inside");
+    for part in ["locks{backend=\"memory\"", "owner=worker-3", "ids=2", "nested=false"] {
+        assert!(inside.contains(part), "{part}: {inside}");
+    }
+    assert!(line_with(" locked").contains("DEBUG"));
+    assert!(line_with("no longer held").contains("released=true"));
+    assert!(line_with("not locked").contains("in_the_way=1"));
+    assert!(!text.contains("secret-id") && !text.contains("third-id"), "identifiers may be secret: {text}");
+}
