@@ -448,7 +448,17 @@ fn write_lost<I: Ident>(f: &mut fmt::Formatter<'_>, lost: &[LostLock<I>]) -> fmt
     Ok(())
 }
 
-impl<I: Ident, C: ContextId, E: Error + 'static> Error for LockingError<I, C, E> {
+/// A callback's own error with which [`LockingError`] is an error in turn: any [`std::error::Error`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no `std::error::Error`, so that a `LockingError` with it is none either",
+    label = "for `{Self}` use `try_with_locks`; where a boxed error is wanted, `.map_err(LockingError::into_dyn)?` will do"
+)]
+pub trait CallbackError: Error + 'static {}
+
+#[diagnostic::do_not_recommend]
+impl<E: Error + 'static> CallbackError for E {}
+
+impl<I: Ident, C: ContextId, E: CallbackError> Error for LockingError<I, C, E> {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             LockingError::BadRequest(bad) => Some(bad),

@@ -292,6 +292,16 @@ fn a_blocking_callback_keeps_its_locks_until_it_ends() {
 }
 
 #[test]
+fn a_blocking_callback_without_a_runtime_panics_before_it_locks() {
+    let dao = Rigged::new();
+    let locks = dao.service();
+    let call = || pollster::block_on(locks.with_locks_blocking(["a"], |_| Ok::<_, ()>(())));
+    assert!(catch_unwind(AssertUnwindSafe(call)).is_err());
+    assert_eq!(dao.count(Step::Acquire), 0);
+    assert_clean(&dao, &locks);
+}
+
+#[test]
 fn a_guard_dropped_by_a_thread_that_ends_is_released() {
     thread_local! {
         static KEPT: RefCell<Option<LockGuard<String, Uuid, Arc<Rigged>>>> = const { RefCell::new(None) };

@@ -196,8 +196,9 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockingService<I, C, D> {
     }
 
     /// Refuses new calls and waits until every lock is released, at most for `grace`. Gives the number of holds that
-    /// were still open then: callbacks that go on, or releases that the store has not answered; their locks end with
-    /// their leases at the latest.
+    /// were still open then: callbacks that go on, calls that wait for others, or releases that the store has not
+    /// answered; their locks end with their leases at the latest. To be called before a process ends: what is cleaned
+    /// up in the background ends with it.
     ///
     /// # Cancel safety
     /// Safe: new calls stay refused, and it can be called again.
