@@ -33,12 +33,12 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         if request.claims.is_empty() {
             return Ok(Acquired::Granted(SmallVec::new()));
         }
-        let now = self.clock.now();
-        let (mut locked, mut spots) = match self.acquire_unused(request, now) {
+        let (mut locked, mut spots) = match self.acquire_unused(request) {
             Ok(granted) => return Ok(Acquired::Granted(granted)),
             Err(Some((spot, guard))) => self.tables.set_of_one(spot, guard),
             Err(None) => self.tables.lock_set(request.claims.iter().map(|claim| &claim.target)),
         };
+        let now = self.clock.now();
         let mut step = Step::at(now, &self.clock);
         let withdrawals = &mut locked.table(&spots[0]).withdrawals;
         if !withdrawals.is_empty() && withdrawals.contains(request.attempt, &request.context, now) {

@@ -49,18 +49,42 @@ impl Lease {
 pub(crate) struct Clock {
     started: Instant,
     started_nanos_since_1970: u64,
+    /// The same start by the coarse clock, less the step by which that one advances.
+    #[cfg(target_os = "linux")]
+    coarsely_started: Duration,
 }
 
 impl Clock {
     pub(crate) fn new() -> Self {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Clock { started: Instant::now(), started_nanos_since_1970: Lease::of(Some(since_1970)).0 }
+        Clock {
+            started: Instant::now(),
+            started_nanos_since_1970: Lease::of(Some(since_1970)).0,
+            #[cfg(target_os = "linux")]
+            coarsely_started: coarse().saturating_sub(coarse_step()),
+        }
     }
 
     #[inline]
     pub(crate) fn now(&self) -> Moment {
         let elapsed = self.started.elapsed();
         Moment(elapsed.as_secs() * 1_000_000_000 + u64::from(elapsed.subsec_nanos()))
+    }
+
+    /// A moment that is not earlier than now, and later by some milliseconds at the most: for what only has to be
+    /// ordered roughly, such as the fence of a lock without a lease. Costs a quarter of an exact one.
+    #[cfg(target_os = "linux")]
+    #[inline]
+    pub(crate) fn about_now(&self) -> Moment {
+        let elapsed = coarse().saturating_sub(self.coarsely_started);
+        Moment(elapsed.as_secs() * 1_000_000_000 + u64::from(elapsed.subsec_nanos()))
+    }
+
+    /// Elsewhere there is no cheaper clock.
+    #[cfg(not(target_os = "linux"))]
+    #[inline]
+    pub(crate) fn about_now(&self) -> Moment {
+        self.now()
     }
 
     /// The moment in microseconds since 1970: what fences are made of.
@@ -73,4 +97,21 @@ impl Clock {
     pub(crate) fn calendar(&self, moment: Moment) -> SystemTime {
         UNIX_EPOCH + Duration::from_nanos(self.started_nanos_since_1970.saturating_add(moment.0))
     }
+}
+
+#[cfg(target_os = "linux")]
+#[inline]
+fn coarse() -> Duration {
+    duration(rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse))
+}
+
+#[cfg(target_os = "linux")]
+fn coarse_step() -> Duration {
+    duration(rustix::time::clock_getres(rustix::time::ClockId::MonotonicCoarse))
+}
+
+#[cfg(target_os = "linux")]
+#[inline]
+fn duration(time: rustix::time::Timespec) -> Duration {
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }

@@ -24,7 +24,6 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
     pub(crate) fn acquire_unused(
         &self,
         request: &AcquireRequest<I, C>,
-        now: Moment,
     ) -> Result<SmallVec<[Granted; 1]>, Option<LockedOne<'_, I, C>>> {
         let [claim] = &*request.claims else { return Err(None) };
         let spot = self.tables.spot(&claim.target);
@@ -33,13 +32,14 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         if known.is_some() || !table.withdrawals.is_empty() {
             return Err(Some((spot.at(known), table)));
         }
+        let lease = Lease::of(request.lease);
+        let now = if lease == Lease::FOREVER { self.clock.about_now() } else { self.clock.now() };
         // Invariant 7.
         let fence = rules::next_fence(table.high_water, self.clock.micros(now));
         table.high_water = fence;
         let slot = table.insert(spot.hash(), &claim.target);
         let wanted = claim.mode.permits();
         let permits: SmallVec<[u32; 2]> = if wanted == 0 { SmallVec::new() } else { (0..wanted).collect() };
-        let lease = Lease::of(request.lease);
         table.entry(slot).holders = Holders::One(Holder {
             context: request.context.clone(),
             attempt: request.attempt,

@@ -68,6 +68,21 @@ async fn a_newer_schema_is_refused_and_a_missing_one_too_if_none_may_be_made() {
     assert!(error.to_string().contains("version 1000"), "{error}");
 }
 
+/// SQLite does not wait by itself where it changes the journal mode.
+#[tokio::test]
+async fn opening_waits_for_somebody_who_writes_before_the_file_is_in_wal() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("locks.db");
+    let other = Connection::open(&file).expect("a file");
+    other.execute_batch("BEGIN IMMEDIATE; CREATE TABLE theirs (x)").expect("nobody else writes");
+    let path = file.clone();
+    let opening = tokio::spawn(async move { Dao::open(path).await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!opening.is_finished(), "{:?}", opening.await);
+    other.execute_batch("COMMIT").expect("it can go on");
+    take(&opening.await.expect("it ends").expect("it waited"), "a").await;
+}
+
 #[tokio::test]
 async fn the_printed_schema_is_what_is_needed() {
     let folder = tempfile::tempdir().expect("a temporary folder");

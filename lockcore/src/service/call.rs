@@ -410,11 +410,17 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         let claims = self.claims(ids);
         async move {
             let (service, settings) = (self.service.inner(), self.effective());
-            let hold = match Attempt::new(ServiceRef::Borrowed(service), claims, settings) {
-                Ok(mut attempt) => acquire(&mut attempt, &settings.wait.0).await,
-                Err(error) => Err(error),
-            };
-            let mut hold = match hold {
+            #[expect(
+                clippy::blocks_in_conditions,
+                reason = "what taking the set needs is gone, and has no place in the future, once it is held"
+            )]
+            let mut hold = match {
+                let mut attempt = match Attempt::new(ServiceRef::Borrowed(service), claims, settings) {
+                    Ok(attempt) => attempt,
+                    Err(error) => return conclude(Err(error)),
+                };
+                acquire(&mut attempt, &settings.wait.0).await
+            } {
                 Ok(hold) => hold,
                 Err(error) => return conclude(Err(error)),
             };
