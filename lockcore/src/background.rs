@@ -2,8 +2,9 @@
 
 use std::{
     future::pending,
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
     task::{Context, Poll, Waker},
     thread,
 };
@@ -29,12 +30,22 @@ pub(crate) fn handle() -> &'static Handle {
     })
 }
 
-/// Brings `work` to its end though nobody waits for it: at once if it needs no waiting, else as a task of
-/// the current runtime, else - no runtime, or one that shuts down - on the library's own thread.
-pub(crate) fn finish(work: impl Future<Output = ()> + Send + 'static) {
-    let here = Handle::try_current();
-    let _own = here.is_err().then(|| handle().enter());
-    let mut work = Unfinished(Some(Box::pin(work)));
+/// Brings work to its end though nobody waits for it: at once if it needs no waiting, else as a task of the current
+/// runtime, else - no runtime, or one that shuts down - on the library's own thread.
+///
+/// `begin` starts it, and starts it anew, elsewhere, if the runtime where it was under way drops it: what it had begun
+/// may hold timers and connections of that runtime.
+pub(crate) fn finish<W>(begin: impl Fn() -> W + Send + Sync + 'static)
+where
+    W: Future<Output = ()> + Send + 'static,
+{
+    let mut work = Unfinished::new(Arc::new(move || Box::pin(begin())));
+    let here = match Handle::try_current() {
+        // The thread is ending, and cannot enter a runtime any more.
+        Err(error) if error.is_thread_local_destroyed() => return drop(work),
+        here => here.ok(),
+    };
+    let _own = here.is_none().then(|| handle().enter());
     if work.poll_work(&mut Context::from_waker(Waker::noop())).is_pending() {
         here.as_ref().unwrap_or(handle()).spawn(work);
     }
@@ -42,18 +53,24 @@ pub(crate) fn finish(work: impl Future<Output = ()> + Send + 'static) {
 
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Work that moves to the library's own thread if the runtime that it was given to drops it.
-struct Unfinished(Option<Work>);
+/// Work that begins anew on the library's own thread if it is dropped before its end.
+struct Unfinished {
+    work: Work,
+    /// `None` at the end.
+    begin: Option<Arc<dyn Fn() -> Work + Send + Sync>>,
+}
 
 impl Unfinished {
+    fn new(begin: Arc<dyn Fn() -> Work + Send + Sync>) -> Self {
+        Unfinished { work: begin(), begin: Some(begin) }
+    }
+
+    /// Work that panics is at its end: this may be polled while another panic unwinds, and is not tried for ever.
     fn poll_work(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        // Taken out while it is polled: work that panics is dropped, not tried for ever.
-        let Some(mut work) = self.0.take() else {
-            return Poll::Ready(());
-        };
-        let polled = work.as_mut().poll(cx);
-        if polled.is_pending() {
-            self.0 = Some(work);
+        let polled =
+            catch_unwind(AssertUnwindSafe(|| self.work.as_mut().poll(cx))).unwrap_or(Poll::Ready(()));
+        if polled.is_ready() {
+            self.begin = None;
         }
         polled
     }
@@ -69,8 +86,8 @@ impl Future for Unfinished {
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        if let Some(work) = self.0.take() {
-            handle().spawn(Unfinished(Some(work)));
+        if let Some(begin) = self.begin.take() {
+            handle().spawn(Unfinished::new(begin));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The service for programs without an async runtime.
 //!
-//! The steps run on the caller's thread, timers and renewals on the library's own; it works inside a runtime too, where
-//! it blocks the thread. A backend whose connections belong to a runtime is opened with [`LockingService::open`].
+//! Steps and callbacks run on the caller's thread, timers and renewals on the library's own; it works inside a runtime
+//! too, where it blocks the thread. A backend whose connections belong to a runtime is opened with [`LockingService::open`].
 
 use std::{fmt, future::Future, time::Duration};
 
@@ -98,7 +98,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Call<'_, I, C, D> {
         ids: K,
         callback: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, LockingError<I, C, E>> {
-        wait_for(self.0.with_locks_sync(ids, callback))
+        self.with_held_locks(ids, |_| callback())
     }
 
     /// As [`with_locks`](Self::with_locks); the callback gets a handle to what is held.
@@ -110,7 +110,11 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Call<'_, I, C, D> {
         ids: K,
         callback: impl FnOnce(&Held<I, C>) -> Result<T, E>,
     ) -> Result<T, LockingError<I, C, E>> {
-        wait_for(self.0.with_held_locks_sync(ids, callback))
+        let caller = Handle::try_current();
+        wait_for(self.0.with_held_locks_sync(ids, |held| {
+            let _as_before = caller.as_ref().ok().map(Handle::enter);
+            callback(held)
+        }))
     }
 
     /// Locks the set and gives it as a guard.
@@ -207,9 +211,9 @@ options! {
     context(context: C);
 }
 
-/// Polls a future to its end on this thread. Where no runtime runs, the library's own drives its timers and
-/// connections.
+/// Polls a future to its end on this thread. The library's own runtime drives its timers and connections: another one
+/// may have no other thread than this, which is blocked.
 fn wait_for<F: Future>(future: F) -> F::Output {
-    let _own = Handle::try_current().is_err().then(|| background::handle().enter());
+    let _own = background::handle().enter();
     pollster::block_on(future)
 }

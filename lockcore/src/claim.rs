@@ -101,7 +101,7 @@ impl<I> Claim<I> {
 /// wanted, exclusively by default), a [`Claim`], or a reference to either.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is neither an identifier nor a claim for a service whose identifiers are `{I}`",
-    label = "give an `{I}`, a `&{I}`, text where `{I}` is `String`, or a `Claim` of one of these"
+    label = "give `{I}` or `&{I}` (for `String` also `&str`), or a `Claim` of one of these"
 )]
 pub trait IntoClaim<I> {
     /// The claim; `bare` is how an identifier without a mode of its own is wanted.

@@ -1,6 +1,6 @@
 //! Local time: how much of a lease is certainly left, also across a suspended machine.
 
-use std::time::Duration;
+use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
 use tokio::{
     runtime::Handle,
@@ -47,10 +47,27 @@ fn suspend_aware() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
-/// A timer that also works where no runtime runs: the library's own thread then drives it.
+/// A timer that the library's own thread drives, so that it goes off where no runtime runs, or one without timers, or
+/// one whose only thread is blocked.
 pub(crate) fn sleep(duration: Duration) -> Sleep {
-    let _own = Handle::try_current().is_err().then(|| background::handle().enter());
+    let _own = (!is_paused()).then(|| background::handle().enter());
     tokio::time::sleep(duration)
+}
+
+/// The future's output, or `None` if it takes longer than `limit`. Makes no timer for what is ready at once.
+pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = pin!(future);
+    let mut timer = pin!(None);
+    poll_fn(|cx| {
+        if let Poll::Ready(output) = future.as_mut().poll(cx) {
+            return Poll::Ready(Some(output));
+        }
+        if timer.is_none() {
+            timer.set(Some(sleep(limit)));
+        }
+        timer.as_mut().as_pin_mut().expect("just made").poll(cx).map(|()| None)
+    })
+    .await
 }
 
 /// Whether the current runtime's clock stands still, as in a test with paused time: then timers that

@@ -4,6 +4,8 @@ use std::{borrow::Cow, cell::Cell, fmt, hash::Hash, ops::Deref, sync::Arc};
 
 use uuid::Uuid;
 
+use crate::ident::canonical;
+
 /// The longest stored form of a context, in bytes.
 pub const MAX_CONTEXT_BYTES: usize = 255;
 
@@ -35,7 +37,7 @@ impl ContextId for Uuid {
     }
 
     fn from_stored(stored: &str) -> Option<Self> {
-        stored.parse().ok()
+        canonical(stored)
     }
 }
 
@@ -76,7 +78,7 @@ impl ContextId for u64 {
     }
 
     fn from_stored(stored: &str) -> Option<Self> {
-        stored.parse().ok()
+        canonical(stored)
     }
 }
 

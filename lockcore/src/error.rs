@@ -154,6 +154,11 @@ impl BackendError {
         BackendError { kind, in_doubt: false, message: message.into(), source: None }
     }
 
+    /// That the store did not answer in time.
+    pub(crate) fn no_answer() -> Self {
+        BackendError::new(BackendErrorKind::Timeout, "no answer in time").possibly_done()
+    }
+
     /// The refusal of an ability that is not declared.
     pub fn unsupported(what: &'static str) -> Self {
         BackendError::new(BackendErrorKind::Unsupported, format!("{what} is not supported by this backend"))
@@ -225,6 +230,22 @@ pub enum Failure<I, C> {
     Backend(BackendError),
 }
 
+impl<I, C> Failure<I, C> {
+    /// The nearest kind of a failure of the backend, which is none of contention.
+    fn io_kind(&self) -> Option<io::ErrorKind> {
+        let Failure::Backend(error) = self else { return None };
+        Some(match error.kind() {
+            BackendErrorKind::Unavailable => io::ErrorKind::NotConnected,
+            BackendErrorKind::Timeout => io::ErrorKind::TimedOut,
+            BackendErrorKind::Busy => io::ErrorKind::ResourceBusy,
+            BackendErrorKind::Denied => io::ErrorKind::PermissionDenied,
+            BackendErrorKind::Corrupt => io::ErrorKind::InvalidData,
+            BackendErrorKind::Unsupported => io::ErrorKind::Unsupported,
+            _ => io::ErrorKind::Other,
+        })
+    }
+}
+
 impl<I: Ident, C: ContextId> fmt::Display for Failure<I, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -238,7 +259,7 @@ impl<I: Ident, C: ContextId> fmt::Display for Failure<I, C> {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Phase {
-    /// The store had not answered the first request.
+    /// The store had not answered at all.
     Asking,
     /// The locks were held by others, or queued for.
     Waiting,
@@ -427,7 +448,17 @@ fn write_lost<I: Ident>(f: &mut fmt::Formatter<'_>, lost: &[LostLock<I>]) -> fmt
     Ok(())
 }
 
-impl<I: Ident, C: ContextId, E: Error + 'static> Error for LockingError<I, C, E> {
+/// A callback's own error with which [`LockingError`] is an error in turn: any [`std::error::Error`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no `std::error::Error`, so that a `LockingError` with it is none either",
+    label = "for `{Self}` use `try_with_locks`; where a boxed error is wanted, `.map_err(LockingError::into_dyn)?` will do"
+)]
+pub trait CallbackError: Error + 'static {}
+
+#[diagnostic::do_not_recommend]
+impl<E: Error + 'static> CallbackError for E {}
+
+impl<I: Ident, C: ContextId, E: CallbackError> Error for LockingError<I, C, E> {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             LockingError::BadRequest(bad) => Some(bad),
@@ -467,7 +498,9 @@ impl<I: Ident, C: ContextId> From<LockError<I, C>> for io::Error {
         let kind = match &error {
             LockingError::BadRequest(_) => io::ErrorKind::InvalidInput,
             LockingError::NotLocked { timed_out: Some(_), .. } => io::ErrorKind::TimedOut,
-            LockingError::NotLocked { .. } => io::ErrorKind::WouldBlock,
+            LockingError::NotLocked { failures, .. } => {
+                failures.iter().find_map(Failure::io_kind).unwrap_or(io::ErrorKind::WouldBlock)
+            }
             LockingError::SelfDeadlock { .. } => io::ErrorKind::Deadlock,
             _ => io::ErrorKind::Other,
         };

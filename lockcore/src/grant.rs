@@ -28,6 +28,13 @@ pub struct Lock<I> {
     pub granted: Granted,
 }
 
+impl<I: Clone> Lock<I> {
+    /// That it is lost.
+    pub(crate) fn lost(&self, reason: LossReason) -> LostLock<I> {
+        LostLock { target: self.target.clone(), fence: self.granted.fence, reason }
+    }
+}
+
 /// What one call obtained: a context and its locks with their fences.
 ///
 /// Release and renewal name the grant, so that they never touch what a later grant of the same context,
@@ -88,6 +95,8 @@ pub enum LossReason {
     Vanished,
     /// The store did not answer until the lease had to be taken as ended.
     Unreachable,
+    /// It was released here: a handle that outlives the locks says so.
+    Released,
 }
 
 impl fmt::Display for LossReason {
@@ -97,6 +106,7 @@ impl fmt::Display for LossReason {
             LossReason::Broken => "it was broken by an administrator",
             LossReason::Vanished => "it vanished from the store",
             LossReason::Unreachable => "the store could not be reached until its lease ended",
+            LossReason::Released => "it was released",
         })
     }
 }

@@ -68,7 +68,7 @@ macro_rules! integers_are_idents {
 integers_are_idents!(u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize);
 
 /// Parses `stored` and takes the value only if that is how it would be stored.
-fn canonical<T: std::str::FromStr + ToString>(stored: &str) -> Option<T> {
+pub(crate) fn canonical<T: std::str::FromStr + ToString>(stored: &str) -> Option<T> {
     let value: T = stored.parse().ok()?;
     (value.to_string() == stored).then_some(value)
 }

@@ -79,7 +79,8 @@ pub use context::{
 pub use dao::{AcquireRequest, Acquired, LockDao, Released, Renewed, Withdraw, Withdrawn};
 pub use erased::AnyLockDao;
 pub use error::{
-    BackendError, BackendErrorKind, BadRequest, Failure, LockError, LockLost, LockingError, Phase, TimedOut,
+    BackendError, BackendErrorKind, BadRequest, CallbackError, Failure, LockError, LockLost, LockingError,
+    Phase, TimedOut,
 };
 pub use fence::{ExclusiveFence, FenceGuard, SharedFence, StaleFence};
 pub use grant::{Grant, Granted, Lock, LossReason, LostLock, Offer};

@@ -1,5 +1,10 @@
 //! The calls that users write, as the contract words them: they must compile as written, in functions with the usual
 //! kinds of errors, awaited directly and spawned.
+#![allow(
+    clippy::unwrap_used,
+    clippy::needless_question_mark,
+    reason = "a test may panic, and users write so"
+)]
 
 use std::{
     error::Error,
@@ -23,9 +28,11 @@ impl From<LockError<String, Uuid>> for MyError {
     }
 }
 
+type Put = (String, Vec<u8>);
+
 #[derive(Clone, Default)]
 struct Store {
-    puts: Arc<Mutex<Vec<(String, Vec<u8>)>>>,
+    puts: Arc<Mutex<Vec<Put>>>,
 }
 
 impl Store {

@@ -1,4 +1,5 @@
 //! What a subscriber sees: a span for each call, entered while the callback runs, and no identifier in it.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
     io::Write,

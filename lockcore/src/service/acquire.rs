@@ -19,12 +19,15 @@ use crate::{
     AcquireRequest, Acquired, AttemptId, BackendError, BadRequest, Capabilities, ClaimSet, Conflict,
     ContextId, Failure, Grant, Granted, Ident, LockDao, LockError, LockingError, MAX_CONTEXT_BYTES,
     MAX_OWNER_BYTES, Mode, Offer, Phase, Target, TimedOut, Withdraw, Withdrawn,
-    clock::{self, Moment},
+    clock::{Moment, within},
     wait::Strategy,
 };
 
 /// The longest lease that can be asked for.
 const MAX_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// For how long a caller whose time is over waits to hear what it leaves with.
+const LAST_ANSWER: Duration = Duration::from_secs(1);
 
 /// Takes the set as the attempt's settings say, or tells why not.
 pub(crate) async fn acquire<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
@@ -64,6 +67,8 @@ pub(crate) struct Attempt<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     request: Option<AcquireRequest<I, C>>,
     context_tracked: bool,
     in_doubt: bool,
+    /// A request of it failed in doubt: it may still arrive, whatever a later one was answered.
+    unsettled: bool,
     max_hold: Option<Duration>,
     /// When the last request was about to be sent; measured where a lease or a limit needs it.
     sent: Option<Moment>,
@@ -113,6 +118,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             request: Some(request),
             context_tracked,
             in_doubt: false,
+            unsettled: false,
             max_hold: settings.max_hold,
             sent: None,
             started: None,
@@ -138,12 +144,13 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         let answer = self.service().dao.acquire(self.request()).await;
         match answer {
             Ok(answer) => {
-                self.in_doubt = !matches!(answer, Acquired::Refused(_)); // A1
+                self.in_doubt = self.unsettled || !matches!(answer, Acquired::Refused(_)); // A1
                 Ok(answer)
             }
             Err(error) => {
+                self.unsettled |= error.in_doubt();
                 // A place that was taken before may still stand.
-                self.in_doubt = error.in_doubt() || self.request().queue;
+                self.in_doubt = self.unsettled || self.request().queue;
                 Err(Unanswered::Failed(error))
             }
         }
@@ -198,23 +205,26 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         lasts: Option<Duration>,
         offered: bool,
     ) -> Hold<'s, I, C, D> {
+        let late = self.unsettled.then(|| Box::new(self.request().clone()));
         let service = self.service.take().expect("taken only here and at the end");
         let request = self.request.take().expect("taken only here and at the end");
-        let backend = service.capabilities.backend;
-        count("lockcore_acquired_total", backend, "granted");
-        self.stopwatch.record("lockcore_wait_seconds", backend);
-        tracing::debug!(parent: &self.span, offered, "locked");
         let lease = lasts.and_then(|lasts| {
             let sent = self.sent.expect("measured for every request with a lease");
             let length = request.lease?;
-            Some(Box::new(Lease::new(length, service.margin, self.max_hold, sent, lasts)))
+            Some(Box::new(Lease::new(length, service.margin, self.max_hold, sent, lasts, granted.len())))
         });
-        if lease.is_some() {
-            service.start_sweeper();
-        }
         let grant = Grant::new(request.context, request.claims, granted, request.lease);
+        // First of all a hold, which releases the set whatever goes wrong after this.
         let span = std::mem::replace(&mut self.span, Span::none());
-        Hold::new(service, grant, lease, offered, self.context_tracked, span)
+        let hold = Hold::new(service, grant, lease, offered, self.context_tracked, late, span);
+        let backend = hold.service.capabilities.backend;
+        count("lockcore_acquired_total", backend, "granted");
+        self.stopwatch.record("lockcore_wait_seconds", backend);
+        tracing::debug!(parent: &hold.span, offered, "locked");
+        if hold.core.lease.is_some() {
+            hold.service.start_sweeper();
+        }
+        hold
     }
 
     /// The outcome of a refusal.
@@ -247,20 +257,24 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         &mut self,
         failures: Vec<Failure<I, C>>,
     ) -> Result<Hold<'s, I, C, D>, LockError<I, C>> {
+        match within(LAST_ANSWER, self.leave_queue()).await.flatten() {
+            Some(granted) => Ok(self.hold(granted)),
+            None => Err(self.timed_out(failures, Phase::Waiting)),
+        }
+    }
+
+    async fn leave_queue(&mut self) -> Option<SmallVec<[Granted; 1]>> {
         let answer = {
             let (service, request) = (self.service(), self.request());
             service.dao.withdraw(request, Withdraw::KeepIfGranted).await
         };
         match answer {
             Ok(Withdrawn::Left) => {
-                self.in_doubt = false; // A1
-                Err(self.timed_out(failures, Phase::Waiting))
+                self.in_doubt = self.unsettled; // A1
+                None
             }
-            Ok(Withdrawn::Holds(granted)) => match self.confirm(&granted).await {
-                true => Ok(self.hold(granted)),
-                false => Err(self.timed_out(failures, Phase::Waiting)),
-            },
-            Err(_still_in_doubt) => Err(self.timed_out(failures, Phase::Waiting)),
+            Ok(Withdrawn::Holds(granted)) => self.confirm(&granted).await.then_some(granted),
+            Err(_still_in_doubt) => None,
         }
     }
 
@@ -288,7 +302,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Attempt<'_, I, C, D> {
         if !self.in_doubt {
             return service.ended(context);
         }
-        Cleanup::Withdraw(request).start((*service).clone(), Some(context));
+        Cleanup::Withdraw(request).start((*service).clone(), context);
     }
 }
 
@@ -343,14 +357,5 @@ fn check_context<C: ContextId>(context: &C) -> Result<(), BadRequest> {
     match (1..=MAX_CONTEXT_BYTES).contains(&stored.len()) {
         true => Ok(()),
         false => Err(BadRequest::ContextLength { context: stored.into_owned() }),
-    }
-}
-
-/// The future's output, or `None` if it takes longer than `limit`.
-pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
-    use futures_util::future::{Either, select};
-    match select(std::pin::pin!(future), std::pin::pin!(clock::sleep(limit))).await {
-        Either::Left((output, _)) => Some(output),
-        Either::Right(((), _)) => None,
     }
 }

@@ -2,6 +2,8 @@
 
 use std::{convert::Infallible, future::poll_fn, pin::pin, sync::Arc, time::Duration};
 
+use tokio::runtime::Handle;
+
 use super::{
     LockGuard, LockingService,
     acquire::{Attempt, acquire},
@@ -335,13 +337,16 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
     }
 
     /// As [`with_held_locks_sync`](Self::with_held_locks_sync) on a thread of its own, so that long blocking work does
-    /// not keep other tasks from running. Needs a tokio runtime.
+    /// not keep other tasks from running.
     ///
     /// # Errors
     /// As [`with_locks`](Self::with_locks).
     ///
     /// # Cancel safety
     /// The callback cannot be stopped: if the future is dropped while it runs, it keeps the locks until it ends.
+    ///
+    /// # Panics
+    /// Where no tokio runtime runs, before anything is locked; and if the callback does, after the release.
     pub fn with_locks_blocking<K, F, T, E>(
         self,
         ids: K,
@@ -355,9 +360,10 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
     {
         let claims = self.claims(ids);
         async move {
+            let runtime = Handle::current();
             let hold = take(ServiceRef::Owned(self.service.inner().clone()), self.effective(), claims).await;
             let hold = hold.map_err(LockError::widen)?;
-            let on_its_thread = tokio::task::spawn_blocking(move || {
+            let on_its_thread = runtime.spawn_blocking(move || {
                 let end = run::call_sync(&hold, |core| callback(&Held(core.clone())));
                 (hold, end)
             });

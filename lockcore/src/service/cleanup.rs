@@ -23,39 +23,33 @@ pub(crate) enum Cleanup<I, C> {
 }
 
 impl<I: Ident, C: ContextId> Cleanup<I, C> {
-    /// Cleans up, at once if the backend needs no waiting, else in the background; then counts the hold as ended if
-    /// that is asked for, with the context that is no longer in use.
-    pub(crate) fn start<D: LockDao<I, C>>(self, service: Arc<Inner<I, C, D>>, ends: Option<Option<C>>) {
-        background::finish(async move {
-            if let Err(error) = self.until_answered(&service.dao).await {
-                service.observe(|| match &self {
-                    Cleanup::Release(grant) => Event::ReleaseFailed { grant, error: &error },
-                    Cleanup::Withdraw(request) => {
-                        Event::WithdrawFailed { context: &request.context, error: &error }
-                    }
-                });
-            }
-            if let Some(context) = ends {
-                service.ended(context);
-            }
+    /// Cleans up, at once if the backend needs no waiting, else in the background; then the hold has ended, and its
+    /// `context`, if it was remembered, is no longer in use.
+    pub(crate) fn start<D: LockDao<I, C>>(self, service: Arc<Inner<I, C, D>>, context: Option<C>) {
+        let task = Arc::new(Task { cleanup: self, service, context });
+        background::finish(move || {
+            let task = task.clone();
+            async move { task.run().await }
         });
     }
 
-    async fn until_answered<D: LockDao<I, C>>(&self, dao: &D) -> Result<(), BackendError> {
-        let lease = match self {
+    fn lease(&self) -> Option<Duration> {
+        match self {
             Cleanup::Release(grant) => grant.lease,
             Cleanup::Withdraw(request) => request.lease,
-        };
-        let mut started = None;
+        }
+    }
+
+    async fn until_answered<D: LockDao<I, C>>(&self, dao: &D) -> Result<(), BackendError> {
+        let started = Moment::now();
+        let patience = patience(self.lease());
         for attempt in 0.. {
-            let answer = match self {
-                Cleanup::Release(grant) => dao.release(grant).await.map(drop),
-                Cleanup::Withdraw(request) => dao.withdraw(request, Withdraw::Undo).await.map(drop),
-            };
-            match answer {
+            match clock::within(patience, self.once(dao))
+                .await
+                .unwrap_or_else(|| Err(BackendError::no_answer()))
+            {
                 Err(error) if error.is_retryable() => {
-                    let started = started.get_or_insert_with(Moment::now);
-                    if started.left_of(lease.unwrap_or(WITHOUT_LEASE)).is_zero() {
+                    if started.left_of(self.lease().unwrap_or(WITHOUT_LEASE)).is_zero() {
                         return Err(error);
                     }
                 }
@@ -64,5 +58,43 @@ impl<I: Ident, C: ContextId> Cleanup<I, C> {
             clock::sleep(PAUSES.delay(attempt)).await;
         }
         unreachable!("the loop ends by returning")
+    }
+
+    async fn once<D: LockDao<I, C>>(&self, dao: &D) -> Result<(), BackendError> {
+        match self {
+            Cleanup::Release(grant) => match dao.release(grant).await?.failed.into_iter().next() {
+                Some((_, error)) => Err(error),
+                None => Ok(()),
+            },
+            Cleanup::Withdraw(request) => dao.withdraw(request, Withdraw::Undo).await.map(drop),
+        }
+    }
+}
+
+/// For how long one release, or one try of a clean-up, waits for the store's answer.
+pub(crate) fn patience(lease: Option<Duration>) -> Duration {
+    (lease.unwrap_or(WITHOUT_LEASE) / 3).max(Duration::from_secs(1))
+}
+
+/// A clean-up on its way. The hold ends with it, however it ends.
+struct Task<I: Ident, C: ContextId, D: LockDao<I, C>> {
+    cleanup: Cleanup<I, C>,
+    service: Arc<Inner<I, C, D>>,
+    context: Option<C>,
+}
+
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> Task<I, C, D> {
+    async fn run(&self) {
+        let Err(error) = self.cleanup.until_answered(&self.service.dao).await else { return };
+        self.service.observe(|| match &self.cleanup {
+            Cleanup::Release(grant) => Event::ReleaseFailed { grant, error: &error },
+            Cleanup::Withdraw(request) => Event::WithdrawFailed { context: &request.context, error: &error },
+        });
+    }
+}
+
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Task<I, C, D> {
+    fn drop(&mut self) {
+        self.service.ended(self.context.take());
     }
 }

@@ -3,7 +3,7 @@
 use std::{borrow::Borrow, fmt, sync::Arc, time::Duration};
 
 use super::hold::HoldCore;
-use crate::{ContextId, ExclusiveFence, Ident, Lock, LockLost, LostLock, Mode, SharedFence};
+use crate::{ContextId, ExclusiveFence, Ident, Lock, LockLost, LossReason, LostLock, Mode, SharedFence};
 
 /// The locks that a callback runs under. Cheap to clone; may outlive the locks, and then knows that.
 pub struct Held<I: Ident, C: ContextId>(pub(crate) Arc<HoldCore<I, C>>);
@@ -70,7 +70,10 @@ impl<I: Ident, C: ContextId> Held<I, C> {
 
     /// How long the locks certainly last without another renewal, less the margin; `None` is until they are released.
     pub fn time_left(&self) -> Option<Duration> {
-        self.0.lease.as_ref().map(|lease| if lease.is_lost() { Duration::ZERO } else { lease.left_to_run() })
+        match &self.0.lease {
+            _ if self.0.is_released() || self.0.is_lost() => Some(Duration::ZERO),
+            lease => lease.as_ref().map(|lease| lease.left_to_run()),
+        }
     }
 
     /// Whether the locks are still held, as far as can be known here without asking the store.
@@ -78,27 +81,40 @@ impl<I: Ident, C: ContextId> Held<I, C> {
     /// # Errors
     /// [`LockLost`] with what was lost, and why.
     pub fn check(&self) -> Result<(), LockLost<I>> {
-        match self.0.lost() {
+        match self.gone() {
             lost if lost.is_empty() => Ok(()),
             lost => Err(LockLost { lost }),
         }
     }
 
-    /// Waits until locks are lost; for ever if that does not happen. For callbacks that are told instead of stopped,
+    /// Waits until locks are lost, or released; for ever if that does not happen. For callbacks that are told instead of stopped,
     /// see [`Call::tell_when_lost`](crate::Call::tell_when_lost).
     ///
     /// # Cancel safety
     /// Safe.
     pub async fn lost(&self) -> Vec<LostLock<I>> {
-        let Some(lease) = &self.0.lease else { return std::future::pending().await };
         loop {
-            let told = lease.loss.notified();
+            let told = self.0.told.notified();
             let mut told = std::pin::pin!(told);
             told.as_mut().enable();
-            match self.0.lost() {
+            match self.gone() {
                 lost if lost.is_empty() => told.await,
                 lost => return lost,
             }
+        }
+    }
+
+    fn gone(&self) -> Vec<LostLock<I>> {
+        // Once released, the clock tells of no loss any more.
+        let is_released = self.0.is_released();
+        if !is_released && !self.0.is_lost() {
+            return Vec::new();
+        }
+        match self.0.known_lost() {
+            lost if lost.is_empty() => {
+                self.locks().iter().map(|lock| lock.lost(LossReason::Released)).collect()
+            }
+            lost => lost,
         }
     }
 }

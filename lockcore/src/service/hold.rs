@@ -9,17 +9,21 @@ use std::{
     time::Duration,
 };
 
+use tokio::sync::Notify;
 use tracing::Span;
 
 use super::{
     Inner,
-    cleanup::Cleanup,
+    cleanup::{Cleanup, patience},
     keeper::{Keeper, Tick},
     lease::Lease,
     nesting::Entered,
     observe::{Event, Stopwatch},
 };
-use crate::{ContextId, Grant, Ident, LockDao, LossReason, LostLock, Released, clock::Moment};
+use crate::{
+    AcquireRequest, BackendError, ContextId, Grant, Ident, LockDao, LostLock, Released,
+    clock::{Moment, within},
+};
 
 /// What is known of a held set, shared by the call, its handles and its renewal.
 #[derive(Debug)]
@@ -27,12 +31,35 @@ pub(crate) struct HoldCore<I, C> {
     pub(crate) grant: Grant<I, C>,
     /// `None` if the locks last until they are released.
     pub(crate) lease: Option<Box<Lease>>,
+    released: AtomicBool,
+    /// Whoever waits for [`Held::lost`](crate::Held::lost).
+    pub(crate) told: Notify,
 }
 
 impl<I: Ident, C: ContextId> HoldCore<I, C> {
-    /// What of it is lost.
-    pub(crate) fn lost(&self) -> Vec<LostLock<I>> {
-        self.lease.as_ref().map(|lease| lease.lost(&self.grant, LossReason::Expired)).unwrap_or_default()
+    /// Whether any of it was lost while it was held, also if only the clock says so; then everybody is told.
+    pub(crate) fn is_lost(&self) -> bool {
+        let (is_lost, is_news) = self.lease.as_ref().map_or((false, false), |lease| lease.look());
+        if is_news {
+            self.tell();
+        }
+        is_lost
+    }
+
+    /// What is known to be lost of what was held, and why.
+    pub(crate) fn known_lost(&self) -> Vec<LostLock<I>> {
+        self.lease.as_ref().map(|lease| lease.known_lost(&self.grant)).unwrap_or_default()
+    }
+
+    pub(crate) fn is_released(&self) -> bool {
+        self.released.load(Relaxed)
+    }
+
+    fn tell(&self) {
+        if let Some(lease) = &self.lease {
+            lease.task.wake();
+        }
+        self.told.notify_waiters();
     }
 }
 
@@ -60,6 +87,8 @@ pub(crate) struct Hold<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     renewal: Option<(Arc<Keeper>, u64)>,
     /// The context is remembered as in use.
     pub(crate) context_tracked: bool,
+    /// A request that failed in doubt before another was granted, and so may still arrive.
+    late: Option<Box<AcquireRequest<I, C>>>,
     over: bool,
     stopwatch: Stopwatch,
     /// Entered around every poll of the callback.
@@ -74,14 +103,16 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         lease: Option<Box<Lease>>,
         offered: bool,
         context_tracked: bool,
+        late: Option<Box<AcquireRequest<I, C>>>,
         span: Span,
     ) -> Self {
-        let core = Arc::new(HoldCore { grant, lease });
+        let core = Arc::new(HoldCore { grant, lease, released: AtomicBool::new(false), told: Notify::new() });
         let mut hold = Hold {
             service,
             core,
             renewal: None,
             context_tracked,
+            late,
             over: false,
             stopwatch: Stopwatch::start(),
             span,
@@ -94,7 +125,6 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
                 core: hold.core.clone(),
                 key: keeper.key(),
                 under_way: AtomicBool::new(false),
-                failed: AtomicBool::new(false),
             });
             let first = if offered { Duration::ZERO } else { lease.length / 3 };
             let key = renewal.key;
@@ -109,35 +139,30 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         Entered::new(self.service.identity(), self.core.clone())
     }
 
-    /// Stops the renewal and releases, and tells what was lost while it was held. If the caller goes away meanwhile, the drop of the hold finishes it
-    /// in the background.
+    /// Stops the renewal, releases, and gives what was lost while it was held. If the caller goes away meanwhile, the
+    /// drop of the hold finishes it in the background.
     pub(crate) async fn release(&mut self) -> Vec<LostLock<I>> {
-        let mut lost = self.stop_renewal();
+        self.stop_renewal();
+        let mut lost = self.core.known_lost();
         let was_valid = self.core.lease.as_ref().is_none_or(|lease| !lease.left().is_zero());
-        let answer = match self.core.grant.locks.is_empty() {
-            true => Ok(Released { lost: Vec::new(), failed: Vec::new() }),
-            false => self.service.dao.release(&self.core.grant).await,
-        };
-        let known_lost = !lost.is_empty();
-        match answer {
+        match self.ask_for_release().await {
             Ok(released) => {
-                if !released.lost.is_empty() {
-                    if was_valid && !known_lost {
-                        lost = released.lost.clone();
-                    } else if !known_lost {
-                        self.service.observe(|| Event::ReleasedLate {
-                            grant: &self.core.grant,
-                            lost: &released.lost,
-                        });
-                    }
+                if was_valid || !lost.is_empty() {
+                    let known = lost.len();
+                    let is_new =
+                        |lock: &LostLock<I>| !lost[..known].iter().any(|old| old.target == lock.target);
+                    let new: Vec<_> = released.lost.into_iter().filter(is_new).collect();
+                    lost.extend(new);
+                } else if !released.lost.is_empty() {
+                    self.service
+                        .observe(|| Event::ReleasedLate { grant: &self.core.grant, lost: &released.lost });
                 }
-                self.over = true;
-                self.settle_failed(released);
+                match released.failed.first() {
+                    None => self.over = true,
+                    Some((_, error)) => self.release_failed(error),
+                }
             }
-            // The caller does not wait for more: the drop of `self` tries on in the background.
-            Err(error) => {
-                self.service.observe(|| Event::ReleaseFailed { grant: &self.core.grant, error: &error });
-            }
+            Err(error) => self.release_failed(&error),
         }
         if !lost.is_empty() {
             self.service.observe(|| Event::Lost { grant: &self.core.grant, lost: &lost });
@@ -145,47 +170,64 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         lost
     }
 
-    /// Stops the renewal and forgets the set, which stays locked until its lease ends or somebody releases it.
-    pub(crate) fn leave(mut self) -> Grant<I, C> {
-        self.stop_renewal();
-        self.over = true;
-        self.core.grant.clone()
-    }
-
-    /// Nothing renews afterwards; gives what was lost by then.
-    fn stop_renewal(&mut self) -> Vec<LostLock<I>> {
-        match self.renewal.take() {
-            None => Vec::new(),
-            Some((keeper, key)) => {
-                keeper.remove(key);
-                let lease = self.core.lease.as_ref().expect("only leases are renewed");
-                if lease.is_known_lost() { self.core.lost() } else { Vec::new() }
+    async fn ask_for_release(&self) -> Result<Released<I>, BackendError> {
+        let Grant { locks, lease, .. } = &self.core.grant;
+        if locks.is_empty() {
+            return Ok(Released { lost: Vec::new(), failed: Vec::new() });
+        }
+        let answer = self.service.dao.release(&self.core.grant);
+        match lease {
+            None => answer.await,
+            Some(_) => {
+                within(patience(*lease), answer).await.unwrap_or_else(|| Err(BackendError::no_answer()))
             }
         }
     }
 
-    /// Frees in the background what the store could not free at once.
-    fn settle_failed(&self, released: Released<I>) {
-        let Some((_, error)) = released.failed.first() else { return };
+    /// The caller does not wait for more: the drop of `self` tries on in the background.
+    fn release_failed(&self, error: &BackendError) {
         self.service.observe(|| Event::ReleaseFailed { grant: &self.core.grant, error });
-        let mut grant = self.core.grant.clone();
-        grant.locks.retain(|lock| released.failed.iter().any(|(target, _)| *target == lock.target));
-        Cleanup::Release(grant).start((*self.service).clone(), None);
+    }
+
+    /// Stops the renewal and forgets the set, which stays locked until its lease ends or somebody releases it.
+    pub(crate) fn leave(mut self) -> Grant<I, C> {
+        self.remove_renewal();
+        self.over = true;
+        self.late = None;
+        self.core.grant.clone()
+    }
+
+    /// Nothing renews afterwards, and whoever has a handle is told that the set is being released.
+    fn stop_renewal(&mut self) {
+        self.remove_renewal();
+        // Where there are no handles there is nobody to be told.
+        if Arc::strong_count(&self.core) > 1 && !self.core.released.swap(true, Relaxed) {
+            self.core.told.notify_waiters();
+        }
+    }
+
+    fn remove_renewal(&mut self) {
+        if let Some((keeper, key)) = self.renewal.take() {
+            keeper.remove(key);
+        }
     }
 }
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
     fn drop(&mut self) {
-        self.stop_renewal();
+        let context = self.context_tracked.then(|| self.core.grant.context.clone());
+        let is_over = self.over || self.core.grant.locks.is_empty();
+        if !is_over {
+            self.stop_renewal();
+        }
+        match self.late.take() {
+            None if is_over => self.service.ended(context),
+            None => Cleanup::Release(self.core.grant.clone()).start((*self.service).clone(), context),
+            // Frees the set if it has to, and refuses the request that may still arrive.
+            Some(request) => Cleanup::Withdraw(*request).start((*self.service).clone(), context),
+        }
         tracing::debug!(parent: &self.span, released = self.over, "no longer held");
         self.stopwatch.record("lockcore_held_seconds", self.service.capabilities.backend);
-        let context = self.context_tracked.then(|| self.core.grant.context.clone());
-        if self.over || self.core.grant.locks.is_empty() {
-            self.service.ended(context);
-        } else {
-            let grant = self.core.grant.clone();
-            Cleanup::Release(grant).start((*self.service).clone(), Some(context));
-        }
     }
 }
 
@@ -196,27 +238,19 @@ struct Renewal<I: Ident, C: ContextId, D: LockDao<I, C>> {
     core: Arc<HoldCore<I, C>>,
     key: u64,
     under_way: AtomicBool,
-    /// The last renewal got no answer.
-    failed: AtomicBool,
 }
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Tick for Renewal<I, C, D> {
     fn tick(self: Arc<Self>) -> Option<Duration> {
+        if self.core.is_lost() {
+            return None;
+        }
         let lease = self.lease();
-        let left = lease.left_to_run();
-        if lease.is_known_lost() {
-            return None;
-        }
-        if left.is_zero() {
-            let unanswered = self.failed.load(Relaxed) || self.under_way.load(Relaxed);
-            lease.lose_all(if unanswered { LossReason::Unreachable } else { LossReason::Expired });
-            return None;
-        }
         let may_renew = lease.max_hold.is_none_or(|max_hold| !lease.since.left_of(max_hold).is_zero());
         if may_renew && !self.under_way.swap(true, Relaxed) {
             tokio::spawn(self.clone().renew());
         }
-        Some(left)
+        Some(lease.left_to_run())
     }
 }
 
@@ -227,28 +261,29 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Renewal<I, C, D> {
 
     async fn renew(self: Arc<Self>) {
         let lease = self.lease();
+        lease.renewing();
         let sent = Moment::now();
-        let patience = lease.length / 3;
+        // Half of what is left, so that there is time for another try.
+        let patience = (lease.length / 3).min(lease.left_to_run() / 2);
         let answer = tokio::time::timeout(patience, self.service.dao.renew(&self.core.grant)).await;
         let pause = match answer {
             Ok(Ok(renewed)) if renewed.lost.is_empty() => {
                 let age = lease.extended(sent);
-                self.failed.store(false, Relaxed);
                 self.service.observe_renewal(age.saturating_sub(lease.length / 3));
                 sent.left_of(lease.length / 3)
             }
             Ok(Ok(renewed)) => {
-                lease.lose_some(&self.core.grant, &renewed.lost);
+                if lease.lose(&self.core.grant, &renewed.lost) {
+                    self.core.tell();
+                }
                 return;
             }
             Ok(Err(error)) => {
-                self.failed.store(true, Relaxed);
                 self.service
                     .observe(|| Event::RenewalFailed { grant: &self.core.grant, error: Some(&error) });
                 self.pause_after_failure()
             }
             Err(_elapsed) => {
-                self.failed.store(true, Relaxed);
                 self.service.observe(|| Event::RenewalFailed { grant: &self.core.grant, error: None });
                 self.pause_after_failure()
             }

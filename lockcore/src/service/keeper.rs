@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -112,11 +113,12 @@ impl Keeper {
     async fn keep(self: Arc<Self>) {
         loop {
             while let Some((key, what)) = self.take_due() {
-                if let Some(pause) = what.clone().tick() {
-                    self.put_back(key, pause, what);
-                } else {
-                    self.remove(key);
-                }
+                // Code of others may run here, when a task is woken or a backend dropped: a panic of theirs does not
+                // end the keeping of all the rest.
+                let _ = catch_unwind(AssertUnwindSafe(|| match what.clone().tick() {
+                    Some(pause) => self.put_back(key, pause, what),
+                    None => self.remove(key),
+                }));
             }
             let next = self.entries().by_time.first().map(|(at, _)| *at);
             match next {

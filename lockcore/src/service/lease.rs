@@ -6,7 +6,6 @@ use std::{
 };
 
 use futures_util::task::AtomicWaker;
-use tokio::sync::Notify;
 
 use crate::{Grant, LossReason, LostLock, Target, clock::Moment};
 
@@ -15,7 +14,8 @@ use crate::{Grant, LossReason, LostLock, Target, clock::Moment};
 /// Invariant L1: the deadline counts from a moment before the request that obtained the lease was sent,
 /// so that it is never later than the store's own.
 ///
-/// Invariant L2: once lost, always lost: a renewal that succeeds afterwards does not bring it back.
+/// Invariant L2: once lost, always lost: a renewal that succeeds afterwards does not bring it back. What the clock
+/// alone says is noted as soon as anybody was told of it.
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub(crate) length: Duration,
@@ -24,11 +24,11 @@ pub(crate) struct Lease {
     /// No renewal after this long.
     pub(crate) max_hold: Option<Duration>,
     pub(crate) since: Moment,
+    /// How many locks it is for.
+    locks: usize,
     state: Mutex<State>,
     /// The task that runs the callback.
     pub(crate) task: AtomicWaker,
-    /// Whoever waits for [`Held::lost`](crate::Held::lost).
-    pub(crate) loss: Notify,
 }
 
 #[derive(Debug)]
@@ -37,36 +37,30 @@ struct State {
     sent: Moment,
     /// How long it lasts from then.
     lasts: Duration,
-    lost: Lost,
-}
-
-/// What of a grant is lost.
-#[derive(Clone, PartialEq, Eq, Debug)]
-enum Lost {
-    Nothing,
-    /// All of it, for this reason.
-    All(LossReason),
-    /// These of its locks, by position in the grant.
-    Some(Vec<(usize, LossReason)>),
+    /// The last renewal has no answer, yet or at all.
+    unanswered: bool,
+    /// What is lost: locks by their position in the grant.
+    lost: Vec<(usize, LossReason)>,
 }
 
 impl Lease {
-    /// A lease that lasts for `lasts` from `sent`, and for `length` from each renewal.
+    /// A lease for this many locks that lasts for `lasts` from `sent`, and for `length` from each renewal.
     pub(crate) fn new(
         length: Duration,
         margin: f64,
         max_hold: Option<Duration>,
         sent: Moment,
         lasts: Duration,
+        locks: usize,
     ) -> Self {
         Lease {
             length,
             margin,
             max_hold,
             since: sent,
-            state: Mutex::new(State { sent, lasts, lost: Lost::Nothing }),
+            locks,
+            state: Mutex::new(State { sent, lasts, unanswered: false, lost: Vec::new() }),
             task: AtomicWaker::new(),
-            loss: Notify::new(),
         }
     }
 
@@ -81,72 +75,56 @@ impl Lease {
         self.left_to_run_by(&self.state())
     }
 
-    /// Whether it was lost, also if only the clock says so.
-    pub(crate) fn is_lost(&self) -> bool {
-        let state = self.state();
-        state.lost != Lost::Nothing || self.left_to_run_by(&state).is_zero()
+    /// Whether any of it was lost, also if only the clock says so (L2). The second is whether that is news.
+    pub(crate) fn look(&self) -> (bool, bool) {
+        let mut state = self.state();
+        let is_news = state.lost.len() < self.locks && self.left_to_run_by(&state).is_zero();
+        if is_news {
+            let reason = if state.unanswered { LossReason::Unreachable } else { LossReason::Expired };
+            let known = std::mem::take(&mut state.lost);
+            let rest = (0..self.locks).filter(|position| !known.iter().any(|(lost, _)| lost == position));
+            state.lost = rest.map(|position| (position, reason)).collect();
+            state.lost.extend(known);
+            state.lost.sort_unstable_by_key(|(position, _)| *position);
+        }
+        (!state.lost.is_empty(), is_news)
     }
 
-    /// Whether the store said that locks are lost, or their time ran out unrenewed and was noticed.
-    pub(crate) fn is_known_lost(&self) -> bool {
-        self.state().lost != Lost::Nothing
+    /// A renewal is about to be sent.
+    pub(crate) fn renewing(&self) {
+        self.state().unanswered = true;
     }
 
     /// A renewal that was sent at `sent` extended the lease (L1, L2); gives the age that it had reached.
     pub(crate) fn extended(&self, sent: Moment) -> Duration {
         let mut state = self.state();
         let age = state.sent.elapsed();
-        if state.lost == Lost::Nothing {
+        if state.lost.is_empty() {
             state.sent = sent;
             state.lasts = self.length;
+            state.unanswered = false;
         }
         age
     }
 
-    /// Notes that all of it is lost, unless it was known before, and tells everybody.
-    pub(crate) fn lose_all(&self, reason: LossReason) {
-        self.lose(Lost::All(reason));
-    }
-
-    /// Notes that some locks are lost and tells everybody.
-    pub(crate) fn lose_some<I: PartialEq, C>(&self, grant: &Grant<I, C>, lost: &[LostLock<I>]) {
-        let position = |target: &Target<I>| grant.locks.iter().position(|lock| lock.target == *target);
-        self.lose(Lost::Some(
-            lost.iter()
-                .filter_map(|lock| position(&lock.target).map(|position| (position, lock.reason)))
-                .collect(),
-        ));
-    }
-
-    fn lose(&self, lost: Lost) {
-        {
-            let mut state = self.state();
-            if state.lost != Lost::Nothing {
-                return;
-            }
-            state.lost = lost;
+    /// Notes what the store says is lost; `false` if a loss was known before.
+    pub(crate) fn lose<I: PartialEq, C>(&self, grant: &Grant<I, C>, lost: &[LostLock<I>]) -> bool {
+        let mut state = self.state();
+        if !state.lost.is_empty() {
+            return false;
         }
-        self.task.wake();
-        self.loss.notify_waiters();
+        state.unanswered = false;
+        let position = |target: &Target<I>| grant.locks.iter().position(|lock| lock.target == *target);
+        state.lost = lost
+            .iter()
+            .filter_map(|lock| position(&lock.target).map(|position| (position, lock.reason)))
+            .collect();
+        true
     }
 
-    /// What is lost, and why; if only the clock says so, all of it for `otherwise`.
-    pub(crate) fn lost<I: Clone, C>(&self, grant: &Grant<I, C>, otherwise: LossReason) -> Vec<LostLock<I>> {
-        let state = self.state();
-        let (lost, left) = (state.lost.clone(), self.left_to_run_by(&state));
-        drop(state);
-        let all = |reason| (0..grant.locks.len()).map(|position| (position, reason)).collect();
-        let lost = match lost {
-            Lost::Nothing if left.is_zero() => all(otherwise),
-            Lost::Nothing => Vec::new(),
-            Lost::All(reason) => all(reason),
-            Lost::Some(lost) => lost,
-        };
-        let lost = lost.into_iter().map(|(position, reason)| {
-            let lock = &grant.locks[position];
-            LostLock { target: lock.target.clone(), fence: lock.granted.fence, reason }
-        });
-        lost.collect()
+    /// What is known to be lost, and why.
+    pub(crate) fn known_lost<I: Clone, C>(&self, grant: &Grant<I, C>) -> Vec<LostLock<I>> {
+        self.state().lost.iter().map(|(position, reason)| grant.locks[*position].lost(*reason)).collect()
     }
 
     fn left_to_run_by(&self, state: &State) -> Duration {

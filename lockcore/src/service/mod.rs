@@ -20,6 +20,7 @@ mod waiting;
 use std::{
     collections::HashSet,
     fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -129,7 +130,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Builder<I, C, D> {
         self
     }
 
-    /// Is told what no outcome tells; see [`Event`].
+    /// Is told what no outcome tells; see [`Event`]. A hook that panics disturbs nothing else.
     #[must_use]
     pub fn on_event(mut self, hook: impl Fn(&Event<'_, I, C>) + Send + Sync + 'static) -> Self {
         self.inner.hook = Some(Box::new(hook));
@@ -195,8 +196,9 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockingService<I, C, D> {
     }
 
     /// Refuses new calls and waits until every lock is released, at most for `grace`. Gives the number of holds that
-    /// were still open then: callbacks that go on, or releases that the store has not answered; their locks end with
-    /// their leases at the latest.
+    /// were still open then: callbacks that go on, calls that wait for others, or releases that the store has not
+    /// answered; their locks end with their leases at the latest. To be called before a process ends: what is cleaned
+    /// up in the background ends with it.
     ///
     /// # Cancel safety
     /// Safe: new calls stay refused, and it can be called again.
@@ -273,7 +275,8 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
         let event = event();
         observe::record(self.capabilities.backend, &event);
         if let Some(hook) = &self.hook {
-            hook(&event);
+            // Its panic is its own affair: the panic hook tells of it, and what was under way here goes on.
+            let _ = catch_unwind(AssertUnwindSafe(|| hook(&event)));
         }
     }
 

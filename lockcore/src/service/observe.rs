@@ -119,6 +119,7 @@ fn reason<I>(lost: &LostLock<I>) -> &'static str {
         crate::LossReason::Broken => "broken",
         crate::LossReason::Vanished => "vanished",
         crate::LossReason::Unreachable => "unreachable",
+        crate::LossReason::Released => "released",
     }
 }
 

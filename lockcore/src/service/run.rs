@@ -76,7 +76,7 @@ where
     {
         // Registered before the look, so that a loss in between wakes.
         lease.task.register(cx.waker());
-        if lease.is_lost() {
+        if hold.core.is_lost() {
             return Poll::Ready(End::Lost);
         }
     }
@@ -102,7 +102,7 @@ pub(crate) fn call_sync<I: Ident, C: ContextId, D: LockDao<I, C>, T>(
     hold: &Hold<'_, I, C, D>,
     callback: impl FnOnce(&Arc<HoldCore<I, C>>) -> T,
 ) -> End<T> {
-    if hold.core.lease.as_ref().is_some_and(|lease| lease.is_lost()) {
+    if hold.core.is_lost() {
         return End::Lost;
     }
     match inside(hold, || callback(&hold.core)) {
@@ -116,14 +116,11 @@ pub(crate) async fn finish<I: Ident, C: ContextId, D: LockDao<I, C>, T>(
     hold: &mut Hold<'_, I, C, D>,
     end: End<T>,
 ) -> Result<Ended<T, I>, LockError<I, C>> {
-    // Known by the clock alone if the callback was stopped before the keeper looked.
-    let lost_by_now = if matches!(end, End::Lost) { hold.core.lost() } else { Vec::new() };
     let lost = hold.release().await;
-    let lost = if lost.is_empty() { lost_by_now } else { lost };
     match end {
         End::Done(value) => Ok(Ended { value: Some(value), lost }),
-        End::Lost => Ok(Ended { value: None, lost }),
-        End::TooLong(max_hold) => Err(LockingError::HeldTooLong { max_hold }),
+        End::TooLong(max_hold) if lost.is_empty() => Err(LockingError::HeldTooLong { max_hold }),
+        End::Lost | End::TooLong(_) => Ok(Ended { value: None, lost }),
         End::Panicked(panic) => resume_unwind(panic),
     }
 }

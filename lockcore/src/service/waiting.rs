@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use super::{
-    acquire::{Attempt, Unanswered, within},
+    acquire::{Attempt, Unanswered},
     hold::Hold,
 };
 use crate::{
-    Acquired, Backoff, Conflict, ConflictReason, ContextId, Exponential, Failure, Ident, LockDao, LockError,
-    Phase, Wake, Wakeup, clock, wait::Strategy,
+    Acquired, BackendError, Backoff, Conflict, ConflictReason, ContextId, Exponential, Failure, Ident,
+    LockDao, LockError, Phase, Wake, Wakeup,
+    clock::{self, within},
+    wait::Strategy,
 };
 
 /// Pauses after a failure of the backend while there is time left.
@@ -39,7 +41,7 @@ pub(crate) async fn wait<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
             Ok(Acquired::Refused(conflicts) | Acquired::Queued { conflicts, .. }) => {
                 Err(attempt.refused(conflicts))
             }
-            Err(unanswered) => Err(attempt.unanswered(unanswered)),
+            Err(unanswered) => Err(attempt.unanswered(unanswered, Vec::new())),
         },
     }
 }
@@ -50,20 +52,22 @@ async fn in_queue<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
     mut answer: Answer<I, C>,
     limit: Option<Duration>,
 ) -> Outcome<'s, I, C, D> {
-    let mut failed = 0;
+    let (mut failed, mut failures) = (0, Vec::new());
     loop {
-        let (failures, mut wakeup, pause) = match answer {
+        let (mut wakeup, pause) = match answer {
             Ok(Acquired::Granted(granted)) => return Ok(attempt.hold(granted)),
             Ok(Acquired::Refused(conflicts)) => return Err(attempt.refused(conflicts)),
             Ok(Acquired::Queued { conflicts, wakeup, recheck }) => {
                 failed = 0;
-                (conflicts.into_iter().map(Failure::Conflict).collect(), wakeup, recheck)
+                failures = conflicts.into_iter().map(Failure::Conflict).collect();
+                (wakeup, recheck)
             }
             Err(Unanswered::Failed(error)) if error.is_retryable() => {
                 failed += 1;
-                (vec![Failure::Backend(error)], Wakeup::never(), Some(AFTER_FAILURE.delay(failed)))
+                failures = vec![Failure::Backend(error)];
+                (Wakeup::never(), Some(AFTER_FAILURE.delay(failed)))
             }
-            Err(unanswered) => return Err(attempt.unanswered(unanswered)),
+            Err(unanswered) => return Err(attempt.unanswered(unanswered, failures)),
         };
         let left = attempt.left(limit);
         let woken = match min(pause, left) {
@@ -88,22 +92,25 @@ async fn by_looking<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
     limit: Option<Duration>,
 ) -> Outcome<'s, I, C, D> {
     let service = attempt.service().clone();
-    let mut turn = None;
+    let (mut turn, mut failures) = (None, Vec::new());
     for look in 0.. {
-        let (failures, pause) = match answer {
+        let pause = match answer {
             Ok(Acquired::Granted(granted)) => return Ok(attempt.hold(granted)),
             Ok(Acquired::Refused(conflicts) | Acquired::Queued { conflicts, .. }) => {
                 let pause = BETWEEN_LOOKS.delay(look).min(soonest_end(&conflicts));
-                (conflicts.into_iter().map(Failure::Conflict).collect(), pause)
+                failures = conflicts.into_iter().map(Failure::Conflict).collect();
+                pause
             }
             Err(Unanswered::Failed(error)) if error.is_retryable() => {
-                (vec![Failure::Backend(error)], AFTER_FAILURE.delay(look))
+                failures = vec![Failure::Backend(error)];
+                AFTER_FAILURE.delay(look)
             }
-            Err(unanswered) => return Err(attempt.unanswered(unanswered)),
+            Err(unanswered) => return Err(attempt.unanswered(unanswered, failures)),
         };
         let left = attempt.left(limit);
         let waited = async {
-            if turn.is_none() {
+            // As with a queue, whoever holds locks waits behind nobody: the first may be waiting for those.
+            if turn.is_none() && !attempt.request().nested {
                 let ids = attempt.request().claims.iter().map(|claim| claim.target.stored().into_owned());
                 turn = Some(service.gate.turn(ids).await);
             }
@@ -139,7 +146,7 @@ async fn politely<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
                 return Err(attempt.refused(conflicts));
             }
             Err(unanswered) if over || !unanswered.is_retryable() => {
-                return Err(attempt.unanswered(unanswered));
+                return Err(attempt.unanswered(unanswered, Vec::new()));
             }
             _ => {}
         }
@@ -150,11 +157,14 @@ async fn politely<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
 }
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'_, I, C, D> {
-    /// The outcome of a request without an answer.
-    fn unanswered(&mut self, unanswered: Unanswered) -> LockError<I, C> {
+    /// The outcome of a request without an answer, after one with the answer `before` if there was any.
+    fn unanswered(&mut self, unanswered: Unanswered, before: Vec<Failure<I, C>>) -> LockError<I, C> {
         match unanswered {
             Unanswered::Failed(error) => self.failed(error),
-            Unanswered::TimedOut => self.timed_out(Vec::new(), Phase::Asking),
+            Unanswered::TimedOut if before.is_empty() => {
+                self.timed_out(vec![Failure::Backend(BackendError::no_answer())], Phase::Asking)
+            }
+            Unanswered::TimedOut => self.timed_out(before, Phase::Waiting),
         }
     }
 

@@ -1,0 +1,278 @@
+//! How long and in what manner calls wait, with a queue in the backend and without one.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod rigged;
+
+use std::{
+    sync::{Arc, Mutex},
+    task::Poll,
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use lockcore::{
+    BackendErrorKind, ConflictReason, Failure, LockError, LockingError, Phase, TimedOut, Wait, blocking,
+};
+use rigged::{Fault, Rigged, Step, poll_once, within_ten_seconds};
+use tokio::time::{Instant, sleep};
+use uuid::Uuid;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn both_kinds() -> [Arc<Rigged>; 2] {
+    [Rigged::new(), Rigged::without_queue()]
+}
+
+fn timed_out<T: std::fmt::Debug>(
+    result: Result<T, LockError<String, Uuid>>,
+) -> (TimedOut, Vec<Failure<String, Uuid>>) {
+    match result {
+        Err(LockingError::NotLocked { failures, timed_out: Some(timed_out) }) => (timed_out, failures),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn never_asks_once_and_does_not_wait() {
+    for dao in both_kinds() {
+        let locks = dao.service();
+        let _holder = locks.lock(["a"]).await.unwrap();
+        let started = Instant::now();
+        for wait in [Wait::never(), Wait::default(), Wait::up_to(Duration::ZERO)] {
+            let refused = locks.wait(wait).lock(["a"]).await.unwrap_err();
+            assert!(matches!(refused, LockingError::NotLocked { timed_out: None, .. }), "{refused:?}");
+            assert!(refused.is_contention());
+        }
+        assert_eq!(started.elapsed(), Duration::ZERO);
+        assert_eq!(dao.count(Step::Acquire), 4);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn up_to_waits_no_longer_and_names_the_holder() {
+    for dao in both_kinds() {
+        let locks = dao.service();
+        let holder = locks.owner("night shift").lock(["a"]).await.unwrap();
+        let (TimedOut { after, phase }, failures) =
+            timed_out(locks.wait(Wait::up_to(5 * SECOND)).run_locked(["a"], async || {}).await);
+        assert_eq!(phase, Phase::Waiting);
+        assert!((5 * SECOND..6 * SECOND).contains(&after), "{after:?}");
+        let [Failure::Conflict(conflict)] = &failures[..] else { panic!("{failures:?}") };
+        let ConflictReason::Held { holders, .. } = &conflict.reason else { panic!("{conflict:?}") };
+        assert_eq!(&*holders[0].owner, "night shift");
+        holder.release().await.unwrap();
+        assert_eq!(locks.shutdown(SECOND).await, 0);
+        assert!(dao.memory.is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_get_the_locks_when_they_are_free() {
+    for dao in both_kinds() {
+        for wait in [Wait::forever(), Wait::up_to(60 * SECOND), Wait::retries_forever(|_: u32| SECOND)] {
+            let locks = dao.service();
+            let holder = locks.lock(["a"]).await.unwrap();
+            let waiting = async { locks.wait(wait).run_locked(["a"], async || Instant::now()).await };
+            let releasing = async {
+                sleep(10 * SECOND).await;
+                holder.release().await.unwrap();
+                Instant::now()
+            };
+            let (locked, released) = tokio::join!(waiting, releasing);
+            let late = locked.unwrap() - released;
+            assert!(late <= SECOND, "{late:?}");
+            assert!(dao.memory.is_empty());
+        }
+    }
+}
+
+/// Whether the store fails to answer the first request or another one, that is no contention.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_does_not_answer_is_not_contention() {
+    for dao in both_kinds() {
+        let locks = dao.service();
+        dao.once(Step::Acquire, Fault::Hangs);
+        let error = locks.wait(Wait::up_to(SECOND)).run_locked(["a"], async || {}).await.unwrap_err();
+        assert!(!error.is_contention(), "{error}");
+        assert!(error.is_retryable(), "{error}");
+        let (timed_out, failures) = timed_out(Err::<(), _>(error));
+        assert_eq!(timed_out.phase, Phase::Asking);
+        assert!(
+            matches!(&failures[..], [Failure::Backend(error)] if error.kind() == BackendErrorKind::Timeout)
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_later_request_without_an_answer_leaves_what_was_known() {
+    let dao = Rigged::without_queue();
+    let locks = dao.service();
+    let _holder = locks.lock(["a"]).await.unwrap();
+    let mut call = Box::pin(locks.wait(Wait::up_to(5 * SECOND)).run_locked(["a"], async || {}));
+    assert!(poll_once(call.as_mut()).is_pending());
+    dao.always(Step::Acquire, Fault::Hangs);
+    let (timed_out, failures) = timed_out(call.await);
+    assert_eq!(timed_out.phase, Phase::Waiting);
+    assert!(matches!(&failures[..], [Failure::Conflict(_)]), "{failures:?}");
+}
+
+/// The store stops answering after the waiter got its place: the caller is told all the same.
+#[tokio::test(start_paused = true)]
+async fn giving_up_does_not_wait_for_a_store_that_hangs() {
+    let dao = Rigged::new();
+    let locks = dao.service();
+    let _holder = locks.lock(["a"]).await.unwrap();
+    dao.always(Step::Withdraw, Fault::Hangs);
+    let call = locks.wait(Wait::up_to(5 * SECOND)).run_locked(["a"], async || {});
+    let result = tokio::time::timeout(10 * SECOND, call).await.expect("the call hangs");
+    assert_eq!(timed_out(result).0.phase, Phase::Waiting);
+}
+
+#[tokio::test(start_paused = true)]
+async fn retries_are_counted_and_the_backoff_knows_which_it_is() {
+    for dao in both_kinds() {
+        let locks = dao.service();
+        let _holder = locks.lock(["a"]).await.unwrap();
+        for (retries, asked) in [(0, vec![]), (1, vec![0]), (3, vec![0, 1, 2])] {
+            let (before, started) = (dao.count(Step::Acquire), Instant::now());
+            let seen = Arc::new(Mutex::new(Vec::new()));
+            let see = seen.clone();
+            let wait = Wait::retries(retries, move |attempt: u32| {
+                see.lock().unwrap().push(attempt);
+                SECOND
+            });
+            assert!(locks.wait(wait).lock(["a"]).await.unwrap_err().is_contention());
+            assert_eq!(*seen.lock().unwrap(), asked);
+            assert_eq!(dao.count(Step::Acquire) - before, retries as usize + 1);
+            assert!(started.elapsed() >= SECOND * retries && started.elapsed() < SECOND * (retries + 1));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_that_may_pass_are_waited_out_and_others_are_not() {
+    for dao in both_kinds() {
+        let locks = dao.service();
+        for wait in [Wait::forever(), Wait::up_to(60 * SECOND), Wait::retries(3, |_: u32| SECOND)] {
+            dao.once(Step::Acquire, Fault::Fails(BackendErrorKind::Unavailable));
+            dao.once(Step::Acquire, Fault::Fails(BackendErrorKind::Busy));
+            locks.wait(wait.clone()).run_locked(["a"], async || {}).await.unwrap();
+            dao.once(Step::Acquire, Fault::Fails(BackendErrorKind::Denied));
+            let error = locks.wait(wait).run_locked(["a"], async || {}).await.unwrap_err();
+            assert!(!error.is_retryable() && !error.is_contention(), "{error}");
+        }
+        dao.once(Step::Acquire, Fault::Fails(BackendErrorKind::Unavailable));
+        let error = locks.run_locked(["a"], async || {}).await.unwrap_err();
+        assert!(error.is_retryable() && !error.is_contention(), "{error}");
+        assert_eq!(locks.shutdown(SECOND).await, 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_a_queue_the_order_is_that_of_arrival() {
+    let locks = Rigged::new().service();
+    let holder = locks.lock(["a"]).await.unwrap();
+    let order = Mutex::new(Vec::new());
+    let waiters = (0..20).map(|n| {
+        let (locks, order) = (&locks, &order);
+        async move {
+            sleep(Duration::from_millis(n)).await;
+            locks
+                .wait(Wait::forever())
+                .run_locked(["a"], async || order.lock().unwrap().push(n))
+                .await
+                .unwrap();
+        }
+    });
+    let releasing = async {
+        sleep(SECOND).await;
+        holder.release().await.unwrap();
+    };
+    tokio::join!(join_all(waiters), releasing);
+    assert_eq!(order.into_inner().unwrap(), (0..20).collect::<Vec<_>>());
+}
+
+/// Of many waiters in one process only one asks a store that has no queue.
+#[tokio::test(start_paused = true)]
+async fn waiters_of_one_process_do_not_stampede_the_store() {
+    let dao = Rigged::without_queue();
+    let locks = dao.service();
+    let holder = locks.lock(["a"]).await.unwrap();
+    let waiters = (0..100).map(|_| locks.wait(Wait::forever()).run_locked(["a"], async || {}));
+    let asked = async {
+        sleep(100 * SECOND).await;
+        let asked = dao.count(Step::Acquire);
+        holder.release().await.unwrap();
+        asked
+    };
+    let (results, asked) = tokio::join!(join_all(waiters), asked);
+    assert!(results.iter().all(Result::is_ok));
+    assert!(asked <= 1 + 100 + 250, "one waiter asks about twice a second, but {asked} requests were sent");
+}
+
+/// A waiter that has its turn for `b` waits for `a`; who holds `a` must not wait for that turn.
+#[tokio::test(start_paused = true)]
+async fn a_nested_waiter_does_not_wait_for_its_turn() {
+    for dao in both_kinds() {
+        let locks = dao.service();
+        let waits = || locks.wait(Wait::forever());
+        let other = locks.lock(["b"]).await.unwrap();
+        let nested = waits().run_locked(["a"], async || {
+            sleep(5 * SECOND).await;
+            waits().run_locked(["b"], async || {}).await.unwrap();
+        });
+        let waiter = async {
+            sleep(SECOND).await;
+            waits().run_locked(["a", "b"], async || {}).await.unwrap();
+        };
+        let releasing = async {
+            sleep(10 * SECOND).await;
+            other.release().await.unwrap();
+        };
+        let all = async { tokio::join!(nested, waiter, releasing) };
+        tokio::time::timeout(60 * SECOND, all).await.expect("a deadlock").0.unwrap();
+    }
+}
+
+/// Turns are given back by waiters that go away before and after they have them.
+#[tokio::test(start_paused = true)]
+async fn waiters_that_go_away_do_not_keep_their_turn() {
+    let dao = Rigged::without_queue();
+    let locks = dao.service();
+    let holder = locks.lock(["a", "b"]).await.unwrap();
+    let mut waiters: Vec<_> =
+        (0..3).map(|_| Box::pin(locks.wait(Wait::forever()).run_locked(["a", "b"], async || {}))).collect();
+    for waiter in &mut waiters {
+        assert!(matches!(poll_once(waiter.as_mut()), Poll::Pending));
+    }
+    let last = waiters.pop().unwrap();
+    drop(waiters);
+    holder.release().await.unwrap();
+    tokio::time::timeout(60 * SECOND, last).await.expect("its turn never comes").unwrap();
+}
+
+/// The blocking face has its timers on the library's thread: they run though the runtime's thread is blocked.
+#[test]
+fn the_blocking_face_times_out_on_the_only_thread_of_a_runtime() {
+    within_ten_seconds("a blocking call on a current-thread runtime", || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            for dao in both_kinds() {
+                let locks = blocking::LockingService::from(dao.service());
+                let _holder = locks.lock(["a"]).unwrap();
+                let wait = Wait::up_to(Duration::from_millis(20));
+                timed_out(locks.wait(wait).lock(["a"]));
+            }
+        });
+    });
+}
+
+/// The code of a blocking call sees the runtime that the caller is in.
+#[test]
+fn blocking_callbacks_are_in_the_runtime_of_their_caller() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let locks = blocking::LockingService::from(Rigged::new().service());
+    let id = || tokio::runtime::Handle::current().id();
+    let _here = runtime.enter();
+    assert_eq!(locks.with_locks(["a"], || Ok::<_, ()>(id())).unwrap(), runtime.handle().id());
+}
