@@ -92,6 +92,22 @@ pub async fn ten_workers_never_exceed_three_slots<B: Backend>(store: Store<B>) {
     assert_eq!(all.locks[0].granted.in_use, 3);
 }
 
+/// 2.3 and 3.8: who changes to fewer permits lets in who waits for those given back.
+pub async fn permits_given_back_serve_the_next<B: Backend>(store: Store<B>) {
+    let declared = store.capabilities();
+    if !(declared.slots && declared.fifo) {
+        return;
+    }
+    let [holder, waiter] = store.callers();
+    holder.take([slot("a", 3).permits(3)]).await;
+    let mut place = waiter.queue([slot("a", 3).permits(2)]).await;
+    let fewer = holder.take([slot("a", 3)]).await;
+    let granted = place.granted().await;
+    assert_eq!(granted.locks[0].granted.permits.as_slice(), [1, 2]);
+    holder.free(&fewer).await;
+    waiter.free(&granted).await;
+}
+
 /// Seed case: killing a holder frees its slot, and the head of the queue gets it.
 pub async fn a_dead_holders_slot_goes_to_the_head<B: Backend>(store: Store<B>) {
     let declared = store.capabilities();
