@@ -325,6 +325,12 @@ impl<D: LockDao<String, Uuid>> Place<D> {
         timeout(PATIENCE, self.wait()).await.expect("the turn of a waiter comes")
     }
 
+    /// Waits for the turn, without ever asking again where push is declared: the step that makes room for a waiter
+    /// serves it.
+    pub async fn served(&mut self) -> Grant<String, Uuid> {
+        if self.caller.dao.capabilities().push { self.offered().await } else { self.granted().await }
+    }
+
     /// Waits for an offer, without ever asking again.
     pub async fn offered(&mut self) -> Grant<String, Uuid> {
         match timeout(PATIENCE, self.wakeup.recv()).await.expect("a waiter is told of its turn") {

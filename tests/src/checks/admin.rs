@@ -162,7 +162,7 @@ pub async fn a_broken_lock_is_freed_by_its_holder<B: Backend>(store: Store<B>) {
     assert!(released.failed.is_empty());
     assert!(released.lost.iter().all(|lost| lost.reason == LossReason::Broken), "{released:?}");
     match waiting {
-        Some(mut place) => drop(place.granted().await),
+        Some(mut place) => drop(place.served().await),
         None => drop(next.take(["a"]).await),
     }
 }
@@ -180,7 +180,7 @@ pub async fn a_break_now_frees_at_once<B: Backend>(store: Store<B>) {
     let broken = store.dao().break_lock(&id("a"), fence, BreakMode::Now, "an admin").await;
     assert_eq!(broken.expect("the store answers"), Broken::Freed);
     let taken = match waiting {
-        Some(mut place) => place.granted().await,
+        Some(mut place) => place.served().await,
         None => waiter.take(["a"]).await,
     };
     let lost = holder.renew(&grant).await.lost;
@@ -259,7 +259,7 @@ pub async fn a_frozen_id_goes_to_nobody<B: Backend>(store: Store<B>) {
     let waiting = if declared.fifo { Some(waiter.queue(["a", "b"]).await) } else { None };
     dao.freeze(&id("a"), false).await.expect("the store answers");
     let taken = match waiting {
-        Some(mut place) => place.granted().await,
+        Some(mut place) => place.served().await,
         None => waiter.take(["a", "b"]).await,
     };
     next.refused(["a"]).await;

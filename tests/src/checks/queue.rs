@@ -43,7 +43,7 @@ pub async fn a_release_hands_over<B: Backend>(store: Store<B>) {
     let mut place = waiter.queue(["b", "a"]).await;
     holder.free(&held).await;
     other.refused(["a"]).await;
-    let granted = if declared.push { place.offered().await } else { place.granted().await };
+    let granted = place.served().await;
     assert!(granted.locks[0].granted.fence > held.locks[0].granted.fence);
     waiter.keep(&granted).await;
     other.refused(["b"]).await;
@@ -283,7 +283,7 @@ pub async fn shared_waiters_come_in_together<B: Backend>(store: Store<B>) {
     let mut alone = writer.queue([exclusive("a")]).await;
     let mut last = three.queue([shared("a")]).await;
     holder.free(&held).await;
-    let (a, b) = (first.granted().await, second.granted().await);
+    let (a, b) = (first.served().await, second.served().await);
     last.still_waits().await;
     alone.still_waits().await;
     one.free(&a).await;

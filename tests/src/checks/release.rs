@@ -119,7 +119,7 @@ pub async fn release_context_leaves_the_queues<B: Backend>(store: Store<B>) {
     let _abandoned = one.queue(["b"]).await;
     let mut waiting = three.queue(["a"]).await;
     store.dao().release_context(&one.context).await.expect("the store answers");
-    let a = waiting.granted().await;
+    let a = waiting.served().await;
     two.free(&held).await;
     let b = two.take(["b"]).await;
     two.free(&b).await;

@@ -102,7 +102,7 @@ pub async fn permits_given_back_serve_the_next<B: Backend>(store: Store<B>) {
     holder.take([slot("a", 3).permits(3)]).await;
     let mut place = waiter.queue([slot("a", 3).permits(2)]).await;
     let fewer = holder.take([slot("a", 3)]).await;
-    let granted = place.granted().await;
+    let granted = place.served().await;
     assert_eq!(granted.locks[0].granted.permits.as_slice(), [1, 2]);
     holder.free(&fewer).await;
     waiter.free(&granted).await;

@@ -38,8 +38,8 @@ pub async fn one_release_serves_several_sets<B: Backend>(store: Store<B>) {
     let mut second = two.queue(["b", "y"]).await;
     let mut third = three.queue(["c", "y"]).await;
     holder.free(&held).await;
-    one.free(&first.granted().await).await;
-    let granted = second.granted().await;
+    one.free(&first.served().await).await;
+    let granted = second.served().await;
     third.still_waits().await;
     two.free(&granted).await;
     three.free(&third.granted().await).await;

@@ -163,7 +163,7 @@ pub async fn a_leaving_waiter_serves_the_next<B: Backend>(store: Store<B>) {
         let place = writer.queue([exclusive("a")]).await;
         let mut behind = other.queue([shared("a")]).await;
         writer.withdraw(&place.request, how).await;
-        let read_too = behind.granted().await;
+        let read_too = behind.served().await;
         other.free(&read_too).await;
         reader.free(&read).await;
     }
@@ -182,7 +182,7 @@ pub async fn undo_serves_the_next<B: Backend>(store: Store<B>) {
     one.withdraw(&request, Withdraw::Undo).await;
     // By now it is the second's, who goes away as well, without ever having listened.
     two.withdraw(&second.request, Withdraw::Undo).await;
-    let granted = third.granted().await;
+    let granted = third.served().await;
     two.refused_as_withdrawn(&second.request).await;
     three.free(&granted).await;
 }
