@@ -159,9 +159,8 @@ fn all_nested_waiters_pass_a_stuck_one() {
         })
         .collect();
     free(&dao, &held);
-    for nested in &mut nested {
-        free(&dao, &nested.offered().expect("it obeys no queue"));
-    }
+    let all: Vec<_> = nested.iter_mut().map(|nested| nested.offered().expect("it obeys no queue")).collect();
+    all.iter().for_each(|held| free(&dao, held));
     free(&dao, &stopper);
     free(&dao, &stuck.offered().expect("everybody else is gone"));
     assert!(dao.is_empty());
@@ -169,9 +168,12 @@ fn all_nested_waiters_pass_a_stuck_one() {
 
 #[test]
 fn of_those_a_release_sets_free_the_first_comes_first() {
-    for many in [2, 40] {
+    for (many, reversed) in [(2, false), (2, true), (40, false), (40, true)] {
         let dao = Dao::new();
-        let ids: Vec<_> = (0..many).map(|n| format!("id {n:02}")).collect();
+        let mut ids: Vec<_> = (0..many).map(|n| format!("id {n:02}")).collect();
+        if reversed {
+            ids.reverse();
+        }
         let held = take(&dao, &request(1, ids.iter().map(|id| exclusive(id))));
         // All compete for one more id, but wait for different ones of those that are freed together.
         let mut waiters: Vec<_> = ids
@@ -191,6 +193,28 @@ fn of_those_a_release_sets_free_the_first_comes_first() {
         }
         assert!(dao.is_empty());
     }
+}
+
+#[test]
+fn room_that_a_hand_off_makes_is_handed_on() {
+    let dao = Dao::new();
+    let held = take(&dao, &request(1, [exclusive("x"), slots("pool", 2, 3)]));
+    let mut two = queue(&dao, request(2, [slots("pool", 2, 3)]));
+    let mut changes = queue(&dao, request(3, [exclusive("x"), slots("pool", 1, 2)]));
+    // Somebody further back whom the walk through the queue has reached when room is made.
+    let stopper = take(&dao, &request(4, [exclusive("y")]));
+    let mut last = queue(&dao, request(5, [slots("pool", 1, 9), exclusive("y")]));
+    let mut meanwhile = request(3, [slots("pool", 2, 4)]);
+    meanwhile.attempt = lockcore::AttemptId(99);
+    meanwhile.nested = true;
+    take(&dao, &meanwhile);
+    free(&dao, &held);
+    let changed = changes.offered().expect("both are free, and its own two permits become one");
+    free(&dao, &two.offered().expect("two of three were free by then"));
+    free(&dao, &changed);
+    free(&dao, &stopper);
+    free(&dao, &last.offered().expect("everybody else is gone"));
+    assert!(dao.is_empty());
 }
 
 #[test]
