@@ -225,15 +225,15 @@ async fn after_a_part_is_lost_the_rest_is_lost_with_its_lease() {
 async fn what_was_lost_stays_lost() {
     let dao = Rigged::new();
     let locks = dao.service();
-    dao.once(Step::Renew, Fault::Takes(Duration::from_millis(2)));
+    dao.once(Step::Renew, Fault::Takes(Duration::from_millis(100)));
     let half = Duration::from_millis(500);
     let call = locks.lease(2 * half).tell_when_lost().outcome(["a"], async |held| {
         // The process stands still twice. In between, a renewal is sent; its answer comes after the lease.
         std::thread::sleep(half);
-        sleep(half - Duration::from_millis(166)).await;
+        sleep(Duration::from_millis(400)).await;
         std::thread::sleep(half);
         held.check().unwrap_err();
-        sleep(Duration::from_millis(5)).await;
+        sleep(Duration::from_millis(50)).await;
         held.check().unwrap_err();
     });
     let Ended { value, lost } = call.await.unwrap();
