@@ -179,7 +179,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
             let entry = locked.entry(spot).expect("an id with a waiter has an entry");
             entry.queue_mut().expect("an id with a waiter has a queue").remove(waiter);
             if !(granted && claim.mode == Mode::Exclusive) {
-                step.freed(spot, entry);
+                step.freed_behind(waiter.number, spot, entry);
             }
         }
     }

@@ -9,7 +9,7 @@
 //!    without a break in between.
 //! 3. A waiter is in the queues of all its ids or of none, and that changes only under the locks of all
 //!    its shards. So when the hand-off has to give locks up in order to take more of them, nobody who
-//!    obeys the queue can barge in.
+//!    obeys the queue can barge in; it then chooses anew, and grants only under all locks that it needs.
 //! 4. Whoever makes room on an id that has waiters - takes out a row or a place, or thaws it - notes it as
 //!    freed and serves its queue before the step ends.
 //! 5. No waiter is told anything, and no sender dropped, while a shard is locked: waking runs code that is
@@ -39,7 +39,7 @@ use crate::{
 pub struct MemoryLockDao<I = String, C = Uuid> {
     pub(crate) tables: Tables<I, C>,
     pub(crate) clock: Clock,
-    /// The number of the next waiter. Only taken under the locks of the waiter's set, so that in every
+    /// The number of the next waiter, from 1. Only taken under the locks of the waiter's set, so that in every
     /// queue numbers are in the order of arrival.
     pub(crate) arrivals: AtomicU64,
     pub(crate) history: Option<History<I, C>>,
@@ -52,7 +52,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         MemoryLockDao {
             tables: Tables::new(MAX_SHARDS),
             clock: Clock::new(),
-            arrivals: AtomicU64::new(0),
+            arrivals: AtomicU64::new(1),
             history: None,
             sweeping: Mutex::new(Sweeping::default()),
         }

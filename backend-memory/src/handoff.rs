@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use lockcore::{ContextId, Granted, Ident, Offer, Target, Wake, WakeSender};
+use lockcore::{ContextId, Granted, Ident, Mode, Offer, Target, Wake, WakeSender};
 use smallvec::SmallVec;
 
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     acquire::UNCLAIMED,
     clock::{Clock, Lease, Moment},
     entry::{Asker, Entry},
-    queue::{Waiter, Walk},
+    queue::{Place, Waiter, Walk},
     table::{Locked, Spot, Spots},
 };
 
@@ -30,6 +30,18 @@ pub(crate) struct Step<'c, I, C> {
 struct Freed<I, C> {
     spot: Spot,
     named_by: (Arc<Waiter<I, C>>, usize),
+    /// Waiters with a lower number do not profit.
+    from: u64,
+}
+
+/// An id that was freed, and how far its queue was walked.
+struct Front<I, C> {
+    spot: Spot,
+    named_by: (Arc<Waiter<I, C>>, usize),
+    walk: Walk,
+    /// The waiter at which the walk stands, and how it wants the id.
+    next: u64,
+    mode: Mode,
 }
 
 /// A set that was granted to a waiter who has to be told.
@@ -59,10 +71,35 @@ impl<'c, I: Ident, C: ContextId> Step<'c, I, C> {
     /// Notes that there is more room on an id than before, if it has waiters.
     #[inline]
     pub(crate) fn freed(&mut self, spot: &Spot, entry: &Entry<I, C>) {
+        self.freed_behind(0, spot, entry);
+    }
+
+    /// The same for those who came after the waiter with this number, for it was in their way.
+    #[inline]
+    pub(crate) fn freed_behind(&mut self, from: u64, spot: &Spot, entry: &Entry<I, C>) {
         if let Some(head) = entry.queue().and_then(|queue| queue.head()) {
             let named_by = (Arc::clone(&head.waiter), head.claim);
-            self.freed.push(Freed { spot: *spot, named_by });
+            self.freed.push(Freed { spot: *spot, named_by, from });
         }
+    }
+
+    /// Begins to walk the queues of what was freed since; says whether there are any new ones. A walk that has
+    /// gone past those who profit begins anew.
+    fn join_fronts(&mut self, fronts: &mut SmallVec<[Front<I, C>; 1]>) -> bool {
+        let before = fronts.len();
+        for Freed { spot, named_by, from } in self.freed.drain(..) {
+            let target = &named_by.0.request.claims[named_by.1].target;
+            let same = |front: &&mut Front<I, C>| {
+                front.spot.hash() == spot.hash()
+                    && front.named_by.0.request.claims[front.named_by.1].target == *target
+            };
+            match fronts.iter_mut().find(same) {
+                Some(front) if front.walk.is_past(from) => front.walk = Walk::new(),
+                Some(_) => {}
+                None => fronts.push(Front { spot, named_by, walk: Walk::new(), next: 0, mode: Mode::Shared }),
+            }
+        }
+        fronts.len() > before
     }
 
     /// Keeps a sender until no shard is locked.
@@ -121,44 +158,68 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         rows.len()
     }
 
-    /// Walks the queues of what was freed and grants whatever can be granted, in order.
+    /// Grants whatever can be granted of what was freed: of all its waiters those first who came first, whatever
+    /// the order of the ids.
     #[cold]
     fn serve(&self, locked: &mut Locked<'_, I, C>, step: &mut Step<'_, I, C>) {
-        while let Some(Freed { mut spot, named_by: (waiter, claim) }) = step.freed.pop() {
-            let target = &waiter.request.claims[claim].target;
-            let shard = Spot::shards(&[spot]);
-            let mut walk = Walk::new();
-            locked.cover(shard);
-            locked.locate(&mut spot, target);
-            loop {
-                self.remove_expired(locked, &spot, target, step);
-                let Some((waiter, mode)) = next_waiter(locked, &spot, &mut walk) else {
-                    locked.tidy(&mut spot);
-                    break;
-                };
-                // Invariant 3: nobody barges in, for the waiter is still in all its queues.
-                let gave_up = locked.cover(waiter.shards);
-                if !self.offer(locked, &waiter, step) {
-                    walk.leave_behind(mode);
-                }
-                if gave_up {
-                    locked.cover(shard);
-                    locked.locate(&mut spot, target);
-                }
+        let mut fronts = SmallVec::new();
+        loop {
+            let added = step.join_fronts(&mut fronts);
+            let Some(waiter) = self.next_in_turn(locked, &mut fronts, added, step) else { break };
+            if !self.offer(locked, &waiter, step) {
+                let stays = fronts.iter_mut().filter(|front| front.next == waiter.number);
+                stays.for_each(|front| {
+                    front.walk.leave_behind(waiter.number, front.mode, waiter.request.nested)
+                });
             }
         }
     }
 
-    /// Grants the waiter its set if nothing is in the way. Says whether it is out of the queues.
+    /// The first of all waiters who could be served as far as the freed ids are concerned, with its whole set
+    /// locked. Whoever is chosen after locks were given up is chosen anew, for others may have come, gone, or
+    /// been served in between; but nobody can have barged in (invariant 3).
+    fn next_in_turn(
+        &self,
+        locked: &mut Locked<'_, I, C>,
+        fronts: &mut SmallVec<[Front<I, C>; 1]>,
+        mut unlocated: bool,
+        step: &mut Step<'_, I, C>,
+    ) -> Option<Arc<Waiter<I, C>>> {
+        let mut shards = fronts.iter().fold(0, |shards, front| shards | Spot::shards(&[front.spot]));
+        loop {
+            unlocated |= locked.cover(shards);
+            let mut first: Option<Arc<Waiter<I, C>>> = None;
+            fronts.retain(|front| {
+                let target = &front.named_by.0.request.claims[front.named_by.1].target;
+                if unlocated {
+                    locked.locate(&mut front.spot, target);
+                }
+                self.remove_expired(locked, &front.spot, target, step);
+                let Some(place) = next_place(locked, &front.spot, &mut front.walk) else {
+                    locked.tidy(&mut front.spot);
+                    return false;
+                };
+                (front.next, front.mode) = (place.waiter.number, place.mode);
+                if first.as_ref().is_none_or(|first| front.next < first.number) {
+                    first = Some(Arc::clone(&place.waiter));
+                }
+                true
+            });
+            unlocated = false;
+            let waiter = first?;
+            if locked.covers(waiter.shards) {
+                return Some(waiter);
+            }
+            // Only ever more, so that this ends though the choice may change.
+            shards |= waiter.shards;
+        }
+    }
+
+    /// Grants the waiter its set, all of which is locked, if nothing is in the way, and says whether.
     fn offer(&self, locked: &mut Locked<'_, I, C>, waiter: &Waiter<I, C>, step: &mut Step<'_, I, C>) -> bool {
         let request = &waiter.request;
         let mut spots: Spots = waiter.spots.iter().copied().collect();
         locked.locate_all(&mut spots, request.claims.iter().map(|claim| &claim.target));
-        let first_queue = locked.entry(&spots[0]).and_then(|entry| entry.queue());
-        if !first_queue.is_some_and(|queue| queue.contains(waiter.number)) {
-            // Granted or withdrawn while the locks were given up.
-            return true;
-        }
         let asker = Asker { context: &request.context, nested: request.nested, number: Some(waiter.number) };
         if self.examine(locked, &spots, &request.claims, &asker, step).blocked {
             return false;
@@ -178,15 +239,14 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
     }
 }
 
-fn next_waiter<I: Ident, C: ContextId>(
-    locked: &mut Locked<'_, I, C>,
+fn next_place<'l, I: Ident, C: ContextId>(
+    locked: &'l mut Locked<'_, I, C>,
     spot: &Spot,
     walk: &mut Walk,
-) -> Option<(Arc<Waiter<I, C>>, lockcore::Mode)> {
+) -> Option<&'l Place<I, C>> {
     let entry = locked.entry(spot)?;
     if entry.is_frozen() {
         return None;
     }
-    let place = walk.next(entry.queue()?, &entry.holders)?;
-    Some((Arc::clone(&place.waiter), place.mode))
+    walk.next(entry.queue()?, &entry.holders)
 }

@@ -92,10 +92,6 @@ impl<I, C: ContextId> Queue<I, C> {
         self.places.first()
     }
 
-    pub(crate) fn contains(&self, number: u64) -> bool {
-        self.places.get(number).is_some()
-    }
-
     /// The waiter of this attempt, if this id is its first.
     pub(crate) fn find(&self, attempt: AttemptId, context: &C) -> Option<&Arc<Waiter<I, C>>> {
         if self.by_attempt.is_empty() {
@@ -236,6 +232,7 @@ pub(crate) struct Walk {
     /// The lowest number that was not looked at yet.
     at: u64,
     wall: Wall,
+    /// How many of the nested waiters were left behind.
     nested_seen: usize,
 }
 
@@ -273,8 +270,8 @@ impl Walk {
         Walk { at: 0, wall: Wall::Open, nested_seen: 0 }
     }
 
-    /// The next waiter that could be served as far as this id is concerned. If it is not,
-    /// [`leave_behind`](Self::leave_behind) must follow.
+    /// The next waiter that could be served as far as this id is concerned. The walk stands at it until it has
+    /// left the queue or is [left behind](Self::leave_behind).
     pub(crate) fn next<'q, I, C: ContextId>(
         &mut self,
         queue: &'q Queue<I, C>,
@@ -287,21 +284,27 @@ impl Walk {
             if self.is_over(&queue.tally) {
                 return None;
             }
-            self.at = number + 1;
             let request = &place.waiter.request;
-            self.nested_seen += usize::from(request.nested);
             let in_turn = request.nested || self.wall.lets(place.mode);
             if in_turn && holders.in_use_by_others(&request.context).fits(place.mode) {
+                self.at = number;
                 return Some(place);
             }
-            self.leave_behind(place.mode);
+            self.leave_behind(number, place.mode, request.nested);
         }
         None
     }
 
-    /// Notes that a waiter stays in the queue.
-    pub(crate) fn leave_behind(&mut self, mode: Mode) {
+    /// Goes on behind a waiter that stays in the queue.
+    pub(crate) fn leave_behind(&mut self, number: u64, mode: Mode, nested: bool) {
+        self.at = number + 1;
         self.wall = self.wall.left_behind(mode);
+        self.nested_seen += usize::from(nested);
+    }
+
+    /// Whether waiters behind the one with this number were left behind already.
+    pub(crate) fn is_past(&self, number: u64) -> bool {
+        self.at > number + 1
     }
 
     /// Whether nobody further back can pass those left behind.

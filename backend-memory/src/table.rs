@@ -172,12 +172,17 @@ impl<I: Ident, C: ContextId> Locked<'_, I, C> {
     ///
     /// Says whether it gave them up: then nothing that was located is valid any more.
     pub(crate) fn cover(&mut self, shards: u64) -> bool {
-        let gave_up = shards & !self.shards != 0;
+        let gave_up = !self.covers(shards);
         if gave_up {
             self.guards.clear();
             self.lock(shards);
         }
         gave_up
+    }
+
+    /// Whether these shards are among the locked ones.
+    pub(crate) fn covers(&self, shards: u64) -> bool {
+        shards & !self.shards == 0
     }
 
     fn lock(&mut self, shards: u64) {

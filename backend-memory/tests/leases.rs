@@ -6,7 +6,7 @@ mod support;
 
 use std::time::Duration;
 
-use lockcore::{LockDao, LossReason, Wake, Withdraw, Withdrawn};
+use lockcore::{Acquired, LockDao, LossReason, Wake, Withdraw, Withdrawn};
 use support::*;
 use tokio::time::advance;
 
@@ -136,16 +136,30 @@ async fn an_offer_tells_how_long_it_lasts() {
 async fn fences_follow_the_clock_and_never_repeat() {
     let dao = Dao::new();
     let fence = |held: &Held| held.locks[0].granted.fence;
-    let first = take(&dao, &request(1, [exclusive("a")]));
+    // With a lease, for a permanent lock's fence is made of a coarse clock, which tokio does not pause.
+    let next = |context| take(&dao, &leased(request(context, [exclusive("a")]), SECOND));
+    let first = next(1);
     free(&dao, &first);
-    let second = take(&dao, &request(2, [exclusive("a")]));
+    let second = next(2);
     free(&dao, &second);
     assert_eq!(fence(&second), fence(&first) + 1, "the clock stands still");
     advance(SECOND).await;
-    let third = take(&dao, &request(3, [exclusive("a")]));
+    let third = next(3);
     assert_eq!(fence(&third), fence(&first) + 1_000_000);
-    let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    assert!(since_1970.as_micros().abs_diff(u128::from(fence(&third))) < 60_000_000);
+    free(&dao, &third);
+    let permanent = take(&dao, &request(4, [exclusive("a")]));
+    assert!(fence(&permanent) > fence(&third));
+}
+
+#[test]
+fn the_fence_of_a_permanent_lock_is_not_behind_the_clock() {
+    for _ in 0..1000 {
+        let dao = Dao::new();
+        let before = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros();
+        let held = take(&dao, &request(1, [exclusive("a")]));
+        let ahead = u128::from(held.locks[0].granted.fence).checked_sub(before).expect("not behind");
+        assert!(ahead < 10_000_000, "{ahead} us ahead");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -162,6 +176,20 @@ async fn a_sweep_takes_its_batch_and_says_whether_there_is_more() {
     assert!(now(dao.sweep(100, Some(SECOND))).unwrap().elsewhere);
     assert_eq!(dao.len(), 1);
     free(&dao, &live);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_cleans_up_what_has_expired() {
+    let dao = Dao::new();
+    take(&dao, &leased(request(1, [exclusive("a")]), SECOND));
+    take(&dao, &request(2, [exclusive("b")]));
+    advance(SECOND).await;
+    let mut never = request(3, [exclusive("a"), exclusive("b")]);
+    never.queue = false;
+    assert!(
+        matches!(now(dao.acquire(&never)).unwrap(), Acquired::Refused(conflicts) if conflicts.len() == 1)
+    );
+    assert_eq!(dao.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -119,6 +119,81 @@ fn leaving_lets_in_whoever_only_waited_for_the_one_who_left() {
 }
 
 #[test]
+fn who_may_pass_a_stuck_waiter_is_found_behind_it() {
+    let dao = Dao::new();
+    let stopper = take(&dao, &request(1, [exclusive("x")]));
+    let held = take(&dao, &request(2, [exclusive("a"), exclusive("pool")]));
+    let mut stuck_reader = queue(&dao, request(3, [shared("a"), exclusive("x")]));
+    let mut stuck_slot = queue(&dao, request(4, [slots("pool", 1, 2), exclusive("x")]));
+    let mut reader = queue(&dao, request(5, [shared("a")]));
+    let mut slot = queue(&dao, request(6, [slots("pool", 1, 2)]));
+    let mut larger = queue(&dao, request(7, [slots("pool", 1, 3)]));
+    let mut nested = request(8, [slots("pool", 1, 2)]);
+    nested.nested = true;
+    let mut nested = queue(&dao, nested);
+    free(&dao, &held);
+    for stays in [&mut stuck_reader, &mut stuck_slot, &mut slot] {
+        assert!(stays.offered().is_none());
+    }
+    for passes in [&mut reader, &mut larger, &mut nested] {
+        free(&dao, &passes.offered().expect("it passes the stuck one, or is nested"));
+    }
+    free(&dao, &stopper);
+    for served in [&mut stuck_reader, &mut stuck_slot, &mut slot] {
+        free(&dao, &served.offered().expect("everybody before it is gone"));
+    }
+    assert!(dao.is_empty());
+}
+
+#[test]
+fn all_nested_waiters_pass_a_stuck_one() {
+    let dao = Dao::new();
+    let stopper = take(&dao, &request(1, [exclusive("x")]));
+    let held = take(&dao, &request(2, [exclusive("a")]));
+    let mut stuck = queue(&dao, request(3, [exclusive("a"), exclusive("x")]));
+    let mut nested: Vec<_> = (4..9)
+        .map(|context| {
+            let mut nested = request(context, [shared("a")]);
+            nested.nested = true;
+            queue(&dao, nested)
+        })
+        .collect();
+    free(&dao, &held);
+    for nested in &mut nested {
+        free(&dao, &nested.offered().expect("it obeys no queue"));
+    }
+    free(&dao, &stopper);
+    free(&dao, &stuck.offered().expect("everybody else is gone"));
+    assert!(dao.is_empty());
+}
+
+#[test]
+fn of_those_a_release_sets_free_the_first_comes_first() {
+    for many in [2, 40] {
+        let dao = Dao::new();
+        let ids: Vec<_> = (0..many).map(|n| format!("id {n:02}")).collect();
+        let held = take(&dao, &request(1, ids.iter().map(|id| exclusive(id))));
+        // All compete for one more id, but wait for different ones of those that are freed together.
+        let mut waiters: Vec<_> = ids
+            .iter()
+            .zip(2..)
+            .map(|(id, context)| {
+                let mut nested = request(context, [exclusive(id), exclusive("prize")]);
+                nested.nested = true;
+                queue(&dao, nested)
+            })
+            .collect();
+        free(&dao, &held);
+        for next in 0..waiters.len() {
+            let held = waiters[next].offered().expect("it came first");
+            assert!(waiters.iter_mut().skip(next + 1).all(|later| later.offered().is_none()));
+            free(&dao, &held);
+        }
+        assert!(dao.is_empty());
+    }
+}
+
+#[test]
 fn whoever_got_a_set_by_asking_again_lets_in_those_behind() {
     let dao = Dao::new();
     let held = take(&dao, &request(1, [exclusive("a")]));

@@ -75,7 +75,7 @@ fn a_set_is_handed_over_across_shards() {
                 assert!(matches!(now(dao.acquire(&never)).unwrap(), Acquired::Refused(_)));
             })
         };
-        releases.map(|release| release.join().unwrap());
+        releases.into_iter().for_each(|release| release.join().unwrap());
         barges.join().unwrap();
         let later = later.join().unwrap();
         let Turn::Waits(mut later) = later else { panic!("passed an earlier waiter") };
@@ -136,7 +136,7 @@ fn a_release_races_with_a_waiter_that_asks_again() {
     check(|| {
         let dao = Arc::new(Dao::new());
         let held = take(&dao, &request(1, [exclusive("a")]));
-        let mut waiter = queue(&dao, request(2, [exclusive("a"), exclusive("b")]));
+        let waiter = queue(&dao, request(2, [exclusive("a"), exclusive("b")]));
         let next = queue(&dao, request(3, [exclusive("b")]));
         let release = {
             let dao = dao.clone();

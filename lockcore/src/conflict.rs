@@ -71,7 +71,8 @@ impl<C: ContextId> fmt::Display for ConflictReason<C> {
                     let comma = if position == 0 { "" } else { ", " };
                     write!(f, "{comma}{}", holder.context)?;
                     if !holder.owner.is_empty() {
-                        write!(f, " ({})", holder.owner)?;
+                        // Somebody else wrote it: nothing of it may reach a terminal as a command.
+                        write!(f, " ({})", holder.owner.escape_debug())?;
                     }
                     write!(f, " {}", holder.mode)?;
                     if let Some(remaining) = holder.remaining {

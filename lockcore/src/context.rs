@@ -105,7 +105,7 @@ impl<C: ContextId> fmt::Display for StoredContext<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             StoredContext::Known(context) => f.write_str(&context.stored()),
-            StoredContext::Foreign(stored) => f.write_str(stored),
+            StoredContext::Foreign(stored) => write!(f, "{}", stored.escape_debug()),
         }
     }
 }

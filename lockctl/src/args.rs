@@ -21,16 +21,16 @@ pub(crate) struct Cli {
 
 #[derive(Args, Debug)]
 pub(crate) struct Global {
-    /// The store, such as sqlite:/var/lib/locks.db [env: LOCKCORE_URL; file: url]
+    /// The store, such as sqlite:/var/lib/locks.db (env: LOCKCORE_URL; file: url)
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) url: Option<String>,
-    /// The configuration file [env: LOCKCORE_CONFIG; default: lockcore.toml if it is there]
+    /// The configuration file (env: LOCKCORE_CONFIG; default: lockcore.toml if it is there)
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Keeps applications in one store apart [env: LOCKCORE_NAMESPACE; file: namespace]
+    /// Keeps applications in one store apart (env: LOCKCORE_NAMESPACE; file: namespace)
     #[arg(long, global = true)]
     pub(crate) namespace: Option<String>,
-    /// The label that tells people who holds a lock [env: LOCKCORE_OWNER; default: user@host:pid]
+    /// The label that tells people who holds a lock (env: LOCKCORE_OWNER; default: user@host:pid)
     #[arg(long, global = true)]
     pub(crate) owner: Option<String>,
     /// Write JSON: results to stdout, what goes wrong to stderr
@@ -106,8 +106,8 @@ The command's environment:
   LOCKCORE_PERMITS  the permit indexes of slots as a JSON object, {\"ID\": [INDEX, ...], ...}
 
 TERM, INT, HUP, QUIT, USR1 and USR2 are passed on to the command's process group; while still waiting for
-the locks they end lockctl. Before the locks can be lost the process group gets TERM, and KILL by the end of
-the lease. If lockctl itself is killed the command goes on, and the locks end with their lease.";
+the locks they end lockctl. Before the locks can be lost the process group gets TERM, and KILL shortly before
+the lease ends. If lockctl itself is killed the command goes on, and the locks end with their lease.";
 
 #[derive(Args, Debug)]
 pub(crate) struct Run {
@@ -129,10 +129,10 @@ pub(crate) struct Acquire {
 pub(crate) struct Locking {
     #[command(flatten)]
     claims: Claims,
-    /// How long to wait: never, forever, or a duration [env: LOCKCORE_WAIT; default: never]
+    /// How long to wait: never, forever, or a duration (env: LOCKCORE_WAIT; default: never)
     #[arg(long)]
     pub(crate) wait: Option<Waiting>,
-    /// How long the locks last unless renewed, such as 30s [env: LOCKCORE_LEASE; default: the backend's]
+    /// How long the locks last unless renewed, such as 30s (env: LOCKCORE_LEASE; default: the backend's)
     #[arg(long, value_parser = parse_duration)]
     pub(crate) lease: Option<Duration>,
 }

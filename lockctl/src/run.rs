@@ -200,7 +200,7 @@ async fn stop(mut child: Child, left: Duration, signals: &mut Signals) -> u8 {
     child.code().await
 }
 
-/// When the lease ends if nothing renews it, margin included: until then the command may take to stop.
+/// When the lease ends if nothing renews it, most of the margin included: until then the command may take to stop.
 ///
 /// A handle tells only the time until the margin, and after a loss nothing; so it is asked now and then.
 struct LeaseEnd {
@@ -241,7 +241,7 @@ impl LeaseEnd {
         self.margin.max(Duration::from_millis(5))
     }
 
-    /// How long nobody else can hold what was lost.
+    /// How long the command may take to stop, so that nothing of it is left when somebody else can hold what was lost.
     fn left(&self, lost: &Lost) -> Duration {
         if lost.iter().any(|lock| lock.reason == LossReason::Vanished) {
             return Duration::ZERO;
@@ -249,6 +249,6 @@ impl LeaseEnd {
         // The calendar goes on while the machine is suspended.
         let by_calendar = self.looked_by_calendar.elapsed().unwrap_or_default();
         let elapsed = self.looked.elapsed().max(by_calendar);
-        (self.left.unwrap_or_default() + self.margin).saturating_sub(elapsed)
+        (self.left.unwrap_or_default() + self.margin.mul_f64(0.75)).saturating_sub(elapsed)
     }
 }

@@ -9,8 +9,9 @@ use uuid::Uuid;
 
 use crate::{args::Global, exit::Failure, output::say};
 
-/// The share of a lease before whose end a command gets TERM; until its end it has time to stop.
-pub(crate) const MARGIN: f64 = 0.15;
+/// The share of a lease before whose end a command gets TERM. It has three quarters of that to stop; then it gets
+/// KILL, early enough to be gone when the lease ends.
+pub(crate) const MARGIN: f64 = 0.2;
 
 /// How long the end of the process waits for the store to answer to what is still under way.
 pub(crate) const GRACE: Duration = Duration::from_secs(2);

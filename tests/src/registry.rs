@@ -116,6 +116,7 @@ macro_rules! for_each_check {
                 the_lowest_free_permit_is_given,
                 several_permits_are_taken_together,
                 ten_workers_never_exceed_three_slots,
+                permits_given_back_serve_the_next,
                 a_dead_holders_slot_goes_to_the_head,
             }
             resizing {

@@ -86,6 +86,17 @@ impl<B: Backend> Store<B> {
         std::array::from_fn(|_| self.caller())
     }
 
+    /// `n` callers who contend: in turn through this DAO and, where the store is shared, through a second one, as
+    /// in another process.
+    pub async fn crowd(&self, n: usize) -> Vec<Caller<B::Dao>> {
+        let other = self.reopen().await;
+        let caller = |number| match &other {
+            Some(other) if number % 2 == 1 => self.caller().through(&other.dao),
+            _ => self.caller(),
+        };
+        (0..n).map(caller).collect()
+    }
+
     /// A lease that ends soon, but is long enough that a few calls fit into it.
     pub fn short(&self) -> Duration {
         self.capabilities().min_lease.max(Duration::from_millis(300))

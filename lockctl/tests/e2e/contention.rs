@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::store::{Running, Store};
+use crate::store::{PATIENCE, Running, Store};
 
 #[test]
 fn sixteen_processes_lose_no_increment() {
@@ -11,7 +11,7 @@ fn sixteen_processes_lose_no_increment() {
     let script = r#"
         i=0
         while [ $i -lt 200 ]; do
-            lockctl run --id counter --wait 120s -- sh -c 'read n < counter; echo $((n + 1)) > counter' || exit 1
+            lockctl run --id counter --wait 10m -- sh -c 'read n < counter; echo $((n + 1)) > counter' || exit 1
             i=$((i + 1))
         done"#;
     let workers: Vec<_> = (0..16)
@@ -22,7 +22,7 @@ fn sixteen_processes_lose_no_increment() {
         })
         .collect();
     for worker in workers {
-        let ended = worker.end();
+        let ended = worker.end_within(PATIENCE * 10);
         assert_eq!(ended.code, 0, "{}", ended.stderr);
     }
     assert_eq!(store.read("counter").trim(), "3200");
@@ -36,7 +36,7 @@ fn three_slots_are_never_held_by_four() {
     let inside =
         r#"touch in/$$; n=$(ls in | wc -l); [ $n -le 3 ] || echo $n >> too_many; sleep 0.01; rm in/$$"#;
     let script = format!(
-        "for i in 1 2 3 4 5 6 7 8; do lockctl run --slots pool=3 --wait 60s -- sh -c '{inside}' || exit 1; done"
+        "for i in 1 2 3 4 5 6 7 8; do lockctl run --slots pool=3 --wait 10m -- sh -c '{inside}' || exit 1; done"
     );
     let workers: Vec<_> = (0..10)
         .map(|_| {
@@ -46,7 +46,7 @@ fn three_slots_are_never_held_by_four() {
         })
         .collect();
     for worker in workers {
-        let ended = worker.end();
+        let ended = worker.end_within(PATIENCE * 10);
         assert_eq!(ended.code, 0, "{}", ended.stderr);
     }
     assert_eq!(store.read("too_many"), "");

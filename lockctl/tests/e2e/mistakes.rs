@@ -145,7 +145,7 @@ fn bad_configuration_names_where_it_stands() {
 #[test]
 fn the_configuration_file_is_heeded() {
     let store = Store::new();
-    let file = "url = 'sqlite:other.db'\nnamespace = 'n'\nowner = 'me'\nlease = '7m'\nwait = '10ms'";
+    let file = "url = 'sqlite:other.db'\nnamespace = 'n'\nowner = 'me'\nlease = '7m'\nwait = '1s'";
     std::fs::write(store.path("lockcore.toml"), file).expect("written");
     let lockctl = |args: &[&str]| {
         let mut command = store.lockctl(args);
@@ -173,7 +173,7 @@ fn not_acquired_timed_out_and_backend_failed_are_told_apart() {
     assert!(refused.stderr.starts_with("lockctl: not locked: \"a\" is held by "), "{}", refused.stderr);
     assert!(refused.stderr.contains("(somebody)"), "{}", refused.stderr);
 
-    let late = store.run(&["run", "--id", "a", "--wait", "50ms", "--", "true"]);
+    let late = store.run(&["run", "--id", "a", "--wait", "1s", "--", "true"]);
     assert_eq!(late.code, 124);
     assert!(late.stderr.starts_with("lockctl: not locked after "), "{}", late.stderr);
 

@@ -4,7 +4,7 @@ use std::{io::Write, process::Stdio};
 
 use serde_json::Value;
 
-use crate::store::{Ended, Store};
+use crate::store::{Ended, Store, until};
 
 #[test]
 fn the_exit_code_is_the_commands() {
@@ -106,10 +106,26 @@ fn modes_exclude_what_they_say() {
 }
 
 #[test]
+fn a_lockctl_inside_the_command_does_not_wait_behind_who_waits_for_the_outer_one() {
+    let store = Store::new();
+    let inside = "while [ ! -e go ]; do sleep 0.02; done; exec lockctl run --id b -- true";
+    let outer = store.start(&["run", "--id", "a", "--", "sh", "-c", inside]);
+    until("a is held", || store.holders("a") == 1);
+    let waiter = store.start(&["run", "--id", "a", "--id", "b", "--wait", "1h", "--", "true"]);
+    until("both are waited for", || store.waiters("b") == 1);
+    assert_eq!(store.run(&["run", "--id", "b", "--", "true"]).code, 120, "anybody else is behind the waiter");
+    std::fs::write(store.path("go"), "").expect("written");
+    let ended = outer.end();
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    assert_eq!(waiter.end().code, 0);
+}
+
+#[test]
 fn locks_are_renewed_while_the_command_runs() {
     let store = Store::new();
-    let command = "for i in 1 2 3 4 5 6; do sleep 0.2; lockctl run --id a -- true && exit 9; done; exit 0";
-    let ended = store.run(&["run", "--id", "a", "--lease", "300ms", "--", "sh", "-c", command]);
+    let command =
+        "for i in 1 2 3 4 5 6 7 8; do sleep 0.6; lockctl run --id a -- true && exit 9; done; exit 0";
+    let ended = store.run(&["run", "--id", "a", "--lease", "2s", "--", "sh", "-c", command]);
     assert_eq!(ended.code, 0, "{}", ended.stderr);
 }
 

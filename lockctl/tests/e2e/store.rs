@@ -141,19 +141,24 @@ impl Running {
     }
 
     /// Waits for the end.
-    pub(crate) fn end(mut self) -> Ended {
-        let status = self.status();
+    pub(crate) fn end(self) -> Ended {
+        self.end_within(PATIENCE)
+    }
+
+    /// Waits for the end of something that takes long.
+    pub(crate) fn end_within(mut self, patience: Duration) -> Ended {
+        let status = self.status(patience);
         Ended::from(Output { status, stdout: all_of(&self.stdout), stderr: all_of(&self.stderr) })
     }
 
     /// Waits for the end of a process that is killed.
     pub(crate) fn killed(mut self) {
-        assert_eq!(self.status().signal(), Some(Signal::SIGKILL as i32));
+        assert_eq!(self.status(PATIENCE).signal(), Some(Signal::SIGKILL as i32));
     }
 
-    fn status(&mut self) -> ExitStatus {
+    fn status(&mut self, patience: Duration) -> ExitStatus {
         let mut status = None;
-        until("the end of a process", || {
+        until_within(patience, "the end of a process", || {
             status = self.child.try_wait().expect("it is ours");
             status.is_some()
         });
@@ -185,10 +190,14 @@ impl Drop for Running {
 }
 
 /// Looks again and again until it is so.
-pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+pub(crate) fn until(what: &str, is_so: impl FnMut() -> bool) {
+    until_within(PATIENCE, what, is_so);
+}
+
+fn until_within(patience: Duration, what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + patience;
     while !is_so() {
-        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
+        assert!(Instant::now() < deadline, "{what}: not within {patience:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -31,9 +31,10 @@ pub async fn two_contexts_exclude_each_other<B: Backend>(store: Store<B>) {
 
 /// 2.1: of five contenders for a fresh id exactly one wins, round after round.
 pub async fn one_of_five_contenders_wins<B: Backend>(store: Store<B>) {
+    let crowd = store.crowd(5).await;
     for round in 0..40 {
-        let wins = race(5, |_| {
-            let caller = store.caller();
+        let wins = race(5, |number| {
+            let caller = crowd[number].clone();
             async move { caller.try_take([format!("round {round}")]).await.is_ok() }
         })
         .await;
@@ -73,8 +74,9 @@ pub async fn a_conflict_at_any_position_leaves_nothing<B: Backend>(store: Store<
 pub async fn overlapping_sets_never_deadlock<B: Backend>(store: Store<B>) {
     let sets = [["a", "b"], ["b", "a"], ["c", "a"], ["b", "c"]];
     let holders: Arc<[AtomicU64; 3]> = Arc::default();
+    let crowd = store.crowd(sets.len()).await;
     race(sets.len(), |number| {
-        let (caller, set, holders) = (store.caller(), sets[number], holders.clone());
+        let (caller, set, holders) = (crowd[number].clone(), sets[number], holders.clone());
         async move {
             let of = |id: &str| &holders[usize::from(id.as_bytes()[0] - b'a')];
             for _ in 0..10 {
@@ -98,15 +100,16 @@ pub async fn a_counter_under_contention_loses_nothing<B: Backend>(store: Store<B
     const WORKERS: usize = 8;
     const ROUNDS: u64 = 15;
     let counter = Arc::new(AtomicU64::new(0));
-    race(WORKERS, |_| {
-        let (store, counter) = (store.caller(), counter.clone());
+    let crowd = store.crowd(WORKERS).await;
+    race(WORKERS, |number| {
+        let (caller, counter) = (crowd[number].clone(), counter.clone());
         async move {
             for _ in 0..ROUNDS {
-                let grant = store.take_soon(["counter"]).await;
+                let grant = caller.take_soon(["counter"]).await;
                 let read = counter.load(Ordering::SeqCst);
                 tokio::task::yield_now().await;
                 counter.store(read + 1, Ordering::SeqCst);
-                store.free(&grant).await;
+                caller.free(&grant).await;
             }
         }
     })
@@ -217,9 +220,10 @@ pub async fn large_sets_are_taken_and_freed<B: Backend>(store: Store<B>) {
 /// nothing stays half taken.
 pub async fn racing_overlapping_sets_leave_nothing<B: Backend>(store: Store<B>) {
     let sets = [vec!["a", "b", "c"], vec!["c", "d", "e"], vec!["e", "f", "a"]];
+    let crowd = store.crowd(sets.len()).await;
     for _ in 0..15 {
         let grants = race(sets.len(), |number| {
-            let (caller, set) = (store.caller(), sets[number].clone());
+            let (caller, set) = (crowd[number].clone(), sets[number].clone());
             async move { caller.try_take(set).await.ok().map(|grant| (caller, grant)) }
         })
         .await;

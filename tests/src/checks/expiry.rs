@@ -23,9 +23,10 @@ pub async fn one_of_five_takes_an_expired_id<B: Backend>(store: Store<B>) {
     let ids: Vec<String> = (0..20).map(|number| format!("id {number}")).collect();
     let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
     store.expired(&ids).await;
+    let crowd = store.crowd(5).await;
     for id in ids {
-        let wins = race(5, |_| {
-            let (caller, id) = (store.caller(), id.to_owned());
+        let wins = race(5, |number| {
+            let (caller, id) = (crowd[number].clone(), id.to_owned());
             async move { caller.try_take([id]).await.is_ok() }
         })
         .await;

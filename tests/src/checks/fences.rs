@@ -46,8 +46,9 @@ pub async fn fences_grow_across_releases<B: Backend>(store: Store<B>) {
 /// 5: concurrent holders never see a fence that is not higher than the last holder's.
 pub async fn fences_grow_under_contention<B: Backend>(store: Store<B>) {
     let last = Arc::new(AtomicU64::new(0));
-    race(4, |_| {
-        let (caller, last) = (store.caller(), last.clone());
+    let crowd = store.crowd(4).await;
+    race(4, |number| {
+        let (caller, last) = (crowd[number].clone(), last.clone());
         async move {
             for _ in 0..15 {
                 let grant = caller.take_soon(["a"]).await;

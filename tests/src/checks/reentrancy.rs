@@ -128,8 +128,11 @@ pub async fn another_number_of_permits_is_a_new_grant<B: Backend>(store: Store<B
     let fewer = one.take([slot("a", 3)]).await;
     assert!(fence(&fewer) > fence(&two_permits));
     assert_eq!(fewer.locks[0].granted.in_use, 2);
-    three.take([slot("a", 3)]).await;
+    let third = three.take([slot("a", 3)]).await;
     two.free(&other).await;
+    three.free(&third).await;
+    let all = one.take([slot("a", 3).permits(3)]).await;
+    assert_eq!(all.locks[0].granted.permits.as_slice(), [0, 1, 2], "its own permits are free for itself");
 }
 
 /// 2.3: a refused set leaves the mode, fence and lease of what was held before.

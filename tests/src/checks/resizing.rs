@@ -78,8 +78,9 @@ pub async fn concurrent_resizes_lose_no_unit<B: Backend>(store: Store<B>) {
         return;
     }
     let held = Arc::new(AtomicI64::new(0));
+    let crowd = store.crowd(8).await;
     race(8, |worker| {
-        let (caller, held) = (store.caller(), held.clone());
+        let (caller, held) = (crowd[worker].clone(), held.clone());
         let mut random = fastrand::Rng::with_seed(worker as u64);
         async move {
             for _ in 0..15 {

@@ -71,8 +71,9 @@ pub async fn ten_workers_never_exceed_three_slots<B: Backend>(store: Store<B>) {
         return;
     }
     let inside: Arc<[AtomicU32; 3]> = Arc::default();
-    race(10, |_| {
-        let (caller, inside) = (store.caller(), inside.clone());
+    let crowd = store.crowd(10).await;
+    race(10, |number| {
+        let (caller, inside) = (crowd[number].clone(), inside.clone());
         async move {
             for _ in 0..6 {
                 let grant = caller.take_soon([slot("a", 3)]).await;
@@ -89,6 +90,22 @@ pub async fn ten_workers_never_exceed_three_slots<B: Backend>(store: Store<B>) {
     .await;
     let all = store.caller().take([slot("a", 3).permits(3)]).await;
     assert_eq!(all.locks[0].granted.in_use, 3);
+}
+
+/// 2.3 and 3.8: who changes to fewer permits lets in who waits for those given back.
+pub async fn permits_given_back_serve_the_next<B: Backend>(store: Store<B>) {
+    let declared = store.capabilities();
+    if !(declared.slots && declared.fifo) {
+        return;
+    }
+    let [holder, waiter] = store.callers();
+    holder.take([slot("a", 3).permits(3)]).await;
+    let mut place = waiter.queue([slot("a", 3).permits(2)]).await;
+    let fewer = holder.take([slot("a", 3)]).await;
+    let granted = place.granted().await;
+    assert_eq!(granted.locks[0].granted.permits.as_slice(), [1, 2]);
+    holder.free(&fewer).await;
+    waiter.free(&granted).await;
 }
 
 /// Seed case: killing a holder frees its slot, and the head of the queue gets it.

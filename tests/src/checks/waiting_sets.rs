@@ -90,9 +90,10 @@ pub async fn many_overlapping_waiters_are_all_served<B: Backend>(store: Store<B>
     }
     const IDS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
     let holders: Arc<[AtomicU32; 6]> = Arc::default();
+    let crowd = store.crowd(12 * 6).await;
     race(12, |worker| {
         let holders = holders.clone();
-        let callers: Vec<_> = (0..6).map(|_| store.caller()).collect();
+        let callers = crowd.iter().skip(worker).step_by(12).cloned().collect::<Vec<_>>();
         let mut random = fastrand::Rng::with_seed(worker as u64);
         async move {
             for caller in callers {

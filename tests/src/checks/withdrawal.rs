@@ -59,15 +59,17 @@ pub async fn undo_leaves_earlier_attempts<B: Backend>(store: Store<B>) {
 
 /// 2.6: an attempt and its undoing at the same moment: whatever comes first, nothing stays behind.
 pub async fn undo_settles_a_race<B: Backend>(store: Store<B>) {
+    let other = store.reopen().await;
     for round in 0..20 {
         let (one, two) = (store.caller(), store.caller());
         let request = one.request([format!("{round}")]);
         race(2, |number| {
-            let (one, request, dao) = (one.clone(), request.clone(), store.dao().clone());
+            let (request, dao) = (request.clone(), store.dao().clone());
+            let withdraws = one.through(other.as_ref().unwrap_or(&store).dao());
             async move {
                 match number {
                     0 => drop(lockcore::LockDao::acquire(&*dao, &request).await),
-                    _ => drop(one.withdraw(&request, Withdraw::Undo).await),
+                    _ => drop(withdraws.withdraw(&request, Withdraw::Undo).await),
                 }
             }
         })
