@@ -143,6 +143,20 @@ async fn nothing_is_polled_past_the_deadline_less_the_margin() {
     }
 }
 
+/// The deadline counts from before the request was sent, however late its answer comes.
+#[tokio::test(start_paused = true)]
+async fn slow_answers_do_not_lengthen_a_lease() {
+    let dao = Rigged::new();
+    dao.once(Step::Acquire, Fault::Takes(5 * SECOND));
+    dao.always(Step::Renew, UNAVAILABLE);
+    let (last, _) = stopped_after(&dao.service()).await;
+    assert!((26 * SECOND..=27 * SECOND).contains(&last), "{last:?}");
+
+    dao.once(Step::Renew, Fault::Takes(5 * SECOND));
+    let (last, _) = stopped_after(&dao.service()).await;
+    assert!((36 * SECOND..=37 * SECOND).contains(&last), "renewed at 10 s, ended at {last:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_loss_is_noticed_at_the_next_renewal() {
     let locks = Rigged::new().service();
@@ -211,11 +225,15 @@ async fn after_a_part_is_lost_the_rest_is_lost_with_its_lease() {
 async fn what_was_lost_stays_lost() {
     let dao = Rigged::new();
     let locks = dao.service();
-    dao.always(Step::Renew, Fault::DoneButHangs);
-    let call = locks.tell_when_lost().outcome(["a"], async |held| {
-        held.lost().await;
-        dao.heal();
-        sleep(20 * SECOND).await;
+    dao.once(Step::Renew, Fault::Takes(Duration::from_millis(100)));
+    let half = Duration::from_millis(500);
+    let call = locks.lease(2 * half).tell_when_lost().outcome(["a"], async |held| {
+        // The process stands still twice. In between, a renewal is sent; its answer comes after the lease.
+        std::thread::sleep(half);
+        sleep(Duration::from_millis(400)).await;
+        std::thread::sleep(half);
+        held.check().unwrap_err();
+        sleep(Duration::from_millis(50)).await;
         held.check().unwrap_err();
     });
     let Ended { value, lost } = call.await.unwrap();

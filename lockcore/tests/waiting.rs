@@ -251,7 +251,7 @@ async fn waiters_that_go_away_do_not_keep_their_turn() {
     tokio::time::timeout(60 * SECOND, last).await.expect("its turn never comes").unwrap();
 }
 
-/// The blocking face has its timers on the library's thread: they run though the runtime's thread is blocked.
+/// The library's thread drives the timers of the blocking face and of the backend under it: the runtime's is blocked.
 #[test]
 fn the_blocking_face_times_out_on_the_only_thread_of_a_runtime() {
     within_ten_seconds("a blocking call on a current-thread runtime", || {
@@ -259,6 +259,7 @@ fn the_blocking_face_times_out_on_the_only_thread_of_a_runtime() {
         runtime.block_on(async {
             for dao in both_kinds() {
                 let locks = blocking::LockingService::from(dao.service());
+                dao.once(Step::Acquire, Fault::Takes(Duration::from_millis(5)));
                 let _holder = locks.lock(["a"]).unwrap();
                 let wait = Wait::up_to(Duration::from_millis(20));
                 timed_out(locks.wait(wait).lock(["a"]));
