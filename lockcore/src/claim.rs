@@ -6,6 +6,9 @@ use smallvec::SmallVec;
 
 use crate::{BadRequest, Ident, MAX_ID_BYTES, Target};
 
+/// How many permits one claim can take at the most: a grant lists every one. A limit may be any number.
+pub const MAX_PERMITS: u32 = 65_536;
+
 /// How an identifier is wanted or held. Later variants exclude more: `Shared < Slots < Exclusive`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Mode {
@@ -14,7 +17,7 @@ pub enum Mode {
     /// Some of a number of permits: granted while nobody holds the id exclusively and the permits held
     /// plus `permits` are at most `limit`.
     Slots {
-        /// How many permits this claim takes, at least 1.
+        /// How many permits this claim takes, from 1 to [`MAX_PERMITS`].
         permits: u32,
         /// How many may be held at once *as this caller sees it*, at least `permits`.
         limit: u32,
@@ -246,6 +249,11 @@ fn check<I: Ident>(claim: &Claim<I>) -> Result<(), BadRequest> {
         }
         if permits == 0 {
             return Err(BadRequest::ZeroPermits { id: id() });
+        }
+        if permits > MAX_PERMITS {
+            let (value, expected) =
+                (format!("{permits} for id {:?}", id()), "at most 65536 can be taken by one claim");
+            return Err(BadRequest::OutOfBounds { field: "permits", value, expected });
         }
         if permits > limit {
             return Err(BadRequest::PermitsOverLimit { id: id(), permits, limit });

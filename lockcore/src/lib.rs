@@ -71,7 +71,7 @@ mod wakeup;
 
 pub use admin::*;
 pub use capabilities::Capabilities;
-pub use claim::{Claim, ClaimSet, Ids, IntoClaim, Mode};
+pub use claim::{Claim, ClaimSet, Ids, IntoClaim, MAX_PERMITS, Mode};
 pub use conflict::{Conflict, ConflictReason, Holder, MAX_HOLDERS_LISTED};
 pub use context::{
     AttemptId, ContextId, FreshContext, MAX_CONTEXT_BYTES, MAX_OWNER_BYTES, Owner, StoredContext,

@@ -44,6 +44,10 @@ fn bad_requests_name_the_field_and_the_value_and_send_nothing() {
     assert_eq!(claim(Claim::slots("db", 3).permits(0)), "permits: 0 for id \"db\", it must be at least 1");
     assert_eq!(claim(Claim::slots("db", 3).permits(4)), "permits: 4 for id \"db\", more than its limit of 3");
     assert_eq!(
+        claim(Claim::slots("db", u32::MAX).permits(65_537)),
+        "permits: 65537 for id \"db\" is not possible, at most 65536 can be taken by one claim"
+    );
+    assert_eq!(
         refusal(locks.lock([Claim::slots("db", 3), Claim::slots("db", 4)])),
         "ids: two different slot claims for id \"db\" in one set"
     );
@@ -103,7 +107,11 @@ fn bad_settings_of_a_service_are_refused_when_it_is_built() {
     let _: Duration = millisecond;
     assert_eq!(
         build(|it| it.sweep(Some(Duration::from_millis(1)), 100)),
-        "sweep.every: 1ms is not possible, it must be at least 10ms"
+        "sweep.every: 1ms is not possible, it must be from 10ms to 365 days"
+    );
+    assert_eq!(
+        build(|it| it.sweep(Some(Duration::MAX), 100)),
+        format!("sweep.every: {:?} is not possible, it must be from 10ms to 365 days", Duration::MAX)
     );
     assert_eq!(
         build(|it| it.sweep(Some(Duration::from_secs(1)), 0)),

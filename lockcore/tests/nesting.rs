@@ -134,6 +134,24 @@ async fn services_do_not_know_of_each_other() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_fresh_context_that_is_given_again_while_in_use_is_refused() {
+    let locks = Rigged::new().service();
+    let guard = locks.lock(["a"]).await.unwrap();
+    let fresh = *guard.context();
+    // From another thread too: contexts are remembered by thread.
+    let other = locks.clone();
+    let again =
+        std::thread::spawn(move || pollster::block_on(other.context(fresh).run_locked(["a"], async || {})));
+    assert!(matches!(again.join().unwrap(), Err(LockingError::ContextInUse { context }) if context == fresh));
+    assert!(
+        locks.run_locked(["a"], async || {}).await.unwrap_err().is_contention(),
+        "the guard still holds it"
+    );
+    guard.release().await.unwrap();
+    locks.context(fresh).run_locked(["a"], async || {}).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_context_in_use_is_refused_and_free_again_afterwards() {
     let dao = Rigged::new();
     let locks = dao.service();

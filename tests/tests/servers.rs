@@ -15,7 +15,7 @@ use std::{
 };
 
 use lockcore_conformance::servers::{
-    Kind, Server, ServerError, TestResult, Trial, Way, run, shared, trial, wire,
+    Kind, Server, ServerError, TestResult, Trial, Way, run, shared, trial, trial_by, wire,
 };
 use tokio::time::timeout;
 
@@ -61,15 +61,11 @@ fn trials() -> Vec<Trial> {
     trials
 }
 
-/// A trial with a server got in one way. A machine need not have every way: where this one is missing
-/// the trial is ignored even if servers are required.
 fn by<F>(kind: Kind, way: Way, name: &str, test: impl FnOnce(Server) -> F + Send + 'static) -> Trial
 where
     F: Future<Output = TestResult>,
 {
-    trial(kind, &format!("{}::{name}", name_of(way)), move || async move {
-        test(Server::start_by(kind, way).await?).await
-    })
+    trial_by(kind, way, &format!("{}::{name}", name_of(way)), test)
 }
 
 async fn is_shared(kind: Kind) -> TestResult {

@@ -9,6 +9,7 @@ use super::{
     Inner,
     call::Settings,
     cleanup::Cleanup,
+    gauge::Ticket,
     hold::{Hold, HoldCore, ServiceRef},
     lease::Lease,
     nesting,
@@ -24,7 +25,7 @@ use crate::{
 };
 
 /// The longest lease that can be asked for.
-const MAX_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+pub(crate) const MAX_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// For how long a caller whose time is over waits to hear what it leaves with.
 const LAST_ANSWER: Duration = Duration::from_secs(1);
@@ -65,7 +66,8 @@ pub(crate) struct Attempt<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     /// `None` once it became a hold.
     service: Option<ServiceRef<'s, I, C, D>>,
     request: Option<AcquireRequest<I, C>>,
-    context_tracked: bool,
+    /// `None` once it became a hold.
+    ticket: Option<Ticket>,
     in_doubt: bool,
     /// A request of it failed in doubt: it may still arrive, whatever a later one was answered.
     unsettled: bool,
@@ -101,7 +103,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         if given {
             check_context(&context)?;
         }
-        let context_tracked = service.begin(&context, given)?;
+        let ticket = service.begin(&context, given)?;
         let request = AcquireRequest {
             context,
             attempt: AttemptId::fresh(),
@@ -116,7 +118,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         Ok(Attempt {
             service: Some(service),
             request: Some(request),
-            context_tracked,
+            ticket: Some(ticket),
             in_doubt: false,
             unsettled: false,
             max_hold: settings.max_hold,
@@ -208,6 +210,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         let late = self.unsettled.then(|| Box::new(self.request().clone()));
         let service = self.service.take().expect("taken only here and at the end");
         let request = self.request.take().expect("taken only here and at the end");
+        let ticket = self.ticket.take().expect("taken only here and at the end");
         let lease = lasts.and_then(|lasts| {
             let sent = self.sent.expect("measured for every request with a lease");
             let length = request.lease?;
@@ -216,7 +219,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         let grant = Grant::new(request.context, request.claims, granted, request.lease);
         // First of all a hold, which releases the set whatever goes wrong after this.
         let span = std::mem::replace(&mut self.span, Span::none());
-        let hold = Hold::new(service, grant, lease, offered, self.context_tracked, late, span);
+        let hold = Hold::new(service, grant, lease, offered, ticket, late, span);
         let backend = hold.service.capabilities.backend;
         count("lockcore_acquired_total", backend, "granted");
         self.stopwatch.record("lockcore_wait_seconds", backend);
@@ -295,14 +298,15 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Attempt<'_, I, C, D> {
     fn drop(&mut self) {
-        let (Some(service), Some(request)) = (self.service.take(), self.request.take()) else {
+        let (Some(service), Some(request), Some(ticket)) =
+            (self.service.take(), self.request.take(), self.ticket.take())
+        else {
             return; // it became a hold
         };
-        let context = self.context_tracked.then(|| request.context.clone());
         if !self.in_doubt {
-            return service.ended(context);
+            return service.ended(ticket);
         }
-        Cleanup::Withdraw(request).start((*service).clone(), context);
+        Cleanup::Withdraw(request).start((*service).clone(), ticket);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Inner, observe::Event};
+use super::{Inner, gauge::Ticket, observe::Event};
 use crate::{
     AcquireRequest, BackendError, Backoff, ContextId, Exponential, Grant, Ident, LockDao, Withdraw,
     background, clock, clock::Moment,
@@ -24,9 +24,9 @@ pub(crate) enum Cleanup<I, C> {
 
 impl<I: Ident, C: ContextId> Cleanup<I, C> {
     /// Cleans up, at once if the backend needs no waiting, else in the background; then the hold has ended, and its
-    /// `context`, if it was remembered, is no longer in use.
-    pub(crate) fn start<D: LockDao<I, C>>(self, service: Arc<Inner<I, C, D>>, context: Option<C>) {
-        let task = Arc::new(Task { cleanup: self, service, context });
+    /// the context of `ticket` is no longer in use.
+    pub(crate) fn start<D: LockDao<I, C>>(self, service: Arc<Inner<I, C, D>>, ticket: Ticket) {
+        let task = Arc::new(Task { cleanup: self, service, ticket: Some(ticket) });
         background::finish(move || {
             let task = task.clone();
             async move { task.run().await }
@@ -80,7 +80,8 @@ pub(crate) fn patience(lease: Option<Duration>) -> Duration {
 struct Task<I: Ident, C: ContextId, D: LockDao<I, C>> {
     cleanup: Cleanup<I, C>,
     service: Arc<Inner<I, C, D>>,
-    context: Option<C>,
+    /// `None` at the end.
+    ticket: Option<Ticket>,
 }
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Task<I, C, D> {
@@ -95,6 +96,8 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Task<I, C, D> {
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Task<I, C, D> {
     fn drop(&mut self) {
-        self.service.ended(self.context.take());
+        if let Some(ticket) = self.ticket.take() {
+            self.service.ended(ticket);
+        }
     }
 }

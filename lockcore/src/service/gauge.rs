@@ -1,44 +1,82 @@
-//! How many locks a service has open, counted so that threads do not disturb each other.
+//! Which contexts a service has open, counted so that threads do not disturb each other.
 
-use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize, Ordering::SeqCst};
+use std::sync::{
+    Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst},
+};
 
+use slab::Slab;
 use tokio::sync::Notify;
 
 const STRIPES: usize = 16;
 
-/// A count of open holds that can be closed and then waited for.
+/// The contexts of the open holds; can be closed and then waited for.
 ///
-/// Invariant G1: `enter` counts before it looks at `closing`, `close` sets `closing` before anybody sums
-/// (both sequentially consistent). So whoever entered without being refused is in every later sum.
+/// Invariant G1: `enter` looks at `closing` under the lock of its stripe, and `close` sets it before anybody counts. So
+/// whoever entered without being refused is in every later count, and once it is closed the count only falls.
 ///
-/// Invariant G2: once `closing` is set, the true count only falls but for entries that are refused and
-/// taken back on the same stripe; a sum of stripes read one after the other is then never too low.
-#[derive(Debug, Default)]
-pub(crate) struct Gauge {
-    stripes: [Stripe; STRIPES],
+/// Invariant G2: a context that may repeat is looked for in all stripes under `given`. Fresh ones need no look: they
+/// are unlike any other.
+#[derive(Debug)]
+pub(crate) struct Gauge<C> {
+    stripes: [Stripe<C>; STRIPES],
+    given: Mutex<()>,
     closing: AtomicBool,
     left: Notify,
 }
 
-/// One part of the count, alone on its cache line.
-#[derive(Debug, Default)]
+/// One part of the contexts, alone on its cache line.
+#[derive(Debug)]
 #[repr(align(128))]
-struct Stripe(AtomicIsize);
+struct Stripe<C>(Mutex<Slab<C>>);
 
-impl Gauge {
-    /// Counts one more; `false`, and nothing counted, once it is closed.
-    pub(crate) fn enter(&self) -> bool {
-        self.stripe().fetch_add(1, SeqCst);
-        let open = !self.closing.load(SeqCst);
-        if !open {
-            self.leave();
+/// Where an open context is remembered.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    stripe: usize,
+    key: usize,
+}
+
+/// Why a context was not let in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Refused {
+    Closed,
+    InUse,
+}
+
+impl<C: Clone + PartialEq> Gauge<C> {
+    pub(crate) fn new() -> Self {
+        Gauge {
+            stripes: std::array::from_fn(|_| Stripe(Mutex::new(Slab::new()))),
+            given: Mutex::new(()),
+            closing: AtomicBool::new(false),
+            left: Notify::new(),
         }
-        open
     }
 
-    /// Counts one less.
-    pub(crate) fn leave(&self) {
-        self.stripe().fetch_sub(1, SeqCst);
+    /// Remembers one more open context, unless it is closed or, if `may_repeat`, the context is there already.
+    pub(crate) fn enter(&self, context: &C, may_repeat: bool) -> Result<Ticket, Refused> {
+        let _alone = may_repeat.then(|| lock(&self.given));
+        // G2
+        if may_repeat
+            && self.stripes.iter().any(|stripe| lock(&stripe.0).iter().any(|(_, open)| open == context))
+        {
+            return Err(Refused::InUse);
+        }
+        let stripe = mine();
+        let mut open = lock(&self.stripes[stripe].0);
+        // G1
+        if self.closing.load(SeqCst) {
+            return Err(Refused::Closed);
+        }
+        Ok(Ticket { stripe, key: open.insert(context.clone()) })
+    }
+
+    /// Forgets it.
+    pub(crate) fn leave(&self, ticket: Ticket) {
+        let context = lock(&self.stripes[ticket.stripe].0).remove(ticket.key);
+        // Out of the lock: it is the user's type.
+        drop(context);
         if self.closing.load(SeqCst) {
             self.left.notify_waiters();
         }
@@ -50,7 +88,7 @@ impl Gauge {
 
     /// How many are open; exact once the gauge is closed and at rest.
     pub(crate) fn count(&self) -> usize {
-        self.stripes.iter().map(|stripe| stripe.0.load(SeqCst)).sum::<isize>().max(0).unsigned_abs()
+        self.stripes.iter().map(|stripe| lock(&stripe.0).len()).sum()
     }
 
     /// Waits until a closed gauge is empty.
@@ -65,13 +103,18 @@ impl Gauge {
             left.await;
         }
     }
+}
 
-    fn stripe(&self) -> &AtomicIsize {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        thread_local! {
-            static MINE: usize = NEXT.fetch_add(1, SeqCst) % STRIPES;
-        }
-        // A thread that is ending has no locals any more; any stripe is right.
-        &self.stripes[MINE.try_with(|mine| *mine).unwrap_or(0)].0
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The stripe of this thread.
+fn mine() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static MINE: usize = NEXT.fetch_add(1, Relaxed) % STRIPES;
     }
+    // A thread that is ending has no locals any more; any stripe is right.
+    MINE.try_with(|mine| *mine).unwrap_or(0)
 }

@@ -15,6 +15,7 @@ use tracing::Span;
 use super::{
     Inner,
     cleanup::{Cleanup, patience},
+    gauge::Ticket,
     keeper::{Keeper, Tick},
     lease::Lease,
     nesting::Entered,
@@ -85,8 +86,8 @@ pub(crate) struct Hold<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     pub(crate) service: ServiceRef<'s, I, C, D>,
     pub(crate) core: Arc<HoldCore<I, C>>,
     renewal: Option<(Arc<Keeper>, u64)>,
-    /// The context is remembered as in use.
-    pub(crate) context_tracked: bool,
+    /// `None` once the clean-up has it.
+    ticket: Option<Ticket>,
     /// A request that failed in doubt before another was granted, and so may still arrive.
     late: Option<Box<AcquireRequest<I, C>>>,
     over: bool,
@@ -102,7 +103,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         grant: Grant<I, C>,
         lease: Option<Box<Lease>>,
         offered: bool,
-        context_tracked: bool,
+        ticket: Ticket,
         late: Option<Box<AcquireRequest<I, C>>>,
         span: Span,
     ) -> Self {
@@ -111,7 +112,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
             service,
             core,
             renewal: None,
-            context_tracked,
+            ticket: Some(ticket),
             late,
             over: false,
             stopwatch: Stopwatch::start(),
@@ -215,16 +216,16 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
     fn drop(&mut self) {
-        let context = self.context_tracked.then(|| self.core.grant.context.clone());
+        let ticket = self.ticket.take().expect("taken only here");
         let is_over = self.over || self.core.grant.locks.is_empty();
         if !is_over {
             self.stop_renewal();
         }
         match self.late.take() {
-            None if is_over => self.service.ended(context),
-            None => Cleanup::Release(self.core.grant.clone()).start((*self.service).clone(), context),
+            None if is_over => self.service.ended(ticket),
+            None => Cleanup::Release(self.core.grant.clone()).start((*self.service).clone(), ticket),
             // Frees the set if it has to, and refuses the request that may still arrive.
-            Some(request) => Cleanup::Withdraw(*request).start((*self.service).clone(), context),
+            Some(request) => Cleanup::Withdraw(*request).start((*self.service).clone(), ticket),
         }
         tracing::debug!(parent: &self.span, released = self.over, "no longer held");
         self.stopwatch.record("lockcore_held_seconds", self.service.capabilities.backend);

@@ -18,10 +18,9 @@ mod sweeper;
 mod waiting;
 
 use std::{
-    collections::HashSet,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -35,7 +34,12 @@ pub use self::{
     observe::Event,
     run::Ended,
 };
-use self::{call::Settings, gate::Gate, gauge::Gauge, observe::Hook};
+use self::{
+    call::Settings,
+    gate::Gate,
+    gauge::{Gauge, Refused, Ticket},
+    observe::Hook,
+};
 use crate::{
     AnyLockDao, BadRequest, Capabilities, Claim, ContextId, FreshContext, Ident, LockDao, LockError,
     LockingError, Owner, Wait, clock,
@@ -60,8 +64,7 @@ pub(crate) struct Inner<I: Ident, C: ContextId, D> {
     make_context: Box<dyn Fn() -> C + Send + Sync>,
     /// Contexts come from the user, who may give one twice.
     contexts_may_repeat: bool,
-    contexts_in_use: Mutex<HashSet<C>>,
-    open: Gauge,
+    open: Gauge<C>,
     gate: Gate,
     hook: Option<Hook<I, C>>,
     sweeper: sweeper::Sweeper,
@@ -256,8 +259,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
             margin: 0.1,
             make_context,
             contexts_may_repeat: false,
-            contexts_in_use: Mutex::default(),
-            open: Gauge::default(),
+            open: Gauge::new(),
             gate: Gate::default(),
             hook: None,
             sweeper: sweeper::Sweeper::default(),
@@ -285,28 +287,16 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
         observe::time("lockcore_renewal_lag_seconds", self.capabilities.backend, lag);
     }
 
-    /// Counts one more open hold under `context`, unless the service shuts down or the context is in use. Gives
-    /// whether the context was remembered.
-    fn begin(&self, context: &C, repeats: bool) -> Result<bool, LockError<I, C>> {
-        if !self.open.enter() {
-            return Err(LockingError::ShutDown);
-        }
-        if repeats && !self.contexts_in_use().insert(context.clone()) {
-            self.open.leave();
-            return Err(LockingError::ContextInUse { context: context.clone() });
-        }
-        Ok(repeats)
+    /// Remembers one more open context, unless the service shuts down or the context is in use.
+    fn begin(&self, context: &C, may_repeat: bool) -> Result<Ticket, LockError<I, C>> {
+        self.open.enter(context, may_repeat).map_err(|refused| match refused {
+            Refused::Closed => LockingError::ShutDown,
+            Refused::InUse => LockingError::ContextInUse { context: context.clone() },
+        })
     }
 
-    /// Counts one less; `context` is no longer in use.
-    pub(crate) fn ended(&self, context: Option<C>) {
-        if let Some(context) = context {
-            self.contexts_in_use().remove(&context);
-        }
-        self.open.leave();
-    }
-
-    fn contexts_in_use(&self) -> std::sync::MutexGuard<'_, HashSet<C>> {
-        self.contexts_in_use.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The context is no longer in use.
+    pub(crate) fn ended(&self, ticket: Ticket) {
+        self.open.leave(ticket);
     }
 }

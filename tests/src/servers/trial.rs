@@ -5,7 +5,7 @@ use std::{env, error::Error, future::Future, process::ExitCode};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use tokio::runtime::{Builder, Runtime};
 
-use super::{Kind, ServerError, forget_shared};
+use super::{Kind, Server, ServerError, Way, forget_shared};
 
 /// What a test that needs a server returns.
 pub type TestResult = Result<(), Box<dyn Error + Send + Sync>>;
@@ -19,6 +19,23 @@ where
     F: Future<Output = TestResult>,
 {
     Trial::ignorable_test(format!("{kind}::{name}"), move || outcome(runtime()?.block_on(test())))
+}
+
+/// The test `<kind>::<name>` with a server got in one particular way. A machine need not have every way: where this one
+/// is missing the test shows as ignored, also where servers are required.
+pub fn trial_by<F>(kind: Kind, way: Way, name: &str, test: impl FnOnce(Server) -> F + Send + 'static) -> Trial
+where
+    F: Future<Output = TestResult>,
+{
+    Trial::ignorable_test(format!("{kind}::{name}"), move || {
+        runtime()?.block_on(async {
+            match Server::start_by(kind, way).await {
+                Ok(server) => outcome(test(server).await),
+                Err(missing @ ServerError::Unavailable { .. }) => Ok(Completion::ignored_with(missing)),
+                Err(error) => Err(error.into()),
+            }
+        })
+    })
 }
 
 /// What a test's result means to the harness: a server that is unavailable is no failure, unless
