@@ -34,8 +34,11 @@ pub(crate) async fn wait<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
         Strategy::Queue { limit } if attempt.service().capabilities.fifo => {
             in_queue(attempt, first, *limit).await
         }
-        Strategy::Queue { limit } => by_looking(attempt, first, *limit).await,
-        Strategy::Retry { retries, backoff } => politely(attempt, first, *retries, &**backoff).await,
+        // In boxes, as is all below that is seldom needed: thousands may wait in a queue at once.
+        Strategy::Queue { limit } => Box::pin(by_looking(attempt, first, *limit)).await,
+        Strategy::Retry { retries, backoff } => {
+            Box::pin(politely(attempt, first, *retries, &**backoff)).await
+        }
         Strategy::Never => match first {
             Ok(Acquired::Granted(granted)) => Ok(attempt.hold(granted)),
             Ok(Acquired::Refused(conflicts) | Acquired::Queued { conflicts, .. }) => {
@@ -71,7 +74,7 @@ async fn in_queue<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
         };
         let left = attempt.left(limit);
         let woken = match min(pause, left) {
-            Some(pause) => within(pause, wakeup.recv()).await,
+            Some(pause) => Box::pin(within(pause, wakeup.recv())).await,
             None => Some(wakeup.recv().await),
         };
         match woken {
@@ -79,9 +82,9 @@ async fn in_queue<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
             _ => {}
         }
         if attempt.left(limit).is_some_and(|left| left.is_zero()) {
-            return attempt.give_up(failures).await;
+            return Box::pin(attempt.give_up(failures)).await;
         }
-        answer = attempt.ask_again(limit).await;
+        answer = Box::pin(attempt.ask_again(limit)).await;
     }
 }
 
