@@ -90,7 +90,7 @@ impl<I> Claim<I> {
         Claim { target, mode: self.mode }
     }
 
-    /// The same claim for `permits` permits; without effect unless it is for slots.
+    /// The same claim for `wanted` permits, from 1 to [`MAX_PERMITS`]; without effect unless it is for slots.
     #[must_use]
     pub fn permits(mut self, wanted: u32) -> Self {
         if let Mode::Slots { permits, .. } = &mut self.mode {

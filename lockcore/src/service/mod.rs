@@ -126,7 +126,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Builder<I, C, D> {
     }
 
     /// How often this process offers to sweep the namespace, and how much it removes in one step; every 5 minutes and
-    /// 100 unless set, `None` for never. Of many processes one does it.
+    /// 100 unless set, `None` for never. From 10 ms to 365 days, and at least 1. Of many processes one does it.
     #[must_use]
     pub fn sweep(mut self, every: Option<Duration>, batch: usize) -> Self {
         self.inner.sweeper.configure(every, batch);
