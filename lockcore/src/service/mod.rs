@@ -4,6 +4,7 @@ mod acquire;
 mod admin;
 mod call;
 mod cleanup;
+mod defaults;
 mod gate;
 mod gauge;
 mod guard;
