@@ -35,6 +35,9 @@ pub(crate) struct Keeper {
 
 #[derive(Default)]
 struct Entries {
+    /// When the keeper looks next; `None` while it sleeps for ever. May be earlier than anything is due: what it was to
+    /// look at may be gone, and waking it for that would cost more than its waking in vain.
+    wakes_at: Option<Instant>,
     by_key: HashMap<u64, (Instant, Arc<dyn Tick>)>,
     by_time: BTreeSet<(Instant, u64)>,
 }
@@ -101,11 +104,14 @@ impl Keeper {
     }
 
     fn insert(&self, mut entries: MutexGuard<'_, Entries>, key: u64, due: Instant, what: Arc<dyn Tick>) {
-        let earliest = entries.by_time.first().is_none_or(|(first, _)| due < *first);
+        let too_late = entries.wakes_at.is_none_or(|wakes_at| due < wakes_at);
+        if too_late {
+            entries.wakes_at = Some(due);
+        }
         entries.by_time.insert((due, key));
         entries.by_key.insert(key, (due, what));
         drop(entries);
-        if earliest {
+        if too_late {
             self.earlier.notify_one();
         }
     }
@@ -120,7 +126,11 @@ impl Keeper {
                     None => self.remove(key),
                 }));
             }
-            let next = self.entries().by_time.first().map(|(at, _)| *at);
+            let next = {
+                let mut entries = self.entries();
+                entries.wakes_at = entries.by_time.first().map(|(at, _)| *at);
+                entries.wakes_at
+            };
             match next {
                 Some(at) => {
                     let earlier = std::pin::pin!(self.earlier.notified());
