@@ -1,5 +1,5 @@
 //! SQLite, WAL and NORMAL: the whole way through `with_locks`, beside `rusqlite` running the same statements on its own
-//! thread without a service, a hop or a decision; and the hop alone.
+//! thread, one hop there and back for each of the two transactions, without a service or a decision.
 
 use std::{path::Path, sync::mpsc, thread};
 
@@ -19,29 +19,24 @@ fn main() {
         [1, 10, 100].into_iter().map(|ids| runtime.block_on(pair(folder.path(), ids))).collect();
     cases.push(runtime.block_on(hand_off(folder.path())));
     report(&cases);
-    for (case, ids) in cases.iter().zip([1, 10, 100]) {
-        let [ours, bare, hop] = [0, 1, 2].map(|candidate| case.quantile(candidate, 0.5) as f64 / 1e3);
-        let bound = bare + 2.0 * hop;
-        println!(
-            "{ids} ids: {ours:.1} us; bare statements and a hop for each of two operations: {bound:.1} us"
-        );
-    }
 }
 
 /// Takes and releases a set, uncontended.
 async fn pair(folder: &Path, ids: usize) -> Case {
-    const ROUNDS: usize = 3000;
-    let names = ["with_locks", "rusqlite, same statements", "one hop to a thread and back"];
+    const ROUNDS: usize = 1000;
+    let names = ["with_locks", "rusqlite, same statements, one hop each"];
     let mut case = Case::new(format!("{ids} ids, take and release"), &names);
     let dao = SqliteLockDao::<String>::open(folder.join(format!("ours-{ids}.db"))).await.expect("a database");
     let locks: Sqlite = LockingService::new(dao);
     let names: Vec<String> = (0..ids).map(|number| format!("some/object/{number:03}")).collect();
-    let mut bare = Bare::open(&folder.join(format!("bare-{ids}.db")));
-    let hop = Hop::start();
-    for _ in 0..ROUNDS / ids.max(3) {
+    let bare = Bare::open(&folder.join(format!("bare-{ids}.db")), names.clone());
+    for _ in 0..ROUNDS {
         case.batch_async(0, 3, async || locks.with_locks(&names, || async {}).await.expect("free")).await;
-        case = bare.measure(case, names.clone());
-        case.batch_async(2, 3, async || hop.there_and_back().await).await;
+        case.batch_async(1, 3, async || {
+            bare.run(Step::Take).await;
+            bare.run(Step::Free).await;
+        })
+        .await;
     }
     case
 }
@@ -76,35 +71,18 @@ async fn hand_off(folder: &Path) -> Case {
     case
 }
 
-/// A thread that answers.
-struct Hop(mpsc::Sender<oneshot::Sender<()>>);
+/// A thread with a connection of its own, on which the statements of an acquire and a release run.
+struct Bare(mpsc::Sender<(Step, oneshot::Sender<()>)>);
 
-impl Hop {
-    fn start() -> Self {
-        let (sender, inbox) = mpsc::channel::<oneshot::Sender<()>>();
-        thread::spawn(move || {
-            for answer in inbox {
-                let _asker_is_gone = answer.send(());
-            }
-        });
-        Hop(sender)
-    }
-
-    async fn there_and_back(&self) {
-        let (answer, answered) = oneshot::channel();
-        self.0.send(answer).expect("the thread lives");
-        answered.await.expect("the thread answers");
-    }
+enum Step {
+    Take,
+    Free,
 }
 
-/// A thread with a connection of its own, on which the statements of an acquire and a release run.
-struct Bare(mpsc::Sender<(Case, Vec<String>)>, mpsc::Receiver<Case>);
-
 impl Bare {
-    fn open(path: &Path) -> Self {
+    fn open(path: &Path, ids: Vec<String>) -> Self {
         let path = path.to_owned();
-        let (sender, inbox) = mpsc::channel();
-        let (outbox, receiver) = mpsc::channel();
+        let (sender, inbox) = mpsc::channel::<(Step, oneshot::Sender<()>)>();
         thread::spawn(move || {
             let conn = Connection::open(path).expect("a database");
             conn.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(())).expect("WAL");
@@ -112,36 +90,35 @@ impl Bare {
             conn.set_prepared_statement_cache_capacity(128);
             conn.execute_batch(&schema_sql("")).expect("the schema");
             conn.execute("INSERT INTO namespaces (name) VALUES ('default')", []).expect("a namespace");
-            let mut clock = 0_i64;
-            for (mut case, names) in inbox {
-                let (case_ref, names): (&mut Case, &Vec<String>) = (&mut case, &names);
-                case_ref.batch(1, 3, || {
-                    clock += 1000;
-                    take_and_release(&conn, names, clock).expect("SQLite");
-                });
-                if outbox.send(case).is_err() {
-                    return;
+            let (mut clock, mut fence) = (0_i64, 0);
+            for (step, done) in inbox {
+                clock += 1000;
+                match step {
+                    Step::Take => fence = take(&conn, &ids, clock).expect("SQLite"),
+                    Step::Free => free(&conn, &ids, fence, clock).expect("SQLite"),
                 }
+                let _asker_is_gone = done.send(());
             }
         });
-        Bare(sender, receiver)
+        Bare(sender)
     }
 
-    fn measure(&mut self, case: Case, names: Vec<String>) -> Case {
-        self.0.send((case, names)).expect("the thread lives");
-        self.1.recv().expect("the thread answers")
+    async fn run(&self, step: Step) {
+        let (done, finished) = oneshot::channel();
+        self.0.send((step, done)).expect("the thread lives");
+        finished.await.expect("the thread answers");
     }
 }
 
-fn take_and_release(conn: &Connection, ids: &[String], clock: i64) -> rusqlite::Result<()> {
-    let context = b"01234567-89ab-cdef-0123-456789abcdef";
-    let run = |sql| conn.prepare_cached(sql)?.execute([]);
-    run("BEGIN IMMEDIATE")?;
+const CONTEXT: &[u8] = b"01234567-89ab-cdef-0123-456789abcdef";
+
+fn take(conn: &Connection, ids: &[String], clock: i64) -> rusqlite::Result<i64> {
+    conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
     conn.prepare_cached(
         "SELECT EXISTS (SELECT 1 FROM withdrawn WHERE ns = ?1 AND context = ?2 AND attempt = ?3),
         EXISTS (SELECT 1 FROM frozen WHERE ns = ?1)",
     )?
-    .query_row(params![1, context, 7], |row| row.get::<_, bool>(0))?;
+    .query_row(params![1, CONTEXT, 7], |row| row.get::<_, bool>(0))?;
     let mut holders = conn.prepare_cached(
         "SELECT state, number, context, attempt, mode, permits, cap, indexes, owner, lease, boot, renewed,
         since, session, detached, broken, replaces FROM claims WHERE ns = ?1 AND id = ?2 ORDER BY state, number",
@@ -163,7 +140,7 @@ fn take_and_release(conn: &Connection, ids: &[String], clock: i64) -> rusqlite::
             id.as_bytes(),
             0,
             fence,
-            context,
+            CONTEXT,
             7,
             2,
             0,
@@ -180,8 +157,12 @@ fn take_and_release(conn: &Connection, ids: &[String], clock: i64) -> rusqlite::
             0
         ])?;
     }
-    run("COMMIT")?;
-    run("BEGIN IMMEDIATE")?;
+    conn.prepare_cached("COMMIT")?.execute([])?;
+    Ok(fence)
+}
+
+fn free(conn: &Connection, ids: &[String], fence: i64, clock: i64) -> rusqlite::Result<()> {
+    conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
     conn.prepare_cached(
         "SELECT EXISTS (SELECT 1 FROM claims INDEXED BY claims_by_attempt WHERE ns = ?1 AND state > 1)",
     )?
@@ -191,9 +172,9 @@ fn take_and_release(conn: &Connection, ids: &[String], clock: i64) -> rusqlite::
         AND boot = ?5 AND renewed <= ?6 AND renewed + lease > ?6",
     )?;
     for id in ids {
-        let freed = free.execute(params![1, id.as_bytes(), fence, context, 5, clock])?;
+        let freed = free.execute(params![1, id.as_bytes(), fence, CONTEXT, 5, clock])?;
         assert_eq!(freed, 1, "the statements are those of a release");
     }
-    run("COMMIT")?;
+    conn.prepare_cached("COMMIT")?.execute([])?;
     Ok(())
 }
