@@ -1,33 +1,50 @@
 //! The conformance suite on the SQLite backend.
 
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicUsize, Ordering},
+};
+
 use lockcore_conformance::{Backend, conformance};
 use lockcore_sql::SqliteLockDao;
 use tempfile::TempDir;
 use uuid::Uuid;
 
-/// A file in a folder of its own for each store; another process would open the same file.
-struct Sqlite;
+/// One file for all the stores of a check, in a namespace each; another process would open the same file.
+#[derive(Default)]
+struct Sqlite {
+    folder: OnceLock<Arc<TempDir>>,
+    stores: AtomicUsize,
+}
 
-impl Sqlite {
-    async fn open(&self, folder: &TempDir) -> SqliteLockDao<String, Uuid> {
-        let opened = SqliteLockDao::builder().path(folder.path().join("locks.db")).open().await;
-        opened.expect("the file can be opened")
+/// A namespace of the file.
+struct Namespace {
+    folder: Arc<TempDir>,
+    name: String,
+}
+
+impl Namespace {
+    async fn open(&self) -> SqliteLockDao<String, Uuid> {
+        let builder = SqliteLockDao::builder().path(self.folder.path().join("locks.db"));
+        builder.namespace(&*self.name).open().await.expect("the file can be opened")
     }
 }
 
 impl Backend for Sqlite {
     type Dao = SqliteLockDao<String, Uuid>;
-    type Guard = TempDir;
+    type Guard = Namespace;
 
-    async fn build(&self) -> (TempDir, Self::Dao) {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let dao = self.open(&folder).await;
-        (folder, dao)
+    async fn build(&self) -> (Namespace, Self::Dao) {
+        let folder = self.folder.get_or_init(|| Arc::new(tempfile::tempdir().expect("a temporary folder")));
+        let number = self.stores.fetch_add(1, Ordering::Relaxed);
+        let namespace = Namespace { folder: folder.clone(), name: format!("store {number}") };
+        let dao = namespace.open().await;
+        (namespace, dao)
     }
 
-    async fn reopen(&self, folder: &TempDir) -> Option<Self::Dao> {
-        Some(self.open(folder).await)
+    async fn reopen(&self, namespace: &Namespace) -> Option<Self::Dao> {
+        Some(namespace.open().await)
     }
 }
 
-conformance!(sqlite, Sqlite);
+conformance!(sqlite, Sqlite::default());

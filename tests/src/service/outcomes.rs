@@ -2,7 +2,11 @@
 
 use std::{
     panic::AssertUnwindSafe,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use futures_util::FutureExt;
@@ -139,6 +143,20 @@ pub async fn panics_go_on_after_the_release<B: Backend>(store: Store<B>) {
     let blocking = locks.with_locks_blocking(["a"], |_| -> Result<(), Oops> { panic!("on purpose") });
     assert_panics(blocking).await;
     assert!(store.is_free(&["a"]).await);
+    // It waits for the release, as the value does.
+    rig.faults.set(Operation::Release, Fault::Hangs);
+    let panicked = AtomicBool::new(false);
+    let call = async {
+        assert_panics(locks.with_locks_sync(["a"], || -> Result<(), Oops> { panic!("on purpose") })).await;
+        panicked.store(true, Ordering::SeqCst);
+    };
+    let lifts = async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!panicked.load(Ordering::SeqCst), "the store has not answered yet");
+        rig.faults.lift();
+    };
+    tokio::join!(call, lifts);
+    assert!(store.is_free(&["a"]).await);
 }
 
 /// 3.3, seed case: with a store whose every release fails the caller still gets the value; the failure is told
@@ -238,14 +256,14 @@ pub async fn application_errors_take_both_kinds<B: Backend>(store: Store<B>) {
 /// Seed case: of five messages for one destination at once one gets through, four are told to come again.
 pub async fn one_of_five_calls_gets_through<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
-    let inside = std::sync::Arc::new(AtomicUsize::new(0));
+    let inside = Arc::new(AtomicUsize::new(0));
     let sent = race(5, |_| {
         let (locks, inside) = (rig.locks.clone(), inside.clone());
         async move {
             let send = locks.with_locks(["the destination"], || async {
                 inside.fetch_add(1, Ordering::SeqCst);
                 // Nobody is done before all have been told.
-                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+                tokio::time::sleep(Duration::from_millis(1)).await;
                 while inside.load(Ordering::SeqCst) < 5 {
                     tokio::task::yield_now().await;
                 }
@@ -271,7 +289,7 @@ pub async fn ten_callers_share_three_slots<B: Backend>(store: Store<B>) {
         return;
     }
     let rig = Rig::new(&store);
-    let inside = std::sync::Arc::new(AtomicUsize::new(0));
+    let inside = Arc::new(AtomicUsize::new(0));
     race(10, |_| {
         let (locks, inside) = (rig.locks.clone(), inside.clone());
         async move {
