@@ -117,20 +117,30 @@ async fn hand_off(name: &str) -> Case {
     let leaving = |since: &Mutex<Instant>| *since.lock().expect("no panic") = Instant::now();
     for _ in 0..5 {
         let locks = service();
-        let players = [0, 1].map(|_| {
+        // Told to come, and told that the other one comes: so each release finds a waiter, and nobody is ever runnable
+        // but the one whose turn it is.
+        let go = Arc::new([Notify::new(), Notify::new()]);
+        let coming = Arc::new([Notify::new(), Notify::new()]);
+        let players = [0, 1].map(|me: usize| {
             let (locks, case, since) = (locks.clone(), case.clone(), since.clone());
+            let (go, coming) = (go.clone(), coming.clone());
             tokio::spawn(async move {
                 for round in 0..ROUNDS / 2 {
+                    if (me, round) != (0, 0) {
+                        go[me].notified().await;
+                        coming[1 - me].notify_one();
+                    }
                     let callback = async || {
-                        if round > 0 {
+                        if (me, round) != (0, 0) {
                             arrived(0, &case, &since);
                         }
-                        // Meanwhile the other one comes to wait, so that the release hands off.
-                        tokio::task::yield_now().await;
+                        if (me, round) != (1, ROUNDS / 2 - 1) {
+                            go[1 - me].notify_one();
+                            coming[me].notified().await;
+                        }
                         leaving(&since);
                     };
                     locks.wait(Wait::forever()).with_locks(["ball"], callback).await.expect("for ever");
-                    tokio::task::yield_now().await;
                 }
             })
         });
