@@ -1,0 +1,1 @@
+//! lockcore's backend on Redis.
