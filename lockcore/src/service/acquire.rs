@@ -72,38 +72,29 @@ pub(crate) struct Attempt<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     /// A request of it failed in doubt: it may still arrive, whatever a later one was answered.
     unsettled: bool,
     max_hold: Option<Duration>,
-    /// When the last request was about to be sent; measured where a lease or a limit needs it.
-    sent: Option<Moment>,
-    /// When the first was.
-    started: Option<Moment>,
+    /// Measured where a lease or a limit needs it.
+    sent: Option<Box<Sent>>,
     stopwatch: Stopwatch,
     span: Span,
 }
 
+/// When requests were about to be sent.
+struct Sent {
+    first: Moment,
+    last: Moment,
+}
+
 impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
     /// Checks what is asked for, before anything is sent.
+    // Inlined, so that the attempt is made where it stays.
+    #[inline(always)]
     pub(crate) fn new(
         service: ServiceRef<'s, I, C, D>,
         claims: Result<ClaimSet<I>, BadRequest>,
         settings: &Settings<C>,
     ) -> Result<Self, LockError<I, C>> {
         let claims = claims?;
-        service.check_settings(settings)?;
-        service.check_claims(&claims)?;
-        let mut nested = settings.nested;
-        let enclosing = nesting::enclosing(service.identity(), &mut nested, |held: &HoldCore<I, C>| {
-            let wanted = |target: &Target<I>| claims.iter().any(|claim| claim.target == *target);
-            held.grant.locks.iter().map(|lock| &lock.target).find(|target| wanted(target)).cloned()
-        });
-        if let Some(target) = enclosing {
-            return Err(LockingError::SelfDeadlock { target });
-        }
-        let given = settings.context.is_some() || service.contexts_may_repeat;
-        let context = settings.context.clone().unwrap_or_else(|| (service.make_context)());
-        if given {
-            check_context(&context)?;
-        }
-        let ticket = service.begin(&context, given)?;
+        let Begun { context, ticket, nested } = service.begin(&claims, settings)?;
         let request = AcquireRequest {
             context,
             attempt: AttemptId::fresh(),
@@ -123,7 +114,6 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             unsettled: false,
             max_hold: settings.max_hold,
             sent: None,
-            started: None,
             stopwatch: Stopwatch::start(),
             span,
         })
@@ -167,13 +157,19 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
 
     /// How much is left of `limit`, which counts from the first request.
     pub(crate) fn left_of(&self, limit: Duration) -> Duration {
-        self.started.map_or(limit, |started| started.left_of(limit))
+        self.sent.as_ref().map_or(limit, |sent| sent.first.left_of(limit))
     }
 
     fn sending(&mut self) {
-        let now = Moment::now();
-        self.sent = Some(now);
-        self.started.get_or_insert(now);
+        self.counts_from(Moment::now());
+    }
+
+    /// What is granted next counts from `now`.
+    fn counts_from(&mut self, now: Moment) {
+        match &mut self.sent {
+            Some(sent) => sent.last = now,
+            None => self.sent = Some(Box::new(Sent { first: now, last: now })),
+        }
     }
 
     /// All of it is held, for a whole lease from the last request.
@@ -192,7 +188,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
 
     /// All of it was pushed to this waiter, in an offer that [can be relied on](Self::can_rely_on).
     pub(crate) fn hold_offer(&mut self, offer: Offer) -> Hold<'s, I, C, D> {
-        self.sent = Some(Moment::now());
+        self.counts_from(Moment::now());
         let lasts = self.request().lease.and_then(|lease| Some(lease.min(offer.remaining?)));
         self.become_hold(offer.granted, lasts, true)
     }
@@ -212,7 +208,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         let request = self.request.take().expect("taken only here and at the end");
         let ticket = self.ticket.take().expect("taken only here and at the end");
         let lease = lasts.and_then(|lasts| {
-            let sent = self.sent.expect("measured for every request with a lease");
+            let sent = self.sent.as_ref().expect("measured for every request with a lease").last;
             let length = request.lease?;
             Some(Box::new(Lease::new(length, service.margin, self.max_hold, sent, lasts, granted.len())))
         });
@@ -242,7 +238,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
 
     /// The outcome of an attempt that ran out of time.
     pub(crate) fn timed_out(&mut self, failures: Vec<Failure<I, C>>, phase: Phase) -> LockError<I, C> {
-        let after = self.started.map(|started| started.elapsed()).unwrap_or_default();
+        let after = self.sent.as_ref().map(|sent| sent.first.elapsed()).unwrap_or_default();
         self.not_locked(failures, Some(TimedOut { after, phase }))
     }
 
@@ -291,7 +287,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             Grant::new(request.context.clone(), request.claims.clone(), granted.clone(), request.lease);
         let sent = Moment::now();
         let renewed = self.service().dao.renew(&grant).await;
-        self.sent = Some(sent);
+        self.counts_from(sent);
         renewed.is_ok_and(|renewed| renewed.lost.is_empty())
     }
 }
@@ -310,7 +306,34 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Attempt<'_, I, C, D> {
     }
 }
 
+/// Who asks, checked and remembered as open.
+struct Begun<C> {
+    context: C,
+    ticket: Ticket,
+    nested: bool,
+}
+
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
+    fn begin(&self, claims: &ClaimSet<I>, settings: &Settings<C>) -> Result<Begun<C>, LockError<I, C>> {
+        self.check_settings(settings)?;
+        self.check_claims(claims)?;
+        let mut nested = settings.nested;
+        let enclosing = nesting::enclosing(self.identity(), &mut nested, |held: &HoldCore<I, C>| {
+            let wanted = |target: &Target<I>| claims.iter().any(|claim| claim.target == *target);
+            held.grant.locks.iter().map(|lock| &lock.target).find(|target| wanted(target)).cloned()
+        });
+        if let Some(target) = enclosing {
+            return Err(LockingError::SelfDeadlock { target });
+        }
+        let given = settings.context.is_some() || self.contexts_may_repeat;
+        let context = settings.context.clone().unwrap_or_else(|| (self.make_context)());
+        if given {
+            check_context(&context)?;
+        }
+        let ticket = self.opened(&context, given)?;
+        Ok(Begun { context, ticket, nested })
+    }
+
     /// Whether the backend can do what the settings ask for.
     pub(crate) fn check_settings(&self, settings: &Settings<C>) -> Result<(), BadRequest> {
         let Capabilities { backend, permanent, min_lease: min, .. } = self.capabilities;

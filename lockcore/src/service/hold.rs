@@ -18,7 +18,6 @@ use super::{
     gauge::Ticket,
     keeper::{Keeper, Tick},
     lease::Lease,
-    nesting::Entered,
     observe::{Event, Stopwatch},
 };
 use crate::{
@@ -135,11 +134,6 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         hold
     }
 
-    /// Marks what runs until the result is dropped as running inside this hold.
-    pub(crate) fn entered(&self) -> Entered {
-        Entered::new(self.service.identity(), self.core.clone())
-    }
-
     /// Stops the renewal, releases, and gives what was lost while it was held. If the caller goes away meanwhile, the
     /// drop of the hold finishes it in the background.
     pub(crate) async fn release(&mut self) -> Vec<LostLock<I>> {
@@ -179,8 +173,10 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         let answer = self.service.dao.release(&self.core.grant);
         match lease {
             None => answer.await,
+            // In a box, so that a call without a lease is not made larger by its timer.
             Some(_) => {
-                within(patience(*lease), answer).await.unwrap_or_else(|| Err(BackendError::no_answer()))
+                let answer = Box::pin(within(patience(*lease), answer)).await;
+                answer.unwrap_or_else(|| Err(BackendError::no_answer()))
             }
         }
     }

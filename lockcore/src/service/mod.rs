@@ -269,8 +269,8 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
     }
 
     /// What tells this service from others in the same process.
-    pub(crate) fn identity(self: &Arc<Self>) -> usize {
-        Arc::as_ptr(self).addr()
+    pub(crate) fn identity(&self) -> usize {
+        std::ptr::from_ref(self).addr()
     }
 
     /// Tells an event to the log, the metrics and the hook.
@@ -289,7 +289,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
     }
 
     /// Remembers one more open context, unless the service shuts down or the context is in use.
-    fn begin(&self, context: &C, may_repeat: bool) -> Result<Ticket, LockError<I, C>> {
+    fn opened(&self, context: &C, may_repeat: bool) -> Result<Ticket, LockError<I, C>> {
         self.open.enter(context, may_repeat).map_err(|refused| match refused {
             Refused::Closed => LockingError::ShutDown,
             Refused::InUse => LockingError::ContextInUse { context: context.clone() },

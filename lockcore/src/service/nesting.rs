@@ -1,33 +1,27 @@
 //! Which locks the calls that enclose the current one hold: found through the polls that are on the stack.
 
-use std::{any::Any, cell::RefCell, sync::Arc};
+use std::any::Any;
 
-/// What one enclosing callback holds.
-struct Frame {
+use scoped_tls_hkt::scoped_thread_local;
+
+/// What one enclosing callback holds, and the callback around that.
+#[derive(Clone, Copy)]
+struct Frame<'a> {
     service: usize,
-    held: Arc<dyn Any + Send + Sync>,
+    held: &'a dyn Any,
+    outer: Option<&'a Frame<'a>>,
 }
 
-thread_local! {
-    static FRAMES: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
-}
+scoped_thread_local!(static INNERMOST: for<'a> &'a Frame<'a>);
 
-/// As long as it lives, what runs on this thread runs inside a callback that holds `held`.
+/// Runs code as inside a callback that holds `held`.
 ///
-/// Made around every poll of a callback, so that it belongs to the task and not to the thread.
-pub(crate) struct Entered(());
-
-impl Entered {
-    pub(crate) fn new(service: usize, held: Arc<dyn Any + Send + Sync>) -> Self {
-        FRAMES.with_borrow_mut(|frames| frames.push(Frame { service, held }));
-        Entered(())
-    }
-}
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        // Out of the borrow: what the frame held may run code when it is dropped.
-        let _frame = FRAMES.with_borrow_mut(Vec::pop);
+/// Done around every poll of a callback, so that it belongs to the task and not to the thread.
+pub(crate) fn inside<T>(service: usize, held: &dyn Any, code: impl FnOnce() -> T) -> T {
+    if INNERMOST.is_set() {
+        INNERMOST.with(|outer| INNERMOST.set(&Frame { service, held, outer: Some(outer) }, code))
+    } else {
+        INNERMOST.set(&Frame { service, held, outer: None }, code)
     }
 }
 
@@ -38,10 +32,15 @@ pub(crate) fn enclosing<H: 'static, T>(
     any: &mut bool,
     mut look: impl FnMut(&H) -> Option<T>,
 ) -> Option<T> {
-    FRAMES.with_borrow(|frames| {
-        frames.iter().rev().filter(|frame| frame.service == service).find_map(|frame| {
+    if !INNERMOST.is_set() {
+        return None;
+    }
+    INNERMOST.with(|innermost| {
+        let mut frames = std::iter::successors(Some(innermost), |frame| frame.outer);
+        frames.find_map(|frame| {
+            let held = (frame.service == service).then_some(frame.held)?;
             *any = true;
-            frame.held.downcast_ref::<H>().and_then(&mut look)
+            held.downcast_ref::<H>().and_then(&mut look)
         })
     })
 }

@@ -11,7 +11,10 @@ use std::{
 
 use tokio::time::Sleep;
 
-use super::hold::{Hold, HoldCore};
+use super::{
+    hold::{Hold, HoldCore},
+    nesting,
+};
 use crate::{ContextId, Ident, LockDao, LockError, LockingError, LostLock, clock};
 
 /// How a call ended whose set was locked: with the callback's value even if locks were lost.
@@ -131,7 +134,8 @@ fn inside<I: Ident, C: ContextId, D: LockDao<I, C>, T>(
     hold: &Hold<'_, I, C, D>,
     code: impl FnOnce() -> T,
 ) -> Result<T, Box<dyn Any + Send>> {
-    let (_entered, _span) = (hold.entered(), hold.span.enter());
+    let _span = hold.span.enter();
     // Unwind safe: the panic goes on as soon as the set is released, and nothing of the code is used again.
-    catch_unwind(AssertUnwindSafe(code))
+    let code = || catch_unwind(AssertUnwindSafe(code));
+    nesting::inside(hold.service.identity(), &*hold.core, code)
 }
