@@ -57,27 +57,6 @@ fn suspend_aware() -> Duration {
     time
 }
 
-/// For tests: as if this thread were stopped after each look at the clock.
-#[cfg(test)]
-pub(crate) mod stops {
-    use std::{cell::Cell, time::Duration};
-
-    thread_local! {
-        static STOPPED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
-        static EACH: Cell<Duration> = const { Cell::new(Duration::ZERO) };
-    }
-
-    /// From here on each look is followed by a stop of this length.
-    pub(crate) fn after_each_look(stop: Duration) {
-        EACH.set(stop);
-    }
-
-    /// For how long the thread was stopped before this look.
-    pub(super) fn next() -> Duration {
-        STOPPED.replace(STOPPED.get() + EACH.get())
-    }
-}
-
 /// A timer that the library's own thread drives, so that it goes off where no runtime runs, or one without timers, or
 /// one whose only thread is blocked.
 pub(crate) fn sleep(duration: Duration) -> Sleep {
@@ -112,4 +91,25 @@ pub(crate) fn is_paused() -> bool {
         std::hint::spin_loop();
     }
     Instant::now() == virtual_start
+}
+
+/// For tests: as if this thread were stopped after each look at the clock.
+#[cfg(test)]
+pub(crate) mod stops {
+    use std::{cell::Cell, time::Duration};
+
+    thread_local! {
+        static STOPPED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+        static EACH: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    }
+
+    /// From here on each look is followed by a stop of this length.
+    pub(crate) fn after_each_look(stop: Duration) {
+        EACH.set(stop);
+    }
+
+    /// For how long the thread was stopped before this look.
+    pub(super) fn next() -> Duration {
+        STOPPED.replace(STOPPED.get() + EACH.get())
+    }
 }

@@ -7,7 +7,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use crate::{Wake, WakeSender, Wakeup};
+use crate::{Moment, Wake, WakeSender, Wakeup};
 
 /// Below this many entries nobody is looked for who no longer listens.
 const FEW: usize = 64;
@@ -58,6 +58,19 @@ impl<K: Eq + Hash> Waiters<K> {
         let sender = self.entries().by_key.remove(key);
         match sender {
             Some(sender) => sender.send(wake),
+            None => Err(wake),
+        }
+    }
+
+    /// The same for an offer of which so much is left as of a moment that was taken before that was worked out
+    /// ([`WakeSender::send_as_of`]).
+    ///
+    /// # Errors
+    /// The message itself.
+    pub fn wake_as_of(&self, key: &K, wake: Wake, as_of: Moment) -> Result<(), Wake> {
+        let sender = self.entries().by_key.remove(key);
+        match sender {
+            Some(sender) => sender.send_as_of(wake, as_of),
             None => Err(wake),
         }
     }

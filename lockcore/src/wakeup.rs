@@ -21,7 +21,7 @@ pub enum Wake {
 
 /// The backend's end: tells one waiter, once. Dropping it tells the waiter to ask again.
 #[derive(Debug)]
-pub struct WakeSender(oneshot::Sender<(Wake, Moment)>);
+pub struct WakeSender(oneshot::Sender<(Wake, Option<Moment>)>);
 
 impl WakeSender {
     /// Tells the waiter. What is left of an offer counts from here: if time may have passed since it was worked
@@ -33,7 +33,9 @@ impl WakeSender {
     /// # Errors
     /// The message itself.
     pub fn send(self, wake: Wake) -> Result<(), Wake> {
-        self.send_as_of(wake, Moment::now())
+        // What lasts for ever needs no look at the clock.
+        let is_limited = matches!(wake, Wake::Offer(Offer { remaining: Some(_), .. }));
+        self.0.send((wake, is_limited.then(Moment::now))).map_err(|(wake, _)| wake)
     }
 
     /// The same for an offer of which [`remaining`](Offer::remaining) was left at the moment `as_of`. Take that
@@ -44,7 +46,7 @@ impl WakeSender {
     /// # Errors
     /// The message itself.
     pub fn send_as_of(self, wake: Wake, as_of: Moment) -> Result<(), Wake> {
-        self.0.send((wake, as_of)).map_err(|(wake, _)| wake)
+        self.0.send((wake, Some(as_of))).map_err(|(wake, _)| wake)
     }
 
     /// Whether the waiter no longer listens.
@@ -56,7 +58,7 @@ impl WakeSender {
 /// The waiter's end. Dropping it does not give up the place in the queue: that is
 /// [`LockDao::withdraw`](crate::LockDao::withdraw).
 #[derive(Debug)]
-pub struct Wakeup(Option<oneshot::Receiver<(Wake, Moment)>>);
+pub struct Wakeup(Option<oneshot::Receiver<(Wake, Option<Moment>)>>);
 
 impl Wakeup {
     /// A pair of ends.
@@ -77,25 +79,25 @@ impl Wakeup {
     /// Safe: a message that was not returned is returned by the next call.
     pub async fn recv(&mut self) -> Wake {
         let (mut wake, as_of) = self.recv_as_of().await;
-        if let Wake::Offer(Offer { remaining: Some(remaining), .. }) = &mut wake {
+        if let (Wake::Offer(Offer { remaining: Some(remaining), .. }), Some(as_of)) = (&mut wake, as_of) {
             *remaining = as_of.left_of(*remaining);
         }
         wake
     }
 
     /// The same with what is left as the backend said it, and the moment from which that counts: a deadline made
-    /// of these two is never too late, however much later it is made.
-    pub(crate) async fn recv_as_of(&mut self) -> (Wake, Moment) {
+    /// of these two is never too late, however much later it is made. An offer of which something is left has one.
+    pub(crate) async fn recv_as_of(&mut self) -> (Wake, Option<Moment>) {
         poll_fn(|cx| self.poll_recv(cx)).await
     }
 
-    fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<(Wake, Moment)> {
+    fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<(Wake, Option<Moment>)> {
         let Some(receiver) = &mut self.0 else {
             return Poll::Pending;
         };
         let answer = std::task::ready!(Future::poll(Pin::new(receiver), cx));
         self.0 = None;
-        Poll::Ready(answer.unwrap_or_else(|_dropped| (Wake::Recheck, Moment::now())))
+        Poll::Ready(answer.unwrap_or_else(|_dropped| (Wake::Recheck, None)))
     }
 }
 

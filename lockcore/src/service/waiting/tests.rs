@@ -15,6 +15,8 @@ use crate::{
     clock::stops,
 };
 
+type Guard = LockGuard<String, Uuid, Arc<Offering>>;
+
 const OFFERED: Duration = Duration::from_secs(10);
 
 /// A backend that queues everybody, and whose renewals have no answer.
@@ -71,10 +73,7 @@ impl Offering {
 
 /// Waits in the queue, is handed what it waits for, and is stopped after each look at the clock meanwhile.
 /// `None` if it goes on to wait.
-fn offered_to_one_who_stops(
-    dao: &Arc<Offering>,
-    stop: Duration,
-) -> Option<(LockGuard<String, Uuid, Arc<Offering>>, Moment)> {
+fn offered_to_one_who_stops(dao: &Arc<Offering>, stop: Duration) -> Option<(Guard, Moment)> {
     let service = LockingService::new(dao.clone());
     let mut waiting = Box::pin(service.wait(Wait::forever()).lock(["a"]));
     let cx = &mut std::task::Context::from_waker(Waker::noop());
