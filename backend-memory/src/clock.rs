@@ -68,6 +68,8 @@ impl Clock {
     #[inline]
     pub(crate) fn now(&self) -> Moment {
         let elapsed = self.started.elapsed();
+        #[cfg(test)]
+        stops::stop();
         Moment(elapsed.as_secs() * 1_000_000_000 + u64::from(elapsed.subsec_nanos()))
     }
 
@@ -114,4 +116,25 @@ fn coarse_step() -> Duration {
 #[inline]
 fn duration(time: rustix::time::Timespec) -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}
+
+/// For tests: this thread is stopped after each look at the clock.
+#[cfg(test)]
+pub(crate) mod stops {
+    use std::{cell::Cell, thread, time::Duration};
+
+    thread_local! {
+        static EACH: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    }
+
+    /// From here on each look is followed by a stop of this length.
+    pub(crate) fn after_each_look(stop: Duration) {
+        EACH.set(stop);
+    }
+
+    pub(super) fn stop() {
+        if !EACH.get().is_zero() {
+            thread::sleep(EACH.get());
+        }
+    }
 }

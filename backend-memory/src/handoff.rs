@@ -125,10 +125,16 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         }
         drop(locked);
         for HandedOver { sender, granted, expires } in step.offers {
-            let leased = (expires != Moment::NEVER).then(|| self.clock.now());
-            let remaining = leased.and_then(|now| expires.remaining(now));
             // A waiter that vanishes in this moment withdraws, which passes the locks on.
-            let _ = sender.send(Wake::Offer(Offer { granted, remaining }));
+            let _ = match expires {
+                Moment::NEVER => sender.send(Wake::Offer(Offer { granted, remaining: None })),
+                _ => {
+                    // First of all, so that a stop after it makes the offer seem shorter and not longer.
+                    let as_of = lockcore::Moment::now();
+                    let remaining = expires.remaining(self.clock.now());
+                    sender.send_as_of(Wake::Offer(Offer { granted, remaining }), as_of)
+                }
+            };
         }
     }
 
@@ -249,4 +255,51 @@ fn next_place<'l, I: Ident, C: ContextId>(
         return None;
     }
     walk.next(entry.queue()?, &entry.holders)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use lockcore::{
+        AcquireRequest, Acquired, AttemptId, ClaimSet, FreshContext, Grant, LockDao, Mode, Owner, Wake,
+    };
+    use uuid::Uuid;
+
+    use crate::{MemoryLockDao, clock::stops};
+
+    const LEASE: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn a_stop_while_a_waiter_is_told_makes_its_offer_no_longer() {
+        const STOP: Duration = Duration::from_millis(300);
+        let dao = MemoryLockDao::<String>::new();
+        let request = || AcquireRequest {
+            context: Uuid::fresh(),
+            attempt: AttemptId::fresh(),
+            claims: ClaimSet::new(["a"], Mode::Exclusive).expect("a valid id"),
+            lease: Some(LEASE),
+            owner: Owner::default(),
+            queue: true,
+            nested: false,
+            detached: false,
+        };
+        let held = request();
+        let Ok(Acquired::Granted(granted)) = dao.acquire(&held).await else { panic!("it is free") };
+        let grant = Grant::new(held.context, held.claims, granted, held.lease);
+        let waits = request();
+        let Ok(Acquired::Queued { mut wakeup, .. }) = dao.acquire(&waits).await else { panic!("it is held") };
+
+        stops::after_each_look(STOP);
+        let released = dao.release(&grant).await;
+        stops::after_each_look(Duration::ZERO);
+        assert!(released.is_ok_and(|released| released.lost.is_empty()));
+        // There were two looks at least: for the hand-over, and for what is left of it.
+        let handed_over_before = Instant::now() - 2 * STOP;
+
+        let received = Instant::now();
+        let Wake::Offer(offer) = wakeup.recv().await else { panic!("its turn has come") };
+        let left = offer.remaining.expect("it has a lease");
+        assert!(received + left <= handed_over_before + LEASE, "{left:?} of {LEASE:?}");
+    }
 }

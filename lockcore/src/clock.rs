@@ -14,23 +14,30 @@ use crate::background;
 /// What has elapsed since is the greater of two clocks: tokio's, which tests pause and advance, and the
 /// one that goes on while the machine is suspended. A lease is then never taken for longer than it is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment {
+pub struct Moment {
     instant: Instant,
     suspend_aware: Duration,
 }
 
 impl Moment {
-    pub(crate) fn now() -> Self {
+    /// This very moment.
+    pub fn now() -> Self {
         Moment { instant: Instant::now(), suspend_aware: suspend_aware() }
     }
 
-    pub(crate) fn elapsed(&self) -> Duration {
-        let suspend_aware = suspend_aware().saturating_sub(self.suspend_aware);
-        self.instant.elapsed().max(suspend_aware)
+    /// How long ago it was.
+    pub fn elapsed(&self) -> Duration {
+        Moment::now().since(self)
+    }
+
+    /// How much later it is than `earlier`; zero if it is not.
+    pub fn since(&self, earlier: &Moment) -> Duration {
+        let suspend_aware = self.suspend_aware.saturating_sub(earlier.suspend_aware);
+        self.instant.saturating_duration_since(earlier.instant).max(suspend_aware)
     }
 
     /// How much of `span`, counted from this moment, is left.
-    pub(crate) fn left_of(&self, span: Duration) -> Duration {
+    pub fn left_of(&self, span: Duration) -> Duration {
         span.saturating_sub(self.elapsed())
     }
 }
@@ -44,7 +51,10 @@ const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
 
 fn suspend_aware() -> Duration {
     let time = rustix::time::clock_gettime(CLOCK);
-    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+    let time = Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32);
+    #[cfg(test)]
+    let time = time + stops::next();
+    time
 }
 
 /// A timer that the library's own thread drives, so that it goes off where no runtime runs, or one without timers, or
@@ -81,4 +91,25 @@ pub(crate) fn is_paused() -> bool {
         std::hint::spin_loop();
     }
     Instant::now() == virtual_start
+}
+
+/// For tests: as if this thread were stopped after each look at the clock.
+#[cfg(test)]
+pub(crate) mod stops {
+    use std::{cell::Cell, time::Duration};
+
+    thread_local! {
+        static STOPPED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+        static EACH: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    }
+
+    /// From here on each look is followed by a stop of this length.
+    pub(crate) fn after_each_look(stop: Duration) {
+        EACH.set(stop);
+    }
+
+    /// For how long the thread was stopped before this look.
+    pub(super) fn next() -> Duration {
+        STOPPED.replace(STOPPED.get() + EACH.get())
+    }
 }

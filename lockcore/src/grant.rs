@@ -78,8 +78,8 @@ impl<I: crate::Ident, C> Grant<I, C> {
 pub struct Offer {
     /// What was granted, in the order of the claims.
     pub granted: SmallVec<[Granted; 1]>,
-    /// How long the offer certainly lasts, from when it is sent, unless it is renewed; `None` only if the
-    /// locks are permanent. The channel deducts the time until the waiter looks.
+    /// How long the offer certainly lasts unless it is renewed, from when it is [sent](crate::WakeSender::send) or from
+    /// the [moment](crate::WakeSender::send_as_of) given with it; `None` only if the locks are permanent.
     pub remaining: Option<Duration>,
 }
 

@@ -66,12 +66,15 @@ mod grant;
 mod ident;
 pub mod rules;
 mod service;
+mod store_clock;
 mod wait;
+mod waiters;
 mod wakeup;
 
 pub use admin::*;
 pub use capabilities::Capabilities;
 pub use claim::{Claim, ClaimSet, Ids, IntoClaim, MAX_PERMITS, Mode};
+pub use clock::Moment;
 pub use conflict::{Conflict, ConflictReason, Holder, MAX_HOLDERS_LISTED};
 pub use context::{
     AttemptId, ContextId, FreshContext, MAX_CONTEXT_BYTES, MAX_OWNER_BYTES, Owner, StoredContext,
@@ -88,5 +91,7 @@ pub use ident::{Ident, MAX_ID_BYTES, Target};
 pub use service::{
     Admin, Builder, Call, CallbackResult, Ended, ErrOf, Event, Held, LockGuard, LockingService, OkOf,
 };
+pub use store_clock::StoreClock;
 pub use wait::{Backoff, Exponential, Interval, Wait};
+pub use waiters::Waiters;
 pub use wakeup::{Wake, WakeSender, Wakeup};

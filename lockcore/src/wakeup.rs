@@ -24,18 +24,29 @@ pub enum Wake {
 pub struct WakeSender(oneshot::Sender<(Wake, Option<Moment>)>);
 
 impl WakeSender {
-    /// Tells the waiter. Gives the message back if the waiter is gone: an offer must then be passed on,
-    /// or left to the withdrawal that a vanishing waiter makes.
+    /// Tells the waiter. What is left of an offer counts from here: if time may have passed since it was worked
+    /// out, use [`send_as_of`](Self::send_as_of).
+    ///
+    /// Gives the message back if the waiter is gone: an offer must then be passed on, or left to the withdrawal that
+    /// a vanishing waiter makes.
     ///
     /// # Errors
     /// The message itself.
     pub fn send(self, wake: Wake) -> Result<(), Wake> {
-        // What is left of an offer counts from here, however late the waiter looks.
-        let sent = match &wake {
-            Wake::Offer(Offer { remaining: Some(_), .. }) => Some(Moment::now()),
-            _ => None,
-        };
-        self.0.send((wake, sent)).map_err(|(wake, _)| wake)
+        // What lasts for ever needs no look at the clock.
+        let is_limited = matches!(wake, Wake::Offer(Offer { remaining: Some(_), .. }));
+        self.0.send((wake, is_limited.then(Moment::now))).map_err(|(wake, _)| wake)
+    }
+
+    /// The same for an offer of which [`remaining`](Offer::remaining) was left at the moment `as_of`. Take that
+    /// moment before the store's time is read from which you work out what is left: a process that is stopped
+    /// anywhere between the two, or before the waiter looks, then believes the offer to end too early, and never too
+    /// late.
+    ///
+    /// # Errors
+    /// The message itself.
+    pub fn send_as_of(self, wake: Wake, as_of: Moment) -> Result<(), Wake> {
+        self.0.send((wake, Some(as_of))).map_err(|(wake, _)| wake)
     }
 
     /// Whether the waiter no longer listens.
@@ -62,26 +73,51 @@ impl Wakeup {
     }
 
     /// Waits for the message. A sender that was dropped counts as [`Wake::Recheck`]; after the message
-    /// it waits for ever.
+    /// it waits for ever. The time that has passed since the message was sent is deducted from what is left of an offer.
     ///
     /// # Cancel safety
     /// Safe: a message that was not returned is returned by the next call.
     pub async fn recv(&mut self) -> Wake {
+        let (mut wake, as_of) = self.recv_as_of().await;
+        if let (Wake::Offer(Offer { remaining: Some(remaining), .. }), Some(as_of)) = (&mut wake, as_of) {
+            *remaining = as_of.left_of(*remaining);
+        }
+        wake
+    }
+
+    /// The same with what is left as the backend said it, and the moment from which that counts: a deadline made
+    /// of these two is never too late, however much later it is made. An offer of which something is left has one.
+    pub(crate) async fn recv_as_of(&mut self) -> (Wake, Option<Moment>) {
         poll_fn(|cx| self.poll_recv(cx)).await
     }
 
-    fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Wake> {
+    fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<(Wake, Option<Moment>)> {
         let Some(receiver) = &mut self.0 else {
             return Poll::Pending;
         };
         let answer = std::task::ready!(Future::poll(Pin::new(receiver), cx));
         self.0 = None;
-        Poll::Ready(match answer {
-            Ok((Wake::Offer(Offer { granted, remaining: Some(remaining) }), Some(sent))) => {
-                Wake::Offer(Offer { granted, remaining: Some(sent.left_of(remaining)) })
-            }
-            Ok((wake, _)) => wake,
-            Err(_dropped) => Wake::Recheck,
-        })
+        Poll::Ready(answer.unwrap_or_else(|_dropped| (Wake::Recheck, None)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::clock::stops;
+
+    #[tokio::test]
+    async fn what_is_left_of_an_offer_counts_from_before_it_was_worked_out() {
+        let (sender, mut wakeup) = Wakeup::channel();
+        let as_of = Moment::now();
+        stops::after_each_look(Duration::from_secs(3));
+        let worked_out_at = Moment::now();
+        let remaining = Some(Duration::from_secs(10));
+        let offer = Offer { granted: smallvec::SmallVec::new(), remaining };
+        sender.send_as_of(Wake::Offer(offer), as_of).expect("it listens");
+        let Wake::Offer(offer) = wakeup.recv().await else { panic!("it is an offer") };
+        assert!(offer.remaining <= Some(Duration::from_secs(7)), "{offer:?} as of {worked_out_at:?}");
     }
 }

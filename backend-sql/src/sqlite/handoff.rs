@@ -17,7 +17,7 @@ use super::{
 
 /// How long an offer lasts unless it is confirmed, in microseconds; at most the lease asked for. With
 /// the time that a sign of life counts this bounds what a dead waiter costs those behind it.
-const OFFER: i64 = 2_000_000;
+pub(super) const OFFER: i64 = 2_000_000;
 
 /// How many sets one transaction hands over at most, so that it does not keep the write lock too long.
 const MOST_HANDED: usize = 256;
@@ -111,6 +111,7 @@ impl Step<'_> {
                     attempt,
                     granted: [granted].into_iter().collect(),
                     lasts,
+                    as_of: self.as_of,
                 }),
             }
         }
@@ -185,7 +186,7 @@ impl Step<'_> {
         let granted = self.grant(&who, &weighed.stances, &terms)?;
         self.leave_line(&row.context, row.attempt)?;
         let (session, context, attempt) = (row.session, row.context.clone(), row.attempt);
-        self.handed.push(Handed { session, context, attempt, granted, lasts });
+        self.handed.push(Handed { session, context, attempt, granted, lasts, as_of: self.as_of });
         Ok(true)
     }
 

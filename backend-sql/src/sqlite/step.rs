@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use foldhash::fast::RandomState;
-use lockcore::Granted;
+use lockcore::{Granted, Moment};
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 use smallvec::SmallVec;
 
@@ -32,6 +32,8 @@ pub(super) struct Step<'a> {
     pub(super) session: i64,
     /// Read after the write lock was had: waiting for it takes time.
     pub(super) now: Now,
+    /// A moment before `now`: what lasts from `now` lasts at least as long from here (lockcore's L1).
+    pub(super) as_of: Moment,
     /// The ids looked at so far.
     pub(super) ids: HashMap<Key, IdState, RandomState>,
     /// The ids of which something was freed: whoever waits for them is to be served.
@@ -70,8 +72,9 @@ pub(super) struct Handed {
     pub(super) context: Text,
     pub(super) attempt: i64,
     pub(super) granted: SmallVec<[Granted; 1]>,
-    /// How long the offer lasts, in microseconds.
+    /// How long the offer lasts from `as_of`, in microseconds.
     pub(super) lasts: i64,
+    pub(super) as_of: Moment,
 }
 
 /// What is known of a session.
@@ -88,6 +91,7 @@ pub(super) enum Sign {
 
 impl<'a> Step<'a> {
     pub(super) fn new(store: &'a Store) -> Self {
+        let as_of = Moment::now();
         Step {
             conn: &store.conn,
             sql: &store.sql,
@@ -96,6 +100,7 @@ impl<'a> Step<'a> {
             ns: store.ns,
             session: store.session,
             now: store.now(),
+            as_of,
             ids: HashMap::default(),
             freed: HashSet::default(),
             handed: Vec::new(),

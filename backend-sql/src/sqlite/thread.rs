@@ -273,7 +273,7 @@ impl Worker {
 
     fn deliver(&mut self, handed: Vec<Handed>) {
         let mut others = HashSet::new();
-        for Handed { session, context, attempt, granted, lasts } in handed {
+        for Handed { session, context, attempt, granted, lasts, as_of } in handed {
             if session != self.store.session {
                 others.insert(session);
             } else if let Some(waiter) = self.waiting.take(&context, attempt) {
@@ -283,7 +283,7 @@ impl Worker {
                     false => Wake::Recheck,
                 };
                 // A waiter that is gone withdraws, or its offer ends by itself.
-                let _ = waiter.sender.send(wake);
+                let _ = waiter.sender.send_as_of(wake, as_of);
             }
         }
         for session in others {
@@ -366,52 +366,4 @@ impl Worker {
 }
 
 #[cfg(test)]
-mod tests {
-    use lockcore::{BackendError, BackendErrorKind};
-
-    use super::*;
-    use crate::SqliteLockDao;
-
-    async fn database() -> Database {
-        let settings = SqliteLockDao::<String>::builder().path(":memory:").into_settings();
-        Database::open(settings).await.expect("a database in memory")
-    }
-
-    #[tokio::test]
-    async fn a_thread_that_has_ended_is_an_error_and_no_hang() {
-        let database = database().await;
-        database.commands.send(Command::End).expect("it runs");
-        let error = database.call(|worker, _| worker.migrate()).await.expect_err("nobody answers");
-        assert_eq!(BackendError::from(error).kind(), BackendErrorKind::Unavailable);
-    }
-
-    #[tokio::test]
-    async fn a_panic_is_an_error_in_doubt_and_the_thread_goes_on() {
-        let database = database().await;
-        let panicking = |worker: &mut Worker, deadline| {
-            worker.write_and_tell(deadline, |step| -> Result<(), StoreError> {
-                step.next_number()?;
-                panic!("a test")
-            })
-        };
-        let error = BackendError::from(database.call(panicking).await.expect_err("it panics"));
-        assert!(error.in_doubt());
-        let went_on =
-            database.call(|worker, deadline| worker.write_and_tell(deadline, |step| step.next_number()));
-        went_on.await.expect("the transaction of the one that panicked is closed");
-    }
-
-    #[tokio::test]
-    async fn an_operation_takes_place_though_its_future_is_dropped() {
-        let database = database().await;
-        let (done, seen) = oneshot::channel();
-        let mut call = Box::pin(database.call(move |_, _| {
-            let _ = done.send(());
-            Ok(())
-        }));
-        let waker = std::task::Waker::noop();
-        let _ = call.as_mut().poll(&mut std::task::Context::from_waker(waker));
-        drop(call);
-        seen.await.expect("it took place");
-    }
-}
+mod tests;

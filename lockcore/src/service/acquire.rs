@@ -179,16 +179,20 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
     }
 
     /// Whether something certainly is left of the offer; if not, the request is to be sent again.
-    pub(crate) fn can_rely_on(&self, offer: &Offer) -> bool {
-        match (self.request().lease, offer.remaining) {
-            (None, _) => true,
-            (Some(_), remaining) => remaining.is_some_and(|remaining| !remaining.is_zero()),
+    pub(crate) fn can_rely_on(&self, offer: &Offer, as_of: Option<Moment>) -> bool {
+        match (self.request().lease, offer.remaining, as_of) {
+            (None, ..) => true,
+            (Some(_), Some(remaining), Some(as_of)) => !as_of.left_of(remaining).is_zero(),
+            _ => false,
         }
     }
 
-    /// All of it was pushed to this waiter, in an offer that [can be relied on](Self::can_rely_on).
-    pub(crate) fn hold_offer(&mut self, offer: Offer) -> Hold<'s, I, C, D> {
-        self.counts_from(Moment::now());
+    /// All of it was pushed to this waiter, in an offer that [can be relied on](Self::can_rely_on): its lease counts
+    /// from the moment at which so much was left of it (L1).
+    pub(crate) fn hold_offer(&mut self, offer: Offer, as_of: Option<Moment>) -> Hold<'s, I, C, D> {
+        if let Some(as_of) = as_of {
+            self.counts_from(as_of);
+        }
         let lasts = self.request().lease.and_then(|lease| Some(lease.min(offer.remaining?)));
         self.become_hold(offer.granted, lasts, true)
     }

@@ -74,11 +74,13 @@ async fn in_queue<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
         };
         let left = attempt.left(limit);
         let woken = match min(pause, left) {
-            Some(pause) => Box::pin(within(pause, wakeup.recv())).await,
-            None => Some(wakeup.recv().await),
+            Some(pause) => Box::pin(within(pause, wakeup.recv_as_of())).await,
+            None => Some(wakeup.recv_as_of().await),
         };
         match woken {
-            Some(Wake::Offer(offer)) if attempt.can_rely_on(&offer) => return Ok(attempt.hold_offer(offer)),
+            Some((Wake::Offer(offer), as_of)) if attempt.can_rely_on(&offer, as_of) => {
+                return Ok(attempt.hold_offer(offer, as_of));
+            }
             _ => {}
         }
         if attempt.left(limit).is_some_and(|left| left.is_zero()) {
@@ -205,3 +207,6 @@ fn min(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
         (a, b) => a.or(b),
     }
 }
+
+#[cfg(test)]
+mod tests;

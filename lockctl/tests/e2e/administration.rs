@@ -1,12 +1,26 @@
 //! Looking, breaking, freezing, sweeping.
 
+use std::time::Duration;
+
 use serde_json::json;
 
-use crate::store::{Store, until};
+use crate::{
+    store::{Store, until},
+    stores::Test,
+};
 
-#[test]
-fn show_and_ls_tell_who_holds_and_who_waits() {
-    let store = Store::new();
+pub(crate) const TESTS: &[Test] = &[
+    test!(show_and_ls_tell_who_holds_and_who_waits, Queue),
+    test!(by_default_the_owner_is_who_and_where, Nothing),
+    test!(more_ids_than_a_page_are_listed, Nothing),
+    test!(only_the_fence_that_is_held_is_broken, Nothing),
+    test!(a_frozen_id_is_not_had_until_it_is_thawed, Queue),
+    test!(sweep_migrate_and_doctor_answer, Nothing),
+    test!(a_script_is_there_for_every_shell, File),
+    test!(text_in_a_label_does_not_reach_the_terminal_as_control, Nothing),
+];
+
+fn show_and_ls_tell_who_holds_and_who_waits(store: &Store) {
     let _holder =
         store.start(&["run", "--id", "a", "--owner", "the first", "--lease", "10m", "--", "sleep", "600"]);
     until("it is held", || store.holders("a") == 1);
@@ -42,9 +56,7 @@ fn show_and_ls_tell_who_holds_and_who_waits() {
     assert_eq!(store.run(&["show", "--global"]).stdout, "the global lock is free\n");
 }
 
-#[test]
-fn by_default_the_owner_is_who_and_where() {
-    let store = Store::new();
+fn by_default_the_owner_is_who_and_where(store: &Store) {
     let show = "lockctl show a --json";
     let mut command = store.lockctl(&["run", "--id", "a", "--", "sh", "-c", show]);
     let ended = crate::store::Ended::of({
@@ -58,20 +70,18 @@ fn by_default_the_owner_is_who_and_where() {
     assert!(user == "somebody" && !host.is_empty() && pid.parse::<u32>().is_ok(), "{owner}");
 }
 
-#[test]
-fn more_ids_than_a_page_are_listed() {
-    let store = Store::new();
+fn more_ids_than_a_page_are_listed(store: &Store) {
     let ids: Vec<String> = (0..250).map(|n| format!("id/{n:03}")).collect();
-    let args: Vec<&str> = ids.iter().flat_map(|id| ["--id", id.as_str()]).collect();
-    assert_eq!(store.run(&[&["acquire"], &args[..]].concat()).code, 0);
+    for set in ids.chunks(store.capabilities.max_ids.min(250)) {
+        let args: Vec<&str> = set.iter().flat_map(|id| ["--id", id.as_str()]).collect();
+        assert_eq!(store.run(&[&["acquire"], &args[..]].concat()).code, 0);
+    }
     let listed = store.json(&["ls"]);
     let listed: Vec<_> = listed.as_array().expect("an array").iter().map(|id| id["id"].as_str()).collect();
     assert_eq!(listed, ids.iter().map(|id| Some(id.as_str())).collect::<Vec<_>>());
 }
 
-#[test]
-fn only_the_fence_that_is_held_is_broken() {
-    let store = Store::new();
+fn only_the_fence_that_is_held_is_broken(store: &Store) {
     assert_eq!(store.run(&["acquire", "--id", "a", "--lease", "10m"]).code, 0);
     let fence = store.fence("a");
     let wrong = store.run(&["break", "a", "--fence", "7"]);
@@ -96,9 +106,7 @@ fn only_the_fence_that_is_held_is_broken() {
     assert_eq!(store.run(&["run", "--id", "a", "--", "true"]).code, 0);
 }
 
-#[test]
-fn a_frozen_id_is_not_had_until_it_is_thawed() {
-    let store = Store::new();
+fn a_frozen_id_is_not_had_until_it_is_thawed(store: &Store) {
     let frozen = store.run(&["freeze", "a"]);
     assert_eq!((frozen.code, frozen.stdout.as_str()), (0, "\"a\" is frozen\n"));
     let refused = store.run(&["run", "--id", "a", "--", "true"]);
@@ -111,11 +119,10 @@ fn a_frozen_id_is_not_had_until_it_is_thawed() {
     assert_eq!(waiter.end().stdout, "thawed\n");
 }
 
-#[test]
-fn sweep_migrate_and_doctor_answer() {
-    let store = Store::new();
+fn sweep_migrate_and_doctor_answer(store: &Store) {
     assert_eq!(store.json(&["migrate"]), json!({ "current": true }));
-    assert_eq!(store.run(&["acquire", "--id", "a", "--lease", "100ms"]).code, 0);
+    let (_, lease) = store.lease(Duration::from_millis(100));
+    assert_eq!(store.run(&["acquire", "--id", "a", "--lease", &lease]).code, 0);
     until("the lease is over", || store.holders("a") == 0);
     assert!(store.json(&["sweep", "--batch", "1"])["removed"].as_u64().is_some_and(|removed| removed > 0));
     assert_eq!(store.json(&["sweep"])["removed"].as_u64().map(|removed| removed < 3), Some(true));
@@ -126,18 +133,14 @@ fn sweep_migrate_and_doctor_answer() {
     assert!(human.code == 0 && human.stdout.contains("CHECK"), "{}", human.stdout);
 }
 
-#[test]
-fn a_script_is_there_for_every_shell() {
-    let store = Store::new();
+fn a_script_is_there_for_every_shell(store: &Store) {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let ended = store.run(&["completions", shell]);
         assert!(ended.code == 0 && ended.stdout.contains("lockctl"), "{shell}");
     }
 }
 
-#[test]
-fn text_in_a_label_does_not_reach_the_terminal_as_control() {
-    let store = Store::new();
+fn text_in_a_label_does_not_reach_the_terminal_as_control(store: &Store) {
     assert_eq!(store.run(&["acquire", "--id", "a\u{1b}[2J", "--owner", "x\u{1b}[2J\ny"]).code, 0);
     for args in [&["ls"][..], &["show", "a\u{1b}[2J"]] {
         let shown = store.run(args).stdout;

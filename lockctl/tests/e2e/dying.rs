@@ -7,7 +7,17 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::store::{Running, Store, until};
+use crate::{
+    store::{Running, Store, until},
+    stores::Test,
+};
+
+pub(crate) const TESTS: &[Test] = &[
+    test!(a_killed_holders_lock_is_taken_over_after_its_lease, Nothing),
+    test!(a_killed_holders_slot_wakes_the_next_waiter, Queue),
+    test!(a_killed_waiter_does_not_stop_the_one_behind_it, Queue),
+    test!(the_command_outlives_a_killed_lockctl, Nothing),
+];
 
 /// A killed `lockctl` leaves its command at work; this ends that too.
 struct Orphan<'a>(&'a Store);
@@ -22,8 +32,9 @@ impl Drop for Orphan<'_> {
 
 const LEASE: Duration = Duration::from_secs(2);
 
-fn killed_holder(store: &Store, claim: [&str; 2]) -> Instant {
-    let run = ["run", claim[0], claim[1], "--lease", "2s", "--"];
+fn killed_holder(store: &Store, claim: [&str; 2]) -> (Instant, Duration) {
+    let (lease, text) = store.lease(LEASE);
+    let run = ["run", claim[0], claim[1], "--lease", &text, "--"];
     let holder =
         store.start(&[&run[..], &["sh", "-c", "echo $$ > pid.new; mv pid.new pid; exec sleep 600"]].concat());
     store.until_file("pid");
@@ -32,29 +43,26 @@ fn killed_holder(store: &Store, claim: [&str; 2]) -> Instant {
     let killed = Instant::now();
     holder.killed();
     assert_eq!(store.holders(id), 1, "the command still runs, so its lock stands");
-    killed
+    (killed, lease)
 }
 
-#[test]
-fn a_killed_holders_lock_is_taken_over_after_its_lease() {
-    let store = Store::new();
-    let _orphan = Orphan(&store);
-    let killed = killed_holder(&store, ["--id", "a"]);
+fn a_killed_holders_lock_is_taken_over_after_its_lease(store: &Store) {
+    let _orphan = Orphan(store);
+    let (killed, lease) = killed_holder(store, ["--id", "a"]);
     let next = store.run(&["run", "--id", "a", "--wait", "30s", "--", "true"]);
     let waited = killed.elapsed();
     assert_eq!(next.code, 0, "{}", next.stderr);
     // Renewed at a third at the latest, so two thirds of the lease are left; and woken, not polled, at its end.
-    assert!(waited > LEASE / 2, "{waited:?}");
-    assert!(waited < LEASE + Duration::from_secs(3), "{waited:?}");
+    assert!(waited > lease / 2, "{waited:?}");
+    assert!(waited < lease + Duration::from_secs(3), "{waited:?}");
 }
 
-#[test]
-fn a_killed_holders_slot_wakes_the_next_waiter() {
-    let store = Store::new();
-    let _orphan = Orphan(&store);
+fn a_killed_holders_slot_wakes_the_next_waiter(store: &Store) {
+    let _orphan = Orphan(store);
     let other = store.start(&["run", "--slots", "pool=2", "--", "sleep", "600"]);
     until("the other slot is held", || store.holders("pool") == 1);
-    let run = ["run", "--slots", "pool=2", "--lease", "2s", "--"];
+    let (lease, text) = store.lease(LEASE);
+    let run = ["run", "--slots", "pool=2", "--lease", &text, "--"];
     let holder =
         store.start(&[&run[..], &["sh", "-c", "echo $$ > pid.new; mv pid.new pid; exec sleep 600"]].concat());
     store.until_file("pid");
@@ -65,13 +73,11 @@ fn a_killed_holders_slot_wakes_the_next_waiter() {
     holder.killed();
     let ended = waiter.end();
     assert_eq!((ended.code, ended.stdout.as_str()), (0, "mine\n"), "{}", ended.stderr);
-    assert!(killed.elapsed() < LEASE + Duration::from_secs(3), "{:?}", killed.elapsed());
+    assert!(killed.elapsed() < lease + Duration::from_secs(3), "{:?}", killed.elapsed());
     drop(other);
 }
 
-#[test]
-fn a_killed_waiter_does_not_stop_the_one_behind_it() {
-    let store = Store::new();
+fn a_killed_waiter_does_not_stop_the_one_behind_it(store: &Store) {
     let holder =
         store.start(&["run", "--id", "a", "--", "sh", "-c", "while [ ! -e go ]; do sleep 0.02; done"]);
     until("it is held", || store.holders("a") == 1);
@@ -90,16 +96,15 @@ fn a_killed_waiter_does_not_stop_the_one_behind_it() {
     assert!(freed.elapsed() < Duration::from_secs(8), "{:?}", freed.elapsed());
 }
 
-#[test]
-fn the_command_outlives_a_killed_lockctl() {
-    let store = Store::new();
-    let _orphan = Orphan(&store);
+fn the_command_outlives_a_killed_lockctl(store: &Store) {
+    let _orphan = Orphan(store);
+    let (_, lease) = store.lease(LEASE);
     let holder: Running = store.start(&[
         "run",
         "--id",
         "a",
         "--lease",
-        "2s",
+        &lease,
         "--",
         "sh",
         "-c",

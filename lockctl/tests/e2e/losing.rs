@@ -7,7 +7,18 @@ use std::{
 
 use nix::sys::signal::Signal;
 
-use crate::store::{Store, is_alive, until};
+use crate::{
+    store::{Store, is_alive, until},
+    stores::Test,
+};
+
+pub(crate) const TESTS: &[Test] = &[
+    test!(a_holder_stopped_past_its_lease_writes_nothing_and_ends_as_lost, Nothing),
+    test!(a_broken_lock_ends_the_whole_process_group, Nothing),
+    test!(a_command_that_does_not_heed_term_is_killed_before_the_lease_ends, Nothing),
+    test!(what_is_lost_only_at_the_release_is_told_with_the_commands_code, Nothing),
+    test!(a_store_that_does_not_answer_until_the_lease_ends_is_a_loss, File),
+];
 
 /// Writes its argument to `data` unless a later holder was there before.
 const GUARDED_WRITE: &str = r#"
@@ -25,13 +36,12 @@ const GROUP: &str = "sleep 600 & echo $! > inner; echo $$ > outer; touch started
 const STILL_THERE: &str =
     "grep -q '^State:[[:space:]]*[^ZX]' /proc/$(cat pid)/status 2> /dev/null && exit 0; exit 1";
 
-#[test]
-fn a_holder_stopped_past_its_lease_writes_nothing_and_ends_as_lost() {
-    let store = Store::new();
+fn a_holder_stopped_past_its_lease_writes_nothing_and_ends_as_lost(store: &Store) {
     fs::write(store.path("write"), GUARDED_WRITE).expect("written");
     let command = "echo $$ > pid; touch started; while [ ! -e go ]; do sleep 0.02; done; \
                    sh write stale; touch tried; sleep 600";
-    let stale = store.start(&["run", "--id", "a", "--lease", "1s", "--", "sh", "-c", command]);
+    let (_, lease) = store.lease(Duration::from_secs(1));
+    let stale = store.start(&["run", "--id", "a", "--lease", &lease, "--", "sh", "-c", command]);
     store.until_file("started");
     stale.signal(Signal::SIGSTOP);
 
@@ -53,10 +63,9 @@ fn a_holder_stopped_past_its_lease_writes_nothing_and_ends_as_lost() {
     assert!(!is_alive(&pid));
 }
 
-#[test]
-fn a_broken_lock_ends_the_whole_process_group() {
-    let store = Store::new();
-    let holder = store.start(&["run", "--id", "a", "--lease", "3s", "--", "sh", "-c", GROUP]);
+fn a_broken_lock_ends_the_whole_process_group(store: &Store) {
+    let (_, lease) = store.lease(Duration::from_secs(3));
+    let holder = store.start(&["run", "--id", "a", "--lease", &lease, "--", "sh", "-c", GROUP]);
     store.until_file("started");
     let fence = store.fence("a");
     let answer = store.run(&["break", "a", "--fence", &fence]);
@@ -73,12 +82,11 @@ fn a_broken_lock_ends_the_whole_process_group() {
     assert_eq!(store.holders("a"), 0, "the holder has acknowledged");
 }
 
-#[test]
-fn a_command_that_does_not_heed_term_is_killed_before_the_lease_ends() {
-    let store = Store::new();
+fn a_command_that_does_not_heed_term_is_killed_before_the_lease_ends(store: &Store) {
     let command =
         "trap 'echo heard >> heard' TERM; echo $$ > pid; touch started; while :; do sleep 0.02; done";
-    let holder = store.start(&["run", "--id", "a", "--lease", "5s", "--", "sh", "-c", command]);
+    let (_, lease) = store.lease(Duration::from_secs(5));
+    let holder = store.start(&["run", "--id", "a", "--lease", &lease, "--", "sh", "-c", command]);
     store.until_file("started");
     let fence = store.fence("a");
     let broken = store.json(&["break", "a", "--fence", &fence]);
@@ -96,9 +104,7 @@ fn a_command_that_does_not_heed_term_is_killed_before_the_lease_ends() {
     assert_eq!(store.read("heard"), "heard\n");
 }
 
-#[test]
-fn what_is_lost_only_at_the_release_is_told_with_the_commands_code() {
-    let store = Store::new();
+fn what_is_lost_only_at_the_release_is_told_with_the_commands_code(store: &Store) {
     let command = "fence=$LOCKCORE_FENCE; lockctl break a --fence $fence --now > /dev/null; exit 5";
     let ended = store.run(&["run", "--id", "a", "--lease", "60s", "--", "sh", "-c", command]);
     assert_eq!(ended.code, 121);
@@ -108,9 +114,7 @@ fn what_is_lost_only_at_the_release_is_told_with_the_commands_code() {
     );
 }
 
-#[test]
-fn a_store_that_does_not_answer_until_the_lease_ends_is_a_loss() {
-    let store = Store::new();
+fn a_store_that_does_not_answer_until_the_lease_ends_is_a_loss(store: &Store) {
     let url = "sqlite:locks.db?busy_timeout=100ms";
     let args = ["run", "--id", "a", "--lease", "1s", "--url", url, "--", "sh", "-c", GROUP];
     let holder = store.start(&args);

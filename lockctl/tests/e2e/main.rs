@@ -1,4 +1,7 @@
-//! `lockctl` as real processes on a SQLite file.
+//! `lockctl` as real processes, on every store that other processes can see.
+
+#[macro_use]
+mod stores;
 
 mod administration;
 mod contention;
@@ -10,3 +13,25 @@ mod signals;
 mod store;
 mod terminal;
 mod tokens;
+
+use std::process::ExitCode;
+
+use lockcore_conformance::servers;
+
+use crate::stores::{Test, trials};
+
+const TESTS: [&[Test]; 9] = [
+    administration::TESTS,
+    contention::TESTS,
+    dying::TESTS,
+    losing::TESTS,
+    mistakes::TESTS,
+    running::TESTS,
+    signals::TESTS,
+    terminal::TESTS,
+    tokens::TESTS,
+];
+
+fn main() -> ExitCode {
+    servers::run(trials(&TESTS.concat()))
+}

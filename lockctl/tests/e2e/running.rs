@@ -1,14 +1,26 @@
 //! The command under locks: what it gets, and what comes back.
 
-use std::{io::Write, process::Stdio};
+use std::{io::Write, process::Stdio, time::Duration};
 
 use serde_json::Value;
 
-use crate::store::{Ended, Store, until};
+use crate::{
+    store::{Ended, Store, until},
+    stores::Test,
+};
 
-#[test]
-fn the_exit_code_is_the_commands() {
-    let store = Store::new();
+pub(crate) const TESTS: &[Test] = &[
+    test!(the_exit_code_is_the_commands, Nothing),
+    test!(stdin_stdout_and_stderr_pass_through, Nothing),
+    test!(context_and_fences_are_in_the_environment, Nothing),
+    test!(the_set_is_held_meanwhile_and_free_afterwards, Nothing),
+    test!(modes_exclude_what_they_say, Nothing),
+    test!(a_lockctl_inside_the_command_does_not_wait_behind_who_waits_for_the_outer_one, Queue),
+    test!(locks_are_renewed_while_the_command_runs, Nothing),
+    test!(a_command_that_cannot_be_started_leaves_nothing_locked, Nothing),
+];
+
+fn the_exit_code_is_the_commands(store: &Store) {
     for code in ["0", "1", "7", "120", "255"] {
         let ended = store.run(&["run", "--id", "a", "--", "sh", "-c", &format!("exit {code}")]);
         assert_eq!((ended.code.to_string().as_str(), ended.stderr.as_str()), (code, ""));
@@ -20,9 +32,7 @@ fn the_exit_code_is_the_commands() {
     assert_eq!(store.run(&["ls"]).stdout, "nothing is locked\n");
 }
 
-#[test]
-fn stdin_stdout_and_stderr_pass_through() {
-    let store = Store::new();
+fn stdin_stdout_and_stderr_pass_through(store: &Store) {
     let mut command = store.lockctl(&["run", "--id", "a", "--", "sh", "-c", "tr a-z A-Z; echo beside >&2"]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("it starts");
@@ -38,9 +48,7 @@ fn stdin_stdout_and_stderr_pass_through() {
     assert!(ended.stdout == text.to_uppercase());
 }
 
-#[test]
-fn context_and_fences_are_in_the_environment() {
-    let store = Store::new();
+fn context_and_fences_are_in_the_environment(store: &Store) {
     let print = "echo \"$LOCKCORE_CONTEXT|$LOCKCORE_FENCE|$LOCKCORE_FENCES|$LOCKCORE_PERMITS\"";
     let one = store.run(&["run", "--id", "a", "--", "sh", "-c", &format!("{print}; lockctl show a --json")]);
     let (fields, shown) = one.stdout.split_once('\n').expect("two lines");
@@ -65,9 +73,7 @@ fn context_and_fences_are_in_the_environment() {
     assert_eq!((fields[1], fields[3]), ("", ""), "nothing is left of what the outer one said");
 }
 
-#[test]
-fn the_set_is_held_meanwhile_and_free_afterwards() {
-    let store = Store::new();
+fn the_set_is_held_meanwhile_and_free_afterwards(store: &Store) {
     let ids =
         ["run", "--id", "b", "--id", "a", "--id", "a", "--shared", "c", "--slots", "pool=3", "--global"];
     let ended = store.run(&[&ids[..], &["--", "lockctl", "ls", "--json"]].concat());
@@ -88,9 +94,7 @@ fn the_set_is_held_meanwhile_and_free_afterwards() {
     assert_eq!(store.run(&["ls"]).stdout, "nothing is locked\n");
 }
 
-#[test]
-fn modes_exclude_what_they_say() {
-    let store = Store::new();
+fn modes_exclude_what_they_say(store: &Store) {
     let inside = |outer: &[&str], inner: &[&str]| {
         let command = [&["lockctl", "run"], inner, &["--", "true"]].concat();
         store.run(&[&["run"], outer, &["--"], &command[..]].concat()).code
@@ -102,12 +106,11 @@ fn modes_exclude_what_they_say() {
     assert_eq!(inside(&["--slots", "a=2/2"], &["--slots", "a=3"]), 0, "the limit is as each caller sees it");
     assert_eq!(inside(&["--global"], &["--id", "a"]), 0);
     assert_eq!(inside(&["--global"], &["--global"]), 120);
-    assert_eq!(inside(&["--id", "a", "--namespace", "n"], &["--id", "a", "--namespace", "m"]), 0);
+    let other = store.namespace("m");
+    assert_eq!(inside(&["--id", "a"], &["--id", "a", "--namespace", &other]), 0);
 }
 
-#[test]
-fn a_lockctl_inside_the_command_does_not_wait_behind_who_waits_for_the_outer_one() {
-    let store = Store::new();
+fn a_lockctl_inside_the_command_does_not_wait_behind_who_waits_for_the_outer_one(store: &Store) {
     let inside = "while [ ! -e go ]; do sleep 0.02; done; exec lockctl run --id b -- true";
     let outer = store.start(&["run", "--id", "a", "--", "sh", "-c", inside]);
     until("a is held", || store.holders("a") == 1);
@@ -120,18 +123,17 @@ fn a_lockctl_inside_the_command_does_not_wait_behind_who_waits_for_the_outer_one
     assert_eq!(waiter.end().code, 0);
 }
 
-#[test]
-fn locks_are_renewed_while_the_command_runs() {
-    let store = Store::new();
-    let command =
-        "for i in 1 2 3 4 5 6 7 8; do sleep 0.6; lockctl run --id a -- true && exit 9; done; exit 0";
-    let ended = store.run(&["run", "--id", "a", "--lease", "2s", "--", "sh", "-c", command]);
+fn locks_are_renewed_while_the_command_runs(store: &Store) {
+    let (lease, text) = store.lease(Duration::from_secs(2));
+    let pause = lease.as_secs_f64() * 0.3;
+    let command = format!(
+        "for i in 1 2 3 4 5 6 7 8; do sleep {pause}; lockctl run --id a -- true && exit 9; done; exit 0"
+    );
+    let ended = store.run(&["run", "--id", "a", "--lease", &text, "--", "sh", "-c", &command]);
     assert_eq!(ended.code, 0, "{}", ended.stderr);
 }
 
-#[test]
-fn a_command_that_cannot_be_started_leaves_nothing_locked() {
-    let store = Store::new();
+fn a_command_that_cannot_be_started_leaves_nothing_locked(store: &Store) {
     let missing = store.run(&["run", "--id", "a", "--", "/nowhere/command"]);
     assert_eq!(missing.code, 127);
     assert_eq!(

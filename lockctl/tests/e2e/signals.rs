@@ -4,11 +4,19 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::store::{Running, Store, is_alive, until};
+use crate::{
+    store::{Running, Store, is_alive, until},
+    stores::Test,
+};
 
-#[test]
-fn a_signal_ends_the_waiting_at_once_and_leaves_no_place_in_the_queue() {
-    let store = Store::new();
+pub(crate) const TESTS: &[Test] = &[
+    test!(a_signal_ends_the_waiting_at_once_and_leaves_no_place_in_the_queue, Queue),
+    test!(signals_go_to_the_whole_process_group_of_the_command, Nothing),
+    test!(a_command_that_dies_of_the_signal_gives_its_code, Nothing),
+    test!(what_was_ignored_from_the_start_stays_ignored, Nothing),
+];
+
+fn a_signal_ends_the_waiting_at_once_and_leaves_no_place_in_the_queue(store: &Store) {
     let _holder = store.start(&["run", "--id", "a", "--", "sleep", "600"]);
     until("it is held", || store.holders("a") == 1);
     for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGINT, 130), (Signal::SIGHUP, 129)] {
@@ -28,9 +36,7 @@ fn a_signal_ends_the_waiting_at_once_and_leaves_no_place_in_the_queue() {
     assert!(!store.path("ran").exists());
 }
 
-#[test]
-fn signals_go_to_the_whole_process_group_of_the_command() {
-    let store = Store::new();
+fn signals_go_to_the_whole_process_group_of_the_command(store: &Store) {
     let signals = ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"];
     for name in signals {
         // In a pipeline, as a shell's `&` would have the inner one ignore INT and QUIT.
@@ -51,9 +57,7 @@ fn signals_go_to_the_whole_process_group_of_the_command() {
     assert_eq!(store.holders("a"), 0);
 }
 
-#[test]
-fn a_command_that_dies_of_the_signal_gives_its_code() {
-    let store = Store::new();
+fn a_command_that_dies_of_the_signal_gives_its_code(store: &Store) {
     let holder =
         store.start(&["run", "--id", "a", "--", "sh", "-c", "echo $$ > pid; touch started; exec sleep 600"]);
     store.until_file("started");
@@ -64,9 +68,7 @@ fn a_command_that_dies_of_the_signal_gives_its_code() {
     assert_eq!(store.holders("a"), 0);
 }
 
-#[test]
-fn what_was_ignored_from_the_start_stays_ignored() {
-    let store = Store::new();
+fn what_was_ignored_from_the_start_stays_ignored(store: &Store) {
     let mut command = store.command("sh");
     let run = "trap '' HUP; exec lockctl run --id a -- \
                sh -c 'touch started; while [ ! -e go ]; do sleep 0.02; done; kill -HUP $$; exit 4'";

@@ -1,4 +1,4 @@
-//! A store in a folder of its own, and the processes that work on it.
+//! A store, a folder, and the processes that work in both.
 
 use std::{
     ffi::OsStr,
@@ -11,24 +11,47 @@ use std::{
 };
 
 use assert_cmd::cargo::cargo_bin;
+use lockcore::Capabilities;
 use nix::{
     sys::signal::{Signal, kill, killpg},
     unistd::Pid,
 };
 use serde_json::Value;
 use tempfile::TempDir;
+use uuid::Uuid;
+
+use crate::stores::Place;
 
 /// More than anything here takes on a slow machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A SQLite file in a folder, which is also the current directory of every process.
+/// A store of the test's own, and a folder that is the current directory of every process.
 pub(crate) struct Store {
     folder: TempDir,
+    place: Place,
+    namespace: Option<String>,
+    pub(crate) capabilities: Capabilities,
 }
 
 impl Store {
-    pub(crate) fn new() -> Self {
-        Store { folder: tempfile::tempdir().expect("a folder") }
+    pub(crate) fn new(place: Place, capabilities: Capabilities) -> Self {
+        let namespace = place.shared.then(|| format!("e2e-{}", Uuid::new_v4().simple()));
+        let store = Store { folder: tempfile::tempdir().expect("a folder"), place, namespace, capabilities };
+        if store.place.shared {
+            assert_eq!(store.run(&["migrate"]).stderr, "");
+        }
+        store
+    }
+
+    /// A namespace beside the one of [`command`](Self::command).
+    pub(crate) fn namespace(&self, name: &str) -> String {
+        self.namespace.as_ref().map_or_else(|| name.to_owned(), |own| format!("{own}-{name}"))
+    }
+
+    /// A lease of this length, or the shortest that the backend has if that is longer; and its text.
+    pub(crate) fn lease(&self, wanted: Duration) -> (Duration, String) {
+        let lease = wanted.max(self.capabilities.min_lease);
+        (lease, format!("{}ms", lease.as_millis()))
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -49,9 +72,12 @@ impl Store {
         let path = std::env::var("PATH").unwrap_or_default();
         command
             .current_dir(&self.folder)
-            .env("LOCKCORE_URL", "sqlite:locks.db")
+            .env("LOCKCORE_URL", &self.place.url)
             .env("PATH", format!("{bin}:{path}"))
             .stdin(Stdio::null());
+        if let Some(namespace) = &self.namespace {
+            command.env("LOCKCORE_NAMESPACE", namespace);
+        }
         command
     }
 

@@ -7,7 +7,19 @@ use std::{
     thread,
 };
 
-use crate::store::{Store, until};
+use crate::{
+    store::{Store, until},
+    stores::Test,
+};
+
+pub(crate) const TESTS: &[Test] = &[
+    test!(the_command_reads_the_terminal_and_the_shell_does_afterwards, File),
+    test!(a_command_that_reaches_for_the_terminal_gets_it, File),
+    test!(control_c_ends_the_command, File),
+    test!(control_c_ends_the_waiting, Queue),
+    test!(a_stopped_command_stops_lockctl_and_goes_on_with_it, File),
+    test!(who_is_waited_for_is_shown_and_removed, File),
+];
 
 /// A shell command at a terminal.
 struct Terminal {
@@ -56,12 +68,10 @@ impl Drop for Terminal {
     }
 }
 
-#[test]
-fn the_command_reads_the_terminal_and_the_shell_does_afterwards() {
-    let store = Store::new();
+fn the_command_reads_the_terminal_and_the_shell_does_afterwards(store: &Store) {
     let inside = "echo ready; read line; echo got $line; exit 6";
     let shell = format!("lockctl run --id a -- sh -c '{inside}'; echo code $?; read line; echo then $line");
-    let mut terminal = Terminal::run(&store, &shell);
+    let mut terminal = Terminal::run(store, &shell);
     terminal.until_shown("ready");
     terminal.typed("hello\n");
     terminal.until_shown("got hello");
@@ -71,12 +81,10 @@ fn the_command_reads_the_terminal_and_the_shell_does_afterwards() {
     assert_eq!(terminal.end().0, Some(0));
 }
 
-#[test]
-fn a_command_that_reaches_for_the_terminal_gets_it() {
-    let store = Store::new();
+fn a_command_that_reaches_for_the_terminal_gets_it(store: &Store) {
     let inside = "read piped; echo ready; read line < /dev/tty; echo got $piped $line";
     let shell = format!("echo piped | lockctl run --id a -- sh -c '{inside}'; read line; echo then $line");
-    let mut terminal = Terminal::run(&store, &shell);
+    let mut terminal = Terminal::run(store, &shell);
     terminal.until_shown("ready");
     terminal.typed("hello\n");
     terminal.until_shown("got piped hello");
@@ -84,35 +92,29 @@ fn a_command_that_reaches_for_the_terminal_gets_it() {
     terminal.until_shown("then goodbye");
 }
 
-#[test]
-fn control_c_ends_the_command() {
-    let store = Store::new();
+fn control_c_ends_the_command(store: &Store) {
     // The trap: the command may say so before it is the foreground, and then the key reaches the shell too.
     let shell = "trap : INT; lockctl run --id a -- sh -c 'echo ready; sleep 600'; echo code $?";
-    let mut terminal = Terminal::run(&store, shell);
+    let mut terminal = Terminal::run(store, shell);
     terminal.until_shown("ready");
     terminal.typed("\u{3}");
     terminal.until_shown("code 130");
     assert_eq!(store.holders("a"), 0);
 }
 
-#[test]
-fn control_c_ends_the_waiting() {
-    let store = Store::new();
+fn control_c_ends_the_waiting(store: &Store) {
     let _holder = store.start(&["run", "--id", "a", "--", "sleep", "600"]);
     until("it is held", || store.holders("a") == 1);
     let shell = "trap : INT; lockctl run --id a --wait 1h -- true; echo code $?";
-    let mut terminal = Terminal::run(&store, shell);
+    let mut terminal = Terminal::run(store, shell);
     until("it waits", || store.waiters("a") == 1);
     terminal.typed("\u{3}");
     terminal.until_shown("code 130");
     assert_eq!(store.waiters("a"), 0);
 }
 
-#[test]
-fn a_stopped_command_stops_lockctl_and_goes_on_with_it() {
-    let store = Store::new();
-    let mut terminal = Terminal::run(&store, "exec bash --norc -i");
+fn a_stopped_command_stops_lockctl_and_goes_on_with_it(store: &Store) {
+    let mut terminal = Terminal::run(store, "exec bash --norc -i");
     terminal.typed("PS1='$ '; lockctl run --id a -- sh -c 'echo read''y; read line; echo got $line'\n");
     terminal.until_shown("ready");
     terminal.typed("\u{1a}");
@@ -125,9 +127,7 @@ fn a_stopped_command_stops_lockctl_and_goes_on_with_it() {
     assert_eq!(terminal.end().0, Some(7));
 }
 
-#[test]
-fn who_is_waited_for_is_shown_and_removed() {
-    let store = Store::new();
+fn who_is_waited_for_is_shown_and_removed(store: &Store) {
     let args = [
         "run",
         "--id",
@@ -141,7 +141,7 @@ fn who_is_waited_for_is_shown_and_removed() {
     ];
     let holder = store.start(&args);
     until("it is held", || store.holders("a") == 1);
-    let terminal = Terminal::run(&store, "lockctl run --id a --wait 1h -- echo mine");
+    let terminal = Terminal::run(store, "lockctl run --id a --wait 1h -- echo mine");
     terminal.until_shown("waiting for \"a\", since");
     terminal.until_shown("held by the holder for");
     std::fs::write(store.path("go"), "").expect("written");

@@ -6,7 +6,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::store::{Ended, Store, until};
+use crate::{
+    store::{Ended, Store, until},
+    stores::Test,
+};
+
+pub(crate) const TESTS: &[Test] = &[
+    test!(a_token_is_acquired_and_released, Nothing),
+    test!(a_token_is_renewed_and_its_lease_ends_without, Nothing),
+    test!(a_token_whose_lock_was_taken_over_releases_nothing, Nothing),
+    test!(a_part_that_is_lost_is_told_and_the_rest_released, Nothing),
+    test!(json_tells_all_of_it, Nothing),
+    test!(a_token_that_nobody_can_read_is_not_left_locked, Nothing),
+];
 
 fn acquire(store: &Store, args: &[&str]) -> String {
     let ended = store.run(&[&["acquire"], args].concat());
@@ -14,11 +26,9 @@ fn acquire(store: &Store, args: &[&str]) -> String {
     ended.stdout.trim().to_owned()
 }
 
-#[test]
-fn a_token_is_acquired_and_released() {
-    let store = Store::new();
+fn a_token_is_acquired_and_released(store: &Store) {
     let token =
-        acquire(&store, &["--id", "a", "--id", "b c", "--slots", "pool=2", "--global", "--lease", "10m"]);
+        acquire(store, &["--id", "a", "--id", "b c", "--slots", "pool=2", "--global", "--lease", "10m"]);
     assert!(!token.contains(char::is_whitespace));
     assert_eq!(store.run(&["run", "--id", "b c", "--", "true"]).code, 120);
     let released = store.run(&["release", &token]);
@@ -34,27 +44,26 @@ fn a_token_is_acquired_and_released() {
     );
 }
 
-#[test]
-fn a_token_is_renewed_and_its_lease_ends_without() {
-    let store = Store::new();
-    let token = acquire(&store, &["--id", "a", "--lease", "2s"]);
+fn a_token_is_renewed_and_its_lease_ends_without(store: &Store) {
+    let (lease, text) = store.lease(Duration::from_secs(2));
+    let half = u64::try_from(lease.as_millis()).expect("short") / 2;
+    let token = acquire(store, &["--id", "a", "--lease", &text]);
     let acquired = Instant::now();
     let remaining = || store.json(&["show", "a"])["holders"][0]["remaining_ms"].as_u64();
-    until("half of the lease is over", || remaining().is_some_and(|left| left < 1000));
+    until("half of the lease is over", || remaining().is_some_and(|left| left < half));
     assert_eq!(store.run(&["renew", &token]).code, 0);
-    assert!(remaining().is_some_and(|left| left > 1000), "{:?}", remaining());
+    assert!(remaining().is_some_and(|left| left > half), "{:?}", remaining());
     until("the lease is over", || store.holders("a") == 0);
-    assert!(acquired.elapsed() > Duration::from_millis(2900), "{:?}", acquired.elapsed());
+    assert!(acquired.elapsed() > lease * 29 / 20, "{:?}", acquired.elapsed());
     let late = store.run(&["renew", &token]);
     assert_eq!(late.code, 122);
     assert!(late.stderr.starts_with("lockctl: not held any more: \"a\": "), "{}", late.stderr);
 }
 
-#[test]
-fn a_token_whose_lock_was_taken_over_releases_nothing() {
-    let store = Store::new();
-    let stale = acquire(&store, &["--id", "a", "--id", "b", "--lease", "200ms"]);
-    let fresh = acquire(&store, &["--id", "a", "--wait", "30s", "--lease", "10m"]);
+fn a_token_whose_lock_was_taken_over_releases_nothing(store: &Store) {
+    let (_, lease) = store.lease(Duration::from_millis(200));
+    let stale = acquire(store, &["--id", "a", "--id", "b", "--lease", &lease]);
+    let fresh = acquire(store, &["--id", "a", "--wait", "30s", "--lease", "10m"]);
     for command in ["release", "renew"] {
         let ended = store.run(&[command, &stale]);
         assert_eq!(ended.code, 122, "{command}");
@@ -64,10 +73,8 @@ fn a_token_whose_lock_was_taken_over_releases_nothing() {
     assert_eq!(store.holders("a"), 0);
 }
 
-#[test]
-fn a_part_that_is_lost_is_told_and_the_rest_released() {
-    let store = Store::new();
-    let token = acquire(&store, &["--id", "a", "--id", "b", "--lease", "10m"]);
+fn a_part_that_is_lost_is_told_and_the_rest_released(store: &Store) {
+    let token = acquire(store, &["--id", "a", "--id", "b", "--lease", "10m"]);
     let fence = store.fence("a");
     assert_eq!(store.run(&["break", "a", "--fence", &fence, "--now"]).code, 0);
     let ended = store.run(&["release", &token]);
@@ -76,9 +83,7 @@ fn a_part_that_is_lost_is_told_and_the_rest_released() {
     assert_eq!(store.holders("b"), 0);
 }
 
-#[test]
-fn json_tells_all_of_it() {
-    let store = Store::new();
+fn json_tells_all_of_it(store: &Store) {
     let taken = store.json(&["acquire", "--id", "a", "--slots", "pool=2/5", "--lease", "10m"]);
     assert_eq!(taken["lease_ms"], 600_000);
     assert_eq!(taken["locks"][0]["id"], "a");
@@ -90,9 +95,7 @@ fn json_tells_all_of_it() {
     assert_eq!(store.json(&["release", token])["released"], serde_json::json!(["a", "pool"]));
 }
 
-#[test]
-fn a_token_that_nobody_can_read_is_not_left_locked() {
-    let store = Store::new();
+fn a_token_that_nobody_can_read_is_not_left_locked(store: &Store) {
     let mut full = store.lockctl(&["acquire", "--id", "a", "--lease", "10m"]);
     full.stdout(File::create("/dev/full").expect("Linux has it")).stderr(Stdio::piped());
     let ended = Ended::from(full.spawn().expect("it starts").wait_with_output().expect("it ends"));

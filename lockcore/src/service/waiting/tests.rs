@@ -1,0 +1,105 @@
+//! Waiting in a queue by a process that is stopped at the worst of times.
+
+use std::{
+    sync::{Arc, Mutex},
+    task::Waker,
+    time::Duration,
+};
+
+use smallvec::smallvec;
+use uuid::Uuid;
+
+use crate::{
+    AcquireRequest, Acquired, BackendError, Capabilities, Grant, Granted, LockDao, LockGuard, LockingService,
+    Mode, Moment, Offer, Released, Renewed, Wait, Wake, WakeSender, Wakeup, Withdraw, Withdrawn,
+    clock::stops,
+};
+
+type Guard = LockGuard<String, Uuid, Arc<Offering>>;
+
+const OFFERED: Duration = Duration::from_secs(10);
+
+/// A backend that queues everybody, and whose renewals have no answer.
+#[derive(Debug, Default)]
+struct Offering(Mutex<Vec<WakeSender>>);
+
+impl LockDao<String, Uuid> for Offering {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { fifo: true, push: true, ..Capabilities::minimal("offering") }
+    }
+
+    async fn acquire(
+        &self,
+        _request: &AcquireRequest<String, Uuid>,
+    ) -> Result<Acquired<String, Uuid>, BackendError> {
+        let (sender, wakeup) = Wakeup::channel();
+        self.0.lock().expect("no panic").push(sender);
+        Ok(Acquired::Queued { conflicts: Vec::new(), wakeup, recheck: None })
+    }
+
+    async fn withdraw(
+        &self,
+        _request: &AcquireRequest<String, Uuid>,
+        _how: Withdraw,
+    ) -> Result<Withdrawn, BackendError> {
+        Ok(Withdrawn::Left)
+    }
+
+    async fn release(&self, _grant: &Grant<String, Uuid>) -> Result<Released<String>, BackendError> {
+        Ok(Released { lost: Vec::new(), failed: Vec::new() })
+    }
+
+    async fn renew(&self, _grant: &Grant<String, Uuid>) -> Result<Renewed<String>, BackendError> {
+        std::future::pending().await
+    }
+}
+
+impl Offering {
+    /// How often somebody asked.
+    fn asked(&self) -> usize {
+        self.0.lock().expect("no panic").len()
+    }
+
+    /// Hands it over to whoever asked first, as of now; gives that moment.
+    fn offer(&self) -> Moment {
+        let sender = self.0.lock().expect("no panic").remove(0);
+        let granted = Granted { mode: Mode::Exclusive, fence: 1, permits: smallvec![], in_use: 1 };
+        let as_of = Moment::now();
+        let offer = Offer { granted: smallvec![granted], remaining: Some(OFFERED) };
+        sender.send_as_of(Wake::Offer(offer), as_of).expect("it listens");
+        as_of
+    }
+}
+
+/// Waits in the queue, is handed what it waits for, and is stopped after each look at the clock meanwhile.
+/// `None` if it goes on to wait.
+fn offered_to_one_who_stops(dao: &Arc<Offering>, stop: Duration) -> Option<(Guard, Moment)> {
+    let service = LockingService::new(dao.clone());
+    let mut waiting = Box::pin(service.wait(Wait::forever()).lock(["a"]));
+    let cx = &mut std::task::Context::from_waker(Waker::noop());
+    assert!(waiting.as_mut().poll(cx).is_pending());
+    stops::after_each_look(stop);
+    let as_of = dao.offer();
+    match waiting.as_mut().poll(cx) {
+        std::task::Poll::Ready(guard) => Some((guard.expect("it is held"), as_of)),
+        std::task::Poll::Pending => None,
+    }
+}
+
+#[test]
+fn whoever_is_stopped_after_any_look_at_the_clock_takes_no_offer_for_longer_than_it_is() {
+    let (dao, stop) = (Arc::new(Offering::default()), Duration::from_secs(1));
+    let (guard, as_of) = offered_to_one_who_stops(&dao, stop).expect("most of the offer is left");
+    let lease = guard.held().0.lease.as_ref().expect("it has a lease");
+    // The second look is the later one, by the stop at least.
+    let (elapsed, left) = (as_of.elapsed(), lease.left());
+    assert!(elapsed + stop + left <= OFFERED, "{left:?} after {elapsed:?} and {stop:?}");
+    assert!(!left.is_zero());
+}
+
+#[test]
+fn whoever_is_stopped_until_an_offer_is_over_asks_again() {
+    let dao = Arc::new(Offering::default());
+    let held = offered_to_one_who_stops(&dao, 2 * OFFERED);
+    assert!(held.is_none() && dao.asked() == 1, "{held:?} after {} more questions", dao.asked());
+}

@@ -1,0 +1,173 @@
+//! The waiters of one process, for backends that are told by a store whose turn has come.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    hash::Hash,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use crate::{Moment, Wake, WakeSender, Wakeup};
+
+/// Below this many entries nobody is looked for who no longer listens.
+const FEW: usize = 64;
+
+/// Who of this process waits, by a key of the backend's choice: one for each attempt.
+///
+/// Entries of waiters that are gone - their [`Wakeup`] was dropped - are removed as others are added, so that there are
+/// never more than twice as many entries as there were waiters (and 64); adding costs a constant on average.
+pub struct Waiters<K> {
+    entries: Mutex<Entries<K>>,
+}
+
+struct Entries<K> {
+    by_key: HashMap<K, WakeSender>,
+    /// Who is gone is looked for when there are this many.
+    tidy_at: usize,
+}
+
+impl<K: Eq + Hash> Waiters<K> {
+    /// Nobody waits.
+    pub fn new() -> Self {
+        Waiters { entries: Mutex::new(Entries { by_key: HashMap::new(), tidy_at: FEW }) }
+    }
+
+    /// Adds a waiter. One that is there under the same key, because the attempt asked before, is told to ask again
+    /// if anybody still listens there.
+    ///
+    /// To miss nothing, add it *before* the request is sent that takes a place in the store's queue, and
+    /// [`remove`](Self::remove) it if the answer is another.
+    pub fn add(&self, key: K) -> Wakeup {
+        let (sender, wakeup) = Wakeup::channel();
+        let mut entries = self.entries();
+        if entries.by_key.len() >= entries.tidy_at {
+            entries.tidy();
+        }
+        let replaced = entries.by_key.insert(key, sender);
+        drop(entries);
+        drop(replaced); // out of the lock: dropping it wakes a task
+        wakeup
+    }
+
+    /// Tells one waiter, which is then none any more.
+    ///
+    /// # Errors
+    /// The message itself if nobody waits under this key: an offer must then be passed on, or left to the withdrawal
+    /// that a vanishing waiter makes.
+    pub fn wake(&self, key: &K, wake: Wake) -> Result<(), Wake> {
+        let sender = self.entries().by_key.remove(key);
+        match sender {
+            Some(sender) => sender.send(wake),
+            None => Err(wake),
+        }
+    }
+
+    /// The same for an offer of which so much is left as of a moment that was taken before that was worked out
+    /// ([`WakeSender::send_as_of`]).
+    ///
+    /// # Errors
+    /// The message itself.
+    pub fn wake_as_of(&self, key: &K, wake: Wake, as_of: Moment) -> Result<(), Wake> {
+        let sender = self.entries().by_key.remove(key);
+        match sender {
+            Some(sender) => sender.send_as_of(wake, as_of),
+            None => Err(wake),
+        }
+    }
+
+    /// Tells everybody to ask again: what was pushed meanwhile may have been missed.
+    pub fn wake_all(&self) {
+        let all = std::mem::replace(&mut *self.entries(), Entries { by_key: HashMap::new(), tidy_at: FEW });
+        drop(all.by_key); // a sender that is dropped tells its waiter to ask again
+    }
+
+    /// Forgets one; whoever still listens there is told to ask again.
+    pub fn remove(&self, key: &K) {
+        let removed = self.entries().by_key.remove(key);
+        drop(removed);
+    }
+
+    /// How many still listen. Looks at every one and forgets the others.
+    pub fn count(&self) -> usize {
+        let mut entries = self.entries();
+        entries.tidy();
+        entries.by_key.len()
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Entries<K>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<K: Eq + Hash> Default for Waiters<K> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<K> fmt::Debug for Waiters<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waiters").finish_non_exhaustive()
+    }
+}
+
+impl<K: Eq + Hash> Entries<K> {
+    /// Dropping the sender of somebody who is gone wakes nobody, so that it may be done under the lock.
+    fn tidy(&mut self) {
+        self.by_key.retain(|_, sender| !sender.is_closed());
+        self.tidy_at = (self.by_key.len() * 2).max(FEW);
+        if self.by_key.capacity() > self.tidy_at * 4 {
+            self.by_key.shrink_to(self.tidy_at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_recheck(wakeup: &mut Wakeup) -> bool {
+        matches!(pollster::block_on(wakeup.recv()), Wake::Recheck)
+    }
+
+    #[test]
+    fn only_the_one_named_is_woken() {
+        let waiters = Waiters::new();
+        let (mut a, mut b) = (waiters.add("a"), waiters.add("b"));
+        waiters.wake(&"a", Wake::Recheck).expect("somebody waits");
+        assert!(is_recheck(&mut a));
+        waiters.wake(&"a", Wake::Recheck).expect_err("it was told");
+        waiters.wake(&"c", Wake::Recheck).expect_err("nobody waits there");
+        assert_eq!(waiters.count(), 1);
+        waiters.wake_all();
+        assert!(is_recheck(&mut b));
+        assert_eq!(waiters.count(), 0);
+    }
+
+    #[test]
+    fn whoever_asks_again_is_woken_by_its_last_wakeup() {
+        let waiters = Waiters::new();
+        let mut first = waiters.add(7);
+        let mut second = waiters.add(7);
+        assert!(is_recheck(&mut first));
+        waiters.remove(&7);
+        assert!(is_recheck(&mut second));
+    }
+
+    #[test]
+    fn ten_thousand_waiters_that_went_leave_nothing() {
+        let waiters = Waiters::new();
+        let all: Vec<_> = (0..10_000).map(|key| waiters.add(key)).collect();
+        assert_eq!(waiters.count(), 10_000);
+        drop(all);
+        for key in 10_000..110_000 {
+            drop(waiters.add(key));
+            let entries = waiters.entries();
+            assert!(entries.by_key.len() <= 20_001);
+        }
+        let entries = waiters.entries();
+        assert!(entries.by_key.len() <= FEW + 1 && entries.by_key.capacity() <= 8 * FEW);
+        drop(entries);
+        assert_eq!(waiters.count(), 0);
+    }
+}

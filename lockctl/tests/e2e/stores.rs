@@ -1,0 +1,134 @@
+//! The stores that the tests run on, and what a test needs of one.
+
+use std::{any::Any, error::Error};
+
+use lockcore::Capabilities;
+use lockcore_conformance::servers::{self, Kind, Trial};
+use tokio::runtime::Builder;
+
+use crate::store::Store;
+
+/// A name for the tests, the scheme that brings one here, and how to come by a place.
+type Line = (&'static str, &'static str, fn() -> Found);
+
+/// Where the tests' stores are. Every backend of this build that other processes see has at least one line here, and
+/// with it all tests that need no file.
+const PLACES: &[Line] = &[
+    ("sqlite", "sqlite", || Ok(Place::file("sqlite:locks.db"))),
+    ("redis", "redis", || server(Kind::Redis)),
+    ("postgres", "postgres", || server(Kind::Postgres)),
+    ("mysql", "mysql", || server(Kind::MySql)),
+    ("mariadb", "mysql", || server(Kind::MariaDb)),
+];
+
+/// A place, or why there is none: with [`ServerError::Unavailable`](servers::ServerError::Unavailable) the tests show as
+/// ignored.
+type Found = Result<Place, Box<dyn Error + Send + Sync>>;
+
+/// Where a test's locks are.
+pub(crate) struct Place {
+    /// What `LOCKCORE_URL` says.
+    pub(crate) url: String,
+    /// Whether other tests have their locks there too, so that this one needs a namespace of its own.
+    pub(crate) shared: bool,
+    /// Keeps what is behind the URL alive.
+    _server: Option<Box<dyn Any + Send>>,
+}
+
+impl Place {
+    fn file(url: &str) -> Self {
+        Place { url: url.to_owned(), shared: false, _server: None }
+    }
+
+    /// A server that all tests share; `guard` keeps it alive.
+    fn server(url: String, guard: impl Any + Send) -> Self {
+        Place { url, shared: true, _server: Some(Box::new(guard)) }
+    }
+}
+
+/// A server of the harness.
+fn server(kind: Kind) -> Found {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let server = runtime.block_on(servers::shared(kind))?;
+    Ok(Place::server(server.url(), server))
+}
+
+/// What a test needs of a backend.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Needs {
+    /// Nothing beyond what every backend has.
+    Nothing,
+    /// That waiters have places in a queue, which are shown.
+    Queue,
+    /// A file of its own: the store plays no part, or the test gets at its file.
+    File,
+}
+
+/// A test; [`test!`] makes one of a function.
+#[derive(Clone, Copy)]
+pub(crate) struct Test {
+    pub(crate) module: &'static str,
+    pub(crate) name: &'static str,
+    pub(crate) needs: Needs,
+    pub(crate) run: fn(&Store),
+}
+
+impl Needs {
+    fn had_from(self, scheme: &str, capabilities: Capabilities) -> bool {
+        match self {
+            Needs::Nothing => true,
+            Needs::Queue => capabilities.fifo,
+            Needs::File => scheme == "sqlite",
+        }
+    }
+}
+
+impl Test {
+    fn trial(self, place: &str, open: fn() -> Found, capabilities: Capabilities) -> Trial {
+        let module = self.module.rsplit("::").next().unwrap_or(self.module);
+        Trial::ignorable_test(format!("{place}::{module}::{}", self.name), move || {
+            servers::outcome(open().map(|place| (self.run)(&Store::new(place, capabilities))))
+        })
+    }
+}
+
+macro_rules! test {
+    ($name:ident, $needs:ident) => {
+        $crate::stores::Test {
+            module: module_path!(),
+            name: stringify!($name),
+            needs: $crate::stores::Needs::$needs,
+            run: $name,
+        }
+    };
+}
+
+/// Every test on every backend of this build that can carry it, named `place::module::test`.
+pub(crate) fn trials(tests: &[Test]) -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for (scheme, capabilities) in backends() {
+        let places: Vec<_> = PLACES.iter().filter(|(_, of, _)| *of == scheme).collect();
+        assert!(!places.is_empty(), "nowhere to test {scheme}: add a line to PLACES");
+        for &&(name, _, open) in &places {
+            let fitting = tests.iter().filter(|test| test.needs.had_from(scheme, capabilities));
+            trials.extend(fitting.map(|&test| test.trial(name, open, capabilities)));
+        }
+    }
+    trials
+}
+
+/// The scheme and the abilities of each backend of this build that other processes see.
+fn backends() -> impl Iterator<Item = (&'static str, Capabilities)> {
+    let all = lockcore_any::backends().into_iter().filter(|backend| backend.capabilities.shared_store);
+    all.map(|backend| (scheme(backend.example), backend.capabilities))
+}
+
+/// The schemes of this build, as messages list them.
+pub(crate) fn schemes() -> String {
+    let all: Vec<_> = lockcore_any::backends().iter().map(|backend| scheme(backend.example)).collect();
+    all.join(", ")
+}
+
+fn scheme(url: &'static str) -> &'static str {
+    url.split_once(':').map_or(url, |(scheme, _)| scheme)
+}
