@@ -15,6 +15,7 @@ use crate::{
     handoff::Step,
     holders::Holder,
     queue::{Place, Waiter},
+    shortcuts::{first_permits, in_use_alone},
     sync::{Mutex, Ordering},
     table::{Locked, Spot, Spots},
 };
@@ -111,6 +112,13 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         let mut granted: SmallVec<[Granted; 1]> = SmallVec::with_capacity(spots.len());
         for (spot, claim) in spots.iter_mut().zip(request.claims.iter()) {
             let table = locked.table(spot);
+            if spot.slot().is_none() {
+                let (mode, permits) = (claim.mode, first_permits(claim.mode));
+                let (slot, fence) = table.grant_unused(spot.hash(), claim, request, &permits, micros, now);
+                spot.set(Some(slot));
+                granted.push(Granted { mode, fence, permits, in_use: in_use_alone(mode) });
+                continue;
+            }
             // Invariant 7. A number that is not used in the end does no harm.
             let fence = rules::next_fence(table.high_water, micros);
             table.high_water = fence;
@@ -129,19 +137,8 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
                 Standing::New => None,
                 Standing::Change | Standing::Broken => entry.holders.remove(&request.context).map(Box::new),
             };
-            let own = entry.holders.insert(Holder {
-                context: request.context.clone(),
-                attempt: request.attempt,
-                mode: claim.mode,
-                broken: false,
-                permits: SmallVec::new(),
-                fence,
-                since: now,
-                lease,
-                expires,
-                owner: request.owner.clone(),
-                before,
-            });
+            let holder = Holder::new(request, claim.mode, SmallVec::new(), fence, now, expires);
+            let own = entry.holders.insert(Holder { before, ..holder });
             let fewer = own.before.is_some();
             let mut grant = as_granted(own, 0);
             grant.in_use = entry.holders.in_use().units();

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use hashbrown::HashMap;
 use lockcore::{
-    AttemptId, ContextId, Mode, Owner,
+    AcquireRequest, AttemptId, ContextId, Mode, Owner,
     rules::{InUse, lowest_free},
 };
 use smallvec::SmallVec;
@@ -53,6 +53,33 @@ pub(crate) struct Crowd<C> {
 struct PermitPool {
     unused: u32,
     returned: BTreeSet<u32>,
+}
+
+impl<C: ContextId> Holder<C> {
+    /// Whom the request names, from `since` on.
+    #[inline]
+    pub(crate) fn new<I>(
+        request: &AcquireRequest<I, C>,
+        mode: Mode,
+        permits: SmallVec<[u32; 2]>,
+        fence: u64,
+        since: Moment,
+        expires: Moment,
+    ) -> Self {
+        Holder {
+            context: request.context.clone(),
+            attempt: request.attempt,
+            mode,
+            broken: false,
+            permits,
+            fence,
+            since,
+            lease: Lease::of(request.lease),
+            expires,
+            owner: request.owner.clone(),
+            before: None,
+        }
+    }
 }
 
 impl<C: ContextId> Holders<C> {

@@ -27,9 +27,9 @@ mod line;
 mod marks;
 mod queue;
 mod release;
+mod shortcuts;
 mod sync;
 mod table;
-mod uncontended;
 mod withdraw;
 
 pub use dao::MemoryLockDao;

@@ -2,7 +2,7 @@
 
 use lockcore::{ContextId, Grant, Ident, LossReason, LostLock, Released, Renewed, Target};
 
-use crate::{MemoryLockDao, What, clock::Lease, handoff::Step, table::Table};
+use crate::{MemoryLockDao, What, clock::Lease, handoff::Step, holders::Holders, table::Table};
 
 impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
     pub(crate) fn release_now(&self, grant: &Grant<I, C>) -> Released<I> {
@@ -15,6 +15,16 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         let mut lost = Vec::new();
         for (spot, lock) in spots.iter_mut().zip(&grant.locks) {
             let (target, fence) = (&lock.target, lock.granted.fence);
+            if let Some(slot) = spot.slot() {
+                let table = locked.table(spot);
+                let entry = table.entry(slot);
+                if entry.extra.is_none() && entry.is_held_alone(&grant.context, fence, || step.now()) {
+                    entry.holders = Holders::None;
+                    table.remove(slot);
+                    spot.set(None);
+                    continue;
+                }
+            }
             // Locks without a lease are released without a look at the clock.
             self.remove_expired(&mut locked, spot, target, &mut step);
             let entry = locked.entry(spot);

@@ -81,6 +81,12 @@ impl Spot {
         Spot { slot: slot.unwrap_or(Self::ABSENT), ..self }
     }
 
+    /// Notes where it is since the shard was locked.
+    #[inline]
+    pub(crate) fn set(&mut self, slot: Option<u32>) {
+        self.slot = slot.unwrap_or(Self::ABSENT);
+    }
+
     #[inline]
     pub(crate) fn hash(&self) -> u64 {
         self.hash

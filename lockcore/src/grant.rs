@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use smallvec::SmallVec;
 
-use crate::{ClaimSet, Mode, Target};
+use crate::{Claim, ClaimSet, Mode, Target};
 
 /// What a backend decided for one claim of a granted set, in the order of the claims.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -51,6 +51,7 @@ pub struct Grant<I, C> {
 }
 
 impl<I: crate::Ident, C> Grant<I, C> {
+    #[inline]
     /// Puts what was claimed and what was granted together. Both have the same length and order.
     pub fn new(
         context: C,
@@ -59,18 +60,24 @@ impl<I: crate::Ident, C> Grant<I, C> {
         lease: Option<Duration>,
     ) -> Self {
         let mut claims = claims.into_claims();
-        let mut locks = SmallVec::new();
         // Most sets have one id, and popping it is cheaper than an iterator.
         if claims.len() == 1
             && let (Some(claim), Some(granted)) = (claims.pop(), granted.pop())
         {
-            locks.push(Lock { target: claim.target, granted });
-        } else {
-            let both = claims.into_iter().zip(granted);
-            locks.extend(both.map(|(claim, granted)| Lock { target: claim.target, granted }));
+            let lock = Lock { target: claim.target, granted };
+            return Grant { context, locks: SmallVec::from_buf([lock]), lease };
         }
-        Grant { context, locks, lease }
+        Grant { context, locks: join(claims, granted), lease }
     }
+}
+
+#[inline(never)]
+fn join<I>(claims: SmallVec<[Claim<I>; 1]>, granted: SmallVec<[Granted; 1]>) -> SmallVec<[Lock<I>; 1]> {
+    // Exactly as many: the next power of two is often beyond the allocator's fast sizes.
+    let mut locks = SmallVec::with_capacity(claims.len());
+    let both = claims.into_iter().zip(granted);
+    locks.extend(both.map(|(claim, granted)| Lock { target: claim.target, granted }));
+    locks
 }
 
 /// A grant that the store pushed to a waiter.

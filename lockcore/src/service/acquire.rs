@@ -40,7 +40,14 @@ pub(crate) async fn acquire<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
     }
     let answer = match wait {
         Strategy::Queue { limit: Some(limit) } => Box::pin(attempt.ask_within(*limit)).await,
-        _ => attempt.ask().await,
+        _ => {
+            // Not by `ask`: a future less for the way that most calls take.
+            attempt.asking();
+            match attempt.service().dao.acquire(attempt.request()).await {
+                Ok(Acquired::Granted(granted)) => return Ok(attempt.hold(granted)),
+                answer => attempt.answered(answer),
+            }
+        }
     };
     match answer {
         Ok(Acquired::Granted(granted)) => Ok(attempt.hold(granted)),
@@ -129,11 +136,22 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
 
     /// Sends the request and waits for the answer.
     pub(crate) async fn ask(&mut self) -> Result<Acquired<I, C>, Unanswered> {
+        self.asking();
+        let answer = self.service().dao.acquire(self.request()).await;
+        self.answered(answer)
+    }
+
+    fn asking(&mut self) {
         if self.request().lease.is_some() {
             self.sending();
         }
         self.in_doubt = true; // A1
-        let answer = self.service().dao.acquire(self.request()).await;
+    }
+
+    fn answered(
+        &mut self,
+        answer: Result<Acquired<I, C>, BackendError>,
+    ) -> Result<Acquired<I, C>, Unanswered> {
         match answer {
             Ok(answer) => {
                 self.in_doubt = self.unsettled || !matches!(answer, Acquired::Refused(_)); // A1

@@ -140,7 +140,17 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         self.stop_renewal();
         let mut lost = self.core.known_lost();
         let was_valid = self.core.lease.as_ref().is_none_or(|lease| !lease.left().is_zero());
-        match self.ask_for_release().await {
+        let grant = &self.core.grant;
+        let answer = match grant.lease {
+            _ if grant.locks.is_empty() => Ok(Released { lost: Vec::new(), failed: Vec::new() }),
+            None => self.service.dao.release(grant).await,
+            // In a box, so that a call without a lease is not made larger by its timer.
+            Some(_) => {
+                let answer = Box::pin(within(patience(grant.lease), self.service.dao.release(grant))).await;
+                answer.unwrap_or_else(|| Err(BackendError::no_answer()))
+            }
+        };
+        match answer {
             Ok(released) => {
                 if was_valid || !lost.is_empty() {
                     let known = lost.len();
@@ -163,22 +173,6 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
             self.service.observe(|| Event::Lost { grant: &self.core.grant, lost: &lost });
         }
         lost
-    }
-
-    async fn ask_for_release(&self) -> Result<Released<I>, BackendError> {
-        let Grant { locks, lease, .. } = &self.core.grant;
-        if locks.is_empty() {
-            return Ok(Released { lost: Vec::new(), failed: Vec::new() });
-        }
-        let answer = self.service.dao.release(&self.core.grant);
-        match lease {
-            None => answer.await,
-            // In a box, so that a call without a lease is not made larger by its timer.
-            Some(_) => {
-                let answer = Box::pin(within(patience(*lease), answer)).await;
-                answer.unwrap_or_else(|| Err(BackendError::no_answer()))
-            }
-        }
     }
 
     /// The caller does not wait for more: the drop of `self` tries on in the background.

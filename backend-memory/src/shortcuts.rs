@@ -1,0 +1,179 @@
+//! The commonest cases in as little time as possible: one id, for one holder at a time.
+//!
+//! The shortcuts decide under the lock of the one shard (invariant 2), and only where nobody is waiting or it is
+//! plain who is next (invariant 4). Whatever they do not recognise is left to the general way, with the shard still
+//! locked.
+
+use std::sync::Arc;
+
+use lockcore::{
+    AcquireRequest, Claim, ContextId, Grant, Granted, Ident, Mode, Offer, Wake, WakeSender, rules,
+};
+use smallvec::{SmallVec, smallvec};
+
+use crate::{
+    MemoryLockDao, What,
+    clock::{Lease, Moment},
+    entry::Entry,
+    holders::{Holder, Holders},
+    queue::Waiter,
+    table::{Guard, Spot, Table},
+};
+
+/// The one id of a set, located, and its shard.
+type LockedOne<'t, I, C> = (Spot, Guard<'t, I, C>);
+
+/// A waiter that has left the queue, and where it listens.
+type Next<I, C> = (Arc<Waiter<I, C>>, WakeSender);
+
+impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
+    /// Grants an id of which nothing is known; else the locked shard and where the id is, or nothing for a
+    /// set of several.
+    #[inline]
+    pub(crate) fn acquire_unused(
+        &self,
+        request: &AcquireRequest<I, C>,
+    ) -> Result<SmallVec<[Granted; 1]>, Option<LockedOne<'_, I, C>>> {
+        let [claim] = &*request.claims else { return Err(None) };
+        let spot = self.tables.spot(&claim.target);
+        let mut table = self.tables.lock_one(&spot);
+        let known = table.find(spot.hash(), &claim.target);
+        if known.is_some() || !table.withdrawals.is_empty() {
+            return Err(Some((spot.at(known), table)));
+        }
+        let lease = Lease::of(request.lease);
+        let now = if lease == Lease::FOREVER { self.clock.about_now() } else { self.clock.now() };
+        let permits = first_permits(claim.mode);
+        let micros = self.clock.micros(now);
+        let (_, fence) = table.grant_unused(spot.hash(), claim, request, &permits, micros, now);
+        self.record(What::Granted, &request.context, || now, || vec![(claim.target.clone(), Some(fence))]);
+        drop(table);
+        // Put together only after that: nothing that has to be dropped lives across the lock.
+        let mut granted = SmallVec::new();
+        granted.push(Granted { mode: claim.mode, fence, permits, in_use: in_use_alone(claim.mode) });
+        Ok(granted)
+    }
+
+    /// Releases an id that nobody shares: nobody waits for it, or the next one does and wants nothing but this id, for
+    /// itself alone and for ever. Else as above.
+    #[inline]
+    pub(crate) fn release_unshared(&self, grant: &Grant<I, C>) -> Result<(), Option<LockedOne<'_, I, C>>> {
+        let [lock] = &*grant.locks else { return Err(None) };
+        let spot = self.tables.spot(&lock.target);
+        let mut table = self.tables.lock_one(&spot);
+        let Some(slot) = table.find(spot.hash(), &lock.target) else {
+            return Err(Some((spot, table)));
+        };
+        let entry = table.entry(slot);
+        let fence = lock.granted.fence;
+        let alone = entry.is_held_alone(&grant.context, fence, || self.clock.now());
+        if !alone {
+            return Err(Some((spot.at(Some(slot)), table)));
+        }
+        if entry.extra.is_none() {
+            entry.holders = Holders::None;
+            table.remove(slot);
+            let released = || vec![(lock.target.clone(), Some(fence))];
+            self.record(What::Released, &grant.context, || self.clock.now(), released);
+            return Ok(());
+        }
+        match entry.next_alone() {
+            Some(next) => {
+                self.hand_over(grant, table, slot, next);
+                Ok(())
+            }
+            None => Err(Some((spot.at(Some(slot)), table))),
+        }
+    }
+
+    /// Gives the id of the grant to the waiter that is next.
+    #[inline(never)]
+    fn hand_over(&self, grant: &Grant<I, C>, mut table: Guard<'_, I, C>, slot: u32, next: Next<I, C>) {
+        let (waiter, sender) = next;
+        let now = self.clock.about_now();
+        // Invariant 7.
+        let fence = rules::next_fence(table.high_water, self.clock.micros(now));
+        table.high_water = fence;
+        let holder = Holder::new(&waiter.request, Mode::Exclusive, SmallVec::new(), fence, now, Moment::NEVER);
+        // Invariant 4: whoever the room is given to leaves none for others.
+        table.entry(slot).holders = Holders::One(holder);
+        let lock = &grant.locks[0];
+        let released = || vec![(lock.target.clone(), Some(lock.granted.fence))];
+        self.record(What::Released, &grant.context, || now, released);
+        let granted = || vec![(lock.target.clone(), Some(fence))];
+        self.record(What::Granted, &waiter.request.context, || now, granted);
+        // Invariant 5.
+        drop(table);
+        let granted = Granted { mode: Mode::Exclusive, fence, permits: SmallVec::new(), in_use: 1 };
+        // A waiter that vanishes in this moment withdraws, which passes the lock on.
+        let _ = sender.send(Wake::Offer(Offer { granted: smallvec![granted], remaining: None }));
+    }
+}
+
+impl<I: Ident, C: ContextId> Table<I, C> {
+    /// Grants an id of which nothing is known; gives its slot and its fence.
+    #[inline(always)]
+    pub(crate) fn grant_unused(
+        &mut self,
+        hash: u64,
+        claim: &Claim<I>,
+        request: &AcquireRequest<I, C>,
+        permits: &SmallVec<[u32; 2]>,
+        micros: u64,
+        now: Moment,
+    ) -> (u32, u64) {
+        // Invariant 7.
+        let fence = rules::next_fence(self.high_water, micros);
+        self.high_water = fence;
+        let slot = self.insert(hash, &claim.target);
+        let expires = now.after(Lease::of(request.lease));
+        let holder = Holder::new(request, claim.mode, permits.clone(), fence, now, expires);
+        self.entry(slot).holders = Holders::One(holder);
+        (slot, fence)
+    }
+}
+
+/// The permits of whoever comes first.
+#[inline]
+pub(crate) fn first_permits(mode: Mode) -> SmallVec<[u32; 2]> {
+    match mode.permits() {
+        0 => SmallVec::new(),
+        wanted => (0..wanted).collect(),
+    }
+}
+
+/// How many units are in use where there is one holder.
+#[inline]
+pub(crate) fn in_use_alone(mode: Mode) -> u32 {
+    mode.permits().max(1)
+}
+
+impl<I: Ident, C: ContextId> Entry<I, C> {
+    /// Whether the context holds the id under this fence, and nobody else does.
+    #[inline(always)]
+    pub(crate) fn is_held_alone(&self, context: &C, fence: u64, now: impl FnOnce() -> Moment) -> bool {
+        let Holders::One(holder) = &self.holders else { return false };
+        holder.fence == fence
+            && holder.context == *context
+            && (holder.expires == Moment::NEVER || holder.expires > now())
+    }
+
+    /// Takes the head of the queue out, and its sender, if it listens and it can be granted the id without a look at
+    /// anything else once the only holder is gone.
+    #[inline(never)]
+    fn next_alone(&mut self) -> Option<Next<I, C>> {
+        if self.is_frozen() {
+            return None;
+        }
+        let queue = self.queue_mut()?;
+        let head = queue.head()?;
+        let request = &head.waiter.request;
+        if head.mode != Mode::Exclusive || request.claims.len() != 1 || request.lease.is_some() {
+            return None;
+        }
+        let waiter = Arc::clone(&head.waiter);
+        let sender = waiter.wake.lock().take_if(|sender| !sender.is_closed())?;
+        queue.remove(&waiter);
+        Some((waiter, sender))
+    }
+}
