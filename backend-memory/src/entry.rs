@@ -65,6 +65,12 @@ impl<I: Ident, C: ContextId> Entry<I, C> {
         Entry { hash, target, holders: Holders::None, extra: None }
     }
 
+    /// Whether it is the id's.
+    #[inline]
+    pub(crate) fn is(&self, hash: u64, target: &Target<I>) -> bool {
+        self.hash == hash && self.target == *target
+    }
+
     /// Whether nothing is known of the id.
     #[inline]
     pub(crate) fn is_unused(&self) -> bool {

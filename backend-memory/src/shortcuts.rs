@@ -61,28 +61,31 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         let [lock] = &*grant.locks else { return Err(None) };
         let spot = self.tables.spot(&lock.target);
         let mut table = self.tables.lock_one(&spot);
-        let Some(slot) = table.find(spot.hash(), &lock.target) else {
-            return Err(Some((spot, table)));
-        };
-        let entry = table.entry(slot);
         let fence = lock.granted.fence;
-        let alone = entry.is_held_alone(&grant.context, fence, || self.clock.now());
-        if !alone {
-            return Err(Some((spot.at(Some(slot)), table)));
-        }
-        if entry.extra.is_none() {
-            entry.holders = Holders::None;
-            table.remove(slot);
-            let released = || vec![(lock.target.clone(), Some(fence))];
-            self.record(What::Released, &grant.context, || self.clock.now(), released);
-            return Ok(());
-        }
-        match entry.next_alone() {
-            Some(next) => {
+        let mut alone = false;
+        let removed = table.remove_if(spot.hash(), &lock.target, |entry| {
+            alone = entry.is_held_alone(&grant.context, fence, || self.clock.now());
+            let is_over = alone && entry.extra.is_none();
+            if is_over {
+                entry.holders = Holders::None;
+            }
+            is_over
+        });
+        let known = match removed {
+            Ok(()) => {
+                let released = || vec![(lock.target.clone(), Some(fence))];
+                self.record(What::Released, &grant.context, || self.clock.now(), released);
+                return Ok(());
+            }
+            Err(known) => known,
+        };
+        let next = known.filter(|_| alone).and_then(|slot| Some((slot, table.entry(slot).next_alone()?)));
+        match next {
+            Some((slot, next)) => {
                 self.hand_over(grant, table, slot, next);
                 Ok(())
             }
-            None => Err(Some((spot.at(Some(slot)), table))),
+            None => Err(Some((spot.at(known), table))),
         }
     }
 

@@ -287,11 +287,7 @@ impl<I: Ident, C: ContextId> Table<I, C> {
     #[inline]
     pub(crate) fn find(&self, hash: u64, target: &Target<I>) -> Option<u32> {
         let slots = &self.slots;
-        let same = |&slot: &u32| {
-            let entry = &slots[slot as usize];
-            entry.hash == hash && entry.target == *target
-        };
-        self.index.find(hash, same).copied()
+        self.index.find(hash, |&slot| slots[slot as usize].is(hash, target)).copied()
     }
 
     /// Makes an entry for an id that has none.
@@ -337,6 +333,31 @@ impl<I: Ident, C: ContextId> Table<I, C> {
         if let Ok(found) = self.index.find_entry(hash, |&other| other == slot) {
             found.remove();
         }
+        self.vacate(slot);
+    }
+
+    /// Finds the id's entry, and removes it if `emptied` says that its holders and extra are none; else gives its slot.
+    #[inline]
+    pub(crate) fn remove_if(
+        &mut self,
+        hash: u64,
+        target: &Target<I>,
+        emptied: impl FnOnce(&mut Entry<I, C>) -> bool,
+    ) -> Result<(), Option<u32>> {
+        let slots = &self.slots;
+        let same = |&slot: &u32| slots[slot as usize].is(hash, target);
+        let Ok(found) = self.index.find_entry(hash, same) else { return Err(None) };
+        let slot = *found.get();
+        if !emptied(&mut self.slots[slot as usize]) {
+            return Err(Some(slot));
+        }
+        found.remove();
+        self.vacate(slot);
+        Ok(())
+    }
+
+    #[inline]
+    fn vacate(&mut self, slot: u32) {
         self.vacant.push(slot);
         if let Some(cold) = self.vacant.len().checked_sub(SPARE_KEYS + 1) {
             self.slots[self.vacant[cold] as usize].target = Target::Global;

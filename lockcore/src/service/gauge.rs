@@ -33,8 +33,8 @@ struct Stripe<C>(Mutex<Slab<C>>);
 /// Where an open context is remembered.
 #[derive(Debug)]
 pub(crate) struct Ticket {
-    stripe: usize,
-    key: usize,
+    stripe: u32,
+    key: u32,
 }
 
 /// Why a context was not let in.
@@ -69,12 +69,13 @@ impl<C: Clone + PartialEq> Gauge<C> {
         if self.closing.load(SeqCst) {
             return Err(Refused::Closed);
         }
-        Ok(Ticket { stripe, key: open.insert(context.clone()) })
+        let key = u32::try_from(open.insert(context.clone())).expect("fewer open contexts than addresses");
+        Ok(Ticket { stripe: stripe as u32, key })
     }
 
     /// Forgets it.
     pub(crate) fn leave(&self, ticket: Ticket) {
-        let context = lock(&self.stripes[ticket.stripe].0).remove(ticket.key);
+        let context = lock(&self.stripes[ticket.stripe as usize].0).remove(ticket.key as usize);
         // Out of the lock: it is the user's type.
         drop(context);
         if self.closing.load(SeqCst) {
