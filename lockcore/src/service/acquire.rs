@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
-use tracing::{Instrument, Span};
+use tracing::Instrument;
 
 use super::{
     Inner,
@@ -13,7 +13,7 @@ use super::{
     hold::{Hold, HoldCore, ServiceRef},
     lease::Lease,
     nesting,
-    observe::{Event, Stopwatch, count, span},
+    observe::{CallSpan, Event, Stopwatch, count},
     waiting,
 };
 use crate::{
@@ -53,7 +53,7 @@ pub(crate) async fn acquire<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
         Ok(Acquired::Granted(granted)) => Ok(attempt.hold(granted)),
         // In a box of its own, so that a call that need not wait is not made larger by those that do.
         answer => {
-            let span = attempt.span.clone();
+            let span = attempt.span.handle();
             Box::pin(waiting::wait(attempt, answer, wait).instrument(span)).await
         }
     }
@@ -82,7 +82,7 @@ pub(crate) struct Attempt<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     /// Measured where a lease or a limit needs it.
     sent: Option<Box<Sent>>,
     stopwatch: Stopwatch,
-    span: Span,
+    span: CallSpan,
 }
 
 /// When requests were about to be sent.
@@ -112,7 +112,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             nested,
             detached: settings.detached,
         };
-        let span = span(service.capabilities.backend, &request);
+        let span = CallSpan::new(service.capabilities.backend, &request);
         Ok(Attempt {
             service: Some(service),
             request: Some(request),
@@ -236,12 +236,12 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         });
         let grant = Grant::new(request.context, request.claims, granted, request.lease);
         // First of all a hold, which releases the set whatever goes wrong after this.
-        let span = std::mem::replace(&mut self.span, Span::none());
+        let span = self.span.take();
         let hold = Hold::new(service, grant, lease, offered, ticket, late, span);
         let backend = hold.service.capabilities.backend;
         count("lockcore_acquired_total", backend, "granted");
         self.stopwatch.record("lockcore_wait_seconds", backend);
-        tracing::debug!(parent: &hold.span, offered, "locked");
+        hold.span.locked(offered);
         if hold.core.lease.is_some() {
             hold.service.start_sweeper();
         }

@@ -10,7 +10,6 @@ use std::{
 };
 
 use tokio::sync::Notify;
-use tracing::Span;
 
 use super::{
     Inner,
@@ -18,7 +17,7 @@ use super::{
     gauge::Ticket,
     keeper::{Keeper, Tick},
     lease::Lease,
-    observe::{Event, Stopwatch},
+    observe::{CallSpan, Event, Stopwatch},
 };
 use crate::{
     AcquireRequest, BackendError, ContextId, Grant, Ident, LockDao, LostLock, Released,
@@ -92,7 +91,7 @@ pub(crate) struct Hold<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     over: bool,
     stopwatch: Stopwatch,
     /// Entered around every poll of the callback.
-    pub(crate) span: Span,
+    pub(crate) span: CallSpan,
 }
 
 impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
@@ -104,7 +103,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         offered: bool,
         ticket: Ticket,
         late: Option<Box<AcquireRequest<I, C>>>,
-        span: Span,
+        span: CallSpan,
     ) -> Self {
         let core = Arc::new(HoldCore { grant, lease, released: AtomicBool::new(false), told: Notify::new() });
         let mut hold = Hold {
@@ -217,7 +216,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
             // Frees the set if it has to, and refuses the request that may still arrive.
             Some(request) => Cleanup::Withdraw(*request).start((*self.service).clone(), ticket),
         }
-        tracing::debug!(parent: &self.span, released = self.over, "no longer held");
+        self.span.ended(self.over);
         self.stopwatch.record("lockcore_held_seconds", self.service.capabilities.backend);
     }
 }

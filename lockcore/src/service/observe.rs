@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tracing::Span;
+use tracing::{Level, Span, level_filters::LevelFilter, span::Entered};
 
 use crate::{AcquireRequest, BackendError, ContextId, Failure, Grant, Ident, LostLock};
 
@@ -139,16 +139,53 @@ pub(crate) fn time(name: &'static str, backend: &'static str, duration: Duration
     let _ = (name, backend, duration);
 }
 
-/// The span of one call, from its first request to its release; nothing where no subscriber wants it.
-pub(crate) fn span<I: Ident, C: ContextId>(backend: &'static str, request: &AcquireRequest<I, C>) -> Span {
-    tracing::debug_span!(
-        "locks",
-        backend,
-        context = %request.context.stored(),
-        owner = %request.owner,
-        ids = request.claims.len(),
-        nested = request.nested,
-    )
+/// The span of one call, from its first request to its release. Where no subscriber wants it, which is seen at a
+/// glance, there is none, and it takes no room.
+pub(crate) struct CallSpan(Option<Box<Span>>);
+
+impl CallSpan {
+    pub(crate) fn new<I: Ident, C: ContextId>(
+        backend: &'static str,
+        request: &AcquireRequest<I, C>,
+    ) -> Self {
+        if LevelFilter::current() < Level::DEBUG {
+            return CallSpan(None);
+        }
+        let span = tracing::debug_span!(
+            "locks",
+            backend,
+            context = %request.context.stored(),
+            owner = %request.owner,
+            ids = request.claims.len(),
+            nested = request.nested,
+        );
+        CallSpan((!span.is_disabled()).then(|| Box::new(span)))
+    }
+
+    /// For something that is polled inside it.
+    pub(crate) fn handle(&self) -> Span {
+        self.0.as_deref().cloned().unwrap_or_else(Span::none)
+    }
+
+    pub(crate) fn enter(&self) -> Option<Entered<'_>> {
+        self.0.as_deref().map(Span::enter)
+    }
+
+    pub(crate) fn take(&mut self) -> Self {
+        CallSpan(self.0.take())
+    }
+
+    pub(crate) fn locked(&self, offered: bool) {
+        if let Some(span) = self.0.as_deref() {
+            tracing::debug!(parent: span, offered, "locked");
+        }
+    }
+
+    pub(crate) fn ended(&self, released: bool) {
+        if let Some(span) = self.0.as_deref() {
+            tracing::debug!(parent: span, released, "no longer held");
+        }
+    }
 }
 
 /// Measures a span of time where metrics are wanted, and costs nothing elsewhere.
