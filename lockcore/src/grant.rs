@@ -51,7 +51,7 @@ pub struct Grant<I, C> {
 }
 
 impl<I: crate::Ident, C> Grant<I, C> {
-    #[inline]
+    #[inline(always)]
     /// Puts what was claimed and what was granted together. Both have the same length and order.
     pub fn new(
         context: C,

@@ -219,6 +219,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         self.become_hold(SmallVec::new(), None, false)
     }
 
+    #[inline(always)]
     fn become_hold(
         &mut self,
         granted: SmallVec<[Granted; 1]>,

@@ -96,6 +96,7 @@ pub(crate) struct Hold<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
 
 impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
     /// Starts to keep what was granted. `offered`: the lease is short, and a renewal confirms it.
+    #[inline(always)]
     pub(crate) fn new(
         service: ServiceRef<'s, I, C, D>,
         grant: Grant<I, C>,
