@@ -97,7 +97,8 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         // Invariant 7.
         let fence = rules::next_fence(table.high_water, self.clock.micros(now));
         table.high_water = fence;
-        let holder = Holder::new(&waiter.request, Mode::Exclusive, SmallVec::new(), fence, now, Moment::NEVER);
+        let holder =
+            Holder::new(&waiter.request, Mode::Exclusive, SmallVec::new(), fence, now, Moment::NEVER);
         // Invariant 4: whoever the room is given to leaves none for others.
         table.entry(slot).holders = Holders::One(holder);
         let lock = &grant.locks[0];

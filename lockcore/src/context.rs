@@ -1,6 +1,13 @@
 //! Who holds: contexts, the attempts made under them, and the label that tells people who it is.
 
-use std::{borrow::Cow, cell::Cell, fmt, hash::Hash, ops::Deref, sync::Arc};
+use std::{
+    borrow::Cow,
+    cell::Cell,
+    fmt,
+    hash::{DefaultHasher, Hash, Hasher},
+    ops::Deref,
+    sync::Arc,
+};
 
 use uuid::Uuid;
 
@@ -23,6 +30,13 @@ pub trait ContextId: Clone + Eq + Hash + fmt::Debug + Send + Sync + 'static {
 
     /// The value whose stored form this is, or `None` if it is none of this type's.
     fn from_stored(stored: &str) -> Option<Self>;
+
+    /// A number that is the same for equal values, and hardly ever for others.
+    fn mark(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        hasher.finish()
+    }
 }
 
 /// A context type that the service can make by itself, one for each call.
@@ -38,6 +52,12 @@ impl ContextId for Uuid {
 
     fn from_stored(stored: &str) -> Option<Self> {
         canonical(stored)
+    }
+
+    fn mark(&self) -> u64 {
+        let (high, low) = self.as_u64_pair();
+        // Odd, with its bits spread (the golden ratio): so neither half is lost.
+        high.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ low
     }
 }
 

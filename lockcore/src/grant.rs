@@ -51,8 +51,8 @@ pub struct Grant<I, C> {
 }
 
 impl<I: crate::Ident, C> Grant<I, C> {
-    #[inline(always)]
     /// Puts what was claimed and what was granted together. Both have the same length and order.
+    #[inline(always)]
     pub fn new(
         context: C,
         claims: ClaimSet<I>,

@@ -1,22 +1,40 @@
 //! Which contexts a service has open, counted so that threads do not disturb each other.
 
-use std::sync::{
-    Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst},
+use std::{
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{
+            AtomicBool, AtomicU64, AtomicUsize,
+            Ordering::{Relaxed, Release, SeqCst},
+        },
+    },
+    time::Duration,
 };
 
 use slab::Slab;
 use tokio::sync::Notify;
 
+use crate::{ContextId, clock::within};
+
 const STRIPES: usize = 16;
+
+/// How many contexts of a stripe are kept without a lock: what fits into a cache line.
+const SEATS: usize = 8;
+
+/// How long the last one can have left before that is noticed, if it did not tell.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// The contexts of the open holds; can be closed and then waited for.
 ///
-/// Invariant G1: `enter` looks at `closing` under the lock of its stripe, and `close` sets it before anybody counts. So
-/// whoever entered without being refused is in every later count, and once it is closed the count only falls.
+/// Invariant G1: `enter` remembers the context before it looks at `closing`, and `close` sets that before anybody counts,
+/// both in the one order of `SeqCst`, or under the stripe's lock. So whoever entered without being refused is in every later
+/// count; who is refused leaves again, and tells so.
 ///
 /// Invariant G2: a context that may repeat is looked for in all stripes under `given`. Fresh ones need no look: they
 /// are unlike any other.
+///
+/// Invariant G3: a seat is left without a barrier, so that its leaver may miss that the gauge was just closed and tell
+/// nobody. Whoever waits for the last one therefore looks again after a moment.
 #[derive(Debug)]
 pub(crate) struct Gauge<C> {
     stripes: [Stripe<C>; STRIPES],
@@ -25,16 +43,28 @@ pub(crate) struct Gauge<C> {
     left: Notify,
 }
 
-/// One part of the contexts, alone on its cache line.
+/// One part of the contexts, on cache lines of its own.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Stripe<C>(Mutex<Slab<C>>);
+struct Stripe<C> {
+    /// Marks of contexts, 0 where there is none. Two contexts have the same mark once in 2^64 times: then one that is
+    /// given is refused though it is not in use.
+    seats: [AtomicU64; SEATS],
+    /// Those who found no seat.
+    standing: Mutex<Slab<C>>,
+}
 
 /// Where an open context is remembered.
 #[derive(Debug)]
 pub(crate) struct Ticket {
-    stripe: u32,
-    key: u32,
+    stripe: usize,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    Seat(usize),
+    Standing(usize),
 }
 
 /// Why a context was not let in.
@@ -44,10 +74,11 @@ pub(crate) enum Refused {
     InUse,
 }
 
-impl<C: Clone + PartialEq> Gauge<C> {
+impl<C: ContextId> Gauge<C> {
     pub(crate) fn new() -> Self {
+        let stripe = |_| Stripe { seats: Default::default(), standing: Mutex::new(Slab::new()) };
         Gauge {
-            stripes: std::array::from_fn(|_| Stripe(Mutex::new(Slab::new()))),
+            stripes: std::array::from_fn(stripe),
             given: Mutex::new(()),
             closing: AtomicBool::new(false),
             left: Notify::new(),
@@ -56,28 +87,41 @@ impl<C: Clone + PartialEq> Gauge<C> {
 
     /// Remembers one more open context, unless it is closed or, if `may_repeat`, the context is there already.
     pub(crate) fn enter(&self, context: &C, may_repeat: bool) -> Result<Ticket, Refused> {
+        let mark = context.mark().max(1);
         let _alone = may_repeat.then(|| lock(&self.given));
         // G2
-        if may_repeat
-            && self.stripes.iter().any(|stripe| lock(&stripe.0).iter().any(|(_, open)| open == context))
-        {
+        if may_repeat && self.stripes.iter().any(|stripe| stripe.has(context, mark)) {
             return Err(Refused::InUse);
         }
-        let stripe = mine();
-        let mut open = lock(&self.stripes[stripe].0);
+        let number = mine();
+        let stripe = &self.stripes[number];
+        let take = |seat: &AtomicU64| {
+            seat.load(Relaxed) == 0 && seat.compare_exchange(0, mark, SeqCst, Relaxed).is_ok()
+        };
+        let place = match stripe.seats.iter().position(take) {
+            Some(seat) => Place::Seat(seat),
+            None => Place::Standing(lock(&stripe.standing).insert(context.clone())),
+        };
+        let ticket = Ticket { stripe: number, place };
         // G1
         if self.closing.load(SeqCst) {
+            self.leave(ticket);
             return Err(Refused::Closed);
         }
-        let key = u32::try_from(open.insert(context.clone())).expect("fewer open contexts than addresses");
-        Ok(Ticket { stripe: stripe as u32, key })
+        Ok(ticket)
     }
 
     /// Forgets it.
     pub(crate) fn leave(&self, ticket: Ticket) {
-        let context = lock(&self.stripes[ticket.stripe as usize].0).remove(ticket.key as usize);
-        // Out of the lock: it is the user's type.
-        drop(context);
+        let stripe = &self.stripes[ticket.stripe];
+        match ticket.place {
+            Place::Seat(seat) => stripe.seats[seat].store(0, Release),
+            Place::Standing(key) => {
+                let context = lock(&stripe.standing).remove(key);
+                // Out of the lock: it is the user's type.
+                drop(context);
+            }
+        }
         if self.closing.load(SeqCst) {
             self.left.notify_waiters();
         }
@@ -89,7 +133,8 @@ impl<C: Clone + PartialEq> Gauge<C> {
 
     /// How many are open; exact once the gauge is closed and at rest.
     pub(crate) fn count(&self) -> usize {
-        self.stripes.iter().map(|stripe| lock(&stripe.0).len()).sum()
+        let seated = |stripe: &Stripe<C>| stripe.seats.iter().filter(|seat| seat.load(SeqCst) != 0).count();
+        self.stripes.iter().map(|stripe| seated(stripe) + lock(&stripe.standing).len()).sum()
     }
 
     /// Waits until a closed gauge is empty.
@@ -101,8 +146,15 @@ impl<C: Clone + PartialEq> Gauge<C> {
             if self.count() == 0 {
                 return;
             }
-            left.await;
+            within(LOOK_AGAIN, left).await; // G3
         }
+    }
+}
+
+impl<C: Eq> Stripe<C> {
+    fn has(&self, context: &C, mark: u64) -> bool {
+        self.seats.iter().any(|seat| seat.load(SeqCst) == mark)
+            || lock(&self.standing).iter().any(|(_, open)| open == context)
     }
 }
 
@@ -118,4 +170,40 @@ fn mine() -> usize {
     }
     // A thread that is ending has no locals any more; any stripe is right.
     MINE.try_with(|mine| *mine).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_context_is_known_wherever_it_is_kept() {
+        let gauge = Gauge::new();
+        let enter = |context: u64| gauge.enter(&context, false).unwrap();
+        let mut tickets: Vec<_> = (0..3 * SEATS as u64).map(enter).collect();
+        assert_eq!(gauge.count(), tickets.len());
+        for context in 0..3 * SEATS as u64 {
+            assert_eq!(gauge.enter(&context, true).unwrap_err(), Refused::InUse);
+        }
+        while let Some(ticket) = tickets.pop() {
+            gauge.leave(ticket);
+            let again = gauge.enter(&(tickets.len() as u64), true).unwrap();
+            assert_eq!(gauge.count(), tickets.len() + 1);
+            gauge.leave(again);
+        }
+        assert_eq!(gauge.count(), 0);
+    }
+
+    #[tokio::test]
+    async fn nobody_enters_a_closed_gauge_and_it_is_empty_once_all_have_left() {
+        let gauge = Gauge::new();
+        let tickets: Vec<_> =
+            (0..3 * SEATS as u64).map(|context| gauge.enter(&context, false).unwrap()).collect();
+        gauge.close();
+        assert_eq!(gauge.enter(&1000, false).unwrap_err(), Refused::Closed);
+        assert_eq!(gauge.enter(&1001, true).unwrap_err(), Refused::Closed);
+        let leaving = async { tickets.into_iter().for_each(|ticket| gauge.leave(ticket)) };
+        tokio::join!(gauge.emptied(), leaving);
+        assert_eq!(gauge.count(), 0);
+    }
 }

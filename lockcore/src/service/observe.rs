@@ -144,10 +144,7 @@ pub(crate) fn time(name: &'static str, backend: &'static str, duration: Duration
 pub(crate) struct CallSpan(Option<Box<Span>>);
 
 impl CallSpan {
-    pub(crate) fn new<I: Ident, C: ContextId>(
-        backend: &'static str,
-        request: &AcquireRequest<I, C>,
-    ) -> Self {
+    pub(crate) fn new<I: Ident, C: ContextId>(backend: &'static str, request: &AcquireRequest<I, C>) -> Self {
         if LevelFilter::current() < Level::DEBUG {
             return CallSpan(None);
         }
