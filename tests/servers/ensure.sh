@@ -9,6 +9,9 @@
 #   there is used without asking a registry again; `docker rmi standin/redis` and so on undoes that;
 # - else a server program; root on Debian gets it installed, without a service being started.
 #
+# Beside these, whatever the way: redis-server, of which the tests start clusters, replicas, sentinels and others of
+# their own set-up as processes, and a Python that can make a virtual environment, in which they run redis-py.
+#
 # What cannot be had is no error here: its tests show as ignored, or fail with LOCKCORE_REQUIRE_SERVERS=1.
 # Needs nothing where all is there; building stand-ins and installing needs root.
 set -uo pipefail
@@ -73,22 +76,35 @@ images() {
   done
 }
 
+# install PACKAGE...: where that is ours to do
+install() {
+  local policy=/usr/sbin/policy-rc.d
+  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return
+  echo "ensure: installing $*" >&2
+  # the tests start their own servers: the packages are kept from starting theirs
+  if [ ! -e $policy ]; then
+    trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+    printf '#!/bin/sh\nexit 101\n' >$policy && chmod +x $policy
+  fi
+  { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$@"; } \
+    >/dev/null 2>&1 || echo "ensure: apt-get cannot install $*" >&2
+}
+
+# beside: what the tests need whatever the way to the servers
+beside() {
+  local missing=()
+  program redis >/dev/null || missing+=(redis-server)
+  python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
+  [ ${#missing[@]} -eq 0 ] || install "${missing[@]}"
+}
+
 # programs KIND...: fills in `use` by programs, installing what is missing where that is ours to do
 programs() {
-  local kind path install=() policy=/usr/sbin/policy-rc.d
+  local kind path install=()
   for kind in "$@"; do
     if ! program "$kind" >/dev/null && [ -n "${package[$kind]:-}" ]; then install+=("${package[$kind]}"); fi
   done
-  if [ $engine = no ] && [ ${#install[@]} -gt 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    echo "ensure: installing ${install[*]}" >&2
-    # the tests start their own servers: the packages are kept from starting theirs
-    if [ ! -e $policy ]; then
-      trap 'rm -f /usr/sbin/policy-rc.d' EXIT
-      printf '#!/bin/sh\nexit 101\n' >$policy && chmod +x $policy
-    fi
-    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
-      "${install[@]}"; } >/dev/null 2>&1 || echo "ensure: apt-get cannot install ${install[*]}" >&2
-  fi
+  if [ $engine = no ] && [ ${#install[@]} -gt 0 ]; then install "${install[@]}"; fi
   for kind in "$@"; do
     if path=$(program "$kind"); then use[$kind]="process of $path"; fi
   done
@@ -111,6 +127,7 @@ if docker info >/dev/null 2>&1; then
 fi
 # shellcheck disable=SC2046
 programs $(rest)
+beside
 for kind in "${kinds[@]}"; do
   if [ -n "${use[$kind]:-}" ]; then
     echo "$kind: ${use[$kind]}"

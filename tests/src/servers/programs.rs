@@ -69,9 +69,13 @@ impl Programs {
         Err(format!("{}: {}", initialize.display(), last_lines(&said)))
     }
 
-    /// The command that serves the files in `folder` on a port of the loopback.
-    pub(super) fn serve(&self, folder: &Path, port: u16) -> Command {
+    /// The command that serves the files in `folder` on a port of the loopback. A file among the arguments, which has
+    /// to be the first, comes before the usual ones and the others behind them, where they count more.
+    pub(super) fn serve(&self, folder: &Path, port: u16, arguments: &[String]) -> Command {
         let mut command = self.command(&self.serve, folder);
+        let is_file = arguments.first().is_some_and(|first| !first.starts_with('-'));
+        let (file, options) = arguments.split_at(usize::from(is_file));
+        command.args(file);
         match self.kind {
             Kind::Redis => command.args(["--bind", "127.0.0.1", "--port", &port.to_string()]).args([
                 "--save",
@@ -94,11 +98,15 @@ impl Programs {
                 .arg(format!("--init-file={}", folder.join("init.sql").display()))
                 .args(["--skip-name-resolve", "--max-connections=500"]),
         };
+        command.args(options);
         command
     }
 
     fn prepare_files(&self, folder: &Path, password: &str) -> std::io::Result<()> {
         let mut own = vec![folder.to_owned()];
+        for entry in fs::read_dir(folder)? {
+            own.push(entry?.path());
+        }
         match self.kind {
             Kind::Redis => {}
             Kind::Postgres => {
