@@ -144,7 +144,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         }
         self.in_doubt = true; // A1
         let answer = self.service().dao.acquire(self.request()).await;
-        match answer {
+        match answer.and_then(|answer| answer.checked(self.request().claims.len())) {
             Ok(answer) => {
                 self.in_doubt = self.unsettled || !matches!(answer, Acquired::Refused(_)); // A1
                 Ok(answer)
@@ -184,6 +184,9 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
 
     /// Whether something certainly is left of the offer; if not, the request is to be sent again.
     pub(crate) fn can_rely_on(&self, offer: &Offer, as_of: Option<Moment>) -> bool {
+        if offer.granted.len() != self.request().claims.len() {
+            return false; // the answer to the next request tells what is wrong
+        }
         match (self.request().lease, offer.remaining, as_of) {
             (None, ..) => true,
             (Some(_), Some(remaining), Some(as_of)) => !as_of.left_of(remaining).is_zero(),
@@ -278,8 +281,11 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
                 self.in_doubt = self.unsettled; // A1
                 None
             }
-            Ok(Withdrawn::Holds(granted)) => self.confirm(&granted).await.then_some(granted),
-            Err(_still_in_doubt) => None,
+            Ok(Withdrawn::Holds(granted)) if granted.len() == self.request().claims.len() => {
+                self.confirm(&granted).await.then_some(granted)
+            }
+            // Another number is a bug of the backend.
+            Ok(Withdrawn::Holds(_)) | Err(_) => None, // still in doubt
         }
     }
 
