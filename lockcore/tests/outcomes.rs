@@ -305,3 +305,55 @@ async fn leaving_with_less_than_was_asked_for_is_leaving() {
     assert_eq!(dao.count(Step::Withdraw), 2, "what it left with is withdrawn");
     assert!(dao.memory.is_empty());
 }
+
+/// Whoever ends after a loss by dropping what it holds is not told, but the hook is.
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_told_though_its_guard_is_dropped() {
+    let dao = Rigged::new();
+    let (locks, told) = observed(&dao);
+    // Noticed by a renewal.
+    let guard = locks.lock(["a"]).await.unwrap();
+    steal_all(&dao);
+    guard.lost().await;
+    drop(guard);
+    assert_eq!(take(&told), ["lost"]);
+    // Noticed by the clock.
+    dao.always(Step::Renew, Fault::Hangs);
+    let guard = locks.lock(["a"]).await.unwrap();
+    guard.lost().await;
+    drop(guard);
+    let events = take(&told);
+    assert_eq!(events.iter().filter(|event| **event != "renewal failed").collect::<Vec<_>>(), [&"lost"]);
+    dao.heal();
+    // Found only by its release in the background.
+    let guard = locks.lock(["a"]).await.unwrap();
+    steal_all(&dao);
+    drop(guard);
+    assert_eq!(locks.shutdown(SECOND).await, 0);
+    assert_eq!(take(&told), ["lost"]);
+}
+
+/// What is in order, or was told before, is not told as lost.
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_told_once() {
+    let dao = Rigged::new();
+    let (locks, told) = observed(&dao);
+    drop(locks.lock(["a"]).await.unwrap());
+    assert_eq!(take(&told), [""; 0]);
+    // Released, but the answer is lost: the release in the background finds nothing, and that is as it should be.
+    dao.once(Step::Release, Fault::AnswerLost);
+    locks.lock(["a"]).await.unwrap().release().await.unwrap();
+    assert_eq!(take(&told), ["release failed"]);
+    dao.once(Step::Release, Fault::AnswerLost);
+    drop(locks.lock(["a"]).await.unwrap());
+    sleep(SECOND).await;
+    assert_eq!((take(&told), dao.count(Step::Release)), (vec![], 5));
+    // Told by the release, which fails: not told again.
+    let guard = locks.lock(["a"]).await.unwrap();
+    steal_all(&dao);
+    guard.lost().await;
+    dao.once(Step::Release, UNAVAILABLE);
+    assert!(matches!(guard.release().await, Err(LockingError::Lost { .. })));
+    assert_eq!(locks.shutdown(SECOND).await, 0);
+    assert_eq!(take(&told), ["release failed", "lost"]);
+}
