@@ -30,8 +30,10 @@ impl Programs {
             Kind::MariaDb => (Some(find("mariadb-install-db")?), find("mariadbd")?, "mysql"),
             // On Debian and others a `mysqld` on the PATH is MariaDB's.
             Kind::MySql => return Err("mysql is not started from a program".to_owned()),
+            Kind::DynamoDb => (None, find("ministack")?, ""),
         };
-        let user = if Uid::effective().is_root() {
+        // An engine of DynamoDB runs as anybody, and may be installed where only this user can read.
+        let user = if Uid::effective().is_root() && kind != Kind::DynamoDb {
             let named = |name| User::from_name(name).ok().flatten();
             let user = named(user).or_else(|| named("nobody"));
             Some(user.ok_or_else(|| format!("{kind}: no user to run as instead of root"))?)
@@ -90,6 +92,7 @@ impl Programs {
                 .args(["-c", "max_connections=300"])
                 // In the folder, not in /dev/shm, where a SIGKILL would leave it.
                 .args(["-c", "dynamic_shared_memory_type=mmap"]),
+            Kind::DynamoDb => command.env("BIND_HOST", "127.0.0.1").env("GATEWAY_PORT", port.to_string()),
             _ => command
                 .args(["--no-defaults", "--bind-address=127.0.0.1"])
                 .arg(format!("--port={port}"))
@@ -108,7 +111,7 @@ impl Programs {
             own.push(entry?.path());
         }
         match self.kind {
-            Kind::Redis => {}
+            Kind::Redis | Kind::DynamoDb => {}
             Kind::Postgres => {
                 own.push(folder.join("password"));
                 fs::write(folder.join("password"), password)?;
@@ -151,12 +154,13 @@ impl Programs {
     }
 }
 
-/// A program on the `PATH`, or where Debian puts servers outside of it.
+/// A program on the `PATH`, or where Debian puts servers outside of it, or where `ensure.sh` puts those of PyPI.
 fn find(program: &str) -> Result<PathBuf, String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
     folders.push("/usr/sbin".into());
     folders.extend(postgres_folders());
+    folders.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/servers/bin"));
     folders
         .into_iter()
         .map(|folder| folder.join(program))

@@ -70,6 +70,43 @@ pub async fn a_late_callback_is_not_polled_again<B: Backend>(store: Store<B>) {
     store.becomes_free(&["a"]).await;
 }
 
+/// 3.9 and 3.10: a holder that is stopped past its lease - the process, or all of its threads - is taken over, and when
+/// it goes on it does nothing more: what it had begun is not polled again, and what it writes a guard refuses.
+pub async fn a_stopped_holder_is_taken_over_and_does_nothing_more<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    rig.faults.set(Operation::Renew, Fault::Hangs);
+    let (taken_over, goes_on) = mpsc::channel();
+    let next = store.caller();
+    let takes_over = tokio::spawn(async move {
+        // The id is free, or held by who is to be stopped.
+        eventually("it is held", || async { (!next.is_free_of("a").await).then_some(()) }).await;
+        let grant = next.take_soon(["a"]).await;
+        taken_over.send(grant.locks[0].granted.fence).expect("somebody is stopped until then");
+        grant
+    });
+    let resource = Mutex::new(FenceGuard::new());
+    let went_on = AtomicBool::new(false);
+    let call = rig.locks.lease(store.short()).with_held_locks(["a"], |held| {
+        let (resource, went_on) = (&resource, &went_on);
+        async move {
+            let mine = held.exclusive_fence("a").expect("it is exclusive");
+            let admit = |fence| resource.lock().expect("no panic").admit_exclusive(fence);
+            admit(mine).expect("the only one so far");
+            let later = tokio::task::block_in_place(|| goes_on.recv()).expect("somebody takes it over");
+            assert!(later > mine.number());
+            held.check().expect_err("its lease is over");
+            tokio::task::yield_now().await;
+            went_on.store(true, Ordering::SeqCst);
+            Ok::<_, Oops>(())
+        }
+    });
+    stopped(call.await);
+    assert!(!went_on.load(Ordering::SeqCst), "it was polled again");
+    takes_over.await.expect("no panic");
+    assert_eq!(store.caller().refused(["a"]).await.len(), 1, "what it lost it does not release");
+    rig.faults.lift();
+}
+
 /// 3.3 and 6: a callback whose lock an admin breaks is stopped at its next renewal and told why.
 pub async fn a_broken_lock_is_told<B: Backend>(store: Store<B>) {
     if !store.capabilities().breaking {
