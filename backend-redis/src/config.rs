@@ -132,7 +132,8 @@ impl Settings {
                 "namespace: {namespace:?} is not possible, it must have 1 to 128 bytes and no braces"
             )));
         }
-        let timeouts = [("connect_timeout", self.connect_timeout), ("response_timeout", self.response_timeout)];
+        let timeouts =
+            [("connect_timeout", self.connect_timeout), ("response_timeout", self.response_timeout)];
         for (field, timeout) in timeouts {
             bounded(field, timeout, Duration::from_millis(10))?;
         }
