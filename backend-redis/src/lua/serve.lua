@@ -46,6 +46,8 @@ local function grant(who, stances, lease, offered)
     else
       fence = fence or number()
       if h then
+        -- Fewer permits may leave room for others.
+        freed[id] = true
         table.remove(s.holders, own)
         if h.kind ~= 'x' then call('HDEL', base .. '/h:' .. id, h.context) end
         call('HSET', base .. '/r:' .. id, h.context, encode(h))
@@ -136,8 +138,8 @@ end
 
 local function in_lines(kind)
   return function(line)
-    if kind == 'nested' then return line == 'n' end
-    if line == 'n' then return false end
+    local nested = sub(line, 1, 1) == 'n'
+    if nested or kind == 'nested' then return nested and kind == 'nested' end
     if kind == 'all' then return true end
     if kind == 's' then return line == 's' end
     return sub(line, 1, 1) == 'k' and tonumber(sub(line, 2)) > kind

@@ -12,8 +12,9 @@ local function lives(session)
   return signs[session]
 end
 
+-- The line in which a waiter stands for its i-th id: its mode and limit, behind an n if it is nested and obeys no queue.
 local function line_of(record, i)
-  return record.nested and 'n' or mode_of(record.modes[i]).line
+  return (record.nested and 'n' or '') .. mode_of(record.modes[i]).line
 end
 
 local function leave_line(s, line, name)
@@ -50,7 +51,7 @@ end
 
 -- Whether an earlier waiter in `line` keeps back a later claim in this mode.
 local function keeps_back(line, mode)
-  if line == 'n' then return false end
+  if sub(line, 1, 1) == 'n' then line = sub(line, 2) end
   if mode.kind == 's' then return line ~= 's' end
   if mode.kind == 'k' then return sub(line, 1, 1) ~= 'k' or tonumber(sub(line, 2)) >= mode.limit end
   return true
