@@ -11,8 +11,8 @@ use std::{
 use futures_util::future::join_all;
 use lockcore::{
     AcquireRequest, Acquired, AttemptId, BackendErrorKind, Capabilities, Claim, ClaimSet, Conflict,
-    ConflictReason, FreshContext, Grant, Granted, Ids, LockDao, Mode, Owner, Released, Renewed, StoredContext,
-    Target, Wake, Wakeup, Withdraw, Withdrawn,
+    ConflictReason, FreshContext, Grant, Granted, Ids, LockDao, Mode, Owner, Released, Renewed,
+    StoredContext, Target, Wake, Wakeup, Withdraw, Withdrawn,
 };
 use tokio::{sync::Barrier, time::timeout};
 use uuid::Uuid;
@@ -112,12 +112,22 @@ impl<B: Backend> Store<B> {
     }
 
     /// Takes `ids` with a short lease for somebody who then dies, and waits until it is over by the
-    /// store's own account, without anybody having taken anything since.
+    /// store's own account, without anybody having taken or looked at any of them since: a store that clears up
+    /// whatever it meets has not met them.
     pub async fn expired(&self, ids: &[&str]) -> (Caller<B::Dao>, Grant<String, Uuid>) {
         let dead = self.caller().with_lease(self.short());
         let grant = dead.take(ids.iter().copied()).await;
-        self.until_free(ids).await;
+        self.until_short_leases_end().await;
         (dead, grant)
+    }
+
+    /// Waits until every [short](Self::short) lease that began before is over, by the store's own account.
+    pub async fn until_short_leases_end(&self) {
+        // One that began later, and lasts as long, has ended by then.
+        let clock = self.caller().with_lease(self.short());
+        let id = format!("the clock of {}", clock.context);
+        clock.take([&id]).await;
+        self.until_free(&[&id]).await;
     }
 
     /// Waits until nobody holds any of `ids`, by the store's own account, without taking one: they are

@@ -4,6 +4,7 @@ use std::{
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
     time::{Duration, Instant},
 };
@@ -15,7 +16,7 @@ use uuid::Uuid;
 
 use super::{Oops, Rig};
 use crate::{
-    Backend, Store,
+    Backend, PATIENCE, Store,
     fault::{Fault, Operation},
     store::id,
 };
@@ -70,30 +71,23 @@ pub async fn a_late_callback_is_not_polled_again<B: Backend>(store: Store<B>) {
     store.becomes_free(&["a"]).await;
 }
 
-/// 3.9 and 3.10: a holder that is stopped past its lease - the process, or all of its threads - is taken over, and when
-/// it goes on it does nothing more: what it had begun is not polled again, and what it writes a guard refuses.
+/// 3.9: a holder that is stopped past its lease - the process, or all of its threads - is taken over, and when
+/// it goes on it does nothing more: it is not polled again, and releases nothing of the other's.
 pub async fn a_stopped_holder_is_taken_over_and_does_nothing_more<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     rig.faults.set(Operation::Renew, Fault::Hangs);
-    let (taken_over, goes_on) = mpsc::channel();
-    let next = store.caller();
-    let takes_over = tokio::spawn(async move {
-        // The id is free, or held by who is to be stopped.
-        eventually("it is held", || async { (!next.is_free_of("a").await).then_some(()) }).await;
-        let grant = next.take_soon(["a"]).await;
-        taken_over.send(grant.locks[0].granted.fence).expect("somebody is stopped until then");
-        grant
-    });
-    let resource = Mutex::new(FenceGuard::new());
     let went_on = AtomicBool::new(false);
     let call = rig.locks.lease(store.short()).with_held_locks(["a"], |held| {
-        let (resource, went_on) = (&resource, &went_on);
+        let (next, went_on) = (store.caller(), &went_on);
         async move {
-            let mine = held.exclusive_fence("a").expect("it is exclusive");
-            let admit = |fence| resource.lock().expect("no panic").admit_exclusive(fence);
-            admit(mine).expect("the only one so far");
-            let later = tokio::task::block_in_place(|| goes_on.recv()).expect("somebody takes it over");
-            assert!(later > mine.number());
+            let (taken_over, wakes) = mpsc::channel();
+            tokio::spawn(async move {
+                let grant = next.take_soon(["a"]).await;
+                taken_over.send(grant.locks[0].granted.fence).expect("somebody waits to go on");
+            });
+            // The thread stands still until somebody else holds the lock.
+            let fence = wakes.recv_timeout(PATIENCE).expect("it is taken over");
+            assert!(fence > held.fence("a"));
             held.check().expect_err("its lease is over");
             tokio::task::yield_now().await;
             went_on.store(true, Ordering::SeqCst);
@@ -102,7 +96,6 @@ pub async fn a_stopped_holder_is_taken_over_and_does_nothing_more<B: Backend>(st
     });
     stopped(call.await);
     assert!(!went_on.load(Ordering::SeqCst), "it was polled again");
-    takes_over.await.expect("no panic");
     assert_eq!(store.caller().refused(["a"]).await.len(), 1, "what it lost it does not release");
     rig.faults.lift();
 }
