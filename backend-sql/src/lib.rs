@@ -2,13 +2,22 @@
 //!
 //! | feature | module | what it is for |
 //! | --- | --- | --- |
+//! | `postgres` | [`postgres`] | many hosts, beside the data of the application |
 //! | `sqlite` (default) | [`sqlite`] | the embedded default: the processes of one host share a file |
 //!
-//! The databases share no code but `lockcore`: what is decided, and where, differs too much. With SQLite
-//! this process decides, under the file's one write lock; with a server its routines do.
+//! What is decided, and where, differs: with SQLite this process decides, under the file's one write lock; with a server
+//! its routines do, each call of which is one round trip. What the servers share on this side is private.
 
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod server;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
+#[cfg(feature = "postgres")]
+pub use postgres::{Postgres, PostgresBuilder, PostgresLockDao};
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub use server::ServerLockDao;
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteBuilder, SqliteLockDao, Synchronous};

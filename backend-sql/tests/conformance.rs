@@ -1,12 +1,15 @@
 //! The conformance suite on the SQLite backend.
 
-use std::sync::{
-    Arc, OnceLock,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use lockcore_conformance::{Backend, conformance};
-use lockcore_sql::SqliteLockDao;
+use lockcore_sql::{SqliteBuilder, SqliteLockDao};
 use tempfile::TempDir;
 use uuid::Uuid;
 
@@ -24,9 +27,12 @@ struct Namespace {
 }
 
 impl Namespace {
+    fn builder(&self) -> SqliteBuilder<String, Uuid> {
+        SqliteLockDao::builder().path(self.folder.path().join("locks.db")).namespace(&*self.name)
+    }
+
     async fn open(&self) -> SqliteLockDao<String, Uuid> {
-        let builder = SqliteLockDao::builder().path(self.folder.path().join("locks.db"));
-        builder.namespace(&*self.name).open().await.expect("the file can be opened")
+        self.builder().open().await.expect("the file can be opened")
     }
 }
 
@@ -44,6 +50,10 @@ impl Backend for Sqlite {
 
     async fn reopen(&self, namespace: &Namespace) -> Option<Self::Dao> {
         Some(namespace.open().await)
+    }
+
+    async fn reopen_ahead(&self, namespace: &Namespace, ahead: Duration) -> Option<Self::Dao> {
+        Some(namespace.builder().pretend_ahead(ahead).open().await.expect("the file can be opened"))
     }
 }
 

@@ -13,8 +13,9 @@ use tokio::runtime::{Builder, Handle};
 
 /// The runtime of the library's own thread, started at the first use and never stopped.
 ///
-/// Nothing of a user's runs on it, so that no callback can keep it from its work.
-pub(crate) fn handle() -> &'static Handle {
+/// Nothing of a user's runs on it, so that no callback can keep it from its work. Backends whose connections need a
+/// runtime run them here for callers that are in none.
+pub fn handle() -> &'static Handle {
     static HANDLE: OnceLock<Handle> = OnceLock::new();
     HANDLE.get_or_init(|| {
         let runtime = Builder::new_current_thread()

@@ -5,8 +5,9 @@ use std::{fmt, time::Duration};
 use smallvec::SmallVec;
 
 use crate::{
-    AttemptId, BackendError, BreakMode, Broken, Capabilities, ClaimSet, Conflict, ContextId, Finding, Grant,
-    Granted, Ident, Inspection, Listing, LostLock, Owner, Page, Swept, Target, Wakeup,
+    AttemptId, BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, ClaimSet, Conflict,
+    ContextId, Finding, Grant, Granted, Ident, Inspection, Listing, LostLock, Owner, Page, Swept, Target,
+    Wakeup,
 };
 
 /// One try to take a whole set.
@@ -52,6 +53,21 @@ pub enum Acquired<I, C> {
         /// a safety net; `None` where the place needs no keeping and no wake-up is ever missed.
         recheck: Option<Duration>,
     },
+}
+
+impl<I, C> Acquired<I, C> {
+    /// The same, unless it grants another number of claims than were asked for.
+    pub(crate) fn checked(self, claims: usize) -> Result<Self, BackendError> {
+        match &self {
+            Acquired::Granted(granted) if granted.len() != claims => {
+                let bug =
+                    format!("a bug of the backend: {} locks granted for {claims} claims", granted.len());
+                // Whatever it holds by now is withdrawn.
+                Err(BackendError::new(BackendErrorKind::Other, bug).possibly_done())
+            }
+            _ => Ok(self),
+        }
+    }
 }
 
 /// How to withdraw a try.

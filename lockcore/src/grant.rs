@@ -51,7 +51,8 @@ pub struct Grant<I, C> {
 }
 
 impl<I: crate::Ident, C> Grant<I, C> {
-    /// Puts what was claimed and what was granted together. Both have the same length and order.
+    /// Puts what was claimed and what was granted together. Both have the same length and order; the service refuses
+    /// the answer of a backend that grants another number than was claimed. What has no counterpart is left out.
     #[inline(always)]
     pub fn new(
         context: C,

@@ -72,6 +72,7 @@ mod waiters;
 mod wakeup;
 
 pub use admin::*;
+pub use background::handle as library_runtime;
 pub use capabilities::Capabilities;
 pub use claim::{Claim, ClaimSet, Ids, IntoClaim, MAX_PERMITS, Mode};
 pub use clock::Moment;

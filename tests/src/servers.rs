@@ -2,8 +2,8 @@
 //!
 //! [`Server::start`] takes the first of these that there is:
 //!
-//! 1. a URL in `LOCKCORE_TEST_REDIS_URL`, `LOCKCORE_TEST_POSTGRES_URL`, `LOCKCORE_TEST_MARIADB_URL`
-//!    or `LOCKCORE_TEST_MYSQL_URL`: somebody else's server, which tests may use and not control;
+//! 1. a URL in `LOCKCORE_TEST_REDIS_URL`, `LOCKCORE_TEST_POSTGRES_URL`, `LOCKCORE_TEST_MARIADB_URL`,
+//!    `LOCKCORE_TEST_MYSQL_URL` or `LOCKCORE_TEST_DYNAMODB_URL`: somebody else's server, which tests may use and not control;
 //! 2. a container, where a Docker engine answers: the image in `LOCKCORE_TEST_REDIS_IMAGE` (and so
 //!    on) if that is set, else the official image, else the stand-in `standin/<kind>:latest` that
 //!    `tests/servers/build-images.sh` builds;

@@ -11,8 +11,8 @@ use std::{
 use futures_util::future::join_all;
 use lockcore::{
     AcquireRequest, Acquired, AttemptId, BackendErrorKind, Capabilities, Claim, ClaimSet, Conflict,
-    FreshContext, Grant, Granted, Ids, LockDao, Mode, Owner, Released, Renewed, Target, Wake, Wakeup,
-    Withdraw, Withdrawn,
+    ConflictReason, FreshContext, Grant, Granted, Ids, LockDao, Mode, Owner, Released, Renewed,
+    StoredContext, Target, Wake, Wakeup, Withdraw, Withdrawn,
 };
 use tokio::{sync::Barrier, time::timeout};
 use uuid::Uuid;
@@ -54,9 +54,18 @@ impl<B: Backend> Store<B> {
             self.capabilities().shared_store,
             "exactly a backend that declares `shared_store` can be opened twice"
         );
-        let dao = Arc::new(dao?);
+        Some(self.beside(dao?))
+    }
+
+    /// The same by a clock that is ahead, or `None` where no clock can be made to lie.
+    pub async fn reopen_ahead(&self, ahead: Duration) -> Option<Self> {
+        let dao = self.backend.reopen_ahead(&self.guard, ahead).await;
+        Some(self.beside(dao?))
+    }
+
+    fn beside(&self, dao: B::Dao) -> Self {
         let (backend, guard) = (self.backend.clone(), self.guard.clone());
-        Some(Store { backend, dao, guard, callers: AtomicUsize::new(0) })
+        Store { backend, dao: Arc::new(dao), guard, callers: AtomicUsize::new(0) }
     }
 
     /// What the backend declares.
@@ -103,12 +112,22 @@ impl<B: Backend> Store<B> {
     }
 
     /// Takes `ids` with a short lease for somebody who then dies, and waits until it is over by the
-    /// store's own account, without anybody having taken anything since.
+    /// store's own account, without anybody having taken or looked at any of them since: a store that clears up
+    /// whatever it meets has not met them.
     pub async fn expired(&self, ids: &[&str]) -> (Caller<B::Dao>, Grant<String, Uuid>) {
         let dead = self.caller().with_lease(self.short());
         let grant = dead.take(ids.iter().copied()).await;
-        self.until_free(ids).await;
+        self.until_short_leases_end().await;
         (dead, grant)
+    }
+
+    /// Waits until every [short](Self::short) lease that began before is over, by the store's own account.
+    pub async fn until_short_leases_end(&self) {
+        // One that began later, and lasts as long, has ended by then.
+        let clock = self.caller().with_lease(self.short());
+        let id = format!("the clock of {}", clock.context);
+        clock.take([&id]).await;
+        self.until_free(&[&id]).await;
     }
 
     /// Waits until nobody holds any of `ids`, by the store's own account, without taking one: they are
@@ -325,10 +344,32 @@ impl<D: LockDao<String, Uuid>> Place<D> {
         timeout(PATIENCE, self.wait()).await.expect("the turn of a waiter comes")
     }
 
-    /// Waits for the turn, without ever asking again where push is declared: the step that makes room for a waiter
-    /// serves it.
+    /// The set was granted in the step that was taken last, and this waiter is told of it without ever asking again,
+    /// where push is declared; else waits for the turn. To be called right after a step that makes room.
     pub async fn served(&mut self) -> Grant<String, Uuid> {
-        if self.caller.dao.capabilities().push { self.offered().await } else { self.granted().await }
+        if !self.caller.dao.capabilities().push {
+            return self.granted().await;
+        }
+        self.was_handed_over().await;
+        self.offered().await
+    }
+
+    /// By the store's own account the set is this waiter's.
+    async fn was_handed_over(&self) {
+        let targets = || self.request.claims.iter().map(|claim| claim.target.clone());
+        let mut prober = self.caller.clone();
+        prober.context = Uuid::fresh();
+        let probe: Vec<_> = targets().map(|target| Claim { target, mode: Mode::Exclusive }).collect();
+        let conflicts = prober.refused(probe).await;
+        let me = StoredContext::Known(self.caller.context);
+        for target in targets() {
+            let of_target = conflicts.iter().find(|conflict| conflict.target == target);
+            let mine = of_target.is_some_and(|conflict| match &conflict.reason {
+                ConflictReason::Held { holders, .. } => holders.iter().any(|holder| holder.context == me),
+                _ => false,
+            });
+            assert!(mine, "{target} was not handed over in the step that made room: {conflicts:?}");
+        }
     }
 
     /// Waits for an offer, without ever asking again.

@@ -142,6 +142,10 @@ impl Step<'_> {
             broken: false,
             replaces,
         });
+        if replaces != 0 {
+            // A change may be to fewer permits, which lets others in.
+            self.freed.insert(id.clone());
+        }
         Ok(Granted { mode, fence: fence as u64, permits: indexes, in_use })
     }
 

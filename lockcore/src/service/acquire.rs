@@ -44,7 +44,9 @@ pub(crate) async fn acquire<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
             // Not by `ask`: a future less for the way that most calls take.
             attempt.asking();
             match attempt.service().dao.acquire(attempt.request()).await {
-                Ok(Acquired::Granted(granted)) => return Ok(attempt.hold(granted)),
+                Ok(Acquired::Granted(granted)) if granted.len() == attempt.request().claims.len() => {
+                    return Ok(attempt.hold(granted));
+                }
                 answer => attempt.answered(answer),
             }
         }
@@ -152,7 +154,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         &mut self,
         answer: Result<Acquired<I, C>, BackendError>,
     ) -> Result<Acquired<I, C>, Unanswered> {
-        match answer {
+        match answer.and_then(|answer| answer.checked(self.request().claims.len())) {
             Ok(answer) => {
                 self.in_doubt = self.unsettled || !matches!(answer, Acquired::Refused(_)); // A1
                 Ok(answer)
@@ -198,6 +200,9 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
 
     /// Whether something certainly is left of the offer; if not, the request is to be sent again.
     pub(crate) fn can_rely_on(&self, offer: &Offer, as_of: Option<Moment>) -> bool {
+        if offer.granted.len() != self.request().claims.len() {
+            return false; // the answer to the next request tells what is wrong
+        }
         match (self.request().lease, offer.remaining, as_of) {
             (None, ..) => true,
             (Some(_), Some(remaining), Some(as_of)) => !as_of.left_of(remaining).is_zero(),
@@ -295,8 +300,11 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
                 self.in_doubt = self.unsettled; // A1
                 None
             }
-            Ok(Withdrawn::Holds(granted)) => self.confirm(&granted).await.then_some(granted),
-            Err(_still_in_doubt) => None,
+            Ok(Withdrawn::Holds(granted)) if granted.len() == self.request().claims.len() => {
+                self.confirm(&granted).await.then_some(granted)
+            }
+            // Another number is a bug of the backend.
+            Ok(Withdrawn::Holds(_)) | Err(_) => None, // still in doubt
         }
     }
 

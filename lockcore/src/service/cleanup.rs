@@ -1,10 +1,16 @@
 //! Clean-up that nobody waits for: tried until the store answers or the lease is over anyway.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use super::{Inner, gauge::Ticket, observe::Event};
 use crate::{
-    AcquireRequest, BackendError, Backoff, ContextId, Exponential, Grant, Ident, LockDao, Withdraw,
+    AcquireRequest, BackendError, Backoff, ContextId, Exponential, Grant, Ident, LockDao, Released, Withdraw,
     background, clock, clock::Moment,
 };
 
@@ -17,13 +23,26 @@ const WITHOUT_LEASE: Duration = Duration::from_secs(600);
 /// What has to be cleaned up.
 pub(crate) enum Cleanup<I, C> {
     /// Locks that are held.
-    Release(Grant<I, C>),
+    Release {
+        /// What is held.
+        grant: Grant<I, C>,
+        /// Whether the lease lasted when it was given up; `None` if nothing that the store answers is news.
+        was_valid: Option<bool>,
+        /// It was asked for before: what is gone may be gone by that.
+        again: AtomicBool,
+    },
     /// A request of which it is not known what became.
     Withdraw(AcquireRequest<I, C>),
 }
 
 impl<I: Ident, C: ContextId> Cleanup<I, C> {
-    /// Cleans up, at once if the backend needs no waiting, else in the background; then the hold has ended, and its
+    /// The release of what is held. With `was_valid` it is told what turns out to be lost, as a release by the caller
+    /// would tell.
+    pub(crate) fn release(grant: Grant<I, C>, was_valid: Option<bool>) -> Self {
+        Cleanup::Release { grant, was_valid, again: AtomicBool::new(false) }
+    }
+
+    /// Cleans up, at once if the backend needs no waiting, else in the background; then the hold has ended, and
     /// the context of `ticket` is no longer in use.
     pub(crate) fn start<D: LockDao<I, C>>(self, service: Arc<Inner<I, C, D>>, ticket: Ticket) {
         let task = Arc::new(Task { cleanup: self, service, ticket: Some(ticket) });
@@ -35,16 +54,16 @@ impl<I: Ident, C: ContextId> Cleanup<I, C> {
 
     fn lease(&self) -> Option<Duration> {
         match self {
-            Cleanup::Release(grant) => grant.lease,
+            Cleanup::Release { grant, .. } => grant.lease,
             Cleanup::Withdraw(request) => request.lease,
         }
     }
 
-    async fn until_answered<D: LockDao<I, C>>(&self, dao: &D) -> Result<(), BackendError> {
+    async fn until_answered<D: LockDao<I, C>>(&self, service: &Inner<I, C, D>) -> Result<(), BackendError> {
         let started = Moment::now();
         let patience = patience(self.lease());
         for attempt in 0.. {
-            match clock::within(patience, self.once(dao))
+            match clock::within(patience, self.once(service))
                 .await
                 .unwrap_or_else(|| Err(BackendError::no_answer()))
             {
@@ -60,13 +79,23 @@ impl<I: Ident, C: ContextId> Cleanup<I, C> {
         unreachable!("the loop ends by returning")
     }
 
-    async fn once<D: LockDao<I, C>>(&self, dao: &D) -> Result<(), BackendError> {
+    async fn once<D: LockDao<I, C>>(&self, service: &Inner<I, C, D>) -> Result<(), BackendError> {
         match self {
-            Cleanup::Release(grant) => match dao.release(grant).await?.failed.into_iter().next() {
-                Some((_, error)) => Err(error),
-                None => Ok(()),
-            },
-            Cleanup::Withdraw(request) => dao.withdraw(request, Withdraw::Undo).await.map(drop),
+            Cleanup::Release { grant, was_valid, again } => {
+                let is_news = !again.swap(true, Relaxed);
+                let Released { lost, failed } = service.dao.release(grant).await?;
+                match was_valid {
+                    Some(true) if is_news && !lost.is_empty() => {
+                        service.observe(|| Event::Lost { grant, lost: &lost });
+                    }
+                    Some(false) if is_news && !lost.is_empty() => {
+                        service.observe(|| Event::ReleasedLate { grant, lost: &lost });
+                    }
+                    _ => {}
+                }
+                failed.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
+            }
+            Cleanup::Withdraw(request) => service.dao.withdraw(request, Withdraw::Undo).await.map(drop),
         }
     }
 }
@@ -86,9 +115,9 @@ struct Task<I: Ident, C: ContextId, D: LockDao<I, C>> {
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Task<I, C, D> {
     async fn run(&self) {
-        let Err(error) = self.cleanup.until_answered(&self.service.dao).await else { return };
+        let Err(error) = self.cleanup.until_answered(&self.service).await else { return };
         self.service.observe(|| match &self.cleanup {
-            Cleanup::Release(grant) => Event::ReleaseFailed { grant, error: &error },
+            Cleanup::Release { grant, .. } => Event::ReleaseFailed { grant, error: &error },
             Cleanup::Withdraw(request) => Event::WithdrawFailed { context: &request.context, error: &error },
         });
     }

@@ -89,6 +89,8 @@ pub(crate) struct Hold<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     /// A request that failed in doubt before another was granted, and so may still arrive.
     late: Option<Box<AcquireRequest<I, C>>>,
     over: bool,
+    /// A release has told what was lost.
+    told: bool,
     stopwatch: Stopwatch,
     /// Entered around every poll of the callback.
     pub(crate) span: CallSpan,
@@ -114,6 +116,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
             ticket: Some(ticket),
             late,
             over: false,
+            told: false,
             stopwatch: Stopwatch::start(),
             span,
         };
@@ -169,10 +172,15 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
             }
             Err(error) => self.release_failed(&error),
         }
-        if !lost.is_empty() {
-            self.service.observe(|| Event::Lost { grant: &self.core.grant, lost: &lost });
-        }
+        self.tell_loss(&lost);
         lost
+    }
+
+    fn tell_loss(&mut self, lost: &[LostLock<I>]) {
+        self.told = true;
+        if !lost.is_empty() {
+            self.service.observe(|| Event::Lost { grant: &self.core.grant, lost });
+        }
     }
 
     /// The caller does not wait for more: the drop of `self` tries on in the background.
@@ -211,9 +219,18 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
         if !is_over {
             self.stop_renewal();
         }
+        // Nobody releases a guard that is dropped, and nobody hears how a call ends that is dropped.
+        let asked = self.told;
+        let lost = if asked { Vec::new() } else { self.core.known_lost() };
+        self.tell_loss(&lost);
         match self.late.take() {
             None if is_over => self.service.ended(ticket),
-            None => Cleanup::Release(self.core.grant.clone()).start((*self.service).clone(), ticket),
+            None => {
+                let was_valid = self.core.lease.as_ref().is_none_or(|lease| !lease.left().is_zero());
+                let untold = (!asked && lost.is_empty()).then_some(was_valid);
+                let cleanup = Cleanup::release(self.core.grant.clone(), untold);
+                cleanup.start((*self.service).clone(), ticket);
+            }
             // Frees the set if it has to, and refuses the request that may still arrive.
             Some(request) => Cleanup::Withdraw(*request).start((*self.service).clone(), ticket),
         }

@@ -50,6 +50,8 @@ pub enum Fault {
     Takes(Duration),
     /// A release frees nothing, and says so for each id.
     FreesNothing,
+    /// A request for a set is granted, and the answer lacks one of the locks.
+    TellsTooFew,
     Panics,
 }
 
@@ -125,6 +127,11 @@ impl Rigged {
         }
     }
 
+    /// Whether this fault is the next that is planned once.
+    fn is_next(&self, step: Step, fault: Fault) -> bool {
+        self.state.lock().unwrap().once.front() == Some(&(step, fault))
+    }
+
     fn fault(&self, step: Step) -> Option<Fault> {
         let mut state = self.state.lock().unwrap();
         state.steps.push(step);
@@ -167,16 +174,17 @@ impl LockDao<String, Uuid> for Rigged {
         &self,
         request: &AcquireRequest<String, Uuid>,
     ) -> Result<Acquired<String, Uuid>, BackendError> {
-        let late = {
-            let state = self.state.lock().unwrap();
-            state.once.front() == Some(&(Step::Acquire, Fault::Late))
-        };
-        if late {
+        if self.is_next(Step::Acquire, Fault::Late) {
             self.fault(Step::Acquire);
             self.state.lock().unwrap().late.push(request.clone());
             return Err(in_doubt());
         }
-        self.rig(Step::Acquire, self.memory.acquire(request)).await
+        let tells_too_few = self.is_next(Step::Acquire, Fault::TellsTooFew);
+        let mut answer = self.rig(Step::Acquire, self.memory.acquire(request)).await;
+        if let (true, Ok(Acquired::Granted(granted))) = (tells_too_few, &mut answer) {
+            granted.pop();
+        }
+        answer
     }
 
     async fn withdraw(
@@ -184,14 +192,16 @@ impl LockDao<String, Uuid> for Rigged {
         request: &AcquireRequest<String, Uuid>,
         how: Withdraw,
     ) -> Result<Withdrawn, BackendError> {
-        self.rig(Step::Withdraw, self.memory.withdraw(request, how)).await
+        let tells_too_few = self.is_next(Step::Withdraw, Fault::TellsTooFew);
+        let mut answer = self.rig(Step::Withdraw, self.memory.withdraw(request, how)).await;
+        if let (true, Ok(Withdrawn::Holds(granted))) = (tells_too_few, &mut answer) {
+            granted.pop();
+        }
+        answer
     }
 
     async fn release(&self, grant: &Grant<String, Uuid>) -> Result<Released<String>, BackendError> {
-        let frees_nothing = {
-            let state = self.state.lock().unwrap();
-            state.once.front() == Some(&(Step::Release, Fault::FreesNothing))
-        };
+        let frees_nothing = self.is_next(Step::Release, Fault::FreesNothing);
         self.rig(Step::Release, async {
             if !frees_nothing {
                 return self.memory.release(grant).await;

@@ -99,6 +99,26 @@ pub async fn what_remains_shrinks<B: Backend>(store: Store<B>) {
     assert!(renewed > later, "{renewed:?} after the renewal, {later:?} before");
 }
 
+/// 2.7 and 5: a lock from the future - the clock was set back since - lasts its lease from when it is met and no longer,
+/// and the next fence is higher all the same.
+pub async fn a_lock_from_the_future_lasts_its_lease<B: Backend>(store: Store<B>) {
+    let Some(ahead) = store.reopen_ahead(Duration::from_secs(3600)).await else { return };
+    let lease = store.short() * 2;
+    let holder = ahead.caller().with_lease(lease);
+    let grant = holder.take(["a", "b"]).await;
+    let met = Instant::now();
+    let next = store.caller();
+    assert_eq!(next.refused(["a", "b"]).await.len(), 2, "it is not taken for one that ended");
+    let taken = next.take_soon(["a", "b"]).await;
+    let after = met.elapsed();
+    assert!(after >= lease.mul_f64(0.9), "taken over after {after:?} of {lease:?}");
+    for (new, old) in taken.locks.iter().zip(&grant.locks) {
+        assert!(new.granted.fence > old.granted.fence, "{new:?} after {old:?}");
+    }
+    assert_eq!(holder.release(&grant).await.lost.len(), 2);
+    store.caller().refused(["a"]).await;
+}
+
 /// 7: the shortest lease that is declared possible is kept: nobody gets in before it ends.
 pub async fn the_shortest_lease_is_kept<B: Backend>(store: Store<B>) {
     let shortest = store.capabilities().min_lease;

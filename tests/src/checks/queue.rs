@@ -1,11 +1,15 @@
 //! Waiters of one id are served in order, by hand-off: sections 3.7 and 3.8.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
 
-use lockcore::{Acquired, ConflictReason};
+use lockcore::{Acquired, ConflictReason, Wake, Withdraw, Withdrawn};
+use tokio::time::timeout;
 
 use crate::{
-    Backend, Store,
+    Backend, PATIENCE, Store,
     store::{exclusive, shared, slot},
 };
 
@@ -29,6 +33,34 @@ pub async fn a_hundred_waiters_are_served_in_order<B: Backend>(store: Store<B>) 
         assert!(places.iter().all(|later| !later.is_finished()), "somebody was served out of turn");
         holder.free(&held).await;
         (holder, held) = next.await.expect("the waiter is served");
+    }
+}
+
+/// 3.7 and 4, seed case: waiters for slots are served in the order in which they came, however slots become free.
+pub async fn waiters_for_slots_are_served_in_order<B: Backend>(store: Store<B>) {
+    let declared = store.capabilities();
+    if !(declared.fifo && declared.slots) {
+        return;
+    }
+    let mut held = VecDeque::new();
+    for _ in 0..3 {
+        let holder = store.caller();
+        let grant = holder.take([slot("a", 3)]).await;
+        held.push_back((holder, grant));
+    }
+    let mut places = Vec::new();
+    for _ in 0..30 {
+        places.push(store.caller().queue([slot("a", 3)]).await);
+    }
+    let mut places: Vec<_> = places.into_iter().map(|place| tokio::spawn(served(place))).collect();
+    places.reverse();
+    while let Some(next) = places.pop() {
+        assert!(places.iter().all(|later| !later.is_finished()), "somebody was served out of turn");
+        // In turn the one that came first and the one that came last.
+        let freed = if places.len() % 2 == 0 { held.pop_front() } else { held.pop_back() };
+        let (holder, grant) = freed.expect("three are held");
+        holder.free(&grant).await;
+        held.push_back(next.await.expect("the waiter is served"));
     }
 }
 
@@ -68,6 +100,59 @@ pub async fn a_confirmed_offer_lasts<B: Backend>(store: Store<B>) {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     waiter.free(&granted).await;
+}
+
+/// 3.8 and 3.9: what an offer says is left of it is left: nobody else gets the set sooner, though the waiter heard of
+/// it late and does not confirm it.
+pub async fn an_offer_lasts_as_long_as_it_says<B: Backend>(store: Store<B>) {
+    let declared = store.capabilities();
+    if !(declared.fifo && declared.push) {
+        return;
+    }
+    let [holder, other] = store.callers();
+    let waiter = store.caller().with_lease(store.short() * 5);
+    for late in [Duration::ZERO, store.short()] {
+        let held = holder.take(["a"]).await;
+        let mut place = waiter.queue(["a"]).await;
+        holder.free(&held).await;
+        tokio::time::sleep(late).await;
+        let heard = Instant::now();
+        let told = timeout(PATIENCE, place.told()).await.expect("a waiter is told of its turn");
+        let Wake::Offer(offer) = told else { panic!("the grant was not handed over") };
+        let left = offer.remaining.expect("its lease is finite");
+        // Thousandths are for the rates of the clocks.
+        assert!(left + late <= waiter.lease.mul_f64(1.001), "{left:?} after {late:?} of {:?}", waiter.lease);
+        let taken = other.take_soon(["a"]).await;
+        let after = heard.elapsed();
+        assert!(after >= left.mul_f64(0.999), "taken over after {after:?}, though {left:?} were left");
+        other.free(&taken).await;
+    }
+}
+
+/// 2.3 and 3.8: an offer that is found by asking again, or by leaving and renewing, lasts for a whole lease like any
+/// other grant, and no longer as an offer does.
+pub async fn an_offer_found_by_asking_lasts<B: Backend>(store: Store<B>) {
+    if !store.capabilities().fifo {
+        return;
+    }
+    let [holder, asking, leaving, other] = store.callers();
+    let held = holder.take(["a", "b"]).await;
+    let mut asks = asking.queue(["a"]).await;
+    let leaves = leaving.queue(["b"]).await;
+    holder.free(&held).await;
+    let a = asks.asking().await;
+    let b = match leaving.withdraw(&leaves.request, Withdraw::KeepIfGranted).await {
+        Withdrawn::Holds(granted) => crate::store::grant(&leaves.request, granted),
+        Withdrawn::Left => panic!("the grant was not handed over"),
+    };
+    leaving.keep(&b).await;
+    let found = Instant::now();
+    while found.elapsed() < Duration::from_millis(2_500) {
+        assert_eq!(other.refused(["a", "b"]).await.len(), 2);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    asking.free(&a).await;
+    leaving.free(&b).await;
 }
 
 /// 2.6 and 3.7: a waiter that asks again keeps its place, and finds what was granted to it meanwhile.

@@ -105,6 +105,10 @@ pub async fn a_full_slot_is_granted_again<B: Backend>(store: Store<B>) {
     assert_eq!(fence(&again), fence(&first));
     assert_eq!(again.locks[0].granted.permits, first.locks[0].granted.permits);
     assert_eq!(again.locks[0].granted.in_use, 2);
+    // Nor does it wait for itself, where it would wait.
+    let mut waits = one.request([slot("a", 2)]);
+    waits.queue = store.capabilities().fifo;
+    assert!(matches!(one.send(&waits).await, lockcore::Acquired::Granted(_)));
     three.refused([slot("a", 2)]).await;
     one.free(&again).await;
     three.take([slot("a", 2)]).await;

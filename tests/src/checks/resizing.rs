@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicI64, Ordering},
+    atomic::{AtomicU32, Ordering},
 };
 
 use lockcore::{Claim, Grant};
@@ -77,24 +77,29 @@ pub async fn concurrent_resizes_lose_no_unit<B: Backend>(store: Store<B>) {
     if !store.capabilities().slots {
         return;
     }
-    let held = Arc::new(AtomicI64::new(0));
+    let held: Arc<[AtomicU32; 12]> = Arc::default();
     let crowd = store.crowd(8).await;
     race(8, |worker| {
         let (caller, held) = (crowd[worker].clone(), held.clone());
         let mut random = fastrand::Rng::with_seed(worker as u64);
         async move {
             for _ in 0..15 {
-                let limit = random.u32(1..=12);
-                let permits = random.u32(1..=limit.min(3));
-                let Ok(grant) = caller.try_take([slot("a", limit).permits(permits)]).await else { continue };
+                let buckets = random.u32(1..=4);
+                let (limit, permits) = (buckets * 3, random.u32(1..=3));
+                let wanted = Claim::buckets("a".to_owned(), buckets, 3).permits(permits);
+                let Ok(grant) = caller.try_take([wanted]).await else { continue };
                 let granted = &grant.locks[0].granted;
                 assert!(granted.in_use <= limit && granted.in_use >= permits, "{granted:?} of {limit}");
                 assert_eq!(granted.permits.len(), permits as usize);
-                // What this process knows to be held is held: at most as much as the grant saw.
-                held.fetch_add(i64::from(permits), Ordering::SeqCst);
+                for &index in &granted.permits {
+                    assert!(index < limit, "{granted:?} of {limit}");
+                    let before = held[index as usize].fetch_add(1, Ordering::SeqCst);
+                    assert_eq!(before, 0, "permit {index} is held by two");
+                }
                 tokio::task::yield_now().await;
-                assert!(held.load(Ordering::SeqCst) <= 12, "more than anybody's limit");
-                held.fetch_sub(i64::from(permits), Ordering::SeqCst);
+                for &index in &granted.permits {
+                    held[index as usize].fetch_sub(1, Ordering::SeqCst);
+                }
                 caller.free(&grant).await;
                 assert_eq!(caller.release(&grant).await.lost.len(), 1, "a second release changes nothing");
             }

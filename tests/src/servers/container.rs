@@ -126,6 +126,8 @@ async fn create(
             &["mariadbd", "--max-connections=500"],
             &[("MARIADB_ROOT_PASSWORD", password), ("MARIADB_DATABASE", MYSQL_DATABASE)],
         ),
+        // Its image has the command.
+        Kind::DynamoDb => (&["-jar", "DynamoDBLocal.jar", "-inMemory", "-sharedDb"], &[]),
         Kind::MySql => (
             &["mysqld", "--max-connections=500"],
             &[("MYSQL_ROOT_PASSWORD", password), ("MYSQL_DATABASE", MYSQL_DATABASE)],

@@ -31,6 +31,7 @@ impl Endpoint {
         let url = match kind {
             Kind::Redis => format!("redis://{host}:{port}"),
             Kind::Postgres => format!("postgres://postgres:{password}@{host}:{port}/postgres"),
+            Kind::DynamoDb => format!("http://{host}:{port}"),
             Kind::MariaDb | Kind::MySql => {
                 format!("mysql://root:{password}@{host}:{port}/{MYSQL_DATABASE}")
             }

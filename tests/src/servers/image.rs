@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn every_kind_has_an_official_image() {
         for kind in Kind::ALL {
-            assert_eq!(Image::official(kind).name, kind.name());
+            assert!(Image::official(kind).name.contains(kind.name()));
         }
     }
 }

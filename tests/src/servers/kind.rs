@@ -13,11 +13,13 @@ pub enum Kind {
     MariaDb,
     /// `MySQL` itself: its locks, defaults and SQL differ from `MariaDB`'s.
     MySql,
+    /// An engine that speaks `DynamoDB`'s protocol.
+    DynamoDb,
 }
 
 impl Kind {
     /// Every kind there is.
-    pub const ALL: [Self; 4] = [Self::Redis, Self::Postgres, Self::MariaDb, Self::MySql];
+    pub const ALL: [Self; 5] = [Self::Redis, Self::Postgres, Self::MariaDb, Self::MySql, Self::DynamoDb];
 
     /// Its name in test names, image names and, in capitals, environment variables.
     #[must_use]
@@ -27,6 +29,7 @@ impl Kind {
             Self::Postgres => "postgres",
             Self::MariaDb => "mariadb",
             Self::MySql => "mysql",
+            Self::DynamoDb => "dynamodb",
         }
     }
 
@@ -49,6 +52,7 @@ impl Kind {
             Self::Redis => 6379,
             Self::Postgres => 5432,
             Self::MariaDb | Self::MySql => 3306,
+            Self::DynamoDb => 8000,
         }
     }
 }

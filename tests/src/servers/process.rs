@@ -38,13 +38,20 @@ pub(super) struct Process {
     kind: Kind,
     password: String,
     programs: Programs,
+    /// Beyond the usual ones.
+    arguments: Vec<String>,
     folder: TempDir,
     port: u16,
     child: Option<Child>,
 }
 
 impl Process {
-    pub(super) async fn start(kind: Kind, password: String) -> Result<(Self, Endpoint), ServerError> {
+    /// `configure` gets the folder, to put files there, and gives further arguments.
+    pub(super) async fn start(
+        kind: Kind,
+        password: String,
+        configure: impl FnOnce(&Path) -> io::Result<Vec<String>> + Send + 'static,
+    ) -> Result<(Self, Endpoint), ServerError> {
         let failed = |reason: String| ServerError::failed(kind, "start", reason);
         let programs = Programs::find(kind).map_err(|reason| ServerError::unavailable(kind, reason))?;
         let guard = Guard::of_this_process().map_err(failed)?;
@@ -52,10 +59,15 @@ impl Process {
             .prefix(kind.name())
             .tempdir_in(guard.folder())
             .map_err(|error| failed(error.to_string()))?;
-        let mut process = Self { kind, password, programs, folder, port: 0, child: None };
+        let arguments = Vec::new();
+        let mut process = Self { kind, password, programs, arguments, folder, port: 0, child: None };
         // Some seconds of another program's work: not on a thread that runs tests' futures.
         let (mut process, prepared) = tokio::task::spawn_blocking(move || {
-            let prepared = process.programs.prepare(process.folder.path(), &process.password);
+            let folder = process.folder.path();
+            let prepared = configure(folder).map_err(|error| error.to_string()).and_then(|arguments| {
+                process.arguments = arguments;
+                process.programs.prepare(folder, &process.password)
+            });
             process.port = free_port().unwrap_or_default();
             (process, prepared)
         })
@@ -153,7 +165,8 @@ impl Process {
 
     fn spawn(&self, log: &Path) -> io::Result<Child> {
         let log = File::create(log)?;
-        self.programs.serve(self.folder.path(), self.port).stdout(log.try_clone()?).stderr(log).spawn()
+        let mut command = self.programs.serve(self.folder.path(), self.port, &self.arguments);
+        command.stdout(log.try_clone()?).stderr(log).spawn()
     }
 
     /// The server's process and all that it has started, directly or not.

@@ -30,8 +30,10 @@ impl Programs {
             Kind::MariaDb => (Some(find("mariadb-install-db")?), find("mariadbd")?, "mysql"),
             // On Debian and others a `mysqld` on the PATH is MariaDB's.
             Kind::MySql => return Err("mysql is not started from a program".to_owned()),
+            Kind::DynamoDb => (None, find("ministack")?, ""),
         };
-        let user = if Uid::effective().is_root() {
+        // An engine of DynamoDB runs as anybody, and may be installed where only this user can read.
+        let user = if Uid::effective().is_root() && kind != Kind::DynamoDb {
             let named = |name| User::from_name(name).ok().flatten();
             let user = named(user).or_else(|| named("nobody"));
             Some(user.ok_or_else(|| format!("{kind}: no user to run as instead of root"))?)
@@ -69,9 +71,13 @@ impl Programs {
         Err(format!("{}: {}", initialize.display(), last_lines(&said)))
     }
 
-    /// The command that serves the files in `folder` on a port of the loopback.
-    pub(super) fn serve(&self, folder: &Path, port: u16) -> Command {
+    /// The command that serves the files in `folder` on a port of the loopback. A file among the arguments, which has
+    /// to be the first, comes before the usual ones and the others behind them, where they count more.
+    pub(super) fn serve(&self, folder: &Path, port: u16, arguments: &[String]) -> Command {
         let mut command = self.command(&self.serve, folder);
+        let is_file = arguments.first().is_some_and(|first| !first.starts_with('-'));
+        let (file, options) = arguments.split_at(usize::from(is_file));
+        command.args(file);
         match self.kind {
             Kind::Redis => command.args(["--bind", "127.0.0.1", "--port", &port.to_string()]).args([
                 "--save",
@@ -86,6 +92,7 @@ impl Programs {
                 .args(["-c", "max_connections=300"])
                 // In the folder, not in /dev/shm, where a SIGKILL would leave it.
                 .args(["-c", "dynamic_shared_memory_type=mmap"]),
+            Kind::DynamoDb => command.env("BIND_HOST", "127.0.0.1").env("GATEWAY_PORT", port.to_string()),
             _ => command
                 .args(["--no-defaults", "--bind-address=127.0.0.1"])
                 .arg(format!("--port={port}"))
@@ -94,13 +101,17 @@ impl Programs {
                 .arg(format!("--init-file={}", folder.join("init.sql").display()))
                 .args(["--skip-name-resolve", "--max-connections=500"]),
         };
+        command.args(options);
         command
     }
 
     fn prepare_files(&self, folder: &Path, password: &str) -> std::io::Result<()> {
         let mut own = vec![folder.to_owned()];
+        for entry in fs::read_dir(folder)? {
+            own.push(entry?.path());
+        }
         match self.kind {
-            Kind::Redis => {}
+            Kind::Redis | Kind::DynamoDb => {}
             Kind::Postgres => {
                 own.push(folder.join("password"));
                 fs::write(folder.join("password"), password)?;
@@ -143,12 +154,13 @@ impl Programs {
     }
 }
 
-/// A program on the `PATH`, or where Debian puts servers outside of it.
+/// A program on the `PATH`, or where Debian puts servers outside of it, or where `ensure.sh` puts those of PyPI.
 fn find(program: &str) -> Result<PathBuf, String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
     folders.push("/usr/sbin".into());
     folders.extend(postgres_folders());
+    folders.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/servers/bin"));
     folders
         .into_iter()
         .map(|folder| folder.join(program))

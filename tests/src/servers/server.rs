@@ -1,8 +1,9 @@
 //! A server that tests can use, stop in various ways, and start again.
 
 use std::{
-    fmt,
+    fmt, io,
     net::SocketAddr,
+    path::Path,
     sync::{Mutex, PoisonError},
 };
 
@@ -79,17 +80,31 @@ impl Server {
                 (Home::Container(container), endpoint)
             }
             Way::Process => {
-                let (process, endpoint) = Process::start(kind, password).await?;
+                let (process, endpoint) = Process::start(kind, password, |_| Ok(Vec::new())).await?;
                 (Home::Process(process), endpoint)
             }
         };
-        let state = State::Runs;
-        Ok(Self {
-            kind,
-            endpoint: Mutex::new(endpoint),
-            machine: tokio::sync::Mutex::new(Machine { home, state }),
-            way,
-        })
+        Ok(Self::running(kind, way, home, endpoint))
+    }
+
+    /// Starts a process of this machine that is set up in another way than the tests' usual server: a node of a
+    /// cluster, a replica, one with TLS. `configure` gets the folder that the server will run in, and owns with all that
+    /// is put there, and gives further arguments, which count more than the usual ones; a configuration file comes first.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub async fn start_with(
+        kind: Kind,
+        configure: impl FnOnce(&Path) -> io::Result<Vec<String>> + Send + 'static,
+    ) -> Result<Self, ServerError> {
+        let password = uuid::Uuid::new_v4().simple().to_string();
+        let (process, endpoint) = Process::start(kind, password, configure).await?;
+        Ok(Self::running(kind, Way::Process, Home::Process(process), endpoint))
+    }
+
+    fn running(kind: Kind, way: Way, home: Home, endpoint: Endpoint) -> Self {
+        let machine = Machine { home, state: State::Runs };
+        Self { kind, endpoint: Mutex::new(endpoint), machine: tokio::sync::Mutex::new(machine), way }
     }
 
     /// What kind of server it is.

@@ -15,7 +15,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Connects to `address` (`host:port`), has one exchange, and disconnects.
 ///
 /// It needs no password: Redis is asked for a PING, Postgres is greeted and asks for a password,
-/// `MariaDB` and `MySQL` greet first.
+/// `MariaDB` and `MySQL` greet first, an engine of `DynamoDB` answers any HTTP request.
 ///
 /// # Errors
 /// When there is no connection, or the server says that it is still starting, or something else
@@ -26,6 +26,7 @@ pub async fn exchange(kind: Kind, address: &str) -> io::Result<()> {
         Kind::Redis => redis(&mut server).await,
         Kind::Postgres => postgres(&mut server).await,
         Kind::MariaDb | Kind::MySql => mysql(&mut server).await,
+        Kind::DynamoDb => http(&mut server).await,
     }
 }
 
@@ -86,6 +87,16 @@ async fn mysql(server: &mut TcpStream) -> io::Result<()> {
     match head[4] {
         10 => Ok(()),
         _ => Err(unexpected("not the greeting of protocol version 10")),
+    }
+}
+
+async fn http(server: &mut TcpStream) -> io::Result<()> {
+    server.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await?;
+    let mut head = [0; 7];
+    server.read_exact(&mut head).await?;
+    match &head {
+        b"HTTP/1." => Ok(()),
+        _ => Err(unexpected("not the answer of an HTTP server")),
     }
 }
 

@@ -191,7 +191,7 @@ pub async fn a_service_sweeps<B: Backend>(store: Store<B>) {
     }
     let dead = store.caller().with_lease(store.short());
     dead.take(["a", "b"]).await;
-    store.until_free(&["a", "b"]).await;
+    store.until_short_leases_end().await;
     let swept = rig.faults.calls(Operation::Sweep);
     eventually("it sweeps", || async { (rig.faults.calls(Operation::Sweep) > swept + 2).then_some(()) })
         .await;

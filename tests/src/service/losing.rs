@@ -4,6 +4,7 @@ use std::{
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
     time::{Duration, Instant},
 };
@@ -15,7 +16,7 @@ use uuid::Uuid;
 
 use super::{Oops, Rig};
 use crate::{
-    Backend, Store,
+    Backend, PATIENCE, Store,
     fault::{Fault, Operation},
     store::id,
 };
@@ -68,6 +69,35 @@ pub async fn a_late_callback_is_not_polled_again<B: Backend>(store: Store<B>) {
     assert!(!went_on.load(Ordering::SeqCst));
     rig.faults.lift();
     store.becomes_free(&["a"]).await;
+}
+
+/// 3.9: a holder that is stopped past its lease - the process, or all of its threads - is taken over, and when
+/// it goes on it does nothing more: it is not polled again, and releases nothing of the other's.
+pub async fn a_stopped_holder_is_taken_over_and_does_nothing_more<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    rig.faults.set(Operation::Renew, Fault::Hangs);
+    let went_on = AtomicBool::new(false);
+    let call = rig.locks.lease(store.short()).with_held_locks(["a"], |held| {
+        let (next, went_on) = (store.caller(), &went_on);
+        async move {
+            let (taken_over, wakes) = mpsc::channel();
+            tokio::spawn(async move {
+                let grant = next.take_soon(["a"]).await;
+                taken_over.send(grant.locks[0].granted.fence).expect("somebody waits to go on");
+            });
+            // The thread stands still until somebody else holds the lock.
+            let fence = wakes.recv_timeout(PATIENCE).expect("it is taken over");
+            assert!(fence > held.fence("a"));
+            held.check().expect_err("its lease is over");
+            tokio::task::yield_now().await;
+            went_on.store(true, Ordering::SeqCst);
+            Ok::<_, Oops>(())
+        }
+    });
+    stopped(call.await);
+    assert!(!went_on.load(Ordering::SeqCst), "it was polled again");
+    assert_eq!(store.caller().refused(["a"]).await.len(), 1, "what it lost it does not release");
+    rig.faults.lift();
 }
 
 /// 3.3 and 6: a callback whose lock an admin breaks is stopped at its next renewal and told why.

@@ -1,0 +1,215 @@
+//! Taking a set: one conditional write of all its items, and what is found if that is refused.
+
+use lockcore::{ConflictReason, Granted, Mode, Owner, rules::InUse};
+use smallvec::SmallVec;
+
+use crate::{
+    clock::Now,
+    decide::{self, Asker, Verdict},
+    error::StoreError,
+    row::Row,
+    store::Store,
+    write::{Write, Written},
+};
+
+/// A request in stored forms.
+#[derive(Clone, Debug)]
+pub(crate) struct Ask {
+    pub(crate) context: String,
+    pub(crate) attempt: u64,
+    pub(crate) claims: Vec<Wanted>,
+    /// In microseconds.
+    pub(crate) lease: u64,
+    pub(crate) owner: Owner,
+}
+
+/// One claim in stored form.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) stored: String,
+    pub(crate) key: String,
+    pub(crate) mode: Mode,
+}
+
+/// What became of a request.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Granted(SmallVec<[Granted; 1]>),
+    /// By position in the set.
+    Refused(Vec<(usize, ConflictReason<String>)>),
+}
+
+impl Ask {
+    pub(crate) fn asker(&self) -> Asker<'_> {
+        Asker { context: &self.context, attempt: self.attempt, lease: self.lease, owner: &self.owner }
+    }
+
+    /// The same request for a part of its set.
+    pub(crate) fn part(&self, claims: &[Wanted]) -> Ask {
+        Ask { claims: claims.to_vec(), ..self.clone() }
+    }
+}
+
+/// What is known of an item: nothing yet, or what was read.
+type Known = Option<Option<Row>>;
+
+impl Store {
+    /// Takes the whole set or nothing of it.
+    pub(crate) async fn acquire(&self, ask: &Ask) -> Result<Outcome, StoreError> {
+        let chunk = self.settings.chunk();
+        if ask.claims.len() <= chunk {
+            return self.acquire_at_once(ask).await;
+        }
+        let mut all = SmallVec::new();
+        for (number, claims) in ask.claims.chunks(chunk).enumerate() {
+            match self.acquire_at_once(&ask.part(claims)).await {
+                Ok(Outcome::Granted(granted)) => all.extend(granted),
+                Ok(Outcome::Refused(conflicts)) => {
+                    self.give_back(ask, number * chunk).await?;
+                    let conflicts = conflicts.into_iter().map(|(at, reason)| (number * chunk + at, reason));
+                    let mut conflicts: Vec<_> = conflicts.collect();
+                    conflicts.extend(self.look_for_conflicts(ask, (number + 1) * chunk).await?);
+                    return Ok(Outcome::Refused(conflicts));
+                }
+                Err(error) if number == 0 => return Err(error),
+                Err(error) => {
+                    // If that fails too, the caller's withdrawal frees what was taken.
+                    let given_back = self.give_back(ask, number * chunk).await.is_ok();
+                    return Err(if given_back { error } else { error.in_doubt_now() });
+                }
+            }
+        }
+        Ok(Outcome::Granted(all))
+    }
+
+    /// Takes at most as many ids as one transaction can.
+    async fn acquire_at_once(&self, ask: &Ask) -> Result<Outcome, StoreError> {
+        let deadline = self.deadline();
+        let mut known: Vec<Known> = vec![None; ask.claims.len()];
+        if self.was_refused(ask.attempt) {
+            let keys: Vec<String> = ask.claims.iter().map(|claim| claim.key.clone()).collect();
+            known = self.read(&keys, deadline).await?.into_iter().map(Some).collect();
+        }
+        let (mut above, mut in_doubt) = (0, false);
+        for round in 0.. {
+            let now = self.now()?;
+            above = known.iter().flatten().flatten().map(|row| row.fence).max().unwrap_or(0).max(above);
+            let step = self.plan(ask, &known, now, self.clock.fence(now, above))?;
+            if !step.conflicts.is_empty() {
+                // A try without an answer may still arrive: this is not the last word on the attempt.
+                if in_doubt {
+                    return Err(StoreError::Contended { in_doubt });
+                }
+                if !step.rebased.is_empty() {
+                    // Whoever changed them in between did the same.
+                    self.write(&step.rebased, deadline).await?;
+                }
+                self.remember_refusal(ask.attempt, true);
+                return Ok(Outcome::Refused(step.conflicts));
+            }
+            match self.write(&step.writes, deadline).await {
+                Ok(Written::Done) => {
+                    if round > 0 || self.was_refused(ask.attempt) {
+                        self.remember_refusal(ask.attempt, false);
+                    }
+                    return Ok(Outcome::Granted(step.granted));
+                }
+                Ok(Written::Refused { found, doubt }) => {
+                    in_doubt |= doubt;
+                    for (position, item) in found {
+                        let row = item.map(|item| Row::read(item, self.names())).transpose()?;
+                        match known.get_mut(position) {
+                            Some(known) => *known = Some(row),
+                            // An item that is for its fence alone.
+                            None => above = above.max(row.map_or(0, |row| row.fence)),
+                        }
+                    }
+                }
+                Err(error) if in_doubt => return Err(error.in_doubt_now()),
+                Err(error) => return Err(error),
+            }
+            // The first refusal tells what stands there; only further ones are a race with others.
+            if round > 0 {
+                self.rest(round - 1, deadline, in_doubt).await?;
+            }
+        }
+        unreachable!("the loop ends by returning")
+    }
+
+    /// What to write to grant the set under `fence`, or what is in the way.
+    fn plan(&self, ask: &Ask, known: &[Known], now: Now, fence: u64) -> Result<Plan, StoreError> {
+        let asker = ask.asker();
+        let mut plan = Plan::default();
+        let mut fences = Vec::new();
+        for (position, (claim, known)) in ask.claims.iter().zip(known).enumerate() {
+            let Wanted { key, mode, stored } = claim;
+            let Some(old) = known else {
+                let entry = asker.entry(*mode, &[], fence, now);
+                plan.writes.push(Write::take(key, self.names(), asker, &entry, now));
+                plan.granted.push(Granted {
+                    mode: *mode,
+                    fence,
+                    permits: entry.permits,
+                    in_use: InUse::of([*mode]).units(),
+                });
+                fences.push(stored);
+                continue;
+            };
+            let mut row = old.clone().unwrap_or_default();
+            let rebased = row.rebase(now);
+            match decide::take(&mut row, asker, *mode, fence, now) {
+                Verdict::Withdrawn => return Err(StoreError::Withdrawn),
+                Verdict::Blocked(reason) => {
+                    if rebased {
+                        plan.rebased.push(Write::replace(key, self.names(), old.as_ref(), &row, now));
+                    }
+                    plan.conflicts.push((position, reason));
+                }
+                Verdict::Granted(granted) => {
+                    if granted.fence == fence {
+                        fences.push(stored);
+                    }
+                    plan.granted.push(granted);
+                    plan.writes.push(Write::replace(key, self.names(), old.as_ref(), &row, now));
+                }
+            }
+        }
+        if self.settings.strict_fence {
+            let noted = fences.into_iter().map(|stored| Write::fence(self.keys.fence(stored), fence));
+            plan.writes.extend(noted);
+        }
+        Ok(plan)
+    }
+
+    /// Gives back what the attempt got of the first `count` ids; what the context held before stays.
+    async fn give_back(&self, ask: &Ask, count: usize) -> Result<(), StoreError> {
+        for claims in ask.claims[..count].chunks(self.settings.chunk()) {
+            self.undo(&ask.part(claims), false).await?;
+        }
+        Ok(())
+    }
+
+    /// What is in the way of the ids from the position `from` on: nothing is taken.
+    async fn look_for_conflicts(
+        &self,
+        ask: &Ask,
+        from: usize,
+    ) -> Result<Vec<(usize, ConflictReason<String>)>, StoreError> {
+        let Some(rest) = ask.claims.get(from..).filter(|rest| !rest.is_empty()) else { return Ok(Vec::new()) };
+        let keys: Vec<String> = rest.iter().map(|claim| claim.key.clone()).collect();
+        let known: Vec<Known> = self.read(&keys, self.deadline()).await?.into_iter().map(Some).collect();
+        let now = self.now()?;
+        let plan = self.plan(&ask.part(rest), &known, now, self.clock.fence(now, 0))?;
+        Ok(plan.conflicts.into_iter().map(|(at, reason)| (from + at, reason)).collect())
+    }
+}
+
+/// A step of an acquire.
+#[derive(Default)]
+struct Plan {
+    writes: Vec<Write>,
+    granted: SmallVec<[Granted; 1]>,
+    conflicts: Vec<(usize, ConflictReason<String>)>,
+    /// Items in the way with a lease from the future, counted from now instead.
+    rebased: Vec<Write>,
+}

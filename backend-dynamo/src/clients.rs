@@ -1,0 +1,167 @@
+//! The SDK's clients: one for each runtime, as a connection belongs to the runtime that made it.
+
+use std::{
+    sync::{Arc, PoisonError, RwLock},
+    time::{Duration, SystemTime},
+};
+
+use aws_config::BehaviorVersion;
+use aws_sdk_dynamodb::{
+    Client,
+    config::{
+        ConfigBag, Intercept, RuntimeComponents, SharedHttpClient, StalledStreamProtectionConfig, Region,
+        interceptors::{BeforeDeserializationInterceptorContextRef, BeforeTransmitInterceptorContextRef},
+        retry::RetryConfig,
+        timeout::TimeoutConfig,
+    },
+    error::BoxError,
+    primitives::{DateTime, DateTimeFormat},
+};
+use aws_smithy_async::time::TimeSource;
+use aws_smithy_http_client::{
+    Builder,
+    tls::{Provider, rustls_provider::CryptoMode},
+};
+use aws_smithy_types::config_bag::{Storable, StoreReplace};
+use lockcore::Moment;
+use tokio::runtime::{Handle, Id};
+
+use crate::{clock::ServiceClock, config::Settings, error::StoreError};
+
+/// How many runtimes' clients are kept.
+const KEPT: usize = 16;
+
+/// Clients of the service, by runtime.
+#[derive(Debug)]
+pub(crate) struct Clients {
+    config: aws_sdk_dynamodb::Config,
+    plain: bool,
+    clients: RwLock<Vec<(Id, Arc<Client>)>>,
+}
+
+impl Clients {
+    /// Finds region, credentials and endpoint by the SDK's usual chain, where the settings name none.
+    pub(crate) async fn new(settings: &Settings, clock: impl FnOnce(&str) -> Arc<ServiceClock>) -> (Self, Arc<ServiceClock>) {
+        let plain = |endpoint: &str| endpoint.starts_with("http://");
+        let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12()).http_client(http_client(false));
+        if let Some(region) = &settings.region {
+            loader = loader.region(Region::new(region.clone()));
+        }
+        if let Some(profile) = &settings.profile {
+            loader = loader.profile_name(profile);
+        }
+        if let Some(credentials) = &settings.credentials {
+            loader = loader.credentials_provider(credentials.clone());
+        }
+        if let Some(endpoint) = &settings.endpoint {
+            loader = loader.endpoint_url(endpoint);
+        }
+        let shared = loader.load().await;
+        let endpoint = shared.endpoint_url().map(str::to_owned);
+        let region = shared.region().map(ToString::to_string).unwrap_or_default();
+        let clock = clock(endpoint.as_deref().unwrap_or(&region));
+        let timeouts = TimeoutConfig::builder()
+            .connect_timeout(settings.attempt_timeout.min(Duration::from_secs(1)))
+            .operation_attempt_timeout(settings.attempt_timeout)
+            .build();
+        let mut config = aws_sdk_dynamodb::config::Builder::from(&shared)
+            // This crate repeats requests itself, as it has to know which answers were lost.
+            .retry_config(RetryConfig::disabled())
+            .timeout_config(timeouts)
+            .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
+            .interceptor(Dates { clock: clock.clone() });
+        if settings.ahead != 0 {
+            config = config.time_source(Ahead(settings.ahead));
+        }
+        let plain = endpoint.as_deref().is_some_and(plain);
+        (Clients { config: config.build(), plain, clients: RwLock::new(Vec::new()) }, clock)
+    }
+
+    /// The client of the current runtime.
+    pub(crate) fn current(&self) -> Result<Arc<Client>, StoreError> {
+        let id = Handle::try_current().map_err(|_| StoreError::NoRuntime)?.id();
+        let of = |clients: &[(Id, Arc<Client>)]| {
+            clients.iter().find(|(of, _)| *of == id).map(|(_, client)| client.clone())
+        };
+        if let Some(client) = of(&self.clients.read().unwrap_or_else(PoisonError::into_inner)) {
+            return Ok(client);
+        }
+        let mut clients = self.clients.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(client) = of(&clients) {
+            return Ok(client);
+        }
+        let config = self.config.to_builder().http_client(http_client(self.plain)).build();
+        let client = Arc::new(Client::from_conf(config));
+        if clients.len() >= KEPT {
+            clients.remove(0); // its requests under way keep it
+        }
+        clients.push((id, client.clone()));
+        Ok(client)
+    }
+}
+
+/// A client with connections of its own; without TLS where only a plain endpoint is asked.
+fn http_client(plain: bool) -> SharedHttpClient {
+    if plain {
+        return Builder::new().build_http();
+    }
+    Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring)).build_https()
+}
+
+/// Reads the service's time from every answer.
+#[derive(Debug)]
+struct Dates {
+    clock: Arc<ServiceClock>,
+}
+
+#[derive(Debug)]
+struct Sent(Moment);
+
+impl Storable for Sent {
+    type Storer = StoreReplace<Self>;
+}
+
+#[aws_smithy_runtime_api::client::interceptors::dyn_dispatch_hint]
+impl Intercept for Dates {
+    fn name(&self) -> &'static str {
+        "lockcore::Dates"
+    }
+
+    fn read_before_transmit(
+        &self,
+        _context: &BeforeTransmitInterceptorContextRef<'_>,
+        _components: &RuntimeComponents,
+        config: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        config.interceptor_state().store_put(Sent(Moment::now()));
+        Ok(())
+    }
+
+    fn read_before_deserialization(
+        &self,
+        context: &BeforeDeserializationInterceptorContextRef<'_>,
+        _components: &RuntimeComponents,
+        config: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let headers = context.response().headers();
+        // What a cache answers is dated when it was made.
+        if let (Some(sent), Some(date), None) = (config.load::<Sent>(), headers.get("date"), headers.get("age"))
+            && let Ok(date) = DateTime::from_str(date, DateTimeFormat::HttpDate)
+            && let Ok(seconds) = u64::try_from(date.secs())
+        {
+            self.clock.sample(sent.0, Moment::now(), seconds);
+        }
+        Ok(())
+    }
+}
+
+/// A wall clock that is wrong, for tests.
+#[derive(Debug)]
+struct Ahead(i64);
+
+impl TimeSource for Ahead {
+    fn now(&self) -> SystemTime {
+        let by = Duration::from_secs(self.0.unsigned_abs());
+        if self.0 > 0 { SystemTime::now() + by } else { SystemTime::now() - by }
+    }
+}

@@ -1,0 +1,223 @@
+//! What is known here of the service's clock: an interval, from the `Date` of its answers.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use lockcore::Moment;
+
+/// By how much the rates of two clocks are taken to differ at most: one part in a thousand.
+const DRIFT: u64 = 1000;
+
+/// By how much the clocks of the service's own hosts are taken to differ at most, in microseconds.
+const SPREAD: u64 = 100_000;
+
+const SECOND: u64 = 1_000_000;
+
+/// The service's time, in microseconds since 1970: it is between the two.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Now {
+    pub(crate) lo: u64,
+    pub(crate) hi: u64,
+}
+
+/// An interval estimate of the service's clock.
+///
+/// An answer whose `Date` says `D` was written when the service's clock was at least `D` and less than `D` + 1 s, at some
+/// local moment between the sending of the request and the receipt of the answer. Every answer thus bounds the
+/// difference between that clock and the local one from both sides, and the bounds of many are intersected (as Marzullo
+/// and Owicki do with many clocks, 1983); within some answers across a change of second what is left is the time of a
+/// round trip. Bounds widen as they age, by the rates that may differ.
+///
+/// Invariant C1: a lease is written to end at the upper bound and taken over after the lower one, so that an estimate
+/// that is too wide delays a take-over and never hastens one.
+///
+/// Invariant C2: an answer that contradicts the bounds - the service's clock was set, or one of its hosts is off - does
+/// not replace them but widens them; the next that agrees with it narrows them again.
+///
+/// No wall clock of this machine goes into it.
+#[derive(Debug)]
+pub(crate) struct ServiceClock {
+    bounds: Mutex<Option<Bounds>>,
+    last_fence: AtomicU64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    lower: Bound,
+    upper: Bound,
+}
+
+/// What the service's clock showed at least, or at most, at a local moment.
+#[derive(Clone, Copy, Debug)]
+struct Bound {
+    at: Moment,
+    micros: u64,
+}
+
+impl ServiceClock {
+    pub(crate) fn new() -> Self {
+        ServiceClock { bounds: Mutex::new(None), last_fence: AtomicU64::new(0) }
+    }
+
+    /// The clock of an endpoint as this process knows it: what one DAO learns serves all.
+    pub(crate) fn of(endpoint: &str) -> Arc<Self> {
+        static KNOWN: Mutex<Option<HashMap<String, Weak<ServiceClock>>>> = Mutex::new(None);
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = known.get_or_insert_with(HashMap::new);
+        if let Some(clock) = known.get(endpoint).and_then(Weak::upgrade) {
+            return clock;
+        }
+        known.retain(|_, clock| clock.strong_count() > 0);
+        let clock = Arc::new(ServiceClock::new());
+        known.insert(endpoint.to_owned(), Arc::downgrade(&clock));
+        clock
+    }
+
+    /// Notes that an answer to a request that was sent at `sent`, received at `received`, was dated `date`, in whole
+    /// seconds since 1970.
+    pub(crate) fn sample(&self, sent: Moment, received: Moment, date: u64) {
+        let lower = Bound { at: received, micros: date.saturating_mul(SECOND) };
+        let upper = Bound { at: sent, micros: date.saturating_add(1).saturating_mul(SECOND) };
+        let mut bounds = self.bounds.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(known) = &mut *bounds else {
+            *bounds = Some(Bounds { lower, upper });
+            return;
+        };
+        let (lo, hi) = (known.lower.at_least(received), known.upper.at_most(received));
+        let (new_lo, new_hi) = (lower.at_least(received), upper.at_most(received));
+        let contradicts = new_lo > hi || new_hi < lo;
+        if contradicts != (new_lo > lo) {
+            known.lower = lower;
+        }
+        if contradicts != (new_hi < hi) {
+            known.upper = upper;
+        }
+    }
+
+    /// The service's time as of now; `None` while no answer ever came.
+    pub(crate) fn now(&self) -> Option<Now> {
+        let bounds = (*self.bounds.lock().unwrap_or_else(PoisonError::into_inner))?;
+        let now = Moment::now();
+        let lo = bounds.lower.at_least(now).saturating_sub(SPREAD);
+        Some(Now { lo, hi: bounds.upper.at_most(now).saturating_add(SPREAD).max(lo) })
+    }
+
+    /// A fence that is at least the service's clock, above `above`, and above every other of this process.
+    pub(crate) fn fence(&self, now: Now, above: u64) -> u64 {
+        let next = |last: u64| now.hi.max(above.saturating_add(1)).max(last.saturating_add(1));
+        let last = self.last_fence.fetch_update(Relaxed, Relaxed, |last| Some(next(last)));
+        next(last.unwrap_or_else(|last| last))
+    }
+}
+
+impl Bound {
+    fn at_least(&self, now: Moment) -> u64 {
+        let passed = micros(now, self.at);
+        self.micros.saturating_add(passed - passed / DRIFT)
+    }
+
+    fn at_most(&self, now: Moment) -> u64 {
+        let passed = micros(now, self.at);
+        self.micros.saturating_add(passed.saturating_add(passed / DRIFT))
+    }
+}
+
+fn micros(now: Moment, before: Moment) -> u64 {
+    u64::try_from(now.since(&before).as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const EPOCH: u64 = 1_795_000_000;
+
+    /// A service whose clock starts at `EPOCH` and some microseconds.
+    struct Service {
+        start: Moment,
+        micros: u64,
+    }
+
+    impl Service {
+        fn truly(&self) -> u64 {
+            EPOCH * SECOND + self.micros + micros(Moment::now(), self.start)
+        }
+
+        async fn answers(&self, clock: &ServiceClock, there: u64, back: u64) {
+            let sent = Moment::now();
+            tokio::time::advance(Duration::from_micros(there)).await;
+            let date = self.truly() / SECOND;
+            tokio::time::advance(Duration::from_micros(back)).await;
+            clock.sample(sent, Moment::now(), date);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_service_is_always_within_the_bounds_which_narrow() {
+        let clock = ServiceClock::new();
+        assert_eq!(clock.now(), None);
+        let service = Service { start: Moment::now(), micros: 123_456 };
+        let mut width = u64::MAX;
+        for round in 0..200 {
+            let (there, back) = (1000 + round * 37 % 5000, 1000 + round * 91 % 9000);
+            service.answers(&clock, there, back).await;
+            for pause in [0, 17_000] {
+                tokio::time::advance(Duration::from_micros(pause)).await;
+                let (now, truly) = (clock.now().expect("a sample"), service.truly());
+                assert!(now.lo <= truly && truly <= now.hi, "{now:?} {truly}");
+                width = width.min(now.hi - now.lo);
+            }
+        }
+        assert!(width < 2 * SPREAD + 10_000, "{width}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bounds_widen_as_they_age() {
+        let clock = ServiceClock::new();
+        let service = Service { start: Moment::now(), micros: 0 };
+        service.answers(&clock, 1000, 1000).await;
+        let fresh = clock.now().expect("a sample");
+        tokio::time::advance(Duration::from_secs(1000)).await;
+        let old = clock.now().expect("a sample");
+        assert_eq!((old.hi - old.lo) - (fresh.hi - fresh.lo), 2 * SECOND);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_answer_that_contradicts_widens_and_two_convince() {
+        let clock = ServiceClock::new();
+        let service = Service { start: Moment::now(), micros: 0 };
+        service.answers(&clock, 1000, 1000).await;
+        for ahead in [3600 * SECOND, 0] {
+            let set = Service { start: service.start, micros: ahead };
+            set.answers(&clock, 1000, 1000).await;
+            let now = clock.now().expect("a sample");
+            assert!(now.lo <= service.truly() && now.hi >= service.truly() + 3600 * SECOND, "{now:?}");
+            set.answers(&clock, 1000, 1000).await;
+            let now = clock.now().expect("a sample");
+            assert!(now.lo <= set.truly() && set.truly() <= now.hi && now.hi - now.lo < 2 * SECOND);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn fences_only_grow_though_the_bounds_narrow() {
+        let clock = ServiceClock::new();
+        let service = Service { start: Moment::now(), micros: 999_000 };
+        service.answers(&clock, 100, 100).await;
+        let first = clock.fence(clock.now().expect("a sample"), 0);
+        assert!(first >= service.truly());
+        tokio::time::advance(Duration::from_millis(2)).await;
+        service.answers(&clock, 100, 100).await;
+        let now = clock.now().expect("a sample");
+        assert!(now.hi < first, "the bounds have narrowed");
+        let second = clock.fence(now, 0);
+        assert!(second > first);
+        assert_eq!(clock.fence(now, second + 10), second + 11);
+    }
+}

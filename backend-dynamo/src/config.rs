@@ -1,0 +1,347 @@
+//! How to reach the table, and what is in it.
+
+use std::{fmt, marker::PhantomData, time::Duration};
+
+use aws_sdk_dynamodb::config::Credentials;
+use lockcore::{BackendError, ContextId, Ident};
+
+use crate::{dao::DynamoLockDao, error::StoreError};
+
+/// What to do with sets of more ids than the service takes in one transaction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LargeSets {
+    /// Refuse them before anything is sent.
+    #[default]
+    Refuse,
+    /// Take them in chunks of a hundred (fifty with a strict fence), in the order of the ids, and give all back if one
+    /// is refused. **Not atomic**: others may find a part of the set taken that is then given back, may get between two
+    /// chunks, and may be refused by a set that is itself refused in the end. No two such sets can wait for each other,
+    /// as both take their ids in the same order and wait with none. Release and renewal go by chunks too.
+    Chunks {
+        /// The most ids in one set, from 101 to 10 000.
+        max: usize,
+    },
+}
+
+/// Settings of a [`DynamoLockDao`]; made by [`DynamoLockDao::builder`].
+pub struct DynamoBuilder<I, C> {
+    settings: Settings,
+    types: PhantomData<fn() -> (I, C)>,
+}
+
+/// The names of the attributes that other clients know, and of the index.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Names {
+    pub(crate) id: String,
+    pub(crate) context: String,
+    pub(crate) created: String,
+    pub(crate) expires: String,
+    pub(crate) index: Option<String>,
+}
+
+/// The settings once they are off the builder.
+#[derive(Clone)]
+pub(crate) struct Settings {
+    pub(crate) table: String,
+    pub(crate) namespace: String,
+    pub(crate) region: Option<String>,
+    pub(crate) endpoint: Option<String>,
+    pub(crate) profile: Option<String>,
+    pub(crate) credentials: Option<Credentials>,
+    pub(crate) timeout: Duration,
+    pub(crate) attempt_timeout: Duration,
+    pub(crate) names: Names,
+    pub(crate) large_sets: LargeSets,
+    pub(crate) strict_fence: bool,
+    pub(crate) ahead: i64,
+    pub(crate) own_clock: bool,
+}
+
+impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
+    pub(crate) fn new() -> Self {
+        let settings = Settings {
+            table: "locks".to_owned(),
+            namespace: String::new(),
+            region: None,
+            endpoint: None,
+            profile: None,
+            credentials: None,
+            timeout: Duration::from_secs(5),
+            attempt_timeout: Duration::from_secs(2),
+            names: Names {
+                id: "id".to_owned(),
+                context: "contextId".to_owned(),
+                created: "created".to_owned(),
+                expires: "expires".to_owned(),
+                index: None,
+            },
+            large_sets: LargeSets::Refuse,
+            strict_fence: false,
+            ahead: 0,
+            own_clock: false,
+        };
+        DynamoBuilder { settings, types: PhantomData }
+    }
+
+    /// The table; 3 to 255 of letters, digits, `_`, `-` and `.`, or its ARN; `"locks"` by default.
+    #[must_use]
+    pub fn table(mut self, table: impl Into<String>) -> Self {
+        self.settings.table = table.into();
+        self
+    }
+
+    /// Keeps applications and tenants in one table apart; at most 255 bytes without `#`. Empty, the default, makes every
+    /// id its own key: then other clients of the table exclude, and are excluded, on the same ids.
+    #[must_use]
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.settings.namespace = namespace.into();
+        self
+    }
+
+    /// The region; without one the SDK's usual chain decides.
+    #[must_use]
+    pub fn region(mut self, region: impl Into<String>) -> Self {
+        self.settings.region = Some(region.into());
+        self
+    }
+
+    /// Another address than the region's own, `http://` or `https://`: an emulator, or a private endpoint.
+    #[must_use]
+    pub fn endpoint(mut self, endpoint: impl Into<String>) -> Self {
+        self.settings.endpoint = Some(endpoint.into());
+        self
+    }
+
+    /// The profile of the SDK's configuration files.
+    #[must_use]
+    pub fn profile(mut self, profile: impl Into<String>) -> Self {
+        self.settings.profile = Some(profile.into());
+        self
+    }
+
+    /// Fixed credentials instead of the SDK's usual chain. They show in no `Debug`, error or log.
+    #[must_use]
+    pub fn credentials(
+        mut self,
+        access_key_id: impl Into<String>,
+        secret_access_key: impl Into<String>,
+        session_token: Option<String>,
+    ) -> Self {
+        let credentials = Credentials::new(access_key_id, secret_access_key, session_token, None, "lockcore");
+        self.settings.credentials = Some(credentials);
+        self
+    }
+
+    /// How long an operation tries in all, against throttling, conflicts and lost answers, before it fails; 100 ms to
+    /// 5 min, 5 s by default. The try that is under way then may take another [attempt
+    /// timeout](Self::attempt_timeout).
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.settings.timeout = timeout;
+        self
+    }
+
+    /// How long one request may take; 50 ms to 1 min, 2 s by default.
+    #[must_use]
+    pub fn attempt_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.attempt_timeout = timeout;
+        self
+    }
+
+    /// The attribute that is the table's hash key; `"id"` by default.
+    #[must_use]
+    pub fn id_attribute(mut self, name: impl Into<String>) -> Self {
+        self.settings.names.id = name.into();
+        self
+    }
+
+    /// The attribute with the holder's context; `"contextId"` by default.
+    #[must_use]
+    pub fn context_attribute(mut self, name: impl Into<String>) -> Self {
+        self.settings.names.context = name.into();
+        self
+    }
+
+    /// The attribute that says since when an id is held, in whole seconds; `"created"` by default.
+    #[must_use]
+    pub fn created_attribute(mut self, name: impl Into<String>) -> Self {
+        self.settings.names.created = name.into();
+        self
+    }
+
+    /// The attribute that says until when an id is held, in whole seconds, by which the table's TTL goes; `"expires"`
+    /// by default.
+    #[must_use]
+    pub fn expires_attribute(mut self, name: impl Into<String>) -> Self {
+        self.settings.names.expires = name.into();
+        self
+    }
+
+    /// An index over the contexts that `migrate` creates, and `doctor` looks for; none by default. This library reads
+    /// none: other clients may, as with `context-ids-index`.
+    #[must_use]
+    pub fn context_index(mut self, name: impl Into<String>) -> Self {
+        self.settings.names.index = Some(name.into());
+        self
+    }
+
+    /// What to do with sets of more ids than the service takes in one transaction; refused by default.
+    #[must_use]
+    pub fn large_sets(mut self, large_sets: LargeSets) -> Self {
+        self.settings.large_sets = large_sets;
+        self
+    }
+
+    /// Keeps every id's fence in an item of its own that nobody else touches and TTL never collects, written in the same
+    /// transaction: fences then never go back whatever other clients do, at twice the writes and at most 50 ids a set.
+    /// All programs of a namespace must agree on it.
+    #[must_use]
+    pub fn strict_fence(mut self, strict: bool) -> Self {
+        self.settings.strict_fence = strict;
+        self
+    }
+
+    /// For tests: a wall clock of this machine that is ahead by so many seconds.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn pretend_ahead(mut self, seconds: i64) -> Self {
+        self.settings.ahead = seconds;
+        self
+    }
+
+    /// For tests: knows nothing of what other DAOs of this process learned of the service's clock, as in a process of
+    /// its own.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn own_clock(mut self) -> Self {
+        self.settings.own_clock = true;
+        self
+    }
+
+    /// Looks at the table once, which also tells the service's time. A table that is missing is no error here: `migrate`
+    /// creates it.
+    ///
+    /// # Errors
+    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) names the setting and its value, or says why the
+    /// table cannot be used: another key schema, or replicas in other regions that are only eventually consistent;
+    /// else what kept the service from being asked.
+    pub async fn open(self) -> Result<DynamoLockDao<I, C>, BackendError> {
+        self.settings.check()?;
+        DynamoLockDao::start(self.settings).await
+    }
+
+    /// What to create the table with, without reaching any: see [`Schema`](crate::Schema).
+    ///
+    /// # Errors
+    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) names the setting and its value.
+    pub fn schema(&self) -> Result<crate::Schema, BackendError> {
+        self.settings.check()?;
+        Ok(crate::Schema::new(&self.settings))
+    }
+}
+
+impl<I, C> fmt::Debug for DynamoBuilder<I, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.settings.fmt(f)
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DynamoBuilder")
+            .field("table", &self.table)
+            .field("namespace", &self.namespace)
+            .field("region", &self.region)
+            .field("endpoint", &self.shown_endpoint())
+            .field("profile", &self.profile)
+            .field("credentials", &self.credentials.as_ref().map(|_| "[redacted]"))
+            .field("timeout", &self.timeout)
+            .field("names", &self.names)
+            .field("large_sets", &self.large_sets)
+            .field("strict_fence", &self.strict_fence)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The most ids in one transaction of the service.
+pub(crate) const TRANSACTION: usize = 100;
+
+impl Settings {
+    /// How many ids are taken in one transaction.
+    pub(crate) fn chunk(&self) -> usize {
+        if self.strict_fence { TRANSACTION / 2 } else { TRANSACTION }
+    }
+
+    pub(crate) fn max_ids(&self) -> usize {
+        match self.large_sets {
+            LargeSets::Refuse => self.chunk(),
+            LargeSets::Chunks { max } => max,
+        }
+    }
+
+    /// The endpoint without what may be a password in it.
+    pub(crate) fn shown_endpoint(&self) -> Option<String> {
+        let endpoint = self.endpoint.as_deref()?;
+        let (scheme, rest) = endpoint.split_once("://").unwrap_or(("", endpoint));
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+        Some(format!("{scheme}://{host}/{path}").trim_end_matches('/').to_owned())
+    }
+
+    fn check(&self) -> Result<(), StoreError> {
+        let refuse = |key, value: &str, expected| {
+            Err(StoreError::Setting { key, value: value.chars().take(64).collect(), expected })
+        };
+        let word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
+        let is_name = (3..=255).contains(&self.table.len()) && self.table.bytes().all(word);
+        let is_arn = self.table.starts_with("arn:") && self.table.len() <= 1024;
+        if !(is_name || is_arn) {
+            let expected = "it must have 3 to 255 of letters, digits, _, - and ., or be an ARN";
+            return refuse("table", &self.table, expected);
+        }
+        if self.namespace.len() > 255 || self.namespace.contains('#') {
+            return refuse("namespace", &self.namespace, "it must have at most 255 bytes and no #");
+        }
+        if let Some(endpoint) = &self.endpoint
+            && !(endpoint.starts_with("http://") || endpoint.starts_with("https://"))
+        {
+            // Not shown: it may hold anything.
+            return refuse("endpoint", "", "it must begin with http:// or https://");
+        }
+        if self.region.as_ref().is_some_and(|region| {
+            region.is_empty() || !region.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+        }) {
+            let region = self.region.as_deref().unwrap_or_default();
+            return refuse("region", region, "it must be a region's name, such as eu-central-1");
+        }
+        if !(Duration::from_millis(100)..=Duration::from_secs(300)).contains(&self.timeout) {
+            return refuse("timeout", &format!("{:?}", self.timeout), "it must be 100 ms to 5 min");
+        }
+        if !(Duration::from_millis(50)..=Duration::from_secs(60)).contains(&self.attempt_timeout) {
+            let value = format!("{:?}", self.attempt_timeout);
+            return refuse("attempt_timeout", &value, "it must be 50 ms to 1 min");
+        }
+        let Names { id, context, created, expires, index } = &self.names;
+        let own = ["rev", "fence", "holders", "marks", "frozen", "breaks"];
+        let all = [("id_attribute", id), ("context_attribute", context), ("created_attribute", created), ("expires_attribute", expires)];
+        for (position, (key, name)) in all.iter().enumerate() {
+            if name.is_empty() || name.len() > 255 {
+                return refuse(key, name, "it must have 1 to 255 bytes");
+            }
+            if own.contains(&name.as_str()) || all[..position].iter().any(|(_, other)| other == name) {
+                return refuse(key, name, "another attribute has that name");
+            }
+        }
+        if let Some(index) = index
+            && !((3..=255).contains(&index.len()) && index.bytes().all(word))
+        {
+            return refuse("context_index", index, "it must have 3 to 255 of letters, digits, _, - and .");
+        }
+        match self.large_sets {
+            LargeSets::Chunks { max } if !(101..=10_000).contains(&max) => {
+                refuse("large_sets", &max.to_string(), "it must be from 101 to 10000")
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The DAO: turns requests into their stored forms, has the steps made, and back.
+
+use std::{fmt, marker::PhantomData, time::Duration};
+
+use lockcore::{
+    AcquireRequest, Acquired, BackendError, BreakMode, Broken, Capabilities, Conflict, ConflictReason, ContextId,
+    Finding, Grant, Holder, Ident, Inspection, Listing, LockDao, LostLock, Page, Released, Renewed, StoredContext,
+    Target, Withdraw, Withdrawn,
+};
+use uuid::Uuid;
+
+use crate::{
+    acquire::{Ask, Outcome, Wanted},
+    admin,
+    config::{DynamoBuilder, Settings},
+    release::{Hold, Losses},
+    schema::Schema,
+    store::{Store, Usage},
+};
+
+/// Locks in a DynamoDB table; see the [crate](crate) for what it does how.
+pub struct DynamoLockDao<I = String, C = Uuid> {
+    store: Store,
+    types: PhantomData<fn() -> (I, C)>,
+}
+
+impl<I: Ident, C: ContextId> DynamoLockDao<I, C> {
+    /// Settings to choose before opening.
+    pub fn builder() -> DynamoBuilder<I, C> {
+        DynamoBuilder::new()
+    }
+
+    /// What this backend can do, with the usual settings.
+    pub fn declared() -> Capabilities {
+        CAPABILITIES
+    }
+
+    /// What to create the table with.
+    pub fn schema(&self) -> Schema {
+        Schema::new(&self.store.settings)
+    }
+
+    /// What was sent so far. Units are counted from the first call of [`count_units`](Self::count_units) on.
+    pub fn usage(&self) -> Usage {
+        self.store.usage()
+    }
+
+    /// Asks the service to tell the units of every request from now on: for measurements.
+    pub fn count_units(&self) {
+        let mut capacity = self.store.capacity.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        capacity.get_or_insert_default();
+    }
+
+    pub(crate) async fn start(settings: Settings) -> Result<Self, BackendError> {
+        Ok(DynamoLockDao { store: Store::open(settings).await?, types: PhantomData })
+    }
+
+    fn key(&self, target: &Target<I>) -> String {
+        self.store.keys.lock(&target.stored())
+    }
+
+    fn ask(&self, request: &AcquireRequest<I, C>) -> Ask {
+        let claims = request.claims.iter().map(|claim| {
+            let stored = claim.target.stored().into_owned();
+            Wanted { key: self.store.keys.lock(&stored), stored, mode: claim.mode }
+        });
+        Ask {
+            context: request.context.stored().into_owned(),
+            attempt: request.attempt.0,
+            claims: claims.collect(),
+            lease: micros(request.lease),
+            owner: request.owner.clone(),
+        }
+    }
+
+    fn hold(&self, grant: &Grant<I, C>) -> Hold {
+        let locks = grant.locks.iter().map(|lock| (self.key(&lock.target), lock.granted.fence));
+        Hold {
+            context: grant.context.stored().into_owned(),
+            locks: locks.collect(),
+            lease: micros(grant.lease),
+        }
+    }
+}
+
+const CAPABILITIES: Capabilities = Capabilities {
+    backend: "dynamodb",
+    shared_store: true,
+    fifo: false,
+    push: false,
+    permanent: false,
+    slots: true,
+    shared: true,
+    listing: true,
+    breaking: true,
+    // TTL collects: a sweep would have to read the whole table.
+    sweeping: false,
+    dead_holders: false,
+    // The service's time is known to some seconds at worst, and a lease has to be renewed at a third of it.
+    min_lease: Duration::from_secs(5),
+    default_lease: Some(Duration::from_secs(30)),
+    max_ids: 100,
+};
+
+impl<I, C> fmt::Debug for DynamoLockDao<I, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let settings = &self.store.settings;
+        f.debug_struct("DynamoLockDao")
+            .field("table", &settings.table)
+            .field("namespace", &settings.namespace)
+            .field("endpoint", &settings.shown_endpoint())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<I: Ident, C: ContextId> LockDao<I, C> for DynamoLockDao<I, C> {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { max_ids: self.store.settings.max_ids(), ..CAPABILITIES }
+    }
+
+    async fn acquire(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
+        Ok(match self.store.acquire(&self.ask(request)).await? {
+            Outcome::Granted(granted) => Acquired::Granted(granted),
+            Outcome::Refused(conflicts) => {
+                let conflict = |(position, reason): (usize, _)| Conflict {
+                    target: request.claims[position].target.clone(),
+                    reason: typed(reason),
+                };
+                Acquired::Refused(conflicts.into_iter().map(conflict).collect())
+            }
+        })
+    }
+
+    async fn withdraw(&self, request: &AcquireRequest<I, C>, how: Withdraw) -> Result<Withdrawn, BackendError> {
+        let held = self.store.withdraw(&self.ask(request), how).await?;
+        Ok(held.map_or(Withdrawn::Left, Withdrawn::Holds))
+    }
+
+    async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
+        let freed = self.store.release(&self.hold(grant)).await?;
+        let mut failed = Vec::new();
+        if let Some((from, error)) = freed.failed {
+            let error = BackendError::from(error);
+            failed.extend(grant.locks[from..].iter().map(|lock| (lock.target.clone(), error.clone())));
+        }
+        Ok(Released { lost: lost(grant, freed.lost), failed })
+    }
+
+    async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
+        Ok(Renewed { lost: lost(grant, self.store.renew(&self.hold(grant)).await?) })
+    }
+
+    async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {
+        let freed = self.store.release_context(&context.stored()).await?;
+        Ok(freed.iter().filter_map(|stored| Target::from_stored(stored)).collect())
+    }
+
+    async fn list(&self, page: &Page) -> Result<Listing<I, C>, BackendError> {
+        let (found, next, now) = self.store.list(page).await?;
+        Ok(admin::listing(found, next, now))
+    }
+
+    async fn inspect(&self, target: &Target<I>) -> Result<Inspection<I, C>, BackendError> {
+        let (found, now) = self.store.inspect(&target.stored()).await?;
+        Ok(admin::typed(found, now))
+    }
+
+    async fn break_lock(
+        &self,
+        target: &Target<I>,
+        fence: u64,
+        how: BreakMode,
+        by: &str,
+    ) -> Result<Broken, BackendError> {
+        Ok(self.store.break_lock(&target.stored(), fence, how, by).await?)
+    }
+
+    async fn freeze(&self, target: &Target<I>, frozen: bool) -> Result<(), BackendError> {
+        Ok(self.store.freeze(&target.stored(), frozen).await?)
+    }
+
+    async fn migrate(&self) -> Result<(), BackendError> {
+        Ok(self.store.migrate().await?)
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>, BackendError> {
+        Ok(self.store.examine().await?)
+    }
+}
+
+/// `permanent` is not declared, so that every lease that arrives here is finite.
+fn micros(lease: Option<Duration>) -> u64 {
+    const LONGEST: u64 = u64::MAX / 8;
+    lease.map_or(LONGEST, |lease| u64::try_from(lease.as_micros()).unwrap_or(LONGEST).min(LONGEST))
+}
+
+fn lost<I: Ident, C>(grant: &Grant<I, C>, losses: Losses) -> Vec<LostLock<I>> {
+    let lost = |(position, reason): (usize, _)| {
+        let lock = &grant.locks[position];
+        LostLock { target: lock.target.clone(), fence: lock.granted.fence, reason }
+    };
+    losses.into_iter().map(lost).collect()
+}
+
+fn typed<C: ContextId>(reason: ConflictReason<String>) -> ConflictReason<C> {
+    let context = |stored: StoredContext<String>| match stored {
+        StoredContext::Known(stored) | StoredContext::Foreign(stored) => StoredContext::read(&stored),
+    };
+    match reason {
+        ConflictReason::Held { holders, count, in_use } => {
+            let holders = holders.into_iter().map(|holder| Holder {
+                context: context(holder.context),
+                owner: holder.owner,
+                mode: holder.mode,
+                fence: holder.fence,
+                remaining: holder.remaining,
+            });
+            ConflictReason::Held { holders: holders.collect(), count, in_use }
+        }
+        ConflictReason::QueuedBehind { head, count } => {
+            ConflictReason::QueuedBehind { head: context(head), count }
+        }
+        ConflictReason::Frozen => ConflictReason::Frozen,
+        _ => unreachable!("this crate makes no other"),
+    }
+}

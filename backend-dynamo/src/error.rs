@@ -1,0 +1,259 @@
+//! What goes wrong with the service, and what that means to a caller.
+
+use std::{error::Error, fmt, io};
+
+use aws_credential_types::provider::error::CredentialsError;
+use aws_sdk_dynamodb::{
+    config::http::HttpResponse,
+    error::{ProvideErrorMetadata, SdkError},
+};
+use lockcore::{BackendError, BackendErrorKind};
+
+/// A failure of a step. Classified by the service's codes and the SDK's kinds, never by message.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StoreError {
+    #[error("dynamodb: {key}: {value:?} is not possible, {expected}")]
+    Setting { key: &'static str, value: String, expected: &'static str },
+    #[error(transparent)]
+    Service(Failure),
+    #[error("dynamodb: the attempt was withdrawn before its request arrived")]
+    Withdrawn,
+    #[error("dynamodb: an item holds what this program did not write: {0}")]
+    Corrupt(&'static str),
+    #[error("dynamodb: others changed the same items at every try until the time was over")]
+    Contended { in_doubt: bool },
+    #[error("dynamodb: table {table:?} cannot be used: {problem}")]
+    Table { table: String, problem: String },
+    #[error("dynamodb: no answer ever told the service's time")]
+    NoTime,
+    #[error(transparent)]
+    InDoubt(Box<StoreError>),
+    #[error("dynamodb: there is no tokio runtime here, which the requests need")]
+    NoRuntime,
+}
+
+impl StoreError {
+    fn kind(&self) -> BackendErrorKind {
+        match self {
+            StoreError::Setting { .. } | StoreError::Table { .. } | StoreError::NoRuntime => {
+                BackendErrorKind::Misconfigured
+            }
+            StoreError::Service(failure) => failure.kind,
+            StoreError::InDoubt(error) => error.kind(),
+            StoreError::Withdrawn => BackendErrorKind::Withdrawn,
+            StoreError::Corrupt(_) => BackendErrorKind::Corrupt,
+            StoreError::Contended { .. } => BackendErrorKind::Busy,
+            StoreError::NoTime => BackendErrorKind::Unavailable,
+        }
+    }
+
+    /// The same, though something of it may have been done.
+    pub(crate) fn in_doubt_now(self) -> Self {
+        match self {
+            StoreError::Service(failure) => StoreError::Service(failure.or_done_before(true)),
+            StoreError::Contended { .. } => StoreError::Contended { in_doubt: true },
+            other => StoreError::InDoubt(Box::new(other)),
+        }
+    }
+
+    fn in_doubt(&self) -> bool {
+        match self {
+            StoreError::InDoubt(_) => true,
+            StoreError::Service(failure) => failure.in_doubt,
+            StoreError::Contended { in_doubt } => *in_doubt,
+            _ => false,
+        }
+    }
+}
+
+impl From<StoreError> for BackendError {
+    fn from(error: StoreError) -> Self {
+        let backend = BackendError::new(error.kind(), error.to_string());
+        let backend = if error.in_doubt() { backend.possibly_done() } else { backend };
+        backend.with_source(error)
+    }
+}
+
+/// That a request failed.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(crate) kind: BackendErrorKind,
+    /// The service may have done it all the same.
+    pub(crate) in_doubt: bool,
+    /// The same request may go through when sent again, soon.
+    pub(crate) again: bool,
+    /// The service's code, such as `ThrottlingException`.
+    pub(crate) code: Option<String>,
+    what: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "dynamodb: {}", self.what)
+    }
+}
+
+impl Error for Failure {}
+
+impl From<Failure> for StoreError {
+    fn from(failure: Failure) -> Self {
+        StoreError::Service(failure)
+    }
+}
+
+impl Failure {
+    /// What a failed request of the SDK means.
+    pub(crate) fn of<E>(error: &SdkError<E, HttpResponse>) -> Failure
+    where
+        E: ProvideErrorMetadata + Error + 'static,
+    {
+        let plain = |kind, in_doubt, again, what: String| Failure { kind, in_doubt, again, code: None, what };
+        match error {
+            SdkError::ConstructionFailure(_) => {
+                let what = format!("the request could not be made: {}", chain(error));
+                plain(BackendErrorKind::Denied, false, false, what)
+            }
+            SdkError::TimeoutError(_) => {
+                plain(BackendErrorKind::Timeout, true, true, "no answer in time".to_owned())
+            }
+            SdkError::DispatchFailure(failure) => {
+                if causes(error).any(|cause| cause.is::<CredentialsError>()) {
+                    let what = format!("no credentials: {}", chain(error));
+                    return plain(BackendErrorKind::Denied, false, false, what);
+                }
+                // Only a request that never got a connection was certainly not received.
+                let refused = io::ErrorKind::ConnectionRefused;
+                let mut io = causes(error).filter_map(|cause| cause.downcast_ref::<io::Error>());
+                let sent = !io.any(|cause| cause.kind() == refused);
+                let kind = if failure.is_timeout() { BackendErrorKind::Timeout } else { BackendErrorKind::Unavailable };
+                plain(kind, sent, !failure.is_user(), format!("the service cannot be reached: {}", chain(error)))
+            }
+            SdkError::ResponseError(answer) => {
+                let what = format!("the answer ({}) could not be read", answer.raw().status());
+                plain(BackendErrorKind::Unavailable, true, true, what)
+            }
+            SdkError::ServiceError(refusal) => {
+                let status = refusal.raw().status().as_u16();
+                Failure::coded(refusal.err().code(), refusal.err().message(), status)
+            }
+            _ => plain(BackendErrorKind::Other, true, false, "the request failed".to_owned()),
+        }
+    }
+
+    /// What a code of the service's means.
+    pub(crate) fn coded(code: Option<&str>, message: Option<&str>, status: u16) -> Failure {
+        use BackendErrorKind::{Busy, Denied, Misconfigured, Other, Timeout, Unavailable};
+        let (kind, in_doubt, again) = match code.unwrap_or_default() {
+            "ProvisionedThroughputExceededException"
+            | "ProvisionedThroughputExceeded"
+            | "ThrottlingException"
+            | "ThrottlingError"
+            | "Throttling"
+            | "RequestLimitExceeded"
+            | "LimitExceededException"
+            | "TransactionConflictException"
+            | "TransactionConflict"
+            | "ReplicatedWriteConflictException"
+            | "ResourceInUseException" => (Busy, false, true),
+            // The same transaction, sent before, is still under way.
+            "TransactionInProgressException" => (Busy, true, true),
+            "InternalServerError" | "InternalServerErrorException" | "InternalFailure" => (Unavailable, true, true),
+            "ServiceUnavailable" | "ServiceUnavailableException" => (Unavailable, true, true),
+            "RequestTimeout" | "RequestTimeoutException" => (Timeout, true, true),
+            "ResourceNotFoundException" | "TableNotFoundException" => (Misconfigured, false, false),
+            "ValidationException" | "ValidationError" => (Misconfigured, false, false),
+            "ItemCollectionSizeLimitExceeded" | "ItemCollectionSizeLimitExceededException" => {
+                (Misconfigured, false, false)
+            }
+            "AccessDeniedException"
+            | "UnrecognizedClientException"
+            | "ExpiredTokenException"
+            | "ExpiredToken"
+            | "InvalidClientTokenId"
+            | "IncompleteSignature"
+            | "IncompleteSignatureException"
+            | "InvalidSignatureException"
+            | "MissingAuthenticationToken"
+            | "MissingAuthenticationTokenException"
+            | "NotAuthorized"
+            | "OptInRequired"
+            | "RequestExpired"
+            | "RequestTimeTooSkewed"
+            | "SignatureDoesNotMatch" => (Denied, false, false),
+            _ if status >= 500 => (Unavailable, true, true),
+            _ => (Other, false, false),
+        };
+        let advice = match code {
+            Some("ResourceNotFoundException") => ": the table is missing; `lockctl migrate` creates it",
+            _ => "",
+        };
+        let message: String = message.unwrap_or("no message").chars().take(200).collect();
+        let what = format!("{} ({status}): {message}{advice}", code.unwrap_or("an unnamed error"));
+        Failure { kind, in_doubt, again, code: code.map(str::to_owned), what }
+    }
+
+    /// The signature was refused for its time: the SDK knows the service's time from that answer, and the next is right.
+    pub(crate) fn is_about_the_clock(&self) -> bool {
+        matches!(
+            self.code.as_deref(),
+            Some("InvalidSignatureException" | "RequestTimeTooSkewed" | "RequestExpired" | "SignatureDoesNotMatch")
+        )
+    }
+
+    /// The same for a request that changes nothing.
+    pub(crate) fn of_reading(mut self) -> Self {
+        self.in_doubt = false;
+        self
+    }
+
+    /// The same, though an earlier try may have been done.
+    pub(crate) fn or_done_before(mut self, doubt: bool) -> Self {
+        self.in_doubt |= doubt;
+        self
+    }
+}
+
+/// What caused an error, the nearest first.
+fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
+    std::iter::successors(error.source(), |&cause| cause.source())
+}
+
+/// All that caused an error, in one line.
+fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = String::new();
+    for cause in causes(error) {
+        let cause = cause.to_string();
+        if !text.ends_with(&cause) {
+            text = if text.is_empty() { cause } else { format!("{text}: {cause}") };
+        }
+    }
+    text.chars().take(300).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_told_apart_by_code() {
+        use BackendErrorKind::{Busy, Denied, Misconfigured, Other, Unavailable};
+        for (code, status, kind, in_doubt) in [
+            ("ThrottlingException", 400, Busy, false),
+            ("TransactionConflictException", 400, Busy, false),
+            ("TransactionInProgressException", 400, Busy, true),
+            ("InternalServerError", 500, Unavailable, true),
+            ("ResourceNotFoundException", 400, Misconfigured, false),
+            ("ValidationException", 400, Misconfigured, false),
+            ("ExpiredTokenException", 400, Denied, false),
+            ("AccessDeniedException", 400, Denied, false),
+            ("SomethingNew", 503, Unavailable, true),
+            ("SomethingNew", 400, Other, false),
+        ] {
+            let failure = Failure::coded(Some(code), Some("message"), status);
+            assert_eq!((failure.kind, failure.in_doubt), (kind, in_doubt), "{code}");
+            let error = BackendError::from(StoreError::from(failure));
+            assert_eq!(error.is_retryable(), matches!(kind, Busy | Unavailable), "{code}");
+            assert!(error.to_string().contains(code), "{error}");
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! The keys under which ids stand in the table.
+
+use std::borrow::Cow;
+
+/// What every key of this library's own begins with; an id that begins so is written out as one.
+const RESERVED: &str = "lockcore";
+
+/// Makes keys of ids, and ids of keys, within one namespace.
+///
+/// Without a namespace an id is its own key, as other clients of the table write it. Everything else is
+/// `lockcore#<namespace>#<id>`, where the namespace has no `#`, so that no two ids share a key: an id that itself begins
+/// with `lockcore`, and the global lock, stand under the empty namespace.
+#[derive(Clone, Debug)]
+pub(crate) struct Keys {
+    namespace: String,
+    prefix: String,
+}
+
+impl Keys {
+    pub(crate) fn new(namespace: &str) -> Self {
+        Keys { namespace: namespace.to_owned(), prefix: format!("{RESERVED}#{namespace}#") }
+    }
+
+    /// The key of the id with this stored form.
+    pub(crate) fn lock(&self, stored: &str) -> String {
+        if self.namespace.is_empty() && !stored.is_empty() && !stored.starts_with(RESERVED) {
+            return stored.to_owned();
+        }
+        format!("{}{stored}", self.prefix)
+    }
+
+    /// The key of the item that keeps the id's fence, whatever becomes of the id's own.
+    pub(crate) fn fence(&self, stored: &str) -> String {
+        format!("{RESERVED}-fence#{}#{stored}", self.namespace)
+    }
+
+    /// The stored form of the id with this key; `None` if the key is not one of this namespace.
+    pub(crate) fn stored<'k>(&self, key: &'k str) -> Option<&'k str> {
+        match key.strip_prefix(&self.prefix) {
+            Some(stored) => Some(stored),
+            None if self.namespace.is_empty() && !key.starts_with(RESERVED) => Some(key),
+            None => None,
+        }
+    }
+
+    /// What all keys of this namespace begin with; empty where ids are their own keys.
+    pub(crate) fn common_prefix(&self) -> Cow<'_, str> {
+        if self.namespace.is_empty() { Cow::Borrowed("") } else { Cow::Borrowed(&self.prefix) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn different_ids_have_different_keys_and_come_back() {
+        let ids = ["", "a", "#", "lockcore", "lockcore##a", "lockcore#n#a", "lockcore-fence##a", "n#a"];
+        let mut keys = Vec::new();
+        for namespace in ["", "n", "lockcore"] {
+            let of = Keys::new(namespace);
+            for id in ids {
+                let key = of.lock(id);
+                assert_eq!(of.stored(&key), Some(id), "{key}");
+                assert_eq!(of.stored(&of.fence(id)), None);
+                keys.extend([key, of.fence(id)]);
+            }
+        }
+        let count = keys.len();
+        keys.sort();
+        keys.dedup();
+        assert_eq!(keys.len(), count, "{keys:?}");
+    }
+
+    #[test]
+    fn without_a_namespace_an_id_is_its_key() {
+        assert_eq!(Keys::new("").lock("s3://archive/b1"), "s3://archive/b1");
+        assert_eq!(Keys::new("billing").lock("a"), "lockcore#billing#a");
+        assert_eq!(Keys::new("billing").stored("lockcore#other#a"), None);
+    }
+}

@@ -1,0 +1,294 @@
+//! The table as this process reaches it: what every step needs, and reading.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use aws_sdk_dynamodb::types::{AttributeValue, ConsumedCapacity, KeysAndAttributes, ReturnConsumedCapacity};
+use lockcore::{Backoff, Exponential};
+use tokio::time::Instant;
+
+use crate::{
+    clients::Clients,
+    clock::{Now, ServiceClock},
+    config::{Names, Settings, TRANSACTION},
+    error::{Failure, StoreError},
+    key::Keys,
+    row::{Item, Row},
+};
+
+/// Pauses between two tries to read.
+const PAUSES: Exponential = Exponential { base: Duration::from_millis(10), max: Duration::from_millis(500) };
+
+/// How many refused attempts are remembered.
+const REFUSED_KEPT: usize = 4096;
+
+/// What was sent so far, and what the service counted for it.
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+pub struct Usage {
+    /// Requests that read or write items, every try counted.
+    pub requests: u64,
+    /// Write units, where the service was asked to count; of requests that it did not refuse.
+    pub write_units: f64,
+    /// Read units, likewise.
+    pub read_units: f64,
+}
+
+/// The table as this process reaches it.
+#[derive(Debug)]
+pub(crate) struct Store {
+    pub(crate) settings: Settings,
+    pub(crate) keys: Keys,
+    pub(crate) clients: Clients,
+    pub(crate) clock: Arc<ServiceClock>,
+    requests: AtomicU64,
+    /// Set where a test or a benchmark asks for it.
+    pub(crate) capacity: Mutex<Option<Usage>>,
+    /// Attempts that were refused and may ask again: these look before they write, which costs less.
+    refused: Mutex<HashMap<u64, Instant>>,
+}
+
+impl Store {
+    pub(crate) async fn open(settings: Settings) -> Result<Self, StoreError> {
+        let own_clock = settings.own_clock;
+        let of = |endpoint: &str| match own_clock {
+            true => Arc::new(ServiceClock::new()),
+            false => ServiceClock::of(endpoint),
+        };
+        let (clients, clock) = Clients::new(&settings, of).await;
+        let store = Store {
+            keys: Keys::new(&settings.namespace),
+            settings,
+            clients,
+            clock,
+            requests: AtomicU64::new(0),
+            capacity: Mutex::new(None),
+            refused: Mutex::new(HashMap::new()),
+        };
+        store.look().await?;
+        Ok(store)
+    }
+
+    pub(crate) fn names(&self) -> &Names {
+        &self.settings.names
+    }
+
+    /// Until when a step that begins now is tried.
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.settings.timeout
+    }
+
+    /// The service's time, from the last answers.
+    pub(crate) fn now(&self) -> Result<Now, StoreError> {
+        self.clock.now().ok_or(StoreError::NoTime)
+    }
+
+    /// A short rest before the same items are tried again, or the end of the trying.
+    pub(crate) async fn rest(&self, round: u32, deadline: Instant, in_doubt: bool) -> Result<(), StoreError> {
+        let pause = PAUSES.delay(round);
+        if Instant::now() + pause >= deadline {
+            return Err(StoreError::Contended { in_doubt });
+        }
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+
+    /// What stands under these keys, consistently, each for itself; in their order.
+    pub(crate) async fn read(&self, keys: &[String], deadline: Instant) -> Result<Vec<Option<Row>>, StoreError> {
+        if let [key] = keys {
+            let item = self.read_one(key, deadline).await?;
+            return Ok(vec![item.map(|item| Row::read(item, self.names())).transpose()?]);
+        }
+        let mut found = HashMap::with_capacity(keys.len());
+        for chunk in keys.chunks(TRANSACTION) {
+            self.read_batch(chunk, deadline, &mut found).await?;
+        }
+        let row = |key: &String| found.remove(key).map(|item| Row::read(item, self.names())).transpose();
+        keys.iter().map(row).collect()
+    }
+
+    async fn read_one(&self, key: &str, deadline: Instant) -> Result<Option<Item>, StoreError> {
+        for attempt in 0.. {
+            self.count_request();
+            let request = self
+                .clients
+                .current()?
+                .get_item()
+                .table_name(&self.settings.table)
+                .key(&self.names().id, AttributeValue::S(key.to_owned()))
+                .consistent_read(true)
+                .set_return_consumed_capacity(self.return_capacity());
+            match request.send().await {
+                Ok(output) => {
+                    self.count_capacity(output.consumed_capacity.iter());
+                    return Ok(output.item);
+                }
+                Err(error) => self.rest_after(Failure::of(&error), attempt, deadline).await?,
+            }
+        }
+        unreachable!("the loop ends by returning")
+    }
+
+    /// Reads a hundred items at most; what the service leaves unprocessed is asked for again.
+    async fn read_batch(
+        &self,
+        keys: &[String],
+        deadline: Instant,
+        found: &mut HashMap<String, Item>,
+    ) -> Result<(), StoreError> {
+        let of = |key: &String| Item::from([(self.names().id.clone(), AttributeValue::S(key.clone()))]);
+        let mut wanted: Vec<Item> = keys.iter().map(of).collect();
+        for attempt in 0.. {
+            self.count_request();
+            let batch = KeysAndAttributes::builder().set_keys(Some(wanted.clone())).consistent_read(true).build();
+            let request = self
+                .clients
+                .current()?
+                .batch_get_item()
+                .request_items(&self.settings.table, batch.expect("the keys are set"))
+                .set_return_consumed_capacity(self.return_capacity());
+            match request.send().await {
+                Ok(output) => {
+                    self.count_capacity(output.consumed_capacity.iter().flatten());
+                    for item in output.responses.into_iter().flatten().flat_map(|(_, items)| items) {
+                        if let Some(AttributeValue::S(key)) = item.get(&self.names().id) {
+                            found.insert(key.clone(), item);
+                        }
+                    }
+                    let left = output.unprocessed_keys.into_iter().flatten();
+                    wanted = left.flat_map(|(_, left)| left.keys).collect();
+                    if wanted.is_empty() {
+                        return Ok(());
+                    }
+                    self.rest(attempt, deadline, false).await?;
+                }
+                Err(error) => self.rest_after(Failure::of(&error), attempt, deadline).await?,
+            }
+        }
+        unreachable!("the loop ends by returning")
+    }
+
+    /// Everything of this namespace that `filter` allows (`#c` is the context's attribute, `#h` and `:c` the context
+    /// asked for), consistently, page by page. Reads the whole table.
+    pub(crate) async fn scan(&self, filter: &str, of: Option<&str>) -> Result<Vec<(String, Row)>, StoreError> {
+        let (mut rows, mut start, mut attempt) = (Vec::new(), None, 0);
+        let prefix = self.keys.common_prefix();
+        let mut deadline = self.deadline();
+        loop {
+            self.count_request();
+            let mut request = self
+                .clients
+                .current()?
+                .scan()
+                .table_name(&self.settings.table)
+                .consistent_read(true)
+                .set_exclusive_start_key(start.clone())
+                .set_return_consumed_capacity(self.return_capacity());
+            let mut named = HashMap::from([("#c".to_owned(), self.names().context.clone())]);
+            let mut values = HashMap::new();
+            if let Some(context) = of {
+                named.insert("#h".to_owned(), context.to_owned());
+                values.insert(":c".to_owned(), AttributeValue::S(context.to_owned()));
+            }
+            let mut filter = filter.to_owned();
+            if !prefix.is_empty() {
+                filter = format!("begins_with(#i,:p) AND ({filter})");
+                named.insert("#i".to_owned(), self.names().id.clone());
+                values.insert(":p".to_owned(), AttributeValue::S(prefix.to_string()));
+            }
+            request = request.filter_expression(filter).set_expression_attribute_names(Some(named));
+            if !values.is_empty() {
+                request = request.set_expression_attribute_values(Some(values));
+            }
+            let output = match request.send().await {
+                Ok(output) => output,
+                Err(error) => {
+                    self.rest_after(Failure::of(&error), attempt, deadline).await?;
+                    attempt += 1;
+                    continue;
+                }
+            };
+            self.count_capacity(output.consumed_capacity.iter());
+            for item in output.items.into_iter().flatten() {
+                let Some(AttributeValue::S(key)) = item.get(&self.names().id) else { continue };
+                if let Some(stored) = self.keys.stored(key) {
+                    rows.push((stored.to_owned(), Row::read(item, self.names())?));
+                }
+            }
+            start = output.last_evaluated_key.filter(|key| !key.is_empty());
+            if start.is_none() {
+                return Ok(rows);
+            }
+            (attempt, deadline) = (0, self.deadline());
+        }
+    }
+
+    /// Rests, if the same may be read again.
+    async fn rest_after(&self, failure: Failure, attempt: u32, deadline: Instant) -> Result<(), StoreError> {
+        if failure.is_about_the_clock() && attempt == 0 {
+            return Ok(());
+        }
+        let pause = PAUSES.delay(attempt);
+        if !failure.again || Instant::now() + pause >= deadline {
+            // Reading changes nothing.
+            return Err(failure.of_reading().into());
+        }
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+
+    /// Whether the attempt was refused before.
+    pub(crate) fn was_refused(&self, attempt: u64) -> bool {
+        self.refused().contains_key(&attempt)
+    }
+
+    pub(crate) fn remember_refusal(&self, attempt: u64, remembered: bool) {
+        let mut refused = self.refused();
+        if !remembered {
+            refused.remove(&attempt);
+            return;
+        }
+        if refused.len() >= REFUSED_KEPT {
+            let oldest = refused.values().copied().min();
+            let over = oldest.map_or(Duration::ZERO, |oldest| oldest.elapsed() / 2);
+            refused.retain(|_, since| since.elapsed() < over);
+        }
+        refused.insert(attempt, Instant::now());
+    }
+
+    fn refused(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Instant>> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn usage(&self) -> Usage {
+        let capacity = self.capacity.lock().unwrap_or_else(PoisonError::into_inner);
+        Usage { requests: self.requests.load(Relaxed), ..capacity.unwrap_or_default() }
+    }
+
+    pub(crate) fn count_request(&self) {
+        self.requests.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn return_capacity(&self) -> Option<ReturnConsumedCapacity> {
+        let capacity = self.capacity.lock().unwrap_or_else(PoisonError::into_inner);
+        capacity.map(|_| ReturnConsumedCapacity::Total)
+    }
+
+    /// Adds what a write, or a read, cost; a request that is refused for its conditions costs the same and says nothing.
+    pub(crate) fn count_capacity<'c>(&self, consumed: impl Iterator<Item = &'c ConsumedCapacity>) {
+        for consumed in consumed {
+            let mut capacity = self.capacity.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(usage) = &mut *capacity else { return };
+            usage.write_units += consumed.write_capacity_units().unwrap_or(0.0);
+            usage.read_units += consumed.read_capacity_units().unwrap_or(0.0);
+            if consumed.write_capacity_units().is_none() && consumed.read_capacity_units().is_none() {
+                usage.write_units += consumed.capacity_units().unwrap_or(0.0);
+            }
+        }
+    }
+}

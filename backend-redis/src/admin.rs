@@ -1,0 +1,182 @@
+//! Administration: listing, inspecting, breaking, freezing, dismissing a context.
+
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use lockcore::{
+    BackendError, BreakMode, BreakRecord, Broken, ContextId, HeldBy, Ident, Inspection, Listing, Page,
+    StoredContext, Target, WaitingFor,
+};
+use smallvec::SmallVec;
+
+use crate::{
+    error::strange,
+    reply::{Reply, indexes},
+    scripts::Call,
+    store::Store,
+};
+
+/// How many ids one call of the script is for at most: others want the server too.
+const AT_ONCE: usize = 100;
+
+pub(crate) async fn inspect<I: Ident, C: ContextId>(
+    store: &Arc<Store>,
+    id: &str,
+) -> Result<Inspection<I, C>, BackendError> {
+    let mut reply = Reply::of(call(store, step(store, "inspect").arg(id)).await?)?;
+    inspection(reply.list()?)
+}
+
+/// One page. Every page looks at all keys of the database: Redis has no order of them.
+pub(crate) async fn list<I: Ident, C: ContextId>(
+    store: &Arc<Store>,
+    page: &Page,
+) -> Result<Listing<I, C>, BackendError> {
+    let all = all_ids(store).await?;
+    let mut candidates =
+        all.into_iter().filter(|id| page.after.as_ref().is_none_or(|after| id > after)).peekable();
+    let mut ids = Vec::new();
+    while candidates.peek().is_some() {
+        let room = page.limit.saturating_sub(ids.len()).min(AT_ONCE);
+        let mut inspect = step(store, "inspect");
+        let mut last = None;
+        for id in candidates.by_ref().take(room) {
+            inspect.add(id.as_bytes());
+            last = Some(id);
+        }
+        let found: Vec<Inspection<I, C>> = Reply::of(call(store, inspect).await?)?.lists(inspection)?;
+        ids.extend(
+            found.into_iter().filter(|id| !id.holders.is_empty() || !id.waiters.is_empty() || id.frozen),
+        );
+        if ids.len() >= page.limit {
+            return Ok(Listing { ids, next: candidates.peek().and(last) });
+        }
+    }
+    Ok(Listing { ids, next: None })
+}
+
+pub(crate) async fn break_lock(
+    store: &Arc<Store>,
+    id: &str,
+    fence: u64,
+    how: BreakMode,
+    by: &str,
+) -> Result<Broken, BackendError> {
+    let how = if how == BreakMode::Now { "now" } else { "after" };
+    let request = step(store, "break").arg(id).arg(fence.to_string()).arg(how).arg(by);
+    let mut reply = Reply::of(call(store, request).await?)?;
+    Ok(match reply.text()?.as_str() {
+        "freed" => Broken::Freed,
+        "within" => Broken::Within(reply.span()?),
+        _ => Broken::NotHeld,
+    })
+}
+
+pub(crate) async fn freeze(store: &Arc<Store>, id: &str, frozen: bool) -> Result<(), BackendError> {
+    call(store, step(store, "freeze").arg(id).arg(if frozen { "1" } else { "0" })).await.map(drop)
+}
+
+/// Looks at all keys. What the context takes meanwhile may be missed; what it held before is not.
+pub(crate) async fn release_context<I: Ident>(
+    store: &Arc<Store>,
+    context: &str,
+) -> Result<Vec<Target<I>>, BackendError> {
+    let all: Vec<_> = all_ids(store).await?.into_iter().collect();
+    let mut freed = Vec::new();
+    for ids in all.chunks(AT_ONCE) {
+        let mut dismiss = step(store, "dismiss").arg(context);
+        for id in ids {
+            dismiss.add(id.as_bytes());
+        }
+        let mut reply = Reply::of(call(store, dismiss).await?)?;
+        while !reply.is_empty() {
+            freed.extend(Target::from_stored(&reply.text()?));
+        }
+    }
+    Ok(freed)
+}
+
+/// Every id that has a main key or more, in order.
+async fn all_ids(store: &Arc<Store>) -> Result<BTreeSet<String>, BackendError> {
+    let (mut all, mut cursor) = (BTreeSet::new(), "0".to_owned());
+    loop {
+        let scan = step(store, "scan").arg(cursor).arg(store.scripts.pattern());
+        let mut reply = Reply::of(call(store, scan).await?)?;
+        cursor = reply.text()?;
+        let mut ids = reply.list()?;
+        while !ids.is_empty() {
+            all.insert(ids.text()?);
+        }
+        if cursor == "0" {
+            return Ok(all);
+        }
+    }
+}
+
+fn step(store: &Store, name: &str) -> Call {
+    store.scripts.call(vec![store.scripts.key("f")], name)
+}
+
+async fn call(store: &Arc<Store>, call: Call) -> Result<redis::Value, BackendError> {
+    store.session().await?.call(&call).await
+}
+
+fn inspection<I: Ident, C: ContextId>(mut reply: Reply) -> Result<Inspection<I, C>, BackendError> {
+    let stored = reply.text()?;
+    let frozen = reply.int()? == 1;
+    let mut holders = reply.list()?.lists(held_by)?;
+    holders.sort_by_key(|holder| holder.fence);
+    let mut waiters = reply.list()?.lists(waiting_for)?;
+    waiters.sort_by_key(|(ticket, _)| *ticket);
+    let mut records = reply.list()?;
+    let mut breaks = Vec::new();
+    while !records.is_empty() {
+        let record = records.text()?;
+        breaks.push(break_record(&record).ok_or_else(|| strange("a record of a break"))?);
+    }
+    Ok(Inspection {
+        target: Target::from_stored(&stored).ok_or(stored),
+        holders,
+        waiters: waiters.into_iter().map(|(_, waiter)| waiter).collect(),
+        frozen,
+        breaks,
+    })
+}
+
+fn held_by<C: ContextId>(mut reply: Reply) -> Result<HeldBy<C>, BackendError> {
+    let (context, owner, mode) = (reply.text()?, reply.text()?, reply.mode()?);
+    let permits: SmallVec<[u32; 2]> = indexes(&reply.text()?)?;
+    let fence = reply.number()?;
+    Ok(HeldBy {
+        context: StoredContext::read(&context),
+        owner: owner.into(),
+        mode,
+        permits,
+        fence,
+        // A new grant's fence is the time, unless the clock was set back.
+        since: SystemTime::UNIX_EPOCH + Duration::from_micros(fence),
+        lease: reply.span()?,
+        remaining: reply.span()?,
+        broken: reply.int()? == 1,
+    })
+}
+
+fn waiting_for<C: ContextId>(mut reply: Reply) -> Result<(u64, WaitingFor<C>), BackendError> {
+    let (context, owner, mode) = (reply.text()?, reply.text()?, reply.mode()?);
+    let since = SystemTime::UNIX_EPOCH + Duration::from_millis(reply.number()?);
+    let waiter = WaitingFor { context: StoredContext::read(&context), owner: owner.into(), mode, since };
+    Ok((reply.number()?, waiter))
+}
+
+/// `fence|at once|when (ms)|length:context` and who broke it.
+fn break_record<C: ContextId>(record: &str) -> Option<BreakRecord<C>> {
+    let mut parts = record.splitn(4, '|');
+    let (fence, now, at) = (parts.next()?.parse().ok()?, parts.next()? == "1", parts.next()?.parse().ok()?);
+    let (length, rest) = parts.next()?.split_once(':')?;
+    let (context, by) = rest.split_at_checked(length.parse().ok()?)?;
+    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(at);
+    Some(BreakRecord { context: StoredContext::read(context), fence, by: by.into(), at, now })
+}

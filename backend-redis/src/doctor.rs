@@ -1,0 +1,154 @@
+//! Looking for what would weaken a promise.
+
+use std::collections::HashMap;
+
+use lockcore::{BackendError, BackendErrorKind, Finding, Moment, Severity};
+use redis::{Cmd, Pipeline, Value};
+
+use crate::{config::misconfigured, reply::Reply, scripts::Scripts, session::Session};
+
+/// The oldest server that has every command of the scripts.
+const OLDEST: (u32, u32) = (6, 2);
+
+/// What the server says of itself.
+#[derive(Debug, Default)]
+struct Info(HashMap<String, String>);
+
+/// Refuses a server that cannot keep locks, and has it keep the script.
+pub(crate) async fn check(session: &Session) -> Result<(), BackendError> {
+    let mut commands = Pipeline::new();
+    commands.add_command(info_of_all()).add_command(Scripts::load());
+    let info = match session.commands(commands).await {
+        Ok(replies) => Info::read(replies.first()),
+        // Whoever may not ask is believed; the doctor says so. The script is loaded at its first use.
+        Err(error) if error.kind() == BackendErrorKind::Denied => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    match info.failing() {
+        Some(reason) => Err(misconfigured(format!("redis: {reason}"))),
+        None => Ok(()),
+    }
+}
+
+/// All checks.
+pub(crate) async fn examine(session: &Session) -> Result<Vec<Finding>, BackendError> {
+    let (info, denied) = match session.command(info_of_all()).await {
+        Ok(reply) => (Info::read(Some(&reply)), None),
+        Err(error) if error.kind() == BackendErrorKind::Denied => (Info::default(), Some(error.to_string())),
+        Err(error) => return Err(error),
+    };
+    let mut findings = Vec::new();
+    if let Some(denied) = denied {
+        findings.push(finding(Severity::Warning, "server", format!("cannot be looked at: {denied}")));
+    } else {
+        findings.extend([info.version(), info.role(), info.eviction(), info.persistence(), info.replicas()]);
+    }
+    findings.push(clock(session).await?);
+    Ok(findings)
+}
+
+/// The sections one by one: a server that is asked for several answers with none before 7.0.
+fn info_of_all() -> Cmd {
+    redis::cmd("INFO")
+}
+
+/// The server's clock beside this host's: leases need neither to be right.
+async fn clock(session: &Session) -> Result<Finding, BackendError> {
+    let asked = Moment::now();
+    let mut reply = Reply::of(session.command(redis::cmd("TIME")).await?)?;
+    let took = asked.elapsed();
+    let seconds: f64 = reply.text()?.parse().unwrap_or_default();
+    let own = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64();
+    let ahead = seconds - own;
+    let severity = if ahead.abs() > 60.0 { Severity::Warning } else { Severity::Ok };
+    let detail = format!("{ahead:+.0} s beside this host's, asked in {took:.1?}; leases do not depend on it");
+    Ok(finding(severity, "clock", detail))
+}
+
+impl Info {
+    fn read(reply: Option<&Value>) -> Self {
+        let text = match reply {
+            Some(Value::BulkString(bytes)) => String::from_utf8_lossy(bytes).into_owned(),
+            Some(Value::VerbatimString { text, .. }) => text.clone(),
+            // A cluster answers for each of its nodes: one stands for all.
+            Some(Value::Map(nodes)) => match nodes.first() {
+                Some((_, node)) => return Info::read(Some(node)),
+                None => String::new(),
+            },
+            _ => String::new(),
+        };
+        let lines = text.lines().filter_map(|line| line.trim_end().split_once(':'));
+        Info(lines.map(|(key, value)| (key.to_owned(), value.to_owned())).collect())
+    }
+
+    fn get(&self, key: &str) -> &str {
+        self.0.get(key).map_or("", String::as_str)
+    }
+
+    /// Why no lock can be kept here.
+    fn failing(&self) -> Option<String> {
+        [self.version(), self.role(), self.eviction()]
+            .into_iter()
+            .find(|finding| finding.severity == Severity::Error)
+            .map(|finding| format!("{}: {}", finding.check, finding.detail))
+    }
+
+    fn version(&self) -> Finding {
+        let version = self.get("redis_version");
+        let mut numbers = version.split('.').map(|number| number.parse().unwrap_or(0));
+        let known = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        let old = !version.is_empty() && known < OLDEST;
+        finding(
+            if old { Severity::Error } else { Severity::Ok },
+            "version",
+            format!("{version}, {}.{} or later is needed", OLDEST.0, OLDEST.1),
+        )
+    }
+
+    fn role(&self) -> Finding {
+        match self.get("role") {
+            "slave" => finding(
+                Severity::Error,
+                "role",
+                "a replica, which takes no locks: name its master".to_owned(),
+            ),
+            role => finding(Severity::Ok, "role", role.to_owned()),
+        }
+    }
+
+    fn eviction(&self) -> Finding {
+        let (policy, limit) = (self.get("maxmemory_policy"), self.get("maxmemory"));
+        let limited = !matches!(limit, "" | "0");
+        let advice = "full memory would remove held locks: set maxmemory-policy to noeviction";
+        let (severity, detail) = match policy {
+            "" | "noeviction" => (Severity::Ok, "noeviction".to_owned()),
+            // Locks have a time to live, so that those policies choose among them too.
+            _ if limited || policy.starts_with("allkeys") => {
+                (Severity::Error, format!("{policy} with maxmemory {limit}: {advice}"))
+            }
+            _ => (Severity::Warning, format!("{policy}, without a limit yet: {advice}")),
+        };
+        finding(severity, "eviction", detail)
+    }
+
+    fn persistence(&self) -> Finding {
+        let detail = match self.get("aof_enabled") {
+            "1" => "append-only file: a restart loses at most what was not synced",
+            _ => "no append-only file: a restart loses locks; fences go on from the clock",
+        };
+        finding(Severity::Ok, "persistence", detail.to_owned())
+    }
+
+    fn replicas(&self) -> Finding {
+        let count = self.get("connected_slaves");
+        let detail = match count {
+            "" | "0" => "none".to_owned(),
+            _ => format!("{count}, asynchronous: a failover loses the grants that had not reached them"),
+        };
+        finding(Severity::Ok, "replicas", detail)
+    }
+}
+
+fn finding(severity: Severity, check: &'static str, detail: String) -> Finding {
+    Finding { severity, check, detail }
+}

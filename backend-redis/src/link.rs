@@ -1,0 +1,67 @@
+//! One connection, to a server or to a cluster.
+
+use redis::{Cmd, Pipeline, RedisResult, Value};
+use tokio::runtime::Handle;
+
+/// A connection that many share; it belongs to the runtime that made it.
+#[derive(Clone)]
+pub(crate) enum Link {
+    Single(redis::aio::MultiplexedConnection),
+    #[cfg(feature = "cluster")]
+    Cluster(redis::cluster_async::ClusterConnection),
+}
+
+impl Link {
+    /// Sends a command and waits for its answer. Dropping it does not take the command back.
+    pub(crate) async fn send(&self, own: &Handle, command: Cmd) -> RedisResult<Value> {
+        let link = self.clone();
+        within(own, async move {
+            match link {
+                Link::Single(mut connection) => {
+                    connection.send_packed_command(&command).await?.extract_error()
+                }
+                #[cfg(feature = "cluster")]
+                Link::Cluster(mut connection) => command.query_async(&mut connection).await,
+            }
+        })
+        .await
+    }
+
+    /// Sends several commands at once.
+    pub(crate) async fn send_all(&self, own: &Handle, commands: Pipeline) -> RedisResult<Vec<Value>> {
+        let link = self.clone();
+        within(own, async move {
+            match link {
+                Link::Single(mut connection) => commands.query_async(&mut connection).await,
+                #[cfg(feature = "cluster")]
+                Link::Cluster(mut connection) => commands.query_async(&mut connection).await,
+            }
+        })
+        .await
+    }
+
+    /// Has the messages of `channel` pushed.
+    pub(crate) async fn subscribe(&self, own: &Handle, channel: String) -> RedisResult<()> {
+        let link = self.clone();
+        within(own, async move {
+            match link {
+                Link::Single(mut connection) => connection.subscribe(channel).await,
+                #[cfg(feature = "cluster")]
+                Link::Cluster(mut connection) => connection.ssubscribe(channel).await,
+            }
+        })
+        .await
+    }
+}
+
+/// Timeouts need a runtime: where the caller has none it is done in the connection's own.
+async fn within<T: Send + 'static>(
+    own: &Handle,
+    work: impl Future<Output = RedisResult<T>> + Send + 'static,
+) -> RedisResult<T> {
+    if Handle::try_current().is_ok() {
+        return work.await;
+    }
+    let ended = |_| Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into());
+    own.spawn(work).await.unwrap_or_else(ended)
+}

@@ -1,0 +1,132 @@
+-- What the keys of an id say, read once in a script and written back at its end.
+local call, fmt, sub, match, find = redis.call, string.format, string.sub, string.match, string.find
+local base = match(keys[1], '^{[^}]*}')
+local time = call('TIME')
+local us = time[1] * 1000000 + time[2]
+local ms = math.floor(us / 1000)
+-- How much longer than the lease a main key lives that more than its holder has to do with, in ms: nobody else's client
+-- takes the id before whoever waits for it does.
+local GRACE = 5000
+-- Queues and the like go after a day in which nobody touched them.
+local DAY = 86400000
+
+local highest
+-- The next fence or ticket.
+local function number()
+  highest = math.max((highest or call('GET', base .. '/f') or 0) + 1, us)
+  return highest
+end
+
+-- A mode as it is written: x, s, k<permits>/<limit>, with the permits' indexes behind where it is held.
+local modes = {}
+local function mode_of(text)
+  local mode = modes[text]
+  if not mode then
+    local kind, permits, limit = match(text, '^(%a)(%d*)/?(%d*)')
+    mode = { kind = kind, permits = tonumber(permits) or 0, limit = tonumber(limit) or 0 }
+    mode.line = kind == 'k' and kind .. mode.limit or kind
+    modes[text] = mode
+  end
+  return mode
+end
+
+-- A holder: fence|context|renewed at (ms)|lease (ms)|flags|mode|attempt|owner. Flags: b broken, q not only the holder's.
+local function encode(h)
+  return fmt('%.0f', h.fence) .. '|' .. #h.context .. ':' .. h.context .. '|' .. h.at .. '|' .. h.lease .. '|'
+    .. (h.broken and 'b' or '') .. (h.shown and 'q' or '') .. '|' .. h.mode .. '|' .. h.attempt .. '|' .. h.owner
+end
+
+local function decode(text, from)
+  local fence, length, behind = match(text, '^(%d+)|(%d+):()', from)
+  if not fence then return nil end
+  local after = behind + length
+  local at, lease, flags, mode, attempt, owner = match(text, '^|(%d+)|(%d+)|(%a*)|([^|]*)|(%x+)|(.*)$', after)
+  if not at then return nil end
+  return {
+    fence = tonumber(fence), context = sub(text, behind, after - 1), at = tonumber(at), lease = tonumber(lease),
+    broken = find(flags, 'b', 1, true) and true or false, mode = mode, kind = sub(mode, 1, 1), attempt = attempt,
+    owner = owner, permits = mode_of(mode).permits,
+  }
+end
+
+-- One ms more than asked for: the clock's ms are not whole when they are taken.
+local function left(h) return h.at + h.lease + 1 - ms end
+
+local ids, loaded, freed = {}, {}, {}
+
+local function drop(s, position)
+  local h = table.remove(s.holders, position)
+  if h.kind ~= 'x' then call('HDEL', base .. '/h:' .. s.id, h.context) end
+  if s.replaced then call('HDEL', base .. '/r:' .. s.id, h.context) end
+  s.dirty, freed[s.id] = true, true
+  return h
+end
+
+local function load(id)
+  local s = ids[id]
+  if s then return s end
+  s = { id = id, key = base .. ':' .. id, holders = {}, lines = {} }
+  ids[id], loaded[#loaded + 1] = s, s
+  local value = call('GET', s.key)
+  s.main = value
+  if value then
+    if sub(value, 1, 4) == 'lc1|' then
+      s.holders[1] = decode(value, 5)
+    end
+    if not s.holders[1] and sub(value, 1, 4) ~= 'lc1~' then s.foreign = value end
+  end
+  s.indexed = call('ZSCORE', base .. '/i', id)
+  if s.indexed then
+    local shared = call('HGETALL', base .. '/h:' .. id)
+    for i = 2, #shared, 2 do
+      s.holders[#s.holders + 1] = decode(shared[i], 1)
+    end
+    for _, line in ipairs(call('SMEMBERS', base .. '/l:' .. id)) do s.lines[line] = true end
+    s.frozen = call('SISMEMBER', base .. '/z', id) == 1
+    s.replaced = call('EXISTS', base .. '/r:' .. id) == 1
+  end
+  for position = #s.holders, 1, -1 do
+    local h = s.holders[position]
+    if h.at > ms then
+      -- From the future: the clock was set back. It counts from now.
+      h.at, s.dirty = ms, true
+      if h.kind ~= 'x' then call('HSET', base .. '/h:' .. id, h.context, encode(h)) end
+    elseif left(h) <= 0 then
+      drop(s, position)
+    end
+  end
+  return s
+end
+
+-- Writes the main key, which is what everybody else's clients see, and whether there is more than it.
+local function settle(s)
+  if not s.dirty then return end
+  local exclusive, longest, others = nil, 0, false
+  for _, h in ipairs(s.holders) do
+    if h.kind == 'x' then exclusive = h else others = true end
+    longest = math.max(longest, left(h))
+  end
+  if s.replaced then s.replaced = call('EXISTS', base .. '/r:' .. s.id) == 1 end
+  local complex = others or s.frozen or s.replaced or next(s.lines) ~= nil
+  if s.foreign then
+    -- Theirs: it is left as it is.
+  elseif exclusive then
+    exclusive.shown = complex
+    call('SET', s.key, 'lc1|' .. encode(exclusive), 'PX', left(exclusive) + (complex and GRACE or 0))
+  elseif s.frozen then
+    call('SET', s.key, 'lc1~frozen')
+  elseif others then
+    call('SET', s.key, 'lc1~shared', 'PX', longest + GRACE)
+  elseif s.main then
+    call('DEL', s.key)
+  end
+  if others then call('PEXPIRE', base .. '/h:' .. s.id, longest + GRACE) end
+  if s.replaced then call('PEXPIRE', base .. '/r:' .. s.id, longest + GRACE) end
+  if complex then
+    call('ZADD', base .. '/i', us, s.id)
+    call('SET', base .. '/c', '1')
+  elseif s.indexed then
+    call('ZREM', base .. '/i', s.id)
+    if call('EXISTS', base .. '/i') == 0 then call('DEL', base .. '/c') end
+  end
+end

@@ -1,0 +1,217 @@
+//! The script's replies and messages, read.
+
+use std::time::Duration;
+
+use lockcore::{
+    BackendError, Conflict, ConflictReason, ContextId, Granted, Holder, Ident, LossReason, Mode,
+    StoredContext, Target,
+};
+use redis::Value;
+use smallvec::SmallVec;
+
+use crate::error::strange;
+
+/// One reply, taken apart from its beginning.
+#[derive(Debug)]
+pub(crate) struct Reply(std::vec::IntoIter<Value>);
+
+impl Reply {
+    pub(crate) fn of(value: Value) -> Result<Self, BackendError> {
+        match value {
+            Value::Array(values) => Ok(Reply(values.into_iter())),
+            other => Err(strange(&format!("{other:?} instead of a list"))),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.len() == 0
+    }
+
+    pub(crate) fn text(&mut self) -> Result<String, BackendError> {
+        match self.0.next() {
+            Some(Value::BulkString(bytes)) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            Some(Value::SimpleString(text)) => Ok(text),
+            other => Err(strange(&format!("{other:?} instead of text"))),
+        }
+    }
+
+    pub(crate) fn int(&mut self) -> Result<i64, BackendError> {
+        match self.0.next() {
+            Some(Value::Int(number)) => Ok(number),
+            other => Err(strange(&format!("{other:?} instead of a number"))),
+        }
+    }
+
+    pub(crate) fn number(&mut self) -> Result<u64, BackendError> {
+        u64::try_from(self.int()?).map_err(|_| strange("a negative number"))
+    }
+
+    pub(crate) fn small(&mut self) -> Result<u32, BackendError> {
+        u32::try_from(self.int()?).map_err(|_| strange("too large a number"))
+    }
+
+    pub(crate) fn list(&mut self) -> Result<Reply, BackendError> {
+        Reply::of(self.0.next().unwrap_or_default())
+    }
+
+    /// All that is left, each of which is a list.
+    pub(crate) fn lists<T>(
+        mut self,
+        mut read: impl FnMut(Reply) -> Result<T, BackendError>,
+    ) -> Result<Vec<T>, BackendError> {
+        let mut all = Vec::with_capacity(self.0.len());
+        while !self.is_empty() {
+            all.push(read(self.list()?)?);
+        }
+        Ok(all)
+    }
+
+    /// Milliseconds; below zero is for ever.
+    pub(crate) fn span(&mut self) -> Result<Option<Duration>, BackendError> {
+        Ok(u64::try_from(self.int()?).ok().map(Duration::from_millis))
+    }
+
+    /// Kind, permits, limit.
+    pub(crate) fn mode(&mut self) -> Result<Mode, BackendError> {
+        let (kind, permits, limit) = (self.text()?, self.small()?, self.small()?);
+        mode(&kind, permits, limit)
+    }
+
+    /// What was granted: mode with permit indexes, fence, units in use.
+    pub(crate) fn granted(mut self) -> Result<Granted, BackendError> {
+        granted(&self.text()?, self.number()?, self.small()?)
+    }
+
+    /// One conflict of a set.
+    pub(crate) fn conflict<I: Ident, C: ContextId>(
+        mut self,
+        targets: impl Fn(usize) -> Option<Target<I>>,
+    ) -> Result<Conflict<I, C>, BackendError> {
+        let position = usize::try_from(self.int()?).unwrap_or(usize::MAX);
+        let target = targets(position).ok_or_else(|| strange("a conflict about no id"))?;
+        let reason = match self.text()?.as_str() {
+            "held" => {
+                let (count, in_use) = (self.small()? as usize, self.small()?);
+                ConflictReason::Held { count, in_use, holders: self.lists(Reply::holder)? }
+            }
+            "queued" => ConflictReason::QueuedBehind {
+                head: StoredContext::read(&self.text()?),
+                count: self.small()? as usize,
+            },
+            _ => ConflictReason::Frozen,
+        };
+        Ok(Conflict { target, reason })
+    }
+
+    fn holder<C: ContextId>(mut self) -> Result<Holder<C>, BackendError> {
+        Ok(Holder {
+            context: StoredContext::read(&self.text()?),
+            owner: self.text()?.into(),
+            mode: self.mode()?,
+            fence: self.number()?,
+            remaining: self.span()?,
+        })
+    }
+
+    /// Something that a grant does not hold: its position, and why.
+    pub(crate) fn loss(mut self) -> Result<(usize, LossReason), BackendError> {
+        let position = usize::try_from(self.int()?).unwrap_or(usize::MAX);
+        let reason = match self.text()?.as_str() {
+            "broken" => LossReason::Broken,
+            "expired" => LossReason::Expired,
+            _ => LossReason::Vanished,
+        };
+        Ok((position, reason))
+    }
+}
+
+fn mode(kind: &str, permits: u32, limit: u32) -> Result<Mode, BackendError> {
+    match kind {
+        "x" => Ok(Mode::Exclusive),
+        "s" => Ok(Mode::Shared),
+        "k" => Ok(Mode::Slots { permits, limit }),
+        other => Err(strange(&format!("the mode {other:?}"))),
+    }
+}
+
+/// A mode as the script writes it: `x`, `s`, or `k2/5/0-0,3-3` for two permits of five, the first and the fourth.
+pub(crate) fn granted(written: &str, fence: u64, in_use: u32) -> Result<Granted, BackendError> {
+    let (kind, rest) = written.split_at_checked(1).ok_or_else(|| strange("an empty mode"))?;
+    if kind != "k" {
+        return Ok(Granted { mode: mode(kind, 0, 0)?, fence, permits: SmallVec::new(), in_use });
+    }
+    let mut parts = rest.splitn(3, '/');
+    let mut number = || parts.next().and_then(|part| part.parse().ok());
+    let (Some(permits), Some(limit)) = (number(), number()) else {
+        return Err(strange("slots without numbers"));
+    };
+    let permits_held = indexes(parts.next().unwrap_or_default())?;
+    Ok(Granted { mode: Mode::Slots { permits, limit }, fence, permits: permits_held, in_use })
+}
+
+/// `0-2,5-5` as the numbers that it means.
+pub(crate) fn indexes(ranges: &str) -> Result<SmallVec<[u32; 2]>, BackendError> {
+    let mut indexes = SmallVec::new();
+    for range in ranges.split(',').filter(|range| !range.is_empty()) {
+        let ends = range.split_once('-').map(|(first, last)| (first.parse::<u32>(), last.parse::<u32>()));
+        let Some((Ok(first), Ok(last))) = ends else { return Err(strange("permits that are no range")) };
+        indexes.extend(first..=last);
+    }
+    Ok(indexes)
+}
+
+/// How the script writes a mode that is wanted.
+pub(crate) fn written(mode: Mode) -> String {
+    match mode {
+        Mode::Exclusive => "x".to_owned(),
+        Mode::Shared => "s".to_owned(),
+        Mode::Slots { permits, limit } => format!("k{permits}/{limit}"),
+    }
+}
+
+/// A message of the script: fields as `length:bytes`.
+#[derive(Debug)]
+pub(crate) struct Message<'m>(pub(crate) &'m [u8]);
+
+impl<'m> Message<'m> {
+    /// The next field; `None` at the end, or where the message is none of ours.
+    pub(crate) fn field(&mut self) -> Option<&'m str> {
+        let colon = self.0.iter().position(|&byte| byte == b':')?;
+        let length: usize = std::str::from_utf8(&self.0[..colon]).ok()?.parse().ok()?;
+        let rest = &self.0[colon + 1..];
+        let (field, rest) = rest.split_at_checked(length)?;
+        self.0 = rest;
+        std::str::from_utf8(field).ok()
+    }
+
+    pub(crate) fn number<N: std::str::FromStr>(&mut self) -> Option<N> {
+        self.field()?.parse().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_are_read_as_they_are_written() {
+        let granted = granted("k3/9/0-1,4-4", 7, 5).expect("it is well formed");
+        assert_eq!(granted.mode, Mode::Slots { permits: 3, limit: 9 });
+        assert_eq!(granted.permits.as_slice(), [0, 1, 4]);
+        assert_eq!(written(granted.mode), "k3/9");
+        for bad in ["", "y", "k", "k1", "k1/2/x"] {
+            assert!(super::granted(bad, 1, 1).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn messages_are_read_field_by_field() {
+        let mut message = Message(b"5:offer3:a:b2:17");
+        assert_eq!(message.field(), Some("offer"));
+        assert_eq!(message.field(), Some("a:b"));
+        assert_eq!(message.number(), Some(17_u64));
+        assert_eq!(message.field(), None);
+        assert_eq!(Message(b"9:short").field(), None);
+        assert_eq!(Message(b"x:short").field(), None);
+    }
+}

@@ -1,0 +1,167 @@
+//! One connection with its waiters: what a runtime of this process has of the server.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use lockcore::{BackendError, Moment};
+use redis::{Cmd, ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value};
+use tokio::{runtime::Handle, sync::OnceCell};
+
+use crate::{
+    config::Settings,
+    error::{ends_connection, failure},
+    inbox::{Inbox, Pushed},
+    link::Link,
+    reply::Reply,
+    scripts::{Call, Scripts},
+    target::Target,
+};
+
+/// How often a session with waiters gives a sign of life, which counts for 3 s.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// How many ids one look is for at most: others want the server too.
+const LOOKED_AT: usize = 128;
+
+/// The least pause between two looks, however many leases end.
+const BREATH: Duration = Duration::from_millis(5);
+
+/// A connection, and those of its runtime who wait for something to be pushed to it.
+pub(crate) struct Session {
+    /// Begins with `s` where messages go through a channel of one slot, else with `p`.
+    pub(crate) name: String,
+    pub(crate) inbox: Arc<Inbox>,
+    link: Link,
+    /// Where the connection lives.
+    runtime: Handle,
+    scripts: Arc<Scripts>,
+    listening: OnceCell<()>,
+    watching: AtomicBool,
+}
+
+impl Session {
+    /// Connects on the current runtime.
+    pub(crate) async fn open(
+        target: &Target,
+        settings: &Settings,
+        scripts: Arc<Scripts>,
+    ) -> Result<Arc<Self>, BackendError> {
+        let inbox = Arc::new(Inbox::default());
+        let pushed = Pushed { inbox: inbox.clone(), goes_on: target.is_cluster() };
+        let link = target.connect(settings, pushed).await.map_err(|error| failure(error, false))?;
+        let name =
+            format!("{}{}", if target.is_cluster() { 's' } else { 'p' }, uuid::Uuid::new_v4().simple());
+        Ok(Arc::new(Session {
+            name,
+            inbox,
+            link,
+            runtime: Handle::current(),
+            scripts,
+            listening: OnceCell::new(),
+            watching: AtomicBool::new(false),
+        }))
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.inbox.is_closed()
+    }
+
+    /// Calls the script; sends it along if the server does not know it.
+    pub(crate) async fn call(&self, call: &Call) -> Result<Value, BackendError> {
+        let answer = match self.link.send(&self.runtime, self.scripts.by_hash(call)).await {
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                self.link.send(&self.runtime, self.scripts.by_source(call)).await
+            }
+            answer => answer,
+        };
+        self.checked(answer)
+    }
+
+    /// Sends a command of its own.
+    pub(crate) async fn command(&self, command: Cmd) -> Result<Value, BackendError> {
+        self.checked(self.link.send(&self.runtime, command).await)
+    }
+
+    /// Sends several commands at once.
+    pub(crate) async fn commands(&self, commands: Pipeline) -> Result<Vec<Value>, BackendError> {
+        self.checked(self.link.send_all(&self.runtime, commands).await)
+    }
+
+    /// Has messages pushed, before the first waiter of this session takes a place.
+    pub(crate) async fn listen(&self) -> Result<(), BackendError> {
+        let subscribe = || async {
+            let channel = self.scripts.channel(&self.name);
+            self.checked(self.link.subscribe(&self.runtime, channel).await)
+        };
+        self.listening.get_or_try_init(subscribe).await.copied()
+    }
+
+    fn checked<T>(&self, answer: RedisResult<T>) -> Result<T, BackendError> {
+        answer.map_err(|error| {
+            if ends_connection(&error) {
+                self.inbox.close();
+            }
+            failure(error, true)
+        })
+    }
+
+    /// Sees to it that a task of this runtime gives signs of life and looks after what is waited for.
+    pub(crate) fn watch(self: &Arc<Self>) {
+        if !self.watching.swap(true, SeqCst) {
+            self.runtime.spawn(self.clone().keep_watch());
+        }
+    }
+
+    async fn keep_watch(self: Arc<Self>) {
+        let mut counted = Moment::now();
+        let mut beaten = Moment::now();
+        while !self.is_closed() {
+            if counted.elapsed() >= BEAT {
+                counted = Moment::now();
+                if self.inbox.waiters.count() == 0 {
+                    self.inbox.forget_looks();
+                    self.watching.store(false, SeqCst);
+                    // Somebody may have come before it was stored.
+                    if self.inbox.waiters.count() == 0 || self.watching.swap(true, SeqCst) {
+                        return;
+                    }
+                }
+            }
+            let due = self.inbox.due(LOOKED_AT);
+            if !due.is_empty() || beaten.elapsed() >= BEAT {
+                beaten = Moment::now();
+                if let Err(error) = self.look(&due).await {
+                    tracing::debug!(%error, "a look after the waiters failed");
+                }
+            }
+            let pause = self.inbox.pause(BEAT.saturating_sub(beaten.elapsed()));
+            let _ = tokio::time::timeout(pause.max(BREATH), self.inbox.earlier.notified()).await;
+        }
+    }
+
+    /// A sign of life, and a look at some ids.
+    async fn look(&self, due: &[Box<str>]) -> Result<(), BackendError> {
+        let mut call = self.scripts.call(vec![self.scripts.key("f")], "look").arg(self.name.as_str());
+        for id in due {
+            call.add(id.as_bytes());
+        }
+        let sent = Moment::now();
+        let mut reply = Reply::of(self.call(&call).await?)?;
+        let known = reply.int()? == 1;
+        self.inbox.clock.sample(sent, Moment::now(), reply.number()?);
+        for id in due {
+            let end = reply.int()?;
+            self.inbox.looked(id, u64::try_from(end).ok().map(Duration::from_millis), end != -2);
+        }
+        if !known {
+            // The places lapsed, or the server lost its data: whoever still waits takes a new one.
+            self.inbox.waiters.wake_all();
+        }
+        Ok(())
+    }
+}

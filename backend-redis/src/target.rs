@@ -1,0 +1,344 @@
+//! Which server or servers a URL names, and how to connect to them.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use lockcore::BackendError;
+use redis::{
+    AsyncConnectionConfig, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, aio::AsyncPushSender,
+    io::tcp::TcpSettings,
+};
+
+use crate::{
+    config::{Settings, misconfigured},
+    link::Link,
+};
+
+/// How many requests may wait to be written to one connection; more wait before that.
+const REQUESTS: usize = 1024;
+
+/// Which server or servers.
+#[derive(Clone)]
+pub(crate) enum Target {
+    Single(redis::Client),
+    #[cfg(feature = "sentinel")]
+    Sentinel(Arc<Nodes>),
+    #[cfg(feature = "cluster")]
+    Cluster(Arc<Nodes>),
+}
+
+/// The servers that know which one to ask.
+pub(crate) struct Nodes {
+    nodes: Vec<ConnectionInfo>,
+    #[cfg_attr(not(feature = "sentinel"), allow(dead_code, reason = "only sentinels know masters by name"))]
+    master: String,
+    tls: Tls,
+    #[cfg_attr(
+        not(feature = "sentinel"),
+        allow(dead_code, reason = "only sentinels have users of their own")
+    )]
+    sentinel_user: Option<(String, String)>,
+}
+
+#[cfg(feature = "tls")]
+type Tls = Option<redis::TlsCertificates>;
+#[cfg(not(feature = "tls"))]
+type Tls = ();
+
+/// The URL taken apart.
+struct Parts<'u> {
+    tls: bool,
+    kind: &'u str,
+    user: Option<&'u str>,
+    hosts: Vec<&'u str>,
+    path: Vec<&'u str>,
+}
+
+impl Target {
+    /// Reads the URL of the settings. No error shows it: it may hold a password.
+    pub(crate) fn read(settings: &Settings) -> Result<Self, BackendError> {
+        let url = settings.url.as_str();
+        let Some((scheme, rest)) = url.split_once(':') else { return Err(no_such_url("has no scheme")) };
+        let scheme = scheme.to_ascii_lowercase();
+        if matches!(scheme.as_str(), "redis+unix" | "unix") {
+            let path = rest.strip_prefix("//").unwrap_or(rest);
+            return Self::single(info(&format!("redis+unix://{path}"))?, certificates(settings)?);
+        }
+        let parts = Parts::read(&scheme, rest)?;
+        if !parts.tls && (settings.certificates.root.is_some() || settings.certificates.client.is_some()) {
+            return Err(misconfigured(
+                "certificates: only a URL that begins with rediss uses TLS".to_owned(),
+            ));
+        }
+        let tls = certificates(settings)?;
+        match parts.kind {
+            "" => match (parts.hosts.as_slice(), parts.path.as_slice()) {
+                ([_], [] | [_]) => Self::single(info(&parts.node(0))?, tls),
+                _ => Err(no_such_url(
+                    "has several hosts or too long a path, for redis+sentinel or redis+cluster",
+                )),
+            },
+            "sentinel" => Self::sentinel(&parts, settings, tls),
+            "cluster" => Self::cluster(&parts, settings, tls),
+            _ => Err(no_such_url(
+                "has a scheme that is none of redis, redis+unix, redis+sentinel, redis+cluster",
+            )),
+        }
+    }
+
+    fn single(info: ConnectionInfo, tls: Tls) -> Result<Self, BackendError> {
+        #[cfg(feature = "tls")]
+        let client = match (info.addr(), tls) {
+            (redis::ConnectionAddr::TcpTls { .. }, Some(tls)) => redis::Client::build_with_tls(info, tls),
+            _ => redis::Client::open(info),
+        };
+        #[cfg(not(feature = "tls"))]
+        let (client, ()) = (redis::Client::open(info), tls);
+        client.map(Target::Single).map_err(|error| unusable(&error))
+    }
+
+    #[cfg(feature = "sentinel")]
+    fn sentinel(parts: &Parts<'_>, settings: &Settings, tls: Tls) -> Result<Self, BackendError> {
+        let Some(master) = parts.path.first().filter(|master| !master.is_empty()) else {
+            return Err(no_such_url("names no master: redis+sentinel://HOST,HOST/MASTER"));
+        };
+        let (master, sentinel_user) = (master.to_string(), settings.sentinel_user.clone());
+        Ok(Target::Sentinel(Arc::new(Nodes { nodes: parts.nodes()?, master, tls, sentinel_user })))
+    }
+
+    #[cfg(not(feature = "sentinel"))]
+    fn sentinel(_: &Parts<'_>, _: &Settings, _: Tls) -> Result<Self, BackendError> {
+        Err(no_such_url("needs the cargo feature `sentinel` of lockcore-redis"))
+    }
+
+    #[cfg(feature = "cluster")]
+    fn cluster(parts: &Parts<'_>, _: &Settings, tls: Tls) -> Result<Self, BackendError> {
+        Ok(Target::Cluster(Arc::new(Nodes {
+            nodes: parts.nodes()?,
+            master: String::new(),
+            tls,
+            sentinel_user: None,
+        })))
+    }
+
+    #[cfg(not(feature = "cluster"))]
+    fn cluster(_: &Parts<'_>, _: &Settings, _: Tls) -> Result<Self, BackendError> {
+        Err(no_such_url("needs the cargo feature `cluster` of lockcore-redis"))
+    }
+
+    /// Whether messages go through a channel of one slot.
+    pub(crate) fn is_cluster(&self) -> bool {
+        match self {
+            #[cfg(feature = "cluster")]
+            Target::Cluster(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Connects, on the current runtime. What is pushed goes to `pushed`.
+    pub(crate) async fn connect(
+        &self,
+        settings: &Settings,
+        pushed: impl AsyncPushSender,
+    ) -> redis::RedisResult<Link> {
+        let config = || {
+            AsyncConnectionConfig::new()
+                .set_connection_timeout(Some(settings.connect_timeout))
+                .set_response_timeout(Some(settings.response_timeout))
+                .set_pipeline_buffer_size(REQUESTS)
+        };
+        match self {
+            Target::Single(client) => {
+                let config = config().set_push_sender(pushed);
+                client.get_multiplexed_async_connection_with_config(&config).await.map(Link::Single)
+            }
+            #[cfg(feature = "sentinel")]
+            Target::Sentinel(nodes) => {
+                let config = config().set_push_sender(pushed);
+                let resolve = async { nodes.sentinel()?.async_get_client().await };
+                // It asks one sentinel after the other, with timeouts of its own for each.
+                let patience =
+                    settings.connect_timeout * u32::try_from(nodes.nodes.len()).unwrap_or(1).max(1);
+                let client =
+                    tokio::time::timeout(patience, resolve).await.map_err(|_elapsed| no_sentinel())??;
+                client.get_multiplexed_async_connection_with_config(&config).await.map(Link::Single)
+            }
+            #[cfg(feature = "cluster")]
+            Target::Cluster(nodes) => {
+                let client = nodes.cluster(settings, pushed)?;
+                let connect = client.get_async_connection();
+                let patience = settings.connect_timeout + Duration::from_secs(1);
+                tokio::time::timeout(patience, connect)
+                    .await
+                    .map_err(|_elapsed| no_answer())?
+                    .map(Link::Cluster)
+            }
+        }
+    }
+}
+
+impl Nodes {
+    #[cfg(feature = "sentinel")]
+    fn sentinel(&self) -> redis::RedisResult<redis::sentinel::SentinelClient> {
+        use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
+        let first = self.nodes.first().expect("a URL has at least one host");
+        let nodes = self.nodes.iter().map(|node| node.addr().clone());
+        let mut builder = SentinelClientBuilder::new(nodes, &self.master, SentinelServerType::Master)?
+            .set_client_to_redis_protocol(ProtocolVersion::RESP3)
+            .set_client_to_redis_tcp_settings(tcp())
+            .set_client_to_redis_db(first.redis_settings().db());
+        if let Some(user) = first.redis_settings().username() {
+            builder = builder.set_client_to_redis_username(user);
+        }
+        if let Some(password) = first.redis_settings().password() {
+            builder = builder.set_client_to_redis_password(password);
+        }
+        if let Some((user, password)) = &self.sentinel_user {
+            if !user.is_empty() {
+                builder = builder.set_client_to_sentinel_username(user);
+            }
+            builder = builder.set_client_to_sentinel_password(password);
+        }
+        #[cfg(feature = "tls")]
+        if let redis::ConnectionAddr::TcpTls { .. } = first.addr() {
+            builder = builder
+                .set_client_to_redis_tls_mode(redis::TlsMode::Secure)
+                .set_client_to_sentinel_tls_mode(redis::TlsMode::Secure);
+            if let Some(tls) = &self.tls {
+                builder = builder
+                    .set_client_to_redis_certificates(tls.clone())
+                    .set_client_to_sentinel_certificates(tls.clone());
+            }
+        }
+        builder.build()
+    }
+
+    #[cfg(feature = "cluster")]
+    fn cluster(
+        &self,
+        settings: &Settings,
+        pushed: impl AsyncPushSender,
+    ) -> redis::RedisResult<redis::cluster::ClusterClient> {
+        let builder = redis::cluster::ClusterClientBuilder::new(self.nodes.iter().cloned())
+            .use_protocol(ProtocolVersion::RESP3)
+            .tcp_settings(tcp())
+            .push_sender(pushed)
+            .connection_timeout(settings.connect_timeout)
+            .response_timeout(settings.response_timeout)
+            .overall_response_timeout(Some(settings.response_timeout));
+        #[cfg(feature = "tls")]
+        let builder = match &self.tls {
+            Some(tls) => builder.certs(tls.clone()),
+            None => builder,
+        };
+        builder.build()
+    }
+}
+
+impl<'u> Parts<'u> {
+    fn read(scheme: &'u str, rest: &'u str) -> Result<Self, BackendError> {
+        let (scheme, kind) = scheme.split_once('+').unwrap_or((scheme, ""));
+        let tls = match scheme {
+            "redis" => false,
+            "rediss" => true,
+            _ => return Err(no_such_url("does not begin with redis or rediss")),
+        };
+        if tls && cfg!(not(feature = "tls")) {
+            return Err(no_such_url("needs the cargo feature `tls` of lockcore-redis"));
+        }
+        let Some(rest) = rest.strip_prefix("//") else {
+            return Err(no_such_url("has no // behind its scheme"));
+        };
+        if rest.contains(['?', '#']) {
+            return Err(no_such_url("has options, which belong into the builder"));
+        }
+        let (user, rest) = match rest.rsplit_once('@') {
+            Some((user, rest)) => (Some(user), rest),
+            None => (None, rest),
+        };
+        let mut segments = rest.split('/');
+        let hosts: Vec<_> = segments.next().unwrap_or_default().split(',').collect();
+        let path = segments.filter(|segment| !segment.is_empty()).collect();
+        Ok(Parts { tls, kind, user, hosts, path })
+    }
+
+    /// One of the hosts as a URL of its own, with the database.
+    fn node(&self, position: usize) -> String {
+        let scheme = if self.tls { "rediss" } else { "redis" };
+        let user = self.user.map(|user| format!("{user}@")).unwrap_or_default();
+        let host = match self.hosts[position] {
+            "" => "127.0.0.1",
+            host => host,
+        };
+        let skipped = usize::from(self.kind == "sentinel");
+        format!("{scheme}://{user}{host}/{}", self.path.get(skipped).unwrap_or(&""))
+    }
+
+    #[cfg(any(feature = "sentinel", feature = "cluster"))]
+    fn nodes(&self) -> Result<Vec<ConnectionInfo>, BackendError> {
+        (0..self.hosts.len()).map(|position| info(&self.node(position))).collect()
+    }
+}
+
+fn info(url: &str) -> Result<ConnectionInfo, BackendError> {
+    let info = url.into_connection_info().map_err(|error| unusable(&error))?;
+    let settings = info.redis_settings().clone();
+    let settings =
+        settings.set_protocol(ProtocolVersion::RESP3).set_lib_name("lockcore", env!("CARGO_PKG_VERSION"));
+    Ok(info.set_redis_settings(settings).set_tcp_settings(tcp()))
+}
+
+/// Small requests at once: without it the second waits for the first to be confirmed.
+fn tcp() -> TcpSettings {
+    TcpSettings::default().set_nodelay(true)
+}
+
+#[cfg(feature = "tls")]
+fn certificates(settings: &Settings) -> Result<Tls, BackendError> {
+    let crate::config::Certificates { root, client } = settings.certificates.clone();
+    if root.is_none() && client.is_none() {
+        return Ok(None);
+    }
+    let client_tls =
+        client.map(|(client_cert, client_key)| redis::ClientTlsConfig { client_cert, client_key });
+    Ok(Some(redis::TlsCertificates { client_tls, root_cert: root }))
+}
+
+#[cfg(not(feature = "tls"))]
+fn certificates(settings: &Settings) -> Result<Tls, BackendError> {
+    match (&settings.certificates.root, &settings.certificates.client) {
+        (None, None) => Ok(()),
+        _ => Err(misconfigured("certificates: need the cargo feature `tls` of lockcore-redis".to_owned())),
+    }
+}
+
+fn no_such_url(why: &str) -> BackendError {
+    misconfigured(format!("url: {why}"))
+}
+
+/// The driver's own words, which hold no URL.
+fn unusable(error: &redis::RedisError) -> BackendError {
+    misconfigured(format!("url: {error}"))
+}
+
+#[cfg(feature = "sentinel")]
+fn no_sentinel() -> redis::RedisError {
+    std::io::Error::new(std::io::ErrorKind::TimedOut, "no sentinel answered in time").into()
+}
+
+#[cfg(feature = "cluster")]
+fn no_answer() -> redis::RedisError {
+    std::io::Error::new(std::io::ErrorKind::TimedOut, "no node of the cluster answered in time").into()
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let addresses = match self {
+            Target::Single(client) => vec![client.get_connection_info().addr().to_string()],
+            #[cfg(feature = "sentinel")]
+            Target::Sentinel(nodes) => nodes.nodes.iter().map(|node| node.addr().to_string()).collect(),
+            #[cfg(feature = "cluster")]
+            Target::Cluster(nodes) => nodes.nodes.iter().map(|node| node.addr().to_string()).collect(),
+        };
+        f.write_str(&addresses.join(","))
+    }
+}

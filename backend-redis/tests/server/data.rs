@@ -1,0 +1,268 @@
+//! Stores that lose what they knew: fences go on, losses are told, nobody is stuck.
+
+use std::time::{Duration, Instant};
+
+use lockcore::{BackendErrorKind, Grant, LockDao, LockError, LossReason, Wait};
+use lockcore_conformance::{
+    PATIENCE, Store, eventually,
+    servers::{Proxy, Server, TestResult},
+};
+use tokio::time::timeout;
+use uuid::Uuid;
+
+use crate::{
+    place::Place,
+    topology::{Raw, Watched, server},
+};
+
+fn fence(grant: &Grant<String, Uuid>) -> u64 {
+    grant.locks[0].granted.fence
+}
+
+/// A server behind an address that stays.
+async fn steady(server: &Server) -> std::io::Result<(Proxy, Place)> {
+    let proxy = Proxy::start(server.address()).await?;
+    let place = Place::at(server.url_through(proxy.address())).patient_for(Duration::from_secs(1));
+    Ok((proxy, place))
+}
+
+async fn restarted(server: &Server, proxy: &Proxy) -> TestResult {
+    server.restart().await?;
+    proxy.redirect(server.address());
+    Ok(())
+}
+
+/// A set taken by a store that may just have lost its connection.
+async fn take(store: &Store<Place>, id: &str) -> Grant<String, Uuid> {
+    let caller = store.caller();
+    let request = caller.request([id]);
+    eventually("it is taken", || async {
+        match store.dao().acquire(&request).await {
+            Ok(lockcore::Acquired::Granted(granted)) => {
+                Some(lockcore_conformance::store::grant(&request, granted))
+            }
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => {
+                assert!(error.is_retryable(), "{error:?}");
+                None
+            }
+        }
+    })
+    .await
+}
+
+pub(crate) async fn fences_go_on_after_a_restart_without_persistence() -> TestResult {
+    let server = server("").await?;
+    let (proxy, place) = steady(&server).await?;
+    let store = place.store().await;
+    let before = take(&store, "a").await;
+    restarted(&server, &proxy).await?;
+    let after = take(&store, "a").await;
+    assert!(fence(&after) > fence(&before));
+    // The former holder is told, and can do no harm.
+    let lost = store.dao().renew(&before).await?.lost;
+    assert_eq!(lost.iter().map(|lost| lost.reason).collect::<Vec<_>>(), [LossReason::Vanished]);
+    assert_eq!(store.dao().release(&before).await?.lost.len(), 1);
+    assert_eq!(store.dao().renew(&after).await?.lost, []);
+    Ok(())
+}
+
+pub(crate) async fn fences_go_on_after_flushall() -> TestResult {
+    let server = server("").await?;
+    let place = Place::at(server.url());
+    let (store, raw) = (place.store().await, place.raw().await?);
+    let mut last = 0;
+    for _ in 0..50 {
+        let us = store.caller();
+        let held = us.take(["a", "b"]).await;
+        assert!(fence(&held) > last);
+        last = fence(&held);
+        raw.ask::<()>("FLUSHALL").await?;
+        let next = store.caller().take(["a"]).await;
+        assert!(fence(&next) > last);
+        last = fence(&next);
+        assert_eq!(us.release(&held).await.lost.len(), 2, "nothing of the later one");
+        raw.ask::<()>("FLUSHALL").await?;
+    }
+    Ok(())
+}
+
+/// With permits and shares too, and though the counters had run ahead of the clock.
+pub(crate) async fn fences_go_on_in_a_burst() -> TestResult {
+    let place = Place::shared().await?;
+    let store = place.store().await;
+    let mut last = 0;
+    for number in 0..300 {
+        let us = store.caller();
+        let held = us.take([format!("id {}", number % 3)]).await;
+        assert!(fence(&held) > last, "one high-water mark for the namespace");
+        last = fence(&held);
+        us.free(&held).await;
+    }
+    Ok(())
+}
+
+pub(crate) async fn waiters_survive_a_restart() -> TestResult {
+    let server = server("").await?;
+    let (proxy, place) = steady(&server).await?;
+    let (store, locks) = (place.store().await, place.locks().await?);
+    take(&store, "a").await;
+    let waiting: Vec<_> = (0..5)
+        .map(|_| {
+            let locks = locks.clone();
+            tokio::spawn(
+                async move { locks.wait(Wait::forever()).with_locks(["a"], async || ()).await.is_ok() },
+            )
+        })
+        .collect();
+    eventually("all wait", || async {
+        let seen = store.dao().inspect(&lockcore_conformance::store::id("a")).await.ok()?;
+        (seen.waiters.len() == 5).then_some(())
+    })
+    .await;
+    restarted(&server, &proxy).await?;
+    // The holder's lock is gone with the data: the waiters ask again and get it one by one, within no lease.
+    let begun = Instant::now();
+    for waiter in waiting {
+        assert!(timeout(PATIENCE, waiter).await.expect("its turn comes")?);
+    }
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    Ok(())
+}
+
+pub(crate) async fn a_callback_is_told_that_its_lock_went_with_the_data() -> TestResult {
+    let server = server("").await?;
+    let (proxy, place) = steady(&server).await?;
+    let locks = place.locks().await?;
+    let (inside, is_inside) = tokio::sync::oneshot::channel();
+    let call = locks.lease(Duration::from_secs(3)).with_locks(["a"], async move || {
+        let _ = inside.send(());
+        std::future::pending::<()>().await
+    });
+    let restart = async {
+        is_inside.await.expect("it runs");
+        restarted(&server, &proxy).await
+    };
+    let (ended, done) = tokio::join!(timeout(PATIENCE, call), restart);
+    done?;
+    match ended.expect("it is stopped") {
+        Err(LockError::Lost { lost, .. }) => assert_eq!(lost[0].reason, LossReason::Vanished),
+        other => panic!("{other:?}"),
+    }
+    Ok(())
+}
+
+pub(crate) async fn a_flushed_script_cache_is_no_failure() -> TestResult {
+    let place = Place::shared().await?;
+    let (store, raw) = (place.store().await, place.raw().await?);
+    let [us, them] = store.callers();
+    for _ in 0..20 {
+        raw.ask::<()>("SCRIPT FLUSH").await?;
+        let held = us.take(["a", "b"]).await;
+        raw.ask::<()>("SCRIPT FLUSH").await?;
+        us.keep(&held).await;
+        let mut waiting = them.queue(["a"]).await;
+        raw.ask::<()>("SCRIPT FLUSH").await?;
+        us.free(&held).await;
+        them.free(&waiting.served().await).await;
+        let waiting = us.take(["a"]).await;
+        let leaving = them.queue(["a"]).await;
+        raw.ask::<()>("SCRIPT FLUSH").await?;
+        leaving.leave().await;
+        us.free(&waiting).await;
+    }
+    Ok(())
+}
+
+pub(crate) async fn a_replicated_lock_survives_a_failover() -> TestResult {
+    let watched = Watched::start().await?;
+    let place = Place::at(watched.url()).patient_for(Duration::from_secs(1));
+    let locks = place.locks_on(place.builder().replicas(1, Duration::from_millis(500)).open().await?)?;
+    let guard = locks.lease(Duration::from_secs(60)).lock(["a"]).await?;
+    let held = guard.leave();
+    watched.master.kill().await?;
+    watched.failed_over().await?;
+    let store = place.store().await;
+    assert_eq!(store.caller().refused(["a"]).await.len(), 1, "it is held at the new master");
+    assert_eq!(take(&store, "b").await.locks.len(), 1);
+    let renewed = eventually("renewed", || async { locks.dao().renew(&held).await.ok() }).await;
+    assert_eq!(renewed.lost, []);
+    eventually("released", || async { locks.dao().release(&held).await.ok() }).await;
+    let next = take(&store, "a").await;
+    assert!(fence(&next) > fence(&held));
+    Ok(())
+}
+
+/// As documented: what no replica had is lost with the master; its holder is told, and the next fence is higher.
+pub(crate) async fn a_lock_that_was_not_replicated_is_lost_and_told() -> TestResult {
+    let watched = Watched::start().await?;
+    let place = Place::at(watched.url()).patient_for(Duration::from_secs(1));
+    let store = place.store().await;
+    watched.replica.pause().await?;
+    let held = take(&store, "a").await;
+    watched.master.kill().await?;
+    watched.replica.resume().await?;
+    watched.failed_over().await?;
+    let next = take(&store, "a").await;
+    assert!(fence(&next) > fence(&held));
+    let lost = store.dao().renew(&held).await?.lost;
+    assert_eq!(lost.iter().map(|lost| lost.reason).collect::<Vec<_>>(), [LossReason::Vanished]);
+    assert_eq!(store.dao().renew(&next).await?.lost, []);
+    Ok(())
+}
+
+pub(crate) async fn with_replicas_required_nothing_is_granted_without_them() -> TestResult {
+    let watched = Watched::start().await?;
+    let place = Place::at(watched.url());
+    let dao = place.builder().replicas(1, Duration::from_millis(300)).open().await?;
+    let store = place.store().await;
+    let us = store.caller().through(&std::sync::Arc::new(dao));
+    us.free(&us.take(["a", "b"]).await).await;
+    watched.replica.pause().await?;
+    let request = us.request(["a", "b"]);
+    let error = match place.builder().replicas(1, Duration::from_millis(300)).open().await {
+        Ok(dao) => dao.acquire(&request).await.expect_err("no replica has it"),
+        Err(error) => error,
+    };
+    assert_eq!(error.kind(), BackendErrorKind::Unavailable, "{error:?}");
+    assert!(store.is_free(&["a", "b"]).await, "nothing of it was taken");
+    watched.replica.resume().await?;
+    Ok(())
+}
+
+/// The failover comes while somebody waits: the new master knows the place or the waiter asks again.
+pub(crate) async fn waiters_survive_a_failover() -> TestResult {
+    let watched = Watched::start().await?;
+    let place = Place::at(watched.url()).patient_for(Duration::from_secs(1));
+    let (store, locks) = (place.store().await, place.locks().await?);
+    let us = store.caller().with_lease(Duration::from_secs(8));
+    us.take(["a"]).await;
+    let waiting = tokio::spawn(async move {
+        locks.wait(Wait::forever()).with_locks(["a"], async || ()).await.map_err(|error| format!("{error:?}"))
+    });
+    eventually("it waits", || async {
+        let seen = store.dao().inspect(&lockcore_conformance::store::id("a")).await.ok()?;
+        (seen.waiters.len() == 1).then_some(())
+    })
+    .await;
+    watched.master.kill().await?;
+    watched.failed_over().await?;
+    timeout(PATIENCE, waiting).await.expect("its turn comes")??;
+    Ok(())
+}
+
+/// Scripts are cached nowhere on a server that has just become the master.
+pub(crate) async fn a_new_master_knows_no_script_and_answers_all_the_same() -> TestResult {
+    let server = server("").await?;
+    let (proxy, place) = steady(&server).await?;
+    let store = place.store().await;
+    let held = take(&store, "a").await;
+    restarted(&server, &proxy).await?;
+    let raw = Raw::to(&server.url()).await?;
+    for _ in 0..3 {
+        raw.ask::<()>("SCRIPT FLUSH").await?;
+        let released = eventually("released", || async { store.dao().release(&held).await.ok() }).await;
+        assert_eq!(released.lost.len(), 1);
+    }
+    Ok(())
+}

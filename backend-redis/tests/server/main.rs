@@ -1,0 +1,93 @@
+//! The Redis backend against real servers, in every set-up and with everything that goes wrong.
+
+mod data;
+mod faults;
+mod interop;
+mod odd;
+mod place;
+mod python;
+mod shapes;
+mod topology;
+
+use std::process::ExitCode;
+
+use lockcore_conformance::servers::{self, Kind, trial};
+
+/// A test for each function, named after it.
+macro_rules! trials {
+    ($($module:ident { $($test:ident,)* })*) => {
+        [$($(trial(
+            Kind::Redis,
+            concat!(stringify!($module), "::", stringify!($test)),
+            $module::$test,
+        ),)*)*]
+    };
+}
+
+fn main() -> ExitCode {
+    servers::run(trials! {
+        shapes {
+            one_plain_node,
+            databases_are_apart,
+            a_unix_socket,
+            tls_and_a_user_of_an_access_list,
+            tls_with_certificates_on_both_ends,
+            a_cluster_of_three_masters,
+            a_slot_that_moves_loses_no_lock,
+            a_cluster_that_misses_a_node_says_so,
+            sentinels,
+            a_server_that_nobody_can_reach_is_unavailable,
+        }
+        interop {
+            redis_pys_lock_and_ours_exclude_each_other,
+            a_set_nx_of_redis_py_and_our_lock_exclude_each_other,
+            a_held_slot_or_share_keeps_others_out_as_long_as_the_last,
+            nobody_else_gets_in_between_while_ours_wait,
+            nobody_else_gets_in_when_a_lease_ends_while_ours_wait,
+            what_others_free_wakes_our_first_waiter,
+            a_lock_of_ours_that_others_delete_is_told_as_vanished,
+            who_comes_late_frees_nothing_of_ours,
+            a_foreign_lock_without_an_end_is_shown_and_broken,
+            a_counter_that_both_increment_loses_nothing,
+            the_usual_scripts_find_what_they_expect,
+        }
+        faults {
+            an_acquire_is_granted_or_settled,
+            an_acquire_that_arrives_late_is_refused,
+            a_renewal_extends_or_says_that_it_did_not,
+            a_renewal_that_arrives_after_the_release_changes_nothing,
+            a_release_is_done_in_the_end_and_once,
+            a_release_that_arrives_late_frees_no_later_grant,
+            a_withdrawal_is_done_in_the_end,
+            a_lost_offer_is_found_again_or_passed_on,
+            a_hand_off_by_a_failing_line_takes_place,
+            with_locks_leaves_nothing_behind,
+            a_dropped_call_leaves_nothing_behind,
+            who_cannot_renew_is_stopped_before_the_next_one_holds,
+        }
+        data {
+            fences_go_on_after_a_restart_without_persistence,
+            fences_go_on_after_flushall,
+            fences_go_on_in_a_burst,
+            waiters_survive_a_restart,
+            a_callback_is_told_that_its_lock_went_with_the_data,
+            a_flushed_script_cache_is_no_failure,
+            a_replicated_lock_survives_a_failover,
+            a_lock_that_was_not_replicated_is_lost_and_told,
+            with_replicas_required_nothing_is_granted_without_them,
+            waiters_survive_a_failover,
+            a_new_master_knows_no_script_and_answers_all_the_same,
+        }
+        odd {
+            an_evicting_server_is_refused,
+            the_doctor_sees_a_policy_that_was_changed_later,
+            a_full_server_grants_nothing_and_frees_all_the_same,
+            a_replica_is_refused,
+            a_master_that_becomes_a_replica_refuses_clearly,
+            something_else_under_our_key_is_told,
+            a_slow_script_of_others_is_told_as_busy,
+            a_stopped_server_is_a_timeout_in_doubt,
+            killed_connections_come_back,
+        }
+    })
+}

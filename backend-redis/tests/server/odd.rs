@@ -1,0 +1,162 @@
+//! Servers that are set up so that locks are not safe, or that refuse: each is a clear error, by its kind.
+
+use std::time::{Duration, Instant};
+
+use lockcore::{BackendErrorKind, LockDao, Severity};
+use lockcore_conformance::{
+    eventually,
+    servers::TestResult,
+    store::{id, shared},
+};
+
+use crate::{
+    place::Place,
+    topology::{Raw, replica_of, server},
+};
+
+pub(crate) async fn an_evicting_server_is_refused() -> TestResult {
+    for policy in ["allkeys-lru", "allkeys-lfu", "allkeys-random", "volatile-ttl", "volatile-lru"] {
+        let server = server(&format!("--maxmemory 64mb --maxmemory-policy {policy}")).await?;
+        let error = Place::at(server.url()).open().await.expect_err("it may evict locks");
+        assert_eq!(error.kind(), BackendErrorKind::Misconfigured, "{policy}: {error}");
+        assert!(error.to_string().contains(policy), "{error}");
+    }
+    Ok(())
+}
+
+pub(crate) async fn the_doctor_sees_a_policy_that_was_changed_later() -> TestResult {
+    let server = server("").await?;
+    let place = Place::at(server.url());
+    let (store, raw) = (place.store().await, place.raw().await?);
+    raw.ask::<()>("CONFIG SET maxmemory 64mb").await?;
+    raw.ask::<()>("CONFIG SET maxmemory-policy allkeys-lru").await?;
+    let findings = store.dao().doctor().await?;
+    let bad: Vec<_> = findings.iter().filter(|finding| finding.severity == Severity::Error).collect();
+    assert!(bad.iter().any(|finding| finding.detail.contains("allkeys-lru")), "{findings:?}");
+    Ok(())
+}
+
+pub(crate) async fn a_full_server_grants_nothing_and_frees_all_the_same() -> TestResult {
+    let server = server("").await?;
+    let place = Place::at(server.url());
+    let (store, raw) = (place.store().await, place.raw().await?);
+    let [us, other] = store.callers();
+    let held = us.take(["a", "b"]).await;
+    let units = us.take([shared("s")]).await;
+    raw.ask::<()>("CONFIG SET maxmemory 1").await?;
+    let error = store.dao().acquire(&other.request(["c"])).await.expect_err("there is no memory for it");
+    assert!(error.to_string().to_lowercase().contains("memory"), "{error}");
+    assert!(!error.in_doubt(), "{error:?}");
+    us.free(&held).await;
+    us.free(&units).await;
+    raw.ask::<()>("CONFIG SET maxmemory 0").await?;
+    assert!(store.is_free(&["a", "b", "c", "s"]).await);
+    Ok(())
+}
+
+pub(crate) async fn a_replica_is_refused() -> TestResult {
+    let master = server("").await?;
+    let replica = replica_of(&master, "").await?;
+    let error = Place::at(replica.url()).open().await.expect_err("nothing can be locked there");
+    assert_eq!(error.kind(), BackendErrorKind::Misconfigured, "{error:?}");
+    assert!(error.to_string().contains("replica"), "{error}");
+    Ok(())
+}
+
+pub(crate) async fn a_master_that_becomes_a_replica_refuses_clearly() -> TestResult {
+    let (other, server) = (server("").await?, server("").await?);
+    let place = Place::at(server.url());
+    let (store, raw) = (place.store().await, place.raw().await?);
+    let held = store.caller().take(["a"]).await;
+    raw.ask::<()>(&format!("REPLICAOF {}", other.address().replace(':', " "))).await?;
+    let error = store.dao().acquire(&store.caller().request(["b"])).await.expect_err("it is a replica now");
+    assert!(!error.in_doubt(), "{error:?}");
+    assert!(error.is_retryable() || error.kind() == BackendErrorKind::Misconfigured, "{error:?}");
+    store.dao().renew(&held).await.expect_err("it is a replica now");
+    store.dao().release(&held).await.expect_err("it is a replica now");
+    raw.ask::<()>("REPLICAOF NO ONE").await?;
+    // What it was told meanwhile it has from its master: nothing.
+    eventually("it works again", || async { store.dao().acquire(&store.caller().request(["b"])).await.ok() })
+        .await;
+    Ok(())
+}
+
+pub(crate) async fn something_else_under_our_key_is_told() -> TestResult {
+    let place = Place::shared().await?;
+    let (store, raw) = (place.store().await, place.raw().await?);
+    let us = store.caller();
+    raw.send::<()>(&["LPUSH", &place.key("a"), "no lock"]).await?;
+    for ids in [&["a"][..], &["a", "b"], &["0", "a", "b"]] {
+        let error = store.dao().acquire(&us.request(ids.iter().copied())).await.expect_err("it is a list");
+        assert_eq!(error.kind(), BackendErrorKind::Corrupt, "{error:?}");
+        assert!(
+            error.to_string().contains(&place.key("a")) || error.to_string().contains("\"a\""),
+            "{error}"
+        );
+        assert!(!error.in_doubt() && !error.is_retryable(), "{error:?}");
+    }
+    assert!(store.is_free(&["0", "b"]).await, "nothing of a set is left");
+    assert_eq!(raw.send::<i64>(&["LLEN", &place.key("a")]).await?, 1, "nor is anything of others touched");
+    raw.send::<()>(&["DEL", &place.key("a")]).await?;
+    us.take(["a", "b"]).await;
+    Ok(())
+}
+
+/// Somebody else's script keeps the server from answering: busy, and settled afterwards.
+pub(crate) async fn a_slow_script_of_others_is_told_as_busy() -> TestResult {
+    let server = server("--busy-reply-threshold 100").await?;
+    let place = Place::at(server.url());
+    let (store, raw) = (place.store().await, place.raw().await?);
+    let held = store.caller().take(["a"]).await;
+    let slow = place.raw().await?;
+    let spinning = tokio::spawn(async move { slow.send::<()>(&["EVAL", "while true do end", "0"]).await });
+    eventually("it is busy", || async { raw.ask::<String>("PING").await.err() }).await;
+    let error = store.dao().acquire(&store.caller().request(["b"])).await.expect_err("it is busy");
+    assert_eq!((error.kind(), error.in_doubt()), (BackendErrorKind::Busy, false), "{error:?}");
+    assert!(error.is_retryable());
+    store.dao().renew(&held).await.expect_err("it is busy");
+    raw.ask::<()>("SCRIPT KILL").await?;
+    spinning.await?.expect_err("it was killed");
+    assert_eq!(store.dao().renew(&held).await?.lost, []);
+    assert!(store.is_free(&["b"]).await);
+    Ok(())
+}
+
+/// A server that is stopped: given up after the timeout, settled when it goes on.
+pub(crate) async fn a_stopped_server_is_a_timeout_in_doubt() -> TestResult {
+    let server = server("").await?;
+    let place = Place::at(server.url()).patient_for(Duration::from_millis(400));
+    let store = place.store().await;
+    let us = store.caller();
+    let request = us.request(["a"]);
+    server.pause().await?;
+    let begun = Instant::now();
+    let error = store.dao().acquire(&request).await.expect_err("nobody answers");
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert_eq!((error.kind(), error.in_doubt()), (BackendErrorKind::Timeout, true), "{error:?}");
+    server.resume().await?;
+    eventually("withdrawn", || async { store.dao().withdraw(&request, lockcore::Withdraw::Undo).await.ok() })
+        .await;
+    us.refused_as_withdrawn(&request).await;
+    assert!(store.is_free(&["a"]).await);
+    Ok(())
+}
+
+/// What an administrator does to connections: ours come back, waiters included.
+pub(crate) async fn killed_connections_come_back() -> TestResult {
+    let server = server("").await?;
+    let place = Place::at(server.url());
+    let (store, raw) = (place.store().await, Raw::to(&server.url()).await?);
+    let [us, them] = store.callers();
+    let held = us.take(["a"]).await;
+    let mut waiting = them.queue(["a"]).await;
+    raw.ask::<()>("CLIENT KILL TYPE normal SKIPME yes").await?;
+    raw.ask::<()>("CLIENT KILL TYPE pubsub").await?;
+    eventually("released", || async { store.dao().release(&held).await.ok() }).await;
+    let begun = Instant::now();
+    let turn = waiting.granted().await;
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    them.free(&turn).await;
+    assert!(store.dao().inspect(&id("a")).await?.holders.is_empty());
+    Ok(())
+}

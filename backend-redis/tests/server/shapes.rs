@@ -1,0 +1,217 @@
+//! Every way in which a Redis can be reached and set up: the same promises on all of them.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use lockcore::{BackendErrorKind, LockDao, Severity};
+use lockcore_conformance::{
+    Store,
+    servers::{ServerError, TestResult},
+    store::{id, shared, slot},
+};
+
+use crate::{
+    place::{Failure, Place},
+    topology::{Authority, Cluster, Raw, Watched, server, socket_server, tls_server},
+};
+
+/// A bit of everything, by two processes' eyes.
+async fn tour(place: &Place) -> TestResult {
+    let (here, there) = (place.store().await, place.store().await);
+    let (us, them) = (here.caller(), there.caller());
+    let held = us.take(["a", "b", "c"]).await;
+    assert_eq!(them.refused(["b", "d"]).await.len(), 1);
+    let mut waiting = them.queue(["c"]).await;
+    us.keep(&held).await;
+    us.free(&held).await;
+    let turn = waiting.offered().await;
+    assert!(turn.locks[0].granted.fence > held.locks[2].granted.fence);
+    let units = us.take([slot("pool", 2), shared("table")]).await;
+    let more = them.take([slot("pool", 2), shared("table")]).await;
+    assert_eq!(here.caller().refused([slot("pool", 2)]).await.len(), 1);
+    let seen = there.dao().inspect(&id("pool")).await?;
+    assert_eq!(seen.holders.len(), 2);
+    us.free(&units).await;
+    them.free(&more).await;
+    them.free(&turn).await;
+    assert!(here.dao().list(&lockcore::Page::default()).await?.ids.is_empty());
+    no_error_found(&here).await
+}
+
+/// The doctor has nothing against this set-up.
+async fn no_error_found(store: &Store<Place>) -> TestResult {
+    for finding in store.dao().doctor().await? {
+        assert!(finding.severity < Severity::Error, "{finding:?}");
+    }
+    Ok(())
+}
+
+pub(crate) async fn one_plain_node() -> TestResult {
+    tour(&Place::shared().await?).await
+}
+
+pub(crate) async fn databases_are_apart() -> TestResult {
+    let zero = Place::shared().await?;
+    let three = zero.through(format!("{}/3", zero.url.trim_end_matches('/')));
+    tour(&three).await?;
+    let (in_zero, in_three) = (zero.store().await, three.store().await);
+    let [us, we_wait] = in_zero.callers();
+    let [them, they_wait] = in_three.callers();
+    let (ours, theirs) = (us.take(["a"]).await, them.take(["a"]).await);
+    assert_eq!(three.raw().await?.send::<i64>(&["EXISTS", &three.key("a")]).await?, 1);
+    // Channels know no databases: what is told in one must not be taken for the other's.
+    let (mut our_turn, mut their_turn) = (we_wait.queue(["a"]).await, they_wait.queue(["a"]).await);
+    us.free(&ours).await;
+    we_wait.free(&our_turn.offered().await).await;
+    their_turn.still_waits().await;
+    them.free(&theirs).await;
+    they_wait.free(&their_turn.offered().await).await;
+    Ok(())
+}
+
+pub(crate) async fn a_unix_socket() -> TestResult {
+    let (_server, path) = socket_server().await?;
+    tour(&Place::at(format!("redis+unix://{path}"))).await?;
+    tour(&Place::at(format!("redis+unix://{path}?db=2"))).await
+}
+
+pub(crate) async fn tls_and_a_user_of_an_access_list() -> TestResult {
+    let authority = Authority::new()?;
+    let acl = "user default off\n\
+               user locks on >s3cret ~{test-*}* &* +@all -@admin +info +config|get\n\
+               user reader on >s3cret ~* &* +@read +@connection +info\n";
+    let (_server, port) = tls_server(&authority, acl, "no").await?;
+    let place =
+        |user: &str| Place::at(format!("rediss://{user}@127.0.0.1:{port}/")).trusting(&authority.certificate);
+    tour(&place("locks:s3cret")).await?;
+
+    for (user, kind) in [
+        ("locks:wrong", BackendErrorKind::Denied),
+        ("nobody:s3cret", BackendErrorKind::Denied),
+        ("reader:s3cret", BackendErrorKind::Denied),
+    ] {
+        let error = place(user).open().await.expect_err("it must not get in");
+        assert_eq!(error.kind(), kind, "{user}: {error}");
+        let shown = format!("{error} {error:?} {:?}", place(user).builder());
+        assert!(!shown.contains("s3cret") && !shown.contains("wrong"), "{shown}");
+    }
+    let unknown = Place::at(format!("rediss://locks:s3cret@127.0.0.1:{port}/"));
+    let error = unknown.open().await.expect_err("nobody vouches for the server");
+    assert!(!format!("{error} {error:?}").contains("s3cret"), "{error:?}");
+    Ok(())
+}
+
+pub(crate) async fn tls_with_certificates_on_both_ends() -> TestResult {
+    let authority = Authority::new()?;
+    let (_server, port) = tls_server(&authority, "user default on nopass ~* &* +@all\n", "yes").await?;
+    let place = Place::at(format!("rediss://127.0.0.1:{port}/")).trusting(&authority.certificate);
+    place.open().await.expect_err("it shows no certificate");
+    let (certificate, key) = authority.issue("a client")?;
+    tour(&place.showing(&certificate, &key)).await
+}
+
+pub(crate) async fn a_cluster_of_three_masters() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let url = format!("redis+cluster://{}", cluster.addresses());
+    let places: Vec<Place> = (0..6).map(|_| Place::at(&*url)).collect();
+    let mut nodes = BTreeSet::new();
+    for place in &places {
+        nodes.insert(cluster.node_of(&place.key("")).await?.address());
+    }
+    assert!(nodes.len() > 1, "the namespaces lie on several nodes");
+    let tours = places.into_iter().map(|place| tokio::spawn(async move { tour(&place).await }));
+    for tour in tours.collect::<Vec<_>>() {
+        tour.await??;
+    }
+    Ok(())
+}
+
+/// The slot of a namespace moves to another node, key by key, while its locks are taken and freed.
+pub(crate) async fn a_slot_that_moves_loses_no_lock() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let place = Place::at(format!("redis+cluster://{}", cluster.addresses()));
+    let store = place.store().await;
+    let keeper = store.caller();
+    let kept = keeper.take(["kept", "kept too"]).await;
+    let source = cluster.node_of(&place.key("")).await?;
+    let target = cluster.0.iter().find(|node| node.address() != source.address()).expect("three nodes");
+    let (from, to) = (Raw::to(&source.url()).await?, Raw::to(&target.url()).await?);
+    let slot: u16 = from.send(&["CLUSTER", "KEYSLOT", &place.key("")]).await?;
+    let (from_id, to_id): (String, String) = (from.ask("CLUSTER MYID").await?, to.ask("CLUSTER MYID").await?);
+
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let work = {
+        let (dao, stop) = (place.open().await?, stop.clone());
+        let locks = lockcore::LockingService::new(dao);
+        tokio::spawn(async move {
+            let (mut done, mut failed) = (0, Vec::new());
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                match locks.with_locks(["x", "y", "z"], async || ()).await {
+                    Ok(()) => done += 1,
+                    Err(error) => failed.push(error),
+                }
+            }
+            (done, failed)
+        })
+    };
+    to.ask::<()>(&format!("CLUSTER SETSLOT {slot} IMPORTING {from_id}")).await?;
+    from.ask::<()>(&format!("CLUSTER SETSLOT {slot} MIGRATING {to_id}")).await?;
+    let address = target.address().replace(':', " ");
+    loop {
+        let keys: Vec<String> = from.ask(&format!("CLUSTER GETKEYSINSLOT {slot} 1")).await?;
+        let Some(key) = keys.first() else { break };
+        let (host, port) = address.split_once(' ').expect("host and port");
+        from.send::<()>(&["MIGRATE", host, port, key, "0", "5000"]).await?;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    for node in [&to, &from] {
+        node.ask::<()>(&format!("CLUSTER SETSLOT {slot} NODE {to_id}")).await?;
+    }
+    // It goes on at the new place.
+    let locks = place.locks().await?;
+    locks.with_locks(["x", "y", "z"], async || ()).await.or_else(|_first| Ok::<_, Failure>(()))?;
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    let (done, failed) = work.await?;
+    assert!(done > 0);
+    for error in failed {
+        let text = format!("{error:?}");
+        assert!(matches!(error, lockcore::LockError::NotLocked { .. }), "{text}");
+    }
+    keeper.keep(&kept).await;
+    keeper.free(&kept).await;
+    store.becomes_free(&["kept", "kept too", "x", "y", "z"]).await;
+    Ok(())
+}
+
+pub(crate) async fn a_cluster_that_misses_a_node_says_so() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let place =
+        Place::at(format!("redis+cluster://{}", cluster.addresses())).patient_for(Duration::from_secs(1));
+    let store = place.store().await;
+    cluster.node_of(&place.key("")).await?.kill().await?;
+    let error = store.dao().acquire(&store.caller().request(["a"])).await.expect_err("its node is gone");
+    assert!(error.is_retryable(), "{error:?}");
+    Ok(())
+}
+
+pub(crate) async fn sentinels() -> TestResult {
+    let watched = Watched::start().await?;
+    tour(&Place::at(watched.url())).await?;
+    let error = Place::at(format!("redis+sentinel://{}/others", watched.sentinel.address())).open().await;
+    let error = error.expect_err("no such master");
+    assert!(!error.to_string().is_empty(), "{error:?}");
+    Ok(())
+}
+
+pub(crate) async fn a_server_that_nobody_can_reach_is_unavailable() -> TestResult {
+    let gone = server("").await?;
+    gone.kill().await?;
+    for url in [
+        gone.url(),
+        format!("redis+cluster://{}", gone.address()),
+        format!("redis+sentinel://{}/locks", gone.address()),
+    ] {
+        let error = Place::at(&*url).open().await.expect_err("nobody is there");
+        assert!(error.is_retryable(), "{url}: {error:?}");
+    }
+    Ok::<_, ServerError>(()).map_err(Into::into)
+}

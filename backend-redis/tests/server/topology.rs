@@ -1,0 +1,240 @@
+//! Redis servers in other set-ups than one plain node, as processes of the tests' own.
+
+use std::{collections::HashMap, fs, io, net::TcpListener, path::Path, time::Duration};
+
+use lockcore_conformance::{
+    eventually,
+    servers::{Kind, Server, ServerError, TestResult},
+};
+use redis::{FromRedisValue, RedisError, RedisResult, aio::MultiplexedConnection};
+
+/// A connection that nothing but a test's own commands use.
+#[derive(Clone)]
+pub(crate) struct Raw(MultiplexedConnection);
+
+impl Raw {
+    pub(crate) async fn to(url: &str) -> RedisResult<Self> {
+        let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(30)));
+        let client = redis::Client::open(url)?;
+        Ok(Raw(client.get_multiplexed_async_connection_with_config(&config).await?))
+    }
+
+    /// Sends `words`, which are separated by blanks.
+    pub(crate) async fn ask<T: FromRedisValue>(&self, words: &str) -> RedisResult<T> {
+        self.send(&words.split(' ').collect::<Vec<_>>()).await
+    }
+
+    pub(crate) async fn send<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
+        let mut command = redis::cmd(words[0]);
+        for word in &words[1..] {
+            command.arg(word);
+        }
+        command.query_async(&mut self.0.clone()).await
+    }
+
+    /// A number of `INFO`.
+    pub(crate) async fn info(&self, section: &str, field: &str) -> RedisResult<u64> {
+        let text: String = self.send(&["INFO", section]).await?;
+        let value = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        Ok(value.and_then(|value| value.trim().parse().ok()).unwrap_or_default())
+    }
+}
+
+/// A server with further arguments.
+pub(crate) async fn server(arguments: &str) -> Result<Server, ServerError> {
+    let arguments: Vec<String> = arguments.split_whitespace().map(str::to_owned).collect();
+    Server::start_with(Kind::Redis, move |_| Ok(arguments)).await
+}
+
+/// A replica of `master`, once it has all data.
+pub(crate) async fn replica_of(
+    master: &Server,
+    more: &str,
+) -> Result<Server, Box<dyn std::error::Error + Send + Sync>> {
+    let address = master.address();
+    let (host, port) = address.rsplit_once(':').expect("host:port");
+    let replica = server(&format!("--replicaof {host} {port} {more}")).await?;
+    let raw = Raw::to(&replica.url()).await?;
+    eventually("the replica is in step", || async {
+        let info: String = raw.ask("INFO replication").await.ok()?;
+        info.contains("master_link_status:up").then_some(())
+    })
+    .await;
+    Ok(replica)
+}
+
+/// Three masters that share the slots.
+pub(crate) struct Cluster(pub(crate) Vec<Server>);
+
+impl Cluster {
+    pub(crate) async fn start() -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
+        let (mut nodes, mut buses) = (Vec::new(), Vec::new());
+        for _ in 0..3 {
+            // Of its own, as the usual one, 10 000 above the port, may be no port at all.
+            let bus = free_port()?;
+            let enabled =
+                "--cluster-enabled yes --cluster-config-file nodes.conf --cluster-node-timeout 2000";
+            nodes.push(server(&format!("{enabled} --cluster-port {bus}")).await?);
+            buses.push(bus);
+        }
+        let slots = ["0 5460", "5461 10922", "10923 16383"];
+        for (number, node) in nodes.iter().enumerate() {
+            let raw = Raw::to(&node.url()).await?;
+            raw.ask::<()>(&format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1)).await?;
+            raw.ask::<()>(&format!("CLUSTER ADDSLOTSRANGE {}", slots[number])).await?;
+        }
+        let first = Raw::to(&nodes[0].url()).await?;
+        for (node, bus) in nodes.iter().zip(&buses).skip(1) {
+            let address = node.address().replace(':', " ");
+            first.ask::<()>(&format!("CLUSTER MEET {address} {bus}")).await?;
+        }
+        for node in &nodes {
+            let raw = Raw::to(&node.url()).await?;
+            eventually("the cluster is formed", || async {
+                let info: String = raw.ask("CLUSTER INFO").await.ok()?;
+                (info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3")).then_some(())
+            })
+            .await;
+        }
+        Ok(Cluster(nodes))
+    }
+
+    /// The addresses of all nodes, with commas between.
+    pub(crate) fn addresses(&self) -> String {
+        self.0.iter().map(Server::address).collect::<Vec<_>>().join(",")
+    }
+
+    /// The node that has the slot of `key`.
+    pub(crate) async fn node_of(&self, key: &str) -> Result<&Server, RedisError> {
+        for node in &self.0 {
+            let raw = Raw::to(&node.url()).await?;
+            if raw.send::<Option<String>>(&["GET", key]).await.is_ok() {
+                return Ok(node);
+            }
+        }
+        panic!("no node has the slot of {key}");
+    }
+}
+
+/// A master with a replica, and a sentinel that watches them under the name `locks`.
+pub(crate) struct Watched {
+    pub(crate) master: Server,
+    pub(crate) replica: Server,
+    pub(crate) sentinel: Server,
+}
+
+impl Watched {
+    pub(crate) async fn start() -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
+        let master = server("").await?;
+        let replica = replica_of(&master, "").await?;
+        let address = master.address().replace(':', " ");
+        let sentinel = Server::start_with(Kind::Redis, move |folder| {
+            let file = folder.join("sentinel.conf");
+            let text = format!(
+                "sentinel monitor locks {address} 1\n\
+                 sentinel down-after-milliseconds locks 1000\n\
+                 sentinel failover-timeout locks 5000\n"
+            );
+            fs::write(&file, text)?;
+            Ok(vec![file.display().to_string(), "--sentinel".to_owned()])
+        })
+        .await?;
+        let raw = Raw::to(&sentinel.url()).await?;
+        // It promotes only whom it has asked how far it is.
+        eventually("the sentinel knows the replica", || async {
+            let replicas: Vec<HashMap<String, String>> = raw.ask("SENTINEL REPLICAS locks").await.ok()?;
+            let status = replicas.first()?.get("master-link-status")?;
+            (status == "ok").then_some(())
+        })
+        .await;
+        Ok(Watched { master, replica, sentinel })
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis+sentinel://{}/locks", self.sentinel.address())
+    }
+
+    /// Waits until the replica has taken over.
+    pub(crate) async fn failed_over(&self) -> TestResult {
+        let sentinel = Raw::to(&self.sentinel.url()).await?;
+        eventually("the replica is the master", || async {
+            let address: Vec<String> = sentinel.ask("SENTINEL GET-MASTER-ADDR-BY-NAME locks").await.ok()?;
+            // A new connection each time, for the promotion ends all that there are.
+            let role: Vec<redis::Value> = Raw::to(&self.replica.url()).await.ok()?.ask("ROLE").await.ok()?;
+            let is_master = matches!(role.first(), Some(redis::Value::BulkString(role)) if role == b"master");
+            (address.join(":") == self.replica.address() && is_master).then_some(())
+        })
+        .await;
+        Ok(())
+    }
+}
+
+/// Certificates of an authority that exists for one test.
+pub(crate) struct Authority {
+    issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
+    pub(crate) certificate: String,
+}
+
+impl Authority {
+    pub(crate) fn new() -> Result<Self, rcgen::Error> {
+        let key = rcgen::KeyPair::generate()?;
+        let mut params = rcgen::CertificateParams::new(Vec::new())?;
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        params.distinguished_name.push(rcgen::DnType::CommonName, "an authority for one test");
+        let certificate = params.self_signed(&key)?.pem();
+        Ok(Authority { issuer: rcgen::Issuer::new(params, key), certificate })
+    }
+
+    /// A certificate for `name`, and its key.
+    pub(crate) fn issue(&self, name: &str) -> Result<(String, String), rcgen::Error> {
+        let key = rcgen::KeyPair::generate()?;
+        let params = rcgen::CertificateParams::new(vec![name.to_owned()])?;
+        Ok((params.signed_by(&key, &self.issuer)?.pem(), key.serialize_pem()))
+    }
+}
+
+/// A server that speaks TLS on a second port, and knows the users of `acl`; returns that port too.
+pub(crate) async fn tls_server(
+    authority: &Authority,
+    acl: &str,
+    clients: &str,
+) -> Result<(Server, u16), Box<dyn std::error::Error + Send + Sync>> {
+    let (certificate, key) = authority.issue("127.0.0.1")?;
+    let (ca, acl, clients, port) =
+        (authority.certificate.clone(), acl.to_owned(), clients.to_owned(), free_port()?);
+    let server = Server::start_with(Kind::Redis, move |folder| {
+        let file = |name: &str, text: &str| -> io::Result<String> {
+            let path = folder.join(name);
+            fs::write(&path, text)?;
+            Ok(path.display().to_string())
+        };
+        let port = port.to_string();
+        let arguments = [
+            ("--tls-port", &port),
+            ("--tls-cert-file", &file("server.crt", &certificate)?),
+            ("--tls-key-file", &file("server.key", &key)?),
+            ("--tls-ca-cert-file", &file("ca.crt", &ca)?),
+            ("--tls-auth-clients", &clients),
+            ("--aclfile", &file("users.acl", &acl)?),
+        ];
+        Ok(arguments.into_iter().flat_map(|(name, value)| [name.to_owned(), value.clone()]).collect())
+    })
+    .await?;
+    Ok((server, port))
+}
+
+/// A server that also listens on a Unix socket; returns its path.
+pub(crate) async fn socket_server() -> Result<(Server, String), Box<dyn std::error::Error + Send + Sync>> {
+    let (tell, told) = std::sync::mpsc::channel();
+    let server = Server::start_with(Kind::Redis, move |folder: &Path| {
+        let path = folder.join("socket").display().to_string();
+        let _ = tell.send(path.clone());
+        Ok(vec!["--unixsocket".to_owned(), path])
+    })
+    .await?;
+    Ok((server, told.recv()?))
+}
+
+fn free_port() -> io::Result<u16> {
+    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}

@@ -1,0 +1,207 @@
+//! How to connect.
+
+use std::{fmt, marker::PhantomData, str::FromStr, time::Duration};
+
+use lockcore::{BackendError, ContextId, Ident};
+use sqlx::{ConnectOptions, PgPool, postgres::PgConnectOptions};
+
+use super::engine::{Postgres, PostgresLockDao};
+use crate::server::{ServerError, ServerLockDao, Settings, Word};
+
+/// Which commits have to be on the disk before they are answered; a durable one is as durable as the server's own
+/// `synchronous_commit` makes it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Commit {
+    /// All.
+    Durable,
+    /// All but releases that hand nothing over: if the *server* crashes within the next moments, such a lock may be
+    /// held again until its lease ends.
+    #[default]
+    ReleaseAsync,
+    /// None: a crash of the server may forget grants of the last moments, so that two may hold the same id.
+    Async,
+}
+
+/// Settings of a [`PostgresLockDao`]; made by [`PostgresLockDao::builder`].
+pub struct PostgresBuilder<I, C> {
+    server: Server,
+    listen_url: Option<String>,
+    options: Options,
+    types: PhantomData<fn() -> (I, C)>,
+}
+
+/// Where the server is.
+enum Server {
+    None,
+    Url(String),
+    Options(Box<PgConnectOptions>),
+    Pool(PgPool),
+}
+
+/// The settings that the engine goes by.
+#[derive(Clone, Debug)]
+pub(super) struct Options {
+    pub(super) settings: Settings,
+    pub(super) schema: String,
+    pub(super) commit: Commit,
+    pub(super) prepared: bool,
+}
+
+/// Where connections come from. No `Debug`: sqlx shows passwords.
+pub(super) enum Source {
+    Own(Box<PgConnectOptions>),
+    Pool(PgPool),
+}
+
+impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
+    pub(super) fn new() -> Self {
+        let options = Options {
+            settings: Settings::new(),
+            schema: "public".to_owned(),
+            commit: Commit::default(),
+            prepared: true,
+        };
+        PostgresBuilder { server: Server::None, listen_url: None, options, types: PhantomData }
+    }
+
+    /// Where the server is: `postgres://user:password@host:port/database?sslmode=require` and so on, as libpq has it.
+    #[must_use]
+    pub fn url(mut self, url: impl Into<String>) -> Self {
+        self.server = Server::Url(url.into());
+        self
+    }
+
+    /// The same as sqlx has it.
+    #[must_use]
+    pub fn connect_options(mut self, options: PgConnectOptions) -> Self {
+        self.server = Server::Options(Box::new(options));
+        self
+    }
+
+    /// Borrows every connection from the application's own pool, instead of keeping some. That costs what the pool
+    /// costs - by default a ping each time - and `max_connections` is still how many are borrowed at once.
+    #[must_use]
+    pub fn pool(mut self, pool: PgPool) -> Self {
+        self.server = Server::Pool(pool);
+        self
+    }
+
+    /// Where to listen, if not at the same place: past a pooler, which would lose what is told.
+    #[must_use]
+    pub fn listen_url(mut self, url: impl Into<String>) -> Self {
+        self.listen_url = Some(url.into());
+        self
+    }
+
+    /// Whether to keep a connection on which this process is told of its turn, which is the default. Otherwise its
+    /// waiters are found by looking, up to five times a second.
+    #[must_use]
+    pub fn listen(mut self, listen: bool) -> Self {
+        self.options.settings.listen = listen;
+        self
+    }
+
+    /// Keeps applications and tenants in one database apart; 1 to 255 bytes, `"default"` by default.
+    #[must_use]
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.options.settings.namespace = namespace.into();
+        self
+    }
+
+    /// The schema of all tables and routines, made if missing; any name of 1 to 40 bytes, `"public"` by default.
+    #[must_use]
+    pub fn schema(mut self, schema: impl Into<String>) -> Self {
+        self.options.schema = schema.into();
+        self
+    }
+
+    /// What the names of all tables and routines begin with; 1 to 40 bytes, `"lockcore_"` by default.
+    #[must_use]
+    pub fn table_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.options.settings.prefix = prefix.into();
+        self
+    }
+
+    /// How many connections each tokio runtime of this process may have at once, apart from the one that listens; 1 to
+    /// 1000, 10 by default. Operations wait for a free one within their [`timeout`](Self::timeout).
+    #[must_use]
+    pub fn max_connections(mut self, max: usize) -> Self {
+        self.options.settings.max_connections = max;
+        self
+    }
+
+    /// How long an operation may take in all: waiting for a connection, making one, retrying after deadlocks, the
+    /// answer. 10 ms to 1 h, 5 s by default.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.options.settings.timeout = timeout;
+        self
+    }
+
+    /// Whether to create or migrate the schema on connecting, which is the default; nothing is done where it is
+    /// current, so that a user without the right to create can use it.
+    #[must_use]
+    pub fn migrate(mut self, migrate: bool) -> Self {
+        self.options.settings.migrate = migrate;
+        self
+    }
+
+    /// Which commits have to be on the disk before they are answered.
+    #[must_use]
+    pub fn commit(mut self, commit: Commit) -> Self {
+        self.options.commit = commit;
+        self
+    }
+
+    /// Whether to prepare statements, which is the default. Not behind a pooler that hands out another connection for
+    /// each transaction (PgBouncer's `pool_mode=transaction` without `max_prepared_statements`): there everything is
+    /// sent as text, in as many round trips.
+    #[must_use]
+    pub fn prepared(mut self, prepared: bool) -> Self {
+        self.options.prepared = prepared;
+        self
+    }
+
+    /// Connects, and creates or migrates the schema.
+    ///
+    /// # Errors
+    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) names the setting and its value, or says that the
+    /// schema is of another version; [`Unavailable`](lockcore::BackendErrorKind::Unavailable) and
+    /// [`Denied`](lockcore::BackendErrorKind::Denied) if the server cannot be used.
+    pub async fn connect(self) -> Result<PostgresLockDao<I, C>, BackendError> {
+        Word::check("postgres", "schema", &self.options.schema)?;
+        let source = match self.server {
+            Server::None => return Err(refused("url", "it must name a server").into()),
+            Server::Url(url) => Source::Own(Box::new(parse("url", &url)?)),
+            Server::Options(options) => Source::Own(Box::new(quiet(*options))),
+            Server::Pool(pool) => Source::Pool(pool),
+        };
+        let listen = match (&self.listen_url, &source) {
+            (Some(url), _) => parse("listen_url", url)?,
+            (None, Source::Own(options)) => (**options).clone(),
+            (None, Source::Pool(pool)) => quiet((*pool.connect_options()).clone()),
+        };
+        ServerLockDao::open(Postgres::new(source, listen, self.options)).await
+    }
+}
+
+impl<I, C> fmt::Debug for PostgresBuilder<I, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.options.fmt(f)
+    }
+}
+
+fn parse(key: &'static str, url: &str) -> Result<PgConnectOptions, ServerError> {
+    // The error's own text is not shown: parts of the URL may stand in it.
+    let options = PgConnectOptions::from_str(url);
+    Ok(quiet(options.map_err(|_| refused(key, "it must be like postgres://user@host:5432/database"))?))
+}
+
+/// Nothing of ours is logged, ids may be secret; and nothing is set at the start that a pooler does not know.
+fn quiet(options: PgConnectOptions) -> PgConnectOptions {
+    options.disable_statement_logging().extra_float_digits(None)
+}
+
+fn refused(key: &'static str, expected: &'static str) -> ServerError {
+    ServerError::Setting { backend: "postgres", key, value: "..".to_owned(), expected }
+}

@@ -1,0 +1,305 @@
+//! What the DAO needs of Postgres: connections, the calls of the routines, listening.
+
+use std::{fmt, time::Duration};
+
+use lockcore::{BackendError, BreakMode, Capabilities, ContextId, Finding, Ident, Withdraw};
+use sqlx::{
+    ConnectOptions,
+    postgres::{PgConnectOptions, PgListener},
+};
+use uuid::Uuid;
+
+use super::{
+    config::{Commit, Options, PostgresBuilder, Source},
+    doctor,
+    error::unconnected,
+    link::{Argument, Link, Routine},
+    listen,
+    schema::{self, Names},
+};
+use crate::server::{Ask, Engine, Heard, Hold, Modes, Order, ServerError, ServerLockDao, Settings, micros};
+
+/// Bits of the parameter `p_flags`.
+mod flag {
+    pub(super) const QUEUE: i64 = 1;
+    pub(super) const NESTED: i64 = 2;
+    pub(super) const KEEP: i64 = 4;
+    /// Nothing has to be on the disk before the answer.
+    pub(super) const ASYNC: i64 = 8;
+}
+
+/// Locks in a PostgreSQL database; see the [module](super) for what it does how.
+pub type PostgresLockDao<I = String, C = Uuid> = ServerLockDao<I, C, Postgres>;
+
+impl<I: Ident, C: ContextId> PostgresLockDao<I, C> {
+    /// Connects to the server at `url` with the usual settings.
+    ///
+    /// # Errors
+    /// As [`PostgresBuilder::connect`].
+    pub async fn connect(url: impl Into<String>) -> Result<Self, BackendError> {
+        Self::builder().url(url).connect().await
+    }
+
+    /// Settings to choose before connecting.
+    pub fn builder() -> PostgresBuilder<I, C> {
+        PostgresBuilder::new()
+    }
+}
+
+/// A PostgreSQL server, as [`PostgresLockDao`] sees it.
+pub struct Postgres {
+    source: Source,
+    listen: PgConnectOptions,
+    options: Options,
+    names: Names,
+    routines: Routines,
+}
+
+#[derive(Debug)]
+struct Routines {
+    acquire: Routine,
+    withdraw: Routine,
+    release: Routine,
+    renew: Routine,
+    beat: Routine,
+    leave: Routine,
+    release_context: Routine,
+    list: Routine,
+    inspect: Routine,
+    break_lock: Routine,
+    freeze: Routine,
+    sweep: Routine,
+}
+
+impl Routines {
+    fn new(names: &Names) -> Self {
+        let function = |name, parameters| Routine::new(names.quoted(name), parameters, false);
+        Routines {
+            acquire: function("v1_acquire", 11),
+            withdraw: function("v1_withdraw", 10),
+            release: Routine::new(names.quoted("v1_release"), 5, true),
+            renew: function("v1_renew", 6),
+            beat: function("v1_beat", 3),
+            leave: function("v1_leave", 2),
+            release_context: function("v1_release_context", 2),
+            list: function("v1_list", 3),
+            inspect: function("v1_inspect", 2),
+            break_lock: function("v1_break", 5),
+            freeze: function("v1_freeze", 3),
+            sweep: function("v1_sweep", 3),
+        }
+    }
+}
+
+impl Postgres {
+    pub(super) fn new(source: Source, listen: PgConnectOptions, options: Options) -> Self {
+        let names = Names::new(&options.schema, &options.settings.prefix);
+        let routines = Routines::new(&names);
+        Postgres { source, listen, options, names, routines }
+    }
+
+    fn commits(&self) -> i64 {
+        if self.options.commit == Commit::Async { flag::ASYNC } else { 0 }
+    }
+
+    async fn acquire(&self, link: &mut Link, ask: &Ask, session: i64) -> Result<String, ServerError> {
+        let flags = self.commits() | bit(ask.queue, flag::QUEUE) | bit(ask.nested, flag::NESTED);
+        let [codes, permits, limits] = modes(ask);
+        let arguments = [
+            self.namespace(),
+            Argument::Bytes(ask.context.as_bytes()),
+            Argument::Int(ask.attempt),
+            Argument::ManyBytes(&ask.ids),
+            codes,
+            permits,
+            limits,
+            Argument::Int(ask.lease),
+            Argument::Bytes(&ask.owner),
+            Argument::Int(flags),
+            Argument::Int(session),
+        ];
+        link.call(&self.routines.acquire, &arguments, self.options.prepared).await
+    }
+
+    async fn withdraw(
+        &self,
+        link: &mut Link,
+        ask: &Ask,
+        how: Withdraw,
+        session: i64,
+    ) -> Result<String, ServerError> {
+        let flags = self.commits() | bit(how == Withdraw::KeepIfGranted, flag::KEEP);
+        let [codes, permits, limits] = modes(ask);
+        let arguments = [
+            self.namespace(),
+            Argument::Bytes(ask.context.as_bytes()),
+            Argument::Int(ask.attempt),
+            Argument::ManyBytes(&ask.ids),
+            codes,
+            permits,
+            limits,
+            Argument::Int(ask.lease),
+            Argument::Int(flags),
+            Argument::Int(session),
+        ];
+        link.call(&self.routines.withdraw, &arguments, self.options.prepared).await
+    }
+
+    async fn release(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {
+        let asynchronous = self.options.commit != Commit::Durable;
+        let arguments = [
+            self.namespace(),
+            Argument::Bytes(hold.context.as_bytes()),
+            Argument::ManyBytes(&hold.ids),
+            Argument::ManyInts(Some(&hold.fences)),
+            Argument::Int(self.commits() | bit(asynchronous, flag::QUEUE)),
+        ];
+        link.call(&self.routines.release, &arguments, self.options.prepared).await
+    }
+
+    async fn renew(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {
+        let arguments = [
+            self.namespace(),
+            Argument::Bytes(hold.context.as_bytes()),
+            Argument::ManyBytes(&hold.ids),
+            Argument::ManyInts(Some(&hold.fences)),
+            Argument::Int(hold.lease),
+            Argument::Int(self.commits()),
+        ];
+        link.call(&self.routines.renew, &arguments, self.options.prepared).await
+    }
+
+    fn namespace(&self) -> Argument<'_> {
+        Argument::Bytes(self.options.settings.namespace.as_bytes())
+    }
+}
+
+fn bit(set: bool, flag: i64) -> i64 {
+    if set { flag } else { 0 }
+}
+
+fn modes(ask: &Ask) -> [Argument<'_>; 3] {
+    let column = |column: fn(&Modes) -> &[i64]| Argument::ManyInts(ask.modes.as_ref().map(column));
+    [column(|modes| &modes.codes), column(|modes| &modes.permits), column(|modes| &modes.limits)]
+}
+
+impl fmt::Debug for Postgres {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Postgres").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl Engine for Postgres {
+    type Conn = Link;
+    type Listener = PgListener;
+
+    const NAME: &'static str = "postgres";
+    const SCHEMA_VERSION: i64 = schema::VERSION;
+
+    fn capabilities(&self) -> Capabilities {
+        capabilities()
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.options.settings
+    }
+
+    async fn connect(&self) -> Result<Link, ServerError> {
+        match &self.source {
+            Source::Own(options) => {
+                let conn = options.connect().await.map_err(unconnected)?;
+                Ok(Link::Own(Box::new(conn)))
+            }
+            Source::Pool(pool) => Ok(Link::Lent(pool.acquire().await.map_err(unconnected)?)),
+        }
+    }
+
+    fn keeps_connections(&self) -> bool {
+        matches!(self.source, Source::Own(_))
+    }
+
+    async fn carry_out(&self, link: &mut Link, order: &Order<'_>) -> Result<String, ServerError> {
+        let ns = self.namespace();
+        let int = Argument::Int;
+        let (routine, arguments): (_, &[Argument<'_>]) = match order {
+            Order::Acquire { ask, session } => return self.acquire(link, ask, *session).await,
+            Order::Withdraw { ask, how, session } => return self.withdraw(link, ask, *how, *session).await,
+            Order::Release(hold) => return self.release(link, hold).await,
+            Order::Renew(hold) => return self.renew(link, hold).await,
+            Order::Beat { session, probe } => {
+                (&self.routines.beat, &[ns, int(*session), int(probe.map_or(-1, i64::from))])
+            }
+            Order::Leave { session } => (&self.routines.leave, &[ns, int(*session)]),
+            Order::ReleaseContext(context) => {
+                (&self.routines.release_context, &[ns, Argument::Bytes(context.as_bytes())])
+            }
+            Order::List(page) => {
+                // One more than nothing: behind no id at all is the global lock, whose id is empty.
+                let after = page.after.as_deref().unwrap_or_default().as_bytes();
+                let limit = i64::try_from(page.limit).unwrap_or(i64::MAX).min(1000);
+                let limit = if page.after.is_none() { -limit } else { limit };
+                (&self.routines.list, &[ns, Argument::Bytes(after), int(limit)])
+            }
+            Order::Inspect(id) => (&self.routines.inspect, &[ns, Argument::Bytes(id)]),
+            Order::Break { id, fence, how, by } => {
+                let now = bit(*how == BreakMode::Now, 1);
+                let by = Argument::Bytes(by.as_bytes());
+                (&self.routines.break_lock, &[ns, Argument::Bytes(id), int(*fence), int(now), by])
+            }
+            Order::Freeze { id, frozen } => {
+                (&self.routines.freeze, &[ns, Argument::Bytes(id), int(bit(*frozen, 1))])
+            }
+            Order::Sweep { batch, unless_within } => {
+                let within = unless_within.map_or(-1, micros);
+                let batch = i64::try_from(*batch).unwrap_or(i64::MAX);
+                (&self.routines.sweep, &[ns, int(batch), int(within)])
+            }
+        };
+        link.call(routine, arguments, self.options.prepared).await
+    }
+
+    async fn migrate(&self, link: &mut Link) -> Result<(), ServerError> {
+        schema::migrate(&self.names, link).await
+    }
+
+    async fn schema_version(&self, link: &mut Link) -> Result<Option<i64>, ServerError> {
+        schema::version(&self.names, link).await
+    }
+
+    fn place(&self) -> String {
+        self.names.quoted("")
+    }
+
+    async fn doctor(&self, link: &mut Link) -> Result<Vec<Finding>, ServerError> {
+        doctor::examine(self, link).await
+    }
+
+    async fn listen(&self, session: i64) -> Result<PgListener, ServerError> {
+        listen::listen(self.listen.clone(), &format!("lockcore_{session}")).await
+    }
+
+    async fn hear(&self, listener: &mut PgListener) -> Result<Heard, ServerError> {
+        listen::hear(listener).await
+    }
+}
+
+/// What this backend declares.
+pub fn capabilities() -> Capabilities {
+    Capabilities {
+        backend: "postgres",
+        shared_store: true,
+        fifo: true,
+        push: true,
+        permanent: false,
+        slots: true,
+        shared: true,
+        listing: true,
+        breaking: true,
+        sweeping: true,
+        dead_holders: false,
+        // An operation takes about a millisecond, and a lease has to be renewed at a third of it.
+        min_lease: Duration::from_millis(100),
+        default_lease: Some(Duration::from_secs(30)),
+        max_ids: 1000,
+    }
+}

@@ -1,0 +1,120 @@
+//! What a failure of Postgres, or of the way to it, means.
+
+use lockcore::BackendErrorKind;
+use sqlx::Error;
+
+use crate::server::ServerError;
+
+/// A failure of an exchange that had begun: whatever broke the connection may have been after the commit.
+pub(super) fn failed(source: Error) -> ServerError {
+    classify(source, true)
+}
+
+/// A failure to connect: nothing was asked for yet.
+pub(super) fn unconnected(source: Error) -> ServerError {
+    classify(source, false)
+}
+
+fn classify(source: Error, asked: bool) -> ServerError {
+    let found = match &source {
+        Error::Database(error) => of_code(error.code().as_deref().unwrap_or("")),
+        Error::Io(_) | Error::Tls(_) | Error::Protocol(_) | Error::WorkerCrashed => {
+            Meaning { in_doubt: true, broken: true, ..Meaning::of(BackendErrorKind::Unavailable) }
+        }
+        Error::PoolTimedOut | Error::PoolClosed => Meaning::of(BackendErrorKind::Unavailable),
+        Error::Configuration(_) | Error::InvalidArgument(_) => Meaning::of(BackendErrorKind::Misconfigured),
+        Error::ColumnDecode { .. } | Error::Decode(_) | Error::ColumnNotFound(_) | Error::RowNotFound => {
+            Meaning { in_doubt: true, broken: true, ..Meaning::of(BackendErrorKind::Corrupt) }
+        }
+        _ => Meaning { in_doubt: true, broken: true, ..Meaning::of(BackendErrorKind::Other) },
+    };
+    let Meaning { kind, in_doubt, transient, broken } = found;
+    ServerError::Database {
+        backend: "postgres",
+        kind,
+        in_doubt: in_doubt && asked,
+        transient,
+        broken,
+        source,
+    }
+}
+
+struct Meaning {
+    kind: BackendErrorKind,
+    in_doubt: bool,
+    transient: bool,
+    broken: bool,
+}
+
+impl Meaning {
+    fn of(kind: BackendErrorKind) -> Self {
+        Meaning { kind, in_doubt: false, transient: false, broken: false }
+    }
+}
+
+/// By SQLSTATE: an error that the server reports has undone the transaction, unless the server itself goes down.
+fn of_code(code: &str) -> Meaning {
+    use BackendErrorKind as Kind;
+
+    match (code.get(..2).unwrap_or(""), code) {
+        // Serialization failure, deadlock.
+        (_, "40001" | "40P01") => Meaning { transient: true, ..Meaning::of(Kind::Busy) },
+        // Commit or rollback unknown.
+        (_, "40003") => Meaning { in_doubt: true, ..Meaning::of(Kind::Busy) },
+        // The server ends the connection: its message may come after the commit.
+        (_, "57P01" | "57P02" | "57P05") => {
+            Meaning { in_doubt: true, broken: true, ..Meaning::of(Kind::Unavailable) }
+        }
+        // Starting up, shutting down.
+        (_, "57P03") => Meaning { broken: true, ..Meaning::of(Kind::Unavailable) },
+        // A statement or lock timeout that somebody set, a cancelled statement.
+        (_, "57014" | "55P03") => Meaning::of(Kind::Busy),
+        // Read-only transaction: a replica, or default_transaction_read_only.
+        (_, "25006") => Meaning { broken: true, ..Meaning::of(Kind::Misconfigured) },
+        // A prepared statement of another connection: a pooler that hands connections around.
+        (_, "26000" | "42P05") => Meaning { broken: true, ..Meaning::of(Kind::Misconfigured) },
+        // Too many connections.
+        (_, "53300") => Meaning { broken: true, ..Meaning::of(Kind::Busy) },
+        // Disk full, out of memory, other resources; I/O errors.
+        ("53" | "58", _) => Meaning::of(Kind::Unavailable),
+        ("08", _) => Meaning { in_doubt: true, broken: true, ..Meaning::of(Kind::Unavailable) },
+        ("28", _) | (_, "42501") => Meaning::of(Kind::Denied),
+        // No such database, table, routine, schema, column; wrong object type.
+        ("3D" | "3F" | "42", _) => Meaning::of(Kind::Misconfigured),
+        ("XX", _) => Meaning { broken: true, ..Meaning::of(Kind::Corrupt) },
+        _ => Meaning::of(Kind::Other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_the_server_gave_up_is_tried_again_at_once() {
+        for code in ["40001", "40P01"] {
+            assert!(of_code(code).transient);
+        }
+        for code in ["57014", "57P01", "53100", "42501", "25006", ""] {
+            assert!(!of_code(code).transient);
+        }
+    }
+
+    #[test]
+    fn what_the_server_refused_was_not_done() {
+        for code in ["53100", "42P01", "28P01", "25006", "57014", "P0001"] {
+            assert!(!of_code(code).in_doubt, "{code}");
+        }
+        assert!(of_code("57P01").in_doubt);
+        assert_eq!(of_code("53100").kind, BackendErrorKind::Unavailable);
+        assert_eq!(of_code("28P01").kind, BackendErrorKind::Denied);
+        assert_eq!(of_code("42883").kind, BackendErrorKind::Misconfigured);
+    }
+
+    #[test]
+    fn a_lost_connection_leaves_in_doubt_only_what_was_asked() {
+        let lost = || Error::Io(std::io::ErrorKind::ConnectionReset.into());
+        assert!(failed(lost()).in_doubt() && failed(lost()).broke_connection());
+        assert!(!unconnected(lost()).in_doubt());
+    }
+}

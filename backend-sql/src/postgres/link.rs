@@ -1,0 +1,153 @@
+//! A connection, and the one kind of exchange on it: a routine is called, and answers with text.
+
+use std::fmt::Write;
+
+use sqlx::{
+    AssertSqlSafe, PgConnection, Row, pool::PoolConnection, postgres::PgArguments, query::QueryScalar,
+};
+
+use super::error::failed;
+use crate::server::ServerError;
+
+/// A connection of our own, or one lent by the user's pool.
+pub enum Link {
+    Own(Box<PgConnection>),
+    Lent(PoolConnection<sqlx::Postgres>),
+}
+
+/// A routine, and how it is called with parameters.
+#[derive(Debug)]
+pub(super) struct Routine {
+    /// Its quoted name.
+    pub(super) name: String,
+    /// The call with `$1`, `$2` and so on: prepared once for each connection.
+    pub(super) prepared: std::sync::Arc<str>,
+    /// Called, rather than selected from: it commits by itself, and its last parameter is the answer.
+    pub(super) is_procedure: bool,
+}
+
+/// What is given to a routine. Only these types, so that no statement needs a look at the catalogue.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Argument<'r> {
+    Bytes(&'r [u8]),
+    Int(i64),
+    ManyBytes(&'r [Vec<u8>]),
+    ManyInts(Option<&'r [i64]>),
+}
+
+impl Routine {
+    pub(super) fn new(name: String, parameters: usize, is_procedure: bool) -> Self {
+        let mut list: Vec<String> = (1..=parameters).map(|number| format!("${number}")).collect();
+        if is_procedure {
+            list.push("NULL".to_owned());
+        }
+        let verb = if is_procedure { "CALL" } else { "SELECT" };
+        let prepared = format!("{verb} {name}({})", list.join(", ")).into();
+        Routine { name, prepared, is_procedure }
+    }
+
+    /// The call as one statement of text, for the simple protocol: one round trip without anything prepared.
+    fn spelt_out(&self, arguments: &[Argument<'_>]) -> String {
+        let mut text = format!("{} {}(", if self.is_procedure { "CALL" } else { "SELECT" }, self.name);
+        for (position, argument) in arguments.iter().enumerate() {
+            if position > 0 {
+                text.push_str(", ");
+            }
+            argument.spell_out(&mut text);
+        }
+        text.push_str(if self.is_procedure { ", NULL)" } else { ")" });
+        text
+    }
+}
+
+impl Argument<'_> {
+    /// Nothing of the user's but digits and hexadecimal gets into the text.
+    fn spell_out(&self, text: &mut String) {
+        fn bytes(text: &mut String, bytes: &[u8]) {
+            // `E''`, because without it a backslash means what standard_conforming_strings says.
+            text.push_str("E'\\\\x");
+            for byte in bytes {
+                let _ = write!(text, "{byte:02x}");
+            }
+            text.push_str("'::bytea");
+        }
+        fn list<T>(text: &mut String, items: &[T], kind: &str, mut item: impl FnMut(&mut String, &T)) {
+            text.push_str("ARRAY[");
+            for (position, one) in items.iter().enumerate() {
+                if position > 0 {
+                    text.push(',');
+                }
+                item(text, one);
+            }
+            let _ = write!(text, "]::{kind}[]");
+        }
+        match self {
+            Argument::Bytes(one) => bytes(text, one),
+            Argument::Int(one) => {
+                let _ = write!(text, "{one}::int8");
+            }
+            Argument::ManyBytes(many) => list(text, many, "bytea", |text, one| bytes(text, one)),
+            Argument::ManyInts(Some(many)) => list(text, many, "int8", |text, one| {
+                let _ = write!(text, "{one}");
+            }),
+            Argument::ManyInts(None) => text.push_str("NULL::int8[]"),
+        }
+    }
+}
+
+impl Link {
+    pub(super) fn raw(&mut self) -> &mut PgConnection {
+        match self {
+            Link::Own(conn) => conn,
+            Link::Lent(conn) => conn,
+        }
+    }
+
+    /// One round trip, once the statement is prepared.
+    pub(super) async fn call(
+        &mut self,
+        routine: &Routine,
+        arguments: &[Argument<'_>],
+        prepared: bool,
+    ) -> Result<String, ServerError> {
+        if !prepared {
+            let text = routine.spelt_out(arguments);
+            let row = sqlx::raw_sql(AssertSqlSafe(text)).fetch_one(self.raw()).await.map_err(failed)?;
+            return row.try_get(0).map_err(failed);
+        }
+        let mut query: QueryScalar<'_, sqlx::Postgres, String, PgArguments> =
+            sqlx::query_scalar(AssertSqlSafe(routine.prepared.clone()));
+        for argument in arguments {
+            query = match *argument {
+                Argument::Bytes(bytes) => query.bind(bytes),
+                Argument::Int(int) => query.bind(int),
+                Argument::ManyBytes(many) => query.bind(many),
+                Argument::ManyInts(many) => query.bind(many),
+            };
+        }
+        query.fetch_one(self.raw()).await.map_err(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_can_be_spelt_out() {
+        let routine = Routine::new("\"s\".\"f\"".to_owned(), 4, true);
+        assert_eq!(&*routine.prepared, "CALL \"s\".\"f\"($1, $2, $3, $4, NULL)");
+        let ids = [b"a'\0".to_vec(), Vec::new()];
+        let arguments = [
+            Argument::Bytes(b"\\"),
+            Argument::Int(-7),
+            Argument::ManyBytes(&ids),
+            Argument::ManyInts(Some(&[1, 2])),
+        ];
+        assert_eq!(
+            routine.spelt_out(&arguments),
+            "CALL \"s\".\"f\"(E'\\\\x5c'::bytea, -7::int8, ARRAY[E'\\\\x612700'::bytea,E'\\\\x'::bytea]::bytea[], \
+             ARRAY[1,2]::int8[], NULL)"
+        );
+    }
+}

@@ -1,0 +1,114 @@
+//! The schema: tables and routines, for any names.
+
+use sqlx::{AssertSqlSafe, Row};
+
+use super::{error::failed, link::Link};
+use crate::server::ServerError;
+
+/// The version of what is below.
+pub(super) const VERSION: i64 = 1;
+
+/// The texts, in the order in which they are needed. `{name}` stands for the quoted name of a table or routine.
+const TEXTS: &[&str] = &[include_str!("schema/tables.sql")];
+
+/// The names of the tables and routines.
+#[derive(Clone, Debug)]
+pub(super) struct Names {
+    schema: String,
+    prefix: String,
+}
+
+impl Names {
+    pub(super) fn new(schema: &str, prefix: &str) -> Self {
+        Names { schema: schema.to_owned(), prefix: prefix.to_owned() }
+    }
+
+    /// The full name of a table or routine, quoted.
+    pub(super) fn quoted(&self, name: &str) -> String {
+        format!("{}.{}", quote(&self.schema), quote(&format!("{}{name}", self.prefix)))
+    }
+
+    /// The text with all names in it.
+    fn fill(&self, text: &str) -> String {
+        let mut filled = String::with_capacity(text.len() * 2);
+        let mut rest = text;
+        while let Some((before, behind)) = rest.split_once('{') {
+            filled.push_str(before);
+            match behind.split_once('}') {
+                Some((name, behind)) if is_name(name) => {
+                    filled.push_str(&self.quoted(name));
+                    rest = behind;
+                }
+                _ => {
+                    filled.push('{');
+                    rest = behind;
+                }
+            }
+        }
+        filled.push_str(rest);
+        filled
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty()
+        && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
+}
+
+/// Any text as the name of something in the database.
+fn quote(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+/// The whole schema as SQL, for those who run their own migrations: it creates what is missing and replaces the
+/// routines, so that it can be run again. Users of the locks need `USAGE` on the schema, `EXECUTE` on the routines and
+/// `SELECT, INSERT, UPDATE, DELETE` on the tables.
+pub fn schema_sql(schema: &str, table_prefix: &str) -> String {
+    sql(&Names::new(schema, table_prefix))
+}
+
+fn sql(names: &Names) -> String {
+    let mut sql = format!("CREATE SCHEMA IF NOT EXISTS {};\n", quote(&names.schema));
+    for text in TEXTS {
+        sql.push_str(&names.fill(text));
+        sql.push('\n');
+    }
+    sql.push_str(&names.fill("DELETE FROM {schema};\n"));
+    sql.push_str(&names.fill(&format!("INSERT INTO {{schema}} (version) VALUES ({VERSION});\n")));
+    sql
+}
+
+/// Creates or migrates the schema, as one transaction; of several programs at once one does it.
+pub(super) async fn migrate(names: &Names, link: &mut Link) -> Result<(), ServerError> {
+    // All of it is one message and so one transaction. The lock is the transaction's, so that it fits poolers.
+    let sql = format!("SELECT pg_advisory_xact_lock(hashtext('lockcore'));\n{}", sql(names));
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(link.raw()).await.map_err(failed)?;
+    Ok(())
+}
+
+/// The version that is there; `None` if there is none.
+pub(super) async fn version(names: &Names, link: &mut Link) -> Result<Option<i64>, ServerError> {
+    let table = names.quoted("schema").replace('\'', "''");
+    let exists = format!("SELECT to_regclass('{table}') IS NOT NULL");
+    let row = sqlx::raw_sql(AssertSqlSafe(exists)).fetch_one(link.raw()).await.map_err(failed)?;
+    if !row.try_get::<bool, _>(0).map_err(failed)? {
+        return Ok(None);
+    }
+    let read = names.fill("SELECT coalesce(max(version), 0)::int8 FROM {schema}");
+    let row = sqlx::raw_sql(AssertSqlSafe(read)).fetch_one(link.raw()).await.map_err(failed)?;
+    row.try_get::<i64, _>(0).map(Some).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_quoted_whatever_they_are() {
+        let names = Names::new("a\"b", "x'; DROP ");
+        assert_eq!(
+            names.fill("SELECT '{}' FROM {lock} {"),
+            "SELECT '{}' FROM \"a\"\"b\".\"x'; DROP lock\" {"
+        );
+    }
+}

@@ -1,0 +1,1 @@
+CREATE TABLE IF NOT EXISTS {schema} (version int8 NOT NULL);

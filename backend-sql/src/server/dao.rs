@@ -1,0 +1,255 @@
+//! The DAO over a server's routines: turns requests into their stored forms, and answers back.
+
+use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
+
+use super::{
+    Ask, Engine, Hold, Order, ServerError, background,
+    reply::{self, Acquiring},
+    request::key,
+    watch::{Shared, Watch},
+};
+use lockcore::{
+    AcquireRequest, Acquired, BackendError, BreakMode, Broken, Capabilities, ContextId, Finding, Grant,
+    Ident, Inspection, Listing, LockDao, Page, Released, Renewed, Severity, Swept, Target, Withdraw,
+    Withdrawn,
+};
+
+/// After how long a waiter asks again though nothing woke it. The signs of life look after it, so this is for the case
+/// that they are wrong.
+const RECHECK: Duration = Duration::from_secs(10);
+
+/// Locks in the tables of a database server.
+pub struct ServerLockDao<I, C, E: Engine> {
+    shared: Arc<Shared<E>>,
+    /// Why nothing is heard of turns, if so.
+    deaf: Option<String>,
+    _watch: Watch<E>,
+    types: PhantomData<fn() -> (I, C)>,
+}
+
+impl<I: Ident, C: ContextId, E: Engine> ServerLockDao<I, C, E> {
+    /// Connects, creates or migrates the schema if the settings say so, and begins to listen.
+    pub(crate) async fn open(engine: E) -> Result<Self, BackendError> {
+        engine.settings().check(E::NAME)?;
+        let shared = Arc::new(Shared::new(engine));
+        let checked = shared.clone();
+        on_connection(&shared, async move |conn| check_schema(&checked.engine, conn).await).await?;
+        let (watch, heard) = Watch::start(shared.clone()).await;
+        let deaf = heard.err();
+        if let (Some(why), true) = (&deaf, shared.engine.settings().listen) {
+            tracing::warn!(backend = E::NAME, %why, "waiters will look for their turn instead of being told");
+        }
+        let deaf = deaf.map(|why| why.to_string());
+        Ok(ServerLockDao { shared, deaf, _watch: watch, types: PhantomData })
+    }
+
+    async fn carry_out(&self, order: Order<'_>) -> Result<String, ServerError> {
+        self.shared.carry_out(&order).await
+    }
+}
+
+async fn check_schema<E: Engine>(engine: &E, conn: &mut E::Conn) -> Result<(), ServerError> {
+    let found = engine.schema_version(conn).await?;
+    if found == Some(E::SCHEMA_VERSION) {
+        return Ok(());
+    }
+    if found.is_none_or(|found| found < E::SCHEMA_VERSION) && engine.settings().migrate {
+        return engine.migrate(conn).await;
+    }
+    Err(unfit(engine, found))
+}
+
+/// That the schema is of another version.
+pub(crate) fn unfit<E: Engine>(engine: &E, found: Option<i64>) -> ServerError {
+    let advice = match found {
+        Some(newer) if newer > E::SCHEMA_VERSION => "use a newer program",
+        _ => "let a user who may create tables migrate it, or run the printed schema",
+    };
+    let (backend, known) = (E::NAME, E::SCHEMA_VERSION);
+    ServerError::Schema { backend, place: engine.place(), found: found.unwrap_or(0), known, advice }
+}
+
+/// Runs something on a connection of its own, within the timeout of the settings.
+async fn on_connection<E: Engine, T>(
+    shared: &Shared<E>,
+    work: impl AsyncFnOnce(&mut E::Conn) -> Result<T, ServerError>,
+) -> Result<T, ServerError> {
+    let after = shared.engine.settings().timeout.max(Duration::from_secs(30));
+    let work = background::within(after, async {
+        let mut lease = shared.pool.take(&shared.engine).await?;
+        let done = work(lease.conn()).await;
+        if done.is_ok() && shared.engine.keeps_connections() {
+            lease.give_back();
+        }
+        done
+    });
+    let outcome = background::hosted(Box::pin(work)).await;
+    outcome.ok_or(ServerError::NoAnswer { backend: E::NAME, after })?
+}
+
+impl<I, C, E: Engine> fmt::Debug for ServerLockDao<I, C, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerLockDao").field("engine", &self.shared.engine).finish_non_exhaustive()
+    }
+}
+
+impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E> {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { push: self.deaf.is_none(), ..self.shared.engine.capabilities() }
+    }
+
+    async fn acquire(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
+        let ask = Ask::new(request);
+        // Before the request is sent: the turn may come before the answer.
+        let wakeup = ask.queue.then(|| self.shared.expect(&ask));
+        let order = Order::Acquire { ask: &ask, session: self.shared.session };
+        let answer = self.carry_out(order).await;
+        let mut settled = Settled { shared: &self.shared, ask: &ask, waits: wakeup.is_some() };
+        let answer = answer?;
+        if let Some(fences) = answer.strip_prefix('G') {
+            return Ok(Acquired::Granted(reply::plain_grant(E::NAME, fences, request.claims.len())?));
+        }
+        let found: Acquiring = reply::read(E::NAME, &answer)?;
+        if found.w != 0 {
+            return Err(ServerError::Withdrawn { backend: E::NAME }.into());
+        }
+        if let Some(given) = found.g {
+            return Ok(Acquired::Granted(reply::grant(E::NAME, given, request.claims.len())?));
+        }
+        let conflicts = reply::conflicts(E::NAME, request, found.c)?;
+        Ok(match wakeup {
+            Some(wakeup) if found.q != 0 => {
+                settled.waits = false;
+                self.shared.look_in(found.end.map(Duration::from_micros));
+                Acquired::Queued { conflicts, wakeup, recheck: Some(RECHECK) }
+            }
+            _ => Acquired::Refused(conflicts),
+        })
+    }
+
+    async fn withdraw(
+        &self,
+        request: &AcquireRequest<I, C>,
+        how: Withdraw,
+    ) -> Result<Withdrawn, BackendError> {
+        let ask = Ask::new(request);
+        self.shared.forget(&ask);
+        let order = Order::Withdraw { ask: &ask, how, session: self.shared.session };
+        let answer = self.carry_out(order).await?;
+        if answer.is_empty() {
+            return Ok(Withdrawn::Left);
+        }
+        let given = reply::read::<Acquiring>(E::NAME, &answer)?.g.unwrap_or_default();
+        Ok(Withdrawn::Holds(reply::grant(E::NAME, given, request.claims.len())?))
+    }
+
+    async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
+        let answer = self.carry_out(Order::Release(&Hold::new(grant))).await?;
+        Ok(Released { lost: reply::losses(E::NAME, &answer, grant)?, failed: Vec::new() })
+    }
+
+    async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
+        let answer = self.carry_out(Order::Renew(&Hold::new(grant))).await?;
+        Ok(Renewed { lost: reply::losses(E::NAME, &answer, grant)? })
+    }
+
+    async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {
+        let answer = self.carry_out(Order::ReleaseContext(&context.stored())).await?;
+        Ok(reply::targets(E::NAME, &answer)?)
+    }
+
+    async fn list(&self, page: &Page) -> Result<Listing<I, C>, BackendError> {
+        let answer = self.carry_out(Order::List(page)).await?;
+        Ok(reply::listing(E::NAME, &answer)?)
+    }
+
+    async fn inspect(&self, target: &Target<I>) -> Result<Inspection<I, C>, BackendError> {
+        let answer = self.carry_out(Order::Inspect(&key(target))).await?;
+        Ok(reply::inspection(reply::read(E::NAME, &answer)?))
+    }
+
+    async fn break_lock(
+        &self,
+        target: &Target<I>,
+        fence: u64,
+        how: BreakMode,
+        by: &str,
+    ) -> Result<Broken, BackendError> {
+        let order = Order::Break { id: &key(target), fence: fence as i64, how, by };
+        let answer = self.carry_out(order).await?;
+        Ok(reply::broken(E::NAME, &answer)?)
+    }
+
+    async fn freeze(&self, target: &Target<I>, frozen: bool) -> Result<(), BackendError> {
+        self.carry_out(Order::Freeze { id: &key(target), frozen }).await?;
+        Ok(())
+    }
+
+    async fn sweep(&self, batch: usize, unless_within: Option<Duration>) -> Result<Swept, BackendError> {
+        let answer = self.carry_out(Order::Sweep { batch, unless_within }).await?;
+        Ok(reply::swept(E::NAME, &answer)?)
+    }
+
+    async fn migrate(&self) -> Result<(), BackendError> {
+        let shared = self.shared.clone();
+        let migrate = async move |conn: &mut E::Conn| {
+            let found = shared.engine.schema_version(conn).await?;
+            if found.is_some_and(|found| found > E::SCHEMA_VERSION) {
+                return Err(unfit(&shared.engine, found));
+            }
+            shared.engine.migrate(conn).await
+        };
+        Ok(on_connection(&self.shared, migrate).await?)
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>, BackendError> {
+        let shared = self.shared.clone();
+        let look = async move |conn: &mut E::Conn| {
+            let version = shared.engine.schema_version(conn).await?;
+            let mut findings = vec![Finding {
+                severity: if version == Some(E::SCHEMA_VERSION) { Severity::Ok } else { Severity::Error },
+                check: "schema version",
+                detail: format!(
+                    "{} in {}, this program knows {}",
+                    version.unwrap_or(0),
+                    shared.engine.place(),
+                    E::SCHEMA_VERSION
+                ),
+            }];
+            findings.extend(shared.engine.doctor(conn).await?);
+            Ok(findings)
+        };
+        let mut findings = on_connection(&self.shared, look).await?;
+        findings.push(self.hearing());
+        Ok(findings)
+    }
+}
+
+impl<I, C, E: Engine> ServerLockDao<I, C, E> {
+    fn hearing(&self) -> Finding {
+        let (severity, detail) = match (&self.deaf, self.shared.is_listening()) {
+            (None, true) => (Severity::Ok, "this process is told of its turn".to_owned()),
+            (None, false) => (
+                Severity::Warning,
+                "the connection that listens is down; waiters look for their turn".to_owned(),
+            ),
+            (Some(why), _) => (Severity::Warning, format!("waiters look for their turn: {why}")),
+        };
+        Finding { severity, check: "waking", detail }
+    }
+}
+
+/// Forgets the waiter of a request that turned out not to wait.
+struct Settled<'r, E: Engine> {
+    shared: &'r Shared<E>,
+    ask: &'r Ask,
+    waits: bool,
+}
+
+impl<E: Engine> Drop for Settled<'_, E> {
+    fn drop(&mut self) {
+        if self.waits {
+            self.shared.forget(self.ask);
+        }
+    }
+}

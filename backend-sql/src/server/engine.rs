@@ -1,0 +1,141 @@
+//! What a database has to do so that the DAO works on it.
+
+use std::{fmt, time::Duration};
+
+use lockcore::{BreakMode, Capabilities, Finding, Page, Withdraw};
+
+use super::{Ask, Hold, Key, ServerError, Settings};
+
+/// A database server. Not for implementation elsewhere: it names what only this crate has.
+pub trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
+    /// A connection.
+    #[doc(hidden)]
+    type Conn: Send + 'static;
+    /// Where this process is told of its turn.
+    #[doc(hidden)]
+    type Listener: Send + 'static;
+    /// The backend's name, as in [`Capabilities::backend`].
+    #[doc(hidden)]
+    const NAME: &'static str;
+
+    /// What it can do; `push` is set by the DAO, once it was tried.
+    #[doc(hidden)]
+    fn capabilities(&self) -> Capabilities;
+
+    /// The settings it was opened with.
+    #[doc(hidden)]
+    fn settings(&self) -> &Settings;
+
+    /// A new connection, ready for use.
+    #[doc(hidden)]
+    fn connect(&self) -> impl Future<Output = Result<Self::Conn, ServerError>> + Send;
+
+    /// Whether connections are kept between operations; not where they come from a pool of the user's.
+    #[doc(hidden)]
+    fn keeps_connections(&self) -> bool {
+        true
+    }
+
+    /// Carries out an order in one round trip, and gives the answer (see `reply`).
+    #[doc(hidden)]
+    fn carry_out(
+        &self,
+        conn: &mut Self::Conn,
+        order: &Order<'_>,
+    ) -> impl Future<Output = Result<String, ServerError>> + Send;
+
+    /// Creates or migrates the schema; does nothing where it is current.
+    #[doc(hidden)]
+    fn migrate(&self, conn: &mut Self::Conn) -> impl Future<Output = Result<(), ServerError>> + Send;
+
+    /// The schema's version: `None` where there is none.
+    #[doc(hidden)]
+    fn schema_version(
+        &self,
+        conn: &mut Self::Conn,
+    ) -> impl Future<Output = Result<Option<i64>, ServerError>> + Send;
+
+    /// The version that this program knows.
+    #[doc(hidden)]
+    const SCHEMA_VERSION: i64;
+
+    /// Where the schema is, for messages.
+    #[doc(hidden)]
+    fn place(&self) -> String;
+
+    /// Looks for what would weaken a promise, apart from schema version and waking.
+    #[doc(hidden)]
+    fn doctor(&self, conn: &mut Self::Conn)
+    -> impl Future<Output = Result<Vec<Finding>, ServerError>> + Send;
+
+    /// Begins to listen for what is told to `session`.
+    #[doc(hidden)]
+    fn listen(&self, session: i64) -> impl Future<Output = Result<Self::Listener, ServerError>> + Send;
+
+    /// Waits for the next thing to be heard. Cancel safe. After an error the listener is dropped and made anew.
+    #[doc(hidden)]
+    fn hear(&self, listener: &mut Self::Listener) -> impl Future<Output = Result<Heard, ServerError>> + Send;
+}
+
+/// What was heard.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Heard {
+    /// An answer in the form of `reply::Told`.
+    Told(String),
+    /// Something is there: a sign of life brings it.
+    Ring,
+    /// Something may have been missed: everybody is to ask again.
+    Gap,
+}
+
+/// What a routine is asked to do.
+#[derive(Clone, Debug)]
+pub enum Order<'r> {
+    /// `session` is who is told if it has to wait.
+    Acquire {
+        ask: &'r Ask,
+        session: i64,
+    },
+    Withdraw {
+        ask: &'r Ask,
+        how: Withdraw,
+        session: i64,
+    },
+    Release(&'r Hold),
+    Renew(&'r Hold),
+    /// A sign of life of a session with waiters: looks after what it waits for, and gives what was handed to it. With
+    /// `probe` it is told so (`Told`), to see that it hears.
+    Beat {
+        session: i64,
+        probe: Option<u32>,
+    },
+    /// The session has ended, and gives up all its places.
+    Leave {
+        session: i64,
+    },
+    ReleaseContext(&'r str),
+    List(&'r Page),
+    Inspect(&'r Key),
+    Break {
+        id: &'r Key,
+        fence: i64,
+        how: BreakMode,
+        by: &'r str,
+    },
+    Freeze {
+        id: &'r Key,
+        frozen: bool,
+    },
+    Sweep {
+        batch: usize,
+        unless_within: Option<Duration>,
+    },
+}
+
+impl Order<'_> {
+    /// Whether it may be sent again though it may have arrived, or may arrive late. Not an acquire: that would take
+    /// the set once more after it was released. Whoever asked withdraws it.
+    pub(crate) fn can_be_repeated(&self) -> bool {
+        !matches!(self, Order::Acquire { .. })
+    }
+}

@@ -1,0 +1,88 @@
+//! What goes wrong with a database server, and what that means to a caller.
+
+use lockcore::{BackendError, BackendErrorKind};
+
+/// A failure. Each engine classifies by the server's codes, never by message.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The server, or the way to it, failed. `in_doubt`: the step may have taken place; `transient`: the same again at
+    /// once may help (a deadlock, a serialization failure); `broken`: the connection is of no use any more.
+    #[error("{backend}: {source}")]
+    Database {
+        backend: &'static str,
+        kind: BackendErrorKind,
+        in_doubt: bool,
+        transient: bool,
+        broken: bool,
+        source: sqlx::Error,
+    },
+    #[error("{backend}: no answer within {after:?}")]
+    NoAnswer { backend: &'static str, after: std::time::Duration },
+    #[error("{backend}: no connection was free within {after:?}, all {max} are in use")]
+    NoConnection { backend: &'static str, after: std::time::Duration, max: usize },
+    #[error("{backend}: the attempt was withdrawn before its request arrived")]
+    Withdrawn { backend: &'static str },
+    #[error("{backend}: {key}: {value:?} is not possible, {expected}")]
+    Setting { backend: &'static str, key: &'static str, value: String, expected: &'static str },
+    #[error("{backend}: the schema in {place} has version {found}, this program knows {known}: {advice}")]
+    Schema { backend: &'static str, place: String, found: i64, known: i64, advice: &'static str },
+    #[error("{backend}: {what}")]
+    Misconfigured { backend: &'static str, what: String },
+    #[error("{backend}: an answer cannot be read: {what}")]
+    Answer { backend: &'static str, what: String },
+}
+
+impl ServerError {
+    /// Whether the same again at once may help: the server gave the transaction up in favour of another.
+    pub(crate) fn is_transient(&self) -> bool {
+        matches!(self, ServerError::Database { transient: true, .. })
+    }
+
+    /// Whether the connection it happened on is of no use any more.
+    pub(crate) fn broke_connection(&self) -> bool {
+        match self {
+            ServerError::Database { broken, .. } => *broken,
+            ServerError::NoAnswer { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// Whether the step may have taken place all the same.
+    pub(crate) fn in_doubt(&self) -> bool {
+        match self {
+            ServerError::Database { in_doubt, .. } => *in_doubt,
+            ServerError::NoAnswer { .. } | ServerError::Answer { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// The same failure of a step that may have taken place, because an earlier try of it may have.
+    pub(crate) fn possibly_done(mut self) -> Self {
+        if let ServerError::Database { in_doubt, .. } = &mut self {
+            *in_doubt = true;
+        }
+        self
+    }
+
+    /// What kind it is.
+    pub(crate) fn kind(&self) -> BackendErrorKind {
+        match self {
+            ServerError::Database { kind, .. } => *kind,
+            ServerError::NoAnswer { .. } => BackendErrorKind::Timeout,
+            ServerError::NoConnection { .. } => BackendErrorKind::Busy,
+            ServerError::Withdrawn { .. } => BackendErrorKind::Withdrawn,
+            ServerError::Setting { .. } | ServerError::Schema { .. } | ServerError::Misconfigured { .. } => {
+                BackendErrorKind::Misconfigured
+            }
+            ServerError::Answer { .. } => BackendErrorKind::Corrupt,
+        }
+    }
+}
+
+impl From<ServerError> for BackendError {
+    fn from(error: ServerError) -> Self {
+        let backend = BackendError::new(error.kind(), error.to_string());
+        let backend = if error.in_doubt() { backend.possibly_done() } else { backend };
+        backend.with_source(error)
+    }
+}

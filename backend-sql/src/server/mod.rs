@@ -1,0 +1,22 @@
+//! What the database servers share on this side: a DAO over routines that decide, connections, retries, waking.
+//!
+//! A database implements [`Engine`]: it sends a request in stored form as one call of a routine, and gives the text with
+//! which the routine answers ([`reply`]). Everything else is here, and the same for all of them.
+
+mod background;
+mod dao;
+mod engine;
+mod error;
+mod pool;
+pub(crate) mod reply;
+mod request;
+mod retry;
+mod settings;
+mod watch;
+
+pub use dao::ServerLockDao;
+pub(crate) use engine::{Engine, Heard, Order};
+pub(crate) use error::ServerError;
+pub(crate) use pool::Pool;
+pub(crate) use request::{Ask, Hold, Key, Modes, Place, micros};
+pub(crate) use settings::{Settings, Word};

@@ -1,0 +1,77 @@
+//! One operation: a connection, the exchange, and again within the deadline where that helps.
+
+use std::time::Duration;
+
+use super::{Engine, Order, Pool, ServerError, background};
+
+/// How long to wait before a transaction is tried again that the server gave up in favour of another, at most.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Carries out an order within the time that the settings give it.
+pub(crate) async fn carry_out<E: Engine>(
+    engine: &E,
+    pool: &Pool<E::Conn>,
+    order: &Order<'_>,
+) -> Result<String, ServerError> {
+    // Hosted: a caller without a runtime is served by ours. Boxed once, so that the callers' futures stay small.
+    let timeout = engine.settings().timeout;
+    let mut sent = false;
+    let work = Box::pin(until_done(engine, pool, order, &mut sent));
+    let outcome = background::hosted(Box::pin(background::within(timeout, work))).await;
+    match outcome {
+        Some(outcome) => outcome,
+        None if sent => Err(ServerError::NoAnswer { backend: E::NAME, after: timeout }),
+        None => {
+            let max = engine.settings().max_connections;
+            Err(ServerError::NoConnection { backend: E::NAME, after: timeout, max })
+        }
+    }
+}
+
+async fn until_done<E: Engine>(
+    engine: &E,
+    pool: &Pool<E::Conn>,
+    order: &Order<'_>,
+    sent: &mut bool,
+) -> Result<String, ServerError> {
+    let mut in_doubt = false;
+    let mut cuts = 0;
+    for tried in 0_u32.. {
+        let error = match try_once(engine, pool, order, sent).await {
+            Ok(answer) => return Ok(answer),
+            Err(error) => error,
+        };
+        in_doubt |= error.in_doubt();
+        let cut = error.broke_connection();
+        if cut {
+            // What was idle for as long is as likely broken: the server was restarted, or the way to it.
+            pool.give_up_all();
+            cuts += 1;
+        }
+        // A connection that was cut once is worth another; after that it is for the caller to decide.
+        let again =
+            error.is_transient() || (cut && cuts == 1 && (order.can_be_repeated() || !error.in_doubt()));
+        if !again {
+            return Err(if in_doubt { error.possibly_done() } else { error });
+        }
+        let pause = PAUSE.mul_f64(fastrand::f64()).min(Duration::from_micros(500) * 2_u32.pow(tried.min(6)));
+        background::sleep(pause).await;
+    }
+    unreachable!("the loop ends by returning")
+}
+
+async fn try_once<E: Engine>(
+    engine: &E,
+    pool: &Pool<E::Conn>,
+    order: &Order<'_>,
+    sent: &mut bool,
+) -> Result<String, ServerError> {
+    let mut lease = pool.take(engine).await?;
+    *sent = true;
+    let answer = engine.carry_out(lease.conn(), order).await;
+    let keep = answer.as_ref().map_or_else(|error| !error.broke_connection(), |_| true);
+    if keep && engine.keeps_connections() {
+        lease.give_back();
+    }
+    answer
+}

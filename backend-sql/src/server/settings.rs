@@ -1,0 +1,72 @@
+//! Settings that all database servers have.
+
+use std::time::Duration;
+
+use super::ServerError;
+
+/// What every server backend can be set to; each builder has a method for each.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Keeps applications and tenants in one database apart.
+    pub(crate) namespace: String,
+    /// What the names of all tables and routines begin with.
+    pub(crate) prefix: String,
+    /// How many connections each tokio runtime may have, apart from the one that listens.
+    pub(crate) max_connections: usize,
+    /// How long an operation may take in all, with connecting and retrying.
+    pub(crate) timeout: Duration,
+    /// Create or migrate the schema on connecting.
+    pub(crate) migrate: bool,
+    /// Keep a connection on which this process is told of its turn.
+    pub(crate) listen: bool,
+}
+
+impl Settings {
+    /// As every builder begins.
+    pub(crate) fn new() -> Self {
+        Settings {
+            namespace: "default".to_owned(),
+            prefix: "lockcore_".to_owned(),
+            max_connections: 10,
+            timeout: Duration::from_secs(5),
+            migrate: true,
+            listen: true,
+        }
+    }
+
+    /// Checks what does not depend on the database.
+    pub(crate) fn check(&self, backend: &'static str) -> Result<(), ServerError> {
+        let refuse = |key, value: &str, expected| {
+            let value = value.chars().take(64).collect();
+            Err(ServerError::Setting { backend, key, value, expected })
+        };
+        if self.namespace.is_empty() || self.namespace.len() > 255 {
+            return refuse("namespace", &self.namespace, "it must have 1 to 255 bytes");
+        }
+        Word::check(backend, "table_prefix", &self.prefix)?;
+        if !(1..=1000).contains(&self.max_connections) {
+            return refuse("max_connections", &self.max_connections.to_string(), "it must be 1 to 1000");
+        }
+        if !(Duration::from_millis(10)..=Duration::from_secs(3600)).contains(&self.timeout) {
+            return refuse("timeout", &format!("{:?}", self.timeout), "it must be 10 ms to 1 h");
+        }
+        Ok(())
+    }
+}
+
+/// A name in the database that the user chooses: any text, for it is quoted.
+pub(crate) struct Word;
+
+impl Word {
+    /// The longest: 63 bytes of Postgres less the longest name of ours.
+    pub(crate) const LONGEST: usize = 40;
+
+    pub(crate) fn check(backend: &'static str, key: &'static str, value: &str) -> Result<(), ServerError> {
+        if value.is_empty() || value.len() > Self::LONGEST || value.contains('\0') {
+            let value = value.chars().take(64).collect();
+            let expected = "it must have 1 to 40 bytes, and no NUL";
+            return Err(ServerError::Setting { backend, key, value, expected });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,168 @@
+//! Redis over the loopback: the whole way through `with_locks`, beside the same scripts called by the bare client, minimal
+//! scripts, a bare PUBLISH, and the crate `rlock`.
+
+#[path = "redis/bare.rs"]
+mod bare;
+#[path = "redis/crowd.rs"]
+mod crowd;
+#[path = "redis/line.rs"]
+mod line;
+
+use std::time::Instant;
+
+use lockcore::{LockingService, Wait};
+use lockcore_benches::{Case, report};
+use lockcore_conformance::servers::{Kind, Server, ServerError, Way};
+use lockcore_redis::RedisLockDao;
+use rlock::{LockKeys, async_lock::RLock};
+use tokio::runtime::Runtime;
+use uuid::Uuid;
+
+use crate::bare::{Bare, Channel, Minimal};
+
+type Locks = LockingService<String, Uuid, RedisLockDao<String>>;
+
+fn main() {
+    let runtime = Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let server = start().await.expect("a server");
+        let url = server.url();
+        let mut cases = Vec::new();
+        let mut scripts = Vec::new();
+        for ids in [1, 10, 100] {
+            cases.push(pair(&url, ids).await);
+            scripts.push(server_time(&url, ids).await);
+        }
+        cases.extend(scripts);
+        cases.push(hand_off(&url).await);
+        cases.push(line::hand_off(&server).await);
+        report(&cases);
+        line::messages(&server).await;
+        crowd::hot_ids(&url).await;
+        crowd::ten_thousand(&url).await;
+    });
+}
+
+/// A process on the loopback: a container's network would be measured too.
+async fn start() -> Result<Server, ServerError> {
+    match Server::start_by(Kind::Redis, Way::Process).await {
+        Err(ServerError::Unavailable { .. }) => Server::start(Kind::Redis).await,
+        found => found,
+    }
+}
+
+async fn service(url: &str) -> Locks {
+    LockingService::new(RedisLockDao::<String>::open(url).await.expect("the server answers"))
+}
+
+fn names(ids: usize) -> Vec<String> {
+    (0..ids).map(|number| format!("some/object/{number:03}")).collect()
+}
+
+/// Takes and releases a set, uncontended.
+async fn pair(url: &str, ids: usize) -> Case {
+    const ROUNDS: usize = 2000;
+    let candidates = ["with_locks", "two bare EVALSHA, the same scripts", "rlock"];
+    let mut case = Case::new(format!("{ids} ids, take and release"), &candidates);
+    let (locks, names) = (service(url).await, names(ids));
+    let mut bare = Bare::of(url, &locks, &names).await;
+    let peer = RLock::new(url).await.expect("the server answers");
+    let keys = LockKeys::new(names.iter().map(|name| format!("rlock:{name}"))).expect("different keys");
+    for _ in 0..ROUNDS {
+        case.batch_async(0, 1, async || locks.with_locks(&names, || async {}).await.expect("free")).await;
+        case.batch_async(1, 1, async || {
+            bare.take().await;
+            bare.free().await;
+        })
+        .await;
+        case.batch_async(2, 1, async || match keys.as_slice() {
+            [key] => {
+                let mut guard = peer.acquire_mutex(key).await.expect("free");
+                guard.release().await.expect("held");
+            }
+            _ => {
+                let mut guard = peer.acquire_multi_key_mutex(&keys).await.expect("free");
+                guard.release().await.expect("held");
+            }
+        })
+        .await;
+    }
+    peer.shutdown().await;
+    case
+}
+
+/// What the server spends on the two scripts, by its own account.
+async fn server_time(url: &str, ids: usize) -> Case {
+    let candidates = ["both scripts, server time", "check-and-set and compare-and-delete", "rlock's scripts"];
+    let mut case = Case::new(format!("{ids} ids, scripts only"), &candidates);
+    let (locks, names) = (service(url).await, names(ids));
+    let mut bare = Bare::of(url, &locks, &names).await;
+    let mut minimal = Minimal::new(url, &names).await;
+    let peer = RLock::new(url).await.expect("the server answers");
+    let keys = LockKeys::new(names.iter().map(|name| format!("rlock:{name}"))).expect("different keys");
+    for _ in 0..60 {
+        let times = case.times(0);
+        bare.server_time(times, async |bare| {
+            bare.take().await;
+            bare.free().await;
+        })
+        .await;
+        minimal.server_time(case.times(1)).await;
+        bare.server_time(case.times(2), async |_| {
+            let mut guard = peer.acquire_multi_key_mutex(&keys).await.expect("free");
+            guard.release().await.expect("held");
+        })
+        .await;
+    }
+    peer.shutdown().await;
+    case
+}
+
+/// From when a holder's release is called to when the callback of a waiter runs that came through another connection,
+/// as another process would.
+async fn hand_off(url: &str) -> Case {
+    const ROUNDS: usize = 2000;
+    let candidates = ["release -> the waiter's callback", "bare PUBLISH -> message", "rlock"];
+    let mut case = Case::new("hand-off to another connection", &candidates);
+    let services = [service(url).await, service(url).await];
+    let mut channel = Channel::open(url).await;
+    let peers = [RLock::new(url).await.expect("an answer"), RLock::new(url).await.expect("an answer")];
+    for round in 0..ROUNDS {
+        let (holder, waiter) = (&services[round % 2], services[(round + 1) % 2].clone());
+        case.times(0).add(hand_over(holder, waiter).await, 1);
+        case.times(1).add(channel.message().await, 1);
+        // It polls every 100 ms.
+        if round % 40 == 0 {
+            let (holder, waiter) = (&peers[round % 2], &peers[(round + 1) % 2]);
+            let mut guard = holder.acquire_mutex("rlock:ball").await.expect("free");
+            let waiting = waiter.acquire_mutex("rlock:ball");
+            tokio::pin!(waiting);
+            let asked = tokio::time::sleep(std::time::Duration::from_millis(5 + round as u64 % 97));
+            tokio::select! { biased; _ = &mut waiting => panic!("it is held"), () = asked => {} }
+            let released = Instant::now();
+            let (freed, granted) = tokio::join!(guard.release(), waiting);
+            freed.expect("held");
+            let mut granted = granted.expect("for ever");
+            case.times(2).add(released.elapsed(), 1);
+            granted.release().await.expect("held");
+        }
+    }
+    case
+}
+
+/// One hand-off: from the call of the release to the callback.
+async fn hand_over(holder: &Locks, waiter: Locks) -> std::time::Duration {
+    let guard = holder.lock(["ball"]).await.expect("free");
+    let waiting = tokio::spawn(async move {
+        waiter
+            .wait(Wait::forever())
+            .run_locked(["ball"], || async { Instant::now() })
+            .await
+            .expect("for ever")
+    });
+    let target = lockcore::Target::Id("ball".to_owned());
+    while holder.admin().inspect(&target).await.expect("redis").waiters.is_empty() {}
+    let released = Instant::now();
+    guard.release().await.expect("held");
+    waiting.await.expect("no panic").duration_since(released)
+}
