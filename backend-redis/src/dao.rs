@@ -52,6 +52,9 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     max_ids: 1000,
 };
 
+/// Always with all arguments: the mark's come last.
+const WITHDRAW: &str = "withdraw";
+
 /// Locks in a Redis database; see the [crate](crate) for how.
 pub struct RedisLockDao<I = String, C = Uuid> {
     store: Arc<Store>,
@@ -78,50 +81,50 @@ impl<I: Ident, C: ContextId> RedisLockDao<I, C> {
         Ok(RedisLockDao { store, types: PhantomData })
     }
 
-    /// The keys and arguments that a request has in common with its withdrawal.
-    fn request(&self, request: &AcquireRequest<I, C>, step: &str, session: &str) -> Call {
+    /// What a request and its withdrawal have in common. `usual`: the step's name if all claims are exclusive.
+    fn request(&self, request: &AcquireRequest<I, C>, usual: &str, other: &str, session: &str) -> Call {
         let scripts = &self.store.scripts;
-        let name = waiter_name(request.attempt, &request.context);
-        let mut keys = Vec::with_capacity(3 + request.claims.len());
-        keys.extend([scripts.key("f"), scripts.key("c"), scripts.key(&format!("x:{name}"))]);
+        let mut keys = Vec::with_capacity(1 + request.claims.len());
+        keys.push(scripts.key("f"));
         keys.extend(request.claims.iter().map(|claim| scripts.main_key(&claim.target)));
         let all_exclusive = request.claims.iter().all(|claim| claim.mode == Mode::Exclusive);
-        let modes: Vec<_> = match all_exclusive {
-            true => Vec::new(),
-            false => request.claims.iter().map(|claim| written(claim.mode)).collect(),
-        };
-        let lease = millis(request.lease);
-        let options = format!(
-            "{}{} {session}",
-            if request.queue { "q" } else { "" },
-            if request.nested { "n" } else { "" }
+        let step = if all_exclusive { usual } else { other };
+        let (context, lease) = (request.context.stored(), millis(request.lease));
+        let value = format!(
+            "|{}:{context}|||{lease}|x|{:016x}|{}",
+            context.len(),
+            request.attempt.0,
+            &*request.owner
         );
-        scripts
-            .call(keys, step)
-            .arg(modes.join(" "))
-            .arg(request.context.stored().as_bytes())
-            .arg(format!("|{lease}||x|{:016x}|{}", request.attempt.0, &*request.owner))
-            .arg((lease + 1).to_string())
-            .arg(options)
+        let mut call = scripts.call(keys, step).arg(value).arg((lease + 1).to_string());
+        if request.queue || request.nested || step == other {
+            let queue = if request.queue { "q" } else { "" };
+            let nested = if request.nested { "n" } else { "" };
+            call.add(format!("{queue}{nested} {session}"));
+        }
+        if step == other {
+            let modes: Vec<_> = request.claims.iter().map(|claim| written(claim.mode)).collect();
+            call.add(modes.join(" "));
+        }
+        call
     }
 
-    /// The keys and arguments for a grant's locks.
-    fn grant(&self, grant: &Grant<I, C>, step: &str) -> Call {
+    /// The keys and arguments for a grant's locks. `usual`: the step's name if all have one fence.
+    fn grant(&self, grant: &Grant<I, C>, usual: &str, other: &str) -> Call {
         let scripts = &self.store.scripts;
-        let context = grant.context.stored();
+        let (context, lease) = (grant.context.stored(), millis(grant.lease));
         let fence = grant.locks.first().map_or(0, |lock| lock.granted.fence);
         let one_fence = grant.locks.iter().all(|lock| lock.granted.fence == fence);
-        let (head, fences) = match one_fence {
-            true => (format!("lc1|{fence}|{}:{context}|", context.len()), fence.to_string()),
+        let keys = grant.locks.iter().map(|lock| scripts.main_key(&lock.target)).collect();
+        let head = format!("lc1|{fence}|{}:{context}||", context.len());
+        let call = scripts.call(keys, if one_fence { usual } else { other }).arg(head).arg(lease.to_string());
+        match one_fence {
+            true => call,
             false => {
                 let fences: Vec<_> = grant.locks.iter().map(|lock| lock.granted.fence.to_string()).collect();
-                (String::new(), fences.join(" "))
+                call.arg(fences.join(" "))
             }
-        };
-        let keys = grant.locks.iter().map(|lock| scripts.main_key(&lock.target)).collect();
-        let lease = millis(grant.lease);
-        let call = scripts.call(keys, step).arg(head).arg(context.as_bytes()).arg(fences);
-        call.arg(lease.to_string()).arg((lease + 1).to_string())
+        }
     }
 
     /// Waits until the replicas have what was just written, if that was asked for.
@@ -149,13 +152,11 @@ enum Verdict<I, C> {
 
 impl<I: Ident, C: ContextId> Verdict<I, C> {
     fn read(answer: Value, request: &AcquireRequest<I, C>) -> Result<Self, BackendError> {
-        let fence = match answer {
-            Value::BulkString(fence) => fence,
-            answer => return Self::read_list(Reply::of(answer)?, request),
+        let Value::Int(fence) = answer else {
+            return Self::read_list(Reply::of(answer)?, request);
         };
         // The usual case: all exclusive, all new, one fence.
-        let fence = std::str::from_utf8(&fence).ok().and_then(|fence| fence.parse().ok());
-        let fence = fence.ok_or_else(|| strange("a fence that is no number"))?;
+        let fence = u64::try_from(fence).map_err(|_| strange("a fence below zero"))?;
         let granted = Granted { mode: Mode::Exclusive, fence, permits: SmallVec::new(), in_use: 1 };
         Ok(Verdict::Granted(SmallVec::from_elem(granted, request.claims.len())))
     }
@@ -198,7 +199,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
             false => None,
         };
         let sent = Moment::now();
-        let answer = session.call(&self.request(request, "acquire", &session.name)).await?;
+        let answer = session.call(&self.request(request, "a", "acquire", &session.name)).await?;
         match (Verdict::read(answer, request)?, waiter) {
             (Verdict::Granted(granted), _) => {
                 self.replicate(&session).await?;
@@ -234,7 +235,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
                 lease.max(MARK).max(self.store.settings.response_timeout * 10)
             }
         };
-        let call = self.request(request, "withdraw", &session.name).arg(mark.as_millis().to_string());
+        let call = self.request(request, WITHDRAW, WITHDRAW, &session.name).arg(mark.as_millis().to_string());
         let mut reply = Reply::of(session.call(&call).await?)?;
         Ok(match reply.text()?.as_str() {
             "granted" => Withdrawn::Holds(read_granted(reply)?),
@@ -244,13 +245,13 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
 
     async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
         let session = self.store.session().await?;
-        let answer = session.call(&self.grant(grant, "release")).await?;
+        let answer = session.call(&self.grant(grant, "r", "release")).await?;
         Ok(Released { lost: lost(grant, answer)?, failed: Vec::new() })
     }
 
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
         let session = self.store.session().await?;
-        let answer = session.call(&self.grant(grant, "renew")).await?;
+        let answer = session.call(&self.grant(grant, "e", "renew")).await?;
         self.replicate(&session).await?;
         Ok(Renewed { lost: lost(grant, answer)? })
     }

@@ -2,12 +2,15 @@
 //!
 //! | feature | module | what it is for |
 //! | --- | --- | --- |
+//! | `mysql` | [`mysql`] | the same on MySQL and MariaDB |
 //! | `postgres` | [`postgres`] | many hosts, beside the data of the application |
 //! | `sqlite` (default) | [`sqlite`] | the embedded default: the processes of one host share a file |
 //!
 //! What is decided, and where, differs: with SQLite this process decides, under the file's one write lock; with a server
 //! its routines do, each call of which is one round trip. What the servers share on this side is private.
 
+#[cfg(feature = "mysql")]
+pub mod mysql;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
@@ -15,6 +18,8 @@ mod server;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
+#[cfg(feature = "mysql")]
+pub use mysql::{Mysql, MysqlBuilder, MysqlLockDao};
 #[cfg(feature = "postgres")]
 pub use postgres::{Postgres, PostgresBuilder, PostgresLockDao};
 #[cfg(any(feature = "postgres", feature = "mysql"))]

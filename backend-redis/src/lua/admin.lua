@@ -67,7 +67,7 @@ steps['break'] = function()
     return finish({ 'freed' })
   end
   for position, h in ipairs(s.holders) do
-    if fmt('%.0f', h.fence) == fence then
+    if fmt('%d', h.fence) == fence then
       if at_once or not h.broken then record(h.context) end
       if at_once then
         drop(s, position)
@@ -117,4 +117,5 @@ function steps.dismiss()
   return finish(reply)
 end
 
+steps.a, steps.r, steps.e = steps.acquire, steps.release, steps.renew
 return steps[op]()

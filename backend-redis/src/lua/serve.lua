@@ -96,7 +96,7 @@ local function tell(session, ...)
     told[session], to[#to + 1] = fields, session
   end
   for _, field in ipairs({ ... }) do
-    field = type(field) == 'number' and fmt('%.0f', field) or field
+    field = type(field) == 'number' and fmt('%d', field) or field
     fields[#fields + 1] = #field .. ':' .. field
   end
 end
@@ -194,7 +194,9 @@ end
 local function finish(reply)
   serve()
   for _, s in ipairs(loaded) do settle(s) end
-  if highest then call('SET', base .. '/f', fmt('%.0f', highest)) end
+  -- There is no -0.
+  local now = more and -math.max(highest, 1) or highest
+  if now ~= before then call('SET', base .. '/f', fmt('%d', now)) end
   for _, session in ipairs(to) do
     call(sub(session, 1, 1) == 's' and 'SPUBLISH' or 'PUBLISH', base .. '/o:' .. session, table.concat(told[session]))
   end

@@ -1,5 +1,5 @@
 -- What the keys of an id say, read once in a script and written back at its end.
-local call, fmt, sub, match, find = redis.call, string.format, string.sub, string.match, string.find
+local fmt, sub, match, find = string.format, string.sub, string.match, string.find
 local base = match(keys[1], '^{[^}]*}')
 local time = call('TIME')
 local us = time[1] * 1000000 + time[2]
@@ -10,10 +10,13 @@ local GRACE = 5000
 -- Queues and the like go after a day in which nobody touched them.
 local DAY = 86400000
 
-local highest
--- The next fence or ticket.
+-- The highest fence or ticket so far, below zero in its key while there may be more than main keys; what it was.
+local before = tonumber(call('GET', base .. '/f') or 0)
+if not before then return redis.error_reply('WRONGTYPE ' .. base .. '/f') end
+local highest, more = math.abs(before), before < 0
+-- The next one.
 local function number()
-  highest = math.max((highest or call('GET', base .. '/f') or 0) + 1, us)
+  highest = math.max(highest + 1, us)
   return highest
 end
 
@@ -30,20 +33,22 @@ local function mode_of(text)
   return mode
 end
 
--- A holder: fence|context|renewed at (ms)|lease (ms)|flags|mode|attempt|owner. Flags: b broken, q not only the holder's.
+-- A holder: fence|context|flags|renewed at (ms, by default the fence's time)|lease (ms)|mode|attempt|owner. Flags: b broken,
+-- q not only its holder has to do with it.
 local function encode(h)
-  return fmt('%.0f', h.fence) .. '|' .. #h.context .. ':' .. h.context .. '|' .. h.at .. '|' .. h.lease .. '|'
-    .. (h.broken and 'b' or '') .. (h.shown and 'q' or '') .. '|' .. h.mode .. '|' .. h.attempt .. '|' .. h.owner
+  local flags = (h.broken and 'b' or '') .. (h.shown and 'q' or '')
+  return fmt('%d|%d:%s|%s|%d|%d|%s|%s|%s', h.fence, #h.context, h.context, flags, h.at, h.lease, h.mode, h.attempt, h.owner)
 end
 
 local function decode(text, from)
   local fence, length, behind = match(text, '^(%d+)|(%d+):()', from)
   if not fence then return nil end
   local after = behind + length
-  local at, lease, flags, mode, attempt, owner = match(text, '^|(%d+)|(%d+)|(%a*)|([^|]*)|(%x+)|(.*)$', after)
+  local flags, at, lease, mode, attempt, owner = match(text, '^|(%a*)|(%d*)|(%d+)|([^|]*)|(%x+)|(.*)$', after)
   if not at then return nil end
   return {
-    fence = tonumber(fence), context = sub(text, behind, after - 1), at = tonumber(at), lease = tonumber(lease),
+    fence = tonumber(fence), context = sub(text, behind, after - 1), lease = tonumber(lease),
+    at = tonumber(at) or math.floor(fence / 1000),
     broken = find(flags, 'b', 1, true) and true or false, mode = mode, kind = sub(mode, 1, 1), attempt = attempt,
     owner = owner, permits = mode_of(mode).permits,
   }
@@ -123,10 +128,10 @@ local function settle(s)
   if others then call('PEXPIRE', base .. '/h:' .. s.id, longest + GRACE) end
   if s.replaced then call('PEXPIRE', base .. '/r:' .. s.id, longest + GRACE) end
   if complex then
-    call('ZADD', base .. '/i', us, s.id)
-    call('SET', base .. '/c', '1')
+    call('ZADD', base .. '/i', fmt('%d', us), s.id)
+    more = true
   elseif s.indexed then
     call('ZREM', base .. '/i', s.id)
-    if call('EXISTS', base .. '/i') == 0 then call('DEL', base .. '/c') end
+    more = call('EXISTS', base .. '/i', base .. '/m') > 0
   end
 end

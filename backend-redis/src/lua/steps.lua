@@ -13,16 +13,21 @@ local function words(text)
   return found
 end
 
--- Who asks: ARGV: op, modes, context, value behind the time, ms to live, options and session.
+-- Behind every ticket.
+local LAST = 9007199254740991
+
+-- Who asks: ARGV: op, what follows the fence in the value, ms to live, options and session, modes.
 local function applicant()
-  local lease, attempt, owner = match(ARGV[4], '^|(%d+)||x|(%x+)|(.*)$')
-  local options, session = match(ARGV[6], '^(%a*) (.*)$')
+  local length, from = match(ARGV[2], '^|(%d+):()')
+  local context = sub(ARGV[2], from, from + length - 1)
+  local lease, attempt, owner = match(ARGV[2], '^|||(%d+)|x|(%x+)|(.*)$', from + length)
+  local options, session = match(ARGV[4] or ' ', '^(%a*) (.*)$')
   local who = {
-    ids = ids_from(4), modes = words(ARGV[2]), context = ARGV[3], attempt = attempt, owner = owner,
+    ids = ids_from(2), modes = words(ARGV[5] or ''), context = context, attempt = attempt, owner = owner,
     lease = tonumber(lease), session = session, nested = find(options, 'n', 1, true) and true or false,
-    queue = find(options, 'q', 1, true), ticket = math.huge, name = attempt .. ARGV[3],
+    queue = find(options, 'q', 1, true), ticket = LAST, name = attempt .. context,
   }
-  if ARGV[2] == '' then
+  if #who.modes == 0 then
     for i = 1, #who.ids do who.modes[i] = 'x' end
   end
   return who
@@ -58,7 +63,7 @@ local function take_place(who)
     }
     for i, id in ipairs(who.ids) do
       local s, line = load(id), line_of(record, i)
-      call('ZADD', base .. '/q:' .. line .. ':' .. id, fmt('%.0f', record.ticket), who.name)
+      call('ZADD', base .. '/q:' .. line .. ':' .. id, fmt('%d', record.ticket), who.name)
       call('PEXPIRE', base .. '/q:' .. line .. ':' .. id, DAY)
       if not s.lines[line] then
         call('SADD', base .. '/l:' .. id, line)
@@ -74,7 +79,7 @@ end
 
 -- What fell idle in this namespace is tidied up bit by bit by whoever works in it.
 local function tidy()
-  local idle = call('ZRANGEBYSCORE', base .. '/i', '-inf', fmt('%.0f', us - 60000000), 'LIMIT', 0, 2)
+  local idle = call('ZRANGEBYSCORE', base .. '/i', '-inf', fmt('%d', us - 60000000), 'LIMIT', 0, 2)
   for _, id in ipairs(idle) do
     local s = load(id)
     for line in pairs(s.lines) do
@@ -91,8 +96,8 @@ local steps = {}
 
 -- Gives { 'granted', .. }, { 'refused', .. }, { 'queued', now, first end, .. } or { 'withdrawn' }.
 function steps.acquire()
-  if call('EXISTS', keys[3]) == 1 then return { 'withdrawn' } end
   local who = applicant()
+  if call('EXISTS', base .. '/x:' .. who.name) == 1 then return { 'withdrawn' } end
   for _, id in ipairs(who.ids) do load(id) end
   local place = waiter(who.name)
   if place then who.ticket = place.ticket end
@@ -124,7 +129,7 @@ end
 -- The last argument is how long the mark of the attempt is kept, in ms; 0 keeps what was granted. Gives { 'left' } or what
 -- is held as { 'granted', .. }.
 function steps.withdraw()
-  local who, mark = applicant(), tonumber(ARGV[7])
+  local who, mark = applicant(), tonumber(ARGV[6])
   local place = waiter(who.name)
   if place then leave(who.name, place) end
   local all, any = true, false
@@ -143,7 +148,11 @@ function steps.withdraw()
     return finish(granted)
   end
   for _, id in ipairs(who.ids) do undo(load(id), who.context, who.attempt) end
-  if mark > 0 then call('SET', keys[3], '1', 'PX', mark) end
+  if mark > 0 then
+    call('SET', base .. '/x:' .. who.name, '1', 'PX', mark)
+    call('SET', base .. '/m', '1', 'PX', math.max(mark, call('PTTL', base .. '/m')))
+    more = true
+  end
   return finish({ 'left' })
 end
 
@@ -157,27 +166,28 @@ end
 
 -- Finds what a grant names; calls `found` with the position, and lists what it does not hold by position and reason.
 local function each_of_grant(found)
-  local fences, context, lost = words(ARGV[4]), ARGV[3], {}
+  local one, length, from = match(ARGV[2], '^lc1|(%d+)|(%d+):()')
+  local context, fences, lost = sub(ARGV[2], from, from + length - 1), words(ARGV[4] or one), {}
   for i, id in ipairs(ids_from(1)) do
     local s, fence, held = load(id), fences[#fences == 1 and 1 or i], nil
     for position, h in ipairs(s.holders) do
-      if h.context == context and fmt('%.0f', h.fence) == fence then held = position break end
+      if h.context == context and fmt('%d', h.fence) == fence then held = position break end
     end
     local reason
-    if held then reason = found(s, held) else reason = why_missing(id, fence, tonumber(ARGV[5])) end
+    if held then reason = found(s, held) else reason = why_missing(id, fence, tonumber(ARGV[3])) end
     if reason then lost[#lost + 1] = { i - 1, reason } end
   end
   return lost
 end
 
--- ARGV: op, -, context, fences, lease. Gives what was lost.
+-- ARGV: op, how values of the (first) fence begin, lease, fences if there are several. Gives what was lost.
 function steps.release()
   return finish(each_of_grant(function(s, position) drop(s, position) end))
 end
 
--- The same, and the ms to live.
+-- The same.
 function steps.renew()
-  local lease = tonumber(ARGV[5])
+  local lease = tonumber(ARGV[3])
   return finish(each_of_grant(function(s, position)
     local h = s.holders[position]
     if h.broken then return 'broken' end

@@ -40,7 +40,7 @@ local function first_in(s, after, among)
   for candidate in pairs(s.lines) do
     if among(candidate) then
       local key = base .. '/q:' .. candidate .. ':' .. s.id
-      local found = call('ZRANGEBYSCORE', key, '(' .. fmt('%.0f', after), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+      local found = call('ZRANGEBYSCORE', key, '(' .. fmt('%d', after), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
       if found[1] and (not ticket or tonumber(found[2]) < ticket) then
         name, ticket, line = found[1], tonumber(found[2]), candidate
       end
@@ -123,7 +123,7 @@ local function queued_behind(s, ticket, mode)
     if not name or first >= ticket then return nil end
     local record = waiter(name)
     if record and lives(record.session) then
-      local count, below = 0, '(' .. fmt('%.0f', ticket)
+      local count, below = 0, '(' .. fmt('%d', ticket)
       for candidate in pairs(s.lines) do
         if among(candidate) then count = count + call('ZCOUNT', base .. '/q:' .. candidate .. ':' .. s.id, '-inf', below) end
       end

@@ -336,24 +336,37 @@ pub(crate) async fn who_cannot_renew_is_stopped_before_the_next_one_holds() -> T
         let locks = line.place.locks().await?;
         let next = line.store.caller();
         let (inside, is_inside) = tokio::sync::oneshot::channel();
+        let (stopped, was_stopped) = tokio::sync::oneshot::channel();
         let call = locks.lease(Duration::from_secs(2)).with_locks(["a"], async move || {
+            let _tells = Stopped(Some(stopped));
             let _ = inside.send(());
             std::future::pending::<()>().await
         });
         let cut = async {
             is_inside.await.expect("it runs");
             line.proxy.set(fault).await;
-            next.queue(["a"]).await.granted().await
+            let turn = next.queue(["a"]).await.granted().await;
+            (turn, Instant::now())
         };
-        let stopped = async { (call.await, Instant::now()) };
-        let ((ended, at), (turn, begun)) = tokio::join!(stopped, async { (cut.await, Instant::now()) });
+        let (ended, at, (turn, begun)) = tokio::join!(call, was_stopped, cut);
         assert!(matches!(ended, Err(LockError::Lost { .. })), "{fault:?}: {ended:?}");
-        // With lost replies it was extended at the server, and free only later.
+        let at = at.expect("it was stopped");
         assert!(at < begun, "{fault:?}: both held for {:?}", at.saturating_duration_since(begun));
         next.free(&turn).await;
         line.proxy.set(Mode::Pass).await;
     }
     Ok(())
+}
+
+/// Tells when it is dropped, which is when the callback is stopped.
+struct Stopped(Option<tokio::sync::oneshot::Sender<Instant>>);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        if let Some(tell) = self.0.take() {
+            let _ = tell.send(Instant::now());
+        }
+    }
 }
 
 /// Does it again until it is done, as the service does in the background.

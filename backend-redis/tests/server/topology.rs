@@ -154,6 +154,20 @@ impl Watched {
         format!("redis+sentinel://{}/locks", self.sentinel.address())
     }
 
+    /// Keeps the replica from hearing anything more of the master, to which all others stay connected.
+    pub(crate) async fn part(&self) -> TestResult {
+        let master = Raw::to(&self.master.url()).await?;
+        master.ask::<()>("CONFIG SET requirepass nobody-knows").await?;
+        master.ask::<i64>("CLIENT KILL TYPE replica").await?;
+        let replica = Raw::to(&self.replica.url()).await?;
+        eventually("they are parted", || async {
+            let info: String = replica.ask("INFO replication").await.ok()?;
+            info.contains("master_link_status:down").then_some(())
+        })
+        .await;
+        Ok(())
+    }
+
     /// Waits until the replica has taken over.
     pub(crate) async fn failed_over(&self) -> TestResult {
         let sentinel = Raw::to(&self.sentinel.url()).await?;

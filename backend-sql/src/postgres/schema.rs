@@ -8,8 +8,18 @@ use crate::server::ServerError;
 /// The version of what is below.
 pub(super) const VERSION: i64 = 1;
 
-/// The texts, in the order in which they are needed. `{name}` stands for the quoted name of a table or routine.
-const TEXTS: &[&str] = &[include_str!("schema/tables.sql")];
+/// The texts, in the order in which they are needed. `{name}` stands for the quoted name of a table or routine, `{name!}`
+/// for the same without the schema, `{name'}` for the same inside of single quotes.
+const TEXTS: &[&str] = &[
+    include_str!("schema/tables.sql"),
+    include_str!("schema/grant.sql"),
+    include_str!("schema/serve.sql"),
+    include_str!("schema/acquire.sql"),
+    include_str!("schema/withdraw.sql"),
+    include_str!("schema/release.sql"),
+    include_str!("schema/beat.sql"),
+    include_str!("schema/admin.sql"),
+];
 
 /// The names of the tables and routines.
 #[derive(Clone, Debug)]
@@ -34,25 +44,40 @@ impl Names {
         let mut rest = text;
         while let Some((before, behind)) = rest.split_once('{') {
             filled.push_str(before);
-            match behind.split_once('}') {
-                Some((name, behind)) if is_name(name) => {
-                    filled.push_str(&self.quoted(name));
+            rest = behind;
+            match behind.split_once('}').and_then(|(token, behind)| Some((self.named(token)?, behind))) {
+                Some((name, behind)) => {
+                    filled.push_str(&name);
                     rest = behind;
                 }
-                _ => {
-                    filled.push('{');
-                    rest = behind;
-                }
+                None => filled.push('{'),
             }
         }
         filled.push_str(rest);
+        // The quotes around the routines, by a tag that no name contains.
+        let mut tag = "$f$".to_owned();
+        while self.schema.contains(&tag) || self.prefix.contains(&tag) {
+            tag.insert(1, 'f');
+        }
         filled
+            .replace(" AS $f$\n", &format!(" AS {tag}\n"))
+            .replace("\nEND $f$;\n", &format!("\nEND {tag};\n"))
+            .replace("\n$f$;\n", &format!("\n{tag};\n"))
     }
-}
 
-fn is_name(text: &str) -> bool {
-    !text.is_empty()
-        && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
+    /// What stands for a name.
+    fn named(&self, token: &str) -> Option<String> {
+        let name = token.trim_end_matches(['!', '\'']);
+        if name.is_empty() || !name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_')) {
+            return None;
+        }
+        Some(match token.strip_prefix(name) {
+            Some("") => self.quoted(name),
+            Some("!") => quote(&format!("{}{name}", self.prefix)),
+            Some("'") => self.quoted(name).replace('\'', "''"),
+            _ => return None,
+        })
+    }
 }
 
 /// Any text as the name of something in the database.

@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use super::{Oops, Rig, never_runs};
 use crate::{
-    Backend, Store, eventually,
+    Backend, PATIENCE, Store, eventually,
     fault::{Fault, Operation},
     polls::dropped_after,
 };

@@ -1,1 +1,112 @@
+-- Times are microseconds since 1970 by the server's clock, leases microseconds, ids and labels bytes.
+
 CREATE TABLE IF NOT EXISTS {schema} (version int8 NOT NULL);
+
+-- floor: no fence of an id whose row was swept is above it.
+CREATE TABLE IF NOT EXISTS {namespace} (
+  ns bytea NOT NULL,
+  floor int8 NOT NULL,
+  swept int8 NOT NULL,
+  PRIMARY KEY (ns)
+);
+
+-- One row for each id that is, or lately was, in use: its exclusive holder, and what else there is of it. Whatever is
+-- done to an id is done under the lock of this row; sets are locked in the order of their ids.
+-- busy: 1 held exclusively, by this row; 2 there are holders; 4 somebody waits; 8 frozen; 16 there are marks of
+--   withdrawn attempts; 32 the exclusive holder has not confirmed yet; 64 its lock was broken.
+-- fence: the highest that was given for it; of the exclusive holder, its own.
+-- lapses: nothing of it lasts longer, in steps of eight leases, so that the index is seldom touched and an update stays
+--   on its page (fillfactor).
+CREATE TABLE IF NOT EXISTS {lock} (
+  fence int8 NOT NULL,
+  grants int8 NOT NULL,
+  expires int8 NOT NULL,
+  lease int8 NOT NULL,
+  since int8 NOT NULL,
+  attempt int8 NOT NULL,
+  session int8 NOT NULL,
+  replaces int8 NOT NULL,
+  lapses int8 NOT NULL,
+  busy int4 NOT NULL,
+  ns bytea NOT NULL,
+  id bytea NOT NULL,
+  context bytea NOT NULL,
+  owner bytea NOT NULL,
+  PRIMARY KEY (ns, id)
+) WITH (fillfactor = 60);
+CREATE INDEX IF NOT EXISTS {lock_by_lapses!} ON {lock} (ns, lapses);
+
+-- Shared holders and holders of slots.
+-- state: 0 held; 1 handed over and not confirmed yet; -1 replaced by another mode, comes back if that is undone.
+CREATE TABLE IF NOT EXISTS {holder} (
+  fence int8 NOT NULL,
+  attempt int8 NOT NULL,
+  lease int8 NOT NULL,
+  expires int8 NOT NULL,
+  since int8 NOT NULL,
+  session int8 NOT NULL,
+  replaces int8 NOT NULL,
+  permits int8 NOT NULL,
+  cap int8 NOT NULL,
+  mode int4 NOT NULL,
+  state int4 NOT NULL,
+  broken boolean NOT NULL,
+  ns bytea NOT NULL,
+  id bytea NOT NULL,
+  context bytea NOT NULL,
+  owner bytea NOT NULL,
+  indexes int8[] NOT NULL,
+  PRIMARY KEY (ns, id, fence)
+);
+CREATE INDEX IF NOT EXISTS {holder_by_context!} ON {holder} (ns, context);
+
+-- Who waits: one row for each id of the set.
+-- line: 0 nested, obeys holders only; 1 in the queue; 2 was handed the set, and is to be told.
+CREATE TABLE IF NOT EXISTS {place} (
+  ticket int8 NOT NULL,
+  attempt int8 NOT NULL,
+  lease int8 NOT NULL,
+  since int8 NOT NULL,
+  session int8 NOT NULL,
+  permits int8 NOT NULL,
+  cap int8 NOT NULL,
+  mode int4 NOT NULL,
+  line int4 NOT NULL,
+  ns bytea NOT NULL,
+  id bytea NOT NULL,
+  context bytea NOT NULL,
+  owner bytea NOT NULL,
+  PRIMARY KEY (ns, id, line, ticket)
+);
+CREATE INDEX IF NOT EXISTS {place_by_attempt!} ON {place} (ns, context, attempt);
+CREATE INDEX IF NOT EXISTS {place_by_session!} ON {place} (session, line);
+CREATE SEQUENCE IF NOT EXISTS {ticket};
+
+-- Programs that wait, and when they last gave a sign of life.
+CREATE TABLE IF NOT EXISTS {session} (
+  session int8 NOT NULL,
+  beat int8 NOT NULL,
+  PRIMARY KEY (session)
+) WITH (fillfactor = 50);
+
+-- Withdrawn attempts, at the first id of their sets: their requests are refused if they arrive only now.
+CREATE TABLE IF NOT EXISTS {mark} (
+  attempt int8 NOT NULL,
+  until int8 NOT NULL,
+  ns bytea NOT NULL,
+  id bytea NOT NULL,
+  context bytea NOT NULL,
+  PRIMARY KEY (ns, id, context, attempt)
+);
+
+-- Locks that administrators broke.
+CREATE TABLE IF NOT EXISTS {break} (
+  at int8 NOT NULL,
+  fence int8 NOT NULL,
+  freed boolean NOT NULL,
+  ns bytea NOT NULL,
+  id bytea NOT NULL,
+  context bytea NOT NULL,
+  breaker bytea NOT NULL
+);
+CREATE INDEX IF NOT EXISTS {break_by_id!} ON {break} (ns, id, at);

@@ -1,0 +1,163 @@
+//! How to connect.
+
+use std::{fmt, marker::PhantomData, str::FromStr, time::Duration};
+
+use lockcore::{BackendError, ContextId, Ident};
+use sqlx::{ConnectOptions, MySqlPool, mysql::MySqlConnectOptions};
+
+use super::engine::{Mysql, MysqlLockDao};
+use crate::server::{ServerError, ServerLockDao, Settings};
+
+/// Settings of a [`MysqlLockDao`]; made by [`MysqlLockDao::builder`].
+pub struct MysqlBuilder<I, C> {
+    server: Server,
+    settings: Settings,
+    types: PhantomData<fn() -> (I, C)>,
+}
+
+/// Where the server is.
+enum Server {
+    None,
+    Url(String),
+    Options(Box<MySqlConnectOptions>),
+    Pool(MySqlPool),
+}
+
+/// Where connections come from. No `Debug`: sqlx shows passwords.
+pub(super) enum Source {
+    Own(Box<MySqlConnectOptions>),
+    Pool(MySqlPool),
+}
+
+impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
+    pub(super) fn new() -> Self {
+        MysqlBuilder { server: Server::None, settings: Settings::new(), types: PhantomData }
+    }
+
+    /// Where the server is: `mysql://user:password@host:port/database?ssl-mode=required`, or the same with `mariadb`.
+    /// Tables and routines are in the database named.
+    #[must_use]
+    pub fn url(mut self, url: impl Into<String>) -> Self {
+        self.server = Server::Url(url.into());
+        self
+    }
+
+    /// The same as sqlx has it.
+    #[must_use]
+    pub fn connect_options(mut self, options: MySqlConnectOptions) -> Self {
+        self.server = Server::Options(Box::new(options));
+        self
+    }
+
+    /// Borrows every connection from the application's own pool, instead of keeping some. That costs what the pool
+    /// costs - by default a ping each time - and one more round trip that asks for the namespace. The connections must
+    /// be in autocommit mode and in no transaction. `max_connections` is still how many are borrowed at once; only the
+    /// connection that listens is made apart.
+    #[must_use]
+    pub fn pool(mut self, pool: MySqlPool) -> Self {
+        self.server = Server::Pool(pool);
+        self
+    }
+
+    /// Whether to keep a connection on which this process is told of its turn, which is the default. Otherwise its
+    /// waiters are found by looking, up to fifty times a second.
+    #[must_use]
+    pub fn listen(mut self, listen: bool) -> Self {
+        self.settings.listen = listen;
+        self
+    }
+
+    /// Keeps applications and tenants in one database apart; 1 to 255 bytes, `"default"` by default.
+    #[must_use]
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.settings.namespace = namespace.into();
+        self
+    }
+
+    /// What the names of all tables and routines begin with; 1 to 40 bytes, `"lockcore_"` by default.
+    #[must_use]
+    pub fn table_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.settings.prefix = prefix.into();
+        self
+    }
+
+    /// How many connections each tokio runtime of this process may have at once, apart from the one that listens; 1 to
+    /// 1000, 10 by default. Operations wait for a free one within their [`timeout`](Self::timeout).
+    #[must_use]
+    pub fn max_connections(mut self, max: usize) -> Self {
+        self.settings.max_connections = max;
+        self
+    }
+
+    /// How long an operation may take in all: waiting for a connection, making one, retrying after deadlocks, the
+    /// answer. 10 ms to 1 h, 5 s by default.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.settings.timeout = timeout;
+        self
+    }
+
+    /// Whether to create or migrate the schema on connecting, which is the default; nothing is done where it is
+    /// current, so that a user without the right to create can use it.
+    #[must_use]
+    pub fn migrate(mut self, migrate: bool) -> Self {
+        self.settings.migrate = migrate;
+        self
+    }
+
+    /// Connects, and creates or migrates the schema.
+    ///
+    /// # Errors
+    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) names the setting and its value, or says that the
+    /// server is too old or the schema of another version; [`Unavailable`](lockcore::BackendErrorKind::Unavailable) and
+    /// [`Denied`](lockcore::BackendErrorKind::Denied) if the server cannot be used.
+    pub async fn connect(self) -> Result<MysqlLockDao<I, C>, BackendError> {
+        if !is_name(&self.settings.prefix) {
+            let value = self.settings.prefix.chars().take(64).collect();
+            let expected = "it must have no character beyond U+FFFF";
+            return Err(
+                ServerError::Setting { backend: "mysql", key: "table_prefix", value, expected }.into()
+            );
+        }
+        let source = match self.server {
+            Server::None => return Err(refused("url", "it must name a server").into()),
+            Server::Url(url) => Source::Own(Box::new(parse(&url)?)),
+            Server::Options(options) => Source::Own(Box::new(plain(*options))),
+            Server::Pool(pool) => Source::Pool(pool),
+        };
+        let options = match &source {
+            Source::Own(options) => (**options).clone(),
+            Source::Pool(pool) => plain((*pool.connect_options()).clone()),
+        };
+        let Some(database) = options.get_database().map(str::to_owned) else {
+            return Err(refused("url", "it must name a database, as in mysql://user@host/database").into());
+        };
+        ServerLockDao::open(Mysql::new(source, options, database, self.settings)).await
+    }
+}
+
+impl<I, C> fmt::Debug for MysqlBuilder<I, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.settings.fmt(f)
+    }
+}
+
+/// What the servers have as a name, even if it is quoted.
+fn is_name(text: &str) -> bool {
+    text.chars().all(|char| char as u32 <= 0xFFFF)
+}
+
+fn parse(url: &str) -> Result<MySqlConnectOptions, ServerError> {
+    // The error's own text is not shown: parts of the URL may stand in it.
+    let options = MySqlConnectOptions::from_str(url);
+    Ok(plain(options.map_err(|_| refused("url", "it must be like mysql://user@host:3306/database"))?))
+}
+
+/// Nothing of ours is logged, ids may be secret; and nothing is set at the start but what is set here.
+fn plain(options: MySqlConnectOptions) -> MySqlConnectOptions {
+    options.disable_statement_logging().pipes_as_concat(false).no_engine_substitution(false).timezone(None)
+}
+
+fn refused(key: &'static str, expected: &'static str) -> ServerError {
+    ServerError::Setting { backend: "mysql", key, value: "..".to_owned(), expected }
+}

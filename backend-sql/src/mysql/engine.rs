@@ -1,0 +1,414 @@
+//! What the DAO needs of MySQL and MariaDB: connections, the calls of the routines, listening.
+
+use std::{fmt, fmt::Write, time::Duration};
+
+use lockcore::{BackendError, BreakMode, Capabilities, ContextId, Finding, Ident, Withdraw};
+use sqlx::{ConnectOptions, mysql::MySqlConnectOptions};
+use uuid::Uuid;
+
+use super::{
+    config::{MysqlBuilder, Source},
+    doctor,
+    error::unconnected,
+    flavor::Flavor,
+    link::{Answer, Argument, Link, Routine},
+    listen::{self, Listener},
+    schema::{self, Names},
+};
+use crate::server::{Ask, Engine, Heard, Hold, Key, Order, ServerError, ServerLockDao, Settings, micros};
+
+/// Locks in a MySQL or MariaDB database; see the [module](super) for what it does how.
+pub type MysqlLockDao<I = String, C = Uuid> = ServerLockDao<I, C, Mysql>;
+
+impl<I: Ident, C: ContextId> MysqlLockDao<I, C> {
+    /// Connects to the server at `url` with the usual settings.
+    ///
+    /// # Errors
+    /// As [`MysqlBuilder::connect`].
+    pub async fn connect(url: impl Into<String>) -> Result<Self, BackendError> {
+        Self::builder().url(url).connect().await
+    }
+
+    /// Settings to choose before connecting.
+    pub fn builder() -> MysqlBuilder<I, C> {
+        MysqlBuilder::new()
+    }
+}
+
+/// A MySQL or MariaDB server, as [`MysqlLockDao`] sees it.
+pub struct Mysql {
+    source: Source,
+    options: MySqlConnectOptions,
+    database: String,
+    settings: Settings,
+    names: Names,
+    routines: Routines,
+}
+
+#[derive(Debug)]
+pub(super) struct Routines {
+    pub(super) enter: Routine,
+    pub(super) listen: Routine,
+    pub(super) hear: Routine,
+    pub(super) wake: Routine,
+    acquire: Routine,
+    withdraw: Routine,
+    release: Routine,
+    renew: Routine,
+    beat: Routine,
+    leave: Routine,
+    release_context: Routine,
+    list: Routine,
+    inspect: Routine,
+    break_lock: Routine,
+    freeze: Routine,
+    sweep: Routine,
+}
+
+impl Routines {
+    pub(super) fn new(names: &Names) -> Self {
+        let routine = |name, parameters| Routine::new(&names.quoted(name), parameters);
+        Routines {
+            enter: routine("v1_enter", 1),
+            listen: routine("v1_listen", 1),
+            hear: routine("v1_hear", 5),
+            wake: routine("v1_wake", 1),
+            acquire: routine("v1_acquire", 12),
+            withdraw: routine("v1_withdraw", 8),
+            release: routine("v1_release", 6),
+            renew: routine("v1_renew", 7),
+            beat: routine("v1_beat", 3),
+            leave: routine("v1_leave", 2),
+            release_context: routine("v1_release_context", 2),
+            list: routine("v1_list", 3),
+            inspect: routine("v1_inspect", 2),
+            break_lock: routine("v1_break", 5),
+            freeze: routine("v1_freeze", 3),
+            sweep: routine("v1_sweep", 3),
+        }
+    }
+}
+
+impl Mysql {
+    pub(super) fn new(
+        source: Source,
+        options: MySqlConnectOptions,
+        database: String,
+        settings: Settings,
+    ) -> Self {
+        let names = Names::new(&settings.prefix);
+        let routines = Routines::new(&names);
+        Mysql { source, options, database, settings, names, routines }
+    }
+
+    /// A connection of our own.
+    async fn connect_own(&self) -> Result<Link, ServerError> {
+        let mut link = Link::own(self.options.connect().await.map_err(unconnected)?);
+        // Whatever the server's defaults are. A wait for a row lock ends before the caller's patience does.
+        let wait = self.settings.timeout.as_secs().clamp(1, 3600);
+        let set = format!(
+            "SET SESSION autocommit = 1, group_concat_max_len = 16777216, innodb_lock_wait_timeout = {wait}"
+        );
+        link.text(&set).await?;
+        link.text("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await?;
+        Ok(link)
+    }
+
+    /// The number of the namespace, asked for once on each connection.
+    async fn enter(&self, link: &mut Link) -> Result<i64, ServerError> {
+        if let Some(namespace) = link.namespace {
+            return Ok(namespace.into());
+        }
+        let name = Argument::Bytes(self.settings.namespace.as_bytes());
+        let Answer { text, .. } = link.call(&self.routines.enter, &[name]).await?;
+        let number = text.split(' ').next().and_then(|number| number.parse::<u32>().ok());
+        let number = number.ok_or(ServerError::Answer { backend: "mysql", what: format!("{text:?}") })?;
+        link.namespace = Some(number);
+        Ok(number.into())
+    }
+
+    async fn call(
+        &self,
+        link: &mut Link,
+        routine: &Routine,
+        arguments: &[Argument<'_>],
+    ) -> Result<String, ServerError> {
+        if link.spoilt {
+            return Err(unconnected(sqlx::Error::Io(std::io::ErrorKind::ConnectionAborted.into())));
+        }
+        let Answer { text, unrung } = link.call(routine, arguments).await?;
+        if !unrung.is_empty() {
+            // The routines run with the rights of whoever made them, and may interrupt only that user's connections.
+            if let Err(error) = link.call(&self.routines.wake, &[Argument::Text(&unrung)]).await {
+                // Those who wait look by themselves. But this connection may be of no use for the next.
+                tracing::debug!(%error, "could not wake other sessions");
+                if error.broke_connection() {
+                    link.spoilt = true;
+                }
+            }
+        }
+        Ok(text)
+    }
+
+    async fn acquire(&self, link: &mut Link, ask: &Ask, session: i64) -> Result<String, ServerError> {
+        let set = wanted(ask);
+        let arguments = [
+            Argument::Int(self.enter(link).await?),
+            Argument::Bytes(ask.context.as_bytes()),
+            Argument::Int(ask.attempt),
+            only(&ask.ids),
+            Argument::Text(&set),
+            count(&ask.ids),
+            truth(ask.modes.is_none()),
+            Argument::Int(ask.lease),
+            Argument::Bytes(&ask.owner),
+            truth(ask.queue),
+            truth(ask.nested),
+            Argument::Int(session),
+        ];
+        self.call(link, &self.routines.acquire, &arguments).await
+    }
+
+    async fn withdraw(&self, link: &mut Link, ask: &Ask, how: Withdraw) -> Result<String, ServerError> {
+        let set = wanted(ask);
+        let arguments = [
+            Argument::Int(self.enter(link).await?),
+            Argument::Bytes(ask.context.as_bytes()),
+            Argument::Int(ask.attempt),
+            Argument::Text(&set),
+            count(&ask.ids),
+            Argument::Int(ask.lease),
+            Argument::Bytes(&ask.owner),
+            truth(how == Withdraw::Undo),
+        ];
+        self.call(link, &self.routines.withdraw, &arguments).await
+    }
+
+    async fn release(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {
+        let set = held(hold);
+        let arguments = [
+            Argument::Int(self.enter(link).await?),
+            Argument::Bytes(hold.context.as_bytes()),
+            only(&hold.ids),
+            Argument::Int(hold.fences.first().copied().unwrap_or_default()),
+            Argument::Text(&set),
+            count(&hold.ids),
+        ];
+        self.call(link, &self.routines.release, &arguments).await
+    }
+
+    async fn renew(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {
+        let set = held(hold);
+        let arguments = [
+            Argument::Int(self.enter(link).await?),
+            Argument::Bytes(hold.context.as_bytes()),
+            only(&hold.ids),
+            Argument::Int(hold.fences.first().copied().unwrap_or_default()),
+            Argument::Text(&set),
+            count(&hold.ids),
+            Argument::Int(hold.lease),
+        ];
+        self.call(link, &self.routines.renew, &arguments).await
+    }
+}
+
+impl fmt::Debug for Mysql {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (database, settings) = (&self.database, &self.settings);
+        f.debug_struct("Mysql")
+            .field("database", database)
+            .field("settings", settings)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Engine for Mysql {
+    type Conn = Link;
+    type Listener = Listener;
+
+    const NAME: &'static str = "mysql";
+    const SCHEMA_VERSION: i64 = schema::VERSION;
+
+    fn capabilities(&self) -> Capabilities {
+        capabilities()
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    async fn connect(&self) -> Result<Link, ServerError> {
+        match &self.source {
+            Source::Own(_) => self.connect_own().await,
+            Source::Pool(pool) => Ok(Link::lent(pool.acquire().await.map_err(unconnected)?)),
+        }
+    }
+
+    fn keeps_connections(&self) -> bool {
+        matches!(self.source, Source::Own(_))
+    }
+
+    async fn carry_out(&self, link: &mut Link, order: &Order<'_>) -> Result<String, ServerError> {
+        let int = Argument::Int;
+        let (routine, arguments): (_, &[Argument<'_>]) = match order {
+            Order::Acquire { ask, session } => return self.acquire(link, ask, *session).await,
+            Order::Withdraw { ask, how, .. } => return self.withdraw(link, ask, *how).await,
+            Order::Release(hold) => return self.release(link, hold).await,
+            Order::Renew(hold) => return self.renew(link, hold).await,
+            Order::Beat { session, probe } => {
+                (&self.routines.beat, &[int(*session), int(probe.map_or(0, i64::from))])
+            }
+            Order::Leave { session } => (&self.routines.leave, &[int(*session)]),
+            Order::ReleaseContext(context) => {
+                (&self.routines.release_context, &[Argument::Bytes(context.as_bytes())])
+            }
+            Order::List(page) => {
+                let after = page.after.as_deref().map(str::as_bytes);
+                let limit = i64::try_from(page.limit).unwrap_or(i64::MAX).min(1000);
+                (&self.routines.list, &[Argument::MaybeBytes(after), int(limit)])
+            }
+            Order::Inspect(id) => (&self.routines.inspect, &[Argument::Bytes(id)]),
+            Order::Break { id, fence, how, by } => {
+                let by = Argument::Bytes(by.as_bytes());
+                let now = truth(*how == BreakMode::Now);
+                (&self.routines.break_lock, &[Argument::Bytes(id), int(*fence), now, by])
+            }
+            Order::Freeze { id, frozen } => (&self.routines.freeze, &[Argument::Bytes(id), truth(*frozen)]),
+            Order::Sweep { batch, unless_within } => {
+                let batch = i64::try_from(*batch).unwrap_or(i64::MAX).clamp(1, 10_000);
+                (&self.routines.sweep, &[int(batch), int(unless_within.map_or(-1, micros))])
+            }
+        };
+        let mut all = vec![int(self.enter(link).await?)];
+        all.extend_from_slice(arguments);
+        self.call(link, routine, &all).await
+    }
+
+    async fn migrate(&self, link: &mut Link) -> Result<(), ServerError> {
+        let flavor = self.flavor(link).await?;
+        schema::migrate(&self.names, flavor, link).await
+    }
+
+    async fn schema_version(&self, link: &mut Link) -> Result<Option<i64>, ServerError> {
+        self.flavor(link).await?;
+        schema::version(&self.names, link).await
+    }
+
+    fn place(&self) -> String {
+        format!("database {:?} under the prefix {:?}", self.database, self.settings.prefix)
+    }
+
+    async fn doctor(&self, link: &mut Link) -> Result<Vec<Finding>, ServerError> {
+        let flavor = self.flavor(link).await?;
+        doctor::examine(flavor, link).await
+    }
+
+    async fn listen(&self, session: i64) -> Result<Listener, ServerError> {
+        let mut link = self.connect_own().await?;
+        let namespace = self.enter(&mut link).await?;
+        let mut other = self.connect_own().await?;
+        listen::listen(Routines::new(&self.names), link, &mut other, namespace, session).await
+    }
+
+    async fn hear(&self, listener: &mut Listener) -> Result<Heard, ServerError> {
+        listener.hear().await
+    }
+}
+
+impl Mysql {
+    async fn flavor(&self, link: &mut Link) -> Result<Flavor, ServerError> {
+        let version = link.text("SELECT VERSION()").await?.unwrap_or_default();
+        Flavor::of_version(&version).ok_or_else(|| {
+            let what = format!("the server's version is {version}, MySQL 8.0 or MariaDB 10.6 is needed");
+            ServerError::Misconfigured { backend: "mysql", what }
+        })
+    }
+}
+
+/// What the backend can do, on either server.
+pub fn capabilities() -> Capabilities {
+    Capabilities {
+        backend: "mysql",
+        shared_store: true,
+        fifo: true,
+        push: true,
+        permanent: false,
+        slots: true,
+        shared: true,
+        listing: true,
+        breaking: true,
+        sweeping: true,
+        dead_holders: false,
+        // The clock counts microseconds; but a lease has to be renewed at a third of it, by a durable commit.
+        min_lease: Duration::from_millis(100),
+        default_lease: Some(Duration::from_secs(30)),
+        // What is in the way is told with one letter for each id, in a text of at most 1024 by default.
+        max_ids: 1000,
+    }
+}
+
+/// The id, if it is the only one.
+fn only(ids: &[Key]) -> Argument<'_> {
+    match ids {
+        [id] => Argument::MaybeBytes(Some(id)),
+        _ => Argument::MaybeBytes(None),
+    }
+}
+
+fn count(ids: &[Key]) -> Argument<'static> {
+    Argument::Int(i64::try_from(ids.len()).unwrap_or(i64::MAX))
+}
+
+fn truth(true_or_not: bool) -> Argument<'static> {
+    Argument::Int(true_or_not.into())
+}
+
+/// `[["id in hexadecimal", mode, permits, limit], ..]`
+fn wanted(ask: &Ask) -> String {
+    set(&ask.ids, |text, position| {
+        let (mode, permits, limit) = ask.modes.as_ref().map_or((2, 0, 0), |modes| {
+            (modes.codes[position], modes.permits[position], modes.limits[position])
+        });
+        let _ = write!(text, "{mode},{permits},{limit}");
+    })
+}
+
+/// `[["id in hexadecimal", fence], ..]`
+fn held(hold: &Hold) -> String {
+    set(&hold.ids, |text, position| {
+        let _ = write!(text, "{}", hold.fences[position]);
+    })
+}
+
+fn set(ids: &[Key], rest: impl Fn(&mut String, usize)) -> String {
+    let mut text = String::with_capacity(ids.iter().map(|id| id.len() * 2 + 24).sum());
+    for (position, id) in ids.iter().enumerate() {
+        text.push_str(if position == 0 { "[[\"" } else { ",[\"" });
+        for byte in id {
+            for half in [byte >> 4, byte & 15] {
+                text.push(char::from(b"0123456789ABCDEF"[usize::from(half)]));
+            }
+        }
+        text.push_str("\",");
+        rest(&mut text, position);
+        text.push(']');
+    }
+    text.push(']');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_is_sent_in_hexadecimal() {
+        let hold = Hold {
+            context: "c".into(),
+            ids: vec![Vec::new(), vec![0, 0x5a, 0xff]],
+            fences: vec![7, -1],
+            lease: 1,
+        };
+        assert_eq!(held(&hold), r#"[["",7],["005AFF",-1]]"#);
+    }
+}

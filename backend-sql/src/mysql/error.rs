@@ -1,0 +1,149 @@
+//! What a failure of MySQL or MariaDB, or of the way to it, means.
+
+use lockcore::BackendErrorKind;
+use sqlx::{Error, mysql::MySqlDatabaseError};
+
+use crate::server::ServerError;
+
+/// A failure of an exchange that had begun: whatever broke the connection may have been after the commit.
+pub(super) fn failed(source: Error) -> ServerError {
+    classify(source, true)
+}
+
+/// A failure to connect: nothing was asked for yet.
+pub(super) fn unconnected(source: Error) -> ServerError {
+    classify(source, false)
+}
+
+/// The statement was interrupted by `KILL QUERY`.
+pub(super) fn is_interrupted(error: &ServerError) -> bool {
+    number(error) == Some(1317)
+}
+
+/// The server ended a statement because it has a bound for how long one may take.
+pub(super) fn is_statement_timeout(error: &ServerError) -> bool {
+    matches!(number(error), Some(1969 | 3024))
+}
+
+/// There is no such routine, or none that this user may call.
+pub(super) fn is_missing_routine(error: &ServerError) -> bool {
+    matches!(number(error), Some(1305 | 1370))
+}
+
+/// There is no such table, or none that this user may read.
+pub(super) fn is_missing_table(error: &ServerError) -> bool {
+    matches!(number(error), Some(1146 | 1142))
+}
+
+fn number(error: &ServerError) -> Option<u16> {
+    match error {
+        ServerError::Database { source: Error::Database(error), .. } => {
+            error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number)
+        }
+        _ => None,
+    }
+}
+
+fn classify(source: Error, asked: bool) -> ServerError {
+    let found = match &source {
+        Error::Database(error) => {
+            of_number(error.try_downcast_ref::<MySqlDatabaseError>().map_or(0, MySqlDatabaseError::number))
+        }
+        Error::Io(_) | Error::Tls(_) | Error::Protocol(_) | Error::WorkerCrashed => {
+            Meaning { in_doubt: true, broken: true, ..Meaning::of(BackendErrorKind::Unavailable) }
+        }
+        Error::PoolTimedOut | Error::PoolClosed => Meaning::of(BackendErrorKind::Unavailable),
+        Error::Configuration(_) | Error::InvalidArgument(_) => Meaning::of(BackendErrorKind::Misconfigured),
+        Error::ColumnDecode { .. } | Error::Decode(_) | Error::ColumnNotFound(_) | Error::RowNotFound => {
+            Meaning { in_doubt: true, broken: true, ..Meaning::of(BackendErrorKind::Corrupt) }
+        }
+        _ => Meaning { in_doubt: true, broken: true, ..Meaning::of(BackendErrorKind::Other) },
+    };
+    let Meaning { kind, in_doubt, transient, broken } = found;
+    ServerError::Database { backend: "mysql", kind, in_doubt: in_doubt && asked, transient, broken, source }
+}
+
+struct Meaning {
+    kind: BackendErrorKind,
+    in_doubt: bool,
+    transient: bool,
+    broken: bool,
+}
+
+impl Meaning {
+    fn of(kind: BackendErrorKind) -> Self {
+        Meaning { kind, in_doubt: false, transient: false, broken: false }
+    }
+}
+
+/// By the server's number: every routine rolls back before it tells of an error, unless it is stopped from outside.
+fn of_number(number: u16) -> Meaning {
+    use BackendErrorKind as Kind;
+
+    match number {
+        // Deadlock; lock wait timeout; record changed since last read; table definition changed.
+        1213 | 1205 | 1020 | 1412 => Meaning { transient: true, ..Meaning::of(Kind::Busy) },
+        // Stopped from outside: no handler of the routine runs, and only the end of the connection rolls back.
+        1317 | 1969 | 3024 => Meaning { in_doubt: true, broken: true, ..Meaning::of(Kind::Busy) },
+        // The server goes down, or ends this connection: it may have been after the commit.
+        1053 | 1077 | 1079 | 1080 | 1152 | 1153 | 1154..=1161 | 1184 | 1927 | 4031 => {
+            Meaning { in_doubt: true, broken: true, ..Meaning::of(Kind::Unavailable) }
+        }
+        // Too many connections, of all or of this user; too many prepared statements; other limits.
+        1040 | 1203 | 1226 | 1461 => Meaning { broken: true, ..Meaning::of(Kind::Busy) },
+        // Prepared statements that are gone, as behind a proxy that hands connections around.
+        1243 | 1615 => Meaning { broken: true, ..Meaning::of(Kind::Busy) },
+        1044 | 1045 | 1095 | 1129 | 1130 | 1142 | 1143 | 1227 | 1370 | 1698 | 1820 | 1862 | 3118 | 3955
+        | 4151 => Meaning::of(Kind::Denied),
+        // Read-only server or transaction.
+        1290 | 1792 | 1836 | 3100 | 4074 => Meaning { broken: true, ..Meaning::of(Kind::Misconfigured) },
+        // No such database, table, routine, column; wrong parameters; the routines' owner is gone; binary log in the
+        // form of statements.
+        1046 | 1049 | 1054 | 1146 | 1304 | 1305 | 1318 | 1449 | 1598 | 1665 => {
+            Meaning::of(Kind::Misconfigured)
+        }
+        // Disk full, table full, out of memory, file errors; errors of the storage engine.
+        3 | 28 | 1002..=1006 | 1016 | 1021 | 1023..=1026 | 1030 | 1037 | 1038 | 1041 | 1114 | 3675 => {
+            Meaning { broken: true, ..Meaning::of(Kind::Unavailable) }
+        }
+        // While committing.
+        1180 | 1593 | 3101 => Meaning { in_doubt: true, broken: true, ..Meaning::of(Kind::Unavailable) },
+        // A user's error, raised with SIGNAL by a trigger or the like, and what is not known here.
+        _ => Meaning { in_doubt: true, broken: true, ..Meaning::of(Kind::Other) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_the_server_gave_up_is_tried_again_at_once() {
+        for number in [1213, 1205] {
+            assert!(of_number(number).transient && !of_number(number).in_doubt && !of_number(number).broken);
+        }
+        for number in [1317, 1053, 1114, 1370, 1290, 0] {
+            assert!(!of_number(number).transient, "{number}");
+        }
+    }
+
+    #[test]
+    fn what_was_stopped_from_outside_is_in_doubt() {
+        for number in [1317, 1053, 1927, 1180, 0] {
+            assert!(of_number(number).in_doubt && of_number(number).broken, "{number}");
+        }
+        for number in [1213, 1205, 1114, 1290, 1045, 1305] {
+            assert!(!of_number(number).in_doubt, "{number}");
+        }
+        assert_eq!(of_number(1114).kind, BackendErrorKind::Unavailable);
+        assert_eq!(of_number(1045).kind, BackendErrorKind::Denied);
+        assert_eq!(of_number(1305).kind, BackendErrorKind::Misconfigured);
+    }
+
+    #[test]
+    fn a_lost_connection_leaves_in_doubt_only_what_was_asked() {
+        let lost = || Error::Io(std::io::ErrorKind::ConnectionReset.into());
+        assert!(failed(lost()).in_doubt() && failed(lost()).broke_connection());
+        assert!(!unconnected(lost()).in_doubt());
+    }
+}

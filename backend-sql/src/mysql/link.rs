@@ -1,0 +1,106 @@
+//! A connection, and the one kind of exchange on it: a routine is called, and answers with text.
+
+use std::sync::Arc;
+
+use sqlx::{
+    AssertSqlSafe, MySql, MySqlConnection, Row, mysql::MySqlArguments, pool::PoolConnection, query::Query,
+};
+
+use super::error::failed;
+use crate::server::ServerError;
+
+/// A connection of our own, or one lent by the user's pool.
+pub struct Link {
+    source: Source,
+    /// The number of the namespace, once it was asked for.
+    pub(super) namespace: Option<u32>,
+    /// It failed after the answer, and is not to be used again.
+    pub(super) spoilt: bool,
+}
+
+enum Source {
+    Own(Box<MySqlConnection>),
+    Lent(PoolConnection<MySql>),
+}
+
+/// A routine, and how it is called.
+#[derive(Clone, Debug)]
+pub(super) struct Routine {
+    /// Prepared once for each connection.
+    call: Arc<str>,
+}
+
+/// What is given to a routine.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Argument<'r> {
+    Bytes(&'r [u8]),
+    /// `NULL` if there is none.
+    MaybeBytes(Option<&'r [u8]>),
+    Text(&'r str),
+    Int(i64),
+}
+
+/// What a routine answers with.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) text: String,
+    /// Sessions that it was to wake and had not the right to.
+    pub(super) unrung: String,
+}
+
+impl Routine {
+    /// `name` is quoted.
+    pub(super) fn new(name: &str, parameters: usize) -> Self {
+        let list = vec!["?"; parameters].join(", ");
+        Routine { call: format!("CALL {name}({list})").into() }
+    }
+}
+
+impl Link {
+    pub(super) fn own(conn: MySqlConnection) -> Self {
+        Link { source: Source::Own(Box::new(conn)), namespace: None, spoilt: false }
+    }
+
+    pub(super) fn lent(conn: PoolConnection<MySql>) -> Self {
+        Link { source: Source::Lent(conn), namespace: None, spoilt: false }
+    }
+
+    pub(super) fn raw(&mut self) -> &mut MySqlConnection {
+        match &mut self.source {
+            Source::Own(conn) => conn,
+            Source::Lent(conn) => conn,
+        }
+    }
+
+    /// One round trip, once the statement is prepared.
+    pub(super) async fn call(
+        &mut self,
+        routine: &Routine,
+        arguments: &[Argument<'_>],
+    ) -> Result<Answer, ServerError> {
+        let mut query: Query<'_, MySql, MySqlArguments> = sqlx::query(AssertSqlSafe(routine.call.clone()));
+        for argument in arguments {
+            query = match *argument {
+                Argument::Bytes(bytes) => query.bind(bytes),
+                Argument::MaybeBytes(bytes) => query.bind(bytes),
+                Argument::Text(text) => query.bind(text),
+                Argument::Int(int) => query.bind(int),
+            };
+        }
+        // All of it, to the end: the routine's own outcome comes behind the row.
+        let rows = query.fetch_all(self.raw()).await.map_err(failed)?;
+        let row = rows.first().ok_or(sqlx::Error::RowNotFound).map_err(failed)?;
+        let text = row.try_get_unchecked(0).map_err(failed)?;
+        let unrung = row.try_get_unchecked(1).map_err(failed)?;
+        Ok(Answer { text, unrung })
+    }
+
+    /// The first column of the first row with which a statement answers, sent as text.
+    pub(super) async fn text(&mut self, statement: &str) -> Result<Option<String>, ServerError> {
+        let rows = sqlx::raw_sql(AssertSqlSafe(statement)).fetch_all(self.raw()).await.map_err(failed)?;
+        match rows.first() {
+            Some(row) => row.try_get_unchecked(0).map_err(failed),
+            None => Ok(None),
+        }
+    }
+}

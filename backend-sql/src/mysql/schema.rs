@@ -1,0 +1,268 @@
+//! The schema: tables and routines, for any names and either server.
+
+use sqlx::AssertSqlSafe;
+
+use super::{
+    error::{self, failed},
+    flavor::Flavor,
+    link::Link,
+};
+use crate::server::ServerError;
+
+/// The version of what is below.
+pub(super) const VERSION: i64 = 1;
+
+/// The texts, in the order in which they are needed: statements, each ended by a line `//`. `{name}` stands for the
+/// quoted name of a table or routine, or for one of the [`PIECES`].
+const TEXTS: &[&str] = &[
+    include_str!("schema/tables.sql"),
+    include_str!("schema/handoff.sql"),
+    include_str!("schema/acquire.sql"),
+    include_str!("schema/withdraw.sql"),
+    include_str!("schema/release.sql"),
+    include_str!("schema/session.sql"),
+    include_str!("schema/admin.sql"),
+    include_str!("schema/sweep.sql"),
+];
+
+/// What is said more than once. They may stand in each other.
+const PIECES: &[(&str, &str)] = &[
+    // The set that a routine works on: position from 1, id, then mode, permits and limit, or the fence.
+    (
+        "set",
+        "JSON_TABLE(p_set, '$[*]' COLUMNS (n FOR ORDINALITY, id VARCHAR(2048) CHARACTER SET ascii PATH '$[0]', \
+         a BIGINT PATH '$[1]', b BIGINT PATH '$[2]', c BIGINT PATH '$[3]')) j",
+    ),
+    // Its ids as `v1_serve` wants them.
+    ("all ids", "(SELECT CONCAT(GROUP_CONCAT(CONCAT('x', j.id) ORDER BY j.n), ',') FROM {set})"),
+    // Microseconds since 1970, whatever the session's time zone.
+    ("clock", "TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(6))"),
+    // Later than every time, and more than all permits.
+    ("never", "9000000000000000000"),
+    ("hour", "3600000000"),
+    // How long a sign of life counts.
+    ("alive s", "s.beat BETWEEN v_now - 3000000 AND v_now + 3000000"),
+    ("alive s p_now", "s.beat BETWEEN p_now - 3000000 AND p_now + 3000000"),
+    // `rules::again`: holding `o` is as much as is wanted.
+    ("keeps o", "(o.mode >= j.a AND NOT (o.mode = 1 AND j.a = 1 AND o.permits <> j.b))"),
+    // `rules::passes`: a claim may pass the earlier waiter `e`.
+    ("j passes e", "(e.mode = 0 AND j.a = 0 OR e.mode = 1 AND j.a = 1 AND e.cap < j.c)"),
+    // What is held, as `reply::Given`.
+    (
+        "given",
+        "CONCAT('[', o.mode, ',', o.permits, ',', o.cap, ',', o.number, ',', (SELECT IF(SUM(h.permits) > 0, \
+         SUM(h.permits), COUNT(*)) FROM {claims} h WHERE h.ns = o.ns AND h.id = o.id AND h.state = 0), ',', \
+         IF(o.indexes = '', '[]', o.indexes), ']')",
+    ),
+    (
+        "from given",
+        "FROM {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0 \
+         AND o.context = p_context",
+    ),
+    // Somebody holds, waits for or froze `i`.
+    (
+        "shown",
+        "(i.context <> '' AND i.until > v_now OR i.extra = 1 AND (i.frozen = 1 OR EXISTS (SELECT 1 FROM {claims} h \
+         WHERE h.ns = p_ns AND h.id = i.id AND h.state = 0 AND h.until > v_now) OR EXISTS (SELECT 1 FROM {claims} w \
+         JOIN {sessions} s ON s.session = w.session AND {alive s} WHERE w.ns = p_ns AND w.id = i.id \
+         AND w.state IN (2, 3))))",
+    ),
+    // All of it, as `reply::Inspected`.
+    (
+        "inspected",
+        "CONCAT('{\"i\":\"', HEX(i.id), '\",\"h\":[', IF(i.context <> '', IF(i.until > v_now, CONCAT('[\"', \
+         HEX(i.context), '\",\"', HEX(i.owner), '\",2,0,0,', i.fence, ',', i.since, ',', i.lease, ',', \
+         LEAST(i.until - v_now, i.lease), ',0,[]]'), ''), IFNULL((SELECT GROUP_CONCAT(CONCAT('[\"', HEX(h.context), \
+         '\",\"', HEX(h.owner), '\",', h.mode, ',', h.permits, ',', h.cap, ',', h.number, ',', h.since, ',', h.lease, \
+         ',', LEAST(h.until - v_now, h.lease), ',', h.broken, ',', IF(h.indexes = '', '[]', h.indexes), ']') \
+         ORDER BY h.number) FROM {claims} h WHERE h.ns = p_ns AND h.id = i.id AND h.state = 0 AND h.until > v_now), \
+         '')), '],\"w\":[', IFNULL((SELECT GROUP_CONCAT(CONCAT('[\"', HEX(w.context), '\",\"', HEX(w.owner), '\",', \
+         w.mode, ',', w.permits, ',', w.cap, ',', w.since, ']') ORDER BY w.number) FROM {claims} w \
+         JOIN {sessions} s ON s.session = w.session AND {alive s} WHERE w.ns = p_ns AND w.id = i.id \
+         AND w.state IN (2, 3)), ''), '],\"f\":', i.frozen, ',\"b\":[', IFNULL((SELECT GROUP_CONCAT(CONCAT('[\"', \
+         HEX(b.context), '\",', b.fence, ',\"', HEX(b.breaker), '\",', b.at, ',', b.freed, ']') ORDER BY b.number) \
+         FROM {breaks} b WHERE b.ns = p_ns AND b.id = i.id), ''), ']}')",
+    ),
+];
+
+/// The names of the tables and routines, all in the connection's database.
+#[derive(Clone, Debug)]
+pub(super) struct Names {
+    prefix: String,
+}
+
+impl Names {
+    pub(super) fn new(prefix: &str) -> Self {
+        Names { prefix: prefix.to_owned() }
+    }
+
+    /// The name of a table or routine, quoted.
+    pub(super) fn quoted(&self, name: &str) -> String {
+        format!("`{}{name}`", self.prefix.replace('`', "``"))
+    }
+
+    /// The text with all pieces and names in it.
+    fn fill(&self, text: &str, flavor: Flavor) -> String {
+        let mut filled = String::with_capacity(text.len() * 2);
+        let mut rest = text;
+        while let Some((before, behind)) = rest.split_once('{') {
+            filled.push_str(before);
+            rest = behind;
+            match behind.split_once('}') {
+                Some((word, behind)) if is_word(word) => {
+                    match piece(word, flavor) {
+                        Some(piece) => filled.push_str(&self.fill(piece, flavor)),
+                        None => filled.push_str(&self.quoted(word)),
+                    }
+                    rest = behind;
+                }
+                _ => filled.push('{'),
+            }
+        }
+        filled.push_str(rest);
+        filled
+    }
+
+    /// The statements that make all of it.
+    fn statements(&self, flavor: Flavor) -> Vec<String> {
+        let mut statements = vec![format!("SET SESSION sql_mode = '{SQL_MODE}'")];
+        for text in TEXTS {
+            for statement in text.split("\n//\n").map(str::trim).filter(|text| !text.is_empty()) {
+                if let Some(routine) = routine(statement) {
+                    statements.push(format!("DROP PROCEDURE IF EXISTS {}", self.quoted(routine)));
+                }
+                statements.push(self.fill(without_comments(statement), flavor));
+            }
+        }
+        statements.push(self.fill("DELETE FROM {schema}", flavor));
+        statements.push(self.fill(&format!("INSERT INTO {{schema}} (version) VALUES ({VERSION})"), flavor));
+        statements
+    }
+}
+
+/// What the routines are compiled with, whatever the server's default is.
+const SQL_MODE: &str = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION";
+
+fn piece(word: &str, flavor: Flavor) -> Option<&'static str> {
+    if word == "for update of i" {
+        return Some(flavor.for_update_of_i());
+    }
+    PIECES.iter().find(|(name, _)| *name == word).map(|(_, piece)| *piece)
+}
+
+fn is_word(text: &str) -> bool {
+    let word = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_' || byte == b' ';
+    !text.is_empty() && text.bytes().all(word)
+}
+
+/// The routine that a statement makes.
+fn routine(statement: &str) -> Option<&str> {
+    let (_, behind) = statement.split_once("CREATE PROCEDURE {")?;
+    behind.split_once('}').map(|(name, _)| name)
+}
+
+/// The statement without the lines of comment before it.
+fn without_comments(mut statement: &str) -> &str {
+    while statement.starts_with("--") {
+        statement = statement.split_once('\n').map_or("", |(_, behind)| behind);
+    }
+    statement
+}
+
+/// The whole schema as SQL for the server's own command line client, for those who run their own migrations. It creates
+/// what is missing and replaces the routines, so that it can be run again. Whoever uses the locks needs `EXECUTE` on the
+/// routines, and nothing else; whoever runs this has to keep an account, for the routines run with its rights.
+pub fn schema_sql(table_prefix: &str, flavor: Flavor) -> String {
+    let mut sql = String::from("DELIMITER //\n");
+    for statement in Names::new(table_prefix).statements(flavor) {
+        sql.push_str(&statement);
+        sql.push_str("\n//\n");
+    }
+    sql.push_str("DELIMITER ;\n");
+    sql
+}
+
+/// Creates or migrates the schema; of several programs at once one does it.
+pub(super) async fn migrate(names: &Names, flavor: Flavor, link: &mut Link) -> Result<(), ServerError> {
+    // DDL commits by itself: a lock of the session's keeps the others out, and the version is written last.
+    let lock = format!(
+        "LEFT(CONCAT('lockcore migrates ', MD5(CONCAT(DATABASE(), {}))), 64)",
+        literal(&names.prefix)
+    );
+    let locked = link.text(&format!("SELECT CAST(GET_LOCK({lock}, 30) AS CHAR)")).await?;
+    if locked.as_deref() != Some("1") {
+        let what = "another program has been migrating the schema for 30 s".to_owned();
+        return Err(ServerError::Misconfigured { backend: flavor.name(), what });
+    }
+    let done = migrate_alone(names, flavor, link).await;
+    let unlocked = link.text(&format!("SELECT CAST(RELEASE_LOCK({lock}) AS CHAR)")).await;
+    done.and(unlocked.map(drop))
+}
+
+async fn migrate_alone(names: &Names, flavor: Flavor, link: &mut Link) -> Result<(), ServerError> {
+    match version(names, link).await? {
+        Some(found) if found >= VERSION => return Ok(()),
+        _ => {}
+    }
+    let mode = link.text("SELECT CAST(@@SESSION.sql_mode AS CHAR)").await?.unwrap_or_default();
+    let done = make(names, flavor, link).await;
+    let restored = link.text(&format!("SET SESSION sql_mode = {}", literal(&mode))).await;
+    done.and(restored.map(drop))
+}
+
+async fn make(names: &Names, flavor: Flavor, link: &mut Link) -> Result<(), ServerError> {
+    for statement in names.statements(flavor) {
+        sqlx::raw_sql(AssertSqlSafe(statement)).execute(link.raw()).await.map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// The version that is there; `None` if there is none.
+pub(super) async fn version(names: &Names, link: &mut Link) -> Result<Option<i64>, ServerError> {
+    let found = match link.text(&format!("CALL {}()", names.quoted("version"))).await {
+        // No such routine, or none that this user may see: it may be half made, or made by a user who gave no rights.
+        Err(error) if error::is_missing_routine(&error) => {
+            let read =
+                format!("SELECT CAST(IFNULL(MAX(version), 0) AS CHAR) FROM {}", names.quoted("schema"));
+            match link.text(&read).await {
+                Err(error) if error::is_missing_table(&error) => return Ok(None),
+                found => found?,
+            }
+        }
+        found => found?,
+    };
+    Ok(found.and_then(|version| version.parse().ok()).filter(|version| *version > 0))
+}
+
+/// Text as a literal; hexadecimal, so that no quoting depends on the session.
+pub(super) fn literal(text: &str) -> String {
+    if text.is_empty() {
+        return "''".to_owned();
+    }
+    let hex: String = text.bytes().map(|byte| format!("{byte:02X}")).collect();
+    format!("CONVERT(0x{hex} USING utf8mb4)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_quoted_whatever_they_are() {
+        let names = Names::new("x`; DROP ");
+        let filled = names.fill("SELECT '{}' FROM {ids} {", Flavor::MySql);
+        assert_eq!(filled, "SELECT '{}' FROM `x``; DROP ids` {");
+    }
+
+    #[test]
+    fn every_piece_is_known() {
+        for flavor in [Flavor::MySql, Flavor::MariaDb] {
+            let sql = schema_sql("p_", flavor);
+            for (name, _) in PIECES {
+                assert!(!sql.contains(&format!("p_{name}`")), "{name} was taken for a table");
+            }
+            assert!(!sql.contains("{set"), "a piece is not filled in");
+            assert_eq!(sql.contains("UPDATE OF i"), flavor == Flavor::MySql);
+        }
+    }
+}

@@ -1,0 +1,139 @@
+-- Takes a set for a context: all or nothing, in one transaction. Answers as `server::reply` says.
+CREATE PROCEDURE {v1_acquire}(
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_id VARBINARY(1024),
+  p_set LONGTEXT CHARACTER SET ascii, p_n INT, p_plain TINYINT, p_lease BIGINT, p_owner VARBINARY(255),
+  p_queue TINYINT, p_nested TINYINT, p_session BIGINT)
+SQL SECURITY DEFINER
+body: BEGIN
+  DECLARE v_found, v_extra, v_freed, v_waiters INT DEFAULT 0;
+  DECLARE v_fence, v_until, v_now, v_ticket, v_end BIGINT DEFAULT 0;
+  DECLARE v_classes TEXT CHARACTER SET ascii;
+  DECLARE v_answer, v_work, v_wake LONGTEXT CHARACTER SET ascii DEFAULT '';
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+  SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+  START TRANSACTION;
+  IF p_n = 1 THEN
+    SELECT COUNT(*), MAX(i.fence), MAX(i.extra), MAX(i.until) INTO v_found, v_fence, v_extra, v_until
+      FROM {ids} i WHERE i.ns = p_ns AND i.id = p_id FOR UPDATE;
+  ELSE
+    SELECT COUNT(*), MAX(i.fence), MAX(i.extra), MAX(i.until) INTO v_found, v_fence, v_extra, v_until
+      FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i};
+  END IF;
+  IF v_found < p_n THEN
+    -- Some ids are new. Without what is locked so far, so that all locks are taken in the order of the ids.
+    ROLLBACK;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    START TRANSACTION;
+    INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set} ON DUPLICATE KEY UPDATE fence = {ids}.fence;
+    SELECT COUNT(*), MAX(i.fence), MAX(i.extra), MAX(i.until) INTO v_found, v_fence, v_extra, v_until
+      FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i};
+  END IF;
+  -- After the locks: waiting for them takes time.
+  SET v_now = {clock};
+  IF p_plain AND v_extra = 0 AND v_until <= v_now THEN
+    -- Nothing but ended leases. Whether the attempt was withdrawn is read in a statement after the locks, too.
+    SET v_fence = GREATEST(v_fence + 1, v_now);
+    IF p_n = 1 THEN
+      UPDATE {ids} SET fence = v_fence, context = p_context, attempt = p_attempt, owner = p_owner, lease = p_lease,
+          until = v_now + p_lease, since = v_now
+        WHERE ns = p_ns AND id = p_id AND NOT EXISTS (
+          SELECT 1 FROM {marks} m WHERE m.ns = p_ns AND m.context = p_context AND m.attempt = p_attempt);
+    ELSE
+      INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set} WHERE NOT EXISTS (
+          SELECT 1 FROM {marks} m WHERE m.ns = p_ns AND m.context = p_context AND m.attempt = p_attempt)
+        ON DUPLICATE KEY UPDATE fence = v_fence, context = p_context, attempt = p_attempt, owner = p_owner,
+          lease = p_lease, until = v_now + p_lease, since = v_now;
+    END IF;
+    IF ROW_COUNT() > 0 THEN
+      COMMIT;
+      SELECT CONCAT('G', v_fence, REPEAT(CONCAT(',', v_fence), p_n - 1)) AS answer, '' AS unrung;
+    ELSE
+      ROLLBACK;
+      SELECT '{"w":1}' AS answer, '' AS unrung;
+    END IF;
+    LEAVE body;
+  END IF;
+  IF EXISTS (SELECT 1 FROM {marks} WHERE ns = p_ns AND context = p_context AND attempt = p_attempt) THEN
+    ROLLBACK;
+    SELECT '{"w":1}' AS answer, '' AS unrung;
+    LEAVE body;
+  END IF;
+  CALL {v1_tidy}(p_ns, p_set, v_now, v_freed, v_waiters);
+  IF v_freed > 0 THEN
+    CALL {v1_prune}(p_ns, p_set, v_now);
+    IF v_waiters > 0 THEN
+      -- What ended goes to those who waited for it, before it is our turn.
+      CALL {v1_serve}(p_ns, {all ids}, v_now, p_context, p_attempt, v_wake);
+    END IF;
+  END IF;
+  SET v_ticket = NULL;
+  IF v_waiters > 0 THEN
+    SELECT MAX(number) INTO v_ticket FROM {claims}
+      WHERE attempt = p_attempt AND context = p_context AND ns = p_ns AND state >= 2;
+  END IF;
+  CALL {v1_weigh}(p_ns, p_set, p_context, IFNULL(v_ticket, {never}), p_nested, v_now, v_classes);
+  IF v_classes NOT REGEXP '[1-6]' THEN
+    CALL {v1_grant}(p_ns, p_set, v_classes, p_context, p_attempt, p_lease, p_owner, 0, v_now);
+    SELECT CONCAT('{"now":', v_now, ',"g":[', {given}, ']}') INTO v_answer {from given};
+    IF v_ticket IS NOT NULL THEN
+      DELETE FROM {claims} WHERE attempt = p_attempt AND context = p_context AND ns = p_ns AND state >= 2;
+      CALL {v1_serve}(p_ns, {all ids}, v_now, '', 0, v_wake);
+    END IF;
+    COMMIT;
+    CALL {v1_ring}(v_wake);
+    SELECT v_answer AS answer, v_wake AS unrung;
+    LEAVE body;
+  END IF;
+  SELECT CONCAT('[', GROUP_CONCAT(CONCAT('{"p":', j.n - 1, CASE SUBSTRING(v_classes, j.n, 1)
+      WHEN '3' THEN ',"f":1' WHEN '4' THEN ',"f":1'
+      WHEN '5' THEN (SELECT CONCAT(',"q":["',
+          SUBSTRING_INDEX(GROUP_CONCAT(HEX(e.context) ORDER BY e.number), ',', 1), '",', COUNT(*), ']')
+        FROM {claims} e JOIN {sessions} s ON s.session = e.session AND {alive s}
+        WHERE e.ns = p_ns AND e.id = UNHEX(j.id) AND e.state IN (2, 3) AND e.number < IFNULL(v_ticket, {never})
+          AND NOT {j passes e})
+      ELSE (SELECT CONCAT(',"h":[', REPLACE(SUBSTRING_INDEX(IFNULL(GROUP_CONCAT(
+            IF(h.context <> p_context OR SUBSTRING(v_classes, j.n, 1) = '6', CONCAT('["', HEX(h.context), '","',
+              HEX(h.owner), '",', h.mode, ',', h.permits, ',', h.cap, ',', h.number, ',', h.until - v_now, ']'), NULL)
+            ORDER BY h.until DESC SEPARATOR '|'), ''), '|', 8), '|', ','),
+          '],"n":', IFNULL(SUM(h.context <> p_context OR SUBSTRING(v_classes, j.n, 1) = '6'), 0),
+          ',"u":', IF(IFNULL(SUM(h.permits), 0) > 0, SUM(h.permits), COUNT(*)))
+        FROM {claims} h WHERE h.ns = p_ns AND h.id = UNHEX(j.id) AND h.state = 0) END, '}') ORDER BY j.n), ']')
+    INTO v_answer FROM {set} WHERE SUBSTRING(v_classes, j.n, 1) BETWEEN '1' AND '6';
+  IF p_queue AND v_classes NOT REGEXP '[C246]' THEN
+    IF v_ticket IS NULL THEN
+      SELECT GREATEST(v_now, 1 + MAX(GREATEST(
+          IFNULL((SELECT c.number FROM {claims} c WHERE c.ns = p_ns AND c.id = UNHEX(j.id) AND c.state = 2
+            ORDER BY c.number DESC LIMIT 1), 0),
+          IFNULL((SELECT c.number FROM {claims} c WHERE c.ns = p_ns AND c.id = UNHEX(j.id) AND c.state = 3
+            ORDER BY c.number DESC LIMIT 1), 0)))) INTO v_ticket FROM {set};
+      INSERT INTO {claims} (ns, id, state, number, context, attempt, mode, permits, cap, indexes, owner, lease, until,
+          since, session, wants)
+        SELECT p_ns, UNHEX(j.id), IF(p_nested, 2, 3), v_ticket, p_context, p_attempt, j.a, j.b, j.c, '', p_owner,
+          p_lease, 0, v_now, p_session, p_n FROM {set};
+      UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) SET i.extra = 1 WHERE i.extra = 0;
+    ELSE
+      -- The place belongs to whoever asked last, who is to be told.
+      UPDATE {claims} SET session = p_session, lease = p_lease, turn = 0
+        WHERE attempt = p_attempt AND context = p_context AND ns = p_ns AND state >= 2;
+    END IF;
+    IF NOT EXISTS (SELECT 1 FROM {sessions} WHERE session = p_session AND beat BETWEEN v_now - 1000000 AND v_now) THEN
+      INSERT INTO {sessions} (session, ns, beat) VALUES (p_session, p_ns, v_now)
+        ON DUPLICATE KEY UPDATE beat = v_now;
+    END IF;
+    SELECT MIN(h.until) - v_now INTO v_end FROM {set}
+      STRAIGHT_JOIN {claims} h ON h.ns = p_ns AND h.id = UNHEX(j.id) AND h.state = 0;
+    SET v_answer = CONCAT('{"q":1,"now":', v_now, IFNULL(CONCAT(',"end":', v_end), ''), ',"c":', v_answer, '}');
+    COMMIT;
+  ELSE
+    SET v_answer = CONCAT('{"now":', v_now, ',"c":', v_answer, '}');
+    IF v_freed > 0 THEN
+      CALL {v1_settle}(p_ns, p_set);
+      COMMIT;
+    ELSE
+      ROLLBACK;
+    END IF;
+  END IF;
+  CALL {v1_ring}(v_wake);
+  SELECT v_answer AS answer, v_wake AS unrung;
+END
+//

@@ -1,0 +1,287 @@
+-- Puts the locked ids of a set in order: whoever holds one exclusively moves to where everything else is, what is from
+-- the future (the clock was set back) counts as granted now. Tells whether leases ended, and whether anybody waits.
+CREATE PROCEDURE {v1_tidy}(
+  p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, p_now BIGINT, OUT p_ended INT, OUT p_waiters INT)
+SQL SECURITY DEFINER
+BEGIN
+  DECLARE v_inline, v_over, v_extra, v_future INT DEFAULT 0;
+  IF @@session.group_concat_max_len < 16777216 THEN
+    SET SESSION group_concat_max_len = 16777216;
+  END IF;
+  SELECT IFNULL(SUM(i.context <> ''), 0), IFNULL(SUM(i.context <> '' AND i.until <= p_now), 0), IFNULL(SUM(i.extra), 0)
+    INTO v_inline, v_over, v_extra FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id);
+  IF v_inline > 0 THEN
+    INSERT INTO {claims} (ns, id, state, number, context, attempt, mode, permits, cap, indexes, owner, lease, until,
+        since)
+      SELECT p_ns, i.id, 0, i.fence, i.context, i.attempt, 2, 0, 0, '', i.owner, i.lease,
+        LEAST(i.until, p_now + i.lease), i.since
+      FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) WHERE i.context <> '';
+    UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id)
+      SET i.context = '', i.until = 0, i.extra = 1 WHERE i.context <> '';
+  END IF;
+  SET p_ended = v_over, p_waiters = 0;
+  IF v_extra > 0 THEN
+    SELECT IFNULL(SUM(h.until <= p_now), 0), IFNULL(SUM(h.until - h.lease > p_now), 0) INTO p_ended, v_future
+      FROM {set} STRAIGHT_JOIN {claims} h ON h.ns = p_ns AND h.id = UNHEX(j.id) AND h.state = 0;
+    IF v_future > 0 THEN
+      UPDATE {set} STRAIGHT_JOIN {claims} h ON h.ns = p_ns AND h.id = UNHEX(j.id) AND h.state = 0
+        SET h.until = p_now + h.lease WHERE h.until - h.lease > p_now;
+    END IF;
+    SELECT EXISTS (SELECT 1 FROM {set} STRAIGHT_JOIN {claims} w ON w.ns = p_ns AND w.id = UNHEX(j.id)
+      AND w.state IN (2, 3)) INTO p_waiters;
+  END IF;
+END
+//
+-- Removes what ended on the locked ids of a set.
+CREATE PROCEDURE {v1_prune}(p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, p_now BIGINT)
+SQL SECURITY DEFINER
+BEGIN
+  DELETE h FROM {set} STRAIGHT_JOIN {claims} h ON h.ns = p_ns AND h.id = UNHEX(j.id) AND h.state IN (0, 1)
+    WHERE h.until <= p_now;
+END
+//
+-- Ids of a set of which nothing is known any more but what stands in their own row are marked so.
+CREATE PROCEDURE {v1_settle}(p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii)
+SQL SECURITY DEFINER
+BEGIN
+  UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) SET i.extra = 0
+    WHERE i.extra = 1 AND i.frozen = 0 AND NOT EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = i.id);
+END
+//
+-- What stands against granting a set now, one character for each id. Nothing: N new, K goes on holding as much, C holds
+-- it otherwise. Something: 1 holders, 3 frozen, 5 earlier waiters, 6 its own lock was broken; 2 and 4 are 1 and 3 for
+-- an id that the context holds otherwise. The rules are those of `lockcore::rules`.
+CREATE PROCEDURE {v1_weigh}(
+  p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, p_context VARBINARY(255), p_ticket BIGINT, p_nested TINYINT,
+  p_now BIGINT, OUT p_classes TEXT CHARACTER SET ascii)
+SQL SECURITY DEFINER
+BEGIN
+  SELECT GROUP_CONCAT(CASE
+      WHEN o.broken THEN '6'
+      WHEN o.number IS NOT NULL AND {keeps o} THEN 'K'
+      WHEN i.frozen THEN IF(o.number IS NULL, '3', '4')
+      WHEN CASE j.a
+          WHEN 2 THEN EXISTS (SELECT 1 FROM {claims} h WHERE h.ns = p_ns AND h.id = i.id AND h.state = 0
+            AND h.context <> p_context)
+          WHEN 0 THEN EXISTS (SELECT 1 FROM {claims} h WHERE h.ns = p_ns AND h.id = i.id AND h.state = 0
+            AND h.context <> p_context AND h.mode = 2)
+          ELSE j.b + (SELECT IFNULL(SUM(IF(h.mode = 2, {never}, h.permits)), 0) FROM {claims} h
+            WHERE h.ns = p_ns AND h.id = i.id AND h.state = 0 AND h.context <> p_context) > j.c END
+        THEN IF(o.number IS NULL, '1', '2')
+      WHEN o.number IS NOT NULL THEN 'C'
+      WHEN p_nested OR NOT EXISTS (SELECT 1 FROM {claims} e STRAIGHT_JOIN {sessions} s
+          ON s.session = e.session AND {alive s p_now}
+        WHERE e.ns = p_ns AND e.id = i.id AND e.state IN (2, 3) AND e.number < p_ticket AND NOT {j passes e}) THEN 'N'
+      ELSE '5' END ORDER BY j.n SEPARATOR '') INTO p_classes
+    FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id)
+    LEFT JOIN {claims} o ON o.ns = p_ns AND o.id = i.id AND o.state = 0 AND o.context = p_context;
+END
+//
+-- Grants a set against which nothing stands; `p_session` is who is to be told of it, as an offer; 0 if the caller is.
+CREATE PROCEDURE {v1_grant}(
+  p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, p_classes TEXT CHARACTER SET ascii, p_context VARBINARY(255),
+  p_attempt BIGINT, p_lease BIGINT, p_owner VARBINARY(255), p_session BIGINT, p_now BIGINT)
+SQL SECURITY DEFINER
+BEGIN
+  DECLARE v_fence, v_slots BIGINT DEFAULT 0;
+  DECLARE v_n, v_next INT DEFAULT 0;
+  DECLARE v_id VARBINARY(1024);
+  IF p_classes REGEXP '[NC]' THEN
+    SELECT GREATEST(MAX(i.fence) + 1, p_now), SUM(j.a = 1) INTO v_fence, v_slots
+      FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id);
+    IF p_classes REGEXP 'C' THEN
+      UPDATE {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0
+          AND o.context = p_context
+        SET o.state = 1 WHERE SUBSTRING(p_classes, j.n, 1) = 'C';
+    END IF;
+    INSERT INTO {claims} (ns, id, state, number, context, attempt, mode, permits, cap, indexes, owner, lease, until,
+        since, session, offered, replaces)
+      SELECT p_ns, UNHEX(j.id), 0, v_fence, p_context, p_attempt, j.a, j.b, j.c, '', p_owner, p_lease, p_now + p_lease,
+        p_now, p_session, p_session <> 0, IF(SUBSTRING(p_classes, j.n, 1) = 'N', 0, IFNULL((
+          SELECT MAX(r.number) FROM {claims} r WHERE r.ns = p_ns AND r.id = UNHEX(j.id) AND r.state = 1
+            AND r.context = p_context), 0))
+      FROM {set} WHERE SUBSTRING(p_classes, j.n, 1) IN ('N', 'C');
+    UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) SET i.fence = v_fence, i.extra = 1
+      WHERE SUBSTRING(p_classes, j.n, 1) IN ('N', 'C');
+    IF v_slots > 0 THEN
+      numbering: LOOP
+        SET v_next = NULL;
+        SELECT j.n, UNHEX(j.id) INTO v_next, v_id FROM {set}
+          WHERE j.a = 1 AND j.n > v_n AND SUBSTRING(p_classes, j.n, 1) IN ('N', 'C') ORDER BY j.n LIMIT 1;
+        IF v_next IS NULL THEN LEAVE numbering; END IF;
+        SET v_n = v_next;
+        CALL {v1_number_permits}(p_ns, v_id, v_fence);
+      END LOOP;
+    END IF;
+  END IF;
+  IF p_classes REGEXP 'K' THEN
+    -- A longer lease of an earlier grant is not cut short: it relies on it.
+    UPDATE {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0
+        AND o.context = p_context
+      SET o.lease = GREATEST(p_lease, o.until - p_now), o.until = GREATEST(p_now + p_lease, o.until), o.offered = 0,
+        o.session = 0
+      WHERE SUBSTRING(p_classes, j.n, 1) = 'K';
+  END IF;
+END
+//
+-- Gives a holder of slots the lowest permit indexes that are free.
+CREATE PROCEDURE {v1_number_permits}(p_ns INT UNSIGNED, p_id VARBINARY(1024), p_fence BIGINT)
+SQL SECURITY DEFINER
+BEGIN
+  DECLARE v_free, v_permits, v_below BIGINT DEFAULT 0;
+  DECLARE v_indexes LONGTEXT CHARACTER SET ascii DEFAULT '';
+  SELECT IFNULL(MAX(permits), 0) INTO v_permits FROM {claims}
+    WHERE ns = p_ns AND id = p_id AND state = 0 AND number = p_fence AND mode = 1;
+  WHILE v_free < v_permits DO
+    -- The free index with so many free ones below it: as many taken ones are below it as do not leave more free.
+    SELECT COUNT(*) INTO v_below FROM (
+      SELECT CAST(t.x AS SIGNED) - CAST(ROW_NUMBER() OVER (ORDER BY t.x) AS SIGNED) + 1 AS free_below
+      FROM {claims} c, JSON_TABLE(c.indexes, '$[*]' COLUMNS (x BIGINT PATH '$')) t
+      WHERE c.ns = p_ns AND c.id = p_id AND c.state = 0 AND c.mode = 1 AND c.indexes <> '') q
+    WHERE free_below <= v_free;
+    SET v_indexes = CONCAT(v_indexes, IF(v_free = 0, '', ','), v_free + v_below);
+    SET v_free = v_free + 1;
+  END WHILE;
+  IF v_permits > 0 THEN
+    UPDATE {claims} SET indexes = CONCAT('[', v_indexes, ']')
+      WHERE ns = p_ns AND id = p_id AND state = 0 AND number = p_fence;
+  END IF;
+END
+//
+-- Serves those who wait for the locked ids in `p_work` ('x', the id in hexadecimal, ','; repeated), in the order of their
+-- tickets, until nothing more fits. Not the attempt given: it is being served otherwise. Only the head part of each
+-- queue is looked at: as soon as somebody has to go on waiting, only who may pass is looked for.
+CREATE PROCEDURE {v1_serve}(
+  p_ns INT UNSIGNED, p_work LONGTEXT CHARACTER SET ascii, p_now BIGINT, p_context VARBINARY(255), p_attempt BIGINT,
+  INOUT p_wake LONGTEXT CHARACTER SET ascii)
+SQL SECURITY DEFINER
+body: BEGIN
+  DECLARE v_hex, v_set, v_ids LONGTEXT CHARACTER SET ascii DEFAULT '';
+  DECLARE v_classes TEXT CHARACTER SET ascii DEFAULT '';
+  DECLARE v_id VARBINARY(1024);
+  DECLARE v_context, v_owner VARBINARY(255);
+  DECLARE v_line, v_only, v_mode, v_alive, v_stands TINYINT DEFAULT 0;
+  DECLARE v_frozen, v_exclusive, v_locked, v_wants, v_ended, v_waiters, v_handed INT DEFAULT 0;
+  DECLARE v_after, v_over, v_number, v_attempt, v_session, v_permits, v_cap, v_lease, v_used BIGINT DEFAULT 0;
+  work: WHILE p_work <> '' DO
+    SET v_hex = SUBSTRING_INDEX(p_work, ',', 1);
+    SET p_work = SUBSTRING(p_work, LENGTH(v_hex) + 2);
+    SET v_id = UNHEX(SUBSTRING(v_hex, 2));
+    SELECT i.frozen, IFNULL((SELECT SUM(h.permits) + SUM(h.mode = 2) * {never} FROM {claims} h
+        WHERE h.ns = p_ns AND h.id = v_id AND h.state = 0), 0)
+      INTO v_frozen, v_used FROM {ids} i WHERE i.ns = p_ns AND i.id = v_id;
+    IF v_frozen OR v_used >= {never} THEN
+      ITERATE work;
+    END IF;
+    SET v_line = 2, v_after = 0, v_only = -1, v_over = 0;
+    places: WHILE v_line <= 3 DO
+      SET v_number = NULL;
+      IF v_only < 0 THEN
+        SELECT number, context, attempt, mode, permits, cap, owner, lease, session, wants INTO v_number, v_context,
+            v_attempt, v_mode, v_permits, v_cap, v_owner, v_lease, v_session, v_wants FROM {claims}
+          WHERE ns = p_ns AND id = v_id AND state = v_line AND number > v_after ORDER BY number LIMIT 1;
+      ELSE
+        SELECT number, context, attempt, mode, permits, cap, owner, lease, session, wants INTO v_number, v_context,
+            v_attempt, v_mode, v_permits, v_cap, v_owner, v_lease, v_session, v_wants FROM {claims}
+          WHERE ns = p_ns AND id = v_id AND state = v_line AND number > v_after AND mode = v_only AND cap > v_over
+          ORDER BY number LIMIT 1;
+      END IF;
+      IF v_number IS NULL THEN
+        SET v_line = v_line + 1, v_after = 0, v_only = -1, v_over = 0;
+        ITERATE places;
+      END IF;
+      SET v_after = v_number, v_stands = 1;
+      IF v_attempt <> p_attempt OR v_context <> p_context THEN
+        -- All its ids have to be locked; what somebody else works on is not waited for, that could deadlock.
+        IF v_wants = 1 THEN
+          SET v_locked = 1, v_ids = CONCAT(v_hex, ','),
+            v_set = CONCAT('[["', SUBSTRING(v_hex, 2), '",', v_mode, ',', v_permits, ',', v_cap, ']]');
+        ELSE
+          SELECT COUNT(*) INTO v_locked FROM {claims} w FORCE INDEX (by_attempt)
+            STRAIGHT_JOIN {ids} i ON i.ns = w.ns AND i.id = w.id
+            WHERE w.attempt = v_attempt AND w.context = v_context AND w.ns = p_ns AND w.state = v_line
+            {for update of i} SKIP LOCKED;
+          SET v_locked = v_locked = v_wants;
+        END IF;
+        SELECT EXISTS (SELECT 1 FROM {sessions} s WHERE s.session = v_session AND {alive s p_now}) INTO v_alive;
+        IF v_locked AND v_wants > 1 THEN
+          SELECT CONCAT('[', GROUP_CONCAT(CONCAT('["', HEX(id), '",', mode, ',', permits, ',', cap, ']') ORDER BY id), ']'),
+              CONCAT(GROUP_CONCAT(CONCAT('x', HEX(id)) ORDER BY id), ',') INTO v_set, v_ids FROM {claims}
+            WHERE attempt = v_attempt AND context = v_context AND ns = p_ns AND state = v_line;
+          CALL {v1_tidy}(p_ns, v_set, p_now, v_ended, v_waiters);
+          IF v_ended > 0 THEN
+            CALL {v1_prune}(p_ns, v_set, p_now);
+            SET p_work = CONCAT(p_work, v_ids);
+          END IF;
+        END IF;
+        IF NOT v_alive THEN
+          IF v_locked THEN
+            DELETE FROM {claims} WHERE attempt = v_attempt AND context = v_context AND ns = p_ns AND state >= 2;
+            SET p_work = CONCAT(v_ids, p_work);
+            ITERATE work;
+          END IF;
+          ITERATE places;
+        END IF;
+        IF v_locked THEN
+          CALL {v1_weigh}(p_ns, v_set, v_context, v_number, v_line = 2, p_now, v_classes);
+          SET v_stands = v_classes REGEXP '[1-6]';
+        END IF;
+        IF NOT v_locked OR (NOT v_stands AND (v_classes REGEXP '[KC]' OR v_handed >= 256)) THEN
+          -- Its turn has come, but it has to ask.
+          UPDATE {claims} SET turn = 1 WHERE ns = p_ns AND id = v_id AND state = v_line AND number = v_number;
+          IF NOT FIND_IN_SET(v_session, p_wake) THEN
+            SET p_wake = CONCAT(p_wake, v_session, ',');
+          END IF;
+          IF v_handed >= 256 THEN
+            ITERATE work;
+          END IF;
+          SET v_stands = 1;
+        END IF;
+        IF NOT v_stands THEN
+          CALL {v1_grant}(p_ns, v_set, v_classes, v_context, v_attempt, LEAST(v_lease, 2000000), v_owner, v_session,
+            p_now);
+          DELETE FROM {claims} WHERE attempt = v_attempt AND context = v_context AND ns = p_ns AND state >= 2;
+          SET v_handed = v_handed + 1;
+          IF NOT FIND_IN_SET(v_session, p_wake) THEN
+            SET p_wake = CONCAT(p_wake, v_session, ',');
+          END IF;
+          SET p_work = CONCAT(v_ids, p_work);
+          ITERATE work;
+        END IF;
+      END IF;
+      -- It goes on waiting. Behind a nested waiter others may fit; behind one in line only who may pass it.
+      IF v_line = 3 THEN
+        IF v_mode = 2 THEN
+          ITERATE work;
+        END IF;
+        SET v_only = v_mode, v_over = IF(v_mode = 0, -1, GREATEST(v_over, v_cap, v_used));
+      END IF;
+    END WHILE;
+  END WHILE;
+END
+//
+-- Wakes the sessions in a list. Their connections hold a lock of their name, so that nobody else is ever interrupted: an
+-- id that was given to another connection holds no such lock. Those that this user may not interrupt stay in the list.
+CREATE PROCEDURE {v1_ring}(INOUT p_wake LONGTEXT CHARACTER SET ascii)
+SQL SECURITY INVOKER
+BEGIN
+  DECLARE v_left LONGTEXT CHARACTER SET ascii DEFAULT '';
+  DECLARE v_session VARCHAR(24) CHARACTER SET ascii;
+  DECLARE v_connection BIGINT;
+  DECLARE v_refused TINYINT DEFAULT 0;
+  DECLARE CONTINUE HANDLER FOR 1094 BEGIN END;
+  DECLARE CONTINUE HANDLER FOR 1095 SET v_refused = 1;
+  WHILE p_wake <> '' DO
+    SET v_session = SUBSTRING_INDEX(p_wake, ',', 1), v_refused = 0;
+    SET p_wake = SUBSTRING(p_wake, LENGTH(v_session) + 2);
+    SET v_connection = IS_USED_LOCK(CONCAT('lockcore:', v_session));
+    IF v_connection IS NOT NULL THEN
+      KILL QUERY v_connection;
+      IF v_refused THEN
+        SET v_left = CONCAT(v_left, v_session, ',');
+      END IF;
+    END IF;
+  END WHILE;
+  SET p_wake = v_left;
+END
+//

@@ -1,0 +1,111 @@
+-- Frees what a grant holds, and serves who waits for it.
+CREATE PROCEDURE {v1_release}(
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT,
+  p_set LONGTEXT CHARACTER SET ascii, p_n INT)
+SQL SECURITY DEFINER
+body: BEGIN
+  DECLARE v_found, v_ended, v_waiters, v_replaced INT DEFAULT 0;
+  DECLARE v_now, v_until BIGINT DEFAULT 0;
+  DECLARE v_answer, v_wake LONGTEXT CHARACTER SET ascii DEFAULT '';
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+  SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+  START TRANSACTION;
+  IF p_n = 1 THEN
+    UPDATE {ids} SET context = '', until = 0
+      WHERE ns = p_ns AND id = p_id AND context = p_context AND fence = p_fence AND until > {clock};
+    SET v_found = ROW_COUNT();
+  ELSE
+    SELECT IFNULL(SUM(i.context = p_context AND i.fence = j.a), 0), IFNULL(MIN(i.until), 0) INTO v_found, v_until
+      FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i};
+    IF v_found = p_n AND v_until > {clock} THEN
+      INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set}
+        ON DUPLICATE KEY UPDATE context = '', until = 0;
+    ELSE
+      SET v_found = 0;
+    END IF;
+  END IF;
+  IF v_found > 0 THEN
+    COMMIT;
+    SELECT '' AS answer, '' AS unrung;
+    LEAVE body;
+  END IF;
+  IF p_n = 1 THEN
+    SELECT COUNT(*) INTO v_found FROM {ids} i WHERE i.ns = p_ns AND i.id = p_id FOR UPDATE;
+  END IF;
+  SET v_now = {clock};
+  CALL {v1_tidy}(p_ns, p_set, v_now, v_ended, v_waiters);
+  SELECT IFNULL(CONCAT('[', GROUP_CONCAT(IF(o.until > v_now, NULL, CONCAT('[', j.n - 1, ',',
+      IF(o.number IS NOT NULL, 0, IF(EXISTS (SELECT 1 FROM {breaks} b WHERE b.ns = p_ns AND b.id = UNHEX(j.id)
+        AND b.fence = j.a), 1, 2)), ']')) ORDER BY j.n), ']'), ''), IFNULL(SUM(o.replaces <> 0), 0)
+    INTO v_answer, v_replaced FROM {set} LEFT JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0
+      AND o.number = j.a AND o.context = p_context;
+  IF v_replaced > 0 THEN
+    DELETE r FROM {set} STRAIGHT_JOIN {claims} r ON r.ns = p_ns AND r.id = UNHEX(j.id) AND r.state = 1
+      AND r.context = p_context;
+  END IF;
+  DELETE o FROM {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0
+    AND o.number = j.a AND o.context = p_context;
+  IF v_ended > 0 THEN
+    CALL {v1_prune}(p_ns, p_set, v_now);
+  END IF;
+  IF v_waiters > 0 THEN
+    CALL {v1_serve}(p_ns, {all ids}, v_now, '', 0, v_wake);
+  END IF;
+  IF v_waiters = 0 OR p_n > 1 THEN
+    CALL {v1_settle}(p_ns, p_set);
+  END IF;
+  COMMIT;
+  CALL {v1_ring}(v_wake);
+  SELECT v_answer AS answer, v_wake AS unrung;
+END
+//
+-- Extends what a grant still holds to a whole lease from now, and confirms what was offered.
+CREATE PROCEDURE {v1_renew}(
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT,
+  p_set LONGTEXT CHARACTER SET ascii, p_n INT, p_lease BIGINT)
+SQL SECURITY DEFINER
+body: BEGIN
+  DECLARE v_found, v_more INT DEFAULT 0;
+  DECLARE v_now BIGINT DEFAULT 0;
+  DECLARE v_answer LONGTEXT CHARACTER SET ascii DEFAULT '';
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+  SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+  START TRANSACTION;
+  IF p_n = 1 THEN
+    UPDATE {ids} SET lease = GREATEST(p_lease, LEAST(until - {clock}, lease)), until = {clock} + lease
+      WHERE ns = p_ns AND id = p_id AND context = p_context AND fence = p_fence AND until > {clock};
+    SET v_found = ROW_COUNT();
+    IF v_found > 0 THEN
+      COMMIT;
+      SELECT '' AS answer, '' AS unrung;
+      LEAVE body;
+    END IF;
+  END IF;
+  SELECT COUNT(*) INTO v_found FROM {set}
+    STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i};
+  SET v_now = {clock};
+  UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) AND i.context = p_context AND i.fence = j.a
+    SET i.lease = GREATEST(p_lease, LEAST(i.until - v_now, i.lease)),
+      i.until = v_now + GREATEST(p_lease, LEAST(i.until - v_now, i.lease))
+    WHERE i.until > v_now;
+  SET v_found = ROW_COUNT();
+  IF v_found < p_n THEN
+    UPDATE {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0 AND o.number = j.a
+        AND o.context = p_context
+      SET o.lease = GREATEST(p_lease, LEAST(o.until - v_now, o.lease)),
+        o.until = v_now + GREATEST(p_lease, LEAST(o.until - v_now, o.lease)), o.offered = 0, o.session = 0
+      WHERE o.until > v_now AND o.broken = 0;
+    SET v_more = ROW_COUNT();
+  END IF;
+  IF v_found + v_more < p_n THEN
+    CALL {v1_tidy}(p_ns, p_set, v_now, v_found, v_more);
+    SELECT IFNULL(CONCAT('[', GROUP_CONCAT(IF(o.until > v_now AND NOT o.broken, NULL, CONCAT('[', j.n - 1, ',',
+        IF(o.until <= v_now, 0, IF(o.broken OR EXISTS (SELECT 1 FROM {breaks} b WHERE b.ns = p_ns
+          AND b.id = UNHEX(j.id) AND b.fence = j.a), 1, 2)), ']')) ORDER BY j.n), ']'), '')
+      INTO v_answer FROM {set} LEFT JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0
+        AND o.number = j.a AND o.context = p_context;
+  END IF;
+  COMMIT;
+  SELECT v_answer AS answer, '' AS unrung;
+END
+//

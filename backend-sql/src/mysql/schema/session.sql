@@ -1,0 +1,169 @@
+-- The number of a namespace, and the version of the schema.
+CREATE PROCEDURE {v1_enter}(p_name VARBINARY(255))
+SQL SECURITY DEFINER
+BEGIN
+  DECLARE v_ns INT UNSIGNED DEFAULT NULL;
+  DECLARE v_version INT DEFAULT 0;
+  SELECT ns INTO v_ns FROM {namespaces} WHERE name = p_name;
+  IF v_ns IS NULL THEN
+    INSERT INTO {namespaces} (name) VALUES (p_name) ON DUPLICATE KEY UPDATE swept = swept;
+    SELECT ns INTO v_ns FROM {namespaces} WHERE name = p_name;
+  END IF;
+  SELECT IFNULL(MAX(version), 0) INTO v_version FROM {schema};
+  SELECT CONCAT(v_ns, ' ', v_version) AS answer, '' AS unrung;
+END
+//
+-- The version of the schema.
+CREATE PROCEDURE {version}()
+SQL SECURITY DEFINER
+BEGIN
+  SELECT CAST(IFNULL(MAX(version), 0) AS CHAR CHARACTER SET ascii) AS answer, '' AS unrung FROM {schema};
+END
+//
+-- A session's sign of life. Looks after the leases that it waits for, and gives what was handed to it. With a probe it
+-- is told so, to see that it hears.
+CREATE PROCEDURE {v1_beat}(p_ns INT UNSIGNED, p_session BIGINT, p_probe BIGINT)
+SQL SECURITY DEFINER
+body: BEGIN
+  DECLARE v_ended, v_waiters INT DEFAULT 0;
+  DECLARE v_now, v_next BIGINT DEFAULT 0;
+  DECLARE v_set, p_set LONGTEXT CHARACTER SET ascii;
+  DECLARE v_told, v_wake LONGTEXT CHARACTER SET ascii DEFAULT '';
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+  IF @@session.group_concat_max_len < 16777216 THEN
+    SET SESSION group_concat_max_len = 16777216;
+  END IF;
+  SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+  START TRANSACTION;
+  SET v_now = {clock};
+  INSERT INTO {sessions} (session, ns, beat, probe) VALUES (p_session, p_ns, v_now, p_probe)
+    ON DUPLICATE KEY UPDATE beat = v_now, probe = IF(p_probe = 0, probe, p_probe);
+  COMMIT;
+  SELECT CONCAT('[', GROUP_CONCAT(DISTINCT CONCAT('["', HEX(w.id), '"]') ORDER BY w.id), ']') INTO v_set
+    FROM {claims} w FORCE INDEX (by_session)
+    STRAIGHT_JOIN {claims} h ON h.ns = w.ns AND h.id = w.id AND h.state = 0 AND h.until <= v_now
+    WHERE w.session = p_session AND w.ns = p_ns AND w.state >= 2;
+  IF v_set IS NOT NULL THEN
+    SET p_set = v_set;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    START TRANSACTION;
+    SELECT CONCAT('[', GROUP_CONCAT(CONCAT('["', HEX(i.id), '"]') ORDER BY i.id), ']') INTO v_set
+      FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i} SKIP LOCKED;
+    IF v_set IS NOT NULL THEN
+      SET p_set = v_set, v_now = {clock};
+      CALL {v1_tidy}(p_ns, p_set, v_now, v_ended, v_waiters);
+      CALL {v1_prune}(p_ns, p_set, v_now);
+      CALL {v1_serve}(p_ns, {all ids}, v_now, '', 0, v_wake);
+      CALL {v1_settle}(p_ns, p_set);
+    END IF;
+    COMMIT;
+  END IF;
+  CALL {v1_told}(p_ns, p_session, '', v_told);
+  SET v_now = {clock};
+  SELECT MIN(h.until) - v_now INTO v_next FROM {claims} w FORCE INDEX (by_session)
+    STRAIGHT_JOIN {claims} h ON h.ns = w.ns AND h.id = w.id AND h.state = 0
+    WHERE w.session = p_session AND w.ns = p_ns AND w.state >= 2;
+  IF p_probe <> 0 AND NOT FIND_IN_SET(p_session, v_wake) THEN
+    SET v_wake = CONCAT(v_wake, p_session, ',');
+  END IF;
+  CALL {v1_ring}(v_wake);
+  SELECT CONCAT('{"now":', v_now, ',"next":', LEAST(1000000, GREATEST(IFNULL(v_next, 1000000), 0)),
+    IF(v_told = '', '', ','), v_told, '}') AS answer, v_wake AS unrung;
+END
+//
+-- What a session is to be told: the sets that were handed to it, but for those of the attempts in `p_known`, and who is
+-- to ask. The inside of a JSON object; empty if there is nothing.
+CREATE PROCEDURE {v1_told}(
+  p_ns INT UNSIGNED, p_session BIGINT, p_known LONGTEXT CHARACTER SET ascii, OUT p_told LONGTEXT CHARACTER SET ascii)
+SQL SECURITY DEFINER
+BEGIN
+  DECLARE v_offers, v_turns LONGTEXT CHARACTER SET ascii;
+  DECLARE v_now BIGINT DEFAULT {clock};
+  SELECT GROUP_CONCAT(CONCAT('{"c":"', q.c, '","a":', q.attempt, ',"at":', q.at, ',"lasts":', q.lasts, ',"g":[', q.g,
+      ']}')) INTO v_offers FROM (
+    SELECT HEX(o.context) AS c, o.attempt, MIN(o.since) AS at, MIN(o.lease) AS lasts,
+        GROUP_CONCAT({given} ORDER BY o.id) AS g
+      FROM {claims} o FORCE INDEX (by_session)
+      WHERE o.session = p_session AND o.ns = p_ns AND o.state = 0 AND o.offered = 1 AND o.until > v_now
+        AND NOT FIND_IN_SET(o.attempt, p_known)
+      GROUP BY o.context, o.attempt) q;
+  SELECT GROUP_CONCAT(DISTINCT CONCAT('["', HEX(w.context), '",', w.attempt, ']')) INTO v_turns
+    FROM {claims} w FORCE INDEX (by_session)
+    WHERE w.session = p_session AND w.ns = p_ns AND w.state >= 2 AND w.turn = 1;
+  IF v_turns IS NOT NULL THEN
+    UPDATE {claims} SET turn = 0 WHERE session = p_session AND ns = p_ns AND state >= 2 AND turn = 1;
+  END IF;
+  SET p_told = CONCAT_WS(',', CONCAT('"o":[', v_offers, ']'), CONCAT('"t":[', v_turns, ']'));
+END
+//
+-- Waits for the session's turn: until there is something to tell, `v1_ring` interrupts it, or `p_seconds` are over. Who
+-- commits before it rings is never missed: either this is interrupted, wherever it is, or the next call finds it.
+CREATE PROCEDURE {v1_hear}(
+  p_ns INT UNSIGNED, p_session BIGINT, p_known LONGTEXT CHARACTER SET ascii, p_probe BIGINT, p_seconds INT)
+SQL SECURITY DEFINER
+BEGIN
+  DECLARE v_told LONGTEXT CHARACTER SET ascii DEFAULT '';
+  DECLARE v_probe BIGINT DEFAULT 0;
+  DECLARE v_woken INT;
+  IF @@session.group_concat_max_len < 16777216 THEN
+    SET SESSION group_concat_max_len = 16777216;
+  END IF;
+  SELECT IFNULL(MAX(probe), 0) INTO v_probe FROM {sessions} WHERE session = p_session;
+  CALL {v1_told}(p_ns, p_session, p_known, v_told);
+  IF v_probe <> p_probe THEN
+    SET v_told = CONCAT('"probe":', v_probe, IF(v_told = '', '', ','), v_told);
+  END IF;
+  IF v_told = '' THEN
+    SET v_woken = SLEEP(p_seconds);
+  END IF;
+  SELECT IF(v_told = '', '', CONCAT('{', v_told, '}')) AS answer, '' AS unrung;
+END
+//
+-- Wakes the sessions that a routine could not, because it runs with the rights of whoever made it.
+CREATE PROCEDURE {v1_wake}(p_wake LONGTEXT CHARACTER SET ascii)
+SQL SECURITY INVOKER
+BEGIN
+  DECLARE v_wake LONGTEXT CHARACTER SET ascii DEFAULT p_wake;
+  CALL {v1_ring}(v_wake);
+  SELECT '' AS answer, v_wake AS unrung;
+END
+//
+-- A session has ended: it gives up all its places.
+CREATE PROCEDURE {v1_leave}(p_ns INT UNSIGNED, p_session BIGINT)
+SQL SECURITY DEFINER
+BEGIN
+  DECLARE v_locked, v_ended, v_waiters INT DEFAULT 0;
+  DECLARE v_now BIGINT DEFAULT 0;
+  DECLARE p_set LONGTEXT CHARACTER SET ascii;
+  DECLARE v_wake LONGTEXT CHARACTER SET ascii DEFAULT '';
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+  IF @@session.group_concat_max_len < 16777216 THEN
+    SET SESSION group_concat_max_len = 16777216;
+  END IF;
+  SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+  START TRANSACTION;
+  SELECT CONCAT('[', GROUP_CONCAT(DISTINCT CONCAT('["', HEX(w.id), '"]') ORDER BY w.id), ']') INTO p_set
+    FROM {claims} w FORCE INDEX (by_session) WHERE w.session = p_session AND w.ns = p_ns AND w.state >= 2;
+  IF p_set IS NOT NULL THEN
+    SELECT COUNT(*) INTO v_locked FROM {set}
+      STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i};
+    SET v_now = {clock};
+    CALL {v1_tidy}(p_ns, p_set, v_now, v_ended, v_waiters);
+    CALL {v1_prune}(p_ns, p_set, v_now);
+    DELETE FROM {claims} WHERE session = p_session AND ns = p_ns AND state >= 2;
+    CALL {v1_serve}(p_ns, {all ids}, v_now, '', 0, v_wake);
+    CALL {v1_settle}(p_ns, p_set);
+  END IF;
+  DELETE FROM {sessions} WHERE session = p_session;
+  COMMIT;
+  CALL {v1_ring}(v_wake);
+  SELECT '' AS answer, v_wake AS unrung;
+END
+//
+-- Holds the name of a session, so that it can be woken, and tells whether it is this connection's.
+CREATE PROCEDURE {v1_listen}(p_session BIGINT)
+SQL SECURITY INVOKER
+BEGIN
+  SELECT CAST(GET_LOCK(CONCAT('lockcore:', p_session), 5) AS CHAR CHARACTER SET ascii) AS answer, '' AS unrung;
+END
+//

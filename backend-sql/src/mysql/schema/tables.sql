@@ -1,0 +1,90 @@
+-- One row for each id that was locked within the last hour. Who holds an id exclusively, while nothing else is to be
+-- known of it (extra = 0), stands in that row: taking and freeing touch one row of one table with one index. All else
+-- (shared holders, slots, waiters, offers) is in claims; then extra = 1 and context = ''.
+CREATE TABLE IF NOT EXISTS {ids} (
+  ns INT UNSIGNED NOT NULL,
+  id VARBINARY(1024) NOT NULL,
+  fence BIGINT NOT NULL DEFAULT 0,
+  extra TINYINT NOT NULL DEFAULT 0,
+  frozen TINYINT NOT NULL DEFAULT 0,
+  context VARBINARY(255) NOT NULL DEFAULT '',
+  attempt BIGINT NOT NULL DEFAULT 0,
+  owner VARBINARY(255) NOT NULL DEFAULT '',
+  lease BIGINT NOT NULL DEFAULT 0,
+  until BIGINT NOT NULL DEFAULT 0,
+  since BIGINT NOT NULL DEFAULT 0,
+  PRIMARY KEY (ns, id)
+) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
+//
+-- state: 0 held, 1 was held until its context asked for another mode, 2 waits and obeys holders only, 3 waits in line.
+-- number: a holder's fence, a waiter's ticket. session: who is to be told; 0 for what is held and confirmed.
+CREATE TABLE IF NOT EXISTS {claims} (
+  ns INT UNSIGNED NOT NULL,
+  id VARBINARY(1024) NOT NULL,
+  state TINYINT NOT NULL,
+  number BIGINT NOT NULL,
+  context VARBINARY(255) NOT NULL,
+  attempt BIGINT NOT NULL,
+  mode TINYINT NOT NULL,
+  permits BIGINT NOT NULL,
+  cap BIGINT NOT NULL,
+  indexes LONGTEXT NOT NULL,
+  owner VARBINARY(255) NOT NULL,
+  lease BIGINT NOT NULL,
+  until BIGINT NOT NULL,
+  since BIGINT NOT NULL,
+  session BIGINT NOT NULL DEFAULT 0,
+  offered TINYINT NOT NULL DEFAULT 0,
+  broken TINYINT NOT NULL DEFAULT 0,
+  turn TINYINT NOT NULL DEFAULT 0,
+  wants INT NOT NULL DEFAULT 0,
+  replaces BIGINT NOT NULL DEFAULT 0,
+  PRIMARY KEY (ns, id, state, number),
+  KEY by_attempt (attempt),
+  KEY by_session (session)
+) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
+//
+CREATE TABLE IF NOT EXISTS {namespaces} (
+  ns INT UNSIGNED NOT NULL AUTO_INCREMENT,
+  name VARBINARY(255) NOT NULL,
+  swept BIGINT NOT NULL DEFAULT 0,
+  swept_to VARBINARY(1024) NULL,
+  PRIMARY KEY (ns),
+  UNIQUE KEY by_name (name)
+) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
+//
+CREATE TABLE IF NOT EXISTS {sessions} (
+  session BIGINT NOT NULL,
+  ns INT UNSIGNED NOT NULL,
+  beat BIGINT NOT NULL,
+  probe BIGINT NOT NULL DEFAULT 0,
+  PRIMARY KEY (session)
+) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
+//
+CREATE TABLE IF NOT EXISTS {marks} (
+  ns INT UNSIGNED NOT NULL,
+  context VARBINARY(255) NOT NULL,
+  attempt BIGINT NOT NULL,
+  until BIGINT NOT NULL,
+  PRIMARY KEY (ns, context, attempt),
+  KEY by_end (ns, until)
+) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
+//
+CREATE TABLE IF NOT EXISTS {breaks} (
+  number BIGINT NOT NULL AUTO_INCREMENT,
+  ns INT UNSIGNED NOT NULL,
+  id VARBINARY(1024) NOT NULL,
+  fence BIGINT NOT NULL,
+  context VARBINARY(255) NOT NULL,
+  breaker VARBINARY(255) NOT NULL,
+  at BIGINT NOT NULL,
+  freed TINYINT NOT NULL,
+  PRIMARY KEY (number),
+  KEY by_id (ns, id, number)
+) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
+//
+CREATE TABLE IF NOT EXISTS {schema} (
+  version INT NOT NULL,
+  PRIMARY KEY (version)
+) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
+//

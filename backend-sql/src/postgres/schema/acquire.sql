@@ -1,0 +1,158 @@
+-- flags: 1 take a place in the queue; 2 nested, obeys no queue; 8 commit asynchronously.
+CREATE OR REPLACE FUNCTION {v1_acquire}(
+  p_ns bytea, p_context bytea, p_attempt int8, p_ids bytea[], p_modes int8[], p_permits int8[], p_limits int8[],
+  p_lease int8, p_owner bytea, p_flags int8, p_session int8) RETURNS text LANGUAGE plpgsql AS $f$
+DECLARE
+  -- Before the rows are locked: a lease that counts from here ends no later than its holder believes.
+  v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
+  v_lapses int8;
+  v_fence int8;
+  v_grants int8;
+  v_count int8;
+  v_fences int8[];
+  v_ids bytea[];
+BEGIN
+  IF p_flags & 8 = 8 THEN
+    PERFORM set_config('synchronous_commit', 'off', true);
+  END IF;
+  IF p_modes IS NULL THEN
+    -- The usual case, in one statement: all of it is wanted exclusively, and nothing is in the way. Everything that could
+    -- be is in the row, of which the condition sees the state that it locks; so this is sound though it is one statement.
+    v_lapses := ((v_now + p_lease) / (8 * p_lease) + 1) * (8 * p_lease);
+    IF cardinality(p_ids) = 1 THEN
+      INSERT INTO {lock} AS l
+        (ns, id, fence, grants, expires, lease, since, attempt, session, replaces, lapses, busy, context, owner)
+        VALUES (p_ns, p_ids[1], v_now, 1, v_now + p_lease, p_lease, v_now, p_attempt, 0, 0, v_lapses, 1, p_context, p_owner)
+        ON CONFLICT (ns, id) DO UPDATE SET fence = greatest(l.fence + 1, excluded.fence), grants = l.grants + 1,
+          expires = excluded.expires, lease = excluded.lease, since = excluded.since, attempt = excluded.attempt,
+          replaces = 0, busy = 1, context = excluded.context, owner = excluded.owner,
+          lapses = CASE WHEN l.lapses >= excluded.expires THEN l.lapses ELSE excluded.lapses END
+          WHERE l.busy = 0 OR l.busy = 1 AND l.expires <= excluded.since
+        RETURNING l.fence, l.grants INTO v_fence, v_grants;
+      IF FOUND THEN
+        IF v_grants = 1 AND EXISTS (SELECT FROM {namespace} n WHERE n.ns = p_ns AND n.floor >= v_fence) THEN
+          RETURN {v1_above_floor}(p_ns, p_ids);
+        END IF;
+        RETURN 'G' || v_fence;
+      END IF;
+    ELSE
+      WITH taken AS (
+        INSERT INTO {lock} AS l
+          (ns, id, fence, grants, expires, lease, since, attempt, session, replaces, lapses, busy, context, owner)
+          SELECT p_ns, u.id, v_now, 1, v_now + p_lease, p_lease, v_now, p_attempt, 0, 0, v_lapses, 1, p_context, p_owner
+          FROM unnest(p_ids) AS u (id)
+          ON CONFLICT (ns, id) DO UPDATE SET fence = greatest(l.fence + 1, excluded.fence), grants = l.grants + 1,
+            expires = excluded.expires, lease = excluded.lease, since = excluded.since, attempt = excluded.attempt,
+            replaces = 0, busy = 1, context = excluded.context, owner = excluded.owner,
+            lapses = CASE WHEN l.lapses >= excluded.expires THEN l.lapses ELSE excluded.lapses END
+            WHERE l.busy = 0 OR l.busy = 1 AND l.expires <= excluded.since
+          RETURNING l.id, l.fence, l.grants)
+      SELECT count(*), min(grants), min(fence), array_agg(fence), array_agg(id)
+        INTO v_count, v_grants, v_fence, v_fences, v_ids FROM taken;
+      IF v_count = cardinality(p_ids) THEN
+        IF v_grants = 1 AND EXISTS (SELECT FROM {namespace} n WHERE n.ns = p_ns AND n.floor >= v_fence) THEN
+          RETURN {v1_above_floor}(p_ns, p_ids);
+        END IF;
+        RETURN 'G' || array_to_string(v_fences, ',');
+      END IF;
+      -- Not all: what was taken is given back. Nobody has seen it.
+      IF v_count > 0 THEN
+        UPDATE {lock} SET busy = 0 WHERE ns = p_ns AND id = ANY (v_ids);
+      END IF;
+    END IF;
+  END IF;
+  RETURN {v1_acquire_slowly}(p_ns, p_context, p_attempt, p_ids,
+    coalesce(p_modes, array_fill(2::int8, ARRAY[cardinality(p_ids)])),
+    coalesce(p_permits, array_fill(0::int8, ARRAY[cardinality(p_ids)])),
+    coalesce(p_limits, array_fill(0::int8, ARRAY[cardinality(p_ids)])), p_lease, p_owner, p_flags, p_session);
+END $f$;
+
+-- The clock was set back behind what was swept: the fences of a set that was just taken go on above that.
+CREATE OR REPLACE FUNCTION {v1_above_floor}(p_ns bytea, p_ids bytea[]) RETURNS text LANGUAGE plpgsql AS $f$
+BEGIN
+  UPDATE {lock} SET fence = greatest(fence, (SELECT n.floor + 1 FROM {namespace} n WHERE n.ns = p_ns))
+    WHERE ns = p_ns AND id = ANY (p_ids);
+  RETURN (SELECT 'G' || string_agg(l.fence::text, ',' ORDER BY l.id) FROM {lock} l WHERE l.ns = p_ns AND l.id = ANY (p_ids));
+END $f$;
+
+-- The same for every set. What decides is read in later statements than the rows are locked: a statement that waited
+-- for a lock sees the other tables as they were before.
+CREATE OR REPLACE FUNCTION {v1_acquire_slowly}(
+  p_ns bytea, p_context bytea, p_attempt int8, p_ids bytea[], p_modes int8[], p_permits int8[], p_limits int8[],
+  p_lease int8, p_owner bytea, p_flags int8, p_session int8) RETURNS text LANGUAGE plpgsql AS $f$
+DECLARE
+  v_now int8;
+  v_busy int4;
+  v_ticket int8;
+  v_line int4;
+  v_freed bytea[];
+  v_locked bytea[] := p_ids;
+  v_told text[] := '{}';
+  v_stances int4[];
+  v_conflicts text;
+  v_given text;
+  v_ends int8;
+BEGIN
+  PERFORM {v1_lock}(p_ns, p_ids);
+  v_now := {v1_now}();
+  SELECT bit_or(busy) INTO v_busy FROM {lock} WHERE ns = p_ns AND id = ANY (p_ids);
+  IF v_busy & 16 = 16 AND EXISTS (SELECT FROM {mark} m WHERE m.ns = p_ns AND m.id = p_ids[1]
+    AND m.context = p_context AND m.attempt = p_attempt AND m.until > v_now) THEN
+    PERFORM set_config('synchronous_commit', 'off', true);
+    RETURN '{"w":1}';
+  END IF;
+  -- What lapsed leases left goes to those who waited for it, before it is our turn.
+  v_freed := {v1_tidy}(p_ns, p_ids, v_now);
+  IF v_busy & 4 = 4 THEN
+    SELECT s.p_locked, s.told INTO v_locked, v_told FROM {v1_serve}(p_ns, p_ids, v_now, p_ids) AS s;
+    SELECT ticket, line INTO v_ticket, v_line FROM {place}
+      WHERE ns = p_ns AND context = p_context AND attempt = p_attempt LIMIT 1;
+  END IF;
+  SELECT w.stances, w.conflicts INTO v_stances, v_conflicts FROM {v1_weigh}(p_ns, p_context, p_ids, p_modes, p_permits,
+    p_limits, coalesce(v_ticket, 9223372036854775807), p_flags & 2 = 2, v_now) AS w;
+  IF v_conflicts IS NULL THEN
+    v_given := {v1_grant}(p_ns, p_context, p_attempt, p_ids, p_modes, p_permits, p_limits, v_stances, p_lease, p_owner,
+      0, p_session, v_now);
+    -- The place, also one that says that it was handed over.
+    DELETE FROM {place} WHERE ns = p_ns AND context = p_context AND attempt = p_attempt;
+    PERFORM {v1_settle}(p_ns, p_ids);
+    PERFORM {v1_tell}(v_told);
+    RETURN format('{"g":[%s]}', v_given);
+  END IF;
+  -- A stronger mode never waits: two who share an id and both want it alone would wait for ever.
+  IF p_flags & 1 = 1 AND NOT (2 = ANY (v_stances) OR 3 = ANY (v_stances)) THEN
+    IF v_ticket IS NULL THEN
+      v_ticket := nextval('{ticket'}');
+      INSERT INTO {place}
+        (ns, id, line, ticket, context, attempt, mode, permits, cap, owner, lease, since, session)
+        SELECT p_ns, u.id, 1 - (p_flags >> 1 & 1)::int4, v_ticket, p_context, p_attempt, u.mode, u.permits, u.cap, p_owner,
+          p_lease, v_now, p_session FROM unnest(p_ids, p_modes, p_permits, p_limits) AS u (id, mode, permits, cap);
+      UPDATE {lock} SET busy = busy | 4 WHERE ns = p_ns AND id = ANY (p_ids) AND busy & 4 = 0;
+    ELSE
+      -- It belongs to whoever asked last, who is to be told.
+      UPDATE {place} SET session = p_session, lease = p_lease
+        WHERE ns = p_ns AND context = p_context AND attempt = p_attempt AND (session, lease) <> (p_session, p_lease);
+    END IF;
+    -- Seldom, so that the requests of one program do not wait for each other's commits.
+    IF NOT EXISTS (SELECT FROM {session} s WHERE s.session = p_session AND abs(v_now - s.beat) < 1500000) THEN
+      INSERT INTO {session} AS s (session, beat) VALUES (p_session, v_now)
+        ON CONFLICT (session) DO UPDATE SET beat = excluded.beat;
+    END IF;
+    SELECT least(min(l.expires) FILTER (WHERE l.busy & 1 = 1),
+      CASE WHEN bit_or(l.busy) & 2 = 2 THEN (SELECT min(h.expires) FROM {holder} h
+        WHERE h.ns = p_ns AND h.id = ANY (p_ids) AND h.state >= 0) END) - v_now
+      INTO v_ends FROM {lock} l WHERE l.ns = p_ns AND l.id = ANY (p_ids);
+    v_given := format('{"q":1,"c":[%s],"end":%s}', v_conflicts, coalesce(greatest(v_ends, 0)::text, 'null'));
+  ELSE
+    v_given := format('{"c":[%s]}', v_conflicts);
+  END IF;
+  IF cardinality(v_told) = 0 THEN
+    -- Nothing was granted: neither a refusal nor a place in the queue has to survive a crash.
+    PERFORM set_config('synchronous_commit', 'off', true);
+  END IF;
+  IF cardinality(v_freed) > 0 THEN
+    PERFORM {v1_settle}(p_ns, p_ids);
+  END IF;
+  PERFORM {v1_tell}(v_told);
+  RETURN v_given;
+END $f$;

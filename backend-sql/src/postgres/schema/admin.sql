@@ -1,0 +1,226 @@
+-- Frees all that a context holds, and takes it from every queue. Reads the whole namespace.
+CREATE OR REPLACE FUNCTION {v1_release_context}(p_ns bytea, p_context bytea) RETURNS text LANGUAGE plpgsql AS $f$
+DECLARE
+  v_now int8;
+  v_ids bytea[];
+  v_freed bytea[];
+  v_locked bytea[];
+  v_told text[];
+BEGIN
+  SELECT array_agg(DISTINCT x.id ORDER BY x.id) INTO v_ids FROM (
+    SELECT id FROM {lock} WHERE ns = p_ns AND busy & 1 = 1 AND context = p_context
+    UNION ALL SELECT id FROM {holder} WHERE ns = p_ns AND context = p_context
+    UNION ALL SELECT id FROM {place} WHERE ns = p_ns AND context = p_context) x;
+  IF v_ids IS NULL THEN
+    RETURN '[]';
+  END IF;
+  PERFORM {v1_lock}(p_ns, v_ids);
+  v_now := {v1_now}();
+  PERFORM {v1_tidy}(p_ns, v_ids, v_now);
+  DELETE FROM {place} WHERE ns = p_ns AND context = p_context AND id = ANY (v_ids);
+  WITH inline AS (
+    UPDATE {lock} SET busy = busy & ~97 WHERE ns = p_ns AND id = ANY (v_ids) AND busy & 1 = 1 AND context = p_context
+      RETURNING id),
+  others AS (
+    DELETE FROM {holder} WHERE ns = p_ns AND id = ANY (v_ids) AND context = p_context RETURNING id, state)
+  SELECT array_agg(DISTINCT x.id ORDER BY x.id) INTO v_freed
+    FROM (SELECT id FROM inline UNION ALL SELECT id FROM others WHERE state >= 0) x;
+  PERFORM {v1_settle}(p_ns, v_ids);
+  SELECT s.p_locked, s.told INTO v_locked, v_told FROM {v1_serve}(p_ns, v_ids, v_now, v_ids) AS s;
+  PERFORM {v1_tell}(v_told);
+  RETURN (SELECT coalesce('["' || string_agg(encode(u.id, 'hex'), '","' ORDER BY u.id) || '"]', '[]')
+    FROM unnest(v_freed) AS u (id));
+END $f$;
+
+-- All that is known of one id. Changes nothing. NULL if there is nothing to be shown in a list.
+CREATE OR REPLACE FUNCTION {v1_known}(p_ns bytea, p_id bytea, p_listed boolean) RETURNS text LANGUAGE plpgsql AS $f$
+DECLARE
+  v_now int8 := {v1_now}();
+  v_held text;
+  v_waits text;
+  v_breaks text;
+  v_frozen boolean;
+BEGIN
+  SELECT string_agg(format('["%s","%s",%s,%s,%s,%s,%s,%s,%s,%s,[%s]]', encode(x.context, 'hex'), encode(x.owner, 'hex'),
+      x.mode, x.permits, x.cap, x.fence, x.since, x.lease, least(x.expires - v_now, x.lease), x.broken::int4,
+      array_to_string(x.indexes, ',')), ',' ORDER BY x.fence)
+    INTO v_held FROM (
+      SELECT context, owner, 2 AS mode, 0::int8 AS permits, 0::int8 AS cap, fence, since, lease, expires,
+        busy & 64 = 64 AS broken, '{}'::int8[] AS indexes FROM {lock}
+        WHERE ns = p_ns AND id = p_id AND busy & 1 = 1 AND expires > v_now
+      UNION ALL SELECT context, owner, mode, permits, cap, fence, since, lease, expires, broken, indexes FROM {holder}
+        WHERE ns = p_ns AND id = p_id AND state >= 0 AND expires > v_now) x;
+  SELECT string_agg(format('["%s","%s",%s,%s,%s,%s]', encode(p.context, 'hex'), encode(p.owner, 'hex'), p.mode,
+      p.permits, p.cap, p.since), ',' ORDER BY p.ticket)
+    INTO v_waits FROM {place} p
+    WHERE p.ns = p_ns AND p.id = p_id AND p.line < 2 AND {v1_lives}(p.session, v_now);
+  SELECT busy & 8 = 8 INTO v_frozen FROM {lock} WHERE ns = p_ns AND id = p_id;
+  IF p_listed AND v_held IS NULL AND v_waits IS NULL AND v_frozen IS NOT TRUE THEN
+    RETURN NULL;
+  END IF;
+  SELECT string_agg(format('["%s",%s,"%s",%s,%s]', encode(b.context, 'hex'), b.fence, encode(b.breaker, 'hex'), b.at,
+      b.freed::int4), ',' ORDER BY b.at)
+    INTO v_breaks FROM {break} b WHERE b.ns = p_ns AND b.id = p_id;
+  RETURN format('{"i":"%s","h":[%s],"w":[%s],"f":%s,"b":[%s]}', encode(p_id, 'hex'), v_held, v_waits,
+    coalesce(v_frozen, false)::int4, v_breaks);
+END $f$;
+
+CREATE OR REPLACE FUNCTION {v1_inspect}(p_ns bytea, p_id bytea) RETURNS text LANGUAGE sql AS $f$
+  SELECT {v1_known}(p_ns, p_id, false)
+$f$;
+
+-- A page of ids behind p_after; from the beginning, the global lock with its empty id included, if the limit is negative.
+CREATE OR REPLACE FUNCTION {v1_list}(p_ns bytea, p_after bytea, p_limit int8) RETURNS text LANGUAGE plpgsql AS $f$
+DECLARE
+  v_now int8 := {v1_now}();
+  v_listed text;
+  v_known text;
+  v_last bytea;
+  v_count int8 := 0;
+  r record;
+BEGIN
+  FOR r IN SELECT id FROM {lock} WHERE ns = p_ns AND (id > p_after OR p_limit < 0)
+    AND busy & 15 <> 0 AND NOT (busy & 15 = 1 AND expires <= v_now) ORDER BY id LOOP
+    IF v_count = abs(p_limit) THEN
+      RETURN format('{"ids":[%s],"next":"%s"}', v_listed, encode(v_last, 'hex'));
+    END IF;
+    v_known := {v1_known}(p_ns, r.id, true);
+    IF v_known IS NOT NULL THEN
+      v_listed := concat_ws(',', v_listed, v_known);
+      v_last := r.id;
+      v_count := v_count + 1;
+    END IF;
+  END LOOP;
+  RETURN format('{"ids":[%s],"next":null}', v_listed);
+END $f$;
+
+-- Breaks the lock held under a fence; at once, if p_now is 1. Of one id the last 16 breaks are kept.
+CREATE OR REPLACE FUNCTION {v1_break}(p_ns bytea, p_id bytea, p_fence int8, p_now int8, p_by bytea)
+  RETURNS text LANGUAGE plpgsql AS $f$
+DECLARE
+  v_now int8;
+  v_locked bytea[];
+  v_told text[] := '{}';
+  v_left int8;
+  v_broken boolean;
+  v_context bytea;
+BEGIN
+  PERFORM FROM {lock} WHERE ns = p_ns AND id = p_id FOR UPDATE;
+  v_now := {v1_now}();
+  PERFORM {v1_tidy}(p_ns, ARRAY[p_id], v_now);
+  SELECT expires - v_now, busy & 64 = 64, context INTO v_left, v_broken, v_context FROM {lock}
+    WHERE ns = p_ns AND id = p_id AND busy & 1 = 1 AND fence = p_fence;
+  IF FOUND THEN
+    UPDATE {lock} SET busy = CASE WHEN p_now = 1 THEN busy & ~97 ELSE busy | 64 END WHERE ns = p_ns AND id = p_id;
+  ELSE
+    SELECT expires - v_now, broken, context INTO v_left, v_broken, v_context FROM {holder}
+      WHERE ns = p_ns AND id = p_id AND fence = p_fence AND state >= 0;
+    IF NOT FOUND THEN
+      RETURN '{"left":null}';
+    END IF;
+    IF p_now = 1 THEN
+      DELETE FROM {holder} WHERE ns = p_ns AND id = p_id AND fence = p_fence;
+    ELSE
+      UPDATE {holder} SET broken = true WHERE ns = p_ns AND id = p_id AND fence = p_fence;
+    END IF;
+  END IF;
+  IF p_now = 1 OR NOT v_broken THEN
+    INSERT INTO {break} (ns, id, fence, context, breaker, at, freed)
+      VALUES (p_ns, p_id, p_fence, v_context, p_by, v_now, p_now = 1);
+    DELETE FROM {break} WHERE ns = p_ns AND id = p_id AND at < (
+      SELECT b.at FROM {break} b WHERE b.ns = p_ns AND b.id = p_id ORDER BY b.at DESC OFFSET 15 LIMIT 1);
+  END IF;
+  IF p_now <> 1 THEN
+    RETURN format('{"left":%s}', greatest(v_left, 1));
+  END IF;
+  DELETE FROM {place} WHERE ns = p_ns AND id = p_id AND line = 2 AND context = v_context;
+  PERFORM {v1_settle}(p_ns, ARRAY[p_id]);
+  SELECT s.p_locked, s.told INTO v_locked, v_told FROM {v1_serve}(p_ns, ARRAY[p_id], v_now, ARRAY[p_id]) AS s;
+  PERFORM {v1_tell}(v_told);
+  RETURN '{"left":0}';
+END $f$;
+
+-- Freezes an id, or thaws it and serves who waits for it.
+CREATE OR REPLACE FUNCTION {v1_freeze}(p_ns bytea, p_id bytea, p_frozen int8) RETURNS text LANGUAGE plpgsql AS $f$
+DECLARE
+  v_now int8;
+  v_locked bytea[];
+  v_told text[] := '{}';
+BEGIN
+  PERFORM {v1_lock}(p_ns, ARRAY[p_id]);
+  v_now := {v1_now}();
+  UPDATE {lock} SET busy = CASE WHEN p_frozen = 1 THEN busy | 8 ELSE busy & ~8 END WHERE ns = p_ns AND id = p_id;
+  IF p_frozen <> 1 THEN
+    PERFORM {v1_tidy}(p_ns, ARRAY[p_id], v_now);
+    SELECT s.p_locked, s.told INTO v_locked, v_told FROM {v1_serve}(p_ns, ARRAY[p_id], v_now, ARRAY[p_id]) AS s;
+    PERFORM {v1_tell}(v_told);
+  END IF;
+  RETURN '';
+END $f$;
+
+-- Removes at most p_batch locks, places and marks that are over, and rows of ids that nobody uses; with p_within not
+-- negative only if nobody swept the namespace within so many microseconds. Waits for no lock, and no fence is forgotten:
+-- the namespace's floor remembers the highest.
+CREATE OR REPLACE FUNCTION {v1_sweep}(p_ns bytea, p_batch int8, p_within int8) RETURNS text LANGUAGE plpgsql AS $f$
+DECLARE
+  v_now int8 := {v1_now}();
+  v_swept int8;
+  v_ids bytea[];
+  v_busy bytea[];
+  v_locked bytea[];
+  v_told text[] := '{}';
+  v_floor int8;
+  v_removed int8 := 0;
+  v_count int8;
+  v_looked int8 := 0;
+BEGIN
+  -- Who sweeps at the same time does it instead.
+  INSERT INTO {namespace} (ns, floor, swept) VALUES (p_ns, 0, 0) ON CONFLICT (ns) DO NOTHING;
+  SELECT swept INTO v_swept FROM {namespace} WHERE ns = p_ns FOR UPDATE SKIP LOCKED;
+  IF NOT FOUND OR (p_within >= 0 AND v_swept <= v_now AND v_now - v_swept < p_within) THEN
+    PERFORM set_config('synchronous_commit', 'off', true);
+    RETURN '{"removed":0,"more":0,"elsewhere":1}';
+  END IF;
+  v_now := {v1_now}();
+  SELECT array_agg(x.id), max(x.fence), count(*) FILTER (WHERE x.busy & 1 = 1), count(*),
+    array_agg(x.id) FILTER (WHERE x.busy & ~97 <> 0 OR x.busy & 1 = 1 AND x.expires > v_now)
+    INTO v_ids, v_floor, v_removed, v_looked, v_busy FROM (
+      SELECT l.id, l.fence, l.busy, l.expires FROM {lock} l WHERE l.ns = p_ns AND l.lapses <= v_now
+        ORDER BY l.lapses LIMIT p_batch FOR UPDATE SKIP LOCKED) x;
+  IF v_busy IS NOT NULL THEN
+    -- These need a closer look: there are others than an exclusive holder whose lease is over.
+    SELECT count(*) FILTER (WHERE busy & 1 = 1 AND expires <= v_now) INTO v_count FROM {lock}
+      WHERE ns = p_ns AND id = ANY (v_busy);
+    v_removed := v_removed - (SELECT count(*) FROM {lock} WHERE ns = p_ns AND id = ANY (v_busy) AND busy & 1 = 1) + v_count;
+    WITH gone AS (DELETE FROM {holder} WHERE ns = p_ns AND id = ANY (v_busy) AND expires <= v_now RETURNING 1)
+      SELECT count(*) INTO v_count FROM gone;
+    v_removed := v_removed + v_count;
+    WITH gone AS (DELETE FROM {mark} WHERE ns = p_ns AND id = ANY (v_busy) AND until <= v_now RETURNING 1)
+      SELECT count(*) INTO v_count FROM gone;
+    v_removed := v_removed + v_count;
+    WITH gone AS (DELETE FROM {place} p WHERE p.ns = p_ns AND p.id = ANY (v_busy)
+        AND NOT {v1_lives}(p.session, v_now) RETURNING 1)
+      SELECT count(*) INTO v_count FROM gone;
+    v_removed := v_removed + v_count;
+    PERFORM {v1_tidy}(p_ns, v_busy, v_now);
+    PERFORM {v1_settle}(p_ns, v_busy);
+    SELECT s.p_locked, s.told INTO v_locked, v_told FROM {v1_serve}(p_ns, v_busy, v_now, v_ids) AS s;
+    -- What goes on is looked at again when it lapses.
+    UPDATE {lock} l SET lapses = greatest(v_now + 60000000, l.expires,
+        (SELECT max(h.expires) FROM {holder} h WHERE h.ns = p_ns AND h.id = l.id),
+        (SELECT max(m.until) FROM {mark} m WHERE m.ns = p_ns AND m.id = l.id)) + 1000000
+      WHERE l.ns = p_ns AND l.id = ANY (v_busy) AND l.busy <> 0;
+  END IF;
+  DELETE FROM {lock} WHERE ns = p_ns AND id = ANY (v_ids)
+    AND lapses <= v_now AND (busy = 0 OR busy & ~97 = 0 AND expires <= v_now);
+  UPDATE {namespace} SET swept = v_now, floor = greatest(floor, coalesce(v_floor, 0)) WHERE ns = p_ns;
+  IF v_looked < p_batch THEN
+    DELETE FROM {break} WHERE ns = p_ns AND at < v_now - 604800000000;
+    DELETE FROM {session} WHERE beat < v_now - 3600000000;
+  END IF;
+  IF cardinality(v_told) = 0 THEN
+    PERFORM set_config('synchronous_commit', 'off', true);
+  END IF;
+  PERFORM {v1_tell}(v_told);
+  RETURN format('{"removed":%s,"more":%s,"elsewhere":0}', least(v_removed, p_batch), (v_looked >= p_batch)::int4);
+END $f$;

@@ -1,0 +1,58 @@
+-- A sign of life of a session with waiters. What has ended of that for which it waits goes to whose turn it is.
+CREATE OR REPLACE FUNCTION {v1_beat}(p_ns bytea, p_session int8, p_probe int8) RETURNS text LANGUAGE plpgsql AS $f$
+DECLARE
+  v_now int8 := {v1_now}();
+  v_ids bytea[];
+  v_locked bytea[];
+  v_told text[] := '{}';
+  v_next int8;
+  v_turns text;
+BEGIN
+  INSERT INTO {session} AS s (session, beat) VALUES (p_session, v_now)
+    ON CONFLICT (session) DO UPDATE SET beat = excluded.beat;
+  IF p_probe >= 0 THEN
+    PERFORM pg_notify(format('lockcore_%s', p_session), format('{"probe":%s}', p_probe));
+  END IF;
+  -- What nobody holds exclusively with a lease that lasts may be due to somebody.
+  SELECT array_agg(x.id) INTO v_ids FROM (
+    SELECT l.id FROM {lock} l WHERE l.ns = p_ns
+      AND l.id IN (SELECT p.id FROM {place} p WHERE p.session = p_session AND p.line < 2 AND p.ns = p_ns)
+      AND (l.busy & 1 = 0 OR l.expires <= v_now OR l.expires - l.lease > v_now)
+      ORDER BY l.expires LIMIT 64 FOR UPDATE SKIP LOCKED) x;
+  IF v_ids IS NOT NULL THEN
+    v_now := {v1_now}();
+    PERFORM {v1_tidy}(p_ns, v_ids, v_now);
+    SELECT s.p_locked, s.told INTO v_locked, v_told FROM {v1_serve}(p_ns, v_ids, v_now, v_ids) AS s;
+  END IF;
+  IF cardinality(v_told) = 0 THEN
+    PERFORM set_config('synchronous_commit', 'off', true);
+  END IF;
+  SELECT least(min(CASE WHEN l.busy & 1 = 1 THEN l.expires END),
+    min((SELECT min(h.expires) FROM {holder} h WHERE h.ns = p_ns AND h.id = l.id AND l.busy & 2 = 2))) - v_now
+    INTO v_next FROM {lock} l WHERE l.ns = p_ns
+    AND l.id IN (SELECT p.id FROM {place} p WHERE p.session = p_session AND p.line < 2 AND p.ns = p_ns);
+  SELECT string_agg(format('["%s",%s]', encode(p.context, 'hex'), p.attempt), ',') INTO v_turns
+    FROM {place} p WHERE p.session = p_session AND p.line = 2 AND p.ns = p_ns;
+  PERFORM {v1_tell}(v_told);
+  RETURN format('{"now":%s,"next":%s,"t":[%s]}', v_now, coalesce(greatest(v_next, 0)::text, 'null'), v_turns);
+END $f$;
+
+-- A session ends: its places are free.
+CREATE OR REPLACE FUNCTION {v1_leave}(p_ns bytea, p_session int8) RETURNS text LANGUAGE plpgsql AS $f$
+DECLARE
+  v_ids bytea[];
+  v_locked bytea[];
+  v_told text[] := '{}';
+BEGIN
+  DELETE FROM {session} WHERE session = p_session;
+  SELECT array_agg(DISTINCT id ORDER BY id) INTO v_ids FROM {place} WHERE session = p_session AND ns = p_ns;
+  IF v_ids IS NOT NULL THEN
+    PERFORM {v1_lock}(p_ns, v_ids);
+    DELETE FROM {place} WHERE session = p_session AND ns = p_ns AND id = ANY (v_ids);
+    PERFORM {v1_tidy}(p_ns, v_ids, {v1_now}());
+    PERFORM {v1_settle}(p_ns, v_ids);
+    SELECT s.p_locked, s.told INTO v_locked, v_told FROM {v1_serve}(p_ns, v_ids, {v1_now}(), v_ids) AS s;
+    PERFORM {v1_tell}(v_told);
+  END IF;
+  RETURN '';
+END $f$;

@@ -1,0 +1,276 @@
+CREATE OR REPLACE FUNCTION {v1_now}() RETURNS int8 LANGUAGE sql VOLATILE AS $f$
+  SELECT (date_part('epoch', clock_timestamp()) * 1000000)::int8
+$f$;
+
+-- Locks the rows of ids in the order given, and makes those that are missing.
+CREATE OR REPLACE FUNCTION {v1_lock}(p_ns bytea, p_ids bytea[]) RETURNS void LANGUAGE plpgsql AS $f$
+BEGIN
+  INSERT INTO {lock} AS l
+    (ns, id, fence, grants, expires, lease, since, attempt, session, replaces, lapses, busy, context, owner)
+    SELECT p_ns, u.id, 0, 0, 0, 0, 0, 0, 0, 0, {v1_now}() + 60000000, 0, '', '' FROM unnest(p_ids) AS u (id)
+    -- Locks what is there, though it changes nothing.
+    ON CONFLICT (ns, id) DO UPDATE SET busy = l.busy WHERE l.fence < 0;
+END $f$;
+
+-- Removes what has ended of ids whose rows are locked, and counts from now what was granted in the future. Gives the ids
+-- of which something was freed.
+CREATE OR REPLACE FUNCTION {v1_tidy}(p_ns bytea, p_ids bytea[], p_now int8) RETURNS bytea[] LANGUAGE plpgsql AS $f$
+DECLARE
+  v_odd boolean;
+  v_holders boolean;
+  v_freed bytea[] := '{}';
+  v_more bytea[];
+BEGIN
+  SELECT coalesce(bool_or(busy & 1 = 1 AND (expires <= p_now OR expires - lease > p_now)), false),
+    coalesce(bool_or(busy & 2 = 2), false)
+    INTO v_odd, v_holders FROM {lock} WHERE ns = p_ns AND id = ANY (p_ids);
+  IF v_odd THEN
+    UPDATE {lock} SET expires = p_now + lease
+      WHERE ns = p_ns AND id = ANY (p_ids) AND busy & 1 = 1 AND expires - lease > p_now;
+    WITH ended AS (
+      UPDATE {lock} SET busy = busy & ~97
+        WHERE ns = p_ns AND id = ANY (p_ids) AND busy & 1 = 1 AND expires <= p_now RETURNING id)
+    SELECT coalesce(array_agg(id), '{}') INTO v_freed FROM ended;
+  END IF;
+  IF v_holders THEN
+    UPDATE {holder} SET expires = p_now + lease WHERE ns = p_ns AND id = ANY (p_ids) AND expires - lease > p_now;
+    WITH ended AS (
+      DELETE FROM {holder} WHERE ns = p_ns AND id = ANY (p_ids) AND expires <= p_now RETURNING id)
+    SELECT coalesce(array_agg(DISTINCT id), '{}') INTO v_more FROM ended;
+    v_freed := v_freed || v_more;
+  END IF;
+  IF cardinality(v_freed) > 0 THEN
+    -- Who was handed something and did not take it in time is not told any more.
+    DELETE FROM {place} p WHERE p.ns = p_ns AND p.id = ANY (v_freed) AND p.line = 2
+      AND NOT EXISTS (SELECT FROM {lock} l
+        WHERE l.ns = p_ns AND l.id = p.id AND l.busy & 33 = 33 AND l.context = p.context)
+      AND NOT EXISTS (SELECT FROM {holder} h
+        WHERE h.ns = p_ns AND h.id = p.id AND h.state = 1 AND h.context = p.context);
+  END IF;
+  RETURN v_freed;
+END $f$;
+
+-- Says in the rows of ids, which are locked, what else there is of them.
+CREATE OR REPLACE FUNCTION {v1_settle}(p_ns bytea, p_ids bytea[]) RETURNS void LANGUAGE plpgsql AS $f$
+BEGIN
+  UPDATE {lock} l SET busy = x.busy FROM (
+    SELECT k.id, k.busy & ~22
+      | CASE WHEN EXISTS (SELECT FROM {holder} h WHERE h.ns = p_ns AND h.id = k.id) THEN 2 ELSE 0 END
+      | CASE WHEN EXISTS (SELECT FROM {place} p WHERE p.ns = p_ns AND p.id = k.id AND p.line < 2) THEN 4 ELSE 0 END
+      | CASE WHEN k.busy & 16 = 16 AND EXISTS (SELECT FROM {mark} m WHERE m.ns = p_ns AND m.id = k.id)
+        THEN 16 ELSE 0 END AS busy
+      FROM {lock} k WHERE k.ns = p_ns AND k.id = ANY (p_ids)) x
+    WHERE l.ns = p_ns AND l.id = x.id AND l.busy <> x.busy;
+END $f$;
+
+-- What stands against granting a set to a context now; the rows of its ids are locked and tidy.
+-- stances: for each id 0 it holds nothing, 1 it holds as much, 2 it holds otherwise, 3 what it holds was broken.
+CREATE OR REPLACE FUNCTION {v1_weigh}(
+  p_ns bytea, p_context bytea, p_ids bytea[], p_modes int8[], p_permits int8[], p_limits int8[], p_ticket int8,
+  p_nested boolean, p_now int8, OUT stances int4[], OUT conflicts text) LANGUAGE plpgsql AS $f$
+DECLARE
+  r {lock};
+  v_own_mode int4;
+  v_own_permits int8;
+  v_broken boolean;
+  v_stance int4;
+  v_exclusive int8;
+  v_shared int8;
+  v_used int8;
+  v_head bytea;
+  v_count int8;
+BEGIN
+  stances := '{}';
+  FOR i IN 1 .. cardinality(p_ids) LOOP
+    SELECT * INTO r FROM {lock} WHERE ns = p_ns AND id = p_ids[i];
+    IF r.busy & 15 = 0 THEN
+      stances := stances || 0;
+      CONTINUE;
+    END IF;
+    v_own_mode := NULL;
+    v_exclusive := 0; v_shared := 0; v_used := 0;
+    IF r.busy & 1 = 1 THEN
+      IF r.context = p_context THEN
+        v_own_mode := 2; v_own_permits := 0; v_broken := r.busy & 64 = 64;
+      ELSE
+        v_exclusive := 1;
+      END IF;
+    END IF;
+    IF r.busy & 2 = 2 THEN
+      IF v_own_mode IS NULL THEN
+        SELECT mode, permits, broken INTO v_own_mode, v_own_permits, v_broken FROM {holder}
+          WHERE ns = p_ns AND id = p_ids[i] AND context = p_context AND state >= 0 LIMIT 1;
+      END IF;
+      SELECT count(*) FILTER (WHERE mode = 0), coalesce(sum(permits), 0) INTO v_shared, v_used FROM {holder}
+        WHERE ns = p_ns AND id = p_ids[i] AND state >= 0 AND context <> p_context;
+    END IF;
+    v_stance := CASE WHEN v_own_mode IS NULL THEN 0 WHEN v_broken THEN 3
+      WHEN v_own_mode = 1 AND p_modes[i] = 1 AND v_own_permits <> p_permits[i] THEN 2
+      WHEN p_modes[i] > v_own_mode THEN 2 ELSE 1 END;
+    stances := stances || v_stance;
+    IF v_stance = 1 THEN
+      CONTINUE;
+    END IF;
+    IF v_stance <> 3 AND r.busy & 8 = 8 THEN
+      conflicts := concat_ws(',', conflicts, format('{"p":%s,"f":1}', i - 1));
+    ELSIF v_stance = 3 OR v_exclusive > 0 OR (p_modes[i] = 2 AND (v_shared > 0 OR v_used > 0))
+      OR (p_modes[i] = 1 AND v_used + p_permits[i] > p_limits[i]) THEN
+      conflicts := concat_ws(',', conflicts,
+        {v1_in_the_way}(r, i - 1, CASE WHEN v_stance = 3 THEN NULL ELSE p_context END, p_now));
+    ELSIF v_stance = 0 AND NOT p_nested AND r.busy & 4 = 4 THEN
+      -- The opposite of lockcore::rules::passes, among those who show a sign of life.
+      SELECT count(*), (array_agg(p.context ORDER BY p.ticket))[1] INTO v_count, v_head FROM {place} p
+        WHERE p.ns = p_ns AND p.id = p_ids[i] AND p.line < 2 AND p.ticket < p_ticket
+        AND NOT (p_modes[i] = 0 AND p.mode = 0 OR p_modes[i] = 1 AND p.mode = 1 AND p.cap < p_limits[i])
+        AND {v1_lives}(p.session, p_now);
+      IF v_count > 0 THEN
+        conflicts := concat_ws(',', conflicts,
+          format('{"p":%s,"q":["%s",%s]}', i - 1, encode(v_head, 'hex'), v_count));
+      END IF;
+    END IF;
+  END LOOP;
+END $f$;
+
+-- Whether a session gave a sign of life in the last 3 s.
+CREATE OR REPLACE FUNCTION {v1_lives}(p_session int8, p_now int8) RETURNS boolean LANGUAGE sql STABLE AS $f$
+  SELECT EXISTS (SELECT FROM {session} s WHERE s.session = p_session AND abs(p_now - s.beat) <= 3000000)
+$f$;
+
+-- The holders of an id as a refusal shows them, without those of the context.
+CREATE OR REPLACE FUNCTION {v1_in_the_way}(r {lock}, p_position int4, p_without bytea, p_now int8)
+  RETURNS text LANGUAGE plpgsql AS $f$
+DECLARE
+  v_listed text;
+  v_count int8;
+  v_units int8;
+BEGIN
+  WITH held AS (
+    SELECT r.context, r.owner, 2 AS mode, 0::int8 AS permits, 0::int8 AS cap, r.fence, r.expires WHERE r.busy & 1 = 1
+    UNION ALL
+    SELECT h.context, h.owner, h.mode, h.permits, h.cap, h.fence, h.expires FROM {holder} h
+      WHERE h.ns = r.ns AND h.id = r.id AND h.state >= 0),
+  others AS (SELECT * FROM held WHERE p_without IS NULL OR context <> p_without),
+  listed AS (SELECT * FROM others ORDER BY expires DESC LIMIT 8)
+  SELECT (SELECT string_agg(format('["%s","%s",%s,%s,%s,%s,%s]', encode(context, 'hex'), encode(owner, 'hex'),
+      mode, permits, cap, fence, greatest(expires - p_now, 0)), ',' ORDER BY expires DESC) FROM listed),
+    (SELECT count(*) FROM others),
+    (SELECT CASE WHEN sum(permits) > 0 THEN sum(permits) ELSE count(*) END FROM held)
+    INTO v_listed, v_count, v_units;
+  RETURN format('{"p":%s,"h":[%s],"n":%s,"u":%s}', p_position, v_listed, v_count, v_units);
+END $f$;
+
+-- Grants a set against which nothing stands; the rows of its ids are locked. Gives what was granted, in JSON.
+-- state: 0 held, 1 handed over.
+CREATE OR REPLACE FUNCTION {v1_grant}(
+  p_ns bytea, p_context bytea, p_attempt int8, p_ids bytea[], p_modes int8[], p_permits int8[], p_limits int8[],
+  p_stances int4[], p_lease int8, p_owner bytea, p_state int4, p_session int8, p_now int8)
+  RETURNS text LANGUAGE plpgsql AS $f$
+DECLARE
+  v_fence int8;
+  v_expires int8 := p_now + p_lease;
+  v_lapses int8 := ((p_now + p_lease) / (8 * p_lease) + 1) * (8 * p_lease);
+  v_given text;
+  v_mode int4;
+  v_permits int8;
+  v_cap int8;
+  v_own int8;
+  v_units int8;
+  v_indexes int8[];
+  v_held int8;
+BEGIN
+  -- One number for the whole grant: above every one of its ids, and of what was swept.
+  SELECT greatest(p_now, max(l.fence) + 1, (SELECT n.floor + 1 FROM {namespace} n WHERE n.ns = p_ns))
+    INTO v_fence FROM {lock} l WHERE l.ns = p_ns AND l.id = ANY (p_ids);
+  FOR i IN 1 .. cardinality(p_ids) LOOP
+    v_mode := p_modes[i]; v_permits := p_permits[i]; v_cap := p_limits[i]; v_own := v_fence; v_indexes := '{}';
+    IF p_stances[i] = 1 THEN
+      -- Goes on; a longer lease of an earlier grant is not cut short. In an offer it stays until that is confirmed.
+      UPDATE {lock} SET busy = CASE WHEN p_state = 0 THEN busy & ~32 ELSE busy END,
+        expires = CASE WHEN p_state = 0 THEN greatest(expires, v_expires) ELSE expires END,
+        lease = CASE WHEN p_state = 0 THEN greatest(expires - p_now, p_lease) ELSE lease END,
+        lapses = greatest(lapses, v_lapses)
+        WHERE ns = p_ns AND id = p_ids[i] AND busy & 1 = 1 AND context = p_context
+        RETURNING fence INTO v_own;
+      IF FOUND THEN
+        v_mode := 2; v_permits := 0; v_cap := 0;
+      ELSE
+        UPDATE {holder} SET state = CASE WHEN p_state = 0 THEN 0 ELSE state END,
+          expires = CASE WHEN p_state = 0 THEN greatest(expires, v_expires) ELSE expires END,
+          lease = CASE WHEN p_state = 0 THEN greatest(expires - p_now, p_lease) ELSE lease END
+          WHERE ns = p_ns AND id = p_ids[i] AND context = p_context AND state >= 0
+          RETURNING fence, mode, permits, cap, indexes INTO v_own, v_mode, v_permits, v_cap, v_indexes;
+        UPDATE {lock} SET lapses = v_lapses WHERE ns = p_ns AND id = p_ids[i] AND lapses < v_expires;
+      END IF;
+    ELSE
+      v_held := 0;
+      IF p_stances[i] = 2 THEN
+        UPDATE {holder} SET state = -1 WHERE ns = p_ns AND id = p_ids[i] AND context = p_context AND state >= 0
+          RETURNING fence INTO v_held;
+      END IF;
+      IF v_mode = 2 THEN
+        UPDATE {lock} SET busy = busy & ~97 | 1 | CASE WHEN p_state = 0 THEN 0 ELSE 32 END, fence = v_fence,
+          grants = grants + 1, expires = v_expires, lease = p_lease, since = p_now, attempt = p_attempt,
+          session = p_session, replaces = coalesce(v_held, 0), context = p_context, owner = p_owner,
+          lapses = CASE WHEN lapses >= v_expires THEN lapses ELSE v_lapses END
+          WHERE ns = p_ns AND id = p_ids[i];
+        v_permits := 0; v_cap := 0;
+      ELSE
+        IF v_mode = 1 THEN
+          v_indexes := {v1_lowest_free}(p_ns, p_ids[i], v_permits);
+        END IF;
+        INSERT INTO {holder} (ns, id, context, state, fence, attempt, mode, permits, cap, indexes, owner, lease,
+          expires, since, session, broken, replaces)
+          VALUES (p_ns, p_ids[i], p_context, p_state, v_fence, p_attempt, v_mode, v_permits, v_cap, v_indexes,
+          p_owner, p_lease, v_expires, p_now, p_session, false, coalesce(v_held, 0));
+        UPDATE {lock} SET busy = busy | 2, fence = v_fence, grants = grants + 1,
+          lapses = CASE WHEN lapses >= v_expires THEN lapses ELSE v_lapses END
+          WHERE ns = p_ns AND id = p_ids[i];
+      END IF;
+    END IF;
+    IF v_mode = 2 THEN
+      v_units := 1;
+    ELSE
+      SELECT CASE WHEN sum(permits) > 0 THEN sum(permits) ELSE count(*) END INTO v_units FROM {holder}
+        WHERE ns = p_ns AND id = p_ids[i] AND state >= 0;
+    END IF;
+    v_given := concat_ws(',', v_given, format('[%s,%s,%s,%s,%s,[%s]]', v_mode, v_permits, v_cap, v_own, v_units,
+      array_to_string(v_indexes, ',')));
+  END LOOP;
+  RETURN v_given;
+END $f$;
+
+-- The lowest permit indexes of an id that nobody has.
+CREATE OR REPLACE FUNCTION {v1_lowest_free}(p_ns bytea, p_id bytea, p_permits int8) RETURNS int8[]
+  LANGUAGE sql VOLATILE AS $f$
+  WITH taken AS (
+    SELECT unnest(indexes) AS i FROM {holder} WHERE ns = p_ns AND id = p_id AND state >= 0)
+  SELECT coalesce(array_agg(i ORDER BY i), '{}') FROM (
+    SELECT i FROM generate_series(0, p_permits - 1 + (SELECT count(*) FROM taken)) AS i
+      WHERE i NOT IN (SELECT t.i FROM taken t) ORDER BY i LIMIT p_permits) AS free
+$f$;
+
+-- Gives back what a context held of an id before a replacement that is gone, so far as it still lasts.
+CREATE OR REPLACE FUNCTION {v1_restore}(
+  p_ns bytea, p_id bytea, p_replaces int8, p_mode int8, p_permits int8, p_cap int8, p_now int8)
+  RETURNS void LANGUAGE plpgsql AS $f$
+DECLARE
+  h {holder};
+  v_shared int8;
+  v_used int8;
+  v_exclusive boolean;
+BEGIN
+  SELECT * INTO h FROM {holder} WHERE ns = p_ns AND id = p_id AND fence = p_replaces AND state = -1;
+  IF NOT FOUND OR h.expires <= p_now THEN
+    RETURN;
+  END IF;
+  SELECT count(*) FILTER (WHERE mode = 0), coalesce(sum(permits), 0) INTO v_shared, v_used FROM {holder}
+    WHERE ns = p_ns AND id = p_id AND state >= 0;
+  SELECT busy & 1 = 1 INTO v_exclusive FROM {lock} WHERE ns = p_ns AND id = p_id;
+  -- Fewer permits may have let somebody in meanwhile who needs the rest: then they stay as few.
+  IF v_exclusive OR (h.mode = 1 AND v_used + h.permits > h.cap) THEN
+    h.mode := p_mode; h.permits := p_permits; h.cap := p_cap;
+  END IF;
+  UPDATE {holder} SET state = 0, mode = h.mode, permits = h.permits, cap = h.cap,
+    indexes = CASE WHEN h.mode = 1 THEN {v1_lowest_free}(p_ns, p_id, h.permits) ELSE '{}' END
+    WHERE ns = p_ns AND id = p_id AND fence = p_replaces;
+END $f$;

@@ -1,0 +1,186 @@
+-- A procedure, because it commits in between: what was freed and handed over durably, if anything was handed over; then,
+-- asynchronously, the notifications. A notification in a durable commit lets only one commit at a time reach the disk.
+-- flags: 1 commit asynchronously if nothing is handed over; 8 always.
+CREATE OR REPLACE PROCEDURE {v1_release}(
+  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_flags int8, INOUT lost text) LANGUAGE plpgsql AS $f$
+DECLARE
+  v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
+  v_told text[];
+BEGIN
+  IF cardinality(p_ids) = 1 THEN
+    -- The usual case: it is held, exclusively, and nobody waits.
+    UPDATE {lock} SET busy = 0 WHERE ns = p_ns AND id = p_ids[1] AND busy = 1 AND fence = p_fences[1]
+      AND context = p_context AND expires > v_now;
+    IF FOUND THEN
+      IF p_flags <> 0 THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+      END IF;
+      lost := '';
+      RETURN;
+    END IF;
+  END IF;
+  SELECT r.lost, r.told INTO lost, v_told FROM {v1_release_many}(p_ns, p_context, p_ids, p_fences) AS r;
+  IF p_flags & 8 = 8 OR (p_flags & 1 = 1 AND cardinality(v_told) = 0) THEN
+    PERFORM set_config('synchronous_commit', 'off', true);
+  END IF;
+  IF cardinality(v_told) > 0 THEN
+    COMMIT;
+    PERFORM set_config('synchronous_commit', 'off', true);
+    PERFORM {v1_tell}(v_told);
+  END IF;
+END $f$;
+
+CREATE OR REPLACE FUNCTION {v1_release_many}(
+  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], OUT lost text, OUT told text[]) LANGUAGE plpgsql AS $f$
+DECLARE
+  v_now int8;
+  v_count int8;
+  v_waits boolean;
+  v_reason int4;
+  v_freed bytea[] := '{}';
+  v_locked bytea[];
+  v_replaces int8;
+  v_expires int8;
+  r {lock};
+BEGIN
+  told := '{}';
+  lost := '';
+  -- In order; and what is gone is not made anew.
+  WITH locked AS (
+    SELECT l.busy, l.fence, l.context, l.expires, u.fence AS wanted
+      FROM unnest(p_ids, p_fences) WITH ORDINALITY AS u (id, fence, at)
+      CROSS JOIN LATERAL (SELECT * FROM {lock} k WHERE k.ns = p_ns AND k.id = u.id FOR UPDATE) AS l)
+  SELECT count(*) FILTER (WHERE busy = 1 AND fence = wanted AND context = p_context), min(expires)
+    INTO v_count, v_expires FROM locked;
+  v_now := {v1_now}();
+  IF v_count = cardinality(p_ids) AND v_expires > v_now THEN
+    UPDATE {lock} SET busy = 0 WHERE ns = p_ns AND id = ANY (p_ids);
+    RETURN;
+  END IF;
+  FOR i IN 1 .. cardinality(p_ids) LOOP
+    v_reason := NULL;
+    SELECT * INTO r FROM {lock} WHERE ns = p_ns AND id = p_ids[i];
+    IF r.busy & 1 = 1 AND r.fence = p_fences[i] AND r.context = p_context THEN
+      UPDATE {lock} SET busy = busy & ~97 WHERE ns = p_ns AND id = p_ids[i];
+      v_expires := r.expires; v_replaces := r.replaces;
+      v_freed := v_freed || p_ids[i];
+    ELSE
+      DELETE FROM {holder} WHERE ns = p_ns AND id = p_ids[i] AND fence = p_fences[i] AND context = p_context
+        AND state >= 0 RETURNING expires, replaces INTO v_expires, v_replaces;
+      IF FOUND THEN
+        v_freed := v_freed || p_ids[i];
+      ELSE
+        v_expires := NULL; v_replaces := 0;
+        v_reason := CASE WHEN EXISTS (SELECT FROM {break} b WHERE b.ns = p_ns AND b.id = p_ids[i]
+          AND b.fence = p_fences[i]) THEN 1 ELSE 2 END;
+      END IF;
+    END IF;
+    IF v_expires <= v_now THEN
+      v_reason := 0;
+    END IF;
+    IF v_replaces <> 0 THEN
+      DELETE FROM {holder} WHERE ns = p_ns AND id = p_ids[i] AND fence = v_replaces AND state = -1;
+    END IF;
+    IF v_reason IS NOT NULL THEN
+      lost := concat_ws(',', nullif(lost, ''), format('[%s,%s]', i - 1, v_reason));
+    END IF;
+  END LOOP;
+  IF lost <> '' THEN
+    lost := format('[%s]', lost);
+  END IF;
+  IF cardinality(v_freed) > 0 THEN
+    -- The offer that was released before it was confirmed is not told any more.
+    DELETE FROM {place} WHERE ns = p_ns AND context = p_context AND line = 2 AND id = ANY (v_freed);
+    SELECT coalesce(bool_or(busy & 4 = 4), false) INTO v_waits FROM {lock} WHERE ns = p_ns AND id = ANY (v_freed);
+    IF v_waits THEN
+      PERFORM {v1_tidy}(p_ns, v_freed, v_now);
+      SELECT s.p_locked, s.told INTO v_locked, told FROM {v1_serve}(p_ns, v_freed, v_now, p_ids) AS s;
+    ELSE
+      PERFORM {v1_settle}(p_ns, v_freed);
+    END IF;
+  END IF;
+END $f$;
+
+-- Extends what a grant still holds to a whole lease from now. flags: 8 commit asynchronously.
+CREATE OR REPLACE FUNCTION {v1_renew}(
+  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_lease int8, p_flags int8)
+  RETURNS text LANGUAGE plpgsql AS $f$
+DECLARE
+  v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
+  v_expires int8 := v_now + p_lease;
+  v_lapses int8 := ((v_now + p_lease) / (8 * p_lease) + 1) * (8 * p_lease);
+  v_left int8;
+  v_lost text;
+  v_reason int4;
+  v_offered boolean := false;
+  r {lock};
+  h {holder};
+BEGIN
+  IF p_flags & 8 = 8 THEN
+    PERFORM set_config('synchronous_commit', 'off', true);
+  END IF;
+  IF cardinality(p_ids) = 1 THEN
+    -- The usual case: held exclusively, confirmed, not broken, not over, and not made shorter.
+    UPDATE {lock} SET expires = v_expires, lease = p_lease,
+      lapses = CASE WHEN lapses >= v_expires THEN lapses ELSE v_lapses END
+      WHERE ns = p_ns AND id = p_ids[1] AND busy & 97 = 1 AND fence = p_fences[1] AND context = p_context
+      AND expires > v_now AND expires <= v_expires;
+    IF FOUND THEN
+      RETURN '';
+    END IF;
+  END IF;
+  PERFORM FROM unnest(p_ids) WITH ORDINALITY AS u (id, at)
+    CROSS JOIN LATERAL (SELECT FROM {lock} k WHERE k.ns = p_ns AND k.id = u.id FOR UPDATE) AS l;
+  v_now := {v1_now}();
+  v_expires := v_now + p_lease;
+  FOR i IN 1 .. cardinality(p_ids) LOOP
+    v_reason := NULL;
+    SELECT * INTO r FROM {lock} WHERE ns = p_ns AND id = p_ids[i];
+    IF r.busy & 1 = 1 AND r.fence = p_fences[i] AND r.context = p_context THEN
+      v_left := r.expires - v_now;
+      IF v_left <= 0 THEN
+        v_reason := 0;
+      ELSIF r.busy & 64 = 64 THEN
+        v_reason := 1;
+      ELSE
+        -- An offer, or a grant from the future, counts from now; a lock with a longer lease left is as it should be.
+        IF r.busy & 32 = 32 OR v_left > r.lease THEN
+          v_offered := true;
+          v_left := 0;
+        END IF;
+        UPDATE {lock} SET busy = busy & ~32, expires = v_now + greatest(p_lease, v_left),
+          lease = greatest(p_lease, v_left), lapses = CASE WHEN lapses >= v_now + greatest(p_lease, v_left) THEN lapses
+          ELSE greatest(v_lapses, v_now + greatest(p_lease, v_left)) END
+          WHERE ns = p_ns AND id = p_ids[i];
+      END IF;
+    ELSE
+      SELECT * INTO h FROM {holder} WHERE ns = p_ns AND id = p_ids[i] AND fence = p_fences[i] AND context = p_context
+        AND state >= 0;
+      IF NOT FOUND THEN
+        v_reason := CASE WHEN EXISTS (SELECT FROM {break} b WHERE b.ns = p_ns AND b.id = p_ids[i]
+          AND b.fence = p_fences[i]) THEN 1 ELSE 2 END;
+      ELSIF h.expires <= v_now THEN
+        v_reason := 0;
+      ELSIF h.broken THEN
+        v_reason := 1;
+      ELSE
+        v_left := h.expires - v_now;
+        IF h.state = 1 OR v_left > h.lease THEN
+          v_offered := true;
+          v_left := 0;
+        END IF;
+        UPDATE {holder} SET state = 0, expires = v_now + greatest(p_lease, v_left), lease = greatest(p_lease, v_left)
+          WHERE ns = p_ns AND id = p_ids[i] AND fence = p_fences[i];
+        UPDATE {lock} SET lapses = greatest(v_lapses, v_now + greatest(p_lease, v_left))
+          WHERE ns = p_ns AND id = p_ids[i] AND lapses < v_now + greatest(p_lease, v_left);
+      END IF;
+    END IF;
+    IF v_reason IS NOT NULL THEN
+      v_lost := concat_ws(',', v_lost, format('[%s,%s]', i - 1, v_reason));
+    END IF;
+  END LOOP;
+  IF v_offered THEN
+    DELETE FROM {place} WHERE ns = p_ns AND context = p_context AND line = 2 AND id = ANY (p_ids);
+  END IF;
+  RETURN coalesce('[' || v_lost || ']', '');
+END $f$;
