@@ -179,15 +179,15 @@ mod tests {
     #[test]
     fn a_context_is_known_wherever_it_is_kept() {
         let gauge = Gauge::new();
-        let enter = |context: u64| gauge.enter(&context, false).unwrap();
+        let enter = |context: u64| gauge.enter(&context, false).expect("open");
         let mut tickets: Vec<_> = (0..3 * SEATS as u64).map(enter).collect();
         assert_eq!(gauge.count(), tickets.len());
         for context in 0..3 * SEATS as u64 {
-            assert_eq!(gauge.enter(&context, true).unwrap_err(), Refused::InUse);
+            assert_eq!(gauge.enter(&context, true).expect_err("refused"), Refused::InUse);
         }
         while let Some(ticket) = tickets.pop() {
             gauge.leave(ticket);
-            let again = gauge.enter(&(tickets.len() as u64), true).unwrap();
+            let again = gauge.enter(&(tickets.len() as u64), true).expect("just left");
             assert_eq!(gauge.count(), tickets.len() + 1);
             gauge.leave(again);
         }
@@ -198,10 +198,10 @@ mod tests {
     async fn nobody_enters_a_closed_gauge_and_it_is_empty_once_all_have_left() {
         let gauge = Gauge::new();
         let tickets: Vec<_> =
-            (0..3 * SEATS as u64).map(|context| gauge.enter(&context, false).unwrap()).collect();
+            (0..3 * SEATS as u64).map(|context| gauge.enter(&context, false).expect("open")).collect();
         gauge.close();
-        assert_eq!(gauge.enter(&1000, false).unwrap_err(), Refused::Closed);
-        assert_eq!(gauge.enter(&1001, true).unwrap_err(), Refused::Closed);
+        assert_eq!(gauge.enter(&1000, false).expect_err("refused"), Refused::Closed);
+        assert_eq!(gauge.enter(&1001, true).expect_err("refused"), Refused::Closed);
         let leaving = async { tickets.into_iter().for_each(|ticket| gauge.leave(ticket)) };
         tokio::join!(gauge.emptied(), leaving);
         assert_eq!(gauge.count(), 0);
