@@ -108,7 +108,7 @@ impl Config {
     pub async fn connect_as<I: Ident, C: ContextId>(&self) -> Result<AnyLockDao<I, C>, ConnectError> {
         let config = self.clone().settled()?;
         let url = config.url.ok_or(ConfigError::NoUrl)?;
-        let mut options = config.options.of(url.scheme()).overridden_by(url.options());
+        let mut options = config.options.of(backends::backend_of(url.scheme())).overridden_by(url.options());
         if let Some(namespace) = config.namespace {
             let value = OptionValue::new(NAMESPACE, NAMESPACE.to_owned(), namespace);
             options.insert(NAMESPACE.to_owned(), value);

@@ -63,7 +63,7 @@ fn mistakes_in_a_file_are_named() {
     let cases = [
         (
             "leese = '3s'",
-            "lockcore.toml: unknown key \"leese\"; known are url, namespace, owner, lease, wait, memory, sqlite",
+            "lockcore.toml: unknown key \"leese\"; known are url, namespace, owner, lease, wait, memory, sqlite, redis",
         ),
         (
             "lease = '60'",
@@ -120,7 +120,7 @@ fn no_message_about_a_file_quotes_a_password() {
 #[tokio::test]
 async fn no_message_and_no_debug_shows_a_password() {
     let config =
-        Config::from_toml("url = 'redis://user:hunter2@host/0?password=hunter2'\n[redis]\ntoken = 'hunter2'")
+        Config::from_toml("url = 'dynamodb://user:hunter2@host/0?password=hunter2'\n[dynamodb]\ntoken = 'hunter2'")
             .expect("a good file");
     let error = config.connect().await.expect_err("no such backend yet");
     let shown = format!("{config:?} {config:#?} {error} {error:?}");
@@ -129,6 +129,10 @@ async fn no_message_and_no_debug_shows_a_password() {
         "sqlite:x?password=hunter2",
         "memory:?shards=2&token=hunter2",
         "sqlite://user:hunter2@/nowhere/x.db?mode=rw",
+        "redis://user:hunter2@127.0.0.1:1/",
+        "redis://user:hunter2@127.0.0.1:x/",
+        "redis+unix:///nowhere.socket?user=me&pass=hunter2",
+        "redis+cluster://user:hunter2@127.0.0.1:1,127.0.0.1:2",
     ] {
         let error = connect(url).await.expect_err(url);
         let shown = format!("{error} {error:?} {:?}", from_url(url));
@@ -186,9 +190,26 @@ fn a_file_that_is_not_there_is_told_only_if_it_was_asked_for() {
 #[tokio::test]
 async fn mistakes_in_a_url_are_named() {
     for (url, message) in [
-        ("mongodb://x", "url: unknown scheme \"mongodb\"; this build has memory, sqlite"),
-        ("postgres://x", "url: scheme \"postgres\" is not part of this build, which has memory, sqlite"),
-        ("redis://x", "url: scheme \"redis\" is not part of this build, which has memory, sqlite"),
+        ("mongodb://x", "url: unknown scheme \"mongodb\"; this build has memory, sqlite, redis"),
+        (
+            "postgres://x",
+            "url: scheme \"postgres\" is not part of this build, which has memory, sqlite, redis",
+        ),
+        ("redis+x://x", "url: unknown scheme \"redis+x\"; this build has memory, sqlite, redis"),
+        ("redis://x?replicas=1", "replicas: alone is not possible, replicas and replicas_within go together"),
+        (
+            "redis://x?db=1",
+            "db: an option is not possible, it is for redis+unix; elsewhere the URL itself says it: redis://USER:PASSWORD@HOST/DB",
+        ),
+        ("redis+sentinel://x", "url: names no master: redis+sentinel://HOST,HOST/MASTER"),
+        (
+            "redis://x?namespace=a{b",
+            "namespace: \"a{b\" is not possible, it must have 1 to 128 bytes and no braces",
+        ),
+        (
+            "redis://:hunter2@x?root_certificate=/nowhere",
+            "root_certificate in the url: \"/nowhere\" is not possible, it must be a file that can be read: No such file or directory (os error 2)",
+        ),
         ("memory:x", "url: \"x\" is not possible, nothing may stand behind memory: but options"),
         ("memory:?shard=2", "shard in the url: unknown key \"shard\"; known are shards, namespace"),
         (

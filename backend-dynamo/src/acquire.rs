@@ -50,6 +50,9 @@ impl Ask {
     }
 }
 
+/// How many permits are named in a condition; more are taken under the condition that nothing changed.
+pub(crate) const PERMITS_NAMED: usize = 20;
+
 /// What is known of an item: nothing yet, or what was read.
 type Known = Option<Option<Row>>;
 
@@ -169,8 +172,23 @@ impl Store {
                     if granted.fence == fence {
                         fences.push(stored);
                     }
+                    plan.writes.push(match (old, row.holder(asker.context)) {
+                        (Some(old), Some(own))
+                            if granted.mode != Mode::Exclusive
+                                && granted.permits.len() <= PERMITS_NAMED
+                                && old.holder(asker.context).is_none()
+                                && !rebased
+                                && old.is_shared_by_the_living(now) =>
+                        {
+                            Write::join(key, self.names(), old, asker, own)
+                        }
+                        // Nobody is there any more: whoever comes next, the same condition as without a look holds.
+                        (Some(old), Some(own)) if !rebased && old.is_free_for_all(now) => {
+                            Write::take(key, self.names(), asker, own, now)
+                        }
+                        _ => Write::replace(key, self.names(), old.as_ref(), &row, now),
+                    });
                     plan.granted.push(granted);
-                    plan.writes.push(Write::replace(key, self.names(), old.as_ref(), &row, now));
                 }
             }
         }
@@ -195,7 +213,9 @@ impl Store {
         ask: &Ask,
         from: usize,
     ) -> Result<Vec<(usize, ConflictReason<String>)>, StoreError> {
-        let Some(rest) = ask.claims.get(from..).filter(|rest| !rest.is_empty()) else { return Ok(Vec::new()) };
+        let Some(rest) = ask.claims.get(from..).filter(|rest| !rest.is_empty()) else {
+            return Ok(Vec::new());
+        };
         let keys: Vec<String> = rest.iter().map(|claim| claim.key.clone()).collect();
         let known: Vec<Known> = self.read(&keys, self.deadline()).await?.into_iter().map(Some).collect();
         let now = self.now()?;

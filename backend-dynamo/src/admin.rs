@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::{
     clock::Now,
-    decide::left,
+    decide::{left, left_of},
     error::StoreError,
     row::{Break, Row},
     store::Store,
@@ -63,7 +63,13 @@ impl Store {
             let Some(context) = row.context_under(fence) else { return (Broken::NotHeld, false) };
             let is_news = row.holder(&context).is_none_or(|own| !own.broken);
             if at_once || is_news {
-                row.record(Break { context: context.clone(), fence, by: by.into(), at: now.lo, now: at_once });
+                row.record(Break {
+                    context: context.clone(),
+                    fence,
+                    by: by.into(),
+                    at: now.lo,
+                    now: at_once,
+                });
             }
             if at_once {
                 row.remove(&context);
@@ -72,7 +78,7 @@ impl Store {
             }
             if let Some(own) = row.holder_mut(&context) {
                 own.broken = true;
-                return (Broken::Within(Some(left(own.until, now))), true);
+                return (Broken::Within(Some(left_of(own, now))), true);
             }
             let until = row.foreign.as_ref().and_then(|foreign| foreign.until);
             (Broken::Within(until.map(|until| left(until, now))), true)
@@ -110,7 +116,11 @@ impl Store {
 
     /// Changes one item as `change` says, which is asked again with what stands there if others were faster. Its second
     /// answer is whether there is anything to write.
-    async fn edit<T>(&self, stored: &str, change: impl Fn(&mut Row, Now) -> (T, bool)) -> Result<T, StoreError> {
+    async fn edit<T>(
+        &self,
+        stored: &str,
+        change: impl Fn(&mut Row, Now) -> (T, bool),
+    ) -> Result<T, StoreError> {
         let deadline = self.deadline();
         let key = self.keys.lock(stored);
         let mut old = self.read(std::slice::from_ref(&key), deadline).await?.pop().flatten();
@@ -155,6 +165,7 @@ pub(crate) fn typed<I: Ident, C: ContextId>((stored, row): Found, now: Now) -> I
         .holders
         .into_iter()
         .map(|(context, entry)| HeldBy {
+            remaining: Some(left_of(&entry, now)),
             context: StoredContext::read(&context),
             owner: entry.owner,
             mode: entry.mode,
@@ -162,7 +173,6 @@ pub(crate) fn typed<I: Ident, C: ContextId>((stored, row): Found, now: Now) -> I
             fence: entry.fence,
             since: time(entry.since),
             lease: Some(Duration::from_micros(entry.lease)),
-            remaining: Some(left(entry.until, now)),
             broken: entry.broken,
         })
         .collect();
@@ -195,7 +205,11 @@ pub(crate) fn typed<I: Ident, C: ContextId>((stored, row): Found, now: Now) -> I
 }
 
 /// Items for the caller's types.
-pub(crate) fn listing<I: Ident, C: ContextId>(found: Vec<Found>, next: Option<String>, now: Now) -> Listing<I, C> {
+pub(crate) fn listing<I: Ident, C: ContextId>(
+    found: Vec<Found>,
+    next: Option<String>,
+    now: Now,
+) -> Listing<I, C> {
     Listing { ids: found.into_iter().map(|found| typed(found, now)).collect(), next }
 }
 

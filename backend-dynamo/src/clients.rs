@@ -9,7 +9,7 @@ use aws_config::BehaviorVersion;
 use aws_sdk_dynamodb::{
     Client,
     config::{
-        ConfigBag, Intercept, RuntimeComponents, SharedHttpClient, StalledStreamProtectionConfig, Region,
+        ConfigBag, Intercept, Region, RuntimeComponents, SharedHttpClient, StalledStreamProtectionConfig,
         interceptors::{BeforeDeserializationInterceptorContextRef, BeforeTransmitInterceptorContextRef},
         retry::RetryConfig,
         timeout::TimeoutConfig,
@@ -41,7 +41,10 @@ pub(crate) struct Clients {
 
 impl Clients {
     /// Finds region, credentials and endpoint by the SDK's usual chain, where the settings name none.
-    pub(crate) async fn new(settings: &Settings, clock: impl FnOnce(&str) -> Arc<ServiceClock>) -> (Self, Arc<ServiceClock>) {
+    pub(crate) async fn new(
+        settings: &Settings,
+        clock: impl FnOnce(&str) -> Arc<ServiceClock>,
+    ) -> (Self, Arc<ServiceClock>) {
         let plain = |endpoint: &str| endpoint.starts_with("http://");
         let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12()).http_client(http_client(false));
         if let Some(region) = &settings.region {
@@ -145,7 +148,8 @@ impl Intercept for Dates {
     ) -> Result<(), BoxError> {
         let headers = context.response().headers();
         // What a cache answers is dated when it was made.
-        if let (Some(sent), Some(date), None) = (config.load::<Sent>(), headers.get("date"), headers.get("age"))
+        if let (Some(sent), Some(date), None) =
+            (config.load::<Sent>(), headers.get("date"), headers.get("age"))
             && let Ok(date) = DateTime::from_str(date, DateTimeFormat::HttpDate)
             && let Ok(seconds) = u64::try_from(date.secs())
         {

@@ -322,8 +322,13 @@ impl Settings {
             return refuse("attempt_timeout", &value, "it must be 50 ms to 1 min");
         }
         let Names { id, context, created, expires, index } = &self.names;
-        let own = ["rev", "fence", "holders", "marks", "frozen", "breaks"];
-        let all = [("id_attribute", id), ("context_attribute", context), ("created_attribute", created), ("expires_attribute", expires)];
+        let own = ["rev", "fence", "holders", "slots", "marks", "frozen", "breaks"];
+        let all = [
+            ("id_attribute", id),
+            ("context_attribute", context),
+            ("created_attribute", created),
+            ("expires_attribute", expires),
+        ];
         for (position, (key, name)) in all.iter().enumerate() {
             if name.is_empty() || name.len() > 255 {
                 return refuse(key, name, "it must have 1 to 255 bytes");

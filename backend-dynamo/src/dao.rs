@@ -3,9 +3,9 @@
 use std::{fmt, marker::PhantomData, time::Duration};
 
 use lockcore::{
-    AcquireRequest, Acquired, BackendError, BreakMode, Broken, Capabilities, Conflict, ConflictReason, ContextId,
-    Finding, Grant, Holder, Ident, Inspection, Listing, LockDao, LostLock, Page, Released, Renewed, StoredContext,
-    Target, Withdraw, Withdrawn,
+    AcquireRequest, Acquired, BackendError, BreakMode, Broken, Capabilities, Conflict, ConflictReason,
+    ContextId, Finding, Grant, Holder, Ident, Inspection, Listing, LockDao, LostLock, Page, Released,
+    Renewed, StoredContext, Target, Withdraw, Withdrawn,
 };
 use uuid::Uuid;
 
@@ -131,7 +131,11 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for DynamoLockDao<I, C> {
         })
     }
 
-    async fn withdraw(&self, request: &AcquireRequest<I, C>, how: Withdraw) -> Result<Withdrawn, BackendError> {
+    async fn withdraw(
+        &self,
+        request: &AcquireRequest<I, C>,
+        how: Withdraw,
+    ) -> Result<Withdrawn, BackendError> {
         let held = self.store.withdraw(&self.ask(request), how).await?;
         Ok(held.map_or(Withdrawn::Left, Withdrawn::Holds))
     }

@@ -130,7 +130,7 @@ fn held(row: &Row, now: Now, among: impl Fn(&str) -> bool) -> ConflictReason<Str
         owner: entry.owner.clone(),
         mode: entry.mode,
         fence: entry.fence,
-        remaining: Some(left(entry.until, now)),
+        remaining: Some(left_of(entry, now)),
     });
     ConflictReason::Held { holders: listed.collect(), count: blocking.len(), in_use }
 }
@@ -140,13 +140,13 @@ pub(crate) fn left(until: u64, now: Now) -> Duration {
     Duration::from_micros(until.saturating_sub(now.lo))
 }
 
+/// What is left of a lease: never more than all of it, though that is when it may be taken over for sure.
+pub(crate) fn left_of(entry: &Entry, now: Now) -> Duration {
+    left(entry.until, now).min(Duration::from_micros(entry.lease))
+}
+
 fn granted(entry: &Entry, in_use: InUse) -> Granted {
-    Granted {
-        mode: entry.mode,
-        fence: entry.fence,
-        permits: entry.permits.clone(),
-        in_use: in_use.units(),
-    }
+    Granted { mode: entry.mode, fence: entry.fence, permits: entry.permits.clone(), in_use: in_use.units() }
 }
 
 #[cfg(test)]

@@ -30,7 +30,8 @@ impl Store {
                 findings.push(match &self.names().index {
                     None => finding(Severity::Ok, "context index", "none is wanted".to_owned()),
                     Some(index) => {
-                        let there = table.global_secondary_indexes().iter().any(|it| it.index_name() == Some(index));
+                        let there =
+                            table.global_secondary_indexes().iter().any(|it| it.index_name() == Some(index));
                         let severity = if there { Severity::Ok } else { Severity::Warning };
                         let found = if there { "is there" } else { "is missing: other clients may need it" };
                         finding(severity, "context index", format!("{index} {found}"))

@@ -125,8 +125,17 @@ impl Failure {
                 let refused = io::ErrorKind::ConnectionRefused;
                 let mut io = causes(error).filter_map(|cause| cause.downcast_ref::<io::Error>());
                 let sent = !io.any(|cause| cause.kind() == refused);
-                let kind = if failure.is_timeout() { BackendErrorKind::Timeout } else { BackendErrorKind::Unavailable };
-                plain(kind, sent, !failure.is_user(), format!("the service cannot be reached: {}", chain(error)))
+                let kind = if failure.is_timeout() {
+                    BackendErrorKind::Timeout
+                } else {
+                    BackendErrorKind::Unavailable
+                };
+                plain(
+                    kind,
+                    sent,
+                    !failure.is_user(),
+                    format!("the service cannot be reached: {}", chain(error)),
+                )
             }
             SdkError::ResponseError(answer) => {
                 let what = format!("the answer ({}) could not be read", answer.raw().status());
@@ -157,7 +166,9 @@ impl Failure {
             | "ResourceInUseException" => (Busy, false, true),
             // The same transaction, sent before, is still under way.
             "TransactionInProgressException" => (Busy, true, true),
-            "InternalServerError" | "InternalServerErrorException" | "InternalFailure" => (Unavailable, true, true),
+            "InternalServerError" | "InternalServerErrorException" | "InternalFailure" => {
+                (Unavailable, true, true)
+            }
             "ServiceUnavailable" | "ServiceUnavailableException" => (Unavailable, true, true),
             "RequestTimeout" | "RequestTimeoutException" => (Timeout, true, true),
             "ResourceNotFoundException" | "TableNotFoundException" => (Misconfigured, false, false),
@@ -196,7 +207,12 @@ impl Failure {
     pub(crate) fn is_about_the_clock(&self) -> bool {
         matches!(
             self.code.as_deref(),
-            Some("InvalidSignatureException" | "RequestTimeTooSkewed" | "RequestExpired" | "SignatureDoesNotMatch")
+            Some(
+                "InvalidSignatureException"
+                    | "RequestTimeTooSkewed"
+                    | "RequestExpired"
+                    | "SignatureDoesNotMatch"
+            )
         )
     }
 

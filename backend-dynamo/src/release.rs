@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use lockcore::LossReason;
 
 use crate::{
+    acquire::PERMITS_NAMED,
     clock::Now,
     error::StoreError,
-    row::Row,
+    row::{Entry, Row, up},
     store::Store,
     write::{Write, Written},
 };
@@ -40,6 +41,12 @@ enum Doing {
 
 /// What an item that was read means to one lock.
 enum Step {
+    /// As without a look: nothing is unusual.
+    Blind,
+    /// Others hold it too: only this holder goes.
+    Leave(Entry),
+    /// It is to be extended, which moves no end that others see.
+    RenewWithin,
     /// It is to be written so.
     Change(Row),
     /// The same, though the lock was lost before.
@@ -88,6 +95,11 @@ impl Store {
                 let write = match known.get(&position) {
                     None => self.blind(hold, key, *fence, doing, now),
                     Some(row) => match step(row, hold, *fence, doing, now) {
+                        Step::Blind => self.blind(hold, key, *fence, doing, now),
+                        Step::Leave(own) => Write::leave(key, &hold.context, &own),
+                        Step::RenewWithin => {
+                            Write::renew_within(key, self.names(), &hold.context, *fence, hold.lease, now)
+                        }
                         Step::Change(new) => Write::replace(key, self.names(), Some(row), &new, now),
                         Step::ChangeLost(new, reason) => {
                             losses.insert(position, reason);
@@ -135,12 +147,19 @@ impl Store {
 
 fn step(row: &Row, hold: &Hold, fence: u64, doing: Doing, now: Now) -> Step {
     let mut new = row.clone();
-    new.rebase(now);
+    let rebased = new.rebase(now);
+    let all_live = !rebased && row.holders.iter().all(|(_, entry)| !entry.certainly_ended(now));
+    let until = now.hi.saturating_add(hold.lease);
+    let holders = row.holders.len();
     let Some(own) = new.holder_mut(&hold.context).filter(|own| own.fence == fence) else {
         let reason = if row.was_broken(fence) { LossReason::Broken } else { LossReason::Vanished };
         return Step::Lost(reason);
     };
     match doing {
+        Doing::Free if all_live && holders == 1 && !row.frozen => Step::Blind,
+        Doing::Free if all_live && holders > 1 && own.permits.len() <= PERMITS_NAMED => {
+            Step::Leave(own.clone())
+        }
         Doing::Free => {
             let ended = own.certainly_ended(now);
             new.remove(&hold.context);
@@ -153,8 +172,11 @@ fn step(row: &Row, hold: &Hold, fence: u64, doing: Doing, now: Now) -> Step {
         // What may have ended is not brought back, whoever's estimate says so.
         Doing::Renew if !own.certainly_lasts(now) => Step::Lost(LossReason::Expired),
         Doing::Renew if own.broken => Step::Lost(LossReason::Broken),
+        Doing::Renew if all_live && own.until <= until && row.seen_until() >= Some(up(until)) => {
+            Step::RenewWithin
+        }
         Doing::Renew => {
-            own.until = own.until.max(now.hi.saturating_add(hold.lease));
+            own.until = own.until.max(until);
             own.lease = hold.lease;
             new.prune(now);
             Step::Change(new)

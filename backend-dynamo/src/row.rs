@@ -44,6 +44,8 @@ pub(crate) struct Row {
     /// Withdrawn attempts, and until when each is remembered, in microseconds.
     pub(crate) marks: Vec<(u64, u64)>,
     pub(crate) frozen: bool,
+    /// The permits that are taken stand there by themselves, for conditions.
+    pub(crate) has_slots: bool,
     pub(crate) breaks: Vec<Break>,
     /// As it stood there: for conditions on items that are not ours.
     seen: Seen,
@@ -128,6 +130,7 @@ impl Row {
             rev,
             fence: number(&item, "fence")?.unwrap_or(0),
             frozen: item.contains_key("frozen"),
+            has_slots: item.contains_key("slots"),
             seen,
             ..Row::default()
         };
@@ -174,6 +177,25 @@ impl Row {
     /// What others see, for the condition that nothing changed.
     pub(crate) fn seen(&self) -> (Option<&String>, Option<&AttributeValue>) {
         (self.seen.context.as_ref(), self.seen.expires.as_ref())
+    }
+
+    /// Until when others see it held, in seconds, where this library wrote that.
+    pub(crate) fn seen_until(&self) -> Option<u64> {
+        self.seen.expires.as_ref()?.as_n().ok()?.parse().ok()
+    }
+
+    /// Several hold it together as far as anybody knows, and all of them still do.
+    pub(crate) fn is_shared_by_the_living(&self, now: Now) -> bool {
+        self.foreign.is_none()
+            && self.seen.context.as_deref() == Some(MANY)
+            && self.holders.iter().all(|(_, entry)| !entry.certainly_ended(now))
+    }
+
+    /// Nobody holds it, also as others see it, and there is nothing in it to be cleaned away.
+    pub(crate) fn is_free_for_all(&self, now: Now) -> bool {
+        let is_over = self.seen.context.is_none()
+            || self.seen_until().is_some_and(|until| until.saturating_mul(SECOND) < now.lo);
+        is_over && !self.frozen && self.marks.iter().all(|(_, until)| *until >= now.lo)
     }
 
     pub(crate) fn holder(&self, context: &str) -> Option<&Entry> {
@@ -226,16 +248,19 @@ impl Row {
 
     /// The item, as of our write `rev`.
     pub(crate) fn write(&self, key: &str, names: &Names, rev: u64, now: Now) -> Item {
-        let mut item = Item::from([
-            (names.id.clone(), AttributeValue::S(key.to_owned())),
-            ("rev".to_owned(), n(rev)),
-        ]);
+        let mut item =
+            Item::from([(names.id.clone(), AttributeValue::S(key.to_owned())), ("rev".to_owned(), n(rev))]);
         if self.fence > 0 {
             item.insert("fence".to_owned(), n(self.fence));
         }
         if !self.holders.is_empty() {
             let holders = self.holders.iter().map(|(context, entry)| (context.clone(), entry.write()));
             item.insert("holders".to_owned(), AttributeValue::M(holders.collect()));
+            let permits: Vec<u32> =
+                self.holders.iter().flat_map(|(_, entry)| entry.permits.iter().copied()).collect();
+            if !permits.is_empty() {
+                item.insert("slots".to_owned(), slots(&permits));
+            }
         }
         if !self.marks.is_empty() {
             let marks = self.marks.iter().map(|(attempt, until)| (mark(*attempt), n(*until)));
@@ -256,7 +281,11 @@ impl Row {
         if self.foreign.is_some() {
             let Seen { context, created, expires } = &self.seen;
             let context = context.clone().map(AttributeValue::S);
-            let seen = [(&names.context, context), (&names.created, created.clone()), (&names.expires, expires.clone())];
+            let seen = [
+                (&names.context, context),
+                (&names.created, created.clone()),
+                (&names.expires, expires.clone()),
+            ];
             item.extend(seen.into_iter().filter_map(|(name, value)| Some((name.clone(), value?))));
             return;
         }
@@ -376,6 +405,11 @@ pub(crate) fn mark(attempt: u64) -> String {
     format!("{attempt:016x}")
 }
 
+/// The permits that are taken, each by itself, so that conditions can tell which are and how many.
+pub(crate) fn slots(permits: &[u32]) -> AttributeValue {
+    AttributeValue::M(permits.iter().map(|permit| (permit.to_string(), AttributeValue::Bool(true))).collect())
+}
+
 /// A number for the service.
 pub(crate) fn n(number: u64) -> AttributeValue {
     AttributeValue::N(number.to_string())
@@ -418,7 +452,9 @@ fn as_number(value: &AttributeValue) -> Result<u64, StoreError> {
 }
 
 fn text(item: &Item, name: &str) -> Owner {
-    item.get(name).and_then(|value| value.as_s().ok()).map_or_else(Owner::default, |text| text.as_str().into())
+    item.get(name)
+        .and_then(|value| value.as_s().ok())
+        .map_or_else(Owner::default, |text| text.as_str().into())
 }
 
 #[cfg(test)]

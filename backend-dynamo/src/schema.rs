@@ -5,9 +5,9 @@ use std::time::Duration;
 use aws_sdk_dynamodb::{
     error::ProvideErrorMetadata,
     types::{
-        AttributeDefinition, BillingMode, GlobalSecondaryIndex, KeySchemaElement, KeyType, MultiRegionConsistency,
-        Projection, ProjectionType, ReplicaStatus, ScalarAttributeType, TableDescription, TableStatus,
-        TimeToLiveSpecification, TimeToLiveStatus,
+        AttributeDefinition, BillingMode, GlobalSecondaryIndex, KeySchemaElement, KeyType,
+        MultiRegionConsistency, Projection, ProjectionType, ReplicaStatus, ScalarAttributeType,
+        TableDescription, TableStatus, TimeToLiveSpecification, TimeToLiveStatus,
     },
 };
 use lockcore::{Backoff, Exponential};
@@ -67,7 +67,8 @@ impl Schema {
     /// A Terraform resource of the AWS provider.
     pub fn terraform(&self) -> String {
         let Schema { table, names: Names { id, context, expires, index, .. } } = self;
-        let attribute = |name: &str| format!("\n  attribute {{\n    name = {}\n    type = \"S\"\n  }}\n", quoted(name));
+        let attribute =
+            |name: &str| format!("\n  attribute {{\n    name = {}\n    type = \"S\"\n  }}\n", quoted(name));
         let mut attributes = attribute(id);
         let mut indexes = String::new();
         if let Some(index) = index {
@@ -96,7 +97,8 @@ impl Schema {
             false => format!("arn:aws:dynamodb:*:*:table/{}", self.table),
         };
         let actions = ["BatchGetItem", "DescribeTable", "GetItem", "PutItem", "UpdateItem"];
-        let actions: Vec<String> = actions.iter().map(|action| format!("        \"dynamodb:{action}\"")).collect();
+        let actions: Vec<String> =
+            actions.iter().map(|action| format!("        \"dynamodb:{action}\"")).collect();
         format!(
             "{{\n  \"Version\": \"2012-10-17\",\n  \"Statement\": [\n    {{\n      \"Effect\": \"Allow\",\n      \
              \"Action\": [\n{}\n      ],\n      \"Resource\": {}\n    }}\n  ]\n}}\n",
@@ -126,7 +128,8 @@ impl Store {
     pub(crate) async fn describe(&self) -> Result<Option<TableDescription>, StoreError> {
         let deadline = self.deadline();
         for attempt in 0.. {
-            let answer = self.clients.current()?.describe_table().table_name(&self.settings.table).send().await;
+            let answer =
+                self.clients.current()?.describe_table().table_name(&self.settings.table).send().await;
             let failure = match answer {
                 Ok(output) => return Ok(output.table),
                 Err(error) => match error.as_service_error().and_then(ProvideErrorMetadata::code) {
@@ -148,9 +151,11 @@ impl Store {
     }
 
     fn check(&self, table: &TableDescription) -> Result<(), StoreError> {
-        let problem = |problem: String| Err(StoreError::Table { table: self.settings.table.clone(), problem });
+        let problem =
+            |problem: String| Err(StoreError::Table { table: self.settings.table.clone(), problem });
         let id = &self.names().id;
-        let is_key = matches!(table.key_schema(), [key] if key.attribute_name == *id && key.key_type == KeyType::Hash);
+        let is_key =
+            matches!(table.key_schema(), [key] if key.attribute_name == *id && key.key_type == KeyType::Hash);
         let is_string = table.attribute_definitions().iter().any(|attribute| {
             attribute.attribute_name == *id && attribute.attribute_type == ScalarAttributeType::S
         });
@@ -161,7 +166,9 @@ impl Store {
                 .map(|key| format!("{} ({})", key.attribute_name, key.key_type.as_str()))
                 .collect();
             let found = key.join(", ");
-            return problem(format!("its key must be {id:?}, a string, as hash key, and nothing else; it is {found}"));
+            return problem(format!(
+                "its key must be {id:?}, a string, as hash key, and nothing else; it is {found}"
+            ));
         }
         let live = |status: Option<&ReplicaStatus>| !matches!(status, Some(ReplicaStatus::Deleting));
         let replicas = table.replicas().iter().filter(|replica| live(replica.replica_status())).count();
@@ -248,7 +255,10 @@ impl Store {
         match request.send().await {
             Ok(_) => Ok(()),
             // Somebody else was faster, or TTL was changed within the hour: `doctor` tells whether it is on.
-            Err(error) if error.as_service_error().and_then(ProvideErrorMetadata::code) == Some("ValidationException") => {
+            Err(error)
+                if error.as_service_error().and_then(ProvideErrorMetadata::code)
+                    == Some("ValidationException") =>
+            {
                 Ok(())
             }
             Err(error) => Err(Failure::of(&error).into()),
@@ -257,7 +267,8 @@ impl Store {
 
     /// Whether TTL goes by the right attribute; `None` if that may not be asked.
     pub(crate) async fn has_ttl(&self) -> Result<Option<bool>, StoreError> {
-        let answer = self.clients.current()?.describe_time_to_live().table_name(&self.settings.table).send().await;
+        let answer =
+            self.clients.current()?.describe_time_to_live().table_name(&self.settings.table).send().await;
         match answer {
             Ok(output) => {
                 let ttl = output.time_to_live_description;
@@ -309,7 +320,11 @@ mod tests {
     #[test]
     fn the_resource_names_table_key_and_ttl() {
         let resource = names(Some("context-ids-index")).terraform();
-        for line in ["  hash_key     = \"id\"\n", "    name            = \"context-ids-index\"\n", "    attribute_name = \"expires\"\n"] {
+        for line in [
+            "  hash_key     = \"id\"\n",
+            "    name            = \"context-ids-index\"\n",
+            "    attribute_name = \"expires\"\n",
+        ] {
             assert!(resource.contains(line), "{line} in\n{resource}");
         }
         assert_eq!(resource.matches('{').count(), resource.matches('}').count());

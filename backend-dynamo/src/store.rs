@@ -25,6 +25,9 @@ use crate::{
 /// Pauses between two tries to read.
 const PAUSES: Exponential = Exponential { base: Duration::from_millis(10), max: Duration::from_millis(500) };
 
+/// Pauses between two rounds of a race with others.
+const RACES: Exponential = Exponential { base: Duration::from_millis(2), max: Duration::from_millis(50) };
+
 /// How many refused attempts are remembered.
 const REFUSED_KEPT: usize = 4096;
 
@@ -88,9 +91,10 @@ impl Store {
         self.clock.now().ok_or(StoreError::NoTime)
     }
 
-    /// A short rest before the same items are tried again, or the end of the trying.
+    /// A short rest before the same items are tried again, or the end of the trying. Short also after many rounds: who
+    /// lost against others knows what they left, and whoever rests longest would lose again.
     pub(crate) async fn rest(&self, round: u32, deadline: Instant, in_doubt: bool) -> Result<(), StoreError> {
-        let pause = PAUSES.delay(round);
+        let pause = RACES.delay(round);
         if Instant::now() + pause >= deadline {
             return Err(StoreError::Contended { in_doubt });
         }
@@ -99,7 +103,11 @@ impl Store {
     }
 
     /// What stands under these keys, consistently, each for itself; in their order.
-    pub(crate) async fn read(&self, keys: &[String], deadline: Instant) -> Result<Vec<Option<Row>>, StoreError> {
+    pub(crate) async fn read(
+        &self,
+        keys: &[String],
+        deadline: Instant,
+    ) -> Result<Vec<Option<Row>>, StoreError> {
         if let [key] = keys {
             let item = self.read_one(key, deadline).await?;
             return Ok(vec![item.map(|item| Row::read(item, self.names())).transpose()?]);
@@ -145,7 +153,8 @@ impl Store {
         let mut wanted: Vec<Item> = keys.iter().map(of).collect();
         for attempt in 0.. {
             self.count_request();
-            let batch = KeysAndAttributes::builder().set_keys(Some(wanted.clone())).consistent_read(true).build();
+            let batch =
+                KeysAndAttributes::builder().set_keys(Some(wanted.clone())).consistent_read(true).build();
             let request = self
                 .clients
                 .current()?
@@ -175,7 +184,11 @@ impl Store {
 
     /// Everything of this namespace that `filter` allows (`#c` is the context's attribute, `#h` and `:c` the context
     /// asked for), consistently, page by page. Reads the whole table.
-    pub(crate) async fn scan(&self, filter: &str, of: Option<&str>) -> Result<Vec<(String, Row)>, StoreError> {
+    pub(crate) async fn scan(
+        &self,
+        filter: &str,
+        of: Option<&str>,
+    ) -> Result<Vec<(String, Row)>, StoreError> {
         let (mut rows, mut start, mut attempt) = (Vec::new(), None, 0);
         let prefix = self.keys.common_prefix();
         let mut deadline = self.deadline();

@@ -1,6 +1,6 @@
 //! Conditional writes: one request for one item or for many, sent again until it is known what became of it.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{borrow::Cow, collections::HashMap, sync::Arc, time::Duration};
 
 use aws_sdk_dynamodb::{
     Client,
@@ -9,8 +9,8 @@ use aws_sdk_dynamodb::{
         put_item::PutItemError, transact_write_items::TransactWriteItemsError, update_item::UpdateItemError,
     },
     types::{
-        AttributeValue, CancellationReason, Put, ReturnValuesOnConditionCheckFailure::AllOld, TransactWriteItem,
-        Update,
+        AttributeValue, CancellationReason, Put, ReturnValuesOnConditionCheckFailure::AllOld,
+        TransactWriteItem, Update,
     },
 };
 use lockcore::{Backoff, Exponential, Mode};
@@ -35,14 +35,14 @@ pub(crate) struct Write {
     /// What makes this write known again; 0 for items without.
     rev: u64,
     change: Change,
-    condition: &'static str,
+    condition: Cow<'static, str>,
     names: HashMap<String, String>,
     values: HashMap<String, AttributeValue>,
 }
 
 #[derive(Clone, Debug)]
 enum Change {
-    Update(&'static str),
+    Update(Cow<'static, str>),
     Put(Item),
 }
 
@@ -69,19 +69,27 @@ impl Write {
             _ => row::MANY,
         };
         let holders = HashMap::from([(asker.context.to_owned(), entry.write())]);
+        let slots =
+            matches!(entry.mode, Mode::Slots { .. }).then(|| (":s".to_owned(), row::slots(&entry.permits)));
         Write {
             key: key.to_owned(),
             rev,
-            change: Change::Update("SET #c=:c,#t=:t,#e=:e,fence=:f,rev=:r,holders=:h"),
+            change: Change::Update(match entry.mode {
+                Mode::Slots { .. } => "SET #c=:c,#t=:t,#e=:e,fence=:f,rev=:r,holders=:h,slots=:s".into(),
+                // Slots that are over would count with those that come.
+                Mode::Shared => "SET #c=:c,#t=:t,#e=:e,fence=:f,rev=:r,holders=:h REMOVE slots".into(),
+                Mode::Exclusive => "SET #c=:c,#t=:t,#e=:e,fence=:f,rev=:r,holders=:h".into(),
+            }),
             condition: "(attribute_not_exists(#c) OR #e<:n) AND (attribute_not_exists(fence) OR fence<:f) \
-                        AND attribute_not_exists(frozen) AND attribute_not_exists(marks.#x)",
+                        AND attribute_not_exists(frozen) AND attribute_not_exists(marks.#x)"
+                .into(),
             names: HashMap::from([
                 ("#c".to_owned(), names.context.clone()),
                 ("#t".to_owned(), names.created.clone()),
                 ("#e".to_owned(), names.expires.clone()),
                 ("#x".to_owned(), row::mark(asker.attempt)),
             ]),
-            values: HashMap::from([
+            values: [
                 (":c".to_owned(), AttributeValue::S(context.to_owned())),
                 (":t".to_owned(), n(entry.since / 1_000_000)),
                 (":e".to_owned(), n(up(entry.until))),
@@ -89,7 +97,10 @@ impl Write {
                 (":r".to_owned(), n(rev)),
                 (":h".to_owned(), AttributeValue::M(holders)),
                 (":n".to_owned(), fraction(now.lo)),
-            ]),
+            ]
+            .into_iter()
+            .chain(slots)
+            .collect(),
         }
     }
 
@@ -100,9 +111,10 @@ impl Write {
         Write {
             key: key.to_owned(),
             rev,
-            change: Change::Update("SET holders.#h.#u=:u,holders.#h.#l=:l,#e=:e,rev=:r"),
+            change: Change::Update("SET holders.#h.#u=:u,holders.#h.#l=:l,#e=:e,rev=:r".into()),
             condition: "holders.#h.fence=:f AND holders.#h.#u>=:n AND #e<=:e \
-                        AND attribute_not_exists(holders.#h.broken) AND attribute_not_exists(frozen)",
+                        AND attribute_not_exists(holders.#h.broken) AND attribute_not_exists(frozen)"
+                .into(),
             names: HashMap::from([
                 ("#h".to_owned(), context.to_owned()),
                 ("#u".to_owned(), "until".to_owned()),
@@ -126,9 +138,10 @@ impl Write {
         Write {
             key: key.to_owned(),
             rev,
-            change: Change::Update("SET #e=:e,rev=:r REMOVE #c,#t,holders"),
+            change: Change::Update("SET #e=:e,rev=:r REMOVE #c,#t,holders,slots".into()),
             condition: "holders.#h.fence=:f AND holders.#h.#u>=:n AND size(holders)=:o \
-                        AND attribute_not_exists(frozen)",
+                        AND attribute_not_exists(frozen)"
+                .into(),
             names: HashMap::from([
                 ("#h".to_owned(), context.to_owned()),
                 ("#u".to_owned(), "until".to_owned()),
@@ -141,6 +154,96 @@ impl Write {
                 (":r".to_owned(), n(rev)),
                 (":f".to_owned(), n(fence)),
                 (":n".to_owned(), n(now.lo)),
+                (":o".to_owned(), n(1)),
+            ]),
+        }
+    }
+
+    /// Joins those who hold an id together, whoever comes and goes meanwhile: of slots the permits must still be free, and
+    /// no more taken than leave room for them.
+    pub(crate) fn join(key: &str, names: &Names, old: &Row, asker: Asker<'_>, entry: &Entry) -> Self {
+        let rev = fastrand::u64(1..);
+        let mut change = "SET holders.#h=:h,fence=:f,rev=:r".to_owned();
+        let mut condition =
+            "#c=:c AND attribute_not_exists(holders.#h) AND fence<:f AND attribute_not_exists(frozen) \
+                             AND attribute_not_exists(marks.#x)"
+                .to_owned();
+        let mut named = HashMap::from([
+            ("#c".to_owned(), names.context.clone()),
+            ("#e".to_owned(), names.expires.clone()),
+            ("#h".to_owned(), asker.context.to_owned()),
+            ("#x".to_owned(), row::mark(asker.attempt)),
+        ]);
+        let mut values = HashMap::from([
+            (":c".to_owned(), AttributeValue::S(row::MANY.to_owned())),
+            (":h".to_owned(), entry.write()),
+            (":f".to_owned(), n(entry.fence)),
+            (":r".to_owned(), n(rev)),
+            (":e".to_owned(), n(up(entry.until))),
+        ]);
+        // No end that others see ever moves to an earlier time but where all is known.
+        if old.seen_until().is_none_or(|seen| seen <= up(entry.until)) {
+            change += ",#e=:e";
+            condition += " AND #e<=:e";
+        } else {
+            condition += " AND #e>=:e";
+        }
+        if let Mode::Slots { permits, limit } = entry.mode {
+            if old.has_slots {
+                for (position, permit) in entry.permits.iter().enumerate() {
+                    change += &format!(",slots.#p{position}=:p");
+                    condition += &format!(" AND attribute_not_exists(slots.#p{position})");
+                    named.insert(format!("#p{position}"), permit.to_string());
+                }
+                condition += " AND size(slots)<=:m";
+                values.insert(":p".to_owned(), AttributeValue::Bool(true));
+                values.insert(":m".to_owned(), n(u64::from(limit - permits)));
+            } else {
+                change += ",slots=:p";
+                condition += " AND attribute_not_exists(slots)";
+                values.insert(":p".to_owned(), row::slots(&entry.permits));
+            }
+        }
+        let (change, condition) = (Change::Update(change.into()), condition.into());
+        Write { key: key.to_owned(), rev, change, condition, names: named, values }
+    }
+
+    /// Extends what a context certainly still holds under a fence where somebody's end, or a freeze, is later anyway.
+    pub(crate) fn renew_within(
+        key: &str,
+        names: &Names,
+        context: &str,
+        fence: u64,
+        lease: u64,
+        now: Now,
+    ) -> Self {
+        let mut write = Write::renew(key, names, context, fence, lease, now);
+        write.change = Change::Update("SET holders.#h.#u=:u,holders.#h.#l=:l,rev=:r".into());
+        write.condition = "holders.#h.fence=:f AND holders.#h.#u>=:n AND #e>=:e \
+                           AND attribute_not_exists(holders.#h.broken)"
+            .into();
+        write
+    }
+
+    /// Leaves an id to those who hold it too, whoever comes and goes meanwhile. Others may see it held until what was
+    /// the last end so far.
+    pub(crate) fn leave(key: &str, context: &str, own: &Entry) -> Self {
+        let rev = fastrand::u64(1..);
+        let mut change = "SET rev=:r REMOVE holders.#h".to_owned();
+        let mut named = HashMap::from([("#h".to_owned(), context.to_owned())]);
+        for (position, permit) in own.permits.iter().enumerate() {
+            change += &format!(",slots.#p{position}");
+            named.insert(format!("#p{position}"), permit.to_string());
+        }
+        Write {
+            key: key.to_owned(),
+            rev,
+            change: Change::Update(change.into()),
+            condition: "holders.#h.fence=:f AND size(holders)>:o".into(),
+            names: named,
+            values: HashMap::from([
+                (":r".to_owned(), n(rev)),
+                (":f".to_owned(), n(own.fence)),
                 (":o".to_owned(), n(1)),
             ]),
         }
@@ -185,9 +288,7 @@ impl Write {
                 value(":c", context.map(|context| AttributeValue::S(context.clone())));
                 value(":e", expires.cloned());
                 match (context.is_some(), expires.is_some()) {
-                    (true, true) => {
-                        "attribute_exists(#i) AND attribute_not_exists(rev) AND #c=:c AND #e=:e"
-                    }
+                    (true, true) => "attribute_exists(#i) AND attribute_not_exists(rev) AND #c=:c AND #e=:e",
                     (true, false) => {
                         "attribute_exists(#i) AND attribute_not_exists(rev) AND #c=:c AND attribute_not_exists(#e)"
                     }
@@ -202,7 +303,7 @@ impl Write {
             }
         };
         let change = Change::Put(new.write(key, names, rev, now));
-        Write { key: key.to_owned(), rev, change, condition, names: named, values }
+        Write { key: key.to_owned(), rev, change, condition: condition.into(), names: named, values }
     }
 
     /// Notes a fence in the item that is for nothing else.
@@ -210,8 +311,8 @@ impl Write {
         Write {
             key,
             rev: 0,
-            change: Change::Update("SET fence=:f"),
-            condition: "attribute_not_exists(fence) OR fence<:f",
+            change: Change::Update("SET fence=:f".into()),
+            condition: "attribute_not_exists(fence) OR fence<:f".into(),
             names: HashMap::new(),
             values: HashMap::from([(":f".to_owned(), n(fence))]),
         }
@@ -301,7 +402,7 @@ impl Store {
             .table_name(&self.settings.table)
             .key(&self.settings.names.id, AttributeValue::S(write.key.clone()))
             .update_expression(expression)
-            .condition_expression(write.condition)
+            .condition_expression(&*write.condition)
             .set_expression_attribute_names(some(&write.names))
             .set_expression_attribute_values(some(&write.values))
             .return_values_on_condition_check_failure(AllOld)
@@ -328,7 +429,7 @@ impl Store {
             .put_item()
             .table_name(&self.settings.table)
             .set_item(Some(item.clone()))
-            .condition_expression(write.condition)
+            .condition_expression(&*write.condition)
             .set_expression_attribute_names(some(&write.names))
             .set_expression_attribute_values(some(&write.values))
             .return_values_on_condition_check_failure(AllOld)
@@ -340,7 +441,9 @@ impl Store {
             }
             Err(SdkError::ServiceError(refusal)) if refusal.err().is_conditional_check_failed_exception() => {
                 match refusal.into_err() {
-                    PutItemError::ConditionalCheckFailedException(failed) => Tried::Refused(vec![(0, failed.item)]),
+                    PutItemError::ConditionalCheckFailedException(failed) => {
+                        Tried::Refused(vec![(0, failed.item)])
+                    }
                     _ => unreachable!("just asked"),
                 }
             }
@@ -356,8 +459,8 @@ impl Store {
                 Update::builder()
                     .table_name(&self.settings.table)
                     .key(&self.settings.names.id, AttributeValue::S(write.key.clone()))
-                    .update_expression(*expression)
-                    .condition_expression(write.condition)
+                    .update_expression(&**expression)
+                    .condition_expression(&*write.condition)
                     .set_expression_attribute_names(some(&write.names))
                     .set_expression_attribute_values(some(&write.values))
                     .return_values_on_condition_check_failure(AllOld)
@@ -368,7 +471,7 @@ impl Store {
                 Put::builder()
                     .table_name(&self.settings.table)
                     .set_item(Some(new.clone()))
-                    .condition_expression(write.condition)
+                    .condition_expression(&*write.condition)
                     .set_expression_attribute_names(some(&write.names))
                     .set_expression_attribute_values(some(&write.values))
                     .return_values_on_condition_check_failure(AllOld)

@@ -13,17 +13,19 @@ use support::Table;
 
 fn main() -> ExitCode {
     // Most of the checks wait for leases to end, and may do so together.
-    support::more_threads(16);
-    servers::run(all::<Table>().into_iter().map(|check| {
-        Trial::ignorable_test(format!("dynamodb::{}", check.name), move || {
-            let server = support::blocking(servers::shared(Kind::DynamoDb));
-            match server {
-                Ok(server) => {
-                    lockcore_conformance::run(Table::at(server.url()), check.run);
-                    Ok(Completion::Completed)
+    servers::run_many(
+        16,
+        all::<Table>().into_iter().map(|check| {
+            Trial::ignorable_test(format!("dynamodb::{}", check.name), move || {
+                let server = support::blocking(servers::shared(Kind::DynamoDb));
+                match server {
+                    Ok(server) => {
+                        lockcore_conformance::run(Table::at(server.url()), check.run);
+                        Ok(Completion::Completed)
+                    }
+                    Err(missing) => servers::outcome(Err(missing.into())),
                 }
-                Err(missing) => servers::outcome(Err(missing.into())),
-            }
-        })
-    }))
+            })
+        }),
+    )
 }

@@ -39,6 +39,8 @@ async fn a_detached_lock_outlives_its_process() {
     holder.says("held");
     let dao = open(&file).await;
     holder.kill();
+    let swept = dao.sweep(100, None).await.expect("an answer");
+    assert_eq!(swept.removed, 0);
     let request = request("a", HOUR, false);
     let Acquired::Refused(conflicts) = dao.acquire(&request).await.expect("an answer") else {
         panic!("taken from a holder whose lease lasts");

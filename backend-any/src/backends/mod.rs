@@ -27,7 +27,7 @@ macro_rules! backends {
 
         /// The options of a backend of this build, its namespace among them.
         pub(crate) fn options_of(scheme: &str) -> Option<&'static [&'static str]> {
-            match scheme {
+            match backend_of(scheme) {
                 $(#[cfg(feature = $feature)] stringify!($backend) => Some($backend::OPTIONS),)*
                 _ => None,
             }
@@ -41,7 +41,7 @@ macro_rules! backends {
         async fn open_compiled_in<I: Ident, C: ContextId>(
             settings: Settings,
         ) -> Option<Result<AnyLockDao<I, C>, ConnectError>> {
-            match settings.url.scheme() {
+            match backend_of(settings.url.scheme()) {
                 $(#[cfg(feature = $feature)] stringify!($backend) => Some($backend::open(settings).await),)*
                 _ => None,
             }
@@ -49,20 +49,38 @@ macro_rules! backends {
     };
 }
 
-#[cfg(not(any(feature = "memory", feature = "sqlite")))]
-compile_error!("lockcore-any needs at least one backend: enable one of its cargo features memory, sqlite");
+#[cfg(not(any(feature = "memory", feature = "sqlite", feature = "redis")))]
+compile_error!(
+    "lockcore-any needs at least one backend: enable one of its cargo features memory, sqlite, redis"
+);
 
 backends! {
     memory "memory";
     sqlite "sqlite";
+    redis "redis";
 }
 
+/// Schemes that mean a backend of another name.
+const ALIASES: &[(&str, &str)] = &[
+    ("rediss", "redis"),
+    ("redis+unix", "redis"),
+    ("redis+sentinel", "redis"),
+    ("rediss+sentinel", "redis"),
+    ("redis+cluster", "redis"),
+    ("rediss+cluster", "redis"),
+];
+
 /// The schemes that later versions bring.
-const LATER: [&str; 4] = ["postgres", "mysql", "redis", "dynamodb"];
+const LATER: [&str; 3] = ["postgres", "mysql", "dynamodb"];
 
 /// Every scheme that means something, compiled in or not.
 pub(crate) fn all_schemes() -> impl Iterator<Item = &'static str> {
     FEATURES.iter().map(|(scheme, _)| *scheme).chain(LATER)
+}
+
+/// The backend that a scheme means: its name is also that of its table in the file.
+pub(crate) fn backend_of(scheme: &str) -> &str {
+    ALIASES.iter().find(|(alias, _)| *alias == scheme).map_or(scheme, |(_, backend)| backend)
 }
 
 /// Opens the backend that the settings name.
@@ -82,7 +100,7 @@ pub(crate) async fn open<I: Ident, C: ContextId>(
 /// Why there is no backend for a scheme.
 fn missing(scheme: String) -> ConfigError {
     let known = compiled_in();
-    if let Some((_, feature)) = FEATURES.iter().find(|(named, _)| *named == scheme) {
+    if let Some((_, feature)) = FEATURES.iter().find(|(named, _)| *named == backend_of(&scheme)) {
         return ConfigError::NotCompiledIn { scheme, feature, known };
     }
     match LATER.contains(&scheme.as_str()) {

@@ -1,6 +1,6 @@
 //! A table of its own for every test.
 
-#![allow(dead_code, reason = "each test program uses a part")]
+#![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 
 use std::sync::Arc;
 
@@ -54,14 +54,6 @@ impl Backend for Table {
     async fn reopen(&self, namespace: &String) -> Option<DynamoLockDao> {
         // As another process, which has to learn the service's time by itself.
         Some(self.builder(namespace).own_clock().open().await.expect("the engine answers"))
-    }
-}
-
-/// Lets so many tests run at once, unless the caller says otherwise.
-pub fn more_threads(threads: usize) {
-    if std::env::var_os("RUST_TEST_THREADS").is_none() {
-        // SAFETY would be needed for `set_var`; the arguments do as well.
-        let _ = threads;
     }
 }
 

@@ -33,8 +33,12 @@ const PIECES: &[(&str, &str)] = &[
         "JSON_TABLE(p_set, '$[*]' COLUMNS (n FOR ORDINALITY, id VARCHAR(2048) CHARACTER SET ascii PATH '$[0]', \
          a BIGINT PATH '$[1]', b BIGINT PATH '$[2]', c BIGINT PATH '$[3]')) j",
     ),
-    // Its ids as `v1_serve` wants them.
-    ("all ids", "(SELECT CONCAT(GROUP_CONCAT(CONCAT('x', j.id) ORDER BY j.n), ',') FROM {set})"),
+    // The cursors of `v1_serve`.
+    (
+        "cursors",
+        "JSON_TABLE(v_cursors, '$[*]' COLUMNS (n FOR ORDINALITY, id VARCHAR(2048) CHARACTER SET ascii PATH '$[0]', \
+         line INT PATH '$[1]', after BIGINT PATH '$[2]', mode INT PATH '$[3]', above BIGINT PATH '$[4]')) c",
+    ),
     // Microseconds since 1970, whatever the session's time zone.
     ("clock", "TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(6))"),
     // Later than every time, and more than all permits.
@@ -186,7 +190,7 @@ pub fn schema_sql(table_prefix: &str, flavor: Flavor) -> String {
 pub(super) async fn migrate(names: &Names, flavor: Flavor, link: &mut Link) -> Result<(), ServerError> {
     // DDL commits by itself: a lock of the session's keeps the others out, and the version is written last.
     let lock = format!(
-        "LEFT(CONCAT('lockcore migrates ', MD5(CONCAT(DATABASE(), {}))), 64)",
+        "LEFT(CONCAT('lockcore migrates ', SHA2(CONCAT(DATABASE(), {}), 256)), 64)",
         literal(&names.prefix)
     );
     let locked = link.text(&format!("SELECT CAST(GET_LOCK({lock}, 30) AS CHAR)")).await?;

@@ -105,10 +105,18 @@ fn sql(names: &Names) -> String {
 
 /// Creates or migrates the schema, as one transaction; of several programs at once one does it.
 pub(super) async fn migrate(names: &Names, link: &mut Link) -> Result<(), ServerError> {
-    // All of it is one message and so one transaction. The lock is the transaction's, so that it fits poolers.
-    let sql = format!("SELECT pg_advisory_xact_lock(hashtext('lockcore'));\n{}", sql(names));
-    sqlx::raw_sql(AssertSqlSafe(sql)).execute(link.raw()).await.map_err(failed)?;
-    Ok(())
+    // The connection is dropped if this does not come to its end, and so is the transaction. The lock is the
+    // transaction's, so that it fits poolers.
+    run(link, "BEGIN".to_owned()).await?;
+    run(link, "SELECT pg_advisory_xact_lock(hashtext('lockcore'))".to_owned()).await?;
+    if version(names, link).await? != Some(VERSION) {
+        run(link, sql(names)).await?;
+    }
+    run(link, "COMMIT".to_owned()).await
+}
+
+async fn run(link: &mut Link, sql: String) -> Result<(), ServerError> {
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(link.raw()).await.map(drop).map_err(failed)
 }
 
 /// The version that is there; `None` if there is none.

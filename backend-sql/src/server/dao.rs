@@ -120,7 +120,7 @@ impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E>
         Ok(match wakeup {
             Some(wakeup) if found.q != 0 => {
                 settled.waits = false;
-                self.shared.look_in(found.end.map(Duration::from_micros));
+                self.shared.look_in(found.end.map(reply::span));
                 Acquired::Queued { conflicts, wakeup, recheck: Some(RECHECK) }
             }
             _ => Acquired::Refused(conflicts),

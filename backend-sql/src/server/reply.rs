@@ -77,7 +77,7 @@ pub(crate) struct Acquiring {
     #[serde(default)]
     pub(crate) w: i64,
     /// In how long the first lease in the way ends.
-    pub(crate) end: Option<u64>,
+    pub(crate) end: Option<i64>,
 }
 
 /// What a session is told.
@@ -86,7 +86,7 @@ pub(crate) struct Told {
     /// The time, in the answer to a sign of life.
     pub(crate) now: Option<u64>,
     /// In how long to give the next sign of life at the latest.
-    pub(crate) next: Option<u64>,
+    pub(crate) next: Option<i64>,
     /// What was handed to it.
     #[serde(default)]
     pub(crate) o: Vec<Handed>,
@@ -329,7 +329,7 @@ pub(crate) fn swept(backend: &'static str, answer: &str) -> Result<Swept, Server
     Ok(Swept { removed, more: more != 0, elsewhere: elsewhere != 0 })
 }
 
-fn span(micros: i64) -> Duration {
+pub(crate) fn span(micros: i64) -> Duration {
     Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }
 

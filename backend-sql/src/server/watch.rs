@@ -6,7 +6,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -24,8 +24,14 @@ use super::{
     retry,
 };
 
-/// Between two signs of life of a process with waiters; three of them may go missing.
+/// Between two signs of life of a process with waiters.
 const BEAT: Duration = Duration::from_secs(1);
+
+/// After so long without one others may have taken this process for dead: a sign counts for 3 s.
+const SILENCE: Duration = Duration::from_millis(2500);
+
+/// So much later than a lease ends it is certainly over.
+const ROUNDING: Duration = Duration::from_millis(1);
 
 /// The same where nobody tells this process anything, so that it has to look: at first, and when nothing happens.
 const LOOK: Duration = Duration::from_millis(20);
@@ -50,8 +56,8 @@ pub(crate) struct Shared<E: Engine> {
     listening: AtomicBool,
     /// Something was queued for, so that there may be places to give up.
     queued: AtomicBool,
-    /// When the next sign of life is due.
-    due: Mutex<Instant>,
+    /// When the next sign of life is due; `None` while nobody waits.
+    due: Mutex<Option<Instant>>,
     sooner: Notify,
 }
 
@@ -72,7 +78,7 @@ impl<E: Engine> Shared<E> {
             clock: StoreClock::new(),
             listening: AtomicBool::new(false),
             queued: AtomicBool::new(false),
-            due: Mutex::new(Instant::now()),
+            due: Mutex::new(None),
             sooner: Notify::new(),
         }
     }
@@ -95,11 +101,11 @@ impl<E: Engine> Shared<E> {
 
     /// Somebody waits whose way may be free in `end`: a sign of life is due by then.
     pub(crate) fn look_in(&self, end: Option<Duration>) {
-        let end = end.map_or(BEAT, |end| (end + Duration::from_millis(1)).min(BEAT));
-        let at = Instant::now() + self.interval(end);
-        let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
-        if at < *due || *due <= Instant::now() {
-            *due = at;
+        let pause = end.map_or(BEAT, |end| (end + ROUNDING).min(BEAT));
+        let at = Instant::now() + if self.is_listening() { pause } else { pause.min(LOOK) };
+        let mut due = self.due();
+        if due.is_none_or(|due| at < due) {
+            *due = Some(at);
             drop(due);
             self.sooner.notify_one();
         }
@@ -110,8 +116,8 @@ impl<E: Engine> Shared<E> {
         self.listening.load(Ordering::Relaxed)
     }
 
-    fn interval(&self, interval: Duration) -> Duration {
-        if self.is_listening() { interval } else { interval.min(LOOK) }
+    fn due(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.due.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Hands on what was told.
@@ -152,31 +158,36 @@ impl<E: Engine> Shared<E> {
         if let Some(now) = told.now {
             self.clock.sample(sent, Moment::now(), now);
         }
-        let next = told.next.map(Duration::from_micros);
+        let next = told.next.map(reply::span);
         Ok(if self.hear(told) { Some(Duration::ZERO) } else { next })
     }
 
     /// While anybody waits.
     async fn give_signs_of_life(self: Arc<Self>) {
-        let mut pause = LOOK;
+        let (mut pause, mut last) = (LOOK, Instant::now());
         loop {
-            let due = *self.due.lock().unwrap_or_else(PoisonError::into_inner);
-            let left = due.saturating_duration_since(Instant::now());
             if self.waiters.count() == 0 {
+                *self.due() = None;
+                // Who was added meanwhile has not been answered yet, and then calls `look_in`.
                 self.sooner.notified().await;
-                continue;
+                last = Instant::now();
             }
+            let due = *self.due();
+            let left = due.map_or(BEAT, |due| due.saturating_duration_since(Instant::now()));
             if !left.is_zero() && background::within(left, self.sooner.notified()).await.is_some() {
                 continue;
             }
-            let next = self.beat(None).await;
             // A failure is no reason to stop: others take us for dead if the signs are missing.
-            let next = next.unwrap_or(None);
+            let next = self.beat(None).await.unwrap_or(None);
+            if last.elapsed() > SILENCE {
+                // This process was stopped, or the server away: others may have removed the places.
+                self.waiters.wake_all();
+            }
+            last = Instant::now();
             pause = if next == Some(Duration::ZERO) { LOOK } else { (pause * 2).min(SELDOM) };
-            let next =
-                next.filter(|next| !next.is_zero()).map_or(BEAT, |next| next + Duration::from_millis(1));
-            let next = if self.is_listening() { next.min(BEAT) } else { next.min(pause) };
-            *self.due.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now() + next;
+            let next = next.filter(|next| !next.is_zero()).map_or(BEAT, |next| (next + ROUNDING).min(BEAT));
+            let next = if self.is_listening() { next } else { next.min(pause) };
+            *self.due() = Some(Instant::now() + next);
         }
     }
 

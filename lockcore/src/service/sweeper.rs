@@ -74,3 +74,14 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn by_default_a_hundred_every_five_minutes() {
+        let Sweeper { every, batch, .. } = Sweeper::default();
+        assert_eq!((every, batch), (Some(Duration::from_secs(5 * 60)), 100));
+    }
+}

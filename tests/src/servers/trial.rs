@@ -59,8 +59,19 @@ pub fn outcome(result: TestResult) -> Result<Completion, Failed> {
 ///
 /// For `fn main() -> ExitCode` of a test with `harness = false`.
 pub fn run(trials: impl IntoIterator<Item = Trial>) -> ExitCode {
+    run_as(Arguments::from_args(), trials)
+}
+
+/// The same for tests that mostly wait: unless the arguments say otherwise, so many of them run at once.
+pub fn run_many(threads: usize, trials: impl IntoIterator<Item = Trial>) -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(threads);
+    run_as(arguments, trials)
+}
+
+fn run_as(arguments: Arguments, trials: impl IntoIterator<Item = Trial>) -> ExitCode {
     let trials = trials.into_iter().collect();
-    let conclusion = libtest_mimic::run(&Arguments::from_args(), trials);
+    let conclusion = libtest_mimic::run(&arguments, trials);
     if let Ok(runtime) = runtime() {
         runtime.block_on(forget_shared());
     }

@@ -63,7 +63,7 @@ body: BEGIN
     CALL {v1_prune}(p_ns, p_set, v_now);
     IF v_waiters > 0 THEN
       -- What ended goes to those who waited for it, before it is our turn.
-      CALL {v1_serve}(p_ns, {all ids}, v_now, p_context, p_attempt, v_wake);
+      CALL {v1_serve}(p_ns, p_set, v_now, p_context, p_attempt, v_wake);
     END IF;
   END IF;
   SET v_ticket = NULL;
@@ -74,10 +74,13 @@ body: BEGIN
   CALL {v1_weigh}(p_ns, p_set, p_context, IFNULL(v_ticket, {never}), p_nested, v_now, v_classes);
   IF v_classes NOT REGEXP '[1-6]' THEN
     CALL {v1_grant}(p_ns, p_set, v_classes, p_context, p_attempt, p_lease, p_owner, 0, v_now);
-    SELECT CONCAT('{"now":', v_now, ',"g":[', {given}, ']}') INTO v_answer {from given};
+    SELECT CONCAT('{"now":', v_now, ',"g":[', GROUP_CONCAT({given} ORDER BY j.n), ']}') INTO v_answer {from given};
     IF v_ticket IS NOT NULL THEN
       DELETE FROM {claims} WHERE attempt = p_attempt AND context = p_context AND ns = p_ns AND state >= 2;
-      CALL {v1_serve}(p_ns, {all ids}, v_now, '', 0, v_wake);
+    END IF;
+    IF v_ticket IS NOT NULL OR (v_waiters > 0 AND v_classes REGEXP 'C') THEN
+      -- Its place is free, or permits that it gave back.
+      CALL {v1_serve}(p_ns, p_set, v_now, '', 0, v_wake);
     END IF;
     COMMIT;
     CALL {v1_ring}(v_wake);

@@ -67,7 +67,7 @@ body: BEGIN
     DELETE FROM {claims} WHERE ns = p_ns AND id = p_id AND state = 1 AND context = v_context;
     DELETE FROM {claims} WHERE ns = p_ns AND id = p_id AND state = 0 AND number = p_fence;
     CALL {v1_prune}(p_ns, p_set, v_now);
-    CALL {v1_serve}(p_ns, {all ids}, v_now, '', 0, v_wake);
+    CALL {v1_serve}(p_ns, p_set, v_now, '', 0, v_wake);
     CALL {v1_settle}(p_ns, p_set);
   ELSE
     UPDATE {claims} SET broken = 1 WHERE ns = p_ns AND id = p_id AND state = 0 AND number = p_fence;
@@ -96,7 +96,7 @@ BEGIN
   ELSE
     UPDATE {ids} SET frozen = 0 WHERE ns = p_ns AND id = p_id;
     CALL {v1_prune}(p_ns, p_set, v_now);
-    CALL {v1_serve}(p_ns, {all ids}, v_now, '', 0, v_wake);
+    CALL {v1_serve}(p_ns, p_set, v_now, '', 0, v_wake);
     CALL {v1_settle}(p_ns, p_set);
   END IF;
   COMMIT;
@@ -130,7 +130,7 @@ BEGIN
       ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0 AND o.context = p_context AND o.until > v_now;
     DELETE o FROM {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.context = p_context;
     CALL {v1_prune}(p_ns, p_set, v_now);
-    CALL {v1_serve}(p_ns, {all ids}, v_now, '', 0, v_wake);
+    CALL {v1_serve}(p_ns, p_set, v_now, '', 0, v_wake);
     CALL {v1_settle}(p_ns, p_set);
   END IF;
   COMMIT;

@@ -148,116 +148,132 @@ BEGIN
   END IF;
 END
 //
--- Serves those who wait for the locked ids in `p_work` ('x', the id in hexadecimal, ','; repeated), in the order of their
--- tickets, until nothing more fits. Not the attempt given: it is being served otherwise. Only the head part of each
--- queue is looked at: as soon as somebody has to go on waiting, only who may pass is looked for.
+-- Serves those who wait for the ids in `p_set`, which are locked, in the order of their tickets, until nothing more fits.
+-- Not the attempt given: it is being served otherwise. Only the head part of each queue is looked at: as soon as somebody
+-- has to go on waiting, only who may pass is looked for. A cursor is a place from which a queue is looked at: `[id, state,
+-- after which ticket, only which mode or -1, only limits above]`.
 CREATE PROCEDURE {v1_serve}(
-  p_ns INT UNSIGNED, p_work LONGTEXT CHARACTER SET ascii, p_now BIGINT, p_context VARBINARY(255), p_attempt BIGINT,
+  p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, p_now BIGINT, p_context VARBINARY(255), p_attempt BIGINT,
   INOUT p_wake LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 body: BEGIN
-  DECLARE v_hex, v_set, v_ids LONGTEXT CHARACTER SET ascii DEFAULT '';
+  DECLARE v_hex, v_set, v_cursors, v_kept LONGTEXT CHARACTER SET ascii;
   DECLARE v_classes TEXT CHARACTER SET ascii DEFAULT '';
   DECLARE v_id VARBINARY(1024);
   DECLARE v_context, v_owner VARBINARY(255);
-  DECLARE v_line, v_only, v_mode, v_alive, v_stands TINYINT DEFAULT 0;
-  DECLARE v_frozen, v_exclusive, v_locked, v_wants, v_ended, v_waiters, v_handed INT DEFAULT 0;
-  DECLARE v_after, v_over, v_number, v_attempt, v_session, v_permits, v_cap, v_lease, v_used BIGINT DEFAULT 0;
-  work: WHILE p_work <> '' DO
-    SET v_hex = SUBSTRING_INDEX(p_work, ',', 1);
-    SET p_work = SUBSTRING(p_work, LENGTH(v_hex) + 2);
-    SET v_id = UNHEX(SUBSTRING(v_hex, 2));
-    SELECT i.frozen, IFNULL((SELECT SUM(h.permits) + SUM(h.mode = 2) * {never} FROM {claims} h
-        WHERE h.ns = p_ns AND h.id = v_id AND h.state = 0), 0)
-      INTO v_frozen, v_used FROM {ids} i WHERE i.ns = p_ns AND i.id = v_id;
-    IF v_frozen OR v_used >= {never} THEN
-      ITERATE work;
+  DECLARE v_line, v_mode, v_alive, v_stands TINYINT DEFAULT 0;
+  DECLARE v_cursor, v_locked, v_wants, v_ended, v_waiters, v_handed INT DEFAULT 0;
+  DECLARE v_over, v_number, v_attempt, v_session, v_permits, v_cap, v_lease, v_used BIGINT DEFAULT 0;
+  DECLARE v_last_number, v_last_attempt BIGINT DEFAULT 0;
+  SET v_cursors = '[]';
+  serving: LOOP
+    IF p_set IS NOT NULL THEN
+      -- Of these ids something was freed, so that whatever was decided may be decided differently now.
+      SET v_kept = NULL, v_last_number = 0;
+      IF v_cursors <> '[]' THEN
+        SELECT GROUP_CONCAT(CONCAT('["', c.id, '",', c.line, ',', c.after, ',', c.mode, ',', c.above, ']') ORDER BY c.n)
+          INTO v_kept FROM {cursors} WHERE c.line < 9 AND c.id NOT IN (SELECT j.id FROM {set});
+      END IF;
+      SELECT CONCAT('[', CONCAT_WS(',', v_kept, GROUP_CONCAT(CONCAT('["', j.id, '",', l.line, ',0,-1,0]'))), ']')
+        INTO v_cursors FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id)
+        STRAIGHT_JOIN (SELECT 2 AS line UNION ALL SELECT 3) l
+        WHERE i.frozen = 0
+          AND NOT EXISTS (SELECT 1 FROM {claims} h WHERE h.ns = p_ns AND h.id = i.id AND h.state = 0 AND h.mode = 2)
+          AND EXISTS (SELECT 1 FROM {claims} w WHERE w.ns = p_ns AND w.id = i.id AND w.state = l.line);
+      SET p_set = NULL;
     END IF;
-    SET v_line = 2, v_after = 0, v_only = -1, v_over = 0;
-    places: WHILE v_line <= 3 DO
-      SET v_number = NULL;
-      IF v_only < 0 THEN
-        SELECT number, context, attempt, mode, permits, cap, owner, lease, session, wants INTO v_number, v_context,
-            v_attempt, v_mode, v_permits, v_cap, v_owner, v_lease, v_session, v_wants FROM {claims}
-          WHERE ns = p_ns AND id = v_id AND state = v_line AND number > v_after ORDER BY number LIMIT 1;
+    IF v_cursors = '[]' THEN
+      LEAVE body;
+    END IF;
+    SET v_number = NULL;
+    SELECT q.n, q.id, q.line, q.above, q.number INTO v_cursor, v_hex, v_line, v_over, v_number FROM (
+      SELECT c.n, c.id, c.line, c.above, (SELECT w.number FROM {claims} w
+          WHERE w.ns = p_ns AND w.id = UNHEX(c.id) AND w.state = c.line AND w.number > c.after
+            AND (c.mode < 0 OR w.mode = c.mode AND w.cap > c.above) ORDER BY w.number LIMIT 1) AS number
+        FROM {cursors}) q
+      WHERE q.number IS NOT NULL ORDER BY q.number, q.n LIMIT 1;
+    IF v_number IS NULL THEN
+      LEAVE body;
+    END IF;
+    SET v_id = UNHEX(v_hex);
+    SELECT w.context, w.attempt, w.mode, w.permits, w.cap, w.owner, w.lease, w.session, w.wants,
+        EXISTS (SELECT 1 FROM {sessions} s WHERE s.session = w.session AND {alive s p_now})
+      INTO v_context, v_attempt, v_mode, v_permits, v_cap, v_owner, v_lease, v_session, v_wants, v_alive
+      FROM {claims} w WHERE w.ns = p_ns AND w.id = v_id AND w.state = v_line AND w.number = v_number;
+    SET v_stands = 1;
+    IF (v_attempt <> p_attempt OR v_context <> p_context) AND (v_number <> v_last_number OR v_attempt <> v_last_attempt)
+    THEN
+      SET v_last_number = v_number, v_last_attempt = v_attempt;
+      -- All its ids have to be locked; what somebody else works on is not waited for, that could deadlock.
+      IF v_wants = 1 THEN
+        SET v_locked = 1, v_set = CONCAT('[["', v_hex, '",', v_mode, ',', v_permits, ',', v_cap, ']]');
       ELSE
-        SELECT number, context, attempt, mode, permits, cap, owner, lease, session, wants INTO v_number, v_context,
-            v_attempt, v_mode, v_permits, v_cap, v_owner, v_lease, v_session, v_wants FROM {claims}
-          WHERE ns = p_ns AND id = v_id AND state = v_line AND number > v_after AND mode = v_only AND cap > v_over
-          ORDER BY number LIMIT 1;
-      END IF;
-      IF v_number IS NULL THEN
-        SET v_line = v_line + 1, v_after = 0, v_only = -1, v_over = 0;
-        ITERATE places;
-      END IF;
-      SET v_after = v_number, v_stands = 1;
-      IF v_attempt <> p_attempt OR v_context <> p_context THEN
-        -- All its ids have to be locked; what somebody else works on is not waited for, that could deadlock.
-        IF v_wants = 1 THEN
-          SET v_locked = 1, v_ids = CONCAT(v_hex, ','),
-            v_set = CONCAT('[["', SUBSTRING(v_hex, 2), '",', v_mode, ',', v_permits, ',', v_cap, ']]');
-        ELSE
-          SELECT COUNT(*) INTO v_locked FROM {claims} w FORCE INDEX (by_attempt)
-            STRAIGHT_JOIN {ids} i ON i.ns = w.ns AND i.id = w.id
-            WHERE w.attempt = v_attempt AND w.context = v_context AND w.ns = p_ns AND w.state = v_line
-            {for update of i} SKIP LOCKED;
-          SET v_locked = v_locked = v_wants;
-        END IF;
-        SELECT EXISTS (SELECT 1 FROM {sessions} s WHERE s.session = v_session AND {alive s p_now}) INTO v_alive;
-        IF v_locked AND v_wants > 1 THEN
-          SELECT CONCAT('[', GROUP_CONCAT(CONCAT('["', HEX(id), '",', mode, ',', permits, ',', cap, ']') ORDER BY id), ']'),
-              CONCAT(GROUP_CONCAT(CONCAT('x', HEX(id)) ORDER BY id), ',') INTO v_set, v_ids FROM {claims}
-            WHERE attempt = v_attempt AND context = v_context AND ns = p_ns AND state = v_line;
+        SELECT COUNT(*) INTO v_locked FROM {claims} w FORCE INDEX (by_attempt)
+          STRAIGHT_JOIN {ids} i ON i.ns = w.ns AND i.id = w.id
+          WHERE w.attempt = v_attempt AND w.context = v_context AND w.ns = p_ns AND w.state = v_line
+          {for update of i} SKIP LOCKED;
+        SET v_locked = v_locked = v_wants;
+        IF v_locked THEN
+          SELECT CONCAT('[', GROUP_CONCAT(CONCAT('["', HEX(w.id), '",', w.mode, ',', w.permits, ',', w.cap, ']')
+              ORDER BY w.id), ']') INTO v_set FROM {claims} w FORCE INDEX (by_attempt)
+            WHERE w.attempt = v_attempt AND w.context = v_context AND w.ns = p_ns AND w.state = v_line;
           CALL {v1_tidy}(p_ns, v_set, p_now, v_ended, v_waiters);
           IF v_ended > 0 THEN
             CALL {v1_prune}(p_ns, v_set, p_now);
-            SET p_work = CONCAT(p_work, v_ids);
+            SET p_set = v_set;
           END IF;
         END IF;
-        IF NOT v_alive THEN
-          IF v_locked THEN
-            DELETE FROM {claims} WHERE attempt = v_attempt AND context = v_context AND ns = p_ns AND state >= 2;
-            SET p_work = CONCAT(v_ids, p_work);
-            ITERATE work;
-          END IF;
-          ITERATE places;
-        END IF;
+      END IF;
+      IF NOT v_alive THEN
         IF v_locked THEN
-          CALL {v1_weigh}(p_ns, v_set, v_context, v_number, v_line = 2, p_now, v_classes);
-          SET v_stands = v_classes REGEXP '[1-6]';
-        END IF;
-        IF NOT v_locked OR (NOT v_stands AND (v_classes REGEXP '[KC]' OR v_handed >= 256)) THEN
-          -- Its turn has come, but it has to ask.
-          UPDATE {claims} SET turn = 1 WHERE ns = p_ns AND id = v_id AND state = v_line AND number = v_number;
-          IF NOT FIND_IN_SET(v_session, p_wake) THEN
-            SET p_wake = CONCAT(p_wake, v_session, ',');
-          END IF;
-          IF v_handed >= 256 THEN
-            ITERATE work;
-          END IF;
-          SET v_stands = 1;
-        END IF;
-        IF NOT v_stands THEN
-          CALL {v1_grant}(p_ns, v_set, v_classes, v_context, v_attempt, LEAST(v_lease, 2000000), v_owner, v_session,
-            p_now);
           DELETE FROM {claims} WHERE attempt = v_attempt AND context = v_context AND ns = p_ns AND state >= 2;
-          SET v_handed = v_handed + 1;
-          IF NOT FIND_IN_SET(v_session, p_wake) THEN
-            SET p_wake = CONCAT(p_wake, v_session, ',');
-          END IF;
-          SET p_work = CONCAT(v_ids, p_work);
-          ITERATE work;
+          SET p_set = v_set;
+        ELSE
+          SET v_cursors = JSON_SET(v_cursors, CONCAT('$[', v_cursor - 1, '][2]'), v_number);
+        END IF;
+        ITERATE serving;
+      END IF;
+      IF v_locked THEN
+        CALL {v1_weigh}(p_ns, v_set, v_context, v_number, v_line = 2, p_now, v_classes);
+        SET v_stands = v_classes REGEXP '[1-6]';
+      END IF;
+      IF NOT v_locked OR (NOT v_stands AND (v_classes REGEXP '[KC]' OR v_handed >= 256)) THEN
+        -- Its turn has come, but it has to ask.
+        UPDATE {claims} SET turn = 1 WHERE ns = p_ns AND id = v_id AND state = v_line AND number = v_number;
+        SET v_stands = 1;
+        IF NOT FIND_IN_SET(v_session, p_wake) THEN
+          SET p_wake = CONCAT(p_wake, v_session, ',');
+        END IF;
+        IF v_handed >= 256 THEN
+          LEAVE body;
         END IF;
       END IF;
-      -- It goes on waiting. Behind a nested waiter others may fit; behind one in line only who may pass it.
-      IF v_line = 3 THEN
-        IF v_mode = 2 THEN
-          ITERATE work;
+      IF NOT v_stands THEN
+        CALL {v1_grant}(p_ns, v_set, v_classes, v_context, v_attempt, LEAST(v_lease, 2000000), v_owner, v_session, p_now);
+        DELETE FROM {claims} WHERE attempt = v_attempt AND context = v_context AND ns = p_ns AND state >= 2;
+        SET v_handed = v_handed + 1, p_set = v_set;
+        IF NOT FIND_IN_SET(v_session, p_wake) THEN
+          SET p_wake = CONCAT(p_wake, v_session, ',');
         END IF;
-        SET v_only = v_mode, v_over = IF(v_mode = 0, -1, GREATEST(v_over, v_cap, v_used));
+        ITERATE serving;
       END IF;
-    END WHILE;
-  END WHILE;
+    END IF;
+    -- It goes on waiting. Behind a nested waiter others may fit; behind one in line only who may pass it.
+    IF v_line = 3 THEN
+      IF v_mode = 2 THEN
+        SET v_cursors = JSON_SET(v_cursors, CONCAT('$[', v_cursor - 1, '][1]'), 9);
+      ELSEIF v_mode = 0 THEN
+        SET v_cursors = JSON_SET(v_cursors, CONCAT('$[', v_cursor - 1, '][3]'), 0, CONCAT('$[', v_cursor - 1, '][4]'), -1);
+      ELSE
+        -- No smaller limit than what is held fits either.
+        SELECT IFNULL(SUM(h.permits), 0) INTO v_used FROM {claims} h
+          WHERE h.ns = p_ns AND h.id = v_id AND h.state = 0;
+        SET v_cursors = JSON_SET(v_cursors, CONCAT('$[', v_cursor - 1, '][3]'), 1, CONCAT('$[', v_cursor - 1, '][4]'),
+          GREATEST(v_over, v_cap, v_used));
+      END IF;
+    END IF;
+    SET v_cursors = JSON_SET(v_cursors, CONCAT('$[', v_cursor - 1, '][2]'), v_number);
+  END LOOP;
 END
 //
 -- Wakes the sessions in a list. Their connections hold a lock of their name, so that nobody else is ever interrupted: an

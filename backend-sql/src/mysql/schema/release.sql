@@ -49,7 +49,7 @@ body: BEGIN
     CALL {v1_prune}(p_ns, p_set, v_now);
   END IF;
   IF v_waiters > 0 THEN
-    CALL {v1_serve}(p_ns, {all ids}, v_now, '', 0, v_wake);
+    CALL {v1_serve}(p_ns, p_set, v_now, '', 0, v_wake);
   END IF;
   IF v_waiters = 0 OR p_n > 1 THEN
     CALL {v1_settle}(p_ns, p_set);

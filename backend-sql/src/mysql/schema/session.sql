@@ -53,7 +53,7 @@ body: BEGIN
       SET p_set = v_set, v_now = {clock};
       CALL {v1_tidy}(p_ns, p_set, v_now, v_ended, v_waiters);
       CALL {v1_prune}(p_ns, p_set, v_now);
-      CALL {v1_serve}(p_ns, {all ids}, v_now, '', 0, v_wake);
+      CALL {v1_serve}(p_ns, p_set, v_now, '', 0, v_wake);
       CALL {v1_settle}(p_ns, p_set);
     END IF;
     COMMIT;
@@ -151,7 +151,7 @@ BEGIN
     CALL {v1_tidy}(p_ns, p_set, v_now, v_ended, v_waiters);
     CALL {v1_prune}(p_ns, p_set, v_now);
     DELETE FROM {claims} WHERE session = p_session AND ns = p_ns AND state >= 2;
-    CALL {v1_serve}(p_ns, {all ids}, v_now, '', 0, v_wake);
+    CALL {v1_serve}(p_ns, p_set, v_now, '', 0, v_wake);
     CALL {v1_settle}(p_ns, p_set);
   END IF;
   DELETE FROM {sessions} WHERE session = p_session;

@@ -101,7 +101,7 @@ body: BEGIN
           SET v_done = v_done + 1, p_set = v_set;
         END IF;
       END IF;
-      CALL {v1_serve}(p_ns, {all ids}, v_now, '', 0, v_wake);
+      CALL {v1_serve}(p_ns, p_set, v_now, '', 0, v_wake);
       CALL {v1_settle}(p_ns, p_set);
       SET v_removed = v_removed + v_done, v_room = v_room - LEAST(v_done, v_room);
     END IF;

@@ -25,7 +25,7 @@ body: BEGIN
       ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0 AND o.context = p_context AND NOT o.broken AND {keeps o};
     IF v_all = p_n AND v_any > 0 THEN
       CALL {v1_grant}(p_ns, p_set, REPEAT('K', p_n), p_context, p_attempt, p_lease, p_owner, 0, v_now);
-      SELECT CONCAT('{"now":', v_now, ',"g":[', {given}, ']}') INTO v_answer {from given};
+      SELECT CONCAT('{"now":', v_now, ',"g":[', GROUP_CONCAT({given} ORDER BY j.n), ']}') INTO v_answer {from given};
     END IF;
   END IF;
   IF v_answer = '' THEN
@@ -66,7 +66,7 @@ body: BEGIN
     END IF;
   END IF;
   IF v_waiters > 0 THEN
-    CALL {v1_serve}(p_ns, {all ids}, v_now, '', 0, v_wake);
+    CALL {v1_serve}(p_ns, p_set, v_now, '', 0, v_wake);
   END IF;
   CALL {v1_settle}(p_ns, p_set);
   COMMIT;

@@ -142,7 +142,7 @@ BEGIN
       CASE WHEN bit_or(l.busy) & 2 = 2 THEN (SELECT min(h.expires) FROM {holder} h
         WHERE h.ns = p_ns AND h.id = ANY (p_ids) AND h.state >= 0) END) - v_now
       INTO v_ends FROM {lock} l WHERE l.ns = p_ns AND l.id = ANY (p_ids);
-    v_given := format('{"q":1,"c":[%s],"end":%s}', v_conflicts, coalesce(greatest(v_ends, 0)::text, 'null'));
+    v_given := format('{"q":1,"c":[%s],"end":%s}', v_conflicts, coalesce(v_ends::text, 'null'));
   ELSE
     v_given := format('{"c":[%s]}', v_conflicts);
   END IF;

@@ -34,7 +34,7 @@ BEGIN
   SELECT string_agg(format('["%s",%s]', encode(p.context, 'hex'), p.attempt), ',') INTO v_turns
     FROM {place} p WHERE p.session = p_session AND p.line = 2 AND p.ns = p_ns;
   PERFORM {v1_tell}(v_told);
-  RETURN format('{"now":%s,"next":%s,"t":[%s]}', v_now, coalesce(greatest(v_next, 0)::text, 'null'), v_turns);
+  RETURN format('{"now":%s,"next":%s,"t":[%s]}', v_now, coalesce(v_next::text, 'null'), v_turns);
 END $f$;
 
 -- A session ends: its places are free.

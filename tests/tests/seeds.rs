@@ -1,0 +1,41 @@
+//! The list of what the predecessors did (`SEEDS.md`) is true: each of its lines names tests, and all of them exist.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::{fs, path::Path};
+
+use lockcore_conformance::ALL_CHECKS;
+
+/// How many lines the list has: what must work, known faults, cases.
+const LINES: usize = 28 + 16 + 27;
+
+#[test]
+fn every_test_that_the_list_names_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let list = fs::read_to_string(root.join("tests/SEEDS.md")).unwrap();
+    let mut lines = 0;
+    for line in list.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| ---")) {
+        let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [what, tests, asserted] = cells[..] else { panic!("not of three cells: {line}") };
+        if tests == "tests" {
+            continue; // the head of a table
+        }
+        lines += 1;
+        assert!(!what.is_empty() && !asserted.is_empty(), "{line}");
+        let named: Vec<&str> = tests.split('`').skip(1).step_by(2).collect();
+        assert!(!named.is_empty(), "no test is named for: {what}");
+        for test in named {
+            assert!(exists(&root, test), "{test} does not exist, named for: {what}");
+        }
+    }
+    assert_eq!(lines, LINES, "a line more or less: say so above");
+}
+
+fn exists(root: &Path, test: &str) -> bool {
+    match test.split_once(".rs::") {
+        Some((file, name)) => {
+            let text = fs::read_to_string(root.join(format!("{file}.rs"))).unwrap_or_default();
+            text.contains(&format!("fn {name}("))
+        }
+        None => ALL_CHECKS.contains(&test),
+    }
+}
