@@ -61,6 +61,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = humantime::parse_duration, hide = true)]
     pub(crate) pause: Duration,
 
+    /// A folder in which all workers of all processes meet at an object before one of them writes it: they have found it
+    /// missing, or locked
+    #[arg(long, value_name = "FOLDER", hide = true)]
+    pub(crate) meet: Option<PathBuf>,
+
     /// Is one of several processes: takes its plan from stdin
     #[arg(long, hide = true)]
     pub(crate) child: bool,

@@ -112,6 +112,9 @@ impl Job {
             Err(refused) if refused.is_contention() => {}
             ended => return (flat(ended), None),
         }
+        if let Err(error) = self.archive.met(file, writer).await {
+            return (Err(error.into()), None);
+        }
         let started = Instant::now();
         let mut waited = None;
         let ended = locks
