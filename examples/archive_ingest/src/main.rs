@@ -4,6 +4,7 @@ mod args;
 mod audit;
 mod job;
 mod manifest;
+mod meeting;
 mod plan;
 mod processes;
 mod progress;

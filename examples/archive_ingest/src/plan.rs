@@ -15,6 +15,7 @@ use url::Url;
 use crate::{
     args::Args,
     manifest::hex,
+    meeting::Meeting,
     source::{self, Files},
 };
 
@@ -29,6 +30,8 @@ pub(crate) struct Plan {
     pub(crate) locks: Option<String>,
     pub(crate) wait: Duration,
     pub(crate) pause: Duration,
+    /// Where the workers meet.
+    pub(crate) meet: Option<PathBuf>,
     pub(crate) workers: u16,
     pub(crate) processes: u16,
 }
@@ -69,7 +72,14 @@ impl Plan {
             "--processes {processes}: what is in memory is seen by one process only"
         );
         let Args { wait, pause, workers, .. } = *args;
-        Ok(Plan { source, leave_out, to, locks, wait, pause, workers, processes })
+        let meet = args.meet.clone();
+        Ok(Plan { source, leave_out, to, locks, wait, pause, meet, workers, processes })
+    }
+
+    /// Where the workers meet, if they do.
+    pub(crate) fn meeting(&self) -> Option<Meeting> {
+        let workers = usize::from(self.workers) * usize::from(self.processes);
+        self.meet.clone().map(|folder| Meeting { folder, workers })
     }
 
     pub(crate) fn scan(&self) -> anyhow::Result<Files> {

@@ -13,6 +13,7 @@ use url::Url;
 
 use crate::{
     manifest::{Content, Manifest, Meter},
+    meeting::Meeting,
     plan::Plan,
     source::File,
 };
@@ -28,6 +29,7 @@ pub(crate) struct Archive {
     url: Url,
     root: Key,
     pause: Duration,
+    meeting: Option<Meeting>,
 }
 
 /// What became of one visit to an object.
@@ -62,7 +64,8 @@ impl Archive {
         });
         let (store, root) = object_store::parse_url_opts(&plan.to, options)
             .with_context(|| format!("cannot use {} as an archive", plan.to_shown()))?;
-        Ok(Archive { store: store.into(), url: plan.to.clone(), root, pause: plan.pause })
+        let (pause, meeting) = (plan.pause, plan.meeting());
+        Ok(Archive { store: store.into(), url: plan.to.clone(), root, pause, meeting })
     }
 
     /// The name of an object that is the same for everybody who uses this archive: what is locked.
@@ -80,6 +83,10 @@ impl Archive {
             (None, true) => return self.complete(file, writer).await,
             (_, false) => {}
         }
+        self.met(file, writer).await?;
+        if let Some(meeting) = &self.meeting {
+            meeting.wait_for_all(&file.key).await?;
+        }
         tokio::time::sleep(self.pause).await;
         let Some((content, put)) = self.copy(file, &object).await? else { return Ok(Stored::Vanished) };
         tokio::time::sleep(self.pause).await;
@@ -94,6 +101,14 @@ impl Archive {
         );
         let replaced = found.version != described.version;
         Ok(Stored::Written { bytes: described.content.length, replaced })
+    }
+
+    /// Lets the other workers know, if they meet, that this one has come to the object: it found it missing, or locked.
+    pub(crate) async fn met(&self, file: &File, worker: &str) -> io::Result<()> {
+        match &self.meeting {
+            Some(meeting) => meeting.come(&file.key, worker).await,
+            None => Ok(()),
+        }
     }
 
     pub(crate) async fn manifest(&self, key: &Key) -> anyhow::Result<Option<Manifest>> {

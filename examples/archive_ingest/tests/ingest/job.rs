@@ -2,7 +2,10 @@
 
 use std::fs;
 
-use crate::{local::contents, tree::Tree};
+use crate::{
+    local::contents,
+    tree::{Run, Tree},
+};
 
 /// What `--processes 2 --workers 8` is together.
 const WORKERS: u64 = 16;
@@ -48,28 +51,29 @@ fn the_embedded_default_is_sqlite_beside_the_archive() {
     tree.assert_archived();
 }
 
-/// Each worker looks at the one object at its start and writes 300 ms later, so that all find it missing unless one
-/// of them starts 300 ms after another.
-const ONE_OBJECT_RACE: [&str; 6] = ["--pause", "300ms", "--workers", "8", "--processes", "2"];
+/// All workers for one object, none of which writes it before all have come to it.
+fn race_for_one_object(tree: &Tree, more: &[&str]) -> Run {
+    tree.write("index", b"the one object");
+    let meet = tree.room().join("meeting").display().to_string();
+    tree.run(&[&["--meet", &meet, "--workers", "8", "--processes", "2"], more].concat())
+}
 
 #[test]
 fn without_locks_damage_is_detected() {
     let tree = Tree::of(0);
-    tree.write("index", b"the one object");
-    let run = tree.run(&[&ONE_OBJECT_RACE[..], &["--no-locks"]].concat());
+    let run = race_for_one_object(&tree, &["--no-locks"]);
     assert_eq!(run.code, Some(3), "{}", run.report);
-    assert!(run.number("written") > 1, "{}", run.report);
+    assert_eq!(run.number("written"), WORKERS, "all had found it missing");
     assert_eq!(run.names("twice"), ["index"]);
 }
 
 #[test]
 fn with_locks_the_same_race_is_none() {
     let tree = Tree::of(0);
-    tree.write("index", b"the one object");
-    let run = tree.run(&[&ONE_OBJECT_RACE[..], &["--locks", &tree.sqlite()]].concat());
+    let run = race_for_one_object(&tree, &["--locks", &tree.sqlite()]);
     run.assert_complete(1);
     assert_eq!((run.number("written"), run.number("skipped")), (1, WORKERS - 1));
-    assert!(run.number("contended") > 0, "{}", run.report);
+    assert_eq!(run.number("contended"), WORKERS - 1, "all others had found it locked");
     assert!(run.report["waited_ms"].as_f64().unwrap() > 0.0, "{}", run.report);
 }
 
