@@ -59,10 +59,10 @@ pub(super) fn acquire(step: &mut Step<'_>, ask: &Ask, beat: bool) -> Result<Verd
     if step.is_withdrawn(&ask.context, ask.attempt)? {
         return Err(StoreError::Withdrawn);
     }
-    let mut waiters = false;
-    for claim in &ask.claims {
-        waiters |= step.load(&claim.id)?.waiters;
+    if step.load_all(&ask.claims)? {
+        return Ok(Verdict::Granted(step.grant_unused(&ask.applicant(i64::MAX), &ask.terms(step.session))?));
     }
+    let waiters = ask.claims.iter().any(|claim| step.ids[&claim.id].waiters);
     let place = if waiters { place(step, ask)? } else { None };
     let who = ask.applicant(place.unwrap_or(i64::MAX));
     // What dead holders and lapsed leases left goes to those who waited for it, before it is our turn.

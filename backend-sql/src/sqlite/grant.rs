@@ -1,6 +1,6 @@
 //! Granting: the rows of what a context holds from now on.
 
-use lockcore::{Granted, Owner, rules, rules::InUse};
+use lockcore::{Granted, Mode, Owner, rules, rules::InUse};
 use rusqlite::{OptionalExtension, Statement, params};
 use smallvec::SmallVec;
 
@@ -44,6 +44,27 @@ impl Step<'_> {
                     self.hold(&mut hold, who, claim, fence, terms)?
                 }
             });
+        }
+        Ok(granted)
+    }
+
+    /// Grants a set of ids of which nothing is known, and notes nothing of them: for the end of a step.
+    pub(super) fn grant_unused(
+        &mut self,
+        who: &Applicant<'_>,
+        terms: &Terms<'_>,
+    ) -> Result<SmallVec<[Granted; 1]>, StoreError> {
+        let fence = self.next_number()?;
+        let mut hold = self.conn.prepare_cached(&self.sql.hold)?;
+        self.bind_common(&mut hold, who, fence, terms)?;
+        hold.raw_bind_parameter(19, 0)?;
+        let mut granted = SmallVec::with_capacity(who.claims.len());
+        for Wanted { id, mode } in who.claims {
+            let permits = rules::lowest_free([], mode.permits());
+            let in_use = InUse::default().plus(*mode).units();
+            bind_claim(&mut hold, id, *mode, &permits, in_use)?;
+            hold.raw_execute()?;
+            granted.push(Granted { mode: *mode, fence: fence as u64, permits, in_use });
         }
         Ok(granted)
     }
@@ -116,13 +137,7 @@ impl Step<'_> {
         let taken = holders.iter().flat_map(|row| row.indexes.iter().copied());
         let indexes: Indexes = rules::lowest_free(taken, mode.permits());
         let in_use = InUse::of(holders.iter().map(|row| row.mode)).plus(mode).units();
-        let (code, permits, cap) = mode_columns(mode);
-        hold.raw_bind_parameter(2, &id[..])?;
-        hold.raw_bind_parameter(7, code)?;
-        hold.raw_bind_parameter(8, permits)?;
-        hold.raw_bind_parameter(9, cap)?;
-        hold.raw_bind_parameter(10, &IndexesColumn::encode(&indexes)[..])?;
-        hold.raw_bind_parameter(11, in_use)?;
+        bind_claim(hold, id, mode, &indexes, in_use)?;
         hold.raw_bind_parameter(19, replaces)?;
         hold.raw_execute()?;
         holders.push(HeldRow {
@@ -169,4 +184,21 @@ impl Step<'_> {
         }
         Ok(Granted { mode: row.mode, fence: row.number as u64, permits: row.indexes.clone(), in_use })
     }
+}
+
+/// Binds what one id of a set has of its own.
+fn bind_claim(
+    hold: &mut Statement<'_>,
+    id: &Key,
+    mode: Mode,
+    indexes: &Indexes,
+    in_use: u32,
+) -> Result<(), StoreError> {
+    let (code, permits, cap) = mode_columns(mode);
+    hold.raw_bind_parameter(2, &id[..])?;
+    hold.raw_bind_parameter(7, code)?;
+    hold.raw_bind_parameter(8, permits)?;
+    hold.raw_bind_parameter(9, cap)?;
+    hold.raw_bind_parameter(10, &IndexesColumn::encode(indexes)[..])?;
+    Ok(hold.raw_bind_parameter(11, in_use)?)
 }

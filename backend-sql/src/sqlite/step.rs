@@ -11,7 +11,7 @@ use super::{
     clock::{LeaseAt, Now},
     error::StoreError,
     process::Process,
-    row::{HeldRow, Key, Text},
+    row::{HeldRow, Key, Set, Text},
     statements::{Statements, state},
     store::Store,
 };
@@ -128,6 +128,20 @@ impl<'a> Step<'a> {
             self.ids.insert(id.clone(), read);
         }
         Ok(self.ids.get_mut(id).expect("it was inserted above if it was missing"))
+    }
+
+    /// Reads all ids of a set, and says whether nothing can be in the way of taking any of them: then nothing is noted of
+    /// them. For a step that has read none before.
+    pub(super) fn load_all(&mut self, claims: &Set) -> Result<bool, StoreError> {
+        let mut states: SmallVec<[IdState; 1]> = SmallVec::with_capacity(claims.len());
+        for claim in claims {
+            states.push(self.read_id(&claim.id)?);
+        }
+        if self.freed.is_empty() && states.iter().all(IdState::is_unused) {
+            return Ok(true);
+        }
+        self.ids.extend(claims.iter().map(|claim| claim.id.clone()).zip(states));
+        Ok(false)
     }
 
     /// The next fence or ticket of the namespace.
