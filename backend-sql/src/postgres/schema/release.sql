@@ -19,6 +19,13 @@ BEGIN
       RETURN;
     END IF;
   END IF;
+  IF cardinality(p_ids) > 1 AND {v1_release_all}(p_ns, p_context, p_ids, p_fences, v_now) THEN
+    IF p_flags <> 0 THEN
+      PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+    lost := '';
+    RETURN;
+  END IF;
   SELECT r.lost, r.told INTO lost, v_told FROM {v1_release_many}(p_ns, p_context, p_ids, p_fences) AS r;
   IF p_flags & 8 = 8 OR (p_flags & 1 = 1 AND cardinality(v_told) = 0) THEN
     PERFORM set_config('synchronous_commit', 'off', true);
@@ -30,11 +37,37 @@ BEGIN
   END IF;
 END $f$;
 
+-- The same for many ids, in one statement that takes the rows in the order of the ids (an UPDATE of many rows has no
+-- order, and would deadlock with those who take them in order). All or nothing: what was done is undone together with the
+-- locks of the rows, which are then taken again in order.
+CREATE OR REPLACE FUNCTION {v1_release_all}(
+  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_now int8) RETURNS boolean LANGUAGE plpgsql AS $f$
+DECLARE
+  v_count int8;
+  v_grants int8;
+BEGIN
+  WITH freed AS (
+    INSERT INTO {lock} AS l
+      (ns, id, fence, grants, expires, lease, since, attempt, session, replaces, lapses, busy, context, owner)
+      SELECT p_ns, u.id, u.fence, 0, p_now, 0, 0, 0, 0, 0, 0, 0, p_context, ''
+        FROM unnest(p_ids, p_fences) AS u (id, fence)
+      ON CONFLICT (ns, id) DO UPDATE SET busy = 0
+        WHERE l.busy = 1 AND l.fence = excluded.fence AND l.context = excluded.context AND l.expires > excluded.expires
+      RETURNING l.grants)
+  SELECT count(*), min(grants) INTO v_count, v_grants FROM freed;
+  -- Not one was missing, so that it was made (with no grants).
+  IF v_count = cardinality(p_ids) AND v_grants > 0 THEN
+    RETURN true;
+  END IF;
+  RAISE EXCEPTION USING ERRCODE = 'LC001';
+EXCEPTION WHEN SQLSTATE 'LC001' THEN
+  RETURN false;
+END $f$;
+
 CREATE OR REPLACE FUNCTION {v1_release_many}(
   p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], OUT lost text, OUT told text[]) LANGUAGE plpgsql AS $f$
 DECLARE
   v_now int8;
-  v_count int8;
   v_waits boolean;
   v_reason int4;
   v_freed bytea[] := '{}';
@@ -46,17 +79,9 @@ BEGIN
   told := '{}';
   lost := '';
   -- In order; and what is gone is not made anew.
-  WITH locked AS (
-    SELECT l.busy, l.fence, l.context, l.expires, u.fence AS wanted
-      FROM unnest(p_ids, p_fences) WITH ORDINALITY AS u (id, fence, at)
-      CROSS JOIN LATERAL (SELECT * FROM {lock} k WHERE k.ns = p_ns AND k.id = u.id FOR UPDATE) AS l)
-  SELECT count(*) FILTER (WHERE busy = 1 AND fence = wanted AND context = p_context), min(expires)
-    INTO v_count, v_expires FROM locked;
+  PERFORM FROM unnest(p_ids) WITH ORDINALITY AS u (id, at)
+    CROSS JOIN LATERAL (SELECT FROM {lock} k WHERE k.ns = p_ns AND k.id = u.id FOR UPDATE) AS l;
   v_now := {v1_now}();
-  IF v_count = cardinality(p_ids) AND v_expires > v_now THEN
-    UPDATE {lock} SET busy = 0 WHERE ns = p_ns AND id = ANY (p_ids);
-    RETURN;
-  END IF;
   FOR i IN 1 .. cardinality(p_ids) LOOP
     v_reason := NULL;
     SELECT * INTO r FROM {lock} WHERE ns = p_ns AND id = p_ids[i];
