@@ -2,7 +2,7 @@
 -- asynchronously, the notifications. A notification in a durable commit lets only one commit at a time reach the disk.
 -- flags: 1 commit asynchronously if nothing is handed over; 8 always.
 CREATE OR REPLACE PROCEDURE {v1_release}(
-  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_flags int8, INOUT lost text) LANGUAGE plpgsql AS $f$
+  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_flags int8, INOUT lost text) LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
   v_told text[];
@@ -35,13 +35,13 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
     PERFORM {v1_tell}(v_told);
   END IF;
-END $f$;
+END {$};
 
 -- The same for many ids, in one statement that takes the rows in the order of the ids (an UPDATE of many rows has no
 -- order, and would deadlock with those who take them in order). All or nothing: what was done is undone together with the
 -- locks of the rows, which are then taken again in order.
 CREATE OR REPLACE FUNCTION {v1_release_all}(
-  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_now int8) RETURNS boolean LANGUAGE plpgsql AS $f$
+  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_now int8) RETURNS boolean LANGUAGE plpgsql AS {$}
 DECLARE
   v_count int8;
   v_grants int8;
@@ -62,10 +62,10 @@ BEGIN
   RAISE EXCEPTION USING ERRCODE = 'LC001';
 EXCEPTION WHEN SQLSTATE 'LC001' THEN
   RETURN false;
-END $f$;
+END {$};
 
 CREATE OR REPLACE FUNCTION {v1_release_many}(
-  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], OUT lost text, OUT told text[]) LANGUAGE plpgsql AS $f$
+  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], OUT lost text, OUT told text[]) LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8;
   v_waits boolean;
@@ -124,12 +124,12 @@ BEGIN
       PERFORM {v1_settle}(p_ns, v_freed);
     END IF;
   END IF;
-END $f$;
+END {$};
 
 -- Extends what a grant still holds to a whole lease from now. flags: 8 commit asynchronously.
 CREATE OR REPLACE FUNCTION {v1_renew}(
   p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_lease int8, p_flags int8)
-  RETURNS text LANGUAGE plpgsql AS $f$
+  RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
   v_expires int8 := v_now + p_lease;
@@ -208,4 +208,4 @@ BEGIN
     DELETE FROM {place} WHERE ns = p_ns AND context = p_context AND line = 2 AND id = ANY (p_ids);
   END IF;
   RETURN coalesce('[' || v_lost || ']', '');
-END $f$;
+END {$};
