@@ -12,7 +12,7 @@ const REDACTED: &str = "[redacted]";
 /// Whether a value under this name is not to be shown. Rather too many than one too few.
 pub(crate) fn is_secret(key: &str) -> bool {
     let key = key.to_ascii_lowercase();
-    ["pass", "pwd", "secret", "token", "key", "cred", "auth"].iter().any(|word| key.contains(word))
+    ["pass", "pwd", "secret", "token", "key", "cred", "auth", "url"].iter().any(|word| key.contains(word))
 }
 
 /// One value and where it stands.

@@ -63,7 +63,7 @@ fn mistakes_in_a_file_are_named() {
     let cases = [
         (
             "leese = '3s'",
-            "lockcore.toml: unknown key \"leese\"; known are url, namespace, owner, lease, wait, memory, sqlite, redis",
+            "lockcore.toml: unknown key \"leese\"; known are url, namespace, owner, lease, wait, memory, sqlite, mysql, postgres, redis",
         ),
         (
             "lease = '60'",
@@ -119,9 +119,10 @@ fn no_message_about_a_file_quotes_a_password() {
 
 #[tokio::test]
 async fn no_message_and_no_debug_shows_a_password() {
-    let config =
-        Config::from_toml("url = 'dynamodb://user:hunter2@host/0?password=hunter2'\n[dynamodb]\ntoken = 'hunter2'")
-            .expect("a good file");
+    let config = Config::from_toml(
+        "url = 'dynamodb://user:hunter2@host/0?password=hunter2'\n[dynamodb]\ntoken = 'hunter2'",
+    )
+    .expect("a good file");
     let error = config.connect().await.expect_err("no such backend yet");
     let shown = format!("{config:?} {config:#?} {error} {error:?}");
     assert!(shown.contains("[redacted]") && !shown.contains("hunter2"), "{shown}");
@@ -190,12 +191,26 @@ fn a_file_that_is_not_there_is_told_only_if_it_was_asked_for() {
 #[tokio::test]
 async fn mistakes_in_a_url_are_named() {
     for (url, message) in [
-        ("mongodb://x", "url: unknown scheme \"mongodb\"; this build has memory, sqlite, redis"),
         (
-            "postgres://x",
-            "url: scheme \"postgres\" is not part of this build, which has memory, sqlite, redis",
+            "mongodb://x",
+            "url: unknown scheme \"mongodb\"; this build has memory, sqlite, mysql, postgres, redis",
         ),
-        ("redis+x://x", "url: unknown scheme \"redis+x\"; this build has memory, sqlite, redis"),
+        (
+            "dynamodb://x",
+            "url: scheme \"dynamodb\" is not part of this build, which has memory, sqlite, mysql, postgres, redis",
+        ),
+        (
+            "postgresql://:hunter2@x?commit=maybe",
+            "commit in the url: \"maybe\" is not possible, it must be durable, release-async or async",
+        ),
+        (
+            "postgres://:hunter2@x/db?listen_url=hunter2",
+            "postgres: listen_url: \"..\" is not possible, it must be like postgres://user@host:5432/database",
+        ),
+        (
+            "redis+x://x",
+            "url: unknown scheme \"redis+x\"; this build has memory, sqlite, mysql, postgres, redis",
+        ),
         ("redis://x?replicas=1", "replicas: alone is not possible, replicas and replicas_within go together"),
         (
             "redis://x?db=1",

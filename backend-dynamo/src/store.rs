@@ -26,7 +26,7 @@ use crate::{
 const PAUSES: Exponential = Exponential { base: Duration::from_millis(10), max: Duration::from_millis(500) };
 
 /// Pauses between two rounds of a race with others.
-const RACES: Exponential = Exponential { base: Duration::from_millis(2), max: Duration::from_millis(50) };
+const RACES: Exponential = Exponential { base: Duration::from_millis(2), max: Duration::from_millis(8) };
 
 /// How many refused attempts are remembered.
 const REFUSED_KEPT: usize = 4096;

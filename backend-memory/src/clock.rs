@@ -56,12 +56,16 @@ pub(crate) struct Clock {
 
 impl Clock {
     pub(crate) fn new() -> Self {
+        // The calendar last, so that a thread that is stopped in between makes fences go ahead of it, never behind.
+        let started = Instant::now();
+        #[cfg(target_os = "linux")]
+        let coarsely_started = coarse().saturating_sub(coarse_step());
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Clock {
-            started: Instant::now(),
+            started,
             started_nanos_since_1970: Lease::of(Some(since_1970)).0,
             #[cfg(target_os = "linux")]
-            coarsely_started: coarse().saturating_sub(coarse_step()),
+            coarsely_started,
         }
     }
 

@@ -31,11 +31,10 @@ pub trait ContextId: Clone + Eq + Hash + fmt::Debug + Send + Sync + 'static {
     /// The value whose stored form this is, or `None` if it is none of this type's.
     fn from_stored(stored: &str) -> Option<Self>;
 
-    /// A number that is the same for equal values, and hardly ever for others.
+    /// A number that is the same for equal values, and hardly ever for others: made of the stored form, as a type may
+    /// hash only a part of itself.
     fn mark(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        self.hash(&mut hasher);
-        hasher.finish()
+        hashed(&*self.stored())
     }
 }
 
@@ -97,9 +96,19 @@ impl ContextId for u64 {
         Cow::Owned(self.to_string())
     }
 
+    fn mark(&self) -> u64 {
+        hashed(self)
+    }
+
     fn from_stored(stored: &str) -> Option<Self> {
         canonical(stored)
     }
+}
+
+fn hashed(value: &(impl Hash + ?Sized)) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// A context as a store shows it: one of ours, or what another program wrote there.

@@ -199,3 +199,39 @@ async fn a_nested_call_passes_waiters() {
     let all = async { tokio::join!(outer, waiter, releasing) };
     tokio::time::timeout(60 * SECOND, all).await.expect("a deadlock").0.unwrap();
 }
+
+/// Contexts that are different are told apart though their hashes are the same, as a user's type may have it.
+#[tokio::test(start_paused = true)]
+async fn contexts_with_the_same_hash_are_different_contexts() {
+    #[derive(Clone, PartialEq, Eq, Debug)]
+    struct Job {
+        worker: u16,
+        number: u64,
+    }
+
+    impl std::hash::Hash for Job {
+        fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+            self.worker.hash(state);
+        }
+    }
+
+    impl lockcore::ContextId for Job {
+        fn stored(&self) -> std::borrow::Cow<'_, str> {
+            format!("{}/{}", self.worker, self.number).into()
+        }
+
+        fn from_stored(stored: &str) -> Option<Self> {
+            let (worker, number) = stored.split_once('/')?;
+            Some(Job { worker: worker.parse().ok()?, number: number.parse().ok()? })
+        }
+    }
+
+    let dao = lockcore_memory::MemoryLockDao::<String, Job>::new();
+    let locks = LockingService::builder_with_contexts(dao, || unreachable!("each is given")).build().unwrap();
+    let job = |number| Job { worker: 1, number };
+    let first = locks.context(job(1)).lock(["a"]).await.unwrap();
+    let second = locks.context(job(2)).lock(["b"]).await.unwrap();
+    assert!(matches!(locks.context(job(1)).lock(["c"]).await, Err(LockingError::ContextInUse { .. })));
+    first.release().await.unwrap();
+    second.release().await.unwrap();
+}

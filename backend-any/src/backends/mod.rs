@@ -49,19 +49,29 @@ macro_rules! backends {
     };
 }
 
-#[cfg(not(any(feature = "memory", feature = "sqlite", feature = "redis")))]
+#[cfg(not(any(
+    feature = "memory",
+    feature = "sqlite",
+    feature = "mysql",
+    feature = "postgres",
+    feature = "redis"
+)))]
 compile_error!(
-    "lockcore-any needs at least one backend: enable one of its cargo features memory, sqlite, redis"
+    "lockcore-any needs at least one backend: enable one of its cargo features memory, sqlite, mysql, postgres, redis"
 );
 
 backends! {
     memory "memory";
     sqlite "sqlite";
+    mysql "mysql";
+    postgres "postgres";
     redis "redis";
 }
 
 /// Schemes that mean a backend of another name.
 const ALIASES: &[(&str, &str)] = &[
+    ("mariadb", "mysql"),
+    ("postgresql", "postgres"),
     ("rediss", "redis"),
     ("redis+unix", "redis"),
     ("redis+sentinel", "redis"),
@@ -71,7 +81,7 @@ const ALIASES: &[(&str, &str)] = &[
 ];
 
 /// The schemes that later versions bring.
-const LATER: [&str; 3] = ["postgres", "mysql", "dynamodb"];
+const LATER: [&str; 1] = ["dynamodb"];
 
 /// Every scheme that means something, compiled in or not.
 pub(crate) fn all_schemes() -> impl Iterator<Item = &'static str> {

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use lockcore::LockDao;
 use lockcore_conformance::Backend;
@@ -14,28 +14,38 @@ use uuid::Uuid;
 pub struct Table {
     endpoint: Arc<str>,
     table: Arc<str>,
+    /// Where every store is the same one.
+    namespace: Option<Arc<str>>,
 }
 
 impl Table {
     /// A fresh table at this endpoint for this process.
     pub fn at(endpoint: impl Into<String>) -> Self {
         let table = format!("locks-{}", std::process::id());
-        Table { endpoint: endpoint.into().trim_end_matches('/').into(), table: table.into() }
+        Table { endpoint: endpoint.into().trim_end_matches('/').into(), table: table.into(), namespace: None }
     }
 
-    /// How to open a namespace of it.
-    pub fn builder(&self, namespace: &str) -> DynamoBuilder<String, Uuid> {
+    /// The same, where every store is in this namespace.
+    pub fn within(mut self, namespace: &str) -> Self {
+        self.namespace = Some(namespace.into());
+        self
+    }
+
+    /// How to open it.
+    pub fn builder(&self) -> DynamoBuilder<String, Uuid> {
         DynamoLockDao::builder()
             .endpoint(&*self.endpoint)
             .region("eu-central-1")
             .credentials("test", "test", None)
             .table(&*self.table)
-            .namespace(namespace)
+            // Many tests share a slow engine, and race on purpose.
+            .timeout(Duration::from_secs(20))
+            .namespace(self.namespace.as_deref().unwrap_or_default())
     }
 
-    /// A namespace of it, made if need be.
-    pub async fn open(&self, namespace: &str) -> DynamoLockDao {
-        let dao = self.builder(namespace).open().await.expect("the engine answers");
+    /// Opens it, and makes it if need be.
+    pub async fn open(&self) -> DynamoLockDao {
+        let dao = self.builder().open().await.expect("the engine answers");
         dao.migrate().await.expect("the table can be made");
         dao
     }
@@ -43,17 +53,20 @@ impl Table {
 
 impl Backend for Table {
     type Dao = DynamoLockDao;
-    type Guard = String;
+    type Guard = Table;
 
-    async fn build(&self) -> (String, DynamoLockDao) {
-        let namespace = Uuid::new_v4().simple().to_string();
-        let dao = self.open(&namespace).await;
-        (namespace, dao)
+    async fn build(&self) -> (Table, DynamoLockDao) {
+        let table = match self.namespace {
+            Some(_) => self.clone(),
+            None => self.clone().within(&Uuid::new_v4().simple().to_string()),
+        };
+        let dao = table.open().await;
+        (table, dao)
     }
 
-    async fn reopen(&self, namespace: &String) -> Option<DynamoLockDao> {
+    async fn reopen(&self, table: &Table) -> Option<DynamoLockDao> {
         // As another process, which has to learn the service's time by itself.
-        Some(self.builder(namespace).own_clock().open().await.expect("the engine answers"))
+        Some(table.builder().own_clock().open().await.expect("the engine answers"))
     }
 }
 

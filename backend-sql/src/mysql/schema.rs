@@ -51,6 +51,7 @@ const PIECES: &[(&str, &str)] = &[
     ("keeps o", "(o.mode >= j.a AND NOT (o.mode = 1 AND j.a = 1 AND o.permits <> j.b))"),
     // `rules::passes`: a claim may pass the earlier waiter `e`.
     ("j passes e", "(e.mode = 0 AND j.a = 0 OR e.mode = 1 AND j.a = 1 AND e.cap < j.c)"),
+    ("claim passes e", "(e.mode = 0 AND v_mode = 0 OR e.mode = 1 AND v_mode = 1 AND e.cap < v_cap)"),
     // What is held, as `reply::Given`.
     (
         "given",

@@ -1,23 +1,104 @@
 //! Looking for what would weaken a promise.
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
 use lockcore::{Finding, Severity};
 use sqlx::Row;
 
-use super::{engine::Postgres, error::failed, link::Link};
+use super::{error::failed, link::Link};
 use crate::server::ServerError;
 
+const LOOK: &str = "SELECT current_setting('server_version'), current_setting('synchronous_commit'), \
+    current_setting('fsync'), current_setting('full_page_writes'), pg_is_in_recovery(), \
+    current_setting('transaction_read_only'), current_setting('transaction_isolation'), \
+    (date_part('epoch', clock_timestamp()) * 1000000)::int8, pg_backend_pid(), \
+    current_setting('synchronous_standby_names'), current_setting('server_version_num')::int4";
+
+/// A server's clock may differ so much from ours before it is worth a word: leases do not depend on it, times shown do.
+const SKEW: Duration = Duration::from_secs(5);
+
 /// All checks but those that every server has.
-pub(super) async fn examine(_engine: &Postgres, link: &mut Link) -> Result<Vec<Finding>, ServerError> {
-    let look = "SELECT current_setting('synchronous_commit'), current_setting('server_version')";
-    let row = sqlx::raw_sql(look).fetch_one(link.raw()).await.map_err(failed)?;
-    let commit: String = row.try_get(0).map_err(failed)?;
-    let version: String = row.try_get(1).map_err(failed)?;
+pub(super) async fn examine(link: &mut Link, prepared: bool) -> Result<Vec<Finding>, ServerError> {
+    let row = sqlx::raw_sql(LOOK).fetch_one(link.raw()).await.map_err(failed)?;
+    let text = |column: usize| row.try_get::<String, _>(column).map_err(failed);
+    let (version, commit, fsync, pages) = (text(0)?, text(1)?, text(2)?, text(3)?);
+    let recovery: bool = row.try_get(4).map_err(failed)?;
+    let (read_only, isolation) = (text(5)?, text(6)?);
+    let clock: i64 = row.try_get(7).map_err(failed)?;
+    let pid: i32 = row.try_get(8).map_err(failed)?;
+    let standbys = text(9)?;
+    let number: i32 = row.try_get(10).map_err(failed)?;
+    let again = sqlx::raw_sql("SELECT pg_backend_pid()").fetch_one(link.raw()).await.map_err(failed)?;
+    let pooled = again.try_get::<i32, _>(0).map_err(failed)? != pid;
     Ok(vec![
-        Finding { severity: Severity::Ok, check: "server version", detail: version },
-        Finding {
-            severity: if commit == "off" { Severity::Warning } else { Severity::Ok },
-            check: "synchronous_commit",
-            detail: commit,
-        },
+        finding(
+            number < 140_000,
+            Severity::Warning,
+            "server version",
+            version,
+            "only 14 and later are tested",
+        ),
+        finding(
+            recovery || read_only == "on",
+            Severity::Error,
+            "primary",
+            format!("in recovery: {recovery}, read-only: {read_only}"),
+            "locks need a server that can be written to",
+        ),
+        finding(
+            commit == "off" || fsync == "off" || pages == "off",
+            Severity::Warning,
+            "durability",
+            format!("synchronous_commit {commit}, fsync {fsync}, full_page_writes {pages}"),
+            "a crash of the server may forget locks that were granted",
+        ),
+        finding(
+            !standbys.is_empty() && commit == "local",
+            Severity::Warning,
+            "failover",
+            format!("synchronous_standby_names {standbys:?}"),
+            "a fail-over may forget locks that were granted",
+        ),
+        finding(
+            isolation != "read committed",
+            Severity::Error,
+            "isolation",
+            isolation,
+            "locks need read committed: set it for the role behind this pooler",
+        ),
+        pooler(pooled, prepared),
+        skew(clock),
     ])
+}
+
+fn pooler(pooled: bool, prepared: bool) -> Finding {
+    let (severity, detail) = match (pooled, prepared) {
+        (true, true) => (
+            Severity::Error,
+            "a pooler hands out another connection for each transaction: set prepared=false and a listen_url past it",
+        ),
+        (true, false) => (
+            Severity::Ok,
+            "a pooler hands out another connection for each transaction, and nothing is prepared",
+        ),
+        (false, true) => (Severity::Ok, "none was noticed"),
+        (false, false) => (Severity::Ok, "none was noticed; prepared=true would be faster without one"),
+    };
+    Finding { severity, check: "pooler", detail: detail.to_owned() }
+}
+
+fn skew(clock: i64) -> Finding {
+    let here = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let there = Duration::from_micros(clock.unsigned_abs());
+    let skew = here.abs_diff(there);
+    let severity = if skew > SKEW { Severity::Warning } else { Severity::Ok };
+    let detail = format!("the server's differs from ours by {skew:.1?}; the server's decides");
+    Finding { severity, check: "clock", detail }
+}
+
+fn finding(bad: bool, severity: Severity, check: &'static str, found: String, advice: &str) -> Finding {
+    match bad {
+        true => Finding { severity, check, detail: format!("{found}: {advice}") },
+        false => Finding { severity: Severity::Ok, check, detail: found },
+    }
 }

@@ -28,6 +28,8 @@ mod flag {
     pub(super) const ASYNC: i64 = 8;
 }
 
+const ISOLATION: &str = "SET default_transaction_isolation TO 'read committed'";
+
 /// Locks in a PostgreSQL database; see the [module](super) for what it does how.
 pub type PostgresLockDao<I = String, C = Uuid> = ServerLockDao<I, C, Postgres>;
 
@@ -38,6 +40,34 @@ impl<I: Ident, C: ContextId> PostgresLockDao<I, C> {
     /// As [`PostgresBuilder::connect`].
     pub async fn connect(url: impl Into<String>) -> Result<Self, BackendError> {
         Self::builder().url(url).connect().await
+    }
+
+    /// The quoted name of the function with which the application's own statements check a fence:
+    /// `holds(namespace text, id text, fence bigint)` is true if the id is held exclusively under that fence and its
+    /// lease lasts; and then nobody else gets it before the application's transaction ends. In the `WHERE` of a write
+    /// it makes the late write of a former holder change nothing:
+    ///
+    /// ```no_run
+    /// # async fn write(locks: lockcore::LockingService, dao: &lockcore_sql::PostgresLockDao, pool: sqlx::PgPool)
+    /// # -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    /// let write = format!(
+    ///     "UPDATE account SET balance = 41 WHERE id = 7 AND {}('default', 'account/7', $1)",
+    ///     dao.fence_check()
+    /// );
+    /// let guard = locks.lock(["account/7"]).await?;
+    /// let fence = guard.held().exclusive_fence("account/7").expect("held exclusively").number() as i64;
+    /// let written = sqlx::query(sqlx::AssertSqlSafe(write)).bind(fence).execute(&pool).await?;
+    /// assert_eq!(written.rows_affected(), 1, "otherwise somebody else may hold it by now");
+    /// guard.release().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// The transaction should be short: a renewal waits for its end, as everybody does who wants the id. Without any
+    /// dependence on the tables of the locks the same is had by a column for the highest fence seen, beside the data:
+    /// `UPDATE account SET balance = 41, fence = $1 WHERE id = 7 AND fence <= $1`.
+    pub fn fence_check(&self) -> String {
+        self.engine().fence_check()
     }
 
     /// Settings to choose before connecting.
@@ -96,6 +126,10 @@ impl Postgres {
         let names = Names::new(&options.schema, &options.settings.prefix);
         let routines = Routines::new(&names);
         Postgres { source, listen, options, names, routines }
+    }
+
+    fn fence_check(&self) -> String {
+        self.names.quoted("v1_holds")
     }
 
     fn commits(&self) -> i64 {
@@ -207,8 +241,13 @@ impl Engine for Postgres {
     async fn connect(&self) -> Result<Link, ServerError> {
         match &self.source {
             Source::Own(options) => {
-                let conn = options.connect().await.map_err(unconnected)?;
-                Ok(Link::Own(Box::new(conn)))
+                let mut link = Link::Own(Box::new(options.connect().await.map_err(unconnected)?));
+                if self.options.prepared {
+                    // Whatever the role's or the database's default is. Behind a pooler that would be somebody else's
+                    // connection next; there the routines refuse another level.
+                    link.run(ISOLATION).await.map_err(ServerError::unasked)?;
+                }
+                Ok(link)
             }
             Source::Pool(pool) => Ok(Link::Lent(pool.acquire().await.map_err(unconnected)?)),
         }
@@ -271,7 +310,7 @@ impl Engine for Postgres {
     }
 
     async fn doctor(&self, link: &mut Link) -> Result<Vec<Finding>, ServerError> {
-        doctor::examine(self, link).await
+        doctor::examine(link, self.options.prepared).await
     }
 
     async fn listen(&self, session: i64) -> Result<PgListener, ServerError> {

@@ -79,6 +79,8 @@ fn of_code(code: &str) -> Meaning {
         ("53" | "58", _) => Meaning::of(Kind::Unavailable),
         ("08", _) => Meaning { in_doubt: true, broken: true, ..Meaning::of(Kind::Unavailable) },
         ("28", _) | (_, "42501") => Meaning::of(Kind::Denied),
+        // Ours: another isolation level than READ COMMITTED.
+        (_, "LC002") => Meaning { broken: true, ..Meaning::of(Kind::Misconfigured) },
         // No such database, table, routine, schema, column; wrong object type.
         ("3D" | "3F" | "42", _) => Meaning::of(Kind::Misconfigured),
         ("XX", _) => Meaning { broken: true, ..Meaning::of(Kind::Corrupt) },

@@ -103,6 +103,11 @@ impl Link {
         }
     }
 
+    /// Runs statements that answer nothing.
+    pub(super) async fn run(&mut self, sql: impl sqlx::SqlSafeStr) -> Result<(), ServerError> {
+        sqlx::raw_sql(sql).execute(self.raw()).await.map(drop).map_err(failed)
+    }
+
     /// One round trip, once the statement is prepared.
     pub(super) async fn call(
         &mut self,

@@ -9,7 +9,8 @@ use crate::server::ServerError;
 pub(super) const VERSION: i64 = 1;
 
 /// The texts, in the order in which they are needed. `{name}` stands for the quoted name of a table or routine, `{name!}`
-/// for the same without the schema, `{name'}` for the same inside of single quotes.
+/// for the same without the schema, `{name'}` for the same inside of single quotes; `{$}`
+/// stands for the quotes around a routine.
 const TEXTS: &[&str] = &[
     include_str!("schema/tables.sql"),
     include_str!("schema/grant.sql"),
@@ -19,6 +20,7 @@ const TEXTS: &[&str] = &[
     include_str!("schema/release.sql"),
     include_str!("schema/beat.sql"),
     include_str!("schema/admin.sql"),
+    include_str!("schema/guard.sql"),
 ];
 
 /// The names of the tables and routines.
@@ -54,19 +56,23 @@ impl Names {
             }
         }
         filled.push_str(rest);
-        // The quotes around the routines, by a tag that no name contains.
+        filled
+    }
+
+    /// The quotes around the routines: a tag that no name contains.
+    fn tag(&self) -> String {
         let mut tag = "$f$".to_owned();
         while self.schema.contains(&tag) || self.prefix.contains(&tag) {
             tag.insert(1, 'f');
         }
-        filled
-            .replace(" AS $f$\n", &format!(" AS {tag}\n"))
-            .replace("\nEND $f$;\n", &format!("\nEND {tag};\n"))
-            .replace("\n$f$;\n", &format!("\n{tag};\n"))
+        tag
     }
 
     /// What stands for a name.
     fn named(&self, token: &str) -> Option<String> {
+        if token == "$" {
+            return Some(self.tag());
+        }
         let name = token.trim_end_matches(['!', '\'']);
         if name.is_empty() || !name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_')) {
             return None;
@@ -93,7 +99,12 @@ pub fn schema_sql(schema: &str, table_prefix: &str) -> String {
 }
 
 fn sql(names: &Names) -> String {
-    let mut sql = format!("CREATE SCHEMA IF NOT EXISTS {};\n", quote(&names.schema));
+    // IF NOT EXISTS would need the right to create schemas though it is there.
+    let (tag, text, name) = (names.tag(), names.schema.replace('\'', "''"), quote(&names.schema));
+    let mut sql = format!(
+        "DO {tag} BEGIN IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = '{text}') THEN\n  \
+         CREATE SCHEMA {name};\nEND IF; END {tag};\n"
+    );
     for text in TEXTS {
         sql.push_str(&names.fill(text));
         sql.push('\n');
@@ -107,16 +118,12 @@ fn sql(names: &Names) -> String {
 pub(super) async fn migrate(names: &Names, link: &mut Link) -> Result<(), ServerError> {
     // The connection is dropped if this does not come to its end, and so is the transaction. The lock is the
     // transaction's, so that it fits poolers.
-    run(link, "BEGIN".to_owned()).await?;
-    run(link, "SELECT pg_advisory_xact_lock(hashtext('lockcore'))".to_owned()).await?;
+    link.run("BEGIN").await?;
+    link.run("SELECT pg_advisory_xact_lock(hashtext('lockcore'))").await?;
     if version(names, link).await? != Some(VERSION) {
-        run(link, sql(names)).await?;
+        link.run(AssertSqlSafe(sql(names))).await?;
     }
-    run(link, "COMMIT".to_owned()).await
-}
-
-async fn run(link: &mut Link, sql: String) -> Result<(), ServerError> {
-    sqlx::raw_sql(AssertSqlSafe(sql)).execute(link.raw()).await.map(drop).map_err(failed)
+    link.run("COMMIT").await
 }
 
 /// The version that is there; `None` if there is none.

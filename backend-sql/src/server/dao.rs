@@ -43,6 +43,11 @@ impl<I: Ident, C: ContextId, E: Engine> ServerLockDao<I, C, E> {
         Ok(ServerLockDao { shared, deaf, _watch: watch, types: PhantomData })
     }
 
+    /// The engine.
+    pub(crate) fn engine(&self) -> &E {
+        &self.shared.engine
+    }
+
     async fn carry_out(&self, order: Order<'_>) -> Result<String, ServerError> {
         self.shared.carry_out(&order).await
     }

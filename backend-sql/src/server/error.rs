@@ -64,6 +64,14 @@ impl ServerError {
         self
     }
 
+    /// The same failure before anything was asked for, so that nothing was done.
+    pub(crate) fn unasked(mut self) -> Self {
+        if let ServerError::Database { in_doubt, .. } = &mut self {
+            *in_doubt = false;
+        }
+        self
+    }
+
     /// What kind it is.
     pub(crate) fn kind(&self) -> BackendErrorKind {
         match self {

@@ -1,55 +1,108 @@
-//! The job on a real S3 server, where the environment names one.
+//! The job on an S3 server: the one that the harness of the test servers gets, or another that the environment names.
 
 mod tree;
 
-use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    process::{Command, ExitCode},
+};
+
+use libtest_mimic::Trial;
+use lockcore_conformance::servers::{self, Kind, Server, ServerError, TestResult, Way, outcome};
 use tree::{Run, Tree};
 
 /// A URL under which anything may be written, such as `s3://bucket/tests`; with AWS_ENDPOINT_URL and so on as the
 /// program takes them.
 const URL: &str = "LOCKCORE_TEST_S3_URL";
 
-fn main() {
-    let trials = vec![
+/// The bucket that is made in a server of the harness's.
+const BUCKET: &str = "archive-ingest";
+
+fn main() -> ExitCode {
+    servers::run([
         trial("every_object_once_on_s3", every_object_once),
         trial("without_locks_damage_is_detected_on_s3", without_locks),
-    ];
-    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+    ])
 }
 
-fn every_object_once(url: &str) {
+fn every_object_once(place: &Place) {
     let tree = Tree::of(30);
     tree.write("three parts", &vec![7; 20 << 20]);
     let more = ["--locks", &tree.sqlite()];
-    let first = run(&tree, url, &more);
+    let first = place.run(&tree, &more);
     first.assert_complete(31);
     assert_eq!(first.number("written"), 31);
-    let again = run(&tree, url, &more);
+    let again = place.run(&tree, &more);
     again.assert_complete(31);
     assert_eq!(again.number("written"), 0);
 }
 
-/// As its namesake on a folder, with more time for slow servers.
-fn without_locks(url: &str) {
+/// As its namesake on a folder.
+fn without_locks(place: &Place) {
     let tree = Tree::of(0);
     tree.write("index", b"the one object");
-    let run = run(&tree, url, &["--no-locks", "--pause", "2s"]);
+    let meet = tree.room().join("meeting").display().to_string();
+    let run = place.run(&tree, &["--no-locks", "--meet", &meet]);
     assert_eq!(run.code, Some(3), "{}", run.report);
+    assert_eq!(run.number("written"), 16, "all had found it missing");
     assert_eq!(run.names("twice"), ["index"]);
 }
 
-fn run(tree: &Tree, url: &str, more: &[&str]) -> Run {
-    Run::of(tree.command(url, more).output().expect("the program was built"))
+/// A part of a bucket that nobody has used.
+struct Place {
+    url: String,
+    /// The server, where the environment does not name it.
+    own: Option<(String, Server)>,
 }
 
-/// A test that gets a part of the bucket that nobody has used.
-fn trial(name: &'static str, test: fn(&str)) -> Trial {
-    Trial::ignorable_test(name, move || -> Result<Completion, Failed> {
-        let Ok(url) = std::env::var(URL) else {
-            return Ok(Completion::ignored_with(format!("{URL} names no server")));
-        };
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
-        test(&format!("{}/{name}-{}-{}", url.trim_end_matches('/'), now.as_nanos(), std::process::id()));
-        Ok(Completion::Completed)
+impl Place {
+    async fn new(name: &str) -> Result<Self, ServerError> {
+        let part = format!("{name}-{}", fastrand::u64(..));
+        if let Ok(url) = std::env::var(URL) {
+            return Ok(Place { url: format!("{}/{part}", url.trim_end_matches('/')), own: None });
+        }
+        // The engine for the tests of DynamoDB speaks S3's protocol too, unlike the containers with DynamoDB alone.
+        let server = Server::start_by(Kind::DynamoDb, Way::Process).await?;
+        make_bucket(&server.address()).expect("a server that has started makes a bucket");
+        let endpoint = format!("http://{}", server.address());
+        Ok(Place { url: format!("s3://{BUCKET}/{part}"), own: Some((endpoint, server)) })
+    }
+
+    fn run(&self, tree: &Tree, more: &[&str]) -> Run {
+        let mut command: Command = tree.command(&self.url, more);
+        if let Some((endpoint, _)) = &self.own {
+            command
+                .env("AWS_ENDPOINT_URL", endpoint)
+                .env("AWS_ALLOW_HTTP", "true")
+                .env("AWS_REGION", "us-east-1")
+                .env("AWS_ACCESS_KEY_ID", "tests")
+                .env("AWS_SECRET_ACCESS_KEY", "tests");
+        }
+        Run::of(command.output().expect("the program was built"))
+    }
+}
+
+fn make_bucket(address: &str) -> std::io::Result<()> {
+    let mut server = TcpStream::connect(address)?;
+    write!(
+        server,
+        "PUT /{BUCKET} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    )?;
+    let mut answer = String::new();
+    server.read_to_string(&mut answer)?;
+    match answer.starts_with("HTTP/1.1 200") {
+        true => Ok(()),
+        false => Err(std::io::Error::other(answer)),
+    }
+}
+
+/// A test that shows as ignored, with the reason, where there is no server to be had.
+fn trial(name: &'static str, test: fn(&Place)) -> Trial {
+    Trial::ignorable_test(name, move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let place = runtime.block_on(Place::new(name));
+        let tested: TestResult = place.map(|place| test(&place)).map_err(Into::into);
+        outcome(tested)
     })
 }

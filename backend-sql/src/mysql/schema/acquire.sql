@@ -74,7 +74,8 @@ body: BEGIN
   CALL {v1_weigh}(p_ns, p_set, p_context, IFNULL(v_ticket, {never}), p_nested, v_now, v_classes);
   IF v_classes NOT REGEXP '[1-6]' THEN
     CALL {v1_grant}(p_ns, p_set, v_classes, p_context, p_attempt, p_lease, p_owner, 0, v_now);
-    SELECT CONCAT('{"now":', v_now, ',"g":[', GROUP_CONCAT({given} ORDER BY j.n), ']}') INTO v_answer {from given};
+    CALL {v1_given}(p_ns, p_set, p_n, p_context, v_answer);
+    SET v_answer = CONCAT('{"now":', v_now, ',"g":[', v_answer, ']}');
     IF v_ticket IS NOT NULL THEN
       DELETE FROM {claims} WHERE attempt = p_attempt AND context = p_context AND ns = p_ns AND state >= 2;
     END IF;
@@ -87,21 +88,7 @@ body: BEGIN
     SELECT v_answer AS answer, v_wake AS unrung;
     LEAVE body;
   END IF;
-  SELECT CONCAT('[', GROUP_CONCAT(CONCAT('{"p":', j.n - 1, CASE SUBSTRING(v_classes, j.n, 1)
-      WHEN '3' THEN ',"f":1' WHEN '4' THEN ',"f":1'
-      WHEN '5' THEN (SELECT CONCAT(',"q":["',
-          SUBSTRING_INDEX(GROUP_CONCAT(HEX(e.context) ORDER BY e.number), ',', 1), '",', COUNT(*), ']')
-        FROM {claims} e JOIN {sessions} s ON s.session = e.session AND {alive s}
-        WHERE e.ns = p_ns AND e.id = UNHEX(j.id) AND e.state IN (2, 3) AND e.number < IFNULL(v_ticket, {never})
-          AND NOT {j passes e})
-      ELSE (SELECT CONCAT(',"h":[', REPLACE(SUBSTRING_INDEX(IFNULL(GROUP_CONCAT(
-            IF(h.context <> p_context OR SUBSTRING(v_classes, j.n, 1) = '6', CONCAT('["', HEX(h.context), '","',
-              HEX(h.owner), '",', h.mode, ',', h.permits, ',', h.cap, ',', h.number, ',', h.until - v_now, ']'), NULL)
-            ORDER BY h.until DESC SEPARATOR '|'), ''), '|', 8), '|', ','),
-          '],"n":', IFNULL(SUM(h.context <> p_context OR SUBSTRING(v_classes, j.n, 1) = '6'), 0),
-          ',"u":', IF(IFNULL(SUM(h.permits), 0) > 0, SUM(h.permits), COUNT(*)))
-        FROM {claims} h WHERE h.ns = p_ns AND h.id = UNHEX(j.id) AND h.state = 0) END, '}') ORDER BY j.n), ']')
-    INTO v_answer FROM {set} WHERE SUBSTRING(v_classes, j.n, 1) BETWEEN '1' AND '6';
+  CALL {v1_against}(p_ns, p_set, v_classes, p_context, IFNULL(v_ticket, {never}), v_now, v_answer);
   IF p_queue AND v_classes NOT REGEXP '[C246]' THEN
     IF v_ticket IS NULL THEN
       SELECT GREATEST(v_now, 1 + MAX(GREATEST(
@@ -113,10 +100,10 @@ body: BEGIN
           since, session, wants)
         SELECT p_ns, UNHEX(j.id), IF(p_nested, 2, 3), v_ticket, p_context, p_attempt, j.a, j.b, j.c, '', p_owner,
           p_lease, 0, v_now, p_session, p_n FROM {set};
-      UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) SET i.extra = 1 WHERE i.extra = 0;
+      INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set} ON DUPLICATE KEY UPDATE extra = 1;
     ELSE
       -- The place belongs to whoever asked last, who is to be told.
-      UPDATE {claims} SET session = p_session, lease = p_lease, turn = 0
+      UPDATE {claims} SET session = p_session, lease = p_lease, told = 0
         WHERE attempt = p_attempt AND context = p_context AND ns = p_ns AND state >= 2;
     END IF;
     IF NOT EXISTS (SELECT 1 FROM {sessions} WHERE session = p_session AND beat BETWEEN v_now - 1000000 AND v_now) THEN
@@ -138,5 +125,63 @@ body: BEGIN
   END IF;
   CALL {v1_ring}(v_wake);
   SELECT v_answer AS answer, v_wake AS unrung;
+END
+//
+-- What a context holds of a set, as `server::reply::Given`.
+CREATE PROCEDURE {v1_given}(
+  p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, p_n INT, p_context VARBINARY(255),
+  OUT p_given LONGTEXT CHARACTER SET ascii)
+SQL SECURITY DEFINER
+BEGIN
+  IF p_n = 1 THEN
+    SELECT {given} INTO p_given {from given};
+  ELSE
+    SELECT GROUP_CONCAT({given} ORDER BY j.n) INTO p_given {from given};
+  END IF;
+END
+//
+-- What is in the way of a set, by the classes of `v1_weigh`, as a list of `server::reply::Against`.
+CREATE PROCEDURE {v1_against}(
+  p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, p_classes TEXT CHARACTER SET ascii, p_context VARBINARY(255),
+  p_ticket BIGINT, p_now BIGINT, OUT p_against LONGTEXT CHARACTER SET ascii)
+SQL SECURITY DEFINER
+BEGIN
+  DECLARE v_n, v_listed, v_count INT DEFAULT 0;
+  DECLARE v_units BIGINT DEFAULT 0;
+  DECLARE v_class CHAR(1) CHARACTER SET ascii;
+  DECLARE v_mode, v_permits, v_cap BIGINT;
+  DECLARE v_id VARBINARY(1024);
+  DECLARE v_one, v_all LONGTEXT CHARACTER SET ascii DEFAULT '';
+  WHILE v_n < LENGTH(p_classes) DO
+    SET v_n = v_n + 1, v_class = SUBSTRING(p_classes, v_n, 1);
+    IF v_class BETWEEN '1' AND '6' THEN
+      SELECT UNHEX(j.id), j.a, j.b, j.c INTO v_id, v_mode, v_permits, v_cap FROM {set} WHERE j.n = v_n;
+      SET v_all = CONCAT(v_all, IF(v_all = '', '', ','), '{"p":', v_n - 1);
+      IF v_class IN ('3', '4') THEN
+        SET v_all = CONCAT(v_all, ',"f":1}');
+      ELSEIF v_class = '5' THEN
+        SELECT COUNT(*) INTO v_count FROM {claims} e JOIN {sessions} s ON s.session = e.session AND {alive s p_now}
+          WHERE e.ns = p_ns AND e.id = v_id AND e.state IN (2, 3) AND e.number < p_ticket AND NOT {claim passes e};
+        SELECT HEX(e.context) INTO v_one FROM {claims} e JOIN {sessions} s ON s.session = e.session AND {alive s p_now}
+          WHERE e.ns = p_ns AND e.id = v_id AND e.state IN (2, 3) AND e.number < p_ticket AND NOT {claim passes e}
+          ORDER BY e.number LIMIT 1;
+        SET v_all = CONCAT(v_all, ',"q":["', v_one, '",', v_count, ']}');
+      ELSE
+        SELECT IFNULL(SUM(h.context <> p_context OR v_class = '6'), 0),
+            IF(IFNULL(SUM(h.permits), 0) > 0, SUM(h.permits), COUNT(*))
+          INTO v_count, v_units FROM {claims} h WHERE h.ns = p_ns AND h.id = v_id AND h.state = 0;
+        SET v_all = CONCAT(v_all, ',"h":['), v_listed = 0;
+        WHILE v_listed < LEAST(v_count, 8) DO
+          SELECT CONCAT('["', HEX(h.context), '","', HEX(h.owner), '",', h.mode, ',', h.permits, ',', h.cap, ',',
+              h.number, ',', h.until - p_now, ']') INTO v_one FROM {claims} h
+            WHERE h.ns = p_ns AND h.id = v_id AND h.state = 0 AND (h.context <> p_context OR v_class = '6')
+            ORDER BY h.until DESC, h.number LIMIT v_listed, 1;
+          SET v_all = CONCAT(v_all, IF(v_listed = 0, '', ','), v_one), v_listed = v_listed + 1;
+        END WHILE;
+        SET v_all = CONCAT(v_all, '],"n":', v_count, ',"u":', v_units, '}');
+      END IF;
+    END IF;
+  END WHILE;
+  SET p_against = CONCAT('[', v_all, ']');
 END
 //

@@ -16,8 +16,9 @@ BEGIN
       SELECT p_ns, i.id, 0, i.fence, i.context, i.attempt, 2, 0, 0, '', i.owner, i.lease,
         LEAST(i.until, p_now + i.lease), i.since
       FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) WHERE i.context <> '';
-    UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id)
-      SET i.context = '', i.until = 0, i.extra = 1 WHERE i.context <> '';
+    -- So is every such update of many rows of ids written: a joined one would need a temporary table.
+    INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set}
+      ON DUPLICATE KEY UPDATE extra = IF({ids}.context = '', {ids}.extra, 1), context = '', until = 0;
   END IF;
   SET p_ended = v_over, p_waiters = 0;
   IF v_extra > 0 THEN
@@ -44,8 +45,9 @@ END
 CREATE PROCEDURE {v1_settle}(p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 BEGIN
-  UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) SET i.extra = 0
-    WHERE i.extra = 1 AND i.frozen = 0 AND NOT EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = i.id);
+  INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set}
+    WHERE NOT EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = UNHEX(j.id))
+    ON DUPLICATE KEY UPDATE extra = {ids}.frozen;
 END
 //
 -- What stands against granting a set now, one character for each id. Nothing: N new, K goes on holding as much, C holds
@@ -83,26 +85,30 @@ CREATE PROCEDURE {v1_grant}(
   p_attempt BIGINT, p_lease BIGINT, p_owner VARBINARY(255), p_session BIGINT, p_now BIGINT)
 SQL SECURITY DEFINER
 BEGIN
-  DECLARE v_fence, v_slots BIGINT DEFAULT 0;
-  DECLARE v_n, v_next INT DEFAULT 0;
+  DECLARE v_fence, v_slots, v_replaced, v_permits, v_cap BIGINT DEFAULT 0;
+  DECLARE v_n, v_next, v_mode INT DEFAULT 0;
   DECLARE v_id VARBINARY(1024);
   IF p_classes REGEXP '[NC]' THEN
     SELECT GREATEST(MAX(i.fence) + 1, p_now), SUM(j.a = 1) INTO v_fence, v_slots
       FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id);
-    IF p_classes REGEXP 'C' THEN
-      UPDATE {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0
-          AND o.context = p_context
-        SET o.state = 1 WHERE SUBSTRING(p_classes, j.n, 1) = 'C';
-    END IF;
     INSERT INTO {claims} (ns, id, state, number, context, attempt, mode, permits, cap, indexes, owner, lease, until,
-        since, session, offered, replaces)
+        since, session, told)
       SELECT p_ns, UNHEX(j.id), 0, v_fence, p_context, p_attempt, j.a, j.b, j.c, '', p_owner, p_lease, p_now + p_lease,
-        p_now, p_session, p_session <> 0, IF(SUBSTRING(p_classes, j.n, 1) = 'N', 0, IFNULL((
-          SELECT MAX(r.number) FROM {claims} r WHERE r.ns = p_ns AND r.id = UNHEX(j.id) AND r.state = 1
-            AND r.context = p_context), 0))
-      FROM {set} WHERE SUBSTRING(p_classes, j.n, 1) IN ('N', 'C');
-    UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) SET i.fence = v_fence, i.extra = 1
-      WHERE SUBSTRING(p_classes, j.n, 1) IN ('N', 'C');
+        p_now, p_session, p_session <> 0
+      FROM {set} WHERE SUBSTRING(p_classes, j.n, 1) = 'N';
+    WHILE LOCATE('C', p_classes, v_n + 1) > 0 DO
+      SET v_n = LOCATE('C', p_classes, v_n + 1);
+      SELECT UNHEX(j.id), j.a, j.b, j.c INTO v_id, v_mode, v_permits, v_cap FROM {set} WHERE j.n = v_n;
+      SELECT number INTO v_replaced FROM {claims} WHERE ns = p_ns AND id = v_id AND state = 0 AND context = p_context;
+      UPDATE {claims} SET state = 1 WHERE ns = p_ns AND id = v_id AND state = 0 AND number = v_replaced;
+      INSERT INTO {claims} (ns, id, state, number, context, attempt, mode, permits, cap, indexes, owner, lease, until,
+          since, session, told, replaces)
+        VALUES (p_ns, v_id, 0, v_fence, p_context, p_attempt, v_mode, v_permits, v_cap, '', p_owner, p_lease,
+          p_now + p_lease, p_now, p_session, p_session <> 0, v_replaced);
+    END WHILE;
+    INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set} WHERE SUBSTRING(p_classes, j.n, 1) IN ('N', 'C')
+      ON DUPLICATE KEY UPDATE fence = v_fence, extra = 1;
+    SET v_n = 0;
     IF v_slots > 0 THEN
       numbering: LOOP
         SET v_next = NULL;
@@ -114,14 +120,15 @@ BEGIN
       END LOOP;
     END IF;
   END IF;
-  IF p_classes REGEXP 'K' THEN
+  SET v_n = 0;
+  WHILE LOCATE('K', p_classes, v_n + 1) > 0 DO
     -- A longer lease of an earlier grant is not cut short: it relies on it.
-    UPDATE {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0
-        AND o.context = p_context
-      SET o.lease = GREATEST(p_lease, o.until - p_now), o.until = GREATEST(p_now + p_lease, o.until), o.offered = 0,
-        o.session = 0
-      WHERE SUBSTRING(p_classes, j.n, 1) = 'K';
-  END IF;
+    SET v_n = LOCATE('K', p_classes, v_n + 1);
+    SELECT UNHEX(j.id) INTO v_id FROM {set} WHERE j.n = v_n;
+    UPDATE {claims} SET lease = GREATEST(p_lease, until - p_now), until = GREATEST(p_now + p_lease, until), told = 0,
+        session = 0
+      WHERE ns = p_ns AND id = v_id AND state = 0 AND context = p_context;
+  END WHILE;
 END
 //
 -- Gives a holder of slots the lowest permit indexes that are free.
@@ -148,6 +155,26 @@ BEGIN
   END IF;
 END
 //
+-- The set that an attempt waits for.
+CREATE PROCEDURE {v1_wanted}(
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_line TINYINT, OUT p_set LONGTEXT CHARACTER SET ascii)
+SQL SECURITY DEFINER
+BEGIN
+  DECLARE v_last, v_id VARBINARY(1024);
+  DECLARE v_one LONGTEXT CHARACTER SET ascii;
+  SET p_set = '[';
+  wanted: LOOP
+    SET v_one = NULL;
+    SELECT id, CONCAT('["', HEX(id), '",', mode, ',', permits, ',', cap, ']') INTO v_id, v_one
+      FROM {claims} FORCE INDEX (by_attempt)
+      WHERE attempt = p_attempt AND context = p_context AND ns = p_ns AND state = p_line
+        AND (v_last IS NULL OR id > v_last) ORDER BY id LIMIT 1;
+    IF v_one IS NULL THEN LEAVE wanted; END IF;
+    SET p_set = CONCAT(p_set, IF(v_last IS NULL, '', ','), v_one), v_last = v_id;
+  END LOOP;
+  SET p_set = CONCAT(p_set, ']');
+END
+//
 -- Serves those who wait for the ids in `p_set`, which are locked, in the order of their tickets, until nothing more fits.
 -- Not the attempt given: it is being served otherwise. Only the head part of each queue is looked at: as soon as somebody
 -- has to go on waiting, only who may pass is looked for. A cursor is a place from which a queue is looked at: `[id, state,
@@ -157,7 +184,7 @@ CREATE PROCEDURE {v1_serve}(
   INOUT p_wake LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 body: BEGIN
-  DECLARE v_hex, v_set, v_cursors, v_kept LONGTEXT CHARACTER SET ascii;
+  DECLARE v_hex, v_single, v_set, v_cursors, v_kept LONGTEXT CHARACTER SET ascii;
   DECLARE v_classes TEXT CHARACTER SET ascii DEFAULT '';
   DECLARE v_id VARBINARY(1024);
   DECLARE v_context, v_owner VARBINARY(255);
@@ -170,6 +197,24 @@ body: BEGIN
     IF p_set IS NOT NULL THEN
       -- Of these ids something was freed, so that whatever was decided may be decided differently now.
       SET v_kept = NULL, v_last_number = 0;
+      IF v_single IS NOT NULL AND p_set LIKE CONCAT('[["', v_single, '"%]]') AND JSON_LENGTH(p_set) = 1 THEN
+        SET v_cursors = '[]';
+      END IF;
+      IF v_cursors = '[]' AND JSON_LENGTH(p_set) = 1 THEN
+        -- The usual case, without what needs a temporary table.
+        SET v_single = JSON_UNQUOTE(JSON_EXTRACT(p_set, '$[0][0]')), p_set = NULL;
+        SET v_id = UNHEX(v_single);
+        SELECT i.frozen OR EXISTS (SELECT 1 FROM {claims} h WHERE h.ns = p_ns AND h.id = v_id AND h.state = 0
+              AND h.mode = 2),
+            EXISTS (SELECT 1 FROM {claims} w WHERE w.ns = p_ns AND w.id = v_id AND w.state = 2),
+            EXISTS (SELECT 1 FROM {claims} w WHERE w.ns = p_ns AND w.id = v_id AND w.state = 3)
+          INTO v_stands, v_locked, v_waiters FROM {ids} i WHERE i.ns = p_ns AND i.id = v_id;
+        SET v_cursors = CONCAT('[', IF(v_stands, '', CONCAT_WS(',',
+          IF(v_locked, CONCAT('["', v_single, '",2,0,-1,0]'), NULL),
+          IF(v_waiters, CONCAT('["', v_single, '",3,0,-1,0]'), NULL))), ']');
+        ITERATE serving;
+      END IF;
+      SET v_single = NULL;
       IF v_cursors <> '[]' THEN
         SELECT GROUP_CONCAT(CONCAT('["', c.id, '",', c.line, ',', c.after, ',', c.mode, ',', c.above, ']') ORDER BY c.n)
           INTO v_kept FROM {cursors} WHERE c.line < 9 AND c.id NOT IN (SELECT j.id FROM {set});
@@ -186,15 +231,16 @@ body: BEGIN
       LEAVE body;
     END IF;
     SET v_number = NULL;
-    SELECT q.n, q.id, q.line, q.above, q.number INTO v_cursor, v_hex, v_line, v_over, v_number FROM (
-      SELECT c.n, c.id, c.line, c.above, (SELECT w.number FROM {claims} w
-          WHERE w.ns = p_ns AND w.id = UNHEX(c.id) AND w.state = c.line AND w.number > c.after
-            AND (c.mode < 0 OR w.mode = c.mode AND w.cap > c.above) ORDER BY w.number LIMIT 1) AS number
-        FROM {cursors}) q
-      WHERE q.number IS NOT NULL ORDER BY q.number, q.n LIMIT 1;
+    SELECT c.n, (SELECT w.number FROM {claims} w
+        WHERE w.ns = p_ns AND w.id = UNHEX(c.id) AND w.state = c.line AND w.number > c.after
+          AND (c.mode < 0 OR w.mode = c.mode AND w.cap > c.above) ORDER BY w.number LIMIT 1) AS number
+      INTO v_cursor, v_number FROM {cursors} HAVING number IS NOT NULL ORDER BY number, c.n LIMIT 1;
     IF v_number IS NULL THEN
       LEAVE body;
     END IF;
+    SET v_hex = JSON_UNQUOTE(JSON_EXTRACT(v_cursors, CONCAT('$[', v_cursor - 1, '][0]'))),
+      v_line = JSON_EXTRACT(v_cursors, CONCAT('$[', v_cursor - 1, '][1]')),
+      v_over = JSON_EXTRACT(v_cursors, CONCAT('$[', v_cursor - 1, '][4]'));
     SET v_id = UNHEX(v_hex);
     SELECT w.context, w.attempt, w.mode, w.permits, w.cap, w.owner, w.lease, w.session, w.wants,
         EXISTS (SELECT 1 FROM {sessions} s WHERE s.session = w.session AND {alive s p_now})
@@ -214,9 +260,7 @@ body: BEGIN
           {for update of i} SKIP LOCKED;
         SET v_locked = v_locked = v_wants;
         IF v_locked THEN
-          SELECT CONCAT('[', GROUP_CONCAT(CONCAT('["', HEX(w.id), '",', w.mode, ',', w.permits, ',', w.cap, ']')
-              ORDER BY w.id), ']') INTO v_set FROM {claims} w FORCE INDEX (by_attempt)
-            WHERE w.attempt = v_attempt AND w.context = v_context AND w.ns = p_ns AND w.state = v_line;
+          CALL {v1_wanted}(p_ns, v_context, v_attempt, v_line, v_set);
           CALL {v1_tidy}(p_ns, v_set, p_now, v_ended, v_waiters);
           IF v_ended > 0 THEN
             CALL {v1_prune}(p_ns, v_set, p_now);
@@ -239,7 +283,7 @@ body: BEGIN
       END IF;
       IF NOT v_locked OR (NOT v_stands AND (v_classes REGEXP '[KC]' OR v_handed >= 256)) THEN
         -- Its turn has come, but it has to ask.
-        UPDATE {claims} SET turn = 1 WHERE ns = p_ns AND id = v_id AND state = v_line AND number = v_number;
+        UPDATE {claims} SET told = 2 WHERE ns = p_ns AND id = v_id AND state = v_line AND number = v_number;
         SET v_stands = 1;
         IF NOT FIND_IN_SET(v_session, p_wake) THEN
           SET p_wake = CONCAT(p_wake, v_session, ',');

@@ -66,7 +66,7 @@ CREATE PROCEDURE {v1_renew}(
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_found, v_more INT DEFAULT 0;
-  DECLARE v_now BIGINT DEFAULT 0;
+  DECLARE v_now, v_until BIGINT DEFAULT 0;
   DECLARE v_answer LONGTEXT CHARACTER SET ascii DEFAULT '';
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
   SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -81,19 +81,30 @@ body: BEGIN
       LEAVE body;
     END IF;
   END IF;
-  SELECT COUNT(*) INTO v_found FROM {set}
-    STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i};
+  SELECT IFNULL(SUM(i.context = p_context AND i.fence = j.a), 0), IFNULL(MIN(i.until), 0) INTO v_found, v_until
+    FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i};
   SET v_now = {clock};
-  UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) AND i.context = p_context AND i.fence = j.a
-    SET i.lease = GREATEST(p_lease, LEAST(i.until - v_now, i.lease)),
-      i.until = v_now + GREATEST(p_lease, LEAST(i.until - v_now, i.lease))
-    WHERE i.until > v_now;
-  SET v_found = ROW_COUNT();
-  IF v_found < p_n THEN
+  IF v_found = p_n AND v_until > v_now THEN
+    INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set}
+      ON DUPLICATE KEY UPDATE lease = GREATEST(p_lease, LEAST({ids}.until - v_now, {ids}.lease)),
+        until = v_now + {ids}.lease;
+  ELSEIF p_n = 1 THEN
+    UPDATE {claims} SET lease = GREATEST(p_lease, LEAST(until - v_now, lease)), until = v_now + lease, told = 0,
+        session = 0
+      WHERE ns = p_ns AND id = p_id AND state = 0 AND number = p_fence AND context = p_context AND until > v_now
+        AND broken = 0;
+    SET v_found = ROW_COUNT();
+  ELSE
+    UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) AND i.context = p_context
+        AND i.fence = j.a
+      SET i.lease = GREATEST(p_lease, LEAST(i.until - v_now, i.lease)),
+        i.until = v_now + GREATEST(p_lease, LEAST(i.until - v_now, i.lease))
+      WHERE i.until > v_now;
+    SET v_found = ROW_COUNT();
     UPDATE {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0 AND o.number = j.a
         AND o.context = p_context
       SET o.lease = GREATEST(p_lease, LEAST(o.until - v_now, o.lease)),
-        o.until = v_now + GREATEST(p_lease, LEAST(o.until - v_now, o.lease)), o.offered = 0, o.session = 0
+        o.until = v_now + GREATEST(p_lease, LEAST(o.until - v_now, o.lease)), o.told = 0, o.session = 0
       WHERE o.until > v_now AND o.broken = 0;
     SET v_more = ROW_COUNT();
   END IF;

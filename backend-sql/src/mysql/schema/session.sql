@@ -39,12 +39,13 @@ body: BEGIN
   INSERT INTO {sessions} (session, ns, beat, probe) VALUES (p_session, p_ns, v_now, p_probe)
     ON DUPLICATE KEY UPDATE beat = v_now, probe = IF(p_probe = 0, probe, p_probe);
   COMMIT;
-  SELECT CONCAT('[', GROUP_CONCAT(DISTINCT CONCAT('["', HEX(w.id), '"]') ORDER BY w.id), ']') INTO v_set
-    FROM {claims} w FORCE INDEX (by_session)
-    STRAIGHT_JOIN {claims} h ON h.ns = w.ns AND h.id = w.id AND h.state = 0 AND h.until <= v_now
-    WHERE w.session = p_session AND w.ns = p_ns AND w.state >= 2;
-  IF v_set IS NOT NULL THEN
-    SET p_set = v_set;
+  IF EXISTS (SELECT 1 FROM {claims} w FORCE INDEX (by_session)
+      STRAIGHT_JOIN {claims} h ON h.ns = w.ns AND h.id = w.id AND h.state = 0 AND h.until <= v_now
+      WHERE w.session = p_session AND w.ns = p_ns AND w.state >= 2) THEN
+    SELECT CONCAT('[', GROUP_CONCAT(DISTINCT CONCAT('["', HEX(w.id), '"]') ORDER BY w.id), ']') INTO p_set
+      FROM {claims} w FORCE INDEX (by_session)
+      STRAIGHT_JOIN {claims} h ON h.ns = w.ns AND h.id = w.id AND h.state = 0 AND h.until <= v_now
+      WHERE w.session = p_session AND w.ns = p_ns AND w.state >= 2;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
     SELECT CONCAT('[', GROUP_CONCAT(CONCAT('["', HEX(i.id), '"]') ORDER BY i.id), ']') INTO v_set
@@ -77,22 +78,38 @@ CREATE PROCEDURE {v1_told}(
   p_ns INT UNSIGNED, p_session BIGINT, p_known LONGTEXT CHARACTER SET ascii, OUT p_told LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 BEGIN
-  DECLARE v_offers, v_turns LONGTEXT CHARACTER SET ascii;
+  DECLARE v_offers, v_turns, v_given LONGTEXT CHARACTER SET ascii;
   DECLARE v_now BIGINT DEFAULT {clock};
-  SELECT GROUP_CONCAT(CONCAT('{"c":"', q.c, '","a":', q.attempt, ',"at":', q.at, ',"lasts":', q.lasts, ',"g":[', q.g,
-      ']}')) INTO v_offers FROM (
-    SELECT HEX(o.context) AS c, o.attempt, MIN(o.since) AS at, MIN(o.lease) AS lasts,
-        GROUP_CONCAT({given} ORDER BY o.id) AS g
+  DECLARE v_last, v_attempt, v_since, v_lease BIGINT;
+  DECLARE v_id, v_last_id VARBINARY(1024);
+  DECLARE v_context VARBINARY(255);
+  -- One by one, in the order of attempts and ids: grouping would need a temporary table each time.
+  offers: LOOP
+    SET v_attempt = NULL;
+    SELECT o.context, o.attempt, o.id, o.since, o.lease, {given} INTO v_context, v_attempt, v_id, v_since, v_lease, v_given
       FROM {claims} o FORCE INDEX (by_session)
-      WHERE o.session = p_session AND o.ns = p_ns AND o.state = 0 AND o.offered = 1 AND o.until > v_now
+      WHERE o.session = p_session AND o.told = 1 AND o.ns = p_ns AND o.state = 0 AND o.until > v_now
         AND NOT FIND_IN_SET(o.attempt, p_known)
-      GROUP BY o.context, o.attempt) q;
-  SELECT GROUP_CONCAT(DISTINCT CONCAT('["', HEX(w.context), '",', w.attempt, ']')) INTO v_turns
-    FROM {claims} w FORCE INDEX (by_session)
-    WHERE w.session = p_session AND w.ns = p_ns AND w.state >= 2 AND w.turn = 1;
-  IF v_turns IS NOT NULL THEN
-    UPDATE {claims} SET turn = 0 WHERE session = p_session AND ns = p_ns AND state >= 2 AND turn = 1;
-  END IF;
+        AND (v_last IS NULL OR o.attempt > v_last OR o.attempt = v_last AND o.id > v_last_id)
+      ORDER BY o.attempt, o.id LIMIT 1;
+    IF v_attempt IS NULL THEN LEAVE offers; END IF;
+    IF v_attempt = v_last THEN
+      SET v_offers = CONCAT(v_offers, ',', v_given);
+    ELSE
+      SET v_offers = CONCAT(IFNULL(CONCAT(v_offers, ']},'), ''), '{"c":"', HEX(v_context), '","a":', v_attempt, ',"at":',
+        v_since, ',"lasts":', v_lease, ',"g":[', v_given);
+    END IF;
+    SET v_last = v_attempt, v_last_id = v_id;
+  END LOOP;
+  turns: LOOP
+    SET v_attempt = NULL;
+    SELECT w.context, w.attempt INTO v_context, v_attempt FROM {claims} w FORCE INDEX (by_session)
+      WHERE w.session = p_session AND w.told = 2 AND w.ns = p_ns LIMIT 1;
+    IF v_attempt IS NULL THEN LEAVE turns; END IF;
+    UPDATE {claims} SET told = 0 WHERE attempt = v_attempt AND context = v_context AND ns = p_ns AND told = 2;
+    SET v_turns = CONCAT(IFNULL(CONCAT(v_turns, ','), ''), '["', HEX(v_context), '",', v_attempt, ']');
+  END LOOP;
+  SET v_offers = CONCAT(v_offers, ']}');
   SET p_told = CONCAT_WS(',', CONCAT('"o":[', v_offers, ']'), CONCAT('"t":[', v_turns, ']'));
 END
 //

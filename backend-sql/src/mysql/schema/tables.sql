@@ -17,7 +17,8 @@ CREATE TABLE IF NOT EXISTS {ids} (
 ) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
 //
 -- state: 0 held, 1 was held until its context asked for another mode, 2 waits and obeys holders only, 3 waits in line.
--- number: a holder's fence, a waiter's ticket. session: who is to be told; 0 for what is held and confirmed.
+-- number: a holder's fence, a waiter's ticket. session: who is to be told; 0 for what is held and confirmed. told: what
+-- there is to tell: 0 nothing, 1 that it is offered, 2 that its turn has come.
 CREATE TABLE IF NOT EXISTS {claims} (
   ns INT UNSIGNED NOT NULL,
   id VARBINARY(1024) NOT NULL,
@@ -34,14 +35,13 @@ CREATE TABLE IF NOT EXISTS {claims} (
   until BIGINT NOT NULL,
   since BIGINT NOT NULL,
   session BIGINT NOT NULL DEFAULT 0,
-  offered TINYINT NOT NULL DEFAULT 0,
+  told TINYINT NOT NULL DEFAULT 0,
   broken TINYINT NOT NULL DEFAULT 0,
-  turn TINYINT NOT NULL DEFAULT 0,
   wants INT NOT NULL DEFAULT 0,
   replaces BIGINT NOT NULL DEFAULT 0,
   PRIMARY KEY (ns, id, state, number),
   KEY by_attempt (attempt),
-  KEY by_session (session)
+  KEY by_session (session, told)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
 //
 CREATE TABLE IF NOT EXISTS {namespaces} (

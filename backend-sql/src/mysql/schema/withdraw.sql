@@ -25,7 +25,8 @@ body: BEGIN
       ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0 AND o.context = p_context AND NOT o.broken AND {keeps o};
     IF v_all = p_n AND v_any > 0 THEN
       CALL {v1_grant}(p_ns, p_set, REPEAT('K', p_n), p_context, p_attempt, p_lease, p_owner, 0, v_now);
-      SELECT CONCAT('{"now":', v_now, ',"g":[', GROUP_CONCAT({given} ORDER BY j.n), ']}') INTO v_answer {from given};
+      CALL {v1_given}(p_ns, p_set, p_n, p_context, v_answer);
+      SET v_answer = CONCAT('{"now":', v_now, ',"g":[', v_answer, ']}');
     END IF;
   END IF;
   IF v_answer = '' THEN

@@ -1,7 +1,7 @@
 -- flags: 1 take a place in the queue; 2 nested, obeys no queue; 8 commit asynchronously.
 CREATE OR REPLACE FUNCTION {v1_acquire}(
   p_ns bytea, p_context bytea, p_attempt int8, p_ids bytea[], p_modes int8[], p_permits int8[], p_limits int8[],
-  p_lease int8, p_owner bytea, p_flags int8, p_session int8) RETURNS text LANGUAGE plpgsql AS $f$
+  p_lease int8, p_owner bytea, p_flags int8, p_session int8) RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
   -- Before the rows are locked: a lease that counts from here ends no later than its holder believes.
   v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
@@ -65,21 +65,21 @@ BEGIN
     coalesce(p_modes, array_fill(2::int8, ARRAY[cardinality(p_ids)])),
     coalesce(p_permits, array_fill(0::int8, ARRAY[cardinality(p_ids)])),
     coalesce(p_limits, array_fill(0::int8, ARRAY[cardinality(p_ids)])), p_lease, p_owner, p_flags, p_session);
-END $f$;
+END {$};
 
 -- The clock was set back behind what was swept: the fences of a set that was just taken go on above that.
-CREATE OR REPLACE FUNCTION {v1_above_floor}(p_ns bytea, p_ids bytea[]) RETURNS text LANGUAGE plpgsql AS $f$
+CREATE OR REPLACE FUNCTION {v1_above_floor}(p_ns bytea, p_ids bytea[]) RETURNS text LANGUAGE plpgsql AS {$}
 BEGIN
   UPDATE {lock} SET fence = greatest(fence, (SELECT n.floor + 1 FROM {namespace} n WHERE n.ns = p_ns))
     WHERE ns = p_ns AND id = ANY (p_ids);
   RETURN (SELECT 'G' || string_agg(l.fence::text, ',' ORDER BY l.id) FROM {lock} l WHERE l.ns = p_ns AND l.id = ANY (p_ids));
-END $f$;
+END {$};
 
 -- The same for every set. What decides is read in later statements than the rows are locked: a statement that waited
 -- for a lock sees the other tables as they were before.
 CREATE OR REPLACE FUNCTION {v1_acquire_slowly}(
   p_ns bytea, p_context bytea, p_attempt int8, p_ids bytea[], p_modes int8[], p_permits int8[], p_limits int8[],
-  p_lease int8, p_owner bytea, p_flags int8, p_session int8) RETURNS text LANGUAGE plpgsql AS $f$
+  p_lease int8, p_owner bytea, p_flags int8, p_session int8) RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8;
   v_busy int4;
@@ -155,4 +155,4 @@ BEGIN
   END IF;
   PERFORM {v1_tell}(v_told);
   RETURN v_given;
-END $f$;
+END {$};

@@ -1,5 +1,5 @@
 -- Frees all that a context holds, and takes it from every queue. Reads the whole namespace.
-CREATE OR REPLACE FUNCTION {v1_release_context}(p_ns bytea, p_context bytea) RETURNS text LANGUAGE plpgsql AS $f$
+CREATE OR REPLACE FUNCTION {v1_release_context}(p_ns bytea, p_context bytea) RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8;
   v_ids bytea[];
@@ -30,10 +30,10 @@ BEGIN
   PERFORM {v1_tell}(v_told);
   RETURN (SELECT coalesce('["' || string_agg(encode(u.id, 'hex'), '","' ORDER BY u.id) || '"]', '[]')
     FROM unnest(v_freed) AS u (id));
-END $f$;
+END {$};
 
 -- All that is known of one id. Changes nothing. NULL if there is nothing to be shown in a list.
-CREATE OR REPLACE FUNCTION {v1_known}(p_ns bytea, p_id bytea, p_listed boolean) RETURNS text LANGUAGE plpgsql AS $f$
+CREATE OR REPLACE FUNCTION {v1_known}(p_ns bytea, p_id bytea, p_listed boolean) RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8 := {v1_now}();
   v_held text;
@@ -63,14 +63,14 @@ BEGIN
     INTO v_breaks FROM {break} b WHERE b.ns = p_ns AND b.id = p_id;
   RETURN format('{"i":"%s","h":[%s],"w":[%s],"f":%s,"b":[%s]}', encode(p_id, 'hex'), v_held, v_waits,
     coalesce(v_frozen, false)::int4, v_breaks);
-END $f$;
+END {$};
 
-CREATE OR REPLACE FUNCTION {v1_inspect}(p_ns bytea, p_id bytea) RETURNS text LANGUAGE sql AS $f$
+CREATE OR REPLACE FUNCTION {v1_inspect}(p_ns bytea, p_id bytea) RETURNS text LANGUAGE sql AS {$}
   SELECT {v1_known}(p_ns, p_id, false)
-$f$;
+{$};
 
 -- A page of ids behind p_after; from the beginning, the global lock with its empty id included, if the limit is negative.
-CREATE OR REPLACE FUNCTION {v1_list}(p_ns bytea, p_after bytea, p_limit int8) RETURNS text LANGUAGE plpgsql AS $f$
+CREATE OR REPLACE FUNCTION {v1_list}(p_ns bytea, p_after bytea, p_limit int8) RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8 := {v1_now}();
   v_listed text;
@@ -92,11 +92,11 @@ BEGIN
     END IF;
   END LOOP;
   RETURN format('{"ids":[%s],"next":null}', v_listed);
-END $f$;
+END {$};
 
 -- Breaks the lock held under a fence; at once, if p_now is 1. Of one id the last 16 breaks are kept.
 CREATE OR REPLACE FUNCTION {v1_break}(p_ns bytea, p_id bytea, p_fence int8, p_now int8, p_by bytea)
-  RETURNS text LANGUAGE plpgsql AS $f$
+  RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8;
   v_locked bytea[];
@@ -138,10 +138,10 @@ BEGIN
   SELECT s.p_locked, s.told INTO v_locked, v_told FROM {v1_serve}(p_ns, ARRAY[p_id], v_now, ARRAY[p_id]) AS s;
   PERFORM {v1_tell}(v_told);
   RETURN '{"left":0}';
-END $f$;
+END {$};
 
 -- Freezes an id, or thaws it and serves who waits for it.
-CREATE OR REPLACE FUNCTION {v1_freeze}(p_ns bytea, p_id bytea, p_frozen int8) RETURNS text LANGUAGE plpgsql AS $f$
+CREATE OR REPLACE FUNCTION {v1_freeze}(p_ns bytea, p_id bytea, p_frozen int8) RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8;
   v_locked bytea[];
@@ -156,12 +156,12 @@ BEGIN
     PERFORM {v1_tell}(v_told);
   END IF;
   RETURN '';
-END $f$;
+END {$};
 
 -- Removes at most p_batch locks, places and marks that are over, and rows of ids that nobody uses; with p_within not
 -- negative only if nobody swept the namespace within so many microseconds. Waits for no lock, and no fence is forgotten:
 -- the namespace's floor remembers the highest.
-CREATE OR REPLACE FUNCTION {v1_sweep}(p_ns bytea, p_batch int8, p_within int8) RETURNS text LANGUAGE plpgsql AS $f$
+CREATE OR REPLACE FUNCTION {v1_sweep}(p_ns bytea, p_batch int8, p_within int8) RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8 := {v1_now}();
   v_swept int8;
@@ -223,4 +223,4 @@ BEGIN
   END IF;
   PERFORM {v1_tell}(v_told);
   RETURN format('{"removed":%s,"more":%s,"elsewhere":0}', least(v_removed, p_batch), (v_looked >= p_batch)::int4);
-END $f$;
+END {$};

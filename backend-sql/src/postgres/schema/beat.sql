@@ -1,5 +1,5 @@
 -- A sign of life of a session with waiters. What has ended of that for which it waits goes to whose turn it is.
-CREATE OR REPLACE FUNCTION {v1_beat}(p_ns bytea, p_session int8, p_probe int8) RETURNS text LANGUAGE plpgsql AS $f$
+CREATE OR REPLACE FUNCTION {v1_beat}(p_ns bytea, p_session int8, p_probe int8) RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8 := {v1_now}();
   v_ids bytea[];
@@ -35,10 +35,10 @@ BEGIN
     FROM {place} p WHERE p.session = p_session AND p.line = 2 AND p.ns = p_ns;
   PERFORM {v1_tell}(v_told);
   RETURN format('{"now":%s,"next":%s,"t":[%s]}', v_now, coalesce(v_next::text, 'null'), v_turns);
-END $f$;
+END {$};
 
 -- A session ends: its places are free.
-CREATE OR REPLACE FUNCTION {v1_leave}(p_ns bytea, p_session int8) RETURNS text LANGUAGE plpgsql AS $f$
+CREATE OR REPLACE FUNCTION {v1_leave}(p_ns bytea, p_session int8) RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
   v_ids bytea[];
   v_locked bytea[];
@@ -55,4 +55,4 @@ BEGIN
     PERFORM {v1_tell}(v_told);
   END IF;
   RETURN '';
-END $f$;
+END {$};

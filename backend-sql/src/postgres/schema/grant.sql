@@ -1,20 +1,27 @@
-CREATE OR REPLACE FUNCTION {v1_now}() RETURNS int8 LANGUAGE sql VOLATILE AS $f$
-  SELECT (date_part('epoch', clock_timestamp()) * 1000000)::int8
-$f$;
+-- The time. Everything that decides by more than one row asks for it behind the locks; and each of its statements has to
+-- see what others committed before: in another isolation level it would decide by what was.
+CREATE OR REPLACE FUNCTION {v1_now}() RETURNS int8 LANGUAGE plpgsql VOLATILE AS {$}
+BEGIN
+  IF current_setting('transaction_isolation') <> 'read committed' THEN
+    RAISE EXCEPTION USING ERRCODE = 'LC002', MESSAGE = 'the transaction isolation is '
+      || current_setting('transaction_isolation') || ', locks need read committed';
+  END IF;
+  RETURN (date_part('epoch', clock_timestamp()) * 1000000)::int8;
+END {$};
 
 -- Locks the rows of ids in the order given, and makes those that are missing.
-CREATE OR REPLACE FUNCTION {v1_lock}(p_ns bytea, p_ids bytea[]) RETURNS void LANGUAGE plpgsql AS $f$
+CREATE OR REPLACE FUNCTION {v1_lock}(p_ns bytea, p_ids bytea[]) RETURNS void LANGUAGE plpgsql AS {$}
 BEGIN
   INSERT INTO {lock} AS l
     (ns, id, fence, grants, expires, lease, since, attempt, session, replaces, lapses, busy, context, owner)
     SELECT p_ns, u.id, 0, 0, 0, 0, 0, 0, 0, 0, {v1_now}() + 60000000, 0, '', '' FROM unnest(p_ids) AS u (id)
     -- Locks what is there, though it changes nothing.
     ON CONFLICT (ns, id) DO UPDATE SET busy = l.busy WHERE l.fence < 0;
-END $f$;
+END {$};
 
 -- Removes what has ended of ids whose rows are locked, and counts from now what was granted in the future. Gives the ids
 -- of which something was freed.
-CREATE OR REPLACE FUNCTION {v1_tidy}(p_ns bytea, p_ids bytea[], p_now int8) RETURNS bytea[] LANGUAGE plpgsql AS $f$
+CREATE OR REPLACE FUNCTION {v1_tidy}(p_ns bytea, p_ids bytea[], p_now int8) RETURNS bytea[] LANGUAGE plpgsql AS {$}
 DECLARE
   v_odd boolean;
   v_holders boolean;
@@ -48,10 +55,10 @@ BEGIN
         WHERE h.ns = p_ns AND h.id = p.id AND h.state = 1 AND h.context = p.context);
   END IF;
   RETURN v_freed;
-END $f$;
+END {$};
 
 -- Says in the rows of ids, which are locked, what else there is of them.
-CREATE OR REPLACE FUNCTION {v1_settle}(p_ns bytea, p_ids bytea[]) RETURNS void LANGUAGE plpgsql AS $f$
+CREATE OR REPLACE FUNCTION {v1_settle}(p_ns bytea, p_ids bytea[]) RETURNS void LANGUAGE plpgsql AS {$}
 BEGIN
   UPDATE {lock} l SET busy = x.busy FROM (
     SELECT k.id, k.busy & ~22
@@ -61,13 +68,13 @@ BEGIN
         THEN 16 ELSE 0 END AS busy
       FROM {lock} k WHERE k.ns = p_ns AND k.id = ANY (p_ids)) x
     WHERE l.ns = p_ns AND l.id = x.id AND l.busy <> x.busy;
-END $f$;
+END {$};
 
 -- What stands against granting a set to a context now; the rows of its ids are locked and tidy.
 -- stances: for each id 0 it holds nothing, 1 it holds as much, 2 it holds otherwise, 3 what it holds was broken.
 CREATE OR REPLACE FUNCTION {v1_weigh}(
   p_ns bytea, p_context bytea, p_ids bytea[], p_modes int8[], p_permits int8[], p_limits int8[], p_ticket int8,
-  p_nested boolean, p_now int8, OUT stances int4[], OUT conflicts text) LANGUAGE plpgsql AS $f$
+  p_nested boolean, p_now int8, OUT stances int4[], OUT conflicts text) LANGUAGE plpgsql AS {$}
 DECLARE
   r {lock};
   v_own_mode int4;
@@ -129,16 +136,16 @@ BEGIN
       END IF;
     END IF;
   END LOOP;
-END $f$;
+END {$};
 
 -- Whether a session gave a sign of life in the last 3 s.
-CREATE OR REPLACE FUNCTION {v1_lives}(p_session int8, p_now int8) RETURNS boolean LANGUAGE sql STABLE AS $f$
+CREATE OR REPLACE FUNCTION {v1_lives}(p_session int8, p_now int8) RETURNS boolean LANGUAGE sql STABLE AS {$}
   SELECT EXISTS (SELECT FROM {session} s WHERE s.session = p_session AND abs(p_now - s.beat) <= 3000000)
-$f$;
+{$};
 
 -- The holders of an id as a refusal shows them, without those of the context.
 CREATE OR REPLACE FUNCTION {v1_in_the_way}(r {lock}, p_position int4, p_without bytea, p_now int8)
-  RETURNS text LANGUAGE plpgsql AS $f$
+  RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
   v_listed text;
   v_count int8;
@@ -157,14 +164,14 @@ BEGIN
     (SELECT CASE WHEN sum(permits) > 0 THEN sum(permits) ELSE count(*) END FROM held)
     INTO v_listed, v_count, v_units;
   RETURN format('{"p":%s,"h":[%s],"n":%s,"u":%s}', p_position, v_listed, v_count, v_units);
-END $f$;
+END {$};
 
 -- Grants a set against which nothing stands; the rows of its ids are locked. Gives what was granted, in JSON.
 -- state: 0 held, 1 handed over.
 CREATE OR REPLACE FUNCTION {v1_grant}(
   p_ns bytea, p_context bytea, p_attempt int8, p_ids bytea[], p_modes int8[], p_permits int8[], p_limits int8[],
   p_stances int4[], p_lease int8, p_owner bytea, p_state int4, p_session int8, p_now int8)
-  RETURNS text LANGUAGE plpgsql AS $f$
+  RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
   v_fence int8;
   v_expires int8 := p_now + p_lease;
@@ -237,22 +244,22 @@ BEGIN
       array_to_string(v_indexes, ',')));
   END LOOP;
   RETURN v_given;
-END $f$;
+END {$};
 
 -- The lowest permit indexes of an id that nobody has.
 CREATE OR REPLACE FUNCTION {v1_lowest_free}(p_ns bytea, p_id bytea, p_permits int8) RETURNS int8[]
-  LANGUAGE sql VOLATILE AS $f$
+  LANGUAGE sql VOLATILE AS {$}
   WITH taken AS (
     SELECT unnest(indexes) AS i FROM {holder} WHERE ns = p_ns AND id = p_id AND state >= 0)
   SELECT coalesce(array_agg(i ORDER BY i), '{}') FROM (
     SELECT i FROM generate_series(0, p_permits - 1 + (SELECT count(*) FROM taken)) AS i
       WHERE i NOT IN (SELECT t.i FROM taken t) ORDER BY i LIMIT p_permits) AS free
-$f$;
+{$};
 
 -- Gives back what a context held of an id before a replacement that is gone, so far as it still lasts.
 CREATE OR REPLACE FUNCTION {v1_restore}(
   p_ns bytea, p_id bytea, p_replaces int8, p_mode int8, p_permits int8, p_cap int8, p_now int8)
-  RETURNS void LANGUAGE plpgsql AS $f$
+  RETURNS void LANGUAGE plpgsql AS {$}
 DECLARE
   h {holder};
   v_shared int8;
@@ -273,4 +280,4 @@ BEGIN
   UPDATE {holder} SET state = 0, mode = h.mode, permits = h.permits, cap = h.cap,
     indexes = CASE WHEN h.mode = 1 THEN {v1_lowest_free}(p_ns, p_id, h.permits) ELSE '{}' END
     WHERE ns = p_ns AND id = p_id AND fence = p_replaces;
-END $f$;
+END {$};

@@ -2,7 +2,7 @@
 -- asynchronously, the notifications. A notification in a durable commit lets only one commit at a time reach the disk.
 -- flags: 1 commit asynchronously if nothing is handed over; 8 always.
 CREATE OR REPLACE PROCEDURE {v1_release}(
-  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_flags int8, INOUT lost text) LANGUAGE plpgsql AS $f$
+  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_flags int8, INOUT lost text) LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
   v_told text[];
@@ -19,6 +19,13 @@ BEGIN
       RETURN;
     END IF;
   END IF;
+  IF cardinality(p_ids) > 1 AND {v1_release_all}(p_ns, p_context, p_ids, p_fences, v_now) THEN
+    IF p_flags <> 0 THEN
+      PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+    lost := '';
+    RETURN;
+  END IF;
   SELECT r.lost, r.told INTO lost, v_told FROM {v1_release_many}(p_ns, p_context, p_ids, p_fences) AS r;
   IF p_flags & 8 = 8 OR (p_flags & 1 = 1 AND cardinality(v_told) = 0) THEN
     PERFORM set_config('synchronous_commit', 'off', true);
@@ -28,13 +35,39 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
     PERFORM {v1_tell}(v_told);
   END IF;
-END $f$;
+END {$};
+
+-- The same for many ids, in one statement that takes the rows in the order of the ids (an UPDATE of many rows has no
+-- order, and would deadlock with those who take them in order). All or nothing: what was done is undone together with the
+-- locks of the rows, which are then taken again in order.
+CREATE OR REPLACE FUNCTION {v1_release_all}(
+  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_now int8) RETURNS boolean LANGUAGE plpgsql AS {$}
+DECLARE
+  v_count int8;
+  v_grants int8;
+BEGIN
+  WITH freed AS (
+    INSERT INTO {lock} AS l
+      (ns, id, fence, grants, expires, lease, since, attempt, session, replaces, lapses, busy, context, owner)
+      SELECT p_ns, u.id, u.fence, 0, p_now, 0, 0, 0, 0, 0, 0, 0, p_context, ''
+        FROM unnest(p_ids, p_fences) AS u (id, fence)
+      ON CONFLICT (ns, id) DO UPDATE SET busy = 0
+        WHERE l.busy = 1 AND l.fence = excluded.fence AND l.context = excluded.context AND l.expires > excluded.expires
+      RETURNING l.grants)
+  SELECT count(*), min(grants) INTO v_count, v_grants FROM freed;
+  -- Not one was missing, so that it was made (with no grants).
+  IF v_count = cardinality(p_ids) AND v_grants > 0 THEN
+    RETURN true;
+  END IF;
+  RAISE EXCEPTION USING ERRCODE = 'LC001';
+EXCEPTION WHEN SQLSTATE 'LC001' THEN
+  RETURN false;
+END {$};
 
 CREATE OR REPLACE FUNCTION {v1_release_many}(
-  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], OUT lost text, OUT told text[]) LANGUAGE plpgsql AS $f$
+  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], OUT lost text, OUT told text[]) LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8;
-  v_count int8;
   v_waits boolean;
   v_reason int4;
   v_freed bytea[] := '{}';
@@ -46,17 +79,9 @@ BEGIN
   told := '{}';
   lost := '';
   -- In order; and what is gone is not made anew.
-  WITH locked AS (
-    SELECT l.busy, l.fence, l.context, l.expires, u.fence AS wanted
-      FROM unnest(p_ids, p_fences) WITH ORDINALITY AS u (id, fence, at)
-      CROSS JOIN LATERAL (SELECT * FROM {lock} k WHERE k.ns = p_ns AND k.id = u.id FOR UPDATE) AS l)
-  SELECT count(*) FILTER (WHERE busy = 1 AND fence = wanted AND context = p_context), min(expires)
-    INTO v_count, v_expires FROM locked;
+  PERFORM FROM unnest(p_ids) WITH ORDINALITY AS u (id, at)
+    CROSS JOIN LATERAL (SELECT FROM {lock} k WHERE k.ns = p_ns AND k.id = u.id FOR UPDATE) AS l;
   v_now := {v1_now}();
-  IF v_count = cardinality(p_ids) AND v_expires > v_now THEN
-    UPDATE {lock} SET busy = 0 WHERE ns = p_ns AND id = ANY (p_ids);
-    RETURN;
-  END IF;
   FOR i IN 1 .. cardinality(p_ids) LOOP
     v_reason := NULL;
     SELECT * INTO r FROM {lock} WHERE ns = p_ns AND id = p_ids[i];
@@ -99,12 +124,12 @@ BEGIN
       PERFORM {v1_settle}(p_ns, v_freed);
     END IF;
   END IF;
-END $f$;
+END {$};
 
 -- Extends what a grant still holds to a whole lease from now. flags: 8 commit asynchronously.
 CREATE OR REPLACE FUNCTION {v1_renew}(
   p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_lease int8, p_flags int8)
-  RETURNS text LANGUAGE plpgsql AS $f$
+  RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
   v_expires int8 := v_now + p_lease;
@@ -183,4 +208,4 @@ BEGIN
     DELETE FROM {place} WHERE ns = p_ns AND context = p_context AND line = 2 AND id = ANY (p_ids);
   END IF;
   RETURN coalesce('[' || v_lost || ']', '');
-END $f$;
+END {$};

@@ -1,7 +1,7 @@
 -- Serves those who wait for what was freed, in the order of their tickets, until nothing more fits. The rows of the ids
 -- are locked and tidy. Gives who is to be told what: a channel, a message, and so on.
 CREATE OR REPLACE FUNCTION {v1_serve}(p_ns bytea, p_ids bytea[], p_now int8, INOUT p_locked bytea[], OUT told text[])
-  LANGUAGE plpgsql AS $f$
+  LANGUAGE plpgsql AS {$}
 DECLARE
   -- Places from which queues are looked at: the id; who may still be served (0 those who obey no queue, 1 everybody,
   -- 2 shared claims, 3 slots with a limit above c_over); behind which ticket.
@@ -140,12 +140,12 @@ BEGIN
         (2, format('{"t":[["%s",%s]]}', encode(p.context, 'hex'), p.attempt))) AS x (n, text);
   END IF;
   PERFORM {v1_settle}(p_ns, p_ids);
-END $f$;
+END {$};
 
 -- Tells them.
-CREATE OR REPLACE FUNCTION {v1_tell}(p_told text[]) RETURNS void LANGUAGE plpgsql AS $f$
+CREATE OR REPLACE FUNCTION {v1_tell}(p_told text[]) RETURNS void LANGUAGE plpgsql AS {$}
 BEGIN
   FOR i IN 1 .. cardinality(p_told) / 2 LOOP
     PERFORM pg_notify(p_told[2 * i - 1], p_told[2 * i]);
   END LOOP;
-END $f$;
+END {$};

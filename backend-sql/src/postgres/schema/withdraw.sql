@@ -1,7 +1,7 @@
 -- Ends an attempt. flags: 4 it keeps what it was granted; 8 commit asynchronously.
 CREATE OR REPLACE FUNCTION {v1_withdraw}(
   p_ns bytea, p_context bytea, p_attempt int8, p_ids bytea[], p_modes int8[], p_permits int8[], p_limits int8[],
-  p_lease int8, p_flags int8, p_session int8) RETURNS text LANGUAGE plpgsql AS $f$
+  p_lease int8, p_flags int8, p_session int8) RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8;
   v_until int8;
@@ -64,4 +64,4 @@ BEGIN
   SELECT s.p_locked, s.told INTO v_locked, v_told FROM {v1_serve}(p_ns, p_ids, v_now, p_ids) AS s;
   PERFORM {v1_tell}(v_told);
   RETURN coalesce(v_given, '');
-END $f$;
+END {$};

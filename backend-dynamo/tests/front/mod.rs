@@ -1,0 +1,285 @@
+//! An HTTP front between the DAO and an engine: counts requests by operation, delays and forges answers, loses them.
+
+#![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicI64, Ordering::SeqCst},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use aws_sdk_dynamodb::primitives::{DateTime, DateTimeFormat};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::{TcpListener, TcpStream},
+    task::AbortHandle,
+};
+
+/// What happens to a request.
+#[derive(Clone, Debug)]
+pub enum Fault {
+    /// It does not reach the engine; the answer has this status and code.
+    Refuse(u16, &'static str),
+    /// It is done by the engine; the answer has this status and code all the same.
+    DoAndRefuse(u16, &'static str),
+    /// It does not reach the engine, and is never answered.
+    Swallow,
+    /// It is done by the engine, and never answered.
+    LoseAnswer,
+    /// A transaction is cancelled, for this reason of its first item and none of the others.
+    Cancel(&'static str),
+    /// A batch of reads is left unprocessed.
+    Unprocessed,
+}
+
+/// The front; dropping it closes it.
+pub struct Front {
+    pub address: SocketAddr,
+    state: Arc<State>,
+    task: AbortHandle,
+}
+
+struct State {
+    engine: String,
+    faults: Mutex<Vec<(&'static str, Fault, usize)>>,
+    counts: Mutex<BTreeMap<String, usize>>,
+    delay: Mutex<Duration>,
+    date_shift: AtomicI64,
+    checks_signatures: AtomicBool,
+}
+
+impl Front {
+    /// Before the engine at `host:port`.
+    pub async fn before(engine: String) -> io::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let state = Arc::new(State {
+            engine,
+            faults: Mutex::default(),
+            counts: Mutex::default(),
+            delay: Mutex::default(),
+            date_shift: AtomicI64::new(0),
+            checks_signatures: AtomicBool::new(false),
+        });
+        let served = state.clone();
+        let task = tokio::spawn(async move {
+            let mut connections = tokio::task::JoinSet::new();
+            while let Ok((client, _)) = listener.accept().await {
+                let served = served.clone();
+                connections.spawn(async move { drop(serve(client, &served).await) });
+            }
+        });
+        Ok(Front { address, state, task: task.abort_handle() })
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// The next `times` requests of this operation meet this fault; later calls wait for earlier ones.
+    pub fn next(&self, operation: &'static str, fault: Fault, times: usize) {
+        self.state.faults.lock().expect("no test panics inside").push((operation, fault, times));
+    }
+
+    /// No more faults.
+    pub fn lift(&self) {
+        self.state.faults.lock().expect("no test panics inside").clear();
+    }
+
+    /// How many requests came since the last call, by operation.
+    pub fn counted(&self) -> BTreeMap<String, usize> {
+        std::mem::take(&mut self.state.counts.lock().expect("no test panics inside"))
+    }
+
+    /// Every request, and every answer, takes so much longer.
+    pub fn delay(&self, delay: Duration) {
+        *self.state.delay.lock().expect("no test panics inside") = delay;
+    }
+
+    /// Answers are dated so many seconds later.
+    pub fn shift_date(&self, seconds: i64) {
+        self.state.date_shift.store(seconds, SeqCst);
+    }
+
+    /// Refuses what is signed at another time than now, as the real service does.
+    pub fn check_signatures(&self) {
+        self.state.checks_signatures.store(true, SeqCst);
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Message {
+    first: String,
+    headers: Vec<(String, String)>,
+    body: Vec<u8>,
+}
+
+impl Message {
+    fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+}
+
+async fn serve(client: TcpStream, state: &State) -> io::Result<()> {
+    client.set_nodelay(true)?;
+    let mut client = BufReader::new(client);
+    let mut engine = None;
+    loop {
+        let request = read(&mut client).await?;
+        let target = request.header("x-amz-target").unwrap_or_default();
+        let operation = target.rsplit('.').next().unwrap_or_default().to_owned();
+        *state.counts.lock().expect("no test panics inside").entry(operation.clone()).or_default() += 1;
+        let delay = *state.delay.lock().expect("no test panics inside");
+        tokio::time::sleep(delay).await;
+        let answer = match fault(state, &operation) {
+            _ if state.checks_signatures.load(SeqCst) && !is_signed_now(&request) => {
+                forged(400, "InvalidSignatureException", "")
+            }
+            None => ask(state, &mut engine, &request).await?,
+            Some(Fault::Refuse(status, code)) => forged(status, code, ""),
+            Some(Fault::DoAndRefuse(status, code)) => {
+                ask(state, &mut engine, &request).await?;
+                forged(status, code, "")
+            }
+            Some(Fault::Swallow) => std::future::pending().await,
+            Some(Fault::LoseAnswer) => {
+                ask(state, &mut engine, &request).await?;
+                std::future::pending().await
+            }
+            Some(Fault::Cancel(reason)) => cancelled(reason, &request),
+            Some(Fault::Unprocessed) => unprocessed(&request),
+        };
+        tokio::time::sleep(delay).await;
+        write(&mut client, answer, state).await?;
+    }
+}
+
+fn fault(state: &State, operation: &str) -> Option<Fault> {
+    let mut faults = state.faults.lock().expect("no test panics inside");
+    let (_, fault, times) = faults.iter_mut().find(|(of, _, times)| *of == operation && *times > 0)?;
+    *times -= 1;
+    Some(fault.clone())
+}
+
+/// Passes a request on and gives the engine's answer.
+async fn ask(
+    state: &State,
+    engine: &mut Option<BufReader<TcpStream>>,
+    request: &Message,
+) -> io::Result<Message> {
+    if engine.is_none() {
+        let stream = TcpStream::connect(&state.engine).await?;
+        stream.set_nodelay(true)?;
+        *engine = Some(BufReader::new(stream));
+    }
+    let stream = engine.as_mut().expect("just made");
+    let mut head = format!("{}\r\n", request.first);
+    for (name, value) in &request.headers {
+        head += &format!("{name}: {value}\r\n");
+    }
+    stream.write_all(format!("{head}\r\n").as_bytes()).await?;
+    stream.write_all(&request.body).await?;
+    read(stream).await
+}
+
+async fn read(stream: &mut BufReader<TcpStream>) -> io::Result<Message> {
+    let mut first = String::new();
+    if stream.read_line(&mut first).await? == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let mut headers = Vec::new();
+    loop {
+        let mut line = String::new();
+        stream.read_line(&mut line).await?;
+        match line.trim_end().split_once(':') {
+            Some((name, value)) => headers.push((name.to_ascii_lowercase(), value.trim().to_owned())),
+            None => break,
+        }
+    }
+    let mut message = Message { first: first.trim_end().to_owned(), headers, body: Vec::new() };
+    if message.header("transfer-encoding") == Some("chunked") {
+        loop {
+            let mut line = String::new();
+            stream.read_line(&mut line).await?;
+            let length = usize::from_str_radix(line.trim(), 16).map_err(io::Error::other)?;
+            let mut chunk = vec![0; length + 2];
+            stream.read_exact(&mut chunk).await?;
+            message.body.extend(&chunk[..length]);
+            if length == 0 {
+                message.headers.retain(|(name, _)| name != "transfer-encoding");
+                return Ok(message);
+            }
+        }
+    }
+    let length = message.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+    message.body = vec![0; length];
+    stream.read_exact(&mut message.body).await?;
+    Ok(message)
+}
+
+async fn write(client: &mut BufReader<TcpStream>, answer: Message, state: &State) -> io::Result<()> {
+    let date = now() + state.date_shift.load(SeqCst);
+    let date = DateTime::from_secs(date).fmt(DateTimeFormat::HttpDate).map_err(io::Error::other)?;
+    let mut head = format!("{}\r\ndate: {date}\r\ncontent-length: {}\r\n", answer.first, answer.body.len());
+    for (name, value) in answer.headers {
+        if !["date", "content-length", "connection"].contains(&name.as_str()) {
+            head += &format!("{name}: {value}\r\n");
+        }
+    }
+    client.write_all(format!("{head}\r\n").as_bytes()).await?;
+    client.write_all(&answer.body).await
+}
+
+fn now() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() as i64)
+}
+
+/// Within five minutes, as the real service wants it.
+fn is_signed_now(request: &Message) -> bool {
+    let signed = request.header("x-amz-date").and_then(|date| {
+        let at = |from, to| date.get(from..to);
+        let (day, time) = ((at(0, 4)?, at(4, 6)?, at(6, 8)?), (at(9, 11)?, at(11, 13)?, at(13, 15)?));
+        let text = format!("{}-{}-{}T{}:{}:{}Z", day.0, day.1, day.2, time.0, time.1, time.2);
+        DateTime::from_str(&text, DateTimeFormat::DateTime).ok()
+    });
+    signed.is_some_and(|signed| (signed.secs() - now()).abs() <= 300)
+}
+
+fn forged(status: u16, code: &str, more: &str) -> Message {
+    let body = format!(
+        r#"{{"__type":"com.amazonaws.dynamodb.v20120810#{code}","message":"injected","Message":"injected"{more}}}"#
+    );
+    Message {
+        first: format!("HTTP/1.1 {status} Injected"),
+        headers: vec![("content-type".to_owned(), "application/x-amz-json-1.0".to_owned())],
+        body: body.into_bytes(),
+    }
+}
+
+fn cancelled(reason: &str, request: &Message) -> Message {
+    let items = String::from_utf8_lossy(&request.body).matches("\"ConditionExpression\"").count().max(1);
+    let mut reasons = vec![format!(r#"{{"Code":"{reason}","Message":"injected"}}"#)];
+    reasons.resize(items, r#"{"Code":"None"}"#.to_owned());
+    let more = format!(r#","CancellationReasons":[{}]"#, reasons.join(","));
+    forged(400, "TransactionCanceledException", &more)
+}
+
+fn unprocessed(request: &Message) -> Message {
+    let asked: serde_json::Value = serde_json::from_slice(&request.body).expect("the SDK sends JSON");
+    let body = serde_json::json!({ "Responses": {}, "UnprocessedKeys": asked["RequestItems"] });
+    Message {
+        first: "HTTP/1.1 200 OK".to_owned(),
+        body: body.to_string().into_bytes(),
+        ..forged(200, "", "")
+    }
+}

@@ -1,0 +1,238 @@
+//! What is known to go wrong between a driver and a server: abandoned exchanges, lost listeners, deadlocks, passwords.
+
+use std::{
+    pin::pin,
+    task::{Context, Waker},
+    time::Duration,
+};
+
+use lockcore::{Acquired, LockDao, Severity, Wake, Withdraw};
+use lockcore_conformance::servers::{TestResult, Trial};
+use sqlx::Connection;
+
+use crate::{
+    place::{PATIENCE, Place, granted, handed, queue, request, take},
+    test,
+};
+
+pub(crate) fn tests() -> Vec<Trial> {
+    vec![
+        test("hazards::an_abandoned_exchange_harms_nobody", an_abandoned_exchange_harms_nobody),
+        test("hazards::a_deadlock_is_retried", a_deadlock_is_retried),
+        test("hazards::a_lost_listener_is_replaced", a_lost_listener_is_replaced),
+        test("hazards::nothing_depends_on_being_told", nothing_depends_on_being_told),
+        test("hazards::a_cut_connection_is_replaced", a_cut_connection_is_replaced),
+        test("hazards::an_exhausted_pool_is_told", an_exhausted_pool_is_told),
+        test("hazards::passwords_are_not_shown", passwords_are_not_shown),
+        test("hazards::other_runtimes_have_other_connections", other_runtimes_have_other_connections),
+    ]
+}
+
+/// A future that is dropped in the middle of an exchange leaves no connection in a transaction, or with somebody
+/// else's answer on it.
+async fn an_abandoned_exchange_harms_nobody() -> TestResult {
+    let place = Place::new().await?;
+    let dao = place.builder().max_connections(1).connect().await?;
+    for round in 0..60_u64 {
+        let abandoned = request(["a", "b"]);
+        let acquire = dao.acquire(&abandoned);
+        // Dropped before it is sent, on its way, or just about when the answer comes.
+        let _ = tokio::time::timeout(Duration::from_micros(round * 37 % 1500), acquire).await;
+        dao.withdraw(&abandoned, Withdraw::Undo).await?;
+        let held = take(&dao, ["a", "b"]).await?;
+        {
+            let mut release = pin!(dao.release(&held));
+            // Its answer may even be there already.
+            let _ = release.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        }
+        assert!(dao.release(&held).await?.failed.is_empty());
+    }
+    let mut sql = place.sql().await?;
+    let stuck = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' AND query LIKE '%{}%'",
+        place.schema
+    );
+    assert_eq!(sql.number(stuck).await?, 0);
+    Ok(())
+}
+
+/// Somebody else's transaction and ours want the same rows the other way round: the server gives ours up, and it is
+/// tried again.
+async fn a_deadlock_is_retried() -> TestResult {
+    let place = Place::new().await?;
+    let dao = place.open().await?;
+    let held = take(&dao, ["a", "b"]).await?;
+    dao.release(&held).await?;
+    let mut sql = place.sql().await?;
+    let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
+    let before = sql.number(deadlocks).await?;
+    let mut transaction = sql.0.begin().await?;
+    sqlx::raw_sql("SET LOCAL deadlock_timeout = '20s'; SELECT FROM lockcore_lock WHERE id = 'b' FOR UPDATE")
+        .execute(&mut *transaction)
+        .await?;
+    let asked = request(["a", "b"]);
+    let acquiring = async { granted(&dao, &asked).await };
+    let crossing = async {
+        let mut watch = place.sql().await?;
+        let waits = format!(
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{}%v1_acquire%'",
+            place.schema
+        );
+        watch.until(&waits, 1).await?;
+        // Waits for ours, which waits for this one.
+        sqlx::raw_sql("SELECT FROM lockcore_lock WHERE id = 'a' FOR UPDATE")
+            .execute(&mut *transaction)
+            .await?;
+        transaction.commit().await?;
+        Ok::<_, crate::place::Error>(())
+    };
+    let (grant, crossed) = tokio::join!(acquiring, crossing);
+    crossed?;
+    assert_eq!(dao.renew(&grant?).await?.lost, []);
+    let mut sql = place.sql().await?;
+    let after = async {
+        while sql.number(deadlocks).await? == before {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        Ok::<_, crate::place::Error>(())
+    };
+    tokio::time::timeout(PATIENCE, after).await.map_err(|_| "there was no deadlock")??;
+    Ok(())
+}
+
+/// The backends that listen for the DAOs of this schema cannot be told apart, but by who is told: all are ended.
+async fn end_listeners(place: &Place) -> Result<(), crate::place::Error> {
+    let mut sql = place.sql().await?;
+    let name = format!("'{}'", place.schema);
+    sql.run(format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+         WHERE query LIKE 'LISTEN %' AND application_name = {name}"
+    ))
+    .await?;
+    Ok(())
+}
+
+async fn a_lost_listener_is_replaced() -> TestResult {
+    let place = Place::new().await?;
+    let url = place.server.url();
+    let with = if url.contains('?') { '&' } else { '?' };
+    let dao =
+        place.builder().listen_url(format!("{url}{with}application_name={}", place.schema)).connect().await?;
+    for _ in 0..3 {
+        let held = take(&dao, ["a"]).await?;
+        let (waits, mut wakeup) = queue(&dao, ["a"]).await?;
+        end_listeners(&place).await?;
+        // Whoever waits is to ask again: something may have been missed.
+        let told = tokio::time::timeout(PATIENCE, wakeup.recv()).await?;
+        assert!(matches!(told, Wake::Recheck), "{told:?}");
+        let Acquired::Queued { wakeup, .. } = dao.acquire(&waits).await? else {
+            return Err("not queued".into());
+        };
+        dao.release(&held).await?;
+        let held = handed(&dao, &waits, wakeup).await?;
+        dao.release(&held).await?;
+    }
+    Ok(())
+}
+
+/// Without a listener everything works, a little later; and it is said.
+async fn nothing_depends_on_being_told() -> TestResult {
+    let place = Place::new().await?;
+    let dao = place.builder().listen(false).connect().await?;
+    assert!(!dao.capabilities().push);
+    assert!(
+        dao.doctor()
+            .await?
+            .iter()
+            .any(|found| found.check == "waking" && found.severity == Severity::Warning)
+    );
+    let held = take(&dao, ["a", "b"]).await?;
+    let (waits, wakeup) = queue(&dao, ["b"]).await?;
+    let (behind, next) = queue(&dao, ["b"]).await?;
+    let released = std::time::Instant::now();
+    dao.release(&held).await?;
+    let held = handed(&dao, &waits, wakeup).await?;
+    assert!(released.elapsed() < Duration::from_secs(5), "{:?}", released.elapsed());
+    dao.release(&held).await?;
+    let held = handed(&dao, &behind, next).await?;
+    dao.release(&held).await?;
+    Ok(())
+}
+
+/// All connections are cut at once, as by a restart: what can be repeated is, the rest is told as in doubt once.
+async fn a_cut_connection_is_replaced() -> TestResult {
+    let place = Place::new().await?;
+    let dao = place.open().await?;
+    let held = take(&dao, ["a"]).await?;
+    let cut = format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+         WHERE pid <> pg_backend_pid() AND query LIKE '%{}%'",
+        place.schema
+    );
+    let mut sql = place.sql().await?;
+    sql.run(&*cut).await?;
+    assert_eq!(dao.renew(&held).await?.lost, [], "a renewal is repeated");
+    sql.run(&*cut).await?;
+    assert_eq!(dao.release(&held).await?.lost, [], "so is a release");
+    sql.run(&*cut).await?;
+    let asked = request(["a"]);
+    let error = dao.acquire(&asked).await.expect_err("an acquire is not repeated: it may arrive late");
+    assert!(error.in_doubt() && error.is_retryable(), "{error}");
+    dao.withdraw(&asked, Withdraw::Undo).await?;
+    take(&dao, ["a"]).await?;
+    Ok(())
+}
+
+/// Somebody else's transaction keeps all connections waiting.
+async fn an_exhausted_pool_is_told() -> TestResult {
+    let place = Place::new().await?;
+    let dao = place.builder().max_connections(1).timeout(Duration::from_millis(500)).connect().await?;
+    let held = take(&dao, ["a"]).await?;
+    dao.release(&held).await?;
+    let mut sql = place.sql().await?;
+    let mut transaction = sql.0.begin().await?;
+    sqlx::raw_sql("SELECT FROM lockcore_lock FOR UPDATE").execute(&mut *transaction).await?;
+    let (stuck, other) = (request(["a"]), request(["b"]));
+    let (stuck, other) = tokio::join!(dao.acquire(&stuck), dao.acquire(&other));
+    let stuck = stuck.expect_err("the row is locked");
+    assert!(stuck.in_doubt() && stuck.kind() == lockcore::BackendErrorKind::Timeout, "{stuck}");
+    let other = other.expect_err("the only connection is in use");
+    assert!(!other.in_doubt() && other.is_retryable(), "{other}");
+    transaction.rollback().await?;
+    take(&dao, ["b"]).await?;
+    Ok(())
+}
+
+async fn passwords_are_not_shown() -> TestResult {
+    let place = Place::new().await?;
+    let dao = place.open().await?;
+    let url = place.server.url();
+    let password = url.split([':', '@']).nth(2).unwrap_or_default().to_owned();
+    let shown = format!("{:?} {dao:?} {:?}", place.builder(), dao.doctor().await?);
+    assert!(password.len() < 4 || !shown.contains(&password), "{shown}");
+    let wrong = url.replacen(&format!(":{password}@"), ":hunter2@", 1);
+    let away = wrong.replace(place.server.address().as_str(), "127.0.0.1:1");
+    let error = place.builder().url(away).connect().await.expect_err("nobody is there");
+    assert_eq!(error.kind(), lockcore::BackendErrorKind::Unavailable);
+    let shown = format!("{error} {error:?}");
+    assert!(!shown.contains("hunter2"), "{shown}");
+    Ok(())
+}
+
+/// A connection belongs to the runtime that made it: one that is gone takes its own along, and no others.
+async fn other_runtimes_have_other_connections() -> TestResult {
+    let place = Place::new().await?;
+    let dao = std::sync::Arc::new(place.open().await?);
+    for _ in 0..3 {
+        let there = dao.clone();
+        let elsewhere = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(take(&there, ["elsewhere"]))
+        });
+        let held = elsewhere.join().map_err(|_| "it panicked")??;
+        assert_eq!(dao.release(&held).await?.lost, []);
+        let held = take(&dao, ["here"]).await?;
+        assert_eq!(dao.release(&held).await?.lost, []);
+    }
+    Ok(())
+}

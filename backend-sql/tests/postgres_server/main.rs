@@ -1,0 +1,24 @@
+//! What only Postgres has: the schema, its rights and versions, joining the application's transactions, and the hazards of
+//! its driver - on a real server.
+
+mod hazards;
+mod joining;
+mod place;
+mod schema;
+mod store;
+
+use std::process::ExitCode;
+
+use lockcore_conformance::servers::{self, Kind, TestResult, Trial};
+
+fn main() -> ExitCode {
+    servers::run([schema::tests(), joining::tests(), hazards::tests(), store::tests()].into_iter().flatten())
+}
+
+/// A test on the shared server.
+fn test<F>(name: &str, test: impl FnOnce() -> F + Send + 'static) -> Trial
+where
+    F: Future<Output = TestResult>,
+{
+    servers::trial(Kind::Postgres, name, test)
+}

@@ -1,0 +1,166 @@
+//! The schema: printed or made, under any names, in the right version, used by whoever may.
+
+use lockcore::{BackendErrorKind, LockDao, Severity};
+use lockcore_conformance::servers::{TestResult, Trial};
+use lockcore_sql::{PostgresLockDao, postgres::schema_sql};
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use crate::{
+    place::{Error, Place, take},
+    test,
+};
+
+pub(crate) fn tests() -> Vec<Trial> {
+    vec![
+        test("schema::any_names_will_do", any_names_will_do),
+        test("schema::a_printed_schema_is_enough", a_printed_schema_is_enough),
+        test("schema::many_programs_start_at_once", many_programs_start_at_once),
+        test("schema::a_user_who_may_not_create_can_use_it", a_user_who_may_not_create_can_use_it),
+        test("schema::a_user_who_may_not_create_is_told", a_user_who_may_not_create_is_told),
+        test("schema::another_version_is_refused", another_version_is_refused),
+        test("schema::settings_are_checked", settings_are_checked),
+    ]
+}
+
+/// Names that need quoting, and ones that would end a quotation.
+async fn any_names_will_do() -> TestResult {
+    let place = Place::new().await?;
+    let run = Uuid::new_v4().simple().to_string();
+    for (schema, prefix) in [
+        (format!("A b\"c{}", &run[..8]), "x'; DROP TABLE y; --".to_owned()),
+        (format!("$f${}", &run[..8]), "end $f$; $$".to_owned()),
+        (format!("été{}", &run[..8]), "{lock}{v1_now} %s".to_owned()),
+    ] {
+        let builder = || place.builder().schema(&*schema).table_prefix(&*prefix);
+        let dao = builder().connect().await?;
+        let held = take(&dao, ["a", "b"]).await?;
+        assert_eq!(dao.release(&held).await?.lost, []);
+        // Made once, used again.
+        let again = builder().migrate(false).connect().await?;
+        let held = take(&again, ["a"]).await?;
+        assert_eq!(again.renew(&held).await?.lost, []);
+    }
+    Ok(())
+}
+
+async fn a_printed_schema_is_enough() -> TestResult {
+    let place = Place::new().await?;
+    let refused = place.builder().migrate(false).connect().await.expect_err("there is no schema");
+    assert_eq!(refused.kind(), BackendErrorKind::Misconfigured, "{refused}");
+    let mut sql = place.sql().await?;
+    sql.run(schema_sql(&place.schema, "lockcore_")).await?;
+    // It can be run again.
+    sql.run(schema_sql(&place.schema, "lockcore_")).await?;
+    let dao = place.builder().migrate(false).connect().await?;
+    let held = take(&dao, ["a"]).await?;
+    dao.migrate().await?;
+    assert_eq!(dao.renew(&held).await?.lost, [], "migrating what is current changes nothing");
+    assert!(dao.doctor().await?.iter().all(|finding| finding.severity < Severity::Error));
+    Ok(())
+}
+
+async fn many_programs_start_at_once() -> TestResult {
+    let place = Place::new().await?;
+    let mut starts = JoinSet::new();
+    for _ in 0..8 {
+        starts.spawn(place.builder().listen(false).connect());
+    }
+    for dao in starts.join_all().await {
+        let dao = dao?;
+        let held = take(&dao, ["a"]).await?;
+        dao.release(&held).await?;
+    }
+    Ok(())
+}
+
+/// A role with a password, and the URL of the server as seen by it.
+async fn role(place: &Place) -> Result<(String, String), Error> {
+    let role = format!("role_{}", Uuid::new_v4().simple());
+    place.sql().await?.run(format!("CREATE ROLE {role} LOGIN PASSWORD 'hunter2'")).await?;
+    let url = place.server.url();
+    let (_, behind) = url.split_once('@').ok_or("the URL has a user")?;
+    Ok((format!("postgres://{role}:hunter2@{behind}"), role))
+}
+
+async fn a_user_who_may_not_create_can_use_it() -> TestResult {
+    let place = Place::new().await?;
+    place.open().await?;
+    let (url, role) = role(&place).await?;
+    let schema = &place.schema;
+    let builder = || PostgresLockDao::<String, Uuid>::builder().url(&*url).schema(&**schema);
+    let denied = builder().connect().await.expect_err("it may not even look");
+    assert_eq!(denied.kind(), BackendErrorKind::Denied, "{denied}");
+    assert!(!format!("{denied} {denied:?}").contains("hunter2"));
+    place
+        .sql()
+        .await?
+        .run(format!(
+            "GRANT USAGE ON SCHEMA {schema} TO {role};
+             GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role};
+             GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {role};"
+        ))
+        .await?;
+    let dao = builder().connect().await?;
+    let held = take(&dao, ["a", "b"]).await?;
+    let (waits, wakeup) = crate::place::queue(&dao, ["b"]).await?;
+    dao.release(&held).await?;
+    let held = crate::place::handed(&dao, &waits, wakeup).await?;
+    dao.sweep(10, None).await?;
+    dao.release(&held).await?;
+    dao.migrate().await?;
+    Ok(())
+}
+
+async fn a_user_who_may_not_create_is_told() -> TestResult {
+    let place = Place::new().await?;
+    let (url, _) = role(&place).await?;
+    let builder = PostgresLockDao::<String, Uuid>::builder().url(url).schema(&*place.schema);
+    let denied = builder.connect().await.expect_err("it may not create");
+    assert_eq!(denied.kind(), BackendErrorKind::Denied, "{denied}");
+    Ok(())
+}
+
+async fn another_version_is_refused() -> TestResult {
+    let place = Place::new().await?;
+    place.open().await?;
+    let mut sql = place.sql().await?;
+    sql.run("UPDATE lockcore_schema SET version = 99").await?;
+    let refused = place.builder().connect().await.expect_err("it is newer");
+    assert_eq!(refused.kind(), BackendErrorKind::Misconfigured);
+    let said = refused.to_string();
+    assert!(
+        said.contains("version 99") && said.contains(&place.schema) && said.contains("newer program"),
+        "{said}"
+    );
+    assert!(!refused.in_doubt());
+    sql.run("UPDATE lockcore_schema SET version = 0").await?;
+    let older = place.builder().migrate(false).connect().await.expect_err("it is older");
+    assert_eq!(older.kind(), BackendErrorKind::Misconfigured);
+    place.open().await?;
+    assert_eq!(sql.number("SELECT max(version) FROM lockcore_schema").await?, 1);
+    Ok(())
+}
+
+async fn settings_are_checked() -> TestResult {
+    let place = Place::new().await?;
+    for (builder, key) in [
+        (place.builder().schema(""), "schema"),
+        (place.builder().table_prefix("x".repeat(41)), "table_prefix"),
+        (place.builder().table_prefix("a\0b"), "table_prefix"),
+        (place.builder().namespace(""), "namespace"),
+        (place.builder().namespace("n".repeat(256)), "namespace"),
+        (place.builder().max_connections(0), "max_connections"),
+        (place.builder().timeout(std::time::Duration::ZERO), "timeout"),
+        (place.builder().url("postgres://me:hunter2@host:port/x"), "url"),
+        (place.builder().listen_url("hunter2"), "listen_url"),
+    ] {
+        let shown = format!("{builder:?}");
+        let refused = builder.connect().await.expect_err(key);
+        assert_eq!(refused.kind(), BackendErrorKind::Misconfigured, "{refused}");
+        let said = refused.to_string();
+        assert!(said.starts_with(&format!("postgres: {key}: ")), "{said}");
+        assert!(!format!("{said} {refused:?} {shown}").contains("hunter2"), "{said}");
+    }
+    Ok(())
+}
