@@ -21,7 +21,7 @@ const REQUESTS: usize = 1024;
 /// Which server or servers.
 #[derive(Clone)]
 pub(crate) enum Target {
-    Single(redis::Client),
+    Single(Box<redis::Client>),
     #[cfg(feature = "sentinel")]
     Sentinel(Arc<Nodes>),
     #[cfg(feature = "cluster")]
@@ -29,22 +29,23 @@ pub(crate) enum Target {
 }
 
 /// The servers that know which one to ask.
+#[cfg(any(feature = "sentinel", feature = "cluster"))]
 pub(crate) struct Nodes {
     nodes: Vec<ConnectionInfo>,
-    #[cfg_attr(not(feature = "sentinel"), allow(dead_code, reason = "only sentinels know masters by name"))]
-    master: String,
+    #[cfg_attr(not(feature = "tls"), allow(dead_code, reason = "there are no certificates without TLS"))]
     tls: Tls,
-    #[cfg_attr(
-        not(feature = "sentinel"),
-        allow(dead_code, reason = "only sentinels have users of their own")
-    )]
+    #[cfg(feature = "sentinel")]
+    master: String,
+    #[cfg(feature = "sentinel")]
     sentinel_user: Option<(String, String)>,
 }
 
 #[cfg(feature = "tls")]
 type Tls = Option<redis::TlsCertificates>;
+/// There is nothing to choose without TLS.
 #[cfg(not(feature = "tls"))]
-type Tls = ();
+#[derive(Clone, Copy)]
+pub(crate) struct Tls;
 
 /// The URL taken apart.
 struct Parts<'u> {
@@ -94,8 +95,8 @@ impl Target {
             _ => redis::Client::open(info),
         };
         #[cfg(not(feature = "tls"))]
-        let (client, ()) = (redis::Client::open(info), tls);
-        client.map(Target::Single).map_err(|error| unusable(&error))
+        let (client, Tls) = (redis::Client::open(info), tls);
+        client.map(|client| Target::Single(Box::new(client))).map_err(|error| unusable(&error))
     }
 
     #[cfg(feature = "sentinel")]
@@ -309,7 +310,7 @@ fn certificates(settings: &Settings) -> Result<Tls, BackendError> {
 #[cfg(not(feature = "tls"))]
 fn certificates(settings: &Settings) -> Result<Tls, BackendError> {
     match (&settings.certificates.root, &settings.certificates.client) {
-        (None, None) => Ok(()),
+        (None, None) => Ok(Tls),
         _ => Err(misconfigured("certificates: need the cargo feature `tls` of lockcore-redis".to_owned())),
     }
 }
@@ -347,85 +348,5 @@ impl fmt::Debug for Target {
 }
 
 #[cfg(test)]
-mod tests {
-    use lockcore::BackendErrorKind;
-
-    use crate::{RedisBuilder, RedisLockDao};
-
-    fn builder() -> RedisBuilder<String, uuid::Uuid> {
-        RedisLockDao::builder()
-    }
-
-    async fn refused(builder: RedisBuilder<String, uuid::Uuid>) -> String {
-        let error = builder.open().await.expect_err("it cannot be");
-        assert_eq!(error.kind(), BackendErrorKind::Misconfigured, "{error}");
-        assert!(!error.in_doubt());
-        format!("{error} {error:?}")
-    }
-
-    #[tokio::test]
-    async fn a_url_that_means_nothing_is_refused_without_being_shown() {
-        for url in [
-            "hunter2",
-            "http://:hunter2@host",
-            "redis:hunter2",
-            "redis://:hunter2@host/0?protocol=2",
-            "redis://:hunter2@one,two",
-            "redis://:hunter2@host/0/1",
-            "redis://:hunter2@host:port",
-            "redis://:hunter2@host/database",
-            "redis+mirror://:hunter2@host",
-            "redis+sentinel://:hunter2@host",
-            #[cfg(feature = "sentinel")]
-            "redis+sentinel://:hunter2@host/master/database",
-        ] {
-            let message = refused(builder().url(url)).await;
-            assert!(message.starts_with("url: ") && !message.contains("hunter2"), "{url}: {message}");
-        }
-    }
-
-    #[tokio::test]
-    async fn settings_out_of_bounds_are_named() {
-        use std::time::Duration;
-        let second = Duration::from_secs(1);
-        for (builder, begins) in [
-            (builder().namespace(""), "namespace: \"\" is not possible"),
-            (builder().namespace("a}b"), "namespace: \"a}b\" is not possible"),
-            (builder().namespace("x".repeat(129)), "namespace: \"xxx"),
-            (builder().connect_timeout(Duration::ZERO), "connect_timeout: 0ns is not possible"),
-            (builder().response_timeout(second * 601), "response_timeout: 601s is not possible"),
-            (builder().replicas(0, second), "replicas: 0 is not possible"),
-            (builder().replicas(1, second * 5), "replicas within: 5s is not possible"),
-            (builder().root_certificate("x"), "certificates: only a URL that begins with rediss uses TLS"),
-        ] {
-            let message = refused(builder).await;
-            assert!(message.starts_with(begins), "{message}");
-        }
-    }
-
-    #[test]
-    fn nothing_shows_a_secret() {
-        let builder = builder().url("redis://user:hunter2@host").sentinel_user("user", "hunter2");
-        let builder = builder.root_certificate("hunter2").client_certificate("hunter2", "hunter2");
-        assert!(!format!("{builder:?} {builder:#?}").contains("hunter2"));
-        let target = super::Target::read(&settings("redis://user:hunter2@host:7/1")).expect("a good URL");
-        assert_eq!(format!("{target:?}"), "host:7");
-    }
-
-    #[cfg(all(feature = "sentinel", feature = "cluster"))]
-    #[test]
-    fn several_hosts_are_told_apart() {
-        for (url, shown) in [
-            ("redis+sentinel://:hunter2@a,b:7/main/3", "a:6379,b:7"),
-            ("redis+cluster://u:hunter2@a,[::1]:7", "a:6379,::1:7"),
-            ("redis+unix:///run/redis.sock?db=3&pass=hunter2", "/run/redis.sock"),
-        ] {
-            let target = super::Target::read(&settings(url)).expect("a good URL");
-            assert_eq!(format!("{target:?}"), shown);
-        }
-    }
-
-    fn settings(url: &str) -> crate::config::Settings {
-        builder().url(url).into_settings()
-    }
-}
+#[path = "target_tests.rs"]
+mod tests;
