@@ -112,6 +112,11 @@ impl<I: Ident, C: ContextId> RedisBuilder<I, C> {
         self
     }
 
+    #[cfg(test)]
+    pub(crate) fn into_settings(self) -> Settings {
+        self.settings
+    }
+
     /// Connects, and looks whether the server is one that keeps locks: a master, of Redis 6.2 or later, that evicts nothing.
     ///
     /// # Errors

@@ -201,10 +201,14 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
         let sent = Moment::now();
         let answer = session.call(&self.request(request, "a", "acquire", &session.name)).await?;
         match (Verdict::read(answer, request)?, waiter) {
-            (Verdict::Granted(granted), _) => {
-                self.replicate(&session).await?;
-                Ok(Acquired::Granted(granted))
-            }
+            (Verdict::Granted(granted), _) => match self.replicate(&session).await {
+                Ok(()) => Ok(Acquired::Granted(granted)),
+                Err(error) => {
+                    // Too few have it: nobody must find it held. If this fails too, whoever asked still withdraws.
+                    let _tried = self.withdraw(request, Withdraw::Undo).await;
+                    Err(error)
+                }
+            },
             (Verdict::Queued { now, first_end, conflicts }, Some(waiter)) => {
                 session.inbox.clock.sample(sent, Moment::now(), now);
                 session.inbox.wanted(request.claims.iter().map(|claim| claim.target.stored()), first_end);

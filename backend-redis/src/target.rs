@@ -1,6 +1,8 @@
 //! Which server or servers a URL names, and how to connect to them.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::fmt;
+#[cfg(any(feature = "sentinel", feature = "cluster"))]
+use std::sync::Arc;
 
 use lockcore::BackendError;
 use redis::{
@@ -19,7 +21,7 @@ const REQUESTS: usize = 1024;
 /// Which server or servers.
 #[derive(Clone)]
 pub(crate) enum Target {
-    Single(redis::Client),
+    Single(Box<redis::Client>),
     #[cfg(feature = "sentinel")]
     Sentinel(Arc<Nodes>),
     #[cfg(feature = "cluster")]
@@ -27,22 +29,23 @@ pub(crate) enum Target {
 }
 
 /// The servers that know which one to ask.
+#[cfg(any(feature = "sentinel", feature = "cluster"))]
 pub(crate) struct Nodes {
     nodes: Vec<ConnectionInfo>,
-    #[cfg_attr(not(feature = "sentinel"), allow(dead_code, reason = "only sentinels know masters by name"))]
-    master: String,
+    #[cfg_attr(not(feature = "tls"), allow(dead_code, reason = "there are no certificates without TLS"))]
     tls: Tls,
-    #[cfg_attr(
-        not(feature = "sentinel"),
-        allow(dead_code, reason = "only sentinels have users of their own")
-    )]
+    #[cfg(feature = "sentinel")]
+    master: String,
+    #[cfg(feature = "sentinel")]
     sentinel_user: Option<(String, String)>,
 }
 
 #[cfg(feature = "tls")]
 type Tls = Option<redis::TlsCertificates>;
+/// There is nothing to choose without TLS.
 #[cfg(not(feature = "tls"))]
-type Tls = ();
+#[derive(Clone, Copy)]
+pub(crate) struct Tls;
 
 /// The URL taken apart.
 struct Parts<'u> {
@@ -92,8 +95,8 @@ impl Target {
             _ => redis::Client::open(info),
         };
         #[cfg(not(feature = "tls"))]
-        let (client, ()) = (redis::Client::open(info), tls);
-        client.map(Target::Single).map_err(|error| unusable(&error))
+        let (client, Tls) = (redis::Client::open(info), tls);
+        client.map(|client| Target::Single(Box::new(client))).map_err(|error| unusable(&error))
     }
 
     #[cfg(feature = "sentinel")]
@@ -101,8 +104,8 @@ impl Target {
         let Some(master) = parts.path.first().filter(|master| !master.is_empty()) else {
             return Err(no_such_url("names no master: redis+sentinel://HOST,HOST/MASTER"));
         };
-        let (master, sentinel_user) = (master.to_string(), settings.sentinel_user.clone());
-        Ok(Target::Sentinel(Arc::new(Nodes { nodes: parts.nodes()?, master, tls, sentinel_user })))
+        let (master, sentinel_user) = ((*master).to_owned(), settings.sentinel_user.clone());
+        Ok(Target::Sentinel(Arc::new(Nodes { nodes: parts.nodes()?, tls, master, sentinel_user })))
     }
 
     #[cfg(not(feature = "sentinel"))]
@@ -166,7 +169,7 @@ impl Target {
             Target::Cluster(nodes) => {
                 let client = nodes.cluster(settings, pushed)?;
                 let connect = client.get_async_connection();
-                let patience = settings.connect_timeout + Duration::from_secs(1);
+                let patience = settings.connect_timeout + std::time::Duration::from_secs(1);
                 tokio::time::timeout(patience, connect)
                     .await
                     .map_err(|_elapsed| no_answer())?
@@ -176,6 +179,7 @@ impl Target {
     }
 }
 
+#[cfg(any(feature = "sentinel", feature = "cluster"))]
 impl Nodes {
     #[cfg(feature = "sentinel")]
     fn sentinel(&self) -> redis::RedisResult<redis::sentinel::SentinelClient> {
@@ -306,7 +310,7 @@ fn certificates(settings: &Settings) -> Result<Tls, BackendError> {
 #[cfg(not(feature = "tls"))]
 fn certificates(settings: &Settings) -> Result<Tls, BackendError> {
     match (&settings.certificates.root, &settings.certificates.client) {
-        (None, None) => Ok(()),
+        (None, None) => Ok(Tls),
         _ => Err(misconfigured("certificates: need the cargo feature `tls` of lockcore-redis".to_owned())),
     }
 }
@@ -342,3 +346,7 @@ impl fmt::Debug for Target {
         f.write_str(&addresses.join(","))
     }
 }
+
+#[cfg(test)]
+#[path = "target_tests.rs"]
+mod tests;

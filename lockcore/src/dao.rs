@@ -16,7 +16,8 @@ pub struct AcquireRequest<I, C> {
     /// Who asks.
     pub context: C,
     /// Which try of the context this is. A request sent again with the same attempt is the same try: it
-    /// keeps its place in the queue and finds what was granted to it in the meantime.
+    /// keeps its place in the queue and finds what was granted to it in the meantime, which from then on lasts
+    /// for a whole lease, though it was offered for less.
     pub attempt: AttemptId,
     /// What is wanted: all or none.
     pub claims: ClaimSet<I>,
