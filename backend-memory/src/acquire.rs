@@ -174,7 +174,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         step.drop_later(waiter.wake.lock().take());
         for (spot, claim) in spots.iter().zip(waiter.request.claims.iter()) {
             let entry = locked.entry(spot).expect("an id with a waiter has an entry");
-            entry.queue_mut().expect("an id with a waiter has a queue").remove(waiter);
+            entry.queue_mut().expect("an id with a waiter has a queue").remove(waiter.number);
             if !(granted && claim.mode == Mode::Exclusive) {
                 step.freed_behind(waiter.number, spot, entry);
             }

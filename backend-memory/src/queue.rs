@@ -117,15 +117,15 @@ impl<I, C: ContextId> Queue<I, C> {
         self.places.push(place.waiter.number, place);
     }
 
-    /// Takes the waiter out.
-    pub(crate) fn remove(&mut self, waiter: &Waiter<I, C>) {
-        if let Some(place) = self.places.remove(waiter.number) {
-            let request = &waiter.request;
-            if place.claim == 0 {
-                self.by_attempt.remove(&(request.attempt, request.context.clone()));
-            }
-            self.tally.remove(place.mode, request.nested);
+    /// Takes the waiter with this number out.
+    pub(crate) fn remove(&mut self, number: u64) -> Option<Place<I, C>> {
+        let place = self.places.remove(number)?;
+        let request = &place.waiter.request;
+        if place.claim == 0 {
+            self.by_attempt.remove(&(request.attempt, request.context.clone()));
         }
+        self.tally.remove(place.mode, request.nested);
+        Some(place)
     }
 
     /// Notes when the waiter will ask again.

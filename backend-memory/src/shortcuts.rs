@@ -175,9 +175,9 @@ impl<I: Ident, C: ContextId> Entry<I, C> {
         if head.mode != Mode::Exclusive || request.claims.len() != 1 || request.lease.is_some() {
             return None;
         }
-        let waiter = Arc::clone(&head.waiter);
-        let sender = waiter.wake.lock().take_if(|sender| !sender.is_closed())?;
-        queue.remove(&waiter);
-        Some((waiter, sender))
+        let number = head.waiter.number;
+        let sender = head.waiter.wake.lock().take_if(|sender| !sender.is_closed())?;
+        let place = queue.remove(number).expect("it is the head");
+        Some((place.waiter, sender))
     }
 }

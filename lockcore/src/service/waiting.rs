@@ -62,7 +62,10 @@ async fn in_queue<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
             Ok(Acquired::Refused(conflicts)) => return Err(attempt.refused(conflicts)),
             Ok(Acquired::Queued { conflicts, wakeup, recheck }) => {
                 failed = 0;
-                failures = conflicts.into_iter().map(Failure::Conflict).collect();
+                // Without a limit nobody will ask what was in the way.
+                if limit.is_some() {
+                    failures = conflicts.into_iter().map(Failure::Conflict).collect();
+                }
                 (wakeup, recheck)
             }
             Err(Unanswered::Failed(error)) if error.is_retryable() => {
