@@ -106,6 +106,19 @@ impl Config {
     /// # Errors
     /// [`ConnectError`].
     pub async fn connect_as<I: Ident, C: ContextId>(&self) -> Result<AnyLockDao<I, C>, ConnectError> {
+        backends::open(self.settings()?).await
+    }
+
+    /// What creates the backend's schema, for other tools to read: of `dynamodb:` in the languages `cloudformation`,
+    /// `terraform` and, for the permissions that programs need, `iam`. Reaches nothing.
+    ///
+    /// # Errors
+    /// [`ConnectError`]; [`ConfigError::Value`] for a language that the backend's schema cannot be had in.
+    pub fn schema(&self, language: &str) -> Result<String, ConnectError> {
+        backends::schema(&self.settings()?, language)
+    }
+
+    fn settings(&self) -> Result<Settings, ConnectError> {
         let config = self.clone().settled()?;
         let url = config.url.ok_or(ConfigError::NoUrl)?;
         let mut options = config.options.of(backends::backend_of(url.scheme())).overridden_by(url.options());
@@ -113,7 +126,7 @@ impl Config {
             let value = OptionValue::new(NAMESPACE, NAMESPACE.to_owned(), namespace);
             options.insert(NAMESPACE.to_owned(), value);
         }
-        backends::open(Settings { url, options }).await
+        Ok(Settings { url, options })
     }
 
     /// Connects and builds a service with these defaults.

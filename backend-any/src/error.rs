@@ -39,14 +39,6 @@ pub enum ConfigError {
         /// The schemes of this build.
         known: Vec<&'static str>,
     },
-    /// The scheme of a backend that this version does not have yet.
-    #[error("url: scheme {scheme:?} is not part of this build, which has {}", List(.known))]
-    NotInThisBuild {
-        /// The scheme.
-        scheme: String,
-        /// The schemes of this build.
-        known: Vec<&'static str>,
-    },
     /// A key or option that nobody knows.
     #[error("{place}: unknown key {key:?}; known are {}", List(.known))]
     UnknownKey {

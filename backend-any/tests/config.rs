@@ -63,7 +63,7 @@ fn mistakes_in_a_file_are_named() {
     let cases = [
         (
             "leese = '3s'",
-            "lockcore.toml: unknown key \"leese\"; known are url, namespace, owner, lease, wait, memory, sqlite, mysql, postgres, redis",
+            "lockcore.toml: unknown key \"leese\"; known are url, namespace, owner, lease, wait, memory, sqlite, dynamodb, mysql, postgres, redis",
         ),
         (
             "lease = '60'",
@@ -120,16 +120,18 @@ fn no_message_about_a_file_quotes_a_password() {
 #[tokio::test]
 async fn no_message_and_no_debug_shows_a_password() {
     let config = Config::from_toml(
-        "url = 'dynamodb://user:hunter2@host/0?password=hunter2'\n[dynamodb]\ntoken = 'hunter2'",
+        "url = 'dynamodb://user:hunter2@host/0?password=hunter2'\n[dynamodb]\nsession_token = 'hunter2'",
     )
     .expect("a good file");
-    let error = config.connect().await.expect_err("no such backend yet");
+    let error = config.connect().await.expect_err("a password where there is none");
     let shown = format!("{config:?} {config:#?} {error} {error:?}");
     assert!(shown.contains("[redacted]") && !shown.contains("hunter2"), "{shown}");
     for url in [
         "sqlite:x?password=hunter2",
         "memory:?shards=2&token=hunter2",
         "sqlite://user:hunter2@/nowhere/x.db?mode=rw",
+        "dynamodb://eu-central-1/x?access_key_id=hunter2&secret_access_key=hunter2",
+        "dynamodb://eu-central-1/locks?session_token=hunter2",
         "redis://user:hunter2@127.0.0.1:1/",
         "redis://user:hunter2@127.0.0.1:x/",
         "redis+unix:///nowhere.socket?user=me&pass=hunter2",
@@ -193,11 +195,27 @@ async fn mistakes_in_a_url_are_named() {
     for (url, message) in [
         (
             "mongodb://x",
-            "url: unknown scheme \"mongodb\"; this build has memory, sqlite, mysql, postgres, redis",
+            "url: unknown scheme \"mongodb\"; this build has memory, sqlite, dynamodb, mysql, postgres, redis",
         ),
         (
-            "dynamodb://x",
-            "url: scheme \"dynamodb\" is not part of this build, which has memory, sqlite, mysql, postgres, redis",
+            "dynamodb://eu-central-1/a",
+            "dynamodb: table: \"a\" is not possible, it must have 3 to 255 of letters, digits, _, - and ., or be an ARN",
+        ),
+        (
+            "dynamodb://x/locks?secret_access_key=hunter2",
+            "access_key_id: alone is not possible, access_key_id and secret_access_key go together, session_token beside both",
+        ),
+        (
+            "dynamodb://x/locks?endpoint=hunter2",
+            "dynamodb: endpoint: \"..\" is not possible, it must begin with http:// or https:// and name no user",
+        ),
+        (
+            "dynamodb://x/locks?namespace=a%23b",
+            "dynamodb: namespace: \"a#b\" is not possible, it must have at most 255 bytes and no #",
+        ),
+        (
+            "dynamodb://x/locks?strict_fence=maybe",
+            "strict_fence in the url: \"maybe\" is not possible, it must be true or false",
         ),
         (
             "postgresql://:hunter2@x?commit=maybe",
@@ -209,7 +227,7 @@ async fn mistakes_in_a_url_are_named() {
         ),
         (
             "redis+x://x",
-            "url: unknown scheme \"redis+x\"; this build has memory, sqlite, mysql, postgres, redis",
+            "url: unknown scheme \"redis+x\"; this build has memory, sqlite, dynamodb, mysql, postgres, redis",
         ),
         ("redis://x?replicas=1", "replicas: alone is not possible, replicas and replicas_within go together"),
         (

@@ -1,5 +1,11 @@
 //! The README's table of backends is the one that the capabilities give.
-#![cfg(all(feature = "memory", feature = "sqlite", feature = "postgres", feature = "redis"))]
+#![cfg(all(
+    feature = "memory",
+    feature = "sqlite",
+    feature = "dynamodb",
+    feature = "postgres",
+    feature = "redis"
+))]
 
 use std::{env, fs, path::Path};
 

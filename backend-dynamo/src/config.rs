@@ -252,7 +252,7 @@ impl fmt::Debug for Settings {
             .field("table", &self.table)
             .field("namespace", &self.namespace)
             .field("region", &self.region)
-            .field("endpoint", &self.shown_endpoint())
+            .field("endpoint", &self.endpoint)
             .field("profile", &self.profile)
             .field("credentials", &self.credentials.as_ref().map(|_| "[redacted]"))
             .field("timeout", &self.timeout)
@@ -279,15 +279,6 @@ impl Settings {
         }
     }
 
-    /// The endpoint without what may be a password in it.
-    pub(crate) fn shown_endpoint(&self) -> Option<String> {
-        let endpoint = self.endpoint.as_deref()?;
-        let (scheme, rest) = endpoint.split_once("://").unwrap_or(("", endpoint));
-        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-        Some(format!("{scheme}://{host}/{path}").trim_end_matches('/').to_owned())
-    }
-
     fn check(&self) -> Result<(), StoreError> {
         let refuse = |key, value: &str, expected| {
             Err(StoreError::Setting { key, value: value.chars().take(64).collect(), expected })
@@ -303,10 +294,12 @@ impl Settings {
             return refuse("namespace", &self.namespace, "it must have at most 255 bytes and no #");
         }
         if let Some(endpoint) = &self.endpoint
-            && !(endpoint.starts_with("http://") || endpoint.starts_with("https://"))
+            && (endpoint.contains('@')
+                || !(endpoint.starts_with("http://") || endpoint.starts_with("https://")))
         {
             // Not shown: it may hold anything.
-            return refuse("endpoint", "", "it must begin with http:// or https://");
+            let expected = "it must begin with http:// or https:// and name no user";
+            return refuse("endpoint", "..", expected);
         }
         if self.region.as_ref().is_some_and(|region| {
             region.is_empty() || !region.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')

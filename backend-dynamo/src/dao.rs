@@ -108,7 +108,7 @@ impl<I, C> fmt::Debug for DynamoLockDao<I, C> {
         f.debug_struct("DynamoLockDao")
             .field("table", &settings.table)
             .field("namespace", &settings.namespace)
-            .field("endpoint", &settings.shown_endpoint())
+            .field("endpoint", &settings.endpoint)
             .finish_non_exhaustive()
     }
 }

@@ -92,8 +92,12 @@ pub(crate) async fn sweep(global: &Global, batch: usize, output: Output) -> Resu
     output.result(|| format!("{removed} removed"), || json!({ "removed": removed })).map(|()| 0)
 }
 
-/// Creates or migrates the schema.
-pub(crate) async fn migrate(global: &Global, output: Output) -> Result<u8, Failure> {
+/// Creates or migrates the schema, or prints what would.
+pub(crate) async fn migrate(global: &Global, print: Option<&str>, output: Output) -> Result<u8, Failure> {
+    if let Some(language) = print {
+        let schema = session::config(global, None, None)?.schema(language)?;
+        return output.result(|| schema.trim_end().to_owned(), || json!({ "schema": schema })).map(|()| 0);
+    }
     open(global).await?.dao().migrate().await?;
     output.result(|| "the schema is current".to_owned(), || json!({ "current": true })).map(|()| 0)
 }

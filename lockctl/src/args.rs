@@ -88,7 +88,12 @@ pub(crate) enum Command {
         batch: usize,
     },
     /// Create or migrate the store's schema
-    Migrate,
+    Migrate {
+        /// Change nothing; print what creates it, or what a program needs to be allowed, for another tool:
+        /// cloudformation, terraform or iam
+        #[arg(long, value_name = "LANGUAGE")]
+        print: Option<String>,
+    },
     /// Look at the store for what would weaken a promise
     Doctor,
     /// Write a completion script for a shell

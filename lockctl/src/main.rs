@@ -60,7 +60,7 @@ async fn execute(cli: Cli, output: Output) -> Result<u8, Failure> {
         }
         Command::Freeze { target, thaw } => admin::freeze(&global, &target, !thaw, output).await,
         Command::Sweep { batch } => admin::sweep(&global, batch, output).await,
-        Command::Migrate => admin::migrate(&global, output).await,
+        Command::Migrate { print } => admin::migrate(&global, print.as_deref(), output).await,
         Command::Doctor => admin::doctor(&global, output).await,
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -16,6 +16,21 @@ pub(crate) const MARGIN: f64 = 0.2;
 /// How long the end of the process waits for the store to answer to what is still under way.
 pub(crate) const GRACE: Duration = Duration::from_secs(2);
 
+/// What is configured, by the command line first of all.
+pub(crate) fn config(
+    global: &Global,
+    wait: Option<Waiting>,
+    lease: Option<Duration>,
+) -> Result<Config, Failure> {
+    let url = match &global.url {
+        Some(url) => Some(url.parse().map_err(lockcore_any::ConnectError::from)?),
+        None => None,
+    };
+    let (namespace, owner) = (global.namespace.clone(), global.owner.clone());
+    let overrides = Config { url, namespace, owner, wait, lease, ..Config::default() };
+    Ok(Config::load(global.config.as_deref(), overrides).map_err(lockcore_any::ConnectError::from)?)
+}
+
 /// Connects to the store that is configured. `pid` is whose the locks are, for the default label.
 pub(crate) async fn open(
     global: &Global,
@@ -23,14 +38,7 @@ pub(crate) async fn open(
     lease: Option<Duration>,
     pid: u32,
 ) -> Result<LockingService, Failure> {
-    let url = match &global.url {
-        Some(url) => Some(url.parse().map_err(lockcore_any::ConnectError::from)?),
-        None => None,
-    };
-    let (namespace, owner) = (global.namespace.clone(), global.owner.clone());
-    let overrides = Config { url, namespace, owner, wait, lease, ..Config::default() };
-    let config =
-        Config::load(global.config.as_deref(), overrides).map_err(lockcore_any::ConnectError::from)?;
+    let config = config(global, wait, lease)?;
     let dao = config.connect().await?;
     if !dao.capabilities().shared_store {
         let backend = dao.capabilities().backend;

@@ -153,6 +153,7 @@ macro_rules! for_each_check {
                 nested_requests_pass_the_queue,
                 waiters_that_gave_up_are_skipped,
                 a_dead_waiter_is_skipped_in_time,
+                a_vanished_waiter_is_skipped_in_time,
                 a_dead_holder_costs_its_lease,
                 shared_waiters_come_in_together,
                 re_entry_obeys_no_queue,

@@ -52,17 +52,19 @@ macro_rules! backends {
 #[cfg(not(any(
     feature = "memory",
     feature = "sqlite",
+    feature = "dynamodb",
     feature = "mysql",
     feature = "postgres",
     feature = "redis"
 )))]
 compile_error!(
-    "lockcore-any needs at least one backend: enable one of its cargo features memory, sqlite, mysql, postgres, redis"
+    "lockcore-any needs at least one backend: enable one of its cargo features memory, sqlite, dynamodb, mysql, postgres, redis"
 );
 
 backends! {
     memory "memory";
     sqlite "sqlite";
+    dynamodb "dynamodb";
     mysql "mysql";
     postgres "postgres";
     redis "redis";
@@ -80,12 +82,9 @@ const ALIASES: &[(&str, &str)] = &[
     ("rediss+cluster", "redis"),
 ];
 
-/// The schemes that later versions bring.
-const LATER: [&str; 1] = ["dynamodb"];
-
 /// Every scheme that means something, compiled in or not.
 pub(crate) fn all_schemes() -> impl Iterator<Item = &'static str> {
-    FEATURES.iter().map(|(scheme, _)| *scheme).chain(LATER)
+    FEATURES.iter().map(|(scheme, _)| *scheme)
 }
 
 /// The backend that a scheme means: its name is also that of its table in the file.
@@ -107,14 +106,31 @@ pub(crate) async fn open<I: Ident, C: ContextId>(
     }
 }
 
+/// What creates the schema of the backend that the settings name, for another tool to read.
+pub(crate) fn schema(settings: &Settings, language: &str) -> Result<String, ConnectError> {
+    let languages: &[&str] = match backend_of(settings.url.scheme()) {
+        #[cfg(feature = "dynamodb")]
+        "dynamodb" => {
+            if let Some(schema) = dynamodb::schema(settings, language)? {
+                return Ok(schema);
+            }
+            dynamodb::SCHEMAS
+        }
+        _ => &[],
+    };
+    let expected = match languages {
+        [] => "this backend's schema is only made, by `migrate` itself".to_owned(),
+        known => format!("it must be one of {}", known.join(", ")),
+    };
+    let (field, value) = ("the language of the schema".to_owned(), format!("{language:?}"));
+    Err(ConfigError::Value { field, value, expected }.into())
+}
+
 /// Why there is no backend for a scheme.
 fn missing(scheme: String) -> ConfigError {
     let known = compiled_in();
     if let Some((_, feature)) = FEATURES.iter().find(|(named, _)| *named == backend_of(&scheme)) {
         return ConfigError::NotCompiledIn { scheme, feature, known };
     }
-    match LATER.contains(&scheme.as_str()) {
-        true => ConfigError::NotInThisBuild { scheme, known },
-        false => ConfigError::UnknownScheme { scheme, known },
-    }
+    ConfigError::UnknownScheme { scheme, known }
 }

@@ -51,6 +51,7 @@ end
 
 -- ARGV: op, id, fence, now or after, by. Gives { 'missing' }, { 'freed' } or { 'within', ms }.
 steps['break'] = function()
+  though_full()
   local s, fence, at_once = load(ARGV[2]), ARGV[3], ARGV[4] == 'now'
   local function record(context)
     local key = base .. '/b:' .. s.id
@@ -96,6 +97,7 @@ end
 
 -- ARGV: op, context, ids. Frees what the context holds of them and takes it from their queues; gives what it held.
 function steps.dismiss()
+  though_full()
   local reply = {}
   for i = 3, #ARGV do
     local s = load(ARGV[i])

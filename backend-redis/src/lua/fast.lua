@@ -95,6 +95,8 @@ elseif op == 'e' then
       local time = call('TIME')
       value = head .. string.format('%d', time[1] * 1000 + time[2] / 1000) .. '|' .. lease .. '|' .. rest
       local px = string.format('%d', lease + 1)
+      -- A full server takes SET only from a script that has written: what is held is to be kept there too.
+      call('PERSIST', keys[1])
       for i = 1, n do call('SET', keys[i], value, 'PX', px) end
       return 0
     end

@@ -114,17 +114,18 @@ local function hand_over(s, name, line, nested)
   end
   if not lives(record.session) then
     leave(name, record)
-    return true, record
+    return true
   end
-  local stances, conflicts = weigh(record)
-  if #conflicts > 0 then return false, record end
+  -- An id of its set that another program spoiled must not keep the releaser from releasing.
+  local readable, stances, conflicts = pcall(weigh, record)
+  if not readable or #conflicts > 0 then return false end
   local lease = math.min(record.lease, OFFER)
   local granted = grant(record, stances, lease, true)
   leave(name, record)
   handed = handed + 1
   tell(record.session, 'offer', name, us, lease, #granted)
   for _, claim in ipairs(granted) do tell(record.session, claim[1], claim[2], claim[3]) end
-  return true, record
+  return true
 end
 
 -- Which lines are looked at behind a waiter that has to go on waiting: who may pass it.

@@ -71,7 +71,6 @@ local function load(id)
   local s = ids[id]
   if s then return s end
   s = { id = id, key = base .. ':' .. id, holders = {}, lines = {} }
-  ids[id], loaded[#loaded + 1] = s, s
   local value = call('GET', s.key)
   s.main = value
   if value then
@@ -100,6 +99,8 @@ local function load(id)
       drop(s, position)
     end
   end
+  -- Only now: what could not be read must not be taken for free.
+  ids[id], loaded[#loaded + 1] = s, s
   return s
 end
 

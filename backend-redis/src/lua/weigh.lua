@@ -29,7 +29,11 @@ end
 
 -- Takes a waiter from all its queues.
 local function leave(name, record)
-  for i, id in ipairs(record.ids) do leave_line(load(id), line_of(record, i), name) end
+  for i, id in ipairs(record.ids) do
+    local readable, s = pcall(load, id)
+    if readable then leave_line(s, line_of(record, i), name)
+    else call('ZREM', base .. '/q:' .. line_of(record, i) .. ':' .. id, name) end
+  end
   call('DEL', base .. '/w:' .. name)
 end
 

@@ -6,6 +6,7 @@ use lockcore::{BackendErrorKind, Failure, Grant, LockDao, LockError, LossReason,
 use lockcore_conformance::{
     PATIENCE, Store, eventually,
     servers::{Proxy, Server, TestResult},
+    store::{exclusive, shared, slot},
 };
 use tokio::time::timeout;
 use uuid::Uuid;
@@ -148,6 +149,27 @@ pub(crate) async fn a_callback_is_told_that_its_lock_went_with_the_data() -> Tes
     match ended.expect("it is stopped") {
         Err(LockError::Lost { lost, .. }) => assert_eq!(lost[0].reason, LossReason::Vanished),
         other => panic!("{other:?}"),
+    }
+    Ok(())
+}
+
+/// The lease of a holder of ours that died: its end is told, not found by a poll of seconds.
+pub(crate) async fn the_end_of_a_lease_wakes_the_first_waiter() -> TestResult {
+    let place = Place::shared().await?;
+    let store = place.store().await;
+    for claim in [exclusive("a"), shared("a"), slot("a", 1)] {
+        let [dead, head, behind] = store.callers();
+        let lease = Duration::from_secs(1);
+        let begun = Instant::now();
+        dead.with_lease(lease).take([claim]).await;
+        let mut first = head.queue([exclusive("a")]).await;
+        let mut second = behind.queue([exclusive("a")]).await;
+        let turn = first.granted().await;
+        let waited = begun.elapsed();
+        assert!(waited >= lease - Duration::from_millis(5), "{waited:?}");
+        assert!(waited < lease + Duration::from_millis(600), "{waited:?}");
+        head.free(&turn).await;
+        behind.free(&second.served().await).await;
     }
     Ok(())
 }

@@ -68,7 +68,7 @@ pub(crate) async fn a_held_slot_or_share_keeps_others_out_as_long_as_the_last() 
     let key = place.key("a");
     for claim in [slot("a", 3), shared("a")] {
         let [long, short, third] = store.callers();
-        let short = short.with_lease(Duration::from_secs(1));
+        let short = short.with_lease(Duration::from_secs(20));
         let first = long.take([claim.clone()]).await;
         let second = short.take([claim.clone()]).await;
         let last = third.take([claim.clone()]).await;

@@ -3,6 +3,7 @@
 mod data;
 mod faults;
 mod interop;
+mod messages;
 mod odd;
 mod place;
 mod python;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
             tls_and_a_user_of_an_access_list,
             tls_with_certificates_on_both_ends,
             a_cluster_of_three_masters,
+            the_steps_of_the_suite_on_a_cluster,
             a_slot_that_moves_loses_no_lock,
             a_cluster_that_misses_a_node_says_so,
             sentinels,
@@ -71,12 +73,19 @@ fn main() -> ExitCode {
             fences_go_on_in_a_burst,
             waiters_survive_a_restart,
             a_callback_is_told_that_its_lock_went_with_the_data,
+            the_end_of_a_lease_wakes_the_first_waiter,
             a_flushed_script_cache_is_no_failure,
             a_replicated_lock_survives_a_failover,
             a_lock_that_was_not_replicated_is_lost_and_told,
             with_replicas_required_nothing_is_granted_without_them,
             waiters_survive_a_failover,
             a_new_master_knows_no_script_and_answers_all_the_same,
+        }
+        messages {
+            with_locks_is_two_round_trips_and_three_the_first_time,
+            the_first_call_of_a_program_is_at_most_three_round_trips,
+            a_hand_off_is_one_way_there_and_one_way_back,
+            ten_thousand_waiters_share_a_subscription_and_are_no_stampede,
         }
         odd {
             an_evicting_server_is_refused,

@@ -136,3 +136,62 @@ fn remove_marks(step: &Step<'_>, room: usize) -> Result<usize, StoreError> {
     }
     Ok(marks.len())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use lockcore::{Mode, Owner};
+
+    use super::*;
+    use crate::{
+        SqliteLockDao,
+        sqlite::{
+            acquire::{Ask, Verdict, acquire},
+            row::{Text, Wanted},
+            store::Store,
+        },
+    };
+
+    fn ask(context: &str) -> Ask {
+        Ask {
+            context: Text(context.into()),
+            attempt: 1,
+            claims: [Wanted { id: Key::from(&b"a"[..]), mode: Mode::Exclusive }].into_iter().collect(),
+            lease: 60_000_000,
+            owner: Owner::default(),
+            queue: true,
+            nested: false,
+            detached: false,
+        }
+    }
+
+    /// Between the look and the removal others may do anything.
+    #[test]
+    fn a_waiter_that_asks_again_after_the_look_keeps_its_place() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let open = || {
+            let settings =
+                SqliteLockDao::<String>::builder().path(folder.path().join("locks.db")).into_settings();
+            Store::open(settings).expect("the file can be opened")
+        };
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let (mut sweeps, mut silent, mut speaks) = (open(), open(), open());
+        let held = sweeps.write(deadline, |step| acquire(step, &ask("holder"), false));
+        assert!(matches!(held, Ok(Verdict::Granted(_))));
+        let queued = |store: &mut Store| store.write(deadline, |step| acquire(step, &ask("waiter"), true));
+        assert!(matches!(queued(&mut silent), Ok(Verdict::Queued { .. })));
+        // As if it had been stopped for long.
+        let long_ago = sweeps.now().at - 60_000_000;
+        sweeps.conn.execute(&sweeps.sql.beat, [silent.session, long_ago]).expect("it can be written");
+
+        let found = sweeps.read(deadline, |step| look(step, 10, None)).expect("an answer");
+        assert_eq!(found.claims.len(), 1, "the place of a session that gives no sign of life");
+        assert!(matches!(queued(&mut speaks), Ok(Verdict::Queued { .. })));
+        let swept = sweeps.write(deadline, |step| remove(step, &found, 10, None)).expect("an answer");
+        assert_eq!(swept.removed, 0);
+        let places =
+            sweeps.conn.query_row(&sweeps.sql.count_places, [speaks.session], |row| row.get::<_, i64>(0));
+        assert_eq!(places.expect("an answer"), 1);
+    }
+}

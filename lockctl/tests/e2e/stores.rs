@@ -15,6 +15,11 @@ type Line = (&'static str, &'static str, fn() -> Found);
 /// with it all tests that need no file.
 const PLACES: &[Line] = &[
     ("sqlite", "sqlite", || Ok(Place::file("sqlite:locks.db"))),
+    ("dynamodb", "dynamodb", || {
+        let place = server(Kind::DynamoDb)?;
+        let url = "dynamodb://eu-central-1/lockctl-e2e?access_key_id=test&secret_access_key=test&timeout=20s";
+        Ok(Place { url: format!("{url}&endpoint={}", place.url.trim_end_matches('/')), ..place })
+    }),
     ("redis", "redis", || server(Kind::Redis)),
     ("postgres", "postgres", || server(Kind::Postgres)),
     ("mysql", "mysql", || server(Kind::MySql)),

@@ -337,6 +337,22 @@ pub async fn a_dead_waiter_is_skipped_in_time<B: Backend>(store: Store<B>) {
     next.free(&granted).await;
 }
 
+/// 3.7: nor does one cost more that vanished alone - its process lives, but nobody listens, confirms or withdraws.
+pub async fn a_vanished_waiter_is_skipped_in_time<B: Backend>(store: Store<B>) {
+    if !store.capabilities().fifo {
+        return;
+    }
+    let [holder, vanishes, next] = store.callers();
+    let held = holder.take(["a"]).await;
+    drop(vanishes.queue(["a"]).await);
+    let mut waiting = next.queue(["a"]).await;
+    let released = Instant::now();
+    holder.free(&held).await;
+    let granted = waiting.granted().await;
+    assert!(released.elapsed() < DEAD_WAITER, "it cost {:?}", released.elapsed());
+    next.free(&granted).await;
+}
+
 /// 3.7: a holder that died costs those who wait at most its lease; nobody else has to ask.
 pub async fn a_dead_holder_costs_its_lease<B: Backend>(store: Store<B>) {
     if !store.capabilities().fifo {
