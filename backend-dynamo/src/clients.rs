@@ -59,7 +59,7 @@ impl Clients {
         if let Some(endpoint) = &settings.endpoint {
             loader = loader.endpoint_url(endpoint);
         }
-        let shared = loader.load().await;
+        let shared = Box::pin(loader.load()).await;
         let endpoint = shared.endpoint_url().map(str::to_owned);
         let region = shared.region().map(ToString::to_string).unwrap_or_default();
         let clock = clock(endpoint.as_deref().unwrap_or(&region));

@@ -227,7 +227,8 @@ impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
     /// else what kept the service from being asked.
     pub async fn open(self) -> Result<DynamoLockDao<I, C>, BackendError> {
         self.settings.check()?;
-        DynamoLockDao::start(self.settings).await
+        // In a box: the SDK's futures are deep, and as types they would be part of the caller's.
+        Box::pin(DynamoLockDao::start(self.settings)).await
     }
 
     /// What to create the table with, without reaching any: see [`Schema`](crate::Schema).

@@ -232,7 +232,7 @@ impl Store {
                 .attribute_definitions(attribute(context))
                 .global_secondary_indexes(index.build().expect(COMPLETE));
         }
-        match request.send().await {
+        match Box::pin(request.send()).await {
             Ok(_) => Ok(()),
             Err(error) => match error.as_service_error().and_then(ProvideErrorMetadata::code) {
                 // Somebody else was faster.
@@ -252,7 +252,7 @@ impl Store {
             .update_time_to_live()
             .table_name(&self.settings.table)
             .time_to_live_specification(ttl.build().expect("both are set"));
-        match request.send().await {
+        match Box::pin(request.send()).await {
             Ok(_) => Ok(()),
             // Somebody else was faster, or TTL was changed within the hour: `doctor` tells whether it is on.
             Err(error)
@@ -267,8 +267,8 @@ impl Store {
 
     /// Whether TTL goes by the right attribute; `None` if that may not be asked.
     pub(crate) async fn has_ttl(&self) -> Result<Option<bool>, StoreError> {
-        let answer =
-            self.clients.current()?.describe_time_to_live().table_name(&self.settings.table).send().await;
+        let request = self.clients.current()?.describe_time_to_live().table_name(&self.settings.table);
+        let answer = Box::pin(request.send()).await;
         match answer {
             Ok(output) => {
                 let ttl = output.time_to_live_description;

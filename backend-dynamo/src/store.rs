@@ -131,7 +131,7 @@ impl Store {
                 .key(&self.names().id, AttributeValue::S(key.to_owned()))
                 .consistent_read(true)
                 .set_return_consumed_capacity(self.return_capacity());
-            match request.send().await {
+            match Box::pin(request.send()).await {
                 Ok(output) => {
                     self.count_capacity(output.consumed_capacity.iter());
                     return Ok(output.item);
@@ -161,7 +161,7 @@ impl Store {
                 .batch_get_item()
                 .request_items(&self.settings.table, batch.expect("the keys are set"))
                 .set_return_consumed_capacity(self.return_capacity());
-            match request.send().await {
+            match Box::pin(request.send()).await {
                 Ok(output) => {
                     self.count_capacity(output.consumed_capacity.iter().flatten());
                     for item in output.responses.into_iter().flatten().flat_map(|(_, items)| items) {
@@ -218,7 +218,7 @@ impl Store {
             if !values.is_empty() {
                 request = request.set_expression_attribute_values(Some(values));
             }
-            let output = match request.send().await {
+            let output = match Box::pin(request.send()).await {
                 Ok(output) => output,
                 Err(error) => {
                     self.rest_after(Failure::of(&error), attempt, deadline).await?;

@@ -335,7 +335,8 @@ impl Store {
         let mut token = token();
         for attempt in 0.. {
             let client = self.clients.current()?;
-            let failure = match self.try_to_write(&client, writes, &token).await {
+            // In a box: the SDK's futures are large and deep, and would be part of every caller's.
+            let failure = match Box::pin(self.try_to_write(&client, writes, &token)).await {
                 Tried::Done => return Ok(Written::Done),
                 Tried::Refused(found) => {
                     let is_ours = |(position, item): &(usize, Option<Item>)| {

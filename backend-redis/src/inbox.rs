@@ -34,6 +34,10 @@ pub(crate) struct Inbox {
     pub(crate) waiters: Waiters<Box<str>>,
     pub(crate) clock: StoreClock,
     closed: AtomicBool,
+    /// The channel of a slot was subscribed to; if it is again, that was lost meanwhile.
+    listened: AtomicBool,
+    /// A connection to some node of a cluster was lost.
+    pub(crate) disturbed: AtomicBool,
     looks: Mutex<Looks>,
     /// Something has to be looked at earlier than was planned, or the connection is closed.
     pub(crate) earlier: Notify,
@@ -184,10 +188,12 @@ impl AsyncPushSender for Pushed {
                 }
             }
             PushKind::Disconnection if !self.goes_on => self.inbox.close(),
-            // What was pushed meanwhile is lost, so that everybody asks again; also when the subscription is back.
-            PushKind::Disconnection | PushKind::SSubscribe | PushKind::SUnsubscribe => {
-                self.inbox.waiters.wake_all()
-            }
+            // Of which node is not said. If it was the one with our slot, messages are lost until it is subscribed to
+            // again: everybody asks again after that, and also soon in case that it is not.
+            PushKind::Disconnection => self.inbox.disturbed.store(true, SeqCst),
+            PushKind::SSubscribe if self.inbox.listened.swap(true, SeqCst) => self.inbox.waiters.wake_all(),
+            // The slot moved to another node.
+            PushKind::SUnsubscribe => self.inbox.close(),
             _ => {}
         }
         Ok(())

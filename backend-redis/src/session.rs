@@ -118,11 +118,15 @@ impl Session {
     }
 
     async fn keep_watch(self: Arc<Self>) {
+        self.inbox.disturbed.store(false, SeqCst);
         let mut counted = Moment::now();
         let mut beaten = Moment::now();
         while !self.is_closed() {
             if counted.elapsed() >= BEAT {
                 counted = Moment::now();
+                if self.inbox.disturbed.swap(false, SeqCst) {
+                    self.inbox.waiters.wake_all();
+                }
                 if self.inbox.waiters.count() == 0 {
                     self.inbox.forget_looks();
                     self.watching.store(false, SeqCst);
