@@ -18,7 +18,7 @@ BEGIN
   IF p_modes IS NULL THEN
     -- The usual case, in one statement: all of it is wanted exclusively, and nothing is in the way. Everything that could
     -- be is in the row, of which the condition sees the state that it locks; so this is sound though it is one statement.
-    v_lapses := ((v_now + p_lease) / (8 * p_lease) + 1) * (8 * p_lease);
+    v_lapses := v_now + 8 * p_lease;
     IF cardinality(p_ids) = 1 THEN
       INSERT INTO {lock} AS l
         (ns, id, fence, grants, expires, lease, since, attempt, session, replaces, lapses, busy, context, owner)

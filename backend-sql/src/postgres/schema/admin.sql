@@ -165,7 +165,7 @@ CREATE OR REPLACE FUNCTION {v1_sweep}(p_ns bytea, p_batch int8, p_within int8) R
 DECLARE
   v_now int8 := {v1_now}();
   v_swept int8;
-  v_ids bytea[];
+  v_over tid[];
   v_busy bytea[];
   v_locked bytea[];
   v_told text[] := '{}';
@@ -173,25 +173,30 @@ DECLARE
   v_removed int8 := 0;
   v_count int8;
   v_looked int8 := 0;
+  v_reached int8;
 BEGIN
   -- Who sweeps at the same time does it instead.
-  INSERT INTO {namespace} (ns, floor, swept) VALUES (p_ns, 0, 0) ON CONFLICT (ns) DO NOTHING;
-  SELECT swept INTO v_swept FROM {namespace} WHERE ns = p_ns FOR UPDATE SKIP LOCKED;
+  INSERT INTO {namespace} (ns, floor, swept, reached) VALUES (p_ns, 0, 0, 0) ON CONFLICT (ns) DO NOTHING;
+  SELECT swept, reached INTO v_swept, v_reached FROM {namespace} WHERE ns = p_ns FOR UPDATE SKIP LOCKED;
   IF NOT FOUND OR (p_within >= 0 AND v_swept <= v_now AND v_now - v_swept < p_within) THEN
     PERFORM set_config('synchronous_commit', 'off', true);
     RETURN '{"removed":0,"more":0,"elsewhere":1}';
   END IF;
   v_now := {v1_now}();
-  SELECT array_agg(x.id), max(x.fence), count(*) FILTER (WHERE x.busy & 1 = 1), count(*),
-    array_agg(x.id) FILTER (WHERE x.busy & ~97 <> 0 OR x.busy & 1 = 1 AND x.expires > v_now)
-    INTO v_ids, v_floor, v_removed, v_looked, v_busy FROM (
-      SELECT l.id, l.fence, l.busy, l.expires FROM {lock} l WHERE l.ns = p_ns AND l.lapses <= v_now
-        ORDER BY l.lapses LIMIT p_batch FOR UPDATE SKIP LOCKED) x;
+  SELECT array_agg(x.ctid) FILTER (WHERE x.over), array_agg(x.id) FILTER (WHERE NOT x.over),
+    count(*) FILTER (WHERE x.over AND x.busy & 1 = 1), count(*), max(x.fence), max(x.lapses)
+    INTO v_over, v_busy, v_removed, v_looked, v_floor, v_reached FROM (
+      SELECT l.ctid, l.id, l.fence, l.busy, l.lapses,
+        l.busy & ~65 = 0 AND (l.busy & 1 = 0 OR l.expires <= v_now) AS over
+        FROM {lock} l WHERE l.ns = p_ns AND l.lapses <= v_now AND l.lapses >= v_reached ORDER BY l.lapses LIMIT p_batch FOR UPDATE SKIP LOCKED) x;
+  IF v_looked < p_batch THEN
+    v_reached := 0;
+  END IF;
   IF v_busy IS NOT NULL THEN
     -- These need a closer look: there are others than an exclusive holder whose lease is over.
-    SELECT count(*) FILTER (WHERE busy & 1 = 1 AND expires <= v_now) INTO v_count FROM {lock}
-      WHERE ns = p_ns AND id = ANY (v_busy);
-    v_removed := v_removed - (SELECT count(*) FROM {lock} WHERE ns = p_ns AND id = ANY (v_busy) AND busy & 1 = 1) + v_count;
+    SELECT count(*) INTO v_count FROM {lock}
+      WHERE ns = p_ns AND id = ANY (v_busy) AND busy & 1 = 1 AND expires <= v_now;
+    v_removed := v_removed + v_count;
     WITH gone AS (DELETE FROM {holder} WHERE ns = p_ns AND id = ANY (v_busy) AND expires <= v_now RETURNING 1)
       SELECT count(*) INTO v_count FROM gone;
     v_removed := v_removed + v_count;
@@ -204,16 +209,18 @@ BEGIN
     v_removed := v_removed + v_count;
     PERFORM {v1_tidy}(p_ns, v_busy, v_now);
     PERFORM {v1_settle}(p_ns, v_busy);
-    SELECT s.p_locked, s.told INTO v_locked, v_told FROM {v1_serve}(p_ns, v_busy, v_now, v_ids) AS s;
+    SELECT s.p_locked, s.told INTO v_locked, v_told FROM {v1_serve}(p_ns, v_busy, v_now, v_busy) AS s;
     -- What goes on is looked at again when it lapses.
     UPDATE {lock} l SET lapses = greatest(v_now + 60000000, l.expires,
         (SELECT max(h.expires) FROM {holder} h WHERE h.ns = p_ns AND h.id = l.id),
         (SELECT max(m.until) FROM {mark} m WHERE m.ns = p_ns AND m.id = l.id)) + 1000000
       WHERE l.ns = p_ns AND l.id = ANY (v_busy) AND l.busy <> 0;
+    DELETE FROM {lock} WHERE ns = p_ns AND id = ANY (v_busy) AND busy = 0;
   END IF;
-  DELETE FROM {lock} WHERE ns = p_ns AND id = ANY (v_ids)
-    AND lapses <= v_now AND (busy = 0 OR busy & ~97 = 0 AND expires <= v_now);
-  UPDATE {namespace} SET swept = v_now, floor = greatest(floor, coalesce(v_floor, 0)) WHERE ns = p_ns;
+  -- Their rows are locked, so that they are where they were found.
+  DELETE FROM {lock} WHERE ctid = ANY (v_over) AND ns = p_ns AND busy & ~65 = 0 AND (busy & 1 = 0 OR expires <= v_now);
+  UPDATE {namespace} SET swept = v_now, floor = greatest(floor, coalesce(v_floor, 0)), reached = v_reached
+    WHERE ns = p_ns;
   IF v_looked < p_batch THEN
     DELETE FROM {break} WHERE ns = p_ns AND at < v_now - 604800000000;
     DELETE FROM {session} WHERE beat < v_now - 3600000000;

@@ -175,7 +175,7 @@ CREATE OR REPLACE FUNCTION {v1_grant}(
 DECLARE
   v_fence int8;
   v_expires int8 := p_now + p_lease;
-  v_lapses int8 := ((p_now + p_lease) / (8 * p_lease) + 1) * (8 * p_lease);
+  v_lapses int8 := p_now + 8 * p_lease;
   v_given text;
   v_mode int4;
   v_permits int8;

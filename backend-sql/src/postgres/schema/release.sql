@@ -133,7 +133,7 @@ CREATE OR REPLACE FUNCTION {v1_renew}(
 DECLARE
   v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
   v_expires int8 := v_now + p_lease;
-  v_lapses int8 := ((v_now + p_lease) / (8 * p_lease) + 1) * (8 * p_lease);
+  v_lapses int8 := v_now + 8 * p_lease;
   v_left int8;
   v_lost text;
   v_reason int4;

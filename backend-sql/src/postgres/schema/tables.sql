@@ -2,11 +2,13 @@
 
 CREATE TABLE IF NOT EXISTS {schema} (version int8 NOT NULL);
 
--- floor: no fence of an id whose row was swept is above it.
+-- floor: no fence of an id whose row was swept is above it. swept: when; reached: up to which `lapses` the
+-- last sweep got, so that the next one does not read again what that one removed; 0 at the end.
 CREATE TABLE IF NOT EXISTS {namespace} (
   ns bytea NOT NULL,
   floor int8 NOT NULL,
   swept int8 NOT NULL,
+  reached int8 NOT NULL,
   PRIMARY KEY (ns)
 );
 
@@ -15,8 +17,8 @@ CREATE TABLE IF NOT EXISTS {namespace} (
 -- busy: 1 held exclusively, by this row; 2 there are holders; 4 somebody waits; 8 frozen; 16 there are marks of
 --   withdrawn attempts; 32 the exclusive holder has not confirmed yet; 64 its lock was broken.
 -- fence: the highest that was given for it; of the exclusive holder, its own.
--- lapses: nothing of it lasts longer, in steps of eight leases, so that the index is seldom touched and an update stays
---   on its page (fillfactor).
+-- lapses: nothing of it lasts longer. Eight leases ahead, and left alone as long as it is true, so that the index is
+--   seldom written to and an update stays on its page (fillfactor).
 CREATE TABLE IF NOT EXISTS {lock} (
   fence int8 NOT NULL,
   grants int8 NOT NULL,
