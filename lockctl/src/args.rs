@@ -90,7 +90,7 @@ pub(crate) enum Command {
     /// Create or migrate the store's schema
     Migrate {
         /// Change nothing; print what creates it, or what a program needs to be allowed, for another tool:
-        /// cloudformation, terraform or iam
+        /// cloudformation, terraform or iam for DynamoDB, sql for Postgres
         #[arg(long, value_name = "LANGUAGE")]
         print: Option<String>,
     },

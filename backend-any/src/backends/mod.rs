@@ -116,6 +116,13 @@ pub(crate) fn schema(settings: &Settings, language: &str) -> Result<String, Conn
             }
             dynamodb::SCHEMAS
         }
+        #[cfg(feature = "postgres")]
+        "postgres" => {
+            if language == "sql" {
+                return Ok(postgres::schema(settings)?);
+            }
+            &["sql"]
+        }
         _ => &[],
     };
     let expected = match languages {

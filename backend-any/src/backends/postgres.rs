@@ -5,7 +5,7 @@ use lockcore_sql::{PostgresLockDao, postgres};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::Settings;
-use crate::{ConnectError, parse_duration, url::NAMESPACE};
+use crate::{ConfigError, ConnectError, parse_duration, url::NAMESPACE};
 
 pub(super) const EXAMPLE: &str = "postgres://localhost/app";
 
@@ -82,6 +82,13 @@ pub(super) async fn open<I: Ident, C: ContextId>(
         builder = builder.commit(commit);
     }
     Ok(AnyLockDao::new(builder.connect().await?))
+}
+
+/// The schema as SQL, for the names that the settings give.
+pub(super) fn schema(settings: &Settings) -> Result<String, ConfigError> {
+    let schema = settings.options.read("schema", any)?.unwrap_or_else(|| "public".to_owned());
+    let prefix = settings.options.read("table_prefix", any)?.unwrap_or_else(|| "lockcore_".to_owned());
+    Ok(postgres::schema_sql(&schema, &prefix))
 }
 
 /// What the builder, or the driver, checks itself.

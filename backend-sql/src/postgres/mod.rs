@@ -1,4 +1,71 @@
 //! Locks in a PostgreSQL database: for any number of hosts, beside the data of the application.
+//!
+//! ```no_run
+//! use lockcore::LockingService;
+//! use lockcore_sql::PostgresLockDao;
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! let dao = PostgresLockDao::<String>::connect("postgres://app@db.example/app").await?;
+//! let locks = LockingService::new(dao);
+//! locks.with_locks(["accounts/7", "accounts/9"], async || -> std::io::Result<_> { Ok(()) }).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # How it works
+//! - **Routines decide.** Every operation is one call of a versioned PL/pgSQL routine, one round trip and one transaction
+//!   whatever the number of ids (a release that hands over is two transactions in that one call). Nothing is decided here.
+//! - **One row for each id** says who holds it exclusively, and whether there is anything else: other holders, waiters, a
+//!   freeze, marks of withdrawn attempts. It is locked first, sets in the order of their ids; so the usual case - exclusive,
+//!   nothing in the way - is one statement that decides by that row alone. Everything else is read in later statements
+//!   than those that took the locks, under READ COMMITTED, which the routines insist on: a statement that waited for a
+//!   lock sees all other rows as they were before.
+//! - **The server's clock decides**, in microseconds. A grant "from the future" - the clock was set back - counts from now.
+//! - **Fences** are `max(previous + 1, clock)`, kept in the row of the id. The sweep removes rows that nobody uses; the
+//!   namespace then remembers the highest of their fences, and no later one is below it.
+//! - **Waiting** is a row for each id, in the order of tickets. Whoever frees something grants it to whom it is due in the
+//!   same transaction, as an offer of at most 2 s. The other ids of a waiting set are locked with `SKIP LOCKED`; if
+//!   somebody is at one of them, the waiter is told to ask for itself.
+//! - **Waking** is `NOTIFY`, on one connection for each DAO that does nothing but listen. It is sent in a second,
+//!   asynchronous commit after the durable one that handed over: a notification inside it lets only one commit at a time
+//!   reach the disk. On connecting a message to itself shows whether it hears;
+//!   [`push`](lockcore::Capabilities::push) is declared only then. A DAO with waiters gives a sign of life every second,
+//!   which also finds leases that ended and offers that it was not told of. If listening fails, everybody asks again.
+//! - **Durability.** A grant, a renewal and a hand-off are as durable as the server's `synchronous_commit` says; a release
+//!   that hands nothing over, a refusal and a place in the queue are committed asynchronously, see [`Commit`].
+//! - **Connections** are kept by the runtime that made them, and closed if an operation on one was abandoned: no ping, no
+//!   hidden statement. Deadlocks and serialization failures are tried again within the
+//!   [timeout](PostgresBuilder::timeout); a renewal, release or withdrawal also on another connection if the first one was
+//!   cut. An acquire is not: it might arrive late. It is told as in doubt, and the service withdraws it.
+//!
+//! # Who needs which rights
+//! Connecting creates the schema if it is missing, unless [`migrate`](PostgresBuilder::migrate) is off; [`schema_sql`] and
+//! `lockctl migrate --print sql` print it for those who do that themselves. A program that only locks needs, on an existing
+//! schema, no right to create:
+//!
+//! ```sql
+//! GRANT USAGE ON SCHEMA public TO app;
+//! GRANT SELECT, INSERT, UPDATE, DELETE ON lockcore_lock, lockcore_holder, lockcore_place, lockcore_session, lockcore_mark,
+//!   lockcore_break, lockcore_namespace, lockcore_schema TO app;
+//! GRANT USAGE ON lockcore_ticket TO app;
+//! ```
+//! The routines run with the rights of their caller: a procedure that commits cannot do otherwise.
+//!
+//! # Behind a pooler
+//! Rows and leases, no session state: any pooler will do. One that hands out another connection for each transaction
+//! (PgBouncer's `pool_mode=transaction`) needs [`prepared(false)`](PostgresBuilder::prepared) unless it knows prepared
+//! statements, and a [`listen_url`](PostgresBuilder::listen_url) past it; without that, waiters look for their turn up to
+//! five times a second, one statement for each process. `doctor` notices such a pooler.
+//!
+//! # Writes that a former holder cannot make
+//! [`fence_check`](PostgresLockDao::fence_check) is for the `WHERE` of the application's own statements.
+//!
+//! # What to know
+//! - A fail-over to an asynchronous replica may forget grants of the last moments; fences go on above the clock.
+//! - A crash of the server may bring a lock back whose release was committed asynchronously, until its lease ends.
+//! - PostgreSQL 15 is what is tested; 14 has all that is used.
+//! - Shared locks and slots are rows: with n holders of one id, asking for that id reads n rows.
+//! - `table_prefix` and `schema` may be any text; both are quoted.
 
 mod config;
 mod doctor;

@@ -153,8 +153,9 @@ async fn usual_updates_stay_on_their_page() -> TestResult {
         1,
     )
     .await?;
-    let elsewhere =
-        "SELECT n_tup_upd - n_tup_hot_upd FROM pg_stat_user_tables WHERE relid = 'lockcore_lock'::regclass";
-    assert!(sql.number(elsewhere).await? <= 4, "{}", sql.number(elsewhere).await?);
+    // Not all: as long as somebody's transaction sees old rows, a page may be full.
+    let on_page = "SELECT 100 * n_tup_hot_upd / n_tup_upd FROM pg_stat_user_tables WHERE relid = 'lockcore_lock'::regclass";
+    let on_page = sql.number(on_page).await?;
+    assert!(on_page >= 75, "only {on_page} %");
     Ok(())
 }
