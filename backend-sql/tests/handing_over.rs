@@ -79,6 +79,60 @@ async fn no_way_of_freeing_leaves_it_to_the_safety_net() {
     }
 }
 
+/// One transaction hands over to 256 sets at most; the rest follows in the same call.
+#[tokio::test]
+async fn more_than_one_transaction_serves_are_served_at_once() {
+    let dao = memory().await;
+    let held = take(&dao, [Claim::exclusive("a")]).await;
+    let mut waiting = Vec::new();
+    for _ in 0..600 {
+        waiting.push(queue(&dao, [Claim::shared("a")]).await);
+    }
+    dao.release(&held).await.expect("an answer");
+    let found = LockDao::<String, Uuid>::inspect(&dao, &Target::Id("a".to_owned())).await.expect("an answer");
+    assert_eq!((found.holders.len(), found.waiters.len()), (600, 0));
+}
+
+/// What its context held before is no part of an offer as another process wrote it: the waiter asks for the whole.
+#[tokio::test]
+async fn an_offer_from_elsewhere_beside_what_is_held_is_found_by_asking() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (here, there) = (open(&folder).await, open(&folder).await);
+    let held = take(&there, [Claim::exclusive("b")]).await;
+    let mut first = request([Claim::exclusive("a")], false);
+    assert!(matches!(here.acquire(&first).await.expect("an answer"), Acquired::Granted(_)));
+    let both = ClaimSet::new([Claim::exclusive("a"), Claim::exclusive("b")], Mode::Exclusive).expect("valid");
+    (first.attempt, first.claims, first.queue) = (AttemptId::fresh(), both, true);
+    let Acquired::Queued { mut wakeup, .. } = here.acquire(&first).await.expect("an answer") else {
+        panic!("the other one holds b")
+    };
+    there.release(&held).await.expect("an answer");
+    assert!(
+        matches!(wakeup.recv().await, Wake::Recheck),
+        "an offer of both, though one lock was handed over"
+    );
+    let Acquired::Granted(granted) = here.acquire(&first).await.expect("an answer") else {
+        panic!("it was handed over")
+    };
+    assert_eq!(granted.len(), 2);
+}
+
+/// A context that asks again for less time does not lose what it was promised before.
+#[tokio::test]
+async fn asking_again_never_shortens_a_lease() {
+    let dao = memory().await;
+    let mut asks = request([Claim::exclusive("a")], false);
+    dao.acquire(&asks).await.expect("an answer");
+    (asks.attempt, asks.lease) = (AttemptId::fresh(), Some(Duration::from_millis(20)));
+    assert!(matches!(dao.acquire(&asks).await.expect("an answer"), Acquired::Granted(_)));
+    let found = LockDao::<String, Uuid>::inspect(&dao, &Target::Id("a".to_owned())).await.expect("an answer");
+    assert!(found.holders[0].remaining > Some(Duration::from_secs(30)), "{found:?}");
+}
+
+async fn open(folder: &tempfile::TempDir) -> Dao {
+    Dao::open(folder.path().join("locks.db")).await.expect("the file can be opened")
+}
+
 async fn memory() -> Dao {
     Dao::open(":memory:").await.expect("a database in memory")
 }

@@ -145,6 +145,7 @@ macro_rules! for_each_check {
                 an_offer_lasts_as_long_as_it_says,
                 an_offer_found_by_asking_lasts,
                 asking_again_keeps_the_place,
+                a_place_is_kept_for_long,
                 without_waiting_the_queue_is_obeyed,
                 shared_passes_only_shared,
                 larger_limits_pass_smaller_ones,

@@ -176,6 +176,28 @@ pub async fn asking_again_keeps_the_place<B: Backend>(store: Store<B>) {
     second.free(&next.granted().await).await;
 }
 
+/// 3.7: a place is kept as long as its process lives and its waiter asks as often as it was told to, however long it
+/// waits: nobody takes it for dead.
+pub async fn a_place_is_kept_for_long<B: Backend>(store: Store<B>) {
+    if !store.capabilities().fifo {
+        return;
+    }
+    let other = store.reopen().await;
+    let elsewhere = || other.as_ref().unwrap_or(&store).caller();
+    let holder = elsewhere();
+    let held = holder.take(["a"]).await;
+    let waits = tokio::spawn(served(store.caller().queue(["a"]).await));
+    // Longer than any sign of life counts, PROTOCOLS.md: 3 s.
+    tokio::time::sleep(Duration::from_millis(4_500)).await;
+    let mut late = elsewhere().queue(["a"]).await;
+    holder.free(&held).await;
+    late.still_waits().await;
+    let (first, granted) = waits.await.expect("the waiter is served");
+    first.free(&granted).await;
+    let granted = late.granted().await;
+    late.caller.free(&granted).await;
+}
+
 /// 3.7: who does not want to wait obeys the queue too, and does not join it.
 pub async fn without_waiting_the_queue_is_obeyed<B: Backend>(store: Store<B>) {
     if !store.capabilities().fifo {
