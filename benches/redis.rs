@@ -15,7 +15,7 @@ use lockcore_benches::{Case, report};
 use lockcore_conformance::servers::{Kind, Server, ServerError, Way};
 use lockcore_redis::RedisLockDao;
 use rlock::{LockKeys, async_lock::RLock};
-use tokio::runtime::Runtime;
+use tokio::runtime::{Builder, Runtime};
 use uuid::Uuid;
 
 use crate::bare::{Bare, Channel, Minimal};
@@ -23,24 +23,28 @@ use crate::bare::{Bare, Channel, Minimal};
 type Locks = LockingService<String, Uuid, RedisLockDao<String>>;
 
 fn main() {
-    let runtime = Runtime::new().expect("a runtime");
-    runtime.block_on(async {
-        let server = start().await.expect("a server");
-        let url = server.url();
+    let many = Runtime::new().expect("a runtime");
+    let server = many.block_on(start()).expect("a server");
+    let url = server.url();
+    // On one thread: what it costs, not how fast one thread wakes another.
+    let one = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let mut cases = one.block_on(async {
         let mut cases = Vec::new();
-        let mut scripts = Vec::new();
         for ids in [1, 10, 100] {
             cases.push(pair(&url, ids).await);
-            scripts.push(server_time(&url, ids).await);
         }
-        cases.extend(scripts);
-        cases.push(hand_off(&url).await);
-        cases.push(line::hand_off(&server).await);
-        report(&cases);
-        line::messages(&server).await;
-        crowd::hot_ids(&url).await;
-        crowd::ten_thousand(&url).await;
+        for ids in [1, 10, 100] {
+            cases.push(server_time(&url, ids).await);
+        }
+        cases
     });
+    cases.push(one.block_on(hand_off("hand-off, one thread", &url)));
+    cases.push(many.block_on(hand_off("hand-off, two threads", &url)));
+    cases.push(many.block_on(line::hand_off(&server)));
+    report(&cases);
+    many.block_on(line::messages(&server));
+    many.block_on(crowd::hot_ids(&url));
+    many.block_on(crowd::ten_thousand(&url));
 }
 
 /// A process on the loopback: a container's network would be measured too.
@@ -61,7 +65,7 @@ fn names(ids: usize) -> Vec<String> {
 
 /// Takes and releases a set, uncontended.
 async fn pair(url: &str, ids: usize) -> Case {
-    const ROUNDS: usize = 2000;
+    const ROUNDS: usize = 3000;
     let candidates = ["with_locks", "two bare EVALSHA, the same scripts", "rlock"];
     let mut case = Case::new(format!("{ids} ids, take and release"), &candidates);
     let (locks, names) = (service(url).await, names(ids));
@@ -120,10 +124,10 @@ async fn server_time(url: &str, ids: usize) -> Case {
 
 /// From when a holder's release is called to when the callback of a waiter runs that came through another connection,
 /// as another process would.
-async fn hand_off(url: &str) -> Case {
+async fn hand_off(name: &str, url: &str) -> Case {
     const ROUNDS: usize = 2000;
     let candidates = ["release -> the waiter's callback", "bare PUBLISH -> message", "rlock"];
-    let mut case = Case::new("hand-off to another connection", &candidates);
+    let mut case = Case::new(name, &candidates);
     let services = [service(url).await, service(url).await];
     let mut channel = Channel::open(url).await;
     let peers = [RLock::new(url).await.expect("an answer"), RLock::new(url).await.expect("an answer")];

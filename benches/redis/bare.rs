@@ -95,11 +95,20 @@ impl Bare {
     /// Adds what the server says that one round of `work` costs in scripts.
     pub(crate) async fn server_time(&mut self, times: &mut Times, work: impl AsyncFn(&mut Self)) {
         const ROUNDS: u32 = 100;
-        reset(&mut self.connection).await;
+        self.forget_time().await;
         for _ in 0..ROUNDS {
             work(self).await;
         }
-        times.add(spent(&mut self.connection).await, ROUNDS);
+        times.add(self.time_spent().await, ROUNDS);
+    }
+
+    pub(crate) async fn forget_time(&mut self) {
+        reset(&mut self.connection).await;
+    }
+
+    /// What the server has spent on scripts since then.
+    pub(crate) async fn time_spent(&mut self) -> Duration {
+        spent(&mut self.connection).await
     }
 }
 

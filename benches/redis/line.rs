@@ -18,7 +18,7 @@ pub(crate) async fn hand_off(server: &Server) -> Case {
     let services = [service(&url).await, service(&url).await];
     let mut channel = Channel::open(&url).await;
     proxy.set(SLOW).await;
-    for round in 0..150 {
+    for round in 0..60 {
         let (holder, waiter) = (&services[round % 2], services[(round + 1) % 2].clone());
         case.times(0).add(hand_over(holder, waiter).await, 1);
         case.times(1).add(channel.message().await, 1);
