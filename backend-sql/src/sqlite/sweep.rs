@@ -166,6 +166,35 @@ mod tests {
         }
     }
 
+    /// Without the look that a waiter's session takes by itself: the step that clears up serves who waits.
+    #[test]
+    fn whoever_meets_what_is_over_hands_it_over() {
+        for way in ["asks", "sweeps"] {
+            let settings = SqliteLockDao::<String>::builder().path(":memory:").into_settings();
+            let mut store = Store::open(settings).expect("a database in memory");
+            let deadline = Instant::now() + Duration::from_secs(30);
+            let short = Ask { lease: 20_000, ..ask("holder") };
+            let held = store.write(deadline, |step| acquire(step, &short, false));
+            assert!(matches!(held, Ok(Verdict::Granted(_))));
+            let queued = store.write(deadline, |step| acquire(step, &ask("waiter"), true));
+            assert!(matches!(queued, Ok(Verdict::Queued { .. })));
+            std::thread::sleep(Duration::from_millis(25));
+            let never = Ask { queue: false, ..ask("another") };
+            let found = store.read(deadline, |step| look(step, 10, None)).expect("an answer");
+            let handed = store.write(deadline, |step| {
+                match way {
+                    "asks" => assert!(matches!(acquire(step, &never, false)?, Verdict::Refused(_))),
+                    _ => assert_eq!(remove(step, &found, 10, None)?.removed, 1),
+                }
+                step.serve()?;
+                Ok(std::mem::take(&mut step.handed))
+            });
+            let contexts: Vec<_> =
+                handed.expect("an answer").into_iter().map(|handed| handed.context).collect();
+            assert_eq!(contexts, [Text("waiter".into())], "{way}");
+        }
+    }
+
     /// Between the look and the removal others may do anything.
     #[test]
     fn a_waiter_that_asks_again_after_the_look_keeps_its_place() {
