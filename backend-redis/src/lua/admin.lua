@@ -119,5 +119,5 @@ function steps.dismiss()
   return finish(reply)
 end
 
-steps.a, steps.r, steps.e = steps.acquire, steps.release, steps.renew
+steps.e = steps.renew
 return steps[op]()

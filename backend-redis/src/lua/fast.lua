@@ -81,20 +81,26 @@ elseif op == 'r' then
     end
   end
 elseif op == 'e' then
-  -- The same: extend.
+  -- The same: extend. Others may wait for it (flag q): then the key outlives the lease by GRACE.
   local head = ARGV[2]
   local read = call('MGET', unpack(keys))
-  local value = read[1]
-  if value and string.sub(value, 1, #head) == head then
-    local lease, rest = string.match(value, '^%d*|(%d+)|(.*)$', #head + 1)
+  local value, shown, grace = read[1], '', 1
+  if value and string.sub(value, 1, #head) ~= head then
+    head, shown, grace = string.sub(head, 1, -2), 'q|', 5001
+    if string.sub(value, 1, #head + 2) ~= head .. shown then value = nil end
+  end
+  if value then
+    local at, lease, rest = string.match(value, '^(%d*)|(%d+)|(.*)$', #head + #shown + 1)
     for i = 2, n do
       if read[i] ~= value then lease = nil break end
     end
-    -- A longer one is not cut short.
-    if lease == ARGV[3] then
-      local time = call('TIME')
-      value = head .. string.format('%d', time[1] * 1000 + time[2] / 1000) .. '|' .. lease .. '|' .. rest
-      local px = string.format('%d', lease + 1)
+    local time = call('TIME')
+    local ms = math.floor(time[1] * 1000 + time[2] / 1000)
+    at = tonumber(at) or math.floor(string.match(value, '^lc1|(%d+)') / 1000)
+    -- A key that outlives its lease holds nothing any more, and a longer lease is not cut short.
+    if lease and at <= ms and at + lease + 1 > ms and at + lease <= ms + ARGV[3] then
+      value = head .. shown .. string.format('%d', ms) .. '|' .. ARGV[3] .. '|' .. rest
+      local px = string.format('%d', ARGV[3] + grace)
       -- A full server takes SET only from a script that has written: what is held is to be kept there too.
       call('PERSIST', keys[1])
       for i = 1, n do call('SET', keys[i], value, 'PX', px) end

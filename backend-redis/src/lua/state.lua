@@ -7,7 +7,7 @@ local ms = math.floor(us / 1000)
 -- How much longer than the lease a main key lives that more than its holder has to do with, in ms: nobody else's client
 -- takes the id before whoever waits for it does.
 local GRACE = 5000
--- Queues and the like go after a day in which nobody touched them.
+-- The record of a waiter goes a day after it was last asked for.
 local DAY = 86400000
 
 -- The highest fence or ticket so far, below zero in its key while there may be more than main keys; what it was.
@@ -79,7 +79,7 @@ local function load(id)
     end
     if not s.holders[1] and sub(value, 1, 4) ~= 'lc1~' then s.foreign = value end
   end
-  s.indexed = call('ZSCORE', base .. '/i', id)
+  s.indexed = tonumber(call('ZSCORE', base .. '/i', id))
   if s.indexed then
     local shared = call('HGETALL', base .. '/h:' .. id)
     for i = 2, #shared, 2 do
@@ -129,7 +129,8 @@ local function settle(s)
   if others then call('PEXPIRE', base .. '/h:' .. s.id, longest + GRACE) end
   if s.replaced then call('PEXPIRE', base .. '/r:' .. s.id, longest + GRACE) end
   if complex then
-    call('ZADD', base .. '/i', fmt('%d', us), s.id)
+    -- When it was touched last need not be exact.
+    if not s.indexed or us - s.indexed > 10000000 then call('ZADD', base .. '/i', fmt('%d', us), s.id) end
     more = true
   elseif s.indexed then
     call('ZREM', base .. '/i', s.id)
