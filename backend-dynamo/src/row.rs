@@ -434,8 +434,7 @@ pub(crate) fn fraction(micros: u64) -> AttributeValue {
 fn seconds(value: &AttributeValue) -> Result<u64, StoreError> {
     const CORRUPT: StoreError = StoreError::Corrupt("a time is no number of seconds");
     let AttributeValue::N(number) = value else { return Err(CORRUPT) };
-    let whole = number.split('.').next().unwrap_or_default();
-    let whole: i64 = match whole.parse() {
+    let whole: i64 = match number.parse() {
         Ok(whole) => whole,
         Err(_) => number.parse::<f64>().map_err(|_| CORRUPT)? as i64,
     };

@@ -1,0 +1,309 @@
+//! Another client of the same table - boto3, with the conditional put of the system that this one succeeds - excludes us
+//! and is excluded by us, on the same ids.
+
+mod support;
+
+use std::{
+    path::PathBuf,
+    process::{Command, ExitCode, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use lockcore::{Conflict, ConflictReason, LockDao, LossReason, StoredContext};
+use lockcore_conformance::{
+    Caller, Store, eventually,
+    servers::{self, Kind, ServerError, TestResult, Trial, shared, trial},
+};
+use lockcore_dynamo::DynamoLockDao;
+use support::Table;
+use uuid::Uuid;
+
+/// `lock ID CONTEXT SECONDS` and `unlock ID`, as the other client does both; prints what came of it.
+const CLIENT: &str = r##"
+import sys, time, boto3
+endpoint, table, names, what, key = sys.argv[1:6]
+id_, context, created, expires = names.split(",")
+client = boto3.client("dynamodb", endpoint_url=endpoint, region_name="eu-central-1",
+                      aws_access_key_id="test", aws_secret_access_key="test")
+if what == "lock":
+    holder, seconds = sys.argv[6], int(sys.argv[7])
+    now = int(time.time())
+    try:
+        client.put_item(
+            TableName=table,
+            Item={id_: {"S": key}, context: {"S": holder}, created: {"N": str(now)}, expires: {"N": str(now + seconds)}},
+            ConditionExpression="attribute_not_exists(#i) OR #e < :now OR #c = :me",
+            ExpressionAttributeNames={"#i": id_, "#e": expires, "#c": context},
+            ExpressionAttributeValues={":now": {"N": str(now)}, ":me": {"S": holder}})
+        print("granted")
+    except client.exceptions.ConditionalCheckFailedException:
+        print("refused")
+elif what == "unlock":
+    client.delete_item(TableName=table, Key={id_: {"S": key}})
+    print("unlocked")
+elif what == "index":
+    found = client.query(TableName=table, IndexName="context-ids-index", KeyConditionExpression="#c = :c",
+                         ExpressionAttributeNames={"#c": context}, ExpressionAttributeValues={":c": {"S": key}})
+    print(",".join(sorted(item[id_]["S"] for item in found["Items"])))
+else:
+    item = client.get_item(TableName=table, Key={id_: {"S": key}}, ConsistentRead=True).get("Item", {})
+    print(" ".join(f"{name}={list(item[name].values())[0]}" for name in (context, created, expires) if name in item))
+"##;
+
+fn main() -> ExitCode {
+    servers::run_many(8, trials())
+}
+
+macro_rules! trials {
+    ($($name:ident)*) => { vec![$(trial(Kind::DynamoDb, stringify!($name), || $name()),)*] };
+}
+
+fn trials() -> Vec<Trial> {
+    trials! {
+        it_is_excluded_while_we_hold
+        we_are_excluded_while_it_holds
+        its_expired_lock_is_taken_over
+        our_expired_lock_is_taken_over_by_it
+        its_unlock_of_our_lock_is_told
+        it_finds_our_locks_by_context
+        other_names_work_too
+        fences_outlast_its_unlock_and_its_lock
+        strict_fences_outlast_whatever_it_does
+        its_lock_can_be_broken_and_released_by_context
+    }
+}
+
+/// A table of its own, without a namespace, and the two clients of it.
+struct Rig {
+    endpoint: String,
+    table: String,
+    names: &'static str,
+    store: Store<Table>,
+    dao: Arc<DynamoLockDao>,
+}
+
+impl Rig {
+    async fn new() -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
+        Rig::with("id,contextId,created,expires", false).await
+    }
+
+    async fn with(
+        names: &'static str,
+        strict: bool,
+    ) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
+        let server = shared(Kind::DynamoDb).await?;
+        if !python().is_file() {
+            let reason = format!("no {}: tests/servers/ensure.sh makes it", python().display());
+            return Err(ServerError::Unavailable { kind: Kind::DynamoDb, reason }.into());
+        }
+        let table = format!("seed-{}", Uuid::new_v4());
+        let base = Table::at(server.url());
+        let [id, context, created, expires] = names.split(',').collect::<Vec<_>>()[..] else {
+            unreachable!("four names")
+        };
+        let builder = base
+            .builder()
+            .table(&table)
+            .id_attribute(id)
+            .context_attribute(context)
+            .created_attribute(created)
+            .expires_attribute(expires)
+            .context_index("context-ids-index")
+            .strict_fence(strict);
+        let dao = Arc::new(builder.open().await?);
+        dao.migrate().await?;
+        let endpoint = server.url().trim_end_matches('/').to_owned();
+        Ok(Rig { endpoint, table, names, store: Store::new(Arc::new(base)).await, dao })
+    }
+
+    fn caller(&self) -> Caller<DynamoLockDao> {
+        self.store.caller().through(&self.dao)
+    }
+
+    /// What the other client says.
+    async fn other(&self, arguments: &[&str]) -> String {
+        let mut command = Command::new(python());
+        command.args(["-c", CLIENT, &self.endpoint, &self.table, self.names]).args(arguments);
+        command.stderr(Stdio::inherit());
+        let output = tokio::task::spawn_blocking(move || command.output()).await;
+        let output = output.expect("it does not panic").expect("Python runs");
+        assert!(output.status.success(), "the other client failed");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+}
+
+/// The Python that `tests/servers/ensure.sh` makes.
+fn python() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/servers/bin/python")
+}
+
+fn holder(conflicts: &[Conflict<String, Uuid>]) -> &lockcore::Holder<Uuid> {
+    match &conflicts[0].reason {
+        ConflictReason::Held { holders, .. } => &holders[0],
+        other => panic!("not held: {other:?}"),
+    }
+}
+
+async fn it_is_excluded_while_we_hold() -> TestResult {
+    let rig = Rig::new().await?;
+    let caller = rig.caller();
+    for claims in [
+        vec![lockcore::Claim::exclusive("a")],
+        vec![lockcore::Claim::shared("a")],
+        vec![lockcore::Claim::slots("a", 3)],
+    ] {
+        let grant = caller.take(claims).await;
+        assert_eq!(rig.other(&["lock", "a", "theirs", "60"]).await, "refused");
+        caller.free(&grant).await;
+        assert_eq!(rig.other(&["lock", "a", "theirs", "60"]).await, "granted");
+        assert_eq!(rig.other(&["unlock", "a"]).await, "unlocked");
+    }
+    rig.dao.freeze(&lockcore::Target::Id("a".to_owned()), true).await?;
+    assert_eq!(rig.other(&["lock", "a", "theirs", "60"]).await, "refused");
+    rig.dao.freeze(&lockcore::Target::Id("a".to_owned()), false).await?;
+    assert_eq!(rig.other(&["lock", "a", "theirs", "60"]).await, "granted");
+    Ok(())
+}
+
+async fn we_are_excluded_while_it_holds() -> TestResult {
+    let rig = Rig::new().await?;
+    assert_eq!(rig.other(&["lock", "b", "theirs", "60"]).await, "granted");
+    let caller = rig.caller();
+    for ids in [vec!["b"], vec!["a", "b", "c"]] {
+        let conflicts = caller.refused(ids).await;
+        assert_eq!(conflicts.len(), 1, "{conflicts:?}");
+        let told = holder(&conflicts);
+        assert_eq!((&told.context, told.fence), (&StoredContext::Foreign("theirs".to_owned()), 0));
+        assert!(told.remaining.is_some_and(|left| left <= Duration::from_secs(63)), "{told:?}");
+    }
+    assert_eq!(rig.other(&["lock", "b", "theirs", "60"]).await, "granted", "its own again");
+    rig.other(&["unlock", "b"]).await;
+    caller.take(["a", "b", "c"]).await;
+    Ok(())
+}
+
+async fn its_expired_lock_is_taken_over() -> TestResult {
+    let rig = Rig::new().await?;
+    assert_eq!(rig.other(&["lock", "a", "theirs", "10"]).await, "granted");
+    let caller = rig.caller();
+    caller.refused(["a"]).await;
+    caller.take_soon(["a"]).await;
+    assert_eq!(rig.other(&["lock", "a", "theirs", "60"]).await, "refused");
+    Ok(())
+}
+
+async fn our_expired_lock_is_taken_over_by_it() -> TestResult {
+    let rig = Rig::new().await?;
+    let caller = rig.caller().with_lease(Duration::from_secs(20));
+    let grant = caller.take(["a"]).await;
+    assert_eq!(rig.other(&["lock", "a", "theirs", "60"]).await, "refused");
+    eventually("our lease ends", || async {
+        (rig.other(&["lock", "a", "theirs", "60"]).await == "granted").then_some(())
+    })
+    .await;
+    let lost = caller.renew(&grant).await.lost;
+    assert_eq!((lost.len(), lost[0].reason), (1, LossReason::Vanished));
+    assert_eq!(caller.release(&grant).await.lost.len(), 1, "its lock is not freed");
+    assert_eq!(rig.other(&["lock", "a", "somebody else", "60"]).await, "refused");
+    Ok(())
+}
+
+async fn its_unlock_of_our_lock_is_told() -> TestResult {
+    let rig = Rig::new().await?;
+    let caller = rig.caller();
+    let grant = caller.take(["a", "b"]).await;
+    rig.other(&["unlock", "a"]).await;
+    let lost = caller.renew(&grant).await.lost;
+    assert_eq!((lost.len(), lost[0].reason), (1, LossReason::Vanished), "{lost:?}");
+    assert_eq!(lost[0].target, lockcore::Target::Id("a".to_owned()));
+    assert_eq!(caller.release(&grant).await.lost.len(), 1);
+    Ok(())
+}
+
+async fn it_finds_our_locks_by_context() -> TestResult {
+    let rig = Rig::new().await?;
+    let caller = rig.caller();
+    let grant = caller.take(["a", "b"]).await;
+    let context = caller.context.to_string();
+    let found = eventually("the index is there", || async {
+        let found = rig.other(&["index", &context]).await;
+        (!found.is_empty()).then_some(found)
+    })
+    .await;
+    assert_eq!(found, "a,b");
+    let shown = rig.other(&["show", "a"]).await;
+    assert!(shown.contains(&format!("contextId={context}")) && shown.contains("expires=1"), "{shown}");
+    assert!(!shown.contains('.'), "whole seconds: {shown}");
+    caller.free(&grant).await;
+    let shown = rig.other(&["show", "a"]).await;
+    assert!(shown.starts_with("expires=1"), "free, and to be collected: {shown}");
+    Ok(())
+}
+
+async fn other_names_work_too() -> TestResult {
+    let rig = Rig::with("name,owner,status,ttl", false).await?;
+    let caller = rig.caller();
+    let grant = caller.take(["a", "b"]).await;
+    assert_eq!(rig.other(&["lock", "a", "theirs", "60"]).await, "refused");
+    caller.keep(&grant).await;
+    caller.free(&grant).await;
+    assert_eq!(rig.other(&["lock", "a", "theirs", "60"]).await, "granted");
+    caller.refused(["a", "b"]).await;
+    Ok(())
+}
+
+async fn fences_outlast_its_unlock_and_its_lock() -> TestResult {
+    let rig = Rig::new().await?;
+    let mut last = 0;
+    for round in 0..3 {
+        let caller = rig.caller();
+        let grant = caller.take(["a"]).await;
+        let fence = grant.locks[0].granted.fence;
+        assert!(fence > last, "round {round}: {fence} after {last}");
+        last = fence;
+        caller.free(&grant).await;
+        assert_eq!(rig.other(&["lock", "a", "theirs", "60"]).await, "granted");
+        rig.other(&["unlock", "a"]).await;
+    }
+    Ok(())
+}
+
+async fn strict_fences_outlast_whatever_it_does() -> TestResult {
+    let rig = Rig::with("id,contextId,created,expires", true).await?;
+    assert_eq!(rig.dao.capabilities().max_ids, 50);
+    let ids: Vec<String> = (0..50).map(|number| format!("{number:02}")).collect();
+    let caller = rig.caller();
+    let grant = caller.take(&ids).await;
+    caller.keep(&grant).await;
+    caller.free(&grant).await;
+    // What the id's own item knew is gone, and the fence item knows a number from the future.
+    let far = grant.locks[0].granted.fence + 3_600_000_000;
+    let key = "lockcore-fence##00";
+    let output = Command::new(python())
+        .args(["-c", "import sys, boto3\nboto3.client('dynamodb', endpoint_url=sys.argv[1], region_name='eu-central-1', aws_access_key_id='test', aws_secret_access_key='test').put_item(TableName=sys.argv[2], Item={'id': {'S': sys.argv[3]}, 'fence': {'N': sys.argv[4]}})"])
+        .args([&rig.endpoint, &rig.table, key, &far.to_string()])
+        .status()?;
+    assert!(output.success());
+    rig.other(&["lock", "00", "theirs", "60"]).await;
+    rig.other(&["unlock", "00"]).await;
+    let again = caller.take(["00"]).await;
+    assert!(again.locks[0].granted.fence > far, "{again:?} after {far}");
+    rig.caller().refused(["00"]).await;
+    Ok(())
+}
+
+async fn its_lock_can_be_broken_and_released_by_context() -> TestResult {
+    let rig = Rig::new().await?;
+    let target = lockcore::Target::Id("a".to_owned());
+    rig.other(&["lock", "a", "theirs", "60"]).await;
+    let shown = rig.dao.inspect(&target).await?;
+    assert_eq!(shown.holders[0].context, StoredContext::Foreign("theirs".to_owned()));
+    let broken = rig.dao.break_lock(&target, 0, lockcore::BreakMode::Now, "an admin").await?;
+    assert_eq!(broken, lockcore::Broken::Freed);
+    let context = Uuid::new_v4();
+    assert_eq!(rig.other(&["lock", "a", &context.to_string(), "60"]).await, "granted");
+    assert_eq!(rig.dao.release_context(&context).await?, [target]);
+    rig.caller().take(["a"]).await;
+    Ok(())
+}
