@@ -81,13 +81,14 @@ local function load(id)
   end
   s.indexed = tonumber(call('ZSCORE', base .. '/i', id))
   if s.indexed then
-    local shared = call('HGETALL', base .. '/h:' .. id)
-    for i = 2, #shared, 2 do
-      s.holders[#s.holders + 1] = decode(shared[i], 1)
+    local what = s.indexed % 16
+    if what % 2 >= 1 then
+      local shared = call('HGETALL', base .. '/h:' .. id)
+      for i = 2, #shared, 2 do s.holders[#s.holders + 1] = decode(shared[i], 1) end
     end
     for _, line in ipairs(call('SMEMBERS', base .. '/l:' .. id)) do s.lines[line] = true end
-    s.frozen = call('SISMEMBER', base .. '/z', id) == 1
-    s.replaced = call('EXISTS', base .. '/r:' .. id) == 1
+    s.frozen = what % 4 >= 2 and call('SISMEMBER', base .. '/z', id) == 1
+    s.replaced = what % 8 >= 4
   end
   for position = #s.holders, 1, -1 do
     local h = s.holders[position]
@@ -103,6 +104,10 @@ local function load(id)
   ids[id], loaded[#loaded + 1] = s, s
   return s
 end
+
+-- The score of an id that has more than a main key: when it was touched last (s) by 16, and which keys it has beside its
+-- lines: 1 shared and slot holders, 2 frozen, 4 what was replaced.
+local function touched(what) return math.floor(us / 1000000) * 16 + what end
 
 -- Writes the main key, which is what everybody else's clients see, and whether there is more than it.
 local function settle(s)
@@ -129,8 +134,11 @@ local function settle(s)
   if others then call('PEXPIRE', base .. '/h:' .. s.id, longest + GRACE) end
   if s.replaced then call('PEXPIRE', base .. '/r:' .. s.id, longest + GRACE) end
   if complex then
+    local what = (others and 1 or 0) + (s.frozen and 2 or 0) + (s.replaced and 4 or 0)
     -- When it was touched last need not be exact.
-    if not s.indexed or us - s.indexed > 10000000 then call('ZADD', base .. '/i', fmt('%d', us), s.id) end
+    if not s.indexed or s.indexed % 16 ~= what or touched(0) - s.indexed > 160 then
+      call('ZADD', base .. '/i', touched(what), s.id)
+    end
     more = true
   elseif s.indexed then
     call('ZREM', base .. '/i', s.id)

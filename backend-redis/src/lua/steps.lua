@@ -52,8 +52,7 @@ local function beat(session)
   return call('SET', base .. '/p:' .. session, '1', 'PX', 3000, 'GET') and 1 or 0
 end
 
-local function take_place(who)
-  local record = waiter(who.name)
+local function take_place(who, record)
   if record then
     record.session, record.lease = who.session, who.lease
   else
@@ -78,7 +77,7 @@ end
 -- What fell idle in this namespace is tidied up bit by bit by whoever works in it, now and then.
 local function tidy()
   if us % 16 > 0 then return end
-  local idle = call('ZRANGEBYSCORE', base .. '/i', '-inf', fmt('%d', us - 60000000), 'LIMIT', 0, 2)
+  local idle = call('ZRANGEBYSCORE', base .. '/i', '-inf', touched(0) - 960, 'LIMIT', 0, 2)
   for _, id in ipairs(idle) do
     -- One that another program spoiled must not keep everybody else from their work.
     local readable, s = pcall(load, id)
@@ -91,7 +90,7 @@ local function tidy()
       end
       s.dirty, freed[id] = true, true
     else
-      call('ZADD', base .. '/i', fmt('%d', us), id)
+      call('ZADD', base .. '/i', touched(7), id)
     end
   end
 end
@@ -119,7 +118,7 @@ local function acquire()
   tidy()
   if #conflicts == 0 then
     local granted = grant(who, stances, who.lease, false)
-    place = waiter(who.name)
+    place = place and waiter(who.name)
     if place then leave(who.name, place) end
     table.insert(granted, 1, 'granted')
     return finish(granted)
@@ -129,7 +128,7 @@ local function acquire()
     table.insert(conflicts, 1, 'refused')
     return finish(conflicts)
   end
-  take_place(who)
+  take_place(who, place and waiter(who.name))
   local reply = { 'queued', us, first_end(who) }
   for _, conflict in ipairs(conflicts) do reply[#reply + 1] = conflict end
   return finish(reply)
