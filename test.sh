@@ -25,6 +25,8 @@ step "docs"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --all-features --no-deps --locked --quiet
 step "tests"
 cargo test --workspace --all-features --locked
+step "DynamoDB in process"
+cargo test --manifest-path backend-dynamo/in_process/Cargo.toml --locked --target-dir target/in-process
 step "the core without optional features"
 cargo check -p lockcore -p lockcore-any -p lockctl --no-default-features --locked
 step "model checks of the memory backend"

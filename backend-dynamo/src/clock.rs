@@ -175,7 +175,7 @@ mod tests {
                 width = width.min(now.hi - now.lo);
             }
         }
-        assert!(width < 2 * SPREAD + 10_000, "{width}");
+        assert!(width < 2 * SPREAD + 30_000, "{width}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -133,7 +133,7 @@ impl Store {
                 .set_return_consumed_capacity(self.return_capacity());
             match Box::pin(request.send()).await {
                 Ok(output) => {
-                    self.count_capacity(output.consumed_capacity.iter());
+                    self.count_read(output.consumed_capacity.iter());
                     return Ok(output.item);
                 }
                 Err(error) => self.rest_after(Failure::of(&error), attempt, deadline).await?,
@@ -163,7 +163,7 @@ impl Store {
                 .set_return_consumed_capacity(self.return_capacity());
             match Box::pin(request.send()).await {
                 Ok(output) => {
-                    self.count_capacity(output.consumed_capacity.iter().flatten());
+                    self.count_read(output.consumed_capacity.iter().flatten());
                     for item in output.responses.into_iter().flatten().flat_map(|(_, items)| items) {
                         if let Some(AttributeValue::S(key)) = item.get(&self.names().id) {
                             found.insert(key.clone(), item);
@@ -226,7 +226,7 @@ impl Store {
                     continue;
                 }
             };
-            self.count_capacity(output.consumed_capacity.iter());
+            self.count_read(output.consumed_capacity.iter());
             for item in output.items.into_iter().flatten() {
                 let Some(AttributeValue::S(key)) = item.get(&self.names().id) else { continue };
                 if let Some(stored) = self.keys.stored(key) {
@@ -292,16 +292,24 @@ impl Store {
         capacity.map(|_| ReturnConsumedCapacity::Total)
     }
 
-    /// Adds what a write, or a read, cost; a request that is refused for its conditions costs the same and says nothing.
-    pub(crate) fn count_capacity<'c>(&self, consumed: impl Iterator<Item = &'c ConsumedCapacity>) {
-        for consumed in consumed {
-            let mut capacity = self.capacity.lock().unwrap_or_else(PoisonError::into_inner);
-            let Some(usage) = &mut *capacity else { return };
-            usage.write_units += consumed.write_capacity_units().unwrap_or(0.0);
-            usage.read_units += consumed.read_capacity_units().unwrap_or(0.0);
-            if consumed.write_capacity_units().is_none() && consumed.read_capacity_units().is_none() {
-                usage.write_units += consumed.capacity_units().unwrap_or(0.0);
-            }
-        }
+    /// Adds what a write cost; one that is refused for its conditions costs the same and says nothing.
+    pub(crate) fn count_written<'c>(&self, consumed: impl Iterator<Item = &'c ConsumedCapacity>) {
+        let units: f64 = consumed
+            .filter_map(|consumed| consumed.write_capacity_units().or(consumed.capacity_units()))
+            .sum();
+        self.count(|usage| usage.write_units += units);
+    }
+
+    /// Adds what a read cost.
+    fn count_read<'c>(&self, consumed: impl Iterator<Item = &'c ConsumedCapacity>) {
+        let units: f64 = consumed
+            .filter_map(|consumed| consumed.read_capacity_units().or(consumed.capacity_units()))
+            .sum();
+        self.count(|usage| usage.read_units += units);
+    }
+
+    fn count(&self, add: impl FnOnce(&mut Usage)) {
+        let mut capacity = self.capacity.lock().unwrap_or_else(PoisonError::into_inner);
+        capacity.as_mut().map(add);
     }
 }

@@ -385,7 +385,7 @@ impl Store {
             .set_return_consumed_capacity(self.return_capacity());
         match request.send().await {
             Ok(output) => {
-                self.count_capacity(output.consumed_capacity.iter().flatten());
+                self.count_written(output.consumed_capacity.iter().flatten());
                 Tried::Done
             }
             Err(error) => match error.as_service_error() {
@@ -410,7 +410,7 @@ impl Store {
             .set_return_consumed_capacity(self.return_capacity());
         match request.send().await {
             Ok(output) => {
-                self.count_capacity(output.consumed_capacity.iter());
+                self.count_written(output.consumed_capacity.iter());
                 Tried::Done
             }
             Err(SdkError::ServiceError(refusal)) if refusal.err().is_conditional_check_failed_exception() => {
@@ -437,7 +437,7 @@ impl Store {
             .set_return_consumed_capacity(self.return_capacity());
         match request.send().await {
             Ok(output) => {
-                self.count_capacity(output.consumed_capacity.iter());
+                self.count_written(output.consumed_capacity.iter());
                 Tried::Done
             }
             Err(SdkError::ServiceError(refusal)) if refusal.err().is_conditional_check_failed_exception() => {
