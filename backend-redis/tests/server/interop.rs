@@ -119,6 +119,9 @@ pub(crate) async fn nobody_else_gets_in_when_a_lease_ends_while_ours_wait() -> T
         let dead = dead.with_lease(Duration::from_secs(1));
         dead.take([claim.clone()]).await;
         let mut place_in_queue = us.queue([exclusive("a")]).await;
+        // The key outlives the lease, so that whoever comes first at its end is one of ours.
+        let ttl: i64 = place.raw().await?.send(&["PTTL", &key]).await?;
+        assert!(ttl > 2000, "{ttl}");
         python.begin(json!(["acquire", key, 30, 60])).await;
         let grant = place_in_queue.granted().await;
         us.keep(&grant).await;
