@@ -149,8 +149,7 @@ pub(crate) async fn what_others_free_wakes_our_first_waiter() -> TestResult {
             }
             _ => {
                 assert_eq!(python.call(json!(["set_nx", key, "theirs", 30_000])).await, true);
-                let argument = if how == "delete" { json!([how, key]) } else { json!([how, key, "theirs"]) };
-                argument
+                if how == "delete" { json!([how, key]) } else { json!([how, key, "theirs"]) }
             }
         };
         let mut first = head.queue(["a"]).await;
