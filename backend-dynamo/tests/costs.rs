@@ -22,9 +22,9 @@ fn main() -> ExitCode {
     servers::run_many(
         4,
         [
-            trial(Kind::DynamoDb, "sets_cost_a_request_and_their_items", || sets()),
-            trial(Kind::DynamoDb, "company_costs_a_second_request", || company()),
-            trial(Kind::DynamoDb, "waiting_costs_reads", || waiting()),
+            trial(Kind::DynamoDb, "sets_cost_a_request_and_their_items", sets),
+            trial(Kind::DynamoDb, "company_costs_a_second_request", company),
+            trial(Kind::DynamoDb, "waiting_costs_reads", waiting),
         ],
     )
 }

@@ -35,6 +35,8 @@ pub enum Fault {
     Cancel(&'static str),
     /// A batch of reads is left unprocessed.
     Unprocessed,
+    /// Nothing: this one is only counted off.
+    Pass,
 }
 
 /// The front; dropping it closes it.
@@ -145,7 +147,7 @@ async fn serve(client: TcpStream, state: &State) -> io::Result<()> {
             _ if state.checks_signatures.load(SeqCst) && !is_signed_now(&request) => {
                 forged(400, "InvalidSignatureException", "")
             }
-            None => ask(state, &mut engine, &request).await?,
+            None | Some(Fault::Pass) => ask(state, &mut engine, &request).await?,
             Some(Fault::Refuse(status, code)) => forged(status, code, ""),
             Some(Fault::DoAndRefuse(status, code)) => {
                 ask(state, &mut engine, &request).await?;

@@ -1,0 +1,115 @@
+//! Sets of more ids than one transaction takes: refused, or taken in chunks and given back as a whole.
+
+mod front;
+mod support;
+
+use std::{process::ExitCode, sync::Arc};
+
+use front::{Fault, Front};
+use lockcore::{BackendErrorKind, BadRequest, LockDao, LockingError, LockingService, Withdraw, Withdrawn};
+use lockcore_conformance::{
+    Caller, Store,
+    servers::{self, Kind, TestResult, shared, trial},
+};
+use lockcore_dynamo::{DynamoLockDao, LargeSets};
+use support::Table;
+use uuid::Uuid;
+
+fn main() -> ExitCode {
+    servers::run_many(
+        4,
+        [
+            trial(Kind::DynamoDb, "they_are_refused_before_anything_is_sent", refused),
+            trial(Kind::DynamoDb, "chunks_are_taken_renewed_and_freed", chunks),
+            trial(Kind::DynamoDb, "a_refused_chunk_gives_all_back", given_back),
+            trial(Kind::DynamoDb, "a_failed_chunk_gives_all_back", failed),
+        ],
+    )
+}
+
+struct Rig {
+    front: Front,
+    store: Store<Table>,
+    dao: Arc<DynamoLockDao>,
+}
+
+impl Rig {
+    async fn new(large_sets: LargeSets) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
+        let server = shared(Kind::DynamoDb).await?;
+        let namespace = Uuid::new_v4().simple().to_string();
+        let store = Store::new(Arc::new(Table::at(server.url()).within(&namespace))).await;
+        let front = Front::before(server.address()).await?;
+        let builder = Table::at(front.url()).within(&namespace).builder().large_sets(large_sets);
+        let dao = Arc::new(builder.open().await?);
+        front.counted();
+        Ok(Rig { front, store, dao })
+    }
+
+    fn caller(&self) -> Caller<DynamoLockDao> {
+        self.store.caller().through(&self.dao)
+    }
+}
+
+fn ids(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("{number:04}")).collect()
+}
+
+async fn refused() -> TestResult {
+    let rig = Rig::new(LargeSets::Refuse).await?;
+    let dao = Arc::into_inner(rig.dao).expect("nobody else has it");
+    let locks = LockingService::new(dao);
+    let outcome = locks.with_locks(ids(101), || async { Ok::<_, std::io::Error>(()) }).await;
+    let Err(LockingError::BadRequest(BadRequest::TooManyIds { count: 101, max: 100, .. })) = outcome else {
+        panic!("not refused: {outcome:?}");
+    };
+    assert!(rig.front.counted().is_empty(), "nothing was sent");
+    Ok(())
+}
+
+async fn chunks() -> TestResult {
+    let rig = Rig::new(LargeSets::Chunks { max: 1000 }).await?;
+    let caller = rig.caller();
+    let grant = caller.take(ids(250)).await;
+    assert_eq!(rig.front.counted()["TransactWriteItems"], 3);
+    rig.caller().refused(["0249"]).await;
+    caller.keep(&grant).await;
+    assert_eq!(rig.front.counted()["TransactWriteItems"], 3);
+    caller.free(&grant).await;
+    rig.caller().take(ids(250)).await;
+    Ok(())
+}
+
+async fn given_back() -> TestResult {
+    let rig = Rig::new(LargeSets::Chunks { max: 1000 }).await?;
+    let (holder, caller) = (rig.caller(), rig.caller());
+    holder.take(["0150", "0249"]).await;
+    let before = caller.take(["0003"]).await;
+    let conflicts = caller.refused(ids(250)).await;
+    assert_eq!(conflicts.len(), 2, "of every chunk: {conflicts:?}");
+    caller.keep(&before).await;
+    rig.caller().refused(["0003"]).await;
+    let rest = ids(250).into_iter().filter(|id| !["0003", "0150", "0249"].contains(&id.as_str()));
+    rig.caller().take(rest.collect::<Vec<_>>()).await;
+    Ok(())
+}
+
+async fn failed() -> TestResult {
+    let rig = Rig::new(LargeSets::Chunks { max: 1000 }).await?;
+    let caller = rig.caller();
+    // The second chunk is denied, and what was taken given back.
+    rig.front.next("TransactWriteItems", Fault::Pass, 1);
+    rig.front.next("TransactWriteItems", Fault::Refuse(400, "AccessDeniedException"), 1);
+    let request = caller.request(ids(150));
+    let error = rig.dao.acquire(&request).await.expect_err("the second chunk is denied");
+    assert_eq!((error.kind(), error.in_doubt()), (BackendErrorKind::Denied, false), "{error}");
+    let taken = rig.caller().take(ids(150)).await;
+    rig.caller().free(&taken).await;
+    // Nothing can be given back either: then it is in doubt, and the caller withdraws.
+    rig.front.next("TransactWriteItems", Fault::Pass, 1);
+    rig.front.next("TransactWriteItems", Fault::Refuse(400, "AccessDeniedException"), 2);
+    let error = rig.dao.acquire(&request).await.expect_err("the second chunk is denied");
+    assert!(error.in_doubt(), "{error:?}");
+    assert_eq!(caller.withdraw(&request, Withdraw::Undo).await, Withdrawn::Left);
+    rig.caller().take(ids(150)).await;
+    Ok(())
+}
