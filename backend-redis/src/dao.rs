@@ -84,9 +84,6 @@ impl<I: Ident, C: ContextId> RedisLockDao<I, C> {
     /// What a request and its withdrawal have in common. `usual`: the step's name if all claims are exclusive.
     fn request(&self, request: &AcquireRequest<I, C>, usual: &str, other: &str, session: &str) -> Call {
         let scripts = &self.store.scripts;
-        let mut keys = Vec::with_capacity(1 + request.claims.len());
-        keys.push(scripts.key("f"));
-        keys.extend(request.claims.iter().map(|claim| scripts.main_key(&claim.target)));
         let all_exclusive = request.claims.iter().all(|claim| claim.mode == Mode::Exclusive);
         let step = if all_exclusive { usual } else { other };
         let (context, lease) = (request.context.stored(), millis(request.lease));
@@ -96,7 +93,9 @@ impl<I: Ident, C: ContextId> RedisLockDao<I, C> {
             request.attempt.0,
             &*request.owner
         );
-        let mut call = scripts.call(keys, step).arg(value).arg((lease + 1).to_string());
+        let targets = request.claims.iter().map(|claim| &claim.target);
+        let call = scripts.call(request.claims.len()).key(&scripts.key("f")).main_keys(scripts, targets);
+        let mut call = call.arg(step).arg(value).arg((lease + 1).to_string());
         if request.queue || request.nested || step == other {
             let queue = if request.queue { "q" } else { "" };
             let nested = if request.nested { "n" } else { "" };
@@ -115,9 +114,10 @@ impl<I: Ident, C: ContextId> RedisLockDao<I, C> {
         let (context, lease) = (grant.context.stored(), millis(grant.lease));
         let fence = grant.locks.first().map_or(0, |lock| lock.granted.fence);
         let one_fence = grant.locks.iter().all(|lock| lock.granted.fence == fence);
-        let keys = grant.locks.iter().map(|lock| scripts.main_key(&lock.target)).collect();
         let head = format!("lc1|{fence}|{}:{context}||", context.len());
-        let call = scripts.call(keys, if one_fence { usual } else { other }).arg(head).arg(lease.to_string());
+        let targets = grant.locks.iter().map(|lock| &lock.target);
+        let call = scripts.call(grant.locks.len()).main_keys(scripts, targets);
+        let call = call.arg(if one_fence { usual } else { other }).arg(head).arg(lease.to_string());
         match one_fence {
             true => call,
             false => {

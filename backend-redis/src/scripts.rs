@@ -21,11 +21,13 @@ pub(crate) struct Scripts {
     base: String,
 }
 
-/// One call of the script.
+/// One call of the script: its keys and then its arguments, one behind the other, for a set has a hundred.
 #[derive(Debug)]
 pub(crate) struct Call {
-    keys: Vec<String>,
-    args: Vec<Vec<u8>>,
+    bytes: Vec<u8>,
+    /// Where each ends.
+    ends: Vec<usize>,
+    keys: usize,
 }
 
 impl Scripts {
@@ -34,14 +36,9 @@ impl Scripts {
         Scripts { hash, base: format!("{{{namespace}}}") }
     }
 
-    /// A call with these main keys behind `others`.
-    pub(crate) fn call(&self, others: Vec<String>, step: &str) -> Call {
-        Call { keys: others, args: vec![step.as_bytes().to_vec()] }
-    }
-
-    /// The key that foreign clients see.
-    pub(crate) fn main_key<I: Ident>(&self, target: &Target<I>) -> String {
-        format!("{}:{}", self.base, target.stored())
+    /// A call without keys yet, for a step with so many ids.
+    pub(crate) fn call(&self, ids: usize) -> Call {
+        Call { bytes: Vec::with_capacity(256 + 64 * ids), ends: Vec::with_capacity(8 + ids), keys: 0 }
     }
 
     /// One of the namespace's other keys.
@@ -85,25 +82,47 @@ impl Scripts {
 }
 
 impl Call {
-    /// With one more argument.
-    pub(crate) fn arg(mut self, arg: impl Into<Vec<u8>>) -> Self {
-        self.args.push(arg.into());
+    /// With one more key; all keys come before the arguments.
+    pub(crate) fn key(mut self, key: &str) -> Self {
+        self.add(key);
+        self.keys += 1;
         self
     }
 
-    pub(crate) fn add(&mut self, arg: impl Into<Vec<u8>>) {
-        self.args.push(arg.into());
+    /// With the keys of these ids that foreign clients see.
+    pub(crate) fn main_keys<'t, I: Ident>(
+        mut self,
+        scripts: &Scripts,
+        targets: impl Iterator<Item = &'t Target<I>>,
+    ) -> Self {
+        for target in targets {
+            self.bytes.extend_from_slice(scripts.base.as_bytes());
+            self.bytes.push(b':');
+            self.add(&*target.stored());
+            self.keys += 1;
+        }
+        self
+    }
+
+    /// With one more argument.
+    pub(crate) fn arg(mut self, arg: impl AsRef<[u8]>) -> Self {
+        self.add(arg);
+        self
+    }
+
+    pub(crate) fn add(&mut self, arg: impl AsRef<[u8]>) {
+        self.bytes.extend_from_slice(arg.as_ref());
+        self.ends.push(self.bytes.len());
     }
 
     fn command(&self, name: &str, script: &str) -> Cmd {
-        let size = self.keys.iter().map(String::len).chain(self.args.iter().map(Vec::len)).sum::<usize>();
-        let mut command = Cmd::with_capacity(3 + self.keys.len() + self.args.len(), size + script.len() + 16);
-        command.arg(name).arg(script).arg(self.keys.len());
-        for key in &self.keys {
-            command.arg(key);
-        }
-        for arg in &self.args {
-            command.arg(arg);
+        let mut command =
+            Cmd::with_capacity(3 + self.ends.len(), self.bytes.len() + name.len() + script.len() + 8);
+        command.arg(name).arg(script).arg(self.keys);
+        let mut begin = 0;
+        for &end in &self.ends {
+            command.arg(&self.bytes[begin..end]);
+            begin = end;
         }
         command
     }

@@ -150,7 +150,7 @@ impl Session {
 
     /// A sign of life, and a look at some ids.
     async fn look(&self, due: &[Box<str>]) -> Result<(), BackendError> {
-        let mut call = self.scripts.call(vec![self.scripts.key("f")], "look").arg(self.name.as_str());
+        let mut call = self.scripts.call(due.len()).key(&self.scripts.key("f")).arg("look").arg(&self.name);
         for id in due {
             call.add(id.as_bytes());
         }
