@@ -151,6 +151,16 @@ async fn fences_follow_the_clock_and_never_repeat() {
     assert!(fence(&permanent) > fence(&third));
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_fence_beside_another_holder_follows_the_clock_too() {
+    let dao = Dao::new();
+    let fence = |held: &Held| held.locks[0].granted.fence;
+    let next = |context| take(&dao, &leased(request(context, [shared("a")]), 10 * SECOND));
+    let first = next(1);
+    advance(SECOND).await;
+    assert_eq!(fence(&next(2)), fence(&first) + 1_000_000);
+}
+
 #[test]
 fn the_fence_of_a_permanent_lock_is_not_behind_the_clock() {
     for _ in 0..1000 {

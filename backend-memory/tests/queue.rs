@@ -339,3 +339,29 @@ fn the_lowest_permits_are_given_again() {
     assert_eq!((permits(&four), permits(&five)), (vec![1, 2], vec![3, 5]));
     assert_eq!(five.locks[0].granted.in_use, 6);
 }
+
+#[test]
+fn a_frozen_id_is_not_handed_over_by_its_release() {
+    let (dao, target) = (Dao::new(), exclusive("a").target);
+    let held = take(&dao, &request(1, [exclusive("a")]));
+    let mut waiter = queue(&dao, request(2, [exclusive("a")]));
+    now(dao.freeze(&target, true)).unwrap();
+    free(&dao, &held);
+    assert!(told(&mut waiter.wakeup).is_none(), "handed over though frozen");
+    now(dao.freeze(&target, false)).unwrap();
+    free(&dao, &waiter.offered().expect("thawing serves it"));
+    assert!(dao.is_empty());
+}
+
+/// Two generations of withdrawn tries are remembered: the last 512 and the 512 before.
+#[test]
+fn an_undone_try_is_refused_though_many_were_undone_since() {
+    let dao = Dao::new().with_shards(1);
+    let undone = request(1, [exclusive("a")]);
+    withdraw(&dao, &undone, Withdraw::Undo);
+    for context in 2..700 {
+        withdraw(&dao, &request(context, [exclusive("a")]), Withdraw::Undo);
+    }
+    let late = now(dao.acquire(&undone)).unwrap_err();
+    assert_eq!(late.kind(), BackendErrorKind::Withdrawn);
+}
