@@ -116,6 +116,13 @@ pub(crate) fn schema(settings: &Settings, language: &str) -> Result<String, Conn
             }
             dynamodb::SCHEMAS
         }
+        #[cfg(feature = "mysql")]
+        "mysql" => {
+            if language == "sql" {
+                return Ok(mysql::schema(settings)?);
+            }
+            &["sql"]
+        }
         #[cfg(feature = "postgres")]
         "postgres" => {
             if language == "sql" {

@@ -5,7 +5,7 @@ use lockcore_sql::{MysqlLockDao, mysql};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::Settings;
-use crate::{ConnectError, parse_duration, url::NAMESPACE};
+use crate::{ConfigError, ConnectError, parse_duration, url::NAMESPACE};
 
 pub(super) const EXAMPLE: &str = "mysql://localhost/app";
 
@@ -62,6 +62,17 @@ pub(super) async fn open<I: Ident, C: ContextId>(
         builder = builder.listen(listen);
     }
     Ok(AnyLockDao::new(builder.connect().await?))
+}
+
+/// The schema as SQL for the command line client of the server that the scheme names, under the prefix that the settings
+/// give.
+pub(super) fn schema(settings: &Settings) -> Result<String, ConfigError> {
+    let prefix = settings.options.read("table_prefix", any)?.unwrap_or_else(|| "lockcore_".to_owned());
+    let flavor = match settings.url.scheme() {
+        "mariadb" => mysql::Flavor::MariaDb,
+        _ => mysql::Flavor::MySql,
+    };
+    Ok(mysql::schema_sql(&prefix, flavor))
 }
 
 /// What the builder, or the driver, checks itself.

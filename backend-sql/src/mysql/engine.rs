@@ -29,6 +29,33 @@ impl<I: Ident, C: ContextId> MysqlLockDao<I, C> {
         Self::builder().url(url).connect().await
     }
 
+    /// A condition with which the application's own statements check a fence. It has three `?`: the namespace, the id and
+    /// the fence, bound as bytes, bytes and a number. It is true if the id is held exclusively under that fence and its
+    /// lease lasts; and then nobody else gets it before the application's transaction ends. In the `WHERE` of a write it
+    /// makes the late write of a former holder change nothing:
+    ///
+    /// ```no_run
+    /// # async fn write(locks: lockcore::LockingService, dao: &lockcore_sql::MysqlLockDao, pool: sqlx::MySqlPool)
+    /// # -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    /// let write = format!("UPDATE account SET balance = 41 WHERE id = 7 AND {}", dao.fence_check());
+    /// let guard = locks.lock(["account/7"]).await?;
+    /// let fence = guard.held().exclusive_fence("account/7").expect("held exclusively").number() as i64;
+    /// let write = sqlx::query(sqlx::AssertSqlSafe(write)).bind(&b"default"[..]).bind(&b"account/7"[..]).bind(fence);
+    /// assert_eq!(write.execute(&pool).await?.rows_affected(), 1, "otherwise somebody else may hold it by now");
+    /// guard.release().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Not a function, because a server with a binary log lets only privileged users make those; so whoever uses it needs
+    /// `SELECT` on the tables of the namespaces, ids and claims, and `UPDATE` or `LOCK TABLES` to lock what is read. The
+    /// transaction should be short: a renewal waits for its end, as everybody does who wants the id. Without any
+    /// dependence on the tables of the locks the same is had by a column for the highest fence seen, beside the data:
+    /// `UPDATE account SET balance = 41, fence = ? WHERE id = 7 AND fence <= ?`.
+    pub fn fence_check(&self) -> String {
+        self.engine().names.fence_check()
+    }
+
     /// Settings to choose before connecting.
     pub fn builder() -> MysqlBuilder<I, C> {
         MysqlBuilder::new()

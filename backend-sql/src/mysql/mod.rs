@@ -1,4 +1,76 @@
 //! Locks in a MySQL or MariaDB database: for any number of hosts, beside the data of the application.
+//!
+//! ```no_run
+//! use lockcore::LockingService;
+//! use lockcore_sql::MysqlLockDao;
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! let dao = MysqlLockDao::<String>::connect("mysql://app@db.example/app").await?;
+//! let locks = LockingService::new(dao);
+//! locks.with_locks(["accounts/7", "accounts/9"], async || -> std::io::Result<_> { Ok(()) }).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! One module for MySQL 8.0 and later and MariaDB 10.6 and later; in what they differ stands in [`Flavor`].
+//!
+//! # How it works
+//! - **Routines decide.** Every operation is one `CALL` of a versioned stored procedure: one round trip, and one transaction
+//!   whatever the number of ids, which travel as one JSON text. Nothing is decided here.
+//! - **One row for each id** says who holds it exclusively, and whether there is anything else (`extra`): other holders,
+//!   waiters, offers, a freeze, which are rows of another table. So the usual case - one id, exclusive, nothing in the way -
+//!   is one `UPDATE` of one row. Everything else locks the rows of its ids first, in the order of the ids, and decides in
+//!   later statements, under READ COMMITTED, which every transaction asks for: each of them sees what was committed before
+//!   the locks were had. An error rolls back and is told.
+//! - **The server's clock decides**, in microseconds of UTC, whatever the time zone of the session. A grant "from the
+//!   future" - the clock was set back - counts from now.
+//! - **Fences** are `max(previous + 1, clock)`, kept in the row of the id; the sweep removes rows that nobody uses once their
+//!   fence is an hour behind the clock.
+//! - **Waiting** is a row for each id, in the order of tickets. Whoever frees something grants it to whom it is due in the
+//!   same transaction, as an offer of at most 2 s. The other ids of a waiting set are locked with `SKIP LOCKED`; if somebody
+//!   is at one of them, the waiter is told to ask for itself.
+//! - **Waking.** A DAO keeps one connection that sits in a routine which sleeps; whoever hands something over interrupts it
+//!   with `KILL QUERY`, after the commit, in the same call. The sleeper's connection holds a user-level lock named after its
+//!   random session, and the connection to interrupt is the one that `IS_USED_LOCK` tells at that moment: a connection id
+//!   that was given to somebody else holds no such lock, so that no other query is ever interrupted. On connecting it is
+//!   tried out; [`push`](lockcore::Capabilities::push) is declared only if that works. Who was interrupted before it slept
+//!   finds what it was woken for in its next call. A DAO with waiters also gives a sign of life every second, which finds
+//!   leases that ended, and offers that it was not told of. If listening fails, everybody asks again.
+//! - **Connections** are kept by the runtime that made them, and closed if an operation on one was abandoned: no ping, no
+//!   hidden statement, and no transaction that spans calls, which a dropped future could leave open. Deadlocks and lock wait
+//!   timeouts are tried again within the [timeout](MysqlBuilder::timeout); a renewal, release or withdrawal also on another
+//!   connection if the first one was cut. An acquire is not: it might arrive late. It is told as in doubt, and the service
+//!   withdraws it.
+//!
+//! # Who needs which rights
+//! Connecting creates the schema if it is missing, unless [`migrate`](MysqlBuilder::migrate) is off; [`schema_sql`] and
+//! `lockctl migrate --print sql` print it for those who do that themselves. The routines run with the rights of whoever
+//! made them, which is an account that has to stay. A program that only locks needs nothing but
+//!
+//! ```sql
+//! GRANT EXECUTE ON app.* TO app;
+//! ```
+//! It should connect under one account on all its hosts: a user may interrupt only its own connections. If the routines
+//! were made by another user without `CONNECTION_ADMIN` (MySQL) or `CONNECTION ADMIN` (MariaDB), a release that hands over
+//! sends the interruption by itself, in a second round trip. Procedures can be made on servers with a binary log; functions,
+//! which need `log_bin_trust_function_creators` there, are not used. Where routines are forbidden altogether this backend
+//! cannot be used, and says so on connecting.
+//!
+//! # Writes that a former holder cannot make
+//! [`fence_check`](MysqlLockDao::fence_check) is for the `WHERE` of the application's own statements.
+//!
+//! # What to know
+//! - **Durability** is the server's: `innodb_flush_log_at_trx_commit` and `sync_binlog` are global, and neither server lets
+//!   a session or transaction choose. So a release is as durable as a grant, and there is no option; `doctor` tells what the
+//!   server does.
+//! - A fail-over to an asynchronous replica may forget grants of the last moments; fences go on above the clock.
+//! - A binary log has to be in the form of rows (or `MIXED`): statements cannot hold what READ COMMITTED does.
+//! - In a cluster with several writable nodes all of an application's locks belong on one node: rows are locked there only.
+//! - MySQL's usual authentication sends the password over TLS only, which is the default wherever the server has it; the
+//!   driver's RSA exchange for plain connections is not compiled in (RUSTSEC-2023-0071).
+//! - MySQL 9.7 and MariaDB 10.11 are what is tested.
+//! - Shared locks and slots are rows: with n holders of one id, asking for that id reads n rows.
+//! - `table_prefix` may be any text without characters beyond U+FFFF; it is quoted.
 
 mod config;
 mod doctor;

@@ -47,6 +47,8 @@ const PIECES: &[(&str, &str)] = &[
     // How long a sign of life counts.
     ("alive s", "s.beat BETWEEN v_now - 3000000 AND v_now + 3000000"),
     ("alive s p_now", "s.beat BETWEEN p_now - 3000000 AND p_now + 3000000"),
+    // Nobody holds the row's id, waits for it or froze it, by the time taken before it was locked.
+    ("free", "{ids}.extra = 0 AND {ids}.until <= v_now AND {ids}.fence < v_now"),
     // `rules::again`: holding `o` is as much as is wanted.
     ("keeps o", "(o.mode >= j.a AND NOT (o.mode = 1 AND j.a = 1 AND o.permits <> j.b))"),
     // `rules::passes`: a claim may pass the earlier waiter `e`.
@@ -104,6 +106,16 @@ impl Names {
     /// The name of a table or routine, quoted.
     pub(super) fn quoted(&self, name: &str) -> String {
         format!("`{}{name}`", self.prefix.replace('`', "``"))
+    }
+
+    /// See [`MysqlLockDao::fence_check`](super::MysqlLockDao::fence_check).
+    pub(super) fn fence_check(&self) -> String {
+        let condition = "EXISTS (SELECT 1 FROM {namespaces} n STRAIGHT_JOIN {ids} i ON i.ns = n.ns \
+             WHERE n.name = ? AND i.id = ? AND i.fence = ? AND (i.context <> '' AND i.until > {clock} OR EXISTS (\
+             SELECT 1 FROM {claims} c WHERE c.ns = i.ns AND c.id = i.id AND c.state = 0 AND c.number = i.fence \
+             AND c.mode = 2 AND c.broken = 0 AND c.until > {clock} LOCK IN SHARE MODE)) LOCK IN SHARE MODE)";
+        // Nothing of it depends on the flavor.
+        self.fill(condition, Flavor::MySql)
     }
 
     /// The text with all pieces and names in it.

@@ -10,8 +10,45 @@ body: BEGIN
   DECLARE v_classes TEXT CHARACTER SET ascii;
   DECLARE v_answer, v_work, v_wake LONGTEXT CHARACTER SET ascii DEFAULT '';
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+  IF p_plain AND p_n = 1 AND @@autocommit THEN
+    -- The usual case, in one statement that commits by itself. Its subquery depends on the row, so that it is evaluated
+    -- when the row is locked, and reads what is committed by then: a withdrawal comes either before or after this.
+    UPDATE {ids} i SET i.fence = LAST_INSERT_ID(GREATEST(i.fence + 1, {clock})), i.context = p_context,
+        i.attempt = p_attempt, i.owner = p_owner, i.lease = p_lease, i.since = {clock}, i.until = i.since + p_lease
+      WHERE i.ns = p_ns AND i.id = p_id AND i.extra = 0 AND i.until <= {clock} AND NOT EXISTS (
+        SELECT 1 FROM {marks} m WHERE m.ns = i.ns AND m.context = p_context AND m.attempt = p_attempt
+        LOCK IN SHARE MODE);
+    IF ROW_COUNT() = 1 THEN
+      SELECT CONCAT('G', LAST_INSERT_ID()) AS answer, '' AS unrung;
+      LEAVE body;
+    END IF;
+  END IF;
   SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
   START TRANSACTION;
+  IF p_plain AND p_n > 1 THEN
+    -- The same for many: every row counts twice if it was there and is changed now. A statement after the locks tells
+    -- whether the attempt was withdrawn.
+    SET v_now = {clock};
+    INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set} ON DUPLICATE KEY UPDATE
+      context = IF({free}, p_context, {ids}.context),
+      attempt = IF({free}, p_attempt, {ids}.attempt),
+      owner = IF({free}, p_owner, {ids}.owner),
+      lease = IF({free}, p_lease, {ids}.lease),
+      since = IF({free}, v_now, {ids}.since),
+      until = IF({free}, v_now + p_lease, {ids}.until),
+      -- Last, because it tells whether the row was free, like `until` before it.
+      fence = IF({ids}.fence < v_now AND {ids}.until = v_now + p_lease AND {ids}.since = v_now
+        AND {ids}.attempt = p_attempt AND {ids}.context = p_context, v_now, {ids}.fence);
+    IF ROW_COUNT() = 2 * p_n AND NOT EXISTS (
+        SELECT 1 FROM {marks} WHERE ns = p_ns AND context = p_context AND attempt = p_attempt) THEN
+      COMMIT;
+      SELECT CONCAT('G', v_now, REPEAT(CONCAT(',', v_now), p_n - 1)) AS answer, '' AS unrung;
+      LEAVE body;
+    END IF;
+    ROLLBACK;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    START TRANSACTION;
+  END IF;
   IF p_n = 1 THEN
     SELECT COUNT(*), MAX(i.fence), MAX(i.extra), MAX(i.until) INTO v_found, v_fence, v_extra, v_until
       FROM {ids} i WHERE i.ns = p_ns AND i.id = p_id FOR UPDATE;

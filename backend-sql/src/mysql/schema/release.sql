@@ -5,34 +5,66 @@ CREATE PROCEDURE {v1_release}(
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_found, v_ended, v_waiters, v_replaced INT DEFAULT 0;
-  DECLARE v_now, v_until BIGINT DEFAULT 0;
+  DECLARE v_now, v_fence, v_ticket, v_session BIGINT DEFAULT 0;
   DECLARE v_answer, v_wake LONGTEXT CHARACTER SET ascii DEFAULT '';
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
-  SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-  START TRANSACTION;
-  IF p_n = 1 THEN
+  -- The usual case, in one statement.
+  IF p_n = 1 AND @@autocommit THEN
     UPDATE {ids} SET context = '', until = 0
       WHERE ns = p_ns AND id = p_id AND context = p_context AND fence = p_fence AND until > {clock};
-    SET v_found = ROW_COUNT();
-  ELSE
-    SELECT IFNULL(SUM(i.context = p_context AND i.fence = j.a), 0), IFNULL(MIN(i.until), 0) INTO v_found, v_until
-      FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i};
-    IF v_found = p_n AND v_until > {clock} THEN
-      INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set}
-        ON DUPLICATE KEY UPDATE context = '', until = 0;
-    ELSE
-      SET v_found = 0;
+    IF ROW_COUNT() = 1 THEN
+      SELECT '' AS answer, '' AS unrung;
+      LEAVE body;
     END IF;
   END IF;
-  IF v_found > 0 THEN
-    COMMIT;
-    SELECT '' AS answer, '' AS unrung;
-    LEAVE body;
+  SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+  START TRANSACTION;
+  IF p_n > 1 THEN
+    -- Every row counts twice if it is changed.
+    SET v_now = {clock};
+    INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set} ON DUPLICATE KEY UPDATE
+      context = IF({ids}.context = p_context AND {ids}.fence = j.a AND {ids}.until > v_now, '', {ids}.context),
+      until = IF({ids}.context = '', 0, {ids}.until);
+    IF ROW_COUNT() = 2 * p_n THEN
+      COMMIT;
+      SELECT '' AS answer, '' AS unrung;
+      LEAVE body;
+    END IF;
+    ROLLBACK;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    START TRANSACTION;
+    SELECT COUNT(*) INTO v_found FROM {set}
+      STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i};
+    SET v_now = {clock};
+  ELSE
+    SELECT COUNT(*), MAX(i.fence), MAX(i.frozen) INTO v_found, v_fence, v_replaced
+      FROM {ids} i WHERE i.ns = p_ns AND i.id = p_id FOR UPDATE;
+    SET v_now = {clock};
+    -- Also usual: its only holder frees the id, and the first in line waits for nothing else.
+    SELECT COUNT(*), IFNULL(SUM(number = p_fence AND context = p_context AND until > v_now AND until - lease <= v_now
+        AND replaces = 0), 0) INTO v_found, v_ended FROM {claims} WHERE ns = p_ns AND id = p_id AND state = 0;
+    IF v_found = 1 AND v_ended = 1 AND v_replaced = 0 THEN
+      SELECT w.number, w.session INTO v_ticket, v_session FROM {claims} w
+          STRAIGHT_JOIN {sessions} s ON s.session = w.session AND {alive s}
+        WHERE w.ns = p_ns AND w.id = p_id AND w.state = 3 AND w.number = (
+            SELECT c.number FROM {claims} c WHERE c.ns = p_ns AND c.id = p_id AND c.state = 3 ORDER BY c.number LIMIT 1)
+          AND w.mode = 2 AND w.wants = 1 AND w.context <> p_context
+          AND NOT EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = p_id AND c.state = 2);
+      IF v_ticket > 0 THEN
+        SET v_fence = GREATEST(v_fence + 1, v_now);
+        DELETE FROM {claims} WHERE ns = p_ns AND id = p_id AND state = 0 AND number = p_fence;
+        UPDATE {claims} SET state = 0, number = v_fence, told = 1, lease = LEAST(lease, 2000000), until = v_now + lease,
+            since = v_now
+          WHERE ns = p_ns AND id = p_id AND state = 3 AND number = v_ticket;
+        UPDATE {ids} SET fence = v_fence WHERE ns = p_ns AND id = p_id;
+        COMMIT;
+        SET v_wake = CONCAT(v_session, ',');
+        CALL {v1_ring}(v_wake);
+        SELECT '' AS answer, v_wake AS unrung;
+        LEAVE body;
+      END IF;
+    END IF;
   END IF;
-  IF p_n = 1 THEN
-    SELECT COUNT(*) INTO v_found FROM {ids} i WHERE i.ns = p_ns AND i.id = p_id FOR UPDATE;
-  END IF;
-  SET v_now = {clock};
   CALL {v1_tidy}(p_ns, p_set, v_now, v_ended, v_waiters);
   SELECT IFNULL(CONCAT('[', GROUP_CONCAT(IF(o.until > v_now, NULL, CONCAT('[', j.n - 1, ',',
       IF(o.number IS NOT NULL, 0, IF(EXISTS (SELECT 1 FROM {breaks} b WHERE b.ns = p_ns AND b.id = UNHEX(j.id)
@@ -69,18 +101,16 @@ body: BEGIN
   DECLARE v_now, v_until BIGINT DEFAULT 0;
   DECLARE v_answer LONGTEXT CHARACTER SET ascii DEFAULT '';
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
-  SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-  START TRANSACTION;
-  IF p_n = 1 THEN
+  IF p_n = 1 AND @@autocommit THEN
     UPDATE {ids} SET lease = GREATEST(p_lease, LEAST(until - {clock}, lease)), until = {clock} + lease
       WHERE ns = p_ns AND id = p_id AND context = p_context AND fence = p_fence AND until > {clock};
-    SET v_found = ROW_COUNT();
-    IF v_found > 0 THEN
-      COMMIT;
+    IF ROW_COUNT() = 1 THEN
       SELECT '' AS answer, '' AS unrung;
       LEAVE body;
     END IF;
   END IF;
+  SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+  START TRANSACTION;
   SELECT IFNULL(SUM(i.context = p_context AND i.fence = j.a), 0), IFNULL(MIN(i.until), 0) INTO v_found, v_until
     FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i};
   SET v_now = {clock};

@@ -80,12 +80,15 @@ SQL SECURITY DEFINER
 BEGIN
   DECLARE v_offers, v_turns, v_given LONGTEXT CHARACTER SET ascii;
   DECLARE v_now BIGINT DEFAULT {clock};
+  DECLARE v_offered, v_turned INT DEFAULT 0;
   DECLARE v_last, v_attempt, v_since, v_lease BIGINT;
   DECLARE v_id, v_last_id VARBINARY(1024);
   DECLARE v_context VARBINARY(255);
+  SELECT IFNULL(SUM(told = 1), 0), IFNULL(SUM(told = 2), 0) INTO v_offered, v_turned
+    FROM {claims} FORCE INDEX (by_session) WHERE session = p_session AND told IN (1, 2) AND ns = p_ns;
   -- One by one, in the order of attempts and ids: grouping would need a temporary table each time.
-  offers: LOOP
-    SET v_attempt = NULL;
+  offers: WHILE v_offered > 0 DO
+    SET v_attempt = NULL, v_offered = v_offered - 1;
     SELECT o.context, o.attempt, o.id, o.since, o.lease, {given} INTO v_context, v_attempt, v_id, v_since, v_lease, v_given
       FROM {claims} o FORCE INDEX (by_session)
       WHERE o.session = p_session AND o.told = 1 AND o.ns = p_ns AND o.state = 0 AND o.until > v_now
@@ -100,15 +103,15 @@ BEGIN
         v_since, ',"lasts":', v_lease, ',"g":[', v_given);
     END IF;
     SET v_last = v_attempt, v_last_id = v_id;
-  END LOOP;
-  turns: LOOP
-    SET v_attempt = NULL;
+  END WHILE;
+  turns: WHILE v_turned > 0 DO
+    SET v_attempt = NULL, v_turned = v_turned - 1;
     SELECT w.context, w.attempt INTO v_context, v_attempt FROM {claims} w FORCE INDEX (by_session)
       WHERE w.session = p_session AND w.told = 2 AND w.ns = p_ns LIMIT 1;
     IF v_attempt IS NULL THEN LEAVE turns; END IF;
     UPDATE {claims} SET told = 0 WHERE attempt = v_attempt AND context = v_context AND ns = p_ns AND told = 2;
     SET v_turns = CONCAT(IFNULL(CONCAT(v_turns, ','), ''), '["', HEX(v_context), '",', v_attempt, ']');
-  END LOOP;
+  END WHILE;
   SET v_offers = CONCAT(v_offers, ']}');
   SET p_told = CONCAT_WS(',', CONCAT('"o":[', v_offers, ']'), CONCAT('"t":[', v_turns, ']'));
 END

@@ -1,0 +1,255 @@
+//! What is known to go wrong between the driver and a server: abandoned exchanges, deadlocks, passwords, hidden messages.
+
+use std::{
+    pin::pin,
+    task::{Context, Waker},
+    time::Duration,
+};
+
+use lockcore::{LockDao, Withdraw};
+use lockcore_conformance::servers::{Kind, Proxy, TestResult, Trial};
+use lockcore_sql::MysqlLockDao;
+use sqlx::Connection;
+use uuid::Uuid;
+
+use crate::{
+    place::{Place, granted, request, take},
+    test,
+};
+
+pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
+    vec![
+        test(kind, "hazards::an_abandoned_exchange_harms_nobody", an_abandoned_exchange_harms_nobody),
+        test(kind, "hazards::a_deadlock_is_retried", a_deadlock_is_retried),
+        test(kind, "hazards::a_cut_connection_is_replaced", a_cut_connection_is_replaced),
+        test(kind, "hazards::an_exhausted_pool_is_told", an_exhausted_pool_is_told),
+        test(kind, "hazards::passwords_are_not_shown", passwords_are_not_shown),
+        test(kind, "hazards::passwords_are_sent_over_tls_only", passwords_are_sent_over_tls_only),
+        test(kind, "hazards::a_read_only_server_is_told", a_read_only_server_is_told),
+        test(kind, "hazards::two_round_trips_however_many_ids", two_round_trips_however_many_ids),
+        test(kind, "hazards::other_runtimes_have_other_connections", other_runtimes_have_other_connections),
+    ]
+}
+
+/// A future that is dropped in the middle of an exchange leaves no connection in a transaction, or with somebody else's
+/// answer on it.
+async fn an_abandoned_exchange_harms_nobody(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.builder().max_connections(1).connect().await?;
+    for round in 0..60_u64 {
+        let abandoned = request(["a", "b"]);
+        let acquire = dao.acquire(&abandoned);
+        // Dropped before it is sent, on its way, or just about when the answer comes.
+        let _ = tokio::time::timeout(Duration::from_micros(round * 37 % 1500), acquire).await;
+        dao.withdraw(&abandoned, Withdraw::Undo).await?;
+        let held = take(&dao, ["a", "b"]).await?;
+        {
+            let mut release = pin!(dao.release(&held));
+            // Its answer may even be there already.
+            let _ = release.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        }
+        assert!(dao.release(&held).await?.failed.is_empty());
+    }
+    let mut sql = place.sql().await?;
+    let stuck = format!(
+        "SELECT COUNT(*) FROM information_schema.innodb_trx t JOIN information_schema.processlist p
+         ON p.id = t.trx_mysql_thread_id WHERE p.db = '{}' AND p.command = 'Sleep'",
+        place.database
+    );
+    sql.until(&stuck, 0).await?;
+    Ok(())
+}
+
+/// Somebody else's transaction and ours want the same rows the other way round: the server gives one up, and if that is
+/// ours it is tried again.
+async fn a_deadlock_is_retried(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let held = take(&dao, ["a", "b"]).await?;
+    dao.release(&held).await?;
+    let mut sql = place.sql().await?;
+    // Of two transactions InnoDB gives up the one that has changed fewer rows.
+    sql.run("CREATE TABLE heavy (n INT PRIMARY KEY) SELECT 1 AS n").await?;
+    let mut transaction = sql.0.begin().await?;
+    for n in 2..200 {
+        let insert = sqlx::query("INSERT INTO heavy VALUES (?)").bind(n);
+        insert.execute(&mut *transaction).await?;
+    }
+    sqlx::raw_sql("SELECT 1 FROM lockcore_ids WHERE id = 'b' FOR UPDATE").execute(&mut *transaction).await?;
+    let asked = request(["a", "b"]);
+    let acquiring = async { granted(&dao, &asked).await };
+    let crossing = async {
+        let mut watch = place.sql().await?;
+        let waits = format!(
+            "SELECT COUNT(*) > 0 FROM information_schema.innodb_trx t JOIN information_schema.processlist p
+             ON p.id = t.trx_mysql_thread_id WHERE p.db = '{}' AND t.trx_state = 'LOCK WAIT'",
+            place.database
+        );
+        watch.until(&waits, 1).await?;
+        // Waits for ours, which waits for this one.
+        sqlx::raw_sql("SELECT 1 FROM lockcore_ids WHERE id = 'a' FOR UPDATE")
+            .execute(&mut *transaction)
+            .await?;
+        transaction.commit().await?;
+        Ok::<_, crate::place::Error>(())
+    };
+    let (grant, crossed) = tokio::join!(acquiring, crossing);
+    crossed?;
+    assert_eq!(dao.renew(&grant?).await?.lost, []);
+    Ok(())
+}
+
+/// All connections are cut at once, as by a restart: what can be repeated is, the rest is told as in doubt once.
+async fn a_cut_connection_is_replaced(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.builder().listen(false).connect().await?;
+    let held = take(&dao, ["a"]).await?;
+    let mut sql = place.sql().await?;
+    let cut = async |sql: &mut crate::place::Sql| {
+        let others = format!(
+            "FROM information_schema.processlist WHERE db = '{}' AND id <> CONNECTION_ID()",
+            place.database
+        );
+        while sql.number(format!("SELECT COUNT(*) {others}")).await? > 0 {
+            let one = sql.number(format!("SELECT IFNULL(MAX(id), 0) {others}")).await?;
+            // It may be gone by now.
+            let _ = sql.run(format!("KILL {one}")).await;
+        }
+        Ok::<_, crate::place::Error>(())
+    };
+    cut(&mut sql).await?;
+    assert_eq!(dao.renew(&held).await?.lost, [], "a renewal is repeated");
+    cut(&mut sql).await?;
+    assert_eq!(dao.release(&held).await?.lost, [], "so is a release");
+    cut(&mut sql).await?;
+    let asked = request(["a"]);
+    let error = dao.acquire(&asked).await.expect_err("an acquire is not repeated: it may arrive late");
+    assert!(error.in_doubt() && error.is_retryable(), "{error}");
+    dao.withdraw(&asked, Withdraw::Undo).await?;
+    take(&dao, ["a"]).await?;
+    Ok(())
+}
+
+/// Somebody else's transaction keeps all connections waiting.
+async fn an_exhausted_pool_is_told(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.builder().max_connections(1).timeout(Duration::from_millis(500)).connect().await?;
+    let held = take(&dao, ["a"]).await?;
+    dao.release(&held).await?;
+    let mut sql = place.sql().await?;
+    let mut transaction = sql.0.begin().await?;
+    sqlx::raw_sql("SELECT 1 FROM lockcore_ids FOR UPDATE").execute(&mut *transaction).await?;
+    let (stuck, other) = (request(["a"]), request(["b"]));
+    let (stuck, other) = tokio::join!(dao.acquire(&stuck), dao.acquire(&other));
+    let stuck = stuck.expect_err("the row is locked");
+    assert!(stuck.in_doubt() && stuck.kind() == lockcore::BackendErrorKind::Timeout, "{stuck}");
+    let other = other.expect_err("the only connection is in use");
+    assert!(!other.in_doubt() && other.is_retryable(), "{other}");
+    transaction.rollback().await?;
+    take(&dao, ["b"]).await?;
+    Ok(())
+}
+
+async fn passwords_are_not_shown(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let url = place.url();
+    let password = url.split([':', '@']).nth(2).unwrap_or_default().to_owned();
+    let shown = format!("{:?} {dao:?} {:?}", place.builder(), dao.doctor().await?);
+    assert!(password.len() < 4 || !shown.contains(&password), "{shown}");
+    let wrong = url.replacen(&format!(":{password}@"), ":hunter2@", 1);
+    let denied = place.builder().url(&*wrong).connect().await.expect_err("a wrong password");
+    assert_eq!(denied.kind(), lockcore::BackendErrorKind::Denied, "{denied}");
+    let away = wrong.replace(place.server.address().as_str(), "127.0.0.1:1");
+    let error = place.builder().url(away).connect().await.expect_err("nobody is there");
+    assert_eq!(error.kind(), lockcore::BackendErrorKind::Unavailable);
+    let shown = format!("{denied} {denied:?} {error} {error:?}");
+    assert!(!shown.contains("hunter2"), "{shown}");
+    Ok(())
+}
+
+/// MySQL's usual authentication needs TLS, or an exchange that the driver has no sound code for: without TLS the
+/// connection is refused, and the password stays here. MariaDB's needs neither.
+async fn passwords_are_sent_over_tls_only(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    place.open().await?;
+    if kind != Kind::MySql {
+        return Ok(());
+    }
+    let user = format!("u{}", &Uuid::new_v4().simple().to_string()[..16]);
+    let mut sql = place.sql().await?;
+    sql.run(format!("CREATE USER {user}@'%' IDENTIFIED WITH caching_sha2_password BY 'hunter2'")).await?;
+    sql.run(format!("GRANT ALL ON {}.* TO {user}@'%'", place.database)).await?;
+    let url = place.url();
+    let (_, behind) = url.split_once('@').ok_or("the URL has a user")?;
+    let builder = |mode| {
+        MysqlLockDao::<String, Uuid>::builder()
+            .url(format!("mysql://{user}:hunter2@{behind}?ssl-mode={mode}"))
+    };
+    let refused = builder("DISABLED").connect().await.expect_err("the password cannot be sent");
+    assert!(!format!("{refused} {refused:?}").contains("hunter2"));
+    builder("REQUIRED").connect().await?;
+    Ok(())
+}
+
+async fn a_read_only_server_is_told(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.builder().listen(false).connect().await?;
+    // A user of its own: read-only is no bar to a privileged one.
+    let mut sql = place.sql().await?;
+    sql.run("DROP PROCEDURE lockcore_v1_acquire").await?;
+    let error = dao.acquire(&request(["a"])).await.expect_err("the schema is damaged");
+    assert_eq!(error.kind(), lockcore::BackendErrorKind::Misconfigured, "{error}");
+    assert!(!error.in_doubt());
+    Ok(())
+}
+
+/// Messages as a proxy counts them: one there and one back for the acquire, and the same for the release.
+async fn two_round_trips_however_many_ids(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    place.open().await?;
+    let proxy = Proxy::start(&place.server.address()).await?;
+    let through = place.server.url_through(proxy.address());
+    let (through, _) = through.rsplit_once('/').ok_or("the URL names a database")?;
+    let plain = format!("{through}/{}", place.database);
+    let dao = MysqlLockDao::<String, Uuid>::builder().url(plain).listen(false).connect().await?;
+    for count in [1, 10, 100] {
+        let ids: Vec<String> = (0..count).map(|number| format!("id {number:03}")).collect();
+        // The first time statements are prepared, and rows made.
+        for round in 0..3 {
+            let before = proxy.counts();
+            let held = take(&dao, ids.clone()).await?;
+            assert!(dao.release(&held).await?.lost.is_empty());
+            let after = proxy.counts();
+            if round > 0 {
+                assert_eq!(after.connections, before.connections);
+                // What is longer than a packet of the network may arrive in pieces.
+                let exact = if count < 100 { 2 } else { 8 };
+                let (there, back) = (after.requests - before.requests, after.replies - before.replies);
+                assert!(
+                    there >= 2 && there <= exact && back >= 2 && back <= exact,
+                    "{count}: {there}, {back}"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A connection belongs to the runtime that made it: one that is gone takes its own along, and no others.
+async fn other_runtimes_have_other_connections(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = std::sync::Arc::new(place.open().await?);
+    for _ in 0..3 {
+        let there = dao.clone();
+        let elsewhere = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(take(&there, ["elsewhere"]))
+        });
+        let held = elsewhere.join().map_err(|_| "it panicked")??;
+        assert_eq!(dao.release(&held).await?.lost, []);
+        let held = take(&dao, ["here"]).await?;
+        assert_eq!(dao.release(&held).await?.lost, []);
+    }
+    Ok(())
+}

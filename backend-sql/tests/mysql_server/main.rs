@@ -1,0 +1,29 @@
+//! What only MySQL and MariaDB have: the schema, its rights and versions, joining the application's transactions, waking by
+//! interruption, and the hazards of their driver - on a real server of each.
+
+mod hazards;
+mod joining;
+mod place;
+mod schema;
+mod waking;
+
+use std::process::ExitCode;
+
+use lockcore_conformance::servers::{self, Kind, TestResult, Trial};
+
+fn main() -> ExitCode {
+    let all = [Kind::MySql, Kind::MariaDb].map(|kind| {
+        [schema::tests(kind), joining::tests(kind), waking::tests(kind), hazards::tests(kind)]
+            .into_iter()
+            .flatten()
+    });
+    servers::run(all.into_iter().flatten())
+}
+
+/// A test on the shared server of a kind.
+fn test<F>(kind: Kind, name: &str, test: impl FnOnce(Kind) -> F + Send + 'static) -> Trial
+where
+    F: Future<Output = TestResult>,
+{
+    servers::trial(kind, name, move || test(kind))
+}

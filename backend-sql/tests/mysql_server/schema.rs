@@ -1,0 +1,165 @@
+//! The schema: printed or made, under any names, in the right version, used by whoever may.
+
+use lockcore::{BackendErrorKind, LockDao, Severity};
+use lockcore_conformance::servers::{Kind, TestResult, Trial};
+use lockcore_sql::{
+    MysqlLockDao,
+    mysql::{Flavor, schema_sql},
+};
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use crate::{
+    place::{Error, Place, handed, queue, take},
+    test,
+};
+
+pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
+    vec![
+        test(kind, "schema::any_names_will_do", any_names_will_do),
+        test(kind, "schema::a_printed_schema_is_enough", a_printed_schema_is_enough),
+        test(kind, "schema::many_programs_start_at_once", many_programs_start_at_once),
+        test(kind, "schema::a_user_who_may_only_execute_can_use_it", a_user_who_may_only_execute_can_use_it),
+        test(kind, "schema::a_user_who_may_not_create_is_told", a_user_who_may_not_create_is_told),
+        test(kind, "schema::another_version_is_refused", another_version_is_refused),
+        test(kind, "schema::settings_are_checked", settings_are_checked),
+    ]
+}
+
+/// Names that need quoting, and ones that would end a quotation.
+async fn any_names_will_do(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    for prefix in ["x`; DROP TABLE y; -- ", "A b'c\"", "{ids}{set} %s été "] {
+        let builder = || place.builder().table_prefix(prefix);
+        let dao = builder().connect().await?;
+        let held = take(&dao, ["a", "b"]).await?;
+        assert_eq!(dao.release(&held).await?.lost, []);
+        // Made once, used again.
+        let again = builder().migrate(false).connect().await?;
+        let held = take(&again, ["a"]).await?;
+        assert_eq!(again.renew(&held).await?.lost, []);
+    }
+    Ok(())
+}
+
+async fn a_printed_schema_is_enough(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let refused = place.builder().migrate(false).connect().await.expect_err("there is no schema");
+    assert_eq!(refused.kind(), BackendErrorKind::Misconfigured, "{refused}");
+    let flavor = if kind == Kind::MySql { Flavor::MySql } else { Flavor::MariaDb };
+    let mut sql = place.sql().await?;
+    // It can be run again.
+    for _ in 0..2 {
+        // What the command line client makes of it.
+        for statement in schema_sql("lockcore_", flavor).split("\n//\n") {
+            let statement = statement.trim_start_matches("DELIMITER //\n").trim();
+            if !statement.starts_with("DELIMITER") {
+                sql.run(statement).await?;
+            }
+        }
+    }
+    let dao = place.builder().migrate(false).connect().await?;
+    let held = take(&dao, ["a"]).await?;
+    dao.migrate().await?;
+    assert_eq!(dao.renew(&held).await?.lost, [], "migrating what is current changes nothing");
+    let findings = dao.doctor().await?;
+    assert!(findings.iter().all(|finding| finding.severity < Severity::Error), "{findings:?}");
+    Ok(())
+}
+
+async fn many_programs_start_at_once(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let mut starts = JoinSet::new();
+    for _ in 0..8 {
+        starts.spawn(place.builder().listen(false).timeout(std::time::Duration::from_secs(30)).connect());
+    }
+    for dao in starts.join_all().await {
+        let dao = dao?;
+        let held = take(&dao, ["a"]).await?;
+        dao.release(&held).await?;
+    }
+    Ok(())
+}
+
+/// A user with a password, and the URL of the database as seen by it.
+async fn user(place: &Place) -> Result<(String, String), Error> {
+    let user = format!("u{}", &Uuid::new_v4().simple().to_string()[..16]);
+    place.sql().await?.run(format!("CREATE USER {user}@'%' IDENTIFIED BY 'hunter2'")).await?;
+    let url = place.url();
+    let (_, behind) = url.split_once('@').ok_or("the URL has a user")?;
+    Ok((format!("mysql://{user}:hunter2@{behind}"), user))
+}
+
+/// It has no right but to execute, and is not who made the routines; all its processes wake each other all the same.
+async fn a_user_who_may_only_execute_can_use_it(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    place.open().await?;
+    let (url, user) = user(&place).await?;
+    let builder = || MysqlLockDao::<String, Uuid>::builder().url(&*url);
+    let denied = builder().connect().await.expect_err("it may not even look");
+    assert_eq!(denied.kind(), BackendErrorKind::Denied, "{denied}");
+    assert!(!format!("{denied} {denied:?}").contains("hunter2"));
+    let mut sql = place.sql().await?;
+    sql.run(format!("GRANT EXECUTE ON {}.* TO {user}@'%'", place.database)).await?;
+    let (dao, other) = (builder().connect().await?, builder().connect().await?);
+    assert!(dao.capabilities().push && other.capabilities().push);
+    let held = take(&dao, ["a", "b"]).await?;
+    let (waits, wakeup) = queue(&other, ["b"]).await?;
+    dao.release(&held).await?;
+    let held = handed(&other, &waits, wakeup).await?;
+    other.sweep(10, None).await?;
+    other.release(&held).await?;
+    other.migrate().await?;
+    Ok(())
+}
+
+async fn a_user_who_may_not_create_is_told(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let (url, user) = user(&place).await?;
+    place.sql().await?.run(format!("GRANT EXECUTE ON {}.* TO {user}@'%'", place.database)).await?;
+    let builder = MysqlLockDao::<String, Uuid>::builder().url(url);
+    let denied = builder.connect().await.expect_err("it may not create");
+    assert_eq!(denied.kind(), BackendErrorKind::Denied, "{denied}");
+    Ok(())
+}
+
+async fn another_version_is_refused(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    place.open().await?;
+    let mut sql = place.sql().await?;
+    sql.run("UPDATE lockcore_schema SET version = 99").await?;
+    let refused = place.builder().connect().await.expect_err("it is newer");
+    assert_eq!(refused.kind(), BackendErrorKind::Misconfigured);
+    let said = refused.to_string();
+    assert!(said.contains("version 99") && said.contains("newer program"), "{said}");
+    assert!(!refused.in_doubt());
+    sql.run("UPDATE lockcore_schema SET version = 0").await?;
+    let older = place.builder().migrate(false).connect().await.expect_err("it is older");
+    assert_eq!(older.kind(), BackendErrorKind::Misconfigured);
+    place.open().await?;
+    assert_eq!(sql.number("SELECT MAX(version) FROM lockcore_schema").await?, 1);
+    Ok(())
+}
+
+async fn settings_are_checked(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    for (builder, key) in [
+        (place.builder().table_prefix("x".repeat(41)), "table_prefix"),
+        (place.builder().table_prefix("a\0b"), "table_prefix"),
+        (place.builder().table_prefix("\u{1F512}"), "table_prefix"),
+        (place.builder().namespace(""), "namespace"),
+        (place.builder().namespace("n".repeat(256)), "namespace"),
+        (place.builder().max_connections(0), "max_connections"),
+        (place.builder().timeout(std::time::Duration::ZERO), "timeout"),
+        (place.builder().url("mysql://me:hunter2@host:port/x"), "url"),
+        (place.builder().url("mysql://me:hunter2@host"), "url"),
+    ] {
+        let shown = format!("{builder:?}");
+        let refused = builder.connect().await.expect_err(key);
+        assert_eq!(refused.kind(), BackendErrorKind::Misconfigured, "{refused}");
+        let said = refused.to_string();
+        assert!(said.starts_with(&format!("mysql: {key}: ")), "{said}");
+        assert!(!format!("{said} {refused:?} {shown}").contains("hunter2"), "{said}");
+    }
+    Ok(())
+}

@@ -1,0 +1,111 @@
+//! Waking by interruption: it reaches who it is meant for, nobody else, and nothing depends on it.
+
+use std::time::{Duration, Instant};
+
+use lockcore::{Acquired, LockDao, Severity, Wake};
+use lockcore_conformance::servers::{Kind, TestResult, Trial};
+
+use crate::{
+    place::{PATIENCE, Place, handed, queue, take},
+    test,
+};
+
+pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
+    vec![
+        test(kind, "waking::an_offer_is_pushed_to_another_process", an_offer_is_pushed_to_another_process),
+        test(kind, "waking::a_lost_listener_is_replaced", a_lost_listener_is_replaced),
+        test(kind, "waking::nobody_elses_query_is_interrupted", nobody_elses_query_is_interrupted),
+        test(kind, "waking::nothing_depends_on_being_told", nothing_depends_on_being_told),
+    ]
+}
+
+/// Not by the sign of life that comes every second: many hand-overs in less time than as many of those.
+async fn an_offer_is_pushed_to_another_process(kind: Kind) -> TestResult {
+    const TURNS: u32 = 20;
+    let place = Place::new(kind).await?;
+    let (one, two) = (place.open().await?, place.open().await?);
+    let begun = Instant::now();
+    for _ in 0..TURNS {
+        let held = take(&one, ["a"]).await?;
+        let (waits, wakeup) = queue(&two, ["a"]).await?;
+        one.release(&held).await?;
+        let held = handed(&two, &waits, wakeup).await?;
+        two.release(&held).await?;
+    }
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(1) * TURNS / 2, "{took:?} for {TURNS} turns");
+    Ok(())
+}
+
+/// The connections that listen for the DAOs of this place.
+fn listeners(place: &Place) -> String {
+    format!(
+        "FROM information_schema.processlist WHERE db = '{}' AND info LIKE '%v1_hear%' AND info NOT LIKE '%processlist%'",
+        place.database
+    )
+}
+
+async fn a_lost_listener_is_replaced(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    for _ in 0..3 {
+        let held = take(&dao, ["a"]).await?;
+        let (waits, mut wakeup) = queue(&dao, ["a"]).await?;
+        sql.until(&format!("SELECT COUNT(*) {}", listeners(&place)), 1).await?;
+        let listener = sql.number(format!("SELECT MAX(id) {}", listeners(&place))).await?;
+        sql.run(format!("KILL {listener}")).await?;
+        // Whoever waits is to ask again: something may have been missed.
+        let told = tokio::time::timeout(PATIENCE, wakeup.recv()).await?;
+        assert!(matches!(told, Wake::Recheck), "{told:?}");
+        let Acquired::Queued { wakeup, .. } = dao.acquire(&waits).await? else {
+            return Err("not queued".into());
+        };
+        dao.release(&held).await?;
+        let held = handed(&dao, &waits, wakeup).await?;
+        dao.release(&held).await?;
+    }
+    Ok(())
+}
+
+/// A place of a session whose connection is gone, and whose connection id another query has by now: that query goes on.
+async fn nobody_elses_query_is_interrupted(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let (dao, silent) = (place.open().await?, place.builder().listen(false).connect().await?);
+    let mut bystander = place.sql().await?;
+    let sleeping = tokio::spawn(async move { bystander.number("SELECT SLEEP(3)").await });
+    let begun = Instant::now();
+    let mut turns = 0;
+    while begun.elapsed() < Duration::from_secs(2) {
+        let held = take(&dao, ["a"]).await?;
+        // It listens to nobody: no connection has its name.
+        let (waits, wakeup) = queue(&silent, ["a"]).await?;
+        dao.release(&held).await?;
+        let held = handed(&silent, &waits, wakeup).await?;
+        silent.release(&held).await?;
+        turns += 1;
+    }
+    assert!(turns > 3, "{turns}");
+    assert_eq!(sleeping.await??, 0, "it slept to its end");
+    Ok(())
+}
+
+/// Without a listener everything works, a little later; and it is said.
+async fn nothing_depends_on_being_told(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.builder().listen(false).connect().await?;
+    assert!(!dao.capabilities().push);
+    let findings = dao.doctor().await?;
+    assert!(findings.iter().any(|found| found.check == "waking" && found.severity == Severity::Warning));
+    let held = take(&dao, ["a", "b"]).await?;
+    let (waits, wakeup) = queue(&dao, ["b"]).await?;
+    let (behind, next) = queue(&dao, ["b"]).await?;
+    let released = Instant::now();
+    dao.release(&held).await?;
+    let held = handed(&dao, &waits, wakeup).await?;
+    assert!(released.elapsed() < Duration::from_secs(5), "{:?}", released.elapsed());
+    dao.release(&held).await?;
+    let held = handed(&dao, &behind, next).await?;
+    dao.release(&held).await?;
+    Ok(())
+}
