@@ -1,17 +1,22 @@
-//! The conformance suite on the Redis backend: one real server, a namespace for each store.
+//! The conformance suite on the Redis backend: one real server, a namespace for each store; and what only Redis shows.
 
 use std::{
+    error::Error,
     process::ExitCode,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use lockcore::{
+    AcquireRequest, Acquired, AttemptId, BadRequest, Claim, ClaimSet, Grant, IntoClaim, LockDao, Mode, Owner,
+    StoredContext, Wake, Withdraw, Withdrawn,
+};
 use lockcore_conformance::{
     Backend, Store, all,
-    servers::{self, Kind, Server},
+    servers::{self, Kind, Server, ServerError, TestResult},
 };
 use lockcore_redis::RedisLockDao;
 use uuid::Uuid;
@@ -56,14 +61,160 @@ impl Backend for Redis {
     }
 }
 
+async fn backend() -> Result<Redis, ServerError> {
+    let server = servers::shared(Kind::Redis).await?;
+    Ok(Redis { server, run: Uuid::new_v4(), stores: AtomicUsize::new(0) })
+}
+
 fn main() -> ExitCode {
-    servers::run(all::<Redis>().into_iter().map(|check| {
+    let checks = all::<Redis>().into_iter().map(|check| {
         servers::trial(Kind::Redis, check.name, move || async move {
-            let server = servers::shared(Kind::Redis).await?;
-            let backend = Redis { server, run: Uuid::new_v4(), stores: AtomicUsize::new(0) };
-            let store = Store::new(Arc::new(backend)).await;
+            let store = Store::new(Arc::new(backend().await?)).await;
             tokio::time::timeout(PATIENCE, (check.run)(store)).await?;
             Ok(())
         })
-    }))
+    });
+    servers::run(checks.chain([
+        servers::trial(Kind::Redis, "own::a_clock_that_was_set_back", a_clock_that_was_set_back),
+        servers::trial(Kind::Redis, "own::a_withdrawn_change", a_withdrawn_change),
+        servers::trial(Kind::Redis, "own::an_offer_is_short", an_offer_is_short),
+        servers::trial(Kind::Redis, "own::a_longer_lease", a_longer_lease),
+    ]))
+}
+
+/// A lock whose time lies an hour ahead, as its key's does then: it lasts for its lease from when somebody meets it.
+async fn a_clock_that_was_set_back() -> TestResult {
+    let backend = backend().await?;
+    let (namespace, dao) = backend.build().await;
+    let client = redis::Client::open(backend.server.url())?;
+    let mut raw = client.get_multiplexed_async_connection().await?;
+    let (holder, next) = (caller(&dao, 600), caller(&dao, 600));
+    holder.take("a").await?;
+    let key = format!("{{{}}}:a", namespace.name);
+    let value: String = redis::cmd("GET").arg(&key).query_async(&mut raw).await?;
+    let (seconds, _): (u64, u64) = redis::cmd("TIME").query_async(&mut raw).await?;
+    let ahead = (seconds + 3600) * 1000;
+    // Empty is the time of the fence.
+    let moved = value.replacen("|||600|", &format!("||{ahead}|600|"), 1);
+    assert_ne!(moved, value);
+    redis::cmd("SET").arg(&key).arg(moved).arg("PX").arg(3_600_000).query_async::<()>(&mut raw).await?;
+    let met = Instant::now();
+    assert!(next.take("a").await.is_err(), "it is not taken for one that ended");
+    let taken = async {
+        while next.take("a").await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), taken).await?;
+    assert!(met.elapsed() >= Duration::from_millis(540), "{:?}", met.elapsed());
+    Ok(())
+}
+
+/// Whoever withdraws a change to a stronger mode holds what it held before, under the old fence.
+async fn a_withdrawn_change() -> TestResult {
+    let (_namespace, dao) = backend().await?.build().await;
+    let (us, others) = (caller(&dao, 60_000), caller(&dao, 60_000));
+    let shared = us.take(Claim::shared("a")).await?;
+    let change = us.request(Claim::exclusive("a"))?;
+    let Acquired::Granted(changed) = dao.acquire(&change).await? else { panic!("nobody else has it") };
+    assert!(changed[0].fence > shared.locks[0].granted.fence);
+    assert_eq!(dao.renew(&shared).await?.lost.len(), 1, "it holds something else now");
+    assert_eq!(dao.withdraw(&change, Withdraw::Undo).await?, Withdrawn::Left);
+    assert!(dao.renew(&shared).await?.lost.is_empty(), "it holds what it held before");
+    others.take(Claim::shared("a")).await?;
+    assert!(others.take(Claim::exclusive("a")).await.is_err());
+    Ok(())
+}
+
+/// What is handed over has to be confirmed within two seconds, whatever the lease.
+async fn an_offer_is_short() -> TestResult {
+    let (_namespace, dao) = backend().await?.build().await;
+    // One id alone, and a set with a shared one, go different ways.
+    for ids in [vec![Claim::exclusive("a")], vec![Claim::exclusive("b"), Claim::shared("c")]] {
+        let (holder, waiter) = (caller(&dao, 60_000), caller(&dao, 60_000));
+        let held = holder.take(ids.clone()).await?;
+        let mut request = waiter.request(ids.clone())?;
+        request.queue = true;
+        let Acquired::Queued { mut wakeup, .. } = dao.acquire(&request).await? else { panic!("it is held") };
+        dao.release(&held).await?;
+        let Wake::Offer(offer) = wakeup.recv().await else { panic!("it was handed over") };
+        assert!(offer.remaining.is_some_and(|remaining| remaining <= Duration::from_secs(2)), "{offer:?}");
+        let seen = dao.inspect(&request.claims[0].target).await?.holders;
+        assert!(seen[0].remaining <= Some(Duration::from_secs(2)), "{seen:?}");
+        assert!(seen[0].context == StoredContext::Known(waiter.context), "{seen:?}");
+    }
+    Ok(())
+}
+
+/// Two grants of one context for one id: renewing that with the shorter lease does not cut the other's short.
+async fn a_longer_lease() -> TestResult {
+    let (_namespace, dao) = backend().await?.build().await;
+    let us = caller(&dao, 60_000);
+    let long = us.take("a").await?;
+    let mut short = long.clone();
+    short.lease = Some(Duration::from_secs(1));
+    assert!(dao.renew(&short).await?.lost.is_empty());
+    let seen = dao.inspect(&long.locks[0].target).await?.holders;
+    assert!(seen[0].remaining >= Some(Duration::from_secs(30)), "{seen:?}");
+    Ok(())
+}
+
+/// Somebody with a context of its own.
+struct Us<'d> {
+    dao: &'d RedisLockDao<String, Uuid>,
+    context: Uuid,
+    lease: Duration,
+}
+
+fn caller(dao: &RedisLockDao<String, Uuid>, lease: u64) -> Us<'_> {
+    Us { dao, context: Uuid::new_v4(), lease: Duration::from_millis(lease) }
+}
+
+impl Us<'_> {
+    fn request(&self, ids: impl Into<Wanted>) -> Result<AcquireRequest<String, Uuid>, BadRequest> {
+        Ok(AcquireRequest {
+            context: self.context,
+            attempt: AttemptId::fresh(),
+            claims: ClaimSet::new(ids.into().0, Mode::Exclusive)?,
+            lease: Some(self.lease),
+            owner: Owner::default(),
+            queue: false,
+            nested: false,
+            detached: false,
+        })
+    }
+
+    async fn take(
+        &self,
+        ids: impl Into<Wanted>,
+    ) -> Result<Grant<String, Uuid>, Box<dyn Error + Send + Sync>> {
+        let request = self.request(ids)?;
+        match self.dao.acquire(&request).await? {
+            Acquired::Granted(granted) => {
+                Ok(Grant::new(self.context, request.claims, granted, request.lease))
+            }
+            other => Err(format!("{other:?}").into()),
+        }
+    }
+}
+
+/// One claim or several.
+struct Wanted(Vec<Claim<String>>);
+
+impl From<&str> for Wanted {
+    fn from(id: &str) -> Self {
+        Wanted(vec![Claim::exclusive(id.to_owned())])
+    }
+}
+
+impl From<Claim<&str>> for Wanted {
+    fn from(claim: Claim<&str>) -> Self {
+        Wanted(vec![claim.into_claim(Mode::Exclusive)])
+    }
+}
+
+impl From<Vec<Claim<&str>>> for Wanted {
+    fn from(claims: Vec<Claim<&str>>) -> Self {
+        Wanted(claims.into_iter().map(|claim| claim.into_claim(Mode::Exclusive)).collect())
+    }
 }
