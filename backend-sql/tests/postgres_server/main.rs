@@ -3,6 +3,7 @@
 
 mod hazards;
 mod joining;
+mod messages;
 mod place;
 mod schema;
 mod store;
@@ -12,7 +13,8 @@ use std::process::ExitCode;
 use lockcore_conformance::servers::{self, Kind, TestResult, Trial};
 
 fn main() -> ExitCode {
-    servers::run([schema::tests(), joining::tests(), hazards::tests(), store::tests()].into_iter().flatten())
+    let tests = [schema::tests(), joining::tests(), hazards::tests(), messages::tests(), store::tests()];
+    servers::run(tests.into_iter().flatten())
 }
 
 /// A test on the shared server.

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockcore::{AcquireRequest, Acquired, Claim, ConflictReason, LockDao};
+use lockcore::{AcquireRequest, Acquired, AttemptId, Claim, ConflictReason, LockDao, LossReason, Withdraw};
 use lockcore_conformance::servers::{TestResult, Trial};
 use tokio::task::JoinSet;
 
@@ -16,6 +16,8 @@ pub(crate) fn tests() -> Vec<Trial> {
         test("store::a_grant_from_the_future_counts_from_now", a_grant_from_the_future_counts_from_now),
         test("store::a_sweep_forgets_no_fence", a_sweep_forgets_no_fence),
         test("store::an_expired_set_is_taken_over", an_expired_set_is_taken_over),
+        test("store::what_is_over_is_not_brought_back", what_is_over_is_not_brought_back),
+        test("store::a_sweep_looks_at_the_lease", a_sweep_looks_at_the_lease),
         test("store::a_large_set_is_handed_over", a_large_set_is_handed_over),
         test("store::more_waiters_than_one_step_serves", more_waiters_than_one_step_serves),
         test("store::usual_updates_stay_on_their_page", usual_updates_stay_on_their_page),
@@ -91,6 +93,50 @@ async fn an_expired_set_is_taken_over() -> TestResult {
     assert_eq!(dao.renew(&held).await?.lost, []);
     assert_eq!(dao.release(&dead).await?.lost.len(), 2);
     take(&dao, ["c"]).await?;
+    Ok(())
+}
+
+/// 2.4 and 2.5: though nobody has come by yet to remove it; and not what the same context took later.
+async fn what_is_over_is_not_brought_back() -> TestResult {
+    let place = Place::new().await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    for ids in [&["a"][..], &["b", "c"]] {
+        let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
+        for claims in [Claim::exclusive as fn(String) -> Claim<String>, Claim::shared] {
+            let asked = request(ids.iter().cloned().map(claims).collect::<Vec<_>>());
+            let first = granted(&dao, &asked).await?;
+            let over = "SET expires = expires - lease - 1000";
+            sql.run(format!("UPDATE lockcore_lock {over}; UPDATE lockcore_holder {over}")).await?;
+            let lost = dao.renew(&first).await?.lost;
+            assert_eq!(lost.len(), ids.len());
+            assert!(lost.iter().all(|lost| lost.reason == LossReason::Expired), "{lost:?}");
+            let again = AcquireRequest { attempt: AttemptId::fresh(), ..asked };
+            let second = granted(&dao, &again).await?;
+            assert_eq!(dao.release(&first).await?.lost.len(), ids.len(), "an earlier grant");
+            assert_eq!(dao.renew(&second).await?.lost, []);
+            assert_eq!(dao.release(&second).await?.lost, []);
+        }
+    }
+    Ok(())
+}
+
+/// 2.9: also where a row says too early that nothing of it lasts.
+async fn a_sweep_looks_at_the_lease() -> TestResult {
+    let place = Place::new().await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    let alone = take(&dao, ["a", "b"]).await?;
+    let shared = granted(&dao, &request([Claim::shared("s".to_owned())])).await?;
+    let withdrawn = request(["w"]);
+    dao.withdraw(&withdrawn, Withdraw::Undo).await?;
+    sql.run("UPDATE lockcore_lock SET lapses = 0").await?;
+    assert_eq!(dao.sweep(100, None).await?.removed, 0);
+    assert_eq!((dao.renew(&alone).await?.lost, dao.renew(&shared).await?.lost), (vec![], vec![]));
+    dao.acquire(&withdrawn).await.expect_err("the mark is still there");
+    sql.run("UPDATE lockcore_lock SET lapses = 0, expires = 1; UPDATE lockcore_holder SET expires = 1; UPDATE lockcore_mark SET until = 1").await?;
+    assert_eq!(dao.sweep(100, None).await?.removed, 4);
+    assert_eq!(sql.number("SELECT count(*) FROM lockcore_lock").await?, 0);
     Ok(())
 }
 
