@@ -102,7 +102,7 @@ async fn a_user_who_may_only_execute_can_use_it(kind: Kind) -> TestResult {
     let mut sql = place.sql().await?;
     sql.run(format!("GRANT EXECUTE ON {}.* TO {user}@'%'", place.database)).await?;
     let (dao, other) = (builder().connect().await?, builder().connect().await?);
-    assert!(dao.capabilities().push && other.capabilities().push);
+    assert!(dao.capabilities().push && other.capabilities().push, "{:?}", dao.doctor().await?);
     let held = take(&dao, ["a", "b"]).await?;
     let (waits, wakeup) = queue(&other, ["b"]).await?;
     dao.release(&held).await?;
