@@ -51,6 +51,8 @@ fn trials() -> Vec<Trial> {
         a_clock_an_hour_off_works_and_takes_nothing_early
         an_answer_with_a_wrong_date_takes_nothing_early
         a_grant_from_the_future_counts_from_now
+        a_fence_ahead_of_our_clock_is_topped
+        undoing_a_change_goes_back_to_what_was_held
         a_set_is_two_requests
         a_set_is_two_round_trips
     }
@@ -426,6 +428,38 @@ async fn a_grant_from_the_future_counts_from_now() -> TestResult {
     let begun = Instant::now();
     later.take_soon(["a"]).await;
     assert!(begun.elapsed() < lease + Duration::from_secs(6), "{:?}", begun.elapsed());
+    Ok(())
+}
+
+async fn a_fence_ahead_of_our_clock_is_topped() -> TestResult {
+    let rig = Rig::new().await?;
+    for ids in [&SET[..1], &SET] {
+        rig.front.shift_date(60);
+        let ahead = rig.other().await;
+        let grant = ahead.take(ids.iter().copied()).await;
+        ahead.free(&grant).await;
+        rig.front.shift_date(0);
+        let fence = |grant: &Grant<String, Uuid>| grant.locks[0].granted.fence;
+        let later = rig.other().await.take(ids.iter().copied()).await;
+        assert!(fence(&later) > fence(&grant), "{later:?} after {grant:?}");
+        rig.caller().free(&later).await;
+    }
+    Ok(())
+}
+
+async fn undoing_a_change_goes_back_to_what_was_held() -> TestResult {
+    let rig = Rig::new().await?;
+    let (one, two) = (rig.caller(), rig.caller());
+    let weak = one.take([Claim::shared("a".to_owned())]).await;
+    let request = one.request(["a", "b"]);
+    assert!(matches!(one.send(&request).await, Acquired::Granted(_)));
+    two.refused([Claim::shared("a".to_owned())]).await;
+    assert_eq!(one.withdraw(&request, Withdraw::Undo).await, Withdrawn::Left);
+    let beside = two.take([Claim::shared("a".to_owned()), Claim::exclusive("b".to_owned())]).await;
+    two.refused(["a"]).await;
+    one.keep(&weak).await;
+    one.free(&weak).await;
+    two.free(&beside).await;
     Ok(())
 }
 
