@@ -6,6 +6,7 @@ use super::*;
 use crate::{
     SqliteLockDao,
     sqlite::{
+        admin::{freeze, inspect},
         handoff::OFFER,
         release::{Hold, release},
         row::{Text, Wanted},
@@ -30,7 +31,7 @@ async fn a_panic_is_an_error_in_doubt_and_the_thread_goes_on() {
     let database = database().await;
     let panicking = |worker: &mut Worker, deadline| {
         worker.write_and_tell(deadline, |step| -> Result<(), StoreError> {
-            step.next_number()?;
+            freeze(step, &Key::from(&b"a"[..]), true)?;
             panic!("a test")
         })
     };
@@ -39,6 +40,9 @@ async fn a_panic_is_an_error_in_doubt_and_the_thread_goes_on() {
     let went_on =
         database.call(|worker, deadline| worker.write_and_tell(deadline, |step| step.next_number()));
     went_on.await.expect("the transaction of the one that panicked is closed");
+    let look =
+        |worker: &mut Worker, deadline| worker.read(deadline, |step| inspect(step, &Key::from(&b"a"[..])));
+    assert!(!database.call(look).await.expect("an answer").frozen, "what it had done is undone");
 }
 
 #[tokio::test]
