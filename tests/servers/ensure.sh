@@ -10,8 +10,9 @@
 # - else a server program; root on Debian gets it installed, without a service being started.
 #
 # Beside these, whatever the way: redis-server, of which the tests start clusters, replicas, sentinels and others of
-# their own set-up as processes, a Python that can make a virtual environment, in which they run redis-py, and such an
-# environment in target/servers with an engine and a client of DynamoDB.
+# their own set-up as processes, pgbouncer, which they put before Postgres, a Python that can make a virtual
+# environment, in which they run redis-py, and such an environment in target/servers with an engine and a client of
+# DynamoDB.
 #
 # What cannot be had is no error here: its tests show as ignored, or fail with LOCKCORE_REQUIRE_SERVERS=1.
 # Needs nothing where all is there; building stand-ins and installing needs root.
@@ -99,6 +100,7 @@ install() {
 beside() {
   local missing=()
   program redis >/dev/null || missing+=(redis-server)
+  PATH=$PATH:/usr/sbin command -v pgbouncer >/dev/null || missing+=(pgbouncer)
   python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
   [ ${#missing[@]} -eq 0 ] || install "${missing[@]}"
   [ -e "${python[0]}/complete" ] && return

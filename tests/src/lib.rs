@@ -14,6 +14,8 @@
 mod backend;
 pub mod checks;
 pub mod fault;
+#[cfg(feature = "servers")]
+pub mod line;
 mod model;
 mod player;
 mod polls;

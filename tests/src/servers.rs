@@ -37,6 +37,7 @@ mod error;
 mod guard;
 mod image;
 mod kind;
+mod pooler;
 mod process;
 mod programs;
 mod proxy;
@@ -49,6 +50,7 @@ pub mod wire;
 pub use self::{
     error::ServerError,
     kind::Kind,
+    pooler::Pooler,
     proxy::{Counts, Mode, Proxy},
     server::{Server, Way},
     shared::{forget_shared, shared},

@@ -223,7 +223,7 @@ fn send(processes: &[Pid], signal: Signal) -> Result<(), String> {
     Ok(())
 }
 
-fn free_port() -> io::Result<u16> {
+pub(super) fn free_port() -> io::Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     Ok(listener.local_addr()?.port())
 }

@@ -33,12 +33,9 @@ impl Programs {
             Kind::DynamoDb => (None, find("ministack")?, ""),
         };
         // An engine of DynamoDB runs as anybody, and may be installed where only this user can read.
-        let user = if Uid::effective().is_root() && kind != Kind::DynamoDb {
-            let named = |name| User::from_name(name).ok().flatten();
-            let user = named(user).or_else(|| named("nobody"));
-            Some(user.ok_or_else(|| format!("{kind}: no user to run as instead of root"))?)
-        } else {
-            None
+        let user = match kind {
+            Kind::DynamoDb => None,
+            _ => instead_of_root(&[user, "nobody"]).map_err(|reason| format!("{kind}: {reason}"))?,
         };
         Ok(Self { kind, initialize, serve, user })
     }
@@ -154,8 +151,18 @@ impl Programs {
     }
 }
 
+/// Whom to run a program as that refuses to run as root: the first that there is, if this is root.
+pub(super) fn instead_of_root(names: &[&str]) -> Result<Option<User>, String> {
+    if !Uid::effective().is_root() {
+        return Ok(None);
+    }
+    let named = |name: &&str| User::from_name(name).ok().flatten();
+    let user = names.iter().find_map(named);
+    user.map(Some).ok_or_else(|| "no user to run as instead of root".to_owned())
+}
+
 /// A program on the `PATH`, or where Debian puts servers outside of it, or where `ensure.sh` puts those of PyPI.
-fn find(program: &str) -> Result<PathBuf, String> {
+pub(super) fn find(program: &str) -> Result<PathBuf, String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
     folders.push("/usr/sbin".into());

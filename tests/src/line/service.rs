@@ -1,0 +1,159 @@
+//! The service by a line that fails: whatever a call says, nothing is left locked, and two never hold.
+
+use std::time::{Duration, Instant};
+
+use lockcore::{LockDao, LockError, Wait};
+use tokio::{sync::oneshot, time::timeout};
+
+use super::{FAULTS, Kind, Line, Mode, NEVER, Place, Remote, SETTLED, STALLED, TestResult};
+use crate::{PATIENCE, Store, eventually, store::id};
+
+/// The offer is on its way to a waiter whose line fails.
+pub(super) async fn a_lost_offer_is_found_again_or_passed_on<R: Remote>(kind: Kind) -> TestResult {
+    let line = Line::<R>::new(kind).await?;
+    for fault in FAULTS {
+        let locks = line.locks().await?;
+        let holder = line.store.caller();
+        let held = holder.take(["a"]).await;
+        let waiting = tokio::spawn(async move {
+            let done = locks.wait(Wait::forever()).run_locked(["a"], async || ()).await;
+            done.map_err(|error| format!("{error:?}"))
+        });
+        eventually("it waits", || async { (waiters(&line.store, "a").await == 1).then_some(()) }).await;
+        let behind = line.store.caller();
+        let mut next = behind.queue(["a"]).await;
+        line.proxy.set(fault).await;
+        holder.free(&held).await;
+        // Behind the lost one or behind the found one: either way the one at the good line has its turn.
+        let begun = Instant::now();
+        if matches!(fault, Mode::CutAfter(_)) {
+            let turn = next.granted().await;
+            behind.free(&turn).await;
+            line.proxy.set(Mode::Pass).await;
+        } else {
+            let turn = next.granted().await;
+            assert!(begun.elapsed() < Duration::from_secs(8), "{fault:?}: {:?}", begun.elapsed());
+            line.proxy.set(Mode::Pass).await;
+            behind.free(&turn).await;
+        }
+        timeout(PATIENCE, waiting).await.expect("the first has its turn")??;
+        assert!(line.store.is_free(&["a"]).await, "{fault:?}");
+    }
+    Ok(())
+}
+
+/// All of it as a program sees it: whatever `with_locks` says, nothing is left locked once the line is good again.
+pub(super) async fn with_locks_leaves_nothing_behind<R: Remote>(kind: Kind) -> TestResult {
+    let line = Line::<R>::new(kind).await?;
+    for fault in FAULTS {
+        let locks = line.locks().await?;
+        line.proxy.set(fault).await;
+        let outcome = timeout(SETTLED, locks.run_locked(["a", "b"], async || 7)).await.expect("it ends");
+        line.proxy.set(Mode::Pass).await;
+        match outcome {
+            Ok(value) => assert_eq!(value, 7),
+            Err(LockError::NotLocked { .. }) => {}
+            Err(other) => panic!("{fault:?}: {other:?}"),
+        }
+        // Long before the lease ends.
+        line.store.becomes_free(&["a", "b"]).await;
+        assert_eq!(locks.shutdown(PATIENCE).await, 0, "{fault:?}");
+    }
+    Ok(())
+}
+
+/// The same for a future that is dropped while the line stalls.
+pub(super) async fn a_dropped_call_leaves_nothing_behind<R: Remote>(kind: Kind) -> TestResult {
+    let line = Line::<R>::new(kind).await?;
+    let unanswered = Mode::Delay { requests: Duration::ZERO, replies: NEVER };
+    for fault in [Mode::DropRequests, Mode::DropReplies, STALLED, unanswered] {
+        let locks = line.locks().await?;
+        line.proxy.set(fault).await;
+        let before = line.proxy.counts();
+        let call = locks.with_locks(["a", "b"], async || ());
+        let sent = line.proxy.counted(|counts| counts.requests > before.requests);
+        tokio::select! {
+            ended = call => panic!("{fault:?}: {ended:?}"),
+            _ = sent => {}
+        }
+        line.proxy.set(Mode::Pass).await;
+        line.store.becomes_free(&["a", "b"]).await;
+        assert_eq!(locks.shutdown(PATIENCE).await, 0, "{fault:?}");
+    }
+    Ok(())
+}
+
+/// Renewal by a line that swallows everything: the callback is stopped before the lease ends, and the next holder is
+/// never there beside it.
+pub(super) async fn who_cannot_renew_is_stopped_before_the_next_one_holds<R: Remote>(
+    kind: Kind,
+) -> TestResult {
+    let line = Line::<R>::new(kind).await?;
+    for fault in [Mode::DropRequests, Mode::DropReplies, Mode::Refuse] {
+        let locks = line.locks().await?;
+        let next = line.store.caller();
+        let (inside, is_inside) = oneshot::channel();
+        let (stopped, was_stopped) = oneshot::channel();
+        let call = locks.lease(Duration::from_secs(2)).with_locks(["a"], async move || {
+            let _tells = Stopped(Some(stopped));
+            let _ = inside.send(());
+            std::future::pending::<()>().await
+        });
+        let cut = async {
+            is_inside.await.expect("it runs");
+            line.proxy.set(fault).await;
+            let turn = next.queue(["a"]).await.granted().await;
+            (turn, Instant::now())
+        };
+        let (ended, at, (turn, begun)) = tokio::join!(call, was_stopped, cut);
+        assert!(matches!(ended, Err(lockcore::LockingError::Lost { .. })), "{fault:?}: {ended:?}");
+        let at = at.expect("it was stopped");
+        assert!(at < begun, "{fault:?}: both held for {:?}", at.saturating_duration_since(begun));
+        next.free(&turn).await;
+        line.proxy.set(Mode::Pass).await;
+    }
+    Ok(())
+}
+
+/// Once warm: no ping, no prepare, no rollback, for any number of ids, and nothing else meanwhile.
+pub(super) async fn with_locks_is_two_round_trips<R: Remote>(kind: Kind) -> TestResult {
+    let each_way = Duration::from_millis(10);
+    let line = Line::<R>::new(kind).await?;
+    let locks = line.locks().await?;
+    line.proxy.set(Mode::Delay { requests: each_way, replies: each_way }).await;
+    for count in [1, 10, 100] {
+        let ids: Vec<String> = (0..count).map(|number| format!("some/object/{number:03}")).collect();
+        let (mut requests, mut replies) = (Vec::new(), Vec::new());
+        for _ in 0..7 {
+            let (before, begun) = (line.proxy.counts(), Instant::now());
+            locks.with_locks(&ids, async || ()).await?;
+            let after = line.proxy.counts();
+            assert!(begun.elapsed() >= each_way * 4, "the line is slow");
+            requests.push(after.requests - before.requests);
+            replies.push(after.replies - before.replies);
+        }
+        // Whoever listens may have been heard of once.
+        let usual = |counts: &[u64]| counts.iter().filter(|&&count| count == 2).count() >= 6;
+        assert!(
+            usual(&requests) && usual(&replies),
+            "{count} ids: {requests:?} requests, {replies:?} replies"
+        );
+    }
+    Ok(())
+}
+
+/// Tells when it is dropped, which is when the callback is stopped.
+struct Stopped(Option<oneshot::Sender<Instant>>);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        if let Some(tell) = self.0.take() {
+            let _ = tell.send(Instant::now());
+        }
+    }
+}
+
+/// How many wait for an id.
+async fn waiters<R: Remote>(store: &Store<Place<R>>, name: &str) -> usize {
+    store.dao().inspect(&id(name)).await.expect("the good line is good").waiters.len()
+}
