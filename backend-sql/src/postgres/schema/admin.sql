@@ -170,6 +170,7 @@ DECLARE
   v_locked bytea[];
   v_told text[] := '{}';
   v_floor int8;
+  v_more_floor int8;
   v_removed int8 := 0;
   v_count int8;
   v_looked int8 := 0;
@@ -219,6 +220,22 @@ BEGIN
   END IF;
   -- Their rows are locked, so that they are where they were found.
   DELETE FROM {lock} WHERE ctid = ANY (v_over) AND ns = p_ns AND busy & ~65 = 0 AND (busy & 1 = 0 OR expires <= v_now);
+  IF v_looked < p_batch THEN
+    -- Room is left: of those that lapse next, whose lease is over already. Bounded, for most of them may go on.
+    WITH gone AS (
+      DELETE FROM {lock} WHERE ctid = ANY (ARRAY(
+        SELECT k.ctid FROM {lock} k WHERE k.ctid = ANY (ARRAY(
+          SELECT x.ctid FROM (
+            SELECT l.ctid, l.busy, l.expires FROM {lock} l WHERE l.ns = p_ns AND l.lapses > v_now
+              ORDER BY l.lapses LIMIT 1000) x
+            WHERE x.busy = 1 AND x.expires <= v_now LIMIT p_batch - v_looked))
+          AND k.ns = p_ns AND k.busy = 1 AND k.expires <= v_now FOR UPDATE SKIP LOCKED))
+        RETURNING fence)
+    SELECT count(*), max(fence) INTO v_count, v_more_floor FROM gone;
+    v_removed := v_removed + v_count;
+    v_looked := v_looked + v_count;
+    v_floor := greatest(v_floor, v_more_floor);
+  END IF;
   UPDATE {namespace} SET swept = v_now, floor = greatest(floor, coalesce(v_floor, 0)), reached = v_reached
     WHERE ns = p_ns;
   IF v_looked < p_batch THEN
