@@ -1,9 +1,13 @@
 //! Looking for what would weaken a promise.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    pin::pin,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use lockcore::{Finding, Severity};
 use sqlx::Row;
+use tokio::time::timeout;
 
 use super::{error::failed, link::Link};
 use crate::server::ServerError;
@@ -17,8 +21,15 @@ const LOOK: &str = "SELECT current_setting('server_version'), current_setting('s
 /// A server's clock may differ so much from ours before it is worth a word: leases do not depend on it, times shown do.
 const SKEW: Duration = Duration::from_secs(5);
 
-/// All checks but those that every server has.
-pub(super) async fn examine(link: &mut Link, prepared: bool) -> Result<Vec<Finding>, ServerError> {
+/// How long a server that is asked again while another transaction is open may take to answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// All checks but those that every server has. `other` is another connection.
+pub(super) async fn examine(
+    link: &mut Link,
+    other: &mut Link,
+    prepared: bool,
+) -> Result<Vec<Finding>, ServerError> {
     let row = sqlx::raw_sql(LOOK).fetch_one(link.raw()).await.map_err(failed)?;
     let text = |column: usize| row.try_get::<String, _>(column).map_err(failed);
     let (version, commit, fsync, pages) = (text(0)?, text(1)?, text(2)?, text(3)?);
@@ -28,8 +39,7 @@ pub(super) async fn examine(link: &mut Link, prepared: bool) -> Result<Vec<Findi
     let pid: i32 = row.try_get(8).map_err(failed)?;
     let standbys = text(9)?;
     let number: i32 = row.try_get(10).map_err(failed)?;
-    let again = sqlx::raw_sql("SELECT pg_backend_pid()").fetch_one(link.raw()).await.map_err(failed)?;
-    let pooled = again.try_get::<i32, _>(0).map_err(failed)? != pid;
+    let pooled = is_pooled(link, other, pid).await?;
     Ok(vec![
         finding(
             number < 140_000,
@@ -69,6 +79,22 @@ pub(super) async fn examine(link: &mut Link, prepared: bool) -> Result<Vec<Findi
         pooler(pooled, prepared),
         skew(clock),
     ])
+}
+
+/// Whether somebody else's transaction can have the server's process `pid` that served `link`. A pooler gives out first
+/// what came back last, so that it has to be in use when `link` asks again; or before, if it takes them in turn.
+async fn is_pooled(link: &mut Link, other: &mut Link, pid: i32) -> Result<bool, ServerError> {
+    other.run("BEGIN; SELECT pg_backend_pid()").await?;
+    let mut asked = pin!(sqlx::raw_sql("SELECT pg_backend_pid()").fetch_one(link.raw()));
+    let in_time = timeout(PATIENCE, &mut asked).await;
+    other.run("ROLLBACK").await?;
+    let is_alone = in_time.is_err();
+    let row = match in_time {
+        Ok(row) => row,
+        // The other transaction had the only one.
+        Err(_elapsed) => asked.await,
+    };
+    Ok(is_alone || row.map_err(failed)?.try_get::<i32, _>(0).map_err(failed)? != pid)
 }
 
 fn pooler(pooled: bool, prepared: bool) -> Finding {

@@ -310,7 +310,13 @@ impl Engine for Postgres {
     }
 
     async fn doctor(&self, link: &mut Link) -> Result<Vec<Finding>, ServerError> {
-        doctor::examine(link, self.options.prepared).await
+        // Not of the application's pool, which may have only one.
+        let options = match &self.source {
+            Source::Own(options) => (**options).clone(),
+            Source::Pool(pool) => (*pool.connect_options()).clone(),
+        };
+        let mut other = Link::Own(Box::new(options.connect().await.map_err(unconnected)?));
+        doctor::examine(link, &mut other, self.options.prepared).await
     }
 
     async fn listen(&self, session: i64) -> Result<PgListener, ServerError> {

@@ -1,0 +1,262 @@
+//! Postgres behind a real `PgBouncer` that hands out another connection for each transaction.
+
+use std::{
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use lockcore::{LockDao, LockError, LockingService, Severity, Wait};
+use lockcore_conformance::{
+    PATIENCE, eventually,
+    servers::{self, Kind, Mode, Pooler, Proxy, Server, TestResult, trial},
+    store::id,
+};
+use lockcore_sql::{PostgresBuilder, PostgresLockDao};
+use tokio::{task::JoinSet, time::timeout};
+use uuid::Uuid;
+
+type Dao = PostgresLockDao<String, Uuid>;
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// Fewer than the clients need at once.
+const CONNECTIONS: usize = 3;
+
+fn main() -> ExitCode {
+    servers::run([
+        trial(Kind::Postgres, "pgbouncer::with_locks_excludes", with_locks_excludes),
+        trial(Kind::Postgres, "pgbouncer::a_lease_is_renewed", a_lease_is_renewed),
+        trial(Kind::Postgres, "pgbouncer::waiters_are_told_past_it", waiters_are_told_past_it),
+        trial(
+            Kind::Postgres,
+            "pgbouncer::waiters_look_if_they_are_not_told",
+            waiters_look_if_they_are_not_told,
+        ),
+        trial(Kind::Postgres, "pgbouncer::two_round_trips", two_round_trips),
+        trial(Kind::Postgres, "pgbouncer::the_doctor_notices_it", the_doctor_notices_it),
+        trial(Kind::Postgres, "pgbouncer::prepared_statements_fail_safely", prepared_statements_fail_safely),
+    ])
+}
+
+/// A namespace on the shared server, behind a pooler of its own.
+struct Place {
+    server: Arc<Server>,
+    pooler: Pooler,
+    namespace: String,
+}
+
+impl Place {
+    async fn new() -> Result<Self, Error> {
+        let server = servers::shared(Kind::Postgres).await?;
+        let pooler = Pooler::start(&server, CONNECTIONS).await?;
+        let place = Place { server, pooler, namespace: Uuid::new_v4().to_string() };
+        // The schema is there for all that follows, whatever their way.
+        place.directly().connect().await?;
+        Ok(place)
+    }
+
+    fn url(&self) -> String {
+        self.server.url_through(self.pooler.address())
+    }
+
+    /// As the documentation says for such a pooler.
+    fn builder(&self) -> PostgresBuilder<String, Uuid> {
+        Dao::builder()
+            .url(self.url())
+            .namespace(&*self.namespace)
+            .prepared(false)
+            .listen_url(self.server.url())
+    }
+
+    /// Past the pooler.
+    fn directly(&self) -> PostgresBuilder<String, Uuid> {
+        Dao::builder().url(self.server.url()).namespace(&*self.namespace)
+    }
+
+    async fn locks(&self) -> Result<LockingService<String, Uuid, Dao>, Error> {
+        Ok(LockingService::new(self.builder().connect().await?))
+    }
+}
+
+/// Many clients of few connections: each set is one client's at a time, and nothing is left.
+async fn with_locks_excludes() -> TestResult {
+    const CLIENTS: usize = 8;
+    const ROUNDS: usize = 10;
+    let place = Place::new().await?;
+    let inside = Arc::new(AtomicU32::new(0));
+    let mut clients = JoinSet::new();
+    for number in 0..CLIENTS {
+        let (locks, inside) = (place.locks().await?, inside.clone());
+        clients.spawn(async move {
+            for _ in 0..ROUNDS {
+                let other = format!("of {number}");
+                let done =
+                    locks.wait(Wait::up_to(PATIENCE)).run_locked(["hot", other.as_str()], async || {
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "one at a time");
+                        tokio::task::yield_now().await;
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                    });
+                done.await.map_err(|error| format!("{error:?}"))?;
+            }
+            assert_eq!(locks.shutdown(PATIENCE).await, 0);
+            Ok::<_, String>(())
+        });
+    }
+    for ended in clients.join_all().await {
+        ended?;
+    }
+    let seen = place.directly().connect().await?.inspect(&id("hot")).await?;
+    assert!(seen.holders.is_empty() && seen.waiters.is_empty(), "{seen:?}");
+    Ok(())
+}
+
+async fn a_lease_is_renewed() -> TestResult {
+    let place = Place::new().await?;
+    let (locks, other) = (place.locks().await?, place.locks().await?);
+    let lease = Duration::from_secs(2);
+    let guard = locks.lease(lease).lock(["a", "b"]).await?;
+    let begun = Instant::now();
+    eventually("two leases have passed", || async {
+        // Somebody else asks all the time, through connections that the holder had before.
+        let refused = other.with_locks(["b"], async || ()).await;
+        assert!(matches!(refused, Err(lockcore::LockingError::NotLocked { .. })), "{refused:?}");
+        (begun.elapsed() > lease * 2).then_some(())
+    })
+    .await;
+    guard.held().check()?;
+    guard.release().await?;
+    other.with_locks(["a", "b"], async || ()).await?;
+    Ok(())
+}
+
+/// With `listen_url` a hand-off arrives at once, whoever has had the connection since.
+async fn waiters_are_told_past_it() -> TestResult {
+    let place = Place::new().await?;
+    let (holder, waiter) = (place.locks().await?, place.locks().await?);
+    assert!(waiter.dao().capabilities().push);
+    let mut fastest = Duration::MAX;
+    for _ in 0..5 {
+        fastest = fastest.min(hand_over(&place, &holder, &waiter).await?);
+    }
+    // Looking would take 200 ms on average.
+    assert!(fastest < Duration::from_millis(100), "{fastest:?}");
+    Ok(())
+}
+
+/// A LISTEN through it works and delivers nothing: that is noticed, and everybody gets a turn all the same.
+async fn waiters_look_if_they_are_not_told() -> TestResult {
+    let place = Place::new().await?;
+    let deaf = place.builder().listen_url(place.url()).connect().await?;
+    assert!(!deaf.capabilities().push, "nothing can be heard through it");
+    let waking = deaf.doctor().await?.into_iter().find(|finding| finding.check == "waking");
+    assert_eq!(waking.map(|finding| finding.severity), Some(Severity::Warning));
+    let (holder, waiter) = (place.locks().await?, LockingService::new(deaf));
+    for _ in 0..3 {
+        let took = hand_over(&place, &holder, &waiter).await?;
+        assert!(took < Duration::from_secs(5), "{took:?}");
+    }
+    Ok(())
+}
+
+/// How long it takes from a release until the next one is inside.
+async fn hand_over(
+    place: &Place,
+    holder: &LockingService<String, Uuid, Dao>,
+    waiter: &LockingService<String, Uuid, Dao>,
+) -> Result<Duration, Error> {
+    let guard = holder.lock(["a", "b"]).await?;
+    let waiting = tokio::spawn({
+        let waiter = waiter.clone();
+        async move { waiter.wait(Wait::forever()).run_locked(["b"], async || Instant::now()).await }
+    });
+    let direct = place.directly().listen(false).connect().await?;
+    eventually("it waits", || async {
+        let seen = direct.inspect(&id("b")).await.ok()?;
+        (seen.waiters.len() == 1).then_some(())
+    })
+    .await;
+    let released = Instant::now();
+    guard.release().await?;
+    let at = timeout(PATIENCE, waiting).await??;
+    Ok(at.map_err(|error| format!("{error:?}"))?.saturating_duration_since(released))
+}
+
+/// No ping, no prepare, no BEGIN, for any number of ids.
+async fn two_round_trips() -> TestResult {
+    let place = Place::new().await?;
+    let each_way = Duration::from_millis(10);
+    let proxy = Proxy::start(place.pooler.address().to_string()).await?;
+    let dao = place.builder().url(place.server.url_through(proxy.address())).connect().await?;
+    let locks = LockingService::new(dao);
+    locks.with_locks(["warm"], async || ()).await?;
+    proxy.set(Mode::Delay { requests: each_way, replies: each_way }).await;
+    for count in [1, 10, 100] {
+        let ids: Vec<String> = (0..count).map(|number| format!("some/object/{number:03}")).collect();
+        let mut requests = u64::MAX;
+        for _ in 0..5 {
+            let (before, begun) = (proxy.counts(), Instant::now());
+            locks.with_locks(&ids, async || ()).await?;
+            assert!(begun.elapsed() >= each_way * 4);
+            requests = requests.min(proxy.counts().requests - before.requests);
+        }
+        assert_eq!(requests, 2, "{count} ids");
+    }
+    Ok(())
+}
+
+async fn the_doctor_notices_it() -> TestResult {
+    let place = Place::new().await?;
+    for (dao, severity, word) in [
+        (place.builder().connect().await?, Severity::Ok, "another connection"),
+        (place.builder().prepared(true).migrate(false).connect().await?, Severity::Error, "prepared=false"),
+        (place.directly().connect().await?, Severity::Ok, "none was noticed"),
+    ] {
+        // Nobody else is there to take a connection.
+        let findings = dao.doctor().await?;
+        let pooler = findings.iter().find(|finding| finding.check == "pooler").ok_or("no such check")?;
+        assert!(pooler.severity == severity && pooler.detail.contains(word), "{findings:?}");
+    }
+    Ok(())
+}
+
+/// Who leaves prepared statements on gets errors, not locks that nobody knows of.
+async fn prepared_statements_fail_safely() -> TestResult {
+    let place = Place::new().await?;
+    let inside = Arc::new(AtomicU32::new(0));
+    let mut clients = JoinSet::new();
+    for _ in 0..6 {
+        let dao = place.builder().prepared(true).migrate(false).connect().await?;
+        let (locks, inside) = (LockingService::new(dao), inside.clone());
+        clients.spawn(async move {
+            let mut failed = 0;
+            for _ in 0..10 {
+                let done = locks.run_locked(["a", "b"], async || {
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "one at a time");
+                    tokio::task::yield_now().await;
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                });
+                match timeout(PATIENCE, done).await.map_err(|_| "it does not end")? {
+                    Ok(()) => {}
+                    Err(LockError::NotLocked { .. } | LockError::Lost { .. }) => failed += 1,
+                    Err(other) => return Err(format!("{other:?}")),
+                }
+            }
+            let _ = locks.shutdown(PATIENCE).await;
+            Ok(failed)
+        });
+    }
+    for ended in clients.join_all().await {
+        ended?;
+    }
+    let direct = place.directly().connect().await?;
+    eventually("nothing is left", || async {
+        let holders =
+            [direct.inspect(&id("a")).await.ok()?.holders, direct.inspect(&id("b")).await.ok()?.holders];
+        holders.iter().all(Vec::is_empty).then_some(())
+    })
+    .await;
+    Ok(())
+}
