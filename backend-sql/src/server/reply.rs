@@ -238,6 +238,9 @@ pub(crate) fn conflicts<I: Ident, C: ContextId>(
     against.into_iter().map(conflict).collect()
 }
 
+/// The reason of a loss for which there is no other: the lock was not there any more.
+pub(crate) const VANISHED: i64 = 2;
+
 /// What a release or renewal lost.
 pub(crate) fn losses<I: Ident, C>(
     backend: &'static str,

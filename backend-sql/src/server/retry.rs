@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Engine, Order, Pool, ServerError, background};
+use super::{Engine, Order, Pool, ServerError, background, reply};
 
 /// How long to wait before a transaction is tried again that the server gave up in favour of another, at most.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -38,6 +38,7 @@ async fn until_done<E: Engine>(
     let mut cuts = 0;
     for tried in 0_u32.. {
         let error = match try_once(engine, pool, order, sent).await {
+            Ok(answer) if in_doubt => return by_now(E::NAME, order, answer),
             Ok(answer) => return Ok(answer),
             Err(error) => error,
         };
@@ -58,6 +59,21 @@ async fn until_done<E: Engine>(
         background::sleep(pause).await;
     }
     unreachable!("the loop ends by returning")
+}
+
+/// The answer to an order of which an earlier try may have taken place: what a release does not find any more, that one
+/// has freed. Were it told as lost, the caller would take it that somebody else had been there.
+fn by_now(backend: &'static str, order: &Order<'_>, answer: String) -> Result<String, ServerError> {
+    if answer.is_empty() || !matches!(order, Order::Release(_)) {
+        return Ok(answer);
+    }
+    let mut lost: Vec<(usize, i64)> = reply::read(backend, &answer)?;
+    lost.retain(|(_, reason)| *reason != reply::VANISHED);
+    if lost.is_empty() {
+        return Ok(String::new());
+    }
+    let written = serde_json::to_string(&lost);
+    written.map_err(|error| ServerError::Answer { backend, what: error.to_string() })
 }
 
 async fn try_once<E: Engine>(

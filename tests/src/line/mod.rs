@@ -18,10 +18,10 @@ use crate::{
 };
 
 /// What is given up as unanswered; long enough for an answer on a loaded machine.
-const TIMEOUT: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// More than any step may take: a few timeouts and reconnections.
-const SETTLED: Duration = Duration::from_secs(20);
+const SETTLED: Duration = Duration::from_secs(30);
 
 type Failed = Box<dyn Error + Send + Sync>;
 

@@ -123,21 +123,16 @@ pub(super) async fn with_locks_is_two_round_trips<R: Remote>(kind: Kind) -> Test
     line.proxy.set(Mode::Delay { requests: each_way, replies: each_way }).await;
     for count in [1, 10, 100] {
         let ids: Vec<String> = (0..count).map(|number| format!("some/object/{number:03}")).collect();
-        let (mut requests, mut replies) = (Vec::new(), Vec::new());
+        let mut requests = Vec::new();
         for _ in 0..7 {
             let (before, begun) = (line.proxy.counts(), Instant::now());
             locks.with_locks(&ids, async || ()).await?;
-            let after = line.proxy.counts();
             assert!(begun.elapsed() >= each_way * 4, "the line is slow");
-            requests.push(after.requests - before.requests);
-            replies.push(after.replies - before.replies);
+            requests.push(line.proxy.counts().requests - before.requests);
         }
-        // Whoever listens may have been heard of once.
-        let usual = |counts: &[u64]| counts.iter().filter(|&&count| count == 2).count() >= 6;
-        assert!(
-            usual(&requests) && usual(&replies),
-            "{count} ids: {requests:?} requests, {replies:?} replies"
-        );
+        // Whoever listens may have said a word. An answer may arrive in pieces: each request has one.
+        let usual = requests.iter().filter(|&&count| count == 2).count();
+        assert!(usual >= 6, "{count} ids: {requests:?} requests");
     }
     Ok(())
 }
