@@ -6,7 +6,7 @@ use std::{
 };
 
 use lockcore::{Finding, Severity};
-use sqlx::Row;
+use sqlx::{Row, postgres::PgRow};
 use tokio::time::timeout;
 
 use super::{error::failed, link::Link};
@@ -15,8 +15,10 @@ use crate::server::ServerError;
 const LOOK: &str = "SELECT current_setting('server_version'), current_setting('synchronous_commit'), \
     current_setting('fsync'), current_setting('full_page_writes'), pg_is_in_recovery(), \
     current_setting('transaction_read_only'), current_setting('transaction_isolation'), \
-    (date_part('epoch', clock_timestamp()) * 1000000)::int8, pg_backend_pid(), \
+    (date_part('epoch', clock_timestamp()) * 1000000)::int8, \
     current_setting('synchronous_standby_names'), current_setting('server_version_num')::int4";
+
+const PID: &str = "SELECT pg_backend_pid()";
 
 /// A server's clock may differ so much from ours before it is worth a word: leases do not depend on it, times shown do.
 const SKEW: Duration = Duration::from_secs(5);
@@ -36,10 +38,9 @@ pub(super) async fn examine(
     let recovery: bool = row.try_get(4).map_err(failed)?;
     let (read_only, isolation) = (text(5)?, text(6)?);
     let clock: i64 = row.try_get(7).map_err(failed)?;
-    let pid: i32 = row.try_get(8).map_err(failed)?;
-    let standbys = text(9)?;
-    let number: i32 = row.try_get(10).map_err(failed)?;
-    let pooled = is_pooled(link, other, pid).await?;
+    let standbys = text(8)?;
+    let number: i32 = row.try_get(9).map_err(failed)?;
+    let pooled = is_pooled(link, other).await?;
     Ok(vec![
         finding(
             number < 140_000,
@@ -81,20 +82,33 @@ pub(super) async fn examine(
     ])
 }
 
-/// Whether somebody else's transaction can have the server's process `pid` that served `link`. A pooler gives out first
-/// what came back last, so that it has to be in use when `link` asks again; or before, if it takes them in turn.
-async fn is_pooled(link: &mut Link, other: &mut Link, pid: i32) -> Result<bool, ServerError> {
-    other.run("BEGIN; SELECT pg_backend_pid()").await?;
-    let mut asked = pin!(sqlx::raw_sql("SELECT pg_backend_pid()").fetch_one(link.raw()));
-    let in_time = timeout(PATIENCE, &mut asked).await;
-    other.run("ROLLBACK").await?;
-    let is_alone = in_time.is_err();
-    let row = match in_time {
-        Ok(row) => row,
-        // The other transaction had the only one.
-        Err(_elapsed) => asked.await,
-    };
-    Ok(is_alone || row.map_err(failed)?.try_get::<i32, _>(0).map_err(failed)? != pid)
+/// How often it is tried: others may use the same pooler meanwhile.
+const ROUNDS: usize = 3;
+
+/// Whether `link` is served by one process of the server after the other. A pooler that takes them in turn shows it when
+/// it is asked twice; one that gives out first what came back last, when that is in use by another transaction.
+async fn is_pooled(link: &mut Link, other: &mut Link) -> Result<bool, ServerError> {
+    let pid = |row: Result<PgRow, sqlx::Error>| row.and_then(|row| row.try_get::<i32, _>(0)).map_err(failed);
+    for _ in 0..ROUNDS {
+        let before = pid(sqlx::raw_sql(PID).fetch_one(link.raw()).await)?;
+        if pid(sqlx::raw_sql(PID).fetch_one(link.raw()).await)? != before {
+            return Ok(true);
+        }
+        other.run("BEGIN; SELECT pg_backend_pid()").await?;
+        let mut asked = pin!(sqlx::raw_sql(PID).fetch_one(link.raw()));
+        let in_time = timeout(PATIENCE, &mut asked).await;
+        other.run("ROLLBACK").await?;
+        match in_time {
+            Ok(after) => {
+                if pid(after)? != before {
+                    return Ok(true);
+                }
+            }
+            // The other transaction had the only one.
+            Err(_elapsed) => return pid(asked.await).map(|_| true),
+        }
+    }
+    Ok(false)
 }
 
 fn pooler(pooled: bool, prepared: bool) -> Finding {
