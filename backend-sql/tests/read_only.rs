@@ -1,0 +1,103 @@
+//! A server that stops taking writes, as one that became a replica: every step fails with a kind, and nothing is forgotten.
+
+use std::{process::ExitCode, time::Duration};
+
+use lockcore::{
+    AcquireRequest, Acquired, AttemptId, BackendErrorKind, ClaimSet, Grant, LockDao, Mode, Severity,
+};
+use lockcore_conformance::{
+    eventually,
+    servers::{self, Kind, Server, TestResult, trial},
+};
+use lockcore_sql::{MysqlLockDao, PostgresLockDao};
+use sqlx::{Connection, MySqlConnection, PgConnection};
+use uuid::Uuid;
+
+fn main() -> ExitCode {
+    servers::run([
+        trial(Kind::Postgres, "read_only::every_step_is_refused_and_nothing_forgotten", postgres),
+        trial(Kind::MySql, "read_only::every_step_is_refused_and_nothing_forgotten", mysql),
+    ])
+}
+
+async fn postgres() -> TestResult {
+    let server = Server::start(Kind::Postgres).await?;
+    let dao = PostgresLockDao::<String, Uuid>::connect(server.url()).await?;
+    let mut sql = PgConnection::connect(&server.url()).await?;
+    check(&dao, async |read_only| {
+        // Both can be done in a read-only session.
+        let set = match read_only {
+            true => "ALTER SYSTEM SET default_transaction_read_only = on",
+            false => "ALTER SYSTEM RESET default_transaction_read_only",
+        };
+        sqlx::raw_sql(set).execute(&mut sql).await?;
+        sqlx::raw_sql("SELECT pg_reload_conf()").execute(&mut sql).await?;
+        Ok(())
+    })
+    .await
+}
+
+async fn mysql() -> TestResult {
+    let server = Server::start(Kind::MySql).await?;
+    let dao = MysqlLockDao::<String, Uuid>::connect(server.url()).await?;
+    let mut sql = MySqlConnection::connect(&server.url()).await?;
+    check(&dao, async |read_only| {
+        let set = match read_only {
+            true => "SET GLOBAL super_read_only = ON",
+            false => "SET GLOBAL read_only = OFF",
+        };
+        sqlx::raw_sql(set).execute(&mut sql).await?;
+        Ok(())
+    })
+    .await
+}
+
+async fn check(
+    dao: &impl LockDao<String, Uuid>,
+    mut set: impl AsyncFnMut(bool) -> Result<(), sqlx::Error>,
+) -> TestResult {
+    let (held, other) = (request("a"), request("b"));
+    let Acquired::Granted(granted) = dao.acquire(&held).await? else { return Err("it is free".into()) };
+    let grant = Grant::new(held.context, held.claims.clone(), granted, held.lease);
+    set(true).await?;
+    // A session hears of it a moment later.
+    let error = eventually("writes are refused", || async {
+        let refused = dao.acquire(&other).await;
+        if let Ok(Acquired::Granted(granted)) = refused {
+            let grant = Grant::new(other.context, other.claims.clone(), granted, other.lease);
+            let _ = dao.release(&grant).await;
+            return None;
+        }
+        refused.err()
+    })
+    .await;
+    let errors = [
+        error,
+        dao.renew(&grant).await.expect_err("no write"),
+        dao.release(&grant).await.expect_err("no write"),
+    ];
+    for error in errors {
+        assert_eq!(error.kind(), BackendErrorKind::Misconfigured, "{error:?}");
+        assert!(!error.in_doubt(), "{error:?}");
+    }
+    assert!(dao.doctor().await?.iter().any(|finding| finding.severity == Severity::Error));
+    set(false).await?;
+    // What was granted before is still held.
+    let renewed = eventually("writes are taken again", || async { dao.renew(&grant).await.ok() }).await;
+    assert_eq!(renewed.lost, []);
+    assert_eq!(dao.release(&grant).await?.lost, []);
+    Ok(())
+}
+
+fn request(id: &str) -> AcquireRequest<String, Uuid> {
+    AcquireRequest {
+        context: Uuid::new_v4(),
+        attempt: AttemptId::fresh(),
+        claims: ClaimSet::new([id], Mode::Exclusive).expect("a valid claim"),
+        lease: Some(Duration::from_secs(600)),
+        owner: "".into(),
+        queue: false,
+        nested: false,
+        detached: false,
+    }
+}
