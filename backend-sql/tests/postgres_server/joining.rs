@@ -67,10 +67,8 @@ async fn a_former_holders_write_changes_nothing() -> TestResult {
     let first_fence = first.locks[0].granted.fence;
     assert_eq!(sql.run(write(1, first_fence)).await?, 1);
     assert_eq!(sql.run(write(9, first_fence - 1)).await?, 0, "another fence");
-    let over = format!(
-        "SELECT (expires <= date_part('epoch', clock_timestamp()) * 1000000)::int FROM lockcore_lock"
-    );
-    sql.until(&over, 1).await?;
+    let over = "SELECT (expires <= date_part('epoch', clock_timestamp()) * 1000000)::int FROM lockcore_lock";
+    sql.until(over, 1).await?;
     assert_eq!(sql.run(write(9, first_fence)).await?, 0, "its lease is over, though nobody else came yet");
     let second = take(&dao, ["account/7"]).await?;
     let second_fence = second.locks[0].granted.fence;

@@ -50,7 +50,7 @@ impl Pooler {
         let process = spawn(&program, folder.path(), user).map_err(|error| failed(error.to_string()))?;
         let address = SocketAddr::from(([127, 0, 0, 1], port));
         // Made before it is waited for, so that it is ended if nobody answers.
-        let pooler = Pooler { address, process, folder: folder };
+        let pooler = Pooler { address, process, folder };
         match wire::until_answers(Kind::Postgres, &address.to_string(), READY).await {
             Ok(()) => Ok(pooler),
             Err(error) => {
