@@ -12,7 +12,10 @@ use lockcore::{LockDao, LockError, LockingService, Wait, Withdraw, Withdrawn};
 use tokio::{task::JoinSet, time::timeout};
 
 use super::{Kind, Line, Mode, Remote, STALLED, TestResult, until};
-use crate::{PATIENCE, eventually, servers::Server};
+use crate::{
+    PATIENCE, eventually,
+    servers::{Counts, Server},
+};
 
 /// When the server is killed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,10 +27,14 @@ enum When {
 }
 
 impl<R: Remote> Line<R> {
-    /// Kills the server as soon as the next request is at the point that `when` says, and starts it again.
-    async fn dies(&self, when: When) -> TestResult {
-        let before = self.proxy.counts();
+    /// From now on messages get as far as `when` says.
+    async fn aim(&self, when: When) -> Counts {
         self.proxy.set(if when == When::Before { STALLED } else { Mode::DropReplies }).await;
+        self.proxy.counts()
+    }
+
+    /// Kills the server as soon as the next message since `before` is there, and starts it again.
+    async fn dies(&self, when: When, before: Counts) -> TestResult {
         self.proxy
             .counted(|now| match when {
                 When::Before => now.requests > before.requests,
@@ -50,39 +57,48 @@ pub(super) async fn a_server_is_killed_in_the_middle_of_each_step<R: Remote>(kin
     for when in [When::Before, When::After] {
         let dao = line.dao().await?;
         let us = line.store.caller().through(&dao);
+        // Other ids for each step: where a release need not be on the disk, the next death may bring a lock back.
+        let names = |step: &str| [format!("{step}, {when:?}: a"), format!("{step}, {when:?}: b")];
 
-        let request = us.request(["a", "b"]);
-        let (answer, died) = tokio::join!(dao.acquire(&request), line.dies(when));
+        let [a, b] = &names("acquire");
+        let request = us.request([a, b]);
+        let aimed = line.aim(when).await;
+        let (answer, died) = tokio::join!(dao.acquire(&request), line.dies(when, aimed));
         died?;
         let error = answer.expect_err("the server was killed");
         assert!(error.in_doubt() && error.is_retryable(), "{when:?}: {error:?}");
         let left = until(when, || async { dao.withdraw(&request, Withdraw::Undo).await.ok() }).await;
         assert_eq!(left, Withdrawn::Left);
         us.refused_as_withdrawn(&request).await;
-        assert!(line.store.is_free(&["a", "b"]).await, "{when:?}");
+        assert!(line.store.is_free(&[a, b]).await, "{when:?}");
 
-        let held = us.take(["a", "b"]).await;
-        let (_, died) = tokio::join!(dao.renew(&held), line.dies(when));
+        let [a, b] = &names("renew");
+        let held = us.take([a, b]).await;
+        let aimed = line.aim(when).await;
+        let (_, died) = tokio::join!(dao.renew(&held), line.dies(when, aimed));
         died?;
-        line.store.caller().refused(["a"]).await;
+        line.store.caller().refused([a]).await;
         let renewed = until(when, || async { dao.renew(&held).await.ok() }).await;
         assert_eq!(renewed.lost, [], "{when:?}: a grant is not forgotten");
 
-        let (_, died) = tokio::join!(dao.release(&held), line.dies(when));
+        let aimed = line.aim(when).await;
+        let (_, died) = tokio::join!(dao.release(&held), line.dies(when, aimed));
         died?;
         until(when, || async { dao.release(&held).await.ok() }).await;
-        assert!(line.store.is_free(&["a", "b"]).await, "{when:?}");
+        assert!(line.store.is_free(&[a, b]).await, "{when:?}");
 
-        let held = us.take(["a"]).await;
+        let [a, _] = &names("hand-off");
+        let held = us.take([a]).await;
         let waiter = line.store.caller();
-        let mut waiting = waiter.queue(["a"]).await;
-        let (_, died) = tokio::join!(dao.release(&held), line.dies(when));
+        let mut waiting = waiter.queue([a]).await;
+        let aimed = line.aim(when).await;
+        let (_, died) = tokio::join!(dao.release(&held), line.dies(when, aimed));
         died?;
         until(when, || async { dao.release(&held).await.ok() }).await;
         let turn = waiting.asking().await;
         assert!(turn.locks[0].granted.fence > held.locks[0].granted.fence, "{when:?}: a fence goes up");
         waiter.free(&turn).await;
-        assert!(line.store.is_free(&["a"]).await, "{when:?}");
+        assert!(line.store.is_free(&[a]).await, "{when:?}");
     }
     Ok(())
 }

@@ -138,7 +138,8 @@ impl<R: Remote> Line<R> {
     async fn dao(&self) -> Result<Arc<R::Dao>, BackendError> {
         let dao = Arc::new(R::open(&self.bad.route).await?);
         let caller = self.store.caller().through(&dao);
-        let grant = caller.take(["warm"]).await;
+        // Another each time: a server that is killed may forget that it was released.
+        let grant = caller.take([format!("warm {}", caller.context)]).await;
         caller.free(&grant).await;
         Ok(dao)
     }
