@@ -11,10 +11,10 @@ use lockcore_sql::{MysqlLockDao, PostgresLockDao};
 use uuid::Uuid;
 
 fn main() -> ExitCode {
-    let all =
-        [trials::<Postgres>(Kind::Postgres), trials::<Mysql>(Kind::MariaDb), trials::<Mysql>(Kind::MySql)];
+    let mysql = [Kind::MariaDb, Kind::MySql].into_iter().flat_map(trials::<Mysql>);
+    let mysql = servers::put_off(mysql, "the backend is not finished: LOCKCORE_TEST_UNFINISHED=1 runs this");
     // They mostly wait for what does not come.
-    servers::run_many(6, all.into_iter().flatten())
+    servers::run_many(6, trials::<Postgres>(Kind::Postgres).into_iter().chain(mysql))
 }
 
 struct Postgres;
