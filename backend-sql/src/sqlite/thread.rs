@@ -26,11 +26,6 @@ use super::{
 /// How often a session with waiters gives a sign of life: a third of how long it counts.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// For how long the thread looks for the next operation before it goes to sleep, if the last one came within that time
-/// too: being woken takes longer than a small operation, and whoever took a set mostly releases it soon. So a busy
-/// caller is answered at once, and a thread with nothing to do wastes this once.
-const LINGER: Duration = Duration::from_micros(50);
-
 /// How many ids one transaction looks at for holders that died or did not renew.
 const MOST_LOOKED_AT: usize = 64;
 
@@ -135,19 +130,11 @@ impl Worker {
     }
 
     fn run(&mut self, inbox: &Receiver<Command>) {
-        // Where there is one processor, whoever is to send the next operation needs it.
-        let may_linger = thread::available_parallelism().is_ok_and(|processors| processors.get() > 1);
-        let mut lingers = false;
         loop {
-            let idle = Instant::now();
-            let command = match lingers.then(|| linger(inbox)).flatten() {
-                Some(command) => Ok(command),
-                None => match self.next_tick() {
-                    None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                    Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
-                },
+            let command = match self.next_tick() {
+                None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
             };
-            lingers = may_linger && idle.elapsed() < LINGER;
             match command {
                 Ok(Command::Do(job)) => job(self),
                 Ok(Command::Look) => self.next_look = Instant::now(),
@@ -375,23 +362,6 @@ impl Worker {
             }
             Err(error) => tracing::warn!(%error, "the database could not be opened anew"),
         }
-    }
-}
-
-/// The next command, if it comes soon.
-fn linger(inbox: &Receiver<Command>) -> Option<Command> {
-    let until = Instant::now() + LINGER;
-    loop {
-        for _ in 0..32 {
-            if let Ok(command) = inbox.try_recv() {
-                return Some(command);
-            }
-            std::hint::spin_loop();
-        }
-        if Instant::now() >= until {
-            return None;
-        }
-        thread::yield_now();
     }
 }
 
