@@ -1,0 +1,161 @@
+//! SQL servers over the loopback: the whole way through `with_locks`, beside the bare statements at the same durability, a
+//! lock of the database's own, and a bare wake-up.
+//!
+//! `cargo bench -p lockcore-benches --bench sql -- postgres pairs` runs some of it: words choose servers and parts (`pairs`,
+//! `hand-off`, `crowd`, `line`, `full`).
+
+#[path = "sql/bare.rs"]
+mod bare;
+#[path = "sql/crowd.rs"]
+mod crowd;
+#[path = "sql/full.rs"]
+mod full;
+#[path = "sql/line.rs"]
+mod line;
+#[path = "sql/postgres.rs"]
+mod postgres;
+
+use std::time::{Duration, Instant};
+
+use lockcore::{LockingService, Target, Wait};
+use lockcore_benches::{Case, report};
+use lockcore_conformance::servers::{Kind, Server, ServerError, Way};
+use tokio::runtime::{Builder, Runtime};
+use uuid::Uuid;
+
+use crate::{
+    bare::{Bare, Bell, Commits, Database},
+    postgres::Postgres,
+};
+
+type Locks<D> = LockingService<String, Uuid, <D as Database>::Dao>;
+
+fn main() {
+    run::<Postgres>(Kind::Postgres);
+}
+
+/// Whether the arguments choose `word` of `others`, or none of these.
+fn chosen(word: &str, others: &[&str]) -> bool {
+    let mut words = std::env::args().skip(1).filter(|argument| others.contains(&&**argument)).peekable();
+    words.peek().is_none() || words.any(|argument| argument == word)
+}
+
+fn run<D: Database>(kind: Kind) {
+    if !chosen(kind.name(), &["postgres", "mariadb", "mysql"]) {
+        return;
+    }
+    let chosen = |part| chosen(part, &["pairs", "hand-off", "crowd", "line", "full"]);
+    let many = Runtime::new().expect("a runtime");
+    let server = many.block_on(start(kind)).expect("a server");
+    let url = server.url();
+    println!("\n{kind}");
+    // On one thread: what it costs, not how fast one thread wakes another.
+    let one = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    if chosen("pairs") {
+        let mut cases = Vec::new();
+        for commits in [Commits::Usual, Commits::Async] {
+            for ids in [1, 10, 100] {
+                cases.push(one.block_on(pair::<D>(&url, commits, ids)));
+            }
+        }
+        report(&cases);
+    }
+    if chosen("hand-off") {
+        let hand_off = async |commits| hand_off::<D>(&url, commits).await;
+        report(&[one.block_on(hand_off(Commits::Usual)), one.block_on(hand_off(Commits::Async))]);
+    }
+    if chosen("crowd") {
+        many.block_on(crowd::throughput::<D>(&url));
+    }
+    if chosen("line") {
+        many.block_on(line::messages::<D>(&server));
+    }
+    if chosen("full") {
+        report(&one.block_on(full::cases::<D>(&url)));
+    }
+}
+
+/// A process on the loopback, if there is one: a container's network would be measured too.
+async fn start(kind: Kind) -> Result<Server, ServerError> {
+    match Server::start_by(kind, Way::Process).await {
+        Err(ServerError::Unavailable { .. }) => Server::start(kind).await,
+        found => found,
+    }
+}
+
+async fn service<D: Database>(url: &str, commits: Commits) -> Locks<D> {
+    LockingService::new(D::open(url, commits, "lockcore_").await)
+}
+
+fn names(ids: usize) -> Vec<String> {
+    (0..ids).map(|number| format!("some/object/{number:03}")).collect()
+}
+
+/// Takes and releases a set, uncontended.
+async fn pair<D: Database>(url: &str, commits: Commits, ids: usize) -> Case {
+    let rounds = if ids == 100 { 300 } else { 1000 };
+    let candidates = ["with_locks", "upsert + delete", "the same one by one", D::PEER];
+    let mut case = Case::new(format!("{ids} ids, {commits}"), &candidates);
+    let (locks, names) = (service::<D>(url, commits).await, names(ids));
+    let mut bare = D::bare(url, commits).await;
+    for round in 0..rounds {
+        case.batch_async(0, 1, async || locks.with_locks(&names, || async {}).await.expect("free")).await;
+        case.batch_async(1, 1, async || {
+            bare.take(&names).await;
+            bare.free(&names).await;
+        })
+        .await;
+        // The others cost more with many ids, and are seldom asked then.
+        if round % ids.min(10) == 0 {
+            case.batch_async(2, 1, async || {
+                for name in &names {
+                    bare.take(std::slice::from_ref(name)).await;
+                }
+                for name in &names {
+                    bare.free(std::slice::from_ref(name)).await;
+                }
+            })
+            .await;
+            case.batch_async(3, 1, async || {
+                for name in &names {
+                    bare.peer(name).await;
+                }
+            })
+            .await;
+        }
+    }
+    case
+}
+
+/// From when a holder's release is called to when the callback of a waiter runs that came through another connection,
+/// as another process would.
+async fn hand_off<D: Database>(url: &str, commits: Commits) -> Case {
+    const ROUNDS: usize = 1000;
+    let case = Case::new(format!("hand-off, {commits}"), &["release -> the waiter's callback", D::WAKING]);
+    let mut case = case;
+    let services = [service::<D>(url, commits).await, service::<D>(url, commits).await];
+    let mut bell = D::bell(url, commits).await;
+    for round in 0..ROUNDS {
+        let (holder, waiter) = (&services[round % 2], &services[(round + 1) % 2]);
+        case.times(0).add(hand_over::<D>(holder, waiter).await, 1);
+        case.times(1).add(bell.ring().await, 1);
+    }
+    case
+}
+
+/// One hand-off: from the call of the release to the callback.
+async fn hand_over<D: Database>(holder: &Locks<D>, waiter: &Locks<D>) -> Duration {
+    let guard = holder.lock(["ball"]).await.expect("free");
+    let callback = || async { Instant::now() };
+    let waiting = waiter.wait(Wait::forever());
+    let waiting = waiting.run_locked(["ball"], callback);
+    let release = async {
+        let target = Target::Id("ball".to_owned());
+        while holder.admin().inspect(&target).await.expect("an answer").waiters.is_empty() {}
+        let released = Instant::now();
+        guard.release().await.expect("held");
+        released
+    };
+    let (granted, released) = tokio::join!(waiting, release);
+    granted.expect("for ever").duration_since(released)
+}

@@ -1,0 +1,62 @@
+//! What a database does without us: the floors.
+
+use std::{fmt, time::Duration};
+
+use lockcore::LockDao;
+use uuid::Uuid;
+
+/// Which commits are on the disk before they are answered, ours and theirs alike.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Commits {
+    /// Those that have to be: ours by default, and the bare statements in the same way.
+    Usual,
+    /// None.
+    Async,
+}
+
+impl fmt::Display for Commits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Commits::Usual => "durable",
+            Commits::Async => "all async",
+        })
+    }
+}
+
+/// A database: ours, and the bare side of it.
+pub(crate) trait Database {
+    type Dao: LockDao<String, Uuid>;
+    type Bare: Bare;
+    type Bell: Bell;
+    /// What [`Bare::peer`] is.
+    const PEER: &'static str;
+    /// What [`Bell::ring`] is.
+    const WAKING: &'static str;
+
+    /// Ours, in tables of that prefix, with up to 32 connections.
+    async fn open(url: &str, commits: Commits, prefix: &str) -> Self::Dao;
+
+    /// One bare client, of a table that all of them share.
+    async fn bare(url: &str, commits: Commits) -> Self::Bare;
+
+    /// Somebody who is woken by somebody else.
+    async fn bell(url: &str, commits: Commits) -> Self::Bell;
+}
+
+/// A client with a table of ids, holders and when their time is over.
+pub(crate) trait Bare {
+    /// Takes what is free or over: one statement.
+    async fn take(&mut self, names: &[String]);
+
+    /// Removes what it took: one statement.
+    async fn free(&mut self, names: &[String]);
+
+    /// Locks and unlocks with what the database has: bound to the session, without lease or fence.
+    async fn peer(&mut self, name: &str);
+}
+
+/// One connection that waits for another.
+pub(crate) trait Bell {
+    /// From the call of one to the answer to the other.
+    async fn ring(&mut self) -> Duration;
+}
