@@ -34,9 +34,9 @@ pub(crate) struct Inbox {
     pub(crate) waiters: Waiters<Box<str>>,
     pub(crate) clock: StoreClock,
     closed: AtomicBool,
-    /// The channel of a slot was subscribed to; if it is again, that was lost meanwhile.
-    listened: AtomicBool,
-    /// A connection to some node of a cluster was lost.
+    /// A connection to some node of a cluster was lost since the channel was last subscribed to.
+    deaf: AtomicBool,
+    /// The same since everybody last asked again.
     pub(crate) disturbed: AtomicBool,
     looks: Mutex<Looks>,
     /// Something has to be looked at earlier than was planned, or the connection is closed.
@@ -159,6 +159,7 @@ impl Inbox {
         for _ in 0..count {
             locks.push(granted(message.field()?, message.number()?, message.number()?).ok()?);
         }
+        // The clock is known since before the first waiter took a place.
         let wake = match self.clock.remaining(made, offered, heard) {
             Some(remaining) => Wake::Offer(Offer { granted: locks, remaining: Some(remaining) }),
             None => Wake::Recheck,
@@ -190,8 +191,11 @@ impl AsyncPushSender for Pushed {
             PushKind::Disconnection if !self.goes_on => self.inbox.close(),
             // Of which node is not said. If it was the one with our slot, messages are lost until it is subscribed to
             // again: everybody asks again after that, and also soon in case that it is not.
-            PushKind::Disconnection => self.inbox.disturbed.store(true, SeqCst),
-            PushKind::SSubscribe if self.inbox.listened.swap(true, SeqCst) => self.inbox.waiters.wake_all(),
+            PushKind::Disconnection => {
+                self.inbox.deaf.store(true, SeqCst);
+                self.inbox.disturbed.store(true, SeqCst);
+            }
+            PushKind::SSubscribe if self.inbox.deaf.swap(false, SeqCst) => self.inbox.waiters.wake_all(),
             // The slot moved to another node.
             PushKind::SUnsubscribe => self.inbox.close(),
             _ => {}

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::try_join;
 use lockcore::{BackendError, Moment};
 use redis::{Cmd, ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value};
 use tokio::{runtime::Handle, sync::OnceCell};
@@ -92,11 +93,13 @@ impl Session {
         self.checked(self.link.send_all(&self.runtime, commands).await)
     }
 
-    /// Has messages pushed, before the first waiter of this session takes a place.
+    /// Has messages pushed, before the first waiter of this session takes a place. Also looks at the server's clock, in
+    /// the same round trip: an offer may be pushed before the answer to the request is read.
     pub(crate) async fn listen(&self) -> Result<(), BackendError> {
         let subscribe = || async {
             let channel = self.scripts.channel(&self.name);
-            self.checked(self.link.subscribe(&self.runtime, channel).await)
+            let subscribed = async { self.checked(self.link.subscribe(&self.runtime, channel).await) };
+            try_join(subscribed, self.look(&[])).await.map(drop)
         };
         self.listening.get_or_try_init(subscribe).await.copied()
     }

@@ -2,6 +2,7 @@
 
 use std::{
     error::Error,
+    pin::pin,
     process::ExitCode,
     sync::{
         Arc,
@@ -11,8 +12,8 @@ use std::{
 };
 
 use lockcore::{
-    AcquireRequest, Acquired, AttemptId, BadRequest, Claim, ClaimSet, Grant, IntoClaim, LockDao, Mode, Owner,
-    StoredContext, Wake, Withdraw, Withdrawn,
+    AcquireRequest, Acquired, AttemptId, BackendError, BadRequest, Claim, ClaimSet, Grant, IntoClaim,
+    LockDao, Mode, Owner, StoredContext, Wake, Withdraw, Withdrawn,
 };
 use lockcore_conformance::{
     Backend, Store, all,
@@ -79,6 +80,7 @@ fn main() -> ExitCode {
         servers::trial(Kind::Redis, "own::a_withdrawn_change", a_withdrawn_change),
         servers::trial(Kind::Redis, "own::an_offer_is_short", an_offer_is_short),
         servers::trial(Kind::Redis, "own::a_longer_lease", a_longer_lease),
+        servers::trial(Kind::Redis, "own::an_offer_before_the_answer", an_offer_before_the_answer),
     ]))
 }
 
@@ -144,6 +146,42 @@ async fn an_offer_is_short() -> TestResult {
         assert!(seen[0].context == StoredContext::Known(waiter.context), "{seen:?}");
     }
     Ok(())
+}
+
+/// The first request of a connection that takes a place: its offer is pushed before its answer was looked at, and counts.
+async fn an_offer_before_the_answer() -> TestResult {
+    let (namespace, other) = backend().await?.build().await;
+    let holder = caller(&other, 60_000);
+    for number in 0.. {
+        let id = format!("a{number}");
+        let held = holder.take(&*id).await?;
+        let dao = namespace.open().await;
+        let waiter = caller(&dao, 60_000);
+        let mut request = waiter.request(&*id)?;
+        request.queue = true;
+        let target = &request.claims[0].target;
+        let mut asking = pin!(dao.acquire(&request));
+        let waits = async {
+            // Not looked at any more as soon as the server has it.
+            while other.inspect(target).await?.waiters.is_empty() {
+                if futures_util::poll!(&mut asking).is_ready() {
+                    return Ok::<_, BackendError>(false);
+                }
+            }
+            Ok(true)
+        };
+        if !waits.await? {
+            continue; // the answer was too fast
+        }
+        other.release(&held).await?;
+        // The answer to this comes behind the offer.
+        assert_eq!(dao.inspect(target).await?.holders.len(), 1);
+        let Acquired::Queued { mut wakeup, .. } = asking.await? else { panic!("it was held") };
+        let wake = wakeup.recv().await;
+        assert!(matches!(wake, Wake::Offer(_)), "{wake:?}");
+        return Ok(());
+    }
+    unreachable!("there are numbers enough")
 }
 
 /// Two grants of one context for one id: renewing that with the shorter lease does not cut the other's short.

@@ -1,7 +1,8 @@
-//! The Redis backend against real servers, in every set-up and with everything that goes wrong.
+//! The Redis backend against real servers, in every set-up and with everything that goes wrong; lines that fail and servers
+//! that are killed are `line.rs`.
 
+mod cluster;
 mod data;
-mod faults;
 mod interop;
 mod messages;
 mod odd;
@@ -26,7 +27,7 @@ macro_rules! trials {
 }
 
 fn main() -> ExitCode {
-    servers::run(trials! {
+    let own = trials! {
         shapes {
             one_plain_node,
             databases_are_apart,
@@ -34,7 +35,6 @@ fn main() -> ExitCode {
             tls_and_a_user_of_an_access_list,
             tls_with_certificates_on_both_ends,
             a_cluster_of_three_masters,
-            the_steps_of_the_suite_on_a_cluster,
             a_slot_that_moves_loses_no_lock,
             a_cluster_that_misses_a_node_says_so,
             sentinels,
@@ -52,20 +52,6 @@ fn main() -> ExitCode {
             a_foreign_lock_without_an_end_is_shown_and_broken,
             a_counter_that_both_increment_loses_nothing,
             the_usual_scripts_find_what_they_expect,
-        }
-        faults {
-            an_acquire_is_granted_or_settled,
-            an_acquire_that_arrives_late_is_refused,
-            a_renewal_extends_or_says_that_it_did_not,
-            a_renewal_that_arrives_after_the_release_changes_nothing,
-            a_release_is_done_in_the_end_and_once,
-            a_release_that_arrives_late_frees_no_later_grant,
-            a_withdrawal_is_done_in_the_end,
-            a_lost_offer_is_found_again_or_passed_on,
-            a_hand_off_by_a_failing_line_takes_place,
-            with_locks_leaves_nothing_behind,
-            a_dropped_call_leaves_nothing_behind,
-            who_cannot_renew_is_stopped_before_the_next_one_holds,
         }
         data {
             fences_go_on_after_a_restart_without_persistence,
@@ -98,5 +84,6 @@ fn main() -> ExitCode {
             a_stopped_server_is_a_timeout_in_doubt,
             killed_connections_come_back,
         }
-    })
+    };
+    servers::run(own.into_iter().chain(cluster::trials()))
 }

@@ -4,13 +4,13 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use lockcore::{BackendErrorKind, LockDao, Severity};
 use lockcore_conformance::{
-    Backend, PATIENCE, Store, all,
+    Store,
     servers::{ServerError, TestResult},
     store::{id, shared, slot},
 };
 
 use crate::{
-    place::{Dao, Failure, Place},
+    place::{Failure, Place},
     topology::{Authority, Cluster, Raw, Watched, server, socket_server, tls_server},
 };
 
@@ -125,45 +125,6 @@ pub(crate) async fn a_cluster_of_three_masters() -> TestResult {
     for tour in tours.collect::<Vec<_>>() {
         tour.await??;
     }
-    Ok(())
-}
-
-/// A namespace of its own for each store.
-struct Fresh(String);
-
-impl Backend for Fresh {
-    type Dao = Dao;
-    type Guard = Place;
-
-    async fn build(&self) -> (Place, Dao) {
-        let place = Place::at(&*self.0);
-        let dao = place.open().await.expect("the cluster answers");
-        (place, dao)
-    }
-
-    async fn reopen(&self, place: &Place) -> Option<Dao> {
-        Some(place.open().await.expect("the cluster answers"))
-    }
-}
-
-/// The checks of the suite that are about steps of the store; those about the service see no difference.
-pub(crate) async fn the_steps_of_the_suite_on_a_cluster() -> TestResult {
-    const GROUPS: [&str; 8] =
-        ["exclusion", "queue", "waiting_sets", "withdrawal", "release", "reentrancy", "slots", "admin"];
-    let cluster = Cluster::start().await?;
-    let url = format!("redis+cluster://{}", cluster.addresses());
-    let checks = all::<Fresh>().into_iter().filter(|check| {
-        let (group, _) = check.name.split_once("::").expect("group::check");
-        GROUPS.contains(&group)
-    });
-    let mut count = 0;
-    for check in checks {
-        let store = Store::new(Arc::new(Fresh(url.clone()))).await;
-        let played = tokio::time::timeout(PATIENCE * 2, (check.run)(store)).await;
-        played.unwrap_or_else(|_elapsed| panic!("{} does not end", check.name));
-        count += 1;
-    }
-    assert!(count > 50, "{count} checks");
     Ok(())
 }
 

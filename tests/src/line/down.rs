@@ -12,10 +12,7 @@ use lockcore::{LockDao, LockError, LockingService, Wait, Withdraw, Withdrawn};
 use tokio::{task::JoinSet, time::timeout};
 
 use super::{Kind, Line, Mode, Remote, STALLED, TestResult, until};
-use crate::{
-    PATIENCE, eventually,
-    servers::{Counts, Server},
-};
+use crate::{PATIENCE, eventually, servers::Counts};
 
 /// When the server is killed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,7 +50,7 @@ impl<R: Remote> Line<R> {
 }
 
 pub(super) async fn a_server_is_killed_in_the_middle_of_each_step<R: Remote>(kind: Kind) -> TestResult {
-    let line = Line::<R>::to(Arc::new(Server::start(kind).await?)).await?;
+    let line = Line::<R>::to(Arc::new(R::lasting_server(kind).await?)).await?;
     for when in [When::Before, When::After] {
         let dao = line.dao().await?;
         let us = line.store.caller().through(&dao);
@@ -107,7 +104,7 @@ pub(super) async fn a_server_is_killed_in_the_middle_of_each_step<R: Remote>(kin
 /// outcome typed, and everybody gets on once it is back.
 pub(super) async fn contenders_exclude_each_other_over_restarts<R: Remote>(kind: Kind) -> TestResult {
     const CONTENDERS: usize = 4;
-    let line = Line::<R>::to(Arc::new(Server::start(kind).await?)).await?;
+    let line = Line::<R>::to(Arc::new(R::lasting_server(kind).await?)).await?;
     let inside = Arc::new(AtomicU32::new(0));
     let (done, failed, stop) =
         (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::{
     Backend, Store, eventually,
-    servers::{Kind, Mode, Proxy, Server, TestResult, Trial, shared, trial},
+    servers::{Kind, Mode, Proxy, Server, ServerError, TestResult, Trial, shared, trial},
 };
 
 /// What is given up as unanswered; long enough for an answer on a loaded machine.
@@ -52,8 +52,16 @@ pub trait Remote: Send + Sync + 'static {
     /// Its implementation of the trait.
     type Dao: LockDao<String, Uuid>;
 
+    /// Whether a request has a connection to itself, so that all of them may be in use.
+    const POOLED: bool = true;
+
     /// Opens the namespace on the server at `route.url`.
     fn open(route: &Route) -> impl Future<Output = Result<Self::Dao, BackendError>> + Send;
+
+    /// A server of the check's own that is killed and finds what it had answered when it is started again.
+    fn lasting_server(kind: Kind) -> impl Future<Output = Result<Server, ServerError>> + Send {
+        Server::start(kind)
+    }
 }
 
 /// How to reach a namespace.
@@ -78,7 +86,7 @@ pub fn trials<R: Remote>(kind: Kind) -> Vec<Trial> {
             }),)*)*]
         };
     }
-    checks! {
+    let mut all = checks! {
         cut:
             an_acquire_is_granted_or_settled
             an_acquire_that_arrives_late_is_refused
@@ -87,8 +95,7 @@ pub fn trials<R: Remote>(kind: Kind) -> Vec<Trial> {
             a_release_is_done_in_the_end_and_once
             a_release_that_arrives_late_frees_no_later_grant
             a_withdrawal_is_done_in_the_end
-            a_hand_off_by_a_failing_line_takes_place
-            an_exhausted_pool_is_told;
+            a_hand_off_by_a_failing_line_takes_place;
         service:
             a_lost_offer_is_found_again_or_passed_on
             with_locks_leaves_nothing_behind
@@ -98,7 +105,11 @@ pub fn trials<R: Remote>(kind: Kind) -> Vec<Trial> {
         down:
             a_server_is_killed_in_the_middle_of_each_step
             contenders_exclude_each_other_over_restarts;
+    };
+    if R::POOLED {
+        all.extend(checks! { cut: an_exhausted_pool_is_told; });
     }
+    all
 }
 
 /// A server with a bad line to it, and a good one by which the check sees what is so.
