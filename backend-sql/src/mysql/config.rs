@@ -52,7 +52,7 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
     /// Borrows every connection from the application's own pool, instead of keeping some. That costs what the pool
     /// costs - by default a ping each time - and one more round trip that asks for the namespace. The connections must
     /// be in autocommit mode and in no transaction. `max_connections` is still how many are borrowed at once; only the
-    /// connection that listens is made apart.
+    /// two connections for listening are made apart.
     #[must_use]
     pub fn pool(mut self, pool: MySqlPool) -> Self {
         self.server = Server::Pool(pool);
@@ -81,7 +81,7 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
         self
     }
 
-    /// How many connections each tokio runtime of this process may have at once, apart from the one that listens; 1 to
+    /// How many connections each tokio runtime of this process may have at once, apart from the two for listening; 1 to
     /// 1000, 10 by default. Operations wait for a free one within their [`timeout`](Self::timeout).
     #[must_use]
     pub fn max_connections(mut self, max: usize) -> Self {

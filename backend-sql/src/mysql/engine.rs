@@ -17,6 +17,9 @@ use super::{
 };
 use crate::server::{Ask, Engine, Heard, Hold, Key, Order, ServerError, ServerLockDao, Settings, micros};
 
+/// How often sessions are rung that this user may not interrupt.
+const RINGS: u32 = 5;
+
 /// Locks in a MySQL or MariaDB database; see the [module](super) for what it does how.
 pub type MysqlLockDao<I = String, C = Uuid> = ServerLockDao<I, C, Mysql>;
 
@@ -98,7 +101,7 @@ impl Routines {
         Routines {
             enter: routine("v1_enter", 1),
             listen: routine("v1_listen", 1),
-            hear: routine("v1_hear", 5),
+            hear: routine("v1_hear", 6),
             wake: routine("v1_wake", 1),
             acquire: routine("v1_acquire", 12),
             withdraw: routine("v1_withdraw", 8),
@@ -163,14 +166,20 @@ impl Mysql {
         if link.spoilt {
             return Err(unconnected(sqlx::Error::Io(std::io::ErrorKind::ConnectionAborted.into())));
         }
-        let Answer { text, unrung } = link.call(routine, arguments).await?;
-        if !unrung.is_empty() {
-            // The routines run with the rights of whoever made them, and may interrupt only that user's connections.
-            if let Err(error) = link.call(&self.routines.wake, &[Argument::Text(&unrung)]).await {
-                // Those who wait look by themselves. But this connection may be of no use for the next.
-                tracing::debug!(%error, "could not wake other sessions");
-                if error.broke_connection() {
-                    link.spoilt = true;
+        let Answer { text, mut unrung } = link.call(routine, arguments).await?;
+        // The routines run with the rights of whoever made them, and may interrupt only that user's connections. One that
+        // has other rights at the moment is about to wait with its own.
+        for _ in 0..RINGS {
+            if unrung.is_empty() {
+                break;
+            }
+            match link.call(&self.routines.wake, &[Argument::Text(&unrung)]).await {
+                Ok(Answer { unrung: left, .. }) => unrung = left,
+                Err(error) => {
+                    // Those who wait look by themselves. But this connection may be of no use for the next.
+                    tracing::debug!(%error, "could not wake other sessions");
+                    link.spoilt |= error.broke_connection();
+                    break;
                 }
             }
         }
@@ -333,8 +342,8 @@ impl Engine for Mysql {
     async fn listen(&self, session: i64) -> Result<Listener, ServerError> {
         let mut link = self.connect_own().await?;
         let namespace = self.enter(&mut link).await?;
-        let mut other = self.connect_own().await?;
-        listen::listen(Routines::new(&self.names), link, &mut other, namespace, session).await
+        let other = self.connect_own().await?;
+        listen::listen(Routines::new(&self.names), link, other, namespace, session).await
     }
 
     async fn hear(&self, listener: &mut Listener) -> Result<Heard, ServerError> {

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use serde::Deserialize;
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinHandle,
@@ -20,7 +21,7 @@ use crate::server::{Heard, ServerError, reply};
 /// How long the connection sits there without being interrupted: routers between here and there must not forget it.
 const SECONDS: i64 = 20;
 
-/// What was offered is not told again for so long: as long as an offer lasts at most.
+/// What was told is not told again for so long: as long as an offer lasts at most.
 const KNOWN: Duration = Duration::from_secs(2);
 
 /// How long it may take until an interruption arrives, and after how long it is sent again.
@@ -28,39 +29,53 @@ const ARRIVES: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_millis(10);
 
 /// The task that has the connection; so that what waits here can be dropped in the middle of an exchange.
-#[derive(Debug)]
 pub struct Listener {
     heard: mpsc::UnboundedReceiver<Result<Heard, ServerError>>,
     task: JoinHandle<()>,
+    /// The connection that keeps the other one waiting.
+    _keeps: Option<Link>,
 }
 
-/// Begins to listen, and makes sure that this connection can be woken as others will do it. `other` does that.
+/// Begins to listen, and makes sure that this connection can be woken as others will do it. `other` does that, and keeps
+/// it waiting from then on.
 pub(super) async fn listen(
     routines: Routines,
     mut link: Link,
-    other: &mut Link,
+    mut other: Link,
     namespace: i64,
     session: i64,
 ) -> Result<Listener, ServerError> {
-    let named = link.call(&routines.listen, &[Argument::Int(session)]).await?;
-    if named.text != "1" {
-        let what = "the name of this session is held by a connection that cannot be ended".to_owned();
-        return Err(ServerError::Misconfigured { backend: "mysql", what });
-    }
+    // Another one each time: a connection that was cut off may go on keeping what it kept.
+    let kept = fastrand::i64(1..);
+    name(&mut link, &routines, session).await?;
+    name(&mut other, &routines, kept).await?;
+    // It has nothing to say for as long as this process listens.
+    other.text("SET SESSION wait_timeout = 2147483").await?;
     let wake = super::link::Routine::clone(&routines.wake);
     let (sender, heard) = mpsc::unbounded_channel();
     let (proof, mut proven) = oneshot::channel();
-    let sits =
-        Sitting { routines, link, namespace, session, probe: 0, known: VecDeque::new(), proof: Some(proof) };
-    let listener = Listener { heard, task: tokio::spawn(sits.run(sender)) };
+    let known = VecDeque::new();
+    let sits = Sitting { routines, link, namespace, session, kept, probe: 0, known, proof: Some(proof) };
+    let mut listener = Listener { heard, task: tokio::spawn(sits.run(sender)), _keeps: None };
     let (text, begun) = (format!("{session},"), Instant::now());
     while begun.elapsed() < ARRIVES {
         other.call(&wake, &[Argument::Text(&text)]).await?;
         if let Ok(woken) = tokio::time::timeout(AGAIN, &mut proven).await {
-            return woken.map(|()| listener).map_err(|_| unheard());
+            woken.map_err(|_| unheard())?;
+            listener._keeps = Some(other);
+            return Ok(listener);
         }
     }
     Err(unheard())
+}
+
+async fn name(link: &mut Link, routines: &Routines, session: i64) -> Result<(), ServerError> {
+    let named = link.call(&routines.listen, &[Argument::Int(session)]).await?;
+    if named.text == "1" {
+        return Ok(());
+    }
+    let what = "the name of this session is held by a connection that cannot be ended".to_owned();
+    Err(ServerError::Misconfigured { backend: "mysql", what })
 }
 
 fn unheard() -> ServerError {
@@ -86,10 +101,12 @@ struct Sitting {
     link: Link,
     namespace: i64,
     session: i64,
+    /// The name of what it waits for.
+    kept: i64,
     /// The last probe that was told.
     probe: u32,
-    /// Attempts that were told of their offers, and when.
-    known: VecDeque<(i64, Instant)>,
+    /// Marks of what was told, and when.
+    known: VecDeque<(String, Instant)>,
     proof: Option<oneshot::Sender<()>>,
 }
 
@@ -113,12 +130,13 @@ impl Sitting {
         while self.known.front().is_some_and(|(_, told)| told.elapsed() >= KNOWN) {
             self.known.pop_front();
         }
-        let known: Vec<String> = self.known.iter().map(|(attempt, _)| attempt.to_string()).collect();
+        let known: Vec<&str> = self.known.iter().map(|(marks, _)| &**marks).collect();
         let known = known.join(",");
         let int = Argument::Int;
         let arguments = [
             int(self.namespace),
             int(self.session),
+            int(self.kept),
             Argument::Text(&known),
             int(self.probe.into()),
             int(SECONDS),
@@ -141,10 +159,16 @@ impl Sitting {
 
     /// Notes what is not to be told again.
     fn note(&mut self, text: &str) -> Result<(), ServerError> {
-        let told: reply::Told = reply::read("mysql", text)?;
-        let now = Instant::now();
-        self.known.extend(told.o.iter().map(|handed| (handed.a, now)));
+        let told: Noted = reply::read("mysql", text)?;
+        self.known.extend(told.known.map(|marks| (marks, Instant::now())));
         self.probe = told.probe.unwrap_or(self.probe);
         Ok(())
     }
+}
+
+/// Of what a session is told, what this connection has to know so that it is not told again.
+#[derive(Deserialize)]
+struct Noted {
+    known: Option<String>,
+    probe: Option<u32>,
 }

@@ -29,12 +29,13 @@
 //! - **Waiting** is a row for each id, in the order of tickets. Whoever frees something grants it to whom it is due in the
 //!   same transaction, as an offer of at most 2 s. The other ids of a waiting set are locked with `SKIP LOCKED`; if somebody
 //!   is at one of them, the waiter is told to ask for itself.
-//! - **Waking.** A DAO keeps one connection that sits in a routine which sleeps; whoever hands something over interrupts it
-//!   with `KILL QUERY`, after the commit, in the same call. The sleeper's connection holds a user-level lock named after its
+//! - **Waking.** A DAO keeps one connection that sits in a routine which waits; whoever hands something over interrupts it
+//!   with `KILL QUERY`, after the commit, in the same call. The waiting connection holds a user-level lock named after its
 //!   random session, and the connection to interrupt is the one that `IS_USED_LOCK` tells at that moment: a connection id
-//!   that was given to somebody else holds no such lock, so that no other query is ever interrupted. On connecting it is
-//!   tried out; [`push`](lockcore::Capabilities::push) is declared only if that works. Who was interrupted before it slept
-//!   finds what it was woken for in its next call. A DAO with waiters also gives a sign of life every second, which finds
+//!   that was given to somebody else holds no such lock, so that no other query is ever interrupted. What it waits for is a
+//!   user-level lock too, which a second connection of the DAO keeps and otherwise does nothing: in `SLEEP`, MariaDB may
+//!   take two seconds over an interruption. On connecting it is tried out; [`push`](lockcore::Capabilities::push) is
+//!   declared only if that works. Who was interrupted before it waited finds what it was woken for in its next call. A DAO with waiters also gives a sign of life every second, which finds
 //!   leases that ended, and offers that it was not told of. If listening fails, everybody asks again.
 //! - **Connections** are kept by the runtime that made them, and closed if an operation on one was abandoned: no ping, no
 //!   hidden statement, and no transaction that spans calls, which a dropped future could leave open. Deadlocks and lock wait

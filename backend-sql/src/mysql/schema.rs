@@ -39,6 +39,13 @@ const PIECES: &[(&str, &str)] = &[
         "JSON_TABLE(v_cursors, '$[*]' COLUMNS (n FOR ORDINALITY, id VARCHAR(2048) CHARACTER SET ascii PATH '$[0]', \
          line INT PATH '$[1]', after BIGINT PATH '$[2]', mode INT PATH '$[3]', above BIGINT PATH '$[4]')) c",
     ),
+    // The places of an attempt, by the index: the optimizer would lock its way through a whole namespace.
+    ("places", "{claims} w FORCE INDEX (by_attempt)"),
+    ("of attempt p", "w.attempt = p_attempt AND w.context = p_context AND w.ns = p_ns AND w.state >= 2"),
+    ("of attempt v", "w.attempt = v_attempt AND w.context = v_context AND w.ns = p_ns AND w.state >= 2"),
+    // The mark of the attempt, if it was withdrawn. What is read by `IF EXISTS` or `SET` is locked; `SELECT ... INTO` and
+    // what an `UPDATE` or `INSERT` reads are not.
+    ("mark", "SELECT 1 FROM {marks} m WHERE m.ns = p_ns AND m.context = p_context AND m.attempt = p_attempt"),
     // Microseconds since 1970, whatever the session's time zone.
     ("clock", "TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(6))"),
     // Later than every time, and more than all permits.

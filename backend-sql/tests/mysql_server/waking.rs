@@ -1,12 +1,17 @@
 //! Waking by interruption: it reaches who it is meant for, nobody else, and nothing depends on it.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use lockcore::{Acquired, LockDao, Severity, Wake};
+use lockcore::{AcquireRequest, Acquired, ClaimSet, LockDao, Mode, Severity, Wake};
 use lockcore_conformance::servers::{Kind, TestResult, Trial};
 
+use tokio::task::JoinSet;
+
 use crate::{
-    place::{PATIENCE, Place, handed, queue, take},
+    place::{PATIENCE, Place, handed, queue, request, take},
     test,
 };
 
@@ -16,6 +21,7 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         test(kind, "waking::a_lost_listener_is_replaced", a_lost_listener_is_replaced),
         test(kind, "waking::nobody_elses_query_is_interrupted", nobody_elses_query_is_interrupted),
         test(kind, "waking::nothing_depends_on_being_told", nothing_depends_on_being_told),
+        test(kind, "waking::whoever_rings_many_does_not_wait", whoever_rings_many_does_not_wait),
     ]
 }
 
@@ -107,5 +113,52 @@ async fn nothing_depends_on_being_told(kind: Kind) -> TestResult {
     dao.release(&held).await?;
     let held = handed(&dao, &behind, next).await?;
     dao.release(&held).await?;
+    Ok(())
+}
+
+/// One release wakes many processes, while others use the server for something else: MariaDB takes two seconds to
+/// interrupt a `SLEEP` of many, and so long the releaser would wait, and offers would lapse.
+async fn whoever_rings_many_does_not_wait(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let holder = place.open().await?;
+    let mut waiting = Vec::new();
+    for _ in 0..12 {
+        waiting.push(Arc::new(place.open().await?));
+    }
+    let mut sleepers = JoinSet::new();
+    for _ in 0..4 {
+        let mut sql = place.sql().await?;
+        sleepers.spawn(async move {
+            loop {
+                sql.run("DO SLEEP(0.001)").await.expect("the server answers");
+            }
+        });
+    }
+    for _ in 0..10 {
+        let held = take(&holder, ["a"]).await?;
+        let mut places = Vec::new();
+        for dao in &waiting {
+            let claims = ClaimSet::new(["a"], Mode::Shared)?;
+            let asked = AcquireRequest { claims, queue: true, ..request(["a"]) };
+            let Acquired::Queued { wakeup, .. } = dao.acquire(&asked).await? else {
+                return Err("not queued".into());
+            };
+            places.push((dao.clone(), asked, wakeup));
+        }
+        let begun = Instant::now();
+        holder.release(&held).await?;
+        let took = begun.elapsed();
+        let mut turns = JoinSet::new();
+        for (dao, asked, wakeup) in places {
+            turns.spawn(async move {
+                let held = handed(&dao, &asked, wakeup).await?;
+                Ok::<_, crate::place::Error>(dao.release(&held).await?)
+            });
+        }
+        for turn in turns.join_all().await {
+            assert_eq!(turn?.lost, []);
+        }
+        assert!(took < Duration::from_secs(1), "the release took {took:?}");
+    }
     Ok(())
 }

@@ -39,8 +39,9 @@ body: BEGIN
       -- Last, because it tells whether the row was free, like `until` before it.
       fence = IF({ids}.fence < v_now AND {ids}.until = v_now + p_lease AND {ids}.since = v_now
         AND {ids}.attempt = p_attempt AND {ids}.context = p_context, v_now, {ids}.fence);
-    IF ROW_COUNT() = 2 * p_n AND NOT EXISTS (
-        SELECT 1 FROM {marks} WHERE ns = p_ns AND context = p_context AND attempt = p_attempt) THEN
+    SET v_found = ROW_COUNT();
+    SELECT v_found = 2 * p_n AND NOT EXISTS ({mark}) INTO v_found;
+    IF v_found THEN
       COMMIT;
       SELECT CONCAT('G', v_now, REPEAT(CONCAT(',', v_now), p_n - 1)) AS answer, '' AS unrung;
       LEAVE body;
@@ -73,11 +74,9 @@ body: BEGIN
     IF p_n = 1 THEN
       UPDATE {ids} SET fence = v_fence, context = p_context, attempt = p_attempt, owner = p_owner, lease = p_lease,
           until = v_now + p_lease, since = v_now
-        WHERE ns = p_ns AND id = p_id AND NOT EXISTS (
-          SELECT 1 FROM {marks} m WHERE m.ns = p_ns AND m.context = p_context AND m.attempt = p_attempt);
+        WHERE ns = p_ns AND id = p_id AND NOT EXISTS ({mark});
     ELSE
-      INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set} WHERE NOT EXISTS (
-          SELECT 1 FROM {marks} m WHERE m.ns = p_ns AND m.context = p_context AND m.attempt = p_attempt)
+      INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set} WHERE NOT EXISTS ({mark})
         ON DUPLICATE KEY UPDATE fence = v_fence, context = p_context, attempt = p_attempt, owner = p_owner,
           lease = p_lease, until = v_now + p_lease, since = v_now;
     END IF;
@@ -90,7 +89,8 @@ body: BEGIN
     END IF;
     LEAVE body;
   END IF;
-  IF EXISTS (SELECT 1 FROM {marks} WHERE ns = p_ns AND context = p_context AND attempt = p_attempt) THEN
+  SELECT EXISTS ({mark}) INTO v_found;
+  IF v_found THEN
     ROLLBACK;
     SELECT '{"w":1}' AS answer, '' AS unrung;
     LEAVE body;
@@ -105,8 +105,7 @@ body: BEGIN
   END IF;
   SET v_ticket = NULL;
   IF v_waiters > 0 THEN
-    SELECT MAX(number) INTO v_ticket FROM {claims}
-      WHERE attempt = p_attempt AND context = p_context AND ns = p_ns AND state >= 2;
+    SELECT MAX(w.number) INTO v_ticket FROM {places} WHERE {of attempt p};
   END IF;
   CALL {v1_weigh}(p_ns, p_set, p_context, IFNULL(v_ticket, {never}), p_nested, v_now, v_classes);
   IF v_classes NOT REGEXP '[1-6]' THEN
@@ -114,7 +113,7 @@ body: BEGIN
     CALL {v1_given}(p_ns, p_set, p_n, p_context, v_answer);
     SET v_answer = CONCAT('{"now":', v_now, ',"g":[', v_answer, ']}');
     IF v_ticket IS NOT NULL THEN
-      DELETE FROM {claims} WHERE attempt = p_attempt AND context = p_context AND ns = p_ns AND state >= 2;
+      DELETE w FROM {places} WHERE {of attempt p};
     END IF;
     IF v_ticket IS NOT NULL OR (v_waiters > 0 AND v_classes REGEXP 'C') THEN
       -- Its place is free, or permits that it gave back.
@@ -140,10 +139,11 @@ body: BEGIN
       INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set} ON DUPLICATE KEY UPDATE extra = 1;
     ELSE
       -- The place belongs to whoever asked last, who is to be told.
-      UPDATE {claims} SET session = p_session, lease = p_lease, told = 0
-        WHERE attempt = p_attempt AND context = p_context AND ns = p_ns AND state >= 2;
+      UPDATE {places} SET w.session = p_session, w.lease = p_lease, w.told = 0 WHERE {of attempt p};
     END IF;
-    IF NOT EXISTS (SELECT 1 FROM {sessions} WHERE session = p_session AND beat BETWEEN v_now - 1000000 AND v_now) THEN
+    SELECT EXISTS (SELECT 1 FROM {sessions} WHERE session = p_session AND beat BETWEEN v_now - 1000000 AND v_now)
+      INTO v_found;
+    IF NOT v_found THEN
       INSERT INTO {sessions} (session, ns, beat) VALUES (p_session, p_ns, v_now)
         ON DUPLICATE KEY UPDATE beat = v_now;
     END IF;

@@ -155,9 +155,18 @@ BEGIN
   END IF;
 END
 //
+-- Locks those ids of a set on which nobody else works; how many that are.
+CREATE PROCEDURE {v1_lock_free}(p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, OUT p_locked INT)
+SQL SECURITY DEFINER
+BEGIN
+  -- Nothing but rows of ids, so that nothing but work on an id ever keeps a waiter from being served in its turn.
+  SELECT COUNT(*) INTO p_locked FROM {set}
+    STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i} SKIP LOCKED;
+END
+//
 -- The set that an attempt waits for.
 CREATE PROCEDURE {v1_wanted}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_line TINYINT, OUT p_set LONGTEXT CHARACTER SET ascii)
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, OUT p_set LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 BEGIN
   DECLARE v_last, v_id VARBINARY(1024);
@@ -165,10 +174,8 @@ BEGIN
   SET p_set = '[';
   wanted: LOOP
     SET v_one = NULL;
-    SELECT id, CONCAT('["', HEX(id), '",', mode, ',', permits, ',', cap, ']') INTO v_id, v_one
-      FROM {claims} FORCE INDEX (by_attempt)
-      WHERE attempt = p_attempt AND context = p_context AND ns = p_ns AND state = p_line
-        AND (v_last IS NULL OR id > v_last) ORDER BY id LIMIT 1;
+    SELECT w.id, CONCAT('["', HEX(w.id), '",', w.mode, ',', w.permits, ',', w.cap, ']') INTO v_id, v_one
+      FROM {places} WHERE {of attempt p} AND (v_last IS NULL OR w.id > v_last) ORDER BY w.id LIMIT 1;
     IF v_one IS NULL THEN LEAVE wanted; END IF;
     SET p_set = CONCAT(p_set, IF(v_last IS NULL, '', ','), v_one), v_last = v_id;
   END LOOP;
@@ -254,13 +261,10 @@ body: BEGIN
       IF v_wants = 1 THEN
         SET v_locked = 1, v_set = CONCAT('[["', v_hex, '",', v_mode, ',', v_permits, ',', v_cap, ']]');
       ELSE
-        SELECT COUNT(*) INTO v_locked FROM {claims} w FORCE INDEX (by_attempt)
-          STRAIGHT_JOIN {ids} i ON i.ns = w.ns AND i.id = w.id
-          WHERE w.attempt = v_attempt AND w.context = v_context AND w.ns = p_ns AND w.state = v_line
-          {for update of i} SKIP LOCKED;
+        CALL {v1_wanted}(p_ns, v_context, v_attempt, v_set);
+        CALL {v1_lock_free}(p_ns, v_set, v_locked);
         SET v_locked = v_locked = v_wants;
         IF v_locked THEN
-          CALL {v1_wanted}(p_ns, v_context, v_attempt, v_line, v_set);
           CALL {v1_tidy}(p_ns, v_set, p_now, v_ended, v_waiters);
           IF v_ended > 0 THEN
             CALL {v1_prune}(p_ns, v_set, p_now);
@@ -270,7 +274,7 @@ body: BEGIN
       END IF;
       IF NOT v_alive THEN
         IF v_locked THEN
-          DELETE FROM {claims} WHERE attempt = v_attempt AND context = v_context AND ns = p_ns AND state >= 2;
+          DELETE w FROM {places} WHERE {of attempt v};
           SET p_set = v_set;
         ELSE
           SET v_cursors = JSON_SET(v_cursors, CONCAT('$[', v_cursor - 1, '][2]'), v_number);
@@ -283,7 +287,7 @@ body: BEGIN
       END IF;
       IF NOT v_locked OR (NOT v_stands AND (v_classes REGEXP '[KC]' OR v_handed >= 256)) THEN
         -- Its turn has come, but it has to ask.
-        UPDATE {claims} SET told = 2 WHERE ns = p_ns AND id = v_id AND state = v_line AND number = v_number;
+        UPDATE {claims} SET told = 2, until = p_now WHERE ns = p_ns AND id = v_id AND state = v_line AND number = v_number;
         SET v_stands = 1;
         IF NOT FIND_IN_SET(v_session, p_wake) THEN
           SET p_wake = CONCAT(p_wake, v_session, ',');
@@ -294,7 +298,7 @@ body: BEGIN
       END IF;
       IF NOT v_stands THEN
         CALL {v1_grant}(p_ns, v_set, v_classes, v_context, v_attempt, LEAST(v_lease, 2000000), v_owner, v_session, p_now);
-        DELETE FROM {claims} WHERE attempt = v_attempt AND context = v_context AND ns = p_ns AND state >= 2;
+        DELETE w FROM {places} WHERE {of attempt v};
         SET v_handed = v_handed + 1, p_set = v_set;
         IF NOT FIND_IN_SET(v_session, p_wake) THEN
           SET p_wake = CONCAT(p_wake, v_session, ',');

@@ -39,9 +39,10 @@ body: BEGIN
   INSERT INTO {sessions} (session, ns, beat, probe) VALUES (p_session, p_ns, v_now, p_probe)
     ON DUPLICATE KEY UPDATE beat = v_now, probe = IF(p_probe = 0, probe, p_probe);
   COMMIT;
-  IF EXISTS (SELECT 1 FROM {claims} w FORCE INDEX (by_session)
-      STRAIGHT_JOIN {claims} h ON h.ns = w.ns AND h.id = w.id AND h.state = 0 AND h.until <= v_now
-      WHERE w.session = p_session AND w.ns = p_ns AND w.state >= 2) THEN
+  SELECT EXISTS (SELECT 1 FROM {claims} w FORCE INDEX (by_session)
+    STRAIGHT_JOIN {claims} h ON h.ns = w.ns AND h.id = w.id AND h.state = 0 AND h.until <= v_now
+    WHERE w.session = p_session AND w.ns = p_ns AND w.state >= 2) INTO v_ended;
+  IF v_ended THEN
     SELECT CONCAT('[', GROUP_CONCAT(DISTINCT CONCAT('["', HEX(w.id), '"]') ORDER BY w.id), ']') INTO p_set
       FROM {claims} w FORCE INDEX (by_session)
       STRAIGHT_JOIN {claims} h ON h.ns = w.ns AND h.id = w.id AND h.state = 0 AND h.until <= v_now
@@ -72,16 +73,17 @@ body: BEGIN
     IF(v_told = '', '', ','), v_told, '}') AS answer, v_wake AS unrung;
 END
 //
--- What a session is to be told: the sets that were handed to it, but for those of the attempts in `p_known`, and who is
--- to ask. The inside of a JSON object; empty if there is nothing.
+-- What a session is to be told: the sets that were handed to it, and who is to ask, but for what `p_known` marks as told.
+-- The inside of a JSON object; empty if there is nothing. It changes nothing: whoever hears may be interrupted before the
+-- answer is out. What is handed over counts as told when it is confirmed, a turn when the waiter asks.
 CREATE PROCEDURE {v1_told}(
   p_ns INT UNSIGNED, p_session BIGINT, p_known LONGTEXT CHARACTER SET ascii, OUT p_told LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 BEGIN
-  DECLARE v_offers, v_turns, v_given LONGTEXT CHARACTER SET ascii;
+  DECLARE v_offers, v_turns, v_given, v_marks LONGTEXT CHARACTER SET ascii;
   DECLARE v_now BIGINT DEFAULT {clock};
   DECLARE v_offered, v_turned INT DEFAULT 0;
-  DECLARE v_last, v_attempt, v_since, v_lease BIGINT;
+  DECLARE v_last, v_attempt, v_at, v_lease BIGINT;
   DECLARE v_id, v_last_id VARBINARY(1024);
   DECLARE v_context VARBINARY(255);
   SELECT IFNULL(SUM(told = 1), 0), IFNULL(SUM(told = 2), 0) INTO v_offered, v_turned
@@ -89,10 +91,10 @@ BEGIN
   -- One by one, in the order of attempts and ids: grouping would need a temporary table each time.
   offers: WHILE v_offered > 0 DO
     SET v_attempt = NULL, v_offered = v_offered - 1;
-    SELECT o.context, o.attempt, o.id, o.since, o.lease, {given} INTO v_context, v_attempt, v_id, v_since, v_lease, v_given
+    SELECT o.context, o.attempt, o.id, o.since, o.lease, {given} INTO v_context, v_attempt, v_id, v_at, v_lease, v_given
       FROM {claims} o FORCE INDEX (by_session)
       WHERE o.session = p_session AND o.told = 1 AND o.ns = p_ns AND o.state = 0 AND o.until > v_now
-        AND NOT FIND_IN_SET(o.attempt, p_known)
+        AND NOT FIND_IN_SET(CONCAT(o.attempt, ':', o.since), p_known)
         AND (v_last IS NULL OR o.attempt > v_last OR o.attempt = v_last AND o.id > v_last_id)
       ORDER BY o.attempt, o.id LIMIT 1;
     IF v_attempt IS NULL THEN LEAVE offers; END IF;
@@ -100,35 +102,48 @@ BEGIN
       SET v_offers = CONCAT(v_offers, ',', v_given);
     ELSE
       SET v_offers = CONCAT(IFNULL(CONCAT(v_offers, ']},'), ''), '{"c":"', HEX(v_context), '","a":', v_attempt, ',"at":',
-        v_since, ',"lasts":', v_lease, ',"g":[', v_given);
+        v_at, ',"lasts":', v_lease, ',"g":[', v_given);
+      SET v_marks = CONCAT_WS(',', v_marks, CONCAT(v_attempt, ':', v_at));
     END IF;
     SET v_last = v_attempt, v_last_id = v_id;
   END WHILE;
+  SET v_last = NULL;
   turns: WHILE v_turned > 0 DO
     SET v_attempt = NULL, v_turned = v_turned - 1;
-    SELECT w.context, w.attempt INTO v_context, v_attempt FROM {claims} w FORCE INDEX (by_session)
-      WHERE w.session = p_session AND w.told = 2 AND w.ns = p_ns LIMIT 1;
+    SELECT w.context, w.attempt, w.id, w.until INTO v_context, v_attempt, v_id, v_at
+      FROM {claims} w FORCE INDEX (by_session)
+      WHERE w.session = p_session AND w.told = 2 AND w.ns = p_ns
+        AND NOT FIND_IN_SET(CONCAT(w.attempt, ':', w.until), p_known)
+        AND (v_last IS NULL OR w.attempt > v_last OR w.attempt = v_last AND w.id > v_last_id)
+      ORDER BY w.attempt, w.id LIMIT 1;
     IF v_attempt IS NULL THEN LEAVE turns; END IF;
-    UPDATE {claims} SET told = 0 WHERE attempt = v_attempt AND context = v_context AND ns = p_ns AND told = 2;
     SET v_turns = CONCAT(IFNULL(CONCAT(v_turns, ','), ''), '["', HEX(v_context), '",', v_attempt, ']');
+    SET v_marks = CONCAT_WS(',', v_marks, CONCAT(v_attempt, ':', v_at));
+    SET v_last = v_attempt, v_last_id = v_id;
   END WHILE;
   SET v_offers = CONCAT(v_offers, ']}');
-  SET p_told = CONCAT_WS(',', CONCAT('"o":[', v_offers, ']'), CONCAT('"t":[', v_turns, ']'));
+  SET p_told = CONCAT_WS(',', CONCAT('"o":[', v_offers, ']'), CONCAT('"t":[', v_turns, ']'),
+    CONCAT('"known":"', v_marks, '"'));
 END
 //
 -- Waits for the session's turn: until there is something to tell, `v1_ring` interrupts it, or `p_seconds` are over. Who
 -- commits before it rings is never missed: either this is interrupted, wherever it is, or the next call finds it.
--- It sleeps with the caller's own rights: a connection that has somebody else's at the moment can only be interrupted by
--- that one.
+-- It waits with the caller's own rights: a connection that has somebody else's at the moment can only be interrupted by
+-- that one. It waits for a lock that another connection of this process keeps, as `v1_listen` named it, and not in
+-- `SLEEP`: on MariaDB all that sleep share a mutex, with which `KILL QUERY` may get in its own way for two seconds.
 CREATE PROCEDURE {v1_hear}(
-  p_ns INT UNSIGNED, p_session BIGINT, p_known LONGTEXT CHARACTER SET ascii, p_probe BIGINT, p_seconds INT)
+  p_ns INT UNSIGNED, p_session BIGINT, p_kept BIGINT, p_known LONGTEXT CHARACTER SET ascii, p_probe BIGINT,
+  p_seconds INT)
 SQL SECURITY INVOKER
 BEGIN
   DECLARE v_told LONGTEXT CHARACTER SET ascii DEFAULT '';
-  DECLARE v_woken INT;
+  DECLARE v_had INT DEFAULT 0;
   CALL {v1_pending}(p_ns, p_session, p_known, p_probe, v_told);
   IF v_told = '' THEN
-    SET v_woken = SLEEP(p_seconds);
+    SET v_had = GET_LOCK(CONCAT('lockcore:', p_kept), p_seconds);
+    IF v_had THEN
+      SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the connection that keeps the listener waiting is gone';
+    END IF;
   END IF;
   SELECT IF(v_told = '', '', CONCAT('{', v_told, '}')) AS answer, '' AS unrung;
 END
@@ -152,13 +167,7 @@ CREATE PROCEDURE {v1_wake}(p_wake LONGTEXT CHARACTER SET ascii)
 SQL SECURITY INVOKER
 BEGIN
   DECLARE v_wake LONGTEXT CHARACTER SET ascii DEFAULT p_wake;
-  DECLARE v_tries, v_slept INT DEFAULT 0;
   CALL {v1_ring}(v_wake);
-  -- Whoever has other rights at the moment is about to sleep.
-  WHILE v_wake <> '' AND v_tries < 5 DO
-    SET v_tries = v_tries + 1, v_slept = SLEEP(0.002);
-    CALL {v1_ring}(v_wake);
-  END WHILE;
   SELECT '' AS answer, v_wake AS unrung;
 END
 //
@@ -184,7 +193,7 @@ BEGIN
     SET v_now = {clock};
     CALL {v1_tidy}(p_ns, p_set, v_now, v_ended, v_waiters);
     CALL {v1_prune}(p_ns, p_set, v_now);
-    DELETE FROM {claims} WHERE session = p_session AND ns = p_ns AND state >= 2;
+    DELETE w FROM {claims} w FORCE INDEX (by_session) WHERE w.session = p_session AND w.ns = p_ns AND w.state >= 2;
     CALL {v1_serve}(p_ns, p_set, v_now, '', 0, v_wake);
     CALL {v1_settle}(p_ns, p_set);
   END IF;
@@ -194,7 +203,8 @@ BEGIN
   SELECT '' AS answer, v_wake AS unrung;
 END
 //
--- Holds the name of a session, so that it can be woken, and tells whether it is this connection's.
+-- Holds the name of a session, so that it can be woken, and tells whether it is this connection's. Also the name by which
+-- a connection keeps the one that listens waiting.
 CREATE PROCEDURE {v1_listen}(p_session BIGINT)
 SQL SECURITY INVOKER
 BEGIN

@@ -83,7 +83,7 @@ body: BEGIN
           LEFT JOIN {sessions} s ON s.session = w.session AND {alive s}
           WHERE w.ns = p_ns AND w.id = v_id AND w.state IN (2, 3) AND s.session IS NULL AND w.wants = 1 LIMIT 1;
         IF v_attempt IS NULL OR v_done >= v_room THEN LEAVE gone; END IF;
-        DELETE FROM {claims} WHERE attempt = v_attempt AND context = v_context AND ns = p_ns AND state >= 2;
+        DELETE w FROM {places} WHERE {of attempt v};
         SET v_done = v_done + ROW_COUNT();
       END LOOP;
       SET v_attempt = NULL;
@@ -91,13 +91,10 @@ body: BEGIN
         LEFT JOIN {sessions} s ON s.session = w.session AND {alive s}
         WHERE w.ns = p_ns AND w.id = v_id AND w.state IN (2, 3) AND s.session IS NULL AND w.wants > 1 LIMIT 1;
       IF v_attempt IS NOT NULL THEN
-        SELECT COUNT(*), CONCAT('[', GROUP_CONCAT(CONCAT('["', HEX(i.id), '"]') ORDER BY i.id), ']')
-          INTO v_locked, v_set FROM {claims} w FORCE INDEX (by_attempt)
-          STRAIGHT_JOIN {ids} i ON i.ns = w.ns AND i.id = w.id
-          WHERE w.attempt = v_attempt AND w.context = v_context AND w.ns = p_ns AND w.state >= 2
-          {for update of i} SKIP LOCKED;
+        CALL {v1_wanted}(p_ns, v_context, v_attempt, v_set);
+        CALL {v1_lock_free}(p_ns, v_set, v_locked);
         IF v_locked = v_places THEN
-          DELETE FROM {claims} WHERE attempt = v_attempt AND context = v_context AND ns = p_ns AND state >= 2;
+          DELETE w FROM {places} WHERE {of attempt v};
           SET v_done = v_done + 1, p_set = v_set;
         END IF;
       END IF;
@@ -111,7 +108,7 @@ body: BEGIN
     END IF;
   END WHILE;
   IF v_room > 0 THEN
-    DELETE FROM {marks} WHERE ns = p_ns AND until <= v_now LIMIT v_room;
+    DELETE FROM {marks} WHERE ns = p_ns AND until <= v_now ORDER BY until LIMIT v_room;
     SET v_done = ROW_COUNT();
     SET v_removed = v_removed + v_done;
     IF v_done = v_room THEN SET v_more = 1; END IF;

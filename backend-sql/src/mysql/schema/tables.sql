@@ -18,7 +18,7 @@ CREATE TABLE IF NOT EXISTS {ids} (
 //
 -- state: 0 held, 1 was held until its context asked for another mode, 2 waits and obeys holders only, 3 waits in line.
 -- number: a holder's fence, a waiter's ticket. session: who is to be told; 0 for what is held and confirmed. told: what
--- there is to tell: 0 nothing, 1 that it is offered, 2 that its turn has come.
+-- there is to tell: 0 nothing, 1 that it is offered, 2 that its turn has come; `until` is then since when.
 CREATE TABLE IF NOT EXISTS {claims} (
   ns INT UNSIGNED NOT NULL,
   id VARBINARY(1024) NOT NULL,

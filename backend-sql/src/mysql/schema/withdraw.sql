@@ -19,7 +19,7 @@ body: BEGIN
   IF v_freed > 0 THEN
     CALL {v1_prune}(p_ns, p_set, v_now);
   END IF;
-  DELETE FROM {claims} WHERE attempt = p_attempt AND context = p_context AND ns = p_ns AND state >= 2;
+  DELETE w FROM {places} WHERE {of attempt p};
   IF NOT p_undo THEN
     SELECT COUNT(*), IFNULL(SUM(o.attempt = p_attempt), 0) INTO v_all, v_any FROM {set} STRAIGHT_JOIN {claims} o
       ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0 AND o.context = p_context AND NOT o.broken AND {keeps o};
