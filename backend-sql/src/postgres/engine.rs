@@ -28,7 +28,10 @@ mod flag {
     pub(super) const ASYNC: i64 = 8;
 }
 
-const ISOLATION: &str = "SET default_transaction_isolation TO 'read committed'";
+/// The level, whatever the role's or the database's default is; and plans that are made once, by the indexes: one that was
+/// made while a table was small would otherwise read all of it until somebody analyzes it.
+const SETTINGS: &str = "SET default_transaction_isolation TO 'read committed'; SET plan_cache_mode TO force_generic_plan; \
+                        SET enable_seqscan TO off; SET jit TO off";
 
 /// Locks in a PostgreSQL database; see the [module](super) for what it does how.
 pub type PostgresLockDao<I = String, C = Uuid> = ServerLockDao<I, C, Postgres>;
@@ -243,9 +246,9 @@ impl Engine for Postgres {
             Source::Own(options) => {
                 let mut link = Link::Own(Box::new(options.connect().await.map_err(unconnected)?));
                 if self.options.prepared {
-                    // Whatever the role's or the database's default is. Behind a pooler that would be somebody else's
-                    // connection next; there the routines refuse another level.
-                    link.run(ISOLATION).await.map_err(ServerError::unasked)?;
+                    // Behind a pooler that would be somebody else's connection next; there the routines refuse another
+                    // level.
+                    link.run(SETTINGS).await.map_err(ServerError::unasked)?;
                 }
                 Ok(link)
             }

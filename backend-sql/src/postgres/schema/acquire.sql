@@ -5,60 +5,63 @@ CREATE OR REPLACE FUNCTION {v1_acquire}(
 DECLARE
   -- Before the rows are locked: a lease that counts from here ends no later than its holder believes.
   v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
-  v_lapses int8;
+  v_set text;
   v_fence int8;
   v_grants int8;
   v_count int8;
-  v_fences int8[];
+  v_fences text;
   v_ids bytea[];
 BEGIN
   IF p_flags & 8 = 8 THEN
-    PERFORM set_config('synchronous_commit', 'off', true);
+    v_set := set_config('synchronous_commit', 'off', true);
   END IF;
-  IF p_modes IS NULL THEN
-    -- The usual case, in one statement: all of it is wanted exclusively, and nothing is in the way. Everything that could
-    -- be is in the row, of which the condition sees the state that it locks; so this is sound though it is one statement.
-    v_lapses := v_now + 8 * p_lease;
-    IF cardinality(p_ids) = 1 THEN
+  -- The usual case, in one statement: all of it is wanted exclusively, and nothing is in the way. Everything that could be
+  -- is in the row, of which the condition sees the state that it locks; so this is sound though it is one statement. What
+  -- is not simple - a query, PERFORM - costs as much as the statement itself, and has its place behind it.
+  IF p_modes IS NULL AND cardinality(p_ids) = 1 THEN
+    UPDATE {lock} SET fence = greatest(fence + 1, v_now), grants = grants + 1, expires = v_now + p_lease, lease = p_lease,
+      since = v_now, attempt = p_attempt, replaces = 0, busy = 1, context = p_context, owner = p_owner,
+      lapses = CASE WHEN lapses >= v_now + p_lease THEN lapses ELSE v_now + 8 * p_lease END
+      WHERE ns = p_ns AND id = p_ids[1] AND (busy = 0 OR busy = 1 AND expires <= v_now) RETURNING fence INTO v_fence;
+    IF FOUND THEN
+      RETURN 'G' || v_fence;
+    END IF;
+    INSERT INTO {lock}
+      (ns, id, fence, grants, expires, lease, since, attempt, session, replaces, lapses, busy, context, owner)
+      VALUES (p_ns, p_ids[1], v_now, 1, v_now + p_lease, p_lease, v_now, p_attempt, 0, 0, v_now + 8 * p_lease, 1,
+        p_context, p_owner)
+      ON CONFLICT (ns, id) DO NOTHING;
+    IF FOUND THEN
+      IF EXISTS (SELECT FROM {namespace} n WHERE n.ns = p_ns AND n.floor >= v_now) THEN
+        RETURN {v1_above_floor}(p_ns, p_ids);
+      END IF;
+      RETURN 'G' || v_now;
+    END IF;
+  ELSIF p_modes IS NULL THEN
+    WITH taken AS (
       INSERT INTO {lock} AS l
         (ns, id, fence, grants, expires, lease, since, attempt, session, replaces, lapses, busy, context, owner)
-        VALUES (p_ns, p_ids[1], v_now, 1, v_now + p_lease, p_lease, v_now, p_attempt, 0, 0, v_lapses, 1, p_context, p_owner)
+        SELECT p_ns, u.id, v_now, 1, v_now + p_lease, p_lease, v_now, p_attempt, 0, 0, v_now + 8 * p_lease, 1, p_context,
+          p_owner FROM unnest(p_ids) AS u (id)
         ON CONFLICT (ns, id) DO UPDATE SET fence = greatest(l.fence + 1, excluded.fence), grants = l.grants + 1,
           expires = excluded.expires, lease = excluded.lease, since = excluded.since, attempt = excluded.attempt,
           replaces = 0, busy = 1, context = excluded.context, owner = excluded.owner,
           lapses = CASE WHEN l.lapses >= excluded.expires THEN l.lapses ELSE excluded.lapses END
           WHERE l.busy = 0 OR l.busy = 1 AND l.expires <= excluded.since
-        RETURNING l.fence, l.grants INTO v_fence, v_grants;
-      IF FOUND THEN
-        IF v_grants = 1 AND EXISTS (SELECT FROM {namespace} n WHERE n.ns = p_ns AND n.floor >= v_fence) THEN
-          RETURN {v1_above_floor}(p_ns, p_ids);
-        END IF;
-        RETURN 'G' || v_fence;
-      END IF;
-    ELSE
-      WITH taken AS (
-        INSERT INTO {lock} AS l
-          (ns, id, fence, grants, expires, lease, since, attempt, session, replaces, lapses, busy, context, owner)
-          SELECT p_ns, u.id, v_now, 1, v_now + p_lease, p_lease, v_now, p_attempt, 0, 0, v_lapses, 1, p_context, p_owner
-          FROM unnest(p_ids) AS u (id)
-          ON CONFLICT (ns, id) DO UPDATE SET fence = greatest(l.fence + 1, excluded.fence), grants = l.grants + 1,
-            expires = excluded.expires, lease = excluded.lease, since = excluded.since, attempt = excluded.attempt,
-            replaces = 0, busy = 1, context = excluded.context, owner = excluded.owner,
-            lapses = CASE WHEN l.lapses >= excluded.expires THEN l.lapses ELSE excluded.lapses END
-            WHERE l.busy = 0 OR l.busy = 1 AND l.expires <= excluded.since
-          RETURNING l.id, l.fence, l.grants)
-      SELECT count(*), min(grants), min(fence), array_agg(fence), array_agg(id)
-        INTO v_count, v_grants, v_fence, v_fences, v_ids FROM taken;
-      IF v_count = cardinality(p_ids) THEN
-        IF v_grants = 1 AND EXISTS (SELECT FROM {namespace} n WHERE n.ns = p_ns AND n.floor >= v_fence) THEN
-          RETURN {v1_above_floor}(p_ns, p_ids);
-        END IF;
-        RETURN 'G' || array_to_string(v_fences, ',');
-      END IF;
+        RETURNING l.id, l.fence, l.grants)
+    SELECT count(*), min(grants), string_agg(fence::text, ','), array_agg(id)
+      INTO v_count, v_grants, v_fences, v_ids FROM taken;
+    IF v_count < cardinality(p_ids) THEN
       -- Not all: what was taken is given back. Nobody has seen it.
       IF v_count > 0 THEN
         UPDATE {lock} SET busy = 0 WHERE ns = p_ns AND id = ANY (v_ids);
       END IF;
+    ELSIF v_grants > 1 THEN
+      RETURN 'G' || v_fences;
+    ELSIF EXISTS (SELECT FROM {namespace} n WHERE n.ns = p_ns AND n.floor >= v_now) THEN
+      RETURN {v1_above_floor}(p_ns, p_ids);
+    ELSE
+      RETURN 'G' || v_fences;
     END IF;
   END IF;
   RETURN {v1_acquire_slowly}(p_ns, p_context, p_attempt, p_ids,
@@ -67,7 +70,8 @@ BEGIN
     coalesce(p_limits, array_fill(0::int8, ARRAY[cardinality(p_ids)])), p_lease, p_owner, p_flags, p_session);
 END {$};
 
--- The clock was set back behind what was swept: the fences of a set that was just taken go on above that.
+-- The clock was set back behind what was swept: the fences of a set that was just taken, with rows that are new, go on
+-- above that.
 CREATE OR REPLACE FUNCTION {v1_above_floor}(p_ns bytea, p_ids bytea[]) RETURNS text LANGUAGE plpgsql AS {$}
 BEGIN
   UPDATE {lock} SET fence = greatest(fence, (SELECT n.floor + 1 FROM {namespace} n WHERE n.ns = p_ns))

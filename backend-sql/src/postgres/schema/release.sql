@@ -5,6 +5,8 @@ CREATE OR REPLACE PROCEDURE {v1_release}(
   p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_flags int8, INOUT lost text) LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
+  v_set text;
+  v_freed bytea[];
   v_told text[];
 BEGIN
   IF cardinality(p_ids) = 1 THEN
@@ -13,38 +15,41 @@ BEGIN
       AND context = p_context AND expires > v_now;
     IF FOUND THEN
       IF p_flags <> 0 THEN
-        PERFORM set_config('synchronous_commit', 'off', true);
+        v_set := set_config('synchronous_commit', 'off', true);
+      END IF;
+      lost := '';
+      RETURN;
+    END IF;
+  ELSE
+    v_freed := {v1_release_plain}(p_ns, p_context, p_ids, p_fences, v_now);
+    IF v_freed IS NULL THEN
+      IF p_flags <> 0 THEN
+        v_set := set_config('synchronous_commit', 'off', true);
       END IF;
       lost := '';
       RETURN;
     END IF;
   END IF;
-  IF cardinality(p_ids) > 1 AND {v1_release_all}(p_ns, p_context, p_ids, p_fences, v_now) THEN
-    IF p_flags <> 0 THEN
-      PERFORM set_config('synchronous_commit', 'off', true);
-    END IF;
-    lost := '';
-    RETURN;
-  END IF;
-  SELECT r.lost, r.told INTO lost, v_told FROM {v1_release_many}(p_ns, p_context, p_ids, p_fences) AS r;
+  SELECT r.lost, r.told INTO lost, v_told FROM {v1_release_many}(p_ns, p_context, p_ids, p_fences, v_freed) AS r;
   IF p_flags & 8 = 8 OR (p_flags & 1 = 1 AND cardinality(v_told) = 0) THEN
-    PERFORM set_config('synchronous_commit', 'off', true);
+    v_set := set_config('synchronous_commit', 'off', true);
   END IF;
   IF cardinality(v_told) > 0 THEN
     COMMIT;
-    PERFORM set_config('synchronous_commit', 'off', true);
+    v_set := set_config('synchronous_commit', 'off', true);
     PERFORM {v1_tell}(v_told);
   END IF;
 END {$};
 
 -- The same for many ids, in one statement that takes the rows in the order of the ids (an UPDATE of many rows has no
--- order, and would deadlock with those who take them in order). All or nothing: what was done is undone together with the
--- locks of the rows, which are then taken again in order.
-CREATE OR REPLACE FUNCTION {v1_release_all}(
-  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_now int8) RETURNS boolean LANGUAGE plpgsql AS {$}
+-- order, and would deadlock with those who take them in order). NULL if that was all; else what it freed, and the rows of
+-- the others are locked.
+CREATE OR REPLACE FUNCTION {v1_release_plain}(
+  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_now int8) RETURNS bytea[] LANGUAGE plpgsql AS {$}
 DECLARE
   v_count int8;
   v_grants int8;
+  v_freed bytea[];
 BEGIN
   WITH freed AS (
     INSERT INTO {lock} AS l
@@ -53,19 +58,22 @@ BEGIN
         FROM unnest(p_ids, p_fences) AS u (id, fence)
       ON CONFLICT (ns, id) DO UPDATE SET busy = 0
         WHERE l.busy = 1 AND l.fence = excluded.fence AND l.context = excluded.context AND l.expires > excluded.expires
-      RETURNING l.grants)
-  SELECT count(*), min(grants) INTO v_count, v_grants FROM freed;
-  -- Not one was missing, so that it was made (with no grants).
+      RETURNING l.id, l.grants)
+  SELECT count(*), min(grants), array_agg(id) FILTER (WHERE grants > 0) INTO v_count, v_grants, v_freed FROM freed;
   IF v_count = cardinality(p_ids) AND v_grants > 0 THEN
-    RETURN true;
+    RETURN NULL;
   END IF;
-  RAISE EXCEPTION USING ERRCODE = 'LC001';
-EXCEPTION WHEN SQLSTATE 'LC001' THEN
-  RETURN false;
+  IF v_grants = 0 THEN
+    -- What was gone, and was made by this statement (with no grants), is not made anew.
+    DELETE FROM {lock} WHERE ns = p_ns AND id = ANY (p_ids) AND grants = 0 AND context = p_context AND lease = 0;
+  END IF;
+  RETURN coalesce(v_freed, '{}');
 END {$};
 
+-- What is left of a release: all but p_done.
 CREATE OR REPLACE FUNCTION {v1_release_many}(
-  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], OUT lost text, OUT told text[]) LANGUAGE plpgsql AS {$}
+  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_done bytea[], OUT lost text, OUT told text[])
+  LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8;
   v_waits boolean;
@@ -83,6 +91,9 @@ BEGIN
     CROSS JOIN LATERAL (SELECT FROM {lock} k WHERE k.ns = p_ns AND k.id = u.id FOR UPDATE) AS l;
   v_now := {v1_now}();
   FOR i IN 1 .. cardinality(p_ids) LOOP
+    IF p_ids[i] = ANY (p_done) THEN
+      CONTINUE;
+    END IF;
     v_reason := NULL;
     SELECT * INTO r FROM {lock} WHERE ns = p_ns AND id = p_ids[i];
     IF r.busy & 1 = 1 AND r.fence = p_fences[i] AND r.context = p_context THEN
@@ -138,11 +149,12 @@ DECLARE
   v_lost text;
   v_reason int4;
   v_offered boolean := false;
+  v_set text;
   r {lock};
   h {holder};
 BEGIN
   IF p_flags & 8 = 8 THEN
-    PERFORM set_config('synchronous_commit', 'off', true);
+    v_set := set_config('synchronous_commit', 'off', true);
   END IF;
   IF cardinality(p_ids) = 1 THEN
     -- The usual case: held exclusively, confirmed, not broken, not over, and not made shorter.
