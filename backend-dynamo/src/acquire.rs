@@ -8,8 +8,9 @@ use crate::{
     decide::{self, Asker, Verdict},
     error::StoreError,
     row::Row,
+    send::Written,
     store::Store,
-    write::{Write, Written},
+    write::Write,
 };
 
 /// A request in stored forms.
@@ -26,7 +27,6 @@ pub(crate) struct Ask {
 /// One claim in stored form.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
-    pub(crate) stored: String,
     pub(crate) key: String,
     pub(crate) mode: Mode,
 }
@@ -140,22 +140,22 @@ impl Store {
     }
 
     /// What to write to grant the set under `fence`, or what is in the way.
-    fn plan(&self, ask: &Ask, known: &[Known], now: Now, fence: u64) -> Result<Plan, StoreError> {
+    fn plan<'a>(&self, ask: &'a Ask, known: &[Known], now: Now, fence: u64) -> Result<Plan<'a>, StoreError> {
         let asker = ask.asker();
         let mut plan = Plan::default();
         let mut fences = Vec::new();
         for (position, (claim, known)) in ask.claims.iter().zip(known).enumerate() {
-            let Wanted { key, mode, stored } = claim;
+            let Wanted { key, mode } = claim;
             let Some(old) = known else {
                 let entry = asker.entry(*mode, &[], fence, now);
-                plan.writes.push(Write::take(key, self.names(), asker, &entry, now));
                 plan.granted.push(Granted {
                     mode: *mode,
                     fence,
-                    permits: entry.permits,
+                    permits: entry.permits.clone(),
                     in_use: InUse::of([*mode]).units(),
                 });
-                fences.push(stored);
+                plan.writes.push(Write::take(key, asker, entry, now));
+                fences.push(key);
                 continue;
             };
             let mut row = old.clone().unwrap_or_default();
@@ -164,13 +164,13 @@ impl Store {
                 Verdict::Withdrawn => return Err(StoreError::Withdrawn),
                 Verdict::Blocked(reason) => {
                     if rebased {
-                        plan.rebased.push(Write::replace(key, self.names(), old.as_ref(), &row, now));
+                        plan.rebased.push(Write::replace(key, old.as_ref(), row, now));
                     }
                     plan.conflicts.push((position, reason));
                 }
                 Verdict::Granted(granted) => {
                     if granted.fence == fence {
-                        fences.push(stored);
+                        fences.push(key);
                     }
                     plan.writes.push(match (old, row.holder(asker.context)) {
                         (Some(old), Some(own))
@@ -180,20 +180,20 @@ impl Store {
                                 && !rebased
                                 && old.is_shared_by_the_living(now) =>
                         {
-                            Write::join(key, self.names(), old, asker, own)
+                            Write::join(key, old, asker, own.clone())
                         }
                         // Nobody is there any more: whoever comes next, the same condition as without a look holds.
                         (Some(old), Some(own)) if !rebased && old.is_free_for_all(now) => {
-                            Write::take(key, self.names(), asker, own, now)
+                            Write::take(key, asker, own.clone(), now)
                         }
-                        _ => Write::replace(key, self.names(), old.as_ref(), &row, now),
+                        _ => Write::replace(key, old.as_ref(), row, now),
                     });
                     plan.granted.push(granted);
                 }
             }
         }
         if self.settings.strict_fence {
-            let noted = fences.into_iter().map(|stored| Write::fence(self.keys.fence(stored), fence));
+            let noted = fences.into_iter().map(|key| Write::fence(self.keys.fence_of(key), fence));
             plan.writes.extend(noted);
         }
         Ok(plan)
@@ -219,17 +219,18 @@ impl Store {
         let keys: Vec<String> = rest.iter().map(|claim| claim.key.clone()).collect();
         let known: Vec<Known> = self.read(&keys, self.deadline()).await?.into_iter().map(Some).collect();
         let now = self.now()?;
-        let plan = self.plan(&ask.part(rest), &known, now, self.clock.fence(now, 0))?;
+        let rest = ask.part(rest);
+        let plan = self.plan(&rest, &known, now, self.clock.fence(now, 0))?;
         Ok(plan.conflicts.into_iter().map(|(at, reason)| (from + at, reason)).collect())
     }
 }
 
 /// A step of an acquire.
 #[derive(Default)]
-struct Plan {
-    writes: Vec<Write>,
+struct Plan<'a> {
+    writes: Vec<Write<'a>>,
     granted: SmallVec<[Granted; 1]>,
     conflicts: Vec<(usize, ConflictReason<String>)>,
     /// Items in the way with a lease from the future, counted from now instead.
-    rebased: Vec<Write>,
+    rebased: Vec<Write<'a>>,
 }

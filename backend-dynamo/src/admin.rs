@@ -13,8 +13,9 @@ use crate::{
     decide::{left, left_of},
     error::StoreError,
     row::{Break, Row},
+    send::Written,
     store::Store,
-    write::{Write, Written},
+    write::Write,
 };
 
 /// An item and the stored form of its id.
@@ -132,7 +133,7 @@ impl Store {
             if !changed {
                 return Ok(answer);
             }
-            let write = Write::replace(&key, self.names(), old.as_ref(), &row, now);
+            let write = Write::replace(&key, old.as_ref(), row, now);
             match self.write(&[write], deadline).await? {
                 Written::Done => return Ok(answer),
                 Written::Refused { found, .. } => {

@@ -39,6 +39,19 @@ pub(crate) struct Names {
     pub(crate) index: Option<String>,
 }
 
+/// As in the tables of the system that this one succeeds.
+impl Default for Names {
+    fn default() -> Self {
+        Names {
+            id: "id".to_owned(),
+            context: "contextId".to_owned(),
+            created: "created".to_owned(),
+            expires: "expires".to_owned(),
+            index: None,
+        }
+    }
+}
+
 /// The settings once they are off the builder.
 #[derive(Clone)]
 pub(crate) struct Settings {
@@ -68,13 +81,7 @@ impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
             credentials: None,
             timeout: Duration::from_secs(5),
             attempt_timeout: Duration::from_secs(2),
-            names: Names {
-                id: "id".to_owned(),
-                context: "contextId".to_owned(),
-                created: "created".to_owned(),
-                expires: "expires".to_owned(),
-                index: None,
-            },
+            names: Names::default(),
             large_sets: LargeSets::Refuse,
             strict_fence: false,
             ahead: 0,

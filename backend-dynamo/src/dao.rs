@@ -60,10 +60,8 @@ impl<I: Ident, C: ContextId> DynamoLockDao<I, C> {
     }
 
     fn ask(&self, request: &AcquireRequest<I, C>) -> Ask {
-        let claims = request.claims.iter().map(|claim| {
-            let stored = claim.target.stored().into_owned();
-            Wanted { key: self.store.keys.lock(&stored), stored, mode: claim.mode }
-        });
+        let claims =
+            request.claims.iter().map(|claim| Wanted { key: self.key(&claim.target), mode: claim.mode });
         Ask {
             context: request.context.stored().into_owned(),
             attempt: request.attempt.0,

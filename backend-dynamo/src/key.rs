@@ -29,8 +29,9 @@ impl Keys {
         format!("{}{stored}", self.prefix)
     }
 
-    /// The key of the item that keeps the id's fence, whatever becomes of the id's own.
-    pub(crate) fn fence(&self, stored: &str) -> String {
+    /// The key of the item that keeps the fence of the id with this key, whatever becomes of the id's own.
+    pub(crate) fn fence_of(&self, key: &str) -> String {
+        let stored = self.stored(key).unwrap_or(key);
         format!("{RESERVED}-fence#{}#{stored}", self.namespace)
     }
 
@@ -62,8 +63,9 @@ mod tests {
             for id in ids {
                 let key = of.lock(id);
                 assert_eq!(of.stored(&key), Some(id), "{key}");
-                assert_eq!(of.stored(&of.fence(id)), None);
-                keys.extend([key, of.fence(id)]);
+                assert_eq!(of.stored(&of.fence_of(&key)), None);
+                let fence = of.fence_of(&key);
+                keys.extend([key, fence]);
             }
         }
         let count = keys.len();

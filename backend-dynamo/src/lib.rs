@@ -53,7 +53,7 @@
 //! They outlast release, expiry, breaks, TTL and what other clients do, as every number is at least the service's time. If
 //! something removes an item - TTL, another client's unlock or replacement, the loss of the table - its next fence is
 //! above the last one, provided that more time has passed since the last grant than the estimates of the two clients are
-//! wide: at worst some two seconds; TTL, which collects hours after the end, is no danger.
+//! wide: at worst some two seconds. (TTL may collect a free item at once, and usually does so hours later.)
 //! [`strict_fence`](DynamoBuilder::strict_fence) removes that bound, but for the loss of the table.
 //!
 //! # What to know
@@ -62,6 +62,11 @@
 //! - Sets of more than 100 ids are refused, or [taken in chunks](LargeSets::Chunks), which is **not atomic**.
 //! - Another client's unlock may delete a lock of ours: the next renewal tells it as vanished. What such a client writes
 //!   has no fence.
+//! - With an item goes what it remembers: that a lock was broken (the holder is then told that it vanished), a freeze,
+//!   and a withdrawal, which has to be remembered for as long as its request may be on its way - some ten times the
+//!   timeout. TTL never collects a frozen id or one that is held; were it to collect a free one within that time, a
+//!   request that arrives late would take it, for its lease.
+//! - A freeze while another client holds the id keeps us out of it, and other clients only until that lease ends.
 //! - Listing and `release_context` read the whole table, consistently; the index over contexts, which lags behind, is
 //!   never read. There is no sweep: TTL collects.
 //! - A region's table only, or one with strongly consistent replicas: global tables that are eventually consistent are
@@ -90,10 +95,13 @@ mod dao;
 mod decide;
 mod doctor;
 mod error;
+mod item;
 mod key;
 mod release;
 mod row;
 mod schema;
+mod send;
+mod spelling;
 mod store;
 mod withdraw;
 mod write;

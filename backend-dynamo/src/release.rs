@@ -8,9 +8,11 @@ use crate::{
     acquire::PERMITS_NAMED,
     clock::Now,
     error::StoreError,
-    row::{Entry, Row, up},
+    item::up,
+    row::{Entry, Row},
+    send::Written,
     store::Store,
-    write::{Write, Written},
+    write::Write,
 };
 
 /// A grant in stored forms.
@@ -93,17 +95,15 @@ impl Store {
             let (mut writes, mut positions) = (Vec::new(), Vec::new());
             for (position, (key, fence)) in locks.iter().enumerate() {
                 let write = match known.get(&position) {
-                    None => self.blind(hold, key, *fence, doing, now),
+                    None => blind(hold, key, *fence, doing, now),
                     Some(row) => match step(row, hold, *fence, doing, now) {
-                        Step::Blind => self.blind(hold, key, *fence, doing, now),
-                        Step::Leave(own) => Write::leave(key, &hold.context, &own),
-                        Step::RenewWithin => {
-                            Write::renew_within(key, self.names(), &hold.context, *fence, hold.lease, now)
-                        }
-                        Step::Change(new) => Write::replace(key, self.names(), Some(row), &new, now),
+                        Step::Blind => blind(hold, key, *fence, doing, now),
+                        Step::Leave(own) => Write::leave(key, &hold.context, own),
+                        Step::RenewWithin => Write::renew_within(key, &hold.context, *fence, hold.lease, now),
+                        Step::Change(new) => Write::replace(key, Some(row), new, now),
                         Step::ChangeLost(new, reason) => {
                             losses.insert(position, reason);
-                            Write::replace(key, self.names(), Some(row), &new, now)
+                            Write::replace(key, Some(row), new, now)
                         }
                         Step::Lost(reason) => {
                             losses.insert(position, reason);
@@ -136,12 +136,12 @@ impl Store {
         }
         unreachable!("the loop ends by returning")
     }
+}
 
-    fn blind(&self, hold: &Hold, key: &str, fence: u64, doing: Doing, now: Now) -> Write {
-        match doing {
-            Doing::Free => Write::free(key, self.names(), &hold.context, fence, now),
-            Doing::Renew => Write::renew(key, self.names(), &hold.context, fence, hold.lease, now),
-        }
+fn blind<'a>(hold: &'a Hold, key: &'a str, fence: u64, doing: Doing, now: Now) -> Write<'a> {
+    match doing {
+        Doing::Free => Write::free(key, &hold.context, fence, now),
+        Doing::Renew => Write::renew(key, &hold.context, fence, hold.lease, now),
     }
 }
 

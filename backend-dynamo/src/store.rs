@@ -18,8 +18,10 @@ use crate::{
     clock::{Now, ServiceClock},
     config::{Names, Settings, TRANSACTION},
     error::{Failure, StoreError},
+    item::Item,
     key::Keys,
-    row::{Item, Row},
+    row::Row,
+    spelling::Spelling,
 };
 
 /// Pauses between two tries to read.
@@ -47,6 +49,7 @@ pub struct Usage {
 pub(crate) struct Store {
     pub(crate) settings: Settings,
     pub(crate) keys: Keys,
+    pub(crate) spelling: Spelling,
     pub(crate) clients: Clients,
     pub(crate) clock: Arc<ServiceClock>,
     requests: AtomicU64,
@@ -66,6 +69,7 @@ impl Store {
         let (clients, clock) = Clients::new(&settings, of).await;
         let store = Store {
             keys: Keys::new(&settings.namespace),
+            spelling: Spelling::new(&settings.names),
             settings,
             clients,
             clock,

@@ -4,13 +4,7 @@ use lockcore::{Granted, Withdraw};
 use smallvec::SmallVec;
 
 use crate::{
-    acquire::Ask,
-    clock::Now,
-    decide,
-    error::StoreError,
-    row::Row,
-    store::Store,
-    write::{Write, Written},
+    acquire::Ask, clock::Now, decide, error::StoreError, row::Row, send::Written, store::Store, write::Write,
 };
 
 impl Store {
@@ -69,7 +63,7 @@ impl Store {
                     continue;
                 }
                 row.prune(now);
-                writes.push(Write::replace(key, self.names(), old.as_ref(), &row, now));
+                writes.push(Write::replace(key, old.as_ref(), row, now));
                 positions.push(position);
             }
             if writes.is_empty() {
