@@ -1,47 +1,76 @@
 //! What locks cost: requests, and the units that the engine counts for them. `--nocapture` is not needed: the table is
 //! printed at the end of the run.
 
+mod front;
 mod support;
 
 use std::{
     process::ExitCode,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
+use front::rig::{self, Rig, SET, operation_of};
 use lockcore::{Claim, LockingService, Wait};
 use lockcore_conformance::{
-    Store,
-    servers::{self, Kind, TestResult, shared, trial},
+    eventually,
+    servers::{self, Kind, TestResult, trial},
 };
 use lockcore_dynamo::{DynamoLockDao, Usage};
-use support::Table;
+use support::run_python;
 use uuid::Uuid;
 
+/// The lock client of AWS, in Python (`python-dynamodb-lock`, after the Java one): takes so many ids and releases them, and
+/// prints requests and units by operation.
+const AWS_CLIENT: &str = r#"
+import json, sys
+import boto3
+from python_dynamodb_lock.python_dynamodb_lock import DynamoDBLockClient
+
+endpoint, table, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+keys = dict(region_name="eu-central-1", aws_access_key_id="test", aws_secret_access_key="test")
+service = boto3.resource("dynamodb", endpoint_url=endpoint, **keys)
+DynamoDBLockClient.create_dynamodb_table(service.meta.client, table_name=table)
+service.meta.client.get_waiter("table_exists").wait(TableName=table)
+spent = {}
+
+def ask(params, model, **_):
+    if model.name.endswith("Item"):
+        params["ReturnConsumedCapacity"] = "TOTAL"
+
+def count_it(parsed, model, **_):
+    requests, units = spent.get(model.name, (0, 0))
+    spent[model.name] = (requests + 1, units + parsed.get("ConsumedCapacity", {}).get("CapacityUnits", 0))
+
+service.meta.client.meta.events.register("before-parameter-build.dynamodb.*", ask)
+service.meta.client.meta.events.register("after-call.dynamodb.*", count_it)
+client = DynamoDBLockClient(service, table_name=table)
+locks = [client.acquire_lock(f"lock-{number}") for number in range(count)]
+for lock in locks:
+    lock.release(best_effort=False)
+client.close()
+for operation, (requests, units) in sorted(spent.items()):
+    print(operation, requests, units)
+"#;
+
 fn main() -> ExitCode {
+    // One after the other: they measure.
     servers::run_many(
-        4,
+        1,
         [
+            trial(Kind::DynamoDb, "a_set_is_two_requests", requests),
+            trial(Kind::DynamoDb, "a_set_is_two_round_trips", round_trips),
             trial(Kind::DynamoDb, "sets_cost_a_request_and_their_items", sets),
+            trial(Kind::DynamoDb, "the_client_of_aws_needs_three_requests_an_id", aws_client),
             trial(Kind::DynamoDb, "company_costs_a_second_request", company),
             trial(Kind::DynamoDb, "waiting_costs_reads", waiting),
         ],
     )
 }
 
-struct Rig {
-    table: Table,
-    store: Store<Table>,
-    dao: Arc<DynamoLockDao>,
-}
-
-async fn rig() -> Result<Rig, Box<dyn std::error::Error + Send + Sync>> {
-    let server = shared(Kind::DynamoDb).await?;
-    let table = Table::at(server.url()).within(&Uuid::new_v4().simple().to_string());
-    let store = Store::new(Arc::new(table.clone())).await;
-    let dao = table.builder().own_clock().open().await?;
-    dao.count_units();
-    Ok(Rig { table, store, dao: Arc::new(dao) })
+async fn counted() -> Result<Rig, rig::Error> {
+    let rig = Rig::new().await?;
+    rig.dao.count_units();
+    Ok(rig)
 }
 
 /// What `step` cost.
@@ -58,8 +87,8 @@ async fn cost<T>(dao: &DynamoLockDao, step: impl Future<Output = T>) -> (T, Usag
 }
 
 async fn sets() -> TestResult {
-    let rig = rig().await?;
-    let caller = rig.store.caller().through(&rig.dao);
+    let rig = counted().await?;
+    let caller = rig.caller();
     println!("| step | requests | write units | read units |\n| --- | --- | --- | --- |");
     for count in [1, 10, 100] {
         let ids: Vec<String> = (0..count).map(|number| format!("{count}/{number}")).collect();
@@ -73,15 +102,36 @@ async fn sets() -> TestResult {
             );
             assert_eq!(spent.requests, 1, "{step} {count}");
             let units = if count == 1 { 1.0 } else { 2.0 * f64::from(count) };
-            // An engine that does not count says 0.
-            assert!(spent.write_units <= units && spent.read_units == 0.0, "{step} {count}: {spent:?}");
+            assert_eq!((spent.write_units, spent.read_units), (units, 0.0), "{step} {count}");
         }
     }
     Ok(())
 }
 
+async fn aws_client() -> TestResult {
+    let rig = counted().await?;
+    let caller = rig.caller();
+    for count in [1, 10, 100_u32] {
+        let ids: Vec<String> = (0..count).map(|number| format!("{count}/{number}")).collect();
+        let (grant, take) = cost(&rig.dao, caller.take(&ids)).await;
+        let ((), release) = cost(&rig.dao, caller.free(&grant)).await;
+        let table = format!("aws-{}", Uuid::new_v4());
+        let said = run_python(AWS_CLIENT, [rig.engine.clone(), table, count.to_string()]).await?;
+        println!(
+            "{count} ids, {} requests of ours, theirs: {}",
+            take.requests + release.requests,
+            said.replace('\n', ", ")
+        );
+        for operation in ["GetItem", "PutItem", "DeleteItem"] {
+            assert!(said.contains(&format!("{operation} {count} {count}.0")), "{said}");
+        }
+        assert_eq!(take.requests + release.requests, 2);
+    }
+    Ok(())
+}
+
 async fn company() -> TestResult {
-    let rig = rig().await?;
+    let rig = counted().await?;
     for (name, claim) in [("shared", Claim::shared("a")), ("slot", Claim::slots("b", 5))] {
         let first = rig.store.caller().through(&rig.dao);
         first.take([claim.clone()]).await;
@@ -98,7 +148,7 @@ async fn company() -> TestResult {
 async fn waiting() -> TestResult {
     const WATCHED: Duration = Duration::from_secs(10);
     for waiters in [1, 100] {
-        let rig = rig().await?;
+        let rig = counted().await?;
         let holder = rig.store.caller();
         let held = holder.take(["a"]).await;
         let locks = LockingService::new(rig.open().await);
@@ -113,7 +163,13 @@ async fn waiting() -> TestResult {
                 })
             })
             .collect();
-        tokio::time::sleep(Duration::from_secs(3)).await;
+        // First each is refused for itself.
+        eventually("all of them wait", || async {
+            let before = usage(&locks).requests;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            (before >= waiters && usage(&locks).requests - before <= 3).then_some(())
+        })
+        .await;
         let (before, since) = (usage(&locks), Instant::now());
         tokio::time::sleep(WATCHED).await;
         let (after, watched) = (usage(&locks), since.elapsed());
@@ -140,8 +196,58 @@ async fn waiting() -> TestResult {
     Ok(())
 }
 
-impl Rig {
-    async fn open(&self) -> DynamoLockDao {
-        self.table.builder().own_clock().open().await.expect("the engine answers")
+async fn requests() -> TestResult {
+    let rig = Rig::new().await?;
+    let locks = LockingService::new(rig.open().await);
+    for count in [1, 2, 10, 100] {
+        for shared in [false, true] {
+            let ids: Vec<String> = (0..count).map(|number| format!("{count}/{number}")).collect();
+            let claims: Vec<_> = match shared {
+                true => ids.iter().map(|id| Claim::shared(id.clone())).collect(),
+                false => ids.iter().map(|id| Claim::exclusive(id.clone())).collect(),
+            };
+            for _ in 0..2 {
+                rig.front.counted();
+                locks.with_locks(claims.clone(), || async { Ok::<_, std::io::Error>(()) }).await?;
+                let counted = rig.front.counted();
+                let expected = [(operation_of(count).to_owned(), 2)].into();
+                assert_eq!(counted, expected, "{count} ids, shared: {shared}");
+            }
+        }
+        for shared in [false, true] {
+            let ids: Vec<_> = (0..count).map(|number| format!("renewed {shared} {count}/{number}")).collect();
+            let claims: Vec<_> = match shared {
+                true => ids.iter().map(|id| Claim::shared(id.clone())).collect(),
+                false => ids.iter().map(|id| Claim::exclusive(id.clone())).collect(),
+            };
+            let caller = rig.caller();
+            let grant = caller.take(claims).await;
+            rig.front.counted();
+            caller.keep(&grant).await;
+            assert_eq!(rig.front.counted(), [(operation_of(count).to_owned(), 1)].into(), "a renewal is one");
+            caller.free(&grant).await;
+        }
     }
+    Ok(())
+}
+
+async fn round_trips() -> TestResult {
+    let rig = Rig::new().await?;
+    let locks = LockingService::new(rig.open().await);
+    let warm = || locks.with_locks(["warm"], || async { Ok::<_, std::io::Error>(()) });
+    warm().await?;
+    rig.front.delay(Duration::from_millis(10));
+    rig.front.counted();
+    for ids in [vec!["a"], SET.to_vec()] {
+        let mut fastest = Duration::MAX;
+        for _ in 0..10 {
+            let begun = Instant::now();
+            locks.with_locks(ids.clone(), || async { Ok::<_, std::io::Error>(()) }).await?;
+            fastest = fastest.min(begun.elapsed());
+        }
+        assert!(fastest >= Duration::from_millis(40), "{fastest:?}");
+        println!("{} ids behind 10 ms each way: {fastest:?}", ids.len());
+        assert_eq!(rig.front.counted().values().sum::<usize>(), 20, "two for each set");
+    }
+    Ok(())
 }

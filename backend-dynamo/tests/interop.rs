@@ -3,20 +3,15 @@
 
 mod support;
 
-use std::{
-    path::PathBuf,
-    process::{Command, ExitCode, Stdio},
-    sync::Arc,
-    time::Duration,
-};
+use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use lockcore::{Conflict, ConflictReason, LockDao, LossReason, StoredContext};
 use lockcore_conformance::{
     Caller, Store, eventually,
-    servers::{self, Kind, ServerError, TestResult, Trial, shared, trial},
+    servers::{self, Kind, TestResult, Trial, shared, trial},
 };
 use lockcore_dynamo::DynamoLockDao;
-use support::Table;
+use support::{Table, run_python};
 use uuid::Uuid;
 
 /// `lock ID CONTEXT SECONDS` and `unlock ID`, as the other client does both; prints what came of it.
@@ -71,6 +66,7 @@ fn trials() -> Vec<Trial> {
         fences_outlast_its_unlock_and_its_lock
         strict_fences_outlast_whatever_it_does
         its_lock_can_be_broken_and_released_by_context
+        a_freeze_outlasts_its_lease
     }
 }
 
@@ -93,10 +89,7 @@ impl Rig {
         strict: bool,
     ) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
         let server = shared(Kind::DynamoDb).await?;
-        if !python().is_file() {
-            let reason = format!("no {}: tests/servers/ensure.sh makes it", python().display());
-            return Err(ServerError::Unavailable { kind: Kind::DynamoDb, reason }.into());
-        }
+        support::python()?;
         let table = format!("seed-{}", Uuid::new_v4());
         let base = Table::at(server.url());
         let [id, context, created, expires] = names.split(',').collect::<Vec<_>>()[..] else {
@@ -123,19 +116,11 @@ impl Rig {
 
     /// What the other client says.
     async fn other(&self, arguments: &[&str]) -> String {
-        let mut command = Command::new(python());
-        command.args(["-c", CLIENT, &self.endpoint, &self.table, self.names]).args(arguments);
-        command.stderr(Stdio::inherit());
-        let output = tokio::task::spawn_blocking(move || command.output()).await;
-        let output = output.expect("it does not panic").expect("Python runs");
-        assert!(output.status.success(), "the other client failed");
-        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        let arguments =
+            [&self.endpoint, &self.table, self.names].into_iter().chain(arguments.iter().copied());
+        let said = run_python(CLIENT, arguments.map(str::to_owned)).await;
+        said.expect("there was a Python at the beginning")
     }
-}
-
-/// The Python that `tests/servers/ensure.sh` makes.
-fn python() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/servers/bin/python")
 }
 
 fn holder(conflicts: &[Conflict<String, Uuid>]) -> &lockcore::Holder<Uuid> {
@@ -280,11 +265,8 @@ async fn strict_fences_outlast_whatever_it_does() -> TestResult {
     // What the id's own item knew is gone, and the fence item knows a number from the future.
     let far = grant.locks[0].granted.fence + 3_600_000_000;
     let key = "lockcore-fence##00";
-    let output = Command::new(python())
-        .args(["-c", "import sys, boto3\nboto3.client('dynamodb', endpoint_url=sys.argv[1], region_name='eu-central-1', aws_access_key_id='test', aws_secret_access_key='test').put_item(TableName=sys.argv[2], Item={'id': {'S': sys.argv[3]}, 'fence': {'N': sys.argv[4]}})"])
-        .args([&rig.endpoint, &rig.table, key, &far.to_string()])
-        .status()?;
-    assert!(output.success());
+    let put = "import sys, boto3\nboto3.client('dynamodb', endpoint_url=sys.argv[1], region_name='eu-central-1', aws_access_key_id='test', aws_secret_access_key='test').put_item(TableName=sys.argv[2], Item={'id': {'S': sys.argv[3]}, 'fence': {'N': sys.argv[4]}})";
+    run_python(put, [rig.endpoint.clone(), rig.table.clone(), key.to_owned(), far.to_string()]).await?;
     rig.other(&["lock", "00", "theirs", "60"]).await;
     rig.other(&["unlock", "00"]).await;
     let again = caller.take(["00"]).await;
@@ -305,5 +287,23 @@ async fn its_lock_can_be_broken_and_released_by_context() -> TestResult {
     assert_eq!(rig.other(&["lock", "a", &context.to_string(), "60"]).await, "granted");
     assert_eq!(rig.dao.release_context(&context).await?, [target]);
     rig.caller().take(["a"]).await;
+    Ok(())
+}
+
+/// A frozen id stays so when the lease that another client has of it ends, though that is what others see of it.
+async fn a_freeze_outlasts_its_lease() -> TestResult {
+    let rig = Rig::new().await?;
+    let target = lockcore::Target::Id("a".to_owned());
+    assert_eq!(rig.other(&["lock", "a", "theirs", "5"]).await, "granted");
+    rig.dao.freeze(&target, true).await?;
+    let caller = rig.caller();
+    eventually("its lease is over", || async {
+        assert_eq!(caller.refused(["a"]).await[0].reason, ConflictReason::Frozen);
+        rig.dao.inspect(&target).await.expect("the engine answers").holders.is_empty().then_some(())
+    })
+    .await;
+    assert_eq!(caller.refused(["a"]).await[0].reason, ConflictReason::Frozen);
+    rig.dao.freeze(&target, false).await?;
+    caller.take(["a"]).await;
     Ok(())
 }

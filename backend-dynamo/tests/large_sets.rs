@@ -5,15 +5,13 @@ mod support;
 
 use std::{process::ExitCode, sync::Arc};
 
-use front::{Fault, Front};
+use front::{Fault, rig::Rig};
 use lockcore::{BackendErrorKind, BadRequest, LockDao, LockingError, LockingService, Withdraw, Withdrawn};
-use lockcore_conformance::{
-    Caller, Store,
-    servers::{self, Kind, TestResult, shared, trial},
-};
-use lockcore_dynamo::{DynamoLockDao, LargeSets};
-use support::Table;
+use lockcore_conformance::servers::{self, Kind, TestResult, trial};
+use lockcore_dynamo::{DynamoBuilder, LargeSets};
 use uuid::Uuid;
+
+type Builder = DynamoBuilder<String, Uuid>;
 
 fn main() -> ExitCode {
     servers::run_many(
@@ -27,27 +25,8 @@ fn main() -> ExitCode {
     )
 }
 
-struct Rig {
-    front: Front,
-    store: Store<Table>,
-    dao: Arc<DynamoLockDao>,
-}
-
-impl Rig {
-    async fn new(large_sets: LargeSets) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
-        let server = shared(Kind::DynamoDb).await?;
-        let namespace = Uuid::new_v4().simple().to_string();
-        let store = Store::new(Arc::new(Table::at(server.url()).within(&namespace))).await;
-        let front = Front::before(server.address()).await?;
-        let builder = Table::at(front.url()).within(&namespace).builder().large_sets(large_sets);
-        let dao = Arc::new(builder.open().await?);
-        front.counted();
-        Ok(Rig { front, store, dao })
-    }
-
-    fn caller(&self) -> Caller<DynamoLockDao> {
-        self.store.caller().through(&self.dao)
-    }
+fn large(max: usize) -> impl FnOnce(Builder) -> Builder {
+    move |builder| builder.large_sets(LargeSets::Chunks { max })
 }
 
 fn ids(count: usize) -> Vec<String> {
@@ -55,7 +34,7 @@ fn ids(count: usize) -> Vec<String> {
 }
 
 async fn refused() -> TestResult {
-    let rig = Rig::new(LargeSets::Refuse).await?;
+    let rig = Rig::new().await?;
     let dao = Arc::into_inner(rig.dao).expect("nobody else has it");
     let locks = LockingService::new(dao);
     let outcome = locks.with_locks(ids(101), || async { Ok::<_, std::io::Error>(()) }).await;
@@ -67,7 +46,7 @@ async fn refused() -> TestResult {
 }
 
 async fn chunks() -> TestResult {
-    let rig = Rig::new(LargeSets::Chunks { max: 1000 }).await?;
+    let rig = Rig::with(large(1000)).await?;
     let caller = rig.caller();
     let grant = caller.take(ids(250)).await;
     assert_eq!(rig.front.counted()["TransactWriteItems"], 3);
@@ -80,7 +59,7 @@ async fn chunks() -> TestResult {
 }
 
 async fn given_back() -> TestResult {
-    let rig = Rig::new(LargeSets::Chunks { max: 1000 }).await?;
+    let rig = Rig::with(large(1000)).await?;
     let (holder, caller) = (rig.caller(), rig.caller());
     holder.take(["0150", "0249"]).await;
     let before = caller.take(["0003"]).await;
@@ -94,7 +73,7 @@ async fn given_back() -> TestResult {
 }
 
 async fn failed() -> TestResult {
-    let rig = Rig::new(LargeSets::Chunks { max: 1000 }).await?;
+    let rig = Rig::with(large(1000)).await?;
     let caller = rig.caller();
     // The second chunk is denied, and what was taken given back.
     rig.front.next("TransactWriteItems", Fault::Pass, 1);

@@ -11,7 +11,7 @@
 #
 # Beside these, whatever the way: redis-server, of which the tests start clusters, replicas, sentinels and others of
 # their own set-up as processes, pgbouncer, which they put before Postgres, a Python that can make a virtual
-# environment, in which they run redis-py, and such an environment in target/servers with an engine and a client of
+# environment, in which they run redis-py, and such an environment in target/servers with an engine and clients of
 # DynamoDB.
 #
 # What cannot be had is no error here: its tests show as ignored, or fail with LOCKCORE_REQUIRE_SERVERS=1.
@@ -19,8 +19,8 @@
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 kinds=(redis postgres mariadb mysql dynamodb)
-# of PyPI: an engine for the tests of DynamoDB, and the client of other programs
-python=("$here/../../target/servers" ministack==1.5.* boto3==1.*)
+# of PyPI: an engine for the tests of DynamoDB, the client of other programs, and AWS' own lock client
+python=("$here/../../target/servers" ministack==1.5.* boto3==1.* python-dynamodb-lock==0.9.*)
 declare -A use=() package=([redis]=redis-server [postgres]=postgresql [mariadb]=mariadb-server)
 
 # setting KIND SUFFIX: the value of LOCKCORE_TEST_<KIND>_<SUFFIX>
@@ -103,10 +103,10 @@ beside() {
   PATH=$PATH:/usr/sbin command -v pgbouncer >/dev/null || missing+=(pgbouncer)
   python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
   [ ${#missing[@]} -eq 0 ] || install "${missing[@]}"
-  [ -e "${python[0]}/complete" ] && return
+  [ "$(cat "${python[0]}/complete" 2>/dev/null)" = "${python[*]:1}" ] && return
   echo "ensure: getting ${python[*]:1} from PyPI" >&2
   { python3 -m venv "${python[0]}" && "${python[0]}/bin/pip" -q install "${python[@]:1}" \
-    && touch "${python[0]}/complete"; } >/dev/null 2>&1 || echo "ensure: no ${python[*]:1} to be had" >&2
+    && echo "${python[*]:1}" >"${python[0]}/complete"; } >/dev/null 2>&1 || echo "ensure: no ${python[*]:1} to be had" >&2
 }
 
 # programs KIND...: fills in `use` by programs, installing what is missing where that is ours to do

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 
+pub mod rig;
+
 use std::{
     collections::BTreeMap,
     io,
@@ -17,6 +19,7 @@ use aws_sdk_dynamodb::primitives::{DateTime, DateTimeFormat};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::{TcpListener, TcpStream},
+    sync::Notify,
     task::AbortHandle,
 };
 
@@ -35,6 +38,10 @@ pub enum Fault {
     Cancel(&'static str),
     /// A batch of reads is left unprocessed.
     Unprocessed,
+    /// What the engine says of a table is told with these fields besides.
+    Described(serde_json::Value),
+    /// It reaches the engine once this is notified.
+    Wait(Arc<Notify>),
     /// Nothing: this one is only counted off.
     Pass,
 }
@@ -103,12 +110,12 @@ impl Front {
         *self.state.delay.lock().expect("no test panics inside") = delay;
     }
 
-    /// Answers are dated so many seconds later.
+    /// The service's clock, as far as answers tell it and signatures are compared with it, is so many seconds ahead.
     pub fn shift_date(&self, seconds: i64) {
         self.state.date_shift.store(seconds, SeqCst);
     }
 
-    /// Refuses what is signed at another time than now, as the real service does.
+    /// Refuses what is signed at another time than the service's, as the real one does.
     pub fn check_signatures(&self) {
         self.state.checks_signatures.store(true, SeqCst);
     }
@@ -144,7 +151,7 @@ async fn serve(client: TcpStream, state: &State) -> io::Result<()> {
         let delay = *state.delay.lock().expect("no test panics inside");
         tokio::time::sleep(delay).await;
         let answer = match fault(state, &operation) {
-            _ if state.checks_signatures.load(SeqCst) && !is_signed_now(&request) => {
+            _ if state.checks_signatures.load(SeqCst) && !is_signed_now(&request, state) => {
                 forged(400, "InvalidSignatureException", "")
             }
             None | Some(Fault::Pass) => ask(state, &mut engine, &request).await?,
@@ -160,6 +167,11 @@ async fn serve(client: TcpStream, state: &State) -> io::Result<()> {
             }
             Some(Fault::Cancel(reason)) => cancelled(reason, &request),
             Some(Fault::Unprocessed) => unprocessed(&request),
+            Some(Fault::Described(more)) => described(ask(state, &mut engine, &request).await?, more),
+            Some(Fault::Wait(gate)) => {
+                gate.notified().await;
+                ask(state, &mut engine, &request).await?
+            }
         };
         tokio::time::sleep(delay).await;
         write(&mut client, answer, state).await?;
@@ -230,8 +242,7 @@ async fn read(stream: &mut BufReader<TcpStream>) -> io::Result<Message> {
 }
 
 async fn write(client: &mut BufReader<TcpStream>, answer: Message, state: &State) -> io::Result<()> {
-    let date = now() + state.date_shift.load(SeqCst);
-    let date = DateTime::from_secs(date).fmt(DateTimeFormat::HttpDate).map_err(io::Error::other)?;
+    let date = DateTime::from_secs(state.now()).fmt(DateTimeFormat::HttpDate).map_err(io::Error::other)?;
     let mut head = format!("{}\r\ndate: {date}\r\ncontent-length: {}\r\n", answer.first, answer.body.len());
     for (name, value) in answer.headers {
         if !["date", "content-length", "connection"].contains(&name.as_str()) {
@@ -242,19 +253,23 @@ async fn write(client: &mut BufReader<TcpStream>, answer: Message, state: &State
     client.write_all(&answer.body).await
 }
 
-fn now() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() as i64)
+impl State {
+    /// The service's time, as this front has it.
+    fn now(&self) -> i64 {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() as i64);
+        now + self.date_shift.load(SeqCst)
+    }
 }
 
 /// Within five minutes, as the real service wants it.
-fn is_signed_now(request: &Message) -> bool {
+fn is_signed_now(request: &Message, state: &State) -> bool {
     let signed = request.header("x-amz-date").and_then(|date| {
         let at = |from, to| date.get(from..to);
         let (day, time) = ((at(0, 4)?, at(4, 6)?, at(6, 8)?), (at(9, 11)?, at(11, 13)?, at(13, 15)?));
         let text = format!("{}-{}-{}T{}:{}:{}Z", day.0, day.1, day.2, time.0, time.1, time.2);
         DateTime::from_str(&text, DateTimeFormat::DateTime).ok()
     });
-    signed.is_some_and(|signed| (signed.secs() - now()).abs() <= 300)
+    signed.is_some_and(|signed| (signed.secs() - state.now()).abs() <= 300)
 }
 
 fn forged(status: u16, code: &str, more: &str) -> Message {
@@ -284,4 +299,12 @@ fn unprocessed(request: &Message) -> Message {
         body: body.to_string().into_bytes(),
         ..forged(200, "", "")
     }
+}
+
+fn described(answer: Message, more: serde_json::Value) -> Message {
+    let mut body: serde_json::Value = serde_json::from_slice(&answer.body).expect("the engine sends JSON");
+    for (name, value) in more.as_object().expect("an object") {
+        body["Table"][name] = value.clone();
+    }
+    Message { body: body.to_string().into_bytes(), ..answer }
 }

@@ -2,10 +2,18 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    path::PathBuf,
+    process::{Command, Stdio},
+    sync::Arc,
+    time::Duration,
+};
 
 use lockcore::LockDao;
-use lockcore_conformance::Backend;
+use lockcore_conformance::{
+    Backend,
+    servers::{Kind, ServerError},
+};
 use lockcore_dynamo::{DynamoBuilder, DynamoLockDao};
 use uuid::Uuid;
 
@@ -31,6 +39,12 @@ impl Table {
         self
     }
 
+    /// The table's name, and what the keys of this namespace begin with.
+    pub fn keys(&self) -> (String, String) {
+        let namespace = self.namespace.as_deref().unwrap_or_default();
+        (self.table.to_string(), format!("lockcore#{namespace}#"))
+    }
+
     /// How to open it.
     pub fn builder(&self) -> DynamoBuilder<String, Uuid> {
         DynamoLockDao::builder()
@@ -40,14 +54,17 @@ impl Table {
             .table(&*self.table)
             // Many tests share a slow engine, and race on purpose.
             .timeout(Duration::from_secs(20))
+            .attempt_timeout(Duration::from_secs(10))
             .namespace(self.namespace.as_deref().unwrap_or_default())
     }
 
-    /// Opens it, and makes it if need be.
+    /// Opens it, and makes it if need be. Its TTL goes by an attribute that no item has: an engine collects within a
+    /// minute what the service leaves for hours, and with it what a check wants remembered. What TTL does is checked by
+    /// tests that do it themselves.
     pub async fn open(&self) -> DynamoLockDao {
-        let dao = self.builder().open().await.expect("the engine answers");
-        dao.migrate().await.expect("the table can be made");
-        dao
+        let maker = self.builder().expires_attribute("collected").open().await.expect("the engine answers");
+        maker.migrate().await.expect("the table can be made");
+        self.builder().open().await.expect("the engine answers")
     }
 }
 
@@ -73,4 +90,27 @@ impl Backend for Table {
 /// Waits for `future` on a runtime of its own.
 pub fn blocking<F: Future>(future: F) -> F::Output {
     tokio::runtime::Runtime::new().expect("a runtime can be made").block_on(future)
+}
+
+/// The Python that `tests/servers/ensure.sh` makes, with other clients of DynamoDB.
+pub fn python() -> Result<PathBuf, ServerError> {
+    let python = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/servers/bin/python");
+    if python.is_file() {
+        return Ok(python);
+    }
+    let reason = format!("no {}: tests/servers/ensure.sh makes it", python.display());
+    Err(ServerError::Unavailable { kind: Kind::DynamoDb, reason })
+}
+
+/// Runs a program of the other clients' language, and gives what it prints.
+pub async fn run_python(
+    program: &str,
+    arguments: impl IntoIterator<Item = String>,
+) -> Result<String, ServerError> {
+    let mut command = Command::new(python()?);
+    command.args(["-c", program]).args(arguments).stderr(Stdio::inherit());
+    let output = tokio::task::spawn_blocking(move || command.output()).await;
+    let output = output.expect("it does not panic").expect("Python runs");
+    assert!(output.status.success(), "the other client failed");
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

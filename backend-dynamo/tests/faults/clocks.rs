@@ -1,0 +1,105 @@
+//! Wrong clocks: this machine's, one of the service's hosts', another client's.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use lockcore::{ConflictReason, Grant};
+use lockcore_conformance::servers::TestResult;
+use uuid::Uuid;
+
+use crate::front::rig::{Rig, SET, operation_of};
+
+pub(super) async fn a_clock_an_hour_off_works_and_takes_nothing_early() -> TestResult {
+    for ahead in [3600, -3600] {
+        let rig = Rig::new().await?;
+        rig.front.check_signatures();
+        let off = rig.table.builder().own_clock().pretend_ahead(ahead).open().await?;
+        let off = rig.store.caller().through(&Arc::new(off));
+        let lease = Duration::from_secs(5);
+        let holder = rig.caller().with_lease(lease);
+        let begun = Instant::now();
+        holder.take(["a"]).await;
+        off.take_soon(["a"]).await;
+        assert!(
+            begun.elapsed() >= lease,
+            "taken over after {:?} with a clock {ahead} s ahead",
+            begun.elapsed()
+        );
+        // And the other way: what it writes ends for the others when it should.
+        let begun = Instant::now();
+        let short = off.clone().with_lease(lease);
+        short.take(["b"]).await;
+        rig.caller().take_soon(["b"]).await;
+        let taken_over = begun.elapsed();
+        assert!(taken_over >= lease && taken_over < lease + Duration::from_secs(6), "{taken_over:?}");
+    }
+    Ok(())
+}
+
+/// The signature of a write is refused for its time; the next one is made with what was learned from that.
+pub(super) async fn a_clock_that_is_set_between_two_writes_is_learned_anew() -> TestResult {
+    for ids in [&SET[..1], &SET] {
+        let rig = Rig::new().await?;
+        rig.front.check_signatures();
+        let (first, second) = (rig.caller(), rig.caller());
+        let held = first.take(ids.iter().copied()).await;
+        first.free(&held).await;
+        rig.front.shift_date(3600);
+        rig.front.counted();
+        second.take(ids.iter().copied()).await;
+        assert_eq!(rig.front.counted(), [(operation_of(ids.len()).to_owned(), 2)].into());
+    }
+    Ok(())
+}
+
+pub(super) async fn an_answer_with_a_wrong_date_takes_nothing_early() -> TestResult {
+    let rig = Rig::new().await?;
+    let holder = rig.caller();
+    holder.take(["a"]).await;
+    let other = rig.other().await;
+    other.refused(["a"]).await;
+    // One answer from a host whose clock is off.
+    rig.front.shift_date(3600);
+    other.refused(["a"]).await;
+    rig.front.shift_date(0);
+    for _ in 0..3 {
+        other.refused(["a"]).await;
+    }
+    Ok(())
+}
+
+pub(super) async fn a_grant_from_the_future_counts_from_now() -> TestResult {
+    let rig = Rig::new().await?;
+    rig.front.shift_date(3600);
+    let lease = Duration::from_secs(5);
+    let ahead = rig.other().await.with_lease(lease);
+    ahead.take(["a"]).await;
+    // The service's clock is set back.
+    rig.front.shift_date(0);
+    let later = rig.other().await;
+    let conflicts = later.refused(["a"]).await;
+    let ConflictReason::Held { holders, .. } = &conflicts[0].reason else { panic!("{conflicts:?}") };
+    assert!(holders[0].remaining.is_some_and(|left| left <= lease), "{holders:?}");
+    let begun = Instant::now();
+    later.take_soon(["a"]).await;
+    assert!(begun.elapsed() < lease + Duration::from_secs(6), "{:?}", begun.elapsed());
+    Ok(())
+}
+
+pub(super) async fn a_fence_ahead_of_our_clock_is_topped() -> TestResult {
+    let rig = Rig::new().await?;
+    for ids in [&SET[..1], &SET] {
+        rig.front.shift_date(60);
+        let ahead = rig.other().await;
+        let grant = ahead.take(ids.iter().copied()).await;
+        ahead.free(&grant).await;
+        rig.front.shift_date(0);
+        let fence = |grant: &Grant<String, Uuid>| grant.locks[0].granted.fence;
+        let later = rig.other().await.take(ids.iter().copied()).await;
+        assert!(fence(&later) > fence(&grant), "{later:?} after {grant:?}");
+        rig.caller().free(&later).await;
+    }
+    Ok(())
+}

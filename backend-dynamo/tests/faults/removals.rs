@@ -1,0 +1,250 @@
+//! What TTL collects, at any moment: an item whose `expires` is past, whether its id is free or its lease over.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use aws_sdk_dynamodb::{
+    Client, Config,
+    config::{BehaviorVersion, Credentials, Region},
+    error::ProvideErrorMetadata,
+    types::AttributeValue,
+};
+use lockcore::{Claim, LockDao, LossReason, Target, Withdraw, Withdrawn};
+use lockcore_conformance::{eventually, race, servers::TestResult};
+use tokio::sync::Notify;
+
+use crate::front::{
+    Fault,
+    rig::{Rig, SET, operation_of},
+};
+
+/// By how much the estimates of two clients that know nothing of each other can make fences differ, as the crate's front
+/// page says, and a little for this machine.
+const BOUND: Duration = Duration::from_millis(2_500);
+
+/// Collects, as the service's TTL does: but at once.
+#[derive(Clone)]
+struct Collector {
+    client: Client,
+    table: String,
+    prefix: String,
+}
+
+impl Collector {
+    fn of(rig: &Rig) -> Self {
+        let config = Config::builder()
+            .behavior_version(BehaviorVersion::v2026_01_12())
+            .http_client(aws_smithy_http_client::Builder::new().build_http())
+            .region(Region::new("eu-central-1"))
+            .credentials_provider(Credentials::new("test", "test", None, None, "tests"))
+            .endpoint_url(rig.engine.trim_end_matches('/'));
+        let (table, prefix) = rig.table.keys();
+        Collector { client: Client::from_conf(config.build()), table, prefix }
+    }
+
+    /// What stands in the namespace.
+    async fn items(&self) -> Vec<HashMap<String, AttributeValue>> {
+        let scan = self.client.scan().table_name(&self.table).consistent_read(true);
+        let scan = scan.filter_expression("begins_with(id,:p)");
+        let scan = scan.expression_attribute_values(":p", AttributeValue::S(self.prefix.clone()));
+        let pages = scan.into_paginator().items().send().collect::<Result<Vec<_>, _>>().await;
+        pages.expect("the engine answers")
+    }
+
+    /// Removes what is past, and tells how many items that were.
+    async fn collect(&self) -> usize {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later").as_secs();
+        let mut removed = 0;
+        for item in self.items().await {
+            let expires = item.get("expires").and_then(|expires| expires.as_n().ok()?.parse::<u64>().ok());
+            if expires.is_none_or(|expires| expires >= now) {
+                continue;
+            }
+            let delete = self.client.delete_item().table_name(&self.table).key("id", item["id"].clone());
+            let delete = delete.condition_expression("expires<:n");
+            let delete = delete.expression_attribute_values(":n", AttributeValue::N(now.to_string()));
+            match delete.send().await {
+                Ok(_) => removed += 1,
+                // It was taken in between.
+                Err(error) => {
+                    let code = error.as_service_error().and_then(ProvideErrorMetadata::code);
+                    assert_eq!(code, Some("ConditionalCheckFailedException"), "{error:?}");
+                }
+            }
+        }
+        removed
+    }
+}
+
+pub(super) async fn fences_outlast_the_collection_of_free_items() -> TestResult {
+    let rig = Rig::new().await?;
+    let collector = Collector::of(&rig);
+    let mut last = 0;
+    for round in 0..3 {
+        // Each as a process of its own, which has just learned the service's time.
+        let caller = rig.other().await;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+        let grant = caller.take(SET).await;
+        for lock in &grant.locks {
+            let fence = lock.granted.fence;
+            assert!(fence > last, "round {round}: {fence} after {last}");
+            let ahead =
+                Duration::from_micros(fence).checked_sub(now).expect("never behind the service's clock");
+            assert!(ahead < BOUND, "{ahead:?} ahead of the service's clock");
+        }
+        last = grant.locks.iter().map(|lock| lock.granted.fence).max().expect("there are some");
+        caller.free(&grant).await;
+        assert_eq!(collector.collect().await, SET.len(), "a free item may be collected at once");
+        tokio::time::sleep(BOUND).await;
+    }
+    // The same process keeps above its own last fence, however soon.
+    let caller = rig.caller();
+    for _ in 0..5 {
+        let grant = caller.take(["a"]).await;
+        assert!(grant.locks[0].granted.fence > last);
+        last = grant.locks[0].granted.fence;
+        caller.free(&grant).await;
+        assert_eq!(collector.collect().await, 1);
+    }
+    Ok(())
+}
+
+pub(super) async fn strict_fences_outlast_it_within_the_bounds_too() -> TestResult {
+    let rig = Rig::with(|builder| builder.strict_fence(true)).await?;
+    let collector = Collector::of(&rig);
+    let mut last = 0;
+    for ahead in [2, 1, 0, 0, 0] {
+        // Within the bounds: one whose estimate is at the upper end of them, then one at the lower.
+        rig.front.shift_date(ahead);
+        let strict = rig.table.builder().own_clock().strict_fence(true).open().await?;
+        let caller = rig.store.caller().through(&Arc::new(strict));
+        let grant = caller.take(SET).await;
+        let fence = |position: usize| grant.locks[position].granted.fence;
+        assert!((0..SET.len()).all(|position| fence(position) > last), "{grant:?} after {last}");
+        last = (0..SET.len()).map(fence).max().expect("there are some");
+        caller.free(&grant).await;
+        rig.front.shift_date(0);
+        assert_eq!(collector.collect().await, SET.len(), "the ids' items alone");
+    }
+    Ok(())
+}
+
+pub(super) async fn what_is_held_is_never_collected() -> TestResult {
+    let rig = Rig::new().await?;
+    let collector = Collector::of(&rig);
+    let lease = Duration::from_secs(5);
+    let (one, two) = (rig.caller().with_lease(lease), rig.caller().with_lease(lease));
+    let alone = one.take(["a"]).await;
+    let claims = || [Claim::shared("b"), Claim::slots("c", 3)];
+    let together = [one.take(claims()).await, two.take(claims()).await];
+    rig.dao.freeze(&Target::Id("d".to_owned()), true).await?;
+    for _ in 0..8 {
+        tokio::time::sleep(lease / 5).await;
+        assert_eq!(collector.collect().await, 0);
+        one.keep(&alone).await;
+        one.keep(&together[0]).await;
+        two.keep(&together[1]).await;
+    }
+    two.refused(["a"]).await;
+    two.refused(["d"]).await;
+    one.free(&alone).await;
+    one.free(&together[0]).await;
+    assert_eq!(collector.collect().await, 1, "what is free, and not what another still holds");
+    two.free(&together[1]).await;
+    Ok(())
+}
+
+pub(super) async fn a_collected_lock_is_told_and_taken_by_one() -> TestResult {
+    let rig = Rig::new().await?;
+    let collector = Collector::of(&rig);
+    let holder = rig.caller().with_lease(Duration::from_secs(5));
+    let held = holder.take(SET).await;
+    eventually("the lease is over and collected", || async {
+        (collector.collect().await == SET.len()).then_some(())
+    })
+    .await;
+    let rivals: Vec<_> = (0..5).map(|_| rig.caller()).collect();
+    let taken = race(rivals.len(), |number| {
+        let rival = rivals[number].clone();
+        async move { rival.try_take(SET).await.ok() }
+    })
+    .await;
+    let taken: Vec<_> = taken.into_iter().flatten().collect();
+    assert_eq!(taken.len(), 1, "{taken:?}");
+    assert!(taken[0].locks[0].granted.fence > held.locks[0].granted.fence);
+    let lost = holder.renew(&held).await.lost;
+    assert_eq!(lost.len(), SET.len());
+    assert!(lost.iter().all(|lost| lost.reason == LossReason::Vanished), "{lost:?}");
+    assert_eq!(holder.release(&held).await.lost.len(), SET.len());
+    rig.caller().refused(SET).await;
+    Ok(())
+}
+
+/// Between what a step reads and what it writes, and between any two steps of many workers.
+pub(super) async fn a_step_goes_on_where_its_items_are_collected() -> TestResult {
+    let rig = Rig::new().await?;
+    let collector = Collector::of(&rig);
+    // A withdrawal has read free items, which are gone when it writes.
+    for ids in [&SET[..1], &SET] {
+        let caller = rig.caller();
+        let before = caller.take(ids.iter().copied()).await;
+        caller.free(&before).await;
+        let request = caller.request(ids.iter().copied());
+        let gate = Arc::new(Notify::new());
+        let write = if ids.len() == 1 { "PutItem" } else { operation_of(ids.len()) };
+        rig.front.counted();
+        rig.front.next(write, Fault::Wait(gate.clone()), 1);
+        let withdrawal = tokio::spawn({
+            let (caller, request) = (caller.clone(), request.clone());
+            async move { caller.withdraw(&request, Withdraw::Undo).await }
+        });
+        eventually("it is about to write", || async {
+            rig.front.counted().contains_key(write).then_some(())
+        })
+        .await;
+        assert_eq!(collector.collect().await, ids.len());
+        gate.notify_one();
+        assert_eq!(withdrawal.await?, Withdrawn::Left);
+        caller.refused_as_withdrawn(&request).await;
+        let next = rig.caller().take(ids.iter().copied()).await;
+        rig.caller().free(&next).await;
+    }
+    // Workers whose items vanish whenever they may.
+    let (inside, done) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let collecting = tokio::spawn({
+        let (collector, done) = (collector.clone(), done.clone());
+        async move {
+            let mut removed = 0;
+            while !done.load(SeqCst) {
+                removed += collector.collect().await;
+            }
+            removed
+        }
+    });
+    let workers: Vec<_> = (0..4).map(|_| rig.caller()).collect();
+    race(workers.len(), |number| {
+        let (worker, inside) = (workers[number].clone(), inside.clone());
+        async move {
+            for round in 0..15 {
+                let together = worker.take_soon([Claim::shared("e"), Claim::slots("f", 4)]).await;
+                let alone = worker.take_soon(&SET[round % 2..]).await;
+                assert_eq!(inside.fetch_add(1, SeqCst), 0, "two hold the set");
+                worker.keep(&alone).await;
+                assert_eq!(inside.fetch_sub(1, SeqCst), 1);
+                worker.free(&alone).await;
+                worker.free(&together).await;
+            }
+        }
+    })
+    .await;
+    done.store(true, SeqCst);
+    let removed = collecting.await?;
+    assert!(removed > 10, "{removed} items were collected");
+    Ok(())
+}
