@@ -1,5 +1,7 @@
-//! DynamoDB: the CPU time of a pair - take and release - beside the bare calls of the SDK that any lock would need, and
-//! the time that it takes; for sets of 1, 10 and 100. The engine is another process, so that only ours is counted.
+//! DynamoDB: the CPU time of a pair - take and release - beside the bare calls of the SDK that any lock would need and
+//! beside the crate `dynamodb-lease`, which takes the ids of a set one by one, and the time that it takes; for sets of 1, 10
+//! and 100. The engine is another process, so that only ours is counted. Requests and units are counted by
+//! `backend-dynamo/tests/costs.rs`.
 
 use std::{
     collections::HashMap,
@@ -35,22 +37,30 @@ async fn main() -> Outcome<()> {
     let dao = builder.credentials("test", "test", None).open().await?;
     dao.migrate().await?;
     let bare = bare(&endpoint);
+    let lease = lease(&endpoint, bare.clone()).await?;
     println!("CPU time of this process for take and release, us (in brackets the time it took)");
     for count in [1, 10, 100] {
         let ids: Vec<String> = (0..count).map(|number| format!("{count}/{number}")).collect();
-        let (mut ours, mut theirs) = (Spent::default(), Spent::default());
-        // In turn, so that a machine whose speed drifts changes both alike.
-        for round in 0..12 {
+        let [mut ours, mut theirs, mut peers] = [Spent::default(); 3];
+        // In turn, so that a machine whose speed drifts changes all alike.
+        for round in 0..22 {
             let pairs = if count == 100 { 5 } else { 40 };
-            let (our, their) =
-                (pair_of_ours(&dao, &ids, pairs).await?, pair_of_bare(&bare, &ids, pairs).await?);
+            let our = pair_of_ours(&dao, &ids, pairs).await?;
+            let their = pair_of_bare(&bare, &ids, pairs).await?;
+            let of_peer = if count == 1 { pairs } else { 1 };
+            let peer = pair_of_lease(&lease, &ids, of_peer).await?;
             if round >= 2 {
                 ours.add(our, pairs);
                 theirs.add(their, pairs);
+                peers.add(peer, of_peer);
             }
         }
-        let (cpu, bare_cpu) = (ours.cpu.as_secs_f64(), theirs.cpu.as_secs_f64());
-        println!("{count:4} ids: ours {ours}, bare SDK {theirs}, ratio {:.2}", cpu / bare_cpu);
+        let ratio = |other: &Spent| ours.each().as_secs_f64() / other.each().as_secs_f64();
+        println!(
+            "{count:4} ids: ours {ours}, bare SDK {theirs}, ratio {:.2}; dynamodb-lease {peers}, ratio {:.2}",
+            ratio(&theirs),
+            ratio(&peers)
+        );
     }
     Ok(())
 }
@@ -68,11 +78,15 @@ impl Spent {
         self.wall += more.1;
         self.pairs += pairs;
     }
+
+    fn each(&self) -> Duration {
+        self.cpu / self.pairs
+    }
 }
 
 impl std::fmt::Display for Spent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} ({})", (self.cpu / self.pairs).as_micros(), (self.wall / self.pairs).as_micros())
+        write!(f, "{} ({})", self.each().as_micros(), (self.wall / self.pairs).as_micros())
     }
 }
 
@@ -147,6 +161,33 @@ async fn write(client: &Client, ids: &[String], change: &str, condition: &str, c
     }
     request.send().await?;
     Ok(())
+}
+
+async fn pair_of_lease(
+    client: &dynamodb_lease::Client,
+    ids: &[String],
+    pairs: u32,
+) -> Outcome<(Duration, Duration)> {
+    let (before, start) = (cpu(), Instant::now());
+    for _ in 0..pairs {
+        let mut leases = Vec::with_capacity(ids.len());
+        for id in ids {
+            leases.push(client.try_acquire(id).await?.ok_or("refused")?);
+        }
+        for lease in leases {
+            lease.release().await?;
+        }
+    }
+    Ok((cpu() - before, start.elapsed()))
+}
+
+/// The peer, with the table that it wants.
+async fn lease(endpoint: &str, client: Client) -> Outcome<dynamodb_lease::Client> {
+    const LEASES: &str = "bench-leases";
+    let builder = DynamoLockDao::<String>::builder().endpoint(endpoint).region("eu-central-1").table(LEASES);
+    let builder = builder.id_attribute("key").expires_attribute("lease_expiry");
+    builder.credentials("test", "test", None).open().await?.migrate().await?;
+    Ok(dynamodb_lease::Client::builder().table_name(LEASES).build_and_check_db(client).await?)
 }
 
 fn bare(endpoint: &str) -> Client {
