@@ -7,6 +7,8 @@ mod bare;
 mod crowd;
 #[path = "redis/line.rs"]
 mod line;
+#[path = "redis/turns.rs"]
+mod turns;
 
 use std::time::Instant;
 
@@ -18,7 +20,10 @@ use rlock::{LockKeys, async_lock::RLock};
 use tokio::runtime::{Builder, Runtime};
 use uuid::Uuid;
 
-use crate::bare::{Bare, Channel, Minimal};
+use crate::{
+    bare::{Bare, Channel, Minimal},
+    turns::Turns,
+};
 
 type Locks = LockingService<String, Uuid, RedisLockDao<String>>;
 
@@ -28,23 +33,38 @@ fn main() {
     let url = server.url();
     // On one thread: what it costs, not how fast one thread wakes another.
     let one = Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let mut cases = one.block_on(async {
-        let mut cases = Vec::new();
+    let mut cases = Vec::new();
+    if wanted("pair") {
         for ids in [1, 10, 100] {
-            cases.push(pair(&url, ids).await);
+            cases.push(one.block_on(pair(&url, ids)));
         }
+    }
+    if wanted("scripts") {
         for ids in [1, 10, 100] {
-            cases.push(server_time(&url, ids).await);
+            cases.push(one.block_on(server_time(&url, ids)));
         }
-        cases
-    });
-    cases.push(one.block_on(hand_off("hand-off, one thread", &url)));
-    cases.push(many.block_on(hand_off("hand-off, two threads", &url)));
-    cases.push(many.block_on(line::hand_off(&server)));
+    }
+    if wanted("hand-off") {
+        cases.push(one.block_on(hand_off("hand-off, one thread", &url)));
+        cases.push(many.block_on(hand_off("hand-off, two threads", &url)));
+    }
+    if wanted("line") {
+        cases.push(many.block_on(line::hand_off(&server)));
+        many.block_on(line::messages(&server));
+    }
     report(&cases);
-    many.block_on(line::messages(&server));
-    many.block_on(crowd::hot_ids(&url));
-    many.block_on(crowd::ten_thousand(&url));
+    if wanted("hot") {
+        many.block_on(crowd::hot_ids(&url));
+    }
+    if wanted("crowd") {
+        many.block_on(crowd::ten_thousand(&url));
+    }
+}
+
+/// Whether the arguments name this part, or none.
+fn wanted(part: &str) -> bool {
+    let mut named = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).peekable();
+    named.peek().is_none() || named.any(|argument| argument == part)
 }
 
 /// A process on the loopback: a container's network would be measured too.
@@ -126,15 +146,22 @@ async fn server_time(url: &str, ids: usize) -> Case {
 /// as another process would.
 async fn hand_off(name: &str, url: &str) -> Case {
     const ROUNDS: usize = 2000;
-    let candidates = ["release -> the waiter's callback", "bare PUBLISH -> message", "rlock"];
+    let candidates = [
+        "release -> the waiter's callback",
+        "bare PUBLISH -> message",
+        "bare release -> offer, the same scripts",
+        "rlock",
+    ];
     let mut case = Case::new(name, &candidates);
     let services = [service(url).await, service(url).await];
     let mut channel = Channel::open(url).await;
+    let turns = [Turns::new(url, &services[0]).await, Turns::new(url, &services[0]).await];
     let peers = [RLock::new(url).await.expect("an answer"), RLock::new(url).await.expect("an answer")];
     for round in 0..ROUNDS {
         let (holder, waiter) = (&services[round % 2], services[(round + 1) % 2].clone());
         case.times(0).add(hand_over(holder, waiter).await, 1);
         case.times(1).add(channel.message().await, 1);
+        case.times(2).add(take_turns(&services[0], &turns[round % 2], &turns[(round + 1) % 2]).await, 1);
         // It polls every 100 ms.
         if round % 40 == 0 {
             let (holder, waiter) = (&peers[round % 2], &peers[(round + 1) % 2]);
@@ -147,7 +174,7 @@ async fn hand_off(name: &str, url: &str) -> Case {
             let (freed, granted) = tokio::join!(guard.release(), waiting);
             freed.expect("held");
             let mut granted = granted.expect("for ever");
-            case.times(2).add(released.elapsed(), 1);
+            case.times(3).add(released.elapsed(), 1);
             granted.release().await.expect("held");
         }
     }
@@ -164,9 +191,29 @@ async fn hand_over(holder: &Locks, waiter: Locks) -> std::time::Duration {
             .await
             .expect("for ever")
     });
-    let target = lockcore::Target::Id("ball".to_owned());
-    while holder.admin().inspect(&target).await.expect("redis").waiters.is_empty() {}
+    while !is_waited_for(holder, "ball").await {}
     let released = Instant::now();
     guard.release().await.expect("held");
     waiting.await.expect("no panic").duration_since(released)
+}
+
+/// The same without a service.
+async fn take_turns(locks: &Locks, holder: &Turns, waiter: &Turns) -> std::time::Duration {
+    let (mut holder, mut waiter) = (holder.clone(), waiter.clone());
+    let held = holder.take("bare ball").await;
+    let waiting = tokio::spawn(async move {
+        let turn = waiter.take("bare ball").await;
+        let begun = Instant::now();
+        waiter.free(turn).await;
+        begun
+    });
+    while !is_waited_for(locks, "bare ball").await {}
+    let released = Instant::now();
+    holder.free(held).await;
+    waiting.await.expect("no panic").duration_since(released)
+}
+
+async fn is_waited_for(locks: &Locks, id: &str) -> bool {
+    let target = lockcore::Target::Id(id.to_owned());
+    !locks.admin().inspect(&target).await.expect("redis").waiters.is_empty()
 }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
+use lockcore::Wait;
 use lockcore_benches::Times;
 use redis::{
     AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo, ProtocolVersion, PushInfo, PushKind, Value,
@@ -13,14 +14,14 @@ use tokio::sync::mpsc;
 use crate::Locks;
 
 /// A client as the backend sets it up.
-fn client(url: &str) -> Client {
+pub(crate) fn client(url: &str) -> Client {
     let info = url.into_connection_info().expect("a URL");
     let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
     let tcp = TcpSettings::default().set_nodelay(true);
     Client::open(info.set_redis_settings(settings).set_tcp_settings(tcp)).expect("a client")
 }
 
-async fn connect(url: &str) -> MultiplexedConnection {
+pub(crate) async fn connect(url: &str) -> MultiplexedConnection {
     client(url).get_multiplexed_async_connection().await.expect("the server answers")
 }
 
@@ -38,25 +39,8 @@ pub(crate) struct Bare {
 impl Bare {
     /// Has the server tell what `locks` sends for these ids.
     pub(crate) async fn of(url: &str, locks: &Locks, names: &[String]) -> Self {
-        locks.with_locks(names, || async {}).await.expect("free");
-        let mut monitor = client(url).get_async_monitor().await.expect("the server answers");
-        let mut lines = monitor.on_message::<String>();
-        let fence = locks
-            .with_held_locks(
-                names,
-                |held| async move { Ok::<_, std::fmt::Error>(held.locks()[0].granted.fence) },
-            )
-            .await
-            .expect("free");
-        let mut commands = Vec::new();
-        while commands.len() < 2 {
-            let words = words(&lines.next().await.expect("the server goes on telling"));
-            if words[0] == b"EVALSHA" {
-                commands.push(words);
-            }
-        }
-        let free = commands.pop().expect("two");
-        let take = command(&commands[0]);
+        let ([take, free], fence) = sent(url, locks, Wait::never(), names).await;
+        let take = command(&take);
         let captured = fence.to_string().into_bytes();
         let bare = Bare { connection: connect(url).await, take, free, fence: captured.clone(), captured };
         let named = bare.free.iter().any(|word| find(word, &bare.captured).is_some());
@@ -110,6 +94,26 @@ impl Bare {
     pub(crate) async fn time_spent(&mut self) -> Duration {
         spent(&mut self.connection).await
     }
+}
+
+/// The words of the two commands that `locks` sends to take and free these ids, and the fence in them.
+pub(crate) async fn sent(url: &str, locks: &Locks, wait: Wait, names: &[String]) -> ([Vec<Vec<u8>>; 2], u64) {
+    locks.wait(wait.clone()).with_locks(names, || async {}).await.expect("free");
+    let mut monitor = client(url).get_async_monitor().await.expect("the server answers");
+    let mut lines = monitor.on_message::<String>();
+    let fence = locks
+        .wait(wait)
+        .with_held_locks(names, |held| async move { Ok::<_, std::fmt::Error>(held.locks()[0].granted.fence) })
+        .await
+        .expect("free");
+    let mut commands = Vec::new();
+    while commands.len() < 2 {
+        let words = words(&lines.next().await.expect("the server goes on telling"));
+        if words[0] == b"EVALSHA" {
+            commands.push(words);
+        }
+    }
+    (commands.try_into().expect("two"), fence)
 }
 
 /// The least that takes and frees a set: look at all, set all; compare and delete each.

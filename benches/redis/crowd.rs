@@ -12,23 +12,26 @@ use lockcore::{Target, Wait};
 use lockcore_benches::resident_bytes;
 use redis::aio::MultiplexedConnection;
 
-use crate::{Locks, bare::Bare, service};
+use crate::{Locks, bare::Bare, service, turns::Turns};
 
 const TASKS: usize = 64;
 const HOT: usize = 8;
 const EACH: usize = 150;
 
-/// 64 tasks take one of 8 ids again and again, on one connection; the same with the bare scripts, which nobody keeps from
-/// colliding: a mutex in this process does.
+/// 64 tasks take one of 8 ids again and again, on one connection. The floor is the same load on the same scripts: 64 tasks
+/// of the bare client take turns on as many ids by the server's queue, on one connection too ([`Turns`]). Beside it, what is
+/// another load: the scripts of the case in which nobody waits, which a mutex of this process for each id sees to.
 pub(crate) async fn hot_ids(url: &str) {
     let locks = service(url).await;
+    let turns = Turns::new(url, &locks).await;
     let mut bare: Vec<Bare> = Vec::new();
     for id in 0..HOT {
         let one = Bare::of(url, &locks, &[format!("hot/{id}")]).await;
         bare.push(one.over(bare.first()));
     }
     let bare: Arc<[_]> = bare.into_iter().map(tokio::sync::Mutex::new).collect();
-    let (mut ours, mut floor, mut scripts) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut ours, mut floor, mut alone) = (Vec::new(), Vec::new(), Vec::new());
+    let mut server = Vec::new();
     for _ in 0..5 {
         bare[0].lock().await.forget_time().await;
         ours.push(
@@ -41,8 +44,18 @@ pub(crate) async fn hot_ids(url: &str) {
             })
             .await,
         );
-        scripts.push((TASKS * EACH) as f64 / bare[0].lock().await.time_spent().await.as_secs_f64());
+        server.push(bare[0].lock().await.time_spent().await.as_secs_f64() * 1e6 / (TASKS * EACH) as f64);
         floor.push(
+            throughput(|task, number| {
+                let (mut turns, id) = (turns.clone(), hot(task, number));
+                async move {
+                    let turn = turns.take(&format!("hot/{id}")).await;
+                    turns.free(turn).await;
+                }
+            })
+            .await,
+        );
+        alone.push(
             throughput(|task, number| {
                 let bare = bare.clone();
                 async move {
@@ -54,11 +67,11 @@ pub(crate) async fn hot_ids(url: &str) {
             .await,
         );
     }
-    let (ours, floor, scripts) = (median(ours), median(floor), median(scripts));
+    let (ours, floor, alone, server) = (median(ours), median(floor), median(alone), median(server));
     println!(
-        "64 tasks over 8 hot ids: with_locks {ours:.0} pairs/s, {:.0} % of the {scripts:.0} that its scripts take by the \
-         server's account; bare scripts of the uncontended case, behind mutexes of this process: {floor:.0} pairs/s",
-        100.0 * ours / scripts
+        "64 tasks over 8 hot ids: with_locks {ours:.0} pairs/s, {:.0} % of {floor:.0} by the bare scripts under the same \
+         load; {server:.0} us of scripts each; without contention in the server, behind mutexes: {alone:.0} pairs/s",
+        100.0 * ours / floor
     );
 }
 

@@ -6,7 +6,9 @@ if op == 'a' then
   local time = call('TIME')
   local us = time[1] * 1000000 + time[2]
   local text = string.format('%d', us)
-  if n == 2 then
+  -- Whoever would wait most likely has to.
+  local waits = ARGV[4] and string.sub(ARGV[4], 1, 2) == 'q '
+  if n == 2 and not waits then
     -- The fence first: it does no harm if it grows for nothing. Below zero it says that more than main keys matter.
     local old = call('SET', keys[1], text, 'GET')
     local high = tonumber(old or 0)
@@ -59,7 +61,7 @@ if op == 'a' then
     call('SET', keys[1], string.format('%d', more and -fence or fence))
     return fence
   end
-  if n == 2 and high and read[2] and ARGV[4] and string.sub(ARGV[4], 1, 2) == 'q ' then
+  if n == 2 and high and read[2] and waits then
     -- To wait for one id that somebody holds alone and that at most others wait for who want it alone: what `take_place`
     -- would do, for a third of its price.
     local base, format, ms = string.match(keys[1], '^{[^}]*}'), string.format, math.floor(us / 1000)
@@ -74,10 +76,8 @@ if op == 'a' then
       local own, begins = string.match(ARGV[2], '^|(%d+):()')
       local context = string.sub(ARGV[2], begins, begins + own - 1)
       local wanted, attempt, label = string.match(ARGV[2], '^|||(%d+)|x|(%x+)|(.*)$', begins + own)
-      local name, score = attempt .. context, call('ZSCORE', base .. '/i', id)
-      local lines = score and call('SMEMBERS', base .. '/l:' .. id) or {}
-      local usual = (not score or score % 16 == 0) and (not lines[1] or not lines[2] and lines[1] == 'x')
-      if usual and holder ~= context and at <= ms and left > 0
+      local name = attempt .. context
+      if holder ~= context and at <= ms and left > 0
         and call('EXISTS', base .. '/w:' .. name, base .. '/x:' .. name) == 0 then
         local ticket = math.max(math.abs(high) + 1, us)
         local record = {
@@ -85,11 +85,11 @@ if op == 'a' then
           session = session, nested = false, ticket = ticket, since = ms,
         }
         call('ZADD', base .. '/q:x:' .. id, format('%d', ticket), name)
-        if not lines[1] then call('SADD', base .. '/l:' .. id, 'x') end
         call('SET', base .. '/w:' .. name, cmsgpack.pack(record), 'PX', 86400000)
         call('SET', base .. '/p:' .. session, '1', 'PX', 3000)
-        if not score then call('ZADD', base .. '/i', math.floor(us / 1000000) * 16, id) end
         if flags == '' then
+          call('SADD', base .. '/l:' .. id, 'x')
+          call('ZADD', base .. '/i', math.floor(us / 1000000) * 16, id)
           call('SET', keys[2], string.sub(value, 1, ends) .. 'q' .. string.sub(value, ends + 1), 'PX', left + 5000)
         end
         call('SET', keys[1], format('-%d', ticket))
@@ -109,46 +109,48 @@ elseif op == 'r' then
       call('DEL', keys[1])
       return 0
     end
-    -- Others wait for it (flag q). If they all want it alone, and the first wants nothing else, it is the first's: what
-    -- `serve` would do for a quarter of its price, since under contention every release comes here.
+    -- Others wait for it who all want it alone (flag q). If the first wants nothing else, it is the first's: what `serve`
+    -- would do for a fifth of its price, since under contention every release comes here.
     local shown = string.sub(head, 1, -2) .. 'q|'
     if value and string.sub(value, 1, #shown) == shown then
-      local base = string.match(keys[1], '^{[^}]*}')
+      local time = call('TIME')
+      local us = time[1] * 1000000 + time[2]
+      local ms = math.floor(us / 1000)
+      local at, lease = string.match(value, '^(%d*)|(%d+)|x|', #shown + 1)
+      at = tonumber(at) or math.floor(string.match(value, '^lc1|(%d+)') / 1000)
+      local base, format = string.match(keys[1], '^{[^}]*}'), string.format
       local id = string.sub(keys[1], #base + 2)
       local queue = base .. '/q:x:' .. id
-      local lines, score = call('SMEMBERS', base .. '/l:' .. id), call('ZSCORE', base .. '/i', id)
-      local first = #lines == 1 and lines[1] == 'x' and score and score % 16 == 0 and call('ZRANGE', queue, 0, 1) or {}
-      local packed = first[1] and call('GET', base .. '/w:' .. first[1])
+      -- A lease that ended is told as lost.
+      local first = lease and at <= ms and at + lease + 1 > ms and call('ZRANGE', queue, 0, 1) or {}
+      local name, others = first[1], first[2]
+      -- First what a full server does too.
+      local packed = name and call('GETDEL', base .. '/w:' .. name)
       local waiter = packed and cmsgpack.unpack(packed)
-      local high = waiter and tonumber(call('GET', base .. '/f') or 0)
-      if high and #waiter.ids == 1 and call('EXISTS', base .. '/p:' .. waiter.session) == 1 then
-        local time = call('TIME')
-        local us = time[1] * 1000000 + time[2]
-        local ms = math.floor(us / 1000)
-        local at, lease = string.match(value, '^(%d*)|(%d+)|x|', #shown + 1)
-        at = tonumber(at) or math.floor(string.match(value, '^lc1|(%d+)') / 1000)
-        -- A lease that ended is told as lost.
-        if lease and at <= ms and at + lease + 1 > ms then
-          local format, others = string.format, first[2]
-          local fence = format('%d', math.max(math.abs(high) + 1, us))
-          local offer = math.min(waiter.lease, 2000)
-          -- First what a full server does too.
-          call('ZREM', queue, first[1])
-          call('DEL', base .. '/w:' .. first[1])
+      if waiter then
+        local text = format('%d', us)
+        local high = #waiter.ids == 1 and call('EXISTS', base .. '/p:' .. waiter.session) == 1
+          and tonumber(call('SET', base .. '/f', '-' .. text, 'GET') or 0)
+        if high then
+          -- It stays below zero, and whoever takes an id next looks whether it has to.
+          local fence, offer = text, math.min(waiter.lease, 2000)
+          if math.abs(high) >= us then
+            fence = format('%d', math.abs(high) + 1)
+            call('SET', base .. '/f', '-' .. fence)
+          end
+          call('ZREM', queue, name)
           call('SET', keys[1], format('lc1|%s|%d:%s|%s|%d|%d|x|%s|%s', fence, #waiter.context, waiter.context,
             others and 'q' or '', ms, offer, waiter.attempt, waiter.owner), 'PX', offer + 1 + (others and 5000 or 0))
-          local more = true
           if not others then
             call('DEL', base .. '/l:' .. id)
             call('ZREM', base .. '/i', id)
-            more = call('EXISTS', base .. '/i', base .. '/m') > 0
           end
-          call('SET', base .. '/f', more and '-' .. fence or fence)
-          local made, lasts = format('%d', us), format('%d', offer)
+          local lasts = format('%d', offer)
           call(string.sub(waiter.session, 1, 1) == 's' and 'SPUBLISH' or 'PUBLISH', base .. '/o:' .. waiter.session,
-            format('5:offer%d:%s%d:%s%d:%s1:11:x%d:%s1:1', #first[1], first[1], #made, made, #lasts, lasts, #fence, fence))
+            format('5:offer%d:%s%d:%s%d:%s1:11:x%d:%s1:1', #name, name, #text, text, #lasts, lasts, #fence, fence))
           return 0
         end
+        call('SET', base .. '/w:' .. name, packed, 'PX', 86400000)
       end
     end
   else
@@ -164,13 +166,14 @@ elseif op == 'r' then
     end
   end
 elseif op == 'e' then
-  -- The same: extend. Others may wait for it (flag q): then the key outlives the lease by GRACE.
+  -- The same: extend. Others may have to do with it (flag q or o): then the key outlives the lease by GRACE.
   local head = ARGV[2]
   local read = call('MGET', unpack(keys))
   local value, shown, grace = read[1], '', 1
   if value and string.sub(value, 1, #head) ~= head then
-    head, shown, grace = string.sub(head, 1, -2), 'q|', 5001
-    if string.sub(value, 1, #head + 2) ~= head .. shown then value = nil end
+    head, grace = string.sub(head, 1, -2), 5001
+    shown = string.match(value, '^[qo]|', #head + 1)
+    if not shown or string.sub(value, 1, #head) ~= head then value = nil end
   end
   if value then
     local at, lease, rest = string.match(value, '^(%d*)|(%d+)|(.*)$', #head + #shown + 1)

@@ -33,10 +33,10 @@ local function mode_of(text)
   return mode
 end
 
--- A holder: fence|context|flags|renewed at (ms, by default the fence's time)|lease (ms)|mode|attempt|owner. Flags: b broken,
--- q not only its holder has to do with it.
+-- A holder: fence|context|flags|renewed at (ms, by default the fence's time)|lease (ms)|mode|attempt|owner. Flags: b broken;
+-- in a main key, if not only its holder has to do with it, q if that is waiters who want it alone, else o.
 local function encode(h)
-  local flags = (h.broken and 'b' or '') .. (h.shown and 'q' or '')
+  local flags = (h.broken and 'b' or '') .. (h.shown or '')
   return fmt('%d|%d:%s|%s|%d|%d|%s|%s|%s', h.fence, #h.context, h.context, flags, h.at, h.lease, h.mode, h.attempt, h.owner)
 end
 
@@ -122,7 +122,9 @@ local function settle(s)
   if s.foreign then
     -- Theirs: it is left as it is.
   elseif exclusive then
-    exclusive.shown = complex
+    local line = next(s.lines)
+    local alone = line == 'x' and not next(s.lines, line) and not (others or s.frozen or s.replaced)
+    exclusive.shown = complex and (alone and 'q' or 'o')
     call('SET', s.key, 'lc1|' .. encode(exclusive), 'PX', left(exclusive) + (complex and GRACE or 0))
   elseif s.frozen then
     call('SET', s.key, 'lc1~frozen')

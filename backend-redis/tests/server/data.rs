@@ -88,7 +88,6 @@ pub(crate) async fn fences_go_on_after_flushall() -> TestResult {
     Ok(())
 }
 
-/// With permits and shares too, and though the counters had run ahead of the clock.
 pub(crate) async fn fences_go_on_in_a_burst() -> TestResult {
     let place = Place::shared().await?;
     let store = place.store().await;

@@ -14,11 +14,7 @@ use crate::{place::Place, python::Python};
 
 /// From the release, deletion or expiry of a foreign lock to our waiter's grant, on a loaded machine; a poll would take
 /// seconds. Expiry is told by Redis up to 100 ms late.
-const SOON: Duration = Duration::from_millis(600);
-
-/// The script that redsync, bsm/redislock, node-redlock and others release by.
-const DELETE_IF_EQUAL: &str =
-    "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
+pub(crate) const SOON: Duration = Duration::from_millis(600);
 
 pub(crate) async fn redis_pys_lock_and_ours_exclude_each_other() -> TestResult {
     let place = Place::shared().await?;
@@ -234,27 +230,8 @@ pub(crate) async fn a_counter_that_both_increment_loses_nothing() -> TestResult 
     Ok(())
 }
 
-/// The scripts of the other libraries as they send them, without any of them.
-pub(crate) async fn the_usual_scripts_find_what_they_expect() -> TestResult {
-    let place = Place::shared().await?;
-    let (store, raw) = (place.store().await, place.raw().await?);
-    let (key, us) = (place.key("a"), store.caller());
-    let grant = us.take(["a"]).await;
-    assert_eq!(raw.send::<String>(&["TYPE", &key]).await?, "string");
-    let held: Option<String> = raw.send(&["SET", &key, "theirs", "NX", "PX", "30000"]).await?;
-    assert_eq!(held, None);
-    assert_eq!(raw.send::<i64>(&["EVAL", DELETE_IF_EQUAL, "1", &key, "theirs"]).await?, 0);
-    us.free(&grant).await;
-    assert_eq!(raw.send::<i64>(&["EXISTS", &key]).await?, 0);
-    raw.send::<String>(&["SET", &key, "theirs", "NX", "PX", "30000"]).await?;
-    assert_eq!(us.refused(["a"]).await.len(), 1);
-    assert_eq!(raw.send::<i64>(&["EVAL", DELETE_IF_EQUAL, "1", &key, "theirs"]).await?, 1);
-    us.take(["a"]).await;
-    Ok(())
-}
-
 /// One id is in the way, held by somebody who has no fence, for about `lease`.
-fn assert_foreign(conflicts: &[Conflict<String, Uuid>], lease: Option<Duration>) {
+pub(crate) fn assert_foreign(conflicts: &[Conflict<String, Uuid>], lease: Option<Duration>) {
     let [Conflict { reason: ConflictReason::Held { holders, count: 1, .. }, .. }] = conflicts else {
         panic!("not one holder of one id: {conflicts:?}")
     };

@@ -6,10 +6,12 @@ mod data;
 mod interop;
 mod messages;
 mod odd;
+mod peers;
 mod place;
 mod python;
 mod shapes;
 mod topology;
+mod ways;
 
 use std::process::ExitCode;
 
@@ -51,7 +53,10 @@ fn main() -> ExitCode {
             who_comes_late_frees_nothing_of_ours,
             a_foreign_lock_without_an_end_is_shown_and_broken,
             a_counter_that_both_increment_loses_nothing,
-            the_usual_scripts_find_what_they_expect,
+        }
+        peers {
+            what_we_hold_keeps_them_out,
+            what_they_hold_keeps_us_out,
         }
         data {
             fences_go_on_after_a_restart_without_persistence,
@@ -76,13 +81,21 @@ fn main() -> ExitCode {
         odd {
             an_evicting_server_is_refused,
             the_doctor_sees_a_policy_that_was_changed_later,
-            a_full_server_grants_nothing_and_frees_all_the_same,
             a_replica_is_refused,
             a_master_that_becomes_a_replica_refuses_clearly,
             something_else_under_our_key_is_told,
             a_slow_script_of_others_is_told_as_busy,
             a_stopped_server_is_a_timeout_in_doubt,
             killed_connections_come_back,
+        }
+        ways {
+            without_a_counter_fences_go_by_the_clock,
+            ahead_of_the_clock_fences_go_by_the_counter,
+            whoever_waits_has_a_grace,
+            a_dead_waiter_is_offered_nothing,
+            nothing_is_handed_over_that_is_foreign,
+            a_full_server_keeps_frees_and_hands_over,
+            on_a_full_server_a_place_is_kept,
         }
     };
     servers::run(own.into_iter().chain(cluster::trials()))

@@ -3,11 +3,7 @@
 use std::time::{Duration, Instant};
 
 use lockcore::{BackendErrorKind, LockDao, Severity};
-use lockcore_conformance::{
-    eventually,
-    servers::TestResult,
-    store::{id, shared},
-};
+use lockcore_conformance::{eventually, servers::TestResult, store::id};
 
 use crate::{
     place::Place,
@@ -33,24 +29,6 @@ pub(crate) async fn the_doctor_sees_a_policy_that_was_changed_later() -> TestRes
     let findings = store.dao().doctor().await?;
     let bad: Vec<_> = findings.iter().filter(|finding| finding.severity == Severity::Error).collect();
     assert!(bad.iter().any(|finding| finding.detail.contains("allkeys-lru")), "{findings:?}");
-    Ok(())
-}
-
-pub(crate) async fn a_full_server_grants_nothing_and_frees_all_the_same() -> TestResult {
-    let server = server("").await?;
-    let place = Place::at(server.url());
-    let (store, raw) = (place.store().await, place.raw().await?);
-    let [us, other] = store.callers();
-    let held = us.take(["a", "b"]).await;
-    let units = us.take([shared("s")]).await;
-    raw.ask::<()>("CONFIG SET maxmemory 1").await?;
-    let error = store.dao().acquire(&other.request(["c"])).await.expect_err("there is no memory for it");
-    assert!(error.to_string().to_lowercase().contains("memory"), "{error}");
-    assert!(!error.in_doubt(), "{error:?}");
-    us.free(&held).await;
-    us.free(&units).await;
-    raw.ask::<()>("CONFIG SET maxmemory 0").await?;
-    assert!(store.is_free(&["a", "b", "c", "s"]).await);
     Ok(())
 }
 

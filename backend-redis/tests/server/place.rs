@@ -101,6 +101,11 @@ impl Place {
         format!("{{{}}}:{id}", self.namespace)
     }
 
+    /// One of the namespace's other keys, or a pattern of them.
+    pub(crate) fn base(&self, name: &str) -> String {
+        format!("{{{}}}{name}", self.namespace)
+    }
+
     /// A connection that has nothing to do with ours.
     pub(crate) async fn raw(&self) -> Result<Raw, Failure> {
         Ok(Raw::to(&self.url).await?)

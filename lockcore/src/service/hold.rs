@@ -24,6 +24,9 @@ use crate::{
     clock::{Moment, within},
 };
 
+/// After how long an offer is confirmed that is still held: it lasts a hundred times as long.
+const CONFIRM: Duration = Duration::from_millis(20);
+
 /// What is known of a held set, shared by the call, its handles and its renewal.
 #[derive(Debug)]
 pub(crate) struct HoldCore<I, C> {
@@ -129,9 +132,11 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
                 key: keeper.key(),
                 under_way: AtomicBool::new(false),
             });
-            let first = if offered { Duration::ZERO } else { lease.length / 3 };
+            let left = lease.left_to_run();
+            // An offer that is released sooner needs no other confirmation: most of the short ones under contention.
+            let first = if offered { (left / 8).min(CONFIRM) } else { lease.length / 3 };
             let key = renewal.key;
-            keeper.add(key, renewal, first.min(lease.left_to_run()));
+            keeper.add(key, renewal, first.min(left));
             hold.renewal = Some((keeper, key));
         }
         hold

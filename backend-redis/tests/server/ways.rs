@@ -1,0 +1,274 @@
+//! The usual cases have ways of their own through the script: the same promises on each of them.
+
+use std::time::Duration;
+
+use lockcore::{BreakMode, Claim, LockDao, Mode, Withdraw, Withdrawn};
+use lockcore_conformance::{
+    Store,
+    servers::TestResult,
+    store::{exclusive, id, shared, slot},
+};
+use tokio::runtime::Builder;
+
+use crate::{
+    place::{Failure, Place},
+    topology::{Raw, server},
+};
+
+/// How somebody may come to a grant.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    OneId,
+    Several,
+    Shared,
+    Slots,
+    /// Held shared before.
+    Changed,
+    HandedOver,
+    SetHandedOver,
+}
+
+const WAYS: [Way; 7] =
+    [Way::OneId, Way::Several, Way::Shared, Way::Slots, Way::Changed, Way::HandedOver, Way::SetHandedOver];
+
+impl Way {
+    /// Has somebody get a grant, right after `before`; gives its fence.
+    async fn fence(self, store: &Store<Place>, before: impl AsyncFnOnce()) -> u64 {
+        let claims = match self {
+            Way::OneId | Way::Changed | Way::HandedOver => vec![exclusive("a")],
+            Way::Several | Way::SetHandedOver => vec![exclusive("a"), exclusive("b")],
+            Way::Shared => vec![shared("a")],
+            Way::Slots => vec![slot("a", 3)],
+        };
+        let [us, holder] = store.callers();
+        let grant = match self {
+            Way::OneId | Way::Several | Way::Shared | Way::Slots => {
+                before().await;
+                us.take(claims).await
+            }
+            Way::Changed => {
+                us.take([shared("a")]).await;
+                before().await;
+                us.take(claims).await
+            }
+            Way::HandedOver | Way::SetHandedOver => {
+                let held = holder.take(claims.clone()).await;
+                let mut waiting = us.queue(claims).await;
+                before().await;
+                holder.free(&held).await;
+                waiting.served().await
+            }
+        };
+        us.free(&grant).await;
+        grant.locks[0].granted.fence
+    }
+}
+
+/// The server's clock, in microseconds.
+async fn now(raw: &Raw) -> u64 {
+    let (seconds, micros): (u64, u64) = raw.ask("TIME").await.expect("the server answers");
+    seconds * 1_000_000 + micros
+}
+
+pub(crate) async fn without_a_counter_fences_go_by_the_clock() -> TestResult {
+    let place = Place::shared().await?;
+    let (store, raw, counter) = (place.store().await, place.raw().await?, place.base("/f"));
+    for way in WAYS {
+        let began = now(&raw).await;
+        let forget = async || _ = raw.send::<i64>(&["DEL", &counter]).await.expect("the server answers");
+        let fence = way.fence(&store, forget).await;
+        assert!(fence > began, "{way:?}: {fence} after {began}");
+        // Should the clock be set back from now on.
+        let kept: i64 = raw.send(&["GET", &counter]).await?;
+        assert!(kept.unsigned_abs() >= fence, "{way:?}: {kept} after {fence}");
+    }
+    Ok(())
+}
+
+/// As when the clock was set back.
+pub(crate) async fn ahead_of_the_clock_fences_go_by_the_counter() -> TestResult {
+    let place = Place::shared().await?;
+    let (store, raw, counter) = (place.store().await, place.raw().await?, place.base("/f"));
+    let mut last = now(&raw).await + 3_600_000_000;
+    raw.send::<()>(&["SET", &counter, &last.to_string()]).await?;
+    for way in WAYS {
+        for again in [false, true] {
+            let fence = way.fence(&store, async || {}).await;
+            assert!(fence > last && fence < last + 10, "{way:?}, again: {again}: {fence} after {last}");
+            last = fence;
+            let kept: i64 = raw.send(&["GET", &counter]).await?;
+            assert!(kept.unsigned_abs() >= fence, "{way:?}: {kept} after {fence}");
+        }
+    }
+    Ok(())
+}
+
+/// While somebody of ours waits a main key outlives its lease, so that no other client gets in between.
+pub(crate) async fn whoever_waits_has_a_grace() -> TestResult {
+    let place = Place::shared().await?;
+    let (store, raw) = (place.store().await, place.raw().await?);
+    // More than the lease of a caller by some seconds, or more than an offer by as much.
+    let outlives = async |ids: &[&str], least: i64| -> TestResult {
+        for name in ids {
+            let ttl: i64 = raw.send(&["PTTL", &place.key(name)]).await?;
+            assert!(ttl > least, "{name}: {ttl}");
+        }
+        Ok(())
+    };
+    const LEASE: i64 = 604_000;
+    const OFFER: i64 = 4_000;
+    for names in [&["a"][..], &["b", "c"]] {
+        let [holder, first, second] = store.callers();
+        let ids = || names.iter().map(|&name| exclusive(name)).collect::<Vec<Claim<String>>>();
+        let held = holder.take(ids()).await;
+        let mut next = first.queue(ids()).await;
+        outlives(names, LEASE).await?;
+        holder.keep(&held).await;
+        outlives(names, LEASE).await?;
+        let mut last = second.queue(ids()).await;
+        holder.free(&held).await;
+        outlives(names, OFFER).await?;
+        let turn = next.served().await;
+        outlives(names, LEASE).await?;
+        first.free(&turn).await;
+        second.free(&last.served().await).await;
+    }
+    let [sharing, broken, waiter] = store.callers();
+    let share = sharing.take([shared("s")]).await;
+    let mut waiting = waiter.queue(["s"]).await;
+    outlives(&["s"], LEASE).await?;
+    sharing.free(&share).await;
+    waiter.free(&waiting.served().await).await;
+
+    let held = broken.take(["d"]).await;
+    let fence = held.locks[0].granted.fence;
+    store.dao().break_lock(&id("d"), fence, BreakMode::AfterLease, "a test").await?;
+    let mut waiting = waiter.queue(["d"]).await;
+    outlives(&["d"], LEASE).await?;
+    assert_eq!(broken.renew(&held).await.lost.len(), 1);
+    broken.free(&held).await;
+    waiter.free(&waiting.served().await).await;
+    Ok(())
+}
+
+/// Its process gives no sign of life: it costs those behind it nothing, not even an offer.
+pub(crate) async fn a_dead_waiter_is_offered_nothing() -> TestResult {
+    let place = Place::shared().await?;
+    let (store, raw) = (place.store().await, place.raw().await?);
+    for ids in [vec![exclusive("a")], vec![exclusive("b"), exclusive("c")], vec![slot("d", 1)]] {
+        let [holder, next] = store.callers();
+        let held = holder.take(ids.clone()).await;
+        let (dies, wanted) = (place.clone(), ids.clone());
+        tokio::task::spawn_blocking(move || {
+            let runtime = Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async { drop(dies.store().await.caller().queue(wanted).await) });
+            Ok::<_, Failure>(()) // the runtime ends, and with it what gives the signs
+        })
+        .await??;
+        for sign in raw.send::<Vec<String>>(&["KEYS", &place.base("/p:*")]).await? {
+            raw.send::<()>(&["DEL", &sign]).await?;
+        }
+        let mut waiting = next.queue(ids.clone()).await;
+        holder.free(&held).await;
+        next.free(&waiting.served().await).await;
+    }
+    Ok(())
+}
+
+/// Of a set that waits one id is another client's by now: what the rest is freed, or looked at, changes nothing.
+pub(crate) async fn nothing_is_handed_over_that_is_foreign() -> TestResult {
+    let place = Place::shared().await?;
+    let (store, raw) = (place.store().await, place.raw().await?);
+    for claims in [vec![exclusive("a"), exclusive("b")], vec![exclusive("a"), shared("b")]] {
+        let [holder, waiter, third] = store.callers();
+        let held = holder.take(["a"]).await;
+        let mut waiting = waiter.queue(claims).await;
+        raw.send::<()>(&["SET", &place.key("b"), "theirs", "NX", "PX", "60000"]).await?;
+        holder.free(&held).await;
+        // Who leaves frees as well.
+        third.queue(["b"]).await.leave().await;
+        waiting.still_waits().await;
+        assert_eq!(raw.send::<String>(&["GET", &place.key("b")]).await?, "theirs");
+        raw.send::<()>(&["DEL", &place.key("b")]).await?;
+        waiter.free(&waiting.granted().await).await;
+    }
+    Ok(())
+}
+
+/// A server without memory grants nothing; what is held is kept, freed and handed over all the same, and whoever waits can
+/// leave.
+pub(crate) async fn a_full_server_keeps_frees_and_hands_over() -> TestResult {
+    let server = server("").await?;
+    let place = Place::at(server.url());
+    let (store, raw) = (place.store().await, place.raw().await?);
+    let sets = [
+        vec![exclusive("a")],
+        vec![exclusive("b"), exclusive("c")],
+        vec![shared("d")],
+        vec![slot("e", 2), exclusive("f")],
+    ];
+    for (claims, mode) in
+        sets.into_iter().flat_map(|set| [(set.clone(), Mode::Exclusive), (set, Mode::Shared)])
+    {
+        let [holder, waiter, behind, broken] = store.callers();
+        let held = holder.take(claims.clone()).await;
+        let other = broken.take(["x", "y"]).await;
+        // One of each set is held alone, so that either has to wait, but what is shared.
+        let wanted: Vec<_> =
+            claims.iter().map(|claim| Claim { target: claim.target.clone(), mode }).collect();
+        let waits = claims.iter().any(|claim| mode == Mode::Exclusive || claim.mode != Mode::Shared);
+        full(&raw, true).await?;
+        holder.keep(&held).await;
+        full(&raw, false).await?;
+        if !waits {
+            holder.free(&held).await;
+            broken.free(&other).await;
+            continue;
+        }
+        let mut waiting = waiter.queue(wanted.clone()).await;
+        let leaves = behind.queue(wanted).await;
+        full(&raw, true).await?;
+        let request = store.caller().request(["free"]);
+        let error = store.dao().acquire(&request).await.expect_err("there is no memory for it");
+        assert!(error.to_string().to_lowercase().contains("memory") && !error.in_doubt(), "{error:?}");
+        assert_eq!(store.dao().withdraw(&request, Withdraw::Undo).await?, Withdrawn::Left);
+        holder.keep(&held).await;
+        leaves.leave().await;
+        if claims.len() == 1 {
+            holder.free(&held).await;
+        } else {
+            assert_eq!(store.dao().release_context(&holder.context).await?.len(), claims.len());
+        }
+        // By asking nothing, which would be refused.
+        let turn = waiting.offered().await;
+        waiter.keep(&turn).await;
+        waiter.free(&turn).await;
+        let fence = other.locks[0].granted.fence;
+        store.dao().break_lock(&id("x"), fence, BreakMode::Now, "a test").await?;
+        assert_eq!(broken.release(&other).await.lost.len(), 1);
+        full(&raw, false).await?;
+        assert!(store.is_free(&["a", "b", "c", "d", "e", "f", "x", "y", "free"]).await);
+    }
+    Ok(())
+}
+
+/// Whoever waits gives signs of life on a full server too.
+pub(crate) async fn on_a_full_server_a_place_is_kept() -> TestResult {
+    let server = server("").await?;
+    let place = Place::at(server.url());
+    let (store, raw) = (place.store().await, place.raw().await?);
+    let [holder, waiter] = store.callers();
+    let held = holder.take(["a"]).await;
+    let mut waiting = waiter.queue(["a"]).await;
+    full(&raw, true).await?;
+    // Longer than a sign of life counts.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    holder.free(&held).await;
+    waiter.free(&waiting.offered().await).await;
+    Ok(())
+}
+
+/// The server has no memory for anything new, or all it wants.
+async fn full(raw: &Raw, full: bool) -> TestResult {
+    Ok(raw.ask::<()>(&format!("CONFIG SET maxmemory {}", u8::from(full))).await?)
+}
