@@ -28,11 +28,11 @@ pub(crate) struct Turns {
     connection: MultiplexedConnection,
     waiting: Waiting,
     session: String,
-    /// Two words and the fence's key, then what stands in the taking value: who asks and how.
     script: Arc<Script>,
     attempts: Arc<AtomicU64>,
 }
 
+/// What is the same in every call.
 struct Script {
     hash: Vec<u8>,
     fence_key: Vec<u8>,

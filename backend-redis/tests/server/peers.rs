@@ -102,7 +102,7 @@ impl Client<'_> {
 }
 
 /// A peer for the key of `ids`; where it takes sets, several.
-fn clients<'p>(place: &Place, raw: &Raw, ids: &'p [&str]) -> impl Iterator<Item = Client<'static>> {
+fn clients(place: &Place, raw: &Raw, ids: &[&str]) -> impl Iterator<Item = Client<'static>> {
     let (keys, raw) = (ids.iter().map(|id| place.key(id)).collect::<Vec<_>>(), raw.clone());
     PEERS.iter().map(move |peer| {
         let most = if peer.name == "redsync" { 1 } else { keys.len() };
