@@ -1,7 +1,8 @@
 //! SQLite, WAL and NORMAL: the whole way through `with_locks`, beside `rusqlite` running the same statements on its own
-//! thread, one hop there and back for each of the two transactions, without a service or a decision.
+//! thread, one hop there and back for each of the two transactions, without a service or a decision; and two hops with
+//! nothing to do.
 
-use std::{path::Path, sync::mpsc, thread};
+use std::{path::Path, sync::mpsc, thread, time::Instant};
 
 use lockcore::{LockingService, Wait};
 use lockcore_benches::{Case, report};
@@ -24,7 +25,7 @@ fn main() {
 /// Takes and releases a set, uncontended.
 async fn pair(folder: &Path, ids: usize) -> Case {
     const ROUNDS: usize = 1000;
-    let names = ["with_locks", "rusqlite, same statements, one hop each"];
+    let names = ["with_locks", "rusqlite, same statements, one hop each", "two hops with nothing to do"];
     let mut case = Case::new(format!("{ids} ids, take and release"), &names);
     let dao = SqliteLockDao::<String>::open(folder.join(format!("ours-{ids}.db"))).await.expect("a database");
     let locks: Sqlite = LockingService::new(dao);
@@ -35,6 +36,11 @@ async fn pair(folder: &Path, ids: usize) -> Case {
         case.batch_async(1, 3, async || {
             bare.run(Step::Take).await;
             bare.run(Step::Free).await;
+        })
+        .await;
+        case.batch_async(2, 3, async || {
+            bare.run(Step::Nothing).await;
+            bare.run(Step::Nothing).await;
         })
         .await;
     }
@@ -57,13 +63,13 @@ async fn hand_off(folder: &Path) -> Case {
         let guard = holder.lock(["ball"]).await.expect("free");
         let waiting = tokio::spawn(async move {
             let granted = waiter.wait(Wait::forever()).lock(["ball"]).await.expect("for ever");
-            let at = std::time::Instant::now();
+            let at = Instant::now();
             granted.release().await.expect("held");
             at
         });
         let target = lockcore::Target::Id("ball".to_owned());
         while holder.admin().inspect(&target).await.expect("sqlite").waiters.is_empty() {}
-        let released = std::time::Instant::now();
+        let released = Instant::now();
         guard.release().await.expect("held");
         let granted = waiting.await.expect("no panic");
         case.times(0).add(granted - released, 1);
@@ -77,6 +83,7 @@ struct Bare(mpsc::Sender<(Step, oneshot::Sender<()>)>);
 enum Step {
     Take,
     Free,
+    Nothing,
 }
 
 impl Bare {
@@ -90,12 +97,14 @@ impl Bare {
             conn.set_prepared_statement_cache_capacity(128);
             conn.execute_batch(&schema_sql("")).expect("the schema");
             conn.execute("INSERT INTO namespaces (name) VALUES ('default')", []).expect("a namespace");
-            let (mut clock, mut fence) = (0_i64, 0);
+            // Numbers as long as ours, which are of the clock and of chance.
+            let (mut clock, mut fence) = (1_700_000_000_000_000_i64, 0);
             for (step, done) in inbox {
                 clock += 1000;
                 match step {
                     Step::Take => fence = take(&conn, &ids, clock).expect("SQLite"),
                     Step::Free => free(&conn, &ids, fence, clock).expect("SQLite"),
+                    Step::Nothing => {}
                 }
                 let _asker_is_gone = done.send(());
             }
@@ -111,6 +120,8 @@ impl Bare {
 }
 
 const CONTEXT: &[u8] = b"01234567-89ab-cdef-0123-456789abcdef";
+const ATTEMPT: i64 = 0x0123_4567_89ab_cdef;
+const BOOT: i64 = 0x0fed_cba9_8765_4321;
 
 fn take(conn: &Connection, ids: &[String], clock: i64) -> rusqlite::Result<i64> {
     conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
@@ -118,7 +129,7 @@ fn take(conn: &Connection, ids: &[String], clock: i64) -> rusqlite::Result<i64> 
         "SELECT EXISTS (SELECT 1 FROM withdrawn WHERE ns = ?1 AND context = ?2 AND attempt = ?3),
         EXISTS (SELECT 1 FROM frozen WHERE ns = ?1)",
     )?
-    .query_row(params![1, CONTEXT, 7], |row| row.get::<_, bool>(0))?;
+    .query_row(params![1, CONTEXT, ATTEMPT], |row| row.get::<_, bool>(0))?;
     let mut holders = conn.prepare_cached(
         "SELECT state, number, context, attempt, mode, permits, cap, indexes, owner, lease, boot, renewed,
         since, session, detached, broken, replaces FROM claims WHERE ns = ?1 AND id = ?2 ORDER BY state, number",
@@ -141,7 +152,7 @@ fn take(conn: &Connection, ids: &[String], clock: i64) -> rusqlite::Result<i64> 
             0,
             fence,
             CONTEXT,
-            7,
+            ATTEMPT,
             2,
             0,
             0,
@@ -149,7 +160,7 @@ fn take(conn: &Connection, ids: &[String], clock: i64) -> rusqlite::Result<i64> 
             1,
             "",
             30_000_000,
-            5,
+            BOOT,
             clock,
             clock,
             1,
@@ -172,7 +183,7 @@ fn free(conn: &Connection, ids: &[String], fence: i64, clock: i64) -> rusqlite::
         AND boot = ?5 AND renewed <= ?6 AND renewed + lease > ?6",
     )?;
     for id in ids {
-        let freed = free.execute(params![1, id.as_bytes(), fence, CONTEXT, 5, clock])?;
+        let freed = free.execute(params![1, id.as_bytes(), fence, CONTEXT, BOOT, clock])?;
         assert_eq!(freed, 1, "the statements are those of a release");
     }
     conn.prepare_cached("COMMIT")?.execute([])?;

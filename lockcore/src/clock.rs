@@ -3,7 +3,7 @@
 use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
 use tokio::{
-    runtime::Handle,
+    runtime::{Handle, RuntimeFlavor},
     time::{Instant, Sleep},
 };
 
@@ -23,6 +23,11 @@ impl Moment {
     /// This very moment.
     pub fn now() -> Self {
         Moment { instant: Instant::now(), suspend_aware: suspend_aware() }
+    }
+
+    /// It on tokio's clock.
+    pub(crate) fn instant(&self) -> Instant {
+        self.instant
     }
 
     /// How long ago it was.
@@ -83,7 +88,9 @@ pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) 
 /// Whether the current runtime's clock stands still, as in a test with paused time: then timers that
 /// belong to the call have to be on that runtime, or virtual time would pass them by.
 pub(crate) fn is_paused() -> bool {
-    if Handle::try_current().is_err() {
+    // Only the clock of a runtime with one thread can be paused.
+    let one_thread = |runtime: Handle| runtime.runtime_flavor() == RuntimeFlavor::CurrentThread;
+    if !Handle::try_current().is_ok_and(one_thread) {
         return false;
     }
     let (virtual_start, real_start) = (Instant::now(), std::time::Instant::now());

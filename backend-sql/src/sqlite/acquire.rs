@@ -55,7 +55,7 @@ impl Ask {
 }
 
 /// Takes the whole set, or nothing of it; with `beat` a sign of life is given where a place is taken.
-pub(super) fn acquire(step: &mut Step<'_>, ask: &Ask, beat: bool) -> Result<Verdict, StoreError> {
+pub(super) fn acquire(step: &mut Step<'_, '_>, ask: &Ask, beat: bool) -> Result<Verdict, StoreError> {
     if step.is_withdrawn(&ask.context, ask.attempt)? {
         return Err(StoreError::Withdrawn);
     }
@@ -89,7 +89,7 @@ pub(super) fn acquire(step: &mut Step<'_>, ask: &Ask, beat: bool) -> Result<Verd
         None => take_place(step, ask)?,
     }
     if beat {
-        step.conn.prepare_cached(&step.sql.beat)?.execute([step.session, step.now.at])?;
+        step.sql.beat.get()?.execute([step.session, step.now.at])?;
     }
     let holders = ask.claims.iter().flat_map(|claim| &step.ids[&claim.id].holders);
     let first_end = holders.map(|row| row.remaining(&step.now)).min().unwrap_or(i64::MAX);
@@ -98,7 +98,7 @@ pub(super) fn acquire(step: &mut Step<'_>, ask: &Ask, beat: bool) -> Result<Verd
 
 /// Ends an attempt. `None`: it left; otherwise what it holds.
 pub(super) fn withdraw(
-    step: &mut Step<'_>,
+    step: &mut Step<'_, '_>,
     ask: &Ask,
     how: Withdraw,
 ) -> Result<Option<SmallVec<[Granted; 1]>>, StoreError> {
@@ -126,22 +126,22 @@ pub(super) fn withdraw(
     if how == Withdraw::Undo {
         let until = step.now.at.saturating_add(ask.lease.max(MARK));
         let mark = params![step.ns, ask.context.0.as_bytes(), ask.attempt, step.now.boot, until];
-        step.conn.prepare_cached(&step.sql.mark)?.execute(mark)?;
+        step.sql.mark.get()?.execute(mark)?;
     }
     Ok(None)
 }
 
 /// The ticket of the attempt, if it has a place.
-fn place(step: &Step<'_>, ask: &Ask) -> Result<Option<i64>, StoreError> {
-    let mut place = step.conn.prepare_cached(&step.sql.place)?;
+fn place(step: &Step<'_, '_>, ask: &Ask) -> Result<Option<i64>, StoreError> {
+    let mut place = step.sql.place.get()?;
     let key = params![step.ns, ask.context.0.as_bytes(), ask.attempt];
     Ok(place.query_row(key, |row| row.get(0)).optional()?)
 }
 
-fn take_place(step: &mut Step<'_>, ask: &Ask) -> Result<(), StoreError> {
+fn take_place(step: &mut Step<'_, '_>, ask: &Ask) -> Result<(), StoreError> {
     let ticket = step.next_number()?;
     let line = if ask.nested { state::NESTED } else { state::QUEUED };
-    let mut wait = step.conn.prepare_cached(&step.sql.wait)?;
+    let mut wait = step.sql.wait.get()?;
     for claim in &ask.claims {
         let (mode, permits, cap) = mode_columns(claim.mode);
         wait.execute(params![
@@ -165,8 +165,8 @@ fn take_place(step: &mut Step<'_>, ask: &Ask) -> Result<(), StoreError> {
 }
 
 /// Keeps the place; it belongs to whoever asked last, who is to be told.
-fn move_place(step: &Step<'_>, ask: &Ask) -> Result<(), StoreError> {
+fn move_place(step: &Step<'_, '_>, ask: &Ask) -> Result<(), StoreError> {
     let place = params![step.ns, ask.context.0.as_bytes(), ask.attempt, step.session, ask.lease];
-    step.conn.prepare_cached(&step.sql.move_place)?.execute(place)?;
+    step.sql.move_place.get()?.execute(place)?;
     Ok(())
 }

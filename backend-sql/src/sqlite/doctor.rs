@@ -15,10 +15,10 @@ use super::{
 };
 
 /// All checks.
-pub(super) fn examine(worker: &mut Worker, deadline: Instant) -> Result<Vec<Finding>, StoreError> {
+pub(super) fn examine(worker: &mut Worker<'_>, deadline: Instant) -> Result<Vec<Finding>, StoreError> {
     let version = schema::version(worker.store())?;
-    let in_memory = worker.store().settings.in_memory();
-    let boot_clock = worker.store().clock.is_real();
+    let in_memory = worker.store().opened.settings.in_memory();
+    let boot_clock = worker.store().opened.clock.is_real();
     let mut findings = vec![
         finding(
             if version == SCHEMA_VERSION { Severity::Ok } else { Severity::Error },
@@ -40,7 +40,7 @@ pub(super) fn examine(worker: &mut Worker, deadline: Instant) -> Result<Vec<Find
     Ok(findings)
 }
 
-fn writable(worker: &mut Worker, deadline: Instant) -> Finding {
+fn writable(worker: &mut Worker<'_>, deadline: Instant) -> Finding {
     let begun = Instant::now();
     match worker.write_and_tell(deadline, |step| step.next_number()) {
         Ok(_) => finding(Severity::Ok, "write", format!("a commit took {:.1?}", begun.elapsed())),
@@ -48,7 +48,7 @@ fn writable(worker: &mut Worker, deadline: Instant) -> Finding {
     }
 }
 
-fn settings(step: &mut Step<'_>, in_memory: bool) -> Result<Vec<Finding>, StoreError> {
+fn settings(step: &mut Step<'_, '_>, in_memory: bool) -> Result<Vec<Finding>, StoreError> {
     let journal: String = step.conn.query_row("PRAGMA journal_mode", [], |row| row.get(0))?;
     let synchronous: i64 = step.conn.query_row("PRAGMA synchronous", [], |row| row.get(0))?;
     let wal = journal == "wal" || in_memory;
@@ -73,8 +73,8 @@ fn settings(step: &mut Step<'_>, in_memory: bool) -> Result<Vec<Finding>, StoreE
 }
 
 /// The other programs at this namespace.
-fn sessions(step: &mut Step<'_>) -> Result<Vec<Finding>, StoreError> {
-    let mut sessions = step.conn.prepare_cached(&step.sql.sessions)?;
+fn sessions(step: &mut Step<'_, '_>) -> Result<Vec<Finding>, StoreError> {
+    let mut sessions = step.sql.sessions.get()?;
     let sessions: Vec<(i64, String)> =
         sessions.query_map([step.ns], |row| Ok((row.get(0)?, row.get(1)?)))?.collect::<Result<_, _>>()?;
     let own = env!("CARGO_PKG_VERSION");
@@ -117,8 +117,8 @@ fn sessions(step: &mut Step<'_>) -> Result<Vec<Finding>, StoreError> {
     ])
 }
 
-fn seen_from_here(step: &Step<'_>, session: i64) -> Result<bool, StoreError> {
-    let mut read = step.conn.prepare_cached(&step.sql.session)?;
+fn seen_from_here(step: &Step<'_, '_>, session: i64) -> Result<bool, StoreError> {
+    let mut read = step.sql.session.get()?;
     let process = read
         .query_row([session], |row| Ok(Process { space: row.get(1)?, pid: row.get(2)?, start: row.get(3)? }))
         .optional()?;

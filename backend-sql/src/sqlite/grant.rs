@@ -22,7 +22,7 @@ pub(super) struct Terms<'r> {
     pub(super) detached: bool,
 }
 
-impl Step<'_> {
+impl Step<'_, '_> {
     /// Grants the set, against which nothing may stand.
     pub(super) fn grant(
         &mut self,
@@ -34,7 +34,7 @@ impl Step<'_> {
             true => 0,
             false => self.next_number()?,
         };
-        let mut hold = self.conn.prepare_cached(&self.sql.hold)?;
+        let mut hold = self.sql.hold.get()?;
         self.bind_common(&mut hold, who, fence, terms)?;
         let mut granted = SmallVec::with_capacity(stances.len());
         for (claim, stance) in who.claims.iter().zip(stances) {
@@ -55,7 +55,7 @@ impl Step<'_> {
         terms: &Terms<'_>,
     ) -> Result<SmallVec<[Granted; 1]>, StoreError> {
         let fence = self.next_number()?;
-        let mut hold = self.conn.prepare_cached(&self.sql.hold)?;
+        let mut hold = self.sql.hold.get()?;
         self.bind_common(&mut hold, who, fence, terms)?;
         hold.raw_bind_parameter(19, 0)?;
         let mut granted = SmallVec::with_capacity(who.claims.len());
@@ -71,8 +71,8 @@ impl Step<'_> {
 
     /// Gives back what the context held before `replacement`, which is gone, so far as it still lasts.
     pub(super) fn restore(&mut self, id: &Key, replacement: &HeldRow) -> Result<(), StoreError> {
-        let (conn, sql, ns, now) = (self.conn, self.sql, self.ns, self.now);
-        let mut replaced = conn.prepare_cached(&sql.replaced)?;
+        let (sql, ns, now) = (self.sql, self.ns, self.now);
+        let mut replaced = sql.replaced.get()?;
         let before =
             replaced.query_row(params![ns, &id[..], replacement.replaces], HeldRow::read).optional()?;
         let Some(mut before) = before.filter(|before| before.remaining(&now) > 0) else {
@@ -89,7 +89,7 @@ impl Step<'_> {
         let (code, permits, cap) = mode_columns(before.mode);
         let indexes = IndexesColumn::encode(&before.indexes);
         let key = params![ns, &id[..], before.number, code, permits, cap, &indexes[..]];
-        conn.prepare_cached(&sql.restore)?.execute(key)?;
+        sql.restore.get()?.execute(key)?;
         holders.push(before);
         Ok(())
     }
@@ -126,12 +126,12 @@ impl Step<'_> {
         terms: &Terms<'_>,
     ) -> Result<Granted, StoreError> {
         let mode = *mode;
-        let (conn, sql, ns, now) = (self.conn, self.sql, self.ns, self.now);
+        let (sql, ns, now) = (self.sql, self.ns, self.now);
         let holders = &mut self.load(id)?.holders;
         let own = holders.iter().position(|row| row.context == *who.context);
         let own = own.map(|position| holders.swap_remove(position));
         if let Some(own) = &own {
-            conn.prepare_cached(&sql.replace)?.execute(params![ns, &id[..], own.state, own.number])?;
+            sql.replace.get()?.execute(params![ns, &id[..], own.state, own.number])?;
         }
         let replaces = own.map_or(0, |own| own.number);
         let taken = holders.iter().flat_map(|row| row.indexes.iter().copied());
@@ -167,7 +167,7 @@ impl Step<'_> {
     /// Goes on holding what the context holds. A longer lease of an earlier grant is not cut short: it
     /// relies on it. In an offer, what is kept stays as it is until the offer is confirmed.
     fn keep(&mut self, context: &Text, id: &Key, terms: &Terms<'_>) -> Result<Granted, StoreError> {
-        let (conn, sql, ns, now) = (self.conn, self.sql, self.ns, self.now);
+        let (sql, ns, now) = (self.sql, self.ns, self.now);
         let holders = &mut self.load(id)?.holders;
         let in_use = InUse::of(holders.iter().map(|row| row.mode)).units();
         let row = holders
@@ -178,7 +178,7 @@ impl Step<'_> {
             let lease = terms.lease.max(row.remaining(&now));
             let keep =
                 params![ns, &id[..], row.state, row.number, lease, now.at, terms.session, terms.detached];
-            conn.prepare_cached(&sql.keep)?.execute(keep)?;
+            sql.keep.get()?.execute(keep)?;
             (row.state, row.lease, row.renewed) = (state::HELD, lease, now.at);
             (row.session, row.detached) = (terms.session, terms.detached);
         }

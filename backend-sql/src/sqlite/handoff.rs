@@ -46,7 +46,7 @@ enum Line {
     SlotsOver(u32),
 }
 
-impl Step<'_> {
+impl Step<'_, '_> {
     /// Serves those who wait for what was freed, in the order of their tickets, until nothing more fits.
     ///
     /// Only the head part of each queue is looked at: as soon as somebody has to go on waiting, only who
@@ -90,7 +90,7 @@ impl Step<'_> {
 
     /// What was handed to the waiters of this session and is not confirmed yet.
     pub(super) fn offers(&mut self) -> Result<Vec<Handed>, StoreError> {
-        let mut offers = self.conn.prepare_cached(&self.sql.offers)?;
+        let mut offers = self.sql.offers.get()?;
         let mut rows = offers.query([self.session])?;
         let mut found: Vec<Handed> = Vec::new();
         while let Some(row) = rows.next()? {
@@ -105,14 +105,11 @@ impl Step<'_> {
                 Some(last) if last.context == context && last.attempt == attempt => {
                     last.granted.push(granted)
                 }
-                _ => found.push(Handed {
-                    session: self.session,
-                    context,
-                    attempt,
-                    granted: [granted].into_iter().collect(),
-                    lasts,
-                    as_of: self.as_of,
-                }),
+                _ => {
+                    let (lasts, as_of) = self.left_of(lasts);
+                    let granted = [granted].into_iter().collect();
+                    found.push(Handed { session: self.session, context, attempt, granted, lasts, as_of });
+                }
             }
         }
         Ok(found)
@@ -120,11 +117,11 @@ impl Step<'_> {
 
     /// The attempts of this session that have places, if these places are not for `expected` claims.
     pub(super) fn places_unless(&self, expected: usize) -> Result<Option<Places>, StoreError> {
-        let mut count = self.conn.prepare_cached(&self.sql.count_places)?;
+        let mut count = self.sql.count_places.get()?;
         if count.query_row([self.session], |row| row.get::<_, i64>(0))? == expected as i64 {
             return Ok(None);
         }
-        let mut places = self.conn.prepare_cached(&self.sql.places)?;
+        let mut places = self.sql.places.get()?;
         let places = places.query_map([self.session], |row| Ok((row.get(0)?, row.get(1)?)))?;
         Ok(Some(places.collect::<Result<_, _>>()?))
     }
@@ -137,7 +134,7 @@ impl Step<'_> {
 
     /// Removes the place of an attempt, if it has one.
     pub(super) fn leave_line(&mut self, context: &Text, attempt: i64) -> Result<(), StoreError> {
-        let mut leave = self.conn.prepare_cached(&self.sql.leave)?;
+        let mut leave = self.sql.leave.get()?;
         for id in
             leave.query_map(params![self.ns, context.0.as_bytes(), attempt], |row| row.get::<_, Key>(0))?
         {
@@ -186,12 +183,13 @@ impl Step<'_> {
         let granted = self.grant(&who, &weighed.stances, &terms)?;
         self.leave_line(&row.context, row.attempt)?;
         let (session, context, attempt) = (row.session, row.context.clone(), row.attempt);
-        self.handed.push(Handed { session, context, attempt, granted, lasts, as_of: self.as_of });
+        let (lasts, as_of) = self.left_of(lasts);
+        self.handed.push(Handed { session, context, attempt, granted, lasts, as_of });
         Ok(true)
     }
 
     fn wanted(&self, row: &WaitRow) -> Result<Set, StoreError> {
-        let mut wanted = self.conn.prepare_cached(&self.sql.wanted)?;
+        let mut wanted = self.sql.wanted.get()?;
         let claims = wanted.query_map(params![self.ns, row.context.0.as_bytes(), row.attempt], |row| {
             Ok(Wanted { id: row.get(0)?, mode: mode_at(row, 1)? })
         })?;
@@ -225,7 +223,7 @@ impl Step<'_> {
             Line::Shared => &self.sql.next_shared,
             Line::SlotsOver(_) => &self.sql.next_slots,
         };
-        let mut next = self.conn.prepare_cached(statement)?;
+        let mut next = statement.get()?;
         let row = match line {
             Line::SlotsOver(limit) => next.query_row(params![self.ns, &id[..], after, limit], WaitRow::read),
             _ => next.query_row(params![self.ns, &id[..], after], WaitRow::read),

@@ -24,12 +24,11 @@ pub(super) struct Hold {
 pub(super) type Losses = Vec<(usize, LossReason)>;
 
 /// Frees what the grant holds. What it lost does not keep the rest from being freed.
-pub(super) fn release(step: &mut Step<'_>, hold: &Hold) -> Result<Losses, StoreError> {
+pub(super) fn release(step: &mut Step<'_, '_>, hold: &Hold) -> Result<Losses, StoreError> {
     let mut lost = Losses::new();
-    let anybody_waits =
-        step.conn.prepare_cached(&step.sql.anybody_waits)?.query_row([step.ns], |row| row.get(0))?;
-    let mut free = step.conn.prepare_cached(&step.sql.free)?;
-    let mut held_under = step.conn.prepare_cached(&step.sql.held_under)?;
+    let anybody_waits = step.sql.anybody_waits.get()?.query_row([step.ns], |row| row.get(0))?;
+    let mut free = step.sql.free.get()?;
+    let mut held_under = step.sql.held_under.get()?;
     bind_common(step, &mut free, hold)?;
     for (position, (id, fence)) in hold.locks.iter().enumerate() {
         free.raw_bind_parameter(2, &id[..])?;
@@ -38,7 +37,7 @@ pub(super) fn release(step: &mut Step<'_>, hold: &Hold) -> Result<Losses, StoreE
             match find(step, &mut held_under, id, *fence, &hold.context)? {
                 Some(row) => {
                     let key = params![step.ns, &id[..], row.state, row.number];
-                    step.conn.prepare_cached(&step.sql.remove)?.execute(key)?;
+                    step.sql.remove.get()?.execute(key)?;
                     if row.lease_at(&step.now) == LeaseAt::Ended {
                         lost.push((position, LossReason::Expired));
                     }
@@ -57,10 +56,10 @@ pub(super) fn release(step: &mut Step<'_>, hold: &Hold) -> Result<Losses, StoreE
 }
 
 /// Extends what the grant still holds to a whole lease from now.
-pub(super) fn renew(step: &mut Step<'_>, hold: &Hold) -> Result<Losses, StoreError> {
+pub(super) fn renew(step: &mut Step<'_, '_>, hold: &Hold) -> Result<Losses, StoreError> {
     let mut lost = Losses::new();
-    let mut extend = step.conn.prepare_cached(&step.sql.extend)?;
-    let mut held_under = step.conn.prepare_cached(&step.sql.held_under)?;
+    let mut extend = step.sql.extend.get()?;
+    let mut held_under = step.sql.held_under.get()?;
     bind_common(step, &mut extend, hold)?;
     extend.raw_bind_parameter(7, hold.lease)?;
     for (position, (id, fence)) in hold.locks.iter().enumerate() {
@@ -78,7 +77,7 @@ pub(super) fn renew(step: &mut Step<'_>, hold: &Hold) -> Result<Losses, StoreErr
 }
 
 /// Binds what is the same for all ids of a grant, once.
-fn bind_common(step: &Step<'_>, statement: &mut Statement<'_>, hold: &Hold) -> Result<(), StoreError> {
+fn bind_common(step: &Step<'_, '_>, statement: &mut Statement<'_>, hold: &Hold) -> Result<(), StoreError> {
     statement.raw_bind_parameter(1, step.ns)?;
     statement.raw_bind_parameter(4, hold.context.as_bytes())?;
     statement.raw_bind_parameter(5, step.now.boot)?;
@@ -87,7 +86,7 @@ fn bind_common(step: &Step<'_>, statement: &mut Statement<'_>, hold: &Hold) -> R
 
 /// Renews an offer, or a lock from the future; a lock with a longer lease left is as it should be.
 fn renew_unusual(
-    step: &Step<'_>,
+    step: &Step<'_, '_>,
     id: &Key,
     row: &HeldRow,
     lease: i64,
@@ -108,12 +107,12 @@ fn renew_unusual(
         row.session,
         row.detached
     ];
-    step.conn.prepare_cached(&step.sql.keep)?.execute(key)?;
+    step.sql.keep.get()?.execute(key)?;
     Ok(None)
 }
 
 fn find(
-    step: &Step<'_>,
+    step: &Step<'_, '_>,
     held_under: &mut Statement<'_>,
     id: &Key,
     fence: i64,
@@ -123,8 +122,8 @@ fn find(
     Ok(row.filter(|row| *row.context.0 == *context))
 }
 
-fn why_missing(step: &Step<'_>, id: &Key, fence: i64) -> Result<LossReason, StoreError> {
-    let mut was_broken = step.conn.prepare_cached(&step.sql.was_broken)?;
+fn why_missing(step: &Step<'_, '_>, id: &Key, fence: i64) -> Result<LossReason, StoreError> {
+    let mut was_broken = step.sql.was_broken.get()?;
     let broken = was_broken.query_row(params![step.ns, &id[..], fence], |row| row.get(0))?;
     Ok(if broken { LossReason::Broken } else { LossReason::Vanished })
 }

@@ -5,7 +5,7 @@ use rusqlite::params;
 use super::{
     error::StoreError,
     statements::{self, SCHEMA_VERSION},
-    store::Store,
+    store::{Store, run},
 };
 
 /// The SQL that makes the tables, for those who may not let a program do it. `prefix` is as in
@@ -22,7 +22,7 @@ pub fn schema_sql(prefix: &str) -> String {
 ///
 /// Any number of processes may do this at once: the write lock lets the first one work and the others
 /// find it done.
-pub(super) fn ensure(store: &Store, create: bool) -> Result<(), StoreError> {
+pub(super) fn ensure(store: &Store<'_>, create: bool) -> Result<(), StoreError> {
     if check(version(store)?)? {
         return Ok(());
     }
@@ -30,7 +30,7 @@ pub(super) fn ensure(store: &Store, create: bool) -> Result<(), StoreError> {
         let advice = "call `migrate`, or open it with `create`";
         return Err(StoreError::Schema { found: 0, known: SCHEMA_VERSION, advice });
     }
-    store.run(&store.sql.begin)?;
+    run(&store.sql.begin)?;
     let made = make(store);
     if made.is_err() {
         store.abandon();
@@ -39,22 +39,22 @@ pub(super) fn ensure(store: &Store, create: bool) -> Result<(), StoreError> {
 }
 
 /// The version of the tables that are there, 0 for none.
-pub(super) fn version(store: &Store) -> Result<i64, StoreError> {
-    let there: bool = store.conn.query_row(&store.sql.has_schema, [], |row| row.get(0))?;
+pub(super) fn version(store: &Store<'_>) -> Result<i64, StoreError> {
+    let there: bool = store.sql.has_schema.get()?.query_row([], |row| row.get(0))?;
     if !there {
         return Ok(0);
     }
-    Ok(store.conn.query_row(&store.sql.schema_version, [], |row| row.get(0))?)
+    Ok(store.sql.schema_version.get()?.query_row([], |row| row.get(0))?)
 }
 
-fn make(store: &Store) -> Result<(), StoreError> {
+fn make(store: &Store<'_>) -> Result<(), StoreError> {
     // Version 0 is nothing; a later version adds its step from each version before.
     if !check(version(store)?)? {
-        store.conn.execute_batch(&statements::schema(&store.settings.table_prefix))?;
-        store.run(&store.sql.clear_version)?;
-        store.conn.execute(&store.sql.write_version, params![SCHEMA_VERSION])?;
+        store.opened.conn.execute_batch(&statements::schema(&store.opened.settings.table_prefix))?;
+        run(&store.sql.clear_version)?;
+        store.sql.write_version.get()?.execute(params![SCHEMA_VERSION])?;
     }
-    store.run(&store.sql.commit)
+    run(&store.sql.commit)
 }
 
 /// Whether the tables of this version are current; those of a newer program are refused.

@@ -1,5 +1,12 @@
 //! All SQL text of this database.
 
+use std::{
+    cell::Cell,
+    ops::{Deref, DerefMut},
+};
+
+use rusqlite::{Connection, PrepFlags, Statement};
+
 /// The version of the tables below; see [`schema`].
 pub(super) const SCHEMA_VERSION: i64 = 1;
 
@@ -100,25 +107,70 @@ CREATE INDEX IF NOT EXISTS {prefix}breaks_by_id ON {prefix}breaks (ns, id, numbe
 
 macro_rules! statements {
     ($($(#[$doc:meta])* $name:ident = $text:literal;)*) => {
-        /// Every statement, for one prefix. Prepared once and cached by the connection.
-        #[derive(Debug)]
-        pub(super) struct Statements {
-            $($(#[$doc])* pub(super) $name: String,)*
+        /// Every statement, for one prefix and connection.
+        pub(super) struct Statements<'c> {
+            $($(#[$doc])* pub(super) $name: Kept<'c>,)*
         }
 
-        impl Statements {
+        impl<'c> Statements<'c> {
             /// The statements for tables whose names begin with `prefix`.
-            pub(super) fn new(prefix: &str) -> Self {
-                Statements { $($name: $text.replace("{p}", prefix),)* }
+            pub(super) fn new(conn: &'c Connection, prefix: &str) -> Self {
+                let kept = |text: &str| Kept { conn, text: text.replace("{p}", prefix), prepared: Cell::new(None) };
+                Statements { $($name: kept($text),)* }
             }
 
             /// All of them, by name.
             #[cfg(test)]
-            pub(super) fn all(&self) -> Vec<(&'static str, &str)> {
-                vec![$((stringify!($name), self.$name.as_str()),)*]
+            fn all(&self) -> Vec<(&'static str, &str)> {
+                vec![$((stringify!($name), self.$name.text.as_str()),)*]
             }
         }
     };
+}
+
+/// A statement that is prepared when it is needed first, and kept. (The cache of rusqlite finds it by its text, which
+/// costs more than running it does.)
+pub(super) struct Kept<'c> {
+    conn: &'c Connection,
+    text: String,
+    prepared: Cell<Option<Statement<'c>>>,
+}
+
+impl<'c> Kept<'c> {
+    /// The statement, prepared.
+    pub(super) fn get(&self) -> rusqlite::Result<InUse<'_, 'c>> {
+        let statement = match self.prepared.take() {
+            Some(statement) => statement,
+            None => self.conn.prepare_with_flags(&self.text, PrepFlags::SQLITE_PREPARE_PERSISTENT)?,
+        };
+        Ok(InUse { statement: Some(statement), of: self })
+    }
+}
+
+/// A statement in use; goes back to where it is kept.
+pub(super) struct InUse<'k, 'c> {
+    statement: Option<Statement<'c>>,
+    of: &'k Kept<'c>,
+}
+
+impl<'c> Deref for InUse<'_, 'c> {
+    type Target = Statement<'c>;
+
+    fn deref(&self) -> &Statement<'c> {
+        self.statement.as_ref().expect("taken only by the drop")
+    }
+}
+
+impl<'c> DerefMut for InUse<'_, 'c> {
+    fn deref_mut(&mut self) -> &mut Statement<'c> {
+        self.statement.as_mut().expect("taken only by the drop")
+    }
+}
+
+impl Drop for InUse<'_, '_> {
+    fn drop(&mut self) {
+        self.of.prepared.set(self.statement.take());
+    }
 }
 
 statements! {
@@ -259,7 +311,7 @@ statements! {
 #[cfg(test)]
 mod tests {
     use lockcore::{Mode, rules};
-    use rusqlite::{Connection, params};
+    use rusqlite::params;
 
     use super::*;
     use crate::sqlite::row;
@@ -268,7 +320,7 @@ mod tests {
     fn every_statement_is_valid_for_any_prefix() {
         let db = Connection::open_in_memory().expect("a database in memory");
         db.execute_batch(&schema("x_")).expect("the schema is valid");
-        for (name, text) in Statements::new("x_").all() {
+        for (name, text) in Statements::new(&db, "x_").all() {
             db.prepare(text).unwrap_or_else(|error| panic!("{name}: {error}"));
         }
     }
@@ -280,7 +332,7 @@ mod tests {
         db.execute_batch(&schema("")).expect("the schema is valid");
         let cold = ["all_claims", "of_context", "sessions", "stale_marks", "forget_breaks", "has_schema"];
         let setup = ["schema_version", "clear_version", "namespace"];
-        for (name, text) in Statements::new("").all() {
+        for (name, text) in Statements::new(&db, "").all() {
             if cold.contains(&name) || setup.contains(&name) || !text.contains("WHERE") {
                 continue;
             }
@@ -300,21 +352,19 @@ mod tests {
     fn the_blocker_statement_agrees_with_the_rules() {
         let db = Connection::open_in_memory().expect("a database in memory");
         db.execute_batch(&schema("")).expect("the schema is valid");
-        let statements = Statements::new("");
+        let statements = Statements::new(&db, "");
         let slots = |limit| Mode::Slots { permits: 1, limit };
         let modes = [Mode::Shared, slots(1), slots(2), slots(3), Mode::Exclusive];
         for earlier in modes {
             db.execute("DELETE FROM claims", []).expect("it can be emptied");
             let (mode, permits, cap) = row::mode_columns(earlier);
-            db.execute(
-                &statements.wait,
-                params![1, b"a", state::QUEUED, 1, b"c", 1, mode, permits, cap, "", 1, 0, 1, false],
-            )
-            .expect("a waiter");
+            let waiter = params![1, b"a", state::QUEUED, 1, b"c", 1, mode, permits, cap, "", 1, 0, 1, false];
+            statements.wait.get().and_then(|mut wait| wait.execute(waiter)).expect("a waiter");
             for later in modes {
                 let (mode, _, cap) = row::mode_columns(later);
-                let blocked = db
-                    .prepare(&statements.blocker)
+                let blocked = statements
+                    .blocker
+                    .get()
                     .and_then(|mut blocker| blocker.exists(params![1, b"a", 2, mode, cap]))
                     .expect("an answer");
                 assert_eq!(blocked, !rules::passes(later, earlier), "{later} behind {earlier}");

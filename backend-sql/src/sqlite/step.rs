@@ -4,11 +4,11 @@ use std::collections::{HashMap, HashSet};
 
 use foldhash::fast::RandomState;
 use lockcore::{Granted, Moment};
-use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
+use rusqlite::{Connection, OptionalExtension, params};
 use smallvec::SmallVec;
 
 use super::{
-    clock::{LeaseAt, Now},
+    clock::{Clock, LeaseAt, Now},
     error::StoreError,
     process::Process,
     row::{HeldRow, Key, Set, Text},
@@ -23,17 +23,16 @@ pub(super) const SIGN_OF_LIFE: i64 = 3_000_000;
 ///
 /// Under the write lock nothing moves but by this step, so that what was read stays true until the
 /// commit; `ids` is kept current by every change.
-pub(super) struct Step<'a> {
-    pub(super) conn: &'a Connection,
-    pub(super) sql: &'a Statements,
+pub(super) struct Step<'a, 'c> {
+    pub(super) conn: &'c Connection,
+    pub(super) sql: &'a Statements<'c>,
     pub(super) namespace: &'a str,
     pub(super) process: &'a Process,
+    clock: &'a Clock,
     pub(super) ns: i64,
     pub(super) session: i64,
     /// Read after the write lock was had: waiting for it takes time.
     pub(super) now: Now,
-    /// A moment before `now`: what lasts from `now` lasts at least as long from here (lockcore's L1).
-    pub(super) as_of: Moment,
     /// The ids looked at so far.
     pub(super) ids: HashMap<Key, IdState, RandomState>,
     /// The ids of which something was freed: whoever waits for them is to be served.
@@ -44,8 +43,6 @@ pub(super) struct Step<'a> {
     pub(super) unserved: Vec<Key>,
     any_frozen: Option<bool>,
     signs: HashMap<i64, Sign>,
-    /// The statement `holders`, kept between ids: fetching it costs a third of running it.
-    holders: Option<CachedStatement<'a>>,
 }
 
 /// What is known of one id.
@@ -89,31 +86,37 @@ pub(super) enum Sign {
     Closed,
 }
 
-impl<'a> Step<'a> {
-    pub(super) fn new(store: &'a Store) -> Self {
-        let as_of = Moment::now();
+impl<'a, 'c> Step<'a, 'c> {
+    pub(super) fn new(store: &'a Store<'c>, now: Now) -> Self {
+        let opened = store.opened;
         Step {
-            conn: &store.conn,
+            conn: &opened.conn,
             sql: &store.sql,
-            namespace: &store.settings.namespace,
-            process: &store.process,
-            ns: store.ns,
-            session: store.session,
-            now: store.now(),
-            as_of,
+            namespace: &opened.settings.namespace,
+            process: &opened.process,
+            clock: &opened.clock,
+            ns: opened.ns,
+            session: opened.session,
+            now,
             ids: HashMap::default(),
             freed: HashSet::default(),
             handed: Vec::new(),
             unserved: Vec::new(),
             any_frozen: None,
             signs: HashMap::new(),
-            holders: None,
         }
+    }
+
+    /// How much is left of what lasts for `lasts` from `now`, in microseconds, and of which moment that is true: one before
+    /// the look at the clock that says so (lockcore's L1).
+    pub(super) fn left_of(&self, lasts: i64) -> (i64, Moment) {
+        let as_of = Moment::now();
+        (lasts - (self.clock.now().at - self.now.at), as_of)
     }
 
     /// Whether the attempt was withdrawn; looks in passing whether anything is frozen.
     pub(super) fn is_withdrawn(&mut self, context: &Text, attempt: i64) -> Result<bool, StoreError> {
-        let mut gate = self.conn.prepare_cached(&self.sql.gate)?;
+        let mut gate = self.sql.gate.get()?;
         let (withdrawn, frozen) = gate.query_row(params![self.ns, context.0.as_bytes(), attempt], |row| {
             Ok((row.get(0)?, row.get(1)?))
         })?;
@@ -146,7 +149,7 @@ impl<'a> Step<'a> {
 
     /// The next fence or ticket of the namespace.
     pub(super) fn next_number(&mut self) -> Result<i64, StoreError> {
-        let mut next = self.conn.prepare_cached(&self.sql.next_number)?;
+        let mut next = self.sql.next_number.get()?;
         let number = next.query_row([self.ns, self.now.wall], |row| row.get(0)).optional()?;
         number.ok_or(StoreError::Corrupt("the table of namespaces"))
     }
@@ -158,7 +161,7 @@ impl<'a> Step<'a> {
         mut unwanted: impl FnMut(&HeldRow) -> bool,
     ) -> Result<Vec<HeldRow>, StoreError> {
         let removed: Vec<_> = self.load(id)?.holders.extract_if(.., |row| unwanted(row)).collect();
-        let mut remove = self.conn.prepare_cached(&self.sql.remove)?;
+        let mut remove = self.sql.remove.get()?;
         for row in &removed {
             remove.execute(params![self.ns, &id[..], row.state, row.number])?;
             self.freed.insert(id.clone());
@@ -190,7 +193,7 @@ impl<'a> Step<'a> {
         if let Some(sign) = self.signs.get(&session) {
             return Ok(*sign);
         }
-        let mut read = self.conn.prepare_cached(&self.sql.session)?;
+        let mut read = self.sql.session.get()?;
         let found = read
             .query_row([session], |row| {
                 let process = Process { space: row.get(1)?, pid: row.get(2)?, start: row.get(3)? };
@@ -213,7 +216,7 @@ impl<'a> Step<'a> {
         if self.sign(session)? == Sign::Alive {
             return Ok(true);
         }
-        let mut leave = self.conn.prepare_cached(&self.sql.leave_session)?;
+        let mut leave = self.sql.leave_session.get()?;
         for id in leave.query_map([session], |row| row.get::<_, Key>(0))? {
             self.freed.insert(id?);
         }
@@ -223,10 +226,7 @@ impl<'a> Step<'a> {
     fn read_id(&mut self, id: &Key) -> Result<IdState, StoreError> {
         let frozen = self.is_frozen(id)?;
         let mut read = IdState { frozen, ..IdState::default() };
-        let mut holders = match self.holders.take() {
-            Some(holders) => holders,
-            None => self.conn.prepare_cached(&self.sql.holders)?,
-        };
+        let mut holders = self.sql.holders.get()?;
         let mut rows = holders.query(params![self.ns, &id[..]])?;
         let mut ended = Vec::new();
         while let Some(row) = rows.next()? {
@@ -242,16 +242,15 @@ impl<'a> Step<'a> {
                 LeaseAt::FromTheFuture => {
                     row.renewed = self.now.at;
                     let key = params![self.ns, &id[..], row.state, row.number, row.renewed];
-                    self.conn.prepare_cached(&self.sql.rebase)?.execute(key)?;
+                    self.sql.rebase.get()?.execute(key)?;
                     read.holders.push(row);
                 }
             }
         }
         drop(rows);
-        self.holders = Some(holders);
         for row in &ended {
             let key = params![self.ns, &id[..], row.state, row.number];
-            self.conn.prepare_cached(&self.sql.remove)?.execute(key)?;
+            self.sql.remove.get()?.execute(key)?;
             self.freed.insert(id.clone());
         }
         Ok(read)
@@ -261,7 +260,7 @@ impl<'a> Step<'a> {
         if self.any_frozen == Some(false) {
             return Ok(false);
         }
-        let mut frozen = self.conn.prepare_cached(&self.sql.is_frozen)?;
+        let mut frozen = self.sql.is_frozen.get()?;
         Ok(frozen.query_row(params![self.ns, &id[..]], |row| row.get(0))?)
     }
 }

@@ -14,35 +14,42 @@ use super::{
     error::{self, StoreError},
     process::Process,
     schema,
-    statements::Statements,
+    statements::{Kept, Statements},
     step::Step,
 };
 
-/// How often the file is looked at, to notice that another one lies in its place.
-const FILE_CHECK: Duration = Duration::from_secs(1);
+/// How often the file is looked at, to notice that another one lies in its place, in microseconds.
+const FILE_CHECK: i64 = 1_000_000;
 
 thread_local! {
     /// Until when the operation that runs on this thread may wait for the file's write lock.
     static BUSY_DEADLINE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// One open database and who we are in it.
+/// An open database and who we are in it.
 #[derive(Debug)]
-pub(super) struct Store {
+pub(super) struct Opened {
     pub(super) conn: Connection,
-    pub(super) sql: Statements,
     pub(super) settings: Settings,
     pub(super) clock: Clock,
     pub(super) process: Process,
     pub(super) ns: i64,
     pub(super) session: i64,
-    file: Option<(FileId, Instant)>,
+    file: Option<FileId>,
+}
+
+/// It at work, with its statements.
+pub(super) struct Store<'c> {
+    pub(super) opened: &'c Opened,
+    pub(super) sql: Statements<'c>,
+    /// When the file was looked at, by our clock.
+    looked: i64,
 }
 
 /// What tells one file from another though they have the same path.
 type FileId = (u64, u64);
 
-impl Store {
+impl Opened {
     /// Opens the database and registers this DAO as a session.
     pub(super) fn open(settings: Settings) -> Result<Self, StoreError> {
         let deadline = Instant::now() + settings.busy_timeout;
@@ -51,7 +58,6 @@ impl Store {
         flags.set(OpenFlags::SQLITE_OPEN_CREATE, settings.create);
         let conn = Connection::open_with_flags(&settings.path, flags)?;
         conn.busy_handler(Some(wait_for_lock))?;
-        conn.set_prepared_statement_cache_capacity(128);
         if !settings.in_memory() {
             use_wal(&conn, deadline)?;
         }
@@ -60,14 +66,30 @@ impl Store {
             Synchronous::Full => "FULL",
         };
         conn.pragma_update(None, "synchronous", synchronous)?;
-        let sql = Statements::new(&settings.table_prefix);
         let clock = Clock::of_this_host().pretending(settings.boot, settings.ahead);
         let process = Process::this();
-        let mut store = Store { conn, sql, settings, clock, process, ns: 0, session: 0, file: None };
-        store.file = store.file_id().map(|id| (id, Instant::now()));
-        schema::ensure(&store, store.settings.create)?;
-        store.register()?;
-        Ok(store)
+        let mut opened = Opened { conn, settings, clock, process, ns: 0, session: 0, file: None };
+        opened.file = opened.file_id();
+        let mut store = Store::of(&opened);
+        schema::ensure(&store, opened.settings.create)?;
+        let (ns, session) = store.register()?;
+        drop(store);
+        Ok(Opened { ns, session, ..opened })
+    }
+
+    pub(super) fn now(&self) -> Now {
+        self.clock.now()
+    }
+
+    pub(super) fn file_id(&self) -> Option<FileId> {
+        (!self.settings.in_memory()).then(|| file_id(&self.settings)).flatten()
+    }
+}
+
+impl<'c> Store<'c> {
+    pub(super) fn of(opened: &'c Opened) -> Self {
+        let sql = Statements::new(&opened.conn, &opened.settings.table_prefix);
+        Store { opened, sql, looked: opened.now().at }
     }
 
     /// Runs a step in one transaction that holds the write lock from its beginning. What the step returns
@@ -75,33 +97,31 @@ impl Store {
     pub(super) fn write<T>(
         &mut self,
         deadline: Instant,
-        work: impl FnOnce(&mut Step<'_>) -> Result<T, StoreError>,
+        work: impl FnOnce(&mut Step<'_, 'c>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         BUSY_DEADLINE.set(Some(deadline));
-        self.check_file()?;
-        self.run(&self.sql.begin).map_err(|error| match error {
+        run(&self.sql.begin).map_err(|error| match error {
             StoreError::Sqlite(error) if error::is_busy(&error) => StoreError::Busy(error),
             other => other,
         })?;
-        self.finish(work(&mut Step::new(self)))
+        self.step(work)
     }
 
     /// Runs a step that only reads, in one transaction that waits for nobody.
     pub(super) fn read<T>(
         &mut self,
         deadline: Instant,
-        work: impl FnOnce(&mut Step<'_>) -> Result<T, StoreError>,
+        work: impl FnOnce(&mut Step<'_, 'c>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         BUSY_DEADLINE.set(Some(deadline));
-        self.check_file()?;
-        self.run(&self.sql.begin_reading)?;
-        self.finish(work(&mut Step::new(self)))
+        run(&self.sql.begin_reading)?;
+        self.step(work)
     }
 
     /// Rolls back what a step that panicked left open.
     pub(super) fn abandon(&self) {
-        if !self.conn.is_autocommit() {
-            let _ = self.run(&self.sql.rollback);
+        if !self.opened.conn.is_autocommit() {
+            let _ = run(&self.sql.rollback);
         }
     }
 
@@ -109,10 +129,10 @@ impl Store {
     pub(super) fn close(&mut self) {
         let deadline = Instant::now() + Duration::from_millis(200);
         let closed = self.write(deadline, |step| {
-            let mut leave = step.conn.prepare_cached(&step.sql.leave_session)?;
+            let mut leave = step.sql.leave_session.get()?;
             let freed = leave.query_map([step.session], |row| row.get(0))?.collect::<Result<Vec<_>, _>>()?;
             drop(leave);
-            step.conn.prepare_cached(&step.sql.remove_session)?.execute([step.session])?;
+            step.sql.remove_session.get()?.execute([step.session])?;
             step.freed.extend(freed);
             step.serve()
         });
@@ -122,61 +142,55 @@ impl Store {
         }
     }
 
-    pub(super) fn now(&self) -> Now {
-        self.clock.now()
-    }
-
-    pub(super) fn run(&self, statement: &str) -> Result<(), StoreError> {
-        self.conn.prepare_cached(statement)?.execute([])?;
-        Ok(())
-    }
-
-    pub(super) fn file_id(&self) -> Option<FileId> {
-        (!self.settings.in_memory()).then(|| file_id(&self.settings)).flatten()
-    }
-
-    fn finish<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+    /// Works in the transaction that was begun, and ends it.
+    fn step<T>(
+        &mut self,
+        work: impl FnOnce(&mut Step<'_, 'c>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let now = self.opened.now();
+        let result = self.check_file(now.at).and_then(|()| work(&mut Step::new(self, now)));
         if result.is_err() {
             self.abandon();
             return result;
         }
-        let Err(StoreError::Sqlite(source)) = self.run(&self.sql.commit) else {
+        let Err(StoreError::Sqlite(source)) = run(&self.sql.commit) else {
             return result;
         };
         // A transaction that is still open and can be rolled back did not take place - unless the device
         // failed: then a recovery may find it in the log all the same.
-        let rolled_back = !self.conn.is_autocommit() && self.run(&self.sql.rollback).is_ok();
+        let rolled_back = !self.opened.conn.is_autocommit() && run(&self.sql.rollback).is_ok();
         Err(StoreError::Commit { rolled_back: rolled_back && !error::is_io(&source), source })
     }
 
     /// A file that was removed or replaced must not go on to be ours: others would lock in the new one.
-    fn check_file(&mut self) -> Result<(), StoreError> {
-        match &mut self.file {
-            Some((opened, looked)) if looked.elapsed() >= FILE_CHECK => {
-                if file_id(&self.settings) != Some(*opened) {
-                    return Err(StoreError::Replaced);
-                }
-                *looked = Instant::now();
-                Ok(())
+    fn check_file(&mut self, now: i64) -> Result<(), StoreError> {
+        if self.opened.file.is_some() && !(0..FILE_CHECK).contains(&(now - self.looked)) {
+            if self.opened.file_id() != self.opened.file {
+                return Err(StoreError::Replaced);
             }
-            _ => Ok(()),
+            self.looked = now;
         }
-    }
-
-    fn register(&mut self) -> Result<(), StoreError> {
-        let deadline = Instant::now() + self.settings.busy_timeout;
-        let (ns, session) = self.write(deadline, |step| {
-            let Step { conn, sql, now, process, .. } = step;
-            conn.execute(&sql.add_namespace, [step.namespace])?;
-            let ns: i64 = conn.query_row(&sql.namespace, [step.namespace], |row| row.get(0))?;
-            let version = env!("CARGO_PKG_VERSION");
-            let session = params![ns, now.boot, process.space, process.pid, process.start, now.at, version];
-            conn.execute(&sql.add_session, session)?;
-            Ok((ns, conn.last_insert_rowid()))
-        })?;
-        (self.ns, self.session) = (ns, session);
         Ok(())
     }
+
+    fn register(&mut self) -> Result<(i64, i64), StoreError> {
+        let deadline = Instant::now() + self.opened.settings.busy_timeout;
+        self.write(deadline, |step| {
+            let Step { conn, sql, now, process, .. } = step;
+            sql.add_namespace.get()?.execute([step.namespace])?;
+            let ns: i64 = sql.namespace.get()?.query_row([step.namespace], |row| row.get(0))?;
+            let version = env!("CARGO_PKG_VERSION");
+            let session = params![ns, now.boot, process.space, process.pid, process.start, now.at, version];
+            sql.add_session.get()?.execute(session)?;
+            Ok((ns, conn.last_insert_rowid()))
+        })
+    }
+}
+
+/// Runs a statement that has no parameters.
+pub(super) fn run(statement: &Kept<'_>) -> Result<(), StoreError> {
+    statement.get()?.execute([])?;
+    Ok(())
 }
 
 /// Called while somebody else has the file's lock. Short naps instead of SQLite's, which go up to 100 ms:

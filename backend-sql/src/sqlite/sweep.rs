@@ -35,7 +35,7 @@ pub(super) struct Found {
 
 /// Looks, without the write lock, for at most `batch` claims that are over; the namespace may be large.
 pub(super) fn look(
-    step: &mut Step<'_>,
+    step: &mut Step<'_, '_>,
     batch: usize,
     unless_within: Option<Duration>,
 ) -> Result<Found, StoreError> {
@@ -45,14 +45,14 @@ pub(super) fn look(
     {
         return Ok(found);
     }
-    let mut sessions = step.conn.prepare_cached(&step.sql.sessions)?;
+    let mut sessions = step.sql.sessions.get()?;
     let sessions: Vec<i64> = sessions.query_map([step.ns], |row| row.get(0))?.collect::<Result<_, _>>()?;
     for session in sessions {
         if step.sign(session)? == Sign::Gone {
             found.gone.push(session);
         }
     }
-    let mut all = step.conn.prepare_cached(&step.sql.all_claims)?;
+    let mut all = step.sql.all_claims.get()?;
     let mut rows = all.query([step.ns])?;
     while let Some(row) = rows.next()? {
         let (claim_state, session): (i64, i64) = (row.get(1)?, row.get(3)?);
@@ -81,7 +81,7 @@ pub(super) fn look(
 
 /// Removes what was found, so far as it still is over, and marks that have had their time.
 pub(super) fn remove(
-    step: &mut Step<'_>,
+    step: &mut Step<'_, '_>,
     found: &Found,
     batch: usize,
     unless_within: Option<Duration>,
@@ -92,7 +92,7 @@ pub(super) fn remove(
         return Ok(Swept { elsewhere: true, ..Swept::default() });
     }
     let swept = params![step.ns, step.now.boot, step.now.at];
-    step.conn.prepare_cached(&step.sql.set_swept)?.execute(swept)?;
+    step.sql.set_swept.get()?.execute(swept)?;
     let mut removed = 0;
     for stale in &found.claims {
         removed += usize::from(remove_one(step, stale)?);
@@ -101,22 +101,22 @@ pub(super) fn remove(
     let marks = remove_marks(step, room)?;
     if !found.more {
         for session in &found.gone {
-            step.conn.prepare_cached(&step.sql.remove_session)?.execute([session])?;
+            step.sql.remove_session.get()?.execute([session])?;
         }
         let old = step.now.wall - admin::BREAKS_KEPT_FOR;
-        step.conn.prepare_cached(&step.sql.forget_breaks)?.execute([step.ns, old])?;
+        step.sql.forget_breaks.get()?.execute([step.ns, old])?;
     }
     Ok(Swept { removed: removed + marks.min(room), more: found.more || marks > room, elsewhere: false })
 }
 
 /// Removes a claim if it is as it was found: what was over cannot be renewed, but the same context may
 /// hold the id anew from another session, and a waiter may have come back to life.
-fn remove_one(step: &mut Step<'_>, stale: &Stale) -> Result<bool, StoreError> {
+fn remove_one(step: &mut Step<'_, '_>, stale: &Stale) -> Result<bool, StoreError> {
     if stale.state > state::OFFERED && step.sign(stale.session)? == Sign::Alive {
         return Ok(false);
     }
     let Stale { id, state, number, session, renewed } = stale;
-    let mut remove = step.conn.prepare_cached(&step.sql.remove_unchanged)?;
+    let mut remove = step.sql.remove_unchanged.get()?;
     let removed = remove.execute(params![step.ns, &id[..], state, number, session, renewed])? > 0;
     if removed {
         step.freed.insert(id.clone());
@@ -124,15 +124,15 @@ fn remove_one(step: &mut Step<'_>, stale: &Stale) -> Result<bool, StoreError> {
     Ok(removed)
 }
 
-fn remove_marks(step: &Step<'_>, room: usize) -> Result<usize, StoreError> {
+fn remove_marks(step: &Step<'_, '_>, room: usize) -> Result<usize, StoreError> {
     let limit = i64::try_from(room).unwrap_or(i64::MAX).saturating_add(1);
-    let mut stale = step.conn.prepare_cached(&step.sql.stale_marks)?;
+    let mut stale = step.sql.stale_marks.get()?;
     let marks = stale.query_map(params![step.ns, step.now.boot, step.now.at, limit], |row| {
         Ok((row.get::<_, Vec<u8>>(0)?, row.get::<_, i64>(1)?))
     })?;
     let marks: Vec<_> = marks.collect::<Result<_, _>>()?;
     for (context, attempt) in marks.iter().take(room) {
-        step.conn.prepare_cached(&step.sql.unmark)?.execute(params![step.ns, context, attempt])?;
+        step.sql.unmark.get()?.execute(params![step.ns, context, attempt])?;
     }
     Ok(marks.len())
 }
@@ -149,7 +149,7 @@ mod tests {
         sqlite::{
             acquire::{Ask, Verdict, acquire},
             row::{Text, Wanted},
-            store::Store,
+            store::{Opened, Store},
         },
     };
 
@@ -171,7 +171,8 @@ mod tests {
     fn whoever_meets_what_is_over_hands_it_over() {
         for way in ["asks", "sweeps"] {
             let settings = SqliteLockDao::<String>::builder().path(":memory:").into_settings();
-            let mut store = Store::open(settings).expect("a database in memory");
+            let opened = Opened::open(settings).expect("a database in memory");
+            let mut store = Store::of(&opened);
             let deadline = Instant::now() + Duration::from_secs(30);
             let short = Ask { lease: 20_000, ..ask("holder") };
             let held = store.write(deadline, |step| acquire(step, &short, false));
@@ -202,25 +203,29 @@ mod tests {
         let open = || {
             let settings =
                 SqliteLockDao::<String>::builder().path(folder.path().join("locks.db")).into_settings();
-            Store::open(settings).expect("the file can be opened")
+            Opened::open(settings).expect("the file can be opened")
         };
+        let (sweeps, silent, speaks) = (open(), open(), open());
         let deadline = Instant::now() + Duration::from_secs(30);
-        let (mut sweeps, mut silent, mut speaks) = (open(), open(), open());
+        let (mut sweeps, mut silent, mut speaks) =
+            (Store::of(&sweeps), Store::of(&silent), Store::of(&speaks));
         let held = sweeps.write(deadline, |step| acquire(step, &ask("holder"), false));
         assert!(matches!(held, Ok(Verdict::Granted(_))));
-        let queued = |store: &mut Store| store.write(deadline, |step| acquire(step, &ask("waiter"), true));
+        let queued =
+            |store: &mut Store<'_>| store.write(deadline, |step| acquire(step, &ask("waiter"), true));
         assert!(matches!(queued(&mut silent), Ok(Verdict::Queued { .. })));
         // As if it had been stopped for long.
-        let long_ago = sweeps.now().at - 60_000_000;
-        sweeps.conn.execute(&sweeps.sql.beat, [silent.session, long_ago]).expect("it can be written");
+        let long_ago = sweeps.opened.now().at - 60_000_000;
+        let beat = [silent.opened.session, long_ago];
+        sweeps.sql.beat.get().and_then(|mut statement| statement.execute(beat)).expect("it can be written");
 
         let found = sweeps.read(deadline, |step| look(step, 10, None)).expect("an answer");
         assert_eq!(found.claims.len(), 1, "the place of a session that gives no sign of life");
         assert!(matches!(queued(&mut speaks), Ok(Verdict::Queued { .. })));
         let swept = sweeps.write(deadline, |step| remove(step, &found, 10, None)).expect("an answer");
         assert_eq!(swept.removed, 0);
-        let places =
-            sweeps.conn.query_row(&sweeps.sql.count_places, [speaks.session], |row| row.get::<_, i64>(0));
+        let mut places = sweeps.sql.count_places.get().expect("it is valid");
+        let places = places.query_row([speaks.opened.session], |row| row.get::<_, i64>(0));
         assert_eq!(places.expect("an answer"), 1);
     }
 }

@@ -19,7 +19,7 @@ use super::{
     row::Key,
     schema,
     step::{Handed, Step},
-    store::Store,
+    store::{Opened, Store},
     watch::{Bell, LOOK, Listener, Waiter, Waiting},
 };
 
@@ -29,7 +29,7 @@ const BEAT: Duration = Duration::from_secs(1);
 /// How many ids one transaction looks at for holders that died or did not renew.
 const MOST_LOOKED_AT: usize = 64;
 
-type Job = Box<dyn FnOnce(&mut Worker) + Send>;
+type Job = Box<dyn FnOnce(&mut Worker<'_>) + Send>;
 
 enum Command {
     Do(Job),
@@ -46,8 +46,8 @@ pub(super) struct Database {
 }
 
 /// What runs there.
-pub(super) struct Worker {
-    store: Store,
+pub(super) struct Worker<'c> {
+    store: Store<'c>,
     waiting: Waiting,
     bell: Bell,
     listener: Option<Listener>,
@@ -55,6 +55,8 @@ pub(super) struct Worker {
     last_beat: i64,
     next_beat: Instant,
     next_look: Instant,
+    /// Another file lies in the place of the one that is open.
+    replaced: bool,
 }
 
 /// What a committed step leaves to be told.
@@ -70,14 +72,11 @@ impl Database {
         let (commands, inbox) = mpsc::channel();
         let (opened, answer) = oneshot::channel();
         let sender = commands.clone();
-        let work = move || match Store::open(settings) {
-            // Whoever opens it may have lost patience by now.
-            Ok(store) => {
-                let mut worker = Worker::new(store, sender);
-                if opened.send(Ok(())).is_ok() {
-                    worker.run(&inbox);
-                }
-                worker.end();
+        let work = move || match Opened::open(settings) {
+            Ok(database) => {
+                // Whoever opens it may have lost patience by now.
+                let wanted = opened.send(Ok(())).is_ok();
+                work(database, &inbox, &sender, wanted);
             }
             Err(error) => drop(opened.send(Err(error))),
         };
@@ -93,20 +92,18 @@ impl Database {
     /// the calls, though the future be dropped.
     pub(super) async fn call<T: Send + 'static>(
         &self,
-        operation: impl FnOnce(&mut Worker, Instant) -> Result<T, StoreError> + Send + 'static,
+        operation: impl FnOnce(&mut Worker<'_>, Instant) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         // The time it waits for the operations before it counts too.
         let deadline = Instant::now() + self.busy_timeout;
         let (reply, answer) = oneshot::channel();
-        let job = move |worker: &mut Worker| {
+        let job = move |worker: &mut Worker<'_>| {
             let done = catch_unwind(AssertUnwindSafe(|| operation(worker, deadline)));
             let done = done.unwrap_or_else(|_| {
                 worker.store.abandon();
                 Err(StoreError::Panicked)
             });
-            if let Err(StoreError::Replaced) = done {
-                worker.reopen();
-            }
+            worker.replaced |= matches!(done, Err(StoreError::Replaced));
             let _ = reply.send(done);
         };
         let sent = self.commands.send(Command::Do(Box::new(job)));
@@ -121,15 +118,39 @@ impl Drop for Database {
     }
 }
 
-impl Worker {
-    fn new(store: Store, commands: Sender<Command>) -> Self {
-        let bell = Bell::new(store.file_id(), &store.settings.table_prefix);
-        let (last_beat, now) = (store.now().at, Instant::now());
-        let waiting = Waiting::default();
-        Worker { store, waiting, bell, listener: None, commands, last_beat, next_beat: now, next_look: now }
+/// Works on the database, and on whichever takes its place, until it is told to end or `wanted` is false.
+fn work(mut database: Opened, inbox: &Receiver<Command>, commands: &Sender<Command>, wanted: bool) {
+    loop {
+        let mut worker = Worker::new(Store::of(&database), commands.clone());
+        let next = if wanted { worker.run(inbox) } else { None };
+        worker.end(next.is_none());
+        match next {
+            Some(next) => database = next,
+            None => return,
+        }
+    }
+}
+
+impl<'c> Worker<'c> {
+    fn new(store: Store<'c>, commands: Sender<Command>) -> Self {
+        let Opened { settings, .. } = store.opened;
+        let bell = Bell::new(store.opened.file_id(), &settings.table_prefix);
+        let (last_beat, now) = (store.opened.now().at, Instant::now());
+        Worker {
+            store,
+            waiting: Waiting::default(),
+            bell,
+            listener: None,
+            commands,
+            last_beat,
+            next_beat: now,
+            next_look: now,
+            replaced: false,
+        }
     }
 
-    fn run(&mut self, inbox: &Receiver<Command>) {
+    /// Does what it is told; gives the database that took the place of this one, if that happened.
+    fn run(&mut self, inbox: &Receiver<Command>) -> Option<Opened> {
         loop {
             let command = match self.next_tick() {
                 None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -139,20 +160,28 @@ impl Worker {
                 Ok(Command::Do(job)) => job(self),
                 Ok(Command::Look) => self.next_look = Instant::now(),
                 Err(RecvTimeoutError::Timeout) => {}
-                Ok(Command::End) | Err(RecvTimeoutError::Disconnected) => break,
+                Ok(Command::End) | Err(RecvTimeoutError::Disconnected) => return None,
             }
             if self.next_tick().is_some_and(|at| at <= Instant::now()) {
                 self.guarded_tick();
             }
+            if std::mem::take(&mut self.replaced)
+                && let Some(next) = self.reopened()
+            {
+                return Some(next);
+            }
         }
     }
 
-    fn end(mut self) {
+    /// Stops listening and lets go of the database; `close`: it is still the one that others use.
+    fn end(mut self, close: bool) {
         self.waiting.clear();
         if let Some(listener) = self.listener.take() {
-            listener.end(&self.bell, self.store.session);
+            listener.end(&self.bell, self.store.opened.session);
         }
-        self.store.close();
+        if close {
+            self.store.close();
+        }
     }
 
     /// Runs a step under the write lock and serves whoever waits for what it freed. What is to be told is
@@ -160,7 +189,7 @@ impl Worker {
     pub(super) fn write<T>(
         &mut self,
         deadline: Instant,
-        work: impl FnOnce(&mut Step<'_>) -> Result<T, StoreError>,
+        work: impl FnOnce(&mut Step<'_, 'c>) -> Result<T, StoreError>,
     ) -> Result<(T, Told), StoreError> {
         self.store.write(deadline, |step| {
             let done = work(step)?;
@@ -177,7 +206,7 @@ impl Worker {
     pub(super) fn write_and_tell<T>(
         &mut self,
         deadline: Instant,
-        work: impl FnOnce(&mut Step<'_>) -> Result<T, StoreError>,
+        work: impl FnOnce(&mut Step<'_, 'c>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let (done, told) = self.write(deadline, work)?;
         self.tell(told);
@@ -188,7 +217,7 @@ impl Worker {
     pub(super) fn read<T>(
         &mut self,
         deadline: Instant,
-        work: impl FnOnce(&mut Step<'_>) -> Result<T, StoreError>,
+        work: impl FnOnce(&mut Step<'_, 'c>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         self.store.read(deadline, work)
     }
@@ -199,8 +228,8 @@ impl Worker {
         ask: Ask,
         deadline: Instant,
     ) -> Result<(Verdict, Option<Wakeup>), StoreError> {
-        let beats = self.store.now().at - self.last_beat > clock::micros(BEAT);
-        let beat = ask.queue && (self.waiting.is_empty() || beats);
+        let beats = || self.store.opened.now().at - self.last_beat > clock::micros(BEAT);
+        let beat = ask.queue && (self.waiting.is_empty() || beats());
         let (verdict, told) = self.write(deadline, |step| acquire::acquire(step, &ask, beat))?;
         let wakeup = match &verdict {
             Verdict::Queued { first_end, .. } => {
@@ -229,7 +258,7 @@ impl Worker {
             if told.unserved.is_empty() {
                 return;
             }
-            let deadline = Instant::now() + self.store.settings.busy_timeout;
+            let deadline = Instant::now() + self.store.opened.settings.busy_timeout;
             let unserved = told.unserved;
             told = match self.write(deadline, |step| {
                 step.freed.extend(unserved);
@@ -242,7 +271,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn store(&self) -> &Store {
+    pub(super) fn store(&self) -> &Store<'c> {
         &self.store
     }
 
@@ -255,7 +284,7 @@ impl Worker {
         let (sender, wakeup) = Wakeup::channel();
         if self.listener.is_none() {
             let commands = self.commands.clone();
-            self.listener = self.bell.listen(self.store.session, move || {
+            self.listener = self.bell.listen(self.store.opened.session, move || {
                 let _ = commands.send(Command::Look);
             });
         }
@@ -263,7 +292,7 @@ impl Worker {
             self.next_look = Instant::now() + LOOK;
         }
         if beat {
-            self.last_beat = self.store.now().at;
+            self.last_beat = self.store.opened.now().at;
             self.next_beat = Instant::now() + BEAT;
         }
         let waiter = Waiter { sender, claims: ask.claims };
@@ -274,7 +303,7 @@ impl Worker {
     fn deliver(&mut self, handed: Vec<Handed>) {
         let mut others = HashSet::new();
         for Handed { session, context, attempt, granted, lasts, as_of } in handed {
-            if session != self.store.session {
+            if session != self.store.opened.session {
                 others.insert(session);
             } else if let Some(waiter) = self.waiting.take(&context, attempt) {
                 // What the context held before is not part of an offer as it is read from the table.
@@ -302,9 +331,7 @@ impl Worker {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 tracing::warn!(%error, "could not look after those who wait");
-                if matches!(error, StoreError::Replaced) {
-                    self.reopen();
-                }
+                self.replaced |= matches!(error, StoreError::Replaced);
             }
             Err(_) => self.store.abandon(),
         }
@@ -314,7 +341,7 @@ impl Worker {
     /// died or did not renew.
     fn tick(&mut self) -> Result<(), StoreError> {
         let now = Instant::now();
-        let deadline = now + self.store.settings.busy_timeout;
+        let deadline = now + self.store.opened.settings.busy_timeout;
         let due = self.waiting.due(now, MOST_LOOKED_AT);
         let beat = self.next_beat <= now;
         self.next_beat = if beat { now + BEAT } else { self.next_beat };
@@ -329,7 +356,7 @@ impl Worker {
         let expected = self.waiting.claims();
         let ((ends, offers, places, at), told) = self.write(deadline, |step| {
             if beat {
-                step.conn.prepare_cached(&step.sql.beat)?.execute([step.session, step.now.at])?;
+                step.sql.beat.get()?.execute([step.session, step.now.at])?;
             }
             step.freed.extend(due.iter().cloned());
             step.serve()?;
@@ -351,17 +378,9 @@ impl Worker {
 
     /// The file was removed or replaced: opens the one that is there now. Locks and places in the old
     /// one are gone for all who open the new one, and renewals will say so.
-    fn reopen(&mut self) {
-        match Store::open(self.store.settings.clone()) {
-            Ok(store) => {
-                if let Some(listener) = self.listener.take() {
-                    listener.end(&self.bell, self.store.session);
-                }
-                let inbox = self.commands.clone();
-                *self = Worker::new(store, inbox);
-            }
-            Err(error) => tracing::warn!(%error, "the database could not be opened anew"),
-        }
+    fn reopened(&self) -> Option<Opened> {
+        let opened = Opened::open(self.store.opened.settings.clone());
+        opened.inspect_err(|error| tracing::warn!(%error, "the database could not be opened anew")).ok()
     }
 }
 

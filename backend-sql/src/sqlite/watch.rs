@@ -64,6 +64,9 @@ impl Waiting {
     }
 
     pub(super) fn take(&mut self, context: &Text, attempt: i64) -> Option<Waiter> {
+        if self.entries.is_empty() {
+            return None; // the usual case, for less
+        }
         let waiter = self.entries.remove(&(context.clone(), attempt))?;
         self.claims -= waiter.claims.len();
         for claim in &waiter.claims {

@@ -45,7 +45,7 @@ pub(super) struct Weighed {
     pub(super) conflicts: Vec<(usize, ConflictReason<String>)>,
 }
 
-impl Step<'_> {
+impl Step<'_, '_> {
     /// What stands against granting the set now. Ids that dead holders or dead waiters were in the way
     /// of are `freed` in passing: then others may come first, and the question has to be asked again.
     pub(super) fn weigh(&mut self, who: &Applicant<'_>) -> Result<Weighed, StoreError> {
@@ -133,14 +133,14 @@ impl Step<'_> {
         let (code, _, cap) = mode_columns(mode);
         let ns = self.ns;
         let key = params![ns, &id[..], number, code, cap];
-        let mut blocker = self.conn.prepare_cached(&self.sql.blocker)?;
+        let mut blocker = self.sql.blocker.get()?;
         loop {
             let first = blocker.query_row(key, |row| Ok((row.get::<_, Text>(1)?, row.get(2)?))).optional()?;
             let Some((head, session)) = first else {
                 return Ok(None);
             };
             if self.still_waits(session)? {
-                let mut blockers = self.conn.prepare_cached(&self.sql.blockers)?;
+                let mut blockers = self.sql.blockers.get()?;
                 let count: i64 = blockers.query_row(key, |row| row.get(0))?;
                 let count = usize::try_from(count).unwrap_or(usize::MAX);
                 return Ok(Some(ConflictReason::QueuedBehind { head: head.stored(), count }));

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 use super::{
     Inner,
@@ -132,11 +132,13 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
                 key: keeper.key(),
                 under_way: AtomicBool::new(false),
             });
-            let left = lease.left_to_run();
-            // An offer that is released sooner needs no other confirmation: most of the short ones under contention.
-            let first = if offered { (left / 8).min(CONFIRM) } else { lease.length / 3 };
+            let due = match offered {
+                // One that is released sooner needs no other confirmation: most of the short ones under contention.
+                true => Instant::now() + (lease.left_to_run() / 8).min(CONFIRM),
+                false => lease.since.instant() + (lease.length / 3).min(lease.runs_for()),
+            };
             let key = renewal.key;
-            keeper.add(key, renewal, first.min(left));
+            keeper.add(key, renewal, due);
             hold.renewal = Some((keeper, key));
         }
         hold

@@ -77,9 +77,9 @@ impl Keeper {
         self.next_key.fetch_add(1, Relaxed)
     }
 
-    /// Looks at `what` after `pause` for the first time, until it is [removed](Self::remove).
-    pub(crate) fn add(&self, key: u64, what: Arc<dyn Tick>, pause: Duration) {
-        self.insert(self.entries(), key, Instant::now() + pause, what);
+    /// Looks at `what` at `due` for the first time, until it is [removed](Self::remove).
+    pub(crate) fn add(&self, key: u64, what: Arc<dyn Tick>, due: Instant) {
+        self.insert(self.entries(), key, due, what);
     }
 
     /// Looks at it at the latest after `pause`, if it is still there.

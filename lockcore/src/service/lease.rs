@@ -75,6 +75,11 @@ impl Lease {
         self.left_to_run_by(&self.state())
     }
 
+    /// How long the callback may go on without a renewal, from the request that obtained the lease last.
+    pub(crate) fn runs_for(&self) -> Duration {
+        self.runs_for_by(&self.state())
+    }
+
     /// Whether any of it was lost, also if only the clock says so (L2). The second is whether that is news.
     pub(crate) fn look(&self) -> (bool, bool) {
         let mut state = self.state();
@@ -128,7 +133,11 @@ impl Lease {
     }
 
     fn left_to_run_by(&self, state: &State) -> Duration {
-        state.sent.left_of(state.lasts.mul_f64(1.0 - self.margin))
+        state.sent.left_of(self.runs_for_by(state))
+    }
+
+    fn runs_for_by(&self, state: &State) -> Duration {
+        state.lasts.mul_f64(1.0 - self.margin)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -29,7 +29,7 @@ async fn a_thread_that_has_ended_is_an_error_and_no_hang() {
 #[tokio::test]
 async fn a_panic_is_an_error_in_doubt_and_the_thread_goes_on() {
     let database = database().await;
-    let panicking = |worker: &mut Worker, deadline| {
+    let panicking = |worker: &mut Worker<'_>, deadline| {
         worker.write_and_tell(deadline, |step| -> Result<(), StoreError> {
             freeze(step, &Key::from(&b"a"[..]), true)?;
             panic!("a test")
@@ -40,8 +40,9 @@ async fn a_panic_is_an_error_in_doubt_and_the_thread_goes_on() {
     let went_on =
         database.call(|worker, deadline| worker.write_and_tell(deadline, |step| step.next_number()));
     went_on.await.expect("the transaction of the one that panicked is closed");
-    let look =
-        |worker: &mut Worker, deadline| worker.read(deadline, |step| inspect(step, &Key::from(&b"a"[..])));
+    let look = |worker: &mut Worker<'_>, deadline| {
+        worker.read(deadline, |step| inspect(step, &Key::from(&b"a"[..])))
+    };
     assert!(!database.call(look).await.expect("an answer").frozen, "what it had done is undone");
 }
 
