@@ -47,6 +47,8 @@ pub async fn the_deadline_counts_from_the_request<B: Backend>(store: Store<B>) {
     let answers = async {
         tokio::time::sleep(delay).await;
         rig.faults.lift();
+        // It is due for a renewal as soon as it is held: without one the deadline is that of the request.
+        rig.faults.set(Operation::Renew, Fault::Hangs);
     };
     let (left, ()) = tokio::join!(call, answers);
     let left = left.expect("it is free").expect("the lease is finite");
