@@ -1,6 +1,7 @@
 //! What only Postgres has: the schema, its rights and versions, joining the application's transactions, and the hazards of
 //! its driver - on a real server.
 
+mod durability;
 mod hazards;
 mod joining;
 mod messages;
@@ -13,7 +14,14 @@ use std::process::ExitCode;
 use lockcore_conformance::servers::{self, Kind, TestResult, Trial};
 
 fn main() -> ExitCode {
-    let tests = [schema::tests(), joining::tests(), hazards::tests(), messages::tests(), store::tests()];
+    let tests = [
+        schema::tests(),
+        joining::tests(),
+        hazards::tests(),
+        messages::tests(),
+        store::tests(),
+        durability::tests(),
+    ];
     servers::run(tests.into_iter().flatten())
 }
 

@@ -2,9 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockcore::{AcquireRequest, Acquired, AttemptId, Claim, ConflictReason, LockDao, LossReason, Withdraw};
+use lockcore::{
+    AcquireRequest, Acquired, AttemptId, Claim, ConflictReason, Grant, LockDao, LossReason, Withdraw,
+};
 use lockcore_conformance::servers::{TestResult, Trial};
 use tokio::task::JoinSet;
+use uuid::Uuid;
 
 use crate::{
     place::{Error, Place, granted, handed, queue, request, take},
@@ -17,6 +20,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         test("store::a_sweep_forgets_no_fence", a_sweep_forgets_no_fence),
         test("store::an_expired_set_is_taken_over", an_expired_set_is_taken_over),
         test("store::what_is_over_is_not_brought_back", what_is_over_is_not_brought_back),
+        test("store::a_fence_alone_frees_nothing", a_fence_alone_frees_nothing),
         test("store::a_sweep_looks_at_the_lease", a_sweep_looks_at_the_lease),
         test("store::a_large_set_is_handed_over", a_large_set_is_handed_over),
         test("store::more_waiters_than_one_step_serves", more_waiters_than_one_step_serves),
@@ -117,6 +121,21 @@ async fn what_is_over_is_not_brought_back() -> TestResult {
             assert_eq!(dao.renew(&second).await?.lost, []);
             assert_eq!(dao.release(&second).await?.lost, []);
         }
+    }
+    Ok(())
+}
+
+/// 2.4: nor does it extend anything. Whoever comes by the fences of others is still somebody else.
+async fn a_fence_alone_frees_nothing() -> TestResult {
+    let place = Place::new().await?;
+    let dao = place.open().await?;
+    for ids in [&["a"][..], &["b", "c"]] {
+        let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
+        let held = take(&dao, ids.clone()).await?;
+        let forged = Grant { context: Uuid::new_v4(), ..held.clone() };
+        assert_eq!(dao.release(&forged).await?.lost.len(), ids.len());
+        assert_eq!(dao.renew(&forged).await?.lost.len(), ids.len());
+        assert_eq!(dao.release(&held).await?.lost, []);
     }
     Ok(())
 }

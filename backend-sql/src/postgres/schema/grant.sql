@@ -139,9 +139,11 @@ BEGIN
 END {$};
 
 -- Whether a session gave a sign of life in the last 3 s.
-CREATE OR REPLACE FUNCTION {v1_lives}(p_session int8, p_now int8) RETURNS boolean LANGUAGE sql STABLE AS {$}
-  SELECT EXISTS (SELECT FROM {session} s WHERE s.session = p_session AND abs(p_now - s.beat) <= 3000000)
-{$};
+CREATE OR REPLACE FUNCTION {v1_lives}(p_session int8, p_now int8) RETURNS boolean LANGUAGE plpgsql AS {$}
+BEGIN
+  -- Not in SQL: such a function is planned anew each time.
+  RETURN EXISTS (SELECT FROM {session} s WHERE s.session = p_session AND abs(p_now - s.beat) <= 3000000);
+END {$};
 
 -- The holders of an id as a refusal shows them, without those of the context.
 CREATE OR REPLACE FUNCTION {v1_in_the_way}(r {lock}, p_position int4, p_without bytea, p_now int8)
@@ -248,13 +250,15 @@ END {$};
 
 -- The lowest permit indexes of an id that nobody has.
 CREATE OR REPLACE FUNCTION {v1_lowest_free}(p_ns bytea, p_id bytea, p_permits int8) RETURNS int8[]
-  LANGUAGE sql VOLATILE AS {$}
-  WITH taken AS (
-    SELECT unnest(indexes) AS i FROM {holder} WHERE ns = p_ns AND id = p_id AND state >= 0)
-  SELECT coalesce(array_agg(i ORDER BY i), '{}') FROM (
-    SELECT i FROM generate_series(0, p_permits - 1 + (SELECT count(*) FROM taken)) AS i
-      WHERE i NOT IN (SELECT t.i FROM taken t) ORDER BY i LIMIT p_permits) AS free
-{$};
+  LANGUAGE plpgsql AS {$}
+BEGIN
+  RETURN (
+    WITH taken AS (
+      SELECT unnest(indexes) AS i FROM {holder} WHERE ns = p_ns AND id = p_id AND state >= 0)
+    SELECT coalesce(array_agg(i ORDER BY i), '{}') FROM (
+      SELECT i FROM generate_series(0, p_permits - 1 + (SELECT count(*) FROM taken)) AS i
+        WHERE i NOT IN (SELECT t.i FROM taken t) ORDER BY i LIMIT p_permits) AS free);
+END {$};
 
 -- Gives back what a context held of an id before a replacement that is gone, so far as it still lasts.
 CREATE OR REPLACE FUNCTION {v1_restore}(

@@ -20,6 +20,7 @@ BEGIN
       lost := '';
       RETURN;
     END IF;
+    v_told := {v1_pass_on}(p_ns, p_context, p_ids[1], p_fences[1]);
   ELSE
     v_freed := {v1_release_plain}(p_ns, p_context, p_ids, p_fences, v_now);
     IF v_freed IS NULL THEN
@@ -30,7 +31,11 @@ BEGIN
       RETURN;
     END IF;
   END IF;
-  SELECT r.lost, r.told INTO lost, v_told FROM {v1_release_many}(p_ns, p_context, p_ids, p_fences, v_freed) AS r;
+  IF v_told IS NULL THEN
+    SELECT r.lost, r.told INTO lost, v_told FROM {v1_release_many}(p_ns, p_context, p_ids, p_fences, v_freed) AS r;
+  ELSE
+    lost := '';
+  END IF;
   IF p_flags & 8 = 8 OR (p_flags & 1 = 1 AND cardinality(v_told) = 0) THEN
     v_set := set_config('synchronous_commit', 'off', true);
   END IF;
@@ -41,7 +46,45 @@ BEGIN
   END IF;
 END {$};
 
--- The same for many ids, in one statement that takes the rows in the order of the ids (an UPDATE of many rows has no
+-- The usual hand-over: of an id that is held exclusively, to the head of its queue, who wants it exclusively and nothing
+-- else. Gives whom to tell what; NULL if anything is otherwise, and then nothing was done.
+CREATE OR REPLACE FUNCTION {v1_pass_on}(p_ns bytea, p_context bytea, p_id bytea, p_fence int8) RETURNS text[]
+  LANGUAGE plpgsql AS {$}
+DECLARE
+  v_now int8;
+  v_expires int8;
+  v_fence int8;
+  v_lasts int8;
+  w record;
+BEGIN
+  SELECT expires INTO v_expires FROM {lock} WHERE ns = p_ns AND id = p_id AND busy & ~16 = 5 AND fence = p_fence
+    AND context = p_context AND replaces = 0 FOR UPDATE;
+  IF NOT FOUND THEN
+    RETURN NULL;
+  END IF;
+  v_now := {v1_now}();
+  SELECT p.*,
+      NOT EXISTS (SELECT FROM {place} o WHERE o.ns = p_ns AND o.context = p.context AND o.attempt = p.attempt
+        AND o.id <> p_id) AS alone,
+      CASE WHEN EXISTS (SELECT FROM {place} o WHERE o.ns = p_ns AND o.id = p_id AND o.line = 1 AND o.ticket > p.ticket)
+        THEN 4 ELSE 0 END AS more,
+      {v1_lives}(p.session, v_now) AS lives
+    INTO w FROM {place} p WHERE p.ns = p_ns AND p.id = p_id AND p.line < 2 ORDER BY p.line, p.ticket LIMIT 1;
+  IF NOT FOUND OR w.line = 0 OR w.mode <> 2 OR NOT w.alone OR NOT w.lives OR v_expires <= v_now THEN
+    RETURN NULL;
+  END IF;
+  v_lasts := least(w.lease, 2000000);
+  UPDATE {lock} SET fence = greatest(fence + 1, v_now), grants = grants + 1, expires = v_now + v_lasts, lease = v_lasts,
+    since = v_now, attempt = w.attempt, session = w.session, busy = busy & 16 | 33 | w.more, context = w.context,
+    owner = w.owner, lapses = CASE WHEN lapses >= v_now + v_lasts THEN lapses ELSE v_now + 8 * v_lasts END
+    WHERE ns = p_ns AND id = p_id RETURNING fence INTO v_fence;
+  UPDATE {place} SET line = 2 WHERE ns = p_ns AND id = p_id AND line = 1 AND ticket = w.ticket;
+  RETURN ARRAY[format('lockcore_%s', w.session),
+    format('{"o":[{"c":"%s","a":%s,"at":%s,"lasts":%s,"g":[[2,0,0,%s,1,[]]]}]}', encode(w.context, 'hex'), w.attempt,
+      v_now, v_lasts, v_fence)];
+END {$};
+
+-- The usual release of many ids, in one statement that takes the rows in the order of the ids (an UPDATE of many rows has no
 -- order, and would deadlock with those who take them in order). NULL if that was all; else what it freed, and the rows of
 -- the others are locked.
 CREATE OR REPLACE FUNCTION {v1_release_plain}(
