@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use lockcore::{
-    AcquireRequest, Acquired, AttemptId, Claim, ConflictReason, Grant, LockDao, LossReason, Withdraw,
+    AcquireRequest, Acquired, AttemptId, Claim, ConflictReason, Grant, LockDao, LossReason, Target, Withdraw,
 };
 use lockcore_conformance::servers::{TestResult, Trial};
 use tokio::task::JoinSet;
@@ -21,6 +21,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         test("store::an_expired_set_is_taken_over", an_expired_set_is_taken_over),
         test("store::what_is_over_is_not_brought_back", what_is_over_is_not_brought_back),
         test("store::a_fence_alone_frees_nothing", a_fence_alone_frees_nothing),
+        test("store::only_what_is_held_is_passed_on", only_what_is_held_is_passed_on),
         test("store::a_sweep_looks_at_the_lease", a_sweep_looks_at_the_lease),
         test("store::a_large_set_is_handed_over", a_large_set_is_handed_over),
         test("store::more_waiters_than_one_step_serves", more_waiters_than_one_step_serves),
@@ -137,6 +138,43 @@ async fn a_fence_alone_frees_nothing() -> TestResult {
         assert_eq!(dao.renew(&forged).await?.lost.len(), ids.len());
         assert_eq!(dao.release(&held).await?.lost, []);
     }
+    Ok(())
+}
+
+/// 2.4, 3.7, 6: a release that finds somebody waiting looks as closely as any other, and serves whose turn it is.
+async fn only_what_is_held_is_passed_on() -> TestResult {
+    let place = Place::new().await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    let held = take(&dao, ["a"]).await?;
+    let (first, wakeup) = queue(&dao, ["a"]).await?;
+    let nested = AcquireRequest { queue: true, nested: true, ..request(["a"]) };
+    let Acquired::Queued { wakeup: behind, .. } = dao.acquire(&nested).await? else {
+        return Err("it is held".into());
+    };
+    let mut earlier = Grant { context: Uuid::new_v4(), ..held.clone() };
+    assert_eq!(dao.release(&earlier).await?.lost.len(), 1, "another context");
+    earlier = held.clone();
+    earlier.locks[0].granted.fence -= 1;
+    assert_eq!(dao.release(&earlier).await?.lost.len(), 1, "another fence");
+    assert_eq!(dao.renew(&held).await?.lost, []);
+    dao.release(&held).await?;
+    let held = handed(&dao, &first, wakeup).await?;
+    dao.release(&held).await?;
+    let held = handed(&dao, &nested, behind).await?;
+
+    let (waits, wakeup) = queue(&dao, ["a"]).await?;
+    let target = Target::Id("a".to_owned());
+    dao.freeze(&target, true).await?;
+    assert_eq!(dao.release(&held).await?.lost, []);
+    assert_eq!(dao.inspect(&target).await?.holders.len(), 0, "it is frozen");
+    dao.freeze(&target, false).await?;
+    let held = handed(&dao, &waits, wakeup).await?;
+
+    queue(&dao, ["a"]).await?;
+    sql.run("UPDATE lockcore_lock SET expires = expires - lease - 1000").await?;
+    let lost = dao.release(&held).await?.lost;
+    assert!(matches!(&lost[..], [lost] if lost.reason == LossReason::Expired), "{lost:?}");
     Ok(())
 }
 
