@@ -4,7 +4,7 @@ use std::{fmt, marker::PhantomData, time::Duration};
 
 use lockcore::{
     AcquireRequest, Acquired, BackendError, BreakMode, Broken, Capabilities, Conflict, ConflictReason,
-    ContextId, Finding, Grant, Holder, Ident, Inspection, Listing, LockDao, LostLock, Page, Released,
+    ContextId, Finding, Grant, Holder, Ident, Inspection, Listing, LockDao, LostLock, Mode, Page, Released,
     Renewed, StoredContext, Target, Withdraw, Withdrawn,
 };
 use uuid::Uuid;
@@ -13,7 +13,7 @@ use crate::{
     acquire::{Ask, Outcome, Wanted},
     admin,
     config::{DynamoBuilder, Settings},
-    release::{Hold, Losses},
+    release::{Held, Hold, Losses},
     schema::Schema,
     store::{Store, Usage},
 };
@@ -72,7 +72,11 @@ impl<I: Ident, C: ContextId> DynamoLockDao<I, C> {
     }
 
     fn hold(&self, grant: &Grant<I, C>) -> Hold {
-        let locks = grant.locks.iter().map(|lock| (self.key(&lock.target), lock.granted.fence));
+        let locks = grant.locks.iter().map(|lock| Held {
+            key: self.key(&lock.target),
+            fence: lock.granted.fence,
+            exclusive: lock.granted.mode == Mode::Exclusive,
+        });
         Hold {
             context: grant.context.stored().into_owned(),
             locks: locks.collect(),

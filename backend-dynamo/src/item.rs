@@ -1,6 +1,6 @@
 //! An item of the table as it is written and read.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, fmt::Write as _};
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lockcore::{Mode, Owner};
@@ -157,26 +157,25 @@ impl Row {
 }
 
 impl Entry {
+    /// What conditions name stands by itself, the rest in one word after the other: an entry is written with every take.
     pub(crate) fn write(&self) -> AttributeValue {
         let mode = match self.mode {
             Mode::Exclusive => "exclusive",
             Mode::Shared => "shared",
             Mode::Slots { .. } => "slots",
         };
-        let mut map = HashMap::with_capacity(10);
-        map.insert("mode".to_owned(), AttributeValue::S(mode.to_owned()));
+        let mut is = String::with_capacity(64);
+        // A string takes all.
+        let _ = write!(is, "{mode} {} {} {}", self.attempt, self.since, self.owner);
+        let mut map = HashMap::with_capacity(7);
+        map.insert("is".to_owned(), AttributeValue::S(is));
         map.insert("fence".to_owned(), n(self.fence));
-        map.insert("attempt".to_owned(), n(self.attempt));
         map.insert("lease".to_owned(), n(self.lease));
         map.insert("ends".to_owned(), n(self.until));
-        map.insert("since".to_owned(), n(self.since));
         if let Mode::Slots { limit, .. } = self.mode {
             map.insert("limit".to_owned(), n(u64::from(limit)));
             let permits: Vec<String> = self.permits.iter().map(u32::to_string).collect();
             map.insert("permits".to_owned(), AttributeValue::S(permits.join(",")));
-        }
-        if !self.owner.is_empty() {
-            map.insert("owner".to_owned(), AttributeValue::S(self.owner.to_string()));
         }
         if self.broken {
             map.insert("broken".to_owned(), AttributeValue::Bool(true));
@@ -196,10 +195,15 @@ impl Entry {
             _ => Ok(SmallVec::new()),
         };
         let permits: SmallVec<[u32; 2]> = permits.map_err(|_| CORRUPT)?;
-        let mode = match map.get("mode").and_then(|mode| mode.as_s().ok()).map(String::as_str) {
-            Some("exclusive") => Mode::Exclusive,
-            Some("shared") => Mode::Shared,
-            Some("slots") => Mode::Slots {
+        let is = map.get("is").and_then(|is| is.as_s().ok()).ok_or(CORRUPT)?;
+        let [mode, attempt, since, owner] = is.splitn(4, ' ').collect::<Vec<_>>()[..] else {
+            return Err(CORRUPT);
+        };
+        let word = |word: &str| word.parse().map_err(|_| CORRUPT);
+        let mode = match mode {
+            "exclusive" => Mode::Exclusive,
+            "shared" => Mode::Shared,
+            "slots" => Mode::Slots {
                 permits: permits.len() as u32,
                 limit: u32::try_from(needed("limit")?).map_err(|_| CORRUPT)?,
             },
@@ -209,11 +213,11 @@ impl Entry {
             mode,
             permits,
             fence: needed("fence")?,
-            attempt: needed("attempt")?,
+            attempt: word(attempt)?,
             lease: needed("lease")?,
             until: needed("ends")?,
-            since: needed("since")?,
-            owner: text(map, "owner"),
+            since: word(since)?,
+            owner: owner.into(),
             broken: map.contains_key("broken"),
             prior: map.get("prior").map(Entry::read).transpose()?.map(Box::new),
         })

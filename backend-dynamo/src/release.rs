@@ -19,10 +19,18 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(crate) struct Hold {
     pub(crate) context: String,
-    /// Keys and fences.
-    pub(crate) locks: Vec<(String, u64)>,
+    pub(crate) locks: Vec<Held>,
     /// In microseconds.
     pub(crate) lease: u64,
+}
+
+/// One lock of a grant.
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    pub(crate) key: String,
+    pub(crate) fence: u64,
+    /// Nobody else holds it while this lasts.
+    pub(crate) exclusive: bool,
 }
 
 /// By position in the grant: what was lost.
@@ -85,7 +93,7 @@ impl Store {
 
     /// Writes without having read: that nothing is unusual is part of the condition. What is found where it does not hold
     /// decides what happens there.
-    async fn change(&self, hold: &Hold, locks: &[(String, u64)], doing: Doing) -> Result<Losses, StoreError> {
+    async fn change(&self, hold: &Hold, locks: &[Held], doing: Doing) -> Result<Losses, StoreError> {
         let deadline = self.deadline();
         let mut known: BTreeMap<usize, Row> = BTreeMap::new();
         let mut losses: BTreeMap<usize, LossReason> = BTreeMap::new();
@@ -93,11 +101,12 @@ impl Store {
         for round in 0.. {
             let now = self.now()?;
             let (mut writes, mut positions) = (Vec::new(), Vec::new());
-            for (position, (key, fence)) in locks.iter().enumerate() {
+            for (position, held) in locks.iter().enumerate() {
+                let Held { key, fence, .. } = held;
                 let write = match known.get(&position) {
-                    None => blind(hold, key, *fence, doing, now),
+                    None => blind(hold, held, doing, now),
                     Some(row) => match step(row, hold, *fence, doing, now) {
-                        Step::Blind => blind(hold, key, *fence, doing, now),
+                        Step::Blind => blind(hold, held, doing, now),
                         Step::Leave(own) => Write::leave(key, &hold.context, own),
                         Step::RenewWithin => Write::renew_within(key, &hold.context, *fence, hold.lease, now),
                         Step::Change(new) => Write::replace(key, Some(row), new, now),
@@ -138,10 +147,10 @@ impl Store {
     }
 }
 
-fn blind<'a>(hold: &'a Hold, key: &'a str, fence: u64, doing: Doing, now: Now) -> Write<'a> {
+fn blind<'a>(hold: &'a Hold, Held { key, fence, exclusive }: &'a Held, doing: Doing, now: Now) -> Write<'a> {
     match doing {
-        Doing::Free => Write::free(key, &hold.context, fence, now),
-        Doing::Renew => Write::renew(key, &hold.context, fence, hold.lease, now),
+        Doing::Free => Write::free(key, &hold.context, *fence, *exclusive, now),
+        Doing::Renew => Write::renew(key, &hold.context, *fence, hold.lease, now),
     }
 }
 

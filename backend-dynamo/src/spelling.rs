@@ -70,10 +70,12 @@ pub(crate) enum Fixed {
     RenewWithinIf,
     Free,
     FreeIf,
+    /// Where others might hold it too.
+    FreeAloneIf,
 }
 
 /// In the order of [`Fixed`].
-const FIXED: [&str; 10] = [
+const FIXED: [&str; 11] = [
     "SET #c=:c,#t=:t,#e=:e,fence=:f,rev=:r,holders=:h",
     // Slots that are over would count with those that come.
     "SET #c=:c,#t=:t,#e=:e,fence=:f,rev=:r,holders=:h REMOVE slots",
@@ -86,7 +88,8 @@ const FIXED: [&str; 10] = [
     "SET holders.#h.ends=:u,holders.#h.lease=:l,rev=:r",
     "holders.#h.fence=:f AND holders.#h.ends>=:n AND #e>=:e AND attribute_not_exists(holders.#h.broken)",
     "SET #e=:e,rev=:r REMOVE #c,#t,holders,slots",
-    "holders.#h.fence=:f AND holders.#h.ends>=:n AND size(holders)=:o AND attribute_not_exists(frozen)",
+    "holders.#h.fence=:f AND holders.#h.ends>=:n AND attribute_not_exists(frozen)",
+    "holders.#h.fence=:f AND holders.#h.ends>=:n AND attribute_not_exists(frozen) AND size(holders)=:o",
 ];
 
 /// How expressions call the attributes whose names can be chosen: by the usual names, which the service takes as they
@@ -97,7 +100,7 @@ pub(crate) struct Spelling {
     chosen: Vec<(&'static str, String)>,
     /// Placeholders that nothing needs, and what is written in their place.
     usual: Vec<(&'static str, String)>,
-    fixed: [String; 10],
+    fixed: [String; 11],
 }
 
 impl Spelling {

@@ -28,7 +28,7 @@ enum What<'a> {
     Take { asker: Asker<'a>, entry: Entry, now: Now },
     Join { asker: Asker<'a>, entry: Entry, later_end: bool, has_slots: bool },
     Renew { context: &'a str, fence: u64, lease: u64, within: bool, now: Now },
-    Free { context: &'a str, fence: u64, now: Now },
+    Free { context: &'a str, fence: u64, alone: bool, now: Now },
     Leave { context: &'a str, own: Entry },
     Replace { old: Option<Box<Row>>, new: Box<Row>, now: Now },
     Fence(u64),
@@ -62,9 +62,9 @@ impl<'a> Write<'a> {
         Write::new(key, What::Renew { context, fence, lease, within: true, now })
     }
 
-    /// Frees what a context holds alone under a fence; the item stays for its fence.
-    pub(crate) fn free(key: &'a str, context: &'a str, fence: u64, now: Now) -> Self {
-        Write::new(key, What::Free { context, fence, now })
+    /// Frees what a context holds alone under a fence - which an exclusive lock does - ; the item stays for its fence.
+    pub(crate) fn free(key: &'a str, context: &'a str, fence: u64, alone: bool, now: Now) -> Self {
+        Write::new(key, What::Free { context, fence, alone, now })
     }
 
     /// Leaves an id to those who hold it too, whoever comes and goes meanwhile. Others may see it held until what was
@@ -101,7 +101,8 @@ impl<'a> Write<'a> {
                     Mode::Shared => (Fixed::TakeShared, None),
                     Mode::Slots { .. } => (Fixed::TakeSlots, Some((":s", item::slots(&entry.permits)))),
                 };
-                let condition = format!("{}{})", spelling.fixed(Fixed::TakeIf), item::mark(asker.attempt));
+                let mark = item::mark(asker.attempt);
+                let condition = [spelling.fixed(Fixed::TakeIf), &mark, ")"].concat();
                 let holders = HashMap::from([(asker.context.to_owned(), entry.write())]);
                 let values = [
                     (":c", AttributeValue::S(context.to_owned())),
@@ -135,15 +136,13 @@ impl<'a> Write<'a> {
                 ];
                 self.update(spelling, change.to_owned(), condition.to_owned(), [("#h", context)], values)
             }
-            What::Free { context, fence, now } => {
-                let values = [
-                    (":e", n(item::free_since(*now))),
-                    (":r", rev),
-                    (":f", n(*fence)),
-                    (":n", n(now.lo)),
-                    (":o", n(1)),
-                ];
-                let (change, condition) = (spelling.fixed(Fixed::Free), spelling.fixed(Fixed::FreeIf));
+            What::Free { context, fence, alone, now } => {
+                let condition = if *alone { Fixed::FreeIf } else { Fixed::FreeAloneIf };
+                let (change, condition) = (spelling.fixed(Fixed::Free), spelling.fixed(condition));
+                let values =
+                    [(":e", n(item::free_since(*now))), (":r", rev), (":f", n(*fence)), (":n", n(now.lo))];
+                let one = (!alone).then(|| (":o", n(1)));
+                let values = values.into_iter().chain(one);
                 self.update(spelling, change.to_owned(), condition.to_owned(), [("#h", context)], values)
             }
             What::Leave { context, own } => {

@@ -60,6 +60,7 @@ fn main() -> ExitCode {
             trial(Kind::DynamoDb, "a_set_is_two_requests", requests),
             trial(Kind::DynamoDb, "a_set_is_two_round_trips", round_trips),
             trial(Kind::DynamoDb, "sets_cost_a_request_and_their_items", sets),
+            trial(Kind::DynamoDb, "strict_fences_double_the_writes_of_taking", strict),
             trial(Kind::DynamoDb, "the_client_of_aws_needs_three_requests_an_id", aws_client),
             trial(Kind::DynamoDb, "company_costs_a_second_request", company),
             trial(Kind::DynamoDb, "waiting_costs_reads", waiting),
@@ -108,6 +109,21 @@ async fn sets() -> TestResult {
     Ok(())
 }
 
+async fn strict() -> TestResult {
+    let rig = Rig::with(|builder| builder.strict_fence(true)).await?;
+    rig.dao.count_units();
+    let caller = rig.caller();
+    for count in [1, 10, 50] {
+        let ids: Vec<String> = (0..count).map(|number| format!("{count}/{number}")).collect();
+        let (grant, take) = cost(&rig.dao, caller.take(&ids)).await;
+        let ((), release) = cost(&rig.dao, caller.free(&grant)).await;
+        assert_eq!((take.requests, take.write_units), (1, 4.0 * f64::from(count)), "{count}");
+        let plain = if count == 1 { 1.0 } else { 2.0 * f64::from(count) };
+        assert_eq!((release.requests, release.write_units), (1, plain), "{count}");
+    }
+    Ok(())
+}
+
 async fn aws_client() -> TestResult {
     let rig = counted().await?;
     let caller = rig.caller();
@@ -140,14 +156,16 @@ async fn company() -> TestResult {
         let ((), renew) = cost(&rig.dao, second.keep(&grant)).await;
         let ((), release) = cost(&rig.dao, second.free(&grant)).await;
         println!("{name} besides another: take {take:?}, renew {renew:?}, release {release:?}");
+        // The refused write of each costs as much again, and says nothing.
         assert_eq!((take.requests, renew.requests, release.requests), (2, 1, 2), "{name}");
+        assert_eq!((take.write_units, renew.write_units, release.write_units), (1.0, 1.0, 1.0), "{name}");
     }
     Ok(())
 }
 
 async fn waiting() -> TestResult {
     const WATCHED: Duration = Duration::from_secs(10);
-    for waiters in [1, 100] {
+    for waiters in [1, 100_u64] {
         let rig = counted().await?;
         let holder = rig.store.caller();
         let held = holder.take(["a"]).await;
@@ -192,6 +210,8 @@ async fn waiting() -> TestResult {
         }
         let spent = usage(&locks).requests - before.requests;
         println!("{waiters} grants after waiting: {spent} requests");
+        // A look, a take, a release; and a look or two that were too early.
+        assert!((2 * waiters..=3 * waiters + 10).contains(&spent), "{spent} requests");
     }
     Ok(())
 }
