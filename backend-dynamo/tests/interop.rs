@@ -1,9 +1,10 @@
 //! Another client of the same table - boto3, with the conditional put of the system that this one succeeds - excludes us
 //! and is excluded by us, on the same ids.
 
+mod front;
 mod support;
 
-use std::{process::ExitCode, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, process::ExitCode, sync::Arc, time::Duration};
 
 use lockcore::{Conflict, ConflictReason, LockDao, LossReason, StoredContext};
 use lockcore_conformance::{
@@ -67,6 +68,8 @@ fn trials() -> Vec<Trial> {
         strict_fences_outlast_whatever_it_does
         its_lock_can_be_broken_and_released_by_context
         a_freeze_outlasts_its_lease
+        a_stack_of_our_template_has_all_that_is_wanted
+        the_policy_allows_what_programs_ask_for
     }
 }
 
@@ -305,5 +308,57 @@ async fn a_freeze_outlasts_its_lease() -> TestResult {
     assert_eq!(caller.refused(["a"]).await[0].reason, ConflictReason::Frozen);
     rig.dao.freeze(&target, false).await?;
     caller.take(["a"]).await;
+    Ok(())
+}
+
+/// The template goes through the service's own tool, and what comes of it needs no more.
+async fn a_stack_of_our_template_has_all_that_is_wanted() -> TestResult {
+    let server = shared(Kind::DynamoDb).await?;
+    let endpoint = server.url().trim_end_matches('/').to_owned();
+    let table = format!("stack-{}", Uuid::new_v4());
+    let dao =
+        Table::at(server.url()).builder().table(&table).context_index("context-ids-index").open().await?;
+    let create = "import sys, boto3\n\
+                  stacks = boto3.client('cloudformation', endpoint_url=sys.argv[1], region_name='eu-central-1', \
+                  aws_access_key_id='test', aws_secret_access_key='test')\n\
+                  stacks.create_stack(StackName=sys.argv[2], TemplateBody=sys.argv[3])\n\
+                  stacks.get_waiter('stack_create_complete').wait(StackName=sys.argv[2], WaiterConfig={'Delay': 1})";
+    run_python(create, [endpoint, table, dao.schema().cloud_formation()]).await?;
+    let findings = dao.doctor().await?;
+    // Of stacks this engine ignores the TTL.
+    for check in ["table", "context index"] {
+        let found = findings.iter().find(|found| found.check == check);
+        assert!(found.is_some_and(|found| found.severity == lockcore::Severity::Ok), "{findings:?}");
+    }
+    Ok(())
+}
+
+/// All that a service ever asks for, except administration, is in the least policy, and nothing else is.
+async fn the_policy_allows_what_programs_ask_for() -> TestResult {
+    let rig = front::rig::Rig::new().await?;
+    drop(rig.open().await);
+    let (one, two) = (rig.caller(), rig.caller());
+    for ids in [vec!["a"], vec!["a", "b"]] {
+        let grant = one.take(ids.clone()).await;
+        one.keep(&grant).await;
+        two.refused(ids.clone()).await;
+        let request = two.request(ids);
+        two.send(&request).await;
+        two.send(&request).await;
+        two.withdraw(&request, lockcore::Withdraw::Undo).await;
+        one.free(&grant).await;
+    }
+    let policy: serde_json::Value = serde_json::from_str(&rig.dao.schema().iam_policy())?;
+    let actions: BTreeSet<&str> = policy["Statement"][0]["Action"]
+        .as_array()
+        .ok_or("a list")?
+        .iter()
+        .filter_map(|action| action.as_str()?.strip_prefix("dynamodb:"))
+        .collect();
+    let counted = rig.front.counted();
+    // A transaction needs the right to each of its writes.
+    let asked: BTreeSet<&str> =
+        counted.keys().map(String::as_str).filter(|operation| *operation != "TransactWriteItems").collect();
+    assert_eq!(asked, actions);
     Ok(())
 }
