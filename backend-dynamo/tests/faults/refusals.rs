@@ -1,7 +1,13 @@
 //! The service refuses: throttling, conflicts, credentials, tables that will not do.
 
-use lockcore::{BackendErrorKind, LockDao};
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::SeqCst},
+};
+
+use lockcore::{BackendErrorKind, Claim, ConflictReason, LockDao};
 use lockcore_conformance::{eventually, servers::TestResult};
+use tokio::sync::Notify;
 
 use crate::{
     front::{
@@ -88,5 +94,36 @@ pub(super) async fn expired_credentials_are_denied() -> TestResult {
         rig.front.lift();
     }
     rig.caller().take(["a"]).await;
+    Ok(())
+}
+
+/// The permit that a caller saw free still is, when its write arrives; but as many as its limit are taken by then.
+pub(super) async fn a_join_counts_what_came_in_between() -> TestResult {
+    let rig = Rig::new().await?;
+    let [first, second, third] = rig.store.callers();
+    let slot = |limit| Claim::slots("a", limit);
+    let pair = first.take([slot(3).permits(2)]).await;
+    let gate = Arc::new(Notify::new());
+    rig.front.counted();
+    rig.front.next("UpdateItem", Fault::Pass, 1);
+    rig.front.next("UpdateItem", Fault::Wait(gate.clone()), 1);
+    let joining = tokio::spawn({
+        let caller = rig.caller();
+        async move { caller.try_take([slot(3)]).await }
+    });
+    let seen = AtomicUsize::new(0);
+    eventually("it has looked, and is about to join", || async {
+        let more = rig.front.counted().get("UpdateItem").copied().unwrap_or(0);
+        (seen.fetch_add(more, SeqCst) + more == 2).then_some(())
+    })
+    .await;
+    let next = second.take([slot(6)]).await;
+    third.take([slot(6)]).await;
+    second.free(&next).await;
+    gate.notify_one();
+    let conflicts = joining.await?.expect_err("three are held of three");
+    assert!(matches!(conflicts[0].reason, ConflictReason::Held { in_use: 3, .. }), "{conflicts:?}");
+    first.free(&pair).await;
+    rig.caller().take([slot(3)]).await;
     Ok(())
 }
