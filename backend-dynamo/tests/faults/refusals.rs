@@ -103,14 +103,14 @@ pub(super) async fn a_join_counts_what_came_in_between() -> TestResult {
     let [first, second, third] = rig.store.callers();
     let slot = |limit| Claim::slots("a", limit);
     let pair = first.take([slot(3).permits(2)]).await;
+    // Ahead, so that its fence and its end are above those of the others: only the count is in its way.
+    rig.front.shift_date(3);
+    let ahead = rig.other().await;
     let gate = Arc::new(Notify::new());
     rig.front.counted();
     rig.front.next("UpdateItem", Fault::Pass, 1);
     rig.front.next("UpdateItem", Fault::Wait(gate.clone()), 1);
-    let joining = tokio::spawn({
-        let caller = rig.caller();
-        async move { caller.try_take([slot(3)]).await }
-    });
+    let joining = tokio::spawn(async move { ahead.try_take([slot(3)]).await });
     let seen = AtomicUsize::new(0);
     eventually("it has looked, and is about to join", || async {
         let more = rig.front.counted().get("UpdateItem").copied().unwrap_or(0);
