@@ -22,7 +22,8 @@
 //! | `redis+sentinel://[USER:PASSWORD@]HOST,HOST/MASTER[/DB]` | the master that sentinels know (feature `sentinel`) |
 //! | `redis+cluster://[USER:PASSWORD@]HOST,HOST` | a cluster (feature `cluster`); these two also as `rediss+...` |
 //!
-//! Redis 6.2 or later, 7.0 in a cluster, or Valkey. A server that evicts keys, or a replica, is refused.
+//! Redis 6.2 or later, 7.0 in a cluster, or Valkey; the tests run on 7.0, and were run on Redis 8.0 and Valkey 9.1. One that
+//! evicts keys, or a replica, is refused.
 //!
 //! # How it works
 //! - **One script** holds every step; it is called by its hash, and sent along if the server does not know it. A step is
@@ -32,9 +33,10 @@
 //! - **Fences** come from one number for each namespace, never below the server's microseconds, so that they go on though
 //!   the server lost its data. Data lost *and* the clock set back at once is not protected against.
 //! - **Waiting.** Places are in sorted sets. Whoever frees something grants it to whom it is due in the same script, as an
-//!   offer of at most 2 s, and the script publishes the offer to the waiter's connection. A connection with waiters gives a
-//!   sign of life every second, which counts for 3 s, and looks every 250 ms - and just when a lease ends - after the ids that
-//!   are waited for: so it notices holders that died and foreign clients' `DEL`. When it is lost, all its waiters ask again.
+//!   offer of at most 2 s, and the script publishes the offer to the waiter's connection; a release confirms it as well as a
+//!   renewal. A connection with waiters gives a sign of life every second, which counts for 3 s, and looks every 250 ms - and
+//!   just when a lease ends - after the ids that are waited for: so it notices holders that died and foreign clients' `DEL`.
+//!   When it is lost, all its waiters ask again.
 //! - **One connection for each runtime**, also for what is pushed (RESP3), so that one that is blocked or gone keeps no
 //!   other from its work, the library's own thread, which renews, least of all. All waiters of a connection have one
 //!   subscription.
