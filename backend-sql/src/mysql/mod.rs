@@ -64,6 +64,8 @@
 //! - **Durability** is the server's: `innodb_flush_log_at_trx_commit` and `sync_binlog` are global, and neither server lets
 //!   a session or transaction choose. So a release is as durable as a grant, and there is no option; `doctor` tells what the
 //!   server does.
+//! - A read-only server refuses every step, unless whoever made the routines may write there all the same: then they do, for
+//!   everybody. `doctor` tells of a server that is read-only.
 //! - A fail-over to an asynchronous replica may forget grants of the last moments; fences go on above the clock.
 //! - A binary log has to be in the form of rows (or `MIXED`): statements cannot hold what READ COMMITTED does.
 //! - In a cluster with several writable nodes all of an application's locks belong on one node: rows are locked there only.

@@ -34,15 +34,18 @@ async fn until_done<E: Engine>(
     order: &Order<'_>,
     sent: &mut bool,
 ) -> Result<String, ServerError> {
-    let mut in_doubt = false;
+    // The first try that may have taken place.
+    let mut doubt = None;
     let mut cuts = 0;
     for tried in 0_u32.. {
-        let error = match try_once(engine, pool, order, sent).await {
-            Ok(answer) if in_doubt => return by_now(E::NAME, order, answer),
-            Ok(answer) => return Ok(answer),
-            Err(error) => error,
+        let error = match (try_once(engine, pool, order, sent).await, doubt.take()) {
+            (Ok(answer), Some(earlier)) => return by_now(E::NAME, order, answer, earlier),
+            (Ok(answer), None) => return Ok(answer),
+            (Err(error), earlier) => {
+                doubt = earlier;
+                error
+            }
         };
-        in_doubt |= error.in_doubt();
         let cut = error.broke_connection();
         if cut {
             // What was idle for as long is as likely broken: the server was restarted, or the way to it.
@@ -53,7 +56,10 @@ async fn until_done<E: Engine>(
         let again =
             error.is_transient() || (cut && cuts == 1 && (order.can_be_repeated() || !error.in_doubt()));
         if !again {
-            return Err(if in_doubt { error.possibly_done() } else { error });
+            return Err(if doubt.is_some() { error.possibly_done() } else { error });
+        }
+        if error.in_doubt() {
+            doubt.get_or_insert(error);
         }
         let pause = PAUSE.mul_f64(fastrand::f64()).min(Duration::from_micros(500) * 2_u32.pow(tried.min(6)));
         background::sleep(pause).await;
@@ -61,16 +67,22 @@ async fn until_done<E: Engine>(
     unreachable!("the loop ends by returning")
 }
 
-/// The answer to an order of which an earlier try may have taken place: what a release does not find any more, that one
-/// has freed. Were it told as lost, the caller would take it that somebody else had been there.
-fn by_now(backend: &'static str, order: &Order<'_>, answer: String) -> Result<String, ServerError> {
+/// The answer to an order of which an earlier try may have taken place, and failed with `earlier`. What a release does not
+/// find any more, that one may have freed, or somebody else may hold by now: nobody knows, so that it is no loss, and if
+/// nothing else is known the release has no answer.
+fn by_now(
+    backend: &'static str,
+    order: &Order<'_>,
+    answer: String,
+    earlier: ServerError,
+) -> Result<String, ServerError> {
     if answer.is_empty() || !matches!(order, Order::Release(_)) {
         return Ok(answer);
     }
     let mut lost: Vec<(usize, i64)> = reply::read(backend, &answer)?;
     lost.retain(|(_, reason)| *reason != reply::VANISHED);
     if lost.is_empty() {
-        return Ok(String::new());
+        return Err(earlier);
     }
     let written = serde_json::to_string(&lost);
     written.map_err(|error| ServerError::Answer { backend, what: error.to_string() })

@@ -25,7 +25,7 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         test(kind, "hazards::an_exhausted_pool_is_told", an_exhausted_pool_is_told),
         test(kind, "hazards::passwords_are_not_shown", passwords_are_not_shown),
         test(kind, "hazards::passwords_are_sent_over_tls_only", passwords_are_sent_over_tls_only),
-        test(kind, "hazards::a_read_only_server_is_told", a_read_only_server_is_told),
+        test(kind, "hazards::a_damaged_schema_is_told", a_damaged_schema_is_told),
         test(kind, "hazards::two_round_trips_however_many_ids", two_round_trips_however_many_ids),
         test(kind, "hazards::other_runtimes_have_other_connections", other_runtimes_have_other_connections),
     ]
@@ -192,10 +192,9 @@ async fn passwords_are_sent_over_tls_only(kind: Kind) -> TestResult {
     Ok(())
 }
 
-async fn a_read_only_server_is_told(kind: Kind) -> TestResult {
+async fn a_damaged_schema_is_told(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.builder().listen(false).connect().await?;
-    // A user of its own: read-only is no bar to a privileged one.
     let mut sql = place.sql().await?;
     sql.run("DROP PROCEDURE lockcore_v1_acquire").await?;
     let error = dao.acquire(&request(["a"])).await.expect_err("the schema is damaged");

@@ -8,10 +8,11 @@ use std::{
 use lockcore::{AcquireRequest, Acquired, ClaimSet, LockDao, Mode, Severity, Wake};
 use lockcore_conformance::servers::{Kind, TestResult, Trial};
 
+use sqlx::Connection;
 use tokio::task::JoinSet;
 
 use crate::{
-    place::{PATIENCE, Place, handed, queue, request, take},
+    place::{PATIENCE, Place, granted, handed, queue, request, take},
     test,
 };
 
@@ -22,6 +23,11 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         test(kind, "waking::nobody_elses_query_is_interrupted", nobody_elses_query_is_interrupted),
         test(kind, "waking::nothing_depends_on_being_told", nothing_depends_on_being_told),
         test(kind, "waking::whoever_rings_many_does_not_wait", whoever_rings_many_does_not_wait),
+        test(
+            kind,
+            "waking::a_set_somebody_works_on_is_not_waited_for",
+            a_set_somebody_works_on_is_not_waited_for,
+        ),
     ]
 }
 
@@ -160,5 +166,26 @@ async fn whoever_rings_many_does_not_wait(kind: Kind) -> TestResult {
         }
         assert!(took < Duration::from_secs(1), "the release took {took:?}");
     }
+    Ok(())
+}
+
+/// Somebody works on one id of a waiting set when the other one becomes free: the releaser does not wait for that, which
+/// could deadlock, and grants nothing; the waiter is told to ask.
+async fn a_set_somebody_works_on_is_not_waited_for(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let held = take(&dao, ["a"]).await?;
+    let (waits, mut wakeup) = queue(&dao, ["a", "b"]).await?;
+    let mut sql = place.sql().await?;
+    let mut transaction = sql.0.begin().await?;
+    let lock = "SELECT 1 FROM lockcore_ids WHERE ns = 1 AND id = 'b' FOR UPDATE";
+    sqlx::raw_sql(lock).execute(&mut *transaction).await?;
+    // It is answered while the transaction is still under way.
+    dao.release(&held).await?;
+    let told = tokio::time::timeout(PATIENCE, wakeup.recv()).await?;
+    assert!(matches!(told, Wake::Recheck), "{told:?}");
+    transaction.rollback().await?;
+    let held = granted(&dao, &waits).await?;
+    assert_eq!(dao.release(&held).await?.lost, []);
     Ok(())
 }

@@ -124,7 +124,7 @@ fn a_lockctl_inside_the_command_does_not_wait_behind_who_waits_for_the_outer_one
 }
 
 fn locks_are_renewed_while_the_command_runs(store: &Store) {
-    let (lease, text) = store.lease(Duration::from_secs(2));
+    let (lease, text) = store.lease(Duration::from_secs(6));
     let pause = lease.as_secs_f64() * 0.3;
     let command = format!(
         "for i in 1 2 3 4 5 6 7 8; do sleep {pause}; lockctl run --id a -- true && exit 9; done; exit 0"

@@ -45,7 +45,7 @@ fn a_token_is_acquired_and_released(store: &Store) {
 }
 
 fn a_token_is_renewed_and_its_lease_ends_without(store: &Store) {
-    let (lease, text) = store.lease(Duration::from_secs(2));
+    let (lease, text) = store.lease(Duration::from_secs(6));
     let half = u64::try_from(lease.as_millis()).expect("short") / 2;
     let token = acquire(store, &["--id", "a", "--lease", &text]);
     let acquired = Instant::now();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lockcore::{Acquired, BackendErrorKind, LockDao, Withdraw, Withdrawn};
 use tokio::time::timeout;
 
-use super::{FAULTS, Kind, Line, Mode, Remote, Route, SETTLED, TestResult, until};
+use super::{FAULTS, Kind, Line, Mode, Remote, Route, SETTLED, STALLED, TestResult, until};
 use crate::store::grant;
 
 pub(super) async fn an_acquire_is_granted_or_settled<R: Remote>(kind: Kind) -> TestResult {
@@ -124,6 +124,33 @@ pub(super) async fn a_release_that_arrives_late_frees_no_later_grant<R: Remote>(
     line.arrives().await;
     again.keep(&later).await;
     again.free(&later).await;
+    Ok(())
+}
+
+/// It is on its way until somebody else has the lock: whether it came in time before it was cut off is not known, and so it
+/// is not called done.
+pub(super) async fn a_release_that_somebody_else_overtook_is_not_called_done<R: Remote>(
+    kind: Kind,
+) -> TestResult {
+    let line = Line::<R>::new(kind).await?;
+    for fault in [Mode::DropRequests, STALLED] {
+        let dao = line.dao().await?;
+        let us = line.store.caller().with_lease(line.store.short()).through(&dao);
+        let held = us.take(["a"]).await;
+        line.proxy.set(fault).await;
+        let next = line.store.caller();
+        let overtaken = async {
+            let turn = next.take_soon(["a"]).await;
+            line.proxy.set(Mode::Pass).await;
+            turn
+        };
+        let (answer, turn) = tokio::join!(timeout(SETTLED, dao.release(&held)), overtaken);
+        match answer.expect("release ends") {
+            Ok(released) => assert_eq!(released.lost.len(), 1, "{fault:?}: it is somebody else's"),
+            Err(error) => assert!(error.in_doubt(), "{fault:?}: {error:?}"),
+        }
+        next.free(&turn).await;
+    }
     Ok(())
 }
 

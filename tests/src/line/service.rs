@@ -1,6 +1,12 @@
 //! The service by a line that fails: whatever a call says, nothing is left locked, and two never hold.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use lockcore::{LockDao, LockError, Wait};
 use tokio::{sync::oneshot, time::timeout};
@@ -15,8 +21,11 @@ pub(super) async fn a_lost_offer_is_found_again_or_passed_on<R: Remote>(kind: Ki
         let locks = line.locks().await?;
         let holder = line.store.caller();
         let held = holder.take(["a"]).await;
+        let has_run = Arc::new(AtomicBool::new(false));
+        let ran = has_run.clone();
         let waiting = tokio::spawn(async move {
-            let done = locks.wait(Wait::forever()).run_locked(["a"], async || ()).await;
+            let call = locks.wait(Wait::forever());
+            let done = call.run_locked(["a"], async || ran.store(true, Ordering::SeqCst)).await;
             done.map_err(|error| format!("{error:?}"))
         });
         eventually("it waits", || async { (waiters(&line.store, "a").await == 1).then_some(()) }).await;
@@ -33,6 +42,10 @@ pub(super) async fn a_lost_offer_is_found_again_or_passed_on<R: Remote>(kind: Ki
         } else {
             let turn = next.granted().await;
             assert!(begun.elapsed() < Duration::from_secs(8), "{fault:?}: {:?}", begun.elapsed());
+            if has_run.load(Ordering::SeqCst) {
+                // Its release gets no answer. Did it arrive now, after somebody else's turn, that would be told, and rightly.
+                eventually("a call ends without it", || async { waiting.is_finished().then_some(()) }).await;
+            }
             line.proxy.set(Mode::Pass).await;
             behind.free(&turn).await;
         }
