@@ -54,6 +54,6 @@ pub use self::{
     proxy::{Counts, Mode, Proxy},
     server::{Server, Way},
     shared::{forget_shared, shared},
-    trial::{TestResult, outcome, put_off, run, run_many, trial, trial_by},
+    trial::{TestResult, outcome, run, run_many, trial, trial_by},
 };
 pub use libtest_mimic::{Completion, Failed, Trial};

@@ -38,16 +38,6 @@ where
     })
 }
 
-/// Tests of what is not finished: they show as ignored, with the reason, unless `LOCKCORE_TEST_UNFINISHED` is `1`.
-pub fn put_off(trials: impl IntoIterator<Item = Trial>, reason: &'static str) -> Vec<Trial> {
-    let run = env::var_os("LOCKCORE_TEST_UNFINISHED").is_some_and(|value| value == "1");
-    let shown = |trial: Trial| match run {
-        true => trial,
-        false => Trial::ignorable_test(trial.name().to_owned(), move || Ok(Completion::ignored_with(reason))),
-    };
-    trials.into_iter().map(shown).collect()
-}
-
 /// What a test's result means to the harness: a server that is unavailable is no failure, unless
 /// `LOCKCORE_REQUIRE_SERVERS` is `1`.
 ///
