@@ -200,7 +200,8 @@ fn ask<I: Ident, C: ContextId>(request: &AcquireRequest<I, C>) -> Ask {
         claims: request
             .claims
             .iter()
-            .map(|claim| Wanted { id: key(&claim.target), mode: claim.mode })
+            .zip(Key::all(request.claims.iter().map(|claim| &claim.target)))
+            .map(|(claim, id)| Wanted { id, mode: claim.mode })
             .collect(),
         lease: lease(request.lease),
         owner: request.owner.clone(),
@@ -213,7 +214,10 @@ fn ask<I: Ident, C: ContextId>(request: &AcquireRequest<I, C>) -> Ask {
 fn hold<I: Ident, C: ContextId>(grant: &Grant<I, C>) -> Hold {
     Hold {
         context: grant.context.stored().into(),
-        locks: grant.locks.iter().map(|lock| (key(&lock.target), lock.granted.fence as i64)).collect(),
+        locks: Key::all(grant.locks.iter().map(|lock| &lock.target))
+            .zip(&grant.locks)
+            .map(|(id, lock)| (id, lock.granted.fence as i64))
+            .collect(),
         lease: lease(grant.lease),
     }
 }

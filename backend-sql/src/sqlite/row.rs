@@ -1,8 +1,9 @@
 //! How claims stand in their table, and the plain forms of requests that cross to the database's thread.
 
-use std::sync::Arc;
+use std::{ops::Deref, sync::Arc};
 
-use lockcore::{Mode, Owner, StoredContext};
+use bytes::Bytes;
+use lockcore::{Ident, Mode, Owner, StoredContext, Target};
 use rusqlite::{
     Row,
     types::{FromSql, FromSqlResult, ValueRef},
@@ -11,8 +12,48 @@ use smallvec::SmallVec;
 
 use super::clock::{LeaseAt, Now};
 
-/// The stored form of an id; empty for the global lock.
-pub(super) type Key = Arc<[u8]>;
+/// The stored form of an id; empty for the global lock. Those of a set share their memory.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(super) struct Key(Bytes);
+
+impl Key {
+    /// The stored forms of these ids, in one piece of memory: with one for each, they would cost as much as all the rest
+    /// that a large set needs here.
+    pub(super) fn all<'t, I: Ident>(
+        targets: impl Iterator<Item = &'t Target<I>>,
+    ) -> impl Iterator<Item = Self> {
+        let mut all = Vec::new();
+        let lengths: SmallVec<[usize; 4]> = targets
+            .map(|target| {
+                let stored = target.stored();
+                all.extend_from_slice(stored.as_bytes());
+                stored.len()
+            })
+            .collect();
+        let mut all = Bytes::from(all);
+        lengths.into_iter().map(move |length| Key(all.split_to(length)))
+    }
+}
+
+impl Deref for Key {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl From<&[u8]> for Key {
+    fn from(stored: &[u8]) -> Self {
+        Key(Bytes::copy_from_slice(stored))
+    }
+}
+
+impl FromSql for Key {
+    fn column_result(value: ValueRef<'_>) -> FromSqlResult<Self> {
+        Ok(value.as_blob()?.into())
+    }
+}
 
 /// One id and how it is wanted.
 #[derive(Clone, Debug)]

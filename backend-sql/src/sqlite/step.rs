@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use foldhash::fast::RandomState;
 use lockcore::{Granted, Moment};
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, OptionalExtension, Statement, params};
 use smallvec::SmallVec;
 
 use super::{
@@ -12,7 +12,7 @@ use super::{
     error::StoreError,
     process::Process,
     row::{HeldRow, Key, Set, Text},
-    statements::{Statements, state},
+    statements::{InUse, Statements, state},
     store::Store,
 };
 
@@ -127,7 +127,8 @@ impl<'a, 'c> Step<'a, 'c> {
     /// Reads an id unless that was done. Holders whose lease is over are removed in passing.
     pub(super) fn load(&mut self, id: &Key) -> Result<&mut IdState, StoreError> {
         if !self.ids.contains_key(id) {
-            let read = self.read_id(id)?;
+            let mut holders = self.holders()?;
+            let read = self.read_id(&mut holders, id)?;
             self.ids.insert(id.clone(), read);
         }
         Ok(self.ids.get_mut(id).expect("it was inserted above if it was missing"))
@@ -137,9 +138,11 @@ impl<'a, 'c> Step<'a, 'c> {
     /// them. For a step that has read none before.
     pub(super) fn load_all(&mut self, claims: &Set) -> Result<bool, StoreError> {
         let mut states: SmallVec<[IdState; 1]> = SmallVec::with_capacity(claims.len());
+        let mut holders = self.holders()?;
         for claim in claims {
-            states.push(self.read_id(&claim.id)?);
+            states.push(self.read_id(&mut holders, &claim.id)?);
         }
+        drop(holders);
         if self.freed.is_empty() && states.iter().all(IdState::is_unused) {
             return Ok(true);
         }
@@ -223,11 +226,19 @@ impl<'a, 'c> Step<'a, 'c> {
         Ok(false)
     }
 
-    fn read_id(&mut self, id: &Key) -> Result<IdState, StoreError> {
+    /// The statement `holders`, bound but for the id.
+    fn holders(&self) -> Result<InUse<'a, 'c>, StoreError> {
+        let mut holders = self.sql.holders.get()?;
+        holders.raw_bind_parameter(1, self.ns)?;
+        Ok(holders)
+    }
+
+    /// Reads an id by the statement [`holders`](Self::holders).
+    fn read_id(&mut self, holders: &mut Statement<'_>, id: &Key) -> Result<IdState, StoreError> {
         let frozen = self.is_frozen(id)?;
         let mut read = IdState { frozen, ..IdState::default() };
-        let mut holders = self.sql.holders.get()?;
-        let mut rows = holders.query(params![self.ns, &id[..]])?;
+        holders.raw_bind_parameter(2, &id[..])?;
+        let mut rows = holders.raw_query();
         let mut ended = Vec::new();
         while let Some(row) = rows.next()? {
             if row.get::<_, i64>(0)? > state::OFFERED {

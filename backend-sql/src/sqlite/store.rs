@@ -21,6 +21,9 @@ use super::{
 /// How often the file is looked at, to notice that another one lies in its place, in microseconds.
 const FILE_CHECK: i64 = 1_000_000;
 
+/// The size of a page of a new file, in bytes.
+const PAGE: i64 = 2048;
+
 thread_local! {
     /// Until when the operation that runs on this thread may wait for the file's write lock.
     static BUSY_DEADLINE: Cell<Option<Instant>> = const { Cell::new(None) };
@@ -59,6 +62,9 @@ impl Opened {
         let conn = Connection::open_with_flags(&settings.path, flags)?;
         conn.busy_handler(Some(wait_for_lock))?;
         if !settings.in_memory() {
+            // For a new file. A commit writes whole pages, and most sets are small: with the usual 4096 bytes a lock of one id
+            // takes 8 % longer, of ten 5 %; one of a hundred takes 9 % less.
+            conn.pragma_update(None, "page_size", PAGE)?;
             use_wal(&conn, deadline)?;
         }
         let synchronous = match settings.synchronous {
