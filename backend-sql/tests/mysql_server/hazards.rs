@@ -56,7 +56,7 @@ async fn an_abandoned_exchange_harms_nobody(kind: Kind) -> TestResult {
          ON p.id = t.trx_mysql_thread_id WHERE p.db = '{}' AND p.command = 'Sleep'",
         place.database
     );
-    sql.until(&stuck, 0).await?;
+    sql.until(&stuck, |answer| answer == 0).await?;
     Ok(())
 }
 
@@ -85,7 +85,7 @@ async fn a_deadlock_is_retried(kind: Kind) -> TestResult {
              ON p.id = t.trx_mysql_thread_id WHERE p.db = '{}' AND t.trx_state = 'LOCK WAIT'",
             place.database
         );
-        watch.until(&waits, 1).await?;
+        watch.until(&waits, |answer| answer == 1).await?;
         // Waits for ours, which waits for this one.
         sqlx::raw_sql("SELECT 1 FROM lockcore_ids WHERE id = 'a' FOR UPDATE")
             .execute(&mut *transaction)

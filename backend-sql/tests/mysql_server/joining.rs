@@ -68,7 +68,7 @@ async fn a_former_holders_write_changes_nothing(kind: Kind) -> TestResult {
     assert_eq!(write(1, first_fence).await?, 1);
     assert_eq!(write(9, first_fence - 1).await?, 0, "another fence");
     let over = "SELECT until <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) FROM lockcore_ids";
-    sql.until(over, 1).await?;
+    sql.until(over, |answer| answer == 1).await?;
     assert_eq!(write(9, first_fence).await?, 0, "its lease is over, though nobody else came yet");
     let second = take(&dao, ["account/7"]).await?;
     let second_fence = second.locks[0].granted.fence;
@@ -105,7 +105,7 @@ async fn nobody_takes_over_during_a_guarded_transaction(kind: Kind) -> TestResul
     // Its lease is over by the time that it is asked for: only the transaction is in the way.
     let over =
         format!("SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) > {fence} + 1000000");
-    watch.until(&over, 1).await?;
+    watch.until(&over, |answer| answer == 1).await?;
     let other = place.open().await?;
     let taking =
         tokio::spawn(async move { take(&other, ["a"]).await.map(|grant| grant.locks[0].granted.fence) });
@@ -113,7 +113,7 @@ async fn nobody_takes_over_during_a_guarded_transaction(kind: Kind) -> TestResul
         "SELECT COUNT(*) > 0 FROM information_schema.processlist WHERE db = '{}' AND info LIKE 'UPDATE%fence%'",
         place.database
     );
-    watch.until(&waits, 1).await?;
+    watch.until(&waits, |answer| answer == 1).await?;
     assert!(!taking.is_finished(), "it waits for the end of the transaction");
     transaction.commit().await?;
     assert!(taking.await?? > fence);

@@ -63,13 +63,16 @@ impl Sql {
         Ok(sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(&mut self.0).await?.try_get(0)?)
     }
 
-    /// Asks until the answer is `wanted`.
-    pub(crate) async fn until(&mut self, sql: &str, wanted: i64) -> Result<(), Error> {
+    /// Asks until the answer is `wanted`, and gives it.
+    pub(crate) async fn until(&mut self, sql: &str, wanted: impl Fn(i64) -> bool) -> Result<i64, Error> {
         let until = async {
-            while self.number(sql).await? != wanted {
+            loop {
+                let answer = self.number(sql).await?;
+                if wanted(answer) {
+                    return Ok(answer);
+                }
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            Ok(())
         };
         tokio::time::timeout(PATIENCE, until).await?
     }
