@@ -146,25 +146,27 @@ async fn only_what_is_held_is_passed_on() -> TestResult {
     let place = Place::new().await?;
     let dao = place.open().await?;
     let mut sql = place.sql().await?;
+    let target = Target::Id("a".to_owned());
     let held = take(&dao, ["a"]).await?;
     let (first, wakeup) = queue(&dao, ["a"]).await?;
+    let mut other = Grant { context: Uuid::new_v4(), ..held.clone() };
+    assert_eq!(dao.release(&other).await?.lost.len(), 1, "another context");
+    other = held.clone();
+    other.locks[0].granted.fence -= 1;
+    assert_eq!(dao.release(&other).await?.lost.len(), 1, "another fence");
+    assert_eq!(dao.renew(&held).await?.lost, []);
     let nested = AcquireRequest { queue: true, nested: true, ..request(["a"]) };
     let Acquired::Queued { wakeup: behind, .. } = dao.acquire(&nested).await? else {
         return Err("it is held".into());
     };
-    let mut earlier = Grant { context: Uuid::new_v4(), ..held.clone() };
-    assert_eq!(dao.release(&earlier).await?.lost.len(), 1, "another context");
-    earlier = held.clone();
-    earlier.locks[0].granted.fence -= 1;
-    assert_eq!(dao.release(&earlier).await?.lost.len(), 1, "another fence");
-    assert_eq!(dao.renew(&held).await?.lost, []);
     dao.release(&held).await?;
+    let given = sql.number("SELECT count(*) FROM lockcore_place WHERE line = 2 AND ticket = (SELECT min(ticket) FROM lockcore_place)").await?;
+    assert_eq!(given, 1, "who came first is served first, nested or not");
     let held = handed(&dao, &first, wakeup).await?;
     dao.release(&held).await?;
     let held = handed(&dao, &nested, behind).await?;
 
     let (waits, wakeup) = queue(&dao, ["a"]).await?;
-    let target = Target::Id("a".to_owned());
     dao.freeze(&target, true).await?;
     assert_eq!(dao.release(&held).await?.lost, []);
     assert_eq!(dao.inspect(&target).await?.holders.len(), 0, "it is frozen");
