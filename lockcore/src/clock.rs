@@ -69,18 +69,16 @@ pub(crate) fn sleep(duration: Duration) -> Sleep {
     tokio::time::sleep(duration)
 }
 
-/// The future's output, or `None` if it takes longer than `limit`. Makes no timer for what is ready at once.
+/// The future's output, or `None` if it takes longer than `limit`. Makes no timer for what is ready at once, and has no
+/// room for one before. What is large had better be pinned already: it would have a place here twice.
 pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
-    let mut timer = pin!(None);
+    let mut timer = None;
     poll_fn(|cx| {
         if let Poll::Ready(output) = future.as_mut().poll(cx) {
             return Poll::Ready(Some(output));
         }
-        if timer.is_none() {
-            timer.set(Some(sleep(limit)));
-        }
-        timer.as_mut().as_pin_mut().expect("just made").poll(cx).map(|()| None)
+        timer.get_or_insert_with(|| Box::pin(sleep(limit))).as_mut().poll(cx).map(|()| None)
     })
     .await
 }

@@ -11,7 +11,7 @@
 #
 # Beside these, whatever the way: redis-server, of which the tests start clusters, replicas, sentinels and others of
 # their own set-up as processes, pgbouncer, which they put before Postgres, a Python that can make a virtual
-# environment, in which they run redis-py, and such an environment in target/servers with an engine and clients of
+# environment, in which they run redis-py and redlock-py, and such an environment in target/servers with an engine and clients of
 # DynamoDB.
 #
 # What cannot be had is no error here: its tests show as ignored, or fail with LOCKCORE_REQUIRE_SERVERS=1.

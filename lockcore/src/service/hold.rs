@@ -2,6 +2,7 @@
 
 use std::{
     ops::Deref,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -154,9 +155,9 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         let answer = match grant.lease {
             _ if grant.locks.is_empty() => Ok(Released { lost: Vec::new(), failed: Vec::new() }),
             None => self.service.dao.release(grant).await,
-            // In a box, so that a call without a lease is not made larger by its timer.
             Some(_) => {
-                let answer = Box::pin(within(patience(grant.lease), self.service.dao.release(grant))).await;
+                let answer = pin!(self.service.dao.release(grant));
+                let answer = within(patience(grant.lease), answer).await;
                 answer.unwrap_or_else(|| Err(BackendError::no_answer()))
             }
         };

@@ -4,7 +4,7 @@ use lockcore::{Acquired, Claim, Withdraw, Withdrawn};
 
 use crate::{
     Backend, Store, race,
-    store::{exclusive, grant, shared},
+    store::{exclusive, grant, shared, slot},
 };
 
 /// 2.6: undoing an attempt frees what it got; doing so twice is fine.
@@ -55,6 +55,33 @@ pub async fn undo_leaves_earlier_attempts<B: Backend>(store: Store<B>) {
     two.free(&b).await;
     one.keep(&earlier).await;
     one.free(&earlier).await;
+}
+
+/// 2.6 and 4: undoing a change to fewer permits takes none from those who got them meanwhile.
+pub async fn undo_takes_no_permits_from_others<B: Backend>(store: Store<B>) {
+    if !store.capabilities().slots {
+        return;
+    }
+    let [first, fewer, other, last] = store.callers();
+    let one = first.take([slot("a", 5)]).await;
+    let three = fewer.take([slot("a", 5).permits(3)]).await;
+    let request = fewer.request([slot("a", 5)]);
+    assert!(matches!(fewer.send(&request).await, Acquired::Granted(_)));
+    let two = other.take([slot("a", 5).permits(2)]).await;
+    assert_eq!(fewer.withdraw(&request, Withdraw::Undo).await, Withdrawn::Left);
+    // One, two, and the one that is left of three.
+    let rest = last.take([slot("a", 5)]).await;
+    assert_eq!(rest.locks[0].granted.in_use, 5);
+    for held in [&one, &two] {
+        let permits = &held.locks[0].granted.permits;
+        assert!(!permits.contains(&rest.locks[0].granted.permits[0]), "{permits:?}");
+    }
+    fewer.keep(&three).await;
+    fewer.free(&three).await;
+    for (caller, grant) in [(&first, &one), (&other, &two), (&last, &rest)] {
+        caller.free(grant).await;
+    }
+    first.take([slot("a", 5).permits(5)]).await;
 }
 
 /// 2.6: an attempt and its undoing at the same moment: whatever comes first, nothing stays behind.

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use testcontainers::{
     ContainerAsync, GenericImage, ImageExt, TestcontainersError,
     bollard::{Docker, query_parameters::KillContainerOptionsBuilder},
-    core::IntoContainerPort,
+    core::{IntoContainerPort, Mount},
     runners::AsyncRunner,
 };
 
@@ -31,12 +31,17 @@ pub(super) struct Container {
 }
 
 impl Container {
-    pub(super) async fn start(kind: Kind, password: String) -> Result<(Self, Endpoint), ServerError> {
+    /// `disk`: its files are in a memory of so many bytes, and not on this machine's disk.
+    pub(super) async fn start(
+        kind: Kind,
+        password: String,
+        disk: Option<u64>,
+    ) -> Result<(Self, Endpoint), ServerError> {
         runtime::run(async move {
             let docker = engine().await.map_err(|reason| ServerError::unavailable(kind, reason))?;
             let image = Image::of(kind, &docker).await?;
             let failed = |reason: String| ServerError::failed(kind, "start", reason);
-            let container = create(kind, &image, &password).await;
+            let container = create(kind, &image, &password, disk).await;
             let container = container.map_err(|error| failed(redacted(error, &password)))?;
             let container = Self { kind, password, docker, container: Some(Arc::new(container)) };
             let endpoint = ready(kind, &container.container(), &container.password).await;
@@ -104,6 +109,7 @@ async fn create(
     kind: Kind,
     image: &Image,
     password: &str,
+    disk: Option<u64>,
 ) -> Result<ContainerAsync<GenericImage>, TestcontainersError> {
     let guard = Guard::of_this_process().map_err(TestcontainersError::other)?;
     let (command, variables): (&[&str], &[(&str, &str)]) = match kind {
@@ -139,6 +145,12 @@ async fn create(
         .with_cmd(command.iter().copied());
     for &(name, value) in variables {
         request = request.with_env_var(name, value);
+    }
+    if let Some(bytes) = disk {
+        // Postgres wants a folder of its own, below the one that is mounted.
+        let folder = if kind == Kind::Postgres { "/disk" } else { "/var/lib/mysql" };
+        request = request.with_mount(Mount::tmpfs_mount(folder).with_size_bytes(bytes.cast_signed()));
+        request = request.with_env_var("PGDATA", "/disk/data");
     }
     request.start().await
 }

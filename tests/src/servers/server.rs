@@ -76,7 +76,7 @@ impl Server {
         let (home, endpoint) = match way {
             Way::Url => (Home::Elsewhere, from_environment(kind)?),
             Way::Container => {
-                let (container, endpoint) = Container::start(kind, password).await?;
+                let (container, endpoint) = Container::start(kind, password, None).await?;
                 (Home::Container(container), endpoint)
             }
             Way::Process => {
@@ -100,6 +100,17 @@ impl Server {
         let password = uuid::Uuid::new_v4().simple().to_string();
         let (process, endpoint) = Process::start(kind, password, configure).await?;
         Ok(Self::running(kind, Way::Process, Home::Process(process), endpoint))
+    }
+
+    /// Starts a server of Postgres, `MySQL` or `MariaDB` whose disk holds no more than `bytes`: a container, whose engine
+    /// can do that.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub async fn start_small(kind: Kind, bytes: u64) -> Result<Self, ServerError> {
+        let password = uuid::Uuid::new_v4().simple().to_string();
+        let (container, endpoint) = Container::start(kind, password, Some(bytes)).await?;
+        Ok(Self::running(kind, Way::Container, Home::Container(container), endpoint))
     }
 
     fn running(kind: Kind, way: Way, home: Home, endpoint: Endpoint) -> Self {
