@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 
 use crate::{
     clock::Now,
+    config::TRANSACTION,
     decide::{self, Asker, Verdict},
     error::StoreError,
     row::Row,
@@ -68,7 +69,7 @@ impl Store {
             match self.acquire_at_once(&ask.part(claims)).await {
                 Ok(Outcome::Granted(granted)) => all.extend(granted),
                 Ok(Outcome::Refused(conflicts)) => {
-                    self.give_back(ask, number * chunk).await?;
+                    self.give_back(ask, number * chunk).await.map_err(StoreError::in_doubt_now)?;
                     let conflicts = conflicts.into_iter().map(|(at, reason)| (number * chunk + at, reason));
                     let mut conflicts: Vec<_> = conflicts.collect();
                     conflicts.extend(self.look_for_conflicts(ask, (number + 1) * chunk).await?);
@@ -89,19 +90,20 @@ impl Store {
     async fn acquire_at_once(&self, ask: &Ask) -> Result<Outcome, StoreError> {
         let deadline = self.deadline();
         let mut known: Vec<Known> = vec![None; ask.claims.len()];
-        if self.was_refused(ask.attempt) {
+        // An answer also tells the service's time.
+        if self.was_refused(ask.attempt) || self.now()?.is_wide() {
             let keys: Vec<String> = ask.claims.iter().map(|claim| claim.key.clone()).collect();
             known = self.read(&keys, deadline).await?.into_iter().map(Some).collect();
         }
-        let (mut above, mut in_doubt) = (0, false);
+        let (mut above, mut in_doubt) = (0, None);
         for round in 0.. {
             let now = self.now()?;
             above = known.iter().flatten().flatten().map(|row| row.fence).max().unwrap_or(0).max(above);
             let step = self.plan(ask, &known, now, self.clock.fence(now, above))?;
             if !step.conflicts.is_empty() {
                 // A try without an answer may still arrive: this is not the last word on the attempt.
-                if in_doubt {
-                    return Err(StoreError::Contended { in_doubt });
+                if let Some(failure) = in_doubt {
+                    return Err(StoreError::Service(failure));
                 }
                 if !step.rebased.is_empty() {
                     // Whoever changed them in between did the same.
@@ -118,7 +120,7 @@ impl Store {
                     return Ok(Outcome::Granted(step.granted));
                 }
                 Ok(Written::Refused { found, doubt }) => {
-                    in_doubt |= doubt;
+                    in_doubt = in_doubt.or(doubt);
                     for (position, item) in found {
                         let row = item.map(|item| Row::read(item, self.names())).transpose()?;
                         match known.get_mut(position) {
@@ -128,12 +130,12 @@ impl Store {
                         }
                     }
                 }
-                Err(error) if in_doubt => return Err(error.in_doubt_now()),
+                Err(error) if in_doubt.is_some() => return Err(error.in_doubt_now()),
                 Err(error) => return Err(error),
             }
             // The first refusal tells what stands there; only further ones are a race with others.
             if round > 0 {
-                self.rest(round - 1, deadline, in_doubt).await?;
+                self.rest(round - 1, deadline, in_doubt.is_some()).await?;
             }
         }
         unreachable!("the loop ends by returning")
@@ -201,7 +203,7 @@ impl Store {
 
     /// Gives back what the attempt got of the first `count` ids; what the context held before stays.
     async fn give_back(&self, ask: &Ask, count: usize) -> Result<(), StoreError> {
-        for claims in ask.claims[..count].chunks(self.settings.chunk()) {
+        for claims in ask.claims[..count].chunks(TRANSACTION) {
             self.undo(&ask.part(claims), false).await?;
         }
         Ok(())

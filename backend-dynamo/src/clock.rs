@@ -16,6 +16,10 @@ const DRIFT: u64 = 1000;
 /// By how much the clocks of the service's own hosts are taken to differ at most, in microseconds.
 const SPREAD: u64 = 100_000;
 
+/// Bounds that are further apart are narrowed before a lease or a fence is made by them: those of a process that had no
+/// answer for a quarter of an hour.
+const WIDE: u64 = 3 * SECOND;
+
 const SECOND: u64 = 1_000_000;
 
 /// The service's time, in microseconds since 1970: it is between the two.
@@ -23,6 +27,13 @@ const SECOND: u64 = 1_000_000;
 pub(crate) struct Now {
     pub(crate) lo: u64,
     pub(crate) hi: u64,
+}
+
+impl Now {
+    /// Nothing was heard of the service for long.
+    pub(crate) fn is_wide(self) -> bool {
+        self.hi - self.lo > WIDE
+    }
 }
 
 /// An interval estimate of the service's clock.
@@ -184,8 +195,10 @@ mod tests {
         let service = Service { start: Moment::now(), micros: 0 };
         service.answers(&clock, 1000, 1000).await;
         let fresh = clock.now().expect("a sample");
+        assert!(!fresh.is_wide());
         tokio::time::advance(Duration::from_secs(1000)).await;
         let old = clock.now().expect("a sample");
+        assert!(old.is_wide());
         // A little more, as real time passes too.
         let widened = (old.hi - old.lo) - (fresh.hi - fresh.lo);
         assert!((2 * SECOND..2 * SECOND + 10_000).contains(&widened), "{widened}");

@@ -271,7 +271,7 @@ impl fmt::Debug for Settings {
     }
 }
 
-/// The most ids in one transaction of the service.
+/// The most items in one transaction of the service.
 pub(crate) const TRANSACTION: usize = 100;
 
 impl Settings {

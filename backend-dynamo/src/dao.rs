@@ -76,6 +76,12 @@ impl<I: Ident, C: ContextId> DynamoLockDao<I, C> {
             key: self.key(&lock.target),
             fence: lock.granted.fence,
             exclusive: lock.granted.mode == Mode::Exclusive,
+            permits: lock.granted.permits.clone(),
+            beside_others: match lock.granted.mode {
+                Mode::Slots { permits, .. } => lock.granted.in_use > permits,
+                Mode::Shared => lock.granted.in_use > 1,
+                Mode::Exclusive => false,
+            },
         });
         Hold {
             context: grant.context.stored().into_owned(),
@@ -145,9 +151,9 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for DynamoLockDao<I, C> {
     async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
         let freed = self.store.release(&self.hold(grant)).await?;
         let mut failed = Vec::new();
-        if let Some((from, error)) = freed.failed {
+        for (positions, error) in freed.failed {
             let error = BackendError::from(error);
-            failed.extend(grant.locks[from..].iter().map(|lock| (lock.target.clone(), error.clone())));
+            failed.extend(grant.locks[positions].iter().map(|lock| (lock.target.clone(), error.clone())));
         }
         Ok(Released { lost: lost(grant, freed.lost), failed })
     }

@@ -1,6 +1,6 @@
-//! An item of the table as it is written and read.
+//! An item of the table as it is read, and what is written of it.
 
-use std::{collections::HashMap, fmt::Write as _};
+use std::collections::HashMap;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lockcore::{Mode, Owner};
@@ -11,6 +11,7 @@ use crate::{
     config::Names,
     error::StoreError,
     row::{Break, Entry, Foreign, Row, Seen},
+    value::Value,
 };
 
 /// An item as the service gives and takes it.
@@ -26,6 +27,11 @@ pub(crate) const FROZEN: &str = "lockcore:frozen";
 /// five years after which the service's clean-up by TTL leaves an item alone.
 pub(crate) const FREE_SINCE: u64 = 24 * 3600;
 
+/// The end that a free item has of which something is to be remembered for a while, in seconds: others take it, and TTL,
+/// which leaves alone what ended more than five years ago, does not collect it. The next take or release after that
+/// while dates it back as any other.
+const UNCOLLECTED: u64 = 0;
+
 /// The end of what has none, in seconds: the year 9999.
 const NEVER: u64 = 253_402_300_799;
 
@@ -40,8 +46,16 @@ impl Row {
                 Some(AttributeValue::S(context)) => Some(context),
                 Some(_) => return Err(StoreError::Corrupt("the context is no string")),
             },
-            created: item.remove(&names.created),
-            expires: item.remove(&names.expires),
+            // Only told.
+            created: item.remove(&names.created).and_then(|created| match created {
+                AttributeValue::N(number) => Some(number),
+                _ => None,
+            }),
+            expires: match item.remove(&names.expires) {
+                None => None,
+                Some(AttributeValue::N(number)) => Some(number),
+                Some(_) => return Err(NO_TIME),
+            },
         };
         let rev = number(&item, "rev")?;
         let mut row = Row {
@@ -87,105 +101,56 @@ impl Row {
         if ours {
             return Ok(None);
         }
-        let time = |value: &Option<AttributeValue>| value.as_ref().map(seconds).transpose();
+        let time = |value: &Option<String>| value.as_deref().map(seconds).transpose();
         let (since, until) = (time(&self.seen.created)?.unwrap_or(0), time(&self.seen.expires)?);
         Ok(Some(Foreign { context: context.clone(), since, until }))
     }
 
-    /// The item, as of our write `rev`.
-    pub(crate) fn write(&self, key: &str, names: &Names, rev: u64, now: Now) -> Item {
-        let mut item =
-            Item::from([(names.id.clone(), AttributeValue::S(key.to_owned())), ("rev".to_owned(), n(rev))]);
-        if self.fence > 0 {
-            item.insert("fence".to_owned(), n(self.fence));
+    /// What our write `rev` makes of the attributes; `None` for those that it removes.
+    pub(crate) fn attributes(&self, rev: u64, now: Now) -> Vec<(&'static str, Option<Value<'_>>)> {
+        let mut attributes = Vec::with_capacity(10);
+        // What another client wrote stays as it is.
+        if self.foreign.is_none() {
+            attributes.extend(self.for_others(now));
         }
-        if !self.holders.is_empty() {
-            let holders = self.holders.iter().map(|(context, entry)| (context.clone(), entry.write()));
-            item.insert("holders".to_owned(), AttributeValue::M(holders.collect()));
-            let permits: Vec<u32> =
-                self.holders.iter().flat_map(|(_, entry)| entry.permits.iter().copied()).collect();
-            if !permits.is_empty() {
-                item.insert("slots".to_owned(), slots(&permits));
-            }
-        }
-        if !self.marks.is_empty() {
-            let marks = self.marks.iter().map(|(attempt, until)| (mark(*attempt), n(*until)));
-            item.insert("marks".to_owned(), AttributeValue::M(marks.collect()));
-        }
-        if self.frozen {
-            item.insert("frozen".to_owned(), AttributeValue::Bool(true));
-        }
-        if !self.breaks.is_empty() {
-            let breaks = self.breaks.iter().map(Break::write).collect();
-            item.insert("breaks".to_owned(), AttributeValue::L(breaks));
-        }
-        self.write_for_others(&mut item, names, now);
-        item
+        attributes.extend([
+            ("rev", Some(Value::Number(rev))),
+            ("fence", (self.fence > 0).then_some(Value::Number(self.fence))),
+            ("holders", (!self.holders.is_empty()).then_some(Value::Holders(&self.holders))),
+            ("slots", self.takes_permits().then_some(Value::PermitsOf(&self.holders))),
+            ("marks", (!self.marks.is_empty()).then_some(Value::Marks(&self.marks))),
+            ("frozen", self.frozen.then_some(Value::True)),
+            ("breaks", (!self.breaks.is_empty()).then_some(Value::Breaks(&self.breaks))),
+        ]);
+        attributes
     }
 
-    fn write_for_others(&self, item: &mut Item, names: &Names, now: Now) {
-        if self.foreign.is_some() {
-            let Seen { context, created, expires } = &self.seen;
-            let context = context.clone().map(AttributeValue::S);
-            let seen = [
-                (&names.context, context),
-                (&names.created, created.clone()),
-                (&names.expires, expires.clone()),
-            ];
-            item.extend(seen.into_iter().filter_map(|(name, value)| Some((name.clone(), value?))));
-            return;
-        }
-        let until = self.holders.iter().map(|(_, entry)| up(entry.until)).max();
-        let since = self.holders.iter().map(|(_, entry)| entry.since / SECOND).min();
+    /// Context, since when, and until when, as other clients are to see them.
+    fn for_others(&self, now: Now) -> [(&'static str, Option<Value<'_>>); 3] {
         let context = match &self.holders[..] {
             [] if self.frozen => Some(FROZEN),
             [] => None,
             [(context, entry)] if entry.mode == Mode::Exclusive => Some(&context[..]),
             _ => Some(MANY),
         };
-        let expires = match until {
+        let since = self.holders.iter().map(|(_, entry)| entry.since / SECOND).min();
+        let created = context.is_some().then(|| Value::Number(since.unwrap_or(now.lo / SECOND)));
+        let expires = match self.holders.iter().map(|(_, entry)| up(entry.until)).max() {
             _ if self.frozen => NEVER,
-            Some(until) => until,
+            // Invariant T1: TTL never collects an item before the attempts that are marked in it are forgotten anyway.
+            Some(until) => self.marks.iter().map(|(_, until)| up(*until)).fold(until, u64::max),
+            None if !self.marks.is_empty() => UNCOLLECTED,
             None => free_since(now),
         };
-        item.insert(names.expires.clone(), n(expires));
-        if let Some(context) = context {
-            item.insert(names.context.clone(), AttributeValue::S(context.to_owned()));
-            item.insert(names.created.clone(), n(since.unwrap_or(now.lo / SECOND)));
-        }
+        [("#c", context.map(Value::Text)), ("#t", created), ("#e", Some(Value::Number(expires)))]
+    }
+
+    fn takes_permits(&self) -> bool {
+        self.holders.iter().any(|(_, entry)| !entry.permits.is_empty())
     }
 }
 
 impl Entry {
-    /// What conditions name stands by itself, the rest in one word after the other: an entry is written with every take.
-    pub(crate) fn write(&self) -> AttributeValue {
-        let mode = match self.mode {
-            Mode::Exclusive => "exclusive",
-            Mode::Shared => "shared",
-            Mode::Slots { .. } => "slots",
-        };
-        let mut is = String::with_capacity(64);
-        // A string takes all.
-        let _ = write!(is, "{mode} {} {} {}", self.attempt, self.since, self.owner);
-        let mut map = HashMap::with_capacity(7);
-        map.insert("is".to_owned(), AttributeValue::S(is));
-        map.insert("fence".to_owned(), n(self.fence));
-        map.insert("lease".to_owned(), n(self.lease));
-        map.insert("ends".to_owned(), n(self.until));
-        if let Mode::Slots { limit, .. } = self.mode {
-            map.insert("limit".to_owned(), n(u64::from(limit)));
-            let permits: Vec<String> = self.permits.iter().map(u32::to_string).collect();
-            map.insert("permits".to_owned(), AttributeValue::S(permits.join(",")));
-        }
-        if self.broken {
-            map.insert("broken".to_owned(), AttributeValue::Bool(true));
-        }
-        if let Some(prior) = &self.prior {
-            map.insert("prior".to_owned(), prior.write());
-        }
-        AttributeValue::M(map)
-    }
-
     fn read(value: &AttributeValue) -> Result<Entry, StoreError> {
         const CORRUPT: StoreError = StoreError::Corrupt("a holder is not as this library writes it");
         let AttributeValue::M(map) = value else { return Err(CORRUPT) };
@@ -225,16 +190,6 @@ impl Entry {
 }
 
 impl Break {
-    fn write(&self) -> AttributeValue {
-        AttributeValue::M(HashMap::from([
-            ("context".to_owned(), AttributeValue::S(self.context.clone())),
-            ("fence".to_owned(), n(self.fence)),
-            ("by".to_owned(), AttributeValue::S(self.by.to_string())),
-            ("at".to_owned(), n(self.at)),
-            ("now".to_owned(), AttributeValue::Bool(self.now)),
-        ]))
-    }
-
     fn read(value: &AttributeValue) -> Result<Break, StoreError> {
         const CORRUPT: StoreError = StoreError::Corrupt("a break is not as this library writes it");
         let AttributeValue::M(map) = value else { return Err(CORRUPT) };
@@ -253,21 +208,14 @@ pub(crate) fn mark(attempt: u64) -> String {
     format!("x{attempt:016x}")
 }
 
+/// The indexes of permits, as a holder's entry has them.
+pub(crate) fn listed(permits: &[u32]) -> String {
+    permits.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}
+
 /// What a permit that is taken is called; a word that expressions can name.
 pub(crate) fn permit(permit: u32) -> String {
     format!("p{permit}")
-}
-
-/// The permits that are taken, each by itself, so that conditions can tell which are and how many.
-pub(crate) fn slots(permits: &[u32]) -> AttributeValue {
-    AttributeValue::M(
-        permits.iter().map(|permit| (self::permit(*permit), AttributeValue::Bool(true))).collect(),
-    )
-}
-
-/// A number for the service.
-pub(crate) fn n(number: u64) -> AttributeValue {
-    AttributeValue::N(number.to_string())
 }
 
 /// Whole seconds, rounded up: as other clients see an end.
@@ -280,21 +228,16 @@ pub(crate) fn free_since(now: Now) -> u64 {
     (now.lo / SECOND).saturating_sub(FREE_SINCE)
 }
 
-/// Seconds as a number of the service's, with a fraction.
-pub(crate) fn fraction(micros: u64) -> AttributeValue {
-    AttributeValue::N(format!("{}.{:06}", micros / SECOND, micros % SECOND))
-}
-
 /// What another client wrote as seconds, in microseconds; a fraction is rounded down.
-fn seconds(value: &AttributeValue) -> Result<u64, StoreError> {
-    const CORRUPT: StoreError = StoreError::Corrupt("a time is no number of seconds");
-    let AttributeValue::N(number) = value else { return Err(CORRUPT) };
+fn seconds(number: &str) -> Result<u64, StoreError> {
     let whole: i64 = match number.parse() {
         Ok(whole) => whole,
-        Err(_) => number.parse::<f64>().map_err(|_| CORRUPT)? as i64,
+        Err(_) => number.parse::<f64>().map_err(|_| NO_TIME)? as i64,
     };
     Ok(u64::try_from(whole).unwrap_or(0).saturating_mul(SECOND))
 }
+
+const NO_TIME: StoreError = StoreError::Corrupt("a time is no number of seconds");
 
 fn number(item: &Item, name: &str) -> Result<Option<u64>, StoreError> {
     item.get(name).map(as_number).transpose()

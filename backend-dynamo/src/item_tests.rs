@@ -1,5 +1,7 @@
 //! Items are written so that they are read again, by us and by others.
 
+use aws_smithy_json::serialize::JsonValueWriter;
+
 use super::*;
 
 const NOW: Now = Now { lo: 1_795_000_000_500_000, hi: 1_795_000_001_500_000 };
@@ -21,9 +23,36 @@ fn entry(mode: Mode, until: u64) -> Entry {
     }
 }
 
+/// The item that stands there once the row was written.
+fn item(row: &Row) -> Item {
+    let names = HashMap::from([("#c", "contextId"), ("#t", "created"), ("#e", "expires")]);
+    let written = row.attributes(5, NOW).into_iter().filter_map(|(name, value)| {
+        let mut json = String::new();
+        value?.write(JsonValueWriter::new(&mut json));
+        let json = serde_json::from_str(&json).expect("JSON");
+        Some((names.get(name).copied().unwrap_or(name).to_owned(), attribute(&json)))
+    });
+    written.collect()
+}
+
+fn attribute(json: &serde_json::Value) -> AttributeValue {
+    let (kind, value) = json.as_object().and_then(|typed| typed.iter().next()).expect("a type and a value");
+    let text = || value.as_str().expect("text").to_owned();
+    match kind.as_str() {
+        "S" => AttributeValue::S(text()),
+        "N" => AttributeValue::N(text()),
+        "BOOL" => AttributeValue::Bool(value.as_bool().expect("true or false")),
+        "M" => {
+            let map = value.as_object().expect("a map").iter();
+            AttributeValue::M(map.map(|(name, value)| (name.clone(), attribute(value))).collect())
+        }
+        "L" => AttributeValue::L(value.as_array().expect("a list").iter().map(attribute).collect()),
+        other => panic!("{other}"),
+    }
+}
+
 fn again(row: &Row) -> Row {
-    let item = row.write("key", &Names::default(), 5, NOW);
-    let mut read = Row::read(item, &Names::default()).expect("what was written can be read");
+    let mut read = Row::read(item(row), &Names::default()).expect("what was written can be read");
     assert_eq!(read.rev, Some(5));
     (read.rev, read.seen, read.has_slots) = (row.rev, Seen::default(), row.has_slots);
     read
@@ -55,20 +84,33 @@ fn everything_comes_back() {
 #[test]
 fn others_see_whole_seconds_rounded_up_and_who_holds() {
     let alone = Row { holders: vec![("a".to_owned(), entry(Mode::Exclusive, NOW.hi))], ..Row::default() };
-    let item = alone.write("key", &Names::default(), 5, NOW);
-    assert_eq!(text(&item, "contextId").as_deref(), Some("a"));
-    assert_eq!(text(&item, "created").as_deref(), Some("1795000000"));
-    assert_eq!(text(&item, "expires").as_deref(), Some("1795000002"));
+    let seen = item(&alone);
+    assert_eq!(text(&seen, "contextId").as_deref(), Some("a"));
+    assert_eq!(text(&seen, "created").as_deref(), Some("1795000000"));
+    assert_eq!(text(&seen, "expires").as_deref(), Some("1795000002"));
     let shared = Row { holders: vec![("a".to_owned(), entry(Mode::Shared, NOW.hi))], ..Row::default() };
-    assert_eq!(text(&shared.write("key", &Names::default(), 5, NOW), "contextId").as_deref(), Some(MANY));
+    assert_eq!(text(&item(&shared), "contextId").as_deref(), Some(MANY));
 }
 
 #[test]
 fn a_free_item_is_free_for_others_and_collected() {
-    let item = Row { fence: 7, ..Row::default() }.write("key", &Names::default(), 5, NOW);
+    let item = item(&Row { fence: 7, ..Row::default() });
     assert_eq!(text(&item, "contextId"), None);
     assert_eq!(text(&item, "expires").as_deref(), Some("1794913600"), "a day ago");
     assert_eq!(text(&item, "fence").as_deref(), Some("7"));
+}
+
+#[test]
+fn a_free_item_is_not_collected_while_attempts_are_to_be_refused() {
+    let marks = vec![(1, NOW.hi + 70 * SECOND), (2, NOW.hi + 30 * SECOND)];
+    let free = item(&Row { marks: marks.clone(), ..Row::default() });
+    assert_eq!(text(&free, "contextId"), None);
+    assert_eq!(text(&free, "expires").as_deref(), Some("0"), "free for others, and too old to be collected");
+    for (until, expires) in [(NOW.hi + SECOND, "1795000072"), (NOW.hi + 100 * SECOND, "1795000102")] {
+        let holders = vec![("a".to_owned(), entry(Mode::Exclusive, until))];
+        let held = item(&Row { marks: marks.clone(), holders, ..Row::default() });
+        assert_eq!(text(&held, "expires").as_deref(), Some(expires), "the later end");
+    }
 }
 
 #[test]

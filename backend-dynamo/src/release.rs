@@ -1,18 +1,14 @@
 //! Freeing and renewing what a grant holds: one conditional write, and one more for each round of losses.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use lockcore::LossReason;
+use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use crate::{
-    acquire::PERMITS_NAMED,
-    clock::Now,
-    error::StoreError,
-    item::up,
-    row::{Entry, Row},
-    send::Written,
-    store::Store,
-    write::Write,
+    acquire::PERMITS_NAMED, clock::Now, config::TRANSACTION, error::StoreError, item::up, row::Row,
+    send::Written, store::Store, write::Write,
 };
 
 /// A grant in stored forms.
@@ -31,16 +27,20 @@ pub(crate) struct Held {
     pub(crate) fence: u64,
     /// Nobody else holds it while this lasts.
     pub(crate) exclusive: bool,
+    pub(crate) permits: SmallVec<[u32; 2]>,
+    /// When it was granted others held it too.
+    pub(crate) beside_others: bool,
 }
 
 /// By position in the grant: what was lost.
 pub(crate) type Losses = Vec<(usize, LossReason)>;
 
-/// What a release found; `failed`: the positions from which on nothing is known to have been freed.
+/// What a release found.
 #[derive(Debug)]
 pub(crate) struct Freed {
     pub(crate) lost: Losses,
-    pub(crate) failed: Option<(usize, StoreError)>,
+    /// The positions of which nothing is known to have been freed.
+    pub(crate) failed: Vec<(Range<usize>, StoreError)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -54,7 +54,7 @@ enum Step {
     /// As without a look: nothing is unusual.
     Blind,
     /// Others hold it too: only this holder goes.
-    Leave(Entry),
+    Leave(SmallVec<[u32; 2]>),
     /// It is to be extended, which moves no end that others see.
     RenewWithin,
     /// It is to be written so.
@@ -65,49 +65,57 @@ enum Step {
 }
 
 impl Store {
-    /// Frees what the grant holds. What it lost does not keep the rest from being freed.
+    /// Frees what the grant holds. What it lost, or cannot be freed, does not keep the rest from being freed.
     pub(crate) async fn release(&self, hold: &Hold) -> Result<Freed, StoreError> {
-        let mut lost = Losses::new();
-        let chunk = self.settings.chunk();
-        for (number, locks) in hold.locks.chunks(chunk).enumerate() {
-            let start = number * chunk;
-            match self.change(hold, locks, Doing::Free).await {
-                Ok(losses) => lost.extend(losses.into_iter().map(|(at, reason)| (start + at, reason))),
-                Err(error) if start == 0 => return Err(error),
-                Err(error) => return Ok(Freed { lost, failed: Some((start, error)) }),
+        let mut freed = Freed { lost: Losses::new(), failed: Vec::new() };
+        // One for all: after it every chunk is tried once.
+        let deadline = self.deadline();
+        for (number, locks) in hold.locks.chunks(TRANSACTION).enumerate() {
+            let start = number * TRANSACTION;
+            match self.change(hold, locks, Doing::Free, deadline).await {
+                Ok(losses) => freed.lost.extend(losses.into_iter().map(|(at, reason)| (start + at, reason))),
+                Err(error) if hold.locks.len() <= TRANSACTION => return Err(error),
+                Err(error) => freed.failed.push((start..start + locks.len(), error)),
             }
         }
-        Ok(Freed { lost, failed: None })
+        Ok(freed)
     }
 
     /// Extends what the grant still holds to a whole lease from now.
     pub(crate) async fn renew(&self, hold: &Hold) -> Result<Losses, StoreError> {
         let mut lost = Losses::new();
-        let chunk = self.settings.chunk();
-        for (number, locks) in hold.locks.chunks(chunk).enumerate() {
-            let losses = self.change(hold, locks, Doing::Renew).await?;
-            lost.extend(losses.into_iter().map(|(at, reason)| (number * chunk + at, reason)));
+        for (number, locks) in hold.locks.chunks(TRANSACTION).enumerate() {
+            let losses = self.change(hold, locks, Doing::Renew, self.deadline()).await?;
+            lost.extend(losses.into_iter().map(|(at, reason)| (number * TRANSACTION + at, reason)));
         }
         Ok(lost)
     }
 
-    /// Writes without having read: that nothing is unusual is part of the condition. What is found where it does not hold
-    /// decides what happens there.
-    async fn change(&self, hold: &Hold, locks: &[Held], doing: Doing) -> Result<Losses, StoreError> {
-        let deadline = self.deadline();
+    /// Writes without having read: that nothing is unusual - of a lock that was had beside others, that it still is - is part
+    /// of the condition. What is found where it does not hold decides what happens there.
+    async fn change(
+        &self,
+        hold: &Hold,
+        locks: &[Held],
+        doing: Doing,
+        deadline: Instant,
+    ) -> Result<Losses, StoreError> {
         let mut known: BTreeMap<usize, Row> = BTreeMap::new();
         let mut losses: BTreeMap<usize, LossReason> = BTreeMap::new();
-        let mut in_doubt = false;
+        let mut doubt = None;
         for round in 0.. {
             let now = self.now()?;
             let (mut writes, mut positions) = (Vec::new(), Vec::new());
             for (position, held) in locks.iter().enumerate() {
-                let Held { key, fence, .. } = held;
+                let Held { key, fence, permits, .. } = held;
                 let write = match known.get(&position) {
+                    None if doing == Doing::Free && held.beside_others && permits.len() <= PERMITS_NAMED => {
+                        Write::leave(key, &hold.context, *fence, permits, now)
+                    }
                     None => blind(hold, held, doing, now),
                     Some(row) => match step(row, hold, *fence, doing, now) {
                         Step::Blind => blind(hold, held, doing, now),
-                        Step::Leave(own) => Write::leave(key, &hold.context, own),
+                        Step::Leave(permits) => Write::leave(key, &hold.context, *fence, &permits, now),
                         Step::RenewWithin => Write::renew_within(key, &hold.context, *fence, hold.lease, now),
                         Step::Change(new) => Write::replace(key, Some(row), new, now),
                         Step::ChangeLost(new, reason) => {
@@ -128,26 +136,40 @@ impl Store {
             }
             match self.write(&writes, deadline).await {
                 Ok(Written::Done) => return Ok(losses.into_iter().collect()),
-                Ok(Written::Refused { found, doubt }) => {
-                    in_doubt |= doubt;
+                Ok(Written::Refused { found, doubt: earlier }) => {
+                    doubt = doubt.or(earlier);
+                    let mut gone = 0;
                     for (at, item) in found {
-                        losses.remove(&positions[at]);
+                        let position = positions[at];
+                        losses.remove(&position);
                         let row = item.map(|item| Row::read(item, self.names())).transpose()?;
-                        known.insert(positions[at], row.unwrap_or_default());
+                        let row = row.unwrap_or_default();
+                        let step = step(&row, hold, locks[position].fence, doing, now);
+                        gone += usize::from(matches!(step, Step::Lost(LossReason::Vanished)));
+                        known.insert(position, row);
+                    }
+                    // All are gone: freed by the try that had no answer, or lost before it. Nobody knows, so that it is no
+                    // loss; and a release of which nothing else is known has no answer.
+                    if let (Doing::Free, Some(failure), true) = (doing, &doubt, gone == positions.len()) {
+                        return match losses.is_empty() {
+                            true => Err(StoreError::Service(failure.clone())),
+                            false => Ok(losses.into_iter().collect()),
+                        };
                     }
                 }
-                Err(error) if in_doubt => return Err(error.in_doubt_now()),
+                Err(error) if doubt.is_some() => return Err(error.in_doubt_now()),
                 Err(error) => return Err(error),
             }
             if round > 0 {
-                self.rest(round - 1, deadline, in_doubt).await?;
+                self.rest(round - 1, deadline, doubt.is_some()).await?;
             }
         }
         unreachable!("the loop ends by returning")
     }
 }
 
-fn blind<'a>(hold: &'a Hold, Held { key, fence, exclusive }: &'a Held, doing: Doing, now: Now) -> Write<'a> {
+fn blind<'a>(hold: &'a Hold, held: &'a Held, doing: Doing, now: Now) -> Write<'a> {
+    let Held { key, fence, exclusive, .. } = held;
     match doing {
         Doing::Free => Write::free(key, &hold.context, *fence, *exclusive, now),
         Doing::Renew => Write::renew(key, &hold.context, *fence, hold.lease, now),
@@ -165,9 +187,9 @@ fn step(row: &Row, hold: &Hold, fence: u64, doing: Doing, now: Now) -> Step {
         return Step::Lost(reason);
     };
     match doing {
-        Doing::Free if all_live && holders == 1 && !row.frozen => Step::Blind,
+        Doing::Free if all_live && holders == 1 && !row.frozen && row.marks.is_empty() => Step::Blind,
         Doing::Free if all_live && holders > 1 && own.permits.len() <= PERMITS_NAMED => {
-            Step::Leave(own.clone())
+            Step::Leave(own.permits.clone())
         }
         Doing::Free => {
             let ended = own.certainly_ended(now);

@@ -1,6 +1,5 @@
 //! What an item of the table says: who holds an id, as this library and as other clients write it.
 
-use aws_sdk_dynamodb::types::AttributeValue;
 use lockcore::{Mode, Owner};
 use smallvec::SmallVec;
 
@@ -36,12 +35,12 @@ pub(crate) struct Row {
     pub(crate) seen: Seen,
 }
 
-/// What other clients look at.
+/// What other clients look at; the times as they wrote them.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub(crate) struct Seen {
     pub(crate) context: Option<String>,
-    pub(crate) created: Option<AttributeValue>,
-    pub(crate) expires: Option<AttributeValue>,
+    pub(crate) created: Option<String>,
+    pub(crate) expires: Option<String>,
 }
 
 /// A lock that another client wrote.
@@ -99,14 +98,9 @@ impl Foreign {
 }
 
 impl Row {
-    /// What others see, for the condition that nothing changed.
-    pub(crate) fn seen(&self) -> (Option<&String>, Option<&AttributeValue>) {
-        (self.seen.context.as_ref(), self.seen.expires.as_ref())
-    }
-
     /// Until when others see it held, in seconds, where this library wrote that.
     pub(crate) fn seen_until(&self) -> Option<u64> {
-        self.seen.expires.as_ref()?.as_n().ok()?.parse().ok()
+        self.seen.expires.as_ref()?.parse().ok()
     }
 
     /// Several hold it together as far as anybody knows, and all of them still do.
@@ -116,11 +110,11 @@ impl Row {
             && self.holders.iter().all(|(_, entry)| !entry.certainly_ended(now))
     }
 
-    /// Nobody holds it, also as others see it, and there is nothing in it to be cleaned away.
+    /// Nobody holds it, also as others see it, and nothing is remembered of it that a look has to weigh.
     pub(crate) fn is_free_for_all(&self, now: Now) -> bool {
         let is_over = self.seen.context.is_none()
             || self.seen_until().is_some_and(|until| until.saturating_mul(SECOND) < now.lo);
-        is_over && !self.frozen && self.marks.iter().all(|(_, until)| *until >= now.lo)
+        is_over && !self.frozen && self.marks.is_empty()
     }
 
     pub(crate) fn holder(&self, context: &str) -> Option<&Entry> {

@@ -96,7 +96,7 @@ impl Schema {
             true => self.table.clone(),
             false => format!("arn:aws:dynamodb:*:*:table/{}", self.table),
         };
-        let actions = ["BatchGetItem", "DescribeTable", "GetItem", "PutItem", "UpdateItem"];
+        let actions = ["BatchGetItem", "DescribeTable", "GetItem", "UpdateItem"];
         let actions: Vec<String> =
             actions.iter().map(|action| format!("        \"dynamodb:{action}\"")).collect();
         format!(
@@ -152,6 +152,9 @@ impl Store {
 
     fn check(&self, table: &TableDescription) -> Result<(), StoreError> {
         const EVENTUAL: &str = "it has replicas in other regions that are eventually consistent: two regions could grant the same lock";
+        // Nor does the service's clean-up by TTL work there.
+        const STRONG: &str = "it has replicas in other regions that are strongly consistent: the service makes no \
+                              transactions on such tables, which sets of ids need";
         let problem =
             |problem: String| Err(StoreError::Table { table: self.settings.table.clone(), problem });
         let id = &self.names().id;
@@ -178,8 +181,8 @@ impl Store {
         let live = |status: Option<&ReplicaStatus>| !matches!(status, Some(ReplicaStatus::Deleting));
         let replicas = table.replicas().iter().filter(|replica| live(replica.replica_status())).count();
         let strong = table.multi_region_consistency() == Some(&MultiRegionConsistency::Strong);
-        if replicas > 0 && !strong {
-            return problem(EVENTUAL.to_owned());
+        if replicas > 0 {
+            return problem(if strong { STRONG } else { EVENTUAL }.to_owned());
         }
         Ok(())
     }

@@ -4,23 +4,18 @@ use std::{sync::Arc, time::Duration};
 
 use aws_sdk_dynamodb::{
     Client,
-    config::http::HttpResponse,
-    error::{ProvideErrorMetadata, SdkError},
-    operation::{
-        put_item::PutItemError, transact_write_items::TransactWriteItemsError, update_item::UpdateItemError,
-    },
-    types::{
-        AttributeValue, CancellationReason, ConsumedCapacity, Put,
-        ReturnValuesOnConditionCheckFailure::AllOld, TransactWriteItem, Update,
-    },
+    config::http::HttpRequest,
+    operation::{transact_write_items::TransactWriteItemsError, update_item::UpdateItemError},
+    types::{AttributeValue, CancellationReason, ReturnConsumedCapacity, TransactWriteItem, Update},
 };
+use aws_smithy_json::serialize::JsonObjectWriter;
+use aws_smithy_types::body::SdkBody;
 use lockcore::{Backoff, Exponential};
 use tokio::time::Instant;
 
 use crate::{
     error::{Failure, StoreError},
     item::Item,
-    spelling::{Change, Spelled},
     store::Store,
     write::Write,
 };
@@ -36,8 +31,8 @@ pub(crate) enum Written {
     /// None is: the conditions of these, by position, do not hold, for this is what stands there.
     Refused {
         found: Vec<(usize, Option<Item>)>,
-        /// An earlier try had no answer and may still arrive.
-        doubt: bool,
+        /// How an earlier try failed that may have been done, or may still arrive.
+        doubt: Option<Failure>,
     },
 }
 
@@ -53,7 +48,7 @@ impl Store {
     ///
     /// A try without an answer is repeated as it was. If it was done after all, its own number in what is found says so.
     pub(crate) async fn write(&self, writes: &[Write<'_>], deadline: Instant) -> Result<Written, StoreError> {
-        let (mut doubt, mut clock_was_told) = (false, false);
+        let (mut doubt, mut clock_was_told) = (None, false);
         let mut token = token();
         for attempt in 0.. {
             let client = self.clients.current()?;
@@ -81,10 +76,12 @@ impl Store {
                 // That one is over; the service would take the same token for the same outcome.
                 token = self::token();
             }
-            doubt |= failure.in_doubt;
             let pause = PAUSES.delay(attempt);
             if !failure.again || Instant::now() + pause >= deadline {
-                return Err(failure.or_done_before(doubt).into());
+                return Err(failure.or_done_before(doubt.is_some()).into());
+            }
+            if failure.in_doubt {
+                doubt.get_or_insert(failure);
             }
             tokio::time::sleep(pause).await;
         }
@@ -93,54 +90,33 @@ impl Store {
 
     async fn try_to_write(&self, client: &Arc<Client>, writes: &[Write<'_>], token: &str) -> Tried {
         self.count_request();
-        if let [write] = writes {
-            let Spelled { change, condition, names, values } = write.spelled(&self.spelling, self.names());
-            return match change {
-                Change::Update(key, expression) => {
-                    let request = client
-                        .update_item()
-                        .table_name(&self.settings.table)
-                        .key(&self.settings.names.id, AttributeValue::S(key))
-                        .update_expression(expression)
-                        .condition_expression(condition)
-                        .set_expression_attribute_names(names)
-                        .set_expression_attribute_values(values)
-                        .return_values_on_condition_check_failure(AllOld)
-                        .set_return_consumed_capacity(self.return_capacity());
-                    let answer = request.send().await;
-                    self.tried(answer.map(|output| output.consumed_capacity), |refusal| match refusal {
-                        UpdateItemError::ConditionalCheckFailedException(failed) => Some(failed.item.clone()),
-                        _ => None,
-                    })
+        let capacity = self.return_capacity();
+        let body = self.body(writes, token, capacity.as_ref());
+        let table = &self.settings.table;
+        if writes.len() == 1 {
+            let key = AttributeValue::S("-".to_owned());
+            let request = client.update_item().table_name(table).key(&self.names().id, key);
+            let answer = request.customize().mutate_request(with_body(body)).send().await;
+            return match answer {
+                Ok(output) => {
+                    self.count_written(output.consumed_capacity.iter());
+                    Tried::Done
                 }
-                Change::Put(item) => {
-                    let request = client
-                        .put_item()
-                        .table_name(&self.settings.table)
-                        .set_item(Some(item))
-                        .condition_expression(condition)
-                        .set_expression_attribute_names(names)
-                        .set_expression_attribute_values(values)
-                        .return_values_on_condition_check_failure(AllOld)
-                        .set_return_consumed_capacity(self.return_capacity());
-                    let answer = request.send().await;
-                    self.tried(answer.map(|output| output.consumed_capacity), |refusal| match refusal {
-                        PutItemError::ConditionalCheckFailedException(failed) => Some(failed.item.clone()),
-                        _ => None,
-                    })
-                }
+                Err(error) => match error.as_service_error() {
+                    Some(UpdateItemError::ConditionalCheckFailedException(failed)) => {
+                        Tried::Refused(vec![(0, failed.item.clone())])
+                    }
+                    _ => Tried::Failed(Failure::of(&error)),
+                },
             };
         }
-        let items = writes
-            .iter()
-            .map(|write| self.transact_item(write.spelled(&self.spelling, self.names())))
-            .collect();
-        let request = client
-            .transact_write_items()
-            .set_transact_items(Some(items))
-            .client_request_token(token)
-            .set_return_consumed_capacity(self.return_capacity());
-        match request.send().await {
+        // Some endpoints depend on the table.
+        let update =
+            Update::builder().table_name(table).key(&self.names().id, AttributeValue::S("-".to_owned()));
+        let update = update.update_expression("-").build().expect("all that is required is set");
+        let request = client.transact_write_items().client_request_token(token);
+        let request = request.transact_items(TransactWriteItem::builder().update(update).build());
+        match request.customize().mutate_request(with_body(body)).send().await {
             Ok(output) => {
                 self.count_written(output.consumed_capacity.iter().flatten());
                 Tried::Done
@@ -154,57 +130,41 @@ impl Store {
         }
     }
 
-    /// What one write came to; `found` takes what stands there out of a refusal.
-    fn tried<E>(
-        &self,
-        answer: Result<Option<ConsumedCapacity>, SdkError<E, HttpResponse>>,
-        found: impl FnOnce(&E) -> Option<Option<Item>>,
-    ) -> Tried
-    where
-        E: ProvideErrorMetadata + std::error::Error + 'static,
-    {
-        match answer {
-            Ok(consumed) => {
-                self.count_written(consumed.iter());
-                Tried::Done
+    /// The body of the request, written straight: as values of the SDK the hundred items of a set cost several times what
+    /// the rest of the request does.
+    fn body(&self, writes: &[Write<'_>], token: &str, capacity: Option<&ReturnConsumedCapacity>) -> String {
+        let mut body = String::with_capacity(800 * writes.len());
+        let mut request = JsonObjectWriter::new(&mut body);
+        if let [write] = writes {
+            self.spelling.write(&write.spelled(&self.spelling), &mut request);
+        } else {
+            let mut items = request.key("TransactItems").start_array();
+            for write in writes {
+                let mut item = items.value().start_object();
+                let mut update = item.key("Update").start_object();
+                self.spelling.write(&write.spelled(&self.spelling), &mut update);
+                update.finish();
+                item.finish();
             }
-            Err(error) => match error.as_service_error().and_then(found) {
-                Some(item) => Tried::Refused(vec![(0, item)]),
-                None => Tried::Failed(Failure::of(&error)),
-            },
+            items.finish();
+            request.key("ClientRequestToken").string_unchecked(token);
         }
+        if let Some(capacity) = capacity {
+            request.key("ReturnConsumedCapacity").string_unchecked(capacity.as_str());
+        }
+        request.finish();
+        body
     }
+}
 
-    fn transact_item(&self, write: Spelled) -> TransactWriteItem {
-        const COMPLETE: &str = "all that is required is set";
-        let item = TransactWriteItem::builder();
-        let Spelled { change, condition, names, values } = write;
-        match change {
-            Change::Update(key, expression) => item.update(
-                Update::builder()
-                    .table_name(&self.settings.table)
-                    .key(&self.settings.names.id, AttributeValue::S(key))
-                    .update_expression(expression)
-                    .condition_expression(condition)
-                    .set_expression_attribute_names(names)
-                    .set_expression_attribute_values(values)
-                    .return_values_on_condition_check_failure(AllOld)
-                    .build()
-                    .expect(COMPLETE),
-            ),
-            Change::Put(new) => item.put(
-                Put::builder()
-                    .table_name(&self.settings.table)
-                    .set_item(Some(new))
-                    .condition_expression(condition)
-                    .set_expression_attribute_names(names)
-                    .set_expression_attribute_values(values)
-                    .return_values_on_condition_check_failure(AllOld)
-                    .build()
-                    .expect(COMPLETE),
-            ),
-        }
-        .build()
+/// Puts the body into a request before it is signed.
+fn with_body(body: String) -> impl Fn(&mut HttpRequest) + Send + Sync + 'static {
+    let body = SdkBody::from(body);
+    move |request| {
+        let body = body.try_clone().expect("it is in memory");
+        let length = body.content_length().expect("it is in memory");
+        request.headers_mut().insert("content-length", length.to_string());
+        *request.body_mut() = body;
     }
 }
 

@@ -69,7 +69,7 @@ impl Store {
         let (clients, clock) = Clients::new(&settings, of).await;
         let store = Store {
             keys: Keys::new(&settings.namespace),
-            spelling: Spelling::new(&settings.names),
+            spelling: Spelling::new(&settings.table, &settings.names),
             settings,
             clients,
             clock,

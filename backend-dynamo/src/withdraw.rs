@@ -1,10 +1,14 @@
 //! Withdrawing a try: what it got is undone, and a request of it that arrives late is refused.
 
-use lockcore::{Granted, Withdraw};
+use lockcore::{
+    Granted, Mode, Withdraw,
+    rules::{self, InUse},
+};
 use smallvec::SmallVec;
 
 use crate::{
-    acquire::Ask, clock::Now, decide, error::StoreError, row::Row, send::Written, store::Store, write::Write,
+    acquire::Ask, clock::Now, config::TRANSACTION, decide, error::StoreError, row::Row, send::Written,
+    store::Store, write::Write,
 };
 
 impl Store {
@@ -23,7 +27,7 @@ impl Store {
         {
             return Ok(Some(granted));
         }
-        for claims in ask.claims.chunks(self.settings.chunk().max(1)) {
+        for claims in ask.claims.chunks(TRANSACTION) {
             self.undo(&ask.part(claims), how == Withdraw::Undo).await?;
         }
         Ok(None)
@@ -90,11 +94,18 @@ fn undo(row: &mut Row, ask: &Ask, now: Now) -> bool {
     if !of_attempt {
         return false;
     }
-    let own = row.remove(&ask.context);
-    if let Some(prior) = own.and_then(|own| own.prior).filter(|prior| !prior.certainly_ended(now)) {
-        let position = row.holders.partition_point(|(context, _)| *context < ask.context);
-        row.holders.insert(position, (ask.context.clone(), *prior));
+    let Some(own) = row.remove(&ask.context) else { return false };
+    let Some(mut prior) = own.prior.filter(|prior| !prior.certainly_ended(now)) else { return true };
+    if let Mode::Slots { .. } = prior.mode {
+        // Fewer permits may have let somebody in meanwhile who needs the rest: then they stay as few.
+        if !InUse::of(row.holders.iter().map(|(_, entry)| entry.mode)).fits(prior.mode) {
+            prior.mode = own.mode;
+        }
+        let taken = row.holders.iter().flat_map(|(_, entry)| entry.permits.iter().copied());
+        prior.permits = rules::lowest_free(taken, prior.mode.permits());
     }
+    let position = row.holders.partition_point(|(context, _)| *context < ask.context);
+    row.holders.insert(position, (ask.context.clone(), *prior));
     true
 }
 

@@ -1,17 +1,16 @@
 //! Conditional writes: what each of them changes, and under which condition.
 
-use std::{borrow::Cow, collections::HashMap, fmt::Write as _};
+use std::{borrow::Cow, fmt::Write as _};
 
-use aws_sdk_dynamodb::types::AttributeValue;
 use lockcore::Mode;
 
 use crate::{
     clock::Now,
-    config::Names,
     decide::Asker,
-    item::{self, fraction, n, up},
-    row::{Entry, Row},
-    spelling::{Change, Fixed, Spelled, Spelling},
+    item::{self, SECOND, up},
+    row::{Entry, Row, Seen},
+    spelling::{Fixed, Spelling, Update},
+    value::Value,
 };
 
 /// One conditional write of one item. It is spelled out anew for every try, always the same.
@@ -29,7 +28,7 @@ enum What<'a> {
     Join { asker: Asker<'a>, entry: Entry, later_end: bool, has_slots: bool },
     Renew { context: &'a str, fence: u64, lease: u64, within: bool, now: Now },
     Free { context: &'a str, fence: u64, alone: bool, now: Now },
-    Leave { context: &'a str, own: Entry },
+    Leave { context: &'a str, fence: u64, permits: String, change: String, now: Now },
     Replace { old: Option<Box<Row>>, new: Box<Row>, now: Now },
     Fence(u64),
 }
@@ -39,8 +38,8 @@ impl<'a> Write<'a> {
         Write { key: key.into(), rev: fastrand::u64(1..), what }
     }
 
-    /// Takes an id that nobody holds, without having read it: free, or with a lease that is over, neither frozen nor the
-    /// attempt withdrawn, under a fence above the last one.
+    /// Takes an id that nobody holds, without having read it: free, or with a lease that is over, not frozen, no attempt
+    /// withdrawn of late, under a fence above the last one.
     pub(crate) fn take(key: &'a str, asker: Asker<'a>, entry: Entry, now: Now) -> Self {
         Write::new(key, What::Take { asker, entry, now })
     }
@@ -62,15 +61,21 @@ impl<'a> Write<'a> {
         Write::new(key, What::Renew { context, fence, lease, within: true, now })
     }
 
-    /// Frees what a context holds alone under a fence - which an exclusive lock does - ; the item stays for its fence.
+    /// Frees what a context holds alone under a fence - which an exclusive lock does - ; the item stays for its fence, to be
+    /// collected some day: it must remember no withdrawn attempt.
     pub(crate) fn free(key: &'a str, context: &'a str, fence: u64, alone: bool, now: Now) -> Self {
         Write::new(key, What::Free { context, fence, alone, now })
     }
 
-    /// Leaves an id to those who hold it too, whoever comes and goes meanwhile. Others may see it held until what was
-    /// the last end so far.
-    pub(crate) fn leave(key: &'a str, context: &'a str, own: Entry) -> Self {
-        Write::new(key, What::Leave { context, own })
+    /// Leaves an id, and the permits that were had, to those who hold it too, whoever comes and goes meanwhile. Others may
+    /// see it held until what was the last end so far.
+    pub(crate) fn leave(key: &'a str, context: &'a str, fence: u64, permits: &[u32], now: Now) -> Self {
+        let mut change = "SET rev=:r REMOVE holders.#h".to_owned();
+        for permit in permits {
+            let _ = write!(change, ",slots.{}", item::permit(*permit));
+        }
+        let permits = if permits.is_empty() { String::new() } else { item::listed(permits) };
+        Write::new(key, What::Leave { context, fence, permits, change, now })
     }
 
     /// Puts `new` where `old` was read, if that still stands there.
@@ -88,8 +93,8 @@ impl<'a> Write<'a> {
     }
 
     /// The write in the service's words.
-    pub(crate) fn spelled(&self, spelling: &Spelling, names: &Names) -> Spelled {
-        let rev = n(self.rev);
+    pub(crate) fn spelled<'w>(&'w self, spelling: &'w Spelling) -> Update<'w> {
+        let rev = (":r", Value::Number(self.rev));
         match &self.what {
             What::Take { asker, entry, now } => {
                 let context = match entry.mode {
@@ -99,25 +104,22 @@ impl<'a> Write<'a> {
                 let (change, slots) = match entry.mode {
                     Mode::Exclusive => (Fixed::Take, None),
                     Mode::Shared => (Fixed::TakeShared, None),
-                    Mode::Slots { .. } => (Fixed::TakeSlots, Some((":s", item::slots(&entry.permits)))),
+                    Mode::Slots { .. } => (Fixed::TakeSlots, Some((":s", Value::Permits(&entry.permits)))),
                 };
-                let mark = item::mark(asker.attempt);
-                let condition = [spelling.fixed(Fixed::TakeIf), &mark, ")"].concat();
-                let holders = HashMap::from([(asker.context.to_owned(), entry.write())]);
                 let values = [
-                    (":c", AttributeValue::S(context.to_owned())),
-                    (":t", n(entry.since / 1_000_000)),
-                    (":e", n(up(entry.until))),
-                    (":f", n(entry.fence)),
-                    (":r", rev),
-                    (":h", AttributeValue::M(holders)),
-                    (":n", fraction(now.lo)),
+                    (":c", Value::Text(context)),
+                    (":t", Value::Number(entry.since / SECOND)),
+                    (":e", Value::Number(up(entry.until))),
+                    (":f", Value::Number(entry.fence)),
+                    rev,
+                    (":h", Value::Holder(asker.context, entry)),
+                    (":n", Value::Seconds(now.lo)),
                 ];
-                let change = spelling.fixed(change).to_owned();
-                self.update(spelling, change, condition, [], values.into_iter().chain(slots))
+                let (change, condition) = (spelling.fixed(change), spelling.fixed(Fixed::TakeIf));
+                self.update(change, condition, None, values.into_iter().chain(slots))
             }
             What::Join { asker, entry, later_end, has_slots } => {
-                self.join_spelled(spelling, *asker, entry, *later_end, *has_slots)
+                self.join_spelled(spelling, asker, entry, *later_end, *has_slots)
             }
             What::Renew { context, fence, lease, within, now } => {
                 let until = now.hi.saturating_add(*lease);
@@ -125,56 +127,79 @@ impl<'a> Write<'a> {
                     false => (Fixed::Renew, Fixed::RenewIf),
                     true => (Fixed::RenewWithin, Fixed::RenewWithinIf),
                 };
-                let (change, condition) = (spelling.fixed(change), spelling.fixed(condition));
                 let values = [
-                    (":u", n(until)),
-                    (":l", n(*lease)),
-                    (":e", n(up(until))),
-                    (":r", rev),
-                    (":f", n(*fence)),
-                    (":n", n(now.hi)),
+                    (":u", Value::Number(until)),
+                    (":l", Value::Number(*lease)),
+                    (":e", Value::Number(up(until))),
+                    rev,
+                    (":f", Value::Number(*fence)),
+                    (":n", Value::Number(now.hi)),
                 ];
-                self.update(spelling, change.to_owned(), condition.to_owned(), [("#h", context)], values)
+                self.update(spelling.fixed(change), spelling.fixed(condition), Some(context), values)
             }
             What::Free { context, fence, alone, now } => {
                 let condition = if *alone { Fixed::FreeIf } else { Fixed::FreeAloneIf };
+                let values = [
+                    (":e", Value::Number(item::free_since(*now))),
+                    rev,
+                    (":f", Value::Number(*fence)),
+                    (":n", Value::Number(now.lo)),
+                ];
+                let one = (!alone).then_some((":o", Value::Number(1)));
                 let (change, condition) = (spelling.fixed(Fixed::Free), spelling.fixed(condition));
-                let values =
-                    [(":e", n(item::free_since(*now))), (":r", rev), (":f", n(*fence)), (":n", n(now.lo))];
-                let one = (!alone).then(|| (":o", n(1)));
-                let values = values.into_iter().chain(one);
-                self.update(spelling, change.to_owned(), condition.to_owned(), [("#h", context)], values)
+                self.update(change, condition, Some(context), values.into_iter().chain(one))
             }
-            What::Leave { context, own } => {
-                let mut change = "SET rev=:r REMOVE holders.#h".to_owned();
-                for permit in &own.permits {
-                    let _ = write!(change, ",slots.{}", item::permit(*permit));
-                }
-                let condition = "holders.#h.fence=:f AND size(holders)>:o".to_owned();
-                let values = [(":r", rev), (":f", n(own.fence)), (":o", n(1))];
-                self.update(spelling, change, condition, [("#h", context)], values)
+            What::Leave { context, fence, permits, change, now } => {
+                let mut condition =
+                    "holders.#h.fence=:f AND holders.#h.ends>=:n AND size(holders)>:o".to_owned();
+                // Under the same fence there may be other ones, if an attempt to have more was withdrawn.
+                let permits = (!permits.is_empty()).then(|| {
+                    condition += " AND holders.#h.permits=:p";
+                    (":p", Value::Text(permits))
+                });
+                let values = [
+                    rev,
+                    (":f", Value::Number(*fence)),
+                    (":n", Value::Number(now.lo)),
+                    (":o", Value::Number(1)),
+                ];
+                let values = values.into_iter().chain(permits);
+                self.update(change.as_str().into(), condition.into(), Some(context), values)
             }
             What::Replace { old, new, now } => {
-                let (condition, values) = unchanged(old.as_deref());
-                let condition = spelling.fit(condition);
-                let change = Change::Put(new.write(&self.key, names, self.rev, *now));
-                Spelled::new(spelling, change, condition, [], values)
+                let (mut change, mut removed) = ("SET ".to_owned(), String::new());
+                let (condition, mut values) = unchanged(old.as_deref());
+                for ((name, value), placeholder) in new.attributes(self.rev, *now).into_iter().zip(NEW) {
+                    match value {
+                        Some(value) => {
+                            let comma = if change.len() > 4 { "," } else { "" };
+                            let _ = write!(change, "{comma}{name}={placeholder}");
+                            values.push((placeholder, value));
+                        }
+                        None => {
+                            let comma = if removed.is_empty() { " REMOVE " } else { "," };
+                            let _ = write!(removed, "{comma}{name}");
+                        }
+                    }
+                }
+                let change = spelling.fit(&(change + &removed));
+                self.update(change, spelling.fit(condition), None, values)
             }
             What::Fence(fence) => {
-                let condition = "attribute_not_exists(fence) OR fence<:f".to_owned();
-                self.update(spelling, "SET fence=:f".to_owned(), condition, [], [(":f", n(*fence))])
+                let condition = "attribute_not_exists(fence) OR fence<:f".into();
+                self.update("SET fence=:f".into(), condition, None, [(":f", Value::Number(*fence))])
             }
         }
     }
 
-    fn join_spelled(
-        &self,
-        spelling: &Spelling,
-        asker: Asker<'_>,
-        entry: &Entry,
+    fn join_spelled<'w>(
+        &'w self,
+        spelling: &'w Spelling,
+        asker: &Asker<'w>,
+        entry: &'w Entry,
         later_end: bool,
         has_slots: bool,
-    ) -> Spelled {
+    ) -> Update<'w> {
         let mut change = "SET holders.#h=:h,fence=:f,rev=:r".to_owned();
         let mut condition =
             "#c=:c AND attribute_not_exists(holders.#h) AND fence<:f AND attribute_not_exists(frozen) \
@@ -189,11 +214,11 @@ impl<'a> Write<'a> {
             condition += ") AND #e<=:e";
         }
         let mut values = vec![
-            (":c", AttributeValue::S(item::MANY.to_owned())),
-            (":h", entry.write()),
-            (":f", n(entry.fence)),
-            (":r", n(self.rev)),
-            (":e", n(up(entry.until))),
+            (":c", Value::Text(item::MANY)),
+            (":h", Value::Entry(entry)),
+            (":f", Value::Number(entry.fence)),
+            (":r", Value::Number(self.rev)),
+            (":e", Value::Number(up(entry.until))),
         ];
         match entry.mode {
             Mode::Slots { permits, limit } if has_slots => {
@@ -203,37 +228,37 @@ impl<'a> Write<'a> {
                     let _ = write!(condition, " AND attribute_not_exists(slots.{permit})");
                 }
                 condition += " AND size(slots)<=:m";
-                values.push((":p", AttributeValue::Bool(true)));
-                values.push((":m", n(u64::from(limit - permits))));
+                values.push((":p", Value::True));
+                values.push((":m", Value::Number(u64::from(limit - permits))));
             }
             Mode::Slots { .. } => {
                 change += ",slots=:p";
                 condition += " AND attribute_not_exists(slots)";
-                values.push((":p", item::slots(&entry.permits)));
+                values.push((":p", Value::Permits(&entry.permits)));
             }
             _ => {}
         }
-        let (change, condition) = (spelling.fit(&change), spelling.fit(&condition));
-        self.update(spelling, change, condition, [("#h", asker.context)], values)
+        self.update(spelling.fit(&change), spelling.fit(&condition), Some(asker.context), values)
     }
 
-    fn update<const N: usize>(
-        &self,
-        spelling: &Spelling,
-        change: String,
-        condition: String,
-        names: [(&str, &str); N],
-        values: impl IntoIterator<Item = (&'static str, AttributeValue)>,
-    ) -> Spelled {
-        let change = Change::Update(self.key.clone().into_owned(), change);
-        Spelled::new(spelling, change, condition, names, values)
+    fn update<'w>(
+        &'w self,
+        change: Cow<'w, str>,
+        condition: Cow<'w, str>,
+        holder: Option<&'w str>,
+        values: impl IntoIterator<Item = (&'static str, Value<'w>)>,
+    ) -> Update<'w> {
+        Update { key: &self.key, change, condition, holder, values: values.into_iter().collect() }
     }
 }
 
+/// What the new attributes of an item are called, beside the old ones of the condition.
+const NEW: [&str; 10] = [":0", ":1", ":2", ":3", ":4", ":5", ":6", ":7", ":8", ":9"];
+
 /// The condition that an item stands there as it was read, and its values.
-fn unchanged(old: Option<&Row>) -> (&'static str, Vec<(&'static str, AttributeValue)>) {
+fn unchanged(old: Option<&Row>) -> (&'static str, Vec<(&'static str, Value<'_>)>) {
     let Some(old) = old else { return ("attribute_not_exists(#i)", Vec::new()) };
-    let (context, expires) = old.seen();
+    let Seen { context, expires, .. } = &old.seen;
     let condition = match (old.rev, context.is_some(), expires.is_some()) {
         // Another client may have changed what it knows and left the rest.
         (Some(_), _, false) => "rev=:g",
@@ -252,12 +277,10 @@ fn unchanged(old: Option<&Row>) -> (&'static str, Vec<(&'static str, AttributeVa
         }
     };
     let values = [
-        (":g", old.rev.map(n)),
-        (":c", context.map(|context| AttributeValue::S(context.clone()))),
-        (":e", expires.cloned()),
+        (":g", old.rev.map(Value::Number)),
+        (":c", context.as_deref().map(Value::Text)),
+        (":e", expires.as_deref().map(Value::Digits)),
     ];
-    let used = |(name, value): (&'static str, Option<AttributeValue>)| {
-        Some((name, value.filter(|_| condition.contains(name))?))
-    };
-    (condition, values.into_iter().filter_map(used).collect())
+    let used = values.into_iter().filter(|(name, _)| condition.contains(name));
+    (condition, used.filter_map(|(name, value)| Some((name, value?))).collect())
 }

@@ -19,14 +19,14 @@ use lockcore_dynamo::{DynamoLockDao, Usage};
 use support::run_python;
 use uuid::Uuid;
 
-/// The lock client of AWS, in Python (`python-dynamodb-lock`, after the Java one): takes so many ids and releases them, and
-/// prints requests and units by operation.
+/// The lock client of AWS, in Python (`python-dynamodb-lock`, after the Java one): takes so many ids, holds them for some
+/// seconds while as many others wait for the first, releases them, and prints requests and units by operation.
 const AWS_CLIENT: &str = r#"
-import json, sys
+import datetime, sys, threading, time
 import boto3
-from python_dynamodb_lock.python_dynamodb_lock import DynamoDBLockClient
+from python_dynamodb_lock.python_dynamodb_lock import DynamoDBLockClient, DynamoDBLockError
 
-endpoint, table, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+endpoint, table, count, seconds, waiters = *sys.argv[1:3], *map(int, sys.argv[3:])
 keys = dict(region_name="eu-central-1", aws_access_key_id="test", aws_secret_access_key="test")
 service = boto3.resource("dynamodb", endpoint_url=endpoint, **keys)
 DynamoDBLockClient.create_dynamodb_table(service.meta.client, table_name=table)
@@ -45,6 +45,19 @@ service.meta.client.meta.events.register("before-parameter-build.dynamodb.*", as
 service.meta.client.meta.events.register("after-call.dynamodb.*", count_it)
 client = DynamoDBLockClient(service, table_name=table)
 locks = [client.acquire_lock(f"lock-{number}") for number in range(count)]
+
+def wait():
+    try:
+        client.acquire_lock("lock-0", retry_timeout=datetime.timedelta(seconds=seconds))
+    except DynamoDBLockError as error:
+        assert error.code == DynamoDBLockError.ACQUIRE_TIMEOUT, error
+
+others = [threading.Thread(target=wait) for _ in range(waiters)]
+for other in others:
+    other.start()
+time.sleep(seconds)
+for other in others:
+    other.join()
 for lock in locks:
     lock.release(best_effort=False)
 client.close()
@@ -62,6 +75,7 @@ fn main() -> ExitCode {
             trial(Kind::DynamoDb, "sets_cost_a_request_and_their_items", sets),
             trial(Kind::DynamoDb, "strict_fences_double_the_writes_of_taking", strict),
             trial(Kind::DynamoDb, "the_client_of_aws_needs_three_requests_an_id", aws_client),
+            trial(Kind::DynamoDb, "the_client_of_aws_holds_and_waits_id_by_id", aws_client_in_time),
             trial(Kind::DynamoDb, "company_costs_a_second_request", company),
             trial(Kind::DynamoDb, "waiting_costs_reads", waiting),
         ],
@@ -131,8 +145,7 @@ async fn aws_client() -> TestResult {
         let ids: Vec<String> = (0..count).map(|number| format!("{count}/{number}")).collect();
         let (grant, take) = cost(&rig.dao, caller.take(&ids)).await;
         let ((), release) = cost(&rig.dao, caller.free(&grant)).await;
-        let table = format!("aws-{}", Uuid::new_v4());
-        let said = run_python(AWS_CLIENT, [rig.engine.clone(), table, count.to_string()]).await?;
+        let said = run_python(AWS_CLIENT, aws_arguments(&rig, count, 0, 0)).await?;
         println!(
             "{count} ids, {} requests of ours, theirs: {}",
             take.requests + release.requests,
@@ -142,6 +155,36 @@ async fn aws_client() -> TestResult {
             assert!(said.contains(&format!("{operation} {count} {count}.0")), "{said}");
         }
         assert_eq!(take.requests + release.requests, 2);
+    }
+    Ok(())
+}
+
+fn aws_arguments(rig: &Rig, count: u32, seconds: u32, waiters: u32) -> Vec<String> {
+    let table = format!("aws-{}", Uuid::new_v4());
+    vec![rig.engine.clone(), table, count.to_string(), seconds.to_string(), waiters.to_string()]
+}
+
+/// Of every id a heartbeat every five seconds, and of every waiter a look as often.
+async fn aws_client_in_time() -> TestResult {
+    const SECONDS: u32 = 22;
+    let rig = counted().await?;
+    for (count, waiters) in [(1, 3), (10, 0)] {
+        let said = run_python(AWS_CLIENT, aws_arguments(&rig, count, SECONDS, waiters)).await?;
+        println!("{count} ids held for {SECONDS} s, {waiters} waiters: {}", said.replace('\n', ", "));
+        let spent = |operation: &str| {
+            let line = said.lines().find(|line| line.starts_with(operation)).expect("it is listed");
+            let numbers: Vec<f64> =
+                line.split(' ').skip(1).map(|number| number.parse().expect("a number")).collect();
+            (numbers[0], numbers[1])
+        };
+        // Four, and fewer or more as they are spread.
+        let (beats, units) = spent("UpdateItem");
+        let each = beats / f64::from(count);
+        assert!((3.0..=5.0).contains(&each) && units == beats, "{said}");
+        let (looks, units) = spent("GetItem");
+        let waiting = looks - f64::from(count);
+        assert!((4.0 * f64::from(waiters)..=5.0 * f64::from(waiters)).contains(&waiting), "{said}");
+        assert!(units == looks, "{said}");
     }
     Ok(())
 }
@@ -156,8 +199,8 @@ async fn company() -> TestResult {
         let ((), renew) = cost(&rig.dao, second.keep(&grant)).await;
         let ((), release) = cost(&rig.dao, second.free(&grant)).await;
         println!("{name} besides another: take {take:?}, renew {renew:?}, release {release:?}");
-        // The refused write of each costs as much again, and says nothing.
-        assert_eq!((take.requests, renew.requests, release.requests), (2, 1, 2), "{name}");
+        // The refused write of the take costs as much again, and says nothing.
+        assert_eq!((take.requests, renew.requests, release.requests), (2, 1, 1), "{name}");
         assert_eq!((take.write_units, renew.write_units, release.write_units), (1.0, 1.0, 1.0), "{name}");
     }
     Ok(())

@@ -62,6 +62,7 @@ fn trials() -> Vec<Trial> {
         its_expired_lock_is_taken_over
         our_expired_lock_is_taken_over_by_it
         its_unlock_of_our_lock_is_told
+        what_we_remember_of_a_free_id_keeps_it_from_nobody
         it_finds_our_locks_by_context
         other_names_work_too
         fences_outlast_its_unlock_and_its_lock
@@ -206,6 +207,24 @@ async fn its_unlock_of_our_lock_is_told() -> TestResult {
     assert_eq!((lost.len(), lost[0].reason), (1, LossReason::Vanished), "{lost:?}");
     assert_eq!(lost[0].target, lockcore::Target::Id("a".to_owned()));
     assert_eq!(caller.release(&grant).await.lost.len(), 1);
+    Ok(())
+}
+
+/// An attempt that was withdrawn is remembered where TTL does not collect it, and where others see a free id.
+async fn what_we_remember_of_a_free_id_keeps_it_from_nobody() -> TestResult {
+    let rig = Rig::new().await?;
+    let caller = rig.caller();
+    let request = caller.request(["a"]);
+    assert_eq!(caller.withdraw(&request, lockcore::Withdraw::Undo).await, lockcore::Withdrawn::Left);
+    assert_eq!(rig.other(&["show", "a"]).await, "expires=0", "free, and not to be collected");
+    let next = rig.caller();
+    let grant = next.take(["a"]).await;
+    assert_eq!(rig.other(&["lock", "a", "theirs", "60"]).await, "refused");
+    next.free(&grant).await;
+    assert_eq!(rig.other(&["show", "a"]).await, "expires=0");
+    caller.refused_as_withdrawn(&request).await;
+    assert_eq!(rig.other(&["lock", "a", "theirs", "60"]).await, "granted");
+    next.refused(["a"]).await;
     Ok(())
 }
 

@@ -21,6 +21,9 @@ fn main() -> ExitCode {
             trial(Kind::DynamoDb, "chunks_are_taken_renewed_and_freed", chunks),
             trial(Kind::DynamoDb, "a_refused_chunk_gives_all_back", given_back),
             trial(Kind::DynamoDb, "a_failed_chunk_gives_all_back", failed),
+            trial(Kind::DynamoDb, "what_a_refused_chunk_cannot_give_back_is_in_doubt", stuck),
+            trial(Kind::DynamoDb, "a_chunk_that_cannot_be_freed_keeps_no_other", half_freed),
+            trial(Kind::DynamoDb, "chunks_have_room_for_strict_fences", strict),
         ],
     )
 }
@@ -90,5 +93,52 @@ async fn failed() -> TestResult {
     assert!(error.in_doubt(), "{error:?}");
     assert_eq!(caller.withdraw(&request, Withdraw::Undo).await, Withdrawn::Left);
     rig.caller().take(ids(150)).await;
+    Ok(())
+}
+
+async fn stuck() -> TestResult {
+    let rig = Rig::with(large(1000)).await?;
+    let (holder, caller) = (rig.store.caller(), rig.caller());
+    let held = holder.take(["0120"]).await;
+    rig.front.next("TransactWriteItems", Fault::Pass, 2);
+    rig.front.next("TransactWriteItems", Fault::Refuse(400, "AccessDeniedException"), 1);
+    let request = caller.request(ids(150));
+    let error = rig.dao.acquire(&request).await.expect_err("what was taken cannot be given back");
+    assert_eq!((error.kind(), error.in_doubt()), (BackendErrorKind::Denied, true), "{error}");
+    assert_eq!(caller.withdraw(&request, Withdraw::Undo).await, Withdrawn::Left);
+    holder.free(&held).await;
+    rig.caller().take(ids(150)).await;
+    Ok(())
+}
+
+async fn strict() -> TestResult {
+    let rig = Rig::with(|builder| large(1000)(builder.strict_fence(true))).await?;
+    let caller = rig.caller();
+    let grant = caller.take(ids(120)).await;
+    assert_eq!(rig.front.counted()["TransactWriteItems"], 3, "50 ids and their fences at a time");
+    caller.keep(&grant).await;
+    caller.free(&grant).await;
+    assert_eq!(rig.front.counted()["TransactWriteItems"], 4, "two each");
+    rig.caller().take(["0119"]).await;
+    // Of the last chunk nothing is had, and the two before it are given back.
+    let conflicts = rig.caller().refused(ids(120)).await;
+    assert_eq!(conflicts.len(), 1, "{conflicts:?}");
+    rig.caller().take(ids(119)).await;
+    Ok(())
+}
+
+async fn half_freed() -> TestResult {
+    let rig = Rig::with(large(1000)).await?;
+    let caller = rig.caller();
+    let grant = caller.take(ids(250)).await;
+    rig.front.next("TransactWriteItems", Fault::Pass, 1);
+    rig.front.next("TransactWriteItems", Fault::Refuse(400, "AccessDeniedException"), 1);
+    let released = caller.release(&grant).await;
+    assert_eq!(released.failed.len(), 100, "the second chunk: {released:?}");
+    assert!(released.failed.iter().all(|(_, error)| error.kind() == BackendErrorKind::Denied));
+    let next = rig.store.caller();
+    next.take(&ids(250)[..100]).await;
+    next.take(&ids(250)[200..]).await;
+    rig.store.caller().refused(["0150"]).await;
     Ok(())
 }

@@ -1,9 +1,13 @@
 //! Failures and lost answers, before the write took place and after.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use lockcore::{Acquired, BackendErrorKind, Claim, Grant, LockDao, LockingService, Withdraw, Withdrawn};
 use lockcore_conformance::servers::TestResult;
+use tokio::sync::Notify;
 use uuid::Uuid;
 
 use crate::{
@@ -59,6 +63,56 @@ pub(super) async fn a_release_whose_answer_is_lost_is_one() -> TestResult {
             caller.free(&grant).await;
         }
     }
+    Ok(())
+}
+
+/// What it freed is another's by the time it asks again: it cannot tell that from a loss, and does not say that it is one.
+pub(super) async fn a_release_after_whose_lost_answer_another_takes_the_ids_is_no_loss() -> TestResult {
+    let rig = Rig::new().await?;
+    for ids in [&SET[..1], &SET] {
+        let (caller, next) = (rig.caller(), rig.store.caller());
+        let grant = caller.take(ids.iter().copied()).await;
+        let gate = Arc::new(Notify::new());
+        let fault = Fault::DoAndWait(gate.clone(), 500, "InternalServerError");
+        rig.front.next(operation_of(ids.len()), fault, 1);
+        let taken = async {
+            let taken = next.take_soon(ids.iter().copied()).await;
+            gate.notify_one();
+            taken
+        };
+        let (released, taken) = tokio::join!(rig.dao.release(&grant), taken);
+        match released {
+            // The service knows a transaction again for some minutes.
+            Ok(released) => assert_eq!((ids.len(), released.lost), (SET.len(), Vec::new())),
+            Err(error) => {
+                assert_eq!(
+                    (error.kind(), error.in_doubt()),
+                    (BackendErrorKind::Unavailable, true),
+                    "{error}"
+                );
+            }
+        }
+        next.free(&taken).await;
+    }
+    Ok(())
+}
+
+/// As the rest is still there, the try without an answer was not done: what is gone was lost before.
+pub(super) async fn a_loss_among_what_is_freed_is_told_after_silence_too() -> TestResult {
+    let rig = Rig::new().await?;
+    let caller = rig.caller();
+    let grant = caller.take(SET).await;
+    let lost = &grant.locks[1];
+    let mut part = grant.clone();
+    part.locks.retain(|lock| lock.target == lost.target);
+    caller.free(&part).await;
+    let next = rig.caller();
+    next.take([SET[1]]).await;
+    rig.front.next("TransactWriteItems", Fault::Refuse(500, "InternalServerError"), 1);
+    let told = caller.release(&grant).await.lost;
+    assert_eq!((told.len(), &told[0].target), (1, &lost.target), "{told:?}");
+    rig.caller().take([SET[0], SET[2]]).await;
+    rig.caller().refused([SET[1]]).await;
     Ok(())
 }
 

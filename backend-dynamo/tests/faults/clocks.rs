@@ -2,7 +2,7 @@
 
 use std::{
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use lockcore::{ConflictReason, Grant};
@@ -102,4 +102,31 @@ pub(super) async fn a_fence_ahead_of_our_clock_is_topped() -> TestResult {
         rig.caller().free(&later).await;
     }
     Ok(())
+}
+
+/// Its bounds are wide by then: by them its leases would end too late for others, and its fences be ahead.
+pub(super) async fn who_was_idle_for_long_looks_before_it_takes() -> TestResult {
+    let idle = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            let rig = Rig::new().await?;
+            for (hours, ids, look) in [(1, &SET[..1], "GetItem"), (2, &SET, "BatchGetItem")] {
+                tokio::time::pause();
+                tokio::time::advance(Duration::from_secs(3600)).await;
+                tokio::time::resume();
+                rig.front.shift_date(hours * 3600);
+                rig.front.counted();
+                let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+                let grant = rig.caller().take(ids.iter().copied()).await;
+                let write = operation_of(ids.len());
+                assert_eq!(rig.front.counted(), [(look.to_owned(), 1), (write.to_owned(), 1)].into());
+                let now = now + Duration::from_secs(3600) * hours as u32;
+                let ahead = Duration::from_micros(grant.locks[0].granted.fence).saturating_sub(now);
+                assert!(ahead < Duration::from_secs(3), "{ahead:?} ahead of the service's clock");
+                rig.caller().free(&grant).await;
+            }
+            TestResult::Ok(())
+        })
+    };
+    tokio::task::spawn_blocking(idle).await?
 }

@@ -40,6 +40,8 @@ fn trials() -> Vec<Trial> {
         answers::a_failure_after_the_write_is_found_to_be_a_success
         answers::a_lost_answer_is_found_to_be_a_success
         answers::a_release_whose_answer_is_lost_is_one
+        answers::a_release_after_whose_lost_answer_another_takes_the_ids_is_no_loss
+        answers::a_loss_among_what_is_freed_is_told_after_silence_too
         answers::a_renewal_whose_answer_is_lost_is_one
         answers::silence_is_a_timeout_in_doubt
         answers::a_refusal_after_silence_is_in_doubt
@@ -48,14 +50,17 @@ fn trials() -> Vec<Trial> {
         answers::undoing_a_change_goes_back_to_what_was_held
         tables::a_missing_table_is_told
         tables::another_key_schema_is_refused
-        tables::replicas_that_are_eventually_consistent_are_refused
+        tables::replicas_in_other_regions_are_refused
         clocks::a_clock_an_hour_off_works_and_takes_nothing_early
         clocks::a_clock_that_is_set_between_two_writes_is_learned_anew
         clocks::an_answer_with_a_wrong_date_takes_nothing_early
+        clocks::who_was_idle_for_long_looks_before_it_takes
         clocks::a_grant_from_the_future_counts_from_now
         clocks::a_fence_ahead_of_our_clock_is_topped
         removals::fences_outlast_the_collection_of_free_items
         removals::strict_fences_outlast_it_within_the_bounds_too
+        removals::a_release_beside_others_gives_back_the_permits_that_it_has
+        removals::what_remembers_a_withdrawn_attempt_is_not_collected
         removals::what_is_held_is_never_collected
         removals::a_collected_lock_is_told_and_taken_by_one
         removals::a_step_goes_on_where_its_items_are_collected

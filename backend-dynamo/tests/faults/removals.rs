@@ -1,4 +1,5 @@
-//! What TTL collects, at any moment: an item whose `expires` is past, whether its id is free or its lease over.
+//! What is taken out of the table: by TTL, at any moment, an item whose `expires` is past, whether its id is free or its
+//! lease over; by a release, what is its own.
 
 use std::{
     collections::HashMap,
@@ -6,7 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use aws_sdk_dynamodb::{
@@ -15,18 +16,21 @@ use aws_sdk_dynamodb::{
     error::ProvideErrorMetadata,
     types::AttributeValue,
 };
-use lockcore::{Claim, LockDao, LossReason, Target, Withdraw, Withdrawn};
+use lockcore::{Acquired, Claim, LockDao, LossReason, Target, Withdraw, Withdrawn};
 use lockcore_conformance::{eventually, race, servers::TestResult};
 use tokio::sync::Notify;
 
 use crate::front::{
     Fault,
-    rig::{Rig, SET, operation_of},
+    rig::{Rig, SET, impatient, operation_of},
 };
 
 /// By how much the estimates of two clients that know nothing of each other can make fences differ, as the crate's front
 /// page says, and a little for this machine.
 const BOUND: Duration = Duration::from_millis(2_500);
+
+/// What ended longer ago TTL leaves alone, in seconds.
+const FIVE_YEARS: u64 = 5 * 365 * 24 * 3600;
 
 /// Collects, as the service's TTL does: but at once.
 #[derive(Clone)]
@@ -63,7 +67,7 @@ impl Collector {
         let mut removed = 0;
         for item in self.items().await {
             let expires = item.get("expires").and_then(|expires| expires.as_n().ok()?.parse::<u64>().ok());
-            if expires.is_none_or(|expires| expires >= now) {
+            if expires.is_none_or(|expires| expires >= now || expires < now - FIVE_YEARS) {
                 continue;
             }
             let delete = self.client.delete_item().table_name(&self.table).key("id", item["id"].clone());
@@ -135,6 +139,80 @@ pub(super) async fn strict_fences_outlast_it_within_the_bounds_too() -> TestResu
     Ok(())
 }
 
+/// The grant names three; under its fence there is one, as two others came while it was to be had.
+pub(super) async fn a_release_beside_others_gives_back_the_permits_that_it_has() -> TestResult {
+    let rig = Rig::new().await?;
+    let [first, shrinking, other] = [rig.store.caller(), rig.store.caller(), rig.store.caller()];
+    first.take([Claim::slots("a", 5)]).await;
+    let three = shrinking.take([Claim::slots("a", 5).permits(3)]).await;
+    let fewer = shrinking.request([Claim::slots("a", 5)]);
+    assert!(matches!(shrinking.send(&fewer).await, Acquired::Granted(_)));
+    let two = other.take([Claim::slots("a", 5).permits(2)]).await;
+    assert_eq!(shrinking.withdraw(&fewer, Withdraw::Undo).await, Withdrawn::Left);
+    shrinking.free(&three).await;
+    let items = Collector::of(&rig).items().await;
+    let taken = items[0].get("slots").and_then(|slots| slots.as_m().ok()).ok_or("permits are noted")?;
+    assert_eq!(taken.len(), 3, "of the first and the last: {taken:?}");
+    for permit in &two.locks[0].granted.permits {
+        assert!(taken.contains_key(&format!("p{permit}")), "{permit} of {taken:?}");
+    }
+    Ok(())
+}
+
+/// While a request of it may be on its way: whether the id is free, taken and freed by others, or of a holder that died.
+pub(super) async fn what_remembers_a_withdrawn_attempt_is_not_collected() -> TestResult {
+    let rig = Rig::with(impatient).await?;
+    let collector = Collector::of(&rig);
+    for ids in [&SET[..1], &SET] {
+        // Remembered for ten times what its tries may take, as that is longer than this lease.
+        let caller = rig.caller().with_lease(Duration::from_secs(5));
+        let request = caller.request(ids.iter().copied());
+        assert_eq!(caller.withdraw(&request, Withdraw::Undo).await, Withdrawn::Left);
+        assert_eq!(collector.collect().await, 0, "free");
+        caller.refused_as_withdrawn(&request).await;
+        // A holder that dies: for so long that its end is past by any clock, and the attempt still remembered.
+        let dead = rig.store.caller().with_lease(Duration::from_secs(5));
+        dead.take(ids.iter().copied()).await;
+        let begun = Instant::now();
+        eventually("its lease is over", || async {
+            assert_eq!(collector.collect().await, 0, "of a dead holder");
+            (begun.elapsed() > Duration::from_secs(8)).then_some(())
+        })
+        .await;
+        caller.refused_as_withdrawn(&request).await;
+        let claims =
+            |shared| ids.iter().map(move |&id| if shared { Claim::shared(id) } else { Claim::exclusive(id) });
+        for shared in [false, true] {
+            let next = rig.store.caller();
+            let grant = next.take(claims(shared).collect::<Vec<_>>()).await;
+            next.keep(&grant).await;
+            next.free(&grant).await;
+            assert_eq!(collector.collect().await, 0, "taken and freed, shared: {shared}");
+            caller.refused_as_withdrawn(&request).await;
+        }
+        // Together, and left one after the other.
+        let [one, two] = [rig.store.caller(), rig.store.caller()];
+        let together = [
+            one.take(claims(true).collect::<Vec<_>>()).await,
+            two.take(claims(true).collect::<Vec<_>>()).await,
+        ];
+        one.keep(&together[0]).await;
+        one.free(&together[0]).await;
+        two.free(&together[1]).await;
+        assert_eq!(collector.collect().await, 0, "left by several");
+        caller.refused_as_withdrawn(&request).await;
+        // Who uses the ids later cleans up.
+        eventually("the attempt is forgotten", || async {
+            let next = rig.store.caller();
+            let grant = next.take_soon(ids.iter().copied()).await;
+            next.free(&grant).await;
+            (collector.collect().await == ids.len()).then_some(())
+        })
+        .await;
+    }
+    Ok(())
+}
+
 pub(super) async fn what_is_held_is_never_collected() -> TestResult {
     let rig = Rig::new().await?;
     let collector = Collector::of(&rig);
@@ -191,13 +269,13 @@ pub(super) async fn a_step_goes_on_where_its_items_are_collected() -> TestResult
     let rig = Rig::new().await?;
     let collector = Collector::of(&rig);
     // A withdrawal has read free items, which are gone when it writes.
-    for ids in [&SET[..1], &SET] {
+    for ids in [&["g"][..], &["h", "i", "j"]] {
         let caller = rig.caller();
         let before = caller.take(ids.iter().copied()).await;
         caller.free(&before).await;
         let request = caller.request(ids.iter().copied());
         let gate = Arc::new(Notify::new());
-        let write = if ids.len() == 1 { "PutItem" } else { operation_of(ids.len()) };
+        let write = operation_of(ids.len());
         rig.front.counted();
         rig.front.next(write, Fault::Wait(gate.clone()), 1);
         let withdrawal = tokio::spawn({

@@ -35,9 +35,9 @@ pub(super) async fn another_key_schema_is_refused() -> TestResult {
     Ok(())
 }
 
-/// Two regions that are eventually consistent could grant the same lock; the engines know no regions, so that the front
-/// adds what the service would tell of them.
-pub(super) async fn replicas_that_are_eventually_consistent_are_refused() -> TestResult {
+/// Two regions that are eventually consistent could grant the same lock, and where they are strongly consistent the
+/// service makes no transactions; the engines know no regions, so that the front adds what it would tell of them.
+pub(super) async fn replicas_in_other_regions_are_refused() -> TestResult {
     let rig = Rig::new().await?;
     let replica =
         |status: &str| json!({ "Replicas": [{ "RegionName": "us-east-1", "ReplicaStatus": status }] });
@@ -46,27 +46,27 @@ pub(super) async fn replicas_that_are_eventually_consistent_are_refused() -> Tes
         more
     };
     for (description, refused) in [
-        (replica("ACTIVE"), true),
-        (replica("CREATING"), true),
-        (with(replica("ACTIVE"), "MultiRegionConsistency", "EVENTUAL"), true),
-        (json!({ "GlobalTableVersion": "2017.11.29" }), true),
-        (with(replica("ACTIVE"), "MultiRegionConsistency", "STRONG"), false),
-        (with(replica("DELETING"), "GlobalTableVersion", "2019.11.21"), false),
-        (json!({ "Replicas": [] }), false),
+        (replica("ACTIVE"), Some("eventually consistent")),
+        (replica("CREATING"), Some("eventually consistent")),
+        (with(replica("ACTIVE"), "MultiRegionConsistency", "EVENTUAL"), Some("eventually consistent")),
+        (json!({ "GlobalTableVersion": "2017.11.29" }), Some("eventually consistent")),
+        (with(replica("ACTIVE"), "MultiRegionConsistency", "STRONG"), Some("no transactions")),
+        (with(replica("DELETING"), "GlobalTableVersion", "2019.11.21"), None),
+        (json!({ "Replicas": [] }), None),
     ] {
         rig.front.next("DescribeTable", Fault::Described(description.clone()), usize::MAX);
         let opened = rig.table.builder().open().await;
         let migrated = rig.dao.migrate().await;
         for (step, outcome) in [("open", opened.map(drop)), ("migrate", migrated)] {
-            match outcome {
-                Err(error) if refused => {
+            match (outcome, refused) {
+                (Err(error), Some(why)) => {
                     assert_eq!(
                         (error.kind(), error.is_retryable()),
                         (BackendErrorKind::Misconfigured, false)
                     );
-                    assert!(error.to_string().contains("eventually consistent"), "{error}");
+                    assert!(error.to_string().contains(why), "{error}");
                 }
-                Ok(()) if !refused => {}
+                (Ok(()), None) => {}
                 other => panic!("{step} with {description}: {other:?}"),
             }
         }

@@ -5,7 +5,7 @@
 pub mod rig;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::SocketAddr,
     sync::{
@@ -34,6 +34,8 @@ pub enum Fault {
     Swallow,
     /// It is done by the engine, and never answered.
     LoseAnswer,
+    /// It is done by the engine, and this answered only once the gate is notified.
+    DoAndWait(Arc<Notify>, u16, &'static str),
     /// A transaction is cancelled, for this reason of its first item and none of the others.
     Cancel(&'static str),
     /// A batch of reads is left unprocessed.
@@ -57,6 +59,7 @@ struct State {
     engine: String,
     faults: Mutex<Vec<(&'static str, Fault, usize)>>,
     counts: Mutex<BTreeMap<String, usize>>,
+    signers: Mutex<BTreeSet<String>>,
     delay: Mutex<Duration>,
     date_shift: AtomicI64,
     checks_signatures: AtomicBool,
@@ -71,6 +74,7 @@ impl Front {
             engine,
             faults: Mutex::default(),
             counts: Mutex::default(),
+            signers: Mutex::default(),
             delay: Mutex::default(),
             date_shift: AtomicI64::new(0),
             checks_signatures: AtomicBool::new(false),
@@ -103,6 +107,12 @@ impl Front {
     /// How many requests came since the last call, by operation.
     pub fn counted(&self) -> BTreeMap<String, usize> {
         std::mem::take(&mut self.state.counts.lock().expect("no test panics inside"))
+    }
+
+    /// Whose requests came since the last call: the id of the key, and the session's token if there was one.
+    pub fn signed_by(&self) -> Vec<String> {
+        let signers = std::mem::take(&mut *self.state.signers.lock().expect("no test panics inside"));
+        signers.into_iter().collect()
     }
 
     /// Every request, and every answer, takes so much longer.
@@ -148,6 +158,8 @@ async fn serve(client: TcpStream, state: &State) -> io::Result<()> {
         let target = request.header("x-amz-target").unwrap_or_default();
         let operation = target.rsplit('.').next().unwrap_or_default().to_owned();
         *state.counts.lock().expect("no test panics inside").entry(operation.clone()).or_default() += 1;
+        let signer = signer(&request);
+        state.signers.lock().expect("no test panics inside").insert(signer);
         let delay = *state.delay.lock().expect("no test panics inside");
         tokio::time::sleep(delay).await;
         let answer = match fault(state, &operation) {
@@ -164,6 +176,11 @@ async fn serve(client: TcpStream, state: &State) -> io::Result<()> {
             Some(Fault::LoseAnswer) => {
                 ask(state, &mut engine, &request).await?;
                 std::future::pending().await
+            }
+            Some(Fault::DoAndWait(gate, status, code)) => {
+                ask(state, &mut engine, &request).await?;
+                gate.notified().await;
+                forged(status, code, "")
             }
             Some(Fault::Cancel(reason)) => cancelled(reason, &request),
             Some(Fault::Unprocessed) => unprocessed(&request),
@@ -270,6 +287,15 @@ fn is_signed_now(request: &Message, state: &State) -> bool {
         DateTime::from_str(&text, DateTimeFormat::DateTime).ok()
     });
     signed.is_some_and(|signed| (signed.secs() - state.now()).abs() <= 300)
+}
+
+fn signer(request: &Message) -> String {
+    let credential = request.header("authorization").and_then(|header| header.split_once("Credential="));
+    let key = credential.and_then(|(_, rest)| rest.split('/').next()).unwrap_or("nobody");
+    match request.header("x-amz-security-token") {
+        Some(token) => format!("{key} with {token}"),
+        None => key.to_owned(),
+    }
 }
 
 fn forged(status: u16, code: &str, more: &str) -> Message {
