@@ -87,19 +87,17 @@ impl<I: Ident, C: ContextId> RedisLockDao<I, C> {
         let all_exclusive = request.claims.iter().all(|claim| claim.mode == Mode::Exclusive);
         let step = if all_exclusive { usual } else { other };
         let (context, lease) = (request.context.stored(), millis(request.lease));
-        let value = format!(
-            "|{}:{context}|||{lease}|x|{:016x}|{}",
-            context.len(),
-            request.attempt.0,
-            &*request.owner
-        );
         let targets = request.claims.iter().map(|claim| &claim.target);
-        let call = scripts.call(request.claims.len()).key(&scripts.key("f")).main_keys(scripts, targets);
-        let mut call = call.arg(step).arg(value).arg((lease + 1).to_string());
+        let call = scripts.call(1 + request.claims.len()).fence_key(scripts).main_keys(scripts, targets);
+        let (length, attempt, owner) = (context.len(), request.attempt.0, &*request.owner);
+        let mut call = call
+            .arg(step)
+            .text(format_args!("|{length}:{context}|||{lease}|x|{attempt:016x}|{owner}"))
+            .arg(lease + 1);
         if request.queue || request.nested || step == other {
             let queue = if request.queue { "q" } else { "" };
             let nested = if request.nested { "n" } else { "" };
-            call.add(format!("{queue}{nested} {session}"));
+            call.add_text(format_args!("{queue}{nested} {session}"));
         }
         if step == other {
             let modes: Vec<_> = request.claims.iter().map(|claim| written(claim.mode)).collect();
@@ -114,10 +112,12 @@ impl<I: Ident, C: ContextId> RedisLockDao<I, C> {
         let (context, lease) = (grant.context.stored(), millis(grant.lease));
         let fence = grant.locks.first().map_or(0, |lock| lock.granted.fence);
         let one_fence = grant.locks.iter().all(|lock| lock.granted.fence == fence);
-        let head = format!("lc1|{fence}|{}:{context}||", context.len());
         let targets = grant.locks.iter().map(|lock| &lock.target);
         let call = scripts.call(grant.locks.len()).main_keys(scripts, targets);
-        let call = call.arg(if one_fence { usual } else { other }).arg(head).arg(lease.to_string());
+        let call = call
+            .arg(if one_fence { usual } else { other })
+            .text(format_args!("lc1|{fence}|{}:{context}||", context.len()))
+            .arg(lease);
         match one_fence {
             true => call,
             false => {
@@ -129,7 +129,15 @@ impl<I: Ident, C: ContextId> RedisLockDao<I, C> {
 
     /// Waits until the replicas have what was just written, if that was asked for.
     async fn replicate(&self, session: &Session) -> Result<(), BackendError> {
-        let Some(Replicas { count, within }) = self.store.settings.replicas else { return Ok(()) };
+        match &self.store.settings.replicas {
+            None => Ok(()),
+            // In a box, so that steps that do not wait are no larger for it.
+            Some(replicas) => Box::pin(self.await_replicas(session, replicas)).await,
+        }
+    }
+
+    async fn await_replicas(&self, session: &Session, replicas: &Replicas) -> Result<(), BackendError> {
+        let &Replicas { count, within } = replicas;
         let mut wait = redis::cmd("WAIT");
         wait.arg(count).arg(within.as_millis().max(1) as u64);
         match session.command(wait).await? {
@@ -152,11 +160,12 @@ enum Verdict<I, C> {
 
 impl<I: Ident, C: ContextId> Verdict<I, C> {
     fn read(answer: Value, request: &AcquireRequest<I, C>) -> Result<Self, BackendError> {
-        let Value::Int(fence) = answer else {
+        let Value::BulkString(fence) = answer else {
             return Self::read_list(Reply::of(answer)?, request);
         };
         // The usual case: all exclusive, all new, one fence.
-        let fence = u64::try_from(fence).map_err(|_| strange("a fence below zero"))?;
+        let fence = std::str::from_utf8(&fence).ok().and_then(|fence| fence.parse().ok());
+        let fence = fence.ok_or_else(|| strange("a fence that is no number"))?;
         let granted = Granted { mode: Mode::Exclusive, fence, permits: SmallVec::new(), in_use: 1 };
         Ok(Verdict::Granted(SmallVec::from_elem(granted, request.claims.len())))
     }
@@ -205,7 +214,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
                 Ok(()) => Ok(Acquired::Granted(granted)),
                 Err(error) => {
                     // Too few have it: nobody must find it held. If this fails too, whoever asked still withdraws.
-                    let _tried = self.withdraw(request, Withdraw::Undo).await;
+                    let _tried = Box::pin(self.withdraw(request, Withdraw::Undo)).await;
                     Err(error)
                 }
             },
@@ -239,7 +248,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
                 lease.max(MARK).max(self.store.settings.response_timeout * 10)
             }
         };
-        let call = self.request(request, WITHDRAW, WITHDRAW, &session.name).arg(mark.as_millis().to_string());
+        let call = self.request(request, WITHDRAW, WITHDRAW, &session.name).arg(mark.as_millis() as u64);
         let mut reply = Reply::of(session.call(&call).await?)?;
         Ok(match reply.text()?.as_str() {
             "granted" => Withdrawn::Holds(read_granted(reply)?),

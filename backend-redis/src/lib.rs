@@ -38,8 +38,10 @@
 //!   just when a lease ends - after the ids that are waited for: so it notices holders that died and foreign clients' `DEL`.
 //!   When it is lost, all its waiters ask again.
 //! - **One connection for each runtime**, also for what is pushed (RESP3), so that one that is blocked or gone keeps no
-//!   other from its work, the library's own thread, which renews, least of all. All waiters of a connection have one
-//!   subscription.
+//!   other from its work, the library's own thread, which renews, least of all. All waiters of a runtime have one
+//!   subscription; so a process has one for each runtime in which somebody waits, and not a single one on a thread of the
+//!   library's: on two CPUs a bare message took 25 us where one thread publishes and reads it, and 124 us where the
+//!   connections are on another thread than who waits.
 //!
 //! # Keys
 //! All have the namespace in braces, and so lie in one slot of a cluster; ids of different namespaces may lie in others.
@@ -60,9 +62,10 @@
 //!
 //! # Other clients
 //! An exclusive lock is what other libraries make of it too: `SET {ns}:ID token NX PX ms`, deleted if equal. Theirs are
-//! honoured and shown as a holder with the token for a context and the fence 0; ours keep them out, shared ones, slots and
-//! frozen ids as well. While ours wait, a main key outlives its lease by 5 s, so that nobody gets in between. They are not
-//! queued, and without fences. A foreign key without a time to live stays until it is deleted, or broken by its fence 0.
+//! honoured and shown as a holder with the token for a context and the fence 0; ours keep them out, shared ones, slots
+//! and frozen ids as well. While ours wait, and while somebody holds who came to it by waiting, a main key outlives its
+//! lease by 5 s, so that nobody gets in between. They are not queued, and without fences. A foreign key without a time
+//! to live stays until it is deleted, or broken by its fence 0.
 //!
 //! # What to know
 //! - **A failover may lose grants.** Replicas are asynchronous: what the old master granted last the new one may not know, and

@@ -13,18 +13,20 @@ pub(crate) enum Link {
 
 impl Link {
     /// Sends a command and waits for its answer. Dropping it does not take the command back.
-    pub(crate) async fn send(&self, own: &Handle, command: Cmd) -> RedisResult<Value> {
-        let link = self.clone();
-        within(own, async move {
-            match link {
-                Link::Single(mut connection) => {
-                    connection.send_packed_command(&command).await?.extract_error()
-                }
-                #[cfg(feature = "cluster")]
-                Link::Cluster(mut connection) => command.query_async(&mut connection).await,
-            }
-        })
-        .await
+    pub(crate) async fn send(&self, own: &Handle, command: &Cmd) -> RedisResult<Value> {
+        if Handle::try_current().is_ok() {
+            return self.clone().ask(command).await;
+        }
+        let (link, command) = (self.clone(), command.clone());
+        Box::pin(within(own, async move { link.ask(&command).await })).await
+    }
+
+    async fn ask(self, command: &Cmd) -> RedisResult<Value> {
+        match self {
+            Link::Single(mut connection) => connection.send_packed_command(command).await?.extract_error(),
+            #[cfg(feature = "cluster")]
+            Link::Cluster(mut connection) => command.query_async(&mut connection).await,
+        }
     }
 
     /// Sends several commands at once.

@@ -1,11 +1,14 @@
 //! The one script that holds every step, and the commands that call it.
 
+use std::{fmt::Display, io::Write};
+
 use lockcore::{ContextId, Ident, Target};
-use redis::Cmd;
+use redis::{Arg, Cmd, RedisWrite, ToRedisArgs};
 
 /// All steps in one script: it is loaded once, and its usual cases come first.
 const SOURCE: &str = concat!(
     include_str!("lua/fast.lua"),
+    include_str!("lua/place.lua"),
     include_str!("lua/state.lua"),
     include_str!("lua/weigh.lua"),
     include_str!("lua/serve.lua"),
@@ -19,26 +22,31 @@ pub(crate) struct Scripts {
     hash: String,
     /// The namespace in braces: the part of each key that says in which slot of a cluster it lies.
     base: String,
+    /// The key of the highest fence.
+    fence: String,
 }
 
-/// One call of the script: its keys and then its arguments, one behind the other, for a set has a hundred.
+/// One call of the script by its hash: its keys, as many as were announced, and then its arguments.
 #[derive(Debug)]
-pub(crate) struct Call {
-    bytes: Vec<u8>,
-    /// Where each ends.
-    ends: Vec<usize>,
-    keys: usize,
-}
+pub(crate) struct Call(Cmd);
 
 impl Scripts {
     pub(crate) fn new(namespace: &str) -> Self {
         let hash = redis::Script::new(SOURCE).get_hash().to_owned();
-        Scripts { hash, base: format!("{{{namespace}}}") }
+        let base = format!("{{{namespace}}}");
+        Scripts { hash, fence: format!("{base}/f"), base }
     }
 
-    /// A call without keys yet, for a step with so many ids.
-    pub(crate) fn call(&self, ids: usize) -> Call {
-        Call { bytes: Vec::with_capacity(256 + 64 * ids), ends: Vec::with_capacity(8 + ids), keys: 0 }
+    /// A call with so many keys, which come next.
+    pub(crate) fn call(&self, keys: usize) -> Call {
+        let mut command = Cmd::with_capacity(8 + keys, 256 + 64 * keys);
+        command.arg("EVALSHA").arg(&self.hash).arg(keys);
+        Call(command)
+    }
+
+    /// A call with no key but the fence's, which says where all the others are.
+    pub(crate) fn call_anywhere(&self) -> Call {
+        self.call(1).fence_key(self)
     }
 
     /// One of the namespace's other keys.
@@ -63,16 +71,6 @@ impl Scripts {
         pattern + ":*"
     }
 
-    /// Calls the script by its hash.
-    pub(crate) fn by_hash(&self, call: &Call) -> Cmd {
-        call.command("EVALSHA", &self.hash)
-    }
-
-    /// Sends the script along, which the server then keeps.
-    pub(crate) fn by_source(&self, call: &Call) -> Cmd {
-        call.command("EVAL", SOURCE)
-    }
-
     /// Has the server keep the script.
     pub(crate) fn load() -> Cmd {
         let mut load = redis::cmd("SCRIPT");
@@ -82,11 +80,9 @@ impl Scripts {
 }
 
 impl Call {
-    /// With one more key; all keys come before the arguments.
-    pub(crate) fn key(mut self, key: &str) -> Self {
-        self.add(key);
-        self.keys += 1;
-        self
+    /// With the key of the highest fence.
+    pub(crate) fn fence_key(self, scripts: &Scripts) -> Self {
+        self.arg(&scripts.fence)
     }
 
     /// With the keys of these ids that foreign clients see.
@@ -96,33 +92,44 @@ impl Call {
         targets: impl Iterator<Item = &'t Target<I>>,
     ) -> Self {
         for target in targets {
-            self.bytes.extend_from_slice(scripts.base.as_bytes());
-            self.bytes.push(b':');
-            self.add(&*target.stored());
-            self.keys += 1;
+            self.add_text(format_args!("{}:{}", scripts.base, &*target.stored()));
         }
         self
     }
 
     /// With one more argument.
-    pub(crate) fn arg(mut self, arg: impl AsRef<[u8]>) -> Self {
+    pub(crate) fn arg(mut self, arg: impl ToRedisArgs) -> Self {
         self.add(arg);
         self
     }
 
-    pub(crate) fn add(&mut self, arg: impl AsRef<[u8]>) {
-        self.bytes.extend_from_slice(arg.as_ref());
-        self.ends.push(self.bytes.len());
+    /// With one more argument, as it is written.
+    pub(crate) fn text(mut self, text: impl Display) -> Self {
+        self.add_text(text);
+        self
     }
 
-    fn command(&self, name: &str, script: &str) -> Cmd {
-        let mut command =
-            Cmd::with_capacity(3 + self.ends.len(), self.bytes.len() + name.len() + script.len() + 8);
-        command.arg(name).arg(script).arg(self.keys);
-        let mut begin = 0;
-        for &end in &self.ends {
-            command.arg(&self.bytes[begin..end]);
-            begin = end;
+    pub(crate) fn add(&mut self, arg: impl ToRedisArgs) {
+        self.0.arg(arg);
+    }
+
+    pub(crate) fn add_text(&mut self, text: impl Display) {
+        write!(self.0.writer_for_next_arg(), "{text}").expect("memory takes it");
+    }
+
+    /// Calls the script by its hash.
+    pub(crate) fn by_hash(&self) -> &Cmd {
+        &self.0
+    }
+
+    /// Sends the script along, which the server then keeps.
+    pub(crate) fn by_source(&self) -> Cmd {
+        let mut command = redis::cmd("EVAL");
+        command.arg(SOURCE);
+        for arg in self.0.args_iter().skip(2) {
+            if let Arg::Simple(arg) = arg {
+                command.arg(arg);
+            }
         }
         command
     }

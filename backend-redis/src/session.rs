@@ -74,9 +74,10 @@ impl Session {
 
     /// Calls the script; sends it along if the server does not know it.
     pub(crate) async fn call(&self, call: &Call) -> Result<Value, BackendError> {
-        let answer = match self.link.send(&self.runtime, self.scripts.by_hash(call)).await {
+        let answer = match self.link.send(&self.runtime, call.by_hash()).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                self.link.send(&self.runtime, self.scripts.by_source(call)).await
+                // In a box, so that the usual call is no larger for it.
+                Box::pin(self.link.send(&self.runtime, &call.by_source())).await
             }
             answer => answer,
         };
@@ -85,7 +86,7 @@ impl Session {
 
     /// Sends a command of its own.
     pub(crate) async fn command(&self, command: Cmd) -> Result<Value, BackendError> {
-        self.checked(self.link.send(&self.runtime, command).await)
+        self.checked(self.link.send(&self.runtime, &command).await)
     }
 
     /// Sends several commands at once.
@@ -96,12 +97,15 @@ impl Session {
     /// Has messages pushed, before the first waiter of this session takes a place. Also looks at the server's clock, in
     /// the same round trip: an offer may be pushed before the answer to the request is read.
     pub(crate) async fn listen(&self) -> Result<(), BackendError> {
+        if self.listening.initialized() {
+            return Ok(());
+        }
         let subscribe = || async {
             let channel = self.scripts.channel(&self.name);
             let subscribed = async { self.checked(self.link.subscribe(&self.runtime, channel).await) };
             try_join(subscribed, self.look(&[])).await.map(drop)
         };
-        self.listening.get_or_try_init(subscribe).await.copied()
+        Box::pin(self.listening.get_or_try_init(subscribe)).await.copied()
     }
 
     fn checked<T>(&self, answer: RedisResult<T>) -> Result<T, BackendError> {
@@ -153,7 +157,7 @@ impl Session {
 
     /// A sign of life, and a look at some ids.
     async fn look(&self, due: &[Box<str>]) -> Result<(), BackendError> {
-        let mut call = self.scripts.call(due.len()).key(&self.scripts.key("f")).arg("look").arg(&self.name);
+        let mut call = self.scripts.call_anywhere().arg("look").arg(&self.name);
         for id in due {
             call.add(id.as_bytes());
         }

@@ -32,7 +32,7 @@ pub(crate) enum Target {
 #[cfg(any(feature = "sentinel", feature = "cluster"))]
 pub(crate) struct Nodes {
     nodes: Vec<ConnectionInfo>,
-    #[cfg_attr(not(feature = "tls"), allow(dead_code, reason = "there are no certificates without TLS"))]
+    #[cfg(feature = "tls")]
     tls: Tls,
     #[cfg(feature = "sentinel")]
     master: String,
@@ -105,7 +105,15 @@ impl Target {
             return Err(no_such_url("names no master: redis+sentinel://HOST,HOST/MASTER"));
         };
         let (master, sentinel_user) = ((*master).to_owned(), settings.sentinel_user.clone());
-        Ok(Target::Sentinel(Arc::new(Nodes { nodes: parts.nodes()?, tls, master, sentinel_user })))
+        #[cfg(not(feature = "tls"))]
+        let Tls = tls;
+        Ok(Target::Sentinel(Arc::new(Nodes {
+            nodes: parts.nodes()?,
+            #[cfg(feature = "tls")]
+            tls,
+            master,
+            sentinel_user,
+        })))
     }
 
     #[cfg(not(feature = "sentinel"))]
@@ -115,10 +123,15 @@ impl Target {
 
     #[cfg(feature = "cluster")]
     fn cluster(parts: &Parts<'_>, _: &Settings, tls: Tls) -> Result<Self, BackendError> {
+        #[cfg(not(feature = "tls"))]
+        let Tls = tls;
         Ok(Target::Cluster(Arc::new(Nodes {
             nodes: parts.nodes()?,
-            master: String::new(),
+            #[cfg(feature = "tls")]
             tls,
+            #[cfg(feature = "sentinel")]
+            master: String::new(),
+            #[cfg(feature = "sentinel")]
             sentinel_user: None,
         })))
     }

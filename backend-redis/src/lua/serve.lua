@@ -101,9 +101,8 @@ local function tell(session, ...)
   end
 end
 
--- How long an offer lasts unless it is confirmed, in ms, and how many one script makes at most: others want the server too.
-local OFFER, MOST_HANDED = 2000, 512
-local handed = 0
+-- How many offers one script makes at most: others want the server too.
+local MOST_HANDED, handed = 512, 0
 
 -- Grants a waiter its set, or removes it if it lapsed. False: it has to go on waiting.
 local function hand_over(s, name, line, nested)

@@ -2,13 +2,8 @@
 local fmt, sub, match, find = string.format, string.sub, string.match, string.find
 local base = match(keys[1], '^{[^}]*}')
 local time = call('TIME')
-local us = time[1] * 1000000 + time[2]
+us = time[1] * 1000000 + time[2]
 local ms = math.floor(us / 1000)
--- How much longer than the lease a main key lives that more than its holder has to do with, in ms: nobody else's client
--- takes the id before whoever waits for it does.
-local GRACE = 5000
--- The record of a waiter goes a day after it was last asked for.
-local DAY = 86400000
 
 -- The highest fence or ticket so far, below zero in its key while there may be more than main keys; what it was.
 local before = tonumber(call('GET', base .. '/f') or 0)

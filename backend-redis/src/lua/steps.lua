@@ -70,7 +70,7 @@ local function take_place(who, record)
       s.dirty = true
     end
   end
-  call('SET', base .. '/w:' .. who.name, cmsgpack.pack(record), 'PX', DAY)
+  write_place(base, who.name, record)
   beat(who.session)
 end
 

@@ -3,7 +3,7 @@
 -- The record of a waiter, and whether its process gives a sign of life.
 local function waiter(name)
   local packed = call('GET', base .. '/w:' .. name)
-  return packed and cmsgpack.unpack(packed)
+  return packed and select(-1, cmsgpack.unpack(packed))
 end
 
 local signs = {}

@@ -1,13 +1,15 @@
-"""redis-py at the other end of a pipe: one JSON array in, [function, arguments...], one JSON value out."""
+"""redis-py and redlock-py at the other end of a pipe: one JSON array in, [function, arguments...], one JSON value out."""
 
 import json
 import sys
 import time
 
 import redis
+import redlock
 from redis.exceptions import LockError, LockNotOwnedError
 
 client = redis.Redis.from_url(sys.argv[1], decode_responses=True)
+redlocks = redlock.Redlock([sys.argv[1]], retry_count=1, retry_delay=0.001)
 locks = {}
 
 # The script that every such library has, as the Redis documentation gives it.
@@ -48,6 +50,16 @@ def extend(key, timeout):
 
 def locked(key):
     return client.lock(key).locked()
+
+
+def redlock_lock(key, milliseconds):
+    lock = redlocks.lock(key, milliseconds)
+    locks[key] = lock
+    return bool(lock)
+
+
+def redlock_unlock(key):
+    redlocks.unlock(locks.pop(key))
 
 
 def set_nx(key, token, milliseconds):

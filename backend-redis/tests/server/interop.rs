@@ -39,6 +39,33 @@ pub(crate) async fn redis_pys_lock_and_ours_exclude_each_other() -> TestResult {
     Ok(())
 }
 
+pub(crate) async fn redlock_pys_lock_and_ours_exclude_each_other() -> TestResult {
+    let place = Place::shared().await?;
+    let (store, mut python) = (place.store().await, Python::start(&place.url).await?);
+    let (key, [us, waiter]) = (place.key("a"), store.callers());
+    for claim in [exclusive("a"), shared("a"), slot("a", 3)] {
+        let grant = us.take([claim.clone()]).await;
+        // What it does not get it tries to free again.
+        assert_eq!(python.call(json!(["redlock_lock", key, 30_000])).await, false);
+        let mut waiting = waiter.queue([exclusive("a")]).await;
+        us.keep(&grant).await;
+        us.free(&grant).await;
+        assert_eq!(python.call(json!(["redlock_lock", key, 30_000])).await, false);
+        waiter.free(&waiting.served().await).await;
+
+        assert_eq!(python.call(json!(["redlock_lock", key, 30_000])).await, true);
+        assert_foreign(&us.refused([claim.clone(), exclusive("b")]).await, Some(Duration::from_secs(30)));
+        let mut waiting = waiter.queue([claim]).await;
+        waiting.still_waits().await;
+        let freed = Instant::now();
+        assert_eq!(python.call(json!(["redlock_unlock", key])).await, json!(null));
+        let turn = waiting.granted().await;
+        assert!(freed.elapsed() < SOON, "{:?}", freed.elapsed());
+        waiter.free(&turn).await;
+    }
+    Ok(())
+}
+
 pub(crate) async fn a_set_nx_of_redis_py_and_our_lock_exclude_each_other() -> TestResult {
     let place = Place::shared().await?;
     let (store, mut python) = (place.store().await, Python::start(&place.url).await?);

@@ -44,6 +44,7 @@ fn main() -> ExitCode {
         }
         interop {
             redis_pys_lock_and_ours_exclude_each_other,
+            redlock_pys_lock_and_ours_exclude_each_other,
             a_set_nx_of_redis_py_and_our_lock_exclude_each_other,
             a_held_slot_or_share_keeps_others_out_as_long_as_the_last,
             nobody_else_gets_in_between_while_ours_wait,
@@ -91,6 +92,10 @@ fn main() -> ExitCode {
         ways {
             without_a_counter_fences_go_by_the_clock,
             ahead_of_the_clock_fences_go_by_the_counter,
+            a_hand_over_raises_the_counter,
+            early_in_a_second_a_fence_is_no_shorter,
+            after_the_last_waiter_nothing_is_left,
+            a_release_after_the_end_of_the_lease_tells_the_loss,
             whoever_waits_has_a_grace,
             a_dead_waiter_is_offered_nothing,
             nothing_is_handed_over_that_is_foreign,

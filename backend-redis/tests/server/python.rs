@@ -1,4 +1,4 @@
-//! redis-py as a process of its own, in an environment that is made at the first use.
+//! redis-py and redlock-py in a process of their own, in an environment that is made at the first use.
 
 use std::{
     error::Error,
@@ -15,11 +15,11 @@ use tokio::{
 };
 
 /// What is installed.
-const PACKAGE: &str = "redis==8.1.0";
+const PACKAGES: [&str; 2] = ["redis==8.1.0", "redlock-py==1.0.8"];
 
 const DRIVER: &str = include_str!("driver.py");
 
-/// A Python process with redis-py, which does one thing after the other.
+/// A Python process with both, which does one thing after the other.
 pub(crate) struct Python {
     _process: Child,
     input: ChildStdin,
@@ -30,11 +30,11 @@ impl Python {
     /// Starts one that is connected to `url`.
     ///
     /// # Errors
-    /// [`ServerError::Unavailable`] where redis-py cannot be had.
+    /// [`ServerError::Unavailable`] where they cannot be had.
     pub(crate) async fn start(url: &str) -> Result<Self, Box<dyn Error + Send + Sync>> {
         let environment = tokio::task::spawn_blocking(environment).await?;
         let environment = environment.map_err(|reason| {
-            let reason = format!("redis-py cannot be had: {reason}");
+            let reason = format!("redis-py and redlock-py cannot be had: {reason}");
             ServerError::Unavailable { kind: Kind::Redis, reason }
         })?;
         let mut command = tokio::process::Command::new(environment.join("bin/python"));
@@ -64,9 +64,9 @@ impl Python {
     }
 }
 
-/// The folder of a virtual environment with redis-py, which all later runs find.
+/// The folder of a virtual environment with them, which all later runs find.
 fn environment() -> Result<PathBuf, String> {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(PACKAGE.replace("==", "-py-"));
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(PACKAGES.join("-").replace("==", "-"));
     if folder.exists() {
         return Ok(folder);
     }
@@ -75,14 +75,8 @@ fn environment() -> Result<PathBuf, String> {
     let aside = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).map_err(|error| error.to_string())?;
     let made = aside.path().join("made");
     run(Command::new("python3").args(["-m", "venv"]).arg(&made))?;
-    run(Command::new(made.join("bin/python")).args([
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "install",
-        "--quiet",
-        PACKAGE,
-    ]))?;
+    let install = ["-m", "pip", "--disable-pip-version-check", "install", "--quiet"];
+    run(Command::new(made.join("bin/python")).args(install).args(PACKAGES))?;
     match fs::rename(&made, &folder) {
         Err(_) if folder.exists() => Ok(folder),
         done => done.map(|()| folder).map_err(|error| error.to_string()),

@@ -103,6 +103,83 @@ pub(crate) async fn ahead_of_the_clock_fences_go_by_the_counter() -> TestResult 
     Ok(())
 }
 
+/// What was handed over counts for the fences to come, though the holder never asks for anything again; and while it is not
+/// free of the line, whoever takes something looks whether somebody waits.
+pub(crate) async fn a_hand_over_raises_the_counter() -> TestResult {
+    let place = Place::shared().await?;
+    let (store, raw, counter) = (place.store().await, place.raw().await?, place.base("/f"));
+    for ids in [vec![exclusive("a")], vec![exclusive("b"), exclusive("c")], vec![shared("d")]] {
+        let [holder, waiter] = store.callers();
+        let held = holder.take([exclusive(ids[0].target.id().expect("no global lock"))]).await;
+        let mut waiting = waiter.queue(ids.clone()).await;
+        holder.free(&held).await;
+        let kept: i64 = raw.send(&["GET", &counter]).await?;
+        let turn = waiting.offered().await;
+        let fence = turn.locks[0].granted.fence;
+        assert!(kept.unsigned_abs() >= fence, "{ids:?}: {kept} after {fence}");
+        assert!(kept < 0 || ids.len() > 1, "{ids:?}: {kept}");
+        waiter.free(&turn).await;
+    }
+    Ok(())
+}
+
+/// The server tells the microseconds of a second without leading zeros.
+pub(crate) async fn early_in_a_second_a_fence_is_no_shorter() -> TestResult {
+    let place = Place::shared().await?;
+    let (store, raw, counter) = (place.store().await, place.raw().await?, place.base("/f"));
+    for way in WAYS {
+        loop {
+            while now(&raw).await % 1_000_000 > 50_000 {}
+            let began = now(&raw).await;
+            let forget = async || _ = raw.send::<i64>(&["DEL", &counter]).await.expect("the server answers");
+            let fence = way.fence(&store, forget).await;
+            assert!(fence > began, "{way:?}: {fence} after {began}");
+            if fence % 1_000_000 < 100_000 {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whoever came to an id by waiting, and leaves it when nobody else waits, leaves nothing of the line.
+pub(crate) async fn after_the_last_waiter_nothing_is_left() -> TestResult {
+    let place = Place::shared().await?;
+    let (store, raw) = (place.store().await, place.raw().await?);
+    for ids in [vec![exclusive("a")], vec![exclusive("b"), exclusive("c")], vec![shared("d")]] {
+        let [holder, first, second] = store.callers();
+        let held = holder.take([exclusive(ids[0].target.id().expect("no global lock"))]).await;
+        let mut next = first.queue(ids.clone()).await;
+        let mut last = second.queue(ids).await;
+        holder.free(&held).await;
+        first.free(&next.served().await).await;
+        second.free(&last.served().await).await;
+        let mut keys: Vec<String> = raw.send(&["KEYS", &place.base("*")]).await?;
+        keys.retain(|key| !key.starts_with(&place.base("/p:")) && *key != place.base("/f"));
+        assert!(keys.is_empty(), "{keys:?}");
+    }
+    Ok(())
+}
+
+/// A main key outlives its lease while somebody waits: a release that comes only then frees nothing that was still held.
+pub(crate) async fn a_release_after_the_end_of_the_lease_tells_the_loss() -> TestResult {
+    let place = Place::shared().await?;
+    let (store, raw) = (place.store().await, place.raw().await?);
+    let ([slow, waiter], key) = (store.callers(), place.key("a"));
+    let held = slow.take(["a"]).await;
+    let mut waiting = waiter.queue(["a"]).await;
+    // As if the lease had been one of 1 ms, and nobody had looked since.
+    let value: String = raw.send(&["GET", &key]).await?;
+    let mut fields: Vec<&str> = value.split('|').collect();
+    assert_eq!((fields[3], fields[4]), ("q", ""), "{value}");
+    fields[5] = "1";
+    while now(&raw).await < held.locks[0].granted.fence + 5_000 {}
+    raw.send::<()>(&["SET", &key, &fields.join("|"), "PX", "5000"]).await?;
+    assert_eq!(slow.release(&held).await.lost.len(), 1);
+    waiter.free(&waiting.served().await).await;
+    Ok(())
+}
+
 /// While somebody of ours waits a main key outlives its lease, so that no other client gets in between.
 pub(crate) async fn whoever_waits_has_a_grace() -> TestResult {
     let place = Place::shared().await?;
