@@ -1,17 +1,18 @@
 //! The example `guarded_write` on real servers: a former holder's transaction is refused by the database itself.
 
-#[path = "../examples/guarded_write/ledger.rs"]
-mod ledger;
+#[path = "../examples/guarded_write/main.rs"]
+#[allow(dead_code, reason = "its main reads the command line")]
+mod example;
 
 use std::{process::ExitCode, time::Duration};
 
 use lockcore::{BreakMode, LockDao, LockingService, Target};
-use lockcore_conformance::servers::{self, Kind, TestResult, trial};
+use lockcore_conformance::servers::{self, Kind, Server, TestResult, trial};
 use lockcore_sql::{MysqlLockDao, PostgresLockDao};
 use sqlx::{AssertSqlSafe, MySqlPool, PgPool, Row};
 use uuid::Uuid;
 
-use ledger::{Ledger, TransferError};
+use example::ledger::{Ledger, TransferError};
 
 const LEASE: Duration = Duration::from_secs(60);
 
@@ -22,6 +23,9 @@ fn main() -> ExitCode {
             mysql(Kind::MariaDb)
         }),
         trial(Kind::MySql, "guarded_write::a_former_holders_transaction_is_refused", || mysql(Kind::MySql)),
+        trial(Kind::Postgres, "guarded_write::the_example_runs", || the_example_runs(Kind::Postgres)),
+        trial(Kind::MariaDb, "guarded_write::the_example_runs", || the_example_runs(Kind::MariaDb)),
+        trial(Kind::MySql, "guarded_write::the_example_runs", || the_example_runs(Kind::MySql)),
     ])
 }
 
@@ -51,6 +55,24 @@ async fn mysql(kind: Kind) -> TestResult {
     let balance = sqlx::query("SELECT balance FROM ledger_account WHERE name = ?");
     let balance: i64 = balance.bind(&names[0]).fetch_one(&pool).await?.try_get(0)?;
     assert_eq!(balance, 80, "two of four transfers were made");
+    Ok(())
+}
+
+/// As from the command line, on a server that knows nothing of it.
+async fn the_example_runs(kind: Kind) -> TestResult {
+    let server = Server::start(kind).await?;
+    example::run(&server.url(), "a", "b", 30).await?;
+    example::run(&server.url(), "b", "a", 10).await?;
+    let refused = example::run(&server.url(), "a", "b", 1000).await.expect_err("it has too little");
+    assert!(refused.to_string().contains("too little"), "{refused}");
+    let balances = "SELECT balance FROM ledger_account ORDER BY name";
+    let balances: Vec<i64> = match kind {
+        Kind::Postgres => {
+            sqlx::query_scalar(balances).fetch_all(&PgPool::connect(&server.url()).await?).await?
+        }
+        _ => sqlx::query_scalar(balances).fetch_all(&MySqlPool::connect(&server.url()).await?).await?,
+    };
+    assert_eq!(balances, [80, 120]);
     Ok(())
 }
 

@@ -19,6 +19,10 @@ fn main() -> ExitCode {
         trial(Kind::Postgres, name, postgres),
         trial(Kind::MySql, name, || mysql(Kind::MySql)),
         trial(Kind::MariaDb, name, || mysql(Kind::MariaDb)),
+        trial(Kind::MySql, "read_only::a_privileged_definer_writes_for_everybody", || definer(Kind::MySql)),
+        trial(Kind::MariaDb, "read_only::a_privileged_definer_writes_for_everybody", || {
+            definer(Kind::MariaDb)
+        }),
     ])
 }
 
@@ -61,6 +65,44 @@ async fn mysql(kind: Kind) -> TestResult {
         Ok(())
     })
     .await
+}
+
+/// Routines that a privileged user made write for everybody who may call them, though the server is read-only; it is told.
+/// MySQL has a way to be read-only for everybody.
+async fn definer(kind: Kind) -> TestResult {
+    let server = Server::start(kind).await?;
+    MysqlLockDao::<String, Uuid>::connect(server.url()).await?;
+    let mut sql = MySqlConnection::connect(&server.url()).await?;
+    let database: String = sqlx::query_scalar("SELECT DATABASE()").fetch_one(&mut sql).await?;
+    for statement in [
+        "CREATE USER app@'%' IDENTIFIED BY 'no secret'".to_owned(),
+        format!("GRANT EXECUTE ON {database}.* TO app@'%'"),
+    ] {
+        sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut sql).await?;
+    }
+    let url = format!("mysql://app:no%20secret@{}/{database}", server.address());
+    let dao = MysqlLockDao::<String, Uuid>::connect(url).await?;
+    sqlx::raw_sql("SET GLOBAL read_only = ON").execute(&mut sql).await?;
+    let held = request("a");
+    let Acquired::Granted(granted) = dao.acquire(&held).await? else { return Err("it is free".into()) };
+    let grant = Grant::new(held.context, held.claims.clone(), granted, held.lease);
+    assert!(matches!(dao.acquire(&request("a")).await?, Acquired::Refused(_)), "it is held");
+    assert!(dao.doctor().await?.iter().any(|finding| finding.severity == Severity::Error));
+    if kind == Kind::MySql {
+        sqlx::raw_sql("SET GLOBAL super_read_only = ON").execute(&mut sql).await?;
+        for error in [
+            dao.acquire(&request("b")).await.expect_err("no write"),
+            dao.renew(&grant).await.expect_err("no write"),
+            dao.release(&grant).await.expect_err("no write"),
+        ] {
+            assert_eq!(error.kind(), BackendErrorKind::Misconfigured, "{error:?}");
+            assert!(!error.in_doubt(), "{error:?}");
+        }
+        sqlx::raw_sql("SET GLOBAL super_read_only = OFF").execute(&mut sql).await?;
+    }
+    assert_eq!(dao.renew(&grant).await?.lost, []);
+    assert_eq!(dao.release(&grant).await?.lost, []);
+    Ok(())
 }
 
 async fn check(

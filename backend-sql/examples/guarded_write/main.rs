@@ -1,9 +1,9 @@
-//! A transfer under two locks, in a database that refuses what a former holder writes.
+//! A transfer under two locks, in a database that refuses what a former holder writes. Accounts that are new begin with 100.
 //!
 //! `cargo run -p lockcore-sql --features postgres,mysql --example guarded_write -- \
 //! postgres://user@host/database FROM TO AMOUNT`
 
-mod ledger;
+pub(crate) mod ledger;
 
 use std::{env, error::Error};
 
@@ -25,15 +25,23 @@ async fn main() -> Done {
     let [url, from, to, amount] = arguments.as_slice() else {
         return Err("usage: guarded_write URL FROM TO AMOUNT".into());
     };
-    let amount = amount.parse()?;
+    run(url, from, to, amount.parse()?).await
+}
+
+pub(crate) async fn run(url: &str, from: &str, to: &str, amount: i64) -> Done {
     if url.starts_with("postgres") {
         let pool = PgPool::connect(url).await?;
         sqlx::raw_sql(TABLE).execute(&pool).await?;
+        let open =
+            "INSERT INTO ledger_account (name, balance) VALUES ($1, 100), ($2, 100) ON CONFLICT DO NOTHING";
+        sqlx::query(open).bind(from).bind(to).execute(&pool).await?;
         let locks = LockingService::new(PostgresLockDao::<String>::connect(url).await?);
         transfer(&locks, &Ledger::Postgres(pool), from, to, amount).await
     } else {
         let pool = MySqlPool::connect(url).await?;
         sqlx::raw_sql(TABLE).execute(&pool).await?;
+        let open = "INSERT IGNORE INTO ledger_account (name, balance) VALUES (?, 100), (?, 100)";
+        sqlx::query(open).bind(from).bind(to).execute(&pool).await?;
         let locks = LockingService::new(MysqlLockDao::<String>::connect(url).await?);
         transfer(&locks, &Ledger::Mysql(pool), from, to, amount).await
     }

@@ -18,8 +18,10 @@
 //! - **Routines decide.** Every operation is one `CALL` of a versioned stored procedure: one round trip, and one transaction
 //!   whatever the number of ids, which travel as one JSON text. Nothing is decided here.
 //! - **One row for each id** says who holds it exclusively, and whether there is anything else (`extra`): other holders,
-//!   waiters, offers, a freeze, which are rows of another table. So the usual case - one id, exclusive, nothing in the way -
-//!   is one `UPDATE` of one row. Everything else locks the rows of its ids first, in the order of the ids, and decides in
+//!   waiters, offers, a freeze, which are rows of another table. So the usual case - exclusive locks, nothing in the way -
+//!   is one `UPDATE` of these rows, which finds them free or changes nothing. What it does not look at is whether the attempt
+//!   was withdrawn: a withdrawal writes into the rows until when that may be asked, and until then they are no usual case.
+//!   Everything else locks the rows of its ids first, in the order of the ids, and decides in
 //!   later statements, under READ COMMITTED, which every transaction asks for: each of them sees what was committed before
 //!   the locks were had. An error rolls back and is told.
 //! - **The server's clock decides**, in microseconds of UTC, whatever the time zone of the session. A grant "from the
@@ -35,8 +37,9 @@
 //!   that was given to somebody else holds no such lock, so that no other query is ever interrupted. What it waits for is a
 //!   user-level lock too, which a second connection of the DAO keeps and otherwise does nothing: in `SLEEP`, MariaDB may
 //!   take two seconds over an interruption. On connecting it is tried out; [`push`](lockcore::Capabilities::push) is
-//!   declared only if that works. Who was interrupted before it waited finds what it was woken for in its next call. A DAO with waiters also gives a sign of life every second, which finds
-//!   leases that ended, and offers that it was not told of. If listening fails, everybody asks again.
+//!   declared only if that works. Who was interrupted before it waited finds what it was woken for in its next call. A
+//!   DAO with waiters also gives a sign of life every second, which finds leases that ended, and offers that it was not
+//!   told of. If listening fails, everybody asks again.
 //! - **Connections** are kept by the runtime that made them, and closed if an operation on one was abandoned: no ping, no
 //!   hidden statement, and no transaction that spans calls, which a dropped future could leave open. Deadlocks and lock wait
 //!   timeouts are tried again within the [timeout](MysqlBuilder::timeout); a renewal, release or withdrawal also on another

@@ -13,7 +13,7 @@ use crate::server::ServerError;
 pub(super) const VERSION: i64 = 1;
 
 /// The texts, in the order in which they are needed: statements, each ended by a line `//`. `{name}` stands for the
-/// quoted name of a table or routine, or for one of the [`PIECES`].
+/// quoted name of a table or routine, `{name as text}` for that as a literal, other words for one of the [`PIECES`].
 const TEXTS: &[&str] = &[
     include_str!("schema/tables.sql"),
     include_str!("schema/handoff.sql"),
@@ -48,6 +48,21 @@ const PIECES: &[(&str, &str)] = &[
     ("mark", "SELECT 1 FROM {marks} m WHERE m.ns = p_ns AND m.context = p_context AND m.attempt = p_attempt"),
     // Microseconds since 1970, whatever the session's time zone.
     ("clock", "TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(6))"),
+    // The ids of the sets of `v1_acquire_many` and `v1_release_many` as a list of literals. If some element ends in another
+    // way, quotes are left in it; if somebody made the set up, other characters that are no digits, which is an error.
+    (
+        "ids asked for",
+        "CONCAT('x''', REPLACE(SUBSTRING(p_set, 4, LENGTH(p_set) - 12), '\",2,0,0],[\"', ''',x'''), '''')",
+    ),
+    (
+        "ids to free",
+        "CONCAT('x''', REPLACE(SUBSTRING(p_set, 4, LENGTH(p_set) - 7 - LENGTH(p_fence)), \
+         CONCAT('\",', p_fence, '],[\"'), ''',x'''), '''')",
+    ),
+    (
+        "are ids",
+        "v_ids NOT LIKE '%\"%' AND UNHEX(REPLACE(REPLACE(REPLACE(v_ids, 'x', ''), '''', ''), ',', '')) IS NOT NULL",
+    ),
     // Later than every time, and more than all permits.
     ("never", "9000000000000000000"),
     ("hour", "3600000000"),
@@ -76,7 +91,7 @@ const PIECES: &[(&str, &str)] = &[
     // Somebody holds, waits for or froze `i`.
     (
         "shown",
-        "(i.context <> '' AND i.until > v_now OR i.extra = 1 AND (i.frozen = 1 OR EXISTS (SELECT 1 FROM {claims} h \
+        "(i.until > v_now OR i.extra = 1 AND (i.frozen = 1 OR EXISTS (SELECT 1 FROM {claims} h \
          WHERE h.ns = p_ns AND h.id = i.id AND h.state = 0 AND h.until > v_now) OR EXISTS (SELECT 1 FROM {claims} w \
          JOIN {sessions} s ON s.session = w.session AND {alive s} WHERE w.ns = p_ns AND w.id = i.id \
          AND w.state IN (2, 3))))",
@@ -84,7 +99,7 @@ const PIECES: &[(&str, &str)] = &[
     // All of it, as `reply::Inspected`.
     (
         "inspected",
-        "CONCAT('{\"i\":\"', HEX(i.id), '\",\"h\":[', IF(i.context <> '', IF(i.until > v_now, CONCAT('[\"', \
+        "CONCAT('{\"i\":\"', HEX(i.id), '\",\"h\":[', IF(i.until > 0, IF(i.until > v_now, CONCAT('[\"', \
          HEX(i.context), '\",\"', HEX(i.owner), '\",2,0,0,', i.fence, ',', i.since, ',', i.lease, ',', \
          LEAST(i.until - v_now, i.lease), ',0,[]]'), ''), IFNULL((SELECT GROUP_CONCAT(CONCAT('[\"', HEX(h.context), \
          '\",\"', HEX(h.owner), '\",', h.mode, ',', h.permits, ',', h.cap, ',', h.number, ',', h.since, ',', h.lease, \
@@ -118,7 +133,7 @@ impl Names {
     /// See [`MysqlLockDao::fence_check`](super::MysqlLockDao::fence_check).
     pub(super) fn fence_check(&self) -> String {
         let condition = "EXISTS (SELECT 1 FROM {namespaces} n STRAIGHT_JOIN {ids} i ON i.ns = n.ns \
-             WHERE n.name = ? AND i.id = ? AND i.fence = ? AND (i.context <> '' AND i.until > {clock} OR EXISTS (\
+             WHERE n.name = ? AND i.id = ? AND i.fence = ? AND (i.until > {clock} OR EXISTS (\
              SELECT 1 FROM {claims} c WHERE c.ns = i.ns AND c.id = i.id AND c.state = 0 AND c.number = i.fence \
              AND c.mode = 2 AND c.broken = 0 AND c.until > {clock} LOCK IN SHARE MODE)) LOCK IN SHARE MODE)";
         // Nothing of it depends on the flavor.
@@ -134,9 +149,10 @@ impl Names {
             rest = behind;
             match behind.split_once('}') {
                 Some((word, behind)) if is_word(word) => {
-                    match piece(word, flavor) {
-                        Some(piece) => filled.push_str(&self.fill(piece, flavor)),
-                        None => filled.push_str(&self.quoted(word)),
+                    match (piece(word, flavor), word.strip_suffix(" as text")) {
+                        (Some(piece), _) => filled.push_str(&self.fill(piece, flavor)),
+                        (None, Some(table)) => filled.push_str(&literal(&self.quoted(table))),
+                        (None, None) => filled.push_str(&self.quoted(word)),
                     }
                     rest = behind;
                 }

@@ -22,7 +22,7 @@ pub(super) struct Routine {
     pub(super) name: String,
     /// The call with `$1`, `$2` and so on: prepared once for each connection.
     pub(super) prepared: std::sync::Arc<str>,
-    /// Called, rather than selected from: it commits by itself, and its last parameter is the answer.
+    /// Called, rather than selected from: it commits by itself, and its last parameter, empty at first, is the answer.
     pub(super) is_procedure: bool,
 }
 
@@ -39,7 +39,7 @@ impl Routine {
     pub(super) fn new(name: String, parameters: usize, is_procedure: bool) -> Self {
         let mut list: Vec<String> = (1..=parameters).map(|number| format!("${number}")).collect();
         if is_procedure {
-            list.push("NULL".to_owned());
+            list.push("''".to_owned());
         }
         let verb = if is_procedure { "CALL" } else { "SELECT" };
         let prepared = format!("{verb} {name}({})", list.join(", ")).into();
@@ -55,7 +55,7 @@ impl Routine {
             }
             argument.spell_out(&mut text);
         }
-        text.push_str(if self.is_procedure { ", NULL)" } else { ")" });
+        text.push_str(if self.is_procedure { ", '')" } else { ")" });
         text
     }
 }
@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn a_call_can_be_spelt_out() {
         let routine = Routine::new("\"s\".\"f\"".to_owned(), 4, true);
-        assert_eq!(&*routine.prepared, "CALL \"s\".\"f\"($1, $2, $3, $4, NULL)");
+        assert_eq!(&*routine.prepared, "CALL \"s\".\"f\"($1, $2, $3, $4, '')");
         let ids = [b"a'\0".to_vec(), Vec::new()];
         let arguments = [
             Argument::Bytes(b"\\"),
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(
             routine.spelt_out(&arguments),
             "CALL \"s\".\"f\"(E'\\\\x5c'::bytea, -7::int8, ARRAY[E'\\\\x612700'::bytea,E'\\\\x'::bytea]::bytea[], \
-             ARRAY[1,2]::int8[], NULL)"
+             ARRAY[1,2]::int8[], '')"
         );
     }
 }

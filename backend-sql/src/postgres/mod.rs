@@ -34,10 +34,12 @@
 //! - **Durability.** A grant, a renewal and a hand-off are as durable as the server's `synchronous_commit` says; a release
 //!   that hands nothing over, a refusal and a place in the queue are committed asynchronously, see [`Commit`].
 //! - **Connections** are kept by the runtime that made them, and closed if an operation on one was abandoned: no ping, no
-//!   hidden statement. With [`prepared`](PostgresBuilder::prepared) statements one message after connecting sets the isolation
-//!   level and has plans made once, by the indexes; on connections of the application's pool nothing is set. Deadlocks and serialization failures are tried again within the
-//!   [timeout](PostgresBuilder::timeout); a renewal, release or withdrawal also on another connection if the first one was
-//!   cut. An acquire is not: it might arrive late. It is told as in doubt, and the service withdraws it.
+//!   hidden statement. A renewal or release where there is none yet borrows the one that gives signs of life. With
+//!   [`prepared`](PostgresBuilder::prepared) statements one message after connecting sets the isolation level and has plans
+//!   made once, by the indexes; on connections of the application's pool nothing is set. Deadlocks and serialization
+//!   failures are tried again within the [timeout](PostgresBuilder::timeout); a renewal, release or withdrawal also on
+//!   another connection if the first one was cut. An acquire is not: it might arrive late. It is told as in doubt, and the
+//!   service withdraws it.
 //!
 //! # Who needs which rights
 //! Connecting creates the schema if it is missing, unless [`migrate`](PostgresBuilder::migrate) is off; [`schema_sql`] and

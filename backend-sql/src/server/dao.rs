@@ -81,7 +81,7 @@ async fn on_connection<E: Engine, T>(
 ) -> Result<T, ServerError> {
     let after = shared.engine.settings().timeout.max(Duration::from_secs(30));
     let work = background::within(after, async {
-        let mut lease = shared.pool.take(&shared.engine).await?;
+        let mut lease = shared.pool.take(&shared.engine, false).await?;
         let done = work(lease.conn()).await;
         if done.is_ok() && shared.engine.keeps_connections() {
             lease.give_back();

@@ -65,6 +65,7 @@ impl ServerError {
     }
 
     /// The same failure before anything was asked for, so that nothing was done.
+    #[cfg(feature = "postgres")]
     pub(crate) fn unasked(mut self) -> Self {
         if let ServerError::Database { in_doubt, .. } = &mut self {
             *in_doubt = false;

@@ -18,5 +18,9 @@ pub use dao::ServerLockDao;
 pub(crate) use engine::{Engine, Heard, Order};
 pub(crate) use error::ServerError;
 pub(crate) use pool::Pool;
-pub(crate) use request::{Ask, Hold, Key, Modes, Place, micros};
-pub(crate) use settings::{Settings, Word};
+#[cfg(feature = "postgres")]
+pub(crate) use request::Modes;
+pub(crate) use request::{Ask, Hold, Key, Place, micros};
+pub(crate) use settings::Settings;
+#[cfg(feature = "postgres")]
+pub(crate) use settings::Word;

@@ -53,8 +53,14 @@ impl<T: Send> Pool<T> {
         Pool { runtimes: Mutex::default(), max }
     }
 
-    /// A connection of this runtime: an idle one, or a new one.
-    pub(crate) async fn take<E: Engine<Conn = T>>(&self, engine: &E) -> Result<Lease<T>, ServerError> {
+    /// A connection of this runtime: an idle one, or a new one. `warm`: rather than a new one, an idle one of this crate's
+    /// thread, whose runtime drives it for whoever polls it. That takes two more switches between threads, and to connect
+    /// may take longer than is left of a lease.
+    pub(crate) async fn take<E: Engine<Conn = T>>(
+        &self,
+        engine: &E,
+        warm: bool,
+    ) -> Result<Lease<T>, ServerError> {
         let own = self.own();
         let permit = match own.free.clone().try_acquire_owned() {
             Ok(permit) => permit,
@@ -63,14 +69,28 @@ impl<T: Send> Pool<T> {
         let (idle, generation) = own.take();
         let conn = match idle {
             Some(conn) => conn,
-            None => engine.connect().await?,
+            None => match if warm { self.borrow() } else { None } {
+                Some(lease) => return Ok(lease),
+                None => engine.connect().await?,
+            },
         };
         Ok(Lease { conn: Some(conn), own, generation, _permit: permit })
     }
 
+    /// An idle connection of this crate's thread.
+    fn borrow(&self) -> Option<Lease<T>> {
+        let own = self.own_of(background::handle().id());
+        let permit = own.free.clone().try_acquire_owned().ok()?;
+        let (idle, generation) = own.take();
+        Some(Lease { conn: Some(idle?), own, generation, _permit: permit })
+    }
+
     fn own(&self) -> Arc<Own<T>> {
         // Without a runtime of the caller's the sockets belong to ours, see `background::hosted`.
-        let runtime = Handle::try_current().map_or_else(|_| background::handle().id(), |here| here.id());
+        self.own_of(Handle::try_current().map_or_else(|_| background::handle().id(), |here| here.id()))
+    }
+
+    fn own_of(&self, runtime: Id) -> Arc<Own<T>> {
         let mut runtimes = lock(&self.runtimes);
         if let Some(own) = runtimes.iter().find(|own| own.runtime == runtime) {
             return own.clone();

@@ -4,7 +4,7 @@
 //!
 //! | order | answer |
 //! | --- | --- |
-//! | acquire | `G` and fences, separated by commas: all granted, exclusively, to the caller alone; else [`Acquiring`] |
+//! | acquire | `G` and fences, separated by commas, or one for all: all granted, exclusively, to the caller alone; else [`Acquiring`] |
 //! | withdraw | empty: left; else [`Acquiring`] with `g` |
 //! | release, renew | empty: nothing was lost; else a list of `[position from 0, 0 expired / 1 broken / 2 vanished]` |
 //! | beat, what is pushed | [`Told`] |
@@ -184,6 +184,9 @@ pub(crate) fn plain_grant(backend: &'static str, fences: &str, claims: usize) ->
         })?;
         let (mode, permits) = (lockcore::Mode::Exclusive, SmallVec::new());
         granted.push(Granted { mode, fence, permits, in_use: 1 });
+    }
+    if let [one] = &granted[..] {
+        granted = smallvec::smallvec![one.clone(); claims];
     }
     checked(backend, granted, claims)
 }

@@ -94,7 +94,7 @@ async fn try_once<E: Engine>(
     order: &Order<'_>,
     sent: &mut bool,
 ) -> Result<String, ServerError> {
-    let mut lease = pool.take(engine).await?;
+    let mut lease = pool.take(engine, matches!(order, Order::Renew(_) | Order::Release(_))).await?;
     *sent = true;
     let answer = engine.carry_out(lease.conn(), order).await;
     let keep = answer.as_ref().map_or_else(|error| !error.broke_connection(), |_| true);

@@ -280,11 +280,14 @@ impl<E: Engine> Watch<E> {
     /// Starts the tasks. `Err` holds why nothing is heard; it is tried again and again all the same.
     pub(crate) async fn start(shared: Arc<Shared<E>>) -> (Self, Result<(), ServerError>) {
         let (tried, outcome) = oneshot::channel();
+        let warm = shared.clone();
         let mut tasks = vec![background::handle().spawn(shared.clone().give_signs_of_life())];
         let outcome = if shared.engine.settings().listen {
             tasks.push(background::handle().spawn(shared.clone().listen(tried)));
             outcome.await.unwrap_or(Ok(()))
         } else {
+            // As listening does: it leaves a connection for the first renewal. If it fails, that makes its own.
+            let _ = background::handle().spawn(async move { warm.beat(None).await }).await;
             let what = "listening is switched off".to_owned();
             Err(ServerError::Misconfigured { backend: E::NAME, what })
         };

@@ -6,14 +6,14 @@ use std::{
     time::Duration,
 };
 
-use lockcore::{LockDao, Withdraw};
+use lockcore::{AcquireRequest, Acquired, Grant, LockDao, LossReason, Target, Withdraw};
 use lockcore_conformance::servers::{Kind, Proxy, TestResult, Trial};
 use lockcore_sql::MysqlLockDao;
 use sqlx::Connection;
 use uuid::Uuid;
 
 use crate::{
-    place::{Place, granted, request, take},
+    place::{Place, granted, handed, queue, request, take},
     test,
 };
 
@@ -26,6 +26,8 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         test(kind, "hazards::passwords_are_not_shown", passwords_are_not_shown),
         test(kind, "hazards::passwords_are_sent_over_tls_only", passwords_are_sent_over_tls_only),
         test(kind, "hazards::a_damaged_schema_is_told", a_damaged_schema_is_told),
+        test(kind, "hazards::fences_rise_though_the_clock_does_not", fences_rise_though_the_clock_does_not),
+        test(kind, "hazards::only_what_is_held_is_passed_on", only_what_is_held_is_passed_on),
         test(kind, "hazards::two_round_trips_however_many_ids", two_round_trips_however_many_ids),
         test(kind, "hazards::other_runtimes_have_other_connections", other_runtimes_have_other_connections),
     ]
@@ -200,6 +202,71 @@ async fn a_damaged_schema_is_told(kind: Kind) -> TestResult {
     let error = dao.acquire(&request(["a"])).await.expect_err("the schema is damaged");
     assert_eq!(error.kind(), lockcore::BackendErrorKind::Misconfigured, "{error}");
     assert!(!error.in_doubt());
+    Ok(())
+}
+
+/// Fences that are ahead of the clock, as after it was set back: one id, a set, a set of one and the other, a hand-over.
+async fn fences_rise_though_the_clock_does_not(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let ids = ["a", "b", "c"];
+    let held = take(&dao, ids).await?;
+    dao.release(&held).await?;
+    place.sql().await?.run("UPDATE lockcore_ids SET fence = fence + 1000000000000 WHERE id <> 'c'").await?;
+    let mut highest = held.locks[0].granted.fence + 1_000_000_000_000;
+    for ids in [&ids[..1], &ids[..2], &ids[1..2], &ids[..], &ids[1..]] {
+        let held = take(&dao, ids).await?;
+        let waiting = if ids.len() == 1 { Some(queue(&dao, ids).await?) } else { None };
+        for lock in &held.locks {
+            assert!(lock.granted.fence > highest, "{ids:?}: {held:?}");
+        }
+        highest = held.locks[0].granted.fence;
+        assert_eq!(dao.release(&held).await?.lost, []);
+        if let Some((request, wakeup)) = waiting {
+            let held = handed(&dao, &request, wakeup).await?;
+            assert!(held.locks[0].granted.fence > highest, "{ids:?}: {held:?}");
+            highest = held.locks[0].granted.fence;
+            assert_eq!(dao.release(&held).await?.lost, []);
+        }
+    }
+    Ok(())
+}
+
+/// 2.4, 3.7, 6: a release that finds somebody waiting looks as closely as any other, and serves whose turn it is.
+async fn only_what_is_held_is_passed_on(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let held = take(&dao, ["a"]).await?;
+    let nested = AcquireRequest { queue: true, nested: true, ..request(["a"]) };
+    let Acquired::Queued { wakeup, .. } = dao.acquire(&nested).await? else {
+        return Err("it is held".into());
+    };
+    let (second, behind) = queue(&dao, ["a"]).await?;
+    let mut another = Grant { context: Uuid::new_v4(), ..held.clone() };
+    assert_eq!(dao.release(&another).await?.lost.len(), 1, "another context");
+    another = held.clone();
+    another.locks[0].granted.fence -= 1;
+    assert_eq!(dao.release(&another).await?.lost.len(), 1, "another fence");
+    assert_eq!(dao.renew(&held).await?.lost, []);
+    dao.release(&held).await?;
+    let held = handed(&dao, &nested, wakeup).await?;
+    another = Grant { context: Uuid::new_v4(), ..held.clone() };
+    assert_eq!(dao.release(&another).await?.lost.len(), 1, "another context");
+    dao.release(&held).await?;
+    let held = handed(&dao, &second, behind).await?;
+
+    let (waits, wakeup) = queue(&dao, ["a"]).await?;
+    let target = Target::Id("a".to_owned());
+    dao.freeze(&target, true).await?;
+    assert_eq!(dao.release(&held).await?.lost, []);
+    assert_eq!(dao.inspect(&target).await?.holders.len(), 0, "it is frozen");
+    dao.freeze(&target, false).await?;
+    let held = handed(&dao, &waits, wakeup).await?;
+
+    queue(&dao, ["a"]).await?;
+    place.sql().await?.run("UPDATE lockcore_claims SET until = until - lease - 1000 WHERE state = 0").await?;
+    let lost = dao.release(&held).await?.lost;
+    assert!(matches!(&lost[..], [lost] if lost.reason == LossReason::Expired), "{lost:?}");
     Ok(())
 }
 

@@ -2,16 +2,22 @@
 
 use std::{
     pin::pin,
+    sync::Arc,
     task::{Context, Waker},
     time::Duration,
 };
 
-use lockcore::{Acquired, LockDao, Severity, Wake, Withdraw};
-use lockcore_conformance::servers::{TestResult, Trial};
-use sqlx::Connection;
+use lockcore::{Acquired, Grant, LockDao, Severity, Wake, Withdraw};
+use lockcore_conformance::{
+    eventually,
+    servers::{Kind, Mode, Proxy, Server, TestResult, Trial},
+};
+use lockcore_sql::PostgresLockDao;
+use sqlx::{Connection, PgConnection};
+use tokio::task::JoinSet;
 
 use crate::{
-    place::{PATIENCE, Place, granted, handed, queue, request, take},
+    place::{Dao, Error, PATIENCE, Place, Sql, granted, handed, queue, request, take},
     test,
 };
 
@@ -19,7 +25,10 @@ pub(crate) fn tests() -> Vec<Trial> {
     vec![
         test("hazards::an_abandoned_exchange_harms_nobody", an_abandoned_exchange_harms_nobody),
         test("hazards::a_deadlock_is_retried", a_deadlock_is_retried),
+        test("hazards::overlapping_sets_do_not_deadlock", overlapping_sets_do_not_deadlock),
         test("hazards::a_lost_listener_is_replaced", a_lost_listener_is_replaced),
+        test("hazards::a_reset_listener_is_replaced", a_reset_listener_is_replaced),
+        test("hazards::a_renewal_needs_no_new_connection", a_renewal_needs_no_new_connection),
         test("hazards::nothing_depends_on_being_told", nothing_depends_on_being_told),
         test("hazards::a_cut_connection_is_replaced", a_cut_connection_is_replaced),
         test("hazards::an_exhausted_pool_is_told", an_exhausted_pool_is_told),
@@ -100,6 +109,39 @@ async fn a_deadlock_is_retried() -> TestResult {
     Ok(())
 }
 
+/// Everybody takes rows in the order of their ids, whatever their order in the table, and holds none out of order.
+async fn overlapping_sets_do_not_deadlock() -> TestResult {
+    const IDS: u32 = 8;
+    let server = Server::start(Kind::Postgres).await?;
+    let builder = PostgresLockDao::builder().url(server.url()).timeout(2 * PATIENCE);
+    let dao: Arc<Dao> = Arc::new(builder.connect().await?);
+    for id in (0..IDS).rev() {
+        dao.release(&take(&dao, [id.to_string()]).await?).await?;
+    }
+    let mut racing = JoinSet::new();
+    for racer in 1..=8_u32 {
+        let dao = dao.clone();
+        racing.spawn(async move {
+            for round in 1..=100 {
+                // Some of them, another choice each time; 0 is among all.
+                let chosen = (0..IDS).filter(|id| *id == 0 || (racer * round * 37) >> id & 1 == 1);
+                let asked = request(chosen.map(|id| id.to_string()).collect::<Vec<_>>());
+                if let Acquired::Granted(set) = dao.acquire(&asked).await? {
+                    let held = Grant::new(asked.context, asked.claims.clone(), set, asked.lease);
+                    dao.release(&held).await?;
+                }
+            }
+            Ok::<_, Error>(())
+        });
+    }
+    for raced in racing.join_all().await {
+        raced?;
+    }
+    let mut sql = Sql(PgConnection::connect(&server.url()).await?);
+    assert_eq!(sql.number("SELECT sum(deadlocks) FROM pg_stat_database").await?, 0);
+    Ok(())
+}
+
 /// The backends that listen for the DAOs of this schema cannot be told apart, but by who is told: all are ended.
 async fn end_listeners(place: &Place) -> Result<(), crate::place::Error> {
     let mut sql = place.sql().await?;
@@ -131,6 +173,56 @@ async fn a_lost_listener_is_replaced() -> TestResult {
         dao.release(&held).await?;
         let held = handed(&dao, &waits, wakeup).await?;
         dao.release(&held).await?;
+    }
+    Ok(())
+}
+
+/// A reset is told by the driver as an error, other ends as a gap: also then whoever waits is to ask again.
+async fn a_reset_listener_is_replaced() -> TestResult {
+    let place = Place::new().await?;
+    let proxy = Proxy::start(place.server.address()).await?;
+    let dao = place.builder().listen_url(place.server.url_through(proxy.address())).connect().await?;
+    let held = take(&dao, ["a"]).await?;
+    let (waits, mut wakeup) = queue(&dao, ["a"]).await?;
+    proxy.set(Mode::Reset).await;
+    let told = tokio::time::timeout(PATIENCE, wakeup.recv()).await?;
+    assert!(matches!(told, Wake::Recheck), "{told:?}");
+    proxy.set(Mode::Pass).await;
+    eventually("it listens again", || async {
+        let findings = dao.doctor().await.ok()?;
+        findings.iter().any(|found| found.check == "waking" && found.severity == Severity::Ok).then_some(())
+    })
+    .await;
+    let Acquired::Queued { wakeup, .. } = dao.acquire(&waits).await? else {
+        return Err("not queued".into());
+    };
+    dao.release(&held).await?;
+    let held = handed(&dao, &waits, wakeup).await?;
+    dao.release(&held).await?;
+    Ok(())
+}
+
+/// To connect may take longer than is left: who renews where there is no connection yet borrows one that is.
+async fn a_renewal_needs_no_new_connection() -> TestResult {
+    let place = Place::new().await?;
+    let url = place.server.url();
+    let with = if url.contains('?') { '&' } else { '?' };
+    let mut sql = place.sql().await?;
+    for listen in [true, false] {
+        let name = format!("{}_{listen}", place.schema);
+        let builder = place.builder().url(format!("{url}{with}application_name={name}"));
+        let dao = std::sync::Arc::new(builder.listen(listen).connect().await?);
+        let held = take(&dao, ["a"]).await?;
+        let count = format!("SELECT count(*) FROM pg_stat_activity WHERE application_name = '{name}'");
+        let before = sql.number(&*count).await?;
+        let (there, grant) = (dao.clone(), held.clone());
+        let elsewhere = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            Ok::<_, crate::place::Error>(runtime.block_on(there.renew(&grant))?.lost)
+        });
+        assert_eq!(elsewhere.join().map_err(|_| "it panicked")??, []);
+        assert_eq!(sql.number(&*count).await?, before);
+        assert_eq!(dao.release(&held).await?.lost, []);
     }
     Ok(())
 }

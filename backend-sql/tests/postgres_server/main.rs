@@ -1,9 +1,11 @@
 //! What only Postgres has: the schema, its rights and versions, joining the application's transactions, and the hazards of
 //! its driver - on a real server.
 
+mod disk;
 mod durability;
 mod hazards;
 mod joining;
+mod locale;
 mod messages;
 mod place;
 mod schema;
@@ -21,6 +23,8 @@ fn main() -> ExitCode {
         messages::tests(),
         store::tests(),
         durability::tests(),
+        disk::tests(),
+        locale::tests(),
     ];
     servers::run(tests.into_iter().flatten())
 }

@@ -3,14 +3,15 @@
 use std::{sync::Arc, time::Duration};
 
 use lockcore::{
-    AcquireRequest, Acquired, AttemptId, Claim, ConflictReason, Grant, LockDao, LossReason, Target, Withdraw,
+    AcquireRequest, Acquired, AttemptId, Claim, ConflictReason, Grant, LockDao, LossReason, Target, Wake,
+    Wakeup, Withdraw,
 };
 use lockcore_conformance::servers::{TestResult, Trial};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use crate::{
-    place::{Error, Place, granted, handed, queue, request, take},
+    place::{Error, PATIENCE, Place, granted, handed, queue, request, take},
     test,
 };
 
@@ -22,6 +23,9 @@ pub(crate) fn tests() -> Vec<Trial> {
         test("store::what_is_over_is_not_brought_back", what_is_over_is_not_brought_back),
         test("store::a_fence_alone_frees_nothing", a_fence_alone_frees_nothing),
         test("store::only_what_is_held_is_passed_on", only_what_is_held_is_passed_on),
+        test("store::the_dead_are_passed_over", the_dead_are_passed_over),
+        test("store::who_waits_for_one_id_is_looked_at_too", who_waits_for_one_id_is_looked_at_too),
+        test("store::an_unconfirmed_offer_can_be_passed_on", an_unconfirmed_offer_can_be_passed_on),
         test("store::a_sweep_looks_at_the_lease", a_sweep_looks_at_the_lease),
         test("store::a_large_set_is_handed_over", a_large_set_is_handed_over),
         test("store::more_waiters_than_one_step_serves", more_waiters_than_one_step_serves),
@@ -160,7 +164,7 @@ async fn only_what_is_held_is_passed_on() -> TestResult {
         return Err("it is held".into());
     };
     dao.release(&held).await?;
-    let given = sql.number("SELECT count(*) FROM lockcore_place WHERE line = 2 AND ticket = (SELECT min(ticket) FROM lockcore_place)").await?;
+    let given = sql.number("SELECT count(*) FROM lockcore_place WHERE handed AND ticket = (SELECT min(ticket) FROM lockcore_place)").await?;
     assert_eq!(given, 1, "who came first is served first, nested or not");
     let held = handed(&dao, &first, wakeup).await?;
     dao.release(&held).await?;
@@ -178,6 +182,101 @@ async fn only_what_is_held_is_passed_on() -> TestResult {
     let lost = dao.release(&held).await?.lost;
     assert!(matches!(&lost[..], [lost] if lost.reason == LossReason::Expired), "{lost:?}");
     Ok(())
+}
+
+/// 3.7: whoever shows no sign of life holds nobody back and is handed nothing, alone or with a set.
+async fn the_dead_are_passed_over() -> TestResult {
+    let place = Place::new().await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    // Their program is not there any more.
+    let dies =
+        "UPDATE lockcore_place SET session = 4711 WHERE ticket = (SELECT max(ticket) FROM lockcore_place)";
+    for (ids, theirs) in [(&["a"][..], &["a"][..]), (&["b", "c"], &["b"]), (&["d", "e"], &["d", "e"])] {
+        let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
+        let theirs: Vec<String> = theirs.iter().map(ToString::to_string).collect();
+        let held = take(&dao, ids.clone()).await?;
+        let _dead = queue(&dao, theirs.clone()).await?;
+        sql.run(dies).await?;
+        let (waits, wakeup) = queue(&dao, theirs.clone()).await?;
+        dao.release(&held).await?;
+        let given = "SELECT count(*) FROM lockcore_place WHERE handed AND session <> 4711";
+        assert_eq!(sql.number(given).await?, 1, "at once: {theirs:?}");
+        let held = handed(&dao, &waits, wakeup).await?;
+        dao.release(&held).await?;
+
+        let held = take(&dao, ids).await?;
+        let _dead = queue(&dao, theirs.clone()).await?;
+        sql.run(dies).await?;
+        dao.release(&held).await?;
+        let held = take(&dao, theirs).await?;
+        dao.release(&held).await?;
+    }
+    Ok(())
+}
+
+/// 2.2, 2.6, 2.7: the short way into a queue is for what somebody else holds, and nothing else.
+async fn who_waits_for_one_id_is_looked_at_too() -> TestResult {
+    let place = Place::new().await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    take(&dao, ["a"]).await?;
+    let withdrawn = AcquireRequest { queue: true, ..request(["a"]) };
+    dao.withdraw(&withdrawn, Withdraw::Undo).await?;
+    dao.acquire(&withdrawn).await.expect_err("it was withdrawn");
+    assert_eq!(sql.number("SELECT count(*) FROM lockcore_place").await?, 0);
+
+    let target = Target::Id("b".to_owned());
+    take(&dao, ["b"]).await?;
+    dao.freeze(&target, true).await?;
+    let Acquired::Refused(conflicts) = dao.acquire(&request(["b"])).await? else {
+        return Err("it is frozen".into());
+    };
+    assert!(matches!(conflicts[0].reason, ConflictReason::Frozen), "{conflicts:?}");
+
+    let held = take(&dao, ["c"]).await?;
+    let again = AcquireRequest { context: held.context, queue: true, ..request(["c"]) };
+    granted(&dao, &again).await?;
+    let (waits, _wakeup) = queue(&dao, ["c"]).await?;
+    assert!(matches!(dao.acquire(&waits).await?, Acquired::Queued { .. }));
+    assert_eq!(sql.number("SELECT count(*) FROM lockcore_place").await?, 1, "who asks again keeps the place");
+    sql.run("UPDATE lockcore_lock SET expires = expires - lease - 1000 WHERE id = 'c'").await?;
+    take(&dao, ["c"]).await.expect_err("the first in the queue has it");
+    granted(&dao, &waits).await?;
+    Ok(())
+}
+
+/// 3.8: an offer that is released before it was confirmed is gone, and is not told again; and who waits behind gets it.
+async fn an_unconfirmed_offer_can_be_passed_on() -> TestResult {
+    let place = Place::new().await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    let held = take(&dao, ["a"]).await?;
+    let (first, wakeup) = queue(&dao, ["a"]).await?;
+    let (second, next) = queue(&dao, ["a"]).await?;
+    dao.release(&held).await?;
+    let held = offered(&first, wakeup).await?;
+    assert_eq!(dao.release(&held).await?.lost, []);
+    assert_eq!(sql.number("SELECT count(*) FROM lockcore_place").await?, 1, "the second's alone");
+    assert_eq!(dao.release(&held).await?.lost.len(), 1, "it is the second's by now");
+    let held = offered(&second, next).await?;
+    assert_eq!(dao.release(&held).await?.lost, []);
+    assert_eq!(sql.number("SELECT count(*) FROM lockcore_place").await?, 0);
+    assert_eq!(sql.number("SELECT busy FROM lockcore_lock").await?, 0, "nothing is left of it");
+    Ok(())
+}
+
+/// What is pushed to a waiter, as it is.
+async fn offered(
+    request: &AcquireRequest<String, Uuid>,
+    mut wakeup: Wakeup,
+) -> Result<Grant<String, Uuid>, Error> {
+    match tokio::time::timeout(PATIENCE, wakeup.recv()).await? {
+        Wake::Offer(offer) => {
+            Ok(Grant::new(request.context, request.claims.clone(), offer.granted, request.lease))
+        }
+        other => Err(format!("not offered: {other:?}").into()),
+    }
 }
 
 /// 2.9: also where a row says too early that nothing of it lasts.

@@ -8,17 +8,17 @@ BEGIN
   IF @@session.group_concat_max_len < 16777216 THEN
     SET SESSION group_concat_max_len = 16777216;
   END IF;
-  SELECT IFNULL(SUM(i.context <> ''), 0), IFNULL(SUM(i.context <> '' AND i.until <= p_now), 0), IFNULL(SUM(i.extra), 0)
+  SELECT IFNULL(SUM(i.until > 0), 0), IFNULL(SUM(i.until > 0 AND i.until <= p_now), 0), IFNULL(SUM(i.extra), 0)
     INTO v_inline, v_over, v_extra FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id);
   IF v_inline > 0 THEN
     INSERT INTO {claims} (ns, id, state, number, context, attempt, mode, permits, cap, indexes, owner, lease, until,
         since)
       SELECT p_ns, i.id, 0, i.fence, i.context, i.attempt, 2, 0, 0, '', i.owner, i.lease,
         LEAST(i.until, p_now + i.lease), i.since
-      FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) WHERE i.context <> '';
+      FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) WHERE i.until > 0;
     -- So is every such update of many rows of ids written: a joined one would need a temporary table.
     INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set}
-      ON DUPLICATE KEY UPDATE extra = IF({ids}.context = '', {ids}.extra, 1), context = '', until = 0;
+      ON DUPLICATE KEY UPDATE extra = IF({ids}.until > 0, 1, {ids}.extra), until = 0;
   END IF;
   SET p_ended = v_over, p_waiters = 0;
   IF v_extra > 0 THEN

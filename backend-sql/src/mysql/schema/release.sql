@@ -1,5 +1,50 @@
--- Frees what a grant holds, and serves who waits for it.
+-- Frees what a grant holds, and serves who waits for it. No answer means that all of it was held. Here are the usual cases,
+-- as in `v1_acquire`: nobody waits.
 CREATE PROCEDURE {v1_release}(
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT,
+  p_set LONGTEXT CHARACTER SET ascii, p_n INT)
+SQL SECURITY DEFINER
+body: BEGIN
+  DECLARE v_freed TINYINT;
+  IF p_n = 1 AND @@autocommit THEN
+    UPDATE {ids} SET until = 0
+      WHERE ns = p_ns AND id = p_id AND context = p_context AND fence = p_fence AND until > {clock};
+    IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
+  ELSEIF p_n > 1 THEN
+    CALL {v1_release_many}(p_ns, p_context, p_fence, p_set, p_n, v_freed);
+    IF v_freed THEN LEAVE body; END IF;
+  END IF;
+  CALL {v1_release_any}(p_ns, p_context, p_id, p_fence, p_set, p_n);
+END
+//
+-- The usual case for many, all under one fence: they are freed, or none is.
+CREATE PROCEDURE {v1_release_many}(
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_fence BIGINT, p_set LONGTEXT CHARACTER SET ascii, p_n INT,
+  OUT p_freed TINYINT)
+SQL SECURITY DEFINER
+BEGIN
+  DECLARE v_ids LONGTEXT CHARACTER SET ascii DEFAULT {ids to free};
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+  SET p_freed = {are ids};
+  IF p_freed THEN
+    SET @lockcore = CONCAT('UPDATE ', {ids as text}, ' FORCE INDEX (PRIMARY) SET until = 0 WHERE ns = ', p_ns,
+      ' AND id IN (', v_ids, ') AND context = x''', HEX(p_context), ''' AND fence = ', p_fence, ' AND until > ', {clock});
+    PREPARE lockcore FROM @lockcore;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    START TRANSACTION;
+    EXECUTE lockcore;
+    SET p_freed = ROW_COUNT() = p_n;
+    IF p_freed THEN
+      COMMIT;
+    ELSE
+      ROLLBACK;
+    END IF;
+    DEALLOCATE PREPARE lockcore;
+  END IF;
+END
+//
+-- Frees what a grant holds, whatever that is and whoever waits.
+CREATE PROCEDURE {v1_release_any}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT,
   p_set LONGTEXT CHARACTER SET ascii, p_n INT)
 SQL SECURITY DEFINER
@@ -8,61 +53,43 @@ body: BEGIN
   DECLARE v_now, v_fence, v_ticket, v_session BIGINT DEFAULT 0;
   DECLARE v_answer, v_wake LONGTEXT CHARACTER SET ascii DEFAULT '';
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
-  -- The usual case, in one statement.
-  IF p_n = 1 AND @@autocommit THEN
-    UPDATE {ids} SET context = '', until = 0
-      WHERE ns = p_ns AND id = p_id AND context = p_context AND fence = p_fence AND until > {clock};
-    IF ROW_COUNT() = 1 THEN
-      SELECT '' AS answer, '' AS unrung;
-      LEAVE body;
-    END IF;
-  END IF;
   SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
   START TRANSACTION;
   IF p_n > 1 THEN
-    -- Every row counts twice if it is changed.
-    SET v_now = {clock};
-    INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set} ON DUPLICATE KEY UPDATE
-      context = IF({ids}.context = p_context AND {ids}.fence = j.a AND {ids}.until > v_now, '', {ids}.context),
-      until = IF({ids}.context = '', 0, {ids}.until);
-    IF ROW_COUNT() = 2 * p_n THEN
-      COMMIT;
-      SELECT '' AS answer, '' AS unrung;
-      LEAVE body;
-    END IF;
-    ROLLBACK;
-    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    START TRANSACTION;
     SELECT COUNT(*) INTO v_found FROM {set}
       STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i};
     SET v_now = {clock};
   ELSE
-    SELECT COUNT(*), MAX(i.fence), MAX(i.frozen) INTO v_found, v_fence, v_replaced
+    SELECT MAX(i.fence), IFNULL(MAX(i.frozen), 1) INTO v_fence, v_found
       FROM {ids} i WHERE i.ns = p_ns AND i.id = p_id FOR UPDATE;
     SET v_now = {clock};
     -- Also usual: its only holder frees the id, and the first in line waits for nothing else.
-    SELECT COUNT(*), IFNULL(SUM(number = p_fence AND context = p_context AND until > v_now AND until - lease <= v_now
-        AND replaces = 0), 0) INTO v_found, v_ended FROM {claims} WHERE ns = p_ns AND id = p_id AND state = 0;
-    IF v_found = 1 AND v_ended = 1 AND v_replaced = 0 THEN
-      SELECT w.number, w.session INTO v_ticket, v_session FROM {claims} w
+    IF NOT v_found THEN
+      SELECT w.number, w.session INTO v_ticket, v_session FROM {claims} h
+          STRAIGHT_JOIN {claims} w ON w.ns = p_ns AND w.id = p_id AND w.state = 3
           STRAIGHT_JOIN {sessions} s ON s.session = w.session AND {alive s}
-        WHERE w.ns = p_ns AND w.id = p_id AND w.state = 3 AND w.number = (
+        WHERE h.ns = p_ns AND h.id = p_id AND h.state = 0 AND h.number = p_fence AND h.context = p_context
+          AND h.until > v_now AND h.until - h.lease <= v_now AND h.replaces = 0
+          AND NOT EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = p_id
+            AND (c.state = 0 AND c.number <> p_fence OR c.state = 2))
+          AND w.number = (
             SELECT c.number FROM {claims} c WHERE c.ns = p_ns AND c.id = p_id AND c.state = 3 ORDER BY c.number LIMIT 1)
-          AND w.mode = 2 AND w.wants = 1 AND w.context <> p_context
-          AND NOT EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = p_id AND c.state = 2);
-      IF v_ticket > 0 THEN
-        SET v_fence = GREATEST(v_fence + 1, v_now);
-        DELETE FROM {claims} WHERE ns = p_ns AND id = p_id AND state = 0 AND number = p_fence;
-        UPDATE {claims} SET state = 0, number = v_fence, told = 1, lease = LEAST(lease, 2000000), until = v_now + lease,
-            since = v_now
-          WHERE ns = p_ns AND id = p_id AND state = 3 AND number = v_ticket;
-        UPDATE {ids} SET fence = v_fence WHERE ns = p_ns AND id = p_id;
-        COMMIT;
-        SET v_wake = CONCAT(v_session, ',');
-        CALL {v1_ring}(v_wake);
+          AND w.mode = 2 AND w.wants = 1 AND w.context <> p_context;
+    END IF;
+    IF v_ticket > 0 THEN
+      SET v_fence = GREATEST(v_fence + 1, v_now);
+      DELETE FROM {claims} WHERE ns = p_ns AND id = p_id AND state = 0 AND number = p_fence;
+      UPDATE {claims} SET state = 0, number = v_fence, told = 1, lease = LEAST(lease, 2000000), until = v_now + lease,
+          since = v_now
+        WHERE ns = p_ns AND id = p_id AND state = 3 AND number = v_ticket;
+      UPDATE {ids} SET fence = v_fence WHERE ns = p_ns AND id = p_id;
+      COMMIT;
+      SET v_wake = CONCAT(v_session, ',');
+      CALL {v1_ring}(v_wake);
+      IF v_wake <> '' THEN
         SELECT '' AS answer, v_wake AS unrung;
-        LEAVE body;
       END IF;
+      LEAVE body;
     END IF;
   END IF;
   CALL {v1_tidy}(p_ns, p_set, v_now, v_ended, v_waiters);
@@ -104,10 +131,7 @@ body: BEGIN
   IF p_n = 1 AND @@autocommit THEN
     UPDATE {ids} SET lease = GREATEST(p_lease, LEAST(until - {clock}, lease)), until = {clock} + lease
       WHERE ns = p_ns AND id = p_id AND context = p_context AND fence = p_fence AND until > {clock};
-    IF ROW_COUNT() = 1 THEN
-      SELECT '' AS answer, '' AS unrung;
-      LEAVE body;
-    END IF;
+    IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
   END IF;
   SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
   START TRANSACTION;

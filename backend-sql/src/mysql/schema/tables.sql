@@ -1,6 +1,8 @@
 -- One row for each id that was locked within the last hour. Who holds an id exclusively, while nothing else is to be
 -- known of it (extra = 0), stands in that row: taking and freeing touch one row of one table with one index. All else
--- (shared holders, slots, waiters, offers) is in claims; then extra = 1 and context = ''.
+-- (shared holders, slots, waiters, offers) is in claims; then extra = 1 and until = 0. Whose context stands there with
+-- until = 0 holds it no more: a row that keeps its length is changed in its place. marked: until when an attempt to take
+-- the id may be marked as withdrawn.
 CREATE TABLE IF NOT EXISTS {ids} (
   ns INT UNSIGNED NOT NULL,
   id VARBINARY(1024) NOT NULL,
@@ -13,6 +15,7 @@ CREATE TABLE IF NOT EXISTS {ids} (
   lease BIGINT NOT NULL DEFAULT 0,
   until BIGINT NOT NULL DEFAULT 0,
   since BIGINT NOT NULL DEFAULT 0,
+  marked BIGINT NOT NULL DEFAULT 0,
   PRIMARY KEY (ns, id)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
 //

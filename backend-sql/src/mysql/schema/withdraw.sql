@@ -5,7 +5,7 @@ CREATE PROCEDURE {v1_withdraw}(
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_freed, v_waiters, v_all, v_any, v_replaced, v_holders, v_exclusive INT DEFAULT 0;
-  DECLARE v_now, v_fence, v_replaces, v_permits, v_cap, v_taken, v_kept_permits, v_kept_cap BIGINT DEFAULT 0;
+  DECLARE v_now, v_until, v_fence, v_replaces, v_permits, v_cap, v_taken, v_kept_permits, v_kept_cap BIGINT DEFAULT 0;
   DECLARE v_mode, v_kept_mode TINYINT DEFAULT 0;
   DECLARE v_id VARBINARY(1024);
   DECLARE v_answer, v_wake LONGTEXT CHARACTER SET ascii DEFAULT '';
@@ -60,10 +60,12 @@ body: BEGIN
     DELETE o FROM {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0
       AND o.context = p_context AND o.attempt = p_attempt;
     IF p_undo THEN
-      -- For longer than a request can be on its way.
-      INSERT INTO {marks} (ns, context, attempt, until)
-        VALUES (p_ns, p_context, p_attempt, v_now + GREATEST(p_lease, 50000000))
-        ON DUPLICATE KEY UPDATE until = GREATEST(until, v_now + GREATEST(p_lease, 50000000));
+      -- For longer than a request can be on its way. Who asks for one of these ids looks for marks until then.
+      SET v_until = v_now + GREATEST(p_lease, 50000000);
+      INSERT INTO {marks} (ns, context, attempt, until) VALUES (p_ns, p_context, p_attempt, v_until)
+        ON DUPLICATE KEY UPDATE until = GREATEST(until, v_until);
+      INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set}
+        ON DUPLICATE KEY UPDATE marked = GREATEST({ids}.marked, v_until);
     END IF;
   END IF;
   IF v_waiters > 0 THEN

@@ -7,10 +7,8 @@ DECLARE
   v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
   v_set text;
   v_fence int8;
-  v_grants int8;
   v_count int8;
-  v_fences text;
-  v_ids bytea[];
+  v_answer text;
 BEGIN
   IF p_flags & 8 = 8 THEN
     v_set := set_config('synchronous_commit', 'off', true);
@@ -18,50 +16,42 @@ BEGIN
   -- The usual case, in one statement: all of it is wanted exclusively, and nothing is in the way. Everything that could be
   -- is in the row, of which the condition sees the state that it locks; so this is sound though it is one statement. What
   -- is not simple - a query, PERFORM - costs as much as the statement itself, and has its place behind it.
-  IF p_modes IS NULL AND cardinality(p_ids) = 1 THEN
-    UPDATE {lock} SET fence = greatest(fence + 1, v_now), grants = grants + 1, expires = v_now + p_lease, lease = p_lease,
-      since = v_now, attempt = p_attempt, replaces = 0, busy = 1, context = p_context, owner = p_owner,
-      lapses = CASE WHEN lapses >= v_now + p_lease THEN lapses ELSE v_now + 8 * p_lease END
-      WHERE ns = p_ns AND id = p_ids[1] AND (busy = 0 OR busy = 1 AND expires <= v_now) RETURNING fence INTO v_fence;
-    IF FOUND THEN
-      RETURN 'G' || v_fence;
-    END IF;
-    INSERT INTO {lock}
-      (ns, id, fence, grants, expires, lease, since, attempt, session, replaces, lapses, busy, context, owner)
-      VALUES (p_ns, p_ids[1], v_now, 1, v_now + p_lease, p_lease, v_now, p_attempt, 0, 0, v_now + 8 * p_lease, 1,
-        p_context, p_owner)
-      ON CONFLICT (ns, id) DO NOTHING;
-    IF FOUND THEN
-      IF EXISTS (SELECT FROM {namespace} n WHERE n.ns = p_ns AND n.floor >= v_now) THEN
-        RETURN {v1_above_floor}(p_ns, p_ids);
+  IF p_modes IS NULL THEN
+    IF cardinality(p_ids) = 1 THEN
+      UPDATE {lock} SET fence = greatest(fence + 1, v_now), expires = v_now + p_lease, lease = p_lease,
+        since = v_now, attempt = p_attempt, replaces = 0, busy = 1, context = p_context, owner = p_owner,
+        lapses = CASE WHEN lapses >= v_now + p_lease THEN lapses ELSE v_now + 8 * p_lease END
+        WHERE id = p_ids[1] AND ns = p_ns AND (busy = 0 OR busy = 1 AND expires <= v_now) RETURNING fence INTO v_fence;
+      IF FOUND THEN
+        RETURN 'G' || v_fence;
       END IF;
+      v_answer := {v1_stand}(p_ns, p_context, p_attempt, p_ids[1], p_lease, p_owner, p_flags, p_session);
+      IF v_answer IS NOT NULL THEN
+        RETURN v_answer;
+      END IF;
+    ELSIF {v1_take}(p_ns, p_context, p_attempt, p_ids, p_lease, p_owner, v_now) THEN
       RETURN 'G' || v_now;
     END IF;
-  ELSIF p_modes IS NULL THEN
-    WITH taken AS (
-      INSERT INTO {lock} AS l
-        (ns, id, fence, grants, expires, lease, since, attempt, session, replaces, lapses, busy, context, owner)
-        SELECT p_ns, u.id, v_now, 1, v_now + p_lease, p_lease, v_now, p_attempt, 0, 0, v_now + 8 * p_lease, 1, p_context,
-          p_owner FROM unnest(p_ids) AS u (id)
-        ON CONFLICT (ns, id) DO UPDATE SET fence = greatest(l.fence + 1, excluded.fence), grants = l.grants + 1,
-          expires = excluded.expires, lease = excluded.lease, since = excluded.since, attempt = excluded.attempt,
-          replaces = 0, busy = 1, context = excluded.context, owner = excluded.owner,
-          lapses = CASE WHEN l.lapses >= excluded.expires THEN l.lapses ELSE excluded.lapses END
-          WHERE l.busy = 0 OR l.busy = 1 AND l.expires <= excluded.since
-        RETURNING l.id, l.fence, l.grants)
-    SELECT count(*), min(grants), string_agg(fence::text, ','), array_agg(id)
-      INTO v_count, v_grants, v_fences, v_ids FROM taken;
-    IF v_count < cardinality(p_ids) THEN
+    -- Some have no row yet.
+    INSERT INTO {lock} AS l
+      (ns, id, fence, expires, lease, since, attempt, session, replaces, lapses, busy, context, owner)
+      SELECT p_ns, u.id, v_now, v_now + p_lease, p_lease, v_now, p_attempt, 0, 0, v_now + 8 * p_lease, 1, p_context,
+        p_owner FROM unnest(p_ids) AS u (id)
+      ON CONFLICT (id, ns) DO UPDATE SET fence = excluded.fence,
+        expires = excluded.expires, lease = excluded.lease, since = excluded.since, attempt = excluded.attempt,
+        replaces = 0, busy = 1, context = excluded.context, owner = excluded.owner,
+        lapses = CASE WHEN l.lapses >= excluded.expires THEN l.lapses ELSE excluded.lapses END
+        WHERE l.fence < excluded.fence AND (l.busy = 0 OR l.busy = 1 AND l.expires <= excluded.since);
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    -- A clock that was set back may be behind what was swept.
+    IF v_count = cardinality(p_ids) AND NOT EXISTS (
+      SELECT FROM {namespace} n WHERE n.ns = p_ns AND n.floor >= v_now) THEN
+      RETURN 'G' || v_now;
+    END IF;
+    IF v_count > 0 THEN
       -- Not all: what was taken is given back. Nobody has seen it.
-      IF v_count > 0 THEN
-        UPDATE {lock} SET busy = 0 WHERE ns = p_ns AND id = ANY (v_ids);
-      END IF;
-    ELSIF v_grants > 1 THEN
-      RETURN 'G' || v_fences;
-    ELSIF EXISTS (SELECT FROM {namespace} n WHERE n.ns = p_ns AND n.floor >= v_now) THEN
-      RETURN {v1_above_floor}(p_ns, p_ids);
-    ELSE
-      RETURN 'G' || v_fences;
+      UPDATE {lock} SET busy = 0 WHERE id = ANY (p_ids) AND ns = p_ns
+        AND busy = 1 AND fence = v_now AND attempt = p_attempt AND context = p_context;
     END IF;
   END IF;
   RETURN {v1_acquire_slowly}(p_ns, p_context, p_attempt, p_ids,
@@ -70,13 +60,67 @@ BEGIN
     coalesce(p_limits, array_fill(0::int8, ARRAY[cardinality(p_ids)])), p_lease, p_owner, p_flags, p_session);
 END {$};
 
--- The clock was set back behind what was swept: the fences of a set that was just taken, with rows that are new, go on
--- above that.
-CREATE OR REPLACE FUNCTION {v1_above_floor}(p_ns bytea, p_ids bytea[]) RETURNS text LANGUAGE plpgsql AS {$}
+-- Takes many ids at once, all under one fence; false if that does not do, and then nothing was done.
+-- Rows are met in the order of the index on ids, in which everybody takes them: so no other plan. Who went on after only some
+-- of them would hold these out of order, and a row that somebody else was changing stays locked though it does not fit in the
+-- end: so all are let go first, by undoing the block.
+CREATE OR REPLACE FUNCTION {v1_take}(
+  p_ns bytea, p_context bytea, p_attempt int8, p_ids bytea[], p_lease int8, p_owner bytea, p_now int8)
+  RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS {$}
+DECLARE
+  v_count int8;
 BEGIN
-  UPDATE {lock} SET fence = greatest(fence, (SELECT n.floor + 1 FROM {namespace} n WHERE n.ns = p_ns))
-    WHERE ns = p_ns AND id = ANY (p_ids);
-  RETURN (SELECT 'G' || string_agg(l.fence::text, ',' ORDER BY l.id) FROM {lock} l WHERE l.ns = p_ns AND l.id = ANY (p_ids));
+  UPDATE {lock} SET fence = p_now, expires = p_now + p_lease, lease = p_lease, since = p_now, attempt = p_attempt,
+    replaces = 0, busy = 1, context = p_context, owner = p_owner,
+    lapses = CASE WHEN lapses >= p_now + p_lease THEN lapses ELSE p_now + 8 * p_lease END
+    WHERE id = ANY (p_ids) AND ns = p_ns AND fence < p_now AND (busy = 0 OR busy = 1 AND expires <= p_now);
+  GET DIAGNOSTICS v_count = ROW_COUNT;
+  IF v_count < cardinality(p_ids) THEN
+    RAISE SQLSTATE 'LC003';
+  END IF;
+  RETURN true;
+EXCEPTION WHEN SQLSTATE 'LC003' THEN
+  RETURN false;
+END {$};
+
+-- The usual wait: for one id, which somebody else holds exclusively. NULL if anything is otherwise, and then nothing was
+-- done. Neither a refusal nor a place in the queue has to survive a crash: whoever waits asks again.
+CREATE OR REPLACE FUNCTION {v1_stand}(
+  p_ns bytea, p_context bytea, p_attempt int8, p_id bytea, p_lease int8, p_owner bytea, p_flags int8, p_session int8)
+  RETURNS text LANGUAGE plpgsql AS {$}
+DECLARE
+  v_now int8;
+  v_set text;
+  v_against text;
+  r {lock};
+BEGIN
+  SELECT * INTO r FROM {lock} WHERE id = p_id AND ns = p_ns AND busy & 27 = 1 AND context <> p_context FOR UPDATE;
+  IF NOT FOUND THEN
+    RETURN NULL;
+  END IF;
+  v_now := {v1_now}();
+  IF r.expires <= v_now OR r.expires - r.lease > v_now OR (r.busy & 4 = 4 AND EXISTS (
+    SELECT FROM {place} WHERE context = p_context AND attempt = p_attempt AND ns = p_ns)) THEN
+    RETURN NULL;
+  END IF;
+  v_set := set_config('synchronous_commit', 'off', true);
+  v_against := format('"c":[{"p":0,"h":[["%s","%s",2,0,0,%s,%s]],"n":1,"u":1}]', encode(r.context, 'hex'),
+    encode(r.owner, 'hex'), r.fence, r.expires - v_now);
+  IF p_flags & 1 = 0 THEN
+    RETURN format('{%s}', v_against);
+  END IF;
+  INSERT INTO {place} (ns, id, line, ticket, alone, context, attempt, mode, permits, cap, owner, lease, since, session)
+    VALUES (p_ns, p_id, 1 - (p_flags >> 1 & 1)::int4, nextval('{ticket'}'), true, p_context, p_attempt, 2, 0, 0, p_owner,
+      p_lease, v_now, p_session);
+  IF r.busy & 4 = 0 THEN
+    UPDATE {lock} SET busy = busy | 4 WHERE id = p_id AND ns = p_ns;
+  END IF;
+  -- Seldom, so that the requests of one program do not wait for each other's commits.
+  IF NOT EXISTS (SELECT FROM {session} s WHERE s.session = p_session AND abs(v_now - s.beat) < 1500000) THEN
+    INSERT INTO {session} AS s (session, beat) VALUES (p_session, v_now)
+      ON CONFLICT (session) DO UPDATE SET beat = excluded.beat;
+  END IF;
+  RETURN format('{"q":1,%s,"end":%s}', v_against, r.expires - v_now);
 END {$};
 
 -- The same for every set. What decides is read in later statements than the rows are locked: a statement that waited
@@ -88,7 +132,6 @@ DECLARE
   v_now int8;
   v_busy int4;
   v_ticket int8;
-  v_line int4;
   v_freed bytea[];
   v_locked bytea[] := p_ids;
   v_told text[] := '{}';
@@ -109,7 +152,7 @@ BEGIN
   v_freed := {v1_tidy}(p_ns, p_ids, v_now);
   IF v_busy & 4 = 4 THEN
     SELECT s.p_locked, s.told INTO v_locked, v_told FROM {v1_serve}(p_ns, p_ids, v_now, p_ids) AS s;
-    SELECT ticket, line INTO v_ticket, v_line FROM {place}
+    SELECT ticket INTO v_ticket FROM {place}
       WHERE ns = p_ns AND context = p_context AND attempt = p_attempt LIMIT 1;
   END IF;
   SELECT w.stances, w.conflicts INTO v_stances, v_conflicts FROM {v1_weigh}(p_ns, p_context, p_ids, p_modes, p_permits,
@@ -128,9 +171,9 @@ BEGIN
     IF v_ticket IS NULL THEN
       v_ticket := nextval('{ticket'}');
       INSERT INTO {place}
-        (ns, id, line, ticket, context, attempt, mode, permits, cap, owner, lease, since, session)
-        SELECT p_ns, u.id, 1 - (p_flags >> 1 & 1)::int4, v_ticket, p_context, p_attempt, u.mode, u.permits, u.cap, p_owner,
-          p_lease, v_now, p_session FROM unnest(p_ids, p_modes, p_permits, p_limits) AS u (id, mode, permits, cap);
+        (ns, id, line, ticket, alone, context, attempt, mode, permits, cap, owner, lease, since, session)
+        SELECT p_ns, u.id, 1 - (p_flags >> 1 & 1)::int4, v_ticket, cardinality(p_ids) = 1, p_context, p_attempt, u.mode,
+          u.permits, u.cap, p_owner, p_lease, v_now, p_session FROM unnest(p_ids, p_modes, p_permits, p_limits) AS u (id, mode, permits, cap);
       UPDATE {lock} SET busy = busy | 4 WHERE ns = p_ns AND id = ANY (p_ids) AND busy & 4 = 0;
     ELSE
       -- It belongs to whoever asked last, who is to be told.

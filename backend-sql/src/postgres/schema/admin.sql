@@ -8,7 +8,7 @@ DECLARE
   v_told text[];
 BEGIN
   SELECT array_agg(DISTINCT x.id ORDER BY x.id) INTO v_ids FROM (
-    SELECT id FROM {lock} WHERE ns = p_ns AND busy & 1 = 1 AND context = p_context
+    SELECT id FROM {lock} WHERE ns = p_ns AND lapses >= 0 AND busy & 1 = 1 AND context = p_context
     UNION ALL SELECT id FROM {holder} WHERE ns = p_ns AND context = p_context
     UNION ALL SELECT id FROM {place} WHERE ns = p_ns AND context = p_context) x;
   IF v_ids IS NULL THEN
@@ -53,7 +53,7 @@ BEGIN
   SELECT string_agg(format('["%s","%s",%s,%s,%s,%s]', encode(p.context, 'hex'), encode(p.owner, 'hex'), p.mode,
       p.permits, p.cap, p.since), ',' ORDER BY p.ticket)
     INTO v_waits FROM {place} p
-    WHERE p.ns = p_ns AND p.id = p_id AND p.line < 2 AND {v1_lives}(p.session, v_now);
+    WHERE p.ns = p_ns AND p.id = p_id AND NOT p.handed AND {v1_lives}(p.session, v_now);
   SELECT busy & 8 = 8 INTO v_frozen FROM {lock} WHERE ns = p_ns AND id = p_id;
   IF p_listed AND v_held IS NULL AND v_waits IS NULL AND v_frozen IS NOT TRUE THEN
     RETURN NULL;
@@ -133,7 +133,7 @@ BEGIN
   IF p_now <> 1 THEN
     RETURN format('{"left":%s}', greatest(v_left, 1));
   END IF;
-  DELETE FROM {place} WHERE ns = p_ns AND id = p_id AND line = 2 AND context = v_context;
+  DELETE FROM {place} WHERE ns = p_ns AND id = p_id AND handed AND context = v_context;
   PERFORM {v1_settle}(p_ns, ARRAY[p_id]);
   SELECT s.p_locked, s.told INTO v_locked, v_told FROM {v1_serve}(p_ns, ARRAY[p_id], v_now, ARRAY[p_id]) AS s;
   PERFORM {v1_tell}(v_told);
@@ -189,7 +189,8 @@ BEGIN
     INTO v_over, v_busy, v_removed, v_looked, v_floor, v_reached FROM (
       SELECT l.ctid, l.id, l.fence, l.busy, l.lapses,
         l.busy & ~65 = 0 AND (l.busy & 1 = 0 OR l.expires <= v_now) AS over
-        FROM {lock} l WHERE l.ns = p_ns AND l.lapses <= v_now AND l.lapses >= v_reached ORDER BY l.lapses LIMIT p_batch FOR UPDATE SKIP LOCKED) x;
+        FROM {lock} l WHERE l.ns = p_ns AND l.lapses <= v_now AND l.lapses >= v_reached AND l.lapses >= 0
+        ORDER BY l.lapses LIMIT p_batch FOR UPDATE SKIP LOCKED) x;
   IF v_looked < p_batch THEN
     v_reached := 0;
   END IF;
@@ -226,7 +227,7 @@ BEGIN
       DELETE FROM {lock} WHERE ctid = ANY (ARRAY(
         SELECT k.ctid FROM {lock} k WHERE k.ctid = ANY (ARRAY(
           SELECT x.ctid FROM (
-            SELECT l.ctid, l.busy, l.expires FROM {lock} l WHERE l.ns = p_ns AND l.lapses > v_now
+            SELECT l.ctid, l.busy, l.expires FROM {lock} l WHERE l.ns = p_ns AND l.lapses > v_now AND l.lapses >= 0
               ORDER BY l.lapses LIMIT 1000) x
             WHERE x.busy = 1 AND x.expires <= v_now LIMIT p_batch - v_looked))
           AND k.ns = p_ns AND k.busy = 1 AND k.expires <= v_now FOR UPDATE SKIP LOCKED))

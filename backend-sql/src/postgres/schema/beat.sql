@@ -16,7 +16,7 @@ BEGIN
   -- What nobody holds exclusively with a lease that lasts may be due to somebody.
   SELECT array_agg(x.id) INTO v_ids FROM (
     SELECT l.id FROM {lock} l WHERE l.ns = p_ns
-      AND l.id IN (SELECT p.id FROM {place} p WHERE p.session = p_session AND p.line < 2 AND p.ns = p_ns)
+      AND l.id IN (SELECT p.id FROM {place} p WHERE p.session = p_session AND NOT p.handed AND p.ns = p_ns)
       AND (l.busy & 1 = 0 OR l.expires <= v_now OR l.expires - l.lease > v_now)
       ORDER BY l.expires LIMIT 64 FOR UPDATE SKIP LOCKED) x;
   IF v_ids IS NOT NULL THEN
@@ -30,9 +30,9 @@ BEGIN
   SELECT least(min(CASE WHEN l.busy & 1 = 1 THEN l.expires END),
     min((SELECT min(h.expires) FROM {holder} h WHERE h.ns = p_ns AND h.id = l.id AND l.busy & 2 = 2))) - v_now
     INTO v_next FROM {lock} l WHERE l.ns = p_ns
-    AND l.id IN (SELECT p.id FROM {place} p WHERE p.session = p_session AND p.line < 2 AND p.ns = p_ns);
+    AND l.id IN (SELECT p.id FROM {place} p WHERE p.session = p_session AND NOT p.handed AND p.ns = p_ns);
   SELECT string_agg(format('["%s",%s]', encode(p.context, 'hex'), p.attempt), ',') INTO v_turns
-    FROM {place} p WHERE p.session = p_session AND p.line = 2 AND p.ns = p_ns;
+    FROM {place} p WHERE p.session = p_session AND p.handed AND p.ns = p_ns;
   PERFORM {v1_tell}(v_told);
   RETURN format('{"now":%s,"next":%s,"t":[%s]}', v_now, coalesce(v_next::text, 'null'), v_turns);
 END {$};

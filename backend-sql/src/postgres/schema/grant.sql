@@ -13,10 +13,10 @@ END {$};
 CREATE OR REPLACE FUNCTION {v1_lock}(p_ns bytea, p_ids bytea[]) RETURNS void LANGUAGE plpgsql AS {$}
 BEGIN
   INSERT INTO {lock} AS l
-    (ns, id, fence, grants, expires, lease, since, attempt, session, replaces, lapses, busy, context, owner)
-    SELECT p_ns, u.id, 0, 0, 0, 0, 0, 0, 0, 0, {v1_now}() + 60000000, 0, '', '' FROM unnest(p_ids) AS u (id)
+    (ns, id, fence, expires, lease, since, attempt, session, replaces, lapses, busy, context, owner)
+    SELECT p_ns, u.id, 0, 0, 0, 0, 0, 0, 0, {v1_now}() + 60000000, 0, '', '' FROM unnest(p_ids) AS u (id)
     -- Locks what is there, though it changes nothing.
-    ON CONFLICT (ns, id) DO UPDATE SET busy = l.busy WHERE l.fence < 0;
+    ON CONFLICT (id, ns) DO UPDATE SET busy = l.busy WHERE l.fence < 0;
 END {$};
 
 -- Removes what has ended of ids whose rows are locked, and counts from now what was granted in the future. Gives the ids
@@ -48,7 +48,7 @@ BEGIN
   END IF;
   IF cardinality(v_freed) > 0 THEN
     -- Who was handed something and did not take it in time is not told any more.
-    DELETE FROM {place} p WHERE p.ns = p_ns AND p.id = ANY (v_freed) AND p.line = 2
+    DELETE FROM {place} p WHERE p.ns = p_ns AND p.id = ANY (v_freed) AND p.handed
       AND NOT EXISTS (SELECT FROM {lock} l
         WHERE l.ns = p_ns AND l.id = p.id AND l.busy & 33 = 33 AND l.context = p.context)
       AND NOT EXISTS (SELECT FROM {holder} h
@@ -63,7 +63,7 @@ BEGIN
   UPDATE {lock} l SET busy = x.busy FROM (
     SELECT k.id, k.busy & ~22
       | CASE WHEN EXISTS (SELECT FROM {holder} h WHERE h.ns = p_ns AND h.id = k.id) THEN 2 ELSE 0 END
-      | CASE WHEN EXISTS (SELECT FROM {place} p WHERE p.ns = p_ns AND p.id = k.id AND p.line < 2) THEN 4 ELSE 0 END
+      | CASE WHEN EXISTS (SELECT FROM {place} p WHERE p.ns = p_ns AND p.id = k.id AND NOT p.handed) THEN 4 ELSE 0 END
       | CASE WHEN k.busy & 16 = 16 AND EXISTS (SELECT FROM {mark} m WHERE m.ns = p_ns AND m.id = k.id)
         THEN 16 ELSE 0 END AS busy
       FROM {lock} k WHERE k.ns = p_ns AND k.id = ANY (p_ids)) x
@@ -127,7 +127,7 @@ BEGIN
     ELSIF v_stance = 0 AND NOT p_nested AND r.busy & 4 = 4 THEN
       -- The opposite of lockcore::rules::passes, among those who show a sign of life.
       SELECT count(*), (array_agg(p.context ORDER BY p.ticket))[1] INTO v_count, v_head FROM {place} p
-        WHERE p.ns = p_ns AND p.id = p_ids[i] AND p.line < 2 AND p.ticket < p_ticket
+        WHERE p.ns = p_ns AND p.id = p_ids[i] AND NOT p.handed AND p.ticket < p_ticket
         AND NOT (p_modes[i] = 0 AND p.mode = 0 OR p_modes[i] = 1 AND p.mode = 1 AND p.cap < p_limits[i])
         AND {v1_lives}(p.session, p_now);
       IF v_count > 0 THEN
@@ -218,7 +218,7 @@ BEGIN
       END IF;
       IF v_mode = 2 THEN
         UPDATE {lock} SET busy = busy & ~97 | 1 | CASE WHEN p_state = 0 THEN 0 ELSE 32 END, fence = v_fence,
-          grants = grants + 1, expires = v_expires, lease = p_lease, since = p_now, attempt = p_attempt,
+          expires = v_expires, lease = p_lease, since = p_now, attempt = p_attempt,
           session = p_session, replaces = coalesce(v_held, 0), context = p_context, owner = p_owner,
           lapses = CASE WHEN lapses >= v_expires THEN lapses ELSE v_lapses END
           WHERE ns = p_ns AND id = p_ids[i];
@@ -231,7 +231,7 @@ BEGIN
           expires, since, session, broken, replaces)
           VALUES (p_ns, p_ids[i], p_context, p_state, v_fence, p_attempt, v_mode, v_permits, v_cap, v_indexes,
           p_owner, p_lease, v_expires, p_now, p_session, false, coalesce(v_held, 0));
-        UPDATE {lock} SET busy = busy | 2, fence = v_fence, grants = grants + 1,
+        UPDATE {lock} SET busy = busy | 2, fence = v_fence,
           lapses = CASE WHEN lapses >= v_expires THEN lapses ELSE v_lapses END
           WHERE ns = p_ns AND id = p_ids[i];
       END IF;

@@ -1,40 +1,29 @@
 -- A procedure, because it commits in between: what was freed and handed over durably, if anything was handed over; then,
 -- asynchronously, the notifications. A notification in a durable commit lets only one commit at a time reach the disk.
--- flags: 1 commit asynchronously if nothing is handed over; 8 always.
+-- flags: 1 commit asynchronously if nothing is handed over; 8 always. lost: goes in empty.
 CREATE OR REPLACE PROCEDURE {v1_release}(
   p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_flags int8, INOUT lost text) LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
   v_set text;
-  v_freed bytea[];
   v_told text[];
 BEGIN
+  -- The usual case: it is held, exclusively, and nobody waits. In as few words as possible.
   IF cardinality(p_ids) = 1 THEN
-    -- The usual case: it is held, exclusively, and nobody waits.
-    UPDATE {lock} SET busy = 0 WHERE ns = p_ns AND id = p_ids[1] AND busy = 1 AND fence = p_fences[1]
+    UPDATE {lock} SET busy = 0 WHERE id = p_ids[1] AND ns = p_ns AND busy = 1 AND fence = p_fences[1]
       AND context = p_context AND expires > v_now;
     IF FOUND THEN
       IF p_flags <> 0 THEN
         v_set := set_config('synchronous_commit', 'off', true);
       END IF;
-      lost := '';
       RETURN;
     END IF;
     v_told := {v1_pass_on}(p_ns, p_context, p_ids[1], p_fences[1]);
-  ELSE
-    v_freed := {v1_release_plain}(p_ns, p_context, p_ids, p_fences, v_now);
-    IF v_freed IS NULL THEN
-      IF p_flags <> 0 THEN
-        v_set := set_config('synchronous_commit', 'off', true);
-      END IF;
-      lost := '';
-      RETURN;
-    END IF;
+  ELSIF p_fences[1] = ALL (p_fences) AND {v1_free}(p_ns, p_context, p_ids, p_fences[1], v_now) THEN
+    v_told := '{}';
   END IF;
   IF v_told IS NULL THEN
-    SELECT r.lost, r.told INTO lost, v_told FROM {v1_release_many}(p_ns, p_context, p_ids, p_fences, v_freed) AS r;
-  ELSE
-    lost := '';
+    SELECT r.lost, r.told INTO lost, v_told FROM {v1_release_many}(p_ns, p_context, p_ids, p_fences) AS r;
   END IF;
   IF p_flags & 8 = 8 OR (p_flags & 1 = 1 AND cardinality(v_told) = 0) THEN
     v_set := set_config('synchronous_commit', 'off', true);
@@ -46,81 +35,83 @@ BEGIN
   END IF;
 END {$};
 
--- The usual hand-over: of an id that is held exclusively, to the head of its queue, who wants it exclusively and nothing
--- else. Gives whom to tell what; NULL if anything is otherwise, and then nothing was done.
+-- The usual release of an id for which somebody waits, or which was handed over and not confirmed: held exclusively; and the
+-- head of its queue wants it exclusively and nothing else. Gives whom to tell what; NULL if anything is otherwise, and then
+-- nothing was done.
 CREATE OR REPLACE FUNCTION {v1_pass_on}(p_ns bytea, p_context bytea, p_id bytea, p_fence int8) RETURNS text[]
   LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8;
-  v_expires int8;
-  v_fence int8;
   v_lasts int8;
+  v_fence int8;
+  v_waits boolean := false;
+  r {lock};
   w record;
 BEGIN
-  SELECT expires INTO v_expires FROM {lock} WHERE ns = p_ns AND id = p_id AND busy & ~16 = 5 AND fence = p_fence
+  SELECT * INTO r FROM {lock} WHERE id = p_id AND ns = p_ns AND busy & ~52 = 1 AND fence = p_fence
     AND context = p_context AND replaces = 0 FOR UPDATE;
   IF NOT FOUND THEN
     RETURN NULL;
   END IF;
   v_now := {v1_now}();
-  SELECT p.*,
-      NOT EXISTS (SELECT FROM {place} o WHERE o.ns = p_ns AND o.context = p.context AND o.attempt = p.attempt
-        AND o.id <> p_id) AS alone,
-      CASE WHEN EXISTS (SELECT FROM {place} o WHERE o.ns = p_ns AND o.id = p_id AND o.line = 1 AND o.ticket > p.ticket)
-        THEN 4 ELSE 0 END AS more,
-      {v1_lives}(p.session, v_now) AS lives
-    INTO w FROM {place} p WHERE p.ns = p_ns AND p.id = p_id AND p.line < 2 ORDER BY p.line, p.ticket LIMIT 1;
-  IF NOT FOUND OR w.line = 0 OR w.mode <> 2 OR NOT w.alone OR NOT w.lives OR v_expires <= v_now THEN
+  IF r.expires <= v_now THEN
     RETURN NULL;
   END IF;
+  IF r.busy & 4 = 4 THEN
+    SELECT p.*, EXISTS (SELECT FROM {session} s WHERE s.session = p.session AND abs(v_now - s.beat) <= 3000000) AS lives
+      INTO w FROM {place} p WHERE p.id = p_id AND p.ns = p_ns AND NOT p.handed ORDER BY p.line, p.ticket LIMIT 1;
+    v_waits := FOUND;
+    IF v_waits AND (w.line = 0 OR w.mode <> 2 OR NOT w.alone OR NOT w.lives) THEN
+      RETURN NULL;
+    END IF;
+  END IF;
+  IF r.busy & 32 = 32 THEN
+    -- The offer that is released before it was confirmed is not told any more.
+    DELETE FROM {place} WHERE id = p_id AND ns = p_ns AND handed AND context = p_context;
+  END IF;
+  IF NOT v_waits THEN
+    UPDATE {lock} SET busy = busy & 16 WHERE id = p_id AND ns = p_ns;
+    RETURN '{}';
+  END IF;
   v_lasts := least(w.lease, 2000000);
-  UPDATE {lock} SET fence = greatest(fence + 1, v_now), grants = grants + 1, expires = v_now + v_lasts, lease = v_lasts,
-    since = v_now, attempt = w.attempt, session = w.session, busy = busy & 16 | 33 | w.more, context = w.context,
-    owner = w.owner, lapses = CASE WHEN lapses >= v_now + v_lasts THEN lapses ELSE v_now + 8 * v_lasts END
-    WHERE ns = p_ns AND id = p_id RETURNING fence INTO v_fence;
-  UPDATE {place} SET line = 2 WHERE ns = p_ns AND id = p_id AND line = 1 AND ticket = w.ticket;
+  v_fence := greatest(r.fence + 1, v_now);
+  UPDATE {lock} SET fence = v_fence, expires = v_now + v_lasts, lease = v_lasts, since = v_now, attempt = w.attempt,
+    session = w.session, busy = busy & 20 | 33, context = w.context, owner = w.owner,
+    lapses = CASE WHEN lapses >= v_now + v_lasts THEN lapses ELSE v_now + 8 * v_lasts END
+    WHERE id = p_id AND ns = p_ns;
+  UPDATE {place} SET handed = true WHERE id = p_id AND ns = p_ns AND line = 1 AND ticket = w.ticket;
   RETURN ARRAY[format('lockcore_%s', w.session),
     format('{"o":[{"c":"%s","a":%s,"at":%s,"lasts":%s,"g":[[2,0,0,%s,1,[]]]}]}', encode(w.context, 'hex'), w.attempt,
       v_now, v_lasts, v_fence)];
 END {$};
 
--- The usual release of many ids, in one statement that takes the rows in the order of the ids (an UPDATE of many rows has no
--- order, and would deadlock with those who take them in order). NULL if that was all; else what it freed, and the rows of
--- the others are locked.
-CREATE OR REPLACE FUNCTION {v1_release_plain}(
-  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_now int8) RETURNS bytea[] LANGUAGE plpgsql AS {$}
+-- Frees many ids at once that were taken together, if all are held and nobody waits; false otherwise, and then nothing was
+-- done. The order as in {v1_take}.
+CREATE OR REPLACE FUNCTION {v1_free}(p_ns bytea, p_context bytea, p_ids bytea[], p_fence int8, p_now int8)
+  RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS {$}
 DECLARE
   v_count int8;
-  v_grants int8;
-  v_freed bytea[];
 BEGIN
-  WITH freed AS (
-    INSERT INTO {lock} AS l
-      (ns, id, fence, grants, expires, lease, since, attempt, session, replaces, lapses, busy, context, owner)
-      SELECT p_ns, u.id, u.fence, 0, p_now, 0, 0, 0, 0, 0, 0, 0, p_context, ''
-        FROM unnest(p_ids, p_fences) AS u (id, fence)
-      ON CONFLICT (ns, id) DO UPDATE SET busy = 0
-        WHERE l.busy = 1 AND l.fence = excluded.fence AND l.context = excluded.context AND l.expires > excluded.expires
-      RETURNING l.id, l.grants)
-  SELECT count(*), min(grants), array_agg(id) FILTER (WHERE grants > 0) INTO v_count, v_grants, v_freed FROM freed;
-  IF v_count = cardinality(p_ids) AND v_grants > 0 THEN
-    RETURN NULL;
+  UPDATE {lock} SET busy = 0 WHERE id = ANY (p_ids) AND ns = p_ns
+    AND busy = 1 AND fence = p_fence AND context = p_context AND expires > p_now;
+  GET DIAGNOSTICS v_count = ROW_COUNT;
+  IF v_count < cardinality(p_ids) THEN
+    RAISE SQLSTATE 'LC003';
   END IF;
-  IF v_grants = 0 THEN
-    -- What was gone, and was made by this statement (with no grants), is not made anew.
-    DELETE FROM {lock} WHERE ns = p_ns AND id = ANY (p_ids) AND grants = 0 AND context = p_context AND lease = 0;
-  END IF;
-  RETURN coalesce(v_freed, '{}');
+  RETURN true;
+EXCEPTION WHEN SQLSTATE 'LC003' THEN
+  RETURN false;
 END {$};
 
--- What is left of a release: all but p_done.
+-- The same for every release.
 CREATE OR REPLACE FUNCTION {v1_release_many}(
-  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_done bytea[], OUT lost text, OUT told text[])
+  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], OUT lost text, OUT told text[])
   LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8;
   v_waits boolean;
   v_reason int4;
+  v_done bytea[] := '{}';
   v_freed bytea[] := '{}';
   v_locked bytea[];
   v_replaces int8;
@@ -133,8 +124,15 @@ BEGIN
   PERFORM FROM unnest(p_ids) WITH ORDINALITY AS u (id, at)
     CROSS JOIN LATERAL (SELECT FROM {lock} k WHERE k.ns = p_ns AND k.id = u.id FOR UPDATE) AS l;
   v_now := {v1_now}();
+  IF p_fences[1] = ALL (p_fences) THEN
+    -- Those that are simply held, at once.
+    WITH freed AS (
+      UPDATE {lock} SET busy = 0 WHERE id = ANY (p_ids) AND ns = p_ns
+        AND busy = 1 AND fence = p_fences[1] AND context = p_context AND replaces = 0 AND expires > v_now RETURNING id)
+    SELECT coalesce(array_agg(id), '{}') INTO v_done FROM freed;
+  END IF;
   FOR i IN 1 .. cardinality(p_ids) LOOP
-    IF p_ids[i] = ANY (p_done) THEN
+    IF p_ids[i] = ANY (v_done) THEN
       CONTINUE;
     END IF;
     v_reason := NULL;
@@ -169,7 +167,7 @@ BEGIN
   END IF;
   IF cardinality(v_freed) > 0 THEN
     -- The offer that was released before it was confirmed is not told any more.
-    DELETE FROM {place} WHERE ns = p_ns AND context = p_context AND line = 2 AND id = ANY (v_freed);
+    DELETE FROM {place} WHERE ns = p_ns AND context = p_context AND handed AND id = ANY (v_freed);
     SELECT coalesce(bool_or(busy & 4 = 4), false) INTO v_waits FROM {lock} WHERE ns = p_ns AND id = ANY (v_freed);
     IF v_waits THEN
       PERFORM {v1_tidy}(p_ns, v_freed, v_now);
@@ -260,7 +258,7 @@ BEGIN
     END IF;
   END LOOP;
   IF v_offered THEN
-    DELETE FROM {place} WHERE ns = p_ns AND context = p_context AND line = 2 AND id = ANY (p_ids);
+    DELETE FROM {place} WHERE ns = p_ns AND context = p_context AND handed AND id = ANY (p_ids);
   END IF;
   RETURN coalesce('[' || v_lost || ']', '');
 END {$};

@@ -55,7 +55,8 @@ BEGIN
         AS c (id, line, over, after, at)
       CROSS JOIN LATERAL (
         SELECT q.* FROM {place} q WHERE q.ns = p_ns AND q.id = c.id AND q.line = least(c.line, 1)
-          AND q.ticket > c.after AND (c.line < 2 OR c.line = 2 AND q.mode = 0 OR c.line = 3 AND q.mode = 1 AND q.cap > c.over)
+          AND NOT q.handed AND q.ticket > c.after
+          AND (c.line < 2 OR c.line = 2 AND q.mode = 0 OR c.line = 3 AND q.mode = 1 AND q.cap > c.over)
           ORDER BY q.ticket LIMIT 1) p
       ORDER BY p.ticket, c.at LIMIT 1;
     IF NOT FOUND THEN
@@ -73,7 +74,7 @@ BEGIN
       SELECT array_agg(id ORDER BY id), array_agg(mode::int8 ORDER BY id), array_agg(permits ORDER BY id),
         array_agg(cap ORDER BY id), array_agg(id ORDER BY id) FILTER (WHERE id <> ALL (p_locked))
         INTO v_ids, v_modes, v_permits, v_limits, v_others FROM {place}
-        WHERE ns = p_ns AND context = w.context AND attempt = w.attempt AND line < 2;
+        WHERE ns = p_ns AND context = w.context AND attempt = w.attempt AND NOT handed;
       IF v_others IS NOT NULL THEN
         -- Never waits for a lock: these are out of order.
         SELECT count(*) INTO v_got FROM (
@@ -106,7 +107,7 @@ BEGIN
       IF cardinality(v_ids) > 1 THEN
         DELETE FROM {place} WHERE ns = p_ns AND context = w.context AND attempt = w.attempt AND id <> v_ids[1];
       END IF;
-      UPDATE {place} SET line = 2 WHERE ns = p_ns AND context = w.context AND attempt = w.attempt;
+      UPDATE {place} SET handed = true WHERE ns = p_ns AND context = w.context AND attempt = w.attempt;
       PERFORM {v1_settle}(p_ns, v_ids);
       v_handed := v_handed + 1;
       told := told || format('lockcore_%s', w.session);
@@ -134,7 +135,7 @@ BEGIN
   IF v_handed >= 256 THEN
     SELECT told || coalesce(array_agg(x.text ORDER BY c.at, x.n), '{}') INTO told
       FROM unnest(c_ids, c_after) WITH ORDINALITY AS c (id, after, at)
-      CROSS JOIN LATERAL (SELECT q.* FROM {place} q WHERE q.ns = p_ns AND q.id = c.id AND q.line < 2
+      CROSS JOIN LATERAL (SELECT q.* FROM {place} q WHERE q.ns = p_ns AND q.id = c.id AND NOT q.handed
         AND q.ticket > c.after ORDER BY q.ticket LIMIT 1) p
       CROSS JOIN LATERAL (VALUES (1, format('lockcore_%s', p.session)),
         (2, format('{"t":[["%s",%s]]}', encode(p.context, 'hex'), p.attempt))) AS x (n, text);

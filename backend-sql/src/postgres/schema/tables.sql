@@ -12,31 +12,35 @@ CREATE TABLE IF NOT EXISTS {namespace} (
   PRIMARY KEY (ns)
 );
 
+-- `ns` comes first in no index but where that is needed: a plan that was made while a table was small would read all of a
+-- namespace for a few ids, until the table is analyzed.
+
 -- One row for each id that is, or lately was, in use: its exclusive holder, and what else there is of it. Whatever is
 -- done to an id is done under the lock of this row; sets are locked in the order of their ids.
--- busy: 1 held exclusively, by this row; 2 there are holders; 4 somebody waits; 8 frozen; 16 there are marks of
+-- busy: 1 held exclusively, by this row; 2 there are holders; 4 somebody may wait; 8 frozen; 16 there are marks of
 --   withdrawn attempts; 32 the exclusive holder has not confirmed yet; 64 its lock was broken.
 -- fence: the highest that was given for it; of the exclusive holder, its own.
 -- lapses: nothing of it lasts longer. Eight leases ahead, and left alone as long as it is true, so that the index is
 --   seldom written to and an update stays on its page (fillfactor).
+-- The columns that a grant changes are side by side: what is logged of an update is from the first to the last of them.
 CREATE TABLE IF NOT EXISTS {lock} (
-  fence int8 NOT NULL,
-  grants int8 NOT NULL,
-  expires int8 NOT NULL,
+  lapses int8 NOT NULL,
+  replaces int8 NOT NULL,
+  session int8 NOT NULL,
   lease int8 NOT NULL,
+  fence int8 NOT NULL,
+  expires int8 NOT NULL,
   since int8 NOT NULL,
   attempt int8 NOT NULL,
-  session int8 NOT NULL,
-  replaces int8 NOT NULL,
-  lapses int8 NOT NULL,
   busy int4 NOT NULL,
+  context bytea NOT NULL,
   ns bytea NOT NULL,
   id bytea NOT NULL,
-  context bytea NOT NULL,
   owner bytea NOT NULL,
-  PRIMARY KEY (ns, id)
+  PRIMARY KEY (id, ns)
 ) WITH (fillfactor = 60);
-CREATE INDEX IF NOT EXISTS {lock_by_lapses!} ON {lock} (ns, lapses);
+-- For the sweep alone: what does not say that `lapses` is positive cannot be planned by it.
+CREATE INDEX IF NOT EXISTS {lock_by_lapses!} ON {lock} (ns, lapses) WHERE lapses >= 0;
 
 -- Shared holders and holders of slots.
 -- state: 0 held; 1 handed over and not confirmed yet; -1 replaced by another mode, comes back if that is undone.
@@ -58,12 +62,14 @@ CREATE TABLE IF NOT EXISTS {holder} (
   context bytea NOT NULL,
   owner bytea NOT NULL,
   indexes int8[] NOT NULL,
-  PRIMARY KEY (ns, id, fence)
+  PRIMARY KEY (id, ns, fence)
 );
-CREATE INDEX IF NOT EXISTS {holder_by_context!} ON {holder} (ns, context);
+CREATE INDEX IF NOT EXISTS {holder_by_context!} ON {holder} (context, ns);
 
 -- Who waits: one row for each id of the set.
--- line: 0 nested, obeys holders only; 1 in the queue; 2 was handed the set, and is to be told.
+-- line: 0 nested, obeys holders only; 1 in the queue.
+-- alone: the set is this id alone.
+-- handed: was handed the set, and has not confirmed it yet. In no index, so that a hand-over stays on its page.
 CREATE TABLE IF NOT EXISTS {place} (
   ticket int8 NOT NULL,
   attempt int8 NOT NULL,
@@ -74,14 +80,16 @@ CREATE TABLE IF NOT EXISTS {place} (
   cap int8 NOT NULL,
   mode int4 NOT NULL,
   line int4 NOT NULL,
+  alone boolean NOT NULL,
+  handed boolean NOT NULL DEFAULT false,
   ns bytea NOT NULL,
   id bytea NOT NULL,
   context bytea NOT NULL,
   owner bytea NOT NULL,
-  PRIMARY KEY (ns, id, line, ticket)
-);
-CREATE INDEX IF NOT EXISTS {place_by_attempt!} ON {place} (ns, context, attempt);
-CREATE INDEX IF NOT EXISTS {place_by_session!} ON {place} (session, line);
+  PRIMARY KEY (id, ns, line, ticket)
+) WITH (fillfactor = 60);
+CREATE INDEX IF NOT EXISTS {place_by_attempt!} ON {place} (context, attempt, ns);
+CREATE INDEX IF NOT EXISTS {place_by_session!} ON {place} (session);
 CREATE SEQUENCE IF NOT EXISTS {ticket};
 
 -- Programs that wait, and when they last gave a sign of life.
@@ -98,7 +106,7 @@ CREATE TABLE IF NOT EXISTS {mark} (
   ns bytea NOT NULL,
   id bytea NOT NULL,
   context bytea NOT NULL,
-  PRIMARY KEY (ns, id, context, attempt)
+  PRIMARY KEY (id, ns, context, attempt)
 );
 
 -- Locks that administrators broke.
@@ -111,4 +119,4 @@ CREATE TABLE IF NOT EXISTS {break} (
   context bytea NOT NULL,
   breaker bytea NOT NULL
 );
-CREATE INDEX IF NOT EXISTS {break_by_id!} ON {break} (ns, id, at);
+CREATE INDEX IF NOT EXISTS {break_by_id!} ON {break} (id, ns, at);

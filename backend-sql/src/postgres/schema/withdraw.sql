@@ -55,7 +55,7 @@ BEGIN
       -- Longer than a request can be on its way.
       v_until := v_now + greatest(p_lease, 50000000);
       INSERT INTO {mark} AS m (ns, id, context, attempt, until) VALUES (p_ns, p_ids[1], p_context, p_attempt, v_until)
-        ON CONFLICT (ns, id, context, attempt) DO UPDATE SET until = excluded.until;
+        ON CONFLICT (id, ns, context, attempt) DO UPDATE SET until = excluded.until;
       UPDATE {lock} SET busy = busy | 16, lapses = greatest(lapses, v_until + 60000000)
         WHERE ns = p_ns AND id = p_ids[1] AND (busy & 16 = 0 OR lapses < v_until);
     END IF;
