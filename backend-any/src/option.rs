@@ -1,6 +1,6 @@
 //! Options of one backend, from the URL's query or from the backend's table in the file.
 
-use std::{borrow::Cow, collections::BTreeMap, fmt};
+use std::{borrow::Cow, collections::BTreeMap, fmt, num::NonZeroUsize};
 
 use secrecy::{ExposeSecret, SecretString};
 
@@ -118,4 +118,62 @@ impl Options {
         let read = |value: &OptionValue| read(value.expose()).map_err(|expected| value.refuse(expected));
         self.0.get(key).map(read).transpose()
     }
+}
+
+/// A backend's builder that is being told the options.
+pub(crate) struct Fill<'o, B> {
+    pub(crate) builder: B,
+    options: &'o Options,
+}
+
+impl Options {
+    /// Begins telling a builder the options.
+    pub(crate) fn fill<B>(&self, builder: B) -> Fill<'_, B> {
+        Fill { builder, options: self }
+    }
+}
+
+impl<B> Fill<'_, B> {
+    /// Tells the builder one option, read by `read`, if it is there.
+    pub(crate) fn with<T>(
+        mut self,
+        key: &str,
+        read: impl FnOnce(&str) -> Result<T, String>,
+        set: impl FnOnce(B, T) -> B,
+    ) -> Result<Self, ConfigError> {
+        if let Some(value) = self.options.read(key, read)? {
+            self.builder = set(self.builder, value);
+        }
+        Ok(self)
+    }
+}
+
+/// What an option can be read as without knowing more of it.
+pub(crate) trait Plain: Sized {
+    /// Reads it, or says what is expected.
+    fn plain(text: &str) -> Result<Self, String>;
+}
+
+/// What the builder, or the driver, checks itself.
+impl Plain for String {
+    fn plain(text: &str) -> Result<Self, String> {
+        Ok(text.to_owned())
+    }
+}
+
+macro_rules! plain {
+    ($($type:ty: $expected:literal;)*) => {
+        $(impl Plain for $type {
+            fn plain(text: &str) -> Result<Self, String> {
+                text.parse().map_err(|_| $expected.to_owned())
+            }
+        })*
+    };
+}
+
+plain! {
+    bool: "it must be true or false";
+    u32: "it must be a whole number";
+    usize: "it must be a whole number";
+    NonZeroUsize: "it must be a whole number of at least 1";
 }

@@ -5,7 +5,7 @@ use lockcore::{AnyLockDao, Capabilities, ContextId, Ident};
 use lockcore_dynamo::{DynamoBuilder, DynamoLockDao, LargeSets};
 
 use super::Settings;
-use crate::{ConfigError, ConnectError, option::Options, parse_duration, url::NAMESPACE};
+use crate::{ConfigError, ConnectError, option::Plain, parse_duration, url::NAMESPACE};
 
 pub(super) const EXAMPLE: &str = "dynamodb://eu-central-1/locks";
 
@@ -62,19 +62,9 @@ fn builder<I: Ident, C: ContextId>(settings: &Settings) -> Result<DynamoBuilder<
     if !table.is_empty() {
         builder = builder.table(table);
     }
-    builder = names(builder, options)?;
-    if let Some(namespace) = options.read(NAMESPACE, any)? {
-        builder = builder.namespace(namespace);
-    }
-    if let Some(endpoint) = options.read("endpoint", any)? {
-        builder = builder.endpoint(endpoint);
-    }
-    if let Some(profile) = options.read("profile", any)? {
-        builder = builder.profile(profile);
-    }
-    let key = options.read("access_key_id", any)?;
-    let secret = options.read("secret_access_key", any)?;
-    match (key, secret, options.read("session_token", any)?) {
+    let key = options.read("access_key_id", String::plain)?;
+    let secret = options.read("secret_access_key", String::plain)?;
+    match (key, secret, options.read("session_token", String::plain)?) {
         (Some(key), Some(secret), token) => builder = builder.credentials(key, secret, token),
         (None, None, None) => {}
         _ => {
@@ -83,57 +73,21 @@ fn builder<I: Ident, C: ContextId>(settings: &Settings) -> Result<DynamoBuilder<
             return Err(ConfigError::Value { field, value: "alone".to_owned(), expected }.into());
         }
     }
-    if let Some(timeout) = options.read("timeout", parse_duration)? {
-        builder = builder.timeout(timeout);
-    }
-    if let Some(timeout) = options.read("attempt_timeout", parse_duration)? {
-        builder = builder.attempt_timeout(timeout);
-    }
-    if let Some(max) = options.read("large_sets", number)? {
-        builder = builder.large_sets(LargeSets::Chunks { max });
-    }
-    if let Some(strict) = options.read("strict_fence", yes_or_no)? {
-        builder = builder.strict_fence(strict);
-    }
+    let builder = options
+        .fill(builder)
+        .with(NAMESPACE, String::plain, DynamoBuilder::namespace)?
+        .with("endpoint", String::plain, DynamoBuilder::endpoint)?
+        .with("profile", String::plain, DynamoBuilder::profile)?
+        .with("timeout", parse_duration, DynamoBuilder::timeout)?
+        .with("attempt_timeout", parse_duration, DynamoBuilder::attempt_timeout)?
+        .with("large_sets", usize::plain, |builder, max| builder.large_sets(LargeSets::Chunks { max }))?
+        .with("strict_fence", bool::plain, DynamoBuilder::strict_fence)?
+        // How other clients of the table call its parts.
+        .with("id_attribute", String::plain, DynamoBuilder::id_attribute)?
+        .with("context_attribute", String::plain, DynamoBuilder::context_attribute)?
+        .with("created_attribute", String::plain, DynamoBuilder::created_attribute)?
+        .with("expires_attribute", String::plain, DynamoBuilder::expires_attribute)?
+        .with("context_index", String::plain, DynamoBuilder::context_index)?
+        .builder;
     Ok(builder)
-}
-
-/// How other clients of the table call its parts.
-fn names<I: Ident, C: ContextId>(
-    mut builder: DynamoBuilder<I, C>,
-    options: &Options,
-) -> Result<DynamoBuilder<I, C>, ConnectError> {
-    if let Some(name) = options.read("id_attribute", any)? {
-        builder = builder.id_attribute(name);
-    }
-    if let Some(name) = options.read("context_attribute", any)? {
-        builder = builder.context_attribute(name);
-    }
-    if let Some(name) = options.read("created_attribute", any)? {
-        builder = builder.created_attribute(name);
-    }
-    if let Some(name) = options.read("expires_attribute", any)? {
-        builder = builder.expires_attribute(name);
-    }
-    if let Some(name) = options.read("context_index", any)? {
-        builder = builder.context_index(name);
-    }
-    Ok(builder)
-}
-
-/// What the builder checks itself.
-fn any(text: &str) -> Result<String, String> {
-    Ok(text.to_owned())
-}
-
-fn number(text: &str) -> Result<usize, String> {
-    text.parse().map_err(|_| "it must be a whole number".to_owned())
-}
-
-fn yes_or_no(text: &str) -> Result<bool, String> {
-    match text {
-        "true" => Ok(true),
-        "false" => Ok(false),
-        _ => Err("it must be true or false".to_owned()),
-    }
 }

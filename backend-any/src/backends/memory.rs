@@ -1,10 +1,12 @@
 //! `memory:`: one process, nothing stored. Every connection is a store of its own.
 
+use std::num::NonZeroUsize;
+
 use lockcore::{AnyLockDao, Capabilities, ContextId, Ident, LockDao};
 use lockcore_memory::MemoryLockDao;
 
 use super::Settings;
-use crate::{ConfigError, ConnectError};
+use crate::{ConfigError, ConnectError, option::Plain};
 
 pub(super) const EXAMPLE: &str = "memory:";
 
@@ -23,16 +25,10 @@ pub(super) async fn open<I: Ident, C: ContextId>(
         let expected = "nothing may stand behind memory: but options".to_owned();
         return Err(ConfigError::Value { field: "url".to_owned(), value: format!("{path:?}"), expected }.into());
     }
-    let mut dao = MemoryLockDao::<I, C>::new();
-    if let Some(shards) = settings.options.read("shards", at_least_one)? {
-        dao = dao.with_shards(shards);
-    }
+    let dao = settings
+        .options
+        .fill(MemoryLockDao::<I, C>::new())
+        .with("shards", NonZeroUsize::plain, |dao, shards| dao.with_shards(shards.get()))?
+        .builder;
     Ok(AnyLockDao::new(dao))
-}
-
-fn at_least_one(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) | Err(_) => Err("it must be a whole number of at least 1".to_owned()),
-        Ok(number) => Ok(number),
-    }
 }

@@ -4,6 +4,9 @@ use lockcore::{AnyLockDao, Capabilities, ContextId, Ident};
 
 use crate::{BackendUrl, ConfigError, ConnectError, option::Options, url::NAMESPACE};
 
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
+mod driver;
+
 /// What a backend is opened with.
 pub(crate) struct Settings {
     pub(crate) url: BackendUrl,

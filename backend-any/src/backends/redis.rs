@@ -3,14 +3,14 @@
 use std::fs;
 
 use lockcore::{AnyLockDao, Capabilities, ContextId, Ident};
-use lockcore_redis::{CAPABILITIES, RedisLockDao};
+use lockcore_redis::{CAPABILITIES, RedisBuilder, RedisLockDao};
 
-use super::Settings;
-use crate::{ConfigError, ConnectError, parse_duration, url::NAMESPACE};
+use super::{Settings, driver};
+use crate::{ConfigError, ConnectError, option::Plain, parse_duration, url::NAMESPACE};
 
 pub(super) const EXAMPLE: &str = "redis://127.0.0.1/";
 
-/// See [`RedisBuilder`](lockcore_redis::RedisBuilder); certificates and the key are files. `db` is the database where the
+/// See [`RedisBuilder`]; certificates and the key are files. `db` is the database where the
 /// URL has no place for it, behind the path of a socket.
 pub(super) const OPTIONS: &[&str] = &[
     "client_certificate",
@@ -32,36 +32,27 @@ pub(super) fn capabilities() -> Capabilities {
 pub(super) async fn open<I: Ident, C: ContextId>(
     settings: Settings,
 ) -> Result<AnyLockDao<I, C>, ConnectError> {
-    let Settings { url, options } = settings;
-    let (mut place, _) = url.expose().split_once('?').unwrap_or((url.expose(), ""));
-    let with_db;
-    if let Some(db) = options.read("db", number)? {
-        if !url.expose().to_ascii_lowercase().contains("unix:") {
-            let expected = "it is for redis+unix; elsewhere the URL itself says it: redis://USER:PASSWORD@HOST/DB";
-            let (field, value) = ("db".to_owned(), "an option".to_owned());
-            return Err(ConfigError::Value { field, value, expected: expected.to_owned() }.into());
-        }
-        with_db = format!("{place}?db={db}");
-        place = &with_db;
+    // A number; and only where the URL has no place for it.
+    let db = settings.options.read("db", u32::plain)?;
+    if db.is_some() && !settings.url.expose().to_ascii_lowercase().contains("unix:") {
+        let expected = "it is for redis+unix; elsewhere the URL itself says it: redis://USER:PASSWORD@HOST/DB";
+        let (field, value) = ("db".to_owned(), "an option".to_owned());
+        return Err(ConfigError::Value { field, value, expected: expected.to_owned() }.into());
     }
-    let mut builder = RedisLockDao::<I, C>::builder().url(place);
-    if let Some(namespace) = options.read(NAMESPACE, any)? {
-        builder = builder.namespace(namespace);
-    }
-    if let Some(timeout) = options.read("connect_timeout", parse_duration)? {
-        builder = builder.connect_timeout(timeout);
-    }
-    if let Some(timeout) = options.read("response_timeout", parse_duration)? {
-        builder = builder.response_timeout(timeout);
-    }
-    match (options.read("replicas", number)?, options.read("replicas_within", parse_duration)?) {
+    let place = driver::url(&settings, &["db"])?;
+    let options = &settings.options;
+    let mut builder = options
+        .fill(RedisLockDao::<I, C>::builder().url(place))
+        .with(NAMESPACE, String::plain, RedisBuilder::namespace)?
+        .with("connect_timeout", parse_duration, RedisBuilder::connect_timeout)?
+        .with("response_timeout", parse_duration, RedisBuilder::response_timeout)?
+        .with("root_certificate", file, RedisBuilder::root_certificate)?
+        .builder;
+    match (options.read("replicas", u32::plain)?, options.read("replicas_within", parse_duration)?) {
         (Some(replicas), Some(within)) => builder = builder.replicas(replicas, within),
         (None, None) => {}
         (Some(_), None) => return Err(alone("replicas", "replicas and replicas_within")),
         (None, Some(_)) => return Err(alone("replicas_within", "replicas and replicas_within")),
-    }
-    if let Some(certificate) = options.read("root_certificate", file)? {
-        builder = builder.root_certificate(certificate);
     }
     match (options.read("client_certificate", file)?, options.read("client_key", file)?) {
         (Some(certificate), Some(key)) => builder = builder.client_certificate(certificate, key),
@@ -69,21 +60,12 @@ pub(super) async fn open<I: Ident, C: ContextId>(
         (Some(_), None) => return Err(alone("client_certificate", "client_certificate and client_key")),
         (None, Some(_)) => return Err(alone("client_key", "client_certificate and client_key")),
     }
-    match (options.read("sentinel_user", any)?, options.read("sentinel_password", any)?) {
+    match (options.read("sentinel_user", String::plain)?, options.read("sentinel_password", String::plain)?) {
         (None, None) => {}
         (user, Some(password)) => builder = builder.sentinel_user(user.unwrap_or_default(), password),
         (Some(_), None) => return Err(alone("sentinel_user", "sentinel_user and sentinel_password")),
     }
     Ok(AnyLockDao::new(builder.open().await?))
-}
-
-/// What the builder checks itself.
-fn any(text: &str) -> Result<String, String> {
-    Ok(text.to_owned())
-}
-
-fn number(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| "it must be a whole number".to_owned())
 }
 
 fn file(path: &str) -> Result<Vec<u8>, String> {

@@ -1,14 +1,14 @@
 //! `sqlite:PATH`: the processes of one host share a file. `sqlite::memory:` is one connection's own.
 
 use lockcore::{AnyLockDao, Capabilities, ContextId, Ident, LockDao};
-use lockcore_sql::{SqliteLockDao, Synchronous};
+use lockcore_sql::{SqliteBuilder, SqliteLockDao, Synchronous};
 
 use super::Settings;
-use crate::{ConnectError, parse_duration, url::NAMESPACE};
+use crate::{ConnectError, option::Plain, parse_duration, url::NAMESPACE};
 
 pub(super) const EXAMPLE: &str = "sqlite:locks.db";
 
-/// See [`SqliteBuilder`](lockcore_sql::SqliteBuilder); `mode` says whether the file may be created (`rwc`,
+/// See [`SqliteBuilder`]; `mode` says whether the file may be created (`rwc`,
 /// the default) or must be there (`rw`).
 pub(super) const OPTIONS: &[&str] = &["busy_timeout", "mode", "synchronous", "table_prefix"];
 
@@ -21,28 +21,15 @@ pub(super) async fn open<I: Ident, C: ContextId>(
     settings: Settings,
 ) -> Result<AnyLockDao<I, C>, ConnectError> {
     let Settings { url, options } = settings;
-    let mut builder = SqliteLockDao::<I, C>::builder().path(url.path()?);
-    if let Some(namespace) = options.read(NAMESPACE, any)? {
-        builder = builder.namespace(namespace);
-    }
-    if let Some(timeout) = options.read("busy_timeout", parse_duration)? {
-        builder = builder.busy_timeout(timeout);
-    }
-    if let Some(synchronous) = options.read("synchronous", synchronous)? {
-        builder = builder.synchronous(synchronous);
-    }
-    if let Some(prefix) = options.read("table_prefix", any)? {
-        builder = builder.table_prefix(prefix);
-    }
-    if let Some(create) = options.read("mode", may_create)? {
-        builder = builder.create(create);
-    }
+    let builder = options
+        .fill(SqliteLockDao::<I, C>::builder().path(url.path()?))
+        .with(NAMESPACE, String::plain, SqliteBuilder::namespace)?
+        .with("busy_timeout", parse_duration, SqliteBuilder::busy_timeout)?
+        .with("synchronous", synchronous, SqliteBuilder::synchronous)?
+        .with("table_prefix", String::plain, SqliteBuilder::table_prefix)?
+        .with("mode", may_create, SqliteBuilder::create)?
+        .builder;
     Ok(AnyLockDao::new(builder.open().await?))
-}
-
-/// What the builder checks itself.
-fn any(text: &str) -> Result<String, String> {
-    Ok(text.to_owned())
 }
 
 fn synchronous(text: &str) -> Result<Synchronous, String> {

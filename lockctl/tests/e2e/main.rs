@@ -7,6 +7,7 @@ mod administration;
 mod contention;
 mod dying;
 mod losing;
+mod migrating;
 mod mistakes;
 mod running;
 mod signals;
@@ -20,11 +21,12 @@ use lockcore_conformance::servers;
 
 use crate::stores::{Test, trials};
 
-const TESTS: [&[Test]; 9] = [
+const TESTS: [&[Test]; 10] = [
     administration::TESTS,
     contention::TESTS,
     dying::TESTS,
     losing::TESTS,
+    migrating::TESTS,
     mistakes::TESTS,
     running::TESTS,
     signals::TESTS,

@@ -43,6 +43,11 @@ impl Store {
         store
     }
 
+    /// Where the locks are.
+    pub(crate) fn url(&self) -> &str {
+        &self.place.url
+    }
+
     /// A namespace beside the one of [`command`](Self::command).
     pub(crate) fn namespace(&self, name: &str) -> String {
         self.namespace.as_ref().map_or_else(|| name.to_owned(), |own| format!("{own}-{name}"))

@@ -65,6 +65,8 @@ pub(crate) enum Needs {
     Nothing,
     /// That waiters have places in a queue, which are shown.
     Queue,
+    /// What only DynamoDB has.
+    DynamoDb,
     /// A file of its own: the store plays no part, or the test gets at its file.
     File,
 }
@@ -83,6 +85,7 @@ impl Needs {
         match self {
             Needs::Nothing => true,
             Needs::Queue => capabilities.fifo,
+            Needs::DynamoDb => scheme == "dynamodb",
             Needs::File => scheme == "sqlite",
         }
     }
