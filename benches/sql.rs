@@ -12,6 +12,8 @@ mod crowd;
 mod full;
 #[path = "sql/line.rs"]
 mod line;
+#[path = "sql/mysql.rs"]
+mod mysql;
 #[path = "sql/postgres.rs"]
 mod postgres;
 
@@ -25,6 +27,7 @@ use uuid::Uuid;
 
 use crate::{
     bare::{Bare, Bell, Commits, Database},
+    mysql::Mysql,
     postgres::Postgres,
 };
 
@@ -32,6 +35,8 @@ type Locks<D> = LockingService<String, Uuid, <D as Database>::Dao>;
 
 fn main() {
     run::<Postgres>(Kind::Postgres);
+    run::<Mysql>(Kind::MariaDb);
+    run::<Mysql>(Kind::MySql);
 }
 
 /// Whether the arguments choose `word` of `others`, or none of these.
@@ -131,14 +136,15 @@ async fn pair<D: Database>(url: &str, commits: Commits, ids: usize) -> Case {
 /// as another process would.
 async fn hand_off<D: Database>(url: &str, commits: Commits) -> Case {
     const ROUNDS: usize = 1000;
-    let case = Case::new(format!("hand-off, {commits}"), &["release -> the waiter's callback", D::WAKING]);
-    let mut case = case;
+    let candidates = ["release -> the waiter's callback", D::WAKING, D::WRITING];
+    let mut case = Case::new(format!("hand-off, {commits}"), &candidates);
     let services = [service::<D>(url, commits).await, service::<D>(url, commits).await];
     let mut bell = D::bell(url, commits).await;
     for round in 0..ROUNDS {
         let (holder, waiter) = (&services[round % 2], &services[(round + 1) % 2]);
         case.times(0).add(hand_over::<D>(holder, waiter).await, 1);
         case.times(1).add(bell.ring().await, 1);
+        case.times(2).add(bell.write_and_ring().await, 1);
     }
     case
 }

@@ -88,9 +88,9 @@ impl Turns {
         command.arg(format!("q {}", self.session));
         let reply: Value = command.query_async(&mut self.connection).await.expect("an answer");
         let fence = match reply {
-            Value::Int(fence) => {
+            Value::BulkString(fence) => {
                 self.waiting.lock().remove(&name);
-                fence.to_string()
+                String::from_utf8(fence).expect("digits")
             }
             _ => turn.await.expect("its turn comes"),
         };

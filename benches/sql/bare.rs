@@ -32,6 +32,8 @@ pub(crate) trait Database {
     const PEER: &'static str;
     /// What [`Bell::ring`] is.
     const WAKING: &'static str;
+    /// What [`Bell::write_and_ring`] is.
+    const WRITING: &'static str;
 
     /// Ours, in tables of that prefix, with up to 32 connections.
     async fn open(url: &str, commits: Commits, prefix: &str) -> Self::Dao;
@@ -41,6 +43,13 @@ pub(crate) trait Database {
 
     /// Somebody who is woken by somebody else.
     async fn bell(url: &str, commits: Commits) -> Self::Bell;
+
+    /// Makes every durable commit take some milliseconds, as a slow disk would, or no more; what it is called, if the
+    /// database can do that.
+    async fn slow_commits(url: &str, slow: bool) -> Option<&'static str>;
+
+    /// After many rows were written: makes it as it would be some time later.
+    async fn settle(url: &str);
 }
 
 /// A client with a table of ids, holders and when their time is over.
@@ -59,4 +68,7 @@ pub(crate) trait Bare {
 pub(crate) trait Bell {
     /// From the call of one to the answer to the other.
     async fn ring(&mut self) -> Duration;
+
+    /// The same, after a row was written that is on the disk (unless nothing has to be) before the other is told.
+    async fn write_and_ring(&mut self) -> Duration;
 }

@@ -27,6 +27,7 @@ pub(crate) async fn cases<D: Database>(url: &str) -> Vec<Case> {
     println!("{} rows written in {:.0?}", 2 * MANY, begun.elapsed());
     // What is over is swept eight leases later at the earliest.
     tokio::time::sleep(10 * SHORT).await;
+    D::settle(url).await;
     let candidates = ["1 000 000 held + 1 000 000 over", "empty"];
     let mut cases = Vec::new();
     for ids in [1, 10] {

@@ -21,6 +21,16 @@ const TAKE: &str = "INSERT INTO bare AS b (id, holder, over) SELECT id, $2, now(
                     DO UPDATE SET holder = excluded.holder, over = excluded.over WHERE b.over < now()";
 const FREE_ONE: &str = "DELETE FROM bare WHERE id = $1 AND holder = $2";
 const FREE: &str = "DELETE FROM bare WHERE id = ANY ($1) AND holder = $2";
+/// What a hand-over cannot do without, in one call: a row that is on the disk before anybody is told, and then a message.
+const BELL: &str = "CREATE TABLE IF NOT EXISTS bell (id int PRIMARY KEY, rung int NOT NULL); \
+    INSERT INTO bell VALUES (7, 0) ON CONFLICT DO NOTHING; \
+    CREATE OR REPLACE PROCEDURE ring() LANGUAGE plpgsql AS $$ \
+    BEGIN \
+      UPDATE bell SET rung = rung + 1 WHERE id = 7; \
+      COMMIT; \
+      PERFORM set_config('synchronous_commit', 'off', true); \
+      PERFORM pg_notify('bare', 'message'); \
+    END $$";
 
 pub(crate) struct Postgres;
 
@@ -30,6 +40,7 @@ impl Database for Postgres {
     type Bell = Notify;
     const PEER: &'static str = "sqlx PgAdvisoryLock, one by one";
     const WAKING: &'static str = "bare NOTIFY -> message";
+    const WRITING: &'static str = "one-row UPDATE, COMMIT, NOTIFY -> message";
 
     async fn open(url: &str, commits: Commits, prefix: &str) -> Self::Dao {
         let commit = if commits == Commits::Async { Commit::Async } else { Commit::default() };
@@ -40,8 +51,8 @@ impl Database for Postgres {
     async fn bare(url: &str, commits: Commits) -> Client {
         let mut client =
             Client { taking: connect(url, commits).await, freeing: connect(url, Commits::Async).await };
-        // Clients that begin at once would make it twice.
-        let table = format!("SELECT pg_advisory_lock(7); {TABLE}; SELECT pg_advisory_unlock(7)");
+        // Clients that begin at once would make it twice; one message is one transaction.
+        let table = format!("SELECT pg_advisory_xact_lock(7); {TABLE}");
         sqlx::raw_sql(sqlx::AssertSqlSafe(table)).execute(&mut client.taking).await.expect("a table");
         client
     }
@@ -49,7 +60,28 @@ impl Database for Postgres {
     async fn bell(url: &str, commits: Commits) -> Notify {
         let mut listener = PgListener::connect(url).await.expect("the server answers");
         listener.listen("bare").await.expect("an answer");
-        Notify { sender: connect(url, commits).await, listener }
+        let mut sender = connect(url, commits).await;
+        sqlx::raw_sql(BELL).execute(&mut sender).await.expect("a table and a routine");
+        Notify { sender, listener }
+    }
+
+    async fn slow_commits(url: &str, slow: bool) -> Option<&'static str> {
+        let mut conn = connect(url, Commits::Usual).await;
+        let settings: &[&'static str] = match slow {
+            true => &["ALTER SYSTEM SET commit_delay = 5000", "ALTER SYSTEM SET commit_siblings = 0"],
+            false => &["ALTER SYSTEM RESET commit_delay", "ALTER SYSTEM RESET commit_siblings"],
+        };
+        for &setting in settings.iter().chain(&["SELECT pg_reload_conf()"]) {
+            sqlx::raw_sql(setting).execute(&mut conn).await.expect("an answer");
+        }
+        Some("commit_delay = 5 ms")
+    }
+
+    async fn settle(url: &str) {
+        let mut conn = connect(url, Commits::Usual).await;
+        for statement in ["VACUUM ANALYZE", "CHECKPOINT"] {
+            sqlx::raw_sql(statement).execute(&mut conn).await.expect("an answer");
+        }
     }
 }
 
@@ -97,10 +129,10 @@ pub(crate) struct Notify {
     listener: PgListener,
 }
 
-impl Bell for Notify {
-    async fn ring(&mut self) -> Duration {
+impl Notify {
+    async fn told_by(&mut self, statement: &'static str) -> Duration {
         let begun = Instant::now();
-        let send = sqlx::query("SELECT pg_notify('bare', 'message')").execute(&mut self.sender);
+        let send = sqlx::query(statement).execute(&mut self.sender);
         let hear = async {
             self.listener.recv().await.expect("the connection is kept");
             begun.elapsed()
@@ -108,5 +140,15 @@ impl Bell for Notify {
         let (sent, heard) = tokio::join!(send, hear);
         sent.expect("an answer");
         heard
+    }
+}
+
+impl Bell for Notify {
+    async fn ring(&mut self) -> Duration {
+        self.told_by("SELECT pg_notify('bare', 'message')").await
+    }
+
+    async fn write_and_ring(&mut self) -> Duration {
+        self.told_by("CALL ring()").await
     }
 }
