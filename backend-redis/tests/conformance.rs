@@ -40,7 +40,10 @@ struct Namespace {
 
 impl Namespace {
     async fn open(&self) -> RedisLockDao<String, Uuid> {
-        let builder = RedisLockDao::builder().url(self.server.url()).namespace(&*self.name);
+        let builder = RedisLockDao::builder()
+            .url(self.server.url())
+            .response_timeout(servers::ANSWERS)
+            .namespace(&*self.name);
         builder.open().await.expect("the server answers")
     }
 }

@@ -54,7 +54,7 @@ struct Database {
 
 impl Database {
     async fn open(&self, namespace: &str) -> MysqlLockDao<String, Uuid> {
-        let builder = MysqlLockDao::builder().url(&*self.url).namespace(namespace);
+        let builder = MysqlLockDao::builder().url(&*self.url).timeout(servers::ANSWERS).namespace(namespace);
         builder.connect().await.expect("the server answers")
     }
 }

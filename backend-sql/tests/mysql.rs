@@ -34,8 +34,7 @@ struct Namespace {
 
 impl Namespace {
     async fn open(&self) -> MysqlLockDao<String, Uuid> {
-        // Many checks run at once on one small server: what is checked here is not how long they wait.
-        let builder = MysqlLockDao::builder().url(self.server.url()).timeout(Duration::from_secs(20));
+        let builder = MysqlLockDao::builder().url(self.server.url()).timeout(servers::ANSWERS);
         builder.namespace(&*self.name).connect().await.expect("the server answers")
     }
 }

@@ -67,13 +67,14 @@ impl Place {
         Dao::builder()
             .url(self.url())
             .namespace(&*self.namespace)
+            .timeout(servers::ANSWERS)
             .prepared(false)
             .listen_url(self.server.url())
     }
 
     /// Past the pooler.
     fn directly(&self) -> PostgresBuilder<String, Uuid> {
-        Dao::builder().url(self.server.url()).namespace(&*self.namespace)
+        Dao::builder().url(self.server.url()).timeout(servers::ANSWERS).namespace(&*self.namespace)
     }
 
     async fn locks(&self) -> Result<LockingService<String, Uuid, Dao>, Error> {

@@ -34,7 +34,10 @@ struct Namespace {
 
 impl Namespace {
     async fn open(&self) -> PostgresLockDao<String, Uuid> {
-        let builder = PostgresLockDao::builder().url(self.server.url()).namespace(&*self.name);
+        let builder = PostgresLockDao::builder()
+            .url(self.server.url())
+            .timeout(servers::ANSWERS)
+            .namespace(&*self.name);
         // The checks run at the same time, and open some DAOs each.
         builder.max_connections(4).connect().await.expect("the server answers")
     }

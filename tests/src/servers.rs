@@ -31,6 +31,8 @@
 //! process leaves behind when it ends without dropping (shared servers under the standard harness,
 //! an abort, a SIGKILL) is removed by a guard process that outlives it for that moment.
 
+use std::time::Duration;
+
 mod container;
 mod endpoint;
 mod error;
@@ -56,4 +58,8 @@ pub use self::{
     shared::{forget_shared, shared},
     trial::{TestResult, outcome, run, run_many, trial, trial_by},
 };
+/// What a test sets as a backend's timeout unless it is about timeouts: many tests at once on one small machine, and its
+/// disk, may keep a server from answering for so long.
+pub const ANSWERS: Duration = Duration::from_secs(20);
+
 pub use libtest_mimic::{Completion, Failed, Trial};

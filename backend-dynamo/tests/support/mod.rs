@@ -12,7 +12,7 @@ use std::{
 use lockcore::LockDao;
 use lockcore_conformance::{
     Backend,
-    servers::{Kind, ServerError},
+    servers::{self, Kind, ServerError},
 };
 use lockcore_dynamo::{DynamoBuilder, DynamoLockDao};
 use uuid::Uuid;
@@ -53,7 +53,7 @@ impl Table {
             .credentials("test", "test", None)
             .table(&*self.table)
             // Many tests share a slow engine, and race on purpose.
-            .timeout(Duration::from_secs(20))
+            .timeout(servers::ANSWERS)
             .attempt_timeout(Duration::from_secs(10))
             .namespace(self.namespace.as_deref().unwrap_or_default())
     }

@@ -37,7 +37,7 @@ impl Place {
     }
 
     pub(crate) fn builder(&self) -> MysqlBuilder<String, Uuid> {
-        MysqlLockDao::builder().url(self.url())
+        MysqlLockDao::builder().url(self.url()).timeout(servers::ANSWERS)
     }
 
     pub(crate) async fn open(&self) -> Result<Dao, Error> {

@@ -2,10 +2,7 @@
 
 use lockcore::{BackendErrorKind, LockDao, Severity};
 use lockcore_conformance::servers::{Kind, TestResult, Trial};
-use lockcore_sql::{
-    MysqlLockDao,
-    mysql::{Flavor, schema_sql},
-};
+use lockcore_sql::mysql::{Flavor, schema_sql};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
@@ -95,7 +92,7 @@ async fn a_user_who_may_only_execute_can_use_it(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     place.open().await?;
     let (url, user) = user(&place).await?;
-    let builder = || MysqlLockDao::<String, Uuid>::builder().url(&*url);
+    let builder = || place.builder().url(&*url);
     let denied = builder().connect().await.expect_err("it may not even look");
     assert_eq!(denied.kind(), BackendErrorKind::Denied, "{denied}");
     assert!(!format!("{denied} {denied:?}").contains("hunter2"));
@@ -117,7 +114,7 @@ async fn a_user_who_may_not_create_is_told(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let (url, user) = user(&place).await?;
     place.sql().await?.run(format!("GRANT EXECUTE ON {}.* TO {user}@'%'", place.database)).await?;
-    let builder = MysqlLockDao::<String, Uuid>::builder().url(url);
+    let builder = place.builder().url(url);
     let denied = builder.connect().await.expect_err("it may not create");
     assert_eq!(denied.kind(), BackendErrorKind::Denied, "{denied}");
     Ok(())

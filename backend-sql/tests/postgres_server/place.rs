@@ -27,7 +27,7 @@ impl Place {
     }
 
     pub(crate) fn builder(&self) -> PostgresBuilder<String, Uuid> {
-        PostgresLockDao::builder().url(self.server.url()).schema(&*self.schema)
+        PostgresLockDao::builder().url(self.server.url()).timeout(servers::ANSWERS).schema(&*self.schema)
     }
 
     pub(crate) async fn open(&self) -> Result<Dao, Error> {

@@ -2,7 +2,7 @@
 
 use lockcore::{BackendErrorKind, LockDao, Severity};
 use lockcore_conformance::servers::{TestResult, Trial};
-use lockcore_sql::{PostgresLockDao, postgres::schema_sql};
+use lockcore_sql::postgres::schema_sql;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
@@ -88,7 +88,7 @@ async fn a_user_who_may_not_create_can_use_it() -> TestResult {
     place.open().await?;
     let (url, role) = role(&place).await?;
     let schema = &place.schema;
-    let builder = || PostgresLockDao::<String, Uuid>::builder().url(&*url).schema(&**schema);
+    let builder = || place.builder().url(&*url).schema(&**schema);
     let denied = builder().connect().await.expect_err("it may not even look");
     assert_eq!(denied.kind(), BackendErrorKind::Denied, "{denied}");
     assert!(!format!("{denied} {denied:?}").contains("hunter2"));
@@ -115,7 +115,7 @@ async fn a_user_who_may_not_create_can_use_it() -> TestResult {
 async fn a_user_who_may_not_create_is_told() -> TestResult {
     let place = Place::new().await?;
     let (url, _) = role(&place).await?;
-    let builder = PostgresLockDao::<String, Uuid>::builder().url(url).schema(&*place.schema);
+    let builder = place.builder().url(url);
     let denied = builder.connect().await.expect_err("it may not create");
     assert_eq!(denied.kind(), BackendErrorKind::Denied, "{denied}");
     Ok(())

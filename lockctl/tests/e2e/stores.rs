@@ -1,9 +1,9 @@
 //! The stores that the tests run on, and what a test needs of one.
 
-use std::{any::Any, error::Error};
+use std::{error::Error, sync::Arc};
 
 use lockcore::Capabilities;
-use lockcore_conformance::servers::{self, Kind, Trial};
+use lockcore_conformance::servers::{self, Kind, Server, Trial};
 use tokio::runtime::Builder;
 
 use crate::store::Store;
@@ -16,19 +16,26 @@ type Line = (&'static str, &'static str, fn() -> Found);
 const PLACES: &[Line] = &[
     ("sqlite", "sqlite", || Ok(Place::file("sqlite:locks.db"))),
     ("dynamodb", "dynamodb", || {
-        let place = server(Kind::DynamoDb)?;
-        let url = "dynamodb://eu-central-1/lockctl-e2e?access_key_id=test&secret_access_key=test&timeout=20s";
-        Ok(Place { url: format!("{url}&endpoint={}", place.url.trim_end_matches('/')), ..place })
+        let server = server(Kind::DynamoDb)?;
+        let url = "dynamodb://eu-central-1/lockctl-e2e?access_key_id=test&secret_access_key=test";
+        let endpoint = server.url();
+        Ok(Place::server(format!("{url}&endpoint={}", endpoint.trim_end_matches('/')), "&timeout", server))
     }),
-    ("redis", "redis", || server(Kind::Redis)),
-    ("postgres", "postgres", || server(Kind::Postgres)),
-    ("mysql", "mysql", || server(Kind::MySql)),
-    ("mariadb", "mysql", || server(Kind::MariaDb)),
+    ("redis", "redis", || {
+        server(Kind::Redis).map(|server| Place::server(server.url(), "?response_timeout", server))
+    }),
+    ("postgres", "postgres", || {
+        server(Kind::Postgres).map(|server| Place::server(server.url(), "?timeout", server))
+    }),
+    ("mysql", "mysql", || server(Kind::MySql).map(|server| Place::server(server.url(), "?timeout", server))),
+    ("mariadb", "mysql", || {
+        server(Kind::MariaDb).map(|server| Place::server(server.url(), "?timeout", server))
+    }),
 ];
 
 /// A place, or why there is none: with [`ServerError::Unavailable`](servers::ServerError::Unavailable) the tests show as
 /// ignored.
-type Found = Result<Place, Box<dyn Error + Send + Sync>>;
+type Found<T = Place> = Result<T, Box<dyn Error + Send + Sync>>;
 
 /// Where a test's locks are.
 pub(crate) struct Place {
@@ -37,7 +44,7 @@ pub(crate) struct Place {
     /// Whether other tests have their locks there too, so that this one needs a namespace of its own.
     pub(crate) shared: bool,
     /// Keeps what is behind the URL alive.
-    _server: Option<Box<dyn Any + Send>>,
+    _server: Option<Arc<Server>>,
 }
 
 impl Place {
@@ -45,17 +52,17 @@ impl Place {
         Place { url: url.to_owned(), shared: false, _server: None }
     }
 
-    /// A server that all tests share; `guard` keeps it alive.
-    fn server(url: String, guard: impl Any + Send) -> Self {
-        Place { url, shared: true, _server: Some(Box::new(guard)) }
+    /// A server that all tests share. `timeout` is how a URL of the kind goes on with how long an answer may take.
+    fn server(url: String, timeout: &str, server: Arc<Server>) -> Self {
+        let url = format!("{url}{timeout}={}s", servers::ANSWERS.as_secs());
+        Place { url, shared: true, _server: Some(server) }
     }
 }
 
 /// A server of the harness.
-fn server(kind: Kind) -> Found {
+fn server(kind: Kind) -> Found<Arc<Server>> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
-    let server = runtime.block_on(servers::shared(kind))?;
-    Ok(Place::server(server.url(), server))
+    Ok(runtime.block_on(servers::shared(kind))?)
 }
 
 /// What a test needs of a backend.
