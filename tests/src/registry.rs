@@ -74,6 +74,7 @@ macro_rules! for_each_check {
                 another_context_frees_nothing,
                 a_stale_grant_frees_nothing,
                 a_partial_loss_frees_the_rest,
+                only_what_is_held_is_handed_on,
                 a_part_can_be_released,
                 releasing_an_expired_lock_tells_so,
                 release_context_finds_everything,

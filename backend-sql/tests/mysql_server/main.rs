@@ -5,6 +5,8 @@ mod hazards;
 mod joining;
 mod place;
 mod schema;
+#[path = "../steps/mod.rs"]
+mod steps;
 mod waking;
 
 use std::process::ExitCode;

@@ -2,11 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockcore::{AcquireRequest, Acquired, AttemptId, ClaimSet, Grant, Ids, LockDao, Mode, Wake, Wakeup};
 use lockcore_conformance::servers::{self, Kind, Server};
 use lockcore_sql::{MysqlBuilder, MysqlLockDao};
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use uuid::Uuid;
+
+pub(crate) use crate::steps::{granted, handed, queue, request, take, told_to_ask};
 
 pub(crate) type Dao = MysqlLockDao<String, Uuid>;
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -76,74 +77,4 @@ impl Sql {
         };
         tokio::time::timeout(PATIENCE, until).await?
     }
-}
-
-/// A request of a fresh context for a minute.
-pub(crate) fn request(ids: impl Ids<String>) -> AcquireRequest<String, Uuid> {
-    AcquireRequest {
-        context: Uuid::new_v4(),
-        attempt: AttemptId::fresh(),
-        claims: ClaimSet::new(ids, Mode::Exclusive).expect("valid claims"),
-        lease: Some(Duration::from_secs(60)),
-        owner: "".into(),
-        queue: false,
-        nested: false,
-        detached: false,
-    }
-}
-
-/// Takes what has to be free.
-pub(crate) async fn take(dao: &Dao, ids: impl Ids<String>) -> Result<Grant<String, Uuid>, Error> {
-    granted(dao, &request(ids)).await
-}
-
-pub(crate) async fn granted(
-    dao: &Dao,
-    request: &AcquireRequest<String, Uuid>,
-) -> Result<Grant<String, Uuid>, Error> {
-    match dao.acquire(request).await? {
-        Acquired::Granted(granted) => {
-            Ok(Grant::new(request.context, request.claims.clone(), granted, request.lease))
-        }
-        other => Err(format!("not granted: {other:?}").into()),
-    }
-}
-
-/// Takes a place in the queue for what is held.
-pub(crate) async fn queue(
-    dao: &Dao,
-    ids: impl Ids<String>,
-) -> Result<(AcquireRequest<String, Uuid>, Wakeup), Error> {
-    let request = AcquireRequest { queue: true, ..request(ids) };
-    match dao.acquire(&request).await? {
-        Acquired::Queued { wakeup, .. } => Ok((request, wakeup)),
-        other => Err(format!("not queued: {other:?}").into()),
-    }
-}
-
-/// Waits until the set is handed over, asking again when told to, and confirms it.
-pub(crate) async fn handed(
-    dao: &Dao,
-    request: &AcquireRequest<String, Uuid>,
-    mut wakeup: Wakeup,
-) -> Result<Grant<String, Uuid>, Error> {
-    let wait = async {
-        loop {
-            if let Wake::Offer(offer) = wakeup.recv().await {
-                let grant = Grant::new(request.context, request.claims.clone(), offer.granted, request.lease);
-                // On a busy machine it may be too late for that.
-                if dao.renew(&grant).await?.lost.is_empty() {
-                    return Ok(grant);
-                }
-            }
-            match dao.acquire(request).await? {
-                Acquired::Granted(granted) => {
-                    return Ok(Grant::new(request.context, request.claims.clone(), granted, request.lease));
-                }
-                Acquired::Queued { wakeup: next, .. } => wakeup = next,
-                Acquired::Refused(conflicts) => return Err(format!("refused: {conflicts:?}").into()),
-            }
-        }
-    };
-    tokio::time::timeout(PATIENCE, wait).await?
 }

@@ -12,7 +12,7 @@ use sqlx::Connection;
 use tokio::task::JoinSet;
 
 use crate::{
-    place::{PATIENCE, Place, granted, handed, queue, request, take},
+    place::{PATIENCE, Place, granted, handed, queue, request, take, told_to_ask},
     test,
 };
 
@@ -63,17 +63,12 @@ async fn a_lost_listener_is_replaced(kind: Kind) -> TestResult {
     let mut sql = place.sql().await?;
     for _ in 0..3 {
         let held = take(&dao, ["a"]).await?;
-        let (waits, mut wakeup) = queue(&dao, ["a"]).await?;
+        let (waits, wakeup) = queue(&dao, ["a"]).await?;
         // In one look: between two calls it is none for a moment.
         let its_id = format!("SELECT COALESCE(MAX(id), 0) {}", listeners(&place));
         let listener = sql.until(&its_id, |id| id > 0).await?;
         sql.run(format!("KILL {listener}")).await?;
-        // Whoever waits is to ask again: something may have been missed.
-        let told = tokio::time::timeout(PATIENCE, wakeup.recv()).await?;
-        assert!(matches!(told, Wake::Recheck), "{told:?}");
-        let Acquired::Queued { wakeup, .. } = dao.acquire(&waits).await? else {
-            return Err("not queued".into());
-        };
+        let wakeup = told_to_ask(&dao, &waits, wakeup).await?;
         dao.release(&held).await?;
         let held = handed(&dao, &waits, wakeup).await?;
         dao.release(&held).await?;

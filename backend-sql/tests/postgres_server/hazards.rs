@@ -17,7 +17,7 @@ use sqlx::{Connection, PgConnection};
 use tokio::task::JoinSet;
 
 use crate::{
-    place::{Dao, Error, PATIENCE, Place, Sql, granted, handed, queue, request, take},
+    place::{Dao, Error, PATIENCE, Place, Sql, granted, handed, queue, request, take, told_to_ask},
     test,
 };
 
@@ -162,14 +162,9 @@ async fn a_lost_listener_is_replaced() -> TestResult {
         place.builder().listen_url(format!("{url}{with}application_name={}", place.schema)).connect().await?;
     for _ in 0..3 {
         let held = take(&dao, ["a"]).await?;
-        let (waits, mut wakeup) = queue(&dao, ["a"]).await?;
+        let (waits, wakeup) = queue(&dao, ["a"]).await?;
         end_listeners(&place).await?;
-        // Whoever waits is to ask again: something may have been missed.
-        let told = tokio::time::timeout(PATIENCE, wakeup.recv()).await?;
-        assert!(matches!(told, Wake::Recheck), "{told:?}");
-        let Acquired::Queued { wakeup, .. } = dao.acquire(&waits).await? else {
-            return Err("not queued".into());
-        };
+        let wakeup = told_to_ask(&dao, &waits, wakeup).await?;
         dao.release(&held).await?;
         let held = handed(&dao, &waits, wakeup).await?;
         dao.release(&held).await?;

@@ -9,6 +9,8 @@ mod locale;
 mod messages;
 mod place;
 mod schema;
+#[path = "../steps/mod.rs"]
+mod steps;
 mod store;
 
 use std::process::ExitCode;

@@ -1,8 +1,9 @@
 //! Releases free what the grant holds and nothing else: section 2.4.
 
-use lockcore::{Claim, LockDao};
+use lockcore::{Claim, Grant, LockDao};
+use uuid::Uuid;
 
-use crate::{Backend, Store, store::id};
+use crate::{Backend, Caller, Place, Store, store::id};
 
 /// 2.4, seed case: releasing twice is fine, and says the second time that nothing was held.
 pub async fn releasing_twice_is_fine<B: Backend>(store: Store<B>) {
@@ -45,6 +46,44 @@ pub async fn a_stale_grant_frees_nothing<B: Backend>(store: Store<B>) {
         assert!(lost.iter().all(|lost| old.locks.iter().any(|lock| lock.granted.fence == lost.fence)));
         two.refused(["a"]).await;
         one.free(&new).await;
+    }
+}
+
+/// 2.4 and 3.8: nor does a release hand on what its grant does not hold: what another context holds, or the same one under
+/// another fence, however its holder came by it.
+pub async fn only_what_is_held_is_handed_on<B: Backend>(store: Store<B>) {
+    if !store.capabilities().fifo {
+        return;
+    }
+    for ids in [&["a"][..], &["a", "b"]] {
+        let [one, two, three] = store.callers();
+        let taken = one.take(ids.iter().copied()).await;
+        let mut waiting = two.queue(ids.iter().copied()).await;
+        hands_nothing_on(&one, &taken, &mut waiting).await;
+        one.free(&taken).await;
+        let handed = waiting.served().await;
+        let mut waiting = three.queue(ids.iter().copied()).await;
+        hands_nothing_on(&two, &handed, &mut waiting).await;
+        two.free(&handed).await;
+        three.free(&waiting.served().await).await;
+    }
+}
+
+/// What looks like `held`, and is not, is not released, whoever waits for it.
+async fn hands_nothing_on<D: LockDao<String, Uuid>>(
+    holder: &Caller<D>,
+    held: &Grant<String, Uuid>,
+    waiting: &mut Place<D>,
+) {
+    let of_another = Grant { context: Uuid::new_v4(), ..held.clone() };
+    let mut of_before = held.clone();
+    for lock in &mut of_before.locks {
+        lock.granted.fence -= 1;
+    }
+    for forged in [of_another, of_before] {
+        assert_eq!(holder.release(&forged).await.lost.len(), held.locks.len());
+        holder.keep(held).await;
+        waiting.still_waits().await;
     }
 }
 
