@@ -101,7 +101,7 @@ impl Routines {
         Routines {
             enter: routine("v1_enter", 1),
             listen: routine("v1_listen", 1),
-            hear: routine("v1_hear", 6),
+            hear: routine("v1_hear", 7),
             wake: routine("v1_wake", 1),
             acquire: routine("v1_acquire", 12),
             withdraw: routine("v1_withdraw", 8),

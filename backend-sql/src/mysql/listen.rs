@@ -1,9 +1,6 @@
 //! Listening: a connection that sits in a routine until somebody interrupts it.
 
-use std::{
-    collections::VecDeque,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use tokio::{
@@ -20,9 +17,6 @@ use crate::server::{Heard, ServerError, reply};
 
 /// How long the connection sits there without being interrupted: routers between here and there must not forget it.
 const SECONDS: i64 = 20;
-
-/// What was told is not told again for so long: as long as an offer lasts at most.
-const KNOWN: Duration = Duration::from_secs(2);
 
 /// How long it may take until an interruption arrives, and after how long it is sent again.
 const ARRIVES: Duration = Duration::from_secs(2);
@@ -54,8 +48,11 @@ pub(super) async fn listen(
     let wake = super::link::Routine::clone(&routines.wake);
     let (sender, heard) = mpsc::unbounded_channel();
     let (proof, mut proven) = oneshot::channel();
-    let known = VecDeque::new();
-    let sits = Sitting { routines, link, namespace, session, kept, probe: 0, known, proof: Some(proof) };
+    let known = String::new();
+    let proof = Some(proof);
+    // It has its name, as after an interruption.
+    let interrupted = true;
+    let sits = Sitting { routines, link, namespace, session, kept, probe: 0, known, interrupted, proof };
     let mut listener = Listener { heard, task: tokio::spawn(sits.run(sender)), _keeps: None };
     let (text, begun) = (format!("{session},"), Instant::now());
     while begun.elapsed() < ARRIVES {
@@ -105,8 +102,10 @@ struct Sitting {
     kept: i64,
     /// The last probe that was told.
     probe: u32,
-    /// Marks of what was told, and when.
-    known: VecDeque<(String, Instant)>,
+    /// Marks of what there was when something was last told, which is not to be told again.
+    known: String,
+    /// The last call was, so that the name of the session may still be held.
+    interrupted: bool,
     proof: Option<oneshot::Sender<()>>,
 }
 
@@ -127,20 +126,17 @@ impl Sitting {
 
     /// Waits until something is told, somebody interrupts, or nothing happened for long.
     async fn sit(&mut self) -> Result<Option<String>, ServerError> {
-        while self.known.front().is_some_and(|(_, told)| told.elapsed() >= KNOWN) {
-            self.known.pop_front();
-        }
-        let known: Vec<&str> = self.known.iter().map(|(marks, _)| &**marks).collect();
-        let known = known.join(",");
         let int = Argument::Int;
         let arguments = [
             int(self.namespace),
             int(self.session),
             int(self.kept),
-            Argument::Text(&known),
+            Argument::Text(&self.known),
             int(self.probe.into()),
             int(SECONDS),
+            int(self.interrupted.into()),
         ];
+        self.interrupted = false;
         match self.link.call(&self.routines.hear, &arguments).await {
             Ok(Answer { text, .. }) if text.is_empty() => Ok(None),
             Ok(Answer { text, .. }) => {
@@ -149,10 +145,14 @@ impl Sitting {
             }
             // The next call finds what it was woken for.
             Err(error) if is_interrupted(&error) => {
+                self.interrupted = true;
                 let _ = self.proof.take().map(|proof| proof.send(()));
                 Ok(None)
             }
-            Err(error) if is_statement_timeout(&error) => Ok(None),
+            Err(error) if is_statement_timeout(&error) => {
+                self.interrupted = true;
+                Ok(None)
+            }
             Err(error) => Err(error),
         }
     }
@@ -160,7 +160,9 @@ impl Sitting {
     /// Notes what is not to be told again.
     fn note(&mut self, text: &str) -> Result<(), ServerError> {
         let told: Noted = reply::read("mysql", text)?;
-        self.known.extend(told.known.map(|marks| (marks, Instant::now())));
+        if let Some(known) = told.known {
+            self.known = known;
+        }
         self.probe = told.probe.unwrap_or(self.probe);
         Ok(())
     }

@@ -83,6 +83,13 @@ const PIECES: &[(&str, &str)] = &[
          SUM(h.permits), COUNT(*)) FROM {claims} h WHERE h.ns = o.ns AND h.id = o.id AND h.state = 0), ',', \
          IF(o.indexes = '', '[]', o.indexes), ']')",
     ),
+    // What is handed over of one id, as `reply::Handed`, and its mark: an attempt is told of something at a time but once.
+    (
+        "offer",
+        "CONCAT('{\"c\":\"', HEX(o.context), '\",\"a\":', o.attempt, ',\"at\":', o.since, ',\"lasts\":', o.lease, \
+         ',\"g\":[', {given}, ']}')",
+    ),
+    ("mark of o", "CONCAT(o.attempt, ':', IF(o.told = 1, o.since, o.until))"),
     (
         "from given",
         "FROM {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0 \

@@ -87,7 +87,7 @@ pub(crate) struct Told {
     pub(crate) now: Option<u64>,
     /// In how long to give the next sign of life at the latest.
     pub(crate) next: Option<i64>,
-    /// What was handed to it.
+    /// What was handed to it: sets, of which the ids may also come one by one, in order.
     #[serde(default)]
     pub(crate) o: Vec<Handed>,
     /// `[context, attempt]` of those who are to ask again.
@@ -172,6 +172,20 @@ pub(crate) fn read<T: for<'de> Deserialize<'de>>(
     answer: &str,
 ) -> Result<T, ServerError> {
     serde_json::from_str(answer).map_err(|error| ServerError::Answer { backend, what: error.to_string() })
+}
+
+/// Sets of which the ids may have come one by one.
+pub(crate) fn whole(told: Vec<Handed>) -> Vec<Handed> {
+    let mut sets: Vec<Handed> = Vec::with_capacity(told.len());
+    for handed in told {
+        match sets.last_mut() {
+            Some(set) if set.a == handed.a && set.at == handed.at && set.c.0 == handed.c.0 => {
+                set.g.extend(handed.g);
+            }
+            _ => sets.push(handed),
+        }
+    }
+    sets
 }
 
 /// The fences of an answer that begins with `G`.

@@ -127,7 +127,7 @@ impl<E: Engine> Shared<E> {
             // Whoever no longer waits has left, or was told before.
             let _ = self.waiters.wake(&(context.text().into(), attempt as u64), Wake::Recheck);
         }
-        for handed in told.o {
+        for handed in reply::whole(told.o) {
             self.hand_on(handed);
         }
         something

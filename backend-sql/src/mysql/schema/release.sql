@@ -65,31 +65,30 @@ body: BEGIN
     SET v_now = {clock};
     -- Also usual: its only holder frees the id, and the first in line waits for nothing else.
     IF NOT v_found THEN
-      SELECT w.number, w.session INTO v_ticket, v_session FROM {claims} h
-          STRAIGHT_JOIN {claims} w ON w.ns = p_ns AND w.id = p_id AND w.state = 3
-          STRAIGHT_JOIN {sessions} s ON s.session = w.session AND {alive s}
-        WHERE h.ns = p_ns AND h.id = p_id AND h.state = 0 AND h.number = p_fence AND h.context = p_context
-          AND h.until > v_now AND h.until - h.lease <= v_now AND h.replaces = 0
-          AND NOT EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = p_id
-            AND (c.state = 0 AND c.number <> p_fence OR c.state = 2))
-          AND w.number = (
-            SELECT c.number FROM {claims} c WHERE c.ns = p_ns AND c.id = p_id AND c.state = 3 ORDER BY c.number LIMIT 1)
-          AND w.mode = 2 AND w.wants = 1 AND w.context <> p_context;
+      SELECT IF(w.mode = 2 AND w.wants = 1 AND w.context <> p_context
+            AND EXISTS (SELECT 1 FROM {sessions} s WHERE s.session = w.session AND {alive s})
+            AND NOT EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = p_id AND c.state IN (0, 2)
+              AND (c.state = 2 OR c.number <> p_fence)), w.number, 0), w.session
+        INTO v_ticket, v_session FROM {claims} w
+        WHERE w.ns = p_ns AND w.id = p_id AND w.state = 3 ORDER BY w.number LIMIT 1;
     END IF;
     IF v_ticket > 0 THEN
-      SET v_fence = GREATEST(v_fence + 1, v_now);
-      DELETE FROM {claims} WHERE ns = p_ns AND id = p_id AND state = 0 AND number = p_fence;
-      UPDATE {claims} SET state = 0, number = v_fence, told = 1, lease = LEAST(lease, 2000000), until = v_now + lease,
-          since = v_now
-        WHERE ns = p_ns AND id = p_id AND state = 3 AND number = v_ticket;
-      UPDATE {ids} SET fence = v_fence WHERE ns = p_ns AND id = p_id;
-      COMMIT;
-      SET v_wake = CONCAT(v_session, ',');
-      CALL {v1_ring}(v_wake);
-      IF v_wake <> '' THEN
-        SELECT '' AS answer, v_wake AS unrung;
+      DELETE FROM {claims} WHERE ns = p_ns AND id = p_id AND state = 0 AND number = p_fence AND context = p_context
+        AND until > v_now AND until - lease <= v_now AND replaces = 0;
+      IF ROW_COUNT() = 1 THEN
+        SET v_fence = GREATEST(v_fence + 1, v_now);
+        UPDATE {claims} SET state = 0, number = v_fence, told = 1, lease = LEAST(lease, 2000000),
+            until = v_now + lease, since = v_now
+          WHERE ns = p_ns AND id = p_id AND state = 3 AND number = v_ticket;
+        UPDATE {ids} SET fence = v_fence WHERE ns = p_ns AND id = p_id;
+        COMMIT;
+        SET v_wake = CONCAT(v_session, ',');
+        CALL {v1_ring}(v_wake);
+        IF v_wake <> '' THEN
+          SELECT '' AS answer, v_wake AS unrung;
+        END IF;
+        LEAVE body;
       END IF;
-      LEAVE body;
     END IF;
   END IF;
   CALL {v1_tidy}(p_ns, p_set, v_now, v_ended, v_waiters);

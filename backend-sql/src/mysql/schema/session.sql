@@ -73,77 +73,56 @@ body: BEGIN
     IF(v_told = '', '', ','), v_told, '}') AS answer, v_wake AS unrung;
 END
 //
--- What a session is to be told: the sets that were handed to it, and who is to ask, but for what `p_known` marks as told.
--- The inside of a JSON object; empty if there is nothing. It changes nothing: whoever hears may be interrupted before the
--- answer is out. What is handed over counts as told when it is confirmed, a turn when the waiter asks.
+-- What a session is to be told: what was handed to it, id by id, and who is to ask, but for what `p_known` marks as told.
+-- The inside of a JSON object; empty if there is nothing new. `known` marks all that there is, so that nobody has to
+-- remember what is there no more. It changes nothing: whoever hears may be interrupted before the answer is out. What is
+-- handed over counts as told when it is confirmed, a turn when the waiter asks.
 CREATE PROCEDURE {v1_told}(
   p_ns INT UNSIGNED, p_session BIGINT, p_known LONGTEXT CHARACTER SET ascii, OUT p_told LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 BEGIN
-  DECLARE v_offers, v_turns, v_given, v_marks LONGTEXT CHARACTER SET ascii;
+  DECLARE v_offers, v_turns, v_marks LONGTEXT CHARACTER SET ascii;
   DECLARE v_now BIGINT DEFAULT {clock};
-  DECLARE v_offered, v_turned INT DEFAULT 0;
-  DECLARE v_last, v_attempt, v_at, v_lease BIGINT;
-  DECLARE v_id, v_last_id VARBINARY(1024);
-  DECLARE v_context VARBINARY(255);
-  SELECT IFNULL(SUM(told = 1), 0), IFNULL(SUM(told = 2), 0) INTO v_offered, v_turned
-    FROM {claims} FORCE INDEX (by_session) WHERE session = p_session AND told IN (1, 2) AND ns = p_ns;
-  -- One by one, in the order of attempts and ids: grouping would need a temporary table each time.
-  offers: WHILE v_offered > 0 DO
-    SET v_attempt = NULL, v_offered = v_offered - 1;
-    SELECT o.context, o.attempt, o.id, o.since, o.lease, {given} INTO v_context, v_attempt, v_id, v_at, v_lease, v_given
-      FROM {claims} o FORCE INDEX (by_session)
-      WHERE o.session = p_session AND o.told = 1 AND o.ns = p_ns AND o.state = 0 AND o.until > v_now
-        AND NOT FIND_IN_SET(CONCAT(o.attempt, ':', o.since), p_known)
-        AND (v_last IS NULL OR o.attempt > v_last OR o.attempt = v_last AND o.id > v_last_id)
-      ORDER BY o.attempt, o.id LIMIT 1;
-    IF v_attempt IS NULL THEN LEAVE offers; END IF;
-    IF v_attempt = v_last THEN
-      SET v_offers = CONCAT(v_offers, ',', v_given);
-    ELSE
-      SET v_offers = CONCAT(IFNULL(CONCAT(v_offers, ']},'), ''), '{"c":"', HEX(v_context), '","a":', v_attempt, ',"at":',
-        v_at, ',"lasts":', v_lease, ',"g":[', v_given);
-      SET v_marks = CONCAT_WS(',', v_marks, CONCAT(v_attempt, ':', v_at));
-    END IF;
-    SET v_last = v_attempt, v_last_id = v_id;
-  END WHILE;
-  SET v_last = NULL;
-  turns: WHILE v_turned > 0 DO
-    SET v_attempt = NULL, v_turned = v_turned - 1;
-    SELECT w.context, w.attempt, w.id, w.until INTO v_context, v_attempt, v_id, v_at
-      FROM {claims} w FORCE INDEX (by_session)
-      WHERE w.session = p_session AND w.told = 2 AND w.ns = p_ns
-        AND NOT FIND_IN_SET(CONCAT(w.attempt, ':', w.until), p_known)
-        AND (v_last IS NULL OR w.attempt > v_last OR w.attempt = v_last AND w.id > v_last_id)
-      ORDER BY w.attempt, w.id LIMIT 1;
-    IF v_attempt IS NULL THEN LEAVE turns; END IF;
-    SET v_turns = CONCAT(IFNULL(CONCAT(v_turns, ','), ''), '["', HEX(v_context), '",', v_attempt, ']');
-    SET v_marks = CONCAT_WS(',', v_marks, CONCAT(v_attempt, ':', v_at));
-    SET v_last = v_attempt, v_last_id = v_id;
-  END WHILE;
-  SET v_offers = CONCAT(v_offers, ']}');
-  SET p_told = CONCAT_WS(',', CONCAT('"o":[', v_offers, ']'), CONCAT('"t":[', v_turns, ']'),
-    CONCAT('"known":"', v_marks, '"'));
+  -- In one look, without grouping, which would need a temporary table.
+  SELECT GROUP_CONCAT(IF(o.told = 1 AND o.state = 0 AND o.until > v_now AND NOT FIND_IN_SET({mark of o}, p_known),
+        {offer}, NULL) ORDER BY o.attempt, o.id),
+      GROUP_CONCAT(IF(o.told = 2 AND NOT FIND_IN_SET({mark of o}, p_known),
+        CONCAT('["', HEX(o.context), '",', o.attempt, ']'), NULL)),
+      GROUP_CONCAT(DISTINCT {mark of o})
+    INTO v_offers, v_turns, v_marks
+    FROM {claims} o FORCE INDEX (by_session) WHERE o.session = p_session AND o.told IN (1, 2) AND o.ns = p_ns;
+  SET p_told = IF(v_offers IS NULL AND v_turns IS NULL, '', CONCAT_WS(',', CONCAT('"o":[', v_offers, ']'),
+    CONCAT('"t":[', v_turns, ']'), CONCAT('"known":"', v_marks, '"')));
 END
 //
--- Waits for the session's turn: until there is something to tell, `v1_ring` interrupts it, or `p_seconds` are over. Who
--- commits before it rings is never missed: either this is interrupted, wherever it is, or the next call finds it.
+-- Waits for the session's turn: until there is something to tell, `v1_ring` interrupts it, or `p_seconds` are over.
+-- `p_interrupted`: the last call was, and this one looks once without the session's name, so that nobody interrupts it:
+-- under many hand-overs it would never get to the end. Nobody is missed: who commits and then finds no name to ring comes
+-- before the look that is made with the name; who finds it interrupts this, and the next call finds what was committed.
 -- It waits with the caller's own rights: a connection that has somebody else's at the moment can only be interrupted by
 -- that one. It waits for a lock that another connection of this process keeps, as `v1_listen` named it, and not in
 -- `SLEEP`: on MariaDB all that sleep share a mutex, with which `KILL QUERY` may get in its own way for two seconds.
 CREATE PROCEDURE {v1_hear}(
   p_ns INT UNSIGNED, p_session BIGINT, p_kept BIGINT, p_known LONGTEXT CHARACTER SET ascii, p_probe BIGINT,
-  p_seconds INT)
+  p_seconds INT, p_interrupted TINYINT)
 SQL SECURITY INVOKER
 BEGIN
   DECLARE v_told LONGTEXT CHARACTER SET ascii DEFAULT '';
-  DECLARE v_had INT DEFAULT 0;
-  CALL {v1_pending}(p_ns, p_session, p_known, p_probe, v_told);
+  IF p_interrupted THEN
+    DO RELEASE_LOCK(CONCAT('lockcore:', p_session));
+    CALL {v1_pending}(p_ns, p_session, p_known, p_probe, v_told);
+  END IF;
   IF v_told = '' THEN
-    SET v_had = GET_LOCK(CONCAT('lockcore:', p_kept), p_seconds);
-    IF v_had THEN
-      SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the connection that keeps the listener waiting is gone';
+    IF NOT IFNULL(GET_LOCK(CONCAT('lockcore:', p_session), 5), 0) THEN
+      SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'another connection has the name of this session';
     END IF;
+    CALL {v1_pending}(p_ns, p_session, p_known, p_probe, v_told);
+    IF v_told = '' THEN
+      IF GET_LOCK(CONCAT('lockcore:', p_kept), p_seconds) THEN
+        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the connection that keeps the listener waiting is gone';
+      END IF;
+    END IF;
+    DO RELEASE_LOCK(CONCAT('lockcore:', p_session));
   END IF;
   SELECT IF(v_told = '', '', CONCAT('{', v_told, '}')) AS answer, '' AS unrung;
 END
@@ -157,10 +136,9 @@ BEGIN
   DECLARE v_now, v_probe BIGINT DEFAULT {clock};
   DECLARE v_count INT DEFAULT 0;
   -- Usually it is one offer of one id.
-  SELECT COUNT(*), MAX(IF(o.told = 1 AND o.state = 0 AND o.until > v_now,
-      IF(FIND_IN_SET(CONCAT(o.attempt, ':', o.since), p_known), '', CONCAT('"o":[{"c":"', HEX(o.context), '","a":',
-        o.attempt, ',"at":', o.since, ',"lasts":', o.lease, ',"g":[', {given}, ']}],"known":"', o.attempt, ':', o.since,
-        '"')), NULL)), (SELECT IFNULL(MAX(probe), 0) FROM {sessions} WHERE session = p_session)
+  SELECT COUNT(*), MAX(IF(o.told = 1 AND o.state = 0 AND o.until > v_now, IF(FIND_IN_SET({mark of o}, p_known), '',
+      CONCAT('"o":[', {offer}, '],"known":"', {mark of o}, '"')), NULL)),
+      (SELECT IFNULL(MAX(probe), 0) FROM {sessions} WHERE session = p_session)
     INTO v_count, p_told, v_probe
     FROM {claims} o FORCE INDEX (by_session) WHERE o.session = p_session AND o.told IN (1, 2) AND o.ns = p_ns;
   IF v_count = 0 THEN
