@@ -356,3 +356,22 @@ pub(crate) fn span(micros: i64) -> Duration {
 fn time(micros: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_micros(micros)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ids_of_a_set_may_come_one_by_one() {
+        let one = |context, attempt, at, fence| {
+            let text = format!(
+                r#"{{"c":"{context}","a":{attempt},"at":{at},"lasts":5,"g":[[2,0,0,{fence},1,[]]]}}"#
+            );
+            read::<Handed>("test", &text).expect("an answer")
+        };
+        let told = vec![one("61", 1, 3, 7), one("61", 1, 3, 8), one("61", 2, 3, 9), one("62", 2, 3, 10)];
+        let sets = whole(told).into_iter();
+        let fences: Vec<Vec<u64>> = sets.map(|set| set.g.iter().map(|given| given.3).collect()).collect();
+        assert_eq!(fences, [vec![7, 8], vec![9], vec![10]]);
+    }
+}

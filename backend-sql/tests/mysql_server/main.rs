@@ -1,5 +1,5 @@
 //! What only MySQL and MariaDB have: the schema, its rights and versions, joining the application's transactions, waking by
-//! interruption, and the hazards of their driver - on a real server of each.
+//! interruption and what is told then, and the hazards of their driver - on a real server of each.
 
 mod hazards;
 mod joining;
@@ -7,6 +7,7 @@ mod place;
 mod schema;
 #[path = "../steps/mod.rs"]
 mod steps;
+mod telling;
 mod waking;
 
 use std::process::ExitCode;
@@ -15,9 +16,15 @@ use lockcore_conformance::servers::{self, Kind, TestResult, Trial};
 
 fn main() -> ExitCode {
     let all = [Kind::MySql, Kind::MariaDb].map(|kind| {
-        [schema::tests(kind), joining::tests(kind), waking::tests(kind), hazards::tests(kind)]
-            .into_iter()
-            .flatten()
+        [
+            schema::tests(kind),
+            joining::tests(kind),
+            waking::tests(kind),
+            telling::tests(kind),
+            hazards::tests(kind),
+        ]
+        .into_iter()
+        .flatten()
     });
     servers::run(all.into_iter().flatten())
 }

@@ -1,5 +1,6 @@
 -- Removes what is over: at most `p_batch` locks, places and marks, from where the last sweep ended. One short transaction
--- for each id, in which nobody is waited for. Rows of ids that nobody holds go once their fence is an hour old.
+-- for each id, in which nobody is waited for. Rows of ids that nobody holds go once their fence is an hour old and
+-- no mark of a withdrawn attempt is left that they would have to tell of.
 CREATE PROCEDURE {v1_sweep}(p_ns INT UNSIGNED, p_batch INT, p_within BIGINT)
 SQL SECURITY DEFINER
 body: BEGIN
@@ -37,7 +38,7 @@ body: BEGIN
     INTO p_set, v_found, v_id, v_places FROM (
     SELECT i.id, i.extra FROM {ids} i
       WHERE i.ns = p_ns AND (v_from IS NULL OR i.id > v_from) AND i.id <= v_end AND (
-        (i.until > 0 AND i.until <= v_now) OR (i.until = 0 AND i.extra = 0 AND i.fence < v_now - {hour})
+        (i.until > 0 AND i.until <= v_now) OR (i.until = 0 AND i.extra = 0 AND i.fence < v_now - {hour} AND i.marked <= v_now)
         OR (i.extra = 1 AND (
           NOT EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = i.id) AND i.frozen = 0
           OR EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = i.id AND c.state IN (0, 1)
@@ -59,7 +60,7 @@ body: BEGIN
         WHERE i.extra = 0 AND i.until > 0 AND i.until <= v_now;
       SET v_removed = ROW_COUNT(), v_room = p_batch - v_removed;
       DELETE i FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id)
-        WHERE i.until = 0 AND i.extra = 0 AND i.fence < v_now - {hour};
+        WHERE i.until = 0 AND i.extra = 0 AND i.fence < v_now - {hour} AND i.marked <= v_now;
     END IF;
     COMMIT;
   END IF;

@@ -1,0 +1,213 @@
+//! What a session is told, and who is handed something: not the dead, nothing twice, nothing that is over.
+
+use std::time::{Duration, Instant};
+
+use lockcore::{
+    AcquireRequest, Acquired, BackendErrorKind, LockDao, StoredContext, Target, Wakeup, Withdraw,
+};
+use lockcore_conformance::servers::{Kind, TestResult, Trial};
+use sqlx::{AssertSqlSafe, Row};
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use crate::{
+    place::{Dao, Error, Place, Sql, handed, queue, request, take},
+    test,
+};
+
+pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
+    vec![
+        test(kind, "telling::a_dead_waiter_is_handed_nothing", a_dead_waiter_is_handed_nothing),
+        test(kind, "telling::what_is_known_is_not_told_again", what_is_known_is_not_told_again),
+        test(kind, "telling::an_old_offer_is_not_told", an_old_offer_is_not_told),
+        test(kind, "telling::who_is_rung_all_the_time_hears", who_is_rung_all_the_time_hears),
+        test(kind, "telling::waiting_twice_is_one_place", waiting_twice_is_one_place),
+        test(kind, "telling::a_sweep_forgets_no_withdrawal", a_sweep_forgets_no_withdrawal),
+    ]
+}
+
+/// Whoever frees something hands it to the first in line that lives: by the short cut for one id, and in general.
+async fn a_dead_waiter_is_handed_nothing(kind: Kind) -> TestResult {
+    for held in [&["a"][..], &["a", "b"]] {
+        let place = Place::new(kind).await?;
+        let dao = place.open().await?;
+        let mut sql = place.sql().await?;
+        let held = take(&dao, held).await?;
+        let _dead = queue(&dao, ["a"]).await?;
+        // A session that never gave a sign of life.
+        assert_eq!(sql.run("UPDATE lockcore_claims SET session = 7 WHERE state = 3").await?, 1);
+        let (alive, wakeup) = queue(&dao, ["a"]).await?;
+        dao.release(&held).await?;
+        let now = dao.inspect(&Target::Id("a".to_owned())).await?;
+        let holders: Vec<_> = now.holders.into_iter().map(|holder| holder.context).collect();
+        assert_eq!(holders, [StoredContext::Known(alive.context)]);
+        let held = handed(&dao, &alive, wakeup).await?;
+        assert_eq!(dao.release(&held).await?.lost, []);
+    }
+    Ok(())
+}
+
+/// One that was handed over while nobody listened, and the same of two.
+const SETS: [&[&str]; 2] = [&["a"], &["a", "b"]];
+
+async fn what_is_known_is_not_told_again(kind: Kind) -> TestResult {
+    for ids in SETS {
+        let mut ear = Ear::new(kind).await?;
+        loop {
+            let offered = ear.offered(ids).await?;
+            let told = ear.hear("").await?;
+            // On a busy machine they may be over by now.
+            let all = ids.len() == told.matches("\"lasts\"").count();
+            let again = ear.hear(&known(&told)).await?;
+            drop(offered);
+            if all {
+                assert_eq!(again, "");
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn an_old_offer_is_not_told(kind: Kind) -> TestResult {
+    for ids in SETS {
+        let mut ear = Ear::new(kind).await?;
+        let _offered = ear.offered(ids).await?;
+        let over = "UPDATE lockcore_claims SET until = 1 WHERE told = 1";
+        assert_eq!(ear.sql.run(over).await?, ids.len() as u64);
+        assert_eq!(ear.hear("").await?, "");
+    }
+    Ok(())
+}
+
+/// The marks of what was told.
+fn known(told: &str) -> String {
+    let (_, known) = told.split_once("\"known\":\"").unwrap_or_default();
+    known.split_once('"').unwrap_or_default().0.to_owned()
+}
+
+type Waiting = (AcquireRequest<String, Uuid>, Wakeup);
+
+/// Hears what a DAO is told that does not listen.
+struct Ear {
+    dao: Dao,
+    place: Place,
+    sql: Sql,
+    /// Keeps it waiting.
+    _other: Sql,
+}
+
+impl Ear {
+    async fn new(kind: Kind) -> Result<Self, Error> {
+        let place = Place::new(kind).await?;
+        let dao = place.builder().listen(false).connect().await?;
+        let (sql, mut other) = (place.sql().await?, place.sql().await?);
+        assert_eq!(other.number("SELECT GET_LOCK('lockcore:7', 5)").await?, 1);
+        Ok(Ear { dao, place, sql, _other: other })
+    }
+
+    /// Has each of these ids handed over, and nobody confirms it. What is returned waits no more when it is dropped.
+    async fn offered(&mut self, ids: &[&str]) -> Result<Vec<Waiting>, Error> {
+        self.sql.run("DELETE FROM lockcore_claims").await?;
+        self.sql.run("UPDATE lockcore_ids SET extra = 0, until = 0").await?;
+        // Somebody else's sign of life looks after no offer.
+        let other = self.place.builder().listen(false).connect().await?;
+        let mut waiting = Vec::new();
+        for id in ids {
+            let held = take(&other, [*id]).await?;
+            let waits = queue(&self.dao, [*id]).await?;
+            other.release(&held).await?;
+            waiting.push(waits);
+        }
+        Ok(waiting)
+    }
+
+    async fn hear(&mut self, known: &str) -> Result<String, Error> {
+        let session = "SELECT MAX(session) FROM lockcore_claims WHERE told = 1";
+        let session = self.sql.number(session).await?;
+        let call = format!("CALL lockcore_v1_hear(1, {session}, 7, '{known}', 0, 1, 0)");
+        let rows = sqlx::raw_sql(AssertSqlSafe(call)).fetch_all(&mut self.sql.0).await?;
+        Ok(rows.first().expect("an answer").try_get_unchecked(0)?)
+    }
+}
+
+/// Others ring without a pause: it looks without being interrupted, rather than be told by its sign of life.
+async fn who_is_rung_all_the_time_hears(kind: Kind) -> TestResult {
+    const TURNS: u32 = 20;
+    let place = Place::new(kind).await?;
+    let (holder, waiter) = (place.open().await?, place.open().await?);
+    let mut sql = place.sql().await?;
+    let (waits, wakeup) = {
+        let held = take(&holder, ["a"]).await?;
+        let waits = queue(&waiter, ["a"]).await?;
+        holder.release(&held).await?;
+        waits
+    };
+    let session = sql.number("SELECT MAX(session) FROM lockcore_claims WHERE told = 1").await?;
+    let held = handed(&waiter, &waits, wakeup).await?;
+    waiter.release(&held).await?;
+    let mut ringers = JoinSet::new();
+    for _ in 0..4 {
+        let mut sql = place.sql().await?;
+        ringers.spawn(async move {
+            loop {
+                sql.run(format!("CALL lockcore_v1_wake('{session},')")).await.expect("the server answers");
+            }
+        });
+    }
+    let begun = Instant::now();
+    for _ in 0..TURNS {
+        let held = take(&holder, ["a"]).await?;
+        let (waits, wakeup) = queue(&waiter, ["a"]).await?;
+        holder.release(&held).await?;
+        let held = handed(&waiter, &waits, wakeup).await?;
+        waiter.release(&held).await?;
+    }
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(1) * TURNS / 2, "{took:?} for {TURNS} turns");
+    Ok(())
+}
+
+/// Whoever asks again has the place it had, also behind somebody else who came meanwhile.
+async fn waiting_twice_is_one_place(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    let held = take(&dao, ["a"]).await?;
+    let (first, _told_to_ask) = queue(&dao, ["a"]).await?;
+    let (second, _next) = queue(&dao, ["a"]).await?;
+    let Acquired::Queued { wakeup, .. } = dao.acquire(&first).await? else {
+        return Err("not queued".into());
+    };
+    assert_eq!(sql.number("SELECT COUNT(*) FROM lockcore_claims WHERE state = 3").await?, 2);
+    dao.release(&held).await?;
+    let held = handed(&dao, &first, wakeup).await?;
+    let now = dao.inspect(&Target::Id("a".to_owned())).await?;
+    assert_eq!(now.waiters.len(), 1);
+    dao.release(&held).await?;
+    let held = handed(&dao, &second, _next).await?;
+    assert_eq!(dao.release(&held).await?.lost, []);
+    Ok(())
+}
+
+/// The row of an id that was only ever withdrawn from is one that the sweep could do without; but if others then take the
+/// id, and free it, the usual way to take it has nothing else to see the withdrawal by.
+async fn a_sweep_forgets_no_withdrawal(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let late = request(["a"]);
+    dao.withdraw(&late, Withdraw::Undo).await?;
+    dao.sweep(100, None).await?;
+    let held = take(&dao, ["a"]).await?;
+    dao.release(&held).await?;
+    let refused = dao.acquire(&late).await.err().ok_or("it was granted")?;
+    assert_eq!(refused.kind(), BackendErrorKind::Withdrawn);
+    // In line, too.
+    let held = take(&dao, ["a"]).await?;
+    let _waits = queue(&dao, ["a"]).await?;
+    let late = AcquireRequest { queue: true, ..late };
+    let refused = dao.acquire(&late).await.err().ok_or("it has a place")?;
+    assert_eq!(refused.kind(), BackendErrorKind::Withdrawn);
+    dao.release(&held).await?;
+    Ok(())
+}
