@@ -37,9 +37,9 @@
 //!   that was given to somebody else holds no such lock, so that no other query is ever interrupted. What it waits for is a
 //!   user-level lock too, which a second connection of the DAO keeps and otherwise does nothing: in `SLEEP`, MariaDB may
 //!   take two seconds over an interruption. On connecting it is tried out; [`push`](lockcore::Capabilities::push) is
-//!   declared only if that works. Whoever was interrupted looks without
-//!   that lock before it waits again, so that many who ring do not keep it from looking; who rings nobody then has
-//!   committed before the last look, which is made with it. A DAO with waiters also gives a sign of life every second, which finds leases that ended, and offers that it was not
+//!   declared only if that works. Whoever was interrupted looks without that lock before it waits again, so that many who
+//!   ring do not keep it from looking; who rings nobody then has committed before the last look, which is made with it. A
+//!   DAO with waiters also gives a sign of life every second, which finds leases that ended, and offers that it was not
 //!   told of. If listening fails, everybody asks again.
 //! - **Connections** are kept by the runtime that made them, and closed if an operation on one was abandoned: no ping, no
 //!   hidden statement, and no transaction that spans calls, which a dropped future could leave open. Deadlocks and lock wait
