@@ -134,6 +134,9 @@ async fn another_isolation_level_is_refused() -> TestResult {
     let refused = wrong.acquire(&request(["a"])).await.expect_err("it cannot decide");
     assert_eq!(refused.kind(), BackendErrorKind::Misconfigured, "{refused}");
     assert!(refused.to_string().contains("repeatable read"), "{refused}");
+    wrong.acquire(&AcquireRequest { queue: true, ..request(["a"]) }).await.expect_err("nor who waits");
+    let _waiting = queue(&dao, ["a"]).await?;
+    wrong.release(&held).await.expect_err("nor whose turn it is");
     assert!(
         wrong
             .doctor()

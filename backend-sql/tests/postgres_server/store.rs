@@ -22,6 +22,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         test("store::an_expired_set_is_taken_over", an_expired_set_is_taken_over),
         test("store::what_is_over_is_not_brought_back", what_is_over_is_not_brought_back),
         test("store::a_fence_alone_frees_nothing", a_fence_alone_frees_nothing),
+        test("store::what_was_freed_in_passing_is_not_lost", what_was_freed_in_passing_is_not_lost),
         test("store::a_release_serves_whose_turn_it_is", a_release_serves_whose_turn_it_is),
         test("store::the_dead_are_passed_over", the_dead_are_passed_over),
         test("store::who_waits_for_one_id_is_looked_at_too", who_waits_for_one_id_is_looked_at_too),
@@ -41,6 +42,7 @@ async fn a_grant_from_the_future_counts_from_now() -> TestResult {
     let hour = 3_600_000_000_i64;
     let held = take(&dao, ["a"]).await?;
     let shared = granted(&dao, &request([Claim::shared("s".to_owned())])).await?;
+    let single = [take(&dao, ["b"]).await?, take(&dao, ["c"]).await?];
     let ahead = format!(
         "UPDATE lockcore_lock SET expires = expires + {hour}, since = since + {hour};
          UPDATE lockcore_holder SET expires = expires + {hour}, since = since + {hour}"
@@ -54,6 +56,18 @@ async fn a_grant_from_the_future_counts_from_now() -> TestResult {
         assert!(holders[0].remaining <= Some(Duration::from_secs(60)), "{conflicts:?}");
     }
     assert_eq!(conflicts.len(), 2);
+    for (id, queue) in [("b", false), ("c", true)] {
+        let (Acquired::Refused(conflicts) | Acquired::Queued { conflicts, .. }) =
+            dao.acquire(&AcquireRequest { queue, ..request([id]) }).await?
+        else {
+            return Err("it is held".into());
+        };
+        let ConflictReason::Held { holders, .. } = &conflicts[0].reason else { return Err("held".into()) };
+        assert!(holders[0].remaining <= Some(Duration::from_secs(60)), "{conflicts:?}");
+    }
+    for held in &single {
+        assert_eq!(dao.release(held).await?.lost, []);
+    }
     // Renewed and released as if nothing had happened.
     assert_eq!((dao.renew(&held).await?.lost, dao.renew(&shared).await?.lost), (vec![], vec![]));
     assert_eq!((dao.release(&held).await?.lost, dao.release(&shared).await?.lost), (vec![], vec![]));
@@ -142,6 +156,24 @@ async fn a_fence_alone_frees_nothing() -> TestResult {
         assert_eq!(dao.renew(&forged).await?.lost.len(), ids.len());
         assert_eq!(dao.release(&held).await?.lost, []);
     }
+    Ok(())
+}
+
+/// 2.4: a set of which somebody waits for a part is not freed in the usual way; what was freed before that showed is held
+/// again, and then freed, not told as lost. What is over is.
+async fn what_was_freed_in_passing_is_not_lost() -> TestResult {
+    let place = Place::new().await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    let held = take(&dao, ["a", "b", "c"]).await?;
+    let (waits, wakeup) = queue(&dao, ["b"]).await?;
+    assert_eq!(dao.release(&held).await?.lost, []);
+    dao.release(&handed(&dao, &waits, wakeup).await?).await?;
+    let held = take(&dao, ["a", "b", "c"]).await?;
+    sql.run("UPDATE lockcore_lock SET expires = expires - lease - 1000 WHERE id = 'b'").await?;
+    let lost = dao.release(&held).await?.lost;
+    assert!(matches!(&lost[..], [lost] if lost.reason == LossReason::Expired), "{lost:?}");
+    take(&dao, ["a", "b", "c"]).await?;
     Ok(())
 }
 

@@ -89,38 +89,54 @@ CREATE OR REPLACE FUNCTION {v1_stand}(
   p_ns bytea, p_context bytea, p_attempt int8, p_id bytea, p_lease int8, p_owner bytea, p_flags int8, p_session int8)
   RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
-  v_now int8;
+  v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
+  v_left int8;
+  v_lives boolean;
   v_set text;
-  v_against text;
   r {lock};
 BEGIN
-  SELECT * INTO r FROM {lock} WHERE id = p_id AND ns = p_ns AND busy & 27 = 1 AND context <> p_context FOR UPDATE;
+  IF current_setting('transaction_isolation') <> 'read committed' THEN
+    RETURN NULL;
+  END IF;
+  IF p_flags & 1 = 0 THEN
+    SELECT * INTO r FROM {lock} WHERE id = p_id AND ns = p_ns AND busy & 27 = 1 AND context <> p_context
+      AND expires > v_now AND expires - lease <= v_now FOR UPDATE;
+  ELSE
+    UPDATE {lock} SET busy = busy | 4 WHERE id = p_id AND ns = p_ns AND busy & 27 = 1 AND context <> p_context
+      AND expires > v_now AND expires - lease <= v_now RETURNING * INTO r;
+  END IF;
   IF NOT FOUND THEN
     RETURN NULL;
   END IF;
-  v_now := {v1_now}();
-  IF r.expires <= v_now OR r.expires - r.lease > v_now OR (r.busy & 4 = 4 AND EXISTS (
-    SELECT FROM {place} WHERE context = p_context AND attempt = p_attempt AND ns = p_ns)) THEN
+  -- That may have waited for the row.
+  v_now := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
+  v_left := r.expires - v_now;
+  IF v_left <= 0 THEN
+    RETURN NULL;
+  END IF;
+  IF p_flags & 1 = 0 THEN
+    v_set := set_config('synchronous_commit', 'off', true);
+    RETURN format('{"c":[{"p":0,"h":[["%s","%s",2,0,0,%s,%s]],"n":1,"u":1}]}', encode(r.context, 'hex'),
+      encode(r.owner, 'hex'), r.fence, v_left);
+  END IF;
+  INSERT INTO {place} (ns, id, line, ticket, alone, context, attempt, mode, permits, cap, owner, lease, since, session)
+    SELECT p_ns, p_id, 1 - (p_flags >> 1 & 1)::int4, nextval('{ticket'}'), true, p_context, p_attempt, 2, 0, 0, p_owner,
+      p_lease, v_now, p_session
+      WHERE NOT EXISTS (SELECT FROM {place} p WHERE p.context = p_context AND p.attempt = p_attempt AND p.ns = p_ns)
+    RETURNING EXISTS (SELECT FROM {session} s WHERE s.session = p_session AND abs(v_now - s.beat) < 1500000)
+    INTO v_lives;
+  IF v_lives IS NULL THEN
+    -- It has a place already.
     RETURN NULL;
   END IF;
   v_set := set_config('synchronous_commit', 'off', true);
-  v_against := format('"c":[{"p":0,"h":[["%s","%s",2,0,0,%s,%s]],"n":1,"u":1}]', encode(r.context, 'hex'),
-    encode(r.owner, 'hex'), r.fence, r.expires - v_now);
-  IF p_flags & 1 = 0 THEN
-    RETURN format('{%s}', v_against);
-  END IF;
-  INSERT INTO {place} (ns, id, line, ticket, alone, context, attempt, mode, permits, cap, owner, lease, since, session)
-    VALUES (p_ns, p_id, 1 - (p_flags >> 1 & 1)::int4, nextval('{ticket'}'), true, p_context, p_attempt, 2, 0, 0, p_owner,
-      p_lease, v_now, p_session);
-  IF r.busy & 4 = 0 THEN
-    UPDATE {lock} SET busy = busy | 4 WHERE id = p_id AND ns = p_ns;
-  END IF;
   -- Seldom, so that the requests of one program do not wait for each other's commits.
-  IF NOT EXISTS (SELECT FROM {session} s WHERE s.session = p_session AND abs(v_now - s.beat) < 1500000) THEN
+  IF NOT v_lives THEN
     INSERT INTO {session} AS s (session, beat) VALUES (p_session, v_now)
       ON CONFLICT (session) DO UPDATE SET beat = excluded.beat;
   END IF;
-  RETURN format('{"q":1,%s,"end":%s}', v_against, r.expires - v_now);
+  RETURN format('{"q":1,"c":[{"p":0,"h":[["%s","%s",2,0,0,%s,%s]],"n":1,"u":1}],"end":%s}', encode(r.context, 'hex'),
+    encode(r.owner, 'hex'), r.fence, v_left, v_left);
 END {$};
 
 -- The same for every set. What decides is read in later statements than the rows are locked: a statement that waited

@@ -5,20 +5,24 @@ CREATE OR REPLACE PROCEDURE {v1_release}(
   p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_flags int8, INOUT lost text) LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
+  v_busy int4;
   v_set text;
   v_told text[];
 BEGIN
-  -- The usual case: it is held, exclusively, and nobody waits. In as few words as possible.
+  -- The usual case: it is held, exclusively, and nobody waits. In as few words as possible. Where somebody does, this locks
+  -- the row and changes nothing.
   IF cardinality(p_ids) = 1 THEN
-    UPDATE {lock} SET busy = 0 WHERE id = p_ids[1] AND ns = p_ns AND busy = 1 AND fence = p_fences[1]
-      AND context = p_context AND expires > v_now;
-    IF FOUND THEN
+    UPDATE {lock} SET busy = CASE busy WHEN 1 THEN 0 ELSE busy END WHERE id = p_ids[1] AND ns = p_ns AND busy & ~52 = 1
+      AND fence = p_fences[1] AND context = p_context AND replaces = 0 AND expires > v_now RETURNING busy INTO v_busy;
+    IF v_busy = 0 THEN
       IF p_flags <> 0 THEN
         v_set := set_config('synchronous_commit', 'off', true);
       END IF;
       RETURN;
     END IF;
-    v_told := {v1_pass_on}(p_ns, p_context, p_ids[1], p_fences[1]);
+    IF FOUND THEN
+      v_told := {v1_pass_on}(p_ns, p_context, p_ids[1], p_fences[1], v_busy);
+    END IF;
   ELSIF p_fences[1] = ALL (p_fences) AND {v1_free}(p_ns, p_context, p_ids, p_fences[1], v_now) THEN
     v_told := '{}';
   END IF;
@@ -31,55 +35,52 @@ BEGIN
   IF cardinality(v_told) > 0 THEN
     COMMIT;
     v_set := set_config('synchronous_commit', 'off', true);
-    PERFORM {v1_tell}(v_told);
+    FOR i IN 1 .. cardinality(v_told) / 2 LOOP
+      v_set := pg_notify(v_told[2 * i - 1], v_told[2 * i]);
+    END LOOP;
   END IF;
 END {$};
 
--- The usual release of an id for which somebody waits, or which was handed over and not confirmed: held exclusively; and the
--- head of its queue wants it exclusively and nothing else. Gives whom to tell what; NULL if anything is otherwise, and then
--- nothing was done.
-CREATE OR REPLACE FUNCTION {v1_pass_on}(p_ns bytea, p_context bytea, p_id bytea, p_fence int8) RETURNS text[]
+-- The usual release of an id for which somebody waits, or which was handed over and not confirmed: held exclusively by the
+-- row that the release has locked, which says `p_busy`; and the head of its queue wants it exclusively and nothing else.
+-- Gives whom to tell what; NULL if anything is otherwise, and then nothing was freed.
+CREATE OR REPLACE FUNCTION {v1_pass_on}(p_ns bytea, p_context bytea, p_id bytea, p_fence int8, p_busy int4) RETURNS text[]
   LANGUAGE plpgsql AS {$}
 DECLARE
-  v_now int8;
+  v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
   v_lasts int8;
   v_fence int8;
   v_waits boolean := false;
-  r {lock};
-  w record;
+  w {place};
 BEGIN
-  SELECT * INTO r FROM {lock} WHERE id = p_id AND ns = p_ns AND busy & ~52 = 1 AND fence = p_fence
-    AND context = p_context AND replaces = 0 FOR UPDATE;
-  IF NOT FOUND THEN
+  IF current_setting('transaction_isolation') <> 'read committed' THEN
     RETURN NULL;
   END IF;
-  v_now := {v1_now}();
-  IF r.expires <= v_now THEN
-    RETURN NULL;
-  END IF;
-  IF r.busy & 4 = 4 THEN
-    SELECT p.*, EXISTS (SELECT FROM {session} s WHERE s.session = p.session AND abs(v_now - s.beat) <= 3000000) AS lives
-      INTO w FROM {place} p WHERE p.id = p_id AND p.ns = p_ns AND NOT p.handed ORDER BY p.line, p.ticket LIMIT 1;
-    v_waits := FOUND;
-    IF v_waits AND (w.line = 0 OR w.mode <> 2 OR NOT w.alone OR NOT w.lives) THEN
-      RETURN NULL;
-    END IF;
-  END IF;
-  IF r.busy & 32 = 32 THEN
+  IF p_busy & 32 = 32 THEN
     -- The offer that is released before it was confirmed is not told any more.
     DELETE FROM {place} WHERE id = p_id AND ns = p_ns AND handed AND context = p_context;
+  END IF;
+  IF p_busy & 4 = 4 THEN
+    UPDATE {place} p SET handed = true WHERE p.id = p_id AND p.ns = p_ns AND p.line = 1 AND p.mode = 2 AND p.alone
+      AND p.ticket = (SELECT q.ticket FROM {place} q WHERE q.id = p_id AND q.ns = p_ns AND NOT q.handed
+        ORDER BY q.line, q.ticket LIMIT 1)
+      AND EXISTS (SELECT FROM {session} s WHERE s.session = p.session AND abs(v_now - s.beat) <= 3000000)
+      RETURNING * INTO w;
+    v_waits := FOUND;
+    IF NOT v_waits AND EXISTS (SELECT FROM {place} WHERE id = p_id AND ns = p_ns AND NOT handed) THEN
+      RETURN NULL;
+    END IF;
   END IF;
   IF NOT v_waits THEN
     UPDATE {lock} SET busy = busy & 16 WHERE id = p_id AND ns = p_ns;
     RETURN '{}';
   END IF;
   v_lasts := least(w.lease, 2000000);
-  v_fence := greatest(r.fence + 1, v_now);
+  v_fence := greatest(p_fence + 1, v_now);
   UPDATE {lock} SET fence = v_fence, expires = v_now + v_lasts, lease = v_lasts, since = v_now, attempt = w.attempt,
     session = w.session, busy = busy & 20 | 33, context = w.context, owner = w.owner,
     lapses = CASE WHEN lapses >= v_now + v_lasts THEN lapses ELSE v_now + 8 * v_lasts END
     WHERE id = p_id AND ns = p_ns;
-  UPDATE {place} SET handed = true WHERE id = p_id AND ns = p_ns AND line = 1 AND ticket = w.ticket;
   RETURN ARRAY[format('lockcore_%s', w.session),
     format('{"o":[{"c":"%s","a":%s,"at":%s,"lasts":%s,"g":[[2,0,0,%s,1,[]]]}]}', encode(w.context, 'hex'), w.attempt,
       v_now, v_lasts, v_fence)];
