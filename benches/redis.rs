@@ -36,7 +36,8 @@ fn main() {
     let mut cases = Vec::new();
     if wanted("pair") {
         for ids in [1, 10, 100] {
-            cases.push(one.block_on(pair(&url, ids)));
+            cases.push(one.block_on(pair("one thread", &url, ids)));
+            cases.push(many.block_on(pair("two threads", &url, ids)));
         }
     }
     if wanted("scripts") {
@@ -84,10 +85,10 @@ fn names(ids: usize) -> Vec<String> {
 }
 
 /// Takes and releases a set, uncontended.
-async fn pair(url: &str, ids: usize) -> Case {
+async fn pair(runtime: &str, url: &str, ids: usize) -> Case {
     const ROUNDS: usize = 3000;
     let candidates = ["with_locks", "two bare EVALSHA, the same scripts", "rlock"];
-    let mut case = Case::new(format!("{ids} ids, take and release"), &candidates);
+    let mut case = Case::new(format!("{ids} ids, take and release, {runtime}"), &candidates);
     let (locks, names) = (service(url).await, names(ids));
     let mut bare = Bare::of(url, &locks, &names).await;
     let peer = RLock::new(url).await.expect("the server answers");

@@ -111,6 +111,11 @@ impl<B: Backend> Store<B> {
         self.capabilities().min_lease.max(Duration::from_millis(300))
     }
 
+    /// A lease that is to be renewed: it does not end because a busy server, or its disk, is late.
+    pub fn lasting(&self) -> Duration {
+        (self.short() * 3).max(Duration::from_secs(2))
+    }
+
     /// Takes `ids` with a short lease for somebody who then dies, and waits until it is over by the
     /// store's own account, without anybody having taken or looked at any of them since: a store that clears up
     /// whatever it meets has not met them.

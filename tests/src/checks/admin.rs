@@ -124,7 +124,7 @@ pub async fn a_break_stops_the_renewal<B: Backend>(store: Store<B>) {
     if !store.capabilities().breaking {
         return refuses(dao.break_lock(&id("a"), 1, BreakMode::AfterLease, "")).await;
     }
-    let holder = store.caller().with_lease(store.short() * 3);
+    let holder = store.caller().with_lease(store.lasting());
     let grant = holder.take(["a", "b"]).await;
     let fence = grant.locks[0].granted.fence;
     let broken = dao.break_lock(&id("a"), fence, BreakMode::AfterLease, "an admin").await;

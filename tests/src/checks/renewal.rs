@@ -8,7 +8,7 @@ use crate::{Backend, Store, eventually, store::id};
 
 /// 2.5: a lock that is renewed outlives several of its leases.
 pub async fn renewal_outlives_the_lease<B: Backend>(store: Store<B>) {
-    let (holder, other) = (store.caller().with_lease(store.short() * 3), store.caller());
+    let (holder, other) = (store.caller().with_lease(store.lasting()), store.caller());
     let grant = holder.take(["a", "b"]).await;
     let until = Instant::now() + holder.lease * 3;
     while Instant::now() < until {

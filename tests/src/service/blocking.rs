@@ -44,7 +44,7 @@ pub async fn calls_work_without_a_runtime<B: Backend>(store: Store<B>) {
 pub async fn long_calls_are_renewed<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     let locks = blocking::LockingService::from(rig.locks.clone());
-    let lease = store.short() * 3;
+    let lease = store.lasting();
     let thread = std::thread::spawn(move || {
         let call = locks.lease(lease).with_held_locks(["a"], |held| {
             std::thread::sleep(lease * 2);

@@ -48,7 +48,7 @@ pub async fn a_dropped_guard_releases<B: Backend>(store: Store<B>) {
 /// 3.9 and 3.11: a guard is renewed while it lives.
 pub async fn a_guard_is_renewed<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
-    let lease = store.short() * 3;
+    let lease = store.lasting();
     let guard = rig.locks.lease(lease).lock(["a"]).await.expect("it is free");
     let began = std::time::Instant::now();
     while began.elapsed() < lease * 2 {

@@ -17,7 +17,7 @@ use crate::{
 /// 3.9: a callback that runs for several leases keeps its locks: renewed, and nobody else's meanwhile.
 pub async fn locks_outlive_their_lease<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
-    let lease = store.short() * 3;
+    let lease = store.lasting();
     let call = rig.locks.lease(lease).with_held_locks(["a", "b"], |held| {
         let store = &store;
         async move {
@@ -58,7 +58,7 @@ pub async fn the_deadline_counts_from_the_request<B: Backend>(store: Store<B>) {
 /// 3.9: renewal does not depend on the caller's thread being idle: plain code that blocks keeps its locks.
 pub async fn blocking_code_is_renewed<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
-    let lease = store.short() * 3;
+    let lease = store.lasting();
     let call = rig.locks.lease(lease).with_held_locks_sync(["a"], |held| {
         std::thread::sleep(lease * 2);
         held.check().expect("it is renewed");
@@ -77,7 +77,7 @@ pub async fn blocking_code_is_renewed<B: Backend>(store: Store<B>) {
 /// 3.9: a runtime with one thread, which the callback blocks, keeps its locks as well.
 pub async fn a_blocked_runtime_is_renewed<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
-    let (locks, lease) = (rig.locks.clone(), store.short() * 3);
+    let (locks, lease) = (rig.locks.clone(), store.lasting());
     let on_its_own = tokio::task::spawn_blocking(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.expect("a runtime can be made").block_on(async move {
@@ -96,7 +96,7 @@ pub async fn a_blocked_runtime_is_renewed<B: Backend>(store: Store<B>) {
 /// 3.9: renewals that fail for a moment cost nothing.
 pub async fn a_failing_renewal_is_tried_again<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
-    let lease = store.short() * 4;
+    let lease = store.lasting();
     rig.faults.set_times(Operation::Renew, Fault::Fails(lockcore::BackendErrorKind::Unavailable), 2);
     let call = rig.locks.lease(lease).with_held_locks(["a"], |held| {
         let faults = &rig.faults;

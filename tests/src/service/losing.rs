@@ -107,7 +107,7 @@ pub async fn a_broken_lock_is_told<B: Backend>(store: Store<B>) {
     }
     for how in [BreakMode::AfterLease, BreakMode::Now] {
         let rig = Rig::new(&store);
-        let call = rig.locks.lease(store.short() * 3).with_held_locks(["a", "b"], |held| {
+        let call = rig.locks.lease(store.lasting()).with_held_locks(["a", "b"], |held| {
             let dao = store.dao();
             async move {
                 dao.break_lock(&id("a"), held.fence("a"), how, "an admin").await.expect("the store answers");
@@ -124,7 +124,7 @@ pub async fn a_broken_lock_is_told<B: Backend>(store: Store<B>) {
 /// 3.3: a callback whose lock vanishes from the store is stopped at its next renewal and told so.
 pub async fn a_vanished_lock_is_told<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
-    let call = rig.locks.lease(store.short() * 3).with_held_locks(["a", "b"], |held| {
+    let call = rig.locks.lease(store.lasting()).with_held_locks(["a", "b"], |held| {
         let dao = store.dao();
         async move {
             let mut grant = grant_of(&held);
