@@ -64,6 +64,14 @@ impl Case {
         self.times(candidate).add(start.elapsed(), operations);
     }
 
+    /// Measures one future, which a task may carry out.
+    pub async fn once<F: Future>(&mut self, candidate: usize, operation: F) -> F::Output {
+        let start = Instant::now();
+        let output = operation.await;
+        self.times(candidate).add(start.elapsed(), 1);
+        output
+    }
+
     /// Measures `operations` awaited calls of an async function as one batch.
     pub async fn batch_async(&mut self, candidate: usize, operations: u32, mut operation: impl AsyncFnMut()) {
         let start = Instant::now();
