@@ -4,6 +4,9 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
+# Many tests panic on purpose, of which one line is enough.
+export RUST_BACKTRACE=0
+
 step() { printf '\n== %s\n' "$*"; }
 
 need() { # COMMAND PACKAGE
@@ -24,8 +27,7 @@ cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
 step "docs"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --all-features --no-deps --locked --quiet
 step "tests"
-# All of them, whatever fails; many panic on purpose, of which one line is enough.
-RUST_BACKTRACE=0 cargo test --workspace --all-features --locked --no-fail-fast
+cargo test --workspace --all-features --locked --no-fail-fast
 step "DynamoDB in process"
 cargo test --manifest-path backend-dynamo/in_process/Cargo.toml --locked --target-dir target/in-process
 step "the core without optional features"
