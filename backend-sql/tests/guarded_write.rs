@@ -1,8 +1,9 @@
 //! The example `guarded_write` on real servers: a former holder's transaction is refused by the database itself.
 
-#[path = "../examples/guarded_write/main.rs"]
-#[allow(dead_code, reason = "its main reads the command line")]
-mod example;
+#[path = "../examples/guarded_write/ledger.rs"]
+mod ledger;
+#[path = "../examples/guarded_write/transfers.rs"]
+mod transfers;
 
 use std::{process::ExitCode, time::Duration};
 
@@ -12,7 +13,7 @@ use lockcore_sql::{MysqlLockDao, PostgresLockDao};
 use sqlx::{AssertSqlSafe, MySqlPool, PgPool, Row};
 use uuid::Uuid;
 
-use example::ledger::{Ledger, TransferError};
+use ledger::{Ledger, TransferError};
 
 const LEASE: Duration = Duration::from_secs(60);
 
@@ -61,9 +62,9 @@ async fn mysql(kind: Kind) -> TestResult {
 /// As from the command line, on a server that knows nothing of it.
 async fn the_example_runs(kind: Kind) -> TestResult {
     let server = Server::start(kind).await?;
-    example::run(&server.url(), "a", "b", 30).await?;
-    example::run(&server.url(), "b", "a", 10).await?;
-    let refused = example::run(&server.url(), "a", "b", 1000).await.expect_err("it has too little");
+    transfers::run(&server.url(), "a", "b", 30).await?;
+    transfers::run(&server.url(), "b", "a", 10).await?;
+    let refused = transfers::run(&server.url(), "a", "b", 1000).await.expect_err("it has too little");
     assert!(refused.to_string().contains("too little"), "{refused}");
     let balances = "SELECT balance FROM ledger_account ORDER BY name";
     let balances: Vec<i64> = match kind {

@@ -56,7 +56,7 @@ run() {
 if ! command -v debootstrap >/dev/null; then
   command -v apt-get >/dev/null || { say "needs debootstrap"; exit 1; }
   run apt-update apt-get update -qq
-  run apt-install env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends debootstrap
+  run apt-install env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 install -y -qq --no-install-recommends debootstrap
 fi
 
 # base SUITE PACKAGE...: the image standin/base-SUITE with the packages installed and no service started

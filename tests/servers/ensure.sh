@@ -92,7 +92,7 @@ install() {
     trap 'rm -f /usr/sbin/policy-rc.d' EXIT
     printf '#!/bin/sh\nexit 101\n' >$policy && chmod +x $policy
   fi
-  { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$@"; } \
+  { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 -qq install -y --no-install-recommends "$@"; } \
     >/dev/null 2>&1 || echo "ensure: apt-get cannot install $*" >&2
 }
 

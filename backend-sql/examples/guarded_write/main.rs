@@ -3,59 +3,16 @@
 //! `cargo run -p lockcore-sql --features postgres,mysql --example guarded_write -- \
 //! postgres://user@host/database FROM TO AMOUNT`
 
-pub(crate) mod ledger;
+mod ledger;
+mod transfers;
 
-use std::{env, error::Error};
-
-use lockcore::{LockDao, LockingService};
-use lockcore_sql::{MysqlLockDao, PostgresLockDao};
-use sqlx::{MySqlPool, PgPool};
-use uuid::Uuid;
-
-use ledger::Ledger;
-
-type Done = Result<(), Box<dyn Error + Send + Sync>>;
-
-const TABLE: &str = "CREATE TABLE IF NOT EXISTS ledger_account \
-     (name varchar(100) PRIMARY KEY, balance bigint NOT NULL, fence bigint NOT NULL DEFAULT 0)";
+use std::env;
 
 #[tokio::main]
-async fn main() -> Done {
+async fn main() -> transfers::Done {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let [url, from, to, amount] = arguments.as_slice() else {
         return Err("usage: guarded_write URL FROM TO AMOUNT".into());
     };
-    run(url, from, to, amount.parse()?).await
-}
-
-pub(crate) async fn run(url: &str, from: &str, to: &str, amount: i64) -> Done {
-    if url.starts_with("postgres") {
-        let pool = PgPool::connect(url).await?;
-        sqlx::raw_sql(TABLE).execute(&pool).await?;
-        let open =
-            "INSERT INTO ledger_account (name, balance) VALUES ($1, 100), ($2, 100) ON CONFLICT DO NOTHING";
-        sqlx::query(open).bind(from).bind(to).execute(&pool).await?;
-        let locks = LockingService::new(PostgresLockDao::<String>::connect(url).await?);
-        transfer(&locks, &Ledger::Postgres(pool), from, to, amount).await
-    } else {
-        let pool = MySqlPool::connect(url).await?;
-        sqlx::raw_sql(TABLE).execute(&pool).await?;
-        let open = "INSERT IGNORE INTO ledger_account (name, balance) VALUES (?, 100), (?, 100)";
-        sqlx::query(open).bind(from).bind(to).execute(&pool).await?;
-        let locks = LockingService::new(MysqlLockDao::<String>::connect(url).await?);
-        transfer(&locks, &Ledger::Mysql(pool), from, to, amount).await
-    }
-}
-
-async fn transfer<D: LockDao<String, Uuid>>(
-    locks: &LockingService<String, Uuid, D>,
-    ledger: &Ledger,
-    from: &str,
-    to: &str,
-    amount: i64,
-) -> Done {
-    let guard = locks.lock([from, to]).await?;
-    ledger.transfer(guard.held(), from, to, amount).await?;
-    guard.release().await?;
-    Ok(())
+    transfers::run(url, from, to, amount.parse()?).await
 }

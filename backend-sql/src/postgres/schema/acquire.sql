@@ -83,8 +83,9 @@ EXCEPTION WHEN SQLSTATE 'LC003' THEN
   RETURN false;
 END {$};
 
--- The usual wait: for one id, which somebody else holds exclusively. NULL if anything is otherwise, and then nothing was
--- done. Neither a refusal nor a place in the queue has to survive a crash: whoever waits asks again.
+-- The usual wait: for one id, which somebody else holds exclusively. NULL if anything is otherwise; then nothing was done,
+-- but that the row may say that somebody waits, which costs its next release a look. Neither a refusal nor a place in the
+-- queue has to survive a crash: whoever waits asks again.
 CREATE OR REPLACE FUNCTION {v1_stand}(
   p_ns bytea, p_context bytea, p_attempt int8, p_id bytea, p_lease int8, p_owner bytea, p_flags int8, p_session int8)
   RETURNS text LANGUAGE plpgsql AS {$}
