@@ -68,6 +68,9 @@
 //! - **Durability** is the server's: `innodb_flush_log_at_trx_commit` and `sync_binlog` are global, and neither server lets
 //!   a session or transaction choose. So a release is as durable as a grant, and there is no option; `doctor` tells what the
 //!   server does.
+//! - **A full disk** is told as unavailable, and nothing of what failed was done. With a binary log on that disk MySQL tells
+//!   nothing: every statement that writes waits until there is room, and ends at the [timeout](MysqlBuilder::timeout), in
+//!   doubt.
 //! - A read-only server refuses every step, unless whoever made the routines may write there all the same: then they do, for
 //!   everybody. `doctor` tells of a server that is read-only.
 //! - A fail-over to an asynchronous replica may forget grants of the last moments; fences go on above the clock.

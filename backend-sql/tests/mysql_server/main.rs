@@ -1,6 +1,7 @@
 //! What only MySQL and MariaDB have: the schema, its rights and versions, joining the application's transactions, waking by
 //! interruption and what is told then, and the hazards of their driver - on a real server of each.
 
+mod disk;
 mod hazards;
 mod joining;
 mod place;
@@ -22,6 +23,7 @@ fn main() -> ExitCode {
             waking::tests(kind),
             telling::tests(kind),
             hazards::tests(kind),
+            disk::tests(kind),
         ]
         .into_iter()
         .flatten()

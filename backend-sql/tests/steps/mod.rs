@@ -1,5 +1,7 @@
 //! The steps of a DAO as tests of one server take them.
 
+pub(crate) mod disk;
+
 use std::time::Duration;
 
 use lockcore::{AcquireRequest, Acquired, AttemptId, ClaimSet, Grant, Ids, LockDao, Mode, Wake, Wakeup};

@@ -139,17 +139,22 @@ async fn create(
             &[("MYSQL_ROOT_PASSWORD", password), ("MYSQL_DATABASE", MYSQL_DATABASE)],
         ),
     };
+    // On a full disk MySQL's binary log lets every statement wait until there is room, and looks for it each minute.
+    let further: &[&str] = if disk.is_some() && kind == Kind::MySql { &["--skip-log-bin"] } else { &[] };
     let mut request = GenericImage::new(&image.name, &image.tag)
         .with_exposed_port(kind.default_port().tcp())
         .with_label(LABEL, guard.expect_containers()?)
-        .with_cmd(command.iter().copied());
+        .with_cmd(command.iter().chain(further).copied());
     for &(name, value) in variables {
         request = request.with_env_var(name, value);
     }
     if let Some(bytes) = disk {
-        // Postgres wants a folder of its own, below the one that is mounted.
-        let folder = if kind == Kind::Postgres { "/disk" } else { "/var/lib/mysql" };
-        request = request.with_mount(Mount::tmpfs_mount(folder).with_size_bytes(bytes.cast_signed()));
+        // Postgres wants a folder of its own, below the one that is mounted. The others' is elsewhere in a stand-in.
+        let folders: &[&str] =
+            if kind == Kind::Postgres { &["/disk"] } else { &["/var/lib/mysql", "/var/lib/mysql-standin"] };
+        for &folder in folders {
+            request = request.with_mount(Mount::tmpfs_mount(folder).with_size_bytes(bytes.cast_signed()));
+        }
         request = request.with_env_var("PGDATA", "/disk/data");
     }
     request.start().await

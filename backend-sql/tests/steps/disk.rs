@@ -1,0 +1,84 @@
+//! A server whose disk is full: what cannot be written is told, nothing is granted twice, and it goes on when there is room.
+
+use lockcore::{Acquired, LockDao};
+use lockcore_conformance::servers::TestResult;
+
+use crate::place::{Dao, Error, granted, queue, request, take};
+
+/// So many ids that their rows and index entries do not fit on the pages that are there.
+const MANY: usize = 5000;
+
+/// Two DAOs on one server; `fill` leaves no page free on its disk, `clear` gives that back; `told` looks at a failure.
+pub(crate) async fn a_full_one_is_told_and_nothing_is_granted_twice(
+    [dao, other]: [&Dao; 2],
+    fill: impl Future<Output = Result<(), Error>>,
+    clear: impl Future<Output = Result<(), Error>>,
+    told: impl Fn(&lockcore::BackendError) -> TestResult,
+) -> TestResult {
+    let told_by = |error: &Error| match error.downcast_ref() {
+        Some(error) => told(error),
+        None => Err(format!("not a failure of the store: {error}").into()),
+    };
+    let (held, kept) = (take(dao, ["held"]).await?, take(dao, ["kept 1", "kept 2"]).await?);
+    fill.await?;
+
+    // New ids are granted as long as there are pages for them; then the first fails, and so do all others.
+    let mut granted_by_then = Vec::new();
+    let mut refused = None;
+    for number in 0..MANY {
+        let asked = request([format!("new {number}")]);
+        match granted(dao, &asked).await {
+            Ok(grant) => granted_by_then.push(grant),
+            Err(error) => {
+                told_by(&error)?;
+                refused = Some(asked);
+                break;
+            }
+        }
+    }
+    let refused = refused.ok_or("there was room for all")?;
+    for number in 0..20 {
+        let ids = [format!("set {number}"), format!("set {number} too")];
+        if let Err(error) = granted(dao, &request(ids)).await {
+            told_by(&error)?;
+        }
+        if let Err(error) = queue(other, ["held"]).await {
+            told_by(&error)?;
+        }
+    }
+    // Nothing of what is held is granted to others.
+    for grant in granted_by_then.iter().chain([&held, &kept]) {
+        let ids: Vec<String> = grant.locks.iter().map(|lock| lock.target.stored().into_owned()).collect();
+        match other.acquire(&request(ids)).await {
+            Ok(Acquired::Refused(_)) => {}
+            Ok(other) => return Err(format!("it is held: {other:?}").into()),
+            Err(error) => told(&error)?,
+        }
+    }
+    // A renewal either lasts or fails, and what could not be released is still held.
+    match dao.renew(&held).await {
+        Ok(renewed) => assert_eq!(renewed.lost, []),
+        Err(error) => told(&error)?,
+    }
+    let released = match dao.release(&kept).await {
+        Ok(released) => {
+            assert_eq!(released.lost, []);
+            true
+        }
+        Err(error) => {
+            told(&error)?;
+            false
+        }
+    };
+
+    clear.await?;
+    assert_eq!(dao.renew(&held).await?.lost, []);
+    assert_eq!(dao.release(&kept).await?.lost.is_empty(), !released, "once");
+    for grant in &granted_by_then {
+        assert_eq!(dao.release(grant).await?.lost, []);
+    }
+    let now = granted(dao, &refused).await?;
+    assert_eq!(dao.release(&now).await?.lost, []);
+    take(other, ["kept 1", "kept 2"]).await?;
+    Ok(())
+}
