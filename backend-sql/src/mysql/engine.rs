@@ -82,8 +82,10 @@ pub(super) struct Routines {
     pub(super) hear: Routine,
     pub(super) wake: Routine,
     acquire: Routine,
+    acquire_many: Routine,
     withdraw: Routine,
     release: Routine,
+    release_many: Routine,
     renew: Routine,
     beat: Routine,
     leave: Routine,
@@ -104,8 +106,10 @@ impl Routines {
             hear: routine("v1_hear", 7),
             wake: routine("v1_wake", 1),
             acquire: routine("v1_acquire", 12),
+            acquire_many: routine("v1_acquire_many", 10),
             withdraw: routine("v1_withdraw", 8),
             release: routine("v1_release", 6),
+            release_many: routine("v1_release_many", 5),
             renew: routine("v1_renew", 7),
             beat: routine("v1_beat", 3),
             leave: routine("v1_leave", 2),
@@ -187,9 +191,25 @@ impl Mysql {
     }
 
     async fn acquire(&self, link: &mut Link, ask: &Ask, session: i64) -> Result<String, ServerError> {
+        let namespace = Argument::Int(self.enter(link).await?);
+        if ask.ids.len() > 1 && ask.modes.is_none() {
+            let arguments = [
+                namespace,
+                Argument::Bytes(ask.context.as_bytes()),
+                Argument::Int(ask.attempt),
+                Argument::Text(&literals(&ask.ids)),
+                count(&ask.ids),
+                Argument::Int(ask.lease),
+                Argument::Bytes(&ask.owner),
+                truth(ask.queue),
+                truth(ask.nested),
+                Argument::Int(session),
+            ];
+            return self.call(link, &self.routines.acquire_many, &arguments).await;
+        }
         let set = wanted(ask);
         let arguments = [
-            Argument::Int(self.enter(link).await?),
+            namespace,
             Argument::Bytes(ask.context.as_bytes()),
             Argument::Int(ask.attempt),
             only(&ask.ids),
@@ -221,12 +241,24 @@ impl Mysql {
     }
 
     async fn release(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {
+        let namespace = Argument::Int(self.enter(link).await?);
+        let fence = hold.fences.first().copied().unwrap_or_default();
+        if hold.ids.len() > 1 && hold.fences.iter().all(|other| *other == fence) {
+            let arguments = [
+                namespace,
+                Argument::Bytes(hold.context.as_bytes()),
+                Argument::Int(fence),
+                Argument::Text(&literals(&hold.ids)),
+                count(&hold.ids),
+            ];
+            return self.call(link, &self.routines.release_many, &arguments).await;
+        }
         let set = held(hold);
         let arguments = [
-            Argument::Int(self.enter(link).await?),
+            namespace,
             Argument::Bytes(hold.context.as_bytes()),
             only(&hold.ids),
-            Argument::Int(hold.fences.first().copied().unwrap_or_default()),
+            Argument::Int(fence),
             Argument::Text(&set),
             count(&hold.ids),
         ];
@@ -420,17 +452,33 @@ fn set(ids: &[Key], rest: impl Fn(&mut String, usize)) -> String {
     let mut text = String::with_capacity(ids.iter().map(|id| id.len() * 2 + 24).sum());
     for (position, id) in ids.iter().enumerate() {
         text.push_str(if position == 0 { "[[\"" } else { ",[\"" });
-        for byte in id {
-            for half in [byte >> 4, byte & 15] {
-                text.push(char::from(b"0123456789ABCDEF"[usize::from(half)]));
-            }
-        }
+        push_hex(&mut text, id);
         text.push_str("\",");
         rest(&mut text, position);
         text.push(']');
     }
     text.push(']');
     text
+}
+
+/// `id in hexadecimal',x'id in hexadecimal ..`: a list of literals, but for its ends.
+fn literals(ids: &[Key]) -> String {
+    let mut text = String::with_capacity(ids.iter().map(|id| id.len() * 2 + 4).sum());
+    for (position, id) in ids.iter().enumerate() {
+        if position > 0 {
+            text.push_str("',x'");
+        }
+        push_hex(&mut text, id);
+    }
+    text
+}
+
+fn push_hex(text: &mut String, bytes: &[u8]) {
+    for byte in bytes {
+        for half in [byte >> 4, byte & 15] {
+            text.push(char::from(b"0123456789ABCDEF"[usize::from(half)]));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -446,5 +494,6 @@ mod tests {
             lease: 1,
         };
         assert_eq!(held(&hold), r#"[["",7],["005AFF",-1]]"#);
+        assert_eq!(literals(&hold.ids), "',x'005AFF");
     }
 }

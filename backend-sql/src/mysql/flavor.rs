@@ -40,6 +40,15 @@ impl Flavor {
         }
     }
 
+    /// Executes the statement in `@lockcore`.
+    pub(super) fn execute(self) -> &'static str {
+        match self {
+            // The next one takes its place.
+            Flavor::MySql => "PREPARE lockcore FROM @lockcore; EXECUTE lockcore",
+            Flavor::MariaDb => "EXECUTE IMMEDIATE @lockcore",
+        }
+    }
+
     /// Whether the server accepts no writes.
     pub(super) fn read_only(self) -> &'static str {
         match self {

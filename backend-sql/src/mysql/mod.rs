@@ -16,7 +16,7 @@
 //!
 //! # How it works
 //! - **Routines decide.** Every operation is one `CALL` of a versioned stored procedure: one round trip, and one transaction
-//!   whatever the number of ids, which travel as one JSON text. Nothing is decided here.
+//!   whatever the number of ids, which travel as one text. Nothing is decided here.
 //! - **One row for each id** says who holds it exclusively, and whether there is anything else (`extra`): other holders,
 //!   waiters, offers, a freeze, which are rows of another table. So the usual case - exclusive locks, nothing in the way -
 //!   is one `UPDATE` of these rows, which finds them free or changes nothing. What it does not look at is whether the attempt

@@ -48,21 +48,10 @@ const PIECES: &[(&str, &str)] = &[
     ("mark", "SELECT 1 FROM {marks} m WHERE m.ns = p_ns AND m.context = p_context AND m.attempt = p_attempt"),
     // Microseconds since 1970, whatever the session's time zone.
     ("clock", "TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(6))"),
-    // The ids of the sets of `v1_acquire_many` and `v1_release_many` as a list of literals. If some element ends in another
-    // way, quotes are left in it; if somebody made the set up, other characters that are no digits, which is an error.
-    (
-        "ids asked for",
-        "CONCAT('x''', REPLACE(SUBSTRING(p_set, 4, LENGTH(p_set) - 12), '\",2,0,0],[\"', ''',x'''), '''')",
-    ),
-    (
-        "ids to free",
-        "CONCAT('x''', REPLACE(SUBSTRING(p_set, 4, LENGTH(p_set) - 7 - LENGTH(p_fence)), \
-         CONCAT('\",', p_fence, '],[\"'), ''',x'''), '''')",
-    ),
-    (
-        "are ids",
-        "v_ids NOT LIKE '%\"%' AND UNHEX(REPLACE(REPLACE(REPLACE(v_ids, 'x', ''), '''', ''), ',', '')) IS NOT NULL",
-    ),
+    // What is between two ids in `p_ids`: in hexadecimal, so that with a bit before and behind it is a list of literals. If
+    // somebody made it up, it holds something else that is no digit.
+    ("between ids", "''',x'''"),
+    ("are ids", "UNHEX(REPLACE(p_ids, {between ids}, '')) IS NOT NULL"),
     // Later than every time, and more than all permits.
     ("never", "9000000000000000000"),
     ("hour", "3600000000"),
@@ -191,8 +180,10 @@ impl Names {
 const SQL_MODE: &str = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION";
 
 fn piece(word: &str, flavor: Flavor) -> Option<&'static str> {
-    if word == "for update of i" {
-        return Some(flavor.for_update_of_i());
+    match word {
+        "for update of i" => return Some(flavor.for_update_of_i()),
+        "execute" => return Some(flavor.execute()),
+        _ => {}
     }
     PIECES.iter().find(|(name, _)| *name == word).map(|(_, piece)| *piece)
 }

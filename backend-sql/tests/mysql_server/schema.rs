@@ -18,6 +18,7 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         test(kind, "schema::many_programs_start_at_once", many_programs_start_at_once),
         test(kind, "schema::a_user_who_may_only_execute_can_use_it", a_user_who_may_only_execute_can_use_it),
         test(kind, "schema::a_user_who_may_not_create_is_told", a_user_who_may_not_create_is_told),
+        test(kind, "schema::a_made_up_list_of_ids_is_refused", a_made_up_list_of_ids_is_refused),
         test(kind, "schema::another_version_is_refused", another_version_is_refused),
         test(kind, "schema::settings_are_checked", settings_are_checked),
     ]
@@ -36,6 +37,26 @@ async fn any_names_will_do(kind: Kind) -> TestResult {
         let held = take(&again, ["a"]).await?;
         assert_eq!(again.renew(&held).await?.lost, []);
     }
+    Ok(())
+}
+
+/// Who may call the routines gets nothing else done by them: what is no list of ids never is part of a statement.
+async fn a_made_up_list_of_ids_is_refused(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let held = take(&dao, ["a", "b"]).await?;
+    let mut sql = place.sql().await?;
+    for list in ["61',x'62') OR id IN (x'", "61',62,x'63", "61', x'62", "61\\',x'62", "61',x'6G"] {
+        let list = list.replace('\\', "\\\\").replace('\'', "''");
+        for call in [
+            format!("CALL lockcore_v1_release_many(1, 'nobody', 0, '{list}', 2)"),
+            format!("CALL lockcore_v1_acquire_many(1, 'nobody', 1, '{list}', 2, 1000000, '', 0, 0, 0)"),
+        ] {
+            sql.run(&call).await.expect_err(&call);
+            assert_eq!(dao.renew(&held).await?.lost, [], "{call}");
+        }
+    }
+    assert_eq!(sql.number("SELECT COUNT(*) FROM lockcore_ids").await?, 2, "nothing was locked");
     Ok(())
 }
 

@@ -1,5 +1,5 @@
--- Takes a set for a context: all or nothing, in one transaction. Answers as `server::reply` says. Here are the usual cases:
--- exclusive locks of ids that nobody holds, waits for or froze. Not much is declared here: each variable takes as long as
+-- Takes a set for a context: all or nothing, in one transaction. Answers as `server::reply` says. Here is the usual case:
+-- one id exclusively, that nobody holds, waits for or froze. Not much is declared here: each variable takes as long as
 -- half a statement. A withdrawal writes `marked` into the rows, so that it comes either before or after this; looking for
 -- the mark in these statements would double the time that they take.
 CREATE PROCEDURE {v1_acquire}(
@@ -18,45 +18,38 @@ body: BEGIN
       SELECT CONCAT('G', LAST_INSERT_ID()) AS answer, '' AS unrung;
       LEAVE body;
     END IF;
-  ELSEIF p_plain AND p_n > 1 THEN
-    CALL {v1_acquire_many}(p_ns, p_context, p_attempt, p_set, p_n, p_lease, p_owner, v_fence);
-    IF v_fence > 0 THEN
-      SELECT CONCAT('G', v_fence, REPEAT(CONCAT(',', v_fence), p_n - 1)) AS answer, '' AS unrung;
-      LEAVE body;
-    END IF;
   END IF;
   CALL {v1_acquire_any}(p_ns, p_context, p_attempt, p_id, p_set, p_n, p_plain, p_lease, p_owner, p_queue, p_nested,
     p_session);
 END
 //
--- The usual case for many: under which fence they were taken, or 0. The statement names the ids, so that they are looked
--- up as one list: joined to the set they take half as long again.
+-- Takes many ids exclusively, which come as `p_ids` (see `are ids`). The usual case is a statement that names them, so that
+-- they are looked up as one list: joined to a set they take half as long again.
 CREATE PROCEDURE {v1_acquire_many}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_set LONGTEXT CHARACTER SET ascii, p_n INT,
-  p_lease BIGINT, p_owner VARBINARY(255), OUT p_fence BIGINT)
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_ids LONGTEXT CHARACTER SET ascii, p_n INT,
+  p_lease BIGINT, p_owner VARBINARY(255), p_queue TINYINT, p_nested TINYINT, p_session BIGINT)
 SQL SECURITY DEFINER
-BEGIN
-  DECLARE v_ids LONGTEXT CHARACTER SET ascii DEFAULT {ids asked for};
+body: BEGIN
+  DECLARE v_fence BIGINT DEFAULT {clock};
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
-  SET p_fence = 0;
   IF {are ids} THEN
-    SET p_fence = {clock};
-    SET @lockcore = CONCAT('UPDATE ', {ids as text}, ' FORCE INDEX (PRIMARY) SET fence = ', p_fence, ', context = x''',
+    SET @lockcore = CONCAT('UPDATE ', {ids as text}, ' FORCE INDEX (PRIMARY) SET fence = ', v_fence, ', context = x''',
       HEX(p_context), ''', attempt = ', p_attempt, ', owner = x''', HEX(p_owner), ''', lease = ', p_lease, ', until = ',
-      p_fence + p_lease, ', since = ', p_fence, ' WHERE ns = ', p_ns, ' AND id IN (', v_ids, ') AND extra = 0 AND until <= ',
-      p_fence, ' AND marked <= ', p_fence, ' AND fence < ', p_fence);
-    PREPARE lockcore FROM @lockcore;
+      v_fence + p_lease, ', since = ', v_fence, ' WHERE ns = ', p_ns, ' AND id IN (x''', p_ids, ''') AND extra = 0 AND until <= ',
+      v_fence, ' AND marked <= ', v_fence, ' AND fence < ', v_fence);
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    EXECUTE lockcore;
+    {execute};
     IF ROW_COUNT() = p_n THEN
       COMMIT;
-    ELSE
-      ROLLBACK;
-      SET p_fence = 0;
+      SELECT CONCAT('G', v_fence) AS answer, '' AS unrung;
+      LEAVE body;
     END IF;
-    DEALLOCATE PREPARE lockcore;
+    ROLLBACK;
   END IF;
+  CALL {v1_acquire_any}(p_ns, p_context, p_attempt, NULL,
+    CONCAT('[["', REPLACE(p_ids, {between ids}, '",2,0,0],["'), '",2,0,0]]'), p_n, 1, p_lease, p_owner, p_queue, p_nested,
+    p_session);
 END
 //
 -- Takes any set, whatever stands against it.
@@ -105,7 +98,7 @@ body: BEGIN
     END IF;
     IF ROW_COUNT() > 0 THEN
       COMMIT;
-      SELECT CONCAT('G', v_fence, REPEAT(CONCAT(',', v_fence), p_n - 1)) AS answer, '' AS unrung;
+      SELECT CONCAT('G', v_fence) AS answer, '' AS unrung;
     ELSE
       ROLLBACK;
       SELECT '{"w":1}' AS answer, '' AS unrung;

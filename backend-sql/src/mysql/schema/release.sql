@@ -1,46 +1,38 @@
--- Frees what a grant holds, and serves who waits for it. No answer means that all of it was held. Here are the usual cases,
--- as in `v1_acquire`: nobody waits.
+-- Frees what a grant holds, and serves who waits for it. No answer means that all of it was held. Here is the usual
+-- case, as in `v1_acquire`: nobody waits.
 CREATE PROCEDURE {v1_release}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT,
   p_set LONGTEXT CHARACTER SET ascii, p_n INT)
 SQL SECURITY DEFINER
 body: BEGIN
-  DECLARE v_freed TINYINT;
   IF p_n = 1 AND @@autocommit THEN
     UPDATE {ids} SET until = 0
       WHERE ns = p_ns AND id = p_id AND context = p_context AND fence = p_fence AND until > {clock};
     IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
-  ELSEIF p_n > 1 THEN
-    CALL {v1_release_many}(p_ns, p_context, p_fence, p_set, p_n, v_freed);
-    IF v_freed THEN LEAVE body; END IF;
   END IF;
   CALL {v1_release_any}(p_ns, p_context, p_id, p_fence, p_set, p_n);
 END
 //
--- The usual case for many, all under one fence: they are freed, or none is.
+-- Frees many ids that are held under one fence, which come as `p_ids` (see `are ids`).
 CREATE PROCEDURE {v1_release_many}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_fence BIGINT, p_set LONGTEXT CHARACTER SET ascii, p_n INT,
-  OUT p_freed TINYINT)
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_fence BIGINT, p_ids LONGTEXT CHARACTER SET ascii, p_n INT)
 SQL SECURITY DEFINER
-BEGIN
-  DECLARE v_ids LONGTEXT CHARACTER SET ascii DEFAULT {ids to free};
+body: BEGIN
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
-  SET p_freed = {are ids};
-  IF p_freed THEN
+  IF {are ids} THEN
     SET @lockcore = CONCAT('UPDATE ', {ids as text}, ' FORCE INDEX (PRIMARY) SET until = 0 WHERE ns = ', p_ns,
-      ' AND id IN (', v_ids, ') AND context = x''', HEX(p_context), ''' AND fence = ', p_fence, ' AND until > ', {clock});
-    PREPARE lockcore FROM @lockcore;
+      ' AND id IN (x''', p_ids, ''') AND context = x''', HEX(p_context), ''' AND fence = ', p_fence, ' AND until > ', {clock});
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    EXECUTE lockcore;
-    SET p_freed = ROW_COUNT() = p_n;
-    IF p_freed THEN
+    {execute};
+    IF ROW_COUNT() = p_n THEN
       COMMIT;
-    ELSE
-      ROLLBACK;
+      LEAVE body;
     END IF;
-    DEALLOCATE PREPARE lockcore;
+    ROLLBACK;
   END IF;
+  CALL {v1_release_any}(p_ns, p_context, NULL, p_fence,
+    CONCAT('[["', REPLACE(p_ids, {between ids}, CONCAT('",', p_fence, '],["')), '",', p_fence, ']]'), p_n);
 END
 //
 -- Frees what a grant holds, whatever that is and whoever waits.
