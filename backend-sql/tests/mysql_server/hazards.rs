@@ -28,6 +28,7 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         test(kind, "hazards::a_damaged_schema_is_told", a_damaged_schema_is_told),
         test(kind, "hazards::fences_rise_though_the_clock_does_not", fences_rise_though_the_clock_does_not),
         test(kind, "hazards::a_release_serves_whose_turn_it_is", a_release_serves_whose_turn_it_is),
+        test(kind, "hazards::a_late_release_changes_no_fence", a_late_release_changes_no_fence),
         test(kind, "hazards::two_round_trips_however_many_ids", two_round_trips_however_many_ids),
         test(kind, "hazards::other_runtimes_have_other_connections", other_runtimes_have_other_connections),
     ]
@@ -229,6 +230,22 @@ async fn fences_rise_though_the_clock_does_not(kind: Kind) -> TestResult {
             assert_eq!(dao.release(&held).await?.lost, []);
         }
     }
+    Ok(())
+}
+
+/// The fence of whoever holds it now goes on being the id's, by which the application's statements check it.
+async fn a_late_release_changes_no_fence(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let former = take(&dao, ["a"]).await?;
+    assert_eq!(dao.release(&former).await?.lost, []);
+    let held = take(&dao, ["a"]).await?;
+    let (request, wakeup) = queue(&dao, ["a"]).await?;
+    assert_eq!(dao.release(&former).await?.lost.len(), 1);
+    let fence = place.sql().await?.number("SELECT fence FROM lockcore_ids").await?;
+    assert_eq!(fence.cast_unsigned(), held.locks[0].granted.fence);
+    assert_eq!(dao.release(&held).await?.lost, []);
+    handed(&dao, &request, wakeup).await?;
     Ok(())
 }
 

@@ -330,21 +330,15 @@ CREATE PROCEDURE {v1_ring}(INOUT p_wake LONGTEXT CHARACTER SET ascii)
 SQL SECURITY INVOKER
 BEGIN
   DECLARE v_left LONGTEXT CHARACTER SET ascii DEFAULT '';
-  DECLARE v_session VARCHAR(24) CHARACTER SET ascii;
   DECLARE v_connection BIGINT;
-  DECLARE v_refused TINYINT DEFAULT 0;
   DECLARE CONTINUE HANDLER FOR 1094 BEGIN END;
-  DECLARE CONTINUE HANDLER FOR 1095 SET v_refused = 1;
+  DECLARE CONTINUE HANDLER FOR 1095 SET v_left = CONCAT(v_left, SUBSTRING_INDEX(p_wake, ',', 1), ',');
   WHILE p_wake <> '' DO
-    SET v_session = SUBSTRING_INDEX(p_wake, ',', 1), v_refused = 0;
-    SET p_wake = SUBSTRING(p_wake, LENGTH(v_session) + 2);
-    SET v_connection = IS_USED_LOCK(CONCAT('lockcore:', v_session));
+    SET v_connection = IS_USED_LOCK(CONCAT('lockcore:', SUBSTRING_INDEX(p_wake, ',', 1)));
     IF v_connection IS NOT NULL THEN
       KILL QUERY v_connection;
-      IF v_refused THEN
-        SET v_left = CONCAT(v_left, v_session, ',');
-      END IF;
     END IF;
+    SET p_wake = SUBSTRING(p_wake, LOCATE(',', p_wake) + 1);
   END WHILE;
   SET p_wake = v_left;
 END

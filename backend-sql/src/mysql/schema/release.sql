@@ -1,16 +1,66 @@
--- Frees what a grant holds, and serves who waits for it. No answer means that all of it was held. Here is the usual
--- case, as in `v1_acquire`: nobody waits.
+-- Frees what a grant holds, and serves who waits for it. No answer means that all of it was held. Here are the usual cases
+-- of one id: nobody waits, or the first in line waits for nothing else.
 CREATE PROCEDURE {v1_release}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT,
   p_set LONGTEXT CHARACTER SET ascii, p_n INT)
 SQL SECURITY DEFINER
 body: BEGIN
-  IF p_n = 1 AND @@autocommit THEN
-    UPDATE {ids} SET until = 0
-      WHERE ns = p_ns AND id = p_id AND context = p_context AND fence = p_fence AND until > {clock};
-    IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
+  DECLARE v_done TINYINT;
+  IF p_n = 1 THEN
+    IF @@autocommit THEN
+      -- It commits by itself.
+      UPDATE {ids} SET until = 0
+        WHERE ns = p_ns AND id = p_id AND context = p_context AND fence = p_fence AND until > {clock};
+      IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
+    END IF;
+    CALL {v1_hand_over}(p_ns, p_context, p_id, p_fence, v_done);
+    IF v_done THEN LEAVE body; END IF;
   END IF;
-  CALL {v1_release_any}(p_ns, p_context, p_id, p_fence, p_set, p_n);
+  CALL {v1_release_any}(p_ns, p_context, p_set, p_n);
+END
+//
+-- Also usual: its only holder frees an id, and the first in line waits for nothing else. Whether it was so; if not, nothing
+-- was changed.
+CREATE PROCEDURE {v1_hand_over}(
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT, OUT p_done TINYINT)
+SQL SECURITY DEFINER
+BEGIN
+  DECLARE v_now, v_ticket, v_session BIGINT;
+  DECLARE v_wake LONGTEXT CHARACTER SET ascii;
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+  SET p_done = 0;
+  SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+  START TRANSACTION;
+  -- The lock and the next fence in one statement.
+  UPDATE {ids} SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {clock}))
+    WHERE ns = p_ns AND id = p_id AND extra = 1 AND frozen = 0;
+  IF ROW_COUNT() = 1 THEN
+    SET v_now = {clock};
+    SELECT IF(w.mode = 2 AND w.wants = 1 AND w.context <> p_context
+          AND EXISTS (SELECT 1 FROM {sessions} s WHERE s.session = w.session AND {alive s})
+          AND NOT EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = p_id AND c.state IN (0, 2)
+            AND (c.state = 2 OR c.number <> p_fence)), w.number, 0), w.session
+      INTO v_ticket, v_session FROM {claims} w
+      WHERE w.ns = p_ns AND w.id = p_id AND w.state = 3 ORDER BY w.number LIMIT 1;
+    IF v_ticket > 0 THEN
+      DELETE FROM {claims} WHERE ns = p_ns AND id = p_id AND state = 0 AND number = p_fence AND context = p_context
+        AND until > v_now AND until - lease <= v_now AND replaces = 0;
+      SET p_done = ROW_COUNT();
+    END IF;
+  END IF;
+  IF p_done THEN
+    UPDATE {claims} SET state = 0, number = LAST_INSERT_ID(), told = 1, lease = LEAST(lease, 2000000),
+        until = v_now + lease, since = v_now
+      WHERE ns = p_ns AND id = p_id AND state = 3 AND number = v_ticket;
+    COMMIT;
+    SET v_wake = CONCAT(v_session, ',');
+    CALL {v1_ring}(v_wake);
+    IF v_wake <> '' THEN
+      SELECT '' AS answer, v_wake AS unrung;
+    END IF;
+  ELSE
+    ROLLBACK;
+  END IF;
 END
 //
 -- Frees many ids that are held under one fence, which come as `p_ids` (see `are ids`).
@@ -31,58 +81,24 @@ body: BEGIN
     END IF;
     ROLLBACK;
   END IF;
-  CALL {v1_release_any}(p_ns, p_context, NULL, p_fence,
+  CALL {v1_release_any}(p_ns, p_context,
     CONCAT('[["', REPLACE(p_ids, {between ids}, CONCAT('",', p_fence, '],["')), '",', p_fence, ']]'), p_n);
 END
 //
 -- Frees what a grant holds, whatever that is and whoever waits.
 CREATE PROCEDURE {v1_release_any}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT,
-  p_set LONGTEXT CHARACTER SET ascii, p_n INT)
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_set LONGTEXT CHARACTER SET ascii, p_n INT)
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_found, v_ended, v_waiters, v_replaced INT DEFAULT 0;
-  DECLARE v_now, v_fence, v_ticket, v_session BIGINT DEFAULT 0;
+  DECLARE v_now BIGINT DEFAULT 0;
   DECLARE v_answer, v_wake LONGTEXT CHARACTER SET ascii DEFAULT '';
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
   SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
   START TRANSACTION;
-  IF p_n > 1 THEN
-    SELECT COUNT(*) INTO v_found FROM {set}
-      STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i};
-    SET v_now = {clock};
-  ELSE
-    SELECT MAX(i.fence), IFNULL(MAX(i.frozen), 1) INTO v_fence, v_found
-      FROM {ids} i WHERE i.ns = p_ns AND i.id = p_id FOR UPDATE;
-    SET v_now = {clock};
-    -- Also usual: its only holder frees the id, and the first in line waits for nothing else.
-    IF NOT v_found THEN
-      SELECT IF(w.mode = 2 AND w.wants = 1 AND w.context <> p_context
-            AND EXISTS (SELECT 1 FROM {sessions} s WHERE s.session = w.session AND {alive s})
-            AND NOT EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = p_id AND c.state IN (0, 2)
-              AND (c.state = 2 OR c.number <> p_fence)), w.number, 0), w.session
-        INTO v_ticket, v_session FROM {claims} w
-        WHERE w.ns = p_ns AND w.id = p_id AND w.state = 3 ORDER BY w.number LIMIT 1;
-    END IF;
-    IF v_ticket > 0 THEN
-      DELETE FROM {claims} WHERE ns = p_ns AND id = p_id AND state = 0 AND number = p_fence AND context = p_context
-        AND until > v_now AND until - lease <= v_now AND replaces = 0;
-      IF ROW_COUNT() = 1 THEN
-        SET v_fence = GREATEST(v_fence + 1, v_now);
-        UPDATE {claims} SET state = 0, number = v_fence, told = 1, lease = LEAST(lease, 2000000),
-            until = v_now + lease, since = v_now
-          WHERE ns = p_ns AND id = p_id AND state = 3 AND number = v_ticket;
-        UPDATE {ids} SET fence = v_fence WHERE ns = p_ns AND id = p_id;
-        COMMIT;
-        SET v_wake = CONCAT(v_session, ',');
-        CALL {v1_ring}(v_wake);
-        IF v_wake <> '' THEN
-          SELECT '' AS answer, v_wake AS unrung;
-        END IF;
-        LEAVE body;
-      END IF;
-    END IF;
-  END IF;
+  SELECT COUNT(*) INTO v_found FROM {set}
+    STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i};
+  SET v_now = {clock};
   CALL {v1_tidy}(p_ns, p_set, v_now, v_ended, v_waiters);
   SELECT IFNULL(CONCAT('[', GROUP_CONCAT(IF(o.until > v_now, NULL, CONCAT('[', j.n - 1, ',',
       IF(o.number IS NOT NULL, 0, IF(EXISTS (SELECT 1 FROM {breaks} b WHERE b.ns = p_ns AND b.id = UNHEX(j.id)
