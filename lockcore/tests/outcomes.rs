@@ -14,7 +14,7 @@ use lockcore::{
     LockingService, LossReason, StoredContext, Target, Wait,
 };
 use rigged::{Fault, Rigged, Service, Step};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -111,6 +111,36 @@ async fn a_release_without_an_answer_is_a_success_and_reported() {
         assert_eq!(take(&told), ["release failed"], "{fault:?}");
         assert_eq!(locks.shutdown(SECOND).await, 0);
         assert!(dao.memory.is_empty());
+    }
+}
+
+/// A release waits for a third of the lease, whatever became of the renewal, and nothing is renewed meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_release_waits_as_long_in_any_state_of_the_lease() {
+    let renewals = [None, Some(Fault::Hangs), Some(UNAVAILABLE)];
+    // Before the first renewal is due, just after, while it is tried again, and when the lease is lost.
+    for (renewal, held) in
+        renewals.iter().flat_map(|renewal| [9_900, 10_100, 25_000, 31_000].map(|held| (*renewal, held)))
+    {
+        for max_hold in [None, Some(5 * SECOND)] {
+            let dao = Rigged::new();
+            let (locks, told) = observed(&dao);
+            if let Some(fault) = renewal {
+                dao.always(Step::Renew, fault);
+            }
+            let call = locks.call().tell_when_lost();
+            let call = if let Some(max_hold) = max_hold { call.max_hold(max_hold) } else { call };
+            let guard = call.lock(["a"]).await.unwrap();
+            sleep(Duration::from_millis(held)).await;
+            dao.once(Step::Release, Fault::Hangs);
+            let (started, renewed) = (Instant::now(), dao.count(Step::Renew));
+            let _outcome = timeout(60 * SECOND, guard.release()).await.expect("it comes to its end");
+            let case = format!("renewals {renewal:?}, held {held} ms, at most {max_hold:?}");
+            let took = started.elapsed();
+            assert!(took >= 10 * SECOND && took < 10 * SECOND + SECOND / 100, "{case}: {took:?}");
+            assert!(take(&told).contains(&"release failed"), "{case}");
+            assert_eq!(dao.count(Step::Renew), renewed, "{case}");
+        }
     }
 }
 

@@ -1,12 +1,14 @@
 //! A set that is held: its release on every way out, and the renewal that keeps it.
 
 use std::{
+    future::poll_fn,
     ops::Deref,
     pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    task::Poll,
     time::Duration,
 };
 
@@ -21,8 +23,7 @@ use super::{
     observe::{CallSpan, Event, Stopwatch},
 };
 use crate::{
-    AcquireRequest, BackendError, ContextId, Grant, Ident, LockDao, LostLock, Released,
-    clock::{Moment, within},
+    AcquireRequest, BackendError, ContextId, Grant, Ident, LockDao, LostLock, Released, clock::Moment,
 };
 
 /// After how long an offer is confirmed that is still held: it lasts a hundred times as long.
@@ -148,19 +149,29 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
     /// Stops the renewal, releases, and gives what was lost while it was held. If the caller goes away meanwhile, the
     /// drop of the hold finishes it in the background.
     pub(crate) async fn release(&mut self) -> Vec<LostLock<I>> {
-        self.stop_renewal();
+        let was_valid = self.begin_release();
         let mut lost = self.core.known_lost();
-        let was_valid = self.core.lease.as_ref().is_none_or(|lease| !lease.left().is_zero());
         let grant = &self.core.grant;
-        let answer = match grant.lease {
+        let answer = match &self.core.lease {
             _ if grant.locks.is_empty() => Ok(Released { lost: Vec::new(), failed: Vec::new() }),
             None => self.service.dao.release(grant).await,
-            Some(_) => {
-                let answer = pin!(self.service.dao.release(grant));
-                let answer = within(patience(grant.lease), answer).await;
-                answer.unwrap_or_else(|| Err(BackendError::no_answer()))
+            Some(lease) => {
+                let mut answer = pin!(self.service.dao.release(grant));
+                poll_fn(|cx| {
+                    if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
+                        return Poll::Ready(answer);
+                    }
+                    // Registered before the look, so that the keeper's word in between wakes.
+                    lease.task.register(cx.waker());
+                    match lease.patience_left() {
+                        Some(Duration::ZERO) => Poll::Ready(Err(BackendError::no_answer())),
+                        _ => Poll::Pending,
+                    }
+                })
+                .await
             }
         };
+        self.remove_renewal();
         match answer {
             Ok(released) => {
                 if was_valid || !lost.is_empty() {
@@ -204,11 +215,18 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         self.core.grant.clone()
     }
 
-    /// Nothing renews afterwards, and whoever has a handle is told that the set is being released.
-    fn stop_renewal(&mut self) {
-        self.remove_renewal();
-        // Where there are no handles there is nobody to be told.
-        if Arc::strong_count(&self.core) > 1 && !self.core.released.swap(true, Relaxed) {
+    /// Nothing renews afterwards: the keeper, which looks at the lease anyway, sees to the release's patience instead.
+    /// Gives whether the lease had not ended.
+    fn begin_release(&self) -> bool {
+        self.tell_released();
+        self.core.lease.as_ref().is_none_or(|lease| lease.begin_release(patience(self.core.grant.lease)))
+    }
+
+    /// Whoever has a handle is told that the set is being released.
+    fn tell_released(&self) {
+        // Where there are no handles, beside this and the keeper's, there is nobody to be told.
+        let own = 1 + usize::from(self.renewal.is_some());
+        if Arc::strong_count(&self.core) > own && !self.core.released.swap(true, Relaxed) {
             self.core.told.notify_waiters();
         }
     }
@@ -225,7 +243,8 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
         let ticket = self.ticket.take().expect("taken only here");
         let is_over = self.over || self.core.grant.locks.is_empty();
         if !is_over {
-            self.stop_renewal();
+            self.remove_renewal();
+            self.tell_released();
         }
         // Nobody releases a guard that is dropped, and nobody hears how a call ends that is dropped.
         let asked = self.told;
@@ -257,16 +276,25 @@ struct Renewal<I: Ident, C: ContextId, D: LockDao<I, C>> {
 }
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Tick for Renewal<I, C, D> {
+    // A third of the lease later at the latest, which is no more than the patience of a release that may begin meanwhile.
     fn tick(self: Arc<Self>) -> Option<Duration> {
-        if self.core.is_lost() {
-            return None;
-        }
         let lease = self.lease();
+        match lease.patience_left() {
+            Some(Duration::ZERO) => {
+                lease.task.wake();
+                return None;
+            }
+            Some(patience) => return Some(patience),
+            None => {}
+        }
+        if self.core.is_lost() {
+            return Some(lease.length / 3);
+        }
         let may_renew = lease.max_hold.is_none_or(|max_hold| !lease.since.left_of(max_hold).is_zero());
         if may_renew && !self.under_way.swap(true, Relaxed) {
             tokio::spawn(self.clone().renew());
         }
-        Some(lease.left_to_run())
+        Some(lease.left_to_run().min(lease.length / 3))
     }
 }
 

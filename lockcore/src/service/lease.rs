@@ -6,6 +6,7 @@ use std::{
 };
 
 use futures_util::task::AtomicWaker;
+use tokio::time::Instant;
 
 use crate::{Grant, LossReason, LostLock, Target, clock::Moment};
 
@@ -27,7 +28,7 @@ pub(crate) struct Lease {
     /// How many locks it is for.
     locks: usize,
     state: Mutex<State>,
-    /// The task that runs the callback.
+    /// The task that runs the callback, and then the release.
     pub(crate) task: AtomicWaker,
 }
 
@@ -39,6 +40,8 @@ struct State {
     lasts: Duration,
     /// The last renewal has no answer, yet or at all.
     unanswered: bool,
+    /// Until when the release waits for its answer, once it has begun.
+    patience: Option<Instant>,
     /// What is lost: locks by their position in the grant.
     lost: Vec<(usize, LossReason)>,
 }
@@ -59,7 +62,7 @@ impl Lease {
             max_hold,
             since: sent,
             locks,
-            state: Mutex::new(State { sent, lasts, unanswered: false, lost: Vec::new() }),
+            state: Mutex::new(State { sent, lasts, unanswered: false, patience: None, lost: Vec::new() }),
             task: AtomicWaker::new(),
         }
     }
@@ -98,6 +101,21 @@ impl Lease {
     /// A renewal is about to be sent.
     pub(crate) fn renewing(&self) {
         self.state().unanswered = true;
+    }
+
+    /// The release begins, which waits for its answer as long as `patience`. Gives whether the lease still lasted, the
+    /// margin not deducted.
+    pub(crate) fn begin_release(&self, patience: Duration) -> bool {
+        let now = Moment::now();
+        let mut state = self.state();
+        state.patience = Some(now.instant() + patience);
+        now.since(&state.sent) < state.lasts
+    }
+
+    /// How much longer the release waits for its answer, if it has begun.
+    pub(crate) fn patience_left(&self) -> Option<Duration> {
+        let patience = self.state().patience?;
+        Some(patience.saturating_duration_since(Instant::now()))
     }
 
     /// A renewal that was sent at `sent` extended the lease (L1, L2); gives the age that it had reached.
