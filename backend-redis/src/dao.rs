@@ -89,15 +89,14 @@ impl<I: Ident, C: ContextId> RedisLockDao<I, C> {
         let (context, lease) = (request.context.stored(), millis(request.lease));
         let targets = request.claims.iter().map(|claim| &claim.target);
         let call = scripts.call(1 + request.claims.len()).fence_key(scripts).main_keys(scripts, targets);
-        let (length, attempt, owner) = (context.len(), request.attempt.0, &*request.owner);
-        let mut call = call
-            .arg(step)
-            .text(format_args!("|{length}:{context}|||{lease}|x|{attempt:016x}|{owner}"))
-            .arg(lease + 1);
+        let (length, attempt) = (context.len().to_string(), format!("{:016x}", request.attempt.0));
+        let behind =
+            ["|", &length, ":", &context, "|||", &lease.to_string(), "|x|", &attempt, "|", &request.owner];
+        let mut call = call.arg(step).text(&behind).arg(lease + 1);
         if request.queue || request.nested || step == other {
             let queue = if request.queue { "q" } else { "" };
             let nested = if request.nested { "n" } else { "" };
-            call.add_text(format_args!("{queue}{nested} {session}"));
+            call.add_text(&[queue, nested, " ", session]);
         }
         if step == other {
             let modes: Vec<_> = request.claims.iter().map(|claim| written(claim.mode)).collect();
@@ -116,7 +115,7 @@ impl<I: Ident, C: ContextId> RedisLockDao<I, C> {
         let call = scripts.call(grant.locks.len()).main_keys(scripts, targets);
         let call = call
             .arg(if one_fence { usual } else { other })
-            .text(format_args!("lc1|{fence}|{}:{context}||", context.len()))
+            .text(&["lc1|", &fence.to_string(), "|", &context.len().to_string(), ":", &context, "||"])
             .arg(lease);
         match one_fence {
             true => call,

@@ -15,17 +15,19 @@ impl Link {
     /// Sends a command and waits for its answer. Dropping it does not take the command back.
     pub(crate) async fn send(&self, own: &Handle, command: &Cmd) -> RedisResult<Value> {
         if Handle::try_current().is_ok() {
-            return self.clone().ask(command).await;
+            return self.ask(command).await;
         }
         let (link, command) = (self.clone(), command.clone());
         Box::pin(within(own, async move { link.ask(&command).await })).await
     }
 
-    async fn ask(self, command: &Cmd) -> RedisResult<Value> {
+    async fn ask(&self, command: &Cmd) -> RedisResult<Value> {
         match self {
-            Link::Single(mut connection) => connection.send_packed_command(command).await?.extract_error(),
+            Link::Single(connection) => {
+                connection.clone().send_packed_command(command).await?.extract_error()
+            }
             #[cfg(feature = "cluster")]
-            Link::Cluster(mut connection) => command.query_async(&mut connection).await,
+            Link::Cluster(connection) => command.query_async(&mut connection.clone()).await,
         }
     }
 

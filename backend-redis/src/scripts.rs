@@ -1,6 +1,6 @@
 //! The one script that holds every step, and the commands that call it.
 
-use std::{fmt::Display, io::Write};
+use std::io::Write;
 
 use lockcore::{ContextId, Ident, Target};
 use redis::{Arg, Cmd, RedisWrite, ToRedisArgs};
@@ -92,7 +92,7 @@ impl Call {
         targets: impl Iterator<Item = &'t Target<I>>,
     ) -> Self {
         for target in targets {
-            self.add_text(format_args!("{}:{}", scripts.base, &*target.stored()));
+            self.add_text(&[&scripts.base, ":", &target.stored()]);
         }
         self
     }
@@ -103,9 +103,9 @@ impl Call {
         self
     }
 
-    /// With one more argument, as it is written.
-    pub(crate) fn text(mut self, text: impl Display) -> Self {
-        self.add_text(text);
+    /// With one more argument, which is all this together.
+    pub(crate) fn text(mut self, parts: &[&str]) -> Self {
+        self.add_text(parts);
         self
     }
 
@@ -113,8 +113,11 @@ impl Call {
         self.0.arg(arg);
     }
 
-    pub(crate) fn add_text(&mut self, text: impl Display) {
-        write!(self.0.writer_for_next_arg(), "{text}").expect("memory takes it");
+    pub(crate) fn add_text(&mut self, parts: &[&str]) {
+        let mut argument = self.0.writer_for_next_arg();
+        for part in parts {
+            argument.write_all(part.as_bytes()).expect("memory takes it");
+        }
     }
 
     /// Calls the script by its hash.

@@ -46,7 +46,7 @@ pub trait FreshContext: ContextId {
 
 impl ContextId for Uuid {
     fn stored(&self) -> Cow<'_, str> {
-        Cow::Owned(self.hyphenated().to_string())
+        Cow::Owned(self.hyphenated().encode_lower(&mut Uuid::encode_buffer()).to_owned())
     }
 
     fn from_stored(stored: &str) -> Option<Self> {
