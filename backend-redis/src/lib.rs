@@ -43,10 +43,11 @@
 //!   library's: on two CPUs a bare message took 25 us where one thread publishes and reads it, and 124 us where the
 //!   connections are on another thread than who waits.
 //! - **What that costs.** One id, taken and released, is two calls of the script, which make five calls in the server: the
-//!   time, the fence, the key; compare, delete. A client without fences makes three - `SET NX PX`; compare, delete - and is about
-//!   a tenth faster while nobody contends for that id; from ten ids on it is not. A release that hands over makes eight
-//!   calls, where a message alone is one. So a hand-off takes about one and a half times as long as a bare message where two
-//!   threads have to be woken for either, and somewhat more than twice as long where one thread does all at the client.
+//!   time, the fence, the key; compare, delete. A client without fences makes three - `SET NX PX`; compare, delete - and was
+//!   up to some hundredths faster while nobody contends for that id; from ten ids on it was slower. A release that hands
+//!   over makes eight calls, where a message alone is one. So a hand-off takes about one and a half times as long as a bare
+//!   message where two threads have to be woken for either, and somewhat more than twice as long where one thread does all
+//!   at the client.
 //!
 //! # Keys
 //! All have the namespace in braces, and so lie in one slot of a cluster; ids of different namespaces may lie in others.
