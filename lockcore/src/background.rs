@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::{Builder, EnterGuard, Handle};
 
 /// The runtime of the library's own thread, started at the first use and never stopped.
 ///
@@ -29,6 +29,12 @@ pub fn handle() -> &'static Handle {
             .expect("the process can start one more thread");
         handle
     })
+}
+
+/// Enters the library's own runtime, unless the thread is ending and cannot enter any.
+pub(crate) fn enter() -> Option<EnterGuard<'static>> {
+    let is_ending = Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed());
+    (!is_ending).then(|| handle().enter())
 }
 
 /// Brings work to its end though nobody waits for it: at once if it needs no waiting, else as a task of the current

@@ -61,18 +61,34 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> fmt::Debug for LockingService<I, 
 pub struct Call<'a, I: Ident, C: ContextId, D: LockDao<I, C>>(AsyncCall<'a, I, C, D>);
 
 /// A held set, as [`LockGuard`](crate::LockGuard). Release it with [`release`](Self::release); dropping it releases in
-/// the background.
+/// the background, on the library's own thread.
 #[must_use = "dropping the guard releases the locks"]
-#[derive(Debug)]
-pub struct LockGuard<I: Ident, C: ContextId, D: LockDao<I, C>>(service::LockGuard<I, C, D>);
+pub struct LockGuard<I: Ident, C: ContextId, D: LockDao<I, C>>(Option<service::LockGuard<I, C, D>>);
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockGuard<I, C, D> {
     /// Releases the set, as [`LockGuard::release`](crate::LockGuard::release).
     ///
     /// # Errors
     /// [`LockingError::Lost`] if locks were lost while they were held.
-    pub fn release(self) -> Result<(), LockError<I, C>> {
-        wait_for(self.0.release())
+    pub fn release(mut self) -> Result<(), LockError<I, C>> {
+        let guard = self.0.take().expect("taken only here and by the drop");
+        wait_for(guard.release())
+    }
+}
+
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> fmt::Debug for LockGuard<I, C, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("LockGuard").field(&**self).finish()
+    }
+}
+
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for LockGuard<I, C, D> {
+    fn drop(&mut self) {
+        if let Some(guard) = self.0.take() {
+            // Not in the runtime of the caller: the next blocking call may block its only thread.
+            let _own = background::enter();
+            drop(guard);
+        }
     }
 }
 
@@ -80,7 +96,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> std::ops::Deref for LockGuard<I, 
     type Target = Held<I, C>;
 
     fn deref(&self) -> &Held<I, C> {
-        &self.0
+        self.0.as_ref().expect("taken only at its end")
     }
 }
 
@@ -122,7 +138,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Call<'_, I, C, D> {
     /// # Errors
     /// As [`with_locks`](Self::with_locks), without the callback's own.
     pub fn lock<K: Ids<I>>(self, ids: K) -> Result<LockGuard<I, C, D>, LockError<I, C>> {
-        wait_for(self.0.lock(ids)).map(LockGuard)
+        wait_for(self.0.lock(ids)).map(|guard| LockGuard(Some(guard)))
     }
 }
 

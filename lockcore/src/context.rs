@@ -133,7 +133,8 @@ impl<C: ContextId> StoredContext<C> {
 impl<C: ContextId> fmt::Display for StoredContext<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            StoredContext::Known(context) => f.write_str(&context.stored()),
+            // Others write there too: nothing of it may reach a terminal as a command.
+            StoredContext::Known(context) => write!(f, "{}", context.stored().escape_debug()),
             StoredContext::Foreign(stored) => write!(f, "{}", stored.escape_debug()),
         }
     }

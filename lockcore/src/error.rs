@@ -127,6 +127,8 @@ pub enum BackendErrorKind {
     Denied,
     /// The store is not set up as needed: schema missing or of another version, read-only, evicting.
     Misconfigured,
+    /// A setting of the backend is not possible; it was refused before anything was sent.
+    BadSetting,
     /// The store holds something that is not ours under a key of ours.
     Corrupt,
     /// The backend does not have this ability.
@@ -241,6 +243,7 @@ impl<I, C> Failure<I, C> {
             BackendErrorKind::Denied => io::ErrorKind::PermissionDenied,
             BackendErrorKind::Corrupt => io::ErrorKind::InvalidData,
             BackendErrorKind::Unsupported => io::ErrorKind::Unsupported,
+            BackendErrorKind::BadSetting => io::ErrorKind::InvalidInput,
             _ => io::ErrorKind::Other,
         })
     }
@@ -259,7 +262,7 @@ impl<I: Ident, C: ContextId> fmt::Display for Failure<I, C> {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Phase {
-    /// The store had not answered at all.
+    /// The store had not answered, or had failed when it was asked last.
     Asking,
     /// The locks were held by others, or queued for.
     Waiting,
@@ -432,7 +435,7 @@ impl<I: Ident, C: ContextId, E: fmt::Display> fmt::Display for LockingError<I, C
                 write!(f, "{target} is held by an enclosing call of the same task")
             }
             LockingError::ContextInUse { context } => {
-                write!(f, "the context {} is in use by another call", context.stored())
+                write!(f, "the context {} is in use by another call", context.stored().escape_debug())
             }
             LockingError::ShutDown => f.write_str("the locking service is shutting down"),
         }

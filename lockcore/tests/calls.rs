@@ -219,3 +219,23 @@ async fn what_is_captured_does_not_blow_the_future_up() {
     println!("future without captures: {empty} bytes, with 4096 captured: {loaded}");
     assert!(loaded < empty + 4 * 4096, "{empty} and {loaded}");
 }
+
+#[tokio::test]
+async fn a_grant_that_names_an_id_twice_breaks_nothing() {
+    let locks = LockingService::new(MemoryLockDao::<String>::new());
+    let mut grant = locks.permanent().lock(["a", "b"]).await.unwrap().leave();
+    let first = grant.locks[0].clone();
+    grant.locks.push(first);
+    locks.admin().release(&grant).await.unwrap();
+    let ids: Vec<String> = (0..1000).map(|n| n.to_string()).collect();
+    let mut held = Vec::new();
+    for id in &ids {
+        held.push(locks.permanent().lock([id]).await.unwrap());
+    }
+    for id in &ids {
+        locks.permanent().lock([id]).await.expect_err("it is held");
+    }
+    for guard in held {
+        guard.release().await.unwrap();
+    }
+}

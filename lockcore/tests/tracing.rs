@@ -2,11 +2,18 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
+    borrow::Cow,
     io::Write,
-    sync::{Arc, Mutex},
+    panic::AssertUnwindSafe,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
 };
 
-use lockcore::LockingService;
+use futures_util::FutureExt;
+use lockcore::{ContextId, LockingService};
 use lockcore_memory::MemoryLockDao;
 
 #[derive(Clone, Default)]
@@ -57,4 +64,40 @@ async fn a_call_is_a_span_without_identifiers() {
     assert!(line_with("no longer held").contains("released=true"));
     assert!(line_with("not locked").contains("in_the_way=1"));
     assert!(!text.contains("secret-id") && !text.contains("third-id"), "identifiers may be secret: {text}");
+}
+
+/// A context that panics while it is wanted to.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Panics;
+
+static PANICS: AtomicBool = AtomicBool::new(false);
+
+impl ContextId for Panics {
+    fn stored(&self) -> Cow<'_, str> {
+        assert!(!PANICS.load(SeqCst), "wanted");
+        Cow::Borrowed("a context")
+    }
+
+    fn from_stored(_: &str) -> Option<Self> {
+        Some(Panics)
+    }
+
+    fn mark(&self) -> u64 {
+        7
+    }
+}
+
+#[tokio::test]
+async fn a_context_that_panics_in_the_span_leaves_nothing() {
+    let subscriber =
+        tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_writer(std::io::sink);
+    let _default = tracing::subscriber::set_default(subscriber.finish());
+    let dao = MemoryLockDao::<String, Panics>::new();
+    let locks = LockingService::builder_with_contexts(dao, || Panics).build().unwrap();
+    locks.run_locked(["a"], async || {}).await.unwrap();
+    PANICS.store(true, SeqCst);
+    let call = AssertUnwindSafe(locks.run_locked(["a"], async || {}));
+    assert!(call.catch_unwind().await.is_err());
+    PANICS.store(false, SeqCst);
+    assert_eq!(locks.shutdown(Duration::ZERO).await, 0);
 }

@@ -312,11 +312,12 @@ macro_rules! for_each_check {
 #[macro_export]
 macro_rules! conformance {
     ($name:ident, $backend:expr) => {
-        mod $name {
-            #[allow(unused_imports, reason = "the expression may need none of them")]
-            use super::*;
+        fn $name() -> impl $crate::Backend {
+            $backend
+        }
 
-            $crate::for_each_check!($crate::emit_tests, $backend);
+        mod $name {
+            $crate::for_each_check!($crate::emit_tests, super::super::$name());
         }
     };
 }
@@ -327,9 +328,6 @@ macro_rules! conformance {
 macro_rules! emit_tests {
     ([$backend:expr] $($group:ident { $($check:ident,)* })*) => {
         $(mod $group {
-            #[allow(unused_imports, reason = "the expression may need none of them")]
-            use super::*;
-
             $(#[test]
             fn $check() {
                 $crate::run($backend, $crate::checks::$group::$check);

@@ -1,9 +1,10 @@
 //! Taking a set: one attempt, from the checked request to the hold, and its withdrawal on every other way.
 
-use std::{sync::Arc, time::Duration};
+use std::{any::TypeId, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 use tracing::Instrument;
+use uuid::Uuid;
 
 use super::{
     Inner,
@@ -103,7 +104,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         settings: &Settings<C>,
     ) -> Result<Self, LockError<I, C>> {
         let claims = claims?;
-        let Begun { context, ticket, nested } = service.begin(&claims, settings)?;
+        let Begun { context, given, nested } = service.begin(&claims, settings)?;
         let request = AcquireRequest {
             context,
             attempt: AttemptId::fresh(),
@@ -115,6 +116,8 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             detached: settings.detached,
         };
         let span = CallSpan::new(service.capabilities.backend, &request);
+        // Last of all: nothing that can panic may come between the ticket and the attempt that gives it back.
+        let ticket = service.opened(&request.context, given)?;
         Ok(Attempt {
             service: Some(service),
             request: Some(request),
@@ -265,7 +268,9 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
     }
 
     /// The outcome of an attempt that ran out of time.
-    pub(crate) fn timed_out(&mut self, failures: Vec<Failure<I, C>>, phase: Phase) -> LockError<I, C> {
+    pub(crate) fn timed_out(&mut self, failures: Vec<Failure<I, C>>) -> LockError<I, C> {
+        let is_outage = failures.iter().any(|failure| matches!(failure, Failure::Backend(_)));
+        let phase = if is_outage { Phase::Asking } else { Phase::Waiting };
         let after = self.sent.as_ref().map(|sent| sent.first.elapsed()).unwrap_or_default();
         self.not_locked(failures, Some(TimedOut { after, phase }))
     }
@@ -286,7 +291,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
     ) -> Result<Hold<'s, I, C, D>, LockError<I, C>> {
         match within(LAST_ANSWER, self.leave_queue()).await.flatten() {
             Some(granted) => Ok(self.hold(granted)),
-            None => Err(self.timed_out(failures, Phase::Waiting)),
+            None => Err(self.timed_out(failures)),
         }
     }
 
@@ -337,10 +342,11 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Attempt<'_, I, C, D> {
     }
 }
 
-/// Who asks, checked and remembered as open.
+/// Who asks, checked.
 struct Begun<C> {
     context: C,
-    ticket: Ticket,
+    /// It comes from the user, who may give one twice.
+    given: bool,
     nested: bool,
 }
 
@@ -349,7 +355,13 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
         self.check_settings(settings)?;
         self.check_claims(claims)?;
         let mut nested = settings.nested;
-        let enclosing = nesting::enclosing(self.identity(), &mut nested, |held: &HoldCore<I, C>| {
+        let enclosing = nesting::enclosing(self.identity(), |held: &Arc<HoldCore<I, C>>| {
+            // Around a callback on a thread of its own it may be over by now.
+            if held.is_released() {
+                return None;
+            }
+            // An empty set gives no right to pass waiters.
+            nested |= !held.grant.locks.is_empty();
             let wanted = |target: &Target<I>| claims.iter().any(|claim| claim.target == *target);
             held.grant.locks.iter().map(|lock| &lock.target).find(|target| wanted(target)).cloned()
         });
@@ -358,11 +370,11 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
         }
         let given = settings.context.is_some() || self.contexts_may_repeat;
         let context = settings.context.clone().unwrap_or_else(|| (self.make_context)());
-        if given {
+        // Those that the library makes are known to be right.
+        if TypeId::of::<C>() != TypeId::of::<Uuid>() {
             check_context(&context)?;
         }
-        let ticket = self.opened(&context, given)?;
-        Ok(Begun { context, ticket, nested })
+        Ok(Begun { context, given, nested })
     }
 
     /// Whether the backend can do what the settings ask for.

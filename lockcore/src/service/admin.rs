@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use super::Inner;
 use crate::{
-    BadRequest, BreakMode, Broken, ClaimSet, ContextId, Finding, Grant, Ident, Inspection, Listing, LockDao,
-    LockError, Mode, Page, Released, Swept, Target, claim::Claim,
+    BadRequest, BreakMode, Broken, ClaimSet, ContextId, Finding, Grant, Ident, Inspection, Listing, Lock,
+    LockDao, LockError, Mode, Page, Released, Swept, Target, claim::Claim,
 };
 
 /// Administration through a service; see [`LockingService::admin`](crate::LockingService::admin).
@@ -78,12 +78,20 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
         Ok(self.service.dao.release_context(context).await?)
     }
 
-    /// Releases a grant that was left locked ([`LockGuard::leave`](crate::LockGuard::leave)), here or elsewhere.
+    /// Releases a grant that was left locked ([`LockGuard::leave`](crate::LockGuard::leave)), here or elsewhere. Locks may
+    /// stand in it in any order, and more than once.
     ///
     /// # Errors
     /// A failure of the backend. That it is no longer held is no error: see [`Released::lost`].
     pub async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, LockError<I, C>> {
-        Ok(self.service.dao.release(grant).await?)
+        let ascends = |pair: &[Lock<I>]| pair[0].target.cmp_stored(&pair[1].target).is_lt();
+        if grant.locks.windows(2).all(ascends) {
+            return Ok(self.service.dao.release(grant).await?);
+        }
+        let mut in_order = grant.clone();
+        in_order.locks.sort_by(|a, b| a.target.cmp_stored(&b.target));
+        in_order.locks.dedup_by(|later, kept| later.target == kept.target);
+        Ok(self.service.dao.release(&in_order).await?)
     }
 
     /// Removes at most `batch` expired locks now.

@@ -1,6 +1,12 @@
 //! One call of the service: its options, and the ways to run something under a set of locks.
 
-use std::{convert::Infallible, future::poll_fn, pin::pin, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    future::poll_fn,
+    pin::pin,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use tokio::runtime::Handle;
 
@@ -9,6 +15,7 @@ use super::{
     acquire::{Attempt, acquire},
     held::Held,
     hold::{Hold, HoldCore, ServiceRef},
+    nesting::Enclosing,
     run::{self, Bounds, Ended},
 };
 use crate::{
@@ -347,10 +354,12 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
     /// As [`with_locks`](Self::with_locks).
     ///
     /// # Cancel safety
-    /// The callback cannot be stopped: if the future is dropped while it runs, it keeps the locks until it ends.
+    /// The callback cannot be stopped: if the future is dropped while it runs, it keeps the locks until it ends. If it
+    /// is dropped before that, the callback does not run.
     ///
     /// # Panics
-    /// Where no tokio runtime runs, before anything is locked; and if the callback does, after the release.
+    /// Where no tokio runtime runs, before anything is locked; if the runtime shuts down before the callback begins; and
+    /// if the callback does, after the release.
     pub fn with_locks_blocking<K, F, T, E>(
         self,
         ids: K,
@@ -367,12 +376,17 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
             let runtime = Handle::current();
             let hold = take(ServiceRef::Owned(self.service.inner().clone()), self.effective(), claims).await;
             let hold = hold.map_err(LockError::widen)?;
+            // Until it begins it can be taken back: by the drop of `ours`.
+            let ours = Shared(Arc::new(Mutex::new(Some((hold, callback)))));
+            let (theirs, enclosing) = (ours.0.clone(), Enclosing::here());
             let on_its_thread = runtime.spawn_blocking(move || {
-                let end = run::call_sync(&hold, |core| callback(&Held(core.clone())));
-                (hold, end)
+                let (hold, callback) = take_from(&theirs)?;
+                let code = || run::call_sync(&hold, |core| callback(&Held(core.clone())));
+                let end = enclosing.around(code);
+                Some((hold, end))
             });
-            let (mut hold, end) =
-                on_its_thread.await.expect("panics of the callback are caught, and it is not aborted");
+            let ended = on_its_thread.await.expect("the runtime did not shut down before the callback began");
+            let (mut hold, end) = ended.expect("taken back only if nobody waits for it");
             run::finish(&mut hold, end).await.map_err(LockError::widen)?.into_result()
         }
     }
@@ -438,6 +452,19 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
             conclude(run::finish(&mut hold, end).await)
         }
     }
+}
+
+/// Something that one of two sides takes; dropped with this side if that did not happen.
+struct Shared<T>(Arc<Mutex<Option<T>>>);
+
+impl<T> Drop for Shared<T> {
+    fn drop(&mut self) {
+        drop(take_from(&self.0));
+    }
+}
+
+fn take_from<T>(shared: &Mutex<Option<T>>) -> Option<T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 /// Takes the set, for what is not a future that runs under locks.

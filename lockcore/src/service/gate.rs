@@ -41,9 +41,10 @@ impl Gate {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
+        // Out of the lock: dropping a turn wakes a task.
+        self.ids.iter_mut().for_each(|(_, mine)| drop(mine.take()));
         let mut turns = self.gate.turns();
-        for (id, mine) in self.ids.drain(..) {
-            drop(mine);
+        for (id, _) in self.ids.drain(..) {
             if turns.get(&id).is_some_and(|queue| Arc::strong_count(queue) == 1) {
                 turns.remove(&id);
             }

@@ -44,7 +44,9 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockGuard<I, C, D> {
     /// ([`Admin::release`](crate::Admin::release)). On a backend that notices dead holders the locks should have been
     /// taken with [`detached`](crate::Call::detached).
     pub fn leave(self) -> Grant<I, C> {
-        self.hold.leave()
+        let LockGuard { hold, held } = self;
+        drop(held);
+        hold.leave()
     }
 }
 

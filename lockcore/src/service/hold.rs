@@ -94,6 +94,8 @@ pub(crate) struct Hold<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     /// A request that failed in doubt before another was granted, and so may still arrive.
     late: Option<Box<AcquireRequest<I, C>>>,
     over: bool,
+    /// A release was sent: what is gone from then on may be gone by that.
+    asked: bool,
     /// A release has told what was lost.
     told: bool,
     stopwatch: Stopwatch,
@@ -121,6 +123,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
             ticket: Some(ticket),
             late,
             over: false,
+            asked: false,
             told: false,
             stopwatch: Stopwatch::start(),
             span,
@@ -150,6 +153,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
     /// drop of the hold finishes it in the background.
     pub(crate) async fn release(&mut self) -> Vec<LostLock<I>> {
         let was_valid = self.begin_release();
+        self.asked = true;
         let mut lost = self.core.known_lost();
         let grant = &self.core.grant;
         let answer = match &self.core.lease {
@@ -209,7 +213,14 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
 
     /// Stops the renewal and forgets the set, which stays locked until its lease ends or somebody releases it.
     pub(crate) fn leave(mut self) -> Grant<I, C> {
-        self.remove_renewal();
+        match &self.core.lease {
+            // Whoever has a handle is told when the lease ends.
+            Some(lease) if self.has_handles() => {
+                lease.leave();
+                self.renewal = None;
+            }
+            _ => self.remove_renewal(),
+        }
         self.over = true;
         self.late = None;
         self.core.grant.clone()
@@ -224,11 +235,15 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
 
     /// Whoever has a handle is told that the set is being released.
     fn tell_released(&self) {
-        // Where there are no handles, beside this and the keeper's, there is nobody to be told.
-        let own = 1 + usize::from(self.renewal.is_some());
-        if Arc::strong_count(&self.core) > own && !self.core.released.swap(true, Relaxed) {
+        // Where there are no handles there is nobody to be told.
+        if self.has_handles() && !self.core.released.swap(true, Relaxed) {
             self.core.told.notify_waiters();
         }
+    }
+
+    /// Whether there are handles beside this and the keeper's.
+    fn has_handles(&self) -> bool {
+        Arc::strong_count(&self.core) > 1 + usize::from(self.renewal.is_some())
     }
 
     fn remove_renewal(&mut self) {
@@ -247,14 +262,13 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
             self.tell_released();
         }
         // Nobody releases a guard that is dropped, and nobody hears how a call ends that is dropped.
-        let asked = self.told;
-        let lost = if asked { Vec::new() } else { self.core.known_lost() };
+        let lost = if self.told { Vec::new() } else { self.core.known_lost() };
         self.tell_loss(&lost);
         match self.late.take() {
             None if is_over => self.service.ended(ticket),
             None => {
                 let was_valid = self.core.lease.as_ref().is_none_or(|lease| !lease.left().is_zero());
-                let untold = (!asked && lost.is_empty()).then_some(was_valid);
+                let untold = (!self.asked && lost.is_empty()).then_some(was_valid);
                 let cleanup = Cleanup::release(self.core.grant.clone(), untold);
                 cleanup.start((*self.service).clone(), ticket);
             }
@@ -288,7 +302,11 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Tick for Renewal<I, C, D> {
             None => {}
         }
         if self.core.is_lost() {
-            return Some(lease.length / 3);
+            // Only the patience of a release is still to be seen to, which is no shorter.
+            return (!lease.is_left()).then(|| patience(Some(lease.length)));
+        }
+        if lease.is_left() {
+            return Some(lease.left_to_run());
         }
         let may_renew = lease.max_hold.is_none_or(|max_hold| !lease.since.left_of(max_hold).is_zero());
         if may_renew && !self.under_way.swap(true, Relaxed) {
@@ -305,6 +323,8 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Renewal<I, C, D> {
 
     async fn renew(self: Arc<Self>) {
         let lease = self.lease();
+        // Also if the backend panics: then the next look tries again.
+        let under_way = UnderWay(&self.under_way);
         lease.renewing();
         let sent = Moment::now();
         // Half of what is left, so that there is time for another try.
@@ -332,12 +352,21 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Renewal<I, C, D> {
                 self.pause_after_failure()
             }
         };
-        self.under_way.store(false, Relaxed);
+        drop(under_way);
         self.keeper.hasten(self.key, pause.min(lease.left_to_run()));
     }
 
     /// Soon enough for some tries before the lease ends, spread so that many holders do not come at once.
     fn pause_after_failure(&self) -> Duration {
         (self.lease().length / 20).mul_f64(0.5 + fastrand::f64() / 2.0)
+    }
+}
+
+/// That a renewal is under way, until this is dropped.
+struct UnderWay<'a>(&'a AtomicBool);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Relaxed);
     }
 }

@@ -18,6 +18,12 @@ use tokio::{
 
 use crate::{background, clock};
 
+/// The next look after one that panicked.
+const AFTER_PANIC: Duration = Duration::from_secs(1);
+
+/// After so many looks others have their turn, however many more are due.
+const LOOKS_AT_ONCE: usize = 64;
+
 /// Something that has to be looked at from time to time.
 pub(crate) trait Tick: Send + Sync {
     /// Does what is due, without blocking, on the keeper's runtime; gives the pause until the next look,
@@ -118,13 +124,22 @@ impl Keeper {
 
     async fn keep(self: Arc<Self>) {
         loop {
+            let mut looks = 0_usize;
             while let Some((key, what)) = self.take_due() {
                 // Code of others may run here, when a task is woken or a backend dropped: a panic of theirs does not
-                // end the keeping of all the rest.
-                let _ = catch_unwind(AssertUnwindSafe(|| match what.clone().tick() {
-                    Some(pause) => self.put_back(key, pause, what),
-                    None => self.remove(key),
+                // end the keeping of all the rest, nor that of what they are concerned with.
+                let _ = catch_unwind(AssertUnwindSafe(|| {
+                    let look = AssertUnwindSafe(|| what.clone().tick());
+                    match catch_unwind(look).unwrap_or(Some(AFTER_PANIC)) {
+                        Some(pause) => self.put_back(key, pause, what),
+                        None => self.remove(key),
+                    }
                 }));
+                looks += 1;
+                if looks.is_multiple_of(LOOKS_AT_ONCE) {
+                    // The renewals are tasks of the same thread.
+                    tokio::task::yield_now().await;
+                }
             }
             let next = {
                 let mut entries = self.entries();

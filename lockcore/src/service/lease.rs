@@ -40,6 +40,8 @@ struct State {
     lasts: Duration,
     /// The last renewal has no answer, yet or at all.
     unanswered: bool,
+    /// Nobody keeps it any more, and nobody releases it here.
+    left: bool,
     /// Until when the release waits for its answer, once it has begun.
     patience: Option<Instant>,
     /// What is lost: locks by their position in the grant.
@@ -62,7 +64,14 @@ impl Lease {
             max_hold,
             since: sent,
             locks,
-            state: Mutex::new(State { sent, lasts, unanswered: false, patience: None, lost: Vec::new() }),
+            state: Mutex::new(State {
+                sent,
+                lasts,
+                unanswered: false,
+                left: false,
+                patience: None,
+                lost: Vec::new(),
+            }),
             task: AtomicWaker::new(),
         }
     }
@@ -96,6 +105,16 @@ impl Lease {
             state.lost.sort_unstable_by_key(|(position, _)| *position);
         }
         (!state.lost.is_empty(), is_news)
+    }
+
+    /// It is not renewed any more, and runs out.
+    pub(crate) fn leave(&self) {
+        self.state().left = true;
+    }
+
+    /// Whether it was [left](Self::leave).
+    pub(crate) fn is_left(&self) -> bool {
+        self.state().left
     }
 
     /// A renewal is about to be sent.

@@ -9,29 +9,34 @@ use scoped_tls_hkt::scoped_thread_local;
 struct Frame<'a> {
     service: usize,
     held: &'a dyn Any,
+    share: Share,
     outer: Option<&'a Frame<'a>>,
 }
+
+/// Another handle to what a frame holds.
+type Share = fn(&dyn Any) -> Box<dyn Any + Send>;
 
 scoped_thread_local!(static INNERMOST: for<'a> &'a Frame<'a>);
 
 /// Runs code as inside a callback that holds `held`.
 ///
 /// Done around every poll of a callback, so that it belongs to the task and not to the thread.
-pub(crate) fn inside<T>(service: usize, held: &dyn Any, code: impl FnOnce() -> T) -> T {
+pub(crate) fn inside<H: Clone + Send + 'static, T>(service: usize, held: &H, code: impl FnOnce() -> T) -> T {
+    let share: Share = |held| Box::new(held.downcast_ref::<H>().expect("put in as this").clone());
+    enter(service, held, share, code)
+}
+
+fn enter<T>(service: usize, held: &dyn Any, share: Share, code: impl FnOnce() -> T) -> T {
     if INNERMOST.is_set() {
-        INNERMOST.with(|outer| INNERMOST.set(&Frame { service, held, outer: Some(outer) }, code))
+        INNERMOST.with(|outer| INNERMOST.set(&Frame { service, held, share, outer: Some(outer) }, code))
     } else {
-        INNERMOST.set(&Frame { service, held, outer: None }, code)
+        INNERMOST.set(&Frame { service, held, share, outer: None }, code)
     }
 }
 
 /// Looks at what the enclosing calls of `service` hold, the innermost first, until `look` finds something.
-/// `None` if there are none, or none of them had it; `any` tells whether there are some.
-pub(crate) fn enclosing<H: 'static, T>(
-    service: usize,
-    any: &mut bool,
-    mut look: impl FnMut(&H) -> Option<T>,
-) -> Option<T> {
+/// `None` if there are none, or none of them had it.
+pub(crate) fn enclosing<H: 'static, T>(service: usize, mut look: impl FnMut(&H) -> Option<T>) -> Option<T> {
     if !INNERMOST.is_set() {
         return None;
     }
@@ -39,8 +44,45 @@ pub(crate) fn enclosing<H: 'static, T>(
         let mut frames = std::iter::successors(Some(innermost), |frame| frame.outer);
         frames.find_map(|frame| {
             let held = (frame.service == service).then_some(frame.held)?;
-            *any = true;
             held.downcast_ref::<H>().and_then(&mut look)
         })
     })
+}
+
+/// The enclosing calls, the outermost first, to be taken along to another thread.
+pub(crate) struct Enclosing(Vec<(usize, Box<dyn Any + Send>, Share)>);
+
+impl Enclosing {
+    /// Those of the code that calls this.
+    pub(crate) fn here() -> Self {
+        if !INNERMOST.is_set() {
+            return Enclosing(Vec::new());
+        }
+        INNERMOST.with(|innermost| {
+            let frames = std::iter::successors(Some(innermost), |frame| frame.outer);
+            let mut all: Vec<_> =
+                frames.map(|frame| (frame.service, (frame.share)(frame.held), frame.share)).collect();
+            all.reverse();
+            Enclosing(all)
+        })
+    }
+
+    /// Runs code as inside all of them.
+    pub(crate) fn around<T>(&self, code: impl FnOnce() -> T) -> T {
+        fn within<T>(rest: &[(usize, Box<dyn Any + Send>, Share)], code: impl FnOnce() -> T) -> T {
+            let mut code = Some(code);
+            let mut value = None;
+            nest(rest, &mut || value = code.take().map(|code| code()));
+            value.expect("run once")
+        }
+        fn nest(rest: &[(usize, Box<dyn Any + Send>, Share)], code: &mut dyn FnMut()) {
+            match rest {
+                [] => code(),
+                [(service, held, share), inner @ ..] => {
+                    enter(*service, &**held, *share, || nest(inner, code))
+                }
+            }
+        }
+        within(&self.0, code)
+    }
 }

@@ -137,5 +137,5 @@ fn inside<I: Ident, C: ContextId, D: LockDao<I, C>, T>(
     let _span = hold.span.enter();
     // Unwind safe: the panic goes on as soon as the set is released, and nothing of the code is used again.
     let code = || catch_unwind(AssertUnwindSafe(code));
-    nesting::inside(hold.service.identity(), &*hold.core, code)
+    nesting::inside(hold.service.identity(), &hold.core, code)
 }

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     Acquired, BackendError, Backoff, Conflict, ConflictReason, ContextId, Exponential, Failure, Ident,
-    LockDao, LockError, Phase, Wake, Wakeup,
+    LockDao, LockError, Wake, Wakeup,
     clock::{self, within},
     wait::Strategy,
 };
@@ -132,7 +132,7 @@ async fn by_looking<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
             }
         };
         if !in_time {
-            return Err(attempt.timed_out(failures, Phase::Waiting));
+            return Err(attempt.timed_out(failures));
         }
         answer = attempt.ask_again(limit).await;
     }
@@ -170,9 +170,9 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'_, I, C, D> {
         match unanswered {
             Unanswered::Failed(error) => self.failed(error),
             Unanswered::TimedOut if before.is_empty() => {
-                self.timed_out(vec![Failure::Backend(BackendError::no_answer())], Phase::Asking)
+                self.timed_out(vec![Failure::Backend(BackendError::no_answer())])
             }
-            Unanswered::TimedOut => self.timed_out(before, Phase::Waiting),
+            Unanswered::TimedOut => self.timed_out(before),
         }
     }
 

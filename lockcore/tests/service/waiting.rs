@@ -1,7 +1,4 @@
 //! How long and in what manner calls wait, with a queue in the backend and without one.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod rigged;
 
 use std::{
     sync::{Arc, Mutex},
@@ -13,9 +10,10 @@ use futures_util::future::join_all;
 use lockcore::{
     BackendErrorKind, ConflictReason, Failure, LockError, LockingError, Phase, TimedOut, Wait, blocking,
 };
-use rigged::{Fault, Rigged, Step, poll_once, within_ten_seconds};
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
+
+use crate::rigged::{Fault, Rigged, Step, poll_once, within_ten_seconds};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -276,4 +274,44 @@ fn blocking_callbacks_are_in_the_runtime_of_their_caller() {
     let id = || tokio::runtime::Handle::current().id();
     let _here = runtime.enter();
     assert_eq!(locks.with_locks(["a"], || Ok::<_, ()>(id())).unwrap(), runtime.handle().id());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_for_the_whole_wait_is_no_waiting_for_others() {
+    for dao in both_kinds() {
+        let locks = dao.service();
+        dao.always(Step::Acquire, Fault::Fails(BackendErrorKind::Unavailable));
+        let outcome = locks.wait(Wait::up_to(5 * SECOND)).run_locked(["a"], async || {}).await;
+        assert_eq!(timed_out(outcome).0.phase, Phase::Asking);
+    }
+}
+
+#[tokio::test]
+async fn the_longest_durations_are_waited() {
+    let locks = Rigged::new().service();
+    locks
+        .wait(Wait::up_to(Duration::MAX))
+        .max_hold(Duration::MAX)
+        .run_locked(["a"], async || {})
+        .await
+        .unwrap();
+    let held = locks.lock(["a"]).await.unwrap();
+    for max in [Duration::MAX, Duration::from_secs(1 << 62), Duration::from_secs(1 << 50)] {
+        let mut call = Box::pin(locks.wait(Wait::up_to(max)).max_hold(max).run_locked(["a"], async || {}));
+        assert!(poll_once(call.as_mut()).is_pending());
+        let mut call = Box::pin(
+            locks
+                .wait(Wait::retries_forever(lockcore::Interval { every: max, jitter: max }))
+                .run_locked(["a"], async || {}),
+        );
+        assert!(poll_once(call.as_mut()).is_pending());
+        let mut call = Box::pin(
+            locks
+                .wait(Wait::retries_forever(lockcore::Exponential { base: max, max }))
+                .run_locked(["a"], async || {}),
+        );
+        assert!(poll_once(call.as_mut()).is_pending());
+    }
+    drop(held);
+    assert_eq!(locks.shutdown(Duration::MAX).await, 0);
 }

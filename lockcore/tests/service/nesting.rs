@@ -1,7 +1,4 @@
 //! Calls inside callbacks: other ids are free to take, one's own are refused at once, and siblings are not confused.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod rigged;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -10,9 +7,10 @@ use std::{
 
 use futures_util::{FutureExt, StreamExt, future::join_all, stream::FuturesUnordered};
 use lockcore::{LockError, LockingError, LockingService, Target, Wait};
-use rigged::{Rigged, Service};
 use tokio::time::sleep;
 use uuid::Uuid;
+
+use crate::rigged::{Rigged, Service, poll_once, within_ten_seconds};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -234,4 +232,45 @@ async fn contexts_with_the_same_hash_are_different_contexts() {
     assert!(matches!(locks.context(job(1)).lock(["c"]).await, Err(LockingError::ContextInUse { .. })));
     first.release().await.unwrap();
     second.release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_empty_set_around_a_call_gives_it_no_right_to_pass_waiters() {
+    let dao = Rigged::new();
+    let locks = dao.service();
+    let holder = locks.lock(["b"]).await.unwrap();
+    let mut waiter = Box::pin(locks.wait(Wait::forever()).run_locked(["a", "b"], async || {}));
+    assert!(poll_once(waiter.as_mut()).is_pending());
+    locks.run_locked(["a"], async || {}).await.expect_err("it is queued for");
+    let none: [&str; 0] = [];
+    locks
+        .run_locked(none, async || {
+            locks.run_locked(["a"], async || {}).await.expect_err("it is queued for");
+        })
+        .await
+        .unwrap();
+    holder.release().await.unwrap();
+    waiter.await.unwrap();
+}
+
+#[test]
+fn a_blocking_callback_knows_the_enclosing_calls() {
+    within_ten_seconds("a self-deadlock", || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let dao = Rigged::new();
+        let locks = dao.service();
+        let inner = locks.clone();
+        let outcome = runtime.block_on(locks.run_locked(["a"], async || {
+            locks
+                .with_locks_blocking(["b"], move |_| {
+                    pollster::block_on(inner.wait(Wait::up_to(SECOND)).run_locked(["a"], async || {}))
+                })
+                .await
+        }));
+        let outcome = outcome.unwrap();
+        match outcome {
+            Err(LockingError::Callback { error: LockingError::SelfDeadlock { .. } }) => {}
+            other => panic!("{other:?}"),
+        }
+    });
 }

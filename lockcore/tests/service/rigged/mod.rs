@@ -1,11 +1,4 @@
 //! A backend over the one in memory whose steps can be made to fail, to hang, to lag, to panic or to arrive late.
-#![allow(
-    dead_code,
-    unreachable_pub,
-    clippy::unwrap_used,
-    reason = "a module of many test programs, each of which uses a part"
-)]
-
 use std::{
     collections::VecDeque,
     future::{pending, poll_fn},
@@ -22,11 +15,11 @@ use lockcore::{
 use lockcore_memory::MemoryLockDao;
 use uuid::Uuid;
 
-pub type Service = LockingService<String, Uuid, Arc<Rigged>>;
+pub(crate) type Service = LockingService<String, Uuid, Arc<Rigged>>;
 
 /// A step that a fault can be put into.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
+pub(crate) enum Step {
     Acquire,
     Withdraw,
     Release,
@@ -35,7 +28,7 @@ pub enum Step {
 
 /// What goes wrong with one step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// It fails before anything is done, with an error of this kind.
     Fails(BackendErrorKind),
     /// It is done, but the answer is a failure that leaves that in doubt.
@@ -56,8 +49,8 @@ pub enum Fault {
 }
 
 #[derive(Debug)]
-pub struct Rigged {
-    pub memory: MemoryLockDao<String>,
+pub(crate) struct Rigged {
+    pub(crate) memory: MemoryLockDao<String>,
     capabilities: Capabilities,
     /// How often each step is pending, before and after it is done.
     lag: usize,
@@ -74,12 +67,12 @@ struct State {
 
 impl Rigged {
     /// Without faults, and with a lease of 30 s as a shared store has one.
-    pub fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         Self::with(0, |_| {})
     }
 
     /// With steps that are pending `lag` times before and after they are done, and other capabilities.
-    pub fn with(lag: usize, change: impl FnOnce(&mut Capabilities)) -> Arc<Self> {
+    pub(crate) fn with(lag: usize, change: impl FnOnce(&mut Capabilities)) -> Arc<Self> {
         let memory = MemoryLockDao::new();
         let mut capabilities = Capabilities { backend: "rigged", ..LockDao::capabilities(&memory) };
         capabilities.default_lease = Some(Duration::from_secs(30));
@@ -88,38 +81,38 @@ impl Rigged {
     }
 
     /// A backend that has no queue: waiters have to ask again.
-    pub fn without_queue() -> Arc<Self> {
+    pub(crate) fn without_queue() -> Arc<Self> {
         Self::with(0, |capabilities| (capabilities.fifo, capabilities.push) = (false, false))
     }
 
-    pub fn service(self: &Arc<Self>) -> Service {
+    pub(crate) fn service(self: &Arc<Self>) -> Service {
         LockingService::new(self.clone())
     }
 
     /// The next such step goes wrong.
-    pub fn once(&self, step: Step, fault: Fault) {
+    pub(crate) fn once(&self, step: Step, fault: Fault) {
         self.state.lock().unwrap().once.push_back((step, fault));
     }
 
     /// Every such step goes wrong, until [`heal`](Self::heal).
-    pub fn always(&self, step: Step, fault: Fault) {
+    pub(crate) fn always(&self, step: Step, fault: Fault) {
         self.state.lock().unwrap().always.push((step, fault));
     }
 
     /// Nothing goes wrong any more.
-    pub fn heal(&self) {
+    pub(crate) fn heal(&self) {
         let mut state = self.state.lock().unwrap();
         state.always.clear();
         state.once.clear();
     }
 
     /// How often a step was asked for.
-    pub fn count(&self, step: Step) -> usize {
+    pub(crate) fn count(&self, step: Step) -> usize {
         self.state.lock().unwrap().steps.iter().filter(|&&done| done == step).count()
     }
 
     /// Every acquire that is late arrives now; nobody hears the answers.
-    pub async fn deliver_late(&self) {
+    pub(crate) async fn deliver_late(&self) {
         let late = std::mem::take(&mut self.state.lock().unwrap().late);
         assert!(!late.is_empty(), "no request is late");
         for request in late {
@@ -251,12 +244,12 @@ async fn lag(times: usize) {
 }
 
 /// Polls once, and wakes nobody.
-pub fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
+pub(crate) fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
 /// Waits, in real time, until it is so.
-pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !is_so() {
         assert!(Instant::now() < deadline, "not within 10 s: {what}");
@@ -264,17 +257,11 @@ pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Waits, by letting other tasks run, until it is so; real time, whatever the clock of the runtime does.
-pub async fn eventually_async(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !is_so() {
-        assert!(Instant::now() < deadline, "not within 10 s: {what}");
-        tokio::task::yield_now().await;
-    }
-}
-
 /// Fails the test instead of letting it hang: runs it on a thread of its own that gets 10 s of real time.
-pub fn within_ten_seconds<T: Send + 'static>(what: &str, code: impl FnOnce() -> T + Send + 'static) -> T {
+pub(crate) fn within_ten_seconds<T: Send + 'static>(
+    what: &str,
+    code: impl FnOnce() -> T + Send + 'static,
+) -> T {
     let (sender, receiver) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || sender.send(code()));
     match receiver.recv_timeout(Duration::from_secs(10)) {

@@ -1,21 +1,20 @@
 //! Leases are renewed as long as the callback runs, and their loss is noticed in time, whatever the reason.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod rigged;
 
 use std::{
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
+    task::{Context, Wake, Waker},
     time::Duration,
 };
 
 use lockcore::{
     BackendErrorKind, BreakMode, Ended, LockDao, LockingError, LockingService, LossReason, Target, Wait,
 };
-use rigged::{Fault, Rigged, Service, Step, eventually, poll_once};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::rigged::{Fault, Rigged, Service, Step, eventually, poll_once, within_ten_seconds};
 
 const SECOND: Duration = Duration::from_secs(1);
 const UNAVAILABLE: Fault = Fault::Fails(BackendErrorKind::Unavailable);
@@ -338,4 +337,73 @@ fn renewal_outlives_wakers_that_panic() {
     let before = dao.count(Step::Renew);
     eventually("others are renewed", || dao.count(Step::Renew) > before);
     drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_that_panics_at_a_renewal_is_asked_again() {
+    let dao = Rigged::new();
+    let locks = dao.service();
+    dao.once(Step::Renew, Fault::Panics);
+    let guard = locks.lease(3 * SECOND).lock(["a"]).await.unwrap();
+    sleep(5 * SECOND).await;
+    guard.check().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handle_hears_of_the_end_of_a_lease_that_was_left() {
+    let dao = Rigged::new();
+    let locks = dao.service();
+    let guard = locks.lock(["a"]).await.unwrap();
+    let held = guard.held().clone();
+    let _left = guard.leave();
+    timeout(300 * SECOND, held.lost()).await.expect("it waits for ever");
+}
+
+#[test]
+fn a_release_comes_to_its_end_though_a_waker_panicked() {
+    struct Panics(AtomicUsize);
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, SeqCst);
+            panic!("wanted");
+        }
+    }
+    within_ten_seconds("the release", || {
+        let dao = Rigged::new();
+        let locks = dao.service();
+        dao.always(Step::Renew, Fault::Hangs);
+        let mut call =
+            Box::pin(locks.lease(Duration::from_millis(30)).with_locks(["a"], std::future::pending::<()>));
+        let panics = Arc::new(Panics(AtomicUsize::new(0)));
+        let waker = Waker::from(panics.clone());
+        assert!(call.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        eventually("it is lost", || panics.0.load(SeqCst) > 0);
+        dao.always(Step::Release, Fault::Hangs);
+        let _lost = pollster::block_on(call).unwrap_err();
+    });
+}
+
+#[test]
+fn many_short_leases_do_not_keep_others_from_renewal() {
+    const OTHERS: u32 = 3000;
+    let [crowd, dao] = [Rigged::new(), Rigged::new()];
+    let guard = pollster::block_on(dao.service().lease(3 * SECOND).lock(["a"])).unwrap();
+    let locks = crowd.service();
+    // So short that most are lost, and have to be looked at again and again.
+    let short = |n: u32| locks.lease(Duration::from_millis(1)).lock([n.to_string()]);
+    let short: Vec<_> = (0..OTHERS).map(|n| pollster::block_on(short(n)).unwrap()).collect();
+    eventually("it is renewed", || dao.count(Step::Renew) > 3);
+    guard.check().unwrap();
+    drop(short);
+}
+
+#[test]
+fn a_lease_of_a_nanosecond_stops_nothing_else() {
+    let dao = Rigged::with(0, |capabilities| capabilities.min_lease = Duration::ZERO);
+    let locks = dao.service();
+    let _short = pollster::block_on(locks.lease(Duration::from_nanos(1)).lock(["a"]));
+    let before = dao.count(Step::Renew);
+    let other = pollster::block_on(locks.lease(3 * SECOND).lock(["b"])).unwrap();
+    eventually("the other is renewed", || dao.count(Step::Renew) > before + 3);
+    other.check().unwrap();
 }

@@ -1,8 +1,4 @@
 //! What the feature `metrics` counts and times, under which names and labels, and that no identifier is in them.
-#![cfg(feature = "metrics")]
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod rigged;
 
 use std::{
     collections::BTreeMap,
@@ -10,12 +6,13 @@ use std::{
     time::Duration,
 };
 
-use lockcore::{BackendErrorKind, LockDao, StoredContext, Wait};
-use metrics::{
+use ::metrics::{
     Counter, CounterFn, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
 };
-use rigged::{Fault, Rigged, Step};
+use lockcore::{BackendErrorKind, LockDao, StoredContext, Wait};
 use tokio::time::sleep;
+
+use crate::rigged::{Fault, Rigged, Step};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -77,7 +74,7 @@ impl Recorder for Ledger {
 #[tokio::test(start_paused = true)]
 async fn every_outcome_is_counted_under_its_name_and_kind() {
     let ledger = Ledger::default();
-    let _here = metrics::set_default_local_recorder(&ledger);
+    let _here = ::metrics::set_default_local_recorder(&ledger);
     let dao = Rigged::new();
     let locks = dao.service();
     let names = || ledger.take().into_keys().collect::<Vec<_>>();

@@ -1,7 +1,4 @@
 //! Every outcome is told as what it is: to the caller, by `Held`, and to the hook.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod rigged;
 
 use std::{
     io,
@@ -13,9 +10,10 @@ use lockcore::{
     BackendErrorKind, BadRequest, BreakMode, Ended, Event, Failure, LockDao, LockError, LockingError,
     LockingService, LossReason, StoredContext, Target, Wait,
 };
-use rigged::{Fault, Rigged, Service, Step};
 use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
+
+use crate::rigged::{Fault, Rigged, Service, Step, poll_once};
 
 const SECOND: Duration = Duration::from_secs(1);
 const UNAVAILABLE: Fault = Fault::Fails(BackendErrorKind::Unavailable);
@@ -87,6 +85,7 @@ async fn not_locked_says_whether_it_is_contention_or_an_outage() {
         (BackendErrorKind::Busy, true, io::ErrorKind::ResourceBusy),
         (BackendErrorKind::Denied, false, io::ErrorKind::PermissionDenied),
         (BackendErrorKind::Misconfigured, false, io::ErrorKind::Other),
+        (BackendErrorKind::BadSetting, false, io::ErrorKind::InvalidInput),
     ] {
         dao.once(Step::Acquire, Fault::Fails(kind));
         let error = locks.run_locked(["a"], async || {}).await.unwrap_err();
@@ -96,7 +95,7 @@ async fn not_locked_says_whether_it_is_contention_or_an_outage() {
         assert_eq!(error.is_retryable(), retryable);
         assert_eq!(io::Error::from(error).kind(), io_kind, "{kind:?}");
     }
-    assert_eq!(take(&told), ["refused"; 6]);
+    assert_eq!(take(&told), ["refused"; 7]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -386,4 +385,27 @@ async fn a_loss_is_told_once() {
     assert!(matches!(guard.release().await, Err(LockingError::Lost { .. })));
     assert_eq!(locks.shutdown(SECOND).await, 0);
     assert_eq!(take(&told), ["release failed", "lost"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_dropped_in_its_release_is_not_told_as_lost() {
+    for lease in [None, Some(30 * SECOND)] {
+        let dao = Rigged::new();
+        let (locks, told) = observed(&dao);
+        let call = || match lease {
+            None => locks.permanent(),
+            Some(lease) => locks.lease(lease),
+        };
+        dao.once(Step::Release, Fault::DoneButHangs);
+        let mut running = Box::pin(call().with_locks(["a"], async || {}));
+        assert!(poll_once(running.as_mut()).is_pending());
+        drop(running);
+        dao.once(Step::Release, Fault::DoneButHangs);
+        let guard = call().lock(["a"]).await.unwrap();
+        let mut releasing = Box::pin(guard.release());
+        assert!(poll_once(releasing.as_mut()).is_pending());
+        drop(releasing);
+        assert_eq!(locks.shutdown(SECOND).await, 0);
+        assert_eq!(*told.lock().unwrap(), [""; 0]);
+    }
 }

@@ -1,7 +1,4 @@
 //! Nothing stays locked and nothing stays counted, wherever a call is dropped and whatever panics.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod rigged;
 
 use std::{
     cell::RefCell,
@@ -16,11 +13,12 @@ use std::{
 };
 
 use lockcore::{
-    AcquireRequest, AttemptId, BackendErrorKind, LockDao, LockGuard, LockingService, Owner, Wait,
+    AcquireRequest, AttemptId, BackendErrorKind, LockDao, LockGuard, LockingService, Owner, Wait, blocking,
 };
-use rigged::{Fault, Rigged, Service, Step, eventually, poll_once, within_ten_seconds};
 use tokio::runtime::{Builder, Runtime};
 use uuid::Uuid;
+
+use crate::rigged::{Fault, Rigged, Service, Step, eventually, poll_once, within_ten_seconds};
 
 fn current_thread() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
@@ -275,15 +273,18 @@ fn makers_and_backoffs_that_panic_leave_nothing() {
 
 #[test]
 fn a_blocking_callback_keeps_its_locks_until_it_ends() {
-    let (dao, may_end) = (Rigged::new(), Arc::new(AtomicBool::new(false)));
+    let (dao, began, may_end) =
+        (Rigged::new(), Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let locks = dao.service();
-    let (runtime, end) = (current_thread(), may_end.clone());
+    let (runtime, begin, end) = (current_thread(), began.clone(), may_end.clone());
     runtime.block_on(async {
         let mut call = Box::pin(locks.with_locks_blocking(["a"], move |_| {
+            begin.store(true, SeqCst);
             eventually("it may end", || end.load(SeqCst));
             Ok::<_, ()>(())
         }));
         assert!(matches!(poll_once(call.as_mut()), Poll::Pending));
+        eventually("it begins", || began.load(SeqCst));
     });
     assert!(!dao.memory.is_empty());
     assert!(pollster::block_on(locks.lock(["a"])).unwrap_err().is_contention());
@@ -339,4 +340,58 @@ fn a_late_request_that_nobody_withdrew_is_granted() {
         dao.deliver_late().await;
         assert!(!dao.memory.is_empty());
     });
+}
+
+#[test]
+fn a_blocking_guard_dropped_on_the_only_thread_of_a_runtime_is_released() {
+    for threads in [0, 1] {
+        within_ten_seconds("a blocking call after a guard was dropped", move || {
+            let runtime = match threads {
+                0 => current_thread(),
+                n => Builder::new_multi_thread().worker_threads(n).enable_all().build().unwrap(),
+            };
+            let dao = Rigged::with(2, |_| {});
+            let locks = blocking::LockingService::from(dao.service());
+            let task = runtime.spawn(async move {
+                drop(locks.lock(["a"]).unwrap());
+                locks.wait(Wait::forever()).lock(["a"]).unwrap().release().unwrap();
+            });
+            runtime.block_on(task).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_blocking_call_dropped_before_its_callback_begins_does_not_run_it() {
+    let runtime = Builder::new_current_thread().max_blocking_threads(1).enable_all().build().unwrap();
+    let (dao, ran, free) =
+        (Rigged::new(), Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let locks = dao.service();
+    let (run, freed) = (ran.clone(), free.clone());
+    runtime.block_on(async {
+        let busy = tokio::task::spawn_blocking(move || eventually("free", || freed.load(SeqCst)));
+        let mut call = Box::pin(locks.with_locks_blocking(["a"], move |_| {
+            run.store(true, SeqCst);
+            Ok::<_, ()>(())
+        }));
+        assert!(poll_once(call.as_mut()).is_pending());
+        drop(call);
+        free.store(true, SeqCst);
+        busy.await.unwrap();
+    });
+    eventually("nothing is locked", || dao.memory.is_empty());
+    assert!(!ran.load(SeqCst));
+}
+
+#[test]
+fn a_blocking_call_in_a_runtime_that_has_shut_down_leaves_nothing() {
+    let runtime = current_thread();
+    let dao = Rigged::new();
+    let locks = dao.service();
+    let handle = runtime.handle().clone();
+    let _here = handle.enter();
+    runtime.shutdown_background();
+    let call = locks.with_locks_blocking(["a"], move |_| Ok::<_, ()>(()));
+    assert!(catch_unwind(AssertUnwindSafe(|| pollster::block_on(call))).is_err());
+    eventually("nothing is locked", || dao.memory.is_empty());
 }

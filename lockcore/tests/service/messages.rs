@@ -1,7 +1,4 @@
 //! What people read: every bad request names its field and its value, every outcome says what happened.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod rigged;
 
 use std::{error::Error, time::Duration};
 
@@ -9,8 +6,10 @@ use lockcore::{
     BackendErrorKind, BadRequest, Claim, LockError, LockingError, LockingService, LossReason, LostLock,
     MAX_ID_BYTES, Mode, Page, Target, TimedOut, Wait, blocking,
 };
-use rigged::{Fault, Rigged, Step};
+use lockcore_memory::MemoryLockDao;
 use uuid::Uuid;
+
+use crate::rigged::{Fault, Rigged, Step};
 
 type Locks = blocking::LockingService<String, Uuid, std::sync::Arc<Rigged>>;
 
@@ -203,4 +202,22 @@ fn losses_and_refusals_of_the_service_say_what_happened() {
     let own = Any::Callback { error: std::io::Error::other("mine") };
     assert_eq!(own.into_dyn().to_string(), "mine");
     assert_eq!(Mode::Slots { permits: 2, limit: 3 }.to_string(), "2 of 3 slots");
+}
+
+#[tokio::test]
+async fn what_another_wrote_as_its_context_is_no_command_to_a_terminal() {
+    let dao = std::sync::Arc::new(MemoryLockDao::<String, String>::new());
+    let evil = LockingService::builder_with_contexts(dao.clone(), || "\x1b[2J".to_owned()).build().unwrap();
+    let locks = LockingService::builder_with_contexts(dao, || "good".to_owned()).build().unwrap();
+    let _held = evil.lock(["a"]).await.unwrap();
+    let error: LockError<String, String> = locks.lock(["a"]).await.unwrap_err();
+    assert!(!error.to_string().contains('\x1b'), "{:?}", error.to_string());
+}
+
+#[tokio::test]
+async fn contexts_that_are_made_are_checked_as_those_that_are_given() {
+    let dao = MemoryLockDao::<String, String>::new();
+    let locks = LockingService::builder_with_contexts(dao, || "x".repeat(300)).build().unwrap();
+    let error = locks.lock(["a"]).await.unwrap_err();
+    assert!(matches!(error, LockingError::BadRequest(BadRequest::ContextLength { .. })), "{error:?}");
 }
