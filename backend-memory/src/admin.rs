@@ -229,7 +229,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
             }
             let mut spot = self.tables.spot(target);
             locked.locate(&mut spot, target);
-            removed += self.remove_expired(&mut locked, &spot, target, &mut step);
+            removed += self.remove_expired_up_to(batch - removed, &mut locked, &spot, target, &mut step);
             locked.tidy(&mut spot);
         }
         self.finish(locked, step);

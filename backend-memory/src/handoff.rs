@@ -147,13 +147,26 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         target: &Target<I>,
         step: &mut Step<'_, I, C>,
     ) -> usize {
+        self.remove_expired_up_to(usize::MAX, locked, spot, target, step)
+    }
+
+    /// The same for at most `max` of them.
+    #[inline]
+    pub(crate) fn remove_expired_up_to(
+        &self,
+        max: usize,
+        locked: &mut Locked<'_, I, C>,
+        spot: &Spot,
+        target: &Target<I>,
+        step: &mut Step<'_, I, C>,
+    ) -> usize {
         let Some(entry) = locked.entry(spot) else { return 0 };
         let ends = entry.holders.earliest_expiry();
         if ends == Moment::NEVER || ends > step.now() {
             return 0;
         }
         let now = step.now();
-        let rows = entry.holders.expired(now);
+        let rows = entry.holders.expired(now, max);
         if !rows.is_empty() {
             step.freed(spot, entry);
         }

@@ -243,13 +243,13 @@ impl<C: ContextId> Holders<C> {
         }
     }
 
-    /// Takes out the rows whose lease has ended.
-    pub(crate) fn expired(&mut self, now: Moment) -> Vec<Holder<C>> {
+    /// Takes out the rows whose lease has ended, at most `max` of them.
+    pub(crate) fn expired(&mut self, now: Moment, max: usize) -> Vec<Holder<C>> {
         if self.earliest_expiry() > now {
             return Vec::new();
         }
-        let contexts: Vec<C> =
-            self.iter().filter(|row| row.expires <= now).map(|row| row.context.clone()).collect();
+        let over = self.iter().filter(|row| row.expires <= now).take(max);
+        let contexts: Vec<C> = over.map(|row| row.context.clone()).collect();
         let rows = contexts.iter().filter_map(|context| self.remove(context)).collect();
         if let Holders::Many(crowd) = self {
             let ends = crowd.rows.values().map(|row| row.expires);

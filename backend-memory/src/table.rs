@@ -330,10 +330,11 @@ impl<I: Ident, C: ContextId> Table<I, C> {
     #[inline]
     pub(crate) fn remove(&mut self, slot: u32) {
         let hash = self.slots[slot as usize].hash;
+        // What is not there is vacant already: a slot that were so twice would be given to two ids.
         if let Ok(found) = self.index.find_entry(hash, |&other| other == slot) {
             found.remove();
+            self.vacate(slot);
         }
-        self.vacate(slot);
     }
 
     /// Finds the id's entry, and removes it if `emptied` says that its holders and extra are none; else gives its slot.

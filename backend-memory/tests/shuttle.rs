@@ -34,7 +34,10 @@ fn ask(dao: &Dao, request: Request) -> Turn {
     match now(dao.acquire(&request)).unwrap() {
         Acquired::Granted(granted) => Turn::Holds(grant(&request, granted)),
         Acquired::Queued { conflicts, wakeup, recheck } => {
-            Turn::Waits(Asked { request, conflicts, wakeup, recheck })
+            let asked = Asked { request, conflicts, wakeup, recheck };
+            assert!(!asked.conflicts.is_empty(), "whoever waits is told for what");
+            assert_eq!(asked.recheck, None, "nothing here ends by itself");
+            Turn::Waits(asked)
         }
         Acquired::Refused(conflicts) => panic!("it would wait: {conflicts:?}"),
     }

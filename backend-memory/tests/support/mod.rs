@@ -1,6 +1,5 @@
 //! Hands for the tests of this backend: every step of it ends at the first poll, so no runtime is needed.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
-#![allow(dead_code, unreachable_pub, reason = "each test file uses a part, from outside")]
 
 use std::{
     pin::pin,
@@ -16,12 +15,12 @@ use lockcore_memory::MemoryLockDao;
 use smallvec::SmallVec;
 
 /// The backend under test: contexts are numbers, so that tests can name them.
-pub type Dao = MemoryLockDao<String, u64>;
+pub(crate) type Dao = MemoryLockDao<String, u64>;
 
-pub type Held = Grant<String, u64>;
+pub(crate) type Held = Grant<String, u64>;
 
 /// The output of a step of the backend.
-pub fn now<F: Future>(step: F) -> F::Output {
+pub(crate) fn now<F: Future>(step: F) -> F::Output {
     match pin!(step).as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => output,
         Poll::Pending => panic!("a step of this backend ends at its first poll"),
@@ -29,27 +28,22 @@ pub fn now<F: Future>(step: F) -> F::Output {
 }
 
 /// What the waiter was told by now.
-pub fn told(wakeup: &mut Wakeup) -> Option<Wake> {
+pub(crate) fn told(wakeup: &mut Wakeup) -> Option<Wake> {
     match pin!(wakeup.recv()).as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(wake) => Some(wake),
         Poll::Pending => None,
     }
 }
 
-pub fn exclusive(id: &str) -> Claim<String> {
+pub(crate) fn exclusive(id: &str) -> Claim<String> {
     Claim::exclusive(id.to_owned())
 }
 
-pub fn shared(id: &str) -> Claim<String> {
-    Claim::shared(id.to_owned())
-}
-
-pub fn slots(id: &str, permits: u32, limit: u32) -> Claim<String> {
-    Claim::slots(id.to_owned(), limit).permits(permits)
-}
-
 /// A request that waits in the queue, without a lease.
-pub fn request(context: u64, claims: impl IntoIterator<Item = Claim<String>>) -> AcquireRequest<String, u64> {
+pub(crate) fn request(
+    context: u64,
+    claims: impl IntoIterator<Item = Claim<String>>,
+) -> AcquireRequest<String, u64> {
     AcquireRequest {
         context,
         attempt: AttemptId(context),
@@ -62,21 +56,16 @@ pub fn request(context: u64, claims: impl IntoIterator<Item = Claim<String>>) ->
     }
 }
 
-pub fn leased(mut request: AcquireRequest<String, u64>, lease: Duration) -> AcquireRequest<String, u64> {
-    request.lease = Some(lease);
-    request
-}
-
 /// A request for one set, and what became of it.
-pub struct Asked {
-    pub request: AcquireRequest<String, u64>,
-    pub conflicts: Vec<Conflict<String, u64>>,
-    pub wakeup: Wakeup,
-    pub recheck: Option<Duration>,
+pub(crate) struct Asked {
+    pub(crate) request: AcquireRequest<String, u64>,
+    pub(crate) conflicts: Vec<Conflict<String, u64>>,
+    pub(crate) wakeup: Wakeup,
+    pub(crate) recheck: Option<Duration>,
 }
 
 /// Takes the set, which is free.
-pub fn take(dao: &Dao, request: &AcquireRequest<String, u64>) -> Held {
+pub(crate) fn take(dao: &Dao, request: &AcquireRequest<String, u64>) -> Held {
     match now(dao.acquire(request)).unwrap() {
         Acquired::Granted(granted) => grant(request, granted),
         other => panic!("not granted: {other:?}"),
@@ -84,30 +73,33 @@ pub fn take(dao: &Dao, request: &AcquireRequest<String, u64>) -> Held {
 }
 
 /// Takes a place in the queue for the set, which is not free.
-pub fn queue(dao: &Dao, request: AcquireRequest<String, u64>) -> Asked {
+pub(crate) fn queue(dao: &Dao, request: AcquireRequest<String, u64>) -> Asked {
     match now(dao.acquire(&request)).unwrap() {
         Acquired::Queued { conflicts, wakeup, recheck } => Asked { request, conflicts, wakeup, recheck },
         other => panic!("not queued: {other:?}"),
     }
 }
 
-pub fn grant(request: &AcquireRequest<String, u64>, granted: SmallVec<[lockcore::Granted; 1]>) -> Held {
+pub(crate) fn grant(
+    request: &AcquireRequest<String, u64>,
+    granted: SmallVec<[lockcore::Granted; 1]>,
+) -> Held {
     Grant::new(request.context, request.claims.clone(), granted, request.lease)
 }
 
 /// Releases all of it.
-pub fn free(dao: &Dao, held: &Held) {
+pub(crate) fn free(dao: &Dao, held: &Held) {
     let released = now(dao.release(held)).unwrap();
     assert_eq!(released.lost, []);
 }
 
-pub fn withdraw(dao: &Dao, request: &AcquireRequest<String, u64>, how: Withdraw) -> Withdrawn {
+pub(crate) fn withdraw(dao: &Dao, request: &AcquireRequest<String, u64>, how: Withdraw) -> Withdrawn {
     now(dao.withdraw(request, how)).unwrap()
 }
 
 impl Asked {
     /// What it was offered by now.
-    pub fn offered(&mut self) -> Option<Held> {
+    pub(crate) fn offered(&mut self) -> Option<Held> {
         match told(&mut self.wakeup)? {
             Wake::Offer(offer) => Some(grant(&self.request, offer.granted)),
             Wake::Recheck => panic!("told to ask again"),

@@ -1,13 +1,13 @@
 //! The queue of this backend: order, hand-over across sets, leaving, and what is left behind - nothing.
-#![cfg(not(shuttle))]
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod support;
 
 use lockcore::{
     Acquired, BackendErrorKind, ConflictReason, LockDao, Mode, StoredContext, Withdraw, Withdrawn,
 };
-use support::*;
+
+use crate::{
+    claims::{shared, slots},
+    support::*,
+};
 
 #[test]
 fn ten_thousand_waiters_are_granted_in_order() {

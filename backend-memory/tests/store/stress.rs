@@ -1,9 +1,5 @@
 //! Many threads at once: whatever the interleaving, nobody holds what excludes somebody else, nobody is
 //! forgotten, and nothing is left.
-#![cfg(not(shuttle))]
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod support;
 
 use std::{
     collections::HashMap,
@@ -15,8 +11,12 @@ use std::{
 };
 
 use lockcore::{Acquired, Claim, Grant, LockDao, Mode, Target, Wake, Withdraw, Withdrawn, rules::InUse};
-use support::*;
 use tokio::time::timeout;
+
+use crate::{
+    claims::{leased, shared, slots},
+    support::*,
+};
 
 const IDS: usize = 5;
 const TASKS: u64 = 24;

@@ -1,14 +1,14 @@
 //! Leases of this backend, under tokio's paused time.
-#![cfg(not(shuttle))]
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod support;
 
 use std::time::Duration;
 
 use lockcore::{Acquired, LockDao, LossReason, Wake, Withdraw, Withdrawn};
-use support::*;
 use tokio::time::advance;
+
+use crate::{
+    claims::{leased, shared},
+    support::*,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 

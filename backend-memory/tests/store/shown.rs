@@ -1,14 +1,14 @@
 //! What this backend shows to tests: the current locks, and the history.
-#![cfg(not(shuttle))]
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod support;
 
 use std::time::Duration;
 
 use lockcore::{BreakMode, LockDao, Target, Withdraw};
 use lockcore_memory::{MemoryLockDao, What};
-use support::*;
+
+use crate::{
+    claims::{leased, shared},
+    support::*,
+};
 
 #[test]
 fn the_current_locks_are_those_held_and_waited_for() {
