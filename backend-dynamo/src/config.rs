@@ -229,9 +229,9 @@ impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
     /// creates it.
     ///
     /// # Errors
-    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) names the setting and its value, or says why the
-    /// table cannot be used: another key schema, or replicas in other regions that are only eventually consistent;
-    /// else what kept the service from being asked.
+    /// [`BadSetting`](lockcore::BackendErrorKind::BadSetting) names the setting and its value;
+    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) says why the table cannot be used: another key schema, or
+    /// replicas in other regions that are only eventually consistent; else what kept the service from being asked.
     pub async fn open(self) -> Result<DynamoLockDao<I, C>, BackendError> {
         self.settings.check()?;
         // In a box: the SDK's futures are deep, and as types they would be part of the caller's.
@@ -241,7 +241,7 @@ impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
     /// What to create the table with, without reaching any: see [`Schema`](crate::Schema).
     ///
     /// # Errors
-    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) names the setting and its value.
+    /// [`BadSetting`](lockcore::BackendErrorKind::BadSetting) names the setting and its value.
     pub fn schema(&self) -> Result<crate::Schema, BackendError> {
         self.settings.check()?;
         Ok(crate::Schema::new(&self.settings))

@@ -94,8 +94,7 @@ pub(crate) fn take(row: &mut Row, asker: Asker<'_>, wanted: Mode, fence: u64, no
 fn keep(row: &mut Row, asker: Asker<'_>, now: Now) -> Granted {
     let in_use = InUse::of(row.holders.iter().map(|(_, entry)| entry.mode));
     let own = row.holder_mut(asker.context).expect("the caller found it");
-    own.until = own.until.max(asker.until(now));
-    own.lease = asker.lease;
+    own.extend(asker.lease, now);
     granted(own, in_use)
 }
 

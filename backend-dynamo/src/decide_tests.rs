@@ -56,6 +56,18 @@ fn what_may_have_ended_is_a_new_grant_for_its_own_context() {
 }
 
 #[test]
+fn a_shorter_lease_cuts_no_longer_one_short() {
+    let mut row = Row::default();
+    granted(&mut row, Asker { lease: 600 * SECOND, ..asker("a", 1) }, Mode::Exclusive, NOW);
+    granted(&mut row, asker("a", 2), Mode::Exclusive, NOW);
+    // Whoever comes next looks for leases from the future first.
+    assert!(!row.rebase(NOW), "it is as long as it was");
+    assert_eq!(row.holder("a").map(|entry| entry.until), Some(NOW.hi + 600 * SECOND));
+    let later = Now { lo: NOW.lo + 60 * SECOND, hi: NOW.hi + 60 * SECOND };
+    blocked(&mut row, asker("b", 3), Mode::Exclusive, later);
+}
+
+#[test]
 fn the_lowest_permits_are_given_within_the_callers_limit() {
     let mut row = Row::default();
     for (context, permits) in [("a", vec![0, 1]), ("b", vec![2, 3])] {

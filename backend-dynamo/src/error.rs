@@ -35,9 +35,8 @@ pub(crate) enum StoreError {
 impl StoreError {
     fn kind(&self) -> BackendErrorKind {
         match self {
-            StoreError::Setting { .. } | StoreError::Table { .. } | StoreError::NoRuntime => {
-                BackendErrorKind::Misconfigured
-            }
+            StoreError::Setting { .. } => BackendErrorKind::BadSetting,
+            StoreError::Table { .. } | StoreError::NoRuntime => BackendErrorKind::Misconfigured,
             StoreError::Service(failure) => failure.kind,
             StoreError::InDoubt(error) => error.kind(),
             StoreError::Withdrawn => BackendErrorKind::Withdrawn,

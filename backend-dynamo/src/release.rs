@@ -207,8 +207,7 @@ fn step(row: &Row, hold: &Hold, fence: u64, doing: Doing, now: Now) -> Step {
             Step::RenewWithin
         }
         Doing::Renew => {
-            own.until = own.until.max(until);
-            own.lease = hold.lease;
+            own.extend(hold.lease, now);
             new.prune(now);
             Step::Change(new)
         }

@@ -85,6 +85,13 @@ impl Entry {
         self.until >= now.hi
     }
 
+    /// It lasts for `lease` from now at least. A longer lease that it has is not cut short, and stays known as such: what lasts
+    /// longer than its lease is from the future.
+    pub(crate) fn extend(&mut self, lease: u64, now: Now) {
+        self.until = self.until.max(now.hi.saturating_add(lease));
+        self.lease = lease.max(self.until.saturating_sub(now.hi));
+    }
+
     /// It may be taken over, whatever the service's time is within the bounds.
     pub(crate) fn certainly_ended(&self, now: Now) -> bool {
         self.until < now.lo

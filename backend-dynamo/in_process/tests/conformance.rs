@@ -1,7 +1,7 @@
 //! The whole conformance suite on an engine in this process, which needs nothing to be installed.
 
-#[path = "../../tests/support/mod.rs"]
-mod support;
+#[path = "../../tests/table/mod.rs"]
+mod table;
 
 use std::{net::TcpListener, process::ExitCode, sync::OnceLock};
 
@@ -9,7 +9,7 @@ use lockcore_conformance::{
     all,
     servers::{self, Completion, Trial},
 };
-use support::Table;
+use table::{Table, blocking};
 
 fn main() -> ExitCode {
     // Most of the checks wait for leases to end, and may do so together.
@@ -30,7 +30,7 @@ fn endpoint() -> &'static str {
         listener.set_nonblocking(true).expect("a socket can be told not to block");
         let address = listener.local_addr().expect("it is bound");
         std::thread::spawn(move || {
-            support::blocking(async {
+            blocking(async {
                 let listener = tokio::net::TcpListener::from_std(listener).expect("within a runtime");
                 let engine = dynoxide::Database::memory().expect("SQLite can be had in memory");
                 dynoxide::server::serve_on(listener, engine).await;

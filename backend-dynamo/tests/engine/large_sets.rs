@@ -1,31 +1,26 @@
 //! Sets of more ids than one transaction takes: refused, or taken in chunks and given back as a whole.
 
-mod front;
-mod support;
+use std::sync::Arc;
 
-use std::{process::ExitCode, sync::Arc};
-
-use front::{Fault, rig::Rig};
 use lockcore::{BackendErrorKind, BadRequest, LockDao, LockingError, LockingService, Withdraw, Withdrawn};
-use lockcore_conformance::servers::{self, Kind, TestResult, trial};
+use lockcore_conformance::servers::{Kind, TestResult, Trial, trial};
 use lockcore_dynamo::{DynamoBuilder, LargeSets};
 use uuid::Uuid;
 
+use crate::front::{Fault, rig::Rig};
+
 type Builder = DynamoBuilder<String, Uuid>;
 
-fn main() -> ExitCode {
-    servers::run_many(
-        4,
-        [
-            trial(Kind::DynamoDb, "they_are_refused_before_anything_is_sent", refused),
-            trial(Kind::DynamoDb, "chunks_are_taken_renewed_and_freed", chunks),
-            trial(Kind::DynamoDb, "a_refused_chunk_gives_all_back", given_back),
-            trial(Kind::DynamoDb, "a_failed_chunk_gives_all_back", failed),
-            trial(Kind::DynamoDb, "what_a_refused_chunk_cannot_give_back_is_in_doubt", stuck),
-            trial(Kind::DynamoDb, "a_chunk_that_cannot_be_freed_keeps_no_other", half_freed),
-            trial(Kind::DynamoDb, "chunks_have_room_for_strict_fences", strict),
-        ],
-    )
+pub(crate) fn tests() -> Vec<Trial> {
+    vec![
+        trial(Kind::DynamoDb, "large_sets::they_are_refused_before_anything_is_sent", refused),
+        trial(Kind::DynamoDb, "large_sets::chunks_are_taken_renewed_and_freed", chunks),
+        trial(Kind::DynamoDb, "large_sets::a_refused_chunk_gives_all_back", given_back),
+        trial(Kind::DynamoDb, "large_sets::a_failed_chunk_gives_all_back", failed),
+        trial(Kind::DynamoDb, "large_sets::what_a_refused_chunk_cannot_give_back_is_in_doubt", stuck),
+        trial(Kind::DynamoDb, "large_sets::a_chunk_that_cannot_be_freed_keeps_no_other", half_freed),
+        trial(Kind::DynamoDb, "large_sets::chunks_have_room_for_strict_fences", strict),
+    ]
 }
 
 fn large(max: usize) -> impl FnOnce(Builder) -> Builder {

@@ -48,7 +48,7 @@ impl Collector {
             .region(Region::new("eu-central-1"))
             .credentials_provider(Credentials::new("test", "test", None, None, "tests"))
             .endpoint_url(rig.engine.trim_end_matches('/'));
-        let (table, prefix) = rig.table.keys();
+        let (table, prefix) = rig.keys();
         Collector { client: Client::from_conf(config.build()), table, prefix }
     }
 

@@ -1,19 +1,21 @@
 //! Another client of the same table - boto3, with the conditional put of the system that this one succeeds - excludes us
 //! and is excluded by us, on the same ids.
 
-mod front;
-mod support;
-
-use std::{collections::BTreeSet, process::ExitCode, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use lockcore::{Conflict, ConflictReason, LockDao, LossReason, StoredContext};
 use lockcore_conformance::{
     Caller, Store, eventually,
-    servers::{self, Kind, TestResult, Trial, shared, trial},
+    servers::{Kind, TestResult, Trial, shared, trial},
 };
 use lockcore_dynamo::DynamoLockDao;
-use support::{Table, run_python};
 use uuid::Uuid;
+
+use crate::{
+    front::rig,
+    python::{python, run_python},
+    table::Table,
+};
 
 /// `lock ID CONTEXT SECONDS` and `unlock ID`, as the other client does both; prints what came of it.
 const CLIENT: &str = r##"
@@ -47,15 +49,11 @@ else:
     print(" ".join(f"{name}={list(item[name].values())[0]}" for name in (context, created, expires) if name in item))
 "##;
 
-fn main() -> ExitCode {
-    servers::run_many(8, trials())
-}
-
 macro_rules! trials {
-    ($($name:ident)*) => { vec![$(trial(Kind::DynamoDb, stringify!($name), || $name()),)*] };
+    ($($name:ident)*) => { vec![$(trial(Kind::DynamoDb, concat!("interop::", stringify!($name)), || $name()),)*] };
 }
 
-fn trials() -> Vec<Trial> {
+pub(crate) fn tests() -> Vec<Trial> {
     trials! {
         it_is_excluded_while_we_hold
         we_are_excluded_while_it_holds
@@ -93,7 +91,7 @@ impl Rig {
         strict: bool,
     ) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
         let server = shared(Kind::DynamoDb).await?;
-        support::python()?;
+        python()?;
         let table = format!("seed-{}", Uuid::new_v4());
         let base = Table::at(server.url());
         let [id, context, created, expires] = names.split(',').collect::<Vec<_>>()[..] else {
@@ -354,7 +352,7 @@ async fn a_stack_of_our_template_has_all_that_is_wanted() -> TestResult {
 
 /// All that a service ever asks for, except administration, is in the least policy, and nothing else is.
 async fn the_policy_allows_what_programs_ask_for() -> TestResult {
-    let rig = front::rig::Rig::new().await?;
+    let rig = rig::Rig::new().await?;
     drop(rig.open().await);
     let (one, two) = (rig.caller(), rig.caller());
     for ids in [vec!["a"], vec!["a", "b"]] {

@@ -10,11 +10,11 @@ use lockcore_conformance::{eventually, servers::TestResult};
 use tokio::sync::Notify;
 
 use crate::{
+    faults::under,
     front::{
         Fault,
         rig::{Rig, SET, impatient},
     },
-    under,
 };
 
 pub(super) async fn throttling_is_waited_out() -> TestResult {

@@ -1,8 +1,6 @@
 //! An HTTP front between the DAO and an engine: counts requests by operation, delays and forges answers, loses them.
 
-#![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
-
-pub mod rig;
+pub(crate) mod rig;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,7 +23,7 @@ use tokio::{
 
 /// What happens to a request.
 #[derive(Clone, Debug)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// It does not reach the engine; the answer has this status and code.
     Refuse(u16, &'static str),
     /// It is done by the engine; the answer has this status and code all the same.
@@ -49,8 +47,8 @@ pub enum Fault {
 }
 
 /// The front; dropping it closes it.
-pub struct Front {
-    pub address: SocketAddr,
+pub(crate) struct Front {
+    pub(crate) address: SocketAddr,
     state: Arc<State>,
     task: AbortHandle,
 }
@@ -67,7 +65,7 @@ struct State {
 
 impl Front {
     /// Before the engine at `host:port`.
-    pub async fn before(engine: String) -> io::Result<Self> {
+    pub(crate) async fn before(engine: String) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let state = Arc::new(State {
@@ -90,43 +88,43 @@ impl Front {
         Ok(Front { address, state, task: task.abort_handle() })
     }
 
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
     /// The next `times` requests of this operation meet this fault; later calls wait for earlier ones.
-    pub fn next(&self, operation: &'static str, fault: Fault, times: usize) {
+    pub(crate) fn next(&self, operation: &'static str, fault: Fault, times: usize) {
         self.state.faults.lock().expect("no test panics inside").push((operation, fault, times));
     }
 
     /// No more faults.
-    pub fn lift(&self) {
+    pub(crate) fn lift(&self) {
         self.state.faults.lock().expect("no test panics inside").clear();
     }
 
     /// How many requests came since the last call, by operation.
-    pub fn counted(&self) -> BTreeMap<String, usize> {
+    pub(crate) fn counted(&self) -> BTreeMap<String, usize> {
         std::mem::take(&mut self.state.counts.lock().expect("no test panics inside"))
     }
 
     /// Whose requests came since the last call: the id of the key, and the session's token if there was one.
-    pub fn signed_by(&self) -> Vec<String> {
+    pub(crate) fn signed_by(&self) -> Vec<String> {
         let signers = std::mem::take(&mut *self.state.signers.lock().expect("no test panics inside"));
         signers.into_iter().collect()
     }
 
     /// Every request, and every answer, takes so much longer.
-    pub fn delay(&self, delay: Duration) {
+    pub(crate) fn delay(&self, delay: Duration) {
         *self.state.delay.lock().expect("no test panics inside") = delay;
     }
 
     /// The service's clock, as far as answers tell it and signatures are compared with it, is so many seconds ahead.
-    pub fn shift_date(&self, seconds: i64) {
+    pub(crate) fn shift_date(&self, seconds: i64) {
         self.state.date_shift.store(seconds, SeqCst);
     }
 
     /// Refuses what is signed at another time than the service's, as the real one does.
-    pub fn check_signatures(&self) {
+    pub(crate) fn check_signatures(&self) {
         self.state.checks_signatures.store(true, SeqCst);
     }
 }

@@ -1,34 +1,24 @@
 //! Every fault of the service is a typed outcome, and nothing is left behind longer than its lease.
 
-#[path = "../front/mod.rs"]
-mod front;
-#[path = "../support/mod.rs"]
-mod support;
-
 mod answers;
 mod clocks;
 mod refusals;
 mod removals;
 mod tables;
 
-use std::process::ExitCode;
-
-use front::{Fault, rig::Rig};
 use lockcore::Grant;
-use lockcore_conformance::servers::{self, Kind, Trial, trial};
+use lockcore_conformance::servers::{Kind, Trial, trial};
 use uuid::Uuid;
 
-fn main() -> ExitCode {
-    servers::run_many(8, trials())
-}
+use crate::front::{Fault, rig::Rig};
 
 macro_rules! trials {
     ($($module:ident::$name:ident)*) => {
-        vec![$(trial(Kind::DynamoDb, concat!(stringify!($module), "::", stringify!($name)), || $module::$name()),)*]
+        vec![$(trial(Kind::DynamoDb, concat!("faults::", stringify!($module), "::", stringify!($name)), || $module::$name()),)*]
     };
 }
 
-fn trials() -> Vec<Trial> {
+pub(crate) fn tests() -> Vec<Trial> {
     trials! {
         refusals::throttling_is_waited_out
         refusals::throttling_to_the_end_is_busy_and_never_held

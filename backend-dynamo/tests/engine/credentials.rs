@@ -1,19 +1,20 @@
 //! Credentials, region and endpoint come by the SDK's usual chain: checked by programs with an environment of their own, by
 //! the key that their requests are signed with. No secret shows in what they print or log.
 
-mod front;
-mod support;
-
 use std::{
     fs,
     process::{Command, ExitCode, Output},
 };
 
-use front::rig::Rig;
 use lockcore::{AcquireRequest, Acquired, AttemptId, ClaimSet, FreshContext, Grant, LockDao, Mode};
-use lockcore_conformance::servers::{self, Kind, TestResult, trial};
+use lockcore_conformance::servers::{Kind, TestResult, Trial, trial};
 use lockcore_dynamo::DynamoLockDao;
 use uuid::Uuid;
+
+use crate::{
+    front::rig::{self, Rig},
+    table::blocking,
+};
 
 /// What tells this program that it is to lock something.
 const TABLE: &str = "LOCKCORE_TEST_TABLE";
@@ -24,19 +25,19 @@ const PROFILE: &str = "LOCKCORE_TEST_PROFILE";
 const SECRET: &str = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYSECRETKEY";
 const TOKEN: &str = "FwoGZXIvYXdzEBYaSESSIONTOKEN";
 
-fn main() -> ExitCode {
-    if let Ok(table) = std::env::var(TABLE) {
-        return support::blocking(locker(table));
-    }
-    servers::run_many(
-        4,
-        [
-            trial(Kind::DynamoDb, "from_the_environment", environment),
-            trial(Kind::DynamoDb, "from_a_profile", profile),
-            trial(Kind::DynamoDb, "from_a_process", process),
-            trial(Kind::DynamoDb, "none_or_broken_ones_are_denied", denied),
-        ],
-    )
+pub(crate) fn tests() -> Vec<Trial> {
+    vec![
+        trial(Kind::DynamoDb, "credentials::from_the_environment", environment),
+        trial(Kind::DynamoDb, "credentials::from_a_profile", profile),
+        trial(Kind::DynamoDb, "credentials::from_a_process", process),
+        trial(Kind::DynamoDb, "credentials::none_or_broken_ones_are_denied", denied),
+    ]
+}
+
+/// What this program does as one of those with an environment of their own.
+pub(crate) fn as_told_by_environment() -> Option<ExitCode> {
+    let table = std::env::var(TABLE).ok()?;
+    Some(blocking(locker(table)))
 }
 
 /// Locks and frees an id, and tells and logs all that can be told.
@@ -81,7 +82,7 @@ fn run(rig: &Rig, environment: &[(&str, &str)]) -> Output {
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("AWS_")) {
         command.env_remove(name);
     }
-    let (table, _) = rig.table.keys();
+    let (table, _) = rig.keys();
     command
         .env(TABLE, table)
         .env(NAMESPACE, Uuid::new_v4().to_string())
@@ -103,7 +104,7 @@ fn run(rig: &Rig, environment: &[(&str, &str)]) -> Output {
 }
 
 /// Runs it and gives the keys that its requests were signed with.
-async fn signed_by(environment: &[(&str, &str)]) -> Result<Vec<String>, front::rig::Error> {
+async fn signed_by(environment: &[(&str, &str)]) -> Result<Vec<String>, rig::Error> {
     let rig = Rig::new().await?;
     rig.front.signed_by();
     let output = tokio::task::block_in_place(|| run(&rig, environment));

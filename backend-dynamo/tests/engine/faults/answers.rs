@@ -11,11 +11,11 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use crate::{
+    faults::under,
     front::{
         Fault,
         rig::{Rig, SET, impatient, operation_of},
     },
-    under,
 };
 
 pub(super) async fn a_failure_before_the_write_is_tried_again() -> TestResult {

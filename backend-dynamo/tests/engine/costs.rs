@@ -1,23 +1,20 @@
 //! What locks cost: requests, and the units that the engine counts for them. `--nocapture` is not needed: the table is
 //! printed at the end of the run.
 
-mod front;
-mod support;
+use std::time::{Duration, Instant};
 
-use std::{
-    process::ExitCode,
-    time::{Duration, Instant},
-};
-
-use front::rig::{self, Rig, SET, operation_of};
 use lockcore::{Claim, LockingService, Wait};
 use lockcore_conformance::{
     eventually,
-    servers::{self, Kind, TestResult, trial},
+    servers::{Kind, TestResult, Trial, trial},
 };
 use lockcore_dynamo::{DynamoLockDao, Usage};
-use support::run_python;
 use uuid::Uuid;
+
+use crate::{
+    front::rig::{self, Rig, SET, operation_of},
+    python::run_python,
+};
 
 /// The lock client of AWS, in Python (`python-dynamodb-lock`, after the Java one): takes so many ids, holds them for some
 /// seconds while as many others wait for the first, releases them, and prints requests and units by operation.
@@ -65,21 +62,17 @@ for operation, (requests, units) in sorted(spent.items()):
     print(operation, requests, units)
 "#;
 
-fn main() -> ExitCode {
-    // One after the other: they measure.
-    servers::run_many(
-        1,
-        [
-            trial(Kind::DynamoDb, "a_set_is_two_requests", requests),
-            trial(Kind::DynamoDb, "a_set_is_two_round_trips", round_trips),
-            trial(Kind::DynamoDb, "sets_cost_a_request_and_their_items", sets),
-            trial(Kind::DynamoDb, "strict_fences_double_the_writes_of_taking", strict),
-            trial(Kind::DynamoDb, "the_client_of_aws_needs_three_requests_an_id", aws_client),
-            trial(Kind::DynamoDb, "the_client_of_aws_holds_and_waits_id_by_id", aws_client_in_time),
-            trial(Kind::DynamoDb, "company_costs_a_second_request", company),
-            trial(Kind::DynamoDb, "waiting_costs_reads", waiting),
-        ],
-    )
+pub(crate) fn tests() -> Vec<Trial> {
+    vec![
+        trial(Kind::DynamoDb, "costs::a_set_is_two_requests", requests),
+        trial(Kind::DynamoDb, "costs::a_set_is_two_round_trips", round_trips),
+        trial(Kind::DynamoDb, "costs::sets_cost_a_request_and_their_items", sets),
+        trial(Kind::DynamoDb, "costs::strict_fences_double_the_writes_of_taking", strict),
+        trial(Kind::DynamoDb, "costs::the_client_of_aws_needs_three_requests_an_id", aws_client),
+        trial(Kind::DynamoDb, "costs::the_client_of_aws_holds_and_waits_id_by_id", aws_client_in_time),
+        trial(Kind::DynamoDb, "costs::company_costs_a_second_request", company),
+        trial(Kind::DynamoDb, "costs::waiting_costs_reads", waiting),
+    ]
 }
 
 async fn counted() -> Result<Rig, rig::Error> {
