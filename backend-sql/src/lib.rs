@@ -2,7 +2,7 @@
 //!
 //! | feature | module | what it is for |
 //! | --- | --- | --- |
-//! | `mysql` | [`mysql`] | the same on MySQL and MariaDB |
+//! | `mysql` | [`mysql`] | many hosts, beside the data of the application, on MySQL or MariaDB |
 //! | `postgres` | [`postgres`] | many hosts, beside the data of the application |
 //! | `sqlite` (default) | [`sqlite`] | the embedded default: the processes of one host share a file |
 //!

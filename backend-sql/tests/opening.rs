@@ -27,7 +27,7 @@ async fn every_bad_setting_is_refused_by_name_and_value() {
     ];
     for (builder, expected) in cases {
         let error = builder.open().await.expect_err("it is refused");
-        assert_eq!(error.kind(), BackendErrorKind::Misconfigured);
+        assert_eq!(error.kind(), BackendErrorKind::BadSetting);
         let message = error.to_string();
         assert!(message.contains("sqlite: ") && message.contains(expected), "{message}");
     }

@@ -108,9 +108,10 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
     /// Connects, and creates or migrates the schema.
     ///
     /// # Errors
-    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) names the setting and its value, or says that the
-    /// server is too old or the schema of another version; [`Unavailable`](lockcore::BackendErrorKind::Unavailable) and
-    /// [`Denied`](lockcore::BackendErrorKind::Denied) if the server cannot be used.
+    /// [`BadSetting`](lockcore::BackendErrorKind::BadSetting) names the setting and its value;
+    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) says that the server is too old or the schema of another
+    /// version; [`Unavailable`](lockcore::BackendErrorKind::Unavailable) and [`Denied`](lockcore::BackendErrorKind::Denied)
+    /// if the server cannot be used.
     pub async fn connect(self) -> Result<MysqlLockDao<I, C>, BackendError> {
         if !is_name(&self.settings.prefix) {
             let value = self.settings.prefix.chars().take(64).collect();

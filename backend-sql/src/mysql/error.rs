@@ -53,7 +53,7 @@ fn classify(source: Error, asked: bool) -> ServerError {
             Meaning { in_doubt: true, broken: true, ..Meaning::of(BackendErrorKind::Unavailable) }
         }
         Error::PoolTimedOut | Error::PoolClosed => Meaning::of(BackendErrorKind::Unavailable),
-        Error::Configuration(_) | Error::InvalidArgument(_) => Meaning::of(BackendErrorKind::Misconfigured),
+        Error::Configuration(_) | Error::InvalidArgument(_) => Meaning::of(BackendErrorKind::BadSetting),
         Error::ColumnDecode { .. } | Error::Decode(_) | Error::ColumnNotFound(_) | Error::RowNotFound => {
             Meaning { in_doubt: true, broken: true, ..Meaning::of(BackendErrorKind::Corrupt) }
         }

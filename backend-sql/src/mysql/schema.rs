@@ -65,6 +65,20 @@ const PIECES: &[(&str, &str)] = &[
     // `rules::passes`: a claim may pass the earlier waiter `e`.
     ("j passes e", "(e.mode = 0 AND j.a = 0 OR e.mode = 1 AND j.a = 1 AND e.cap < j.c)"),
     ("claim passes e", "(e.mode = 0 AND v_mode = 0 OR e.mode = 1 AND v_mode = 1 AND e.cap < v_cap)"),
+    // Of what a session waits for: where a lease is over, and where somebody waits who gives no sign of life, if nobody holds
+    // that exclusively.
+    (
+        "ended",
+        "FROM {claims} w FORCE INDEX (by_session) STRAIGHT_JOIN {claims} h ON h.ns = w.ns AND h.id = w.id \
+         AND h.state = 0 AND h.until <= v_now WHERE w.session = p_session AND w.ns = p_ns AND w.state >= 2",
+    ),
+    (
+        "silent",
+        "FROM {sessions} s STRAIGHT_JOIN {claims} e FORCE INDEX (by_session) ON e.session = s.session AND e.ns = p_ns \
+         AND e.state >= 2 STRAIGHT_JOIN {claims} w ON w.ns = e.ns AND w.id = e.id AND w.state IN (2, 3) \
+         AND w.session = p_session WHERE s.ns = p_ns AND NOT ({alive s}) AND NOT EXISTS (SELECT 1 FROM {claims} h \
+         WHERE h.ns = e.ns AND h.id = e.id AND h.state = 0 AND h.mode = 2)",
+    ),
     // What is held, as `reply::Given`.
     (
         "given",

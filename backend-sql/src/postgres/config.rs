@@ -165,9 +165,10 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
     /// Connects, and creates or migrates the schema.
     ///
     /// # Errors
-    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) names the setting and its value, or says that the
-    /// schema is of another version; [`Unavailable`](lockcore::BackendErrorKind::Unavailable) and
-    /// [`Denied`](lockcore::BackendErrorKind::Denied) if the server cannot be used.
+    /// [`BadSetting`](lockcore::BackendErrorKind::BadSetting) names the setting and its value;
+    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) says that the schema is of another version;
+    /// [`Unavailable`](lockcore::BackendErrorKind::Unavailable) and [`Denied`](lockcore::BackendErrorKind::Denied) if the
+    /// server cannot be used.
     pub async fn connect(self) -> Result<PostgresLockDao<I, C>, BackendError> {
         Word::check("postgres", "schema", &self.options.schema)?;
         let source = match self.server {

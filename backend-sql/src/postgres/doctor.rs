@@ -47,7 +47,7 @@ pub(super) async fn examine(
             Severity::Warning,
             "server version",
             version,
-            "only 14 and later are tested",
+            "14 and later have all that is used",
         ),
         finding(
             recovery || read_only == "on",

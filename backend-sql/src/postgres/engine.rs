@@ -2,7 +2,9 @@
 
 use std::{fmt, time::Duration};
 
-use lockcore::{BackendError, BreakMode, Capabilities, ContextId, Finding, Ident, Withdraw};
+use lockcore::{
+    BackendError, BackendErrorKind, BreakMode, Capabilities, ContextId, Finding, Ident, Withdraw,
+};
 use sqlx::{
     ConnectOptions,
     postgres::{PgConnectOptions, PgListener},
@@ -191,7 +193,14 @@ impl Postgres {
             Argument::ManyInts(Some(&hold.fences)),
             Argument::Int(self.commits() | bit(asynchronous, flag::QUEUE)),
         ];
-        link.call(&self.routines.release, &arguments, self.options.prepared).await
+        let answer = link.call(&self.routines.release, &arguments, self.options.prepared).await;
+        answer.map_err(|error| match error.kind() {
+            // A timeout that somebody set, or a full queue of notifications: that may be after the routine's own commit.
+            BackendErrorKind::Busy | BackendErrorKind::Other if !error.is_transient() => {
+                error.possibly_done()
+            }
+            _ => error,
+        })
     }
 
     async fn renew(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {

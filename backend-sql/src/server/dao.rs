@@ -32,8 +32,13 @@ impl<I: Ident, C: ContextId, E: Engine> ServerLockDao<I, C, E> {
     pub(crate) async fn open(engine: E) -> Result<Self, BackendError> {
         engine.settings().check(E::NAME)?;
         let shared = Arc::new(Shared::new(engine));
-        let checked = shared.clone();
-        on_connection(&shared, async move |conn| check_schema(&checked.engine, conn).await).await?;
+        let (timeout, checked) = (shared.engine.settings().timeout, shared.clone());
+        let check = async move |conn: &mut E::Conn| is_current(&checked.engine, conn).await;
+        if !on_connection(&shared, timeout, check).await? {
+            let made = shared.clone();
+            on_connection(&shared, patience(timeout), async move |conn| made.engine.migrate(conn).await)
+                .await?;
+        }
         let (watch, heard) = Watch::start(shared.clone()).await;
         let deaf = heard.err();
         if let (Some(why), true) = (&deaf, shared.engine.settings().listen) {
@@ -53,15 +58,21 @@ impl<I: Ident, C: ContextId, E: Engine> ServerLockDao<I, C, E> {
     }
 }
 
-async fn check_schema<E: Engine>(engine: &E, conn: &mut E::Conn) -> Result<(), ServerError> {
+/// Whether the schema is of this version; an error if it is not, and is not to be made so.
+async fn is_current<E: Engine>(engine: &E, conn: &mut E::Conn) -> Result<bool, ServerError> {
     let found = engine.schema_version(conn).await?;
     if found == Some(E::SCHEMA_VERSION) {
-        return Ok(());
+        return Ok(true);
     }
-    if found.is_none_or(|found| found < E::SCHEMA_VERSION) && engine.settings().migrate {
-        return engine.migrate(conn).await;
+    match found.is_none_or(|found| found < E::SCHEMA_VERSION) && engine.settings().migrate {
+        true => Ok(false),
+        false => Err(unfit(engine, found)),
     }
-    Err(unfit(engine, found))
+}
+
+/// For how long to migrate, or to look for weaknesses: others may be at it, and there may be much.
+fn patience(timeout: Duration) -> Duration {
+    timeout.max(Duration::from_secs(30))
 }
 
 /// That the schema is of another version.
@@ -74,12 +85,12 @@ pub(crate) fn unfit<E: Engine>(engine: &E, found: Option<i64>) -> ServerError {
     ServerError::Schema { backend, place: engine.place(), found: found.unwrap_or(0), known, advice }
 }
 
-/// Runs something on a connection of its own, within the timeout of the settings.
+/// Runs something on a connection, within `after`.
 async fn on_connection<E: Engine, T>(
     shared: &Shared<E>,
+    after: Duration,
     work: impl AsyncFnOnce(&mut E::Conn) -> Result<T, ServerError>,
 ) -> Result<T, ServerError> {
-    let after = shared.engine.settings().timeout.max(Duration::from_secs(30));
     let work = background::within(after, async {
         let mut lease = shared.pool.take(&shared.engine, false).await?;
         let done = work(lease.conn()).await;
@@ -204,7 +215,7 @@ impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E>
             }
             shared.engine.migrate(conn).await
         };
-        Ok(on_connection(&self.shared, migrate).await?)
+        Ok(on_connection(&self.shared, patience(self.shared.engine.settings().timeout), migrate).await?)
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>, BackendError> {
@@ -224,7 +235,8 @@ impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E>
             findings.extend(shared.engine.doctor(conn).await?);
             Ok(findings)
         };
-        let mut findings = on_connection(&self.shared, look).await?;
+        let mut findings =
+            on_connection(&self.shared, patience(self.shared.engine.settings().timeout), look).await?;
         findings.push(self.hearing());
         Ok(findings)
     }

@@ -80,9 +80,8 @@ impl ServerError {
             ServerError::NoAnswer { .. } => BackendErrorKind::Timeout,
             ServerError::NoConnection { .. } => BackendErrorKind::Busy,
             ServerError::Withdrawn { .. } => BackendErrorKind::Withdrawn,
-            ServerError::Setting { .. } | ServerError::Schema { .. } | ServerError::Misconfigured { .. } => {
-                BackendErrorKind::Misconfigured
-            }
+            ServerError::Setting { .. } => BackendErrorKind::BadSetting,
+            ServerError::Schema { .. } | ServerError::Misconfigured { .. } => BackendErrorKind::Misconfigured,
             ServerError::Answer { .. } => BackendErrorKind::Corrupt,
         }
     }

@@ -120,9 +120,9 @@ impl<I: Ident, C: ContextId> SqliteBuilder<I, C> {
     /// Opens the database, and creates or migrates its tables.
     ///
     /// # Errors
-    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) names the setting and its value, or
-    /// says why the file cannot be used; [`Busy`](lockcore::BackendErrorKind::Busy) if somebody else kept
-    /// it locked.
+    /// [`BadSetting`](lockcore::BackendErrorKind::BadSetting) names the setting and its value;
+    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) says why the file cannot be used;
+    /// [`Busy`](lockcore::BackendErrorKind::Busy) if somebody else kept it locked.
     pub async fn open(self) -> Result<SqliteLockDao<I, C>, BackendError> {
         self.settings.check()?;
         SqliteLockDao::start(self.settings).await

@@ -38,9 +38,8 @@ impl StoreError {
             StoreError::Sqlite(error) | StoreError::Commit { source: error, .. } => kind_of(error),
             StoreError::Busy(_) => BackendErrorKind::Busy,
             StoreError::Withdrawn => BackendErrorKind::Withdrawn,
-            StoreError::Setting { .. } | StoreError::Schema { .. } | StoreError::JournalMode(_) => {
-                BackendErrorKind::Misconfigured
-            }
+            StoreError::Setting { .. } => BackendErrorKind::BadSetting,
+            StoreError::Schema { .. } | StoreError::JournalMode(_) => BackendErrorKind::Misconfigured,
             StoreError::Corrupt(_) => BackendErrorKind::Corrupt,
             StoreError::Replaced | StoreError::NoThread(_) | StoreError::ThreadGone { .. } => {
                 BackendErrorKind::Unavailable

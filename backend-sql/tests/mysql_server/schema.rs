@@ -174,7 +174,7 @@ async fn settings_are_checked(kind: Kind) -> TestResult {
     ] {
         let shown = format!("{builder:?}");
         let refused = builder.connect().await.expect_err(key);
-        assert_eq!(refused.kind(), BackendErrorKind::Misconfigured, "{refused}");
+        assert_eq!(refused.kind(), BackendErrorKind::BadSetting, "{refused}");
         let said = refused.to_string();
         assert!(said.starts_with(&format!("mysql: {key}: ")), "{said}");
         assert!(!format!("{said} {refused:?} {shown}").contains("hunter2"), "{said}");

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore::{AcquireRequest, Acquired, ClaimSet, LockDao, Mode, Severity, Wake};
+use lockcore::{AcquireRequest, Acquired, Claim, ClaimSet, LockDao, Mode, Severity, Wake};
 use lockcore_conformance::servers::{Kind, TestResult, Trial};
 
 use sqlx::Connection;
@@ -23,6 +23,8 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         test(kind, "waking::nobody_elses_query_is_interrupted", nobody_elses_query_is_interrupted),
         test(kind, "waking::nothing_depends_on_being_told", nothing_depends_on_being_told),
         test(kind, "waking::whoever_rings_many_does_not_wait", whoever_rings_many_does_not_wait),
+        test(kind, "waking::the_dead_keep_nobody_from_what_is_free", the_dead_keep_nobody_from_what_is_free),
+        test(kind, "waking::a_hand_over_cuts_no_other_lease_short", a_hand_over_cuts_no_other_lease_short),
         test(
             kind,
             "waking::a_set_somebody_works_on_is_not_waited_for",
@@ -46,6 +48,54 @@ async fn an_offer_is_pushed_to_another_process(kind: Kind) -> TestResult {
     }
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(1) * TURNS / 2, "{took:?} for {TURNS} turns");
+    Ok(())
+}
+
+/// 3.7: who died first in line for something free, since its set was not: no lease ends there for which anybody would look.
+async fn the_dead_keep_nobody_from_what_is_free(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    take(&dao, ["b"]).await?;
+    let _dead = queue(&dao, ["a", "b"]).await?;
+    let (waits, wakeup) = queue(&dao, ["a"]).await?;
+    sql.run("INSERT INTO lockcore_sessions (session, ns, beat) SELECT 4711, ns, 1 FROM lockcore_namespaces")
+        .await?;
+    sql.run("UPDATE lockcore_claims SET session = 4711 WHERE wants = 2").await?;
+    let held = handed(&dao, &waits, wakeup).await?;
+    assert_eq!(dao.release(&held).await?.lost, []);
+    Ok(())
+}
+
+/// L1: what is renewed while a release hands over to others is not taken for a grant from the future.
+async fn a_hand_over_cuts_no_other_lease_short(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = Arc::new(place.open().await?);
+    let (mut sql, mut in_the_way) = (place.sql().await?, place.sql().await?);
+    let (held, other) = (take(&dao, ["a"]).await?, take(&dao, ["b"]).await?);
+    let shared = |id: &str| Claim::shared(id.to_owned());
+    let _first = queue(&dao, [shared("a")]).await?;
+    let _second = queue(&dao, [shared("a"), shared("b")]).await?;
+    // The release takes its time over the first.
+    in_the_way.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await?;
+    in_the_way.run("START TRANSACTION").await?;
+    in_the_way.run("SELECT 1 FROM lockcore_claims WHERE state = 3 AND wants = 1 FOR UPDATE").await?;
+    let releasing = tokio::spawn({
+        let dao = dao.clone();
+        async move { dao.release(&held).await }
+    });
+    let waits = format!(
+        "SELECT COUNT(*) > 0 FROM information_schema.innodb_trx t JOIN information_schema.processlist p
+         ON p.id = t.trx_mysql_thread_id WHERE p.db = '{}' AND t.trx_state = 'LOCK WAIT'",
+        place.database
+    );
+    sql.until(&waits, |answer| answer == 1).await?;
+    assert_eq!(dao.renew(&other).await?.lost, []);
+    let until = "SELECT MAX(until) FROM lockcore_claims WHERE id = 'b' AND state = 0";
+    let renewed = sql.number(until).await?;
+    in_the_way.run("COMMIT").await?;
+    assert_eq!(releasing.await??.lost, []);
+    assert_eq!(sql.number(until).await?, renewed);
     Ok(())
 }
 

@@ -273,7 +273,7 @@ async fn a_cut_connection_is_replaced() -> TestResult {
 /// Somebody else's transaction keeps all connections waiting.
 async fn an_exhausted_pool_is_told() -> TestResult {
     let place = Place::new().await?;
-    let dao = place.builder().max_connections(1).timeout(Duration::from_millis(500)).connect().await?;
+    let dao = place.builder().max_connections(1).timeout(Duration::from_secs(2)).connect().await?;
     let held = take(&dao, ["a"]).await?;
     dao.release(&held).await?;
     let mut sql = place.sql().await?;

@@ -157,7 +157,7 @@ async fn settings_are_checked() -> TestResult {
     ] {
         let shown = format!("{builder:?}");
         let refused = builder.connect().await.expect_err(key);
-        assert_eq!(refused.kind(), BackendErrorKind::Misconfigured, "{refused}");
+        assert_eq!(refused.kind(), BackendErrorKind::BadSetting, "{refused}");
         let said = refused.to_string();
         assert!(said.starts_with(&format!("postgres: {key}: ")), "{said}");
         assert!(!format!("{said} {refused:?} {shown}").contains("hunter2"), "{said}");

@@ -19,6 +19,10 @@ pub(crate) fn tests() -> Vec<Trial> {
     vec![
         test("store::a_grant_from_the_future_counts_from_now", a_grant_from_the_future_counts_from_now),
         test("store::a_sweep_forgets_no_fence", a_sweep_forgets_no_fence),
+        test("store::a_row_made_anew_knows_of_what_was_swept", a_row_made_anew_knows_of_what_was_swept),
+        test("store::whoever_was_silent_is_handed_no_part", whoever_was_silent_is_handed_no_part),
+        test("store::a_hand_over_cuts_no_other_lease_short", a_hand_over_cuts_no_other_lease_short),
+        test("store::of_many_ids_each_is_looked_after", of_many_ids_each_is_looked_after),
         test("store::an_expired_set_is_taken_over", an_expired_set_is_taken_over),
         test("store::what_is_over_is_not_brought_back", what_is_over_is_not_brought_back),
         test("store::a_fence_alone_frees_nothing", a_fence_alone_frees_nothing),
@@ -96,6 +100,108 @@ async fn a_sweep_forgets_no_fence() -> TestResult {
             assert!(lock.granted.fence > high, "{} after {high}", lock.granted.fence);
         }
         dao.release(&held).await?;
+    }
+    Ok(())
+}
+
+/// 5: also if the row was made anew by something else than a grant: a refused set, a freeze.
+async fn a_row_made_anew_knows_of_what_was_swept() -> TestResult {
+    let place = Place::new().await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    for refused in [true, false] {
+        let held = take(&dao, ["a"]).await?;
+        dao.release(&held).await?;
+        sql.run("UPDATE lockcore_lock SET fence = fence + 7200000000, lapses = 0").await?;
+        let high = sql.number("SELECT max(fence) FROM lockcore_lock").await? as u64;
+        dao.sweep(100, None).await?;
+        assert_eq!(sql.number("SELECT count(*) FROM lockcore_lock").await?, 0, "nobody uses it");
+        if refused {
+            let held = take(&dao, ["b"]).await?;
+            assert!(matches!(dao.acquire(&request(["a", "b"])).await?, Acquired::Refused(_)));
+            dao.release(&held).await?;
+        } else {
+            let target = Target::Id("a".to_owned());
+            dao.freeze(&target, true).await?;
+            dao.freeze(&target, false).await?;
+        }
+        let held = take(&dao, ["a"]).await?;
+        assert!(held.locks[0].granted.fence > high, "{} after {high}", held.locks[0].granted.fence);
+        dao.release(&held).await?;
+    }
+    Ok(())
+}
+
+/// 2.1, 3.7: of a set whose waiter gave no sign of life for a while, and then goes on, all places lapsed or none.
+async fn whoever_was_silent_is_handed_no_part() -> TestResult {
+    let place = Place::new().await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    let (a, b) = (take(&dao, ["a"]).await?, take(&dao, ["b"]).await?);
+    let (waits, _wakeup) = queue(&dao, ["a", "b"]).await?;
+    let session = sql.number("SELECT session FROM lockcore_place LIMIT 1").await?;
+    sql.run("UPDATE lockcore_place SET session = 4711").await?;
+    dao.release(&a).await?;
+    let a = take(&dao, ["a"]).await?;
+    assert_eq!(sql.number("SELECT count(*) FROM lockcore_place").await? % 2, 0, "both or none");
+    sql.run(format!("UPDATE lockcore_place SET session = {session}")).await?;
+    let Acquired::Queued { wakeup, .. } = dao.acquire(&waits).await? else {
+        return Err("both are held".into());
+    };
+    dao.release(&b).await?;
+    let held = "SELECT count(*) FROM lockcore_lock WHERE id = 'b' AND busy & 1 = 1";
+    assert_eq!(sql.number(held).await?, 0, "a is held, so that nothing is handed over");
+    dao.release(&a).await?;
+    let held = handed(&dao, &waits, wakeup).await?;
+    assert_eq!(dao.release(&held).await?.lost, []);
+    Ok(())
+}
+
+/// L1: what is renewed while a release hands over to others is not taken for a grant from the future.
+async fn a_hand_over_cuts_no_other_lease_short() -> TestResult {
+    let place = Place::new().await?;
+    let dao = Arc::new(place.open().await?);
+    let (mut sql, mut in_the_way) = (place.sql().await?, place.sql().await?);
+    let (held, other) = (take(&dao, ["a"]).await?, take(&dao, ["b"]).await?);
+    let shared = |id: &str| Claim::shared(id.to_owned());
+    let _first = queue(&dao, [shared("a")]).await?;
+    let _second = queue(&dao, [shared("a"), shared("b")]).await?;
+    // The release takes its time over the first.
+    in_the_way.run("BEGIN; SELECT FROM lockcore_place WHERE alone FOR UPDATE").await?;
+    let releasing = tokio::spawn({
+        let dao = dao.clone();
+        async move { dao.release(&held).await }
+    });
+    let waits = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{}%v1_release%'",
+        place.schema
+    );
+    sql.until(&waits, 1).await?;
+    assert_eq!(dao.renew(&other).await?.lost, []);
+    let expires = "SELECT expires FROM lockcore_lock WHERE id = 'b'";
+    let renewed = sql.number(expires).await?;
+    in_the_way.run("COMMIT").await?;
+    assert_eq!(releasing.await??.lost, []);
+    assert_eq!(sql.number(expires).await?, renewed);
+    Ok(())
+}
+
+/// 3.7: one process waits for many ids that are held together, and the holder of a few of them dies.
+async fn of_many_ids_each_is_looked_after() -> TestResult {
+    let place = Place::new().await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    let claim = |number: u32| Claim::slots(format!("{number:03}"), 1);
+    granted(&dao, &request((0..100).map(claim).collect::<Vec<_>>())).await?;
+    let mut waiting = Vec::new();
+    for number in 0..100 {
+        waiting.push(queue(&dao, [claim(number)]).await?);
+    }
+    sql.run("UPDATE lockcore_holder SET expires = expires - lease - 1000 WHERE id IN ('000', '050', '099')")
+        .await?;
+    for number in [99, 50, 0] {
+        let (waits, wakeup) = waiting.remove(number);
+        handed(&dao, &waits, wakeup).await?;
     }
     Ok(())
 }

@@ -135,17 +135,20 @@ END
 CREATE PROCEDURE {v1_number_permits}(p_ns INT UNSIGNED, p_id VARBINARY(1024), p_fence BIGINT)
 SQL SECURITY DEFINER
 BEGIN
-  DECLARE v_free, v_permits, v_below BIGINT DEFAULT 0;
+  DECLARE v_free, v_permits, v_below, v_change BIGINT DEFAULT 0;
   DECLARE v_indexes LONGTEXT CHARACTER SET ascii DEFAULT '';
   SELECT IFNULL(MAX(permits), 0) INTO v_permits FROM {claims}
     WHERE ns = p_ns AND id = p_id AND state = 0 AND number = p_fence AND mode = 1;
   WHILE v_free < v_permits DO
     -- The free index with so many free ones below it: as many taken ones are below it as do not leave more free.
-    SELECT COUNT(*) INTO v_below FROM (
-      SELECT CAST(t.x AS SIGNED) - CAST(ROW_NUMBER() OVER (ORDER BY t.x) AS SIGNED) + 1 AS free_below
-      FROM {claims} c, JSON_TABLE(c.indexes, '$[*]' COLUMNS (x BIGINT PATH '$')) t
-      WHERE c.ns = p_ns AND c.id = p_id AND c.state = 0 AND c.mode = 1 AND c.indexes <> '') q
-    WHERE free_below <= v_free;
+    -- Asked anew only where that changes, for it reads all that are taken: `v_change` is the first number of free ones there.
+    IF v_free >= v_change THEN
+      SELECT IFNULL(SUM(free_below <= v_free), 0), IFNULL(MIN(IF(free_below > v_free, free_below, NULL)), {never})
+        INTO v_below, v_change FROM (
+        SELECT CAST(t.x AS SIGNED) - CAST(ROW_NUMBER() OVER (ORDER BY t.x) AS SIGNED) + 1 AS free_below
+        FROM {claims} c, JSON_TABLE(c.indexes, '$[*]' COLUMNS (x BIGINT PATH '$')) t
+        WHERE c.ns = p_ns AND c.id = p_id AND c.state = 0 AND c.mode = 1 AND c.indexes <> '') q;
+    END IF;
     SET v_indexes = CONCAT(v_indexes, IF(v_free = 0, '', ','), v_free + v_below);
     SET v_free = v_free + 1;
   END WHILE;
@@ -265,6 +268,8 @@ body: BEGIN
         CALL {v1_lock_free}(p_ns, v_set, v_locked);
         SET v_locked = v_locked = v_wants;
         IF v_locked THEN
+          -- Behind their locks: what was granted or extended meanwhile is not from the future.
+          SET p_now = {clock};
           CALL {v1_tidy}(p_ns, v_set, p_now, v_ended, v_waiters);
           IF v_ended > 0 THEN
             CALL {v1_prune}(p_ns, v_set, p_now);

@@ -25,7 +25,7 @@ END
 CREATE PROCEDURE {v1_beat}(p_ns INT UNSIGNED, p_session BIGINT, p_probe BIGINT)
 SQL SECURITY DEFINER
 body: BEGIN
-  DECLARE v_ended, v_waiters INT DEFAULT 0;
+  DECLARE v_ended, v_silent, v_waiters INT DEFAULT 0;
   DECLARE v_now, v_next BIGINT DEFAULT 0;
   DECLARE v_set, p_set LONGTEXT CHARACTER SET ascii;
   DECLARE v_told, v_wake LONGTEXT CHARACTER SET ascii DEFAULT '';
@@ -39,14 +39,11 @@ body: BEGIN
   INSERT INTO {sessions} (session, ns, beat, probe) VALUES (p_session, p_ns, v_now, p_probe)
     ON DUPLICATE KEY UPDATE beat = v_now, probe = IF(p_probe = 0, probe, p_probe);
   COMMIT;
-  SELECT EXISTS (SELECT 1 FROM {claims} w FORCE INDEX (by_session)
-    STRAIGHT_JOIN {claims} h ON h.ns = w.ns AND h.id = w.id AND h.state = 0 AND h.until <= v_now
-    WHERE w.session = p_session AND w.ns = p_ns AND w.state >= 2) INTO v_ended;
-  IF v_ended THEN
-    SELECT CONCAT('[', GROUP_CONCAT(DISTINCT CONCAT('["', HEX(w.id), '"]') ORDER BY w.id), ']') INTO p_set
-      FROM {claims} w FORCE INDEX (by_session)
-      STRAIGHT_JOIN {claims} h ON h.ns = w.ns AND h.id = w.id AND h.state = 0 AND h.until <= v_now
-      WHERE w.session = p_session AND w.ns = p_ns AND w.state >= 2;
+  -- Leases that are over; and the silent among those who wait, behind whom an id may be free: no lease ends there.
+  SELECT EXISTS (SELECT 1 {ended}), EXISTS (SELECT 1 {silent}) INTO v_ended, v_silent;
+  IF v_ended OR v_silent THEN
+    SELECT CONCAT('[', GROUP_CONCAT(CONCAT('["', HEX(q.id), '"]') ORDER BY q.id), ']') INTO p_set
+      FROM (SELECT w.id {ended} UNION SELECT w.id {silent}) q;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
     SELECT CONCAT('[', GROUP_CONCAT(CONCAT('["', HEX(i.id), '"]') ORDER BY i.id), ']') INTO v_set

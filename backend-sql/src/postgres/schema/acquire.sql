@@ -15,13 +15,15 @@ BEGIN
   END IF;
   -- The usual case, in one statement: all of it is wanted exclusively, and nothing is in the way. Everything that could be
   -- is in the row, of which the condition sees the state that it locks; so this is sound though it is one statement. What
-  -- is not simple - a query, PERFORM - costs as much as the statement itself, and has its place behind it.
+  -- is not simple - a query, PERFORM - costs as much as the statement itself, and has its place behind it. A row without a
+  -- fence was made for something else: it does not know of what was swept.
   IF p_modes IS NULL THEN
     IF cardinality(p_ids) = 1 THEN
       UPDATE {lock} SET fence = greatest(fence + 1, v_now), expires = v_now + p_lease, lease = p_lease,
         since = v_now, attempt = p_attempt, replaces = 0, busy = 1, context = p_context, owner = p_owner,
         lapses = CASE WHEN lapses >= v_now + p_lease THEN lapses ELSE v_now + 8 * p_lease END
-        WHERE id = p_ids[1] AND ns = p_ns AND (busy = 0 OR busy = 1 AND expires <= v_now) RETURNING fence INTO v_fence;
+        WHERE id = p_ids[1] AND ns = p_ns AND fence > 0 AND (busy = 0 OR busy = 1 AND expires <= v_now)
+        RETURNING fence INTO v_fence;
       IF FOUND THEN
         RETURN 'G' || v_fence;
       END IF;
@@ -49,9 +51,9 @@ BEGIN
       RETURN 'G' || v_now;
     END IF;
     IF v_count > 0 THEN
-      -- Not all: what was taken is given back. Nobody has seen it.
-      UPDATE {lock} SET busy = 0 WHERE id = ANY (p_ids) AND ns = p_ns
-        AND busy = 1 AND fence = v_now AND attempt = p_attempt AND context = p_context;
+      -- Not all: what was taken is given back. Nobody has seen it; but the row may be new, and what was swept above it.
+      UPDATE {lock} SET busy = 0, fence = greatest(fence, (SELECT n.floor FROM {namespace} n WHERE n.ns = p_ns))
+        WHERE id = ANY (p_ids) AND ns = p_ns AND busy = 1 AND fence = v_now AND attempt = p_attempt AND context = p_context;
     END IF;
   END IF;
   RETURN {v1_acquire_slowly}(p_ns, p_context, p_attempt, p_ids,
@@ -73,7 +75,8 @@ BEGIN
   UPDATE {lock} SET fence = p_now, expires = p_now + p_lease, lease = p_lease, since = p_now, attempt = p_attempt,
     replaces = 0, busy = 1, context = p_context, owner = p_owner,
     lapses = CASE WHEN lapses >= p_now + p_lease THEN lapses ELSE p_now + 8 * p_lease END
-    WHERE id = ANY (p_ids) AND ns = p_ns AND fence < p_now AND (busy = 0 OR busy = 1 AND expires <= p_now);
+    WHERE id = ANY (p_ids) AND ns = p_ns AND fence > 0 AND fence < p_now
+      AND (busy = 0 OR busy = 1 AND expires <= p_now);
   GET DIAGNOSTICS v_count = ROW_COUNT;
   IF v_count < cardinality(p_ids) THEN
     RAISE SQLSTATE 'LC003';
@@ -170,7 +173,7 @@ BEGIN
   IF v_busy & 4 = 4 THEN
     SELECT s.p_locked, s.told INTO v_locked, v_told FROM {v1_serve}(p_ns, p_ids, v_now, p_ids) AS s;
     SELECT ticket INTO v_ticket FROM {place}
-      WHERE ns = p_ns AND context = p_context AND attempt = p_attempt LIMIT 1;
+      WHERE ns = p_ns AND context = p_context AND attempt = p_attempt AND NOT handed LIMIT 1;
   END IF;
   SELECT w.stances, w.conflicts INTO v_stances, v_conflicts FROM {v1_weigh}(p_ns, p_context, p_ids, p_modes, p_permits,
     p_limits, coalesce(v_ticket, 9223372036854775807), p_flags & 2 = 2, v_now) AS w;

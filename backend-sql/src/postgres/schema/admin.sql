@@ -199,14 +199,16 @@ BEGIN
     SELECT count(*) INTO v_count FROM {lock}
       WHERE ns = p_ns AND id = ANY (v_busy) AND busy & 1 = 1 AND expires <= v_now;
     v_removed := v_removed + v_count;
-    WITH gone AS (DELETE FROM {holder} WHERE ns = p_ns AND id = ANY (v_busy) AND expires <= v_now RETURNING 1)
-      SELECT count(*) INTO v_count FROM gone;
+    -- They go below, with the places of those who were handed them.
+    SELECT count(*) INTO v_count FROM {holder} WHERE ns = p_ns AND id = ANY (v_busy) AND expires <= v_now;
     v_removed := v_removed + v_count;
     WITH gone AS (DELETE FROM {mark} WHERE ns = p_ns AND id = ANY (v_busy) AND until <= v_now RETURNING 1)
       SELECT count(*) INTO v_count FROM gone;
     v_removed := v_removed + v_count;
+    -- Of a set all or none, as in {v1_serve}.
     WITH gone AS (DELETE FROM {place} p WHERE p.ns = p_ns AND p.id = ANY (v_busy)
-        AND NOT {v1_lives}(p.session, v_now) RETURNING 1)
+        AND NOT {v1_lives}(p.session, v_now) AND (p.alone OR NOT EXISTS (SELECT FROM {place} o
+          WHERE o.ns = p_ns AND o.context = p.context AND o.attempt = p.attempt AND o.id <> ALL (v_busy))) RETURNING 1)
       SELECT count(*) INTO v_count FROM gone;
     v_removed := v_removed + v_count;
     PERFORM {v1_tidy}(p_ns, v_busy, v_now);

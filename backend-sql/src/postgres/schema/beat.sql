@@ -18,7 +18,9 @@ BEGIN
     SELECT l.id FROM {lock} l WHERE l.ns = p_ns
       AND l.id IN (SELECT p.id FROM {place} p WHERE p.session = p_session AND NOT p.handed AND p.ns = p_ns)
       AND (l.busy & 1 = 0 OR l.expires <= v_now OR l.expires - l.lease > v_now)
-      ORDER BY l.expires LIMIT 64 FOR UPDATE SKIP LOCKED) x;
+      -- First where something has ended; then at random, lest of many ids that are held together some are never looked at.
+      ORDER BY l.busy & 3 = 2 AND NOT EXISTS (SELECT FROM {holder} h WHERE h.ns = p_ns AND h.id = l.id
+        AND (h.expires <= v_now OR h.expires - h.lease > v_now)), random() LIMIT 64 FOR UPDATE SKIP LOCKED) x;
   IF v_ids IS NOT NULL THEN
     v_now := {v1_now}();
     PERFORM {v1_tidy}(p_ns, v_ids, v_now);

@@ -65,7 +65,16 @@ BEGIN
     v_at := w.cursor;
     c_after[v_at] := w.ticket;
     IF NOT {v1_lives}(w.session, p_now) THEN
-      DELETE FROM {place} WHERE ns = p_ns AND id = w.id AND line = w.line AND ticket = w.ticket;
+      -- From all its queues or from none: should its session come back, the rest of a set would be handed over alone.
+      SELECT array_agg(id) FILTER (WHERE id <> ALL (p_locked)) INTO v_others FROM {place}
+        WHERE NOT w.alone AND ns = p_ns AND context = w.context AND attempt = w.attempt AND NOT handed;
+      IF v_others IS NOT NULL THEN
+        SELECT count(*) INTO v_got FROM (
+          SELECT FROM {lock} WHERE ns = p_ns AND id = ANY (v_others) FOR UPDATE SKIP LOCKED) AS got;
+      END IF;
+      IF v_others IS NULL OR v_got = cardinality(v_others) THEN
+        DELETE FROM {place} WHERE ns = p_ns AND context = w.context AND attempt = w.attempt AND NOT handed;
+      END IF;
       CONTINUE;
     END IF;
     v_stuck := v_last = w.ticket;
@@ -86,6 +95,8 @@ BEGIN
           v_stuck := true;
         ELSE
           p_locked := p_locked || v_others;
+          -- Behind their locks: what was granted or extended meanwhile is not from the future.
+          p_now := {v1_now}();
           v_todo := {v1_tidy}(p_ns, v_others, p_now);
           IF cardinality(v_todo) > 0 THEN
             -- Somebody earlier may wait for these.
