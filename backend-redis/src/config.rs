@@ -120,9 +120,9 @@ impl<I: Ident, C: ContextId> RedisBuilder<I, C> {
     /// Connects, and looks whether the server is one that keeps locks: a master, of Redis 6.2 or later, that evicts nothing.
     ///
     /// # Errors
-    /// [`Misconfigured`](BackendErrorKind::Misconfigured) for a setting out of bounds, naming field and value, for a URL
-    /// that means nothing, a replica, an evicting or too old server; [`Denied`](BackendErrorKind::Denied) for credentials;
-    /// otherwise whatever keeps from connecting.
+    /// [`BadSetting`](BackendErrorKind::BadSetting) for a setting out of bounds, naming field and value, or a URL that means
+    /// nothing; [`Misconfigured`](BackendErrorKind::Misconfigured) for a replica, an evicting or too old server;
+    /// [`Denied`](BackendErrorKind::Denied) for credentials; otherwise whatever keeps from connecting.
     pub async fn open(self) -> Result<RedisLockDao<I, C>, BackendError> {
         let target = self.settings.check()?;
         RedisLockDao::start(self.settings, target).await
@@ -133,7 +133,7 @@ impl Settings {
     fn check(&self) -> Result<Target, BackendError> {
         let namespace = &self.namespace;
         if !(1..=128).contains(&namespace.len()) || namespace.contains(['{', '}']) {
-            return Err(misconfigured(format!(
+            return Err(bad_setting(format!(
                 "namespace: {namespace:?} is not possible, it must have 1 to 128 bytes and no braces"
             )));
         }
@@ -144,11 +144,11 @@ impl Settings {
         }
         if let Some(Replicas { count, within }) = self.replicas {
             if count == 0 {
-                return Err(misconfigured("replicas: 0 is not possible, it must be at least 1".to_owned()));
+                return Err(bad_setting("replicas: 0 is not possible, it must be at least 1".to_owned()));
             }
             bounded("replicas within", within, Duration::from_millis(1))?;
             if within >= self.response_timeout {
-                return Err(misconfigured(format!(
+                return Err(bad_setting(format!(
                     "replicas within: {within:?} is not possible, it must be less than the response timeout"
                 )));
             }
@@ -161,15 +161,15 @@ fn bounded(field: &str, value: Duration, least: Duration) -> Result<(), BackendE
     let most = Duration::from_secs(600);
     match (least..=most).contains(&value) {
         true => Ok(()),
-        false => Err(misconfigured(format!(
+        false => Err(bad_setting(format!(
             "{field}: {value:?} is not possible, it must be between {least:?} and {most:?}"
         ))),
     }
 }
 
 /// A setting that cannot be.
-pub(crate) fn misconfigured(message: String) -> BackendError {
-    BackendError::new(BackendErrorKind::Misconfigured, message)
+pub(crate) fn bad_setting(message: String) -> BackendError {
+    BackendError::new(BackendErrorKind::BadSetting, message)
 }
 
 impl<I, C> Clone for RedisBuilder<I, C> {

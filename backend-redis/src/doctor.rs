@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use lockcore::{BackendError, BackendErrorKind, Finding, Moment, Severity};
 use redis::{Cmd, Pipeline, Value};
 
-use crate::{config::misconfigured, reply::Reply, scripts::Scripts, session::Session};
+use crate::{reply::Reply, scripts::Scripts, session::Session};
 
 /// The oldest server that has every command of the scripts.
 const OLDEST: (u32, u32) = (6, 2);
@@ -25,7 +25,7 @@ pub(crate) async fn check(session: &Session) -> Result<(), BackendError> {
         Err(error) => return Err(error),
     };
     match info.failing() {
-        Some(reason) => Err(misconfigured(format!("redis: {reason}"))),
+        Some(reason) => Err(BackendError::new(BackendErrorKind::Misconfigured, format!("redis: {reason}"))),
         None => Ok(()),
     }
 }

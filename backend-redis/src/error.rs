@@ -5,14 +5,14 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 /// Classifies by kind and code. `sent`: a request may have been under way.
 pub(crate) fn failure(error: RedisError, sent: bool) -> BackendError {
-    use BackendErrorKind::{Busy, Corrupt, Denied, Misconfigured, Other, Timeout, Unavailable};
+    use BackendErrorKind::{BadSetting, Busy, Corrupt, Denied, Misconfigured, Other, Timeout, Unavailable};
     // Whether the script may have run, wholly or in part.
     let (kind, may_have_run, hint) = match error.kind() {
         ErrorKind::Io if error.is_timeout() => (Timeout, true, ""),
         ErrorKind::Io | ErrorKind::ClusterConnectionNotFound => (Unavailable, true, ""),
         ErrorKind::MasterNameNotFoundBySentinel => (Unavailable, false, ""),
         ErrorKind::AuthenticationFailed => (Denied, false, ""),
-        ErrorKind::InvalidClientConfig | ErrorKind::EmptySentinelList => (Misconfigured, false, ""),
+        ErrorKind::InvalidClientConfig | ErrorKind::EmptySentinelList => (BadSetting, false, ""),
         ErrorKind::RESP3NotSupported => (Misconfigured, false, "; Redis 6.2 or later is needed"),
         ErrorKind::Server(server) => match server {
             ServerErrorKind::NoPerm => (Denied, true, ""),

@@ -11,7 +11,7 @@ use redis::{
 };
 
 use crate::{
-    config::{Settings, misconfigured},
+    config::{Settings, bad_setting},
     link::Link,
 };
 
@@ -68,9 +68,7 @@ impl Target {
         }
         let parts = Parts::read(&scheme, rest)?;
         if !parts.tls && (settings.certificates.root.is_some() || settings.certificates.client.is_some()) {
-            return Err(misconfigured(
-                "certificates: only a URL that begins with rediss uses TLS".to_owned(),
-            ));
+            return Err(bad_setting("certificates: only a URL that begins with rediss uses TLS".to_owned()));
         }
         let tls = certificates(settings)?;
         match parts.kind {
@@ -324,17 +322,17 @@ fn certificates(settings: &Settings) -> Result<Tls, BackendError> {
 fn certificates(settings: &Settings) -> Result<Tls, BackendError> {
     match (&settings.certificates.root, &settings.certificates.client) {
         (None, None) => Ok(Tls),
-        _ => Err(misconfigured("certificates: need the cargo feature `tls` of lockcore-redis".to_owned())),
+        _ => Err(bad_setting("certificates: need the cargo feature `tls` of lockcore-redis".to_owned())),
     }
 }
 
 fn no_such_url(why: &str) -> BackendError {
-    misconfigured(format!("url: {why}"))
+    bad_setting(format!("url: {why}"))
 }
 
 /// The driver's own words, which hold no URL.
 fn unusable(error: &redis::RedisError) -> BackendError {
-    misconfigured(format!("url: {error}"))
+    bad_setting(format!("url: {error}"))
 }
 
 #[cfg(feature = "sentinel")]

@@ -10,7 +10,7 @@ fn builder() -> RedisBuilder<String, uuid::Uuid> {
 
 async fn refused(builder: RedisBuilder<String, uuid::Uuid>) -> String {
     let error = builder.open().await.expect_err("it cannot be");
-    assert_eq!(error.kind(), BackendErrorKind::Misconfigured, "{error}");
+    assert_eq!(error.kind(), BackendErrorKind::BadSetting, "{error}");
     assert!(!error.in_doubt());
     format!("{error} {error:?}")
 }
