@@ -2,7 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
-use lockcore::{AnyLockDao, ContextId, FreshContext, Ident, LockingService};
+use lockcore::{AnyLockDao, ContextId, FreshContext, Ident, LockDao, LockingService};
 use uuid::Uuid;
 
 use crate::{
@@ -57,7 +57,7 @@ impl Config {
     /// # Errors
     /// [`ConfigError`].
     pub fn load(file: Option<&Path>, overrides: Config) -> Result<Config, ConfigError> {
-        let variable = |name: &str| std::env::var(name).ok();
+        let variable = |name: &str| std::env::var_os(name);
         source::find(file, variable)?.overridden_by(source::environment(variable)?)?.overridden_by(overrides)
     }
 
@@ -101,6 +101,19 @@ impl Config {
         self.connect_as().await
     }
 
+    /// Connects to the backend as whoever migrates its schema does: creates what is missing also where the options say that
+    /// programs do not (`migrate=false`, SQLite's `mode=rw`).
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub async fn connect_and_migrate(&self) -> Result<AnyLockDao, ConnectError> {
+        let mut settings = self.settings()?;
+        backends::allow_migration(&mut settings)?;
+        let dao = backends::open(settings).await?;
+        dao.migrate().await?;
+        Ok(dao)
+    }
+
     /// Connects to the backend, for other identifiers and contexts.
     ///
     /// # Errors
@@ -109,8 +122,9 @@ impl Config {
         backends::open(self.settings()?).await
     }
 
-    /// What creates the backend's schema, for other tools to read: of `dynamodb:` in the languages `cloudformation`,
-    /// `terraform` and, for the permissions that programs need, `iam`. Reaches nothing.
+    /// What creates the backend's schema, for other tools to read: of `postgres:`, `mysql:` and `mariadb:` in the language
+    /// `sql`, of `dynamodb:` in the languages `cloudformation`, `terraform` and, for the permissions that programs need,
+    /// `iam`. Reaches nothing.
     ///
     /// # Errors
     /// [`ConnectError`]; [`ConfigError::Value`] for a language that the backend's schema cannot be had in.
@@ -121,6 +135,7 @@ impl Config {
     fn settings(&self) -> Result<Settings, ConnectError> {
         let config = self.clone().settled()?;
         let url = config.url.ok_or(ConfigError::NoUrl)?;
+        config.options.check_backends()?;
         let mut options = config.options.of(backends::backend_of(url.scheme())).overridden_by(url.options());
         if let Some(namespace) = config.namespace {
             let value = OptionValue::new(NAMESPACE, NAMESPACE.to_owned(), namespace);

@@ -4,7 +4,7 @@ use std::{borrow::Cow, collections::BTreeMap, fmt, num::NonZeroUsize};
 
 use secrecy::{ExposeSecret, SecretString};
 
-use crate::ConfigError;
+use crate::{ConfigError, backends};
 
 /// What an option whose name says so is shown as.
 const REDACTED: &str = "[redacted]";
@@ -56,16 +56,29 @@ impl fmt::Debug for OptionValue {
 pub struct BackendOptions(BTreeMap<String, Options>);
 
 impl BackendOptions {
-    /// Sets an option of the backend with this scheme. Whether the backend knows it shows on connecting.
+    /// Sets an option of the backend with this scheme. Whether there is such a backend, and whether it knows the option,
+    /// shows on connecting.
     #[must_use]
     pub fn with(mut self, scheme: &str, key: &str, value: impl Into<String>) -> Self {
         let value = OptionValue::new(key, format!("{scheme}.{key}"), value.into());
-        self.0.entry(scheme.to_owned()).or_default().insert(key.to_owned(), value);
+        self.0.entry(backends::backend_of(scheme).to_owned()).or_default().insert(key.to_owned(), value);
         self
     }
 
     pub(crate) fn set(&mut self, scheme: String, options: Options) {
         self.0.insert(scheme, options);
+    }
+
+    /// Refuses options of a backend that there is not.
+    pub(crate) fn check_backends(&self) -> Result<(), ConfigError> {
+        match self.0.keys().find(|name| backends::all_schemes().all(|scheme| scheme != name.as_str())) {
+            None => Ok(()),
+            Some(name) => Err(ConfigError::UnknownKey {
+                place: "options".to_owned(),
+                key: name.clone(),
+                known: backends::all_schemes().collect(),
+            }),
+        }
     }
 
     pub(crate) fn of(&self, scheme: &str) -> Options {

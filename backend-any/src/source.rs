@@ -1,6 +1,6 @@
 //! Where configuration comes from: a TOML file and the environment.
 
-use std::{fs, io, path::Path};
+use std::{ffi::OsString, fs, io, path::Path};
 
 use serde::{Deserialize, Deserializer, de};
 use toml::{Table, Value};
@@ -20,7 +20,7 @@ const KEYS: [&str; 5] = ["url", "namespace", "owner", "lease", "wait"];
 /// The file named by the caller, else by `LOCKCORE_CONFIG`, else the default one if it is there.
 pub(crate) fn find(
     named: Option<&Path>,
-    variable: impl Fn(&str) -> Option<String>,
+    variable: impl Fn(&str) -> Option<OsString>,
 ) -> Result<Config, ConfigError> {
     let by_variable = variable("LOCKCORE_CONFIG").filter(|name| !name.is_empty());
     match (named, by_variable) {
@@ -58,13 +58,17 @@ pub(crate) fn toml(text: &str, name: &str) -> Result<Config, ConfigError> {
 }
 
 /// Reads the environment.
-pub(crate) fn environment(variable: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
+pub(crate) fn environment(variable: impl Fn(&str) -> Option<OsString>) -> Result<Config, ConfigError> {
     let mut config = Config::default();
     for key in KEYS {
         let name = format!("LOCKCORE_{}", key.to_ascii_uppercase());
-        if let Some(text) = variable(&name).filter(|text| !text.is_empty()) {
-            set(&mut config, key, name, &text)?;
-        }
+        let Some(text) = variable(&name).filter(|text| !text.is_empty()) else { continue };
+        let Ok(text) = text.into_string() else {
+            // Not shown: it may be the URL, with a password in it.
+            let (value, expected) = ("what it holds".to_owned(), "it must be UTF-8".to_owned());
+            return Err(ConfigError::Value { field: name, value, expected });
+        };
+        set(&mut config, key, name, &text)?;
     }
     Ok(config)
 }
@@ -148,7 +152,7 @@ mod tests {
 
     fn from(variables: &[(&str, &str)]) -> Result<Config, ConfigError> {
         let find = |name: &str| variables.iter().find(|(known, _)| *known == name);
-        environment(|name| find(name).map(|(_, text)| (*text).to_owned()))
+        environment(|name| find(name).map(|(_, text)| (*text).into()))
     }
 
     #[test]
@@ -165,8 +169,20 @@ mod tests {
     }
 
     #[test]
+    #[cfg(unix)]
+    fn a_variable_that_is_not_text_is_a_mistake() {
+        use std::os::unix::ffi::OsStringExt;
+        for key in KEYS {
+            let name = format!("LOCKCORE_{}", key.to_uppercase());
+            let variable = |asked: &str| (asked == name).then(|| OsString::from_vec(b"memory:\xff".to_vec()));
+            let error = environment(variable).expect_err("it is not UTF-8").to_string();
+            assert_eq!(error, format!("{name}: what it holds is not possible, it must be UTF-8"));
+        }
+    }
+
+    #[test]
     fn a_file_named_by_the_environment_must_be_there() {
-        let variable = |name: &str| (name == "LOCKCORE_CONFIG").then(|| "/nowhere/x.toml".to_owned());
+        let variable = |name: &str| (name == "LOCKCORE_CONFIG").then(|| "/nowhere/x.toml".into());
         let error = find(None, variable).expect_err("no file").to_string();
         assert!(error.starts_with("/nowhere/x.toml: cannot be read: "), "{error}");
         find(None, |_| None).expect("nothing is named");

@@ -87,9 +87,9 @@ impl BackendUrl {
             if options.iter().any(|(earlier, _)| *earlier == key) {
                 return Err(refuse("an option is given twice"));
             }
-            let value = OptionValue::new(&key, format!("{key} in the {place}"), value);
+            let value = OptionValue::new(&key, format!("{} in the {place}", key.escape_debug()), value);
             shown.push(if options.is_empty() { '?' } else { '&' });
-            shown.push_str(&format!("{key}={}", value.shown()));
+            shown.push_str(&format!("{}={}", key.escape_debug(), value.shown().escape_debug()));
             options.push((key, value));
         }
         Ok(BackendUrl { whole: text.into(), shown, scheme, options })

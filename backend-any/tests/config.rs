@@ -270,6 +270,53 @@ async fn mistakes_in_a_url_are_named() {
     assert!(matches!(connect("sqlite:").await, Err(ConnectError::Backend(_))));
 }
 
+#[test]
+fn the_schema_is_printed_only_for_settings_that_are_possible() {
+    let print = |url: &str| from_url(url).schema("sql").map_err(|error| error.to_string());
+    for url in [
+        "postgres://h/d?table_prefix=x_",
+        "postgres://h/d?migrate=false&namespace=n",
+        "mysql://h/d?table_prefix=x_",
+    ] {
+        assert!(print(url).is_ok(), "{url}");
+    }
+    for url in
+        ["postgres://h/d?table_prefx=x_", "mysql://h/d?table_prefx=x_", "dynamodb://x/locks?table_prefx=x_"]
+    {
+        let error = print(url).expect_err(url);
+        assert!(error.starts_with("table_prefx in the url: unknown key \"table_prefx\""), "{error}");
+    }
+    let long = "x".repeat(41);
+    for scheme in ["postgres", "mysql", "mariadb"] {
+        for prefix in ["", &long, "%00"] {
+            let error = print(&format!("{scheme}://h/d?table_prefix={prefix}")).expect_err(prefix);
+            assert!(error.starts_with("table_prefix in the url: "), "{error}");
+            assert!(error.ends_with("is not possible, it must have 1 to 40 bytes, and no NUL"), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn whoever_migrates_may_though_programs_may_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = from_url(&format!("sqlite:{}/locks.db?mode=rw", folder.path().display()));
+    config.connect().await.expect_err("there is no file");
+    config.connect_and_migrate().await.expect("it is made");
+    config.connect().await.expect("it is there");
+}
+
+#[tokio::test]
+async fn a_server_that_says_nothing_is_not_waited_for_longer_than_the_timeout() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = silent.local_addr().expect("it has one");
+    for scheme in ["postgres", "mysql"] {
+        let started = std::time::Instant::now();
+        let error = connect_error(&format!("{scheme}://u:hunter2@{address}/d?timeout=200ms")).await;
+        assert_eq!(error, format!("{scheme}: no answer within 200ms"));
+        assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    }
+}
+
 #[tokio::test]
 async fn the_service_has_the_defaults() {
     let config =

@@ -1,6 +1,6 @@
 //! What administrators do: look, break, freeze, sweep, migrate.
 
-use lockcore::{BreakMode, Broken, LockDao, LockingService, Page, Severity};
+use lockcore::{BreakMode, Broken, LockingService, Page, Severity};
 use serde_json::json;
 
 use crate::{
@@ -98,7 +98,7 @@ pub(crate) async fn migrate(global: &Global, print: Option<&str>, output: Output
         let schema = session::config(global, None, None)?.schema(language)?;
         return output.result(|| schema.trim_end().to_owned(), || json!({ "schema": schema })).map(|()| 0);
     }
-    open(global).await?.dao().migrate().await?;
+    session::migrate(global).await?;
     output.result(|| "the schema is current".to_owned(), || json!({ "current": true })).map(|()| 0)
 }
 

@@ -67,7 +67,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         target: TargetArg,
         /// The fence that the lock is held under, as `show` tells; a later holder is not touched
-        #[arg(long)]
+        #[arg(long, allow_hyphen_values = true)]
         fence: u64,
         /// Do not wait for the holder to stop or its lease to end: both may run at the same time
         #[arg(long)]
@@ -90,7 +90,7 @@ pub(crate) enum Command {
     /// Create or migrate the store's schema
     Migrate {
         /// Change nothing; print what creates it, or what a program needs to be allowed, for another tool:
-        /// cloudformation, terraform or iam for DynamoDB, sql for Postgres
+        /// cloudformation, terraform or iam for DynamoDB, sql for Postgres, MySQL and MariaDB
         #[arg(long, value_name = "LANGUAGE")]
         print: Option<String>,
     },
@@ -110,9 +110,10 @@ The command's environment:
   LOCKCORE_FENCES   all fences as a JSON object, {\"ID\": FENCE, ...}; the global lock's key is \"\"
   LOCKCORE_PERMITS  the permit indexes of slots as a JSON object, {\"ID\": [INDEX, ...], ...}
 
-TERM, INT, HUP, QUIT, USR1 and USR2 are passed on to the command's process group; while still waiting for
-the locks they end lockctl. Before the locks can be lost the process group gets TERM, and KILL shortly before
-the lease ends. If lockctl itself is killed the command goes on, and the locks end with their lease.";
+TERM, INT, HUP, QUIT, USR1 and USR2 are passed on to the command's process group; while still waiting \
+for the locks they end lockctl. Before the locks can be lost the process group gets TERM, and KILL \
+shortly before the lease ends. If lockctl itself is killed the command goes on, and the locks end with \
+their lease. Whatever the command leaves running in the background goes on without the locks.";
 
 #[derive(Args, Debug)]
 pub(crate) struct Run {
@@ -134,11 +135,12 @@ pub(crate) struct Acquire {
 pub(crate) struct Locking {
     #[command(flatten)]
     claims: Claims,
-    /// How long to wait: never, forever, or a duration (env: LOCKCORE_WAIT; default: never)
-    #[arg(long)]
+    /// How long to wait for others to release: never, forever, or a duration (env: LOCKCORE_WAIT; default: never).
+    /// Connecting has the backend's own timeout
+    #[arg(long, allow_hyphen_values = true)]
     pub(crate) wait: Option<Waiting>,
     /// How long the locks last unless renewed, such as 30s (env: LOCKCORE_LEASE; default: the backend's)
-    #[arg(long, value_parser = parse_duration)]
+    #[arg(long, value_parser = parse_duration, allow_hyphen_values = true)]
     pub(crate) lease: Option<Duration>,
 }
 
@@ -208,6 +210,11 @@ pub(crate) fn quoted<I: Ident>(target: &Target<I>) -> String {
     target.to_string()
 }
 
+/// Whether JSON was asked for on a command line that could not be read; behind `--` stands the command's own.
+fn wants_json() -> bool {
+    std::env::args_os().take_while(|argument| argument != "--").any(|argument| argument == "--json")
+}
+
 /// Writes help to where it belongs, or a mistake as one line.
 pub(crate) fn report(error: &clap::Error) -> ExitCode {
     match error.kind() {
@@ -225,7 +232,7 @@ pub(crate) fn report(error: &clap::Error) -> ExitCode {
             let first = text.split("\n\n").next().unwrap_or_default();
             let line = first.split_whitespace().collect::<Vec<_>>().join(" ");
             let line = line.strip_prefix("error: ").unwrap_or(&line);
-            crate::output::Output::new(false).fail(&Failure::usage(line))
+            crate::output::Output::new(wants_json()).fail(&Failure::usage(line))
         }
     }
 }

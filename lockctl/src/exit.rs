@@ -2,7 +2,10 @@
 
 use std::fmt::Write;
 
-use lockcore::{BackendError, ContextId, Failure as Cause, Ident, LockError, LockingError, Phase, TimedOut};
+use lockcore::{
+    BackendError, BackendErrorKind, ContextId, Failure as Cause, Ident, LockError, LockingError, Phase,
+    TimedOut,
+};
 use lockcore_any::ConnectError;
 
 /// Why `lockctl` itself ends, as opposed to the command that it runs. From 120 on, where commands seldom
@@ -86,17 +89,20 @@ impl Failure {
 
 impl From<ConnectError> for Failure {
     fn from(error: ConnectError) -> Self {
-        let code = match error {
-            ConnectError::Backend(_) => Code::Backend,
-            _ => Code::Usage,
-        };
-        Failure::new(code, error.to_string())
+        match error {
+            ConnectError::Backend(error) => error.into(),
+            _ => Failure::usage(error.to_string()),
+        }
     }
 }
 
 impl From<BackendError> for Failure {
     fn from(error: BackendError) -> Self {
-        Failure::new(Code::Backend, error.to_string())
+        let code = match error.kind() {
+            BackendErrorKind::BadSetting => Code::Usage,
+            _ => Code::Backend,
+        };
+        Failure::new(code, error.to_string())
     }
 }
 

@@ -24,16 +24,23 @@ use crate::{
     output::Output,
 };
 
+/// What is logged to stderr, as `lockcore=debug`; nothing if it is not set.
+const LOG: &str = "LOCKCORE_LOG";
+
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return args::report(&error),
     };
-    if std::env::var_os("LOCKCORE_LOG").is_some() {
-        let filter = tracing_subscriber::EnvFilter::from_env("LOCKCORE_LOG");
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    }
     let output = Output::new(cli.global.json);
+    if std::env::var_os(LOG).is_some() {
+        match tracing_subscriber::EnvFilter::try_from_env(LOG) {
+            Ok(filter) => {
+                tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+            }
+            Err(error) => return output.fail(&Failure::usage(format!("{LOG}: {error}"))),
+        }
+    }
     // One thread of our own is enough: renewal runs on the library's, the store's work on the store's.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let ended = match runtime {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockcore::{Event, LockDao, LockingService, Owner};
+use lockcore::{AnyLockDao, Capabilities, Event, LockDao, LockingService, MAX_OWNER_BYTES, Owner};
 use lockcore_any::{Config, Waiting};
 use nix::unistd::{Uid, User, gethostname};
 use uuid::Uuid;
@@ -40,12 +40,7 @@ pub(crate) async fn open(
 ) -> Result<LockingService, Failure> {
     let config = config(global, wait, lease)?;
     let dao = config.connect().await?;
-    if !dao.capabilities().shared_store {
-        let backend = dao.capabilities().backend;
-        return Err(Failure::usage(format!(
-            "url: no other process sees the locks of {backend}:, choose a store such as sqlite:/var/lib/locks.db"
-        )));
-    }
+    check_shared(&dao)?;
     let owner = config.owner.map_or_else(|| default_owner(pid), Owner::from);
     let mut builder = LockingService::builder(dao).margin(MARGIN).owner(owner).on_event(report);
     if let Some(lease) = config.lease {
@@ -55,6 +50,21 @@ pub(crate) async fn open(
         builder = builder.wait(wait.into());
     }
     builder.build().map_err(|bad| Failure::usage(bad.to_string()))
+}
+
+/// Creates or migrates the schema of the store that is configured, whatever the configuration has programs do on connecting.
+pub(crate) async fn migrate(global: &Global) -> Result<(), Failure> {
+    let dao = config(global, None, None)?.connect_and_migrate().await?;
+    check_shared(&dao)
+}
+
+fn check_shared(dao: &AnyLockDao) -> Result<(), Failure> {
+    match dao.capabilities() {
+        Capabilities { shared_store: true, .. } => Ok(()),
+        Capabilities { backend, .. } => Err(Failure::usage(format!(
+            "url: no other process sees the locks of {backend}:, choose a store such as sqlite:/var/lib/locks.db"
+        ))),
+    }
 }
 
 /// Tells what no outcome tells.
@@ -81,5 +91,7 @@ fn default_owner(pid: u32) -> Owner {
         .or_else(|| User::from_uid(Uid::effective()).ok().flatten().map(|user| user.name));
     let user = user.unwrap_or_else(|| Uid::effective().to_string());
     let host = gethostname().map_or_else(|_| "?".to_owned(), |host| host.to_string_lossy().into_owned());
-    format!("{user}@{host}:{pid}").into()
+    let (mut who, which) = (format!("{user}@{host}"), format!(":{pid}"));
+    who.truncate(who.floor_char_boundary(MAX_OWNER_BYTES - which.len()));
+    (who + &which).into()
 }

@@ -5,6 +5,15 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use super::Settings;
 use crate::{ConfigError, option::Plain};
 
+/// A name in the database, as the builders take it.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(super) fn name(text: &str) -> Result<String, String> {
+    match (1..=40).contains(&text.len()) && !text.contains('\0') {
+        true => Ok(text.to_owned()),
+        false => Err("it must have 1 to 40 bytes, and no NUL".to_owned()),
+    }
+}
+
 /// The URL, secrets included, with no options but those of `keys`, wherever they were set.
 pub(super) fn url(settings: &Settings, keys: &[&str]) -> Result<String, ConfigError> {
     let Settings { url, options } = settings;

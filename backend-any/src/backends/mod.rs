@@ -2,7 +2,11 @@
 
 use lockcore::{AnyLockDao, Capabilities, ContextId, Ident};
 
-use crate::{BackendUrl, ConfigError, ConnectError, option::Options, url::NAMESPACE};
+use crate::{
+    BackendUrl, ConfigError, ConnectError,
+    option::{OptionValue, Options},
+    url::NAMESPACE,
+};
 
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
 mod driver;
@@ -99,18 +103,37 @@ pub(crate) fn backend_of(scheme: &str) -> &str {
 pub(crate) async fn open<I: Ident, C: ContextId>(
     settings: Settings,
 ) -> Result<AnyLockDao<I, C>, ConnectError> {
+    check_known(&settings)?;
     let scheme = settings.url.scheme().to_owned();
-    let Some(own) = options_of(&scheme) else { return Err(missing(scheme).into()) };
-    let known: Vec<_> = own.iter().copied().chain([NAMESPACE]).collect();
-    settings.options.check_known(&known)?;
     match open_compiled_in(settings).await {
         Some(opened) => opened,
         None => Err(missing(scheme).into()),
     }
 }
 
+/// Refuses a backend that is not compiled in, and every option that it does not know.
+fn check_known(settings: &Settings) -> Result<(), ConfigError> {
+    let scheme = settings.url.scheme();
+    let Some(own) = options_of(scheme) else { return Err(missing(scheme.to_owned())) };
+    let known: Vec<_> = own.iter().copied().chain([NAMESPACE]).collect();
+    settings.options.check_known(&known)
+}
+
+/// What the options may say against creating or migrating the schema on connecting no longer counts.
+pub(crate) fn allow_migration(settings: &mut Settings) -> Result<(), ConfigError> {
+    check_known(settings)?;
+    let own = options_of(settings.url.scheme()).unwrap_or_default();
+    for (key, value) in [("migrate", "true"), ("mode", "rwc")] {
+        if own.contains(&key) {
+            settings.options.insert(key.to_owned(), OptionValue::new(key, key.to_owned(), value.to_owned()));
+        }
+    }
+    Ok(())
+}
+
 /// What creates the schema of the backend that the settings name, for another tool to read.
 pub(crate) fn schema(settings: &Settings, language: &str) -> Result<String, ConnectError> {
+    check_known(settings)?;
     let languages: &[&str] = match backend_of(settings.url.scheme()) {
         #[cfg(feature = "dynamodb")]
         "dynamodb" => {
@@ -136,7 +159,7 @@ pub(crate) fn schema(settings: &Settings, language: &str) -> Result<String, Conn
         _ => &[],
     };
     let expected = match languages {
-        [] => "this backend's schema is only made, by `migrate` itself".to_owned(),
+        [] => "none of this backend is printed: `migrate` makes what it needs".to_owned(),
         known => format!("it must be one of {}", known.join(", ")),
     };
     let (field, value) = ("the language of the schema".to_owned(), format!("{language:?}"));

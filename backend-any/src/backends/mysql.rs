@@ -42,7 +42,7 @@ pub(super) async fn open<I: Ident, C: ContextId>(
         .options
         .fill(MysqlLockDao::<I, C>::builder().url(driver))
         .with(NAMESPACE, String::plain, MysqlBuilder::namespace)?
-        .with("table_prefix", String::plain, MysqlBuilder::table_prefix)?
+        .with("table_prefix", driver::name, MysqlBuilder::table_prefix)?
         .with("max_connections", usize::plain, MysqlBuilder::max_connections)?
         .with("timeout", parse_duration, MysqlBuilder::timeout)?
         .with("migrate", bool::plain, MysqlBuilder::migrate)?
@@ -54,7 +54,7 @@ pub(super) async fn open<I: Ident, C: ContextId>(
 /// The schema as SQL for the command line client of the server that the scheme names, under the prefix that the settings
 /// give.
 pub(super) fn schema(settings: &Settings) -> Result<String, ConfigError> {
-    let prefix = settings.options.read("table_prefix", String::plain)?.unwrap_or_else(|| "lockcore_".to_owned());
+    let prefix = settings.options.read("table_prefix", driver::name)?.unwrap_or_else(|| "lockcore_".to_owned());
     let flavor = match settings.url.scheme() {
         "mariadb" => mysql::Flavor::MariaDb,
         _ => mysql::Flavor::MySql,

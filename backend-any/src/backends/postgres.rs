@@ -50,8 +50,8 @@ pub(super) async fn open<I: Ident, C: ContextId>(
         .options
         .fill(PostgresLockDao::<I, C>::builder().url(driver))
         .with(NAMESPACE, String::plain, PostgresBuilder::namespace)?
-        .with("schema", String::plain, PostgresBuilder::schema)?
-        .with("table_prefix", String::plain, PostgresBuilder::table_prefix)?
+        .with("schema", driver::name, PostgresBuilder::schema)?
+        .with("table_prefix", driver::name, PostgresBuilder::table_prefix)?
         .with("max_connections", usize::plain, PostgresBuilder::max_connections)?
         .with("timeout", parse_duration, PostgresBuilder::timeout)?
         .with("migrate", bool::plain, PostgresBuilder::migrate)?
@@ -65,8 +65,8 @@ pub(super) async fn open<I: Ident, C: ContextId>(
 
 /// The schema as SQL, for the names that the settings give.
 pub(super) fn schema(settings: &Settings) -> Result<String, ConfigError> {
-    let schema = settings.options.read("schema", String::plain)?.unwrap_or_else(|| "public".to_owned());
-    let prefix = settings.options.read("table_prefix", String::plain)?.unwrap_or_else(|| "lockcore_".to_owned());
+    let schema = settings.options.read("schema", driver::name)?.unwrap_or_else(|| "public".to_owned());
+    let prefix = settings.options.read("table_prefix", driver::name)?.unwrap_or_else(|| "lockcore_".to_owned());
     Ok(postgres::schema_sql(&schema, &prefix))
 }
 

@@ -10,6 +10,7 @@ use crate::{
 
 pub(crate) const TESTS: &[Test] = &[
     test!(an_unknown_language_is_a_mistake, Nothing),
+    test!(what_programs_may_not_migrate_an_administrator_does, File),
     test!(a_table_is_described_for_other_tools_and_made, DynamoDb),
 ];
 
@@ -17,6 +18,20 @@ fn an_unknown_language_is_a_mistake(store: &Store) {
     let ended = store.run(&["migrate", "--print", "cobol"]);
     assert_eq!((ended.code, ended.stdout.as_str()), (125, ""), "{}", ended.stderr);
     assert!(ended.stderr.starts_with("lockctl: ") && ended.stderr.contains("cobol"), "{}", ended.stderr);
+}
+
+fn what_programs_may_not_migrate_an_administrator_does(store: &Store) {
+    std::fs::write(store.path("lockcore.toml"), "[sqlite]\nmode = 'rw'").expect("written");
+    let refused = store.run(&["ls"]);
+    assert_eq!(refused.code, 123, "{}", refused.stderr);
+    let migrated = store.run(&["migrate"]);
+    assert_eq!(
+        (migrated.code, migrated.stdout.as_str()),
+        (0, "the schema is current\n"),
+        "{}",
+        migrated.stderr
+    );
+    assert_eq!(store.run(&["ls"]).code, 0);
 }
 
 fn a_table_is_described_for_other_tools_and_made(store: &Store) {

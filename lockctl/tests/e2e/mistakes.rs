@@ -15,6 +15,7 @@ pub(crate) const TESTS: &[Test] = &[
     test!(bad_configuration_names_where_it_stands, File),
     test!(the_configuration_file_is_heeded, File),
     test!(not_acquired_timed_out_and_backend_failed_are_told_apart, File),
+    test!(a_setting_that_cannot_be_is_no_failure_of_the_backend, File),
     test!(with_json_what_goes_wrong_is_json_too, File),
     test!(a_closed_stdout_is_no_panic, File),
     test!(help_documents_every_code, File),
@@ -183,6 +184,16 @@ fn not_acquired_timed_out_and_backend_failed_are_told_apart(store: &Store) {
     assert_eq!((failed.code, failed.stderr.lines().count()), (123, 1), "{}", failed.stderr);
 }
 
+/// Nobody should try again what never can be.
+fn a_setting_that_cannot_be_is_no_failure_of_the_backend(store: &Store) {
+    for url in
+        ["sqlite:", "sqlite:x.db?busy_timeout=0s", "redis://h/x", "postgres://h/d?sslmode=bogus", "mysql://h"]
+    {
+        let refused = store.run(&["ls", "--url", url]);
+        assert_eq!(refused.code, 125, "{url}: {}", refused.stderr);
+    }
+}
+
 fn with_json_what_goes_wrong_is_json_too(store: &Store) {
     assert_eq!(store.run(&["acquire", "--id", "a", "--lease", "10m"]).code, 0);
     let refused = store.run(&["run", "--json", "--id", "a", "--", "true"]);
@@ -192,6 +203,12 @@ fn with_json_what_goes_wrong_is_json_too(store: &Store) {
         error["error"]["message"].as_str().is_some_and(|text| text.starts_with("not locked: ")),
         "{error}"
     );
+
+    let mistaken = store.run(&["run", "--json", "--id", "a", "--lease", "60", "--", "true"]);
+    let error: Value = serde_json::from_str(&mistaken.stderr).expect("JSON");
+    assert_eq!((&error["error"]["kind"], &error["error"]["code"]), (&"usage".into(), &125.into()));
+    let own = store.run(&["run", "--id", "a", "--lease", "60", "--", "true", "--json"]);
+    assert!(own.stderr.starts_with("lockctl: invalid value '60'"), "that is the command's: {}", own.stderr);
 }
 
 fn a_closed_stdout_is_no_panic(store: &Store) {
