@@ -111,9 +111,9 @@ impl<B: Backend> Store<B> {
         self.capabilities().min_lease.max(Duration::from_millis(300))
     }
 
-    /// A lease that is to be renewed: it does not end because a busy server, or its disk, is late.
+    /// A lease that is to be renewed: it does not end because a busy server, or its disk, is late by seconds.
     pub fn lasting(&self) -> Duration {
-        (self.short() * 3).max(Duration::from_secs(2))
+        (self.short() * 3).max(Duration::from_secs(5))
     }
 
     /// Takes `ids` with a short lease for somebody who then dies, and waits until it is over by the

@@ -15,7 +15,9 @@ use super::{
     listen::{self, Listener},
     schema::{self, Names},
 };
-use crate::server::{Ask, Engine, Heard, Hold, Key, Order, ServerError, ServerLockDao, Settings, micros};
+use crate::server::{
+    Ask, Engine, Heard, Hold, Key, Order, ServerError, ServerLockDao, Settings, Together, micros,
+};
 
 /// How often sessions are rung that this user may not interrupt.
 const RINGS: u32 = 5;
@@ -86,6 +88,8 @@ pub(super) struct Routines {
     withdraw: Routine,
     release: Routine,
     release_many: Routine,
+    acquire_together: Routine,
+    release_together: Routine,
     renew: Routine,
     beat: Routine,
     leave: Routine,
@@ -110,6 +114,8 @@ impl Routines {
             withdraw: routine("v1_withdraw", 8),
             release: routine("v1_release", 6),
             release_many: routine("v1_release_many", 5),
+            acquire_together: routine("v1_acquire_together", 3),
+            release_together: routine("v1_release_together", 2),
             renew: routine("v1_renew", 7),
             beat: routine("v1_beat", 3),
             leave: routine("v1_leave", 2),
@@ -352,6 +358,36 @@ impl Engine for Mysql {
         self.call(link, routine, &all).await
     }
 
+    async fn carry_out_together(
+        &self,
+        link: &mut Link,
+        orders: Together<'_>,
+    ) -> Result<Vec<Option<String>>, ServerError> {
+        let namespace = Argument::Int(self.enter(link).await?);
+        let answers = match orders {
+            Together::Acquire { asks, session } => {
+                let mut words = String::with_capacity(asks.len() * 200);
+                for ask in asks {
+                    push_words(&mut words, [&ask.ids[0], ask.context.as_bytes(), &ask.owner]);
+                    let simple = i32::from(ask.queue && !ask.nested);
+                    let _ = write!(words, "{} {} {simple} ", ask.attempt, ask.lease);
+                }
+                let arguments = [namespace, Argument::Text(&words), Argument::Int(session)];
+                self.call(link, &self.routines.acquire_together, &arguments).await?
+            }
+            Together::Release(holds) => {
+                let mut words = String::with_capacity(holds.len() * 150);
+                for hold in holds {
+                    push_words(&mut words, [&hold.ids[0], hold.context.as_bytes()]);
+                    let _ = write!(words, "{} ", hold.fences[0]);
+                }
+                self.call(link, &self.routines.release_together, &[namespace, Argument::Text(&words)]).await?
+            }
+        };
+        let answers = answers.split_terminator('|');
+        Ok(answers.map(|answer| (answer != "A").then(|| answer.to_owned())).collect())
+    }
+
     async fn migrate(&self, link: &mut Link) -> Result<(), ServerError> {
         let flavor = self.flavor(link).await?;
         schema::migrate(&self.names, flavor, link).await
@@ -471,6 +507,14 @@ fn literals(ids: &[Key]) -> String {
         push_hex(&mut text, id);
     }
     text
+}
+
+/// Each in hexadecimal, with a blank behind it.
+fn push_words<const N: usize>(text: &mut String, words: [&[u8]; N]) {
+    for word in words {
+        push_hex(text, word);
+        text.push(' ');
+    }
 }
 
 fn push_hex(text: &mut String, bytes: &[u8]) {

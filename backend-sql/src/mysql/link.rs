@@ -87,15 +87,15 @@ impl Link {
                 Argument::Int(int) => query.bind(int),
             };
         }
-        // All of it, to the end: the routine's own outcome comes behind the row.
+        // All of it, to the end: the routine's own outcome comes behind the rows.
         let rows = query.fetch_all(self.raw()).await.map_err(failed)?;
-        // Nothing to tell is not sent: a row is a message of its own.
-        let Some(row) = rows.first() else {
-            return Ok(Answer { text: String::new(), unrung: String::new() });
-        };
-        let text = row.try_get_unchecked(0).map_err(failed)?;
-        let unrung = row.try_get_unchecked(1).map_err(failed)?;
-        Ok(Answer { text, unrung })
+        // Nothing to tell is not sent: a row is a message of its own. What is told in several is one answer.
+        let mut answer = Answer { text: String::new(), unrung: String::new() };
+        for row in rows {
+            answer.text.push_str(row.try_get_unchecked(0).map_err(failed)?);
+            answer.unrung.push_str(row.try_get_unchecked(1).map_err(failed)?);
+        }
+        Ok(answer)
     }
 
     /// The first column of the first row with which a statement answers, sent as text.

@@ -159,11 +159,15 @@ impl Sitting {
 
     /// Notes what is not to be told again.
     fn note(&mut self, text: &str) -> Result<(), ServerError> {
-        let told: Noted = reply::read("mysql", text)?;
-        if let Some(known) = told.known {
-            self.known = known;
+        let mut marks = Vec::new();
+        for told in reply::parts::<Noted>("mysql", text) {
+            let told = told?;
+            marks.extend(told.known);
+            self.probe = told.probe.unwrap_or(self.probe);
         }
-        self.probe = told.probe.unwrap_or(self.probe);
+        if !marks.is_empty() {
+            self.known = marks.join(",");
+        }
         Ok(())
     }
 }

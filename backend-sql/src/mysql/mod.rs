@@ -31,6 +31,11 @@
 //! - **Waiting** is a row for each id, in the order of tickets. Whoever frees something grants it to whom it is due in the
 //!   same transaction, as an offer of at most 2 s. The other ids of a waiting set are locked with `SKIP LOCKED`; if somebody
 //!   is at one of them, the waiter is told to ask for itself.
+//! - **A crowd goes together.** What many tasks of one runtime ask for at the same time, each of one id, goes in one call and
+//!   one transaction: at most two such calls of a kind are under way, or one while five or more go together, and the others
+//!   gather behind them. Nobody waits longer than some 2 ms for that as long as there are connections, and who is alone does
+//!   not wait at all. Whose row somebody else has locked, or
+//!   whose case is not usual, goes alone.
 //! - **Waking.** A DAO keeps one connection that sits in a routine which waits; whoever hands something over interrupts it
 //!   with `KILL QUERY`, after the commit, in the same call. The waiting connection holds a user-level lock named after its
 //!   random session, and the connection to interrupt is the one that `IS_USED_LOCK` tells at that moment: a connection id

@@ -20,6 +20,7 @@ const TEXTS: &[&str] = &[
     include_str!("schema/acquire.sql"),
     include_str!("schema/withdraw.sql"),
     include_str!("schema/release.sql"),
+    include_str!("schema/together.sql"),
     include_str!("schema/session.sql"),
     include_str!("schema/admin.sql"),
     include_str!("schema/sweep.sql"),
@@ -52,6 +53,9 @@ const PIECES: &[(&str, &str)] = &[
     // somebody made it up, it holds something else that is no digit.
     ("between ids", "''',x'''"),
     ("are ids", "UNHEX(REPLACE(p_ids, {between ids}, '')) IS NOT NULL"),
+    // The first of the words, and the others.
+    ("word", "SUBSTRING_INDEX(p_words, ' ', 1)"),
+    ("behind", "SUBSTRING(p_words, LOCATE(' ', p_words) + 1)"),
     // Later than every time, and more than all permits.
     ("never", "9000000000000000000"),
     ("hour", "3600000000"),
@@ -90,7 +94,7 @@ const PIECES: &[(&str, &str)] = &[
     (
         "offer",
         "CONCAT('{\"c\":\"', HEX(o.context), '\",\"a\":', o.attempt, ',\"at\":', o.since, ',\"lasts\":', o.lease, \
-         ',\"g\":[', {given}, ']}')",
+         ',\"i\":\"', HEX(o.id), '\",\"g\":[', {given}, ']}')",
     ),
     ("mark of o", "CONCAT(o.attempt, ':', IF(o.told = 1, o.since, o.until))"),
     (

@@ -19,11 +19,15 @@ use super::{
     listen,
     schema::{self, Names},
 };
-use crate::server::{Ask, Engine, Heard, Hold, Modes, Order, ServerError, ServerLockDao, Settings, micros};
+use crate::server::{
+    Ask, Engine, Heard, Hold, Modes, Order, ServerError, ServerLockDao, Settings, Together, micros,
+};
 
 /// Bits of the parameter `p_flags`.
 mod flag {
     pub(super) const QUEUE: i64 = 1;
+    /// Of a release: what is handed to nobody has to be on the disk later only.
+    pub(super) const FREE_ASYNC: i64 = 1;
     pub(super) const NESTED: i64 = 2;
     pub(super) const KEEP: i64 = 4;
     /// Nothing has to be on the disk before the answer.
@@ -33,7 +37,7 @@ mod flag {
 /// The level, whatever the role's or the database's default is; and plans that are made once, by the indexes: one that was
 /// made while a table was small would otherwise read all of it until somebody analyzes it.
 const SETTINGS: &str = "SET default_transaction_isolation TO 'read committed'; SET plan_cache_mode TO force_generic_plan; \
-                        SET enable_seqscan TO off; SET jit TO off";
+                        SET enable_seqscan TO off; SET enable_bitmapscan TO off; SET jit TO off";
 
 /// Locks in a PostgreSQL database; see the [module](super) for what it does how.
 pub type PostgresLockDao<I = String, C = Uuid> = ServerLockDao<I, C, Postgres>;
@@ -93,8 +97,11 @@ pub struct Postgres {
 #[derive(Debug)]
 struct Routines {
     acquire: Routine,
+    acquire_many: Routine,
     withdraw: Routine,
     release: Routine,
+    acquire_together: Routine,
+    release_together: Routine,
     renew: Routine,
     beat: Routine,
     leave: Routine,
@@ -109,10 +116,14 @@ struct Routines {
 impl Routines {
     fn new(names: &Names) -> Self {
         let function = |name, parameters| Routine::new(names.quoted(name), parameters, false);
+        let procedure = |name, parameters| Routine::new(names.quoted(name), parameters, true);
         Routines {
             acquire: function("v1_acquire", 11),
+            acquire_many: procedure("v1_acquire_many", 8),
             withdraw: function("v1_withdraw", 10),
-            release: Routine::new(names.quoted("v1_release"), 5, true),
+            release: procedure("v1_release", 5),
+            acquire_together: function("v1_acquire_together", 8),
+            release_together: procedure("v1_release_together", 5),
             renew: function("v1_renew", 6),
             beat: function("v1_beat", 3),
             leave: function("v1_leave", 2),
@@ -141,8 +152,28 @@ impl Postgres {
         if self.options.commit == Commit::Async { flag::ASYNC } else { 0 }
     }
 
+    fn flags(&self, ask: &Ask) -> i64 {
+        self.commits() | bit(ask.queue, flag::QUEUE) | bit(ask.nested, flag::NESTED)
+    }
+
+    fn flags_of_release(&self) -> i64 {
+        self.commits() | bit(self.options.commit != Commit::Durable, flag::FREE_ASYNC)
+    }
+
     async fn acquire(&self, link: &mut Link, ask: &Ask, session: i64) -> Result<String, ServerError> {
-        let flags = self.commits() | bit(ask.queue, flag::QUEUE) | bit(ask.nested, flag::NESTED);
+        if ask.ids.len() > 1 && ask.modes.is_none() {
+            let arguments = [
+                self.namespace(),
+                Argument::Bytes(ask.context.as_bytes()),
+                Argument::Int(ask.attempt),
+                Argument::ManyBytes(&ask.ids),
+                Argument::Int(ask.lease),
+                Argument::Bytes(&ask.owner),
+                Argument::Int(self.flags(ask)),
+                Argument::Int(session),
+            ];
+            return link.call(&self.routines.acquire_many, &arguments, self.options.prepared).await;
+        }
         let [codes, permits, limits] = modes(ask);
         let arguments = [
             self.namespace(),
@@ -154,7 +185,7 @@ impl Postgres {
             limits,
             Argument::Int(ask.lease),
             Argument::Bytes(&ask.owner),
-            Argument::Int(flags),
+            Argument::Int(self.flags(ask)),
             Argument::Int(session),
         ];
         link.call(&self.routines.acquire, &arguments, self.options.prepared).await
@@ -185,22 +216,62 @@ impl Postgres {
     }
 
     async fn release(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {
-        let asynchronous = self.options.commit != Commit::Durable;
         let arguments = [
             self.namespace(),
             Argument::Bytes(hold.context.as_bytes()),
             Argument::ManyBytes(&hold.ids),
             Argument::ManyInts(Some(&hold.fences)),
-            Argument::Int(self.commits() | bit(asynchronous, flag::QUEUE)),
+            Argument::Int(self.flags_of_release()),
         ];
         let answer = link.call(&self.routines.release, &arguments, self.options.prepared).await;
-        answer.map_err(|error| match error.kind() {
-            // A timeout that somebody set, or a full queue of notifications: that may be after the routine's own commit.
-            BackendErrorKind::Busy | BackendErrorKind::Other if !error.is_transient() => {
-                error.possibly_done()
-            }
-            _ => error,
-        })
+        answer.map_err(behind_a_commit)
+    }
+
+    async fn acquire_together(
+        &self,
+        link: &mut Link,
+        asks: &[&Ask],
+        session: i64,
+    ) -> Result<String, ServerError> {
+        let (mut contexts, mut ids, mut owners) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut attempts, mut leases, mut flags) = (Vec::new(), Vec::new(), Vec::new());
+        for ask in asks {
+            contexts.push(ask.context.as_bytes());
+            ids.push(ask.ids[0].as_slice());
+            owners.push(ask.owner.as_slice());
+            attempts.push(ask.attempt);
+            leases.push(ask.lease);
+            flags.push(self.flags(ask));
+        }
+        let arguments = [
+            self.namespace(),
+            Argument::EachBytes(&contexts),
+            Argument::ManyInts(Some(&attempts)),
+            Argument::EachBytes(&ids),
+            Argument::ManyInts(Some(&leases)),
+            Argument::EachBytes(&owners),
+            Argument::ManyInts(Some(&flags)),
+            Argument::Int(session),
+        ];
+        link.call(&self.routines.acquire_together, &arguments, self.options.prepared).await
+    }
+
+    async fn release_together(&self, link: &mut Link, holds: &[&Hold]) -> Result<String, ServerError> {
+        let (mut contexts, mut ids, mut fences) = (Vec::new(), Vec::new(), Vec::new());
+        for hold in holds {
+            contexts.push(hold.context.as_bytes());
+            ids.push(hold.ids[0].as_slice());
+            fences.push(hold.fences[0]);
+        }
+        let arguments = [
+            self.namespace(),
+            Argument::EachBytes(&contexts),
+            Argument::EachBytes(&ids),
+            Argument::ManyInts(Some(&fences)),
+            Argument::Int(self.flags_of_release()),
+        ];
+        let answer = link.call(&self.routines.release_together, &arguments, self.options.prepared).await;
+        answer.map_err(behind_a_commit)
     }
 
     async fn renew(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {
@@ -218,6 +289,22 @@ impl Postgres {
     fn namespace(&self) -> Argument<'_> {
         Argument::Bytes(self.options.settings.namespace.as_bytes())
     }
+}
+
+/// What fails in a routine that commits by itself may have failed behind its commit: a timeout that somebody set, a full
+/// queue of notifications.
+fn behind_a_commit(error: ServerError) -> ServerError {
+    match error.kind() {
+        BackendErrorKind::Busy if is_lock_timeout(&error) => error,
+        BackendErrorKind::Busy | BackendErrorKind::Other if !error.is_transient() => error.possibly_done(),
+        _ => error,
+    }
+}
+
+/// Somebody waited too long for a row: in a routine that lifts the limit when it has committed, before it has.
+fn is_lock_timeout(error: &ServerError) -> bool {
+    let ServerError::Database { source: sqlx::Error::Database(error), .. } = error else { return false };
+    error.code().as_deref() == Some("55P03")
 }
 
 fn bit(set: bool, flag: i64) -> i64 {
@@ -307,6 +394,18 @@ impl Engine for Postgres {
             }
         };
         link.call(routine, arguments, self.options.prepared).await
+    }
+
+    async fn carry_out_together(
+        &self,
+        link: &mut Link,
+        orders: Together<'_>,
+    ) -> Result<Vec<Option<String>>, ServerError> {
+        let answers = match orders {
+            Together::Acquire { asks, session } => self.acquire_together(link, asks, session).await?,
+            Together::Release(holds) => self.release_together(link, holds).await?,
+        };
+        Ok(answers.split('\n').map(|answer| Some(answer.to_owned())).collect())
     }
 
     async fn migrate(&self, link: &mut Link) -> Result<(), ServerError> {

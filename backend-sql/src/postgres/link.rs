@@ -32,6 +32,7 @@ pub(super) enum Argument<'r> {
     Bytes(&'r [u8]),
     Int(i64),
     ManyBytes(&'r [Vec<u8>]),
+    EachBytes(&'r [&'r [u8]]),
     ManyInts(Option<&'r [i64]>),
 }
 
@@ -87,6 +88,7 @@ impl Argument<'_> {
                 let _ = write!(text, "{one}::int8");
             }
             Argument::ManyBytes(many) => list(text, many, "bytea", |text, one| bytes(text, one)),
+            Argument::EachBytes(many) => list(text, many, "bytea", |text, one| bytes(text, one)),
             Argument::ManyInts(Some(many)) => list(text, many, "int8", |text, one| {
                 let _ = write!(text, "{one}");
             }),
@@ -127,6 +129,7 @@ impl Link {
                 Argument::Bytes(bytes) => query.bind(bytes),
                 Argument::Int(int) => query.bind(int),
                 Argument::ManyBytes(many) => query.bind(many),
+                Argument::EachBytes(many) => query.bind(many),
                 Argument::ManyInts(many) => query.bind(many),
             };
         }

@@ -18,6 +18,7 @@ const TEXTS: &[&str] = &[
     include_str!("schema/acquire.sql"),
     include_str!("schema/withdraw.sql"),
     include_str!("schema/release.sql"),
+    include_str!("schema/together.sql"),
     include_str!("schema/beat.sql"),
     include_str!("schema/admin.sql"),
     include_str!("schema/guard.sql"),

@@ -32,16 +32,16 @@ impl<I: Ident, C: ContextId, E: Engine> ServerLockDao<I, C, E> {
     pub(crate) async fn open(engine: E) -> Result<Self, BackendError> {
         engine.settings().check(E::NAME)?;
         let shared = Arc::new(Shared::new(engine));
-        let (timeout, checked) = (shared.engine.settings().timeout, shared.clone());
-        let check = async move |conn: &mut E::Conn| is_current(&checked.engine, conn).await;
+        let (timeout, checked) = (shared.engine().settings().timeout, shared.clone());
+        let check = async move |conn: &mut E::Conn| is_current(checked.engine(), conn).await;
         if !on_connection(&shared, timeout, check).await? {
             let made = shared.clone();
-            on_connection(&shared, patience(timeout), async move |conn| made.engine.migrate(conn).await)
+            on_connection(&shared, patience(timeout), async move |conn| made.engine().migrate(conn).await)
                 .await?;
         }
         let (watch, heard) = Watch::start(shared.clone()).await;
         let deaf = heard.err();
-        if let (Some(why), true) = (&deaf, shared.engine.settings().listen) {
+        if let (Some(why), true) = (&deaf, shared.engine().settings().listen) {
             tracing::warn!(backend = E::NAME, %why, "waiters will look for their turn instead of being told");
         }
         let deaf = deaf.map(|why| why.to_string());
@@ -50,7 +50,7 @@ impl<I: Ident, C: ContextId, E: Engine> ServerLockDao<I, C, E> {
 
     /// The engine.
     pub(crate) fn engine(&self) -> &E {
-        &self.shared.engine
+        self.shared.engine()
     }
 
     async fn carry_out(&self, order: Order<'_>) -> Result<String, ServerError> {
@@ -92,9 +92,9 @@ async fn on_connection<E: Engine, T>(
     work: impl AsyncFnOnce(&mut E::Conn) -> Result<T, ServerError>,
 ) -> Result<T, ServerError> {
     let work = background::within(after, async {
-        let mut lease = shared.pool.take(&shared.engine, false).await?;
+        let mut lease = shared.pool.take(false).await?;
         let done = work(lease.conn()).await;
-        if done.is_ok() && shared.engine.keeps_connections() {
+        if done.is_ok() && shared.engine().keeps_connections() {
             lease.give_back();
         }
         done
@@ -105,13 +105,13 @@ async fn on_connection<E: Engine, T>(
 
 impl<I, C, E: Engine> fmt::Debug for ServerLockDao<I, C, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerLockDao").field("engine", &self.shared.engine).finish_non_exhaustive()
+        f.debug_struct("ServerLockDao").field("engine", self.shared.engine()).finish_non_exhaustive()
     }
 }
 
 impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E> {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { push: self.deaf.is_none(), ..self.shared.engine.capabilities() }
+        Capabilities { push: self.deaf.is_none(), ..self.shared.engine().capabilities() }
     }
 
     async fn acquire(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
@@ -209,34 +209,34 @@ impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E>
     async fn migrate(&self) -> Result<(), BackendError> {
         let shared = self.shared.clone();
         let migrate = async move |conn: &mut E::Conn| {
-            let found = shared.engine.schema_version(conn).await?;
+            let found = shared.engine().schema_version(conn).await?;
             if found.is_some_and(|found| found > E::SCHEMA_VERSION) {
-                return Err(unfit(&shared.engine, found));
+                return Err(unfit(shared.engine(), found));
             }
-            shared.engine.migrate(conn).await
+            shared.engine().migrate(conn).await
         };
-        Ok(on_connection(&self.shared, patience(self.shared.engine.settings().timeout), migrate).await?)
+        Ok(on_connection(&self.shared, patience(self.shared.engine().settings().timeout), migrate).await?)
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>, BackendError> {
         let shared = self.shared.clone();
         let look = async move |conn: &mut E::Conn| {
-            let version = shared.engine.schema_version(conn).await?;
+            let version = shared.engine().schema_version(conn).await?;
             let mut findings = vec![Finding {
                 severity: if version == Some(E::SCHEMA_VERSION) { Severity::Ok } else { Severity::Error },
                 check: "schema version",
                 detail: format!(
                     "{} in {}, this program knows {}",
                     version.unwrap_or(0),
-                    shared.engine.place(),
+                    shared.engine().place(),
                     E::SCHEMA_VERSION
                 ),
             }];
-            findings.extend(shared.engine.doctor(conn).await?);
+            findings.extend(shared.engine().doctor(conn).await?);
             Ok(findings)
         };
         let mut findings =
-            on_connection(&self.shared, patience(self.shared.engine.settings().timeout), look).await?;
+            on_connection(&self.shared, patience(self.shared.engine().settings().timeout), look).await?;
         findings.push(self.hearing());
         Ok(findings)
     }

@@ -44,6 +44,15 @@ pub trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
         order: &Order<'_>,
     ) -> impl Future<Output = Result<String, ServerError>> + Send;
 
+    /// Carries out orders for one id each, in the order of the ids, in one round trip and one transaction. An answer for
+    /// each; none where nothing was done, because it has to be carried out alone.
+    #[doc(hidden)]
+    fn carry_out_together(
+        &self,
+        conn: &mut Self::Conn,
+        orders: Together<'_>,
+    ) -> impl Future<Output = Result<Vec<Option<String>>, ServerError>> + Send;
+
     /// Creates or migrates the schema; does nothing where it is current.
     #[doc(hidden)]
     fn migrate(&self, conn: &mut Self::Conn) -> impl Future<Output = Result<(), ServerError>> + Send;
@@ -132,10 +141,22 @@ pub enum Order<'r> {
     },
 }
 
+/// Orders that can be carried out together.
+#[derive(Clone, Copy, Debug)]
+pub enum Together<'r> {
+    Acquire { asks: &'r [&'r Ask], session: i64 },
+    Release(&'r [&'r Hold]),
+}
+
 impl Order<'_> {
     /// Whether it may be sent again though it may have arrived, or may arrive late. Not an acquire: that would take
     /// the set once more after it was released. Whoever asked withdraws it.
     pub(crate) fn can_be_repeated(&self) -> bool {
         !matches!(self, Order::Acquire { .. })
+    }
+
+    /// Whether a connection that is there already is better than one's own that would have to be made.
+    pub(crate) fn is_urgent(&self) -> bool {
+        matches!(self, Order::Renew(_) | Order::Release(_))
     }
 }

@@ -1,5 +1,7 @@
 //! What goes wrong with a database server, and what that means to a caller.
 
+use std::sync::Arc;
+
 use lockcore::{BackendError, BackendErrorKind};
 
 /// A failure. Each engine classifies by the server's codes, never by message.
@@ -16,6 +18,9 @@ pub enum ServerError {
         broken: bool,
         source: sqlx::Error,
     },
+    /// The failure of an exchange, of each of those that went together in it.
+    #[error("{0}")]
+    Together(Arc<ServerError>),
     #[error("{backend}: no answer within {after:?}")]
     NoAnswer { backend: &'static str, after: std::time::Duration },
     #[error("{backend}: no connection was free within {after:?}, all {max} are in use")]
@@ -35,13 +40,19 @@ pub enum ServerError {
 impl ServerError {
     /// Whether the same again at once may help: the server gave the transaction up in favour of another.
     pub(crate) fn is_transient(&self) -> bool {
-        matches!(self, ServerError::Database { transient: true, .. })
+        match self {
+            ServerError::Database { transient, .. } => *transient,
+            // It may be another's fault: alone, each has its own.
+            ServerError::Together(error) => error.is_transient() || !error.in_doubt(),
+            _ => false,
+        }
     }
 
     /// Whether the connection it happened on is of no use any more.
     pub(crate) fn broke_connection(&self) -> bool {
         match self {
             ServerError::Database { broken, .. } => *broken,
+            ServerError::Together(error) => error.broke_connection(),
             ServerError::NoAnswer { .. } => true,
             _ => false,
         }
@@ -51,6 +62,7 @@ impl ServerError {
     pub(crate) fn in_doubt(&self) -> bool {
         match self {
             ServerError::Database { in_doubt, .. } => *in_doubt,
+            ServerError::Together(error) => error.in_doubt(),
             ServerError::NoAnswer { .. } | ServerError::Answer { .. } => true,
             _ => false,
         }
@@ -77,6 +89,7 @@ impl ServerError {
     pub(crate) fn kind(&self) -> BackendErrorKind {
         match self {
             ServerError::Database { kind, .. } => *kind,
+            ServerError::Together(error) => error.kind(),
             ServerError::NoAnswer { .. } => BackendErrorKind::Timeout,
             ServerError::NoConnection { .. } => BackendErrorKind::Busy,
             ServerError::Withdrawn { .. } => BackendErrorKind::Withdrawn,

@@ -12,10 +12,11 @@ pub(crate) mod reply;
 mod request;
 mod retry;
 mod settings;
+mod together;
 mod watch;
 
 pub use dao::ServerLockDao;
-pub(crate) use engine::{Engine, Heard, Order};
+pub(crate) use engine::{Engine, Heard, Order, Together};
 pub(crate) use error::ServerError;
 pub(crate) use pool::Pool;
 #[cfg(feature = "postgres")]

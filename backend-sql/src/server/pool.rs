@@ -10,27 +10,31 @@ use std::{
 };
 
 use tokio::{
-    runtime::{Handle, Id},
+    runtime::Handle,
     sync::{OwnedSemaphorePermit, Semaphore},
 };
 
-use super::{Engine, ServerError, background};
+use super::{
+    Engine, ServerError, background,
+    together::{Gathering, Kind},
+};
 
 /// Connections that were not used for so long are closed rather than trusted: routers between here and there forget
 /// them without a word.
 const STALE: Duration = Duration::from_secs(240);
 
 /// The connections of a DAO.
-pub(crate) struct Pool<T> {
-    runtimes: Mutex<Vec<Arc<Own<T>>>>,
-    max: usize,
+pub(crate) struct Pool<E: Engine> {
+    pub(super) engine: E,
+    runtimes: Mutex<Vec<Arc<Own<E>>>>,
 }
 
 /// Those of one runtime.
-struct Own<T> {
-    runtime: Id,
+pub(super) struct Own<E: Engine> {
+    pub(super) runtime: Handle,
+    gatherings: [Gathering; 2],
     free: Arc<Semaphore>,
-    idle: Mutex<Idle<T>>,
+    idle: Mutex<Idle<E::Conn>>,
 }
 
 struct Idle<T> {
@@ -41,26 +45,22 @@ struct Idle<T> {
 }
 
 /// A connection in use. Dropping it closes it, unless it is given back.
-pub(crate) struct Lease<T> {
-    conn: Option<T>,
-    own: Arc<Own<T>>,
+pub(crate) struct Lease<E: Engine> {
+    conn: Option<E::Conn>,
+    own: Arc<Own<E>>,
     generation: u64,
     _permit: OwnedSemaphorePermit,
 }
 
-impl<T: Send> Pool<T> {
-    pub(crate) fn new(max: usize) -> Self {
-        Pool { runtimes: Mutex::default(), max }
+impl<E: Engine> Pool<E> {
+    pub(crate) fn new(engine: E) -> Self {
+        Pool { engine, runtimes: Mutex::default() }
     }
 
     /// A connection of this runtime: an idle one, or a new one. `warm`: rather than a new one, an idle one of this crate's
     /// thread, whose runtime drives it for whoever polls it. That takes two more switches between threads, and to connect
     /// may take longer than is left of a lease.
-    pub(crate) async fn take<E: Engine<Conn = T>>(
-        &self,
-        engine: &E,
-        warm: bool,
-    ) -> Result<Lease<T>, ServerError> {
+    pub(crate) async fn take(&self, warm: bool) -> Result<Lease<E>, ServerError> {
         let own = self.own();
         let permit = match own.free.clone().try_acquire_owned() {
             Ok(permit) => permit,
@@ -71,34 +71,41 @@ impl<T: Send> Pool<T> {
             Some(conn) => conn,
             None => match if warm { self.borrow() } else { None } {
                 Some(lease) => return Ok(lease),
-                None => engine.connect().await?,
+                None => self.engine.connect().await?,
             },
         };
         Ok(Lease { conn: Some(conn), own, generation, _permit: permit })
     }
 
     /// An idle connection of this crate's thread.
-    fn borrow(&self) -> Option<Lease<T>> {
-        let own = self.own_of(background::handle().id());
+    fn borrow(&self) -> Option<Lease<E>> {
+        let own = self.own_of(background::handle());
         let permit = own.free.clone().try_acquire_owned().ok()?;
         let (idle, generation) = own.take();
         Some(Lease { conn: Some(idle?), own, generation, _permit: permit })
     }
 
-    fn own(&self) -> Arc<Own<T>> {
+    pub(super) fn own(&self) -> Arc<Own<E>> {
         // Without a runtime of the caller's the sockets belong to ours, see `background::hosted`.
-        self.own_of(Handle::try_current().map_or_else(|_| background::handle().id(), |here| here.id()))
+        match Handle::try_current() {
+            Ok(here) => self.own_of(&here),
+            Err(_none) => self.own_of(background::handle()),
+        }
     }
 
-    fn own_of(&self, runtime: Id) -> Arc<Own<T>> {
+    fn own_of(&self, runtime: &Handle) -> Arc<Own<E>> {
         let mut runtimes = lock(&self.runtimes);
-        if let Some(own) = runtimes.iter().find(|own| own.runtime == runtime) {
+        if let Some(own) = runtimes.iter().find(|own| own.runtime.id() == runtime.id()) {
             return own.clone();
         }
         // Those of runtimes that are gone are of no use, and who comes from a new runtime may come from many.
         runtimes.retain(|own| Arc::strong_count(own) > 1 || !own.is_stale());
-        let idle = Mutex::new(Idle { conns: Vec::new(), generation: 0 });
-        let own = Arc::new(Own { runtime, free: Arc::new(Semaphore::new(self.max)), idle });
+        let own = Arc::new(Own {
+            runtime: runtime.clone(),
+            gatherings: Default::default(),
+            free: Arc::new(Semaphore::new(self.engine.settings().max_connections)),
+            idle: Mutex::new(Idle { conns: Vec::new(), generation: 0 }),
+        });
         runtimes.push(own.clone());
         own
     }
@@ -116,8 +123,18 @@ impl<T: Send> Pool<T> {
     }
 }
 
-impl<T> Own<T> {
-    fn take(&self) -> (Option<T>, u64) {
+impl<E: Engine> Own<E> {
+    /// What may go together with orders of that kind.
+    pub(super) fn gathering(&self, kind: Kind) -> &Gathering {
+        &self.gatherings[kind as usize]
+    }
+
+    /// Whether one more may be used.
+    pub(super) fn has_connections(&self) -> bool {
+        self.free.available_permits() > 0
+    }
+
+    fn take(&self) -> (Option<E::Conn>, u64) {
         let mut idle = lock(&self.idle);
         let found = match idle.conns.pop() {
             Some((conn, used)) if used.elapsed() < STALE => Some(conn),
@@ -136,9 +153,9 @@ impl<T> Own<T> {
     }
 }
 
-impl<T> Lease<T> {
+impl<E: Engine> Lease<E> {
     /// The connection.
-    pub(crate) fn conn(&mut self) -> &mut T {
+    pub(crate) fn conn(&mut self) -> &mut E::Conn {
         self.conn.as_mut().expect("it is there until it is given back")
     }
 
@@ -149,12 +166,6 @@ impl<T> Lease<T> {
         if idle.generation == self.generation {
             idle.conns.push((conn, Instant::now()));
         }
-    }
-}
-
-impl<T> std::fmt::Debug for Pool<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pool").field("max", &self.max).finish_non_exhaustive()
     }
 }
 

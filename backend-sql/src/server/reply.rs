@@ -81,13 +81,13 @@ pub(crate) struct Acquiring {
 }
 
 /// What a session is told.
-#[derive(Deserialize, Debug)]
+#[derive(Deserialize, Default, Debug)]
 pub(crate) struct Told {
     /// The time, in the answer to a sign of life.
     pub(crate) now: Option<u64>,
     /// In how long to give the next sign of life at the latest.
     pub(crate) next: Option<i64>,
-    /// What was handed to it: sets, of which the ids may also come one by one, in order.
+    /// What was handed to it: sets, of which the ids may also come one by one.
     #[serde(default)]
     pub(crate) o: Vec<Handed>,
     /// `[context, attempt]` of those who are to ask again.
@@ -107,6 +107,9 @@ pub(crate) struct Handed {
     /// For how long from then.
     pub(crate) lasts: u64,
     pub(crate) g: Vec<Given>,
+    /// Of which id, if they come one by one.
+    #[serde(default)]
+    i: Option<String>,
 }
 
 /// All that is known of one id.
@@ -174,8 +177,33 @@ pub(crate) fn read<T: for<'de> Deserialize<'de>>(
     serde_json::from_str(answer).map_err(|error| ServerError::Answer { backend, what: error.to_string() })
 }
 
-/// Sets of which the ids may have come one by one.
-pub(crate) fn whole(told: Vec<Handed>) -> Vec<Handed> {
+/// Reads an answer of several parts in JSON.
+pub(crate) fn parts<T: for<'de> Deserialize<'de>>(
+    backend: &'static str,
+    answer: &str,
+) -> impl Iterator<Item = Result<T, ServerError>> {
+    let parts = serde_json::Deserializer::from_str(answer).into_iter();
+    parts.map(move |part| part.map_err(|error| ServerError::Answer { backend, what: error.to_string() }))
+}
+
+/// Reads what a session is told.
+pub(crate) fn told(backend: &'static str, answer: &str) -> Result<Told, ServerError> {
+    let mut told = Told::default();
+    for part in parts::<Told>(backend, answer) {
+        let part = part?;
+        told.now = part.now.or(told.now);
+        told.next = part.next.or(told.next);
+        told.probe = part.probe.or(told.probe);
+        told.o.extend(part.o);
+        told.t.extend(part.t);
+    }
+    Ok(told)
+}
+
+/// Sets of which the ids may have come one by one, in any order.
+pub(crate) fn whole(mut told: Vec<Handed>) -> Vec<Handed> {
+    // In hexadecimal the ids have the same order.
+    told.sort_by(|one, other| (one.a, &one.c.0, &one.i).cmp(&(other.a, &other.c.0, &other.i)));
     let mut sets: Vec<Handed> = Vec::with_capacity(told.len());
     for handed in told {
         match sets.last_mut() {

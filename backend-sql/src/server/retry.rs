@@ -1,44 +1,52 @@
 //! One operation: a connection, the exchange, and again within the deadline where that helps.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
-use super::{Engine, Order, Pool, ServerError, background, reply};
+use super::{Engine, Order, Pool, ServerError, background, reply, together};
 
 /// How long to wait before a transaction is tried again that the server gave up in favour of another, at most.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Carries out an order within the time that the settings give it.
 pub(crate) async fn carry_out<E: Engine>(
-    engine: &E,
-    pool: &Pool<E::Conn>,
+    pool: &Arc<Pool<E>>,
     order: &Order<'_>,
 ) -> Result<String, ServerError> {
     // Hosted: a caller without a runtime is served by ours. Boxed once, so that the callers' futures stay small.
-    let timeout = engine.settings().timeout;
-    let mut sent = false;
-    let work = Box::pin(until_done(engine, pool, order, &mut sent));
+    let timeout = pool.engine.settings().timeout;
+    let sent = AtomicBool::new(false);
+    let work = Box::pin(until_done(pool, order, &sent));
     let outcome = background::hosted(Box::pin(background::within(timeout, work))).await;
     match outcome {
         Some(outcome) => outcome,
-        None if sent => Err(ServerError::NoAnswer { backend: E::NAME, after: timeout }),
+        None if sent.into_inner() => Err(ServerError::NoAnswer { backend: E::NAME, after: timeout }),
         None => {
-            let max = engine.settings().max_connections;
+            let max = pool.engine.settings().max_connections;
             Err(ServerError::NoConnection { backend: E::NAME, after: timeout, max })
         }
     }
 }
 
 async fn until_done<E: Engine>(
-    engine: &E,
-    pool: &Pool<E::Conn>,
+    pool: &Arc<Pool<E>>,
     order: &Order<'_>,
-    sent: &mut bool,
+    sent: &AtomicBool,
 ) -> Result<String, ServerError> {
     // The first try that may have taken place.
     let mut doubt = None;
     let mut cuts = 0;
     for tried in 0_u32.. {
-        let error = match (try_once(engine, pool, order, sent).await, doubt.take()) {
+        let answer = match tried {
+            0 => together::once(pool, order, sent).await,
+            _ => alone(pool, order, sent).await,
+        };
+        let error = match (answer, doubt.take()) {
             (Ok(answer), Some(earlier)) => return by_now(E::NAME, order, answer, earlier),
             (Ok(answer), None) => return Ok(answer),
             (Err(error), earlier) => {
@@ -88,17 +96,29 @@ fn by_now(
     written.map_err(|error| ServerError::Answer { backend, what: error.to_string() })
 }
 
-async fn try_once<E: Engine>(
-    engine: &E,
-    pool: &Pool<E::Conn>,
+/// Carries out an order, once, in an exchange of its own.
+pub(super) async fn alone<E: Engine>(
+    pool: &Pool<E>,
     order: &Order<'_>,
-    sent: &mut bool,
+    sent: &AtomicBool,
 ) -> Result<String, ServerError> {
-    let mut lease = pool.take(engine, matches!(order, Order::Renew(_) | Order::Release(_))).await?;
-    *sent = true;
-    let answer = engine.carry_out(lease.conn(), order).await;
+    exchange(pool, order.is_urgent(), async |conn| {
+        sent.store(true, Ordering::Relaxed);
+        pool.engine.carry_out(conn, order).await
+    })
+    .await
+}
+
+/// An exchange on a connection, which is kept unless it broke.
+pub(super) async fn exchange<E: Engine, T>(
+    pool: &Pool<E>,
+    warm: bool,
+    work: impl AsyncFnOnce(&mut E::Conn) -> Result<T, ServerError>,
+) -> Result<T, ServerError> {
+    let mut lease = pool.take(warm).await?;
+    let answer = work(lease.conn()).await;
     let keep = answer.as_ref().map_or_else(|error| !error.broke_connection(), |_| true);
-    if keep && engine.keeps_connections() {
+    if keep && pool.engine.keeps_connections() {
         lease.give_back();
     }
     answer

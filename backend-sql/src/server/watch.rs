@@ -46,8 +46,7 @@ const AGAIN_AT_MOST: Duration = Duration::from_secs(10);
 
 /// What the DAO and its tasks share.
 pub(crate) struct Shared<E: Engine> {
-    pub(crate) engine: E,
-    pub(crate) pool: Pool<E::Conn>,
+    pub(crate) pool: Arc<Pool<E>>,
     /// Names this DAO among all that wait.
     pub(crate) session: i64,
     waiters: Waiters<Place>,
@@ -69,10 +68,8 @@ pub(crate) struct Watch<E: Engine> {
 
 impl<E: Engine> Shared<E> {
     pub(crate) fn new(engine: E) -> Self {
-        let pool = Pool::new(engine.settings().max_connections);
         Shared {
-            engine,
-            pool,
+            pool: Arc::new(Pool::new(engine)),
             session: fastrand::i64(1..),
             waiters: Waiters::new(),
             clock: StoreClock::new(),
@@ -83,9 +80,14 @@ impl<E: Engine> Shared<E> {
         }
     }
 
+    /// The database.
+    pub(crate) fn engine(&self) -> &E {
+        &self.pool.engine
+    }
+
     /// Carries out an order.
     pub(crate) async fn carry_out(&self, order: &Order<'_>) -> Result<String, ServerError> {
-        retry::carry_out(&self.engine, &self.pool, order).await
+        retry::carry_out(&self.pool, order).await
     }
 
     /// A waiter that will be told. To be called before the request is sent.
@@ -154,7 +156,7 @@ impl<E: Engine> Shared<E> {
     async fn beat(&self, probe: Option<u32>) -> Result<Option<Duration>, ServerError> {
         let sent = Moment::now();
         let answer = self.carry_out(&Order::Beat { session: self.session, probe }).await?;
-        let told: Told = reply::read(E::NAME, &answer)?;
+        let told = reply::told(E::NAME, &answer)?;
         if let Some(now) = told.now {
             self.clock.sample(sent, Moment::now(), now);
         }
@@ -223,8 +225,8 @@ impl<E: Engine> Shared<E> {
 
     /// Listens, and makes sure that it hears what is told by the way that others tell it.
     async fn begin_to_listen(&self) -> Result<E::Listener, ServerError> {
-        let timeout = self.engine.settings().timeout;
-        let listen = background::within(timeout, self.engine.listen(self.session));
+        let timeout = self.engine().settings().timeout;
+        let listen = background::within(timeout, self.engine().listen(self.session));
         let silent = || ServerError::Misconfigured {
             backend: E::NAME,
             what: format!(
@@ -237,9 +239,9 @@ impl<E: Engine> Shared<E> {
         self.beat(Some(probe)).await?;
         let heard = background::within(PROBE, async {
             loop {
-                match self.engine.hear(&mut listener).await? {
+                match self.engine().hear(&mut listener).await? {
                     Heard::Told(text) => {
-                        let told: Told = reply::read(E::NAME, &text)?;
+                        let told = reply::told(E::NAME, &text)?;
                         let found = told.probe == Some(probe);
                         self.hear(told);
                         if found {
@@ -258,8 +260,8 @@ impl<E: Engine> Shared<E> {
     /// Hands on what is heard until listening fails.
     async fn hear_all(&self, listener: &mut E::Listener) -> ServerError {
         loop {
-            match self.engine.hear(listener).await {
-                Ok(Heard::Told(text)) => match reply::read::<Told>(E::NAME, &text) {
+            match self.engine().hear(listener).await {
+                Ok(Heard::Told(text)) => match reply::told(E::NAME, &text) {
                     Ok(told) => drop(self.hear(told)),
                     Err(error) => tracing::warn!(backend = E::NAME, %error, "a message cannot be read"),
                 },
@@ -282,7 +284,7 @@ impl<E: Engine> Watch<E> {
         let (tried, outcome) = oneshot::channel();
         let warm = shared.clone();
         let mut tasks = vec![background::handle().spawn(shared.clone().give_signs_of_life())];
-        let outcome = if shared.engine.settings().listen {
+        let outcome = if shared.engine().settings().listen {
             tasks.push(background::handle().spawn(shared.clone().listen(tried)));
             outcome.await.unwrap_or(Ok(()))
         } else {

@@ -136,7 +136,9 @@ async fn a_cut_connection_is_replaced(kind: Kind) -> TestResult {
 /// Somebody else's transaction keeps all connections waiting.
 async fn an_exhausted_pool_is_told(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
-    let dao = place.builder().max_connections(1).timeout(Duration::from_secs(2)).connect().await?;
+    place.open().await?;
+    // The server waits for the row a second at least.
+    let dao = place.builder().max_connections(1).timeout(Duration::from_millis(900)).connect().await?;
     let held = take(&dao, ["a"]).await?;
     dao.release(&held).await?;
     let mut sql = place.sql().await?;
@@ -284,10 +286,8 @@ async fn two_round_trips_however_many_ids(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     place.open().await?;
     let proxy = Proxy::start(&place.server.address()).await?;
-    let through = place.server.url_through(proxy.address());
-    let (through, _) = through.rsplit_once('/').ok_or("the URL names a database")?;
-    let plain = format!("{through}/{}", place.database);
-    let dao = MysqlLockDao::<String, Uuid>::builder().url(plain).listen(false).connect().await?;
+    let through = place.url_through(proxy.address());
+    let dao = MysqlLockDao::<String, Uuid>::builder().url(through).listen(false).connect().await?;
     for count in [1, 10, 100] {
         let ids: Vec<String> = (0..count).map(|number| format!("id {number:03}")).collect();
         // The first time statements are prepared, and rows made.

@@ -9,6 +9,7 @@ mod schema;
 #[path = "../steps/mod.rs"]
 mod steps;
 mod telling;
+mod together;
 mod waking;
 
 use std::process::ExitCode;
@@ -22,6 +23,7 @@ fn main() -> ExitCode {
             joining::tests(kind),
             waking::tests(kind),
             telling::tests(kind),
+            together::tests(kind),
             hazards::tests(kind),
             disk::tests(kind),
         ]

@@ -1,6 +1,6 @@
 //! A database of a test's own on a shared server, and what tests do there.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use lockcore_conformance::servers::{self, Kind, Server};
 use lockcore_sql::{MysqlBuilder, MysqlLockDao};
@@ -32,7 +32,15 @@ impl Place {
 
     /// The URL of the database.
     pub(crate) fn url(&self) -> String {
-        let url = self.server.url();
+        self.of_database(&self.server.url())
+    }
+
+    /// The same by way of a proxy.
+    pub(crate) fn url_through(&self, proxy: SocketAddr) -> String {
+        self.of_database(&self.server.url_through(proxy))
+    }
+
+    fn of_database(&self, url: &str) -> String {
         let (place, _) = url.rsplit_once('/').expect("the URL names a database");
         format!("{place}/{}", self.database)
     }

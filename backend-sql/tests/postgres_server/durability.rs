@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future::try_join_all;
 use lockcore::{Acquired, LockDao};
 use lockcore_conformance::servers::{Kind, Server, TestResult, Trial};
 use lockcore_sql::{PostgresLockDao, postgres::Commit};
@@ -59,6 +60,7 @@ async fn what_must_be_durable_waits_for_the_disk() -> TestResult {
         held.push(take(&usual, ids.iter().map(ToString::to_string).collect::<Vec<_>>()).await?);
     }
     let durable = take(&all, ["durable"]).await?;
+    take(&all, ["not free"]).await?;
     let (waits, wakeup) = queue(&usual, ["passed on"]).await?;
     let (also_waits, also) = queue(&usual, ["passed 2"]).await?;
     let probe = stall(&server, &mut sql).await?;
@@ -79,8 +81,8 @@ async fn what_must_be_durable_waits_for_the_disk() -> TestResult {
     let mut waiting = Vec::new();
     let mut number = 1;
     let dao = usual.clone();
-    let mut stuck = async |work: JoinHandle<Result<(), Error>>, what: &str| {
-        number += 1;
+    let mut stuck = async |work: JoinHandle<Result<(), Error>>, commits: i64, what: &str| {
+        number += commits;
         waiting.push(work);
         let all_wait = sql.until(WAITING, number).await;
         all_wait.map_err(|error| Error::from(format!("{what} has to be durable: {error}")))
@@ -88,7 +90,7 @@ async fn what_must_be_durable_waits_for_the_disk() -> TestResult {
     for (position, what) in [(2, "a hand-over"), (3, "a hand-over of one of two")] {
         let (dao, grant) = (dao.clone(), held[position].clone());
         let work = async move { lossless(&dao.release(&grant).await?.lost) };
-        stuck(tokio::spawn(work), what).await?;
+        stuck(tokio::spawn(work), 1, what).await?;
     }
     // A notification in a commit that waits would keep every other one from being sent.
     let mut other = connect(&server).await?;
@@ -97,13 +99,24 @@ async fn what_must_be_durable_waits_for_the_disk() -> TestResult {
     for ids in [&["one"][..], &["two", "three"]] {
         let (dao, asked) = (dao.clone(), request(ids.iter().map(ToString::to_string).collect::<Vec<_>>()));
         let work = async move { granted(&dao, &asked).await.map(drop) };
-        stuck(tokio::spawn(work), "a grant").await?;
+        stuck(tokio::spawn(work), 1, "a grant").await?;
     }
+    // One grant of one id is under way already, so of this crowd the first goes alone, the others together; that the last of
+    // those is refused need not be durable.
+    let crowd = usual.clone();
+    let work = async move {
+        let asked = ["crowd 0", "crowd 1", "crowd 2", "crowd 3", "not free"].map(|id| request([id]));
+        let mut answers = try_join_all(asked.iter().map(|asked| crowd.acquire(asked))).await?;
+        assert!(matches!(answers.pop(), Some(Acquired::Refused(_))));
+        assert!(answers.iter().all(|answer| matches!(answer, Acquired::Granted(_))), "{answers:?}");
+        Ok(())
+    };
+    stuck(tokio::spawn(work), 2, "each grant of a crowd").await?;
     let renewed = held[4].clone();
     let work = async move { lossless(&dao.renew(&renewed).await?.lost) };
-    stuck(tokio::spawn(work), "a renewal").await?;
+    stuck(tokio::spawn(work), 1, "a renewal").await?;
     let work = async move { lossless(&all.release(&durable).await?.lost) };
-    stuck(tokio::spawn(work), "this release").await?;
+    stuck(tokio::spawn(work), 1, "this release").await?;
 
     sql.run("ALTER SYSTEM RESET synchronous_standby_names").await?;
     sql.run("SELECT pg_reload_conf()").await?;

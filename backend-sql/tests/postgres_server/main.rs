@@ -12,6 +12,7 @@ mod schema;
 #[path = "../steps/mod.rs"]
 mod steps;
 mod store;
+mod together;
 
 use std::process::ExitCode;
 
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
         hazards::tests(),
         messages::tests(),
         store::tests(),
+        together::tests(),
         durability::tests(),
         disk::tests(),
         locale::tests(),

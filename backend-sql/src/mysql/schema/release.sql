@@ -5,7 +5,8 @@ CREATE PROCEDURE {v1_release}(
   p_set LONGTEXT CHARACTER SET ascii, p_n INT)
 SQL SECURITY DEFINER
 body: BEGIN
-  DECLARE v_done TINYINT;
+  DECLARE v_session BIGINT;
+  DECLARE v_wake LONGTEXT CHARACTER SET ascii;
   IF p_n = 1 THEN
     IF @@autocommit THEN
       -- It commits by itself.
@@ -13,24 +14,33 @@ body: BEGIN
         WHERE ns = p_ns AND id = p_id AND context = p_context AND fence = p_fence AND until > {clock};
       IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
     END IF;
-    CALL {v1_hand_over}(p_ns, p_context, p_id, p_fence, v_done);
-    IF v_done THEN LEAVE body; END IF;
+    CALL {v1_hand_over}(p_ns, p_context, p_id, p_fence, 0, v_session);
+    IF v_session IS NOT NULL THEN
+      SET v_wake = CONCAT(v_session, ',');
+      CALL {v1_ring}(v_wake);
+      IF v_wake <> '' THEN
+        SELECT '' AS answer, v_wake AS unrung;
+      END IF;
+      LEAVE body;
+    END IF;
   END IF;
   CALL {v1_release_any}(p_ns, p_context, p_set, p_n);
 END
 //
--- Also usual: its only holder frees an id, and the first in line waits for nothing else. Whether it was so; if not, nothing
--- was changed.
+-- Also usual: its only holder frees an id, and the first in line waits for nothing else: the session that is to be told.
+-- `NULL` if it was not so; then at most the next fence was raised. `p_within`: a transaction that has begun.
 CREATE PROCEDURE {v1_hand_over}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT, OUT p_done TINYINT)
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT, p_within TINYINT,
+  OUT p_session BIGINT)
 SQL SECURITY DEFINER
 BEGIN
   DECLARE v_now, v_ticket, v_session BIGINT;
-  DECLARE v_wake LONGTEXT CHARACTER SET ascii;
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
-  SET p_done = 0;
-  SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-  START TRANSACTION;
+  SET p_session = NULL;
+  IF NOT p_within THEN
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    START TRANSACTION;
+  END IF;
   -- The lock and the next fence in one statement.
   UPDATE {ids} SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {clock}))
     WHERE ns = p_ns AND id = p_id AND extra = 1 AND frozen = 0;
@@ -45,21 +55,20 @@ BEGIN
     IF v_ticket > 0 THEN
       DELETE FROM {claims} WHERE ns = p_ns AND id = p_id AND state = 0 AND number = p_fence AND context = p_context
         AND until > v_now AND until - lease <= v_now AND replaces = 0;
-      SET p_done = ROW_COUNT();
+      IF ROW_COUNT() = 1 THEN
+        UPDATE {claims} SET state = 0, number = LAST_INSERT_ID(), told = 1, lease = LEAST(lease, 2000000),
+            until = v_now + lease, since = v_now
+          WHERE ns = p_ns AND id = p_id AND state = 3 AND number = v_ticket;
+        SET p_session = v_session;
+      END IF;
     END IF;
   END IF;
-  IF p_done THEN
-    UPDATE {claims} SET state = 0, number = LAST_INSERT_ID(), told = 1, lease = LEAST(lease, 2000000),
-        until = v_now + lease, since = v_now
-      WHERE ns = p_ns AND id = p_id AND state = 3 AND number = v_ticket;
-    COMMIT;
-    SET v_wake = CONCAT(v_session, ',');
-    CALL {v1_ring}(v_wake);
-    IF v_wake <> '' THEN
-      SELECT '' AS answer, v_wake AS unrung;
+  IF NOT p_within THEN
+    IF p_session IS NULL THEN
+      ROLLBACK;
+    ELSE
+      COMMIT;
     END IF;
-  ELSE
-    ROLLBACK;
   END IF;
 END
 //

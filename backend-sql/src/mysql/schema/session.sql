@@ -28,7 +28,8 @@ body: BEGIN
   DECLARE v_ended, v_silent, v_waiters INT DEFAULT 0;
   DECLARE v_now, v_next BIGINT DEFAULT 0;
   DECLARE v_set, p_set LONGTEXT CHARACTER SET ascii;
-  DECLARE v_told, v_wake LONGTEXT CHARACTER SET ascii DEFAULT '';
+  DECLARE v_wake LONGTEXT CHARACTER SET ascii DEFAULT '';
+  DECLARE v_told INT;
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
   IF @@session.group_concat_max_len < 16777216 THEN
     SET SESSION group_concat_max_len = 16777216;
@@ -57,7 +58,6 @@ body: BEGIN
     END IF;
     COMMIT;
   END IF;
-  CALL {v1_told}(p_ns, p_session, '', v_told);
   SET v_now = {clock};
   SELECT MIN(h.until) - v_now INTO v_next FROM {claims} w FORCE INDEX (by_session)
     STRAIGHT_JOIN {claims} h ON h.ns = w.ns AND h.id = w.id AND h.state = 0
@@ -66,30 +66,35 @@ body: BEGIN
     SET v_wake = CONCAT(v_wake, p_session, ',');
   END IF;
   CALL {v1_ring}(v_wake);
-  SELECT CONCAT('{"now":', v_now, ',"next":', LEAST(1000000, GREATEST(IFNULL(v_next, 1000000), 0)),
-    IF(v_told = '', '', ','), v_told, '}') AS answer, v_wake AS unrung;
+  SELECT CONCAT('{"now":', v_now, ',"next":', LEAST(1000000, GREATEST(IFNULL(v_next, 1000000), 0)), '}') AS answer,
+    v_wake AS unrung;
+  CALL {v1_told}(p_ns, p_session, '', NULL, v_told);
 END
 //
--- What a session is to be told: what was handed to it, id by id, and who is to ask, but for what `p_known` marks as told.
--- The inside of a JSON object; empty if there is nothing new. `known` marks all that there is, so that nobody has to
--- remember what is there no more. It changes nothing: whoever hears may be interrupted before the answer is out. What is
--- handed over counts as told when it is confirmed, a turn when the waiter asks.
+-- Tells a session what was handed to it, id by id, who is to ask, and its probe: answers, each a JSON object; but not what
+-- `p_known` marks as told, and no probe that is `p_probe`. `p_something`: whether there was anything. `known` marks all
+-- that there is, so that nobody has to remember what is there no more. It changes nothing: whoever hears may be
+-- interrupted before the answer is out. What is handed over counts as told when it is confirmed, a turn when the waiter
+-- asks. Rows and not a list: on MariaDB each GROUP_CONCAT of long texts makes a file.
 CREATE PROCEDURE {v1_told}(
-  p_ns INT UNSIGNED, p_session BIGINT, p_known LONGTEXT CHARACTER SET ascii, OUT p_told LONGTEXT CHARACTER SET ascii)
+  p_ns INT UNSIGNED, p_session BIGINT, p_known LONGTEXT CHARACTER SET ascii, p_probe BIGINT, OUT p_something INT)
 SQL SECURITY DEFINER
 BEGIN
-  DECLARE v_offers, v_turns, v_marks LONGTEXT CHARACTER SET ascii;
-  DECLARE v_now BIGINT DEFAULT {clock};
-  -- In one look, without grouping, which would need a temporary table.
-  SELECT GROUP_CONCAT(IF(o.told = 1 AND o.state = 0 AND o.until > v_now AND NOT FIND_IN_SET({mark of o}, p_known),
-        {offer}, NULL) ORDER BY o.attempt, o.id),
-      GROUP_CONCAT(IF(o.told = 2 AND NOT FIND_IN_SET({mark of o}, p_known),
-        CONCAT('["', HEX(o.context), '",', o.attempt, ']'), NULL)),
-      GROUP_CONCAT(DISTINCT {mark of o})
-    INTO v_offers, v_turns, v_marks
-    FROM {claims} o FORCE INDEX (by_session) WHERE o.session = p_session AND o.told IN (1, 2) AND o.ns = p_ns;
-  SET p_told = IF(v_offers IS NULL AND v_turns IS NULL, '', CONCAT_WS(',', CONCAT('"o":[', v_offers, ']'),
-    CONCAT('"t":[', v_turns, ']'), CONCAT('"known":"', v_marks, '"')));
+  DECLARE v_now, v_probe BIGINT DEFAULT {clock};
+  SELECT COUNT(*), (SELECT IFNULL(MAX(probe), 0) FROM {sessions} WHERE session = p_session)
+    INTO p_something, v_probe
+    FROM {claims} o FORCE INDEX (by_session) WHERE o.session = p_session AND o.told IN (1, 2) AND o.ns = p_ns
+      AND (o.told = 2 OR o.state = 0 AND o.until > v_now) AND NOT FIND_IN_SET({mark of o}, p_known);
+  IF p_something THEN
+    SELECT CONCAT('{"known":"', {mark of o}, '"', IF(FIND_IN_SET({mark of o}, p_known), '', IF(o.told = 2,
+        CONCAT(',"t":[["', HEX(o.context), '",', o.attempt, ']]'),
+        IF(o.state = 0 AND o.until > v_now, CONCAT(',"o":[', {offer}, ']'), ''))), '}') AS answer, '' AS unrung
+      FROM {claims} o FORCE INDEX (by_session) WHERE o.session = p_session AND o.told IN (1, 2) AND o.ns = p_ns;
+  END IF;
+  IF v_probe <> p_probe THEN
+    SELECT CONCAT('{"probe":', v_probe, '}') AS answer, '' AS unrung;
+    SET p_something = 1;
+  END IF;
 END
 //
 -- Waits for the session's turn: until there is something to tell, `v1_ring` interrupts it, or `p_seconds` are over.
@@ -104,47 +109,22 @@ CREATE PROCEDURE {v1_hear}(
   p_seconds INT, p_interrupted TINYINT)
 SQL SECURITY INVOKER
 BEGIN
-  DECLARE v_told LONGTEXT CHARACTER SET ascii DEFAULT '';
+  DECLARE v_told INT DEFAULT 0;
   IF p_interrupted THEN
     DO RELEASE_LOCK(CONCAT('lockcore:', p_session));
-    CALL {v1_pending}(p_ns, p_session, p_known, p_probe, v_told);
+    CALL {v1_told}(p_ns, p_session, p_known, p_probe, v_told);
   END IF;
-  IF v_told = '' THEN
+  IF NOT v_told THEN
     IF NOT IFNULL(GET_LOCK(CONCAT('lockcore:', p_session), 5), 0) THEN
       SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'another connection has the name of this session';
     END IF;
-    CALL {v1_pending}(p_ns, p_session, p_known, p_probe, v_told);
-    IF v_told = '' THEN
+    CALL {v1_told}(p_ns, p_session, p_known, p_probe, v_told);
+    IF NOT v_told THEN
       IF GET_LOCK(CONCAT('lockcore:', p_kept), p_seconds) THEN
         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the connection that keeps the listener waiting is gone';
       END IF;
     END IF;
     DO RELEASE_LOCK(CONCAT('lockcore:', p_session));
-  END IF;
-  SELECT IF(v_told = '', '', CONCAT('{', v_told, '}')) AS answer, '' AS unrung;
-END
-//
--- What there is to tell a session, its probe included unless that is `p_probe`.
-CREATE PROCEDURE {v1_pending}(
-  p_ns INT UNSIGNED, p_session BIGINT, p_known LONGTEXT CHARACTER SET ascii, p_probe BIGINT,
-  OUT p_told LONGTEXT CHARACTER SET ascii)
-SQL SECURITY DEFINER
-BEGIN
-  DECLARE v_now, v_probe BIGINT DEFAULT {clock};
-  DECLARE v_count INT DEFAULT 0;
-  -- Usually it is one offer of one id.
-  SELECT COUNT(*), MAX(IF(o.told = 1 AND o.state = 0 AND o.until > v_now, IF(FIND_IN_SET({mark of o}, p_known), '',
-      CONCAT('"o":[', {offer}, '],"known":"', {mark of o}, '"')), NULL)),
-      (SELECT IFNULL(MAX(probe), 0) FROM {sessions} WHERE session = p_session)
-    INTO v_count, p_told, v_probe
-    FROM {claims} o FORCE INDEX (by_session) WHERE o.session = p_session AND o.told IN (1, 2) AND o.ns = p_ns;
-  IF v_count = 0 THEN
-    SET p_told = '';
-  ELSEIF v_count > 1 OR p_told IS NULL THEN
-    CALL {v1_told}(p_ns, p_session, p_known, p_told);
-  END IF;
-  IF v_probe <> p_probe THEN
-    SET p_told = CONCAT('"probe":', v_probe, IF(p_told = '', '', ','), p_told);
   END IF;
 END
 //

@@ -31,8 +31,6 @@ BEGIN
       IF v_answer IS NOT NULL THEN
         RETURN v_answer;
       END IF;
-    ELSIF {v1_take}(p_ns, p_context, p_attempt, p_ids, p_lease, p_owner, v_now) THEN
-      RETURN 'G' || v_now;
     END IF;
     -- Some have no row yet.
     INSERT INTO {lock} AS l
@@ -62,28 +60,42 @@ BEGIN
     coalesce(p_limits, array_fill(0::int8, ARRAY[cardinality(p_ids)])), p_lease, p_owner, p_flags, p_session);
 END {$};
 
--- Takes many ids at once, all under one fence; false if that does not do, and then nothing was done.
--- Rows are met in the order of the index on ids, in which everybody takes them: so no other plan. Who went on after only some
--- of them would hold these out of order, and a row that somebody else was changing stays locked though it does not fit in the
--- end: so all are let go first, by undoing the block.
-CREATE OR REPLACE FUNCTION {v1_take}(
-  p_ns bytea, p_context bytea, p_attempt int8, p_ids bytea[], p_lease int8, p_owner bytea, p_now int8)
-  RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS {$}
+-- Takes many ids exclusively, all under one fence; the usual case in one statement. Flags as of {v1_acquire}; answer goes in
+-- empty. Rows are met in the order of the index on ids, in which everybody takes them. Who went on after only some of them
+-- would hold these out of order, and a row that somebody else was changing stays locked though it does not fit in the end:
+-- so all are let go first. For that it is a procedure: an exception would take two transactions each time.
+CREATE OR REPLACE PROCEDURE {v1_acquire_many}(
+  p_ns bytea, p_context bytea, p_attempt int8, p_ids bytea[], p_lease int8, p_owner bytea, p_flags int8, p_session int8,
+  INOUT answer text) LANGUAGE plpgsql AS {$}
 DECLARE
+  v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
+  v_set text := {v1_in_order}();
   v_count int8;
 BEGIN
-  UPDATE {lock} SET fence = p_now, expires = p_now + p_lease, lease = p_lease, since = p_now, attempt = p_attempt,
+  UPDATE {lock} SET fence = v_now, expires = v_now + p_lease, lease = p_lease, since = v_now, attempt = p_attempt,
     replaces = 0, busy = 1, context = p_context, owner = p_owner,
-    lapses = CASE WHEN lapses >= p_now + p_lease THEN lapses ELSE p_now + 8 * p_lease END
-    WHERE id = ANY (p_ids) AND ns = p_ns AND fence > 0 AND fence < p_now
-      AND (busy = 0 OR busy = 1 AND expires <= p_now);
+    lapses = CASE WHEN lapses >= v_now + p_lease THEN lapses ELSE v_now + 8 * p_lease END
+    WHERE id = ANY (p_ids) AND ns = p_ns AND fence > 0 AND fence < v_now
+      AND (busy = 0 OR busy = 1 AND expires <= v_now);
   GET DIAGNOSTICS v_count = ROW_COUNT;
   IF v_count < cardinality(p_ids) THEN
-    RAISE SQLSTATE 'LC003';
+    ROLLBACK;
+    answer := {v1_acquire}(p_ns, p_context, p_attempt, p_ids, NULL, NULL, NULL, p_lease, p_owner, p_flags, p_session);
+    RETURN;
   END IF;
-  RETURN true;
-EXCEPTION WHEN SQLSTATE 'LC003' THEN
-  RETURN false;
+  IF p_flags & 8 = 8 THEN
+    v_set := set_config('synchronous_commit', 'off', true);
+  END IF;
+  answer := 'G' || v_now;
+END {$};
+
+-- Lets the next statements of the transaction meet rows by the index, and so in its order: by no other plan.
+CREATE OR REPLACE FUNCTION {v1_in_order}() RETURNS text LANGUAGE plpgsql AS {$}
+BEGIN
+  IF current_setting('enable_bitmapscan') = 'on' OR current_setting('enable_seqscan') = 'on' THEN
+    RETURN set_config('enable_bitmapscan', 'off', true) || set_config('enable_seqscan', 'off', true);
+  END IF;
+  RETURN '';
 END {$};
 
 -- The usual wait: for one id, which somebody else holds exclusively. NULL if anything is otherwise; then nothing was done,

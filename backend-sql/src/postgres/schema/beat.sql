@@ -46,7 +46,6 @@ DECLARE
   v_locked bytea[];
   v_told text[] := '{}';
 BEGIN
-  DELETE FROM {session} WHERE session = p_session;
   SELECT array_agg(DISTINCT id ORDER BY id) INTO v_ids FROM {place} WHERE session = p_session AND ns = p_ns;
   IF v_ids IS NOT NULL THEN
     PERFORM {v1_lock}(p_ns, v_ids);
@@ -56,5 +55,7 @@ BEGIN
     SELECT s.p_locked, s.told INTO v_locked, v_told FROM {v1_serve}(p_ns, v_ids, {v1_now}(), v_ids) AS s;
     PERFORM {v1_tell}(v_told);
   END IF;
+  -- At the end, as everybody who locks ids takes it behind them.
+  DELETE FROM {session} WHERE session = p_session;
   RETURN '';
 END {$};

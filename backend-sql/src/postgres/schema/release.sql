@@ -4,9 +4,51 @@
 CREATE OR REPLACE PROCEDURE {v1_release}(
   p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_flags int8, INOUT lost text) LANGUAGE plpgsql AS {$}
 DECLARE
+  v_now int8;
+  v_count int8;
+  v_told text[];
+  v_set text;
+BEGIN
+  IF cardinality(p_ids) > 1 AND p_fences[1] = ALL (p_fences) THEN
+    -- What was taken together is held and nobody waits: in one statement, or not at all, as {v1_acquire_many} takes it.
+    v_now := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
+    v_set := {v1_in_order}();
+    UPDATE {lock} SET busy = 0 WHERE id = ANY (p_ids) AND ns = p_ns
+      AND busy = 1 AND fence = p_fences[1] AND context = p_context AND expires > v_now;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    IF v_count = cardinality(p_ids) THEN
+      IF p_flags <> 0 THEN
+        v_set := set_config('synchronous_commit', 'off', true);
+      END IF;
+      RETURN;
+    END IF;
+    ROLLBACK;
+  END IF;
+  v_told := {v1_let_go}(p_ns, p_context, p_ids, p_fences);
+  IF v_told IS NULL THEN
+    IF p_flags <> 0 THEN
+      v_set := set_config('synchronous_commit', 'off', true);
+    END IF;
+    RETURN;
+  END IF;
+  lost := v_told[1];
+  IF p_flags & 8 = 8 OR p_flags & 1 = 1 AND cardinality(v_told) = 1 THEN
+    v_set := set_config('synchronous_commit', 'off', true);
+  END IF;
+  IF cardinality(v_told) > 1 THEN
+    COMMIT;
+    v_set := set_config('synchronous_commit', 'off', true);
+    v_set := {v1_tell}(v_told[2:]);
+  END IF;
+END {$};
+
+-- Frees what is held and hands it on: NULL if all was held and nobody waits, else what was lost and who is to be told what.
+CREATE OR REPLACE FUNCTION {v1_let_go}(p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[]) RETURNS text[]
+  LANGUAGE plpgsql AS {$}
+DECLARE
   v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
   v_busy int4;
-  v_set text;
+  v_lost text;
   v_told text[];
 BEGIN
   -- The usual case: it is held, exclusively, and nobody waits. In as few words as possible. Where somebody does, this locks
@@ -15,30 +57,17 @@ BEGIN
     UPDATE {lock} SET busy = CASE busy WHEN 1 THEN 0 ELSE busy END WHERE id = p_ids[1] AND ns = p_ns AND busy & ~52 = 1
       AND fence = p_fences[1] AND context = p_context AND replaces = 0 AND expires > v_now RETURNING busy INTO v_busy;
     IF v_busy = 0 THEN
-      IF p_flags <> 0 THEN
-        v_set := set_config('synchronous_commit', 'off', true);
-      END IF;
-      RETURN;
+      RETURN NULL;
     END IF;
     IF FOUND THEN
       v_told := {v1_pass_on}(p_ns, p_context, p_ids[1], p_fences[1], v_busy);
+      IF v_told IS NOT NULL THEN
+        RETURN ARRAY[''] || v_told;
+      END IF;
     END IF;
-  ELSIF p_fences[1] = ALL (p_fences) AND {v1_free}(p_ns, p_context, p_ids, p_fences[1], v_now) THEN
-    v_told := '{}';
   END IF;
-  IF v_told IS NULL THEN
-    SELECT r.lost, r.told INTO lost, v_told FROM {v1_release_many}(p_ns, p_context, p_ids, p_fences) AS r;
-  END IF;
-  IF p_flags & 8 = 8 OR (p_flags & 1 = 1 AND cardinality(v_told) = 0) THEN
-    v_set := set_config('synchronous_commit', 'off', true);
-  END IF;
-  IF cardinality(v_told) > 0 THEN
-    COMMIT;
-    v_set := set_config('synchronous_commit', 'off', true);
-    FOR i IN 1 .. cardinality(v_told) / 2 LOOP
-      v_set := pg_notify(v_told[2 * i - 1], v_told[2 * i]);
-    END LOOP;
-  END IF;
+  SELECT r.lost, r.told INTO v_lost, v_told FROM {v1_release_many}(p_ns, p_context, p_ids, p_fences) AS r;
+  RETURN v_lost || v_told;
 END {$};
 
 -- The usual release of an id for which somebody waits, or which was handed over and not confirmed: held exclusively by the
@@ -84,24 +113,6 @@ BEGIN
   RETURN ARRAY[format('lockcore_%s', w.session),
     format('{"o":[{"c":"%s","a":%s,"at":%s,"lasts":%s,"g":[[2,0,0,%s,1,[]]]}]}', encode(w.context, 'hex'), w.attempt,
       v_now, v_lasts, v_fence)];
-END {$};
-
--- Frees many ids at once that were taken together, if all are held and nobody waits; false otherwise, and then nothing was
--- done. The order as in {v1_take}.
-CREATE OR REPLACE FUNCTION {v1_free}(p_ns bytea, p_context bytea, p_ids bytea[], p_fence int8, p_now int8)
-  RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS {$}
-DECLARE
-  v_count int8;
-BEGIN
-  UPDATE {lock} SET busy = 0 WHERE id = ANY (p_ids) AND ns = p_ns
-    AND busy = 1 AND fence = p_fence AND context = p_context AND expires > p_now;
-  GET DIAGNOSTICS v_count = ROW_COUNT;
-  IF v_count < cardinality(p_ids) THEN
-    RAISE SQLSTATE 'LC003';
-  END IF;
-  RETURN true;
-EXCEPTION WHEN SQLSTATE 'LC003' THEN
-  RETURN false;
 END {$};
 
 -- The same for every release.

@@ -154,10 +154,13 @@ BEGIN
   PERFORM {v1_settle}(p_ns, p_ids);
 END {$};
 
--- Tells them.
-CREATE OR REPLACE FUNCTION {v1_tell}(p_told text[]) RETURNS void LANGUAGE plpgsql AS {$}
+-- Tells them. The result is nothing; a function that gives something is called faster.
+CREATE OR REPLACE FUNCTION {v1_tell}(p_told text[]) RETURNS text LANGUAGE plpgsql AS {$}
+DECLARE
+  v_set text;
 BEGIN
   FOR i IN 1 .. cardinality(p_told) / 2 LOOP
-    PERFORM pg_notify(p_told[2 * i - 1], p_told[2 * i]);
+    v_set := pg_notify(p_told[2 * i - 1], p_told[2 * i]);
   END LOOP;
+  RETURN '';
 END {$};

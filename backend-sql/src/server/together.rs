@@ -1,0 +1,358 @@
+//! Requests that come together travel together: while some exchanges are under way, what other tasks of the program ask
+//! for gathers, and goes as one exchange when one of those has ended. Half of what a request costs the server is not the
+//! work on its row but that it is a statement and a transaction of its own; so a crowd gets more done, and who is alone
+//! waits for nobody.
+//!
+//! Only requests for one id go together, in the order of the ids: so no two exchanges wait for each other's rows in a
+//! circle. Each runtime gathers its own, since it drives its own connections.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use lockcore::BackendErrorKind;
+use tokio::{sync::oneshot, task};
+
+use super::{
+    Ask, Engine, Hold, Order, Pool, ServerError, Together, background,
+    pool::Own,
+    retry::{alone, exchange},
+};
+
+/// So many exchanges are under way before requests gather: while the server works on one, the answers of another are read.
+/// Of a crowd, all gather while there is one: the larger the fewer there are.
+const LANES: usize = 2;
+
+/// An exchange of so many requests shows that there is a crowd.
+const CROWD: usize = 5;
+
+/// How long a request waits for one of them to end before there is one more, as long as there are connections: what holds
+/// them up - a slow disk, a row that a transaction of the user's has locked - need not hold up others. No exchange that takes
+/// so long is one too many.
+const PATIENCE: Duration = Duration::from_millis(1);
+
+/// The most requests of an exchange: all of them get their answers at its end.
+const MOST: usize = 64;
+
+/// None: it was not done with the others, and has to be carried out alone.
+type Answer = Result<Option<String>, ServerError>;
+
+/// The requests of one runtime that may go together.
+#[derive(Debug, Default)]
+pub(super) struct Gathering(Mutex<Gathered>);
+
+#[derive(Debug, Default)]
+struct Gathered {
+    under_way: usize,
+    /// So many went in the last exchange.
+    together: usize,
+    /// In the order of their numbers.
+    waiting: VecDeque<Request>,
+    /// Of the last that waited.
+    number: u64,
+}
+
+/// A request that waits for an exchange to end.
+#[derive(Debug)]
+struct Request {
+    number: u64,
+    order: Owned,
+    taken: Arc<AtomicBool>,
+    answer: oneshot::Sender<Answer>,
+}
+
+/// What can go with others of its kind, whoever sends it.
+#[derive(Debug)]
+enum Owned {
+    Acquire { ask: Ask, session: i64 },
+    Release(Hold),
+}
+
+impl Owned {
+    /// `None` if it is not for one id alone.
+    fn new(order: &Order<'_>) -> Option<Self> {
+        match *order {
+            Order::Acquire { ask, session } => Some(Owned::Acquire { ask: ask.clone(), session }),
+            Order::Release(hold) => Some(Owned::Release(hold.clone())),
+            _ => None,
+        }
+    }
+
+    fn id(&self) -> &[u8] {
+        match self {
+            Owned::Acquire { ask, .. } => &ask.ids[0],
+            Owned::Release(hold) => &hold.ids[0],
+        }
+    }
+}
+
+/// With what an order can go together.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind {
+    Acquire,
+    Release,
+}
+
+impl Kind {
+    /// `None` if it is not for one id alone.
+    fn of(order: &Order<'_>) -> Option<Self> {
+        match order {
+            Order::Acquire { ask, .. } if ask.ids.len() == 1 && ask.modes.is_none() => Some(Kind::Acquire),
+            Order::Release(hold) if hold.ids.len() == 1 => Some(Kind::Release),
+            _ => None,
+        }
+    }
+}
+
+/// Carries out an order once, with others if many come at once. `sent`: whether it may have been sent.
+pub(super) async fn once<E: Engine>(
+    pool: &Arc<Pool<E>>,
+    order: &Order<'_>,
+    sent: &AtomicBool,
+) -> Result<String, ServerError> {
+    let Some(kind) = Kind::of(order) else { return alone(pool, order, sent).await };
+    let own = pool.own();
+    let gathering = own.gathering(kind);
+    if gathering.enter() {
+        let _lane = Lane::new(pool, &own, kind);
+        return alone(pool, order, sent).await;
+    }
+    match Owned::new(order) {
+        Some(owned) => match gathered(pool, &own, kind, owned, sent).await? {
+            Some(answer) => Ok(answer),
+            None => alone(pool, order, sent).await,
+        },
+        None => alone(pool, order, sent).await,
+    }
+}
+
+/// Waits until the order went with others.
+async fn gathered<E: Engine>(
+    pool: &Arc<Pool<E>>,
+    own: &Arc<Own<E>>,
+    kind: Kind,
+    order: Owned,
+    sent: &AtomicBool,
+) -> Answer {
+    let gathering = own.gathering(kind);
+    let (waiting, mut answer) = Waiting::begin(gathering, order, sent);
+    let mut patience = PATIENCE;
+    loop {
+        match background::within(patience, &mut answer).await {
+            Some(Ok(answer)) => return answer,
+            // The runtime ends.
+            Some(Err(_)) if waiting.taken.load(Ordering::Relaxed) => return Err(unanswered(E::NAME)),
+            Some(Err(_)) => return Ok(None),
+            None if own.has_connections() && gathering.hasten(waiting.number) => {
+                Lane::new(pool, own, kind).drive();
+            }
+            None => {}
+        }
+        patience *= 2;
+    }
+}
+
+fn unanswered(backend: &'static str) -> ServerError {
+    let (kind, source) = (BackendErrorKind::Unavailable, sqlx::Error::WorkerCrashed);
+    ServerError::Database { backend, kind, in_doubt: true, transient: false, broken: false, source }
+}
+
+/// The request of a caller, who may go away. Dropping it says whether the request was sent.
+struct Waiting<'c> {
+    gathering: &'c Gathering,
+    number: u64,
+    taken: Arc<AtomicBool>,
+    sent: &'c AtomicBool,
+}
+
+impl<'c> Waiting<'c> {
+    fn begin(
+        gathering: &'c Gathering,
+        order: Owned,
+        sent: &'c AtomicBool,
+    ) -> (Self, oneshot::Receiver<Answer>) {
+        let taken = Arc::new(AtomicBool::new(false));
+        let (answer, answered) = oneshot::channel();
+        let mut gathered = gathering.lock();
+        gathered.number += 1;
+        let number = gathered.number;
+        gathered.waiting.push_back(Request { number, order, taken: taken.clone(), answer });
+        (Waiting { gathering, number, taken, sent }, answered)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if !self.taken.load(Ordering::Relaxed) {
+            let waiting = &mut self.gathering.lock().waiting;
+            if let Ok(at) = waiting.binary_search_by_key(&self.number, |request| request.number) {
+                waiting.remove(at);
+            }
+        }
+        // As of now: under the lock it was taken, or never will be.
+        if self.taken.load(Ordering::Relaxed) {
+            self.sent.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Gathering {
+    fn lock(&self) -> MutexGuard<'_, Gathered> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins an exchange, if few are under way and nobody waits.
+    fn enter(&self) -> bool {
+        let mut gathered = self.lock();
+        let lanes = if gathered.together < CROWD { LANES } else { 1 };
+        let free = gathered.under_way < lanes && gathered.waiting.is_empty();
+        if free {
+            gathered.under_way += 1;
+            gathered.together = 1;
+        }
+        free
+    }
+
+    /// Begins one more exchange, if the request still waits.
+    fn hasten(&self, number: u64) -> bool {
+        let mut gathered = self.lock();
+        let waits = gathered.waiting.front().is_some_and(|first| first.number <= number);
+        gathered.under_way += usize::from(waits);
+        waits
+    }
+
+    /// What goes together now; nothing if the lane has ended, of which the last exchange was `quick`.
+    fn take(&self, quick: bool) -> Vec<Request> {
+        let mut gathered = self.lock();
+        let many = quick && gathered.together >= CROWD && gathered.under_way > 1;
+        if many || gathered.waiting.is_empty() {
+            gathered.under_way -= 1;
+            return Vec::new();
+        }
+        let most = gathered.waiting.len().min(MOST);
+        gathered.together = most;
+        let requests: Vec<_> = gathered.waiting.drain(..most).collect();
+        for request in &requests {
+            request.taken.store(true, Ordering::Relaxed);
+        }
+        requests
+    }
+}
+
+/// The right to an exchange. Whoever drops it begins the next one, if somebody waits for it.
+struct Lane<E: Engine> {
+    pool: Arc<Pool<E>>,
+    own: Arc<Own<E>>,
+    kind: Kind,
+    held: Held,
+}
+
+enum Held {
+    /// By a caller that goes alone.
+    ByCaller,
+    /// By a task that carries out what waits.
+    ByTask,
+    /// By nobody any more.
+    No,
+}
+
+impl<E: Engine> Lane<E> {
+    fn new(pool: &Arc<Pool<E>>, own: &Arc<Own<E>>, kind: Kind) -> Self {
+        Lane { pool: pool.clone(), own: own.clone(), kind, held: Held::ByCaller }
+    }
+
+    /// Begins a task that carries out what waits.
+    fn drive(mut self) {
+        self.held = Held::ByTask;
+        let runtime = self.own.runtime.clone();
+        runtime.spawn(async move {
+            let mut quick = false;
+            loop {
+                // Who was answered just now may come along.
+                task::yield_now().await;
+                let requests = self.own.gathering(self.kind).take(quick);
+                if requests.is_empty() {
+                    return self.end();
+                }
+                let begun = Instant::now();
+                self.exchange(requests).await;
+                quick = begun.elapsed() < PATIENCE;
+            }
+        });
+    }
+
+    /// Nothing waits, and the lane is not counted any more.
+    fn end(mut self) {
+        self.held = Held::No;
+    }
+
+    async fn exchange(&self, mut requests: Vec<Request>) {
+        requests.sort_by(|one, other| one.order.id().cmp(other.order.id()));
+        let after = self.pool.engine.settings().timeout;
+        let answers = background::within(after, self.carry_out(&requests)).await;
+        match answers.unwrap_or(Err(ServerError::NoAnswer { backend: E::NAME, after })) {
+            Ok(answers) => {
+                for (request, answer) in requests.into_iter().zip(answers) {
+                    // Who does not wait for it any more withdraws it, or asks again.
+                    let _ = request.answer.send(Ok(answer));
+                }
+            }
+            Err(error) => {
+                let error = Arc::new(error);
+                for request in requests {
+                    let _ = request.answer.send(Err(ServerError::Together(error.clone())));
+                }
+            }
+        }
+    }
+
+    async fn carry_out(&self, requests: &[Request]) -> Result<Vec<Option<String>>, ServerError> {
+        let (mut asks, mut holds, mut own_session) = (Vec::new(), Vec::new(), 0);
+        for request in requests {
+            match &request.order {
+                Owned::Acquire { ask, session } => {
+                    asks.push(ask);
+                    own_session = *session;
+                }
+                Owned::Release(hold) => holds.push(hold),
+            }
+        }
+        let (orders, warm) = match self.kind {
+            Kind::Acquire => (Together::Acquire { asks: &asks, session: own_session }, false),
+            Kind::Release => (Together::Release(&holds), true),
+        };
+        let engine = &self.pool.engine;
+        let answers =
+            exchange(&self.pool, warm, async |conn| engine.carry_out_together(conn, orders).await).await?;
+        if answers.len() != requests.len() {
+            let what = format!("{} answers to {} requests", answers.len(), requests.len());
+            return Err(ServerError::Answer { backend: E::NAME, what });
+        }
+        Ok(answers)
+    }
+}
+
+impl<E: Engine> Drop for Lane<E> {
+    fn drop(&mut self) {
+        let mut gathered = self.own.gathering(self.kind).lock();
+        match self.held {
+            Held::ByCaller if !gathered.waiting.is_empty() => {
+                drop(gathered);
+                Lane::new(&self.pool, &self.own, self.kind).drive();
+            }
+            Held::ByCaller => gathered.under_way -= 1,
+            Held::ByTask => {
+                // The runtime ends, or an exchange panicked.
+                gathered.under_way -= 1;
+                let unanswered = std::mem::take(&mut gathered.waiting);
+                drop((gathered, unanswered));
+            }
+            Held::No => {}
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Requests that come at the same time, and go in one exchange.
+
+use lockcore_conformance::servers::{Kind, Proxy, TestResult, Trial};
+
+use crate::{place::Place, steps::together, test};
+
+pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
+    vec![
+        test(kind, "together::a_crowd_goes_in_few_exchanges", a_crowd_goes_in_few_exchanges),
+        test(kind, "together::nobody_waits_for_anothers_row", nobody_waits_for_anothers_row),
+        test(
+            kind,
+            "together::what_is_given_up_in_time_is_not_asked_for",
+            what_is_given_up_in_time_is_not_asked_for,
+        ),
+    ]
+}
+
+async fn a_crowd_goes_in_few_exchanges(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    place.open().await?;
+    let proxy = Proxy::start(&place.server.address()).await?;
+    let dao = place.builder().url(place.url_through(proxy.address())).listen(false).connect().await?;
+    together::go_in_few_exchanges(&dao, &proxy).await
+}
+
+async fn nobody_waits_for_anothers_row(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let lock =
+        |id: &str| format!("SELECT id FROM lockcore_ids WHERE ns = 1 AND id = '{id}' LOCK IN SHARE MODE");
+    together::nobody_waits_for_anothers_row(&dao, place.sql().await?, lock).await
+}
+
+async fn what_is_given_up_in_time_is_not_asked_for(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    together::what_is_given_up_in_time_is_not_asked_for(&place.open().await?).await
+}

@@ -1,0 +1,100 @@
+//! Requests that come at the same time.
+
+use std::{future::Future, pin::Pin, task::Poll};
+
+use futures_util::{
+    future::{join_all, try_join_all},
+    poll,
+    stream::{FuturesUnordered, StreamExt},
+};
+use lockcore::{AcquireRequest, Grant, LockDao};
+use lockcore_conformance::servers::Proxy;
+use uuid::Uuid;
+
+use super::{granted, request};
+use crate::place::{Dao, Error, PATIENCE, Sql};
+
+const CROWD: usize = 32;
+
+/// A crowd goes in a few exchanges, one of which may be what is prepared; `dao` is behind the proxy.
+pub(crate) async fn go_in_few_exchanges(dao: &Dao, proxy: &Proxy) -> Result<(), Error> {
+    for round in 0..3 {
+        let before = proxy.counts().requests;
+        let grants = crowd(dao).await?;
+        let taken = proxy.counts().requests;
+        release(dao, &grants).await?;
+        let freed = proxy.counts().requests;
+        // At first rows are made and connections opened.
+        if round > 0 {
+            assert!(taken - before < CROWD as u64 / 2, "{} messages to take", taken - before);
+            assert!(freed - taken < CROWD as u64 / 2, "{} messages to release", freed - taken);
+        }
+    }
+    Ok(())
+}
+
+/// Whoever waits for a row that somebody else has locked waits alone: `sql`, by `lock` of the id it is given.
+pub(crate) async fn nobody_waits_for_anothers_row(
+    dao: &Dao,
+    mut sql: Sql,
+    lock: impl FnOnce(&str) -> String,
+) -> Result<(), Error> {
+    const STUCK: usize = CROWD / 2;
+    let grants = crowd(dao).await?;
+    sql.run("BEGIN").await?;
+    sql.run(lock(&name(STUCK))).await?;
+    let releases = grants.iter().enumerate();
+    let mut releases: FuturesUnordered<_> =
+        releases.map(async |(number, grant)| (number, dao.release(grant).await)).collect();
+    let all = async {
+        let mut left = CROWD;
+        while let Some((number, released)) = releases.next().await {
+            assert_eq!(released?.lost, []);
+            left -= 1;
+            assert_eq!(number == STUCK, left == 0, "{number} with {left} left");
+            if left == 1 {
+                sql.run("ROLLBACK").await?;
+            }
+        }
+        Ok(())
+    };
+    tokio::time::timeout(PATIENCE, all).await?
+}
+
+/// What is given up before it was sent is not sent.
+pub(crate) async fn what_is_given_up_in_time_is_not_asked_for(dao: &Dao) -> Result<(), Error> {
+    let requests = requests();
+    let mut asked: Vec<Pin<Box<dyn Future<Output = _> + Send>>> = Vec::new();
+    for request in &requests {
+        let mut ask: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(granted(dao, request));
+        assert!(matches!(poll!(&mut ask), Poll::Pending));
+        asked.push(ask);
+    }
+    // The first are under way.
+    drop(asked.split_off(CROWD / 2));
+    let mut grants = try_join_all(asked).await?;
+    // Nobody holds these, under any context.
+    let others: Vec<_> = (CROWD / 2..CROWD).map(|number| request([name(number)])).collect();
+    grants.extend(try_join_all(others.iter().map(|request| granted(dao, request))).await?);
+    release(dao, &grants).await
+}
+
+async fn crowd(dao: &Dao) -> Result<Vec<Grant<String, Uuid>>, Error> {
+    let requests = requests();
+    try_join_all(requests.iter().map(|request| granted(dao, request))).await
+}
+
+async fn release(dao: &Dao, grants: &[Grant<String, Uuid>]) -> Result<(), Error> {
+    for released in join_all(grants.iter().map(|grant| dao.release(grant))).await {
+        assert_eq!(released?.lost, []);
+    }
+    Ok(())
+}
+
+fn requests() -> Vec<AcquireRequest<String, Uuid>> {
+    (0..CROWD).map(|number| request([name(number)])).collect()
+}
+
+fn name(number: usize) -> String {
+    format!("crowd {number:02}")
+}
