@@ -12,9 +12,15 @@ use uuid::Uuid;
 
 use crate::{place::Place, python::Python};
 
-/// From the release, deletion or expiry of a foreign lock to our waiter's grant, on a machine that may stall: it is looked
-/// for every 250 ms, and if that failed, the waiter would ask after 30 s.
-pub(crate) const SOON: Duration = Duration::from_secs(5);
+/// From the release, deletion or expiry of a foreign lock to our waiter's grant; a poll would take seconds. Expiry is told
+/// by Redis up to 100 ms late.
+const SOON: Duration = Duration::from_millis(600);
+
+/// That it usually takes no longer than [`SOON`]: the machine may stall now and then.
+pub(crate) fn assert_soon(mut took: Vec<Duration>) {
+    took.sort();
+    assert!(took[took.len() / 2] < SOON, "{took:?}");
+}
 
 pub(crate) async fn redis_pys_lock_and_ours_exclude_each_other() -> TestResult {
     let place = Place::shared().await?;
@@ -43,6 +49,7 @@ pub(crate) async fn redlock_pys_lock_and_ours_exclude_each_other() -> TestResult
     let place = Place::shared().await?;
     let (store, mut python) = (place.store().await, Python::start(&place.url).await?);
     let (key, [us, waiter]) = (place.key("a"), store.callers());
+    let mut took = Vec::new();
     for claim in [exclusive("a"), shared("a"), slot("a", 3)] {
         let grant = us.take([claim.clone()]).await;
         // What it does not get it tries to free again.
@@ -60,9 +67,10 @@ pub(crate) async fn redlock_pys_lock_and_ours_exclude_each_other() -> TestResult
         let freed = Instant::now();
         assert_eq!(python.call(json!(["redlock_unlock", key])).await, json!(null));
         let turn = waiting.granted().await;
-        assert!(freed.elapsed() < SOON, "{:?}", freed.elapsed());
+        took.push(freed.elapsed());
         waiter.free(&turn).await;
     }
+    assert_soon(took);
     Ok(())
 }
 
@@ -158,7 +166,7 @@ pub(crate) async fn nobody_else_gets_in_when_a_lease_ends_while_ours_wait() -> T
 pub(crate) async fn what_others_free_wakes_our_first_waiter() -> TestResult {
     let place = Place::shared().await?;
     let (store, mut python) = (place.store().await, Python::start(&place.url).await?);
-    let key = place.key("a");
+    let (key, mut took) = (place.key("a"), Vec::new());
     for how in ["release", "delete_if_equal", "delete", "expiry"] {
         let [head, behind] = store.callers();
         let free = match how {
@@ -184,11 +192,12 @@ pub(crate) async fn what_others_free_wakes_our_first_waiter() -> TestResult {
         python.call(free).await;
         let freed = Instant::now() + Duration::from_millis(ttl);
         let grant = first.granted().await;
-        assert!(freed.elapsed() < SOON, "{how}: {:?}", freed.elapsed());
+        took.push(freed.elapsed());
         head.free(&grant).await;
         let grant = second.served().await;
         behind.free(&grant).await;
     }
+    assert_soon(took);
     Ok(())
 }
 
@@ -223,17 +232,21 @@ pub(crate) async fn a_foreign_lock_without_an_end_is_shown_and_broken() -> TestR
     let place = Place::shared().await?;
     let (store, locks) = (place.store().await, place.locks().await?);
     let (key, us, raw) = (place.key("a"), store.caller(), place.raw().await?);
-    raw.send::<()>(&["SET", &key, "theirs", "NX"]).await?;
-    assert_foreign(&us.refused(["a"]).await, None);
-    let seen = locks.admin().inspect(&id("a")).await?;
-    assert_eq!((seen.holders.len(), seen.holders[0].fence, seen.holders[0].remaining), (1, 0, None));
-    assert_eq!(locks.admin().list(&lockcore::Page::default()).await?.ids.len(), 1);
-    let mut waiter = us.queue(["a"]).await;
-    let begun = Instant::now();
-    locks.admin().break_lock(&id("a"), 0, BreakMode::Now).await?;
-    let grant = waiter.granted().await;
-    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
-    us.free(&grant).await;
+    let mut took = Vec::new();
+    for _ in 0..3 {
+        raw.send::<()>(&["SET", &key, "theirs", "NX"]).await?;
+        assert_foreign(&us.refused(["a"]).await, None);
+        let seen = locks.admin().inspect(&id("a")).await?;
+        assert_eq!((seen.holders.len(), seen.holders[0].fence, seen.holders[0].remaining), (1, 0, None));
+        assert_eq!(locks.admin().list(&lockcore::Page::default()).await?.ids.len(), 1);
+        let mut waiter = us.queue(["a"]).await;
+        let begun = Instant::now();
+        locks.admin().break_lock(&id("a"), 0, BreakMode::Now).await?;
+        let grant = waiter.granted().await;
+        took.push(begun.elapsed());
+        us.free(&grant).await;
+    }
+    assert_soon(took);
     Ok(())
 }
 
