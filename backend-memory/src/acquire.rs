@@ -127,10 +127,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
                 Standing::Keep => {
                     let own = entry.holders.row(&request.context).expect("its standing is that it holds");
                     granted.push(as_granted(own, entry.holders.in_use().units()));
-                    // A refresh never shortens what an earlier try got.
-                    if expires >= own.expires {
-                        entry.holders.extend(&request.context, lease, expires);
-                    }
+                    entry.holders.extend(&request.context, lease, expires);
                     step.note_expiry(entry, expires);
                     continue;
                 }

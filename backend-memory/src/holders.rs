@@ -214,7 +214,7 @@ impl<C: ContextId> Holders<C> {
         }
     }
 
-    /// Sets when the context's row ends.
+    /// Has the context's row end at `expires`, unless it ends later.
     pub(crate) fn extend(&mut self, context: &C, lease: Lease, expires: Moment) {
         let row = match self {
             Holders::None => None,
@@ -224,7 +224,7 @@ impl<C: ContextId> Holders<C> {
                 crowd.rows.get_mut(context)
             }
         };
-        if let Some(row) = row {
+        if let Some(row) = row.filter(|row| row.expires <= expires) {
             row.lease = lease;
             row.expires = expires;
         }

@@ -118,7 +118,7 @@ fn refresh<I: Ident, C: ContextId>(
     for spot in spots {
         let Some(entry) = locked.entry(spot) else { continue };
         let own = entry.holders.row(&request.context);
-        if own.is_some_and(|own| own.attempt == request.attempt && own.expires < expires) {
+        if own.is_some_and(|own| own.attempt == request.attempt) {
             entry.holders.extend(&request.context, Lease::of(request.lease), expires);
             step.note_expiry(entry, expires);
         }

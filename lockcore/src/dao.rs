@@ -170,8 +170,8 @@ pub trait LockDao<I: Ident, C: ContextId>: fmt::Debug + Send + Sync + 'static {
     fn release(&self, grant: &Grant<I, C>) -> impl Future<Output = Result<Released<I>, BackendError>> + Send;
 
     /// Extends what the grant still holds to a whole lease from now, in one round trip, and reports the
-    /// rest. Never brings a lock back to life; after the release it changes nothing. A lock that was
-    /// broken is not extended.
+    /// rest. Never brings a lock back to life, nor lets one end sooner; after the release it changes nothing. A lock
+    /// that was broken is not extended.
     ///
     /// # Errors
     /// [`BackendError`]; leases run on as they were, or as extended if it is in doubt.

@@ -61,6 +61,7 @@ macro_rules! for_each_check {
             reentrancy {
                 the_same_again_is_one_lock,
                 the_same_again_refreshes_the_lease,
+                a_shorter_lease_cuts_nothing_short,
                 a_weaker_mode_keeps_the_stronger,
                 a_stronger_mode_is_a_new_grant,
                 a_stronger_mode_never_waits,

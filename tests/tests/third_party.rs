@@ -102,8 +102,9 @@ impl LockDao<String, Uuid> for MapDao {
         table.fence = rules::next_fence(table.fence, clock);
         let ends = Instant::now() + request.lease.expect("permanent locks are not declared");
         let granted = request.claims.iter().map(|claim| {
-            let mine = table.holder(&claim.target).map(|held| (held.fence, held.attempt));
-            let (fence, attempt) = mine.unwrap_or((table.fence, request.attempt));
+            let mine =
+                table.holder(&claim.target).map(|held| (held.fence, held.attempt, held.ends.max(ends)));
+            let (fence, attempt, ends) = mine.unwrap_or((table.fence, request.attempt, ends));
             let owner = request.owner.clone();
             let held = Held { context: request.context, attempt, owner, fence, ends };
             table.held.insert(claim.target.clone(), held);
@@ -152,7 +153,9 @@ impl LockDao<String, Uuid> for MapDao {
         let mut lost = Vec::new();
         for lock in &grant.locks {
             match table.of(grant.context, &lock.target, lock.granted.fence) {
-                Ok(held) => held.ends = Instant::now() + grant.lease.expect("leases are finite"),
+                Ok(held) => {
+                    held.ends = held.ends.max(Instant::now() + grant.lease.expect("leases are finite"))
+                }
                 Err(gone) => lost.push(gone),
             }
         }

@@ -69,12 +69,6 @@ impl Enclosing {
 
     /// Runs code as inside all of them.
     pub(crate) fn around<T>(&self, code: impl FnOnce() -> T) -> T {
-        fn within<T>(rest: &[(usize, Box<dyn Any + Send>, Share)], code: impl FnOnce() -> T) -> T {
-            let mut code = Some(code);
-            let mut value = None;
-            nest(rest, &mut || value = code.take().map(|code| code()));
-            value.expect("run once")
-        }
         fn nest(rest: &[(usize, Box<dyn Any + Send>, Share)], code: &mut dyn FnMut()) {
             match rest {
                 [] => code(),
@@ -83,6 +77,8 @@ impl Enclosing {
                 }
             }
         }
-        within(&self.0, code)
+        let (mut code, mut value) = (Some(code), None);
+        nest(&self.0, &mut || value = code.take().map(|code| code()));
+        value.expect("run once")
     }
 }

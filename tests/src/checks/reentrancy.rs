@@ -29,6 +29,22 @@ pub async fn the_same_again_refreshes_the_lease<B: Backend>(store: Store<B>) {
     two.refused(["a"]).await;
 }
 
+/// 2.3: neither asking again nor renewing for a shorter time lets others in before the time that was granted is over.
+pub async fn a_shorter_lease_cuts_nothing_short<B: Backend>(store: Store<B>) {
+    let [one, two] = store.callers();
+    let short = one.clone().with_lease(store.short());
+    one.take(["a"]).await;
+    let again = short.take(["a"]).await;
+    // Another lease, taken after, has ended by now.
+    store.expired(&["clock"]).await;
+    two.refused(["a"]).await;
+    short.keep(&again).await;
+    store.expired(&["another clock"]).await;
+    two.refused(["a"]).await;
+    one.free(&again).await;
+    two.take(["a"]).await;
+}
+
 /// 2.3: a weaker mode keeps the stronger one and its fence.
 pub async fn a_weaker_mode_keeps_the_stronger<B: Backend>(store: Store<B>) {
     let declared = store.capabilities();
