@@ -15,6 +15,7 @@ use tokio::{runtime::Handle, sync::OnceCell};
 
 use crate::{
     config::Settings,
+    eager::Eager,
     error::{ends_connection, failure},
     inbox::{Inbox, Pushed},
     link::Link,
@@ -38,6 +39,7 @@ pub(crate) struct Session {
     pub(crate) name: String,
     pub(crate) inbox: Arc<Inbox>,
     link: Link,
+    eager: Eager,
     /// Where the connection lives.
     runtime: Handle,
     scripts: Arc<Scripts>,
@@ -61,6 +63,7 @@ impl Session {
             name,
             inbox,
             link,
+            eager: Eager::new(settings.busy_wait),
             runtime: Handle::current(),
             scripts,
             listening: OnceCell::new(),
@@ -74,7 +77,8 @@ impl Session {
 
     /// Calls the script; sends it along if the server does not know it.
     pub(crate) async fn call(&self, call: &Call) -> Result<Value, BackendError> {
-        let answer = match self.link.send(&self.runtime, call.by_hash()).await {
+        let answer = self.link.send(&self.runtime, call.by_hash());
+        let answer = match self.eager.wait_for(answer).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                 // In a box, so that the usual call is no larger for it.
                 Box::pin(self.link.send(&self.runtime, &call.by_source())).await

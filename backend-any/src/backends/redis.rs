@@ -13,6 +13,7 @@ pub(super) const EXAMPLE: &str = "redis://127.0.0.1/";
 /// See [`RedisBuilder`]; certificates and the key are files. `db` is the database where the
 /// URL has no place for it, behind the path of a socket.
 pub(super) const OPTIONS: &[&str] = &[
+    "busy_wait",
     "client_certificate",
     "client_key",
     "connect_timeout",
@@ -46,6 +47,7 @@ pub(super) async fn open<I: Ident, C: ContextId>(
         .with(NAMESPACE, String::plain, RedisBuilder::namespace)?
         .with("connect_timeout", parse_duration, RedisBuilder::connect_timeout)?
         .with("response_timeout", parse_duration, RedisBuilder::response_timeout)?
+        .with("busy_wait", parse_duration, RedisBuilder::busy_wait)?
         .with("root_certificate", file, RedisBuilder::root_certificate)?
         .builder;
     match (options.read("replicas", u32::plain)?, options.read("replicas_within", parse_duration)?) {
