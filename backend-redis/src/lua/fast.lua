@@ -9,12 +9,18 @@ if op == 'a' then
   local micros = time[2]
   text = time[1] .. (#micros == 6 and micros or string.sub('00000' .. micros, -6))
   -- Whoever would wait most likely has to.
-  if n == 2 and not ARGV[4] then
+  if not ARGV[4] then
     -- The fence first: it does no harm if it grows for nothing. Below zero it says that more than main keys matter, and is
     -- longer by its sign.
     local old = call('SET', keys[1], text, 'GET')
     if not old or #old == #text and old < text then
-      if call('SET', keys[2], 'lc1|' .. text .. ARGV[2], 'NX', 'PX', ARGV[3]) then return text end
+      local value = 'lc1|' .. text .. ARGV[2]
+      if n == 2 then
+        if call('SET', keys[2], value, 'NX', 'PX', ARGV[3]) then return text end
+      elseif call('EXISTS', unpack(keys, 2)) == 0 then
+        for i = 2, n do call('SET', keys[i], value, 'PX', ARGV[3]) end
+        return text
+      end
     else
       call('SET', keys[1], old)
     end
