@@ -69,6 +69,7 @@ pub(crate) trait Bell {
     /// From the call of one to the answer to the other.
     async fn ring(&mut self) -> Duration;
 
-    /// The same, after a row was written that is on the disk (unless nothing has to be) before the other is told.
+    /// The same, after a row was written that is on the disk (unless nothing has to be) before the other is told what it
+    /// says.
     async fn write_and_ring(&mut self) -> Duration;
 }

@@ -20,7 +20,7 @@ impl Database for Mysql {
     type Bell = Kill;
     const PEER: &'static str = "GET_LOCK, one by one";
     const WAKING: &'static str = "bare KILL QUERY -> error 1317";
-    const WRITING: &'static str = "one-row UPDATE, then KILL QUERY -> error 1317";
+    const WRITING: &'static str = "one-row UPDATE, then KILL QUERY -> error 1317 -> SELECT of the row";
 
     async fn open(url: &str, commits: Commits, prefix: &str) -> Self::Dao {
         connect(url, commits).await;
@@ -143,20 +143,24 @@ pub(crate) struct Kill {
 
 impl Bell for Kill {
     async fn ring(&mut self) -> Duration {
-        self.interrupted_after("").await
+        self.interrupted("", None).await
     }
 
+    // A `KILL QUERY` says nothing: whoever is to be told something has to look for it.
     async fn write_and_ring(&mut self) -> Duration {
-        self.interrupted_after("UPDATE bell SET rung = rung + 1; ").await
+        self.interrupted("UPDATE bell SET rung = rung + 1; ", Some("SELECT rung FROM bell")).await
     }
 }
 
 impl Kill {
-    /// `before` goes in the same message, and commits by itself.
-    async fn interrupted_after(&mut self, before: &str) -> Duration {
+    /// `before` goes in the same message, and commits by itself; `then` is asked by who was woken.
+    async fn interrupted(&mut self, before: &str, then: Option<&'static str>) -> Duration {
         let wait = async {
             let wait = sqlx::query_scalar::<_, i64>("SELECT CAST(GET_LOCK('bare', 20) AS SIGNED)");
             let _interrupted = wait.fetch_one(&mut self.waiter).await;
+            if let Some(look) = then {
+                let _rung: i64 = sqlx::query_scalar(look).fetch_one(&mut self.waiter).await.expect("a row");
+            }
             Instant::now()
         };
         let ring = async {
