@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use futures_util::TryStreamExt;
 use sqlx::{
-    AssertSqlSafe, MySql, MySqlConnection, Row, mysql::MySqlArguments, pool::PoolConnection, query::Query,
+    AssertSqlSafe, Either, Executor, MySql, MySqlConnection, Row, mysql::MySqlArguments,
+    pool::PoolConnection, query::Query,
 };
 
 use super::error::failed;
@@ -41,7 +43,7 @@ pub(super) enum Argument<'r> {
 }
 
 /// What a routine answers with.
-#[derive(Debug)]
+#[derive(Default, Debug)]
 pub(super) struct Answer {
     pub(super) text: String,
     /// Sessions that it was to wake and had not the right to.
@@ -78,6 +80,22 @@ impl Link {
         routine: &Routine,
         arguments: &[Argument<'_>],
     ) -> Result<Answer, ServerError> {
+        let mut answer = Answer::default();
+        let add = |part: Answer| {
+            answer.text.push_str(&part.text);
+            answer.unrung.push_str(&part.unrung);
+        };
+        self.call_for_parts(routine, arguments, add).await?;
+        Ok(answer)
+    }
+
+    /// The same; `hear` gets each part of the answer as soon as it is there, also if the routine fails behind it.
+    pub(super) async fn call_for_parts(
+        &mut self,
+        routine: &Routine,
+        arguments: &[Argument<'_>],
+        mut hear: impl FnMut(Answer),
+    ) -> Result<(), ServerError> {
         let mut query: Query<'_, MySql, MySqlArguments> = sqlx::query(AssertSqlSafe(routine.call.clone()));
         for argument in arguments {
             query = match *argument {
@@ -88,14 +106,20 @@ impl Link {
             };
         }
         // All of it, to the end: the routine's own outcome comes behind the rows.
-        let rows = query.fetch_all(self.raw()).await.map_err(failed)?;
-        // Nothing to tell is not sent: a row is a message of its own. What is told in several is one answer.
-        let mut answer = Answer { text: String::new(), unrung: String::new() };
-        for row in rows {
-            answer.text.push_str(row.try_get_unchecked(0).map_err(failed)?);
-            answer.unrung.push_str(row.try_get_unchecked(1).map_err(failed)?);
+        let mut results = self.raw().fetch_many(query);
+        let mut part = Answer::default();
+        while let Some(result) = results.try_next().await.map_err(failed)? {
+            match result {
+                Either::Right(row) => {
+                    part.text.push_str(row.try_get_unchecked(0).map_err(failed)?);
+                    part.unrung.push_str(row.try_get_unchecked(1).map_err(failed)?);
+                }
+                // Nothing to tell is not sent: a row is a message of its own.
+                Either::Left(_) if part.text.is_empty() && part.unrung.is_empty() => {}
+                Either::Left(_) => hear(std::mem::take(&mut part)),
+            }
         }
-        Ok(answer)
+        Ok(())
     }
 
     /// The first column of the first row with which a statement answers, sent as text.

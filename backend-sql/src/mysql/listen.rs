@@ -111,21 +111,19 @@ struct Sitting {
 
 impl Sitting {
     async fn run(mut self, heard: mpsc::UnboundedSender<Result<Heard, ServerError>>) {
-        loop {
-            let told = match self.sit().await {
-                Ok(Some(told)) => Ok(Heard::Told(told)),
-                Ok(None) => continue,
-                Err(error) => Err(error),
-            };
-            let over = told.is_err();
-            if heard.send(told).is_err() || over {
+        while !heard.is_closed() {
+            if let Err(error) = self.sit(&heard).await {
+                let _ = heard.send(Err(error));
                 return;
             }
         }
     }
 
-    /// Waits until something is told, somebody interrupts, or nothing happened for long.
-    async fn sit(&mut self) -> Result<Option<String>, ServerError> {
+    /// Waits until something is told, which `heard` gets, somebody interrupts, or nothing happened for long.
+    async fn sit(
+        &mut self,
+        heard: &mpsc::UnboundedSender<Result<Heard, ServerError>>,
+    ) -> Result<(), ServerError> {
         let int = Argument::Int;
         let arguments = [
             int(self.namespace),
@@ -137,23 +135,26 @@ impl Sitting {
             int(self.interrupted.into()),
         ];
         self.interrupted = false;
-        match self.link.call(&self.routines.hear, &arguments).await {
-            Ok(Answer { text, .. }) if text.is_empty() => Ok(None),
-            Ok(Answer { text, .. }) => {
-                self.note(&text)?;
-                Ok(Some(text))
-            }
+        let mut all_told = String::new();
+        let tell = |told: Answer| {
+            all_told.push_str(&told.text);
+            // Before the routine has ended, which takes a while longer. Whether anybody hears is looked at then.
+            let _ = heard.send(Ok(Heard::Told(told.text)));
+        };
+        let ended = self.link.call_for_parts(&self.routines.hear, &arguments, tell).await;
+        self.note(&all_told)?;
+        match ended {
             // The next call finds what it was woken for.
             Err(error) if is_interrupted(&error) => {
                 self.interrupted = true;
                 let _ = self.proof.take().map(|proof| proof.send(()));
-                Ok(None)
+                Ok(())
             }
             Err(error) if is_statement_timeout(&error) => {
                 self.interrupted = true;
-                Ok(None)
+                Ok(())
             }
-            Err(error) => Err(error),
+            ended => ended,
         }
     }
 
