@@ -44,13 +44,12 @@
 //!   connections are on another thread than who waits.
 //! - **Whoever is alone looks.** A request that is alone on its connection looks for its answer for 100 us before its task
 //!   sleeps, and lets other tasks run meanwhile; where answers take longer only one in 64 does. On two CPUs a pair took 95 us
-//!   instead of 160 on a runtime of one thread, for a third more of the processor, and 120 on one of two threads, for almost twice
-//!   as much; [`RedisBuilder::busy_wait`] sets it, also to none.
+//!   instead of 160 on a runtime of one thread, for a third more of the processor, and 120 on one of two threads, for almost
+//!   twice as much; [`RedisBuilder::busy_wait`] sets it, also to none.
 //! - **What that costs.** One id, taken and released, is two calls of the script, which make five calls in the server: the
 //!   time, the fence, the key; compare, delete. A client without fences makes three: `SET NX PX`; compare, delete. A release that hands
-//!   over makes eight calls, where a message alone is one. So a hand-off takes about one and a half times as long as a bare
-//!   message where two threads have to be woken for either, and somewhat more than twice as long where one thread does all
-//!   at the client.
+//!   over makes eight calls, where a message alone is one. So a hand-off takes a quarter to a third longer than a bare
+//!   message where a thread has to be woken for either, and 1.7 times as long where one thread does all at the client.
 //!
 //! # Keys
 //! All have the namespace in braces, and so lie in one slot of a cluster; ids of different namespaces may lie in others.
