@@ -44,6 +44,12 @@ const PIECES: &[(&str, &str)] = &[
     ("places", "{claims} w FORCE INDEX (by_attempt)"),
     ("of attempt p", "w.attempt = p_attempt AND w.context = p_context AND w.ns = p_ns AND w.state >= 2"),
     ("of attempt v", "w.attempt = v_attempt AND w.context = v_context AND w.ns = p_ns AND w.state >= 2"),
+    // What a release names, if it is held.
+    (
+        "held by p",
+        "ns = p_ns AND id = p_id AND state = 0 AND number = p_fence AND context = p_context AND until > v_now \
+         AND until - lease <= v_now AND replaces = 0",
+    ),
     // The mark of the attempt, if it was withdrawn. What is read by `IF EXISTS` or `SET` is locked; `SELECT ... INTO` and
     // what an `UPDATE` or `INSERT` reads are not.
     ("mark", "SELECT 1 FROM {marks} m WHERE m.ns = p_ns AND m.context = p_context AND m.attempt = p_attempt"),

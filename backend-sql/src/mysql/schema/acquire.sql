@@ -109,8 +109,8 @@ body: BEGIN
     SELECT EXISTS ({mark}) INTO v_found;
   ELSE
     SET v_found = 0;
-    IF p_n = 1 AND p_plain AND p_queue AND v_extra = 1 AND NOT p_nested THEN
-      CALL {v1_line_up}(p_ns, p_context, p_attempt, p_id, p_lease, p_owner, p_session, v_now, v_answer);
+    IF p_n = 1 AND p_plain AND p_queue AND NOT p_nested THEN
+      CALL {v1_line_up}(p_ns, p_context, p_attempt, p_id, v_extra = 0, p_lease, p_owner, p_session, v_now, v_answer);
       IF v_answer <> '' THEN
         COMMIT;
         SELECT v_answer AS answer, '' AS unrung;
@@ -192,16 +192,26 @@ body: BEGIN
   SELECT v_answer AS answer, v_wake AS unrung;
 END
 //
--- The usual way to wait: for one id, whose row is locked, that one other context holds exclusively. The answer; none if it
--- is not so simple, and then nothing was changed. All of the general way is twenty statements.
+-- The usual way to wait: for one id, whose row is locked, that one other context holds exclusively; `p_inline`: as its row
+-- says. The answer; none if it is not so simple, and then at most the holder was moved, as `v1_tidy` does. All of the general
+-- way is twenty statements.
 CREATE PROCEDURE {v1_line_up}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_id VARBINARY(1024), p_lease BIGINT,
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_id VARBINARY(1024), p_inline TINYINT, p_lease BIGINT,
   p_owner VARBINARY(255), p_session BIGINT, p_now BIGINT, OUT p_answer LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 BEGIN
   DECLARE v_ticket, v_end BIGINT;
   DECLARE v_fresh TINYINT;
   DECLARE v_holder LONGTEXT CHARACTER SET ascii;
+  IF p_inline THEN
+    INSERT INTO {claims} (ns, id, state, number, context, attempt, mode, permits, cap, indexes, owner, lease, until, since)
+      SELECT p_ns, i.id, 0, i.fence, i.context, i.attempt, 2, 0, 0, '', i.owner, i.lease, LEAST(i.until, p_now + i.lease),
+        i.since
+      FROM {ids} i WHERE i.ns = p_ns AND i.id = p_id AND i.until > p_now AND i.context <> p_context;
+    IF ROW_COUNT() = 1 THEN
+      UPDATE {ids} SET extra = 1, until = 0 WHERE ns = p_ns AND id = p_id;
+    END IF;
+  END IF;
   -- Whoever holds something at all; more than one if nobody holds it exclusively.
   SELECT IF(COUNT(*) = 1 AND MIN(h.mode) = 2 AND MIN(h.until) > p_now AND MAX(h.until - h.lease) <= p_now
         AND MAX(h.context = p_context) = 0,

@@ -15,26 +15,28 @@ body: BEGIN
       IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
     END IF;
     CALL {v1_hand_over}(p_ns, p_context, p_id, p_fence, 0, v_session);
-    IF v_session IS NOT NULL THEN
+    IF v_session > 0 THEN
       SET v_wake = CONCAT(v_session, ',');
       CALL {v1_ring}(v_wake);
       IF v_wake <> '' THEN
         SELECT '' AS answer, v_wake AS unrung;
       END IF;
-      LEAVE body;
     END IF;
+    IF v_session IS NOT NULL THEN LEAVE body; END IF;
   END IF;
   CALL {v1_release_any}(p_ns, p_context, p_set, p_n);
 END
 //
 -- Also usual: its only holder frees an id, and the first in line waits for nothing else: the session that is to be told.
--- `NULL` if it was not so; then at most the next fence was raised. `p_within`: a transaction that has begun.
+-- Or nobody else has to do with it any more: 0. `NULL` if it was not so; then at most the next fence was raised.
+-- `p_within`: a transaction that has begun.
 CREATE PROCEDURE {v1_hand_over}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT, p_within TINYINT,
   OUT p_session BIGINT)
 SQL SECURITY DEFINER
 BEGIN
   DECLARE v_now, v_ticket, v_session BIGINT;
+  DECLARE v_others TINYINT;
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
   SET p_session = NULL;
   IF NOT p_within THEN
@@ -53,13 +55,22 @@ BEGIN
       INTO v_ticket, v_session FROM {claims} w
       WHERE w.ns = p_ns AND w.id = p_id AND w.state = 3 ORDER BY w.number LIMIT 1;
     IF v_ticket > 0 THEN
-      DELETE FROM {claims} WHERE ns = p_ns AND id = p_id AND state = 0 AND number = p_fence AND context = p_context
-        AND until > v_now AND until - lease <= v_now AND replaces = 0;
+      DELETE FROM {claims} WHERE {held by p};
       IF ROW_COUNT() = 1 THEN
         UPDATE {claims} SET state = 0, number = LAST_INSERT_ID(), told = 1, lease = LEAST(lease, 2000000),
             until = v_now + lease, since = v_now
           WHERE ns = p_ns AND id = p_id AND state = 3 AND number = v_ticket;
         SET p_session = v_session;
+      END IF;
+    ELSEIF v_ticket IS NULL THEN
+      SELECT EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = p_id AND (c.state <> 0 OR c.number <> p_fence))
+        INTO v_others;
+      IF NOT v_others THEN
+        DELETE FROM {claims} WHERE {held by p};
+        IF ROW_COUNT() = 1 THEN
+          UPDATE {ids} SET extra = 0 WHERE ns = p_ns AND id = p_id;
+          SET p_session = 0;
+        END IF;
       END IF;
     END IF;
   END IF;

@@ -30,8 +30,9 @@ BEGIN
       IF ROW_COUNT() = 1 THEN
         SET v_answer = CONCAT('G', LAST_INSERT_ID());
       END IF;
-    ELSEIF v_extra = 1 AND v_queue AND v_marked <= v_now THEN
-      CALL {v1_line_up}(p_ns, v_context, v_attempt, v_id, v_lease, v_owner, p_session, v_now, v_answer);
+    END IF;
+    IF v_answer = '' AND v_queue AND v_marked <= v_now THEN
+      CALL {v1_line_up}(p_ns, v_context, v_attempt, v_id, v_extra = 0, v_lease, v_owner, p_session, v_now, v_answer);
     END IF;
     SET v_answers = CONCAT(v_answers, IF(v_answer = '', 'A', v_answer), '|');
   END WHILE;
@@ -39,7 +40,7 @@ BEGIN
   SELECT v_answers AS answer, '' AS unrung;
 END
 //
--- Frees ids, if nobody waits or whoever is the first in line waits for nothing else.
+-- Frees ids, if nobody else has to do with them or whoever is the first in line waits for nothing else.
 CREATE PROCEDURE {v1_release_together}(p_ns INT UNSIGNED, p_words LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 BEGIN
@@ -67,7 +68,7 @@ BEGIN
       SET v_done = v_session IS NOT NULL;
     END IF;
     SET v_answers = CONCAT(v_answers, IF(v_done, '|', 'A|'));
-    IF v_session IS NOT NULL AND NOT FIND_IN_SET(v_session, v_wake) THEN
+    IF v_session > 0 AND NOT FIND_IN_SET(v_session, v_wake) THEN
       SET v_wake = CONCAT(v_wake, v_session, ',');
     END IF;
   END WHILE;
