@@ -17,6 +17,7 @@ if op == 'a' then
       local value = 'lc1|' .. text .. ARGV[2]
       if n == 2 then
         if call('SET', keys[2], value, 'NX', 'PX', ARGV[3]) then return text end
+      -- It sees keys of every kind: nothing is overwritten.
       elseif call('EXISTS', unpack(keys, 2)) == 0 then
         for i = 2, n do call('SET', keys[i], value, 'PX', ARGV[3]) end
         return text
