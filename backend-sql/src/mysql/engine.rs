@@ -16,7 +16,8 @@ use super::{
     schema::{self, Names},
 };
 use crate::server::{
-    Ask, Engine, Heard, Hold, Key, Order, ServerError, ServerLockDao, Settings, Together, micros,
+    Ask, Done, Engine, Heard, Hold, Key, Order, Outcome, ServerError, ServerLockDao, Settings, Together,
+    micros,
 };
 
 /// How often sessions are rung that this user may not interrupt.
@@ -358,11 +359,7 @@ impl Engine for Mysql {
         self.call(link, routine, &all).await
     }
 
-    async fn carry_out_together(
-        &self,
-        link: &mut Link,
-        orders: Together<'_>,
-    ) -> Result<Vec<Option<String>>, ServerError> {
+    async fn carry_out_together(&self, link: &mut Link, orders: Together<'_>) -> Result<Done, ServerError> {
         let namespace = Argument::Int(self.enter(link).await?);
         let answers = match orders {
             Together::Acquire { asks, session } => {
@@ -384,8 +381,11 @@ impl Engine for Mysql {
                 self.call(link, &self.routines.release_together, &[namespace, Argument::Text(&words)]).await?
             }
         };
-        let answers = answers.split_terminator('|');
-        Ok(answers.map(|answer| (answer != "A").then(|| answer.to_owned())).collect())
+        Done::read(Self::NAME, &answers, '|', |answer| match answer {
+            "A" => Outcome::Alone,
+            "B" => Outcome::Busy,
+            done => Outcome::Done(done.to_owned()),
+        })
     }
 
     async fn migrate(&self, link: &mut Link) -> Result<(), ServerError> {

@@ -50,9 +50,7 @@ pub(super) async fn listen(
     let (proof, mut proven) = oneshot::channel();
     let known = String::new();
     let proof = Some(proof);
-    // It has its name, as after an interruption.
-    let interrupted = true;
-    let sits = Sitting { routines, link, namespace, session, kept, probe: 0, known, interrupted, proof };
+    let sits = Sitting { routines, link, namespace, session, kept, probe: 0, known, vain: 0, proof };
     let mut listener = Listener { heard, task: tokio::spawn(sits.run(sender)), _keeps: None };
     let (text, begun) = (format!("{session},"), Instant::now());
     while begun.elapsed() < ARRIVES {
@@ -104,8 +102,8 @@ struct Sitting {
     probe: u32,
     /// Marks of what there was when something was last told, which is not to be told again.
     known: String,
-    /// The last call was, so that the name of the session may still be held.
-    interrupted: bool,
+    /// So many calls in a row were interrupted and told nothing.
+    vain: u32,
     proof: Option<oneshot::Sender<()>>,
 }
 
@@ -119,7 +117,7 @@ impl Sitting {
         }
     }
 
-    /// Waits until something is told, which `heard` gets, somebody interrupts, or nothing happened for long.
+    /// Tells `heard` what there is to tell, and waits until somebody interrupts, or nothing happened for long.
     async fn sit(
         &mut self,
         heard: &mpsc::UnboundedSender<Result<Heard, ServerError>>,
@@ -132,9 +130,10 @@ impl Sitting {
             Argument::Text(&self.known),
             int(self.probe.into()),
             int(SECONDS),
-            int(self.interrupted.into()),
+            // The first told nothing because there was nothing; the second had something to tell.
+            int((self.vain > 1).into()),
         ];
-        self.interrupted = false;
+        self.vain += 1;
         let mut all_told = String::new();
         let tell = |told: Answer| {
             all_told.push_str(&told.text);
@@ -146,15 +145,17 @@ impl Sitting {
         match ended {
             // The next call finds what it was woken for.
             Err(error) if is_interrupted(&error) => {
-                self.interrupted = true;
+                if !all_told.is_empty() {
+                    self.vain = 0;
+                }
                 let _ = self.proof.take().map(|proof| proof.send(()));
                 Ok(())
             }
-            Err(error) if is_statement_timeout(&error) => {
-                self.interrupted = true;
+            Err(error) if !is_statement_timeout(&error) => Err(error),
+            _ => {
+                self.vain = 0;
                 Ok(())
             }
-            ended => ended,
         }
     }
 

@@ -50,6 +50,49 @@ const PIECES: &[(&str, &str)] = &[
         "ns = p_ns AND id = p_id AND state = 0 AND number = p_fence AND context = p_context AND until > v_now \
          AND until - lease <= v_now AND replaces = 0",
     ),
+    // Who holds `i`, if that is not over, as part of `reply::Against`.
+    (
+        "holder of i",
+        "IF(i.until > p_now, CONCAT('[[\"', HEX(i.context), '\",\"', HEX(i.owner), '\",2,0,0,', i.fence, ',', \
+         i.until - p_now, ']]'), NULL)",
+    ),
+    // To be the first who waits for what the row's holder alone has to do with; the row is locked.
+    (
+        "wait in row",
+        "UPDATE {ids} SET extra = 2, next_context = p_context, next_attempt = p_attempt, next_owner = p_owner, \
+         next_lease = p_lease, next_ticket = p_now, next_session = p_session WHERE ns = p_ns AND id = p_id AND extra = 0 \
+         AND until > p_now AND until - lease <= p_now AND context <> p_context",
+    ),
+    (
+        "queued",
+        "CONCAT('{\"q\":1,\"now\":', p_now, ',\"end\":', v_end, ',\"c\":[{\"p\":0,\"h\":', v_holder, \
+         ',\"n\":1,\"u\":1}]}')",
+    ),
+    // The session that begins to wait gave a sign of life just now; or does so.
+    (
+        "fresh",
+        "EXISTS (SELECT 1 FROM {sessions} WHERE session = p_session AND beat BETWEEN p_now - 1000000 AND p_now)",
+    ),
+    (
+        "be fresh",
+        "INSERT INTO {sessions} (session, ns, beat) VALUES (p_session, p_ns, p_now) ON DUPLICATE KEY UPDATE beat = p_now",
+    ),
+    // The holder frees the row's id, and nobody else has to do with it.
+    (
+        "free in row",
+        "UPDATE {ids} SET until = 0, session = 0 WHERE ns = p_ns AND id = p_id AND context = p_context \
+         AND fence = p_fence AND extra = 0 AND until > {clock}",
+    ),
+    // It does, and whoever waits in the row gets it: `LAST_INSERT_ID` is the session that is to be told. No `EXISTS`, which
+    // MySQL turns into a join, whose assignments it makes in any order.
+    (
+        "hand over in row",
+        "UPDATE {ids} SET fence = GREATEST(fence + 1, {clock}), context = next_context, attempt = next_attempt, \
+         owner = next_owner, lease = LEAST(next_lease, 2000000), since = {clock}, until = since + lease, \
+         session = LAST_INSERT_ID(next_session), next_session = 0, extra = 0 WHERE ns = p_ns AND id = p_id \
+         AND context = p_context AND fence = p_fence AND extra = 2 AND until > {clock} AND until - lease <= {clock} \
+         AND (SELECT s.beat FROM {sessions} s WHERE s.session = next_session) BETWEEN {clock} - 3000000 AND {clock} + 3000000",
+    ),
     // The mark of the attempt, if it was withdrawn. What is read by `IF EXISTS` or `SET` is locked; `SELECT ... INTO` and
     // what an `UPDATE` or `INSERT` reads are not.
     ("mark", "SELECT 1 FROM {marks} m WHERE m.ns = p_ns AND m.context = p_context AND m.attempt = p_attempt"),
@@ -83,6 +126,10 @@ const PIECES: &[(&str, &str)] = &[
          AND h.state = 0 AND h.until <= v_now WHERE w.session = p_session AND w.ns = p_ns AND w.state >= 2",
     ),
     (
+        "ended in row",
+        "FROM {ids} w FORCE INDEX (by_next) WHERE w.next_session = p_session AND w.ns = p_ns AND w.until <= v_now",
+    ),
+    (
         "silent",
         "FROM {sessions} s STRAIGHT_JOIN {claims} e FORCE INDEX (by_session) ON e.session = s.session AND e.ns = p_ns \
          AND e.state >= 2 STRAIGHT_JOIN {claims} w ON w.ns = e.ns AND w.id = e.id AND w.state IN (2, 3) \
@@ -103,15 +150,28 @@ const PIECES: &[(&str, &str)] = &[
          ',\"i\":\"', HEX(o.id), '\",\"g\":[', {given}, ']}')",
     ),
     ("mark of o", "CONCAT(o.attempt, ':', IF(o.told = 1, o.since, o.until))"),
+    // The same of what stands in the row.
+    (
+        "offer in row",
+        "CONCAT('{\"c\":\"', HEX(i.context), '\",\"a\":', i.attempt, ',\"at\":', i.since, ',\"lasts\":', i.lease, \
+         ',\"i\":\"', HEX(i.id), '\",\"g\":[[2,0,0,', i.fence, ',1,[]]]}')",
+    ),
+    ("mark of i", "CONCAT(i.attempt, ':', i.since)"),
+    (
+        "offered in row",
+        "FROM {ids} i FORCE INDEX (by_session) WHERE i.session = p_session AND i.ns = p_ns AND i.until > v_now",
+    ),
     (
         "from given",
         "FROM {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0 \
          AND o.context = p_context",
     ),
+    // Who waits in the row gives signs of life.
+    ("next is alive", "EXISTS (SELECT 1 FROM {sessions} s WHERE s.session = i.next_session AND {alive s})"),
     // Somebody holds, waits for or froze `i`.
     (
         "shown",
-        "(i.until > v_now OR i.extra = 1 AND (i.frozen = 1 OR EXISTS (SELECT 1 FROM {claims} h \
+        "(i.until > v_now OR i.extra = 2 AND {next is alive} OR i.extra = 1 AND (i.frozen = 1 OR EXISTS (SELECT 1 FROM {claims} h \
          WHERE h.ns = p_ns AND h.id = i.id AND h.state = 0 AND h.until > v_now) OR EXISTS (SELECT 1 FROM {claims} w \
          JOIN {sessions} s ON s.session = w.session AND {alive s} WHERE w.ns = p_ns AND w.id = i.id \
          AND w.state IN (2, 3))))",
@@ -125,10 +185,11 @@ const PIECES: &[(&str, &str)] = &[
          '\",\"', HEX(h.owner), '\",', h.mode, ',', h.permits, ',', h.cap, ',', h.number, ',', h.since, ',', h.lease, \
          ',', LEAST(h.until - v_now, h.lease), ',', h.broken, ',', IF(h.indexes = '', '[]', h.indexes), ']') \
          ORDER BY h.number) FROM {claims} h WHERE h.ns = p_ns AND h.id = i.id AND h.state = 0 AND h.until > v_now), \
-         '')), '],\"w\":[', IFNULL((SELECT GROUP_CONCAT(CONCAT('[\"', HEX(w.context), '\",\"', HEX(w.owner), '\",', \
+         '')), '],\"w\":[', IF(i.extra = 2, IF({next is alive}, CONCAT('[\"', HEX(i.next_context), '\",\"', \
+         HEX(i.next_owner), '\",2,0,0,', i.next_ticket, ']'), ''), IFNULL((SELECT GROUP_CONCAT(CONCAT('[\"', HEX(w.context), '\",\"', HEX(w.owner), '\",', \
          w.mode, ',', w.permits, ',', w.cap, ',', w.since, ']') ORDER BY w.number) FROM {claims} w \
          JOIN {sessions} s ON s.session = w.session AND {alive s} WHERE w.ns = p_ns AND w.id = i.id \
-         AND w.state IN (2, 3)), ''), '],\"f\":', i.frozen, ',\"b\":[', IFNULL((SELECT GROUP_CONCAT(CONCAT('[\"', \
+         AND w.state IN (2, 3)), '')), '],\"f\":', i.frozen, ',\"b\":[', IFNULL((SELECT GROUP_CONCAT(CONCAT('[\"', \
          HEX(b.context), '\",', b.fence, ',\"', HEX(b.breaker), '\",', b.at, ',', b.freed, ']') ORDER BY b.number) \
          FROM {breaks} b WHERE b.ns = p_ns AND b.id = i.id), ''), ']}')",
     ),

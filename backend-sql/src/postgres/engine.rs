@@ -20,7 +20,8 @@ use super::{
     schema::{self, Names},
 };
 use crate::server::{
-    Ask, Engine, Heard, Hold, Modes, Order, ServerError, ServerLockDao, Settings, Together, micros,
+    Ask, Done, Engine, Heard, Hold, Modes, Order, Outcome, ServerError, ServerLockDao, Settings, Together,
+    micros,
 };
 
 /// Bits of the parameter `p_flags`.
@@ -396,16 +397,12 @@ impl Engine for Postgres {
         link.call(routine, arguments, self.options.prepared).await
     }
 
-    async fn carry_out_together(
-        &self,
-        link: &mut Link,
-        orders: Together<'_>,
-    ) -> Result<Vec<Option<String>>, ServerError> {
+    async fn carry_out_together(&self, link: &mut Link, orders: Together<'_>) -> Result<Done, ServerError> {
         let answers = match orders {
             Together::Acquire { asks, session } => self.acquire_together(link, asks, session).await?,
             Together::Release(holds) => self.release_together(link, holds).await?,
         };
-        Ok(answers.split('\n').map(|answer| Some(answer.to_owned())).collect())
+        Done::read(Self::NAME, &answers, '\n', |answer| Outcome::Done(answer.to_owned()))
     }
 
     async fn migrate(&self, link: &mut Link) -> Result<(), ServerError> {

@@ -44,14 +44,13 @@ pub trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
         order: &Order<'_>,
     ) -> impl Future<Output = Result<String, ServerError>> + Send;
 
-    /// Carries out orders for one id each, in the order of the ids, in one round trip and one transaction. An answer for
-    /// each; none where nothing was done, because it has to be carried out alone.
+    /// Carries out orders for one id each, in the order of the ids, in one round trip and one transaction.
     #[doc(hidden)]
     fn carry_out_together(
         &self,
         conn: &mut Self::Conn,
         orders: Together<'_>,
-    ) -> impl Future<Output = Result<Vec<Option<String>>, ServerError>> + Send;
+    ) -> impl Future<Output = Result<Done, ServerError>> + Send;
 
     /// Creates or migrates the schema; does nothing where it is current.
     #[doc(hidden)]
@@ -146,6 +145,45 @@ pub enum Order<'r> {
 pub enum Together<'r> {
     Acquire { asks: &'r [&'r Ask], session: i64 },
     Release(&'r [&'r Hold]),
+}
+
+/// What became of orders that were carried out together.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Done {
+    pub outcomes: Vec<Outcome>,
+    /// How long the database worked on them before it committed.
+    pub worked: Duration,
+}
+
+/// What became of an order that was carried out together with others.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// It was done, with that answer.
+    Done(String),
+    /// Nothing was done: somebody else works on the id at the moment.
+    Busy,
+    /// Nothing was done: it has to be carried out alone.
+    Alone,
+}
+
+impl Done {
+    /// Both from the answer of a routine: of each order, what `outcome` reads, and how many microseconds it worked, with
+    /// `between` between all of them.
+    pub(crate) fn read(
+        backend: &'static str,
+        answer: &str,
+        between: char,
+        outcome: impl Fn(&str) -> Outcome,
+    ) -> Result<Self, ServerError> {
+        let (outcomes, worked) = answer.rsplit_once(between).unwrap_or(("", answer));
+        let worked: i64 =
+            worked.parse().map_err(|_| ServerError::Answer { backend, what: format!("{worked:?}") })?;
+        Ok(Done {
+            outcomes: outcomes.split(between).map(outcome).collect(),
+            // Unless the database's clock was set back meanwhile.
+            worked: Duration::from_micros(worked.try_into().unwrap_or_default()),
+        })
+    }
 }
 
 impl Order<'_> {

@@ -8,6 +8,7 @@
 
 use std::{
     collections::VecDeque,
+    ops::RangeInclusive,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -16,10 +17,13 @@ use std::{
 };
 
 use lockcore::BackendErrorKind;
-use tokio::{sync::oneshot, task};
+use tokio::{
+    sync::{Notify, oneshot},
+    task,
+};
 
 use super::{
-    Ask, Engine, Hold, Order, Pool, ServerError, Together, background,
+    Ask, Done, Engine, Hold, Order, Outcome, Pool, ServerError, Together, background,
     pool::Own,
     retry::{alone, exchange},
 };
@@ -31,26 +35,40 @@ const LANES: usize = 2;
 /// An exchange of so many requests shows that there is a crowd.
 const CROWD: usize = 5;
 
-/// How long a request waits for one of them to end before there is one more, as long as there are connections: what holds
-/// them up - a slow disk, a row that a transaction of the user's has locked - need not hold up others. No exchange that takes
-/// so long is one too many.
-const PATIENCE: Duration = Duration::from_millis(1);
+/// How long a request waits at least and at most for one of them to end before there is one more, as long as there are
+/// connections: what holds them up - a slow disk, a row that a transaction of the user's has locked - need not hold up
+/// others. Twice what the database worked on the last one, without its commit: while it works, one more only makes it work
+/// on both. No exchange that takes so long is one too many.
+const PATIENCE: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_millis(10);
+
+/// How long an exchange of a crowd waits for as many as went the last time.
+const GATHER: Duration = Duration::from_millis(2);
 
 /// The most requests of an exchange: all of them get their answers at its end.
 const MOST: usize = 64;
+
+/// So often a request goes with others, while somebody else works on its id, before it waits for that one alone: another
+/// exchange, which will have ended the next time, or a transaction of the user's.
+const TRIES: u32 = 3;
 
 /// None: it was not done with the others, and has to be carried out alone.
 type Answer = Result<Option<String>, ServerError>;
 
 /// The requests of one runtime that may go together.
 #[derive(Debug, Default)]
-pub(super) struct Gathering(Mutex<Gathered>);
+pub(super) struct Gathering {
+    gathered: Mutex<Gathered>,
+    /// As many wait as went the last time.
+    full: Notify,
+}
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Gathered {
     under_way: usize,
     /// So many went in the last exchange.
     together: usize,
+    /// See [`PATIENCE`].
+    patience: Duration,
     /// In the order of their numbers.
     waiting: VecDeque<Request>,
     /// Of the last that waited.
@@ -61,6 +79,8 @@ struct Gathered {
 #[derive(Debug)]
 struct Request {
     number: u64,
+    /// So often it went, and its id was busy.
+    tried: u32,
     order: Owned,
     taken: Arc<AtomicBool>,
     answer: oneshot::Sender<Answer>,
@@ -141,7 +161,7 @@ async fn gathered<E: Engine>(
 ) -> Answer {
     let gathering = own.gathering(kind);
     let (waiting, mut answer) = Waiting::begin(gathering, order, sent);
-    let mut patience = PATIENCE;
+    let mut patience = gathering.lock().patience;
     loop {
         match background::within(patience, &mut answer).await {
             Some(Ok(answer)) => return answer,
@@ -181,7 +201,10 @@ impl<'c> Waiting<'c> {
         let mut gathered = gathering.lock();
         gathered.number += 1;
         let number = gathered.number;
-        gathered.waiting.push_back(Request { number, order, taken: taken.clone(), answer });
+        if gathered.waiting.len() + 1 == gathered.together {
+            gathering.full.notify_one();
+        }
+        gathered.waiting.push_back(Request { number, tried: 0, order, taken: taken.clone(), answer });
         (Waiting { gathering, number, taken, sent }, answered)
     }
 }
@@ -201,9 +224,16 @@ impl Drop for Waiting<'_> {
     }
 }
 
+impl Default for Gathered {
+    fn default() -> Self {
+        let waiting = VecDeque::new();
+        Gathered { under_way: 0, together: 0, patience: *PATIENCE.start(), waiting, number: 0 }
+    }
+}
+
 impl Gathering {
     fn lock(&self) -> MutexGuard<'_, Gathered> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.gathered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Begins an exchange, if few are under way and nobody waits.
@@ -218,6 +248,17 @@ impl Gathering {
         free
     }
 
+    /// Waits until as many go together as the last time, if that was a crowd; not for long.
+    async fn gather(&self) {
+        let few = {
+            let gathered = self.lock();
+            gathered.together >= CROWD && gathered.waiting.len() < gathered.together
+        };
+        if few {
+            background::within(GATHER, self.full.notified()).await;
+        }
+    }
+
     /// Begins one more exchange, if the request still waits.
     fn hasten(&self, number: u64) -> bool {
         let mut gathered = self.lock();
@@ -226,10 +267,10 @@ impl Gathering {
         waits
     }
 
-    /// What goes together now; nothing if the lane has ended, of which the last exchange was `quick`.
-    fn take(&self, quick: bool) -> Vec<Request> {
+    /// What goes together now; nothing if the lane has ended, of which the last exchange took so long.
+    fn take(&self, took: Duration) -> Vec<Request> {
         let mut gathered = self.lock();
-        let many = quick && gathered.together >= CROWD && gathered.under_way > 1;
+        let many = took < gathered.patience && gathered.together >= CROWD && gathered.under_way > 1;
         if many || gathered.waiting.is_empty() {
             gathered.under_way -= 1;
             return Vec::new();
@@ -241,6 +282,16 @@ impl Gathering {
             request.taken.store(true, Ordering::Relaxed);
         }
         requests
+    }
+
+    /// A request for which nothing was done waits again, in its turn; unless nobody waits for it any more.
+    fn put_back(&self, request: Request) {
+        let mut gathered = self.lock();
+        if !request.answer.is_closed() {
+            request.taken.store(false, Ordering::Relaxed);
+            let at = gathered.waiting.partition_point(|other| other.number < request.number);
+            gathered.waiting.insert(at, request);
+        }
     }
 }
 
@@ -271,17 +322,18 @@ impl<E: Engine> Lane<E> {
         self.held = Held::ByTask;
         let runtime = self.own.runtime.clone();
         runtime.spawn(async move {
-            let mut quick = false;
+            let mut took = Duration::MAX;
             loop {
                 // Who was answered just now may come along.
                 task::yield_now().await;
-                let requests = self.own.gathering(self.kind).take(quick);
+                self.own.gathering(self.kind).gather().await;
+                let requests = self.own.gathering(self.kind).take(took);
                 if requests.is_empty() {
                     return self.end();
                 }
                 let begun = Instant::now();
                 self.exchange(requests).await;
-                quick = begun.elapsed() < PATIENCE;
+                took = begun.elapsed();
             }
         });
     }
@@ -294,10 +346,21 @@ impl<E: Engine> Lane<E> {
     async fn exchange(&self, mut requests: Vec<Request>) {
         requests.sort_by(|one, other| one.order.id().cmp(other.order.id()));
         let after = self.pool.engine.settings().timeout;
-        let answers = background::within(after, self.carry_out(&requests)).await;
-        match answers.unwrap_or(Err(ServerError::NoAnswer { backend: E::NAME, after })) {
-            Ok(answers) => {
-                for (request, answer) in requests.into_iter().zip(answers) {
+        let outcomes = background::within(after, self.carry_out(&requests)).await;
+        match outcomes.unwrap_or(Err(ServerError::NoAnswer { backend: E::NAME, after })) {
+            Ok(Done { outcomes, worked }) => {
+                let patience = (worked * 2).clamp(*PATIENCE.start(), *PATIENCE.end());
+                self.own.gathering(self.kind).lock().patience = patience;
+                for (mut request, outcome) in requests.into_iter().zip(outcomes) {
+                    request.tried += 1;
+                    let answer = match outcome {
+                        Outcome::Done(answer) => Some(answer),
+                        Outcome::Busy if request.tried < TRIES => {
+                            self.own.gathering(self.kind).put_back(request);
+                            continue;
+                        }
+                        Outcome::Busy | Outcome::Alone => None,
+                    };
                     // Who does not wait for it any more withdraws it, or asks again.
                     let _ = request.answer.send(Ok(answer));
                 }
@@ -311,7 +374,7 @@ impl<E: Engine> Lane<E> {
         }
     }
 
-    async fn carry_out(&self, requests: &[Request]) -> Result<Vec<Option<String>>, ServerError> {
+    async fn carry_out(&self, requests: &[Request]) -> Result<Done, ServerError> {
         let (mut asks, mut holds, mut own_session) = (Vec::new(), Vec::new(), 0);
         for request in requests {
             match &request.order {
@@ -327,13 +390,13 @@ impl<E: Engine> Lane<E> {
             Kind::Release => (Together::Release(&holds), true),
         };
         let engine = &self.pool.engine;
-        let answers =
+        let done =
             exchange(&self.pool, warm, async |conn| engine.carry_out_together(conn, orders).await).await?;
-        if answers.len() != requests.len() {
-            let what = format!("{} answers to {} requests", answers.len(), requests.len());
+        if done.outcomes.len() != requests.len() {
+            let what = format!("{} answers to {} requests", done.outcomes.len(), requests.len());
             return Err(ServerError::Answer { backend: E::NAME, what });
         }
-        Ok(answers)
+        Ok(done)
     }
 }
 

@@ -12,7 +12,7 @@ body: BEGIN
   IF p_plain AND p_n = 1 AND @@autocommit THEN
     -- It commits by itself.
     UPDATE {ids} SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {clock})), context = p_context, attempt = p_attempt,
-        owner = p_owner, lease = p_lease, since = {clock}, until = since + p_lease
+        owner = p_owner, lease = p_lease, since = {clock}, until = since + p_lease, session = 0
       WHERE ns = p_ns AND id = p_id AND extra = 0 AND until <= {clock} AND marked <= {clock};
     IF ROW_COUNT() = 1 THEN
       SELECT CONCAT('G', LAST_INSERT_ID()) AS answer, '' AS unrung;
@@ -35,7 +35,7 @@ body: BEGIN
   IF {are ids} THEN
     SET @lockcore = CONCAT('UPDATE ', {ids as text}, ' FORCE INDEX (PRIMARY) SET fence = ', v_fence, ', context = x''',
       HEX(p_context), ''', attempt = ', p_attempt, ', owner = x''', HEX(p_owner), ''', lease = ', p_lease, ', until = ',
-      v_fence + p_lease, ', since = ', v_fence, ' WHERE ns = ', p_ns, ' AND id IN (x''', p_ids, ''') AND extra = 0 AND until <= ',
+      v_fence + p_lease, ', since = ', v_fence, ', session = 0 WHERE ns = ', p_ns, ' AND id IN (x''', p_ids, ''') AND extra = 0 AND until <= ',
       v_fence, ' AND marked <= ', v_fence, ' AND fence < ', v_fence);
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
@@ -89,12 +89,12 @@ body: BEGIN
     SET v_fence = GREATEST(v_fence + 1, v_now);
     IF p_n = 1 THEN
       UPDATE {ids} SET fence = v_fence, context = p_context, attempt = p_attempt, owner = p_owner, lease = p_lease,
-          until = v_now + p_lease, since = v_now
+          until = v_now + p_lease, since = v_now, session = 0
         WHERE ns = p_ns AND id = p_id AND NOT EXISTS ({mark});
     ELSE
       INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set} WHERE NOT EXISTS ({mark})
         ON DUPLICATE KEY UPDATE fence = v_fence, context = p_context, attempt = p_attempt, owner = p_owner,
-          lease = p_lease, until = v_now + p_lease, since = v_now;
+          lease = p_lease, until = v_now + p_lease, since = v_now, session = 0;
     END IF;
     IF ROW_COUNT() > 0 THEN
       COMMIT;
@@ -110,7 +110,7 @@ body: BEGIN
   ELSE
     SET v_found = 0;
     IF p_n = 1 AND p_plain AND p_queue AND NOT p_nested THEN
-      CALL {v1_line_up}(p_ns, p_context, p_attempt, p_id, v_extra = 0, p_lease, p_owner, p_session, v_now, v_answer);
+      CALL {v1_line_up}(p_ns, p_context, p_attempt, p_id, v_extra, p_lease, p_owner, p_session, v_now, v_answer);
       IF v_answer <> '' THEN
         COMMIT;
         SELECT v_answer AS answer, '' AS unrung;
@@ -192,25 +192,30 @@ body: BEGIN
   SELECT v_answer AS answer, v_wake AS unrung;
 END
 //
--- The usual way to wait: for one id, whose row is locked, that one other context holds exclusively; `p_inline`: as its row
--- says. The answer; none if it is not so simple, and then at most the holder was moved, as `v1_tidy` does. All of the general
--- way is twenty statements.
+-- The usual ways to wait: for one id, whose row is locked, that one other context holds exclusively; `p_extra` is what its
+-- row says. The answer; none if it is not so simple, and then at most its row was cleared, as `v1_tidy` does. All of the
+-- general way is twenty statements.
 CREATE PROCEDURE {v1_line_up}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_id VARBINARY(1024), p_inline TINYINT, p_lease BIGINT,
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_id VARBINARY(1024), p_extra TINYINT, p_lease BIGINT,
   p_owner VARBINARY(255), p_session BIGINT, p_now BIGINT, OUT p_answer LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
-BEGIN
+body: BEGIN
   DECLARE v_ticket, v_end BIGINT;
   DECLARE v_fresh TINYINT;
   DECLARE v_holder LONGTEXT CHARACTER SET ascii;
-  IF p_inline THEN
-    INSERT INTO {claims} (ns, id, state, number, context, attempt, mode, permits, cap, indexes, owner, lease, until, since)
-      SELECT p_ns, i.id, 0, i.fence, i.context, i.attempt, 2, 0, 0, '', i.owner, i.lease, LEAST(i.until, p_now + i.lease),
-        i.since
-      FROM {ids} i WHERE i.ns = p_ns AND i.id = p_id AND i.until > p_now AND i.context <> p_context;
+  SET p_answer = '';
+  IF p_extra = 0 THEN
+    SELECT {holder of i}, i.until - p_now, {fresh} INTO v_holder, v_end, v_fresh
+      FROM {ids} i WHERE i.ns = p_ns AND i.id = p_id;
+    {wait in row};
     IF ROW_COUNT() = 1 THEN
-      UPDATE {ids} SET extra = 1, until = 0 WHERE ns = p_ns AND id = p_id;
+      IF NOT v_fresh THEN {be fresh}; END IF;
+      SET p_answer = {queued};
     END IF;
+    LEAVE body;
+  END IF;
+  IF p_extra = 2 THEN
+    CALL {v1_move}(p_ns, CONCAT('[["', HEX(p_id), '"]]'), p_now);
   END IF;
   -- Whoever holds something at all; more than one if nobody holds it exclusively.
   SELECT IF(COUNT(*) = 1 AND MIN(h.mode) = 2 AND MIN(h.until) > p_now AND MAX(h.until - h.lease) <= p_now
@@ -224,22 +229,16 @@ BEGIN
           IFNULL((SELECT c.number FROM {claims} c WHERE c.ns = p_ns AND c.id = p_id AND c.state = 2
             ORDER BY c.number DESC LIMIT 1), 0),
           IFNULL((SELECT c.number FROM {claims} c WHERE c.ns = p_ns AND c.id = p_id AND c.state = 3
-            ORDER BY c.number DESC LIMIT 1), 0)))),
-        EXISTS (SELECT 1 FROM {sessions} WHERE session = p_session AND beat BETWEEN p_now - 1000000 AND p_now)
+            ORDER BY c.number DESC LIMIT 1), 0)))), {fresh}
       INTO v_ticket, v_fresh FROM {ids} i WHERE i.ns = p_ns AND i.id = p_id;
     IF v_ticket IS NOT NULL THEN
       INSERT INTO {claims} (ns, id, state, number, context, attempt, mode, permits, cap, indexes, owner, lease, until,
           since, session, wants)
         VALUES (p_ns, p_id, 3, v_ticket, p_context, p_attempt, 2, 0, 0, '', p_owner, p_lease, 0, p_now, p_session, 1);
-      IF NOT v_fresh THEN
-        INSERT INTO {sessions} (session, ns, beat) VALUES (p_session, p_ns, p_now)
-          ON DUPLICATE KEY UPDATE beat = p_now;
-      END IF;
-      SET p_answer = CONCAT('{"q":1,"now":', p_now, ',"end":', v_end, ',"c":[{"p":0,"h":', v_holder,
-        ',"n":1,"u":1}]}');
+      IF NOT v_fresh THEN {be fresh}; END IF;
+      SET p_answer = {queued};
     END IF;
   END IF;
-  SET p_answer = IFNULL(p_answer, '');
 END
 //
 -- What a context holds of a set, as `server::reply::Given`.

@@ -119,7 +119,7 @@ BEGIN
   SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
   START TRANSACTION;
   SELECT CONCAT('[', GROUP_CONCAT(CONCAT('["', HEX(q.id), '"]') ORDER BY q.id), ']') INTO p_set FROM (
-    SELECT id FROM {ids} WHERE ns = p_ns AND context = p_context AND until > 0
+    SELECT id FROM {ids} WHERE ns = p_ns AND (context = p_context AND until > 0 OR next_context = p_context AND extra = 2)
     UNION SELECT id FROM {claims} WHERE ns = p_ns AND context = p_context) q;
   IF p_set IS NOT NULL THEN
     SELECT COUNT(*) INTO v_ended FROM {set}

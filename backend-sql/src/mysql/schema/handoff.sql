@@ -1,5 +1,5 @@
--- Puts the locked ids of a set in order: whoever holds one exclusively moves to where everything else is, what is from
--- the future (the clock was set back) counts as granted now. Tells whether leases ended, and whether anybody waits.
+-- Puts the locked ids of a set in order: who stands in their rows moves to where everything else is, what is from the
+-- future (the clock was set back) counts as granted now. Tells whether leases ended, and whether anybody waits.
 CREATE PROCEDURE {v1_tidy}(
   p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, p_now BIGINT, OUT p_ended INT, OUT p_waiters INT)
 SQL SECURITY DEFINER
@@ -11,14 +11,7 @@ BEGIN
   SELECT IFNULL(SUM(i.until > 0), 0), IFNULL(SUM(i.until > 0 AND i.until <= p_now), 0), IFNULL(SUM(i.extra), 0)
     INTO v_inline, v_over, v_extra FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id);
   IF v_inline > 0 THEN
-    INSERT INTO {claims} (ns, id, state, number, context, attempt, mode, permits, cap, indexes, owner, lease, until,
-        since)
-      SELECT p_ns, i.id, 0, i.fence, i.context, i.attempt, 2, 0, 0, '', i.owner, i.lease,
-        LEAST(i.until, p_now + i.lease), i.since
-      FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) WHERE i.until > 0;
-    -- So is every such update of many rows of ids written: a joined one would need a temporary table.
-    INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set}
-      ON DUPLICATE KEY UPDATE extra = IF({ids}.until > 0, 1, {ids}.extra), until = 0;
+    CALL {v1_move}(p_ns, p_set, p_now);
   END IF;
   SET p_ended = v_over, p_waiters = 0;
   IF v_extra > 0 THEN
@@ -31,6 +24,25 @@ BEGIN
     SELECT EXISTS (SELECT 1 FROM {set} STRAIGHT_JOIN {claims} w ON w.ns = p_ns AND w.id = UNHEX(j.id)
       AND w.state IN (2, 3)) INTO p_waiters;
   END IF;
+END
+//
+-- Moves who stands in the rows of a set's ids to where everything else is.
+CREATE PROCEDURE {v1_move}(p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, p_now BIGINT)
+SQL SECURITY DEFINER
+BEGIN
+  INSERT INTO {claims} (ns, id, state, number, context, attempt, mode, permits, cap, indexes, owner, lease, until, since,
+      session, told)
+    SELECT p_ns, i.id, 0, i.fence, i.context, i.attempt, 2, 0, 0, '', i.owner, i.lease,
+      LEAST(i.until, p_now + i.lease), i.since, i.session, i.session <> 0
+    FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) WHERE i.until > 0;
+  INSERT INTO {claims} (ns, id, state, number, context, attempt, mode, permits, cap, indexes, owner, lease, until, since,
+      session, wants)
+    SELECT p_ns, i.id, 3, i.next_ticket, i.next_context, i.next_attempt, 2, 0, 0, '', i.next_owner, i.next_lease, 0,
+      i.next_ticket, i.next_session, 1
+    FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) WHERE i.extra = 2;
+  -- So is every such update of many rows of ids written: a joined one would need a temporary table.
+  INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set}
+    ON DUPLICATE KEY UPDATE extra = IF({ids}.until > 0, 1, {ids}.extra), until = 0, session = 0, next_session = 0;
 END
 //
 -- Removes what ended on the locked ids of a set.

@@ -1,5 +1,5 @@
 -- Frees what a grant holds, and serves who waits for it. No answer means that all of it was held. Here are the usual cases
--- of one id: nobody waits, or the first in line waits for nothing else.
+-- of one id: nobody waits, or the first in line waits for nothing else. What is done in the row commits by itself.
 CREATE PROCEDURE {v1_release}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT,
   p_set LONGTEXT CHARACTER SET ascii, p_n INT)
@@ -9,12 +9,14 @@ body: BEGIN
   DECLARE v_wake LONGTEXT CHARACTER SET ascii;
   IF p_n = 1 THEN
     IF @@autocommit THEN
-      -- It commits by itself.
-      UPDATE {ids} SET until = 0
-        WHERE ns = p_ns AND id = p_id AND context = p_context AND fence = p_fence AND until > {clock};
+      {free in row};
       IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
+      {hand over in row};
+      IF ROW_COUNT() = 1 THEN SET v_session = LAST_INSERT_ID(); END IF;
     END IF;
-    CALL {v1_hand_over}(p_ns, p_context, p_id, p_fence, 0, v_session);
+    IF v_session IS NULL THEN
+      CALL {v1_hand_over}(p_ns, p_context, p_id, p_fence, 0, v_session);
+    END IF;
     IF v_session > 0 THEN
       SET v_wake = CONCAT(v_session, ',');
       CALL {v1_ring}(v_wake);
@@ -27,8 +29,8 @@ body: BEGIN
   CALL {v1_release_any}(p_ns, p_context, p_set, p_n);
 END
 //
--- Also usual: its only holder frees an id, and the first in line waits for nothing else: the session that is to be told.
--- Or nobody else has to do with it any more: 0. `NULL` if it was not so; then at most the next fence was raised.
+-- Also usual: its only holder frees an id of which no row tells all, and the first in line waits for nothing else: the
+-- session that is to be told. Or nobody else has to do with it any more: 0. `NULL` if it was not so; then at most the next fence was raised.
 -- `p_within`: a transaction that has begun.
 CREATE PROCEDURE {v1_hand_over}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT, p_within TINYINT,
@@ -90,8 +92,9 @@ SQL SECURITY DEFINER
 body: BEGIN
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
   IF {are ids} THEN
-    SET @lockcore = CONCAT('UPDATE ', {ids as text}, ' FORCE INDEX (PRIMARY) SET until = 0 WHERE ns = ', p_ns,
-      ' AND id IN (x''', p_ids, ''') AND context = x''', HEX(p_context), ''' AND fence = ', p_fence, ' AND until > ', {clock});
+    SET @lockcore = CONCAT('UPDATE ', {ids as text}, ' FORCE INDEX (PRIMARY) SET until = 0, session = 0 WHERE ns = ', p_ns,
+      ' AND id IN (x''', p_ids, ''') AND extra = 0 AND context = x''', HEX(p_context), ''' AND fence = ', p_fence,
+      ' AND until > ', {clock});
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
     {execute};
@@ -156,7 +159,7 @@ body: BEGIN
   DECLARE v_answer LONGTEXT CHARACTER SET ascii DEFAULT '';
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
   IF p_n = 1 AND @@autocommit THEN
-    UPDATE {ids} SET lease = GREATEST(p_lease, LEAST(until - {clock}, lease)), until = {clock} + lease
+    UPDATE {ids} SET lease = GREATEST(p_lease, LEAST(until - {clock}, lease)), until = {clock} + lease, session = 0
       WHERE ns = p_ns AND id = p_id AND context = p_context AND fence = p_fence AND until > {clock};
     IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
   END IF;
@@ -168,7 +171,7 @@ body: BEGIN
   IF v_found = p_n AND v_until > v_now THEN
     INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set}
       ON DUPLICATE KEY UPDATE lease = GREATEST(p_lease, LEAST({ids}.until - v_now, {ids}.lease)),
-        until = v_now + {ids}.lease;
+        until = v_now + {ids}.lease, session = 0;
   ELSEIF p_n = 1 THEN
     UPDATE {claims} SET lease = GREATEST(p_lease, LEAST(until - v_now, lease)), until = v_now + lease, told = 0,
         session = 0
@@ -179,7 +182,7 @@ body: BEGIN
     UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) AND i.context = p_context
         AND i.fence = j.a
       SET i.lease = GREATEST(p_lease, LEAST(i.until - v_now, i.lease)),
-        i.until = v_now + GREATEST(p_lease, LEAST(i.until - v_now, i.lease))
+        i.until = v_now + GREATEST(p_lease, LEAST(i.until - v_now, i.lease)), i.session = 0
       WHERE i.until > v_now;
     SET v_found = ROW_COUNT();
     UPDATE {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0 AND o.number = j.a

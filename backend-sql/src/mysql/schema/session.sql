@@ -41,10 +41,10 @@ body: BEGIN
     ON DUPLICATE KEY UPDATE beat = v_now, probe = IF(p_probe = 0, probe, p_probe);
   COMMIT;
   -- Leases that are over; and the silent among those who wait, behind whom an id may be free: no lease ends there.
-  SELECT EXISTS (SELECT 1 {ended}), EXISTS (SELECT 1 {silent}) INTO v_ended, v_silent;
+  SELECT EXISTS (SELECT 1 {ended}) OR EXISTS (SELECT 1 {ended in row}), EXISTS (SELECT 1 {silent}) INTO v_ended, v_silent;
   IF v_ended OR v_silent THEN
     SELECT CONCAT('[', GROUP_CONCAT(CONCAT('["', HEX(q.id), '"]') ORDER BY q.id), ']') INTO p_set
-      FROM (SELECT w.id {ended} UNION SELECT w.id {silent}) q;
+      FROM (SELECT w.id {ended} UNION SELECT w.id {ended in row} UNION SELECT w.id {silent}) q;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
     SELECT CONCAT('[', GROUP_CONCAT(CONCAT('["', HEX(i.id), '"]') ORDER BY i.id), ']') INTO v_set
@@ -59,14 +59,16 @@ body: BEGIN
     COMMIT;
   END IF;
   SET v_now = {clock};
-  SELECT MIN(h.until) - v_now INTO v_next FROM {claims} w FORCE INDEX (by_session)
+  SELECT LEAST(IFNULL(MIN(h.until), {never}), (SELECT IFNULL(MIN(i.until), {never}) FROM {ids} i FORCE INDEX (by_next)
+      WHERE i.next_session = p_session AND i.ns = p_ns)) - v_now INTO v_next
+    FROM {claims} w FORCE INDEX (by_session)
     STRAIGHT_JOIN {claims} h ON h.ns = w.ns AND h.id = w.id AND h.state = 0
     WHERE w.session = p_session AND w.ns = p_ns AND w.state >= 2;
   IF p_probe <> 0 AND NOT FIND_IN_SET(p_session, v_wake) THEN
     SET v_wake = CONCAT(v_wake, p_session, ',');
   END IF;
   CALL {v1_ring}(v_wake);
-  SELECT CONCAT('{"now":', v_now, ',"next":', LEAST(1000000, GREATEST(IFNULL(v_next, 1000000), 0)), '}') AS answer,
+  SELECT CONCAT('{"now":', v_now, ',"next":', LEAST(1000000, GREATEST(v_next, 0)), '}') AS answer,
     v_wake AS unrung;
   CALL {v1_told}(p_ns, p_session, '', NULL, v_told);
 END
@@ -81,11 +83,14 @@ CREATE PROCEDURE {v1_told}(
 SQL SECURITY DEFINER
 BEGIN
   DECLARE v_now, v_probe BIGINT DEFAULT {clock};
-  SELECT COUNT(*), (SELECT IFNULL(MAX(probe), 0) FROM {sessions} WHERE session = p_session)
+  SELECT COUNT(*) + (SELECT COUNT(*) {offered in row} AND NOT FIND_IN_SET({mark of i}, p_known)),
+      (SELECT IFNULL(MAX(probe), 0) FROM {sessions} WHERE session = p_session)
     INTO p_something, v_probe
     FROM {claims} o FORCE INDEX (by_session) WHERE o.session = p_session AND o.told IN (1, 2) AND o.ns = p_ns
       AND (o.told = 2 OR o.state = 0 AND o.until > v_now) AND NOT FIND_IN_SET({mark of o}, p_known);
   IF p_something THEN
+    SELECT CONCAT('{"known":"', {mark of i}, '"', IF(FIND_IN_SET({mark of i}, p_known), '',
+        CONCAT(',"o":[', {offer in row}, ']')), '}') AS answer, '' AS unrung {offered in row};
     SELECT CONCAT('{"known":"', {mark of o}, '"', IF(FIND_IN_SET({mark of o}, p_known), '', IF(o.told = 2,
         CONCAT(',"t":[["', HEX(o.context), '",', o.attempt, ']]'),
         IF(o.state = 0 AND o.until > v_now, CONCAT(',"o":[', {offer}, ']'), ''))), '}') AS answer, '' AS unrung
@@ -97,34 +102,32 @@ BEGIN
   END IF;
 END
 //
--- Waits for the session's turn: until there is something to tell, `v1_ring` interrupts it, or `p_seconds` are over.
--- `p_interrupted`: the last call was, and this one looks once without the session's name, so that nobody interrupts it:
--- under many hand-overs it would never get to the end. Nobody is missed: who commits and then finds no name to ring comes
--- before the look that is made with the name; who finds it interrupts this, and the next call finds what was committed.
--- It waits with the caller's own rights: a connection that has somebody else's at the moment can only be interrupted by
+-- Tells what there is to tell, and waits for more: until `v1_ring` interrupts it, or `p_seconds` are over. With `p_unnamed`
+-- it looks without the session's name and tells what there is, so that nobody interrupts it: under many hand-overs it might
+-- never get to the end. Nobody is missed: who commits and then finds no name to ring comes before a look that is made with
+-- the name; who finds it interrupts this, and the next call finds what was committed. It waits with the caller's own rights: a connection that has somebody else's at the moment can only be interrupted by
 -- that one. It waits for a lock that another connection of this process keeps, as `v1_listen` named it, and not in
 -- `SLEEP`: on MariaDB all that sleep share a mutex, with which `KILL QUERY` may get in its own way for two seconds.
 CREATE PROCEDURE {v1_hear}(
   p_ns INT UNSIGNED, p_session BIGINT, p_kept BIGINT, p_known LONGTEXT CHARACTER SET ascii, p_probe BIGINT,
-  p_seconds INT, p_interrupted TINYINT)
+  p_seconds INT, p_unnamed TINYINT)
 SQL SECURITY INVOKER
-BEGIN
+body: BEGIN
   DECLARE v_told INT DEFAULT 0;
-  IF p_interrupted THEN
+  IF p_unnamed THEN
     DO RELEASE_LOCK(CONCAT('lockcore:', p_session));
     CALL {v1_told}(p_ns, p_session, p_known, p_probe, v_told);
+    IF v_told THEN LEAVE body; END IF;
   END IF;
-  IF NOT v_told THEN
+  -- It may have the name already, and would then have it twice.
+  IF NOT IFNULL(IS_USED_LOCK(CONCAT('lockcore:', p_session)) = CONNECTION_ID(), 0) THEN
     IF NOT IFNULL(GET_LOCK(CONCAT('lockcore:', p_session), 5), 0) THEN
       SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'another connection has the name of this session';
     END IF;
-    CALL {v1_told}(p_ns, p_session, p_known, p_probe, v_told);
-    IF NOT v_told THEN
-      IF GET_LOCK(CONCAT('lockcore:', p_kept), p_seconds) THEN
-        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the connection that keeps the listener waiting is gone';
-      END IF;
-    END IF;
-    DO RELEASE_LOCK(CONCAT('lockcore:', p_session));
+  END IF;
+  CALL {v1_told}(p_ns, p_session, p_known, p_probe, v_told);
+  IF GET_LOCK(CONCAT('lockcore:', p_kept), p_seconds) THEN
+    SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the connection that keeps the listener waiting is gone';
   END IF;
 END
 //
@@ -151,8 +154,9 @@ BEGIN
   END IF;
   SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
   START TRANSACTION;
-  SELECT CONCAT('[', GROUP_CONCAT(DISTINCT CONCAT('["', HEX(w.id), '"]') ORDER BY w.id), ']') INTO p_set
-    FROM {claims} w FORCE INDEX (by_session) WHERE w.session = p_session AND w.ns = p_ns AND w.state >= 2;
+  SELECT CONCAT('[', GROUP_CONCAT(CONCAT('["', HEX(q.id), '"]') ORDER BY q.id), ']') INTO p_set FROM (
+    SELECT w.id FROM {claims} w FORCE INDEX (by_session) WHERE w.session = p_session AND w.ns = p_ns AND w.state >= 2
+    UNION SELECT i.id FROM {ids} i FORCE INDEX (by_next) WHERE i.next_session = p_session AND i.ns = p_ns) q;
   IF p_set IS NOT NULL THEN
     SELECT COUNT(*) INTO v_locked FROM {set}
       STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i};

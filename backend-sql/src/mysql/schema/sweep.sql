@@ -39,6 +39,7 @@ body: BEGIN
     SELECT i.id, i.extra FROM {ids} i
       WHERE i.ns = p_ns AND (v_from IS NULL OR i.id > v_from) AND i.id <= v_end AND (
         (i.until > 0 AND i.until <= v_now) OR (i.until = 0 AND i.extra = 0 AND i.fence < v_now - {hour} AND i.marked <= v_now)
+        OR (i.extra = 2 AND NOT {next is alive})
         OR (i.extra = 1 AND (
           NOT EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = i.id) AND i.frozen = 0
           OR EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = i.id AND c.state IN (0, 1)
@@ -56,7 +57,7 @@ body: BEGIN
       FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i} SKIP LOCKED;
     IF v_set IS NOT NULL THEN
       SET p_set = v_set, v_now = {clock};
-      UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) SET i.until = 0
+      UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) SET i.until = 0, i.session = 0
         WHERE i.extra = 0 AND i.until > 0 AND i.until <= v_now;
       SET v_removed = ROW_COUNT(), v_room = p_batch - v_removed;
       DELETE i FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id)

@@ -1,8 +1,9 @@
 -- One row for each id that was locked within the last hour. Who holds an id exclusively, while nothing else is to be
--- known of it (extra = 0), stands in that row: taking and freeing touch one row of one table with one index. All else
--- (shared holders, slots, waiters, offers) is in claims; then extra = 1 and until = 0. Whose context stands there with
--- until = 0 holds it no more: a row that keeps its length is changed in its place. marked: until when an attempt to take
--- the id may be marked as withdrawn.
+-- known of it (extra = 0), stands in that row: taking and freeing touch one row of one table. So does the first who waits
+-- for it, alone and for nothing else (extra = 2, next_..; next_ticket is also since when): two who take turns touch only
+-- this row. All else (shared holders, slots, more waiters) is in claims; then extra = 1 and until = 0. Whose context stands
+-- there with until = 0 holds it no more: a row that keeps its length is changed in its place. session: who is to be told
+-- that it was handed over; 0 if that is confirmed. marked: until when an attempt to take the id may be marked as withdrawn.
 CREATE TABLE IF NOT EXISTS {ids} (
   ns INT UNSIGNED NOT NULL,
   id VARBINARY(1024) NOT NULL,
@@ -16,7 +17,16 @@ CREATE TABLE IF NOT EXISTS {ids} (
   until BIGINT NOT NULL DEFAULT 0,
   since BIGINT NOT NULL DEFAULT 0,
   marked BIGINT NOT NULL DEFAULT 0,
-  PRIMARY KEY (ns, id)
+  session BIGINT NOT NULL DEFAULT 0,
+  next_context VARBINARY(255) NOT NULL DEFAULT '',
+  next_attempt BIGINT NOT NULL DEFAULT 0,
+  next_owner VARBINARY(255) NOT NULL DEFAULT '',
+  next_lease BIGINT NOT NULL DEFAULT 0,
+  next_ticket BIGINT NOT NULL DEFAULT 0,
+  next_session BIGINT NOT NULL DEFAULT 0,
+  PRIMARY KEY (ns, id),
+  KEY by_session (session),
+  KEY by_next (next_session)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
 //
 -- state: 0 held, 1 was held until its context asked for another mode, 2 waits and obeys holders only, 3 waits in line.
