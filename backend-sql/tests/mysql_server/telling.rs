@@ -15,6 +15,8 @@ use crate::{
 pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
     vec![
         test(kind, "telling::a_dead_waiter_is_handed_nothing", a_dead_waiter_is_handed_nothing),
+        test(kind, "telling::the_dead_in_a_row_are_handed_nothing", the_dead_in_a_row_are_handed_nothing),
+        test(kind, "telling::who_waits_in_a_row_can_give_up", who_waits_in_a_row_can_give_up),
         test(kind, "telling::what_is_known_is_not_told_again", what_is_known_is_not_told_again),
         test(kind, "telling::an_old_offer_is_not_told", an_old_offer_is_not_told),
         test(
@@ -36,7 +38,7 @@ async fn a_dead_waiter_is_handed_nothing(kind: Kind) -> TestResult {
         let held = take(&dao, held).await?;
         let _dead = queue(&dao, ["a"]).await?;
         // A session that never gave a sign of life.
-        assert_eq!(sql.run("UPDATE lockcore_claims SET session = 7 WHERE state = 3").await?, 1);
+        assert_eq!(sql.run("UPDATE lockcore_ids SET next_session = 7 WHERE extra = 2").await?, 1);
         let (alive, wakeup) = queue(&dao, ["a"]).await?;
         dao.release(&held).await?;
         let now = dao.inspect(&Target::Id("a".to_owned())).await?;
@@ -48,14 +50,69 @@ async fn a_dead_waiter_is_handed_nothing(kind: Kind) -> TestResult {
     Ok(())
 }
 
-/// One that was handed over while nobody listened, and the same of two.
-const SETS: [&[&str]; 2] = [&["a"], &["a", "b"]];
+/// The same where nobody else waits, so that only the id's row knows; nor does it stay there.
+async fn the_dead_in_a_row_are_handed_nothing(kind: Kind) -> TestResult {
+    const DEAD: &str = "UPDATE lockcore_ids SET next_session = 7 WHERE extra = 2";
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    let a = Target::Id("a".to_owned());
+    let held = take(&dao, ["a"]).await?;
+    let (waits, _wakeup) = queue(&dao, ["a"]).await?;
+    let waiters = dao.inspect(&a).await?.waiters;
+    assert_eq!(waiters.len(), 1);
+    assert_eq!(waiters[0].context, StoredContext::Known(waits.context));
+    assert_eq!(sql.run(DEAD).await?, 1);
+    assert_eq!(dao.inspect(&a).await?.waiters, []);
+    assert_eq!(dao.sweep(100, None).await?.removed, 1, "the place of the dead");
+    assert_eq!(sql.number("SELECT COUNT(*) FROM lockcore_ids WHERE extra = 2").await?, 0);
+    assert_eq!(dao.release(&held).await?.lost, []);
+    let held = take(&dao, ["a"]).await?;
+    let _dead = queue(&dao, ["a"]).await?;
+    assert_eq!(sql.run(DEAD).await?, 1);
+    dao.release(&held).await?;
+    let now = dao.inspect(&a).await?;
+    assert_eq!((now.holders, now.waiters), (vec![], vec![]));
+    dao.release(&take(&dao, ["a"]).await?).await?;
+    Ok(())
+}
+
+/// By itself, by what is told of its context, and when its session ends.
+async fn who_waits_in_a_row_can_give_up(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    let a = Target::Id("a".to_owned());
+    for way in 0..3 {
+        let held = take(&dao, ["a"]).await?;
+        let other = place.open().await?;
+        let (waits, _wakeup) = queue(&other, ["a"]).await?;
+        assert_eq!(sql.number("SELECT COUNT(*) FROM lockcore_ids WHERE extra = 2").await?, 1);
+        match way {
+            0 => drop(other.withdraw(&waits, Withdraw::KeepIfGranted).await?),
+            1 => assert_eq!(dao.release_context(&waits.context).await?, []),
+            _ => drop(other),
+        }
+        // The last one tells the database by itself.
+        let left = "SELECT (SELECT COUNT(*) FROM lockcore_ids WHERE extra = 2) \
+                    + (SELECT COUNT(*) FROM lockcore_claims WHERE state >= 2)";
+        sql.until(left, |left| left == 0).await?;
+        assert_eq!(dao.inspect(&a).await?.waiters, []);
+        assert_eq!(dao.release(&held).await?.lost, []);
+        assert_eq!(dao.inspect(&a).await?.holders, []);
+    }
+    Ok(())
+}
+
+/// One that was handed over while nobody listened, and the same of two; as their rows say, and moved from there.
+const SETS: [(&[&str], bool); 4] =
+    [(&["a"], false), (&["a", "b"], false), (&["a"], true), (&["a", "b"], true)];
 
 async fn what_is_known_is_not_told_again(kind: Kind) -> TestResult {
-    for ids in SETS {
+    for (ids, moved) in SETS {
         let mut ear = Ear::new(kind).await?;
         loop {
-            let offered = ear.offered(ids).await?;
+            let offered = ear.offered(ids, moved).await?;
             let told = ear.hear("").await?;
             // On a busy machine they may be over by now.
             let all = ids.len() == told.matches("\"lasts\"").count();
@@ -71,10 +128,13 @@ async fn what_is_known_is_not_told_again(kind: Kind) -> TestResult {
 }
 
 async fn an_old_offer_is_not_told(kind: Kind) -> TestResult {
-    for ids in SETS {
+    for (ids, moved) in SETS {
         let mut ear = Ear::new(kind).await?;
-        let _offered = ear.offered(ids).await?;
-        let over = "UPDATE lockcore_claims SET until = 1 WHERE told = 1";
+        let _offered = ear.offered(ids, moved).await?;
+        let over = match moved {
+            true => "UPDATE lockcore_claims SET until = 1 WHERE told = 1",
+            false => "UPDATE lockcore_ids SET until = 1 WHERE session <> 0",
+        };
         assert_eq!(ear.sql.run(over).await?, ids.len() as u64);
         assert_eq!(ear.hear("").await?, "");
     }
@@ -108,9 +168,9 @@ impl Ear {
     }
 
     /// Has each of these ids handed over, and nobody confirms it. What is returned waits no more when it is dropped.
-    async fn offered(&mut self, ids: &[&str]) -> Result<Vec<Waiting>, Error> {
+    async fn offered(&mut self, ids: &[&str], moved: bool) -> Result<Vec<Waiting>, Error> {
         self.sql.run("DELETE FROM lockcore_claims").await?;
-        self.sql.run("UPDATE lockcore_ids SET extra = 0, until = 0").await?;
+        self.sql.run("UPDATE lockcore_ids SET extra = 0, until = 0, session = 0").await?;
         // Somebody else's sign of life looks after no offer.
         let other = self.place.builder().listen(false).connect().await?;
         let mut waiting = Vec::new();
@@ -120,19 +180,29 @@ impl Ear {
             other.release(&held).await?;
             waiting.push(waits);
         }
+        let rows = "SELECT COUNT(*) FROM lockcore_ids WHERE session <> 0 AND until > 0";
+        assert_eq!(self.sql.number(rows).await?, ids.len() as i64);
+        if moved {
+            // As late as can be: nothing is from the future.
+            self.sql.run("CALL lockcore_v1_move(1, '[[\"61\"],[\"62\"]]', 8000000000000000000)").await?;
+            assert_eq!(self.sql.number(rows).await?, 0);
+        }
         Ok(waiting)
     }
 
     async fn hear(&mut self, known: &str) -> Result<String, Error> {
-        let session = "SELECT MAX(session) FROM lockcore_claims WHERE told = 1";
+        let session = "SELECT MAX(s) FROM (SELECT session AS s FROM lockcore_claims WHERE told = 1 \
+                       UNION SELECT session FROM lockcore_ids) offered";
         let session = self.sql.number(session).await?;
-        let call = format!("CALL lockcore_v1_hear(1, {session}, 7, '{known}', 0, 1, 0)");
+        // Without its name, so that it answers at once if there is something to tell.
+        let call = format!("CALL lockcore_v1_hear(1, {session}, 7, '{known}', 0, 1, 1)");
         let rows = sqlx::raw_sql(AssertSqlSafe(call)).fetch_all(&mut self.sql.0).await?;
         rows.iter().map(|row| Ok(row.try_get_unchecked::<String, _>(0)?)).collect()
     }
 }
 
-/// Whoever was interrupted looks without its session's name, so that nobody who rings keeps it from getting to the end.
+/// Whoever was interrupted in vain looks without its session's name, so that nobody who rings keeps it from getting to the
+/// end; and then has it, once.
 async fn who_was_rung_is_not_rung_while_it_looks(kind: Kind) -> TestResult {
     const NAMED: &str = "SELECT IS_USED_LOCK('lockcore:8') IS NOT NULL";
     const LOOKS: &str = "SELECT COUNT(*) FROM information_schema.processlist \
@@ -142,18 +212,20 @@ async fn who_was_rung_is_not_rung_while_it_looks(kind: Kind) -> TestResult {
     let (mut listens, mut blocks, mut sees) = (place.sql().await?, place.sql().await?, place.sql().await?);
     assert_eq!(listens.number("SELECT GET_LOCK('lockcore:8', 5)").await?, 1);
     assert_eq!(blocks.number("SELECT GET_LOCK('lockcore:7', 5)").await?, 1);
-    for interrupted in [1, 0] {
+    for unnamed in [1, 0] {
         blocks.run("LOCK TABLES lockcore_claims WRITE").await?;
         let look =
-            async { listens.run(format!("CALL lockcore_v1_hear(1, 8, 7, '', 0, 1, {interrupted})")).await };
+            async { listens.run(format!("CALL lockcore_v1_hear(1, 8, 7, '', 0, 1, {unnamed})")).await };
         let see = async {
             sees.until(LOOKS, |looks| looks == 1).await?;
-            assert_eq!(sees.number(NAMED).await?, 1 - interrupted);
+            assert_eq!(sees.number(NAMED).await?, 1 - unnamed);
             blocks.run("UNLOCK TABLES").await
         };
         tokio::try_join!(look, see)?;
-        assert_eq!(sees.number(NAMED).await?, 0, "it answered");
+        assert_eq!(sees.number(NAMED).await?, 1, "it goes on listening");
     }
+    listens.run("DO RELEASE_LOCK('lockcore:8')").await?;
+    assert_eq!(sees.number(NAMED).await?, 0);
     Ok(())
 }
 
