@@ -211,15 +211,12 @@ impl<'c> Waiting<'c> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        if !self.taken.load(Ordering::Relaxed) {
-            let waiting = &mut self.gathering.lock().waiting;
-            if let Ok(at) = waiting.binary_search_by_key(&self.number, |request| request.number) {
-                waiting.remove(at);
-            }
-        }
-        // As of now: under the lock it was taken, or never will be.
+        // Under the lock it is taken or waits; and nobody receives the answer any more, so that it does not wait again.
+        let waiting = &mut self.gathering.lock().waiting;
         if self.taken.load(Ordering::Relaxed) {
             self.sent.store(true, Ordering::Relaxed);
+        } else if let Ok(at) = waiting.binary_search_by_key(&self.number, |request| request.number) {
+            waiting.remove(at);
         }
     }
 }
