@@ -18,37 +18,38 @@
 //! - **Routines decide.** Every operation is one `CALL` of a versioned stored procedure: one round trip, and one transaction
 //!   whatever the number of ids, which travel as one text. Nothing is decided here.
 //! - **One row for each id** says who holds it exclusively, who is the only one to wait for that, and whether there is
-//!   anything else (`extra`): other holders, more waiters, a freeze, which are rows of another table. So two who take turns
-//!   touch nothing but this row, each with one `UPDATE`; and the usual case - exclusive locks, nothing in the way -
-//!   is one `UPDATE` of these rows, which finds them free or changes nothing. What it does not look at is whether the attempt
-//!   was withdrawn: a withdrawal writes into the rows until when that may be asked, and until then they are no usual case.
-//!   Everything else locks the rows of its ids first, in the order of the ids, and decides in
-//!   later statements, under READ COMMITTED, which every transaction asks for: each of them sees what was committed before
+//!   anything else (`extra`): other holders, more waiters, a freeze, which are rows of another table. So two who take
+//!   turns touch nothing but this row, each with one `UPDATE`; and the usual case (exclusive locks, nothing in the
+//!   way) is one `UPDATE` of these rows, which finds them free or changes nothing. What it does not look at is whether the
+//!   attempt was withdrawn: a withdrawal writes into the rows until when that may be asked, and until then they are no
+//!   usual case. Everything else locks the rows of its ids first, in the order of the ids, and decides in later
+//!   statements, under READ COMMITTED, which every transaction asks for: each of them sees what was committed before
 //!   the locks were had. An error rolls back and is told.
 //! - **The server's clock decides**, in microseconds of UTC, whatever the time zone of the session. A grant "from the
 //!   future" - the clock was set back - counts from now.
 //! - **Fences** are `max(previous + 1, clock)`, kept in the row of the id; the sweep removes rows that nobody uses once their
 //!   fence is an hour behind the clock.
-//! - **Waiting**, unless it is for one id and behind nobody else, is a row for each id, in the order of tickets. Whoever frees something grants it to whom it is due in the
-//!   same transaction, as an offer of at most 2 s. The other ids of a waiting set are locked with `SKIP LOCKED`; if somebody
-//!   is at one of them, the waiter is told to ask for itself.
-//! - **A crowd goes together.** What many tasks of one runtime ask for at the same time, each of one id, goes in one call and
-//!   one transaction: at most two such calls of a kind are under way, or one while five or more go together, and the others
-//!   gather behind them, for at most 2 ms longer until they are as many as the last time. Another call begins beside one that
-//!   takes twice as long as the server worked on the last, so that a slow disk holds up nobody. Who is alone does
-//!   not wait at all. Whose row somebody else has locked goes along with others three times, and then alone, as those do whose
-//!   case is not usual.
-//! - **Waking.** A DAO keeps one connection that sits in a routine which waits; whoever hands something over interrupts it
-//!   with `KILL QUERY`, after the commit, in the same call. The waiting connection holds a user-level lock named after its
-//!   random session, and the connection to interrupt is the one that `IS_USED_LOCK` tells at that moment: a connection id
-//!   that was given to somebody else holds no such lock, so that no other query is ever interrupted. What it waits for is a
-//!   user-level lock too, which a second connection of the DAO keeps and otherwise does nothing: in `SLEEP`, MariaDB may
-//!   take two seconds over an interruption. On connecting it is tried out; [`push`](lockcore::Capabilities::push) is
-//!   declared only if that works. Each call tells what there is and then waits; if one was interrupted before it told
-//!   anything, the next looks without that lock, so that many who ring do not keep it from looking; who rings nobody then
-//!   has committed before the last look, which is made with it. A
-//!   DAO with waiters also gives a sign of life every second, which finds leases that ended, and offers that it was not
-//!   told of. If listening fails, everybody asks again.
+//! - **Waiting**, unless it is for one id and behind nobody else, is a row for each id, in the order of tickets.
+//!   Whoever frees something grants it to whom it is due in the same transaction, as an offer of at most 2 s. The other
+//!   ids of a waiting set are locked with `SKIP LOCKED`; if somebody is at one of them, the waiter is told to ask for
+//!   itself.
+//! - **A crowd goes together.** What many tasks of one runtime ask for at the same time, each of one id, goes in one
+//!   call and one transaction: at most two such calls of a kind are under way, or one while five or more go together,
+//!   and the others gather behind them, for at most 2 ms longer until they are as many as the last time. Another call
+//!   begins beside one that takes twice as long as the server worked on the last, so that a slow disk holds up nobody.
+//!   Who is alone does not wait at all. Whose row somebody else has locked goes along with others three times, and then
+//!   alone, as those do whose case is not usual.
+//! - **Waking.** A DAO keeps one connection that sits in a routine which waits; whoever hands something over interrupts
+//!   it with `KILL QUERY`, after the commit, in the same call. The waiting connection holds a user-level lock named
+//!   after its random session, and the connection to interrupt is the one that `IS_USED_LOCK` tells at that moment: a
+//!   connection id that was given to somebody else holds no such lock, so that no other query is ever interrupted. What
+//!   it waits for is a user-level lock too, which a second connection of the DAO keeps and otherwise does nothing: in
+//!   `SLEEP`, MariaDB may take two seconds over an interruption. On connecting it is tried out;
+//!   [`push`](lockcore::Capabilities::push) is declared only if that works. Each call tells what there is and then
+//!   waits; if two in a row were interrupted before they told anything, the next looks without that lock, so that many
+//!   who ring do not keep it from looking; who rings nobody then has committed before the last look, which is made with
+//!   it. A DAO with waiters also gives a sign of life every second, which finds leases that ended, and offers that it
+//!   was not told of. If listening fails, everybody asks again.
 //! - **Connections** are kept by the runtime that made them, and closed if an operation on one was abandoned: no ping, no
 //!   hidden statement, and no transaction that spans calls, which a dropped future could leave open. Deadlocks and lock wait
 //!   timeouts are tried again within the [timeout](MysqlBuilder::timeout); a renewal, release or withdrawal also on another

@@ -91,7 +91,8 @@ const PIECES: &[(&str, &str)] = &[
          owner = next_owner, lease = LEAST(next_lease, 2000000), since = {clock}, until = since + lease, \
          session = LAST_INSERT_ID(next_session), next_session = 0, extra = 0 WHERE ns = p_ns AND id = p_id \
          AND context = p_context AND fence = p_fence AND extra = 2 AND until > {clock} AND until - lease <= {clock} \
-         AND (SELECT s.beat FROM {sessions} s WHERE s.session = next_session) BETWEEN {clock} - 3000000 AND {clock} + 3000000",
+         AND (SELECT s.beat FROM {sessions} s WHERE s.session = next_session) \
+         BETWEEN {clock} - 3000000 AND {clock} + 3000000",
     ),
     // The mark of the attempt, if it was withdrawn. What is read by `IF EXISTS` or `SET` is locked; `SELECT ... INTO` and
     // what an `UPDATE` or `INSERT` reads are not.
@@ -171,8 +172,8 @@ const PIECES: &[(&str, &str)] = &[
     // Somebody holds, waits for or froze `i`.
     (
         "shown",
-        "(i.until > v_now OR i.extra = 2 AND {next is alive} OR i.extra = 1 AND (i.frozen = 1 OR EXISTS (SELECT 1 FROM {claims} h \
-         WHERE h.ns = p_ns AND h.id = i.id AND h.state = 0 AND h.until > v_now) OR EXISTS (SELECT 1 FROM {claims} w \
+        "(i.until > v_now OR i.extra = 2 AND {next is alive} OR i.extra = 1 AND (i.frozen = 1 OR EXISTS (\
+         SELECT 1 FROM {claims} h WHERE h.ns = p_ns AND h.id = i.id AND h.state = 0 AND h.until > v_now) OR EXISTS (SELECT 1 FROM {claims} w \
          JOIN {sessions} s ON s.session = w.session AND {alive s} WHERE w.ns = p_ns AND w.id = i.id \
          AND w.state IN (2, 3))))",
     ),
@@ -186,8 +187,8 @@ const PIECES: &[(&str, &str)] = &[
          ',', LEAST(h.until - v_now, h.lease), ',', h.broken, ',', IF(h.indexes = '', '[]', h.indexes), ']') \
          ORDER BY h.number) FROM {claims} h WHERE h.ns = p_ns AND h.id = i.id AND h.state = 0 AND h.until > v_now), \
          '')), '],\"w\":[', IF(i.extra = 2, IF({next is alive}, CONCAT('[\"', HEX(i.next_context), '\",\"', \
-         HEX(i.next_owner), '\",2,0,0,', i.next_ticket, ']'), ''), IFNULL((SELECT GROUP_CONCAT(CONCAT('[\"', HEX(w.context), '\",\"', HEX(w.owner), '\",', \
-         w.mode, ',', w.permits, ',', w.cap, ',', w.since, ']') ORDER BY w.number) FROM {claims} w \
+         HEX(i.next_owner), '\",2,0,0,', i.next_ticket, ']'), ''), IFNULL((SELECT GROUP_CONCAT(CONCAT('[\"', \
+         HEX(w.context), '\",\"', HEX(w.owner), '\",', w.mode, ',', w.permits, ',', w.cap, ',', w.since, ']') ORDER BY w.number) FROM {claims} w \
          JOIN {sessions} s ON s.session = w.session AND {alive s} WHERE w.ns = p_ns AND w.id = i.id \
          AND w.state IN (2, 3)), '')), '],\"f\":', i.frozen, ',\"b\":[', IFNULL((SELECT GROUP_CONCAT(CONCAT('[\"', \
          HEX(b.context), '\",', b.fence, ',\"', HEX(b.breaker), '\",', b.at, ',', b.freed, ']') ORDER BY b.number) \

@@ -31,11 +31,12 @@
 //!   reach the disk. On connecting a message to itself shows whether it hears;
 //!   [`push`](lockcore::Capabilities::push) is declared only then. A DAO with waiters gives a sign of life every second,
 //!   which also finds leases that ended and offers that it was not told of. If listening fails, everybody asks again.
-//! - **A crowd goes together.** What many tasks of one runtime ask for at the same time, each of one id, goes in one call and
-//!   one transaction: at most two such calls of a kind are under way, or one while five or more go together, and the others
-//!   gather behind them, for at most 2 ms longer until they are as many as the last time. Another call begins beside one that
-//!   takes twice as long as the server worked on the last, so that a slow disk holds up nobody. Who is alone does
-//!   not wait at all. A row that somebody else keeps locked for 20 ms undoes the call; then each goes alone.
+//! - **A crowd goes together.** What many tasks of one runtime ask for at the same time, each of one id, goes in one
+//!   call and one transaction: at most two such calls of a kind are under way, or one while five or more go together,
+//!   and the others gather behind them, for at most 2 ms longer until they are as many as the last time. Another call
+//!   begins beside one that takes twice as long as the server worked on the last, so that a slow disk holds up nobody.
+//!   Who is alone does not wait at all. A row that somebody else keeps locked for 20 ms undoes the call; then each goes
+//!   alone.
 //! - **Durability.** A grant, a renewal and a hand-off are as durable as the server's `synchronous_commit` says; a release
 //!   that hands nothing over, a refusal and a place in the queue are committed asynchronously, see [`Commit`].
 //! - **Connections** are kept by the runtime that made them, and closed if an operation on one was abandoned: no ping, no

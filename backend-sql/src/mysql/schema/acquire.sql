@@ -35,8 +35,8 @@ body: BEGIN
   IF {are ids} THEN
     SET @lockcore = CONCAT('UPDATE ', {ids as text}, ' FORCE INDEX (PRIMARY) SET fence = ', v_fence, ', context = x''',
       HEX(p_context), ''', attempt = ', p_attempt, ', owner = x''', HEX(p_owner), ''', lease = ', p_lease, ', until = ',
-      v_fence + p_lease, ', since = ', v_fence, ', session = 0 WHERE ns = ', p_ns, ' AND id IN (x''', p_ids, ''') AND extra = 0 AND until <= ',
-      v_fence, ' AND marked <= ', v_fence, ' AND fence < ', v_fence);
+      v_fence + p_lease, ', since = ', v_fence, ', session = 0 WHERE ns = ', p_ns, ' AND id IN (x''', p_ids,
+      ''') AND extra = 0 AND until <= ', v_fence, ' AND marked <= ', v_fence, ' AND fence < ', v_fence);
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
     {execute};

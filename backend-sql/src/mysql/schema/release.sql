@@ -30,7 +30,8 @@ body: BEGIN
 END
 //
 -- Also usual: its only holder frees an id of which no row tells all, and the first in line waits for nothing else: the
--- session that is to be told. Or nobody else has to do with it any more: 0. `NULL` if it was not so; then at most the next fence was raised.
+-- session that is to be told. Or nobody else has to do with it any more: 0. `NULL` if it was not so; then at most the next
+-- fence was raised.
 -- `p_within`: a transaction that has begun.
 CREATE PROCEDURE {v1_hand_over}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT, p_within TINYINT,

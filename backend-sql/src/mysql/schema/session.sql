@@ -102,12 +102,13 @@ BEGIN
   END IF;
 END
 //
--- Tells what there is to tell, and waits for more: until `v1_ring` interrupts it, or `p_seconds` are over. With `p_unnamed`
--- it looks without the session's name and tells what there is, so that nobody interrupts it: under many hand-overs it might
--- never get to the end. Nobody is missed: who commits and then finds no name to ring comes before a look that is made with
--- the name; who finds it interrupts this, and the next call finds what was committed. It waits with the caller's own rights: a connection that has somebody else's at the moment can only be interrupted by
--- that one. It waits for a lock that another connection of this process keeps, as `v1_listen` named it, and not in
--- `SLEEP`: on MariaDB all that sleep share a mutex, with which `KILL QUERY` may get in its own way for two seconds.
+-- Tells what there is to tell, and waits for more: until `v1_ring` interrupts it, or `p_seconds` are over. With
+-- `p_unnamed` it looks without the session's name and tells what there is, so that nobody interrupts it: under many
+-- hand-overs it might never get to the end. Nobody is missed: who commits and then finds no name to ring comes before a
+-- look that is made with the name; who finds it interrupts this, and the next call finds what was committed. It waits
+-- with the caller's own rights: a connection that has somebody else's at the moment can only be interrupted by that
+-- one. It waits for a lock that another connection of this process keeps, as `v1_listen` named it, and not in `SLEEP`:
+-- on MariaDB all that sleep share a mutex, with which `KILL QUERY` may get in its own way for two seconds.
 CREATE PROCEDURE {v1_hear}(
   p_ns INT UNSIGNED, p_session BIGINT, p_kept BIGINT, p_known LONGTEXT CHARACTER SET ascii, p_probe BIGINT,
   p_seconds INT, p_unnamed TINYINT)
