@@ -12,8 +12,8 @@ body: BEGIN
   IF p_plain AND p_n = 1 AND @@autocommit THEN
     -- It commits by itself.
     UPDATE {ids} SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {clock})), context = p_context, attempt = p_attempt,
-        owner = p_owner, lease = p_lease, since = {clock}, until = since + p_lease, session = 0
-      WHERE ns = p_ns AND id = p_id AND extra = 0 AND until <= {clock} AND marked <= {clock};
+        owner = p_owner, lease = p_lease, since = {clock}, until = since + p_lease
+      WHERE ns = p_ns AND id = p_id AND extra = 0 AND until <= {clock} AND marked <= {clock} AND session = 0;
     IF ROW_COUNT() = 1 THEN
       SELECT CONCAT('G', LAST_INSERT_ID()) AS answer, '' AS unrung;
       LEAVE body;
@@ -35,8 +35,9 @@ body: BEGIN
   IF {are ids} THEN
     SET @lockcore = CONCAT('UPDATE ', {ids as text}, ' FORCE INDEX (PRIMARY) SET fence = ', v_fence, ', context = x''',
       HEX(p_context), ''', attempt = ', p_attempt, ', owner = x''', HEX(p_owner), ''', lease = ', p_lease, ', until = ',
-      v_fence + p_lease, ', since = ', v_fence, ', session = 0 WHERE ns = ', p_ns, ' AND id IN (x''', p_ids,
-      ''') AND extra = 0 AND until <= ', v_fence, ' AND marked <= ', v_fence, ' AND fence < ', v_fence);
+      v_fence + p_lease, ', since = ', v_fence, ' WHERE ns = ', p_ns, ' AND id IN (x''', p_ids,
+      ''') AND extra = 0 AND until <= ', v_fence, ' AND marked <= ', v_fence, ' AND fence < ', v_fence,
+      ' AND session = 0');
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
     {execute};

@@ -86,14 +86,15 @@ BEGIN
   END IF;
 END
 //
--- Frees many ids that are held under one fence, which come as `p_ids` (see `are ids`).
+-- Frees many ids that are held under one fence, which come as `p_ids` (see `are ids`). None of them was handed over in its
+-- row: whoever waits there waits for one.
 CREATE PROCEDURE {v1_release_many}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_fence BIGINT, p_ids LONGTEXT CHARACTER SET ascii, p_n INT)
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
   IF {are ids} THEN
-    SET @lockcore = CONCAT('UPDATE ', {ids as text}, ' FORCE INDEX (PRIMARY) SET until = 0, session = 0 WHERE ns = ', p_ns,
+    SET @lockcore = CONCAT('UPDATE ', {ids as text}, ' FORCE INDEX (PRIMARY) SET until = 0 WHERE ns = ', p_ns,
       ' AND id IN (x''', p_ids, ''') AND extra = 0 AND context = x''', HEX(p_context), ''' AND fence = ', p_fence,
       ' AND until > ', {clock});
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
