@@ -99,7 +99,13 @@ fn names(ids: usize) -> Vec<String> {
 /// Takes and releases a set, uncontended.
 async fn pair<D: Database>(url: &str, commits: Commits, ids: usize) -> Case {
     let rounds = if ids == 100 { 300 } else { 1000 };
-    let candidates = ["with_locks", "upsert + delete", "the same one by one", D::PEER];
+    let candidates = [
+        "with_locks",
+        "upsert + delete",
+        "rows kept for a fence: UPDATE + UPDATE",
+        "upsert + delete, one by one",
+        D::PEER,
+    ];
     let mut case = Case::new(format!("{ids} ids, {commits}"), &candidates);
     let (locks, names) = (service::<D>(url, commits).await, names(ids));
     let mut bare = D::bare(url, commits).await;
@@ -110,9 +116,14 @@ async fn pair<D: Database>(url: &str, commits: Commits, ids: usize) -> Case {
             bare.free(&names).await;
         })
         .await;
+        case.batch_async(2, 1, async || {
+            bare.take_kept(&names).await;
+            bare.free_kept(&names).await;
+        })
+        .await;
         // The others cost more with many ids, and are seldom asked then.
         if round % ids.min(10) == 0 {
-            case.batch_async(2, 1, async || {
+            case.batch_async(3, 1, async || {
                 for name in &names {
                     bare.take(std::slice::from_ref(name)).await;
                 }
@@ -121,7 +132,7 @@ async fn pair<D: Database>(url: &str, commits: Commits, ids: usize) -> Case {
                 }
             })
             .await;
-            case.batch_async(3, 1, async || {
+            case.batch_async(4, 1, async || {
                 for name in &names {
                     bare.peer(name).await;
                 }

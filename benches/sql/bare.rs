@@ -60,6 +60,12 @@ pub(crate) trait Bare {
     /// Removes what it took: one statement.
     async fn free(&mut self, names: &[String]);
 
+    /// Takes what is free or over, in rows that are there already, each with a count of how often it was taken: one statement.
+    async fn take_kept(&mut self, names: &[String]);
+
+    /// Frees what it took, and keeps the rows: one statement.
+    async fn free_kept(&mut self, names: &[String]);
+
     /// Locks and unlocks with what the database has: bound to the session, without lease or fence.
     async fn peer(&mut self, name: &str);
 }

@@ -3,14 +3,17 @@
 use std::time::{Duration, Instant};
 
 use lockcore_sql::MysqlLockDao;
-use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection, mysql::MySqlArguments};
 use uuid::Uuid;
 
 use crate::bare::{Bare, Bell, Commits, Database};
 
 const HOLDER: &[u8] = b"01234567-89ab-cdef-0123-456789abcdef";
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS bare \
-                     (id VARBINARY(1024) PRIMARY KEY, holder VARBINARY(255) NOT NULL, ends DATETIME(6) NOT NULL)";
+                     (id VARBINARY(1024) PRIMARY KEY, holder VARBINARY(255) NOT NULL, ends DATETIME(6) NOT NULL); \
+                     CREATE TABLE IF NOT EXISTS kept (id VARBINARY(1024) PRIMARY KEY, \
+                     holder VARBINARY(255) NOT NULL DEFAULT '', ends DATETIME(6) NOT NULL DEFAULT '2000-01-01', \
+                     taken BIGINT NOT NULL DEFAULT 0)";
 
 pub(crate) struct Mysql;
 
@@ -31,7 +34,7 @@ impl Database for Mysql {
     async fn bare(url: &str, commits: Commits) -> Client {
         let mut conn = connect(url, commits).await;
         sqlx::raw_sql(TABLE).execute(&mut conn).await.expect("a table");
-        Client { conn, ids: 0, take: String::new(), free: String::new() }
+        Client { conn, ids: 0, statements: Statements::default() }
     }
 
     async fn bell(url: &str, commits: Commits) -> Kill {
@@ -47,9 +50,26 @@ impl Database for Mysql {
         Kill { number, waiter, ringer, _keeper: keeper }
     }
 
-    /// Neither can do that without a binary log.
-    async fn slow_commits(_url: &str, _slow: bool) -> Option<&'static str> {
-        None
+    /// Only with a binary log, whose commits wait for others.
+    async fn slow_commits(url: &str, slow: bool) -> Option<&'static str> {
+        let mut conn = connect(url, Commits::Usual).await;
+        let ask = "SELECT CAST(@@log_bin AS SIGNED), VERSION() LIKE '%MariaDB%'";
+        let (has_log, is_mariadb): (i64, bool) =
+            sqlx::query_as(ask).fetch_one(&mut conn).await.expect("an answer");
+        let (set, name) = match (is_mariadb, slow) {
+            _ if has_log == 0 => return None,
+            (true, true) => {
+                let set = "SET GLOBAL binlog_commit_wait_count = 1000, GLOBAL binlog_commit_wait_usec = 5000";
+                (set, "binlog_commit_wait_usec = 5000")
+            }
+            (true, false) => ("SET GLOBAL binlog_commit_wait_count = 0", ""),
+            (false, true) => {
+                ("SET GLOBAL binlog_group_commit_sync_delay = 5000", "binlog_group_commit_sync_delay = 5000")
+            }
+            (false, false) => ("SET GLOBAL binlog_group_commit_sync_delay = 0", ""),
+        };
+        sqlx::raw_sql(set).execute(&mut conn).await.expect("the user may do everything");
+        Some(name)
     }
 
     async fn settle(url: &str) {
@@ -81,48 +101,77 @@ async fn connect(url: &str, commits: Commits) -> MySqlConnection {
 
 pub(crate) struct Client {
     conn: MySqlConnection,
-    /// The statements for so many ids.
+    /// Of so many ids are
     ids: usize,
+    statements: Statements,
+}
+
+#[derive(Default)]
+struct Statements {
     take: String,
     free: String,
+    take_kept: String,
+    free_kept: String,
+}
+
+impl Statements {
+    fn new(ids: usize) -> Self {
+        let row = "(?, ?, UTC_TIMESTAMP(6) + INTERVAL 30 SECOND)";
+        let (rows, list) = (vec![row; ids].join(", "), vec!["?"; ids].join(", "));
+        Statements {
+            take: format!(
+                "INSERT INTO bare (id, holder, ends) VALUES {rows} ON DUPLICATE KEY UPDATE \
+                 holder = IF(ends < UTC_TIMESTAMP(6), VALUES(holder), holder), \
+                 ends = IF(ends < UTC_TIMESTAMP(6), VALUES(ends), ends)"
+            ),
+            free: format!("DELETE FROM bare WHERE id IN ({list}) AND holder = ?"),
+            take_kept: format!(
+                "UPDATE kept SET holder = ?, ends = UTC_TIMESTAMP(6) + INTERVAL 30 SECOND, taken = taken + 1 \
+                 WHERE id IN ({list}) AND ends < UTC_TIMESTAMP(6)"
+            ),
+            free_kept: format!("UPDATE kept SET ends = '2000-01-01' WHERE id IN ({list}) AND holder = ?"),
+        }
+    }
 }
 
 impl Client {
-    fn prepare(&mut self, ids: usize) {
-        if self.ids == ids {
+    async fn prepare(&mut self, names: &[String]) {
+        if self.ids == names.len() {
             return;
         }
-        let row = "(?, ?, UTC_TIMESTAMP(6) + INTERVAL 30 SECOND)";
-        self.take = format!(
-            "INSERT INTO bare (id, holder, ends) VALUES {} ON DUPLICATE KEY UPDATE \
-             holder = IF(ends < UTC_TIMESTAMP(6), VALUES(holder), holder), \
-             ends = IF(ends < UTC_TIMESTAMP(6), VALUES(ends), ends)",
-            vec![row; ids].join(", ")
-        );
-        self.free = format!("DELETE FROM bare WHERE id IN ({}) AND holder = ?", vec!["?"; ids].join(", "));
-        self.ids = ids;
+        self.ids = names.len();
+        self.statements = Statements::new(self.ids);
+        for name in names {
+            let keep = sqlx::query("INSERT IGNORE INTO kept (id) VALUES (?)").bind(name.as_bytes());
+            keep.execute(&mut self.conn).await.expect("an answer");
+        }
     }
 }
 
 impl Bare for Client {
     async fn take(&mut self, names: &[String]) {
-        self.prepare(names.len());
-        let mut query = sqlx::query(AssertSqlSafe(self.take.clone()));
+        self.prepare(names).await;
+        let mut query = sqlx::query(AssertSqlSafe(self.statements.take.clone()));
         for name in names {
             query = query.bind(name.as_bytes()).bind(HOLDER);
         }
-        let done = query.execute(&mut self.conn).await.expect("an answer");
-        assert_eq!(done.rows_affected(), names.len() as u64, "all of them are new");
+        done(query, &mut self.conn, names).await;
     }
 
     async fn free(&mut self, names: &[String]) {
-        self.prepare(names.len());
-        let mut query = sqlx::query(AssertSqlSafe(self.free.clone()));
-        for name in names {
-            query = query.bind(name.as_bytes());
-        }
-        let done = query.bind(HOLDER).execute(&mut self.conn).await.expect("an answer");
-        assert_eq!(done.rows_affected(), names.len() as u64, "all of them");
+        let query = sqlx::query(AssertSqlSafe(self.statements.free.clone()));
+        done(bind(query, names).bind(HOLDER), &mut self.conn, names).await;
+    }
+
+    async fn take_kept(&mut self, names: &[String]) {
+        self.prepare(names).await;
+        let query = sqlx::query(AssertSqlSafe(self.statements.take_kept.clone()));
+        done(bind(query.bind(HOLDER), names), &mut self.conn, names).await;
+    }
+
+    async fn free_kept(&mut self, names: &[String]) {
+        let query = sqlx::query(AssertSqlSafe(self.statements.free_kept.clone()));
+        done(bind(query, names).bind(HOLDER), &mut self.conn, names).await;
     }
 
     async fn peer(&mut self, name: &str) {
@@ -131,6 +180,17 @@ impl Bare for Client {
             assert_eq!(done.ok(), Some(1_i64), "free, then held");
         }
     }
+}
+
+type Query<'q> = sqlx::query::Query<'q, sqlx::MySql, MySqlArguments>;
+
+fn bind<'q>(query: Query<'q>, names: &'q [String]) -> Query<'q> {
+    names.iter().fold(query, |query, name| query.bind(name.as_bytes()))
+}
+
+async fn done(query: Query<'_>, conn: &mut MySqlConnection, names: &[String]) {
+    let done = query.execute(conn).await.expect("an answer");
+    assert_eq!(done.rows_affected(), names.len() as u64, "all of them");
 }
 
 /// Waits as our listener does: for a name that another connection keeps.

@@ -12,7 +12,17 @@ use uuid::Uuid;
 use crate::bare::{Bare, Bell, Commits, Database};
 
 const HOLDER: &[u8] = b"01234567-89ab-cdef-0123-456789abcdef";
-const TABLE: &str = "CREATE TABLE IF NOT EXISTS bare (id bytea PRIMARY KEY, holder bytea NOT NULL, over timestamptz NOT NULL)";
+const TABLE: &str = "CREATE TABLE IF NOT EXISTS bare (id bytea PRIMARY KEY, holder bytea NOT NULL, over timestamptz NOT NULL); \
+                     CREATE TABLE IF NOT EXISTS kept (id bytea PRIMARY KEY, holder bytea NOT NULL, \
+                     over timestamptz NOT NULL, taken int8 NOT NULL) WITH (fillfactor = 60)";
+const KEEP: &str =
+    "INSERT INTO kept SELECT id, '', '-infinity', 0 FROM unnest($1) AS u (id) ON CONFLICT DO NOTHING";
+const TAKE_KEPT_ONE: &str = "UPDATE kept SET holder = $2, over = now() + interval '30 s', taken = taken + 1 \
+                             WHERE id = $1 AND over < now()";
+const TAKE_KEPT: &str = "UPDATE kept SET holder = $2, over = now() + interval '30 s', taken = taken + 1 \
+                         WHERE id = ANY ($1) AND over < now()";
+const FREE_KEPT_ONE: &str = "UPDATE kept SET over = '-infinity' WHERE id = $1 AND holder = $2";
+const FREE_KEPT: &str = "UPDATE kept SET over = '-infinity' WHERE id = ANY ($1) AND holder = $2";
 const TAKE_ONE: &str = "INSERT INTO bare AS b (id, holder, over) VALUES ($1, $2, now() + interval '30 s') \
                         ON CONFLICT (id) DO UPDATE SET holder = excluded.holder, over = excluded.over \
                         WHERE b.over < now()";
@@ -49,8 +59,11 @@ impl Database for Postgres {
     }
 
     async fn bare(url: &str, commits: Commits) -> Client {
-        let mut client =
-            Client { taking: connect(url, commits).await, freeing: connect(url, Commits::Async).await };
+        let mut client = Client {
+            taking: connect(url, commits).await,
+            freeing: connect(url, Commits::Async).await,
+            kept: 0,
+        };
         // Clients that begin at once would make it twice; one message is one transaction.
         let table = format!("SELECT pg_advisory_xact_lock(7); {TABLE}");
         sqlx::raw_sql(sqlx::AssertSqlSafe(table)).execute(&mut client.taking).await.expect("a table");
@@ -97,6 +110,8 @@ async fn connect(url: &str, commits: Commits) -> PgConnection {
 pub(crate) struct Client {
     taking: PgConnection,
     freeing: PgConnection,
+    /// So many ids have rows that are kept.
+    kept: usize,
 }
 
 impl Bare for Client {
@@ -106,6 +121,19 @@ impl Bare for Client {
 
     async fn free(&mut self, names: &[String]) {
         execute(&mut self.freeing, FREE_ONE, FREE, names).await;
+    }
+
+    async fn take_kept(&mut self, names: &[String]) {
+        if self.kept < names.len() {
+            let ids = names.iter().map(String::as_bytes).collect::<Vec<_>>();
+            sqlx::query(KEEP).bind(ids).execute(&mut self.taking).await.expect("an answer");
+            self.kept = names.len();
+        }
+        execute(&mut self.taking, TAKE_KEPT_ONE, TAKE_KEPT, names).await;
+    }
+
+    async fn free_kept(&mut self, names: &[String]) {
+        execute(&mut self.freeing, FREE_KEPT_ONE, FREE_KEPT, names).await;
     }
 
     async fn peer(&mut self, name: &str) {

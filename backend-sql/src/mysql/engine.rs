@@ -16,8 +16,7 @@ use super::{
     schema::{self, Names},
 };
 use crate::server::{
-    Ask, Done, Engine, Heard, Hold, Key, Order, Outcome, ServerError, ServerLockDao, Settings, Together,
-    micros,
+    Ask, Done, Engine, Heard, Hold, Key, Order, Outcome, ServerError, ServerLockDao, Settings, Single, micros,
 };
 
 /// How often sessions are rung that this user may not interrupt.
@@ -89,8 +88,7 @@ pub(super) struct Routines {
     withdraw: Routine,
     release: Routine,
     release_many: Routine,
-    acquire_together: Routine,
-    release_together: Routine,
+    together: Routine,
     renew: Routine,
     beat: Routine,
     leave: Routine,
@@ -115,8 +113,7 @@ impl Routines {
             withdraw: routine("v1_withdraw", 8),
             release: routine("v1_release", 6),
             release_many: routine("v1_release_many", 5),
-            acquire_together: routine("v1_acquire_together", 3),
-            release_together: routine("v1_release_together", 2),
+            together: routine("v1_together", 3),
             renew: routine("v1_renew", 7),
             beat: routine("v1_beat", 3),
             leave: routine("v1_leave", 2),
@@ -303,6 +300,8 @@ impl Engine for Mysql {
 
     const NAME: &'static str = "mysql";
     const SCHEMA_VERSION: i64 = schema::VERSION;
+    /// A server has one durability for all commits.
+    const RELEASES_APART: bool = false;
 
     fn capabilities(&self) -> Capabilities {
         capabilities()
@@ -359,28 +358,26 @@ impl Engine for Mysql {
         self.call(link, routine, &all).await
     }
 
-    async fn carry_out_together(&self, link: &mut Link, orders: Together<'_>) -> Result<Done, ServerError> {
+    async fn carry_out_together(&self, link: &mut Link, orders: &[&Single]) -> Result<Done, ServerError> {
         let namespace = Argument::Int(self.enter(link).await?);
-        let answers = match orders {
-            Together::Acquire { asks, session } => {
-                let mut words = String::with_capacity(asks.len() * 200);
-                for ask in asks {
+        let (mut words, mut own_session) = (String::with_capacity(orders.len() * 200), 0);
+        for order in orders {
+            match order {
+                Single::Acquire { ask, session } => {
+                    own_session = *session;
+                    words.push_str(if ask.queue && !ask.nested { "2 " } else { "1 " });
                     push_words(&mut words, [&ask.ids[0], ask.context.as_bytes(), &ask.owner]);
-                    let simple = i32::from(ask.queue && !ask.nested);
-                    let _ = write!(words, "{} {} {simple} ", ask.attempt, ask.lease);
+                    let _ = write!(words, "{} {} ", ask.attempt, ask.lease);
                 }
-                let arguments = [namespace, Argument::Text(&words), Argument::Int(session)];
-                self.call(link, &self.routines.acquire_together, &arguments).await?
-            }
-            Together::Release(holds) => {
-                let mut words = String::with_capacity(holds.len() * 150);
-                for hold in holds {
+                Single::Release(hold) => {
+                    words.push_str("0 ");
                     push_words(&mut words, [&hold.ids[0], hold.context.as_bytes()]);
                     let _ = write!(words, "{} ", hold.fences[0]);
                 }
-                self.call(link, &self.routines.release_together, &[namespace, Argument::Text(&words)]).await?
             }
-        };
+        }
+        let arguments = [namespace, Argument::Text(&words), Argument::Int(own_session)];
+        let answers = self.call(link, &self.routines.together, &arguments).await?;
         Done::read(Self::NAME, &answers, '|', |answer| match answer {
             "A" => Outcome::Alone,
             "B" => Outcome::Busy,

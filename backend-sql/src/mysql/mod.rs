@@ -34,11 +34,11 @@
 //!   ids of a waiting set are locked with `SKIP LOCKED`; if somebody is at one of them, the waiter is told to ask for
 //!   itself.
 //! - **A crowd goes together.** What many tasks of one runtime ask for at the same time, each of one id, goes in one
-//!   call and one transaction: at most two such calls of a kind are under way, or one while five or more go together,
-//!   and the others gather behind them, for at most 2 ms longer until they are as many as the last time. Another call
-//!   begins beside one that takes twice as long as the server worked on the last, so that a slow disk holds up nobody.
-//!   Who is alone does not wait at all. Whose row somebody else has locked goes along with others three times, and then
-//!   alone, as those do whose case is not usual.
+//!   call and one transaction, takes and releases alike, since all commits of a server wait for the same. At most two
+//!   such calls are under way, or one while five or more go together, and the others gather behind them, for at most 2 ms
+//!   longer until they are as many as the last time. Another call begins beside one that takes twice as long as the
+//!   server worked on the last, so that a slow disk holds up nobody. Who is alone does not wait at all. Whose row
+//!   somebody else has locked goes along with others three times, and then alone, as those do whose case is not usual.
 //! - **Waking.** A DAO keeps one connection that sits in a routine which waits; whoever hands something over interrupts
 //!   it with `KILL QUERY`, after the commit, in the same call. The waiting connection holds a user-level lock named
 //!   after its random session, and the connection to interrupt is the one that `IS_USED_LOCK` tells at that moment: a

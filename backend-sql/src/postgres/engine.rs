@@ -20,7 +20,7 @@ use super::{
     schema::{self, Names},
 };
 use crate::server::{
-    Ask, Done, Engine, Heard, Hold, Modes, Order, Outcome, ServerError, ServerLockDao, Settings, Together,
+    Ask, Done, Engine, Heard, Hold, Modes, Order, Outcome, ServerError, ServerLockDao, Settings, Single,
     micros,
 };
 
@@ -329,6 +329,8 @@ impl Engine for Postgres {
 
     const NAME: &'static str = "postgres";
     const SCHEMA_VERSION: i64 = schema::VERSION;
+    /// A release commits asynchronously, a grant does not: together the one would wait for the other's disk.
+    const RELEASES_APART: bool = true;
 
     fn capabilities(&self) -> Capabilities {
         capabilities()
@@ -397,10 +399,21 @@ impl Engine for Postgres {
         link.call(routine, arguments, self.options.prepared).await
     }
 
-    async fn carry_out_together(&self, link: &mut Link, orders: Together<'_>) -> Result<Done, ServerError> {
-        let answers = match orders {
-            Together::Acquire { asks, session } => self.acquire_together(link, asks, session).await?,
-            Together::Release(holds) => self.release_together(link, holds).await?,
+    async fn carry_out_together(&self, link: &mut Link, orders: &[&Single]) -> Result<Done, ServerError> {
+        let (mut asks, mut holds, mut own_session) = (Vec::new(), Vec::new(), 0);
+        for order in orders {
+            match order {
+                Single::Acquire { ask, session } => {
+                    asks.push(ask);
+                    own_session = *session;
+                }
+                Single::Release(hold) => holds.push(hold),
+            }
+        }
+        // Of one kind, since releases go apart.
+        let answers = match holds.is_empty() {
+            true => self.acquire_together(link, &asks, own_session).await?,
+            false => self.release_together(link, &holds).await?,
         };
         Done::read(Self::NAME, &answers, '\n', |answer| Outcome::Done(answer.to_owned()))
     }

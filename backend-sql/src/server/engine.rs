@@ -44,12 +44,16 @@ pub trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
         order: &Order<'_>,
     ) -> impl Future<Output = Result<String, ServerError>> + Send;
 
-    /// Carries out orders for one id each, in the order of the ids, in one round trip and one transaction.
+    /// Whether releases go together with releases only, since they wait for less than acquires do.
+    #[doc(hidden)]
+    const RELEASES_APART: bool;
+
+    /// Carries out orders, which are in the order of their ids, in one round trip and one transaction.
     #[doc(hidden)]
     fn carry_out_together(
         &self,
         conn: &mut Self::Conn,
-        orders: Together<'_>,
+        orders: &[&Single],
     ) -> impl Future<Output = Result<Done, ServerError>> + Send;
 
     /// Creates or migrates the schema; does nothing where it is current.
@@ -140,11 +144,11 @@ pub enum Order<'r> {
     },
 }
 
-/// Orders that can be carried out together.
-#[derive(Clone, Copy, Debug)]
-pub enum Together<'r> {
-    Acquire { asks: &'r [&'r Ask], session: i64 },
-    Release(&'r [&'r Hold]),
+/// An order for one id, which can go with others, whoever sends it.
+#[derive(Clone, Debug)]
+pub enum Single {
+    Acquire { ask: Ask, session: i64 },
+    Release(Hold),
 }
 
 /// What became of orders that were carried out together.
@@ -186,11 +190,40 @@ impl Done {
     }
 }
 
+impl Single {
+    /// `None` unless [`Order::is_single`].
+    pub(crate) fn new(order: &Order<'_>) -> Option<Self> {
+        match *order {
+            Order::Acquire { ask, session } if order.is_single() => {
+                Some(Single::Acquire { ask: ask.clone(), session })
+            }
+            Order::Release(hold) if order.is_single() => Some(Single::Release(hold.clone())),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn id(&self) -> &[u8] {
+        match self {
+            Single::Acquire { ask, .. } => &ask.ids[0],
+            Single::Release(hold) => &hold.ids[0],
+        }
+    }
+}
+
 impl Order<'_> {
     /// Whether it may be sent again though it may have arrived, or may arrive late. Not an acquire: that would take
     /// the set once more after it was released. Whoever asked withdraws it.
     pub(crate) fn can_be_repeated(&self) -> bool {
         !matches!(self, Order::Acquire { .. })
+    }
+
+    /// Whether it is for one id alone, exclusively, so that it can go with others.
+    pub(crate) fn is_single(&self) -> bool {
+        match self {
+            Order::Acquire { ask, .. } => ask.ids.len() == 1 && ask.modes.is_none(),
+            Order::Release(hold) => hold.ids.len() == 1,
+            _ => false,
+        }
     }
 
     /// Whether a connection that is there already is better than one's own that would have to be made.

@@ -16,7 +16,7 @@ mod together;
 mod watch;
 
 pub use dao::ServerLockDao;
-pub(crate) use engine::{Done, Engine, Heard, Order, Outcome, Together};
+pub(crate) use engine::{Done, Engine, Heard, Order, Outcome, Single};
 pub(crate) use error::ServerError;
 pub(crate) use pool::Pool;
 #[cfg(feature = "postgres")]

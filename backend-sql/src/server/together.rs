@@ -4,7 +4,8 @@
 //! waits for nobody.
 //!
 //! Only requests for one id go together, in the order of the ids: so no two exchanges wait for each other's rows in a
-//! circle. Each runtime gathers its own, since it drives its own connections.
+//! circle. Each runtime gathers its own, since it drives its own connections; and where a release waits for less than an
+//! acquire does, the two gather apart.
 
 use std::{
     collections::VecDeque,
@@ -23,7 +24,7 @@ use tokio::{
 };
 
 use super::{
-    Ask, Done, Engine, Hold, Order, Outcome, Pool, ServerError, Together, background,
+    Done, Engine, Order, Outcome, Pool, ServerError, Single, background,
     pool::Own,
     retry::{alone, exchange},
 };
@@ -81,50 +82,23 @@ struct Request {
     number: u64,
     /// So often it went, and its id was busy.
     tried: u32,
-    order: Owned,
+    order: Single,
     taken: Arc<AtomicBool>,
     answer: oneshot::Sender<Answer>,
 }
 
-/// What can go with others of its kind, whoever sends it.
-#[derive(Debug)]
-enum Owned {
-    Acquire { ask: Ask, session: i64 },
-    Release(Hold),
-}
-
-impl Owned {
-    /// `None` if it is not for one id alone.
-    fn new(order: &Order<'_>) -> Option<Self> {
-        match *order {
-            Order::Acquire { ask, session } => Some(Owned::Acquire { ask: ask.clone(), session }),
-            Order::Release(hold) => Some(Owned::Release(hold.clone())),
-            _ => None,
-        }
-    }
-
-    fn id(&self) -> &[u8] {
-        match self {
-            Owned::Acquire { ask, .. } => &ask.ids[0],
-            Owned::Release(hold) => &hold.ids[0],
-        }
-    }
-}
-
-/// With what an order can go together.
+/// Which of a runtime's gatherings an order belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
-    Acquire,
-    Release,
+    Common,
+    ReleasesApart,
 }
 
 impl Kind {
-    /// `None` if it is not for one id alone.
-    fn of(order: &Order<'_>) -> Option<Self> {
+    fn of<E: Engine>(order: &Order<'_>) -> Self {
         match order {
-            Order::Acquire { ask, .. } if ask.ids.len() == 1 && ask.modes.is_none() => Some(Kind::Acquire),
-            Order::Release(hold) if hold.ids.len() == 1 => Some(Kind::Release),
-            _ => None,
+            Order::Release(_) if E::RELEASES_APART => Kind::ReleasesApart,
+            _ => Kind::Common,
         }
     }
 }
@@ -135,20 +109,21 @@ pub(super) async fn once<E: Engine>(
     order: &Order<'_>,
     sent: &AtomicBool,
 ) -> Result<String, ServerError> {
-    let Some(kind) = Kind::of(order) else { return alone(pool, order, sent).await };
-    let own = pool.own();
+    if !order.is_single() {
+        return alone(pool, order, sent).await;
+    }
+    let (own, kind) = (pool.own(), Kind::of::<E>(order));
     let gathering = own.gathering(kind);
     if gathering.enter() {
         let _lane = Lane::new(pool, &own, kind);
         return alone(pool, order, sent).await;
     }
-    match Owned::new(order) {
-        Some(owned) => match gathered(pool, &own, kind, owned, sent).await? {
-            Some(answer) => Ok(answer),
-            None => alone(pool, order, sent).await,
-        },
-        None => alone(pool, order, sent).await,
+    if let Some(single) = Single::new(order)
+        && let Some(answer) = gathered(pool, &own, kind, single, sent).await?
+    {
+        return Ok(answer);
     }
+    alone(pool, order, sent).await
 }
 
 /// Waits until the order went with others.
@@ -156,7 +131,7 @@ async fn gathered<E: Engine>(
     pool: &Arc<Pool<E>>,
     own: &Arc<Own<E>>,
     kind: Kind,
-    order: Owned,
+    order: Single,
     sent: &AtomicBool,
 ) -> Answer {
     let gathering = own.gathering(kind);
@@ -193,7 +168,7 @@ struct Waiting<'c> {
 impl<'c> Waiting<'c> {
     fn begin(
         gathering: &'c Gathering,
-        order: Owned,
+        order: Single,
         sent: &'c AtomicBool,
     ) -> (Self, oneshot::Receiver<Answer>) {
         let taken = Arc::new(AtomicBool::new(false));
@@ -372,23 +347,11 @@ impl<E: Engine> Lane<E> {
     }
 
     async fn carry_out(&self, requests: &[Request]) -> Result<Done, ServerError> {
-        let (mut asks, mut holds, mut own_session) = (Vec::new(), Vec::new(), 0);
-        for request in requests {
-            match &request.order {
-                Owned::Acquire { ask, session } => {
-                    asks.push(ask);
-                    own_session = *session;
-                }
-                Owned::Release(hold) => holds.push(hold),
-            }
-        }
-        let (orders, warm) = match self.kind {
-            Kind::Acquire => (Together::Acquire { asks: &asks, session: own_session }, false),
-            Kind::Release => (Together::Release(&holds), true),
-        };
+        let orders: Vec<_> = requests.iter().map(|request| &request.order).collect();
+        let warm = orders.iter().any(|order| matches!(order, Single::Release(_)));
         let engine = &self.pool.engine;
         let done =
-            exchange(&self.pool, warm, async |conn| engine.carry_out_together(conn, orders).await).await?;
+            exchange(&self.pool, warm, async |conn| engine.carry_out_together(conn, &orders).await).await?;
         if done.outcomes.len() != requests.len() {
             let what = format!("{} answers to {} requests", done.outcomes.len(), requests.len());
             return Err(ServerError::Answer { backend: E::NAME, what });
