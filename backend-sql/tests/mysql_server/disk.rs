@@ -22,7 +22,19 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
 }
 
 async fn a_full_one_is_told_and_nothing_is_granted_twice(kind: Kind) -> TestResult {
-    let server = Server::start_small(kind, DISK).await?;
+    for _ in 0..3 {
+        let server = Server::start_small(kind, DISK).await?;
+        let outcome = on_a_full_disk(&server).await;
+        // MariaDB ends itself once its purge has found no page for five seconds (row0purge.cc: `ut_a(--n_tries)`). What was
+        // under way then is in doubt.
+        if outcome.is_ok() || kind == Kind::MySql || MySqlConnection::connect(&server.url()).await.is_ok() {
+            return outcome;
+        }
+    }
+    Err("the server ended itself three times".into())
+}
+
+async fn on_a_full_disk(server: &Server) -> TestResult {
     let open = async || MysqlLockDao::builder().url(server.url()).timeout(servers::ANSWERS).connect().await;
     let (dao, other): (Dao, Dao) = (open().await?, open().await?);
     let mut filler = Sql(MySqlConnection::connect(&server.url()).await?);

@@ -1,12 +1,14 @@
 //! Requests that come at the same time, and go in one exchange.
 
-use futures_util::{future::try_join_all, try_join};
+use std::{pin::pin, task::Poll};
+
+use futures_util::{future::try_join_all, poll, try_join};
 use lockcore::{Grant, LockDao};
 use lockcore_conformance::servers::{Kind, Proxy, TestResult, Trial};
 use uuid::Uuid;
 
 use crate::{
-    place::Place,
+    place::{Error, Place},
     steps::{granted, request, together},
     test,
 };
@@ -32,45 +34,58 @@ async fn a_crowd_goes_in_few_exchanges(kind: Kind) -> TestResult {
     together::go_in_few_exchanges(&dao, &proxy).await
 }
 
-/// Two exchanges: who comes first goes alone, all others together; apart, both kinds would take two. A machine that stalls may
-/// make it more now and then.
+/// While those who went alone wait for rows that a transaction of the user's has locked: in one message, once the connection
+/// on which it goes has prepared it. Apart it would be one for the takes, and three for the releases.
 async fn takes_and_releases_go_together(kind: Kind) -> TestResult {
-    const ROUNDS: usize = 50;
-    const HALF: usize = 16;
+    const ROUNDS: usize = 20;
     let place = Place::new(kind).await?;
-    place.open().await?;
     let proxy = Proxy::start(&place.server.address()).await?;
     let dao = place.builder().url(place.url_through(proxy.address())).listen(false).connect().await?;
-    let ask = |parity: usize| -> Vec<_> {
-        (0..HALF).map(|number| request([format!("crowd {:02}", 2 * number + parity)])).collect()
+    let asks = |ids: [&str; 3]| ids.map(|id| request([id])).to_vec();
+    let take = async |requests: &[_]| try_join_all(requests.iter().map(|one| granted(&dao, one))).await;
+    let free = async |grants: &[Grant<String, Uuid>]| {
+        for released in try_join_all(grants.iter().map(|grant| dao.release(grant))).await? {
+            assert_eq!(released.lost, []);
+        }
+        Ok::<_, Error>(())
     };
-    let mut held: Vec<Grant<String, Uuid>> = Vec::new();
-    let mut fewest = u64::MAX;
-    for round in 0..ROUNDS {
+    let mut sql = place.sql().await?;
+    let mut messages = Vec::new();
+    while messages.len() < ROUNDS && messages.last() != Some(&3) {
+        let (stuck, new) = (asks(["a", "b", "c"]), asks(["d", "e", "f"]));
+        for requests in [&stuck, &new] {
+            free(&take(requests).await?).await?;
+        }
+        let held = take(&asks(["g", "h", "i"])).await?;
+        sql.run("BEGIN").await?;
+        for id in ["a", "b"] {
+            sql.run(locking(id)).await?;
+        }
         let before = proxy.counts().requests;
-        let requests = ask(round % 2);
-        let take = try_join_all(requests.iter().map(|request| granted(&dao, request)));
-        let free = try_join_all(held.iter().map(|grant| dao.release(grant)));
-        let (taken, freed) = try_join!(take, async { Ok(free.await?) })?;
-        assert!(freed.iter().all(|freed| freed.lost.is_empty()));
-        held = taken;
-        if round > 0 {
-            // At first connections are opened and rows made, and nothing is freed.
-            fewest = fewest.min(proxy.counts().requests - before);
+        let mut stuck = pin!(take(&stuck[..2]));
+        while proxy.counts().requests < before + 2 {
+            assert!(matches!(poll!(&mut stuck), Poll::Pending));
+            tokio::task::yield_now().await;
         }
-        if fewest < 4 {
-            return Ok(());
-        }
+        let (taken, ()) = try_join!(take(&new), free(&held))?;
+        messages.push(proxy.counts().requests - before);
+        sql.run("ROLLBACK").await?;
+        free(&stuck.await?).await?;
+        free(&taken).await?;
     }
-    panic!("{fewest} messages at least to take and release {HALF} each");
+    assert_eq!(messages.last(), Some(&3), "{messages:?}");
+    Ok(())
 }
 
 async fn nobody_waits_for_anothers_row(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.open().await?;
-    let lock =
-        |id: &str| format!("SELECT id FROM lockcore_ids WHERE ns = 1 AND id = '{id}' LOCK IN SHARE MODE");
-    together::nobody_waits_for_anothers_row(&dao, place.sql().await?, lock).await
+    together::nobody_waits_for_anothers_row(&dao, place.sql().await?, locking).await
+}
+
+/// Locks the row of an id, and no other.
+fn locking(id: &str) -> String {
+    format!("SELECT id FROM lockcore_ids WHERE ns = 1 AND id = '{id}' LOCK IN SHARE MODE")
 }
 
 async fn what_is_given_up_in_time_is_not_asked_for(kind: Kind) -> TestResult {

@@ -8,6 +8,9 @@ use crate::place::{Dao, Error, granted, queue, request, take};
 /// So many ids that their rows and index entries do not fit on the pages that are there.
 const MANY: usize = 5000;
 
+/// As many of each kind as shows that it is no accident. Servers do not bear a full disk for long.
+const FEW: usize = 10;
+
 /// Two DAOs on one server; `fill` leaves no page free on its disk, `clear` gives that back.
 pub(crate) async fn a_full_one_is_told_and_nothing_is_granted_twice(
     [dao, other]: [&Dao; 2],
@@ -32,7 +35,7 @@ pub(crate) async fn a_full_one_is_told_and_nothing_is_granted_twice(
         }
     }
     let refused = refused.ok_or("there was room for all")?;
-    for number in 0..20 {
+    for number in 0..FEW {
         let ids = [format!("set {number}"), format!("set {number} too")];
         if let Err(error) = granted(dao, &request(ids)).await {
             told(&error)?;
@@ -42,18 +45,18 @@ pub(crate) async fn a_full_one_is_told_and_nothing_is_granted_twice(
         }
     }
     // Nothing of what is held is granted to others.
-    for grant in granted_by_then.iter().chain([&held, &kept]) {
+    for grant in granted_by_then.iter().take(FEW).chain([&held, &kept]) {
         let ids: Vec<String> = grant.locks.iter().map(|lock| lock.target.stored().into_owned()).collect();
         match other.acquire(&request(ids)).await {
             Ok(Acquired::Refused(_)) => {}
             Ok(other) => return Err(format!("it is held: {other:?}").into()),
-            Err(error) => is_told(&error),
+            Err(error) => is_told(&error)?,
         }
     }
     // A renewal either lasts or fails, and what could not be released is still held.
     match dao.renew(&held).await {
         Ok(renewed) => assert_eq!(renewed.lost, []),
-        Err(error) => is_told(&error),
+        Err(error) => is_told(&error)?,
     }
     let released = match dao.release(&kept).await {
         Ok(released) => {
@@ -61,7 +64,7 @@ pub(crate) async fn a_full_one_is_told_and_nothing_is_granted_twice(
             true
         }
         Err(error) => {
-            is_told(&error);
+            is_told(&error)?;
             false
         }
     };
@@ -82,12 +85,13 @@ pub(crate) async fn a_full_one_is_told_and_nothing_is_granted_twice(
 fn told(error: &Error) -> TestResult {
     match error.downcast_ref() {
         Some(error) => is_told(error),
-        None => return Err(format!("not a failure of the store: {error}").into()),
+        None => Err(format!("not a failure of the store: {error}").into()),
     }
-    Ok(())
 }
 
-fn is_told(error: &BackendError) {
-    assert_eq!(error.kind(), BackendErrorKind::Unavailable, "{error:?}");
-    assert!(!error.in_doubt(), "nothing was done: {error:?}");
+fn is_told(error: &BackendError) -> TestResult {
+    match error.kind() {
+        BackendErrorKind::Unavailable if !error.in_doubt() => Ok(()),
+        _ => Err(format!("nothing was done, and that is not what is said: {error:?}").into()),
+    }
 }
