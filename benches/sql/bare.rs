@@ -48,6 +48,9 @@ pub(crate) trait Database {
     /// database can do that.
     async fn slow_commits(url: &str, slow: bool) -> Option<&'static str>;
 
+    /// Before many rows are written: memory for them, if it reads past the operating system's cache.
+    async fn make_room(url: &str);
+
     /// After many rows were written: makes it as it would be some time later.
     async fn settle(url: &str);
 }

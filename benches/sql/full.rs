@@ -17,6 +17,7 @@ const LONG: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_millis(100);
 
 pub(crate) async fn cases<D: Database>(url: &str) -> Vec<Case> {
+    D::make_room(url).await;
     let full = D::open(url, Commits::Async, "full_").await;
     let empty = D::open(url, Commits::Async, "empty_").await;
     let swept = D::open(url, Commits::Async, "swept_").await;

@@ -72,6 +72,14 @@ impl Database for Mysql {
         Some(name)
     }
 
+    async fn make_room(url: &str) {
+        let set = "SET GLOBAL innodb_buffer_pool_size = 4 * 1024 * 1024 * 1024";
+        sqlx::raw_sql(set)
+            .execute(&mut connect(url, Commits::Usual).await)
+            .await
+            .expect("the user may do everything");
+    }
+
     async fn settle(url: &str) {
         let mut conn = connect(url, Commits::Usual).await;
         let tables =

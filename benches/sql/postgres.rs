@@ -90,6 +90,8 @@ impl Database for Postgres {
         Some("commit_delay = 5 ms")
     }
 
+    async fn make_room(_url: &str) {}
+
     async fn settle(url: &str) {
         let mut conn = connect(url, Commits::Usual).await;
         for statement in ["VACUUM ANALYZE", "CHECKPOINT"] {

@@ -48,7 +48,7 @@ pub trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
     #[doc(hidden)]
     const RELEASES_APART: bool;
 
-    /// Carries out orders, which are in the order of their ids, in one round trip and one transaction.
+    /// Carries out orders, which are in the order of their ranks, in one round trip and one transaction.
     #[doc(hidden)]
     fn carry_out_together(
         &self,
@@ -202,10 +202,11 @@ impl Single {
         }
     }
 
-    pub(crate) fn id(&self) -> &[u8] {
+    /// Where it stands among others: in the order of the ids, and a release before those who want what it frees.
+    pub(crate) fn rank(&self) -> (&[u8], bool) {
         match self {
-            Single::Acquire { ask, .. } => &ask.ids[0],
-            Single::Release(hold) => &hold.ids[0],
+            Single::Acquire { ask, .. } => (&ask.ids[0], true),
+            Single::Release(hold) => (&hold.ids[0], false),
         }
     }
 }

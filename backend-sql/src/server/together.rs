@@ -316,7 +316,8 @@ impl<E: Engine> Lane<E> {
     }
 
     async fn exchange(&self, mut requests: Vec<Request>) {
-        requests.sort_by(|one, other| one.order.id().cmp(other.order.id()));
+        // Of one id, what is freed before what is taken.
+        requests.sort_by(|one, other| one.order.rank().cmp(&other.order.rank()));
         let after = self.pool.engine.settings().timeout;
         let outcomes = background::within(after, self.carry_out(&requests)).await;
         match outcomes.unwrap_or(Err(ServerError::NoAnswer { backend: E::NAME, after })) {

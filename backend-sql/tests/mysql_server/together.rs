@@ -35,7 +35,8 @@ async fn a_crowd_goes_in_few_exchanges(kind: Kind) -> TestResult {
 }
 
 /// While those who went alone wait for rows that a transaction of the user's has locked: in one message, once the connection
-/// on which it goes has prepared it. Apart it would be one for the takes, and three for the releases.
+/// on which it goes has prepared it. Apart it would be one for the takes, and three for the releases. What is freed in it can
+/// be taken in it.
 async fn takes_and_releases_go_together(kind: Kind) -> TestResult {
     const ROUNDS: usize = 20;
     let place = Place::new(kind).await?;
@@ -52,7 +53,7 @@ async fn takes_and_releases_go_together(kind: Kind) -> TestResult {
     let mut sql = place.sql().await?;
     let mut messages = Vec::new();
     while messages.len() < ROUNDS && messages.last() != Some(&3) {
-        let (stuck, new) = (asks(["a", "b", "c"]), asks(["d", "e", "f"]));
+        let (stuck, new) = (asks(["a", "b", "c"]), asks(["d", "e", "g"]));
         for requests in [&stuck, &new] {
             free(&take(requests).await?).await?;
         }
