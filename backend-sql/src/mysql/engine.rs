@@ -13,7 +13,7 @@ use super::{
     flavor::Flavor,
     link::{Answer, Argument, Link, Routine},
     listen::{self, Listener},
-    schema::{self, Names},
+    schema::{self, FEW, Names},
 };
 use crate::server::{
     Ask, Done, Engine, Heard, Hold, Key, Order, Outcome, ServerError, ServerLockDao, Settings, Single, micros,
@@ -84,9 +84,11 @@ pub(super) struct Routines {
     pub(super) hear: Routine,
     pub(super) wake: Routine,
     acquire: Routine,
+    acquire_few: Routine,
     acquire_many: Routine,
     withdraw: Routine,
     release: Routine,
+    release_few: Routine,
     release_many: Routine,
     together: Routine,
     renew: Routine,
@@ -109,9 +111,11 @@ impl Routines {
             hear: routine("v1_hear", 7),
             wake: routine("v1_wake", 1),
             acquire: routine("v1_acquire", 12),
+            acquire_few: routine("v1_acquire_few", 9 + FEW),
             acquire_many: routine("v1_acquire_many", 10),
             withdraw: routine("v1_withdraw", 8),
             release: routine("v1_release", 6),
+            release_few: routine("v1_release_few", 4 + FEW),
             release_many: routine("v1_release_many", 5),
             together: routine("v1_together", 3),
             renew: routine("v1_renew", 7),
@@ -196,7 +200,22 @@ impl Mysql {
 
     async fn acquire(&self, link: &mut Link, ask: &Ask, session: i64) -> Result<String, ServerError> {
         let namespace = Argument::Int(self.enter(link).await?);
-        if ask.ids.len() > 1 && ask.modes.is_none() {
+        if (2..=FEW).contains(&ask.ids.len()) && ask.modes.is_none() {
+            let mut arguments = vec![
+                namespace,
+                Argument::Bytes(ask.context.as_bytes()),
+                Argument::Int(ask.attempt),
+                count(&ask.ids),
+                Argument::Int(ask.lease),
+                Argument::Bytes(&ask.owner),
+                truth(ask.queue),
+                truth(ask.nested),
+                Argument::Int(session),
+            ];
+            arguments.extend(few(&ask.ids));
+            return self.call(link, &self.routines.acquire_few, &arguments).await;
+        }
+        if ask.ids.len() > FEW && ask.modes.is_none() {
             let arguments = [
                 namespace,
                 Argument::Bytes(ask.context.as_bytes()),
@@ -247,7 +266,18 @@ impl Mysql {
     async fn release(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {
         let namespace = Argument::Int(self.enter(link).await?);
         let fence = hold.fences.first().copied().unwrap_or_default();
-        if hold.ids.len() > 1 && hold.fences.iter().all(|other| *other == fence) {
+        let alike = hold.fences.iter().all(|other| *other == fence);
+        if (2..=FEW).contains(&hold.ids.len()) && alike {
+            let mut arguments = vec![
+                namespace,
+                Argument::Bytes(hold.context.as_bytes()),
+                Argument::Int(fence),
+                count(&hold.ids),
+            ];
+            arguments.extend(few(&hold.ids));
+            return self.call(link, &self.routines.release_few, &arguments).await;
+        }
+        if hold.ids.len() > FEW && alike {
             let arguments = [
                 namespace,
                 Argument::Bytes(hold.context.as_bytes()),
@@ -454,6 +484,11 @@ fn only(ids: &[Key]) -> Argument<'_> {
         [id] => Argument::MaybeBytes(Some(id)),
         _ => Argument::MaybeBytes(None),
     }
+}
+
+/// An argument for each of at most `FEW` ids, and none for what is left.
+fn few(ids: &[Key]) -> impl Iterator<Item = Argument<'_>> {
+    (0..FEW).map(|position| Argument::MaybeBytes(ids.get(position).map(Vec::as_slice)))
 }
 
 fn count(ids: &[Key]) -> Argument<'static> {

@@ -99,6 +99,20 @@ const PIECES: &[(&str, &str)] = &[
     ("mark", "SELECT 1 FROM {marks} m WHERE m.ns = p_ns AND m.context = p_context AND m.attempt = p_attempt"),
     // Microseconds since 1970, whatever the session's time zone.
     ("clock", "TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(6))"),
+    // The ids of a set of at most `FEW`, one parameter each.
+    ("few", "p_1, p_2, p_3, p_4, p_5, p_6, p_7, p_8, p_9, p_10, p_11, p_12, p_13, p_14, p_15, p_16"),
+    (
+        "few parameters",
+        "p_1 VARBINARY(1024), p_2 VARBINARY(1024), p_3 VARBINARY(1024), p_4 VARBINARY(1024), p_5 VARBINARY(1024), \
+         p_6 VARBINARY(1024), p_7 VARBINARY(1024), p_8 VARBINARY(1024), p_9 VARBINARY(1024), p_10 VARBINARY(1024), \
+         p_11 VARBINARY(1024), p_12 VARBINARY(1024), p_13 VARBINARY(1024), p_14 VARBINARY(1024), \
+         p_15 VARBINARY(1024), p_16 VARBINARY(1024)",
+    ),
+    (
+        "few in hex",
+        "CONCAT_WS(' ', HEX(p_1), HEX(p_2), HEX(p_3), HEX(p_4), HEX(p_5), HEX(p_6), HEX(p_7), HEX(p_8), HEX(p_9), \
+         HEX(p_10), HEX(p_11), HEX(p_12), HEX(p_13), HEX(p_14), HEX(p_15), HEX(p_16))",
+    ),
     // What is between two ids in `p_ids`: in hexadecimal, so that with a bit before and behind it is a list of literals. If
     // somebody made it up, it holds something else that is no digit.
     ("between ids", "''',x'''"),
@@ -261,6 +275,9 @@ impl Names {
         statements
     }
 }
+
+/// How many ids are few: each parameter costs a routine as much as a few of its expressions do, whether it is used or not.
+pub(super) const FEW: usize = 16;
 
 /// What the routines are compiled with, whatever the server's default is.
 const SQL_MODE: &str = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION";

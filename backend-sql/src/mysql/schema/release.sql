@@ -86,8 +86,28 @@ BEGIN
   END IF;
 END
 //
--- Frees many ids that are held under one fence, which come as `p_ids` (see `are ids`). None of them was handed over in its
--- row: whoever waits there waits for one.
+-- Frees two to sixteen ids that are held under one fence, the first `p_n` of its last parameters; the others are `NULL`. None
+-- of them was handed over in its row: whoever waits there waits for one.
+CREATE PROCEDURE {v1_release_few}(
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_fence BIGINT, p_n INT, {few parameters})
+SQL SECURITY DEFINER
+body: BEGIN
+  DECLARE v_now BIGINT DEFAULT {clock};
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+  SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+  START TRANSACTION;
+  UPDATE {ids} FORCE INDEX (PRIMARY) SET until = 0
+    WHERE ns = p_ns AND id IN ({few}) AND extra = 0 AND context = p_context AND fence = p_fence AND until > v_now;
+  IF ROW_COUNT() = p_n THEN
+    COMMIT;
+    LEAVE body;
+  END IF;
+  ROLLBACK;
+  CALL {v1_release_any}(p_ns, p_context,
+    CONCAT('[["', REPLACE({few in hex}, ' ', CONCAT('",', p_fence, '],["')), '",', p_fence, ']]'), p_n);
+END
+//
+-- The same for any number, which come as `p_ids` (see `are ids`).
 CREATE PROCEDURE {v1_release_many}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_fence BIGINT, p_ids LONGTEXT CHARACTER SET ascii, p_n INT)
 SQL SECURITY DEFINER
