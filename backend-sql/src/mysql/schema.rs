@@ -34,6 +34,8 @@ const PIECES: &[(&str, &str)] = &[
         "JSON_TABLE(p_set, '$[*]' COLUMNS (n FOR ORDINALITY, id VARCHAR(2048) CHARACTER SET ascii PATH '$[0]', \
          a BIGINT PATH '$[1]', b BIGINT PATH '$[2]', c BIGINT PATH '$[3]')) j",
     ),
+    // Rows of ids that are found by their keys: to think about the other indexes takes a tenth of a statement.
+    ("row", "{ids} FORCE INDEX (PRIMARY)"),
     // The cursors of `v1_serve`.
     (
         "cursors",
@@ -59,7 +61,7 @@ const PIECES: &[(&str, &str)] = &[
     // To be the first who waits for what the row's holder alone has to do with; the row is locked.
     (
         "wait in row",
-        "UPDATE {ids} SET extra = 2, next_context = p_context, next_attempt = p_attempt, next_owner = p_owner, \
+        "UPDATE {row} SET extra = 2, next_context = p_context, next_attempt = p_attempt, next_owner = p_owner, \
          next_lease = p_lease, next_ticket = p_now, next_session = p_session WHERE ns = p_ns AND id = p_id AND extra = 0 \
          AND until > p_now AND until - lease <= p_now AND context <> p_context",
     ),
@@ -80,14 +82,14 @@ const PIECES: &[(&str, &str)] = &[
     // The holder frees the row's id, and nobody else has to do with it.
     (
         "free in row",
-        "UPDATE {ids} SET until = 0, session = 0 WHERE ns = p_ns AND id = p_id AND context = p_context \
+        "UPDATE {row} SET until = 0, session = 0 WHERE ns = p_ns AND id = p_id AND context = p_context \
          AND fence = p_fence AND extra = 0 AND until > {clock}",
     ),
     // It does, and whoever waits in the row gets it: `LAST_INSERT_ID` is the session that is to be told. No `EXISTS`, which
     // MySQL turns into a join, whose assignments it makes in any order.
     (
         "hand over in row",
-        "UPDATE {ids} SET fence = GREATEST(fence + 1, {clock}), context = next_context, attempt = next_attempt, \
+        "UPDATE {row} SET fence = GREATEST(fence + 1, {clock}), context = next_context, attempt = next_attempt, \
          owner = next_owner, lease = LEAST(next_lease, 2000000), since = {clock}, until = since + lease, \
          session = LAST_INSERT_ID(next_session), next_session = 0, extra = 0 WHERE ns = p_ns AND id = p_id \
          AND context = p_context AND fence = p_fence AND extra = 2 AND until > {clock} AND until - lease <= {clock} \

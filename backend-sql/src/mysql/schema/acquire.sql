@@ -11,7 +11,7 @@ body: BEGIN
   DECLARE v_fence BIGINT;
   IF p_plain AND p_n = 1 AND @@autocommit THEN
     -- It commits by itself.
-    UPDATE {ids} SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {clock})), context = p_context, attempt = p_attempt,
+    UPDATE {row} SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {clock})), context = p_context, attempt = p_attempt,
         owner = p_owner, lease = p_lease, since = {clock}, until = since + p_lease
       WHERE ns = p_ns AND id = p_id AND extra = 0 AND until <= {clock} AND marked <= {clock} AND session = 0;
     IF ROW_COUNT() = 1 THEN
@@ -34,7 +34,7 @@ body: BEGIN
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
   SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
   START TRANSACTION;
-  UPDATE {ids} FORCE INDEX (PRIMARY) SET fence = v_fence, context = p_context, attempt = p_attempt, owner = p_owner,
+  UPDATE {row} SET fence = v_fence, context = p_context, attempt = p_attempt, owner = p_owner,
       lease = p_lease, until = v_fence + p_lease, since = v_fence
     WHERE ns = p_ns AND id IN ({few}) AND extra = 0 AND until <= v_fence AND marked <= v_fence AND fence < v_fence
       AND session = 0;
@@ -115,7 +115,7 @@ body: BEGIN
     -- Nothing but ended leases. Whether the attempt was withdrawn is read in a statement after the locks, too.
     SET v_fence = GREATEST(v_fence + 1, v_now);
     IF p_n = 1 THEN
-      UPDATE {ids} SET fence = v_fence, context = p_context, attempt = p_attempt, owner = p_owner, lease = p_lease,
+      UPDATE {row} SET fence = v_fence, context = p_context, attempt = p_attempt, owner = p_owner, lease = p_lease,
           until = v_now + p_lease, since = v_now, session = 0
         WHERE ns = p_ns AND id = p_id AND NOT EXISTS ({mark});
     ELSE

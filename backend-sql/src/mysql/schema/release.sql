@@ -47,7 +47,7 @@ BEGIN
     START TRANSACTION;
   END IF;
   -- The lock and the next fence in one statement.
-  UPDATE {ids} SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {clock}))
+  UPDATE {row} SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {clock}))
     WHERE ns = p_ns AND id = p_id AND extra = 1 AND frozen = 0;
   IF ROW_COUNT() = 1 THEN
     SET v_now = {clock};
@@ -71,7 +71,7 @@ BEGIN
       IF NOT v_others THEN
         DELETE FROM {claims} WHERE {held by p};
         IF ROW_COUNT() = 1 THEN
-          UPDATE {ids} SET extra = 0 WHERE ns = p_ns AND id = p_id;
+          UPDATE {row} SET extra = 0 WHERE ns = p_ns AND id = p_id;
           SET p_session = 0;
         END IF;
       END IF;
@@ -96,7 +96,7 @@ body: BEGIN
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
   SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
   START TRANSACTION;
-  UPDATE {ids} FORCE INDEX (PRIMARY) SET until = 0
+  UPDATE {row} SET until = 0
     WHERE ns = p_ns AND id IN ({few}) AND extra = 0 AND context = p_context AND fence = p_fence AND until > v_now;
   IF ROW_COUNT() = p_n THEN
     COMMIT;
@@ -181,7 +181,7 @@ body: BEGIN
   DECLARE v_answer LONGTEXT CHARACTER SET ascii DEFAULT '';
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
   IF p_n = 1 AND @@autocommit THEN
-    UPDATE {ids} SET lease = GREATEST(p_lease, LEAST(until - {clock}, lease)), until = {clock} + lease, session = 0
+    UPDATE {row} SET lease = GREATEST(p_lease, LEAST(until - {clock}, lease)), until = {clock} + lease, session = 0
       WHERE ns = p_ns AND id = p_id AND context = p_context AND fence = p_fence AND until > {clock};
     IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
   END IF;

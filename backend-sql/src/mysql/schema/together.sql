@@ -52,7 +52,7 @@ BEGIN
       ELSEIF v_marked > p_now THEN
         SET v_answer = 'A';
       ELSEIF v_extra = 0 AND v_end <= 0 THEN
-        UPDATE {ids} SET fence = LAST_INSERT_ID(GREATEST(fence + 1, p_now)), context = p_context, attempt = p_attempt,
+        UPDATE {row} SET fence = LAST_INSERT_ID(GREATEST(fence + 1, p_now)), context = p_context, attempt = p_attempt,
             owner = p_owner, lease = p_lease, since = p_now, until = p_now + p_lease, session = 0
           WHERE ns = p_ns AND id = p_id;
         SET v_answer = CONCAT('G', LAST_INSERT_ID());
