@@ -49,8 +49,8 @@ body: BEGIN
     p_session);
 END
 //
--- The same for any number, which come as `p_ids` (see `are ids`). The statement is made each time, which costs as much as
--- the parameters of hundreds of ids would.
+-- The same for any number, which come as `p_ids` (see `are ids`). The statement is made each time: parameters for as many as
+-- there may be, most of them unused, would cost more.
 CREATE PROCEDURE {v1_acquire_many}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_ids LONGTEXT CHARACTER SET ascii, p_n INT,
   p_lease BIGINT, p_owner VARBINARY(255), p_queue TINYINT, p_nested TINYINT, p_session BIGINT)
