@@ -51,6 +51,13 @@ macro_rules! for_each_check {
                 large_sets_are_taken_and_freed,
                 racing_overlapping_sets_leave_nothing,
             }
+            sizes {
+                all_of_it_or_nothing_is_taken,
+                nothing_else_is_freed,
+                what_is_over_is_free,
+                a_withdrawn_set_is_not_taken,
+                what_is_freed_is_handed_over,
+            }
             refusal {
                 every_conflicting_id_is_listed,
                 the_holder_is_described,

@@ -198,10 +198,31 @@ impl Mysql {
         Ok(text)
     }
 
+    /// Calls what takes so few ids, one parameter each, or else what takes any number as a text; they come last.
+    async fn call_for_ids(
+        &self,
+        link: &mut Link,
+        [few, many]: [&Routine; 2],
+        mut arguments: Vec<Argument<'_>>,
+        ids: &[Key],
+    ) -> Result<String, ServerError> {
+        let text;
+        let routine = if ids.len() <= FEW {
+            let argument = |position| Argument::MaybeBytes(ids.get(position).map(Vec::as_slice));
+            arguments.extend((0..FEW).map(argument));
+            few
+        } else {
+            text = literals(ids);
+            arguments.push(Argument::Text(&text));
+            many
+        };
+        self.call(link, routine, &arguments).await
+    }
+
     async fn acquire(&self, link: &mut Link, ask: &Ask, session: i64) -> Result<String, ServerError> {
         let namespace = Argument::Int(self.enter(link).await?);
-        if (2..=FEW).contains(&ask.ids.len()) && ask.modes.is_none() {
-            let mut arguments = vec![
+        if ask.ids.len() > 1 && ask.modes.is_none() {
+            let arguments = vec![
                 namespace,
                 Argument::Bytes(ask.context.as_bytes()),
                 Argument::Int(ask.attempt),
@@ -212,23 +233,8 @@ impl Mysql {
                 truth(ask.nested),
                 Argument::Int(session),
             ];
-            arguments.extend(few(&ask.ids));
-            return self.call(link, &self.routines.acquire_few, &arguments).await;
-        }
-        if ask.ids.len() > FEW && ask.modes.is_none() {
-            let arguments = [
-                namespace,
-                Argument::Bytes(ask.context.as_bytes()),
-                Argument::Int(ask.attempt),
-                Argument::Text(&literals(&ask.ids)),
-                count(&ask.ids),
-                Argument::Int(ask.lease),
-                Argument::Bytes(&ask.owner),
-                truth(ask.queue),
-                truth(ask.nested),
-                Argument::Int(session),
-            ];
-            return self.call(link, &self.routines.acquire_many, &arguments).await;
+            let routines = [&self.routines.acquire_few, &self.routines.acquire_many];
+            return self.call_for_ids(link, routines, arguments, &ask.ids).await;
         }
         let set = wanted(ask);
         let arguments = [
@@ -266,26 +272,15 @@ impl Mysql {
     async fn release(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {
         let namespace = Argument::Int(self.enter(link).await?);
         let fence = hold.fences.first().copied().unwrap_or_default();
-        let alike = hold.fences.iter().all(|other| *other == fence);
-        if (2..=FEW).contains(&hold.ids.len()) && alike {
-            let mut arguments = vec![
+        if hold.ids.len() > 1 && hold.fences.iter().all(|other| *other == fence) {
+            let arguments = vec![
                 namespace,
                 Argument::Bytes(hold.context.as_bytes()),
                 Argument::Int(fence),
                 count(&hold.ids),
             ];
-            arguments.extend(few(&hold.ids));
-            return self.call(link, &self.routines.release_few, &arguments).await;
-        }
-        if hold.ids.len() > FEW && alike {
-            let arguments = [
-                namespace,
-                Argument::Bytes(hold.context.as_bytes()),
-                Argument::Int(fence),
-                Argument::Text(&literals(&hold.ids)),
-                count(&hold.ids),
-            ];
-            return self.call(link, &self.routines.release_many, &arguments).await;
+            let routines = [&self.routines.release_few, &self.routines.release_many];
+            return self.call_for_ids(link, routines, arguments, &hold.ids).await;
         }
         let set = held(hold);
         let arguments = [
@@ -484,11 +479,6 @@ fn only(ids: &[Key]) -> Argument<'_> {
         [id] => Argument::MaybeBytes(Some(id)),
         _ => Argument::MaybeBytes(None),
     }
-}
-
-/// An argument for each of at most `FEW` ids, and none for what is left.
-fn few(ids: &[Key]) -> impl Iterator<Item = Argument<'_>> {
-    (0..FEW).map(|position| Argument::MaybeBytes(ids.get(position).map(Vec::as_slice)))
 }
 
 fn count(ids: &[Key]) -> Argument<'static> {

@@ -30,8 +30,11 @@ async fn any_names_will_do(kind: Kind) -> TestResult {
     for prefix in ["x`; DROP TABLE y; -- ", "A b'c\"", "{ids}{set} %s été "] {
         let builder = || place.builder().table_prefix(prefix);
         let dao = builder().connect().await?;
-        let held = take(&dao, ["a", "b"]).await?;
-        assert_eq!(dao.release(&held).await?.lost, []);
+        // One, several, and so many that a statement is made of them; all new, and there already.
+        for many in [1, 2, 40, 1, 2, 40] {
+            let held = take(&dao, (0..many).map(|n| format!("{many} {n}"))).await?;
+            assert_eq!(dao.release(&held).await?.lost, []);
+        }
         // Made once, used again.
         let again = builder().migrate(false).connect().await?;
         let held = take(&again, ["a"]).await?;
@@ -49,8 +52,8 @@ async fn a_made_up_list_of_ids_is_refused(kind: Kind) -> TestResult {
     for list in ["61',x'62') OR id IN (x'", "61',62,x'63", "61', x'62", "61\\',x'62", "61',x'6G"] {
         let list = list.replace('\\', "\\\\").replace('\'', "''");
         for call in [
-            format!("CALL lockcore_v1_release_many(1, 'nobody', 0, '{list}', 2)"),
-            format!("CALL lockcore_v1_acquire_many(1, 'nobody', 1, '{list}', 2, 1000000, '', 0, 0, 0)"),
+            format!("CALL lockcore_v1_release_many(1, 'nobody', 0, 2, '{list}')"),
+            format!("CALL lockcore_v1_acquire_many(1, 'nobody', 1, 2, 1000000, '', 0, 0, 0, '{list}')"),
         ] {
             sql.run(&call).await.expect_err(&call);
             assert_eq!(dao.renew(&held).await?.lost, [], "{call}");

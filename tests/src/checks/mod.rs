@@ -14,6 +14,7 @@ pub mod refusal;
 pub mod release;
 pub mod renewal;
 pub mod resizing;
+pub mod sizes;
 pub mod slots;
 pub mod sweep;
 pub mod waiting_sets;

@@ -23,8 +23,9 @@ body: BEGIN
     p_session);
 END
 //
--- Takes two to sixteen ids exclusively, the first `p_n` of its last parameters; the others are `NULL`. The usual case is a
--- statement that names them, so that they are looked up as one list: joined to a set they take half as long again.
+-- Takes some ids exclusively, no more than `schema::FEW`: the first `p_n` of its last parameters; the others are `NULL`. The
+-- usual case is a statement that names them, so that they are looked up as one list: joined to a set they take half as long
+-- again.
 CREATE PROCEDURE {v1_acquire_few}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_n INT, p_lease BIGINT, p_owner VARBINARY(255),
   p_queue TINYINT, p_nested TINYINT, p_session BIGINT, {few parameters})
@@ -38,22 +39,17 @@ body: BEGIN
       lease = p_lease, until = v_fence + p_lease, since = v_fence
     WHERE ns = p_ns AND id IN ({few}) AND extra = 0 AND until <= v_fence AND marked <= v_fence AND fence < v_fence
       AND session = 0;
-  IF ROW_COUNT() = p_n THEN
-    COMMIT;
-    SELECT CONCAT('G', v_fence) AS answer, '' AS unrung;
-    LEAVE body;
-  END IF;
-  ROLLBACK;
+  {taken if all};
   CALL {v1_acquire_any}(p_ns, p_context, p_attempt, NULL,
-    CONCAT('[["', REPLACE({few in hex}, ' ', '",2,0,0],["'), '",2,0,0]]'), p_n, 1, p_lease, p_owner, p_queue, p_nested,
+    CONCAT('[["', REPLACE(CONCAT_WS(' ', {few in hex}), ' ', '",2,0,0],["'), '",2,0,0]]'), p_n, 1, p_lease, p_owner, p_queue, p_nested,
     p_session);
 END
 //
 -- The same for any number, which come as `p_ids` (see `are ids`). The statement is made each time: parameters for as many as
 -- there may be, most of them unused, would cost more.
 CREATE PROCEDURE {v1_acquire_many}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_ids LONGTEXT CHARACTER SET ascii, p_n INT,
-  p_lease BIGINT, p_owner VARBINARY(255), p_queue TINYINT, p_nested TINYINT, p_session BIGINT)
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_n INT, p_lease BIGINT, p_owner VARBINARY(255),
+  p_queue TINYINT, p_nested TINYINT, p_session BIGINT, p_ids LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_fence BIGINT DEFAULT {clock};
@@ -67,12 +63,7 @@ body: BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
     {execute};
-    IF ROW_COUNT() = p_n THEN
-      COMMIT;
-      SELECT CONCAT('G', v_fence) AS answer, '' AS unrung;
-      LEAVE body;
-    END IF;
-    ROLLBACK;
+    {taken if all};
   END IF;
   CALL {v1_acquire_any}(p_ns, p_context, p_attempt, NULL,
     CONCAT('[["', REPLACE(p_ids, {between ids}, '",2,0,0],["'), '",2,0,0]]'), p_n, 1, p_lease, p_owner, p_queue, p_nested,

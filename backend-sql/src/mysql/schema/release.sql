@@ -86,8 +86,8 @@ BEGIN
   END IF;
 END
 //
--- Frees two to sixteen ids that are held under one fence, the first `p_n` of its last parameters; the others are `NULL`. None
--- of them was handed over in its row: whoever waits there waits for one.
+-- Frees some ids that are held under one fence, no more than `schema::FEW`: the first `p_n` of its last parameters; the
+-- others are `NULL`. None of them was handed over in its row: whoever waits there waits for one.
 CREATE PROCEDURE {v1_release_few}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_fence BIGINT, p_n INT, {few parameters})
 SQL SECURITY DEFINER
@@ -98,18 +98,14 @@ body: BEGIN
   START TRANSACTION;
   UPDATE {row} SET until = 0
     WHERE ns = p_ns AND id IN ({few}) AND extra = 0 AND context = p_context AND fence = p_fence AND until > v_now;
-  IF ROW_COUNT() = p_n THEN
-    COMMIT;
-    LEAVE body;
-  END IF;
-  ROLLBACK;
+  {freed if all};
   CALL {v1_release_any}(p_ns, p_context,
-    CONCAT('[["', REPLACE({few in hex}, ' ', CONCAT('",', p_fence, '],["')), '",', p_fence, ']]'), p_n);
+    CONCAT('[["', REPLACE(CONCAT_WS(' ', {few in hex}), ' ', CONCAT('",', p_fence, '],["')), '",', p_fence, ']]'), p_n);
 END
 //
 -- The same for any number, which come as `p_ids` (see `are ids`).
 CREATE PROCEDURE {v1_release_many}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_fence BIGINT, p_ids LONGTEXT CHARACTER SET ascii, p_n INT)
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_fence BIGINT, p_n INT, p_ids LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
@@ -120,11 +116,7 @@ body: BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
     {execute};
-    IF ROW_COUNT() = p_n THEN
-      COMMIT;
-      LEAVE body;
-    END IF;
-    ROLLBACK;
+    {freed if all};
   END IF;
   CALL {v1_release_any}(p_ns, p_context,
     CONCAT('[["', REPLACE(p_ids, {between ids}, CONCAT('",', p_fence, '],["')), '",', p_fence, ']]'), p_n);

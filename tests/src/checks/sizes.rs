@@ -1,0 +1,125 @@
+//! Sets of every size: a backend may take few ids another way than many, and every way keeps all promises.
+
+use lockcore::{Acquired, LossReason, Withdraw, Withdrawn};
+
+use crate::{Backend, Store};
+
+/// Around the powers of two, and beyond.
+const SIZES: [usize; 9] = [1, 2, 3, 8, 9, 16, 17, 33, 40];
+
+/// So many ids of odd bytes, in order; no two sizes have one in common.
+fn set(size: usize) -> Vec<String> {
+    (0..size).map(|number| format!("{size}' \"\\`;\0{{}}%s\u{e9}{number:02}")).collect()
+}
+
+/// 2.1: new ids and ones that were held before, all or nothing; each grant under greater fences.
+pub async fn all_of_it_or_nothing_is_taken<B: Backend>(store: Store<B>) {
+    let [one, two, three] = store.callers();
+    for size in SIZES {
+        let ids = set(size);
+        let mut before = 0;
+        for _ in 0..3 {
+            let held = one.take(&ids).await;
+            assert_eq!(held.locks.len(), size);
+            assert!(held.locks.iter().all(|lock| lock.granted.fence > before), "{before}: {held:?}");
+            before = held.locks.iter().map(|lock| lock.granted.fence).max().expect("it is not empty");
+            assert_eq!(two.refused(&ids).await.len(), size);
+            one.free(&held).await;
+        }
+        for position in [0, size / 2, size - 1] {
+            let in_the_way = two.take([&ids[position]]).await;
+            assert_eq!(one.refused(&ids).await.len(), 1);
+            let others = ids.iter().filter(|id| **id != ids[position]);
+            if size > 1 {
+                three.free(&three.take(others).await).await;
+            }
+            two.free(&in_the_way).await;
+        }
+    }
+}
+
+/// 2.4: what a release names and does not hold is told, and stays as it is; the rest is freed.
+pub async fn nothing_else_is_freed<B: Backend>(store: Store<B>) {
+    let [one, two] = store.callers();
+    for size in SIZES {
+        let ids = set(size);
+        let old = one.take(&ids).await;
+        one.free(&old).await;
+        let held = one.take(&ids).await;
+        assert_eq!(one.release(&old).await.lost.len(), size, "an old grant");
+        let mut forged = held.clone();
+        forged.context = two.context;
+        assert_eq!(two.release(&forged).await.lost.len(), size, "that of another context");
+        assert_eq!(two.refused(&ids).await.len(), size);
+        let mut middle = held.clone();
+        middle.locks = middle.locks.drain(size / 2..=size / 2).collect();
+        one.free(&middle).await;
+        let in_between = two.take([&ids[size / 2]]).await;
+        let lost = one.release(&held).await.lost;
+        assert_eq!(lost.len(), 1);
+        assert_eq!(lost[0].target, middle.locks[0].target);
+        assert_eq!(lost[0].fence, middle.locks[0].granted.fence);
+        two.keep(&in_between).await;
+        two.free(&in_between).await;
+        one.free(&one.take(&ids).await).await;
+    }
+}
+
+/// 2.3 and 2.4: what is over is nobody's: others get it, and its holder is told when it frees it.
+pub async fn what_is_over_is_free<B: Backend>(store: Store<B>) {
+    let two = store.caller();
+    let mut over = Vec::new();
+    for size in SIZES {
+        let ids = set(size);
+        // Ids that are there already, too.
+        two.free(&two.take(&ids).await).await;
+        let dead = store.caller().with_lease(store.short());
+        let held = dead.take(&ids).await;
+        over.push((ids, dead, held));
+    }
+    store.until_short_leases_end().await;
+    for (number, (ids, dead, held)) in over.iter().enumerate() {
+        if number % 2 == 0 {
+            let lost = dead.release(held).await.lost;
+            assert_eq!(lost.len(), ids.len());
+            assert!(lost.iter().all(|lost| lost.reason == LossReason::Expired), "{lost:?}");
+        }
+        two.free(&two.take(ids).await).await;
+    }
+}
+
+/// 2.6: a request that arrives after its attempt was withdrawn takes nothing of ids that were there before.
+pub async fn a_withdrawn_set_is_not_taken<B: Backend>(store: Store<B>) {
+    let [one, two] = store.callers();
+    for size in SIZES {
+        let ids = set(size);
+        two.free(&two.take(&ids).await).await;
+        let request = one.request(&ids);
+        assert_eq!(one.withdraw(&request, Withdraw::Undo).await, Withdrawn::Left);
+        one.refused_as_withdrawn(&request).await;
+        let granted = one.request(&ids);
+        assert!(matches!(one.send(&granted).await, Acquired::Granted(_)));
+        assert_eq!(one.withdraw(&granted, Withdraw::Undo).await, Withdrawn::Left);
+        two.free(&two.take(&ids).await).await;
+    }
+}
+
+/// 3.8: a waiter of the whole set, and of one id of it, get it in the release.
+pub async fn what_is_freed_is_handed_over<B: Backend>(store: Store<B>) {
+    if !store.capabilities().fifo {
+        return;
+    }
+    let [holder, one, two] = store.callers();
+    for size in SIZES {
+        let ids = set(size);
+        let held = holder.take(&ids).await;
+        let mut of_all = one.queue(&ids).await;
+        let mut of_the_last = two.queue([&ids[size - 1]]).await;
+        holder.free(&held).await;
+        let all = of_all.served().await;
+        of_the_last.still_waits().await;
+        one.free(&all).await;
+        two.free(&of_the_last.served().await).await;
+        assert_eq!(one.release(&all).await.lost.len(), size, "it was freed");
+    }
+}
