@@ -97,9 +97,12 @@ pub struct Postgres {
 
 #[derive(Debug)]
 struct Routines {
-    acquire: Routine,
+    acquire_one: Routine,
     acquire_many: Routine,
+    acquire: Routine,
     withdraw: Routine,
+    release_one: Routine,
+    release_many: Routine,
     release: Routine,
     acquire_together: Routine,
     release_together: Routine,
@@ -119,9 +122,12 @@ impl Routines {
         let function = |name, parameters| Routine::new(names.quoted(name), parameters, false);
         let procedure = |name, parameters| Routine::new(names.quoted(name), parameters, true);
         Routines {
-            acquire: function("v1_acquire", 11),
+            acquire_one: function("v1_acquire_one", 8),
             acquire_many: procedure("v1_acquire_many", 8),
+            acquire: function("v1_acquire", 11),
             withdraw: function("v1_withdraw", 10),
+            release_one: procedure("v1_release_one", 5),
+            release_many: procedure("v1_release_many", 5),
             release: procedure("v1_release", 5),
             acquire_together: function("v1_acquire_together", 8),
             release_together: procedure("v1_release_together", 5),
@@ -162,18 +168,22 @@ impl Postgres {
     }
 
     async fn acquire(&self, link: &mut Link, ask: &Ask, session: i64) -> Result<String, ServerError> {
-        if ask.ids.len() > 1 && ask.modes.is_none() {
+        if ask.modes.is_none() {
+            let (routine, ids) = match &*ask.ids {
+                [id] => (&self.routines.acquire_one, Argument::Bytes(id)),
+                ids => (&self.routines.acquire_many, Argument::ManyBytes(ids)),
+            };
             let arguments = [
                 self.namespace(),
                 Argument::Bytes(ask.context.as_bytes()),
                 Argument::Int(ask.attempt),
-                Argument::ManyBytes(&ask.ids),
+                ids,
                 Argument::Int(ask.lease),
                 Argument::Bytes(&ask.owner),
                 Argument::Int(self.flags(ask)),
                 Argument::Int(session),
             ];
-            return link.call(&self.routines.acquire_many, &arguments, self.options.prepared).await;
+            return link.call(routine, &arguments, self.options.prepared).await;
         }
         let [codes, permits, limits] = modes(ask);
         let arguments = [
@@ -217,14 +227,22 @@ impl Postgres {
     }
 
     async fn release(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {
+        let fence = hold.fences.first().copied().unwrap_or_default();
+        let (routine, ids, fences) = match &*hold.ids {
+            [id] => (&self.routines.release_one, Argument::Bytes(id), Argument::Int(fence)),
+            ids if hold.fences.iter().all(|other| *other == fence) => {
+                (&self.routines.release_many, Argument::ManyBytes(ids), Argument::Int(fence))
+            }
+            ids => (&self.routines.release, Argument::ManyBytes(ids), Argument::ManyInts(Some(&hold.fences))),
+        };
         let arguments = [
             self.namespace(),
             Argument::Bytes(hold.context.as_bytes()),
-            Argument::ManyBytes(&hold.ids),
-            Argument::ManyInts(Some(&hold.fences)),
+            ids,
+            fences,
             Argument::Int(self.flags_of_release()),
         ];
-        let answer = link.call(&self.routines.release, &arguments, self.options.prepared).await;
+        let answer = link.call(routine, &arguments, self.options.prepared).await;
         answer.map_err(behind_a_commit)
     }
 

@@ -1,49 +1,70 @@
--- A procedure, because it commits in between: what was freed and handed over durably, if anything was handed over; then,
--- asynchronously, the notifications. A notification in a durable commit lets only one commit at a time reach the disk.
--- flags: 1 commit asynchronously if nothing is handed over; 8 always. lost: goes in empty.
-CREATE OR REPLACE PROCEDURE {v1_release}(
-  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_flags int8, INOUT lost text) LANGUAGE plpgsql AS {$}
+-- Frees one id, and serves who waits for it. flags: 1 commit asynchronously if nothing is handed over; 8 always. lost: goes in
+-- empty. A procedure, because it commits in between; see {v1_publish}.
+CREATE OR REPLACE PROCEDURE {v1_release_one}(
+  p_ns bytea, p_context bytea, p_id bytea, p_fence int8, p_flags int8, INOUT lost text) LANGUAGE plpgsql AS {$}
 DECLARE
-  v_now int8;
-  v_count int8;
-  v_told text[];
+  v_told text[] := {v1_let_go}(p_ns, p_context, p_id, p_fence);
   v_set text;
 BEGIN
-  IF cardinality(p_ids) > 1 AND p_fences[1] = ALL (p_fences) THEN
-    -- What was taken together is held and nobody waits: in one statement, or not at all, as {v1_acquire_many} takes it.
-    v_now := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
-    v_set := {v1_in_order}();
-    UPDATE {lock} SET busy = 0 WHERE id = ANY (p_ids) AND ns = p_ns
-      AND busy = 1 AND fence = p_fences[1] AND context = p_context AND expires > v_now;
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    IF v_count = cardinality(p_ids) THEN
-      IF p_flags <> 0 THEN
-        v_set := set_config('synchronous_commit', 'off', true);
-      END IF;
-      RETURN;
-    END IF;
-    ROLLBACK;
-  END IF;
-  v_told := {v1_let_go}(p_ns, p_context, p_ids, p_fences);
-  IF v_told IS NULL THEN
-    IF p_flags <> 0 THEN
-      v_set := set_config('synchronous_commit', 'off', true);
-    END IF;
-    RETURN;
-  END IF;
-  lost := v_told[1];
-  IF p_flags & 8 = 8 OR p_flags & 1 = 1 AND cardinality(v_told) = 1 THEN
+  IF v_told IS NOT NULL THEN
+    lost := v_told[1];
+    CALL {v1_publish}(v_told[2:], p_flags);
+  ELSIF p_flags <> 0 THEN
     v_set := set_config('synchronous_commit', 'off', true);
-  END IF;
-  IF cardinality(v_told) > 1 THEN
-    COMMIT;
-    v_set := set_config('synchronous_commit', 'off', true);
-    v_set := {v1_tell}(v_told[2:]);
   END IF;
 END {$};
 
--- Frees what is held and hands it on: NULL if all was held and nobody waits, else what was lost and who is to be told what.
-CREATE OR REPLACE FUNCTION {v1_let_go}(p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[]) RETURNS text[]
+-- The same for many ids that are held under one fence.
+CREATE OR REPLACE PROCEDURE {v1_release_many}(
+  p_ns bytea, p_context bytea, p_ids bytea[], p_fence int8, p_flags int8, INOUT lost text) LANGUAGE plpgsql AS {$}
+DECLARE
+  v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
+  v_set text := CASE WHEN current_setting('enable_bitmapscan') || current_setting('enable_seqscan') <> 'offoff'
+    THEN {v1_in_order}() END;
+  v_count int8;
+BEGIN
+  -- Nobody waits: in one statement, or not at all, as {v1_acquire_many} takes it.
+  UPDATE {lock} SET busy = 0 WHERE id = ANY (p_ids) AND ns = p_ns
+    AND busy = 1 AND fence = p_fence AND context = p_context AND expires > v_now;
+  GET DIAGNOSTICS v_count = ROW_COUNT;
+  IF v_count < cardinality(p_ids) THEN
+    ROLLBACK;
+    CALL {v1_release}(p_ns, p_context, p_ids, array_fill(p_fence, ARRAY[cardinality(p_ids)]), p_flags, lost);
+  ELSIF p_flags <> 0 THEN
+    v_set := set_config('synchronous_commit', 'off', true);
+  END IF;
+END {$};
+
+-- The same for any set.
+CREATE OR REPLACE PROCEDURE {v1_release}(
+  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_flags int8, INOUT lost text) LANGUAGE plpgsql AS {$}
+DECLARE
+  v_told text[];
+BEGIN
+  SELECT r.lost, r.told INTO lost, v_told FROM {v1_let_go_many}(p_ns, p_context, p_ids, p_fences) AS r;
+  CALL {v1_publish}(v_told, p_flags);
+END {$};
+
+-- Commits what was freed and handed over: durably, if anything was handed over; then, asynchronously, the notifications. A
+-- notification in a durable commit lets only one commit at a time reach the disk. Flags as of {v1_release_one}.
+CREATE OR REPLACE PROCEDURE {v1_publish}(p_told text[], p_flags int8) LANGUAGE plpgsql AS {$}
+DECLARE
+  v_set text;
+BEGIN
+  IF p_flags & 8 = 8 OR p_flags & 1 = 1 AND cardinality(p_told) = 0 THEN
+    v_set := set_config('synchronous_commit', 'off', true);
+  END IF;
+  IF cardinality(p_told) > 0 THEN
+    COMMIT;
+    v_set := set_config('synchronous_commit', 'off', true);
+    -- So that a lock timeout is always before the commit.
+    v_set := set_config('lock_timeout', '0', true);
+    v_set := {v1_tell}(p_told);
+  END IF;
+END {$};
+
+-- Frees one id and hands it on: NULL if it was held and nobody waits, else what was lost and who is to be told what.
+CREATE OR REPLACE FUNCTION {v1_let_go}(p_ns bytea, p_context bytea, p_id bytea, p_fence int8) RETURNS text[]
   LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
@@ -53,20 +74,18 @@ DECLARE
 BEGIN
   -- The usual case: it is held, exclusively, and nobody waits. In as few words as possible. Where somebody does, this locks
   -- the row and changes nothing.
-  IF cardinality(p_ids) = 1 THEN
-    UPDATE {lock} SET busy = CASE busy WHEN 1 THEN 0 ELSE busy END WHERE id = p_ids[1] AND ns = p_ns AND busy & ~52 = 1
-      AND fence = p_fences[1] AND context = p_context AND replaces = 0 AND expires > v_now RETURNING busy INTO v_busy;
-    IF v_busy = 0 THEN
-      RETURN NULL;
-    END IF;
-    IF FOUND THEN
-      v_told := {v1_pass_on}(p_ns, p_context, p_ids[1], p_fences[1], v_busy);
-      IF v_told IS NOT NULL THEN
-        RETURN ARRAY[''] || v_told;
-      END IF;
+  UPDATE {lock} SET busy = CASE busy WHEN 1 THEN 0 ELSE busy END WHERE id = p_id AND ns = p_ns AND busy & ~52 = 1
+    AND fence = p_fence AND context = p_context AND replaces = 0 AND expires > v_now RETURNING busy INTO v_busy;
+  IF v_busy = 0 THEN
+    RETURN NULL;
+  END IF;
+  IF FOUND THEN
+    v_told := {v1_pass_on}(p_ns, p_context, p_id, p_fence, v_busy);
+    IF v_told IS NOT NULL THEN
+      RETURN ARRAY[''] || v_told;
     END IF;
   END IF;
-  SELECT r.lost, r.told INTO v_lost, v_told FROM {v1_release_many}(p_ns, p_context, p_ids, p_fences) AS r;
+  SELECT r.lost, r.told INTO v_lost, v_told FROM {v1_let_go_many}(p_ns, p_context, ARRAY[p_id], ARRAY[p_fence]) AS r;
   RETURN v_lost || v_told;
 END {$};
 
@@ -116,7 +135,7 @@ BEGIN
 END {$};
 
 -- The same for every release.
-CREATE OR REPLACE FUNCTION {v1_release_many}(
+CREATE OR REPLACE FUNCTION {v1_let_go_many}(
   p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], OUT lost text, OUT told text[])
   LANGUAGE plpgsql AS {$}
 DECLARE

@@ -1,7 +1,7 @@
 -- Requests of one program that came at the same time, for one id each, in the order of the ids, in one transaction. The
 -- answer has a line for each: what the routine for one answers; and one for how many microseconds all took before the commit.
 
--- Takes ids exclusively; parameters as of {v1_acquire}.
+-- Takes ids exclusively; parameters as of {v1_acquire_one}.
 CREATE OR REPLACE FUNCTION {v1_acquire_together}(
   p_ns bytea, p_contexts bytea[], p_attempts int8[], p_ids bytea[], p_leases int8[], p_owners bytea[], p_flags int8[],
   p_session int8) RETURNS text LANGUAGE plpgsql AS {$}
@@ -15,8 +15,8 @@ BEGIN
   -- Who has to wait longer for a row does that alone, lest all others wait, too.
   v_set := set_config('lock_timeout', '20', true);
   FOR i IN 1 .. cardinality(p_ids) LOOP
-    v_answers[i] := {v1_acquire}(p_ns, p_contexts[i], p_attempts[i], p_ids[i:i], NULL, NULL, NULL, p_leases[i],
-      p_owners[i], p_flags[i], p_session);
+    v_answers[i] := {v1_acquire_one}(p_ns, p_contexts[i], p_attempts[i], p_ids[i], p_leases[i], p_owners[i], p_flags[i],
+      p_session);
     IF current_setting('synchronous_commit') = 'off' THEN
       -- This one need not survive; of the others, that is for them to say.
       v_set := set_config('synchronous_commit', v_commit, true);
@@ -30,7 +30,7 @@ BEGIN
   RETURN array_to_string(v_answers || (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::int8::text, E'\n');
 END {$};
 
--- Releases ids. flags and lost as of {v1_release}.
+-- Releases ids. flags and lost as of {v1_release_one}.
 CREATE OR REPLACE PROCEDURE {v1_release_together}(
   p_ns bytea, p_contexts bytea[], p_ids bytea[], p_fences int8[], p_flags int8, INOUT lost text) LANGUAGE plpgsql AS {$}
 DECLARE
@@ -41,19 +41,10 @@ DECLARE
 BEGIN
   v_set := set_config('lock_timeout', '20', true);
   FOR i IN 1 .. cardinality(p_ids) LOOP
-    v_one := {v1_let_go}(p_ns, p_contexts[i], p_ids[i:i], p_fences[i:i]);
+    v_one := {v1_let_go}(p_ns, p_contexts[i], p_ids[i], p_fences[i]);
     v_losses[i] := coalesce(v_one[1], '');
     v_told := v_told || v_one[2:];
   END LOOP;
   lost := array_to_string(v_losses || (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::int8::text, E'\n');
-  IF p_flags & 8 = 8 OR p_flags & 1 = 1 AND cardinality(v_told) = 0 THEN
-    v_set := set_config('synchronous_commit', 'off', true);
-  END IF;
-  IF cardinality(v_told) > 0 THEN
-    COMMIT;
-    v_set := set_config('synchronous_commit', 'off', true);
-    -- So that a lock timeout is always before the commit.
-    v_set := set_config('lock_timeout', '0', true);
-    v_set := {v1_tell}(v_told);
-  END IF;
+  CALL {v1_publish}(v_told, p_flags);
 END {$};
