@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use crate::{
     place::{Place, granted, handed, queue, request, take},
+    steps::fences,
     test,
 };
 
@@ -208,31 +209,9 @@ async fn a_damaged_schema_is_told(kind: Kind) -> TestResult {
     Ok(())
 }
 
-/// Fences that are ahead of the clock, as after it was set back: one id, a set, a set of one and the other, a hand-over.
 async fn fences_rise_though_the_clock_does_not(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
-    let dao = place.open().await?;
-    let ids = ["a", "b", "c"];
-    let held = take(&dao, ids).await?;
-    dao.release(&held).await?;
-    place.sql().await?.run("UPDATE lockcore_ids SET fence = fence + 1000000000000 WHERE id <> 'c'").await?;
-    let mut highest = held.locks[0].granted.fence + 1_000_000_000_000;
-    for ids in [&ids[..1], &ids[..2], &ids[1..2], &ids[..], &ids[1..]] {
-        let held = take(&dao, ids).await?;
-        let waiting = if ids.len() == 1 { Some(queue(&dao, ids).await?) } else { None };
-        for lock in &held.locks {
-            assert!(lock.granted.fence > highest, "{ids:?}: {held:?}");
-        }
-        highest = held.locks[0].granted.fence;
-        assert_eq!(dao.release(&held).await?.lost, []);
-        if let Some((request, wakeup)) = waiting {
-            let held = handed(&dao, &request, wakeup).await?;
-            assert!(held.locks[0].granted.fence > highest, "{ids:?}: {held:?}");
-            highest = held.locks[0].granted.fence;
-            assert_eq!(dao.release(&held).await?.lost, []);
-        }
-    }
-    Ok(())
+    fences::rise_though_the_clock_does_not(&place.open().await?, place.sql().await?, "lockcore_ids").await
 }
 
 /// The fence of whoever holds it now goes on being the id's, by which the application's statements check it.

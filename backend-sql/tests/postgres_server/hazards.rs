@@ -18,6 +18,7 @@ use tokio::task::JoinSet;
 
 use crate::{
     place::{Dao, Error, PATIENCE, Place, Sql, granted, handed, queue, request, take, told_to_ask},
+    steps::fences,
     test,
 };
 
@@ -33,8 +34,14 @@ pub(crate) fn tests() -> Vec<Trial> {
         test("hazards::a_cut_connection_is_replaced", a_cut_connection_is_replaced),
         test("hazards::an_exhausted_pool_is_told", an_exhausted_pool_is_told),
         test("hazards::passwords_are_not_shown", passwords_are_not_shown),
+        test("hazards::fences_rise_though_the_clock_does_not", fences_rise_though_the_clock_does_not),
         test("hazards::other_runtimes_have_other_connections", other_runtimes_have_other_connections),
     ]
+}
+
+async fn fences_rise_though_the_clock_does_not() -> TestResult {
+    let place = Place::new().await?;
+    fences::rise_though_the_clock_does_not(&place.open().await?, place.sql().await?, "lockcore_lock").await
 }
 
 /// A future that is dropped in the middle of an exchange leaves no connection in a transaction, or with somebody

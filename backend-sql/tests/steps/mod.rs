@@ -1,6 +1,7 @@
 //! The steps of a DAO as tests of one server take them.
 
 pub(crate) mod disk;
+pub(crate) mod fences;
 pub(crate) mod together;
 
 use std::time::Duration;
