@@ -83,13 +83,15 @@ pub(super) struct Routines {
     pub(super) listen: Routine,
     pub(super) hear: Routine,
     pub(super) wake: Routine,
-    acquire: Routine,
+    acquire_one: Routine,
     acquire_few: Routine,
     acquire_many: Routine,
+    acquire: Routine,
     withdraw: Routine,
-    release: Routine,
+    release_one: Routine,
     release_few: Routine,
     release_many: Routine,
+    release: Routine,
     together: Routine,
     renew: Routine,
     beat: Routine,
@@ -110,13 +112,15 @@ impl Routines {
             listen: routine("v1_listen", 1),
             hear: routine("v1_hear", 7),
             wake: routine("v1_wake", 1),
-            acquire: routine("v1_acquire", 12),
-            acquire_few: routine("v1_acquire_few", 9 + FEW),
-            acquire_many: routine("v1_acquire_many", 10),
+            acquire_one: routine("v1_acquire_one", 8),
+            acquire_few: routine("v1_acquire_few", 8 + FEW),
+            acquire_many: routine("v1_acquire_many", 9),
+            acquire: routine("v1_acquire", 11),
             withdraw: routine("v1_withdraw", 8),
-            release: routine("v1_release", 6),
+            release_one: routine("v1_release_one", 4),
             release_few: routine("v1_release_few", 4 + FEW),
             release_many: routine("v1_release_many", 5),
+            release: routine("v1_release", 4),
             together: routine("v1_together", 3),
             renew: routine("v1_renew", 7),
             beat: routine("v1_beat", 3),
@@ -220,38 +224,30 @@ impl Mysql {
     }
 
     async fn acquire(&self, link: &mut Link, ask: &Ask, session: i64) -> Result<String, ServerError> {
-        let namespace = Argument::Int(self.enter(link).await?);
-        if ask.ids.len() > 1 && ask.modes.is_none() {
-            let arguments = vec![
-                namespace,
-                Argument::Bytes(ask.context.as_bytes()),
-                Argument::Int(ask.attempt),
-                count(&ask.ids),
-                Argument::Int(ask.lease),
-                Argument::Bytes(&ask.owner),
-                truth(ask.queue),
-                truth(ask.nested),
-                Argument::Int(session),
-            ];
-            let routines = [&self.routines.acquire_few, &self.routines.acquire_many];
-            return self.call_for_ids(link, routines, arguments, &ask.ids).await;
+        let int = Argument::Int;
+        let namespace = int(self.enter(link).await?);
+        let (context, owner) = (Argument::Bytes(ask.context.as_bytes()), Argument::Bytes(&ask.owner));
+        let (attempt, lease, session) = (int(ask.attempt), int(ask.lease), int(session));
+        let flags = int(i64::from(ask.queue) | i64::from(ask.nested) << 1);
+        match &*ask.ids {
+            [id] if ask.modes.is_none() => {
+                let id = Argument::Bytes(id);
+                let arguments = [namespace, context, attempt, id, lease, owner, flags, session];
+                self.call(link, &self.routines.acquire_one, &arguments).await
+            }
+            ids if ask.modes.is_none() => {
+                let routines = [&self.routines.acquire_few, &self.routines.acquire_many];
+                let arguments = vec![namespace, context, attempt, count(ids), lease, owner, flags, session];
+                self.call_for_ids(link, routines, arguments, ids).await
+            }
+            ids => {
+                let (id, set, plain) = (only(ids), &wanted(ask), truth(false));
+                let set = Argument::Text(set);
+                let arguments =
+                    [namespace, context, attempt, id, set, count(ids), plain, lease, owner, flags, session];
+                self.call(link, &self.routines.acquire, &arguments).await
+            }
         }
-        let set = wanted(ask);
-        let arguments = [
-            namespace,
-            Argument::Bytes(ask.context.as_bytes()),
-            Argument::Int(ask.attempt),
-            only(&ask.ids),
-            Argument::Text(&set),
-            count(&ask.ids),
-            truth(ask.modes.is_none()),
-            Argument::Int(ask.lease),
-            Argument::Bytes(&ask.owner),
-            truth(ask.queue),
-            truth(ask.nested),
-            Argument::Int(session),
-        ];
-        self.call(link, &self.routines.acquire, &arguments).await
     }
 
     async fn withdraw(&self, link: &mut Link, ask: &Ask, how: Withdraw) -> Result<String, ServerError> {
@@ -271,27 +267,25 @@ impl Mysql {
 
     async fn release(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {
         let namespace = Argument::Int(self.enter(link).await?);
-        let fence = hold.fences.first().copied().unwrap_or_default();
-        if hold.ids.len() > 1 && hold.fences.iter().all(|other| *other == fence) {
-            let arguments = vec![
-                namespace,
-                Argument::Bytes(hold.context.as_bytes()),
-                Argument::Int(fence),
-                count(&hold.ids),
-            ];
-            let routines = [&self.routines.release_few, &self.routines.release_many];
-            return self.call_for_ids(link, routines, arguments, &hold.ids).await;
+        let context = Argument::Bytes(hold.context.as_bytes());
+        let first = hold.fences.first().copied().unwrap_or_default();
+        let fence = Argument::Int(first);
+        match &*hold.ids {
+            [id] => {
+                let arguments = [namespace, context, Argument::Bytes(id), fence];
+                self.call(link, &self.routines.release_one, &arguments).await
+            }
+            ids if hold.fences.iter().all(|other| *other == first) => {
+                let routines = [&self.routines.release_few, &self.routines.release_many];
+                let arguments = vec![namespace, context, fence, count(ids)];
+                self.call_for_ids(link, routines, arguments, ids).await
+            }
+            ids => {
+                let set = held(hold);
+                let arguments = [namespace, context, Argument::Text(&set), count(ids)];
+                self.call(link, &self.routines.release, &arguments).await
+            }
         }
-        let set = held(hold);
-        let arguments = [
-            namespace,
-            Argument::Bytes(hold.context.as_bytes()),
-            only(&hold.ids),
-            Argument::Int(fence),
-            Argument::Text(&set),
-            count(&hold.ids),
-        ];
-        self.call(link, &self.routines.release, &arguments).await
     }
 
     async fn renew(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {

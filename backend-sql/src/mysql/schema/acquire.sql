@@ -1,15 +1,15 @@
--- Takes a set for a context: all or nothing, in one transaction. Answers as `server::reply` says. Here is the usual case:
--- one id exclusively, that nobody holds, waits for or froze. Not much is declared here: each variable takes as long as
--- half a statement. A withdrawal writes `marked` into the rows, so that it comes either before or after this; looking for
--- the mark in these statements would double the time that they take.
-CREATE PROCEDURE {v1_acquire}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_id VARBINARY(1024),
-  p_set LONGTEXT CHARACTER SET ascii, p_n INT, p_plain TINYINT, p_lease BIGINT, p_owner VARBINARY(255),
-  p_queue TINYINT, p_nested TINYINT, p_session BIGINT)
+-- What takes sets takes all or nothing, in one transaction. Answers as `server::reply` says. Flags: 1 take a place in the
+-- queue; 2 nested, obeys no queue.
+--
+-- Takes one id exclusively. Here is the usual case: nobody holds, waits for or froze it. Not much is declared here: each
+-- variable takes as long as half a statement, each parameter a tenth. A withdrawal writes `marked` into the rows, so that it
+-- comes either before or after this; looking for the mark in these statements would double the time that they take.
+CREATE PROCEDURE {v1_acquire_one}(
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_id VARBINARY(1024), p_lease BIGINT,
+  p_owner VARBINARY(255), p_flags TINYINT, p_session BIGINT)
 SQL SECURITY DEFINER
 body: BEGIN
-  DECLARE v_fence BIGINT;
-  IF p_plain AND p_n = 1 AND @@autocommit THEN
+  IF @@autocommit THEN
     -- It commits by itself.
     UPDATE {row} SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {clock})), context = p_context, attempt = p_attempt,
         owner = p_owner, lease = p_lease, since = {clock}, until = since + p_lease
@@ -19,7 +19,7 @@ body: BEGIN
       LEAVE body;
     END IF;
   END IF;
-  CALL {v1_acquire_any}(p_ns, p_context, p_attempt, p_id, p_set, p_n, p_plain, p_lease, p_owner, p_queue, p_nested,
+  CALL {v1_acquire}(p_ns, p_context, p_attempt, p_id, CONCAT('[["', HEX(p_id), '",2,0,0]]'), 1, 1, p_lease, p_owner, p_flags,
     p_session);
 END
 //
@@ -28,7 +28,7 @@ END
 -- again.
 CREATE PROCEDURE {v1_acquire_few}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_n INT, p_lease BIGINT, p_owner VARBINARY(255),
-  p_queue TINYINT, p_nested TINYINT, p_session BIGINT, {few parameters})
+  p_flags TINYINT, p_session BIGINT, {few parameters})
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_fence BIGINT DEFAULT {clock};
@@ -40,16 +40,15 @@ body: BEGIN
     WHERE ns = p_ns AND id IN ({few}) AND extra = 0 AND until <= v_fence AND marked <= v_fence AND fence < v_fence
       AND session = 0;
   {taken if all};
-  CALL {v1_acquire_any}(p_ns, p_context, p_attempt, NULL,
-    CONCAT('[["', REPLACE(CONCAT_WS(' ', {few in hex}), ' ', '",2,0,0],["'), '",2,0,0]]'), p_n, 1, p_lease, p_owner, p_queue, p_nested,
-    p_session);
+  CALL {v1_acquire}(p_ns, p_context, p_attempt, NULL,
+    CONCAT('[["', REPLACE(CONCAT_WS(' ', {few in hex}), ' ', '",2,0,0],["'), '",2,0,0]]'), p_n, 1, p_lease, p_owner, p_flags, p_session);
 END
 //
 -- The same for any number, which come as `p_ids` (see `are ids`). The statement is made each time: parameters for as many as
 -- there may be, most of them unused, would cost more.
 CREATE PROCEDURE {v1_acquire_many}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_n INT, p_lease BIGINT, p_owner VARBINARY(255),
-  p_queue TINYINT, p_nested TINYINT, p_session BIGINT, p_ids LONGTEXT CHARACTER SET ascii)
+  p_flags TINYINT, p_session BIGINT, p_ids LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_fence BIGINT DEFAULT {clock};
@@ -65,16 +64,15 @@ body: BEGIN
     {execute};
     {taken if all};
   END IF;
-  CALL {v1_acquire_any}(p_ns, p_context, p_attempt, NULL,
-    CONCAT('[["', REPLACE(p_ids, {between ids}, '",2,0,0],["'), '",2,0,0]]'), p_n, 1, p_lease, p_owner, p_queue, p_nested,
-    p_session);
+  CALL {v1_acquire}(p_ns, p_context, p_attempt, NULL,
+    CONCAT('[["', REPLACE(p_ids, {between ids}, '",2,0,0],["'), '",2,0,0]]'), p_n, 1, p_lease, p_owner, p_flags, p_session);
 END
 //
--- Takes any set, whatever stands against it.
-CREATE PROCEDURE {v1_acquire_any}(
+-- Takes any set, whatever stands against it. `p_id`: if it is but one. `p_plain`: exclusively.
+CREATE PROCEDURE {v1_acquire}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_id VARBINARY(1024),
   p_set LONGTEXT CHARACTER SET ascii, p_n INT, p_plain TINYINT, p_lease BIGINT, p_owner VARBINARY(255),
-  p_queue TINYINT, p_nested TINYINT, p_session BIGINT)
+  p_flags TINYINT, p_session BIGINT)
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_found, v_extra, v_freed, v_waiters INT DEFAULT 0;
@@ -127,7 +125,7 @@ body: BEGIN
     SELECT EXISTS ({mark}) INTO v_found;
   ELSE
     SET v_found = 0;
-    IF p_n = 1 AND p_plain AND p_queue AND NOT p_nested THEN
+    IF p_n = 1 AND p_plain AND p_flags = 1 THEN
       CALL {v1_line_up}(p_ns, p_context, p_attempt, p_id, v_extra, p_lease, p_owner, p_session, v_now, v_answer);
       IF v_answer <> '' THEN
         COMMIT;
@@ -153,7 +151,7 @@ body: BEGIN
   IF v_waiters > 0 THEN
     SELECT MAX(w.number) INTO v_ticket FROM {places} WHERE {of attempt p};
   END IF;
-  CALL {v1_weigh}(p_ns, p_set, p_context, IFNULL(v_ticket, {never}), p_nested, v_now, v_classes);
+  CALL {v1_weigh}(p_ns, p_set, p_context, IFNULL(v_ticket, {never}), p_flags & 2, v_now, v_classes);
   IF v_classes NOT REGEXP '[1-6]' THEN
     CALL {v1_grant}(p_ns, p_set, v_classes, p_context, p_attempt, p_lease, p_owner, 0, v_now);
     CALL {v1_given}(p_ns, p_set, p_n, p_context, v_answer);
@@ -171,7 +169,7 @@ body: BEGIN
     LEAVE body;
   END IF;
   CALL {v1_against}(p_ns, p_set, v_classes, p_context, IFNULL(v_ticket, {never}), v_now, v_answer);
-  IF p_queue AND v_classes NOT REGEXP '[C246]' THEN
+  IF p_flags & 1 AND v_classes NOT REGEXP '[C246]' THEN
     IF v_ticket IS NULL THEN
       SELECT GREATEST(v_now, 1 + MAX(GREATEST(
           IFNULL((SELECT c.number FROM {claims} c WHERE c.ns = p_ns AND c.id = UNHEX(j.id) AND c.state = 2
@@ -180,7 +178,7 @@ body: BEGIN
             ORDER BY c.number DESC LIMIT 1), 0)))) INTO v_ticket FROM {set};
       INSERT INTO {claims} (ns, id, state, number, context, attempt, mode, permits, cap, indexes, owner, lease, until,
           since, session, wants)
-        SELECT p_ns, UNHEX(j.id), IF(p_nested, 2, 3), v_ticket, p_context, p_attempt, j.a, j.b, j.c, '', p_owner,
+        SELECT p_ns, UNHEX(j.id), IF(p_flags & 2, 2, 3), v_ticket, p_context, p_attempt, j.a, j.b, j.c, '', p_owner,
           p_lease, 0, v_now, p_session, p_n FROM {set};
       INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set} ON DUPLICATE KEY UPDATE extra = 1;
     ELSE

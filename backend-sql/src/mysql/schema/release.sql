@@ -1,32 +1,31 @@
--- Frees what a grant holds, and serves who waits for it. No answer means that all of it was held. Here are the usual cases
--- of one id: nobody waits, or the first in line waits for nothing else. What is done in the row commits by itself.
-CREATE PROCEDURE {v1_release}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT,
-  p_set LONGTEXT CHARACTER SET ascii, p_n INT)
+-- What frees a set serves who waits for it, too. No answer means that all of it was held.
+--
+-- Frees one id. Here are the usual cases: nobody waits, or the first in line waits for nothing else. What is done in the row
+-- commits by itself.
+CREATE PROCEDURE {v1_release_one}(
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT)
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_session BIGINT;
   DECLARE v_wake LONGTEXT CHARACTER SET ascii;
-  IF p_n = 1 THEN
-    IF @@autocommit THEN
-      {free in row};
-      IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
-      {hand over in row};
-      IF ROW_COUNT() = 1 THEN SET v_session = LAST_INSERT_ID(); END IF;
-    END IF;
-    IF v_session IS NULL THEN
-      CALL {v1_hand_over}(p_ns, p_context, p_id, p_fence, 0, v_session);
-    END IF;
-    IF v_session > 0 THEN
-      SET v_wake = CONCAT(v_session, ',');
-      CALL {v1_ring}(v_wake);
-      IF v_wake <> '' THEN
-        SELECT '' AS answer, v_wake AS unrung;
-      END IF;
-    END IF;
-    IF v_session IS NOT NULL THEN LEAVE body; END IF;
+  IF @@autocommit THEN
+    {free in row};
+    IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
+    {hand over in row};
+    IF ROW_COUNT() = 1 THEN SET v_session = LAST_INSERT_ID(); END IF;
   END IF;
-  CALL {v1_release_any}(p_ns, p_context, p_set, p_n);
+  IF v_session IS NULL THEN
+    CALL {v1_hand_over}(p_ns, p_context, p_id, p_fence, 0, v_session);
+  END IF;
+  IF v_session IS NULL THEN
+    CALL {v1_release}(p_ns, p_context, CONCAT('[["', HEX(p_id), '",', p_fence, ']]'), 1);
+  ELSEIF v_session > 0 THEN
+    SET v_wake = CONCAT(v_session, ',');
+    CALL {v1_ring}(v_wake);
+    IF v_wake <> '' THEN
+      SELECT '' AS answer, v_wake AS unrung;
+    END IF;
+  END IF;
 END
 //
 -- Also usual: its only holder frees an id of which no row tells all, and the first in line waits for nothing else: the
@@ -99,7 +98,7 @@ body: BEGIN
   UPDATE {row} SET until = 0
     WHERE ns = p_ns AND id IN ({few}) AND extra = 0 AND context = p_context AND fence = p_fence AND until > v_now;
   {freed if all};
-  CALL {v1_release_any}(p_ns, p_context,
+  CALL {v1_release}(p_ns, p_context,
     CONCAT('[["', REPLACE(CONCAT_WS(' ', {few in hex}), ' ', CONCAT('",', p_fence, '],["')), '",', p_fence, ']]'), p_n);
 END
 //
@@ -118,12 +117,12 @@ body: BEGIN
     {execute};
     {freed if all};
   END IF;
-  CALL {v1_release_any}(p_ns, p_context,
+  CALL {v1_release}(p_ns, p_context,
     CONCAT('[["', REPLACE(p_ids, {between ids}, CONCAT('",', p_fence, '],["')), '",', p_fence, ']]'), p_n);
 END
 //
 -- Frees what a grant holds, whatever that is and whoever waits.
-CREATE PROCEDURE {v1_release_any}(
+CREATE PROCEDURE {v1_release}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_set LONGTEXT CHARACTER SET ascii, p_n INT)
 SQL SECURITY DEFINER
 body: BEGIN
