@@ -217,7 +217,7 @@ impl Mysql {
             few
         } else {
             text = literals(ids);
-            arguments.push(Argument::Text(&text));
+            arguments.push(Argument::Bytes(text.as_bytes()));
             many
         };
         self.call(link, routine, &arguments).await
@@ -395,7 +395,7 @@ impl Engine for Mysql {
                 }
             }
         }
-        let arguments = [namespace, Argument::Text(&words), Argument::Int(own_session)];
+        let arguments = [namespace, Argument::Bytes(words.as_bytes()), Argument::Int(own_session)];
         let answers = self.call(link, &self.routines.together, &arguments).await?;
         Done::read(Self::NAME, &answers, '|', |answer| match answer {
             "A" => Outcome::Alone,

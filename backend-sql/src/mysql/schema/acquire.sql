@@ -44,11 +44,11 @@ body: BEGIN
     CONCAT('[["', REPLACE(CONCAT_WS(' ', {few in hex}), ' ', '",2,0,0],["'), '",2,0,0]]'), p_n, 1, p_lease, p_owner, p_flags, p_session);
 END
 //
--- The same for any number, which come as `p_ids` (see `are ids`). The statement is made each time: parameters for as many as
--- there may be, most of them unused, would cost more.
+-- The same for any number, which come as `p_ids` (see `are ids`; bytes, since text would be converted). The statement is
+-- made each time: parameters for as many as there may be, most of them unused, would cost more.
 CREATE PROCEDURE {v1_acquire_many}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_n INT, p_lease BIGINT, p_owner VARBINARY(255),
-  p_flags TINYINT, p_session BIGINT, p_ids LONGTEXT CHARACTER SET ascii)
+  p_flags TINYINT, p_session BIGINT, p_ids LONGBLOB)
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_fence BIGINT DEFAULT {clock};

@@ -104,7 +104,7 @@ END
 //
 -- The same for any number, which come as `p_ids` (see `are ids`).
 CREATE PROCEDURE {v1_release_many}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_fence BIGINT, p_n INT, p_ids LONGTEXT CHARACTER SET ascii)
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_fence BIGINT, p_n INT, p_ids LONGBLOB)
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;

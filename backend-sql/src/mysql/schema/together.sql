@@ -5,7 +5,7 @@
 -- Requests are words, each with a blank behind it: a cursor over a JSON_TABLE would make a temporary table, on MariaDB a file.
 -- The first word is what is asked for: 0 frees an id, if nobody else has to do with it or whoever is the first in line waits
 -- for nothing else; 1 takes it, if the usual way will do; 2 also lines up for it, if the usual ways will do.
-CREATE PROCEDURE {v1_together}(p_ns INT UNSIGNED, p_words LONGTEXT CHARACTER SET ascii, p_session BIGINT)
+CREATE PROCEDURE {v1_together}(p_ns INT UNSIGNED, p_words LONGBLOB, p_session BIGINT)
 SQL SECURITY DEFINER
 BEGIN
   DECLARE v_kind, v_extra TINYINT;
