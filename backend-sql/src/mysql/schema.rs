@@ -9,7 +9,10 @@ use super::{
     flavor::Flavor,
     link::Link,
 };
-use crate::server::ServerError;
+use crate::server::{
+    ServerError,
+    template::{self, Filling},
+};
 
 /// The version of what is below.
 pub(super) const VERSION: i64 = 1;
@@ -235,25 +238,13 @@ impl Names {
 
     /// The text with all pieces and names in it.
     fn fill(&self, text: &str, flavor: Flavor) -> String {
-        let mut filled = String::with_capacity(text.len() * 2);
-        let mut rest = text;
-        while let Some((before, behind)) = rest.split_once('{') {
-            filled.push_str(before);
-            rest = behind;
-            match behind.split_once('}') {
-                Some((word, behind)) if is_word(word) => {
-                    match (piece(word, flavor), word.strip_suffix(" as text")) {
-                        (Some(piece), _) => filled.push_str(&self.fill(&piece, flavor)),
-                        (None, Some(table)) => filled.push_str(&literal(&self.quoted(table))),
-                        (None, None) => filled.push_str(&self.quoted(word)),
-                    }
-                    rest = behind;
-                }
-                _ => filled.push('{'),
-            }
-        }
-        filled.push_str(rest);
-        filled
+        template::fill(text, &|word| {
+            is_word(word).then(|| match (piece(word, flavor), word.strip_suffix(" as text")) {
+                (Some(piece), _) => Filling::Piece(piece),
+                (None, Some(table)) => Filling::Name(literal(&self.quoted(table))),
+                (None, None) => Filling::Name(self.quoted(word)),
+            })
+        })
     }
 
     /// The statements that make all of it.

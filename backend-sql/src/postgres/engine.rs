@@ -125,7 +125,7 @@ impl Routines {
             acquire_one: function("v1_acquire_one", 8),
             acquire_many: procedure("v1_acquire_many", 8),
             acquire: function("v1_acquire", 11),
-            withdraw: function("v1_withdraw", 10),
+            withdraw: function("v1_withdraw", 9),
             release_one: procedure("v1_release_one", 5),
             release_many: procedure("v1_release_many", 5),
             release: procedure("v1_release", 5),
@@ -202,13 +202,7 @@ impl Postgres {
         link.call(&self.routines.acquire, &arguments, self.options.prepared).await
     }
 
-    async fn withdraw(
-        &self,
-        link: &mut Link,
-        ask: &Ask,
-        how: Withdraw,
-        session: i64,
-    ) -> Result<String, ServerError> {
+    async fn withdraw(&self, link: &mut Link, ask: &Ask, how: Withdraw) -> Result<String, ServerError> {
         let flags = self.commits() | bit(how == Withdraw::KeepIfGranted, flag::KEEP);
         let [codes, permits, limits] = modes(ask);
         let arguments = [
@@ -221,7 +215,6 @@ impl Postgres {
             limits,
             Argument::Int(ask.lease),
             Argument::Int(flags),
-            Argument::Int(session),
         ];
         link.call(&self.routines.withdraw, &arguments, self.options.prepared).await
     }
@@ -382,7 +375,7 @@ impl Engine for Postgres {
         let int = Argument::Int;
         let (routine, arguments): (_, &[Argument<'_>]) = match order {
             Order::Acquire { ask, session } => return self.acquire(link, ask, *session).await,
-            Order::Withdraw { ask, how, session } => return self.withdraw(link, ask, *how, *session).await,
+            Order::Withdraw { ask, how, .. } => return self.withdraw(link, ask, *how).await,
             Order::Release(hold) => return self.release(link, hold).await,
             Order::Renew(hold) => return self.renew(link, hold).await,
             Order::Beat { session, probe } => {

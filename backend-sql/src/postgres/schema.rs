@@ -3,14 +3,17 @@
 use sqlx::{AssertSqlSafe, Row};
 
 use super::{error::failed, link::Link};
-use crate::server::ServerError;
+use crate::server::{
+    ServerError,
+    template::{self, Filling},
+};
 
 /// The version of what is below.
 pub(super) const VERSION: i64 = 1;
 
 /// The texts, in the order in which they are needed. `{name}` stands for the quoted name of a table or routine, `{name!}`
 /// for the same without the schema, `{name'}` for the same inside of single quotes; `{$}`
-/// stands for the quotes around a routine.
+/// stands for the quotes around a routine, other words for one of the [`PIECES`].
 const TEXTS: &[&str] = &[
     include_str!("schema/tables.sql"),
     include_str!("schema/grant.sql"),
@@ -22,6 +25,47 @@ const TEXTS: &[&str] = &[
     include_str!("schema/beat.sql"),
     include_str!("schema/admin.sql"),
     include_str!("schema/guard.sql"),
+];
+
+/// What is said more than once: a function of it would cost more than most of what it does. They may stand in each other.
+const PIECES: &[(&str, &str)] = &[
+    // Microseconds since 1970.
+    ("clock", "(date_part('epoch', clock_timestamp()) * 1000000)::int8"),
+    // The rest of the transaction may reach the disk later.
+    ("be async", "v_set := set_config('synchronous_commit', 'off', true)"),
+    // Only one plan is left, by the index, and so in its order.
+    (
+        "in order",
+        "v_set text := CASE WHEN current_setting('enable_bitmapscan') || current_setting('enable_seqscan') <> 'offoff'\n    \
+         THEN {v1_in_order}() END",
+    ),
+    // Who holds it exclusively, as the beginning of part of `reply::Against`, and until when.
+    (
+        "holder in row",
+        "format('\"%s\",\"%s\",2,0,0,%s', encode(context, 'hex'), encode(owner, 'hex'), fence), expires\n      \
+         INTO v_holder, v_expires",
+    ),
+    // The usual release of one id: it is held, exclusively, and nobody waits; then `v_busy` is 0. In as few words as possible.
+    // Where somebody does, this locks the row and changes nothing; NULL if anything else is otherwise.
+    (
+        "free in row",
+        "UPDATE {lock} SET busy = CASE busy WHEN 1 THEN 0 ELSE busy END WHERE id = p_id AND ns = p_ns AND busy & ~52 = 1\n    \
+         AND fence = p_fence AND context = p_context AND replaces = 0 AND expires > v_now RETURNING busy INTO v_busy",
+    ),
+    // Notifies whom it concerns: channels, and behind each what to say.
+    (
+        "tell",
+        "FOR i IN 1 .. cardinality(v_told) / 2 LOOP\n      v_set := pg_notify(v_told[2 * i - 1], v_told[2 * i]);\n    END LOOP",
+    ),
+    // Commits what was freed and handed over: durably, if anything was handed over; then, asynchronously, the notifications.
+    // A notification in a durable commit lets only one commit at a time reach the disk.
+    (
+        "publish",
+        "IF p_flags & 8 = 8 OR p_flags & 1 = 1 AND cardinality(v_told) = 0 THEN\n    {be async};\n  END IF;\n  \
+         IF cardinality(v_told) > 0 THEN\n    COMMIT;\n    {be async};\n    \
+         -- So that a lock timeout is always before the commit.\n    v_set := set_config('lock_timeout', '0', true);\n    \
+         {tell};\n  END IF",
+    ),
 ];
 
 /// The names of the tables and routines.
@@ -41,23 +85,12 @@ impl Names {
         format!("{}.{}", quote(&self.schema), quote(&format!("{}{name}", self.prefix)))
     }
 
-    /// The text with all names in it.
+    /// The text with all pieces and names in it.
     fn fill(&self, text: &str) -> String {
-        let mut filled = String::with_capacity(text.len() * 2);
-        let mut rest = text;
-        while let Some((before, behind)) = rest.split_once('{') {
-            filled.push_str(before);
-            rest = behind;
-            match behind.split_once('}').and_then(|(token, behind)| Some((self.named(token)?, behind))) {
-                Some((name, behind)) => {
-                    filled.push_str(&name);
-                    rest = behind;
-                }
-                None => filled.push('{'),
-            }
-        }
-        filled.push_str(rest);
-        filled
+        template::fill(text, &|word| match PIECES.iter().find(|(name, _)| *name == word) {
+            Some((_, piece)) => Some(Filling::Piece((*piece).into())),
+            None => self.named(word).map(Filling::Name),
+        })
     }
 
     /// The quotes around the routines: a tag that no name contains.

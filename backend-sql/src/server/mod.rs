@@ -12,6 +12,7 @@ pub(crate) mod reply;
 mod request;
 mod retry;
 mod settings;
+pub(crate) mod template;
 mod together;
 mod watch;
 

@@ -7,7 +7,7 @@ CREATE OR REPLACE FUNCTION {v1_acquire_one}(
   RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
   -- Before the row is locked: a lease that counts from here ends no later than its holder believes.
-  v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
+  v_now int8 := {clock};
   v_expires int8 := v_now + p_lease;
   v_set text;
   v_answer text;
@@ -21,7 +21,7 @@ BEGIN
     WHERE id = p_id AND ns = p_ns AND fence > 0 AND fence < v_now AND (busy = 0 OR busy = 1 AND expires <= v_now);
   IF FOUND THEN
     IF p_flags & 8 = 8 THEN
-      v_set := set_config('synchronous_commit', 'off', true);
+      {be async};
     END IF;
     RETURN 'G' || v_now;
   END IF;
@@ -37,18 +37,18 @@ CREATE OR REPLACE FUNCTION {v1_acquire}(
   p_ns bytea, p_context bytea, p_attempt int8, p_ids bytea[], p_modes int8[], p_permits int8[], p_limits int8[],
   p_lease int8, p_owner bytea, p_flags int8, p_session int8) RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
-  v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
+  v_now int8 := {clock};
   v_set text;
   v_count int8;
 BEGIN
   IF p_flags & 8 = 8 THEN
-    v_set := set_config('synchronous_commit', 'off', true);
+    {be async};
   END IF;
   IF p_modes IS NULL THEN
     -- Some have no row yet.
     INSERT INTO {lock} AS l
-      (ns, id, fence, expires, lease, since, attempt, session, replaces, lapses, busy, context, owner)
-      SELECT p_ns, u.id, v_now, v_now + p_lease, p_lease, v_now, p_attempt, 0, 0, v_now + 8 * p_lease, 1, p_context,
+      (ns, id, fence, expires, lease, since, attempt, replaces, lapses, busy, context, owner)
+      SELECT p_ns, u.id, v_now, v_now + p_lease, p_lease, v_now, p_attempt, 0, v_now + 8 * p_lease, 1, p_context,
         p_owner FROM unnest(p_ids) AS u (id)
       ON CONFLICT (id, ns) DO UPDATE SET fence = excluded.fence,
         expires = excluded.expires, lease = excluded.lease, since = excluded.since, attempt = excluded.attempt,
@@ -81,10 +81,9 @@ CREATE OR REPLACE PROCEDURE {v1_acquire_many}(
   p_ns bytea, p_context bytea, p_attempt int8, p_ids bytea[], p_lease int8, p_owner bytea, p_flags int8, p_session int8,
   INOUT answer text) LANGUAGE plpgsql AS {$}
 DECLARE
-  v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
+  v_now int8 := {clock};
   v_expires int8 := v_now + p_lease;
-  v_set text := CASE WHEN current_setting('enable_bitmapscan') || current_setting('enable_seqscan') <> 'offoff'
-    THEN {v1_in_order}() END;
+  {in order};
   v_count int8;
 BEGIN
   UPDATE {lock} SET fence = v_now, expires = v_expires, lease = p_lease, since = v_now, attempt = p_attempt,
@@ -99,7 +98,7 @@ BEGIN
     RETURN;
   END IF;
   IF p_flags & 8 = 8 THEN
-    v_set := set_config('synchronous_commit', 'off', true);
+    {be async};
   END IF;
   answer := 'G' || v_now;
 END {$};
@@ -117,35 +116,35 @@ CREATE OR REPLACE FUNCTION {v1_stand}(
   p_ns bytea, p_context bytea, p_attempt int8, p_id bytea, p_lease int8, p_owner bytea, p_flags int8, p_session int8)
   RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
-  v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
+  v_now int8 := {clock};
   v_left int8;
   v_lives boolean;
   v_set text;
-  r {lock};
+  v_holder text;
+  v_expires int8;
 BEGIN
   IF current_setting('transaction_isolation') <> 'read committed' THEN
     RETURN NULL;
   END IF;
   IF p_flags & 1 = 0 THEN
-    SELECT * INTO r FROM {lock} WHERE id = p_id AND ns = p_ns AND busy & 27 = 1 AND context <> p_context
-      AND expires > v_now AND expires - lease <= v_now FOR UPDATE;
+    SELECT {holder in row} FROM {lock} WHERE id = p_id AND ns = p_ns AND busy & 27 = 1
+      AND context <> p_context AND expires > v_now AND expires - lease <= v_now FOR UPDATE;
   ELSE
     UPDATE {lock} SET busy = busy | 4 WHERE id = p_id AND ns = p_ns AND busy & 27 = 1 AND context <> p_context
-      AND expires > v_now AND expires - lease <= v_now RETURNING * INTO r;
+      AND expires > v_now AND expires - lease <= v_now RETURNING {holder in row};
   END IF;
   IF NOT FOUND THEN
     RETURN NULL;
   END IF;
   -- That may have waited for the row.
-  v_now := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
-  v_left := r.expires - v_now;
+  v_now := {clock};
+  v_left := v_expires - v_now;
   IF v_left <= 0 THEN
     RETURN NULL;
   END IF;
   IF p_flags & 1 = 0 THEN
-    v_set := set_config('synchronous_commit', 'off', true);
-    RETURN format('{"c":[{"p":0,"h":[["%s","%s",2,0,0,%s,%s]],"n":1,"u":1}]}', encode(r.context, 'hex'),
-      encode(r.owner, 'hex'), r.fence, v_left);
+    {be async};
+    RETURN format('{"c":[{"p":0,"h":[[%s,%s]],"n":1,"u":1}]}', v_holder, v_left);
   END IF;
   INSERT INTO {place} (ns, id, line, ticket, alone, context, attempt, mode, permits, cap, owner, lease, since, session)
     SELECT p_ns, p_id, 1 - (p_flags >> 1 & 1)::int4, nextval('{ticket'}'), true, p_context, p_attempt, 2, 0, 0, p_owner,
@@ -157,14 +156,13 @@ BEGIN
     -- It has a place already.
     RETURN NULL;
   END IF;
-  v_set := set_config('synchronous_commit', 'off', true);
+  {be async};
   -- Seldom, so that the requests of one program do not wait for each other's commits.
   IF NOT v_lives THEN
     INSERT INTO {session} AS s (session, beat) VALUES (p_session, v_now)
       ON CONFLICT (session) DO UPDATE SET beat = excluded.beat;
   END IF;
-  RETURN format('{"q":1,"c":[{"p":0,"h":[["%s","%s",2,0,0,%s,%s]],"n":1,"u":1}],"end":%s}', encode(r.context, 'hex'),
-    encode(r.owner, 'hex'), r.fence, v_left, v_left);
+  RETURN format('{"q":1,"c":[{"p":0,"h":[[%s,%s]],"n":1,"u":1}],"end":%s}', v_holder, v_left, v_left);
 END {$};
 
 -- The same for every set. What decides is read in later statements than the rows are locked: a statement that waited
@@ -183,6 +181,7 @@ DECLARE
   v_conflicts text;
   v_given text;
   v_ends int8;
+  v_set text;
 BEGIN
   PERFORM {v1_lock}(p_ns, p_ids);
   v_now := {v1_now}();
@@ -203,11 +202,11 @@ BEGIN
     p_limits, coalesce(v_ticket, 9223372036854775807), p_flags & 2 = 2, v_now) AS w;
   IF v_conflicts IS NULL THEN
     v_given := {v1_grant}(p_ns, p_context, p_attempt, p_ids, p_modes, p_permits, p_limits, v_stances, p_lease, p_owner,
-      0, p_session, v_now);
+      0, v_now);
     -- The place, also one that says that it was handed over.
     DELETE FROM {place} WHERE ns = p_ns AND context = p_context AND attempt = p_attempt;
     PERFORM {v1_settle}(p_ns, p_ids);
-    PERFORM {v1_tell}(v_told);
+    {tell};
     RETURN format('{"g":[%s]}', v_given);
   END IF;
   -- A stronger mode never waits: two who share an id and both want it alone would wait for ever.
@@ -244,6 +243,6 @@ BEGIN
   IF cardinality(v_freed) > 0 THEN
     PERFORM {v1_settle}(p_ns, p_ids);
   END IF;
-  PERFORM {v1_tell}(v_told);
+  {tell};
   RETURN v_given;
 END {$};

@@ -6,6 +6,7 @@ DECLARE
   v_freed bytea[];
   v_locked bytea[];
   v_told text[];
+  v_set text;
 BEGIN
   SELECT array_agg(DISTINCT x.id ORDER BY x.id) INTO v_ids FROM (
     SELECT id FROM {lock} WHERE ns = p_ns AND lapses >= 0 AND busy & 1 = 1 AND context = p_context
@@ -27,7 +28,7 @@ BEGIN
     FROM (SELECT id FROM inline UNION ALL SELECT id FROM others WHERE state >= 0) x;
   PERFORM {v1_settle}(p_ns, v_ids);
   SELECT s.p_locked, s.told INTO v_locked, v_told FROM {v1_serve}(p_ns, v_ids, v_now, v_ids) AS s;
-  PERFORM {v1_tell}(v_told);
+  {tell};
   RETURN (SELECT coalesce('["' || string_agg(encode(u.id, 'hex'), '","' ORDER BY u.id) || '"]', '[]')
     FROM unnest(v_freed) AS u (id));
 END {$};
@@ -104,6 +105,7 @@ DECLARE
   v_left int8;
   v_broken boolean;
   v_context bytea;
+  v_set text;
 BEGIN
   PERFORM FROM {lock} WHERE ns = p_ns AND id = p_id FOR UPDATE;
   v_now := {v1_now}();
@@ -136,7 +138,7 @@ BEGIN
   DELETE FROM {place} WHERE ns = p_ns AND id = p_id AND handed AND context = v_context;
   PERFORM {v1_settle}(p_ns, ARRAY[p_id]);
   SELECT s.p_locked, s.told INTO v_locked, v_told FROM {v1_serve}(p_ns, ARRAY[p_id], v_now, ARRAY[p_id]) AS s;
-  PERFORM {v1_tell}(v_told);
+  {tell};
   RETURN '{"left":0}';
 END {$};
 
@@ -146,6 +148,7 @@ DECLARE
   v_now int8;
   v_locked bytea[];
   v_told text[] := '{}';
+  v_set text;
 BEGIN
   PERFORM {v1_lock}(p_ns, ARRAY[p_id]);
   v_now := {v1_now}();
@@ -153,7 +156,7 @@ BEGIN
   IF p_frozen <> 1 THEN
     PERFORM {v1_tidy}(p_ns, ARRAY[p_id], v_now);
     SELECT s.p_locked, s.told INTO v_locked, v_told FROM {v1_serve}(p_ns, ARRAY[p_id], v_now, ARRAY[p_id]) AS s;
-    PERFORM {v1_tell}(v_told);
+    {tell};
   END IF;
   RETURN '';
 END {$};
@@ -175,6 +178,7 @@ DECLARE
   v_count int8;
   v_looked int8 := 0;
   v_reached int8;
+  v_set text;
 BEGIN
   -- Who sweeps at the same time does it instead.
   INSERT INTO {namespace} (ns, floor, swept, reached) VALUES (p_ns, 0, 0, 0) ON CONFLICT (ns) DO NOTHING;
@@ -248,6 +252,6 @@ BEGIN
   IF cardinality(v_told) = 0 THEN
     PERFORM set_config('synchronous_commit', 'off', true);
   END IF;
-  PERFORM {v1_tell}(v_told);
+  {tell};
   RETURN format('{"removed":%s,"more":%s,"elsewhere":0}', least(v_removed, p_batch), (v_looked >= p_batch)::int4);
 END {$};

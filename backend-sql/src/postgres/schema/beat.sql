@@ -7,6 +7,7 @@ DECLARE
   v_told text[] := '{}';
   v_next int8;
   v_turns text;
+  v_set text;
 BEGIN
   INSERT INTO {session} AS s (session, beat) VALUES (p_session, v_now)
     ON CONFLICT (session) DO UPDATE SET beat = excluded.beat;
@@ -35,7 +36,7 @@ BEGIN
     AND l.id IN (SELECT p.id FROM {place} p WHERE p.session = p_session AND NOT p.handed AND p.ns = p_ns);
   SELECT string_agg(format('["%s",%s]', encode(p.context, 'hex'), p.attempt), ',') INTO v_turns
     FROM {place} p WHERE p.session = p_session AND p.handed AND p.ns = p_ns;
-  PERFORM {v1_tell}(v_told);
+  {tell};
   RETURN format('{"now":%s,"next":%s,"t":[%s]}', v_now, coalesce(v_next::text, 'null'), v_turns);
 END {$};
 
@@ -45,6 +46,7 @@ DECLARE
   v_ids bytea[];
   v_locked bytea[];
   v_told text[] := '{}';
+  v_set text;
 BEGIN
   SELECT array_agg(DISTINCT id ORDER BY id) INTO v_ids FROM {place} WHERE session = p_session AND ns = p_ns;
   IF v_ids IS NOT NULL THEN
@@ -53,7 +55,7 @@ BEGIN
     PERFORM {v1_tidy}(p_ns, v_ids, {v1_now}());
     PERFORM {v1_settle}(p_ns, v_ids);
     SELECT s.p_locked, s.told INTO v_locked, v_told FROM {v1_serve}(p_ns, v_ids, {v1_now}(), v_ids) AS s;
-    PERFORM {v1_tell}(v_told);
+    {tell};
   END IF;
   -- At the end, as everybody who locks ids takes it behind them.
   DELETE FROM {session} WHERE session = p_session;

@@ -6,15 +6,15 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'LC002', MESSAGE = 'the transaction isolation is '
       || current_setting('transaction_isolation') || ', locks need read committed';
   END IF;
-  RETURN (date_part('epoch', clock_timestamp()) * 1000000)::int8;
+  RETURN {clock};
 END {$};
 
 -- Locks the rows of ids in the order given, and makes those that are missing.
 CREATE OR REPLACE FUNCTION {v1_lock}(p_ns bytea, p_ids bytea[]) RETURNS void LANGUAGE plpgsql AS {$}
 BEGIN
   INSERT INTO {lock} AS l
-    (ns, id, fence, expires, lease, since, attempt, session, replaces, lapses, busy, context, owner)
-    SELECT p_ns, u.id, 0, 0, 0, 0, 0, 0, 0, {v1_now}() + 60000000, 0, '', '' FROM unnest(p_ids) AS u (id)
+    (ns, id, fence, expires, lease, since, attempt, replaces, lapses, busy, context, owner)
+    SELECT p_ns, u.id, 0, 0, 0, 0, 0, 0, {v1_now}() + 60000000, 0, '', '' FROM unnest(p_ids) AS u (id)
     -- Locks what is there, though it changes nothing.
     ON CONFLICT (id, ns) DO UPDATE SET busy = l.busy WHERE l.fence < 0;
 END {$};
@@ -172,7 +172,7 @@ END {$};
 -- state: 0 held, 1 handed over.
 CREATE OR REPLACE FUNCTION {v1_grant}(
   p_ns bytea, p_context bytea, p_attempt int8, p_ids bytea[], p_modes int8[], p_permits int8[], p_limits int8[],
-  p_stances int4[], p_lease int8, p_owner bytea, p_state int4, p_session int8, p_now int8)
+  p_stances int4[], p_lease int8, p_owner bytea, p_state int4, p_now int8)
   RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
   v_fence int8;
@@ -219,7 +219,7 @@ BEGIN
       IF v_mode = 2 THEN
         UPDATE {lock} SET busy = busy & ~97 | 1 | CASE WHEN p_state = 0 THEN 0 ELSE 32 END, fence = v_fence,
           expires = v_expires, lease = p_lease, since = p_now, attempt = p_attempt,
-          session = p_session, replaces = coalesce(v_held, 0), context = p_context, owner = p_owner,
+          replaces = coalesce(v_held, 0), context = p_context, owner = p_owner,
           lapses = CASE WHEN lapses >= v_expires THEN lapses ELSE v_lapses END
           WHERE ns = p_ns AND id = p_ids[i];
         v_permits := 0; v_cap := 0;
@@ -228,9 +228,9 @@ BEGIN
           v_indexes := {v1_lowest_free}(p_ns, p_ids[i], v_permits);
         END IF;
         INSERT INTO {holder} (ns, id, context, state, fence, attempt, mode, permits, cap, indexes, owner, lease,
-          expires, since, session, broken, replaces)
+          expires, since, broken, replaces)
           VALUES (p_ns, p_ids[i], p_context, p_state, v_fence, p_attempt, v_mode, v_permits, v_cap, v_indexes,
-          p_owner, p_lease, v_expires, p_now, p_session, false, coalesce(v_held, 0));
+          p_owner, p_lease, v_expires, p_now, false, coalesce(v_held, 0));
         UPDATE {lock} SET busy = busy | 2, fence = v_fence,
           lapses = CASE WHEN lapses >= v_expires THEN lapses ELSE v_lapses END
           WHERE ns = p_ns AND id = p_ids[i];

@@ -10,5 +10,5 @@ BEGIN
   -- The time behind the lock of the row: that may have waited for a renewal.
   RETURN FOUND AND EXISTS (SELECT FROM {lock} WHERE ns = convert_to(p_namespace, 'UTF8')
     AND id = convert_to(p_id, 'UTF8') AND busy & 65 = 1 AND fence = p_fence
-    AND expires > (date_part('epoch', clock_timestamp()) * 1000000)::int8);
+    AND expires > {clock});
 END {$};

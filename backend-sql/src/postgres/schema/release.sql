@@ -1,26 +1,33 @@
 -- Frees one id, and serves who waits for it. flags: 1 commit asynchronously if nothing is handed over; 8 always. lost: goes in
--- empty. A procedure, because it commits in between; see {v1_publish}.
+-- empty. A procedure, because it commits in between (`publish`).
 CREATE OR REPLACE PROCEDURE {v1_release_one}(
   p_ns bytea, p_context bytea, p_id bytea, p_fence int8, p_flags int8, INOUT lost text) LANGUAGE plpgsql AS {$}
 DECLARE
-  v_told text[] := {v1_let_go}(p_ns, p_context, p_id, p_fence);
+  v_now int8 := {clock};
+  v_busy int4;
+  v_told text[];
   v_set text;
 BEGIN
-  IF v_told IS NOT NULL THEN
-    lost := v_told[1];
-    CALL {v1_publish}(v_told[2:], p_flags);
-  ELSIF p_flags <> 0 THEN
-    v_set := set_config('synchronous_commit', 'off', true);
+  {free in row};
+  IF v_busy = 0 THEN
+    IF p_flags <> 0 THEN
+      {be async};
+    END IF;
+    RETURN;
   END IF;
+  v_told := {v1_pass_on}(p_ns, p_context, p_id, p_fence, v_busy);
+  IF v_told IS NULL THEN
+    SELECT r.lost, r.told INTO lost, v_told FROM {v1_let_go}(p_ns, p_context, ARRAY[p_id], ARRAY[p_fence]) AS r;
+  END IF;
+  {publish};
 END {$};
 
 -- The same for many ids that are held under one fence.
 CREATE OR REPLACE PROCEDURE {v1_release_many}(
   p_ns bytea, p_context bytea, p_ids bytea[], p_fence int8, p_flags int8, INOUT lost text) LANGUAGE plpgsql AS {$}
 DECLARE
-  v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
-  v_set text := CASE WHEN current_setting('enable_bitmapscan') || current_setting('enable_seqscan') <> 'offoff'
-    THEN {v1_in_order}() END;
+  v_now int8 := {clock};
+  {in order};
   v_count int8;
 BEGIN
   -- Nobody waits: in one statement, or not at all, as {v1_acquire_many} takes it.
@@ -31,7 +38,7 @@ BEGIN
     ROLLBACK;
     CALL {v1_release}(p_ns, p_context, p_ids, array_fill(p_fence, ARRAY[cardinality(p_ids)]), p_flags, lost);
   ELSIF p_flags <> 0 THEN
-    v_set := set_config('synchronous_commit', 'off', true);
+    {be async};
   END IF;
 END {$};
 
@@ -40,68 +47,26 @@ CREATE OR REPLACE PROCEDURE {v1_release}(
   p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_flags int8, INOUT lost text) LANGUAGE plpgsql AS {$}
 DECLARE
   v_told text[];
-BEGIN
-  SELECT r.lost, r.told INTO lost, v_told FROM {v1_let_go_many}(p_ns, p_context, p_ids, p_fences) AS r;
-  CALL {v1_publish}(v_told, p_flags);
-END {$};
-
--- Commits what was freed and handed over: durably, if anything was handed over; then, asynchronously, the notifications. A
--- notification in a durable commit lets only one commit at a time reach the disk. Flags as of {v1_release_one}.
-CREATE OR REPLACE PROCEDURE {v1_publish}(p_told text[], p_flags int8) LANGUAGE plpgsql AS {$}
-DECLARE
   v_set text;
 BEGIN
-  IF p_flags & 8 = 8 OR p_flags & 1 = 1 AND cardinality(p_told) = 0 THEN
-    v_set := set_config('synchronous_commit', 'off', true);
-  END IF;
-  IF cardinality(p_told) > 0 THEN
-    COMMIT;
-    v_set := set_config('synchronous_commit', 'off', true);
-    -- So that a lock timeout is always before the commit.
-    v_set := set_config('lock_timeout', '0', true);
-    v_set := {v1_tell}(p_told);
-  END IF;
+  SELECT r.lost, r.told INTO lost, v_told FROM {v1_let_go}(p_ns, p_context, p_ids, p_fences) AS r;
+  {publish};
 END {$};
 
--- Frees one id and hands it on: NULL if it was held and nobody waits, else what was lost and who is to be told what.
-CREATE OR REPLACE FUNCTION {v1_let_go}(p_ns bytea, p_context bytea, p_id bytea, p_fence int8) RETURNS text[]
-  LANGUAGE plpgsql AS {$}
-DECLARE
-  v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
-  v_busy int4;
-  v_lost text;
-  v_told text[];
-BEGIN
-  -- The usual case: it is held, exclusively, and nobody waits. In as few words as possible. Where somebody does, this locks
-  -- the row and changes nothing.
-  UPDATE {lock} SET busy = CASE busy WHEN 1 THEN 0 ELSE busy END WHERE id = p_id AND ns = p_ns AND busy & ~52 = 1
-    AND fence = p_fence AND context = p_context AND replaces = 0 AND expires > v_now RETURNING busy INTO v_busy;
-  IF v_busy = 0 THEN
-    RETURN NULL;
-  END IF;
-  IF FOUND THEN
-    v_told := {v1_pass_on}(p_ns, p_context, p_id, p_fence, v_busy);
-    IF v_told IS NOT NULL THEN
-      RETURN ARRAY[''] || v_told;
-    END IF;
-  END IF;
-  SELECT r.lost, r.told INTO v_lost, v_told FROM {v1_let_go_many}(p_ns, p_context, ARRAY[p_id], ARRAY[p_fence]) AS r;
-  RETURN v_lost || v_told;
-END {$};
-
--- The usual release of an id for which somebody waits, or which was handed over and not confirmed: held exclusively by the
--- row that the release has locked, which says `p_busy`; and the head of its queue wants it exclusively and nothing else.
--- Gives whom to tell what; NULL if anything is otherwise, and then nothing was freed.
+-- Frees one id for which somebody waits, or which was handed over and not confirmed, and hands it on: gives whom to tell what;
+-- NULL if anything is unusual, and then nothing was freed. p_busy: what the row says that `free in row` has locked, NULL if it
+-- has not.
 CREATE OR REPLACE FUNCTION {v1_pass_on}(p_ns bytea, p_context bytea, p_id bytea, p_fence int8, p_busy int4) RETURNS text[]
   LANGUAGE plpgsql AS {$}
 DECLARE
-  v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
+  v_now int8 := {clock};
+  v_fence int8 := greatest(p_fence + 1, v_now);
+  v_session int8;
+  v_context text;
+  v_attempt int8;
   v_lasts int8;
-  v_fence int8;
-  v_waits boolean := false;
-  w {place};
 BEGIN
-  IF current_setting('transaction_isolation') <> 'read committed' THEN
+  IF p_busy IS NULL OR current_setting('transaction_isolation') <> 'read committed' THEN
     RETURN NULL;
   END IF;
   IF p_busy & 32 = 32 THEN
@@ -109,33 +74,32 @@ BEGIN
     DELETE FROM {place} WHERE id = p_id AND ns = p_ns AND handed AND context = p_context;
   END IF;
   IF p_busy & 4 = 4 THEN
-    UPDATE {place} p SET handed = true WHERE p.id = p_id AND p.ns = p_ns AND p.line = 1 AND p.mode = 2 AND p.alone
-      AND p.ticket = (SELECT q.ticket FROM {place} q WHERE q.id = p_id AND q.ns = p_ns AND NOT q.handed
-        ORDER BY q.line, q.ticket LIMIT 1)
-      AND EXISTS (SELECT FROM {session} s WHERE s.session = p.session AND abs(v_now - s.beat) <= 3000000)
-      RETURNING * INTO w;
-    v_waits := FOUND;
-    IF NOT v_waits AND EXISTS (SELECT FROM {place} WHERE id = p_id AND ns = p_ns AND NOT handed) THEN
+    -- In one statement: the head of the queue wants it exclusively and nothing else, and gave a sign of life lately.
+    WITH w AS (
+      UPDATE {place} p SET handed = true WHERE p.id = p_id AND p.ns = p_ns AND p.line = 1 AND p.mode = 2 AND p.alone
+        AND p.ticket = (SELECT q.ticket FROM {place} q WHERE q.id = p_id AND q.ns = p_ns AND NOT q.handed
+          ORDER BY q.line, q.ticket LIMIT 1)
+        AND EXISTS (SELECT FROM {session} s WHERE s.session = p.session AND abs(v_now - s.beat) <= 3000000)
+        RETURNING p.context, p.attempt, p.session, p.owner, least(p.lease, 2000000) AS lasts)
+    UPDATE {lock} l SET fence = v_fence, expires = v_now + w.lasts, lease = w.lasts, since = v_now, attempt = w.attempt,
+      busy = p_busy & 20 | 33, context = w.context, owner = w.owner,
+      lapses = CASE WHEN lapses >= v_now + w.lasts THEN lapses ELSE v_now + 8 * w.lasts END
+      FROM w WHERE l.id = p_id AND l.ns = p_ns
+      RETURNING w.session, encode(l.context, 'hex'), l.attempt, l.lease INTO v_session, v_context, v_attempt, v_lasts;
+    IF FOUND THEN
+      RETURN ARRAY['lockcore_' || v_session, format('{"o":[{"c":"%s","a":%s,"at":%s,"lasts":%s,"g":[[2,0,0,%s,1,[]]]}]}',
+        v_context, v_attempt, v_now, v_lasts, v_fence)];
+    END IF;
+    IF EXISTS (SELECT FROM {place} WHERE id = p_id AND ns = p_ns AND NOT handed) THEN
       RETURN NULL;
     END IF;
   END IF;
-  IF NOT v_waits THEN
-    UPDATE {lock} SET busy = busy & 16 WHERE id = p_id AND ns = p_ns;
-    RETURN '{}';
-  END IF;
-  v_lasts := least(w.lease, 2000000);
-  v_fence := greatest(p_fence + 1, v_now);
-  UPDATE {lock} SET fence = v_fence, expires = v_now + v_lasts, lease = v_lasts, since = v_now, attempt = w.attempt,
-    session = w.session, busy = busy & 20 | 33, context = w.context, owner = w.owner,
-    lapses = CASE WHEN lapses >= v_now + v_lasts THEN lapses ELSE v_now + 8 * v_lasts END
-    WHERE id = p_id AND ns = p_ns;
-  RETURN ARRAY[format('lockcore_%s', w.session),
-    format('{"o":[{"c":"%s","a":%s,"at":%s,"lasts":%s,"g":[[2,0,0,%s,1,[]]]}]}', encode(w.context, 'hex'), w.attempt,
-      v_now, v_lasts, v_fence)];
+  UPDATE {lock} SET busy = busy & 16 WHERE id = p_id AND ns = p_ns;
+  RETURN '{}';
 END {$};
 
 -- The same for every release.
-CREATE OR REPLACE FUNCTION {v1_let_go_many}(
+CREATE OR REPLACE FUNCTION {v1_let_go}(
   p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], OUT lost text, OUT told text[])
   LANGUAGE plpgsql AS {$}
 DECLARE
@@ -214,7 +178,7 @@ CREATE OR REPLACE FUNCTION {v1_renew}(
   p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_lease int8, p_flags int8)
   RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
-  v_now int8 := (date_part('epoch', clock_timestamp()) * 1000000)::int8;
+  v_now int8 := {clock};
   v_expires int8 := v_now + p_lease;
   v_lapses int8 := v_now + 8 * p_lease;
   v_left int8;
@@ -226,7 +190,7 @@ DECLARE
   h {holder};
 BEGIN
   IF p_flags & 8 = 8 THEN
-    v_set := set_config('synchronous_commit', 'off', true);
+    {be async};
   END IF;
   IF cardinality(p_ids) = 1 THEN
     -- The usual case: held exclusively, confirmed, not broken, not over, and not made shorter.
@@ -235,6 +199,15 @@ BEGIN
       WHERE ns = p_ns AND id = p_ids[1] AND busy & 97 = 1 AND fence = p_fences[1] AND context = p_context
       AND expires > v_now AND expires <= v_expires;
     IF FOUND THEN
+      RETURN '';
+    END IF;
+    -- The same of an offer, which is confirmed by that.
+    UPDATE {lock} SET busy = busy & ~32, expires = v_expires, lease = p_lease,
+      lapses = CASE WHEN lapses >= v_expires THEN lapses ELSE v_lapses END
+      WHERE ns = p_ns AND id = p_ids[1] AND busy & 97 = 33 AND fence = p_fences[1] AND context = p_context
+      AND expires > v_now AND expires <= v_expires;
+    IF FOUND THEN
+      DELETE FROM {place} WHERE ns = p_ns AND id = p_ids[1] AND context = p_context AND handed;
       RETURN '';
     END IF;
   END IF;

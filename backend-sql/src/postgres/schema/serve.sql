@@ -114,7 +114,7 @@ BEGIN
     IF NOT v_stuck THEN
       v_lasts := least(w.lease, 2000000);
       v_given := {v1_grant}(p_ns, w.context, w.attempt, v_ids, v_modes, v_permits, v_limits, v_stances, v_lasts,
-        w.owner, 1, w.session, p_now);
+        w.owner, 1, p_now);
       IF cardinality(v_ids) > 1 THEN
         DELETE FROM {place} WHERE ns = p_ns AND context = w.context AND attempt = w.attempt AND id <> v_ids[1];
       END IF;
@@ -152,15 +152,4 @@ BEGIN
         (2, format('{"t":[["%s",%s]]}', encode(p.context, 'hex'), p.attempt))) AS x (n, text);
   END IF;
   PERFORM {v1_settle}(p_ns, p_ids);
-END {$};
-
--- Tells them. The result is nothing; a function that gives something is called faster.
-CREATE OR REPLACE FUNCTION {v1_tell}(p_told text[]) RETURNS text LANGUAGE plpgsql AS {$}
-DECLARE
-  v_set text;
-BEGIN
-  FOR i IN 1 .. cardinality(p_told) / 2 LOOP
-    v_set := pg_notify(p_told[2 * i - 1], p_told[2 * i]);
-  END LOOP;
-  RETURN '';
 END {$};

@@ -22,21 +22,22 @@ CREATE TABLE IF NOT EXISTS {namespace} (
 -- fence: the highest that was given for it; of the exclusive holder, its own.
 -- lapses: nothing of it lasts longer. Eight leases ahead, and left alone as long as it is true, so that the index is
 --   seldom written to and an update stays on its page (fillfactor).
--- The columns that a grant changes are side by side: what is logged of an update is from the first to the last of them.
+-- The columns of the indexes come first, where they are found without a look at the others; and only they are NOT NULL,
+-- though all have a value: that is checked for each row that is written, up to the last of them. Of the rest, what a grant
+-- changes is side by side: what is logged of an update is from the first to the last of it.
 CREATE TABLE IF NOT EXISTS {lock} (
-  lapses int8 NOT NULL,
-  replaces int8 NOT NULL,
-  session int8 NOT NULL,
-  lease int8 NOT NULL,
-  fence int8 NOT NULL,
-  expires int8 NOT NULL,
-  since int8 NOT NULL,
-  attempt int8 NOT NULL,
-  busy int4 NOT NULL,
-  context bytea NOT NULL,
-  ns bytea NOT NULL,
   id bytea NOT NULL,
-  owner bytea NOT NULL,
+  ns bytea NOT NULL,
+  lapses int8,
+  replaces int8,
+  lease int8,
+  fence int8,
+  expires int8,
+  since int8,
+  attempt int8,
+  busy int4,
+  context bytea,
+  owner bytea,
   PRIMARY KEY (id, ns)
 ) WITH (fillfactor = 60);
 -- For the sweep alone: what does not say that `lapses` is positive cannot be planned by it.
@@ -50,7 +51,6 @@ CREATE TABLE IF NOT EXISTS {holder} (
   lease int8 NOT NULL,
   expires int8 NOT NULL,
   since int8 NOT NULL,
-  session int8 NOT NULL,
   replaces int8 NOT NULL,
   permits int8 NOT NULL,
   cap int8 NOT NULL,

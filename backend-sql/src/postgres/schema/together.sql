@@ -25,7 +25,7 @@ BEGIN
     END IF;
   END LOOP;
   IF NOT v_durable THEN
-    v_set := set_config('synchronous_commit', 'off', true);
+    {be async};
   END IF;
   RETURN array_to_string(v_answers || (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::int8::text, E'\n');
 END {$};
@@ -37,14 +37,28 @@ DECLARE
   v_told text[] := '{}';
   v_losses text[] := '{}';
   v_one text[];
+  v_lost text;
+  p_context bytea;
+  p_id bytea;
+  p_fence int8;
+  v_now int8;
+  v_busy int4;
   v_set text;
 BEGIN
   v_set := set_config('lock_timeout', '20', true);
   FOR i IN 1 .. cardinality(p_ids) LOOP
-    v_one := {v1_let_go}(p_ns, p_contexts[i], p_ids[i], p_fences[i]);
-    v_losses[i] := coalesce(v_one[1], '');
-    v_told := v_told || v_one[2:];
+    p_context := p_contexts[i]; p_id := p_ids[i]; p_fence := p_fences[i]; v_now := {clock};
+    {free in row};
+    v_lost := '';
+    IF v_busy IS DISTINCT FROM 0 THEN
+      v_one := {v1_pass_on}(p_ns, p_context, p_id, p_fence, v_busy);
+      IF v_one IS NULL THEN
+        SELECT r.lost, r.told INTO v_lost, v_one FROM {v1_let_go}(p_ns, p_context, ARRAY[p_id], ARRAY[p_fence]) AS r;
+      END IF;
+      v_told := v_told || v_one;
+    END IF;
+    v_losses[i] := v_lost;
   END LOOP;
   lost := array_to_string(v_losses || (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::int8::text, E'\n');
-  CALL {v1_publish}(v_told, p_flags);
+  {publish};
 END {$};

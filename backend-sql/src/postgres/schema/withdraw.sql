@@ -1,7 +1,7 @@
 -- Ends an attempt. flags: 4 it keeps what it was granted; 8 commit asynchronously.
 CREATE OR REPLACE FUNCTION {v1_withdraw}(
   p_ns bytea, p_context bytea, p_attempt int8, p_ids bytea[], p_modes int8[], p_permits int8[], p_limits int8[],
-  p_lease int8, p_flags int8, p_session int8) RETURNS text LANGUAGE plpgsql AS {$}
+  p_lease int8, p_flags int8) RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8;
   v_until int8;
@@ -15,6 +15,7 @@ DECLARE
   v_locked bytea[];
   v_told text[];
   r record;
+  v_set text;
 BEGIN
   IF p_flags & 8 = 8 THEN
     PERFORM set_config('synchronous_commit', 'off', true);
@@ -32,7 +33,7 @@ BEGIN
       9223372036854775807, true, v_now) AS w;
     IF 1 = ALL (v_stances) THEN
       v_given := format('{"g":[%s]}', {v1_grant}(p_ns, p_context, p_attempt, p_ids, v_modes, v_permits, v_limits,
-        v_stances, p_lease, '', 0, p_session, v_now));
+        v_stances, p_lease, '', 0, v_now));
     END IF;
   END IF;
   IF v_given IS NULL THEN
@@ -62,6 +63,6 @@ BEGIN
     PERFORM {v1_settle}(p_ns, p_ids);
   END IF;
   SELECT s.p_locked, s.told INTO v_locked, v_told FROM {v1_serve}(p_ns, p_ids, v_now, p_ids) AS s;
-  PERFORM {v1_tell}(v_told);
+  {tell};
   RETURN coalesce(v_given, '');
 END {$};
