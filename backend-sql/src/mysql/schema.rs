@@ -255,7 +255,7 @@ impl Names {
                 if let Some(routine) = routine(statement) {
                     statements.push(format!("DROP PROCEDURE IF EXISTS {}", self.quoted(routine)));
                 }
-                statements.push(self.fill(without_comments(statement), flavor));
+                statements.push(self.fill(template::without_comments(statement), flavor));
             }
         }
         statements.push(self.fill("DELETE FROM {schema}", flavor));
@@ -293,14 +293,6 @@ fn is_word(text: &str) -> bool {
 fn routine(statement: &str) -> Option<&str> {
     let (_, behind) = statement.split_once("CREATE PROCEDURE {")?;
     behind.split_once('}').map(|(name, _)| name)
-}
-
-/// The statement without the lines of comment before it.
-fn without_comments(mut statement: &str) -> &str {
-    while statement.starts_with("--") {
-        statement = statement.split_once('\n').map_or("", |(_, behind)| behind);
-    }
-    statement
 }
 
 /// The whole schema as SQL for the server's own command line client, for those who run their own migrations. It creates

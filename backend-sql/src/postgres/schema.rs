@@ -27,46 +27,15 @@ const TEXTS: &[&str] = &[
     include_str!("schema/guard.sql"),
 ];
 
-/// What is said more than once: a function of it would cost more than most of what it does. They may stand in each other.
-const PIECES: &[(&str, &str)] = &[
-    // Microseconds since 1970.
-    ("clock", "(date_part('epoch', clock_timestamp()) * 1000000)::int8"),
-    // The rest of the transaction may reach the disk later.
-    ("be async", "v_set := set_config('synchronous_commit', 'off', true)"),
-    // Only one plan is left, by the index, and so in its order.
-    (
-        "in order",
-        "v_set text := CASE WHEN current_setting('enable_bitmapscan') || current_setting('enable_seqscan') <> 'offoff'\n    \
-         THEN {v1_in_order}() END",
-    ),
-    // Who holds it exclusively, as the beginning of part of `reply::Against`, and until when.
-    (
-        "holder in row",
-        "format('\"%s\",\"%s\",2,0,0,%s', encode(context, 'hex'), encode(owner, 'hex'), fence), expires\n      \
-         INTO v_holder, v_expires",
-    ),
-    // The usual release of one id: it is held, exclusively, and nobody waits; then `v_busy` is 0. In as few words as possible.
-    // Where somebody does, this locks the row and changes nothing; NULL if anything else is otherwise.
-    (
-        "free in row",
-        "UPDATE {lock} SET busy = CASE busy WHEN 1 THEN 0 ELSE busy END WHERE id = p_id AND ns = p_ns AND busy & ~52 = 1\n    \
-         AND fence = p_fence AND context = p_context AND replaces = 0 AND expires > v_now RETURNING busy INTO v_busy",
-    ),
-    // Notifies whom it concerns: channels, and behind each what to say.
-    (
-        "tell",
-        "FOR i IN 1 .. cardinality(v_told) / 2 LOOP\n      v_set := pg_notify(v_told[2 * i - 1], v_told[2 * i]);\n    END LOOP",
-    ),
-    // Commits what was freed and handed over: durably, if anything was handed over; then, asynchronously, the notifications.
-    // A notification in a durable commit lets only one commit at a time reach the disk.
-    (
-        "publish",
-        "IF p_flags & 8 = 8 OR p_flags & 1 = 1 AND cardinality(v_told) = 0 THEN\n    {be async};\n  END IF;\n  \
-         IF cardinality(v_told) > 0 THEN\n    COMMIT;\n    {be async};\n    \
-         -- So that a lock timeout is always before the commit.\n    v_set := set_config('lock_timeout', '0', true);\n    \
-         {tell};\n  END IF",
-    ),
-];
+/// What is said more than once, and may stand in each other: a function of it would cost more than most of what it does. A
+/// piece goes from `-- {its name}: ` up to an empty line.
+const PIECES: &str = include_str!("schema/pieces.sql");
+
+fn piece(name: &str) -> Option<&'static str> {
+    let head = format!("-- {{{name}}}: ");
+    let piece = PIECES.split("\n\n").find(|piece| piece.starts_with(&head))?;
+    Some(template::without_comments(piece).trim_end())
+}
 
 /// The names of the tables and routines.
 #[derive(Clone, Debug)]
@@ -87,8 +56,8 @@ impl Names {
 
     /// The text with all pieces and names in it.
     fn fill(&self, text: &str) -> String {
-        template::fill(text, &|word| match PIECES.iter().find(|(name, _)| *name == word) {
-            Some((_, piece)) => Some(Filling::Piece((*piece).into())),
+        template::fill(text, &|word| match piece(word) {
+            Some(piece) => Some(Filling::Piece(piece.into())),
             None => self.named(word).map(Filling::Name),
         })
     }

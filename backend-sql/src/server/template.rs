@@ -31,3 +31,11 @@ pub(crate) enum Filling {
     /// A part of the texts, in which there may be words.
     Piece(Cow<'static, str>),
 }
+
+/// The text without the lines of comment before it.
+pub(crate) fn without_comments(mut text: &str) -> &str {
+    while text.starts_with("--") {
+        text = text.split_once('\n').map_or("", |(_, behind)| behind);
+    }
+    text
+}

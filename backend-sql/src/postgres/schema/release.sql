@@ -4,22 +4,24 @@ CREATE OR REPLACE PROCEDURE {v1_release_one}(
   p_ns bytea, p_context bytea, p_id bytea, p_fence int8, p_flags int8, INOUT lost text) LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8 := {clock};
-  v_busy int4;
   v_told text[];
-  v_set text;
+  {variables of free};
 BEGIN
   {free in row};
   IF v_busy = 0 THEN
-    IF p_flags <> 0 THEN
-      {be async};
-    END IF;
+    {commit freed};
     RETURN;
   END IF;
-  v_told := {v1_pass_on}(p_ns, p_context, p_id, p_fence, v_busy);
-  IF v_told IS NULL THEN
+  {pass on};
+  IF v_channel <> '' THEN
+    {commit handed};
+    v_set := pg_notify(v_channel, v_offer);
+  ELSIF v_channel = '' THEN
+    {commit freed};
+  ELSE
     SELECT r.lost, r.told INTO lost, v_told FROM {v1_let_go}(p_ns, p_context, ARRAY[p_id], ARRAY[p_fence]) AS r;
+    {publish};
   END IF;
-  {publish};
 END {$};
 
 -- The same for many ids that are held under one fence.
@@ -37,8 +39,8 @@ BEGIN
   IF v_count < cardinality(p_ids) THEN
     ROLLBACK;
     CALL {v1_release}(p_ns, p_context, p_ids, array_fill(p_fence, ARRAY[cardinality(p_ids)]), p_flags, lost);
-  ELSIF p_flags <> 0 THEN
-    {be async};
+  ELSE
+    {commit freed};
   END IF;
 END {$};
 
@@ -53,52 +55,7 @@ BEGIN
   {publish};
 END {$};
 
--- Frees one id for which somebody waits, or which was handed over and not confirmed, and hands it on: gives whom to tell what;
--- NULL if anything is unusual, and then nothing was freed. p_busy: what the row says that `free in row` has locked, NULL if it
--- has not.
-CREATE OR REPLACE FUNCTION {v1_pass_on}(p_ns bytea, p_context bytea, p_id bytea, p_fence int8, p_busy int4) RETURNS text[]
-  LANGUAGE plpgsql AS {$}
-DECLARE
-  v_now int8 := {clock};
-  v_fence int8 := greatest(p_fence + 1, v_now);
-  v_session int8;
-  v_context text;
-  v_attempt int8;
-  v_lasts int8;
-BEGIN
-  IF p_busy IS NULL OR current_setting('transaction_isolation') <> 'read committed' THEN
-    RETURN NULL;
-  END IF;
-  IF p_busy & 32 = 32 THEN
-    -- The offer that is released before it was confirmed is not told any more.
-    DELETE FROM {place} WHERE id = p_id AND ns = p_ns AND handed AND context = p_context;
-  END IF;
-  IF p_busy & 4 = 4 THEN
-    -- In one statement: the head of the queue wants it exclusively and nothing else, and gave a sign of life lately.
-    WITH w AS (
-      UPDATE {place} p SET handed = true WHERE p.id = p_id AND p.ns = p_ns AND p.line = 1 AND p.mode = 2 AND p.alone
-        AND p.ticket = (SELECT q.ticket FROM {place} q WHERE q.id = p_id AND q.ns = p_ns AND NOT q.handed
-          ORDER BY q.line, q.ticket LIMIT 1)
-        AND EXISTS (SELECT FROM {session} s WHERE s.session = p.session AND abs(v_now - s.beat) <= 3000000)
-        RETURNING p.context, p.attempt, p.session, p.owner, least(p.lease, 2000000) AS lasts)
-    UPDATE {lock} l SET fence = v_fence, expires = v_now + w.lasts, lease = w.lasts, since = v_now, attempt = w.attempt,
-      busy = p_busy & 20 | 33, context = w.context, owner = w.owner,
-      lapses = CASE WHEN lapses >= v_now + w.lasts THEN lapses ELSE v_now + 8 * w.lasts END
-      FROM w WHERE l.id = p_id AND l.ns = p_ns
-      RETURNING w.session, encode(l.context, 'hex'), l.attempt, l.lease INTO v_session, v_context, v_attempt, v_lasts;
-    IF FOUND THEN
-      RETURN ARRAY['lockcore_' || v_session, format('{"o":[{"c":"%s","a":%s,"at":%s,"lasts":%s,"g":[[2,0,0,%s,1,[]]]}]}',
-        v_context, v_attempt, v_now, v_lasts, v_fence)];
-    END IF;
-    IF EXISTS (SELECT FROM {place} WHERE id = p_id AND ns = p_ns AND NOT handed) THEN
-      RETURN NULL;
-    END IF;
-  END IF;
-  UPDATE {lock} SET busy = busy & 16 WHERE id = p_id AND ns = p_ns;
-  RETURN '{}';
-END {$};
-
--- The same for every release.
+-- Frees what is held of a set, whatever there is of it, and hands it on: gives what was lost, and whom to tell what.
 CREATE OR REPLACE FUNCTION {v1_let_go}(
   p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], OUT lost text, OUT told text[])
   LANGUAGE plpgsql AS {$}

@@ -42,20 +42,20 @@ DECLARE
   p_id bytea;
   p_fence int8;
   v_now int8;
-  v_busy int4;
-  v_set text;
+  {variables of free};
 BEGIN
   v_set := set_config('lock_timeout', '20', true);
   FOR i IN 1 .. cardinality(p_ids) LOOP
-    p_context := p_contexts[i]; p_id := p_ids[i]; p_fence := p_fences[i]; v_now := {clock};
+    p_context := p_contexts[i]; p_id := p_ids[i]; p_fence := p_fences[i]; v_now := {clock}; v_lost := '';
     {free in row};
-    v_lost := '';
     IF v_busy IS DISTINCT FROM 0 THEN
-      v_one := {v1_pass_on}(p_ns, p_context, p_id, p_fence, v_busy);
-      IF v_one IS NULL THEN
+      {pass on};
+      IF v_channel <> '' THEN
+        v_told := v_told || ARRAY[v_channel, v_offer];
+      ELSIF v_channel IS NULL THEN
         SELECT r.lost, r.told INTO v_lost, v_one FROM {v1_let_go}(p_ns, p_context, ARRAY[p_id], ARRAY[p_fence]) AS r;
+        v_told := v_told || v_one;
       END IF;
-      v_told := v_told || v_one;
     END IF;
     v_losses[i] := v_lost;
   END LOOP;
