@@ -29,7 +29,7 @@ UPDATE {lock} SET busy = CASE busy WHEN 1 THEN 0 ELSE busy END WHERE id = p_id A
 
 -- {pass on}: the same where somebody waits or did, or where it was handed over and not confirmed: the row that was locked is all
 -- that holds the id; the head of the queue wants it exclusively and nothing else, and gave a sign of life lately, or there is
--- none. `v_offer` is to be told on `v_channel`, which is empty if there is nobody, and NULL if anything is otherwise; then nothing
+-- none. `v_offer` is to be told on `v_channel`, which is empty if there is nobody; NULL if anything is otherwise, and then nothing
 -- was freed.
 v_channel := NULL;
   IF v_busy IS NOT NULL AND current_setting('transaction_isolation') = 'read committed' THEN
