@@ -31,6 +31,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         test("store::the_dead_are_passed_over", the_dead_are_passed_over),
         test("store::who_waits_for_one_id_is_looked_at_too", who_waits_for_one_id_is_looked_at_too),
         test("store::an_unconfirmed_offer_can_be_passed_on", an_unconfirmed_offer_can_be_passed_on),
+        test("store::an_offer_is_confirmed_while_it_lasts", an_offer_is_confirmed_while_it_lasts),
         test("store::a_sweep_looks_at_the_lease", a_sweep_looks_at_the_lease),
         test("store::a_large_set_is_handed_over", a_large_set_is_handed_over),
         test("store::more_waiters_than_one_step_serves", more_waiters_than_one_step_serves),
@@ -395,6 +396,33 @@ async fn an_unconfirmed_offer_can_be_passed_on() -> TestResult {
     assert_eq!(dao.release(&held).await?.lost, []);
     assert_eq!(sql.number("SELECT count(*) FROM lockcore_place").await?, 0);
     assert_eq!(sql.number("SELECT busy FROM lockcore_lock").await?, 0, "nothing is left of it");
+    Ok(())
+}
+
+/// 3.8: its renewal gives it a whole lease and ends its place, unless it is over or was broken.
+async fn an_offer_is_confirmed_while_it_lasts() -> TestResult {
+    let place = Place::new().await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    for (change, lost) in [
+        ("UPDATE lockcore_lock SET busy = busy", None),
+        ("UPDATE lockcore_lock SET expires = expires - lease - 1000", Some(LossReason::Expired)),
+        ("UPDATE lockcore_lock SET busy = busy | 64", Some(LossReason::Broken)),
+    ] {
+        let held = take(&dao, ["a"]).await?;
+        let (waits, wakeup) = queue(&dao, ["a"]).await?;
+        dao.release(&held).await?;
+        let held = offered(&waits, wakeup).await?;
+        sql.run(change).await?;
+        let renewed = dao.renew(&held).await?;
+        assert_eq!(renewed.lost.first().map(|lost| &lost.reason), lost.as_ref(), "{change}");
+        if lost.is_none() {
+            let lease = sql.number("SELECT lease FROM lockcore_lock WHERE busy & 97 = 1").await?;
+            assert_eq!(u128::try_from(lease)?, held.lease.ok_or("finite")?.as_micros());
+            assert_eq!(sql.number("SELECT count(*) FROM lockcore_place").await?, 0);
+        }
+        dao.release(&held).await?;
+    }
     Ok(())
 }
 
