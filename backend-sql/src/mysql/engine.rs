@@ -202,7 +202,7 @@ impl Mysql {
         Ok(text)
     }
 
-    /// Calls what takes so few ids, one parameter each, or else what takes any number as a text; they come last.
+    /// Calls what takes so few ids, one parameter each, or else what takes any number as one list; they come last.
     async fn call_for_ids(
         &self,
         link: &mut Link,
@@ -345,7 +345,7 @@ impl Engine for Mysql {
         let int = Argument::Int;
         let (routine, arguments): (_, &[Argument<'_>]) = match order {
             Order::Acquire { ask, session } => return self.acquire(link, ask, *session).await,
-            Order::Withdraw { ask, how, .. } => return self.withdraw(link, ask, *how).await,
+            Order::Withdraw { ask, how } => return self.withdraw(link, ask, *how).await,
             Order::Release(hold) => return self.release(link, hold).await,
             Order::Renew(hold) => return self.renew(link, hold).await,
             Order::Beat { session, probe } => {

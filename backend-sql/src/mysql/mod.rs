@@ -16,7 +16,7 @@
 //!
 //! # How it works
 //! - **Routines decide.** Every operation is one `CALL` of a versioned stored procedure: one round trip, and one transaction
-//!   whatever the number of ids, which travel as one text. Nothing is decided here.
+//!   whatever the number of ids. Nothing is decided here.
 //! - **One row for each id** says who holds it exclusively, who is the only one to wait for that, and whether there is
 //!   anything else (`extra`): other holders, more waiters, a freeze, which are rows of another table. So two who take
 //!   turns touch nothing but this row, each with one `UPDATE`; and the usual case (exclusive locks, nothing in the

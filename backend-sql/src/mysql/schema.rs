@@ -264,7 +264,7 @@ impl Names {
     }
 }
 
-/// How many ids have parameters of their own, the others come as a text of which a statement is made. Counted on MariaDB:
+/// How many ids have parameters of their own; more come as a list of which a statement is made. Counted on MariaDB:
 /// to make a statement takes as many instructions as 24 parameters, be they used or not; and most sets are small.
 pub(super) const FEW: usize = 16;
 

@@ -375,7 +375,7 @@ impl Engine for Postgres {
         let int = Argument::Int;
         let (routine, arguments): (_, &[Argument<'_>]) = match order {
             Order::Acquire { ask, session } => return self.acquire(link, ask, *session).await,
-            Order::Withdraw { ask, how, .. } => return self.withdraw(link, ask, *how).await,
+            Order::Withdraw { ask, how } => return self.withdraw(link, ask, *how).await,
             Order::Release(hold) => return self.release(link, hold).await,
             Order::Renew(hold) => return self.renew(link, hold).await,
             Order::Beat { session, probe } => {

@@ -147,6 +147,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_piece_is_known() {
+        let sql = schema_sql("s", "p_");
+        let word =
+            |(at, _): &(usize, &str)| sql[at + 1..].starts_with(|next: char| next.is_ascii_lowercase());
+        assert_eq!(sql.match_indices('{').find(word), None, "what is in braces stands for something");
+        for head in PIECES.lines().filter_map(|line| line.strip_prefix("-- {")) {
+            let (name, _) = head.split_once("}: ").expect("a name, and what it is");
+            assert!(piece(name).is_some_and(|piece| !piece.is_empty()), "{name}");
+            assert!(!sql.contains(&format!("p_{name}\"")), "{name} was taken for a table");
+        }
+    }
+
+    #[test]
     fn names_are_quoted_whatever_they_are() {
         let names = Names::new("a\"b", "x'; DROP ");
         assert_eq!(

@@ -150,7 +150,7 @@ impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E>
     ) -> Result<Withdrawn, BackendError> {
         let ask = Ask::new(request);
         self.shared.forget(&ask);
-        let order = Order::Withdraw { ask: &ask, how, session: self.shared.session };
+        let order = Order::Withdraw { ask: &ask, how };
         let answer = self.carry_out(order).await?;
         if answer.is_empty() {
             return Ok(Withdrawn::Left);

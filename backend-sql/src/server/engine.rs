@@ -111,7 +111,6 @@ pub enum Order<'r> {
     Withdraw {
         ask: &'r Ask,
         how: Withdraw,
-        session: i64,
     },
     Release(&'r Hold),
     Renew(&'r Hold),

@@ -23,14 +23,14 @@ v_busy int4;
   v_set text
 
 -- {free in row}: the usual release of one id: it is held, exclusively, and nobody waits; then `v_busy` is 0. In as few words as
--- possible. Where somebody does, this locks the row and changes nothing; `v_busy` is NULL if anything else is otherwise.
+-- possible. Where there is more of it than that, this locks the row and changes nothing. `v_busy` is NULL if the row alone does
+-- not say that it is held.
 UPDATE {lock} SET busy = CASE busy WHEN 1 THEN 0 ELSE busy END WHERE id = p_id AND ns = p_ns AND busy & ~52 = 1
     AND fence = p_fence AND context = p_context AND replaces = 0 AND expires > v_now RETURNING busy INTO v_busy
 
--- {pass on}: the same where somebody waits or did, or where it was handed over and not confirmed: the row that was locked is all
--- that holds the id; the head of the queue wants it exclusively and nothing else, and gave a sign of life lately, or there is
--- none. `v_offer` is to be told on `v_channel`, which is empty if there is nobody; NULL if anything is otherwise, and then nothing
--- was freed.
+-- {pass on}: the same where somebody waits or did, where it was handed over and not confirmed, and where there are marks: if the
+-- head of the queue wants it exclusively and nothing else and gave a sign of life lately, or if there is nobody in the queue.
+-- Then `v_offer` is to be told on `v_channel`, which is empty if there is nobody; else it is NULL, and nothing was freed.
 v_channel := NULL;
   IF v_busy IS NOT NULL AND current_setting('transaction_isolation') = 'read committed' THEN
     IF v_busy & 32 = 32 THEN
@@ -45,7 +45,7 @@ v_channel := NULL;
         UPDATE {place} p SET handed = true WHERE p.ctid = (SELECT q.ctid FROM {place} q
             WHERE q.id = p_id AND q.ns = p_ns AND NOT q.handed ORDER BY q.line, q.ticket LIMIT 1)
           AND p.line = 1 AND p.mode = 2 AND p.alone
-          -- Whoever lined up just now had given a sign of life, see {v1_stand}.
+          -- Whoever lined up just now gave a sign of life with it, or shortly before.
           AND (abs(v_now - p.since) <= 1500000
             OR EXISTS (SELECT FROM {session} s WHERE s.session = p.session AND abs(v_now - s.beat) <= 3000000))
           RETURNING p.context, p.attempt, p.session, p.owner, least(p.lease, 2000000) AS lasts)
@@ -73,8 +73,8 @@ FOR i IN 1 .. cardinality(v_told) / 2 LOOP
       v_set := pg_notify(v_told[2 * i - 1], v_told[2 * i]);
     END LOOP
 
--- {commit handed}: commits what was freed and handed over, durably, before those notifications that follow; they go
--- asynchronously. A notification in a durable commit lets only one commit at a time reach the disk.
+-- {commit handed}: commits what was freed and handed over, durably. The notifications that follow it go
+-- asynchronously: one in a durable commit lets only one commit at a time reach the disk.
 IF p_flags & 8 = 8 THEN
       {be async};
     END IF;
@@ -85,14 +85,14 @@ IF p_flags & 8 = 8 THEN
       v_set := set_config('lock_timeout', '0', true);
     END IF
 
--- {commit freed}: commits what was handed to nobody.
+-- {free async}: what is freed and handed to nobody need not be on the disk before the answer, if so wanted.
 IF p_flags <> 0 THEN
       {be async};
     END IF
 
--- {publish}: commits, and tells what is to be told.
+-- {publish}: one or the other; tells what is to be told.
 IF cardinality(v_told) = 0 THEN
-    {commit freed};
+    {free async};
   ELSE
     {commit handed};
     {tell};

@@ -9,7 +9,7 @@ DECLARE
 BEGIN
   {free in row};
   IF v_busy = 0 THEN
-    {commit freed};
+    {free async};
     RETURN;
   END IF;
   {pass on};
@@ -17,7 +17,7 @@ BEGIN
     {commit handed};
     v_set := pg_notify(v_channel, v_offer);
   ELSIF v_channel = '' THEN
-    {commit freed};
+    {free async};
   ELSE
     SELECT r.lost, r.told INTO lost, v_told FROM {v1_let_go}(p_ns, p_context, ARRAY[p_id], ARRAY[p_fence]) AS r;
     {publish};
@@ -40,7 +40,7 @@ BEGIN
     ROLLBACK;
     CALL {v1_release}(p_ns, p_context, p_ids, array_fill(p_fence, ARRAY[cardinality(p_ids)]), p_flags, lost);
   ELSE
-    {commit freed};
+    {free async};
   END IF;
 END {$};
 

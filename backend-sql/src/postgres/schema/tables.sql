@@ -22,13 +22,13 @@ CREATE TABLE IF NOT EXISTS {namespace} (
 -- fence: the highest that was given for it; of the exclusive holder, its own.
 -- lapses: nothing of it lasts longer. Eight leases ahead, and left alone as long as it is true, so that the index is
 --   seldom written to and an update stays on its page (fillfactor).
--- The columns of the indexes come first, where they are found without a look at the others; and only they are NOT NULL,
--- though all have a value: that is checked for each row that is written, up to the last of them. Of the rest, what a grant
+-- The columns of the indexes come first, where few others have to be passed to find them; and only they are NOT NULL, though
+-- all have a value: for that each row that is written is looked through up to the last of them. Of the rest, what a grant
 -- changes is side by side: what is logged of an update is from the first to the last of it.
 CREATE TABLE IF NOT EXISTS {lock} (
   id bytea NOT NULL,
   ns bytea NOT NULL,
-  lapses int8,
+  lapses int8 NOT NULL,
   replaces int8,
   lease int8,
   fence int8,
