@@ -45,9 +45,7 @@ v_channel := NULL;
         UPDATE {place} p SET handed = true WHERE p.ctid = (SELECT q.ctid FROM {place} q
             WHERE q.id = p_id AND q.ns = p_ns AND NOT q.handed ORDER BY q.line, q.ticket LIMIT 1)
           AND p.line = 1 AND p.mode = 2 AND p.alone
-          -- Whoever lined up just now gave a sign of life with it, or shortly before.
-          AND (abs(v_now - p.since) <= 1500000
-            OR EXISTS (SELECT FROM {session} s WHERE s.session = p.session AND abs(v_now - s.beat) <= 3000000))
+          AND EXISTS (SELECT FROM {session} s WHERE s.session = p.session AND abs(v_now - s.beat) <= 3000000)
           RETURNING p.context, p.attempt, p.session, p.owner, least(p.lease, 2000000) AS lasts)
       UPDATE {lock} l SET fence = v_fence, expires = v_now + w.lasts, lease = w.lasts, since = v_now, attempt = w.attempt,
         busy = v_busy & 20 | 33, context = w.context, owner = w.owner,
