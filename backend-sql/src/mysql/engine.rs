@@ -53,8 +53,8 @@ impl<I: Ident, C: ContextId> MysqlLockDao<I, C> {
     /// ```
     ///
     /// Not a function, because a server with a binary log lets only privileged users make those; so whoever uses it needs
-    /// `SELECT` on the tables of the namespaces, ids and claims, and `UPDATE` or `LOCK TABLES` to lock what is read. The
-    /// transaction should be short: a renewal waits for its end, as everybody does who wants the id. Without any
+    /// `SELECT` on the tables of the namespaces, ids, sets and claims, and `UPDATE` or `LOCK TABLES` to lock what is read.
+    /// The transaction should be short: a renewal waits for its end, as everybody does who wants the id. Without any
     /// dependence on the tables of the locks the same is had by a column for the highest fence seen, beside the data:
     /// `UPDATE account SET balance = 41, fence = ? WHERE id = 7 AND fence <= ?`.
     pub fn fence_check(&self) -> String {
@@ -89,8 +89,7 @@ pub(super) struct Routines {
     acquire: Routine,
     withdraw: Routine,
     release_one: Routine,
-    release_few: Routine,
-    release_many: Routine,
+    release_set: Routine,
     release: Routine,
     together: Routine,
     renew: Routine,
@@ -118,9 +117,8 @@ impl Routines {
             acquire: routine("v1_acquire", 11),
             withdraw: routine("v1_withdraw", 8),
             release_one: routine("v1_release_one", 4),
-            release_few: routine("v1_release_few", 4 + FEW),
-            release_many: routine("v1_release_many", 5),
-            release: routine("v1_release", 4),
+            release_set: routine("v1_release_set", 5),
+            release: routine("v1_release", 5),
             together: routine("v1_together", 3),
             renew: routine("v1_renew", 7),
             beat: routine("v1_beat", 3),
@@ -202,27 +200,6 @@ impl Mysql {
         Ok(text)
     }
 
-    /// Calls what takes so few ids, one parameter each, or else what takes any number as one list; they come last.
-    async fn call_for_ids(
-        &self,
-        link: &mut Link,
-        [few, many]: [&Routine; 2],
-        mut arguments: Vec<Argument<'_>>,
-        ids: &[Key],
-    ) -> Result<String, ServerError> {
-        let text;
-        let routine = if ids.len() <= FEW {
-            let argument = |position| Argument::MaybeBytes(ids.get(position).map(Vec::as_slice));
-            arguments.extend((0..FEW).map(argument));
-            few
-        } else {
-            text = literals(ids);
-            arguments.push(Argument::Bytes(text.as_bytes()));
-            many
-        };
-        self.call(link, routine, &arguments).await
-    }
-
     async fn acquire(&self, link: &mut Link, ask: &Ask, session: i64) -> Result<String, ServerError> {
         let int = Argument::Int;
         let namespace = int(self.enter(link).await?);
@@ -236,9 +213,16 @@ impl Mysql {
                 self.call(link, &self.routines.acquire_one, &arguments).await
             }
             ids if ask.modes.is_none() => {
-                let routines = [&self.routines.acquire_few, &self.routines.acquire_many];
-                let arguments = vec![namespace, context, attempt, count(ids), lease, owner, flags, session];
-                self.call_for_ids(link, routines, arguments, ids).await
+                let mut arguments =
+                    vec![namespace, context, attempt, count(ids), lease, owner, flags, session];
+                if ids.len() <= FEW {
+                    let argument = |position| Argument::MaybeBytes(ids.get(position).map(Vec::as_slice));
+                    arguments.extend((0..FEW).map(argument));
+                    return self.call(link, &self.routines.acquire_few, &arguments).await;
+                }
+                let text = literals(ids);
+                arguments.push(Argument::Bytes(text.as_bytes()));
+                self.call(link, &self.routines.acquire_many, &arguments).await
             }
             ids => {
                 let (id, set, plain) = (only(ids), &wanted(ask), truth(false));
@@ -268,21 +252,21 @@ impl Mysql {
     async fn release(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {
         let namespace = Argument::Int(self.enter(link).await?);
         let context = Argument::Bytes(hold.context.as_bytes());
-        let first = hold.fences.first().copied().unwrap_or_default();
-        let fence = Argument::Int(first);
-        match &*hold.ids {
-            [id] => {
-                let arguments = [namespace, context, Argument::Bytes(id), fence];
+        match (&*hold.ids, one_fence(hold)) {
+            ([id], Some(fence)) => {
+                let arguments = [namespace, context, Argument::Bytes(id), Argument::Int(fence)];
                 self.call(link, &self.routines.release_one, &arguments).await
             }
-            ids if hold.fences.iter().all(|other| *other == first) => {
-                let routines = [&self.routines.release_few, &self.routines.release_many];
-                let arguments = vec![namespace, context, fence, count(ids)];
-                self.call_for_ids(link, routines, arguments, ids).await
+            (ids, Some(fence)) => {
+                let text = literals(ids);
+                let text = Argument::Bytes(text.as_bytes());
+                let arguments = [namespace, context, Argument::Int(fence), count(ids), text];
+                self.call(link, &self.routines.release_set, &arguments).await
             }
-            ids => {
+            (ids, None) => {
                 let set = held(hold);
-                let arguments = [namespace, context, Argument::Text(&set), count(ids)];
+                let arguments =
+                    [namespace, context, Argument::Text(&set), count(ids), Argument::MaybeInt(None)];
                 self.call(link, &self.routines.release, &arguments).await
             }
         }
@@ -294,7 +278,7 @@ impl Mysql {
             Argument::Int(self.enter(link).await?),
             Argument::Bytes(hold.context.as_bytes()),
             only(&hold.ids),
-            Argument::Int(hold.fences.first().copied().unwrap_or_default()),
+            Argument::MaybeInt(one_fence(hold)),
             Argument::Text(&set),
             count(&hold.ids),
             Argument::Int(hold.lease),
@@ -473,6 +457,12 @@ fn only(ids: &[Key]) -> Argument<'_> {
         [id] => Argument::MaybeBytes(Some(id)),
         _ => Argument::MaybeBytes(None),
     }
+}
+
+/// The fence, if it is that of all ids.
+fn one_fence(hold: &Hold) -> Option<i64> {
+    let (first, others) = hold.fences.split_first()?;
+    others.iter().all(|other| other == first).then_some(*first)
 }
 
 fn count(ids: &[Key]) -> Argument<'static> {

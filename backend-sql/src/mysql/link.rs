@@ -40,6 +40,8 @@ pub(super) enum Argument<'r> {
     MaybeBytes(Option<&'r [u8]>),
     Text(&'r str),
     Int(i64),
+    /// `NULL` if there is none.
+    MaybeInt(Option<i64>),
 }
 
 /// What a routine answers with.
@@ -103,6 +105,7 @@ impl Link {
                 Argument::MaybeBytes(bytes) => query.bind(bytes),
                 Argument::Text(text) => query.bind(text),
                 Argument::Int(int) => query.bind(int),
+                Argument::MaybeInt(int) => query.bind(int),
             };
         }
         // All of it, to the end: the routine's own outcome comes behind the rows.

@@ -105,14 +105,42 @@ const PIECES: &[(&str, &str)] = &[
     // what an `UPDATE` or `INSERT` reads are not.
     ("mark", "SELECT 1 FROM {marks} m WHERE m.ns = p_ns AND m.context = p_context AND m.attempt = p_attempt"),
     // Microseconds since 1970, whatever the session's time zone.
-    ("clock", "TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(6))"),
-    // All or nothing: with a statement that found each of its ids, that is it.
+    ("clock", "TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6))"),
+    // All or nothing: with a statement that found each of its ids, that is it; unless another set was taken in the same
+    // microsecond.
     (
         "taken if all",
-        "IF ROW_COUNT() = p_n THEN COMMIT; SELECT CONCAT('G', v_fence) AS answer, '' AS unrung; LEAVE body; END IF; \
-         ROLLBACK",
+        "IF ROW_COUNT() = p_n THEN {be a set}; IF ROW_COUNT() = 1 THEN COMMIT; SELECT CONCAT('G', v_fence) AS answer, \
+         '' AS unrung; LEAVE body; END IF; END IF; ROLLBACK",
     ),
-    ("freed if all", "IF ROW_COUNT() = p_n THEN COMMIT; LEAVE body; END IF; ROLLBACK"),
+    (
+        "be a set",
+        "INSERT IGNORE INTO {sets} (ns, fence, ids, context, attempt, owner, lease, until, since) VALUES (p_ns, v_fence, \
+         p_n, p_context, p_attempt, p_owner, p_lease, v_fence + p_lease, v_fence)",
+    ),
+    // It has to be tried again if another set was taken in the same microsecond.
+    (
+        "be this set",
+        "{be a set}; IF ROW_COUNT() = 0 THEN SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, \
+         MESSAGE_TEXT = 'two sets in one microsecond'; END IF",
+    ),
+    // Rows that are there stay as they are, and are locked; then `LAST_INSERT_ID` is 1.
+    ("unless there", "ON DUPLICATE KEY UPDATE fence = IF(LAST_INSERT_ID(1) = 1, {ids}.fence, 0)"),
+    // The set that `i` was taken with. A fence alone may be had again by a set that comes when this one is gone.
+    ("of set g", "g.ns = i.ns AND g.fence = i.fence AND g.attempt = i.attempt"),
+    // There is none any more. Read with a lock: a set that was taken after the statement began is not seen otherwise, but
+    // its rows are. One whose lease is over is still there, and has to be parted before anybody takes over: a renewal may
+    // have begun in time, and come to its row only then.
+    (
+        "set of i is gone",
+        "(SELECT g.fence FROM {sets} g WHERE {of set g} LOCK IN SHARE MODE) IS NULL",
+    ),
+    // All that was taken together, if nobody else has to do with any of it.
+    (
+        "whole set of p",
+        "ns = p_ns AND fence = p_fence AND context = p_context AND ids = p_n AND parted = 0 AND until > {clock} \
+         AND until - lease <= {clock}",
+    ),
     // What is between two ids in `p_ids`: in hexadecimal, so that with a bit before and behind it is a list of literals. If
     // somebody made it up, it holds something else that is no digit.
     ("between ids", "''',x'''"),
@@ -186,7 +214,7 @@ const PIECES: &[(&str, &str)] = &[
     // Somebody holds, waits for or froze `i`.
     (
         "shown",
-        "(i.until > v_now OR i.extra = 2 AND {next is alive} OR i.extra = 1 AND (i.frozen = 1 OR EXISTS (\
+        "(i.until > v_now OR i.extra = 3 AND EXISTS (SELECT 1 FROM {sets} g WHERE {of set g} AND g.until > v_now) OR i.extra = 2 AND {next is alive} OR i.extra = 1 AND (i.frozen = 1 OR EXISTS (\
          SELECT 1 FROM {claims} h WHERE h.ns = p_ns AND h.id = i.id AND h.state = 0 AND h.until > v_now) OR EXISTS (SELECT 1 FROM {claims} w \
          JOIN {sessions} s ON s.session = w.session AND {alive s} WHERE w.ns = p_ns AND w.id = i.id \
          AND w.state IN (2, 3))))",
@@ -196,11 +224,14 @@ const PIECES: &[(&str, &str)] = &[
         "inspected",
         "CONCAT('{\"i\":\"', HEX(i.id), '\",\"h\":[', IF(i.until > 0, IF(i.until > v_now, CONCAT('[\"', \
          HEX(i.context), '\",\"', HEX(i.owner), '\",2,0,0,', i.fence, ',', i.since, ',', i.lease, ',', \
-         LEAST(i.until - v_now, i.lease), ',0,[]]'), ''), IFNULL((SELECT GROUP_CONCAT(CONCAT('[\"', HEX(h.context), \
+         LEAST(i.until - v_now, i.lease), ',0,[]]'), ''), IF(i.extra = 3, IFNULL((SELECT CONCAT('[\"', HEX(g.context), \
+         '\",\"', HEX(g.owner), '\",2,0,0,', g.fence, ',', g.since, ',', g.lease, ',', LEAST(g.until - v_now, g.lease), \
+         ',0,[]]') FROM {sets} g WHERE {of set g} AND g.until > v_now), ''), \
+         IFNULL((SELECT GROUP_CONCAT(CONCAT('[\"', HEX(h.context), \
          '\",\"', HEX(h.owner), '\",', h.mode, ',', h.permits, ',', h.cap, ',', h.number, ',', h.since, ',', h.lease, \
          ',', LEAST(h.until - v_now, h.lease), ',', h.broken, ',', IF(h.indexes = '', '[]', h.indexes), ']') \
          ORDER BY h.number) FROM {claims} h WHERE h.ns = p_ns AND h.id = i.id AND h.state = 0 AND h.until > v_now), \
-         '')), '],\"w\":[', IF(i.extra = 2, IF({next is alive}, CONCAT('[\"', HEX(i.next_context), '\",\"', \
+         ''))), '],\"w\":[', IF(i.extra = 2, IF({next is alive}, CONCAT('[\"', HEX(i.next_context), '\",\"', \
          HEX(i.next_owner), '\",2,0,0,', i.next_ticket, ']'), ''), IFNULL((SELECT GROUP_CONCAT(CONCAT('[\"', \
          HEX(w.context), '\",\"', HEX(w.owner), '\",', w.mode, ',', w.permits, ',', w.cap, ',', w.since, ']') ORDER BY w.number) FROM {claims} w \
          JOIN {sessions} s ON s.session = w.session AND {alive s} WHERE w.ns = p_ns AND w.id = i.id \
@@ -231,7 +262,9 @@ impl Names {
         let condition = "EXISTS (SELECT 1 FROM {namespaces} n STRAIGHT_JOIN {ids} i ON i.ns = n.ns \
              WHERE n.name = ? AND i.id = ? AND i.fence = ? AND (i.until > {clock} OR EXISTS (\
              SELECT 1 FROM {claims} c WHERE c.ns = i.ns AND c.id = i.id AND c.state = 0 AND c.number = i.fence \
-             AND c.mode = 2 AND c.broken = 0 AND c.until > {clock} LOCK IN SHARE MODE)) LOCK IN SHARE MODE)";
+             AND c.mode = 2 AND c.broken = 0 AND c.until > {clock} LOCK IN SHARE MODE) OR i.extra = 3 AND EXISTS (\
+             SELECT 1 FROM {sets} g WHERE {of set g} AND g.until > {clock} LOCK IN SHARE MODE)) \
+             LOCK IN SHARE MODE)";
         // Nothing of it depends on the flavor.
         self.fill(condition, Flavor::MySql)
     }

@@ -6,6 +6,7 @@ mod hazards;
 mod joining;
 mod place;
 mod schema;
+mod sets;
 #[path = "../steps/mod.rs"]
 mod steps;
 mod telling;
@@ -23,6 +24,7 @@ fn main() -> ExitCode {
             joining::tests(kind),
             waking::tests(kind),
             telling::tests(kind),
+            sets::tests(kind),
             together::tests(kind),
             hazards::tests(kind),
             disk::tests(kind),

@@ -35,10 +35,9 @@ body: BEGIN
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
   SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
   START TRANSACTION;
-  UPDATE {row} SET fence = v_fence, context = p_context, attempt = p_attempt, owner = p_owner,
-      lease = p_lease, until = v_fence + p_lease, since = v_fence
-    WHERE ns = p_ns AND id IN ({few}) AND extra = 0 AND until <= v_fence AND marked <= v_fence AND fence < v_fence
-      AND session = 0;
+  UPDATE {ids} i FORCE INDEX (PRIMARY) SET fence = v_fence, extra = 3, until = 0, attempt = p_attempt
+    WHERE ns = p_ns AND id IN ({few}) AND marked <= v_fence AND fence < v_fence
+      AND (extra = 0 AND until <= v_fence AND session = 0 OR extra = 3 AND {set of i is gone});
   {taken if all};
   CALL {v1_acquire}(p_ns, p_context, p_attempt, NULL,
     CONCAT('[["', REPLACE(CONCAT_WS(' ', {few in hex}), ' ', '",2,0,0],["'), '",2,0,0]]'), p_n, 1, p_lease, p_owner, p_flags, p_session);
@@ -54,11 +53,11 @@ body: BEGIN
   DECLARE v_fence BIGINT DEFAULT {clock};
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
   IF {are ids} THEN
-    SET @lockcore = CONCAT('UPDATE ', {ids as text}, ' FORCE INDEX (PRIMARY) SET fence = ', v_fence, ', context = x''',
-      HEX(p_context), ''', attempt = ', p_attempt, ', owner = x''', HEX(p_owner), ''', lease = ', p_lease, ', until = ',
-      v_fence + p_lease, ', since = ', v_fence, ' WHERE ns = ', p_ns, ' AND id IN (x''', p_ids,
-      ''') AND extra = 0 AND until <= ', v_fence, ' AND marked <= ', v_fence, ' AND fence < ', v_fence,
-      ' AND session = 0');
+    SET @lockcore = CONCAT('UPDATE ', {ids as text}, ' i FORCE INDEX (PRIMARY) SET fence = ', v_fence,
+      ', extra = 3, until = 0, attempt = ', p_attempt, ' WHERE ns = ', p_ns, ' AND id IN (x''', p_ids, ''') AND marked <= ',
+      v_fence, ' AND fence < ', v_fence, ' AND (extra = 0 AND until <= ', v_fence,
+      ' AND session = 0 OR extra = 3 AND (SELECT g.fence FROM ', {sets as text},
+      ' g WHERE {of set g} LOCK IN SHARE MODE) IS NULL)');
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
     {execute};
@@ -94,13 +93,33 @@ body: BEGIN
     ROLLBACK;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set} ON DUPLICATE KEY UPDATE fence = {ids}.fence;
+    SET v_fence = {clock};
+    DO LAST_INSERT_ID(0);
+    IF p_plain AND p_n = 1 THEN
+      INSERT INTO {ids} (ns, id, fence, context, attempt, owner, lease, until, since)
+        VALUES (p_ns, p_id, v_fence, p_context, p_attempt, p_owner, p_lease, v_fence + p_lease, v_fence) {unless there};
+    ELSE
+      INSERT INTO {ids} (ns, id, fence, extra, attempt)
+        SELECT p_ns, UNHEX(j.id), IF(p_plain, v_fence, 0), IF(p_plain, 3, 0), p_attempt FROM {set} {unless there};
+    END IF;
+    IF p_plain AND LAST_INSERT_ID() = 0 THEN
+      -- All are, and nobody withdrew the attempt: a withdrawal writes into the rows.
+      IF p_n > 1 THEN {be this set}; END IF;
+      COMMIT;
+      SELECT CONCAT('G', v_fence) AS answer, '' AS unrung;
+      LEAVE body;
+    END IF;
     SELECT COUNT(*), MAX(i.fence), MAX(i.extra), MAX(i.until), MAX(i.marked)
       INTO v_found, v_fence, v_extra, v_until, v_marked FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i};
   END IF;
   -- After the locks: waiting for them takes time.
   SET v_now = {clock};
-  IF p_plain AND v_extra = 0 AND v_until <= v_now THEN
+  IF v_extra = 3 THEN
+    UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) SET i.extra = 0
+      WHERE i.extra = 3 AND {set of i is gone};
+    SELECT MAX(i.extra) INTO v_extra FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id);
+  END IF;
+  IF p_plain AND v_extra = 0 AND v_until <= v_now AND (p_n = 1 OR v_fence < v_now) THEN
     -- Nothing but ended leases. Whether the attempt was withdrawn is read in a statement after the locks, too.
     SET v_fence = GREATEST(v_fence + 1, v_now);
     IF p_n = 1 THEN
@@ -109,8 +128,8 @@ body: BEGIN
         WHERE ns = p_ns AND id = p_id AND NOT EXISTS ({mark});
     ELSE
       INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set} WHERE NOT EXISTS ({mark})
-        ON DUPLICATE KEY UPDATE fence = v_fence, context = p_context, attempt = p_attempt, owner = p_owner,
-          lease = p_lease, until = v_now + p_lease, since = v_now, session = 0;
+        ON DUPLICATE KEY UPDATE fence = v_fence, extra = 3, until = 0, attempt = p_attempt, session = 0;
+      IF ROW_COUNT() > 0 THEN {be this set}; END IF;
     END IF;
     IF ROW_COUNT() > 0 THEN
       COMMIT;
@@ -232,6 +251,8 @@ body: BEGIN
   END IF;
   IF p_extra = 2 THEN
     CALL {v1_move}(p_ns, CONCAT('[["', HEX(p_id), '"]]'), p_now);
+  ELSEIF p_extra = 3 THEN
+    CALL {v1_part}(p_ns, CONCAT('[["', HEX(p_id), '"]]'), p_now);
   END IF;
   -- Whoever holds something at all; more than one if nobody holds it exclusively.
   SELECT IF(COUNT(*) = 1 AND MIN(h.mode) = 2 AND MIN(h.until) > p_now AND MAX(h.until - h.lease) <= p_now

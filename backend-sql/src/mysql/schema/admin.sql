@@ -120,7 +120,9 @@ BEGIN
   START TRANSACTION;
   SELECT CONCAT('[', GROUP_CONCAT(CONCAT('["', HEX(q.id), '"]') ORDER BY q.id), ']') INTO p_set FROM (
     SELECT id FROM {ids} WHERE ns = p_ns AND (context = p_context AND until > 0 OR next_context = p_context AND extra = 2)
-    UNION SELECT id FROM {claims} WHERE ns = p_ns AND context = p_context) q;
+    UNION SELECT id FROM {claims} WHERE ns = p_ns AND context = p_context
+    UNION SELECT i.id FROM {ids} i STRAIGHT_JOIN {sets} g ON {of set g} AND g.context = p_context
+      WHERE i.ns = p_ns AND i.extra = 3) q;
   IF p_set IS NOT NULL THEN
     SELECT COUNT(*) INTO v_ended FROM {set}
       STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i};

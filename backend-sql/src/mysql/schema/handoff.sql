@@ -4,12 +4,16 @@ CREATE PROCEDURE {v1_tidy}(
   p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, p_now BIGINT, OUT p_ended INT, OUT p_waiters INT)
 SQL SECURITY DEFINER
 BEGIN
-  DECLARE v_inline, v_over, v_extra, v_future INT DEFAULT 0;
+  DECLARE v_inline, v_over, v_extra, v_future, v_parts INT DEFAULT 0;
   IF @@session.group_concat_max_len < 16777216 THEN
     SET SESSION group_concat_max_len = 16777216;
   END IF;
-  SELECT IFNULL(SUM(i.until > 0), 0), IFNULL(SUM(i.until > 0 AND i.until <= p_now), 0), IFNULL(SUM(i.extra), 0)
-    INTO v_inline, v_over, v_extra FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id);
+  SELECT IFNULL(SUM(i.until > 0), 0), IFNULL(SUM(i.until > 0 AND i.until <= p_now), 0), IFNULL(SUM(i.extra), 0),
+      IFNULL(SUM(i.extra = 3), 0)
+    INTO v_inline, v_over, v_extra, v_parts FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id);
+  IF v_parts > 0 THEN
+    CALL {v1_part}(p_ns, p_set, p_now);
+  END IF;
   IF v_inline > 0 THEN
     CALL {v1_move}(p_ns, p_set, p_now);
   END IF;
@@ -43,6 +47,23 @@ BEGIN
   -- So is every such update of many rows of ids written: a joined one would need a temporary table.
   INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set}
     ON DUPLICATE KEY UPDATE extra = IF({ids}.until > 0, 1, {ids}.extra), until = 0, session = 0, next_session = 0;
+END
+//
+-- Moves who took the ids of a set together with others, as of `sets`, to where everything else is. From then on those are
+-- no whole set: it is parted before it is read, so that what is freed or renewed as a whole comes before or not at all.
+CREATE PROCEDURE {v1_part}(p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, p_now BIGINT)
+SQL SECURITY DEFINER
+BEGIN
+  UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) AND i.extra = 3
+      STRAIGHT_JOIN {sets} g ON {of set g}
+    SET g.parted = 1;
+  INSERT INTO {claims} (ns, id, state, number, context, attempt, mode, permits, cap, indexes, owner, lease, until, since)
+    SELECT p_ns, i.id, 0, g.fence, g.context, g.attempt, 2, 0, 0, '', g.owner, g.lease, LEAST(g.until, p_now + g.lease),
+      g.since
+    FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) AND i.extra = 3
+      STRAIGHT_JOIN {sets} g ON {of set g};
+  INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set}
+    ON DUPLICATE KEY UPDATE extra = IF({ids}.extra = 3, 1, {ids}.extra);
 END
 //
 -- Removes what ended on the locked ids of a set.

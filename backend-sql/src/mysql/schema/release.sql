@@ -18,7 +18,7 @@ body: BEGIN
     CALL {v1_hand_over}(p_ns, p_context, p_id, p_fence, 0, v_session);
   END IF;
   IF v_session IS NULL THEN
-    CALL {v1_release}(p_ns, p_context, CONCAT('[["', HEX(p_id), '",', p_fence, ']]'), 1);
+    CALL {v1_release}(p_ns, p_context, CONCAT('[["', HEX(p_id), '",', p_fence, ']]'), 1, p_fence);
   ELSEIF v_session > 0 THEN
     SET v_wake = CONCAT(v_session, ',');
     CALL {v1_ring}(v_wake);
@@ -85,45 +85,23 @@ BEGIN
   END IF;
 END
 //
--- Frees some ids that are held under one fence, no more than `schema::FEW`: the first `p_n` of its last parameters; the
--- others are `NULL`. None of them was handed over in its row: whoever waits there waits for one.
-CREATE PROCEDURE {v1_release_few}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_fence BIGINT, p_n INT, {few parameters})
-SQL SECURITY DEFINER
-body: BEGIN
-  DECLARE v_now BIGINT DEFAULT {clock};
-  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
-  SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-  START TRANSACTION;
-  UPDATE {row} SET until = 0
-    WHERE ns = p_ns AND id IN ({few}) AND extra = 0 AND context = p_context AND fence = p_fence AND until > v_now;
-  {freed if all};
-  CALL {v1_release}(p_ns, p_context,
-    CONCAT('[["', REPLACE(CONCAT_WS(' ', {few in hex}), ' ', CONCAT('",', p_fence, '],["')), '",', p_fence, ']]'), p_n);
-END
-//
--- The same for any number, which come as `p_ids` (see `are ids`).
-CREATE PROCEDURE {v1_release_many}(
+-- Frees a set of `p_n` ids that was taken at once; `p_ids` as of `v1_acquire_many`. The usual case, in which nobody else has
+-- to do with any of them, is one row, and commits by itself.
+CREATE PROCEDURE {v1_release_set}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_fence BIGINT, p_n INT, p_ids LONGBLOB)
 SQL SECURITY DEFINER
 body: BEGIN
-  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
-  IF {are ids} THEN
-    SET @lockcore = CONCAT('UPDATE ', {ids as text}, ' FORCE INDEX (PRIMARY) SET until = 0 WHERE ns = ', p_ns,
-      ' AND id IN (x''', p_ids, ''') AND extra = 0 AND context = x''', HEX(p_context), ''' AND fence = ', p_fence,
-      ' AND until > ', {clock});
-    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    START TRANSACTION;
-    {execute};
-    {freed if all};
+  IF @@autocommit THEN
+    DELETE FROM {sets} WHERE {whole set of p};
+    IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
   END IF;
   CALL {v1_release}(p_ns, p_context,
-    CONCAT('[["', REPLACE(p_ids, {between ids}, CONCAT('",', p_fence, '],["')), '",', p_fence, ']]'), p_n);
+    CONCAT('[["', REPLACE(p_ids, {between ids}, CONCAT('",', p_fence, '],["')), '",', p_fence, ']]'), p_n, p_fence);
 END
 //
--- Frees what a grant holds, whatever that is and whoever waits.
+-- Frees what a grant holds, whatever that is and whoever waits. `p_fence`: if all of it has but one.
 CREATE PROCEDURE {v1_release}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_set LONGTEXT CHARACTER SET ascii, p_n INT)
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_set LONGTEXT CHARACTER SET ascii, p_n INT, p_fence BIGINT)
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_found, v_ended, v_waiters, v_replaced INT DEFAULT 0;
@@ -147,6 +125,8 @@ body: BEGIN
   END IF;
   DELETE o FROM {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0
     AND o.number = j.a AND o.context = p_context;
+  -- No row tells of it any more.
+  DELETE FROM {sets} WHERE ns = p_ns AND fence = p_fence AND context = p_context AND ids = p_n;
   IF v_ended > 0 THEN
     CALL {v1_prune}(p_ns, p_set, v_now);
   END IF;
@@ -161,13 +141,14 @@ body: BEGIN
   SELECT v_answer AS answer, v_wake AS unrung;
 END
 //
--- Extends what a grant still holds to a whole lease from now, and confirms what was offered.
+-- Extends what a grant still holds to a whole lease from now, and confirms what was offered. `p_fence`: if all of it has but
+-- one.
 CREATE PROCEDURE {v1_renew}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT,
   p_set LONGTEXT CHARACTER SET ascii, p_n INT, p_lease BIGINT)
 SQL SECURITY DEFINER
 body: BEGIN
-  DECLARE v_found, v_more INT DEFAULT 0;
+  DECLARE v_found, v_more, v_extra INT DEFAULT 0;
   DECLARE v_now, v_until BIGINT DEFAULT 0;
   DECLARE v_answer LONGTEXT CHARACTER SET ascii DEFAULT '';
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
@@ -175,12 +156,20 @@ body: BEGIN
     UPDATE {row} SET lease = GREATEST(p_lease, LEAST(until - {clock}, lease)), until = {clock} + lease, session = 0
       WHERE ns = p_ns AND id = p_id AND context = p_context AND fence = p_fence AND until > {clock};
     IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
+  ELSEIF p_fence IS NOT NULL AND @@autocommit THEN
+    UPDATE {sets} SET lease = GREATEST(p_lease, LEAST(until - {clock}, lease)), until = {clock} + lease
+      WHERE {whole set of p};
+    IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
   END IF;
   SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
   START TRANSACTION;
-  SELECT IFNULL(SUM(i.context = p_context AND i.fence = j.a), 0), IFNULL(MIN(i.until), 0) INTO v_found, v_until
+  SELECT IFNULL(SUM(i.context = p_context AND i.fence = j.a), 0), IFNULL(MIN(i.until), 0), IFNULL(MAX(i.extra), 0)
+    INTO v_found, v_until, v_extra
     FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i};
   SET v_now = {clock};
+  IF v_extra = 3 THEN
+    CALL {v1_part}(p_ns, p_set, v_now);
+  END IF;
   IF v_found = p_n AND v_until > v_now THEN
     INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set}
       ON DUPLICATE KEY UPDATE lease = GREATEST(p_lease, LEAST({ids}.until - v_now, {ids}.lease)),

@@ -33,13 +33,15 @@ body: BEGIN
   SELECT MAX(q.id), COUNT(*) INTO v_end, v_places FROM (
     SELECT i.id FROM {ids} i WHERE i.ns = p_ns AND (v_from IS NULL OR i.id > v_from) ORDER BY i.id LIMIT v_rows) q;
   SET v_more = v_places = v_rows;
-  SELECT CONCAT('[', GROUP_CONCAT(IF(q.extra, NULL, CONCAT('["', HEX(q.id), '"]')) ORDER BY q.id), ']'),
-      IFNULL(CONCAT(GROUP_CONCAT(IF(q.extra, CONCAT('x', HEX(q.id)), NULL) ORDER BY q.id), ','), ''), MAX(q.id), COUNT(*)
+  SELECT CONCAT('[', GROUP_CONCAT(IF(q.plain, CONCAT('["', HEX(q.id), '"]'), NULL) ORDER BY q.id), ']'),
+      IFNULL(CONCAT(GROUP_CONCAT(IF(q.plain, NULL, CONCAT('x', HEX(q.id))) ORDER BY q.id), ','), ''), MAX(q.id), COUNT(*)
     INTO p_set, v_found, v_id, v_places FROM (
-    SELECT i.id, i.extra FROM {ids} i
+    SELECT i.id, i.extra IN (0, 3) AS plain FROM {ids} i
       WHERE i.ns = p_ns AND (v_from IS NULL OR i.id > v_from) AND i.id <= v_end AND (
         (i.until > 0 AND i.until <= v_now) OR (i.until = 0 AND i.extra = 0 AND i.fence < v_now - {hour} AND i.marked <= v_now)
         OR (i.extra = 2 AND NOT {next is alive})
+        OR (i.extra = 3 AND IFNULL((SELECT g.until FROM {sets} g WHERE {of set g}),
+          IF(i.fence < v_now - {hour} AND i.marked <= v_now, 0, {never})) <= v_now)
         OR (i.extra = 1 AND (
           NOT EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = i.id) AND i.frozen = 0
           OR EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = i.id AND c.state IN (0, 1)
@@ -59,7 +61,16 @@ body: BEGIN
       SET p_set = v_set, v_now = {clock};
       UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) SET i.until = 0, i.session = 0
         WHERE i.extra = 0 AND i.until > 0 AND i.until <= v_now;
-      SET v_removed = ROW_COUNT(), v_room = p_batch - v_removed;
+      SET v_removed = ROW_COUNT();
+      -- Of sets, parted first (see `set of i is gone`); what was freed is no lock that is over.
+      UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) AND i.extra = 3
+          STRAIGHT_JOIN {sets} g ON {of set g}
+        SET g.parted = 1 WHERE g.until <= v_now;
+      SELECT v_removed + COUNT(*) INTO v_removed FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id)
+        STRAIGHT_JOIN {sets} g ON {of set g} WHERE i.extra = 3 AND g.until <= v_now;
+      UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) SET i.extra = 0
+        WHERE i.extra = 3 AND IFNULL((SELECT g.until FROM {sets} g WHERE {of set g}), 0) <= v_now;
+      SET v_room = p_batch - v_removed;
       DELETE i FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id)
         WHERE i.until = 0 AND i.extra = 0 AND i.fence < v_now - {hour} AND i.marked <= v_now;
     END IF;
@@ -109,6 +120,12 @@ body: BEGIN
       SET v_more = 1, v_end = v_id;
     END IF;
   END WHILE;
+  IF NOT v_more THEN
+    -- No id is counted by them any more. READ COMMITTED keeps no lock on the others.
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DELETE FROM {sets} WHERE ns = p_ns AND until <= v_now LIMIT p_batch;
+    SET v_more = ROW_COUNT() = p_batch;
+  END IF;
   IF v_room > 0 THEN
     DELETE FROM {marks} WHERE ns = p_ns AND until <= v_now ORDER BY until LIMIT v_room;
     SET v_done = ROW_COUNT();

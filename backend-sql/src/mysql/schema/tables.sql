@@ -1,7 +1,9 @@
 -- One row for each id that was locked within the last hour. Who holds an id exclusively, while nothing else is to be
 -- known of it (extra = 0), stands in that row: taking and freeing touch one row of one table. So does the first who waits
 -- for it, alone and for nothing else (extra = 2, next_..; next_ticket is also since when): two who take turns touch only
--- this row. All else (shared holders, slots, more waiters) is in claims; then extra = 1 and until = 0. Whose context stands
+-- this row. Of what was taken together, exclusively and alone, the row says but that (extra = 3, until = 0): who has it, and
+-- until when, stands in sets, by fence and attempt; nobody does if nothing stands there, so that a set is freed and renewed
+-- in one row. All else (shared holders, slots, more waiters) is in claims; then extra = 1 and until = 0. Whose context stands
 -- there with until = 0 holds it no more: a row that keeps its length is changed in its place. session: who is to be told
 -- that it was handed over; 0 if that is confirmed. marked: until when an attempt to take the id may be marked as withdrawn.
 CREATE TABLE IF NOT EXISTS {ids} (
@@ -27,6 +29,22 @@ CREATE TABLE IF NOT EXISTS {ids} (
   PRIMARY KEY (ns, id),
   KEY by_session (session),
   KEY by_next (next_session)
+) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
+//
+-- Who took several ids at once, how many, and until when. parted: some of these ids are in claims by now, because somebody
+-- else has to do with them, or were given up, because the lease was over.
+CREATE TABLE IF NOT EXISTS {sets} (
+  ns INT UNSIGNED NOT NULL,
+  fence BIGINT NOT NULL,
+  ids INT NOT NULL,
+  parted TINYINT NOT NULL DEFAULT 0,
+  context VARBINARY(255) NOT NULL,
+  attempt BIGINT NOT NULL,
+  owner VARBINARY(255) NOT NULL,
+  lease BIGINT NOT NULL,
+  until BIGINT NOT NULL,
+  since BIGINT NOT NULL,
+  PRIMARY KEY (ns, fence)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
 //
 -- state: 0 held, 1 was held until its context asked for another mode, 2 waits and obeys holders only, 3 waits in line.

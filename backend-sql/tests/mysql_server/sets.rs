@@ -1,0 +1,367 @@
+//! What is taken at once: its rows say but that, and one row who has it and until when.
+
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use lockcore::{AcquireRequest, BreakMode, Grant, LockDao, Mode, Page, StoredContext, Target};
+use lockcore_conformance::servers::{Kind, TestResult, Trial};
+use sqlx::{AssertSqlSafe, Executor};
+use uuid::Uuid;
+
+use crate::{
+    place::{Error, Place, Sql, granted, handed, queue, request, take},
+    test,
+};
+
+pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
+    vec![
+        test(kind, "sets::one_row_is_freed_and_renewed", one_row_is_freed_and_renewed),
+        test(kind, "sets::a_set_is_shown_and_broken", a_set_is_shown_and_broken),
+        test(kind, "sets::a_part_that_somebody_waits_for", a_part_that_somebody_waits_for),
+        test(kind, "sets::a_part_is_renewed_by_itself", a_part_is_renewed_by_itself),
+        test(kind, "sets::what_was_taken_meanwhile_is_seen", what_was_taken_meanwhile_is_seen),
+        test(kind, "sets::two_in_one_microsecond_are_two", two_in_one_microsecond_are_two),
+        test(kind, "sets::one_that_is_free_stays_free", one_that_is_free_stays_free),
+        test(kind, "sets::one_that_was_taken_over_is_not_renewed", one_that_was_taken_over_is_not_renewed),
+        test(kind, "sets::of_those_who_want_new_ids_one_gets_them", of_those_who_want_new_ids_one_gets_them),
+        test(kind, "sets::a_guarded_write_knows_sets", a_guarded_write_knows_sets),
+        test(kind, "sets::what_is_over_is_swept", what_is_over_is_swept),
+    ]
+}
+
+const ROWS: &str = "SELECT COUNT(*) FROM lockcore_ids WHERE extra = 3";
+const SETS: &str = "SELECT COUNT(*) FROM lockcore_sets";
+const CLAIMS: &str = "SELECT COUNT(*) FROM lockcore_claims";
+
+/// How many rows say that they are of a set, how many sets there are, and how many claims.
+async fn counts(sql: &mut Sql) -> Result<[i64; 3], Error> {
+    Ok([sql.number(ROWS).await?, sql.number(SETS).await?, sql.number(CLAIMS).await?])
+}
+
+fn names(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("{number:02}")).collect()
+}
+
+/// 3.1: however many ids.
+async fn one_row_is_freed_and_renewed(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    for size in [2, 16, 17, 40] {
+        let ids = names(size);
+        let mut fence = 0;
+        for _ in 0..3 {
+            let held = take(&dao, &ids).await?;
+            assert!(held.locks[0].granted.fence > fence);
+            fence = held.locks[0].granted.fence;
+            assert_eq!(counts(&mut sql).await?, [size as i64, 1, 0]);
+            let rows = "SELECT SUM(until) + SUM(fence) FROM lockcore_ids";
+            let (before, until) =
+                (sql.number(rows).await?, sql.number("SELECT until FROM lockcore_sets").await?);
+            assert_eq!(dao.renew(&held).await?.lost, []);
+            assert_eq!(sql.number(rows).await?, before, "no other row is written");
+            assert!(sql.number("SELECT until FROM lockcore_sets").await? > until);
+            assert_eq!(dao.release(&held).await?.lost, []);
+            assert_eq!(counts(&mut sql).await?, [size as i64, 0, 0]);
+        }
+        // One of them alone stands in its row again, as if there had been no set.
+        let alone = take(&dao, [&ids[0]]).await?;
+        assert_eq!(counts(&mut sql).await?, [size as i64 - 1, 0, 0]);
+        dao.release(&alone).await?;
+    }
+    Ok(())
+}
+
+async fn a_set_is_shown_and_broken(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let held = take(&dao, ["a", "b"]).await?;
+    let fence = held.locks[0].granted.fence;
+    let (a, b) = (Target::Id("a".to_owned()), Target::Id("b".to_owned()));
+    let shown = dao.inspect(&a).await?.holders;
+    assert_eq!(shown.len(), 1);
+    assert_eq!(
+        (&shown[0].context, shown[0].mode, shown[0].fence),
+        (&StoredContext::Known(held.context), Mode::Exclusive, fence)
+    );
+    assert_eq!(dao.list(&Page::default()).await?.ids.len(), 2);
+    dao.break_lock(&a, fence, BreakMode::Now, "me").await?;
+    assert_eq!(dao.inspect(&a).await?.holders, []);
+    assert_eq!(dao.inspect(&b).await?.holders.len(), 1);
+    let lost = dao.renew(&held).await?.lost;
+    assert_eq!(lost.iter().map(|lost| &lost.target).collect::<Vec<_>>(), [&a]);
+    assert_eq!(dao.release_context(&held.context).await?, [b]);
+    assert_eq!(dao.list(&Page::default()).await?.ids, []);
+    // All of a set that nobody else has to do with.
+    let held = take(&dao, ["a", "b", "c"]).await?;
+    assert_eq!(dao.release_context(&held.context).await?.len(), 3);
+    assert_eq!(dao.renew(&held).await?.lost.len(), 3);
+    dao.release(&take(&dao, ["a", "b", "c"]).await?).await?;
+    Ok(())
+}
+
+/// Then the rest is still held, and all of it is renewed and freed as before.
+async fn a_part_that_somebody_waits_for(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    for _ in 0..2 {
+        let held = take(&dao, ["a", "b", "c"]).await?;
+        let (waits, wakeup) = queue(&dao, ["b"]).await?;
+        assert_eq!(counts(&mut sql).await?, [2, 1, 2], "one id was moved");
+        assert_eq!(dao.renew(&held).await?.lost, []);
+        let (others, other_wakeup) = queue(&dao, ["a", "c"]).await?;
+        assert_eq!(dao.release(&held).await?.lost, []);
+        assert_eq!(sql.number(SETS).await?, 0, "nothing is left of the set");
+        let b = handed(&dao, &waits, wakeup).await?;
+        let others = handed(&dao, &others, other_wakeup).await?;
+        for grant in [b, others] {
+            assert_eq!(dao.release(&grant).await?.lost, []);
+        }
+        assert_eq!(counts(&mut sql).await?, [0, 0, 0]);
+    }
+    Ok(())
+}
+
+/// What is renewed of a grant is renewed, and what is freed of it is free, and nothing else.
+async fn a_part_is_renewed_by_itself(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    let lasts = Duration::from_millis(1500);
+    let short = AcquireRequest { lease: Some(lasts), ..request(["a", "b", "c"]) };
+    let held = granted(&dao, &short).await?;
+    let part = |range: std::ops::Range<usize>| {
+        let mut part = held.clone();
+        part.locks = part.locks.drain(range).collect();
+        part
+    };
+    let longer = Grant { lease: Some(Duration::from_secs(60)), ..part(0..2) };
+    assert_eq!(dao.renew(&longer).await?.lost, []);
+    let over = format!(
+        "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) > {} + 1500000",
+        held.locks[0].granted.fence
+    );
+    sql.until(&over, |answer| answer == 1).await?;
+    dao.release(&take(&dao, ["c"]).await?).await?;
+    assert_eq!(dao.release(&part(0..1)).await?.lost, []);
+    dao.release(&take(&dao, ["a"]).await?).await?;
+    assert_eq!(dao.renew(&part(1..2)).await?.lost, []);
+    assert_eq!(dao.release(&held).await?.lost.len(), 2);
+    dao.release(&take(&dao, ["a", "b", "c"]).await?).await?;
+    Ok(())
+}
+
+/// 2.1: a set whose row came after this one's statement began to read such rows, but is older. With few ids, and with many.
+async fn what_was_taken_meanwhile_is_seen(kind: Kind) -> TestResult {
+    for more in [0, 20] {
+        let place = Place::new(kind).await?;
+        let daos = [place.open().await?, place.open().await?];
+        let wanted: Vec<_> = ["a", "b", "d"].map(str::to_owned).into_iter().chain(names(more)).collect();
+        // Of a set that is free, so that its row is looked for; and ids that are there.
+        for ids in [&wanted, &names(2), &["d".to_owned(), "e".to_owned()].to_vec()] {
+            daos[0].release(&take(&daos[0], ids).await?).await?;
+        }
+        let b = take(&daos[0], ["b"]).await?;
+        daos[0].release(&b).await?;
+        let waits = format!(
+            "SELECT COUNT(*) FROM information_schema.innodb_trx t JOIN information_schema.processlist p \
+             ON p.id = t.trx_mysql_thread_id WHERE t.trx_state = 'LOCK WAIT' AND p.db = '{}'",
+            place.database
+        );
+        let mut watch = place.sql().await?;
+        let [mut of_b, mut of_e] = [place.sql().await?, place.sql().await?];
+        for (sql, id) in [(&mut of_b, "b"), (&mut of_e, "e")] {
+            sql.run("BEGIN").await?;
+            sql.run(format!("SELECT id FROM lockcore_ids WHERE ns = 1 AND id = '{id}' FOR UPDATE")).await?;
+        }
+        let [one, two] = daos;
+        // It has its fence, and waits for its last id; then the other one waits for its second.
+        let first = tokio::spawn(async move { take(&one, ["d", "e"]).await });
+        watch.until(&waits, |count| count == 1).await?;
+        let second = tokio::spawn(async move { two.acquire(&request(wanted)).await });
+        watch.until(&waits, |count| count == 2).await?;
+        of_e.run("COMMIT").await?;
+        let held = first.await??;
+        of_b.run("COMMIT").await?;
+        let second = second.await??;
+        assert!(matches!(second, lockcore::Acquired::Refused(_)), "{second:?} beside {held:?}");
+    }
+    Ok(())
+}
+
+/// The fence is what tells sets apart.
+async fn two_in_one_microsecond_are_two(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    for ids in [["a", "b"], ["c", "d"]] {
+        dao.release(&take(&dao, ids).await?).await?;
+    }
+    let mut sql = place.sql().await?;
+    sql.run("SET @then = UNIX_TIMESTAMP(NOW(6)) + 1; SET timestamp = @then").await?;
+    let call = |context: &str, ids: &str| {
+        format!(
+            "CALL lockcore_v1_acquire_many(1, '{context}', 1, 2, 1000000, '', 0, 0, '{}')",
+            ids.replace('\'', "''")
+        )
+    };
+    sql.run(call("one", "61',x'62")).await?;
+    assert_eq!(sql.number(SETS).await?, 1);
+    let refused = sql.run(call("two", "63',x'64")).await.expect_err("it is to be tried again").to_string();
+    assert!(refused.contains("1213"), "{refused}");
+    assert_eq!(sql.number("SELECT COUNT(DISTINCT fence) FROM lockcore_ids WHERE id IN ('c', 'd')").await?, 1);
+    assert_eq!(sql.number(SETS).await?, 1, "nothing of it was taken");
+    sql.run(call("three", "65',x'66")).await.expect_err("new ids, too");
+    assert_eq!(sql.number("SELECT COUNT(*) FROM lockcore_ids WHERE id IN ('e', 'f')").await?, 0);
+    sql.run("SET timestamp = @then + 0.1").await?;
+    sql.run(call("two", "63',x'64")).await?;
+    assert_eq!(sql.number(SETS).await?, 2);
+    Ok(())
+}
+
+/// Also when a later one gets the fence that it had: by a clock that stands still, or after waiting for a row for longer.
+async fn one_that_is_free_stays_free(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    for ids in [["a", "b"], ["c", "d"]] {
+        dao.release(&take(&dao, ids).await?).await?;
+    }
+    let mut sql = place.sql().await?;
+    sql.run("SET timestamp = UNIX_TIMESTAMP(NOW(6))").await?;
+    let take_many = |context: &str, attempt: u32, ids: &str| {
+        format!("CALL lockcore_v1_acquire_many(1, '{context}', {attempt}, 2, 60000000, '', 0, 0, '{ids}')")
+    };
+    sql.run(take_many("one", 1, "61'',x''62")).await?;
+    let fence = sql.number("SELECT fence FROM lockcore_sets").await?;
+    sql.run(format!("CALL lockcore_v1_release_set(1, 'one', {fence}, 2, '61'',x''62')")).await?;
+    sql.run(take_many("two", 2, "63'',x''64")).await?;
+    assert_eq!(sql.number("SELECT fence FROM lockcore_sets").await?, fence);
+    let free = Target::Id("a".to_owned());
+    assert_eq!(dao.inspect(&free).await?.holders, []);
+    assert_eq!(dao.list(&Page::default()).await?.ids.len(), 2);
+    dao.release(&take(&dao, ["a"]).await?).await?;
+    dao.release(&take(&dao, ["a", "b"]).await?).await?;
+    assert_eq!(dao.release_context(&Uuid::nil()).await?, []);
+    Ok(())
+}
+
+/// 2.3: its lease was over when somebody else took one of its ids, or a sweep freed it. A renewal that came in time, by the
+/// clock with which its statement began, but gets to the row only now, must not bring the set back.
+async fn one_that_was_taken_over_is_not_renewed(kind: Kind) -> TestResult {
+    let many = names(20);
+    for ways in 0..4 {
+        let place = Place::new(kind).await?;
+        let dao = place.open().await?;
+        let mut sql = place.sql().await?;
+        let lasts = Duration::from_millis(100);
+        let held = granted(&dao, &AcquireRequest { lease: Some(lasts), ..request(["00", "x"]) }).await?;
+        let fence = held.locks[0].granted.fence;
+        let until = sql.number("SELECT until FROM lockcore_sets").await?;
+        let over = "SELECT MAX(until) <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) FROM lockcore_sets";
+        sql.until(over, |answer| answer == 1).await?;
+        let others = match ways {
+            0 => take(&dao, ["00"]).await?,
+            1 => take(&dao, ["00", "01"]).await?,
+            2 => take(&dao, &many).await?,
+            _ => {
+                // Up to the first of its ids, so that the set is still there.
+                assert_eq!(dao.sweep(1, None).await?.removed, 1);
+                take(&dao, ["00"]).await?
+            }
+        };
+        sql.run(format!("SET timestamp = ({until} - 1000) / 1000000")).await?;
+        let context = lockcore::ContextId::stored(&held.context);
+        sql.run(format!(
+            "CALL lockcore_v1_renew(1, '{context}', NULL, {fence}, '[[\"3030\",{fence}],[\"78\",{fence}]]', 2, 60000000)"
+        ))
+        .await?;
+        sql.run("SET timestamp = 0").await?;
+        let lasts_on = format!(
+            "SELECT COUNT(*) FROM lockcore_sets WHERE fence = {fence} AND until > {until} AND NOT parted"
+        );
+        assert_eq!(sql.number(lasts_on).await?, 0, "the set came back");
+        let holders = dao.inspect(&Target::Id("00".to_owned())).await?.holders;
+        assert_eq!(
+            holders.iter().map(|holder| &holder.context).collect::<Vec<_>>(),
+            [&StoredContext::Known(others.context)]
+        );
+        let lost: Vec<_> = dao.renew(&held).await?.lost.into_iter().map(|lost| lost.target).collect();
+        assert!(lost.contains(&Target::Id("00".to_owned())), "{lost:?}");
+        assert_eq!(dao.release(&others).await?.lost, []);
+    }
+    Ok(())
+}
+
+/// 2.1: all of a set, or nothing, also while others make the rows of its ids.
+async fn of_those_who_want_new_ids_one_gets_them(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let daos = [place.open().await?, place.open().await?, place.open().await?];
+    let mut won = 0;
+    for round in 0..50 {
+        let sets = match round % 2 {
+            0 => [vec![1, 2], vec![2, 3], vec![1, 3]],
+            _ => [vec![1], vec![1, 2], vec![1]],
+        };
+        let asked = daos.iter().zip(sets).map(async |(dao, set)| {
+            let request = request(set.iter().map(|number| format!("{round} {number}")).collect::<Vec<_>>());
+            Ok::<_, Error>(match dao.acquire(&request).await? {
+                lockcore::Acquired::Granted(granted) => {
+                    Some((dao, Grant::new(request.context, request.claims, granted, request.lease)))
+                }
+                _ => None,
+            })
+        });
+        let granted: Vec<_> = try_join_all(asked).await?.into_iter().flatten().collect();
+        assert!(granted.len() <= 1, "{granted:?}");
+        for (dao, grant) in granted {
+            won += 1;
+            assert_eq!(dao.release(&grant).await?.lost, []);
+        }
+    }
+    assert!(won >= 25, "of 50 rounds {won}");
+    Ok(())
+}
+
+async fn a_guarded_write_knows_sets(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    sql.run("CREATE TABLE account (balance INT); INSERT INTO account VALUES (0)").await?;
+    let text = format!("UPDATE account SET balance = balance + 1 WHERE {}", dao.fence_check());
+    let mut write = async |fence: u64| {
+        let write = sqlx::query(AssertSqlSafe(&*text));
+        let write = write.bind(&b"default"[..]).bind(&b"a"[..]).bind(fence as i64);
+        Ok::<_, Error>(sql.0.execute(write).await?.rows_affected())
+    };
+    let held = take(&dao, ["a", "b"]).await?;
+    let fence = held.locks[0].granted.fence;
+    assert_eq!((write(fence).await?, write(fence - 1).await?), (1, 0));
+    dao.release(&held).await?;
+    assert_eq!(write(fence).await?, 0, "it was released");
+    Ok(())
+}
+
+/// Counted by its locks; what was freed is no lock that is over.
+async fn what_is_over_is_swept(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    let lasts = Duration::from_millis(100);
+    granted(&dao, &AcquireRequest { lease: Some(lasts), ..request(names(20)) }).await?;
+    // Before the others in the order in which they are looked through.
+    dao.release(&take(&dao, ["!", "!!"]).await?).await?;
+    let held = take(&dao, ["c", "d"]).await?;
+    let over =
+        "SELECT MIN(until) <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) FROM lockcore_sets";
+    sql.until(over, |answer| answer == 1).await?;
+    assert_eq!(dao.sweep(20, None).await?.removed, 20);
+    assert_eq!(dao.sweep(20, None).await?.removed, 0);
+    assert_eq!(counts(&mut sql).await?, [4, 1, 0]);
+    assert_eq!(dao.release(&held).await?.lost, []);
+    // After an hour nothing is left of what was freed.
+    let ago = "UPDATE lockcore_ids SET fence = fence - 4000000000";
+    assert_eq!(sql.run(ago).await?, 24);
+    assert_eq!(dao.sweep(100, None).await?.removed, 0);
+    assert_eq!(sql.number("SELECT COUNT(*) FROM lockcore_ids").await?, 0);
+    Ok(())
+}
