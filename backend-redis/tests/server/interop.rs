@@ -147,7 +147,8 @@ pub(crate) async fn nobody_else_gets_in_when_a_lease_ends_while_ours_wait() -> T
     let key = place.key("a");
     for claim in [exclusive("a"), shared("a")] {
         let [dead, us] = store.callers();
-        let dead = dead.with_lease(Duration::from_secs(1));
+        // Long enough that it is not over before the other one is in line, also if the machine stalls.
+        let dead = dead.with_lease(Duration::from_secs(5));
         dead.take([claim.clone()]).await;
         let mut place_in_queue = us.queue([exclusive("a")]).await;
         // The key outlives the lease, so that whoever comes first at its end is one of ours.
@@ -175,7 +176,7 @@ pub(crate) async fn what_others_free_wakes_our_first_waiter() -> TestResult {
                 json!(["release", key])
             }
             "expiry" => {
-                assert_eq!(python.call(json!(["set_nx", key, "theirs", 1000])).await, true);
+                assert_eq!(python.call(json!(["set_nx", key, "theirs", 5000])).await, true);
                 json!(["get", key])
             }
             _ => {
@@ -220,7 +221,7 @@ pub(crate) async fn who_comes_late_frees_nothing_of_ours() -> TestResult {
     let place = Place::shared().await?;
     let (store, mut python) = (place.store().await, Python::start(&place.url).await?);
     let (key, us) = (place.key("a"), store.caller());
-    assert_eq!(python.call(json!(["acquire", key, 0.3, null])).await, true);
+    assert_eq!(python.call(json!(["acquire", key, 5, null])).await, true);
     let grant = us.queue(["a"]).await.granted().await;
     assert_eq!(python.call(json!(["extend", key, 30])).await, false);
     assert_eq!(python.call(json!(["release", key])).await, "not owned");
