@@ -96,11 +96,12 @@ body: BEGIN
     SET v_fence = {clock};
     DO LAST_INSERT_ID(0);
     IF p_plain AND p_n = 1 THEN
-      INSERT INTO {ids} (ns, id, fence, context, attempt, owner, lease, until, since)
-        VALUES (p_ns, p_id, v_fence, p_context, p_attempt, p_owner, p_lease, v_fence + p_lease, v_fence) {unless there};
+      INSERT INTO {ids} (ns, id, fence, context, attempt, owner, lease, until, since, born)
+        VALUES (p_ns, p_id, v_fence, p_context, p_attempt, p_owner, p_lease, v_fence + p_lease, v_fence, v_fence)
+        {unless there};
     ELSE
-      INSERT INTO {ids} (ns, id, fence, extra, attempt)
-        SELECT p_ns, UNHEX(j.id), IF(p_plain, v_fence, 0), IF(p_plain, 3, 0), p_attempt FROM {set} {unless there};
+      INSERT INTO {ids} (ns, id, fence, extra, attempt, born)
+        SELECT p_ns, UNHEX(j.id), IF(p_plain, v_fence, 0), IF(p_plain, 3, 0), p_attempt, v_fence FROM {set} {unless there};
     END IF;
     IF p_plain AND LAST_INSERT_ID() = 0 THEN
       -- All are, and nobody withdrew the attempt: a withdrawal writes into the rows.

@@ -6,6 +6,8 @@
 -- in one row. All else (shared holders, slots, more waiters) is in claims; then extra = 1 and until = 0. Whose context stands
 -- there with until = 0 holds it no more: a row that keeps its length is changed in its place. session: who is to be told
 -- that it was handed over; 0 if that is confirmed. marked: until when an attempt to take the id may be marked as withdrawn.
+-- born: when the row was made. Nearly all rows have no session, and stand in the two other indexes as of it: new ones come
+-- next to each other there, wherever they stand in the table.
 CREATE TABLE IF NOT EXISTS {ids} (
   ns INT UNSIGNED NOT NULL,
   id VARBINARY(1024) NOT NULL,
@@ -26,9 +28,10 @@ CREATE TABLE IF NOT EXISTS {ids} (
   next_lease BIGINT NOT NULL DEFAULT 0,
   next_ticket BIGINT NOT NULL DEFAULT 0,
   next_session BIGINT NOT NULL DEFAULT 0,
+  born BIGINT NOT NULL DEFAULT 0,
   PRIMARY KEY (ns, id),
-  KEY by_session (session),
-  KEY by_next (next_session)
+  KEY by_session (session, born),
+  KEY by_next (next_session, born)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
 //
 -- Who took several ids at once, how many, and until when. parted: some of these ids are in claims by now, because somebody
