@@ -34,6 +34,9 @@ const TEXTS: &[&str] = &[
 /// What is said more than once. They may stand in each other.
 const PIECES: &[(&str, &str)] = &[
     // The set that a routine works on: position from 1, id, then mode, permits and limit, or the fence.
+    // Many ids are put together by columns, `GROUP_CONCAT('["', j.id, ..)`, and many rows are changed by `INSERT .. SELECT ..
+    // ON DUPLICATE KEY UPDATE`: for what a function makes of a long text, and for the keys of what a joined `UPDATE` is going to
+    // change, MariaDB makes a file each time, which takes milliseconds.
     (
         "set",
         "JSON_TABLE(p_set, '$[*]' COLUMNS (n FOR ORDINALITY, id VARCHAR(2048) CHARACTER SET ascii PATH '$[0]', \
@@ -131,15 +134,27 @@ const PIECES: &[(&str, &str)] = &[
     // There is none any more. Read with a lock: a set that was taken after the statement began is not seen otherwise, but
     // its rows are. One whose lease is over is still there, and has to be parted before anybody takes over: a renewal may
     // have begun in time, and come to its row only then.
-    (
-        "set of i is gone",
-        "(SELECT g.fence FROM {sets} g WHERE {of set g} LOCK IN SHARE MODE) IS NULL",
-    ),
+    ("set of i is gone", "(SELECT g.fence FROM {sets} g WHERE {of set g} LOCK IN SHARE MODE) IS NULL"),
     // All that was taken together, if nobody else has to do with any of it.
     (
         "whole set of p",
         "ns = p_ns AND fence = p_fence AND context = p_context AND ids = p_n AND parted = 0 AND until > {clock} \
          AND until - lease <= {clock}",
+    ),
+    // What the context holds of a set, in the row of the id and elsewhere.
+    (
+        "own row i",
+        "i.ns = p_ns AND i.id = UNHEX(j.id) AND i.context = p_context AND i.fence = j.a AND i.until > v_now",
+    ),
+    (
+        "own claim o",
+        "o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0 AND o.number = j.a AND o.context = p_context \
+         AND o.until > v_now AND o.broken = 0",
+    ),
+    // The lease is over of who holds `i` in its row, or as of `g`, if that is there.
+    (
+        "row is over",
+        "(i.extra = 0 AND i.until > 0 AND i.until <= v_now OR i.extra = 3 AND IFNULL(g.until, 0) <= v_now)",
     ),
     // What is between two ids in `p_ids`: in hexadecimal, so that with a bit before and behind it is a list of literals. If
     // somebody made it up, it holds something else that is no digit.
@@ -227,16 +242,16 @@ const PIECES: &[(&str, &str)] = &[
          LEAST(i.until - v_now, i.lease), ',0,[]]'), ''), IF(i.extra = 3, IFNULL((SELECT CONCAT('[\"', HEX(g.context), \
          '\",\"', HEX(g.owner), '\",2,0,0,', g.fence, ',', g.since, ',', g.lease, ',', LEAST(g.until - v_now, g.lease), \
          ',0,[]]') FROM {sets} g WHERE {of set g} AND g.until > v_now), ''), \
-         IFNULL((SELECT GROUP_CONCAT(CONCAT('[\"', HEX(h.context), \
+         IFNULL((SELECT GROUP_CONCAT('[\"', HEX(h.context), \
          '\",\"', HEX(h.owner), '\",', h.mode, ',', h.permits, ',', h.cap, ',', h.number, ',', h.since, ',', h.lease, \
-         ',', LEAST(h.until - v_now, h.lease), ',', h.broken, ',', IF(h.indexes = '', '[]', h.indexes), ']') \
+         ',', LEAST(h.until - v_now, h.lease), ',', h.broken, ',', IF(h.indexes = '', '[]', h.indexes), ']' \
          ORDER BY h.number) FROM {claims} h WHERE h.ns = p_ns AND h.id = i.id AND h.state = 0 AND h.until > v_now), \
          ''))), '],\"w\":[', IF(i.extra = 2, IF({next is alive}, CONCAT('[\"', HEX(i.next_context), '\",\"', \
-         HEX(i.next_owner), '\",2,0,0,', i.next_ticket, ']'), ''), IFNULL((SELECT GROUP_CONCAT(CONCAT('[\"', \
-         HEX(w.context), '\",\"', HEX(w.owner), '\",', w.mode, ',', w.permits, ',', w.cap, ',', w.since, ']') ORDER BY w.number) FROM {claims} w \
+         HEX(i.next_owner), '\",2,0,0,', i.next_ticket, ']'), ''), IFNULL((SELECT GROUP_CONCAT('[\"', \
+         HEX(w.context), '\",\"', HEX(w.owner), '\",', w.mode, ',', w.permits, ',', w.cap, ',', w.since, ']' ORDER BY w.number) FROM {claims} w \
          JOIN {sessions} s ON s.session = w.session AND {alive s} WHERE w.ns = p_ns AND w.id = i.id \
-         AND w.state IN (2, 3)), '')), '],\"f\":', i.frozen, ',\"b\":[', IFNULL((SELECT GROUP_CONCAT(CONCAT('[\"', \
-         HEX(b.context), '\",', b.fence, ',\"', HEX(b.breaker), '\",', b.at, ',', b.freed, ']') ORDER BY b.number) \
+         AND w.state IN (2, 3)), '')), '],\"f\":', i.frozen, ',\"b\":[', IFNULL((SELECT GROUP_CONCAT('[\"', \
+         HEX(b.context), '\",', b.fence, ',\"', HEX(b.breaker), '\",', b.at, ',', b.freed, ']' ORDER BY b.number) \
          FROM {breaks} b WHERE b.ns = p_ns AND b.id = i.id), ''), ']}')",
     ),
 ];

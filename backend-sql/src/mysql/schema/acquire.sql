@@ -115,17 +115,16 @@ body: BEGIN
   END IF;
   -- After the locks: waiting for them takes time.
   SET v_now = {clock};
-  IF v_extra = 3 THEN
-    UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) SET i.extra = 0
-      WHERE i.extra = 3 AND {set of i is gone};
-    SELECT MAX(i.extra) INTO v_extra FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id);
+  IF p_plain AND v_extra = 3 THEN
+    SELECT MAX(IF(i.extra = 3 AND {set of i is gone}, 0, i.extra)) INTO v_extra
+      FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id);
   END IF;
   IF p_plain AND v_extra = 0 AND v_until <= v_now AND (p_n = 1 OR v_fence < v_now) THEN
     -- Nothing but ended leases. Whether the attempt was withdrawn is read in a statement after the locks, too.
     SET v_fence = GREATEST(v_fence + 1, v_now);
     IF p_n = 1 THEN
-      UPDATE {row} SET fence = v_fence, context = p_context, attempt = p_attempt, owner = p_owner, lease = p_lease,
-          until = v_now + p_lease, since = v_now, session = 0
+      UPDATE {row} SET fence = v_fence, extra = 0, context = p_context, attempt = p_attempt, owner = p_owner,
+          lease = p_lease, until = v_now + p_lease, since = v_now, session = 0
         WHERE ns = p_ns AND id = p_id AND NOT EXISTS ({mark});
     ELSE
       INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set} WHERE NOT EXISTS ({mark})

@@ -128,7 +128,7 @@ BEGIN
       STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i};
     SET v_now = {clock};
     CALL {v1_tidy}(p_ns, p_set, v_now, v_ended, v_waiters);
-    SELECT GROUP_CONCAT(CONCAT('"', j.id, '"') ORDER BY j.n) INTO v_freed FROM {set} STRAIGHT_JOIN {claims} o
+    SELECT GROUP_CONCAT('"', j.id, '"' ORDER BY j.n) INTO v_freed FROM {set} STRAIGHT_JOIN {claims} o
       ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0 AND o.context = p_context AND o.until > v_now;
     DELETE o FROM {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.context = p_context;
     CALL {v1_prune}(p_ns, p_set, v_now);

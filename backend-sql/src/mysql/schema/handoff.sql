@@ -44,7 +44,6 @@ BEGIN
     SELECT p_ns, i.id, 3, i.next_ticket, i.next_context, i.next_attempt, 2, 0, 0, '', i.next_owner, i.next_lease, 0,
       i.next_ticket, i.next_session, 1
     FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) WHERE i.extra = 2;
-  -- So is every such update of many rows of ids written: a joined one would need a temporary table.
   INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set}
     ON DUPLICATE KEY UPDATE extra = IF({ids}.until > 0, 1, {ids}.extra), until = 0, session = 0, next_session = 0;
 END
@@ -259,10 +258,10 @@ body: BEGIN
       END IF;
       SET v_single = NULL;
       IF v_cursors <> '[]' THEN
-        SELECT GROUP_CONCAT(CONCAT('["', c.id, '",', c.line, ',', c.after, ',', c.mode, ',', c.above, ']') ORDER BY c.n)
+        SELECT GROUP_CONCAT('["', c.id, '",', c.line, ',', c.after, ',', c.mode, ',', c.above, ']' ORDER BY c.n)
           INTO v_kept FROM {cursors} WHERE c.line < 9 AND c.id NOT IN (SELECT j.id FROM {set});
       END IF;
-      SELECT CONCAT('[', CONCAT_WS(',', v_kept, GROUP_CONCAT(CONCAT('["', j.id, '",', l.line, ',0,-1,0]'))), ']')
+      SELECT CONCAT('[', CONCAT_WS(',', v_kept, GROUP_CONCAT('["', j.id, '",', l.line, ',0,-1,0]')), ']')
         INTO v_cursors FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id)
         STRAIGHT_JOIN (SELECT 2 AS line UNION ALL SELECT 3) l
         WHERE i.frozen = 0

@@ -181,18 +181,20 @@ body: BEGIN
         AND broken = 0;
     SET v_found = ROW_COUNT();
   ELSE
-    UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) AND i.context = p_context
-        AND i.fence = j.a
-      SET i.lease = GREATEST(p_lease, LEAST(i.until - v_now, i.lease)),
-        i.until = v_now + GREATEST(p_lease, LEAST(i.until - v_now, i.lease)), i.session = 0
-      WHERE i.until > v_now;
-    SET v_found = ROW_COUNT();
-    UPDATE {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0 AND o.number = j.a
-        AND o.context = p_context
-      SET o.lease = GREATEST(p_lease, LEAST(o.until - v_now, o.lease)),
-        o.until = v_now + GREATEST(p_lease, LEAST(o.until - v_now, o.lease)), o.told = 0, o.session = 0
-      WHERE o.until > v_now AND o.broken = 0;
-    SET v_more = ROW_COUNT();
+    SELECT COUNT(i.id), COUNT(o.id) INTO v_found, v_more
+      FROM {set} LEFT JOIN {ids} i ON {own row i} LEFT JOIN {claims} o ON {own claim o};
+    IF v_found > 0 THEN
+      INSERT INTO {ids} (ns, id) SELECT i.ns, i.id FROM {set} STRAIGHT_JOIN {ids} i ON {own row i}
+        ON DUPLICATE KEY UPDATE lease = GREATEST(p_lease, LEAST({ids}.until - v_now, {ids}.lease)),
+          until = v_now + {ids}.lease, session = 0;
+    END IF;
+    IF v_more > 0 THEN
+      INSERT INTO {claims} (ns, id, state, number, context, attempt, mode, permits, cap, indexes, owner, lease, until, since)
+        SELECT o.ns, o.id, o.state, o.number, '', 0, 0, 0, 0, '', '', 0, 0, 0
+          FROM {set} STRAIGHT_JOIN {claims} o ON {own claim o}
+        ON DUPLICATE KEY UPDATE lease = GREATEST(p_lease, LEAST({claims}.until - v_now, {claims}.lease)),
+          until = v_now + {claims}.lease, told = 0, session = 0;
+    END IF;
   END IF;
   IF v_found + v_more < p_n THEN
     CALL {v1_tidy}(p_ns, p_set, v_now, v_found, v_more);

@@ -47,7 +47,7 @@ body: BEGIN
       FROM (SELECT w.id {ended} UNION SELECT w.id {ended in row} UNION SELECT w.id {silent}) q;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    SELECT CONCAT('[', GROUP_CONCAT(CONCAT('["', HEX(i.id), '"]') ORDER BY i.id), ']') INTO v_set
+    SELECT CONCAT('[', GROUP_CONCAT('["', j.id, '"]' ORDER BY j.n), ']') INTO v_set
       FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i} SKIP LOCKED;
     IF v_set IS NOT NULL THEN
       SET p_set = v_set, v_now = {clock};

@@ -55,21 +55,23 @@ body: BEGIN
   IF p_set IS NOT NULL THEN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    SELECT CONCAT('[', GROUP_CONCAT(CONCAT('["', HEX(i.id), '"]') ORDER BY i.id), ']') INTO v_set
+    SELECT CONCAT('[', GROUP_CONCAT('["', j.id, '"]' ORDER BY j.n), ']') INTO v_set
       FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) {for update of i} SKIP LOCKED;
     IF v_set IS NOT NULL THEN
       SET p_set = v_set, v_now = {clock};
-      UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) SET i.until = 0, i.session = 0
-        WHERE i.extra = 0 AND i.until > 0 AND i.until <= v_now;
-      SET v_removed = ROW_COUNT();
       -- Of sets, parted first (see `set of i is gone`); what was freed is no lock that is over.
       UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) AND i.extra = 3
           STRAIGHT_JOIN {sets} g ON {of set g}
         SET g.parted = 1 WHERE g.until <= v_now;
-      SELECT v_removed + COUNT(*) INTO v_removed FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id)
-        STRAIGHT_JOIN {sets} g ON {of set g} WHERE i.extra = 3 AND g.until <= v_now;
-      UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) SET i.extra = 0
-        WHERE i.extra = 3 AND IFNULL((SELECT g.until FROM {sets} g WHERE {of set g}), 0) <= v_now;
+      SELECT COUNT(IF(i.extra = 3, g.until, NULLIF(i.until, 0))), COUNT(*) INTO v_removed, v_locked
+        FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) LEFT JOIN {sets} g ON {of set g}
+        WHERE {row is over};
+      IF v_locked > 0 THEN
+        INSERT INTO {ids} (ns, id)
+          SELECT i.ns, i.id FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id)
+            LEFT JOIN {sets} g ON {of set g} WHERE {row is over}
+          ON DUPLICATE KEY UPDATE extra = 0, until = 0, session = 0;
+      END IF;
       SET v_room = p_batch - v_removed;
       DELETE i FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id)
         WHERE i.until = 0 AND i.extra = 0 AND i.fence < v_now - {hour} AND i.marked <= v_now;
