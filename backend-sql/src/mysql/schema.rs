@@ -324,6 +324,8 @@ fn piece(word: &str, flavor: Flavor) -> Option<Cow<'static, str>> {
         |of_one: fn(usize) -> String| (1..=FEW).map(of_one).collect::<Vec<_>>().join(", ").into();
     Some(match word {
         "for update of i" => flavor.for_update_of_i().into(),
+        "asked once" => flavor.asked_once()[0].into(),
+        "asked" => flavor.asked_once()[1].into(),
         "execute" => flavor.execute().into(),
         "few" => each_of_few(|n| format!("p_{n}")),
         "few parameters" => each_of_few(|n| format!("p_{n} VARBINARY(1024)")),

@@ -22,6 +22,11 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         test(kind, "sets::what_was_taken_meanwhile_is_seen", what_was_taken_meanwhile_is_seen),
         test(kind, "sets::two_in_one_microsecond_are_two", two_in_one_microsecond_are_two),
         test(kind, "sets::one_that_is_free_stays_free", one_that_is_free_stays_free),
+        test(
+            kind,
+            "sets::one_that_is_known_to_be_gone_is_no_other",
+            one_that_is_known_to_be_gone_is_no_other,
+        ),
         test(kind, "sets::one_that_was_taken_over_is_not_renewed", one_that_was_taken_over_is_not_renewed),
         test(kind, "sets::of_those_who_want_new_ids_one_gets_them", of_those_who_want_new_ids_one_gets_them),
         test(kind, "sets::a_guarded_write_knows_sets", a_guarded_write_knows_sets),
@@ -243,6 +248,49 @@ async fn one_that_is_free_stays_free(kind: Kind) -> TestResult {
     dao.release(&take(&dao, ["a", "b"]).await?).await?;
     assert_eq!(dao.release_context(&Uuid::nil()).await?, []);
     Ok(())
+}
+
+/// 2.1: that a set is gone may be remembered, but not of another one that has its fence. With few ids, and with many.
+async fn one_that_is_known_to_be_gone_is_no_other(kind: Kind) -> TestResult {
+    for few in [true, false] {
+        let place = Place::new(kind).await?;
+        let dao = place.open().await?;
+        for ids in [["a", "b"], ["c", "d"]] {
+            dao.release(&take(&dao, ids).await?).await?;
+        }
+        let mut sql = place.sql().await?;
+        let asks = |context: &str, attempt: u32, ids: [&str; 2]| {
+            let [one, other] = ids;
+            let (which, ids) = match few {
+                true => ("few", format!("'{one}', '{other}'{}", ", NULL".repeat(14))),
+                false => ("many", format!("'{}'',x''{}'", hex(one), hex(other))),
+            };
+            format!(
+                "CALL lockcore_v1_acquire_{which}(1, '{context}', {attempt}, 2, 60000000, '', 0, 0, {ids})"
+            )
+        };
+        let has = |context: &str| format!("SELECT COUNT(*) FROM lockcore_sets WHERE context = '{context}'");
+        sql.run("SET @then = UNIX_TIMESTAMP(NOW(6)); SET timestamp = @then").await?;
+        sql.run(asks("one", 1, ["a", "b"])).await?;
+        let fence = sql.number("SELECT fence FROM lockcore_sets").await?;
+        sql.run(format!("CALL lockcore_v1_release_set(1, 'one', {fence}, 2, '61'',x''62')")).await?;
+        sql.run(asks("two", 2, ["c", "d"])).await?;
+        assert_eq!(sql.number("SELECT fence FROM lockcore_sets").await?, fence);
+        sql.run("SET timestamp = @then + 0.1").await?;
+        sql.run(asks("three", 3, ["a", "b"])).await?;
+        assert_eq!(sql.number(has("three")).await?, 1);
+        sql.run(asks("four", 4, ["c", "d"])).await?;
+        assert_eq!(sql.number(has("four")).await?, 0, "they are held");
+        // Nor does what was known when it was free say that it still is.
+        sql.run("SET timestamp = @then + 0.2").await?;
+        sql.run(asks("five", 5, ["a", "b"])).await?;
+        assert_eq!(sql.number(has("five")).await?, 0, "they are held, too");
+    }
+    Ok(())
+}
+
+fn hex(id: &str) -> String {
+    id.bytes().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// 2.3: its lease was over when somebody else took one of its ids, or a sweep freed it. A renewal that came in time, by the

@@ -37,7 +37,7 @@ body: BEGIN
   START TRANSACTION;
   UPDATE {ids} i FORCE INDEX (PRIMARY) SET fence = v_fence, extra = 3, until = 0, attempt = p_attempt
     WHERE ns = p_ns AND id IN ({few}) AND marked <= v_fence AND fence < v_fence
-      AND (extra = 0 AND until <= v_fence AND session = 0 OR extra = 3 AND {set of i is gone});
+      AND (extra = 0 AND until <= v_fence AND session = 0 OR extra = 3 AND {asked once}{set of i is gone}{asked});
   {taken if all};
   CALL {v1_acquire}(p_ns, p_context, p_attempt, NULL,
     CONCAT('[["', REPLACE(CONCAT_WS(' ', {few in hex}), ' ', '",2,0,0],["'), '",2,0,0]]'), p_n, 1, p_lease, p_owner, p_flags, p_session);
@@ -56,8 +56,8 @@ body: BEGIN
     SET @lockcore = CONCAT('UPDATE ', {ids as text}, ' i FORCE INDEX (PRIMARY) SET fence = ', v_fence,
       ', extra = 3, until = 0, attempt = ', p_attempt, ' WHERE ns = ', p_ns, ' AND id IN (x''', p_ids, ''') AND marked <= ',
       v_fence, ' AND fence < ', v_fence, ' AND (extra = 0 AND until <= ', v_fence,
-      ' AND session = 0 OR extra = 3 AND (SELECT g.fence FROM ', {sets as text},
-      ' g WHERE {of set g} LOCK IN SHARE MODE) IS NULL)');
+      ' AND session = 0 OR extra = 3 AND {asked once}(SELECT g.fence FROM ', {sets as text},
+      ' g WHERE {of set g} LOCK IN SHARE MODE) IS NULL{asked})');
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
     {execute};
