@@ -40,7 +40,7 @@ fn a_holder_stopped_past_its_lease_writes_nothing_and_ends_as_lost(store: &Store
     fs::write(store.path("write"), GUARDED_WRITE).expect("written");
     let command = "echo $$ > pid; touch started; while [ ! -e go ]; do sleep 0.02; done; \
                    sh write stale; touch tried; sleep 600";
-    let (_, lease) = store.lease(Duration::from_secs(1));
+    let (_, lease) = store.lease(Duration::from_secs(4));
     let stale = store.start(&["run", "--id", "a", "--lease", &lease, "--", "sh", "-c", command]);
     store.until_file("started");
     stale.signal(Signal::SIGSTOP);
@@ -116,7 +116,7 @@ fn what_is_lost_only_at_the_release_is_told_with_the_commands_code(store: &Store
 
 fn a_store_that_does_not_answer_until_the_lease_ends_is_a_loss(store: &Store) {
     let url = "sqlite:locks.db?busy_timeout=100ms";
-    let args = ["run", "--id", "a", "--lease", "1s", "--url", url, "--", "sh", "-c", GROUP];
+    let args = ["run", "--id", "a", "--lease", "4s", "--url", url, "--", "sh", "-c", GROUP];
     let holder = store.start(&args);
     store.until_file("started");
     // Another program that writes to the file, and does not end.

@@ -61,7 +61,7 @@ fn a_token_is_renewed_and_its_lease_ends_without(store: &Store) {
 }
 
 fn a_token_whose_lock_was_taken_over_releases_nothing(store: &Store) {
-    let (_, lease) = store.lease(Duration::from_millis(200));
+    let (_, lease) = store.lease(Duration::from_secs(4));
     let stale = acquire(store, &["--id", "a", "--id", "b", "--lease", &lease]);
     let fresh = acquire(store, &["--id", "a", "--wait", "30s", "--lease", "10m"]);
     for command in ["release", "renew"] {
