@@ -31,10 +31,18 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         test(kind, "sets::of_those_who_want_new_ids_one_gets_them", of_those_who_want_new_ids_one_gets_them),
         test(kind, "sets::a_guarded_write_knows_sets", a_guarded_write_knows_sets),
         test(kind, "sets::what_is_over_is_swept", what_is_over_is_swept),
+        test(
+            kind,
+            "sets::one_that_is_renewed_meanwhile_is_not_swept",
+            one_that_is_renewed_meanwhile_is_not_swept,
+        ),
     ]
 }
 
 const ROWS: &str = "SELECT COUNT(*) FROM lockcore_ids WHERE extra = 3";
+/// The lease of a set is over.
+const OVER: &str =
+    "SELECT MIN(until) <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) FROM lockcore_sets";
 const SETS: &str = "SELECT COUNT(*) FROM lockcore_sets";
 const CLAIMS: &str = "SELECT COUNT(*) FROM lockcore_claims";
 
@@ -169,11 +177,7 @@ async fn what_was_taken_meanwhile_is_seen(kind: Kind) -> TestResult {
         }
         let b = take(&daos[0], ["b"]).await?;
         daos[0].release(&b).await?;
-        let waits = format!(
-            "SELECT COUNT(*) FROM information_schema.innodb_trx t JOIN information_schema.processlist p \
-             ON p.id = t.trx_mysql_thread_id WHERE t.trx_state = 'LOCK WAIT' AND p.db = '{}'",
-            place.database
-        );
+        let waits = waiting(&place);
         let mut watch = place.sql().await?;
         let [mut of_b, mut of_e] = [place.sql().await?, place.sql().await?];
         for (sql, id) in [(&mut of_b, "b"), (&mut of_e, "e")] {
@@ -310,8 +314,7 @@ async fn one_that_was_taken_over_is_not_renewed(kind: Kind) -> TestResult {
         let held = granted(&dao, &AcquireRequest { lease: Some(lasts), ..request(["00", "x"]) }).await?;
         let fence = held.locks[0].granted.fence;
         let until = sql.number("SELECT until FROM lockcore_sets").await?;
-        let over = "SELECT MAX(until) <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) FROM lockcore_sets";
-        sql.until(over, |answer| answer == 1).await?;
+        sql.until(OVER, |answer| answer == 1).await?;
         let others = match ways {
             0 => take(&dao, ["00"]).await?,
             1 => take(&dao, ["00", "01"]).await?,
@@ -376,6 +379,37 @@ async fn of_those_who_want_new_ids_one_gets_them(kind: Kind) -> TestResult {
     Ok(())
 }
 
+/// 2.3: its lease was over when the sweep looked, but not any more when the sweep has it.
+async fn one_that_is_renewed_meanwhile_is_not_swept(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let (dao, sweeper) = (place.open().await?, place.open().await?);
+    let [mut renewal, mut watch] = [place.sql().await?, place.sql().await?];
+    let lasts = Duration::from_millis(100);
+    let held = granted(&dao, &AcquireRequest { lease: Some(lasts), ..request(["a", "b"]) }).await?;
+    watch.until(OVER, |answer| answer == 1).await?;
+    renewal.run("BEGIN").await?;
+    renewal
+        .run("UPDATE lockcore_sets SET lease = 60000000, until = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) + lease")
+        .await?;
+    let sweep = tokio::spawn(async move { sweeper.sweep(10, None).await });
+    watch.until(&waiting(&place), |count| count == 1).await?;
+    renewal.run("COMMIT").await?;
+    assert_eq!(sweep.await??.removed, 0);
+    assert_eq!(dao.inspect(&Target::Id("a".to_owned())).await?.holders.len(), 1);
+    assert_eq!(dao.renew(&held).await?.lost, []);
+    assert_eq!(dao.release(&held).await?.lost, []);
+    Ok(())
+}
+
+/// How many transactions wait for a row.
+fn waiting(place: &Place) -> String {
+    format!(
+        "SELECT COUNT(*) FROM information_schema.innodb_trx t JOIN information_schema.processlist p \
+         ON p.id = t.trx_mysql_thread_id WHERE t.trx_state = 'LOCK WAIT' AND p.db = '{}'",
+        place.database
+    )
+}
+
 async fn a_guarded_write_knows_sets(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.open().await?;
@@ -405,9 +439,7 @@ async fn what_is_over_is_swept(kind: Kind) -> TestResult {
     // Before the others in the order in which they are looked through.
     dao.release(&take(&dao, ["!", "!!"]).await?).await?;
     let held = take(&dao, ["c", "d"]).await?;
-    let over =
-        "SELECT MIN(until) <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) FROM lockcore_sets";
-    sql.until(over, |answer| answer == 1).await?;
+    sql.until(OVER, |answer| answer == 1).await?;
     assert_eq!(dao.sweep(20, None).await?.removed, 20);
     assert_eq!(dao.sweep(20, None).await?.removed, 0);
     assert_eq!(counts(&mut sql).await?, [4, 1, 0]);
