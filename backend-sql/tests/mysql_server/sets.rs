@@ -19,6 +19,7 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         test(kind, "sets::a_set_is_shown_and_broken", a_set_is_shown_and_broken),
         test(kind, "sets::a_part_that_somebody_waits_for", a_part_that_somebody_waits_for),
         test(kind, "sets::a_part_is_renewed_by_itself", a_part_is_renewed_by_itself),
+        test(kind, "sets::several_grants_are_renewed_as_one", several_grants_are_renewed_as_one),
         test(kind, "sets::what_was_taken_meanwhile_is_seen", what_was_taken_meanwhile_is_seen),
         test(kind, "sets::two_in_one_microsecond_are_two", two_in_one_microsecond_are_two),
         test(kind, "sets::one_that_is_free_stays_free", one_that_is_free_stays_free),
@@ -162,6 +163,34 @@ async fn a_part_is_renewed_by_itself(kind: Kind) -> TestResult {
     assert_eq!(dao.renew(&part(1..2)).await?.lost, []);
     assert_eq!(dao.release(&held).await?.lost.len(), 2);
     dao.release(&take(&dao, ["a", "b", "c"]).await?).await?;
+    Ok(())
+}
+
+/// What was taken one by one is renewed as one, wherever it stands; but not what is over.
+async fn several_grants_are_renewed_as_one(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    let lasts = Duration::from_millis(100);
+    let over = granted(&dao, &AcquireRequest { lease: Some(lasts), ..request(["a"]) }).await?;
+    let also = |id: &str| AcquireRequest { context: over.context, nested: true, ..request([id]) };
+    let mut all = granted(&dao, &also("b")).await?;
+    all.locks.extend(granted(&dao, &also("c")).await?.locks);
+    let _places = [queue(&dao, ["c"]).await?, queue(&dao, ["c"]).await?];
+    let until = "SELECT until FROM lockcore_ids WHERE id = 'b'";
+    let before = sql.number(until).await?;
+    assert_eq!(counts(&mut sql).await?, [0, 0, 3], "one of them stands beside those who wait for it");
+    assert_eq!(dao.renew(&all).await?.lost, []);
+    assert!(sql.number(until).await? > before);
+    let is_over = "SELECT until <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) FROM lockcore_ids \
+                   WHERE id = 'a'";
+    sql.until(is_over, |answer| answer == 1).await?;
+    let mut with_over = all.clone();
+    with_over.locks.extend(over.locks.clone());
+    let lost: Vec<_> = dao.renew(&with_over).await?.lost.into_iter().map(|lost| lost.target).collect();
+    assert_eq!(lost, [Target::Id("a".to_owned())]);
+    dao.release(&take(&dao, ["a"]).await?).await?;
+    assert_eq!(dao.release(&all).await?.lost, []);
     Ok(())
 }
 
