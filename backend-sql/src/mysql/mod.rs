@@ -25,11 +25,11 @@
 //!   usual case. Everything else locks the rows of its ids first, in the order of the ids, and decides in later
 //!   statements, under READ COMMITTED, which every transaction asks for: each of them sees what was committed before
 //!   the locks were had. An error rolls back and is told.
-//! - **A set is one row more.** Ids that are taken together say in their rows but that, and under which fence; one row of
-//!   another table says who has them and until when. So renewing and freeing a set writes one row, however many ids it has,
-//!   and whoever finds such an id reads that row, locked: a set that is not there is free. As soon as anybody else has to do
-//!   with one of them it moves to where everything else is, and the set is marked as parted: from then on it is renewed and
-//!   freed id by id.
+//! - **A set is one row more.** Ids that are taken together say in their rows but that, and under which fence and attempt; one
+//!   row of another table says who has them and until when. So renewing and freeing a set writes one row, however many ids it
+//!   has, and whoever finds such an id reads that row, locked: a set that is not there is free. As soon as anybody else has to
+//!   do with one of them, also because its lease is over, it moves to where everything else is, and the set is marked as
+//!   parted: from then on it is renewed and freed id by id.
 //! - **The server's clock decides**, in microseconds of UTC, whatever the time zone of the session. A grant "from the
 //!   future" - the clock was set back - counts from now.
 //! - **Fences** are `max(previous + 1, clock)`, kept in the row of the id; the sweep removes rows that nobody uses once their

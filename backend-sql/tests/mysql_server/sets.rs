@@ -142,7 +142,8 @@ async fn a_part_is_renewed_by_itself(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.open().await?;
     let mut sql = place.sql().await?;
-    let lasts = Duration::from_millis(1500);
+    // Longer than a machine may stall: some of it is renewed before that.
+    let lasts = Duration::from_secs(5);
     let short = AcquireRequest { lease: Some(lasts), ..request(["a", "b", "c"]) };
     let held = granted(&dao, &short).await?;
     let part = |range: std::ops::Range<usize>| {
@@ -153,7 +154,7 @@ async fn a_part_is_renewed_by_itself(kind: Kind) -> TestResult {
     let longer = Grant { lease: Some(Duration::from_secs(60)), ..part(0..2) };
     assert_eq!(dao.renew(&longer).await?.lost, []);
     let over = format!(
-        "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) > {} + 1500000",
+        "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) > {} + 5000000",
         held.locks[0].granted.fence
     );
     sql.until(&over, |answer| answer == 1).await?;
@@ -261,19 +262,7 @@ async fn two_in_one_microsecond_are_two(kind: Kind) -> TestResult {
 async fn one_that_is_free_stays_free(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.open().await?;
-    for ids in [["a", "b"], ["c", "d"]] {
-        dao.release(&take(&dao, ids).await?).await?;
-    }
-    let mut sql = place.sql().await?;
-    sql.run("SET timestamp = UNIX_TIMESTAMP(NOW(6))").await?;
-    let take_many = |context: &str, attempt: u32, ids: &str| {
-        format!("CALL lockcore_v1_acquire_many(1, '{context}', {attempt}, 2, 60000000, '', 0, 0, '{ids}')")
-    };
-    sql.run(take_many("one", 1, "61'',x''62")).await?;
-    let fence = sql.number("SELECT fence FROM lockcore_sets").await?;
-    sql.run(format!("CALL lockcore_v1_release_set(1, 'one', {fence}, 2, '61'',x''62')")).await?;
-    sql.run(take_many("two", 2, "63'',x''64")).await?;
-    assert_eq!(sql.number("SELECT fence FROM lockcore_sets").await?, fence);
+    two_under_one_fence(&place, asks_for_many).await?;
     let free = Target::Id("a".to_owned());
     assert_eq!(dao.inspect(&free).await?.holders, []);
     assert_eq!(dao.list(&Page::default()).await?.ids.len(), 2);
@@ -285,30 +274,10 @@ async fn one_that_is_free_stays_free(kind: Kind) -> TestResult {
 
 /// 2.1: that a set is gone may be remembered, but not of another one that has its fence. With few ids, and with many.
 async fn one_that_is_known_to_be_gone_is_no_other(kind: Kind) -> TestResult {
-    for few in [true, false] {
+    for asks in [asks_for_few, asks_for_many] {
         let place = Place::new(kind).await?;
-        let dao = place.open().await?;
-        for ids in [["a", "b"], ["c", "d"], ["A", "e"]] {
-            dao.release(&take(&dao, ids).await?).await?;
-        }
-        let mut sql = place.sql().await?;
-        let asks = |context: &str, attempt: u32, ids: [&str; 2]| {
-            let [one, other] = ids;
-            let (which, ids) = match few {
-                true => ("few", format!("'{one}', '{other}'{}", ", NULL".repeat(14))),
-                false => ("many", format!("'{}'',x''{}'", hex(one), hex(other))),
-            };
-            format!(
-                "CALL lockcore_v1_acquire_{which}(1, '{context}', {attempt}, 2, 60000000, '', 0, 0, {ids})"
-            )
-        };
+        let mut sql = two_under_one_fence(&place, asks).await?;
         let has = |context: &str| format!("SELECT COUNT(*) FROM lockcore_sets WHERE context = '{context}'");
-        sql.run("SET @then = UNIX_TIMESTAMP(NOW(6)); SET timestamp = @then").await?;
-        sql.run(asks("one", 1, ["a", "b"])).await?;
-        let fence = sql.number("SELECT fence FROM lockcore_sets").await?;
-        sql.run(format!("CALL lockcore_v1_release_set(1, 'one', {fence}, 2, '61'',x''62')")).await?;
-        sql.run(asks("two", 2, ["c", "d"])).await?;
-        assert_eq!(sql.number("SELECT fence FROM lockcore_sets").await?, fence);
         sql.run("SET timestamp = @then + 0.1").await?;
         sql.run(asks("three", 3, ["a", "b"])).await?;
         assert_eq!(sql.number(has("three")).await?, 1);
@@ -325,8 +294,34 @@ async fn one_that_is_known_to_be_gone_is_no_other(kind: Kind) -> TestResult {
     Ok(())
 }
 
-fn hex(id: &str) -> String {
-    id.bytes().map(|byte| format!("{byte:02x}")).collect()
+/// `one` took a and b, and is free again; `two` holds c and d, under the same fence. The clock of the session stands still.
+async fn two_under_one_fence(place: &Place, asks: fn(&str, u32, [&str; 2]) -> String) -> Result<Sql, Error> {
+    let dao = place.open().await?;
+    for ids in [["a", "b"], ["c", "d"], ["A", "e"]] {
+        dao.release(&take(&dao, ids).await?).await?;
+    }
+    let mut sql = place.sql().await?;
+    sql.run("SET @then = UNIX_TIMESTAMP(NOW(6)); SET timestamp = @then").await?;
+    sql.run(asks("one", 1, ["a", "b"])).await?;
+    let fence = sql.number("SELECT fence FROM lockcore_sets").await?;
+    sql.run(format!("CALL lockcore_v1_release_set(1, 'one', {fence}, 2, '61'',x''62')")).await?;
+    sql.run(asks("two", 2, ["c", "d"])).await?;
+    assert_eq!(sql.number("SELECT fence FROM lockcore_sets").await?, fence);
+    Ok(sql)
+}
+
+fn asks_for_few(context: &str, attempt: u32, [one, other]: [&str; 2]) -> String {
+    let others = ", NULL".repeat(14);
+    format!(
+        "CALL lockcore_v1_acquire_few(1, '{context}', {attempt}, 2, 60000000, '', 0, 0, '{one}', '{other}'{others})"
+    )
+}
+
+fn asks_for_many(context: &str, attempt: u32, ids: [&str; 2]) -> String {
+    let [one, other] = ids.map(|id| id.bytes().map(|byte| format!("{byte:02x}")).collect::<String>());
+    format!(
+        "CALL lockcore_v1_acquire_many(1, '{context}', {attempt}, 2, 60000000, '', 0, 0, '{one}'',x''{other}')"
+    )
 }
 
 /// 2.3: its lease was over when somebody else took one of its ids, or a sweep freed it. A renewal that came in time, by the
