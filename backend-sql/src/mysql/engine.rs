@@ -1,8 +1,15 @@
 //! What the DAO needs of MySQL and MariaDB: connections, the calls of the routines, listening.
 
-use std::{fmt, fmt::Write, time::Duration};
+use std::{
+    fmt,
+    fmt::Write,
+    sync::atomic::{AtomicI64, Ordering::Relaxed},
+    time::Duration,
+};
 
-use lockcore::{BackendError, BreakMode, Capabilities, ContextId, Finding, Ident, Withdraw};
+use lockcore::{
+    BackendError, BreakMode, Capabilities, ContextId, Finding, Ident, Moment, StoreClock, Withdraw,
+};
 use sqlx::{ConnectOptions, mysql::MySqlConnectOptions};
 use uuid::Uuid;
 
@@ -75,6 +82,51 @@ pub struct Mysql {
     settings: Settings,
     names: Names,
     routines: Routines,
+    fences: Fences,
+}
+
+/// Which fences are proposed.
+///
+/// A routine's answer is a message of its own before that with which the routine ends; if a fence that was proposed is good,
+/// nothing has to be answered. It is if it is at least the server's clock and no more than 10 ms ahead, and above the id's
+/// last one; else the routine chooses, and its answer tells the time.
+#[derive(Default)]
+struct Fences {
+    clock: StoreClock,
+    last: AtomicI64,
+}
+
+impl Fences {
+    /// How much later than the fastest an order may reach the server, for its proposal to be good, in microseconds.
+    const WAY: u64 = 1000;
+    /// How far proposals may be ahead of what is needed, in microseconds.
+    const AHEAD: i64 = 8000;
+
+    /// One that was not proposed just before; 0, which is no good, while nothing is known of the server's clock.
+    fn propose(&self, now: Moment) -> i64 {
+        let Some(least) = self.clock.at_most(now).and_then(|clock| i64::try_from(clock + Self::WAY).ok()) else {
+            return 0;
+        };
+        let next = |last: i64| if (least..least + Self::AHEAD).contains(&last) { last + 1 } else { least };
+        let last = self.last.fetch_update(Relaxed, Relaxed, |last| Some(next(last)));
+        last.map_or(least, next)
+    }
+
+    /// What was granted, as `reply` reads it, by the answer to an order that was sent with a proposal.
+    fn granted(&self, proposed: i64, sent: Moment, answer: String) -> String {
+        if answer.is_empty() {
+            return format!("G{proposed}");
+        }
+        match answer.split_once('@') {
+            Some((granted, clock)) => {
+                if let Ok(clock) = clock.parse() {
+                    self.clock.sample(sent, Moment::now(), clock);
+                }
+                granted.to_owned()
+            }
+            None => answer,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -111,9 +163,9 @@ impl Routines {
             listen: routine("v1_listen", 1),
             hear: routine("v1_hear", 7),
             wake: routine("v1_wake", 1),
-            acquire_one: routine("v1_acquire_one", 8),
-            acquire_few: routine("v1_acquire_few", 8 + FEW),
-            acquire_many: routine("v1_acquire_many", 9),
+            acquire_one: routine("v1_acquire_one", 9),
+            acquire_few: routine("v1_acquire_few", 9 + FEW),
+            acquire_many: routine("v1_acquire_many", 10),
             acquire: routine("v1_acquire", 11),
             withdraw: routine("v1_withdraw", 8),
             release_one: routine("v1_release_one", 4),
@@ -142,7 +194,7 @@ impl Mysql {
     ) -> Self {
         let names = Names::new(&settings.prefix);
         let routines = Routines::new(&names);
-        Mysql { source, options, database, settings, names, routines }
+        Mysql { source, options, database, settings, names, routines, fences: Fences::default() }
     }
 
     /// A connection of our own.
@@ -206,32 +258,35 @@ impl Mysql {
         let (context, owner) = (Argument::Bytes(ask.context.as_bytes()), Argument::Bytes(&ask.owner));
         let (attempt, lease, session) = (int(ask.attempt), int(ask.lease), int(session));
         let flags = int(i64::from(ask.queue) | i64::from(ask.nested) << 1);
-        match &*ask.ids {
-            [id] if ask.modes.is_none() => {
-                let id = Argument::Bytes(id);
-                let arguments = [namespace, context, attempt, id, lease, owner, flags, session];
-                self.call(link, &self.routines.acquire_one, &arguments).await
-            }
-            ids if ask.modes.is_none() => {
-                let mut arguments =
-                    vec![namespace, context, attempt, count(ids), lease, owner, flags, session];
-                if ids.len() <= FEW {
-                    let argument = |position| Argument::MaybeBytes(ids.get(position).map(Vec::as_slice));
-                    arguments.extend((0..FEW).map(argument));
-                    return self.call(link, &self.routines.acquire_few, &arguments).await;
-                }
+        let ids = &*ask.ids;
+        if ask.modes.is_some() {
+            let (id, set, plain) = (only(ids), &wanted(ask), truth(false));
+            let set = Argument::Text(set);
+            let arguments =
+                [namespace, context, attempt, id, set, count(ids), plain, lease, owner, flags, session];
+            return self.call(link, &self.routines.acquire, &arguments).await;
+        }
+        let sent = Moment::now();
+        let proposed = self.fences.propose(sent);
+        let fence = int(proposed);
+        let answer = if let [id] = ids {
+            let id = Argument::Bytes(id);
+            let arguments = [namespace, context, attempt, id, lease, owner, flags, session, fence];
+            self.call(link, &self.routines.acquire_one, &arguments).await?
+        } else {
+            let mut arguments =
+                vec![namespace, context, attempt, count(ids), lease, owner, flags, session, fence];
+            if ids.len() <= FEW {
+                let argument = |position| Argument::MaybeBytes(ids.get(position).map(Vec::as_slice));
+                arguments.extend((0..FEW).map(argument));
+                self.call(link, &self.routines.acquire_few, &arguments).await?
+            } else {
                 let text = literals(ids);
                 arguments.push(Argument::Bytes(text.as_bytes()));
-                self.call(link, &self.routines.acquire_many, &arguments).await
+                self.call(link, &self.routines.acquire_many, &arguments).await?
             }
-            ids => {
-                let (id, set, plain) = (only(ids), &wanted(ask), truth(false));
-                let set = Argument::Text(set);
-                let arguments =
-                    [namespace, context, attempt, id, set, count(ids), plain, lease, owner, flags, session];
-                self.call(link, &self.routines.acquire, &arguments).await
-            }
-        }
+        };
+        Ok(self.fences.granted(proposed, sent, answer))
     }
 
     async fn withdraw(&self, link: &mut Link, ask: &Ask, how: Withdraw) -> Result<String, ServerError> {

@@ -109,23 +109,24 @@ const PIECES: &[(&str, &str)] = &[
     ("mark", "SELECT 1 FROM {marks} m WHERE m.ns = p_ns AND m.context = p_context AND m.attempt = p_attempt"),
     // Microseconds since 1970, whatever the session's time zone.
     ("clock", "TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6))"),
-    // All or nothing: with a statement that found each of its ids, that is it; unless another set was taken in the same
-    // microsecond.
+    // The fence that the caller proposed is at least the clock, as all are, and not far ahead of it.
+    ("fence is due", "p_fence BETWEEN {clock} AND {clock} + {ahead}"),
+    ("ahead", "10000"),
+    // All or nothing: with a statement that found each of its ids, that is it; unless another set was taken under this fence.
     (
         "taken if all",
-        "IF ROW_COUNT() = p_n THEN {be a set}; IF ROW_COUNT() = 1 THEN COMMIT; SELECT CONCAT('G', v_fence) AS answer, \
-         '' AS unrung; LEAVE body; END IF; END IF; ROLLBACK",
+        "IF ROW_COUNT() = p_n THEN {be a set} p_fence); IF ROW_COUNT() = 1 THEN COMMIT; LEAVE body; END IF; END IF; ROLLBACK",
     ),
     (
         "be a set",
-        "INSERT IGNORE INTO {sets} (ns, fence, ids, context, attempt, owner, lease, until, since) VALUES (p_ns, v_fence, \
-         p_n, p_context, p_attempt, p_owner, p_lease, v_fence + p_lease, v_fence)",
+        "INSERT IGNORE INTO {sets} (ns, ids, context, attempt, owner, lease, until, since, fence) VALUES (p_ns, p_n, \
+         p_context, p_attempt, p_owner, p_lease, {clock} + p_lease, {clock},",
     ),
-    // It has to be tried again if another set was taken in the same microsecond.
+    // It has to be tried again if another set was taken under this fence.
     (
         "be this set",
-        "{be a set}; IF ROW_COUNT() = 0 THEN SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, \
-         MESSAGE_TEXT = 'two sets in one microsecond'; END IF",
+        "{be a set} v_fence); IF ROW_COUNT() = 0 THEN SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, \
+         MESSAGE_TEXT = 'two sets under one fence'; END IF",
     ),
     // Rows that are there stay as they are, and are locked; then `LAST_INSERT_ID` is 1.
     ("unless there", "ON DUPLICATE KEY UPDATE fence = IF(LAST_INSERT_ID(1) = 1, {ids}.fence, 0)"),

@@ -45,6 +45,8 @@ const ROWS: &str = "SELECT COUNT(*) FROM lockcore_ids WHERE extra = 3";
 const OVER: &str =
     "SELECT MIN(until) <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) FROM lockcore_sets";
 const SETS: &str = "SELECT COUNT(*) FROM lockcore_sets";
+/// What is proposed by who knows the server's clock.
+const FENCE: &str = "UNIX_TIMESTAMP(NOW(6)) * 1000000";
 const CLAIMS: &str = "SELECT COUNT(*) FROM lockcore_claims";
 
 /// How many rows say that they are of a set, how many sets there are, and how many claims.
@@ -240,7 +242,7 @@ async fn two_in_one_microsecond_are_two(kind: Kind) -> TestResult {
     sql.run("SET @then = UNIX_TIMESTAMP(NOW(6)) + 1; SET timestamp = @then").await?;
     let call = |context: &str, ids: &str| {
         format!(
-            "CALL lockcore_v1_acquire_many(1, '{context}', 1, 2, 1000000, '', 0, 0, '{}')",
+            "CALL lockcore_v1_acquire_many(1, '{context}', 1, 2, 1000000, '', 0, 0, {FENCE}, '{}')",
             ids.replace('\'', "''")
         )
     };
@@ -313,14 +315,14 @@ async fn two_under_one_fence(place: &Place, asks: fn(&str, u32, [&str; 2]) -> St
 fn asks_for_few(context: &str, attempt: u32, [one, other]: [&str; 2]) -> String {
     let others = ", NULL".repeat(14);
     format!(
-        "CALL lockcore_v1_acquire_few(1, '{context}', {attempt}, 2, 60000000, '', 0, 0, '{one}', '{other}'{others})"
+        "CALL lockcore_v1_acquire_few(1, '{context}', {attempt}, 2, 60000000, '', 0, 0, {FENCE}, '{one}', '{other}'{others})"
     )
 }
 
 fn asks_for_many(context: &str, attempt: u32, ids: [&str; 2]) -> String {
     let [one, other] = ids.map(|id| id.bytes().map(|byte| format!("{byte:02x}")).collect::<String>());
     format!(
-        "CALL lockcore_v1_acquire_many(1, '{context}', {attempt}, 2, 60000000, '', 0, 0, '{one}'',x''{other}')"
+        "CALL lockcore_v1_acquire_many(1, '{context}', {attempt}, 2, 60000000, '', 0, 0, {FENCE}, '{one}'',x''{other}')"
     )
 }
 

@@ -1,26 +1,27 @@
 -- What takes sets takes all or nothing, in one transaction. Answers as `server::reply` says. Flags: 1 take a place in the
 -- queue; 2 nested, obeys no queue.
 --
--- Takes one id exclusively. Here is the usual case: nobody holds, waits for or froze it. Not much is declared here: each
--- variable takes as long as half a statement, each parameter a tenth. A withdrawal writes `marked` into the rows, so that it
--- comes either before or after this; looking for the mark in these statements would double the time that they take.
+-- In the usual case - nobody holds, waits for or froze any of it - there is no answer: it is granted under `p_fence`, which the
+-- caller proposes. To tell a fence is a message of its own before that with which a routine ends, and takes as long as half of
+-- what is done here. If the proposal is no good, the general way chooses, and tells the time behind the fence, so that the next
+-- proposal is.
+--
+-- Takes one id exclusively. Not much is declared here: each variable takes as long as half a statement, each parameter a tenth.
+-- A withdrawal writes `marked` into the rows, so that it comes either before or after this; looking for the mark in these
+-- statements would double the time that they take. It commits by itself.
 CREATE PROCEDURE {v1_acquire_one}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_id VARBINARY(1024), p_lease BIGINT,
-  p_owner VARBINARY(255), p_flags TINYINT, p_session BIGINT)
+  p_owner VARBINARY(255), p_flags TINYINT, p_session BIGINT, p_fence BIGINT)
 SQL SECURITY DEFINER
-body: BEGIN
-  IF @@autocommit THEN
-    -- It commits by itself.
-    UPDATE {row} SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {clock})), context = p_context, attempt = p_attempt,
-        owner = p_owner, lease = p_lease, since = {clock}, until = since + p_lease
-      WHERE ns = p_ns AND id = p_id AND extra = 0 AND until <= {clock} AND marked <= {clock} AND session = 0;
-    IF ROW_COUNT() = 1 THEN
-      SELECT CONCAT('G', LAST_INSERT_ID()) AS answer, '' AS unrung;
-      LEAVE body;
-    END IF;
+BEGIN
+  UPDATE {row} SET fence = p_fence, context = p_context, attempt = p_attempt, owner = p_owner, lease = p_lease,
+      since = {clock}, until = since + lease
+    WHERE ns = p_ns AND id = p_id AND extra = 0 AND until <= {clock} AND marked <= {clock} AND session = 0
+      AND fence < p_fence AND {fence is due} AND @@autocommit;
+  IF ROW_COUNT() <> 1 THEN
+    CALL {v1_acquire}(p_ns, p_context, p_attempt, p_id, CONCAT('[["', HEX(p_id), '",2,0,0]]'), 1, 1, p_lease, p_owner, p_flags,
+      p_session);
   END IF;
-  CALL {v1_acquire}(p_ns, p_context, p_attempt, p_id, CONCAT('[["', HEX(p_id), '",2,0,0]]'), 1, 1, p_lease, p_owner, p_flags,
-    p_session);
 END
 //
 -- Takes some ids exclusively, no more than `schema::FEW`: the first `p_n` of its last parameters; the others are `NULL`. The
@@ -28,16 +29,15 @@ END
 -- again.
 CREATE PROCEDURE {v1_acquire_few}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_n INT, p_lease BIGINT, p_owner VARBINARY(255),
-  p_flags TINYINT, p_session BIGINT, {few parameters})
+  p_flags TINYINT, p_session BIGINT, p_fence BIGINT, {few parameters})
 SQL SECURITY DEFINER
 body: BEGIN
-  DECLARE v_fence BIGINT DEFAULT {clock};
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
   SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
   START TRANSACTION;
-  UPDATE {ids} i FORCE INDEX (PRIMARY) SET fence = v_fence, extra = 3, until = 0, attempt = p_attempt
-    WHERE ns = p_ns AND id IN ({few}) AND marked <= v_fence AND fence < v_fence
-      AND (extra = 0 AND until <= v_fence AND session = 0 OR extra = 3 AND {asked once}{set of i is gone}{asked});
+  UPDATE {ids} i FORCE INDEX (PRIMARY) SET fence = p_fence, extra = 3, until = 0, attempt = p_attempt
+    WHERE ns = p_ns AND id IN ({few}) AND marked <= {clock} AND fence < p_fence AND {fence is due}
+      AND (extra = 0 AND until <= {clock} AND session = 0 OR extra = 3 AND {asked once}{set of i is gone}{asked});
   {taken if all};
   CALL {v1_acquire}(p_ns, p_context, p_attempt, NULL,
     CONCAT('[["', REPLACE(CONCAT_WS(' ', {few in hex}), ' ', '",2,0,0],["'), '",2,0,0]]'), p_n, 1, p_lease, p_owner, p_flags, p_session);
@@ -47,15 +47,14 @@ END
 -- made each time: parameters for as many as there may be, most of them unused, would cost more.
 CREATE PROCEDURE {v1_acquire_many}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_n INT, p_lease BIGINT, p_owner VARBINARY(255),
-  p_flags TINYINT, p_session BIGINT, p_ids LONGBLOB)
+  p_flags TINYINT, p_session BIGINT, p_fence BIGINT, p_ids LONGBLOB)
 SQL SECURITY DEFINER
 body: BEGIN
-  DECLARE v_fence BIGINT DEFAULT {clock};
   DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
-  IF {are ids} THEN
-    SET @lockcore = CONCAT('UPDATE ', {ids as text}, ' i FORCE INDEX (PRIMARY) SET fence = ', v_fence,
+  IF {fence is due} AND {are ids} THEN
+    SET @lockcore = CONCAT('UPDATE ', {ids as text}, ' i FORCE INDEX (PRIMARY) SET fence = ', p_fence,
       ', extra = 3, until = 0, attempt = ', p_attempt, ' WHERE ns = ', p_ns, ' AND id IN (x''', p_ids, ''') AND marked <= ',
-      v_fence, ' AND fence < ', v_fence, ' AND (extra = 0 AND until <= ', v_fence,
+      {clock}, ' AND fence < ', p_fence, ' AND (extra = 0 AND until <= ', {clock},
       ' AND session = 0 OR extra = 3 AND {asked once}(SELECT g.fence FROM ', {sets as text},
       ' g WHERE {of set g} LOCK IN SHARE MODE) IS NULL{asked})');
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -107,7 +106,7 @@ body: BEGIN
       -- All are, and nobody withdrew the attempt: a withdrawal writes into the rows.
       IF p_n > 1 THEN {be this set}; END IF;
       COMMIT;
-      SELECT CONCAT('G', v_fence) AS answer, '' AS unrung;
+      SELECT CONCAT('G', v_fence, '@', v_fence) AS answer, '' AS unrung;
       LEAVE body;
     END IF;
     SELECT COUNT(*), MAX(i.fence), MAX(i.extra), MAX(i.until), MAX(i.marked)
@@ -119,8 +118,8 @@ body: BEGIN
     SELECT MAX(IF(i.extra = 3 AND {set of i is gone}, 0, i.extra)) INTO v_extra
       FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id);
   END IF;
-  IF p_plain AND v_extra = 0 AND v_until <= v_now AND (p_n = 1 OR v_fence < v_now) THEN
-    -- Nothing but ended leases. Whether the attempt was withdrawn is read in a statement after the locks, too.
+  IF p_plain AND v_extra = 0 AND v_until <= v_now AND (p_n = 1 OR v_fence < v_now + {ahead}) THEN
+    -- Nothing but ended leases, and no fence that another set will have soon. Whether the attempt was withdrawn is read in a statement after the locks, too.
     SET v_fence = GREATEST(v_fence + 1, v_now);
     IF p_n = 1 THEN
       UPDATE {row} SET fence = v_fence, extra = 0, context = p_context, attempt = p_attempt, owner = p_owner,
@@ -133,7 +132,7 @@ body: BEGIN
     END IF;
     IF ROW_COUNT() > 0 THEN
       COMMIT;
-      SELECT CONCAT('G', v_fence) AS answer, '' AS unrung;
+      SELECT CONCAT('G', v_fence, '@', v_now) AS answer, '' AS unrung;
     ELSE
       ROLLBACK;
       SELECT '{"w":1}' AS answer, '' AS unrung;
