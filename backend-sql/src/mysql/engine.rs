@@ -1,15 +1,8 @@
 //! What the DAO needs of MySQL and MariaDB: connections, the calls of the routines, listening.
 
-use std::{
-    fmt,
-    fmt::Write,
-    sync::atomic::{AtomicI64, Ordering::Relaxed},
-    time::Duration,
-};
+use std::{fmt, fmt::Write, time::Duration};
 
-use lockcore::{
-    BackendError, BreakMode, Capabilities, ContextId, Finding, Ident, Moment, StoreClock, Withdraw,
-};
+use lockcore::{BackendError, BreakMode, Capabilities, ContextId, Finding, Ident, Moment, Withdraw};
 use sqlx::{ConnectOptions, mysql::MySqlConnectOptions};
 use uuid::Uuid;
 
@@ -17,6 +10,7 @@ use super::{
     config::{MysqlBuilder, Source},
     doctor,
     error::unconnected,
+    fences::Fences,
     flavor::Flavor,
     link::{Answer, Argument, Link, Routine},
     listen::{self, Listener},
@@ -83,50 +77,6 @@ pub struct Mysql {
     names: Names,
     routines: Routines,
     fences: Fences,
-}
-
-/// Which fences are proposed.
-///
-/// A routine's answer is a message of its own before that with which the routine ends; if a fence that was proposed is good,
-/// nothing has to be answered. It is if it is at least the server's clock and no more than 10 ms ahead, and above the id's
-/// last one; else the routine chooses, and its answer tells the time.
-#[derive(Default)]
-struct Fences {
-    clock: StoreClock,
-    last: AtomicI64,
-}
-
-impl Fences {
-    /// How much later than the fastest an order may reach the server, for its proposal to be good, in microseconds.
-    const WAY: u64 = 1000;
-    /// How far proposals may be ahead of what is needed, in microseconds.
-    const AHEAD: i64 = 8000;
-
-    /// One that was not proposed just before; 0, which is no good, while nothing is known of the server's clock.
-    fn propose(&self, now: Moment) -> i64 {
-        let Some(least) = self.clock.at_most(now).and_then(|clock| i64::try_from(clock + Self::WAY).ok()) else {
-            return 0;
-        };
-        let next = |last: i64| if (least..least + Self::AHEAD).contains(&last) { last + 1 } else { least };
-        let last = self.last.fetch_update(Relaxed, Relaxed, |last| Some(next(last)));
-        last.map_or(least, next)
-    }
-
-    /// What was granted, as `reply` reads it, by the answer to an order that was sent with a proposal.
-    fn granted(&self, proposed: i64, sent: Moment, answer: String) -> String {
-        if answer.is_empty() {
-            return format!("G{proposed}");
-        }
-        match answer.split_once('@') {
-            Some((granted, clock)) => {
-                if let Ok(clock) = clock.parse() {
-                    self.clock.sample(sent, Moment::now(), clock);
-                }
-                granted.to_owned()
-            }
-            None => answer,
-        }
-    }
 }
 
 #[derive(Debug)]

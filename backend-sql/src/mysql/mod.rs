@@ -100,6 +100,7 @@ mod config;
 mod doctor;
 mod engine;
 mod error;
+mod fences;
 mod flavor;
 mod link;
 mod listen;
