@@ -6,8 +6,7 @@ use lockcore::{Moment, StoreClock};
 
 /// Which fences this process proposes.
 ///
-/// A row is a message of its own before that with which a routine ends, and takes the server as long as half a statement.
-/// Where a fence that was proposed is good, there is nothing to tell. It is if it is above the last one of each id, at least
+/// Where one that was proposed is good, the server has nothing to tell. It is if it is above the last one of each id, at least
 /// the server's clock, and no more than 10 ms ahead of it. Else the routine chooses, and tells the time with the fence.
 #[derive(Default)]
 pub(super) struct Fences {

@@ -62,7 +62,8 @@ async fn only_a_good_one_is_taken(kind: Kind) -> TestResult {
         dao.release(&take(&dao, &ids).await?).await?;
         let mut sql = place.sql().await?;
         let mut second = 1 + sql.number("SELECT CAST(UNIX_TIMESTAMP() AS SIGNED)").await?;
-        for (ahead, good) in [(0, true), (-1, false), (10_000, true), (10_001, false), (3_600_000_000, false)] {
+        for (ahead, good) in [(0, true), (-1, false), (10_000, true), (10_001, false), (3_600_000_000, false)]
+        {
             second += 1;
             sql.run(format!("SET timestamp = {second}")).await?;
             let clock = second * 1_000_000;
@@ -72,7 +73,9 @@ async fn only_a_good_one_is_taken(kind: Kind) -> TestResult {
         second += 1;
         sql.run(format!("SET timestamp = {second}")).await?;
         let clock = second * 1_000_000;
-        for (proposed, fence) in [(5000, 5000), (5000, 5001), (5001, 5002), (4000, 5003), (5004, 5004), (0, 5005)] {
+        for (proposed, fence) in
+            [(5000, 5000), (5000, 5001), (5001, 5002), (4000, 5003), (5004, 5004), (0, 5005)]
+        {
             assert_eq!(fence_of(&mut sql, &ids, clock + proposed).await? - clock, fence, "{size} ids");
         }
     }

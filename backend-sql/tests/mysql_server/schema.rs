@@ -53,7 +53,9 @@ async fn a_made_up_list_of_ids_is_refused(kind: Kind) -> TestResult {
         let list = list.replace('\\', "\\\\").replace('\'', "''");
         for call in [
             format!("CALL lockcore_v1_release_set(1, 'nobody', 0, 2, '{list}')"),
-            format!("CALL lockcore_v1_acquire_many(1, 'nobody', 1, 2, 1000000, '', 0, 0, UNIX_TIMESTAMP(NOW(6)) * 1000000, '{list}')"),
+            format!(
+                "CALL lockcore_v1_acquire_many(1, 'nobody', 1, 2, 1000000, '', 0, 0, UNIX_TIMESTAMP(NOW(6)) * 1000000, '{list}')"
+            ),
         ] {
             sql.run(&call).await.expect_err(&call);
             assert_eq!(dao.renew(&held).await?.lost, [], "{call}");

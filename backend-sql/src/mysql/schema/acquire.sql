@@ -2,9 +2,8 @@
 -- queue; 2 nested, obeys no queue.
 --
 -- In the usual case - nobody holds, waits for or froze any of it - there is no answer: it is granted under `p_fence`, which the
--- caller proposes. To tell a fence is a message of its own before that with which a routine ends, and takes as long as half of
--- what is done here. If the proposal is no good, the general way chooses, and tells the time behind the fence, so that the next
--- proposal is.
+-- caller proposes. To tell a fence is a message of its own before that with which a routine ends, and takes a fifth of the time
+-- of all this. If the proposal is no good, the general way chooses, and tells the time behind the fence, so that the next is.
 --
 -- Takes one id exclusively. Not much is declared here: each variable takes as long as half a statement, each parameter a tenth.
 -- A withdrawal writes `marked` into the rows, so that it comes either before or after this; looking for the mark in these
@@ -119,7 +118,8 @@ body: BEGIN
       FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id);
   END IF;
   IF p_plain AND v_extra = 0 AND v_until <= v_now AND (p_n = 1 OR v_fence < v_now + {ahead}) THEN
-    -- Nothing but ended leases, and no fence that another set will have soon. Whether the attempt was withdrawn is read in a statement after the locks, too.
+    -- Nothing but ended leases, and no fence of a set further ahead than a proposal is. Whether the attempt was withdrawn is
+    -- read in a statement after the locks, too.
     SET v_fence = GREATEST(v_fence + 1, v_now);
     IF p_n = 1 THEN
       UPDATE {row} SET fence = v_fence, extra = 0, context = p_context, attempt = p_attempt, owner = p_owner,
