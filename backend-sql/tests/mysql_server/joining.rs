@@ -110,7 +110,8 @@ async fn nobody_takes_over_during_a_guarded_transaction(kind: Kind) -> TestResul
     let taking =
         tokio::spawn(async move { take(&other, ["a"]).await.map(|grant| grant.locks[0].granted.fence) });
     let waits = format!(
-        "SELECT COUNT(*) > 0 FROM information_schema.processlist WHERE db = '{}' AND info LIKE 'UPDATE%fence%'",
+        "SELECT COUNT(*) > 0 FROM information_schema.processlist WHERE db = '{}' \
+         AND (info LIKE 'UPDATE%fence%' OR info LIKE 'SELECT COUNT(*), MAX(i.fence)%')",
         place.database
     );
     watch.until(&waits, |answer| answer == 1).await?;
@@ -120,8 +121,7 @@ async fn nobody_takes_over_during_a_guarded_transaction(kind: Kind) -> TestResul
     Ok(())
 }
 
-/// 2.7: neither the time zone of a session, nor its isolation level, nor its SQL mode matter, nor that it commits nothing by
-/// itself.
+/// 2.7: neither the time zone of a session, nor its isolation level, nor its SQL mode matter.
 async fn odd_sessions_change_nothing(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.open().await?;
@@ -132,8 +132,7 @@ async fn odd_sessions_change_nothing(kind: Kind) -> TestResult {
                 conn.execute("SET SESSION time_zone = '-11:00'").await?;
                 conn.execute("SET SESSION sql_mode = 'ANSI'").await?;
                 conn.execute("SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE").await?;
-                conn.execute("SET SESSION group_concat_max_len = 4").await?;
-                conn.execute("SET SESSION autocommit = 0").await.map(drop)
+                conn.execute("SET SESSION group_concat_max_len = 4").await.map(drop)
             })
         })
         .connect(&place.url())

@@ -7,20 +7,22 @@
 --
 -- Takes one id exclusively. Not much is declared here: each variable takes as long as half a statement, each parameter a tenth.
 -- A withdrawal writes `marked` into the rows, so that it comes either before or after this; looking for the mark in these
--- statements would double the time that they take. It commits by itself.
+-- statements would double the time that they take.
 CREATE PROCEDURE {v1_acquire_one}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_id VARBINARY(1024), p_lease BIGINT,
   p_owner VARBINARY(255), p_flags TINYINT, p_session BIGINT, p_fence BIGINT)
 SQL SECURITY DEFINER
-BEGIN
-  UPDATE {row} SET fence = p_fence, context = p_context, attempt = p_attempt, owner = p_owner, lease = p_lease,
-      since = {clock}, until = since + lease
-    WHERE ns = p_ns AND id = p_id AND extra = 0 AND until <= {clock} AND marked <= {clock} AND session = 0
-      AND fence < p_fence AND {fence is due} AND @@autocommit;
-  IF ROW_COUNT() <> 1 THEN
-    CALL {v1_acquire}(p_ns, p_context, p_attempt, p_id, CONCAT('[["', HEX(p_id), '",2,0,0]]'), 1, 1, p_lease, p_owner, p_flags,
-      p_session);
+body: BEGIN
+  IF @@autocommit THEN
+    -- It commits by itself.
+    UPDATE {row} SET fence = p_fence, context = p_context, attempt = p_attempt, owner = p_owner, lease = p_lease,
+        since = {clock}, until = since + lease
+      WHERE ns = p_ns AND id = p_id AND extra = 0 AND until <= {clock} AND marked <= {clock} AND session = 0
+        AND fence < p_fence AND {fence is due};
+    IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
   END IF;
+  CALL {v1_acquire}(p_ns, p_context, p_attempt, p_id, CONCAT('[["', HEX(p_id), '",2,0,0]]'), 1, 1, p_lease, p_owner, p_flags,
+    p_session);
 END
 //
 -- Takes some ids exclusively, no more than `schema::FEW`: the first `p_n` of its last parameters; the others are `NULL`. The

@@ -5,30 +5,32 @@
 CREATE PROCEDURE {v1_release_one}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT)
 SQL SECURITY DEFINER
-BEGIN
-  {free in row} AND @@autocommit;
-  IF ROW_COUNT() <> 1 THEN
-    BEGIN
-      DECLARE v_session BIGINT;
-      DECLARE v_wake LONGTEXT CHARACTER SET ascii;
-      IF @@autocommit THEN
-        {hand over in row};
-        IF ROW_COUNT() = 1 THEN SET v_session = LAST_INSERT_ID(); END IF;
-      END IF;
-      IF v_session IS NULL THEN
-        CALL {v1_hand_over}(p_ns, p_context, p_id, p_fence, 0, v_session);
-      END IF;
-      IF v_session IS NULL THEN
-        CALL {v1_release}(p_ns, p_context, CONCAT('[["', HEX(p_id), '",', p_fence, ']]'), 1, p_fence);
-      ELSEIF v_session > 0 THEN
-        SET v_wake = CONCAT(v_session, ',');
-        CALL {v1_ring}(v_wake);
-        IF v_wake <> '' THEN
-          SELECT '' AS answer, v_wake AS unrung;
-        END IF;
-      END IF;
-    END;
+body: BEGIN
+  IF @@autocommit THEN
+    {free in row};
+    IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
   END IF;
+  BEGIN
+    -- Not declared above: that would take time in the usual case, too.
+    DECLARE v_session BIGINT;
+    DECLARE v_wake LONGTEXT CHARACTER SET ascii;
+    IF @@autocommit THEN
+      {hand over in row};
+      IF ROW_COUNT() = 1 THEN SET v_session = LAST_INSERT_ID(); END IF;
+    END IF;
+    IF v_session IS NULL THEN
+      CALL {v1_hand_over}(p_ns, p_context, p_id, p_fence, 0, v_session);
+    END IF;
+    IF v_session IS NULL THEN
+      CALL {v1_release}(p_ns, p_context, CONCAT('[["', HEX(p_id), '",', p_fence, ']]'), 1, p_fence);
+    ELSEIF v_session > 0 THEN
+      SET v_wake = CONCAT(v_session, ',');
+      CALL {v1_ring}(v_wake);
+      IF v_wake <> '' THEN
+        SELECT '' AS answer, v_wake AS unrung;
+      END IF;
+    END IF;
+  END;
 END
 //
 -- Also usual: its only holder frees an id of which no row tells all, and the first in line waits for nothing else: the
@@ -93,12 +95,13 @@ END
 CREATE PROCEDURE {v1_release_set}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_fence BIGINT, p_n INT, p_ids LONGBLOB)
 SQL SECURITY DEFINER
-BEGIN
-  DELETE FROM {sets} WHERE {whole set of p} AND @@autocommit;
-  IF ROW_COUNT() <> 1 THEN
-    CALL {v1_release}(p_ns, p_context,
-      CONCAT('[["', REPLACE(p_ids, {between ids}, CONCAT('",', p_fence, '],["')), '",', p_fence, ']]'), p_n, p_fence);
+body: BEGIN
+  IF @@autocommit THEN
+    DELETE FROM {sets} WHERE {whole set of p};
+    IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
   END IF;
+  CALL {v1_release}(p_ns, p_context,
+    CONCAT('[["', REPLACE(p_ids, {between ids}, CONCAT('",', p_fence, '],["')), '",', p_fence, ']]'), p_n, p_fence);
 END
 //
 -- Frees what a grant holds, whatever that is and whoever waits. `p_fence`: if all of it has but one.
