@@ -107,9 +107,12 @@ async fn pair<D: Database>(url: &str, commits: Commits, ids: usize) -> Case {
         "rows kept for a fence: UPDATE + UPDATE",
         "upsert + delete, one by one",
         D::PEER,
+        "with_locks, never the same set twice",
     ];
     let mut case = Case::new(format!("{ids} ids, {commits}"), &candidates);
     let (locks, names) = (service::<D>(url, commits).await, names(ids));
+    // Others than those, which would be parted each time.
+    let (changing, mut pool) = (service::<D>(url, commits).await, self::names(4 * ids).split_off(ids));
     let [mut bare, mut kept, mut others] =
         [D::bare(url, commits).await, D::bare(url, commits).await, D::bare(url, commits).await];
     for round in 0..rounds {
@@ -129,6 +132,11 @@ async fn pair<D: Database>(url: &str, commits: Commits, ids: usize) -> Case {
                 kept.free_kept(&names).await;
             })
             .await;
+        }
+        for _ in 0..turns {
+            fastrand::shuffle(&mut pool);
+            let names = &pool[..ids];
+            case.once(5, async { changing.with_locks(names, || async {}).await.expect("free") }).await;
         }
         // The others cost more with many ids, and are seldom asked then.
         if round % ids.min(10) == 0 {

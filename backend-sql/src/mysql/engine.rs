@@ -12,6 +12,7 @@ use super::{
     error::unconnected,
     fences::Fences,
     flavor::Flavor,
+    kept::Kept,
     link::{Answer, Argument, Link, Routine},
     listen::{self, Listener},
     schema::{self, FEW, Names},
@@ -77,6 +78,7 @@ pub struct Mysql {
     names: Names,
     routines: Routines,
     fences: Fences,
+    kept: Kept,
 }
 
 #[derive(Debug)]
@@ -88,10 +90,12 @@ pub(super) struct Routines {
     acquire_one: Routine,
     acquire_few: Routine,
     acquire_many: Routine,
+    acquire_kept: Routine,
     acquire: Routine,
     withdraw: Routine,
     release_one: Routine,
     release_set: Routine,
+    release_kept: Routine,
     release: Routine,
     together: Routine,
     renew: Routine,
@@ -116,13 +120,15 @@ impl Routines {
             acquire_one: routine("v1_acquire_one", 9),
             acquire_few: routine("v1_acquire_few", 9 + FEW),
             acquire_many: routine("v1_acquire_many", 10),
+            acquire_kept: routine("v1_acquire_kept", 12),
             acquire: routine("v1_acquire", 11),
             withdraw: routine("v1_withdraw", 8),
             release_one: routine("v1_release_one", 4),
             release_set: routine("v1_release_set", 5),
+            release_kept: routine("v1_release_kept", 6),
             release: routine("v1_release", 5),
             together: routine("v1_together", 3),
-            renew: routine("v1_renew", 7),
+            renew: routine("v1_renew", 8),
             beat: routine("v1_beat", 3),
             leave: routine("v1_leave", 2),
             release_context: routine("v1_release_context", 2),
@@ -144,7 +150,7 @@ impl Mysql {
     ) -> Self {
         let names = Names::new(&settings.prefix);
         let routines = Routines::new(&names);
-        Mysql { source, options, database, settings, names, routines, fences: Fences::default() }
+        Mysql { source, options, database, settings, names, routines, fences: Fences::default(), kept: Kept::new() }
     }
 
     /// A connection of our own.
@@ -219,24 +225,34 @@ impl Mysql {
         let sent = Moment::now();
         let proposed = self.fences.propose(sent);
         let fence = int(proposed);
-        let answer = if let [id] = ids {
+        if let [id] = ids {
             let id = Argument::Bytes(id);
             let arguments = [namespace, context, attempt, id, lease, owner, flags, session, fence];
-            self.call(link, &self.routines.acquire_one, &arguments).await?
+            let answer = self.call(link, &self.routines.acquire_one, &arguments).await?;
+            return Ok(self.fences.granted(proposed, sent, answer));
+        }
+        let mut arguments = vec![namespace, context, attempt, count(ids), lease, owner, flags, session, fence];
+        let kept = self.kept.take(ids);
+        let text;
+        let routine = if let Some(set) = kept {
+            text = literals(ids);
+            arguments.extend([int(set.fence), int(set.attempt), Argument::Bytes(text.as_bytes())]);
+            &self.routines.acquire_kept
+        } else if ids.len() <= FEW {
+            let argument = |position| Argument::MaybeBytes(ids.get(position).map(Vec::as_slice));
+            arguments.extend((0..FEW).map(argument));
+            &self.routines.acquire_few
         } else {
-            let mut arguments =
-                vec![namespace, context, attempt, count(ids), lease, owner, flags, session, fence];
-            if ids.len() <= FEW {
-                let argument = |position| Argument::MaybeBytes(ids.get(position).map(Vec::as_slice));
-                arguments.extend((0..FEW).map(argument));
-                self.call(link, &self.routines.acquire_few, &arguments).await?
-            } else {
-                let text = literals(ids);
-                arguments.push(Argument::Bytes(text.as_bytes()));
-                self.call(link, &self.routines.acquire_many, &arguments).await?
-            }
+            text = literals(ids);
+            arguments.push(Argument::Bytes(text.as_bytes()));
+            &self.routines.acquire_many
         };
-        Ok(self.fences.granted(proposed, sent, answer))
+        let answer = self.call(link, routine, &arguments).await?;
+        let answer = match kept {
+            Some(_) if answer.is_empty() => format!("K{proposed}"),
+            _ => self.fences.granted(proposed, sent, answer),
+        };
+        Ok(self.kept.granted(ask, kept, answer))
     }
 
     async fn withdraw(&self, link: &mut Link, ask: &Ask, how: Withdraw) -> Result<String, ServerError> {
@@ -266,7 +282,16 @@ impl Mysql {
                 let text = literals(ids);
                 let text = Argument::Bytes(text.as_bytes());
                 let arguments = [namespace, context, Argument::Int(fence), count(ids), text];
-                self.call(link, &self.routines.release_set, &arguments).await
+                let Some(set) = self.kept.keep(ids, fence) else {
+                    return self.call(link, &self.routines.release_set, &arguments).await;
+                };
+                let [namespace, context, fence, count, text] = arguments;
+                let arguments = [namespace, context, fence, count, text, Argument::Int(set.fence)];
+                let answer = self.call(link, &self.routines.release_kept, &arguments).await?;
+                if answer.is_empty() {
+                    self.kept.freed(ids, set);
+                }
+                Ok(answer)
             }
             (ids, None) => {
                 let set = held(hold);
@@ -278,15 +303,17 @@ impl Mysql {
     }
 
     async fn renew(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {
-        let set = held(hold);
+        let (set, fence) = (held(hold), one_fence(hold));
+        let kept = fence.map(|fence| self.kept.held(&hold.ids, fence).map_or(fence, |set| set.fence));
         let arguments = [
             Argument::Int(self.enter(link).await?),
             Argument::Bytes(hold.context.as_bytes()),
             only(&hold.ids),
-            Argument::MaybeInt(one_fence(hold)),
+            Argument::MaybeInt(fence),
             Argument::Text(&set),
             count(&hold.ids),
             Argument::Int(hold.lease),
+            Argument::MaybeInt(kept),
         ];
         self.call(link, &self.routines.renew, &arguments).await
     }

@@ -115,17 +115,17 @@ const PIECES: &[(&str, &str)] = &[
     // All or nothing: with a statement that found each of its ids, that is it; unless another set was taken under this fence.
     (
         "taken if all",
-        "IF ROW_COUNT() = p_n THEN {be a set} p_fence); IF ROW_COUNT() = 1 THEN COMMIT; LEAVE body; END IF; END IF; ROLLBACK",
+        "IF ROW_COUNT() = p_n THEN {be a set} p_fence, fence); IF ROW_COUNT() = 1 THEN COMMIT; LEAVE body; END IF; END IF; ROLLBACK",
     ),
     (
         "be a set",
-        "INSERT IGNORE INTO {sets} (ns, ids, context, attempt, owner, lease, until, since, fence) VALUES (p_ns, p_n, \
-         p_context, p_attempt, p_owner, p_lease, {clock} + p_lease, {clock},",
+        "INSERT IGNORE INTO {sets} (ns, ids, context, attempt, taker, owner, lease, until, since, fence, number) VALUES \
+         (p_ns, p_n, p_context, p_attempt, p_attempt, p_owner, p_lease, {clock} + p_lease, {clock},",
     ),
     // It has to be tried again if another set was taken under this fence.
     (
         "be this set",
-        "{be a set} v_fence); IF ROW_COUNT() = 0 THEN SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, \
+        "{be a set} v_fence, fence); IF ROW_COUNT() = 0 THEN SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, \
          MESSAGE_TEXT = 'two sets under one fence'; END IF",
     ),
     // Rows that are there stay as they are, and are locked; then `LAST_INSERT_ID` is 1.
@@ -139,9 +139,16 @@ const PIECES: &[(&str, &str)] = &[
     // All that was taken together, if nobody else has to do with any of it.
     (
         "whole set of p",
-        "ns = p_ns AND fence = p_fence AND context = p_context AND ids = p_n AND parted = 0 AND until > {clock} \
+        "ns = p_ns AND number = p_fence AND context = p_context AND ids = p_n AND parted = 0 AND until > {clock} \
          AND until - lease <= {clock}",
     ),
+    // What was freed and kept, if nobody had to do with any of it meanwhile.
+    (
+        "kept set of p",
+        "ns = p_ns AND fence = p_kept AND attempt = p_made AND ids = p_n AND parted = 0 AND until = 0",
+    ),
+    // That of a kept set is the last one of all its ids.
+    ("fence as of q", "GREATEST({ids}.fence, IFNULL(q.number, 0))"),
     // What the context holds of a set, in the row of the id and elsewhere.
     (
         "own row i",
@@ -152,10 +159,15 @@ const PIECES: &[(&str, &str)] = &[
         "o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0 AND o.number = j.a AND o.context = p_context \
          AND o.until > v_now AND o.broken = 0",
     ),
+    // Its lease is over, or nobody took it again for an hour.
+    (
+        "set is over",
+        "(g.until <= v_now AND (g.until > 0 OR g.parted = 1 OR g.number < v_now - {hour}))",
+    ),
     // The lease is over of who holds `i` in its row, or as of `g`, if that is there.
     (
         "row is over",
-        "(i.extra = 0 AND i.until > 0 AND i.until <= v_now OR i.extra = 3 AND IFNULL(g.until, 0) <= v_now)",
+        "(i.extra = 0 AND i.until > 0 AND i.until <= v_now OR i.extra = 3 AND IFNULL({set is over}, 1))",
     ),
     // What is between two ids in `p_ids`: in hexadecimal, so that with a bit before and behind it is a list of literals. If
     // somebody made it up, it holds something else that is no digit.
@@ -241,7 +253,7 @@ const PIECES: &[(&str, &str)] = &[
         "CONCAT('{\"i\":\"', HEX(i.id), '\",\"h\":[', IF(i.until > 0, IF(i.until > v_now, CONCAT('[\"', \
          HEX(i.context), '\",\"', HEX(i.owner), '\",2,0,0,', i.fence, ',', i.since, ',', i.lease, ',', \
          LEAST(i.until - v_now, i.lease), ',0,[]]'), ''), IF(i.extra = 3, IFNULL((SELECT CONCAT('[\"', HEX(g.context), \
-         '\",\"', HEX(g.owner), '\",2,0,0,', g.fence, ',', g.since, ',', g.lease, ',', LEAST(g.until - v_now, g.lease), \
+         '\",\"', HEX(g.owner), '\",2,0,0,', g.number, ',', g.since, ',', g.lease, ',', LEAST(g.until - v_now, g.lease), \
          ',0,[]]') FROM {sets} g WHERE {of set g} AND g.until > v_now), ''), \
          IFNULL((SELECT GROUP_CONCAT('[\"', HEX(h.context), \
          '\",\"', HEX(h.owner), '\",', h.mode, ',', h.permits, ',', h.cap, ',', h.number, ',', h.since, ',', h.lease, \
@@ -276,10 +288,11 @@ impl Names {
     /// See [`MysqlLockDao::fence_check`](super::MysqlLockDao::fence_check).
     pub(super) fn fence_check(&self) -> String {
         let condition = "EXISTS (SELECT 1 FROM {namespaces} n STRAIGHT_JOIN {ids} i ON i.ns = n.ns \
-             WHERE n.name = ? AND i.id = ? AND i.fence = ? AND (i.until > {clock} OR EXISTS (\
+             WHERE n.name = ? AND i.id = ? AND ? = IF(i.extra = 3, (\
+             SELECT g.number FROM {sets} g WHERE {of set g} AND g.until > {clock} LOCK IN SHARE MODE), \
+             IF(i.until > {clock} OR EXISTS (\
              SELECT 1 FROM {claims} c WHERE c.ns = i.ns AND c.id = i.id AND c.state = 0 AND c.number = i.fence \
-             AND c.mode = 2 AND c.broken = 0 AND c.until > {clock} LOCK IN SHARE MODE) OR i.extra = 3 AND EXISTS (\
-             SELECT 1 FROM {sets} g WHERE {of set g} AND g.until > {clock} LOCK IN SHARE MODE)) \
+             AND c.mode = 2 AND c.broken = 0 AND c.until > {clock} LOCK IN SHARE MODE), i.fence, NULL)) \
              LOCK IN SHARE MODE)";
         // Nothing of it depends on the flavor.
         self.fill(condition, Flavor::MySql)

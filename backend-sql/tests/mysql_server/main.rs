@@ -4,6 +4,7 @@
 mod disk;
 mod hazards;
 mod joining;
+mod kept;
 mod place;
 mod proposals;
 mod schema;
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
             waking::tests(kind),
             telling::tests(kind),
             sets::tests(kind),
+            kept::tests(kind),
             proposals::tests(kind),
             together::tests(kind),
             hazards::tests(kind),

@@ -67,6 +67,8 @@ async fn one_row_is_freed_and_renewed(kind: Kind) -> TestResult {
         let ids = names(size);
         let mut fence = 0;
         for _ in 0..3 {
+            // Another program each time: else it would be kept.
+            let dao = place.open().await?;
             let held = take(&dao, &ids).await?;
             assert!(held.locks[0].granted.fence > fence);
             fence = held.locks[0].granted.fence;
@@ -355,7 +357,7 @@ async fn one_that_was_taken_over_is_not_renewed(kind: Kind) -> TestResult {
         sql.run(format!("SET timestamp = ({until} - 1000) / 1000000")).await?;
         let context = lockcore::ContextId::stored(&held.context);
         sql.run(format!(
-            "CALL lockcore_v1_renew(1, '{context}', NULL, {fence}, '[[\"3030\",{fence}],[\"78\",{fence}]]', 2, 60000000)"
+            "CALL lockcore_v1_renew(1, '{context}', NULL, {fence}, '[[\"3030\",{fence}],[\"78\",{fence}]]', 2, 60000000, {fence})"
         ))
         .await?;
         sql.run("SET timestamp = 0").await?;

@@ -67,6 +67,31 @@ body: BEGIN
     CONCAT('[["', REPLACE(p_ids, {between ids}, '",2,0,0],["'), '",2,0,0]]'), p_n, 1, p_lease, p_owner, p_flags, p_session);
 END
 //
+-- Takes a set again that was kept (see `kept`): `p_kept` and `p_made` are the fence and the attempt by which its rows know it. All
+-- who have to do with one of its ids part it first, a withdrawal, too; so nothing has to be looked for in their rows. If the
+-- proposed fence is no good, this one's answer begins with a `K`.
+CREATE PROCEDURE {v1_acquire_kept}(
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_n INT, p_lease BIGINT, p_owner VARBINARY(255),
+  p_flags TINYINT, p_session BIGINT, p_fence BIGINT, p_kept BIGINT, p_made BIGINT, p_ids LONGBLOB)
+SQL SECURITY DEFINER
+body: BEGIN
+  IF @@autocommit THEN
+    UPDATE {sets} SET number = p_fence, context = p_context, taker = p_attempt, owner = p_owner, lease = p_lease,
+        since = {clock}, until = since + lease
+      WHERE {kept set of p} AND number < p_fence AND {fence is due};
+    IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
+    UPDATE {sets} SET since = {clock}, number = LAST_INSERT_ID(GREATEST(number + 1, since)), context = p_context,
+        taker = p_attempt, owner = p_owner, lease = p_lease, until = since + lease
+      WHERE {kept set of p};
+    IF ROW_COUNT() = 1 THEN
+      SELECT CONCAT('K', LAST_INSERT_ID(), '@', {clock}) AS answer, '' AS unrung;
+      LEAVE body;
+    END IF;
+  END IF;
+  CALL {v1_acquire}(p_ns, p_context, p_attempt, NULL,
+    CONCAT('[["', REPLACE(p_ids, {between ids}, '",2,0,0],["'), '",2,0,0]]'), p_n, 1, p_lease, p_owner, p_flags, p_session);
+END
+//
 -- Takes any set, whatever stands against it. `p_id`: if it is but one. `p_plain`: exclusively.
 CREATE PROCEDURE {v1_acquire}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_id VARBINARY(1024),

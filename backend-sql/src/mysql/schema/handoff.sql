@@ -57,12 +57,13 @@ BEGIN
       STRAIGHT_JOIN {sets} g ON {of set g}
     SET g.parted = 1;
   INSERT INTO {claims} (ns, id, state, number, context, attempt, mode, permits, cap, indexes, owner, lease, until, since)
-    SELECT p_ns, i.id, 0, g.fence, g.context, g.attempt, 2, 0, 0, '', g.owner, g.lease, LEAST(g.until, p_now + g.lease),
+    SELECT p_ns, i.id, 0, g.number, g.context, g.taker, 2, 0, 0, '', g.owner, g.lease, LEAST(g.until, p_now + g.lease),
       g.since
     FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) AND i.extra = 3
-      STRAIGHT_JOIN {sets} g ON {of set g};
-  INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set}
-    ON DUPLICATE KEY UPDATE extra = IF({ids}.extra = 3, 1, {ids}.extra);
+      STRAIGHT_JOIN {sets} g ON {of set g} AND g.until > 0;
+  INSERT INTO {ids} (ns, id) SELECT q.ns, q.id FROM (SELECT i.ns, i.id, g.number FROM {set}
+      STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) AND i.extra = 3 LEFT JOIN {sets} g ON {of set g}) q
+    ON DUPLICATE KEY UPDATE extra = 1, fence = {fence as of q};
 END
 //
 -- Removes what ended on the locked ids of a set.

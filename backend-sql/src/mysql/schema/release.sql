@@ -97,7 +97,20 @@ CREATE PROCEDURE {v1_release_set}(
 SQL SECURITY DEFINER
 body: BEGIN
   IF @@autocommit THEN
-    DELETE FROM {sets} WHERE {whole set of p};
+    DELETE FROM {sets} WHERE fence = p_fence AND {whole set of p};
+    IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
+  END IF;
+  CALL {v1_release}(p_ns, p_context,
+    CONCAT('[["', REPLACE(p_ids, {between ids}, CONCAT('",', p_fence, '],["')), '",', p_fence, ']]'), p_n, p_fence);
+END
+//
+-- The same, but it is kept to be taken again; `p_kept` as of `v1_acquire_kept`.
+CREATE PROCEDURE {v1_release_kept}(
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_fence BIGINT, p_n INT, p_ids LONGBLOB, p_kept BIGINT)
+SQL SECURITY DEFINER
+body: BEGIN
+  IF @@autocommit THEN
+    UPDATE {sets} SET until = 0 WHERE fence = p_kept AND {whole set of p};
     IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
   END IF;
   CALL {v1_release}(p_ns, p_context,
@@ -131,7 +144,7 @@ body: BEGIN
   DELETE o FROM {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0
     AND o.number = j.a AND o.context = p_context;
   -- No row tells of it any more.
-  DELETE FROM {sets} WHERE ns = p_ns AND fence = p_fence AND context = p_context AND ids = p_n;
+  DELETE FROM {sets} WHERE ns = p_ns AND fence = p_fence AND number = p_fence AND context = p_context AND ids = p_n;
   IF v_ended > 0 THEN
     CALL {v1_prune}(p_ns, p_set, v_now);
   END IF;
@@ -147,10 +160,10 @@ body: BEGIN
 END
 //
 -- Extends what a grant still holds to a whole lease from now, and confirms what was offered. `p_fence`: if all of it has but
--- one.
+-- one; `p_kept` is that one then, or as of `v1_acquire_kept`.
 CREATE PROCEDURE {v1_renew}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT,
-  p_set LONGTEXT CHARACTER SET ascii, p_n INT, p_lease BIGINT)
+  p_set LONGTEXT CHARACTER SET ascii, p_n INT, p_lease BIGINT, p_kept BIGINT)
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_found, v_more, v_extra INT DEFAULT 0;
@@ -163,7 +176,7 @@ body: BEGIN
     IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
   ELSEIF p_fence IS NOT NULL AND @@autocommit THEN
     UPDATE {sets} SET lease = GREATEST(p_lease, LEAST(until - {clock}, lease)), until = {clock} + lease
-      WHERE {whole set of p};
+      WHERE fence = p_kept AND {whole set of p};
     IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
   END IF;
   SET TRANSACTION ISOLATION LEVEL READ COMMITTED;

@@ -40,8 +40,8 @@ body: BEGIN
       WHERE i.ns = p_ns AND (v_from IS NULL OR i.id > v_from) AND i.id <= v_end AND (
         (i.until > 0 AND i.until <= v_now) OR (i.until = 0 AND i.extra = 0 AND i.fence < v_now - {hour} AND i.marked <= v_now)
         OR (i.extra = 2 AND NOT {next is alive})
-        OR (i.extra = 3 AND IFNULL((SELECT g.until FROM {sets} g WHERE {of set g}),
-          IF(i.fence < v_now - {hour} AND i.marked <= v_now, 0, {never})) <= v_now)
+        OR (i.extra = 3 AND IFNULL((SELECT {set is over} FROM {sets} g WHERE {of set g}),
+          i.fence < v_now - {hour} AND i.marked <= v_now))
         OR (i.extra = 1 AND (
           NOT EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = i.id) AND i.frozen = 0
           OR EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = i.id AND c.state IN (0, 1)
@@ -62,15 +62,16 @@ body: BEGIN
       -- Of sets, parted first (see `set of i is gone`); what was freed is no lock that is over.
       UPDATE {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) AND i.extra = 3
           STRAIGHT_JOIN {sets} g ON {of set g}
-        SET g.parted = 1 WHERE g.until <= v_now;
-      SELECT COUNT(IF(i.extra = 3, g.until, NULLIF(i.until, 0))), COUNT(*) INTO v_removed, v_locked
+        SET g.parted = 1 WHERE {set is over};
+      SELECT COUNT(NULLIF(IF(i.extra = 3, g.until, i.until), 0)), COUNT(*) INTO v_removed, v_locked
         FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) LEFT JOIN {sets} g ON {of set g}
         WHERE {row is over};
       IF v_locked > 0 THEN
         INSERT INTO {ids} (ns, id)
-          SELECT i.ns, i.id FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id)
-            LEFT JOIN {sets} g ON {of set g} WHERE {row is over}
-          ON DUPLICATE KEY UPDATE extra = 0, until = 0, session = 0;
+          SELECT q.ns, q.id FROM (SELECT i.ns, i.id, g.number FROM {set}
+            STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id) LEFT JOIN {sets} g ON {of set g} AND i.extra = 3
+            WHERE {row is over}) q
+          ON DUPLICATE KEY UPDATE extra = 0, until = 0, session = 0, fence = {fence as of q};
       END IF;
       SET v_room = p_batch - v_removed;
       DELETE i FROM {set} STRAIGHT_JOIN {ids} i ON i.ns = p_ns AND i.id = UNHEX(j.id)
@@ -123,9 +124,10 @@ body: BEGIN
     END IF;
   END WHILE;
   IF NOT v_more THEN
-    -- No id is counted by them any more. READ COMMITTED keeps no lock on the others.
+    -- No id is counted by them any more, or told its fence. READ COMMITTED keeps no lock on the others.
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DELETE FROM {sets} WHERE ns = p_ns AND until <= v_now LIMIT p_batch;
+    DELETE FROM {sets} WHERE ns = p_ns AND until <= v_now
+      AND (number < v_now - {hour} OR number = fence AND (until > 0 OR parted = 1)) LIMIT p_batch;
     SET v_more = ROW_COUNT() = p_batch;
   END IF;
   IF v_room > 0 THEN

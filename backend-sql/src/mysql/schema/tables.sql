@@ -34,8 +34,10 @@ CREATE TABLE IF NOT EXISTS {ids} (
   KEY by_next (next_session, born)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
 //
--- Who took several ids at once, how many, and until when. parted: some of these ids are in claims by now, because somebody
--- else has to do with them, or were given up, because the lease was over.
+-- Who took several ids at once, how many, and until when. fence, attempt: by which their rows know it, those with which it was
+-- taken first. One that is freed goes, or is kept (until = 0) for who made it to be taken again in this row alone; number, taker:
+-- fence and attempt with which it was last. It stays for an hour then, since the rows do not know that fence. parted: some of
+-- these ids are in claims by now, because somebody else has to do with them, or were given up, because the lease was over.
 CREATE TABLE IF NOT EXISTS {sets} (
   ns INT UNSIGNED NOT NULL,
   fence BIGINT NOT NULL,
@@ -43,6 +45,8 @@ CREATE TABLE IF NOT EXISTS {sets} (
   parted TINYINT NOT NULL DEFAULT 0,
   context VARBINARY(255) NOT NULL,
   attempt BIGINT NOT NULL,
+  number BIGINT NOT NULL,
+  taker BIGINT NOT NULL,
   owner VARBINARY(255) NOT NULL,
   lease BIGINT NOT NULL,
   until BIGINT NOT NULL,
