@@ -150,7 +150,16 @@ impl Mysql {
     ) -> Self {
         let names = Names::new(&settings.prefix);
         let routines = Routines::new(&names);
-        Mysql { source, options, database, settings, names, routines, fences: Fences::default(), kept: Kept::new() }
+        Mysql {
+            source,
+            options,
+            database,
+            settings,
+            names,
+            routines,
+            fences: Fences::default(),
+            kept: Kept::new(),
+        }
     }
 
     /// A connection of our own.
@@ -231,7 +240,8 @@ impl Mysql {
             let answer = self.call(link, &self.routines.acquire_one, &arguments).await?;
             return Ok(self.fences.granted(proposed, sent, answer));
         }
-        let mut arguments = vec![namespace, context, attempt, count(ids), lease, owner, flags, session, fence];
+        let mut arguments =
+            vec![namespace, context, attempt, count(ids), lease, owner, flags, session, fence];
         let kept = self.kept.take(ids);
         let text;
         let routine = if let Some(set) = kept {

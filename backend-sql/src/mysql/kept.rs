@@ -32,6 +32,12 @@ struct Known {
     doubt: u32,
 }
 
+impl Known {
+    fn held(&self, fence: i64) -> Option<Set> {
+        self.set.filter(|(_, now)| *now == fence).map(|(set, _)| set)
+    }
+}
+
 impl Kept {
     /// How many sets are known at most.
     const SETS: usize = 1024;
@@ -94,19 +100,14 @@ impl Kept {
         }
     }
 
-    /// The set that is held under this fence, unless that is its own.
+    /// The set that is held under this fence.
     pub(super) fn held(&self, ids: &[Key], fence: i64) -> Option<Set> {
-        self.with(ids, |known| known.set.filter(|(set, now)| *now == fence && set.fence != fence))?
-            .map(|(set, _)| set)
+        self.with(ids, |known| known.held(fence))?
     }
 
     /// The same, if it is to be kept when it is freed now.
     pub(super) fn keep(&self, ids: &[Key], fence: i64) -> Option<Set> {
-        self.with(ids, |known| {
-            let again = |set: &Set| known.wait == 0 || set.fence != fence;
-            known.set.filter(|(set, now)| *now == fence && again(set))
-        })?
-        .map(|(set, _)| set)
+        self.with(ids, |known| known.held(fence).filter(|_| known.wait == 0))?
     }
 
     /// It was freed, and kept.
@@ -204,7 +205,7 @@ mod tests {
                 assert_eq!(turns(&kept, ask, [1]), [false]);
             }
         }
-        assert_eq!(turns(&kept, &many[9], [2]), [false]);
-        assert_eq!(turns(&kept, &many[9], [3]), [true]);
+        assert_eq!(turns(&kept, &many[0], [2]), [false]);
+        assert_eq!(turns(&kept, &many[0], [3]), [true]);
     }
 }

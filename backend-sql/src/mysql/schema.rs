@@ -143,10 +143,7 @@ const PIECES: &[(&str, &str)] = &[
          AND until - lease <= {clock}",
     ),
     // What was freed and kept, if nobody had to do with any of it meanwhile.
-    (
-        "kept set of p",
-        "ns = p_ns AND fence = p_kept AND attempt = p_made AND ids = p_n AND parted = 0 AND until = 0",
-    ),
+    ("kept set of p", "ns = p_ns AND fence = p_kept AND attempt = p_made AND parted = 0 AND until = 0"),
     // That of a kept set is the last one of all its ids.
     ("fence as of q", "GREATEST({ids}.fence, IFNULL(q.number, 0))"),
     // What the context holds of a set, in the row of the id and elsewhere.
@@ -160,10 +157,7 @@ const PIECES: &[(&str, &str)] = &[
          AND o.until > v_now AND o.broken = 0",
     ),
     // Its lease is over, or nobody took it again for an hour.
-    (
-        "set is over",
-        "(g.until <= v_now AND (g.until > 0 OR g.parted = 1 OR g.number < v_now - {hour}))",
-    ),
+    ("set is over", "(g.until <= v_now AND (g.until > 0 OR g.parted = 1 OR g.number < v_now - {hour}))"),
     // The lease is over of who holds `i` in its row, or as of `g`, if that is there.
     (
         "row is over",

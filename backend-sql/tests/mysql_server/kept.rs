@@ -7,8 +7,8 @@ use std::{
 };
 
 use lockcore::{
-    AcquireRequest, Acquired, BackendError, BreakMode, ContextId, Grant, LockDao, Page, StoredContext, Target,
-    Withdraw,
+    AcquireRequest, Acquired, BackendError, BreakMode, ContextId, Grant, LockDao, LossReason, Page,
+    StoredContext, Target, Withdraw,
 };
 use lockcore_conformance::servers::{Kind, TestResult, Trial};
 use sqlx::AssertSqlSafe;
@@ -187,7 +187,9 @@ async fn what_is_over_is_not_renewed_or_freed(kind: Kind) -> TestResult {
     let request = request(&ids);
     let mut former: Vec<Grant<String, Uuid>> = Vec::new();
     for round in 0..5 {
-        let held = granted(&dao, &AcquireRequest { attempt: lockcore::AttemptId::fresh(), ..request.clone() }).await?;
+        let held =
+            granted(&dao, &AcquireRequest { attempt: lockcore::AttemptId::fresh(), ..request.clone() })
+                .await?;
         if round < 4 {
             assert_eq!(dao.release(&held).await?.lost, []);
         }
@@ -210,9 +212,11 @@ async fn what_is_over_is_not_renewed_or_freed(kind: Kind) -> TestResult {
     }
     assert_eq!(dao.renew(&held).await?.lost, []);
     assert_eq!(dao.release(&held).await?.lost, []);
-    // Nor what is free.
-    assert_eq!(dao.renew(&held).await?.lost.len(), 3);
-    assert_eq!(dao.release(&held).await?.lost.len(), 3);
+    // Nor what is free; whose lease was not over.
+    for lost in [dao.renew(&held).await?.lost, dao.release(&held).await?.lost] {
+        let reasons: Vec<_> = lost.iter().map(|lost| lost.reason).collect();
+        assert_eq!(reasons, [LossReason::Vanished; 3]);
+    }
     Ok(())
 }
 
@@ -264,6 +268,10 @@ async fn a_fence_that_is_no_good_is_chosen_anew(kind: Kind) -> TestResult {
     let second = last / 1_000_000 + 60;
     sql.run(format!("SET timestamp = {second}")).await?;
     let clock = second * 1_000_000;
+    let ask = |fence: i64, made: i64| {
+        let set = format!("{fence}, {set}, {made}, '3030'',x''3031'");
+        format!("CALL lockcore_v1_acquire_kept(1, 'c', 1, 2, 60000000, '', 0, 0, {set})")
+    };
     for (proposed, number) in [
         (0, 0),
         (0, 1),
@@ -274,18 +282,18 @@ async fn a_fence_that_is_no_good_is_chosen_anew(kind: Kind) -> TestResult {
         (5000, 10_001),
         (-1, 10_002),
     ] {
-        let ids = "'3030'',x''3031'";
-        sql.run(format!(
-            "CALL lockcore_v1_acquire_kept(1, 'c', 1, 2, 60000000, '', 0, 0, {}, {set}, {made}, {ids})",
-            clock + proposed
-        ))
-        .await?;
+        sql.run(ask(clock + proposed, made)).await?;
         assert_eq!(sql.number("SELECT number FROM lockcore_sets").await? - clock, number, "{proposed}");
         assert_eq!(sql.number("SELECT since FROM lockcore_sets").await?, clock);
         assert_eq!(sql.number("SELECT until FROM lockcore_sets").await?, clock + 60_000_000);
+        let ids = "'3030'',x''3031'";
         let freed = format!("CALL lockcore_v1_release_kept(1, 'c', {}, 2, {ids}, {set})", clock + number);
         assert_eq!(sql.run(freed).await?, 1);
     }
+    // A set may get the fence of one that is gone.
+    sql.run(ask(clock + 10_003, made + 1)).await?;
+    assert_eq!(sql.number(KEPT).await?, 0);
+    assert_eq!(sql.number("SELECT COUNT(*) FROM lockcore_sets WHERE until > 0").await?, 0);
     Ok(())
 }
 
