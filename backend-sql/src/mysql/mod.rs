@@ -32,7 +32,7 @@
 //!   parted: from then on it is renewed and freed id by id.
 //! - **What is taken again and again stays a set.** Freed by a program that took just these ids before, it is kept: its row says
 //!   that nobody has it. Taking them again is to change that row, under a fence of its own, and nothing else. Whoever else wants
-//!   one of them has to part the set first, which takes some three times as long as to find a free row; so a program that found
+//!   one of them has to part the set first, which takes several times as long as to find a free row; so a program that found
 //!   a set parted does not keep it for the next 16 times, and longer each time that this happens. It knows up to 1024
 //!   sets, of up to 8 KiB of ids. What nobody took again for an hour is swept.
 //! - **The server's clock decides**, in microseconds of UTC, whatever the time zone of the session. A grant "from the

@@ -156,8 +156,8 @@ const PIECES: &[(&str, &str)] = &[
         "o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = 0 AND o.number = j.a AND o.context = p_context \
          AND o.until > v_now AND o.broken = 0",
     ),
-    // Its lease is over, or nobody took it again for an hour.
-    ("set is over", "(g.until <= v_now AND (g.until > 0 OR g.parted = 1 OR g.number < v_now - {hour}))"),
+    // Its lease is over, or it was freed and parted.
+    ("set is over", "(g.until <= v_now AND (g.until > 0 OR g.parted = 1))"),
     // The lease is over of who holds `i` in its row, or as of `g`, if that is there.
     (
         "row is over",

@@ -200,7 +200,7 @@ async fn what_is_over_is_not_renewed_or_freed(kind: Kind) -> TestResult {
     let set = sql.number("SELECT fence FROM lockcore_sets").await?;
     for former in &former {
         // As if it had been this one, and as if it had not.
-        for kept in [fence(former), set] {
+        for kept in [set, fence(former)] {
             let context = former.context.stored();
             let old = fence(former);
             let whole = format!("'3030'',x''3031'',x''3032', {kept}");
@@ -212,10 +212,15 @@ async fn what_is_over_is_not_renewed_or_freed(kind: Kind) -> TestResult {
     }
     assert_eq!(dao.renew(&held).await?.lost, []);
     assert_eq!(dao.release(&held).await?.lost, []);
-    // Nor what is free; whose lease was not over.
+    // Nor what is free and kept; whose lease was not over.
+    let (dao, others) = (place.open().await?, ["x", "y"].map(str::to_owned));
+    keep(&dao, &mut sql, &others).await?;
+    let held = take(&dao, &others).await?;
+    assert_eq!(dao.release(&held).await?.lost, []);
+    assert_eq!(sql.number(KEPT).await?, 1);
     for lost in [dao.renew(&held).await?.lost, dao.release(&held).await?.lost] {
         let reasons: Vec<_> = lost.iter().map(|lost| lost.reason).collect();
-        assert_eq!(reasons, [LossReason::Vanished; 3]);
+        assert_eq!(reasons, [LossReason::Vanished; 2]);
     }
     Ok(())
 }
@@ -286,6 +291,9 @@ async fn a_fence_that_is_no_good_is_chosen_anew(kind: Kind) -> TestResult {
         assert_eq!(sql.number("SELECT number FROM lockcore_sets").await? - clock, number, "{proposed}");
         assert_eq!(sql.number("SELECT since FROM lockcore_sets").await?, clock);
         assert_eq!(sql.number("SELECT until FROM lockcore_sets").await?, clock + 60_000_000);
+        // It is held.
+        sql.run(ask(clock + 10_000, made).replace("'c'", "'d'")).await?;
+        assert_eq!(sql.number("SELECT COUNT(*) FROM lockcore_sets WHERE context = 'd'").await?, 0);
         let ids = "'3030'',x''3031'";
         let freed = format!("CALL lockcore_v1_release_kept(1, 'c', {}, 2, {ids}, {set})", clock + number);
         assert_eq!(sql.run(freed).await?, 1);
@@ -353,6 +361,8 @@ async fn what_is_over_is_swept_with_its_fence(kind: Kind) -> TestResult {
         assert_eq!(removed, 3);
         assert_eq!(sql.number("SELECT MIN(fence) FROM lockcore_ids").await?, fence(&held));
         assert_eq!(sql.number("SELECT SUM(extra) FROM lockcore_ids").await?, 0);
+        // As long as another id may be of it.
+        assert_eq!(sql.number("SELECT COUNT(*) FROM lockcore_sets WHERE parted = 1").await?, 1);
         let again = take(&dao, &ids).await?;
         assert_eq!(dao.release(&again).await?.lost, []);
     }

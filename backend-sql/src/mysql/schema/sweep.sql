@@ -124,7 +124,8 @@ body: BEGIN
     END IF;
   END WHILE;
   IF NOT v_more THEN
-    -- No id is counted by them any more, or told its fence. READ COMMITTED keeps no lock on the others.
+    -- No id is counted by them any more; and what only they knew of fences is an hour old. READ COMMITTED keeps no lock on the
+    -- others.
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DELETE FROM {sets} WHERE ns = p_ns AND until <= v_now
       AND (number < v_now - {hour} OR number = fence AND (until > 0 OR parted = 1)) LIMIT p_batch;
