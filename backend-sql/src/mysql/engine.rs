@@ -291,12 +291,11 @@ impl Mysql {
             (ids, Some(fence)) => {
                 let text = literals(ids);
                 let text = Argument::Bytes(text.as_bytes());
-                let arguments = [namespace, context, Argument::Int(fence), count(ids), text];
+                let mut arguments = vec![namespace, context, Argument::Int(fence), count(ids), text];
                 let Some(set) = self.kept.keep(ids, fence) else {
                     return self.call(link, &self.routines.release_set, &arguments).await;
                 };
-                let [namespace, context, fence, count, text] = arguments;
-                let arguments = [namespace, context, fence, count, text, Argument::Int(set.fence)];
+                arguments.push(Argument::Int(set.fence));
                 let answer = self.call(link, &self.routines.release_kept, &arguments).await?;
                 if answer.is_empty() {
                     self.kept.freed(ids, set);

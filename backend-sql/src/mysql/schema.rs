@@ -166,6 +166,12 @@ const PIECES: &[(&str, &str)] = &[
     // What is between two ids in `p_ids`: in hexadecimal, so that with a bit before and behind it is a list of literals. If
     // somebody made it up, it holds something else that is no digit.
     ("between ids", "''',x'''"),
+    // These ids as a set, wanted exclusively; or held under one fence.
+    ("p_ids wanted", "CONCAT('[[\"', REPLACE(p_ids, {between ids}, '\",2,0,0],[\"'), '\",2,0,0]]')"),
+    (
+        "p_ids held",
+        "CONCAT('[[\"', REPLACE(p_ids, {between ids}, CONCAT('\",', p_fence, '],[\"')), '\",', p_fence, ']]')",
+    ),
     ("are ids", "UNHEX(REPLACE(p_ids, {between ids}, '')) IS NOT NULL"),
     // The first of the words, and the others.
     ("word", "SUBSTRING_INDEX(p_words, ' ', 1)"),

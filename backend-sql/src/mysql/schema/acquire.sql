@@ -63,8 +63,7 @@ body: BEGIN
     {execute};
     {taken if all};
   END IF;
-  CALL {v1_acquire}(p_ns, p_context, p_attempt, NULL,
-    CONCAT('[["', REPLACE(p_ids, {between ids}, '",2,0,0],["'), '",2,0,0]]'), p_n, 1, p_lease, p_owner, p_flags, p_session);
+  CALL {v1_acquire}(p_ns, p_context, p_attempt, NULL, {p_ids wanted}, p_n, 1, p_lease, p_owner, p_flags, p_session);
 END
 //
 -- Takes a set again that was kept (see `kept`): `p_kept` and `p_made` are the fence and the attempt by which its rows know it. All
@@ -88,8 +87,7 @@ body: BEGIN
       LEAVE body;
     END IF;
   END IF;
-  CALL {v1_acquire}(p_ns, p_context, p_attempt, NULL,
-    CONCAT('[["', REPLACE(p_ids, {between ids}, '",2,0,0],["'), '",2,0,0]]'), p_n, 1, p_lease, p_owner, p_flags, p_session);
+  CALL {v1_acquire}(p_ns, p_context, p_attempt, NULL, {p_ids wanted}, p_n, 1, p_lease, p_owner, p_flags, p_session);
 END
 //
 -- Takes any set, whatever stands against it. `p_id`: if it is but one. `p_plain`: exclusively.

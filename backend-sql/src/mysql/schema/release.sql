@@ -100,8 +100,7 @@ body: BEGIN
     DELETE FROM {sets} WHERE fence = p_fence AND {whole set of p};
     IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
   END IF;
-  CALL {v1_release}(p_ns, p_context,
-    CONCAT('[["', REPLACE(p_ids, {between ids}, CONCAT('",', p_fence, '],["')), '",', p_fence, ']]'), p_n, p_fence);
+  CALL {v1_release}(p_ns, p_context, {p_ids held}, p_n, p_fence);
 END
 //
 -- The same, but it is kept to be taken again; `p_kept` as of `v1_acquire_kept`.
@@ -113,8 +112,7 @@ body: BEGIN
     UPDATE {sets} SET until = 0 WHERE fence = p_kept AND {whole set of p};
     IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
   END IF;
-  CALL {v1_release}(p_ns, p_context,
-    CONCAT('[["', REPLACE(p_ids, {between ids}, CONCAT('",', p_fence, '],["')), '",', p_fence, ']]'), p_n, p_fence);
+  CALL {v1_release}(p_ns, p_context, {p_ids held}, p_n, p_fence);
 END
 //
 -- Frees what a grant holds, whatever that is and whoever waits. `p_fence`: if all of it has but one.
