@@ -107,7 +107,7 @@ async fn pair<D: Database>(url: &str, commits: Commits, ids: usize) -> Case {
         "rows kept for a fence: UPDATE + UPDATE",
         "upsert + delete, one by one",
         D::PEER,
-        "with_locks, never the same set twice",
+        "with_locks, any of three times as many ids",
     ];
     let mut case = Case::new(format!("{ids} ids, {commits}"), &candidates);
     let (locks, names) = (service::<D>(url, commits).await, names(ids));

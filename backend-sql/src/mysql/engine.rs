@@ -95,7 +95,6 @@ pub(super) struct Routines {
     withdraw: Routine,
     release_one: Routine,
     release_set: Routine,
-    release_kept: Routine,
     release: Routine,
     together: Routine,
     renew: Routine,
@@ -124,8 +123,7 @@ impl Routines {
             acquire: routine("v1_acquire", 11),
             withdraw: routine("v1_withdraw", 8),
             release_one: routine("v1_release_one", 4),
-            release_set: routine("v1_release_set", 5),
-            release_kept: routine("v1_release_kept", 6),
+            release_set: routine("v1_release_set", 6),
             release: routine("v1_release", 5),
             together: routine("v1_together", 3),
             renew: routine("v1_renew", 8),
@@ -291,13 +289,11 @@ impl Mysql {
             (ids, Some(fence)) => {
                 let text = literals(ids);
                 let text = Argument::Bytes(text.as_bytes());
-                let mut arguments = vec![namespace, context, Argument::Int(fence), count(ids), text];
-                let Some(set) = self.kept.keep(ids, fence) else {
-                    return self.call(link, &self.routines.release_set, &arguments).await;
-                };
-                arguments.push(Argument::Int(set.fence));
-                let answer = self.call(link, &self.routines.release_kept, &arguments).await?;
-                if answer.is_empty() {
+                let kept = self.kept.keep(ids, fence);
+                let kept_as = Argument::MaybeInt(kept.map(|set| set.fence));
+                let arguments = [namespace, context, Argument::Int(fence), count(ids), text, kept_as];
+                let answer = self.call(link, &self.routines.release_set, &arguments).await?;
+                if let Some(set) = kept.filter(|_| answer.is_empty()) {
                     self.kept.freed(ids, set);
                 }
                 Ok(answer)

@@ -142,8 +142,6 @@ const PIECES: &[(&str, &str)] = &[
         "ns = p_ns AND number = p_fence AND context = p_context AND ids = p_n AND parted = 0 AND until > {clock} \
          AND until - lease <= {clock}",
     ),
-    // What was freed and kept, if nobody had to do with any of it meanwhile.
-    ("kept set of p", "ns = p_ns AND fence = p_kept AND attempt = p_made AND parted = 0 AND until = 0"),
     // That of a kept set is the last one of all its ids.
     ("fence as of q", "GREATEST({ids}.fence, IFNULL(q.number, 0))"),
     // What the context holds of a set, in the row of the id and elsewhere.

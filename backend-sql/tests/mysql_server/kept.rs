@@ -27,8 +27,10 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         test(kind, "kept::it_is_held_as_any_other", it_is_held_as_any_other),
         test(kind, "kept::what_is_over_is_not_renewed_or_freed", what_is_over_is_not_renewed_or_freed),
         test(kind, "kept::who_withdrew_does_not_get_it", who_withdrew_does_not_get_it),
+        test(kind, "kept::an_abandoned_exchange_harms_nobody", an_abandoned_exchange_harms_nobody),
         test(kind, "kept::what_is_frozen_stays_so", what_is_frozen_stays_so),
         test(kind, "kept::a_fence_that_is_no_good_is_chosen_anew", a_fence_that_is_no_good_is_chosen_anew),
+        test(kind, "kept::a_fence_that_was_chosen_is_told", a_fence_that_was_chosen_is_told),
         test(kind, "kept::it_is_swept_after_an_hour", it_is_swept_after_an_hour),
         test(kind, "kept::what_is_over_is_swept_with_its_fence", what_is_over_is_swept_with_its_fence),
         test(kind, "kept::what_others_want_is_left_alone", what_others_want_is_left_alone),
@@ -204,7 +206,7 @@ async fn what_is_over_is_not_renewed_or_freed(kind: Kind) -> TestResult {
             let context = former.context.stored();
             let old = fence(former);
             let whole = format!("'3030'',x''3031'',x''3032', {kept}");
-            sql.run(format!("CALL lockcore_v1_release_kept(1, '{context}', {old}, 3, {whole})")).await?;
+            sql.run(format!("CALL lockcore_v1_release_set(1, '{context}', {old}, 3, {whole})")).await?;
             assert_eq!(dao.inspect(&Target::Id("00".to_owned())).await?.holders.len(), 1);
         }
         assert_eq!(dao.renew(former).await?.lost.len(), 3);
@@ -247,6 +249,36 @@ async fn who_withdrew_does_not_get_it(kind: Kind) -> TestResult {
     Ok(())
 }
 
+/// 4: a future that is dropped while it takes a kept set, or frees it.
+async fn an_abandoned_exchange_harms_nobody(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let mut sql = place.sql().await?;
+    let ids = names(3);
+    let mut last = 0;
+    for round in 0..20_u64 {
+        let dao = place.open().await?;
+        last = keep(&dao, &mut sql, &ids).await?.max(last);
+        // Dropped before it is sent, on its way, or just about when the answer comes.
+        let soon = Duration::from_micros(round * 97);
+        let abandoned = request(&ids);
+        if round % 2 == 0 {
+            let _ = tokio::time::timeout(soon, dao.acquire(&abandoned)).await;
+            dao.withdraw(&abandoned, Withdraw::Undo).await?;
+        } else {
+            let held = granted(&dao, &abandoned).await?;
+            last = fence(&held);
+            let _ = tokio::time::timeout(soon, dao.release(&held)).await;
+            assert!(dao.release(&held).await?.failed.is_empty());
+        }
+        assert_eq!(dao.list(&Page::default()).await?.ids, []);
+        let held = take(&dao, &ids).await?;
+        assert!(fence(&held) > last);
+        assert_eq!(dao.release(&held).await?.lost, []);
+        sql.run("UPDATE lockcore_sets SET parted = 1").await?;
+    }
+    Ok(())
+}
+
 async fn what_is_frozen_stays_so(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let (dao, other, mut sql) = (place.open().await?, place.open().await?, place.sql().await?);
@@ -260,6 +292,22 @@ async fn what_is_frozen_stays_so(kind: Kind) -> TestResult {
     let held = take(&dao, &ids).await?;
     assert!(fence(&held) > last);
     assert_eq!(dao.release(&held).await?.lost, []);
+    Ok(())
+}
+
+async fn a_fence_that_was_chosen_is_told(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let (dao, mut sql) = (place.open().await?, place.sql().await?);
+    let ids = names(3);
+    // So that nothing that is proposed is above it.
+    let last = keep(&dao, &mut sql, &ids).await? + 3_600_000_000;
+    sql.run(format!("UPDATE lockcore_sets SET number = {last}")).await?;
+    for next in 1..=2 {
+        let held = take(&dao, &ids).await?;
+        assert_eq!(fence(&held), last + next);
+        assert_eq!(dao.release(&held).await?.lost, []);
+        assert_eq!(sql.number(KEPT).await?, 1);
+    }
     Ok(())
 }
 
@@ -295,7 +343,7 @@ async fn a_fence_that_is_no_good_is_chosen_anew(kind: Kind) -> TestResult {
         sql.run(ask(clock + 10_000, made).replace("'c'", "'d'")).await?;
         assert_eq!(sql.number("SELECT COUNT(*) FROM lockcore_sets WHERE context = 'd'").await?, 0);
         let ids = "'3030'',x''3031'";
-        let freed = format!("CALL lockcore_v1_release_kept(1, 'c', {}, 2, {ids}, {set})", clock + number);
+        let freed = format!("CALL lockcore_v1_release_set(1, 'c', {}, 2, {ids}, {set})", clock + number);
         assert_eq!(sql.run(freed).await?, 1);
     }
     // A set may get the fence of one that is gone.

@@ -47,7 +47,7 @@ async fn fence_of(sql: &mut Sql, ids: &[String], proposed: i64) -> Result<i64, E
     let freed = if let [id] = ids {
         sql.run(format!("CALL lockcore_v1_release_one(1, 'c', '{id}', {fence})")).await?
     } else {
-        sql.run(format!("CALL lockcore_v1_release_set(1, 'c', {fence}, {}, '')", ids.len())).await?
+        sql.run(format!("CALL lockcore_v1_release_set(1, 'c', {fence}, {}, '', NULL)", ids.len())).await?
     };
     assert_eq!(freed, 1, "in one row");
     Ok(fence)

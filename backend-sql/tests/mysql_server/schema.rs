@@ -52,10 +52,11 @@ async fn a_made_up_list_of_ids_is_refused(kind: Kind) -> TestResult {
     for list in ["61',x'62') OR id IN (x'", "61',62,x'63", "61', x'62", "61\\',x'62", "61',x'6G"] {
         let list = list.replace('\\', "\\\\").replace('\'', "''");
         for call in [
-            format!("CALL lockcore_v1_release_set(1, 'nobody', 0, 2, '{list}')"),
+            format!("CALL lockcore_v1_release_set(1, 'nobody', 0, 2, '{list}', NULL)"),
             format!(
                 "CALL lockcore_v1_acquire_many(1, 'nobody', 1, 2, 1000000, '', 0, 0, UNIX_TIMESTAMP(NOW(6)) * 1000000, '{list}')"
             ),
+            format!("CALL lockcore_v1_acquire_kept(1, 'nobody', 1, 2, 1000000, '', 0, 0, 0, 1, 1, '{list}')"),
         ] {
             sql.run(&call).await.expect_err(&call);
             assert_eq!(dao.renew(&held).await?.lost, [], "{call}");

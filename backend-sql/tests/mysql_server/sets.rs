@@ -308,7 +308,7 @@ async fn two_under_one_fence(place: &Place, asks: fn(&str, u32, [&str; 2]) -> St
     sql.run("SET @then = UNIX_TIMESTAMP(NOW(6)); SET timestamp = @then").await?;
     sql.run(asks("one", 1, ["a", "b"])).await?;
     let fence = sql.number("SELECT fence FROM lockcore_sets").await?;
-    sql.run(format!("CALL lockcore_v1_release_set(1, 'one', {fence}, 2, '61'',x''62')")).await?;
+    sql.run(format!("CALL lockcore_v1_release_set(1, 'one', {fence}, 2, '61'',x''62', NULL)")).await?;
     sql.run(asks("two", 2, ["c", "d"])).await?;
     assert_eq!(sql.number("SELECT fence FROM lockcore_sets").await?, fence);
     Ok(sql)

@@ -75,15 +75,14 @@ CREATE PROCEDURE {v1_acquire_kept}(
 SQL SECURITY DEFINER
 body: BEGIN
   IF @@autocommit THEN
-    UPDATE {sets} SET number = p_fence, context = p_context, taker = p_attempt, owner = p_owner, lease = p_lease,
-        since = {clock}, until = since + lease
-      WHERE {kept set of p} AND number < p_fence AND {fence is due};
-    IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
-    UPDATE {sets} SET since = {clock}, number = LAST_INSERT_ID(GREATEST(number + 1, since)), context = p_context,
-        taker = p_attempt, owner = p_owner, lease = p_lease, until = since + lease
-      WHERE {kept set of p};
+    UPDATE {sets} SET since = {clock}, until = since + p_lease, lease = p_lease, context = p_context, taker = p_attempt,
+        owner = p_owner,
+        number = LAST_INSERT_ID(IF(number < p_fence AND {fence is due}, p_fence, GREATEST(number + 1, since)))
+      WHERE ns = p_ns AND fence = p_kept AND attempt = p_made AND parted = 0 AND until = 0;
     IF ROW_COUNT() = 1 THEN
-      SELECT CONCAT('K', LAST_INSERT_ID(), '@', {clock}) AS answer, '' AS unrung;
+      IF LAST_INSERT_ID() <> p_fence THEN
+        SELECT CONCAT('K', LAST_INSERT_ID(), '@', {clock}) AS answer, '' AS unrung;
+      END IF;
       LEAVE body;
     END IF;
   END IF;

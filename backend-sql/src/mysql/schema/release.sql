@@ -93,23 +93,15 @@ END
 -- Frees a set of `p_n` ids that was taken at once; `p_ids` as of `v1_acquire_many`. The usual case, in which nobody else has
 -- to do with any of them, is one row, and commits by itself.
 CREATE PROCEDURE {v1_release_set}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_fence BIGINT, p_n INT, p_ids LONGBLOB)
-SQL SECURITY DEFINER
-body: BEGIN
-  IF @@autocommit THEN
-    DELETE FROM {sets} WHERE fence = p_fence AND {whole set of p};
-    IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
-  END IF;
-  CALL {v1_release}(p_ns, p_context, {p_ids held}, p_n, p_fence);
-END
-//
--- The same, but it is kept to be taken again; `p_kept` as of `v1_acquire_kept`.
-CREATE PROCEDURE {v1_release_kept}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_fence BIGINT, p_n INT, p_ids LONGBLOB, p_kept BIGINT)
 SQL SECURITY DEFINER
 body: BEGIN
   IF @@autocommit THEN
-    UPDATE {sets} SET until = 0 WHERE fence = p_kept AND {whole set of p};
+    IF p_kept IS NULL THEN
+      DELETE FROM {sets} WHERE fence = p_fence AND {whole set of p};
+    ELSE
+      UPDATE {sets} SET until = 0 WHERE fence = p_kept AND {whole set of p};
+    END IF;
     IF ROW_COUNT() = 1 THEN LEAVE body; END IF;
   END IF;
   CALL {v1_release}(p_ns, p_context, {p_ids held}, p_n, p_fence);
