@@ -12,21 +12,26 @@ use crate::{Moment, Wake, WakeSender, Wakeup};
 /// Below this many entries nobody is looked for who no longer listens.
 const FEW: usize = 64;
 
-/// Who of this process waits, by a key of the backend's choice: one for each attempt.
+/// Who of this process waits, by a key of the backend's choice: one for each attempt; and what the backend notes of them.
 ///
 /// Entries of waiters that are gone - their [`Wakeup`] was dropped - are removed as others are added, so that there are
 /// never more than twice as many entries as there were waiters (and 64); adding costs a constant on average.
-pub struct Waiters<K> {
-    entries: Mutex<Entries<K>>,
+pub struct Waiters<K, N = ()> {
+    entries: Mutex<Entries<K, N>>,
 }
 
-struct Entries<K> {
-    by_key: HashMap<K, WakeSender>,
+struct Entries<K, N> {
+    by_key: HashMap<K, Entry<N>>,
     /// Who is gone is looked for when there are this many.
     tidy_at: usize,
 }
 
-impl<K: Eq + Hash> Waiters<K> {
+struct Entry<N> {
+    sender: WakeSender,
+    note: Option<N>,
+}
+
+impl<K: Eq + Hash, N> Waiters<K, N> {
     /// Nobody waits.
     pub fn new() -> Self {
         Waiters { entries: Mutex::new(Entries { by_key: HashMap::new(), tidy_at: FEW }) }
@@ -43,7 +48,7 @@ impl<K: Eq + Hash> Waiters<K> {
         if entries.by_key.len() >= entries.tidy_at {
             entries.tidy();
         }
-        let replaced = entries.by_key.insert(key, sender);
+        let replaced = entries.by_key.insert(key, Entry { sender, note: None });
         drop(entries);
         drop(replaced); // out of the lock: dropping it wakes a task
         wakeup
@@ -55,9 +60,9 @@ impl<K: Eq + Hash> Waiters<K> {
     /// The message itself if nobody waits under this key: an offer must then be passed on, or left to the withdrawal
     /// that a vanishing waiter makes.
     pub fn wake(&self, key: &K, wake: Wake) -> Result<(), Wake> {
-        let sender = self.entries().by_key.remove(key);
-        match sender {
-            Some(sender) => sender.send(wake),
+        let entry = self.entries().by_key.remove(key);
+        match entry {
+            Some(Entry { sender, .. }) => sender.send(wake),
             None => Err(wake),
         }
     }
@@ -68,9 +73,9 @@ impl<K: Eq + Hash> Waiters<K> {
     /// # Errors
     /// The message itself.
     pub fn wake_as_of(&self, key: &K, wake: Wake, as_of: Moment) -> Result<(), Wake> {
-        let sender = self.entries().by_key.remove(key);
-        match sender {
-            Some(sender) => sender.send_as_of(wake, as_of),
+        let entry = self.entries().by_key.remove(key);
+        match entry {
+            Some(Entry { sender, .. }) => sender.send_as_of(wake, as_of),
             None => Err(wake),
         }
     }
@@ -87,6 +92,24 @@ impl<K: Eq + Hash> Waiters<K> {
         drop(removed);
     }
 
+    /// Notes something of a waiter that is still to be told.
+    pub fn note(&self, key: &K, note: N) {
+        if let Some(entry) = self.entries().by_key.get_mut(key) {
+            entry.note = Some(note);
+        }
+    }
+
+    /// All who still listen and of whom something is noted. Looks at every waiter.
+    pub fn noted(&self) -> Vec<(K, N)>
+    where
+        K: Clone,
+        N: Clone,
+    {
+        let entries = self.entries();
+        let listening = entries.by_key.iter().filter(|(_, entry)| !entry.sender.is_closed());
+        listening.filter_map(|(key, entry)| Some((key.clone(), entry.note.clone()?))).collect()
+    }
+
     /// How many still listen. Looks at every one and forgets the others.
     pub fn count(&self) -> usize {
         let mut entries = self.entries();
@@ -94,27 +117,27 @@ impl<K: Eq + Hash> Waiters<K> {
         entries.by_key.len()
     }
 
-    fn entries(&self) -> MutexGuard<'_, Entries<K>> {
+    fn entries(&self) -> MutexGuard<'_, Entries<K, N>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<K: Eq + Hash> Default for Waiters<K> {
+impl<K: Eq + Hash, N> Default for Waiters<K, N> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<K> fmt::Debug for Waiters<K> {
+impl<K, N> fmt::Debug for Waiters<K, N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Waiters").finish_non_exhaustive()
     }
 }
 
-impl<K: Eq + Hash> Entries<K> {
+impl<K: Eq + Hash, N> Entries<K, N> {
     /// Dropping the sender of somebody who is gone wakes nobody, so that it may be done under the lock.
     fn tidy(&mut self) {
-        self.by_key.retain(|_, sender| !sender.is_closed());
+        self.by_key.retain(|_, entry| !entry.sender.is_closed());
         self.tidy_at = (self.by_key.len() * 2).max(FEW);
         if self.by_key.capacity() > self.tidy_at * 4 {
             self.by_key.shrink_to(self.tidy_at);
@@ -132,7 +155,7 @@ mod tests {
 
     #[test]
     fn only_the_one_named_is_woken() {
-        let waiters = Waiters::new();
+        let waiters = Waiters::<_>::new();
         let (mut a, mut b) = (waiters.add("a"), waiters.add("b"));
         waiters.wake(&"a", Wake::Recheck).expect("somebody waits");
         assert!(is_recheck(&mut a));
@@ -146,7 +169,7 @@ mod tests {
 
     #[test]
     fn whoever_asks_again_is_woken_by_its_last_wakeup() {
-        let waiters = Waiters::new();
+        let waiters = Waiters::<_>::new();
         let mut first = waiters.add(7);
         let mut second = waiters.add(7);
         assert!(is_recheck(&mut first));
@@ -155,8 +178,22 @@ mod tests {
     }
 
     #[test]
-    fn ten_thousand_waiters_that_went_leave_nothing() {
+    fn what_is_noted_goes_with_the_waiter() {
         let waiters = Waiters::new();
+        let [told, gone, again, _left] = [1, 2, 3, 4].map(|key| waiters.add(key));
+        for key in 1..=5 {
+            waiters.note(&key, "noted");
+        }
+        waiters.wake(&1, Wake::Recheck).expect("it waits");
+        drop(gone);
+        let _asked = waiters.add(3);
+        assert_eq!(waiters.noted(), [(4, "noted")]);
+        drop((told, again));
+    }
+
+    #[test]
+    fn ten_thousand_waiters_that_went_leave_nothing() {
+        let waiters = Waiters::<_>::new();
         let all: Vec<_> = (0..10_000).map(|key| waiters.add(key)).collect();
         assert_eq!(waiters.count(), 10_000);
         drop(all);

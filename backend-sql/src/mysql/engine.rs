@@ -369,7 +369,7 @@ impl Engine for Mysql {
             Order::Withdraw { ask, how } => return self.withdraw(link, ask, *how).await,
             Order::Release(hold) => return self.release(link, hold).await,
             Order::Renew(hold) => return self.renew(link, hold).await,
-            Order::Beat { session, probe } => {
+            Order::Beat { session, probe, standing: _ } => {
                 (&self.routines.beat, &[int(*session), int(probe.map_or(0, i64::from))])
             }
             Order::Leave { session } => (&self.routines.leave, &[int(*session)]),

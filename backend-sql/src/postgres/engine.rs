@@ -20,8 +20,8 @@ use super::{
     schema::{self, Names},
 };
 use crate::server::{
-    Ask, Done, Engine, Heard, Hold, Modes, Order, Outcome, ServerError, ServerLockDao, Settings, Single,
-    micros,
+    Ask, Done, Engine, Heard, Hold, Key, Modes, Order, Outcome, Place, ServerError, ServerLockDao, Settings,
+    Single, micros,
 };
 
 /// Bits of the parameter `p_flags`.
@@ -132,7 +132,7 @@ impl Routines {
             acquire_together: function("v1_acquire_together", 8),
             release_together: procedure("v1_release_together", 5),
             renew: function("v1_renew", 6),
-            beat: function("v1_beat", 3),
+            beat: function("v1_beat", 6),
             leave: function("v1_leave", 2),
             release_context: function("v1_release_context", 2),
             list: function("v1_list", 3),
@@ -298,6 +298,30 @@ impl Postgres {
         link.call(&self.routines.renew, &arguments, self.options.prepared).await
     }
 
+    async fn beat(
+        &self,
+        link: &mut Link,
+        session: i64,
+        standing: &[(Place, Key)],
+        probe: Option<u32>,
+    ) -> Result<String, ServerError> {
+        let (mut ids, mut contexts, mut attempts) = (Vec::new(), Vec::new(), Vec::new());
+        for ((context, attempt), id) in standing {
+            ids.push(id.as_slice());
+            contexts.push(context.as_bytes());
+            attempts.push(*attempt as i64);
+        }
+        let arguments = [
+            self.namespace(),
+            Argument::Int(session),
+            Argument::Int(probe.map_or(-1, i64::from)),
+            Argument::EachBytes(&ids),
+            Argument::EachBytes(&contexts),
+            Argument::ManyInts(Some(&attempts)),
+        ];
+        link.call(&self.routines.beat, &arguments, self.options.prepared).await
+    }
+
     fn namespace(&self) -> Argument<'_> {
         Argument::Bytes(self.options.settings.namespace.as_bytes())
     }
@@ -378,8 +402,8 @@ impl Engine for Postgres {
             Order::Withdraw { ask, how } => return self.withdraw(link, ask, *how).await,
             Order::Release(hold) => return self.release(link, hold).await,
             Order::Renew(hold) => return self.renew(link, hold).await,
-            Order::Beat { session, probe } => {
-                (&self.routines.beat, &[ns, int(*session), int(probe.map_or(-1, i64::from))])
+            Order::Beat { session, standing, probe } => {
+                return self.beat(link, *session, standing, *probe).await;
             }
             Order::Leave { session } => (&self.routines.leave, &[ns, int(*session)]),
             Order::ReleaseContext(context) => {

@@ -136,6 +136,9 @@ impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E>
         Ok(match wakeup {
             Some(wakeup) if found.q != 0 => {
                 settled.waits = false;
+                if found.q == reply::IN_ROW {
+                    self.shared.stands(&ask);
+                }
                 self.shared.look_in(found.end.map(reply::span));
                 Acquired::Queued { conflicts, wakeup, recheck: Some(RECHECK) }
             }

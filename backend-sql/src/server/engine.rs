@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use lockcore::{BreakMode, Capabilities, Finding, Page, Withdraw};
 
-use super::{Ask, Hold, Key, ServerError, Settings};
+use super::{Ask, Hold, Key, Place, ServerError, Settings};
 
 /// A database server. Not for implementation elsewhere: it names what only this crate has.
 pub trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
@@ -114,10 +114,11 @@ pub enum Order<'r> {
     },
     Release(&'r Hold),
     Renew(&'r Hold),
-    /// A sign of life of a session with waiters: looks after what it waits for, and gives what was handed to it. With
-    /// `probe` it is told so (`Told`), to see that it hears.
+    /// A sign of life of a session with waiters: looks after what it waits for, and gives what was handed to it.
+    /// `standing`: who waits in which row (`reply::IN_ROW`). With `probe` it is told so (`Told`), to see that it hears.
     Beat {
         session: i64,
+        standing: &'r [(Place, Key)],
         probe: Option<u32>,
     },
     /// The session has ended, and gives up all its places.

@@ -62,6 +62,9 @@ pub(crate) struct Against {
     u: u32,
 }
 
+/// [`Acquiring::q`] of who waits where only who knows the id finds it, so that signs of life have to tell that.
+pub(crate) const IN_ROW: i64 = 2;
+
 /// What became of a request that was not simply granted.
 #[derive(Deserialize, Debug)]
 pub(crate) struct Acquiring {
@@ -70,7 +73,7 @@ pub(crate) struct Acquiring {
     /// Else, what is in the way.
     #[serde(default)]
     pub(crate) c: Vec<Against>,
-    /// It has a place in the queue.
+    /// It has a place in the queue; with [`IN_ROW`] in the row of the id.
     #[serde(default)]
     pub(crate) q: i64,
     /// It was withdrawn before.

@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use super::{
-    Ask, Engine, Heard, Order, Place, Pool, ServerError, background,
+    Ask, Engine, Heard, Key, Order, Place, Pool, ServerError, background,
     reply::{self, Handed, Told},
     retry,
 };
@@ -49,7 +49,8 @@ pub(crate) struct Shared<E: Engine> {
     pub(crate) pool: Arc<Pool<E>>,
     /// Names this DAO among all that wait.
     pub(crate) session: i64,
-    waiters: Waiters<Place>,
+    /// With the ids of those who stand in rows.
+    waiters: Waiters<Place, Key>,
     pub(crate) clock: StoreClock,
     /// What is told to this session is heard.
     listening: AtomicBool,
@@ -94,6 +95,11 @@ impl<E: Engine> Shared<E> {
     pub(crate) fn expect(&self, ask: &Ask) -> Wakeup {
         self.queued.store(true, Ordering::Relaxed);
         self.waiters.add(ask.place())
+    }
+
+    /// It waits in the row of its only id.
+    pub(crate) fn stands(&self, ask: &Ask) {
+        self.waiters.note(&ask.place(), ask.ids[0].clone());
     }
 
     /// The attempt waits no more, or never did.
@@ -155,7 +161,8 @@ impl<E: Engine> Shared<E> {
     /// Gives a sign of life; in how long the next is due.
     async fn beat(&self, probe: Option<u32>) -> Result<Option<Duration>, ServerError> {
         let sent = Moment::now();
-        let answer = self.carry_out(&Order::Beat { session: self.session, probe }).await?;
+        let standing = &self.waiters.noted();
+        let answer = self.carry_out(&Order::Beat { session: self.session, standing, probe }).await?;
         let told = reply::told(E::NAME, &answer)?;
         if let Some(now) = told.now {
             self.clock.sample(sent, Moment::now(), now);

@@ -8,6 +8,7 @@ mod joining;
 mod locale;
 mod messages;
 mod place;
+mod row;
 mod schema;
 #[path = "../steps/mod.rs"]
 mod steps;
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
         hazards::tests(),
         messages::tests(),
         store::tests(),
+        row::tests(),
         together::tests(),
         durability::tests(),
         disk::tests(),

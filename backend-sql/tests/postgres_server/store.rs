@@ -323,8 +323,8 @@ async fn the_dead_are_passed_over() -> TestResult {
     let dao = place.open().await?;
     let mut sql = place.sql().await?;
     // Their program is not there any more.
-    let dies =
-        "UPDATE lockcore_place SET session = 4711 WHERE ticket = (SELECT max(ticket) FROM lockcore_place)";
+    let dies = "UPDATE lockcore_lock SET next_session = 4711 WHERE busy & 128 = 128; \
+                UPDATE lockcore_place SET session = 4711 WHERE ticket = (SELECT max(ticket) FROM lockcore_place)";
     for (ids, theirs) in [(&["a"][..], &["a"][..]), (&["b", "c"], &["b"]), (&["d", "e"], &["d", "e"])] {
         let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
         let theirs: Vec<String> = theirs.iter().map(ToString::to_string).collect();
@@ -427,7 +427,7 @@ async fn an_offer_is_confirmed_while_it_lasts() -> TestResult {
 }
 
 /// What is pushed to a waiter, as it is.
-async fn offered(
+pub(crate) async fn offered(
     request: &AcquireRequest<String, Uuid>,
     mut wakeup: Wakeup,
 ) -> Result<Grant<String, Uuid>, Error> {

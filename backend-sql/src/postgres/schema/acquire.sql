@@ -109,14 +109,15 @@ BEGIN
   RETURN set_config('enable_bitmapscan', 'off', true) || set_config('enable_seqscan', 'off', true);
 END {$};
 
--- The usual wait: for one id, which somebody else holds exclusively. NULL if anything is otherwise; then nothing was done,
--- but that the row may say that somebody waits, which costs its next release a look. Neither a refusal nor a place in the
--- queue has to survive a crash: whoever waits asks again.
+-- The usual wait: for one id, which somebody else holds exclusively. The first who waits stands in its row. NULL if anything is
+-- otherwise; then nothing was done, but that the row may say that somebody waits, which costs its next release a look. Neither
+-- a refusal nor a place in the queue has to survive a crash: whoever waits asks again.
 CREATE OR REPLACE FUNCTION {v1_stand}(
   p_ns bytea, p_context bytea, p_attempt int8, p_id bytea, p_lease int8, p_owner bytea, p_flags int8, p_session int8)
   RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8 := {clock};
+  v_where int4 := 1;
   v_left int8;
   v_lives boolean;
   v_set text;
@@ -126,14 +127,23 @@ BEGIN
   IF current_setting('transaction_isolation') <> 'read committed' THEN
     RETURN NULL;
   END IF;
-  IF p_flags & 1 = 0 THEN
-    SELECT {holder in row} FROM {lock} WHERE id = p_id AND ns = p_ns AND busy & 27 = 1
-      AND context <> p_context AND expires > v_now AND expires - lease <= v_now FOR UPDATE;
-  ELSE
-    UPDATE {lock} SET busy = busy | 4 WHERE id = p_id AND ns = p_ns AND busy & 27 = 1 AND context <> p_context
-      AND expires > v_now AND expires - lease <= v_now RETURNING {holder in row};
+  IF p_flags & 3 = 1 THEN
+    UPDATE {lock} SET busy = busy | 128, next_attempt = p_attempt, next_lease = p_lease, next_since = v_now,
+      next_session = p_session, next_context = p_context, next_owner = p_owner
+      WHERE busy & 159 = 1 AND {held by another}
+      RETURNING {holder in row}, expires, EXISTS (SELECT FROM {session} s
+        WHERE s.session = p_session AND abs(v_now - s.beat) < 1500000) INTO v_holder, v_expires, v_lives;
+    IF FOUND THEN
+      v_where := 2;
+    END IF;
+  ELSIF p_flags & 1 = 0 THEN
+    SELECT {holder in row}, expires INTO v_holder, v_expires FROM {lock} WHERE busy & 27 = 1 AND {held by another} FOR UPDATE;
   END IF;
-  IF NOT FOUND THEN
+  IF v_holder IS NULL AND p_flags & 1 = 1 THEN
+    UPDATE {lock} SET busy = busy | 4 WHERE busy & 155 = 1 AND {held by another}
+      RETURNING {holder in row}, expires INTO v_holder, v_expires;
+  END IF;
+  IF v_holder IS NULL THEN
     RETURN NULL;
   END IF;
   -- That may have waited for the row.
@@ -146,23 +156,23 @@ BEGIN
     {be async};
     RETURN format('{"c":[{"p":0,"h":[[%s,%s]],"n":1,"u":1}]}', v_holder, v_left);
   END IF;
-  INSERT INTO {place} (ns, id, line, ticket, alone, context, attempt, mode, permits, cap, owner, lease, since, session)
-    SELECT p_ns, p_id, 1 - (p_flags >> 1 & 1)::int4, nextval('{ticket'}'), true, p_context, p_attempt, 2, 0, 0, p_owner,
-      p_lease, v_now, p_session
-      WHERE NOT EXISTS (SELECT FROM {place} p WHERE p.context = p_context AND p.attempt = p_attempt AND p.ns = p_ns)
-    RETURNING EXISTS (SELECT FROM {session} s WHERE s.session = p_session AND abs(v_now - s.beat) < 1500000)
-    INTO v_lives;
-  IF v_lives IS NULL THEN
-    -- It has a place already.
-    RETURN NULL;
+  IF v_where = 1 THEN
+    INSERT INTO {place} (ns, id, line, ticket, alone, context, attempt, mode, permits, cap, owner, lease, since, session)
+      SELECT p_ns, p_id, 1 - (p_flags >> 1 & 1)::int4, nextval('{ticket'}'), true, p_context, p_attempt, 2, 0, 0, p_owner,
+        p_lease, v_now, p_session
+        WHERE NOT EXISTS (SELECT FROM {place} p WHERE p.context = p_context AND p.attempt = p_attempt AND p.ns = p_ns)
+      RETURNING EXISTS (SELECT FROM {session} s WHERE s.session = p_session AND abs(v_now - s.beat) < 1500000)
+      INTO v_lives;
+    IF v_lives IS NULL THEN
+      -- It has a place already.
+      RETURN NULL;
+    END IF;
   END IF;
   {be async};
-  -- Seldom, so that the requests of one program do not wait for each other's commits.
   IF NOT v_lives THEN
-    INSERT INTO {session} AS s (session, beat) VALUES (p_session, v_now)
-      ON CONFLICT (session) DO UPDATE SET beat = excluded.beat;
+    {sign of life};
   END IF;
-  RETURN format('{"q":1,"c":[{"p":0,"h":[[%s,%s]],"n":1,"u":1}],"end":%s}', v_holder, v_left, v_left);
+  RETURN format('{"q":%s,"c":[{"p":0,"h":[[%s,%s]],"n":1,"u":1}],"end":%s}', v_where, v_holder, v_left, v_left);
 END {$};
 
 -- The same for every set. What decides is read in later statements than the rows are locked: a statement that waited
@@ -193,7 +203,7 @@ BEGIN
   END IF;
   -- What lapsed leases left goes to those who waited for it, before it is our turn.
   v_freed := {v1_tidy}(p_ns, p_ids, v_now);
-  IF v_busy & 4 = 4 THEN
+  IF v_busy & 132 <> 0 THEN
     SELECT s.p_locked, s.told INTO v_locked, v_told FROM {v1_serve}(p_ns, p_ids, v_now, p_ids) AS s;
     SELECT ticket INTO v_ticket FROM {place}
       WHERE ns = p_ns AND context = p_context AND attempt = p_attempt AND NOT handed LIMIT 1;
@@ -223,10 +233,8 @@ BEGIN
       UPDATE {place} SET session = p_session, lease = p_lease
         WHERE ns = p_ns AND context = p_context AND attempt = p_attempt AND (session, lease) <> (p_session, p_lease);
     END IF;
-    -- Seldom, so that the requests of one program do not wait for each other's commits.
     IF NOT EXISTS (SELECT FROM {session} s WHERE s.session = p_session AND abs(v_now - s.beat) < 1500000) THEN
-      INSERT INTO {session} AS s (session, beat) VALUES (p_session, v_now)
-        ON CONFLICT (session) DO UPDATE SET beat = excluded.beat;
+      {sign of life};
     END IF;
     SELECT least(min(l.expires) FILTER (WHERE l.busy & 1 = 1),
       CASE WHEN bit_or(l.busy) & 2 = 2 THEN (SELECT min(h.expires) FROM {holder} h

@@ -9,7 +9,8 @@ DECLARE
   v_set text;
 BEGIN
   SELECT array_agg(DISTINCT x.id ORDER BY x.id) INTO v_ids FROM (
-    SELECT id FROM {lock} WHERE ns = p_ns AND lapses >= 0 AND busy & 1 = 1 AND context = p_context
+    SELECT id FROM {lock} WHERE ns = p_ns AND lapses >= 0
+      AND (busy & 1 = 1 AND context = p_context OR busy & 128 = 128 AND next_context = p_context)
     UNION ALL SELECT id FROM {holder} WHERE ns = p_ns AND context = p_context
     UNION ALL SELECT id FROM {place} WHERE ns = p_ns AND context = p_context) x;
   IF v_ids IS NULL THEN
@@ -20,7 +21,7 @@ BEGIN
   PERFORM {v1_tidy}(p_ns, v_ids, v_now);
   DELETE FROM {place} WHERE ns = p_ns AND context = p_context AND id = ANY (v_ids);
   WITH inline AS (
-    UPDATE {lock} SET busy = busy & ~97 WHERE ns = p_ns AND id = ANY (v_ids) AND busy & 1 = 1 AND context = p_context
+    UPDATE {lock} SET busy = busy & ~353 WHERE ns = p_ns AND id = ANY (v_ids) AND busy & 1 = 1 AND context = p_context
       RETURNING id),
   others AS (
     DELETE FROM {holder} WHERE ns = p_ns AND id = ANY (v_ids) AND context = p_context RETURNING id, state)
@@ -53,8 +54,12 @@ BEGIN
         WHERE ns = p_ns AND id = p_id AND state >= 0 AND expires > v_now) x;
   SELECT string_agg(format('["%s","%s",%s,%s,%s,%s]', encode(p.context, 'hex'), encode(p.owner, 'hex'), p.mode,
       p.permits, p.cap, p.since), ',' ORDER BY p.ticket)
-    INTO v_waits FROM {place} p
-    WHERE p.ns = p_ns AND p.id = p_id AND NOT p.handed AND {v1_lives}(p.session, v_now);
+    INTO v_waits FROM (
+      SELECT context, owner, mode, permits, cap, since, ticket, session FROM {place}
+        WHERE ns = p_ns AND id = p_id AND NOT handed
+      UNION ALL SELECT next_context, next_owner, 2, 0, 0, next_since, 0, next_session FROM {lock}
+        WHERE ns = p_ns AND id = p_id AND busy & 128 = 128) p
+    WHERE {v1_lives}(p.session, v_now);
   SELECT busy & 8 = 8 INTO v_frozen FROM {lock} WHERE ns = p_ns AND id = p_id;
   IF p_listed AND v_held IS NULL AND v_waits IS NULL AND v_frozen IS NOT TRUE THEN
     RETURN NULL;
@@ -81,7 +86,7 @@ DECLARE
   r record;
 BEGIN
   FOR r IN SELECT id FROM {lock} WHERE ns = p_ns AND (id > p_after OR p_limit < 0)
-    AND busy & 15 <> 0 AND NOT (busy & 15 = 1 AND expires <= v_now) ORDER BY id LOOP
+    AND busy & 143 <> 0 AND NOT (busy & 143 = 1 AND expires <= v_now) ORDER BY id LOOP
     IF v_count = abs(p_limit) THEN
       RETURN format('{"ids":[%s],"next":"%s"}', v_listed, encode(v_last, 'hex'));
     END IF;
@@ -113,7 +118,7 @@ BEGIN
   SELECT expires - v_now, busy & 64 = 64, context INTO v_left, v_broken, v_context FROM {lock}
     WHERE ns = p_ns AND id = p_id AND busy & 1 = 1 AND fence = p_fence;
   IF FOUND THEN
-    UPDATE {lock} SET busy = CASE WHEN p_now = 1 THEN busy & ~97 ELSE busy | 64 END WHERE ns = p_ns AND id = p_id;
+    UPDATE {lock} SET busy = CASE WHEN p_now = 1 THEN busy & ~353 ELSE busy | 64 END WHERE ns = p_ns AND id = p_id;
   ELSE
     SELECT expires - v_now, broken, context INTO v_left, v_broken, v_context FROM {holder}
       WHERE ns = p_ns AND id = p_id AND fence = p_fence AND state >= 0;

@@ -1,5 +1,8 @@
--- A sign of life of a session with waiters. What has ended of that for which it waits goes to whose turn it is.
-CREATE OR REPLACE FUNCTION {v1_beat}(p_ns bytea, p_session int8, p_probe int8) RETURNS text LANGUAGE plpgsql AS {$}
+-- A sign of life of a session with waiters. What has ended of that for which it waits goes to whose turn it is. p_ids, p_contexts,
+-- p_attempts: who of it stood in which row.
+CREATE OR REPLACE FUNCTION {v1_beat}(
+  p_ns bytea, p_session int8, p_probe int8, p_ids bytea[], p_contexts bytea[], p_attempts int8[])
+  RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8 := {v1_now}();
   v_ids bytea[];
@@ -17,7 +20,7 @@ BEGIN
   -- What nobody holds exclusively with a lease that lasts may be due to somebody.
   SELECT array_agg(x.id) INTO v_ids FROM (
     SELECT l.id FROM {lock} l WHERE l.ns = p_ns
-      AND l.id IN (SELECT p.id FROM {place} p WHERE p.session = p_session AND NOT p.handed AND p.ns = p_ns)
+      AND l.id IN ({waited for})
       AND (l.busy & 1 = 0 OR l.expires <= v_now OR l.expires - l.lease > v_now)
       -- First where something has ended; then at random, lest of many ids that are held together some are never looked at.
       ORDER BY l.busy & 3 = 2 AND NOT EXISTS (SELECT FROM {holder} h WHERE h.ns = p_ns AND h.id = l.id
@@ -33,14 +36,17 @@ BEGIN
   SELECT least(min(CASE WHEN l.busy & 1 = 1 THEN l.expires END),
     min((SELECT min(h.expires) FROM {holder} h WHERE h.ns = p_ns AND h.id = l.id AND l.busy & 2 = 2))) - v_now
     INTO v_next FROM {lock} l WHERE l.ns = p_ns
-    AND l.id IN (SELECT p.id FROM {place} p WHERE p.session = p_session AND NOT p.handed AND p.ns = p_ns);
-  SELECT string_agg(format('["%s",%s]', encode(p.context, 'hex'), p.attempt), ',') INTO v_turns
-    FROM {place} p WHERE p.session = p_session AND p.handed AND p.ns = p_ns;
+    AND l.id IN ({waited for});
+  SELECT string_agg(format('["%s",%s]', encode(x.context, 'hex'), x.attempt), ',') INTO v_turns FROM (
+    SELECT p.context, p.attempt FROM {place} p WHERE p.session = p_session AND p.handed AND p.ns = p_ns
+    UNION ALL SELECT l.context, l.attempt FROM unnest(p_ids, p_contexts, p_attempts) AS u (id, context, attempt)
+      JOIN {lock} l ON l.id = u.id AND l.ns = p_ns
+      WHERE l.busy & 256 = 256 AND l.context = u.context AND l.attempt = u.attempt) x;
   {tell};
   RETURN format('{"now":%s,"next":%s,"t":[%s]}', v_now, coalesce(v_next::text, 'null'), v_turns);
 END {$};
 
--- A session ends: its places are free.
+-- A session ends: its places are free. Who stands in a row is passed over then, since its session gives no sign of life any more.
 CREATE OR REPLACE FUNCTION {v1_leave}(p_ns bytea, p_session int8) RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
   v_ids bytea[];
@@ -51,8 +57,8 @@ BEGIN
   SELECT array_agg(DISTINCT id ORDER BY id) INTO v_ids FROM {place} WHERE session = p_session AND ns = p_ns;
   IF v_ids IS NOT NULL THEN
     PERFORM {v1_lock}(p_ns, v_ids);
-    DELETE FROM {place} WHERE session = p_session AND ns = p_ns AND id = ANY (v_ids);
     PERFORM {v1_tidy}(p_ns, v_ids, {v1_now}());
+    DELETE FROM {place} WHERE session = p_session AND ns = p_ns AND id = ANY (v_ids);
     PERFORM {v1_settle}(p_ns, v_ids);
     SELECT s.p_locked, s.told INTO v_locked, v_told FROM {v1_serve}(p_ns, v_ids, {v1_now}(), v_ids) AS s;
     {tell};

@@ -19,23 +19,33 @@ BEGIN
     ON CONFLICT (id, ns) DO UPDATE SET busy = l.busy WHERE l.fence < 0;
 END {$};
 
--- Removes what has ended of ids whose rows are locked, and counts from now what was granted in the future. Gives the ids
--- of which something was freed.
+-- Removes what has ended of ids whose rows are locked, counts from now what was granted in the future, and gives a place to
+-- whoever stands in a row. Gives the ids of which something was freed.
 CREATE OR REPLACE FUNCTION {v1_tidy}(p_ns bytea, p_ids bytea[], p_now int8) RETURNS bytea[] LANGUAGE plpgsql AS {$}
 DECLARE
   v_odd boolean;
   v_holders boolean;
+  v_stands boolean;
   v_freed bytea[] := '{}';
   v_more bytea[];
 BEGIN
   SELECT coalesce(bool_or(busy & 1 = 1 AND (expires <= p_now OR expires - lease > p_now)), false),
-    coalesce(bool_or(busy & 2 = 2), false)
-    INTO v_odd, v_holders FROM {lock} WHERE ns = p_ns AND id = ANY (p_ids);
+    coalesce(bool_or(busy & 2 = 2), false), coalesce(bool_or(busy & 128 = 128), false)
+    INTO v_odd, v_holders, v_stands FROM {lock} WHERE ns = p_ns AND id = ANY (p_ids);
+  IF v_stands THEN
+    -- Whoever comes later has not got a ticket yet: that would have been under this lock, and behind this.
+    WITH next AS (
+      UPDATE {lock} SET busy = busy & ~128 | 4 WHERE ns = p_ns AND id = ANY (p_ids) AND busy & 128 = 128
+        RETURNING id, next_context, next_attempt, next_owner, next_lease, next_since, next_session)
+    INSERT INTO {place} (ns, id, line, ticket, alone, context, attempt, mode, permits, cap, owner, lease, since, session)
+      SELECT p_ns, id, 1, nextval('{ticket'}'), true, next_context, next_attempt, 2, 0, 0, next_owner, next_lease,
+        next_since, next_session FROM next;
+  END IF;
   IF v_odd THEN
     UPDATE {lock} SET expires = p_now + lease
       WHERE ns = p_ns AND id = ANY (p_ids) AND busy & 1 = 1 AND expires - lease > p_now;
     WITH ended AS (
-      UPDATE {lock} SET busy = busy & ~97
+      UPDATE {lock} SET busy = busy & ~353
         WHERE ns = p_ns AND id = ANY (p_ids) AND busy & 1 = 1 AND expires <= p_now RETURNING id)
     SELECT coalesce(array_agg(id), '{}') INTO v_freed FROM ended;
   END IF;
@@ -194,7 +204,7 @@ BEGIN
     v_mode := p_modes[i]; v_permits := p_permits[i]; v_cap := p_limits[i]; v_own := v_fence; v_indexes := '{}';
     IF p_stances[i] = 1 THEN
       -- Goes on; a longer lease of an earlier grant is not cut short. In an offer it stays until that is confirmed.
-      UPDATE {lock} SET busy = CASE WHEN p_state = 0 THEN busy & ~32 ELSE busy END,
+      UPDATE {lock} SET busy = CASE WHEN p_state = 0 THEN busy & ~288 ELSE busy END,
         expires = CASE WHEN p_state = 0 THEN greatest(expires, v_expires) ELSE expires END,
         lease = CASE WHEN p_state = 0 THEN greatest(expires - p_now, p_lease) ELSE lease END,
         lapses = greatest(lapses, v_lapses)
@@ -217,7 +227,7 @@ BEGIN
           RETURNING fence INTO v_held;
       END IF;
       IF v_mode = 2 THEN
-        UPDATE {lock} SET busy = busy & ~97 | 1 | CASE WHEN p_state = 0 THEN 0 ELSE 32 END, fence = v_fence,
+        UPDATE {lock} SET busy = busy & ~353 | 1 | CASE WHEN p_state = 0 THEN 0 ELSE 32 END, fence = v_fence,
           expires = v_expires, lease = p_lease, since = p_now, attempt = p_attempt,
           replaces = coalesce(v_held, 0), context = p_context, owner = p_owner,
           lapses = CASE WHEN lapses >= v_expires THEN lapses ELSE v_lapses END

@@ -8,56 +8,72 @@ v_set := set_config('synchronous_commit', 'off', true)
 v_set text := CASE WHEN current_setting('enable_bitmapscan') || current_setting('enable_seqscan') <> 'offoff'
     THEN {v1_in_order}() END
 
--- {holder in row}: who holds it exclusively, as the beginning of part of `reply::Against`, and until when.
-format('"%s","%s",2,0,0,%s', encode(context, 'hex'), encode(owner, 'hex'), fence), expires
-      INTO v_holder, v_expires
+-- {holder in row}: who holds it exclusively, as the beginning of part of `reply::Against`.
+format('"%s","%s",2,0,0,%s', encode(context, 'hex'), encode(owner, 'hex'), fence)
 
--- {variables of free}: of the next two.
+-- {sign of life}: seldom, so that the requests of one program do not wait for each other's commits.
+INSERT INTO {session} AS s (session, beat) VALUES (p_session, v_now)
+      ON CONFLICT (session) DO UPDATE SET beat = excluded.beat
+
+-- {waited for}: by p_session.
+SELECT p.id FROM {place} p WHERE p.session = p_session AND NOT p.handed AND p.ns = p_ns UNION SELECT unnest(p_ids)
+
+-- {held by p}: by the row, as far as its other columns say.
+id = p_id AND ns = p_ns AND fence = p_fence AND context = p_context AND replaces = 0 AND expires > v_now
+
+-- {held by another}: the same of somebody who is in the way.
+id = p_id AND ns = p_ns AND context <> p_context AND expires > v_now AND expires - lease <= v_now
+
+-- {variables of free}: of the next three.
 v_busy int4;
-  v_fence int8;
-  v_context text;
-  v_attempt int8;
-  v_lasts int8;
   v_channel text;
   v_offer text;
   v_set text
 
--- {free in row}: the usual release of one id: it is held, exclusively, and nobody waits; then `v_busy` is 0. In as few words as
--- possible. Where there is more of it than that, this locks the row and changes nothing. `v_busy` is NULL if the row alone does
--- not say that it is held.
-UPDATE {lock} SET busy = CASE busy WHEN 1 THEN 0 ELSE busy END WHERE id = p_id AND ns = p_ns AND busy & ~52 = 1
-    AND fence = p_fence AND context = p_context AND replaces = 0 AND expires > v_now RETURNING busy INTO v_busy
+-- {free in row}: the usual release of one id: it is held, exclusively, and nobody waits. In as few words as possible.
+UPDATE {lock} SET busy = 0 WHERE busy & ~256 = 1 AND {held by p}
 
--- {pass on}: the same where somebody waits or did, where it was handed over and not confirmed, and where there are marks: if the
--- head of the queue wants it exclusively and nothing else and gave a sign of life lately, or if there is nobody in the queue.
--- Then `v_offer` is to be told on `v_channel`, which is empty if there is nobody; else it is NULL, and nothing was freed.
+-- {hand over in row}: the same to the one who stands in the row, if it gave a sign of life lately. Then `v_offer` is to be told on
+-- `v_channel`; else that is NULL, and nothing was done. The look for nobody may have waited for the row.
+v_now := {clock};
+  UPDATE {lock} l SET fence = greatest(fence + 1, v_now), since = v_now, lease = least(next_lease, 2000000),
+    expires = v_now + least(next_lease, 2000000), attempt = next_attempt, busy = busy & 16 | 257, context = next_context,
+    owner = next_owner, lapses = CASE WHEN lapses >= v_now + 2000000 THEN lapses ELSE v_now + 16000000 END
+    WHERE busy & ~272 = 129 AND {held by p}
+      AND EXISTS (SELECT FROM {session} s WHERE s.session = l.next_session AND abs(v_now - s.beat) <= 3000000)
+    RETURNING 'lockcore_' || next_session, {offer in row} INTO v_channel, v_offer
+
+-- {offer in row}: what its holder is told who was handed it.
+format('{"o":[{"c":"%s","a":%s,"at":%s,"lasts":%s,"g":[[2,0,0,%s,1,[]]]}]}', encode(l.context, 'hex'), l.attempt, l.since,
+      l.lease, l.fence)
+
+-- {pass on}: the same where there are places, where it was handed over by one and not confirmed, and where there are marks: if
+-- the head of the queue wants it exclusively and nothing else and gave a sign of life lately, or if there is nobody in the queue;
+-- then `v_channel` is empty. If it is NULL nothing was freed.
 v_channel := NULL;
-  IF v_busy IS NOT NULL AND current_setting('transaction_isolation') = 'read committed' THEN
+  -- Locks the row, for the next statements.
+  UPDATE {lock} SET busy = busy WHERE busy & ~52 = 1 AND {held by p} RETURNING busy INTO v_busy;
+  IF FOUND AND current_setting('transaction_isolation') = 'read committed' THEN
     IF v_busy & 32 = 32 THEN
       -- The offer that is released before it was confirmed is not told any more.
       DELETE FROM {place} WHERE id = p_id AND ns = p_ns AND handed AND context = p_context;
     END IF;
     IF v_busy & 4 = 4 THEN
-      -- To free it may have waited for the row.
+      -- To lock it may have waited.
       v_now := {clock};
-      v_fence := greatest(p_fence + 1, v_now);
       WITH w AS (
         UPDATE {place} p SET handed = true WHERE p.ctid = (SELECT q.ctid FROM {place} q
             WHERE q.id = p_id AND q.ns = p_ns AND NOT q.handed ORDER BY q.line, q.ticket LIMIT 1)
           AND p.line = 1 AND p.mode = 2 AND p.alone
           AND EXISTS (SELECT FROM {session} s WHERE s.session = p.session AND abs(v_now - s.beat) <= 3000000)
           RETURNING p.context, p.attempt, p.session, p.owner, least(p.lease, 2000000) AS lasts)
-      UPDATE {lock} l SET fence = v_fence, expires = v_now + w.lasts, lease = w.lasts, since = v_now, attempt = w.attempt,
-        busy = v_busy & 20 | 33, context = w.context, owner = w.owner,
+      UPDATE {lock} l SET fence = greatest(fence + 1, v_now), expires = v_now + w.lasts, lease = w.lasts, since = v_now,
+        attempt = w.attempt, busy = v_busy & 20 | 33, context = w.context, owner = w.owner,
         lapses = CASE WHEN lapses >= v_now + w.lasts THEN lapses ELSE v_now + 8 * w.lasts END
         FROM w WHERE l.id = p_id AND l.ns = p_ns
-        RETURNING 'lockcore_' || w.session, encode(l.context, 'hex'), l.attempt, l.lease
-        INTO v_channel, v_context, v_attempt, v_lasts;
+        RETURNING 'lockcore_' || w.session, {offer in row} INTO v_channel, v_offer;
     END IF;
-    IF v_channel IS NOT NULL THEN
-      v_offer := format('{"o":[{"c":"%s","a":%s,"at":%s,"lasts":%s,"g":[[2,0,0,%s,1,[]]]}]}',
-        v_context, v_attempt, v_now, v_lasts, v_fence);
-    ELSE
+    IF v_channel IS NULL THEN
       UPDATE {lock} SET busy = busy & 16 WHERE id = p_id AND ns = p_ns
         AND (v_busy & 4 = 0 OR NOT EXISTS (SELECT FROM {place} p WHERE p.id = p_id AND p.ns = p_ns AND NOT p.handed));
       IF FOUND THEN

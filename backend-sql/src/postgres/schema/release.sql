@@ -8,11 +8,14 @@ DECLARE
   {variables of free};
 BEGIN
   {free in row};
-  IF v_busy = 0 THEN
+  IF FOUND THEN
     {free async};
     RETURN;
   END IF;
-  {pass on};
+  {hand over in row};
+  IF v_channel IS NULL THEN
+    {pass on};
+  END IF;
   IF v_channel <> '' THEN
     {commit handed};
     v_set := pg_notify(v_channel, v_offer);
@@ -90,7 +93,7 @@ BEGIN
     v_reason := NULL;
     SELECT * INTO r FROM {lock} WHERE ns = p_ns AND id = p_ids[i];
     IF r.busy & 1 = 1 AND r.fence = p_fences[i] AND r.context = p_context THEN
-      UPDATE {lock} SET busy = busy & ~97 WHERE ns = p_ns AND id = p_ids[i];
+      UPDATE {lock} SET busy = busy & ~353 WHERE ns = p_ns AND id = p_ids[i];
       v_expires := r.expires; v_replaces := r.replaces;
       v_freed := v_freed || p_ids[i];
     ELSE
@@ -120,7 +123,7 @@ BEGIN
   IF cardinality(v_freed) > 0 THEN
     -- The offer that was released before it was confirmed is not told any more.
     DELETE FROM {place} WHERE ns = p_ns AND context = p_context AND handed AND id = ANY (v_freed);
-    SELECT coalesce(bool_or(busy & 4 = 4), false) INTO v_waits FROM {lock} WHERE ns = p_ns AND id = ANY (v_freed);
+    SELECT coalesce(bool_or(busy & 132 <> 0), false) INTO v_waits FROM {lock} WHERE ns = p_ns AND id = ANY (v_freed);
     IF v_waits THEN
       PERFORM {v1_tidy}(p_ns, v_freed, v_now);
       SELECT s.p_locked, s.told INTO v_locked, told FROM {v1_serve}(p_ns, v_freed, v_now, p_ids) AS s;
@@ -150,15 +153,15 @@ BEGIN
     {be async};
   END IF;
   IF cardinality(p_ids) = 1 THEN
-    -- The usual case: held exclusively, confirmed, not broken, not over, and not made shorter.
-    UPDATE {lock} SET expires = v_expires, lease = p_lease,
+    -- The usual case: held exclusively, not broken, not over, and not made shorter; and no place says that it is not confirmed.
+    UPDATE {lock} SET busy = busy & ~256, expires = v_expires, lease = p_lease,
       lapses = CASE WHEN lapses >= v_expires THEN lapses ELSE v_lapses END
       WHERE ns = p_ns AND id = p_ids[1] AND busy & 97 = 1 AND fence = p_fences[1] AND context = p_context
       AND expires > v_now AND expires <= v_expires;
     IF FOUND THEN
       RETURN '';
     END IF;
-    -- The same of an offer, which is confirmed by that.
+    -- The same where one does, which is confirmed by that.
     UPDATE {lock} SET busy = busy & ~32, expires = v_expires, lease = p_lease,
       lapses = CASE WHEN lapses >= v_expires THEN lapses ELSE v_lapses END
       WHERE ns = p_ns AND id = p_ids[1] AND busy & 97 = 33 AND fence = p_fences[1] AND context = p_context
@@ -183,11 +186,11 @@ BEGIN
         v_reason := 1;
       ELSE
         -- An offer, or a grant from the future, counts from now; a lock with a longer lease left is as it should be.
-        IF r.busy & 32 = 32 OR v_left > r.lease THEN
+        IF r.busy & 288 <> 0 OR v_left > r.lease THEN
           v_offered := true;
           v_left := 0;
         END IF;
-        UPDATE {lock} SET busy = busy & ~32, expires = v_now + greatest(p_lease, v_left),
+        UPDATE {lock} SET busy = busy & ~288, expires = v_now + greatest(p_lease, v_left),
           lease = greatest(p_lease, v_left), lapses = CASE WHEN lapses >= v_now + greatest(p_lease, v_left) THEN lapses
           ELSE greatest(v_lapses, v_now + greatest(p_lease, v_left)) END
           WHERE ns = p_ns AND id = p_ids[i];

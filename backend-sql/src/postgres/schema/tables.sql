@@ -17,14 +17,17 @@ CREATE TABLE IF NOT EXISTS {namespace} (
 
 -- One row for each id that is, or lately was, in use: its exclusive holder, and what else there is of it. Whatever is
 -- done to an id is done under the lock of this row; sets are locked in the order of their ids.
--- busy: 1 held exclusively, by this row; 2 there are holders; 4 somebody may wait; 8 frozen; 16 there are marks of
---   withdrawn attempts; 32 the exclusive holder has not confirmed yet; 64 its lock was broken.
+-- busy: 1 held exclusively, by this row; 2 there are holders; 4 there may be places; 8 frozen; 16 there are marks of
+--   withdrawn attempts; 32 the exclusive holder has not confirmed yet, and there is a place that says so; 64 its lock was
+--   broken; 128 somebody waits who stands in this row, and nobody else; 256 as 32, but without a place.
 -- fence: the highest that was given for it; of the exclusive holder, its own.
 -- lapses: nothing of it lasts longer. Eight leases ahead, and left alone as long as it is true, so that the index is
 --   seldom written to and an update stays on its page (fillfactor).
 -- The columns of the indexes come first, where few others have to be passed to find them; and only they are NOT NULL, though
 -- all have a value: for that each row that is written is looked through up to the last of them. Of the rest, what a grant
 -- changes is side by side: what is logged of an update is from the first to the last of it.
+-- next_..: who stands in the row, alone in the queue, for this id alone, exclusively; so two who take turns touch only this row.
+--   With 128 in busy; otherwise they say nothing. NULL as long as nobody did, so that they take no room.
 CREATE TABLE IF NOT EXISTS {lock} (
   id bytea NOT NULL,
   ns bytea NOT NULL,
@@ -38,6 +41,12 @@ CREATE TABLE IF NOT EXISTS {lock} (
   busy int4,
   context bytea,
   owner bytea,
+  next_attempt int8,
+  next_lease int8,
+  next_since int8,
+  next_session int8,
+  next_context bytea,
+  next_owner bytea,
   PRIMARY KEY (id, ns)
 ) WITH (fillfactor = 60);
 -- For the sweep alone: what does not say that `lapses` is positive cannot be planned by it.
@@ -66,7 +75,7 @@ CREATE TABLE IF NOT EXISTS {holder} (
 );
 CREATE INDEX IF NOT EXISTS {holder_by_context!} ON {holder} (context, ns);
 
--- Who waits: one row for each id of the set.
+-- Who waits: one row for each id of the set; but who stands in the row of the id has none.
 -- line: 0 nested, obeys holders only; 1 in the queue.
 -- alone: the set is this id alone.
 -- handed: was handed the set, and has not confirmed it yet. In no index, so that a hand-over stays on its page.

@@ -48,8 +48,11 @@ BEGIN
   FOR i IN 1 .. cardinality(p_ids) LOOP
     p_context := p_contexts[i]; p_id := p_ids[i]; p_fence := p_fences[i]; v_now := {clock}; v_lost := '';
     {free in row};
-    IF v_busy IS DISTINCT FROM 0 THEN
-      {pass on};
+    IF NOT FOUND THEN
+      {hand over in row};
+      IF v_channel IS NULL THEN
+        {pass on};
+      END IF;
       IF v_channel <> '' THEN
         v_told := v_told || ARRAY[v_channel, v_offer];
       ELSIF v_channel IS NULL THEN

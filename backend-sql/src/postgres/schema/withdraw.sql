@@ -22,8 +22,8 @@ BEGIN
   END IF;
   PERFORM {v1_lock}(p_ns, p_ids);
   v_now := {v1_now}();
-  DELETE FROM {place} WHERE ns = p_ns AND context = p_context AND attempt = p_attempt;
   PERFORM {v1_tidy}(p_ns, p_ids, v_now);
+  DELETE FROM {place} WHERE ns = p_ns AND context = p_context AND attempt = p_attempt;
   v_any := EXISTS (SELECT FROM {lock} WHERE ns = p_ns AND id = ANY (p_ids) AND busy & 1 = 1
       AND context = p_context AND attempt = p_attempt)
     OR EXISTS (SELECT FROM {holder} WHERE ns = p_ns AND id = ANY (p_ids) AND state >= 0
@@ -40,7 +40,7 @@ BEGIN
     IF v_any THEN
       FOR r IN SELECT l.id, l.replaces FROM {lock} l WHERE l.ns = p_ns AND l.id = ANY (p_ids) AND l.busy & 1 = 1
         AND l.context = p_context AND l.attempt = p_attempt ORDER BY l.id LOOP
-        UPDATE {lock} SET busy = busy & ~97 WHERE ns = p_ns AND id = r.id;
+        UPDATE {lock} SET busy = busy & ~353 WHERE ns = p_ns AND id = r.id;
         IF r.replaces <> 0 THEN
           PERFORM {v1_restore}(p_ns, r.id, r.replaces, 2, 0, 0, v_now);
         END IF;
