@@ -87,6 +87,17 @@ struct Request {
     answer: oneshot::Sender<Answer>,
 }
 
+/// How a request begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Entry {
+    /// In an exchange of its own.
+    Alone,
+    /// In a lane of its own, for which others of a crowd are gathered.
+    First,
+    /// Behind what is under way.
+    Behind,
+}
+
 /// Which of a runtime's gatherings an order belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
@@ -113,29 +124,34 @@ pub(super) async fn once<E: Engine>(
         return alone(pool, order, sent).await;
     }
     let (own, kind) = (pool.own(), Kind::of::<E>(order));
-    let gathering = own.gathering(kind);
-    if gathering.enter() {
-        let _lane = Lane::new(pool, &own, kind);
+    let entry = own.gathering(kind).enter();
+    let lane = (entry != Entry::Behind).then(|| Lane::new(pool, &own, kind));
+    if entry == Entry::Alone {
+        let _lane = lane;
         return alone(pool, order, sent).await;
     }
     if let Some(single) = Single::new(order)
-        && let Some(answer) = gathered(pool, &own, kind, single, sent).await?
+        && let Some(answer) = gathered(pool, &own, kind, lane, single, sent).await?
     {
         return Ok(answer);
     }
     alone(pool, order, sent).await
 }
 
-/// Waits until the order went with others.
+/// Waits until the order went with others, in that lane if there is one.
 async fn gathered<E: Engine>(
     pool: &Arc<Pool<E>>,
     own: &Arc<Own<E>>,
     kind: Kind,
+    lane: Option<Lane<E>>,
     order: Single,
     sent: &AtomicBool,
 ) -> Answer {
     let gathering = own.gathering(kind);
     let (waiting, mut answer) = Waiting::begin(gathering, order, sent);
+    if let Some(lane) = lane {
+        lane.drive();
+    }
     let mut patience = gathering.lock().patience;
     loop {
         match background::within(patience, &mut answer).await {
@@ -209,15 +225,19 @@ impl Gathering {
     }
 
     /// Begins an exchange, if few are under way and nobody waits.
-    fn enter(&self) -> bool {
+    fn enter(&self) -> Entry {
         let mut gathered = self.lock();
-        let lanes = if gathered.together < CROWD { LANES } else { 1 };
-        let free = gathered.under_way < lanes && gathered.waiting.is_empty();
-        if free {
-            gathered.under_way += 1;
-            gathered.together = 1;
+        let is_crowd = gathered.together >= CROWD;
+        let lanes = if is_crowd { 1 } else { LANES };
+        if gathered.under_way >= lanes || !gathered.waiting.is_empty() {
+            return Entry::Behind;
         }
-        free
+        gathered.under_way += 1;
+        if is_crowd {
+            return Entry::First;
+        }
+        gathered.together = 1;
+        Entry::Alone
     }
 
     /// Waits until as many go together as the last time, if that was a crowd; not for long.
