@@ -12,13 +12,13 @@ use super::{
     error::unconnected,
     fences::Fences,
     flavor::Flavor,
-    kept::Kept,
     link::{Answer, Argument, Link, Routine},
     listen::{self, Listener},
     schema::{self, FEW, Names},
 };
 use crate::server::{
-    Ask, Done, Engine, Heard, Hold, Key, Order, Outcome, ServerError, ServerLockDao, Settings, Single, micros,
+    Ask, Done, Engine, Heard, Hold, Kept, Key, Order, Outcome, ServerError, ServerLockDao, Settings, Single,
+    micros,
 };
 
 /// How often sessions are rung that this user may not interrupt.
@@ -281,7 +281,7 @@ impl Mysql {
     async fn release(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {
         let namespace = Argument::Int(self.enter(link).await?);
         let context = Argument::Bytes(hold.context.as_bytes());
-        match (&*hold.ids, one_fence(hold)) {
+        match (&*hold.ids, hold.only_fence()) {
             ([id], Some(fence)) => {
                 let arguments = [namespace, context, Argument::Bytes(id), Argument::Int(fence)];
                 self.call(link, &self.routines.release_one, &arguments).await
@@ -308,7 +308,7 @@ impl Mysql {
     }
 
     async fn renew(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {
-        let (set, fence) = (held(hold), one_fence(hold));
+        let (set, fence) = (held(hold), hold.only_fence());
         let kept = fence.map(|fence| self.kept.held(&hold.ids, fence).map_or(fence, |set| set.fence));
         let arguments = [
             Argument::Int(self.enter(link).await?),
@@ -494,12 +494,6 @@ fn only(ids: &[Key]) -> Argument<'_> {
         [id] => Argument::MaybeBytes(Some(id)),
         _ => Argument::MaybeBytes(None),
     }
-}
-
-/// The fence, if it is that of all ids.
-fn one_fence(hold: &Hold) -> Option<i64> {
-    let (first, others) = hold.fences.split_first()?;
-    others.iter().all(|other| other == first).then_some(*first)
 }
 
 fn count(ids: &[Key]) -> Argument<'static> {

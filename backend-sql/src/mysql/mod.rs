@@ -110,7 +110,6 @@ mod engine;
 mod error;
 mod fences;
 mod flavor;
-mod kept;
 mod link;
 mod listen;
 mod schema;

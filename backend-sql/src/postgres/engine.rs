@@ -20,8 +20,8 @@ use super::{
     schema::{self, Names},
 };
 use crate::server::{
-    Ask, Done, Engine, Heard, Hold, Key, Modes, Order, Outcome, Place, ServerError, ServerLockDao, Settings,
-    Single, micros,
+    Ask, Done, Engine, Heard, Hold, Kept, Key, Modes, Order, Outcome, Place, ServerError, ServerLockDao, Set,
+    Settings, Single, micros,
 };
 
 /// Bits of the parameter `p_flags`.
@@ -93,12 +93,14 @@ pub struct Postgres {
     options: Options,
     names: Names,
     routines: Routines,
+    kept: Kept,
 }
 
 #[derive(Debug)]
 struct Routines {
     acquire_one: Routine,
     acquire_many: Routine,
+    acquire_kept: Routine,
     acquire: Routine,
     withdraw: Routine,
     release_one: Routine,
@@ -124,14 +126,15 @@ impl Routines {
         Routines {
             acquire_one: function("v1_acquire_one", 8),
             acquire_many: procedure("v1_acquire_many", 8),
+            acquire_kept: function("v1_acquire_kept", 10),
             acquire: function("v1_acquire", 11),
             withdraw: function("v1_withdraw", 9),
             release_one: procedure("v1_release_one", 5),
-            release_many: procedure("v1_release_many", 5),
+            release_many: procedure("v1_release_many", 7),
             release: procedure("v1_release", 5),
             acquire_together: function("v1_acquire_together", 8),
             release_together: procedure("v1_release_together", 5),
-            renew: function("v1_renew", 6),
+            renew: function("v1_renew", 8),
             beat: function("v1_beat", 6),
             leave: function("v1_leave", 2),
             release_context: function("v1_release_context", 2),
@@ -148,7 +151,7 @@ impl Postgres {
     pub(super) fn new(source: Source, listen: PgConnectOptions, options: Options) -> Self {
         let names = Names::new(&options.schema, &options.settings.prefix);
         let routines = Routines::new(&names);
-        Postgres { source, listen, options, names, routines }
+        Postgres { source, listen, options, names, routines, kept: Kept::new() }
     }
 
     fn fence_check(&self) -> String {
@@ -169,10 +172,16 @@ impl Postgres {
 
     async fn acquire(&self, link: &mut Link, ask: &Ask, session: i64) -> Result<String, ServerError> {
         if ask.modes.is_none() {
-            let (routine, ids) = match &*ask.ids {
-                [id] => (&self.routines.acquire_one, Argument::Bytes(id)),
-                ids => (&self.routines.acquire_many, Argument::ManyBytes(ids)),
+            let (kept, ids) = match &*ask.ids {
+                [id] => (None, Argument::Bytes(id)),
+                ids => (self.kept.take(ids), Argument::ManyBytes(ids)),
             };
+            let routine = match kept {
+                None if ask.ids.len() == 1 => &self.routines.acquire_one,
+                None => &self.routines.acquire_many,
+                Some(_) => &self.routines.acquire_kept,
+            };
+            let [made, made_by] = known_as(kept);
             let arguments = [
                 self.namespace(),
                 Argument::Bytes(ask.context.as_bytes()),
@@ -182,8 +191,11 @@ impl Postgres {
                 Argument::Bytes(&ask.owner),
                 Argument::Int(self.flags(ask)),
                 Argument::Int(session),
+                made,
+                made_by,
             ];
-            return link.call(routine, &arguments, self.options.prepared).await;
+            let answer = link.call(routine, &arguments[..routine.parameters], self.options.prepared).await?;
+            return Ok(if ask.ids.len() == 1 { answer } else { self.kept.granted(ask, kept, answer) });
         }
         let [codes, permits, limits] = modes(ask);
         let arguments = [
@@ -220,23 +232,35 @@ impl Postgres {
     }
 
     async fn release(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {
-        let fence = hold.fences.first().copied().unwrap_or_default();
-        let (routine, ids, fences) = match &*hold.ids {
-            [id] => (&self.routines.release_one, Argument::Bytes(id), Argument::Int(fence)),
-            ids if hold.fences.iter().all(|other| *other == fence) => {
-                (&self.routines.release_many, Argument::ManyBytes(ids), Argument::Int(fence))
+        let ((routine, ids, fences), kept) = match (&*hold.ids, hold.only_fence()) {
+            ([id], Some(fence)) => {
+                ((&self.routines.release_one, Argument::Bytes(id), Argument::Int(fence)), None)
             }
-            ids => (&self.routines.release, Argument::ManyBytes(ids), Argument::ManyInts(Some(&hold.fences))),
+            (ids, Some(fence)) => {
+                let many = (&self.routines.release_many, Argument::ManyBytes(ids), Argument::Int(fence));
+                (many, self.kept.keep(ids, fence))
+            }
+            (ids, None) => {
+                let fences = Argument::ManyInts(Some(&hold.fences));
+                ((&self.routines.release, Argument::ManyBytes(ids), fences), None)
+            }
         };
+        let [made, made_by] = known_as(kept);
         let arguments = [
             self.namespace(),
             Argument::Bytes(hold.context.as_bytes()),
             ids,
             fences,
             Argument::Int(self.flags_of_release()),
+            made,
+            made_by,
         ];
-        let answer = link.call(routine, &arguments, self.options.prepared).await;
-        answer.map_err(behind_a_commit)
+        let answer = link.call(routine, &arguments[..routine.parameters], self.options.prepared).await;
+        let answer = answer.map_err(behind_a_commit)?;
+        if let Some(set) = kept.filter(|_| answer.is_empty()) {
+            self.kept.freed(&hold.ids, set);
+        }
+        Ok(answer)
     }
 
     async fn acquire_together(
@@ -287,6 +311,10 @@ impl Postgres {
     }
 
     async fn renew(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {
+        let fence = hold.only_fence();
+        let kept = fence.and_then(|fence| self.kept.held(&hold.ids, fence));
+        // As long as the fence is that by which its rows know it, they say themselves who has it.
+        let [made, made_by] = known_as(kept.filter(|set| Some(set.fence) != fence));
         let arguments = [
             self.namespace(),
             Argument::Bytes(hold.context.as_bytes()),
@@ -294,6 +322,8 @@ impl Postgres {
             Argument::ManyInts(Some(&hold.fences)),
             Argument::Int(hold.lease),
             Argument::Int(self.commits()),
+            made,
+            made_by,
         ];
         link.call(&self.routines.renew, &arguments, self.options.prepared).await
     }
@@ -345,6 +375,11 @@ fn is_lock_timeout(error: &ServerError) -> bool {
 
 fn bit(set: bool, flag: i64) -> i64 {
     if set { flag } else { 0 }
+}
+
+/// How the rows of a set know it; zeros without one.
+fn known_as<'r>(set: Option<Set>) -> [Argument<'r>; 2] {
+    set.map_or([0, 0], |set| [set.fence, set.attempt]).map(Argument::Int)
 }
 
 fn modes(ask: &Ask) -> [Argument<'_>; 3] {

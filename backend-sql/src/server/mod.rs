@@ -7,6 +7,7 @@ mod background;
 mod dao;
 mod engine;
 mod error;
+mod kept;
 mod pool;
 pub(crate) mod reply;
 mod request;
@@ -19,6 +20,9 @@ mod watch;
 pub use dao::ServerLockDao;
 pub(crate) use engine::{Done, Engine, Heard, Order, Outcome, Single};
 pub(crate) use error::ServerError;
+pub(crate) use kept::Kept;
+#[cfg(feature = "postgres")]
+pub(crate) use kept::Set;
 pub(crate) use pool::Pool;
 #[cfg(feature = "postgres")]
 pub(crate) use request::Modes;

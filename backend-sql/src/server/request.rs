@@ -81,6 +81,12 @@ impl Hold {
             lease: lease(grant.lease),
         }
     }
+
+    /// The fence, if it is that of all ids.
+    pub(crate) fn only_fence(&self) -> Option<i64> {
+        let (first, others) = self.fences.split_first()?;
+        others.iter().all(|other| other == first).then_some(*first)
+    }
 }
 
 /// The stored form of an id.

@@ -5,6 +5,7 @@ mod disk;
 mod durability;
 mod hazards;
 mod joining;
+mod kept;
 mod locale;
 mod messages;
 mod place;
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
         messages::tests(),
         store::tests(),
         row::tests(),
+        kept::tests(),
         together::tests(),
         durability::tests(),
         disk::tests(),

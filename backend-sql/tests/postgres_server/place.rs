@@ -15,6 +15,19 @@ pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 /// How long a test waits for what has to happen some time.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Sets that are kept.
+pub(crate) mod sets {
+    /// Those that are free, of which nobody took a part.
+    pub(crate) const KEPT: &str = "SELECT count(*) FROM lockcore_set WHERE expires = 0 AND NOT parted";
+    /// The last fence of any.
+    pub(crate) const LAST: &str = "SELECT max(fence) FROM lockcore_set";
+    /// The last fence that a row of an id knows.
+    pub(crate) const KNOWN: &str = "SELECT max(fence) FROM lockcore_lock";
+    /// No set is one any more, and nobody withdrew anything.
+    pub(crate) const PART_ALL: &str = "UPDATE lockcore_set SET parted = true; DELETE FROM lockcore_mark; \
+                                       UPDATE lockcore_lock SET busy = busy & ~16";
+}
+
 /// A schema that nobody else uses.
 pub(crate) struct Place {
     pub(crate) server: Arc<Server>,

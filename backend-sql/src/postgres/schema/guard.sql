@@ -4,11 +4,19 @@
 --   UPDATE account SET balance = $1 WHERE id = 7 AND lockcore_v1_holds('default', 'account/7', $2)
 CREATE OR REPLACE FUNCTION {v1_holds}(p_namespace text, p_id text, p_fence int8) RETURNS boolean
   LANGUAGE plpgsql VOLATILE AS {$}
+DECLARE
+  p_ns bytea := convert_to(p_namespace, 'UTF8');
+  v_id bytea := convert_to(p_id, 'UTF8');
+  v_busy int4;
 BEGIN
-  PERFORM FROM {lock} WHERE ns = convert_to(p_namespace, 'UTF8') AND id = convert_to(p_id, 'UTF8')
-    AND busy & 65 = 1 AND fence = p_fence FOR SHARE;
+  SELECT busy INTO v_busy FROM {lock} WHERE ns = p_ns AND id = v_id
+    AND (busy & 65 = 1 AND fence = p_fence OR busy & 512 = 512) FOR SHARE;
+  IF v_busy & 512 = 512 THEN
+    PERFORM FROM {lock} l JOIN {set} s ON {set of l} WHERE l.ns = p_ns AND l.id = v_id AND s.fence = p_fence FOR SHARE OF s;
+    RETURN FOUND AND EXISTS (SELECT FROM {lock} l JOIN {set} s ON {set of l} WHERE l.ns = p_ns AND l.id = v_id
+      AND s.fence = p_fence AND s.expires > {clock});
+  END IF;
   -- The time behind the lock of the row: that may have waited for a renewal.
-  RETURN FOUND AND EXISTS (SELECT FROM {lock} WHERE ns = convert_to(p_namespace, 'UTF8')
-    AND id = convert_to(p_id, 'UTF8') AND busy & 65 = 1 AND fence = p_fence
+  RETURN FOUND AND EXISTS (SELECT FROM {lock} WHERE ns = p_ns AND id = v_id AND busy & 65 = 1 AND fence = p_fence
     AND expires > {clock});
 END {$};

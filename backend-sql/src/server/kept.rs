@@ -4,13 +4,13 @@ use std::sync::{Mutex, PoisonError};
 
 use hashlink::LruCache;
 
-use crate::server::{Ask, Key};
+use super::{Ask, Key};
 
 /// How the rows of a set know it: the fence and the attempt with which it was taken first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Set {
-    pub(super) fence: i64,
-    pub(super) attempt: i64,
+pub(crate) struct Set {
+    pub(crate) fence: i64,
+    pub(crate) attempt: i64,
 }
 
 /// The sets that this process takes, and which of them it keeps.
@@ -19,7 +19,7 @@ pub(super) struct Set {
 /// row, however many they are; but then nobody else finds any of them free by a look at its own row, and has to part the set
 /// first, which takes several times as long. So a set is kept if the process took it before, and it shows that nobody
 /// else has to do with it: each time that it turns out to be parted, it is left alone for the longer.
-pub(super) struct Kept(Mutex<LruCache<Vec<Key>, Known>>);
+pub(crate) struct Kept(Mutex<LruCache<Vec<Key>, Known>>);
 
 struct Known {
     /// What the rows of its ids know, so far as this process does, and the fence under which it was taken last.
@@ -45,7 +45,7 @@ impl Kept {
     const BYTES: usize = 8192;
     const MOST_DOUBT: u32 = 4096;
 
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Kept(Mutex::new(LruCache::new(Self::SETS)))
     }
 
@@ -56,13 +56,13 @@ impl Kept {
     }
 
     /// The set of these ids, to be taken again. Nothing is known of it then until it is told what came of that.
-    pub(super) fn take(&self, ids: &[Key]) -> Option<Set> {
+    pub(crate) fn take(&self, ids: &[Key]) -> Option<Set> {
         self.with(ids, |known| if std::mem::take(&mut known.free) { known.set.take() } else { None })?
             .map(|(set, _)| set)
     }
 
     /// What came of an order for several ids, for which `take` gave `kept`: the answer, as `reply` reads it.
-    pub(super) fn granted(&self, ask: &Ask, kept: Option<Set>, answer: String) -> String {
+    pub(crate) fn granted(&self, ask: &Ask, kept: Option<Set>, answer: String) -> String {
         let fence = |answer: &str| answer.parse().ok();
         match (kept, answer.strip_prefix('K').and_then(fence)) {
             (Some(set), Some(fence)) => {
@@ -101,17 +101,17 @@ impl Kept {
     }
 
     /// The set that is held under this fence.
-    pub(super) fn held(&self, ids: &[Key], fence: i64) -> Option<Set> {
+    pub(crate) fn held(&self, ids: &[Key], fence: i64) -> Option<Set> {
         self.with(ids, |known| known.held(fence))?
     }
 
     /// The same, if it is to be kept when it is freed now.
-    pub(super) fn keep(&self, ids: &[Key], fence: i64) -> Option<Set> {
+    pub(crate) fn keep(&self, ids: &[Key], fence: i64) -> Option<Set> {
         self.with(ids, |known| known.held(fence).filter(|_| known.wait == 0))?
     }
 
     /// It was freed, and kept.
-    pub(super) fn freed(&self, ids: &[Key], set: Set) {
+    pub(crate) fn freed(&self, ids: &[Key], set: Set) {
         self.with(ids, |known| known.free = known.set.is_some_and(|(now, _)| now == set));
     }
 }
