@@ -50,7 +50,8 @@
 //!   call and one transaction, takes and releases alike, since all commits of a server wait for the same. At most two
 //!   such calls are under way, or one while five or more go together, and the others gather behind them, for at most 2 ms
 //!   longer until they are as many as the last time. Another call begins beside one that takes twice as long as the
-//!   server worked on the last, so that a slow disk holds up nobody. Who is alone does not wait at all. Whose row
+//!   server worked on the last, so that a slow disk holds up nobody. Who is alone does not wait at all, but for the first
+//!   behind a crowd, who waits those 2 ms for the others. Whose row
 //!   somebody else has locked goes along with others three times, and then alone, as those do whose case is not usual.
 //! - **Waking.** A DAO keeps one connection that sits in a routine which waits; whoever hands something over interrupts
 //!   it with `KILL QUERY`, after the commit, in the same call. The waiting connection holds a user-level lock named

@@ -15,27 +15,35 @@
 //! # How it works
 //! - **Routines decide.** Every operation is one call of a versioned PL/pgSQL routine, one round trip and one transaction
 //!   whatever the number of ids (a release that hands over is two transactions in that one call). Nothing is decided here.
-//! - **One row for each id** says who holds it exclusively, and whether there is anything else: other holders, waiters, a
-//!   freeze, marks of withdrawn attempts. It is locked first, sets in the order of their ids; so the usual case - exclusive,
-//!   nothing in the way - is one statement that decides by that row alone. Everything else is read in later statements
-//!   than those that took the locks, under READ COMMITTED, which the routines insist on: a statement that waited for a
-//!   lock sees all other rows as they were before.
+//! - **One row for each id** says who holds it exclusively, who is the only one to wait for that, and whether there is
+//!   anything else: other holders, more waiters, a freeze, marks of withdrawn attempts. It is locked first, sets in the order
+//!   of their ids; so the usual case - exclusive, nothing in the way - is one statement that decides by that row alone, and
+//!   two who take turns touch nothing else. Everything else is read in later statements than those that took the locks,
+//!   under READ COMMITTED, which the routines insist on: a statement that waited for a lock sees all other rows as they were
+//!   before.
+//! - **What is taken again and again is a set.** Several ids that are freed by a program which took just these before are kept
+//!   together: their rows say only that one row of another table tells who has them. Taking, renewing and freeing them again
+//!   is to change that row, under a fence of its own, however many they are. Whoever else has to do with one of them, be it
+//!   to withdraw, parts the set first, which takes several times as long as to find a free row; so a program that found a set
+//!   parted does not keep it for the next 16 times, and longer each time that this happens. It knows up to 1024 sets, of up
+//!   to 8 KiB of ids. After an hour the sweep parts each once.
 //! - **The server's clock decides**, in microseconds. A grant "from the future" - the clock was set back - counts from now.
 //! - **Fences** are `max(previous + 1, clock)`, kept in the row of the id. The sweep removes rows that nobody uses; the
 //!   namespace then remembers the highest of their fences, and no later one is below it.
-//! - **Waiting** is a row for each id, in the order of tickets. Whoever frees something grants it to whom it is due in the
+//! - **Waiting**, unless it is for one id and behind nobody else, is a row for each id, in the order of tickets. Whoever frees something grants it to whom it is due in the
 //!   same transaction, as an offer of at most 2 s. The other ids of a waiting set are locked with `SKIP LOCKED`; if
 //!   somebody is at one of them, the waiter is told to ask for itself.
 //! - **Waking** is `NOTIFY`, on one connection for each DAO that does nothing but listen. It is sent in a second,
 //!   asynchronous commit after the durable one that handed over: a notification inside it lets only one commit at a time
 //!   reach the disk. On connecting a message to itself shows whether it hears;
 //!   [`push`](lockcore::Capabilities::push) is declared only then. A DAO with waiters gives a sign of life every second,
-//!   which also finds leases that ended and offers that it was not told of. If listening fails, everybody asks again.
+//!   which also finds leases that ended and offers that it was not told of; who waits alone is found by the ids that it sends
+//!   along. If listening fails, everybody asks again.
 //! - **A crowd goes together.** What many tasks of one runtime ask for at the same time, each of one id, goes in one
 //!   call and one transaction: at most two such calls of a kind are under way, or one while five or more go together,
 //!   and the others gather behind them, for at most 2 ms longer until they are as many as the last time. Another call
 //!   begins beside one that takes twice as long as the server worked on the last, so that a slow disk holds up nobody.
-//!   Who is alone does not wait at all. A row that somebody else keeps locked for 20 ms undoes the call; then each goes
+//!   Who is alone does not wait at all, but for the first behind a crowd, who waits those 2 ms for the others. A row that somebody else keeps locked for 20 ms undoes the call; then each goes
 //!   alone.
 //! - **Durability.** A grant, a renewal and a hand-off are as durable as the server's `synchronous_commit` says; a release
 //!   that hands nothing over, a refusal and a place in the queue are committed asynchronously, see [`Commit`].
@@ -54,8 +62,8 @@
 //!
 //! ```sql
 //! GRANT USAGE ON SCHEMA public TO app;
-//! GRANT SELECT, INSERT, UPDATE, DELETE ON lockcore_lock, lockcore_holder, lockcore_place, lockcore_session, lockcore_mark,
-//!   lockcore_break, lockcore_namespace, lockcore_schema TO app;
+//! GRANT SELECT, INSERT, UPDATE, DELETE ON lockcore_lock, lockcore_set, lockcore_holder, lockcore_place, lockcore_session,
+//!   lockcore_mark, lockcore_break, lockcore_namespace, lockcore_schema TO app;
 //! GRANT USAGE ON lockcore_ticket TO app;
 //! ```
 //! The routines run with the rights of their caller: a procedure that commits cannot do otherwise.

@@ -15,7 +15,7 @@ pub(crate) struct Set {
 
 /// The sets that this process takes, and which of them it keeps.
 ///
-/// Who has a set stands in one row. Where that row is left when the set is freed, taking the same ids again is to change that
+/// Who has such a set stands in one row. Where that row is left when the set is freed, taking the same ids again is to change that
 /// row, however many they are; but then nobody else finds any of them free by a look at its own row, and has to part the set
 /// first, which takes several times as long. So a set is kept if the process took it before, and it shows that nobody
 /// else has to do with it: each time that it turns out to be parted, it is left alone for the longer.

@@ -1,7 +1,7 @@
 //! Requests that come together travel together: while some exchanges are under way, what other tasks of the program ask
 //! for gathers, and goes as one exchange when one of those has ended. Half of what a request costs the server is not the
 //! work on its row but that it is a statement and a transaction of its own; so a crowd gets more done, and who is alone
-//! waits for nobody.
+//! waits for nobody, unless there was a crowd just before: then it may be the first of the next.
 //!
 //! Only requests for one id go together, in the order of the ids: so no two exchanges wait for each other's rows in a
 //! circle. Each runtime gathers its own, since it drives its own connections; and where a release waits for less than an

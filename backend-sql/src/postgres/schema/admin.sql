@@ -257,14 +257,17 @@ BEGIN
     v_looked := v_looked + v_count;
     v_floor := greatest(v_floor, v_more_floor);
   END IF;
-  UPDATE {namespace} SET swept = v_now, floor = greatest(floor, coalesce(v_floor, 0)), reached = v_reached
-    WHERE ns = p_ns;
   IF v_looked < p_batch THEN
     DELETE FROM {break} WHERE ns = p_ns AND at < v_now - 604800000000;
     DELETE FROM {session} WHERE beat < v_now - 3600000000;
     -- Whose rows may still be there, but which nobody took for an hour.
-    DELETE FROM {set} WHERE ns = p_ns AND fence < v_now - 3600000000 AND expires <= v_now;
+    WITH gone AS (
+      DELETE FROM {set} WHERE ns = p_ns AND fence < v_now - 3600000000 AND expires <= v_now RETURNING fence)
+    SELECT max(fence) INTO v_more_floor FROM gone;
+    v_floor := greatest(v_floor, v_more_floor);
   END IF;
+  UPDATE {namespace} SET swept = v_now, floor = greatest(floor, coalesce(v_floor, 0)), reached = v_reached
+    WHERE ns = p_ns;
   IF cardinality(v_told) = 0 THEN
     PERFORM set_config('synchronous_commit', 'off', true);
   END IF;
