@@ -20,6 +20,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         test("kept::it_is_held_as_any_other", it_is_held_as_any_other),
         test("kept::what_is_over_is_not_renewed_or_freed", what_is_over_is_not_renewed_or_freed),
         test("kept::a_renewal_cuts_nothing_short", a_renewal_cuts_nothing_short),
+        test("kept::only_what_is_free_is_taken_again", only_what_is_free_is_taken_again),
         test("kept::who_withdrew_does_not_get_it", || kept::who_withdrew_does_not_get_it(Place::new)),
         test("kept::an_abandoned_exchange_harms_nobody", || {
             kept::an_abandoned_exchange_harms_nobody(Place::new)
@@ -132,6 +133,26 @@ async fn what_is_over_is_not_renewed_or_freed() -> TestResult {
             assert_eq!(reasons, [reason; 2]);
         }
     }
+    Ok(())
+}
+
+/// 1: whoever believes that it is.
+async fn only_what_is_free_is_taken_again() -> TestResult {
+    let place = Place::new().await?;
+    let (dao, mut sql) = (place.open().await?, place.sql().await?);
+    let ids = names(3);
+    keep(&dao, &mut sql, &ids).await?;
+    let held = take(&dao, &ids).await?;
+    let made = sql.number("SELECT made FROM lockcore_set").await?;
+    let attempt = sql.number("SELECT attempt FROM lockcore_set").await?;
+    for attempt in [attempt, attempt + 1] {
+        let ids = "ARRAY['00', '01', '02']::bytea[]";
+        let ask = format!("'default', 'other', 1, {ids}, 1000000, '', 0, 0, {made}, {attempt}");
+        let taken = format!("SELECT (left(lockcore_v1_acquire_kept({ask}), 1) IN ('K', 'G'))::int");
+        assert_eq!(sql.number(taken).await?, 0);
+        assert_eq!(dao.renew(&held).await?.lost, []);
+    }
+    assert_eq!(dao.release(&held).await?.lost, []);
     Ok(())
 }
 
