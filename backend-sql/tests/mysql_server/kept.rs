@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockcore::{AcquireRequest, ContextId, Grant, LockDao, LossReason, Page, Target};
+use lockcore::{AcquireRequest, ContextId, Grant, LockDao, LossReason, Target};
 use lockcore_conformance::servers::{Kind, TestResult, Trial};
 use sqlx::AssertSqlSafe;
 use sqlx::Executor;
@@ -16,7 +16,9 @@ use crate::{
 
 pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
     vec![
-        test(kind, "kept::one_row_is_taken_again", one_row_is_taken_again),
+        test(kind, "kept::one_row_is_taken_again", |kind| {
+            kept::one_row_is_taken_again(async move || Place::new(kind).await)
+        }),
         test(kind, "kept::others_take_what_is_free", |kind| {
             kept::others_take_what_is_free(async move || Place::new(kind).await)
         }),
@@ -55,38 +57,6 @@ async fn it_is_held_as_any_other(kind: Kind) -> TestResult {
         Ok(sql.0.execute(write).await?.rows_affected())
     })
     .await
-}
-
-/// 3.1: however many ids.
-async fn one_row_is_taken_again(kind: Kind) -> TestResult {
-    for size in [2, 16, 17, 40] {
-        let place = Place::new(kind).await?;
-        let (dao, mut sql) = (place.open().await?, place.sql().await?);
-        let ids = names(size);
-        let mut last = keep(&dao, &mut sql, &ids).await?;
-        let rows = "SELECT SUM(CRC32(CONCAT_WS(',', id, fence, extra, until, attempt, context, session))) FROM lockcore_ids";
-        let before = sql.number(rows).await?;
-        for _ in 0..3 {
-            let held = take(&dao, &ids).await?;
-            assert!(held.locks.iter().all(|lock| lock.granted.fence as i64 == fence(&held)));
-            assert!(fence(&held) > last);
-            last = fence(&held);
-            let until = sql.number("SELECT until FROM lockcore_sets").await?;
-            assert_eq!(dao.renew(&held).await?.lost, []);
-            assert!(sql.number("SELECT until FROM lockcore_sets").await? > until);
-            assert_eq!(dao.release(&held).await?.lost, []);
-            assert_eq!(dao.list(&Page::default()).await?.ids, []);
-        }
-        assert_eq!(sql.number(rows).await?, before, "no other row is written");
-        assert_eq!(sql.number("SELECT COUNT(*) FROM lockcore_sets").await?, 1);
-        // Other ids, in the same number, are another set.
-        let others = names(size + 1).split_off(1);
-        let other = take(&dao, &others).await?;
-        assert_eq!(dao.list(&Page::default()).await?.ids.len(), size);
-        assert_eq!(dao.inspect(&Target::Id(ids[0].clone())).await?.holders, []);
-        assert_eq!(dao.release(&other).await?.lost, []);
-    }
-    Ok(())
 }
 
 /// 2.2: a former grant of the same context, whose holder took it again since.

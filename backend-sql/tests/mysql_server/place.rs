@@ -23,6 +23,12 @@ pub(crate) mod sets {
     pub(crate) const LAST: &str = "SELECT MAX(number) FROM lockcore_sets";
     /// The last fence that a row of an id knows.
     pub(crate) const KNOWN: &str = "SELECT MAX(fence) FROM lockcore_ids";
+    pub(crate) const COUNT: &str = "SELECT COUNT(*) FROM lockcore_sets";
+    /// When the lease of the only one ends.
+    pub(crate) const UNTIL: &str = "SELECT until FROM lockcore_sets";
+    /// All that rows of ids say.
+    pub(crate) const ROWS: &str = "SELECT SUM(CRC32(CONCAT_WS(',', id, fence, extra, until, attempt, context, session))) \
+                                   FROM lockcore_ids";
     /// No set is one any more.
     pub(crate) const PART_ALL: &str = "UPDATE lockcore_sets SET parted = 1";
 }

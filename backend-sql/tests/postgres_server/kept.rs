@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockcore::{AcquireRequest, AttemptId, Grant, LockDao, LossReason, Page, Target};
+use lockcore::{AcquireRequest, AttemptId, Grant, LockDao, LossReason, Target};
 use lockcore_conformance::servers::{TestResult, Trial};
 use sqlx::{AssertSqlSafe, Executor};
 use uuid::Uuid;
@@ -15,7 +15,7 @@ use crate::{
 
 pub(crate) fn tests() -> Vec<Trial> {
     vec![
-        test("kept::one_row_is_taken_again", one_row_is_taken_again),
+        test("kept::one_row_is_taken_again", || kept::one_row_is_taken_again(Place::new)),
         test("kept::others_take_what_is_free", || kept::others_take_what_is_free(Place::new)),
         test("kept::it_is_held_as_any_other", it_is_held_as_any_other),
         test("kept::what_is_over_is_not_renewed_or_freed", what_is_over_is_not_renewed_or_freed),
@@ -31,38 +31,6 @@ pub(crate) fn tests() -> Vec<Trial> {
         test("kept::what_others_want_is_left_alone", || kept::what_others_want_is_left_alone(Place::new)),
         test("kept::one_at_a_time_has_it", || kept::one_at_a_time_has_it(Place::new)),
     ]
-}
-
-/// 3.1: however many ids.
-async fn one_row_is_taken_again() -> TestResult {
-    for size in [2, 40] {
-        let place = Place::new().await?;
-        let (dao, mut sql) = (place.open().await?, place.sql().await?);
-        let ids = names(size);
-        let mut last = keep(&dao, &mut sql, &ids).await?;
-        let rows = "SELECT sum(hashtextextended(concat(ctid, l), 0) >> 32) FROM lockcore_lock l";
-        let before = sql.number(rows).await?;
-        for _ in 0..3 {
-            let held = take(&dao, &ids).await?;
-            assert!(held.locks.iter().all(|lock| lock.granted.fence as i64 == fence(&held)));
-            assert!(fence(&held) > last);
-            last = fence(&held);
-            let expires = sql.number("SELECT expires FROM lockcore_set").await?;
-            assert_eq!(dao.renew(&held).await?.lost, []);
-            assert!(sql.number("SELECT expires FROM lockcore_set").await? > expires);
-            assert_eq!(dao.release(&held).await?.lost, []);
-            assert_eq!(dao.list(&Page::default()).await?.ids, []);
-        }
-        assert_eq!(sql.number(rows).await?, before, "no other row is written");
-        assert_eq!(sql.number("SELECT count(*) FROM lockcore_set").await?, 1);
-        // Other ids, in the same number, are another set.
-        let others = names(size + 1).split_off(1);
-        let other = take(&dao, &others).await?;
-        assert_eq!(dao.list(&Page::default()).await?.ids.len(), size);
-        assert_eq!(dao.inspect(&Target::Id(ids[0].clone())).await?.holders, []);
-        assert_eq!(dao.release(&other).await?.lost, []);
-    }
-    Ok(())
 }
 
 async fn it_is_held_as_any_other() -> TestResult {

@@ -36,6 +36,37 @@ pub(crate) async fn keep(dao: &Dao, sql: &mut Sql, ids: &[String]) -> Result<i64
     Ok(last)
 }
 
+/// 3.1: however many ids.
+pub(crate) async fn one_row_is_taken_again(places: impl AsyncFn() -> Result<Place, Error>) -> TestResult {
+    for size in [2, 16, 17, 40] {
+        let place = places().await?;
+        let (dao, mut sql) = (place.open().await?, place.sql().await?);
+        let ids = names(size);
+        let mut last = keep(&dao, &mut sql, &ids).await?;
+        let before = sql.number(sets::ROWS).await?;
+        for _ in 0..3 {
+            let held = take(&dao, &ids).await?;
+            assert!(held.locks.iter().all(|lock| lock.granted.fence as i64 == fence(&held)));
+            assert!(fence(&held) > last);
+            last = fence(&held);
+            let until = sql.number(sets::UNTIL).await?;
+            assert_eq!(dao.renew(&held).await?.lost, []);
+            assert!(sql.number(sets::UNTIL).await? > until);
+            assert_eq!(dao.release(&held).await?.lost, []);
+            assert_eq!(dao.list(&Page::default()).await?.ids, []);
+        }
+        assert_eq!(sql.number(sets::ROWS).await?, before, "no other row is written");
+        assert_eq!(sql.number(sets::COUNT).await?, 1);
+        // Other ids, in the same number, are another set.
+        let others = names(size + 1).split_off(1);
+        let other = take(&dao, &others).await?;
+        assert_eq!(dao.list(&Page::default()).await?.ids.len(), size);
+        assert_eq!(dao.inspect(&Target::Id(ids[0].clone())).await?.holders, []);
+        assert_eq!(dao.release(&other).await?.lost, []);
+    }
+    Ok(())
+}
+
 /// 1, 5: whoever comes, whatever of it they take; all fences are above those before, also of what they left.
 pub(crate) async fn others_take_what_is_free(places: impl AsyncFn() -> Result<Place, Error>) -> TestResult {
     let ids = names(20);
