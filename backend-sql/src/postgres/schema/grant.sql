@@ -33,7 +33,8 @@ BEGIN
       lapses = greatest(l.lapses, s.expires)
       FROM s WHERE l.ns = p_ns AND l.id = ANY (p_ids) AND {set of l};
     -- Of a set that nobody took for an hour nothing is known any more, but that no fence is above the floor.
-    UPDATE {lock} SET busy = 0, fence = greatest(fence, (SELECT n.floor FROM {namespace} n WHERE n.ns = p_ns)) WHERE ns = p_ns AND id = ANY (p_ids) AND busy & 512 = 512;
+    UPDATE {lock} SET busy = 0, fence = greatest(fence, (SELECT n.floor FROM {namespace} n WHERE n.ns = p_ns))
+      WHERE ns = p_ns AND id = ANY (p_ids) AND busy & 512 = 512;
   END IF;
 END {$};
 
