@@ -109,6 +109,7 @@ struct Routines {
     acquire_together: Routine,
     release_together: Routine,
     renew: Routine,
+    renew_kept: Routine,
     beat: Routine,
     leave: Routine,
     release_context: Routine,
@@ -126,7 +127,7 @@ impl Routines {
         Routines {
             acquire_one: function("v1_acquire_one", 8),
             acquire_many: procedure("v1_acquire_many", 8),
-            acquire_kept: function("v1_acquire_kept", 10),
+            acquire_kept: procedure("v1_acquire_kept", 10),
             acquire: function("v1_acquire", 11),
             withdraw: function("v1_withdraw", 9),
             release_one: procedure("v1_release_one", 5),
@@ -134,7 +135,8 @@ impl Routines {
             release: procedure("v1_release", 5),
             acquire_together: function("v1_acquire_together", 8),
             release_together: procedure("v1_release_together", 5),
-            renew: function("v1_renew", 8),
+            renew: function("v1_renew", 6),
+            renew_kept: procedure("v1_renew_kept", 8),
             beat: function("v1_beat", 6),
             leave: function("v1_leave", 2),
             release_context: function("v1_release_context", 2),
@@ -314,7 +316,9 @@ impl Postgres {
         let fence = hold.only_fence();
         let kept = fence.and_then(|fence| self.kept.held(&hold.ids, fence));
         // As long as the fence is that by which its rows know it, they say themselves who has it.
-        let [made, made_by] = known_as(kept.filter(|set| Some(set.fence) != fence));
+        let kept = kept.filter(|set| Some(set.fence) != fence);
+        let routine = if kept.is_some() { &self.routines.renew_kept } else { &self.routines.renew };
+        let [made, made_by] = known_as(kept);
         let arguments = [
             self.namespace(),
             Argument::Bytes(hold.context.as_bytes()),
@@ -325,7 +329,7 @@ impl Postgres {
             made,
             made_by,
         ];
-        link.call(&self.routines.renew, &arguments, self.options.prepared).await
+        link.call(routine, &arguments[..routine.parameters], self.options.prepared).await
     }
 
     async fn beat(

@@ -104,10 +104,11 @@ BEGIN
 END {$};
 
 -- Takes a set again that was kept: p_made and p_as are how the rows of its ids know it (`kept`). Then the answer begins with a K. A
--- withdrawal parts it, so that nothing has to be looked for in these rows.
-CREATE OR REPLACE FUNCTION {v1_acquire_kept}(
+-- withdrawal parts it, so that nothing has to be looked for in these rows. A procedure, because the row of a set that somebody else was
+-- parting stays locked though it does not fit in the end; and whoever parts it has locked ids.
+CREATE OR REPLACE PROCEDURE {v1_acquire_kept}(
   p_ns bytea, p_context bytea, p_attempt int8, p_ids bytea[], p_lease int8, p_owner bytea, p_flags int8, p_session int8,
-  p_made int8, p_as int8) RETURNS text LANGUAGE plpgsql AS {$}
+  p_made int8, p_as int8, INOUT answer text) LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8 := {clock};
   v_fence int8;
@@ -120,9 +121,11 @@ BEGIN
     IF p_flags & 8 = 8 THEN
       {be async};
     END IF;
-    RETURN 'K' || v_fence;
+    answer := 'K' || v_fence;
+    RETURN;
   END IF;
-  RETURN {v1_acquire}(p_ns, p_context, p_attempt, p_ids, NULL, NULL, NULL, p_lease, p_owner, p_flags, p_session);
+  ROLLBACK;
+  answer := {v1_acquire}(p_ns, p_context, p_attempt, p_ids, NULL, NULL, NULL, p_lease, p_owner, p_flags, p_session);
 END {$};
 
 -- Lets the next statements of the transaction meet rows by the index, and so in its order: by no other plan.

@@ -24,6 +24,10 @@ END {$};
 CREATE OR REPLACE FUNCTION {v1_part}(p_ns bytea, p_ids bytea[]) RETURNS void LANGUAGE plpgsql AS {$}
 BEGIN
   IF EXISTS (SELECT FROM {lock} WHERE ns = p_ns AND id = ANY (p_ids) AND busy & 512 = 512) THEN
+    -- In order. Who takes, renews or frees a set as one has locked nothing else.
+    PERFORM FROM {set} s WHERE s.ns = p_ns AND (s.made, s.attempt) IN (
+        SELECT l.fence, l.attempt FROM {lock} l WHERE l.ns = p_ns AND l.id = ANY (p_ids) AND l.busy & 512 = 512)
+      ORDER BY s.made, s.attempt FOR UPDATE;
     WITH s AS (
       UPDATE {set} s SET parted = true WHERE s.ns = p_ns AND (s.made, s.attempt) IN (
         SELECT l.fence, l.attempt FROM {lock} l WHERE l.ns = p_ns AND l.id = ANY (p_ids) AND l.busy & 512 = 512)

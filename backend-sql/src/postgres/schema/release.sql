@@ -63,8 +63,8 @@ BEGIN
       {free async};
       RETURN;
     END IF;
-    ROLLBACK;
   END IF;
+  ROLLBACK;
   CALL {v1_release}(p_ns, p_context, p_ids, array_fill(p_fence, ARRAY[cardinality(p_ids)]), p_flags, lost);
 END {$};
 
@@ -155,16 +155,14 @@ BEGIN
   END IF;
 END {$};
 
--- Extends what a grant still holds to a whole lease from now. flags: 8 commit asynchronously. p_made, p_as: as of
--- {v1_acquire_kept}, if it was taken by that, else 0.
+-- Extends what a grant still holds to a whole lease from now. flags: 8 commit asynchronously.
 CREATE OR REPLACE FUNCTION {v1_renew}(
-  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_lease int8, p_flags int8, p_made int8, p_as int8)
+  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_lease int8, p_flags int8)
   RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8 := {clock};
   v_expires int8 := v_now + p_lease;
   v_lapses int8 := v_now + 8 * p_lease;
-  v_fence int8 := p_fences[1];
   v_left int8;
   v_lost text;
   v_reason int4;
@@ -176,13 +174,7 @@ BEGIN
   IF p_flags & 8 = 8 THEN
     {be async};
   END IF;
-  IF p_made <> 0 THEN
-    UPDATE {set} SET lease = greatest(p_lease, expires - v_now), expires = greatest(v_expires, expires)
-      WHERE {held set} AND expires - lease <= v_now;
-    IF FOUND THEN
-      RETURN '';
-    END IF;
-  ELSIF cardinality(p_ids) = 1 THEN
+  IF cardinality(p_ids) = 1 THEN
     -- The usual case: held exclusively, not broken, not over, and not made shorter; and no place says that it is not confirmed.
     UPDATE {lock} SET busy = busy & ~256, expires = v_expires, lease = p_lease,
       lapses = CASE WHEN lapses >= v_expires THEN lapses ELSE v_lapses END
@@ -256,4 +248,23 @@ BEGIN
     DELETE FROM {place} WHERE ns = p_ns AND context = p_context AND handed AND id = ANY (p_ids);
   END IF;
   RETURN coalesce('[' || v_lost || ']', '');
+END {$};
+
+-- The same for a set that was taken by {v1_acquire_kept}, of which p_made and p_as are; lost goes in empty.
+CREATE OR REPLACE PROCEDURE {v1_renew_kept}(
+  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_lease int8, p_flags int8, p_made int8, p_as int8,
+  INOUT lost text) LANGUAGE plpgsql AS {$}
+DECLARE
+  v_now int8 := {clock};
+  v_fence int8 := p_fences[1];
+  v_set text;
+BEGIN
+  UPDATE {set} SET lease = greatest(p_lease, expires - v_now), expires = greatest(v_now + p_lease, expires)
+    WHERE {held set} AND expires - lease <= v_now;
+  IF NOT FOUND THEN
+    ROLLBACK;
+    lost := {v1_renew}(p_ns, p_context, p_ids, p_fences, p_lease, p_flags);
+  ELSIF p_flags & 8 = 8 THEN
+    {be async};
+  END IF;
 END {$};
