@@ -1,13 +1,19 @@
 #!/usr/bin/env bash
-# Checks and tests everything: gets what is missing (a C compiler for the bundled SQLite, test servers), then runs
-# format, lints, docs, all tests, the doc examples and the model checks. Changes nothing in the checkout but target/.
+# Checks and tests the project. Gets what is missing (a C compiler, cargo-nextest, test servers) and changes nothing in the
+# checkout but target/.
+#
+#   ./test.sh        format, lints, docs and all tests of the workspace, on one real server of each kind
+#   ./test.sh all    and then: each feature alone, DynamoDB in process, model checks of the memory backend
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-# Many tests panic on purpose, of which one line is enough.
+# Many tests panic on purpose: one line of each is enough.
 export RUST_BACKTRACE=0
 
-step() { printf '\n== %s\n' "$*"; }
+lane=${1:-usual}
+case $lane in usual | all) ;; *) echo "usage: ./test.sh [all]" >&2; exit 2 ;; esac
+
+step() { printf '\n== %s (%d:%02d)\n' "$*" $((SECONDS / 60)) $((SECONDS % 60)); }
 
 need() { # COMMAND PACKAGE
     command -v "$1" >/dev/null && return
@@ -16,21 +22,36 @@ need() { # COMMAND PACKAGE
     else echo "test.sh: $1 is missing: install the package $2" >&2; exit 1; fi
 }
 
-need cc build-essential
-step "test servers"
-bash tests/servers/ensure.sh
+nextest() { # CARGO-NEXTEST-ARGUMENTS...: skips the tests of servers that cannot be had
+    cargo nextest run --locked "$@" ${LOCKCORE_TEST_SKIP:+--filterset "$LOCKCORE_TEST_SKIP"}
+}
+
+# With the test servers running: `with-servers` calls this script again.
+if [ "${LOCKCORE_TEST_SERVERS:-}" = running ]; then
+    nextest --workspace --all-features
+    exit
+fi
 
 step "format"
 cargo fmt --all --check
+need cc build-essential
+command -v cargo-nextest >/dev/null || { step "installing cargo-nextest"; cargo install --locked --quiet cargo-nextest; }
+step "test servers"
+bash tests/servers/ensure.sh
 step "lints"
 cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
 step "docs"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --all-features --no-deps --locked --quiet
 step "tests"
-cargo test --workspace --all-features --locked --no-fail-fast
+LOCKCORE_TEST_SERVERS=running cargo run --quiet --locked -p lockcore-conformance --features servers --bin with-servers -- "$PWD/test.sh"
+step "doc examples"
+cargo test --workspace --all-features --locked --quiet --doc
+[ "$lane" = all ] || exit 0
+
+command -v cargo-hack >/dev/null || { step "installing cargo-hack"; cargo install --locked --quiet cargo-hack; }
+step "each feature alone"
+cargo hack check --workspace --exclude lockcore-benches --each-feature --locked --quiet
 step "DynamoDB in process"
-cargo test --manifest-path backend-dynamo/in_process/Cargo.toml --locked --target-dir target/in-process
-step "the core without optional features"
-cargo check -p lockcore -p lockcore-any -p lockctl --no-default-features --locked
+nextest --manifest-path backend-dynamo/in_process/Cargo.toml --target-dir target
 step "model checks of the memory backend"
 RUSTFLAGS="--cfg shuttle" cargo test -p lockcore-memory --test shuttle --release --locked --target-dir target/shuttle

@@ -1,9 +1,10 @@
 //! Real servers for tests: found, started, paused, killed and removed again.
 //!
-//! [`Server::start`] takes the first of these that there is:
+//! [`shared`] takes the first of these that exists, [`Server::start`] the first but 1:
 //!
 //! 1. a URL in `LOCKCORE_TEST_REDIS_URL`, `LOCKCORE_TEST_POSTGRES_URL`, `LOCKCORE_TEST_MARIADB_URL`,
-//!    `LOCKCORE_TEST_MYSQL_URL` or `LOCKCORE_TEST_DYNAMODB_URL`: somebody else's server, which tests may use and not control;
+//!    `LOCKCORE_TEST_MYSQL_URL` or `LOCKCORE_TEST_DYNAMODB_URL`: a server that tests may use but not pause or kill. The
+//!    program `with-servers` starts one of each kind for a command, such as a whole test run, and sets these variables;
 //! 2. a container, where a Docker engine answers: the image in `LOCKCORE_TEST_REDIS_IMAGE` (and so
 //!    on) if that is set, else the official image, else the stand-in `standin/<kind>:latest` that
 //!    `tests/servers/build-images.sh` builds;
@@ -33,6 +34,7 @@
 
 use std::time::Duration;
 
+mod cluster;
 mod container;
 mod endpoint;
 mod error;
@@ -50,6 +52,7 @@ mod trial;
 pub mod wire;
 
 pub use self::{
+    cluster::Cluster,
     error::ServerError,
     kind::Kind,
     pooler::Pooler,

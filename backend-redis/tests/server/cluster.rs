@@ -4,14 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use lockcore_conformance::{
     Backend, Store, all,
-    servers::{Kind, Trial, trial},
+    servers::{Cluster, Kind, ServerError, Trial, trial},
 };
 use tokio::sync::Mutex;
 
-use crate::{
-    place::{Dao, Failure, Place},
-    topology::Cluster,
-};
+use crate::place::{Dao, Place};
 
 /// No check takes longer, however slow the nodes.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -46,12 +43,17 @@ pub(crate) fn trials() -> Vec<Trial> {
     checks.collect()
 }
 
-/// One cluster for all; the guard of its processes ends it shortly after this process.
-async fn shared() -> Result<Arc<Cluster>, Failure> {
+/// Returns one cluster for all checks: the one in the environment, else one that this process starts at the first call and
+/// that its guard removes.
+async fn shared() -> Result<Arc<Cluster>, ServerError> {
     static SHARED: Mutex<Option<Arc<Cluster>>> = Mutex::const_new(None);
     let mut shared = SHARED.lock().await;
-    match &*shared {
-        Some(cluster) => Ok(cluster.clone()),
-        None => Ok(shared.insert(Arc::new(Cluster::start().await?)).clone()),
+    if let Some(cluster) = &*shared {
+        return Ok(cluster.clone());
     }
+    let cluster = match Cluster::from_environment() {
+        Some(cluster) => cluster,
+        None => Cluster::start().await?,
+    };
+    Ok(shared.insert(Arc::new(cluster)).clone())
 }

@@ -5,13 +5,13 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use lockcore::{BackendErrorKind, LockDao, Severity};
 use lockcore_conformance::{
     Store,
-    servers::{ServerError, TestResult},
+    servers::{Cluster, ServerError, TestResult},
     store::{id, shared, slot},
 };
 
 use crate::{
     place::{Failure, Place},
-    topology::{Authority, Cluster, Raw, Watched, server, socket_server, tls_server},
+    topology::{Authority, Raw, Watched, node_of, server, socket_server, tls_server},
 };
 
 /// A bit of everything, by two processes' eyes.
@@ -118,7 +118,7 @@ pub(crate) async fn a_cluster_of_three_masters() -> TestResult {
     let places: Vec<Place> = (0..6).map(|_| Place::at(&*url)).collect();
     let mut nodes = BTreeSet::new();
     for place in &places {
-        nodes.insert(cluster.node_of(&place.key("")).await?.address());
+        nodes.insert(node_of(&cluster, &place.key("")).await?.address());
     }
     assert!(nodes.len() > 1, "the namespaces lie on several nodes");
     let tours = places.into_iter().map(|place| tokio::spawn(async move { tour(&place).await }));
@@ -135,8 +135,8 @@ pub(crate) async fn a_slot_that_moves_loses_no_lock() -> TestResult {
     let store = place.store().await;
     let keeper = store.caller();
     let kept = keeper.take(["kept", "kept too"]).await;
-    let source = cluster.node_of(&place.key("")).await?;
-    let target = cluster.0.iter().find(|node| node.address() != source.address()).expect("three nodes");
+    let source = node_of(&cluster, &place.key("")).await?;
+    let target = cluster.nodes().iter().find(|node| node.address() != source.address()).expect("three nodes");
     let (from, to) = (Raw::to(&source.url()).await?, Raw::to(&target.url()).await?);
     let slot: u16 = from.send(&["CLUSTER", "KEYSLOT", &place.key("")]).await?;
     let (from_id, to_id): (String, String) = (from.ask("CLUSTER MYID").await?, to.ask("CLUSTER MYID").await?);
@@ -190,7 +190,7 @@ pub(crate) async fn a_cluster_that_misses_a_node_says_so() -> TestResult {
     let place =
         Place::at(format!("redis+cluster://{}", cluster.addresses())).patient_for(Duration::from_secs(1));
     let store = place.store().await;
-    cluster.node_of(&place.key("")).await?.kill().await?;
+    node_of(&cluster, &place.key("")).await?.kill().await?;
     let error = store.dao().acquire(&store.caller().request(["a"])).await.expect_err("its node is gone");
     assert!(error.is_retryable(), "{error:?}");
     Ok(())

@@ -4,7 +4,7 @@ use std::{collections::HashMap, fs, io, net::TcpListener, path::Path, time::Dura
 
 use lockcore_conformance::{
     eventually,
-    servers::{Kind, Server, ServerError, TestResult},
+    servers::{Cluster, Kind, Server, ServerError, TestResult},
 };
 use redis::{FromRedisValue, RedisError, RedisResult, aio::MultiplexedConnection};
 
@@ -63,57 +63,15 @@ pub(crate) async fn replica_of(
     Ok(replica)
 }
 
-/// Three masters that share the slots.
-pub(crate) struct Cluster(pub(crate) Vec<Server>);
-
-impl Cluster {
-    pub(crate) async fn start() -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
-        let (mut nodes, mut buses) = (Vec::new(), Vec::new());
-        for _ in 0..3 {
-            // Of its own, as the usual one, 10 000 above the port, may be no port at all.
-            let bus = free_port()?;
-            let enabled =
-                "--cluster-enabled yes --cluster-config-file nodes.conf --cluster-node-timeout 2000";
-            nodes.push(server(&format!("{enabled} --cluster-port {bus}")).await?);
-            buses.push(bus);
+/// The node of a cluster that has the slot of `key`.
+pub(crate) async fn node_of<'a>(cluster: &'a Cluster, key: &str) -> Result<&'a Server, RedisError> {
+    for node in cluster.nodes() {
+        let raw = Raw::to(&node.url()).await?;
+        if raw.send::<Option<String>>(&["GET", key]).await.is_ok() {
+            return Ok(node);
         }
-        let slots = ["0 5460", "5461 10922", "10923 16383"];
-        for (number, node) in nodes.iter().enumerate() {
-            let raw = Raw::to(&node.url()).await?;
-            raw.ask::<()>(&format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1)).await?;
-            raw.ask::<()>(&format!("CLUSTER ADDSLOTSRANGE {}", slots[number])).await?;
-        }
-        let first = Raw::to(&nodes[0].url()).await?;
-        for (node, bus) in nodes.iter().zip(&buses).skip(1) {
-            let address = node.address().replace(':', " ");
-            first.ask::<()>(&format!("CLUSTER MEET {address} {bus}")).await?;
-        }
-        for node in &nodes {
-            let raw = Raw::to(&node.url()).await?;
-            eventually("the cluster is formed", || async {
-                let info: String = raw.ask("CLUSTER INFO").await.ok()?;
-                (info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3")).then_some(())
-            })
-            .await;
-        }
-        Ok(Cluster(nodes))
     }
-
-    /// The addresses of all nodes, with commas between.
-    pub(crate) fn addresses(&self) -> String {
-        self.0.iter().map(Server::address).collect::<Vec<_>>().join(",")
-    }
-
-    /// The node that has the slot of `key`.
-    pub(crate) async fn node_of(&self, key: &str) -> Result<&Server, RedisError> {
-        for node in &self.0 {
-            let raw = Raw::to(&node.url()).await?;
-            if raw.send::<Option<String>>(&["GET", key]).await.is_ok() {
-                return Ok(node);
-            }
-        }
-        panic!("no node has the slot of {key}");
-    }
+    panic!("no node has the slot of {key}");
 }
 
 /// A master with a replica, and a sentinel that watches them under the name `locks`.

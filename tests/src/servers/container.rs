@@ -31,17 +31,19 @@ pub(super) struct Container {
 }
 
 impl Container {
-    /// `disk`: its files are in a memory of so many bytes, and not on this machine's disk.
+    /// `memory`: its files are in a memory of so many bytes instead of on this machine's disk. `further` are added to the
+    /// server's arguments.
     pub(super) async fn start(
         kind: Kind,
         password: String,
-        disk: Option<u64>,
+        memory: Option<u64>,
+        further: &'static [&'static str],
     ) -> Result<(Self, Endpoint), ServerError> {
         runtime::run(async move {
             let docker = engine().await.map_err(|reason| ServerError::unavailable(kind, reason))?;
             let image = Image::of(kind, &docker).await?;
             let failed = |reason: String| ServerError::failed(kind, "start", reason);
-            let container = create(kind, &image, &password, disk).await;
+            let container = create(kind, &image, &password, memory, further).await;
             let container = container.map_err(|error| failed(redacted(error, &password)))?;
             let container = Self { kind, password, docker, container: Some(Arc::new(container)) };
             let endpoint = ready(kind, &container.container(), &container.password).await;
@@ -109,7 +111,8 @@ async fn create(
     kind: Kind,
     image: &Image,
     password: &str,
-    disk: Option<u64>,
+    memory: Option<u64>,
+    further: &[&str],
 ) -> Result<ContainerAsync<GenericImage>, TestcontainersError> {
     let guard = Guard::of_this_process().map_err(TestcontainersError::other)?;
     let (command, variables): (&[&str], &[(&str, &str)]) = match kind {
@@ -127,20 +130,18 @@ async fn create(
             ],
             &[],
         ),
-        Kind::Postgres => (&["postgres", "-c", "max_connections=300"], &[("POSTGRES_PASSWORD", password)]),
+        Kind::Postgres => (&["postgres", "-c", "max_connections=1000"], &[("POSTGRES_PASSWORD", password)]),
         Kind::MariaDb => (
-            &["mariadbd", "--max-connections=500"],
+            &["mariadbd", "--max-connections=1000"],
             &[("MARIADB_ROOT_PASSWORD", password), ("MARIADB_DATABASE", MYSQL_DATABASE)],
         ),
         // Its image has the command.
         Kind::DynamoDb => (&["-jar", "DynamoDBLocal.jar", "-inMemory", "-sharedDb"], &[]),
         Kind::MySql => (
-            &["mysqld", "--max-connections=500"],
+            &["mysqld", "--max-connections=1000"],
             &[("MYSQL_ROOT_PASSWORD", password), ("MYSQL_DATABASE", MYSQL_DATABASE)],
         ),
     };
-    // On a full disk MySQL's binary log lets every statement wait until there is room, and looks for it each minute.
-    let further: &[&str] = if disk.is_some() && kind == Kind::MySql { &["--skip-log-bin"] } else { &[] };
     let mut request = GenericImage::new(&image.name, &image.tag)
         .with_exposed_port(kind.default_port().tcp())
         .with_label(LABEL, guard.expect_containers()?)
@@ -148,7 +149,7 @@ async fn create(
     for &(name, value) in variables {
         request = request.with_env_var(name, value);
     }
-    if let Some(bytes) = disk {
+    if let Some(bytes) = memory {
         // Postgres wants a folder of its own, below the one that is mounted. The others' is elsewhere in a stand-in.
         let folders: &[&str] =
             if kind == Kind::Postgres { &["/disk"] } else { &["/var/lib/mysql", "/var/lib/mysql-standin"] };

@@ -9,6 +9,9 @@ use std::{
 
 use super::{Kind, container::Container, endpoint::Endpoint, error::ServerError, process::Process};
 
+/// The most that the files of a server in memory may take. A whole test run writes some hundred megabytes.
+const ROOM: u64 = 4 << 30;
+
 /// Where a server comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
@@ -50,14 +53,14 @@ enum State {
 }
 
 impl Server {
-    /// Gets a server: from the environment, in a container, or as a process, whatever there is first.
+    /// Starts a server of the caller's own, which it may pause and kill: in a container, else as a process.
     ///
     /// # Errors
     /// [`ServerError::Unavailable`] where there is none; [`ServerError::Failed`] when there is one and
     /// it does not start.
     pub async fn start(kind: Kind) -> Result<Self, ServerError> {
         let mut reasons = Vec::new();
-        for way in [Way::Url, Way::Container, Way::Process] {
+        for way in [Way::Container, Way::Process] {
             match Self::start_by(kind, way).await {
                 Err(ServerError::Unavailable { reason, .. }) => reasons.push(reason),
                 found => return found,
@@ -76,7 +79,7 @@ impl Server {
         let (home, endpoint) = match way {
             Way::Url => (Home::Elsewhere, from_environment(kind)?),
             Way::Container => {
-                let (container, endpoint) = Container::start(kind, password, None).await?;
+                let (container, endpoint) = Container::start(kind, password, None, &[]).await?;
                 (Home::Container(container), endpoint)
             }
             Way::Process => {
@@ -109,8 +112,26 @@ impl Server {
     /// As [`start`](Self::start).
     pub async fn start_small(kind: Kind, bytes: u64) -> Result<Self, ServerError> {
         let password = uuid::Uuid::new_v4().simple().to_string();
-        let (container, endpoint) = Container::start(kind, password, Some(bytes)).await?;
+        // On a full disk MySQL's binary log lets every statement wait until there is room, and looks for it each minute.
+        let further: &[&str] = if kind == Kind::MySql { &["--skip-log-bin"] } else { &[] };
+        let (container, endpoint) = Container::start(kind, password, Some(bytes), further).await?;
         Ok(Self::running(kind, Way::Container, Home::Container(container), endpoint))
+    }
+
+    /// Starts a server for many tests at once: its settings are those of [`start`](Self::start), but in a container its
+    /// files are in memory, so that commits do not wait for this machine's disk.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub async fn start_for_many(kind: Kind) -> Result<Self, ServerError> {
+        let password = uuid::Uuid::new_v4().simple().to_string();
+        match Container::start(kind, password, Some(ROOM), &[]).await {
+            Ok((container, endpoint)) => {
+                Ok(Self::running(kind, Way::Container, Home::Container(container), endpoint))
+            }
+            Err(ServerError::Unavailable { .. }) => Self::start(kind).await,
+            Err(error) => Err(error),
+        }
     }
 
     fn running(kind: Kind, way: Way, home: Home, endpoint: Endpoint) -> Self {

@@ -55,21 +55,20 @@ pub fn outcome(result: TestResult) -> Result<Completion, Failed> {
     }
 }
 
-/// Runs the tests as the arguments of this process say, then removes the shared servers.
+/// Tests that run at once by default. They wait far more than they compute, so that the number of cores plays no part.
+const ABREAST: usize = 32;
+
+/// Runs the tests as the arguments of this process say, then removes the servers that this process started.
 ///
 /// For `fn main() -> ExitCode` of a test with `harness = false`.
 pub fn run(trials: impl IntoIterator<Item = Trial>) -> ExitCode {
-    run_as(Arguments::from_args(), trials)
+    run_many(ABREAST, trials)
 }
 
-/// The same for tests that mostly wait: unless the arguments say otherwise, so many of them run at once.
+/// As [`run`], with at most `threads` tests at once unless the arguments say otherwise.
 pub fn run_many(threads: usize, trials: impl IntoIterator<Item = Trial>) -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(threads);
-    run_as(arguments, trials)
-}
-
-fn run_as(arguments: Arguments, trials: impl IntoIterator<Item = Trial>) -> ExitCode {
     let trials = trials.into_iter().collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
     if let Ok(runtime) = runtime() {

@@ -3,7 +3,7 @@
 use std::{io, time::Duration};
 
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::TcpStream,
     time::{Instant, sleep, timeout_at},
 };
@@ -44,6 +44,27 @@ pub async fn until_answers(kind: Kind, address: &str, limit: Duration) -> io::Re
             Err(_) => return Err(last.unwrap_or_else(|| io::ErrorKind::TimedOut.into())),
         }
         sleep(PAUSE).await;
+    }
+}
+
+/// Sends one command of words without blanks, and returns a status or a bulk string.
+///
+/// # Errors
+/// When the connection fails, or Redis answers with an error or another type.
+pub(super) async fn redis_command(address: &str, command: &str) -> io::Result<String> {
+    let mut server = BufReader::new(TcpStream::connect(address).await?);
+    server.write_all(format!("{command}\r\n").as_bytes()).await?;
+    let mut head = String::new();
+    server.read_line(&mut head).await?;
+    match head.trim_end().split_at_checked(1) {
+        Some(("+", status)) => Ok(status.to_owned()),
+        Some(("$", length)) => {
+            let mut bulk =
+                vec![0; length.parse().map_err(|_| unexpected("not the length of a bulk string"))?];
+            server.read_exact(&mut bulk).await?;
+            String::from_utf8(bulk).map_err(|_| unexpected("not text"))
+        }
+        _ => Err(io::Error::other(format!("{command}: {head}"))),
     }
 }
 
