@@ -295,6 +295,7 @@ macro_rules! for_each_check {
                 a_dropped_guard_releases,
                 a_guard_is_renewed,
                 a_guard_that_is_left_stays_locked,
+                a_guard_that_is_left_is_renewed,
                 a_guard_is_like_any_holder,
             }
             blocking {

@@ -377,21 +377,24 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
         Ok(Begun { context, given, nested })
     }
 
-    /// Whether the backend can do what the settings ask for.
-    pub(crate) fn check_settings(&self, settings: &Settings<C>) -> Result<(), BadRequest> {
+    /// Checks that the backend can keep a lease of this length.
+    pub(crate) fn check_lease(&self, lease: Option<Duration>) -> Result<(), BadRequest> {
         let Capabilities { backend, permanent, min_lease: min, .. } = self.capabilities;
-        match settings.lease {
+        match lease {
             None if !permanent => {
-                return Err(BadRequest::Unsupported { what: "lease: none (a permanent lock)", backend });
+                Err(BadRequest::Unsupported { what: "lease: none (a permanent lock)", backend })
             }
             Some(lease) if lease < min || lease.is_zero() => {
-                return Err(BadRequest::LeaseTooShort { lease, min, backend });
+                Err(BadRequest::LeaseTooShort { lease, min, backend })
             }
-            Some(lease) if lease > MAX_LEASE => {
-                return Err(BadRequest::LeaseTooLong { lease, max: MAX_LEASE });
-            }
-            _ => {}
+            Some(lease) if lease > MAX_LEASE => Err(BadRequest::LeaseTooLong { lease, max: MAX_LEASE }),
+            _ => Ok(()),
         }
+    }
+
+    /// Whether the backend can do what the settings ask for.
+    pub(crate) fn check_settings(&self, settings: &Settings<C>) -> Result<(), BadRequest> {
+        self.check_lease(settings.lease)?;
         if settings.owner.len() > MAX_OWNER_BYTES {
             return Err(BadRequest::OwnerTooLong { bytes: settings.owner.len() });
         }

@@ -1,11 +1,11 @@
 //! What an administrator does through a service: checked requests to the backend's administration.
 
-use std::{sync::Arc, time::Duration};
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use super::Inner;
 use crate::{
     BadRequest, BreakMode, Broken, ClaimSet, ContextId, Finding, Grant, Ident, Inspection, Listing, Lock,
-    LockDao, LockError, Mode, Page, Released, Swept, Target, claim::Claim,
+    LockDao, LockError, Mode, Page, Released, Renewed, Swept, Target, claim::Claim,
 };
 
 /// Administration through a service; see [`LockingService::admin`](crate::LockingService::admin).
@@ -84,14 +84,18 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
     /// # Errors
     /// A failure of the backend. That it is no longer held is no error: see [`Released::lost`].
     pub async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, LockError<I, C>> {
-        let ascends = |pair: &[Lock<I>]| pair[0].target.cmp_stored(&pair[1].target).is_lt();
-        if grant.locks.windows(2).all(ascends) {
-            return Ok(self.service.dao.release(grant).await?);
-        }
-        let mut in_order = grant.clone();
-        in_order.locks.sort_by(|a, b| a.target.cmp_stored(&b.target));
-        in_order.locks.dedup_by(|later, kept| later.target == kept.target);
-        Ok(self.service.dao.release(&in_order).await?)
+        Ok(self.service.dao.release(&in_order(grant)).await?)
+    }
+
+    /// Extends a grant that was left locked ([`LockGuard::leave`](crate::LockGuard::leave)), here or elsewhere, to the
+    /// whole of its [`lease`](Grant::lease) from now on. Locks may stand in it in any order, and more than once.
+    ///
+    /// # Errors
+    /// A lease that the backend cannot keep, or a failure of the backend. That it is no longer held is no error: see
+    /// [`Renewed::lost`].
+    pub async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, LockError<I, C>> {
+        self.service.check_lease(grant.lease)?;
+        Ok(self.service.dao.renew(&in_order(grant)).await?)
     }
 
     /// Removes at most `batch` expired locks now.
@@ -122,6 +126,18 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
             false => Err(BadRequest::Unsupported { what, backend: self.service.capabilities.backend }),
         }
     }
+}
+
+/// The grant as backends expect it: each lock once, ordered by the stored form of its target.
+fn in_order<I: Ident, C: ContextId>(grant: &Grant<I, C>) -> Cow<'_, Grant<I, C>> {
+    let ascends = |pair: &[Lock<I>]| pair[0].target.cmp_stored(&pair[1].target).is_lt();
+    if grant.locks.windows(2).all(ascends) {
+        return Cow::Borrowed(grant);
+    }
+    let mut in_order = grant.clone();
+    in_order.locks.sort_by(|a, b| a.target.cmp_stored(&b.target));
+    in_order.locks.dedup_by(|later, kept| later.target == kept.target);
+    Cow::Owned(in_order)
 }
 
 fn check<I: Ident>(target: &Target<I>) -> Result<(), BadRequest> {

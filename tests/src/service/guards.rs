@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockcore::{LockingError, Wait};
+use lockcore::{BadRequest, ConflictReason, Grant, LockingError, Wait};
 
 use super::{Oops, Rig};
 use crate::{Backend, Store, fault::Operation, polls::dropped_after};
@@ -72,6 +72,45 @@ pub async fn a_guard_that_is_left_stays_locked<B: Backend>(store: Store<B>) {
     let released = elsewhere.locks.admin().release(&grant).await.expect("the store answers");
     assert!(released.lost.is_empty());
     assert!(store.is_free(&["a"]).await);
+}
+
+/// 6 and 7: an administrator renews a grant that was left locked, in any order of its locks; a lease out of bounds is
+/// refused before anything is sent.
+pub async fn a_guard_that_is_left_is_renewed<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    let (declared, lease) = (store.capabilities(), store.lasting());
+    let mut grant = rig.locks.detached().lease(lease).lock(["a", "b"]).await.expect("it is free").leave();
+    grant.locks.reverse();
+    grant.locks.push(grant.locks[0].clone());
+    let refused = async |lease| {
+        let renewed = rig.locks.admin().renew(&Grant { lease, ..grant.clone() }).await;
+        match renewed {
+            Err(LockingError::BadRequest(bad)) => bad,
+            other => panic!("a lease of {lease:?} is not refused: {other:?}"),
+        }
+    };
+    let (min, backend) = (declared.min_lease, declared.backend);
+    let lease = Duration::ZERO;
+    assert_eq!(refused(Some(lease)).await, BadRequest::LeaseTooShort { lease, min, backend });
+    assert!(matches!(refused(Some(Duration::MAX)).await, BadRequest::LeaseTooLong { .. }));
+    if !declared.permanent {
+        assert!(matches!(refused(None).await, BadRequest::Unsupported { .. }));
+    }
+    assert_eq!(rig.faults.calls(Operation::Renew), 0, "nothing is sent");
+
+    let long = Duration::from_secs(600);
+    let renewed = rig.locks.admin().renew(&Grant { lease: Some(long), ..grant.clone() }).await;
+    assert!(renewed.expect("the store answers").lost.is_empty());
+    let conflicts = store.caller().refused(["a", "b"]).await;
+    assert_eq!(conflicts.len(), 2);
+    for conflict in conflicts {
+        let ConflictReason::Held { holders, .. } = conflict.reason else { panic!("not held: {conflict:?}") };
+        assert!(holders[0].remaining.is_some_and(|left| left > long / 2), "{holders:?}");
+    }
+    rig.locks.admin().release(&grant).await.expect("the store answers");
+    let renewed = rig.locks.admin().renew(&grant).await.expect("the store answers");
+    assert_eq!(renewed.lost.len(), 2, "a released grant is not brought back");
+    assert!(store.is_free(&["a", "b"]).await);
 }
 
 /// 3.5 and 3.11: what a guard holds is no matter of calls in a callback: it is contention, and can be waited for.
