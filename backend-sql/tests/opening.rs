@@ -174,23 +174,6 @@ async fn the_doctor_finds_a_fresh_file_in_order() {
 }
 
 #[tokio::test]
-async fn a_reboot_voids_all_locks_and_fences_go_on() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = folder.path().join("locks.db");
-    let before = Dao::builder().path(&file).pretend_boot(1).open().await.expect("a new file");
-    let old = take(&before, "a").await;
-    // Not because its process has ended: a detached lock has none.
-    let mut detached = request("b");
-    detached.detached = true;
-    assert!(matches!(before.acquire(&detached).await.expect("an answer"), Acquired::Granted(_)));
-    let after = Dao::builder().path(&file).pretend_boot(2).open().await.expect("the same file");
-    let new = take(&after, "a").await;
-    assert!(fence(&new) > fence(&old));
-    take(&after, "b").await;
-    assert_eq!(after.renew(&old).await.expect("an answer").lost.len(), 1);
-}
-
-#[tokio::test]
 async fn a_lock_from_the_future_lasts_its_lease_from_now_and_no_longer() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");
@@ -234,10 +217,6 @@ fn request(id: &str) -> AcquireRequest<String, Uuid> {
         nested: false,
         detached: false,
     }
-}
-
-fn fence(grant: &Grant<String, Uuid>) -> u64 {
-    grant.locks[0].granted.fence
 }
 
 fn kind(opened: Result<Dao, BackendError>) -> BackendErrorKind {

@@ -17,6 +17,9 @@ use super::{
 /// default busy timeout, longer than a request can be on its way.
 const MARK: i64 = 50_000_000;
 
+/// The most, in microseconds: no busy timeout is longer.
+pub(super) const MARK_AT_MOST: i64 = 3_600_000_000;
+
 /// A request in stored forms.
 #[derive(Clone, Debug)]
 pub(super) struct Ask {
@@ -124,7 +127,7 @@ pub(super) fn withdraw(
         }
     }
     if how == Withdraw::Undo {
-        let until = step.now.at.saturating_add(ask.lease.max(MARK));
+        let until = step.now.at + ask.lease.clamp(MARK, MARK_AT_MOST);
         let mark = params![step.ns, ask.context.0.as_bytes(), ask.attempt, step.now.boot, until];
         step.sql.mark.get()?.execute(mark)?;
     }

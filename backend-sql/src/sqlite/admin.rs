@@ -135,7 +135,7 @@ pub(super) fn freeze(step: &mut Step<'_, '_>, id: &Key, frozen: bool) -> Result<
 pub(super) fn release_context(step: &mut Step<'_, '_>, context: &str) -> Result<Vec<String>, StoreError> {
     let mut of_context = step.sql.of_context.get()?;
     let rows = of_context.query_map(params![step.ns, context.as_bytes()], |row| {
-        let lease = step.now.lease(row.get(4)?, row.get(5)?, row.get(3)?);
+        let lease = step.now.lease(row.get(4)?, row.get(5)?, row.get(3)?, row.get(6)?);
         Ok((row.get::<_, Key>(0)?, row.get::<_, i64>(1)?, row.get::<_, i64>(2)?, lease))
     })?;
     let rows: Vec<_> = rows.collect::<Result<_, _>>()?;
@@ -154,11 +154,9 @@ pub(super) fn release_context(step: &mut Step<'_, '_>, context: &str) -> Result<
 /// When the namespace was swept, if that was within `within` from now.
 pub(super) fn swept_within(step: &Step<'_, '_>, within: Duration) -> Result<bool, StoreError> {
     let mut swept = step.sql.swept.get()?;
-    let swept =
-        swept.query_row([step.ns], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?))).optional()?;
-    Ok(swept.is_some_and(|(boot, at)| {
-        boot == step.now.boot && at <= step.now.at && step.now.at - at < clock::micros(within)
-    }))
+    let swept = swept.query_row([step.ns], |row| row.get::<_, i64>(0)).optional()?;
+    // After a reboot the time since boot may be right by chance: then the sweep comes later by `within`.
+    Ok(swept.is_some_and(|at| at <= step.now.at && step.now.at - at < clock::micros(within)))
 }
 
 fn held_by(step: &Step<'_, '_>, row: HeldRow) -> HeldBy<String> {

@@ -5,14 +5,20 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// Reads the host's clocks.
 ///
 /// Leases are stored as (boot, time since boot): setting the wall clock moves no lease, suspended time
-/// counts, and a reboot - after which no holder of before can be running - voids all of them. Fences and
+/// counts, and a reboot, after which no earlier holder can be running, voids all of them. Fences and
 /// what people read use the wall clock.
+///
+/// Containers may have boot ids of their own (systemd-nspawn, LXC, Incus), but the time since boot is that
+/// of the kernel. So another boot id alone proves no reboot; see [`Now::lease`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock {
     boot: i64,
     /// Added to what the kernel says: time namespaces shift it, and tests.
     offset: i64,
 }
+
+/// How far the wall clock and the time since boot, which are read one after the other, may be apart, in microseconds.
+const CLOCKS_APART: i64 = 1_000_000;
 
 /// One reading, all times in microseconds.
 #[derive(Clone, Copy, Debug)]
@@ -37,14 +43,16 @@ pub(super) enum LeaseAt {
 }
 
 impl Clock {
-    pub(super) fn of_this_host() -> Self {
-        Clock { boot: platform::boot(), offset: platform::offset() }
+    /// The clock of this host; `None` if it cannot be known whether other processes see the same time since boot, unless
+    /// none of them uses the store (`private`).
+    pub(super) fn of_this_host(private: bool) -> Option<Self> {
+        Some(Clock { boot: platform::boot(), offset: platform::offset().or(private.then_some(0))? })
     }
 
-    /// For tests: another boot, or a clock that is ahead.
-    pub(super) fn pretending(mut self, boot: Option<i64>, ahead: Duration) -> Self {
+    /// For tests: another boot id, a clock that is ahead, or one that starts now, as after a reboot.
+    pub(super) fn pretending(mut self, boot: Option<i64>, ahead: Duration, rebooted: bool) -> Self {
         self.boot = boot.unwrap_or(self.boot);
-        self.offset += micros(ahead);
+        self.offset = if rebooted { -platform::since_boot() } else { self.offset } + micros(ahead);
         self
     }
 
@@ -58,18 +66,36 @@ impl Clock {
 }
 
 impl Now {
-    /// How a lease of `lease` that began at (`boot`, `renewed`) stands.
-    pub(super) fn lease(&self, boot: i64, renewed: i64, lease: i64) -> LeaseAt {
+    /// How a lease of `lease` stands that was granted when the wall clock said `since`, and began, or was renewed last,
+    /// at (`boot`, `renewed`).
+    ///
+    /// Another boot id is either that of an earlier boot or that of a container on the same kernel, and only the second
+    /// one's leases count. A reboot is taken for certain if the time since boot is lower than it was, and the wall clock
+    /// says that the grant is older than this boot. Otherwise the times since boot are compared, as of one kernel; if
+    /// they cannot be of one kernel, because the grant is younger than its time since boot says, the lease counts from
+    /// now. In doubt a lease of an earlier boot thus lasts for its length once more.
+    pub(super) fn lease(&self, boot: i64, renewed: i64, lease: i64, since: i64) -> LeaseAt {
         if boot != self.boot {
-            LeaseAt::Ended
-        } else if renewed > self.at {
-            LeaseAt::FromTheFuture
-        } else {
-            match renewed.saturating_add(lease) - self.at {
-                left if left > 0 => LeaseAt::Lasts(left),
-                _ => LeaseAt::Ended,
+            let granted = since - self.booted();
+            if granted < 0 && renewed > self.at {
+                return LeaseAt::Ended;
+            }
+            if granted > renewed.saturating_add(CLOCKS_APART) {
+                return LeaseAt::FromTheFuture;
             }
         }
+        if renewed > self.at {
+            return LeaseAt::FromTheFuture;
+        }
+        match renewed.saturating_add(lease) - self.at {
+            left if left > 0 => LeaseAt::Lasts(left),
+            _ => LeaseAt::Ended,
+        }
+    }
+
+    /// When the kernel started, by the wall clock.
+    fn booted(&self) -> i64 {
+        self.wall - self.at
     }
 }
 
@@ -94,7 +120,7 @@ fn wall() -> i64 {
 
 #[cfg(target_os = "linux")]
 mod platform {
-    use std::fs;
+    use std::{fs, io, path::Path};
 
     use rustix::time::{ClockId, clock_gettime};
 
@@ -109,10 +135,22 @@ mod platform {
         now.tv_sec * 1_000_000 + now.tv_nsec / 1_000
     }
 
+    pub(super) fn offset() -> Option<i64> {
+        offset_by(Path::new("/proc"))
+    }
+
     /// What undoes the shift of a time namespace (`boottime SECONDS NANOSECONDS`), so that a container
-    /// with one of its own agrees with the host.
-    pub(super) fn offset() -> i64 {
-        let offsets = fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
+    /// with one of its own agrees with the host. `None` without `/proc`.
+    pub(super) fn offset_by(proc: &Path) -> Option<i64> {
+        let process = proc.join("self");
+        let offsets = match fs::read_to_string(process.join("timens_offsets")) {
+            Ok(offsets) => offsets,
+            // A kernel without time namespaces.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && process.join("stat").exists() => {
+                String::new()
+            }
+            Err(_) => return None,
+        };
         let shift = offsets.lines().find_map(|line| {
             let mut words = line.split_whitespace();
             (words.next() == Some("boottime")).then_some(())?;
@@ -120,7 +158,7 @@ mod platform {
             let nanos: i64 = words.next()?.parse().ok()?;
             Some(seconds * 1_000_000 + nanos / 1_000)
         });
-        -shift.unwrap_or(0)
+        Some(-shift.unwrap_or(0))
     }
 }
 
@@ -136,8 +174,8 @@ mod platform {
         super::wall()
     }
 
-    pub(super) fn offset() -> i64 {
-        0
+    pub(super) fn offset() -> Option<i64> {
+        Some(0)
     }
 }
 
@@ -145,19 +183,52 @@ mod platform {
 mod tests {
     use super::*;
 
+    const SECOND: i64 = 1_000_000;
+
     #[test]
-    fn leases_end_on_time_at_reboot_and_never_before_they_began() {
+    fn leases_end_on_time_and_never_before_they_began() {
         let now = Now { boot: 1, at: 1_000, wall: 0 };
-        assert_eq!(now.lease(1, 900, 200), LeaseAt::Lasts(100));
-        assert_eq!(now.lease(1, 900, 100), LeaseAt::Ended);
-        assert_eq!(now.lease(2, 900, 200), LeaseAt::Ended);
-        assert_eq!(now.lease(1, 1_001, 1), LeaseAt::FromTheFuture);
-        assert_eq!(now.lease(1, 0, i64::MAX), LeaseAt::Lasts(i64::MAX - 1_000));
+        assert_eq!(now.lease(1, 900, 200, 0), LeaseAt::Lasts(100));
+        assert_eq!(now.lease(1, 900, 100, 0), LeaseAt::Ended);
+        assert_eq!(now.lease(1, 1_001, 1, 0), LeaseAt::FromTheFuture);
+        assert_eq!(now.lease(1, 0, i64::MAX, 0), LeaseAt::Lasts(i64::MAX - 1_000));
+    }
+
+    #[test]
+    fn another_boot_id_voids_a_lease_only_after_a_reboot() {
+        // The kernel started when the wall clock said 1000 s.
+        let now = Now { boot: 1, at: 100 * SECOND, wall: 1_100 * SECOND };
+        let lease = |renewed: i64, since: i64| now.lease(2, renewed * SECOND, 30 * SECOND, since * SECOND);
+        // A container: its time since boot is that of the kernel.
+        assert_eq!(lease(90, 1_090), LeaseAt::Lasts(20 * SECOND));
+        assert_eq!(lease(90, 1_010), LeaseAt::Lasts(20 * SECOND), "renewed since");
+        assert_eq!(lease(60, 1_060), LeaseAt::Ended);
+        // The wall clock was set forward after the grant, as at the first look at a time server.
+        assert_eq!(lease(90, 0), LeaseAt::Lasts(20 * SECOND));
+        // An earlier boot.
+        assert_eq!(lease(500, 990), LeaseAt::Ended);
+        assert_eq!(lease(95, 990), LeaseAt::Lasts(25 * SECOND), "in doubt it lasts once more");
+        // A clock of its own: the lease counts from now.
+        assert_eq!(lease(500, 1_090), LeaseAt::FromTheFuture);
+        assert_eq!(lease(3, 1_090), LeaseAt::FromTheFuture);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn without_proc_the_clock_is_unknown() {
+        let proc = tempfile::tempdir().expect("a temporary folder");
+        assert_eq!(platform::offset_by(proc.path()), None);
+        std::fs::create_dir(proc.path().join("self")).expect("a folder");
+        std::fs::write(proc.path().join("self/stat"), "").expect("a file");
+        assert_eq!(platform::offset_by(proc.path()), Some(0), "a kernel without time namespaces");
+        let offsets = "monotonic           0         0\nboottime        -5     250000\n";
+        std::fs::write(proc.path().join("self/timens_offsets"), offsets).expect("a file");
+        assert_eq!(platform::offset_by(proc.path()), Some(4_999_750));
     }
 
     #[test]
     fn the_clock_runs() {
-        let clock = Clock::of_this_host();
+        let clock = Clock::of_this_host(false).expect("there is /proc");
         let (first, second) = (clock.now(), clock.now());
         assert!(second.at >= first.at && first.at > 0 && first.wall > 0);
     }

@@ -39,6 +39,7 @@ pub(super) struct Settings {
     pub(super) create: bool,
     pub(super) boot: Option<i64>,
     pub(super) ahead: Duration,
+    pub(super) rebooted: bool,
 }
 
 impl<I: Ident, C: ContextId> SqliteBuilder<I, C> {
@@ -52,6 +53,7 @@ impl<I: Ident, C: ContextId> SqliteBuilder<I, C> {
             create: true,
             boot: None,
             ahead: Duration::ZERO,
+            rebooted: false,
         };
         SqliteBuilder { settings, types: PhantomData }
     }
@@ -101,12 +103,20 @@ impl<I: Ident, C: ContextId> SqliteBuilder<I, C> {
         self
     }
 
-    /// For tests: takes the host to be in another boot.
+    /// For tests: has another boot id than the host, as a container may.
     #[doc(hidden)]
     #[must_use]
     pub fn pretend_boot(mut self, boot: i64) -> Self {
         self.settings.boot = Some(boot);
         self
+    }
+
+    /// For tests: takes the host to have booted just now, under another boot id.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn pretend_reboot(mut self, boot: i64) -> Self {
+        self.settings.rebooted = true;
+        self.pretend_boot(boot)
     }
 
     /// For tests: a clock that is ahead of the host's.

@@ -3,11 +3,9 @@
 use std::time::Instant;
 
 use lockcore::{Finding, Severity};
-use rusqlite::OptionalExtension;
 
 use super::{
     error::StoreError,
-    process::Process,
     schema,
     statements::SCHEMA_VERSION,
     step::{Sign, Step},
@@ -78,14 +76,16 @@ fn sessions(step: &mut Step<'_, '_>) -> Result<Vec<Finding>, StoreError> {
     let sessions: Vec<(i64, String)> =
         sessions.query_map([step.ns], |row| Ok((row.get(0)?, row.get(1)?)))?.collect::<Result<_, _>>()?;
     let own = env!("CARGO_PKG_VERSION");
-    let (mut live, mut ended, mut foreign, mut versions) = (0, 0, 0, Vec::new());
+    let (mut live, mut ended, mut unseen, mut other_boots, mut versions) = (0, 0, 0, 0, Vec::new());
     for (session, version) in sessions {
-        if step.sign(session)? == Sign::Gone {
+        if matches!(step.sign(session)?, Sign::Gone | Sign::Closed) {
             ended += 1;
             continue;
         }
         live += 1;
-        foreign += usize::from(!seen_from_here(step, session)?);
+        let (boot, space) = origin(step, session)?;
+        unseen += usize::from(space != step.process.space);
+        other_boots += usize::from(boot != step.now.boot);
         if version != own && !versions.contains(&version) {
             versions.push(version);
         }
@@ -97,13 +97,24 @@ fn sessions(step: &mut Step<'_, '_>) -> Result<Vec<Finding>, StoreError> {
             format!("{live} open, {ended} of processes that ended without closing: a sweep removes those"),
         ),
         finding(
-            if foreign > 0 { Severity::Warning } else { Severity::Ok },
+            if unseen > 0 { Severity::Warning } else { Severity::Ok },
             "process namespaces",
-            match foreign {
+            match unseen {
                 0 => "every process is seen from here".to_owned(),
                 count => {
                     format!("{count} sessions of other containers: if they die, their leases have to end")
                 }
+            },
+        ),
+        finding(
+            if other_boots > 0 { Severity::Warning } else { Severity::Ok },
+            "boot ids",
+            match other_boots {
+                0 => "all sessions have the same".to_owned(),
+                count => format!(
+                    "{count} sessions with another one, of containers or of an earlier boot: \
+                     their leases count until they end, and only the wall clock can tell a reboot"
+                ),
             },
         ),
         finding(
@@ -117,12 +128,10 @@ fn sessions(step: &mut Step<'_, '_>) -> Result<Vec<Finding>, StoreError> {
     ])
 }
 
-fn seen_from_here(step: &Step<'_, '_>, session: i64) -> Result<bool, StoreError> {
+/// The boot id and the namespaces of a session.
+fn origin(step: &Step<'_, '_>, session: i64) -> Result<(i64, Option<String>), StoreError> {
     let mut read = step.sql.session.get()?;
-    let process = read
-        .query_row([session], |row| Ok(Process { space: row.get(1)?, pid: row.get(2)?, start: row.get(3)? }))
-        .optional()?;
-    Ok(process.is_none_or(|process| process.space == step.process.space))
+    Ok(read.query_row([session], |row| Ok((row.get(0)?, row.get(1)?)))?)
 }
 
 fn finding(severity: Severity, check: &'static str, detail: String) -> Finding {

@@ -20,6 +20,11 @@ pub(super) enum StoreError {
     Schema { found: i64, known: i64, advice: &'static str },
     #[error("sqlite: the database is in journal mode {0:?} and could not be put into WAL")]
     JournalMode(String),
+    #[error(
+        "sqlite: /proc is not mounted, so that this process cannot tell whether its clock and process numbers are those \
+         of the other programs"
+    )]
+    NoClock,
     #[error("sqlite: {0} holds what this program did not write")]
     Corrupt(&'static str),
     #[error("sqlite: the file was removed or replaced while it was open")]
@@ -39,7 +44,9 @@ impl StoreError {
             StoreError::Busy(_) => BackendErrorKind::Busy,
             StoreError::Withdrawn => BackendErrorKind::Withdrawn,
             StoreError::Setting { .. } => BackendErrorKind::BadSetting,
-            StoreError::Schema { .. } | StoreError::JournalMode(_) => BackendErrorKind::Misconfigured,
+            StoreError::Schema { .. } | StoreError::JournalMode(_) | StoreError::NoClock => {
+                BackendErrorKind::Misconfigured
+            }
             StoreError::Corrupt(_) => BackendErrorKind::Corrupt,
             StoreError::Replaced | StoreError::NoThread(_) | StoreError::ThreadGone { .. } => {
                 BackendErrorKind::Unavailable

@@ -176,10 +176,19 @@ impl Step<'_, '_> {
             .expect("only what the context holds is kept");
         if terms.state == state::HELD {
             let lease = terms.lease.max(row.remaining(&now));
-            let keep =
-                params![ns, &id[..], row.state, row.number, lease, now.at, terms.session, terms.detached];
+            let keep = params![
+                ns,
+                &id[..],
+                row.state,
+                row.number,
+                lease,
+                now.at,
+                terms.session,
+                terms.detached,
+                now.boot
+            ];
             sql.keep.get()?.execute(keep)?;
-            (row.state, row.lease, row.renewed) = (state::HELD, lease, now.at);
+            (row.state, row.lease, row.boot, row.renewed) = (state::HELD, lease, now.boot, now.at);
             (row.session, row.detached) = (terms.session, terms.detached);
         }
         Ok(Granted { mode: row.mode, fence: row.number as u64, permits: row.indexes.clone(), in_use })

@@ -95,7 +95,8 @@ impl Step<'_, '_> {
         let mut found: Vec<Handed> = Vec::new();
         while let Some(row) = rows.next()? {
             let (context, attempt): (Text, i64) = (row.get(0)?, row.get(1)?);
-            let LeaseAt::Lasts(lasts) = self.now.lease(row.get(10)?, row.get(11)?, row.get(9)?) else {
+            let lease = self.now.lease(row.get(10)?, row.get(11)?, row.get(9)?, row.get(12)?);
+            let LeaseAt::Lasts(lasts) = lease else {
                 continue;
             };
             let (mode, fence) = (mode_at(row, 4)?, row.get::<_, i64>(3)? as u64);

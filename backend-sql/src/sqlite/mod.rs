@@ -22,12 +22,16 @@
 //!   [`lockcore::rules`]. An operation takes place though the caller's future is dropped, and in the order
 //!   sent, so that a withdrawal never overtakes what it withdraws.
 //! - **Leases** are stored as boot of the host and time since: setting the wall clock moves none, a
-//!   suspended host's time counts, a reboot voids all. A row from the future counts as granted now.
+//!   suspended host's time counts, a reboot voids all. A row from the future counts as granted now. Another boot
+//!   id alone is no reboot: containers may have boot ids of their own (systemd-nspawn, LXC, Incus). A reboot is
+//!   certain only if the time since boot is lower than it was and the wall clock agrees; in doubt a lease of
+//!   an earlier boot counts until it ends.
 //! - **Fences** come from one number for each namespace, never below the wall clock's microseconds; so
 //!   nothing has to be kept of an id that nobody holds.
 //! - **The dead.** Rows name the session that made them and thereby its process. A holder in the way whose
-//!   process has ended is taken over at once, unless its lock is detached; a process in another container
-//!   cannot be seen, and its lease has to end.
+//!   process has ended is taken over at once, unless its lock is detached; a process in another container,
+//!   or under another boot id, cannot be seen, and its lease has to end. On Linux a process needs `/proc`: without it
+//!   neither its clock nor its process number can be related to those of others, and opening fails.
 //! - **Waiting.** Whoever frees something grants it to whom it is due in the same transaction, as an offer
 //!   of at most 2 s. A session with waiters gives a sign of life every second, which counts for 3 s.
 //! - **Waking.** A waiter of the same process is told after the commit. For one of another process the

@@ -3,8 +3,8 @@
 /// One process, so that another one with the same number is not taken for it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Process {
-    /// The namespaces in which the two numbers mean something.
-    pub(super) space: String,
+    /// The namespaces in which the two numbers mean something; `None` where that cannot be known.
+    pub(super) space: Option<String>,
     /// Its number.
     pub(super) pid: i64,
     /// When it started, in the kernel's ticks; 0 where that cannot be known.
@@ -18,10 +18,10 @@ impl Process {
         Process { space: platform::space(), pid, start: platform::start(pid).unwrap_or(0) }
     }
 
-    /// Whether `other`, of the same boot, has certainly ended. What cannot be seen from here - another
-    /// namespace, or details hidden by the kernel - counts as running.
+    /// Whether `other` has certainly ended. What cannot be seen from here, because it is in another namespace or the
+    /// kernel hides it, counts as running.
     pub(super) fn knows_gone(&self, other: &Process) -> bool {
-        if other.space != self.space || other == self {
+        if self.space.is_none() || other.space != self.space || other == self {
             return false;
         }
         platform::is_absent(other.pid)
@@ -34,17 +34,27 @@ impl Process {
 
 #[cfg(target_os = "linux")]
 mod platform {
-    use std::fs;
+    use std::{fs, io, path::Path, process};
 
     pub(super) use super::unix::is_absent;
 
-    /// Start times are shown shifted by the reader's time namespace, so that it belongs to the key.
-    pub(super) fn space() -> String {
-        let name = |kind| {
-            fs::read_link(format!("/proc/self/ns/{kind}"))
-                .map_or_else(|_| "?".to_owned(), |link| link.to_string_lossy().into_owned())
+    pub(super) fn space() -> Option<String> {
+        space_by(Path::new("/proc"))
+    }
+
+    /// Start times are shown shifted by the reader's time namespace, so that it belongs to the key. Kernels before 5.6
+    /// have none.
+    pub(super) fn space_by(proc: &Path) -> Option<String> {
+        let link = |name| fs::read_link(proc.join(name)).map(|link| link.to_string_lossy().into_owned());
+        // With `unshare --pid` alone, `/proc` still shows the processes of the namespace outside.
+        if link("self").ok()? != process::id().to_string() {
+            return None;
+        }
+        let time = match link("self/ns/time") {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => "?".to_owned(),
+            time => time.ok()?,
         };
-        format!("{} {}", name("pid"), name("time"))
+        Some(format!("{} {time}", link("self/ns/pid").ok()?))
     }
 
     pub(super) fn start(pid: i64) -> Option<i64> {
@@ -72,8 +82,8 @@ mod platform {
 mod platform {
     pub(super) use super::unix::is_absent;
 
-    pub(super) fn space() -> String {
-        "host".to_owned()
+    pub(super) fn space() -> Option<String> {
+        Some("host".to_owned())
     }
 
     pub(super) fn start(_pid: i64) -> Option<i64> {
@@ -87,8 +97,8 @@ mod platform {
 
 #[cfg(not(unix))]
 mod platform {
-    pub(super) fn space() -> String {
-        "host".to_owned()
+    pub(super) fn space() -> Option<String> {
+        Some("host".to_owned())
     }
 
     pub(super) fn start(_pid: i64) -> Option<i64> {
@@ -151,7 +161,20 @@ mod tests {
         assert!(!this.knows_gone(&parent));
         parent.start += 1;
         assert!(this.knows_gone(&parent));
-        parent.space = "elsewhere".to_owned();
+        parent.space = Some("elsewhere".to_owned());
         assert!(!this.knows_gone(&parent));
+    }
+
+    #[test]
+    fn processes_whose_namespaces_are_unknown_are_not_of_the_same() {
+        let unmounted = tempfile::tempdir().expect("a temporary folder");
+        assert_eq!(platform::space_by(unmounted.path()), None);
+        // That of another process namespace.
+        std::os::unix::fs::symlink("1", unmounted.path().join("self")).expect("a link");
+        assert_eq!(platform::space_by(unmounted.path()), None);
+        let this = Process { space: None, ..Process::this() };
+        let gone = Process { pid: i64::from(i32::MAX), ..this.clone() };
+        assert!(!this.knows_gone(&gone));
+        assert!(Process::this().knows_gone(&Process { space: Process::this().space, ..gone }));
     }
 }

@@ -105,7 +105,8 @@ fn renew_unusual(
         lease.max(left),
         step.now.at,
         row.session,
-        row.detached
+        row.detached,
+        step.now.boot
     ];
     step.sql.keep.get()?.execute(key)?;
     Ok(None)

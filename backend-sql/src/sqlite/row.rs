@@ -111,7 +111,7 @@ impl HeldRow {
     }
 
     pub(super) fn lease_at(&self, now: &Now) -> LeaseAt {
-        now.lease(self.boot, self.renewed, self.lease)
+        now.lease(self.boot, self.renewed, self.lease, self.since)
     }
 
     /// What is left of the lease, in microseconds.

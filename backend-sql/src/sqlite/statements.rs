@@ -207,7 +207,7 @@ statements! {
         owner, lease, boot, renewed, since, session, detached, replaces)
         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)";
     /// Of a context that asks again.
-    keep = "UPDATE {p}claims SET state = 0, lease = ?5, renewed = ?6, session = ?7, detached = ?8
+    keep = "UPDATE {p}claims SET state = 0, lease = ?5, renewed = ?6, session = ?7, detached = ?8, boot = ?9
         WHERE ns = ?1 AND id = ?2 AND state = ?3 AND number = ?4";
     replace = "UPDATE {p}claims SET state = -1 WHERE ns = ?1 AND id = ?2 AND state = ?3 AND number = ?4";
     replaced = "SELECT state, number, context, attempt, mode, permits, cap, indexes, owner, lease, boot, renewed,
@@ -215,7 +215,7 @@ statements! {
         WHERE ns = ?1 AND id = ?2 AND state = -1 AND number = ?3";
     restore = "UPDATE {p}claims SET state = 0, mode = ?4, permits = ?5, cap = ?6, indexes = ?7
         WHERE ns = ?1 AND id = ?2 AND state = -1 AND number = ?3";
-    rebase = "UPDATE {p}claims SET renewed = ?5 WHERE ns = ?1 AND id = ?2 AND state = ?3 AND number = ?4";
+    rebase = "UPDATE {p}claims SET renewed = ?5, boot = ?6 WHERE ns = ?1 AND id = ?2 AND state = ?3 AND number = ?4";
     remove = "DELETE FROM {p}claims WHERE ns = ?1 AND id = ?2 AND state = ?3 AND number = ?4";
     /// The usual release: held, confirmed, and not over.
     free = "DELETE FROM {p}claims WHERE ns = ?1 AND id = ?2 AND state = 0 AND number = ?3 AND context = ?4
@@ -266,7 +266,7 @@ statements! {
         FROM {p}claims INDEXED BY {p}claims_by_mode
         WHERE ns = ?1 AND id = ?2 AND state = 3 AND state > 1 AND mode = 1 AND cap > ?4 AND number > ?3
         ORDER BY number LIMIT 1";
-    offers = "SELECT context, attempt, id, number, mode, permits, cap, indexes, in_use, lease, boot, renewed
+    offers = "SELECT context, attempt, id, number, mode, permits, cap, indexes, in_use, lease, boot, renewed, since
         FROM {p}claims INDEXED BY {p}claims_by_session
         WHERE session = ?1 AND state = 1 AND state > 0 ORDER BY context, attempt, id";
 
@@ -296,15 +296,17 @@ statements! {
     breaks = "SELECT context, fence, breaker, at, freed FROM {p}breaks WHERE ns = ?1 AND id = ?2 ORDER BY number";
     was_broken = "SELECT EXISTS (SELECT 1 FROM {p}breaks WHERE ns = ?1 AND id = ?2 AND fence = ?3)";
     forget_breaks = "DELETE FROM {p}breaks WHERE ns = ?1 AND at < ?2";
-    of_context = "SELECT id, state, number, lease, boot, renewed FROM {p}claims WHERE ns = ?1 AND context = ?2";
+    of_context = "SELECT id, state, number, lease, boot, renewed, since FROM {p}claims WHERE ns = ?1 AND context = ?2";
 
     // Sweeping.
-    swept = "SELECT swept_boot, swept_at FROM {p}namespaces WHERE ns = ?1";
+    swept = "SELECT swept_at FROM {p}namespaces WHERE ns = ?1";
     set_swept = "UPDATE {p}namespaces SET swept_boot = ?2, swept_at = ?3 WHERE ns = ?1";
-    all_claims = "SELECT id, state, number, session, detached, lease, boot, renewed FROM {p}claims WHERE ns = ?1";
+    all_claims = "SELECT id, state, number, session, detached, lease, boot, renewed, since FROM {p}claims WHERE ns = ?1";
     remove_unchanged = "DELETE FROM {p}claims WHERE ns = ?1 AND id = ?2 AND state = ?3 AND number = ?4
         AND session = ?5 AND renewed = ?6";
-    stale_marks = "SELECT context, attempt FROM {p}withdrawn WHERE ns = ?1 AND (boot <> ?2 OR until <= ?3) LIMIT ?4";
+    /// Marks that have had their time, and those of an earlier boot, which no mark of this one is as far ahead as.
+    stale_marks = "SELECT context, attempt FROM {p}withdrawn
+        WHERE ns = ?1 AND (until <= ?3 OR boot <> ?2 AND until > ?5) LIMIT ?4";
     unmark = "DELETE FROM {p}withdrawn WHERE ns = ?1 AND context = ?2 AND attempt = ?3";
 }
 

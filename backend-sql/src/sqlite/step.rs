@@ -82,7 +82,8 @@ pub(super) enum Sign {
     Silent,
     /// Its process has certainly ended.
     Gone,
-    /// It was closed.
+    /// It was closed; or its process is not found here, but it had another boot id. What it holds lasts until the lease
+    /// ends.
     Closed,
 }
 
@@ -205,8 +206,10 @@ impl<'a, 'c> Step<'a, 'c> {
             .optional()?;
         let sign = match found {
             None => Sign::Closed,
-            Some((boot, ..)) if boot != self.now.boot => Sign::Gone,
-            Some((_, process, _)) if self.process.knows_gone(&process) => Sign::Gone,
+            Some((boot, process, _)) if self.process.knows_gone(&process) => match boot == self.now.boot {
+                true => Sign::Gone,
+                false => Sign::Closed,
+            },
             Some((.., beat)) if (self.now.at - beat).abs() > SIGN_OF_LIFE => Sign::Silent,
             Some(_) => Sign::Alive,
         };
@@ -251,8 +254,8 @@ impl<'a, 'c> Step<'a, 'c> {
                 _ if row.state == state::REPLACED => {}
                 LeaseAt::Lasts(_) => read.holders.push(row),
                 LeaseAt::FromTheFuture => {
-                    row.renewed = self.now.at;
-                    let key = params![self.ns, &id[..], row.state, row.number, row.renewed];
+                    (row.boot, row.renewed) = (self.now.boot, self.now.at);
+                    let key = params![self.ns, &id[..], row.state, row.number, row.renewed, row.boot];
                     self.sql.rebase.get()?.execute(key)?;
                     read.holders.push(row);
                 }

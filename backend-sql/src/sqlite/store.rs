@@ -72,7 +72,8 @@ impl Opened {
             Synchronous::Full => "FULL",
         };
         conn.pragma_update(None, "synchronous", synchronous)?;
-        let clock = Clock::of_this_host().pretending(settings.boot, settings.ahead);
+        let clock = Clock::of_this_host(settings.in_memory()).ok_or(StoreError::NoClock)?;
+        let clock = clock.pretending(settings.boot, settings.ahead, settings.rebooted);
         let process = Process::this();
         let mut opened = Opened { conn, settings, clock, process, ns: 0, session: 0, file: None };
         opened.file = opened.file_id();
@@ -186,7 +187,8 @@ impl<'c> Store<'c> {
             sql.add_namespace.get()?.execute([step.namespace])?;
             let ns: i64 = sql.namespace.get()?.query_row([step.namespace], |row| row.get(0))?;
             let version = env!("CARGO_PKG_VERSION");
-            let session = params![ns, now.boot, process.space, process.pid, process.start, now.at, version];
+            let space = process.space.as_deref().unwrap_or("?");
+            let session = params![ns, now.boot, space, process.pid, process.start, now.at, version];
             sql.add_session.get()?.execute(session)?;
             Ok((ns, conn.last_insert_rowid()))
         })

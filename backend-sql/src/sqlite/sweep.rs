@@ -6,7 +6,7 @@ use lockcore::Swept;
 use rusqlite::params;
 
 use super::{
-    admin,
+    acquire, admin,
     clock::LeaseAt,
     error::StoreError,
     row::Key,
@@ -48,7 +48,7 @@ pub(super) fn look(
     let mut sessions = step.sql.sessions.get()?;
     let sessions: Vec<i64> = sessions.query_map([step.ns], |row| row.get(0))?.collect::<Result<_, _>>()?;
     for session in sessions {
-        if step.sign(session)? == Sign::Gone {
+        if matches!(step.sign(session)?, Sign::Gone | Sign::Closed) {
             found.gone.push(session);
         }
     }
@@ -59,7 +59,7 @@ pub(super) fn look(
         let stale = if claim_state > state::OFFERED {
             step.sign(session)? != Sign::Alive
         } else {
-            let lease = step.now.lease(row.get(6)?, row.get(7)?, row.get(5)?);
+            let lease = step.now.lease(row.get(6)?, row.get(7)?, row.get(5)?, row.get(8)?);
             lease == LeaseAt::Ended || (!row.get::<_, bool>(4)? && step.sign(session)? == Sign::Gone)
         };
         if stale {
@@ -127,7 +127,8 @@ fn remove_one(step: &mut Step<'_, '_>, stale: &Stale) -> Result<bool, StoreError
 fn remove_marks(step: &Step<'_, '_>, room: usize) -> Result<usize, StoreError> {
     let limit = i64::try_from(room).unwrap_or(i64::MAX).saturating_add(1);
     let mut stale = step.sql.stale_marks.get()?;
-    let marks = stale.query_map(params![step.ns, step.now.boot, step.now.at, limit], |row| {
+    let too_late = step.now.at.saturating_add(acquire::MARK_AT_MOST);
+    let marks = stale.query_map(params![step.ns, step.now.boot, step.now.at, limit, too_late], |row| {
         Ok((row.get::<_, Vec<u8>>(0)?, row.get::<_, i64>(1)?))
     })?;
     let marks: Vec<_> = marks.collect::<Result<_, _>>()?;
