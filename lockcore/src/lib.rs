@@ -91,6 +91,7 @@ pub use grant::{Grant, Granted, Lock, LossReason, LostLock, Offer};
 pub use ident::{Ident, MAX_ID_BYTES, Target};
 pub use service::{
     Admin, Builder, Call, CallbackResult, Ended, ErrOf, Event, Held, LockGuard, LockingService, OkOf,
+    renew_all,
 };
 pub use store_clock::StoreClock;
 pub use wait::{Backoff, Exponential, Interval, Wait};

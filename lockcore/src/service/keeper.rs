@@ -48,11 +48,22 @@ struct Entries {
     by_time: BTreeSet<(Instant, u64)>,
 }
 
+/// The keeper on the library's own thread.
+static OWN: OnceLock<Arc<Keeper>> = OnceLock::new();
+
+/// Renews every lease of this process at once, though it is not due yet.
+///
+/// For a backend that has found out that locks may be lost: their holders learn it from the renewals.
+pub fn renew_all() {
+    if let Some(keeper) = OWN.get() {
+        keeper.hasten_all();
+    }
+}
+
 impl Keeper {
     /// The keeper for a call that is made here: that of the library's own thread, or of the current
     /// runtime where its clock stands still.
     pub(crate) fn current() -> Arc<Keeper> {
-        static OWN: OnceLock<Arc<Keeper>> = OnceLock::new();
         static PAUSED: Mutex<Vec<(Id, Weak<Keeper>)>> = Mutex::new(Vec::new());
         if !clock::is_paused() {
             return OWN.get_or_init(|| Keeper::start(background::handle())).clone();
@@ -96,6 +107,17 @@ impl Keeper {
             entries.by_time.remove(&(at, key));
             self.insert(entries, key, at.min(due), what);
         }
+    }
+
+    /// Looks at all there is, now.
+    fn hasten_all(&self) {
+        let now = Instant::now();
+        let mut entries = self.entries();
+        entries.by_time = entries.by_key.keys().map(|key| (now, *key)).collect();
+        entries.by_key.values_mut().for_each(|(at, _)| *at = now);
+        entries.wakes_at = Some(now);
+        drop(entries);
+        self.earlier.notify_one();
     }
 
     /// Looks at it no more.

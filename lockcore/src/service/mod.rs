@@ -32,6 +32,7 @@ pub use self::{
     call::{Call, CallbackResult, ErrOf, OkOf},
     guard::LockGuard,
     held::Held,
+    keeper::renew_all,
     observe::Event,
     run::Ended,
 };
