@@ -18,8 +18,11 @@ type Dao = SqliteLockDao<String, Uuid>;
 
 #[tokio::test]
 async fn every_bad_setting_is_refused_by_name_and_value() {
-    let cases: [(SqliteBuilder<String, Uuid>, &str); 5] = [
+    let cases: [(SqliteBuilder<String, Uuid>, &str); 7] = [
         (Dao::builder(), r#"path: """#),
+        // SQLite would take these for URIs, which may turn off its locks.
+        (Dao::builder().path("file:x.db"), r#"path: "file:x.db""#),
+        (Dao::builder().path("file:///x.db?nolock=1"), r#"path: "file:///x.db?nolock=1""#),
         (Dao::builder().path(":memory:").namespace(""), r#"namespace: """#),
         (Dao::builder().path(":memory:").table_prefix("Locks;"), r#"table_prefix: "Locks;""#),
         (Dao::builder().path(":memory:").table_prefix("sqlite_x"), r#"table_prefix: "sqlite_x""#),
@@ -51,6 +54,80 @@ async fn a_file_that_cannot_be_used_is_a_misconfiguration() {
         BackendErrorKind::Misconfigured
     );
     assert!(!missing.exists());
+}
+
+/// By the system, where it is the system that refuses.
+#[tokio::test]
+async fn every_failure_names_the_file_and_the_reason() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let text = folder.path().join("notes.txt");
+    fs::write(&text, "no database ".repeat(500)).expect("a file");
+    let missing = folder.path().join("missing.db");
+    let inside = folder.path().join("missing/locks.db");
+    let none = "No such file or directory";
+    let cases = [
+        (Dao::builder().path(&text), &*text, "not a database"),
+        (Dao::builder().path(&missing).create(false), &*missing, none),
+        (Dao::builder().path(&inside), &*inside, none),
+        (Dao::builder().path(&inside).create(false), &*inside, none),
+        (Dao::builder().path(folder.path()), folder.path(), "directory"),
+    ];
+    for (builder, path, reason) in cases {
+        let message = builder.open().await.expect_err("it cannot be used").to_string();
+        let expected = format!("sqlite: {}: ", path.display());
+        assert!(message.starts_with(&expected) && message.contains(reason), "{message}");
+    }
+    let dao = Dao::builder().path(folder.path().join("locks.db")).busy_timeout(Duration::from_millis(1));
+    let dao = dao.open().await.expect("a new file");
+    let other = Connection::open(folder.path().join("locks.db")).expect("the same file");
+    other.execute_batch("BEGIN IMMEDIATE").expect("nobody else writes");
+    let message = dao.acquire(&request("a")).await.expect_err("it is busy").to_string();
+    assert!(message.contains("locks.db: another process kept the write lock"), "{message}");
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_new_file_is_its_owners_alone() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dao = open(&folder.path().join("locks.db")).await;
+    take(&dao, "a").await;
+    for name in ["locks.db", "locks.db-wal", "locks.db-shm"] {
+        let file = fs::metadata(folder.path().join(name)).expect("it is there");
+        assert_eq!(file.permissions().mode() & 0o777, 0o600, "{name}");
+    }
+    // Whoever wants to share it makes it beforehand.
+    let shared = folder.path().join("shared.db");
+    fs::write(&shared, "").expect("a file");
+    fs::set_permissions(&shared, fs::Permissions::from_mode(0o660)).expect("it is ours");
+    open(&shared).await;
+    let file = fs::metadata(&shared).expect("it is there");
+    assert_eq!(file.permissions().mode() & 0o777, 0o660);
+}
+
+#[tokio::test]
+async fn without_creating_nothing_of_an_applications_file_is_changed() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("theirs.db");
+    Connection::open(&file).expect("a file").execute_batch("CREATE TABLE theirs (x)").expect("a table");
+    let before = fs::read(&file).expect("it can be read");
+    let error = Dao::builder().path(&file).create(false).open().await.expect_err("no schema");
+    assert_eq!(error.kind(), BackendErrorKind::Misconfigured);
+    assert!(fs::read(&file).expect("it can be read") == before, "it was changed");
+}
+
+#[tokio::test]
+async fn a_newer_schema_under_an_open_connection_is_noticed() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("locks.db");
+    let dao = open(&file).await;
+    let grant = take(&dao, "a").await;
+    let database = Connection::open(&file).expect("the same file");
+    database.execute("UPDATE lockcore_schema SET version = 1000", []).expect("a table of ours");
+    let error = failure(&dao, &grant).await;
+    assert_eq!(error.kind(), BackendErrorKind::Misconfigured);
+    assert!(error.to_string().contains("version 1000"), "{error}");
 }
 
 #[tokio::test]
@@ -112,6 +189,11 @@ async fn a_memory_database_is_private() {
     let two = Dao::open(":memory:").await.expect("another one");
     take(&one, "a").await;
     take(&two, "a").await;
+    let capabilities = one.capabilities();
+    assert!(!capabilities.shared_store && !capabilities.dead_holders, "{capabilities:?}");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let capabilities = open(&folder.path().join("locks.db")).await.capabilities();
+    assert!(capabilities.shared_store && capabilities.dead_holders, "{capabilities:?}");
 }
 
 #[tokio::test]
@@ -149,15 +231,18 @@ async fn a_file_that_was_replaced_is_noticed_and_opened_anew() {
     let other = Dao::open(&file).await.expect("another file");
     take(&other, "b").await;
     let deadline = Instant::now() + Duration::from_secs(10);
-    let error = loop {
+    let lost = loop {
         match dao.renew(&grant).await {
+            Ok(renewed) if !renewed.lost.is_empty() => break renewed.lost,
             Ok(_) => assert!(Instant::now() < deadline, "it goes on in the file that was removed"),
-            Err(error) => break error,
+            // A step that found it out itself.
+            Err(error) => {
+                assert_eq!((error.kind(), error.is_retryable()), (BackendErrorKind::Unavailable, true));
+            }
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
-    assert_eq!((error.kind(), error.is_retryable()), (BackendErrorKind::Unavailable, true));
-    assert_eq!(dao.renew(&grant).await.expect("the new file").lost[0].reason, LossReason::Vanished);
+    assert_eq!(lost[0].reason, LossReason::Vanished);
     assert!(matches!(dao.acquire(&request("b")).await.expect("an answer"), Acquired::Refused(_)));
 }
 
@@ -216,6 +301,18 @@ fn request(id: &str) -> AcquireRequest<String, Uuid> {
         queue: false,
         nested: false,
         detached: false,
+    }
+}
+
+/// The error with which renewals fail sooner or later.
+async fn failure(dao: &Dao, grant: &Grant<String, Uuid>) -> BackendError {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        match dao.renew(grant).await {
+            Ok(_) => assert!(Instant::now() < deadline, "it goes on in a file that it must not use"),
+            Err(error) => return error,
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 

@@ -7,7 +7,7 @@ mod child;
 use std::time::{Duration, Instant};
 
 use child::{Child, PATIENCE, eventually, lock, now, open, request};
-use lockcore::{Acquired, ConflictReason, LockDao};
+use lockcore::{Acquired, ConflictReason, LockDao, Severity};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -152,6 +152,21 @@ fn processes_that_create_the_file_at_once_all_succeed() {
             child.says("open");
         }
     }
+}
+
+#[tokio::test]
+async fn a_program_that_ends_leaves_no_session_behind() {
+    let (folder, file) = database();
+    let counter = folder.path().join("counter");
+    std::fs::write(&counter, "0").expect("a file");
+    for _ in 0..10 {
+        let child = Child::start(&format!("count {} 1", counter.display()), &file);
+        child.says("done");
+        child.ends();
+    }
+    let findings = open(&file).await.doctor().await.expect("it can be looked at");
+    let sessions = findings.iter().find(|finding| finding.check == "sessions").expect("it is looked at");
+    assert_eq!(sessions.severity, Severity::Ok, "{sessions:?}");
 }
 
 #[test]

@@ -1,20 +1,19 @@
 //! `sqlite:PATH`: the processes of one host share a file. `sqlite::memory:` is one connection's own.
 
-use lockcore::{AnyLockDao, Capabilities, ContextId, Ident, LockDao};
-use lockcore_sql::{SqliteBuilder, SqliteLockDao, Synchronous};
+use lockcore::{AnyLockDao, Capabilities, ContextId, Ident};
+use lockcore_sql::{SqliteBuilder, SqliteLockDao, Synchronous, sqlite};
 
 use super::Settings;
 use crate::{ConnectError, option::Plain, parse_duration, url::NAMESPACE};
 
-pub(super) const EXAMPLE: &str = "sqlite:locks.db";
+pub(super) const EXAMPLE: &str = "sqlite:/var/lib/locks.db";
 
 /// See [`SqliteBuilder`]; `mode` says whether the file may be created (`rwc`,
 /// the default) or must be there (`rw`).
 pub(super) const OPTIONS: &[&str] = &["busy_timeout", "mode", "synchronous", "table_prefix"];
 
 pub(super) fn capabilities() -> Capabilities {
-    let dao = pollster::block_on(SqliteLockDao::<String>::open(":memory:"));
-    dao.expect("a store in memory needs nothing that could fail").capabilities()
+    sqlite::capabilities()
 }
 
 pub(super) async fn open<I: Ident, C: ContextId>(

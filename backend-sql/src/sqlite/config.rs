@@ -59,7 +59,10 @@ impl<I: Ident, C: ContextId> SqliteBuilder<I, C> {
     }
 
     /// The database file, or `:memory:` for a store that only this DAO sees. Must be given. The file may
-    /// be the application's own database.
+    /// be the application's own database. Not a URI.
+    ///
+    /// A relative path is another file in every folder: programs that are to exclude each other had better give an
+    /// absolute one.
     #[must_use]
     pub fn path(mut self, path: impl AsRef<Path>) -> Self {
         path.as_ref().clone_into(&mut self.settings.path);
@@ -96,7 +99,11 @@ impl<I: Ident, C: ContextId> SqliteBuilder<I, C> {
         self
     }
 
-    /// Whether to create the file and the tables where they are missing, which is the default.
+    /// Whether to create the file and the tables where they are missing, which is the default. Without, a file that has no
+    /// tables of ours is left as it is.
+    ///
+    /// A new file is readable and writable for its owner only, since ids, owners and contexts stand in it. For programs of
+    /// several users create it beforehand, empty, with the group and the permissions that they need.
     #[must_use]
     pub fn create(mut self, create: bool) -> Self {
         self.settings.create = create;
@@ -134,8 +141,14 @@ impl<I: Ident, C: ContextId> SqliteBuilder<I, C> {
     /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) says why the file cannot be used;
     /// [`Busy`](lockcore::BackendErrorKind::Busy) if somebody else kept it locked.
     pub async fn open(self) -> Result<SqliteLockDao<I, C>, BackendError> {
-        self.settings.check()?;
-        SqliteLockDao::start(self.settings).await
+        let SqliteBuilder { mut settings, .. } = self;
+        settings.check()?;
+        if !settings.in_memory() {
+            // The process may change its folder while the file is open.
+            let absolute = std::path::absolute(&settings.path);
+            settings.path = absolute.map_err(|error| StoreError::File(error).at(&settings.path))?;
+        }
+        SqliteLockDao::start(settings).await
     }
 }
 
@@ -163,6 +176,11 @@ impl Settings {
         };
         if self.path.as_os_str().is_empty() {
             return refuse("path", "", "it must name a file or be `:memory:`");
+        }
+        if self.path.as_os_str().as_encoded_bytes().starts_with(b"file:") {
+            let expected =
+                "it would be taken for a URI, whose options can turn SQLite's locks off; give a plain path";
+            return refuse("path", &self.path.to_string_lossy(), expected);
         }
         if self.namespace.is_empty() || self.namespace.len() > 255 {
             return refuse("namespace", &self.namespace, "it must have 1 to 255 bytes");

@@ -28,7 +28,6 @@ const RECHECK: Duration = Duration::from_secs(10);
 /// Locks in a SQLite database; see the [module](super) for what it does how.
 pub struct SqliteLockDao<I = String, C = Uuid> {
     database: Database,
-    path: String,
     types: PhantomData<fn() -> (I, C)>,
 }
 
@@ -47,38 +46,43 @@ impl<I: Ident, C: ContextId> SqliteLockDao<I, C> {
     }
 
     pub(super) async fn start(settings: Settings) -> Result<Self, BackendError> {
-        let path = settings.path.display().to_string();
-        Ok(SqliteLockDao { database: Database::open(settings).await?, path, types: PhantomData })
+        Ok(SqliteLockDao { database: Database::open(settings).await?, types: PhantomData })
+    }
+}
+
+/// What a file can do, without one. A store in memory is shared with no other process.
+pub fn capabilities() -> Capabilities {
+    Capabilities {
+        backend: "sqlite",
+        shared_store: true,
+        fifo: true,
+        push: true,
+        permanent: false,
+        slots: true,
+        shared: true,
+        listing: true,
+        breaking: true,
+        sweeping: true,
+        dead_holders: true,
+        // A step takes some ten microseconds, but it may have to wait for those of other processes,
+        // and a lease has to be renewed at a third of it.
+        min_lease: Duration::from_millis(10),
+        default_lease: Some(Duration::from_secs(30)),
+        // SQLite has no bound; but the write lock is held for some 3 us an id.
+        max_ids: 1000,
     }
 }
 
 impl<I, C> fmt::Debug for SqliteLockDao<I, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqliteLockDao").field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("SqliteLockDao").field("path", &self.database.path).finish_non_exhaustive()
     }
 }
 
 impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            backend: "sqlite",
-            shared_store: true,
-            fifo: true,
-            push: true,
-            permanent: false,
-            slots: true,
-            shared: true,
-            listing: true,
-            breaking: true,
-            sweeping: true,
-            dead_holders: true,
-            // A step takes some ten microseconds, but it may have to wait for those of other processes,
-            // and a lease has to be renewed at a third of it.
-            min_lease: Duration::from_millis(10),
-            default_lease: Some(Duration::from_secs(30)),
-            // SQLite has no bound; but the write lock is held for some 3 us an id.
-            max_ids: 1000,
-        }
+        let shared_store = !self.database.in_memory;
+        Capabilities { shared_store, dead_holders: shared_store, ..capabilities() }
     }
 
     async fn acquire(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
@@ -104,7 +108,11 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
         let ask = ask(request);
         let held = self.database.call(move |worker, deadline| {
             worker.forget(&ask);
-            worker.write_and_tell(deadline, |step| acquire::withdraw(step, &ask, how))
+            let held = worker.write_and_tell(deadline, |step| acquire::withdraw(step, &ask, how))?;
+            if held.is_some() {
+                worker.holds_for(ask.lease);
+            }
+            Ok(held)
         });
         Ok(held.await?.map_or(Withdrawn::Left, Withdrawn::Holds))
     }
@@ -120,6 +128,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
         let hold = hold(grant);
         let losses = self.database.call(move |worker, deadline| {
+            worker.holds_for(hold.lease);
             worker.write_and_tell(deadline, |step| release::renew(step, &hold))
         });
         Ok(Renewed { lost: lost(grant, losses.await?) })
@@ -161,7 +170,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
         let broken = self.database.call(move |worker, deadline| {
             worker.write_and_tell(deadline, |step| admin::break_lock(step, &id, fence as i64, how, &by))
         });
-        Ok(broken.await?)
+        broken.await
     }
 
     async fn freeze(&self, target: &Target<I>, frozen: bool) -> Result<(), BackendError> {
@@ -169,7 +178,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
         let done = self.database.call(move |worker, deadline| {
             worker.write_and_tell(deadline, |step| admin::freeze(step, &id, frozen))
         });
-        Ok(done.await?)
+        done.await
     }
 
     async fn sweep(&self, batch: usize, unless_within: Option<Duration>) -> Result<Swept, BackendError> {
@@ -177,15 +186,15 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
             let found = worker.read(deadline, |step| sweep::look(step, batch, unless_within))?;
             worker.write_and_tell(deadline, |step| sweep::remove(step, &found, batch, unless_within))
         });
-        Ok(swept.await?)
+        swept.await
     }
 
     async fn migrate(&self) -> Result<(), BackendError> {
-        Ok(self.database.call(|worker, _| worker.migrate()).await?)
+        self.database.call(|worker, _| worker.migrate()).await
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>, BackendError> {
-        Ok(self.database.call(doctor::examine).await?)
+        self.database.call(doctor::examine).await
     }
 }
 

@@ -6,6 +6,7 @@ use lockcore::{Finding, Severity};
 
 use super::{
     error::StoreError,
+    file::{self, FileSystem},
     schema,
     statements::SCHEMA_VERSION,
     step::{Sign, Step},
@@ -33,9 +34,26 @@ pub(super) fn examine(worker: &mut Worker<'_>, deadline: Instant) -> Result<Vec<
         ),
         writable(worker, deadline),
     ];
+    findings.extend(file(worker));
     findings.extend(worker.read(deadline, |step| settings(step, in_memory))?);
     findings.extend(worker.read(deadline, sessions)?);
     Ok(findings)
+}
+
+/// Which file it is, and on what it lies; nothing of a store in memory.
+fn file(worker: &Worker<'_>) -> Option<Finding> {
+    let opened = worker.store().opened;
+    opened.file?;
+    let path = &opened.settings.path;
+    let (severity, kind) = match file::file_system(path) {
+        Ok(FileSystem::Local) => (Severity::Ok, "local".to_owned()),
+        Ok(FileSystem::Network(name)) => (Severity::Error, name.to_owned()),
+        Ok(FileSystem::Fuse) => {
+            (Severity::Warning, "FUSE: no other host may use it, nor another mount of the same".to_owned())
+        }
+        Err(error) => (Severity::Error, error.to_string()),
+    };
+    Some(finding(severity, "file", format!("{}, file system: {kind}", path.display())))
 }
 
 fn writable(worker: &mut Worker<'_>, deadline: Instant) -> Finding {

@@ -1,52 +1,86 @@
 //! What goes wrong with the database, and what that means to a caller.
 
+use std::{io, path::Path};
+
 use lockcore::{BackendError, BackendErrorKind};
 use rusqlite::ffi;
+
+use super::file;
 
 /// A failure on the database's thread. Classified by SQLite's result codes, never by message.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StoreError {
-    #[error("sqlite: {0}")]
+    #[error("{}", told(.0))]
     Sqlite(#[from] rusqlite::Error),
-    #[error("sqlite: another process kept the write lock for the whole busy timeout")]
+    #[error("{0}")]
+    File(#[source] io::Error),
+    #[error(
+        "it lies on a network file system ({0}), where SQLite excludes no other host: put it on a local one, or choose a \
+         store that has a server"
+    )]
+    NetworkFile(&'static str),
+    #[error("another process kept the write lock for the whole busy timeout")]
     Busy(#[source] rusqlite::Error),
-    #[error("sqlite: commit failed: {source}")]
+    #[error("commit failed: {}", told(source))]
     Commit { source: rusqlite::Error, rolled_back: bool },
-    #[error("sqlite: the attempt was withdrawn before its request arrived")]
+    #[error("the attempt was withdrawn before its request arrived")]
     Withdrawn,
-    #[error("sqlite: {key}: {value:?} is not possible, {expected}")]
+    #[error("{key}: {value:?} is not possible, {expected}")]
     Setting { key: &'static str, value: String, expected: &'static str },
-    #[error("sqlite: the schema has version {found}, this program knows {known}: {advice}")]
+    #[error("the schema has version {found}, this program knows {known}: {advice}")]
     Schema { found: i64, known: i64, advice: &'static str },
-    #[error("sqlite: the database is in journal mode {0:?} and could not be put into WAL")]
+    #[error("the database is in journal mode {0:?} and could not be put into WAL")]
     JournalMode(String),
     #[error(
-        "sqlite: /proc is not mounted, so that this process cannot tell whether its clock and process numbers are those \
+        "/proc is not mounted, so that this process cannot tell whether its clock and process numbers are those \
          of the other programs"
     )]
     NoClock,
-    #[error("sqlite: {0} holds what this program did not write")]
+    #[error("{0} holds what this program did not write")]
     Corrupt(&'static str),
-    #[error("sqlite: the file was removed or replaced while it was open")]
+    #[error("the file was removed or replaced while it was open")]
     Replaced,
-    #[error("sqlite: a step panicked")]
+    #[error("a step panicked")]
     Panicked,
-    #[error("sqlite: the thread that serves the database could not be started")]
-    NoThread(#[source] std::io::Error),
-    #[error("sqlite: the thread that serves the database has ended")]
+    #[error("the thread that serves the database could not be started")]
+    NoThread(#[source] io::Error),
+    #[error("the thread that serves the database has ended")]
     ThreadGone { sent: bool },
 }
 
 impl StoreError {
+    /// For the caller: with the path of the database, and the system's reason where SQLite has not told it.
+    pub(super) fn at(self, path: &Path) -> BackendError {
+        let mut message = format!("sqlite: {}: {self}", path.display());
+        if let StoreError::Sqlite(error) = &self
+            && let Some(ffi::SQLITE_CANTOPEN | ffi::SQLITE_READONLY | ffi::SQLITE_PERM) = primary_code(error)
+            && let Some(reason) = file::why_unusable(path)
+        {
+            message += &format!(": {reason}");
+        }
+        self.into_backend_error(message)
+    }
+
+    fn into_backend_error(self, message: String) -> BackendError {
+        let error = BackendError::new(self.kind(), message);
+        let error = if self.in_doubt() { error.possibly_done() } else { error };
+        error.with_source(self)
+    }
+
     fn kind(&self) -> BackendErrorKind {
         match self {
             StoreError::Sqlite(error) | StoreError::Commit { source: error, .. } => kind_of(error),
             StoreError::Busy(_) => BackendErrorKind::Busy,
             StoreError::Withdrawn => BackendErrorKind::Withdrawn,
             StoreError::Setting { .. } => BackendErrorKind::BadSetting,
-            StoreError::Schema { .. } | StoreError::JournalMode(_) | StoreError::NoClock => {
-                BackendErrorKind::Misconfigured
-            }
+            StoreError::File(error) => match error.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => BackendErrorKind::Unavailable,
+                _ => BackendErrorKind::Misconfigured,
+            },
+            StoreError::NetworkFile(_)
+            | StoreError::Schema { .. }
+            | StoreError::JournalMode(_)
+            | StoreError::NoClock => BackendErrorKind::Misconfigured,
             StoreError::Corrupt(_) => BackendErrorKind::Corrupt,
             StoreError::Replaced | StoreError::NoThread(_) | StoreError::ThreadGone { .. } => {
                 BackendErrorKind::Unavailable
@@ -68,9 +102,16 @@ impl StoreError {
 
 impl From<StoreError> for BackendError {
     fn from(error: StoreError) -> Self {
-        let backend = BackendError::new(error.kind(), error.to_string());
-        let backend = if error.in_doubt() { backend.possibly_done() } else { backend };
-        backend.with_source(error)
+        let message = format!("sqlite: {error}");
+        error.into_backend_error(message)
+    }
+}
+
+/// What SQLite says; of a failing device with its code, which tells the operation.
+fn told(error: &rusqlite::Error) -> String {
+    match error.sqlite_error() {
+        Some(code) if is_io(error) => format!("{error} (SQLite's code {})", code.extended_code),
+        _ => error.to_string(),
     }
 }
 

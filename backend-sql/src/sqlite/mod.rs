@@ -46,12 +46,18 @@
 //!   all others get [`Busy`](lockcore::BackendErrorKind::Busy) after their
 //!   [busy timeout](SqliteBuilder::busy_timeout), certain that nothing was done, until it goes on or dies.
 //! - The file must be on a local file system, and all its users on one host: SQLite's WAL needs memory that
-//!   they share. Nothing but SQLite may open it in these processes: closing any other handle of the file
-//!   drops SQLite's locks.
+//!   they share. Network file systems are refused; of FUSE, which may be one, [`doctor`](lockcore::LockDao::doctor)
+//!   warns. The same holds for sandboxes that keep file locks to themselves, such as gVisor's. Nothing but SQLite may
+//!   open the file in these processes: closing any other handle of it drops SQLite's locks.
+//! - A new file is readable and writable for its owner only, see [`SqliteBuilder::create`].
+//! - A path is never a URI: `file:` is refused. Give an absolute one, since a relative one is another file in every
+//!   folder.
 //! - With [`Synchronous::Normal`] a crash of a process loses nothing. A crash of the host may lose the last
 //!   commits, but then it voids all locks anyway, and fences go on from the wall clock.
-//! - A file that is removed or replaced is noticed within a second; until then two processes may hold the
-//!   same id, one in each file.
+//! - A file that is removed or replaced is noticed within a second while anything is held, and the holders are told;
+//!   until then two processes may hold the same id, one in each file.
+//! - Dropping a DAO waits up to 0.3 s until its session is closed, so that a process which ends right after does not
+//!   look like one that died.
 //! - A DAO does not survive `fork`.
 //! - Shared locks are rows: with n holders of one id, asking for that id reads n rows.
 //! - Elsewhere than on Linux there is no boot id: leases go by the wall clock, and outlive a reboot.
@@ -63,6 +69,7 @@ mod config;
 mod dao;
 mod doctor;
 mod error;
+mod file;
 mod grant;
 mod handoff;
 mod process;
@@ -78,5 +85,5 @@ mod watch;
 mod weigh;
 
 pub use config::{SqliteBuilder, Synchronous};
-pub use dao::SqliteLockDao;
+pub use dao::{SqliteLockDao, capabilities};
 pub use schema::schema_sql;

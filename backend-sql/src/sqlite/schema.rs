@@ -18,17 +18,22 @@ pub fn schema_sql(prefix: &str) -> String {
     )
 }
 
-/// Makes the tables where they are missing, if that is wanted, and refuses those of a newer program.
-///
-/// Any number of processes may do this at once: the write lock lets the first one work and the others
-/// find it done.
-pub(super) fn ensure(store: &Store<'_>, create: bool) -> Result<(), StoreError> {
+/// Refuses tables that are missing or those of a newer program.
+pub(super) fn require(store: &Store<'_>) -> Result<(), StoreError> {
     if check(version(store)?)? {
         return Ok(());
     }
-    if !create {
-        let advice = "call `migrate`, or open it with `create`";
-        return Err(StoreError::Schema { found: 0, known: SCHEMA_VERSION, advice });
+    let advice = "call `migrate`, or open it with `create`";
+    Err(StoreError::Schema { found: 0, known: SCHEMA_VERSION, advice })
+}
+
+/// Makes the tables where they are missing, and refuses those of a newer program.
+///
+/// Any number of processes may do this at once: the write lock lets the first one work and the others
+/// find it done.
+pub(super) fn ensure(store: &Store<'_>) -> Result<(), StoreError> {
+    if check(version(store)?)? {
+        return Ok(());
     }
     run(&store.sql.begin)?;
     let made = make(store);

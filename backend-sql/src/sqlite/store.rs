@@ -2,7 +2,7 @@
 
 use std::{
     cell::Cell,
-    fs, thread,
+    io, thread,
     time::{Duration, Instant},
 };
 
@@ -12,6 +12,7 @@ use super::{
     clock::{Clock, Now},
     config::{Settings, Synchronous},
     error::{self, StoreError},
+    file::{self, FileId, FileSystem},
     process::Process,
     schema,
     statements::{Kept, Statements},
@@ -38,7 +39,8 @@ pub(super) struct Opened {
     pub(super) process: Process,
     pub(super) ns: i64,
     pub(super) session: i64,
-    file: Option<FileId>,
+    /// `None` in memory.
+    pub(super) file: Option<FileId>,
 }
 
 /// It at work, with its statements.
@@ -49,47 +51,58 @@ pub(super) struct Store<'c> {
     looked: i64,
 }
 
-/// What tells one file from another though they have the same path.
-type FileId = (u64, u64);
-
 impl Opened {
     /// Opens the database and registers this DAO as a session.
     pub(super) fn open(settings: Settings) -> Result<Self, StoreError> {
         let deadline = Instant::now() + settings.busy_timeout;
         BUSY_DEADLINE.set(Some(deadline));
-        let mut flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        flags.set(OpenFlags::SQLITE_OPEN_CREATE, settings.create);
-        let conn = Connection::open_with_flags(&settings.path, flags)?;
-        conn.busy_handler(Some(wait_for_lock))?;
-        if !settings.in_memory() {
-            // For a new file. A commit writes whole pages, and most sets are small: with the usual 4096 bytes a lock of one id
-            // takes 8 % longer, of ten 5 %; one of a hundred takes 9 % less.
-            conn.pragma_update(None, "page_size", PAGE)?;
-            use_wal(&conn, deadline)?;
-        }
-        let synchronous = match settings.synchronous {
-            Synchronous::Normal => "NORMAL",
-            Synchronous::Full => "FULL",
-        };
-        conn.pragma_update(None, "synchronous", synchronous)?;
         let clock = Clock::of_this_host(settings.in_memory()).ok_or(StoreError::NoClock)?;
         let clock = clock.pretending(settings.boot, settings.ahead, settings.rebooted);
+        let (conn, file) = match settings.in_memory() {
+            true => (Connection::open_in_memory()?, None),
+            false => open_file(&settings).map(|(conn, file)| (conn, Some(file)))?,
+        };
+        conn.busy_handler(Some(wait_for_lock))?;
         let process = Process::this();
-        let mut opened = Opened { conn, settings, clock, process, ns: 0, session: 0, file: None };
-        opened.file = opened.file_id();
+        let opened = Opened { conn, settings, clock, process, ns: 0, session: 0, file };
         let mut store = Store::of(&opened);
-        schema::ensure(&store, opened.settings.create)?;
+        if !opened.settings.create {
+            // Before anything is changed of a file that may be somebody else's.
+            schema::require(&store)?;
+        }
+        opened.configure(deadline)?;
+        schema::ensure(&store)?;
         let (ns, session) = store.register()?;
         drop(store);
         Ok(Opened { ns, session, ..opened })
     }
 
-    pub(super) fn now(&self) -> Now {
-        self.clock.now()
+    fn configure(&self, deadline: Instant) -> Result<(), StoreError> {
+        if self.file.is_some() {
+            // For a new file. A commit writes whole pages, and most sets are small: with the usual 4096 bytes a lock of one id
+            // takes 8 % longer, of ten 5 %; one of a hundred takes 9 % less.
+            self.conn.pragma_update(None, "page_size", PAGE)?;
+            use_wal(&self.conn, deadline)?;
+        }
+        let synchronous = match self.settings.synchronous {
+            Synchronous::Normal => "NORMAL",
+            Synchronous::Full => "FULL",
+        };
+        Ok(self.conn.pragma_update(None, "synchronous", synchronous)?)
     }
 
-    pub(super) fn file_id(&self) -> Option<FileId> {
-        (!self.settings.in_memory()).then(|| file_id(&self.settings)).flatten()
+    /// A file that was removed or replaced must not go on to be ours: others would lock in the new one.
+    pub(super) fn check_file(&self) -> Result<(), StoreError> {
+        let Some(file) = self.file else { return Ok(()) };
+        match file::id(&self.settings.path) {
+            Ok(found) if found == file => Ok(()),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StoreError::File(error)),
+            _ => Err(StoreError::Replaced),
+        }
+    }
+
+    pub(super) fn now(&self) -> Now {
+        self.clock.now()
     }
 }
 
@@ -145,7 +158,8 @@ impl<'c> Store<'c> {
         });
         if let Err(error) = closed {
             // Whoever meets the session finds that its process ended, or stopped giving signs of life.
-            tracing::debug!(%error, "the session could not be removed");
+            let path = self.opened.settings.path.display();
+            tracing::debug!(%path, %error, "the session could not be removed");
         }
     }
 
@@ -155,7 +169,7 @@ impl<'c> Store<'c> {
         work: impl FnOnce(&mut Step<'_, 'c>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let now = self.opened.now();
-        let result = self.check_file(now.at).and_then(|()| work(&mut Step::new(self, now)));
+        let result = self.check(now.at).and_then(|()| work(&mut Step::new(self, now)));
         if result.is_err() {
             self.abandon();
             return result;
@@ -169,14 +183,14 @@ impl<'c> Store<'c> {
         Err(StoreError::Commit { rolled_back: rolled_back && !error::is_io(&source), source })
     }
 
-    /// A file that was removed or replaced must not go on to be ours: others would lock in the new one.
-    fn check_file(&mut self, now: i64) -> Result<(), StoreError> {
-        if self.opened.file.is_some() && !(0..FILE_CHECK).contains(&(now - self.looked)) {
-            if self.opened.file_id() != self.opened.file {
-                return Err(StoreError::Replaced);
-            }
-            self.looked = now;
+    /// Looks from time to time whether the file is still the one at the path, and its schema one that we know.
+    fn check(&mut self, now: i64) -> Result<(), StoreError> {
+        if (0..FILE_CHECK).contains(&(now - self.looked)) {
+            return Ok(());
         }
+        self.opened.check_file()?;
+        schema::require(self)?;
+        self.looked = now;
         Ok(())
     }
 
@@ -223,6 +237,24 @@ fn wait_for_lock(tries: i32) -> bool {
     true
 }
 
+/// Opens the file, and says which one it is.
+fn open_file(settings: &Settings) -> Result<(Connection, FileId), StoreError> {
+    let path = &*settings.path;
+    if let FileSystem::Network(name) = file::file_system(path).map_err(StoreError::File)? {
+        return Err(StoreError::NetworkFile(name));
+    }
+    if settings.create {
+        file::create(path).map_err(StoreError::File)?;
+    }
+    let file = file::id(path).map_err(StoreError::File)?;
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let conn = Connection::open_with_flags(path, flags)?;
+    if file::id(path).map_err(StoreError::File)? != file {
+        return Err(StoreError::Replaced);
+    }
+    Ok((conn, file))
+}
+
 /// Puts the database into WAL mode. Whether it may wait here SQLite does not ask the busy handler.
 fn use_wal(conn: &Connection, deadline: Instant) -> Result<(), StoreError> {
     loop {
@@ -237,17 +269,4 @@ fn use_wal(conn: &Connection, deadline: Instant) -> Result<(), StoreError> {
             Err(error) => return Err(error.into()),
         }
     }
-}
-
-#[cfg(unix)]
-fn file_id(settings: &Settings) -> Option<FileId> {
-    use std::os::unix::fs::MetadataExt;
-
-    fs::metadata(&settings.path).ok().map(|file| (file.dev(), file.ino()))
-}
-
-#[cfg(not(unix))]
-fn file_id(settings: &Settings) -> Option<FileId> {
-    // Elsewhere an open file cannot be removed.
-    fs::metadata(&settings.path).ok().map(|_| (0, 0))
 }

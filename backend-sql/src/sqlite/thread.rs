@@ -2,13 +2,19 @@
 
 use std::{
     collections::HashSet,
+    fmt,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    },
     thread,
     time::{Duration, Instant},
 };
 
-use lockcore::{Offer, Wake, Wakeup};
+use lockcore::{BackendError, Offer, Wake, Wakeup};
 use tokio::sync::oneshot;
 
 use super::{
@@ -26,6 +32,15 @@ use super::{
 /// How often a session with waiters gives a sign of life: a third of how long it counts.
 const BEAT: Duration = Duration::from_secs(1);
 
+/// How often the file is looked at while anything is held, so that its holders learn of a file that was replaced.
+const FILE_LOOK: Duration = Duration::from_secs(1);
+
+/// The longest lease that is remembered to look after the file: longer ones are renewed before.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// How long the end of the database waits for its session to be closed: longer than the step may take.
+const CLOSING: Duration = Duration::from_millis(300);
+
 /// How many ids one transaction looks at for holders that died or did not renew.
 const MOST_LOOKED_AT: usize = 64;
 
@@ -38,10 +53,14 @@ enum Command {
     End,
 }
 
-/// The way to the thread. Dropping it ends the thread, after what was sent before.
+/// The way to the thread. Dropping it ends the thread, after what was sent before, and waits a moment for that.
 #[derive(Debug)]
 pub(super) struct Database {
     commands: Sender<Command>,
+    /// Disconnected once the session is closed.
+    closed: Mutex<Receiver<()>>,
+    pub(super) path: PathBuf,
+    pub(super) in_memory: bool,
     busy_timeout: Duration,
 }
 
@@ -55,6 +74,11 @@ pub(super) struct Worker<'c> {
     last_beat: i64,
     next_beat: Instant,
     next_look: Instant,
+    /// Whether a [`Command::Look`] is on its way: anybody can ring, as often as they like.
+    look_pending: Arc<AtomicBool>,
+    /// Until when something may be held that was taken or renewed here.
+    held_until: Instant,
+    next_file_look: Instant,
     /// Another file lies in the place of the one that is open.
     replaced: bool,
 }
@@ -67,25 +91,26 @@ pub(super) struct Told {
 
 impl Database {
     /// Starts the thread and opens the database there.
-    pub(super) async fn open(settings: Settings) -> Result<Self, StoreError> {
-        let busy_timeout = settings.busy_timeout;
+    pub(super) async fn open(settings: Settings) -> Result<Self, BackendError> {
+        let (path, in_memory, busy_timeout) =
+            (settings.path.clone(), settings.in_memory(), settings.busy_timeout);
         let (commands, inbox) = mpsc::channel();
+        let (closing, closed) = mpsc::channel();
         let (opened, answer) = oneshot::channel();
         let sender = commands.clone();
         let work = move || match Opened::open(settings) {
             Ok(database) => {
                 // Whoever opens it may have lost patience by now.
                 let wanted = opened.send(Ok(())).is_ok();
-                work(database, &inbox, &sender, wanted);
+                work(database, &inbox, &sender, closing, wanted);
             }
             Err(error) => drop(opened.send(Err(error))),
         };
-        thread::Builder::new()
-            .name("lockcore-sqlite".to_owned())
-            .spawn(work)
-            .map_err(StoreError::NoThread)?;
-        answer.await.map_err(|_| StoreError::ThreadGone { sent: false })??;
-        Ok(Database { commands, busy_timeout })
+        let started = thread::Builder::new().name("lockcore-sqlite".to_owned()).spawn(work);
+        started.map_err(|error| StoreError::NoThread(error).at(&path))?;
+        let answer = answer.await.unwrap_or(Err(StoreError::ThreadGone { sent: false }));
+        answer.map_err(|error| error.at(&path))?;
+        Ok(Database { commands, closed: Mutex::new(closed), path, in_memory, busy_timeout })
     }
 
     /// Runs an operation on the thread. Once this was polled the operation takes place, in the order of
@@ -93,7 +118,7 @@ impl Database {
     pub(super) async fn call<T: Send + 'static>(
         &self,
         operation: impl FnOnce(&mut Worker<'_>, Instant) -> Result<T, StoreError> + Send + 'static,
-    ) -> Result<T, StoreError> {
+    ) -> Result<T, BackendError> {
         // The time it waits for the operations before it counts too.
         let deadline = Instant::now() + self.busy_timeout;
         let (reply, answer) = oneshot::channel();
@@ -106,27 +131,46 @@ impl Database {
             worker.replaced |= matches!(done, Err(StoreError::Replaced));
             let _ = reply.send(done);
         };
-        let sent = self.commands.send(Command::Do(Box::new(job)));
-        sent.map_err(|_| StoreError::ThreadGone { sent: false })?;
-        answer.await.map_err(|_| StoreError::ThreadGone { sent: true })?
+        let done = match self.commands.send(Command::Do(Box::new(job))) {
+            Ok(()) => answer.await.unwrap_or(Err(StoreError::ThreadGone { sent: true })),
+            Err(_) => Err(StoreError::ThreadGone { sent: false }),
+        };
+        done.map_err(|error| error.at(&self.path))
     }
 }
 
 impl Drop for Database {
+    /// Ends the thread, and waits a moment until the session is closed: the process may end right after this, and who
+    /// finds a session that was not closed takes its process for one that died.
     fn drop(&mut self) {
-        let _ = self.commands.send(Command::End);
+        let sent = self.commands.send(Command::End);
+        if sent.is_ok() && !self.in_memory {
+            let closed = self.closed.get_mut().unwrap_or_else(PoisonError::into_inner);
+            // The other end is dropped.
+            let _ = closed.recv_timeout(CLOSING);
+        }
     }
 }
 
-/// Works on the database, and on whichever takes its place, until it is told to end or `wanted` is false.
-fn work(mut database: Opened, inbox: &Receiver<Command>, commands: &Sender<Command>, wanted: bool) {
+/// Works on the database, and on whichever takes its place, until it is told to end or `wanted` is false. `closing` is
+/// dropped once the session is closed.
+fn work(
+    mut database: Opened,
+    inbox: &Receiver<Command>,
+    commands: &Sender<Command>,
+    closing: Sender<()>,
+    wanted: bool,
+) {
     loop {
         let mut worker = Worker::new(Store::of(&database), commands.clone());
         let next = if wanted { worker.run(inbox) } else { None };
         worker.end(next.is_none());
         match next {
             Some(next) => database = next,
-            None => return,
+            None => {
+                drop(closing);
+                return;
+            }
         }
     }
 }
@@ -134,7 +178,7 @@ fn work(mut database: Opened, inbox: &Receiver<Command>, commands: &Sender<Comma
 impl<'c> Worker<'c> {
     fn new(store: Store<'c>, commands: Sender<Command>) -> Self {
         let Opened { settings, .. } = store.opened;
-        let bell = Bell::new(store.opened.file_id(), &settings.table_prefix);
+        let bell = Bell::new(store.opened.file, &settings.table_prefix);
         let (last_beat, now) = (store.opened.now().at, Instant::now());
         Worker {
             store,
@@ -145,6 +189,9 @@ impl<'c> Worker<'c> {
             last_beat,
             next_beat: now,
             next_look: now,
+            look_pending: Arc::default(),
+            held_until: now,
+            next_file_look: now,
             replaced: false,
         }
     }
@@ -158,17 +205,29 @@ impl<'c> Worker<'c> {
             };
             match command {
                 Ok(Command::Do(job)) => job(self),
-                Ok(Command::Look) => self.next_look = Instant::now(),
+                Ok(Command::Look) => {
+                    // Before the look, so that what is handed over after it is looked for again.
+                    self.look_pending.store(false, Ordering::Release);
+                    self.next_look = Instant::now();
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(Command::End) | Err(RecvTimeoutError::Disconnected) => return None,
             }
-            if self.next_tick().is_some_and(|at| at <= Instant::now()) {
+            let now = Instant::now();
+            if self.next_waiting_tick().is_some_and(|at| at <= now) {
                 self.guarded_tick();
             }
-            if std::mem::take(&mut self.replaced)
-                && let Some(next) = self.reopened()
-            {
-                return Some(next);
+            if self.next_file_tick().is_some_and(|at| at <= now) {
+                self.look_at_file();
+            }
+            if std::mem::take(&mut self.replaced) {
+                let next = self.reopened();
+                // What was held is lost: the holders are told by their renewals, which would be due a third of a lease
+                // after the last ones.
+                lockcore::renew_all();
+                if next.is_some() {
+                    return next;
+                }
             }
         }
     }
@@ -228,6 +287,7 @@ impl<'c> Worker<'c> {
         ask: Ask,
         deadline: Instant,
     ) -> Result<(Verdict, Option<Wakeup>), StoreError> {
+        let lease = ask.lease;
         let beats = || self.store.opened.now().at - self.last_beat > clock::micros(BEAT);
         let beat = ask.queue && (self.waiting.is_empty() || beats());
         let (verdict, told) = self.write(deadline, |step| acquire::acquire(step, &ask, beat))?;
@@ -241,8 +301,20 @@ impl<'c> Worker<'c> {
                 None
             }
         };
+        if matches!(verdict, Verdict::Granted(_)) {
+            self.holds_for(lease);
+        }
         self.tell(told);
         Ok((verdict, wakeup))
+    }
+
+    /// Notes that something may be held for so many microseconds from now.
+    pub(super) fn holds_for(&mut self, lease: i64) {
+        let now = Instant::now();
+        if self.held_until <= now {
+            self.next_file_look = now + FILE_LOOK;
+        }
+        self.held_until = self.held_until.max(now + clock::duration(lease).min(LONGEST));
     }
 
     /// Forgets a waiter that waits no longer.
@@ -266,7 +338,9 @@ impl<'c> Worker<'c> {
             }) {
                 Ok(((), told)) => told,
                 // The sessions of those who wait look by themselves.
-                Err(error) => return tracing::warn!(%error, "could not go on with a hand-off"),
+                Err(error) => {
+                    return tracing::warn!(path = %self.path(), %error, "could not go on with a hand-off");
+                }
             };
         }
     }
@@ -277,15 +351,17 @@ impl<'c> Worker<'c> {
 
     /// Creates or migrates the tables.
     pub(super) fn migrate(&mut self) -> Result<(), StoreError> {
-        schema::ensure(&self.store, true)
+        schema::ensure(&self.store)
     }
 
     fn enlist(&mut self, ask: Ask, beat: bool, look: Instant) -> Wakeup {
         let (sender, wakeup) = Wakeup::channel();
         if self.listener.is_none() {
-            let commands = self.commands.clone();
+            let (commands, pending) = (self.commands.clone(), self.look_pending.clone());
             self.listener = self.bell.listen(self.store.opened.session, move || {
-                let _ = commands.send(Command::Look);
+                if !pending.swap(true, Ordering::AcqRel) {
+                    let _ = commands.send(Command::Look);
+                }
             });
         }
         if self.waiting.is_empty() {
@@ -311,6 +387,7 @@ impl<'c> Worker<'c> {
                     true => Wake::Offer(Offer { granted, remaining: Some(clock::duration(lasts)) }),
                     false => Wake::Recheck,
                 };
+                self.holds_for(lasts);
                 // A waiter that is gone withdraws, or its offer ends by itself.
                 let _ = waiter.sender.send_as_of(wake, as_of);
             }
@@ -320,17 +397,41 @@ impl<'c> Worker<'c> {
         }
     }
 
-    /// When there is something to do though nobody asks: only while somebody waits.
+    /// When there is something to do though nobody asks.
     fn next_tick(&self) -> Option<Instant> {
+        self.next_waiting_tick().into_iter().chain(self.next_file_tick()).min()
+    }
+
+    /// When to look after those who wait.
+    fn next_waiting_tick(&self) -> Option<Instant> {
         let id_look = self.waiting.next_look()?;
         Some(self.next_beat.min(self.next_look).min(id_look))
+    }
+
+    /// When to look whether the file is still the same: only while something is held.
+    fn next_file_tick(&self) -> Option<Instant> {
+        (self.store.opened.file.is_some() && self.next_file_look < self.held_until)
+            .then_some(self.next_file_look)
+    }
+
+    fn look_at_file(&mut self) {
+        self.next_file_look = Instant::now() + FILE_LOOK;
+        match self.store.opened.check_file() {
+            Err(StoreError::Replaced) => self.replaced = true,
+            Err(error) => tracing::debug!(path = %self.path(), %error, "the file could not be looked at"),
+            Ok(()) => {}
+        }
+    }
+
+    fn path(&self) -> impl fmt::Display {
+        self.store.opened.settings.path.display()
     }
 
     fn guarded_tick(&mut self) {
         match catch_unwind(AssertUnwindSafe(|| self.tick())) {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                tracing::warn!(%error, "could not look after those who wait");
+                tracing::warn!(path = %self.path(), %error, "could not look after those who wait");
                 self.replaced |= matches!(error, StoreError::Replaced);
             }
             Err(_) => self.store.abandon(),
@@ -380,7 +481,9 @@ impl<'c> Worker<'c> {
     /// one are gone for all who open the new one, and renewals will say so.
     fn reopened(&self) -> Option<Opened> {
         let opened = Opened::open(self.store.opened.settings.clone());
-        opened.inspect_err(|error| tracing::warn!(%error, "the database could not be opened anew")).ok()
+        let warn =
+            |error: &_| tracing::warn!(path = %self.path(), %error, "the database could not be opened again");
+        opened.inspect_err(warn).ok()
     }
 }
 

@@ -13,6 +13,7 @@ use std::{
 use lockcore::WakeSender;
 
 use super::{
+    file::FileId,
     handoff::Places,
     row::{Key, Set, Text},
 };
@@ -142,24 +143,32 @@ mod bell {
             atomic::{AtomicBool, Ordering},
         },
         thread::{self, JoinHandle},
+        time::Duration,
     };
+
+    use super::FileId;
+
+    /// The pause after each ring: any user of the host can ring.
+    const BETWEEN_RINGS: Duration = Duration::from_millis(1);
 
     /// Rings the bells of sessions of one file.
     #[derive(Debug)]
     pub(in crate::sqlite) struct Bell {
+        /// `None` for a store in memory, which has no other session.
         socket: Option<UnixDatagram>,
-        file: (u64, u64),
+        /// What the names of all bells of the file begin with.
         prefix: String,
     }
 
     impl Bell {
-        pub(in crate::sqlite) fn new(file: Option<(u64, u64)>, prefix: &str) -> Self {
+        pub(in crate::sqlite) fn new(file: Option<FileId>, prefix: &str) -> Self {
             let socket = file.and_then(|_| UnixDatagram::unbound().ok());
             if let Some(socket) = &socket {
                 // A full bell is one that will be heard anyway.
                 let _ = socket.set_nonblocking(true);
             }
-            Bell { socket, file: file.unwrap_or_default(), prefix: prefix.to_owned() }
+            let name = |FileId { device, inode }| format!("lockcore/{device:x}/{inode:x}/{prefix}");
+            Bell { socket, prefix: file.map(name).unwrap_or_default() }
         }
 
         /// Wakes a session. Without effect if it is gone or cannot be reached.
@@ -183,6 +192,8 @@ mod bell {
             let listen = move || {
                 while socket.recv(&mut []).is_ok() && !end.load(Ordering::Acquire) {
                     heard();
+                    // The kernel keeps a few rings, and whoever rings without a pause has to wait.
+                    thread::sleep(BETWEEN_RINGS);
                 }
             };
             let thread = thread::Builder::new().name("lockcore-bell".to_owned()).spawn(listen).ok()?;
@@ -190,8 +201,7 @@ mod bell {
         }
 
         fn address(&self, session: i64) -> Option<SocketAddr> {
-            let (device, file) = self.file;
-            let name = format!("lockcore/{device:x}/{file:x}/{}{session}", self.prefix);
+            let name = format!("{}{session}", self.prefix);
             SocketAddr::from_abstract_name(name).ok()
         }
     }
@@ -221,7 +231,7 @@ mod bell {
     pub(in crate::sqlite) struct Bell;
 
     impl Bell {
-        pub(in crate::sqlite) fn new(_file: Option<(u64, u64)>, _prefix: &str) -> Self {
+        pub(in crate::sqlite) fn new(_file: Option<super::FileId>, _prefix: &str) -> Self {
             Bell
         }
 

@@ -68,6 +68,11 @@ impl Child {
         writeln!(self.input).expect("it listens");
     }
 
+    /// Waits until it has ended by itself.
+    pub(crate) fn ends(mut self) {
+        self.process.wait().expect("it ends");
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.process), signal).expect("it is there");
     }

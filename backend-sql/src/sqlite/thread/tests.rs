@@ -1,6 +1,6 @@
 //! The thread by itself, without a DAO.
 
-use lockcore::{BackendError, BackendErrorKind, Mode, Owner};
+use lockcore::{BackendErrorKind, Mode, Owner};
 
 use super::*;
 use crate::{
@@ -23,7 +23,7 @@ async fn a_thread_that_has_ended_is_an_error_and_no_hang() {
     let database = database().await;
     database.commands.send(Command::End).expect("it runs");
     let error = database.call(|worker, _| worker.migrate()).await.expect_err("nobody answers");
-    assert_eq!(BackendError::from(error).kind(), BackendErrorKind::Unavailable);
+    assert_eq!(error.kind(), BackendErrorKind::Unavailable);
 }
 
 #[tokio::test]
@@ -35,7 +35,7 @@ async fn a_panic_is_an_error_in_doubt_and_the_thread_goes_on() {
             panic!("a test")
         })
     };
-    let error = BackendError::from(database.call(panicking).await.expect_err("it panics"));
+    let error = database.call(panicking).await.expect_err("it panics");
     assert!(error.in_doubt());
     let went_on =
         database.call(|worker, deadline| worker.write_and_tell(deadline, |step| step.next_number()));

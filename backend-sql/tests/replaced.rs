@@ -1,0 +1,34 @@
+//! A file that is removed or replaced while locks are held in it.
+
+#![cfg(unix)]
+
+use std::{fs, path::Path, time::Duration};
+
+use lockcore::{LockingService, LossReason};
+use lockcore_sql::SqliteLockDao;
+use uuid::Uuid;
+
+/// So long that the renewal, after a third of it, comes too late for the test.
+const LEASE: Duration = Duration::from_secs(120);
+
+const PATIENCE: Duration = Duration::from_secs(15);
+
+#[tokio::test]
+async fn holders_are_told_long_before_the_renewal() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("locks.db");
+    let locks = service(&file).await;
+    let guard = locks.lock(["a"]).await.expect("it is free");
+    for suffix in ["", "-wal", "-shm"] {
+        let _ = fs::remove_file(folder.path().join(format!("locks.db{suffix}")));
+    }
+    let other = service(&file).await;
+    let _other = other.lock(["a"]).await.expect("another file");
+    let lost = tokio::time::timeout(PATIENCE, guard.held().lost()).await.expect("it is told in time");
+    assert_eq!(lost[0].reason, LossReason::Vanished);
+}
+
+async fn service(file: &Path) -> LockingService<String, Uuid, SqliteLockDao> {
+    let dao = SqliteLockDao::open(file).await.expect("the file can be opened");
+    LockingService::builder(dao).lease(LEASE).build().expect("valid")
+}
