@@ -156,7 +156,7 @@ pub(super) fn swept_within(step: &Step<'_, '_>, within: Duration) -> Result<bool
     let mut swept = step.sql.swept.get()?;
     let swept = swept.query_row([step.ns], |row| row.get::<_, i64>(0)).optional()?;
     // After a reboot the time since boot may be right by chance: then the sweep comes later by `within`.
-    Ok(swept.is_some_and(|at| at <= step.now.at && step.now.at - at < clock::micros(within)))
+    Ok(swept.is_some_and(|at| (1..=step.now.at).contains(&at) && step.now.at - at < clock::micros(within)))
 }
 
 fn held_by(step: &Step<'_, '_>, row: HeldRow) -> HeldBy<String> {
