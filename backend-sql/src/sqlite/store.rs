@@ -58,11 +58,11 @@ impl Opened {
         BUSY_DEADLINE.set(Some(deadline));
         let clock = Clock::of_this_host(settings.in_memory()).ok_or(StoreError::NoClock)?;
         let clock = clock.pretending(settings.boot, settings.ahead, settings.rebooted);
-        let (conn, file) = match settings.in_memory() {
+        let (mut conn, file) = match settings.in_memory() {
             true => (Connection::open_in_memory()?, None),
             false => open_file(&settings).map(|(conn, file)| (conn, Some(file)))?,
         };
-        conn.busy_handler(Some(wait_for_lock))?;
+        wait_for_others(&mut conn)?;
         let process = Process::this();
         let opened = Opened { conn, settings, clock, process, ns: 0, session: 0, file };
         let mut store = Store::of(&opened);
@@ -213,6 +213,12 @@ impl<'c> Store<'c> {
 pub(super) fn run(statement: &Kept<'_>) -> Result<(), StoreError> {
     statement.get()?.execute([])?;
     Ok(())
+}
+
+/// Lets every statement wait for the file's lock until the deadline of its operation. (Whether this needs the connection
+/// alone depends on the version of rusqlite.)
+fn wait_for_others(conn: &mut Connection) -> Result<(), StoreError> {
+    Ok(conn.busy_handler(Some(wait_for_lock))?)
 }
 
 /// Called while somebody else has the file's lock. Short naps instead of SQLite's, which go up to 100 ms:
