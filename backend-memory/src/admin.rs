@@ -199,7 +199,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         let mut next = first;
         for offset in 0..shards {
             next = (first + offset) % shards;
-            swept.removed += self.sweep_shard(next, batch - swept.removed);
+            swept.removed += self.sweep_shard(next, batch - swept.removed, now);
             if swept.removed >= batch {
                 swept.more = true;
                 break;
@@ -211,10 +211,10 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         swept
     }
 
-    /// Removes at most `batch` expired locks of one shard.
-    fn sweep_shard(&self, shard: usize, batch: usize) -> usize {
-        let mut step = Step::new(&self.clock);
-        let now = step.now();
+    /// Removes at most `batch` locks of one shard that have expired by `now`, which is the same for all shards of a sweep: so
+    /// what it leaves had not.
+    fn sweep_shard(&self, shard: usize, batch: usize, now: Moment) -> usize {
+        let mut step = Step::at(now, &self.clock);
         let mut locked = self.tables.lock(1 << shard);
         let mut targets = Vec::new();
         for table in locked.tables() {
@@ -283,4 +283,41 @@ fn waiters<I: Ident, C: ContextId>(entry: &Entry<I, C>, clock: &Clock) -> Vec<Wa
             since: clock.calendar(place.waiter.since),
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use lockcore::{AcquireRequest, Acquired, AttemptId, ClaimSet, FreshContext, LockDao, Mode, Owner};
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::clock::stops;
+
+    /// All locks of a set end at one moment: a sweep that finds some of them over and others not would end with expired
+    /// locks left in the shards that it has passed.
+    #[tokio::test]
+    async fn a_sweep_compares_every_shard_with_the_same_moment() {
+        const LEASE: Duration = Duration::from_secs(1);
+        const HELD: usize = 500;
+        let dao = MemoryLockDao::<String>::new();
+        let request = AcquireRequest {
+            context: Uuid::fresh(),
+            attempt: AttemptId::fresh(),
+            claims: ClaimSet::new((0..HELD).map(|number| number.to_string()), Mode::Exclusive)
+                .expect("valid ids"),
+            lease: Some(LEASE),
+            owner: Owner::default(),
+            queue: false,
+            nested: false,
+            detached: false,
+        };
+        let Ok(Acquired::Granted(_)) = dao.acquire(&request).await else { panic!("all are free") };
+        // The leases end while the sweep is on its way through the shards.
+        stops::after_each_look(LEASE / 16);
+        let swept = dao.sweep_now(HELD + 1, None);
+        stops::after_each_look(Duration::ZERO);
+        assert!(swept.removed == 0 || swept.removed == HELD, "{swept:?}");
+        tokio::time::sleep(LEASE).await;
+        assert_eq!(dao.sweep_now(HELD + 1, None).removed + swept.removed, HELD);
+    }
 }
