@@ -16,8 +16,11 @@ pub(crate) const MAX_SHARDS: usize = 64;
 /// How many of a shard's vacant slots keep their key, for the next one to be written into its memory.
 const SPARE_KEYS: usize = 4;
 
-/// A shard that never had more slots keeps them when it becomes empty.
+/// A shard that never had more slots keeps them, however few ids it has.
 const KEPT_SLOTS: usize = 1024;
+
+/// A shard that has more slots than that shrinks when fewer than one in so many is in use.
+const SPARSE: usize = 4;
 
 /// Where one id of a set is.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +54,8 @@ pub(crate) struct Table<I, C> {
     index: HashTable<u32>,
     slots: Vec<Entry<I, C>>,
     vacant: Vec<u32>,
+    /// So few of the slots are in use that the next lock of the shard moves them together.
+    sparse: bool,
     /// The highest fence that any id of the shard had.
     pub(crate) high_water: u64,
     pub(crate) withdrawals: Withdrawals<C>,
@@ -139,7 +144,17 @@ impl<I: Ident, C: ContextId> Tables<I, C> {
     /// Locks the shard of one id.
     #[inline]
     pub(crate) fn lock_one(&self, spot: &Spot) -> Guard<'_, I, C> {
-        self.shards[usize::from(spot.shard)].0.lock()
+        self.lock_shard(usize::from(spot.shard))
+    }
+
+    /// Every lock of a shard is taken here: slots move only before anything is located.
+    #[inline]
+    fn lock_shard(&self, shard: usize) -> Guard<'_, I, C> {
+        let mut table = self.shards[shard].0.lock();
+        if table.sparse {
+            table.shrink();
+        }
+        table
     }
 
     /// One id that was located under a guard, as a set.
@@ -195,7 +210,7 @@ impl<I: Ident, C: ContextId> Locked<'_, I, C> {
         self.shards = shards;
         let mut left = shards;
         while left != 0 {
-            self.guards.push(self.tables.shards[left.trailing_zeros() as usize].0.lock());
+            self.guards.push(self.tables.lock_shard(left.trailing_zeros() as usize));
             left &= left - 1;
         }
     }
@@ -263,6 +278,7 @@ impl<I: Ident, C: ContextId> Table<I, C> {
             index: HashTable::new(),
             slots: Vec::new(),
             vacant: Vec::new(),
+            sparse: false,
             high_water: 0,
             withdrawals: Withdrawals::new(),
             obituaries: Obituaries::new(),
@@ -363,15 +379,101 @@ impl<I: Ident, C: ContextId> Table<I, C> {
         if let Some(cold) = self.vacant.len().checked_sub(SPARE_KEYS + 1) {
             self.slots[self.vacant[cold] as usize].target = Target::Global;
         }
-        if self.index.is_empty() && self.slots.capacity() > KEPT_SLOTS {
-            self.slots = Vec::new();
-            self.vacant = Vec::new();
-            self.index = HashTable::new();
+        // Others of a set that are located stay where they are until the shard is locked again; of an empty shard there
+        // are none.
+        self.sparse = self.slots.capacity() > KEPT_SLOTS.max(SPARSE * self.index.len());
+        if self.index.is_empty() && self.sparse {
+            self.shrink();
         }
+    }
+
+    /// Moves the slots in use together, and gives the memory of the others back. Amortised it costs nothing: at least a
+    /// quarter of all slots was vacated since the last time.
+    #[cold]
+    fn shrink(&mut self) {
+        let mut used: Vec<u32> = self.index.iter().copied().collect();
+        used.sort_unstable();
+        let capacity = used.len() * SPARSE / 2;
+        let mut used = used.into_iter().peekable();
+        let old = std::mem::take(&mut self.slots).into_iter().zip(0..);
+        self.slots.reserve_exact(capacity);
+        self.slots.extend(old.filter_map(|(entry, slot)| used.next_if_eq(&slot).map(|_| entry)));
+        self.vacant = Vec::new();
+        self.index = HashTable::with_capacity(capacity);
+        let slots = &self.slots;
+        for (entry, slot) in slots.iter().zip(0..) {
+            self.index.insert_unique(entry.hash, slot, |&slot| slots[slot as usize].hash);
+        }
+        self.sparse = false;
     }
 
     /// The entries in use.
     pub(crate) fn entries(&self) -> impl Iterator<Item = &Entry<I, C>> {
         self.index.iter().map(|&slot| &self.slots[slot as usize])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TAKEN: u32 = 100_000;
+
+    fn id(number: u32) -> Target<String> {
+        Target::Id(format!("id/{number}"))
+    }
+
+    /// Adds the id, which stays until it is removed.
+    fn insert(tables: &Tables<String, u64>, number: u32) {
+        let spot = tables.spot(&id(number));
+        tables.lock_one(&spot).insert(spot.hash(), &id(number));
+    }
+
+    fn remove(tables: &Tables<String, u64>, number: u32) {
+        let spot = tables.spot(&id(number));
+        let removed = tables.lock_one(&spot).remove_if(spot.hash(), &id(number), |_| true);
+        assert_eq!(removed, Ok(()), "{number}");
+    }
+
+    /// For how many ids the shard has memory; a hash table has up to twice the places that it was made for.
+    fn capacity(tables: &Tables<String, u64>) -> usize {
+        let table = tables.shards[0].0.lock();
+        table.slots.capacity().max(table.vacant.capacity()).max(table.index.capacity() / 2)
+    }
+
+    #[test]
+    fn a_shard_gives_back_the_memory_of_a_burst_though_some_ids_stay() {
+        const HELD: u32 = 200;
+        let tables = Tables::<String, u64>::new(1);
+        // The ids that stay are spread over all slots, the last one included.
+        let stays = |number: u32| number % (TAKEN / HELD) == TAKEN / HELD - 1;
+        (0..TAKEN).for_each(|number| insert(&tables, number));
+        assert!(capacity(&tables) >= TAKEN as usize);
+        (0..TAKEN).filter(|number| !stays(*number)).for_each(|number| remove(&tables, number));
+        let left = capacity(&tables);
+        assert!(
+            left <= KEPT_SLOTS.max(8 * HELD as usize),
+            "memory for {left} ids, {HELD} of which are known"
+        );
+        let mut locked = tables.lock(tables.all());
+        for number in (0..TAKEN).filter(|number| stays(*number)) {
+            let mut spot = tables.spot(&id(number));
+            locked.locate(&mut spot, &id(number));
+            assert_eq!(locked.entry(&spot).map(|entry| entry.target.clone()), Some(id(number)));
+        }
+        assert_eq!(locked.table(&tables.spot(&id(0))).len(), HELD as usize);
+    }
+
+    #[test]
+    fn a_shard_that_shrank_grows_and_becomes_empty_as_before() {
+        let tables = Tables::<String, u64>::new(1);
+        for _ in 0..3 {
+            (0..TAKEN / 10).for_each(|number| insert(&tables, number));
+            (10..TAKEN / 10).for_each(|number| remove(&tables, number));
+            (0..10).for_each(|number| remove(&tables, number));
+            let table = tables.shards[0].0.lock();
+            assert_eq!((table.len(), table.entries().count()), (0, 0));
+        }
+        assert!(capacity(&tables) <= KEPT_SLOTS, "{}", capacity(&tables));
     }
 }

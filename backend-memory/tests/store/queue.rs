@@ -1,7 +1,7 @@
 //! The queue of this backend: order, hand-over across sets, leaving, and what is left behind - nothing.
 
 use lockcore::{
-    Acquired, BackendErrorKind, ConflictReason, LockDao, Mode, StoredContext, Withdraw, Withdrawn,
+    Acquired, BackendErrorKind, ConflictReason, LockDao, Mode, StoredContext, Target, Withdraw, Withdrawn,
 };
 
 use crate::{
@@ -364,4 +364,39 @@ fn an_undone_try_is_refused_though_many_were_undone_since() {
     }
     let late = now(dao.acquire(&undone)).unwrap_err();
     assert_eq!(late.kind(), BackendErrorKind::Withdrawn);
+}
+
+/// A shard that shrinks moves its ids: those that are held, awaited or frozen go on as before.
+#[test]
+fn a_burst_of_other_ids_leaves_what_is_held_and_awaited_alone() {
+    let dao = Dao::new().with_shards(1);
+    let burst = |part: u64| (0..2000).map(move |number| exclusive(&format!("burst {part} {number}")));
+    let mut waiting = Vec::new();
+    let mut held = Vec::new();
+    let mut parts = Vec::new();
+    for part in 0..5 {
+        parts.push(take(&dao, &request(1000 + part, burst(part))));
+        // Behind the slots of the burst, and of a set whose first id is before them.
+        let set = [exclusive(&format!("first {part}")), exclusive(&format!("second {part}"))];
+        held.push(take(&dao, &request(2000 + part, set.clone())));
+        waiting.push(queue(&dao, request(3000 + part, set)));
+    }
+    let frozen = Target::Id("frozen".to_owned());
+    now(dao.freeze(&frozen, true)).unwrap();
+    parts.iter().for_each(|part| free(&dao, part));
+    assert_eq!(dao.len(), 11);
+    for (held, waiter) in held.iter().zip(&mut waiting) {
+        assert_eq!(now(dao.renew(held)).unwrap().lost, []);
+        free(&dao, held);
+        let offered = waiter.offered().expect("its turn has come");
+        assert!(offered.locks.iter().zip(&held.locks).all(|(later, lock)| {
+            later.target == lock.target && later.granted.fence > lock.granted.fence
+        }));
+        free(&dao, &offered);
+    }
+    assert!(now(dao.inspect(&frozen)).unwrap().frozen);
+    now(dao.freeze(&frozen, false)).unwrap();
+    assert!(dao.is_empty());
+    parts.push(take(&dao, &request(1, burst(0))));
+    free(&dao, parts.last().expect("just taken"));
 }
