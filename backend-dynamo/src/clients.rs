@@ -111,7 +111,7 @@ fn http_client(plain: bool) -> SharedHttpClient {
     Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring)).build_https()
 }
 
-/// Reads the service's time from every answer.
+/// Reads the service's time from every answer of its own.
 #[derive(Debug)]
 struct Dates {
     clock: Arc<ServiceClock>,
@@ -147,9 +147,10 @@ impl Intercept for Dates {
         config: &mut ConfigBag,
     ) -> Result<(), BoxError> {
         let headers = context.response().headers();
-        // What a cache answers is dated when it was made.
-        if let (Some(sent), Some(date), None) =
-            (config.load::<Sent>(), headers.get("date"), headers.get("age"))
+        // What a proxy answers itself is dated by its own clock, and has no request id of the service; what a cache
+        // answers is dated when it was made.
+        if let (Some(sent), Some(date), Some(_), None) =
+            (config.load::<Sent>(), headers.get("date"), headers.get("x-amzn-requestid"), headers.get("age"))
             && let Ok(date) = DateTime::from_str(date, DateTimeFormat::HttpDate)
             && let Ok(seconds) = u64::try_from(date.secs())
         {

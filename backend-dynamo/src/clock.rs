@@ -6,6 +6,7 @@ use std::{
         Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use lockcore::Moment;
@@ -17,8 +18,12 @@ const DRIFT: u64 = 1000;
 const SPREAD: u64 = 100_000;
 
 /// Bounds that are further apart are narrowed before a lease or a fence is made by them: those of a process that had no
-/// answer for a quarter of an hour.
+/// answer for a quarter of an hour, or answers that contradict each other.
 const WIDE: u64 = 3 * SECOND;
+
+/// How far apart answers that contradict the bounds must lie to replace them: longer than one operation repeats its
+/// requests by default, so that the answers to one operation never do.
+const AGREEMENT: Duration = Duration::from_secs(6);
 
 const SECOND: u64 = 1_000_000;
 
@@ -30,7 +35,7 @@ pub(crate) struct Now {
 }
 
 impl Now {
-    /// Nothing was heard of the service for long.
+    /// Nothing was heard of the service for long, or answers contradict each other.
     pub(crate) fn is_wide(self) -> bool {
         self.hi - self.lo > WIDE
     }
@@ -48,13 +53,29 @@ impl Now {
 /// that is too wide delays a take-over and never hastens one.
 ///
 /// Invariant C2: an answer that contradicts the bounds - the service's clock was set, or one of its hosts is off - does
-/// not replace them but widens them; the next that agrees with it narrows them again.
+/// not replace them but widens them. The next answer that agrees with the old bounds narrows them again. They are given
+/// up only for answers that agree with each other and lie [`AGREEMENT`] apart, without one in between that agrees with
+/// the old bounds: a burst of wrong answers moves neither bound inwards.
 ///
-/// No wall clock of this machine goes into it.
+/// No wall clock of this machine goes into it, and no answer but the service's own (see `clients.rs`).
 #[derive(Debug)]
 pub(crate) struct ServiceClock {
-    bounds: Mutex<Option<Bounds>>,
+    known: Mutex<Option<Known>>,
     last_fence: AtomicU64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    bounds: Bounds,
+    rival: Option<Rival>,
+}
+
+/// What answers that contradict the bounds, and agree with each other, say instead.
+#[derive(Clone, Copy, Debug)]
+struct Rival {
+    bounds: Bounds,
+    /// When the first of them was received.
+    since: Moment,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +93,7 @@ struct Bound {
 
 impl ServiceClock {
     pub(crate) fn new() -> Self {
-        ServiceClock { bounds: Mutex::new(None), last_fence: AtomicU64::new(0) }
+        ServiceClock { known: Mutex::new(None), last_fence: AtomicU64::new(0) }
     }
 
     /// The clock of an endpoint as this process knows it: what one DAO learns serves all.
@@ -92,30 +113,28 @@ impl ServiceClock {
     /// Notes that an answer to a request that was sent at `sent`, received at `received`, was dated `date`, in whole
     /// seconds since 1970.
     pub(crate) fn sample(&self, sent: Moment, received: Moment, date: u64) {
-        let lower = Bound { at: received, micros: date.saturating_mul(SECOND) };
-        let upper = Bound { at: sent, micros: date.saturating_add(1).saturating_mul(SECOND) };
-        let mut bounds = self.bounds.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(known) = &mut *bounds else {
-            *bounds = Some(Bounds { lower, upper });
-            return;
+        let sample = Bounds {
+            lower: Bound { at: received, micros: date.saturating_mul(SECOND) },
+            upper: Bound { at: sent, micros: date.saturating_add(1).saturating_mul(SECOND) },
         };
-        let (lo, hi) = (known.lower.at_least(received), known.upper.at_most(received));
-        let (new_lo, new_hi) = (lower.at_least(received), upper.at_most(received));
-        let contradicts = new_lo > hi || new_hi < lo;
-        if contradicts != (new_lo > lo) {
-            known.lower = lower;
-        }
-        if contradicts != (new_hi < hi) {
-            known.upper = upper;
-        }
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = Some(match *known {
+            None => Known { bounds: sample, rival: None },
+            Some(known) => known.with(sample, sent, received),
+        });
     }
 
     /// The service's time as of now; `None` while no answer ever came.
     pub(crate) fn now(&self) -> Option<Now> {
-        let bounds = (*self.bounds.lock().unwrap_or_else(PoisonError::into_inner))?;
+        let Known { bounds, rival } = (*self.known.lock().unwrap_or_else(PoisonError::into_inner))?;
         let now = Moment::now();
-        let lo = bounds.lower.at_least(now).saturating_sub(SPREAD);
-        Some(Now { lo, hi: bounds.upper.at_most(now).saturating_add(SPREAD).max(lo) })
+        let (mut lo, mut hi) = (bounds.lower.at_least(now), bounds.upper.at_most(now));
+        if let Some(Rival { bounds, .. }) = rival {
+            lo = lo.min(bounds.lower.at_least(now));
+            hi = hi.max(bounds.upper.at_most(now));
+        }
+        let lo = lo.saturating_sub(SPREAD);
+        Some(Now { lo, hi: hi.saturating_add(SPREAD).max(lo) })
     }
 
     /// A fence that is at least the service's clock, above `above`, and above every other of this process.
@@ -123,6 +142,35 @@ impl ServiceClock {
         let next = |last: u64| now.hi.max(above.saturating_add(1)).max(last.saturating_add(1));
         let last = self.last_fence.fetch_update(Relaxed, Relaxed, |last| Some(next(last)));
         next(last.unwrap_or_else(|last| last))
+    }
+}
+
+impl Known {
+    /// What is known once an answer to a request that was sent at `sent` came at `received` (invariant C2).
+    fn with(self, sample: Bounds, sent: Moment, received: Moment) -> Known {
+        if let Some(bounds) = self.bounds.intersected(sample, received) {
+            return Known { bounds, rival: None };
+        }
+        let earlier = self.rival.and_then(|rival| {
+            let bounds = rival.bounds.intersected(sample, received)?;
+            Some(Rival { bounds, ..rival })
+        });
+        let rival = earlier.unwrap_or(Rival { bounds: sample, since: received });
+        match sent.since(&rival.since) >= AGREEMENT {
+            true => Known { bounds: rival.bounds, rival: None },
+            false => Known { rival: Some(rival), ..self },
+        }
+    }
+}
+
+impl Bounds {
+    /// The narrower of each bound; `None` if the two contradict each other at this moment.
+    fn intersected(self, other: Bounds, at: Moment) -> Option<Bounds> {
+        let higher = other.lower.at_least(at) > self.lower.at_least(at);
+        let lower = if higher { other.lower } else { self.lower };
+        let earlier = other.upper.at_most(at) < self.upper.at_most(at);
+        let upper = if earlier { other.upper } else { self.upper };
+        (lower.at_least(at) <= upper.at_most(at)).then_some(Bounds { lower, upper })
     }
 }
 
@@ -205,18 +253,58 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_answer_that_contradicts_widens_and_two_convince() {
+    async fn answers_that_contradict_widen_and_convince_only_some_seconds_apart() {
         let clock = ServiceClock::new();
         let service = Service { start: Moment::now(), micros: 0 };
         service.answers(&clock, 1000, 1000).await;
         for ahead in [3600 * SECOND, 0] {
             let set = Service { start: service.start, micros: ahead };
-            set.answers(&clock, 1000, 1000).await;
-            let now = clock.now().expect("a sample");
-            assert!(now.lo <= service.truly() && now.hi >= service.truly() + 3600 * SECOND, "{now:?}");
+            // As many as one operation can get, or many of them at once.
+            for _ in 0..50 {
+                set.answers(&clock, 1000, 99_000).await;
+                let now = clock.now().expect("a sample");
+                assert!(now.lo <= service.truly() && now.hi >= service.truly() + 3600 * SECOND, "{now:?}");
+                assert!(now.is_wide());
+            }
+            tokio::time::advance(AGREEMENT - Duration::from_secs(4)).await;
             set.answers(&clock, 1000, 1000).await;
             let now = clock.now().expect("a sample");
             assert!(now.lo <= set.truly() && set.truly() <= now.hi && now.hi - now.lo < 2 * SECOND);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_true_answer_takes_wrong_ones_back() {
+        for off in [3600 * SECOND, 0] {
+            let clock = ServiceClock::new();
+            let service = Service { start: Moment::now(), micros: 3600 * SECOND - off };
+            let wrong = Service { start: service.start, micros: off };
+            service.answers(&clock, 1000, 1000).await;
+            let width = clock.now().map(|now| now.hi - now.lo).expect("a sample");
+            for _ in 0..10 {
+                wrong.answers(&clock, 1000, 1000).await;
+                let now = clock.now().expect("a sample");
+                assert!(now.lo <= service.truly() && service.truly() <= now.hi, "{now:?}");
+                tokio::time::advance(AGREEMENT).await;
+                service.answers(&clock, 1000, 1000).await;
+                let now = clock.now().expect("a sample");
+                assert!(now.lo <= service.truly() && service.truly() <= now.hi, "{now:?}");
+                assert!(now.hi - now.lo <= width + SECOND / 10, "{now:?}");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_that_contradict_each_other_replace_no_bound() {
+        let clock = ServiceClock::new();
+        let service = Service { start: Moment::now(), micros: 0 };
+        service.answers(&clock, 1000, 1000).await;
+        for hours in 1..10 {
+            tokio::time::advance(AGREEMENT).await;
+            let wrong = Service { start: service.start, micros: hours * 3600 * SECOND };
+            wrong.answers(&clock, 1000, 1000).await;
+            let now = clock.now().expect("a sample");
+            assert!(now.lo <= service.truly() && wrong.truly() <= now.hi, "{now:?}");
         }
     }
 

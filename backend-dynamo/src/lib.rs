@@ -28,7 +28,11 @@
 //!   lower one, so no wall clock of any client decides anything: one that is an hour off delays nothing and takes nothing
 //!   early. (The SDK corrects the time of its signatures itself, from the first answer on.) The estimate is off by a second
 //!   at first and by a round trip and a fifth of a second soon; so much later is a dead holder's lock taken over. A process
-//!   that heard nothing of the service for a quarter of an hour looks at the ids before it takes them.
+//!   that heard nothing of the service for a quarter of an hour looks at the ids before it takes them. Only answers with the
+//!   service's request id (`x-amzn-RequestId`) count, so that a proxy which answers itself tells no time. Answers that
+//!   contradict the estimate widen it: they replace it only if they agree with each other over six seconds, and none in
+//!   between agrees with the estimate. The first answer of a process is believed, and a proxy that dates the service's own
+//!   answers by its own clock cannot be recognised.
 //! - **Fences** are proposed by the client: the upper bound of the service's time in microseconds, on condition that the
 //!   item's is lower; else again with one more than that.
 //! - **Lost answers.** Every write carries a number of its own. A try without an answer is repeated as it was, and if the
@@ -56,7 +60,8 @@
 //! They outlast release, expiry, breaks, TTL and what other clients do, as every number is at least the service's time. If
 //! something removes an item - TTL, another client's unlock or replacement, the loss of the table - its next fence is
 //! above the last one, provided that more time has passed since the last grant than the estimates of the two clients are
-//! wide: at worst some three seconds. (TTL may collect a free item at once, and usually does so hours later.)
+//! wide: at worst some three seconds, and by how much the date of an answer was ahead that another contradicted. (TTL may
+//! collect a free item at once, and usually does so hours later.)
 //! [`strict_fence`](DynamoBuilder::strict_fence) removes that bound, but for the loss of the table.
 //!
 //! # What to know

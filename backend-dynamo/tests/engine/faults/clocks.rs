@@ -9,7 +9,10 @@ use lockcore::{ConflictReason, Grant};
 use lockcore_conformance::servers::TestResult;
 use uuid::Uuid;
 
-use crate::front::rig::{Rig, SET, operation_of};
+use crate::front::{
+    Fault,
+    rig::{Rig, SET, operation_of},
+};
 
 pub(super) async fn a_clock_an_hour_off_works_and_takes_nothing_early() -> TestResult {
     for ahead in [3600, -3600] {
@@ -67,6 +70,34 @@ pub(super) async fn an_answer_with_a_wrong_date_takes_nothing_early() -> TestRes
     for _ in 0..3 {
         other.refused(["a"]).await;
     }
+    Ok(())
+}
+
+/// A proxy whose clock is off answers while the service cannot be reached: its `Date` is not the service's time.
+pub(super) async fn answers_of_a_proxy_tell_no_time() -> TestResult {
+    let rig = Rig::with(|builder| builder.timeout(Duration::from_millis(1500))).await?;
+    let holder = rig.store.caller();
+    for ids in [&SET[..1], &SET[1..]] {
+        holder.take(ids.iter().copied()).await;
+        rig.front.next(operation_of(ids.len()), Fault::Proxy(502, 3600), usize::MAX);
+        let error = rig.acquire(ids).await.expect_err("the service cannot be reached");
+        assert!(error.is_retryable(), "{error}");
+        rig.front.lift();
+        rig.caller().refused(ids.iter().copied()).await;
+    }
+    Ok(())
+}
+
+/// Some answers of a host of the service whose clock is ahead, right after each other: they agree, and are still wrong.
+pub(super) async fn a_burst_of_answers_with_a_wrong_date_takes_nothing_early() -> TestResult {
+    let rig = Rig::new().await?;
+    rig.store.caller().take(["a"]).await;
+    rig.front.shift_date(3600);
+    for _ in 0..5 {
+        rig.caller().refused(["a"]).await;
+    }
+    rig.front.shift_date(0);
+    rig.caller().refused(["a"]).await;
     Ok(())
 }
 

@@ -44,6 +44,8 @@ pub(crate) fn tests() -> Vec<Trial> {
         clocks::a_clock_an_hour_off_works_and_takes_nothing_early
         clocks::a_clock_that_is_set_between_two_writes_is_learned_anew
         clocks::an_answer_with_a_wrong_date_takes_nothing_early
+        clocks::answers_of_a_proxy_tell_no_time
+        clocks::a_burst_of_answers_with_a_wrong_date_takes_nothing_early
         clocks::who_was_idle_for_long_looks_before_it_takes
         clocks::a_grant_from_the_future_counts_from_now
         clocks::a_fence_ahead_of_our_clock_is_topped

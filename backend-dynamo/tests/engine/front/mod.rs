@@ -28,6 +28,9 @@ pub(crate) enum Fault {
     Refuse(u16, &'static str),
     /// It is done by the engine; the answer has this status and code all the same.
     DoAndRefuse(u16, &'static str),
+    /// It does not reach the engine; a proxy whose clock is so many seconds ahead answers with this status, and without
+    /// the service's request id.
+    Proxy(u16, i64),
     /// It does not reach the engine, and is never answered.
     Swallow,
     /// It is done by the engine, and never answered.
@@ -139,6 +142,8 @@ struct Message {
     first: String,
     headers: Vec<(String, String)>,
     body: Vec<u8>,
+    /// By how many seconds the `Date` of an answer is ahead of the front's.
+    ahead: i64,
 }
 
 impl Message {
@@ -170,6 +175,7 @@ async fn serve(client: TcpStream, state: &State) -> io::Result<()> {
                 ask(state, &mut engine, &request).await?;
                 forged(status, code, "")
             }
+            Some(Fault::Proxy(status, ahead)) => by_a_proxy(status, ahead),
             Some(Fault::Swallow) => std::future::pending().await,
             Some(Fault::LoseAnswer) => {
                 ask(state, &mut engine, &request).await?;
@@ -235,7 +241,7 @@ async fn read(stream: &mut BufReader<TcpStream>) -> io::Result<Message> {
             None => break,
         }
     }
-    let mut message = Message { first: first.trim_end().to_owned(), headers, body: Vec::new() };
+    let mut message = Message { first: first.trim_end().to_owned(), headers, body: Vec::new(), ahead: 0 };
     if message.header("transfer-encoding") == Some("chunked") {
         loop {
             let mut line = String::new();
@@ -257,7 +263,9 @@ async fn read(stream: &mut BufReader<TcpStream>) -> io::Result<Message> {
 }
 
 async fn write(client: &mut BufReader<TcpStream>, answer: Message, state: &State) -> io::Result<()> {
-    let date = DateTime::from_secs(state.now()).fmt(DateTimeFormat::HttpDate).map_err(io::Error::other)?;
+    let date = DateTime::from_secs(state.now() + answer.ahead)
+        .fmt(DateTimeFormat::HttpDate)
+        .map_err(io::Error::other)?;
     let mut head = format!("{}\r\ndate: {date}\r\ncontent-length: {}\r\n", answer.first, answer.body.len());
     for (name, value) in answer.headers {
         if !["date", "content-length", "connection"].contains(&name.as_str()) {
@@ -302,8 +310,21 @@ fn forged(status: u16, code: &str, more: &str) -> Message {
     );
     Message {
         first: format!("HTTP/1.1 {status} Injected"),
-        headers: vec![("content-type".to_owned(), "application/x-amz-json-1.0".to_owned())],
+        headers: vec![
+            ("content-type".to_owned(), "application/x-amz-json-1.0".to_owned()),
+            ("x-amzn-requestid".to_owned(), "INJECTED".to_owned()),
+        ],
         body: body.into_bytes(),
+        ahead: 0,
+    }
+}
+
+fn by_a_proxy(status: u16, ahead: i64) -> Message {
+    Message {
+        first: format!("HTTP/1.1 {status} Bad Gateway"),
+        headers: vec![("content-type".to_owned(), "text/html".to_owned())],
+        body: b"<html>no upstream</html>".to_vec(),
+        ahead,
     }
 }
 
