@@ -7,8 +7,15 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::{
-    acquire::PERMITS_NAMED, clock::Now, config::TRANSACTION, error::StoreError, item::up, row::Row,
-    send::Written, store::Store, write::Write,
+    acquire::PERMITS_NAMED,
+    clock::Now,
+    config::TRANSACTION,
+    error::StoreError,
+    item::up,
+    row::Row,
+    send::Written,
+    store::Store,
+    write::{Holder, Write},
 };
 
 /// A grant in stored forms.
@@ -107,16 +114,17 @@ impl Store {
             let now = self.now()?;
             let (mut writes, mut positions) = (Vec::new(), Vec::new());
             for (position, held) in locks.iter().enumerate() {
-                let Held { key, fence, permits, .. } = held;
+                let Held { key, fence, permits, exclusive, .. } = held;
+                let holder = Holder { context: &hold.context, fence: *fence, exclusive: *exclusive };
                 let write = match known.get(&position) {
                     None if doing == Doing::Free && held.beside_others && permits.len() <= PERMITS_NAMED => {
-                        Write::leave(key, &hold.context, *fence, permits, now)
+                        Write::leave(key, holder, permits, now)
                     }
-                    None => blind(hold, held, doing, now),
+                    None => blind(key, holder, hold.lease, doing, now),
                     Some(row) => match step(row, hold, *fence, doing, now) {
-                        Step::Blind => blind(hold, held, doing, now),
-                        Step::Leave(permits) => Write::leave(key, &hold.context, *fence, &permits, now),
-                        Step::RenewWithin => Write::renew_within(key, &hold.context, *fence, hold.lease, now),
+                        Step::Blind => blind(key, holder, hold.lease, doing, now),
+                        Step::Leave(permits) => Write::leave(key, holder, &permits, now),
+                        Step::RenewWithin => Write::renew_within(key, holder, hold.lease, now),
                         Step::Change(new) => Write::replace(key, Some(row), new, now),
                         Step::ChangeLost(new, reason) => {
                             losses.insert(position, reason);
@@ -168,11 +176,10 @@ impl Store {
     }
 }
 
-fn blind<'a>(hold: &'a Hold, held: &'a Held, doing: Doing, now: Now) -> Write<'a> {
-    let Held { key, fence, exclusive, .. } = held;
+fn blind<'a>(key: &'a str, holder: Holder<'a>, lease: u64, doing: Doing, now: Now) -> Write<'a> {
     match doing {
-        Doing::Free => Write::free(key, &hold.context, *fence, *exclusive, now),
-        Doing::Renew => Write::renew(key, &hold.context, *fence, hold.lease, now),
+        Doing::Free => Write::free(key, holder, now),
+        Doing::Renew => Write::renew(key, holder, lease, now),
     }
 }
 

@@ -44,13 +44,13 @@ const FIXED: [&str; 11] = [
     "(attribute_not_exists(#c) OR #e<:n) AND (attribute_not_exists(fence) OR fence<:f) AND attribute_not_exists(frozen) \
      AND attribute_not_exists(marks)",
     "SET holders.#h.ends=:u,holders.#h.lease=:l,#e=:e,rev=:r",
-    "holders.#h.fence=:f AND holders.#h.ends>=:n AND #e<=:e AND attribute_not_exists(holders.#h.broken) \
+    "#c=:c AND holders.#h.fence=:f AND holders.#h.ends>=:n AND #e<=:e AND attribute_not_exists(holders.#h.broken) \
      AND attribute_not_exists(frozen)",
     "SET holders.#h.ends=:u,holders.#h.lease=:l,rev=:r",
-    "holders.#h.fence=:f AND holders.#h.ends>=:n AND #e>=:e AND attribute_not_exists(holders.#h.broken)",
+    "#c=:c AND holders.#h.fence=:f AND holders.#h.ends>=:n AND #e>=:e AND attribute_not_exists(holders.#h.broken)",
     "SET #e=:e,rev=:r REMOVE #c,#t,holders,slots",
-    "holders.#h.fence=:f AND holders.#h.ends>=:n AND attribute_not_exists(frozen) AND attribute_not_exists(marks)",
-    "holders.#h.fence=:f AND holders.#h.ends>=:n AND attribute_not_exists(frozen) AND attribute_not_exists(marks) \
+    "#c=:c AND holders.#h.fence=:f AND holders.#h.ends>=:n AND attribute_not_exists(frozen) AND attribute_not_exists(marks)",
+    "#c=:c AND holders.#h.fence=:f AND holders.#h.ends>=:n AND attribute_not_exists(frozen) AND attribute_not_exists(marks) \
      AND size(holders)=:o",
 ];
 

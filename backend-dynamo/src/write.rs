@@ -22,13 +22,29 @@ pub(crate) struct Write<'a> {
     what: What<'a>,
 }
 
+/// A lock as its holder knows it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Holder<'a> {
+    pub(crate) context: &'a str,
+    pub(crate) fence: u64,
+    pub(crate) exclusive: bool,
+}
+
+impl<'a> Holder<'a> {
+    /// The context that other clients see while this lasts. A client that changes items in place leaves `holders` as they
+    /// were: only here it shows that it took the id over.
+    fn seen(self) -> &'a str {
+        if self.exclusive { self.context } else { item::MANY }
+    }
+}
+
 #[derive(Debug)]
 enum What<'a> {
     Take { asker: Asker<'a>, entry: Entry, now: Now },
     Join { asker: Asker<'a>, entry: Entry, later_end: bool, has_slots: bool },
-    Renew { context: &'a str, fence: u64, lease: u64, within: bool, now: Now },
-    Free { context: &'a str, fence: u64, alone: bool, now: Now },
-    Leave { context: &'a str, fence: u64, permits: String, change: String, now: Now },
+    Renew { holder: Holder<'a>, lease: u64, within: bool, now: Now },
+    Free { holder: Holder<'a>, now: Now },
+    Leave { holder: Holder<'a>, permits: String, change: String, now: Now },
     Replace { old: Option<Box<Row>>, new: Box<Row>, now: Now },
     Fence(u64),
 }
@@ -52,30 +68,30 @@ impl<'a> Write<'a> {
     }
 
     /// Extends what a context certainly still holds under a fence, whoever else does, if nobody's end is later.
-    pub(crate) fn renew(key: &'a str, context: &'a str, fence: u64, lease: u64, now: Now) -> Self {
-        Write::new(key, What::Renew { context, fence, lease, within: false, now })
+    pub(crate) fn renew(key: &'a str, holder: Holder<'a>, lease: u64, now: Now) -> Self {
+        Write::new(key, What::Renew { holder, lease, within: false, now })
     }
 
     /// Extends what a context certainly still holds under a fence where somebody's end, or a freeze, is later anyway.
-    pub(crate) fn renew_within(key: &'a str, context: &'a str, fence: u64, lease: u64, now: Now) -> Self {
-        Write::new(key, What::Renew { context, fence, lease, within: true, now })
+    pub(crate) fn renew_within(key: &'a str, holder: Holder<'a>, lease: u64, now: Now) -> Self {
+        Write::new(key, What::Renew { holder, lease, within: true, now })
     }
 
     /// Frees what a context holds alone under a fence - which an exclusive lock does - ; the item stays for its fence, to be
     /// collected some day: it must remember no withdrawn attempt.
-    pub(crate) fn free(key: &'a str, context: &'a str, fence: u64, alone: bool, now: Now) -> Self {
-        Write::new(key, What::Free { context, fence, alone, now })
+    pub(crate) fn free(key: &'a str, holder: Holder<'a>, now: Now) -> Self {
+        Write::new(key, What::Free { holder, now })
     }
 
     /// Leaves an id, and the permits that were had, to those who hold it too, whoever comes and goes meanwhile. Others may
     /// see it held until what was the last end so far.
-    pub(crate) fn leave(key: &'a str, context: &'a str, fence: u64, permits: &[u32], now: Now) -> Self {
+    pub(crate) fn leave(key: &'a str, holder: Holder<'a>, permits: &[u32], now: Now) -> Self {
         let mut change = "SET rev=:r REMOVE holders.#h".to_owned();
         for permit in permits {
             let _ = write!(change, ",slots.{}", item::permit(*permit));
         }
         let permits = if permits.is_empty() { String::new() } else { item::listed(permits) };
-        Write::new(key, What::Leave { context, fence, permits, change, now })
+        Write::new(key, What::Leave { holder, permits, change, now })
     }
 
     /// Puts `new` where `old` was read, if that still stands there.
@@ -121,7 +137,7 @@ impl<'a> Write<'a> {
             What::Join { asker, entry, later_end, has_slots } => {
                 self.join_spelled(spelling, asker, entry, *later_end, *has_slots)
             }
-            What::Renew { context, fence, lease, within, now } => {
+            What::Renew { holder, lease, within, now } => {
                 let until = now.hi.saturating_add(*lease);
                 let (change, condition) = match within {
                     false => (Fixed::Renew, Fixed::RenewIf),
@@ -132,26 +148,29 @@ impl<'a> Write<'a> {
                     (":l", Value::Number(*lease)),
                     (":e", Value::Number(up(until))),
                     rev,
-                    (":f", Value::Number(*fence)),
+                    (":c", Value::Text(holder.seen())),
+                    (":f", Value::Number(holder.fence)),
                     (":n", Value::Number(now.hi)),
                 ];
-                self.update(spelling.fixed(change), spelling.fixed(condition), Some(context), values)
+                let (change, condition) = (spelling.fixed(change), spelling.fixed(condition));
+                self.update(change, condition, Some(holder.context), values)
             }
-            What::Free { context, fence, alone, now } => {
-                let condition = if *alone { Fixed::FreeIf } else { Fixed::FreeAloneIf };
+            What::Free { holder, now } => {
+                let condition = if holder.exclusive { Fixed::FreeIf } else { Fixed::FreeAloneIf };
                 let values = [
                     (":e", Value::Number(item::free_since(*now))),
                     rev,
-                    (":f", Value::Number(*fence)),
+                    (":c", Value::Text(holder.seen())),
+                    (":f", Value::Number(holder.fence)),
                     (":n", Value::Number(now.lo)),
                 ];
-                let one = (!alone).then_some((":o", Value::Number(1)));
+                let one = (!holder.exclusive).then_some((":o", Value::Number(1)));
                 let (change, condition) = (spelling.fixed(Fixed::Free), spelling.fixed(condition));
-                self.update(change, condition, Some(context), values.into_iter().chain(one))
+                self.update(change, condition, Some(holder.context), values.into_iter().chain(one))
             }
-            What::Leave { context, fence, permits, change, now } => {
+            What::Leave { holder, permits, change, now } => {
                 let mut condition =
-                    "holders.#h.fence=:f AND holders.#h.ends>=:n AND size(holders)>:o".to_owned();
+                    "#c=:c AND holders.#h.fence=:f AND holders.#h.ends>=:n AND size(holders)>:o".to_owned();
                 // Under the same fence there may be other ones, if an attempt to have more was withdrawn.
                 let permits = (!permits.is_empty()).then(|| {
                     condition += " AND holders.#h.permits=:p";
@@ -159,12 +178,13 @@ impl<'a> Write<'a> {
                 });
                 let values = [
                     rev,
-                    (":f", Value::Number(*fence)),
+                    (":c", Value::Text(holder.seen())),
+                    (":f", Value::Number(holder.fence)),
                     (":n", Value::Number(now.lo)),
                     (":o", Value::Number(1)),
                 ];
                 let values = values.into_iter().chain(permits);
-                self.update(change.as_str().into(), condition.into(), Some(context), values)
+                self.update(change.as_str().into(), spelling.fit(&condition), Some(holder.context), values)
             }
             What::Replace { old, new, now } => {
                 let (mut change, mut removed) = ("SET ".to_owned(), String::new());

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use lockcore::{Conflict, ConflictReason, LockDao, LossReason, StoredContext};
+use lockcore::{Claim, Conflict, ConflictReason, LockDao, LossReason, StoredContext};
 use lockcore_conformance::{
     Caller, Store, eventually,
     servers::{Kind, TestResult, Trial, shared, trial},
@@ -17,7 +17,8 @@ use crate::{
     table::Table,
 };
 
-/// `lock ID CONTEXT SECONDS` and `unlock ID`, as the other client does both; prints what came of it.
+/// `lock ID CONTEXT SECONDS` and `unlock ID`, as the other client does both, and `update ID CONTEXT SECONDS`, which takes an
+/// id over in place whatever stands there; prints what came of it.
 const CLIENT: &str = r##"
 import sys, time, boto3
 endpoint, table, names, what, key = sys.argv[1:6]
@@ -37,6 +38,14 @@ if what == "lock":
         print("granted")
     except client.exceptions.ConditionalCheckFailedException:
         print("refused")
+elif what == "update":
+    holder, seconds = sys.argv[6], int(sys.argv[7])
+    now = int(time.time())
+    client.update_item(
+        TableName=table, Key={id_: {"S": key}}, UpdateExpression="SET #c = :me, #t = :now, #e = :end",
+        ExpressionAttributeNames={"#c": context, "#t": created, "#e": expires},
+        ExpressionAttributeValues={":now": {"N": str(now)}, ":me": {"S": holder}, ":end": {"N": str(now + seconds)}})
+    print("updated")
 elif what == "unlock":
     client.delete_item(TableName=table, Key={id_: {"S": key}})
     print("unlocked")
@@ -60,6 +69,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         its_expired_lock_is_taken_over
         our_expired_lock_is_taken_over_by_it
         its_unlock_of_our_lock_is_told
+        its_update_of_our_item_is_neither_freed_nor_prolonged
         what_we_remember_of_a_free_id_keeps_it_from_nobody
         it_finds_our_locks_by_context
         other_names_work_too
@@ -193,6 +203,33 @@ async fn our_expired_lock_is_taken_over_by_it() -> TestResult {
     assert_eq!((lost.len(), lost[0].reason), (1, LossReason::Vanished));
     assert_eq!(caller.release(&grant).await.lost.len(), 1, "its lock is not freed");
     assert_eq!(rig.other(&["lock", "a", "somebody else", "60"]).await, "refused");
+    Ok(())
+}
+
+/// A client that changes items in place leaves our attributes where they are; one with a fast clock takes over early.
+async fn its_update_of_our_item_is_neither_freed_nor_prolonged() -> TestResult {
+    for names in ["id,contextId,created,expires", "name,holder,since,ttl"] {
+        let rig = Rig::with(names, false).await?;
+        let [alone, one, two] = [rig.caller(), rig.caller(), rig.caller()];
+        let held = alone.take(["a"]).await;
+        let shared = || [Claim::shared("b"), Claim::slots("c", 3)];
+        let together = [one.take(shared()).await, two.take(shared()).await];
+        let mut seen = Vec::new();
+        for id in ["a", "b", "c"] {
+            assert_eq!(rig.other(&["update", id, "theirs", "3600"]).await, "updated");
+            seen.push(rig.other(&["read", id]).await);
+        }
+        for (caller, grant) in [(&alone, &held), (&one, &together[0]), (&two, &together[1])] {
+            for lost in [caller.renew(grant).await.lost, caller.release(grant).await.lost] {
+                assert_eq!(lost.len(), grant.locks.len(), "{lost:?}");
+                assert!(lost.iter().all(|lost| lost.reason == LossReason::Vanished), "{lost:?}");
+            }
+        }
+        for (id, seen) in ["a", "b", "c"].iter().zip(seen) {
+            assert_eq!(rig.other(&["read", id]).await, seen, "{id} is as the other client left it");
+            alone.refused([*id]).await;
+        }
+    }
     Ok(())
 }
 
