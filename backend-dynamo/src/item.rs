@@ -30,7 +30,7 @@ pub(crate) const FREE_SINCE: u64 = 24 * 3600;
 /// The end that a free item has of which something is to be remembered for a while, in seconds: others take it, and TTL,
 /// which leaves alone what ended more than five years ago, does not collect it. The next take or release after that
 /// while dates it back as any other.
-const UNCOLLECTED: u64 = 0;
+pub(crate) const UNCOLLECTED: u64 = 0;
 
 /// The end of what has none, in seconds: the year 9999.
 const NEVER: u64 = 253_402_300_799;

@@ -38,7 +38,8 @@
 //! - **Lost answers.** Every write carries a number of its own. A try without an answer is repeated as it was, and if the
 //!   service then says that the condition does not hold, but shows that number, it was done. A refusal after silence is an
 //!   error that is [in doubt](lockcore::BackendError::in_doubt), for the first try may still arrive; so is a release that
-//!   then finds nothing of its own. A withdrawal marks the items, so that a late try is refused.
+//!   then finds nothing of its own. A withdrawal marks the items, so that a late try is refused; a mark is added to others
+//!   whatever is written meanwhile, so that a shutdown that withdraws many calls for one id costs a few requests a call.
 //! - **Throttling and conflicts** between transactions are waited out with jitter, for
 //!   [`timeout`](DynamoBuilder::timeout) in all, and never told as contention.
 //!
@@ -51,8 +52,9 @@
 //!
 //! Everything else is this library's: `fence`, `rev` (the last write), `holders`, `slots`, `marks`, `frozen`, `breaks`.
 //! An item outlives its release for its fence, with `expires` a day in the past, so that others take it and the table's
-//! TTL collects it. While it has to remember a withdrawn attempt, for some ten times the
-//! [timeout](DynamoBuilder::timeout), `expires` is 0, which others take for free too and TTL, which leaves alone what
+//! TTL collects it. While it has to remember a withdrawn attempt, for ten times the sum of
+//! [timeout](DynamoBuilder::timeout) and [attempt timeout](DynamoBuilder::attempt_timeout) (70 s by default) or for a lease
+//! that is longer, `expires` is 0, which others take for free too and TTL, which leaves alone what
 //! ended years ago, does not collect; the next take and release after that while set it as usual. `migrate` creates the
 //! table; [`Schema`] writes it down for CloudFormation and Terraform, with the least IAM policy.
 //!
@@ -98,6 +100,7 @@
 //! | refused again, while waiting | 1 request, 1 RRU | 1 request, N RRU |
 //! | take besides others | 2 requests, 2 WRU | 2 requests, 4N WRU |
 //! | leave others | 1 request, 1 WRU; 2 if they came, or went, since the take | 1 request, 2N WRU; 2 likewise |
+//! | withdraw | 2 requests, 1 RRU, 1 WRU | 2 requests, N RRU, 2N WRU |
 //! | a contended grant: look, take, release | 3 requests, 1 RRU, 2 WRU | 3 requests, N RRU, 4N WRU |
 //! | waiting for an hour, however many calls of a process | some 5000 requests, 5000 RRU | some 5000 requests, 5000N RRU |
 //!

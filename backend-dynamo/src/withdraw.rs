@@ -11,11 +11,15 @@ use crate::{
     store::Store, write::Write,
 };
 
+/// Marks end at multiples of this, in microseconds.
+const MARKS_END: u64 = 5_000_000;
+
 impl Store {
     /// Ends an attempt. `None`: it left; otherwise what it holds.
     ///
-    /// Reads first and then writes under the condition that nothing changed: this is the seldom way, and it has to see
-    /// what it undoes.
+    /// Reads first, to see what is to be undone. Where nothing is, and the item already remembers other attempts, the
+    /// write adds this one whatever others do meanwhile: so many withdrawals of one id at once do not race each other.
+    /// Everything else is written under the condition that nothing changed.
     pub(crate) async fn withdraw(
         &self,
         ask: &Ask,
@@ -62,7 +66,18 @@ impl Store {
                 if mark && !row.was_withdrawn(ask.attempt) {
                     // A request is on its way for no longer than its tries take.
                     let patience = micros(self.settings.timeout + self.settings.attempt_timeout) * 10;
-                    row.marks.push((ask.attempt, now.hi.saturating_add(ask.lease.max(patience))));
+                    let until = now.hi.saturating_add(ask.lease.max(patience));
+                    // Withdrawals of one id at about the same time need the same end of its item: one moves it for all.
+                    let until = until.checked_next_multiple_of(MARKS_END).unwrap_or(until);
+                    let added = old
+                        .as_ref()
+                        .and_then(|old| Write::mark(key, old, &ask.context, ask.attempt, until, now));
+                    if let Some(added) = added {
+                        writes.push(added);
+                        positions.push(position);
+                        continue;
+                    }
+                    row.marks.push((ask.attempt, until));
                 } else if !undone {
                     continue;
                 }

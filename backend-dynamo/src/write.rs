@@ -42,6 +42,7 @@ impl<'a> Holder<'a> {
 enum What<'a> {
     Take { asker: Asker<'a>, entry: Entry, now: Now },
     Join { asker: Asker<'a>, entry: Entry, later_end: bool, has_slots: bool },
+    Mark { context: &'a str, attempt: u64, until: u64, later_end: Option<String> },
     Renew { holder: Holder<'a>, lease: u64, within: bool, now: Now },
     Free { holder: Holder<'a>, now: Now },
     Leave { holder: Holder<'a>, permits: String, change: String, now: Now },
@@ -65,6 +66,30 @@ impl<'a> Write<'a> {
     pub(crate) fn join(key: &'a str, old: &Row, asker: Asker<'a>, entry: Entry) -> Self {
         let later_end = old.seen_until().is_some_and(|seen| seen > up(entry.until));
         Write::new(key, What::Join { asker, entry, later_end, has_slots: old.has_slots })
+    }
+
+    /// Adds a withdrawn attempt of a context to those that an item remembers, whatever others write meanwhile. `None` if only
+    /// a replacement will do: the item remembers none yet, or mostly such as are over; it shows another client's lock; the
+    /// context holds it.
+    pub(crate) fn mark(
+        key: &'a str,
+        old: &Row,
+        context: &'a str,
+        attempt: u64,
+        until: u64,
+        now: Now,
+    ) -> Option<Self> {
+        let over = old.marks.iter().filter(|(_, until)| *until < now.lo).count();
+        if 2 * over >= old.marks.len() || old.foreign.is_some() || old.holder(context).is_some() {
+            return None;
+        }
+        // Invariant T1.
+        let later_end = match (old.seen_until()?, &old.seen.context) {
+            (end, _) if end == item::UNCOLLECTED || end >= up(until) => None,
+            (_, Some(seen)) => Some(seen.clone()),
+            (_, None) => return None,
+        };
+        Some(Write::new(key, What::Mark { context, attempt, until, later_end }))
     }
 
     /// Extends what a context certainly still holds under a fence, whoever else does, if nobody's end is later.
@@ -136,6 +161,24 @@ impl<'a> Write<'a> {
             }
             What::Join { asker, entry, later_end, has_slots } => {
                 self.join_spelled(spelling, asker, entry, *later_end, *has_slots)
+            }
+            What::Mark { context, attempt, until, later_end } => {
+                let mark = item::mark(*attempt);
+                let mut change = format!("SET marks.{mark}=:u,rev=:r");
+                let mut condition = "attribute_exists(marks) AND attribute_not_exists(holders.#h)".to_owned();
+                let mut values = vec![(":u", Value::Number(*until)), (":m", Value::Number(up(*until))), rev];
+                match later_end {
+                    None => {
+                        condition += " AND (#e=:z OR #e>=:m)";
+                        values.push((":z", Value::Number(item::UNCOLLECTED)));
+                    }
+                    Some(seen) => {
+                        change += ",#e=:m";
+                        condition += " AND #c=:c AND #e<:m";
+                        values.push((":c", Value::Text(seen)));
+                    }
+                }
+                self.update(spelling.fit(&change), spelling.fit(&condition), Some(context), values)
             }
             What::Renew { holder, lease, within, now } => {
                 let until = now.hi.saturating_add(*lease);

@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use lockcore::{Claim, LockingService, Wait};
+use lockcore::{Claim, LockDao, LockingService, Wait, Withdraw};
 use lockcore_conformance::{
-    eventually,
+    eventually, race,
     servers::{Kind, TestResult, Trial, trial},
 };
 use lockcore_dynamo::{DynamoLockDao, Usage};
@@ -72,6 +72,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         trial(Kind::DynamoDb, "costs::the_client_of_aws_holds_and_waits_id_by_id", aws_client_in_time),
         trial(Kind::DynamoDb, "costs::company_costs_a_second_request", company),
         trial(Kind::DynamoDb, "costs::waiting_costs_reads", waiting),
+        trial(Kind::DynamoDb, "costs::withdrawals_at_once_cost_a_few_requests_each", withdrawals),
     ]
 }
 
@@ -304,6 +305,35 @@ async fn round_trips() -> TestResult {
         assert!(fastest >= Duration::from_millis(40), "{fastest:?}");
         println!("{} ids behind 10 ms each way: {fastest:?}", ids.len());
         assert_eq!(rig.front.counted().values().sum::<usize>(), 20, "two for each set");
+    }
+    Ok(())
+}
+
+/// A shutdown withdraws what many calls wait for: one held id.
+async fn withdrawals() -> TestResult {
+    const CALLS: usize = 100;
+    let rig = Rig::new().await?;
+    let holder = rig.store.caller();
+    let held = holder.take(["a"]).await;
+    let requests: Vec<_> = (0..CALLS).map(|_| rig.caller().request(["a"])).collect();
+    rig.front.counted();
+    let begun = Instant::now();
+    let outcomes = race(CALLS, |number| {
+        let (dao, request) = (rig.dao.clone(), requests[number].clone());
+        async move { dao.withdraw(&request, Withdraw::Undo).await }
+    })
+    .await;
+    let (spent, took) = (rig.front.counted(), begun.elapsed());
+    println!("{CALLS} withdrawals of one id at once: {spent:?} in {took:?}");
+    let failed = outcomes.iter().filter(|outcome| outcome.is_err()).count();
+    assert_eq!(failed, 0, "{:?}", outcomes.iter().find(|outcome| outcome.is_err()));
+    // A look, a write that creates the marks or meets the one that did, and the write that counts; a few more where the
+    // engine is so slow that the end of the item has to be moved in between.
+    let requests_sent: usize = spent.values().sum();
+    assert!(requests_sent <= 6 * CALLS, "{requests_sent} requests");
+    holder.free(&held).await;
+    for request in &requests {
+        rig.caller().refused_as_withdrawn(request).await;
     }
     Ok(())
 }

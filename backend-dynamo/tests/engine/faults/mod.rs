@@ -53,6 +53,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         removals::strict_fences_outlast_it_within_the_bounds_too
         removals::a_release_beside_others_gives_back_the_permits_that_it_has
         removals::what_remembers_a_withdrawn_attempt_is_not_collected
+        removals::a_mark_beside_others_moves_the_end_of_its_item
         removals::what_is_held_is_never_collected
         removals::a_collected_lock_is_told_and_taken_by_one
         removals::a_step_goes_on_where_its_items_are_collected

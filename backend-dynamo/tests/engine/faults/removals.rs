@@ -34,14 +34,14 @@ const FIVE_YEARS: u64 = 5 * 365 * 24 * 3600;
 
 /// Collects, as the service's TTL does: but at once.
 #[derive(Clone)]
-struct Collector {
+pub(super) struct Collector {
     client: Client,
     table: String,
     prefix: String,
 }
 
 impl Collector {
-    fn of(rig: &Rig) -> Self {
+    pub(super) fn of(rig: &Rig) -> Self {
         let config = Config::builder()
             .behavior_version(BehaviorVersion::v2026_01_12())
             .http_client(aws_smithy_http_client::Builder::new().build_http())
@@ -209,6 +209,39 @@ pub(super) async fn what_remembers_a_withdrawn_attempt_is_not_collected() -> Tes
             (collector.collect().await == ids.len()).then_some(())
         })
         .await;
+    }
+    Ok(())
+}
+
+/// Marks are added to an item that has some without replacing it; the item must be kept for the longest of them.
+pub(super) async fn a_mark_beside_others_moves_the_end_of_its_item() -> TestResult {
+    let rig = Rig::with(impatient).await?;
+    let collector = Collector::of(&rig);
+    let holder = rig.store.caller().with_lease(Duration::from_secs(5));
+    for ids in [&SET[..1], &["d", "e", "f"]] {
+        // One item that is held, one that is free, one of which nothing is known.
+        let held = holder.take([ids[0]]).await;
+        if let Some(free) = ids.get(1) {
+            holder.free(&holder.take([*free]).await).await;
+        }
+        for seconds in [30, 60, 90, 40] {
+            let caller = rig.caller().with_lease(Duration::from_secs(seconds));
+            let request = caller.request(ids.iter().copied());
+            assert_eq!(caller.withdraw(&request, Withdraw::Undo).await, Withdrawn::Left);
+            caller.refused_as_withdrawn(&request).await;
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+        for item in collector.items().await {
+            let key = item["id"].as_s().map_err(|_| "a string")?;
+            let Some(position) = ids.iter().position(|id| key.ends_with(&format!("#{id}"))) else { continue };
+            assert_eq!(item["marks"].as_m().map(HashMap::len), Ok(4), "{item:?}");
+            let expires: u64 = item["expires"].as_n().map_err(|_| "a number")?.parse()?;
+            match position {
+                0 => assert!((now + 80..now + 105).contains(&expires), "{expires} at {now}"),
+                _ => assert_eq!(expires, 0, "free for others, and too old to be collected"),
+            }
+        }
+        holder.free(&held).await;
     }
     Ok(())
 }
