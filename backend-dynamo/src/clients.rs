@@ -40,11 +40,12 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    /// Finds region, credentials and endpoint by the SDK's usual chain, where the settings name none.
+    /// Finds region, credentials and endpoint by the SDK's usual chain, where the settings name none; also tells where the
+    /// service is, for people.
     pub(crate) async fn new(
         settings: &Settings,
         clock: impl FnOnce(&str) -> Arc<ServiceClock>,
-    ) -> (Self, Arc<ServiceClock>) {
+    ) -> (Self, Arc<ServiceClock>, String) {
         let plain = |endpoint: &str| endpoint.starts_with("http://");
         let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12()).http_client(http_client(false));
         if let Some(region) = &settings.region {
@@ -76,8 +77,13 @@ impl Clients {
         if settings.ahead != 0 {
             config = config.time_source(Ahead(settings.ahead));
         }
+        let location = match &endpoint {
+            Some(endpoint) => format!("at {}", host(endpoint)),
+            None if region.is_empty() => "in no region".to_owned(),
+            None => format!("in {region}"),
+        };
         let plain = endpoint.as_deref().is_some_and(plain);
-        (Clients { config: config.build(), plain, clients: RwLock::new(Vec::new()) }, clock)
+        (Clients { config: config.build(), plain, clients: RwLock::new(Vec::new()) }, clock, location)
     }
 
     /// The client of the current runtime.
@@ -101,6 +107,13 @@ impl Clients {
         clients.push((id, client.clone()));
         Ok(client)
     }
+}
+
+/// Scheme, host and port of a URL: what else it has may be secret.
+fn host(url: &str) -> String {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    format!("{scheme}://{}", authority.rsplit('@').next().unwrap_or_default())
 }
 
 /// A client with connections of its own; without TLS where only a plain endpoint is asked.
@@ -168,5 +181,21 @@ impl TimeSource for Ahead {
     fn now(&self) -> SystemTime {
         let by = Duration::from_secs(self.0.unsigned_abs());
         if self.0 > 0 { SystemTime::now() + by } else { SystemTime::now() - by }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_an_endpoint_scheme_host_and_port_are_shown() {
+        for (url, shown) in [
+            ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+            ("https://user:p@ss@host:1/path?key=secret#x", "https://host:1"),
+            ("https://host?key=user@secret", "https://host"),
+        ] {
+            assert_eq!(host(url), shown);
+        }
     }
 }

@@ -233,7 +233,7 @@ impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
     /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) says why the table cannot be used: another key schema, or
     /// replicas in other regions that are only eventually consistent; else what kept the service from being asked.
     pub async fn open(self) -> Result<DynamoLockDao<I, C>, BackendError> {
-        self.settings.check()?;
+        self.settings.check().map_err(|error| error.report(None))?;
         // In a box: the SDK's futures are deep, and as types they would be part of the caller's.
         Box::pin(DynamoLockDao::start(self.settings)).await
     }
@@ -243,7 +243,7 @@ impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
     /// # Errors
     /// [`BadSetting`](lockcore::BackendErrorKind::BadSetting) names the setting and its value.
     pub fn schema(&self) -> Result<crate::Schema, BackendError> {
-        self.settings.check()?;
+        self.settings.check().map_err(|error| error.report(None))?;
         Ok(crate::Schema::new(&self.settings))
     }
 }

@@ -13,6 +13,7 @@ use crate::{
     acquire::{Ask, Outcome, Wanted},
     admin,
     config::{DynamoBuilder, Settings},
+    error::StoreError,
     release::{Held, Hold, Losses},
     schema::Schema,
     store::{Store, Usage},
@@ -53,6 +54,11 @@ impl<I: Ident, C: ContextId> DynamoLockDao<I, C> {
 
     pub(crate) async fn start(settings: Settings) -> Result<Self, BackendError> {
         Ok(DynamoLockDao { store: Store::open(settings).await?, types: PhantomData })
+    }
+
+    /// Adds the table and its location to the error of a step.
+    fn report<T>(&self, outcome: Result<T, StoreError>) -> Result<T, BackendError> {
+        outcome.map_err(|error| self.store.report(error))
     }
 
     fn key(&self, target: &Target<I>) -> String {
@@ -127,7 +133,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for DynamoLockDao<I, C> {
     }
 
     async fn acquire(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
-        Ok(match self.store.acquire(&self.ask(request)).await? {
+        Ok(match self.report(self.store.acquire(&self.ask(request)).await)? {
             Outcome::Granted(granted) => Acquired::Granted(granted),
             Outcome::Refused(conflicts) => {
                 let conflict = |(position, reason): (usize, _)| Conflict {
@@ -144,36 +150,37 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for DynamoLockDao<I, C> {
         request: &AcquireRequest<I, C>,
         how: Withdraw,
     ) -> Result<Withdrawn, BackendError> {
-        let held = self.store.withdraw(&self.ask(request), how).await?;
+        let held = self.report(self.store.withdraw(&self.ask(request), how).await)?;
         Ok(held.map_or(Withdrawn::Left, Withdrawn::Holds))
     }
 
     async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
-        let freed = self.store.release(&self.hold(grant)).await?;
+        let freed = self.report(self.store.release(&self.hold(grant)).await)?;
         let mut failed = Vec::new();
         for (positions, error) in freed.failed {
-            let error = BackendError::from(error);
+            let error = self.store.report(error);
             failed.extend(grant.locks[positions].iter().map(|lock| (lock.target.clone(), error.clone())));
         }
         Ok(Released { lost: lost(grant, freed.lost), failed })
     }
 
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
-        Ok(Renewed { lost: lost(grant, self.store.renew(&self.hold(grant)).await?) })
+        let losses = self.report(self.store.renew(&self.hold(grant)).await)?;
+        Ok(Renewed { lost: lost(grant, losses) })
     }
 
     async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {
-        let freed = self.store.release_context(&context.stored()).await?;
+        let freed = self.report(self.store.release_context(&context.stored()).await)?;
         Ok(freed.iter().filter_map(|stored| Target::from_stored(stored)).collect())
     }
 
     async fn list(&self, page: &Page) -> Result<Listing<I, C>, BackendError> {
-        let (found, next, now) = self.store.list(page).await?;
+        let (found, next, now) = self.report(self.store.list(page).await)?;
         Ok(admin::listing(found, next, now))
     }
 
     async fn inspect(&self, target: &Target<I>) -> Result<Inspection<I, C>, BackendError> {
-        let (found, now) = self.store.inspect(&target.stored()).await?;
+        let (found, now) = self.report(self.store.inspect(&target.stored()).await)?;
         Ok(admin::typed(found, now))
     }
 
@@ -184,19 +191,19 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for DynamoLockDao<I, C> {
         how: BreakMode,
         by: &str,
     ) -> Result<Broken, BackendError> {
-        Ok(self.store.break_lock(&target.stored(), fence, how, by).await?)
+        self.report(self.store.break_lock(&target.stored(), fence, how, by).await)
     }
 
     async fn freeze(&self, target: &Target<I>, frozen: bool) -> Result<(), BackendError> {
-        Ok(self.store.freeze(&target.stored(), frozen).await?)
+        self.report(self.store.freeze(&target.stored(), frozen).await)
     }
 
     async fn migrate(&self) -> Result<(), BackendError> {
-        Ok(self.store.migrate().await?)
+        self.report(self.store.migrate().await)
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>, BackendError> {
-        Ok(self.store.examine().await?)
+        self.report(self.store.examine().await)
     }
 }
 

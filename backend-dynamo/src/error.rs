@@ -12,23 +12,23 @@ use lockcore::{BackendError, BackendErrorKind};
 /// A failure of a step. Classified by the service's codes and the SDK's kinds, never by message.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
-    #[error("dynamodb: {key}: {value:?} is not possible, {expected}")]
+    #[error("{key}: {value:?} is not possible, {expected}")]
     Setting { key: &'static str, value: String, expected: &'static str },
     #[error(transparent)]
     Service(Failure),
-    #[error("dynamodb: the attempt was withdrawn before its request arrived")]
+    #[error("the attempt was withdrawn before its request arrived")]
     Withdrawn,
-    #[error("dynamodb: an item holds what this program did not write: {0}")]
+    #[error("an item holds what this program did not write: {0}")]
     Corrupt(&'static str),
-    #[error("dynamodb: others changed the same items at every try until the time was over")]
+    #[error("others changed the same items at every try until the time was over")]
     Contended { in_doubt: bool },
-    #[error("dynamodb: table {table:?} cannot be used: {problem}")]
-    Table { table: String, problem: String },
-    #[error("dynamodb: no answer ever told the service's time")]
+    #[error("the table cannot be used: {0}")]
+    Table(String),
+    #[error("no answer told the service's time: it has to have a Date and an x-amzn-RequestId")]
     NoTime,
     #[error(transparent)]
     InDoubt(Box<StoreError>),
-    #[error("dynamodb: there is no tokio runtime here, which the requests need")]
+    #[error("there is no tokio runtime here, which the requests need")]
     NoRuntime,
 }
 
@@ -36,7 +36,7 @@ impl StoreError {
     fn kind(&self) -> BackendErrorKind {
         match self {
             StoreError::Setting { .. } => BackendErrorKind::BadSetting,
-            StoreError::Table { .. } | StoreError::NoRuntime => BackendErrorKind::Misconfigured,
+            StoreError::Table(_) | StoreError::NoRuntime => BackendErrorKind::Misconfigured,
             StoreError::Service(failure) => failure.kind,
             StoreError::InDoubt(error) => error.kind(),
             StoreError::Withdrawn => BackendErrorKind::Withdrawn,
@@ -63,13 +63,16 @@ impl StoreError {
             _ => false,
         }
     }
-}
 
-impl From<StoreError> for BackendError {
-    fn from(error: StoreError) -> Self {
-        let backend = BackendError::new(error.kind(), error.to_string());
-        let backend = if error.in_doubt() { backend.possibly_done() } else { backend };
-        backend.with_source(error)
+    /// Returns the error as it leaves this crate; `place` names the table and its location, if one was chosen.
+    pub(crate) fn report(self, place: Option<&str>) -> BackendError {
+        let message = match place {
+            Some(place) => format!("dynamodb: {place}: {self}"),
+            None => format!("dynamodb: {self}"),
+        };
+        let backend = BackendError::new(self.kind(), message);
+        let backend = if self.in_doubt() { backend.possibly_done() } else { backend };
+        backend.with_source(self)
     }
 }
 
@@ -88,7 +91,7 @@ pub(crate) struct Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "dynamodb: {}", self.what)
+        f.write_str(&self.what)
     }
 }
 
@@ -137,14 +140,18 @@ impl Failure {
                 )
             }
             SdkError::ResponseError(answer) => {
-                let what = format!("the answer ({}) could not be read", answer.raw().status());
+                let what =
+                    format!("the answer ({}) could not be read: {}", answer.raw().status(), chain(error));
                 plain(BackendErrorKind::Unavailable, true, true, what)
             }
             SdkError::ServiceError(refusal) => {
                 let status = refusal.raw().status().as_u16();
                 Failure::coded(refusal.err().code(), refusal.err().message(), status)
             }
-            _ => plain(BackendErrorKind::Other, true, false, "the request failed".to_owned()),
+            _ => {
+                let what = format!("the request failed: {}", chain(error));
+                plain(BackendErrorKind::Other, true, false, what)
+            }
         }
     }
 
@@ -266,7 +273,8 @@ mod tests {
         ] {
             let failure = Failure::coded(Some(code), Some("message"), status);
             assert_eq!((failure.kind, failure.in_doubt), (kind, in_doubt), "{code}");
-            let error = BackendError::from(StoreError::from(failure));
+            let error = StoreError::from(failure).report(Some("table locks"));
+            assert!(error.to_string().starts_with("dynamodb: table locks: "), "{error}");
             assert_eq!(error.is_retryable(), matches!(kind, Busy | Unavailable), "{code}");
             assert!(error.to_string().contains(code), "{error}");
         }

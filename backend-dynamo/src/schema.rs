@@ -155,8 +155,7 @@ impl Store {
         // Nor does the service's clean-up by TTL work there.
         const STRONG: &str = "it has replicas in other regions that are strongly consistent: the service makes no \
                               transactions on such tables, which sets of ids need";
-        let problem =
-            |problem: String| Err(StoreError::Table { table: self.settings.table.clone(), problem });
+        let problem = |problem: String| Err(StoreError::Table(problem));
         let id = &self.names().id;
         let is_key =
             matches!(table.key_schema(), [key] if key.attribute_name == *id && key.key_type == KeyType::Hash);
@@ -202,8 +201,7 @@ impl Store {
             }
             let pause = PAUSES.delay(attempt);
             if Instant::now() + pause >= deadline {
-                let problem = format!("it was not active after {} s", CREATION.as_secs());
-                return Err(StoreError::Table { table: self.settings.table.clone(), problem });
+                return Err(StoreError::Table(format!("it was not active after {} s", CREATION.as_secs())));
             }
             tokio::time::sleep(pause).await;
         }

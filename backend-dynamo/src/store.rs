@@ -10,7 +10,7 @@ use std::{
 };
 
 use aws_sdk_dynamodb::types::{AttributeValue, ConsumedCapacity, KeysAndAttributes, ReturnConsumedCapacity};
-use lockcore::{Backoff, Exponential};
+use lockcore::{BackendError, Backoff, Exponential};
 use tokio::time::Instant;
 
 use crate::{
@@ -52,6 +52,8 @@ pub(crate) struct Store {
     pub(crate) spelling: Spelling,
     pub(crate) clients: Clients,
     pub(crate) clock: Arc<ServiceClock>,
+    /// The table's name and its region or endpoint, for errors.
+    place: String,
     requests: AtomicU64,
     /// Set where a test or a benchmark asks for it.
     pub(crate) capacity: Mutex<Option<Usage>>,
@@ -60,16 +62,17 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    pub(crate) async fn open(settings: Settings) -> Result<Self, StoreError> {
+    pub(crate) async fn open(settings: Settings) -> Result<Self, BackendError> {
         let own_clock = settings.own_clock;
         let of = |endpoint: &str| match own_clock {
             true => Arc::new(ServiceClock::new()),
             false => ServiceClock::of(endpoint),
         };
-        let (clients, clock) = Clients::new(&settings, of).await;
+        let (clients, clock, location) = Clients::new(&settings, of).await;
         let store = Store {
             keys: Keys::new(&settings.namespace),
             spelling: Spelling::new(&settings.table, &settings.names),
+            place: format!("table {:?} {location}", settings.table),
             settings,
             clients,
             clock,
@@ -77,8 +80,13 @@ impl Store {
             capacity: Mutex::new(None),
             refused: Mutex::new(HashMap::new()),
         };
-        store.look().await?;
+        store.look().await.map_err(|error| store.report(error))?;
         Ok(store)
+    }
+
+    /// Returns the error as it leaves this crate, with the table and its location.
+    pub(crate) fn report(&self, error: StoreError) -> BackendError {
+        error.report(Some(&self.place))
     }
 
     pub(crate) fn names(&self) -> &Names {

@@ -39,6 +39,8 @@ pub(crate) fn tests() -> Vec<Trial> {
         answers::unprocessed_reads_are_asked_for_again
         answers::undoing_a_change_goes_back_to_what_was_held
         tables::a_missing_table_is_told
+        tables::administration_creates_no_table
+        tables::every_error_says_which_table_and_where
         tables::another_key_schema_is_refused
         tables::replicas_in_other_regions_are_refused
         clocks::a_clock_an_hour_off_works_and_takes_nothing_early
