@@ -9,7 +9,8 @@ use aws_sdk_dynamodb::{
 };
 use lockcore::{BackendError, BackendErrorKind};
 
-/// A failure of a step. Classified by the service's codes and the SDK's kinds, never by message.
+/// A failure of a step. Classified by the service's codes and the SDK's kinds; by message only where the service has no code,
+/// for an item that is too large.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
     #[error("{key}: {value:?} is not possible, {expected}")]
@@ -158,6 +159,8 @@ impl Failure {
     /// What a code of the service's means.
     pub(crate) fn coded(code: Option<&str>, message: Option<&str>, status: u16) -> Failure {
         use BackendErrorKind::{Busy, Denied, Misconfigured, Other, Timeout, Unavailable};
+        let is_full = matches!(code, Some("ValidationException" | "ValidationError"))
+            && message.is_some_and(|message| message.to_ascii_lowercase().contains("item size"));
         let (kind, in_doubt, again) = match code.unwrap_or_default() {
             "ProvisionedThroughputExceededException"
             | "ProvisionedThroughputExceeded"
@@ -178,6 +181,8 @@ impl Failure {
             "ServiceUnavailable" | "ServiceUnavailableException" => (Unavailable, true, true),
             "RequestTimeout" | "RequestTimeoutException" => (Timeout, true, true),
             "ResourceNotFoundException" | "TableNotFoundException" => (Misconfigured, false, false),
+            // Not at once, but there is room again as soon as a holder leaves.
+            _ if is_full => (Busy, false, false),
             "ValidationException" | "ValidationError" => (Misconfigured, false, false),
             "ItemCollectionSizeLimitExceeded" | "ItemCollectionSizeLimitExceededException" => {
                 (Misconfigured, false, false)
@@ -202,6 +207,7 @@ impl Failure {
         };
         let advice = match code {
             Some("ResourceNotFoundException") => ": the table is missing; `lockctl migrate` creates it",
+            _ if is_full => ": the service's limit is 400 KB, and too many hold the id at once",
             _ => "",
         };
         let message: String = message.unwrap_or("no message").chars().take(200).collect();
@@ -277,6 +283,12 @@ mod tests {
             assert!(error.to_string().starts_with("dynamodb: table locks: "), "{error}");
             assert_eq!(error.is_retryable(), matches!(kind, Busy | Unavailable), "{code}");
             assert!(error.to_string().contains(code), "{error}");
+        }
+        for code in ["ValidationException", "ValidationError"] {
+            let message = "Item size to update has exceeded the maximum allowed size";
+            let failure = Failure::coded(Some(code), Some(message), 400);
+            assert_eq!((failure.kind, failure.in_doubt, failure.again), (Busy, false, false));
+            assert!(failure.to_string().contains("400 KB"), "{failure}");
         }
     }
 }

@@ -84,7 +84,12 @@
 //! - A region's table only: one with replicas in other regions is refused when connecting. Where they are eventually
 //!   consistent two regions could grant the same lock, and where they are strongly consistent the service makes no
 //!   transactions. (If the table may not be described, that cannot be known.)
-//! - An item has room for some thousand holders at once.
+//! - **Some 200 holders of one id at once** are the most, with a lease of 30 s. A holder adds some 150 bytes to the item, and
+//!   its owner label; every write costs a unit for each KB of the whole item, every holder renews three times a lease, and the
+//!   service takes 1000 units a second of one item. The load grows with the square of the holders: above that, renewals are
+//!   throttled and locks are lost. A lease four times as long has room for twice as many.
+//! - An item of 400 KB, which some 2000 holders make, is full: taking its id then fails as
+//!   [`Busy`](lockcore::BackendErrorKind::Busy), and the error says so.
 //!
 //! # What it costs
 //! Requests and units of the service, items up to 1 KB; a transaction costs twice the units of its writes. "Besides
@@ -120,7 +125,8 @@
 //!
 //! By the service's price list a read unit costs a fifth of a write unit. So one id is cheaper here, 2 to 2.2, and a set
 //! dearer, 4N to 2.2N: that is the price of all or nothing, as the service counts every write of a transaction twice, and the
-//! other client promises nothing of the whole. `tests/costs.rs` measures both by the engine's count.
+//! other client promises nothing of the whole. `tests/engine/costs.rs` measures both by the engine's
+//! count.
 
 mod acquire;
 mod admin;

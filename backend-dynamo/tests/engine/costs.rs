@@ -73,6 +73,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         trial(Kind::DynamoDb, "costs::company_costs_a_second_request", company),
         trial(Kind::DynamoDb, "costs::waiting_costs_reads", waiting),
         trial(Kind::DynamoDb, "costs::withdrawals_at_once_cost_a_few_requests_each", withdrawals),
+        trial(Kind::DynamoDb, "costs::a_write_costs_all_holders_of_its_item", crowd),
     ]
 }
 
@@ -335,5 +336,23 @@ async fn withdrawals() -> TestResult {
     for request in &requests {
         rig.caller().refused_as_withdrawn(request).await;
     }
+    Ok(())
+}
+
+/// Why an id has room for some hundred holders, and not for thousands: every write of the item costs all of it.
+async fn crowd() -> TestResult {
+    const HOLDERS: usize = 40;
+    let rig = counted().await?;
+    let mut last = None;
+    for _ in 0..HOLDERS {
+        let caller = rig.store.caller().through(&rig.dao);
+        let grant = caller.take([Claim::shared("a")]).await;
+        last = Some((caller, grant));
+    }
+    let (caller, grant) = last.ok_or("there are some")?;
+    let ((), renew) = cost(&rig.dao, caller.keep(&grant)).await;
+    println!("a renewal besides {} others: {renew:?}", HOLDERS - 1);
+    let each = renew.write_units * 1024.0 / HOLDERS as f64;
+    assert!((128.0..=320.0).contains(&each), "{each} bytes a holder");
     Ok(())
 }

@@ -25,6 +25,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         refusals::conflicts_of_transactions_are_tried_again
         refusals::a_connection_that_is_refused_is_certain
         refusals::expired_credentials_are_denied
+        refusals::an_item_that_is_full_is_told_as_such
         refusals::a_join_counts_what_came_in_between
         answers::a_failure_before_the_write_is_tried_again
         answers::a_failure_after_the_write_is_found_to_be_a_success

@@ -9,6 +9,7 @@ use lockcore::{BackendErrorKind, Claim, ConflictReason, LockDao};
 use lockcore_conformance::{eventually, servers::TestResult};
 use tokio::sync::Notify;
 
+use super::removals::Collector;
 use crate::{
     faults::under,
     front::{
@@ -94,6 +95,21 @@ pub(super) async fn expired_credentials_are_denied() -> TestResult {
         rig.front.lift();
     }
     rig.caller().take(["a"]).await;
+    Ok(())
+}
+
+/// An item takes 400 KB at most, and every holder of an id adds to it: no fault of the table's set-up, and it ends as
+/// holders leave.
+pub(super) async fn an_item_that_is_full_is_told_as_such() -> TestResult {
+    let rig = Rig::new().await?;
+    Collector::of(&rig).fill("a", 409_500).await;
+    for ids in [&SET[..1], &SET] {
+        let error = rig.acquire(ids).await.expect_err("there is no room for another holder");
+        assert_eq!((error.kind(), error.in_doubt()), (BackendErrorKind::Busy, false), "{error}");
+        assert!(error.to_string().contains("400 KB"), "{error}");
+    }
+    let spent: usize = rig.front.counted().values().sum();
+    assert_eq!(spent, 2, "the same request again would not help");
     Ok(())
 }
 
