@@ -139,6 +139,7 @@ mod doctor;
 mod error;
 mod item;
 mod key;
+mod refused;
 mod release;
 mod row;
 mod schema;

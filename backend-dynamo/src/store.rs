@@ -20,6 +20,7 @@ use crate::{
     error::{Failure, StoreError},
     item::Item,
     key::Keys,
+    refused::Refused,
     row::Row,
     spelling::Spelling,
 };
@@ -29,9 +30,6 @@ const PAUSES: Exponential = Exponential { base: Duration::from_millis(10), max: 
 
 /// Pauses between two rounds of a race with others.
 const RACES: Exponential = Exponential { base: Duration::from_millis(2), max: Duration::from_millis(8) };
-
-/// How many refused attempts are remembered.
-const REFUSED_KEPT: usize = 4096;
 
 /// What was sent so far, and what the service counted for it.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
@@ -58,7 +56,7 @@ pub(crate) struct Store {
     /// Set where a test or a benchmark asks for it.
     pub(crate) capacity: Mutex<Option<Usage>>,
     /// Attempts that were refused and may ask again: these look before they write, which costs less.
-    refused: Mutex<HashMap<u64, Instant>>,
+    refused: Mutex<Refused>,
 }
 
 impl Store {
@@ -78,7 +76,7 @@ impl Store {
             clock,
             requests: AtomicU64::new(0),
             capacity: Mutex::new(None),
-            refused: Mutex::new(HashMap::new()),
+            refused: Mutex::default(),
         };
         store.look().await.map_err(|error| store.report(error))?;
         Ok(store)
@@ -269,24 +267,17 @@ impl Store {
 
     /// Whether the attempt was refused before.
     pub(crate) fn was_refused(&self, attempt: u64) -> bool {
-        self.refused().contains_key(&attempt)
+        self.refused().contains(attempt)
     }
 
     pub(crate) fn remember_refusal(&self, attempt: u64, remembered: bool) {
-        let mut refused = self.refused();
-        if !remembered {
-            refused.remove(&attempt);
-            return;
+        match remembered {
+            true => self.refused().insert(attempt),
+            false => self.refused().remove(attempt),
         }
-        if refused.len() >= REFUSED_KEPT {
-            let oldest = refused.values().copied().min();
-            let over = oldest.map_or(Duration::ZERO, |oldest| oldest.elapsed() / 2);
-            refused.retain(|_, since| since.elapsed() < over);
-        }
-        refused.insert(attempt, Instant::now());
     }
 
-    fn refused(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Instant>> {
+    fn refused(&self) -> std::sync::MutexGuard<'_, Refused> {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
