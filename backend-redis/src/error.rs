@@ -1,7 +1,7 @@
 //! What the server or the connection said, as a failure of the backend.
 
 use lockcore::{BackendError, BackendErrorKind};
-use redis::{ErrorKind, RedisError, ServerErrorKind};
+use redis::{ErrorKind, RedisError};
 
 /// Classifies by kind and code. `sent`: a request may have been under way.
 pub(crate) fn failure(error: RedisError, sent: bool) -> BackendError {
@@ -14,39 +14,50 @@ pub(crate) fn failure(error: RedisError, sent: bool) -> BackendError {
         ErrorKind::AuthenticationFailed => (Denied, false, ""),
         ErrorKind::InvalidClientConfig | ErrorKind::EmptySentinelList => (BadSetting, false, ""),
         ErrorKind::RESP3NotSupported => (Misconfigured, false, "; Redis 6.2 or later is needed"),
-        ErrorKind::Server(server) => match server {
-            ServerErrorKind::NoPerm => (Denied, true, ""),
-            ServerErrorKind::ReadOnly => (Unavailable, false, "; it is a replica by now"),
-            ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown | ServerErrorKind::ClusterDown => {
-                (Unavailable, false, "")
-            }
-            ServerErrorKind::TryAgain => (Busy, false, ""),
-            ServerErrorKind::Moved | ServerErrorKind::Ask | ServerErrorKind::CrossSlot => (
+        _ => match code(&error) {
+            Some("NOPERM") => (Denied, true, ""),
+            Some("NOAUTH" | "WRONGPASS" | "DENIED") => (Denied, false, ""),
+            Some("READONLY" | "MASTERDOWN") => (Unavailable, false, "; it is a replica by now"),
+            Some("LOADING" | "CLUSTERDOWN" | "NOREPLICAS") => (Unavailable, false, ""),
+            Some("TRYAGAIN") => (Busy, false, ""),
+            Some("OOM") => (Busy, false, "; the server's memory is full"),
+            Some("BUSY") => (Busy, false, "; the server runs somebody's long script"),
+            Some("MISCONF") => (Misconfigured, false, ""),
+            Some("MOVED" | "ASK" | "CROSSSLOT") => (
                 Misconfigured,
                 false,
                 "; the server is part of a cluster: the URL must begin with redis+cluster",
             ),
-            _ => (Other, true, ""),
-        },
-        ErrorKind::Extension => match error.code() {
-            Some("NOAUTH" | "WRONGPASS" | "DENIED") => (Denied, false, ""),
-            Some("OOM") => (Busy, false, "; the server's memory is full"),
-            Some("BUSY") => (Busy, false, "; the server runs somebody's long script"),
-            Some("NOREPLICAS") => (Unavailable, false, ""),
-            Some("MISCONF") => (Misconfigured, false, ""),
             Some("WRONGTYPE") => (Corrupt, true, "; another program uses a key of this namespace"),
             _ => (Other, true, ""),
         },
-        _ => (Other, true, ""),
     };
     let failure = BackendError::new(kind, format!("redis: {error}{hint}")).with_source(error);
     if sent && may_have_run { failure.possibly_done() } else { failure }
 }
 
-/// Whether the connection is of no use after this.
+/// Whether the connection is of no use after this. A replica was the master when the connection was made: its name or a
+/// sentinel may lead to another server by now.
 pub(crate) fn ends_connection(error: &RedisError) -> bool {
-    matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse | ErrorKind::Server(ServerErrorKind::ReadOnly))
+    matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse)
+        || matches!(code(error), Some("READONLY" | "MASTERDOWN"))
         || error.is_unrecoverable_error()
+}
+
+/// The code of a server's error.
+fn code(error: &RedisError) -> Option<&str> {
+    match (error.code()?, error.detail()) {
+        ("ERR", Some(detail)) => code_in_script(detail).or(Some("ERR")),
+        (code, _) => Some(code),
+    }
+}
+
+/// Before 7.0 an error inside a script is `ERR` with `Error running script (call to f_HASH): @user_script:7: WRONGTYPE ..`,
+/// or `.. @user_script: 7: -READONLY ..` where the server refuses the command.
+fn code_in_script(detail: &str) -> Option<&str> {
+    let (_, raised) = detail.strip_prefix("Error running script")?.rsplit_once("@user_script:")?;
+    let (_line, error) = raised.split_once(": ")?;
+    error.trim_start_matches('-').split(' ').next()
 }
 
 /// That a reply is none that our scripts give.

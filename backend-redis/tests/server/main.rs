@@ -1,7 +1,6 @@
 //! The Redis backend against real servers, in every set-up and with everything that goes wrong; lines that fail and servers
 //! that are killed are `line.rs`.
 
-mod cluster;
 mod data;
 mod interop;
 mod messages;
@@ -10,6 +9,7 @@ mod peers;
 mod place;
 mod python;
 mod shapes;
+mod suite;
 mod topology;
 mod ways;
 
@@ -84,6 +84,8 @@ fn main() -> ExitCode {
             the_doctor_sees_a_policy_that_was_changed_later,
             a_replica_is_refused,
             a_master_that_becomes_a_replica_refuses_clearly,
+            what_a_server_refuses_inside_a_script_is_understood,
+            a_demoted_master_is_left_and_a_wait_outlasts_it,
             something_else_under_our_key_is_told,
             a_slow_script_of_others_is_told_as_busy,
             a_stopped_server_is_a_timeout_in_doubt,
@@ -103,5 +105,5 @@ fn main() -> ExitCode {
             on_a_full_server_a_place_is_kept,
         }
     };
-    servers::run(own.into_iter().chain(cluster::trials()))
+    servers::run(own.into_iter().chain(suite::on_a_cluster()).chain(suite::on_the_oldest_release()))
 }

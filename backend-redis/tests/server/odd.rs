@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use lockcore::{BackendErrorKind, LockDao, Severity};
+use lockcore::{BackendErrorKind, LockDao, Severity, Wait};
 use lockcore_conformance::{eventually, servers::TestResult, store::id};
 
 use crate::{
     place::Place,
-    topology::{Raw, replica_of, server},
+    topology::{Raw, old_server, replica_of, server},
 };
 
 pub(crate) async fn an_evicting_server_is_refused() -> TestResult {
@@ -59,8 +59,92 @@ pub(crate) async fn a_master_that_becomes_a_replica_refuses_clearly() -> TestRes
     Ok(())
 }
 
+/// What refuses the commands of a script has its code in another place before 7.0.
+pub(crate) async fn what_a_server_refuses_inside_a_script_is_understood() -> TestResult {
+    use BackendErrorKind::{Busy, Misconfigured, Unavailable};
+    for server in [server("").await?, old_server("").await?] {
+        let place = Place::at(server.url());
+        let (store, raw) = (place.store().await, place.raw().await?);
+        // What a snapshot would replace.
+        let folder: Vec<String> = raw.ask("CONFIG GET dir").await?;
+        std::fs::create_dir_all(format!("{}/dump.rdb/in the way", folder[1]))?;
+        for (refuse, allow, kind) in [
+            ("maxmemory 1", "maxmemory 0", Busy),
+            ("min-replicas-to-write 1", "min-replicas-to-write 0", Unavailable),
+            ("save 3600 1", "stop-writes-on-bgsave-error no", Misconfigured),
+        ] {
+            let (setting, value) = refuse.split_once(' ').expect("two words");
+            raw.send::<()>(&["CONFIG", "SET", setting, value]).await?;
+            if kind == Misconfigured {
+                raw.ask::<String>("BGSAVE").await?;
+                eventually("the snapshot failed", || async {
+                    let info: String = raw.ask("INFO persistence").await.ok()?;
+                    info.contains("rdb_last_bgsave_status:err").then_some(())
+                })
+                .await;
+            }
+            for ids in [&["a"][..], &["a", "b"]] {
+                let request = store.caller().request(ids.iter().copied());
+                let error = store.dao().acquire(&request).await.expect_err(refuse);
+                assert_eq!((error.kind(), error.in_doubt()), (kind, false), "{refuse}: {error:?}");
+            }
+            raw.ask::<()>(&format!("CONFIG SET {allow}")).await?;
+            let us = store.caller();
+            us.free(&us.take(["a", "b"]).await).await;
+        }
+    }
+    Ok(())
+}
+
+/// A connection to a master that became a replica is given up: by its name another server may be the master. What waits
+/// meanwhile goes on waiting.
+pub(crate) async fn a_demoted_master_is_left_and_a_wait_outlasts_it() -> TestResult {
+    for server in [server("").await?, old_server("").await?] {
+        // Of the same release: a replica takes no data of a newer one.
+        let place = Place::at(server.url());
+        let (store, locks, raw) = (place.store().await, place.locks().await?, place.raw().await?);
+        for stale in ["yes", "no"] {
+            store.is_free(&["a"]).await;
+            raw.ask::<()>(&format!("CONFIG SET replica-serve-stale-data {stale}")).await?;
+            // Nobody is there: it keeps what it has.
+            raw.ask::<()>("REPLICAOF 127.0.0.1 1").await?;
+            let connections = raw.info("stats", "total_connections_received").await?;
+            for _ in 0..3 {
+                let request = store.caller().request(["a"]);
+                let error = store.dao().acquire(&request).await.expect_err("it is a replica now");
+                assert_eq!(
+                    (error.kind(), error.in_doubt()),
+                    (BackendErrorKind::Unavailable, false),
+                    "{error:?}"
+                );
+            }
+            let since = raw.info("stats", "total_connections_received").await? - connections;
+            assert!(since >= 2, "{since} new connections for three requests");
+            let waiting = locks.wait(Wait::up_to(Duration::from_secs(60))).with_locks(["a"], async || ());
+            let promoted = async {
+                // Until the wait was refused at least once.
+                eventually("it was asked", || async {
+                    let since = raw.info("stats", "total_connections_received").await.ok()? - connections;
+                    (since >= 4).then_some(())
+                })
+                .await;
+                raw.ask::<()>("REPLICAOF NO ONE").await
+            };
+            let (waited, promoted) = tokio::join!(waiting, promoted);
+            promoted?;
+            waited?;
+        }
+    }
+    Ok(())
+}
+
 pub(crate) async fn something_else_under_our_key_is_told() -> TestResult {
-    let place = Place::shared().await?;
+    something_else(Place::shared().await?).await?;
+    let server = old_server("").await?;
+    something_else(Place::at(server.url())).await
+}
+
+async fn something_else(place: Place) -> TestResult {
     let (store, raw) = (place.store().await, place.raw().await?);
     let us = store.caller();
     raw.send::<()>(&["LPUSH", &place.key("a"), "no lock"]).await?;

@@ -46,6 +46,12 @@ pub(crate) async fn server(arguments: &str) -> Result<Server, ServerError> {
     Server::start_with(Kind::Redis, move |_| Ok(arguments)).await
 }
 
+/// A server of the oldest release that is supported.
+pub(crate) async fn old_server(arguments: &str) -> Result<Server, ServerError> {
+    let arguments: Vec<String> = arguments.split_whitespace().map(str::to_owned).collect();
+    Server::start_program(Kind::Redis, "redis-server-6.2", move |_| Ok(arguments)).await
+}
+
 /// A replica of `master`, once it has all data.
 pub(crate) async fn replica_of(
     master: &Server,

@@ -46,14 +46,16 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// `configure` gets the folder, to put files there, and gives further arguments.
+    /// `program`: the name of another than the kind's usual one. `configure` gets the folder, to put files there, and gives
+    /// further arguments.
     pub(super) async fn start(
         kind: Kind,
+        program: Option<&str>,
         password: String,
         configure: impl FnOnce(&Path) -> io::Result<Vec<String>> + Send + 'static,
     ) -> Result<(Self, Endpoint), ServerError> {
         let failed = |reason: String| ServerError::failed(kind, "start", reason);
-        let programs = Programs::find(kind).map_err(|reason| ServerError::unavailable(kind, reason))?;
+        let programs = Programs::find(kind, program).map_err(|reason| ServerError::unavailable(kind, reason))?;
         let guard = Guard::of_this_process().map_err(failed)?;
         let folder = tempfile::Builder::new()
             .prefix(kind.name())

@@ -22,8 +22,8 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// Looks for the programs; an error says what is missing.
-    pub(super) fn find(kind: Kind) -> Result<Self, String> {
+    /// Looks for the programs; an error says what is missing. `other`: the name of another program that serves.
+    pub(super) fn find(kind: Kind, other: Option<&str>) -> Result<Self, String> {
         let (initialize, serve, user) = match kind {
             Kind::Redis => (None, find("redis-server")?, "redis"),
             Kind::Postgres => (Some(find("initdb")?), find("postgres")?, "postgres"),
@@ -32,9 +32,11 @@ impl Programs {
             Kind::MySql => return Err("mysql is not started from a program".to_owned()),
             Kind::DynamoDb => (None, find("ministack")?, ""),
         };
-        // An engine of DynamoDB runs as anybody, and may be installed where only this user can read.
+        let serve = other.map_or(Ok(serve), find)?;
+        // What comes from PyPI runs as any user, and may be installed where only this one can read.
         let user = match kind {
             Kind::DynamoDb => None,
+            _ if serve.starts_with(pypi_folder()) => None,
             _ => instead_of_root(&[user, "nobody"]).map_err(|reason| format!("{kind}: {reason}"))?,
         };
         Ok(Self { kind, initialize, serve, user })
@@ -167,12 +169,17 @@ pub(super) fn find(program: &str) -> Result<PathBuf, String> {
     let mut folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
     folders.push("/usr/sbin".into());
     folders.extend(postgres_folders());
-    folders.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/servers/bin"));
+    folders.push(pypi_folder());
     folders
         .into_iter()
         .map(|folder| folder.join(program))
         .find(|file| file.is_file())
         .ok_or_else(|| format!("no {program} on the PATH"))
+}
+
+/// Where `ensure.sh` puts the programs of PyPI.
+fn pypi_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/servers/bin")
 }
 
 /// `/usr/lib/postgresql/<version>/bin`, the newest first.

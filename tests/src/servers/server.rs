@@ -83,7 +83,7 @@ impl Server {
                 (Home::Container(container), endpoint)
             }
             Way::Process => {
-                let (process, endpoint) = Process::start(kind, password, |_| Ok(Vec::new())).await?;
+                let (process, endpoint) = Process::start(kind, None, password, |_| Ok(Vec::new())).await?;
                 (Home::Process(process), endpoint)
             }
         };
@@ -100,8 +100,28 @@ impl Server {
         kind: Kind,
         configure: impl FnOnce(&Path) -> io::Result<Vec<String>> + Send + 'static,
     ) -> Result<Self, ServerError> {
+        Self::start_process(kind, None, configure).await
+    }
+
+    /// The same with another program than the kind's usual one, as of an older release.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub async fn start_program(
+        kind: Kind,
+        program: &str,
+        configure: impl FnOnce(&Path) -> io::Result<Vec<String>> + Send + 'static,
+    ) -> Result<Self, ServerError> {
+        Self::start_process(kind, Some(program), configure).await
+    }
+
+    async fn start_process(
+        kind: Kind,
+        program: Option<&str>,
+        configure: impl FnOnce(&Path) -> io::Result<Vec<String>> + Send + 'static,
+    ) -> Result<Self, ServerError> {
         let password = uuid::Uuid::new_v4().simple().to_string();
-        let (process, endpoint) = Process::start(kind, password, configure).await?;
+        let (process, endpoint) = Process::start(kind, program, password, configure).await?;
         Ok(Self::running(kind, Way::Process, Home::Process(process), endpoint))
     }
 
