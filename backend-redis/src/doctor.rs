@@ -2,47 +2,54 @@
 
 use std::collections::HashMap;
 
+use futures_util::future::join;
 use lockcore::{BackendError, BackendErrorKind, Finding, Moment, Severity};
-use redis::{Cmd, Pipeline, Value};
+use redis::{Cmd, Value};
 
 use crate::{reply::Reply, scripts::Scripts, session::Session};
 
 /// The oldest server that has every command of the scripts.
 const OLDEST: (u32, u32) = (6, 2);
 
-/// What the server says of itself.
+/// What a server says of itself.
 #[derive(Debug, Default)]
 struct Info(HashMap<String, String>);
 
+/// The same of every master of a cluster, by address; of a single server, without one.
+#[derive(Debug)]
+struct Infos(Vec<(String, Info)>);
+
 /// Refuses a server that cannot keep locks, and has it keep the script.
 pub(crate) async fn check(session: &Session) -> Result<(), BackendError> {
-    let mut commands = Pipeline::new();
-    commands.add_command(info_of_all()).add_command(Scripts::load());
-    let info = match session.commands(commands).await {
-        Ok(replies) => Info::read(replies.first()),
-        // Whoever may not ask is believed; the doctor says so. The script is loaded at its first use.
-        Err(error) if error.kind() == BackendErrorKind::Denied => return Ok(()),
-        Err(error) => return Err(error),
+    let (info, loaded) = join(session.command(info_of_all()), session.command(Scripts::load())).await;
+    // Without the right to it the script is loaded at its first use.
+    loaded.map(drop).or_else(unless_denied)?;
+    let servers = match info {
+        Ok(reply) => Infos::read(reply),
+        // Whoever may not ask is believed; the doctor says so.
+        Err(error) => return unless_denied(error),
     };
-    match info.failing() {
-        Some(reason) => Err(BackendError::new(BackendErrorKind::Misconfigured, format!("redis: {reason}"))),
+    match servers.findings().into_iter().find(|finding| finding.severity == Severity::Error) {
+        Some(Finding { check, detail, .. }) => {
+            Err(BackendError::new(BackendErrorKind::Misconfigured, format!("redis: {check}: {detail}")))
+        }
         None => Ok(()),
     }
 }
 
+fn unless_denied(error: BackendError) -> Result<(), BackendError> {
+    if error.kind() == BackendErrorKind::Denied { Ok(()) } else { Err(error) }
+}
+
 /// All checks.
 pub(crate) async fn examine(session: &Session) -> Result<Vec<Finding>, BackendError> {
-    let (info, denied) = match session.command(info_of_all()).await {
-        Ok(reply) => (Info::read(Some(&reply)), None),
-        Err(error) if error.kind() == BackendErrorKind::Denied => (Info::default(), Some(error.to_string())),
+    let mut findings = match session.command(info_of_all()).await {
+        Ok(reply) => Infos::read(reply).findings(),
+        Err(error) if error.kind() == BackendErrorKind::Denied => {
+            vec![finding(Severity::Warning, "server", format!("cannot be looked at: {error}"))]
+        }
         Err(error) => return Err(error),
     };
-    let mut findings = Vec::new();
-    if let Some(denied) = denied {
-        findings.push(finding(Severity::Warning, "server", format!("cannot be looked at: {denied}")));
-    } else {
-        findings.extend([info.version(), info.role(), info.eviction(), info.persistence(), info.replicas()]);
-    }
     findings.push(clock(session).await?);
     Ok(findings)
 }
@@ -65,16 +72,48 @@ async fn clock(session: &Session) -> Result<Finding, BackendError> {
     Ok(finding(severity, "clock", detail))
 }
 
+impl Infos {
+    fn read(reply: Value) -> Self {
+        match reply {
+            Value::Map(nodes) => {
+                let read = |(address, node): (Value, Value)| {
+                    (redis::from_redis_value(address).unwrap_or_default(), Info::read(&node))
+                };
+                Infos(nodes.into_iter().map(read).collect())
+            }
+            reply => Infos(vec![(String::new(), Info::read(&reply))]),
+        }
+    }
+
+    /// What each check finds, by node where they differ.
+    fn findings(&self) -> Vec<Finding> {
+        let checks = [Info::version, Info::role, Info::eviction, Info::persistence, Info::replicas];
+        checks.into_iter().flat_map(|check| self.findings_of(check)).collect()
+    }
+
+    fn findings_of(&self, check: fn(&Info) -> Finding) -> Vec<Finding> {
+        let mut found: Vec<(Vec<&str>, Finding)> = Vec::new();
+        for (address, info) in &self.0 {
+            let finding = check(info);
+            match found.iter_mut().find(|(_, known)| *known == finding) {
+                Some((addresses, _)) => addresses.push(address),
+                None => found.push((vec![address], finding)),
+            }
+        }
+        if found.len() > 1 {
+            for (addresses, finding) in &mut found {
+                finding.detail = format!("{}: {}", addresses.join(", "), finding.detail);
+            }
+        }
+        found.into_iter().map(|(_, finding)| finding).collect()
+    }
+}
+
 impl Info {
-    fn read(reply: Option<&Value>) -> Self {
+    fn read(reply: &Value) -> Self {
         let text = match reply {
-            Some(Value::BulkString(bytes)) => String::from_utf8_lossy(bytes).into_owned(),
-            Some(Value::VerbatimString { text, .. }) => text.clone(),
-            // A cluster answers for each of its nodes: one stands for all.
-            Some(Value::Map(nodes)) => match nodes.first() {
-                Some((_, node)) => return Info::read(Some(node)),
-                None => String::new(),
-            },
+            Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+            Value::VerbatimString { text, .. } => text.clone(),
             _ => String::new(),
         };
         let lines = text.lines().filter_map(|line| line.trim_end().split_once(':'));
@@ -83,14 +122,6 @@ impl Info {
 
     fn get(&self, key: &str) -> &str {
         self.0.get(key).map_or("", String::as_str)
-    }
-
-    /// Why no lock can be kept here.
-    fn failing(&self) -> Option<String> {
-        [self.version(), self.role(), self.eviction()]
-            .into_iter()
-            .find(|finding| finding.severity == Severity::Error)
-            .map(|finding| format!("{}: {}", finding.check, finding.detail))
     }
 
     fn version(&self) -> Finding {

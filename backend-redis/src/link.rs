@@ -1,6 +1,6 @@
 //! One connection, to a server or to a cluster.
 
-use redis::{Cmd, Pipeline, RedisResult, Value};
+use redis::{Cmd, RedisResult, Value};
 use tokio::runtime::Handle;
 
 /// A connection that many share; it belongs to the runtime that made it.
@@ -29,19 +29,6 @@ impl Link {
             #[cfg(feature = "cluster")]
             Link::Cluster(connection) => command.query_async(&mut connection.clone()).await,
         }
-    }
-
-    /// Sends several commands at once.
-    pub(crate) async fn send_all(&self, own: &Handle, commands: Pipeline) -> RedisResult<Vec<Value>> {
-        let link = self.clone();
-        within(own, async move {
-            match link {
-                Link::Single(mut connection) => commands.query_async(&mut connection).await,
-                #[cfg(feature = "cluster")]
-                Link::Cluster(mut connection) => commands.query_async(&mut connection).await,
-            }
-        })
-        .await
     }
 
     /// Has the messages of `channel` pushed.

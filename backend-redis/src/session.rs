@@ -10,7 +10,7 @@ use std::{
 
 use futures_util::future::try_join;
 use lockcore::{BackendError, Moment};
-use redis::{Cmd, ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value};
+use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
 use tokio::{runtime::Handle, sync::OnceCell};
 
 use crate::{
@@ -91,11 +91,6 @@ impl Session {
     /// Sends a command of its own.
     pub(crate) async fn command(&self, command: Cmd) -> Result<Value, BackendError> {
         self.checked(self.link.send(&self.runtime, &command).await)
-    }
-
-    /// Sends several commands at once.
-    pub(crate) async fn commands(&self, commands: Pipeline) -> Result<Vec<Value>, BackendError> {
-        self.checked(self.link.send_all(&self.runtime, commands).await)
     }
 
     /// Has messages pushed, before the first waiter of this session takes a place. Also looks at the server's clock, in

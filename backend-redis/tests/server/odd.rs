@@ -7,7 +7,7 @@ use lockcore_conformance::{eventually, servers::TestResult, store::id};
 
 use crate::{
     place::Place,
-    topology::{Raw, old_server, replica_of, server},
+    topology::{Cluster, Raw, old_server, replica_of, server},
 };
 
 pub(crate) async fn an_evicting_server_is_refused() -> TestResult {
@@ -29,6 +29,33 @@ pub(crate) async fn the_doctor_sees_a_policy_that_was_changed_later() -> TestRes
     let findings = store.dao().doctor().await?;
     let bad: Vec<_> = findings.iter().filter(|finding| finding.severity == Severity::Error).collect();
     assert!(bad.iter().any(|finding| finding.detail.contains("allkeys-lru")), "{findings:?}");
+    Ok(())
+}
+
+/// Whichever node it is that evicts, it is found and named.
+pub(crate) async fn every_node_of_a_cluster_is_looked_at() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let place = Place::at(format!("redis+cluster://{}", cluster.addresses()));
+    let store = place.store().await;
+    for node in &cluster.0 {
+        let raw = Raw::to(&node.url()).await?;
+        raw.ask::<()>("CONFIG SET maxmemory 64mb").await?;
+        raw.ask::<()>("CONFIG SET maxmemory-policy allkeys-lru").await?;
+        let findings = store.dao().doctor().await?;
+        let bad: Vec<_> = findings.iter().filter(|finding| finding.severity == Severity::Error).collect();
+        let [bad] = bad[..] else { panic!("{findings:?}") };
+        for other in &cluster.0 {
+            let is_it = other.address() == node.address();
+            assert_eq!(bad.detail.contains(&other.address()), is_it, "{bad:?}");
+        }
+        let error = place.open().await.expect_err("a node may evict locks");
+        assert_eq!(error.kind(), BackendErrorKind::Misconfigured, "{error}");
+        assert!(error.to_string().contains(&node.address()), "{error}");
+        raw.ask::<()>("CONFIG SET maxmemory-policy noeviction").await?;
+        let healthy = store.dao().doctor().await?;
+        let policies: Vec<_> = healthy.iter().filter(|finding| finding.check == "eviction").collect();
+        assert_eq!(policies.len(), 1, "what all nodes have in common is said once: {healthy:?}");
+    }
     Ok(())
 }
 
