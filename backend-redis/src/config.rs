@@ -97,8 +97,10 @@ impl<I: Ident, C: ContextId> RedisBuilder<I, C> {
     }
 
     /// Counts a grant only once `count` replicas have it, for which it waits for at most `within` (`WAIT`); otherwise it is
-    /// withdrawn and the call fails as [`Unavailable`](BackendErrorKind::Unavailable). It makes the loss of a grant at a
-    /// failover less likely and never impossible; everything else on the connection waits meanwhile. Off by default.
+    /// withdrawn and the request fails as [`Unavailable`](BackendErrorKind::Unavailable), so that a call with time to wait
+    /// tries again. A waiter whose turn comes asks once more and waits for the replicas before it runs. It makes the loss of a
+    /// grant at a failover less likely and never impossible; everything else on the connection waits meanwhile. Off by
+    /// default.
     #[must_use]
     pub fn replicas(mut self, count: u32, within: Duration) -> Self {
         self.settings.replicas = Some(Replicas { count, within });

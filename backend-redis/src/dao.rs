@@ -55,6 +55,10 @@ pub const CAPABILITIES: Capabilities = Capabilities {
 /// Always with all arguments: the mark's come last.
 const WITHDRAW: &str = "withdraw";
 
+/// What the mark's time is where what was granted is kept, and where it is undone without a mark.
+const KEEP: i64 = 0;
+const NO_MARK: i64 = -1;
+
 /// Locks in a Redis database; see the [crate](crate) for how.
 pub struct RedisLockDao<I = String, C = Uuid> {
     store: Arc<Store>,
@@ -143,9 +147,21 @@ impl<I: Ident, C: ContextId> RedisLockDao<I, C> {
             Value::Int(have) if have >= i64::from(count) => Ok(()),
             have => {
                 let message = format!("redis: {have:?} of {count} replicas have it after {within:?}");
-                Err(BackendError::new(BackendErrorKind::Unavailable, message).possibly_done())
+                Err(BackendError::new(BackendErrorKind::Unavailable, message))
             }
         }
+    }
+
+    /// Withdraws a request; `mark`: for how many ms its attempt is refused from now on, or [`KEEP`] or [`NO_MARK`].
+    async fn undo(&self, request: &AcquireRequest<I, C>, mark: i64) -> Result<Withdrawn, BackendError> {
+        let session = self.store.session().await?;
+        session.inbox.waiters.remove(&waiter_name(request.attempt, &request.context));
+        let call = self.request(request, WITHDRAW, WITHDRAW, &session.name).arg(mark);
+        let mut reply = Reply::of(session.call(&call).await?)?;
+        Ok(match reply.text()?.as_str() {
+            "granted" => Withdrawn::Holds(read_granted(reply)?),
+            _ => Withdrawn::Left,
+        })
     }
 }
 
@@ -211,11 +227,12 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
         match (Verdict::read(answer, request)?, waiter) {
             (Verdict::Granted(granted), _) => match self.replicate(&session).await {
                 Ok(()) => Ok(Acquired::Granted(granted)),
-                Err(error) => {
-                    // Too few have it: nobody must find it held. If this fails too, whoever asked still withdraws.
-                    let _tried = Box::pin(self.withdraw(request, Withdraw::Undo)).await;
-                    Err(error)
-                }
+                // Too few have it, so that it must not be found held. Nothing of the request is on its way any more: no mark
+                // has to refuse it, and a waiter may ask again with the same attempt.
+                Err(error) => Err(match Box::pin(self.undo(request, NO_MARK)).await {
+                    Ok(_) => error,
+                    Err(_) => error.possibly_done(),
+                }),
             },
             (Verdict::Queued { now, first_end, conflicts }, Some(waiter)) => {
                 session.inbox.clock.sample(sent, Moment::now(), now);
@@ -238,21 +255,14 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
         request: &AcquireRequest<I, C>,
         how: Withdraw,
     ) -> Result<Withdrawn, BackendError> {
-        let session = self.store.session().await?;
-        session.inbox.waiters.remove(&waiter_name(request.attempt, &request.context));
         let mark = match how {
-            Withdraw::KeepIfGranted => Duration::ZERO,
+            Withdraw::KeepIfGranted => KEEP,
             Withdraw::Undo => {
                 let lease = request.lease.unwrap_or_default();
-                lease.max(MARK).max(self.store.settings.response_timeout * 10)
+                lease.max(MARK).max(self.store.settings.response_timeout * 10).as_millis() as i64
             }
         };
-        let call = self.request(request, WITHDRAW, WITHDRAW, &session.name).arg(mark.as_millis() as u64);
-        let mut reply = Reply::of(session.call(&call).await?)?;
-        Ok(match reply.text()?.as_str() {
-            "granted" => Withdrawn::Holds(read_granted(reply)?),
-            _ => Withdrawn::Left,
-        })
+        self.undo(request, mark).await
     }
 
     async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
@@ -264,7 +274,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
         let session = self.store.session().await?;
         let answer = session.call(&self.grant(grant, "e", "renew")).await?;
-        self.replicate(&session).await?;
+        self.replicate(&session).await.map_err(BackendError::possibly_done)?;
         Ok(Renewed { lost: lost(grant, answer)? })
     }
 

@@ -33,6 +33,8 @@ const WANTED: Duration = Duration::from_secs(90);
 pub(crate) struct Inbox {
     pub(crate) waiters: Waiters<Box<str>>,
     pub(crate) clock: StoreClock,
+    /// Replicas have to confirm what is granted. No offer is passed on then: its waiter asks again and waits for them.
+    unconfirmed: bool,
     closed: AtomicBool,
     /// A connection to some node of a cluster was lost since the channel was last subscribed to.
     deaf: AtomicBool,
@@ -58,6 +60,11 @@ struct Look {
 }
 
 impl Inbox {
+    /// `unconfirmed`: an offer only has its waiter ask again, which confirms it.
+    pub(crate) fn new(unconfirmed: bool) -> Self {
+        Inbox { unconfirmed, ..Inbox::default() }
+    }
+
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(SeqCst)
     }
@@ -161,8 +168,10 @@ impl Inbox {
         }
         // The clock is known since before the first waiter took a place.
         let wake = match self.clock.remaining(made, offered, heard) {
-            Some(remaining) => Wake::Offer(Offer { granted: locks, remaining: Some(remaining) }),
-            None => Wake::Recheck,
+            Some(remaining) if !self.unconfirmed => {
+                Wake::Offer(Offer { granted: locks, remaining: Some(remaining) })
+            }
+            _ => Wake::Recheck,
         };
         // Who is gone withdraws, which passes the offer on.
         let _gone = self.waiters.wake_as_of(&name, wake, heard);

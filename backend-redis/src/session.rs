@@ -54,7 +54,7 @@ impl Session {
         settings: &Settings,
         scripts: Arc<Scripts>,
     ) -> Result<Arc<Self>, BackendError> {
-        let inbox = Arc::new(Inbox::default());
+        let inbox = Arc::new(Inbox::new(settings.replicas.is_some()));
         let pushed = Pushed { inbox: inbox.clone(), goes_on: target.is_cluster() };
         let link = target.connect(settings, pushed).await.map_err(|error| failure(error, false))?;
         let name =

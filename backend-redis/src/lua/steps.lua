@@ -170,7 +170,7 @@ if op == 'r' or op == 'release' then return release() end
 
 local steps = {}
 
--- The last argument is how long the mark of the attempt is kept, in ms; 0 keeps what was granted. Gives { 'left' } or what
+-- The last argument is how long the mark of the attempt is kept, in ms; 0 keeps what was granted, -1 leaves no mark. Gives { 'left' } or what
 -- is held as { 'granted', .. }.
 function steps.withdraw()
   local who, mark = applicant(), tonumber(ARGV[6])

@@ -1,6 +1,12 @@
 //! Stores that lose what they knew: fences go on, losses are told, nobody is stuck.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
 
 use lockcore::{BackendErrorKind, Failure, Grant, LockDao, LockError, LossReason, Wait};
 use lockcore_conformance::{
@@ -12,8 +18,8 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 use crate::{
-    place::Place,
-    topology::{Raw, Watched, server},
+    place::{Failure as Error, Place},
+    topology::{Raw, Watched, replica_of, server},
 };
 
 fn fence(grant: &Grant<String, Uuid>) -> u64 {
@@ -249,6 +255,58 @@ pub(crate) async fn with_replicas_required_nothing_is_granted_without_them() -> 
     }
     assert!(store.is_free(&["a", "b"]).await, "nothing of it is left");
     watched.replica.resume().await?;
+    Ok(())
+}
+
+/// A waiter runs no sooner than a direct caller: once the replicas have its grant. Until they do it goes on waiting, also if
+/// nothing else was in the way.
+pub(crate) async fn with_replicas_required_a_waiter_waits_for_them_too() -> TestResult {
+    let master = server("").await?;
+    let replica = replica_of(&master, "").await?;
+    let place = Place::at(master.url());
+    let (store, raw) = (place.store().await, place.raw().await?);
+    let locks = place.locks_on(place.builder().replicas(1, Duration::from_millis(50)).open().await?)?;
+    let asked = || async {
+        let info: String = raw.send(&["INFO", "commandstats"]).await?;
+        let calls = info.lines().find_map(|line| line.strip_prefix("cmdstat_wait:calls=")?.split(',').next());
+        Ok::<u64, Error>(calls.unwrap_or("0").parse()?)
+    };
+    for (is_held, claims) in [
+        (true, vec![exclusive("a")]),
+        (true, vec![exclusive("b"), shared("c"), slot("d", 1)]),
+        (false, vec![exclusive("e"), exclusive("f")]),
+    ] {
+        replica.pause().await?;
+        let holder = store.caller();
+        let held = if is_held { Some(holder.take(claims.clone()).await) } else { None };
+        let before = asked().await?;
+        let ran = Arc::new(AtomicBool::new(false));
+        let waiting = tokio::spawn({
+            let (locks, runs) = (locks.clone(), ran.clone());
+            async move {
+                let call = locks.wait(Wait::forever());
+                let ended = call.with_locks(claims, async || runs.store(true, SeqCst)).await;
+                ended.map_err(|error| format!("{error:?}"))
+            }
+        });
+        if let Some(held) = held {
+            eventually("it waits", || async {
+                let seen = store.dao().inspect(&held.locks[0].target).await.ok()?;
+                (seen.waiters.len() == 1).then_some(())
+            })
+            .await;
+            assert_eq!(asked().await?, before, "there is nothing yet that replicas could have");
+            holder.free(&held).await;
+        }
+        eventually("replicas were asked for it twice, or it ended", || async {
+            (asked().await.ok()? >= before + 2 || waiting.is_finished()).then_some(())
+        })
+        .await;
+        assert!(!ran.load(SeqCst) && !waiting.is_finished(), "no replica has it, held: {is_held}");
+        replica.resume().await?;
+        timeout(PATIENCE, waiting).await.expect("its turn comes")??;
+        assert!(ran.load(SeqCst));
+    }
     Ok(())
 }
 

@@ -70,6 +70,7 @@ fn main() -> ExitCode {
             a_replicated_lock_survives_a_failover,
             a_lock_that_was_not_replicated_is_lost_and_told,
             with_replicas_required_nothing_is_granted_without_them,
+            with_replicas_required_a_waiter_waits_for_them_too,
             waiters_survive_a_failover,
             a_new_master_knows_no_script_and_answers_all_the_same,
         }
