@@ -29,6 +29,8 @@ if op == 'a' then
   us = tonumber(text)
   read = call('MGET', unpack(keys))
   high = tonumber(read[1] or 0)
+  -- No number, or one at which Lua cannot add 1 any more: it is refused further on.
+  if high and not (math.abs(high) < 9e15) then high = nil end
   local free = true
   for i = 2, n do
     if read[i] then free = false break end

@@ -7,7 +7,8 @@ local ms = math.floor(us / 1000)
 
 -- The highest fence or ticket so far, below zero in its key while there may be more than main keys; what it was.
 local before = tonumber(call('GET', base .. '/f') or 0)
-if not before then return redis.error_reply('WRONGTYPE ' .. base .. '/f') end
+-- Nor with a number at which Lua cannot add 1 any more, from 2^53 on; it is in microseconds, and so far off.
+if not before or not (math.abs(before) < 9e15) then return redis.error_reply('WRONGTYPE ' .. base .. '/f') end
 local highest, more = math.abs(before), before < 0
 -- The next one.
 local function number()

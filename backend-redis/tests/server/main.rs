@@ -96,6 +96,7 @@ fn main() -> ExitCode {
         ways {
             without_a_counter_fences_go_by_the_clock,
             ahead_of_the_clock_fences_go_by_the_counter,
+            a_counter_that_cannot_be_counted_on_is_refused,
             a_hand_over_raises_the_counter,
             early_in_a_second_a_fence_is_no_shorter,
             after_the_last_waiter_nothing_is_left,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockcore::{BreakMode, Claim, LockDao, Mode, Withdraw, Withdrawn};
+use lockcore::{AcquireRequest, BackendErrorKind, BreakMode, Claim, LockDao, Mode, Withdraw, Withdrawn};
 use lockcore_conformance::{
     Store,
     servers::TestResult,
@@ -99,6 +99,37 @@ pub(crate) async fn ahead_of_the_clock_fences_go_by_the_counter() -> TestResult 
             let kept: i64 = raw.send(&["GET", &counter]).await?;
             assert!(kept.unsigned_abs() >= fence, "{way:?}: {kept} after {fence}");
         }
+    }
+    Ok(())
+}
+
+/// Another program wrote a number beyond those that a script counts one by one, or no number at all: no two grants get the
+/// same fence, and nothing is overwritten.
+pub(crate) async fn a_counter_that_cannot_be_counted_on_is_refused() -> TestResult {
+    let place = Place::shared().await?;
+    let (store, raw, counter) = (place.store().await, place.raw().await?, place.base("/f"));
+    let holder = store.caller();
+    for value in ["9007199254740993", "-9007199254740993", "1e20", "-1e20", "inf", "nan", "none"] {
+        let held = holder.take(["held"]).await;
+        raw.send::<()>(&["SET", &counter, value]).await?;
+        for claims in [
+            vec![exclusive("a")],
+            vec![exclusive("a"), exclusive("b")],
+            vec![shared("a")],
+            vec![slot("a", 1)],
+            vec![exclusive("held")],
+        ] {
+            for queue in [false, true] {
+                let request = AcquireRequest { queue, ..store.caller().request(claims.clone()) };
+                let error = store.dao().acquire(&request).await.expect_err(value);
+                assert_eq!(error.kind(), BackendErrorKind::Corrupt, "{value}: {error:?}");
+                assert!(error.to_string().contains(&counter), "{error}");
+                assert_eq!(raw.send::<String>(&["GET", &counter]).await?, value, "{claims:?}");
+            }
+        }
+        raw.send::<()>(&["DEL", &counter]).await?;
+        holder.free(&held).await;
+        holder.free(&holder.take([exclusive("a"), shared("b")]).await).await;
     }
     Ok(())
 }
