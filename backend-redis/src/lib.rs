@@ -22,8 +22,8 @@
 //! | `redis+sentinel://[USER:PASSWORD@]HOST,HOST/MASTER[/DB]` | the master that sentinels know (feature `sentinel`) |
 //! | `redis+cluster://[USER:PASSWORD@]HOST,HOST` | a cluster (feature `cluster`); these two also as `rediss+...` |
 //!
-//! Redis 6.2 or later, 7.0 in a cluster, or Valkey; the tests run on 7.0, and were run on Redis 8.0 and Valkey 9.1. One that
-//! evicts keys, or a replica, is refused.
+//! Redis 6.2 or later, 7.0 in a cluster, or Valkey; the tests run on 6.2 and 7.0, and were run on Redis 8.0 and Valkey 9.1.
+//! One that evicts keys, or a replica, is refused.
 //!
 //! # How it works
 //! - **One script** holds every step; it is called by its hash, and sent along if the server does not know it. A step is
@@ -65,8 +65,14 @@
 //! | `{ns}/x:WAITER`, `/m` | that an attempt was withdrawn; that there are such marks |
 //! | `{ns}/b:ID` | what was broken lately |
 //!
-//! A user of an access list needs `~{ns}*`, `&{ns}/o:*`, and the commands `@connection @scripting @string @hash @set @sortedset
-//! @list @keyspace @pubsub time`; also `info`, or the server is not looked at when it is connected to.
+//! What a user of an access list needs, in this order, and nothing that touches other keys (as `FLUSHALL` does), scripts or
+//! connections; `NAMESPACE` is that of [`RedisBuilder::namespace`]:
+//! ```text
+//! user locks on >PASSWORD ~{NAMESPACE}* resetchannels &{NAMESPACE}/o:* +@connection +@string +@hash +@set +@sortedset +@list
+//!   +@keyspace +@pubsub -@dangerous +eval +evalsha +script|load +time +wait +info +role +cluster|slots
+//! ```
+//! Without `info` the server is not looked at when it is connected to; `wait` is for [`RedisBuilder::replicas`], `role` for
+//! sentinels, `cluster|slots` for a cluster.
 //!
 //! # Other clients
 //! An exclusive lock is what other libraries make of it too: `SET {ns}:ID token NX PX ms`, deleted if equal. Theirs are
@@ -78,7 +84,10 @@
 //! # What to know
 //! - **A failover may lose grants.** Replicas are asynchronous: what the old master granted last the new one may not know, and
 //!   may grant again; the holder is told at its next renewal. [`RedisBuilder::replicas`] makes that less likely, at the price
-//!   of a wait, and never impossible. Fences go on from the new master's clock; so only a guarded write is certain.
+//!   of a wait, and never impossible. Fences go on from the greater of the last that the new master knows and its clock: they
+//!   grow as long as its clock is behind the old one's by less than the time between the old master's last grant and its own
+//!   first. A sentinel's failover takes seconds, which covers what NTP leaves; `CLUSTER FAILOVER TAKEOVER` takes no time. With
+//!   such clocks a guarded write is certain; nothing else is.
 //! - **A restart without an append-only file loses all locks**, as `FLUSHALL` does; holders are told as *vanished* at their next
 //!   renewal, and waiters ask again within a second.
 //! - **A request that is not answered in time** is in doubt: the service withdraws it, and a mark of at least 50 s refuses it if

@@ -35,6 +35,7 @@ fn main() -> ExitCode {
             databases_are_apart,
             a_unix_socket,
             tls_and_a_user_of_an_access_list,
+            the_documented_access_list_is_enough_and_no_more,
             tls_with_certificates_on_both_ends,
             a_cluster_of_three_masters,
             a_slot_that_moves_loses_no_lock,

@@ -3,11 +3,15 @@
 use std::time::{Duration, Instant};
 
 use lockcore::{BackendErrorKind, LockDao, Severity, Wait};
-use lockcore_conformance::{eventually, servers::TestResult, store::id};
+use lockcore_conformance::{
+    eventually,
+    servers::{Cluster, TestResult},
+    store::id,
+};
 
 use crate::{
     place::Place,
-    topology::{Cluster, Raw, old_server, replica_of, server},
+    topology::{Raw, old_server, replica_of, server},
 };
 
 pub(crate) async fn an_evicting_server_is_refused() -> TestResult {
@@ -37,14 +41,14 @@ pub(crate) async fn every_node_of_a_cluster_is_looked_at() -> TestResult {
     let cluster = Cluster::start().await?;
     let place = Place::at(format!("redis+cluster://{}", cluster.addresses()));
     let store = place.store().await;
-    for node in &cluster.0 {
+    for node in cluster.nodes() {
         let raw = Raw::to(&node.url()).await?;
         raw.ask::<()>("CONFIG SET maxmemory 64mb").await?;
         raw.ask::<()>("CONFIG SET maxmemory-policy allkeys-lru").await?;
         let findings = store.dao().doctor().await?;
         let bad: Vec<_> = findings.iter().filter(|finding| finding.severity == Severity::Error).collect();
         let [bad] = bad[..] else { panic!("{findings:?}") };
-        for other in &cluster.0 {
+        for other in cluster.nodes() {
             let is_it = other.address() == node.address();
             assert_eq!(bad.detail.contains(&other.address()), is_it, "{bad:?}");
         }

@@ -2,16 +2,16 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use lockcore::{BackendErrorKind, LockDao, Severity};
+use lockcore::{BackendErrorKind, BreakMode, LockDao, Severity};
 use lockcore_conformance::{
     Store,
     servers::{Cluster, ServerError, TestResult},
-    store::{id, shared, slot},
+    store::{exclusive, id, shared, slot},
 };
 
 use crate::{
     place::{Failure, Place},
-    topology::{Authority, Raw, Watched, node_of, server, socket_server, tls_server},
+    topology::{Authority, Raw, Watched, node_of, old_server, server, socket_server, tls_server},
 };
 
 /// A bit of everything, by two processes' eyes.
@@ -101,6 +101,84 @@ pub(crate) async fn tls_and_a_user_of_an_access_list() -> TestResult {
     let error = unknown.open().await.expect_err("nobody vouches for the server");
     assert!(!format!("{error} {error:?}").contains("s3cret"), "{error:?}");
     Ok(())
+}
+
+/// The list of the crate's front page, on every release that has another idea of the commands' categories, and in every set-up.
+pub(crate) async fn the_documented_access_list_is_enough_and_no_more() -> TestResult {
+    let rules = documented_rules();
+    for server in [server("").await?, old_server("").await?] {
+        let raw = Raw::to(&server.url()).await?;
+        grant_rules(&raw, &rules).await?;
+        let place = Place::at(format!("redis://locks:s3cret@{}", server.address()));
+        tour(&place).await?;
+        let (store, locks) = (place.store().await, place.locks().await?);
+        let us = store.caller();
+        let held = us.take([exclusive("a"), shared("b")]).await;
+        let fence = held.locks[0].granted.fence;
+        store.dao().break_lock(&id("a"), fence, BreakMode::Now, "a test").await?;
+        store.dao().freeze(&id("f"), true).await?;
+        store.dao().freeze(&id("f"), false).await?;
+        assert_eq!(store.dao().release_context(&us.context).await?, [id("b")]);
+        locks.with_locks(["c"], async || ()).await?;
+        let replicated = place.builder().replicas(1, Duration::from_millis(10)).open().await?;
+        let error = replicated.acquire(&us.request(["d"])).await.expect_err("there are no replicas");
+        assert_eq!(error.kind(), BackendErrorKind::Unavailable, "it may wait for them: {error}");
+        let looked_at = store.dao().doctor().await?;
+        assert!(looked_at.iter().all(|finding| finding.severity == Severity::Ok), "{looked_at:?}");
+
+        raw.ask::<()>("SET theirs precious").await?;
+        let as_locks = place.raw().await?;
+        for words in [
+            "FLUSHALL",
+            "FLUSHDB",
+            "KEYS *",
+            "SWAPDB 0 1",
+            "SCRIPT FLUSH",
+            "CLIENT KILL TYPE normal",
+            "CLIENT PAUSE 1",
+            "CLIENT LIST",
+            "CONFIG GET dir",
+            "CONFIG SET maxmemory 1",
+            "SHUTDOWN NOSAVE",
+            "REPLICAOF NO ONE",
+            "ACL LIST",
+            "MONITOR",
+            "GET theirs",
+            "DEL theirs",
+            "PUBLISH theirs something",
+        ] {
+            let error = as_locks.ask::<redis::Value>(words).await.expect_err(words);
+            assert_eq!(error.code(), Some("NOPERM"), "{words}: {error}");
+        }
+        for step in ["redis.call('FLUSHALL')", "redis.call('DEL', 'theirs')", "redis.call('KEYS', '*')"] {
+            as_locks.send::<redis::Value>(&["EVAL", step, "0"]).await.expect_err(step);
+        }
+        as_locks.ask::<redis::Value>("FUNCTION FLUSH").await.expect_err("functions are of others");
+        assert_eq!(raw.ask::<String>("GET theirs").await?, "precious");
+    }
+    let cluster = Cluster::start().await?;
+    for node in &cluster.0 {
+        grant_rules(&Raw::to(&node.url()).await?, &rules).await?;
+    }
+    tour(&Place::at(format!("redis+cluster://locks:s3cret@{}", cluster.addresses()))).await?;
+    let watched = Watched::start().await?;
+    grant_rules(&Raw::to(&watched.master.url()).await?, &rules).await?;
+    let url = watched.url().replace("sentinel://", "sentinel://locks:s3cret@");
+    tour(&Place::at(url)).await
+}
+
+/// What the front page says behind `user locks on`, for the namespaces of tests.
+fn documented_rules() -> Vec<String> {
+    let page = include_str!("../../src/lib.rs");
+    let (_, behind) = page.split_once("//! user locks on ").expect("the page shows a user");
+    let (rules, _) = behind.split_once("//! ```").expect("it is a block of its own");
+    let rules = rules.replace("//!", "").replace("PASSWORD", "s3cret").replace("{NAMESPACE}", "{test-*}");
+    rules.split_whitespace().map(str::to_owned).collect()
+}
+
+async fn grant_rules(raw: &Raw, rules: &[String]) -> TestResult {
+    let words = ["ACL", "SETUSER", "locks", "on"].into_iter().chain(rules.iter().map(String::as_str));
+    Ok(raw.send::<()>(&words.collect::<Vec<_>>()).await?)
 }
 
 pub(crate) async fn tls_with_certificates_on_both_ends() -> TestResult {

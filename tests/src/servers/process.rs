@@ -55,7 +55,8 @@ impl Process {
         configure: impl FnOnce(&Path) -> io::Result<Vec<String>> + Send + 'static,
     ) -> Result<(Self, Endpoint), ServerError> {
         let failed = |reason: String| ServerError::failed(kind, "start", reason);
-        let programs = Programs::find(kind, program).map_err(|reason| ServerError::unavailable(kind, reason))?;
+        let programs =
+            Programs::find(kind, program).map_err(|reason| ServerError::unavailable(kind, reason))?;
         let guard = Guard::of_this_process().map_err(failed)?;
         let folder = tempfile::Builder::new()
             .prefix(kind.name())
