@@ -157,6 +157,25 @@ async fn dropped_replies_follow_requests_that_arrived() {
 }
 
 #[tokio::test]
+async fn silenced_connections_carry_nothing_for_good_and_stay_open() {
+    let (proxy, mut client, mut told) = proxied_echo().await;
+    told.recv().await.unwrap();
+    proxy.silence();
+    client.write_all(b"lost").await.unwrap();
+    assert!(is_silent(&mut client).await);
+    // Nor does any change of the mode end them.
+    for mode in [Mode::Reset, Mode::Pass, Mode::Refuse, Mode::Pass] {
+        proxy.set(mode).await;
+        assert!(is_silent(&mut client).await, "{mode:?}");
+    }
+    assert!(told.try_recv().is_err(), "neither a message nor a goodbye arrived");
+    let mut next = TcpStream::connect(proxy.address()).await.unwrap();
+    assert_eq!(ask(&mut next, b"next").await.unwrap(), b"next");
+    drop(proxy);
+    assert!(is_reset(answer(&mut client).await));
+}
+
+#[tokio::test]
 async fn resets_open_and_new_connections() {
     let (proxy, mut client, _told) = proxied_echo().await;
     proxy.set(Mode::Reset).await;

@@ -6,6 +6,7 @@
 mod cut;
 mod down;
 mod service;
+mod silent;
 
 use std::{error::Error, fmt::Debug, marker::PhantomData, sync::Arc, time::Duration};
 
@@ -106,6 +107,8 @@ pub fn trials<R: Remote>(kind: Kind) -> Vec<Trial> {
         down:
             a_server_is_killed_in_the_middle_of_each_step
             contenders_exclude_each_other_over_restarts;
+        silent:
+            hand_overs_are_as_fast_as_before;
     };
     if R::POOLED {
         all.extend(checks! { cut: an_exhausted_pool_is_told; });

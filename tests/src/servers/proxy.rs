@@ -68,6 +68,7 @@ pub struct Proxy {
     upstream: watch::Sender<String>,
     mode: watch::Sender<Mode>,
     counts: watch::Sender<Counts>,
+    silent: watch::Sender<u64>,
     listening: watch::Receiver<bool>,
     acceptor: JoinHandle<()>,
 }
@@ -83,10 +84,16 @@ impl Proxy {
         let upstream = watch::Sender::new(upstream.into());
         let mode = watch::Sender::new(Mode::Pass);
         let counts = watch::Sender::new(Counts::default());
+        let silent = watch::Sender::new(0);
         let (said, listening) = watch::channel(true);
-        let switch = Switch { seen: mode.subscribe(), mode: mode.clone(), counts: counts.clone() };
+        let switch = Switch {
+            seen: mode.subscribe(),
+            mode: mode.clone(),
+            counts: counts.clone(),
+            silent: silent.subscribe(),
+        };
         let acceptor = tokio::spawn(accept(listener, upstream.subscribe(), switch, said));
-        Ok(Self { address, upstream, mode, counts, listening, acceptor })
+        Ok(Self { address, upstream, mode, counts, silent, listening, acceptor })
     }
 
     /// Where clients connect. It stays the same for the life of the proxy.
@@ -101,6 +108,12 @@ impl Proxy {
         let open = mode != Mode::Refuse;
         // The acceptor ends only with the proxy; its end says no more than that.
         let _ = self.listening.clone().wait_for(|&listening| listening == open).await;
+    }
+
+    /// Makes the open connections carry nothing from now on, in either direction and whatever the mode, without closing
+    /// them: what a router does that has forgotten them. Connections that are opened later are not affected.
+    pub fn silence(&self) {
+        self.silent.send_replace(self.counts().connections);
     }
 
     /// The mode in force: after [`Mode::CutAfter`] has cut, [`Mode::Pass`].
@@ -151,6 +164,8 @@ struct Switch {
     seen: watch::Receiver<Mode>,
     mode: watch::Sender<Mode>,
     counts: watch::Sender<Counts>,
+    /// The last connection that was silenced; all before it were, too.
+    silent: watch::Receiver<u64>,
 }
 
 /// The two directions through a connection.
@@ -192,27 +207,44 @@ async fn accept(
         };
         tokio::select! {
             accepted = open.accept() => if let Ok((client, _)) = accepted {
-                switch.counts.send_modify(|counts| counts.connections += 1);
-                tokio::spawn(relay(client, upstream.borrow().clone(), switch.clone()));
+                let mut number = 0;
+                switch.counts.send_modify(|counts| {
+                    counts.connections += 1;
+                    number = counts.connections;
+                });
+                tokio::spawn(relay(client, upstream.borrow().clone(), number, switch.clone()));
             },
             _ = switch.seen.changed() => {}
         }
     }
 }
 
-async fn relay(mut client: TcpStream, upstream: String, switch: Switch) {
+async fn relay(mut client: TcpStream, upstream: String, number: u64, switch: Switch) {
+    let mut silent = switch.silent.clone();
     let broken = matches!(*switch.seen.borrow(), Mode::Reset | Mode::Refuse);
     if !broken && let Ok(mut server) = TcpStream::connect(upstream).await {
         let _ = client.set_nodelay(true);
         let _ = server.set_nodelay(true);
         let (from_client, to_client) = client.split();
         let (from_server, to_server) = server.split();
-        let ended = tokio::try_join!(
-            pump(Direction::Requests, from_client, to_server, switch.clone()),
-            pump(Direction::Replies, from_server, to_client, switch),
-        );
-        if ended.is_ok() {
-            return;
+        let pumps = async {
+            tokio::try_join!(
+                pump(Direction::Requests, from_client, to_server, switch.clone()),
+                pump(Direction::Replies, from_server, to_client, switch),
+            )
+        };
+        let silenced = silent.wait_for(|&last| last >= number);
+        // Silence first: a change of the mode must not reset a connection that was silenced before it.
+        let ended = tokio::select! {
+            biased;
+            Ok(_) = silenced => None,
+            ended = pumps => Some(ended),
+        };
+        match ended {
+            Some(Ok(_)) => return,
+            Some(Err(Broken)) => {}
+            // Both sides stay open as long as the proxy.
+            None => while silent.changed().await.is_ok() {},
         }
     }
     // Makes the drop a reset. Not for the server: a reset could overtake what was passed on.

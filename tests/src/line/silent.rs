@@ -1,0 +1,87 @@
+//! A line whose open connections carry nothing any more although nobody closed them, as behind a router that forgot them.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use lockcore::{LockingService, Wait};
+use tokio::{task::JoinSet, time::timeout};
+
+use super::{Kind, Line, Mode, Remote, TestResult};
+use crate::{PATIENCE, eventually};
+
+/// What the contenders hold with; a few times as long as a request may take.
+const LEASE: Duration = Duration::from_secs(6);
+
+/// Within which hand-overs are as fast as before.
+const SOON: Duration = LEASE.saturating_mul(2);
+
+/// Many tasks of two programs take turns on one id. When their connections have fallen silent, be it at once or after an
+/// outage that outlasts the leases, they take turns as fast as before.
+pub(super) async fn hand_overs_are_as_fast_as_before<R: Remote>(kind: Kind) -> TestResult {
+    const PROGRAMS: usize = 2;
+    const TASKS: usize = 50;
+    let line = Line::<R>::new(kind).await?;
+    if !line.store.capabilities().push {
+        return Ok(());
+    }
+    let (done, stop) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
+    let (mut programs, mut tasks) = (Vec::new(), JoinSet::new());
+    for _ in 0..PROGRAMS {
+        let dao = R::open(&line.bad.route).await?;
+        let locks = Arc::new(LockingService::builder(dao).lease(LEASE).build()?);
+        for _ in 0..TASKS {
+            let (locks, done, stop) = (locks.clone(), done.clone(), stop.clone());
+            tasks.spawn(async move {
+                while !stop.load(Ordering::SeqCst) {
+                    let call = locks.wait(Wait::forever());
+                    let counted = async || _ = done.fetch_add(1, Ordering::SeqCst);
+                    if call.run_locked(["hot"], counted).await.is_err() {
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                    }
+                }
+            });
+        }
+        programs.push(locks);
+    }
+    let pace = async || {
+        const HAND_OVERS: u32 = 100;
+        let (first, begun) = (done.load(Ordering::SeqCst), Instant::now());
+        let enough = async || (done.load(Ordering::SeqCst) >= first + HAND_OVERS).then_some(());
+        eventually("they take turns", enough).await;
+        begun.elapsed()
+    };
+    // The first includes the beginning.
+    pace().await;
+    let before = pace().await.min(pace().await);
+    for outage in [Duration::ZERO, LEASE.mul_f64(1.5)] {
+        line.proxy.silence();
+        if !outage.is_zero() {
+            line.proxy.set(Mode::DropRequests).await;
+            tokio::time::sleep(outage).await;
+            line.proxy.silence();
+            line.proxy.set(Mode::Pass).await;
+        }
+        let begun = Instant::now();
+        let mut after = Vec::new();
+        let recovered = async {
+            while after.last().is_none_or(|&pace| pace > before * 2) {
+                after.push(pace().await);
+            }
+        };
+        let recovered = timeout(SOON, recovered).await;
+        assert!(recovered.is_ok(), "{outage:?}: {after:?} for as much as took {before:?} before");
+        eprintln!("{kind}: silent for {outage:?}, as fast as before after {:?}: {before:?} {after:?}", begun.elapsed());
+    }
+    stop.store(true, Ordering::SeqCst);
+    timeout(PATIENCE, tasks.join_all()).await.expect("they end");
+    for locks in programs {
+        assert_eq!(locks.shutdown(PATIENCE).await, 0);
+    }
+    line.store.becomes_free(&["hot"]).await;
+    Ok(())
+}
