@@ -17,8 +17,7 @@ use super::{
     schema::{self, FEW, Names},
 };
 use crate::server::{
-    Ask, Done, Engine, Heard, Hold, Kept, Key, Order, Outcome, ServerError, ServerLockDao, Settings, Single,
-    micros,
+    Ask, Done, Engine, Hold, Kept, Key, Order, Outcome, ServerError, ServerLockDao, Settings, Single, micros,
 };
 
 /// How often sessions are rung that this user may not interrupt.
@@ -451,8 +450,12 @@ impl Engine for Mysql {
         listen::listen(Routines::new(&self.names), link, other, namespace, session).await
     }
 
-    async fn hear(&self, listener: &mut Listener) -> Result<Heard, ServerError> {
+    async fn hear(&self, listener: &mut Listener) -> Result<String, ServerError> {
         listener.hear().await
+    }
+
+    async fn probe(&self, listener: &mut Listener) -> Result<(), ServerError> {
+        listener.probe().await
     }
 }
 

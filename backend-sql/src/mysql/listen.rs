@@ -4,16 +4,16 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::{mpsc, watch},
     task::JoinHandle,
 };
 
 use super::{
     engine::Routines,
     error::{is_interrupted, is_statement_timeout},
-    link::{Answer, Argument, Link},
+    link::{Answer, Argument, Link, Routine},
 };
-use crate::server::{Heard, ServerError, reply};
+use crate::server::{ServerError, reply};
 
 /// How long the connection sits there without being interrupted: routers between here and there must not forget it.
 const SECONDS: i64 = 20;
@@ -22,12 +22,19 @@ const SECONDS: i64 = 20;
 const ARRIVES: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_millis(10);
 
+/// A call that lasted so long before it was interrupted had the time to look.
+const SETTLED: Duration = Duration::from_millis(500);
+
 /// The task that has the connection; so that what waits here can be dropped in the middle of an exchange.
 pub struct Listener {
-    heard: mpsc::UnboundedReceiver<Result<Heard, ServerError>>,
+    session: i64,
+    heard: mpsc::UnboundedReceiver<Result<String, ServerError>>,
+    /// How often the connection was interrupted.
+    interrupted: watch::Receiver<u64>,
     task: JoinHandle<()>,
-    /// The connection that keeps the other one waiting.
-    _keeps: Option<Link>,
+    /// The connection that keeps the other one waiting, and interrupts it to see that both still work.
+    other: Link,
+    wake: Routine,
 }
 
 /// Begins to listen, and makes sure that this connection can be woken as others will do it. `other` does that, and keeps
@@ -41,27 +48,38 @@ pub(super) async fn listen(
 ) -> Result<Listener, ServerError> {
     // Another one each time: a connection that was cut off may go on keeping what it kept.
     let kept = fastrand::i64(1..);
+    end_predecessor(&mut other, session).await?;
     name(&mut link, &routines, session).await?;
     name(&mut other, &routines, kept).await?;
-    // It has nothing to say for as long as this process listens.
-    other.text("SET SESSION wait_timeout = 2147483").await?;
-    let wake = super::link::Routine::clone(&routines.wake);
+    let wake = routines.wake.clone();
     let (sender, heard) = mpsc::unbounded_channel();
-    let (proof, mut proven) = oneshot::channel();
-    let known = String::new();
-    let proof = Some(proof);
-    let sits = Sitting { routines, link, namespace, session, kept, probe: 0, known, vain: 0, proof };
-    let mut listener = Listener { heard, task: tokio::spawn(sits.run(sender)), _keeps: None };
-    let (text, begun) = (format!("{session},"), Instant::now());
-    while begun.elapsed() < ARRIVES {
-        other.call(&wake, &[Argument::Text(&text)]).await?;
-        if let Ok(woken) = tokio::time::timeout(AGAIN, &mut proven).await {
-            woken.map_err(|_| unheard())?;
-            listener._keeps = Some(other);
-            return Ok(listener);
-        }
+    let (count, interrupted) = watch::channel(0);
+    let sits = Sitting {
+        routines,
+        link,
+        namespace,
+        session,
+        kept,
+        probe: 0,
+        known: String::new(),
+        vain: 0,
+        interrupted: count,
+    };
+    let task = tokio::spawn(sits.run(sender));
+    let mut listener = Listener { session, heard, interrupted, task, other, wake };
+    tokio::time::timeout(ARRIVES, listener.probe()).await.map_err(|_elapsed| unheard())??;
+    Ok(listener)
+}
+
+/// Ends the connection that has the name of this session: one on which this process listened before, and of whose loss the
+/// server knows nothing, as after a silent failure of the network.
+async fn end_predecessor(link: &mut Link, session: i64) -> Result<(), ServerError> {
+    let holder = format!("SELECT CAST(IS_USED_LOCK('lockcore:{session}') AS CHAR)");
+    if let Some(holder) = link.text(&holder).await? {
+        // If it ended meanwhile there is nothing to do; if it may not be ended, the name cannot be had.
+        let _ = link.text(&format!("KILL {holder}")).await;
     }
-    Err(unheard())
+    Ok(())
 }
 
 async fn name(link: &mut Link, routines: &Routines, session: i64) -> Result<(), ServerError> {
@@ -79,9 +97,27 @@ fn unheard() -> ServerError {
 }
 
 impl Listener {
-    /// The next thing heard. Cancel safe.
-    pub(super) async fn hear(&mut self) -> Result<Heard, ServerError> {
+    /// Waits for the next message. Cancel safe.
+    pub(super) async fn hear(&mut self) -> Result<String, ServerError> {
         self.heard.recv().await.unwrap_or_else(|| Err(unheard()))
+    }
+
+    /// Interrupts the connection that listens, as others do, until it has noticed.
+    pub(super) async fn probe(&mut self) -> Result<(), ServerError> {
+        self.interrupted.mark_unchanged();
+        let text = format!("{},", self.session);
+        loop {
+            self.other.call(&self.wake, &[Argument::Text(&text)]).await?;
+            // Between two calls there is nothing to interrupt.
+            match tokio::time::timeout(AGAIN, self.interrupted.changed()).await {
+                Ok(Ok(())) => return Ok(()),
+                // The task has ended, and its last message says why.
+                Ok(Err(_)) => loop {
+                    self.hear().await?;
+                },
+                Err(_elapsed) => {}
+            }
+        }
     }
 }
 
@@ -104,11 +140,11 @@ struct Sitting {
     known: String,
     /// So many calls in a row were interrupted and told nothing.
     vain: u32,
-    proof: Option<oneshot::Sender<()>>,
+    interrupted: watch::Sender<u64>,
 }
 
 impl Sitting {
-    async fn run(mut self, heard: mpsc::UnboundedSender<Result<Heard, ServerError>>) {
+    async fn run(mut self, heard: mpsc::UnboundedSender<Result<String, ServerError>>) {
         while !heard.is_closed() {
             if let Err(error) = self.sit(&heard).await {
                 let _ = heard.send(Err(error));
@@ -120,7 +156,7 @@ impl Sitting {
     /// Tells `heard` what there is to tell, and waits until somebody interrupts, or nothing happened for long.
     async fn sit(
         &mut self,
-        heard: &mpsc::UnboundedSender<Result<Heard, ServerError>>,
+        heard: &mpsc::UnboundedSender<Result<String, ServerError>>,
     ) -> Result<(), ServerError> {
         let int = Argument::Int;
         let arguments = [
@@ -138,17 +174,18 @@ impl Sitting {
         let tell = |told: Answer| {
             all_told.push_str(&told.text);
             // Before the routine has ended, which takes a while longer. Whether anybody hears is looked at then.
-            let _ = heard.send(Ok(Heard::Told(told.text)));
+            let _ = heard.send(Ok(told.text));
         };
+        let begun = Instant::now();
         let ended = self.link.call_for_parts(&self.routines.hear, &arguments, tell).await;
         self.note(&all_told)?;
         match ended {
             // The next call finds what it was woken for.
             Err(error) if is_interrupted(&error) => {
-                if !all_told.is_empty() {
+                if !all_told.is_empty() || begun.elapsed() >= SETTLED {
                     self.vain = 0;
                 }
-                let _ = self.proof.take().map(|proof| proof.send(()));
+                self.interrupted.send_modify(|count| *count += 1);
                 Ok(())
             }
             Err(error) if !is_statement_timeout(&error) => Err(error),

@@ -63,9 +63,14 @@
 //!   waits; if two in a row were interrupted before they told anything, the next looks without that lock, so that many
 //!   who ring do not keep it from looking; who rings nobody then has committed before the last look, which is made with
 //!   it. A DAO with waiters also gives a sign of life every second, which finds leases that ended, and offers that it
-//!   was not told of. If listening fails, everybody asks again.
+//!   was not told of. If listening fails, everybody asks again. The second connection interrupts the first with each sign
+//!   of life, and every 20 s while nobody waits, unless somebody else did; if that is not noticed within 3 s, both are
+//!   replaced, and the server is told to end a predecessor that still has the name. So a connection that was dropped
+//!   without a word is noticed within 4 s while anybody waits. While there is no listener, signs of life are given every 20
+//!   to 200 ms, and after each release of a process that has waiters.
 //! - **Connections** are kept by the runtime that made them, and closed if an operation on one was abandoned: no ping, no
-//!   hidden statement, and no transaction that spans calls, which a dropped future could leave open. Deadlocks and lock wait
+//!   hidden statement, and no transaction that spans calls, which a dropped future could leave open. When a call or a probe
+//!   gets no answer, idle connections that were not used since it began are closed: they are as likely dead. Deadlocks and lock wait
 //!   timeouts are tried again within the [timeout](MysqlBuilder::timeout); a renewal, release or withdrawal also on another
 //!   connection if the first one was cut. An acquire is not: it might arrive late. It is told as in doubt, and the service
 //!   withdraws it.

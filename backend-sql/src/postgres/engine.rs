@@ -20,7 +20,7 @@ use super::{
     schema::{self, Names},
 };
 use crate::server::{
-    Ask, Done, Engine, Heard, Hold, Kept, Key, Modes, Order, Outcome, Place, ServerError, ServerLockDao, Set,
+    Ask, Done, Engine, Hold, Kept, Key, Modes, Order, Outcome, Place, ServerError, ServerLockDao, Set,
     Settings, Single, micros,
 };
 
@@ -518,8 +518,12 @@ impl Engine for Postgres {
         listen::listen(self.listen.clone(), &format!("lockcore_{session}")).await
     }
 
-    async fn hear(&self, listener: &mut PgListener) -> Result<Heard, ServerError> {
+    async fn hear(&self, listener: &mut PgListener) -> Result<String, ServerError> {
         listen::hear(listener).await
+    }
+
+    async fn probe(&self, listener: &mut PgListener) -> Result<(), ServerError> {
+        listen::probe(listener).await
     }
 }
 

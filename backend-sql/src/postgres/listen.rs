@@ -1,12 +1,14 @@
 //! Listening: a connection of its own on which this process is notified.
 
+use std::io;
+
 use sqlx::{
-    PgPool,
+    Executor, PgPool,
     postgres::{PgConnectOptions, PgListener, PgPoolOptions},
 };
 
 use super::error::{failed, unconnected};
-use crate::server::{Heard, ServerError};
+use crate::server::ServerError;
 
 /// Listens on one channel.
 pub(super) async fn listen(options: PgConnectOptions, channel: &str) -> Result<PgListener, ServerError> {
@@ -20,15 +22,22 @@ pub(super) async fn listen(options: PgConnectOptions, channel: &str) -> Result<P
         .await
         .map_err(unconnected)?;
     let mut listener = PgListener::connect_with(&pool).await.map_err(unconnected)?;
+    // A lost connection is replaced by the caller, which also makes sure that the new one is notified.
+    listener.eager_reconnect(false);
     listener.listen(channel).await.map_err(unconnected)?;
     Ok(listener)
 }
 
-/// The next thing heard.
-pub(super) async fn hear(listener: &mut PgListener) -> Result<Heard, ServerError> {
-    // `try_recv`, because it tells of a connection that was lost; not all losses, but then it fails.
-    Ok(match listener.try_recv().await.map_err(failed)? {
-        Some(notification) => Heard::Told(notification.payload().to_owned()),
-        None => Heard::Gap,
-    })
+/// Waits for the next message.
+pub(super) async fn hear(listener: &mut PgListener) -> Result<String, ServerError> {
+    match listener.try_recv().await.map_err(failed)? {
+        Some(notification) => Ok(notification.payload().to_owned()),
+        None => Err(failed(io::Error::from(io::ErrorKind::ConnectionAborted).into())),
+    }
+}
+
+/// Returns once the server has answered on the connection that listens.
+pub(super) async fn probe(listener: &mut PgListener) -> Result<(), ServerError> {
+    // What is notified meanwhile is kept for `hear`. An empty statement is answered without a transaction.
+    listener.execute(sqlx::raw_sql(";")).await.map(drop).map_err(failed)
 }

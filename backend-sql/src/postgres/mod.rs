@@ -38,7 +38,10 @@
 //!   reach the disk. On connecting a message to itself shows whether it hears;
 //!   [`push`](lockcore::Capabilities::push) is declared only then. A DAO with waiters gives a sign of life every second,
 //!   which also finds leases that ended and offers that it was not told of; who waits alone is found by the ids that it sends
-//!   along. If listening fails, everybody asks again.
+//!   along. If listening fails, everybody asks again. The connection that listens is probed with each sign of life, every
+//!   20 s while nobody waits, and replaced if it does not answer within 3 s: a connection that was dropped without a word
+//!   is noticed within 4 s while anybody waits. Until then, hand-overs are found by the signs of life; while there is no
+//!   listener, those are given every 20 to 200 ms, and after each release of a process that has waiters.
 //! - **A crowd goes together.** What many tasks of one runtime ask for at the same time, each of one id, goes in one
 //!   call and one transaction: at most two such calls of a kind are under way, or one while five or more go together,
 //!   and the others gather behind them, for at most 2 ms longer until they are as many as the last time. Another call
@@ -50,7 +53,8 @@
 //! - **Connections** are kept by the runtime that made them, and closed if an operation on one was abandoned: no ping, no
 //!   hidden statement. A renewal or release where there is none yet borrows the one that gives signs of life. With
 //!   [`prepared`](PostgresBuilder::prepared) statements one message after connecting sets the isolation level and has plans
-//!   made once, by the indexes; on connections of the application's pool nothing is set. Deadlocks and serialization
+//!   made once, by the indexes; on connections of the application's pool nothing is set. When a call or a probe gets no
+//!   answer, idle connections that were not used since it began are closed: they are as likely dead. Deadlocks and serialization
 //!   failures are tried again within the [timeout](PostgresBuilder::timeout); a renewal, release or withdrawal also on
 //!   another connection if the first one was cut. An acquire is not: it might arrive late. It is told as in doubt, and the
 //!   service withdraws it.
@@ -80,6 +84,11 @@
 //! # What to know
 //! - A fail-over to an asynchronous replica may forget grants of the last moments; fences go on above the clock.
 //! - A crash of the server may bring a lock back whose release was committed asynchronously, until its lease ends.
+//! - Offers are `NOTIFY` messages, which any role may send that can connect to the database. A role that can also read the
+//!   tables can forge one: a waiter then starts its callback, and is stopped with its lock lost when it confirms the offer
+//!   a moment later. Writes that check the fence are refused. A secret in the messages would not help, because programs
+//!   call the routines with their own rights and so could read it too: grant `CONNECT` and `SELECT` on the tables to
+//!   trusted roles only.
 //! - PostgreSQL 15 is what is tested; 14 has all that is used.
 //! - Shared locks and slots are rows: with n holders of one id, asking for that id reads n rows.
 //! - `table_prefix` and `schema` may be any text; both are quoted.

@@ -6,7 +6,7 @@ use super::{
     Ask, Engine, Hold, Order, ServerError, background,
     reply::{self, Acquiring},
     request::key,
-    watch::{Shared, Watch},
+    watch::{Push, Shared, Watch},
 };
 use lockcore::{
     AcquireRequest, Acquired, BackendError, BreakMode, Broken, Capabilities, ContextId, Finding, Grant,
@@ -21,8 +21,8 @@ const RECHECK: Duration = Duration::from_secs(10);
 /// Locks in the tables of a database server.
 pub struct ServerLockDao<I, C, E: Engine> {
     shared: Arc<Shared<E>>,
-    /// Why nothing is heard of turns, if so.
-    deaf: Option<String>,
+    /// Whether messages were received when it was opened.
+    push: bool,
     _watch: Watch<E>,
     types: PhantomData<fn() -> (I, C)>,
 }
@@ -40,12 +40,10 @@ impl<I: Ident, C: ContextId, E: Engine> ServerLockDao<I, C, E> {
                 .await?;
         }
         let (watch, heard) = Watch::start(shared.clone()).await;
-        let deaf = heard.err();
-        if let (Some(why), true) = (&deaf, shared.engine().settings().listen) {
+        if let (Err(why), true) = (&heard, shared.engine().settings().listen) {
             tracing::warn!(backend = E::NAME, %why, "waiters will look for their turn instead of being told");
         }
-        let deaf = deaf.map(|why| why.to_string());
-        Ok(ServerLockDao { shared, deaf, _watch: watch, types: PhantomData })
+        Ok(ServerLockDao { shared, push: heard.is_ok(), _watch: watch, types: PhantomData })
     }
 
     /// The engine.
@@ -111,7 +109,7 @@ impl<I, C, E: Engine> fmt::Debug for ServerLockDao<I, C, E> {
 
 impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E> {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { push: self.deaf.is_none(), ..self.shared.engine().capabilities() }
+        Capabilities { push: self.push, ..self.shared.engine().capabilities() }
     }
 
     async fn acquire(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
@@ -164,6 +162,7 @@ impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E>
 
     async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
         let answer = self.carry_out(Order::Release(&Hold::new(grant))).await?;
+        self.shared.released();
         Ok(Released { lost: reply::losses(E::NAME, &answer, grant)?, failed: Vec::new() })
     }
 
@@ -247,13 +246,11 @@ impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E>
 
 impl<I, C, E: Engine> ServerLockDao<I, C, E> {
     fn hearing(&self) -> Finding {
-        let (severity, detail) = match (&self.deaf, self.shared.is_listening()) {
-            (None, true) => (Severity::Ok, "this process is told of its turn".to_owned()),
-            (None, false) => (
-                Severity::Warning,
-                "the connection that listens is down; waiters look for their turn".to_owned(),
-            ),
-            (Some(why), _) => (Severity::Warning, format!("waiters look for their turn: {why}")),
+        let Push { since, failure } = self.shared.push();
+        let since = since.elapsed();
+        let (severity, detail) = match failure {
+            None => (Severity::Ok, format!("listening for {since:.0?}")),
+            Some(why) => (Severity::Warning, format!("polling for {since:.0?}: {why}")),
         };
         Finding { severity, check: "waking", detail }
     }

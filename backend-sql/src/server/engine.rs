@@ -84,20 +84,15 @@ pub trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
     #[doc(hidden)]
     fn listen(&self, session: i64) -> impl Future<Output = Result<Self::Listener, ServerError>> + Send;
 
-    /// Waits for the next thing to be heard. Cancel safe. After an error the listener is dropped and made anew.
+    /// Waits for the next message, in the form of `reply::Told`. Cancel safe. After an error the listener is replaced.
     #[doc(hidden)]
-    fn hear(&self, listener: &mut Self::Listener) -> impl Future<Output = Result<Heard, ServerError>> + Send;
-}
+    fn hear(&self, listener: &mut Self::Listener)
+    -> impl Future<Output = Result<String, ServerError>> + Send;
 
-/// What was heard.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Heard {
-    /// An answer in the form of `reply::Told`.
-    Told(String),
-    /// Something is there: a sign of life brings it.
-    Ring,
-    /// Something may have been missed: everybody is to ask again.
-    Gap,
+    /// Returns once the connections of the listener have shown that they still carry messages. On one that fell silent
+    /// it never returns; then, and after an error, the listener is replaced.
+    #[doc(hidden)]
+    fn probe(&self, listener: &mut Self::Listener) -> impl Future<Output = Result<(), ServerError>> + Send;
 }
 
 /// What a routine is asked to do.

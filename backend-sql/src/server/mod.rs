@@ -18,7 +18,7 @@ mod together;
 mod watch;
 
 pub use dao::ServerLockDao;
-pub(crate) use engine::{Done, Engine, Heard, Order, Outcome, Single};
+pub(crate) use engine::{Done, Engine, Order, Outcome, Single};
 pub(crate) use error::ServerError;
 pub(crate) use kept::Kept;
 #[cfg(feature = "postgres")]

@@ -121,6 +121,15 @@ impl<E: Engine> Pool<E> {
             drop(conns);
         }
     }
+
+    /// Closes the idle connections of all runtimes that were last used before `since`: one that was given back later works.
+    pub(crate) fn give_up_older(&self, since: Instant) {
+        let runtimes = lock(&self.runtimes).clone();
+        for own in runtimes {
+            let older = lock(&own.idle).conns.extract_if(.., |(_, used)| *used < since).collect::<Vec<_>>();
+            drop(older);
+        }
+    }
 }
 
 impl<E: Engine> Own<E> {

@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::{Engine, Order, Pool, ServerError, background, reply, together};
@@ -20,12 +20,16 @@ pub(crate) async fn carry_out<E: Engine>(
 ) -> Result<String, ServerError> {
     // Hosted: a caller without a runtime is served by ours. Boxed once, so that the callers' futures stay small.
     let timeout = pool.engine.settings().timeout;
-    let sent = AtomicBool::new(false);
+    let (sent, begun) = (AtomicBool::new(false), Instant::now());
     let work = Box::pin(until_done(pool, order, &sent));
     let outcome = background::hosted(Box::pin(background::within(timeout, work))).await;
     match outcome {
         Some(outcome) => outcome,
-        None if sent.into_inner() => Err(ServerError::NoAnswer { backend: E::NAME, after: timeout }),
+        None if sent.into_inner() => {
+            // If its connection fell silent, so probably did those that nobody has used since.
+            pool.give_up_older(begun);
+            Err(ServerError::NoAnswer { backend: E::NAME, after: timeout })
+        }
         None => {
             let max = pool.engine.settings().max_connections;
             Err(ServerError::NoConnection { backend: E::NAME, after: timeout, max })

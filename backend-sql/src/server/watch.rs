@@ -5,10 +5,13 @@
 //! for. So nothing depends on being told: listening makes it fast.
 
 use std::{
+    future::poll_fn,
+    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    task::Poll,
     time::{Duration, Instant},
 };
 
@@ -19,7 +22,7 @@ use tokio::{
 };
 
 use super::{
-    Ask, Engine, Heard, Key, Order, Place, Pool, ServerError, background,
+    Ask, Engine, Key, Order, Place, Pool, ServerError, background,
     reply::{self, Handed, Told},
     retry,
 };
@@ -37,12 +40,17 @@ const ROUNDING: Duration = Duration::from_millis(1);
 const LOOK: Duration = Duration::from_millis(20);
 const SELDOM: Duration = Duration::from_millis(200);
 
-/// How long a message to oneself may take before listening is taken not to work.
+/// How long a message to oneself, or the answer to a probe, may take before the listener is replaced.
 const PROBE: Duration = Duration::from_secs(3);
 
-/// Before listening is tried again, at first and at most.
+/// How often a listener that hears nothing is probed while nobody waits: routers forget connections that are not used.
+/// While anybody waits it is probed with each sign of life.
+const QUIET: Duration = Duration::from_secs(20);
+
+/// Before listening is tried again: at first, at most after a failure of the network, and at most where it cannot work.
 const AGAIN: Duration = Duration::from_millis(50);
-const AGAIN_AT_MOST: Duration = Duration::from_secs(10);
+const AGAIN_AT_MOST: Duration = Duration::from_secs(2);
+const AGAIN_IF_MISCONFIGURED: Duration = Duration::from_secs(10);
 
 /// What the DAO and its tasks share.
 pub(crate) struct Shared<E: Engine> {
@@ -52,13 +60,23 @@ pub(crate) struct Shared<E: Engine> {
     /// With the ids of those who stand in rows.
     waiters: Waiters<Place, Key>,
     pub(crate) clock: StoreClock,
-    /// What is told to this session is heard.
-    listening: AtomicBool,
+    push: Mutex<Push>,
+    /// A sign of life is about to be given, so that the listener is to be probed.
+    probe: Notify,
     /// Something was queued for, so that there may be places to give up.
     queued: AtomicBool,
     /// When the next sign of life is due; `None` while nobody waits.
     due: Mutex<Option<Instant>>,
     sooner: Notify,
+}
+
+/// Whether messages to this session are received.
+#[derive(Clone, Debug)]
+pub(crate) struct Push {
+    /// For how long it has been so.
+    pub(crate) since: Instant,
+    /// Why not, if so.
+    pub(crate) failure: Option<String>,
 }
 
 /// The tasks. Dropping it ends them, and gives up the session's places.
@@ -74,7 +92,8 @@ impl<E: Engine> Shared<E> {
             session: fastrand::i64(1..),
             waiters: Waiters::new(),
             clock: StoreClock::new(),
-            listening: AtomicBool::new(false),
+            push: Mutex::new(Push { since: Instant::now(), failure: Some("not tried yet".to_owned()) }),
+            probe: Notify::new(),
             queued: AtomicBool::new(false),
             due: Mutex::new(None),
             sooner: Notify::new(),
@@ -119,9 +138,29 @@ impl<E: Engine> Shared<E> {
         }
     }
 
-    /// Whether what is told to this session is heard at present.
-    pub(crate) fn is_listening(&self) -> bool {
-        self.listening.load(Ordering::Relaxed)
+    /// A release may have handed over to a waiter of this process, which then finds it at once although nobody can tell it.
+    pub(crate) fn released(&self) {
+        if !self.is_listening() && self.due().is_some() {
+            self.look_in(Some(Duration::ZERO));
+        }
+    }
+
+    /// Whether messages to this session are received at present, and since when.
+    pub(crate) fn push(&self) -> Push {
+        self.push.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn is_listening(&self) -> bool {
+        self.push.lock().unwrap_or_else(PoisonError::into_inner).failure.is_none()
+    }
+
+    fn set_push(&self, failure: Option<&ServerError>) {
+        let mut push = self.push.lock().unwrap_or_else(PoisonError::into_inner);
+        let failure = failure.map(ToString::to_string);
+        if push.failure.is_none() != failure.is_none() {
+            push.since = Instant::now();
+        }
+        push.failure = failure;
     }
 
     fn due(&self) -> MutexGuard<'_, Option<Instant>> {
@@ -186,6 +225,7 @@ impl<E: Engine> Shared<E> {
             if !left.is_zero() && background::within(left, self.sooner.notified()).await.is_some() {
                 continue;
             }
+            self.probe.notify_one();
             // A failure is no reason to stop: others take us for dead if the signs are missing.
             let next = self.beat(None).await.unwrap_or(None);
             if last.elapsed() > SILENCE {
@@ -209,24 +249,28 @@ impl<E: Engine> Shared<E> {
             let outcome = match listener {
                 Ok(mut listener) => {
                     pause = AGAIN;
-                    self.listening.store(true, Ordering::Relaxed);
+                    self.set_push(None);
                     // What was told while nobody listened was missed.
                     self.waiters.wake_all();
                     let _ = tried.take().map(|tried| tried.send(Ok(())));
                     let error = self.hear_all(&mut listener).await;
-                    self.listening.store(false, Ordering::Relaxed);
+                    self.set_push(Some(&error));
                     self.waiters.wake_all();
                     error
                 }
-                Err(error) => error,
+                Err(error) => {
+                    self.set_push(Some(&error));
+                    error
+                }
             };
+            let is_misconfigured = matches!(outcome, ServerError::Misconfigured { .. });
             if let Some(tried) = tried.take() {
                 let _ = tried.send(Err(outcome));
             } else {
                 tracing::debug!(backend = E::NAME, error = %outcome, "not listening");
             }
             background::sleep(pause).await;
-            pause = (pause * 2).min(AGAIN_AT_MOST);
+            pause = (pause * 2).min(if is_misconfigured { AGAIN_IF_MISCONFIGURED } else { AGAIN_AT_MOST });
         }
     }
 
@@ -246,17 +290,11 @@ impl<E: Engine> Shared<E> {
         self.beat(Some(probe)).await?;
         let heard = background::within(PROBE, async {
             loop {
-                match self.engine().hear(&mut listener).await? {
-                    Heard::Told(text) => {
-                        let told = reply::told(E::NAME, &text)?;
-                        let found = told.probe == Some(probe);
-                        self.hear(told);
-                        if found {
-                            return Ok(());
-                        }
-                    }
-                    Heard::Ring => return Ok(()),
-                    Heard::Gap => {}
+                let told = reply::told(E::NAME, &self.engine().hear(&mut listener).await?)?;
+                let found = told.probe == Some(probe);
+                self.hear(told);
+                if found {
+                    return Ok(());
                 }
             }
         });
@@ -264,22 +302,50 @@ impl<E: Engine> Shared<E> {
         Ok(listener)
     }
 
-    /// Hands on what is heard until listening fails.
+    /// Hands on what is heard until listening fails, or a probe shows that nothing arrives any more.
     async fn hear_all(&self, listener: &mut E::Listener) -> ServerError {
+        let mut alive = Instant::now();
         loop {
-            match self.engine().hear(listener).await {
-                Ok(Heard::Told(text)) => match reply::told(E::NAME, &text) {
+            match self.hear_or_silence(listener, alive).await {
+                Some(Ok(text)) => match reply::told(E::NAME, &text) {
                     Ok(told) => drop(self.hear(told)),
                     Err(error) => tracing::warn!(backend = E::NAME, %error, "a message cannot be read"),
                 },
-                Ok(Heard::Ring) => {
-                    if let Err(error) = self.beat(None).await {
-                        tracing::debug!(backend = E::NAME, %error, "no answer to a sign of life");
-                        self.waiters.wake_all();
+                Some(Err(error)) => return error,
+                None => match background::within(PROBE, self.engine().probe(listener)).await {
+                    Some(Ok(())) => {}
+                    Some(Err(error)) => return error,
+                    None => {
+                        // Connections that nobody has used since are as likely silent.
+                        self.pool.give_up_older(alive);
+                        return ServerError::NoAnswer { backend: E::NAME, after: PROBE };
                     }
-                }
-                Ok(Heard::Gap) => self.waiters.wake_all(),
-                Err(error) => return error,
+                },
+            }
+            alive = Instant::now();
+        }
+    }
+
+    /// The next message; `None` if the listener is to be probed first.
+    async fn hear_or_silence(
+        &self,
+        listener: &mut E::Listener,
+        alive: Instant,
+    ) -> Option<Result<String, ServerError>> {
+        let (mut heard, mut silence) = (pin!(self.engine().hear(listener)), pin!(self.silence(alive)));
+        poll_fn(|cx| match heard.as_mut().poll(cx) {
+            Poll::Ready(heard) => Poll::Ready(Some(heard)),
+            Poll::Pending => silence.as_mut().poll(cx).map(|()| None),
+        })
+        .await
+    }
+
+    /// Waits until the listener, last known to work at `alive`, is to be probed.
+    async fn silence(&self, alive: Instant) {
+        loop {
+            background::within(QUIET, self.probe.notified()).await;
+            if alive.elapsed() >= BEAT / 2 {
+                return;
             }
         }
     }
@@ -298,7 +364,9 @@ impl<E: Engine> Watch<E> {
             // As listening does: it leaves a connection for the first renewal. If it fails, that makes its own.
             let _ = background::handle().spawn(async move { warm.beat(None).await }).await;
             let what = "listening is switched off".to_owned();
-            Err(ServerError::Misconfigured { backend: E::NAME, what })
+            let off = ServerError::Misconfigured { backend: E::NAME, what };
+            shared.set_push(Some(&off));
+            Err(off)
         };
         (Watch { shared, tasks }, outcome)
     }

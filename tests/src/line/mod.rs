@@ -108,7 +108,8 @@ pub fn trials<R: Remote>(kind: Kind) -> Vec<Trial> {
             a_server_is_killed_in_the_middle_of_each_step
             contenders_exclude_each_other_over_restarts;
         silent:
-            hand_overs_are_as_fast_as_before;
+            hand_overs_are_as_fast_as_before
+            idle_connections_cost_one_timeout;
     };
     if R::POOLED {
         all.extend(checks! { cut: an_exhausted_pool_is_told; });

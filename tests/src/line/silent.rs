@@ -8,7 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore::{LockingService, Wait};
+use futures_util::future::join_all;
+use lockcore::{LockDao, LockingService, Page, Wait};
 use tokio::{task::JoinSet, time::timeout};
 
 use super::{Kind, Line, Mode, Remote, TestResult};
@@ -75,7 +76,10 @@ pub(super) async fn hand_overs_are_as_fast_as_before<R: Remote>(kind: Kind) -> T
         };
         let recovered = timeout(SOON, recovered).await;
         assert!(recovered.is_ok(), "{outage:?}: {after:?} for as much as took {before:?} before");
-        eprintln!("{kind}: silent for {outage:?}, as fast as before after {:?}: {before:?} {after:?}", begun.elapsed());
+        eprintln!(
+            "{kind}: silent for {outage:?}, as fast as before after {:?}: {before:?} {after:?}",
+            begun.elapsed()
+        );
     }
     stop.store(true, Ordering::SeqCst);
     timeout(PATIENCE, tasks.join_all()).await.expect("they end");
@@ -83,5 +87,23 @@ pub(super) async fn hand_overs_are_as_fast_as_before<R: Remote>(kind: Kind) -> T
         assert_eq!(locks.shutdown(PATIENCE).await, 0);
     }
     line.store.becomes_free(&["hot"]).await;
+    Ok(())
+}
+
+/// A program has several connections, none of which carries anything any more: one call goes without an answer, not one
+/// for each connection.
+pub(super) async fn idle_connections_cost_one_timeout<R: Remote>(kind: Kind) -> TestResult {
+    let line = Line::<R>::new(kind).await?;
+    let dao = line.dao().await?;
+    let page = Page::default();
+    for listing in join_all((0..line.bad.route.connections).map(|_| dao.list(&page))).await {
+        listing?;
+    }
+    line.proxy.silence();
+    let mut unanswered = 0;
+    while let Err(error) = dao.list(&page).await {
+        unanswered += 1;
+        assert!(unanswered < 2, "another call got no answer: {error}");
+    }
     Ok(())
 }
