@@ -37,7 +37,7 @@
 //! | what came of it | [`LockingError`], [`Ended`], [`Event`] |
 //! | what is held; writes that a former holder cannot make | [`Held`], [`FenceGuard`] |
 //! | administration | [`LockingService::admin`] |
-//! | a backend of one's own | [`LockDao`], [`Capabilities`], [`rules`], [`AnyLockDao`] |
+//! | a backend of one's own | [`LockDao`], [`Capabilities`], [`rules`], [`StoreVersion`], [`AnyLockDao`] |
 //!
 //! # Features
 //! - `metrics`: counts and times through the `metrics` facade, under names that begin with `lockcore_`: `acquired_total`,
@@ -67,6 +67,7 @@ mod ident;
 pub mod rules;
 mod service;
 mod store_clock;
+mod store_version;
 mod wait;
 mod waiters;
 mod wakeup;
@@ -94,6 +95,7 @@ pub use service::{
     renew_all,
 };
 pub use store_clock::StoreClock;
+pub use store_version::{ProgramTooOld, StoreFit, StoreVersion};
 pub use wait::{Backoff, Exponential, Interval, Wait};
 pub use waiters::Waiters;
 pub use wakeup::{Wake, WakeSender, Wakeup};

@@ -24,6 +24,7 @@ mod registry;
 pub mod servers;
 pub mod service;
 pub mod store;
+pub mod versions;
 
 pub use backend::Backend;
 pub use registry::{ALL_CHECKS, Check, all, run};
