@@ -9,13 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore::{LockDao, LockError, LockingService, Severity, Wait};
+use lockcore::{BackendErrorKind, LockDao, LockError, LockingService, Page, Severity, Wait};
 use lockcore_conformance::{
     PATIENCE, eventually,
     servers::{self, Kind, Mode, Pooler, Proxy, Server, TestResult, trial},
     store::id,
 };
 use lockcore_sql::{PostgresBuilder, PostgresLockDao};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, Row, postgres::PgConnectOptions};
 use tokio::{task::JoinSet, time::timeout};
 use uuid::Uuid;
 
@@ -38,6 +39,16 @@ fn main() -> ExitCode {
         trial(Kind::Postgres, "pgbouncer::two_round_trips", two_round_trips),
         trial(Kind::Postgres, "pgbouncer::the_doctor_notices_it", the_doctor_notices_it),
         trial(Kind::Postgres, "pgbouncer::prepared_statements_fail_safely", prepared_statements_fail_safely),
+        trial(
+            Kind::Postgres,
+            "pgbouncer::no_setting_is_left_to_other_clients",
+            no_setting_is_left_to_other_clients,
+        ),
+        trial(
+            Kind::Postgres,
+            "pgbouncer::a_role_with_another_isolation_level_is_refused_at_open",
+            a_role_with_another_isolation_level_is_refused_at_open,
+        ),
     ])
 }
 
@@ -259,5 +270,67 @@ async fn prepared_statements_fail_safely() -> TestResult {
         holders.iter().all(Vec::is_empty).then_some(())
     })
     .await;
+    Ok(())
+}
+
+/// Every setting of every connection to the server that the pooler has, as its next client finds it: all of them are in a
+/// transaction at the same time.
+async fn settings(place: &Place) -> Result<Vec<String>, Error> {
+    let mut clients = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let options: PgConnectOptions = place.url().parse()?;
+        let mut client = options.extra_float_digits(None).connect().await?;
+        sqlx::raw_sql("BEGIN").execute(&mut client).await?;
+        clients.push(client);
+    }
+    let mut found = Vec::new();
+    for client in &mut clients {
+        let all = "SELECT string_agg(name || '=' || setting, ', ' ORDER BY name) FROM pg_settings \
+                   WHERE source = 'session' OR name IN ('transaction_isolation', 'synchronous_commit', 'lock_timeout')";
+        found.push(sqlx::raw_sql(all).fetch_one(client).await?.try_get(0)?);
+    }
+    Ok(found)
+}
+
+/// 10.3: what other clients of the pooler get is as they would have it without us.
+async fn no_setting_is_left_to_other_clients() -> TestResult {
+    let place = Place::new().await?;
+    let before = settings(&place).await?;
+    for prepared in [true, false] {
+        let dao = place.builder().prepared(prepared).migrate(false).connect().await?;
+        for _ in 0..2 * CONNECTIONS {
+            // What was prepared on another connection may fail, and leaves nothing behind either.
+            let _ = dao.list(&Page::default()).await;
+        }
+        let locks = LockingService::new(dao);
+        for ids in [&["a"][..], &["a", "b"]] {
+            for _ in 0..2 * CONNECTIONS {
+                let _ = locks.with_locks(ids.iter().copied(), async || ()).await;
+            }
+        }
+        let _ = locks.shutdown(PATIENCE).await;
+        assert_eq!(settings(&place).await?, before, "prepared: {prepared}");
+    }
+    Ok(())
+}
+
+/// The routines decide under READ COMMITTED only. A pooler takes no such setting from us, so that the role has to have it.
+async fn a_role_with_another_isolation_level_is_refused_at_open() -> TestResult {
+    let server = Arc::new(Server::start(Kind::Postgres).await?);
+    let mut sql = PgConnection::connect(&server.url()).await?;
+    let user: String = sqlx::raw_sql("SELECT current_user::text").fetch_one(&mut sql).await?.try_get(0)?;
+    let level = format!("ALTER ROLE \"{user}\" SET default_transaction_isolation TO 'repeatable read'");
+    sqlx::raw_sql(AssertSqlSafe(level)).execute(&mut sql).await?;
+    let pooler = Pooler::start(&server, CONNECTIONS).await?;
+    let place = Place { server, pooler, namespace: Uuid::new_v4().to_string() };
+    // A connection of our own brings the level along, and works.
+    let direct = LockingService::new(place.directly().connect().await?);
+    direct.with_locks(["a"], async || ()).await?;
+    for prepared in [true, false] {
+        let refused = place.builder().prepared(prepared).connect().await.expect_err("it cannot decide");
+        assert_eq!(refused.kind(), BackendErrorKind::Misconfigured, "{refused}");
+        let said = refused.to_string();
+        assert!(said.contains("repeatable read") && said.contains("ALTER ROLE"), "{said}");
+    }
     Ok(())
 }

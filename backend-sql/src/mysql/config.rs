@@ -2,10 +2,13 @@
 
 use std::{fmt, marker::PhantomData, str::FromStr, time::Duration};
 
-use lockcore::{BackendError, ContextId, Ident};
+use lockcore::{BackendError, ContextId, Ident, StoreVersion};
 use sqlx::{ConnectOptions, MySqlPool, mysql::MySqlConnectOptions};
 
-use super::engine::{Mysql, MysqlLockDao};
+use super::{
+    engine::{Mysql, MysqlLockDao},
+    schema::VERSION,
+};
 use crate::server::{ServerError, ServerLockDao, Settings};
 
 /// Settings of a [`MysqlLockDao`]; made by [`MysqlLockDao::builder`].
@@ -31,7 +34,7 @@ pub(super) enum Source {
 
 impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
     pub(super) fn new() -> Self {
-        MysqlBuilder { server: Server::None, settings: Settings::new(), types: PhantomData }
+        MysqlBuilder { server: Server::None, settings: Settings::new(VERSION), types: PhantomData }
     }
 
     /// Where the server is: `mysql://user:password@host:port/database?ssl-mode=required`, or the same with `mariadb`.
@@ -105,12 +108,29 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
         self
     }
 
+    /// Whether to open it for administration only: to look, break and sweep without creating anything, neither the schema
+    /// nor a session that listens. Off by default; a missing schema is an error then, whatever
+    /// [`migrate`](Self::migrate) says, and calls that wait poll for their turn.
+    #[must_use]
+    pub fn administration(mut self, administration: bool) -> Self {
+        self.settings.administration = administration;
+        self
+    }
+
+    /// For tests: a program of another version.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn program_version(mut self, program: StoreVersion) -> Self {
+        self.settings.program = program;
+        self
+    }
+
     /// Connects, and creates or migrates the schema.
     ///
     /// # Errors
     /// [`BadSetting`](lockcore::BackendErrorKind::BadSetting) names the setting and its value;
-    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) says that the server is too old or the schema of another
-    /// version; [`Unavailable`](lockcore::BackendErrorKind::Unavailable) and [`Denied`](lockcore::BackendErrorKind::Denied)
+    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) says that the server is too old, or the schema missing or for
+    /// newer programs; [`Unavailable`](lockcore::BackendErrorKind::Unavailable) and [`Denied`](lockcore::BackendErrorKind::Denied)
     /// if the server cannot be used.
     pub async fn connect(self) -> Result<MysqlLockDao<I, C>, BackendError> {
         if !is_name(&self.settings.prefix) {

@@ -2,13 +2,15 @@
 
 use std::{fmt, fmt::Write, time::Duration};
 
-use lockcore::{BackendError, BreakMode, Capabilities, ContextId, Finding, Ident, Moment, Withdraw};
+use lockcore::{
+    BackendError, BreakMode, Capabilities, ContextId, Finding, Ident, Moment, StoreVersion, Withdraw,
+};
 use sqlx::{ConnectOptions, mysql::MySqlConnectOptions};
 use uuid::Uuid;
 
 use super::{
     config::{MysqlBuilder, Source},
-    doctor,
+    dedicated, doctor,
     error::unconnected,
     fences::Fences,
     flavor::Flavor,
@@ -17,7 +19,8 @@ use super::{
     schema::{self, FEW, Names},
 };
 use crate::server::{
-    Ask, Done, Engine, Hold, Kept, Key, Order, Outcome, ServerError, ServerLockDao, Settings, Single, micros,
+    Ask, Done, Engine, Hold, Kept, Key, Order, Outcome, ServerError, ServerLockDao, Settings, Single, fit,
+    micros, store_version,
 };
 
 /// How often sessions are rung that this user may not interrupt.
@@ -72,6 +75,7 @@ impl<I: Ident, C: ContextId> MysqlLockDao<I, C> {
 pub struct Mysql {
     source: Source,
     options: MySqlConnectOptions,
+    address: String,
     database: String,
     settings: Settings,
     names: Names,
@@ -83,6 +87,7 @@ pub struct Mysql {
 #[derive(Debug)]
 pub(super) struct Routines {
     pub(super) enter: Routine,
+    pub(super) connection: Routine,
     pub(super) listen: Routine,
     pub(super) hear: Routine,
     pub(super) wake: Routine,
@@ -111,7 +116,8 @@ impl Routines {
     pub(super) fn new(names: &Names) -> Self {
         let routine = |name, parameters| Routine::new(&names.quoted(name), parameters);
         Routines {
-            enter: routine("v1_enter", 1),
+            enter: routine("v1_enter", 2),
+            connection: routine("v1_connection", 1),
             listen: routine("v1_listen", 1),
             hear: routine("v1_hear", 7),
             wake: routine("v1_wake", 1),
@@ -147,9 +153,14 @@ impl Mysql {
     ) -> Self {
         let names = Names::new(&settings.prefix);
         let routines = Routines::new(&names);
+        let address = match options.get_socket() {
+            Some(socket) => socket.display().to_string(),
+            None => format!("{}:{}", options.get_host(), options.get_port()),
+        };
         Mysql {
             source,
             options,
+            address,
             database,
             settings,
             names,
@@ -172,17 +183,21 @@ impl Mysql {
         Ok(link)
     }
 
-    /// The number of the namespace, asked for once on each connection.
-    async fn enter(&self, link: &mut Link) -> Result<i64, ServerError> {
+    /// The number of the namespace, asked for once on each connection, which also shows whether the schema is for newer
+    /// programs by now. 0 if the namespace is not there and not to be created; nothing is stored under that.
+    async fn enter(&self, link: &mut Link, create: bool) -> Result<i64, ServerError> {
         if let Some(namespace) = link.namespace {
             return Ok(namespace.into());
         }
         let name = Argument::Bytes(self.settings.namespace.as_bytes());
-        let Answer { text, .. } = link.call(&self.routines.enter, &[name]).await?;
-        let number = text.split(' ').next().and_then(|number| number.parse::<u32>().ok());
-        let number = number.ok_or(ServerError::Answer { backend: "mysql", what: format!("{text:?}") })?;
-        link.namespace = Some(number);
-        Ok(number.into())
+        let Answer { text, .. } = link.call(&self.routines.enter, &[name, truth(create)]).await?;
+        let numbers: Option<Vec<i64>> = text.split(' ').map(|number| number.parse().ok()).collect();
+        let Some([number, version, oldest_program]) = numbers.as_deref() else {
+            return Err(ServerError::Answer { backend: "mysql", what: format!("{text:?}") });
+        };
+        fit(self, Some(store_version("mysql", *version, *oldest_program)?))?;
+        link.namespace = u32::try_from(*number).ok().filter(|number| *number != 0);
+        Ok(*number)
     }
 
     async fn call(
@@ -216,7 +231,7 @@ impl Mysql {
 
     async fn acquire(&self, link: &mut Link, ask: &Ask, session: i64) -> Result<String, ServerError> {
         let int = Argument::Int;
-        let namespace = int(self.enter(link).await?);
+        let namespace = int(self.enter(link, true).await?);
         let (context, owner) = (Argument::Bytes(ask.context.as_bytes()), Argument::Bytes(&ask.owner));
         let (attempt, lease, session) = (int(ask.attempt), int(ask.lease), int(session));
         let flags = int(i64::from(ask.queue) | i64::from(ask.nested) << 1);
@@ -265,7 +280,7 @@ impl Mysql {
     async fn withdraw(&self, link: &mut Link, ask: &Ask, how: Withdraw) -> Result<String, ServerError> {
         let set = wanted(ask);
         let arguments = [
-            Argument::Int(self.enter(link).await?),
+            Argument::Int(self.enter(link, true).await?),
             Argument::Bytes(ask.context.as_bytes()),
             Argument::Int(ask.attempt),
             Argument::Text(&set),
@@ -278,7 +293,7 @@ impl Mysql {
     }
 
     async fn release(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {
-        let namespace = Argument::Int(self.enter(link).await?);
+        let namespace = Argument::Int(self.enter(link, true).await?);
         let context = Argument::Bytes(hold.context.as_bytes());
         match (&*hold.ids, hold.only_fence()) {
             ([id], Some(fence)) => {
@@ -310,7 +325,7 @@ impl Mysql {
         let (set, fence) = (held(hold), hold.only_fence());
         let kept = fence.map(|fence| self.kept.held(&hold.ids, fence).map_or(fence, |set| set.fence));
         let arguments = [
-            Argument::Int(self.enter(link).await?),
+            Argument::Int(self.enter(link, true).await?),
             Argument::Bytes(hold.context.as_bytes()),
             only(&hold.ids),
             Argument::MaybeInt(fence),
@@ -338,7 +353,6 @@ impl Engine for Mysql {
     type Listener = Listener;
 
     const NAME: &'static str = "mysql";
-    const SCHEMA_VERSION: i64 = schema::VERSION;
     /// A server has one durability for all commits.
     const RELEASES_APART: bool = false;
 
@@ -392,13 +406,22 @@ impl Engine for Mysql {
                 (&self.routines.sweep, &[int(batch), int(unless_within.map_or(-1, micros))])
             }
         };
-        let mut all = vec![int(self.enter(link).await?)];
+        // To look at a namespace does not create it.
+        let create = !matches!(
+            order,
+            Order::List(_)
+                | Order::Inspect(_)
+                | Order::Break { .. }
+                | Order::ReleaseContext(_)
+                | Order::Sweep { .. }
+        );
+        let mut all = vec![int(self.enter(link, create).await?)];
         all.extend_from_slice(arguments);
         self.call(link, routine, &all).await
     }
 
     async fn carry_out_together(&self, link: &mut Link, orders: &[&Single]) -> Result<Done, ServerError> {
-        let namespace = Argument::Int(self.enter(link).await?);
+        let namespace = Argument::Int(self.enter(link, true).await?);
         let (mut words, mut own_session) = (String::with_capacity(orders.len() * 200), 0);
         for order in orders {
             match order {
@@ -425,13 +448,17 @@ impl Engine for Mysql {
     }
 
     async fn migrate(&self, link: &mut Link) -> Result<(), ServerError> {
-        let flavor = self.flavor(link).await?;
-        schema::migrate(&self.names, flavor, link).await
+        let (flavor, program) = (self.flavor(link).await?, self.settings.program);
+        schema::migrate(&self.names, flavor, program, |found| fit(self, found), link).await
     }
 
-    async fn schema_version(&self, link: &mut Link) -> Result<Option<i64>, ServerError> {
+    async fn store_version(&self, link: &mut Link) -> Result<Option<StoreVersion>, ServerError> {
         self.flavor(link).await?;
         schema::version(&self.names, link).await
+    }
+
+    fn address(&self) -> &str {
+        &self.address
     }
 
     fn place(&self) -> String {
@@ -445,8 +472,10 @@ impl Engine for Mysql {
 
     async fn listen(&self, session: i64) -> Result<Listener, ServerError> {
         let mut link = self.connect_own().await?;
-        let namespace = self.enter(&mut link).await?;
-        let other = self.connect_own().await?;
+        let namespace = self.enter(&mut link, true).await?;
+        let mut other = self.connect_own().await?;
+        // Before anything is done there that could stay with another client.
+        dedicated::ensure(&self.routines.connection, [&mut link, &mut other], None).await?;
         listen::listen(Routines::new(&self.names), link, other, namespace, session).await
     }
 

@@ -9,6 +9,7 @@ use tokio::{
 };
 
 use super::{
+    dedicated,
     engine::Routines,
     error::{is_interrupted, is_statement_timeout},
     link::{Answer, Argument, Link, Routine},
@@ -51,7 +52,10 @@ pub(super) async fn listen(
     end_predecessor(&mut other, session).await?;
     name(&mut link, &routines, session).await?;
     name(&mut other, &routines, kept).await?;
-    let wake = routines.wake.clone();
+    dedicated::ensure(&routines.connection, [&mut link, &mut other], Some([session, kept])).await?;
+    // It has nothing to say for as long as this process listens.
+    other.text("SET SESSION wait_timeout = 2147483").await?;
+    let wake = Routine::clone(&routines.wake);
     let (sender, heard) = mpsc::unbounded_channel();
     let (count, interrupted) = watch::channel(0);
     let sits = Sitting {

@@ -56,7 +56,9 @@
 //! - **Waking.** A DAO keeps one connection that sits in a routine which waits; whoever hands something over interrupts
 //!   it with `KILL QUERY`, after the commit, in the same call. The waiting connection holds a user-level lock named
 //!   after its random session, and the connection to interrupt is the one that `IS_USED_LOCK` tells at that moment: a
-//!   connection id that was given to somebody else holds no such lock, so that no other query is ever interrupted. What
+//!   connection id that was given to somebody else holds no such lock, so that no other query is interrupted. Behind a proxy
+//!   that shares connections of the server between clients that would not hold: before the first interruption both
+//!   connections of the DAO are asked several times whether they are its own; if not, waiters poll, and `doctor` says so. What
 //!   it waits for is a user-level lock too, which a second connection of the DAO keeps and otherwise does nothing: in
 //!   `SLEEP`, MariaDB may take two seconds over an interruption. On connecting it is tried out;
 //!   [`push`](lockcore::Capabilities::push) is declared only if that works. Each call tells what there is and then
@@ -111,6 +113,7 @@
 //! - `table_prefix` may be any text without characters beyond U+FFFF; it is quoted.
 
 mod config;
+mod dedicated;
 mod doctor;
 mod engine;
 mod error;

@@ -2,7 +2,8 @@
 
 use std::borrow::Cow;
 
-use sqlx::AssertSqlSafe;
+use lockcore::{StoreFit, StoreVersion};
+use sqlx::{AssertSqlSafe, Row};
 
 use super::{
     error::{self, failed},
@@ -10,12 +11,12 @@ use super::{
     link::Link,
 };
 use crate::server::{
-    ServerError,
+    ServerError, store_version,
     template::{self, Filling},
 };
 
 /// The version of what is below.
-pub(super) const VERSION: i64 = 1;
+pub(super) const VERSION: StoreVersion = StoreVersion { version: 1, oldest_program: 1 };
 
 /// The texts, in the order in which they are needed: statements, each ended by a line `//`. `{name}` stands for the
 /// quoted name of a table or routine, `{name as text}` for that as a literal, other words for one of the [`PIECES`].
@@ -307,19 +308,31 @@ impl Names {
         })
     }
 
-    /// The statements that make all of it.
-    fn statements(&self, flavor: Flavor) -> Vec<String> {
+    /// The statements that make all of it, but for the routines that `keeps` wants as they are.
+    fn statements(&self, flavor: Flavor, program: StoreVersion, keeps: impl Fn(&str) -> bool) -> Vec<String> {
         let mut statements = vec![format!("SET SESSION sql_mode = '{SQL_MODE}'")];
         for text in TEXTS {
             for statement in text.split("\n//\n").map(str::trim).filter(|text| !text.is_empty()) {
                 if let Some(routine) = routine(statement) {
-                    statements.push(format!("DROP PROCEDURE IF EXISTS {}", self.quoted(routine)));
+                    let name = self.quoted(routine);
+                    if keeps(&name) {
+                        continue;
+                    }
+                    statements.push(format!("DROP PROCEDURE IF EXISTS {name}"));
                 }
                 statements.push(self.fill(template::without_comments(statement), flavor));
             }
         }
-        statements.push(self.fill("DELETE FROM {schema}", flavor));
-        statements.push(self.fill(&format!("INSERT INTO {{schema}} (version) VALUES ({VERSION})"), flavor));
+        // The numbers never decrease.
+        let StoreVersion { version, oldest_program } = program;
+        let write = format!(
+            "INSERT INTO {{schema}} (version, oldest_program) SELECT {version}, GREATEST({oldest_program}, \
+             (SELECT IFNULL(MAX(s.oldest_program), 0) FROM {{schema}} s)) \
+             ON DUPLICATE KEY UPDATE oldest_program = GREATEST({{schema}}.oldest_program, {oldest_program})"
+        );
+        statements.push(self.fill(&write, flavor));
+        let newest = "(SELECT n.version FROM (SELECT MAX(s.version) AS version FROM {schema} s) n)";
+        statements.push(self.fill(&format!("DELETE FROM {{schema}} WHERE version < {newest}"), flavor));
         statements
     }
 }
@@ -358,11 +371,12 @@ fn routine(statement: &str) -> Option<&str> {
 }
 
 /// The whole schema as SQL for the server's own command line client, for those who run their own migrations. It creates
-/// what is missing and replaces the routines, so that it can be run again. Whoever uses the locks needs `EXECUTE` on the
+/// what is missing and replaces the routines, so that it can be run again, but not after a newer one, nor while programs use
+/// the locks: a routine is missing for a moment. Whoever uses the locks needs `EXECUTE` on the
 /// routines, and nothing else; whoever runs this has to keep an account, for the routines run with its rights.
 pub fn schema_sql(table_prefix: &str, flavor: Flavor) -> String {
     let mut sql = String::from("DELIMITER //\n");
-    for statement in Names::new(table_prefix).statements(flavor) {
+    for statement in Names::new(table_prefix).statements(flavor, VERSION, |_| false) {
         sql.push_str(&statement);
         sql.push_str("\n//\n");
     }
@@ -371,7 +385,13 @@ pub fn schema_sql(table_prefix: &str, flavor: Flavor) -> String {
 }
 
 /// Creates or migrates the schema; of several programs at once one does it.
-pub(super) async fn migrate(names: &Names, flavor: Flavor, link: &mut Link) -> Result<(), ServerError> {
+pub(super) async fn migrate(
+    names: &Names,
+    flavor: Flavor,
+    program: StoreVersion,
+    fit: impl Fn(Option<StoreVersion>) -> Result<StoreFit, ServerError>,
+    link: &mut Link,
+) -> Result<(), ServerError> {
     // DDL commits by itself: a lock of the session's keeps the others out, and the version is written last.
     let lock = format!(
         "LEFT(CONCAT('lockcore migrates ', SHA2(CONCAT(DATABASE(), {}), 256)), 64)",
@@ -382,36 +402,60 @@ pub(super) async fn migrate(names: &Names, flavor: Flavor, link: &mut Link) -> R
         let what = "another program has been migrating the schema for 30 s".to_owned();
         return Err(ServerError::Misconfigured { backend: flavor.name(), what });
     }
-    let done = migrate_alone(names, flavor, link).await;
+    let done = migrate_alone(names, flavor, program, fit, link).await;
     let unlocked = link.text(&format!("SELECT CAST(RELEASE_LOCK({lock}) AS CHAR)")).await;
     done.and(unlocked.map(drop))
 }
 
-async fn migrate_alone(names: &Names, flavor: Flavor, link: &mut Link) -> Result<(), ServerError> {
-    match version(names, link).await? {
-        Some(found) if found >= VERSION => return Ok(()),
-        _ => {}
+async fn migrate_alone(
+    names: &Names,
+    flavor: Flavor,
+    program: StoreVersion,
+    fit: impl Fn(Option<StoreVersion>) -> Result<StoreFit, ServerError>,
+    link: &mut Link,
+) -> Result<(), ServerError> {
+    let found = version(names, link).await?;
+    if fit(found)? == StoreFit::Ready {
+        return Ok(());
     }
     let mode = link.text("SELECT CAST(@@SESSION.sql_mode AS CHAR)").await?.unwrap_or_default();
-    let done = make(names, flavor, link).await;
+    let done = make(names, flavor, program, found.is_some(), link).await;
     let restored = link.text(&format!("SET SESSION sql_mode = {}", literal(&mode))).await;
     done.and(restored.map(drop))
 }
 
-async fn make(names: &Names, flavor: Flavor, link: &mut Link) -> Result<(), ServerError> {
-    for statement in names.statements(flavor) {
+/// Makes what is missing. Of a schema that is `complete` the routines stay as they are: programs of its version are calling
+/// them, and their names say of which version they are.
+async fn make(
+    names: &Names,
+    flavor: Flavor,
+    program: StoreVersion,
+    complete: bool,
+    link: &mut Link,
+) -> Result<(), ServerError> {
+    let mut kept = Vec::new();
+    if complete {
+        let all = "SELECT CAST(ROUTINE_NAME AS CHAR) FROM information_schema.ROUTINES WHERE ROUTINE_SCHEMA = DATABASE()";
+        for row in sqlx::raw_sql(all).fetch_all(link.raw()).await.map_err(failed)? {
+            let name: &str = row.try_get_unchecked(0).map_err(failed)?;
+            kept.push(format!("`{}`", name.replace('`', "``")));
+        }
+    }
+    for statement in names.statements(flavor, program, |name| kept.iter().any(|kept| kept == name)) {
         sqlx::raw_sql(AssertSqlSafe(statement)).execute(link.raw()).await.map_err(failed)?;
     }
     Ok(())
 }
 
-/// The version that is there; `None` if there is none.
-pub(super) async fn version(names: &Names, link: &mut Link) -> Result<Option<i64>, ServerError> {
+/// Reads the version that is there; `None` if there is none, or if it was only begun.
+pub(super) async fn version(names: &Names, link: &mut Link) -> Result<Option<StoreVersion>, ServerError> {
     let found = match link.text(&format!("CALL {}()", names.quoted("version"))).await {
         // No such routine, or none that this user may see: it may be half made, or made by a user who gave no rights.
         Err(error) if error::is_missing_routine(&error) => {
-            let read =
-                format!("SELECT CAST(IFNULL(MAX(version), 0) AS CHAR) FROM {}", names.quoted("schema"));
+            let read = format!(
+                "SELECT CAST(CONCAT_WS(' ', IFNULL(MAX(version), 0), IFNULL(MAX(oldest_program), 0)) AS CHAR) FROM {}",
+                names.quoted("schema")
+            );
             match link.text(&read).await {
                 Err(error) if error::is_missing_table(&error) => return Ok(None),
                 found => found?,
@@ -419,7 +463,13 @@ pub(super) async fn version(names: &Names, link: &mut Link) -> Result<Option<i64
         }
         found => found?,
     };
-    Ok(found.and_then(|version| version.parse().ok()).filter(|version| *version > 0))
+    let found = found.unwrap_or_default();
+    let numbers: Option<Vec<i64>> = found.split(' ').map(|number| number.parse().ok()).collect();
+    match numbers.as_deref() {
+        Some([0, _]) => Ok(None),
+        Some([version, oldest_program]) => store_version("mysql", *version, *oldest_program).map(Some),
+        _ => Err(ServerError::Answer { backend: "mysql", what: format!("{found:?}") }),
+    }
 }
 
 /// Text as a literal; hexadecimal, so that no quoting depends on the session.

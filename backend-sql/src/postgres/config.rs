@@ -2,10 +2,13 @@
 
 use std::{fmt, marker::PhantomData, str::FromStr, time::Duration};
 
-use lockcore::{BackendError, ContextId, Ident};
+use lockcore::{BackendError, ContextId, Ident, StoreVersion};
 use sqlx::{ConnectOptions, PgPool, postgres::PgConnectOptions};
 
-use super::engine::{Postgres, PostgresLockDao};
+use super::{
+    engine::{Postgres, PostgresLockDao},
+    schema::VERSION,
+};
 use crate::server::{ServerError, ServerLockDao, Settings, Word};
 
 /// Which commits have to be on the disk before they are answered; a durable one is as durable as the server's own
@@ -56,7 +59,7 @@ pub(super) enum Source {
 impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
     pub(super) fn new() -> Self {
         let options = Options {
-            settings: Settings::new(),
+            settings: Settings::new(VERSION),
             schema: "public".to_owned(),
             commit: Commit::default(),
             prepared: true,
@@ -146,6 +149,23 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
         self
     }
 
+    /// Whether to open it for administration only: to look, break and sweep without creating anything, neither the schema
+    /// nor a session that listens. Off by default; a missing schema is an error then, whatever
+    /// [`migrate`](Self::migrate) says, and calls that wait poll for their turn.
+    #[must_use]
+    pub fn administration(mut self, administration: bool) -> Self {
+        self.options.settings.administration = administration;
+        self
+    }
+
+    /// For tests: a program of another version.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn program_version(mut self, program: StoreVersion) -> Self {
+        self.options.settings.program = program;
+        self
+    }
+
     /// Which commits have to be on the disk before they are answered.
     #[must_use]
     pub fn commit(mut self, commit: Commit) -> Self {
@@ -166,7 +186,8 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
     ///
     /// # Errors
     /// [`BadSetting`](lockcore::BackendErrorKind::BadSetting) names the setting and its value;
-    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) says that the schema is of another version;
+    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) says that the schema is missing or for newer programs, or
+    /// that the role's isolation level is not `read committed` and cannot be set;
     /// [`Unavailable`](lockcore::BackendErrorKind::Unavailable) and [`Denied`](lockcore::BackendErrorKind::Denied) if the
     /// server cannot be used.
     pub async fn connect(self) -> Result<PostgresLockDao<I, C>, BackendError> {

@@ -1,12 +1,17 @@
 //! What the DAO needs of Postgres: connections, the calls of the routines, listening.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use lockcore::{
-    BackendError, BackendErrorKind, BreakMode, Capabilities, ContextId, Finding, Ident, Withdraw,
+    BackendError, BackendErrorKind, BreakMode, Capabilities, ContextId, Finding, Ident, StoreVersion,
+    Withdraw,
 };
 use sqlx::{
-    ConnectOptions,
+    AssertSqlSafe, ConnectOptions, Row,
     postgres::{PgConnectOptions, PgListener},
 };
 use uuid::Uuid;
@@ -21,7 +26,7 @@ use super::{
 };
 use crate::server::{
     Ask, Done, Engine, Hold, Kept, Key, Modes, Order, Outcome, Place, ServerError, ServerLockDao, Set,
-    Settings, Single, micros,
+    Settings, Single, fit, micros, store_version,
 };
 
 /// Bits of the parameter `p_flags`.
@@ -35,10 +40,9 @@ mod flag {
     pub(super) const ASYNC: i64 = 8;
 }
 
-/// The level, whatever the role's or the database's default is; and plans that are made once, by the indexes: one that was
-/// made while a table was small would otherwise read all of it until somebody analyzes it.
-const SETTINGS: &str = "SET default_transaction_isolation TO 'read committed'; SET plan_cache_mode TO force_generic_plan; \
-                        SET enable_seqscan TO off; SET enable_bitmapscan TO off; SET jit TO off";
+/// The level under which the routines decide, as a parameter with which a connection starts: a pooler that shares
+/// connections refuses or ignores it, while it would hand what is `SET` on to its next client.
+const LEVEL: (&str, &str) = ("default_transaction_isolation", "read committed");
 
 /// Locks in a PostgreSQL database; see the [module](super) for what it does how.
 pub type PostgresLockDao<I = String, C = Uuid> = ServerLockDao<I, C, Postgres>;
@@ -91,9 +95,12 @@ pub struct Postgres {
     source: Source,
     listen: PgConnectOptions,
     options: Options,
+    address: String,
     names: Names,
     routines: Routines,
     kept: Kept,
+    /// The role has another isolation level, so that connections bring [`LEVEL`] along.
+    brings_level: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -153,7 +160,62 @@ impl Postgres {
     pub(super) fn new(source: Source, listen: PgConnectOptions, options: Options) -> Self {
         let names = Names::new(&options.schema, &options.settings.prefix);
         let routines = Routines::new(&names);
-        Postgres { source, listen, options, names, routines, kept: Kept::new() }
+        let address = match &source {
+            Source::Own(options) => address(options),
+            Source::Pool(pool) => address(&pool.connect_options()),
+        };
+        let (kept, brings_level) = (Kept::new(), AtomicBool::new(false));
+        Postgres { source, listen, options, address, names, routines, kept, brings_level }
+    }
+
+    /// A connection of our own, on which the routines can decide.
+    async fn connect_own(&self, options: &PgConnectOptions) -> Result<Link, ServerError> {
+        let mut wrong = None;
+        if !self.brings_level.load(Ordering::Relaxed) {
+            let mut link = Link::Own(Box::new(options.connect().await.map_err(unconnected)?));
+            wrong = self.examine(&mut link).await?;
+            if wrong.is_none() {
+                return Ok(link);
+            }
+        }
+        let conn = match (options.clone().options([LEVEL]).connect().await, wrong) {
+            (Ok(conn), _) => conn,
+            // A pooler that takes no such parameter.
+            (Err(sqlx::Error::Database(_)), Some(wrong)) => return Err(wrong),
+            (Err(error), _) => return Err(unconnected(error)),
+        };
+        let mut link = Link::Own(Box::new(conn));
+        self.examine(&mut link).await?.map_or(Ok(()), Err)?;
+        self.brings_level.store(true, Ordering::Relaxed);
+        Ok(link)
+    }
+
+    /// Looks at a new connection. Fails if the schema is for newer programs by now; gives an error if the isolation level is
+    /// not the one that the routines need.
+    async fn examine(&self, link: &mut Link) -> Result<Option<ServerError>, ServerError> {
+        let look = "SELECT current_setting('transaction_isolation'), current_user::text";
+        let with_versions = format!(
+            "{look}, (SELECT max(version) FROM {0}), (SELECT max(oldest_program) FROM {0})",
+            self.names.quoted("schema")
+        );
+        let row = match sqlx::raw_sql(AssertSqlSafe(with_versions)).fetch_one(link.raw()).await {
+            // There is no schema yet, or none that this role may see.
+            Err(sqlx::Error::Database(_)) => sqlx::raw_sql(look).fetch_one(link.raw()).await,
+            found => found,
+        };
+        let row = row.map_err(unconnected)?;
+        let text = |column: usize| row.try_get::<String, _>(column).map_err(unconnected);
+        let number = |column: usize| row.try_get::<Option<i64>, _>(column).ok().flatten();
+        if let (Some(version), Some(oldest_program)) = (number(2), number(3)) {
+            fit(self, Some(store_version("postgres", version, oldest_program)?))?;
+        }
+        let (level, role) = (text(0)?, text(1)?);
+        let what = format!(
+            "the isolation level of the role {role:?} is {level:?}, and locks need {:?}: ALTER ROLE .. SET \
+             default_transaction_isolation TO 'read committed', or connect as another role",
+            LEVEL.1
+        );
+        Ok((level != LEVEL.1).then_some(ServerError::Misconfigured { backend: "postgres", what }))
     }
 
     fn fence_check(&self) -> String {
@@ -402,7 +464,6 @@ impl Engine for Postgres {
     type Listener = PgListener;
 
     const NAME: &'static str = "postgres";
-    const SCHEMA_VERSION: i64 = schema::VERSION;
     /// A release commits asynchronously, a grant does not: together the one would wait for the other's disk.
     const RELEASES_APART: bool = true;
 
@@ -416,15 +477,7 @@ impl Engine for Postgres {
 
     async fn connect(&self) -> Result<Link, ServerError> {
         match &self.source {
-            Source::Own(options) => {
-                let mut link = Link::Own(Box::new(options.connect().await.map_err(unconnected)?));
-                if self.options.prepared {
-                    // Behind a pooler that would be somebody else's connection next; there the routines refuse another
-                    // level.
-                    link.run(SETTINGS).await.map_err(ServerError::unasked)?;
-                }
-                Ok(link)
-            }
+            Source::Own(options) => self.connect_own(options).await,
             Source::Pool(pool) => Ok(Link::Lent(pool.acquire().await.map_err(unconnected)?)),
         }
     }
@@ -493,11 +546,20 @@ impl Engine for Postgres {
     }
 
     async fn migrate(&self, link: &mut Link) -> Result<(), ServerError> {
-        schema::migrate(&self.names, link).await
+        let program = self.options.settings.program;
+        schema::migrate(&self.names, program, |found| fit(self, found), link).await
     }
 
-    async fn schema_version(&self, link: &mut Link) -> Result<Option<i64>, ServerError> {
+    async fn store_version(&self, link: &mut Link) -> Result<Option<StoreVersion>, ServerError> {
         schema::version(&self.names, link).await
+    }
+
+    async fn admit(&self, link: &mut Link) -> Result<(), ServerError> {
+        self.examine(link).await?.map_or(Ok(()), Err)
+    }
+
+    fn address(&self) -> &str {
+        &self.address
     }
 
     fn place(&self) -> String {
@@ -524,6 +586,15 @@ impl Engine for Postgres {
 
     async fn probe(&self, listener: &mut PgListener) -> Result<(), ServerError> {
         listen::probe(listener).await
+    }
+}
+
+/// Host and port, or the socket.
+fn address(options: &PgConnectOptions) -> String {
+    let port = options.get_port();
+    match options.get_socket() {
+        Some(socket) => format!("{} (port {port})", socket.display()),
+        None => format!("{}:{port}", options.get_host()),
     }
 }
 

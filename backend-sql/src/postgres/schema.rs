@@ -1,15 +1,16 @@
 //! The schema: tables and routines, for any names.
 
+use lockcore::{StoreFit, StoreVersion};
 use sqlx::{AssertSqlSafe, Row};
 
 use super::{error::failed, link::Link};
 use crate::server::{
-    ServerError,
+    ServerError, store_version,
     template::{self, Filling},
 };
 
 /// The version of what is below.
-pub(super) const VERSION: i64 = 1;
+pub(super) const VERSION: StoreVersion = StoreVersion { version: 1, oldest_program: 1 };
 
 /// The texts, in the order in which they are needed. `{name}` stands for the quoted name of a table or routine, `{name!}`
 /// for the same without the schema, `{name'}` for the same inside of single quotes; `{$}`
@@ -95,13 +96,13 @@ fn quote(name: &str) -> String {
 }
 
 /// The whole schema as SQL, for those who run their own migrations: it creates what is missing and replaces the
-/// routines, so that it can be run again. Users of the locks need `USAGE` on the schema, `EXECUTE` on the routines and
+/// routines, so that it can be run again, but not after a newer one. Users of the locks need `USAGE` on the schema, `EXECUTE` on the routines and
 /// `SELECT, INSERT, UPDATE, DELETE` on the tables.
 pub fn schema_sql(schema: &str, table_prefix: &str) -> String {
-    sql(&Names::new(schema, table_prefix))
+    sql(&Names::new(schema, table_prefix), VERSION)
 }
 
-fn sql(names: &Names) -> String {
+fn sql(names: &Names, program: StoreVersion) -> String {
     // IF NOT EXISTS would need the right to create schemas though it is there.
     let (tag, text, name) = (names.tag(), names.schema.replace('\'', "''"), quote(&names.schema));
     let mut sql = format!(
@@ -112,34 +113,49 @@ fn sql(names: &Names) -> String {
         sql.push_str(&names.fill(text));
         sql.push('\n');
     }
-    sql.push_str(&names.fill("DELETE FROM {schema};\n"));
-    sql.push_str(&names.fill(&format!("INSERT INTO {{schema}} (version) VALUES ({VERSION});\n")));
+    let StoreVersion { version, oldest_program } = program;
+    // The numbers never decrease.
+    sql.push_str(&names.fill(&format!(
+        "INSERT INTO {{schema}} (version, oldest_program)\n  \
+         SELECT {version}, greatest({oldest_program}, max(oldest_program)) FROM {{schema}}\n  \
+         ON CONFLICT (version) DO UPDATE SET oldest_program = excluded.oldest_program;\n\
+         DELETE FROM {{schema}} WHERE version < (SELECT max(version) FROM {{schema}});\n"
+    )));
     sql
 }
 
 /// Creates or migrates the schema, as one transaction; of several programs at once one does it.
-pub(super) async fn migrate(names: &Names, link: &mut Link) -> Result<(), ServerError> {
+pub(super) async fn migrate(
+    names: &Names,
+    program: StoreVersion,
+    fit: impl Fn(Option<StoreVersion>) -> Result<StoreFit, ServerError>,
+    link: &mut Link,
+) -> Result<(), ServerError> {
     // The connection is dropped if this does not come to its end, and so is the transaction. The lock is the
     // transaction's, so that it fits poolers.
     link.run("BEGIN").await?;
     link.run("SELECT pg_advisory_xact_lock(hashtext('lockcore'))").await?;
-    if version(names, link).await? != Some(VERSION) {
-        link.run(AssertSqlSafe(sql(names))).await?;
+    if fit(version(names, link).await?)? == StoreFit::Migrate {
+        link.run(AssertSqlSafe(sql(names, program))).await?;
     }
     link.run("COMMIT").await
 }
 
-/// The version that is there; `None` if there is none.
-pub(super) async fn version(names: &Names, link: &mut Link) -> Result<Option<i64>, ServerError> {
+/// Reads the version that is there; `None` if there is none.
+pub(super) async fn version(names: &Names, link: &mut Link) -> Result<Option<StoreVersion>, ServerError> {
     let table = names.quoted("schema").replace('\'', "''");
     let exists = format!("SELECT to_regclass('{table}') IS NOT NULL");
     let row = sqlx::raw_sql(AssertSqlSafe(exists)).fetch_one(link.raw()).await.map_err(failed)?;
     if !row.try_get::<bool, _>(0).map_err(failed)? {
         return Ok(None);
     }
-    let read = names.fill("SELECT coalesce(max(version), 0)::int8 FROM {schema}");
+    let read = names.fill("SELECT max(version)::int8, max(oldest_program)::int8 FROM {schema}");
     let row = sqlx::raw_sql(AssertSqlSafe(read)).fetch_one(link.raw()).await.map_err(failed)?;
-    row.try_get::<i64, _>(0).map(Some).map_err(failed)
+    let number = |column: usize| row.try_get::<Option<i64>, _>(column).map_err(failed);
+    match (number(0)?, number(1)?) {
+        (Some(version), Some(oldest_program)) => store_version("postgres", version, oldest_program).map(Some),
+        _ => Ok(None),
+    }
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use super::{
 };
 use lockcore::{
     AcquireRequest, Acquired, BackendError, BreakMode, Broken, Capabilities, ContextId, Finding, Grant,
-    Ident, Inspection, Listing, LockDao, Page, Released, Renewed, Severity, Swept, Target, Withdraw,
-    Withdrawn,
+    Ident, Inspection, Listing, LockDao, Page, Released, Renewed, Severity, StoreFit, StoreVersion, Swept,
+    Target, Withdraw, Withdrawn,
 };
 
 /// After how long a waiter asks again though nothing woke it. The signs of life look after it, so this is for the case
@@ -33,14 +33,14 @@ impl<I: Ident, C: ContextId, E: Engine> ServerLockDao<I, C, E> {
         engine.settings().check(E::NAME)?;
         let shared = Arc::new(Shared::new(engine));
         let (timeout, checked) = (shared.engine().settings().timeout, shared.clone());
-        let check = async move |conn: &mut E::Conn| is_current(checked.engine(), conn).await;
+        let check = async move |conn: &mut E::Conn| is_ready(checked.engine(), conn).await;
         if !on_connection(&shared, timeout, check).await? {
             let made = shared.clone();
             on_connection(&shared, patience(timeout), async move |conn| made.engine().migrate(conn).await)
                 .await?;
         }
         let (watch, heard) = Watch::start(shared.clone()).await;
-        if let (Err(why), true) = (&heard, shared.engine().settings().listen) {
+        if let (Err(why), true) = (&heard, shared.engine().settings().listens()) {
             tracing::warn!(backend = E::NAME, %why, "waiters will look for their turn instead of being told");
         }
         Ok(ServerLockDao { shared, push: heard.is_ok(), _watch: watch, types: PhantomData })
@@ -51,21 +51,66 @@ impl<I: Ident, C: ContextId, E: Engine> ServerLockDao<I, C, E> {
         self.shared.engine()
     }
 
-    async fn carry_out(&self, order: Order<'_>) -> Result<String, ServerError> {
-        self.shared.carry_out(&order).await
+    async fn carry_out(&self, order: Order<'_>) -> Result<String, BackendError> {
+        self.shared.carry_out(&order).await.map_err(|error| error.at(self.engine().address()))
     }
 }
 
-/// Whether the schema is of this version; an error if it is not, and is not to be made so.
-async fn is_current<E: Engine>(engine: &E, conn: &mut E::Conn) -> Result<bool, ServerError> {
-    let found = engine.schema_version(conn).await?;
-    if found == Some(E::SCHEMA_VERSION) {
-        return Ok(true);
+/// Whether the schema can be used as it is; an error if it cannot, and is not to be migrated.
+async fn is_ready<E: Engine>(engine: &E, conn: &mut E::Conn) -> Result<bool, ServerError> {
+    engine.admit(conn).await?;
+    let found = engine.store_version(conn).await?;
+    match fit(engine, found)? {
+        StoreFit::Ready => Ok(true),
+        StoreFit::Migrate if engine.settings().migrates() => Ok(false),
+        StoreFit::Migrate => {
+            let (place, program) = (engine.place(), engine.settings().program);
+            Err(ServerError::Schema { backend: E::NAME, place, found, program })
+        }
     }
-    match found.is_none_or(|found| found < E::SCHEMA_VERSION) && engine.settings().migrate {
-        true => Ok(false),
-        false => Err(unfit(engine, found)),
+}
+
+/// Compares this program with the schema that was found.
+pub(crate) fn fit<E: Engine>(engine: &E, found: Option<StoreVersion>) -> Result<StoreFit, ServerError> {
+    let too_old = |source| ServerError::TooOld { backend: E::NAME, place: engine.place(), source };
+    engine.settings().program.fit(found).map_err(too_old)
+}
+
+/// What the schema's table of versions says.
+pub(crate) fn store_version(
+    backend: &'static str,
+    version: i64,
+    oldest_program: i64,
+) -> Result<StoreVersion, ServerError> {
+    match (u32::try_from(version), u32::try_from(oldest_program)) {
+        (Ok(version), Ok(oldest_program)) => Ok(StoreVersion { version, oldest_program }),
+        _ => {
+            let what = format!("the versions {version} and {oldest_program} of the schema");
+            Err(ServerError::Answer { backend, what })
+        }
     }
+}
+
+/// Which versions of programs the schema is for.
+fn versions<E: Engine>(engine: &E, found: Option<StoreVersion>) -> Finding {
+    let (place, program) = (engine.place(), engine.settings().program.version);
+    let (severity, detail) = match (fit(engine, found), found) {
+        (Ok(StoreFit::Ready), Some(StoreVersion { version, oldest_program })) => (
+            Severity::Ok,
+            format!(
+                "{version} in {place}, for programs of version {oldest_program} or later; this one has version {program}"
+            ),
+        ),
+        (Ok(_), Some(StoreVersion { version, .. })) => (
+            Severity::Error,
+            format!("{version} in {place}, this program needs version {program}: migrate it"),
+        ),
+        (Ok(_), None) => {
+            (Severity::Error, format!("none in {place}, this program needs version {program}: migrate it"))
+        }
+        (Err(error), _) => (Severity::Error, error.to_string()),
+    };
+    Finding { severity, check: "schema version", detail }
 }
 
 /// For how long to migrate, or to look for weaknesses: others may be at it, and there may be much.
@@ -73,22 +118,12 @@ fn patience(timeout: Duration) -> Duration {
     timeout.max(Duration::from_secs(30))
 }
 
-/// That the schema is of another version.
-pub(crate) fn unfit<E: Engine>(engine: &E, found: Option<i64>) -> ServerError {
-    let advice = match found {
-        Some(newer) if newer > E::SCHEMA_VERSION => "use a newer program",
-        _ => "let a user who may create tables migrate it, or run the printed schema",
-    };
-    let (backend, known) = (E::NAME, E::SCHEMA_VERSION);
-    ServerError::Schema { backend, place: engine.place(), found: found.unwrap_or(0), known, advice }
-}
-
 /// Runs something on a connection, within `after`.
 async fn on_connection<E: Engine, T>(
     shared: &Shared<E>,
     after: Duration,
     work: impl AsyncFnOnce(&mut E::Conn) -> Result<T, ServerError>,
-) -> Result<T, ServerError> {
+) -> Result<T, BackendError> {
     let work = background::within(after, async {
         let mut lease = shared.pool.take(false).await?;
         let done = work(lease.conn()).await;
@@ -98,7 +133,8 @@ async fn on_connection<E: Engine, T>(
         done
     });
     let outcome = background::hosted(Box::pin(work)).await;
-    outcome.ok_or(ServerError::NoAnswer { backend: E::NAME, after })?
+    let outcome = outcome.unwrap_or(Err(ServerError::NoAnswer { backend: E::NAME, after }));
+    outcome.map_err(|error| error.at(shared.engine().address()))
 }
 
 impl<I, C, E: Engine> fmt::Debug for ServerLockDao<I, C, E> {
@@ -210,47 +246,43 @@ impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E>
 
     async fn migrate(&self) -> Result<(), BackendError> {
         let shared = self.shared.clone();
-        let migrate = async move |conn: &mut E::Conn| {
-            let found = shared.engine().schema_version(conn).await?;
-            if found.is_some_and(|found| found > E::SCHEMA_VERSION) {
-                return Err(unfit(shared.engine(), found));
-            }
-            shared.engine().migrate(conn).await
-        };
-        Ok(on_connection(&self.shared, patience(self.shared.engine().settings().timeout), migrate).await?)
+        let migrate = async move |conn: &mut E::Conn| shared.engine().migrate(conn).await;
+        on_connection(&self.shared, patience(self.shared.engine().settings().timeout), migrate).await
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>, BackendError> {
         let shared = self.shared.clone();
         let look = async move |conn: &mut E::Conn| {
-            let version = shared.engine().schema_version(conn).await?;
-            let mut findings = vec![Finding {
-                severity: if version == Some(E::SCHEMA_VERSION) { Severity::Ok } else { Severity::Error },
-                check: "schema version",
-                detail: format!(
-                    "{} in {}, this program knows {}",
-                    version.unwrap_or(0),
-                    shared.engine().place(),
-                    E::SCHEMA_VERSION
-                ),
-            }];
+            let found = shared.engine().store_version(conn).await?;
+            let mut findings = vec![versions(shared.engine(), found)];
             findings.extend(shared.engine().doctor(conn).await?);
             Ok(findings)
         };
         let mut findings =
             on_connection(&self.shared, patience(self.shared.engine().settings().timeout), look).await?;
-        findings.push(self.hearing());
+        findings.push(self.hearing().await);
         Ok(findings)
     }
 }
 
 impl<I, C, E: Engine> ServerLockDao<I, C, E> {
-    fn hearing(&self) -> Finding {
-        let Push { since, failure } = self.shared.push();
-        let since = since.elapsed();
+    async fn hearing(&self) -> Finding {
+        let settings = self.shared.engine().settings();
+        // Opened for administration it does not listen: whether it could is tried now.
+        let (works, failure) = if settings.administration && settings.listen {
+            let tried = self.shared.try_to_listen().await;
+            ("messages arrive".to_owned(), tried.err().map(|why| why.to_string()))
+        } else {
+            let Push { since, failure } = self.shared.push();
+            let since = since.elapsed();
+            (
+                format!("listening for {since:.0?}"),
+                failure.map(|why| format!("polling for {since:.0?}: {why}")),
+            )
+        };
         let (severity, detail) = match failure {
-            None => (Severity::Ok, format!("listening for {since:.0?}")),
-            Some(why) => (Severity::Warning, format!("polling for {since:.0?}: {why}")),
+            None => (Severity::Ok, works),
+            Some(why) => (Severity::Warning, why),
         };
         Finding { severity, check: "waking", detail }
     }

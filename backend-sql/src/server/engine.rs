@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use lockcore::{BreakMode, Capabilities, Finding, Page, Withdraw};
+use lockcore::{BreakMode, Capabilities, Finding, Page, StoreVersion, Withdraw};
 
 use super::{Ask, Hold, Key, Place, ServerError, Settings};
 
@@ -60,16 +60,22 @@ pub trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
     #[doc(hidden)]
     fn migrate(&self, conn: &mut Self::Conn) -> impl Future<Output = Result<(), ServerError>> + Send;
 
-    /// The schema's version: `None` where there is none.
+    /// Reads the schema's version: `None` where there is none.
     #[doc(hidden)]
-    fn schema_version(
+    fn store_version(
         &self,
         conn: &mut Self::Conn,
-    ) -> impl Future<Output = Result<Option<i64>, ServerError>> + Send;
+    ) -> impl Future<Output = Result<Option<StoreVersion>, ServerError>> + Send;
 
-    /// The version that this program knows.
+    /// Refuses a connection on which the routines could not decide; asked once, on opening.
     #[doc(hidden)]
-    const SCHEMA_VERSION: i64;
+    fn admit(&self, _conn: &mut Self::Conn) -> impl Future<Output = Result<(), ServerError>> + Send {
+        async { Ok(()) }
+    }
+
+    /// Host and port of the server, for messages.
+    #[doc(hidden)]
+    fn address(&self) -> &str;
 
     /// Where the schema is, for messages.
     #[doc(hidden)]

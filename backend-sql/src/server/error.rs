@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lockcore::{BackendError, BackendErrorKind};
+use lockcore::{BackendError, BackendErrorKind, ProgramTooOld, StoreVersion};
 
 /// A failure. Each engine classifies by the server's codes, never by message.
 #[derive(Debug, thiserror::Error)]
@@ -29,8 +29,15 @@ pub enum ServerError {
     Withdrawn { backend: &'static str },
     #[error("{backend}: {key}: {value:?} is not possible, {expected}")]
     Setting { backend: &'static str, key: &'static str, value: String, expected: &'static str },
-    #[error("{backend}: the schema in {place} has version {found}, this program knows {known}: {advice}")]
-    Schema { backend: &'static str, place: String, found: i64, known: i64, advice: &'static str },
+    #[error("{backend}: {place}: {source}")]
+    TooOld { backend: &'static str, place: String, source: ProgramTooOld },
+    #[error(
+        "{backend}: {place}: {}, this program needs version {}: let a user who may create tables migrate it, or run the \
+         printed schema",
+        found.map_or("there is no schema".to_owned(), |found| format!("the schema has version {}", found.version)),
+        program.version
+    )]
+    Schema { backend: &'static str, place: String, found: Option<StoreVersion>, program: StoreVersion },
     #[error("{backend}: {what}")]
     Misconfigured { backend: &'static str, what: String },
     #[error("{backend}: an answer cannot be read: {what}")]
@@ -76,13 +83,20 @@ impl ServerError {
         self
     }
 
-    /// The same failure before anything was asked for, so that nothing was done.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn unasked(mut self) -> Self {
-        if let ServerError::Database { in_doubt, .. } = &mut self {
-            *in_doubt = false;
-        }
-        self
+    /// The failure as told to the user, with the address at which it happened.
+    pub(crate) fn at(self, address: &str) -> BackendError {
+        let text = self.to_string();
+        let located = match text.split_once(": ") {
+            Some((backend, rest)) => format!("{backend} at {address}: {rest}"),
+            None => text,
+        };
+        self.with_message(located)
+    }
+
+    fn with_message(self, message: String) -> BackendError {
+        let backend = BackendError::new(self.kind(), message);
+        let backend = if self.in_doubt() { backend.possibly_done() } else { backend };
+        backend.with_source(self)
     }
 
     /// What kind it is.
@@ -94,7 +108,9 @@ impl ServerError {
             ServerError::NoConnection { .. } => BackendErrorKind::Busy,
             ServerError::Withdrawn { .. } => BackendErrorKind::Withdrawn,
             ServerError::Setting { .. } => BackendErrorKind::BadSetting,
-            ServerError::Schema { .. } | ServerError::Misconfigured { .. } => BackendErrorKind::Misconfigured,
+            ServerError::TooOld { .. } | ServerError::Schema { .. } | ServerError::Misconfigured { .. } => {
+                BackendErrorKind::Misconfigured
+            }
             ServerError::Answer { .. } => BackendErrorKind::Corrupt,
         }
     }
@@ -102,8 +118,7 @@ impl ServerError {
 
 impl From<ServerError> for BackendError {
     fn from(error: ServerError) -> Self {
-        let backend = BackendError::new(error.kind(), error.to_string());
-        let backend = if error.in_doubt() { backend.possibly_done() } else { backend };
-        backend.with_source(error)
+        let message = error.to_string();
+        error.with_message(message)
     }
 }

@@ -18,6 +18,7 @@ mod together;
 mod watch;
 
 pub use dao::ServerLockDao;
+pub(crate) use dao::{fit, store_version};
 pub(crate) use engine::{Done, Engine, Order, Outcome, Single};
 pub(crate) use error::ServerError;
 pub(crate) use kept::Kept;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use lockcore::StoreVersion;
+
 use super::ServerError;
 
 /// What every server backend can be set to; each builder has a method for each.
@@ -19,11 +21,15 @@ pub struct Settings {
     pub(crate) migrate: bool,
     /// Keep a connection on which this process is told of its turn.
     pub(crate) listen: bool,
+    /// Create nothing and do not listen: for looking at what is there.
+    pub(crate) administration: bool,
+    /// The version of this program.
+    pub(crate) program: StoreVersion,
 }
 
 impl Settings {
     /// As every builder begins.
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(program: StoreVersion) -> Self {
         Settings {
             namespace: "default".to_owned(),
             prefix: "lockcore_".to_owned(),
@@ -31,7 +37,19 @@ impl Settings {
             timeout: Duration::from_secs(5),
             migrate: true,
             listen: true,
+            administration: false,
+            program,
         }
+    }
+
+    /// Whether to create or migrate the schema on connecting.
+    pub(crate) fn migrates(&self) -> bool {
+        self.migrate && !self.administration
+    }
+
+    /// Whether to listen.
+    pub(crate) fn listens(&self) -> bool {
+        self.listen && !self.administration
     }
 
     /// Checks what does not depend on the database.

@@ -302,6 +302,13 @@ impl<E: Engine> Shared<E> {
         Ok(listener)
     }
 
+    /// Whether listening works, where it is not kept up.
+    pub(crate) async fn try_to_listen(&self) -> Result<(), ServerError> {
+        let tried = self.begin_to_listen().await.map(drop);
+        self.carry_out(&Order::Leave { session: self.session }).await?;
+        tried
+    }
+
     /// Hands on what is heard until listening fails, or a probe shows that nothing arrives any more.
     async fn hear_all(&self, listener: &mut E::Listener) -> ServerError {
         let mut alive = Instant::now();
@@ -357,9 +364,13 @@ impl<E: Engine> Watch<E> {
         let (tried, outcome) = oneshot::channel();
         let warm = shared.clone();
         let mut tasks = vec![background::handle().spawn(shared.clone().give_signs_of_life())];
-        let outcome = if shared.engine().settings().listen {
+        let settings = shared.engine().settings();
+        let outcome = if settings.listens() {
             tasks.push(background::handle().spawn(shared.clone().listen(tried)));
             outcome.await.unwrap_or(Ok(()))
+        } else if settings.administration {
+            let what = "opened for administration".to_owned();
+            Err(ServerError::Misconfigured { backend: E::NAME, what })
         } else {
             // As listening does: it leaves a connection for the first renewal. If it fails, that makes its own.
             let _ = background::handle().spawn(async move { warm.beat(None).await }).await;

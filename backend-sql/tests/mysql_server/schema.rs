@@ -1,13 +1,19 @@
 //! The schema: printed or made, under any names, in the right version, used by whoever may.
 
-use lockcore::{BackendErrorKind, LockDao, Severity};
-use lockcore_conformance::servers::{Kind, TestResult, Trial};
-use lockcore_sql::mysql::{Flavor, schema_sql};
+use lockcore::{BackendErrorKind, BreakMode, LockDao, Page, Severity, StoreVersion, Target};
+use lockcore_conformance::{
+    servers::{Kind, TestResult, Trial},
+    versions,
+};
+use lockcore_sql::{
+    MysqlLockDao,
+    mysql::{Flavor, schema_sql},
+};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use crate::{
-    place::{Error, Place, handed, queue, take},
+    place::{Error, Place, handed, queue, request, take},
     test,
 };
 
@@ -20,6 +26,9 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         test(kind, "schema::a_user_who_may_not_create_is_told", a_user_who_may_not_create_is_told),
         test(kind, "schema::a_made_up_list_of_ids_is_refused", a_made_up_list_of_ids_is_refused),
         test(kind, "schema::another_version_is_refused", another_version_is_refused),
+        test(kind, "schema::two_versions_share_a_store", two_versions_share_a_store),
+        test(kind, "schema::administration_creates_nothing", administration_creates_nothing),
+        test(kind, "schema::an_error_says_where", an_error_says_where),
         test(kind, "schema::settings_are_checked", settings_are_checked),
     ]
 }
@@ -151,17 +160,100 @@ async fn another_version_is_refused(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     place.open().await?;
     let mut sql = place.sql().await?;
-    sql.run("UPDATE lockcore_schema SET version = 99").await?;
+    sql.run("UPDATE lockcore_schema SET version = 99, oldest_program = 2").await?;
     let refused = place.builder().connect().await.expect_err("it is newer");
     assert_eq!(refused.kind(), BackendErrorKind::Misconfigured);
     let said = refused.to_string();
     assert!(said.contains("version 99") && said.contains("newer program"), "{said}");
     assert!(!refused.in_doubt());
-    sql.run("UPDATE lockcore_schema SET version = 0").await?;
+    sql.run("UPDATE lockcore_schema SET version = 0, oldest_program = 0").await?;
     let older = place.builder().migrate(false).connect().await.expect_err("it is older");
     assert_eq!(older.kind(), BackendErrorKind::Misconfigured);
     place.open().await?;
     assert_eq!(sql.number("SELECT MAX(version) FROM lockcore_schema").await?, 1);
+    Ok(())
+}
+
+/// 10.4: programs of two versions at the same time, forward and back.
+async fn two_versions_share_a_store(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let mut sql = place.sql().await?;
+    let open = async |program: StoreVersion| {
+        // What a later version may do to a table that the routines of this one use.
+        if program.version == 2 {
+            let mut sql = place.sql().await.expect("it answers");
+            let column = "ALTER TABLE lockcore_ids ADD COLUMN later BIGINT NULL";
+            // It is opened twice.
+            let _ = sql.run(column).await;
+        }
+        place.builder().program_version(program).connect().await
+    };
+    let old = versions::forward_and_back(open).await;
+    assert_eq!(sql.number("SELECT SUM(version * 10 + oldest_program) FROM lockcore_schema").await?, 33);
+    // A program that was open notices it with the next connection that it makes.
+    let connections =
+        "SELECT MAX(ID) FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND ID <> CONNECTION_ID()";
+    let count = connections.replace("MAX(ID)", "COUNT(*)");
+    while sql.number(&count).await? > 0 {
+        let id = sql.number(connections).await?;
+        // It may have ended by itself.
+        let _ = sql.run(format!("KILL {id}")).await;
+    }
+    for old in old {
+        // The first finds its connection cut.
+        let _ = old.acquire(&request(["a"])).await;
+        let refused = old.acquire(&request(["a"])).await.expect_err("the store is for newer programs");
+        assert!(refused.to_string().contains("newer program"), "{refused}");
+    }
+    Ok(())
+}
+
+/// 10.6: neither schema nor sessions nor namespaces; and what is there can be looked at and changed.
+async fn administration_creates_nothing(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let builder = || place.builder().administration(true).migrate(true).listen(true);
+    let missing = builder().connect().await.expect_err("there is no schema");
+    assert_eq!(missing.kind(), BackendErrorKind::Misconfigured, "{missing}");
+    assert!(missing.to_string().contains("there is no schema"), "{missing}");
+    let mut sql = place.sql().await?;
+    let tables = "SELECT COUNT(*) FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE()";
+    assert_eq!(sql.number(tables).await?, 0);
+    let dao = place.open().await?;
+    let held = take(&dao, ["a"]).await?;
+    let sessions = "SELECT COUNT(*) FROM lockcore_sessions";
+    let before = sql.number(sessions).await?;
+    let admin = builder().connect().await?;
+    assert_eq!(admin.list(&Page::default()).await?.ids.len(), 1);
+    assert_eq!(sql.number(sessions).await?, before);
+    let findings = admin.doctor().await?;
+    let waking = findings.iter().find(|finding| finding.check == "waking");
+    assert_eq!(waking.map(|finding| finding.severity), Some(Severity::Ok), "{findings:?}");
+    assert_eq!(sql.number(sessions).await?, before);
+    let fence = held.locks[0].granted.fence;
+    admin.break_lock(&Target::Id("a".to_owned()), fence, BreakMode::Now, "me").await?;
+    take(&dao, ["a"]).await?;
+    let elsewhere = builder().namespace("nobody uses it").connect().await?;
+    assert_eq!(elsewhere.list(&Page::default()).await?.ids.len(), 0);
+    assert_eq!(elsewhere.sweep(10, None).await?.removed, 0);
+    assert_eq!(sql.number("SELECT COUNT(*) FROM lockcore_namespaces").await?, 1);
+    Ok(())
+}
+
+/// 10.6: which server, and what the system said; never the password.
+async fn an_error_says_where(kind: Kind) -> TestResult {
+    let refused =
+        MysqlLockDao::<String, Uuid>::builder().url("mysql://me:hunter2@127.0.0.1:1/app").connect().await;
+    let refused = refused.expect_err("nothing listens there");
+    let said = refused.to_string();
+    assert!(said.starts_with("mysql at 127.0.0.1:1: ") && said.contains("refused"), "{said}");
+    assert!(!format!("{said} {refused:?}").contains("hunter2"), "{said}");
+    // The same of a step.
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    place.sql().await?.run("DROP PROCEDURE lockcore_v1_inspect").await?;
+    let failed = dao.inspect(&Target::Id("a".to_owned())).await.expect_err("the routine is missing");
+    let said = failed.to_string();
+    assert!(said.contains(&place.server.address()) && said.contains("does not exist"), "{said}");
     Ok(())
 }
 

@@ -22,6 +22,7 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         test(kind, "waking::a_lost_listener_is_replaced", a_lost_listener_is_replaced),
         test(kind, "waking::nobody_elses_query_is_interrupted", nobody_elses_query_is_interrupted),
         test(kind, "waking::nothing_depends_on_being_told", nothing_depends_on_being_told),
+        test(kind, "waking::a_shared_connection_is_not_interrupted", a_shared_connection_is_not_interrupted),
         test(kind, "waking::whoever_rings_many_does_not_wait", whoever_rings_many_does_not_wait),
         test(kind, "waking::the_dead_keep_nobody_from_what_is_free", the_dead_keep_nobody_from_what_is_free),
         test(kind, "waking::a_hand_over_cuts_no_other_lease_short", a_hand_over_cuts_no_other_lease_short),
@@ -48,6 +49,48 @@ async fn an_offer_is_pushed_to_another_process(kind: Kind) -> TestResult {
     }
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(1) * TURNS / 2, "{took:?} for {TURNS} turns");
+    Ok(())
+}
+
+/// 10.3: behind a proxy that shares connections of the server between its clients, a query of another client could be hit. What
+/// each call sees of the connection it arrives on is as behind one; nothing is interrupted then, and waiters poll.
+async fn a_shared_connection_is_not_interrupted(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    drop(place.open().await?);
+    let mut sql = place.sql().await?;
+    sql.run("CREATE TABLE rung (sessions TEXT)").await?;
+    sql.run("DROP PROCEDURE lockcore_v1_wake").await?;
+    sql.run(
+        "CREATE PROCEDURE lockcore_v1_wake(p_wake LONGTEXT CHARACTER SET ascii) BEGIN \
+         INSERT INTO rung VALUES (p_wake); CALL lockcore_v1_ring(p_wake); SELECT '' AS answer, p_wake AS unrung; END",
+    )
+    .await?;
+    for seen in [
+        // Both clients share one, or either gets another one each time, or the name stayed with another one.
+        "CAST('7 7' AS CHAR CHARACTER SET ascii)",
+        "CAST(CONCAT(FLOOR(RAND() * 1000000000), ' 7') AS CHAR CHARACTER SET ascii)",
+        "CAST(CONCAT(CONNECTION_ID(), ' 7') AS CHAR CHARACTER SET ascii)",
+    ] {
+        sql.run("DROP PROCEDURE IF EXISTS lockcore_v1_connection").await?;
+        sql.run(format!(
+            "CREATE PROCEDURE lockcore_v1_connection(p_session BIGINT) BEGIN SELECT {seen} AS answer, '' AS unrung; END"
+        ))
+        .await?;
+        let dao = place.open().await?;
+        assert!(!dao.capabilities().push, "{seen}");
+        let findings = dao.doctor().await?;
+        let waking = findings.iter().find(|finding| finding.check == "waking").ok_or("no such check")?;
+        assert!(
+            waking.severity == Severity::Warning && waking.detail.contains("a proxy shares"),
+            "{findings:?}"
+        );
+        let held = take(&dao, ["a"]).await?;
+        let (waits, wakeup) = queue(&dao, ["a"]).await?;
+        dao.release(&held).await?;
+        let held = handed(&dao, &waits, wakeup).await?;
+        dao.release(&held).await?;
+        assert_eq!(sql.number("SELECT COUNT(*) FROM rung").await?, 0, "{seen}");
+    }
     Ok(())
 }
 

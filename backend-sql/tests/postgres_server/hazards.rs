@@ -35,8 +35,31 @@ pub(crate) fn tests() -> Vec<Trial> {
         test("hazards::an_exhausted_pool_is_told", an_exhausted_pool_is_told),
         test("hazards::passwords_are_not_shown", passwords_are_not_shown),
         test("hazards::fences_rise_though_the_clock_does_not", fences_rise_though_the_clock_does_not),
+        test("hazards::an_old_snapshot_is_reported", an_old_snapshot_is_reported),
         test("hazards::other_runtimes_have_other_connections", other_runtimes_have_other_connections),
     ]
+}
+
+/// An open snapshot anywhere on the server slows an id that is used often.
+async fn an_old_snapshot_is_reported() -> TestResult {
+    let place = Place::new().await?;
+    let dao = place.open().await?;
+    let (mut sql, mut other) = (place.sql().await?, place.sql().await?);
+    other.run("BEGIN ISOLATION LEVEL REPEATABLE READ").await?;
+    other.run("SELECT count(*) FROM lockcore_lock").await?;
+    let transactions = "DO 'BEGIN SET synchronous_commit TO off; \
+                        FOR i IN 1 .. 11000 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END'";
+    sql.run(transactions).await?;
+    let severity = async || {
+        let findings = dao.doctor().await?;
+        let snapshot = findings.iter().find(|finding| finding.check == "oldest snapshot");
+        Ok::<_, Error>(snapshot.ok_or("no such check")?.severity)
+    };
+    assert_eq!(severity().await?, Severity::Warning);
+    other.run("ROLLBACK").await?;
+    // Other tests use the server, too.
+    eventually("it is gone", || async { (severity().await.ok()? == Severity::Ok).then_some(()) }).await;
+    Ok(())
 }
 
 async fn fences_rise_though_the_clock_does_not() -> TestResult {

@@ -1,6 +1,12 @@
 //! Beside the application's data: its own pool, its own transactions, writes that a former holder cannot make.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use lockcore::{AcquireRequest, BackendErrorKind, BreakMode, LockDao, Target};
 use lockcore_conformance::servers::{TestResult, Trial};
@@ -120,17 +126,30 @@ async fn another_isolation_level_is_refused() -> TestResult {
     let place = Place::new().await?;
     let dao = place.open().await?;
     let held = take(&dao, ["a"]).await?;
+    // The application's own pool, whose connections have one level at first, and another one later.
+    let level = Arc::new(AtomicBool::new(true));
+    let repeatable = level.clone();
     let pool = PgPoolOptions::new()
         .max_connections(1)
-        .after_connect(|conn, _| {
+        .before_acquire(move |conn, _| {
+            let level = if repeatable.load(Ordering::Relaxed) { "repeatable read" } else { "read committed" };
             Box::pin(async move {
-                conn.execute("SET default_transaction_isolation TO 'repeatable read'").await.map(drop)
+                let set = format!("SET default_transaction_isolation TO '{level}'");
+                conn.execute(sqlx::raw_sql(AssertSqlSafe(set))).await.map(|_| true)
             })
         })
         .connect(&place.server.url())
         .await?;
-    let wrong = PostgresLockDao::<String, Uuid>::builder().pool(pool).schema(&*place.schema).listen(false);
-    let wrong = wrong.connect().await?;
+    let builder = || {
+        let builder = PostgresLockDao::<String, Uuid>::builder().pool(pool.clone());
+        builder.schema(&*place.schema).listen(false)
+    };
+    let refused = builder().connect().await.expect_err("it could not decide");
+    assert_eq!(refused.kind(), BackendErrorKind::Misconfigured, "{refused}");
+    assert!(refused.to_string().contains("repeatable read"), "{refused}");
+    level.store(false, Ordering::Relaxed);
+    let wrong = builder().connect().await?;
+    level.store(true, Ordering::Relaxed);
     let refused = wrong.acquire(&request(["a"])).await.expect_err("it cannot decide");
     assert_eq!(refused.kind(), BackendErrorKind::Misconfigured, "{refused}");
     assert!(refused.to_string().contains("repeatable read"), "{refused}");

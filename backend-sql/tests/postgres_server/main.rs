@@ -9,6 +9,7 @@ mod kept;
 mod locale;
 mod messages;
 mod place;
+mod publication;
 mod row;
 mod schema;
 #[path = "../steps/mod.rs"]
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         durability::tests(),
         disk::tests(),
         locale::tests(),
+        publication::tests(),
     ];
     servers::run(tests.into_iter().flatten())
 }

@@ -1,13 +1,16 @@
 //! The schema: printed or made, under any names, in the right version, used by whoever may.
 
-use lockcore::{BackendErrorKind, LockDao, Severity};
-use lockcore_conformance::servers::{TestResult, Trial};
-use lockcore_sql::postgres::schema_sql;
+use lockcore::{BackendErrorKind, BreakMode, LockDao, Page, Severity, StoreVersion, Target};
+use lockcore_conformance::{
+    servers::{TestResult, Trial},
+    versions,
+};
+use lockcore_sql::{PostgresLockDao, postgres::schema_sql};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use crate::{
-    place::{Error, Place, take},
+    place::{Error, Place, request, take},
     test,
 };
 
@@ -19,6 +22,9 @@ pub(crate) fn tests() -> Vec<Trial> {
         test("schema::a_user_who_may_not_create_can_use_it", a_user_who_may_not_create_can_use_it),
         test("schema::a_user_who_may_not_create_is_told", a_user_who_may_not_create_is_told),
         test("schema::another_version_is_refused", another_version_is_refused),
+        test("schema::two_versions_share_a_store", two_versions_share_a_store),
+        test("schema::administration_creates_nothing", administration_creates_nothing),
+        test("schema::an_error_says_where", an_error_says_where),
         test("schema::settings_are_checked", settings_are_checked),
     ]
 }
@@ -125,7 +131,7 @@ async fn another_version_is_refused() -> TestResult {
     let place = Place::new().await?;
     place.open().await?;
     let mut sql = place.sql().await?;
-    sql.run("UPDATE lockcore_schema SET version = 99").await?;
+    sql.run("UPDATE lockcore_schema SET version = 99, oldest_program = 2").await?;
     let refused = place.builder().connect().await.expect_err("it is newer");
     assert_eq!(refused.kind(), BackendErrorKind::Misconfigured);
     let said = refused.to_string();
@@ -134,11 +140,91 @@ async fn another_version_is_refused() -> TestResult {
         "{said}"
     );
     assert!(!refused.in_doubt());
-    sql.run("UPDATE lockcore_schema SET version = 0").await?;
+    sql.run("UPDATE lockcore_schema SET version = 0, oldest_program = 0").await?;
     let older = place.builder().migrate(false).connect().await.expect_err("it is older");
     assert_eq!(older.kind(), BackendErrorKind::Misconfigured);
     place.open().await?;
     assert_eq!(sql.number("SELECT max(version) FROM lockcore_schema").await?, 1);
+    Ok(())
+}
+
+/// 10.4: programs of two versions at the same time, forward and back.
+async fn two_versions_share_a_store() -> TestResult {
+    let place = Place::new().await?;
+    let mut sql = place.sql().await?;
+    let open = async |program: StoreVersion| {
+        // What a later version may do to a table that the routines of this one use.
+        if program.version == 2 {
+            let column = "ALTER TABLE lockcore_lock ADD COLUMN IF NOT EXISTS later int8; \
+                          ALTER TABLE lockcore_holder ADD COLUMN IF NOT EXISTS later int8";
+            place.sql().await.expect("it answers").run(column).await.expect("it can be added");
+        }
+        place.builder().program_version(program).connect().await
+    };
+    let old = versions::forward_and_back(open).await;
+    assert_eq!(sql.number("SELECT max(version) FROM lockcore_schema").await?, 3);
+    // The printed schema of an old program makes nothing older again.
+    sql.run(schema_sql(&place.schema, "lockcore_")).await?;
+    assert_eq!(sql.number("SELECT sum(version * 10 + oldest_program) FROM lockcore_schema").await?, 33);
+    // A program that was open notices it with the next connection that it makes.
+    sql.run(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() \
+             AND query LIKE '%' || current_schema() || '%'",
+    )
+    .await?;
+    for old in old {
+        // The first finds its connection cut.
+        let _ = old.acquire(&request(["a"])).await;
+        let refused = old.acquire(&request(["a"])).await.expect_err("the store is for newer programs");
+        assert!(refused.to_string().contains("newer program"), "{refused}");
+    }
+    Ok(())
+}
+
+/// 10.6: neither schema nor sessions; and what is there can be looked at and changed.
+async fn administration_creates_nothing() -> TestResult {
+    let place = Place::new().await?;
+    let builder = || place.builder().administration(true).migrate(true).listen(true);
+    let missing = builder().connect().await.expect_err("there is no schema");
+    assert_eq!(missing.kind(), BackendErrorKind::Misconfigured, "{missing}");
+    assert!(missing.to_string().contains("there is no schema"), "{missing}");
+    let mut sql = place.sql().await?;
+    let schemas = format!("SELECT count(*) FROM pg_namespace WHERE nspname = '{}'", place.schema);
+    assert_eq!(sql.number(&schemas).await?, 0);
+    let dao = place.open().await?;
+    let held = take(&dao, ["a"]).await?;
+    let sessions = "SELECT count(*) FROM lockcore_session";
+    let before = sql.number(sessions).await?;
+    let admin = builder().connect().await?;
+    assert_eq!(admin.list(&Page::default()).await?.ids.len(), 1);
+    assert_eq!(sql.number(sessions).await?, before);
+    let findings = admin.doctor().await?;
+    let waking = findings.iter().find(|finding| finding.check == "waking");
+    assert_eq!(waking.map(|finding| finding.severity), Some(Severity::Ok), "{findings:?}");
+    assert_eq!(sql.number(sessions).await?, before);
+    let fence = held.locks[0].granted.fence;
+    admin.break_lock(&Target::Id("a".to_owned()), fence, BreakMode::Now, "me").await?;
+    take(&dao, ["a"]).await?;
+    Ok(())
+}
+
+/// 10.6: which server, and what the system said; never the password.
+async fn an_error_says_where() -> TestResult {
+    let refused = PostgresLockDao::<String, Uuid>::builder()
+        .url("postgres://me:hunter2@127.0.0.1:1/app")
+        .connect()
+        .await;
+    let refused = refused.expect_err("nothing listens there");
+    let said = refused.to_string();
+    assert!(said.starts_with("postgres at 127.0.0.1:1: ") && said.contains("refused"), "{said}");
+    assert!(!format!("{said} {refused:?}").contains("hunter2"), "{said}");
+    // The same of a step.
+    let place = Place::new().await?;
+    let dao = place.open().await?;
+    place.sql().await?.run("ALTER FUNCTION lockcore_v1_acquire_one RENAME TO gone").await?;
+    let failed = dao.acquire(&request(["a"])).await.expect_err("the routine is missing");
+    let said = failed.to_string();
+    assert!(said.contains(&place.server.address()) && said.contains("does not exist"), "{said}");
     Ok(())
 }
 

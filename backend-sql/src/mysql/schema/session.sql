@@ -1,23 +1,26 @@
--- The number of a namespace, and the version of the schema.
-CREATE PROCEDURE {v1_enter}(p_name VARBINARY(255))
+-- The number of a namespace, 0 if it is not there and not to be created; then the version of the schema, and the oldest of
+-- programs that may use it.
+CREATE PROCEDURE {v1_enter}(p_name VARBINARY(255), p_create TINYINT)
 SQL SECURITY DEFINER
 BEGIN
   DECLARE v_ns INT UNSIGNED DEFAULT NULL;
-  DECLARE v_version INT DEFAULT 0;
+  DECLARE v_version, v_oldest INT DEFAULT 0;
   SELECT ns INTO v_ns FROM {namespaces} WHERE name = p_name;
-  IF v_ns IS NULL THEN
+  IF v_ns IS NULL AND p_create THEN
     INSERT INTO {namespaces} (name) VALUES (p_name) ON DUPLICATE KEY UPDATE swept = swept;
     SELECT ns INTO v_ns FROM {namespaces} WHERE name = p_name;
   END IF;
-  SELECT IFNULL(MAX(version), 0) INTO v_version FROM {schema};
-  SELECT CONCAT(v_ns, ' ', v_version) AS answer, '' AS unrung;
+  SELECT IFNULL(MAX(version), 0), IFNULL(MAX(oldest_program), 0) INTO v_version, v_oldest FROM {schema};
+  SELECT CONCAT_WS(' ', IFNULL(v_ns, 0), v_version, v_oldest) AS answer, '' AS unrung;
 END
 //
--- The version of the schema.
+-- The version of the schema, and the oldest of programs that may use it. Every program calls this before any other: it stays
+-- as it is in all versions.
 CREATE PROCEDURE {version}()
 SQL SECURITY DEFINER
 BEGIN
-  SELECT CAST(IFNULL(MAX(version), 0) AS CHAR CHARACTER SET ascii) AS answer, '' AS unrung FROM {schema};
+  SELECT CAST(CONCAT_WS(' ', IFNULL(MAX(version), 0), IFNULL(MAX(oldest_program), 0)) AS CHAR CHARACTER SET ascii) AS answer,
+    '' AS unrung FROM {schema};
 END
 //
 -- A session's sign of life. Looks after the leases that it waits for, and gives what was handed to it. With a probe it
@@ -172,6 +175,14 @@ BEGIN
   COMMIT;
   CALL {v1_ring}(v_wake);
   SELECT '' AS answer, v_wake AS unrung;
+END
+//
+-- The connection on which this arrives, and the one that holds a session's name; 0 if none does.
+CREATE PROCEDURE {v1_connection}(p_session BIGINT)
+SQL SECURITY INVOKER
+BEGIN
+  SELECT CAST(CONCAT_WS(' ', CONNECTION_ID(), IFNULL(IS_USED_LOCK(CONCAT('lockcore:', p_session)), 0))
+    AS CHAR CHARACTER SET ascii) AS answer, '' AS unrung;
 END
 //
 -- Holds the name of a session, so that it can be woken, and tells whether it is this connection's. Also the name by which

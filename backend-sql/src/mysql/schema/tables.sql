@@ -121,8 +121,10 @@ CREATE TABLE IF NOT EXISTS {breaks} (
   KEY by_id (ns, id, number)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
 //
+-- One row: the version of these tables and routines, and the oldest version of a program that may use them.
 CREATE TABLE IF NOT EXISTS {schema} (
   version INT NOT NULL,
+  oldest_program INT NOT NULL,
   PRIMARY KEY (version)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
 //

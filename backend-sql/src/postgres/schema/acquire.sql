@@ -4,7 +4,8 @@
 -- statement and each expression beside it is a few hundredths of that.
 CREATE OR REPLACE FUNCTION {v1_acquire_one}(
   p_ns bytea, p_context bytea, p_attempt int8, p_id bytea, p_lease int8, p_owner bytea, p_flags int8, p_session int8)
-  RETURNS text LANGUAGE plpgsql AS {$}
+  RETURNS text LANGUAGE plpgsql
+  {by key} AS {$}
 DECLARE
   -- Before the row is locked: a lease that counts from here ends no later than its holder believes.
   v_now int8 := {clock};
@@ -35,7 +36,8 @@ END {$};
 -- Takes any set; exclusively, if no modes are given.
 CREATE OR REPLACE FUNCTION {v1_acquire}(
   p_ns bytea, p_context bytea, p_attempt int8, p_ids bytea[], p_modes int8[], p_permits int8[], p_limits int8[],
-  p_lease int8, p_owner bytea, p_flags int8, p_session int8) RETURNS text LANGUAGE plpgsql AS {$}
+  p_lease int8, p_owner bytea, p_flags int8, p_session int8) RETURNS text LANGUAGE plpgsql
+  {by index} AS {$}
 DECLARE
   v_now int8 := {clock};
   v_set text;
@@ -112,7 +114,7 @@ CREATE OR REPLACE PROCEDURE {v1_acquire_kept}(
 DECLARE
   v_now int8 := {clock};
   v_fence int8;
-  v_set text;
+  {in order};
 BEGIN
   UPDATE {set} SET fence = greatest(fence + 1, v_now), taker = p_attempt, lease = p_lease, since = v_now,
     expires = v_now + p_lease, context = p_context, owner = p_owner
@@ -126,12 +128,6 @@ BEGIN
   END IF;
   ROLLBACK;
   answer := {v1_acquire}(p_ns, p_context, p_attempt, p_ids, NULL, NULL, NULL, p_lease, p_owner, p_flags, p_session);
-END {$};
-
--- Lets the next statements of the transaction meet rows by the index, and so in its order: by no other plan.
-CREATE OR REPLACE FUNCTION {v1_in_order}() RETURNS text LANGUAGE plpgsql AS {$}
-BEGIN
-  RETURN set_config('enable_bitmapscan', 'off', true) || set_config('enable_seqscan', 'off', true);
 END {$};
 
 -- The usual wait: for one id, which somebody else holds exclusively. The first who waits stands in its row. NULL if anything is

@@ -1,5 +1,6 @@
 -- Frees all that a context holds, and takes it from every queue. Reads the whole namespace.
-CREATE OR REPLACE FUNCTION {v1_release_context}(p_ns bytea, p_context bytea) RETURNS text LANGUAGE plpgsql AS {$}
+CREATE OR REPLACE FUNCTION {v1_release_context}(p_ns bytea, p_context bytea) RETURNS text LANGUAGE plpgsql
+  {by index} AS {$}
 DECLARE
   v_now int8;
   v_ids bytea[];
@@ -75,12 +76,14 @@ BEGIN
     coalesce(v_frozen, false)::int4, v_breaks);
 END {$};
 
-CREATE OR REPLACE FUNCTION {v1_inspect}(p_ns bytea, p_id bytea) RETURNS text LANGUAGE sql AS {$}
+CREATE OR REPLACE FUNCTION {v1_inspect}(p_ns bytea, p_id bytea) RETURNS text LANGUAGE sql
+  {by index} AS {$}
   SELECT {v1_known}(p_ns, p_id, false)
 {$};
 
 -- A page of ids behind p_after; from the beginning, the global lock with its empty id included, if the limit is negative.
-CREATE OR REPLACE FUNCTION {v1_list}(p_ns bytea, p_after bytea, p_limit int8) RETURNS text LANGUAGE plpgsql AS {$}
+CREATE OR REPLACE FUNCTION {v1_list}(p_ns bytea, p_after bytea, p_limit int8) RETURNS text LANGUAGE plpgsql
+  {by index} AS {$}
 DECLARE
   v_now int8 := {v1_now}();
   v_listed text;
@@ -106,7 +109,8 @@ END {$};
 
 -- Breaks the lock held under a fence; at once, if p_now is 1. Of one id the last 16 breaks are kept.
 CREATE OR REPLACE FUNCTION {v1_break}(p_ns bytea, p_id bytea, p_fence int8, p_now int8, p_by bytea)
-  RETURNS text LANGUAGE plpgsql AS {$}
+  RETURNS text LANGUAGE plpgsql
+  {by index} AS {$}
 DECLARE
   v_now int8;
   v_locked bytea[];
@@ -137,7 +141,7 @@ BEGIN
   END IF;
   IF p_now = 1 OR NOT v_broken THEN
     INSERT INTO {break} (ns, id, fence, context, breaker, at, freed)
-      VALUES (p_ns, p_id, p_fence, v_context, p_by, v_now, p_now = 1);
+      VALUES (p_ns, p_id, p_fence, v_context, p_by, v_now, p_now = 1) ON CONFLICT DO NOTHING;
     DELETE FROM {break} WHERE ns = p_ns AND id = p_id AND at < (
       SELECT b.at FROM {break} b WHERE b.ns = p_ns AND b.id = p_id ORDER BY b.at DESC OFFSET 15 LIMIT 1);
   END IF;
@@ -152,7 +156,8 @@ BEGIN
 END {$};
 
 -- Freezes an id, or thaws it and serves who waits for it.
-CREATE OR REPLACE FUNCTION {v1_freeze}(p_ns bytea, p_id bytea, p_frozen int8) RETURNS text LANGUAGE plpgsql AS {$}
+CREATE OR REPLACE FUNCTION {v1_freeze}(p_ns bytea, p_id bytea, p_frozen int8) RETURNS text LANGUAGE plpgsql
+  {by index} AS {$}
 DECLARE
   v_now int8;
   v_locked bytea[];
@@ -174,7 +179,8 @@ END {$};
 -- Removes at most p_batch locks, places and marks that are over, and rows of ids that nobody uses; with p_within not
 -- negative only if nobody swept the namespace within so many microseconds. Waits for no lock, and no fence is forgotten:
 -- the namespace's floor remembers the highest.
-CREATE OR REPLACE FUNCTION {v1_sweep}(p_ns bytea, p_batch int8, p_within int8) RETURNS text LANGUAGE plpgsql AS {$}
+CREATE OR REPLACE FUNCTION {v1_sweep}(p_ns bytea, p_batch int8, p_within int8) RETURNS text LANGUAGE plpgsql
+  {by index} AS {$}
 DECLARE
   v_now int8 := {v1_now}();
   v_swept int8;

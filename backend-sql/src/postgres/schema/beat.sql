@@ -2,7 +2,8 @@
 -- p_attempts: who of it stood in which row.
 CREATE OR REPLACE FUNCTION {v1_beat}(
   p_ns bytea, p_session int8, p_probe int8, p_ids bytea[], p_contexts bytea[], p_attempts int8[])
-  RETURNS text LANGUAGE plpgsql AS {$}
+  RETURNS text LANGUAGE plpgsql
+  {by index} AS {$}
 DECLARE
   v_now int8 := {v1_now}();
   v_ids bytea[];
@@ -47,7 +48,8 @@ BEGIN
 END {$};
 
 -- A session ends: its places are free. Who stands in a row is passed over then, since its session gives no sign of life any more.
-CREATE OR REPLACE FUNCTION {v1_leave}(p_ns bytea, p_session int8) RETURNS text LANGUAGE plpgsql AS {$}
+CREATE OR REPLACE FUNCTION {v1_leave}(p_ns bytea, p_session int8) RETURNS text LANGUAGE plpgsql
+  {by index} AS {$}
 DECLARE
   v_ids bytea[];
   v_locked bytea[];

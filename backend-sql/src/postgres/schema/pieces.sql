@@ -4,9 +4,23 @@
 -- {be async}: what the transaction does may reach the disk later.
 v_set := set_config('synchronous_commit', 'off', true)
 
+-- {by index}: how the statements of a routine are planned, and of all that it calls: once, and by the indexes. A plan that was made
+-- while a table was small would otherwise read all of it until it is analyzed. Tied to the routine, because a session may be
+-- another client's next.
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
+
+-- {by key}: enough of that where rows are found by their whole keys; each setting is a hundredth of the usual case.
+SET enable_seqscan = off
+
+-- {set by index}: the same up to the end of the transaction, for a procedure that commits: it can have no such clause.
+set_config('plan_cache_mode', 'force_generic_plan', true) || set_config('enable_seqscan', 'off', true)
+    || set_config('enable_bitmapscan', 'off', true) || set_config('jit', 'off', true)
+
+-- {set by key}: likewise.
+set_config('enable_seqscan', 'off', true)
+
 -- {in order}: for the next statements only one plan is left, by the index, and so in its order.
-v_set text := CASE WHEN current_setting('enable_bitmapscan') || current_setting('enable_seqscan') <> 'offoff'
-    THEN {v1_in_order}() END
+v_set text := {set by index}
 
 -- {holder in row}: who holds it exclusively, as the beginning of part of `reply::Against`.
 format('"%s","%s",2,0,0,%s', encode(context, 'hex'), encode(owner, 'hex'), fence)
@@ -28,7 +42,7 @@ id = p_id AND ns = p_ns AND context <> p_context AND expires > v_now AND expires
 v_busy int4;
   v_channel text;
   v_offer text;
-  v_set text
+  v_set text := {set by key}
 
 -- {free in row}: the usual release of one id: it is held, exclusively, and nobody waits. In as few words as possible.
 UPDATE {lock} SET busy = 0 WHERE busy & ~256 = 1 AND {held by p}

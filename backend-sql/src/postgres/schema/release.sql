@@ -14,6 +14,7 @@ BEGIN
   END IF;
   {hand over in row};
   IF v_channel IS NULL THEN
+    v_set := {set by index};
     {pass on};
   END IF;
   IF v_channel <> '' THEN
@@ -73,7 +74,7 @@ CREATE OR REPLACE PROCEDURE {v1_release}(
   p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_flags int8, INOUT lost text) LANGUAGE plpgsql AS {$}
 DECLARE
   v_told text[];
-  v_set text;
+  {in order};
 BEGIN
   SELECT r.lost, r.told INTO lost, v_told FROM {v1_let_go}(p_ns, p_context, p_ids, p_fences) AS r;
   {publish};
@@ -158,7 +159,8 @@ END {$};
 -- Extends what a grant still holds to a whole lease from now. flags: 8 commit asynchronously.
 CREATE OR REPLACE FUNCTION {v1_renew}(
   p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_lease int8, p_flags int8)
-  RETURNS text LANGUAGE plpgsql AS {$}
+  RETURNS text LANGUAGE plpgsql
+  {by index} AS {$}
 DECLARE
   v_now int8 := {clock};
   v_expires int8 := v_now + p_lease;
@@ -257,7 +259,7 @@ CREATE OR REPLACE PROCEDURE {v1_renew_kept}(
 DECLARE
   v_now int8 := {clock};
   v_fence int8 := p_fences[1];
-  v_set text;
+  {in order};
 BEGIN
   UPDATE {set} SET lease = greatest(p_lease, expires - v_now), expires = greatest(v_now + p_lease, expires)
     WHERE {held set} AND expires - lease <= v_now;

@@ -1,6 +1,9 @@
 -- Times are microseconds since 1970 by the server's clock, leases microseconds, ids and labels bytes.
 
-CREATE TABLE IF NOT EXISTS {schema} (version int8 NOT NULL);
+-- Every table has a primary key: a publication for all tables refuses changes of rows that nothing identifies.
+
+-- One row: the version of these tables and routines, and the oldest version of a program that may use them.
+CREATE TABLE IF NOT EXISTS {schema} (version int8 NOT NULL, oldest_program int8 NOT NULL, PRIMARY KEY (version));
 
 -- floor: no fence of an id whose row was swept is above it. swept: when; reached: up to which `lapses` the
 -- last sweep got, so that the next one does not read again what that one removed; 0 at the end.
@@ -146,6 +149,6 @@ CREATE TABLE IF NOT EXISTS {break} (
   ns bytea NOT NULL,
   id bytea NOT NULL,
   context bytea NOT NULL,
-  breaker bytea NOT NULL
+  breaker bytea NOT NULL,
+  PRIMARY KEY (id, ns, at, fence)
 );
-CREATE INDEX IF NOT EXISTS {break_by_id!} ON {break} (id, ns, at);

@@ -4,7 +4,8 @@
 -- Takes ids exclusively; parameters as of {v1_acquire_one}.
 CREATE OR REPLACE FUNCTION {v1_acquire_together}(
   p_ns bytea, p_contexts bytea[], p_attempts int8[], p_ids bytea[], p_leases int8[], p_owners bytea[], p_flags int8[],
-  p_session int8) RETURNS text LANGUAGE plpgsql AS {$}
+  p_session int8) RETURNS text LANGUAGE plpgsql
+  {by index} AS {$}
 DECLARE
   -- What a durable commit is here.
   v_commit text := current_setting('synchronous_commit');
@@ -44,7 +45,7 @@ DECLARE
   v_now int8;
   {variables of free};
 BEGIN
-  v_set := set_config('lock_timeout', '20', true);
+  v_set := set_config('lock_timeout', '20', true) || {set by index};
   FOR i IN 1 .. cardinality(p_ids) LOOP
     p_context := p_contexts[i]; p_id := p_ids[i]; p_fence := p_fences[i]; v_now := {clock}; v_lost := '';
     {free in row};

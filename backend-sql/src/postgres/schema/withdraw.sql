@@ -1,7 +1,8 @@
 -- Ends an attempt. flags: 4 it keeps what it was granted; 8 commit asynchronously.
 CREATE OR REPLACE FUNCTION {v1_withdraw}(
   p_ns bytea, p_context bytea, p_attempt int8, p_ids bytea[], p_modes int8[], p_permits int8[], p_limits int8[],
-  p_lease int8, p_flags int8) RETURNS text LANGUAGE plpgsql AS {$}
+  p_lease int8, p_flags int8) RETURNS text LANGUAGE plpgsql
+  {by index} AS {$}
 DECLARE
   v_now int8;
   v_until int8;
