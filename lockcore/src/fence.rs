@@ -11,16 +11,18 @@ pub struct ExclusiveFence(pub(crate) u64);
 pub struct SharedFence(pub(crate) u64);
 
 impl ExclusiveFence {
-    /// The number, for a resource that does the comparison itself: it must refuse a number lower than
-    /// the highest it has seen, and remember this one, in one atomic step.
+    /// The number, for a resource that does the comparison itself. In one atomic step with the write it must refuse a
+    /// number lower than the highest of *any* holder it has seen, and remember this one as the highest exclusive one and
+    /// the highest of any.
     pub fn number(self) -> u64 {
         self.0
     }
 }
 
 impl SharedFence {
-    /// The number, for a resource that does the comparison itself: it must refuse a number lower than
-    /// the last *exclusive* one it has seen.
+    /// The number, for a resource that does the comparison itself. In one atomic step with the write it must refuse a
+    /// number lower than the highest *exclusive* one it has seen, and remember this one if it is the highest of any:
+    /// otherwise a former exclusive holder could still write after this holder.
     pub fn number(self) -> u64 {
         self.0
     }
@@ -29,29 +31,35 @@ impl SharedFence {
 /// What a protected resource has to remember so that it refuses the writes of former holders. Keep one
 /// for each id, beside the resource, and ask it in the same atomic step as the write.
 ///
-/// Exclusive fences are accepted if they are not lower than the highest seen. Shared and slot fences are
-/// checked only against the last exclusive one: their holders work at the same time, so that the order
-/// among their numbers means nothing. The wrong guard does not compile:
+/// It remembers two numbers: the highest exclusive fence, and the highest of any. An exclusive fence is refused below the
+/// highest of any later holder. A shared or slot fence is refused only below the highest exclusive one: such holders work
+/// at the same time, so that the order among their numbers means nothing.
+///
+/// It is not `Copy`, so that no admission is lost in a copy. The wrong guard does not compile:
 ///
 /// ```compile_fail
 /// # fn write(held: lockcore::Held<String, uuid::Uuid>, guard: &mut lockcore::FenceGuard) {
 /// guard.admit_exclusive(held.shared_fence("tariff").unwrap());
 /// # }
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Default, Debug)]
 pub struct FenceGuard {
     exclusive: u64,
+    /// Never lower than `exclusive`.
+    any: u64,
 }
 
 impl FenceGuard {
     /// A guard that has seen nothing.
     pub const fn new() -> Self {
-        FenceGuard { exclusive: 0 }
+        FenceGuard::restore(0, 0)
     }
 
-    /// A guard that has seen this number, as it was stored before.
-    pub const fn restore(highest_exclusive: u64) -> Self {
-        FenceGuard { exclusive: highest_exclusive }
+    /// A guard that has seen these numbers, as they were stored before.
+    pub const fn restore(highest_exclusive: u64, highest: u64) -> Self {
+        // A stored exclusive number was seen too, whatever the other says.
+        let any = if highest < highest_exclusive { highest_exclusive } else { highest };
+        FenceGuard { exclusive: highest_exclusive, any }
     }
 
     /// The highest exclusive number seen, to be stored beside the resource.
@@ -59,27 +67,34 @@ impl FenceGuard {
         self.exclusive
     }
 
+    /// The highest number seen of any holder, to be stored beside the resource.
+    pub fn highest(&self) -> u64 {
+        self.any
+    }
+
     /// Admits the write of an exclusive holder and remembers its fence.
     ///
     /// # Errors
-    /// [`StaleFence`] if a later holder was here before.
+    /// [`StaleFence`] if a later holder, of any mode, was here before.
     pub fn admit_exclusive(&mut self, fence: ExclusiveFence) -> Result<(), StaleFence> {
-        self.check(fence.0)?;
-        self.exclusive = fence.0;
+        check(fence.0, self.any)?;
+        (self.exclusive, self.any) = (fence.0, fence.0);
         Ok(())
     }
 
-    /// Admits the write of a shared or slot holder.
+    /// Admits the write of a shared or slot holder and remembers its fence.
     ///
     /// # Errors
     /// [`StaleFence`] if a later exclusive holder was here before.
-    pub fn admit_shared(&self, fence: SharedFence) -> Result<(), StaleFence> {
-        self.check(fence.0)
+    pub fn admit_shared(&mut self, fence: SharedFence) -> Result<(), StaleFence> {
+        check(fence.0, self.exclusive)?;
+        self.any = self.any.max(fence.0);
+        Ok(())
     }
+}
 
-    fn check(&self, fence: u64) -> Result<(), StaleFence> {
-        if fence < self.exclusive { Err(StaleFence { fence, highest: self.exclusive }) } else { Ok(()) }
-    }
+fn check(fence: u64, highest: u64) -> Result<(), StaleFence> {
+    if fence < highest { Err(StaleFence { fence, highest }) } else { Ok(()) }
 }
 
 /// That a write came from a former holder and was refused.
@@ -87,7 +102,7 @@ impl FenceGuard {
 pub struct StaleFence {
     /// The fence of the write.
     pub fence: u64,
-    /// The highest exclusive fence that was seen before.
+    /// The fence of the later holder that was here before.
     pub highest: u64,
 }
 
@@ -110,8 +125,23 @@ mod tests {
         assert!(guard.admit_exclusive(ExclusiveFence(5)).is_ok());
         assert!(guard.admit_shared(SharedFence(9)).is_ok());
         assert!(guard.admit_shared(SharedFence(7)).is_ok());
-        assert!(guard.admit_exclusive(ExclusiveFence(8)).is_ok());
-        assert_eq!(guard.admit_shared(SharedFence(7)), Err(StaleFence { fence: 7, highest: 8 }));
-        assert!(FenceGuard::restore(9).admit_exclusive(ExclusiveFence(8)).is_err());
+        assert_eq!(guard.admit_exclusive(ExclusiveFence(8)), Err(StaleFence { fence: 8, highest: 9 }));
+        assert!(guard.admit_exclusive(ExclusiveFence(10)).is_ok());
+        assert_eq!(guard.admit_shared(SharedFence(9)), Err(StaleFence { fence: 9, highest: 10 }));
+        assert!(FenceGuard::restore(9, 9).admit_exclusive(ExclusiveFence(8)).is_err());
+    }
+
+    #[test]
+    fn a_restored_guard_refuses_what_the_stored_one_did() {
+        let mut guard = FenceGuard::new();
+        guard.admit_exclusive(ExclusiveFence(5)).expect("the first");
+        guard.admit_shared(SharedFence(9)).expect("a later one");
+        let mut restored = FenceGuard::restore(guard.highest_exclusive(), guard.highest());
+        assert_eq!(restored, guard);
+        assert!(restored.admit_exclusive(ExclusiveFence(5)).is_err());
+        assert!(restored.admit_shared(SharedFence(4)).is_err());
+        assert!(restored.admit_shared(SharedFence(6)).is_ok());
+        let mut only_exclusive = FenceGuard::restore(5, 0);
+        assert!(only_exclusive.admit_exclusive(ExclusiveFence(4)).is_err());
     }
 }

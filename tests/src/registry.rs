@@ -292,6 +292,8 @@ macro_rules! for_each_check {
             }
             guards {
                 a_guard_holds_until_released,
+                a_guarded_write_is_refused_after_any_later_holder,
+                after_a_partial_loss_the_rest_is_renewed,
                 a_dropped_guard_releases,
                 a_guard_is_renewed,
                 a_guard_that_is_left_stays_locked,

@@ -16,9 +16,9 @@ use uuid::Uuid;
 
 use super::{Oops, Rig};
 use crate::{
-    Backend, PATIENCE, Store,
+    Backend, PATIENCE, Store, eventually,
     fault::{Fault, Operation},
-    store::id,
+    store::{id, shared, slot},
 };
 
 /// 3.9: a callback whose lease cannot be renewed is stopped before the lease ends, is not polled afterwards, and its
@@ -232,6 +232,57 @@ pub async fn a_guarded_write_stops_a_former_holder<B: Backend>(store: Store<B>) 
         Err(LockingError::Lost { lost, .. }) => assert_eq!(lost[0].target, id("a")),
         other => panic!("not lost: {other:?}"),
     }
+}
+
+/// 3.10 and 10.1: the write of a former exclusive holder is refused after a later shared or slot holder wrote, and
+/// theirs after a later exclusive one.
+pub async fn a_guarded_write_is_refused_after_any_later_holder<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    rig.faults.set(Operation::Renew, Fault::Fails(BackendErrorKind::Unavailable));
+    let declared = store.capabilities();
+    let claims = [declared.shared.then(|| shared("a")), declared.slots.then(|| slot("a", 3))];
+    for claim in claims.into_iter().flatten() {
+        let mut resource = FenceGuard::new();
+        let former = rig.locks.lease(store.short()).lock(["a"]).await.expect("it is free");
+        let former_fence = former.exclusive_fence("a").expect("it is exclusive");
+        resource.admit_exclusive(former_fence).expect("the only one so far");
+
+        let take = || async { rig.locks.lock([claim.clone()]).await.ok() };
+        let later = eventually("the lease ends", take).await;
+        let later_fence = later.shared_fence("a").expect("it is not exclusive");
+        resource.admit_shared(later_fence).expect("the later one");
+        let refused = resource.admit_exclusive(former_fence).expect_err("a later holder was here");
+        assert_eq!((refused.fence, refused.highest), (former_fence.number(), later_fence.number()));
+        drop(former);
+        later.release().await.expect("it is held");
+
+        let last = rig.locks.lock(["a"]).await.expect("it is free");
+        let last_fence = last.exclusive_fence("a").expect("it is exclusive");
+        resource.admit_exclusive(last_fence).expect("the latest one");
+        resource.admit_shared(later_fence).expect_err("a later exclusive holder was here");
+        last.release().await.expect("it is held");
+    }
+}
+
+/// 3.9: after a part of a set is lost, the rest goes on being renewed for a holder that is not stopped.
+pub async fn after_a_partial_loss_the_rest_is_renewed<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    let guard = rig.locks.lease(store.lasting()).lock(["a", "b"]).await.expect("it is free");
+    let mut part = grant_of(&guard);
+    part.locks.truncate(1);
+    store.dao().release(&part).await.expect("the store answers");
+    assert_eq!(guard.lost().await.len(), 1);
+    let renewals = rig.faults.calls(Operation::Renew);
+    // More than a whole lease of thirds.
+    let renewed = || async { (rig.faults.calls(Operation::Renew) >= renewals + 4).then_some(()) };
+    eventually("the rest is renewed", renewed).await;
+    store.caller().refused(["b"]).await;
+    assert_eq!(guard.check().expect_err("a part is lost").lost.len(), 1);
+    match guard.release().await {
+        Err(LockingError::Lost { lost, .. }) => assert_eq!((lost.len(), &lost[0].target), (1, &id("a"))),
+        other => panic!("not lost: {other:?}"),
+    }
+    assert!(store.is_free(&["a", "b"]).await);
 }
 
 fn stopped<T: std::fmt::Debug>(
