@@ -5,13 +5,12 @@
 
 use std::{fmt, future::Future, time::Duration};
 
-use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use crate::{
     AnyLockDao, ContextId, FreshContext, Held, Ident, Ids, LockDao, LockError, LockingError, Owner, Wait,
     background,
-    service::{self, Call as AsyncCall},
+    service::{self, Call as AsyncCall, run},
 };
 
 /// [`LockingService`](crate::LockingService) for programs without an async runtime.
@@ -126,11 +125,12 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Call<'_, I, C, D> {
         ids: K,
         callback: impl FnOnce(&Held<I, C>) -> Result<T, E>,
     ) -> Result<T, LockingError<I, C, E>> {
-        let caller = Handle::try_current();
-        wait_for(self.0.with_held_locks_sync(ids, |held| {
-            let _as_before = caller.as_ref().ok().map(Handle::enter);
-            callback(held)
-        }))
+        let mut hold = wait_for(self.0.hold(ids)).map_err(LockError::widen)?;
+        // Outside of the library's runtime: what the callback spawned there would delay every renewal of the process.
+        let end = run::call_sync(&hold, |core| callback(&Held(core.clone())));
+        // The hold is dropped there too: the runtime of the caller may have no other thread than this.
+        let ended = wait_for(async move { run::finish(&mut hold, end).await });
+        ended.map_err(LockError::widen)?.into_result()
     }
 
     /// Locks the set and gives it as a guard.

@@ -113,6 +113,11 @@ pub(crate) mod stops {
         EACH.set(stop);
     }
 
+    /// The machine was suspended for so long before the next look.
+    pub(crate) fn once(stop: Duration) {
+        STOPPED.set(STOPPED.get() + stop);
+    }
+
     /// For how long the thread was stopped before this look.
     pub(super) fn next() -> Duration {
         STOPPED.replace(STOPPED.get() + EACH.get())

@@ -11,7 +11,7 @@ use std::{
 
 use uuid::Uuid;
 
-use crate::ident::canonical;
+use crate::{ident::canonical, process};
 
 /// The longest stored form of a context, in bytes.
 pub const MAX_CONTEXT_BYTES: usize = 255;
@@ -62,22 +62,46 @@ impl ContextId for Uuid {
 
 impl FreshContext for Uuid {
     /// 74 random bits that the thread drew once and a count, as a UUID of version 8: as unlike any other as a random
-    /// one for up to 2^48 values a thread, at a fraction of the cost. Like every generator in user space it must not be
-    /// used by both sides of a `fork` without `exec`.
+    /// one for up to 2^48 values a thread, at a fraction of the cost. A forked process draws again once a
+    /// [`LockingService`](crate::LockingService) is made in it; before that it must make no context.
     fn fresh() -> Self {
         thread_local! {
-            static STREAM: Cell<(u128, u64)> = Cell::new((Uuid::new_v4().as_u128(), 0));
+            static STREAM: Cell<Stream> = Cell::new(Stream::draw());
         }
         let next = STREAM.try_with(|stream| {
-            let (random, count) = stream.get();
-            stream.set((random, count + 1));
-            (random & !((1 << 48) - 1)) | u128::from(count & ((1 << 48) - 1))
+            let mut now = stream.get();
+            if now.process != process::seen() {
+                now = Stream::draw();
+            }
+            stream.set(Stream { count: now.count + 1, ..now });
+            (now.random & !((1 << 48) - 1)) | u128::from(now.count & ((1 << 48) - 1))
         });
         match next {
             Ok(bits) => uuid::Builder::from_u128(bits).with_version(uuid::Version::Custom).into_uuid(),
             // The thread is ending and has no stream any more.
             Err(_ended) => Uuid::new_v4(),
         }
+    }
+}
+
+/// Where the contexts of a thread come from.
+#[derive(Clone, Copy)]
+struct Stream {
+    random: u128,
+    count: u64,
+    /// The process for which it was drawn.
+    process: u32,
+}
+
+impl Stream {
+    fn draw() -> Self {
+        let mut bytes = [0; 16];
+        // Of the kernel: a generator in this process would be in the same state on both sides of a fork.
+        let random = match getrandom::fill(&mut bytes) {
+            Ok(()) => u128::from_ne_bytes(bytes),
+            Err(_) => Uuid::new_v4().as_u128(),
+        };
+        Stream { random, count: 0, process: process::seen() }
     }
 }
 
@@ -186,6 +210,7 @@ impl fmt::Debug for Owner {
 
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self)
+        // Others may have written it: nothing of it may reach a terminal as a command.
+        write!(f, "{}", self.escape_debug())
     }
 }

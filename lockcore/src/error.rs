@@ -87,6 +87,9 @@ pub enum BadRequest {
         /// The stored form of the context.
         context: String,
     },
+    /// A call in a process that was forked after the service was made: its backend and its renewals are the parent's.
+    #[error("service: it was made before this process was forked, make another one after the fork")]
+    Forked,
     /// Something that the backend does not declare among its capabilities.
     #[error("{what}: the {backend} backend has no such ability")]
     Unsupported {

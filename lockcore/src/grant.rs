@@ -105,6 +105,8 @@ pub enum LossReason {
     Unreachable,
     /// It was released here: a handle that outlives the locks says so.
     Released,
+    /// This process was forked by the one that holds it, and has only a copy of what is known of it.
+    Forked,
 }
 
 impl fmt::Display for LossReason {
@@ -115,6 +117,7 @@ impl fmt::Display for LossReason {
             LossReason::Vanished => "it vanished from the store",
             LossReason::Unreachable => "the store could not be reached until its lease ended",
             LossReason::Released => "it was released",
+            LossReason::Forked => "it is held by the process that forked this one",
         })
     }
 }

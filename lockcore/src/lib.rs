@@ -45,6 +45,12 @@
 //!   `lost_total`, `released_late_total`, `release_failed_total`, `withdraw_failed_total`, `sweep_failed_total`.
 //!   Identifiers are in none of them.
 //!
+//! # Forked processes
+//! A child made by `fork` without `exec` has a copy of its parent's services and guards, but not the thread that renews. A
+//! service that was made before the fork refuses every call there ([`BadRequest::Forked`]), and a copied guard or callback
+//! releases nothing: the parent goes on holding the locks. A service that is made in the child, over a backend that is
+//! opened there, works: it starts over with a thread and contexts of its own.
+//!
 //! # A backend of one's own
 //! A backend implements [`LockDao`] and runs the suite of the crate `lockcore-conformance`, which tests what it declares
 //! and that it refuses what it does not. This is a complete one:
@@ -64,6 +70,7 @@ mod error;
 mod fence;
 mod grant;
 mod ident;
+mod process;
 pub mod rules;
 mod service;
 mod store_clock;

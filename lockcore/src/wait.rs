@@ -24,6 +24,9 @@ impl Wait {
 
     /// For at most this long from the call on, in order of arrival where the backend has a queue. Zero is the same as
     /// [`Wait::never`].
+    ///
+    /// The call may return up to a second later: a waiter whose time is over leaves the queue and waits that long for the
+    /// store's answer, which may be that the set is held by now.
     pub fn up_to(limit: Duration) -> Self {
         match limit {
             Duration::ZERO => Wait::never(),

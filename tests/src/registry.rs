@@ -244,6 +244,7 @@ macro_rules! for_each_check {
                 a_call_dropped_in_its_release_is_released,
                 an_outage_is_cleaned_up_after,
                 clean_up_works_without_a_runtime,
+                a_resting_runtime_keeps_no_lock,
                 a_shutdown_waits_for_all_locks,
                 a_shutdown_ends_after_its_grace,
             }
@@ -261,6 +262,7 @@ macro_rules! for_each_check {
                 a_wait_that_is_over_tells_so,
                 a_silent_store_is_told_apart,
                 a_passing_failure_is_waited_out,
+                what_was_not_done_is_not_withdrawn,
                 retries_are_counted,
                 pauses_stay_within_their_bounds,
                 a_custom_pause_is_told_the_attempt,
@@ -274,6 +276,7 @@ macro_rules! for_each_check {
                 blocking_code_is_renewed,
                 a_blocked_runtime_is_renewed,
                 a_failing_renewal_is_tried_again,
+                a_slow_hook_costs_no_lock,
                 a_callback_that_hangs_is_stopped,
                 the_handle_tells_what_is_held,
                 the_default_lease_works,
@@ -289,11 +292,11 @@ macro_rules! for_each_check {
                 the_callback_may_choose_to_be_told,
                 plain_code_sees_the_loss,
                 a_guarded_write_stops_a_former_holder,
+                a_guarded_write_is_refused_after_any_later_holder,
+                after_a_partial_loss_the_rest_is_renewed,
             }
             guards {
                 a_guard_holds_until_released,
-                a_guarded_write_is_refused_after_any_later_holder,
-                after_a_partial_loss_the_rest_is_renewed,
                 a_dropped_guard_releases,
                 a_guard_is_renewed,
                 a_guard_that_is_left_stays_locked,
@@ -302,6 +305,7 @@ macro_rules! for_each_check {
             }
             blocking {
                 calls_work_without_a_runtime,
+                callbacks_run_outside_the_librarys_runtime,
                 long_calls_are_renewed,
                 blocking_calls_nest,
                 panics_go_on,

@@ -81,6 +81,8 @@ pub(crate) struct Attempt<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     in_doubt: bool,
     /// A request of it failed in doubt: it may still arrive, whatever a later one was answered.
     unsettled: bool,
+    /// The last answer was a place in the queue.
+    queued: bool,
     max_hold: Option<Duration>,
     /// Measured where a lease or a limit needs it.
     sent: Option<Box<Sent>>,
@@ -124,6 +126,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             ticket: Some(ticket),
             in_doubt: false,
             unsettled: false,
+            queued: false,
             max_hold: settings.max_hold,
             sent: None,
             stopwatch: Stopwatch::start(),
@@ -159,13 +162,14 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
     ) -> Result<Acquired<I, C>, Unanswered> {
         match answer.and_then(|answer| answer.checked(self.request().claims.len())) {
             Ok(answer) => {
+                self.queued = matches!(answer, Acquired::Queued { .. });
                 self.in_doubt = self.unsettled || !matches!(answer, Acquired::Refused(_)); // A1
                 Ok(answer)
             }
             Err(error) => {
                 self.unsettled |= error.in_doubt();
-                // A place that was taken before may still stand.
-                self.in_doubt = self.unsettled || self.request().queue;
+                // A place that was taken before may still stand; without one there is nothing to withdraw.
+                self.in_doubt = self.unsettled || self.queued;
                 Err(Unanswered::Failed(error))
             }
         }
@@ -289,6 +293,9 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         &mut self,
         failures: Vec<Failure<I, C>>,
     ) -> Result<Hold<'s, I, C, D>, LockError<I, C>> {
+        if !self.in_doubt {
+            return Err(self.timed_out(failures));
+        }
         match within(LAST_ANSWER, self.leave_queue()).await.flatten() {
             Some(granted) => Ok(self.hold(granted)),
             None => Err(self.timed_out(failures)),
@@ -352,6 +359,10 @@ struct Begun<C> {
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
     fn begin(&self, claims: &ClaimSet<I>, settings: &Settings<C>) -> Result<Begun<C>, LockError<I, C>> {
+        // Locks without a lease are of one process anyway.
+        if settings.lease.is_some() && self.is_of_another_process() {
+            return Err(BadRequest::Forked.into());
+        }
         self.check_settings(settings)?;
         self.check_claims(claims)?;
         let mut nested = settings.nested;

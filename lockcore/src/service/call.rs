@@ -412,6 +412,11 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         }
     }
 
+    /// Locks the set, for a caller that runs something under it on its own thread and then [finishes](run::finish) it.
+    pub(crate) async fn hold(&self, ids: impl Ids<I>) -> Result<Hold<'a, I, C, D>, LockError<I, C>> {
+        take(ServiceRef::Borrowed(self.service.inner()), self.effective(), self.claims(ids)).await
+    }
+
     /// The one way in which a future runs under locks. All of it is one `async` block: each further one around or
     /// inside it would have a place of its own for what the callback captured.
     fn start<K, F, Fut, R>(

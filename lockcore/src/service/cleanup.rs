@@ -1,12 +1,22 @@
 //! Clean-up that nobody waits for: tried until the store answers or the lease is over anyway.
 
 use std::{
+    panic::AssertUnwindSafe,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    task::{Context, Poll, Waker},
+    thread,
     time::Duration,
 };
+
+use futures_util::{
+    FutureExt,
+    future::{Either, select},
+};
+use tokio::{runtime::Handle, sync::oneshot};
 
 use super::{Inner, gauge::Ticket, observe::Event};
 use crate::{
@@ -14,8 +24,11 @@ use crate::{
     background, clock, clock::Moment,
 };
 
-/// Pauses between two tries.
+/// Pauses between two tries of a service.
 const PAUSES: Exponential = Exponential { base: Duration::from_millis(20), max: Duration::from_secs(2) };
+
+/// After how long the library's own thread tries too: the runtime of the first try may have come to rest.
+const FIRST_TRY: Duration = Duration::from_millis(500);
 
 /// For how long clean-up of permanent locks is tried: no lease ends them.
 const WITHOUT_LEASE: Duration = Duration::from_secs(600);
@@ -44,12 +57,41 @@ impl<I: Ident, C: ContextId> Cleanup<I, C> {
 
     /// Cleans up, at once if the backend needs no waiting, else in the background; then the hold has ended, and
     /// the context of `ticket` is no longer in use.
+    ///
+    /// The first try is made where the caller is, whose runtime has its connections at hand. All others are made on the
+    /// library's own thread, which goes on whatever becomes of that runtime.
     pub(crate) fn start<D: LockDao<I, C>>(self, service: Arc<Inner<I, C, D>>, ticket: Ticket) {
-        let task = Arc::new(Task { cleanup: self, service, ticket: Some(ticket) });
-        background::finish(move || {
-            let task = task.clone();
-            async move { task.run().await }
-        });
+        if self.lease().is_some() && service.is_of_another_process() {
+            return; // a copy of what the parent of this process goes on holding
+        }
+        let task = Arc::new(Task { cleanup: self, started: Moment::now(), service });
+        let counted = Counted { task: task.clone(), ticket: Some(ticket) };
+        if background::is_ending() {
+            let none = First::Over(Err(BackendError::no_answer()));
+            background::handle().spawn(task.go_on(none, counted));
+            return;
+        }
+        let here = Handle::try_current().ok();
+        let mut first = Box::pin(task.clone().first());
+        let polled = {
+            let _own = here.is_none().then(|| background::handle().enter());
+            first.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+        };
+        let first = match polled {
+            Poll::Ready(answer) if !may_pass(&answer) => return counted.end(answer),
+            Poll::Ready(answer) => First::Over(answer),
+            Poll::Pending => {
+                let (tell, told) = oneshot::channel();
+                here.as_ref().unwrap_or(background::handle()).spawn(async move {
+                    // That nobody listens means that a later try is over.
+                    let _ = tell.send(first.await);
+                });
+                First::UnderWay(told)
+            }
+        };
+        // Where the clock of a test stands still, the pauses have to be by that clock.
+        let paused = here.filter(|_| clock::is_paused());
+        paused.as_ref().unwrap_or(background::handle()).spawn(task.go_on(first, counted));
     }
 
     fn lease(&self) -> Option<Duration> {
@@ -59,39 +101,16 @@ impl<I: Ident, C: ContextId> Cleanup<I, C> {
         }
     }
 
-    async fn until_answered<D: LockDao<I, C>>(&self, service: &Inner<I, C, D>) -> Result<(), BackendError> {
-        let started = Moment::now();
-        let patience = patience(self.lease());
-        for attempt in 0.. {
-            match clock::within(patience, self.once(service))
-                .await
-                .unwrap_or_else(|| Err(BackendError::no_answer()))
-            {
-                Err(error) if error.is_retryable() => {
-                    if started.left_of(self.lease().unwrap_or(WITHOUT_LEASE)).is_zero() {
-                        return Err(error);
-                    }
-                }
-                answer => return answer,
-            }
-            clock::sleep(PAUSES.delay(attempt)).await;
-        }
-        unreachable!("the loop ends by returning")
-    }
-
     async fn once<D: LockDao<I, C>>(&self, service: &Inner<I, C, D>) -> Result<(), BackendError> {
         match self {
             Cleanup::Release { grant, was_valid, again } => {
                 let is_news = !again.swap(true, Relaxed);
                 let Released { lost, failed } = service.dao.release(grant).await?;
-                match was_valid {
-                    Some(true) if is_news && !lost.is_empty() => {
-                        service.observe(|| Event::Lost { grant, lost: &lost });
-                    }
-                    Some(false) if is_news && !lost.is_empty() => {
-                        service.observe(|| Event::ReleasedLate { grant, lost: &lost });
-                    }
-                    _ => {}
+                if let (Some(was_valid), true, false) = (*was_valid, is_news, lost.is_empty()) {
+                    service.observe_owned((grant.clone(), lost), move |(grant, lost)| match was_valid {
+                        true => Event::Lost { grant, lost },
+                        false => Event::ReleasedLate { grant, lost },
+                    });
                 }
                 failed.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
             }
@@ -105,28 +124,122 @@ pub(crate) fn patience(lease: Option<Duration>) -> Duration {
     (lease.unwrap_or(WITHOUT_LEASE) / 3).max(Duration::from_secs(1))
 }
 
-/// A clean-up on its way. The hold ends with it, however it ends.
+/// A clean-up on its way.
 struct Task<I: Ident, C: ContextId, D: LockDao<I, C>> {
     cleanup: Cleanup<I, C>,
+    started: Moment,
     service: Arc<Inner<I, C, D>>,
+}
+
+type Answer = Result<(), BackendError>;
+
+/// What became of the first try.
+enum First {
+    Over(Answer),
+    /// It is a task of another runtime.
+    UnderWay(oneshot::Receiver<Answer>),
+}
+
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> Task<I, C, D> {
+    /// The first try. A step that panics is not tried again: this may be polled while another panic unwinds.
+    async fn first(self: Arc<Self>) -> Answer {
+        AssertUnwindSafe(self.once()).catch_unwind().await.unwrap_or(Ok(()))
+    }
+
+    /// Goes on after the first try until the clean-up is over, and tells if it failed.
+    async fn go_on(self: Arc<Self>, first: First, counted: Counted<I, C, D>) {
+        let answer = match first {
+            First::Over(answer) if !may_pass(&answer) => answer,
+            First::Over(_) => self.retry().await,
+            First::UnderWay(first) => self.after(first).await,
+        };
+        counted.end(answer);
+    }
+
+    /// Tries on if the first try fails, is dropped with its runtime, or takes so long that its runtime may have come to
+    /// rest. Both tries may reach the store: each step is idempotent.
+    async fn after(&self, mut first: oneshot::Receiver<Answer>) -> Answer {
+        match clock::within(FIRST_TRY, &mut first).await {
+            Some(Ok(answer)) if !may_pass(&answer) => return answer,
+            Some(_) => return self.retry().await,
+            None => {}
+        }
+        match select(first, pin!(self.retry())).await {
+            Either::Left((Ok(answer), _)) if !may_pass(&answer) => answer,
+            Either::Left((_, retry)) => retry.await,
+            Either::Right((answer, _)) => answer,
+        }
+    }
+
+    /// Tries until the store answers or the lease is over anyway, in turn with the other clean-ups of the service.
+    async fn retry(&self) -> Answer {
+        let lasts = self.cleanup.lease().unwrap_or(WITHOUT_LEASE);
+        let mut answer = Err(BackendError::no_answer());
+        loop {
+            let left = self.started.left_of(lasts);
+            let Some(mut failures) = clock::within(left, self.service.cleaning.lock()).await else {
+                return answer;
+            };
+            if let Some(last) = failures.checked_sub(1) {
+                clock::sleep(PAUSES.delay(last).min(left)).await;
+            }
+            answer = self.once().await;
+            if !may_pass(&answer) {
+                *failures = 0;
+                return answer;
+            }
+            *failures = failures.saturating_add(1);
+            if self.started.left_of(lasts).is_zero() {
+                return answer;
+            }
+        }
+    }
+
+    async fn once(&self) -> Answer {
+        let answer = clock::within(patience(self.cleanup.lease()), self.cleanup.once(&self.service)).await;
+        answer.unwrap_or_else(|| Err(BackendError::no_answer()))
+    }
+}
+
+fn may_pass(answer: &Answer) -> bool {
+    answer.as_ref().is_err_and(BackendError::is_retryable)
+}
+
+/// What a shutdown waits for: the hold ends with its clean-up.
+struct Counted<I: Ident, C: ContextId, D: LockDao<I, C>> {
+    task: Arc<Task<I, C, D>>,
     /// `None` at the end.
     ticket: Option<Ticket>,
 }
 
-impl<I: Ident, C: ContextId, D: LockDao<I, C>> Task<I, C, D> {
-    async fn run(&self) {
-        let Err(error) = self.cleanup.until_answered(&self.service).await else { return };
-        self.service.observe(|| match &self.cleanup {
-            Cleanup::Release { grant, .. } => Event::ReleaseFailed { grant, error: &error },
-            Cleanup::Withdraw(request) => Event::WithdrawFailed { context: &request.context, error: &error },
-        });
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> Counted<I, C, D> {
+    /// The clean-up is over; tells if it failed.
+    fn end(mut self, answer: Answer) {
+        let service = &self.task.service;
+        if let Err(error) = answer {
+            service.observe_owned((self.task.clone(), error), |(task, error)| match &task.cleanup {
+                Cleanup::Release { grant, .. } => Event::ReleaseFailed { grant, error },
+                Cleanup::Withdraw(request) => Event::WithdrawFailed { context: &request.context, error },
+            });
+        }
+        if let Some(ticket) = self.ticket.take() {
+            service.ended(ticket);
+        }
     }
 }
 
-impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Task<I, C, D> {
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Counted<I, C, D> {
     fn drop(&mut self) {
-        if let Some(ticket) = self.ticket.take() {
-            self.service.ended(ticket);
+        match self.ticket.take() {
+            None => {}
+            // A step that panics is not tried for ever.
+            Some(ticket) if thread::panicking() => self.task.service.ended(ticket),
+            // Its runtime is gone: a test's, whose clock stood still.
+            Some(ticket) => {
+                let again = Counted { task: self.task.clone(), ticket: Some(ticket) };
+                let none = First::Over(Err(BackendError::no_answer()));
+                background::handle().spawn(self.task.clone().go_on(none, again));
+            }
         }
     }
 }

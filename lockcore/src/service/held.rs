@@ -90,6 +90,9 @@ impl<I: Ident, C: ContextId> Held<I, C> {
     /// Waits until locks are lost, or released; for ever if that does not happen. For callbacks that are told instead of stopped,
     /// see [`Call::tell_when_lost`](crate::Call::tell_when_lost).
     ///
+    /// If only a part of the set is lost, the rest goes on being renewed, until it is released or lost too. A lease that
+    /// ended while the machine was suspended is told within about a second after it goes on.
+    ///
     /// # Cancel safety
     /// Safe.
     pub async fn lost(&self) -> Vec<LostLock<I>> {

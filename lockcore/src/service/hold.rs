@@ -6,7 +6,7 @@ use std::{
     pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
     task::Poll,
     time::Duration,
@@ -20,10 +20,11 @@ use super::{
     gauge::Ticket,
     keeper::{Keeper, Tick},
     lease::Lease,
-    observe::{CallSpan, Event, Stopwatch},
+    observe::{self, CallSpan, Event, Stopwatch},
 };
 use crate::{
-    AcquireRequest, BackendError, ContextId, Grant, Ident, LockDao, LostLock, Released, clock::Moment,
+    AcquireRequest, BackendError, ContextId, Grant, Ident, Lock, LockDao, LossReason, LostLock, Released,
+    clock::Moment,
 };
 
 /// After how long an offer is confirmed that is still held: it lasts a hundred times as long.
@@ -136,6 +137,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
                 core: hold.core.clone(),
                 key: keeper.key(),
                 under_way: AtomicBool::new(false),
+                failures: AtomicU32::new(0),
             });
             let due = match offered {
                 // One that is released sooner needs no other confirmation: most of the short ones under contention.
@@ -152,6 +154,10 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
     /// Stops the renewal, releases, and gives what was lost while it was held. If the caller goes away meanwhile, the
     /// drop of the hold finishes it in the background.
     pub(crate) async fn release(&mut self) -> Vec<LostLock<I>> {
+        if self.is_of_another_process() {
+            let forked = |lock: &Lock<I>| lock.lost(LossReason::Forked);
+            return self.core.grant.locks.iter().map(forked).collect();
+        }
         let was_valid = self.begin_release();
         self.asked = true;
         let mut lost = self.core.known_lost();
@@ -246,6 +252,12 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         Arc::strong_count(&self.core) > 1 + usize::from(self.renewal.is_some())
     }
 
+    /// Whether this is a forked child's copy. Its parent goes on holding the locks; the mutexes that are copied with it may
+    /// have been held by a thread that the child does not have.
+    fn is_of_another_process(&self) -> bool {
+        self.core.lease.is_some() && self.service.is_of_another_process()
+    }
+
     fn remove_renewal(&mut self) {
         if let Some((keeper, key)) = self.renewal.take() {
             keeper.remove(key);
@@ -255,6 +267,9 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
     fn drop(&mut self) {
+        if self.is_of_another_process() {
+            return;
+        }
         let ticket = self.ticket.take().expect("taken only here");
         let is_over = self.over || self.core.grant.locks.is_empty();
         if !is_over {
@@ -287,6 +302,8 @@ struct Renewal<I: Ident, C: ContextId, D: LockDao<I, C>> {
     core: Arc<HoldCore<I, C>>,
     key: u64,
     under_way: AtomicBool,
+    /// How many have failed in a row.
+    failures: AtomicU32,
 }
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Tick for Renewal<I, C, D> {
@@ -301,7 +318,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Tick for Renewal<I, C, D> {
             Some(patience) => return Some(patience),
             None => {}
         }
-        if self.core.is_lost() {
+        if self.core.is_lost() && lease.is_over() {
             // Only the patience of a release is still to be seen to, which is no shorter.
             return (!lease.is_left()).then(|| patience(Some(lease.length)));
         }
@@ -329,31 +346,43 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Renewal<I, C, D> {
         let sent = Moment::now();
         // Half of what is left, so that there is time for another try.
         let patience = (lease.length / 3).min(lease.left_to_run() / 2);
-        let answer = tokio::time::timeout(patience, self.service.dao.renew(&self.core.grant)).await;
+        let grant = lease.still_held(&self.core.grant);
+        let answer = tokio::time::timeout(patience, self.service.dao.renew(&grant)).await;
         let pause = match answer {
-            Ok(Ok(renewed)) if renewed.lost.is_empty() => {
-                let age = lease.extended(sent);
-                self.service.observe_renewal(age.saturating_sub(lease.length / 3));
-                sent.left_of(lease.length / 3)
-            }
             Ok(Ok(renewed)) => {
                 if lease.lose(&self.core.grant, &renewed.lost) {
                     self.core.tell();
                 }
-                return;
+                // What is left of the set was extended.
+                let age = lease.extended(sent);
+                self.service.observe_renewal(age.saturating_sub(lease.length / 3));
+                self.recovered();
+                sent.left_of(lease.length / 3)
             }
-            Ok(Err(error)) => {
-                self.service
-                    .observe(|| Event::RenewalFailed { grant: &self.core.grant, error: Some(&error) });
-                self.pause_after_failure()
-            }
-            Err(_elapsed) => {
-                self.service.observe(|| Event::RenewalFailed { grant: &self.core.grant, error: None });
-                self.pause_after_failure()
-            }
+            Ok(Err(error)) => self.failed(Some(error)),
+            Err(_elapsed) => self.failed(None),
         };
         drop(under_way);
         self.keeper.hasten(self.key, pause.min(lease.left_to_run()));
+    }
+
+    /// Tells of a renewal that failed; gives the pause before the next.
+    fn failed(&self, error: Option<BackendError>) -> Duration {
+        let failures = self.failures.fetch_add(1, Relaxed) + 1;
+        self.service.observe_owned((self.core.clone(), error), move |(core, error)| Event::RenewalFailed {
+            grant: &core.grant,
+            failures,
+            error: error.as_ref(),
+        });
+        self.pause_after_failure()
+    }
+
+    /// A renewal succeeded: others may have failed before it.
+    fn recovered(&self) {
+        let failures = self.failures.swap(0, Relaxed);
+        if failures > 0 {
+            observe::recovered(self.service.capabilities.backend, &self.core.grant, failures);
+        }
     }
 
     /// Soon enough for some tries before the lease ends, spread so that many holders do not come at once.

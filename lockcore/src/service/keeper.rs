@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeSet, HashMap},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -16,10 +16,20 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{background, clock};
+use crate::{
+    background,
+    clock::{self, Moment},
+    process::{self, PerProcess},
+};
 
 /// The next look after one that panicked.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
+
+/// The longest sleep while there is something to look at: timers do not count the time for which the machine is suspended.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+/// How much the two clocks may differ from look to look without a suspend.
+const NO_SUSPEND: Duration = Duration::from_millis(100);
 
 /// After so many looks others have their turn, however many more are due.
 const LOOKS_AT_ONCE: usize = 64;
@@ -49,13 +59,13 @@ struct Entries {
 }
 
 /// The keeper on the library's own thread.
-static OWN: OnceLock<Arc<Keeper>> = OnceLock::new();
+static OWN: PerProcess<Arc<Keeper>> = PerProcess::new();
 
 /// Renews every lease of this process at once, though it is not due yet.
 ///
 /// For a backend that has found out that locks may be lost: their holders learn it from the renewals.
 pub fn renew_all() {
-    if let Some(keeper) = OWN.get() {
+    if let Some(keeper) = OWN.get(process::seen()) {
         keeper.hasten_all();
     }
 }
@@ -66,7 +76,7 @@ impl Keeper {
     pub(crate) fn current() -> Arc<Keeper> {
         static PAUSED: Mutex<Vec<(Id, Weak<Keeper>)>> = Mutex::new(Vec::new());
         if !clock::is_paused() {
-            return OWN.get_or_init(|| Keeper::start(background::handle())).clone();
+            return OWN.get_or_init(process::seen(), || Keeper::start(background::handle())).clone();
         }
         let here = Handle::current();
         let mut paused = PAUSED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -145,7 +155,15 @@ impl Keeper {
     }
 
     async fn keep(self: Arc<Self>) {
+        let mut looked = Moment::now();
         loop {
+            let now = Moment::now();
+            let by_timers = now.instant().saturating_duration_since(looked.instant());
+            let suspended = now.since(&looked).saturating_sub(by_timers);
+            if suspended > NO_SUSPEND {
+                self.bring_forward(suspended);
+            }
+            looked = now;
             let mut looks = 0_usize;
             while let Some((key, what)) = self.take_due() {
                 // Code of others may run here, when a task is woken or a backend dropped: a panic of theirs does not
@@ -171,10 +189,24 @@ impl Keeper {
             match next {
                 Some(at) => {
                     let earlier = std::pin::pin!(self.earlier.notified());
+                    let at = at.min(Instant::now() + LONGEST_SLEEP);
                     let due = std::pin::pin!(tokio::time::sleep_until(at));
                     futures_util::future::select(earlier, due).await;
                 }
                 None => self.earlier.notified().await,
+            }
+        }
+    }
+
+    /// Everything is due so much earlier.
+    fn bring_forward(&self, by: Duration) {
+        let mut entries = self.entries();
+        let Entries { by_key, by_time, .. } = &mut *entries;
+        for (key, (at, _)) in by_key {
+            // What is looked at just now has no time.
+            if by_time.remove(&(*at, *key)) {
+                *at = at.checked_sub(by).unwrap_or_else(Instant::now);
+                by_time.insert((*at, *key));
             }
         }
     }
@@ -202,5 +234,35 @@ impl Keeper {
 
     fn entries(&self) -> MutexGuard<'_, Entries> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Told(Mutex<Option<Instant>>);
+
+    impl Tick for Told {
+        fn tick(self: Arc<Self>) -> Option<Duration> {
+            *self.0.lock().expect("no panic") = Some(Instant::now());
+            None
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_suspended_machine_is_noticed_within_a_second() {
+        let keeper = Keeper::current();
+        let told = Arc::new(Told(Mutex::new(None)));
+        let begin = Instant::now();
+        let [second, hour] = [1, 3600].map(Duration::from_secs);
+        keeper.add(keeper.key(), told.clone(), begin + hour);
+        tokio::time::sleep(second * 10).await;
+        assert_eq!(*told.0.lock().expect("no panic"), None);
+        // The timers of the runtime do not count it.
+        clock::stops::once(hour);
+        tokio::time::sleep(second * 10).await;
+        let at = told.0.lock().expect("no panic").expect("it was looked at");
+        assert!(at - begin <= second * 11, "{:?} late", at - begin - second * 10);
     }
 }

@@ -1,6 +1,7 @@
 //! What is known here of a lease: until when it certainly lasts, and whether it was lost.
 
 use std::{
+    borrow::Cow,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -8,7 +9,7 @@ use std::{
 use futures_util::task::AtomicWaker;
 use tokio::time::Instant;
 
-use crate::{Grant, LossReason, LostLock, Target, clock::Moment};
+use crate::{ContextId, Grant, Ident, LossReason, LostLock, clock::Moment};
 
 /// The local view of a finite lease.
 ///
@@ -107,6 +108,29 @@ impl Lease {
         (!state.lost.is_empty(), is_news)
     }
 
+    /// Whether all of it is known to be lost, so that there is nothing left to renew.
+    pub(crate) fn is_over(&self) -> bool {
+        self.state().lost.len() == self.locks
+    }
+
+    /// What of the grant is not known to be lost.
+    pub(crate) fn still_held<'g, I: Ident, C: ContextId>(
+        &self,
+        grant: &'g Grant<I, C>,
+    ) -> Cow<'g, Grant<I, C>> {
+        let state = self.state();
+        if state.lost.is_empty() {
+            return Cow::Borrowed(grant);
+        }
+        let is_lost = |position| state.lost.iter().any(|(lost, _)| *lost == position);
+        let held = grant.locks.iter().enumerate().filter(|(position, _)| !is_lost(*position));
+        Cow::Owned(Grant {
+            context: grant.context.clone(),
+            locks: held.map(|(_, lock)| lock.clone()).collect(),
+            lease: grant.lease,
+        })
+    }
+
     /// It is not renewed any more, and runs out.
     pub(crate) fn leave(&self) {
         self.state().left = true;
@@ -137,11 +161,11 @@ impl Lease {
         Some(patience.saturating_duration_since(Instant::now()))
     }
 
-    /// A renewal that was sent at `sent` extended the lease (L1, L2); gives the age that it had reached.
+    /// A renewal that was sent at `sent` extended the lease of what is not lost (L1, L2); gives the age that it had reached.
     pub(crate) fn extended(&self, sent: Moment) -> Duration {
         let mut state = self.state();
         let age = state.sent.elapsed();
-        if state.lost.is_empty() {
+        if state.lost.len() < self.locks {
             state.sent = sent;
             state.lasts = self.length;
             state.unanswered = false;
@@ -149,19 +173,20 @@ impl Lease {
         age
     }
 
-    /// Notes what the store says is lost; `false` if a loss was known before.
+    /// Notes what the store says is lost; gives whether any of it was not known before.
     pub(crate) fn lose<I: PartialEq, C>(&self, grant: &Grant<I, C>, lost: &[LostLock<I>]) -> bool {
         let mut state = self.state();
-        if !state.lost.is_empty() {
-            return false;
+        let known = state.lost.len();
+        for lock in lost {
+            let position = grant.locks.iter().position(|held| held.target == lock.target);
+            if let Some(position) = position
+                && !state.lost.iter().any(|(known, _)| *known == position)
+            {
+                state.lost.push((position, lock.reason));
+            }
         }
-        state.unanswered = false;
-        let position = |target: &Target<I>| grant.locks.iter().position(|lock| lock.target == *target);
-        state.lost = lost
-            .iter()
-            .filter_map(|lock| position(&lock.target).map(|position| (position, lock.reason)))
-            .collect();
-        true
+        state.lost.sort_unstable_by_key(|(position, _)| *position);
+        state.lost.len() > known
     }
 
     /// What is known to be lost, and why.

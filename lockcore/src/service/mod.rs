@@ -10,20 +10,16 @@ mod gauge;
 mod guard;
 mod held;
 mod hold;
+mod hook;
 mod keeper;
 mod lease;
 mod nesting;
 mod observe;
-mod run;
+pub(crate) mod run;
 mod sweeper;
 mod waiting;
 
-use std::{
-    fmt,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use uuid::Uuid;
 
@@ -40,11 +36,11 @@ use self::{
     call::Settings,
     gate::Gate,
     gauge::{Gauge, Refused, Ticket},
-    observe::Hook,
+    hook::Hook,
 };
 use crate::{
     AnyLockDao, BadRequest, Capabilities, Claim, ContextId, FreshContext, Ident, LockDao, LockError,
-    LockingError, Owner, Wait, clock,
+    LockingError, Owner, Wait, background, clock, process,
 };
 
 /// Locks sets of ids, runs a callback while they are held, and releases them whatever happens.
@@ -70,6 +66,10 @@ pub(crate) struct Inner<I: Ident, C: ContextId, D> {
     gate: Gate,
     hook: Option<Hook<I, C>>,
     sweeper: sweeper::Sweeper,
+    /// The turn of a clean-up that is tried again, with the number of such tries that failed in a row.
+    cleaning: tokio::sync::Mutex<u32>,
+    /// The process that made the service.
+    process: u32,
     _ids: std::marker::PhantomData<fn() -> I>,
 }
 
@@ -135,10 +135,13 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Builder<I, C, D> {
         self
     }
 
-    /// Is told what no outcome tells; see [`Event`]. A hook that panics disturbs nothing else.
+    /// Is told what no outcome tells; see [`Event`]. What happens in a call is told on its thread, before the call goes on;
+    /// what happens in the background on a thread that the service keeps for that, one after the other. So a slow hook
+    /// delays its own service's calls, but no renewal; once 1024 events wait for it, further ones are only logged. A hook
+    /// that panics disturbs nothing else.
     #[must_use]
     pub fn on_event(mut self, hook: impl Fn(&Event<'_, I, C>) + Send + Sync + 'static) -> Self {
-        self.inner.hook = Some(Box::new(hook));
+        self.inner.hook = Some(Hook::new(hook));
         self
     }
 
@@ -265,6 +268,8 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
             gate: Gate::default(),
             hook: None,
             sweeper: sweeper::Sweeper::default(),
+            cleaning: tokio::sync::Mutex::default(),
+            process: process::current(),
             _ids: std::marker::PhantomData,
         }
     }
@@ -279,9 +284,28 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
         let event = event();
         observe::record(self.capabilities.backend, &event);
         if let Some(hook) = &self.hook {
-            // Its panic is its own affair: the panic hook tells of it, and what was under way here goes on.
-            let _ = catch_unwind(AssertUnwindSafe(|| hook(&event)));
+            hook.call(&event);
         }
+    }
+
+    /// The same where this may be the library's own thread, which the hook must not block.
+    pub(crate) fn observe_owned<T: Send + 'static>(
+        &self,
+        about: T,
+        event: impl Fn(&T) -> Event<'_, I, C> + Send + 'static,
+    ) {
+        match &self.hook {
+            Some(hook) if background::is_here() => {
+                observe::record(self.capabilities.backend, &event(&about));
+                hook.call_elsewhere(about, event);
+            }
+            _ => self.observe(|| event(&about)),
+        }
+    }
+
+    /// Whether this is a forked child's copy of a service of its parent.
+    pub(crate) fn is_of_another_process(&self) -> bool {
+        process::current() != self.process
     }
 
     pub(crate) fn observe_renewal(&self, lag: Duration) {

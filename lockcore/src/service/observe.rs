@@ -7,7 +7,7 @@ use tracing::{Level, Span, level_filters::LevelFilter, span::Entered};
 use crate::{AcquireRequest, BackendError, ContextId, Failure, Grant, Ident, LostLock};
 
 /// Something that a call's outcome does not tell, or that happened in the background. Given to the hook of
-/// [`Builder::on_event`](crate::Builder::on_event) on the thread where it happened: be quick.
+/// [`Builder::on_event`](crate::Builder::on_event).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a, I, C> {
@@ -44,6 +44,9 @@ pub enum Event<'a, I, C> {
     RenewalFailed {
         /// What is held.
         grant: &'a Grant<I, C>,
+        /// How many of this hold have failed in a row. The first is logged as a warning, and so is the number at the next
+        /// success.
+        failures: u32,
         /// What went wrong; `None` if there was no answer in time.
         error: Option<&'a BackendError>,
     },
@@ -61,9 +64,6 @@ pub enum Event<'a, I, C> {
         error: &'a BackendError,
     },
 }
-
-/// The user's hook.
-pub(crate) type Hook<I, C> = Box<dyn Fn(&Event<'_, I, C>) + Send + Sync>;
 
 /// Logs an event and counts it. Identifiers are logged only as a number of them: they may be secret.
 pub(crate) fn record<I: Ident, C: ContextId>(backend: &'static str, event: &Event<'_, I, C>) {
@@ -97,9 +97,13 @@ pub(crate) fn record<I: Ident, C: ContextId>(backend: &'static str, event: &Even
             tracing::warn!(backend, context = %grant.context.stored(), %error, "release failed, tried again in the background");
             count("lockcore_release_failed_total", backend, "backend");
         }
-        Event::RenewalFailed { grant, error } => {
+        Event::RenewalFailed { grant, failures, error } => {
             let error = error.map_or_else(|| "no answer in time".to_owned(), ToString::to_string);
-            tracing::warn!(backend, context = %grant.context.stored(), error, "renewal failed, tried again");
+            let context = grant.context.stored();
+            match failures {
+                1 => tracing::warn!(backend, %context, error, "renewal failed, tried again"),
+                _ => tracing::debug!(backend, %context, error, failures, "renewal failed again"),
+            }
             count("lockcore_renewal_failed_total", backend, "backend");
         }
         Event::WithdrawFailed { context, error } => {
@@ -113,6 +117,11 @@ pub(crate) fn record<I: Ident, C: ContextId>(backend: &'static str, event: &Even
     }
 }
 
+/// Logs the end of an outage, after so many renewals of one hold that failed.
+pub(crate) fn recovered<I, C: ContextId>(backend: &'static str, grant: &Grant<I, C>, failures: u32) {
+    tracing::warn!(backend, context = %grant.context.stored(), failures, "renewed again");
+}
+
 fn reason<I>(lost: &LostLock<I>) -> &'static str {
     match lost.reason {
         crate::LossReason::Expired => "expired",
@@ -120,6 +129,7 @@ fn reason<I>(lost: &LostLock<I>) -> &'static str {
         crate::LossReason::Vanished => "vanished",
         crate::LossReason::Unreachable => "unreachable",
         crate::LossReason::Released => "released",
+        crate::LossReason::Forked => "forked",
     }
 }
 

@@ -69,7 +69,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
             match self.dao.sweep(self.sweeper.batch, unless_within).await {
                 Ok(swept) if swept.more => unless_within = None,
                 Ok(_) => return,
-                Err(error) => return self.observe(|| Event::SweepFailed { error: &error }),
+                Err(error) => return self.observe_owned(error, |error| Event::SweepFailed { error }),
             }
         }
     }

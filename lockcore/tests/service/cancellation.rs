@@ -118,11 +118,12 @@ fn a_waiter_dropped_at_any_poll_leaves_nothing() {
 /// The clean-up of a call that a runtime drops moves to the library's thread, with timers of its own.
 #[test]
 fn clean_up_outlives_the_runtime_that_began_it() {
-    for fault in [Fault::Fails(BackendErrorKind::Unavailable), Fault::Takes(Duration::from_millis(50))] {
+    let faults = [Fault::Fails(BackendErrorKind::Unavailable), Fault::Takes(Duration::from_millis(50))];
+    for (fault, paused) in faults.iter().flat_map(|fault| [(*fault, false), (*fault, true)]) {
         let dao = Rigged::new();
         let locks = dao.service();
         dao.once(Step::Release, fault);
-        let runtime = current_thread();
+        let runtime = Builder::new_current_thread().enable_all().start_paused(paused).build().unwrap();
         runtime.block_on(async {
             let mut call = Box::pin(locks.with_locks(["a"], pending::<()>));
             assert!(poll_once(call.as_mut()).is_pending());
@@ -192,6 +193,25 @@ fn what_could_not_be_freed_is_tried_again_and_counted() {
     pollster::block_on(locks.with_locks(["a", "b"], async || {})).unwrap();
     assert_clean(&dao, &locks);
     assert_eq!(dao.count(Step::Release), 3);
+}
+
+/// A store that is down gets the tries of one back-off, not of one for each hold.
+#[tokio::test(start_paused = true)]
+async fn the_clean_up_of_a_service_backs_off_as_one() {
+    let dao = Rigged::new();
+    let locks = dao.service();
+    let mut guards = Vec::new();
+    for n in 0..100 {
+        guards.push(locks.lock([n.to_string()]).await.unwrap());
+    }
+    dao.always(Step::Release, Fault::Fails(BackendErrorKind::Unavailable));
+    drop(guards);
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let tries = dao.count(Step::Release);
+    assert!((101..=140).contains(&tries), "{tries} tries for 100 holds in 20 s");
+    dao.heal();
+    assert_eq!(locks.shutdown(Duration::from_secs(5)).await, 0);
+    assert!(dao.memory.is_empty());
 }
 
 #[test]

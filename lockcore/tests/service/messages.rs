@@ -74,6 +74,13 @@ fn bad_requests_name_the_field_and_the_value_and_send_nothing() {
 }
 
 #[test]
+fn an_owner_label_cannot_disturb_a_terminal() {
+    let owner = lockcore::Owner::from("night\nshift \u{202e}\u{1b}[31m");
+    assert_eq!(owner.to_string(), r"night\nshift \u{202e}\u{1b}[31m");
+    assert_eq!(&*owner, "night\nshift \u{202e}\u{1b}[31m", "but it is stored as it is");
+}
+
+#[test]
 fn what_a_backend_does_not_declare_is_refused_by_name() {
     let dao = Rigged::with(0, |it| {
         (it.permanent, it.slots, it.shared) = (false, false, false);

@@ -3,6 +3,7 @@
 use std::{cell::RefCell, rc::Rc, time::Duration};
 
 use lockcore::{LockingError, Wait, blocking};
+use tokio::runtime::Handle;
 
 use super::{Oops, Rig};
 use crate::{Backend, Store, store::id};
@@ -38,6 +39,27 @@ pub async fn calls_work_without_a_runtime<B: Backend>(store: Store<B>) {
     });
     tokio::task::spawn_blocking(move || thread.join()).await.expect("no panic").expect("no panic");
     store.becomes_free(&["a", "b", "c"]).await;
+}
+
+/// 3.11: a blocking callback runs in the runtime of its caller, if there is one, and never in the library's own: what it
+/// spawned there would delay every renewal of the process.
+pub async fn callbacks_run_outside_the_librarys_runtime<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    let locks = blocking::LockingService::from(rig.locks.clone());
+    let ours = Handle::current().id();
+    let runtime = || Handle::try_current().ok().map(|runtime| runtime.id());
+    let outside = locks.clone();
+    let thread = std::thread::spawn(move || {
+        let inside = outside.with_locks(["a"], || Ok::<_, Oops>(runtime()));
+        assert_eq!(inside.expect("it is free"), None);
+        let nested = outside
+            .with_locks(["a"], || Ok::<_, Oops>(outside.with_locks(["b"], || Ok::<_, Oops>(runtime()))));
+        assert_eq!(nested.expect("it is free").expect("it is free"), None);
+    });
+    tokio::task::spawn_blocking(move || thread.join()).await.expect("no panic").expect("no panic");
+    let within = tokio::task::spawn_blocking(move || locks.with_locks(["a"], || Ok::<_, Oops>(runtime())));
+    assert_eq!(within.await.expect("no panic").expect("it is free"), Some(ours));
+    assert!(store.is_free(&["a", "b"]).await);
 }
 
 /// 3.9 and 3.11: what blocks for several leases is renewed meanwhile.

@@ -1,11 +1,11 @@
 //! Leases are kept while the callback runs, and not for ever: section 3.9, and the handle of 3.10.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex, mpsc},
     time::{Duration, Instant},
 };
 
-use lockcore::{LockingError, Mode};
+use lockcore::{Event, LockingError, Mode};
 
 use super::{Oops, Rig};
 use crate::{
@@ -108,8 +108,40 @@ pub async fn a_failing_renewal_is_tried_again<B: Backend>(store: Store<B>) {
         }
     });
     call.await.expect("nothing was lost");
-    assert!(rig.events().contains(&"renewal failed"));
+    // The hook runs on a thread of its own.
+    rig.told("renewal failed").await;
     assert!(!rig.events().contains(&"lost"));
+}
+
+/// 3.9: a hook that blocks delays no renewal, neither of its own service nor of another one.
+pub async fn a_slow_hook_costs_no_lock<B: Backend>(store: Store<B>) {
+    let (unblock, blocked) = mpsc::channel::<()>();
+    let blocked = Mutex::new(blocked);
+    let slow = Rig::with(&store, |builder| {
+        builder.on_event(move |event| {
+            if matches!(event, Event::RenewalFailed { .. }) {
+                // Until the sender is dropped.
+                let _ = blocked.lock().expect("no panic").recv();
+            }
+        })
+    });
+    let rig = Rig::new(&store);
+    let lease = store.lasting();
+    slow.faults.set_times(Operation::Renew, Fault::Fails(lockcore::BackendErrorKind::Unavailable), 1);
+    let own = slow.locks.lease(lease).lock(["a"]).await.expect("it is free");
+    let renewed = async |rig: &Rig<B>, times| {
+        let calls = || async { (rig.faults.calls(Operation::Renew) >= times).then_some(()) };
+        eventually("it is renewed", calls).await;
+    };
+    renewed(&slow, 1).await;
+    let other = rig.locks.lease(lease).lock(["b"]).await.expect("it is free");
+    renewed(&rig, 2).await;
+    renewed(&slow, 3).await;
+    own.check().expect("it is renewed");
+    other.check().expect("it is renewed");
+    drop(unblock);
+    own.release().await.expect("it is held");
+    other.release().await.expect("it is held");
 }
 
 /// 3.9: `max_hold` stops a callback that hangs under renewal, and frees its locks.

@@ -131,6 +131,33 @@ pub async fn clean_up_works_without_a_runtime<B: Backend>(store: Store<B>) {
     store.becomes_free(&["b"]).await;
 }
 
+/// 3.2 and 3.11: a lock whose clean-up began on a runtime that then rests is freed, and no longer counted.
+pub async fn a_resting_runtime_keeps_no_lock<B: Backend>(store: Store<B>) {
+    for fault in [None, Some(Fault::Late)] {
+        let rig = Rig::new(&store);
+        if let Some(fault) = fault {
+            // As if the answer had to be read by that runtime.
+            rig.faults.set_times(Operation::Release, fault, 1);
+        }
+        let locks = rig.locks.clone();
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let (rest, rests) = tokio::sync::oneshot::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.expect("a runtime can be made");
+            runtime.block_on(async { drop(locks.lock(["a"]).await.expect("it is free")) });
+            rest.send(()).expect("the check waits for it");
+            // Nothing polls its tasks until the check is over.
+            let _ = ends.recv();
+        });
+        rests.await.expect("it rests");
+        store.becomes_free(&["a"]).await;
+        assert_eq!(rig.locks.shutdown(PATIENCE).await, 0, "{fault:?}");
+        drop(end);
+        tokio::task::spawn_blocking(move || thread.join()).await.expect("no panic").expect("no panic");
+    }
+}
+
 /// 3.11: a shutdown refuses new calls, and returns once every lock is released.
 pub async fn a_shutdown_waits_for_all_locks<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);

@@ -12,7 +12,7 @@ use lockcore::{BackendErrorKind, Failure, Interval, LockDao, LockingError, Phase
 
 use super::{Oops, Rig, never_runs};
 use crate::{
-    Backend, Store, eventually,
+    Backend, PATIENCE, Store, eventually,
     fault::{Fault, Operation},
     store::id,
 };
@@ -100,6 +100,28 @@ pub async fn a_passing_failure_is_waited_out<B: Backend>(store: Store<B>) {
     rig.faults.set(Operation::Acquire, Fault::Fails(BackendErrorKind::Denied));
     let call = rig.locks.wait(Wait::forever()).with_locks(["a"], never_runs);
     assert!(!call.await.expect_err("it is denied").is_retryable());
+}
+
+/// 2.6 and 3.12: what was certainly not done is not withdrawn, so that a store that is down gets no more than the tries.
+pub async fn what_was_not_done_is_not_withdrawn<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    rig.faults.set(Operation::Acquire, Fault::Fails(BackendErrorKind::Unavailable));
+    let call = rig.locks.wait(Wait::up_to(Duration::from_millis(100))).with_locks(["a"], never_runs);
+    match call.await {
+        Err(LockingError::NotLocked { timed_out: Some(over), .. }) => assert_eq!(over.phase, Phase::Asking),
+        other => panic!("not timed out: {other:?}"),
+    }
+    let dropped = rig.locks.wait(Wait::forever()).with_locks(["a"], never_runs);
+    let tries = rig.faults.calls(Operation::Acquire);
+    let asked = eventually("it has asked", || async {
+        (rig.faults.calls(Operation::Acquire) > tries + 1).then_some(())
+    });
+    tokio::select! {
+        ended = dropped => panic!("it waits for ever: {ended:?}"),
+        () = asked => {}
+    }
+    assert_eq!(rig.locks.shutdown(PATIENCE).await, 0);
+    assert_eq!(rig.faults.calls(Operation::Withdraw), 0);
 }
 
 /// 3.6, seed case: retries are counted, and zero retries tries once.

@@ -1,0 +1,51 @@
+//! What is logged of an outage: each state once, not each try.
+
+use std::{
+    io::Write,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use lockcore::BackendErrorKind;
+use tokio::time::sleep;
+
+use crate::rigged::{Fault, Rigged, Step};
+
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failing_renewal_is_logged_once_with_a_count_at_recovery() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::INFO)
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    let _default = tracing::subscriber::set_default(subscriber);
+    let dao = Rigged::new();
+    let guard = dao.service().lock(["a"]).await.unwrap();
+    for outage in 1..=2 {
+        for _ in 0..3 {
+            dao.once(Step::Renew, Fault::Fails(BackendErrorKind::Unavailable));
+        }
+        sleep(Duration::from_secs(40)).await;
+        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(text.matches("renewal failed").count(), outage, "{text}");
+        assert_eq!(text.matches("renewed again").count(), outage, "{text}");
+        assert_eq!(text.matches("failures=3").count(), outage, "{text}");
+    }
+    guard.release().await.unwrap();
+}
