@@ -100,7 +100,8 @@ async fn the_doctor_tells_of_other_boot_ids() {
         finding.expect("it is looked at")
     };
     assert_eq!(boot_ids().await.severity, Severity::Ok);
-    let _there = with_boot(&folder, 2).await;
+    let there = with_boot(&folder, 2).await;
+    take(&there, &request("a")).await;
     let finding = boot_ids().await;
     assert_eq!(finding.severity, Severity::Warning);
     assert!(finding.detail.starts_with("1 sessions with another one"), "{finding:?}");

@@ -8,7 +8,7 @@ use std::{
 
 use lockcore::{
     AcquireRequest, Acquired, AttemptId, BackendError, BackendErrorKind, ClaimSet, Grant, LockDao,
-    LossReason, Mode, Severity,
+    LossReason, Mode, Page, Severity, Target,
 };
 use lockcore_sql::{SqliteBuilder, SqliteLockDao, Synchronous, sqlite::schema_sql};
 use rusqlite::Connection;
@@ -115,6 +115,33 @@ async fn without_creating_nothing_of_an_applications_file_is_changed() {
     let error = Dao::builder().path(&file).create(false).open().await.expect_err("no schema");
     assert_eq!(error.kind(), BackendErrorKind::Misconfigured);
     assert!(fs::read(&file).expect("it can be read") == before, "it was changed");
+}
+
+/// Administration looks at what is there, under a name that may be misspelt.
+#[tokio::test]
+async fn reading_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("locks.db");
+    let dao = open(&file).await;
+    take(&dao, "a").await;
+    let database = Connection::open(&file).expect("the same file");
+    let rows = || -> (i64, i64) {
+        let count =
+            "SELECT (SELECT count(*) FROM lockcore_namespaces), (SELECT count(*) FROM lockcore_sessions)";
+        database.query_row(count, [], |row| Ok((row.get(0)?, row.get(1)?))).expect("tables of ours")
+    };
+    assert_eq!(rows(), (1, 1));
+    for (namespace, ids) in [("default", 1), ("misspelt", 0)] {
+        let builder = Dao::builder().path(&file).namespace(namespace).create(false);
+        let reader: Dao = builder.open().await.expect("it is there");
+        let listing = reader.list(&Page { after: None, limit: 10 }).await.expect("an answer");
+        assert_eq!(listing.ids.len(), ids, "{namespace}");
+        let inspected = reader.inspect(&Target::Id("a".to_owned())).await.expect("an answer");
+        assert_eq!(inspected.holders.len(), ids, "{namespace}");
+        assert_eq!(rows(), (1, 1), "{namespace}");
+        drop(reader);
+        assert_eq!(rows(), (1, 1), "{namespace}");
+    }
 }
 
 #[tokio::test]

@@ -50,6 +50,8 @@
 //!   warns. The same holds for sandboxes that keep file locks to themselves, such as gVisor's. Nothing but SQLite may
 //!   open the file in these processes: closing any other handle of it drops SQLite's locks.
 //! - A new file is readable and writable for its owner only, see [`SqliteBuilder::create`].
+//! - Listing and inspecting leave nothing behind: the namespace and the session of a DAO are written by its first step
+//!   that writes.
 //! - A path is never a URI: `file:` is refused. Give an absolute one, since a relative one is another file in every
 //!   folder.
 //! - With [`Synchronous::Normal`] a crash of a process loses nothing. A crash of the host may lose the last

@@ -26,7 +26,6 @@ pub(super) const SIGN_OF_LIFE: i64 = 3_000_000;
 pub(super) struct Step<'a, 'c> {
     pub(super) conn: &'c Connection,
     pub(super) sql: &'a Statements<'c>,
-    pub(super) namespace: &'a str,
     pub(super) process: &'a Process,
     clock: &'a Clock,
     pub(super) ns: i64,
@@ -93,11 +92,10 @@ impl<'a, 'c> Step<'a, 'c> {
         Step {
             conn: &opened.conn,
             sql: &store.sql,
-            namespace: &opened.settings.namespace,
             process: &opened.process,
             clock: &opened.clock,
-            ns: opened.ns,
-            session: opened.session,
+            ns: store.ns,
+            session: store.session,
             now,
             ids: HashMap::default(),
             freed: HashSet::default(),

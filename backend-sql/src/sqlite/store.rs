@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rusqlite::{Connection, OpenFlags, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 
 use super::{
     clock::{Clock, Now},
@@ -37,8 +37,6 @@ pub(super) struct Opened {
     pub(super) settings: Settings,
     pub(super) clock: Clock,
     pub(super) process: Process,
-    pub(super) ns: i64,
-    pub(super) session: i64,
     /// `None` in memory.
     pub(super) file: Option<FileId>,
 }
@@ -47,12 +45,18 @@ pub(super) struct Opened {
 pub(super) struct Store<'c> {
     pub(super) opened: &'c Opened,
     pub(super) sql: Statements<'c>,
+    /// Our namespace; 0 as long as it has no row.
+    pub(super) ns: i64,
+    /// Who we are there; 0 before the first step that writes.
+    pub(super) session: i64,
+    /// Whether both have been committed. Only a step that writes sees to that, so that reading leaves nothing behind.
+    registered: bool,
     /// When the file was looked at, by our clock.
     looked: i64,
 }
 
 impl Opened {
-    /// Opens the database and registers this DAO as a session.
+    /// Opens the database, and creates what is missing of it if that is wanted.
     pub(super) fn open(settings: Settings) -> Result<Self, StoreError> {
         let deadline = Instant::now() + settings.busy_timeout;
         BUSY_DEADLINE.set(Some(deadline));
@@ -64,17 +68,16 @@ impl Opened {
         };
         wait_for_others(&mut conn)?;
         let process = Process::this();
-        let opened = Opened { conn, settings, clock, process, ns: 0, session: 0, file };
-        let mut store = Store::of(&opened);
+        let opened = Opened { conn, settings, clock, process, file };
+        let store = Store::of(&opened);
         if !opened.settings.create {
             // Before anything is changed of a file that may be somebody else's.
             schema::require(&store)?;
         }
         opened.configure(deadline)?;
         schema::ensure(&store)?;
-        let (ns, session) = store.register()?;
         drop(store);
-        Ok(Opened { ns, session, ..opened })
+        Ok(opened)
     }
 
     fn configure(&self, deadline: Instant) -> Result<(), StoreError> {
@@ -109,7 +112,7 @@ impl Opened {
 impl<'c> Store<'c> {
     pub(super) fn of(opened: &'c Opened) -> Self {
         let sql = Statements::new(&opened.conn, &opened.settings.table_prefix);
-        Store { opened, sql, looked: opened.now().at }
+        Store { opened, sql, ns: 0, session: 0, registered: false, looked: opened.now().at }
     }
 
     /// Runs a step in one transaction that holds the write lock from its beginning. What the step returns
@@ -124,7 +127,12 @@ impl<'c> Store<'c> {
             StoreError::Sqlite(error) if error::is_busy(&error) => StoreError::Busy(error),
             other => other,
         })?;
-        self.step(work)
+        let done = self.step(|store, now| {
+            store.register(now)?;
+            work(&mut Step::new(store, now))
+        });
+        self.registered |= done.is_ok();
+        done
     }
 
     /// Runs a step that only reads, in one transaction that waits for nobody.
@@ -135,7 +143,12 @@ impl<'c> Store<'c> {
     ) -> Result<T, StoreError> {
         BUSY_DEADLINE.set(Some(deadline));
         run(&self.sql.begin_reading)?;
-        self.step(work)
+        self.step(|store, now| {
+            if !store.registered {
+                (store.ns, store.session) = (store.namespace()?.unwrap_or(0), 0);
+            }
+            work(&mut Step::new(store, now))
+        })
     }
 
     /// Rolls back what a step that panicked left open.
@@ -147,6 +160,9 @@ impl<'c> Store<'c> {
 
     /// Removes the session, so that nobody has to find out that it ended.
     pub(super) fn close(&mut self) {
+        if !self.registered {
+            return;
+        }
         let deadline = Instant::now() + Duration::from_millis(200);
         let closed = self.write(deadline, |step| {
             let mut leave = step.sql.leave_session.get()?;
@@ -166,10 +182,10 @@ impl<'c> Store<'c> {
     /// Works in the transaction that was begun, and ends it.
     fn step<T>(
         &mut self,
-        work: impl FnOnce(&mut Step<'_, 'c>) -> Result<T, StoreError>,
+        work: impl FnOnce(&mut Self, Now) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let now = self.opened.now();
-        let result = self.check(now.at).and_then(|()| work(&mut Step::new(self, now)));
+        let result = self.check(now.at).and_then(|()| work(self, now));
         if result.is_err() {
             self.abandon();
             return result;
@@ -194,18 +210,24 @@ impl<'c> Store<'c> {
         Ok(())
     }
 
-    fn register(&mut self) -> Result<(i64, i64), StoreError> {
-        let deadline = Instant::now() + self.opened.settings.busy_timeout;
-        self.write(deadline, |step| {
-            let Step { conn, sql, now, process, .. } = step;
-            sql.add_namespace.get()?.execute([step.namespace])?;
-            let ns: i64 = sql.namespace.get()?.query_row([step.namespace], |row| row.get(0))?;
-            let version = env!("CARGO_PKG_VERSION");
-            let space = process.space.as_deref().unwrap_or("?");
-            let session = params![ns, now.boot, space, process.pid, process.start, now.at, version];
-            sql.add_session.get()?.execute(session)?;
-            Ok((ns, conn.last_insert_rowid()))
-        })
+    /// Makes this DAO a session of its namespace, unless it is one.
+    fn register(&mut self, now: Now) -> Result<(), StoreError> {
+        if self.registered {
+            return Ok(());
+        }
+        self.sql.add_namespace.get()?.execute([&self.opened.settings.namespace])?;
+        self.ns = self.namespace()?.ok_or(StoreError::Corrupt("the table of namespaces"))?;
+        let process = &self.opened.process;
+        let (space, version) = (process.space.as_deref().unwrap_or("?"), env!("CARGO_PKG_VERSION"));
+        let session = params![self.ns, now.boot, space, process.pid, process.start, now.at, version];
+        self.sql.add_session.get()?.execute(session)?;
+        self.session = self.opened.conn.last_insert_rowid();
+        Ok(())
+    }
+
+    fn namespace(&self) -> Result<Option<i64>, StoreError> {
+        let mut namespace = self.sql.namespace.get()?;
+        Ok(namespace.query_row([&self.opened.settings.namespace], |row| row.get(0)).optional()?)
     }
 }
 

@@ -217,7 +217,7 @@ mod tests {
         assert!(matches!(queued(&mut silent), Ok(Verdict::Queued { .. })));
         // As if it had been stopped for long.
         let long_ago = sweeps.opened.now().at - 60_000_000;
-        let beat = [silent.opened.session, long_ago];
+        let beat = [silent.session, long_ago];
         sweeps.sql.beat.get().and_then(|mut statement| statement.execute(beat)).expect("it can be written");
 
         let found = sweeps.read(deadline, |step| look(step, 10, None)).expect("an answer");
@@ -226,7 +226,7 @@ mod tests {
         let swept = sweeps.write(deadline, |step| remove(step, &found, 10, None)).expect("an answer");
         assert_eq!(swept.removed, 0);
         let mut places = sweeps.sql.count_places.get().expect("it is valid");
-        let places = places.query_row([speaks.opened.session], |row| row.get::<_, i64>(0));
+        let places = places.query_row([speaks.session], |row| row.get::<_, i64>(0));
         assert_eq!(places.expect("an answer"), 1);
     }
 }

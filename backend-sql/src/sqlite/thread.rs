@@ -236,7 +236,7 @@ impl<'c> Worker<'c> {
     fn end(mut self, close: bool) {
         self.waiting.clear();
         if let Some(listener) = self.listener.take() {
-            listener.end(&self.bell, self.store.opened.session);
+            listener.end(&self.bell, self.store.session);
         }
         if close {
             self.store.close();
@@ -358,7 +358,7 @@ impl<'c> Worker<'c> {
         let (sender, wakeup) = Wakeup::channel();
         if self.listener.is_none() {
             let (commands, pending) = (self.commands.clone(), self.look_pending.clone());
-            self.listener = self.bell.listen(self.store.opened.session, move || {
+            self.listener = self.bell.listen(self.store.session, move || {
                 if !pending.swap(true, Ordering::AcqRel) {
                     let _ = commands.send(Command::Look);
                 }
@@ -379,7 +379,7 @@ impl<'c> Worker<'c> {
     fn deliver(&mut self, handed: Vec<Handed>) {
         let mut others = HashSet::new();
         for Handed { session, context, attempt, granted, lasts, as_of } in handed {
-            if session != self.store.opened.session {
+            if session != self.store.session {
                 others.insert(session);
             } else if let Some(waiter) = self.waiting.take(&context, attempt) {
                 // What the context held before is not part of an offer as it is read from the table.
