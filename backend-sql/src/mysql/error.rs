@@ -60,7 +60,15 @@ fn classify(source: Error, asked: bool) -> ServerError {
         _ => Meaning { in_doubt: true, broken: true, ..Meaning::of(BackendErrorKind::Other) },
     };
     let Meaning { kind, in_doubt, transient, broken } = found;
-    ServerError::Database { backend: "mysql", kind, in_doubt: in_doubt && asked, transient, broken, source }
+    ServerError::Database {
+        backend: "mysql",
+        kind,
+        in_doubt: in_doubt && asked,
+        transient,
+        // There was no connection yet, and those that there are work for all that is known.
+        broken: broken && asked,
+        source,
+    }
 }
 
 struct Meaning {
@@ -90,7 +98,7 @@ fn of_number(number: u16) -> Meaning {
             Meaning { in_doubt: true, broken: true, ..Meaning::of(Kind::Unavailable) }
         }
         // Too many connections, of all or of this user; too many prepared statements; other limits.
-        1040 | 1203 | 1226 | 1461 => Meaning { broken: true, ..Meaning::of(Kind::Busy) },
+        1040 | 1203 | 1226 | 1461 => Meaning::of(Kind::Busy),
         // Prepared statements that are gone, as behind a proxy that hands connections around.
         1243 | 1615 => Meaning { broken: true, ..Meaning::of(Kind::Busy) },
         1044 | 1045 | 1095 | 1129 | 1130 | 1142 | 1143 | 1227 | 1370 | 1698 | 1820 | 1862 | 3118 | 3955
@@ -144,6 +152,6 @@ mod tests {
     fn a_lost_connection_leaves_in_doubt_only_what_was_asked() {
         let lost = || Error::Io(std::io::ErrorKind::ConnectionReset.into());
         assert!(failed(lost()).in_doubt() && failed(lost()).broke_connection());
-        assert!(!unconnected(lost()).in_doubt());
+        assert!(!unconnected(lost()).in_doubt() && !unconnected(lost()).broke_connection());
     }
 }

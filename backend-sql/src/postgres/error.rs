@@ -34,7 +34,8 @@ fn classify(source: Error, asked: bool) -> ServerError {
         kind,
         in_doubt: in_doubt && asked,
         transient,
-        broken,
+        // There was no connection yet, and those that there are work for all that is known.
+        broken: broken && asked,
         source,
     }
 }
@@ -74,7 +75,7 @@ fn of_code(code: &str) -> Meaning {
         // A prepared statement of another connection: a pooler that hands connections around.
         (_, "26000" | "42P05") => Meaning { broken: true, ..Meaning::of(Kind::Misconfigured) },
         // Too many connections.
-        (_, "53300") => Meaning { broken: true, ..Meaning::of(Kind::Busy) },
+        (_, "53300") => Meaning::of(Kind::Busy),
         // Disk full, out of memory, other resources; I/O errors.
         ("53" | "58", _) => Meaning::of(Kind::Unavailable),
         ("08", _) => Meaning { in_doubt: true, broken: true, ..Meaning::of(Kind::Unavailable) },
@@ -117,6 +118,6 @@ mod tests {
     fn a_lost_connection_leaves_in_doubt_only_what_was_asked() {
         let lost = || Error::Io(std::io::ErrorKind::ConnectionReset.into());
         assert!(failed(lost()).in_doubt() && failed(lost()).broke_connection());
-        assert!(!unconnected(lost()).in_doubt());
+        assert!(!unconnected(lost()).in_doubt() && !unconnected(lost()).broke_connection());
     }
 }

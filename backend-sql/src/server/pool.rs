@@ -37,8 +37,9 @@ pub(super) struct Own<E: Engine> {
     idle: Mutex<Idle<E::Conn>>,
 }
 
+#[derive(Debug)]
 struct Idle<T> {
-    /// The last used is used first, so that the others may grow stale.
+    /// By when they were last used. The last is used first, so that the others may grow stale.
     conns: Vec<(T, Instant)>,
     /// Counts how often all of them were given up.
     generation: u64,
@@ -145,20 +146,23 @@ impl<E: Engine> Own<E> {
 
     fn take(&self) -> (Option<E::Conn>, u64) {
         let mut idle = lock(&self.idle);
-        let found = match idle.conns.pop() {
-            Some((conn, used)) if used.elapsed() < STALE => Some(conn),
-            Some(_stale) => {
-                // All others are as old or older.
-                idle.conns.clear();
-                None
-            }
-            None => None,
-        };
-        (found, idle.generation)
+        let stale = idle.stale(Instant::now());
+        let taken = (idle.conns.pop().map(|(conn, _)| conn), idle.generation);
+        drop(idle);
+        drop(stale);
+        taken
     }
 
     fn is_stale(&self) -> bool {
         lock(&self.idle).conns.iter().all(|(_, used)| used.elapsed() >= STALE)
+    }
+}
+
+impl<T> Idle<T> {
+    /// Takes those out that are stale at `now`.
+    fn stale(&mut self, now: Instant) -> Vec<(T, Instant)> {
+        let stale = self.conns.partition_point(|(_, used)| now.duration_since(*used) >= STALE);
+        self.conns.drain(..stale).collect()
     }
 }
 
@@ -180,4 +184,24 @@ impl<E: Engine> Lease<E> {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_burst_left_goes_though_one_stays_in_use() {
+        let burst = Instant::now();
+        let mut idle = Idle { conns: (0..10).map(|conn| (conn, burst)).collect(), generation: 0 };
+        for (after, closed) in [(STALE / 2, 0), (STALE - Duration::from_nanos(1), 0), (STALE, 9)] {
+            let now = burst + after;
+            assert_eq!(idle.stale(now).len(), closed, "after {after:?}");
+            let (conn, _) = idle.conns.pop().expect("one is left");
+            assert_eq!(conn, 9, "the last used is used first");
+            idle.conns.push((conn, now));
+        }
+        assert_eq!(idle.stale(burst + 2 * STALE).len(), 1, "that one too if it is used no more");
+        assert!(idle.conns.is_empty());
+    }
 }

@@ -8,6 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lockcore::BackendErrorKind;
+
 use super::{Engine, Order, Pool, ServerError, background, reply, together};
 
 /// How long to wait before a transaction is tried again that the server gave up in favour of another, at most.
@@ -60,9 +62,10 @@ async fn until_done<E: Engine>(
         };
         let cut = error.broke_connection();
         if cut {
-            // What was idle for as long is as likely broken: the server was restarted, or the way to it.
-            pool.give_up_all();
             cuts += 1;
+        }
+        if broke_others(&error) {
+            pool.give_up_all();
         }
         // A connection that was cut once is worth another; after that it is for the caller to decide.
         let again =
@@ -77,6 +80,16 @@ async fn until_done<E: Engine>(
         background::sleep(pause).await;
     }
     unreachable!("the loop ends by returning")
+}
+
+/// Whether connections that were idle for as long are as likely broken: the server, or the way to it, went down, or it is a
+/// replica by now. Not what ended this connection alone, as a statement that was killed.
+fn broke_others(error: &ServerError) -> bool {
+    error.broke_connection()
+        && match error.kind() {
+            BackendErrorKind::Unavailable | BackendErrorKind::Timeout => error.in_doubt(),
+            kind => kind == BackendErrorKind::Misconfigured,
+        }
 }
 
 /// The answer to an order of which an earlier try may have taken place, and failed with `earlier`. What a release does not

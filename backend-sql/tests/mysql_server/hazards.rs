@@ -2,6 +2,7 @@
 
 use std::{
     pin::pin,
+    sync::Arc,
     task::{Context, Waker},
     time::Duration,
 };
@@ -9,12 +10,12 @@ use std::{
 use lockcore::{AcquireRequest, Acquired, LockDao, LossReason, Target, Withdraw};
 use lockcore_conformance::servers::{Kind, Proxy, TestResult, Trial};
 use lockcore_sql::MysqlLockDao;
-use sqlx::Connection;
+use sqlx::{Connection, MySqlConnection};
 use uuid::Uuid;
 
 use crate::{
     place::{Place, granted, handed, queue, request, take},
-    steps::fences,
+    steps::{self, fences},
     test,
 };
 
@@ -24,6 +25,7 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         test(kind, "hazards::a_deadlock_is_retried", a_deadlock_is_retried),
         test(kind, "hazards::a_cut_connection_is_replaced", a_cut_connection_is_replaced),
         test(kind, "hazards::an_exhausted_pool_is_told", an_exhausted_pool_is_told),
+        test(kind, "hazards::a_refused_connection_closes_no_other", a_refused_connection_closes_no_other),
         test(kind, "hazards::passwords_are_not_shown", passwords_are_not_shown),
         test(kind, "hazards::passwords_are_sent_over_tls_only", passwords_are_sent_over_tls_only),
         test(kind, "hazards::a_damaged_schema_is_told", a_damaged_schema_is_told),
@@ -153,6 +155,31 @@ async fn an_exhausted_pool_is_told(kind: Kind) -> TestResult {
     assert!(!other.in_doubt() && other.is_retryable(), "{other}");
     transaction.rollback().await?;
     take(&dao, ["b"]).await?;
+    Ok(())
+}
+
+async fn a_refused_connection_closes_no_other(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let mut sql = place.sql().await?;
+    let (user, server) = (format!("u{}", &Uuid::new_v4().simple().to_string()[..16]), place.url());
+    let limited = "IDENTIFIED BY 'hunter2' WITH MAX_USER_CONNECTIONS 6";
+    sql.run(format!("CREATE USER {user}@'%' {limited}")).await?;
+    sql.run(format!("GRANT ALL ON {}.* TO {user}@'%'", place.database)).await?;
+    place.open().await?;
+    let (_, behind) = server.split_once('@').ok_or("the URL has a user")?;
+    let url = format!("mysql://{user}:hunter2@{behind}");
+    let dao = Arc::new(place.builder().url(&*url).connect().await?);
+    dao.release(&take(&dao, ["a"]).await?).await?;
+    let mut others = Vec::new();
+    while let Ok(other) = MySqlConnection::connect(&url).await {
+        others.push(other);
+    }
+    let newest = format!("SELECT MAX(id) FROM information_schema.processlist WHERE user = '{user}'");
+    let before = sql.number(&newest).await?;
+    let mut locker = place.sql().await?;
+    locker.run("LOCK TABLES lockcore_ids WRITE").await?;
+    steps::limit::keeps_what_there_is(&dao, async { locker.run("UNLOCK TABLES").await.map(drop) }).await?;
+    assert_eq!(sql.number(&newest).await?, before, "no connection was made anew");
     Ok(())
 }
 

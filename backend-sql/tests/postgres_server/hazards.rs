@@ -15,10 +15,11 @@ use lockcore_conformance::{
 use lockcore_sql::PostgresLockDao;
 use sqlx::{Connection, PgConnection};
 use tokio::task::JoinSet;
+use uuid::Uuid;
 
 use crate::{
     place::{Dao, Error, PATIENCE, Place, Sql, granted, handed, queue, request, take, told_to_ask},
-    steps::fences,
+    steps::{self, fences},
     test,
 };
 
@@ -33,6 +34,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         test("hazards::nothing_depends_on_being_told", nothing_depends_on_being_told),
         test("hazards::a_cut_connection_is_replaced", a_cut_connection_is_replaced),
         test("hazards::an_exhausted_pool_is_told", an_exhausted_pool_is_told),
+        test("hazards::a_refused_connection_closes_no_other", a_refused_connection_closes_no_other),
         test("hazards::passwords_are_not_shown", passwords_are_not_shown),
         test("hazards::fences_rise_though_the_clock_does_not", fences_rise_though_the_clock_does_not),
         test("hazards::an_old_snapshot_is_reported", an_old_snapshot_is_reported),
@@ -337,6 +339,32 @@ async fn passwords_are_not_shown() -> TestResult {
 }
 
 /// A connection belongs to the runtime that made it: one that is gone takes its own along, and no others.
+async fn a_refused_connection_closes_no_other() -> TestResult {
+    let place = Place::new().await?;
+    let mut sql = place.sql().await?;
+    let (role, server) = (format!("role_{}", Uuid::new_v4().simple()), place.server.url());
+    sql.run(format!("CREATE ROLE {role} LOGIN PASSWORD 'hunter2' CONNECTION LIMIT 6")).await?;
+    sql.run(format!("GRANT CREATE ON DATABASE postgres TO {role}")).await?;
+    let (_, behind) = server.split_once('@').ok_or("the URL has a user")?;
+    let url = format!("postgres://{role}:hunter2@{behind}");
+    let dao = Arc::new(place.builder().url(&*url).connect().await?);
+    dao.release(&take(&dao, ["a"]).await?).await?;
+    let mut others = Vec::new();
+    while let Ok(other) = PgConnection::connect(&url).await {
+        others.push(other);
+    }
+    let newest = format!(
+        "SELECT extract(epoch FROM max(backend_start)) * 1000000 FROM pg_stat_activity WHERE usename = '{role}'"
+    );
+    let before = sql.number(&newest).await?;
+    let mut locker = place.sql().await?;
+    let mut transaction = locker.0.begin().await?;
+    sqlx::raw_sql("LOCK TABLE lockcore_lock").execute(&mut *transaction).await?;
+    steps::limit::keeps_what_there_is(&dao, async { Ok(transaction.rollback().await?) }).await?;
+    assert_eq!(sql.number(&newest).await?, before, "no connection was made anew");
+    Ok(())
+}
+
 async fn other_runtimes_have_other_connections() -> TestResult {
     let place = Place::new().await?;
     let dao = std::sync::Arc::new(place.open().await?);

@@ -3,6 +3,7 @@
 pub(crate) mod disk;
 pub(crate) mod fences;
 pub(crate) mod kept;
+pub(crate) mod limit;
 pub(crate) mod together;
 
 use std::time::Duration;
