@@ -51,7 +51,21 @@ pub(crate) async fn examine(session: &Session) -> Result<Vec<Finding>, BackendEr
         Err(error) => return Err(error),
     };
     findings.push(clock(session).await?);
+    findings.push(waking(session).await);
     Ok(findings)
+}
+
+/// Whether messages reach this process. Without them calls that have to wait fail; in a cluster they poll while the
+/// connection to a node is replaced.
+async fn waking(session: &Session) -> Finding {
+    let (severity, detail) = match session.listens().await {
+        Ok(_) if session.inbox.is_deaf() => {
+            (Severity::Warning, "polling: the connection to a node of the cluster was lost".to_owned())
+        }
+        Ok(since) => (Severity::Ok, format!("listening for {since:.0?}")),
+        Err(error) => (Severity::Error, format!("not listening, so that calls cannot wait: {error}")),
+    };
+    finding(severity, "waking", detail)
 }
 
 /// The sections one by one: a server that is asked for several answers with none before 7.0.

@@ -69,6 +69,11 @@ impl Inbox {
         self.closed.load(SeqCst)
     }
 
+    /// Whether a connection to a node of a cluster was lost, and perhaps messages with it, until it is subscribed to again.
+    pub(crate) fn is_deaf(&self) -> bool {
+        self.deaf.load(SeqCst)
+    }
+
     /// The connection is of no use any more: everybody asks again, on another.
     pub(crate) fn close(&self) {
         self.closed.store(true, SeqCst);

@@ -43,7 +43,8 @@ pub(crate) struct Session {
     /// Where the connection lives.
     runtime: Handle,
     scripts: Arc<Scripts>,
-    listening: OnceCell<()>,
+    /// Since when, if a waiter has needed it.
+    listening: OnceCell<Moment>,
     watching: AtomicBool,
 }
 
@@ -99,12 +100,22 @@ impl Session {
         if self.listening.initialized() {
             return Ok(());
         }
-        let subscribe = || async {
-            let channel = self.scripts.channel(&self.name);
-            let subscribed = async { self.checked(self.link.subscribe(&self.runtime, channel).await) };
-            try_join(subscribed, self.look(&[])).await.map(drop)
-        };
-        Box::pin(self.listening.get_or_try_init(subscribe)).await.copied()
+        let listen =
+            || async { try_join(self.subscribe(), self.look(&[])).await.map(|((), ())| Moment::now()) };
+        Box::pin(self.listening.get_or_try_init(listen)).await.map(drop)
+    }
+
+    async fn subscribe(&self) -> Result<(), BackendError> {
+        let channel = self.scripts.channel(&self.name);
+        self.checked(self.link.subscribe(&self.runtime, channel).await)
+    }
+
+    /// For how long messages have been pushed to this connection; tries whether they can be if no waiter has needed it.
+    pub(crate) async fn listens(&self) -> Result<Duration, BackendError> {
+        match self.listening.get() {
+            Some(since) => Ok(since.elapsed()),
+            None => self.subscribe().await.map(|()| Duration::ZERO),
+        }
     }
 
     fn checked<T>(&self, answer: RedisResult<T>) -> Result<T, BackendError> {

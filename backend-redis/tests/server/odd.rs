@@ -63,6 +63,29 @@ pub(crate) async fn every_node_of_a_cluster_is_looked_at() -> TestResult {
     Ok(())
 }
 
+pub(crate) async fn the_doctor_sees_whether_messages_arrive() -> TestResult {
+    let server = server("").await?;
+    let place = Place::at(server.url());
+    let raw = place.raw().await?;
+    raw.ask::<()>("ACL SETUSER deaf on >pass ~* resetchannels +@all").await?;
+    let deaf = place.through(server.url().replace("redis://", "redis://deaf:pass@"));
+    for (place, expected) in [(&place, Severity::Ok), (&deaf, Severity::Error)] {
+        let store = place.store().await;
+        for waited in [false, true] {
+            let findings = store.dao().doctor().await?;
+            let waking = findings.iter().find(|finding| finding.check == "waking").expect("it is checked");
+            assert_eq!(waking.severity, expected, "waited: {waited}: {waking:?}");
+            if expected == Severity::Ok {
+                assert!(waking.detail.starts_with("listening for"), "{waking:?}");
+                let held = store.caller().take(["a"]).await;
+                store.caller().queue(["a"]).await.leave().await;
+                store.caller().free(&held).await;
+            }
+        }
+    }
+    Ok(())
+}
+
 pub(crate) async fn a_replica_is_refused() -> TestResult {
     let master = server("").await?;
     let replica = replica_of(&master, "").await?;

@@ -72,7 +72,7 @@
 //!   to 200 ms, and after each release of a process that has waiters.
 //! - **Connections** are kept by the runtime that made them, and closed if an operation on one was abandoned: no ping, no
 //!   hidden statement, and no transaction that spans calls, which a dropped future could leave open. When a call or a probe
-//!   gets no answer, idle connections that were not used since it began are closed: they are as likely dead. Deadlocks and lock wait
+//!   gets no answer, idle connections that were not used meanwhile are closed: they are as likely dead. Deadlocks and lock wait
 //!   timeouts are tried again within the [timeout](MysqlBuilder::timeout); a renewal, release or withdrawal also on another
 //!   connection if the first one was cut. An acquire is not: it might arrive late. It is told as in doubt, and the service
 //!   withdraws it.

@@ -53,7 +53,7 @@
 //! - **Connections** are kept by the runtime that made them, and closed if an operation on one was abandoned: no ping, no
 //!   hidden statement. A renewal or release where there is none yet borrows the one that gives signs of life. Nothing is
 //!   `SET` on a session: how statements are planned is tied to the routines. When a call or a probe gets no
-//!   answer, idle connections that were not used since it began are closed: they are as likely dead. Deadlocks and serialization
+//!   answer, idle connections that were not used meanwhile are closed: they are as likely dead. Deadlocks and serialization
 //!   failures are tried again within the [timeout](PostgresBuilder::timeout); a renewal, release or withdrawal also on
 //!   another connection if the first one was cut. An acquire is not: it might arrive late. It is told as in doubt, and the
 //!   service withdraws it.

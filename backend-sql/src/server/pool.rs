@@ -123,11 +123,12 @@ impl<E: Engine> Pool<E> {
         }
     }
 
-    /// Closes the idle connections of all runtimes that were last used before `since`: one that was given back later works.
-    pub(crate) fn give_up_older(&self, since: Instant) {
+    /// Closes the idle connections of all runtimes that nobody used for so long: one that was given back since then works.
+    pub(crate) fn give_up_unused(&self, unused: Duration) {
         let runtimes = lock(&self.runtimes).clone();
         for own in runtimes {
-            let older = lock(&own.idle).conns.extract_if(.., |(_, used)| *used < since).collect::<Vec<_>>();
+            let older =
+                lock(&own.idle).conns.extract_if(.., |(_, used)| used.elapsed() > unused).collect::<Vec<_>>();
             drop(older);
         }
     }

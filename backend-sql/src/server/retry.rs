@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use lockcore::BackendErrorKind;
@@ -22,14 +22,15 @@ pub(crate) async fn carry_out<E: Engine>(
 ) -> Result<String, ServerError> {
     // Hosted: a caller without a runtime is served by ours. Boxed once, so that the callers' futures stay small.
     let timeout = pool.engine.settings().timeout;
-    let (sent, begun) = (AtomicBool::new(false), Instant::now());
+    let sent = AtomicBool::new(false);
     let work = Box::pin(until_done(pool, order, &sent));
     let outcome = background::hosted(Box::pin(background::within(timeout, work))).await;
     match outcome {
         Some(outcome) => outcome,
         None if sent.into_inner() => {
-            // If its connection fell silent, so probably did those that nobody has used since.
-            pool.give_up_older(begun);
+            // If its connection fell silent, so probably did those that nobody has used since. Half of the time, because
+            // they may have been used just before that.
+            pool.give_up_unused(timeout / 2);
             Err(ServerError::NoAnswer { backend: E::NAME, after: timeout })
         }
         None => {

@@ -323,8 +323,8 @@ impl<E: Engine> Shared<E> {
                     Some(Ok(())) => {}
                     Some(Err(error)) => return error,
                     None => {
-                        // Connections that nobody has used since are as likely silent.
-                        self.pool.give_up_older(alive);
+                        // As in `retry`.
+                        self.pool.give_up_unused(PROBE / 2);
                         return ServerError::NoAnswer { backend: E::NAME, after: PROBE };
                     }
                 },

@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 
 use crate::{
     place::{PATIENCE, Place, granted, handed, queue, request, take, told_to_ask},
+    steps::waking,
     test,
 };
 
@@ -23,6 +24,7 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         test(kind, "waking::nobody_elses_query_is_interrupted", nobody_elses_query_is_interrupted),
         test(kind, "waking::nothing_depends_on_being_told", nothing_depends_on_being_told),
         test(kind, "waking::a_shared_connection_is_not_interrupted", a_shared_connection_is_not_interrupted),
+        test(kind, "waking::a_process_looks_after_its_own_releases", a_process_looks_after_its_own_releases),
         test(kind, "waking::whoever_rings_many_does_not_wait", whoever_rings_many_does_not_wait),
         test(kind, "waking::the_dead_keep_nobody_from_what_is_free", the_dead_keep_nobody_from_what_is_free),
         test(kind, "waking::a_hand_over_cuts_no_other_lease_short", a_hand_over_cuts_no_other_lease_short),
@@ -189,6 +191,12 @@ async fn nobody_elses_query_is_interrupted(kind: Kind) -> TestResult {
     assert!(turns > 3, "{turns}");
     assert_eq!(sleeping.await??, 0, "it slept to its end");
     Ok(())
+}
+
+async fn a_process_looks_after_its_own_releases(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let (listens, polls) = (place.open().await?, place.builder().listen(false).connect().await?);
+    waking::a_process_looks_after_its_own_releases(&listens, &polls).await
 }
 
 /// Without a listener everything works, a little later; and it is said.

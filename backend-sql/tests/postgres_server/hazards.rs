@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use crate::{
     place::{Dao, Error, PATIENCE, Place, Sql, granted, handed, queue, request, take, told_to_ask},
-    steps::{self, fences},
+    steps::{self, fences, waking},
     test,
 };
 
@@ -32,6 +32,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         test("hazards::a_reset_listener_is_replaced", a_reset_listener_is_replaced),
         test("hazards::a_renewal_needs_no_new_connection", a_renewal_needs_no_new_connection),
         test("hazards::nothing_depends_on_being_told", nothing_depends_on_being_told),
+        test("hazards::a_process_looks_after_its_own_releases", a_process_looks_after_its_own_releases),
         test("hazards::a_cut_connection_is_replaced", a_cut_connection_is_replaced),
         test("hazards::an_exhausted_pool_is_told", an_exhausted_pool_is_told),
         test("hazards::a_refused_connection_closes_no_other", a_refused_connection_closes_no_other),
@@ -214,10 +215,17 @@ async fn a_reset_listener_is_replaced() -> TestResult {
     proxy.set(Mode::Reset).await;
     let told = tokio::time::timeout(PATIENCE, wakeup.recv()).await?;
     assert!(matches!(told, Wake::Recheck), "{told:?}");
+    let waking = async || {
+        let findings = dao.doctor().await.ok()?;
+        findings.into_iter().find(|found| found.check == "waking")
+    };
+    let polling = waking().await.ok_or("it is checked")?;
+    assert_eq!(polling.severity, Severity::Warning, "{polling:?}");
+    assert!(polling.detail.starts_with("polling for"), "{polling:?}");
     proxy.set(Mode::Pass).await;
     eventually("it listens again", || async {
-        let findings = dao.doctor().await.ok()?;
-        findings.iter().any(|found| found.check == "waking" && found.severity == Severity::Ok).then_some(())
+        let found = waking().await?;
+        (found.severity == Severity::Ok && found.detail.starts_with("listening for")).then_some(())
     })
     .await;
     let Acquired::Queued { wakeup, .. } = dao.acquire(&waits).await? else {
@@ -252,6 +260,12 @@ async fn a_renewal_needs_no_new_connection() -> TestResult {
         assert_eq!(dao.release(&held).await?.lost, []);
     }
     Ok(())
+}
+
+async fn a_process_looks_after_its_own_releases() -> TestResult {
+    let place = Place::new().await?;
+    let (listens, polls) = (place.open().await?, place.builder().listen(false).connect().await?);
+    waking::a_process_looks_after_its_own_releases(&listens, &polls).await
 }
 
 /// Without a listener everything works, a little later; and it is said.

@@ -5,6 +5,7 @@ pub(crate) mod fences;
 pub(crate) mod kept;
 pub(crate) mod limit;
 pub(crate) mod together;
+pub(crate) mod waking;
 
 use std::time::Duration;
 
