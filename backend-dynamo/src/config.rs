@@ -3,9 +3,9 @@
 use std::{fmt, marker::PhantomData, time::Duration};
 
 use aws_sdk_dynamodb::config::Credentials;
-use lockcore::{BackendError, ContextId, Ident};
+use lockcore::{BackendError, ContextId, Ident, StoreVersion};
 
-use crate::{dao::DynamoLockDao, error::StoreError};
+use crate::{dao::DynamoLockDao, error::StoreError, version::VERSION};
 
 /// What to do with sets of more ids than the service takes in one transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -68,6 +68,7 @@ pub(crate) struct Settings {
     pub(crate) strict_fence: bool,
     pub(crate) ahead: i64,
     pub(crate) own_clock: bool,
+    pub(crate) program: StoreVersion,
 }
 
 impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
@@ -86,6 +87,7 @@ impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
             strict_fence: false,
             ahead: 0,
             own_clock: false,
+            program: VERSION,
         };
         DynamoBuilder { settings, types: PhantomData }
     }
@@ -222,6 +224,14 @@ impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
     #[must_use]
     pub fn own_clock(mut self) -> Self {
         self.settings.own_clock = true;
+        self
+    }
+
+    /// For tests: a program of another version.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn program_version(mut self, program: StoreVersion) -> Self {
+        self.settings.program = program;
         self
     }
 

@@ -203,7 +203,12 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for DynamoLockDao<I, C> {
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>, BackendError> {
-        self.report(self.store.examine().await)
+        let examined = async {
+            let mut findings = self.store.examine().await?;
+            findings.push(self.store.version_finding().await?);
+            Ok(findings)
+        };
+        self.report(examined.await)
     }
 }
 

@@ -25,6 +25,8 @@ pub(crate) enum StoreError {
     Contended { in_doubt: bool },
     #[error("the table cannot be used: {0}")]
     Table(String),
+    #[error(transparent)]
+    TooOld(lockcore::ProgramTooOld),
     #[error("no answer told the service's time: it has to have a Date and an x-amzn-RequestId")]
     NoTime,
     #[error(transparent)]
@@ -37,7 +39,9 @@ impl StoreError {
     fn kind(&self) -> BackendErrorKind {
         match self {
             StoreError::Setting { .. } => BackendErrorKind::BadSetting,
-            StoreError::Table(_) | StoreError::NoRuntime => BackendErrorKind::Misconfigured,
+            StoreError::Table(_) | StoreError::TooOld(_) | StoreError::NoRuntime => {
+                BackendErrorKind::Misconfigured
+            }
             StoreError::Service(failure) => failure.kind,
             StoreError::InDoubt(error) => error.kind(),
             StoreError::Withdrawn => BackendErrorKind::Withdrawn,

@@ -35,6 +35,11 @@ impl Keys {
         format!("{RESERVED}-fence#{}#{stored}", self.namespace)
     }
 
+    /// The key of the item that says of which version the items of this namespace are.
+    pub(crate) fn version(&self) -> String {
+        format!("{RESERVED}-version#{}", self.namespace)
+    }
+
     /// The stored form of the id with this key; `None` if the key is not one of this namespace.
     pub(crate) fn stored<'k>(&self, key: &'k str) -> Option<&'k str> {
         match key.strip_prefix(&self.prefix) {
@@ -64,6 +69,7 @@ mod tests {
                 let key = of.lock(id);
                 assert_eq!(of.stored(&key), Some(id), "{key}");
                 assert_eq!(of.stored(&of.fence_of(&key)), None);
+                assert_eq!(of.stored(&of.version()), None);
                 let fence = of.fence_of(&key);
                 keys.extend([key, fence]);
             }

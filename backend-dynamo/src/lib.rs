@@ -147,6 +147,7 @@ mod send;
 mod spelling;
 mod store;
 mod value;
+mod version;
 mod withdraw;
 mod write;
 

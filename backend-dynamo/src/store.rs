@@ -79,6 +79,7 @@ impl Store {
             refused: Mutex::default(),
         };
         store.look().await.map_err(|error| store.report(error))?;
+        store.admit().await.map_err(|error| store.report(error))?;
         Ok(store)
     }
 
@@ -130,7 +131,7 @@ impl Store {
         keys.iter().map(row).collect()
     }
 
-    async fn read_one(&self, key: &str, deadline: Instant) -> Result<Option<Item>, StoreError> {
+    pub(crate) async fn read_one(&self, key: &str, deadline: Instant) -> Result<Option<Item>, StoreError> {
         for attempt in 0.. {
             self.count_request();
             let request = self

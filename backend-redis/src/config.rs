@@ -2,9 +2,9 @@
 
 use std::{fmt, marker::PhantomData, time::Duration};
 
-use lockcore::{BackendError, BackendErrorKind, ContextId, Ident};
+use lockcore::{BackendError, BackendErrorKind, ContextId, Ident, StoreVersion};
 
-use crate::{dao::RedisLockDao, target::Target};
+use crate::{dao::RedisLockDao, target::Target, version::VERSION};
 
 /// Longer than that, sleeping is better in any case.
 const MAX_BUSY_WAIT: Duration = Duration::from_millis(1);
@@ -26,6 +26,7 @@ pub(crate) struct Settings {
     pub(crate) replicas: Option<Replicas>,
     pub(crate) certificates: Certificates,
     pub(crate) sentinel_user: Option<(String, String)>,
+    pub(crate) program: StoreVersion,
 }
 
 /// How many replicas have to have a grant before it counts.
@@ -53,6 +54,7 @@ impl<I: Ident, C: ContextId> RedisBuilder<I, C> {
             replicas: None,
             certificates: Certificates::default(),
             sentinel_user: None,
+            program: VERSION,
         };
         RedisBuilder { settings, types: PhantomData }
     }
@@ -125,6 +127,14 @@ impl<I: Ident, C: ContextId> RedisBuilder<I, C> {
     #[must_use]
     pub fn sentinel_user(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
         self.settings.sentinel_user = Some((user.into(), password.into()));
+        self
+    }
+
+    /// For tests: a program of another version.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn program_version(mut self, program: StoreVersion) -> Self {
+        self.settings.program = program;
         self
     }
 

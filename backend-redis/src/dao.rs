@@ -21,6 +21,7 @@ use crate::{
     session::Session,
     store::Store,
     target::Target as Server,
+    version,
 };
 
 /// After how long a waiter asks again though nothing woke it. Its connection looks after it, gives signs of life for it,
@@ -305,7 +306,10 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>, BackendError> {
-        doctor::examine(&*self.store.session().await?).await
+        let session = self.store.session().await?;
+        let mut findings = doctor::examine(&*session).await?;
+        findings.push(version::finding(&session, &self.store.scripts, self.store.settings.program).await?);
+        Ok(findings)
     }
 }
 

@@ -64,6 +64,7 @@
 //! | `{ns}/w:WAITER`, `/p:SESSION` | a waiter's set; a sign of life. Messages go to the channel `{ns}/o:SESSION` |
 //! | `{ns}/x:WAITER`, `/m` | that an attempt was withdrawn; that there are such marks |
 //! | `{ns}/b:ID` | what was broken lately |
+//! | `{ns}/v` | the version of these keys, and the oldest of programs that may use them; missing as long as it is the first |
 //!
 //! What a user of an access list needs, in this order, and nothing that touches other keys (as `FLUSHALL` does), scripts or
 //! connections; `NAMESPACE` is that of [`RedisBuilder::namespace`]:
@@ -109,6 +110,7 @@ mod scripts;
 mod session;
 mod store;
 mod target;
+mod version;
 
 pub use config::RedisBuilder;
 pub use dao::{CAPABILITIES, RedisLockDao};

@@ -13,7 +13,7 @@ use futures_util::{
 use lockcore::{BackendError, BackendErrorKind};
 use tokio::runtime::{Handle, Id};
 
-use crate::{config::Settings, scripts::Scripts, session::Session, target::Target};
+use crate::{config::Settings, scripts::Scripts, session::Session, target::Target, version};
 
 /// A connection belongs to the runtime that made it: a runtime that is blocked or gone then keeps no other from its work,
 /// the library's own - which renews - least of all.
@@ -64,7 +64,12 @@ impl Store {
     ) -> Shared<BoxFuture<'static, Result<Arc<Session>, BackendError>>> {
         let (store, id) = (self.clone(), runtime.id());
         let task = runtime.spawn(async move {
-            let opened = Session::open(&store.target, &store.settings, store.scripts.clone()).await;
+            let opened = async {
+                let session = Session::open(&store.target, &store.settings, store.scripts.clone()).await?;
+                version::admit(&session, &store.scripts, store.settings.program).await?;
+                Ok(session)
+            };
+            let opened: Result<_, BackendError> = opened.await;
             let mut sessions = store.sessions();
             match &opened {
                 Ok(session) => sessions.insert(id, Slot::Open(session.clone())),

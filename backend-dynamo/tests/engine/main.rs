@@ -10,6 +10,7 @@ mod large_sets;
 mod python;
 #[path = "../table/mod.rs"]
 mod table;
+mod versions;
 
 use std::process::ExitCode;
 
@@ -21,7 +22,8 @@ fn main() -> ExitCode {
     }
     // One after the other, and nothing beside them: they measure.
     let measured = servers::run_many(1, costs::tests());
-    let others = [credentials::tests(), faults::tests(), interop::tests(), large_sets::tests()];
+    let others =
+        [credentials::tests(), faults::tests(), interop::tests(), large_sets::tests(), versions::tests()];
     let tested = servers::run_many(8, others.into_iter().flatten());
     if measured == ExitCode::SUCCESS { tested } else { measured }
 }

@@ -11,6 +11,7 @@ mod python;
 mod shapes;
 mod suite;
 mod topology;
+mod versions;
 mod ways;
 
 use std::process::ExitCode;
@@ -94,6 +95,9 @@ fn main() -> ExitCode {
             a_slow_script_of_others_is_told_as_busy,
             a_stopped_server_is_a_timeout_in_doubt,
             killed_connections_come_back,
+        }
+        versions {
+            two_versions_share_a_namespace,
         }
         ways {
             without_a_counter_fences_go_by_the_clock,

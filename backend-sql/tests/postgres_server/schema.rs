@@ -6,6 +6,7 @@ use lockcore_conformance::{
     versions,
 };
 use lockcore_sql::{PostgresLockDao, postgres::schema_sql};
+use sqlx::postgres::PgConnectOptions;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
@@ -159,7 +160,10 @@ async fn two_versions_share_a_store() -> TestResult {
                           ALTER TABLE lockcore_holder ADD COLUMN IF NOT EXISTS later int8";
             place.sql().await.expect("it answers").run(column).await.expect("it can be added");
         }
-        place.builder().program_version(program).connect().await
+        // So that their connections can be told from others'.
+        let options: PgConnectOptions = place.server.url().parse().expect("it is one");
+        let builder = place.builder().connect_options(options.application_name(&place.schema));
+        builder.program_version(program).connect().await
     };
     let old = versions::forward_and_back(open).await;
     assert_eq!(sql.number("SELECT max(version) FROM lockcore_schema").await?, 3);
@@ -168,8 +172,7 @@ async fn two_versions_share_a_store() -> TestResult {
     assert_eq!(sql.number("SELECT sum(version * 10 + oldest_program) FROM lockcore_schema").await?, 33);
     // A program that was open notices it with the next connection that it makes.
     sql.run(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() \
-             AND query LIKE '%' || current_schema() || '%'",
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = current_schema()",
     )
     .await?;
     for old in old {
