@@ -2,16 +2,20 @@
 # Checks and tests the project. Gets what is missing (a C compiler, cargo-nextest, test servers) and changes nothing in the
 # checkout but target/.
 #
-#   ./test.sh        format, lints, docs and all tests of the workspace, on one real server of each kind
-#   ./test.sh all    and then: each feature alone, DynamoDB in process, model checks of the memory backend
+#   ./test.sh        format, lints, docs and tests, on real servers: in minutes
+#   ./test.sh all    the same with all tests (.config/nextest.toml says which the other leaves out), and then each feature
+#                    alone, DynamoDB in process, and the model checks of the memory backend
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 # Many tests panic on purpose: one line of each is enough.
 export RUST_BACKTRACE=0
 
-lane=${1:-usual}
-case $lane in usual | all) ;; *) echo "usage: ./test.sh [all]" >&2; exit 2 ;; esac
+case ${1:-} in
+    "") profile=default ;;
+    all) profile=all ;;
+    *) echo "usage: ./test.sh [all]" >&2; exit 2 ;;
+esac
 
 step() { printf '\n== %s (%d:%02d)\n' "$*" $((SECONDS / 60)) $((SECONDS % 60)); }
 
@@ -28,7 +32,7 @@ nextest() { # CARGO-NEXTEST-ARGUMENTS...: skips the tests of servers that cannot
 
 # With the test servers running: `with-servers` calls this script again.
 if [ "${LOCKCORE_TEST_SERVERS:-}" = running ]; then
-    nextest --workspace --all-features
+    nextest --workspace --all-features --profile "$profile"
     exit
 fi
 
@@ -43,10 +47,10 @@ cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
 step "docs"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --all-features --no-deps --locked --quiet
 step "tests"
-LOCKCORE_TEST_SERVERS=running cargo run --quiet --locked -p lockcore-conformance --features servers --bin with-servers -- "$PWD/test.sh"
+LOCKCORE_TEST_SERVERS=running cargo run --quiet --locked -p lockcore-conformance --features servers --bin with-servers -- "$PWD/test.sh" "$@"
 step "doc examples"
 cargo test --workspace --all-features --locked --quiet --doc
-[ "$lane" = all ] || exit 0
+[ "$profile" = all ] || exit 0
 
 command -v cargo-hack >/dev/null || { step "installing cargo-hack"; cargo install --locked --quiet cargo-hack; }
 step "each feature alone"
