@@ -1,6 +1,6 @@
 //! The conformance suite on the memory backend.
 
-use lockcore_conformance::{Backend, conformance};
+use lockcore_conformance::{Backend, checks::contexts::odd_contexts_are_kept_apart, conformance};
 use lockcore_memory::MemoryLockDao;
 use uuid::Uuid;
 
@@ -21,3 +21,9 @@ impl Backend for Memory {
 }
 
 conformance!(memory, Memory);
+
+/// Contexts of any text, which the suite's stores do not have.
+#[tokio::test]
+async fn odd_contexts() {
+    odd_contexts_are_kept_apart(&MemoryLockDao::<String, String>::new()).await;
+}

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use lockcore_conformance::{Backend, conformance};
+use lockcore_conformance::{Backend, checks::contexts::odd_contexts_are_kept_apart, conformance};
 use lockcore_sql::{SqliteBuilder, SqliteLockDao};
 use tempfile::TempDir;
 use uuid::Uuid;
@@ -58,3 +58,11 @@ impl Backend for Sqlite {
 }
 
 conformance!(sqlite, Sqlite::default());
+
+/// Contexts of any text, which the suite's stores do not have.
+#[tokio::test]
+async fn odd_contexts() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let builder = SqliteLockDao::<String, String>::builder().path(folder.path().join("locks.db"));
+    odd_contexts_are_kept_apart(&builder.open().await.expect("the file can be opened")).await;
+}

@@ -11,6 +11,7 @@ use std::{
 
 use lockcore_conformance::{
     Backend, Store, all,
+    checks::contexts::odd_contexts_are_kept_apart,
     servers::{self, Kind, Server, Trial},
 };
 use lockcore_sql::MysqlLockDao;
@@ -61,7 +62,14 @@ fn main() -> ExitCode {
 }
 
 fn suite(kind: Kind) -> impl Iterator<Item = Trial> {
-    all::<Mysql>().into_iter().map(move |check| {
+    let contexts = servers::trial(kind, "own::odd_contexts", move || async move {
+        let server = servers::shared(kind).await?;
+        let builder = MysqlLockDao::<String, String>::builder().url(server.url()).timeout(servers::ANSWERS);
+        let dao = builder.namespace(Uuid::new_v4().to_string()).connect().await?;
+        odd_contexts_are_kept_apart(&dao).await;
+        Ok(())
+    });
+    let checks = all::<Mysql>().into_iter().map(move |check| {
         servers::trial(kind, check.name, move || async move {
             let server = servers::shared(kind).await?;
             let backend = Mysql { server, run: Uuid::new_v4(), stores: AtomicUsize::new(0) };
@@ -69,5 +77,6 @@ fn suite(kind: Kind) -> impl Iterator<Item = Trial> {
             tokio::time::timeout(PATIENCE, (check.run)(store)).await?;
             Ok(())
         })
-    })
+    });
+    checks.chain([contexts])
 }

@@ -11,6 +11,7 @@ use std::{
 
 use lockcore_conformance::{
     Backend, Store, all,
+    checks::contexts::odd_contexts_are_kept_apart,
     servers::{self, Kind, Server},
 };
 use lockcore_sql::PostgresLockDao;
@@ -62,7 +63,15 @@ impl Backend for Postgres {
 }
 
 fn main() -> ExitCode {
-    servers::run(all::<Postgres>().into_iter().map(|check| {
+    let contexts = servers::trial(Kind::Postgres, "own::odd_contexts", || async {
+        let server = servers::shared(Kind::Postgres).await?;
+        let builder =
+            PostgresLockDao::<String, String>::builder().url(server.url()).timeout(servers::ANSWERS);
+        let dao = builder.namespace(Uuid::new_v4().to_string()).connect().await?;
+        odd_contexts_are_kept_apart(&dao).await;
+        Ok(())
+    });
+    let checks = all::<Postgres>().into_iter().map(|check| {
         servers::trial(Kind::Postgres, check.name, move || async move {
             let server = servers::shared(Kind::Postgres).await?;
             let backend = Postgres { server, run: Uuid::new_v4(), stores: AtomicUsize::new(0) };
@@ -70,5 +79,6 @@ fn main() -> ExitCode {
             tokio::time::timeout(PATIENCE, (check.run)(store)).await?;
             Ok(())
         })
-    }))
+    });
+    servers::run(checks.chain([contexts]))
 }

@@ -55,7 +55,9 @@ pub async fn ids_of_the_greatest_length_work<B: Backend>(store: Store<B>) {
 
 /// 1: owner labels of any content are given back as they are.
 pub async fn owner_labels_come_back_unchanged<B: Backend>(store: Store<B>) {
-    let labels = ["", "it's \"quoted\" \\ %s {} ; --", "\u{1F512} n\u{e9}\n\0", &"l".repeat(MAX_OWNER_BYTES)];
+    let labels = ["", "it's \"quoted\" \\ %s {} ; --", "\u{1F512} n\u{e9}\n\0", "\0", "a\0b|~{}"];
+    let longest = ["l", "\0", "%"].map(|part| part.repeat(MAX_OWNER_BYTES));
+    let labels = labels.into_iter().chain(longest.iter().map(String::as_str));
     for label in labels {
         let mut holder = store.caller();
         holder.owner = label.into();
@@ -140,10 +142,27 @@ fn odd_ids() -> Vec<String> {
         "..",
         "s|a",
         "x:1",
+        "~",
+        "lc2~shared",
+        "lc2~frozen",
+        "%s",
+        "%d%n",
+        "{}",
+        "}",
+        "/f",
+        "/n:a",
+        "\n",
+        "a\nb",
+        "\0\n",
+        "\u{ff}",
+        "\u{7f}",
     ]
     .map(str::to_owned)
     .to_vec();
     ids.push("\u{1F512}".repeat(MAX_ID_BYTES / 4));
     ids.push("\u{e9}".repeat(MAX_ID_BYTES / 2));
+    for part in ["\0", "%", "|", "\n", "\u{10ffff}"] {
+        ids.push(part.repeat(MAX_ID_BYTES / part.len()));
+    }
     ids
 }

@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod cancellation;
 pub mod capabilities;
+pub mod contexts;
 pub mod exclusion;
 pub mod expiry;
 pub mod fences;
