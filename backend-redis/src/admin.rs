@@ -26,8 +26,61 @@ pub(crate) async fn inspect<I: Ident, C: ContextId>(
     store: &Arc<Store>,
     id: &str,
 ) -> Result<Inspection<I, C>, BackendError> {
-    let mut reply = Reply::of(call(store, step(store, "inspect").arg(id)).await?)?;
-    inspection(reply.list()?)
+    let found = inspect_all(store, step(store, "inspect").arg(id)).await?.pop();
+    found.ok_or_else(|| strange("no answer about the id"))
+}
+
+/// What a call of `inspect` is about. Ids of which one script cannot show all are shown by several.
+async fn inspect_all<I: Ident, C: ContextId>(
+    store: &Arc<Store>,
+    inspect: Call,
+) -> Result<Vec<Inspection<I, C>>, BackendError> {
+    let found = Reply::of(call(store, inspect).await?)?.lists(inspection)?;
+    let mut inspections = Vec::with_capacity(found.len());
+    for (id, mut inspection, complete) in found {
+        if !complete {
+            add_holders(store, &id, &mut inspection.holders).await?;
+            inspection.waiters = all_waiters(store, &id).await?;
+        }
+        inspections.push(inspection);
+    }
+    Ok(inspections)
+}
+
+async fn add_holders<C: ContextId>(
+    store: &Arc<Store>,
+    id: &str,
+    holders: &mut Vec<HeldBy<C>>,
+) -> Result<(), BackendError> {
+    let mut cursor = "0".to_owned();
+    loop {
+        let mut reply = Reply::of(call(store, step(store, "sharers").arg(id).arg(cursor)).await?)?;
+        cursor = reply.text()?;
+        holders.extend(reply.list()?.lists(held_by)?);
+        if cursor == "0" {
+            // A hash that grows meanwhile may show one twice.
+            holders.sort_by_key(|holder| holder.fence);
+            holders.dedup_by_key(|holder| holder.fence);
+            return Ok(());
+        }
+    }
+}
+
+async fn all_waiters<C: ContextId>(store: &Arc<Store>, id: &str) -> Result<Vec<WaitingFor<C>>, BackendError> {
+    let (mut line, mut ticket, mut waiters) = (String::new(), "0".to_owned(), Vec::new());
+    loop {
+        let mut reply = Reply::of(call(store, step(store, "waiters").arg(id).arg(line).arg(ticket)).await?)?;
+        (line, ticket) = (reply.text()?, reply.text()?);
+        waiters.extend(reply.list()?.lists(waiting_for)?);
+        if line.is_empty() {
+            return Ok(in_order(waiters));
+        }
+    }
+}
+
+fn in_order<C>(mut waiters: Vec<(u64, WaitingFor<C>)>) -> Vec<WaitingFor<C>> {
+    waiters.sort_by_key(|(ticket, _)| *ticket);
+    waiters.into_iter().map(|(_, waiter)| waiter).collect()
 }
 
 /// One page. Every page looks at all keys of the database: Redis has no order of them.
@@ -47,7 +100,7 @@ pub(crate) async fn list<I: Ident, C: ContextId>(
             inspect.add(id.as_bytes());
             last = Some(id);
         }
-        let found: Vec<Inspection<I, C>> = Reply::of(call(store, inspect).await?)?.lists(inspection)?;
+        let found = inspect_all(store, inspect).await?;
         ids.extend(
             found.into_iter().filter(|id| !id.holders.is_empty() || !id.waiters.is_empty() || id.frozen),
         );
@@ -124,26 +177,24 @@ async fn call(store: &Arc<Store>, call: Call) -> Result<redis::Value, BackendErr
     store.session().await?.call(&call).await
 }
 
-fn inspection<I: Ident, C: ContextId>(mut reply: Reply) -> Result<Inspection<I, C>, BackendError> {
+/// An id, what was found of it, and whether that is all.
+fn inspection<I: Ident, C: ContextId>(
+    mut reply: Reply,
+) -> Result<(String, Inspection<I, C>, bool), BackendError> {
     let stored = reply.text()?;
     let frozen = reply.int()? == 1;
     let mut holders = reply.list()?.lists(held_by)?;
     holders.sort_by_key(|holder| holder.fence);
-    let mut waiters = reply.list()?.lists(waiting_for)?;
-    waiters.sort_by_key(|(ticket, _)| *ticket);
+    let waiters = in_order(reply.list()?.lists(waiting_for)?);
     let mut records = reply.list()?;
     let mut breaks = Vec::new();
     while !records.is_empty() {
         let record = records.text()?;
         breaks.push(break_record(&record).ok_or_else(|| strange("a record of a break"))?);
     }
-    Ok(Inspection {
-        target: Target::from_stored(&stored).ok_or(stored),
-        holders,
-        waiters: waiters.into_iter().map(|(_, waiter)| waiter).collect(),
-        frozen,
-        breaks,
-    })
+    let complete = reply.int()? == 0;
+    let target = Target::from_stored(&stored).ok_or_else(|| stored.clone());
+    Ok((stored, Inspection { target, holders, waiters, frozen, breaks }, complete))
 }
 
 fn held_by<C: ContextId>(mut reply: Reply) -> Result<HeldBy<C>, BackendError> {

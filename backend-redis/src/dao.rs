@@ -93,11 +93,14 @@ impl<I: Ident, C: ContextId> RedisLockDao<I, C> {
         let step = if all_exclusive { usual } else { other };
         let (context, lease) = (request.context.stored(), millis(request.lease));
         let targets = request.claims.iter().map(|claim| &claim.target);
-        let call = scripts.call(1 + request.claims.len()).fence_key(scripts).main_keys(scripts, targets);
+        let waiter = waiter_name(request.attempt, &request.context);
+        let call = scripts.call(2 + 2 * request.claims.len()).fence_key(scripts).mark_key(scripts, &waiter);
+        let call = call.main_keys(scripts, targets.clone()).line_keys(scripts, targets);
         let (length, attempt) = (context.len().to_string(), format!("{:016x}", request.attempt.0));
-        let behind =
-            ["|", &length, ":", &context, "|||", &lease.to_string(), "|x|", &attempt, "|", &request.owner];
-        let mut call = call.arg(step).text(&behind).arg(lease + 1);
+        let (lasts, label) = (lease.to_string(), request.owner.len().to_string());
+        let value =
+            ["|", &length, ":", &context, "|||", &lasts, "|x|", &attempt, "|", &label, ":", &request.owner];
+        let mut call = call.arg(step).text(&value).arg(lease + 1);
         if request.queue || request.nested || step == other {
             let queue = if request.queue { "q" } else { "" };
             let nested = if request.nested { "n" } else { "" };
@@ -120,7 +123,7 @@ impl<I: Ident, C: ContextId> RedisLockDao<I, C> {
         let call = scripts.call(grant.locks.len()).main_keys(scripts, targets);
         let call = call
             .arg(if one_fence { usual } else { other })
-            .text(&["lc1|", &fence.to_string(), "|", &context.len().to_string(), ":", &context, "||"])
+            .text(&["lc2|", &fence.to_string(), "|", &context.len().to_string(), ":", &context, "||"])
             .arg(lease);
         match one_fence {
             true => call,
@@ -237,7 +240,8 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
             },
             (Verdict::Queued { now, first_end, conflicts }, Some(waiter)) => {
                 session.inbox.clock.sample(sent, Moment::now(), now);
-                session.inbox.wanted(request.claims.iter().map(|claim| claim.target.stored()), first_end);
+                let ids = request.claims.iter().map(|claim| Box::from(&*claim.target.stored())).collect();
+                session.inbox.waits(waiter.name.clone(), ids, first_end);
                 session.watch();
                 Ok(Acquired::Queued { conflicts, wakeup: waiter.stay(), recheck: Some(jittered(RECHECK)) })
             }

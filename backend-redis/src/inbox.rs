@@ -1,7 +1,7 @@
 //! What is pushed to one connection, and who waits for it.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::SeqCst},
@@ -19,8 +19,12 @@ use tokio::sync::Notify;
 
 use crate::reply::{Message, granted};
 
-/// How often an id that is waited for is looked at though nobody told anything: a foreign client's `DEL` tells nobody.
-const LOOK: Duration = Duration::from_millis(250);
+/// How often an id that is waited for is looked at though nothing was pushed, in the script of the sign of life. Where a
+/// foreign client holds it, the script asks for an earlier look: its `DEL` is pushed to nobody.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How much earlier than planned an id is looked at along with others.
+const ALONG: Duration = Duration::from_millis(250);
 
 /// How much longer the interval gets for each id, so that looking never keeps the server busy.
 const LOOK_PER_ID: Duration = Duration::from_micros(200);
@@ -28,10 +32,13 @@ const LOOK_PER_ID: Duration = Duration::from_micros(200);
 /// For how long an id is looked at after the last of our waiters asked for it.
 const WANTED: Duration = Duration::from_secs(90);
 
+/// The ids for which a waiter has a place.
+pub(crate) type Ids = Arc<[Box<str>]>;
+
 /// The waiters of one connection, and the ids they wait for.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
-    pub(crate) waiters: Waiters<Box<str>>,
+    pub(crate) waiters: Waiters<Box<str>, Ids>,
     pub(crate) clock: StoreClock,
     /// Replicas have to confirm what is granted. No offer is passed on then: its waiter asks again and waits for them.
     unconfirmed: bool,
@@ -91,8 +98,14 @@ impl Inbox {
         wakeup
     }
 
-    /// `ids` are waited for; the first lease in the way ends after `first_end`.
-    pub(crate) fn wanted(&self, ids: impl Iterator<Item = impl AsRef<str>>, first_end: Option<Duration>) {
+    /// `waiter` has a place in the lines of `ids`; the first lease in the way ends after `first_end`.
+    pub(crate) fn waits(&self, waiter: Box<str>, ids: Ids, first_end: Option<Duration>) {
+        self.wanted(ids.iter(), first_end);
+        self.waiters.note(&waiter, ids);
+    }
+
+    /// `ids` are to be looked at in time: the first lease in the way ends after `first_end`.
+    fn wanted(&self, ids: impl Iterator<Item = impl AsRef<str>>, first_end: Option<Duration>) {
         let now = Instant::now();
         let mut looks = self.looks();
         for id in ids {
@@ -106,15 +119,18 @@ impl Inbox {
         }
     }
 
-    /// The ids to look at now, at most `most`.
-    pub(crate) fn due(&self, most: usize) -> Vec<Box<str>> {
+    /// The ids to look at now, at most `most`; `beat`: there is a script in any case.
+    pub(crate) fn due(&self, most: usize, beat: bool) -> Vec<Box<str>> {
         let now = Instant::now();
         let mut looks = self.looks();
         looks.ids.retain(|_, look| now - look.wanted < WANTED);
         let again = now + LOOK.max(LOOK_PER_ID * u32::try_from(looks.ids.len()).unwrap_or(u32::MAX));
+        // One script for many: whoever is due soon comes along.
+        let any = looks.ids.values().any(|look| look.at <= now);
+        let soon = if any || beat { now + ALONG } else { now };
         let mut due = Vec::new();
         for (id, look) in &mut looks.ids {
-            if look.at <= now && due.len() < most {
+            if look.at <= soon && due.len() < most {
                 look.at = again;
                 due.push(id.clone());
             }
@@ -122,13 +138,24 @@ impl Inbox {
         due
     }
 
-    /// What a look found: when the first lease in the way ends, or that nobody waits any more.
-    pub(crate) fn looked(&self, id: &str, first_end: Option<Duration>, waited_for: bool) {
-        let mut looks = self.looks();
-        if !waited_for {
-            looks.ids.remove(id);
-        } else if let (Some(look), Some(end)) = (looks.ids.get_mut(id), first_end) {
+    /// What a look found: when the first lease in the way ends.
+    pub(crate) fn looked(&self, id: &str, first_end: Option<Duration>) {
+        if let (Some(look), Some(end)) = (self.looks().ids.get_mut(id), first_end) {
             look.at = look.at.min(Instant::now() + end);
+        }
+    }
+
+    /// The server knows no waiters for `ids`. What it pushed before it said so was read before: whoever still waits for one of
+    /// them here lost its place, or missed its offer, and asks again.
+    pub(crate) fn unknown(&self, ids: &HashSet<&str>) {
+        if ids.is_empty() {
+            return;
+        }
+        self.looks().ids.retain(|id, _| !ids.contains(&**id));
+        for (waiter, wanted) in self.waiters.noted() {
+            if wanted.iter().any(|id| ids.contains(&**id)) {
+                self.waiters.remove(&waiter);
+            }
         }
     }
 

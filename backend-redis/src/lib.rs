@@ -29,14 +29,23 @@
 //! - **One script** holds every step; it is called by its hash, and sent along if the server does not know it. A step is
 //!   one `EVALSHA` and changes everything or nothing. Usual cases come first: a set of exclusive ids that nobody else has
 //!   to do with costs less than taking its ids by a minimal script one by one.
-//! - **Time** is the server's. A key lives as long as its lease; what has expired Redis removes by itself.
+//! - **Time** is the server's. Every key ends by itself, a main key some seconds after its lease at most and a place in a
+//!   line ten minutes after the waiter last asked; only what is frozen has no end.
+//! - **The main key says what there is.** Whether an id is free, who holds it alone, that it is shared: a main key that says
+//!   "shared" proves that the records and ends of the holders are there, and where they are not the script changes nothing
+//!   and asks to try again. A free id has at most lines, of which one key tells, so that taking one that is neither held nor
+//!   waited for is gated by its own keys, however busy the namespace is.
+//! - **Steps cost no more with many holders.** Those who share an id lie in a hash by context and in a sorted set by end,
+//!   with the free permits in another as ranges: taking, renewing and freeing one looks up a few entries of each. What has
+//!   ended, and waiters that died, are removed at most some 250 in one script; what is left over is done by the next.
 //! - **Fences** come from one number for each namespace, never below the server's microseconds, so that they go on though
 //!   the server lost its data. Data lost *and* the clock set back at once is not protected against.
 //! - **Waiting.** Places are in sorted sets. Whoever frees something grants it to whom it is due in the same script, as an
 //!   offer of at most 2 s, and the script publishes the offer to the waiter's connection; a release confirms it as well as a
-//!   renewal. A connection with waiters gives a sign of life every second, which counts for 3 s, and looks every 250 ms - and
-//!   just when a lease ends - after the ids that are waited for: so it notices holders that died and foreign clients' `DEL`.
-//!   When it is lost, all its waiters ask again.
+//!   renewal. A connection with waiters gives a sign of life every second, which counts for 3 s. The same script looks after
+//!   the ids that are waited for, as does another just when a lease ends, so that it notices holders that died; and every
+//!   250 ms where a foreign client holds one, as its `DEL` is pushed to nobody. A waiter whose place the server does not
+//!   know any more asks again at once; all do when the connection is lost.
 //! - **One connection for each runtime**, also for what is pushed (RESP3), so that one that is blocked or gone keeps no
 //!   other from its work, the library's own thread, which renews, least of all. All waiters of a runtime have one
 //!   subscription; so a process has one for each runtime in which somebody waits, and not a single one on a thread of the
@@ -46,25 +55,27 @@
 //!   sleeps, and lets other tasks run meanwhile; where answers take longer only one in 64 does. On two CPUs a pair took 95 us
 //!   instead of 160 on a runtime of one thread, for a third more of the processor, and 120 on one of two threads, for almost
 //!   twice as much; [`RedisBuilder::busy_wait`] sets it, also to none.
-//! - **What that costs.** One id, taken and released, is two calls of the script, which make five calls in the server: the
-//!   time, the fence, the key; compare, delete. A client without fences makes three: `SET NX PX`; compare, delete. A release that hands
-//!   over makes eight calls, where a message alone is one. So a hand-off takes a quarter to a third longer than a bare
-//!   message where a thread has to be woken for either, and 1.7 times as long where one thread does all at the client.
+//! - **What that costs.** One id, taken and released, is two calls of the script, which make six calls in the server:
+//!   whether anything is there, the time, the fence, the key; compare, delete. A client without fences makes three: `SET NX PX`;
+//!   compare, delete. A release that hands over takes the server some 40 us more, and taking, renewing or freeing something
+//!   shared 40 to 100 us, with one holder or 10 000.
 //!
 //! # Keys
 //! All have the namespace in braces, and so lie in one slot of a cluster; ids of different namespaces may lie in others.
 //!
 //! | key | what |
 //! | --- | --- |
-//! | `{ns}:ID` | a string. Who holds `ID` exclusively: `lc1\|fence\|length:context\|flags\|renewed at\|lease\|x\|attempt\|owner`; else `lc1~shared` or `lc1~frozen` while others must stay out. The global lock's `ID` is empty |
-//! | `{ns}/f` | the highest fence; below zero while there may be more than main keys |
-//! | `{ns}/i`, `/z` | ids with more than a main key, by when they were last touched; frozen ids |
-//! | `{ns}/h:ID`, `/r:ID` | shared and slot holders by context; what they hold again if their last change is withdrawn |
-//! | `{ns}/l:ID`, `/q:LINE:ID` | lines in which somebody waits: one for each mode and limit; waiters by ticket |
-//! | `{ns}/w:WAITER`, `/p:SESSION` | a waiter's set; a sign of life. Messages go to the channel `{ns}/o:SESSION` |
-//! | `{ns}/x:WAITER`, `/m` | that an attempt was withdrawn; that there are such marks |
+//! | `{ns}:ID` | a string. Who holds `ID` exclusively: `lc2\|fence\|length:context\|flags\|renewed at\|lease\|x\|attempt\|length:owner`, and behind that what its context held before its last change; else `lc2~shared\|permits in use\|last renewal\|flags` or `lc2~frozen` while others must stay out. Flags: `b` broken, `q` waited for, `f` frozen. The global lock's `ID` is empty |
+//! | `{ns}/f` | the highest fence |
+//! | `{ns}/s:ID`, `/e:ID`, `/g:ID` | those who share `ID`: records by context, contexts by the end of their leases, ranges of free permits. They outlive the main key, without which they mean nothing |
+//! | `{ns}/n:ID`, `/t:LINE:ID` | the lines in which somebody waits, one for each mode and limit, and `frozen`; waiters by ticket |
+//! | `{ns}/c:WAITER`, `/p:SESSION` | a waiter's set; a sign of life. Messages go to the channel `{ns}/o:SESSION` |
+//! | `{ns}/x:WAITER` | that an attempt was withdrawn |
 //! | `{ns}/b:ID` | what was broken lately |
 //! | `{ns}/v` | the version of these keys, and the oldest of programs that may use them; missing as long as it is the first |
+//!
+//! Programs of the format before this one (`lc1`) take these main keys for a foreign client's, and these theirs: they exclude
+//! each other, but do not stand in each other's lines.
 //!
 //! What a user of an access list needs, in this order, and nothing that touches other keys (as `FLUSHALL` does), scripts or
 //! connections; `NAMESPACE` is that of [`RedisBuilder::namespace`]:
@@ -93,9 +104,11 @@
 //!   renewal, and waiters ask again within a second.
 //! - **A request that is not answered in time** is in doubt: the service withdraws it, and a mark of at least 50 s refuses it if
 //!   it arrives only then.
-//! - Shared locks and slots are read as a whole: with n holders of one id, asking for that id reads n.
 //! - `list` and `release_context` look at all keys of the database.
-//! - In a cluster the script stops at a key that moves just then; it is told as busy, and asked again.
+//! - **While a cluster's slot moves** its keys are half here and half there, and a key that has not arrived looks like none. So
+//!   its namespaces can only renew, as far as all keys of the grant are together, and free what is held alone: everything
+//!   else is told as busy, and asked again. Signs of life pause too, so that waiters may have to line up again.
+//! - After the clock was set back, the first step that meets a shared id reads all of its holders once.
 
 mod admin;
 mod config;

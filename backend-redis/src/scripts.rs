@@ -8,7 +8,6 @@ use redis::{Arg, Cmd, RedisWrite, ToRedisArgs};
 /// All steps in one script: it is loaded once, and its usual cases come first.
 const SOURCE: &str = concat!(
     include_str!("lua/fast.lua"),
-    include_str!("lua/place.lua"),
     include_str!("lua/state.lua"),
     include_str!("lua/weigh.lua"),
     include_str!("lua/serve.lua"),
@@ -59,7 +58,7 @@ impl Scripts {
         self.key(&format!("o:{session}"))
     }
 
-    /// What the main keys look like, as `SCAN` wants it.
+    /// What all keys of the namespace look like, as `SCAN` wants it.
     pub(crate) fn pattern(&self) -> String {
         let mut pattern = String::new();
         for letter in self.base.chars() {
@@ -68,7 +67,7 @@ impl Scripts {
             }
             pattern.push(letter);
         }
-        pattern + ":*"
+        pattern + "*"
     }
 
     /// Has the server keep the script.
@@ -85,14 +84,37 @@ impl Call {
         self.arg(&scripts.fence)
     }
 
+    /// With the key that marks an attempt as withdrawn.
+    pub(crate) fn mark_key(self, scripts: &Scripts, waiter: &str) -> Self {
+        self.text(&[&scripts.base, "/x:", waiter])
+    }
+
     /// With the keys of these ids that foreign clients see.
     pub(crate) fn main_keys<'t, I: Ident>(
-        mut self,
+        self,
         scripts: &Scripts,
         targets: impl Iterator<Item = &'t Target<I>>,
     ) -> Self {
+        self.keys_of(scripts, ":", targets)
+    }
+
+    /// With the keys that name the lines of these ids.
+    pub(crate) fn line_keys<'t, I: Ident>(
+        self,
+        scripts: &Scripts,
+        targets: impl Iterator<Item = &'t Target<I>>,
+    ) -> Self {
+        self.keys_of(scripts, "/n:", targets)
+    }
+
+    fn keys_of<'t, I: Ident>(
+        mut self,
+        scripts: &Scripts,
+        kind: &str,
+        targets: impl Iterator<Item = &'t Target<I>>,
+    ) -> Self {
         for target in targets {
-            self.add_text(&[&scripts.base, ":", &target.stored()]);
+            self.add_text(&[&scripts.base, kind, &target.stored()]);
         }
         self
     }

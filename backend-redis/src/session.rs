@@ -1,6 +1,7 @@
 //! One connection with its waiters: what a runtime of this process has of the server.
 
 use std::{
+    collections::HashSet,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
@@ -153,8 +154,9 @@ impl Session {
                     }
                 }
             }
-            let due = self.inbox.due(LOOKED_AT);
-            if !due.is_empty() || beaten.elapsed() >= BEAT {
+            let beat = beaten.elapsed() >= BEAT;
+            let due = self.inbox.due(LOOKED_AT, beat);
+            if beat || !due.is_empty() {
                 beaten = Moment::now();
                 if let Err(error) = self.look(&due).await {
                     tracing::debug!(%error, "a look after the waiters failed");
@@ -175,10 +177,14 @@ impl Session {
         let mut reply = Reply::of(self.call(&call).await?)?;
         let known = reply.int()? == 1;
         self.inbox.clock.sample(sent, Moment::now(), reply.number()?);
+        let mut unknown = HashSet::new();
         for id in due {
-            let end = reply.int()?;
-            self.inbox.looked(id, u64::try_from(end).ok().map(Duration::from_millis), end != -2);
+            match reply.int()? {
+                -2 => _ = unknown.insert(&**id),
+                end => self.inbox.looked(id, u64::try_from(end).ok().map(Duration::from_millis)),
+            }
         }
+        self.inbox.unknown(&unknown);
         if !known {
             // The places lapsed, or the server lost its data: whoever still waits takes a new one.
             self.inbox.waiters.wake_all();

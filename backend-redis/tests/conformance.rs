@@ -17,6 +17,7 @@ use lockcore::{
 };
 use lockcore_conformance::{
     Backend, Store, all,
+    checks::contexts::odd_contexts_are_kept_apart,
     servers::{self, Kind, Server, ServerError, TestResult},
 };
 use lockcore_redis::RedisLockDao;
@@ -79,12 +80,23 @@ fn main() -> ExitCode {
         })
     });
     servers::run(checks.chain([
+        servers::trial(Kind::Redis, "own::odd_contexts", odd_contexts),
         servers::trial(Kind::Redis, "own::a_clock_that_was_set_back", a_clock_that_was_set_back),
         servers::trial(Kind::Redis, "own::a_withdrawn_change", a_withdrawn_change),
         servers::trial(Kind::Redis, "own::an_offer_is_short", an_offer_is_short),
         servers::trial(Kind::Redis, "own::a_longer_lease", a_longer_lease),
         servers::trial(Kind::Redis, "own::an_offer_before_the_answer", an_offer_before_the_answer),
     ]))
+}
+
+/// Contexts of any text, which the suite's stores do not have.
+async fn odd_contexts() -> TestResult {
+    let server = servers::shared(Kind::Redis).await?;
+    let builder =
+        RedisLockDao::<String, String>::builder().url(server.url()).response_timeout(servers::ANSWERS);
+    let dao = builder.namespace(Uuid::new_v4().to_string()).open().await?;
+    odd_contexts_are_kept_apart(&dao).await;
+    Ok(())
 }
 
 /// A lock whose time lies an hour ahead, as its key's does then: it lasts for its lease from when somebody meets it.

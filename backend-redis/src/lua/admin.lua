@@ -1,52 +1,106 @@
 -- Administration, and the end: the step that was asked for.
 
+-- How many holders and waiters one script lists: others want the server too.
+local LISTED = 500
+
 local function holder_row(h)
-  local _, _, ranges = match(h.mode, '^k(%d+)/(%d+)/(.*)$')
   local mode = mode_of(h.mode)
   return {
-    h.context, h.owner, h.kind, mode.permits, mode.limit, ranges or '', h.fence, h.lease, math.min(left(h), h.lease),
-    h.broken and 1 or 0,
+    h.context, h.owner, h.kind, mode.permits, mode.limit, match(h.mode, '^k%d+/%d+/(.*)$') or '', h.fence, h.lease,
+    math.max(math.min(left(h), h.lease), 0), h.broken and 1 or 0,
   }
 end
 
--- ARGV: op, ids. For each: { id, frozen, holders, waiters, breaks }. Changes nothing that shows.
-function steps.inspect()
-  local reply = {}
-  for i = 2, #ARGV do
-    local s = load(ARGV[i])
-    local holders, waiters = {}, {}
-    for _, h in ipairs(s.holders) do holders[#holders + 1] = holder_row(h) end
-    if s.foreign then
-      holders[#holders + 1] = { s.foreign, '', 'x', 0, 0, '', 0, -1, call('PTTL', s.key), 0 }
-    end
-    for line in pairs(s.lines) do
-      for _, name in ipairs(call('ZRANGE', base .. '/q:' .. line .. ':' .. s.id, 0, -1)) do
-        local record = waiter(name)
-        if record and lives(record.session) then
-          for position, id in ipairs(record.ids) do
-            if id == s.id then
-              local mode = mode_of(record.modes[position])
-              waiters[#waiters + 1] = { record.context, record.owner, mode.kind, mode.permits, mode.limit, record.since, record.ticket }
-            end
-          end
+-- Adds the waiters of a line behind a ticket, at most so many; gives how many there were, and the last one's ticket.
+local function list_waiters(s, line, after, most, rows)
+  local names = call('ZRANGEBYSCORE', queue_of(s, line), '(' .. after, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
+  for i = 1, #names, 2 do
+    local record = waiter(names[i])
+    if record and lives(record.session) then
+      for position, id in ipairs(record.ids) do
+        if id == s.id then
+          local mode = mode_of(record.modes[position])
+          rows[#rows + 1] = { record.context, record.owner, mode.kind, mode.permits, mode.limit, record.since, record.ticket }
+          break
         end
       end
     end
-    reply[#reply + 1] = { s.id, s.frozen and 1 or 0, holders, waiters, call('LRANGE', base .. '/b:' .. s.id, 0, -1) }
+  end
+  return #names / 2, names[#names]
+end
+
+-- ARGV: op, ids. For each: { id, frozen, holders, waiters, breaks, whether there are more than can be listed at once }: then
+-- holders that share it and waiters are left out. Changes nothing that shows.
+function steps.inspect()
+  local reply, room = {}, LISTED
+  for i = 2, #ARGV do
+    local s = load(ARGV[i])
+    local holders, waiters, size = {}, {}, s.count
+    for line in pairs(s.lines) do size = size + call('ZCARD', queue_of(s, line)) end
+    local listed = size <= room
+    if s.exclusive then holders[1] = holder_row(s.exclusive) end
+    if s.foreign then holders[1] = { s.foreign, '', 'x', 0, 0, '', 0, -1, call('PTTL', s.key), 0 } end
+    if listed then
+      room = room - size
+      if s.count > 0 then
+        for _, context in ipairs(call('HKEYS', base .. '/s:' .. s.id)) do
+          holders[#holders + 1] = holder_row(sharer(s, context))
+        end
+      end
+      for line in pairs(s.lines) do list_waiters(s, line, '0', LISTED, waiters) end
+    end
+    local breaks = call('LRANGE', base .. '/b:' .. s.id, 0, -1)
+    reply[#reply + 1] = { s.id, s.frozen and 1 or 0, holders, waiters, breaks, listed and 0 or 1 }
   end
   return finish(reply)
 end
 
--- ARGV: op, cursor, pattern of the main keys. Gives the next cursor, the ids among the keys, and at the beginning those
--- with more than a main key.
+-- ARGV: op, id, cursor. Gives the next cursor and some of those who share the id.
+function steps.sharers()
+  local s, rows = load(ARGV[2]), {}
+  local found = call('HSCAN', base .. '/s:' .. s.id, ARGV[3], 'COUNT', LISTED)
+  for i = 1, #found[2], 2 do
+    local h = sharer(s, found[2][i])
+    if h then rows[#rows + 1] = holder_row(h) end
+  end
+  return finish({ found[1], rows })
+end
+
+-- ARGV: op, id, line, ticket. Gives the line and ticket behind which to go on, the former empty at the end, and some waiters.
+function steps.waiters()
+  local s, lines, rows = load(ARGV[2]), {}, {}
+  for line in pairs(s.lines) do
+    if line >= ARGV[3] then lines[#lines + 1] = line end
+  end
+  table.sort(lines)
+  local room = LISTED
+  for _, line in ipairs(lines) do
+    local seen, last = list_waiters(s, line, line == ARGV[3] and ARGV[4] or '0', room, rows)
+    if seen == room then return finish({ line, last, rows }) end
+    room = room - seen
+  end
+  return finish({ '', '0', rows })
+end
+
+-- ARGV: op, cursor, pattern of the namespace's keys. Gives the next cursor, and the ids that have a main key or a line among
+-- those.
 function steps.scan()
-  local found = call('SCAN', ARGV[2], 'MATCH', ARGV[3], 'COUNT', 1000)
-  local here = {}
-  for _, key in ipairs(found[2]) do here[#here + 1] = sub(key, #base + 2) end
-  if ARGV[2] == '0' then
-    for _, id in ipairs(call('ZRANGE', base .. '/i', 0, -1)) do here[#here + 1] = id end
+  local found, here = call('SCAN', ARGV[2], 'MATCH', ARGV[3], 'COUNT', 1000), {}
+  for _, key in ipairs(found[2]) do
+    local from = match(sub(key, #base + 1), '^:()') or match(sub(key, #base + 1), '^/n:()')
+    if from then here[#here + 1] = sub(key, #base + from) end
   end
   return { found[1], here }
+end
+
+-- Who holds the id under this fence.
+local function holder_of(s, fence)
+  if s.exclusive then return fmt('%d', s.exclusive.fence) == fence and s.exclusive or nil end
+  if s.count == 0 then return nil end
+  local all = call('HGETALL', base .. '/s:' .. s.id)
+  for i = 1, #all, 2 do
+    if sub(all[i + 1], 1, #fence + 1) == fence .. '|' then return sharer(s, all[i]) end
+  end
 end
 
 -- ARGV: op, id, fence, now or after, by. Gives { 'missing' }, { 'freed' } or { 'within', ms }.
@@ -57,7 +111,7 @@ steps['break'] = function()
     local key = base .. '/b:' .. s.id
     call('RPUSH', key, fence .. '|' .. (at_once and 1 or 0) .. '|' .. ms .. '|' .. #context .. ':' .. context .. ARGV[5])
     call('LTRIM', key, -16, -1)
-    call('PEXPIRE', key, 7 * DAY)
+    call('PEXPIRE', key, 604800000)
   end
   if s.foreign and fence == '0' then
     local ends = call('PTTL', s.key)
@@ -67,29 +121,29 @@ steps['break'] = function()
     s.main, s.foreign, s.dirty, freed[s.id] = nil, nil, true, true
     return finish({ 'freed' })
   end
-  for position, h in ipairs(s.holders) do
-    if fmt('%d', h.fence) == fence then
-      if at_once or not h.broken then record(h.context) end
-      if at_once then
-        drop(s, position)
-        return finish({ 'freed' })
-      end
-      h.broken, s.dirty = true, true
-      if h.kind ~= 'x' then call('HSET', base .. '/h:' .. s.id, h.context, encode(h)) end
-      return finish({ 'within', math.min(left(h), h.lease) })
-    end
+  local h = holder_of(s, fence)
+  if not h then return finish({ 'missing' }) end
+  if at_once or not h.broken then record(h.context) end
+  if at_once then
+    drop(s, h)
+    return finish({ 'freed' })
   end
-  return finish({ 'missing' })
+  h.broken = true
+  hold(s, h)
+  return finish({ 'within', math.max(math.min(left(h), h.lease), 0) })
 end
 
--- ARGV: op, id, 1 or 0.
+-- ARGV: op, id, 1 or 0. A frozen id has no end: nothing of it does.
 function steps.freeze()
   local s = load(ARGV[2])
+  local lines = base .. '/n:' .. s.id
   if ARGV[3] == '1' then
-    call('SADD', base .. '/z', s.id)
+    call('SADD', lines, 'frozen')
+    call('PERSIST', lines)
     s.frozen, s.dirty = true, true
   else
-    call('SREM', base .. '/z', s.id)
+    call('SREM', lines, 'frozen')
+    call('PEXPIRE', lines, PLACE)
     s.frozen, s.dirty, freed[s.id] = false, true, true
   end
   return finish(1)
@@ -101,14 +155,13 @@ function steps.dismiss()
   local reply = {}
   for i = 3, #ARGV do
     local s = load(ARGV[i])
-    for position = #s.holders, 1, -1 do
-      if s.holders[position].context == ARGV[2] then
-        drop(s, position)
-        reply[#reply + 1] = s.id
-      end
+    local h = holder(s, ARGV[2])
+    if h then
+      drop(s, h)
+      reply[#reply + 1] = s.id
     end
     for line in pairs(s.lines) do
-      for _, name in ipairs(call('ZRANGE', base .. '/q:' .. line .. ':' .. s.id, 0, -1)) do
+      for _, name in ipairs(call('ZRANGE', queue_of(s, line), 0, -1)) do
         if sub(name, 17) == ARGV[2] then
           local record = waiter(name)
           if record then leave(name, record) else leave_line(s, line, name) end
@@ -120,4 +173,4 @@ function steps.dismiss()
 end
 
 steps.e = steps.renew
-return steps[op]()
+return run(steps[op])

@@ -1,31 +1,7 @@
 -- Granting, and handing over what was freed.
 
--- The lowest `permits` indexes that the holders do not have, as ranges.
-local function lowest_free(s, permits)
-  local taken = {}
-  for _, h in ipairs(s.holders) do
-    for first, last in string.gmatch(match(h.mode, '^k%d+/%d+/(.*)$') or '', '(%d+)%-(%d+)') do
-      taken[#taken + 1] = { tonumber(first), tonumber(last) }
-    end
-  end
-  table.sort(taken, function(a, b) return a[1] < b[1] end)
-  local ranges, index = {}, 0
-  taken[#taken + 1] = { math.huge, math.huge }
-  for _, range in ipairs(taken) do
-    if permits > 0 and range[1] > index then
-      local count = math.min(permits, range[1] - index)
-      ranges[#ranges + 1] = index .. '-' .. (index + count - 1)
-      permits = permits - count
-    end
-    index = math.max(index, range[2] + 1)
-  end
-  return table.concat(ranges, ',')
-end
-
-local function hold(s, h)
-  s.holders[#s.holders + 1], s.dirty = h, true
-  if h.kind ~= 'x' then call('HSET', base .. '/h:' .. s.id, h.context, encode(h)) end
-end
+-- An offer lasts as long as this unless it is confirmed, in ms.
+local OFFER = 2000
 
 -- Grants the set, against which nothing may stand; by position: mode with indexes, fence, units in use. In an offer, what
 -- is kept stays as it is until the offer is confirmed.
@@ -33,30 +9,25 @@ local function grant(who, stances, lease, offered)
   local fence, granted = nil, {}
   for i, id in ipairs(who.ids) do
     local s, mode = load(id), who.modes[i]
-    local own
-    for position, h in ipairs(s.holders) do
-      if h.context == who.context then own = position break end
-    end
-    local h = own and s.holders[own]
+    local h = holder(s, who.context)
     if stances[i] == 'keep' then
       if not offered then
-        h.at, h.lease, s.dirty = ms, math.max(lease, left(h) - 1), true
-        if h.kind ~= 'x' then call('HSET', base .. '/h:' .. id, h.context, encode(h)) end
+        h.at, h.lease = ms, math.max(lease, left(h) - 1)
+        hold(s, h)
       end
     else
       fence = fence or number()
+      local replaced = ''
       if h then
+        h.replaced = ''
+        replaced = encode(h, '')
         -- Fewer permits may leave room for others.
-        freed[id] = true
-        table.remove(s.holders, own)
-        if h.kind ~= 'x' then call('HDEL', base .. '/h:' .. id, h.context) end
-        call('HSET', base .. '/r:' .. id, h.context, encode(h))
-        s.replaced = true
+        drop(s, h)
       end
-      if sub(mode, 1, 1) == 'k' then mode = mode .. '/' .. lowest_free(s, mode_of(mode).permits) end
+      if sub(mode, 1, 1) == 'k' then mode = mode .. '/' .. take_permits(s, mode_of(mode).permits) end
       h = {
         fence = fence, context = who.context, at = ms, lease = lease, broken = false, mode = mode, kind = sub(mode, 1, 1),
-        attempt = who.attempt, owner = who.owner, permits = mode_of(mode).permits,
+        attempt = who.attempt, owner = who.owner, replaced = replaced, permits = mode_of(mode).permits,
       }
       hold(s, h)
     end
@@ -67,24 +38,17 @@ end
 
 -- Takes what the context got by this attempt, and gives back what that replaced.
 local function undo(s, context, attempt)
-  for position = #s.holders, 1, -1 do
-    local h = s.holders[position]
-    if h.context == context and h.attempt == attempt then
-      local before = s.replaced and call('HGET', base .. '/r:' .. s.id, context)
-      drop(s, position)
-      before = before and decode(before, 1)
-      if before and left(before) > 0 then
-        -- Fewer permits may have let somebody in meanwhile who needs the rest: then they stay as few.
-        local mode = fits(s, context, mode_of(before.mode)) and before.mode or h.mode
-        if sub(mode, 1, 1) == 'k' then
-          local permits = mode_of(mode).permits
-          mode = match(mode, '^k%d+/%d+') .. '/' .. lowest_free(s, permits)
-        end
-        before.mode, before.kind, before.permits = mode, sub(mode, 1, 1), mode_of(mode).permits
-        hold(s, before)
-      end
-    end
-  end
+  local h = holder(s, context)
+  if not h or h.attempt ~= attempt then return end
+  drop(s, h)
+  local before = decode(h.replaced, 1)
+  if not before or left(before) <= 0 then return end
+  -- Fewer permits may have let somebody in meanwhile who needs the rest: then they stay as few.
+  local mode = fits(s, nil, mode_of(before.mode)) and before.mode or h.mode
+  before.kind, before.permits = sub(mode, 1, 1), mode_of(mode).permits
+  if before.kind == 'k' then mode = match(mode, '^k%d+/%d+') .. '/' .. take_permits(s, before.permits) end
+  before.mode = mode
+  hold(s, before)
 end
 
 -- What each session is to be told when the script ends, as fields of `length:bytes`.
@@ -101,11 +65,8 @@ local function tell(session, ...)
   end
 end
 
--- How many offers one script makes at most: others want the server too.
-local MOST_HANDED, handed = 512, 0
-
 -- Grants a waiter its set, or removes it if it lapsed. False: it has to go on waiting.
-local function hand_over(s, name, line, nested)
+local function hand_over(s, name, line)
   local record = waiter(name)
   if not record then
     leave_line(s, line, name)
@@ -121,7 +82,6 @@ local function hand_over(s, name, line, nested)
   local lease = math.min(record.lease, OFFER)
   local granted = grant(record, stances, lease, true)
   leave(name, record)
-  handed = handed + 1
   tell(record.session, 'offer', name, us, lease, #granted)
   for _, claim in ipairs(granted) do tell(record.session, claim[1], claim[2], claim[3]) end
   return true
@@ -148,6 +108,7 @@ end
 
 -- Serves those who wait for what was freed, in the order of their tickets, until nothing more fits. As soon as somebody
 -- has to go on waiting only who may pass is looked for, so that a release costs the same with two waiters and with 10 000.
+-- When the budget is used up, whoever waits there is told to look, which goes on with it.
 local function serve()
   local cursors, last = {}, nil
   local function open(s, kind, after)
@@ -162,13 +123,14 @@ local function serve()
         if cursors[i].id == id then table.remove(cursors, i) end
       end
       local s = load(id)
-      if next(s.lines) and not s.frozen and not s.foreign and use_of(s) == 0 then
-        if handed < MOST_HANDED then
+      if next(s.lines) and not s.frozen and use_of(s) == 0 then
+        if budget > 0 then
           open(s, 'nested', 0)
           open(s, 'all', 0)
         else
           local record = waiter((first_in(s, 0, function() return true end)) or '')
           if record then tell(record.session, 'look', id) end
+          unfinished[id] = true
         end
       end
       id = next(freed)
@@ -194,9 +156,6 @@ end
 local function finish(reply)
   serve()
   for _, s in ipairs(loaded) do settle(s) end
-  -- There is no -0.
-  local now = more and -math.max(highest, 1) or highest
-  if now ~= before then call('SET', base .. '/f', fmt('%d', now)) end
   for _, session in ipairs(to) do
     call(sub(session, 1, 1) == 's' and 'SPUBLISH' or 'PUBLISH', base .. '/o:' .. session, table.concat(told[session]))
   end

@@ -2,8 +2,8 @@
 
 -- The record of a waiter, and whether its process gives a sign of life.
 local function waiter(name)
-  local packed = call('GET', base .. '/w:' .. name)
-  return packed and select(-1, cmsgpack.unpack(packed))
+  local packed = call('GET', base .. '/c:' .. name)
+  return packed and cmsgpack.unpack(packed)
 end
 
 local signs = {}
@@ -17,14 +17,17 @@ local function line_of(record, i)
   return (record.nested and 'n' or '') .. mode_of(record.modes[i]).line
 end
 
+local function queue_of(s, line) return base .. '/t:' .. line .. ':' .. s.id end
+
+local function forget_line(s, line)
+  call('SREM', base .. '/n:' .. s.id, line)
+  s.lines[line], s.dirty = nil, true
+end
+
 local function leave_line(s, line, name)
-  local key = base .. '/q:' .. line .. ':' .. s.id
-  call('ZREM', key, name)
-  if call('EXISTS', key) == 0 then
-    call('SREM', base .. '/l:' .. s.id, line)
-    s.lines[line] = nil
-  end
-  s.dirty, freed[s.id] = true, true
+  call('ZREM', queue_of(s, line), name)
+  if call('EXISTS', queue_of(s, line)) == 0 then forget_line(s, line) end
+  s.dirty, freed[s.id], budget = true, true, budget - 1
 end
 
 -- Takes a waiter from all its queues.
@@ -32,9 +35,9 @@ local function leave(name, record)
   for i, id in ipairs(record.ids) do
     local readable, s = pcall(load, id)
     if readable then leave_line(s, line_of(record, i), name)
-    else call('ZREM', base .. '/q:' .. line_of(record, i) .. ':' .. id, name) end
+    else call('ZREM', queue_of({ id = id }, line_of(record, i)), name) end
   end
-  call('DEL', base .. '/w:' .. name)
+  call('DEL', base .. '/c:' .. name)
 end
 
 -- The waiter of the lowest ticket above `after` in the lines that `among` chooses, and that is all there is of it: name,
@@ -43,10 +46,12 @@ local function first_in(s, after, among)
   local name, ticket, line
   for candidate in pairs(s.lines) do
     if among(candidate) then
-      local key = base .. '/q:' .. candidate .. ':' .. s.id
+      local key = queue_of(s, candidate)
       local found = call('ZRANGEBYSCORE', key, '(' .. fmt('%d', after), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
       if found[1] and (not ticket or tonumber(found[2]) < ticket) then
         name, ticket, line = found[1], tonumber(found[2]), candidate
+      elseif not found[1] and after == 0 then
+        forget_line(s, candidate)
       end
     end
   end
@@ -61,28 +66,22 @@ local function keeps_back(line, mode)
   return true
 end
 
+-- Exclusive holders, all others, and their permits; without one holder.
 local function use_of(s, except)
-  local exclusive, shared, permits = 0, 0, 0
-  for _, h in ipairs(s.holders) do
-    if h.context ~= except then
-      if h.kind == 'x' then exclusive = exclusive + 1
-      elseif h.kind == 's' then shared = shared + 1
-      else permits = permits + h.permits end
-    end
-  end
-  return exclusive, shared, permits
+  if s.foreign then return 1, 0, 0 end
+  if s.exclusive then return s.exclusive == except and 0 or 1, 0, 0 end
+  if not except then return 0, s.count, s.permits end
+  return 0, s.count - 1, s.permits - except.permits
 end
 
 local function units_of(s)
-  local exclusive, shared, permits = use_of(s)
-  if s.foreign then exclusive = exclusive + 1 end
-  return permits > 0 and permits or exclusive + shared
+  local exclusive, others, permits = use_of(s)
+  return permits > 0 and permits or exclusive + others
 end
 
-local function fits(s, context, mode)
-  if s.foreign then return false end
-  local exclusive, shared, permits = use_of(s, context)
-  if mode.kind == 'x' then return exclusive + shared + permits == 0 end
+local function fits(s, own, mode)
+  local exclusive, others, permits = use_of(s, own)
+  if mode.kind == 'x' then return exclusive + others == 0 end
   if mode.kind == 's' then return exclusive == 0 end
   return exclusive == 0 and permits + mode.permits <= mode.limit
 end
@@ -90,32 +89,31 @@ end
 local STRENGTH = { s = 0, k = 1, x = 2 }
 
 -- new, keep, change, broken
-local function stance_of(s, context, mode)
-  for _, h in ipairs(s.holders) do
-    if h.context == context then
-      if h.broken then return 'broken' end
-      local other = h.kind == 'k' and mode.kind == 'k' and h.permits ~= mode.permits
-      return (other or STRENGTH[mode.kind] > STRENGTH[h.kind]) and 'change' or 'keep'
-    end
-  end
-  return 'new'
+local function stance_of(h, mode)
+  if not h then return 'new' end
+  if h.broken then return 'broken' end
+  local other = h.kind == 'k' and mode.kind == 'k' and h.permits ~= mode.permits
+  return (other or STRENGTH[mode.kind] > STRENGTH[h.kind]) and 'change' or 'keep'
 end
 
+-- How many hold it, how much is in use, and of whom most is left.
 local function held_by(s, except)
-  local rows = {}
-  for _, h in ipairs(s.holders) do
-    if h.context ~= except then rows[#rows + 1] = h end
-  end
-  table.sort(rows, function(a, b) return left(a) > left(b) end)
-  local conflict = { 'held', #rows, units_of(s) }
-  for i = 1, math.min(#rows, 8) do
-    local h = rows[i]
+  local exclusive, others = use_of(s, except)
+  local conflict = { 'held', exclusive + others, units_of(s) }
+  local function show(h)
     local mode = mode_of(h.mode)
-    conflict[i + 3] = { h.context, h.owner, h.kind, mode.permits, mode.limit, h.fence, math.min(left(h), h.lease) }
+    conflict[#conflict + 1] =
+      { h.context, h.owner, h.kind, mode.permits, mode.limit, h.fence, math.max(math.min(left(h), h.lease), 0) }
   end
   if s.foreign then
-    conflict[2] = conflict[2] + 1
-    table.insert(conflict, 4, { s.foreign, '', 'x', 0, 0, 0, call('PTTL', s.key) })
+    conflict[4] = { s.foreign, '', 'x', 0, 0, 0, call('PTTL', s.key) }
+  elseif exclusive > 0 then
+    show(s.exclusive)
+  elseif others > 0 then
+    for _, context in ipairs(call('ZREVRANGE', base .. '/e:' .. s.id, 0, 8)) do
+      local h = sharer(s, context)
+      if h ~= except and #conflict < 11 then show(h) end
+    end
   end
   return conflict
 end
@@ -125,13 +123,15 @@ local function queued_behind(s, ticket, mode)
   while true do
     local name, first, line = first_in(s, 0, among)
     if not name or first >= ticket then return nil end
-    local record = waiter(name)
-    if record and lives(record.session) then
+    local record = budget > 0 and waiter(name)
+    if budget <= 0 then unfinished[s.id] = true end
+    -- When the budget is used up, the dead pass for alive.
+    if budget <= 0 or record and lives(record.session) then
       local count, below = 0, '(' .. fmt('%d', ticket)
       for candidate in pairs(s.lines) do
-        if among(candidate) then count = count + call('ZCOUNT', base .. '/q:' .. candidate .. ':' .. s.id, '-inf', below) end
+        if among(candidate) then count = count + call('ZCOUNT', queue_of(s, candidate), '-inf', below) end
       end
-      return { 'queued', record.context, count }
+      return { 'queued', sub(name, 17), count }
     end
     if record then leave(name, record) else leave_line(s, line, name) end
   end
@@ -143,12 +143,13 @@ local function weigh(who)
   local stances, conflicts, changes = {}, {}, false
   for i, id in ipairs(who.ids) do
     local s, mode = load(id), mode_of(who.modes[i])
-    local stance, conflict = stance_of(s, who.context, mode), nil
+    local h = holder(s, who.context)
+    local stance, conflict = stance_of(h, mode), nil
     if stance == 'broken' then
       conflict = held_by(s)
     elseif stance ~= 'keep' then
       if s.frozen then conflict = { 'frozen' }
-      elseif not fits(s, who.context, mode) then conflict = held_by(s, who.context)
+      elseif not fits(s, h, mode) then conflict = held_by(s, h)
       elseif stance == 'new' and not who.nested and next(s.lines) then conflict = queued_behind(s, who.ticket, mode) end
     end
     stances[i] = stance

@@ -4,6 +4,7 @@
 mod data;
 mod interop;
 mod messages;
+mod moving;
 mod odd;
 mod peers;
 mod place;
@@ -11,6 +12,7 @@ mod python;
 mod shapes;
 mod suite;
 mod topology;
+mod upkeep;
 mod versions;
 mod ways;
 
@@ -98,6 +100,20 @@ fn main() -> ExitCode {
         }
         versions {
             two_versions_share_a_namespace,
+        }
+        moving {
+            keys_that_move_one_by_one_grant_nothing_that_is_held,
+            a_reshard_under_load_grants_nothing_that_is_held,
+        }
+        upkeep {
+            what_is_abandoned_ends,
+            an_id_of_ones_own_costs_the_same_beside_others,
+            ten_thousand_holders_are_no_slower_than_one,
+            dead_waiters_are_removed_a_few_at_a_time,
+            looking_at_a_crowd_is_done_bit_by_bit,
+            waiting_costs_a_script_a_second,
+            a_waiter_that_is_not_in_line_any_more_asks_again,
+            a_frozen_id_stays_closed_when_its_holders_lease_ends,
         }
         ways {
             without_a_counter_fences_go_by_the_clock,

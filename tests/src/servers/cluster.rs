@@ -35,9 +35,9 @@ impl Cluster {
             // The default bus port, 10 000 above the port, may exceed the range of ports.
             let bus =
                 TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).map_err(failed)?.port();
-            let options =
-                "--cluster-enabled yes --cluster-config-file nodes.conf --cluster-node-timeout 2000";
-            let mut arguments: Vec<String> = options.split(' ').map(str::to_owned).collect();
+            let options = "--cluster-enabled yes --cluster-config-file nodes.conf --cluster-node-timeout 2000 \
+                           --enable-debug-command local";
+            let mut arguments: Vec<String> = options.split_whitespace().map(str::to_owned).collect();
             arguments.extend(["--cluster-port".to_owned(), bus.to_string()]);
             nodes.push(Server::start_with(Kind::Redis, move |_| Ok(arguments)).await?);
             buses.push(bus);

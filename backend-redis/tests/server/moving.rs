@@ -1,0 +1,189 @@
+//! A slot that moves from node to node has a namespace's keys half here and half there: nothing that is held is granted
+//! meanwhile, to anybody, and what can be renewed is.
+
+use std::{
+    path::Path,
+    process::Stdio,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use lockcore::{Acquired, Claim, Grant, LockDao};
+use lockcore_conformance::{
+    Caller, Store,
+    servers::{Cluster, Kind, Server, ServerError, TestResult},
+    store::{exclusive, shared, slot},
+};
+use uuid::Uuid;
+
+use crate::{
+    place::{Dao, Failure, Place},
+    topology::{Raw, node_of},
+};
+
+/// A namespace whose slot is to move from one node to another.
+struct Move<'c> {
+    place: Place,
+    slot: u16,
+    source: &'c Server,
+    target: &'c Server,
+    from: Raw,
+    to: Raw,
+}
+
+impl<'c> Move<'c> {
+    async fn prepare(cluster: &'c Cluster) -> Result<Self, Failure> {
+        let place = Place::at(format!("redis+cluster://{}", cluster.addresses()));
+        // What is refused while the slot moves is not asked for again for long.
+        let place = place.patient_for(Duration::from_secs(1));
+        let source = node_of(cluster, &place.key("")).await?;
+        let target =
+            cluster.nodes().iter().find(|node| node.address() != source.address()).expect("three nodes");
+        let (from, to) = (Raw::to(&source.url()).await?, Raw::to(&target.url()).await?);
+        let slot = from.send(&["CLUSTER", "KEYSLOT", &place.key("")]).await?;
+        Ok(Move { place, slot, source, target, from, to })
+    }
+
+    async fn begin(&self) -> Result<(), Failure> {
+        let (from, to): (String, String) =
+            (self.from.ask("CLUSTER MYID").await?, self.to.ask("CLUSTER MYID").await?);
+        self.to.ask::<()>(&format!("CLUSTER SETSLOT {} IMPORTING {from}", self.slot)).await?;
+        self.from.ask::<()>(&format!("CLUSTER SETSLOT {} MIGRATING {to}", self.slot)).await?;
+        Ok(())
+    }
+
+    async fn carry(&self, key: &str) -> Result<(), Failure> {
+        let address = self.target.address();
+        let (host, port) = address.rsplit_once(':').expect("host:port");
+        Ok(self.from.send::<()>(&["MIGRATE", host, port, key, "0", "5000"]).await?)
+    }
+
+    async fn end(&self) -> Result<(), Failure> {
+        let to: String = self.to.ask("CLUSTER MYID").await?;
+        for node in [&self.to, &self.from] {
+            node.ask::<()>(&format!("CLUSTER SETSLOT {} NODE {to}", self.slot)).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Who holds something that somebody else then wants alone.
+type Held = (Caller<Dao>, Grant<String, Uuid>);
+
+async fn take(store: &Store<Place>, claims: impl IntoIterator<Item = Claim<String>>) -> Held {
+    let caller = store.caller();
+    let grant = caller.take(claims).await;
+    (caller, grant)
+}
+
+/// Keys in any order, one at a time: between any two of them nothing is granted that is held. Whoever holds something can
+/// renew it whenever its own keys are together, and has everything when the slot has moved.
+pub(crate) async fn keys_that_move_one_by_one_grant_nothing_that_is_held() -> TestResult {
+    let cluster = Cluster::start().await?;
+    let moving = Move::prepare(&cluster).await?;
+    let store = moving.place.store().await;
+    let mut held = vec![
+        take(&store, [shared("s")]).await,
+        take(&store, [shared("s"), slot("k", 5)]).await,
+        take(&store, [slot("k", 5)]).await,
+        take(&store, [exclusive("x"), exclusive("y")]).await,
+    ];
+    let mut waiting = store.caller().queue([exclusive("k")]).await;
+    moving.begin().await?;
+    let mut keys: Vec<String> =
+        moving.from.ask(&format!("CLUSTER GETKEYSINSLOT {} 1000", moving.slot)).await?;
+    keys.sort_by_cached_key(|_| Uuid::new_v4());
+    for (number, key) in keys.iter().enumerate() {
+        moving.carry(key).await?;
+        for id in ["s", "k", "x"] {
+            let granted = store.dao().acquire(&store.caller().request([id])).await;
+            let granted = matches!(granted, Ok(Acquired::Granted(_)));
+            assert!(!granted, "{id} was granted after {:?} had moved, of {keys:?}", &keys[..=number]);
+        }
+    }
+    // All there, though the nodes do not know yet.
+    for (caller, grant) in &held {
+        caller.keep(grant).await;
+    }
+    moving.end().await?;
+    for (caller, grant) in held.drain(..) {
+        caller.keep(&grant).await;
+        caller.free(&grant).await;
+    }
+    let turn = waiting.granted().await;
+    store.dao().release(&turn).await?;
+    store.becomes_free(&["s", "k", "x", "y"]).await;
+    Ok(())
+}
+
+/// As an administrator does it, with a source that was restarted: its keys are then in another order.
+pub(crate) async fn a_reshard_under_load_grants_nothing_that_is_held() -> TestResult {
+    const IDS: usize = 2000;
+    let cluster = Cluster::start().await?;
+    let moving = Move::prepare(&cluster).await?;
+    let store = moving.place.store().await;
+    let ids: Vec<String> = (0..IDS).map(|number| format!("id {number}")).collect();
+    let mut held = Vec::new();
+    for ids in ids.chunks(100) {
+        let claims = ids.iter().enumerate().map(|(number, id)| match number % 2 {
+            0 => shared(id),
+            _ => slot(id, 3),
+        });
+        held.push(take(&store, claims).await);
+    }
+    moving.from.ask::<()>("DEBUG RELOAD").await?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let attack = |first: usize| {
+        let (ids, stop, place) = (ids.clone(), stop.clone(), moving.place.clone());
+        tokio::spawn(async move {
+            let (store, mut wrong, mut tried) = (place.store().await, Vec::new(), 0);
+            for id in ids.iter().cycle().skip(first) {
+                if stop.load(Relaxed) {
+                    break;
+                }
+                let request = store.caller().request([id]);
+                let answer = store.dao().acquire(&request).await;
+                tried += 1;
+                if matches!(answer, Ok(Acquired::Granted(_))) {
+                    wrong.push(id.clone());
+                }
+            }
+            (tried, wrong)
+        })
+    };
+    let attackers: Vec<_> = (0..16).map(|number| attack(number * IDS / 16)).collect();
+    let (from, to): (String, String) =
+        (moving.from.ask("CLUSTER MYID").await?, moving.to.ask("CLUSTER MYID").await?);
+    reshard(moving.source, &from, &to).await?;
+    stop.store(true, Relaxed);
+    let mut tried = 0;
+    for attacker in attackers {
+        let (tries, wrong) = attacker.await?;
+        tried += tries;
+        assert!(wrong.is_empty(), "granted though held: {wrong:?}");
+    }
+    assert!(tried > 0);
+    for (caller, grant) in held {
+        caller.keep(&grant).await;
+        caller.free(&grant).await;
+    }
+    Ok(())
+}
+
+/// Has `redis-cli` move all slots of one node that hold anything to another.
+async fn reshard(source: &Server, from: &str, to: &str) -> TestResult {
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/servers/bin/redis-cli");
+    let program = if kept.exists() { kept } else { "redis-cli".into() };
+    let mut command = tokio::process::Command::new(program);
+    command.args(["--cluster", "reshard", &source.address(), "--cluster-from", from, "--cluster-to", to]);
+    command.args(["--cluster-slots", "5462", "--cluster-yes", "--cluster-pipeline", "1"]);
+    let output = command.stdin(Stdio::null()).output().await.map_err(|error| {
+        let reason = format!("redis-cli cannot be run: {error}");
+        ServerError::Unavailable { kind: Kind::Redis, reason }
+    })?;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    Ok(())
+}
