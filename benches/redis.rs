@@ -5,6 +5,8 @@
 mod bare;
 #[path = "redis/crowd.rs"]
 mod crowd;
+#[path = "redis/holders.rs"]
+mod holders;
 #[path = "redis/line.rs"]
 mod line;
 #[path = "redis/turns.rs"]
@@ -46,6 +48,11 @@ fn main() {
     if wanted("scripts") {
         for ids in [1, 10, 100] {
             cases.push(one.block_on(server_time(&url, ids)));
+        }
+    }
+    if wanted("holders") {
+        for holders in [1, 1000, 10_000] {
+            cases.push(one.block_on(holders::of_one_id(&url, holders)));
         }
     }
     if wanted("hand-off") {

@@ -163,6 +163,23 @@ impl Minimal {
     }
 }
 
+/// What the server says that scripts cost.
+pub(crate) struct Meter(MultiplexedConnection);
+
+impl Meter {
+    pub(crate) async fn new(url: &str) -> Self {
+        Meter(connect(url).await)
+    }
+
+    /// Adds what the scripts of `work` cost.
+    pub(crate) async fn once<T>(&mut self, times: &mut Times, work: impl Future<Output = T>) -> T {
+        reset(&mut self.0).await;
+        let done = work.await;
+        times.add(spent(&mut self.0).await, 1);
+        done
+    }
+}
+
 async fn reset(connection: &mut MultiplexedConnection) {
     redis::cmd("CONFIG").arg("RESETSTAT").exec_async(connection).await.expect("an answer");
 }

@@ -54,9 +54,9 @@ impl Turns {
     /// Has the server tell how `locks` calls the scripts.
     pub(crate) async fn new(url: &str, locks: &Locks) -> Self {
         let ([take, free], _) = sent(url, locks, Wait::forever(), &["an id".to_owned()]).await;
-        // EVALSHA hash 2 fence-key main-key a value ms options; EVALSHA hash 1 main-key r head lease
-        assert_eq!((take.len(), free.len()), (9, 7), "{take:?} {free:?}");
-        let base = String::from_utf8(take[4].clone()).expect("text").replace("an id", "");
+        // EVALSHA hash 4 fence-key mark-key main-key line-key a value ms options; EVALSHA hash 1 main-key r head lease
+        assert_eq!((take.len(), free.len()), (11, 7), "{take:?} {free:?}");
+        let base = String::from_utf8(take[5].clone()).expect("text").replace("an id", "");
         let channel = base.replace(':', "/o:");
         let session = format!("p{}", uuid::Uuid::new_v4().simple());
         let waiting = Waiting::default();
@@ -69,7 +69,7 @@ impl Turns {
             fence_key: take[3].clone(),
             base,
             lease: free[6].clone(),
-            ms: take[7].clone(),
+            ms: take[9].clone(),
         };
         Turns { connection, waiting, session, script: Arc::new(script), attempts: Arc::default() }
     }
@@ -83,8 +83,9 @@ impl Turns {
         let lease = String::from_utf8_lossy(&script.lease);
         let key = format!("{}{id}", script.base);
         let mut command = Cmd::new();
-        command.arg("EVALSHA").arg(&script.hash).arg(2).arg(&script.fence_key).arg(&key);
-        command.arg("a").arg(format!("|36:{context}|||{lease}|x|{attempt:016x}|")).arg(&script.ms);
+        let (mark, lines) = (key_of(&script.base, "x", &name), key_of(&script.base, "n", id));
+        command.arg("EVALSHA").arg(&script.hash).arg(4).arg(&script.fence_key).arg(mark).arg(&key).arg(lines);
+        command.arg("a").arg(format!("|36:{context}|||{lease}|x|{attempt:016x}|0:")).arg(&script.ms);
         command.arg(format!("q {}", self.session));
         let reply: Value = command.query_async(&mut self.connection).await.expect("an answer");
         let fence = match reply {
@@ -94,7 +95,7 @@ impl Turns {
             }
             _ => turn.await.expect("its turn comes"),
         };
-        Turn { key, head: format!("lc1|{fence}|36:{context}||") }
+        Turn { key, head: format!("lc2|{fence}|36:{context}||") }
     }
 
     /// Gives it on.
@@ -105,6 +106,11 @@ impl Turns {
         let reply: RedisResult<Value> = command.query_async(&mut self.connection).await;
         assert_eq!(reply, Ok(Value::Int(0)), "it was held");
     }
+}
+
+/// One of the namespace's keys, by the beginning of its main keys.
+fn key_of(base: &str, kind: &str, name: &str) -> String {
+    format!("{}/{kind}:{name}", base.trim_end_matches(':'))
 }
 
 impl Waiting {
