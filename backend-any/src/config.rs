@@ -50,14 +50,16 @@ impl Config {
     /// Reads everything, each over what came before: the file, the environment, `overrides`.
     ///
     /// The file is the one that `LOCKCORE_CONFIG` names, else `lockcore.toml` in the current directory if
-    /// there is one. Relative paths in it are relative to the current directory. The environment is
+    /// there is one; the latter is refused unless it belongs to root or the caller, and no other user may write it.
+    /// Relative paths in a file are relative to the folder that it is in. The environment is
     /// `LOCKCORE_URL`, `LOCKCORE_NAMESPACE`, `LOCKCORE_OWNER`, `LOCKCORE_LEASE` and `LOCKCORE_WAIT`; an
-    /// empty variable counts as absent.
+    /// empty variable counts as absent, and an unknown one that begins with `LOCKCORE_` is refused.
     ///
     /// # Errors
     /// [`ConfigError`].
     pub fn load(file: Option<&Path>, overrides: Config) -> Result<Config, ConfigError> {
         let variable = |name: &str| std::env::var_os(name);
+        source::check_names(std::env::vars_os())?;
         source::find(file, variable)?.overridden_by(source::environment(variable)?)?.overridden_by(overrides)
     }
 
@@ -108,10 +110,36 @@ impl Config {
     /// [`ConnectError`].
     pub async fn connect_and_migrate(&self) -> Result<AnyLockDao, ConnectError> {
         let mut settings = self.settings()?;
-        backends::allow_migration(&mut settings)?;
+        backends::set_creation(&mut settings, true)?;
         let dao = backends::open(settings).await?;
         dao.migrate().await?;
         Ok(dao)
+    }
+
+    /// Connects to the backend as administration does: to a store that is there and has its schema. Creates nothing,
+    /// whatever the options say.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub async fn connect_existing(&self) -> Result<AnyLockDao, ConnectError> {
+        let mut settings = self.settings()?;
+        backends::set_creation(&mut settings, false)?;
+        backends::open(settings).await
+    }
+
+    /// The store and the namespace in it as messages show them: without secrets, and with an absolute path.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if there is no URL, or two different namespaces.
+    pub fn store(&self) -> Result<String, ConfigError> {
+        let config = self.clone().settled()?;
+        let url = config.url.ok_or(ConfigError::NoUrl)?;
+        // Without a current directory a relative path is all there is.
+        let url = std::env::current_dir().ok().and_then(|folder| url.under(&folder).ok()).unwrap_or(url);
+        Ok(match config.namespace {
+            Some(namespace) => format!("{url}, namespace {namespace:?}"),
+            None => url.to_string(),
+        })
     }
 
     /// Connects to the backend, for other identifiers and contexts.
@@ -168,6 +196,12 @@ impl Config {
             builder = builder.wait(wait.into());
         }
         Ok(builder.build()?)
+    }
+
+    /// The same with relative paths as paths under `folder`.
+    pub(crate) fn under(self, folder: &Path) -> Result<Config, ConfigError> {
+        let url = self.url.map(|url| url.under(folder)).transpose()?;
+        Ok(Config { url, options: self.options.under(folder), ..self })
     }
 
     /// The same with the namespace of the URL where it belongs: a URL brings its own, so that it also

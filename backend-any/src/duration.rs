@@ -10,7 +10,8 @@ use lockcore::Wait;
 /// What is expected instead. A number without a unit is an error: it was once read as milliseconds by one
 /// program and as seconds by the next.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    if text.parse::<f64>().is_ok() {
+    // `inf` and `nan` are numbers too.
+    if text.parse::<f64>().is_ok_and(f64::is_finite) {
         return Err(format!("it needs a unit, such as {text}s or {text}ms"));
     }
     humantime::parse_duration(text).map_err(|_| "it must be a duration with a unit, such as 30s".to_owned())
@@ -77,7 +78,7 @@ mod tests {
                 Err(format!("it needs a unit, such as {number}s or {number}ms"))
             );
         }
-        for nonsense in ["", "soon", "5 parsecs", "-3s"] {
+        for nonsense in ["", "soon", "5 parsecs", "-3s", "inf", "-infinity", "NaN"] {
             let expected = "it must be a duration with a unit, such as 30s";
             assert_eq!(parse_duration(nonsense), Err(expected.to_owned()), "{nonsense:?}");
         }
@@ -90,6 +91,8 @@ mod tests {
         }
         assert_eq!("60".parse::<Waiting>(), Err("it needs a unit, such as 60s or 60ms".to_owned()));
         let expected = "it must be never, forever, or a duration with a unit, such as 30s";
-        assert_eq!("always".parse::<Waiting>(), Err(expected.to_owned()));
+        for nonsense in ["always", "inf"] {
+            assert_eq!(nonsense.parse::<Waiting>(), Err(expected.to_owned()));
+        }
     }
 }

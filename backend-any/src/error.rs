@@ -77,6 +77,22 @@ pub enum ConfigError {
         /// Why.
         source: io::Error,
     },
+    /// A file that was not named but found, and that another user may have written.
+    #[error("{}: not used, {reason}; name it in LOCKCORE_CONFIG if it is meant", file.display())]
+    Untrusted {
+        /// Which file.
+        file: PathBuf,
+        /// Why it is not trusted.
+        reason: String,
+    },
+    /// An environment variable that looks like one of lockcore's, but is none.
+    #[error("{name}: unknown variable; the nearest known one is {nearest}")]
+    UnknownVariable {
+        /// Its name.
+        name: String,
+        /// What may be meant.
+        nearest: String,
+    },
 }
 
 /// Why there is no backend or no service.

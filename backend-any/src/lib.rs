@@ -26,6 +26,9 @@
 //! busy_timeout = "5s"
 //! ```
 //!
+//! Relative paths in a file count from its folder. `lockcore.toml` in the current directory is used only if it belongs to root or
+//! the caller and no other user may write it, and an unknown variable that begins with `LOCKCORE_` is refused.
+//!
 //! A backend is one file of `backends/` and one cargo feature.
 
 mod backends;

@@ -1,6 +1,6 @@
 //! Options of one backend, from the URL's query or from the backend's table in the file.
 
-use std::{borrow::Cow, collections::BTreeMap, fmt, num::NonZeroUsize};
+use std::{borrow::Cow, collections::BTreeMap, fmt, num::NonZeroUsize, path::Path};
 
 use secrecy::{ExposeSecret, SecretString};
 
@@ -39,6 +39,16 @@ impl OptionValue {
         if self.secret { REDACTED.into() } else { self.expose().into() }
     }
 
+    /// Makes a relative path of a file a path under `folder`, if the option `key` is one.
+    pub(crate) fn move_under(&mut self, key: &str, folder: &Path) {
+        let path = Path::new(self.text.expose_secret());
+        // The drivers take PEM text in place of the path of a certificate.
+        let is_path = backends::FILES.contains(&key) && !self.expose().starts_with("-----");
+        if is_path && path.is_relative() {
+            self.text = folder.join(path).to_string_lossy().into_owned().into();
+        }
+    }
+
     fn refuse(&self, expected: String) -> ConfigError {
         let value = if self.secret { REDACTED.to_owned() } else { format!("{:?}", self.expose()) };
         ConfigError::Value { field: self.field.clone(), value, expected }
@@ -67,6 +77,14 @@ impl BackendOptions {
 
     pub(crate) fn set(&mut self, scheme: String, options: Options) {
         self.0.insert(scheme, options);
+    }
+
+    /// The same with relative paths of files as paths under `folder`.
+    pub(crate) fn under(mut self, folder: &Path) -> Self {
+        for options in self.0.values_mut() {
+            options.0.iter_mut().for_each(|(key, value)| value.move_under(key, folder));
+        }
+        self
     }
 
     /// Refuses options of a backend that there is not.

@@ -1,6 +1,11 @@
 //! Where configuration comes from: a TOML file and the environment.
 
-use std::{ffi::OsString, fs, io, path::Path};
+use std::{
+    ffi::OsString,
+    fs::{File, Metadata},
+    io::{self, Read},
+    path::{Path, absolute},
+};
 
 use serde::{Deserialize, Deserializer, de};
 use toml::{Table, Value};
@@ -17,6 +22,35 @@ const DEFAULT_FILE: &str = "lockcore.toml";
 /// The keys beside the backends' tables.
 const KEYS: [&str; 5] = ["url", "namespace", "owner", "lease", "wait"];
 
+/// Other variables that begin with [`PREFIX`]: where the file is, what `lockctl` reads and what it tells its commands, and
+/// what the test suite reads.
+const OTHER_VARIABLES: [&str; 9] =
+    ["CONFIG", "LOG", "CONTEXT", "FENCE", "FENCES", "PERMITS", "ENCLOSING", "REQUIRE_SERVERS", "BLESS"];
+
+/// What every variable begins with.
+const PREFIX: &str = "LOCKCORE_";
+
+/// Refuses variables that look like ours but are not: a misspelt one would otherwise be ignored.
+pub(crate) fn check_names(variables: impl Iterator<Item = (OsString, OsString)>) -> Result<(), ConfigError> {
+    let known = || KEYS.iter().map(|key| key.to_ascii_uppercase()).chain(OTHER_VARIABLES.map(str::to_owned));
+    for (name, _) in variables.filter(|(_, value)| !value.is_empty()) {
+        let name = name.to_string_lossy();
+        let Some(own) = name.strip_prefix(PREFIX) else { continue };
+        // Kubernetes sets variables of these forms for a service that is called lockcore, or lockcore-something.
+        let of_kubernetes = format!("_{own}_");
+        let of_kubernetes = of_kubernetes.contains("_SERVICE_") || of_kubernetes.contains("_PORT_");
+        if of_kubernetes || own.starts_with("TEST_") || known().any(|known| known == own) {
+            continue;
+        }
+        let nearest = known().min_by_key(|known| strsim::damerau_levenshtein(known, own)).unwrap_or_default();
+        return Err(ConfigError::UnknownVariable {
+            name: name.escape_debug().to_string(),
+            nearest: PREFIX.to_owned() + &nearest,
+        });
+    }
+    Ok(())
+}
+
 /// The file named by the caller, else by `LOCKCORE_CONFIG`, else the default one if it is there.
 pub(crate) fn find(
     named: Option<&Path>,
@@ -26,7 +60,7 @@ pub(crate) fn find(
     match (named, by_variable) {
         (Some(named), _) => file(named),
         (None, Some(named)) => file(Path::new(&named)),
-        (None, None) => match file(Path::new(DEFAULT_FILE)) {
+        (None, None) => match read(Path::new(DEFAULT_FILE), check_trust) {
             Err(ConfigError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                 Ok(Config::default())
             }
@@ -37,10 +71,46 @@ pub(crate) fn find(
 
 /// Reads a file.
 pub(crate) fn file(path: &Path) -> Result<Config, ConfigError> {
-    match fs::read_to_string(path) {
-        Ok(text) => toml(&text, &path.display().to_string()),
-        Err(source) => Err(ConfigError::Read { file: path.to_owned(), source }),
+    read(path, |_, _| Ok(()))
+}
+
+/// Reads a file once `check` has looked at what it is.
+fn read(
+    path: &Path,
+    check: impl FnOnce(&Path, &Metadata) -> Result<(), ConfigError>,
+) -> Result<Config, ConfigError> {
+    let refuse = |source| ConfigError::Read { file: path.to_owned(), source };
+    // Not by its name again: it could be another file by then.
+    let mut file = File::open(path).map_err(refuse)?;
+    check(path, &file.metadata().map_err(refuse)?)?;
+    let mut text = String::new();
+    file.read_to_string(&mut text).map_err(refuse)?;
+    let config = toml(&text, &path.display().to_string())?;
+    match absolute(path).map_err(refuse)?.parent() {
+        Some(folder) => config.under(folder),
+        None => Ok(config),
     }
+}
+
+/// Refuses a file that another user may have put into the current directory, as ssh and git do.
+#[cfg(unix)]
+fn check_trust(file: &Path, metadata: &Metadata) -> Result<(), ConfigError> {
+    use std::os::unix::fs::MetadataExt;
+
+    let (owner, mode) = (metadata.uid(), metadata.mode() & 0o777);
+    let reason = if ![0, nix::unistd::geteuid().as_raw()].contains(&owner) {
+        format!("it belongs to user {owner}, who is neither root nor the caller")
+    } else if mode & 0o022 != 0 {
+        format!("other users may write it (mode {mode:03o})")
+    } else {
+        return Ok(());
+    };
+    Err(ConfigError::Untrusted { file: file.to_owned(), reason })
+}
+
+#[cfg(not(unix))]
+fn check_trust(_: &Path, _: &Metadata) -> Result<(), ConfigError> {
+    Ok(())
 }
 
 /// Reads the text of a file that is called `name`.
@@ -166,6 +236,30 @@ mod tests {
         assert_eq!(error, "LOCKCORE_LEASE: \"60\" is not possible, it needs a unit, such as 60s or 60ms");
         let error = from(&[("LOCKCORE_URL", "hunter2")]).expect_err("no scheme").to_string();
         assert_eq!(error, "LOCKCORE_URL: must begin with a scheme, such as sqlite:/var/lib/locks.db");
+    }
+
+    #[test]
+    fn an_unknown_variable_is_refused_with_the_nearest_known_one() {
+        let check = |name: &str| check_names([(name.into(), "x".into())].into_iter());
+        for (name, nearest) in [
+            ("LOCKCORE_NAMESPCE", "LOCKCORE_NAMESPACE"),
+            ("LOCKCORE_LAESE", "LOCKCORE_LEASE"),
+            ("LOCKCORE_url", "LOCKCORE_URL"),
+        ] {
+            let error = check(name).expect_err(name).to_string();
+            assert_eq!(error, format!("{name}: unknown variable; the nearest known one is {nearest}"));
+        }
+        for name in [
+            "LOCKCORE_URL",
+            "LOCKCORE_FENCES",
+            "LOCKCORE_TEST_SEED",
+            "LOCKCORE_SERVICE_HOST",
+            "LOCKCORE_DB_PORT_5432_TCP",
+            "LOCK_NAMESPCE",
+        ] {
+            check(name).expect(name);
+        }
+        check_names([("LOCKCORE_NAMESPCE".into(), "".into())].into_iter()).expect("empty counts as absent");
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! The URL that names a backend: taken apart by hand, shown without its secrets.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, path::Path, str::FromStr};
 
-use percent_encoding::percent_decode_str;
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Deserializer, de};
 
 use crate::{
-    ConfigError,
+    ConfigError, backends,
     option::{OptionValue, Options},
 };
 
@@ -49,6 +49,31 @@ impl BackendUrl {
         decode(path.strip_prefix("//").unwrap_or(path)).map_err(|reason| url_error("url", reason))
     }
 
+    /// The same URL with relative paths in it, of the database or of options, as paths under `folder`.
+    pub(crate) fn under(&self, folder: &Path) -> Result<Self, ConfigError> {
+        let mut url = self.clone();
+        if backends::is_file(&self.scheme) {
+            // A path that cannot be read is refused on connecting.
+            let path = self.path().ok().filter(|path| !path.is_empty() && path != IN_MEMORY);
+            if let Some(path) = path.filter(|path| Path::new(path).is_relative()) {
+                let Some(folder) = folder.to_str() else {
+                    return Err(url_error("url", "a relative path needs a folder whose name is UTF-8"));
+                };
+                let path = Path::new(folder).join(path);
+                let encoded = utf8_percent_encode(path.to_str().unwrap_or_default(), SPECIAL);
+                let query = self.expose().split_once('?').map(|(_, query)| format!("?{query}"));
+                url = BackendUrl::read(
+                    &format!("{}:{encoded}{}", self.scheme, query.unwrap_or_default()),
+                    "url",
+                )?;
+            }
+        }
+        for (key, value) in &mut url.options {
+            value.move_under(key, folder);
+        }
+        Ok(url)
+    }
+
     /// Its options.
     pub(crate) fn options(&self) -> Options {
         let mut options = Options::default();
@@ -73,9 +98,8 @@ impl BackendUrl {
             return Err(refuse(NO_SCHEME));
         }
         let (before, query) = split_options(rest);
-        if before.starts_with("//") && !before.contains('@') && query.is_some_and(|query| query.contains('@'))
-        {
-            // Else part of a password with a bare `?` would be taken, and shown, as an option.
+        if query.is_some_and(|query| query.contains('@')) {
+            // Part of a password with a bare `?` would be taken for an option, and shown.
             return Err(refuse("a ? in a password must be written %3F, an @ in an option %40"));
         }
         let scheme = scheme.to_ascii_lowercase();
@@ -95,6 +119,12 @@ impl BackendUrl {
         Ok(BackendUrl { whole: text.into(), shown, scheme, options })
     }
 }
+
+/// The path that names no file.
+pub(crate) const IN_MEMORY: &str = ":memory:";
+
+/// What would end a path or be read as something else in it.
+const SPECIAL: &AsciiSet = &CONTROLS.add(b'%').add(b'?').add(b'@');
 
 /// The option that every backend's URL may have.
 pub(crate) const NAMESPACE: &str = "namespace";
@@ -193,6 +223,14 @@ mod tests {
             ("", "url: must begin with a scheme, such as sqlite:/var/lib/locks.db"),
             ("//:hunter2@host", "url: must begin with a scheme, such as sqlite:/var/lib/locks.db"),
             ("redis://:a?hunter2@host", "url: a ? in a password must be written %3F, an @ in an option %40"),
+            (
+                "redis://user:p@ss?x=hunter2@host",
+                "url: a ? in a password must be written %3F, an @ in an option %40",
+            ),
+            (
+                "redis:user:a?x=hunter2@host",
+                "url: a ? in a password must be written %3F, an @ in an option %40",
+            ),
             ("redis://host?hunter2", "url: an option without a value"),
             ("sqlite:x?a=1&a=2", "url: an option is given twice"),
             ("sqlite:x?a=%ff", "url: is not UTF-8 when percent-decoded"),
@@ -206,6 +244,27 @@ mod tests {
             error.to_string(),
             "url: this backend has no password; an @ in a path must be written %40"
         );
+    }
+
+    #[test]
+    fn a_relative_path_is_moved_under_a_folder_and_nothing_else_is() {
+        let folder = Path::new("/srv/a?b@c%");
+        for (text, path) in [
+            ("sqlite:locks.db?mode=rw", "/srv/a?b@c%/locks.db"),
+            ("sqlite:../x%3Fy", "/srv/a?b@c%/../x?y"),
+            ("sqlite:/var/lib/locks.db", "/var/lib/locks.db"),
+            ("sqlite::memory:", ":memory:"),
+            ("memory:", ""),
+        ] {
+            let moved = url(text).under(folder).expect("UTF-8");
+            assert_eq!(moved.path().expect("UTF-8"), path, "{text}");
+            assert_eq!(moved.options.len(), url(text).options.len(), "{text}");
+        }
+        let redis = url("redis://:hunter2@h?root_certificate=ca.pem&client_key=/k.pem&namespace=x");
+        let moved = redis.under(folder).expect("UTF-8");
+        let values: Vec<_> = moved.options.iter().map(|(_, value)| value.expose()).collect();
+        assert_eq!(values, ["/srv/a?b@c%/ca.pem", "/k.pem", "x"]);
+        assert_eq!(moved.expose(), redis.expose());
     }
 
     #[test]

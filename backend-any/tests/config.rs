@@ -306,6 +306,32 @@ async fn whoever_migrates_may_though_programs_may_not() {
 }
 
 #[tokio::test]
+async fn connecting_to_an_existing_store_creates_none() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("locks.db");
+    let config = from_url(&format!("sqlite:{}?mode=rwc", file.display()));
+    config.connect_existing().await.expect_err("there is no file");
+    assert!(!file.exists());
+    config.connect_and_migrate().await.expect("it is made");
+    config.connect_existing().await.expect("it is there");
+}
+
+#[tokio::test]
+async fn paths_in_a_file_are_relative_to_its_folder() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("lockcore.toml");
+    let text =
+        "url = 'sqlite:locks.db?table_prefix=x_'\nnamespace = 'n'\n[redis]\nroot_certificate = 'ca.pem'";
+    fs::write(&file, text).expect("written");
+    let config = Config::from_file(&file).expect("a good file");
+    let shown = format!("sqlite:{}/locks.db?table_prefix=x_", folder.path().display());
+    assert_eq!(config.store().expect("a URL"), format!("{shown}, namespace \"n\""));
+    assert!(format!("{:?}", config.options).contains(&format!("{}/ca.pem", folder.path().display())));
+    config.connect().await.expect("it is made");
+    assert!(folder.path().join("locks.db").exists());
+}
+
+#[tokio::test]
 async fn a_server_that_says_nothing_is_not_waited_for_longer_than_the_timeout() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = silent.local_addr().expect("it has one");

@@ -89,6 +89,25 @@ const ALIASES: &[(&str, &str)] = &[
     ("rediss+cluster", "redis"),
 ];
 
+/// The options, of whatever backend, that name files.
+pub(crate) const FILES: &[&str] = &[
+    "client_certificate",
+    "client_key",
+    "root_certificate",
+    "socket",
+    "ssl-ca",
+    "ssl-cert",
+    "ssl-key",
+    "sslcert",
+    "sslkey",
+    "sslrootcert",
+];
+
+/// Whether the URLs of a scheme name a file.
+pub(crate) fn is_file(scheme: &str) -> bool {
+    scheme == "sqlite"
+}
+
 /// Every scheme that means something, compiled in or not.
 pub(crate) fn all_schemes() -> impl Iterator<Item = &'static str> {
     FEATURES.iter().map(|(scheme, _)| *scheme)
@@ -119,11 +138,12 @@ fn check_known(settings: &Settings) -> Result<(), ConfigError> {
     settings.options.check_known(&known)
 }
 
-/// What the options may say against creating or migrating the schema on connecting no longer counts.
-pub(crate) fn allow_migration(settings: &mut Settings) -> Result<(), ConfigError> {
+/// Says whether the store and its schema may be created or migrated on connecting, whatever the options say of it.
+pub(crate) fn set_creation(settings: &mut Settings, allowed: bool) -> Result<(), ConfigError> {
     check_known(settings)?;
     let own = options_of(settings.url.scheme()).unwrap_or_default();
-    for (key, value) in [("migrate", "true"), ("mode", "rwc")] {
+    let (migrate, mode) = if allowed { ("true", "rwc") } else { ("false", "rw") };
+    for (key, value) in [("migrate", migrate), ("mode", mode)] {
         if own.contains(&key) {
             settings.options.insert(key.to_owned(), OptionValue::new(key, key.to_owned(), value.to_owned()));
         }

@@ -4,7 +4,7 @@ use lockcore::{AnyLockDao, Capabilities, ContextId, Ident};
 use lockcore_sql::{SqliteBuilder, SqliteLockDao, Synchronous, sqlite};
 
 use super::Settings;
-use crate::{ConnectError, option::Plain, parse_duration, url::NAMESPACE};
+use crate::{ConnectError, option::Plain, parse_duration, url::{IN_MEMORY, NAMESPACE}};
 
 pub(super) const EXAMPLE: &str = "sqlite:/var/lib/locks.db";
 
@@ -20,13 +20,16 @@ pub(super) async fn open<I: Ident, C: ContextId>(
     settings: Settings,
 ) -> Result<AnyLockDao<I, C>, ConnectError> {
     let Settings { url, options } = settings;
+    let path = url.path()?;
+    // What is in memory is there only once it was created.
+    let in_memory = path == IN_MEMORY;
     let builder = options
-        .fill(SqliteLockDao::<I, C>::builder().path(url.path()?))
+        .fill(SqliteLockDao::<I, C>::builder().path(path))
         .with(NAMESPACE, String::plain, SqliteBuilder::namespace)?
         .with("busy_timeout", parse_duration, SqliteBuilder::busy_timeout)?
         .with("synchronous", synchronous, SqliteBuilder::synchronous)?
         .with("table_prefix", String::plain, SqliteBuilder::table_prefix)?
-        .with("mode", may_create, SqliteBuilder::create)?
+        .with("mode", may_create, |builder, create| builder.create(create || in_memory))?
         .builder;
     Ok(AnyLockDao::new(builder.open().await?))
 }
