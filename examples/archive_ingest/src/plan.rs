@@ -46,7 +46,7 @@ impl Plan {
             (None, None) => bail!("no checkout around {}: name the folder to copy", here.display()),
         };
         let source = source.canonicalize().with_context(|| format!("cannot copy {}", source.display()))?;
-        let mut leave_out = if args.source.is_none() { vec![source.join("config")] } else { vec![] };
+        let leave_out = if args.source.is_none() { vec![source.join("config")] } else { vec![] };
         ensure!(source.is_dir(), "cannot copy {}: it is not a folder", source.display());
 
         let project = checkout.map(|checkout| checkout.root).filter(|root| root.join("Cargo.toml").is_file());
@@ -57,7 +57,11 @@ impl Plan {
             None => folder_url(&base.join(name_of(&source)))?,
         };
         let folder = to.to_file_path().ok().filter(|_| to.scheme() == "file");
-        leave_out.extend(folder.iter().cloned());
+        // The walk of one process would meet what another one writes, and copy it again as an object of its own.
+        if let Some(folder) = folder.as_ref().filter(|folder| folder.starts_with(&source)) {
+            let (folder, source) = (folder.display(), source.display());
+            bail!("the archive {folder} is inside the source {source}: name a folder elsewhere by --to");
+        }
 
         let locks = match &args.locks {
             _ if args.no_locks => None,

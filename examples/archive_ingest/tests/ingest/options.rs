@@ -50,20 +50,25 @@ fn in_a_linked_worktree_the_main_one() {
 }
 
 #[test]
-fn an_archive_inside_the_source_is_not_copied() {
+fn an_archive_inside_the_source_is_refused() {
     let tree = Tree::of(5);
-    let inside = tree.source().join("archive");
-    for _ in 0..2 {
-        let run = Run::of(
-            program()
-                .arg(tree.source())
-                .args(["--json", "--locks", "memory:", "--to"])
-                .arg(&inside)
-                .output()
-                .unwrap(),
-        );
-        run.assert_complete(5);
+    let link = tree.room().join("link");
+    std::os::unix::fs::symlink(tree.source(), &link).unwrap();
+    for inside in [tree.source(), tree.source().join("archive"), link.join("deep/archive")] {
+        let run = Run::of(tree.command(&inside, &["--locks", "memory:"]).output().unwrap());
+        assert_eq!(run.code, Some(1), "{}", run.report);
+        assert!(run.stderr.contains(" is inside the source "), "{}", run.stderr);
     }
+    assert_eq!(contents(&tree.source()).len(), 5);
+    // Also where the default is.
+    tree.write("Cargo.toml", b"");
+    tree.write(".git/HEAD", b"");
+    let run = Run::of(program().arg(".").arg("--json").current_dir(tree.source()).output().unwrap());
+    assert!(run.code == Some(1) && run.stderr.contains("--to"), "{} {}", run.report, run.stderr);
+    // What begins with the same letters is not inside.
+    let mut beside = tree.source().into_os_string();
+    beside.push("-archive");
+    Run::of(tree.command(&beside, &["--locks", "memory:"]).output().unwrap()).assert_complete(7);
 }
 
 /// Else two names of one archive would be two sets of locks.
