@@ -1,6 +1,6 @@
 //! `lockctl acquire`, `release` and `renew`: locks that outlive the process, for scripts.
 
-use lockcore::{Lock, LockDao, LostLock};
+use lockcore::{Lock, LostLock};
 use serde_json::json;
 
 use crate::{
@@ -51,7 +51,7 @@ pub(crate) async fn acquire(global: &Global, args: Acquire, output: Output) -> R
 /// Releases what a token stands for.
 pub(crate) async fn release(global: &Global, token: &str, output: Output) -> Result<u8, Failure> {
     let grant = token::read(token)?;
-    let locks = session::open(global, None, None, std::process::id()).await?;
+    let (locks, _) = session::open_existing(global).await?;
     let released = locks.admin().release(&grant).await?;
     if let Some((_, error)) = released.failed.into_iter().next() {
         return Err(error.into());
@@ -63,8 +63,8 @@ pub(crate) async fn release(global: &Global, token: &str, output: Output) -> Res
 /// Extends the lease of what a token stands for.
 pub(crate) async fn renew(global: &Global, token: &str, output: Output) -> Result<u8, Failure> {
     let grant = token::read(token)?;
-    let locks = session::open(global, None, None, std::process::id()).await?;
-    let renewed = locks.dao().renew(&grant).await?;
+    let (locks, _) = session::open_existing(global).await?;
+    let renewed = locks.admin().renew(&grant).await?;
     held_until_now(&renewed.lost, &grant.locks)?;
     let lease_ms = show::millis(grant.lease);
     output.result(String::new, || json!({ "renewed": ids(&grant.locks), "lease_ms": lease_ms })).map(|()| 0)

@@ -1,22 +1,19 @@
 //! What administrators do: look, break, freeze, sweep, migrate.
 
-use lockcore::{BreakMode, Broken, LockingService, Page, Severity};
+use lockcore::{BreakMode, Broken, Finding, Page, Severity};
 use serde_json::json;
 
 use crate::{
     args::{Global, TargetArg},
     exit::{Code, Failure},
     output::{Output, people},
-    session, show,
+    session::{self, open_existing},
+    show,
 };
-
-async fn open(global: &Global) -> Result<LockingService, Failure> {
-    session::open(global, None, None, std::process::id()).await
-}
 
 /// Lists everything.
 pub(crate) async fn list(global: &Global, output: Output) -> Result<u8, Failure> {
-    let locks = open(global).await?;
+    let (locks, store) = open_existing(global).await?;
     let (mut ids, mut page) = (Vec::new(), Page::default());
     loop {
         let listing = locks.admin().list(&page).await?;
@@ -26,13 +23,14 @@ pub(crate) async fn list(global: &Global, output: Output) -> Result<u8, Failure>
             None => break,
         }
     }
-    output.result(|| show::list(&ids), || ids.iter().map(show::json).collect()).map(|()| 0)
+    output.result(|| show::list(&ids, &store), || ids.iter().map(show::json).collect()).map(|()| 0)
 }
 
 /// Shows one id.
 pub(crate) async fn show(global: &Global, target: &TargetArg, output: Output) -> Result<u8, Failure> {
-    let seen = open(global).await?.admin().inspect(&target.target()).await?;
-    output.result(|| show::one(&seen), || show::json(&seen)).map(|()| 0)
+    let (locks, store) = open_existing(global).await?;
+    let seen = locks.admin().inspect(&target.target()).await?;
+    output.result(|| show::one(&seen, &store), || show::json(&seen)).map(|()| 0)
 }
 
 /// Breaks a lock.
@@ -45,11 +43,12 @@ pub(crate) async fn break_lock(
 ) -> Result<u8, Failure> {
     let target = target.target();
     let how = if now { BreakMode::Now } else { BreakMode::AfterLease };
-    let (word, within) = match open(global).await?.admin().break_lock(&target, fence, how).await? {
+    let (locks, store) = open_existing(global).await?;
+    let (word, within) = match locks.admin().break_lock(&target, fence, how).await? {
         Broken::NotHeld => {
             return Err(Failure::new(
                 Code::NotHeld,
-                format!("--fence: {target} is not held under fence {fence}, so nothing was done"),
+                format!("--fence: {target} is not held under fence {fence} in {store}, so nothing was done"),
             ));
         }
         Broken::Freed => ("freed", None),
@@ -73,14 +72,15 @@ pub(crate) async fn freeze(
     output: Output,
 ) -> Result<u8, Failure> {
     let target = target.target();
-    open(global).await?.admin().freeze(&target, frozen).await?;
+    let (locks, _) = open_existing(global).await?;
+    locks.admin().freeze(&target, frozen).await?;
     let word = if frozen { "frozen" } else { "thawed" };
     output.result(|| format!("{target} is {word}"), || json!({ "frozen": frozen })).map(|()| 0)
 }
 
 /// Removes everything that expired.
 pub(crate) async fn sweep(global: &Global, batch: usize, output: Output) -> Result<u8, Failure> {
-    let locks = open(global).await?;
+    let (locks, _) = open_existing(global).await?;
     let mut removed = 0;
     loop {
         let swept = locks.admin().sweep(batch).await?;
@@ -104,9 +104,11 @@ pub(crate) async fn migrate(global: &Global, print: Option<&str>, output: Output
 
 /// Looks for what would weaken a promise.
 pub(crate) async fn doctor(global: &Global, output: Output) -> Result<u8, Failure> {
-    let findings = open(global).await?.admin().doctor().await?;
+    let (locks, store) = open_existing(global).await?;
+    let mut findings = vec![Finding { severity: Severity::Ok, check: "store", detail: store }];
+    findings.extend(locks.admin().doctor().await?);
     let machine = || {
-        let finding = |finding: &lockcore::Finding| {
+        let finding = |finding: &Finding| {
             json!({
                 "severity": finding.severity.to_string(),
                 "check": finding.check,

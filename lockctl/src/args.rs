@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, error::ErrorKind};
 use clap_complete::Shell;
 use lockcore::{Claim, Ident, Mode, Target};
 use lockcore_any::{Waiting, parse_duration};
+use uuid::Uuid;
 
 use crate::exit::{self, Code, Failure};
 
@@ -24,7 +25,8 @@ pub(crate) struct Global {
     /// The store, such as sqlite:/var/lib/locks.db (env: LOCKCORE_URL; file: url)
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) url: Option<String>,
-    /// The configuration file (env: LOCKCORE_CONFIG; default: lockcore.toml if it is there)
+    /// The configuration file (env: LOCKCORE_CONFIG; default: lockcore.toml if it is there, and only you and
+    /// root can have written it)
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Keeps applications in one store apart (env: LOCKCORE_NAMESPACE; file: namespace)
@@ -101,6 +103,14 @@ pub(crate) enum Command {
         /// Which shell
         shell: Shell,
     },
+    /// End a command in time if `lockctl run` cannot; started by `lockctl run` alone
+    #[command(hide = true)]
+    Watchdog {
+        /// The pid of the `lockctl` that started it, for those who look at the list of processes
+        lockctl: u32,
+        /// The context that holds the command's locks
+        context: Uuid,
+    },
 }
 
 const RUN_HELP: &str = "\
@@ -109,11 +119,14 @@ The command's environment:
   LOCKCORE_FENCE    the fence, if there is one lock
   LOCKCORE_FENCES   all fences as a JSON object, {\"ID\": FENCE, ...}; the global lock's key is \"\"
   LOCKCORE_PERMITS  the permit indexes of slots as a JSON object, {\"ID\": [INDEX, ...], ...}
+  LOCKCORE_ENCLOSING  the contexts of this and of all enclosing commands: a lockctl inside the command passes
+                    the queue while they hold locks in its store, and does not wait for an id of theirs
 
 TERM, INT, HUP, QUIT, USR1 and USR2 are passed on to the command's process group; while still waiting \
 for the locks they end lockctl. Before the locks can be lost the process group gets TERM, and KILL \
-shortly before the lease ends. If lockctl itself is killed the command goes on, and the locks end with \
-their lease. Whatever the command leaves running in the background goes on without the locks.";
+shortly before the lease ends, or at once if the locks are gone already, as after `break --now`. If lockctl \
+itself is stopped or killed, a watchdog process does the same; the locks then end with their lease. Whatever \
+the command leaves running in the background, or in another process group, goes on without the locks.";
 
 #[derive(Args, Debug)]
 pub(crate) struct Run {

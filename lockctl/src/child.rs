@@ -14,11 +14,12 @@ use tokio::signal::unix::{self, SignalKind};
 
 use crate::{
     exit::{Code, Failure},
+    group::Member,
     signals::code_of,
     terminal::Terminal,
 };
 
-/// How often it is looked whether a process group is empty: nothing tells.
+/// How often it is looked whether a process of the group is running: nothing tells.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// The command, started.
@@ -56,7 +57,11 @@ impl Child {
                 io::ErrorKind::NotFound => Code::CommandNotFound,
                 _ => Code::CannotExecute,
             };
-            Failure::new(code, format!("CMD: {program:?} cannot be started: {error}"))
+            let cause = match error.kind() {
+                io::ErrorKind::ArgumentListTooLong => "its arguments and environment are too long: ",
+                _ => "",
+            };
+            Failure::new(code, format!("CMD: {program:?} cannot be started: {cause}{error}"))
         })?;
         let pid = Pid::from_raw(started.id() as i32);
         Ok(Child { pid, changes, terminal: Terminal::of(pid), ended: None })
@@ -98,12 +103,23 @@ impl Child {
         self.signal(Signal::SIGCONT);
     }
 
-    /// Waits until the command has ended and nothing of its process group is left.
+    /// Waits until the command has ended and nothing of its process group is running.
     pub(crate) async fn gone(&mut self) {
         self.code().await;
-        while killpg(self.pid, None) != Err(Errno::ESRCH) {
-            tokio::time::sleep(LOOK).await;
+        while let Some(member) = Member::of(self.pid) {
+            // Only this one, as a look at all processes costs more.
+            loop {
+                tokio::time::sleep(LOOK).await;
+                if !member.is_running(self.pid) {
+                    break;
+                }
+            }
         }
+    }
+
+    /// Its process group.
+    pub(crate) fn group(&self) -> Pid {
+        self.pid
     }
 
     /// Waits until the command has ended; gives the exit code as a shell tells it.

@@ -4,7 +4,11 @@ mod acquire;
 mod admin;
 mod args;
 mod child;
+mod clock;
+mod environment;
 mod exit;
+mod group;
+mod lease;
 mod output;
 mod run;
 mod session;
@@ -13,6 +17,7 @@ mod signals;
 mod terminal;
 mod token;
 mod waiting;
+mod watchdog;
 
 use std::process::ExitCode;
 
@@ -40,6 +45,10 @@ fn main() -> ExitCode {
             }
             Err(error) => return output.fail(&Failure::usage(format!("{LOG}: {error}"))),
         }
+    }
+    if let Command::Watchdog { context, .. } = &cli.command {
+        watchdog::watch(context);
+        return ExitCode::SUCCESS;
     }
     // One thread of our own is enough: renewal runs on the library's, the store's work on the store's.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -69,6 +78,7 @@ async fn execute(cli: Cli, output: Output) -> Result<u8, Failure> {
         Command::Sweep { batch } => admin::sweep(&global, batch, output).await,
         Command::Migrate { print } => admin::migrate(&global, print.as_deref(), output).await,
         Command::Doctor => admin::doctor(&global, output).await,
+        Command::Watchdog { .. } => unreachable!("it needs no runtime"),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "lockctl", &mut script);

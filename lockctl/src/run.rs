@@ -1,31 +1,26 @@
 //! `lockctl run`: a command under locks, and its end before they can be lost.
 
-use std::{
-    process::Command,
-    time::{Duration, Instant, SystemTime},
-};
+use std::{ffi::OsString, pin::pin, time::Duration};
 
-use lockcore::{
-    AnyLockDao, Held, LockDao, LockError, LockGuard, LockingError, LockingService, LossReason, LostLock,
-};
-use serde_json::{Map, Value, json};
+use lockcore::{Held, LockDao, LockError, LockingError, LockingService, LostLock};
+use nix::sys::signal::Signal;
 use uuid::Uuid;
 
 use crate::{
     args::{Global, Locking, Run},
     child::{Change, Child},
+    clock::{self, LONGEST_SLEEP},
+    environment::{self, Guard, describe},
     exit::{Code, Failure},
+    lease::LeaseEnd,
     output::say,
-    session::{self, GRACE, MARGIN},
+    session::{self, GRACE},
     signals::{Signals, code_of},
     waiting,
+    watchdog::{Order, Watchdog},
 };
 
-type Guard = LockGuard<String, Uuid, AnyLockDao>;
 type Lost = Vec<LostLock<String>>;
-
-/// Set for commands; tells a `lockctl` inside one that its caller holds locks.
-const CONTEXT: &str = "LOCKCORE_CONTEXT";
 
 /// How often somebody sweeps.
 const SWEEP_EVERY: Duration = Duration::from_secs(300);
@@ -40,16 +35,13 @@ pub(crate) enum Locked {
 
 /// Holds the locks while the command runs; gives the exit code.
 pub(crate) async fn run(global: &Global, args: Run) -> Result<u8, Failure> {
+    environment::check_room(&args.locking.claims())?;
     let mut signals = listen()?;
     let (locks, guard) = match lock(global, &args.locking, std::process::id(), &mut signals).await? {
         Locked::Held(locks, guard) => (locks, guard),
         Locked::Interrupted(code) => return Ok(code),
     };
-    let started = Child::start(&args.command, |command| describe(command, &guard));
-    let ended = match started {
-        Ok(child) => Ok(supervise(child, guard.held(), &mut signals).await),
-        Err(failure) => Err(failure),
-    };
+    let ended = Supervised::run(&locks, &guard, &args.command, &mut signals).await;
     let released = guard.release().await;
     settle(&locks).await;
     let Ended { code, lost } = ended?;
@@ -87,14 +79,10 @@ pub(crate) async fn lock(
         locks = session::open(global, locking.wait, locking.lease, pid) => locks?,
     };
     let claims = locking.claims();
-    let mut call = locks.call().detached();
-    if std::env::var_os(CONTEXT).is_some() {
-        call = call.nested();
-    }
     let locked = tokio::select! {
         biased;
         signal = signals.next() => Err(signal),
-        locked = call.lock(&claims) => Ok(locked),
+        locked = environment::lock(&locks, &claims) => Ok(locked),
         never = waiting::show(&locks, &claims) => match never {},
     };
     match locked {
@@ -126,30 +114,6 @@ pub(crate) async fn settle(locks: &LockingService) {
     }
 }
 
-/// Puts what is held into the command's environment.
-fn describe(command: &mut Command, guard: &Guard) {
-    let mut fences = Map::new();
-    let mut permits = Map::new();
-    for lock in guard.locks() {
-        let id = lock.target.stored().into_owned();
-        if !lock.granted.permits.is_empty() {
-            permits.insert(id.clone(), json!(lock.granted.permits.as_slice()));
-        }
-        fences.insert(id, json!(lock.granted.fence));
-    }
-    command.env(CONTEXT, guard.context().to_string());
-    // What an enclosing lockctl said of its own locks does not hold for ours.
-    match guard.locks() {
-        [only] => command.env("LOCKCORE_FENCE", only.granted.fence.to_string()),
-        _ => command.env_remove("LOCKCORE_FENCE"),
-    };
-    match permits.is_empty() {
-        true => command.env_remove("LOCKCORE_PERMITS"),
-        false => command.env("LOCKCORE_PERMITS", Value::Object(permits).to_string()),
-    };
-    command.env("LOCKCORE_FENCES", Value::Object(fences).to_string());
-}
-
 /// How the command ended.
 struct Ended {
     code: u8,
@@ -157,98 +121,84 @@ struct Ended {
     lost: Option<Lost>,
 }
 
-/// Waits for the command, passes signals on, and ends it when locks are lost.
-async fn supervise(mut child: Child, held: &Held<String, Uuid>, signals: &mut Signals) -> Ended {
-    let mut lease = LeaseEnd::of(held);
-    let lost = loop {
-        tokio::select! {
-            biased;
-            lost = held.lost() => break lost,
-            change = child.changed() => match change {
-                Change::Ended(code) => return Ended { code, lost: None },
-                Change::Stopped(signal) => {
-                    child.stop_too(signal);
-                    // It may have been a long time: nothing goes on under locks that are gone.
-                    if held.check().is_ok() {
-                        child.go_on();
+/// A command under locks.
+struct Supervised<'a> {
+    locks: &'a LockingService,
+    held: &'a Held<String, Uuid>,
+    lease: LeaseEnd,
+    watchdog: Watchdog,
+}
+
+impl<'a> Supervised<'a> {
+    /// Runs the command until it ends, also if that is because locks are lost.
+    async fn run(
+        locks: &'a LockingService,
+        guard: &'a Guard,
+        command: &[OsString],
+        signals: &mut Signals,
+    ) -> Result<Ended, Failure> {
+        let held = guard.held();
+        let mut supervised =
+            Supervised { locks, held, lease: LeaseEnd::of(held), watchdog: Watchdog::start(held.context())? };
+        // It has the time before it has the group: this process may be stopped in between.
+        supervised.watchdog.order(supervised.lease.order(None));
+        if let Err(lost) = held.check() {
+            return Err(Failure::new(Code::Lost, format!("CMD was not started: {lost}")));
+        }
+        let child = Child::start(command, |command| describe(command, guard))?;
+        supervised.watchdog.order(supervised.lease.order(Some(child.group())));
+        Ok(supervised.wait(child, signals).await)
+    }
+
+    /// Waits for the command, passes signals on, and ends it when locks are lost.
+    async fn wait(mut self, mut child: Child, signals: &mut Signals) -> Ended {
+        let lost = loop {
+            tokio::select! {
+                biased;
+                lost = self.held.lost() => break lost,
+                change = child.changed() => match change {
+                    Change::Ended(code) => return Ended { code, lost: None },
+                    Change::Stopped(signal) => {
+                        child.stop_too(signal);
+                        // It may have been a long time: nothing goes on under locks that are gone.
+                        if self.held.check().is_ok() {
+                            child.go_on();
+                        }
                     }
+                },
+                signal = signals.next() => child.signal(signal),
+                () = tokio::time::sleep(self.lease.pause()) => {
+                    self.lease.look(self.held);
+                    self.watchdog.order(self.lease.order(Some(child.group())));
                 }
-            },
-            signal = signals.next() => child.signal(signal),
-            () = tokio::time::sleep(lease.pause()) => lease.look(held),
-        }
-    };
-    let ended = stop(child, lease.left(&lost), signals).await;
-    Ended { code: ended, lost: Some(lost) }
-}
-
-/// TERM to the whole process group now, and KILL when `left` is over.
-async fn stop(mut child: Child, left: Duration, signals: &mut Signals) -> u8 {
-    child.terminate();
-    let deadline = tokio::time::Instant::now() + left;
-    loop {
-        tokio::select! {
-            biased;
-            () = child.gone() => break,
-            () = tokio::time::sleep_until(deadline) => {
-                child.signal(nix::sys::signal::Signal::SIGKILL);
-                break;
             }
-            signal = signals.next() => child.signal(signal),
-        }
-    }
-    child.code().await
-}
-
-/// When the lease ends if nothing renews it, most of the margin included: until then the command may take to stop.
-///
-/// A handle tells only the time until the margin, and after a loss nothing; so it is asked now and then.
-struct LeaseEnd {
-    looked: Instant,
-    looked_by_calendar: SystemTime,
-    /// What was certainly left then.
-    left: Option<Duration>,
-    margin: Duration,
-}
-
-impl LeaseEnd {
-    fn of(held: &Held<String, Uuid>) -> Self {
-        let mut end = LeaseEnd {
-            looked: Instant::now(),
-            looked_by_calendar: SystemTime::now(),
-            left: None,
-            margin: Duration::ZERO,
         };
-        end.look(held);
-        end
+        let code = self.stop(child, &lost, signals).await;
+        Ended { code, lost: Some(lost) }
     }
 
-    fn look(&mut self, held: &Held<String, Uuid>) {
-        match held.time_left() {
-            Some(left) if left.is_zero() => {}
-            left => {
-                self.left = left;
-                (self.looked, self.looked_by_calendar) = (Instant::now(), SystemTime::now());
-                // A lease only becomes longer: one that was handed over is short until it is confirmed.
-                let margin = left.unwrap_or_default().mul_f64(MARGIN / (1.0 - MARGIN));
-                self.margin = self.margin.max(margin);
+    /// TERM to the whole process group now, and KILL when nothing may be left of it.
+    async fn stop(mut self, mut child: Child, lost: &Lost, signals: &mut Signals) -> u8 {
+        child.terminate();
+        let kill = self.lease.kill();
+        self.watchdog.order(Order { group: Some(child.group()), term: None, kill });
+        let mut at_once = pin!(self.lease.others_may_hold(self.locks, self.held, lost));
+        loop {
+            let left = kill.map_or(LONGEST_SLEEP, |kill| kill.saturating_sub(clock::now()));
+            tokio::select! {
+                biased;
+                () = child.gone() => break,
+                () = &mut at_once => {
+                    child.signal(Signal::SIGKILL);
+                    break;
+                }
+                () = tokio::time::sleep(left.min(LONGEST_SLEEP)) => if left.is_zero() {
+                    child.signal(Signal::SIGKILL);
+                    break;
+                },
+                signal = signals.next() => child.signal(signal),
             }
         }
-    }
-
-    /// Often enough to see what the last renewal brought.
-    fn pause(&self) -> Duration {
-        self.margin.max(Duration::from_millis(5))
-    }
-
-    /// How long the command may take to stop, so that nothing of it is left when somebody else can hold what was lost.
-    fn left(&self, lost: &Lost) -> Duration {
-        if lost.iter().any(|lock| lock.reason == LossReason::Vanished) {
-            return Duration::ZERO;
-        }
-        // The calendar goes on while the machine is suspended.
-        let by_calendar = self.looked_by_calendar.elapsed().unwrap_or_default();
-        let elapsed = self.looked.elapsed().max(by_calendar);
-        (self.left.unwrap_or_default() + self.margin.mul_f64(0.75)).saturating_sub(elapsed)
+        child.code().await
     }
 }

@@ -2,12 +2,16 @@
 
 use std::time::Duration;
 
-use lockcore::{AnyLockDao, Capabilities, Event, LockDao, LockingService, MAX_OWNER_BYTES, Owner};
-use lockcore_any::{Config, Waiting};
+use lockcore::{AnyLockDao, Event, LockDao, LockingService, MAX_OWNER_BYTES, Owner};
+use lockcore_any::{Config, ConnectError, Waiting};
 use nix::unistd::{Uid, User, gethostname};
 use uuid::Uuid;
 
-use crate::{args::Global, exit::Failure, output::say};
+use crate::{
+    args::Global,
+    exit::{Code, Failure},
+    output::say,
+};
 
 /// The share of a lease before whose end a command gets TERM. It has three quarters of that to stop; then it gets
 /// KILL, early enough to be gone when the lease ends.
@@ -23,12 +27,12 @@ pub(crate) fn config(
     lease: Option<Duration>,
 ) -> Result<Config, Failure> {
     let url = match &global.url {
-        Some(url) => Some(url.parse().map_err(lockcore_any::ConnectError::from)?),
+        Some(url) => Some(url.parse().map_err(ConnectError::from)?),
         None => None,
     };
     let (namespace, owner) = (global.namespace.clone(), global.owner.clone());
     let overrides = Config { url, namespace, owner, wait, lease, ..Config::default() };
-    Ok(Config::load(global.config.as_deref(), overrides).map_err(lockcore_any::ConnectError::from)?)
+    Ok(Config::load(global.config.as_deref(), overrides).map_err(ConnectError::from)?)
 }
 
 /// Connects to the store that is configured. `pid` is whose the locks are, for the default label.
@@ -39,8 +43,27 @@ pub(crate) async fn open(
     pid: u32,
 ) -> Result<LockingService, Failure> {
     let config = config(global, wait, lease)?;
-    let dao = config.connect().await?;
-    check_shared(&dao)?;
+    let dao = config.connect().await.map_err(|error| at_store(error, &config))?;
+    service(config, dao, pid)
+}
+
+/// Connects to the store that is configured as administration does: creates nothing. Also gives what the store is called.
+pub(crate) async fn open_existing(global: &Global) -> Result<(LockingService, String), Failure> {
+    let config = config(global, None, None)?;
+    let store = config.store().map_err(ConnectError::from)?;
+    let dao = config.connect_existing().await.map_err(|error| at_store(error, &config))?;
+    Ok((service(config, dao, std::process::id())?, store))
+}
+
+/// Creates or migrates the schema of the store that is configured, whatever the configuration has programs do on connecting.
+pub(crate) async fn migrate(global: &Global) -> Result<(), Failure> {
+    let config = config(global, None, None)?;
+    let dao = config.connect_and_migrate().await.map_err(|error| at_store(error, &config))?;
+    check_shared(&config, &dao)
+}
+
+fn service(config: Config, dao: AnyLockDao, pid: u32) -> Result<LockingService, Failure> {
+    check_shared(&config, &dao)?;
     let owner = config.owner.map_or_else(|| default_owner(pid), Owner::from);
     let mut builder = LockingService::builder(dao).margin(MARGIN).owner(owner).on_event(report);
     if let Some(lease) = config.lease {
@@ -52,19 +75,25 @@ pub(crate) async fn open(
     builder.build().map_err(|bad| Failure::usage(bad.to_string()))
 }
 
-/// Creates or migrates the schema of the store that is configured, whatever the configuration has programs do on connecting.
-pub(crate) async fn migrate(global: &Global) -> Result<(), Failure> {
-    let dao = config(global, None, None)?.connect_and_migrate().await?;
-    check_shared(&dao)
+/// A failure of the backend on connecting, with the store that was meant.
+fn at_store(error: ConnectError, config: &Config) -> Failure {
+    let failure = Failure::from(error);
+    match config.store() {
+        Ok(store) if failure.code == Code::Backend => {
+            Failure::new(failure.code, format!("{} (store: {store})", failure.message))
+        }
+        _ => failure,
+    }
 }
 
-fn check_shared(dao: &AnyLockDao) -> Result<(), Failure> {
-    match dao.capabilities() {
-        Capabilities { shared_store: true, .. } => Ok(()),
-        Capabilities { backend, .. } => Err(Failure::usage(format!(
-            "url: no other process sees the locks of {backend}:, choose a store such as sqlite:/var/lib/locks.db"
-        ))),
+fn check_shared(config: &Config, dao: &AnyLockDao) -> Result<(), Failure> {
+    if dao.capabilities().shared_store {
+        return Ok(());
     }
+    let store = config.store().map_err(ConnectError::from)?;
+    Err(Failure::usage(format!(
+        "url: no other process sees the locks of {store}, choose a store such as sqlite:/var/lib/locks.db"
+    )))
 }
 
 /// Tells what no outcome tells.

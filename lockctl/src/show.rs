@@ -11,10 +11,10 @@ use crate::output::{ago, harmless, people};
 
 type Seen = Inspection<String, Uuid>;
 
-/// Many ids, a line for each holder.
-pub(crate) fn list(ids: &[Seen]) -> String {
+/// Many ids of a store, a line for each holder.
+pub(crate) fn list(ids: &[Seen], store: &str) -> String {
     if ids.is_empty() {
-        return "nothing is locked".to_owned();
+        return format!("nothing is locked in {store}");
     }
     let mut table = table(&["ID", "MODE", "OWNER", "FENCE", "HELD FOR", "LEASE LEFT", "WAITING", ""]);
     for seen in ids {
@@ -42,13 +42,13 @@ pub(crate) fn list(ids: &[Seen]) -> String {
     table.trim_fmt()
 }
 
-/// One id, all that is known of it.
-pub(crate) fn one(seen: &Seen) -> String {
+/// One id of a store, all that is known of it.
+pub(crate) fn one(seen: &Seen, store: &str) -> String {
     let state = match (seen.frozen, seen.holders.is_empty()) {
-        (true, true) => "free, but frozen: nobody gets it",
-        (true, false) => "held, and frozen: nobody gets it anew",
-        (false, true) => "free",
-        (false, false) => "held",
+        (true, true) => "free, but frozen: nobody gets it".to_owned(),
+        (true, false) => "held, and frozen: nobody gets it anew".to_owned(),
+        (false, true) => format!("free in {store}"),
+        (false, false) => "held".to_owned(),
     };
     let mut text = format!("{} is {state}", name(seen));
     if !seen.holders.is_empty() {
@@ -99,9 +99,6 @@ pub(crate) fn one(seen: &Seen) -> String {
 
 /// What `doctor` found.
 pub(crate) fn findings(findings: &[Finding]) -> String {
-    if findings.is_empty() {
-        return "nothing to report".to_owned();
-    }
     let mut table = table(&["", "CHECK", "FOUND"]);
     for finding in findings {
         table.add_row([finding.severity.to_string(), finding.check.to_owned(), finding.detail.clone()]);

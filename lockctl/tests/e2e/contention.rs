@@ -35,7 +35,7 @@ fn sixteen_processes_lose_no_increment(store: &Store) {
         assert_eq!(ended.code, 0, "{}", ended.stderr);
     }
     assert_eq!(store.read("counter").trim(), (16 * each).to_string());
-    assert_eq!(store.run(&["ls"]).stdout, "nothing is locked\n");
+    store.assert_nothing_is_locked();
 }
 
 fn three_slots_are_never_held_by_four(store: &Store) {

@@ -22,16 +22,18 @@ fn an_unknown_language_is_a_mistake(store: &Store) {
 
 fn what_programs_may_not_migrate_an_administrator_does(store: &Store) {
     std::fs::write(store.path("lockcore.toml"), "[sqlite]\nmode = 'rw'").expect("written");
-    let refused = store.run(&["ls"]);
+    let fresh = ["--url", "sqlite:fresh.db"];
+    let run = |command: &str| store.run(&[&[command], &fresh[..]].concat());
+    let refused = run("ls");
     assert_eq!(refused.code, 123, "{}", refused.stderr);
-    let migrated = store.run(&["migrate"]);
+    let migrated = run("migrate");
     assert_eq!(
         (migrated.code, migrated.stdout.as_str()),
         (0, "the schema is current\n"),
         "{}",
         migrated.stderr
     );
-    assert_eq!(store.run(&["ls"]).code, 0);
+    assert_eq!(run("ls").code, 0);
 }
 
 fn a_table_is_described_for_other_tools_and_made(store: &Store) {

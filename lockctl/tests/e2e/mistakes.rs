@@ -161,7 +161,8 @@ fn the_configuration_file_is_heeded(store: &Store) {
     assert_eq!(lockctl(&["run", "--id", "a", "--", "true"]).code, 124, "the file says to wait");
     assert_eq!(lockctl(&["run", "--id", "a", "--wait", "never", "--", "true"]).code, 120);
     assert_eq!(lockctl(&["run", "--id", "a", "--namespace", "m", "--", "true"]).code, 0);
-    assert!(!store.path("locks.db").exists() && store.path("other.db").exists());
+    store.assert_nothing_is_locked();
+    assert!(store.path("other.db").exists());
 }
 
 fn not_acquired_timed_out_and_backend_failed_are_told_apart(store: &Store) {

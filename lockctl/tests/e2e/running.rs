@@ -18,6 +18,7 @@ pub(crate) const TESTS: &[Test] = &[
     test!(a_lockctl_inside_the_command_does_not_wait_behind_who_waits_for_the_outer_one, Queue),
     test!(locks_are_renewed_while_the_command_runs, Nothing),
     test!(a_command_that_cannot_be_started_leaves_nothing_locked, Nothing),
+    test!(a_set_that_no_environment_has_room_for_is_refused_before_it_is_locked, File),
 ];
 
 fn the_exit_code_is_the_commands(store: &Store) {
@@ -29,7 +30,7 @@ fn the_exit_code_is_the_commands(store: &Store) {
         let command = format!("kill -{signal} $$; exit 3");
         assert_eq!(store.run(&["run", "--id", "a", "--", "sh", "-c", &command]).code, code, "{signal}");
     }
-    assert_eq!(store.run(&["ls"]).stdout, "nothing is locked\n");
+    store.assert_nothing_is_locked();
 }
 
 fn stdin_stdout_and_stderr_pass_through(store: &Store) {
@@ -91,12 +92,14 @@ fn the_set_is_held_meanwhile_and_free_afterwards(store: &Store) {
         (Some("pool"), "slots"),
     ];
     assert_eq!(held, expected);
-    assert_eq!(store.run(&["ls"]).stdout, "nothing is locked\n");
+    store.assert_nothing_is_locked();
 }
 
 fn modes_exclude_what_they_say(store: &Store) {
     let inside = |outer: &[&str], inner: &[&str]| {
-        let command = [&["lockctl", "run"], inner, &["--", "true"]].concat();
+        // As a process beside the outer one, not as one inside it.
+        let beside = ["env", "-u", "LOCKCORE_CONTEXT", "-u", "LOCKCORE_ENCLOSING", "lockctl", "run"];
+        let command = [&beside, inner, &["--", "true"]].concat();
         store.run(&[&["run"], outer, &["--"], &command[..]].concat()).code
     };
     assert_eq!(inside(&["--shared", "a"], &["--shared", "a"]), 0);
@@ -148,4 +151,23 @@ fn a_command_that_cannot_be_started_leaves_nothing_locked(store: &Store) {
         "lockctl: CMD: \"./plain\" cannot be started: Permission denied (os error 13)\n"
     );
     assert_eq!(store.holders("a"), 0);
+}
+
+fn a_set_that_no_environment_has_room_for_is_refused_before_it_is_locked(store: &Store) {
+    let ids: Vec<String> = (0..160).map(|number| format!("{number:0850}")).collect();
+    let ids: Vec<&str> = ids.iter().flat_map(|id| ["--id", id.as_str()]).collect();
+    for (claims, variable) in
+        [(&ids[..], "LOCKCORE_FENCES"), (&["--slots", "a=65536/4294967295"], "LOCKCORE_PERMITS")]
+    {
+        let ended = store.run(&[&["run", "--url", "sqlite:fresh.db"], claims, &["--", "true"]].concat());
+        assert_eq!(ended.code, 125, "{}", ended.stderr);
+        let expected = format!("lockctl: {variable}: may need ");
+        assert!(ended.stderr.starts_with(&expected), "{}", ended.stderr);
+        assert!(!store.path("fresh.db").exists(), "nothing was asked for");
+    }
+    // What fits is passed on.
+    let ids: Vec<String> = (0..150).map(|number| format!("{number:0800}")).collect();
+    let ids: Vec<&str> = ids.iter().flat_map(|id| ["--id", id.as_str()]).collect();
+    let ended = store.run(&[&["run"], &ids[..], &["--", "true"]].concat());
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""));
 }

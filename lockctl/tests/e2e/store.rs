@@ -37,9 +37,7 @@ impl Store {
     pub(crate) fn new(place: Place, capabilities: Capabilities) -> Self {
         let namespace = place.shared.then(|| format!("e2e-{}", Uuid::new_v4().simple()));
         let store = Store { folder: tempfile::tempdir().expect("a folder"), place, namespace, capabilities };
-        if store.place.shared {
-            assert_eq!(store.run(&["migrate"]).stderr, "");
-        }
+        assert_eq!(store.run(&["migrate"]).stderr, "");
         store
     }
 
@@ -110,6 +108,17 @@ impl Store {
         serde_json::from_str(&ended.stdout).expect("JSON")
     }
 
+    /// What the store is called in messages.
+    pub(crate) fn shown(&self) -> String {
+        let findings = self.json(&["doctor"]);
+        assert_eq!(findings[0]["check"], "store");
+        findings[0]["detail"].as_str().expect("text").to_owned()
+    }
+
+    pub(crate) fn assert_nothing_is_locked(&self) {
+        assert_eq!(self.run(&["ls"]).stdout, format!("nothing is locked in {}\n", self.shown()));
+    }
+
     pub(crate) fn holders(&self, id: &str) -> usize {
         self.json(&["show", id])["holders"].as_array().expect("an array").len()
     }
@@ -136,6 +145,11 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
+    /// What `lockctl` itself wrote to stderr, without what the command's shell did.
+    pub(crate) fn own_lines(&self) -> String {
+        self.stderr.split_inclusive('\n').filter(|line| line.starts_with("lockctl: ")).collect()
+    }
+
     pub(crate) fn of(mut command: Command) -> Self {
         command.output().expect("it starts").into()
     }
@@ -165,6 +179,10 @@ impl Running {
         let same = |file: &File| file.try_clone().expect("one more descriptor");
         command.stdout(same(&stdout)).stderr(same(&stderr)).process_group(0);
         Running { child: command.spawn().expect("it starts"), stdout, stderr }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// To this process alone, not to its group.

@@ -6,6 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+
 use crate::{
     store::{Ended, Store, until},
     stores::Test,
@@ -18,6 +20,7 @@ pub(crate) const TESTS: &[Test] = &[
     test!(a_part_that_is_lost_is_told_and_the_rest_released, Nothing),
     test!(json_tells_all_of_it, Nothing),
     test!(a_token_that_nobody_can_read_is_not_left_locked, Nothing),
+    test!(a_lease_that_the_store_cannot_keep_is_not_renewed, Nothing),
 ];
 
 fn acquire(store: &Store, args: &[&str]) -> String {
@@ -33,7 +36,7 @@ fn a_token_is_acquired_and_released(store: &Store) {
     assert_eq!(store.run(&["run", "--id", "b c", "--", "true"]).code, 120);
     let released = store.run(&["release", &token]);
     assert_eq!((released.code, released.stdout.as_str(), released.stderr.as_str()), (0, "", ""));
-    assert_eq!(store.run(&["ls"]).stdout, "nothing is locked\n");
+    store.assert_nothing_is_locked();
 
     let again = store.run(&["release", &token]);
     assert_eq!(again.code, 122);
@@ -102,4 +105,20 @@ fn a_token_that_nobody_can_read_is_not_left_locked(store: &Store) {
     assert_eq!(ended.code, 1);
     assert_eq!(ended.stderr, "lockctl: stdout: No space left on device (os error 28)\n");
     assert_eq!(store.holders("a"), 0);
+}
+
+fn a_lease_that_the_store_cannot_keep_is_not_renewed(store: &Store) {
+    let token = acquire(store, &["--id", "a", "--lease", "10m"]);
+    let encoded = token.strip_prefix("lock1_").expect("the prefix of tokens");
+    let content = String::from_utf8(BASE64_URL_SAFE_NO_PAD.decode(encoded).expect("base64")).expect("JSON");
+    let lease = "\"lease_micros\":600000000,";
+    assert!(content.contains(lease), "{content}");
+    for other in ["\"lease_micros\":18446744073709551615,", "\"lease_micros\":0,", ""] {
+        let content = content.replace(lease, other);
+        let token = format!("lock1_{}", BASE64_URL_SAFE_NO_PAD.encode(&content));
+        let refused = store.run(&["renew", &token]);
+        assert_eq!(refused.code, 125, "{content}: {}", refused.stderr);
+    }
+    let seen = store.json(&["show", "a"]);
+    assert_eq!(seen["holders"][0]["lease_ms"], 600_000);
 }

@@ -1,0 +1,101 @@
+//! Until when the command may run under its locks.
+
+use std::time::Duration;
+
+use lockcore::{Held, LockDao, LockingService, LossReason, LostLock, StoredContext};
+use nix::unistd::Pid;
+use uuid::Uuid;
+
+use crate::{
+    clock::{self, LONGEST_SLEEP},
+    session::MARGIN,
+    watchdog::Order,
+};
+
+/// How long the store may take to tell whether a broken lock is still held.
+const ASKING: Duration = Duration::from_secs(1);
+
+/// When the command has to end if nothing renews the lease. Times are those of [`clock::now`].
+///
+/// A handle tells only the time until the margin, and after a loss nothing; so it is asked now and then.
+pub(crate) struct LeaseEnd {
+    /// When the margin begins, before whose end the command has to be gone.
+    margin_begins: Option<Duration>,
+    margin: Duration,
+}
+
+impl LeaseEnd {
+    pub(crate) fn of(held: &Held<String, Uuid>) -> Self {
+        let mut end = LeaseEnd { margin_begins: None, margin: Duration::ZERO };
+        end.look(held);
+        end
+    }
+
+    /// Takes account of what the last renewal brought.
+    pub(crate) fn look(&mut self, held: &Held<String, Uuid>) {
+        let now = clock::now();
+        match held.time_left() {
+            // Lost; what was known before still says when to end.
+            Some(Duration::ZERO) => {}
+            left => {
+                self.margin_begins = left.map(|left| now + left);
+                // A lease only becomes longer: one that was handed over is short until it is confirmed.
+                let margin = left.unwrap_or_default().mul_f64(MARGIN / (1.0 - MARGIN));
+                self.margin = self.margin.max(margin);
+            }
+        }
+    }
+
+    /// How long it is until the next look: often enough that the watchdog knows of a renewal before it acts.
+    pub(crate) fn pause(&self) -> Duration {
+        (self.margin / 8).clamp(Duration::from_millis(1), LONGEST_SLEEP)
+    }
+
+    /// When the command gets KILL: so early that nothing of it is left when another holder can have what was lost.
+    pub(crate) fn kill(&self) -> Option<Duration> {
+        self.margin_begins.map(|begins| begins + self.margin.mul_f64(0.75))
+    }
+
+    /// What the watchdog does if it hears nothing more. It leaves the first part of the margin to this process.
+    pub(crate) fn order(&self, group: Option<Pid>) -> Order {
+        Order { group, term: self.margin_begins.map(|begins| begins + self.margin / 4), kill: self.kill() }
+    }
+
+    /// Whether the loss was reported by the store, before the local deadline.
+    fn is_reported_by_the_store(&self) -> bool {
+        self.margin_begins.is_none_or(|begins| clock::now() < begins)
+    }
+
+    /// Returns as soon as it is known that another holder can have what was lost before the lease ends; else never.
+    pub(crate) async fn others_may_hold(
+        &self,
+        locks: &LockingService,
+        held: &Held<String, Uuid>,
+        lost: &[LostLock<String>],
+    ) {
+        for lock in lost {
+            match lock.reason {
+                LossReason::Vanished => return,
+                LossReason::Expired if self.is_reported_by_the_store() => return,
+                LossReason::Broken if !is_still_held(locks, held, lock).await => return,
+                _ => {}
+            }
+        }
+        std::future::pending().await
+    }
+}
+
+/// Whether a broken lock keeps others out until it is released or its lease ends, as a plain `break` leaves it.
+async fn is_still_held(locks: &LockingService, held: &Held<String, Uuid>, lock: &LostLock<String>) -> bool {
+    if !locks.dao().capabilities().listing {
+        return false;
+    }
+    let admin = locks.admin();
+    match tokio::time::timeout(ASKING, admin.inspect(&lock.target)).await {
+        Ok(Ok(seen)) => {
+            let own = StoredContext::Known(*held.context());
+            seen.holders.iter().any(|holder| holder.context == own && holder.fence == lock.fence)
+        }
+        _ => false,
+    }
+}

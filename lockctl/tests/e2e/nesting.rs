@@ -1,0 +1,92 @@
+//! A `lockctl` inside the command of another one.
+
+use crate::{
+    store::{Ended, Store, until},
+    stores::Test,
+};
+
+pub(crate) const TESTS: &[Test] = &[
+    test!(an_id_that_an_enclosing_command_holds_is_refused_whatever_the_wait, Nothing),
+    test!(what_the_enclosing_command_does_not_keep_out_is_granted_or_waited_for, Nothing),
+    test!(an_inherited_context_that_holds_nothing_passes_no_queue, Queue),
+];
+
+const FOREVER: [&str; 2] = ["--wait", "forever"];
+
+/// Runs `lockctl run` inside the command of others, given from the outside in.
+fn nested(store: &Store, claims: &[&[&str]]) -> Ended {
+    let mut args: Vec<&str> = Vec::new();
+    for claim in claims {
+        if !args.is_empty() {
+            args.push("lockctl");
+        }
+        args.push("run");
+        args.extend(*claim);
+        args.push("--");
+    }
+    args.push("true");
+    store.run(&args)
+}
+
+fn an_id_that_an_enclosing_command_holds_is_refused_whatever_the_wait(store: &Store) {
+    let again = [&["--id", "a"][..], &FOREVER].concat();
+    for (outer, inner, shown) in [
+        (&["--id", "a"][..], &["--id", "a"][..], "\"a\""),
+        (&["--shared", "a"], &["--id", "a"], "\"a\""),
+        (&["--id", "a"], &["--id", "b", "--shared", "a"], "\"a\""),
+        (&["--slots", "a=2/3"], &["--slots", "a=2/3"], "\"a\""),
+        (&["--global"], &["--global"], "the global lock"),
+    ] {
+        let refused = nested(store, &[outer, &[inner, &FOREVER].concat()]);
+        let message = format!("lockctl: {shown} is held by an enclosing call of the same task\n");
+        assert_eq!((refused.code, refused.stderr), (125, message), "{inner:?} in {outer:?}");
+    }
+    let deeper = nested(store, &[&["--id", "a"], &["--id", "b"], &["--id", "c"], &again]);
+    assert_eq!(deeper.code, 125, "{}", deeper.stderr);
+    assert_eq!(store.json(&["ls"]), serde_json::json!([]));
+}
+
+fn what_the_enclosing_command_does_not_keep_out_is_granted_or_waited_for(store: &Store) {
+    for (outer, inner) in [
+        (&["--shared", "a"][..], &["--shared", "a"][..]),
+        (&["--slots", "a=3"], &["--slots", "a=2/3"]),
+        (&["--id", "a"], &["--id", "b"]),
+        (&["--global"], &["--id", "a"]),
+    ] {
+        let ended = nested(store, &[outer, &[inner, &FOREVER].concat()]);
+        assert_eq!(ended.code, 0, "{inner:?} in {outer:?}: {}", ended.stderr);
+    }
+    let other = store.namespace("m");
+    assert_eq!(nested(store, &[&["--id", "a"], &["--id", "a", "--namespace", &other]]).code, 0);
+
+    // Others are in the way of a slot that would fit beside the caller's.
+    let holding = "touch held; while [ ! -e go ]; do sleep 0.02; done";
+    let holder = store.start(&["run", "--slots", "pool=2", "--", "sh", "-c", holding]);
+    store.until_file("held");
+    let inside = "touch inside; exec lockctl run --slots pool=2 --wait forever -- true";
+    let outer = store.start(&["run", "--slots", "pool=2", "--", "sh", "-c", inside]);
+    store.until_file("inside");
+    std::fs::write(store.path("go"), "").expect("written");
+    assert_eq!(holder.end().code, 0);
+    let ended = outer.end();
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+}
+
+fn an_inherited_context_that_holds_nothing_passes_no_queue(store: &Store) {
+    // As a daemon that the command started has it, after the command's end.
+    let inherited = store.run(&["run", "--id", "a", "--", "env"]).stdout;
+    let inherited = inherited.lines().filter_map(|line| line.split_once('=')).filter(|(name, _)| {
+        ["LOCKCORE_CONTEXT", "LOCKCORE_FENCE", "LOCKCORE_FENCES", "LOCKCORE_ENCLOSING"].contains(name)
+    });
+    let holding = "while [ ! -e go ]; do sleep 0.02; done";
+    let holder = store.start(&["run", "--shared", "b", "--", "sh", "-c", holding]);
+    until("b is held", || store.holders("b") == 1);
+    let waiter = store.start(&["run", "--id", "b", "--wait", "1h", "--", "true"]);
+    until("b is waited for", || store.waiters("b") == 1);
+    let mut daemon = store.lockctl(&["run", "--shared", "b", "--", "true"]);
+    daemon.envs(inherited);
+    let refused = Ended::of(daemon);
+    assert_eq!(refused.code, 120, "it is behind the waiter: {}", refused.stderr);
+    std::fs::write(store.path("go"), "").expect("written");
+    assert_eq!((holder.end().code, waiter.end().code), (0, 0));
+}
