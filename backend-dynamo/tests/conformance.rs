@@ -5,6 +5,7 @@ mod table;
 
 use std::process::ExitCode;
 
+use lockcore::LockDao;
 use lockcore_conformance::{
     all,
     checks::contexts::odd_contexts_are_kept_apart,

@@ -157,7 +157,7 @@ pub(crate) async fn the_documented_access_list_is_enough_and_no_more() -> TestRe
         assert_eq!(raw.ask::<String>("GET theirs").await?, "precious");
     }
     let cluster = Cluster::start().await?;
-    for node in &cluster.0 {
+    for node in cluster.nodes() {
         grant_rules(&Raw::to(&node.url()).await?, &rules).await?;
     }
     tour(&Place::at(format!("redis+cluster://locks:s3cret@{}", cluster.addresses()))).await?;
