@@ -64,13 +64,13 @@ impl<I: Ident, C: ContextId> Cleanup<I, C> {
         if self.lease().is_some() && service.is_of_another_process() {
             return; // a copy of what the parent of this process goes on holding
         }
-        let task = Arc::new(Task { cleanup: self, started: Moment::now(), service });
-        let counted = Counted { task: task.clone(), ticket: Some(ticket) };
         if background::is_ending() {
-            let none = First::Over(Err(BackendError::no_answer()));
-            background::handle().spawn(task.go_on(none, counted));
+            // Elsewhere all of it: this thread has neither a runtime nor, in a test that paused it, a clock any more.
+            background::handle().spawn(async move { self.start(service, ticket) });
             return;
         }
+        let task = Arc::new(Task { cleanup: self, started: Moment::now(), service });
+        let counted = Counted { task: task.clone(), ticket: Some(ticket) };
         let here = Handle::try_current().ok();
         let mut first = Box::pin(task.clone().first());
         let polled = {

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     AcquireRequest, BackendError, ContextId, Grant, Ident, Lock, LockDao, LossReason, LostLock, Released,
-    clock::Moment,
+    background, clock::Moment,
 };
 
 /// After how long an offer is confirmed that is still held: it lasts a hundred times as long.
@@ -282,8 +282,9 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
         match self.late.take() {
             None if is_over => self.service.ended(ticket),
             None => {
-                let was_valid = self.core.lease.as_ref().is_none_or(|lease| !lease.left().is_zero());
-                let untold = (!self.asked && lost.is_empty()).then_some(was_valid);
+                let is_news = !self.asked && lost.is_empty() && !background::is_ending();
+                let lasts = || self.core.lease.as_ref().is_none_or(|lease| !lease.left().is_zero());
+                let untold = is_news.then(lasts);
                 let cleanup = Cleanup::release(self.core.grant.clone(), untold);
                 cleanup.start((*self.service).clone(), ticket);
             }
@@ -352,6 +353,9 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Renewal<I, C, D> {
             Ok(Ok(renewed)) => {
                 if lease.lose(&self.core.grant, &renewed.lost) {
                     self.core.tell();
+                }
+                if lease.is_over() {
+                    return;
                 }
                 // What is left of the set was extended.
                 let age = lease.extended(sent);

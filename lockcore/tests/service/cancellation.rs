@@ -327,6 +327,8 @@ fn a_guard_dropped_by_a_thread_that_ends_is_released() {
     thread_local! {
         static KEPT: RefCell<Option<LockGuard<String, Uuid, Arc<Rigged>>>> = const { RefCell::new(None) };
     }
+    // Once a test has paused its clock, tokio finds the clock of every thread through a thread local.
+    drop(Builder::new_current_thread().enable_all().start_paused(true).build().unwrap());
     let dao = Rigged::with(1, |_| {});
     let locks = dao.service();
     let of_thread = locks.clone();
