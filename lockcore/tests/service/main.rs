@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod cancellation;
-mod logging;
 mod messages;
 #[cfg(feature = "metrics")]
 mod metrics;

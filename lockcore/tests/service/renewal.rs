@@ -60,7 +60,7 @@ fn a_sync_callback_is_renewed_by_the_librarys_thread() {
     let dao = Rigged::new();
     let locks = dao.service();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let call = locks.lease(Duration::from_millis(300)).with_held_locks_sync(["a"], |held| {
+    let call = locks.lease(3 * SECOND).with_held_locks_sync(["a"], |held| {
         eventually("three renewals", || dao.count(Step::Renew) >= 3);
         held.check()
     });
@@ -303,7 +303,7 @@ fn many_services_and_threads_are_renewed_together() {
                 let locks = dao.service();
                 let guards: Vec<_> = (0..50)
                     .map(|n: u32| {
-                        let lease = Duration::from_millis(400);
+                        let lease = 3 * SECOND;
                         pollster::block_on(locks.lease(lease).lock([n.to_string()])).unwrap()
                     })
                     .collect();

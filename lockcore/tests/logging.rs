@@ -1,4 +1,6 @@
-//! What is logged of an outage: each state once, not each try.
+//! What is logged of an outage: each state once, not each try. Alone in its binary: a thread without a subscriber that is
+//! first at a log line could decide for all that it is not wanted.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
     io::Write,
@@ -10,6 +12,10 @@ use lockcore::BackendErrorKind;
 use tokio::time::sleep;
 
 use crate::rigged::{Fault, Rigged, Step};
+
+#[path = "service/rigged/mod.rs"]
+#[expect(dead_code, reason = "shared with the tests of the service, which use all of it")]
+mod rigged;
 
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<u8>>>);
