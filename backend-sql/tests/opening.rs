@@ -8,8 +8,9 @@ use std::{
 
 use lockcore::{
     AcquireRequest, Acquired, AttemptId, BackendError, BackendErrorKind, ClaimSet, Grant, LockDao,
-    LossReason, Mode, Page, Severity, Target,
+    LossReason, Mode, Page, Severity, StoreVersion, Target,
 };
+use lockcore_conformance::{eventually, versions};
 use lockcore_sql::{SqliteBuilder, SqliteLockDao, Synchronous, sqlite::schema_sql};
 use rusqlite::Connection;
 use uuid::Uuid;
@@ -151,10 +152,36 @@ async fn a_newer_schema_under_an_open_connection_is_noticed() {
     let dao = open(&file).await;
     let grant = take(&dao, "a").await;
     let database = Connection::open(&file).expect("the same file");
-    database.execute("UPDATE lockcore_schema SET version = 1000", []).expect("a table of ours");
+    database
+        .execute("UPDATE lockcore_schema SET version = 1000, oldest_program = 1000", [])
+        .expect("a table of ours");
     let error = failure(&dao, &grant).await;
     assert_eq!(error.kind(), BackendErrorKind::Misconfigured);
     assert!(error.to_string().contains("version 1000"), "{error}");
+}
+
+/// 10.4: programs of two versions at the same time, forward and back; one that was open notices that it may no longer.
+#[tokio::test]
+async fn two_versions_share_a_file() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("locks.db");
+    let open = async |program: StoreVersion| {
+        if program.version == 2 {
+            // What a later version may do to a table that the statements of this one use. It is opened twice.
+            let database = Connection::open(&file).expect("a file");
+            database.busy_timeout(Duration::from_secs(10)).expect("it can be set");
+            let _ = database.execute("ALTER TABLE lockcore_claims ADD COLUMN later INTEGER", []);
+        }
+        Dao::builder().path(&file).program_version(program).open().await
+    };
+    for old in versions::forward_and_back(open).await {
+        eventually("it is refused", || async {
+            let refused = old.list(&Page::default()).await.err()?;
+            assert!(refused.to_string().contains("newer program"), "{refused}");
+            Some(())
+        })
+        .await;
+    }
 }
 
 #[tokio::test]
@@ -166,7 +193,9 @@ async fn a_newer_schema_is_refused_and_a_missing_one_too_if_none_may_be_made() {
     assert!(error.to_string().contains("the schema has version 0"), "{error}");
     drop(Dao::open(&file).await.expect("it is made"));
     let database = Connection::open(&file).expect("a file");
-    database.execute("UPDATE lockcore_schema SET version = 1000", []).expect("a table of ours");
+    database
+        .execute("UPDATE lockcore_schema SET version = 1000, oldest_program = 1000", [])
+        .expect("a table of ours");
     let error = Dao::open(&file).await.expect_err("it is newer");
     assert_eq!(error.kind(), BackendErrorKind::Misconfigured);
     assert!(error.to_string().contains("version 1000"), "{error}");

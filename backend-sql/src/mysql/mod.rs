@@ -91,6 +91,12 @@
 //! which need `log_bin_trust_function_creators` there, are not used. Where routines are forbidden altogether this backend
 //! cannot be used, and says so on connecting.
 //!
+//! # Several versions
+//! The table `lockcore_schema` has two numbers: `version`, and `oldest_program`, below which a program refuses the schema. A
+//! release that shares the schema with the one before raises only the first, and leaves the routines alone whose names begin
+//! with the older version. So programs of both run at the same time, and the older ones can be started again. The printed
+//! schema replaces all routines, each of which is missing for a moment: it is for when no program runs.
+//!
 //! # Writes that a former holder cannot make
 //! [`fence_check`](MysqlLockDao::fence_check) is for the `WHERE` of the application's own statements.
 //!

@@ -7,9 +7,9 @@ use std::{
     time::Duration,
 };
 
-use lockcore::{BackendError, ContextId, Ident};
+use lockcore::{BackendError, ContextId, Ident, StoreVersion};
 
-use super::{dao::SqliteLockDao, error::StoreError};
+use super::{dao::SqliteLockDao, error::StoreError, statements::VERSION};
 
 /// When a commit has to be on the disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -40,6 +40,7 @@ pub(super) struct Settings {
     pub(super) boot: Option<i64>,
     pub(super) ahead: Duration,
     pub(super) rebooted: bool,
+    pub(super) program: StoreVersion,
 }
 
 impl<I: Ident, C: ContextId> SqliteBuilder<I, C> {
@@ -54,6 +55,7 @@ impl<I: Ident, C: ContextId> SqliteBuilder<I, C> {
             boot: None,
             ahead: Duration::ZERO,
             rebooted: false,
+            program: VERSION,
         };
         SqliteBuilder { settings, types: PhantomData }
     }
@@ -131,6 +133,14 @@ impl<I: Ident, C: ContextId> SqliteBuilder<I, C> {
     #[must_use]
     pub fn pretend_ahead(mut self, ahead: Duration) -> Self {
         self.settings.ahead = ahead;
+        self
+    }
+
+    /// For tests: a program of another version.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn program_version(mut self, program: StoreVersion) -> Self {
+        self.settings.program = program;
         self
     }
 

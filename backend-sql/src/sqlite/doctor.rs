@@ -2,27 +2,29 @@
 
 use std::time::Instant;
 
-use lockcore::{Finding, Severity};
+use lockcore::{Finding, Severity, StoreFit};
 
 use super::{
     error::StoreError,
     file::{self, FileSystem},
     schema,
-    statements::SCHEMA_VERSION,
     step::{Sign, Step},
     thread::Worker,
 };
 
 /// All checks.
 pub(super) fn examine(worker: &mut Worker<'_>, deadline: Instant) -> Result<Vec<Finding>, StoreError> {
-    let version = schema::version(worker.store())?;
+    let found = schema::version(worker.store())?;
+    let fits = matches!(schema::fit(worker.store(), found), Ok(StoreFit::Ready));
+    let program = worker.store().opened.settings.program.version;
+    let (version, oldest) = found.map_or((0, 0), |found| (found.version, found.oldest_program));
     let in_memory = worker.store().opened.settings.in_memory();
     let boot_clock = worker.store().opened.clock.is_real();
     let mut findings = vec![
         finding(
-            if version == SCHEMA_VERSION { Severity::Ok } else { Severity::Error },
+            if fits { Severity::Ok } else { Severity::Error },
             "schema version",
-            format!("{version}, this program knows {SCHEMA_VERSION}"),
+            format!("{version}, for programs of version {oldest} or later; this one has version {program}"),
         ),
         finding(
             if boot_clock { Severity::Ok } else { Severity::Warning },

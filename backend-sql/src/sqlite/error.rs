@@ -2,7 +2,7 @@
 
 use std::{io, path::Path};
 
-use lockcore::{BackendError, BackendErrorKind};
+use lockcore::{BackendError, BackendErrorKind, ProgramTooOld};
 use rusqlite::ffi;
 
 use super::file;
@@ -28,7 +28,9 @@ pub(super) enum StoreError {
     #[error("{key}: {value:?} is not possible, {expected}")]
     Setting { key: &'static str, value: String, expected: &'static str },
     #[error("the schema has version {found}, this program knows {known}: {advice}")]
-    Schema { found: i64, known: i64, advice: &'static str },
+    Schema { found: u32, known: u32, advice: &'static str },
+    #[error(transparent)]
+    TooOld(#[from] ProgramTooOld),
     #[error("the database is in journal mode {0:?} and could not be put into WAL")]
     JournalMode(String),
     #[error(
@@ -79,6 +81,7 @@ impl StoreError {
             },
             StoreError::NetworkFile(_)
             | StoreError::Schema { .. }
+            | StoreError::TooOld(_)
             | StoreError::JournalMode(_)
             | StoreError::NoClock => BackendErrorKind::Misconfigured,
             StoreError::Corrupt(_) => BackendErrorKind::Corrupt,

@@ -1,38 +1,42 @@
 //! The tables: made and migrated when the database is opened.
 
+use lockcore::{StoreFit, StoreVersion};
 use rusqlite::params;
 
 use super::{
     error::StoreError,
-    statements::{self, SCHEMA_VERSION},
+    statements::{self, VERSION},
     store::{Store, run},
 };
 
 /// The SQL that makes the tables, for those who may not let a program do it. `prefix` is as in
 /// [`SqliteBuilder::table_prefix`](super::SqliteBuilder::table_prefix).
 pub fn schema_sql(prefix: &str) -> String {
+    let StoreVersion { version, oldest_program } = VERSION;
     format!(
-        "{}INSERT INTO {prefix}schema (version) SELECT {SCHEMA_VERSION} \
+        "{}INSERT INTO {prefix}schema (version, oldest_program) SELECT {version}, {oldest_program} \
          WHERE NOT EXISTS (SELECT 1 FROM {prefix}schema);\n",
         statements::schema(prefix)
     )
 }
 
-/// Refuses tables that are missing or those of a newer program.
+/// Refuses tables that are missing or older, and those that are for newer programs.
 pub(super) fn require(store: &Store<'_>) -> Result<(), StoreError> {
-    if check(version(store)?)? {
+    let found = version(store)?;
+    if fit(store, found)? == StoreFit::Ready {
         return Ok(());
     }
     let advice = "call `migrate`, or open it with `create`";
-    Err(StoreError::Schema { found: 0, known: SCHEMA_VERSION, advice })
+    let (found, known) = (found.map_or(0, |found| found.version), store.opened.settings.program.version);
+    Err(StoreError::Schema { found, known, advice })
 }
 
-/// Makes the tables where they are missing, and refuses those of a newer program.
+/// Makes the tables where they are missing or older, and refuses those that are for newer programs.
 ///
 /// Any number of processes may do this at once: the write lock lets the first one work and the others
 /// find it done.
 pub(super) fn ensure(store: &Store<'_>) -> Result<(), StoreError> {
-    if check(version(store)?)? {
+    if fit(store, version(store)?)? == StoreFit::Ready {
         return Ok(());
     }
     run(&store.sql.begin)?;
@@ -43,30 +47,30 @@ pub(super) fn ensure(store: &Store<'_>) -> Result<(), StoreError> {
     made
 }
 
-/// The version of the tables that are there, 0 for none.
-pub(super) fn version(store: &Store<'_>) -> Result<i64, StoreError> {
+/// Reads the version of the tables that are there, `None` for none.
+pub(super) fn version(store: &Store<'_>) -> Result<Option<StoreVersion>, StoreError> {
     let there: bool = store.sql.has_schema.get()?.query_row([], |row| row.get(0))?;
     if !there {
-        return Ok(0);
+        return Ok(None);
     }
-    Ok(store.sql.schema_version.get()?.query_row([], |row| row.get(0))?)
+    let numbers = store.sql.schema_version.get()?.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let (Some(version), Some(oldest_program)) = numbers else { return Ok(None) };
+    Ok(Some(StoreVersion { version, oldest_program }))
 }
 
 fn make(store: &Store<'_>) -> Result<(), StoreError> {
-    // Version 0 is nothing; a later version adds its step from each version before.
-    if !check(version(store)?)? {
+    // A later version adds its step from each version before.
+    let found = version(store)?;
+    if fit(store, found)? == StoreFit::Migrate {
+        let StoreVersion { version, oldest_program } = store.opened.settings.program.after_migration(found);
         store.opened.conn.execute_batch(&statements::schema(&store.opened.settings.table_prefix))?;
         run(&store.sql.clear_version)?;
-        store.sql.write_version.get()?.execute(params![SCHEMA_VERSION])?;
+        store.sql.write_version.get()?.execute(params![version, oldest_program])?;
     }
     run(&store.sql.commit)
 }
 
-/// Whether the tables of this version are current; those of a newer program are refused.
-fn check(found: i64) -> Result<bool, StoreError> {
-    if found > SCHEMA_VERSION {
-        let advice = "a newer program migrated it, update this one";
-        return Err(StoreError::Schema { found, known: SCHEMA_VERSION, advice });
-    }
-    Ok(found == SCHEMA_VERSION)
+/// Compares this program with the tables.
+pub(super) fn fit(store: &Store<'_>, found: Option<StoreVersion>) -> Result<StoreFit, StoreError> {
+    Ok(store.opened.settings.program.fit(found)?)
 }

@@ -5,10 +5,11 @@ use std::{
     ops::{Deref, DerefMut},
 };
 
+use lockcore::StoreVersion;
 use rusqlite::{Connection, PrepFlags, Statement};
 
 /// The version of the tables below; see [`schema`].
-pub(super) const SCHEMA_VERSION: i64 = 1;
+pub(super) const VERSION: StoreVersion = StoreVersion { version: 1, oldest_program: 1 };
 
 /// What stands in `claims.state`: who holds comes before who waits in the order of the table.
 pub(super) mod state {
@@ -33,7 +34,10 @@ pub(super) mod state {
 pub(super) fn schema(prefix: &str) -> String {
     format!(
         "\
-CREATE TABLE IF NOT EXISTS {prefix}schema (version INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS {prefix}schema (
+  version INTEGER NOT NULL,
+  oldest_program INTEGER NOT NULL
+) STRICT;
 CREATE TABLE IF NOT EXISTS {prefix}namespaces (
   ns INTEGER PRIMARY KEY AUTOINCREMENT,
   name TEXT NOT NULL UNIQUE,
@@ -181,9 +185,9 @@ statements! {
 
     // Schema, namespace and session.
     has_schema = "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = '{p}schema')";
-    schema_version = "SELECT coalesce(max(version), 0) FROM {p}schema";
+    schema_version = "SELECT max(version), max(oldest_program) FROM {p}schema";
     clear_version = "DELETE FROM {p}schema";
-    write_version = "INSERT INTO {p}schema (version) VALUES (?1)";
+    write_version = "INSERT INTO {p}schema (version, oldest_program) VALUES (?1, ?2)";
     add_namespace = "INSERT INTO {p}namespaces (name) VALUES (?1) ON CONFLICT DO NOTHING";
     namespace = "SELECT ns FROM {p}namespaces WHERE name = ?1";
     add_session = "INSERT INTO {p}sessions (ns, boot, space, pid, start, beat, version)
