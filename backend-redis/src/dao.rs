@@ -311,7 +311,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
 
     async fn doctor(&self) -> Result<Vec<Finding>, BackendError> {
         let session = self.store.session().await?;
-        let mut findings = doctor::examine(&*session).await?;
+        let mut findings = doctor::examine(&session).await?;
         findings.push(version::finding(&session, &self.store.scripts, self.store.settings.program).await?);
         Ok(findings)
     }

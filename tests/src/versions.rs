@@ -64,7 +64,7 @@ pub async fn forward_and_back<D: LockDao<String, Uuid>>(
     // Onward, to where neither can follow.
     let last = open(INCOMPATIBLE).await.expect("it may migrate");
     for program in [TODAY, NEXT] {
-        let refused = open(program).await.err().expect("the store is for newer programs");
+        let Err(refused) = open(program).await else { panic!("the store is for newer programs") };
         assert_eq!(refused.kind(), BackendErrorKind::Misconfigured, "{refused}");
         let said = refused.to_string();
         let parts = ["version 3", &format!("has version {}", program.version), "newer program"];
