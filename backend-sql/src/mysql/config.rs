@@ -2,7 +2,7 @@
 
 use std::{fmt, marker::PhantomData, str::FromStr, time::Duration};
 
-use lockcore::{BackendError, ContextId, Ident, StoreVersion};
+use lockcore::{BackendError, Capabilities, ContextId, Ident, StoreVersion};
 use sqlx::{ConnectOptions, MySqlPool, mysql::MySqlConnectOptions};
 
 use super::{
@@ -154,6 +154,28 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
             return Err(refused("url", "it must name a database, as in mysql://user@host/database").into());
         };
         ServerLockDao::open(Mysql::new(source, options, database, self.settings)).await
+    }
+}
+
+/// What the backend can do, on either server.
+pub fn capabilities() -> Capabilities {
+    Capabilities {
+        backend: "mysql",
+        shared_store: true,
+        fifo: true,
+        push: true,
+        permanent: false,
+        slots: true,
+        shared: true,
+        listing: true,
+        breaking: true,
+        sweeping: true,
+        dead_holders: false,
+        // The clock counts microseconds; but a lease has to be renewed at a third of it, by a durable commit.
+        min_lease: Duration::from_millis(100),
+        default_lease: Some(Duration::from_secs(30)),
+        // What is in the way is told with one letter for each id, in a text of at most 1024 by default.
+        max_ids: 1000,
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the DAO needs of MySQL and MariaDB: connections, the calls of the routines, listening.
 
-use std::{fmt, fmt::Write, time::Duration};
+use std::{fmt, fmt::Write};
 
 use lockcore::{
     BackendError, BreakMode, Capabilities, ContextId, Finding, Ident, Moment, StoreVersion, Withdraw,
@@ -9,7 +9,7 @@ use sqlx::{ConnectOptions, mysql::MySqlConnectOptions};
 use uuid::Uuid;
 
 use super::{
-    config::{MysqlBuilder, Source},
+    config::{MysqlBuilder, Source, capabilities},
     dedicated, doctor,
     error::unconnected,
     fences::Fences,
@@ -495,28 +495,6 @@ impl Mysql {
             let what = format!("the server's version is {version}, MySQL 8.0 or MariaDB 10.6 is needed");
             ServerError::Misconfigured { backend: "mysql", what }
         })
-    }
-}
-
-/// What the backend can do, on either server.
-pub fn capabilities() -> Capabilities {
-    Capabilities {
-        backend: "mysql",
-        shared_store: true,
-        fifo: true,
-        push: true,
-        permanent: false,
-        slots: true,
-        shared: true,
-        listing: true,
-        breaking: true,
-        sweeping: true,
-        dead_holders: false,
-        // The clock counts microseconds; but a lease has to be renewed at a third of it, by a durable commit.
-        min_lease: Duration::from_millis(100),
-        default_lease: Some(Duration::from_secs(30)),
-        // What is in the way is told with one letter for each id, in a text of at most 1024 by default.
-        max_ids: 1000,
     }
 }
 

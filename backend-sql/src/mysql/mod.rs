@@ -129,7 +129,7 @@ mod link;
 mod listen;
 mod schema;
 
-pub use config::MysqlBuilder;
-pub use engine::{Mysql, MysqlLockDao, capabilities};
+pub use config::{MysqlBuilder, capabilities};
+pub use engine::{Mysql, MysqlLockDao};
 pub use flavor::Flavor;
 pub use schema::schema_sql;

@@ -2,7 +2,7 @@
 
 use std::{fmt, marker::PhantomData, str::FromStr, time::Duration};
 
-use lockcore::{BackendError, ContextId, Ident, StoreVersion};
+use lockcore::{BackendError, Capabilities, ContextId, Ident, StoreVersion};
 use sqlx::{ConnectOptions, PgPool, postgres::PgConnectOptions};
 
 use super::{
@@ -204,6 +204,27 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
             (None, Source::Pool(pool)) => quiet((*pool.connect_options()).clone()),
         };
         ServerLockDao::open(Postgres::new(source, listen, self.options)).await
+    }
+}
+
+/// What this backend declares.
+pub fn capabilities() -> Capabilities {
+    Capabilities {
+        backend: "postgres",
+        shared_store: true,
+        fifo: true,
+        push: true,
+        permanent: false,
+        slots: true,
+        shared: true,
+        listing: true,
+        breaking: true,
+        sweeping: true,
+        dead_holders: false,
+        // An operation takes about a millisecond, and a lease has to be renewed at a third of it.
+        min_lease: Duration::from_millis(100),
+        default_lease: Some(Duration::from_secs(30)),
+        max_ids: 1000,
     }
 }
 

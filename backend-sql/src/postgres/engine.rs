@@ -3,7 +3,6 @@
 use std::{
     fmt,
     sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
 };
 
 use lockcore::{
@@ -17,7 +16,7 @@ use sqlx::{
 use uuid::Uuid;
 
 use super::{
-    config::{Commit, Options, PostgresBuilder, Source},
+    config::{Commit, Options, PostgresBuilder, Source, capabilities},
     doctor,
     error::unconnected,
     link::{Argument, Link, Routine},
@@ -595,26 +594,5 @@ fn address(options: &PgConnectOptions) -> String {
     match options.get_socket() {
         Some(socket) => format!("{} (port {port})", socket.display()),
         None => format!("{}:{port}", options.get_host()),
-    }
-}
-
-/// What this backend declares.
-pub fn capabilities() -> Capabilities {
-    Capabilities {
-        backend: "postgres",
-        shared_store: true,
-        fifo: true,
-        push: true,
-        permanent: false,
-        slots: true,
-        shared: true,
-        listing: true,
-        breaking: true,
-        sweeping: true,
-        dead_holders: false,
-        // An operation takes about a millisecond, and a lease has to be renewed at a third of it.
-        min_lease: Duration::from_millis(100),
-        default_lease: Some(Duration::from_secs(30)),
-        max_ids: 1000,
     }
 }

@@ -114,6 +114,6 @@ mod link;
 mod listen;
 mod schema;
 
-pub use config::{Commit, PostgresBuilder};
-pub use engine::{Postgres, PostgresLockDao, capabilities};
+pub use config::{Commit, PostgresBuilder, capabilities};
+pub use engine::{Postgres, PostgresLockDao};
 pub use schema::schema_sql;
