@@ -96,7 +96,7 @@ impl Entry {
             Mode::Shared => "shared",
             Mode::Slots { .. } => "slots",
         };
-        let is = format!("{mode} {} {} {}", self.attempt, self.since, self.owner);
+        let is = format!("{mode} {} {} {}", self.attempt, self.since, &*self.owner);
         Value::Text(&is).write(map.key("is"));
         Value::Number(self.fence).write(map.key("fence"));
         Value::Number(self.lease).write(map.key("lease"));

@@ -174,9 +174,9 @@ async fn not_yours_after_the_lease_ended_is_a_success_and_reported() {
     let dao = Rigged::new();
     let (locks, told) = observed(&dao);
     let value = locks
-        .lease(Duration::from_millis(5))
+        .lease(Duration::from_millis(200))
         .with_locks_sync(["a"], || {
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(400));
             steal_all(&dao);
             Ok::<_, io::Error>(7)
         })
@@ -190,8 +190,8 @@ async fn not_yours_after_the_lease_ended_is_a_success_and_reported() {
 async fn what_the_callback_was_told_is_the_outcome() {
     let dao = Rigged::new();
     let (locks, told) = observed(&dao);
-    let call = locks.lease(Duration::from_millis(5)).with_held_locks_sync(["a"], |held| {
-        std::thread::sleep(Duration::from_millis(10));
+    let call = locks.lease(Duration::from_millis(200)).with_held_locks_sync(["a"], |held| {
+        std::thread::sleep(Duration::from_millis(400));
         held.check().map_err(|lost| io::Error::from(lost).to_string())
     });
     match call.await {

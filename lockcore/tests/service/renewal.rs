@@ -332,7 +332,7 @@ fn renewal_outlives_wakers_that_panic() {
     let locks = dao.service();
     dao.always(Step::Renew, Fault::Hangs);
     let mut call =
-        Box::pin(locks.lease(Duration::from_millis(30)).with_locks(["a"], std::future::pending::<()>));
+        Box::pin(locks.lease(Duration::from_millis(300)).with_locks(["a"], std::future::pending::<()>));
     let panics = Arc::new(Panics::default());
     let waker = std::task::Waker::from(panics.clone());
     assert!(call.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
@@ -378,7 +378,7 @@ fn a_release_comes_to_its_end_though_a_waker_panicked() {
         let locks = dao.service();
         dao.always(Step::Renew, Fault::Hangs);
         let mut call =
-            Box::pin(locks.lease(Duration::from_millis(30)).with_locks(["a"], std::future::pending::<()>));
+            Box::pin(locks.lease(Duration::from_millis(300)).with_locks(["a"], std::future::pending::<()>));
         let panics = Arc::new(Panics(AtomicUsize::new(0)));
         let waker = Waker::from(panics.clone());
         assert!(call.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
