@@ -49,8 +49,8 @@ pub(super) async fn hand_overs_are_as_fast_as_before<R: Remote>(kind: Kind) -> T
         }
         programs.push(locks);
     }
+    const HAND_OVERS: u32 = 20;
     let pace = async || {
-        const HAND_OVERS: u32 = 20;
         let (first, begun) = (done.load(Ordering::SeqCst), Instant::now());
         let enough = async || (done.load(Ordering::SeqCst) >= first + HAND_OVERS).then_some(());
         eventually("they take turns", enough).await;
@@ -59,6 +59,8 @@ pub(super) async fn hand_overs_are_as_fast_as_before<R: Remote>(kind: Kind) -> T
     // The first includes the beginning.
     pace().await;
     let before = pace().await.max(pace().await);
+    // Other tests may begin beside this one. Polling alone hands over once a second, ten times slower than this.
+    let fast = (before * 2).max(HAND_OVERS * Duration::from_millis(100));
     for outage in [Duration::ZERO, LEASE.mul_f64(1.5)] {
         line.proxy.silence();
         if !outage.is_zero() {
@@ -69,12 +71,15 @@ pub(super) async fn hand_overs_are_as_fast_as_before<R: Remote>(kind: Kind) -> T
         }
         let mut after = Vec::new();
         let recovered = async {
-            while after.last().is_none_or(|&pace| pace > before * 2) {
+            while after.last().is_none_or(|&pace| pace > fast) {
                 after.push(pace().await);
             }
         };
         let recovered = timeout(SOON, recovered).await;
-        assert!(recovered.is_ok(), "{outage:?}: {after:?} for as much as took {before:?} before");
+        assert!(
+            recovered.is_ok(),
+            "{outage:?}: {after:?} for as much as took {before:?} before, {fast:?} allowed"
+        );
     }
     for locks in &programs {
         // Not by polling.
