@@ -54,7 +54,9 @@ cargo test --workspace --all-features --locked --quiet --doc
 
 command -v cargo-hack >/dev/null || { step "installing cargo-hack"; cargo install --locked --quiet cargo-hack; }
 step "each feature alone"
-cargo hack check --workspace --exclude lockcore-benches --each-feature --locked --quiet
+cargo hack check --workspace --exclude lockcore-benches --exclude lockcore-any --exclude lockctl --each-feature --locked --quiet
+# These refuse to be built without a backend.
+cargo hack check -p lockcore-any -p lockctl --each-feature --exclude-no-default-features --locked --quiet
 step "DynamoDB in process"
 nextest --manifest-path backend-dynamo/in_process/Cargo.toml --target-dir target
 step "model checks of the memory backend"
