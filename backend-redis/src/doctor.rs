@@ -26,7 +26,7 @@ pub(crate) async fn check(session: &Session) -> Result<(), BackendError> {
     loaded.map(drop).or_else(unless_denied)?;
     let servers = match info {
         Ok(reply) => Infos::read(reply),
-        // Whoever may not ask is believed; the doctor says so.
+        // A user without the right to ask is trusted; `doctor` says so.
         Err(error) => return unless_denied(error),
     };
     match servers.findings().into_iter().find(|finding| finding.severity == Severity::Error) {

@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 use crate::reply::{Message, granted};
 
 /// How often an id that is waited for is looked at though nothing was pushed, in the script of the sign of life. Where a
-/// foreign client holds it, the script asks for an earlier look: its `DEL` is pushed to nobody.
+/// foreign client holds it, the script asks for an earlier look: its `DEL` notifies no waiter.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// How much earlier than planned an id is looked at along with others.
@@ -125,7 +125,7 @@ impl Inbox {
         let mut looks = self.looks();
         looks.ids.retain(|_, look| now - look.wanted < WANTED);
         let again = now + LOOK.max(LOOK_PER_ID * u32::try_from(looks.ids.len()).unwrap_or(u32::MAX));
-        // One script for many: whoever is due soon comes along.
+        // One script for many: ids that are due soon are included.
         let any = looks.ids.values().any(|look| look.at <= now);
         let soon = if any || beat { now + ALONG } else { now };
         let mut due = Vec::new();
@@ -145,7 +145,7 @@ impl Inbox {
         }
     }
 
-    /// The server knows no waiters for `ids`. What it pushed before it said so was read before: whoever still waits for one of
+    /// The server knows no waiters for `ids`. What it pushed before it said so was read before: a waiter that still waits for one of
     /// them here lost its place, or missed its offer, and asks again.
     pub(crate) fn unknown(&self, ids: &HashSet<&str>) {
         if ids.is_empty() {

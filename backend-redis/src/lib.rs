@@ -44,7 +44,7 @@
 //!   offer of at most 2 s, and the script publishes the offer to the waiter's connection; a release confirms it as well as a
 //!   renewal. A connection with waiters gives a sign of life every second, which counts for 3 s. The same script looks after
 //!   the ids that are waited for, as does another just when a lease ends, so that it notices holders that died; and every
-//!   250 ms where a foreign client holds one, as its `DEL` is pushed to nobody. A waiter whose place the server does not
+//!   250 ms where a foreign client holds one, as its `DEL` notifies no waiter. A waiter whose place the server does not
 //!   know any more asks again at once; all do when the connection is lost.
 //! - **One connection for each runtime**, also for what is pushed (RESP3), so that one that is blocked or gone keeps no
 //!   other from its work, the library's own thread, which renews, least of all. All waiters of a runtime have one
@@ -68,7 +68,7 @@
 //! | `{ns}:ID` | a string. Who holds `ID` exclusively: `lc2\|fence\|length:context\|flags\|renewed at\|lease\|x\|attempt\|length:owner`, and behind that what its context held before its last change; else `lc2~shared\|permits in use\|last renewal\|flags` or `lc2~frozen` while others must stay out. Flags: `b` broken, `q` waited for, `f` frozen. The global lock's `ID` is empty |
 //! | `{ns}/f` | the highest fence |
 //! | `{ns}/s:ID`, `/e:ID`, `/g:ID` | those who share `ID`: records by context, contexts by the end of their leases, ranges of free permits. They outlive the main key, without which they mean nothing |
-//! | `{ns}/n:ID`, `/t:LINE:ID` | the lines in which somebody waits, one for each mode and limit, and `frozen`; waiters by ticket |
+//! | `{ns}/n:ID`, `/t:LINE:ID` | the lines that have waiters, one for each mode and limit, and `frozen`; waiters by ticket |
 //! | `{ns}/c:WAITER`, `/p:SESSION` | a waiter's set; a sign of life. Messages go to the channel `{ns}/o:SESSION` |
 //! | `{ns}/x:WAITER` | that an attempt was withdrawn |
 //! | `{ns}/b:ID` | what was broken lately |

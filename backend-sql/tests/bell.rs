@@ -35,7 +35,7 @@ async fn ringing_without_a_pause_delays_nothing() {
     let (dao, other) = (open(&file).await, open(&file).await);
     let held = granted(&dao, &request("a", false)).await;
     granted(&other, &request("b", false)).await;
-    // A session listens once somebody waits in it.
+    // A session listens once it has a waiter.
     let Acquired::Queued { wakeup: _wakeup, .. } = dao.acquire(&request("b", true)).await.expect("an answer")
     else {
         panic!("it is held")

@@ -52,7 +52,7 @@ async fn a_waiter_with_another_boot_id_keeps_its_place_and_is_served() {
     assert!(matches!(wake, Wake::Offer(_)), "{wake:?}");
 }
 
-/// Nobody may count it from its own look again and again.
+/// It must not be counted from each process's own look.
 #[tokio::test]
 async fn a_lease_ends_on_time_for_every_boot_id() {
     const LEASE: Duration = Duration::from_millis(500);

@@ -81,7 +81,7 @@ async fn every_failure_names_the_file_and_the_reason() {
     let dao = Dao::builder().path(folder.path().join("locks.db")).busy_timeout(Duration::from_millis(1));
     let dao = dao.open().await.expect("a new file");
     let other = Connection::open(folder.path().join("locks.db")).expect("the same file");
-    other.execute_batch("BEGIN IMMEDIATE").expect("nobody else writes");
+    other.execute_batch("BEGIN IMMEDIATE").expect("there is no other writer");
     let message = dao.acquire(&request("a")).await.expect_err("it is busy").to_string();
     assert!(message.contains("locks.db: another process kept the write lock"), "{message}");
 }
@@ -98,7 +98,7 @@ async fn a_new_file_is_its_owners_alone() {
         let file = fs::metadata(folder.path().join(name)).expect("it is there");
         assert_eq!(file.permissions().mode() & 0o777, 0o600, "{name}");
     }
-    // Whoever wants to share it makes it beforehand.
+    // To share it, create it beforehand.
     let shared = folder.path().join("shared.db");
     fs::write(&shared, "").expect("a file");
     fs::set_permissions(&shared, fs::Permissions::from_mode(0o660)).expect("it is ours");
@@ -207,7 +207,7 @@ async fn opening_waits_for_somebody_who_writes_before_the_file_is_in_wal() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");
     let other = Connection::open(&file).expect("a file");
-    other.execute_batch("BEGIN IMMEDIATE; CREATE TABLE theirs (x)").expect("nobody else writes");
+    other.execute_batch("BEGIN IMMEDIATE; CREATE TABLE theirs (x)").expect("there is no other writer");
     let path = file.clone();
     let opening = tokio::spawn(async move { Dao::open(path).await });
     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -259,7 +259,7 @@ async fn a_write_lock_kept_by_somebody_else_is_busy_in_time_and_harmless() {
     let timeout = Duration::from_secs(2);
     let dao = Dao::builder().path(&file).busy_timeout(timeout).open().await.expect("a new file");
     let stopped = Connection::open(&file).expect("the same file");
-    stopped.execute_batch("BEGIN IMMEDIATE").expect("nobody else writes");
+    stopped.execute_batch("BEGIN IMMEDIATE").expect("there is no other writer");
     let (begun, one, two) = (Instant::now(), request("a"), request("b"));
     // The second waits behind the first, and its time counts all the same.
     let (first, second) = tokio::join!(dao.acquire(&one), dao.acquire(&two));

@@ -43,7 +43,7 @@ local function undo(s, context, attempt)
   drop(s, h)
   local before = decode(h.replaced, 1)
   if not before or left(before) <= 0 then return end
-  -- Fewer permits may have let somebody in meanwhile who needs the rest: then they stay as few.
+  -- Fewer permits may have admitted a waiter meanwhile that needs the rest: then they stay as few.
   local mode = fits(s, nil, mode_of(before.mode)) and before.mode or h.mode
   before.kind, before.permits = sub(mode, 1, 1), mode_of(mode).permits
   if before.kind == 'k' then mode = match(mode, '^k%d+/%d+') .. '/' .. take_permits(s, before.permits) end
@@ -108,7 +108,7 @@ end
 
 -- Serves those who wait for what was freed, in the order of their tickets, until nothing more fits. As soon as somebody
 -- has to go on waiting only who may pass is looked for, so that a release costs the same with two waiters and with 10 000.
--- When the budget is used up, whoever waits there is told to look, which goes on with it.
+-- When the budget is used up, the waiters there are notified to look, which continues it.
 local function serve()
   local cursors, last = {}, nil
   local function open(s, kind, after)

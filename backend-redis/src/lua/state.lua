@@ -20,7 +20,7 @@ time = time or call('TIME')
 local us = time[1] * 1000000 + time[2]
 local ms = math.floor(us / 1000)
 
--- How long a place in a line is remembered, in ms: whoever waits asks again at least every half minute.
+-- How long a place in a line is remembered, in ms: a waiter asks again at least every half minute.
 local PLACE = 600000
 
 -- The next fence or ticket. It is written at once: before what it is for, it does no harm if that fails, as on a full server.
@@ -46,7 +46,7 @@ end
 
 -- A holder: fence|context|flags|renewed at (ms, by default the fence's time)|lease (ms)|mode|attempt|owner, and behind that
 -- what its context held before the last change, in the same form. Contexts and owners have their length before them, and
--- are never formatted: `%s` ends at a NUL. Flags: b broken; in a main key q somebody waits, f frozen.
+-- are never formatted: `%s` ends at a NUL. Flags: b broken; in a main key q has waiters, f frozen.
 local function encode(h, flags)
   return fmt('%d|%d:', h.fence, #h.context) .. h.context .. '|' .. (h.broken and 'b' or '') .. flags
     .. fmt('|%d|%d|', h.at, h.lease) .. h.mode .. '|' .. h.attempt .. fmt('|%d:', #h.owner) .. h.owner .. h.replaced

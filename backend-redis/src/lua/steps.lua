@@ -34,7 +34,7 @@ local function applicant()
   return who
 end
 
--- How often a foreign client's key is looked at, at least, in ms: it tells nobody when it is done.
+-- How often a foreign client's key is looked at, at least, in ms: its release notifies no waiter.
 local FOREIGN = 250
 
 local function first_end(who)
@@ -61,7 +61,7 @@ local function beat(session)
   return call('SET', base .. '/p:' .. session, '1', 'PX', 3000, 'GET') and 1 or 0
 end
 
--- Takes or keeps a place: the record comes last, as what is in a line without one is nobody.
+-- Takes or keeps a place: the record comes last, as an entry of a line without one is ignored.
 local function take_place(who, record)
   record = record or {
     ids = who.ids, modes = who.modes, context = who.context, attempt = who.attempt, owner = who.owner,

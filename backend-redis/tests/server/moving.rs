@@ -70,7 +70,7 @@ impl<'c> Move<'c> {
     }
 }
 
-/// Who holds something that somebody else then wants alone.
+/// A holder of what another context then asks for exclusively.
 type Held = (Caller<Dao>, Grant<String, Uuid>);
 
 async fn take(store: &Store<Place>, claims: impl IntoIterator<Item = Claim<String>>) -> Held {
@@ -79,7 +79,7 @@ async fn take(store: &Store<Place>, claims: impl IntoIterator<Item = Claim<Strin
     (caller, grant)
 }
 
-/// Keys in any order, one at a time: between any two of them nothing is granted that is held. Whoever holds something can
+/// Keys in any order, one at a time: between any two of them nothing is granted that is held. A holder can
 /// renew it whenever its own keys are together, and has everything when the slot has moved.
 pub(crate) async fn keys_that_move_one_by_one_grant_nothing_that_is_held() -> TestResult {
     let cluster = Cluster::start().await?;

@@ -160,7 +160,7 @@ pub(crate) async fn a_demoted_master_is_left_and_a_wait_outlasts_it() -> TestRes
         for stale in ["yes", "no"] {
             store.is_free(&["a"]).await;
             raw.ask::<()>(&format!("CONFIG SET replica-serve-stale-data {stale}")).await?;
-            // Nobody is there: it keeps what it has.
+            // There is no other server: it keeps what it has.
             raw.ask::<()>("REPLICAOF 127.0.0.1 1").await?;
             let connections = raw.info("stats", "total_connections_received").await?;
             for _ in 0..3 {

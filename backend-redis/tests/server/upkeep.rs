@@ -87,7 +87,7 @@ pub(crate) async fn what_is_abandoned_ends() -> TestResult {
     Ok(())
 }
 
-/// Who waits, shares, or was withdrawn elsewhere in the namespace costs nothing where nobody else is.
+/// Waiters, sharers and withdrawn attempts elsewhere in the namespace cost nothing for an id without any.
 pub(crate) async fn an_id_of_ones_own_costs_the_same_beside_others() -> TestResult {
     let server = server("").await?;
     let place = Place::at(server.url());
@@ -176,7 +176,7 @@ fn alone(claim: Claim<String>) -> Claim<String> {
     Claim { mode: Mode::Exclusive, ..claim }
 }
 
-/// A release that meets thousands of dead waiters removes some of them; whoever lives behind them has its turn soon.
+/// A release that meets thousands of dead waiters removes some of them; a live waiter behind them has its turn soon.
 pub(crate) async fn dead_waiters_are_removed_a_few_at_a_time() -> TestResult {
     const DEAD: usize = 5000;
     let server = server("").await?;
@@ -229,7 +229,7 @@ pub(crate) async fn looking_at_a_crowd_is_done_bit_by_bit() -> TestResult {
     Ok(())
 }
 
-/// Whoever waits for ours costs the server one script a second, and not one for each id.
+/// A process that waits for our locks costs the server one script a second, and not one for each id.
 pub(crate) async fn waiting_costs_a_script_a_second() -> TestResult {
     let server = server("").await?;
     let place = Place::at(server.url());

@@ -56,7 +56,7 @@
 //! - **Waking.** A DAO keeps one connection that sits in a routine which waits; whoever hands something over interrupts
 //!   it with `KILL QUERY`, after the commit, in the same call. The waiting connection holds a user-level lock named
 //!   after its random session, and the connection to interrupt is the one that `IS_USED_LOCK` tells at that moment: a
-//!   connection id that was given to somebody else holds no such lock, so that no other query is interrupted. Behind a proxy
+//!   connection id that was given to another client holds no such lock, so that no other query is interrupted. Behind a proxy
 //!   that shares connections of the server between clients that would not hold: before the first interruption both
 //!   connections of the DAO are asked several times whether they are its own; if not, waiters poll, and `doctor` says so. What
 //!   it waits for is a user-level lock too, which a second connection of the DAO keeps and otherwise does nothing: in
@@ -66,7 +66,7 @@
 //!   who ring do not keep it from looking; who rings nobody then has committed before the last look, which is made with
 //!   it. A DAO with waiters also gives a sign of life every second, which finds leases that ended, and offers that it
 //!   was not told of. If listening fails, everybody asks again. The second connection interrupts the first with each sign
-//!   of life, and every 20 s while nobody waits, unless somebody else did; if that is not noticed within 3 s, both are
+//!   of life, and every 20 s without waiters, unless another process did; if that is not noticed within 3 s, both are
 //!   replaced, and the server is told to end a predecessor that still has the name. So a connection that was dropped
 //!   without a word is noticed within 4 s while anybody waits. While there is no listener, signs of life are given every 20
 //!   to 200 ms, and after each release of a process that has waiters.

@@ -372,7 +372,7 @@ fn routine(statement: &str) -> Option<&str> {
 
 /// The whole schema as SQL for the server's own command line client, for those who run their own migrations. It creates
 /// what is missing and replaces the routines, so that it can be run again, but not after a newer one, nor while programs use
-/// the locks: a routine is missing for a moment. Whoever uses the locks needs `EXECUTE` on the
+/// the locks: a routine is missing for a moment. A user of the locks needs `EXECUTE` on the
 /// routines, and nothing else; whoever runs this has to keep an account, for the routines run with its rights.
 pub fn schema_sql(table_prefix: &str, flavor: Flavor) -> String {
     let mut sql = String::from("DELIMITER //\n");

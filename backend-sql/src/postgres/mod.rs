@@ -39,7 +39,7 @@
 //!   [`push`](lockcore::Capabilities::push) is declared only then. A DAO with waiters gives a sign of life every second,
 //!   which also finds leases that ended and offers that it was not told of; who waits alone is found by the ids that it sends
 //!   along. If listening fails, everybody asks again. The connection that listens is probed with each sign of life, every
-//!   20 s while nobody waits, and replaced if it does not answer within 3 s: a connection that was dropped without a word
+//!   20 s without waiters, and replaced if it does not answer within 3 s: a connection that was dropped without a word
 //!   is noticed within 4 s while anybody waits. Until then, hand-overs are found by the signs of life; while there is no
 //!   listener, those are given every 20 to 200 ms, and after each release of a process that has waiters.
 //! - **A crowd goes together.** What many tasks of one runtime ask for at the same time, each of one id, goes in one

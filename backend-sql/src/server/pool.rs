@@ -123,7 +123,7 @@ impl<E: Engine> Pool<E> {
         }
     }
 
-    /// Closes the idle connections of all runtimes that nobody used for so long: one that was given back since then works.
+    /// Closes the idle connections of all runtimes that were not used for so long: one that was given back since then works.
     pub(crate) fn give_up_unused(&self, unused: Duration) {
         let runtimes = lock(&self.runtimes).clone();
         for own in runtimes {

@@ -28,7 +28,7 @@ pub(crate) async fn carry_out<E: Engine>(
     match outcome {
         Some(outcome) => outcome,
         None if sent.into_inner() => {
-            // If its connection fell silent, so probably did those that nobody has used since. Half of the time, because
+            // If its connection fell silent, so probably did those that were not used since. Half of the time, because
             // they may have been used just before that.
             pool.give_up_unused(timeout / 2);
             Err(ServerError::NoAnswer { backend: E::NAME, after: timeout })

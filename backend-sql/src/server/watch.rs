@@ -43,7 +43,7 @@ const SELDOM: Duration = Duration::from_millis(200);
 /// How long a message to oneself, or the answer to a probe, may take before the listener is replaced.
 const PROBE: Duration = Duration::from_secs(3);
 
-/// How often a listener that hears nothing is probed while nobody waits: routers forget connections that are not used.
+/// How often a listener that hears nothing is probed while there are no waiters: routers forget connections that are not used.
 /// While anybody waits it is probed with each sign of life.
 const QUIET: Duration = Duration::from_secs(20);
 
@@ -138,7 +138,7 @@ impl<E: Engine> Shared<E> {
         }
     }
 
-    /// A release may have handed over to a waiter of this process, which then finds it at once although nobody can tell it.
+    /// A release may have handed over to a waiter of this process, which then finds it at once although no message can reach it.
     pub(crate) fn released(&self) {
         if !self.is_listening() && self.due().is_some() {
             self.look_in(Some(Duration::ZERO));

@@ -12,7 +12,7 @@ pub(super) struct FileId {
 /// Creates the file where it is missing, empty, for its owner alone: ids, owners and contexts stand in it. SQLite gives
 /// the files beside it the same permissions.
 pub(super) fn create(path: &Path) -> io::Result<()> {
-    // Closing a file drops all locks that the process has on it, those of another connection too. So nobody may open
+    // Closing a file drops all locks that the process has on it, those of another connection too. So nothing may open
     // the new file before it is closed here.
     static CREATING: Mutex<()> = Mutex::new(());
     let _creating = CREATING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

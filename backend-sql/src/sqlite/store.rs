@@ -71,7 +71,7 @@ impl Opened {
         let opened = Opened { conn, settings, clock, process, file };
         let store = Store::of(&opened);
         if !opened.settings.create {
-            // Before anything is changed of a file that may be somebody else's.
+            // Before anything is changed of a file that may be an application's.
             schema::require(&store)?;
         }
         opened.configure(deadline)?;

@@ -397,7 +397,7 @@ impl<'c> Worker<'c> {
         }
     }
 
-    /// When there is something to do though nobody asks.
+    /// When there is something to do without a request.
     fn next_tick(&self) -> Option<Instant> {
         self.next_waiting_tick().into_iter().chain(self.next_file_tick()).min()
     }

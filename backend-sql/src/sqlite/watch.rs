@@ -192,7 +192,7 @@ mod bell {
             let listen = move || {
                 while socket.recv(&mut []).is_ok() && !end.load(Ordering::Acquire) {
                     heard();
-                    // The kernel keeps a few rings, and whoever rings without a pause has to wait.
+                    // The kernel keeps a few rings, and a sender that rings without a pause has to wait.
                     thread::sleep(BETWEEN_RINGS);
                 }
             };

@@ -179,7 +179,7 @@ async fn a_refused_connection_closes_no_other(kind: Kind) -> TestResult {
     let mut locker = place.sql().await?;
     locker.run("LOCK TABLES lockcore_ids WRITE").await?;
     steps::limit::keeps_what_there_is(&dao, async { locker.run("UNLOCK TABLES").await.map(drop) }).await?;
-    assert_eq!(sql.number(&newest).await?, before, "no connection was made anew");
+    assert_eq!(sql.number(&newest).await?, before, "no connection was replaced");
     Ok(())
 }
 

@@ -375,7 +375,7 @@ async fn a_refused_connection_closes_no_other() -> TestResult {
     let mut transaction = locker.0.begin().await?;
     sqlx::raw_sql("LOCK TABLE lockcore_lock").execute(&mut *transaction).await?;
     steps::limit::keeps_what_there_is(&dao, async { Ok(transaction.rollback().await?) }).await?;
-    assert_eq!(sql.number(&newest).await?, before, "no connection was made anew");
+    assert_eq!(sql.number(&newest).await?, before, "no connection was replaced");
     Ok(())
 }
 

@@ -83,7 +83,7 @@ impl<I: Ident, C: ContextId> Cleanup<I, C> {
             Poll::Pending => {
                 let (tell, told) = oneshot::channel();
                 here.as_ref().unwrap_or(background::handle()).spawn(async move {
-                    // That nobody listens means that a later try is over.
+                    // Without a receiver a later try is over.
                     let _ = tell.send(first.await);
                 });
                 First::UnderWay(told)

@@ -1,4 +1,4 @@
-//! A line whose open connections carry nothing any more although nobody closed them, as behind a router that forgot them.
+//! A line whose open connections carry nothing any more although neither end closed them, as behind a router that forgot them.
 
 use std::{
     sync::{

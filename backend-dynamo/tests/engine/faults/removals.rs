@@ -52,7 +52,7 @@ impl Collector {
         Collector { client: Client::from_conf(config.build()), table, prefix }
     }
 
-    /// Puts so many bytes into the item of an id, in an attribute that is nobody's.
+    /// Puts so many bytes into the item of an id, in an attribute that no client uses.
     pub(super) async fn fill(&self, id: &str, bytes: usize) {
         let key = AttributeValue::S(format!("{}{id}", self.prefix));
         let update = self.client.update_item().table_name(&self.table).key("id", key);

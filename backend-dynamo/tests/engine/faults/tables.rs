@@ -101,7 +101,7 @@ pub(super) async fn every_error_says_which_table_and_where() -> TestResult {
     })
     .await;
     eventually("no connection is left", || async {
-        let error = dao.release(&held).await.expect_err("nobody is there");
+        let error = dao.release(&held).await.expect_err("the table is gone");
         says_where(&error).contains("Connection refused").then_some(())
     })
     .await;
