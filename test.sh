@@ -46,8 +46,10 @@ step "lints"
 cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
 step "docs"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --all-features --no-deps --locked --quiet
+step "building the tests"
+cargo test --workspace --all-features --locked --quiet --no-run
 step "tests"
-LOCKCORE_TEST_SERVERS=running cargo run --quiet --locked -p lockcore-conformance --features servers --bin with-servers -- "$PWD/test.sh" "$@"
+LOCKCORE_TEST_SERVERS=running "${CARGO_TARGET_DIR:-target}/debug/with-servers" "$PWD/test.sh" "$@"
 step "doc examples"
 cargo test --workspace --all-features --locked --quiet --doc
 [ "$profile" = all ] || exit 0
@@ -58,6 +60,6 @@ cargo hack check --workspace --exclude lockcore-benches --exclude lockcore-any -
 # These refuse to be built without a backend.
 cargo hack check -p lockcore-any -p lockctl --each-feature --exclude-no-default-features --locked --quiet
 step "DynamoDB in process"
-nextest --manifest-path backend-dynamo/in_process/Cargo.toml --target-dir target
+nextest --manifest-path backend-dynamo/in_process/Cargo.toml --target-dir target --test-threads 16
 step "model checks of the memory backend"
 RUSTFLAGS="--cfg shuttle" cargo test -p lockcore-memory --test shuttle --release --locked --target-dir target/shuttle

@@ -1,9 +1,10 @@
 //! Runs a command with one test server of each kind: `with-servers COMMAND [ARGUMENT...]`.
 //!
-//! Each server's URL is in the command's environment, where [`lockcore_conformance::servers::shared`] finds it, so that all test processes
-//! use the same servers. A kind whose URL is set already is not started. A kind that cannot be had is named on stderr,
-//! and its tests in `LOCKCORE_TEST_SKIP`, a filter expression of cargo-nextest; with `LOCKCORE_REQUIRE_SERVERS=1` it is an
-//! error. The servers are removed when the command ends, whatever its exit code, which this program passes on.
+//! Each server's URL is in the command's environment, where [`lockcore_conformance::servers::shared`] finds it, so that
+//! all test processes use the same servers. A kind whose URL is set already is not started. A kind that cannot be had is
+//! named on stderr, and its tests in `LOCKCORE_TEST_SKIP`, a filter expression of cargo-nextest; with
+//! `LOCKCORE_REQUIRE_SERVERS=1` it is an error. The servers are removed when the command ends, whatever its exit code,
+//! which this program passes on.
 
 use std::{
     env,
