@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use lockcore::LossReason;
+use lockcore::{LossReason, Mode};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
@@ -115,7 +115,10 @@ impl Store {
             let (mut writes, mut positions) = (Vec::new(), Vec::new());
             for (position, held) in locks.iter().enumerate() {
                 let Held { key, fence, permits, exclusive, .. } = held;
-                let holder = Holder { context: &hold.context, fence: *fence, exclusive: *exclusive };
+                // A grant that was rebuilt from a token does not know its modes; an item that was read does.
+                let own = known.get(&position).and_then(|row| row.holder(&hold.context));
+                let exclusive = own.map_or(*exclusive, |own| own.mode == Mode::Exclusive);
+                let holder = Holder { context: &hold.context, fence: *fence, exclusive };
                 let write = match known.get(&position) {
                     None if doing == Doing::Free && held.beside_others && permits.len() <= PERMITS_NAMED => {
                         Write::leave(key, holder, permits, now)
