@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 base=${1:?usage: tests/compare-checks.sh COMMIT}
 work=$(mktemp -d)
 trap 'git worktree remove --force "$work/base" 2>/dev/null; rm -rf "$work"' EXIT
-list() { cargo nextest list --workspace --all-features --locked --message-format oneline | sort; }
+list() { cargo nextest list --workspace --all-features --locked --ignore-default-filter --message-format oneline | sort; }
 git worktree add --quiet --detach "$work/base" "$base"
 (cd "$work/base" && CARGO_TARGET_DIR="$OLDPWD/target" list) >"$work/before"
 list >"$work/after"
