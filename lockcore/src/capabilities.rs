@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::protocol;
+
 /// What a backend can do. What is declared is tested by the conformance suite; what is not is refused
 /// with [`BackendErrorKind::Unsupported`](crate::BackendErrorKind::Unsupported).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,9 +56,24 @@ impl Capabilities {
             breaking: false,
             sweeping: false,
             dead_holders: false,
-            min_lease: Duration::from_secs(1),
-            default_lease: Some(Duration::from_secs(30)),
-            max_ids: 100,
+            min_lease: protocol::MIN_LEASE,
+            default_lease: Some(protocol::DEFAULT_LEASE),
+            max_ids: protocol::MIN_MAX_IDS,
+        }
+    }
+
+    /// A store that many processes share and that decides by itself: exclusive, shared and slot claims, a queue in order of
+    /// arrival, administration. What it cannot do is set to `false`, what it does better is set as well.
+    pub const fn shared_store(backend: &'static str) -> Self {
+        Capabilities {
+            shared_store: true,
+            fifo: true,
+            slots: true,
+            shared: true,
+            listing: true,
+            breaking: true,
+            sweeping: true,
+            ..Capabilities::minimal(backend)
         }
     }
 }

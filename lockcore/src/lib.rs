@@ -37,7 +37,7 @@
 //! | what came of it | [`LockingError`], [`Ended`], [`Event`] |
 //! | what is held; writes that a former holder cannot make | [`Held`], [`FenceGuard`] |
 //! | administration | [`LockingService::admin`] |
-//! | a backend of one's own | [`LockDao`], [`Capabilities`], [`rules`], [`StoreVersion`], [`AnyLockDao`] |
+//! | a backend of one's own | [`LockDao`], [`Capabilities`], [`rules`], [`StoreVersion`], [`protocol`], [`AnyLockDao`] |
 //!
 //! # Features
 //! - `metrics`: counts and times through the `metrics` facade, under names that begin with `lockcore_`: `acquired_total`,
@@ -71,6 +71,7 @@ mod fence;
 mod grant;
 mod ident;
 mod process;
+pub mod protocol;
 pub mod rules;
 mod service;
 mod store_clock;

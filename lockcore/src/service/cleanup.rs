@@ -21,7 +21,7 @@ use tokio::{runtime::Handle, sync::oneshot};
 use super::{Inner, gauge::Ticket, observe::Event};
 use crate::{
     AcquireRequest, BackendError, Backoff, ContextId, Exponential, Grant, Ident, LockDao, Released, Withdraw,
-    background, clock, clock::Moment,
+    background, clock, clock::Moment, protocol::RENEWALS_PER_LEASE,
 };
 
 /// Pauses between two tries of a service.
@@ -121,7 +121,7 @@ impl<I: Ident, C: ContextId> Cleanup<I, C> {
 
 /// For how long one release, or one try of a clean-up, waits for the store's answer.
 pub(crate) fn patience(lease: Option<Duration>) -> Duration {
-    (lease.unwrap_or(WITHOUT_LEASE) / 3).max(Duration::from_secs(1))
+    (lease.unwrap_or(WITHOUT_LEASE) / RENEWALS_PER_LEASE).max(Duration::from_secs(1))
 }
 
 /// A clean-up on its way.

@@ -142,7 +142,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
             let due = match offered {
                 // One that is released sooner needs no other confirmation: most of the short ones under contention.
                 true => Instant::now() + (lease.left_to_run() / 8).min(CONFIRM),
-                false => lease.since.instant() + (lease.length / 3).min(lease.runs_for()),
+                false => lease.since.instant() + (lease.renew_after()).min(lease.runs_for()),
             };
             let key = renewal.key;
             keeper.add(key, renewal, due);
@@ -330,7 +330,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Tick for Renewal<I, C, D> {
         if may_renew && !self.under_way.swap(true, Relaxed) {
             tokio::spawn(self.clone().renew());
         }
-        Some(lease.left_to_run().min(lease.length / 3))
+        Some(lease.left_to_run().min(lease.renew_after()))
     }
 }
 
@@ -346,7 +346,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Renewal<I, C, D> {
         lease.renewing();
         let sent = Moment::now();
         // Half of what is left, so that there is time for another try.
-        let patience = (lease.length / 3).min(lease.left_to_run() / 2);
+        let patience = (lease.renew_after()).min(lease.left_to_run() / 2);
         let grant = lease.still_held(&self.core.grant);
         let answer = tokio::time::timeout(patience, self.service.dao.renew(&grant)).await;
         let pause = match answer {
@@ -359,9 +359,9 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Renewal<I, C, D> {
                 }
                 // What is left of the set was extended.
                 let age = lease.extended(sent);
-                self.service.observe_renewal(age.saturating_sub(lease.length / 3));
+                self.service.observe_renewal(age.saturating_sub(lease.renew_after()));
                 self.recovered();
-                sent.left_of(lease.length / 3)
+                sent.left_of(lease.renew_after())
             }
             Ok(Err(error)) => self.failed(Some(error)),
             Err(_elapsed) => self.failed(None),

@@ -9,7 +9,7 @@ use std::{
 use futures_util::task::AtomicWaker;
 use tokio::time::Instant;
 
-use crate::{ContextId, Grant, Ident, LossReason, LostLock, clock::Moment};
+use crate::{ContextId, Grant, Ident, LossReason, LostLock, clock::Moment, protocol::RENEWALS_PER_LEASE};
 
 /// The local view of a finite lease.
 ///
@@ -50,6 +50,11 @@ struct State {
 }
 
 impl Lease {
+    /// How long after it was sent an extension is followed by the next.
+    pub(crate) fn renew_after(&self) -> Duration {
+        self.length / RENEWALS_PER_LEASE
+    }
+
     /// A lease for this many locks that lasts for `lasts` from `sent`, and for `length` from each renewal.
     pub(crate) fn new(
         length: Duration,

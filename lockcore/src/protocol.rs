@@ -1,0 +1,32 @@
+//! Times and limits of the protocol that every backend keeps.
+//!
+//! A program of one version shares a store with programs of others, so these stand here once: a backend takes them from
+//! here, also into its SQL and Lua.
+
+use std::time::Duration;
+
+/// The lease of a call that names none, unless the backend or the service sets another.
+pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
+
+/// The shortest lease that every backend accepts.
+pub const MIN_LEASE: Duration = Duration::from_secs(1);
+
+/// A lease is renewed after this fraction of its length: once in every `RENEWALS_PER_LEASE`th part.
+pub const RENEWALS_PER_LEASE: u32 = 3;
+
+/// How long an offer lasts at most: a lock that was handed to a waiter, and which the waiter has not confirmed yet. With
+/// [`HEARTBEAT_LASTS`] it bounds what a dead waiter costs those behind it.
+pub const OFFER: Duration = Duration::from_secs(2);
+
+/// How often a session with waiters sends a heartbeat.
+pub const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// How long a heartbeat counts. The places in the queue of a session without one are skipped, and removed.
+pub const HEARTBEAT_LASTS: Duration = Duration::from_secs(3);
+
+/// How long the tombstone of a withdrawn attempt is kept at least: longer than a request can be on its way. One with a
+/// longer lease keeps it for that long.
+pub const TOMBSTONE: Duration = Duration::from_secs(50);
+
+/// The number of ids that every backend takes in one atomic step.
+pub const MIN_MAX_IDS: usize = 100;
