@@ -16,6 +16,7 @@ mod signals;
 mod store;
 mod terminal;
 mod tokens;
+mod versions;
 mod watchdog;
 
 use std::process::ExitCode;
@@ -24,7 +25,7 @@ use lockcore_conformance::servers;
 
 use crate::stores::{Test, trials};
 
-const TESTS: [&[Test]; 13] = [
+const TESTS: [&[Test]; 14] = [
     administration::TESTS,
     configuring::TESTS,
     contention::TESTS,
@@ -37,6 +38,7 @@ const TESTS: [&[Test]; 13] = [
     signals::TESTS,
     terminal::TESTS,
     tokens::TESTS,
+    versions::TESTS,
     watchdog::TESTS,
 ];
 
