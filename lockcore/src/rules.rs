@@ -60,6 +60,45 @@ pub fn passes(later: Mode, earlier: Mode) -> bool {
     }
 }
 
+/// Who further back in a queue may still be served, while some of those before them have to go on waiting.
+///
+/// A walk along a queue begins with [`Open`](Wall::Open) and moves it [behind](Wall::behind) each waiter that
+/// cannot be served, which leaves fewer who may pass. At [`Closed`](Wall::Closed) the walk is over, so that a release costs the same
+/// however long the queue is. Nested waiters obey holders only: no wall is for them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wall {
+    /// Every claim: no waiter was left behind.
+    Open,
+    /// Shared claims only.
+    Shared,
+    /// Slots with a limit above this one only.
+    SlotsAbove(u32),
+    /// None.
+    Closed,
+}
+
+impl Wall {
+    /// Returns whether a claim in this mode [passes] all the waiters that were left behind.
+    pub fn admits(self, later: Mode) -> bool {
+        match (self, later) {
+            (Wall::Open, _) | (Wall::Shared, Mode::Shared) => true,
+            (Wall::SlotsAbove(highest), Mode::Slots { limit, .. }) => limit > highest,
+            _ => false,
+        }
+    }
+
+    /// Returns the wall with one more waiter left behind.
+    #[must_use]
+    pub fn behind(self, waiter: Mode) -> Wall {
+        match (self, waiter) {
+            (Wall::Open | Wall::Shared, Mode::Shared) => Wall::Shared,
+            (Wall::Open, Mode::Slots { limit, .. }) => Wall::SlotsAbove(limit),
+            (Wall::SlotsAbove(highest), Mode::Slots { limit, .. }) => Wall::SlotsAbove(limit.max(highest)),
+            _ => Wall::Closed,
+        }
+    }
+}
+
 /// What asking again means for an id that the context already holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Again {
@@ -136,6 +175,28 @@ mod tests {
         assert!(!passes(slots(1, 2), Mode::Shared));
         assert!(!passes(Mode::Shared, Mode::Exclusive));
         assert!(!passes(Mode::Exclusive, Mode::Shared));
+    }
+
+    #[test]
+    fn the_wall_admits_who_passes_all_that_were_left_behind() {
+        let modes = [Mode::Exclusive, Mode::Shared, slots(1, 1), slots(1, 2), slots(2, 2), slots(1, 3)];
+        for first in modes {
+            for second in modes {
+                let wall = Wall::Open.behind(first).behind(second);
+                for later in modes {
+                    let all = passes(later, first) && passes(later, second);
+                    assert_eq!(wall.admits(later), all, "{later:?} after {first:?} and {second:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_closed_wall_admits_none_and_an_open_one_all() {
+        for mode in [Mode::Exclusive, Mode::Shared, slots(1, u32::MAX)] {
+            assert!(Wall::Open.admits(mode) && !Wall::Closed.admits(mode));
+            assert_eq!(Wall::Closed.behind(mode), Wall::Closed);
+        }
     }
 
     #[test]

@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use lockcore::{Granted, Mode, rules::InUse};
+use lockcore::{
+    Granted, Mode,
+    rules::{InUse, Wall},
+};
 use rusqlite::{OptionalExtension, params};
 
 use super::{
@@ -25,25 +28,14 @@ const MOST_HANDED: usize = 256;
 /// Contexts and attempts that have places.
 pub(super) type Places = HashSet<(Text, i64)>;
 
-/// A place from which the queue of an id is looked at.
+/// Where a walk along the queue of an id stands.
 #[derive(Debug)]
 struct Cursor {
     id: Key,
-    line: Line,
+    /// Along the nested waiters, who obey holders only, or along the others.
+    nested: bool,
+    wall: Wall,
     row: WaitRow,
-}
-
-/// Who may still be served, given who has to go on waiting.
-#[derive(Clone, Copy, Debug)]
-enum Line {
-    /// Those who obey holders only.
-    Nested,
-    /// Everybody.
-    All,
-    /// Shared claims: a shared one is stuck.
-    Shared,
-    /// Slots with a larger limit: slots with this limit are stuck.
-    SlotsOver(u32),
 }
 
 impl Step<'_, '_> {
@@ -69,10 +61,11 @@ impl Step<'_, '_> {
                 if !self.load(&id)?.waiters || self.ids[&id].frozen || self.is_taken(&id)? {
                     continue;
                 }
-                for line in [Line::Nested, Line::All] {
-                    if let Some(row) = self.next_in(&id, line, 0)? {
+                for nested in [true, false] {
+                    if let Some(row) = self.next_waiter(&id, nested, Wall::Open, 0)? {
                         opened += 1;
-                        cursors.insert((row.number, opened), Cursor { id: id.clone(), line, row });
+                        let cursor = Cursor { id: id.clone(), nested, wall: Wall::Open, row };
+                        cursors.insert((cursor.row.number, opened), cursor);
                     }
                 }
             }
@@ -161,12 +154,11 @@ impl Step<'_, '_> {
             return Ok(true);
         }
         let claims = self.wanted(row)?;
-        let nested = matches!(cursor.line, Line::Nested);
         let who = Applicant {
             context: &row.context,
             attempt: row.attempt,
             number: row.number,
-            nested,
+            nested: cursor.nested,
             claims: &claims,
         };
         let weighed = self.weigh(&who)?;
@@ -197,37 +189,42 @@ impl Step<'_, '_> {
         Ok(claims.collect::<Result<_, _>>()?)
     }
 
-    /// Where to look on behind a waiter that has to go on waiting.
+    /// Moves a walk on, behind a waiter that has to go on waiting. `None`: nobody further back can be served.
     fn next_cursor(&mut self, cursor: Cursor) -> Result<Option<Cursor>, StoreError> {
-        let Cursor { id, line, row } = cursor;
+        let Cursor { id, nested, wall, row } = cursor;
         let in_use = InUse::of(self.load(&id)?.holders.iter().map(|row| row.mode));
         if in_use.exclusive > 0 {
             return Ok(None);
         }
-        let line = match (line, row.mode) {
-            (Line::Nested, _) => Line::Nested,
-            (_, Mode::Exclusive) => return Ok(None),
-            (_, Mode::Shared) => Line::Shared,
-            // No smaller limit than what is held fits either.
-            (Line::SlotsOver(stuck), Mode::Slots { limit, .. }) => {
-                Line::SlotsOver(limit.max(stuck).max(in_use.permits))
-            }
-            (_, Mode::Slots { limit, .. }) => Line::SlotsOver(limit.max(in_use.permits)),
+        let wall = match wall.behind(row.mode) {
+            _ if nested => Wall::Open,
+            // No limit up to what is held fits either.
+            Wall::SlotsAbove(limit) => Wall::SlotsAbove(limit.max(in_use.permits)),
+            wall => wall,
         };
-        Ok(self.next_in(&id, line, row.number)?.map(|row| Cursor { id, line, row }))
+        let next = self.next_waiter(&id, nested, wall, row.number)?;
+        Ok(next.map(|row| Cursor { id, nested, wall, row }))
     }
 
-    fn next_in(&self, id: &Key, line: Line, after: i64) -> Result<Option<WaitRow>, StoreError> {
-        let statement = match line {
-            Line::Nested => &self.sql.next_nested,
-            Line::All => &self.sql.next_in_line,
-            Line::Shared => &self.sql.next_shared,
-            Line::SlotsOver(_) => &self.sql.next_slots,
+    /// Reads the first waiter behind the ticket `after` that the wall admits.
+    fn next_waiter(
+        &self,
+        id: &Key,
+        nested: bool,
+        wall: Wall,
+        after: i64,
+    ) -> Result<Option<WaitRow>, StoreError> {
+        let (statement, above) = match wall {
+            Wall::Open if nested => (&self.sql.next_nested, None),
+            Wall::Open => (&self.sql.next_queued, None),
+            Wall::Shared => (&self.sql.next_shared, None),
+            Wall::SlotsAbove(limit) => (&self.sql.next_slots, Some(limit)),
+            Wall::Closed => return Ok(None),
         };
         let mut next = statement.get()?;
-        let row = match line {
-            Line::SlotsOver(limit) => next.query_row(params![self.ns, &id[..], after, limit], WaitRow::read),
-            _ => next.query_row(params![self.ns, &id[..], after], WaitRow::read),
+        let row = match above {
+            Some(limit) => next.query_row(params![self.ns, &id[..], after, limit], WaitRow::read),
+            None => next.query_row(params![self.ns, &id[..], after], WaitRow::read),
         };
         Ok(row.optional()?)
     }

@@ -258,7 +258,7 @@ statements! {
         AND NOT (?4 = 0 AND mode = 0 OR ?4 = 1 AND mode = 1 AND cap < ?5)";
     next_nested = "SELECT number, context, attempt, mode, permits, cap, owner, lease, session, detached
         FROM {p}claims WHERE ns = ?1 AND id = ?2 AND state = 2 AND number > ?3 ORDER BY number LIMIT 1";
-    next_in_line = "SELECT number, context, attempt, mode, permits, cap, owner, lease, session, detached
+    next_queued = "SELECT number, context, attempt, mode, permits, cap, owner, lease, session, detached
         FROM {p}claims WHERE ns = ?1 AND id = ?2 AND state = 3 AND number > ?3 ORDER BY number LIMIT 1";
     /// Behind a shared claim that has to wait: only shared ones may pass.
     next_shared = "SELECT number, context, attempt, mode, permits, cap, owner, lease, session, detached
