@@ -79,7 +79,7 @@ async fn no_way_of_freeing_leaves_it_to_the_safety_net() {
     }
 }
 
-/// One transaction hands over to 256 sets at most; the rest follows in the same call.
+/// One transaction hands over 64 sets at most; the rest follows before the next operation on the thread.
 #[tokio::test]
 async fn more_than_one_transaction_serves_are_served_at_once() {
     let dao = memory().await;

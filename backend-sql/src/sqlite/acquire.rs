@@ -1,28 +1,28 @@
 //! Taking a set, and withdrawing a try to.
 
-use lockcore::{ConflictReason, Granted, Owner, Withdraw, rules};
+use lockcore::{ConflictReason, Granted, Owner, Withdraw, protocol, rules};
 use rusqlite::{OptionalExtension, params};
 use smallvec::SmallVec;
 
 use super::{
+    clock::micros,
     error::StoreError,
     grant::Terms,
     row::{HeldRow, Set, Text, mode_columns},
     statements::state,
     step::Step,
-    weigh::{Applicant, Stance},
+    weigh::{Asker, Stance},
 };
 
-/// The least time for which the mark of a withdrawn attempt is kept, in microseconds: ten times the
-/// default busy timeout, longer than a request can be on its way.
-const MARK: i64 = 50_000_000;
+/// How long the tombstone of a withdrawn attempt is kept at least, in microseconds: ten times the default busy timeout.
+const TOMBSTONE: i64 = micros(protocol::TOMBSTONE);
 
-/// The most, in microseconds: no busy timeout is longer.
-pub(super) const MARK_AT_MOST: i64 = 3_600_000_000;
+/// How long it is kept at most, in microseconds: no busy timeout is longer.
+pub(super) const TOMBSTONE_AT_MOST: i64 = 3_600_000_000;
 
 /// A request in stored forms.
 #[derive(Clone, Debug)]
-pub(super) struct Ask {
+pub(super) struct Request {
     pub(super) context: Text,
     pub(super) attempt: i64,
     pub(super) claims: Set,
@@ -45,29 +45,35 @@ pub(super) enum Verdict {
     },
 }
 
-impl Ask {
+impl Request {
     fn terms(&self, session: i64) -> Terms<'_> {
-        let Ask { lease, owner, detached, .. } = self;
+        let Request { lease, owner, detached, .. } = self;
         Terms { state: state::HELD, lease: *lease, owner, session, detached: *detached }
     }
 
-    fn applicant(&self, number: i64) -> Applicant<'_> {
-        let Ask { context, attempt, nested, claims, .. } = self;
-        Applicant { context, attempt: *attempt, number, nested: *nested, claims }
+    fn asker(&self, number: i64) -> Asker<'_> {
+        let Request { context, attempt, nested, claims, .. } = self;
+        Asker { context, attempt: *attempt, number, nested: *nested, claims }
     }
 }
 
-/// Takes the whole set, or nothing of it; with `beat` a sign of life is given where a place is taken.
-pub(super) fn acquire(step: &mut Step<'_, '_>, ask: &Ask, beat: bool) -> Result<Verdict, StoreError> {
-    if step.is_withdrawn(&ask.context, ask.attempt)? {
+/// Takes the whole set, or nothing of it; with `heartbeat` one is written where a place is taken.
+pub(super) fn acquire(
+    step: &mut Step<'_>,
+    request: &Request,
+    heartbeat: bool,
+) -> Result<Verdict, StoreError> {
+    if step.is_withdrawn(&request.context, request.attempt)? {
         return Err(StoreError::Withdrawn);
     }
-    if step.load_all(&ask.claims)? {
-        return Ok(Verdict::Granted(step.grant_unused(&ask.applicant(i64::MAX), &ask.terms(step.session))?));
+    if step.load_all(&request.claims)? {
+        return Ok(Verdict::Granted(
+            step.grant_unused(&request.asker(i64::MAX), &request.terms(step.session))?,
+        ));
     }
-    let waiters = ask.claims.iter().any(|claim| step.ids[&claim.id].waiters);
-    let place = if waiters { place(step, ask)? } else { None };
-    let who = ask.applicant(place.unwrap_or(i64::MAX));
+    let waiters = request.claims.iter().any(|claim| step.ids[&claim.id].waiters);
+    let place = if waiters { place(step, request)? } else { None };
+    let who = request.asker(place.unwrap_or(i64::MAX));
     // What dead holders and lapsed leases left goes to those who waited for it, before it is our turn.
     let weighed = loop {
         step.serve()?;
@@ -77,49 +83,49 @@ pub(super) fn acquire(step: &mut Step<'_, '_>, ask: &Ask, beat: bool) -> Result<
         }
     };
     if weighed.conflicts.is_empty() {
-        let granted = step.grant(&who, &weighed.stances, &ask.terms(step.session))?;
+        let granted = step.grant(&who, &weighed.stances, &request.terms(step.session))?;
         if place.is_some() {
-            step.leave_line(&ask.context, ask.attempt)?;
+            step.leave_queue(&request.context, request.attempt)?;
         }
         return Ok(Verdict::Granted(granted));
     }
     // A stronger mode never waits: two who share an id and both want it alone would wait for ever.
-    if !ask.queue || weighed.changes {
+    if !request.queue || weighed.changes {
         return Ok(Verdict::Refused(weighed.conflicts));
     }
     match place {
-        Some(_) => move_place(step, ask)?,
-        None => take_place(step, ask)?,
+        Some(_) => move_place(step, request)?,
+        None => take_place(step, request)?,
     }
-    if beat {
-        step.sql.beat.get()?.execute([step.session, step.now.at])?;
+    if heartbeat {
+        step.heartbeat()?;
     }
-    let holders = ask.claims.iter().flat_map(|claim| &step.ids[&claim.id].holders);
+    let holders = request.claims.iter().flat_map(|claim| &step.ids[&claim.id].holders);
     let first_end = holders.map(|row| row.remaining(&step.now)).min().unwrap_or(i64::MAX);
     Ok(Verdict::Queued { conflicts: weighed.conflicts, first_end })
 }
 
 /// Ends an attempt. `None`: it left; otherwise what it holds.
 pub(super) fn withdraw(
-    step: &mut Step<'_, '_>,
-    ask: &Ask,
+    step: &mut Step<'_>,
+    request: &Request,
     how: Withdraw,
 ) -> Result<Option<SmallVec<[Granted; 1]>>, StoreError> {
-    step.leave_line(&ask.context, ask.attempt)?;
+    step.leave_queue(&request.context, request.attempt)?;
     let (mut holds_all, mut holds_any) = (true, false);
-    for claim in &ask.claims {
+    for claim in &request.claims {
         let holders = &step.load(&claim.id)?.holders;
-        let own = holders.iter().find(|row| row.context == ask.context);
+        let own = holders.iter().find(|row| row.context == request.context);
         holds_all &=
             own.is_some_and(|row| !row.broken && rules::again(row.mode, claim.mode) == rules::Again::Keep);
-        holds_any |= own.is_some_and(|row| row.attempt == ask.attempt);
+        holds_any |= own.is_some_and(|row| row.attempt == request.attempt);
     }
     if how == Withdraw::KeepIfGranted && holds_all && holds_any {
-        let stances: SmallVec<[Stance; 1]> = ask.claims.iter().map(|_| Stance::Keep).collect();
-        return step.grant(&ask.applicant(i64::MAX), &stances, &ask.terms(step.session)).map(Some);
+        let stances: SmallVec<[Stance; 1]> = request.claims.iter().map(|_| Stance::Keep).collect();
+        return step.grant(&request.asker(i64::MAX), &stances, &request.terms(step.session)).map(Some);
     }
-    for claim in &ask.claims {
-        let of_attempt = |row: &HeldRow| row.context == ask.context && row.attempt == ask.attempt;
+    for claim in &request.claims {
+        let of_attempt = |row: &HeldRow| row.context == request.context && row.attempt == request.attempt;
         for row in step.remove_where(&claim.id, of_attempt)? {
             if row.replaces != 0 {
                 step.restore(&claim.id, &row)?;
@@ -127,49 +133,49 @@ pub(super) fn withdraw(
         }
     }
     if how == Withdraw::Undo {
-        let until = step.now.at + ask.lease.clamp(MARK, MARK_AT_MOST);
-        let mark = params![step.ns, ask.context.0.as_bytes(), ask.attempt, step.now.boot, until];
-        step.sql.mark.get()?.execute(mark)?;
+        let until = step.now.at + request.lease.clamp(TOMBSTONE, TOMBSTONE_AT_MOST);
+        let tombstone = params![step.ns, request.context.0.as_bytes(), request.attempt, step.now.boot, until];
+        step.conn.prepare_cached(&step.sql.add_tombstone)?.execute(tombstone)?;
     }
     Ok(None)
 }
 
 /// The ticket of the attempt, if it has a place.
-fn place(step: &Step<'_, '_>, ask: &Ask) -> Result<Option<i64>, StoreError> {
-    let mut place = step.sql.place.get()?;
-    let key = params![step.ns, ask.context.0.as_bytes(), ask.attempt];
+fn place(step: &Step<'_>, request: &Request) -> Result<Option<i64>, StoreError> {
+    let mut place = step.conn.prepare_cached(&step.sql.place)?;
+    let key = params![step.ns, request.context.0.as_bytes(), request.attempt];
     Ok(place.query_row(key, |row| row.get(0)).optional()?)
 }
 
-fn take_place(step: &mut Step<'_, '_>, ask: &Ask) -> Result<(), StoreError> {
+fn take_place(step: &mut Step<'_>, request: &Request) -> Result<(), StoreError> {
     let ticket = step.next_number()?;
-    let line = if ask.nested { state::NESTED } else { state::QUEUED };
-    let mut wait = step.sql.wait.get()?;
-    for claim in &ask.claims {
+    let queue = if request.nested { state::NESTED } else { state::QUEUED };
+    let mut wait = step.conn.prepare_cached(&step.sql.wait)?;
+    for claim in &request.claims {
         let (mode, permits, cap) = mode_columns(claim.mode);
         wait.execute(params![
             step.ns,
             &claim.id[..],
-            line,
+            queue,
             ticket,
-            ask.context.0.as_bytes(),
-            ask.attempt,
+            request.context.0.as_bytes(),
+            request.attempt,
             mode,
             permits,
             cap,
-            &*ask.owner,
-            ask.lease,
+            &*request.owner,
+            request.lease,
             step.now.wall,
             step.session,
-            ask.detached,
+            request.detached,
         ])?;
     }
     Ok(())
 }
 
-/// Keeps the place; it belongs to whoever asked last, who is to be told.
-fn move_place(step: &Step<'_, '_>, ask: &Ask) -> Result<(), StoreError> {
-    let place = params![step.ns, ask.context.0.as_bytes(), ask.attempt, step.session, ask.lease];
-    step.sql.move_place.get()?.execute(place)?;
+/// Keeps the place, for the session that asked last, which is to be notified.
+fn move_place(step: &Step<'_>, request: &Request) -> Result<(), StoreError> {
+    let place = params![step.ns, request.context.0.as_bytes(), request.attempt, step.session, request.lease];
+    step.conn.prepare_cached(&step.sql.move_place)?.execute(place)?;
     Ok(())
 }

@@ -12,7 +12,7 @@ use super::{
     error::StoreError,
     row::{HeldRow, Key, Text, mode_at, owner_at},
     statements::state,
-    step::{Sign, Step},
+    step::{Liveness, Step},
 };
 
 /// How many breaks of one id are kept.
@@ -25,9 +25,9 @@ pub(super) const BREAKS_KEPT_FOR: i64 = 7 * 24 * 3600 * 1_000_000;
 pub(super) type Inspected = Inspection<String, String>;
 
 /// One page of what is held, queued for or frozen.
-pub(super) fn list(step: &mut Step<'_, '_>, page: &Page) -> Result<Listing<String, String>, StoreError> {
+pub(super) fn list(step: &mut Step<'_>, page: &Page) -> Result<Listing<String, String>, StoreError> {
     let mut ids = Vec::new();
-    let mut next_id = step.sql.next_id.get()?;
+    let mut next_id = step.conn.prepare_cached(&step.sql.next_id)?;
     // The global lock's id is empty and sorts first.
     let mut candidate = match &page.after {
         None => Some(Key::from(&b""[..])),
@@ -48,9 +48,9 @@ pub(super) fn list(step: &mut Step<'_, '_>, page: &Page) -> Result<Listing<Strin
 }
 
 /// All that is known of one id. Changes nothing: neither what has expired nor who has died is removed.
-pub(super) fn inspect(step: &mut Step<'_, '_>, id: &Key) -> Result<Inspected, StoreError> {
+pub(super) fn inspect(step: &mut Step<'_>, id: &Key) -> Result<Inspected, StoreError> {
     let mut holders = Vec::new();
-    let mut read = step.sql.holders.get()?;
+    let mut read = step.conn.prepare_cached(&step.sql.holders)?;
     let mut rows = read.query(params![step.ns, &id[..]])?;
     while let Some(row) = rows.next()? {
         if row.get::<_, i64>(0)? > state::OFFERED {
@@ -63,10 +63,10 @@ pub(super) fn inspect(step: &mut Step<'_, '_>, id: &Key) -> Result<Inspected, St
     }
     holders.sort_by_key(|holder| holder.fence);
     let mut waiters = Vec::new();
-    let mut read = step.sql.waiters.get()?;
+    let mut read = step.conn.prepare_cached(&step.sql.waiters)?;
     let mut rows = read.query(params![step.ns, &id[..]])?;
     while let Some(row) = rows.next()? {
-        if step.sign(row.get(6)?)? == Sign::Alive {
+        if step.liveness(row.get(6)?)? == Liveness::Alive {
             waiters.push(WaitingFor {
                 context: row.get::<_, Text>(0)?.stored(),
                 owner: owner_at(row, 1)?,
@@ -75,9 +75,9 @@ pub(super) fn inspect(step: &mut Step<'_, '_>, id: &Key) -> Result<Inspected, St
             });
         }
     }
-    let mut frozen = step.sql.is_frozen.get()?;
+    let mut frozen = step.conn.prepare_cached(&step.sql.is_frozen)?;
     let frozen = frozen.query_row(params![step.ns, &id[..]], |row| row.get(0))?;
-    let mut breaks = step.sql.breaks.get()?;
+    let mut breaks = step.conn.prepare_cached(&step.sql.breaks)?;
     let breaks = breaks.query_map(params![step.ns, &id[..]], |row| {
         Ok(BreakRecord {
             context: row.get::<_, Text>(0)?.stored(),
@@ -93,7 +93,7 @@ pub(super) fn inspect(step: &mut Step<'_, '_>, id: &Key) -> Result<Inspected, St
 
 /// Breaks the lock held under `fence`, and records that `by` did.
 pub(super) fn break_lock(
-    step: &mut Step<'_, '_>,
+    step: &mut Step<'_>,
     id: &Key,
     fence: i64,
     how: BreakMode,
@@ -108,12 +108,12 @@ pub(super) fn break_lock(
         step.remove_where(id, |row| row.number == fence)?;
     } else {
         let key = params![step.ns, &id[..], row.state, row.number];
-        step.sql.mark_broken.get()?.execute(key)?;
+        step.conn.prepare_cached(&step.sql.mark_broken)?.execute(key)?;
     }
     if now || !row.broken {
         let record = params![step.ns, &id[..], fence, row.context.0.as_bytes(), by, step.now.wall, now];
-        step.sql.record_break.get()?.execute(record)?;
-        step.sql.trim_breaks.get()?.execute(params![step.ns, &id[..], BREAKS_KEPT])?;
+        step.conn.prepare_cached(&step.sql.record_break)?.execute(record)?;
+        step.conn.prepare_cached(&step.sql.trim_breaks)?.execute(params![step.ns, &id[..], BREAKS_KEPT])?;
     }
     Ok(match now {
         true => Broken::Freed,
@@ -122,9 +122,9 @@ pub(super) fn break_lock(
 }
 
 /// Freezes an id, or thaws it and serves who waits for it.
-pub(super) fn freeze(step: &mut Step<'_, '_>, id: &Key, frozen: bool) -> Result<(), StoreError> {
+pub(super) fn freeze(step: &mut Step<'_>, id: &Key, frozen: bool) -> Result<(), StoreError> {
     let statement = if frozen { &step.sql.freeze } else { &step.sql.thaw };
-    statement.get()?.execute(params![step.ns, &id[..]])?;
+    step.conn.prepare_cached(statement)?.execute(params![step.ns, &id[..]])?;
     if !frozen {
         step.freed.insert(id.clone());
     }
@@ -132,15 +132,15 @@ pub(super) fn freeze(step: &mut Step<'_, '_>, id: &Key, frozen: bool) -> Result<
 }
 
 /// Frees all that a context holds and takes it from every queue. Reads the whole namespace.
-pub(super) fn release_context(step: &mut Step<'_, '_>, context: &str) -> Result<Vec<String>, StoreError> {
-    let mut of_context = step.sql.of_context.get()?;
+pub(super) fn release_context(step: &mut Step<'_>, context: &str) -> Result<Vec<String>, StoreError> {
+    let mut of_context = step.conn.prepare_cached(&step.sql.of_context)?;
     let rows = of_context.query_map(params![step.ns, context.as_bytes()], |row| {
         let lease = step.now.lease(row.get(4)?, row.get(5)?, row.get(3)?, row.get(6)?);
         Ok((row.get::<_, Key>(0)?, row.get::<_, i64>(1)?, row.get::<_, i64>(2)?, lease))
     })?;
     let rows: Vec<_> = rows.collect::<Result<_, _>>()?;
     let mut freed = Vec::new();
-    let mut remove = step.sql.remove.get()?;
+    let mut remove = step.conn.prepare_cached(&step.sql.remove)?;
     for (id, claim_state, number, lease) in rows {
         remove.execute(params![step.ns, &id[..], claim_state, number])?;
         if (state::HELD..=state::OFFERED).contains(&claim_state) && lease != LeaseAt::Ended {
@@ -152,14 +152,14 @@ pub(super) fn release_context(step: &mut Step<'_, '_>, context: &str) -> Result<
 }
 
 /// When the namespace was swept, if that was within `within` from now.
-pub(super) fn swept_within(step: &Step<'_, '_>, within: Duration) -> Result<bool, StoreError> {
-    let mut swept = step.sql.swept.get()?;
+pub(super) fn swept_within(step: &Step<'_>, within: Duration) -> Result<bool, StoreError> {
+    let mut swept = step.conn.prepare_cached(&step.sql.swept)?;
     let swept = swept.query_row([step.ns], |row| row.get::<_, i64>(0)).optional()?;
     // After a reboot the time since boot may be right by chance: then the sweep comes later by `within`.
     Ok(swept.is_some_and(|at| (1..=step.now.at).contains(&at) && step.now.at - at < clock::micros(within)))
 }
 
-fn held_by(step: &Step<'_, '_>, row: HeldRow) -> HeldBy<String> {
+fn held_by(step: &Step<'_>, row: HeldRow) -> HeldBy<String> {
     let remaining = Some(clock::duration(row.remaining(&step.now)));
     HeldBy {
         context: StoredContext::Known(row.context.0.to_string()),

@@ -100,8 +100,9 @@ impl Now {
 }
 
 /// A duration in microseconds; what does not fit lasts for 290 000 years.
-pub(super) fn micros(duration: Duration) -> i64 {
-    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+pub(super) const fn micros(duration: Duration) -> i64 {
+    let micros = duration.as_micros();
+    if micros > i64::MAX as u128 { i64::MAX } else { micros as i64 }
 }
 
 /// The duration of so many microseconds.

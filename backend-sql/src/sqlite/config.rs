@@ -1,4 +1,4 @@
-//! How to open the database.
+//! The settings of a database, as plain data.
 
 use std::{
     fmt,
@@ -9,7 +9,7 @@ use std::{
 
 use lockcore::{BackendError, ContextId, Ident, StoreVersion};
 
-use super::{dao::SqliteLockDao, error::StoreError, statements::VERSION};
+use super::{error::StoreError, statements::VERSION};
 
 /// When a commit has to be on the disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -22,9 +22,9 @@ pub enum Synchronous {
     Full,
 }
 
-/// Settings of a [`SqliteLockDao`]; made by [`SqliteLockDao::builder`].
+/// Settings of a [`SqliteLockDao`](super::SqliteLockDao); made by [`builder`](super::SqliteLockDao::builder).
 pub struct SqliteBuilder<I, C> {
-    settings: Settings,
+    pub(super) settings: Settings,
     types: PhantomData<fn() -> (I, C)>,
 }
 
@@ -143,30 +143,6 @@ impl<I: Ident, C: ContextId> SqliteBuilder<I, C> {
         self.settings.program = program;
         self
     }
-
-    /// Opens the database, and creates or migrates its tables.
-    ///
-    /// # Errors
-    /// [`BadSetting`](lockcore::BackendErrorKind::BadSetting) names the setting and its value;
-    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) says why the file cannot be used;
-    /// [`Busy`](lockcore::BackendErrorKind::Busy) if somebody else kept it locked.
-    pub async fn open(self) -> Result<SqliteLockDao<I, C>, BackendError> {
-        let SqliteBuilder { mut settings, .. } = self;
-        settings.check()?;
-        if !settings.in_memory() {
-            // The process may change its folder while the file is open.
-            let absolute = std::path::absolute(&settings.path);
-            settings.path = absolute.map_err(|error| StoreError::File(error).at(&settings.path))?;
-        }
-        SqliteLockDao::start(settings).await
-    }
-}
-
-#[cfg(test)]
-impl<I, C> SqliteBuilder<I, C> {
-    pub(super) fn into_settings(self) -> Settings {
-        self.settings
-    }
 }
 
 impl<I, C> fmt::Debug for SqliteBuilder<I, C> {
@@ -178,6 +154,16 @@ impl<I, C> fmt::Debug for SqliteBuilder<I, C> {
 impl Settings {
     pub(super) fn in_memory(&self) -> bool {
         self.path.as_os_str() == ":memory:"
+    }
+
+    /// Checks them, and makes the path absolute: the process may change its folder while the file is open.
+    pub(super) fn checked(mut self) -> Result<Self, BackendError> {
+        self.check()?;
+        if !self.in_memory() {
+            let absolute = std::path::absolute(&self.path);
+            self.path = absolute.map_err(|error| StoreError::File(error).at(&self.path))?;
+        }
+        Ok(self)
     }
 
     fn check(&self) -> Result<(), StoreError> {

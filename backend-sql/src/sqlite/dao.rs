@@ -1,4 +1,4 @@
-//! The DAO: turns requests into their stored forms, sends them to the database's thread, and back.
+//! The DAO: turns requests into their stored forms, has the database do them, and turns the answers back.
 
 use std::{fmt, marker::PhantomData, path::Path, time::Duration};
 
@@ -10,18 +10,19 @@ use lockcore::{
 use uuid::Uuid;
 
 use super::{
-    acquire::{self, Ask, Verdict},
+    acquire::{self, Request, Verdict},
     admin,
     clock::micros,
-    config::{Settings, SqliteBuilder},
+    config::SqliteBuilder,
+    database::Database,
     doctor,
     release::{self, Hold, Losses},
     row::{Key, Text, Wanted},
     sweep,
-    thread::Database,
+    worker::Worker,
 };
 
-/// After how long a waiter asks again though nothing woke it. The database's thread keeps its place and
+/// After how long a waiter asks again though it was not woken. The database's thread keeps its place and
 /// looks after it, so this is for the case that the thread is wrong.
 const RECHECK: Duration = Duration::from_secs(10);
 
@@ -44,32 +45,32 @@ impl<I: Ident, C: ContextId> SqliteLockDao<I, C> {
     pub fn builder() -> SqliteBuilder<I, C> {
         SqliteBuilder::new()
     }
+}
 
-    pub(super) async fn start(settings: Settings) -> Result<Self, BackendError> {
-        Ok(SqliteLockDao { database: Database::open(settings).await?, types: PhantomData })
+impl<I: Ident, C: ContextId> SqliteBuilder<I, C> {
+    /// Opens the database, and creates or migrates its tables.
+    ///
+    /// # Errors
+    /// [`BadSetting`](lockcore::BackendErrorKind::BadSetting) names the setting and its value;
+    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) says why the file cannot be used;
+    /// [`Busy`](lockcore::BackendErrorKind::Busy) if another process kept it locked.
+    pub async fn open(self) -> Result<SqliteLockDao<I, C>, BackendError> {
+        let database = Database::open(self.settings.checked()?).await?;
+        Ok(SqliteLockDao { database, types: PhantomData })
     }
 }
 
 /// What a file can do, without one. A store in memory is shared with no other process.
 pub fn capabilities() -> Capabilities {
     Capabilities {
-        backend: "sqlite",
-        shared_store: true,
-        fifo: true,
         push: true,
-        permanent: false,
-        slots: true,
-        shared: true,
-        listing: true,
-        breaking: true,
-        sweeping: true,
         dead_holders: true,
         // A step takes some ten microseconds, but it may have to wait for those of other processes,
         // and a lease has to be renewed at a third of it.
         min_lease: Duration::from_millis(10),
-        default_lease: Some(Duration::from_secs(30)),
         // SQLite has no bound; but the write lock is held for some 3 us an id.
         max_ids: 1000,
+        ..Capabilities::shared_store("sqlite")
     }
 }
 
@@ -86,9 +87,9 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
     }
 
     async fn acquire(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
-        let ask = ask(request);
-        let (verdict, wakeup) =
-            self.database.call(move |worker, deadline| worker.acquire(ask, deadline)).await?;
+        let stored = stored_request(request);
+        let step = move |worker: &mut Worker, deadline| worker.acquire(&stored, deadline);
+        let (verdict, wakeup) = self.database.step(request.claims.len(), step).await?;
         Ok(match (verdict, wakeup) {
             (Verdict::Granted(granted), _) => Acquired::Granted(granted),
             (Verdict::Queued { conflicts, .. }, Some(wakeup)) => {
@@ -105,39 +106,42 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
         request: &AcquireRequest<I, C>,
         how: Withdraw,
     ) -> Result<Withdrawn, BackendError> {
-        let ask = ask(request);
-        let held = self.database.call(move |worker, deadline| {
-            worker.forget(&ask);
-            let held = worker.write_and_tell(deadline, |step| acquire::withdraw(step, &ask, how))?;
+        let stored = stored_request(request);
+        let step = move |worker: &mut Worker, deadline| {
+            worker.forget(&stored);
+            let held = worker.write_and_notify(deadline, |step| acquire::withdraw(step, &stored, how))?;
             if held.is_some() {
-                worker.holds_for(ask.lease);
+                worker.holds_for(stored.lease);
             }
             Ok(held)
-        });
-        Ok(held.await?.map_or(Withdrawn::Left, Withdrawn::Holds))
+        };
+        let held = self.database.step(request.claims.len(), step).await?;
+        Ok(held.map_or(Withdrawn::Left, Withdrawn::Holds))
     }
 
     async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
         let hold = hold(grant);
-        let losses = self.database.call(move |worker, deadline| {
-            worker.write_and_tell(deadline, |step| release::release(step, &hold))
-        });
-        Ok(Released { lost: lost(grant, losses.await?), failed: Vec::new() })
+        let step = move |worker: &mut Worker, deadline| {
+            worker.write_and_notify(deadline, |step| release::release(step, &hold))
+        };
+        let losses = self.database.step(grant.locks.len(), step).await?;
+        Ok(Released { lost: lost(grant, losses), failed: Vec::new() })
     }
 
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
         let hold = hold(grant);
-        let losses = self.database.call(move |worker, deadline| {
+        let step = move |worker: &mut Worker, deadline| {
             worker.holds_for(hold.lease);
-            worker.write_and_tell(deadline, |step| release::renew(step, &hold))
-        });
-        Ok(Renewed { lost: lost(grant, losses.await?) })
+            worker.write_and_notify(deadline, |step| release::renew(step, &hold))
+        };
+        let losses = self.database.step(grant.locks.len(), step).await?;
+        Ok(Renewed { lost: lost(grant, losses) })
     }
 
     async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {
         let context = context.stored().into_owned();
-        let freed = self.database.call(move |worker, deadline| {
-            worker.write_and_tell(deadline, |step| admin::release_context(step, &context))
+        let freed = self.database.send(move |worker, deadline| {
+            worker.write_and_notify(deadline, |step| admin::release_context(step, &context))
         });
         Ok(freed.await?.iter().filter_map(|stored| Target::from_stored(stored)).collect())
     }
@@ -146,7 +150,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
         let page = page.clone();
         let listed = self
             .database
-            .call(move |worker, deadline| worker.read(deadline, |step| admin::list(step, &page)))
+            .send(move |worker, deadline| worker.read(deadline, |step| admin::list(step, &page)))
             .await?;
         Ok(Listing { ids: listed.ids.into_iter().map(admin::typed).collect(), next: listed.next })
     }
@@ -155,7 +159,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
         let id = key(target);
         let inspected = self
             .database
-            .call(move |worker, deadline| worker.read(deadline, |step| admin::inspect(step, &id)));
+            .send(move |worker, deadline| worker.read(deadline, |step| admin::inspect(step, &id)));
         Ok(admin::typed(inspected.await?))
     }
 
@@ -167,34 +171,34 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
         by: &str,
     ) -> Result<Broken, BackendError> {
         let (id, by) = (key(target), by.to_owned());
-        let broken = self.database.call(move |worker, deadline| {
-            worker.write_and_tell(deadline, |step| admin::break_lock(step, &id, fence as i64, how, &by))
+        let broken = self.database.send(move |worker, deadline| {
+            worker.write_and_notify(deadline, |step| admin::break_lock(step, &id, fence as i64, how, &by))
         });
         broken.await
     }
 
     async fn freeze(&self, target: &Target<I>, frozen: bool) -> Result<(), BackendError> {
         let id = key(target);
-        let done = self.database.call(move |worker, deadline| {
-            worker.write_and_tell(deadline, |step| admin::freeze(step, &id, frozen))
+        let done = self.database.send(move |worker, deadline| {
+            worker.write_and_notify(deadline, |step| admin::freeze(step, &id, frozen))
         });
         done.await
     }
 
     async fn sweep(&self, batch: usize, unless_within: Option<Duration>) -> Result<Swept, BackendError> {
-        let swept = self.database.call(move |worker, deadline| {
+        let swept = self.database.send(move |worker, deadline| {
             let found = worker.read(deadline, |step| sweep::look(step, batch, unless_within))?;
-            worker.write_and_tell(deadline, |step| sweep::remove(step, &found, batch, unless_within))
+            worker.write_and_notify(deadline, |step| sweep::remove(step, &found, batch, unless_within))
         });
         swept.await
     }
 
     async fn migrate(&self) -> Result<(), BackendError> {
-        self.database.call(|worker, _| worker.migrate()).await
+        self.database.send(Worker::migrate).await
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>, BackendError> {
-        self.database.call(doctor::examine).await
+        self.database.send(doctor::examine).await
     }
 }
 
@@ -202,8 +206,8 @@ fn key<I: Ident>(target: &Target<I>) -> Key {
     Key::from(target.stored().as_bytes())
 }
 
-fn ask<I: Ident, C: ContextId>(request: &AcquireRequest<I, C>) -> Ask {
-    Ask {
+fn stored_request<I: Ident, C: ContextId>(request: &AcquireRequest<I, C>) -> Request {
+    Request {
         context: Text(request.context.stored().into()),
         attempt: request.attempt.0 as i64,
         claims: request

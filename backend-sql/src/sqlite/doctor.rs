@@ -8,14 +8,14 @@ use super::{
     error::StoreError,
     file::{self, FileSystem},
     schema,
-    step::{Sign, Step},
-    thread::Worker,
+    step::{Liveness, Step},
+    worker::Worker,
 };
 
 /// All checks.
-pub(super) fn examine(worker: &mut Worker<'_>, deadline: Instant) -> Result<Vec<Finding>, StoreError> {
-    let found = schema::version(worker.store())?;
-    let fits = matches!(schema::fit(worker.store(), found), Ok(StoreFit::Ready));
+pub(super) fn examine(worker: &mut Worker, deadline: Option<Instant>) -> Result<Vec<Finding>, StoreError> {
+    let found = schema::version(&worker.store().opened)?;
+    let fits = matches!(schema::fit(&worker.store().opened, found), Ok(StoreFit::Ready));
     let program = worker.store().opened.settings.program.version;
     let (version, oldest) = found.map_or((0, 0), |found| (found.version, found.oldest_program));
     let in_memory = worker.store().opened.settings.in_memory();
@@ -43,8 +43,8 @@ pub(super) fn examine(worker: &mut Worker<'_>, deadline: Instant) -> Result<Vec<
 }
 
 /// Which file it is, and on what it lies; nothing of a store in memory.
-fn file(worker: &Worker<'_>) -> Option<Finding> {
-    let opened = worker.store().opened;
+fn file(worker: &Worker) -> Option<Finding> {
+    let opened = &worker.store().opened;
     opened.file?;
     let path = &opened.settings.path;
     let (severity, kind) = match file::file_system(path) {
@@ -58,15 +58,15 @@ fn file(worker: &Worker<'_>) -> Option<Finding> {
     Some(finding(severity, "file", format!("{}, file system: {kind}", path.display())))
 }
 
-fn writable(worker: &mut Worker<'_>, deadline: Instant) -> Finding {
+fn writable(worker: &mut Worker, deadline: Option<Instant>) -> Finding {
     let begun = Instant::now();
-    match worker.write_and_tell(deadline, |step| step.next_number()) {
+    match worker.write_and_notify(deadline, |step| step.next_number()) {
         Ok(_) => finding(Severity::Ok, "write", format!("a commit took {:.1?}", begun.elapsed())),
         Err(error) => finding(Severity::Error, "write", error.to_string()),
     }
 }
 
-fn settings(step: &mut Step<'_, '_>, in_memory: bool) -> Result<Vec<Finding>, StoreError> {
+fn settings(step: &mut Step<'_>, in_memory: bool) -> Result<Vec<Finding>, StoreError> {
     let journal: String = step.conn.query_row("PRAGMA journal_mode", [], |row| row.get(0))?;
     let synchronous: i64 = step.conn.query_row("PRAGMA synchronous", [], |row| row.get(0))?;
     let wal = journal == "wal" || in_memory;
@@ -91,14 +91,14 @@ fn settings(step: &mut Step<'_, '_>, in_memory: bool) -> Result<Vec<Finding>, St
 }
 
 /// The other programs at this namespace.
-fn sessions(step: &mut Step<'_, '_>) -> Result<Vec<Finding>, StoreError> {
-    let mut sessions = step.sql.sessions.get()?;
+fn sessions(step: &mut Step<'_>) -> Result<Vec<Finding>, StoreError> {
+    let mut sessions = step.conn.prepare_cached(&step.sql.sessions)?;
     let sessions: Vec<(i64, String)> =
         sessions.query_map([step.ns], |row| Ok((row.get(0)?, row.get(1)?)))?.collect::<Result<_, _>>()?;
     let own = env!("CARGO_PKG_VERSION");
     let (mut live, mut ended, mut unseen, mut other_boots, mut versions) = (0, 0, 0, 0, Vec::new());
     for (session, version) in sessions {
-        if matches!(step.sign(session)?, Sign::Gone | Sign::Closed) {
+        if matches!(step.liveness(session)?, Liveness::Gone | Liveness::Closed) {
             ended += 1;
             continue;
         }
@@ -149,8 +149,8 @@ fn sessions(step: &mut Step<'_, '_>) -> Result<Vec<Finding>, StoreError> {
 }
 
 /// The boot id and the namespaces of a session.
-fn origin(step: &Step<'_, '_>, session: i64) -> Result<(i64, Option<String>), StoreError> {
-    let mut read = step.sql.session.get()?;
+fn origin(step: &Step<'_>, session: i64) -> Result<(i64, Option<String>), StoreError> {
+    let mut read = step.conn.prepare_cached(&step.sql.session)?;
     Ok(read.query_row([session], |row| Ok((row.get(0)?, row.get(1)?)))?)
 }
 

@@ -7,10 +7,10 @@ use rusqlite::ffi;
 
 use super::file;
 
-/// A failure on the database's thread. Classified by SQLite's result codes, never by message.
+/// A failure of an operation. Classified by SQLite's result codes, never by message.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StoreError {
-    #[error("{}", told(.0))]
+    #[error("{}", shown(.0))]
     Sqlite(#[from] rusqlite::Error),
     #[error("{0}")]
     File(#[source] io::Error),
@@ -21,7 +21,7 @@ pub(super) enum StoreError {
     NetworkFile(&'static str),
     #[error("another process kept the write lock for the whole busy timeout")]
     Busy(#[source] rusqlite::Error),
-    #[error("commit failed: {}", told(source))]
+    #[error("commit failed: {}", shown(source))]
     Commit { source: rusqlite::Error, rolled_back: bool },
     #[error("the attempt was withdrawn before its request arrived")]
     Withdrawn,
@@ -42,6 +42,8 @@ pub(super) enum StoreError {
     Corrupt(&'static str),
     #[error("the file was removed or replaced while it was open")]
     Replaced,
+    #[error("it was opened before this process was forked: open it again after the fork")]
+    Forked,
     #[error("a step panicked")]
     Panicked,
     #[error("the thread that serves the database could not be started")]
@@ -51,7 +53,7 @@ pub(super) enum StoreError {
 }
 
 impl StoreError {
-    /// For the caller: with the path of the database, and the system's reason where SQLite has not told it.
+    /// For the caller: with the path of the database, and the system's reason where SQLite has not given it.
     pub(super) fn at(self, path: &Path) -> BackendError {
         let mut message = format!("sqlite: {}: {self}", path.display());
         if let StoreError::Sqlite(error) = &self
@@ -88,7 +90,7 @@ impl StoreError {
             StoreError::Replaced | StoreError::NoThread(_) | StoreError::ThreadGone { .. } => {
                 BackendErrorKind::Unavailable
             }
-            StoreError::Panicked => BackendErrorKind::Other,
+            StoreError::Forked | StoreError::Panicked => BackendErrorKind::Other,
         }
     }
 
@@ -110,8 +112,8 @@ impl From<StoreError> for BackendError {
     }
 }
 
-/// What SQLite says; of a failing device with its code, which tells the operation.
-fn told(error: &rusqlite::Error) -> String {
+/// What SQLite says; of a failing device with its code, which names the operation.
+fn shown(error: &rusqlite::Error) -> String {
     match error.sqlite_error() {
         Some(code) if is_io(error) => format!("{error} (SQLite's code {})", code.extended_code),
         _ => error.to_string(),

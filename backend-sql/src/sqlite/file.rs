@@ -1,8 +1,8 @@
-//! The database file: how it is created, told from another one, and whether its file system will do.
+//! The database file: how it is created and identified, and whether its file system will do.
 
 use std::{fs, io, path::Path, sync::Mutex};
 
-/// What tells one file from another though they have the same path.
+/// What differs between two files though they have the same path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct FileId {
     pub(super) device: u64,
@@ -62,7 +62,7 @@ pub(super) enum FileSystem {
 }
 
 impl FileSystem {
-    /// Told by the magic number that statfs(2) lists, or the kernel's source.
+    /// Identifies a file system by its magic number, as in statfs(2) or the kernel's source.
     fn of(magic: u32) -> Self {
         match magic {
             0x6969 => FileSystem::Network("NFS"),

@@ -9,7 +9,7 @@ use super::{
     row::{HeldRow, Indexes, IndexesColumn, Key, Text, Wanted, mode_columns},
     statements::state,
     step::Step,
-    weigh::{Applicant, Stance},
+    weigh::{Asker, Stance},
 };
 
 /// On what terms a set is granted.
@@ -22,11 +22,11 @@ pub(super) struct Terms<'r> {
     pub(super) detached: bool,
 }
 
-impl Step<'_, '_> {
+impl Step<'_> {
     /// Grants the set, against which nothing may stand.
     pub(super) fn grant(
         &mut self,
-        who: &Applicant<'_>,
+        who: &Asker<'_>,
         stances: &[Stance],
         terms: &Terms<'_>,
     ) -> Result<SmallVec<[Granted; 1]>, StoreError> {
@@ -34,7 +34,7 @@ impl Step<'_, '_> {
             true => 0,
             false => self.next_number()?,
         };
-        let mut hold = self.sql.hold.get()?;
+        let mut hold = self.conn.prepare_cached(&self.sql.hold)?;
         self.bind_common(&mut hold, who, fence, terms)?;
         let mut granted = SmallVec::with_capacity(stances.len());
         for (claim, stance) in who.claims.iter().zip(stances) {
@@ -51,11 +51,11 @@ impl Step<'_, '_> {
     /// Grants a set of ids of which nothing is known, and notes nothing of them: for the end of a step.
     pub(super) fn grant_unused(
         &mut self,
-        who: &Applicant<'_>,
+        who: &Asker<'_>,
         terms: &Terms<'_>,
     ) -> Result<SmallVec<[Granted; 1]>, StoreError> {
         let fence = self.next_number()?;
-        let mut hold = self.sql.hold.get()?;
+        let mut hold = self.conn.prepare_cached(&self.sql.hold)?;
         self.bind_common(&mut hold, who, fence, terms)?;
         hold.raw_bind_parameter(19, 0)?;
         let mut granted = SmallVec::with_capacity(who.claims.len());
@@ -71,15 +71,15 @@ impl Step<'_, '_> {
 
     /// Gives back what the context held before `replacement`, which is gone, so far as it still lasts.
     pub(super) fn restore(&mut self, id: &Key, replacement: &HeldRow) -> Result<(), StoreError> {
-        let (sql, ns, now) = (self.sql, self.ns, self.now);
-        let mut replaced = sql.replaced.get()?;
+        let (conn, sql, ns, now) = (self.conn, self.sql, self.ns, self.now);
+        let mut replaced = conn.prepare_cached(&sql.replaced)?;
         let before =
             replaced.query_row(params![ns, &id[..], replacement.replaces], HeldRow::read).optional()?;
         let Some(mut before) = before.filter(|before| before.remaining(&now) > 0) else {
             return Ok(());
         };
         let holders = &mut self.load(id)?.holders;
-        // Fewer permits may have let somebody in meanwhile who needs the rest: then they stay as few.
+        // Fewer permits may have let another context in meanwhile that needs the rest: then they stay as few.
         if !InUse::of(holders.iter().map(|row| row.mode)).fits(before.mode) {
             before.mode = replacement.mode;
         }
@@ -89,7 +89,7 @@ impl Step<'_, '_> {
         let (code, permits, cap) = mode_columns(before.mode);
         let indexes = IndexesColumn::encode(&before.indexes);
         let key = params![ns, &id[..], before.number, code, permits, cap, &indexes[..]];
-        sql.restore.get()?.execute(key)?;
+        conn.prepare_cached(&sql.restore)?.execute(key)?;
         holders.push(before);
         Ok(())
     }
@@ -98,7 +98,7 @@ impl Step<'_, '_> {
     fn bind_common(
         &self,
         hold: &mut Statement<'_>,
-        who: &Applicant<'_>,
+        who: &Asker<'_>,
         fence: i64,
         terms: &Terms<'_>,
     ) -> Result<(), StoreError> {
@@ -120,18 +120,18 @@ impl Step<'_, '_> {
     fn hold(
         &mut self,
         hold: &mut Statement<'_>,
-        who: &Applicant<'_>,
+        who: &Asker<'_>,
         Wanted { id, mode }: &Wanted,
         fence: i64,
         terms: &Terms<'_>,
     ) -> Result<Granted, StoreError> {
         let mode = *mode;
-        let (sql, ns, now) = (self.sql, self.ns, self.now);
+        let (conn, sql, ns, now) = (self.conn, self.sql, self.ns, self.now);
         let holders = &mut self.load(id)?.holders;
         let own = holders.iter().position(|row| row.context == *who.context);
         let own = own.map(|position| holders.swap_remove(position));
         if let Some(own) = &own {
-            sql.replace.get()?.execute(params![ns, &id[..], own.state, own.number])?;
+            conn.prepare_cached(&sql.replace)?.execute(params![ns, &id[..], own.state, own.number])?;
         }
         let replaces = own.map_or(0, |own| own.number);
         let taken = holders.iter().flat_map(|row| row.indexes.iter().copied());
@@ -167,7 +167,7 @@ impl Step<'_, '_> {
     /// Goes on holding what the context holds. A longer lease of an earlier grant is not cut short: it
     /// relies on it. In an offer, what is kept stays as it is until the offer is confirmed.
     fn keep(&mut self, context: &Text, id: &Key, terms: &Terms<'_>) -> Result<Granted, StoreError> {
-        let (sql, ns, now) = (self.sql, self.ns, self.now);
+        let (conn, sql, ns, now) = (self.conn, self.sql, self.ns, self.now);
         let holders = &mut self.load(id)?.holders;
         let in_use = InUse::of(holders.iter().map(|row| row.mode)).units();
         let row = holders
@@ -187,7 +187,7 @@ impl Step<'_, '_> {
                 terms.detached,
                 now.boot
             ];
-            sql.keep.get()?.execute(keep)?;
+            conn.prepare_cached(&sql.keep)?.execute(keep)?;
             (row.state, row.lease, row.boot, row.renewed) = (state::HELD, lease, now.boot, now.at);
             (row.session, row.detached) = (terms.session, terms.detached);
         }

@@ -3,27 +3,26 @@
 use std::collections::{BTreeMap, HashSet};
 
 use lockcore::{
-    Granted, Mode,
+    Granted, Mode, protocol,
     rules::{InUse, Wall},
 };
 use rusqlite::{OptionalExtension, params};
 
 use super::{
-    clock::LeaseAt,
+    clock::{LeaseAt, micros},
     error::StoreError,
     grant::Terms,
     row::{IndexesColumn, Key, Set, Text, WaitRow, Wanted, mode_at},
     statements::state,
     step::{Handed, Step},
-    weigh::Applicant,
+    weigh::Asker,
 };
 
-/// How long an offer lasts unless it is confirmed, in microseconds; at most the lease asked for. With
-/// the time that a sign of life counts this bounds what a dead waiter costs those behind it.
-pub(super) const OFFER: i64 = 2_000_000;
+/// How long an offer lasts, in microseconds; at most the lease that the waiter asked for.
+pub(super) const OFFER: i64 = micros(protocol::OFFER);
 
-/// How many sets one transaction hands over at most, so that it does not keep the write lock too long.
-const MOST_HANDED: usize = 256;
+/// How many sets one transaction hands over at most, so that it keeps neither the write lock nor its caller for long.
+const MOST_HANDED: usize = 64;
 
 /// Contexts and attempts that have places.
 pub(super) type Places = HashSet<(Text, i64)>;
@@ -38,10 +37,10 @@ struct Cursor {
     row: WaitRow,
 }
 
-impl Step<'_, '_> {
+impl Step<'_> {
     /// Serves those who wait for what was freed, in the order of their tickets, until nothing more fits.
     ///
-    /// Only the head part of each queue is looked at: as soon as somebody has to go on waiting, only who
+    /// Only the head part of each queue is looked at: as soon as one has to go on waiting, only who
     /// may pass is looked for, through an index. So a release costs the same with two waiters and with
     /// ten thousand.
     pub(super) fn serve(&mut self) -> Result<(), StoreError> {
@@ -83,7 +82,7 @@ impl Step<'_, '_> {
 
     /// What was handed to the waiters of this session and is not confirmed yet.
     pub(super) fn offers(&mut self) -> Result<Vec<Handed>, StoreError> {
-        let mut offers = self.sql.offers.get()?;
+        let mut offers = self.conn.prepare_cached(&self.sql.offers)?;
         let mut rows = offers.query([self.session])?;
         let mut found: Vec<Handed> = Vec::new();
         while let Some(row) = rows.next()? {
@@ -111,11 +110,11 @@ impl Step<'_, '_> {
 
     /// The attempts of this session that have places, if these places are not for `expected` claims.
     pub(super) fn places_unless(&self, expected: usize) -> Result<Option<Places>, StoreError> {
-        let mut count = self.sql.count_places.get()?;
+        let mut count = self.conn.prepare_cached(&self.sql.count_places)?;
         if count.query_row([self.session], |row| row.get::<_, i64>(0))? == expected as i64 {
             return Ok(None);
         }
-        let mut places = self.sql.places.get()?;
+        let mut places = self.conn.prepare_cached(&self.sql.places)?;
         let places = places.query_map([self.session], |row| Ok((row.get(0)?, row.get(1)?)))?;
         Ok(Some(places.collect::<Result<_, _>>()?))
     }
@@ -127,8 +126,8 @@ impl Step<'_, '_> {
     }
 
     /// Removes the place of an attempt, if it has one.
-    pub(super) fn leave_line(&mut self, context: &Text, attempt: i64) -> Result<(), StoreError> {
-        let mut leave = self.sql.leave.get()?;
+    pub(super) fn leave_queue(&mut self, context: &Text, attempt: i64) -> Result<(), StoreError> {
+        let mut leave = self.conn.prepare_cached(&self.sql.leave)?;
         for id in
             leave.query_map(params![self.ns, context.0.as_bytes(), attempt], |row| row.get::<_, Key>(0))?
         {
@@ -137,7 +136,7 @@ impl Step<'_, '_> {
         Ok(())
     }
 
-    /// Whether an exclusive holder keeps everybody out, and is not dead.
+    /// Returns whether an exclusive holder, which is not dead, keeps all others out.
     fn is_taken(&mut self, id: &Key) -> Result<bool, StoreError> {
         let is_taken = |step: &Self| step.ids[id].holders.iter().any(|row| row.mode == Mode::Exclusive);
         if is_taken(self) {
@@ -154,7 +153,7 @@ impl Step<'_, '_> {
             return Ok(true);
         }
         let claims = self.wanted(row)?;
-        let who = Applicant {
+        let who = Asker {
             context: &row.context,
             attempt: row.attempt,
             number: row.number,
@@ -174,7 +173,7 @@ impl Step<'_, '_> {
             detached: row.detached,
         };
         let granted = self.grant(&who, &weighed.stances, &terms)?;
-        self.leave_line(&row.context, row.attempt)?;
+        self.leave_queue(&row.context, row.attempt)?;
         let (session, context, attempt) = (row.session, row.context.clone(), row.attempt);
         let (lasts, as_of) = self.left_of(lasts);
         self.handed.push(Handed { session, context, attempt, granted, lasts, as_of });
@@ -182,14 +181,14 @@ impl Step<'_, '_> {
     }
 
     fn wanted(&self, row: &WaitRow) -> Result<Set, StoreError> {
-        let mut wanted = self.sql.wanted.get()?;
+        let mut wanted = self.conn.prepare_cached(&self.sql.wanted)?;
         let claims = wanted.query_map(params![self.ns, row.context.0.as_bytes(), row.attempt], |row| {
             Ok(Wanted { id: row.get(0)?, mode: mode_at(row, 1)? })
         })?;
         Ok(claims.collect::<Result<_, _>>()?)
     }
 
-    /// Moves a walk on, behind a waiter that has to go on waiting. `None`: nobody further back can be served.
+    /// Moves a walk on, behind a waiter that has to go on waiting. `None`: none further back can be served.
     fn next_cursor(&mut self, cursor: Cursor) -> Result<Option<Cursor>, StoreError> {
         let Cursor { id, nested, wall, row } = cursor;
         let in_use = InUse::of(self.load(&id)?.holders.iter().map(|row| row.mode));
@@ -221,7 +220,7 @@ impl Step<'_, '_> {
             Wall::SlotsAbove(limit) => (&self.sql.next_slots, Some(limit)),
             Wall::Closed => return Ok(None),
         };
-        let mut next = statement.get()?;
+        let mut next = self.conn.prepare_cached(statement)?;
         let row = match above {
             Some(limit) => next.query_row(params![self.ns, &id[..], after, limit], WaitRow::read),
             None => next.query_row(params![self.ns, &id[..], after], WaitRow::read),

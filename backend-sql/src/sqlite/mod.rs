@@ -16,25 +16,27 @@
 //! ```
 //!
 //! # How it works
-//! - **One thread, one hop, one transaction.** A thread of the DAO's own holds the connection; an
-//!   operation is sent there and runs as one transaction that has the file's write lock from its
-//!   beginning. Nothing else moves meanwhile, so that everything is decided in this process by
-//!   [`lockcore::rules`]. An operation takes place though the caller's future is dropped, and in the order
-//!   sent, so that a withdrawal never overtakes what it withdraws.
+//! - **One step, one transaction.** A step has the file's write lock from its beginning, so that nothing else moves
+//!   meanwhile and everything is decided in this process by [`lockcore::rules`].
+//! - **In the caller's thread, unless it has to wait.** A step takes some ten microseconds, less than a change of threads.
+//!   So it is done in the poll of its future while the connection is not in use and no other process has the write lock.
+//!   Otherwise it is sent to a thread of the DAO's own, which may wait; and so are sets of more than 128 ids,
+//!   administration, checkpoints, and all steps with [`Synchronous::Full`]. A step takes place though the caller's future
+//!   is dropped, and in the order of the calls, so that a withdrawal never overtakes what it withdraws.
 //! - **Leases** are stored as boot of the host and time since: setting the wall clock moves none, a
 //!   suspended host's time counts, a reboot voids all. A row from the future counts as granted now. Another boot
 //!   id alone is no reboot: containers may have boot ids of their own (systemd-nspawn, LXC, Incus). A reboot is
 //!   certain only if the time since boot is lower than it was and the wall clock agrees; in doubt a lease of
 //!   an earlier boot counts until it ends.
 //! - **Fences** come from one number for each namespace, never below the wall clock's microseconds; so
-//!   nothing has to be kept of an id that nobody holds.
+//!   nothing has to be kept of an id that is not held.
 //! - **The dead.** Rows name the session that made them and thereby its process. A holder in the way whose
 //!   process has ended is taken over at once, unless its lock is detached; a process in another container,
 //!   or under another boot id, cannot be seen, and its lease has to end. On Linux a process needs `/proc`: without it
 //!   neither its clock nor its process number can be related to those of others, and opening fails.
-//! - **Waiting.** Whoever frees something grants it to whom it is due in the same transaction, as an offer
-//!   of at most 2 s. A session with waiters gives a sign of life every second, which counts for 3 s.
-//! - **Waking.** A waiter of the same process is told after the commit. For one of another process the
+//! - **Waiting.** A step that frees something grants it to the next waiter in the same transaction, as an offer
+//!   of at most 2 s. A session with waiters writes a heartbeat every second, which counts for 3 s.
+//! - **Waking.** A waiter of the same process is notified after the commit. For one of another process the
 //!   releaser rings its session's bell, a datagram to an abstract socket that carries nothing; the
 //!   session then reads its offers. From the release to the confirmed grant in another process half of
 //!   the hand-offs took at most 0.2 ms. A bell that cannot be heard - another network namespace,
@@ -45,6 +47,8 @@
 //! - A process that is stopped (`SIGSTOP`, a debugger) in the middle of a transaction keeps the write lock:
 //!   all others get [`Busy`](lockcore::BackendErrorKind::Busy) after their
 //!   [busy timeout](SqliteBuilder::busy_timeout), certain that nothing was done, until it goes on or dies.
+//! - The first commit after a checkpoint waits for the disk, once in some hundred commits. The DAO's thread makes it after
+//!   its own checkpoints; after that of another process it may be a caller's step.
 //! - The file must be on a local file system, and all its users on one host: SQLite's WAL needs memory that
 //!   they share. Network file systems are refused; of FUSE, which may be one, [`doctor`](lockcore::LockDao::doctor)
 //!   warns. The same holds for sandboxes that keep file locks to themselves, such as gVisor's. Nothing but SQLite may
@@ -56,24 +60,34 @@
 //!   folder.
 //! - With [`Synchronous::Normal`] a crash of a process loses nothing. A crash of the host may lose the last
 //!   commits, but then it voids all locks anyway, and fences go on from the wall clock.
-//! - A file that is removed or replaced is noticed within a second while anything is held, and the holders are told;
+//! - A file that is removed or replaced is noticed within a second while anything is held, and the holders learn of it;
 //!   until then two processes may hold the same id, one in each file.
 //! - Dropping a DAO waits up to 0.3 s until its session is closed, so that a process which ends right after does not
 //!   look like one that died.
-//! - A DAO does not survive `fork`.
+//! - A DAO does not survive `fork`: in the child every call fails.
 //! - Shared locks are rows: with n holders of one id, asking for that id reads n rows.
 //! - Elsewhere than on Linux there is no boot id: leases go by the wall clock, and outlive a reboot.
+//!
+//! # Layout
+//! `dao` (the trait) has stored requests done by `database` (in the caller's thread, or in its own), which lends the
+//! `worker`: the `store` (a transaction for each step), the waiters of this session (`watch`), and what is due without a
+//! request. A `step` reads and decides: `acquire`, `release`, `handoff`, `sweep`, `admin`, by means of `weigh` (what stands
+//! against a set) and `grant`; its SQL is in `statements`, its rows in `row`. Below are `opened` (the connection), `schema`,
+//! `busy` (waiting for the file), `file`, `process`, `clock`, `config` (plain data) and `error`.
 
 mod acquire;
 mod admin;
+mod busy;
 mod clock;
 mod config;
 mod dao;
+mod database;
 mod doctor;
 mod error;
 mod file;
 mod grant;
 mod handoff;
+mod opened;
 mod process;
 mod release;
 mod row;
@@ -82,9 +96,9 @@ mod statements;
 mod step;
 mod store;
 mod sweep;
-mod thread;
 mod watch;
 mod weigh;
+mod worker;
 
 pub use config::{SqliteBuilder, Synchronous};
 pub use dao::{SqliteLockDao, capabilities};

@@ -24,11 +24,12 @@ pub(super) struct Hold {
 pub(super) type Losses = Vec<(usize, LossReason)>;
 
 /// Frees what the grant holds. What it lost does not keep the rest from being freed.
-pub(super) fn release(step: &mut Step<'_, '_>, hold: &Hold) -> Result<Losses, StoreError> {
+pub(super) fn release(step: &mut Step<'_>, hold: &Hold) -> Result<Losses, StoreError> {
     let mut lost = Losses::new();
-    let anybody_waits = step.sql.anybody_waits.get()?.query_row([step.ns], |row| row.get(0))?;
-    let mut free = step.sql.free.get()?;
-    let mut held_under = step.sql.held_under.get()?;
+    let any_waiter =
+        step.conn.prepare_cached(&step.sql.any_waiter)?.query_row([step.ns], |row| row.get(0))?;
+    let mut free = step.conn.prepare_cached(&step.sql.free)?;
+    let mut held_under = step.conn.prepare_cached(&step.sql.held_under)?;
     bind_common(step, &mut free, hold)?;
     for (position, (id, fence)) in hold.locks.iter().enumerate() {
         free.raw_bind_parameter(2, &id[..])?;
@@ -37,7 +38,7 @@ pub(super) fn release(step: &mut Step<'_, '_>, hold: &Hold) -> Result<Losses, St
             match find(step, &mut held_under, id, *fence, &hold.context)? {
                 Some(row) => {
                     let key = params![step.ns, &id[..], row.state, row.number];
-                    step.sql.remove.get()?.execute(key)?;
+                    step.conn.prepare_cached(&step.sql.remove)?.execute(key)?;
                     if row.lease_at(&step.now) == LeaseAt::Ended {
                         lost.push((position, LossReason::Expired));
                     }
@@ -48,7 +49,7 @@ pub(super) fn release(step: &mut Step<'_, '_>, hold: &Hold) -> Result<Losses, St
                 }
             }
         }
-        if anybody_waits {
+        if any_waiter {
             step.freed.insert(id.clone());
         }
     }
@@ -56,10 +57,10 @@ pub(super) fn release(step: &mut Step<'_, '_>, hold: &Hold) -> Result<Losses, St
 }
 
 /// Extends what the grant still holds to a whole lease from now.
-pub(super) fn renew(step: &mut Step<'_, '_>, hold: &Hold) -> Result<Losses, StoreError> {
+pub(super) fn renew(step: &mut Step<'_>, hold: &Hold) -> Result<Losses, StoreError> {
     let mut lost = Losses::new();
-    let mut extend = step.sql.extend.get()?;
-    let mut held_under = step.sql.held_under.get()?;
+    let mut extend = step.conn.prepare_cached(&step.sql.extend)?;
+    let mut held_under = step.conn.prepare_cached(&step.sql.held_under)?;
     bind_common(step, &mut extend, hold)?;
     extend.raw_bind_parameter(7, hold.lease)?;
     for (position, (id, fence)) in hold.locks.iter().enumerate() {
@@ -77,7 +78,7 @@ pub(super) fn renew(step: &mut Step<'_, '_>, hold: &Hold) -> Result<Losses, Stor
 }
 
 /// Binds what is the same for all ids of a grant, once.
-fn bind_common(step: &Step<'_, '_>, statement: &mut Statement<'_>, hold: &Hold) -> Result<(), StoreError> {
+fn bind_common(step: &Step<'_>, statement: &mut Statement<'_>, hold: &Hold) -> Result<(), StoreError> {
     statement.raw_bind_parameter(1, step.ns)?;
     statement.raw_bind_parameter(4, hold.context.as_bytes())?;
     statement.raw_bind_parameter(5, step.now.boot)?;
@@ -86,7 +87,7 @@ fn bind_common(step: &Step<'_, '_>, statement: &mut Statement<'_>, hold: &Hold) 
 
 /// Renews an offer, or a lock from the future; a lock with a longer lease left is as it should be.
 fn renew_unusual(
-    step: &Step<'_, '_>,
+    step: &Step<'_>,
     id: &Key,
     row: &HeldRow,
     lease: i64,
@@ -108,12 +109,12 @@ fn renew_unusual(
         row.detached,
         step.now.boot
     ];
-    step.sql.keep.get()?.execute(key)?;
+    step.conn.prepare_cached(&step.sql.keep)?.execute(key)?;
     Ok(None)
 }
 
 fn find(
-    step: &Step<'_, '_>,
+    step: &Step<'_>,
     held_under: &mut Statement<'_>,
     id: &Key,
     fence: i64,
@@ -123,8 +124,8 @@ fn find(
     Ok(row.filter(|row| *row.context.0 == *context))
 }
 
-fn why_missing(step: &Step<'_, '_>, id: &Key, fence: i64) -> Result<LossReason, StoreError> {
-    let mut was_broken = step.sql.was_broken.get()?;
+fn why_missing(step: &Step<'_>, id: &Key, fence: i64) -> Result<LossReason, StoreError> {
+    let mut was_broken = step.conn.prepare_cached(&step.sql.was_broken)?;
     let broken = was_broken.query_row(params![step.ns, &id[..], fence], |row| row.get(0))?;
     Ok(if broken { LossReason::Broken } else { LossReason::Vanished })
 }

@@ -5,8 +5,8 @@ use rusqlite::params;
 
 use super::{
     error::StoreError,
+    opened::Opened,
     statements::{self, VERSION},
-    store::{Store, run},
 };
 
 /// The SQL that makes the tables, for those who may not let a program do it. `prefix` is as in
@@ -21,13 +21,13 @@ pub fn schema_sql(prefix: &str) -> String {
 }
 
 /// Refuses tables that are missing or older, and those that are for newer programs.
-pub(super) fn require(store: &Store<'_>) -> Result<(), StoreError> {
-    let found = version(store)?;
-    if fit(store, found)? == StoreFit::Ready {
+pub(super) fn require(opened: &Opened) -> Result<(), StoreError> {
+    let found = version(opened)?;
+    if fit(opened, found)? == StoreFit::Ready {
         return Ok(());
     }
     let advice = "call `migrate`, or open it with `create`";
-    let (found, known) = (found.map_or(0, |found| found.version), store.opened.settings.program.version);
+    let (found, known) = (found.map_or(0, |found| found.version), opened.settings.program.version);
     Err(StoreError::Schema { found, known, advice })
 }
 
@@ -35,42 +35,45 @@ pub(super) fn require(store: &Store<'_>) -> Result<(), StoreError> {
 ///
 /// Any number of processes may do this at once: the write lock lets the first one work and the others
 /// find it done.
-pub(super) fn ensure(store: &Store<'_>) -> Result<(), StoreError> {
-    if fit(store, version(store)?)? == StoreFit::Ready {
+pub(super) fn ensure(opened: &Opened) -> Result<(), StoreError> {
+    if fit(opened, version(opened)?)? == StoreFit::Ready {
         return Ok(());
     }
-    run(&store.sql.begin)?;
-    let made = make(store);
+    opened.run(&opened.sql.begin)?;
+    let made = make(opened);
     if made.is_err() {
-        store.abandon();
+        opened.roll_back();
     }
     made
 }
 
 /// Reads the version of the tables that are there, `None` for none.
-pub(super) fn version(store: &Store<'_>) -> Result<Option<StoreVersion>, StoreError> {
-    let there: bool = store.sql.has_schema.get()?.query_row([], |row| row.get(0))?;
+pub(super) fn version(opened: &Opened) -> Result<Option<StoreVersion>, StoreError> {
+    let Opened { conn, sql, .. } = opened;
+    let there: bool = conn.prepare_cached(&sql.has_schema)?.query_row([], |row| row.get(0))?;
     if !there {
         return Ok(None);
     }
-    let numbers = store.sql.schema_version.get()?.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let mut version = conn.prepare_cached(&sql.schema_version)?;
+    let numbers = version.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
     let (Some(version), Some(oldest_program)) = numbers else { return Ok(None) };
     Ok(Some(StoreVersion { version, oldest_program }))
 }
 
-fn make(store: &Store<'_>) -> Result<(), StoreError> {
+fn make(opened: &Opened) -> Result<(), StoreError> {
+    let Opened { conn, sql, settings, .. } = opened;
     // A later version adds its step from each version before.
-    let found = version(store)?;
-    if fit(store, found)? == StoreFit::Migrate {
-        let StoreVersion { version, oldest_program } = store.opened.settings.program.after_migration(found);
-        store.opened.conn.execute_batch(&statements::schema(&store.opened.settings.table_prefix))?;
-        run(&store.sql.clear_version)?;
-        store.sql.write_version.get()?.execute(params![version, oldest_program])?;
+    let found = version(opened)?;
+    if fit(opened, found)? == StoreFit::Migrate {
+        let StoreVersion { version, oldest_program } = settings.program.after_migration(found);
+        conn.execute_batch(&statements::schema(&settings.table_prefix))?;
+        opened.run(&sql.clear_version)?;
+        conn.prepare_cached(&sql.write_version)?.execute(params![version, oldest_program])?;
     }
-    run(&store.sql.commit)
+    opened.run(&sql.commit)
 }
 
 /// Compares this program with the tables.
-pub(super) fn fit(store: &Store<'_>, found: Option<StoreVersion>) -> Result<StoreFit, StoreError> {
-    Ok(store.opened.settings.program.fit(found)?)
+pub(super) fn fit(opened: &Opened, found: Option<StoreVersion>) -> Result<StoreFit, StoreError> {
+    Ok(opened.settings.program.fit(found)?)
 }

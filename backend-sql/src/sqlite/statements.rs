@@ -1,12 +1,6 @@
 //! All SQL text of this database.
 
-use std::{
-    cell::Cell,
-    ops::{Deref, DerefMut},
-};
-
 use lockcore::StoreVersion;
-use rusqlite::{Connection, PrepFlags, Statement};
 
 /// The version of the tables below; see [`schema`].
 pub(super) const VERSION: StoreVersion = StoreVersion { version: 1, oldest_program: 1 };
@@ -21,7 +15,7 @@ pub(super) mod state {
     pub(in crate::sqlite) const OFFERED: i64 = 1;
     /// Waiting, by a caller that already holds locks and so obeys no queue.
     pub(in crate::sqlite) const NESTED: i64 = 2;
-    /// Waiting in line.
+    /// Waiting in the queue.
     pub(in crate::sqlite) const QUEUED: i64 = 3;
 }
 
@@ -30,7 +24,8 @@ pub(super) mod state {
 /// One table has both who holds and who waits, clustered by id: everything about an id is one seek away,
 /// and taking or freeing it touches one page. `number` is a holder's fence or a waiter's ticket, both
 /// drawn from `namespaces.fence`. The indexes are of waiters and offers only, so that taking and
-/// freeing without contention keeps none.
+/// freeing without contention keeps none. `sessions.beat` is a session's last heartbeat, `withdrawn` has the tombstones:
+/// files of version 1 are in use, so that the names of tables and columns stay.
 pub(super) fn schema(prefix: &str) -> String {
     format!(
         "\
@@ -111,70 +106,25 @@ CREATE INDEX IF NOT EXISTS {prefix}breaks_by_id ON {prefix}breaks (ns, id, numbe
 
 macro_rules! statements {
     ($($(#[$doc:meta])* $name:ident = $text:literal;)*) => {
-        /// Every statement, for one prefix and connection.
-        pub(super) struct Statements<'c> {
-            $($(#[$doc])* pub(super) $name: Kept<'c>,)*
+        /// The text of every statement, for one prefix. The connection keeps them prepared, by their text.
+        #[derive(Debug)]
+        pub(super) struct Statements {
+            $($(#[$doc])* pub(super) $name: String,)*
         }
 
-        impl<'c> Statements<'c> {
+        impl Statements {
             /// The statements for tables whose names begin with `prefix`.
-            pub(super) fn new(conn: &'c Connection, prefix: &str) -> Self {
-                let kept = |text: &str| Kept { conn, text: text.replace("{p}", prefix), prepared: Cell::new(None) };
-                Statements { $($name: kept($text),)* }
+            pub(super) fn new(prefix: &str) -> Self {
+                Statements { $($name: $text.replace("{p}", prefix),)* }
             }
 
             /// All of them, by name.
             #[cfg(test)]
             fn all(&self) -> Vec<(&'static str, &str)> {
-                vec![$((stringify!($name), self.$name.text.as_str()),)*]
+                vec![$((stringify!($name), self.$name.as_str()),)*]
             }
         }
     };
-}
-
-/// A statement that is prepared when it is needed first, and kept. (The cache of rusqlite finds it by its text, which
-/// costs more than running it does.)
-pub(super) struct Kept<'c> {
-    conn: &'c Connection,
-    text: String,
-    prepared: Cell<Option<Statement<'c>>>,
-}
-
-impl<'c> Kept<'c> {
-    /// The statement, prepared.
-    pub(super) fn get(&self) -> rusqlite::Result<InUse<'_, 'c>> {
-        let statement = match self.prepared.take() {
-            Some(statement) => statement,
-            None => self.conn.prepare_with_flags(&self.text, PrepFlags::SQLITE_PREPARE_PERSISTENT)?,
-        };
-        Ok(InUse { statement: Some(statement), of: self })
-    }
-}
-
-/// A statement in use; goes back to where it is kept.
-pub(super) struct InUse<'k, 'c> {
-    statement: Option<Statement<'c>>,
-    of: &'k Kept<'c>,
-}
-
-impl<'c> Deref for InUse<'_, 'c> {
-    type Target = Statement<'c>;
-
-    fn deref(&self) -> &Statement<'c> {
-        self.statement.as_ref().expect("taken only by the drop")
-    }
-}
-
-impl<'c> DerefMut for InUse<'_, 'c> {
-    fn deref_mut(&mut self) -> &mut Statement<'c> {
-        self.statement.as_mut().expect("taken only by the drop")
-    }
-}
-
-impl Drop for InUse<'_, '_> {
-    fn drop(&mut self) {
-        self.of.prepared.set(self.statement.take());
-    }
 }
 
 statements! {
@@ -195,7 +145,7 @@ statements! {
     remove_session = "DELETE FROM {p}sessions WHERE session = ?1";
     session = "SELECT boot, space, pid, start, beat FROM {p}sessions WHERE session = ?1";
     sessions = "SELECT session, version FROM {p}sessions WHERE ns = ?1";
-    beat = "UPDATE {p}sessions SET beat = ?2 WHERE session = ?1";
+    heartbeat = "UPDATE {p}sessions SET beat = ?2 WHERE session = ?1";
 
     /// What could be in the way of a request apart from its ids.
     gate = "SELECT EXISTS (SELECT 1 FROM {p}withdrawn WHERE ns = ?1 AND context = ?2 AND attempt = ?3),
@@ -233,7 +183,7 @@ statements! {
         WHERE ns = ?1 AND id = ?2 AND state IN (0, 1) AND number = ?3";
 
     // Waiters.
-    anybody_waits = "SELECT EXISTS (SELECT 1 FROM {p}claims INDEXED BY {p}claims_by_attempt
+    any_waiter = "SELECT EXISTS (SELECT 1 FROM {p}claims INDEXED BY {p}claims_by_attempt
         WHERE ns = ?1 AND state > 1)";
     wait = "INSERT INTO {p}claims (ns, id, state, number, context, attempt, mode, permits, cap, indexes, in_use,
         owner, lease, boot, renewed, since, session, detached)
@@ -279,8 +229,8 @@ statements! {
     places = "SELECT DISTINCT context, attempt FROM {p}claims INDEXED BY {p}claims_by_session
         WHERE session = ?1 AND state > 1 AND state > 0";
 
-    // Withdrawal.
-    mark = "INSERT INTO {p}withdrawn (ns, context, attempt, boot, until) VALUES (?1, ?2, ?3, ?4, ?5)
+    // Tombstones of withdrawn attempts.
+    add_tombstone = "INSERT INTO {p}withdrawn (ns, context, attempt, boot, until) VALUES (?1, ?2, ?3, ?4, ?5)
         ON CONFLICT DO UPDATE SET boot = excluded.boot, until = excluded.until";
 
     // Administration.
@@ -308,16 +258,16 @@ statements! {
     all_claims = "SELECT id, state, number, session, detached, lease, boot, renewed, since FROM {p}claims WHERE ns = ?1";
     remove_unchanged = "DELETE FROM {p}claims WHERE ns = ?1 AND id = ?2 AND state = ?3 AND number = ?4
         AND session = ?5 AND renewed = ?6";
-    /// Marks that have had their time, and those of an earlier boot, which no mark of this one is as far ahead as.
-    stale_marks = "SELECT context, attempt FROM {p}withdrawn
+    /// Those that have had their time, and those of an earlier boot, which none of this one is as far ahead as.
+    stale_tombstones = "SELECT context, attempt FROM {p}withdrawn
         WHERE ns = ?1 AND (until <= ?3 OR boot <> ?2 AND until > ?5) LIMIT ?4";
-    unmark = "DELETE FROM {p}withdrawn WHERE ns = ?1 AND context = ?2 AND attempt = ?3";
+    remove_tombstone = "DELETE FROM {p}withdrawn WHERE ns = ?1 AND context = ?2 AND attempt = ?3";
 }
 
 #[cfg(test)]
 mod tests {
     use lockcore::{Mode, rules};
-    use rusqlite::params;
+    use rusqlite::{Connection, params};
 
     use super::*;
     use crate::sqlite::row;
@@ -326,7 +276,7 @@ mod tests {
     fn every_statement_is_valid_for_any_prefix() {
         let db = Connection::open_in_memory().expect("a database in memory");
         db.execute_batch(&schema("x_")).expect("the schema is valid");
-        for (name, text) in Statements::new(&db, "x_").all() {
+        for (name, text) in Statements::new("x_").all() {
             db.prepare(text).unwrap_or_else(|error| panic!("{name}: {error}"));
         }
     }
@@ -336,9 +286,10 @@ mod tests {
     fn no_statement_of_the_hot_paths_scans() {
         let db = Connection::open_in_memory().expect("a database in memory");
         db.execute_batch(&schema("")).expect("the schema is valid");
-        let cold = ["all_claims", "of_context", "sessions", "stale_marks", "forget_breaks", "has_schema"];
+        let cold =
+            ["all_claims", "of_context", "sessions", "stale_tombstones", "forget_breaks", "has_schema"];
         let setup = ["schema_version", "clear_version", "namespace"];
-        for (name, text) in Statements::new(&db, "").all() {
+        for (name, text) in Statements::new("").all() {
             if cold.contains(&name) || setup.contains(&name) || !text.contains("WHERE") {
                 continue;
             }
@@ -358,19 +309,18 @@ mod tests {
     fn the_blocker_statement_agrees_with_the_rules() {
         let db = Connection::open_in_memory().expect("a database in memory");
         db.execute_batch(&schema("")).expect("the schema is valid");
-        let statements = Statements::new(&db, "");
+        let statements = Statements::new("");
         let slots = |limit| Mode::Slots { permits: 1, limit };
         let modes = [Mode::Shared, slots(1), slots(2), slots(3), Mode::Exclusive];
         for earlier in modes {
             db.execute("DELETE FROM claims", []).expect("it can be emptied");
             let (mode, permits, cap) = row::mode_columns(earlier);
             let waiter = params![1, b"a", state::QUEUED, 1, b"c", 1, mode, permits, cap, "", 1, 0, 1, false];
-            statements.wait.get().and_then(|mut wait| wait.execute(waiter)).expect("a waiter");
+            db.prepare(&statements.wait).and_then(|mut wait| wait.execute(waiter)).expect("a waiter");
             for later in modes {
                 let (mode, _, cap) = row::mode_columns(later);
-                let blocked = statements
-                    .blocker
-                    .get()
+                let blocked = db
+                    .prepare(&statements.blocker)
                     .and_then(|mut blocker| blocker.exists(params![1, b"a", 2, mode, cap]))
                     .expect("an answer");
                 assert_eq!(blocked, !rules::passes(later, earlier), "{later} behind {earlier}");

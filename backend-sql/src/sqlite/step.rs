@@ -1,31 +1,31 @@
-//! One step: what a transaction has read, what it decided, and who is to be told after the commit.
+//! One step: what a transaction has read, what it decided, and which waiters are to be notified after the commit.
 
 use std::collections::{HashMap, HashSet};
 
 use foldhash::fast::RandomState;
-use lockcore::{Granted, Moment};
-use rusqlite::{Connection, OptionalExtension, Statement, params};
+use lockcore::{Granted, Moment, protocol};
+use rusqlite::{CachedStatement, Connection, OptionalExtension, Statement, params};
 use smallvec::SmallVec;
 
 use super::{
-    clock::{Clock, LeaseAt, Now},
+    clock::{Clock, LeaseAt, Now, micros},
     error::StoreError,
+    opened::Opened,
     process::Process,
     row::{HeldRow, Key, Set, Text},
-    statements::{InUse, Statements, state},
-    store::Store,
+    statements::{Statements, state},
 };
 
-/// How long a sign of life counts, in microseconds: the places of a session that gives none lapse.
-pub(super) const SIGN_OF_LIFE: i64 = 3_000_000;
+/// How long a heartbeat counts, in microseconds: the places of a session without one lapse.
+const HEARTBEAT_LASTS: i64 = micros(protocol::HEARTBEAT_LASTS);
 
 /// A transaction under way.
 ///
 /// Under the write lock nothing moves but by this step, so that what was read stays true until the
 /// commit; `ids` is kept current by every change.
-pub(super) struct Step<'a, 'c> {
-    pub(super) conn: &'c Connection,
-    pub(super) sql: &'a Statements<'c>,
+pub(super) struct Step<'a> {
+    pub(super) conn: &'a Connection,
+    pub(super) sql: &'a Statements,
     pub(super) process: &'a Process,
     clock: &'a Clock,
     pub(super) ns: i64,
@@ -34,14 +34,14 @@ pub(super) struct Step<'a, 'c> {
     pub(super) now: Now,
     /// The ids looked at so far.
     pub(super) ids: HashMap<Key, IdState, RandomState>,
-    /// The ids of which something was freed: whoever waits for them is to be served.
+    /// The ids of which something was freed: those who wait for them are to be served.
     pub(super) freed: HashSet<Key, RandomState>,
-    /// What was handed over, to be told after the commit.
+    /// What was handed over; its waiters are notified after the commit.
     pub(super) handed: Vec<Handed>,
     /// Ids that are left for another transaction, because this one handed over enough.
     pub(super) unserved: Vec<Key>,
     any_frozen: Option<bool>,
-    signs: HashMap<i64, Sign>,
+    liveness: HashMap<i64, Liveness>,
 }
 
 /// What is known of one id.
@@ -49,7 +49,7 @@ pub(super) struct Step<'a, 'c> {
 pub(super) struct IdState {
     /// Holders whose lease lasts.
     pub(super) holders: Vec<HeldRow>,
-    /// Whether anybody waits.
+    /// Whether there are waiters.
     pub(super) waiters: bool,
     pub(super) frozen: bool,
 }
@@ -75,9 +75,9 @@ pub(super) struct Handed {
 
 /// What is known of a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Sign {
+pub(super) enum Liveness {
     Alive,
-    /// Running or not, it gives no sign of life.
+    /// Running or not, its heartbeat has stopped.
     Silent,
     /// Its process has certainly ended.
     Gone,
@@ -86,23 +86,22 @@ pub(super) enum Sign {
     Closed,
 }
 
-impl<'a, 'c> Step<'a, 'c> {
-    pub(super) fn new(store: &'a Store<'c>, now: Now) -> Self {
-        let opened = store.opened;
+impl<'a> Step<'a> {
+    pub(super) fn new(opened: &'a Opened, ns: i64, session: i64, now: Now) -> Self {
         Step {
             conn: &opened.conn,
-            sql: &store.sql,
+            sql: &opened.sql,
             process: &opened.process,
             clock: &opened.clock,
-            ns: store.ns,
-            session: store.session,
+            ns,
+            session,
             now,
             ids: HashMap::default(),
             freed: HashSet::default(),
             handed: Vec::new(),
             unserved: Vec::new(),
             any_frozen: None,
-            signs: HashMap::new(),
+            liveness: HashMap::new(),
         }
     }
 
@@ -113,9 +112,9 @@ impl<'a, 'c> Step<'a, 'c> {
         (lasts - (self.clock.now().at - self.now.at), as_of)
     }
 
-    /// Whether the attempt was withdrawn; looks in passing whether anything is frozen.
+    /// Returns whether the attempt has a tombstone; looks in passing whether anything is frozen.
     pub(super) fn is_withdrawn(&mut self, context: &Text, attempt: i64) -> Result<bool, StoreError> {
-        let mut gate = self.sql.gate.get()?;
+        let mut gate = self.conn.prepare_cached(&self.sql.gate)?;
         let (withdrawn, frozen) = gate.query_row(params![self.ns, context.0.as_bytes(), attempt], |row| {
             Ok((row.get(0)?, row.get(1)?))
         })?;
@@ -151,7 +150,7 @@ impl<'a, 'c> Step<'a, 'c> {
 
     /// The next fence or ticket of the namespace.
     pub(super) fn next_number(&mut self) -> Result<i64, StoreError> {
-        let mut next = self.sql.next_number.get()?;
+        let mut next = self.conn.prepare_cached(&self.sql.next_number)?;
         let number = next.query_row([self.ns, self.now.wall], |row| row.get(0)).optional()?;
         number.ok_or(StoreError::Corrupt("the table of namespaces"))
     }
@@ -163,7 +162,7 @@ impl<'a, 'c> Step<'a, 'c> {
         mut unwanted: impl FnMut(&HeldRow) -> bool,
     ) -> Result<Vec<HeldRow>, StoreError> {
         let removed: Vec<_> = self.load(id)?.holders.extract_if(.., |row| unwanted(row)).collect();
-        let mut remove = self.sql.remove.get()?;
+        let mut remove = self.conn.prepare_cached(&self.sql.remove)?;
         for row in &removed {
             remove.execute(params![self.ns, &id[..], row.state, row.number])?;
             self.freed.insert(id.clone());
@@ -176,7 +175,7 @@ impl<'a, 'c> Step<'a, 'c> {
         let mut gone = HashSet::new();
         let sessions: HashSet<i64> = self.ids[id].holders.iter().map(|row| row.session).collect();
         for session in sessions {
-            if self.sign(session)? == Sign::Gone {
+            if self.liveness(session)? == Liveness::Gone {
                 gone.insert(session);
             }
         }
@@ -187,40 +186,46 @@ impl<'a, 'c> Step<'a, 'c> {
         Ok(true)
     }
 
+    /// Writes the heartbeat of this session.
+    pub(super) fn heartbeat(&self) -> Result<(), StoreError> {
+        self.conn.prepare_cached(&self.sql.heartbeat)?.execute([self.session, self.now.at])?;
+        Ok(())
+    }
+
     /// What is known of a session.
-    pub(super) fn sign(&mut self, session: i64) -> Result<Sign, StoreError> {
+    pub(super) fn liveness(&mut self, session: i64) -> Result<Liveness, StoreError> {
         if session == self.session {
-            return Ok(Sign::Alive);
+            return Ok(Liveness::Alive);
         }
-        if let Some(sign) = self.signs.get(&session) {
-            return Ok(*sign);
+        if let Some(liveness) = self.liveness.get(&session) {
+            return Ok(*liveness);
         }
-        let mut read = self.sql.session.get()?;
+        let mut read = self.conn.prepare_cached(&self.sql.session)?;
         let found = read
             .query_row([session], |row| {
                 let process = Process { space: row.get(1)?, pid: row.get(2)?, start: row.get(3)? };
                 Ok((row.get::<_, i64>(0)?, process, row.get::<_, i64>(4)?))
             })
             .optional()?;
-        let sign = match found {
-            None => Sign::Closed,
+        let liveness = match found {
+            None => Liveness::Closed,
             Some((boot, process, _)) if self.process.knows_gone(&process) => match boot == self.now.boot {
-                true => Sign::Gone,
-                false => Sign::Closed,
+                true => Liveness::Gone,
+                false => Liveness::Closed,
             },
-            Some((.., beat)) if (self.now.at - beat).abs() > SIGN_OF_LIFE => Sign::Silent,
-            Some(_) => Sign::Alive,
+            Some((.., heartbeat)) if (self.now.at - heartbeat).abs() > HEARTBEAT_LASTS => Liveness::Silent,
+            Some(_) => Liveness::Alive,
         };
-        self.signs.insert(session, sign);
-        Ok(sign)
+        self.liveness.insert(session, liveness);
+        Ok(liveness)
     }
 
     /// Whether the place of a waiter still counts; otherwise all places of its session are removed.
     pub(super) fn still_waits(&mut self, session: i64) -> Result<bool, StoreError> {
-        if self.sign(session)? == Sign::Alive {
+        if self.liveness(session)? == Liveness::Alive {
             return Ok(true);
         }
-        let mut leave = self.sql.leave_session.get()?;
+        let mut leave = self.conn.prepare_cached(&self.sql.leave_session)?;
         for id in leave.query_map([session], |row| row.get::<_, Key>(0))? {
             self.freed.insert(id?);
         }
@@ -228,8 +233,8 @@ impl<'a, 'c> Step<'a, 'c> {
     }
 
     /// The statement `holders`, bound but for the id.
-    fn holders(&self) -> Result<InUse<'a, 'c>, StoreError> {
-        let mut holders = self.sql.holders.get()?;
+    fn holders(&self) -> Result<CachedStatement<'a>, StoreError> {
+        let mut holders = self.conn.prepare_cached(&self.sql.holders)?;
         holders.raw_bind_parameter(1, self.ns)?;
         Ok(holders)
     }
@@ -254,7 +259,7 @@ impl<'a, 'c> Step<'a, 'c> {
                 LeaseAt::FromTheFuture => {
                     (row.boot, row.renewed) = (self.now.boot, self.now.at);
                     let key = params![self.ns, &id[..], row.state, row.number, row.renewed, row.boot];
-                    self.sql.rebase.get()?.execute(key)?;
+                    self.conn.prepare_cached(&self.sql.rebase)?.execute(key)?;
                     read.holders.push(row);
                 }
             }
@@ -262,7 +267,7 @@ impl<'a, 'c> Step<'a, 'c> {
         drop(rows);
         for row in &ended {
             let key = params![self.ns, &id[..], row.state, row.number];
-            self.sql.remove.get()?.execute(key)?;
+            self.conn.prepare_cached(&self.sql.remove)?.execute(key)?;
             self.freed.insert(id.clone());
         }
         Ok(read)
@@ -272,7 +277,7 @@ impl<'a, 'c> Step<'a, 'c> {
         if self.any_frozen == Some(false) {
             return Ok(false);
         }
-        let mut frozen = self.sql.is_frozen.get()?;
+        let mut frozen = self.conn.prepare_cached(&self.sql.is_frozen)?;
         Ok(frozen.query_row(params![self.ns, &id[..]], |row| row.get(0))?)
     }
 }

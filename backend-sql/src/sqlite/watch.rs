@@ -1,6 +1,6 @@
 //! Waking: how a waiter of this process learns of what another process handed to it.
 //!
-//! Whoever hands over rings the bell of the session: a datagram without content to a socket in Linux's
+//! A step that hands over rings the bell of the session: a datagram without content to a socket in Linux's
 //! abstract namespace, so that no file is left behind and only those who were given something wake. The
 //! bell only says "look"; what was granted is read from the database. Where a bell cannot be heard -
 //! another network namespace, another system - the session looks by itself every [`LOOK`].
@@ -18,7 +18,7 @@ use super::{
     row::{Key, Set, Text},
 };
 
-/// How often a session with waiters looks for offers and for holders that died, though nobody rang.
+/// How often a session with waiters looks for offers and for holders that died, though no bell rang.
 pub(super) const LOOK: Duration = Duration::from_millis(250);
 
 /// How much longer the interval gets for each id that is waited for, so that looking never keeps the
@@ -81,7 +81,7 @@ impl Waiting {
         Some(waiter)
     }
 
-    /// Tells everybody to ask again.
+    /// Has all of them ask again.
     pub(super) fn clear(&mut self) {
         *self = Waiting::default();
     }
@@ -91,7 +91,7 @@ impl Waiting {
         self.claims
     }
 
-    /// Tells those to ask again that have no place.
+    /// Has those ask again that have no place.
     pub(super) fn keep_only(&mut self, places: &Places) {
         let lost: Vec<_> = self.entries.keys().filter(|key| !places.contains(key)).cloned().collect();
         for (context, attempt) in lost {
@@ -225,7 +225,7 @@ mod bell {
 
 #[cfg(not(target_os = "linux"))]
 mod bell {
-    //! Without abstract sockets nobody rings.
+    //! Without abstract sockets there are no bells.
 
     #[derive(Debug)]
     pub(in crate::sqlite) struct Bell;

@@ -13,7 +13,7 @@ use super::{
 
 /// Who wants a set.
 #[derive(Debug)]
-pub(super) struct Applicant<'r> {
+pub(super) struct Asker<'r> {
     pub(super) context: &'r Text,
     pub(super) attempt: i64,
     /// Its ticket; `i64::MAX` if it has none yet.
@@ -29,7 +29,7 @@ pub(super) enum Stance {
     New,
     /// It holds as much: that goes on, under the same fence.
     Keep,
-    /// It holds the id otherwise: a new grant if nobody else blocks.
+    /// It holds the id otherwise: a new grant if no other context is in the way.
     Change,
     /// An administrator broke what it holds: that is not extended, and so in the way.
     Broken,
@@ -45,10 +45,10 @@ pub(super) struct Weighed {
     pub(super) conflicts: Vec<(usize, ConflictReason<String>)>,
 }
 
-impl Step<'_, '_> {
+impl Step<'_> {
     /// What stands against granting the set now. Ids that dead holders or dead waiters were in the way
     /// of are `freed` in passing: then others may come first, and the question has to be asked again.
-    pub(super) fn weigh(&mut self, who: &Applicant<'_>) -> Result<Weighed, StoreError> {
+    pub(super) fn weigh(&mut self, who: &Asker<'_>) -> Result<Weighed, StoreError> {
         let mut weighed = Weighed::default();
         for (position, claim) in who.claims.iter().enumerate() {
             if self.load(&claim.id)?.is_unused() {
@@ -68,7 +68,7 @@ impl Step<'_, '_> {
         Ok(weighed)
     }
 
-    fn stance(&self, who: &Applicant<'_>, id: &Key, wanted: Mode) -> Stance {
+    fn stance(&self, who: &Asker<'_>, id: &Key, wanted: Mode) -> Stance {
         match self.ids[id].holders.iter().find(|row| row.context == *who.context) {
             None => Stance::New,
             Some(own) if own.broken => Stance::Broken,
@@ -81,7 +81,7 @@ impl Step<'_, '_> {
 
     fn against(
         &mut self,
-        who: &Applicant<'_>,
+        who: &Asker<'_>,
         id: &Key,
         mode: Mode,
         stance: Stance,
@@ -104,7 +104,7 @@ impl Step<'_, '_> {
         self.queued(id, who.number, mode)
     }
 
-    fn fits(&self, who: &Applicant<'_>, id: &Key, mode: Mode) -> bool {
+    fn fits(&self, who: &Asker<'_>, id: &Key, mode: Mode) -> bool {
         let others = self.ids[id].holders.iter().filter(|row| row.context != *who.context);
         InUse::of(others.map(|row| row.mode)).fits(mode)
     }
@@ -133,14 +133,14 @@ impl Step<'_, '_> {
         let (code, _, cap) = mode_columns(mode);
         let ns = self.ns;
         let key = params![ns, &id[..], number, code, cap];
-        let mut blocker = self.sql.blocker.get()?;
+        let mut blocker = self.conn.prepare_cached(&self.sql.blocker)?;
         loop {
             let first = blocker.query_row(key, |row| Ok((row.get::<_, Text>(1)?, row.get(2)?))).optional()?;
             let Some((head, session)) = first else {
                 return Ok(None);
             };
             if self.still_waits(session)? {
-                let mut blockers = self.sql.blockers.get()?;
+                let mut blockers = self.conn.prepare_cached(&self.sql.blockers)?;
                 let count: i64 = blockers.query_row(key, |row| row.get(0))?;
                 let count = usize::try_from(count).unwrap_or(usize::MAX);
                 return Ok(Some(ConflictReason::QueuedBehind { head: head.stored(), count }));
