@@ -1,50 +1,90 @@
-//! SQLite, WAL and NORMAL: the whole way through `with_locks`, beside `rusqlite` running the same statements on its own
-//! thread, one hop there and back for each of the two transactions, without a service or a decision; and two hops with
-//! nothing to do.
+//! SQLite, WAL and NORMAL: the whole way through `with_locks`, in a task of a multi-thread runtime, beside `rusqlite` running
+//! the same statements in that task, without a service or a decision; and what two changes of threads cost with nothing to
+//! do. And how late a timer is beside it, while sixteen processes use the file.
 
-use std::{path::Path, sync::mpsc, thread, time::Instant};
+use std::{
+    path::Path,
+    process::{Child, Command},
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use lockcore::{LockingService, Wait};
 use lockcore_benches::{Case, report};
 use lockcore_sql::{SqliteLockDao, sqlite::schema_sql};
 use rusqlite::{Connection, params};
-use tokio::{runtime::Runtime, sync::oneshot};
+use tokio::{runtime, sync::oneshot};
 use uuid::Uuid;
 
 type Sqlite = LockingService<String, Uuid, SqliteLockDao<String>>;
 
+/// Tells a process that it is one of the sixteen, and which file they use.
+const FILE: &str = "LOCKCORE_BENCH_SQLITE_FILE";
+
 fn main() {
-    let runtime = Runtime::new().expect("a runtime");
+    let runtime = runtime::Runtime::new().expect("a runtime");
+    if let Ok(file) = std::env::var(FILE) {
+        return runtime.block_on(work(file.as_ref()));
+    }
     let folder = tempfile::tempdir().expect("a folder");
-    let mut cases: Vec<_> =
-        [1, 10, 100].into_iter().map(|ids| runtime.block_on(pair(folder.path(), ids))).collect();
+    let mut cases = Vec::new();
+    for ids in [1, 10, 100] {
+        for fresh in [true, false] {
+            let folder = folder.path().to_owned();
+            let measured = runtime.spawn(async move { pair(&folder, ids, fresh).await });
+            cases.push(runtime.block_on(measured).expect("no panic"));
+        }
+    }
     cases.push(runtime.block_on(hand_off(folder.path())));
+    cases.push(timer(folder.path()));
     report(&cases);
 }
 
-/// Takes and releases a set, uncontended.
-async fn pair(folder: &Path, ids: usize) -> Case {
+/// Takes and releases a set, uncontended: of ids that were never seen before, or the same again.
+async fn pair(folder: &Path, ids: usize, fresh: bool) -> Case {
     const ROUNDS: usize = 1000;
-    let names = ["with_locks", "rusqlite, same statements, one hop each", "two hops with nothing to do"];
-    let mut case = Case::new(format!("{ids} ids, take and release"), &names);
-    let dao = SqliteLockDao::<String>::open(folder.join(format!("ours-{ids}.db"))).await.expect("a database");
-    let locks: Sqlite = LockingService::new(dao);
-    let names: Vec<String> = (0..ids).map(|number| format!("some/object/{number:03}")).collect();
-    let bare = Bare::open(&folder.join(format!("bare-{ids}.db")), names.clone());
+    const TIMES: u32 = 3;
+    let kind = if fresh { "never seen" } else { "repeated" };
+    let candidates =
+        ["with_locks", "rusqlite, same statements, same thread", "two changes of threads, nothing to do"];
+    let mut case = Case::new(format!("{ids} ids, {kind}: take and release"), &candidates);
+    let ours = open(&folder.join(format!("ours-{ids}-{kind}.db"))).await;
+    let mut bare = Bare::open(&folder.join(format!("bare-{ids}-{kind}.db")));
+    let elsewhere = Elsewhere::start();
+    let mut numbers = 0..;
+    let mut next = || -> Vec<String> {
+        let names = numbers.by_ref().take(ids);
+        names.map(|number| format!("some/object/{number:08}")).collect()
+    };
+    let mut sets: Vec<_> = (0..TIMES).map(|_| next()).collect();
     for _ in 0..ROUNDS {
-        case.batch_async(0, 3, async || locks.with_locks(&names, || async {}).await.expect("free")).await;
-        case.batch_async(1, 3, async || {
-            bare.run(Step::Take).await;
-            bare.run(Step::Free).await;
-        })
-        .await;
-        case.batch_async(2, 3, async || {
-            bare.run(Step::Nothing).await;
-            bare.run(Step::Nothing).await;
+        if fresh {
+            sets.fill_with(&mut next);
+        }
+        let mut names = sets.iter();
+        let take = async || {
+            let names = names.next().expect("one for each time");
+            locks(&ours, names).await;
+        };
+        case.batch_async(0, TIMES, take).await;
+        let mut names = sets.iter();
+        case.batch(1, TIMES, || bare.pair(names.next().expect("one for each time")));
+        case.batch_async(2, TIMES, async || {
+            elsewhere.nothing().await;
+            elsewhere.nothing().await;
         })
         .await;
     }
     case
+}
+
+async fn open(file: &Path) -> Sqlite {
+    LockingService::new(SqliteLockDao::<String>::open(file).await.expect("a database"))
+}
+
+async fn locks(service: &Sqlite, names: &[String]) {
+    service.with_locks(names, || async {}).await.expect("free");
 }
 
 /// From when a holder's callback ends to when the callback of a waiter runs that came through another connection, as
@@ -53,11 +93,7 @@ async fn hand_off(folder: &Path) -> Case {
     const ROUNDS: usize = 300;
     let mut case = Case::new("hand-off to another connection", &["release -> the waiter's callback"]);
     let path = folder.join("handoff.db");
-    let mut services = Vec::new();
-    for _ in 0..2 {
-        let dao = SqliteLockDao::<String>::open(&path).await.expect("a database");
-        services.push(LockingService::new(dao));
-    }
+    let services = [open(&path).await, open(&path).await];
     for round in 0..ROUNDS {
         let (holder, waiter) = (&services[round % 2], services[(round + 1) % 2].clone());
         let guard = holder.lock(["ball"]).await.expect("free");
@@ -77,45 +113,112 @@ async fn hand_off(folder: &Path) -> Case {
     case
 }
 
-/// A thread with a connection of its own, on which the statements of an acquire and a release run.
-struct Bare(mpsc::Sender<(Step, oneshot::Sender<()>)>);
+/// How late a timer of 1 ms is in a runtime of one thread while a task beside it takes and releases locks without a pause,
+/// and sixteen processes do the same on the same file; beside it what the machine itself does to one that is as busy, and
+/// to one that is not.
+fn timer(folder: &Path) -> Case {
+    const FOR: Duration = Duration::from_secs(5);
+    let candidates = ["beside with_locks", "beside rusqlite on another file", "beside nothing"];
+    let mut case = Case::new("how late a timer is, 16 processes", &candidates);
+    let file = folder.join("timer.db");
+    let runtime = runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    let ours = runtime.block_on(open(&file));
+    let this = std::env::current_exe().expect("this program");
+    let start = |_| Command::new(&this).env(FILE, &file).spawn().expect("it can be started again");
+    let mut others: Vec<Child> = (0..16).map(start).collect();
+    let names = |number: u64| [format!("timer/{number}")];
+    for _ in 0..3 {
+        let taking = async {
+            for number in 0.. {
+                locks(&ours, &names(number)).await;
+            }
+        };
+        runtime.block_on(ticking(&mut case, 0, FOR, taking));
+        let mut bare = Bare::open(&folder.join("timer-bare.db"));
+        let alone = async {
+            for number in 0.. {
+                bare.pair(&names(number));
+                tokio::task::yield_now().await;
+            }
+        };
+        runtime.block_on(ticking(&mut case, 1, FOR, alone));
+        runtime.block_on(ticking(&mut case, 2, FOR, std::future::pending()));
+    }
+    for other in &mut others {
+        other.kill().expect("it runs");
+        other.wait().expect("it ends");
+    }
+    for (candidate, name) in candidates.iter().enumerate() {
+        println!("a timer {name} was at most {:.1} ms late", case.quantile(candidate, 1.0) as f64 / 1e6);
+    }
+    case
+}
 
-enum Step {
-    Take,
-    Free,
-    Nothing,
+/// Ticks every millisecond beside `busy`, and notes how late each tick is.
+async fn ticking(case: &mut Case, candidate: usize, until: Duration, busy: impl Future<Output = ()>) {
+    let ticks = async {
+        let end = Instant::now() + until;
+        while Instant::now() < end {
+            let due = Instant::now() + Duration::from_millis(1);
+            tokio::time::sleep_until(due.into()).await;
+            case.times(candidate).add(due.elapsed(), 1);
+        }
+    };
+    tokio::select! {
+        () = ticks => {}
+        () = busy => {}
+    }
+}
+
+/// What each of the sixteen processes does: takes and releases locks of its own until it is killed.
+async fn work(file: &Path) {
+    let ours = open(file).await;
+    for number in 0.. {
+        locks(&ours, &[format!("{}/{number}", std::process::id())]).await;
+    }
+}
+
+/// A thread that does nothing when it is asked to.
+struct Elsewhere(mpsc::Sender<oneshot::Sender<()>>);
+
+impl Elsewhere {
+    fn start() -> Self {
+        let (sender, inbox) = mpsc::channel::<oneshot::Sender<()>>();
+        thread::spawn(move || inbox.into_iter().for_each(|done| drop(done.send(()))));
+        Elsewhere(sender)
+    }
+
+    async fn nothing(&self) {
+        let (done, finished) = oneshot::channel();
+        self.0.send(done).expect("the thread lives");
+        finished.await.expect("the thread answers");
+    }
+}
+
+/// A connection on which the statements of an acquire and a release run.
+struct Bare {
+    conn: Connection,
+    /// Numbers as long as ours, which are of the clock and of chance.
+    clock: i64,
 }
 
 impl Bare {
-    fn open(path: &Path, ids: Vec<String>) -> Self {
-        let path = path.to_owned();
-        let (sender, inbox) = mpsc::channel::<(Step, oneshot::Sender<()>)>();
-        thread::spawn(move || {
-            let conn = Connection::open(path).expect("a database");
-            conn.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(())).expect("WAL");
-            conn.pragma_update(None, "synchronous", "NORMAL").expect("NORMAL");
-            conn.set_prepared_statement_cache_capacity(128);
-            conn.execute_batch(&schema_sql("")).expect("the schema");
-            conn.execute("INSERT INTO namespaces (name) VALUES ('default')", []).expect("a namespace");
-            // Numbers as long as ours, which are of the clock and of chance.
-            let (mut clock, mut fence) = (1_700_000_000_000_000_i64, 0);
-            for (step, done) in inbox {
-                clock += 1000;
-                match step {
-                    Step::Take => fence = take(&conn, &ids, clock).expect("SQLite"),
-                    Step::Free => free(&conn, &ids, fence, clock).expect("SQLite"),
-                    Step::Nothing => {}
-                }
-                let _asker_is_gone = done.send(());
-            }
-        });
-        Bare(sender)
+    fn open(path: &Path) -> Self {
+        let conn = Connection::open(path).expect("a database");
+        conn.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(())).expect("WAL");
+        conn.pragma_update(None, "synchronous", "NORMAL").expect("NORMAL");
+        conn.set_prepared_statement_cache_capacity(128);
+        conn.execute_batch(&schema_sql("")).expect("the schema");
+        let namespace = "INSERT INTO namespaces (name) VALUES ('default') ON CONFLICT DO NOTHING";
+        conn.execute(namespace, []).expect("a namespace");
+        Bare { conn, clock: 1_700_000_000_000_000 }
     }
 
-    async fn run(&self, step: Step) {
-        let (done, finished) = oneshot::channel();
-        self.0.send((step, done)).expect("the thread lives");
-        finished.await.expect("the thread answers");
+    fn pair(&mut self, ids: &[String]) {
+        self.clock += 1000;
+        let fence = take(&self.conn, ids, self.clock).expect("SQLite");
+        self.clock += 1000;
+        free(&self.conn, ids, fence, self.clock).expect("SQLite");
     }
 }
 
