@@ -63,8 +63,9 @@ pub(super) struct Database {
 struct Shared {
     /// `None` before the database is open and after it was closed.
     worker: Mutex<Option<Worker>>,
-    /// How many operations were sent to the thread and are not done. While there are any, all are sent there, so that they
-    /// take place in the order of the calls: a withdrawal never overtakes what it withdraws.
+    /// How many operations were sent to the thread and are not done, and one more while it works. As long as there are any,
+    /// all are sent there, so that they take place in the order of the calls: a withdrawal never overtakes what it
+    /// withdraws.
     sent: AtomicUsize,
 }
 
@@ -186,12 +187,14 @@ impl Drop for Database {
 impl Shared {
     /// Does what is sent, and what is due, until it is to end.
     fn work(&self, inbox: &Receiver<Command>) {
+        let mut until: Option<Instant> = None;
         loop {
-            let until = self.lock().as_mut().and_then(Worker::sleep);
             let command = match until {
                 None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
             };
+            // Otherwise one who takes steps without a pause could keep this thread from the connection.
+            self.sent.fetch_add(1, Ordering::AcqRel);
             let mut guard = self.lock();
             let Some(worker) = guard.as_mut() else { return };
             match command {
@@ -203,6 +206,8 @@ impl Shared {
                 Ok(Command::End) | Err(RecvTimeoutError::Disconnected) => return,
             }
             worker.look_after();
+            until = worker.sleep();
+            self.sent.fetch_sub(1, Ordering::AcqRel);
         }
     }
 

@@ -141,6 +141,20 @@ async fn a_step_does_not_wait_for_the_connection() {
     step.await.expect("the thread does it");
 }
 
+/// One who takes steps without a pause would otherwise keep it from heartbeats and from what was sent.
+#[tokio::test]
+async fn callers_leave_the_connection_to_the_thread_once_it_wants_it() {
+    let database = database().await;
+    let in_use = database.shared.lock();
+    database.commands.send(Command::Wake).expect("it runs");
+    let begun = Instant::now();
+    while database.shared.sent.load(Ordering::Acquire) == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "callers do not see that it waits");
+        thread::yield_now();
+    }
+    drop(in_use);
+}
+
 #[tokio::test]
 async fn a_panic_in_the_callers_thread_is_an_error_in_doubt() {
     let database = database().await;
