@@ -1,4 +1,4 @@
-//! Administration: listing, inspecting, breaking, freezing, dismissing a context.
+//! Administration: listing, inspecting, breaking, freezing, releasing a context.
 
 use std::{
     collections::BTreeSet,
@@ -13,24 +13,24 @@ use lockcore::{
 use smallvec::SmallVec;
 
 use crate::{
-    error::strange,
+    error::unexpected,
     reply::{Reply, indexes},
     scripts::Call,
     store::Store,
 };
 
-/// How many ids one call of the script is for at most: others want the server too.
-const AT_ONCE: usize = 100;
+/// The most ids of one call of the script: other clients need the server too.
+const BATCH: usize = 100;
 
 pub(crate) async fn inspect<I: Ident, C: ContextId>(
     store: &Arc<Store>,
     id: &str,
 ) -> Result<Inspection<I, C>, BackendError> {
     let found = inspect_all(store, step(store, "inspect").arg(id)).await?.pop();
-    found.ok_or_else(|| strange("no answer about the id"))
+    found.ok_or_else(|| unexpected("no answer about the id"))
 }
 
-/// What a call of `inspect` is about. Ids of which one script cannot show all are shown by several.
+/// Calls `inspect`, and reads ids with too many holders or waiters for one script by several more.
 async fn inspect_all<I: Ident, C: ContextId>(
     store: &Arc<Store>,
     inspect: Call,
@@ -58,7 +58,7 @@ async fn add_holders<C: ContextId>(
         cursor = reply.text()?;
         holders.extend(reply.list()?.lists(held_by)?);
         if cursor == "0" {
-            // A hash that grows meanwhile may show one twice.
+            // While a hash grows, its scan may return an entry twice.
             holders.sort_by_key(|holder| holder.fence);
             holders.dedup_by_key(|holder| holder.fence);
             return Ok(());
@@ -83,7 +83,7 @@ fn in_order<C>(mut waiters: Vec<(u64, WaitingFor<C>)>) -> Vec<WaitingFor<C>> {
     waiters.into_iter().map(|(_, waiter)| waiter).collect()
 }
 
-/// One page. Every page looks at all keys of the database: Redis has no order of them.
+/// Lists one page. Every page scans all keys of the database: Redis keeps them in no order.
 pub(crate) async fn list<I: Ident, C: ContextId>(
     store: &Arc<Store>,
     page: &Page,
@@ -93,7 +93,7 @@ pub(crate) async fn list<I: Ident, C: ContextId>(
         all.into_iter().filter(|id| page.after.as_ref().is_none_or(|after| id > after)).peekable();
     let mut ids = Vec::new();
     while candidates.peek().is_some() {
-        let room = page.limit.saturating_sub(ids.len()).min(AT_ONCE);
+        let room = page.limit.saturating_sub(ids.len()).min(BATCH);
         let mut inspect = step(store, "inspect");
         let mut last = None;
         for id in candidates.by_ref().take(room) {
@@ -132,14 +132,14 @@ pub(crate) async fn freeze(store: &Arc<Store>, id: &str, frozen: bool) -> Result
     call(store, step(store, "freeze").arg(id).arg(if frozen { "1" } else { "0" })).await.map(drop)
 }
 
-/// Looks at all keys. What the context takes meanwhile may be missed; what it held before is not.
+/// Scans all keys. Locks that the context takes meanwhile may be missed; those that it held before are not.
 pub(crate) async fn release_context<I: Ident>(
     store: &Arc<Store>,
     context: &str,
 ) -> Result<Vec<Target<I>>, BackendError> {
     let all: Vec<_> = all_ids(store).await?.into_iter().collect();
     let mut freed = Vec::new();
-    for ids in all.chunks(AT_ONCE) {
+    for ids in all.chunks(BATCH) {
         let mut dismiss = step(store, "dismiss").arg(context);
         for id in ids {
             dismiss.add(id.as_bytes());
@@ -152,7 +152,7 @@ pub(crate) async fn release_context<I: Ident>(
     Ok(freed)
 }
 
-/// Every id that has a main key or more, in order.
+/// Returns every id that has a key, in order.
 async fn all_ids(store: &Arc<Store>) -> Result<BTreeSet<String>, BackendError> {
     let (mut all, mut cursor) = (BTreeSet::new(), "0".to_owned());
     loop {
@@ -177,7 +177,7 @@ async fn call(store: &Arc<Store>, call: Call) -> Result<redis::Value, BackendErr
     store.session().await?.call(&call).await
 }
 
-/// An id, what was found of it, and whether that is all.
+/// Reads an id, its inspection, and whether that is complete.
 fn inspection<I: Ident, C: ContextId>(
     mut reply: Reply,
 ) -> Result<(String, Inspection<I, C>, bool), BackendError> {
@@ -190,7 +190,7 @@ fn inspection<I: Ident, C: ContextId>(
     let mut breaks = Vec::new();
     while !records.is_empty() {
         let record = records.text()?;
-        breaks.push(break_record(&record).ok_or_else(|| strange("a record of a break"))?);
+        breaks.push(break_record(&record).ok_or_else(|| unexpected("a record of a break"))?);
     }
     let complete = reply.int()? == 0;
     let target = Target::from_stored(&stored).ok_or_else(|| stored.clone());
@@ -222,7 +222,7 @@ fn waiting_for<C: ContextId>(mut reply: Reply) -> Result<(u64, WaitingFor<C>), B
     Ok((reply.number()?, waiter))
 }
 
-/// `fence|at once|when (ms)|length:context` and who broke it.
+/// Parses `fence|at once|when (ms)|length:context`, followed by the name of the administrator.
 fn break_record<C: ContextId>(record: &str) -> Option<BreakRecord<C>> {
     let mut parts = record.splitn(4, '|');
     let (fence, now, at) = (parts.next()?.parse().ok()?, parts.next()? == "1", parts.next()?.parse().ok()?);

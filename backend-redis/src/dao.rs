@@ -5,7 +5,7 @@ use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 use lockcore::{
     AcquireRequest, Acquired, BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, Conflict,
     ContextId, Finding, Grant, Granted, Ident, Inspection, Listing, LockDao, LostLock, Mode, Moment, Page,
-    Released, Renewed, Target, Wakeup, Withdraw, Withdrawn,
+    Released, Renewed, Target, Wakeup, Withdraw, Withdrawn, protocol::TOMBSTONE,
 };
 use redis::Value;
 use smallvec::SmallVec;
@@ -13,61 +13,45 @@ use uuid::Uuid;
 
 use crate::{
     admin,
-    config::{RedisBuilder, Replicas, Settings},
+    config::{RedisBuilder, Replicas},
     doctor,
-    error::strange,
+    error::unexpected,
     reply::{Reply, written},
-    scripts::{Call, waiter_name},
+    scripts::{Call, HOLDER, waiter_name},
+    server::Server,
     session::Session,
     store::Store,
-    target::Target as Server,
     version,
 };
 
-/// After how long a waiter asks again though nothing woke it. Its connection looks after it, gives signs of life for it,
-/// and has it ask again when anything may have been missed, so this is for the case that all that is wrong.
+/// After how long a waiter repeats its request though nothing woke it. Its session sends heartbeats, polls for it, and wakes it
+/// when a message may have been missed; this covers errors in all that.
 const RECHECK: Duration = Duration::from_secs(30);
-
-/// The least time for which the mark of a withdrawn attempt is kept; longer, ten times the response timeout, if that is
-/// more. No request is on its way for so long.
-const MARK: Duration = Duration::from_secs(50);
 
 /// What a [`RedisLockDao`] can do.
 pub const CAPABILITIES: Capabilities = Capabilities {
-    backend: "redis",
-    shared_store: true,
-    fifo: true,
     push: true,
-    permanent: false,
-    slots: true,
-    shared: true,
-    listing: true,
-    breaking: true,
-    // Redis removes what has expired by itself.
+    // Redis removes expired keys by itself.
     sweeping: false,
-    dead_holders: false,
-    // A lease has to be renewed at a third of it, over a network.
+    // A lease has to be renewed several times, over a network.
     min_lease: Duration::from_millis(100),
-    default_lease: Some(Duration::from_secs(30)),
-    // Redis does nothing else meanwhile: about a microsecond for each.
+    // Redis serves no other client meanwhile: about a microsecond for each.
     max_ids: 1000,
+    ..Capabilities::shared_store("redis")
 };
 
-/// Always with all arguments: the mark's come last.
-const WITHDRAW: &str = "withdraw";
-
-/// What the mark's time is where what was granted is kept, and where it is undone without a mark.
+/// The time of a tombstone where a grant is kept, and where it is undone without a tombstone.
 const KEEP: i64 = 0;
-const NO_MARK: i64 = -1;
+const NO_TOMBSTONE: i64 = -1;
 
-/// Locks in a Redis database; see the [crate](crate) for how.
+/// Locks in a Redis database; see the [crate](crate).
 pub struct RedisLockDao<I = String, C = Uuid> {
     store: Arc<Store>,
     types: PhantomData<fn() -> (I, C)>,
 }
 
 impl<I: Ident, C: ContextId> RedisLockDao<I, C> {
-    /// Connects to the server that `url` names, with the usual settings.
+    /// Connects to the server that `url` names, with default settings.
     ///
     /// # Errors
     /// As [`RedisBuilder::open`].
@@ -75,46 +59,41 @@ impl<I: Ident, C: ContextId> RedisLockDao<I, C> {
         Self::builder().url(url).open().await
     }
 
-    /// Settings to choose before connecting.
+    /// Begins with default settings, to be changed before connecting.
     pub fn builder() -> RedisBuilder<I, C> {
         RedisBuilder::new()
     }
 
-    pub(crate) async fn start(settings: Settings, server: Server) -> Result<Self, BackendError> {
-        let store = Store::new(settings, server);
-        doctor::check(&*store.session().await?).await?;
-        Ok(RedisLockDao { store, types: PhantomData })
-    }
-
-    /// What a request and its withdrawal have in common. `usual`: the step's name if all claims are exclusive.
-    fn request(&self, request: &AcquireRequest<I, C>, usual: &str, other: &str, session: &str) -> Call {
+    /// Begins a call of `acquire` or `withdraw`. Options and modes are left out where they may be and are the usual ones.
+    fn request(&self, request: &AcquireRequest<I, C>, step: Step, session: &str) -> Call {
         let scripts = &self.store.scripts;
         let all_exclusive = request.claims.iter().all(|claim| claim.mode == Mode::Exclusive);
-        let step = if all_exclusive { usual } else { other };
+        let with_modes = step == Step::Withdraw || !all_exclusive;
         let (context, lease) = (request.context.stored(), millis(request.lease));
         let targets = request.claims.iter().map(|claim| &claim.target);
         let waiter = waiter_name(request.attempt, &request.context);
-        let call = scripts.call(2 + 2 * request.claims.len()).fence_key(scripts).mark_key(scripts, &waiter);
+        let call =
+            scripts.call(2 + 2 * request.claims.len()).fence_key(scripts).tombstone_key(scripts, &waiter);
         let call = call.main_keys(scripts, targets.clone()).line_keys(scripts, targets);
         let (length, attempt) = (context.len().to_string(), format!("{:016x}", request.attempt.0));
         let (lasts, label) = (lease.to_string(), request.owner.len().to_string());
         let value =
             ["|", &length, ":", &context, "|||", &lasts, "|x|", &attempt, "|", &label, ":", &request.owner];
-        let mut call = call.arg(step).text(&value).arg(lease + 1);
-        if request.queue || request.nested || step == other {
+        let mut call = call.arg(step.name()).text(&value).arg(lease + 1);
+        if request.queue || request.nested || with_modes {
             let queue = if request.queue { "q" } else { "" };
             let nested = if request.nested { "n" } else { "" };
             call.add_text(&[queue, nested, " ", session]);
         }
-        if step == other {
+        if with_modes {
             let modes: Vec<_> = request.claims.iter().map(|claim| written(claim.mode)).collect();
             call.add(modes.join(" "));
         }
         call
     }
 
-    /// The keys and arguments for a grant's locks. `usual`: the step's name if all have one fence.
-    fn grant(&self, grant: &Grant<I, C>, usual: &str, other: &str) -> Call {
+    /// Returns a call of `release` or `renew`. Fences are left out where all are the same.
+    fn grant(&self, grant: &Grant<I, C>, step: &str) -> Call {
         let scripts = &self.store.scripts;
         let (context, lease) = (grant.context.stored(), millis(grant.lease));
         let fence = grant.locks.first().map_or(0, |lock| lock.granted.fence);
@@ -122,8 +101,8 @@ impl<I: Ident, C: ContextId> RedisLockDao<I, C> {
         let targets = grant.locks.iter().map(|lock| &lock.target);
         let call = scripts.call(grant.locks.len()).main_keys(scripts, targets);
         let call = call
-            .arg(if one_fence { usual } else { other })
-            .text(&["lc2|", &fence.to_string(), "|", &context.len().to_string(), ":", &context, "||"])
+            .arg(step)
+            .text(&[HOLDER, &fence.to_string(), "|", &context.len().to_string(), ":", &context, "||"])
             .arg(lease);
         match one_fence {
             true => call,
@@ -134,11 +113,11 @@ impl<I: Ident, C: ContextId> RedisLockDao<I, C> {
         }
     }
 
-    /// Waits until the replicas have what was just written, if that was asked for.
+    /// Waits until the replicas have the last write, if the settings ask for it.
     async fn replicate(&self, session: &Session) -> Result<(), BackendError> {
         match &self.store.settings.replicas {
             None => Ok(()),
-            // In a box, so that steps that do not wait are no larger for it.
+            // Boxed to keep the usual future small.
             Some(replicas) => Box::pin(self.await_replicas(session, replicas)).await,
         }
     }
@@ -150,17 +129,17 @@ impl<I: Ident, C: ContextId> RedisLockDao<I, C> {
         match session.command(wait).await? {
             Value::Int(have) if have >= i64::from(count) => Ok(()),
             have => {
-                let message = format!("redis: {have:?} of {count} replicas have it after {within:?}");
+                let message = format!("redis: {have:?} of {count} replicas confirmed within {within:?}");
                 Err(BackendError::new(BackendErrorKind::Unavailable, message))
             }
         }
     }
 
-    /// Withdraws a request; `mark`: for how many ms its attempt is refused from now on, or [`KEEP`] or [`NO_MARK`].
-    async fn undo(&self, request: &AcquireRequest<I, C>, mark: i64) -> Result<Withdrawn, BackendError> {
+    /// Withdraws a request; `tombstone`: for how many ms its attempt is refused from now on, or [`KEEP`] or [`NO_TOMBSTONE`].
+    async fn undo(&self, request: &AcquireRequest<I, C>, tombstone: i64) -> Result<Withdrawn, BackendError> {
         let session = self.store.session().await?;
         session.inbox.waiters.remove(&waiter_name(request.attempt, &request.context));
-        let call = self.request(request, WITHDRAW, WITHDRAW, &session.name).arg(mark);
+        let call = self.request(request, Step::Withdraw, &session.name).arg(tombstone);
         let mut reply = Reply::of(session.call(&call).await?)?;
         Ok(match reply.text()?.as_str() {
             "granted" => Withdrawn::Holds(read_granted(reply)?),
@@ -169,24 +148,41 @@ impl<I: Ident, C: ContextId> RedisLockDao<I, C> {
     }
 }
 
-/// The script's verdict on a request.
-enum Verdict<I, C> {
+/// The steps that begin with the keys and arguments of a request.
+#[derive(Clone, Copy, PartialEq)]
+enum Step {
+    Acquire,
+    /// Has all arguments: the time of the tombstone comes last.
+    Withdraw,
+}
+
+impl Step {
+    fn name(self) -> &'static str {
+        match self {
+            Step::Acquire => "acquire",
+            Step::Withdraw => "withdraw",
+        }
+    }
+}
+
+/// The script's decision about a request.
+enum Decision<I, C> {
     Granted(SmallVec<[Granted; 1]>),
     Refused(Vec<Conflict<I, C>>),
     Queued { now: u64, first_end: Option<Duration>, conflicts: Vec<Conflict<I, C>> },
     Withdrawn,
 }
 
-impl<I: Ident, C: ContextId> Verdict<I, C> {
+impl<I: Ident, C: ContextId> Decision<I, C> {
     fn read(answer: Value, request: &AcquireRequest<I, C>) -> Result<Self, BackendError> {
         let Value::BulkString(fence) = answer else {
             return Self::read_list(Reply::of(answer)?, request);
         };
-        // The usual case: all exclusive, all new, one fence.
+        // The usual case: all ids are exclusive and new, with one fence.
         let fence = std::str::from_utf8(&fence).ok().and_then(|fence| fence.parse().ok());
-        let fence = fence.ok_or_else(|| strange("a fence that is no number"))?;
+        let fence = fence.ok_or_else(|| unexpected("a fence that is not a number"))?;
         let granted = Granted { mode: Mode::Exclusive, fence, permits: SmallVec::new(), in_use: 1 };
-        Ok(Verdict::Granted(SmallVec::from_elem(granted, request.claims.len())))
+        Ok(Decision::Granted(SmallVec::from_elem(granted, request.claims.len())))
     }
 
     fn read_list(mut reply: Reply, request: &AcquireRequest<I, C>) -> Result<Self, BackendError> {
@@ -195,14 +191,30 @@ impl<I: Ident, C: ContextId> Verdict<I, C> {
             reply.lists(|conflict| conflict.conflict(target))
         };
         Ok(match reply.text()?.as_str() {
-            "granted" => Verdict::Granted(read_granted(reply)?),
-            "refused" => Verdict::Refused(conflicts(reply)?),
+            "granted" => Decision::Granted(read_granted(reply)?),
+            "refused" => Decision::Refused(conflicts(reply)?),
             "queued" => {
                 let (now, first_end) = (reply.number()?, reply.span()?);
-                Verdict::Queued { now, first_end, conflicts: conflicts(reply)? }
+                Decision::Queued { now, first_end, conflicts: conflicts(reply)? }
             }
-            _ => Verdict::Withdrawn,
+            _ => Decision::Withdrawn,
         })
+    }
+}
+
+impl<I: Ident, C: ContextId> RedisBuilder<I, C> {
+    /// Connects, and checks that the server can keep locks: a master of Redis 6.2 or later that evicts no keys.
+    ///
+    /// # Errors
+    /// [`BadSetting`](BackendErrorKind::BadSetting) for a setting out of bounds, naming field and value, or an invalid URL;
+    /// [`Misconfigured`](BackendErrorKind::Misconfigured) for a replica, or a server that evicts keys or is too old;
+    /// [`Denied`](BackendErrorKind::Denied) for credentials; otherwise the reason why connecting failed.
+    pub async fn open(self) -> Result<RedisLockDao<I, C>, BackendError> {
+        self.settings.check()?;
+        let server = Server::read(&self.settings)?;
+        let store = Store::new(self.settings, server);
+        doctor::check(&*store.session().await?).await?;
+        Ok(RedisLockDao { store, types: PhantomData })
     }
 }
 
@@ -227,28 +239,28 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
             false => None,
         };
         let sent = Moment::now();
-        let answer = session.call(&self.request(request, "a", "acquire", &session.name)).await?;
-        match (Verdict::read(answer, request)?, waiter) {
-            (Verdict::Granted(granted), _) => match self.replicate(&session).await {
+        let answer = session.call(&self.request(request, Step::Acquire, &session.name)).await?;
+        match (Decision::read(answer, request)?, waiter) {
+            (Decision::Granted(granted), _) => match self.replicate(&session).await {
                 Ok(()) => Ok(Acquired::Granted(granted)),
-                // Too few have it, so that it must not be found held. Nothing of the request is on its way any more: no mark
-                // has to refuse it, and a waiter may ask again with the same attempt.
-                Err(error) => Err(match Box::pin(self.undo(request, NO_MARK)).await {
+                // Too few replicas have it, so that it must not stay held. No request is on its way any more: no tombstone has to
+                // refuse it, and a waiter may repeat its request with the same attempt.
+                Err(error) => Err(match Box::pin(self.undo(request, NO_TOMBSTONE)).await {
                     Ok(_) => error,
                     Err(_) => error.possibly_done(),
                 }),
             },
-            (Verdict::Queued { now, first_end, conflicts }, Some(waiter)) => {
+            (Decision::Queued { now, first_end, conflicts }, Some(waiter)) => {
                 session.inbox.clock.sample(sent, Moment::now(), now);
                 let ids = request.claims.iter().map(|claim| Box::from(&*claim.target.stored())).collect();
-                session.inbox.waits(waiter.name.clone(), ids, first_end);
+                session.inbox.queued(waiter.name.clone(), ids, first_end);
                 session.watch();
                 Ok(Acquired::Queued { conflicts, wakeup: waiter.stay(), recheck: Some(jittered(RECHECK)) })
             }
-            (Verdict::Refused(conflicts) | Verdict::Queued { conflicts, .. }, _) => {
+            (Decision::Refused(conflicts) | Decision::Queued { conflicts, .. }, _) => {
                 Ok(Acquired::Refused(conflicts))
             }
-            (Verdict::Withdrawn, _) => {
+            (Decision::Withdrawn, _) => {
                 let message = "redis: the request was withdrawn before it arrived";
                 Err(BackendError::new(BackendErrorKind::Withdrawn, message))
             }
@@ -260,25 +272,26 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
         request: &AcquireRequest<I, C>,
         how: Withdraw,
     ) -> Result<Withdrawn, BackendError> {
-        let mark = match how {
+        let tombstone = match how {
             Withdraw::KeepIfGranted => KEEP,
             Withdraw::Undo => {
                 let lease = request.lease.unwrap_or_default();
-                lease.max(MARK).max(self.store.settings.response_timeout * 10).as_millis() as i64
+                // Longer than any request is on its way.
+                lease.max(TOMBSTONE).max(self.store.settings.response_timeout * 10).as_millis() as i64
             }
         };
-        self.undo(request, mark).await
+        self.undo(request, tombstone).await
     }
 
     async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
         let session = self.store.session().await?;
-        let answer = session.call(&self.grant(grant, "r", "release")).await?;
+        let answer = session.call(&self.grant(grant, "release")).await?;
         Ok(Released { lost: lost(grant, answer)?, failed: Vec::new() })
     }
 
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
         let session = self.store.session().await?;
-        let answer = session.call(&self.grant(grant, "e", "renew")).await?;
+        let answer = session.call(&self.grant(grant, "renew")).await?;
         self.replicate(&session).await.map_err(BackendError::possibly_done)?;
         Ok(Renewed { lost: lost(grant, answer)? })
     }
@@ -317,7 +330,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
     }
 }
 
-/// Whom a message would find while the request is on its way; forgotten unless the request took a place.
+/// The receiver of messages while a request is on its way; removed unless the request is queued.
 struct Waiter {
     session: Arc<Session>,
     name: Box<str>,
@@ -343,13 +356,13 @@ impl Drop for Waiter {
     }
 }
 
-/// `permanent` is not declared, so that every lease that arrives here is finite. Never shorter than asked for.
+/// Rounds a lease up to ms. `permanent` is not declared, so that every lease that arrives here is finite.
 fn millis(lease: Option<Duration>) -> u64 {
     let micros = lease.unwrap_or_default().as_micros();
     u64::try_from(micros.div_ceil(1000)).unwrap_or(u64::MAX / 2).min(1 << 50)
 }
 
-/// Up to a fifth sooner, so that not all waiters of a process ask at once.
+/// Shortens a pause by up to a fifth, so that not all waiters of a process ask at once.
 fn jittered(pause: Duration) -> Duration {
     let sooner = uuid::Uuid::new_v4().as_u128() as u32 % 200;
     pause - pause / 1000 * sooner
@@ -365,7 +378,7 @@ fn lost<I: Ident, C>(grant: &Grant<I, C>, answer: Value) -> Result<Vec<LostLock<
     }
     let losses = Reply::of(answer)?.lists(Reply::loss)?;
     let lost = |(position, reason): (usize, _)| {
-        let lock = grant.locks.get(position).ok_or_else(|| strange("a loss of no lock"))?;
+        let lock = grant.locks.get(position).ok_or_else(|| unexpected("a loss of an unknown lock"))?;
         Ok(LostLock { target: lock.target.clone(), fence: lock.granted.fence, reason })
     };
     losses.into_iter().map(lost).collect()

@@ -1,4 +1,4 @@
-//! Looking for what would weaken a promise.
+//! Checks the server for settings that weaken the guarantees.
 
 use std::collections::HashMap;
 
@@ -8,18 +8,18 @@ use redis::{Cmd, Value};
 
 use crate::{reply::Reply, scripts::Scripts, session::Session};
 
-/// The oldest server that has every command of the scripts.
+/// The oldest server that has every command of the script.
 const OLDEST: (u32, u32) = (6, 2);
 
-/// What a server says of itself.
+/// A server's own description.
 #[derive(Debug, Default)]
 struct Info(HashMap<String, String>);
 
-/// The same of every master of a cluster, by address; of a single server, without one.
+/// The descriptions of every master of a cluster by address, or of a single server without one.
 #[derive(Debug)]
 struct Infos(Vec<(String, Info)>);
 
-/// Refuses a server that cannot keep locks, and has it keep the script.
+/// Refuses a server that cannot keep locks, and loads the script into its cache.
 pub(crate) async fn check(session: &Session) -> Result<(), BackendError> {
     let (info, loaded) = join(session.command(info_of_all()), session.command(Scripts::load())).await;
     // Without the right to it the script is loaded at its first use.
@@ -59,7 +59,7 @@ pub(crate) async fn examine(session: &Session) -> Result<Vec<Finding>, BackendEr
 /// connection to a node is replaced.
 async fn waking(session: &Session) -> Finding {
     let (severity, detail) = match session.listens().await {
-        Ok(_) if session.inbox.is_deaf() => {
+        Ok(_) if session.inbox.is_unsubscribed() => {
             (Severity::Warning, "polling: the connection to a node of the cluster was lost".to_owned())
         }
         Ok(since) => (Severity::Ok, format!("listening for {since:.0?}")),

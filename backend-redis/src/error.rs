@@ -1,12 +1,12 @@
-//! What the server or the connection said, as a failure of the backend.
+//! Errors of the server or the connection, as errors of the backend.
 
 use lockcore::{BackendError, BackendErrorKind};
 use redis::{ErrorKind, RedisError};
 
-/// Classifies by kind and code. `sent`: a request may have been under way.
+/// Classifies an error by kind and code. `sent`: a request may have been under way.
 pub(crate) fn failure(error: RedisError, sent: bool) -> BackendError {
     use BackendErrorKind::{BadSetting, Busy, Corrupt, Denied, Misconfigured, Other, Timeout, Unavailable};
-    // Whether the script may have run, wholly or in part.
+    // The second value: whether the script may have run, wholly or in part.
     let (kind, may_have_run, hint) = match error.kind() {
         ErrorKind::Io if error.is_timeout() => (Timeout, true, ""),
         ErrorKind::Io | ErrorKind::ClusterConnectionNotFound => (Unavailable, true, ""),
@@ -17,11 +17,11 @@ pub(crate) fn failure(error: RedisError, sent: bool) -> BackendError {
         _ => match code(&error) {
             Some("NOPERM") => (Denied, true, ""),
             Some("NOAUTH" | "WRONGPASS" | "DENIED") => (Denied, false, ""),
-            Some("READONLY" | "MASTERDOWN") => (Unavailable, false, "; it is a replica by now"),
+            Some("READONLY" | "MASTERDOWN") => (Unavailable, false, "; the server has become a replica"),
             Some("LOADING" | "CLUSTERDOWN" | "NOREPLICAS") => (Unavailable, false, ""),
             Some("TRYAGAIN") => (Busy, false, ""),
             Some("OOM") => (Busy, false, "; the server's memory is full"),
-            Some("BUSY") => (Busy, false, "; the server runs somebody's long script"),
+            Some("BUSY") => (Busy, false, "; the server is busy with a long script"),
             Some("MISCONF") => (Misconfigured, false, ""),
             Some("MOVED" | "ASK" | "CROSSSLOT") => (
                 Misconfigured,
@@ -36,15 +36,15 @@ pub(crate) fn failure(error: RedisError, sent: bool) -> BackendError {
     if sent && may_have_run { failure.possibly_done() } else { failure }
 }
 
-/// Whether the connection is of no use after this. A replica was the master when the connection was made: its name or a
-/// sentinel may lead to another server by now.
+/// Whether the connection has to be replaced after this error. A replica was the master when the connection was made: its name
+/// or a sentinel may lead to another server by now.
 pub(crate) fn ends_connection(error: &RedisError) -> bool {
     matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse)
         || matches!(code(error), Some("READONLY" | "MASTERDOWN"))
         || error.is_unrecoverable_error()
 }
 
-/// The code of a server's error.
+/// Returns the code of a server's error.
 fn code(error: &RedisError) -> Option<&str> {
     match (error.code()?, error.detail()) {
         ("ERR", Some(detail)) => code_in_script(detail).or(Some("ERR")),
@@ -60,8 +60,13 @@ fn code_in_script(detail: &str) -> Option<&str> {
     error.trim_start_matches('-').split(' ').next()
 }
 
-/// That a reply is none that our scripts give.
-pub(crate) fn strange(what: &str) -> BackendError {
-    BackendError::new(BackendErrorKind::Corrupt, format!("redis: a script's reply makes no sense: {what}"))
+/// Reports a reply that the script never makes.
+pub(crate) fn unexpected(what: &str) -> BackendError {
+    BackendError::new(BackendErrorKind::Corrupt, format!("redis: unexpected reply of the script: {what}"))
         .possibly_done()
+}
+
+/// Reports a setting out of bounds.
+pub(crate) fn bad_setting(message: String) -> BackendError {
+    BackendError::new(BackendErrorKind::BadSetting, message)
 }

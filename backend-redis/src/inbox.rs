@@ -1,4 +1,4 @@
-//! What is pushed to one connection, and who waits for it.
+//! The waiters of one connection, the messages that are pushed to them, and the ids that are polled for them.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -19,18 +19,18 @@ use tokio::sync::Notify;
 
 use crate::reply::{Message, granted};
 
-/// How often an id that is waited for is looked at though nothing was pushed, in the script of the sign of life. Where a
-/// foreign client holds it, the script asks for an earlier look: its `DEL` notifies no waiter.
-const LOOK: Duration = Duration::from_secs(1);
+/// How often an id that is waited for is polled along with the heartbeat, in case that a message was missed. Where a foreign
+/// client holds it, the script asks for an earlier poll: its `DEL` notifies no waiter.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How much earlier than planned an id is looked at along with others.
-const ALONG: Duration = Duration::from_millis(250);
+/// How much earlier than planned an id is polled along with others.
+const POLL_EARLY: Duration = Duration::from_millis(250);
 
-/// How much longer the interval gets for each id, so that looking never keeps the server busy.
-const LOOK_PER_ID: Duration = Duration::from_micros(200);
+/// How much longer the interval becomes for each id, so that polling never keeps the server busy.
+const POLL_PER_ID: Duration = Duration::from_micros(200);
 
-/// For how long an id is looked at after the last of our waiters asked for it.
-const WANTED: Duration = Duration::from_secs(90);
+/// For how long an id is polled after the last request of one of our waiters.
+const POLL_FOR: Duration = Duration::from_secs(90);
 
 /// The ids for which a waiter has a place.
 pub(crate) type Ids = Arc<[Box<str>]>;
@@ -40,34 +40,35 @@ pub(crate) type Ids = Arc<[Box<str>]>;
 pub(crate) struct Inbox {
     pub(crate) waiters: Waiters<Box<str>, Ids>,
     pub(crate) clock: StoreClock,
-    /// Replicas have to confirm what is granted. No offer is passed on then: its waiter asks again and waits for them.
+    /// Replicas must confirm grants: instead of an offer its waiter is notified to repeat the request, which waits for them.
     unconfirmed: bool,
     closed: AtomicBool,
-    /// A connection to some node of a cluster was lost since the channel was last subscribed to.
-    deaf: AtomicBool,
-    /// The same since everybody last asked again.
-    pub(crate) disturbed: AtomicBool,
-    looks: Mutex<Looks>,
-    /// Something has to be looked at earlier than was planned, or the connection is closed.
+    /// The connection to a node of a cluster was lost since the channel was last subscribed to.
+    unsubscribed: AtomicBool,
+    /// The same since all waiters last repeated their requests: messages may have been missed.
+    pub(crate) missed: AtomicBool,
+    polls: Mutex<Polls>,
+    /// Notified when an id has to be polled earlier than planned, or the connection is closed.
     pub(crate) earlier: Notify,
 }
 
-/// When to look at what.
+/// When to poll which id.
 #[derive(Debug, Default)]
-struct Looks {
-    ids: HashMap<Box<str>, Look>,
-    /// When the next look is planned.
+struct Polls {
+    ids: HashMap<Box<str>, NextPoll>,
+    /// When the next poll is planned.
     planned: Option<Instant>,
 }
 
 #[derive(Debug)]
-struct Look {
+struct NextPoll {
     at: Instant,
-    wanted: Instant,
+    /// When a waiter last asked for the id.
+    requested: Instant,
 }
 
 impl Inbox {
-    /// `unconfirmed`: an offer only has its waiter ask again, which confirms it.
+    /// `unconfirmed`: an offer only notifies its waiter to repeat the request, which confirms it.
     pub(crate) fn new(unconfirmed: bool) -> Self {
         Inbox { unconfirmed, ..Inbox::default() }
     }
@@ -76,120 +77,120 @@ impl Inbox {
         self.closed.load(SeqCst)
     }
 
-    /// Whether a connection to a node of a cluster was lost, and perhaps messages with it, until it is subscribed to again.
-    pub(crate) fn is_deaf(&self) -> bool {
-        self.deaf.load(SeqCst)
+    /// Whether the connection to a node of a cluster was lost, and perhaps messages with it, and not yet subscribed to again.
+    pub(crate) fn is_unsubscribed(&self) -> bool {
+        self.unsubscribed.load(SeqCst)
     }
 
-    /// The connection is of no use any more: everybody asks again, on another.
+    /// Gives the connection up: all waiters repeat their requests on another.
     pub(crate) fn close(&self) {
         self.closed.store(true, SeqCst);
         self.waiters.wake_all();
         self.earlier.notify_one();
     }
 
-    /// Somebody waits. Add it before the request is sent.
+    /// Adds a waiter, before its request is sent.
     pub(crate) fn add(&self, name: Box<str>) -> Wakeup {
         let wakeup = self.waiters.add(name);
-        // Whoever closed it meanwhile may have missed this one.
+        // A concurrent `close` may have missed this one.
         if self.is_closed() {
             self.waiters.wake_all();
         }
         wakeup
     }
 
-    /// `waiter` has a place in the lines of `ids`; the first lease in the way ends after `first_end`.
-    pub(crate) fn waits(&self, waiter: Box<str>, ids: Ids, first_end: Option<Duration>) {
-        self.wanted(ids.iter(), first_end);
+    /// Notes that `waiter` is queued for `ids`; the first lease in the way ends after `first_end`.
+    pub(crate) fn queued(&self, waiter: Box<str>, ids: Ids, first_end: Option<Duration>) {
+        self.poll_at(ids.iter(), first_end);
         self.waiters.note(&waiter, ids);
     }
 
-    /// `ids` are to be looked at in time: the first lease in the way ends after `first_end`.
-    fn wanted(&self, ids: impl Iterator<Item = impl AsRef<str>>, first_end: Option<Duration>) {
+    /// Schedules polls of `ids`: the first lease in the way ends after `first_end`.
+    fn poll_at(&self, ids: impl Iterator<Item = impl AsRef<str>>, first_end: Option<Duration>) {
         let now = Instant::now();
-        let mut looks = self.looks();
+        let mut polls = self.polls();
         for id in ids {
-            let at = now + first_end.map_or(LOOK, |end| end.min(LOOK));
-            let look = looks.ids.entry(id.as_ref().into()).or_insert(Look { at, wanted: now });
-            (look.at, look.wanted) = (look.at.min(at), now);
-            if looks.planned.is_some_and(|planned| at < planned) {
-                looks.planned = None;
+            let at = now + first_end.map_or(POLL_INTERVAL, |end| end.min(POLL_INTERVAL));
+            let next = polls.ids.entry(id.as_ref().into()).or_insert(NextPoll { at, requested: now });
+            (next.at, next.requested) = (next.at.min(at), now);
+            if polls.planned.is_some_and(|planned| at < planned) {
+                polls.planned = None;
                 self.earlier.notify_one();
             }
         }
     }
 
-    /// The ids to look at now, at most `most`; `beat`: there is a script in any case.
-    pub(crate) fn due(&self, most: usize, beat: bool) -> Vec<Box<str>> {
+    /// Returns the ids to poll now, at most `most`; `heartbeat`: the script is called in any case.
+    pub(crate) fn due(&self, most: usize, heartbeat: bool) -> Vec<Box<str>> {
         let now = Instant::now();
-        let mut looks = self.looks();
-        looks.ids.retain(|_, look| now - look.wanted < WANTED);
-        let again = now + LOOK.max(LOOK_PER_ID * u32::try_from(looks.ids.len()).unwrap_or(u32::MAX));
-        // One script for many: ids that are due soon are included.
-        let any = looks.ids.values().any(|look| look.at <= now);
-        let soon = if any || beat { now + ALONG } else { now };
+        let mut polls = self.polls();
+        polls.ids.retain(|_, next| now - next.requested < POLL_FOR);
+        let again = now + POLL_INTERVAL.max(POLL_PER_ID * u32::try_from(polls.ids.len()).unwrap_or(u32::MAX));
+        // One call for many: ids that are due soon are included.
+        let any = polls.ids.values().any(|next| next.at <= now);
+        let soon = if any || heartbeat { now + POLL_EARLY } else { now };
         let mut due = Vec::new();
-        for (id, look) in &mut looks.ids {
-            if look.at <= soon && due.len() < most {
-                look.at = again;
+        for (id, next) in &mut polls.ids {
+            if next.at <= soon && due.len() < most {
+                next.at = again;
                 due.push(id.clone());
             }
         }
         due
     }
 
-    /// What a look found: when the first lease in the way ends.
-    pub(crate) fn looked(&self, id: &str, first_end: Option<Duration>) {
-        if let (Some(look), Some(end)) = (self.looks().ids.get_mut(id), first_end) {
-            look.at = look.at.min(Instant::now() + end);
+    /// Notes what a poll found: when the first lease in the way ends.
+    pub(crate) fn polled(&self, id: &str, first_end: Option<Duration>) {
+        if let (Some(next), Some(end)) = (self.polls().ids.get_mut(id), first_end) {
+            next.at = next.at.min(Instant::now() + end);
         }
     }
 
-    /// The server knows no waiters for `ids`. What it pushed before it said so was read before: a waiter that still waits for one of
-    /// them here lost its place, or missed its offer, and asks again.
+    /// The server has no waiters for `ids`. Messages that it pushed before this reply were read before: a waiter that is still
+    /// queued for one of them here lost its place or missed its offer, and repeats its request.
     pub(crate) fn unknown(&self, ids: &HashSet<&str>) {
         if ids.is_empty() {
             return;
         }
-        self.looks().ids.retain(|id, _| !ids.contains(&**id));
-        for (waiter, wanted) in self.waiters.noted() {
-            if wanted.iter().any(|id| ids.contains(&**id)) {
+        self.polls().ids.retain(|id, _| !ids.contains(&**id));
+        for (waiter, queued_for) in self.waiters.noted() {
+            if queued_for.iter().any(|id| ids.contains(&**id)) {
                 self.waiters.remove(&waiter);
             }
         }
     }
 
-    /// How long nothing is due, at most `most`.
+    /// Returns for how long nothing is due, at most `most`.
     pub(crate) fn pause(&self, most: Duration) -> Duration {
         let now = Instant::now();
-        let mut looks = self.looks();
-        let next = looks.ids.values().map(|look| look.at).min().unwrap_or(now + most).min(now + most);
-        looks.planned = Some(next);
+        let mut polls = self.polls();
+        let next = polls.ids.values().map(|next| next.at).min().unwrap_or(now + most).min(now + most);
+        polls.planned = Some(next);
         next - now.min(next)
     }
 
-    pub(crate) fn forget_looks(&self) {
-        *self.looks() = Looks::default();
+    pub(crate) fn clear_polls(&self) {
+        *self.polls() = Polls::default();
     }
 
-    fn looks(&self) -> MutexGuard<'_, Looks> {
-        self.looks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn polls(&self) -> MutexGuard<'_, Polls> {
+        self.polls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads a message; `None` where it is none of ours.
-    fn hear(&self, message: &[u8], heard: Moment) -> Option<()> {
+    /// Reads a message; `None` where it has another format.
+    fn receive(&self, message: &[u8], received: Moment) -> Option<()> {
         let mut message = Message(message);
         while !message.0.is_empty() {
             match message.field()? {
-                "offer" => self.offered(&mut message, heard)?,
-                "look" => self.wanted(std::iter::once(message.field()?), Some(Duration::ZERO)),
+                "offer" => self.offered(&mut message, received)?,
+                "poll" => self.poll_at(std::iter::once(message.field()?), Some(Duration::ZERO)),
                 _ => return None,
             }
         }
         Some(())
     }
 
-    fn offered(&self, message: &mut Message<'_>, heard: Moment) -> Option<()> {
+    fn offered(&self, message: &mut Message<'_>, received: Moment) -> Option<()> {
         let name: Box<str> = message.field()?.into();
         let made = message.number()?;
         let offered = Duration::from_millis(message.number()?);
@@ -198,45 +199,47 @@ impl Inbox {
         for _ in 0..count {
             locks.push(granted(message.field()?, message.number()?, message.number()?).ok()?);
         }
-        // The clock is known since before the first waiter took a place.
-        let wake = match self.clock.remaining(made, offered, heard) {
+        // The clock was read before the first waiter was queued.
+        let wake = match self.clock.remaining(made, offered, received) {
             Some(remaining) if !self.unconfirmed => {
                 Wake::Offer(Offer { granted: locks, remaining: Some(remaining) })
             }
             _ => Wake::Recheck,
         };
-        // Who is gone withdraws, which passes the offer on.
-        let _gone = self.waiters.wake_as_of(&name, wake, heard);
+        // A waiter that is gone withdraws, which passes the offer on.
+        let _gone = self.waiters.wake_as_of(&name, wake, received);
         Some(())
     }
 }
 
-/// Where the connection puts what is pushed. The connection has the only one: when it is gone, so is the inbox's use.
+/// Receives push messages of the connection, which owns the only one: dropping it closes the inbox.
 pub(crate) struct Pushed {
     pub(crate) inbox: Arc<Inbox>,
-    /// A cluster's connection goes on when that to one node is lost.
-    pub(crate) goes_on: bool,
+    /// A cluster's connection survives the loss of one to a node.
+    pub(crate) is_cluster: bool,
 }
 
 impl AsyncPushSender for Pushed {
     fn send(&self, info: PushInfo) -> Result<(), SendError> {
         match info.kind {
             PushKind::Message | PushKind::SMessage => {
-                let heard = Moment::now();
+                let received = Moment::now();
                 if let Some(Value::BulkString(message)) = info.data.get(1)
-                    && self.inbox.hear(message, heard).is_none()
+                    && self.inbox.receive(message, received).is_none()
                 {
-                    tracing::warn!("a message on lockcore's channel that is none of lockcore's");
+                    tracing::warn!("a message in an unknown format on lockcore's channel");
                 }
             }
-            PushKind::Disconnection if !self.goes_on => self.inbox.close(),
-            // Of which node is not said. If it was the one with our slot, messages are lost until it is subscribed to
-            // again: everybody asks again after that, and also soon in case that it is not.
+            PushKind::Disconnection if !self.is_cluster => self.inbox.close(),
+            // The driver does not say which node. If it had our slot, messages are lost until it is subscribed to again: all
+            // waiters repeat their requests after that, and soon in case that it was another node.
             PushKind::Disconnection => {
-                self.inbox.deaf.store(true, SeqCst);
-                self.inbox.disturbed.store(true, SeqCst);
+                self.inbox.unsubscribed.store(true, SeqCst);
+                self.inbox.missed.store(true, SeqCst);
             }
-            PushKind::SSubscribe if self.inbox.deaf.swap(false, SeqCst) => self.inbox.waiters.wake_all(),
+            PushKind::SSubscribe if self.inbox.unsubscribed.swap(false, SeqCst) => {
+                self.inbox.waiters.wake_all()
+            }
             // The slot moved to another node.
             PushKind::SUnsubscribe => self.inbox.close(),
             _ => {}

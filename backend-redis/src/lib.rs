@@ -15,7 +15,7 @@
 //! # }
 //! ```
 //!
-//! | URL | what it is |
+//! | URL | server |
 //! | --- | --- |
 //! | `redis://[USER:PASSWORD@]HOST[:PORT][/DB]`, `rediss://...` | one server, the latter by TLS (feature `tls`) |
 //! | `redis+unix:///PATH[?db=..&user=..&pass=..]` | one server by its socket |
@@ -26,103 +26,99 @@
 //! One that evicts keys, or a replica, is refused.
 //!
 //! # How it works
-//! - **One script** holds every step; it is called by its hash, and sent along if the server does not know it. A step is
-//!   one `EVALSHA` and changes everything or nothing. Usual cases come first: a set of exclusive ids that nobody else has
-//!   to do with costs less than taking its ids by a minimal script one by one.
-//! - **Time** is the server's. Every key ends by itself, a main key some seconds after its lease at most and a place in a
-//!   line ten minutes after the waiter last asked; only what is frozen has no end.
-//! - **The main key says what there is.** Whether an id is free, who holds it alone, that it is shared: a main key that says
-//!   "shared" proves that the records and ends of the holders are there, and where they are not the script changes nothing
-//!   and asks to try again. A free id has at most lines, of which one key tells, so that taking one that is neither held nor
-//!   waited for is gated by its own keys, however busy the namespace is.
-//! - **Steps cost no more with many holders.** Those who share an id lie in a hash by context and in a sorted set by end,
-//!   with the free permits in another as ranges: taking, renewing and freeing one looks up a few entries of each. What has
-//!   ended, and waiters that died, are removed at most some 250 in one script; what is left over is done by the next.
-//! - **Fences** come from one number for each namespace, never below the server's microseconds, so that they go on though
-//!   the server lost its data. Data lost *and* the clock set back at once is not protected against.
-//! - **Waiting.** Places are in sorted sets. Whoever frees something grants it to whom it is due in the same script, as an
-//!   offer of at most 2 s, and the script publishes the offer to the waiter's connection; a release confirms it as well as a
-//!   renewal. A connection with waiters gives a sign of life every second, which counts for 3 s. The same script looks after
-//!   the ids that are waited for, as does another just when a lease ends, so that it notices holders that died; and every
-//!   250 ms where a foreign client holds one, as its `DEL` notifies no waiter. A waiter whose place the server does not
-//!   know any more asks again at once; all do when the connection is lost.
-//! - **One connection for each runtime**, also for what is pushed (RESP3), so that one that is blocked or gone keeps no
-//!   other from its work, the library's own thread, which renews, least of all. All waiters of a runtime have one
-//!   subscription; so a process has one for each runtime in which somebody waits, and not a single one on a thread of the
-//!   library's: on two CPUs a bare message took 25 us where one thread publishes and reads it, and 124 us where the
-//!   connections are on another thread than who waits.
-//! - **Whoever is alone looks.** A request that is alone on its connection looks for its answer for 100 us before its task
-//!   sleeps, and lets other tasks run meanwhile; where answers take longer only one in 64 does. On two CPUs a pair took 95 us
-//!   instead of 160 on a runtime of one thread, for a third more of the processor, and 120 on one of two threads, for almost
-//!   twice as much; [`RedisBuilder::busy_wait`] sets it, also to none.
-//! - **What that costs.** One id, taken and released, is two calls of the script, which make six calls in the server:
-//!   whether anything is there, the time, the fence, the key; compare, delete. A client without fences makes three: `SET NX PX`;
-//!   compare, delete. A release that hands over takes the server some 40 us more, and taking, renewing or freeing something
-//!   shared 40 to 100 us, with one holder or 10 000.
+//! - **One script** holds every step; it is called by its hash, and sent along if the server does not have it. A step is one
+//!   `EVALSHA` and changes everything or nothing. Usual cases come first: a set of exclusive ids without other holders or waiters
+//!   costs less than locking its ids by a minimal script one by one.
+//! - **Time** is the server's. Every key expires: a main key some seconds after its lease at most, a place in a queue ten
+//!   minutes after the waiter's last request. Only a frozen id has no end.
+//! - **The main key is authoritative.** It says whether an id is free, who holds it exclusively, or that it is shared: then the
+//!   records of the holders must exist, and where they do not the script changes nothing and asks to try again. A free id
+//!   has at most queues, which one key names, so that locking an id is gated by its own keys, however busy the namespace is.
+//! - **Steps cost no more with many holders.** The holders of a shared id are in a hash by context and in a sorted set by end,
+//!   the free permits in another as ranges: locking, renewing and freeing one reads a few entries of each. Expired holders and
+//!   dead waiters are removed, at most some 250 in one script; the next one continues.
+//! - **Fences** come from one number for each namespace, never below the server's microseconds, so that they grow though the
+//!   server lost its data. Data lost *and* the clock set back at once is not protected against.
+//! - **Waiting.** Queues are sorted sets. A step that frees an id grants it to the next waiter in the same script, as an offer
+//!   of at most 2 s, which is published to the waiter's connection; a release confirms it as well as a renewal. A connection
+//!   with waiters sends a heartbeat every second, which counts for 3 s. The same script polls the ids that are waited for; so
+//!   does another just when a lease ends, which notices holders that died, and every 250 ms where a foreign client holds the
+//!   id, as its `DEL` notifies no waiter. A waiter whose place the server no longer has repeats its request at once; all do when
+//!   the connection is lost.
+//! - **One connection for each runtime**, also for push messages (RESP3), so that a runtime that is blocked or gone delays no
+//!   other, least of all the library's own thread, which renews. All waiters of a runtime share one subscription. (One
+//!   connection on a thread of the library's would cost more: on two CPUs a bare message took 25 us where one thread publishes and
+//!   reads it, and 124 us where the connections are on another thread than the waiter.)
+//! - **Spinning** is off. [`RedisBuilder::busy_wait`] lets a request that is alone on its connection poll for its reply for some
+//!   microseconds before its task sleeps.
+//! - **What that costs.** One id, acquired and released, is two calls of the script with six commands in the server: whether a
+//!   key exists, the time, the fence, the main key; compare, delete. A client without fences needs three: `SET NX PX`;
+//!   compare, delete. The general steps cost three to four times as much as the usual ones, most of it for the commands and a
+//!   sixth for the script's definitions; a hand-over is one of them, some 100 us.
 //!
 //! # Keys
-//! All have the namespace in braces, and so lie in one slot of a cluster; ids of different namespaces may lie in others.
+//! All have the namespace in braces, and so are in one slot of a cluster; other namespaces may be in other slots.
 //!
-//! | key | what |
+//! | key | content |
 //! | --- | --- |
-//! | `{ns}:ID` | a string. Who holds `ID` exclusively: `lc2\|fence\|length:context\|flags\|renewed at\|lease\|x\|attempt\|length:owner`, and behind that what its context held before its last change; else `lc2~shared\|permits in use\|last renewal\|flags` or `lc2~frozen` while others must stay out. Flags: `b` broken, `q` waited for, `f` frozen. The global lock's `ID` is empty |
+//! | `{ns}:ID` | a string. The exclusive holder: `lc2\|fence\|length:context\|flags\|renewed at\|lease\|x\|attempt\|length:owner`, followed by what its context held before the last change; else `lc2~shared\|permits in use\|last renewal\|flags` or `lc2~frozen`. Flags: `b` broken, `q` waited for, `f` frozen. The global lock's `ID` is empty |
 //! | `{ns}/f` | the highest fence |
-//! | `{ns}/s:ID`, `/e:ID`, `/g:ID` | those who share `ID`: records by context, contexts by the end of their leases, ranges of free permits. They outlive the main key, without which they mean nothing |
-//! | `{ns}/n:ID`, `/t:LINE:ID` | the lines that have waiters, one for each mode and limit, and `frozen`; waiters by ticket |
-//! | `{ns}/c:WAITER`, `/p:SESSION` | a waiter's set; a sign of life. Messages go to the channel `{ns}/o:SESSION` |
-//! | `{ns}/x:WAITER` | that an attempt was withdrawn |
-//! | `{ns}/b:ID` | what was broken lately |
-//! | `{ns}/v` | the version of these keys, and the oldest of programs that may use them; missing as long as it is the first |
+//! | `{ns}/s:ID`, `/e:ID`, `/g:ID` | the holders that share `ID`: records by context, contexts by the end of their leases, ranges of free permits. They outlive the main key, without which they mean nothing |
+//! | `{ns}/n:ID`, `/t:LINE:ID` | the queues that have waiters, one line for each mode and limit, and `frozen`; waiters by ticket |
+//! | `{ns}/c:WAITER`, `/p:SESSION` | a waiter's request; a session's heartbeat. Messages go to the channel `{ns}/o:SESSION` |
+//! | `{ns}/x:WAITER` | the tombstone of a withdrawn attempt |
+//! | `{ns}/b:ID` | the last breaks |
+//! | `{ns}/v` | the version of these keys, and the oldest version of programs that may use them; missing as long as it is the first |
 //!
-//! Programs of the format before this one (`lc1`) take these main keys for a foreign client's, and these theirs: they exclude
-//! each other, but do not stand in each other's lines.
+//! Programs of the former format (`lc1`) and of this one treat each other's main keys as a foreign client's: they exclude each
+//! other, but do not queue behind each other.
 //!
-//! What a user of an access list needs, in this order, and nothing that touches other keys (as `FLUSHALL` does), scripts or
-//! connections; `NAMESPACE` is that of [`RedisBuilder::namespace`]:
+//! A user of an access list needs this, in this order; it allows nothing that affects other keys (as `FLUSHALL` does), scripts
+//! or connections. `NAMESPACE` is that of [`RedisBuilder::namespace`]:
 //! ```text
 //! user locks on >PASSWORD ~{NAMESPACE}* resetchannels &{NAMESPACE}/o:* +@connection +@string +@hash +@set +@sortedset +@list
 //!   +@keyspace +@pubsub -@dangerous +eval +evalsha +script|load +time +wait +info +role +cluster|slots
 //! ```
-//! Without `info` the server is not looked at when it is connected to; `wait` is for [`RedisBuilder::replicas`], `role` for
+//! Without `info` the server is not checked on connecting; `wait` is for [`RedisBuilder::replicas`], `role` for
 //! sentinels, `cluster|slots` for a cluster.
 //!
 //! # Other clients
-//! An exclusive lock is what other libraries make of it too: `SET {ns}:ID token NX PX ms`, deleted if equal. Theirs are
-//! honoured and shown as a holder with the token for a context and the fence 0; ours keep them out, shared ones, slots
-//! and frozen ids as well. While ours wait, and while somebody holds who came to it by waiting, a main key outlives its
-//! lease by 5 s, so that nobody gets in between. They are not queued, and without fences. A foreign key without a time
-//! to live stays until it is deleted, or broken by its fence 0.
+//! Other libraries' exclusive locks have the same form: `SET {ns}:ID token NX PX ms`, deleted if equal. They are honoured, and
+//! shown as a holder with the token as its context and the fence 0; our locks, shared ones, slots and frozen ids exclude
+//! them. While an id is waited for, or held after a hand-over, its main key outlives the lease by 5 s, so that foreign clients
+//! cannot pass the queue. They are not queued themselves, and have no fences. A foreign key without a time to live stays until
+//! it is deleted, or broken by its fence 0.
 //!
 //! # What to know
-//! - **A failover may lose grants.** Replicas are asynchronous: what the old master granted last the new one may not know, and
-//!   may grant again; the holder is told at its next renewal. [`RedisBuilder::replicas`] makes that less likely, at the price
-//!   of a wait, and never impossible. Fences go on from the greater of the last that the new master knows and its clock: they
+//! - **A failover may lose grants.** Replicas are asynchronous: the new master may not have the old one's last grants, and
+//!   may grant the ids again; the holder finds out at its next renewal. [`RedisBuilder::replicas`] makes that less likely, at
+//!   the price of a wait, but never impossible. Fences go on from the greater of the last that the new master knows and its clock: they
 //!   grow as long as its clock is behind the old one's by less than the time between the old master's last grant and its own
 //!   first. A sentinel's failover takes seconds, which covers what NTP leaves; `CLUSTER FAILOVER TAKEOVER` takes no time. With
 //!   such clocks a guarded write is certain; nothing else is.
-//! - **A restart without an append-only file loses all locks**, as `FLUSHALL` does; holders are told as *vanished* at their next
-//!   renewal, and waiters ask again within a second.
-//! - **A request that is not answered in time** is in doubt: the service withdraws it, and a mark of at least 50 s refuses it if
-//!   it arrives only then.
-//! - `list` and `release_context` look at all keys of the database.
-//! - **While a cluster's slot moves** its keys are half here and half there, and a key that has not arrived looks like none. So
-//!   its namespaces can only renew, as far as all keys of the grant are together, and free what is held alone: everything
-//!   else is told as busy, and asked again. Signs of life pause too, so that waiters may have to line up again.
-//! - After the clock was set back, the first step that meets a shared id reads all of its holders once.
+//! - **A restart without an append-only file loses all locks**, as `FLUSHALL` does; holders find them *vanished* at their
+//!   next renewal, and waiters repeat their requests within a second.
+//! - **A request without a reply in time** is in doubt: the service withdraws it, and a tombstone of at least 50 s refuses it if it
+//!   arrives late.
+//! - `list` and `release_context` scan all keys of the database.
+//! - **While a cluster's slot moves** some of its keys are on either node, and a key that has not arrived looks absent. So its
+//!   namespaces can only renew, as far as all keys of the grant are together, and release exclusive locks: everything else
+//!   fails as busy, and is retried. Heartbeats pause too, so that waiters may have to be queued again.
+//! - After the clock was set back, the first step on a shared id reads all of its holders once.
 
 mod admin;
 mod config;
 mod dao;
 mod doctor;
-mod eager;
 mod error;
 mod inbox;
 mod link;
 mod reply;
 mod scripts;
+mod server;
 mod session;
+mod spin;
 mod store;
-mod target;
 mod version;
 
 pub use config::RedisBuilder;

@@ -3,7 +3,7 @@
 use redis::{Cmd, RedisResult, Value};
 use tokio::runtime::Handle;
 
-/// A connection that many share; it belongs to the runtime that made it.
+/// A connection that the tasks of a runtime share; it belongs to the runtime that opened it.
 #[derive(Clone)]
 pub(crate) enum Link {
     Single(redis::aio::MultiplexedConnection),
@@ -12,7 +12,7 @@ pub(crate) enum Link {
 }
 
 impl Link {
-    /// Sends a command and waits for its answer. Dropping it does not take the command back.
+    /// Sends a command and waits for its reply. Dropping the future does not cancel the command.
     pub(crate) async fn send(&self, own: &Handle, command: &Cmd) -> RedisResult<Value> {
         if Handle::try_current().is_ok() {
             return self.ask(command).await;
@@ -31,7 +31,7 @@ impl Link {
         }
     }
 
-    /// Has the messages of `channel` pushed.
+    /// Subscribes to `channel`.
     pub(crate) async fn subscribe(&self, own: &Handle, channel: String) -> RedisResult<()> {
         let link = self.clone();
         within(own, async move {
@@ -45,7 +45,7 @@ impl Link {
     }
 }
 
-/// Timeouts need a runtime: where the caller has none it is done in the connection's own.
+/// Runs `work` in the connection's own runtime where the caller has none: timeouts need one.
 async fn within<T: Send + 'static>(
     own: &Handle,
     work: impl Future<Output = RedisResult<T>> + Send + 'static,

@@ -1,4 +1,4 @@
-//! The script's replies and messages, read.
+//! Parses the script's replies and messages.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use lockcore::{
 use redis::Value;
 use smallvec::SmallVec;
 
-use crate::error::strange;
+use crate::error::unexpected;
 
-/// One reply, taken apart from its beginning.
+/// A reply, read from its beginning.
 #[derive(Debug)]
 pub(crate) struct Reply(std::vec::IntoIter<Value>);
 
@@ -19,7 +19,7 @@ impl Reply {
     pub(crate) fn of(value: Value) -> Result<Self, BackendError> {
         match value {
             Value::Array(values) => Ok(Reply(values.into_iter())),
-            other => Err(strange(&format!("{other:?} instead of a list"))),
+            other => Err(unexpected(&format!("{other:?} where a list was expected"))),
         }
     }
 
@@ -31,30 +31,30 @@ impl Reply {
         match self.0.next() {
             Some(Value::BulkString(bytes)) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
             Some(Value::SimpleString(text)) => Ok(text),
-            other => Err(strange(&format!("{other:?} instead of text"))),
+            other => Err(unexpected(&format!("{other:?} where text was expected"))),
         }
     }
 
     pub(crate) fn int(&mut self) -> Result<i64, BackendError> {
         match self.0.next() {
             Some(Value::Int(number)) => Ok(number),
-            other => Err(strange(&format!("{other:?} instead of a number"))),
+            other => Err(unexpected(&format!("{other:?} where a number was expected"))),
         }
     }
 
     pub(crate) fn number(&mut self) -> Result<u64, BackendError> {
-        u64::try_from(self.int()?).map_err(|_| strange("a negative number"))
+        u64::try_from(self.int()?).map_err(|_| unexpected("a negative number"))
     }
 
     pub(crate) fn small(&mut self) -> Result<u32, BackendError> {
-        u32::try_from(self.int()?).map_err(|_| strange("too large a number"))
+        u32::try_from(self.int()?).map_err(|_| unexpected("too large a number"))
     }
 
     pub(crate) fn list(&mut self) -> Result<Reply, BackendError> {
         Reply::of(self.0.next().unwrap_or_default())
     }
 
-    /// All that is left, each of which is a list.
+    /// Reads all remaining values, each of which is a list.
     pub(crate) fn lists<T>(
         mut self,
         mut read: impl FnMut(Reply) -> Result<T, BackendError>,
@@ -66,29 +66,29 @@ impl Reply {
         Ok(all)
     }
 
-    /// Milliseconds; below zero is for ever.
+    /// Reads milliseconds; a negative number means without end.
     pub(crate) fn span(&mut self) -> Result<Option<Duration>, BackendError> {
         Ok(u64::try_from(self.int()?).ok().map(Duration::from_millis))
     }
 
-    /// Kind, permits, limit.
+    /// Reads kind, permits and limit.
     pub(crate) fn mode(&mut self) -> Result<Mode, BackendError> {
         let (kind, permits, limit) = (self.text()?, self.small()?, self.small()?);
         mode(&kind, permits, limit)
     }
 
-    /// What was granted: mode with permit indexes, fence, units in use.
+    /// Reads a grant: mode with permits, fence, units in use.
     pub(crate) fn granted(mut self) -> Result<Granted, BackendError> {
         granted(&self.text()?, self.number()?, self.small()?)
     }
 
-    /// One conflict of a set.
+    /// Reads one conflict of a set.
     pub(crate) fn conflict<I: Ident, C: ContextId>(
         mut self,
         targets: impl Fn(usize) -> Option<Target<I>>,
     ) -> Result<Conflict<I, C>, BackendError> {
         let position = usize::try_from(self.int()?).unwrap_or(usize::MAX);
-        let target = targets(position).ok_or_else(|| strange("a conflict about no id"))?;
+        let target = targets(position).ok_or_else(|| unexpected("a conflict about no id"))?;
         let reason = match self.text()?.as_str() {
             "held" => {
                 let (count, in_use) = (self.small()? as usize, self.small()?);
@@ -113,7 +113,7 @@ impl Reply {
         })
     }
 
-    /// Something that a grant does not hold: its position, and why.
+    /// Reads a lock that the grant no longer holds: its position, and the reason.
     pub(crate) fn loss(mut self) -> Result<(usize, LossReason), BackendError> {
         let position = usize::try_from(self.int()?).unwrap_or(usize::MAX);
         let reason = match self.text()?.as_str() {
@@ -130,37 +130,37 @@ fn mode(kind: &str, permits: u32, limit: u32) -> Result<Mode, BackendError> {
         "x" => Ok(Mode::Exclusive),
         "s" => Ok(Mode::Shared),
         "k" => Ok(Mode::Slots { permits, limit }),
-        other => Err(strange(&format!("the mode {other:?}"))),
+        other => Err(unexpected(&format!("the mode {other:?}"))),
     }
 }
 
-/// A mode as the script writes it: `x`, `s`, or `k2/5/0-0,3-3` for two permits of five, the first and the fourth.
+/// Parses a held mode as the script writes it: `x`, `s`, or `k2/5/0-0,3-3` for two permits of five, the first and the fourth.
 pub(crate) fn granted(written: &str, fence: u64, in_use: u32) -> Result<Granted, BackendError> {
-    let (kind, rest) = written.split_at_checked(1).ok_or_else(|| strange("an empty mode"))?;
+    let (kind, rest) = written.split_at_checked(1).ok_or_else(|| unexpected("an empty mode"))?;
     if kind != "k" {
         return Ok(Granted { mode: mode(kind, 0, 0)?, fence, permits: SmallVec::new(), in_use });
     }
     let mut parts = rest.splitn(3, '/');
     let mut number = || parts.next().and_then(|part| part.parse().ok());
     let (Some(permits), Some(limit)) = (number(), number()) else {
-        return Err(strange("slots without numbers"));
+        return Err(unexpected("slots without numbers"));
     };
     let permits_held = indexes(parts.next().unwrap_or_default())?;
     Ok(Granted { mode: Mode::Slots { permits, limit }, fence, permits: permits_held, in_use })
 }
 
-/// `0-2,5-5` as the numbers that it means.
+/// Parses ranges of permits, such as `0-2,5-5`.
 pub(crate) fn indexes(ranges: &str) -> Result<SmallVec<[u32; 2]>, BackendError> {
     let mut indexes = SmallVec::new();
     for range in ranges.split(',').filter(|range| !range.is_empty()) {
         let ends = range.split_once('-').map(|(first, last)| (first.parse::<u32>(), last.parse::<u32>()));
-        let Some((Ok(first), Ok(last))) = ends else { return Err(strange("permits that are no range")) };
+        let Some((Ok(first), Ok(last))) = ends else { return Err(unexpected("permits that are no range")) };
         indexes.extend(first..=last);
     }
     Ok(indexes)
 }
 
-/// How the script writes a mode that is wanted.
+/// Writes the mode of a claim as the script reads it.
 pub(crate) fn written(mode: Mode) -> String {
     match mode {
         Mode::Exclusive => "x".to_owned(),
@@ -174,7 +174,7 @@ pub(crate) fn written(mode: Mode) -> String {
 pub(crate) struct Message<'m>(pub(crate) &'m [u8]);
 
 impl<'m> Message<'m> {
-    /// The next field; `None` at the end, or where the message is none of ours.
+    /// Reads the next field; `None` at the end, or of a message in another format.
     pub(crate) fn field(&mut self) -> Option<&'m str> {
         let colon = self.0.iter().position(|&byte| byte == b':')?;
         let length: usize = std::str::from_utf8(&self.0[..colon]).ok()?.parse().ok()?;

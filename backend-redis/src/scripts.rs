@@ -1,64 +1,80 @@
 //! The one script that holds every step, and the commands that call it.
 
-use std::io::Write;
+use std::{io::Write, sync::LazyLock};
 
-use lockcore::{ContextId, Ident, Target};
+use lockcore::{
+    ContextId, Ident, StoreVersion, Target,
+    protocol::{HEARTBEAT_LASTS, OFFER},
+};
 use redis::{Arg, Cmd, RedisWrite, ToRedisArgs};
 
-/// All steps in one script: it is loaded once, and its usual cases come first.
-const SOURCE: &str = concat!(
-    include_str!("lua/fast.lua"),
-    include_str!("lua/state.lua"),
-    include_str!("lua/weigh.lua"),
-    include_str!("lua/serve.lua"),
-    include_str!("lua/steps.lua"),
-    include_str!("lua/admin.lua"),
-);
+/// The version of the keys that this program writes, and that a namespace without a record has: the first program that
+/// migrates it writes the record.
+pub(crate) const VERSION: StoreVersion = StoreVersion { version: 1, oldest_program: 1 };
 
-/// The script and how its keys are called in one namespace.
+/// How the value of a main key begins that has an exclusive holder.
+pub(crate) const HOLDER: &str = "lc2|";
+
+/// All steps in one script, which is loaded once; its usual cases come first. What it shares with this process, and with other
+/// backends, is written before it.
+static SOURCE: LazyLock<String> = LazyLock::new(|| {
+    let (offer, heartbeat_lasts) = (OFFER.as_millis(), HEARTBEAT_LASTS.as_millis());
+    let shared = format!("local OFFER, HEARTBEAT_LASTS, HOLDER = {offer}, {heartbeat_lasts}, '{HOLDER}'\n");
+    let steps = concat!(
+        include_str!("lua/fast.lua"),
+        include_str!("lua/state.lua"),
+        include_str!("lua/weigh.lua"),
+        include_str!("lua/serve.lua"),
+        include_str!("lua/steps.lua"),
+        include_str!("lua/admin.lua"),
+    );
+    shared + steps
+});
+
+/// The script's hash, and the names of its keys in one namespace.
 #[derive(Debug)]
 pub(crate) struct Scripts {
     hash: String,
-    /// The namespace in braces: the part of each key that says in which slot of a cluster it lies.
+    /// The namespace in braces: the part of each key that decides its slot in a cluster.
     base: String,
     /// The key of the highest fence.
     fence: String,
 }
 
-/// One call of the script by its hash: its keys, as many as were announced, and then its arguments.
+/// A call of the script: its keys, as many as were announced, and then its arguments.
 #[derive(Debug)]
 pub(crate) struct Call(Cmd);
 
 impl Scripts {
     pub(crate) fn new(namespace: &str) -> Self {
-        let hash = redis::Script::new(SOURCE).get_hash().to_owned();
+        let hash = redis::Script::new(&SOURCE).get_hash().to_owned();
         let base = format!("{{{namespace}}}");
         Scripts { hash, fence: format!("{base}/f"), base }
     }
 
-    /// A call with so many keys, which come next.
+    /// Begins a call with this number of keys, which come next.
     pub(crate) fn call(&self, keys: usize) -> Call {
         let mut command = Cmd::with_capacity(8 + keys, 256 + 64 * keys);
         command.arg("EVALSHA").arg(&self.hash).arg(keys);
         Call(command)
     }
 
-    /// A call with no key but the fence's, which says where all the others are.
+    /// Begins a call with only the fence's key, which decides the slot of all others.
     pub(crate) fn call_anywhere(&self) -> Call {
         self.call(1).fence_key(self)
     }
 
-    /// One of the namespace's other keys.
+    /// Names one of the namespace's other keys.
     pub(crate) fn key(&self, name: &str) -> String {
         format!("{}/{name}", self.base)
     }
 
-    /// The channel of a session.
+    /// Names the channel of a session.
     pub(crate) fn channel(&self, session: &str) -> String {
         self.key(&format!("o:{session}"))
     }
 
-    /// What all keys of the namespace look like, as `SCAN` wants it.
+    /// Returns the pattern of the namespace's keys for `SCAN`.
     pub(crate) fn pattern(&self) -> String {
         let mut pattern = String::new();
         for letter in self.base.chars() {
@@ -70,26 +86,26 @@ impl Scripts {
         pattern + "*"
     }
 
-    /// Has the server keep the script.
+    /// Loads the script into the server's cache.
     pub(crate) fn load() -> Cmd {
         let mut load = redis::cmd("SCRIPT");
-        load.arg("LOAD").arg(SOURCE);
+        load.arg("LOAD").arg(&*SOURCE);
         load
     }
 }
 
 impl Call {
-    /// With the key of the highest fence.
+    /// Adds the key of the highest fence.
     pub(crate) fn fence_key(self, scripts: &Scripts) -> Self {
         self.arg(&scripts.fence)
     }
 
-    /// With the key that marks an attempt as withdrawn.
-    pub(crate) fn mark_key(self, scripts: &Scripts, waiter: &str) -> Self {
+    /// Adds the key of an attempt's tombstone.
+    pub(crate) fn tombstone_key(self, scripts: &Scripts, waiter: &str) -> Self {
         self.text(&[&scripts.base, "/x:", waiter])
     }
 
-    /// With the keys of these ids that foreign clients see.
+    /// Adds the main keys of these ids, which foreign clients see.
     pub(crate) fn main_keys<'t, I: Ident>(
         self,
         scripts: &Scripts,
@@ -98,7 +114,7 @@ impl Call {
         self.keys_of(scripts, ":", targets)
     }
 
-    /// With the keys that name the lines of these ids.
+    /// Adds the keys that name the lines of these ids.
     pub(crate) fn line_keys<'t, I: Ident>(
         self,
         scripts: &Scripts,
@@ -119,13 +135,13 @@ impl Call {
         self
     }
 
-    /// With one more argument.
+    /// Adds one argument.
     pub(crate) fn arg(mut self, arg: impl ToRedisArgs) -> Self {
         self.add(arg);
         self
     }
 
-    /// With one more argument, which is all this together.
+    /// Adds one argument, concatenated of these parts.
     pub(crate) fn text(mut self, parts: &[&str]) -> Self {
         self.add_text(parts);
         self
@@ -142,15 +158,15 @@ impl Call {
         }
     }
 
-    /// Calls the script by its hash.
+    /// Returns the command that calls the script by its hash.
     pub(crate) fn by_hash(&self) -> &Cmd {
         &self.0
     }
 
-    /// Sends the script along, which the server then keeps.
+    /// Returns the command that sends the script along, which the server then caches.
     pub(crate) fn by_source(&self) -> Cmd {
         let mut command = redis::cmd("EVAL");
-        command.arg(SOURCE);
+        command.arg(&*SOURCE);
         for arg in self.0.args_iter().skip(2) {
             if let Arg::Simple(arg) = arg {
                 command.arg(arg);
@@ -160,7 +176,7 @@ impl Call {
     }
 }
 
-/// The name by which the script knows an attempt.
+/// Returns the name of a waiter: its attempt and context.
 pub(crate) fn waiter_name<C: ContextId>(attempt: lockcore::AttemptId, context: &C) -> Box<str> {
     format!("{:016x}{}", attempt.0, context.stored()).into()
 }

@@ -1,4 +1,4 @@
-//! One connection with its waiters: what a runtime of this process has of the server.
+//! The session of one runtime: a connection, its waiters, and the task that sends heartbeats for them.
 
 use std::{
     collections::HashSet,
@@ -10,62 +10,60 @@ use std::{
 };
 
 use futures_util::future::try_join;
-use lockcore::{BackendError, Moment};
+use lockcore::{BackendError, Moment, protocol::HEARTBEAT};
 use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
 use tokio::{runtime::Handle, sync::OnceCell};
 
 use crate::{
     config::Settings,
-    eager::Eager,
     error::{ends_connection, failure},
     inbox::{Inbox, Pushed},
     link::Link,
     reply::Reply,
     scripts::{Call, Scripts},
-    target::Target,
+    server::Server,
+    spin::Spin,
 };
 
-/// How often a session with waiters gives a sign of life, which counts for 3 s.
-const BEAT: Duration = Duration::from_secs(1);
+/// The most ids of one poll: other clients need the server too.
+const POLL_BATCH: usize = 128;
 
-/// How many ids one look is for at most: others want the server too.
-const LOOKED_AT: usize = 128;
+/// The shortest pause between two polls, however many leases end.
+const MIN_PAUSE: Duration = Duration::from_millis(5);
 
-/// The least pause between two looks, however many leases end.
-const BREATH: Duration = Duration::from_millis(5);
-
-/// A connection, and those of its runtime who wait for something to be pushed to it.
+/// A connection, and the waiters of its runtime.
 pub(crate) struct Session {
-    /// Begins with `s` where messages go through a channel of one slot, else with `p`.
+    /// Begins with `s` where messages go through a sharded channel, else with `p`.
     pub(crate) name: String,
     pub(crate) inbox: Arc<Inbox>,
     link: Link,
-    eager: Eager,
+    spin: Spin,
     /// Where the connection lives.
     runtime: Handle,
     scripts: Arc<Scripts>,
-    /// Since when, if a waiter has needed it.
+    /// When the channel was subscribed to, which the first waiter does.
     listening: OnceCell<Moment>,
+    /// Whether the task that sends heartbeats runs.
     watching: AtomicBool,
 }
 
 impl Session {
     /// Connects on the current runtime.
     pub(crate) async fn open(
-        target: &Target,
+        server: &Server,
         settings: &Settings,
         scripts: Arc<Scripts>,
     ) -> Result<Arc<Self>, BackendError> {
         let inbox = Arc::new(Inbox::new(settings.replicas.is_some()));
-        let pushed = Pushed { inbox: inbox.clone(), goes_on: target.is_cluster() };
-        let link = target.connect(settings, pushed).await.map_err(|error| failure(error, false))?;
+        let pushed = Pushed { inbox: inbox.clone(), is_cluster: server.is_cluster() };
+        let link = server.connect(settings, pushed).await.map_err(|error| failure(error, false))?;
         let name =
-            format!("{}{}", if target.is_cluster() { 's' } else { 'p' }, uuid::Uuid::new_v4().simple());
+            format!("{}{}", if server.is_cluster() { 's' } else { 'p' }, uuid::Uuid::new_v4().simple());
         Ok(Arc::new(Session {
             name,
             inbox,
             link,
-            eager: Eager::new(settings.busy_wait),
+            spin: Spin::new(settings.busy_wait),
             runtime: Handle::current(),
             scripts,
             listening: OnceCell::new(),
@@ -77,12 +75,12 @@ impl Session {
         self.inbox.is_closed()
     }
 
-    /// Calls the script; sends it along if the server does not know it.
+    /// Calls the script, and sends it along if the server does not have it.
     pub(crate) async fn call(&self, call: &Call) -> Result<Value, BackendError> {
         let answer = self.link.send(&self.runtime, call.by_hash());
-        let answer = match self.eager.wait_for(answer).await {
+        let answer = match self.spin.wait_for(answer).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                // In a box, so that the usual call is no larger for it.
+                // Boxed to keep the usual future small.
                 Box::pin(self.link.send(&self.runtime, &call.by_source())).await
             }
             answer => answer,
@@ -90,19 +88,19 @@ impl Session {
         self.checked(answer)
     }
 
-    /// Sends a command of its own.
+    /// Sends a command other than a call of the script.
     pub(crate) async fn command(&self, command: Cmd) -> Result<Value, BackendError> {
         self.checked(self.link.send(&self.runtime, &command).await)
     }
 
-    /// Has messages pushed, before the first waiter of this session takes a place. Also looks at the server's clock, in
-    /// the same round trip: an offer may be pushed before the answer to the request is read.
+    /// Subscribes to messages before the first waiter of this session is queued. Also reads the server's clock in the same round
+    /// trip: an offer may be pushed before the reply to the request is read.
     pub(crate) async fn listen(&self) -> Result<(), BackendError> {
         if self.listening.initialized() {
             return Ok(());
         }
         let listen =
-            || async { try_join(self.subscribe(), self.look(&[])).await.map(|((), ())| Moment::now()) };
+            || async { try_join(self.subscribe(), self.heartbeat(&[])).await.map(|((), ())| Moment::now()) };
         Box::pin(self.listening.get_or_try_init(listen)).await.map(drop)
     }
 
@@ -111,7 +109,7 @@ impl Session {
         self.checked(self.link.subscribe(&self.runtime, channel).await)
     }
 
-    /// For how long messages have been pushed to this connection; tries whether they can be if no waiter has needed it.
+    /// Returns for how long this connection has been subscribed to messages; subscribes if no waiter has needed it yet.
     pub(crate) async fn listens(&self) -> Result<Duration, BackendError> {
         match self.listening.get() {
             Some(since) => Ok(since.elapsed()),
@@ -128,7 +126,7 @@ impl Session {
         })
     }
 
-    /// Sees to it that a task of this runtime gives signs of life and looks after what is waited for.
+    /// Starts the task that sends heartbeats and polls the ids that are waited for, unless it runs.
     pub(crate) fn watch(self: &Arc<Self>) {
         if !self.watching.swap(true, SeqCst) {
             self.runtime.spawn(self.clone().keep_watch());
@@ -136,40 +134,40 @@ impl Session {
     }
 
     async fn keep_watch(self: Arc<Self>) {
-        self.inbox.disturbed.store(false, SeqCst);
+        self.inbox.missed.store(false, SeqCst);
         let mut counted = Moment::now();
-        let mut beaten = Moment::now();
+        let mut sent = Moment::now();
         while !self.is_closed() {
-            if counted.elapsed() >= BEAT {
+            if counted.elapsed() >= HEARTBEAT {
                 counted = Moment::now();
-                if self.inbox.disturbed.swap(false, SeqCst) {
+                if self.inbox.missed.swap(false, SeqCst) {
                     self.inbox.waiters.wake_all();
                 }
                 if self.inbox.waiters.count() == 0 {
-                    self.inbox.forget_looks();
+                    self.inbox.clear_polls();
                     self.watching.store(false, SeqCst);
-                    // Somebody may have come before it was stored.
+                    // A waiter may have come before it was stored.
                     if self.inbox.waiters.count() == 0 || self.watching.swap(true, SeqCst) {
                         return;
                     }
                 }
             }
-            let beat = beaten.elapsed() >= BEAT;
-            let due = self.inbox.due(LOOKED_AT, beat);
-            if beat || !due.is_empty() {
-                beaten = Moment::now();
-                if let Err(error) = self.look(&due).await {
-                    tracing::debug!(%error, "a look after the waiters failed");
+            let heartbeat = sent.elapsed() >= HEARTBEAT;
+            let due = self.inbox.due(POLL_BATCH, heartbeat);
+            if heartbeat || !due.is_empty() {
+                sent = Moment::now();
+                if let Err(error) = self.heartbeat(&due).await {
+                    tracing::debug!(%error, "a heartbeat failed");
                 }
             }
-            let pause = self.inbox.pause(BEAT.saturating_sub(beaten.elapsed()));
-            let _ = tokio::time::timeout(pause.max(BREATH), self.inbox.earlier.notified()).await;
+            let pause = self.inbox.pause(HEARTBEAT.saturating_sub(sent.elapsed()));
+            let _ = tokio::time::timeout(pause.max(MIN_PAUSE), self.inbox.earlier.notified()).await;
         }
     }
 
-    /// A sign of life, and a look at some ids.
-    async fn look(&self, due: &[Box<str>]) -> Result<(), BackendError> {
-        let mut call = self.scripts.call_anywhere().arg("look").arg(&self.name);
+    /// Sends a heartbeat, and polls some ids.
+    async fn heartbeat(&self, due: &[Box<str>]) -> Result<(), BackendError> {
+        let mut call = self.scripts.call_anywhere().arg("heartbeat").arg(&self.name);
         for id in due {
             call.add(id.as_bytes());
         }
@@ -181,12 +179,12 @@ impl Session {
         for id in due {
             match reply.int()? {
                 -2 => _ = unknown.insert(&**id),
-                end => self.inbox.looked(id, u64::try_from(end).ok().map(Duration::from_millis)),
+                end => self.inbox.polled(id, u64::try_from(end).ok().map(Duration::from_millis)),
             }
         }
         self.inbox.unknown(&unknown);
         if !known {
-            // The places lapsed, or the server lost its data: whoever still waits takes a new one.
+            // The places lapsed, or the server lost its data: all waiters repeat their requests.
             self.inbox.waiters.wake_all();
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! The connections of this process: one for each runtime, made when it is first needed and again when it is lost.
+//! The connections of this process: one for each runtime, opened at its first request and again after a loss.
 
 use std::{
     collections::HashMap,
@@ -13,30 +13,29 @@ use futures_util::{
 use lockcore::{BackendError, BackendErrorKind};
 use tokio::runtime::{Handle, Id};
 
-use crate::{config::Settings, scripts::Scripts, session::Session, target::Target, version};
+use crate::{config::Settings, scripts::Scripts, server::Server, session::Session, version};
 
-/// A connection belongs to the runtime that made it: a runtime that is blocked or gone then keeps no other from its work,
-/// the library's own - which renews - least of all.
+/// One session for each runtime: one that is blocked or gone then delays no other, least of all the library's own, which renews.
 pub(crate) struct Store {
     pub(crate) settings: Settings,
-    pub(crate) target: Target,
+    pub(crate) server: Server,
     pub(crate) scripts: Arc<Scripts>,
     sessions: Mutex<HashMap<Id, Slot>>,
 }
 
 enum Slot {
     Open(Arc<Session>),
-    /// Everybody waits for the same one, and hears the same if it fails.
+    /// All callers wait for the same attempt, and get the same error if it fails.
     Opening(Shared<BoxFuture<'static, Result<Arc<Session>, BackendError>>>),
 }
 
 impl Store {
-    pub(crate) fn new(settings: Settings, target: Target) -> Arc<Self> {
+    pub(crate) fn new(settings: Settings, server: Server) -> Arc<Self> {
         let scripts = Arc::new(Scripts::new(&settings.namespace));
-        Arc::new(Store { settings, target, scripts, sessions: Mutex::default() })
+        Arc::new(Store { settings, server, scripts, sessions: Mutex::default() })
     }
 
-    /// The connection of the current runtime, or of the library's own where there is none.
+    /// Returns the session of the current runtime, or of the library's own where there is none.
     pub(crate) async fn session(self: &Arc<Self>) -> Result<Arc<Session>, BackendError> {
         let here = Handle::try_current().ok();
         let runtime = here.as_ref().unwrap_or_else(|| lockcore::library_runtime());
@@ -46,7 +45,7 @@ impl Store {
                 Some(Slot::Open(session)) if !session.is_closed() => return Ok(session.clone()),
                 Some(Slot::Opening(opening)) => opening.clone(),
                 _ => {
-                    // Of runtimes that are gone nothing must stay.
+                    // Also removes what runtimes left that are gone.
                     sessions.retain(|_, slot| !matches!(slot, Slot::Open(session) if session.is_closed()));
                     let opening = self.open_on(runtime);
                     sessions.insert(runtime.id(), Slot::Opening(opening.clone()));
@@ -57,7 +56,7 @@ impl Store {
         opening.await
     }
 
-    /// A task of its own, so that no caller who goes away keeps the others from their connection.
+    /// Opens a session in a task of its own, so that a dropped caller does not cancel the attempt of the others.
     fn open_on(
         self: &Arc<Self>,
         runtime: &Handle,
@@ -65,7 +64,7 @@ impl Store {
         let (store, id) = (self.clone(), runtime.id());
         let task = runtime.spawn(async move {
             let opened = async {
-                let session = Session::open(&store.target, &store.settings, store.scripts.clone()).await?;
+                let session = Session::open(&store.server, &store.settings, store.scripts.clone()).await?;
                 version::admit(&session, &store.scripts, store.settings.program).await?;
                 Ok(session)
             };
@@ -96,7 +95,7 @@ impl Store {
     }
 }
 
-/// That a runtime shut down under a request.
+/// Reports that a runtime shut down during a request.
 fn gone() -> BackendError {
     BackendError::new(BackendErrorKind::Unavailable, "redis: the runtime of the connection shut down")
         .possibly_done()
@@ -105,7 +104,7 @@ fn gone() -> BackendError {
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Store")
-            .field("target", &self.target)
+            .field("server", &self.server)
             .field("namespace", &self.settings.namespace)
             .finish_non_exhaustive()
     }

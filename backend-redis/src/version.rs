@@ -1,19 +1,18 @@
-//! The version of a namespace's keys, and which programs may use them.
+//! The version of a namespace's keys, and of the programs that may use them.
 
 use lockcore::{BackendError, BackendErrorKind, Finding, ProgramTooOld, Severity, StoreFit, StoreVersion};
 use redis::{Value, from_redis_value};
 
-use crate::{scripts::Scripts, session::Session};
-
-/// The version of the keys that this program writes, and that a namespace without a record has: the first program that
-/// migrates it writes the record.
-pub(crate) const VERSION: StoreVersion = StoreVersion { version: 1, oldest_program: 1 };
+use crate::{
+    scripts::{Scripts, VERSION},
+    session::Session,
+};
 
 /// Writes a record if it is still as it was read.
 const REPLACE: &str =
     "if (redis.call('GET', KEYS[1]) or '') == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) end";
 
-/// Refuses a namespace that is for newer programs, and migrates one that is older than `program`. Asked of every new
+/// Refuses a namespace that is for newer programs, and migrates one that is older than `program`. Called for every new
 /// connection.
 pub(crate) async fn admit(
     session: &Session,
@@ -38,7 +37,7 @@ pub(crate) async fn admit(
     }
 }
 
-/// Looks at it again, for an administrator.
+/// Reports the version for `doctor`.
 pub(crate) async fn finding(
     session: &Session,
     scripts: &Scripts,

@@ -54,7 +54,7 @@ impl Turns {
     /// Has the server tell how `locks` calls the scripts.
     pub(crate) async fn new(url: &str, locks: &Locks) -> Self {
         let ([take, free], _) = sent(url, locks, Wait::forever(), &["an id".to_owned()]).await;
-        // EVALSHA hash 4 fence-key mark-key main-key line-key a value ms options; EVALSHA hash 1 main-key r head lease
+        // EVALSHA hash 4 fence-key tombstone-key main-key line-key acquire value ms options; EVALSHA hash 1 main-key release head lease
         assert_eq!((take.len(), free.len()), (11, 7), "{take:?} {free:?}");
         let base = String::from_utf8(take[5].clone()).expect("text").replace("an id", "");
         let channel = base.replace(':', "/o:");
@@ -83,9 +83,16 @@ impl Turns {
         let lease = String::from_utf8_lossy(&script.lease);
         let key = format!("{}{id}", script.base);
         let mut command = Cmd::new();
-        let (mark, lines) = (key_of(&script.base, "x", &name), key_of(&script.base, "n", id));
-        command.arg("EVALSHA").arg(&script.hash).arg(4).arg(&script.fence_key).arg(mark).arg(&key).arg(lines);
-        command.arg("a").arg(format!("|36:{context}|||{lease}|x|{attempt:016x}|0:")).arg(&script.ms);
+        let (tombstone, lines) = (key_of(&script.base, "x", &name), key_of(&script.base, "n", id));
+        command
+            .arg("EVALSHA")
+            .arg(&script.hash)
+            .arg(4)
+            .arg(&script.fence_key)
+            .arg(tombstone)
+            .arg(&key)
+            .arg(lines);
+        command.arg("acquire").arg(format!("|36:{context}|||{lease}|x|{attempt:016x}|0:")).arg(&script.ms);
         command.arg(format!("q {}", self.session));
         let reply: Value = command.query_async(&mut self.connection).await.expect("an answer");
         let fence = match reply {
@@ -102,7 +109,7 @@ impl Turns {
     pub(crate) async fn free(&mut self, turn: Turn) {
         let mut command = Cmd::new();
         command.arg("EVALSHA").arg(&self.script.hash).arg(1).arg(turn.key);
-        command.arg("r").arg(turn.head).arg(&self.script.lease);
+        command.arg("release").arg(turn.head).arg(&self.script.lease);
         let reply: RedisResult<Value> = command.query_async(&mut self.connection).await;
         let lost_nothing = match &reply {
             Ok(Value::Array(lost)) => lost.is_empty(),

@@ -1,22 +1,22 @@
--- Administration, and the end: the step that was asked for.
+-- Administration; at the end the requested step is called.
 
--- How many holders and waiters one script lists: others want the server too.
-local LISTED = 500
+-- How many holders and waiters one script lists: other clients need the server too.
+local LIST_LIMIT = 500
 
 local function holder_row(h)
   local mode = mode_of(h.mode)
   return {
     h.context, h.owner, h.kind, mode.permits, mode.limit, match(h.mode, '^k%d+/%d+/(.*)$') or '', h.fence, h.lease,
-    math.max(math.min(left(h), h.lease), 0), h.broken and 1 or 0,
+    math.max(math.min(remaining(h), h.lease), 0), h.broken and 1 or 0,
   }
 end
 
--- Adds the waiters of a line behind a ticket, at most so many; gives how many there were, and the last one's ticket.
+-- Adds the waiters of a line behind a ticket to `rows`, at most `most`; returns how many there were, and the last ticket.
 local function list_waiters(s, line, after, most, rows)
   local names = call('ZRANGEBYSCORE', queue_of(s, line), '(' .. after, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
   for i = 1, #names, 2 do
     local record = waiter(names[i])
-    if record and lives(record.session) then
+    if record and is_alive(record.session) then
       for position, id in ipairs(record.ids) do
         if id == s.id then
           local mode = mode_of(record.modes[position])
@@ -29,10 +29,10 @@ local function list_waiters(s, line, after, most, rows)
   return #names / 2, names[#names]
 end
 
--- ARGV: op, ids. For each: { id, frozen, holders, waiters, breaks, whether there are more than can be listed at once }: then
--- holders that share it and waiters are left out. Changes nothing that shows.
+-- ARGV: op, ids. Returns for each { id, frozen, holders, waiters, breaks, whether there are too many for one script }: then
+-- sharers and waiters are left out. Changes nothing that shows.
 function steps.inspect()
-  local reply, room = {}, LISTED
+  local reply, room = {}, LIST_LIMIT
   for i = 2, #ARGV do
     local s = load(ARGV[i])
     local holders, waiters, size = {}, {}, s.count
@@ -47,7 +47,7 @@ function steps.inspect()
           holders[#holders + 1] = holder_row(sharer(s, context))
         end
       end
-      for line in pairs(s.lines) do list_waiters(s, line, '0', LISTED, waiters) end
+      for line in pairs(s.lines) do list_waiters(s, line, '0', LIST_LIMIT, waiters) end
     end
     local breaks = call('LRANGE', base .. '/b:' .. s.id, 0, -1)
     reply[#reply + 1] = { s.id, s.frozen and 1 or 0, holders, waiters, breaks, listed and 0 or 1 }
@@ -55,10 +55,10 @@ function steps.inspect()
   return finish(reply)
 end
 
--- ARGV: op, id, cursor. Gives the next cursor and some of those who share the id.
+-- ARGV: op, id, cursor. Returns the next cursor and some of the id's sharers.
 function steps.sharers()
   local s, rows = load(ARGV[2]), {}
-  local found = call('HSCAN', base .. '/s:' .. s.id, ARGV[3], 'COUNT', LISTED)
+  local found = call('HSCAN', base .. '/s:' .. s.id, ARGV[3], 'COUNT', LIST_LIMIT)
   for i = 1, #found[2], 2 do
     local h = sharer(s, found[2][i])
     if h then rows[#rows + 1] = holder_row(h) end
@@ -66,14 +66,14 @@ function steps.sharers()
   return finish({ found[1], rows })
 end
 
--- ARGV: op, id, line, ticket. Gives the line and ticket behind which to go on, the former empty at the end, and some waiters.
+-- ARGV: op, id, line, ticket. Returns the line, empty at the end, and the ticket to go on behind, and some waiters.
 function steps.waiters()
   local s, lines, rows = load(ARGV[2]), {}, {}
   for line in pairs(s.lines) do
     if line >= ARGV[3] then lines[#lines + 1] = line end
   end
   table.sort(lines)
-  local room = LISTED
+  local room = LIST_LIMIT
   for _, line in ipairs(lines) do
     local seen, last = list_waiters(s, line, line == ARGV[3] and ARGV[4] or '0', room, rows)
     if seen == room then return finish({ line, last, rows }) end
@@ -82,8 +82,8 @@ function steps.waiters()
   return finish({ '', '0', rows })
 end
 
--- ARGV: op, cursor, pattern of the namespace's keys. Gives the next cursor, and the ids that have a main key or a line among
--- those.
+-- ARGV: op, cursor, pattern of the namespace's keys. Returns the next cursor, and the ids whose main key or lines are among
+-- the scanned keys.
 function steps.scan()
   local found, here = call('SCAN', ARGV[2], 'MATCH', ARGV[3], 'COUNT', 1000), {}
   for _, key in ipairs(found[2]) do
@@ -93,7 +93,7 @@ function steps.scan()
   return { found[1], here }
 end
 
--- Who holds the id under this fence.
+-- Returns the holder under this fence.
 local function holder_of(s, fence)
   if s.exclusive then return fmt('%d', s.exclusive.fence) == fence and s.exclusive or nil end
   if s.count == 0 then return nil end
@@ -103,15 +103,18 @@ local function holder_of(s, fence)
   end
 end
 
--- ARGV: op, id, fence, now or after, by. Gives { 'missing' }, { 'freed' } or { 'within', ms }.
+-- How many breaks of an id are recorded, and for how long (a week, in ms).
+local BREAKS_KEPT, BREAKS_LAST = 16, 604800000
+
+-- ARGV: op, id, fence, now or after, by. Returns { 'missing' }, { 'freed' } or { 'within', ms }.
 steps['break'] = function()
-  though_full()
+  allow_when_full()
   local s, fence, at_once = load(ARGV[2]), ARGV[3], ARGV[4] == 'now'
   local function record(context)
     local key = base .. '/b:' .. s.id
     call('RPUSH', key, fence .. '|' .. (at_once and 1 or 0) .. '|' .. ms .. '|' .. #context .. ':' .. context .. ARGV[5])
-    call('LTRIM', key, -16, -1)
-    call('PEXPIRE', key, 604800000)
+    call('LTRIM', key, -BREAKS_KEPT, -1)
+    call('PEXPIRE', key, BREAKS_LAST)
   end
   if s.foreign and fence == '0' then
     local ends = call('PTTL', s.key)
@@ -130,10 +133,10 @@ steps['break'] = function()
   end
   h.broken = true
   hold(s, h)
-  return finish({ 'within', math.max(math.min(left(h), h.lease), 0) })
+  return finish({ 'within', math.max(math.min(remaining(h), h.lease), 0) })
 end
 
--- ARGV: op, id, 1 or 0. A frozen id has no end: nothing of it does.
+-- ARGV: op, id, 1 or 0. While an id is frozen none of its keys expires.
 function steps.freeze()
   local s = load(ARGV[2])
   local lines = base .. '/n:' .. s.id
@@ -143,15 +146,15 @@ function steps.freeze()
     s.frozen, s.dirty = true, true
   else
     call('SREM', lines, 'frozen')
-    call('PEXPIRE', lines, PLACE)
+    call('PEXPIRE', lines, PLACE_LASTS)
     s.frozen, s.dirty, freed[s.id] = false, true, true
   end
   return finish(1)
 end
 
--- ARGV: op, context, ids. Frees what the context holds of them and takes it from their queues; gives what it held.
+-- ARGV: op, context, ids. Frees what the context holds of them and removes it from their queues; returns what it held.
 function steps.dismiss()
-  though_full()
+  allow_when_full()
   local reply = {}
   for i = 3, #ARGV do
     local s = load(ARGV[i])
@@ -172,5 +175,4 @@ function steps.dismiss()
   return finish(reply)
 end
 
-steps.e = steps.renew
 return run(steps[op])

@@ -1,22 +1,19 @@
--- Granting, and handing over what was freed.
+-- Grants sets, and hands freed ids over to their waiters. A hand-over and a notification stand here only.
 
--- An offer lasts as long as this unless it is confirmed, in ms.
-local OFFER = 2000
-
--- Grants the set, against which nothing may stand; by position: mode with indexes, fence, units in use. In an offer, what
--- is kept stays as it is until the offer is confirmed.
-local function grant(who, stances, lease, offered)
+-- Grants the set, which must have no conflict. Returns by position: mode with permits, fence, units in use. In an offer, locks
+-- that the context holds already stay unchanged until the offer is confirmed.
+local function grant(request, stances, lease, offered)
   local fence, granted = nil, {}
-  for i, id in ipairs(who.ids) do
-    local s, mode = load(id), who.modes[i]
-    local h = holder(s, who.context)
+  for i, id in ipairs(request.ids) do
+    local s, mode = load(id), request.modes[i]
+    local h = holder(s, request.context)
     if stances[i] == 'keep' then
       if not offered then
-        h.at, h.lease = ms, math.max(lease, left(h) - 1)
+        h.at, h.lease = ms, math.max(lease, remaining(h) - 1)
         hold(s, h)
       end
     else
-      fence = fence or number()
+      fence = fence or next_number()
       local replaced = ''
       if h then
         h.replaced = ''
@@ -26,8 +23,8 @@ local function grant(who, stances, lease, offered)
       end
       if sub(mode, 1, 1) == 'k' then mode = mode .. '/' .. take_permits(s, mode_of(mode).permits) end
       h = {
-        fence = fence, context = who.context, at = ms, lease = lease, broken = false, mode = mode, kind = sub(mode, 1, 1),
-        attempt = who.attempt, owner = who.owner, replaced = replaced, permits = mode_of(mode).permits,
+        fence = fence, context = request.context, at = ms, lease = lease, broken = false, mode = mode, kind = sub(mode, 1, 1),
+        attempt = request.attempt, owner = request.owner, replaced = replaced, permits = mode_of(mode).permits,
       }
       hold(s, h)
     end
@@ -36,14 +33,14 @@ local function grant(who, stances, lease, offered)
   return granted
 end
 
--- Takes what the context got by this attempt, and gives back what that replaced.
+-- Takes back what the context got by this attempt, and restores what that replaced.
 local function undo(s, context, attempt)
   local h = holder(s, context)
   if not h or h.attempt ~= attempt then return end
   drop(s, h)
   local before = decode(h.replaced, 1)
-  if not before or left(before) <= 0 then return end
-  -- Fewer permits may have admitted a waiter meanwhile that needs the rest: then they stay as few.
+  if not before or remaining(before) <= 0 then return end
+  -- Fewer permits may have admitted a waiter that needs the rest: then the context keeps the smaller number.
   local mode = fits(s, nil, mode_of(before.mode)) and before.mode or h.mode
   before.kind, before.permits = sub(mode, 1, 1), mode_of(mode).permits
   if before.kind == 'k' then mode = match(mode, '^k%d+/%d+') .. '/' .. take_permits(s, before.permits) end
@@ -51,13 +48,13 @@ local function undo(s, context, attempt)
   hold(s, before)
 end
 
--- What each session is to be told when the script ends, as fields of `length:bytes`.
-local told, to = {}, {}
-local function tell(session, ...)
-  local fields = told[session]
+-- Messages to sessions, which are published when the script ends, as fields of `length:bytes`.
+local messages, recipients = {}, {}
+local function notify(session, ...)
+  local fields = messages[session]
   if not fields then
     fields = {}
-    told[session], to[#to + 1] = fields, session
+    messages[session], recipients[#recipients + 1] = fields, session
   end
   for _, field in ipairs({ ... }) do
     field = type(field) == 'number' and fmt('%d', field) or field
@@ -65,29 +62,29 @@ local function tell(session, ...)
   end
 end
 
--- Grants a waiter its set, or removes it if it lapsed. False: it has to go on waiting.
+-- Offers a waiter its set, or removes a waiter whose heartbeat stopped. Returns false if it has to go on waiting.
 local function hand_over(s, name, line)
   local record = waiter(name)
   if not record then
     leave_line(s, line, name)
     return true
   end
-  if not lives(record.session) then
+  if not is_alive(record.session) then
     leave(name, record)
     return true
   end
-  -- An id of its set that another program spoiled must not keep the releaser from releasing.
+  -- A key of its set that another program overwrote must not fail the release.
   local readable, stances, conflicts = pcall(weigh, record)
   if not readable or #conflicts > 0 then return false end
   local lease = math.min(record.lease, OFFER)
   local granted = grant(record, stances, lease, true)
   leave(name, record)
-  tell(record.session, 'offer', name, us, lease, #granted)
-  for _, claim in ipairs(granted) do tell(record.session, claim[1], claim[2], claim[3]) end
+  notify(record.session, 'offer', name, us, lease, #granted)
+  for _, claim in ipairs(granted) do notify(record.session, claim[1], claim[2], claim[3]) end
   return true
 end
 
--- Which lines are looked at behind a waiter that has to go on waiting: who may pass it.
+-- Which lines are still searched behind a waiter that has to go on waiting: those whose waiters may pass it.
 local function lines_after(kind, stuck, exclusive, permits)
   if kind == 'nested' then return kind end
   if exclusive > 0 or stuck == 'x' then return nil end
@@ -106,9 +103,9 @@ local function in_lines(kind)
   end
 end
 
--- Serves those who wait for what was freed, in the order of their tickets, until nothing more fits. As soon as somebody
--- has to go on waiting only who may pass is looked for, so that a release costs the same with two waiters and with 10 000.
--- When the budget is used up, the waiters there are notified to look, which continues it.
+-- Serves the waiters of freed ids in the order of their tickets until nothing more fits. Behind a waiter that has to go on
+-- waiting only lines that may pass it are searched, so that a release costs the same with two waiters and with 10 000. Once
+-- the budget is used up, the first waiter is notified to poll, which continues here.
 local function serve()
   local cursors, last = {}, nil
   local function open(s, kind, after)
@@ -129,7 +126,7 @@ local function serve()
           open(s, 'all', 0)
         else
           local record = waiter((first_in(s, 0, function() return true end)) or '')
-          if record then tell(record.session, 'look', id) end
+          if record then notify(record.session, 'poll', id) end
           unfinished[id] = true
         end
       end
@@ -152,12 +149,12 @@ local function serve()
   end
 end
 
--- The end of every script: what was freed is served, all is written, everybody is told.
+-- Ends every script: serves the waiters of freed ids, writes all that changed, publishes messages.
 local function finish(reply)
   serve()
   for _, s in ipairs(loaded) do settle(s) end
-  for _, session in ipairs(to) do
-    call(sub(session, 1, 1) == 's' and 'SPUBLISH' or 'PUBLISH', base .. '/o:' .. session, table.concat(told[session]))
+  for _, session in ipairs(recipients) do
+    call(sub(session, 1, 1) == 's' and 'SPUBLISH' or 'PUBLISH', base .. '/o:' .. session, table.concat(messages[session]))
   end
   return reply
 end

@@ -1,12 +1,13 @@
--- What the keys of an id say, read once in a script and written back at its end.
+-- The state of an id: its keys are read once in a script and written back at its end.
 local fmt, sub, match, find = string.format, string.sub, string.match, string.find
 local base = match(keys[1], '^{[^}]*}')
 
--- Renewing changes only keys that exist, and proves that it has all of them. Every other step may make keys, and a slot
--- that moves has them half here and half there: a command for two keys of which one is missing fails there, on either side.
-local keeping = op == 'e' or op == 'renew'
+-- Renewing changes only keys that exist, and proves that it has all of them. Every other step may create keys, and a slot
+-- that moves between nodes of a cluster has some here and some there: a command for two keys of which one is missing fails
+-- then, on either node.
+local renewing = op == 'renew'
 local highest
-if not keeping then
+if not renewing then
   local here = redis.pcall('EXISTS', base .. '/f', base .. '/-')
   if type(here) ~= 'number' then
     return find(here.err, 'NOPERM', 1, true) and here or redis.error_reply('TRYAGAIN the slot of ' .. base .. ' moves')
@@ -20,18 +21,23 @@ time = time or call('TIME')
 local us = time[1] * 1000000 + time[2]
 local ms = math.floor(us / 1000)
 
--- How long a place in a line is remembered, in ms: a waiter asks again at least every half minute.
-local PLACE = 600000
+-- How long a place in a queue is kept, in ms: a waiter repeats its request at least every half minute.
+local PLACE_LASTS = 600000
 
--- The next fence or ticket. It is written at once: before what it is for, it does no harm if that fails, as on a full server.
-local function number()
+-- Returns the next fence or ticket. It is written at once, before what it is for: if that fails, as on a full server, a number
+-- is lost and nothing else.
+local function next_number()
   highest = math.max(highest + 1, us)
   local ahead = math.max(math.floor((highest - us) / 1000000), 0)
-  call('SET', base .. '/f', fmt('%d', highest), 'EX', REMEMBERED + ahead)
+  call('SET', base .. '/f', fmt('%d', highest), 'EX', FENCE_LASTS + ahead)
   return highest
 end
 
--- A mode as it is written: x, s, k<permits>/<limit>, with the permits' indexes behind where it is held.
+-- What else a main key says: that the id is shared, with permits in use and the last renewal behind, or only that it is frozen.
+local SHARED, FROZEN_ONLY = 'lc2~shared|', 'lc2~frozen'
+
+-- Parses a mode in stored form: x (exclusive), s (shared) or k<permits>/<limit> (slots); a held one ends in its permits.
+-- Each mode and limit has a line of its own, which is a queue.
 local modes = {}
 local function mode_of(text)
   local mode = modes[text]
@@ -44,11 +50,11 @@ local function mode_of(text)
   return mode
 end
 
--- A holder: fence|context|flags|renewed at (ms, by default the fence's time)|lease (ms)|mode|attempt|owner, and behind that
--- what its context held before the last change, in the same form. Contexts and owners have their length before them, and
--- are never formatted: `%s` ends at a NUL. Flags: b broken; in a main key q has waiters, f frozen.
+-- A holder in stored form: fence|context|flags|renewed at (ms, by default the fence's time)|lease (ms)|mode|attempt|owner,
+-- followed by what its context held before the last change, in the same form. Contexts and owners have a length prefix, and
+-- are never formatted: `%s` ends at a NUL.
 local function encode(h, flags)
-  return fmt('%d|%d:', h.fence, #h.context) .. h.context .. '|' .. (h.broken and 'b' or '') .. flags
+  return fmt('%d|%d:', h.fence, #h.context) .. h.context .. '|' .. (h.broken and BROKEN or '') .. flags
     .. fmt('|%d|%d|', h.at, h.lease) .. h.mode .. '|' .. h.attempt .. fmt('|%d:', #h.owner) .. h.owner .. h.replaced
 end
 
@@ -60,24 +66,27 @@ local function decode(text, from)
   if not begins then return nil end
   return {
     fence = tonumber(fence), context = sub(text, behind, after - 1), lease = tonumber(lease),
-    at = tonumber(at) or math.floor(fence / 1000), broken = find(flags, 'b', 1, true) and true or false,
-    waited = find(flags, 'q', 1, true), frozen = find(flags, 'f', 1, true), mode = mode, kind = sub(mode, 1, 1), attempt = attempt, owner = sub(text, begins, begins + owner - 1),
+    at = tonumber(at) or math.floor(fence / 1000), broken = find(flags, BROKEN, 1, true) and true or false,
+    waited_for = find(flags, WAITED_FOR, 1, true), frozen = find(flags, FROZEN, 1, true), mode = mode,
+    kind = sub(mode, 1, 1), attempt = attempt, owner = sub(text, begins, begins + owner - 1),
     replaced = sub(text, begins + owner), permits = mode_of(mode).permits,
   }
 end
 
--- One ms more than asked for: the clock's ms are not whole when they are taken.
-local function left(h) return h.at + h.lease + 1 - ms end
+-- How much of the lease is left, in ms. One more than asked for: the clock was in the middle of a ms when it was read.
+local function remaining(h) return h.at + h.lease + 1 - ms end
 
--- What was loaded; of which ids something was freed; which could not be served to the end; how many waiters and holders this
--- script may still remove or serve, since others want the server too.
-local ids, loaded, freed, unfinished, budget = {}, {}, {}, {}, 256
+-- How many waiters and holders one script removes or serves at most: other clients need the server too.
+local STEP_BUDGET = 256
 
--- The keys of the holders of a shared id: records by context, contexts by when their leases end, free permits.
+-- The loaded ids by name and in order; ids with more room than before; ids whose queue the budget did not suffice for.
+local ids, loaded, freed, unfinished, budget = {}, {}, {}, {}, STEP_BUDGET
+
+-- The keys of a shared id's holders: records by context, contexts by the end of their leases, free permits.
 local function sharers(s) return base .. '/s:' .. s.id, base .. '/e:' .. s.id, base .. '/g:' .. s.id end
 
--- The lowest free permits, which are now taken, as ranges. Free ranges are kept as `first-last` by their first; the last one
--- has no end. No key: all are free.
+-- Takes the lowest free permits and returns them as ranges. Free ranges are stored as `first-last` by their first; the last one
+-- has no end. Without a key all are free.
 local function take_permits(s, permits)
   local _, _, gaps = sharers(s)
   local ranges, wanted = {}, permits
@@ -95,7 +104,7 @@ local function take_permits(s, permits)
   return table.concat(ranges, ',')
 end
 
-local function give_back(s, h)
+local function return_permits(s, h)
   local _, _, gaps = sharers(s)
   s.permits = s.permits - h.permits
   if s.permits == 0 then return call('DEL', gaps) end
@@ -116,7 +125,7 @@ local function give_back(s, h)
   end
 end
 
--- Has the context of `h` hold this, and nothing else.
+-- Records `h` as what its context holds.
 local function hold(s, h)
   s.dirty = true
   if h.kind == 'x' then
@@ -124,7 +133,7 @@ local function hold(s, h)
     return
   end
   local records, ends = sharers(s)
-  -- What a main key left that another program removed.
+  -- Left behind where another program removed the main key.
   if s.count == 0 then call('DEL', records, ends) end
   call('HSET', records, h.context, encode(h, ''))
   s.count = s.count + call('ZADD', ends, h.at + h.lease + 1, h.context)
@@ -141,10 +150,10 @@ local function drop(s, h)
   call('HDEL', records, h.context)
   s.count = s.count - call('ZREM', ends, h.context)
   s.known[h.context] = false
-  if h.kind == 'k' then give_back(s, h) end
+  if h.kind == 'k' then return_permits(s, h) end
 end
 
--- What is stored of a context that shares the id, also if its lease has ended.
+-- Returns what a context that shares the id holds, also if its lease has ended.
 local function sharer(s, context)
   local h = s.known[context]
   if h == nil then
@@ -156,7 +165,7 @@ local function sharer(s, context)
   return h or nil
 end
 
--- What the context holds.
+-- Returns what the context holds.
 local function holder(s, context)
   local h = s.exclusive
   if not h then
@@ -164,12 +173,12 @@ local function holder(s, context)
   elseif h.context ~= context then
     return nil
   end
-  if not h or left(h) > 0 then return h end
-  if not keeping then drop(s, h) end
+  if not h or remaining(h) > 0 then return h end
+  if not renewing then drop(s, h) end
   return nil
 end
 
--- Removes holders whose leases have ended: all at once where no other is left.
+-- Removes sharers whose leases have ended: all at once where none is left.
 local function prune(s)
   local records, ends, gaps = sharers(s)
   local over = call('ZRANGEBYSCORE', ends, '-inf', ms, 'LIMIT', 0, math.max(budget, 1))
@@ -186,8 +195,8 @@ local function prune(s)
   if budget <= 0 then unfinished[s.id] = true end
 end
 
--- Reads who shares the id. The main key proves that the others are there: where one is missing it has not arrived yet, or
--- another program removed it, and the id is not free.
+-- Reads the count of sharers. The main key proves that their keys exist: one that is missing has not arrived yet in a moving
+-- slot, or was removed by another program, and the id is not free.
 local function load_sharers(s, permits, latest)
   local records, ends, gaps = sharers(s)
   s.permits, s.latest = tonumber(permits), tonumber(latest)
@@ -197,7 +206,7 @@ local function load_sharers(s, permits, latest)
     error(redis.error_reply('TRYAGAIN the holders of ' .. s.key .. ' are not all there'))
   end
   if s.latest > ms then
-    -- From the future: the clock was set back. Their leases count from now.
+    -- The clock was set back: these leases count from now.
     s.latest = ms
     for _, context in ipairs(call('HKEYS', records)) do
       local h = sharer(s, context)
@@ -207,7 +216,7 @@ local function load_sharers(s, permits, latest)
       end
     end
   end
-  if not keeping then prune(s) end
+  if not renewing then prune(s) end
 end
 
 local function load(id)
@@ -219,51 +228,51 @@ local function load(id)
     error(find(value.err, 'WRONGTYPE', 1, true) and redis.error_reply('WRONGTYPE ' .. s.key) or value)
   end
   s.main = value
-  if not keeping then
+  if not renewing then
     for _, line in ipairs(call('SMEMBERS', base .. '/n:' .. id)) do
       if line == 'frozen' then s.frozen = true else s.lines[line] = true end
     end
   end
   if value then
-    local permits, latest, flags = match(value, '^lc2~shared|(%d+)|(%d+)|(f?)$')
+    local permits, latest, flags = match(value, '^' .. SHARED .. '(%d+)|(%d+)|(%a?)$')
     if permits then
-      if keeping then s.frozen = flags == 'f' end
+      if renewing then s.frozen = flags == FROZEN end
       load_sharers(s, permits, latest)
-    elseif value ~= 'lc2~frozen' then
-      s.exclusive = sub(value, 1, 4) == 'lc2|' and decode(value, 5) or nil
+    elseif value ~= FROZEN_ONLY then
+      s.exclusive = sub(value, 1, #HOLDER) == HOLDER and decode(value, #HOLDER + 1) or nil
       if not s.exclusive then s.foreign = value end
     end
   end
   local h = s.exclusive
-  if h and keeping then s.waited, s.frozen = h.waited, h.frozen end
+  if h and renewing then s.waited_for, s.frozen = h.waited_for, h.frozen end
   if h and h.at > ms then h.at, s.dirty = ms, true end
-  if h and left(h) <= 0 and not keeping then drop(s, h) end
-  -- Only now: what could not be read must not be taken for free.
+  if h and remaining(h) <= 0 and not renewing then drop(s, h) end
+  -- Only now: an id that could not be read must not be taken for free.
   ids[id], loaded[#loaded + 1] = s, s
   return s
 end
 
--- Writes the main key, which is what all other clients see, and how long the keys of its holders live: longer than it, so
--- that it never says of any that is gone that it is there.
+-- Writes the main key, which other clients see, and the end of the sharers' keys: later than its own, so that it never
+-- announces keys that are gone.
 local function settle(s)
   if not s.dirty then return end
-  local h, waited = s.exclusive, s.waited or next(s.lines) ~= nil
+  local h, waited_for = s.exclusive, s.waited_for or next(s.lines) ~= nil
   if s.foreign then
-    -- Theirs: it is left as it is.
+    -- A foreign client's key is left as it is.
   elseif h then
-    local value = 'lc2|' .. encode(h, (waited and 'q' or '') .. (s.frozen and 'f' or ''))
+    local value = HOLDER .. encode(h, (waited_for and WAITED_FOR or '') .. (s.frozen and FROZEN or ''))
     if s.frozen then call('SET', s.key, value)
-    else call('SET', s.key, value, 'PX', left(h) + (waited and GRACE or 0)) end
+    else call('SET', s.key, value, 'PX', remaining(h) + (waited_for and GRACE or 0)) end
   elseif s.count > 0 then
     local records, ends, gaps = sharers(s)
-    local value = fmt('lc2~shared|%d|%d|', s.permits, s.latest) .. (s.frozen and 'f' or '')
+    local value = SHARED .. fmt('%d|%d|', s.permits, s.latest) .. (s.frozen and FROZEN or '')
     local lives = call('ZREVRANGE', ends, 0, 0, 'WITHSCORES')[2] - ms + GRACE
     if s.frozen then call('SET', s.key, value) else call('SET', s.key, value, 'PX', lives) end
     for _, key in ipairs({ records, ends, s.permits > 0 and gaps or nil }) do
       if s.frozen then call('PERSIST', key) else call('PEXPIRE', key, lives + 1000) end
     end
   elseif s.frozen then
-    call('SET', s.key, 'lc2~frozen')
+    call('SET', s.key, FROZEN_ONLY)
   elseif s.main then
     call('DEL', s.key)
   end

@@ -1,18 +1,19 @@
--- What stands against granting a set now; the rules are lockcore's `rules`.
+-- Decides what stands against granting a set; the rules are those of lockcore's `rules`.
 
--- The record of a waiter, and whether its process gives a sign of life.
+-- Returns the stored request of a waiter.
 local function waiter(name)
   local packed = call('GET', base .. '/c:' .. name)
   return packed and cmsgpack.unpack(packed)
 end
 
-local signs = {}
-local function lives(session)
-  if signs[session] == nil then signs[session] = call('EXISTS', base .. '/p:' .. session) == 1 end
-  return signs[session]
+-- Whether a session's heartbeat still counts.
+local heartbeats = {}
+local function is_alive(session)
+  if heartbeats[session] == nil then heartbeats[session] = call('EXISTS', base .. '/p:' .. session) == 1 end
+  return heartbeats[session]
 end
 
--- The line in which a waiter stands for its i-th id: its mode and limit, behind an n if it is nested and obeys no queue.
+-- The line in which a waiter is queued for its i-th id: its mode and limit, after an n if it is nested and obeys no queue.
 local function line_of(record, i)
   return (record.nested and 'n' or '') .. mode_of(record.modes[i]).line
 end
@@ -30,7 +31,7 @@ local function leave_line(s, line, name)
   s.dirty, freed[s.id], budget = true, true, budget - 1
 end
 
--- Takes a waiter from all its queues.
+-- Removes a waiter from all its queues.
 local function leave(name, record)
   for i, id in ipairs(record.ids) do
     local readable, s = pcall(load, id)
@@ -40,8 +41,7 @@ local function leave(name, record)
   call('DEL', base .. '/c:' .. name)
 end
 
--- The waiter of the lowest ticket above `after` in the lines that `among` chooses, and that is all there is of it: name,
--- ticket, line.
+-- Returns the first waiter behind the ticket `after` in the lines that `among` selects: its name, ticket and line.
 local function first_in(s, after, among)
   local name, ticket, line
   for candidate in pairs(s.lines) do
@@ -58,7 +58,7 @@ local function first_in(s, after, among)
   return name, ticket, line
 end
 
--- Whether an earlier waiter in `line` keeps back a later claim in this mode.
+-- Whether a claim in this mode must not pass an earlier waiter in `line`: the negation of `rules::passes`.
 local function keeps_back(line, mode)
   if sub(line, 1, 1) == 'n' then line = sub(line, 2) end
   if mode.kind == 's' then return line ~= 's' end
@@ -66,7 +66,7 @@ local function keeps_back(line, mode)
   return true
 end
 
--- Exclusive holders, all others, and their permits; without one holder.
+-- Counts exclusive holders, other holders, and permits in use, all but the holder `except`.
 local function use_of(s, except)
   if s.foreign then return 1, 0, 0 end
   if s.exclusive then return s.exclusive == except and 0 or 1, 0, 0 end
@@ -88,7 +88,7 @@ end
 
 local STRENGTH = { s = 0, k = 1, x = 2 }
 
--- new, keep, change, broken
+-- How a request relates to what its context holds: new, keep, change or broken.
 local function stance_of(h, mode)
   if not h then return 'new' end
   if h.broken then return 'broken' end
@@ -96,14 +96,14 @@ local function stance_of(h, mode)
   return (other or STRENGTH[mode.kind] > STRENGTH[h.kind]) and 'change' or 'keep'
 end
 
--- How many hold it, how much is in use, and of whom most is left.
+-- The conflict with holders: how many there are, how much is in use, and those with the longest remaining leases.
 local function held_by(s, except)
   local exclusive, others = use_of(s, except)
   local conflict = { 'held', exclusive + others, units_of(s) }
   local function show(h)
     local mode = mode_of(h.mode)
     conflict[#conflict + 1] =
-      { h.context, h.owner, h.kind, mode.permits, mode.limit, h.fence, math.max(math.min(left(h), h.lease), 0) }
+      { h.context, h.owner, h.kind, mode.permits, mode.limit, h.fence, math.max(math.min(remaining(h), h.lease), 0) }
   end
   if s.foreign then
     conflict[4] = { s.foreign, '', 'x', 0, 0, 0, call('PTTL', s.key) }
@@ -118,6 +118,7 @@ local function held_by(s, except)
   return conflict
 end
 
+-- The conflict with earlier waiters, or nil; removes those whose heartbeat stopped.
 local function queued_behind(s, ticket, mode)
   local function among(line) return keeps_back(line, mode) end
   while true do
@@ -125,8 +126,8 @@ local function queued_behind(s, ticket, mode)
     if not name or first >= ticket then return nil end
     local record = budget > 0 and waiter(name)
     if budget <= 0 then unfinished[s.id] = true end
-    -- When the budget is used up, the dead pass for alive.
-    if budget <= 0 or record and lives(record.session) then
+    -- Once the budget is used up, waiters count as alive.
+    if budget <= 0 or record and is_alive(record.session) then
       local count, below = 0, '(' .. fmt('%d', ticket)
       for candidate in pairs(s.lines) do
         if among(candidate) then count = count + call('ZCOUNT', queue_of(s, candidate), '-inf', below) end
@@ -137,20 +138,20 @@ local function queued_behind(s, ticket, mode)
   end
 end
 
--- Gives stances and conflicts by position, and whether there is a change, which is never queued for. Who lapsed is
--- removed in passing and `freed`: then the question has to be asked again.
-local function weigh(who)
+-- Returns stances and conflicts by position, and whether a held mode would change, which is never queued for. Lapsed waiters
+-- are removed in passing, which may free ids: then the set has to be weighed again.
+local function weigh(request)
   local stances, conflicts, changes = {}, {}, false
-  for i, id in ipairs(who.ids) do
-    local s, mode = load(id), mode_of(who.modes[i])
-    local h = holder(s, who.context)
+  for i, id in ipairs(request.ids) do
+    local s, mode = load(id), mode_of(request.modes[i])
+    local h = holder(s, request.context)
     local stance, conflict = stance_of(h, mode), nil
     if stance == 'broken' then
       conflict = held_by(s)
     elseif stance ~= 'keep' then
       if s.frozen then conflict = { 'frozen' }
       elseif not fits(s, h, mode) then conflict = held_by(s, h)
-      elseif stance == 'new' and not who.nested and next(s.lines) then conflict = queued_behind(s, who.ticket, mode) end
+      elseif stance == 'new' and not request.nested and next(s.lines) then conflict = queued_behind(s, request.ticket, mode) end
     end
     stances[i] = stance
     changes = changes or stance == 'change' or stance == 'broken'

@@ -54,8 +54,8 @@ async fn die_waiting(place: &Place, claims: Vec<Claim<String>>, how_many: usize)
     })
     .await??;
     let raw = place.raw().await?;
-    for sign in raw.send::<Vec<String>>(&["KEYS", &place.base("/p:*")]).await? {
-        raw.send::<()>(&["DEL", &sign]).await?;
+    for heartbeat in raw.send::<Vec<String>>(&["KEYS", &place.base("/p:*")]).await? {
+        raw.send::<()>(&["DEL", &heartbeat]).await?;
     }
     Ok(())
 }
@@ -257,7 +257,7 @@ pub(crate) async fn a_waiter_that_is_not_in_line_any_more_asks_again() -> TestRe
     let held = holder.take(["a"]).await;
     let mut waiting = waiter.queue(["a"]).await;
     for key in raw.send::<Vec<String>>(&["KEYS", &place.base("/*")]).await? {
-        // Neither the fence nor the sign of life.
+        // Neither the fence nor the heartbeat.
         if key != place.base("/f") && !key.starts_with(&place.base("/p:")) {
             raw.send::<()>(&["DEL", &key]).await?;
         }

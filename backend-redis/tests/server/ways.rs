@@ -258,7 +258,7 @@ pub(crate) async fn whoever_waits_has_a_grace() -> TestResult {
     Ok(())
 }
 
-/// Its process gives no sign of life: it costs those behind it nothing, not even an offer.
+/// A waiter without a heartbeat costs those behind it nothing, not even an offer.
 pub(crate) async fn a_dead_waiter_is_offered_nothing() -> TestResult {
     let place = Place::shared().await?;
     let (store, raw) = (place.store().await, place.raw().await?);
@@ -272,8 +272,8 @@ pub(crate) async fn a_dead_waiter_is_offered_nothing() -> TestResult {
             Ok::<_, Failure>(()) // the runtime ends, and with it what gives the signs
         })
         .await??;
-        for sign in raw.send::<Vec<String>>(&["KEYS", &place.base("/p:*")]).await? {
-            raw.send::<()>(&["DEL", &sign]).await?;
+        for heartbeat in raw.send::<Vec<String>>(&["KEYS", &place.base("/p:*")]).await? {
+            raw.send::<()>(&["DEL", &heartbeat]).await?;
         }
         let mut waiting = next.queue(ids.clone()).await;
         holder.free(&held).await;
@@ -363,7 +363,7 @@ pub(crate) async fn a_full_server_keeps_frees_and_hands_over() -> TestResult {
     Ok(())
 }
 
-/// Whoever waits gives signs of life on a full server too.
+/// Heartbeats work on a full server too.
 pub(crate) async fn on_a_full_server_a_place_is_kept() -> TestResult {
     let server = server("").await?;
     let place = Place::at(server.url());
@@ -372,7 +372,7 @@ pub(crate) async fn on_a_full_server_a_place_is_kept() -> TestResult {
     let held = holder.take(["a"]).await;
     let mut waiting = waiter.queue(["a"]).await;
     full(&raw, true).await?;
-    // Longer than a sign of life counts.
+    // Longer than a heartbeat counts.
     tokio::time::sleep(Duration::from_secs(4)).await;
     holder.free(&held).await;
     waiter.free(&waiting.offered().await).await;

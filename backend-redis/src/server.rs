@@ -1,4 +1,4 @@
-//! Which server or servers a URL names, and how to connect to them.
+//! The servers that a URL names, and how to connect to them.
 
 use std::fmt;
 #[cfg(any(feature = "sentinel", feature = "cluster"))]
@@ -10,17 +10,14 @@ use redis::{
     io::tcp::TcpSettings,
 };
 
-use crate::{
-    config::{Settings, bad_setting},
-    link::Link,
-};
+use crate::{config::Settings, error::bad_setting, link::Link};
 
-/// How many requests may wait to be written to one connection; more wait before that.
+/// How many requests one connection buffers; more wait for room.
 const REQUESTS: usize = 1024;
 
-/// Which server or servers.
+/// One server, or those that know which one to ask.
 #[derive(Clone)]
-pub(crate) enum Target {
+pub(crate) enum Server {
     Single(Box<redis::Client>),
     #[cfg(feature = "sentinel")]
     Sentinel(Arc<Nodes>),
@@ -28,7 +25,7 @@ pub(crate) enum Target {
     Cluster(Arc<Nodes>),
 }
 
-/// The servers that know which one to ask.
+/// Sentinels, or nodes of a cluster.
 #[cfg(any(feature = "sentinel", feature = "cluster"))]
 pub(crate) struct Nodes {
     nodes: Vec<ConnectionInfo>,
@@ -42,12 +39,12 @@ pub(crate) struct Nodes {
 
 #[cfg(feature = "tls")]
 type Tls = Option<redis::TlsCertificates>;
-/// There is nothing to choose without TLS.
+/// Takes the place of the settings in a build without TLS.
 #[cfg(not(feature = "tls"))]
 #[derive(Clone, Copy)]
 pub(crate) struct Tls;
 
-/// The URL taken apart.
+/// The parts of a URL.
 struct Parts<'u> {
     tls: bool,
     kind: &'u str,
@@ -56,8 +53,8 @@ struct Parts<'u> {
     path: Vec<&'u str>,
 }
 
-impl Target {
-    /// Reads the URL of the settings. No error shows it: it may hold a password.
+impl Server {
+    /// Parses the URL of the settings. No error shows it: it may hold a password.
     pub(crate) fn read(settings: &Settings) -> Result<Self, BackendError> {
         let url = settings.url.as_str();
         let Some((scheme, rest)) = url.split_once(':') else { return Err(no_such_url("has no scheme")) };
@@ -94,7 +91,7 @@ impl Target {
         };
         #[cfg(not(feature = "tls"))]
         let (client, Tls) = (redis::Client::open(info), tls);
-        client.map(|client| Target::Single(Box::new(client))).map_err(|error| unusable(&error))
+        client.map(|client| Server::Single(Box::new(client))).map_err(|error| unusable(&error))
     }
 
     #[cfg(feature = "sentinel")]
@@ -105,7 +102,7 @@ impl Target {
         let (master, sentinel_user) = ((*master).to_owned(), settings.sentinel_user.clone());
         #[cfg(not(feature = "tls"))]
         let Tls = tls;
-        Ok(Target::Sentinel(Arc::new(Nodes {
+        Ok(Server::Sentinel(Arc::new(Nodes {
             nodes: parts.nodes()?,
             #[cfg(feature = "tls")]
             tls,
@@ -123,7 +120,7 @@ impl Target {
     fn cluster(parts: &Parts<'_>, _: &Settings, tls: Tls) -> Result<Self, BackendError> {
         #[cfg(not(feature = "tls"))]
         let Tls = tls;
-        Ok(Target::Cluster(Arc::new(Nodes {
+        Ok(Server::Cluster(Arc::new(Nodes {
             nodes: parts.nodes()?,
             #[cfg(feature = "tls")]
             tls,
@@ -139,16 +136,16 @@ impl Target {
         Err(no_such_url("needs the cargo feature `cluster` of lockcore-redis"))
     }
 
-    /// Whether messages go through a channel of one slot.
+    /// Whether messages go through sharded channels.
     pub(crate) fn is_cluster(&self) -> bool {
         match self {
             #[cfg(feature = "cluster")]
-            Target::Cluster(_) => true,
+            Server::Cluster(_) => true,
             _ => false,
         }
     }
 
-    /// Connects, on the current runtime. What is pushed goes to `pushed`.
+    /// Connects on the current runtime; push messages go to `pushed`.
     pub(crate) async fn connect(
         &self,
         settings: &Settings,
@@ -161,15 +158,15 @@ impl Target {
                 .set_pipeline_buffer_size(REQUESTS)
         };
         match self {
-            Target::Single(client) => {
+            Server::Single(client) => {
                 let config = config().set_push_sender(pushed);
                 client.get_multiplexed_async_connection_with_config(&config).await.map(Link::Single)
             }
             #[cfg(feature = "sentinel")]
-            Target::Sentinel(nodes) => {
+            Server::Sentinel(nodes) => {
                 let config = config().set_push_sender(pushed);
                 let resolve = async { nodes.sentinel()?.async_get_client().await };
-                // It asks one sentinel after the other, with timeouts of its own for each.
+                // The driver asks one sentinel after the other, with a timeout for each.
                 let patience =
                     settings.connect_timeout * u32::try_from(nodes.nodes.len()).unwrap_or(1).max(1);
                 let client =
@@ -177,7 +174,7 @@ impl Target {
                 client.get_multiplexed_async_connection_with_config(&config).await.map(Link::Single)
             }
             #[cfg(feature = "cluster")]
-            Target::Cluster(nodes) => {
+            Server::Cluster(nodes) => {
                 let client = nodes.cluster(settings, pushed)?;
                 let connect = client.get_async_connection();
                 let patience = settings.connect_timeout + std::time::Duration::from_secs(1);
@@ -302,7 +299,7 @@ fn info(url: &str) -> Result<ConnectionInfo, BackendError> {
     Ok(info.set_redis_settings(settings).set_tcp_settings(tcp()))
 }
 
-/// Small requests at once: without it the second waits for the first to be confirmed.
+/// Sends small requests at once: by Nagle's algorithm the second would wait until the first is acknowledged.
 fn tcp() -> TcpSettings {
     TcpSettings::default().set_nodelay(true)
 }
@@ -330,7 +327,7 @@ fn no_such_url(why: &str) -> BackendError {
     bad_setting(format!("url: {why}"))
 }
 
-/// The driver's own words, which hold no URL.
+/// Reports the driver's own message, which does not show the URL.
 fn unusable(error: &redis::RedisError) -> BackendError {
     bad_setting(format!("url: {error}"))
 }
@@ -345,19 +342,19 @@ fn no_answer() -> redis::RedisError {
     std::io::Error::new(std::io::ErrorKind::TimedOut, "no node of the cluster answered in time").into()
 }
 
-impl fmt::Debug for Target {
+impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let addresses = match self {
-            Target::Single(client) => vec![client.get_connection_info().addr().to_string()],
+            Server::Single(client) => vec![client.get_connection_info().addr().to_string()],
             #[cfg(feature = "sentinel")]
-            Target::Sentinel(nodes) => nodes.nodes.iter().map(|node| node.addr().to_string()).collect(),
+            Server::Sentinel(nodes) => nodes.nodes.iter().map(|node| node.addr().to_string()).collect(),
             #[cfg(feature = "cluster")]
-            Target::Cluster(nodes) => nodes.nodes.iter().map(|node| node.addr().to_string()).collect(),
+            Server::Cluster(nodes) => nodes.nodes.iter().map(|node| node.addr().to_string()).collect(),
         };
         f.write_str(&addresses.join(","))
     }
 }
 
 #[cfg(test)]
-#[path = "target_tests.rs"]
+#[path = "server_tests.rs"]
 mod tests;

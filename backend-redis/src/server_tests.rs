@@ -1,4 +1,4 @@
-//! What URLs and settings mean, and which are refused.
+//! The meaning of URLs and settings, and those that are refused.
 
 use lockcore::BackendErrorKind;
 
@@ -61,23 +61,23 @@ fn nothing_shows_a_secret() {
     let builder = builder().url("redis://user:hunter2@host").sentinel_user("user", "hunter2");
     let builder = builder.root_certificate("hunter2").client_certificate("hunter2", "hunter2");
     assert!(!format!("{builder:?} {builder:#?}").contains("hunter2"));
-    let target = super::Target::read(&settings("redis://user:hunter2@host:7/1")).expect("a good URL");
-    assert_eq!(format!("{target:?}"), "host:7");
+    let server = super::Server::read(&settings("redis://user:hunter2@host:7/1")).expect("a good URL");
+    assert_eq!(format!("{server:?}"), "host:7");
 }
 
 #[cfg(all(feature = "sentinel", feature = "cluster"))]
 #[test]
-fn several_hosts_are_told_apart() {
+fn several_hosts_are_distinguished() {
     for (url, shown) in [
         ("redis+sentinel://:hunter2@a,b:7/main/3", "a:6379,b:7"),
         ("redis+cluster://u:hunter2@a,[::1]:7", "a:6379,::1:7"),
         ("redis+unix:///run/redis.sock?db=3&pass=hunter2", "/run/redis.sock"),
     ] {
-        let target = super::Target::read(&settings(url)).expect("a good URL");
-        assert_eq!(format!("{target:?}"), shown);
+        let server = super::Server::read(&settings(url)).expect("a good URL");
+        assert_eq!(format!("{server:?}"), shown);
     }
 }
 
 fn settings(url: &str) -> crate::config::Settings {
-    builder().url(url).into_settings()
+    builder().url(url).settings
 }
