@@ -1,6 +1,6 @@
-//! Taking a set, or waiting for it.
+//! Acquiring a set, or queueing for it.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use lockcore::{
     AcquireRequest, Acquired, BackendError, BackendErrorKind, Claim, Conflict, ContextId, Granted, Ident,
@@ -10,22 +10,23 @@ use smallvec::SmallVec;
 
 use crate::{
     MemoryLockDao, What,
-    clock::{Lease, Moment},
-    entry::{Asker, Standing},
+    clock::{Lease, StoreTime},
+    entry::{Asker, Stance},
     handoff::Step,
     holders::Holder,
     queue::{Place, Waiter},
     shortcuts::{first_permits, in_use_alone},
+    spot::{Spot, Spots},
     sync::{Mutex, Ordering},
-    table::{Locked, Spot, Spots},
+    table::Locked,
 };
 
-/// What a look at all ids of a set found.
+/// The result of examining all ids of a set.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Examined {
-    /// At least one id cannot be had.
+    /// At least one id cannot be granted.
     pub(crate) blocked: bool,
-    /// The asker holds an id otherwise than it wants to, which is never queued for.
+    /// The asker holds an id in another mode, which is never queued for.
     pub(crate) changes: bool,
 }
 
@@ -73,7 +74,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         Ok(acquired)
     }
 
-    /// Looks whether the set can be granted, after taking out holders whose lease has ended.
+    /// Examines whether the set can be granted, after removing holders whose lease has ended.
     pub(crate) fn examine(
         &self,
         locked: &mut Locked<'_, I, C>,
@@ -89,9 +90,9 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
             }
             self.remove_expired(locked, spot, &claim.target, step);
             if let Some(entry) = locked.entry(spot) {
-                let standing = entry.standing(claim.mode, asker.context);
-                examined.changes |= matches!(standing, Standing::Change | Standing::Broken);
-                examined.blocked |= entry.obstacle(claim.mode, standing, asker).is_some();
+                let stance = entry.stance(claim.mode, asker.context);
+                examined.changes |= matches!(stance, Stance::Change | Stance::Broken);
+                examined.blocked |= entry.obstacle(claim.mode, stance, asker).is_some();
             }
         }
         examined
@@ -103,7 +104,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         locked: &mut Locked<'_, I, C>,
         spots: &mut Spots,
         request: &AcquireRequest<I, C>,
-        expires: Moment,
+        expires: StoreTime,
         step: &mut Step<'_, I, C>,
     ) -> SmallVec<[Granted; 1]> {
         let now = step.now();
@@ -114,25 +115,25 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
             let table = locked.table(spot);
             if spot.slot().is_none() {
                 let (mode, permits) = (claim.mode, first_permits(claim.mode));
-                let (slot, fence) = table.grant_unused(spot.hash(), claim, request, &permits, micros, now);
+                let (slot, fence) = table.grant_unused(spot.hash, claim, request, &permits, micros, now);
                 spot.set(Some(slot));
                 granted.push(Granted { mode, fence, permits, in_use: in_use_alone(mode) });
                 continue;
             }
-            // Invariant 7. A number that is not used in the end does no harm.
+            // Invariant 7. A number that remains unused does no harm.
             let fence = rules::next_fence(table.high_water, micros);
             table.high_water = fence;
             let entry = locked.entry_or_new(spot, &claim.target);
-            let before = match entry.standing(claim.mode, &request.context) {
-                Standing::Keep => {
-                    let own = entry.holders.row(&request.context).expect("its standing is that it holds");
+            let before = match entry.stance(claim.mode, &request.context) {
+                Stance::Keep => {
+                    let own = entry.holders.row(&request.context).expect("its stance is that it holds");
                     granted.push(as_granted(own, entry.holders.in_use().units()));
                     entry.holders.extend(&request.context, lease, expires);
                     step.note_expiry(entry, expires);
                     continue;
                 }
-                Standing::New => None,
-                Standing::Change | Standing::Broken => entry.holders.remove(&request.context).map(Box::new),
+                Stance::New => None,
+                Stance::Change | Stance::Broken => entry.holders.remove(&request.context).map(Box::new),
             };
             let holder = Holder::new(request, claim.mode, SmallVec::new(), fence, now, expires);
             let own = entry.holders.insert(Holder { before, ..holder });
@@ -158,8 +159,8 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         granted
     }
 
-    /// Takes a waiter out of the queues of all its ids (invariant 3), because it is `granted` its set in the
-    /// same step or has given up, and notes that this may let others through (invariant 4).
+    /// Removes a waiter from the queues of all its ids (invariant 3), because it is `granted` its set in the same step or has
+    /// given up, and notes that other waiters may be served now (invariant 4).
     pub(crate) fn leave(
         &self,
         locked: &mut Locked<'_, I, C>,
@@ -178,14 +179,14 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         }
     }
 
-    /// Gives the request a place in the queues of all its ids (invariant 3), or a waiter a new wake-up.
+    /// Adds the request to the queues of all its ids (invariant 3), or replaces the wake-up of its waiter.
     fn wait(
         &self,
         locked: &mut Locked<'_, I, C>,
         spots: &mut Spots,
         request: &AcquireRequest<I, C>,
         waiter: Option<Arc<Waiter<I, C>>>,
-        rechecks: Moment,
+        rechecks: StoreTime,
         step: &mut Step<'_, I, C>,
     ) -> Wakeup {
         let (sender, wakeup) = Wakeup::channel();
@@ -223,32 +224,28 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
     }
 }
 
-/// How long a grant stands that its waiter was not there to be told of: it confirms by asking again or by
-/// renewing, and otherwise does not keep the others waiting.
-pub(crate) const UNCLAIMED: Duration = Duration::from_secs(5);
-
-/// Every id in the way, and when the asker should look again though nothing woke it.
+/// Lists the conflicts, and when the asker should ask again although nothing woke it.
 fn conflicts<I: Ident, C: ContextId>(
     locked: &mut Locked<'_, I, C>,
     spots: &[Spot],
     claims: &[Claim<I>],
     asker: &Asker<'_, C>,
-    now: Moment,
-) -> (Vec<Conflict<I, C>>, Moment) {
+    now: StoreTime,
+) -> (Vec<Conflict<I, C>>, StoreTime) {
     let mut conflicts = Vec::new();
-    let mut rechecks = Moment::NEVER;
+    let mut rechecks = StoreTime::NEVER;
     for (spot, claim) in spots.iter().zip(claims) {
         let Some(entry) = locked.entry(spot) else { continue };
         rechecks = rechecks.min(entry.first_expiry(now));
-        let standing = entry.standing(claim.mode, asker.context);
-        if let Some(obstacle) = entry.obstacle(claim.mode, standing, asker) {
+        let stance = entry.stance(claim.mode, asker.context);
+        if let Some(obstacle) = entry.obstacle(claim.mode, stance, asker) {
             conflicts.push(entry.conflict(obstacle, claim.mode, asker, now));
         }
     }
     (conflicts, rechecks)
 }
 
-/// The waiter of the request's attempt, if it has a place.
+/// Returns the waiter of the request's attempt, if it is queued.
 pub(crate) fn waiting<I: Ident, C: ContextId>(
     locked: &mut Locked<'_, I, C>,
     spots: &[Spot],

@@ -1,4 +1,4 @@
-//! What administrators see and do.
+//! Administration: listing, inspecting, breaking, freezing, sweeping.
 
 use std::{collections::BinaryHeap, sync::Arc, time::Duration};
 
@@ -9,23 +9,23 @@ use lockcore::{
 
 use crate::{
     MemoryLockDao, What,
-    clock::{Clock, Lease, Moment},
+    clock::{Clock, Lease, StoreTime},
     entry::Entry,
     handoff::Step,
-    table::Spot,
+    spot::Spot,
 };
 
-/// Where the sweep is.
+/// The progress of the sweep.
 #[derive(Debug, Default)]
 pub(crate) struct Sweeping {
     /// When the last sweep ended.
-    last: Option<Moment>,
+    last: Option<StoreTime>,
     /// The shard at which the next batch begins.
     shard: usize,
 }
 
 impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
-    /// Everything that is held, queued for or frozen, ordered by stored form.
+    /// Lists all ids that are held, queued for or frozen, ordered by stored form.
     pub fn current(&self) -> Vec<Inspection<I, C>> {
         self.list_now(&Page { after: None, limit: usize::MAX }).ids
     }
@@ -33,7 +33,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
     pub(crate) fn list_now(&self, page: &Page) -> Listing<I, C> {
         let now = self.clock.now();
         let after = page.after.as_deref();
-        // The lowest stored forms, the highest of them on top: one more than asked for tells of a next page.
+        // The lowest stored forms, the highest of them on top: one more than requested shows that there is a next page.
         let mut lowest: BinaryHeap<String> = BinaryHeap::new();
         for shard in 0..self.tables.shard_count() {
             let mut locked = self.tables.lock(1 << shard);
@@ -58,7 +58,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         let next = if more { stored.last().cloned() } else { None };
         let ids = stored.iter().filter_map(|stored| Target::from_stored(stored));
         let ids = ids.map(|target| self.inspect_now(&target));
-        // What was released since is no longer listed.
+        // Ids that were released meanwhile are not listed.
         let ids = ids.filter(|id| id.frozen || !id.holders.is_empty() || !id.waiters.is_empty()).collect();
         Listing { ids, next }
     }
@@ -74,7 +74,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
             holders: Vec::new(),
             waiters: Vec::new(),
             frozen: false,
-            breaks: table.obituaries.breaks_of(target).cloned().collect(),
+            breaks: table.losses.breaks_of(target).cloned().collect(),
         };
         if let Some(slot) = spot.slot() {
             let entry = table.at(slot);
@@ -85,7 +85,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         inspection
     }
 
-    /// Under the locks of all shards at once, so that nothing of the context slips through.
+    /// Locks all shards at once, so that no lock of the context is missed.
     pub(crate) fn release_context_now(&self, context: &C) -> Vec<Target<I>> {
         let mut step = Step::new(&self.clock);
         let mut locked = self.tables.lock(self.tables.all());
@@ -156,7 +156,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
                         at: self.clock.calendar(now),
                         now: now_free,
                     };
-                    locked.table(&spot).obituaries.add_break(target.clone(), record);
+                    locked.table(&spot).losses.add_break(target.clone(), record);
                 }
                 if now_free { Broken::Freed } else { Broken::Within(expires.remaining(now)) }
             }
@@ -212,8 +212,8 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
     }
 
     /// Removes at most `batch` locks of one shard that have expired by `now`, which is the same for all shards of a sweep: so
-    /// what it leaves had not.
-    fn sweep_shard(&self, shard: usize, batch: usize, now: Moment) -> usize {
+    /// those that it leaves had not expired.
+    fn sweep_shard(&self, shard: usize, batch: usize, now: StoreTime) -> usize {
         let mut step = Step::at(now, &self.clock);
         let mut locked = self.tables.lock(1 << shard);
         let mut targets = Vec::new();
@@ -254,7 +254,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
     }
 }
 
-fn holders<I: Ident, C: ContextId>(entry: &Entry<I, C>, clock: &Clock, now: Moment) -> Vec<HeldBy<C>> {
+fn holders<I: Ident, C: ContextId>(entry: &Entry<I, C>, clock: &Clock, now: StoreTime) -> Vec<HeldBy<C>> {
     let live = entry.holders.iter().filter(|row| row.expires > now);
     let mut holders: Vec<HeldBy<C>> = live
         .map(|row| HeldBy {
@@ -293,8 +293,8 @@ mod tests {
     use super::*;
     use crate::clock::stops;
 
-    /// All locks of a set end at one moment: a sweep that finds some of them over and others not would end with expired
-    /// locks left in the shards that it has passed.
+    /// All locks of a set end at the same time: a sweep that finds some of them expired and others not would leave expired locks
+    /// in the shards that it has passed.
     #[tokio::test]
     async fn a_sweep_compares_every_shard_with_the_same_moment() {
         const LEASE: Duration = Duration::from_secs(1);

@@ -6,23 +6,23 @@ use tokio::time::Instant;
 
 /// A point in time, in nanoseconds since the store was made; the greatest value is never.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Moment(u64);
+pub(crate) struct StoreTime(u64);
 
-impl Moment {
-    pub(crate) const NEVER: Moment = Moment(u64::MAX);
+impl StoreTime {
+    pub(crate) const NEVER: StoreTime = StoreTime(u64::MAX);
 
     /// This much later; for ever stays for ever.
-    pub(crate) fn after(self, lease: Lease) -> Moment {
-        Moment(self.0.saturating_add(lease.0))
+    pub(crate) fn after(self, lease: Lease) -> StoreTime {
+        StoreTime(self.0.saturating_add(lease.0))
     }
 
-    /// How long it is from `now` until this, `None` for ever.
-    pub(crate) fn remaining(self, now: Moment) -> Option<Duration> {
-        (self != Moment::NEVER).then(|| Duration::from_nanos(self.0.saturating_sub(now.0)))
+    /// Returns the time from `now` until this, `None` for ever.
+    pub(crate) fn remaining(self, now: StoreTime) -> Option<Duration> {
+        (self != StoreTime::NEVER).then(|| Duration::from_nanos(self.0.saturating_sub(now.0)))
     }
 }
 
-/// How long a lock lasts, in nanoseconds; the greatest value (584 years) is for ever.
+/// The length of a lease in nanoseconds; the greatest value (584 years) is for ever.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Lease(u64);
 
@@ -44,7 +44,7 @@ impl Lease {
     }
 }
 
-/// Tells the time.
+/// The store's clock.
 #[derive(Debug)]
 pub(crate) struct Clock {
     started: Instant,
@@ -56,7 +56,7 @@ pub(crate) struct Clock {
 
 impl Clock {
     pub(crate) fn new() -> Self {
-        // The calendar last, so that a thread that is stopped in between makes fences go ahead of it, never behind.
+        // The calendar last, so that a thread that is paused in between makes fences run ahead of it, never behind.
         let started = Instant::now();
         #[cfg(target_os = "linux")]
         let coarsely_started = coarse().saturating_sub(coarse_step());
@@ -69,44 +69,39 @@ impl Clock {
         }
     }
 
-    #[inline]
-    pub(crate) fn now(&self) -> Moment {
+    pub(crate) fn now(&self) -> StoreTime {
         let elapsed = self.started.elapsed();
         #[cfg(test)]
         stops::stop();
-        Moment(elapsed.as_secs() * 1_000_000_000 + u64::from(elapsed.subsec_nanos()))
+        StoreTime(elapsed.as_secs() * 1_000_000_000 + u64::from(elapsed.subsec_nanos()))
     }
 
-    /// A moment that is not earlier than now, and later by some milliseconds at the most: for what only has to be
-    /// ordered roughly, such as the fence of a lock without a lease. Costs a quarter of an exact one.
+    /// Returns a time that is not earlier than now, and later by some milliseconds at most: for the fence of a lock without a
+    /// lease, which needs no exact time. Costs a quarter of an exact one.
     #[cfg(target_os = "linux")]
-    #[inline]
-    pub(crate) fn about_now(&self) -> Moment {
+    pub(crate) fn about_now(&self) -> StoreTime {
         let elapsed = coarse().saturating_sub(self.coarsely_started);
-        Moment(elapsed.as_secs() * 1_000_000_000 + u64::from(elapsed.subsec_nanos()))
+        StoreTime(elapsed.as_secs() * 1_000_000_000 + u64::from(elapsed.subsec_nanos()))
     }
 
     /// Elsewhere there is no cheaper clock.
     #[cfg(not(target_os = "linux"))]
-    #[inline]
-    pub(crate) fn about_now(&self) -> Moment {
+    pub(crate) fn about_now(&self) -> StoreTime {
         self.now()
     }
 
-    /// The moment in microseconds since 1970: what fences are made of.
-    #[inline]
-    pub(crate) fn micros(&self, moment: Moment) -> u64 {
+    /// Converts a time to microseconds since 1970, the unit of fences.
+    pub(crate) fn micros(&self, moment: StoreTime) -> u64 {
         (self.started_nanos_since_1970 + moment.0) / 1000
     }
 
-    /// The moment as the calendar has it, as if the calendar's clock had not been set since the start.
-    pub(crate) fn calendar(&self, moment: Moment) -> SystemTime {
+    /// Converts a time to the calendar's, as if that had not been set since the start.
+    pub(crate) fn calendar(&self, moment: StoreTime) -> SystemTime {
         UNIX_EPOCH + Duration::from_nanos(self.started_nanos_since_1970.saturating_add(moment.0))
     }
 }
 
 #[cfg(target_os = "linux")]
-#[inline]
 fn coarse() -> Duration {
     duration(rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse))
 }
@@ -117,7 +112,6 @@ fn coarse_step() -> Duration {
 }
 
 #[cfg(target_os = "linux")]
-#[inline]
 fn duration(time: rustix::time::Timespec) -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }

@@ -1,20 +1,19 @@
-//! The backend's value, and the trait over it. Every step ends at its first poll.
+//! The DAO and its invariants. Every step completes at its first poll.
 //!
 //! # Invariants
 //!
 //! 1. A thread has at most one [`Locked`](crate::table::Locked). It locks its shards in ascending order,
 //!    each once, and takes no further one: so shards never deadlock. The mutexes of the history and of a
-//!    waiter's sender are leaves, taken last and for a moment.
+//!    waiter's sender are leaves, taken last and briefly.
 //! 2. Whether a set can be granted is decided, and the set granted, under the locks of all its shards
 //!    without a break in between.
 //! 3. A waiter is in the queues of all its ids or of none, and that changes only under the locks of all
-//!    its shards. So when the hand-off has to give locks up in order to take more of them, nobody who
-//!    obeys the queue can barge in; it then chooses anew, and grants only under all locks that it needs.
-//! 4. Whoever makes room on an id that has waiters - takes out a row or a place, or thaws it - notes it as
-//!    freed and serves its queue before the step ends.
-//! 5. No waiter is told anything, and no sender dropped, while a shard is locked: waking runs code that is
-//!    not ours.
-//! 6. Every waiter asks again, or was told to, no later than the end of every lease on its ids.
+//!    its shards. So when the hand-off has to give locks up in order to take more of them, no request that
+//!    obeys the queue can pass; it then chooses again, and grants only under all locks that it needs.
+//! 4. A step that makes room on an id with waiters - removes a row or a place, or thaws it - notes it as
+//!    freed and serves its queue before it ends.
+//! 5. No waiter is notified, and no sender dropped, while a shard is locked: waking runs foreign code.
+//! 6. Every waiter repeats its request, or was notified to, no later than the end of every lease on its ids.
 //! 7. Fences of a shard only grow; each is chosen under the shard's lock, by the step that grants.
 
 use std::{fmt, time::Duration};
@@ -39,15 +38,15 @@ use crate::{
 pub struct MemoryLockDao<I = String, C = Uuid> {
     pub(crate) tables: Tables<I, C>,
     pub(crate) clock: Clock,
-    /// The number of the next waiter, from 1. Only taken under the locks of the waiter's set, so that in every
-    /// queue numbers are in the order of arrival.
+    /// The number of the next waiter, from 1. Taken only under the locks of the waiter's set, so that numbers in every queue are in
+    /// the order of arrival.
     pub(crate) arrivals: AtomicU64,
     pub(crate) history: Option<History<I, C>>,
     pub(crate) sweeping: Mutex<Sweeping>,
 }
 
 impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
-    /// A backend that holds no locks.
+    /// Creates a backend without locks.
     pub fn new() -> Self {
         MemoryLockDao {
             tables: Tables::new(MAX_SHARDS),
@@ -58,48 +57,47 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         }
     }
 
-    /// The same with this many shards, rounded up to a power of two and at most 64, which is the default:
-    /// fewer take less memory, more let more threads work at once.
+    /// Sets the number of shards, rounded up to a power of two and at most 64, which is the default:
+    /// fewer take less memory, more allow more threads to work at once.
     ///
-    /// Without effect on locks only before the first use: it forgets them.
+    /// To be called before the first use: it drops all locks.
     #[must_use]
     pub fn with_shards(mut self, shards: usize) -> Self {
         self.tables = Tables::new(shards);
         self
     }
 
-    /// The same with a memory of the latest events, at most `capacity`.
+    /// Keeps a history of the latest events, at most `capacity`.
     #[must_use]
     pub fn with_history(mut self, capacity: usize) -> Self {
         self.history = Some(History::new(capacity));
         self
     }
 
-    /// The latest events, oldest first; none unless made [`with_history`](Self::with_history).
+    /// Returns the latest events, oldest first; none without [`with_history`](Self::with_history).
     pub fn history(&self) -> Vec<Event<I, C>> {
         self.history.as_ref().map(History::events).unwrap_or_default()
     }
 
-    /// How many ids are held, queued for or frozen, among them ids whose locks have expired but were not
-    /// cleaned up yet. Locks one shard after the other.
+    /// Returns how many ids are held, queued for or frozen, including ids whose locks have expired but were not cleaned up yet.
+    /// Locks one shard after the other.
     pub fn len(&self) -> usize {
         (0..self.tables.shard_count())
             .map(|shard| self.tables.lock(1 << shard).tables().map(|table| table.len()).sum::<usize>())
             .sum()
     }
 
-    /// Whether nothing is known of any id.
+    /// Returns whether no id is held, queued for or frozen.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Records an event, if there is a history.
-    #[inline]
     pub(crate) fn record(
         &self,
         what: What,
         context: &C,
-        now: impl FnOnce() -> crate::clock::Moment,
+        now: impl FnOnce() -> crate::clock::StoreTime,
         ids: impl FnOnce() -> Vec<(Target<I>, Option<u64>)>,
     ) {
         if let Some(history) = &self.history {
@@ -125,21 +123,14 @@ impl<I, C> fmt::Debug for MemoryLockDao<I, C> {
 impl<I: Ident, C: ContextId> LockDao<I, C> for MemoryLockDao<I, C> {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            backend: "memory",
+            // A process that dies takes this backend along.
             shared_store: false,
-            fifo: true,
             push: true,
             permanent: true,
-            slots: true,
-            shared: true,
-            listing: true,
-            breaking: true,
-            sweeping: true,
-            // Whoever could die without its locks being released takes this backend along.
-            dead_holders: false,
             min_lease: Duration::from_millis(1),
             default_lease: None,
             max_ids: usize::MAX,
+            ..Capabilities::shared_store("memory")
         }
     }
 

@@ -1,4 +1,4 @@
-//! What is known of one id: who holds it, who waits for it, whether it is frozen.
+//! The state of one id: its holders, its waiters, whether it is frozen.
 
 use lockcore::{
     Conflict, ConflictReason, ContextId, Holder as HolderSeen, Ident, MAX_HOLDERS_LISTED, Mode,
@@ -8,7 +8,7 @@ use lockcore::{
 use smallvec::SmallVec;
 
 use crate::{
-    clock::Moment,
+    clock::StoreTime,
     holders::{Holder, Holders},
     queue::Queue,
 };
@@ -19,18 +19,18 @@ pub(crate) struct Entry<I, C> {
     pub(crate) hash: u64,
     pub(crate) target: Target<I>,
     pub(crate) holders: Holders<C>,
-    /// What few ids have.
+    /// Boxed: few ids have one.
     pub(crate) extra: Option<Box<Extra<I, C>>>,
 }
 
-/// What few ids have.
+/// The queue and the freeze of an id.
 #[derive(Debug)]
 pub(crate) struct Extra<I, C> {
     pub(crate) queue: Queue<I, C>,
     pub(crate) frozen: bool,
 }
 
-/// Who asks for a set.
+/// The requester of a set.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asker<'a, C> {
     pub(crate) context: &'a C,
@@ -39,20 +39,20 @@ pub(crate) struct Asker<'a, C> {
     pub(crate) number: Option<u64>,
 }
 
-/// How the asker stands to one id.
+/// How a request relates to what its context holds of one id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Standing {
-    /// It does not hold it.
+pub(crate) enum Stance {
+    /// It holds nothing.
     New,
-    /// It holds it as strongly as it wants to.
+    /// It holds the id in this mode or a stronger one.
     Keep,
-    /// It holds it otherwise than it wants to.
+    /// It holds the id in another mode.
     Change,
-    /// It holds it, but an administrator broke that lock: it only runs out.
+    /// It holds a lock that an administrator broke, and which only expires.
     Broken,
 }
 
-/// What keeps an asker from one id.
+/// What prevents granting one id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Obstacle {
     Frozen,
@@ -65,14 +65,12 @@ impl<I: Ident, C: ContextId> Entry<I, C> {
         Entry { hash, target, holders: Holders::None, extra: None }
     }
 
-    /// Whether it is the id's.
-    #[inline]
+    /// Whether this is the entry of `target`.
     pub(crate) fn is(&self, hash: u64, target: &Target<I>) -> bool {
         self.hash == hash && self.target == *target
     }
 
-    /// Whether nothing is known of the id.
-    #[inline]
+    /// Whether the id has no state.
     pub(crate) fn is_unused(&self) -> bool {
         self.holders.is_empty()
             && self.extra.as_ref().is_none_or(|extra| extra.queue.is_empty() && !extra.frozen)
@@ -82,7 +80,6 @@ impl<I: Ident, C: ContextId> Entry<I, C> {
         self.extra.as_ref().is_some_and(|extra| extra.frozen)
     }
 
-    #[inline]
     pub(crate) fn has_waiters(&self) -> bool {
         self.extra.as_ref().is_some_and(|extra| !extra.queue.is_empty())
     }
@@ -99,30 +96,23 @@ impl<I: Ident, C: ContextId> Entry<I, C> {
         self.extra.get_or_insert_with(|| Box::new(Extra { queue: Queue::new(), frozen: false }))
     }
 
-    #[inline]
-    pub(crate) fn standing(&self, wanted: Mode, context: &C) -> Standing {
+    pub(crate) fn stance(&self, wanted: Mode, context: &C) -> Stance {
         match self.holders.row(context) {
-            None => Standing::New,
-            Some(own) if own.broken => Standing::Broken,
+            None => Stance::New,
+            Some(own) if own.broken => Stance::Broken,
             Some(own) => match rules::again(own.mode, wanted) {
-                Again::Keep => Standing::Keep,
-                Again::Change => Standing::Change,
+                Again::Keep => Stance::Keep,
+                Again::Change => Stance::Change,
             },
         }
     }
 
-    /// What keeps the asker from having the id in this mode. Expired holders must be gone.
-    #[inline]
-    pub(crate) fn obstacle(
-        &self,
-        wanted: Mode,
-        standing: Standing,
-        asker: &Asker<'_, C>,
-    ) -> Option<Obstacle> {
-        match standing {
-            Standing::Keep => return None,
-            Standing::Broken => return Some(Obstacle::Held),
-            Standing::New | Standing::Change => {}
+    /// Returns what prevents granting the id in this mode. Expired holders must be removed before.
+    pub(crate) fn obstacle(&self, wanted: Mode, stance: Stance, asker: &Asker<'_, C>) -> Option<Obstacle> {
+        match stance {
+            Stance::Keep => return None,
+            Stance::Broken => return Some(Obstacle::Held),
+            Stance::New | Stance::Change => {}
         }
         if self.is_frozen() {
             return Some(Obstacle::Frozen);
@@ -130,28 +120,28 @@ impl<I: Ident, C: ContextId> Entry<I, C> {
         if !self.holders.in_use_by_others(asker.context).fits(wanted) {
             return Some(Obstacle::Held);
         }
-        // Who holds the id, or other locks, obeys holders but no queue.
-        let obeys_queue = standing == Standing::New && !asker.nested;
+        // A context that holds the id, or other locks, obeys holders but no queue.
+        let obeys_queue = stance == Stance::New && !asker.nested;
         if obeys_queue && self.queue().is_some_and(|queue| queue.is_behind(wanted, asker.number)) {
             return Some(Obstacle::Queued);
         }
         None
     }
 
-    /// The obstacle as the asker is told of it.
+    /// Describes the obstacle for the asker.
     pub(crate) fn conflict(
         &self,
         obstacle: Obstacle,
         wanted: Mode,
         asker: &Asker<'_, C>,
-        now: Moment,
+        now: StoreTime,
     ) -> Conflict<I, C> {
         let reason = match obstacle {
             Obstacle::Frozen => ConflictReason::Frozen,
             Obstacle::Held => self.held_by(asker, now),
             Obstacle::Queued => {
-                let queue = self.queue().expect("the asker is behind somebody in it");
-                let head = queue.head().expect("the asker is behind somebody in it");
+                let queue = self.queue().expect("the asker is behind a waiter in it");
+                let head = queue.head().expect("the asker is behind a waiter in it");
                 ConflictReason::QueuedBehind {
                     head: StoredContext::Known(head.waiter.request.context.clone()),
                     count: queue.before(wanted, asker.number),
@@ -161,20 +151,19 @@ impl<I: Ident, C: ContextId> Entry<I, C> {
         Conflict { target: self.target.clone(), reason }
     }
 
-    /// The first moment at which the lease of a holder, or of a waiter that is granted from now on, can
-    /// end.
-    pub(crate) fn first_expiry(&self, now: Moment) -> Moment {
-        let of_waiters = self.queue().map_or(Moment::NEVER, |queue| now.after(queue.shortest_lease()));
+    /// Returns the first time at which the lease of a holder, or of a waiter that is granted from now on, can end.
+    pub(crate) fn first_expiry(&self, now: StoreTime) -> StoreTime {
+        let of_waiters = self.queue().map_or(StoreTime::NEVER, |queue| now.after(queue.shortest_lease()));
         self.holders.earliest_expiry().min(of_waiters)
     }
 
-    fn held_by(&self, asker: &Asker<'_, C>, now: Moment) -> ConflictReason<C> {
+    fn held_by(&self, asker: &Asker<'_, C>, now: StoreTime) -> ConflictReason<C> {
         let own = self.holders.row(asker.context);
         let own_is_in_the_way = own.is_some_and(|own| own.broken);
         let in_the_way = |row: &&Holder<C>| own_is_in_the_way || row.context != *asker.context;
         let mut rows: SmallVec<[&Holder<C>; MAX_HOLDERS_LISTED]>;
-        if self.holders.earliest_expiry() == Moment::NEVER {
-            // Where no lease is in play any holders are those whose lease ends last.
+        if self.holders.earliest_expiry() == StoreTime::NEVER {
+            // Without leases any holders are those whose lease ends last.
             rows = self.holders.iter().filter(in_the_way).take(MAX_HOLDERS_LISTED).collect();
         } else {
             rows = self.holders.iter().filter(in_the_way).collect();

@@ -1,36 +1,43 @@
-//! Handing over what became free: to the next in the queue, under the locks that freed it where they
-//! suffice, and without anybody being able to come in between where they do not.
+//! Hands freed ids over to the next waiters, under the locks of the step that freed them. Where that needs more locks, no later
+//! request can pass in between.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use lockcore::{ContextId, Granted, Ident, Mode, Offer, Target, Wake, WakeSender};
+use lockcore::{
+    ContextId, Granted, Ident, Mode, Offer, Target, Wake, WakeSender,
+    protocol::{HEARTBEAT_LASTS, OFFER},
+};
 use smallvec::SmallVec;
 
 use crate::{
     MemoryLockDao, What,
-    acquire::UNCLAIMED,
-    clock::{Clock, Lease, Moment},
+    clock::{Clock, Lease, StoreTime},
     entry::{Asker, Entry},
     queue::{Place, Waiter, Walk},
-    table::{Locked, Spot, Spots},
+    spot::{Spot, Spots},
+    table::Locked,
 };
 
-/// One step of the backend: when it takes place, and what is left to do before it ends.
+/// For how long a grant counts whose waiter is not listening: as long as a dead waiter may delay those behind it. The waiter
+/// confirms it by repeating its request or by renewing.
+const UNCONFIRMED: Duration = OFFER.saturating_add(HEARTBEAT_LASTS);
+
+/// One step of the backend: its time, and what is left to do before it ends.
 pub(crate) struct Step<'c, I, C> {
     clock: &'c Clock,
-    now: Option<Moment>,
+    now: Option<StoreTime>,
     /// Ids with waiters on which there is more room than before (invariant 4).
     freed: SmallVec<[Freed<I, C>; 1]>,
-    /// What to tell, and senders to drop, once no shard is locked (invariant 5).
+    /// Offers to send, and senders to drop, once no shard is locked (invariant 5).
     offers: SmallVec<[HandedOver; 1]>,
     dropped: Vec<WakeSender>,
 }
 
-/// An id with waiters. It is named by a claim of one of them, so that no copy of it is made.
+/// An id with waiters. It is named by a claim of one of them, which saves a copy.
 struct Freed<I, C> {
     spot: Spot,
     named_by: (Arc<Waiter<I, C>>, usize),
-    /// Waiters with a lower number do not profit.
+    /// Waiters with a lower number cannot be served by this.
     from: u64,
 }
 
@@ -44,38 +51,33 @@ struct Front<I, C> {
     mode: Mode,
 }
 
-/// A set that was granted to a waiter who has to be told.
+/// A set that was granted to a waiter, which has to be notified.
 struct HandedOver {
     sender: WakeSender,
     granted: SmallVec<[Granted; 1]>,
-    expires: Moment,
+    expires: StoreTime,
 }
 
 impl<'c, I: Ident, C: ContextId> Step<'c, I, C> {
-    #[inline]
     pub(crate) fn new(clock: &'c Clock) -> Self {
         Step { clock, now: None, freed: SmallVec::new(), offers: SmallVec::new(), dropped: Vec::new() }
     }
 
-    #[inline]
-    pub(crate) fn at(now: Moment, clock: &'c Clock) -> Self {
+    pub(crate) fn at(now: StoreTime, clock: &'c Clock) -> Self {
         Step { now: Some(now), ..Step::new(clock) }
     }
 
-    /// When the step takes place: the time at which it first asked. One that never asks reads no clock.
-    #[inline]
-    pub(crate) fn now(&mut self) -> Moment {
+    /// Returns the step's time: when it was first asked for. A step that never asks reads no clock.
+    pub(crate) fn now(&mut self) -> StoreTime {
         *self.now.get_or_insert_with(|| self.clock.now())
     }
 
     /// Notes that there is more room on an id than before, if it has waiters.
-    #[inline]
     pub(crate) fn freed(&mut self, spot: &Spot, entry: &Entry<I, C>) {
         self.freed_behind(0, spot, entry);
     }
 
-    /// The same for those who came after the waiter with this number, for it was in their way.
-    #[inline]
+    /// The same for the waiters behind the one with this number, which was in their way.
     pub(crate) fn freed_behind(&mut self, from: u64, spot: &Spot, entry: &Entry<I, C>) {
         if let Some(head) = entry.queue().and_then(|queue| queue.head()) {
             let named_by = (Arc::clone(&head.waiter), head.claim);
@@ -83,14 +85,14 @@ impl<'c, I: Ident, C: ContextId> Step<'c, I, C> {
         }
     }
 
-    /// Begins to walk the queues of what was freed since; says whether there are any new ones. A walk that has
-    /// gone past those who profit begins anew.
+    /// Begins to walk the queues of ids that were freed since; returns whether there are new ones. A walk that has passed waiters
+    /// that can be served now starts again.
     fn join_fronts(&mut self, fronts: &mut SmallVec<[Front<I, C>; 1]>) -> bool {
         let before = fronts.len();
         for Freed { spot, named_by, from } in self.freed.drain(..) {
             let target = &named_by.0.request.claims[named_by.1].target;
             let same = |front: &&mut Front<I, C>| {
-                front.spot.hash() == spot.hash()
+                front.spot.hash == spot.hash
                     && front.named_by.0.request.claims[front.named_by.1].target == *target
             };
             match fronts.iter_mut().find(same) {
@@ -108,17 +110,15 @@ impl<'c, I: Ident, C: ContextId> Step<'c, I, C> {
     }
 
     /// Notes that a lock on the id was given until `expires` (invariant 6).
-    #[inline]
-    pub(crate) fn note_expiry(&mut self, entry: &mut Entry<I, C>, expires: Moment) {
+    pub(crate) fn note_expiry(&mut self, entry: &mut Entry<I, C>, expires: StoreTime) {
         if let Some(queue) = entry.queue_mut() {
-            self.dropped.extend(queue.tell_of_expiry(expires));
+            self.dropped.extend(queue.late_rechecks(expires));
         }
     }
 }
 
 impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
-    /// Ends a step: serves the waiters for what was freed, unlocks, tells.
-    #[inline]
+    /// Ends a step: serves the waiters of freed ids, unlocks, notifies.
     pub(crate) fn finish(&self, mut locked: Locked<'_, I, C>, mut step: Step<'_, I, C>) {
         if !step.freed.is_empty() {
             self.serve(&mut locked, &mut step);
@@ -127,9 +127,9 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         for HandedOver { sender, granted, expires } in step.offers {
             // A waiter that vanishes in this moment withdraws, which passes the locks on.
             let _ = match expires {
-                Moment::NEVER => sender.send(Wake::Offer(Offer { granted, remaining: None })),
+                StoreTime::NEVER => sender.send(Wake::Offer(Offer { granted, remaining: None })),
                 _ => {
-                    // First of all, so that a stop after it makes the offer seem shorter and not longer.
+                    // Read first, so that a pause after it makes the offer seem shorter and not longer.
                     let as_of = lockcore::Moment::now();
                     let remaining = expires.remaining(self.clock.now());
                     sender.send_as_of(Wake::Offer(Offer { granted, remaining }), as_of)
@@ -138,8 +138,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         }
     }
 
-    /// Takes out the holders whose lease has ended.
-    #[inline]
+    /// Removes the holders whose lease has ended.
     pub(crate) fn remove_expired(
         &self,
         locked: &mut Locked<'_, I, C>,
@@ -151,7 +150,6 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
     }
 
     /// The same for at most `max` of them.
-    #[inline]
     pub(crate) fn remove_expired_up_to(
         &self,
         max: usize,
@@ -162,7 +160,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
     ) -> usize {
         let Some(entry) = locked.entry(spot) else { return 0 };
         let ends = entry.holders.earliest_expiry();
-        if ends == Moment::NEVER || ends > step.now() {
+        if ends == StoreTime::NEVER || ends > step.now() {
             return 0;
         }
         let now = step.now();
@@ -171,15 +169,13 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
             step.freed(spot, entry);
         }
         for row in &rows {
-            locked.table(spot).obituaries.add_expired(row.fence);
+            locked.table(spot).losses.add_expired(row.fence);
             self.record(What::Expired, &row.context, || now, || vec![(target.clone(), Some(row.fence))]);
         }
         rows.len()
     }
 
-    /// Grants whatever can be granted of what was freed: of all its waiters those first who came first, whatever
-    /// the order of the ids.
-    #[cold]
+    /// Grants what can be granted of the freed ids, in the order of arrival of all their waiters, whatever the order of the ids.
     fn serve(&self, locked: &mut Locked<'_, I, C>, step: &mut Step<'_, I, C>) {
         let mut fronts = SmallVec::new();
         loop {
@@ -194,9 +190,9 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         }
     }
 
-    /// The first of all waiters who could be served as far as the freed ids are concerned, with its whole set
-    /// locked. Whoever is chosen after locks were given up is chosen anew, for others may have come, gone, or
-    /// been served in between; but nobody can have barged in (invariant 3).
+    /// Returns the first of all waiters that could be served as far as the freed ids are concerned, with its whole set locked. After
+    /// locks were given up the choice is made again, as waiters may have come, gone, or been served in between; but no later
+    /// request can have passed them (invariant 3).
     fn next_in_turn(
         &self,
         locked: &mut Locked<'_, I, C>,
@@ -229,12 +225,12 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
             if locked.covers(waiter.shards) {
                 return Some(waiter);
             }
-            // Only ever more, so that this ends though the choice may change.
+            // The set only grows, so that this ends although the choice may change.
             shards |= waiter.shards;
         }
     }
 
-    /// Grants the waiter its set, all of which is locked, if nothing is in the way, and says whether.
+    /// Grants the waiter its set, which is locked, if there is no conflict; returns whether.
     fn offer(&self, locked: &mut Locked<'_, I, C>, waiter: &Waiter<I, C>, step: &mut Step<'_, I, C>) -> bool {
         let request = &waiter.request;
         let mut spots: Spots = waiter.spots.iter().copied().collect();
@@ -248,7 +244,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         let now = step.now();
         let mut expires = now.after(Lease::of(request.lease));
         if sender.as_ref().is_none_or(WakeSender::is_closed) {
-            expires = expires.min(now.after(Lease::of(Some(UNCLAIMED))));
+            expires = expires.min(now.after(Lease::of(Some(UNCONFIRMED))));
         }
         let granted = self.grant(locked, &mut spots, request, expires, step);
         if let Some(sender) = sender {
@@ -284,7 +280,7 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(60);
 
     #[tokio::test]
-    async fn a_stop_while_a_waiter_is_told_makes_its_offer_no_longer() {
+    async fn a_pause_while_a_waiter_is_notified_makes_its_offer_no_longer() {
         const STOP: Duration = Duration::from_millis(300);
         let dao = MemoryLockDao::<String>::new();
         let request = || AcquireRequest {

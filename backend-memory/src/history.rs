@@ -1,4 +1,4 @@
-//! What happened lately, for tests and for people who wonder.
+//! The latest events, for tests and debugging.
 
 use std::{collections::VecDeque, time::SystemTime};
 
@@ -6,7 +6,7 @@ use lockcore::Target;
 
 use crate::sync::Mutex;
 
-/// What happened.
+/// The kind of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum What {
@@ -18,24 +18,24 @@ pub enum What {
     Refused,
     /// The set got a place in the queue.
     Queued,
-    /// The try was withdrawn: it left the queue, or what it got was freed.
+    /// The attempt was withdrawn: it left the queue, or its grant was freed.
     Withdrawn,
-    /// The lease of the locks had ended, and somebody noticed.
+    /// The locks were removed after their lease had ended.
     Expired,
     /// An administrator broke the lock.
     Broken,
 }
 
-/// Something that happened to some ids of one context.
+/// An event about some ids of one context.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Event<I, C> {
-    /// What.
+    /// The kind of the event.
     pub what: What,
-    /// Whose request or lock it was.
+    /// The context of the request or lock.
     pub context: C,
-    /// Which ids, with the fence where one is held.
+    /// The ids, with the fence of each that is held.
     pub ids: Vec<(Target<I>, Option<u64>)>,
-    /// When, by the store's clock.
+    /// The time by the store's clock.
     pub at: SystemTime,
 }
 

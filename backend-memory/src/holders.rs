@@ -1,4 +1,4 @@
-//! Who holds one id: nobody or one without an allocation, a crowd in a table of its own.
+//! The holders of one id: none or one without an allocation, several in a table.
 
 use std::collections::BTreeSet;
 
@@ -9,24 +9,24 @@ use lockcore::{
 };
 use smallvec::SmallVec;
 
-use crate::clock::{Lease, Moment};
+use crate::clock::{Lease, StoreTime};
 
 /// One lock that is held.
 #[derive(Debug)]
 pub(crate) struct Holder<C> {
     pub(crate) context: C,
-    /// Which try got it: undoing another try leaves it alone.
+    /// The attempt that was granted it: undoing another one does not affect it.
     pub(crate) attempt: AttemptId,
     pub(crate) mode: Mode,
-    /// An administrator broke it: it runs out, and is not renewed.
+    /// An administrator broke it: it expires, and is not renewed.
     pub(crate) broken: bool,
     pub(crate) permits: SmallVec<[u32; 2]>,
     pub(crate) fence: u64,
-    pub(crate) since: Moment,
+    pub(crate) since: StoreTime,
     pub(crate) lease: Lease,
-    pub(crate) expires: Moment,
+    pub(crate) expires: StoreTime,
     pub(crate) owner: Owner,
-    /// What the context held before this try changed the mode, should the try be undone.
+    /// What the context held before this attempt changed the mode, in case that the attempt is undone.
     pub(crate) before: Option<Box<Holder<C>>>,
 }
 
@@ -44,11 +44,11 @@ pub(crate) struct Crowd<C> {
     rows: HashMap<C, Holder<C>>,
     in_use: InUse,
     /// No row ends before this. It may be too early, never too late.
-    earliest: Moment,
+    earliest: StoreTime,
     permits: PermitPool,
 }
 
-/// Which permits are free: all from `unused` on, and those given back below.
+/// The free permits: all from `unused` on, and the returned ones below.
 #[derive(Debug, Default)]
 struct PermitPool {
     unused: u32,
@@ -56,15 +56,14 @@ struct PermitPool {
 }
 
 impl<C: ContextId> Holder<C> {
-    /// Whom the request names, from `since` on.
-    #[inline]
+    /// Creates the holder that a request names.
     pub(crate) fn new<I>(
         request: &AcquireRequest<I, C>,
         mode: Mode,
         permits: SmallVec<[u32; 2]>,
         fence: u64,
-        since: Moment,
-        expires: Moment,
+        since: StoreTime,
+        expires: StoreTime,
     ) -> Self {
         Holder {
             context: request.context.clone(),
@@ -83,7 +82,6 @@ impl<C: ContextId> Holder<C> {
 }
 
 impl<C: ContextId> Holders<C> {
-    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         matches!(self, Holders::None)
     }
@@ -96,7 +94,6 @@ impl<C: ContextId> Holders<C> {
         }
     }
 
-    #[inline]
     pub(crate) fn row(&self, context: &C) -> Option<&Holder<C>> {
         match self {
             Holders::None => None,
@@ -105,7 +102,6 @@ impl<C: ContextId> Holders<C> {
         }
     }
 
-    #[inline]
     pub(crate) fn in_use(&self) -> InUse {
         match self {
             Holders::None => InUse::default(),
@@ -114,8 +110,7 @@ impl<C: ContextId> Holders<C> {
         }
     }
 
-    /// What everybody but the context has in use.
-    #[inline]
+    /// Returns what all holders but the context have in use.
     pub(crate) fn in_use_by_others(&self, context: &C) -> InUse {
         match self {
             Holders::None => InUse::default(),
@@ -129,9 +124,9 @@ impl<C: ContextId> Holders<C> {
     }
 
     /// No holder's lease ends before this.
-    pub(crate) fn earliest_expiry(&self) -> Moment {
+    pub(crate) fn earliest_expiry(&self) -> StoreTime {
         match self {
-            Holders::None => Moment::NEVER,
+            Holders::None => StoreTime::NEVER,
             Holders::One(holder) => holder.expires,
             Holders::Many(crowd) => crowd.earliest,
         }
@@ -147,7 +142,6 @@ impl<C: ContextId> Holders<C> {
     }
 
     /// Puts a new row in, whose context has none, and gives it the lowest free permits.
-    #[inline]
     pub(crate) fn insert(&mut self, mut holder: Holder<C>) -> &mut Holder<C> {
         if !self.is_empty() {
             return self.insert_beside_others(holder);
@@ -180,7 +174,6 @@ impl<C: ContextId> Holders<C> {
     }
 
     /// Drops the context's row.
-    #[inline]
     pub(crate) fn drop_row(&mut self, context: &C) {
         match self {
             Holders::One(holder) if holder.context == *context => *self = Holders::None,
@@ -189,7 +182,6 @@ impl<C: ContextId> Holders<C> {
     }
 
     /// Takes the context's row out.
-    #[inline]
     pub(crate) fn remove(&mut self, context: &C) -> Option<Holder<C>> {
         match self {
             Holders::None => None,
@@ -215,7 +207,7 @@ impl<C: ContextId> Holders<C> {
     }
 
     /// Has the context's row end at `expires`, unless it ends later.
-    pub(crate) fn extend(&mut self, context: &C, lease: Lease, expires: Moment) {
+    pub(crate) fn extend(&mut self, context: &C, lease: Lease, expires: StoreTime) {
         let row = match self {
             Holders::None => None,
             Holders::One(holder) => Some(holder),
@@ -244,7 +236,7 @@ impl<C: ContextId> Holders<C> {
     }
 
     /// Takes out the rows whose lease has ended, at most `max` of them.
-    pub(crate) fn expired(&mut self, now: Moment, max: usize) -> Vec<Holder<C>> {
+    pub(crate) fn expired(&mut self, now: StoreTime, max: usize) -> Vec<Holder<C>> {
         if self.earliest_expiry() > now {
             return Vec::new();
         }
@@ -253,7 +245,7 @@ impl<C: ContextId> Holders<C> {
         let rows = contexts.iter().filter_map(|context| self.remove(context)).collect();
         if let Holders::Many(crowd) = self {
             let ends = crowd.rows.values().map(|row| row.expires);
-            crowd.earliest = ends.min().unwrap_or(Moment::NEVER);
+            crowd.earliest = ends.min().unwrap_or(StoreTime::NEVER);
         }
         rows
     }

@@ -2,11 +2,10 @@
 //!
 //! [`MemoryLockDao`] is a real backend, not a double: whole sets are taken atomically, exclusively,
 //! shared or by slots, with a lease or for ever; waiters are served in order, across sets that overlap,
-//! and get the locks handed over; nothing is kept of an id that nobody uses. It shows what tests want to
-//! see: the [current locks](MemoryLockDao::current) and, if asked for, a
-//! [history](MemoryLockDao::with_history).
+//! and get the locks handed over; unused ids take no memory. Tests can inspect the
+//! [current locks](MemoryLockDao::current) and, if enabled, a [history](MemoryLockDao::with_history).
 //!
-//! Time is tokio's, so that leases end when a test with paused time says so.
+//! Time is tokio's, so that leases follow the paused time of tests.
 //!
 //! ```
 //! use lockcore_memory::MemoryLockDao;
@@ -20,16 +19,17 @@ mod admin;
 mod clock;
 mod dao;
 mod entry;
+mod fifo;
 mod handoff;
 mod history;
 mod holders;
-mod line;
-mod marks;
 mod queue;
 mod release;
 mod shortcuts;
+mod spot;
 mod sync;
 mod table;
+mod tombstones;
 mod withdraw;
 
 pub use dao::MemoryLockDao;

@@ -1,4 +1,4 @@
-//! Who waits for one id, in order, and who of them may be served next.
+//! The waiters of one id in order, and which of them may be served next.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -7,11 +7,11 @@ use lockcore::{AcquireRequest, AttemptId, ContextId, Mode, WakeSender, rules, ru
 use smallvec::SmallVec;
 
 use crate::{
-    clock::{Lease, Moment},
+    clock::{Lease, StoreTime},
+    fifo::Fifo,
     holders::Holders,
-    line::Line,
+    spot::Spot,
     sync::Mutex,
-    table::Spot,
 };
 
 /// A request in the queues of all its ids.
@@ -20,12 +20,12 @@ pub(crate) struct Waiter<I, C> {
     /// Its place in every queue; lower is earlier.
     pub(crate) number: u64,
     pub(crate) request: AcquireRequest<I, C>,
-    /// Where its ids are, in the order of the claims; slots and guards are not filled in.
+    /// The shards of its ids, in the order of the claims; slots and guards are not set.
     pub(crate) spots: SmallVec<[Spot; 1]>,
     /// The shards of all its ids.
     pub(crate) shards: u64,
-    pub(crate) since: Moment,
-    /// Where it listens; `None` after it was told to ask again. A leaf among the mutexes.
+    pub(crate) since: StoreTime,
+    /// Its sender; `None` after it was notified to ask again. A leaf among the mutexes.
     pub(crate) wake: Mutex<Option<WakeSender>>,
 }
 
@@ -33,28 +33,28 @@ pub(crate) struct Waiter<I, C> {
 #[derive(Debug)]
 pub(crate) struct Place<I, C> {
     pub(crate) waiter: Arc<Waiter<I, C>>,
-    /// Which of its claims is for this id.
+    /// The position of its claim of this id.
     pub(crate) claim: usize,
-    /// How it wants this id.
+    /// The mode of that claim.
     pub(crate) mode: Mode,
-    /// When it will ask again by itself.
-    pub(crate) rechecks: Moment,
+    /// When it will ask again without a notification.
+    pub(crate) rechecks: StoreTime,
 }
 
 /// The waiters for one id.
 #[derive(Debug)]
 pub(crate) struct Queue<I, C> {
-    places: Line<Place<I, C>>,
+    places: Fifo<Place<I, C>>,
     /// The numbers of those whose first claim is this id, by who they are.
     by_attempt: HashMap<(AttemptId, C), u64>,
     tally: Tally,
     /// No waiter asks for a shorter lease. May be too short, never too long.
     shortest_lease: Lease,
     /// No waiter rechecks later than this. May be too late, never too early.
-    latest_recheck: Moment,
+    latest_recheck: StoreTime,
 }
 
-/// How many wait in which mode.
+/// The number of waiters by mode.
 #[derive(Debug, Default)]
 struct Tally {
     exclusive: usize,
@@ -67,15 +67,14 @@ struct Tally {
 impl<I, C: ContextId> Queue<I, C> {
     pub(crate) fn new() -> Self {
         Queue {
-            places: Line::new(),
+            places: Fifo::new(),
             by_attempt: HashMap::new(),
             tally: Tally::default(),
             shortest_lease: Lease::FOREVER,
-            latest_recheck: Moment::NEVER,
+            latest_recheck: StoreTime::NEVER,
         }
     }
 
-    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
@@ -101,7 +100,7 @@ impl<I, C: ContextId> Queue<I, C> {
         self.places.get(*number).map(|place| &place.waiter)
     }
 
-    /// Puts the waiter in, by its number.
+    /// Inserts the waiter by its number.
     pub(crate) fn insert(&mut self, place: Place<I, C>) {
         let request = &place.waiter.request;
         if place.claim == 0 {
@@ -117,7 +116,7 @@ impl<I, C: ContextId> Queue<I, C> {
         self.places.push(place.waiter.number, place);
     }
 
-    /// Takes the waiter with this number out.
+    /// Removes the waiter with this number.
     pub(crate) fn remove(&mut self, number: u64) -> Option<Place<I, C>> {
         let place = self.places.remove(number)?;
         let request = &place.waiter.request;
@@ -129,15 +128,15 @@ impl<I, C: ContextId> Queue<I, C> {
     }
 
     /// Notes when the waiter will ask again.
-    pub(crate) fn set_recheck(&mut self, number: u64, rechecks: Moment) {
+    pub(crate) fn set_recheck(&mut self, number: u64, rechecks: StoreTime) {
         if let Some(place) = self.places.get_mut(number) {
             place.rechecks = rechecks;
             self.latest_recheck = self.latest_recheck.max(rechecks);
         }
     }
 
-    /// How many waiters come before a claim in this mode: all whom it does not pass. `number` is its own
-    /// place if it has one, else it would come last.
+    /// Counts the waiters that a claim in this mode does not pass. `number` is its own place if it has one, else it would come
+    /// last.
     pub(crate) fn before(&self, mode: Mode, number: Option<u64>) -> usize {
         match number {
             None => self.tally.not_passed(mode),
@@ -148,7 +147,6 @@ impl<I, C: ContextId> Queue<I, C> {
     }
 
     /// Whether a claim in this mode has to wait for earlier waiters.
-    #[inline]
     pub(crate) fn is_behind(&self, mode: Mode, number: Option<u64>) -> bool {
         match number {
             None => self.tally.not_passed(mode) > 0,
@@ -163,12 +161,12 @@ impl<I, C: ContextId> Queue<I, C> {
         }
     }
 
-    /// Takes note that a lock on the id ends at `expires`: gives the senders of the waiters who would
-    /// ask again only later, for dropping one tells its waiter to ask now.
+    /// Notes that a lock on the id ends at `expires`: returns the senders of the waiters that would ask again only later, as
+    /// dropping one notifies its waiter to ask now.
     ///
-    /// So nobody sleeps past the end of a lease that began after it had fallen asleep. Waiters of one
-    /// service mostly have the same lease and recheck in time anyway, and then this is one comparison.
-    pub(crate) fn tell_of_expiry(&mut self, expires: Moment) -> Vec<WakeSender> {
+    /// So no waiter sleeps past the end of a lease that began after it fell asleep. Waiters of one service mostly have the same
+    /// lease and recheck in time anyway, and then this is one comparison.
+    pub(crate) fn late_rechecks(&mut self, expires: StoreTime) -> Vec<WakeSender> {
         if expires >= self.latest_recheck || self.places.is_empty() {
             return Vec::new();
         }

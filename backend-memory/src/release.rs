@@ -1,4 +1,4 @@
-//! Giving back what a grant holds, and extending it.
+//! Releasing and renewing a grant.
 
 use lockcore::{ContextId, Grant, Ident, LossReason, LostLock, Released, Renewed, Target};
 
@@ -25,7 +25,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
                     continue;
                 }
             }
-            // Locks without a lease are released without a look at the clock.
+            // Locks without a lease are released without reading the clock.
             self.remove_expired(&mut locked, spot, target, &mut step);
             let entry = locked.entry(spot);
             let row = entry.filter(|e| e.holders.row(&grant.context).is_some_and(|row| row.fence == fence));
@@ -34,7 +34,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
                     entry.holders.drop_row(&grant.context);
                     step.freed(spot, entry);
                 }
-                None => lost.push(obituary(locked.table(spot), target, fence)),
+                None => lost.push(loss(locked.table(spot), target, fence)),
             }
             locked.tidy(spot);
         }
@@ -71,7 +71,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
                     entry.holders.extend(&grant.context, lease, expires);
                     step.note_expiry(entry, expires);
                 }
-                None => lost.push(obituary(locked.table(spot), target, fence)),
+                None => lost.push(loss(locked.table(spot), target, fence)),
             }
             locked.tidy(spot);
         }
@@ -80,11 +80,11 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
     }
 }
 
-/// Why a lock is no longer held.
-fn obituary<I: Ident, C: ContextId>(table: &Table<I, C>, target: &Target<I>, fence: u64) -> LostLock<I> {
-    let reason = if table.obituaries.breaks_of(target).any(|record| record.fence == fence) {
+/// Explains why a lock is no longer held.
+fn loss<I: Ident, C: ContextId>(table: &Table<I, C>, target: &Target<I>, fence: u64) -> LostLock<I> {
+    let reason = if table.losses.breaks_of(target).any(|record| record.fence == fence) {
         LossReason::Broken
-    } else if table.obituaries.is_expired(fence) {
+    } else if table.losses.is_expired(fence) {
         LossReason::Expired
     } else {
         LossReason::Vanished

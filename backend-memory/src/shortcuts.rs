@@ -1,8 +1,8 @@
-//! The commonest cases in as little time as possible: one id, for one holder at a time.
+//! The usual case in as little time as possible: one id with one holder at a time.
 //!
-//! The shortcuts decide under the lock of the one shard (invariant 2), and only where nobody is waiting or it is
-//! plain who is next (invariant 4). Whatever they do not recognise is left to the general way, with the shard still
-//! locked.
+//! The shortcuts decide under the lock of the one shard (invariant 2), and only without waiters, or where the head of the queue is
+//! certainly next (invariant 4). Everything else is left to the general steps, with the shard still locked. Without the shortcuts
+//! a pair took 234 ns instead of 95, and a hand-over 563 instead of 357 (`cargo bench`, memory).
 
 use std::sync::Arc;
 
@@ -13,23 +13,22 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::{
     MemoryLockDao, What,
-    clock::{Lease, Moment},
+    clock::{Lease, StoreTime},
     entry::Entry,
     holders::{Holder, Holders},
     queue::Waiter,
-    table::{Guard, Spot, Table},
+    spot::Spot,
+    table::{Guard, Table},
 };
 
 /// The one id of a set, located, and its shard.
 type LockedOne<'t, I, C> = (Spot, Guard<'t, I, C>);
 
-/// A waiter that has left the queue, and where it listens.
+/// A waiter that was removed from the queue, and its sender.
 type Next<I, C> = (Arc<Waiter<I, C>>, WakeSender);
 
 impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
-    /// Grants an id of which nothing is known; else the locked shard and where the id is, or nothing for a
-    /// set of several.
-    #[inline]
+    /// Grants an unused id. Otherwise returns the locked shard and the location of the id, or nothing for a set of several.
     pub(crate) fn acquire_unused(
         &self,
         request: &AcquireRequest<I, C>,
@@ -37,7 +36,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         let [claim] = &*request.claims else { return Err(None) };
         let spot = self.tables.spot(&claim.target);
         let mut table = self.tables.lock_one(&spot);
-        let known = table.find(spot.hash(), &claim.target);
+        let known = table.find(spot.hash, &claim.target);
         if known.is_some() || !table.withdrawals.is_empty() {
             return Err(Some((spot.at(known), table)));
         }
@@ -45,25 +44,24 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         let now = if lease == Lease::FOREVER { self.clock.about_now() } else { self.clock.now() };
         let permits = first_permits(claim.mode);
         let micros = self.clock.micros(now);
-        let (_, fence) = table.grant_unused(spot.hash(), claim, request, &permits, micros, now);
+        let (_, fence) = table.grant_unused(spot.hash, claim, request, &permits, micros, now);
         self.record(What::Granted, &request.context, || now, || vec![(claim.target.clone(), Some(fence))]);
         drop(table);
-        // Put together only after that: nothing that has to be dropped lives across the lock.
+        // Built after unlocking, so that no destructor runs under the lock.
         let mut granted = SmallVec::new();
         granted.push(Granted { mode: claim.mode, fence, permits, in_use: in_use_alone(claim.mode) });
         Ok(granted)
     }
 
-    /// Releases an id that nobody shares: nobody waits for it, or the next one does and wants nothing but this id, for
-    /// itself alone and for ever. Else as above.
-    #[inline]
+    /// Releases an id with one holder, if it has no waiters, or if its next waiter requests nothing but this id, exclusively and
+    /// without a lease. Otherwise as above.
     pub(crate) fn release_unshared(&self, grant: &Grant<I, C>) -> Result<(), Option<LockedOne<'_, I, C>>> {
         let [lock] = &*grant.locks else { return Err(None) };
         let spot = self.tables.spot(&lock.target);
         let mut table = self.tables.lock_one(&spot);
         let fence = lock.granted.fence;
         let mut alone = false;
-        let removed = table.remove_if(spot.hash(), &lock.target, |entry| {
+        let removed = table.remove_if(spot.hash, &lock.target, |entry| {
             alone = entry.is_held_alone(&grant.context, fence, || self.clock.now());
             let is_over = alone && entry.extra.is_none();
             if is_over {
@@ -89,8 +87,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         }
     }
 
-    /// Gives the id of the grant to the waiter that is next.
-    #[inline(never)]
+    /// Hands the id of the grant over to the next waiter.
     fn hand_over(&self, grant: &Grant<I, C>, mut table: Guard<'_, I, C>, slot: u32, next: Next<I, C>) {
         let (waiter, sender) = next;
         let now = self.clock.about_now();
@@ -98,8 +95,8 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         let fence = rules::next_fence(table.high_water, self.clock.micros(now));
         table.high_water = fence;
         let holder =
-            Holder::new(&waiter.request, Mode::Exclusive, SmallVec::new(), fence, now, Moment::NEVER);
-        // Invariant 4: whoever the room is given to leaves none for others.
+            Holder::new(&waiter.request, Mode::Exclusive, SmallVec::new(), fence, now, StoreTime::NEVER);
+        // Invariant 4: the exclusive grant leaves no room for other waiters.
         table.entry(slot).holders = Holders::One(holder);
         let lock = &grant.locks[0];
         let released = || vec![(lock.target.clone(), Some(lock.granted.fence))];
@@ -115,8 +112,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
 }
 
 impl<I: Ident, C: ContextId> Table<I, C> {
-    /// Grants an id of which nothing is known; gives its slot and its fence.
-    #[inline(always)]
+    /// Grants an unused id; returns its slot and its fence.
     pub(crate) fn grant_unused(
         &mut self,
         hash: u64,
@@ -124,7 +120,7 @@ impl<I: Ident, C: ContextId> Table<I, C> {
         request: &AcquireRequest<I, C>,
         permits: &SmallVec<[u32; 2]>,
         micros: u64,
-        now: Moment,
+        now: StoreTime,
     ) -> (u32, u64) {
         // Invariant 7.
         let fence = rules::next_fence(self.high_water, micros);
@@ -137,8 +133,7 @@ impl<I: Ident, C: ContextId> Table<I, C> {
     }
 }
 
-/// The permits of whoever comes first.
-#[inline]
+/// Returns the permits of a first holder.
 pub(crate) fn first_permits(mode: Mode) -> SmallVec<[u32; 2]> {
     match mode.permits() {
         0 => SmallVec::new(),
@@ -146,25 +141,22 @@ pub(crate) fn first_permits(mode: Mode) -> SmallVec<[u32; 2]> {
     }
 }
 
-/// How many units are in use where there is one holder.
-#[inline]
+/// Returns the units in use by a single holder.
 pub(crate) fn in_use_alone(mode: Mode) -> u32 {
     mode.permits().max(1)
 }
 
 impl<I: Ident, C: ContextId> Entry<I, C> {
-    /// Whether the context holds the id under this fence, and nobody else does.
-    #[inline(always)]
-    pub(crate) fn is_held_alone(&self, context: &C, fence: u64, now: impl FnOnce() -> Moment) -> bool {
+    /// Whether the context is the only holder, under this fence.
+    pub(crate) fn is_held_alone(&self, context: &C, fence: u64, now: impl FnOnce() -> StoreTime) -> bool {
         let Holders::One(holder) = &self.holders else { return false };
         holder.fence == fence
             && holder.context == *context
-            && (holder.expires == Moment::NEVER || holder.expires > now())
+            && (holder.expires == StoreTime::NEVER || holder.expires > now())
     }
 
-    /// Takes the head of the queue out, and its sender, if it listens and it can be granted the id without a look at
-    /// anything else once the only holder is gone.
-    #[inline(never)]
+    /// Removes the head of the queue, if it listens and can be granted the id without examining anything else once the only holder
+    /// is gone.
     fn next_alone(&mut self) -> Option<Next<I, C>> {
         if self.is_frozen() {
             return None;

@@ -27,8 +27,8 @@ pub(crate) type HashState = foldhash::fast::RandomState;
 #[cfg(shuttle)]
 pub(crate) type HashState = foldhash::fast::FixedState;
 
-/// A mutex that outlives a panic: what it guards is only ever changed in steps that do not call out, but
-/// for the user's `Clone`, `Eq` and `Hash`, so that a panic there leaves one call half done and no more.
+/// A mutex without poisoning: its value is changed only in steps that call no foreign code but the user's `Clone`, `Eq` and
+/// `Hash`, so that a panic there leaves one call half done and no more.
 #[derive(Debug)]
 pub(crate) struct Mutex<T>(Inner<T>);
 
@@ -37,7 +37,6 @@ impl<T> Mutex<T> {
         Mutex(Inner::new(value))
     }
 
-    #[inline]
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -6,14 +6,15 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::{
     entry::Entry,
-    marks::{Obituaries, Withdrawals},
+    spot::{Spot, Spots},
     sync::{HashState, Mutex, MutexGuard},
+    tombstones::{Losses, Withdrawals},
 };
 
 /// As many shards as a `u64` has bits, so that a set of shards is one number.
 pub(crate) const MAX_SHARDS: usize = 64;
 
-/// How many of a shard's vacant slots keep their key, for the next one to be written into its memory.
+/// How many of a shard's vacant slots keep their key, whose memory the next id re-uses.
 const SPARE_KEYS: usize = 4;
 
 /// A shard that never had more slots keeps them, however few ids it has.
@@ -21,20 +22,6 @@ const KEPT_SLOTS: usize = 1024;
 
 /// A shard that has more slots than that shrinks when fewer than one in so many is in use.
 const SPARSE: usize = 4;
-
-/// Where one id of a set is.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Spot {
-    hash: u64,
-    shard: u8,
-    /// Which of the guards of a [`Locked`] is the shard's.
-    guard: u8,
-    /// Its slot in the shard, or `Spot::ABSENT`. Good as long as the shard is locked.
-    slot: u32,
-}
-
-/// Where the ids of a set are, in the order of the set.
-pub(crate) type Spots = SmallVec<[Spot; 12]>;
 
 /// All shards.
 #[derive(Debug)]
@@ -48,7 +35,7 @@ pub(crate) struct Tables<I, C> {
 #[repr(align(128))]
 struct Shard<I, C>(Mutex<Table<I, C>>);
 
-/// What is known of the ids of one shard.
+/// The ids of one shard.
 #[derive(Debug)]
 pub(crate) struct Table<I, C> {
     index: HashTable<u32>,
@@ -59,7 +46,7 @@ pub(crate) struct Table<I, C> {
     /// The highest fence that any id of the shard had.
     pub(crate) high_water: u64,
     pub(crate) withdrawals: Withdrawals<C>,
-    pub(crate) obituaries: Obituaries<I, C>,
+    pub(crate) losses: Losses<I, C>,
 }
 
 /// One shard, locked.
@@ -70,36 +57,6 @@ pub(crate) struct Locked<'t, I, C> {
     tables: &'t Tables<I, C>,
     shards: u64,
     guards: SmallVec<[Guard<'t, I, C>; 12]>,
-}
-
-impl Spot {
-    const ABSENT: u32 = u32::MAX;
-
-    #[inline]
-    pub(crate) fn slot(&self) -> Option<u32> {
-        (self.slot != Self::ABSENT).then_some(self.slot)
-    }
-
-    /// The same, located in its shard as the only one of a [`Locked`].
-    #[inline]
-    pub(crate) fn at(self, slot: Option<u32>) -> Spot {
-        Spot { slot: slot.unwrap_or(Self::ABSENT), ..self }
-    }
-
-    /// Notes where it is since the shard was locked.
-    #[inline]
-    pub(crate) fn set(&mut self, slot: Option<u32>) {
-        self.slot = slot.unwrap_or(Self::ABSENT);
-    }
-
-    #[inline]
-    pub(crate) fn hash(&self) -> u64 {
-        self.hash
-    }
-
-    pub(crate) fn shards(spots: &[Spot]) -> u64 {
-        spots.iter().fold(0, |shards, spot| shards | 1 << spot.shard)
-    }
 }
 
 impl<I: Ident, C: ContextId> Tables<I, C> {
@@ -120,8 +77,7 @@ impl<I: Ident, C: ContextId> Tables<I, C> {
         u64::MAX >> (MAX_SHARDS - self.shards.len())
     }
 
-    /// Where an id is, as far as its hash tells.
-    #[inline]
+    /// Returns the shard of an id.
     pub(crate) fn spot(&self, target: &Target<I>) -> Spot {
         use std::hash::BuildHasher;
         let hash = match target {
@@ -133,7 +89,6 @@ impl<I: Ident, C: ContextId> Tables<I, C> {
         Spot { hash, shard: shard as u8, guard: 0, slot: Spot::ABSENT }
     }
 
-    #[inline]
     pub(crate) fn spots<'t>(&self, targets: impl Iterator<Item = &'t Target<I>>) -> Spots
     where
         I: 't,
@@ -142,13 +97,11 @@ impl<I: Ident, C: ContextId> Tables<I, C> {
     }
 
     /// Locks the shard of one id.
-    #[inline]
     pub(crate) fn lock_one(&self, spot: &Spot) -> Guard<'_, I, C> {
         self.lock_shard(usize::from(spot.shard))
     }
 
     /// Every lock of a shard is taken here: slots move only before anything is located.
-    #[inline]
     fn lock_shard(&self, shard: usize) -> Guard<'_, I, C> {
         let mut table = self.shards[shard].0.lock();
         if table.sparse {
@@ -157,14 +110,12 @@ impl<I: Ident, C: ContextId> Tables<I, C> {
         table
     }
 
-    /// One id that was located under a guard, as a set.
-    #[inline]
+    /// Makes a set of one id that was located under a guard.
     pub(crate) fn set_of_one<'t>(&'t self, spot: Spot, guard: Guard<'t, I, C>) -> (Locked<'t, I, C>, Spots) {
         (Locked { tables: self, shards: 1 << spot.shard, guards: smallvec![guard] }, smallvec![spot])
     }
 
     /// Locks the shards of a set, and locates its ids.
-    #[inline]
     pub(crate) fn lock_set<'t>(
         &self,
         targets: impl Iterator<Item = &'t Target<I>> + Clone,
@@ -179,7 +130,6 @@ impl<I: Ident, C: ContextId> Tables<I, C> {
     }
 
     /// Locks shards, in ascending order (invariant 1 of `dao.rs`).
-    #[inline]
     pub(crate) fn lock(&self, shards: u64) -> Locked<'_, I, C> {
         let mut locked = Locked { tables: self, shards: 0, guards: SmallVec::new() };
         locked.lock(shards);
@@ -191,7 +141,7 @@ impl<I: Ident, C: ContextId> Locked<'_, I, C> {
     /// Goes on with these shards locked: keeps the locks if they are among the locked ones, else gives
     /// all up before it takes the others (invariant 1 of `dao.rs`).
     ///
-    /// Says whether it gave them up: then nothing that was located is valid any more.
+    /// Returns whether it gave them up: then all locations are invalid.
     pub(crate) fn cover(&mut self, shards: u64) -> bool {
         let gave_up = !self.covers(shards);
         if gave_up {
@@ -216,13 +166,11 @@ impl<I: Ident, C: ContextId> Locked<'_, I, C> {
     }
 
     /// The shard of a spot that was located.
-    #[inline]
     pub(crate) fn table(&mut self, spot: &Spot) -> &mut Table<I, C> {
         &mut self.guards[usize::from(spot.guard)]
     }
 
     /// The entry of a spot that was located.
-    #[inline]
     pub(crate) fn entry(&mut self, spot: &Spot) -> Option<&mut Entry<I, C>> {
         let slot = spot.slot()?;
         Some(self.table(spot).entry(slot))
@@ -233,8 +181,7 @@ impl<I: Ident, C: ContextId> Locked<'_, I, C> {
         self.guards.iter_mut().map(|guard| &mut **guard)
     }
 
-    /// Fills in where the id is now.
-    #[inline]
+    /// Locates the id in its locked shard.
     pub(crate) fn locate(&mut self, spot: &mut Spot, target: &Target<I>) {
         let below = self.shards & ((1 << spot.shard) - 1);
         spot.guard = if below == 0 { 0 } else { below.count_ones() as u8 };
@@ -242,7 +189,6 @@ impl<I: Ident, C: ContextId> Locked<'_, I, C> {
         spot.slot = self.table(spot).find(hash, target).unwrap_or(Spot::ABSENT);
     }
 
-    #[inline]
     pub(crate) fn locate_all<'t>(&mut self, spots: &mut [Spot], targets: impl Iterator<Item = &'t Target<I>>)
     where
         I: 't,
@@ -251,7 +197,6 @@ impl<I: Ident, C: ContextId> Locked<'_, I, C> {
     }
 
     /// The entry of a spot that was located, made if there is none.
-    #[inline]
     pub(crate) fn entry_or_new(&mut self, spot: &mut Spot, target: &Target<I>) -> &mut Entry<I, C> {
         if spot.slot == Spot::ABSENT {
             let hash = spot.hash;
@@ -261,8 +206,7 @@ impl<I: Ident, C: ContextId> Locked<'_, I, C> {
         self.table(spot).entry(slot)
     }
 
-    /// Removes the entry of a spot that was located, if nothing is known of the id any more.
-    #[inline]
+    /// Removes the entry of a spot that was located, if it is unused.
     pub(crate) fn tidy(&mut self, spot: &mut Spot) {
         if let Some(slot) = spot.slot()
             && self.table(spot).tidy(slot)
@@ -281,33 +225,29 @@ impl<I: Ident, C: ContextId> Table<I, C> {
             sparse: false,
             high_water: 0,
             withdrawals: Withdrawals::new(),
-            obituaries: Obituaries::new(),
+            losses: Losses::new(),
         }
     }
 
-    /// How many ids something is known of.
+    /// Returns the number of ids in use.
     pub(crate) fn len(&self) -> usize {
         self.index.len()
     }
 
-    #[inline]
     pub(crate) fn entry(&mut self, slot: u32) -> &mut Entry<I, C> {
         &mut self.slots[slot as usize]
     }
 
-    #[inline]
     pub(crate) fn at(&self, slot: u32) -> &Entry<I, C> {
         &self.slots[slot as usize]
     }
 
-    #[inline]
     pub(crate) fn find(&self, hash: u64, target: &Target<I>) -> Option<u32> {
         let slots = &self.slots;
         self.index.find(hash, |&slot| slots[slot as usize].is(hash, target)).copied()
     }
 
     /// Makes an entry for an id that has none.
-    #[inline]
     pub(crate) fn insert(&mut self, hash: u64, target: &Target<I>) -> u32 {
         let slot = match self.vacant.pop() {
             Some(slot) => {
@@ -330,8 +270,7 @@ impl<I: Ident, C: ContextId> Table<I, C> {
         slot
     }
 
-    /// Removes the entry if nothing is known of the id any more, and says whether.
-    #[inline]
+    /// Removes the entry if it is unused; returns whether.
     pub(crate) fn tidy(&mut self, slot: u32) -> bool {
         let entry = &mut self.slots[slot as usize];
         if !entry.is_unused() {
@@ -343,18 +282,16 @@ impl<I: Ident, C: ContextId> Table<I, C> {
     }
 
     /// Removes an entry whose holders and extra are none.
-    #[inline]
     pub(crate) fn remove(&mut self, slot: u32) {
         let hash = self.slots[slot as usize].hash;
-        // What is not there is vacant already: a slot that were so twice would be given to two ids.
+        // An absent one is vacant already: a slot that was listed twice would be given to two ids.
         if let Ok(found) = self.index.find_entry(hash, |&other| other == slot) {
             found.remove();
             self.vacate(slot);
         }
     }
 
-    /// Finds the id's entry, and removes it if `emptied` says that its holders and extra are none; else gives its slot.
-    #[inline]
+    /// Finds the id's entry, and removes it if `emptied` left it without holders and extra; otherwise returns its slot.
     pub(crate) fn remove_if(
         &mut self,
         hash: u64,
@@ -373,7 +310,6 @@ impl<I: Ident, C: ContextId> Table<I, C> {
         Ok(())
     }
 
-    #[inline]
     fn vacate(&mut self, slot: u32) {
         self.vacant.push(slot);
         if let Some(cold) = self.vacant.len().checked_sub(SPARE_KEYS + 1) {
@@ -387,9 +323,8 @@ impl<I: Ident, C: ContextId> Table<I, C> {
         }
     }
 
-    /// Moves the slots in use together, and gives the memory of the others back. Amortised it costs nothing: at least a
-    /// quarter of all slots was vacated since the last time.
-    #[cold]
+    /// Moves the slots in use together, and frees the memory of the others. The amortised cost is constant: at least a quarter of
+    /// all slots was vacated since the last time.
     fn shrink(&mut self) {
         let mut used: Vec<u32> = self.index.iter().copied().collect();
         used.sort_unstable();
@@ -426,12 +361,12 @@ mod tests {
     /// Adds the id, which stays until it is removed.
     fn insert(tables: &Tables<String, u64>, number: u32) {
         let spot = tables.spot(&id(number));
-        tables.lock_one(&spot).insert(spot.hash(), &id(number));
+        tables.lock_one(&spot).insert(spot.hash, &id(number));
     }
 
     fn remove(tables: &Tables<String, u64>, number: u32) {
         let spot = tables.spot(&id(number));
-        let removed = tables.lock_one(&spot).remove_if(spot.hash(), &id(number), |_| true);
+        let removed = tables.lock_one(&spot).remove_if(spot.hash, &id(number), |_| true);
         assert_eq!(removed, Ok(()), "{number}");
     }
 

@@ -1,84 +1,84 @@
-//! What a shard remembers for a while of locks and tries that are gone.
+//! Tombstones of a shard: withdrawn attempts, and the reasons for lost locks.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, time::Duration};
 
 use hashbrown::HashSet;
 use lockcore::{AttemptId, BreakRecord, ContextId, Target};
 
-use crate::clock::{Lease, Moment};
+use crate::clock::{Lease, StoreTime};
 
-/// How many withdrawn tries a generation holds at most.
+/// The most withdrawn attempts of a generation, and for how long it lasts.
 const GENERATION: usize = 512;
+const GENERATION_LASTS: Duration = Duration::from_secs(30);
 
-/// How many expired fences are remembered.
+/// How many expired fences are kept.
 const EXPIRED: usize = 128;
 
-/// How many breaks are remembered of a shard, and of one id.
+/// How many breaks are kept of a shard, and of one id.
 const BREAKS: usize = 256;
 const BREAKS_OF_ONE_ID: usize = 16;
 
-/// The tries that were withdrawn, so that their requests are refused should they arrive only now.
+/// The withdrawn attempts, whose requests are refused if they arrive late.
 ///
-/// In one process a request is late only between being made and being polled first, so that a bounded
-/// memory does: two generations, of which the older is forgotten when the younger is full or has lasted
-/// for half a minute.
+/// In one process a request is late only if it was created before the withdrawal and polled after it, so that a bounded number
+/// suffices, for a shorter time than stores keep tombstones: two generations, of which the older is dropped when the younger
+/// is full or has lasted for half a minute.
 #[derive(Debug)]
 pub(crate) struct Withdrawals<C> {
     young: HashSet<(AttemptId, C)>,
     old: HashSet<(AttemptId, C)>,
-    next_generation: Moment,
+    next_generation: StoreTime,
 }
 
 impl<C: ContextId> Withdrawals<C> {
     pub(crate) fn new() -> Self {
-        Withdrawals { young: HashSet::new(), old: HashSet::new(), next_generation: Moment::NEVER }
+        Withdrawals { young: HashSet::new(), old: HashSet::new(), next_generation: StoreTime::NEVER }
     }
 
-    pub(crate) fn add(&mut self, attempt: AttemptId, context: &C, now: Moment) {
+    pub(crate) fn add(&mut self, attempt: AttemptId, context: &C, now: StoreTime) {
         self.age(now);
         if self.young.is_empty() {
-            self.next_generation = now.after(Lease::of(Some(std::time::Duration::from_secs(30))));
+            self.next_generation = now.after(Lease::of(Some(GENERATION_LASTS)));
         }
         self.young.insert((attempt, context.clone()));
     }
 
-    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.young.is_empty() && self.old.is_empty()
     }
 
-    pub(crate) fn contains(&mut self, attempt: AttemptId, context: &C, now: Moment) -> bool {
+    pub(crate) fn contains(&mut self, attempt: AttemptId, context: &C, now: StoreTime) -> bool {
         self.age(now);
         let key = (attempt, context.clone());
         self.young.contains(&key) || self.old.contains(&key)
     }
 
-    /// Forgets what is old enough.
-    pub(crate) fn age(&mut self, now: Moment) {
+    /// Drops the older generation if it is due.
+    pub(crate) fn age(&mut self, now: StoreTime) {
         if self.young.len() >= GENERATION || now >= self.next_generation {
             self.old = std::mem::take(&mut self.young);
-            // An old generation without a young one lasts as long again.
+            // An old generation without a young one lasts as long.
             self.next_generation = match self.old.is_empty() {
-                true => Moment::NEVER,
-                false => now.after(Lease::of(Some(std::time::Duration::from_secs(30)))),
+                true => StoreTime::NEVER,
+                false => now.after(Lease::of(Some(GENERATION_LASTS))),
             };
         }
     }
 }
 
-/// Why locks are gone that their holders may still ask for.
+/// The reasons for lost locks that their holders may still name.
 #[derive(Debug)]
-pub(crate) struct Obituaries<I, C> {
+pub(crate) struct Losses<I, C> {
     expired: VecDeque<u64>,
     breaks: VecDeque<(Target<I>, BreakRecord<C>)>,
 }
 
-impl<I: PartialEq, C> Obituaries<I, C> {
+impl<I: PartialEq, C> Losses<I, C> {
     pub(crate) fn new() -> Self {
-        Obituaries { expired: VecDeque::new(), breaks: VecDeque::new() }
+        Losses { expired: VecDeque::new(), breaks: VecDeque::new() }
     }
 
-    /// Remembers that the lock with this fence expired; fences are unique within a shard.
+    /// Records that the lock with this fence expired; fences are unique within a shard.
     pub(crate) fn add_expired(&mut self, fence: u64) {
         if self.expired.len() == EXPIRED {
             self.expired.pop_front();

@@ -1,4 +1,4 @@
-//! Ending a try: giving up its place, or what it got.
+//! Withdrawing an attempt: it leaves the queue, or its grant is undone.
 
 use lockcore::{AcquireRequest, ContextId, Granted, Ident, Withdraw, Withdrawn};
 use smallvec::SmallVec;
@@ -6,11 +6,12 @@ use smallvec::SmallVec;
 use crate::{
     MemoryLockDao, What,
     acquire::{as_granted, ids, waiting},
-    clock::{Lease, Moment},
-    entry::Standing,
+    clock::{Lease, StoreTime},
+    entry::Stance,
     handoff::Step,
     holders::Holder,
-    table::{Locked, Spot},
+    spot::Spot,
+    table::Locked,
 };
 
 impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
@@ -42,7 +43,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
                 refresh(&mut locked, &spots, request, expires, &mut step);
                 withdrawn = Withdrawn::Holds(granted);
             }
-            // Nor does it keep a part, where the rest has expired or was released.
+            // A part of the set is not kept, where the rest has expired or was released.
             None => self.undo(&mut locked, &spots, request, &mut step),
         }
         for spot in &mut spots {
@@ -52,7 +53,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         withdrawn
     }
 
-    /// Frees what the attempt got; what the context held through an earlier one comes back.
+    /// Frees what the attempt was granted, and restores what the context held by an earlier one.
     fn undo(
         &self,
         locked: &mut Locked<'_, I, C>,
@@ -71,8 +72,8 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
             let Some(own) = entry.holders.remove(&request.context) else { continue };
             undone.push((claim.target.clone(), Some(own.fence)));
             if let Some(before) = own.before {
-                // Fewer permits than before may have let somebody in who needs the rest: then they stay
-                // as they are now.
+                // Fewer permits than before may have admitted another holder that needs the rest: then the smaller number
+                // stays.
                 let fits = entry.holders.in_use().fits(before.mode);
                 let mode = if fits { before.mode } else { own.mode };
                 if before.expires > now {
@@ -87,7 +88,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
     }
 }
 
-/// What the attempt holds, if it was granted.
+/// Returns what the attempt holds, if it was granted.
 fn held<I: Ident, C: ContextId>(
     locked: &mut Locked<'_, I, C>,
     spots: &[Spot],
@@ -97,7 +98,7 @@ fn held<I: Ident, C: ContextId>(
     let mut granted = SmallVec::new();
     for (spot, claim) in spots.iter().zip(request.claims.iter()) {
         let entry = locked.entry(spot)?;
-        if entry.standing(claim.mode, &request.context) != Standing::Keep {
+        if entry.stance(claim.mode, &request.context) != Stance::Keep {
             return None;
         }
         let own = entry.holders.row(&request.context)?;
@@ -107,12 +108,12 @@ fn held<I: Ident, C: ContextId>(
     by_this_attempt.then_some(granted)
 }
 
-/// Makes what the attempt holds last for a whole lease: its waiter is there.
+/// Extends what the attempt holds to a whole lease: its waiter has confirmed it.
 fn refresh<I: Ident, C: ContextId>(
     locked: &mut Locked<'_, I, C>,
     spots: &[Spot],
     request: &AcquireRequest<I, C>,
-    expires: Moment,
+    expires: StoreTime,
     step: &mut Step<'_, I, C>,
 ) {
     for spot in spots {
