@@ -1,4 +1,4 @@
-//! What administrators see and do: listing, inspecting, breaking, freezing.
+//! Administration: listing, inspecting, breaking, freezing.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -148,7 +148,7 @@ impl Store {
 }
 
 impl Row {
-    /// Who holds under this fence; a lock of another client has none, which counts as 0.
+    /// Returns the holder under this fence; 0 stands for another client's lock, which has none.
     fn context_under(&self, fence: u64) -> Option<String> {
         match &self.foreign {
             Some(foreign) => (fence == 0).then(|| foreign.context.clone()),

@@ -28,7 +28,7 @@ use tokio::runtime::{Handle, Id};
 
 use crate::{clock::ServiceClock, config::Settings, error::StoreError};
 
-/// How many runtimes' clients are kept.
+/// The most runtimes whose clients are kept.
 const KEPT: usize = 16;
 
 /// Clients of the service, by runtime.

@@ -1,4 +1,4 @@
-//! What is known here of the service's clock: an interval, from the `Date` of its answers.
+//! An estimate of the service's clock: an interval, from the `Date` of its responses.
 
 use std::{
     collections::HashMap,
@@ -17,15 +17,16 @@ const DRIFT: u64 = 1000;
 /// By how much the clocks of the service's own hosts are taken to differ at most, in microseconds.
 const SPREAD: u64 = 100_000;
 
-/// Bounds that are further apart are narrowed before a lease or a fence is made by them: those of a process that had no
-/// answer for a quarter of an hour, or answers that contradict each other.
+/// Wider bounds are narrowed before a lease or a fence is derived from them: those of a process without a response for a
+/// quarter of an hour, or with contradictory responses.
 const WIDE: u64 = 3 * SECOND;
 
-/// How far apart answers that contradict the bounds must lie to replace them: longer than one operation repeats its
-/// requests by default, so that the answers to one operation never do.
+/// How far apart in time responses that contradict the bounds must be to replace them: longer than one operation repeats its
+/// requests by default, so that the responses to one operation never do.
 const AGREEMENT: Duration = Duration::from_secs(6);
 
-const SECOND: u64 = 1_000_000;
+/// One second in the unit of this crate's times.
+pub(crate) const SECOND: u64 = 1_000_000;
 
 /// The service's time, in microseconds since 1970: it is between the two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,7 +36,7 @@ pub(crate) struct Now {
 }
 
 impl Now {
-    /// Nothing was heard of the service for long, or answers contradict each other.
+    /// Whether there was no response for long, or responses contradict each other.
     pub(crate) fn is_wide(self) -> bool {
         self.hi - self.lo > WIDE
     }
@@ -70,7 +71,7 @@ struct Known {
     rival: Option<Rival>,
 }
 
-/// What answers that contradict the bounds, and agree with each other, say instead.
+/// The bounds by responses that contradict the known ones, and agree with each other.
 #[derive(Clone, Copy, Debug)]
 struct Rival {
     bounds: Bounds,
@@ -84,7 +85,7 @@ struct Bounds {
     upper: Bound,
 }
 
-/// What the service's clock showed at least, or at most, at a local moment.
+/// A lower or upper bound of the service's clock at a local time.
 #[derive(Clone, Copy, Debug)]
 struct Bound {
     at: Moment,
@@ -96,7 +97,7 @@ impl ServiceClock {
         ServiceClock { known: Mutex::new(None), last_fence: AtomicU64::new(0) }
     }
 
-    /// The clock of an endpoint as this process knows it: what one DAO learns serves all.
+    /// Returns the clock of an endpoint, which all DAOs of this process share.
     pub(crate) fn of(endpoint: &str) -> Arc<Self> {
         static KNOWN: Mutex<Option<HashMap<String, Weak<ServiceClock>>>> = Mutex::new(None);
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -110,8 +111,7 @@ impl ServiceClock {
         clock
     }
 
-    /// Notes that an answer to a request that was sent at `sent`, received at `received`, was dated `date`, in whole
-    /// seconds since 1970.
+    /// Adds a response dated `date`, in whole seconds since 1970, to a request that was sent at `sent` and answered at `received`.
     pub(crate) fn sample(&self, sent: Moment, received: Moment, date: u64) {
         let sample = Bounds {
             lower: Bound { at: received, micros: date.saturating_mul(SECOND) },
@@ -124,7 +124,7 @@ impl ServiceClock {
         });
     }
 
-    /// The service's time as of now; `None` while no answer ever came.
+    /// Returns the service's time; `None` before the first response.
     pub(crate) fn now(&self) -> Option<Now> {
         let Known { bounds, rival } = (*self.known.lock().unwrap_or_else(PoisonError::into_inner))?;
         let now = Moment::now();
@@ -137,7 +137,7 @@ impl ServiceClock {
         Some(Now { lo, hi: hi.saturating_add(SPREAD).max(lo) })
     }
 
-    /// A fence that is at least the service's clock, above `above`, and above every other of this process.
+    /// Returns a fence that is at least the service's clock, above `above`, and above every other of this process.
     pub(crate) fn fence(&self, now: Now, above: u64) -> u64 {
         let next = |last: u64| now.hi.max(above.saturating_add(1)).max(last.saturating_add(1));
         let last = self.last_fence.fetch_update(Relaxed, Relaxed, |last| Some(next(last)));
@@ -146,7 +146,7 @@ impl ServiceClock {
 }
 
 impl Known {
-    /// What is known once an answer to a request that was sent at `sent` came at `received` (invariant C2).
+    /// Adds a response at `received` to a request that was sent at `sent` (invariant C2).
     fn with(self, sample: Bounds, sent: Moment, received: Moment) -> Known {
         if let Some(bounds) = self.bounds.intersected(sample, received) {
             return Known { bounds, rival: None };
@@ -164,7 +164,7 @@ impl Known {
 }
 
 impl Bounds {
-    /// The narrower of each bound; `None` if the two contradict each other at this moment.
+    /// Returns the intersection; `None` if the two contradict each other at this time.
     fn intersected(self, other: Bounds, at: Moment) -> Option<Bounds> {
         let higher = other.lower.at_least(at) > self.lower.at_least(at);
         let lower = if higher { other.lower } else { self.lower };

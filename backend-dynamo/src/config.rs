@@ -1,13 +1,13 @@
-//! How to reach the table, and what is in it.
+//! The settings of a DAO: plain data, and their bounds.
 
 use std::{fmt, marker::PhantomData, time::Duration};
 
 use aws_sdk_dynamodb::config::Credentials;
-use lockcore::{BackendError, ContextId, Ident, StoreVersion};
+use lockcore::{ContextId, Ident, StoreVersion};
 
-use crate::{dao::DynamoLockDao, error::StoreError, version::VERSION};
+use crate::{error::StoreError, row::VERSION};
 
-/// What to do with sets of more ids than the service takes in one transaction.
+/// The treatment of sets with more ids than the service takes in one transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LargeSets {
     /// Refuse them before anything is sent.
@@ -23,9 +23,9 @@ pub enum LargeSets {
     },
 }
 
-/// Settings of a [`DynamoLockDao`]; made by [`DynamoLockDao::builder`].
+/// Settings of a [`DynamoLockDao`](crate::DynamoLockDao), created by [`builder`](crate::DynamoLockDao::builder).
 pub struct DynamoBuilder<I, C> {
-    settings: Settings,
+    pub(crate) settings: Settings,
     types: PhantomData<fn() -> (I, C)>,
 }
 
@@ -52,7 +52,7 @@ impl Default for Names {
     }
 }
 
-/// The settings once they are off the builder.
+/// The settings of a builder.
 #[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) table: String,
@@ -92,43 +92,43 @@ impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
         DynamoBuilder { settings, types: PhantomData }
     }
 
-    /// The table; 3 to 255 of letters, digits, `_`, `-` and `.`, or its ARN; `"locks"` by default.
+    /// Sets the table; 3 to 255 of letters, digits, `_`, `-` and `.`, or its ARN; `"locks"` by default.
     #[must_use]
     pub fn table(mut self, table: impl Into<String>) -> Self {
         self.settings.table = table.into();
         self
     }
 
-    /// Keeps applications and tenants in one table apart; at most 255 bytes without `#`. Empty, the default, makes every
-    /// id its own key: then other clients of the table exclude, and are excluded, on the same ids.
+    /// Separates applications and tenants in one table; at most 255 bytes without `#`. Empty, the default, makes every id its own
+    /// key: then other clients of the table exclude, and are excluded, on the same ids.
     #[must_use]
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.settings.namespace = namespace.into();
         self
     }
 
-    /// The region; without one the SDK's usual chain decides.
+    /// Sets the region; without one the SDK's usual chain decides.
     #[must_use]
     pub fn region(mut self, region: impl Into<String>) -> Self {
         self.settings.region = Some(region.into());
         self
     }
 
-    /// Another address than the region's own, `http://` or `https://`: an emulator, or a private endpoint.
+    /// Sets another address than the region's own, `http://` or `https://`: an emulator, or a private endpoint.
     #[must_use]
     pub fn endpoint(mut self, endpoint: impl Into<String>) -> Self {
         self.settings.endpoint = Some(endpoint.into());
         self
     }
 
-    /// The profile of the SDK's configuration files.
+    /// Sets the profile of the SDK's configuration files.
     #[must_use]
     pub fn profile(mut self, profile: impl Into<String>) -> Self {
         self.settings.profile = Some(profile.into());
         self
     }
 
-    /// Fixed credentials instead of the SDK's usual chain. They show in no `Debug`, error or log.
+    /// Sets fixed credentials instead of the SDK's usual chain. They show in no `Debug`, error or log.
     #[must_use]
     pub fn credentials(
         mut self,
@@ -141,8 +141,8 @@ impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
         self
     }
 
-    /// How long an operation tries in all, against throttling, conflicts and lost answers, before it fails; 100 ms to
-    /// 5 min, 5 s by default. The try that is under way then may take another [attempt
+    /// Limits how long an operation retries, after throttling, conflicts and lost responses, before it fails; 100 ms to
+    /// 5 min, 5 s by default. The last try may take another [attempt
     /// timeout](Self::attempt_timeout).
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
@@ -150,58 +150,57 @@ impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
         self
     }
 
-    /// How long one request may take; 50 ms to 1 min, 2 s by default.
+    /// Limits how long one request may take; 50 ms to 1 min, 2 s by default.
     #[must_use]
     pub fn attempt_timeout(mut self, timeout: Duration) -> Self {
         self.settings.attempt_timeout = timeout;
         self
     }
 
-    /// The attribute that is the table's hash key; `"id"` by default.
+    /// Names the attribute that is the table's hash key; `"id"` by default.
     #[must_use]
     pub fn id_attribute(mut self, name: impl Into<String>) -> Self {
         self.settings.names.id = name.into();
         self
     }
 
-    /// The attribute with the holder's context; `"contextId"` by default.
+    /// Names the attribute with the holder's context; `"contextId"` by default.
     #[must_use]
     pub fn context_attribute(mut self, name: impl Into<String>) -> Self {
         self.settings.names.context = name.into();
         self
     }
 
-    /// The attribute that says since when an id is held, in whole seconds; `"created"` by default.
+    /// Names the attribute with the start of a lock, in whole seconds; `"created"` by default.
     #[must_use]
     pub fn created_attribute(mut self, name: impl Into<String>) -> Self {
         self.settings.names.created = name.into();
         self
     }
 
-    /// The attribute that says until when an id is held, in whole seconds, by which the table's TTL goes; `"expires"`
-    /// by default.
+    /// Names the attribute with the end of a lock, in whole seconds, which the table's TTL uses; `"expires"` by default.
     #[must_use]
     pub fn expires_attribute(mut self, name: impl Into<String>) -> Self {
         self.settings.names.expires = name.into();
         self
     }
 
-    /// An index over the contexts that `migrate` creates, and `doctor` looks for; none by default. This library reads
-    /// none: other clients may, as with `context-ids-index`.
+    /// Names an index over the contexts that `migrate` creates and `doctor` checks; none by default. This library does not read
+    /// it: other clients may, as with `context-ids-index`.
     #[must_use]
     pub fn context_index(mut self, name: impl Into<String>) -> Self {
         self.settings.names.index = Some(name.into());
         self
     }
 
-    /// What to do with sets of more ids than the service takes in one transaction; refused by default.
+    /// Sets the treatment of sets with more ids than the service takes in one transaction; refused by default.
     #[must_use]
     pub fn large_sets(mut self, large_sets: LargeSets) -> Self {
         self.settings.large_sets = large_sets;
         self
     }
 
-    /// Keeps every id's fence in an item of its own that nobody else touches and TTL never collects, written in the same
+    /// Keeps every id's fence in an item of its own that no other client changes and TTL never collects, written in the same
     /// transaction: fences then never go back whatever other clients do, at twice the writes and at most 50 ids a set.
     /// All programs of a namespace must agree on it.
     #[must_use]
@@ -210,7 +209,7 @@ impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
         self
     }
 
-    /// For tests: a wall clock of this machine that is ahead by so many seconds.
+    /// For tests: acts as if this machine's wall clock was ahead by this many seconds.
     #[doc(hidden)]
     #[must_use]
     pub fn pretend_ahead(mut self, seconds: i64) -> Self {
@@ -218,8 +217,7 @@ impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
         self
     }
 
-    /// For tests: knows nothing of what other DAOs of this process learned of the service's clock, as in a process of
-    /// its own.
+    /// For tests: does not share the estimate of the service's clock with other DAOs of this process.
     #[doc(hidden)]
     #[must_use]
     pub fn own_clock(mut self) -> Self {
@@ -227,34 +225,12 @@ impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
         self
     }
 
-    /// For tests: a program of another version.
+    /// For tests: acts as a program of another version.
     #[doc(hidden)]
     #[must_use]
     pub fn program_version(mut self, program: StoreVersion) -> Self {
         self.settings.program = program;
         self
-    }
-
-    /// Looks at the table once, which also tells the service's time. A table that is missing is no error here: `migrate`
-    /// creates it.
-    ///
-    /// # Errors
-    /// [`BadSetting`](lockcore::BackendErrorKind::BadSetting) names the setting and its value;
-    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) says why the table cannot be used: another key schema, or
-    /// replicas in other regions that are only eventually consistent; else what kept the service from being asked.
-    pub async fn open(self) -> Result<DynamoLockDao<I, C>, BackendError> {
-        self.settings.check().map_err(|error| error.report(None))?;
-        // In a box: the SDK's futures are deep, and as types they would be part of the caller's.
-        Box::pin(DynamoLockDao::start(self.settings)).await
-    }
-
-    /// What to create the table with, without reaching any: see [`Schema`](crate::Schema).
-    ///
-    /// # Errors
-    /// [`BadSetting`](lockcore::BackendErrorKind::BadSetting) names the setting and its value.
-    pub fn schema(&self) -> Result<crate::Schema, BackendError> {
-        self.settings.check().map_err(|error| error.report(None))?;
-        Ok(crate::Schema::new(&self.settings))
     }
 }
 
@@ -285,7 +261,7 @@ impl fmt::Debug for Settings {
 pub(crate) const TRANSACTION: usize = 100;
 
 impl Settings {
-    /// How many ids are taken in one transaction.
+    /// Returns the most ids of one transaction.
     pub(crate) fn chunk(&self) -> usize {
         if self.strict_fence { TRANSACTION / 2 } else { TRANSACTION }
     }
@@ -297,7 +273,7 @@ impl Settings {
         }
     }
 
-    fn check(&self) -> Result<(), StoreError> {
+    pub(crate) fn check(&self) -> Result<(), StoreError> {
         let refuse = |key, value: &str, expected| {
             Err(StoreError::Setting { key, value: value.chars().take(64).collect(), expected })
         };

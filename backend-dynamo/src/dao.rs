@@ -1,4 +1,4 @@
-//! The DAO: turns requests into their stored forms, has the steps made, and back.
+//! The DAO: converts requests and grants to their stored forms, and results back.
 
 use std::{fmt, marker::PhantomData, time::Duration};
 
@@ -10,50 +10,58 @@ use lockcore::{
 use uuid::Uuid;
 
 use crate::{
-    acquire::{Ask, Outcome, Wanted},
+    acquire::{Decision, Request, StoredClaim},
     admin,
-    config::{DynamoBuilder, Settings},
+    config::{DynamoBuilder, TRANSACTION},
     error::StoreError,
-    release::{Held, Hold, Losses},
+    release::{Losses, StoredGrant, StoredLock},
     schema::Schema,
     store::{Store, Usage},
 };
 
-/// Locks in a DynamoDB table; see the [crate](crate) for what it does how.
+/// Locks in a DynamoDB table; see the [crate](crate).
 pub struct DynamoLockDao<I = String, C = Uuid> {
     store: Store,
     types: PhantomData<fn() -> (I, C)>,
 }
 
 impl<I: Ident, C: ContextId> DynamoLockDao<I, C> {
-    /// Settings to choose before opening.
+    /// Opens the table with this name or ARN, with default settings: the SDK's usual chain decides region and credentials.
+    ///
+    /// ```no_run
+    /// use lockcore_dynamo::DynamoLockDao;
+    ///
+    /// # async fn example() -> Result<(), lockcore::BackendError> {
+    /// let dao = DynamoLockDao::<String>::open("locks").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`DynamoBuilder::open`].
+    pub async fn open(table: impl Into<String>) -> Result<Self, BackendError> {
+        Self::builder().table(table).open().await
+    }
+
+    /// Begins with default settings, to be changed before opening.
     pub fn builder() -> DynamoBuilder<I, C> {
         DynamoBuilder::new()
     }
 
-    /// What this backend can do, with the usual settings.
-    pub fn declared() -> Capabilities {
-        CAPABILITIES
-    }
-
-    /// What to create the table with.
+    /// Describes the table, to create it with another tool.
     pub fn schema(&self) -> Schema {
         Schema::new(&self.store.settings)
     }
 
-    /// What was sent so far. Units are counted from the first call of [`count_units`](Self::count_units) on.
+    /// Returns what was sent so far. Units are counted from the first call of [`count_units`](Self::count_units) on.
     pub fn usage(&self) -> Usage {
         self.store.usage()
     }
 
-    /// Asks the service to tell the units of every request from now on: for measurements.
+    /// Makes the service return the units of every request from now on: for measurements.
     pub fn count_units(&self) {
         let mut capacity = self.store.capacity.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         capacity.get_or_insert_default();
-    }
-
-    pub(crate) async fn start(settings: Settings) -> Result<Self, BackendError> {
-        Ok(DynamoLockDao { store: Store::open(settings).await?, types: PhantomData })
     }
 
     /// Adds the table and its location to the error of a step.
@@ -65,10 +73,10 @@ impl<I: Ident, C: ContextId> DynamoLockDao<I, C> {
         self.store.keys.lock(&target.stored())
     }
 
-    fn ask(&self, request: &AcquireRequest<I, C>) -> Ask {
+    fn request(&self, request: &AcquireRequest<I, C>) -> Request {
         let claims =
-            request.claims.iter().map(|claim| Wanted { key: self.key(&claim.target), mode: claim.mode });
-        Ask {
+            request.claims.iter().map(|claim| StoredClaim { key: self.key(&claim.target), mode: claim.mode });
+        Request {
             context: request.context.stored().into_owned(),
             attempt: request.attempt.0,
             claims: claims.collect(),
@@ -77,8 +85,8 @@ impl<I: Ident, C: ContextId> DynamoLockDao<I, C> {
         }
     }
 
-    fn hold(&self, grant: &Grant<I, C>) -> Hold {
-        let locks = grant.locks.iter().map(|lock| Held {
+    fn grant(&self, grant: &Grant<I, C>) -> StoredGrant {
+        let locks = grant.locks.iter().map(|lock| StoredLock {
             key: self.key(&lock.target),
             fence: lock.granted.fence,
             exclusive: lock.granted.mode == Mode::Exclusive,
@@ -89,7 +97,7 @@ impl<I: Ident, C: ContextId> DynamoLockDao<I, C> {
                 Mode::Exclusive => false,
             },
         });
-        Hold {
+        StoredGrant {
             context: grant.context.stored().into_owned(),
             locks: locks.collect(),
             lease: micros(grant.lease),
@@ -97,24 +105,42 @@ impl<I: Ident, C: ContextId> DynamoLockDao<I, C> {
     }
 }
 
-const CAPABILITIES: Capabilities = Capabilities {
-    backend: "dynamodb",
-    shared_store: true,
+/// What a [`DynamoLockDao`] can do with default settings.
+pub const CAPABILITIES: Capabilities = Capabilities {
+    // Waiters poll: conditional writes of one item keep no queue.
     fifo: false,
-    push: false,
-    permanent: false,
-    slots: true,
-    shared: true,
-    listing: true,
-    breaking: true,
     // TTL collects: a sweep would have to read the whole table.
     sweeping: false,
-    dead_holders: false,
-    // The service's time is known to some seconds at worst, and a lease has to be renewed at a third of it.
+    // The service's time is known to some seconds at worst, and a lease has to be renewed several times.
     min_lease: Duration::from_secs(5),
-    default_lease: Some(Duration::from_secs(30)),
-    max_ids: 100,
+    max_ids: TRANSACTION,
+    ..Capabilities::shared_store("dynamodb")
 };
+
+impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
+    /// Opens the table, and reads its description, which also brings the service's time. A table that is missing is no error here:
+    /// `migrate` creates it.
+    ///
+    /// # Errors
+    /// [`BadSetting`](lockcore::BackendErrorKind::BadSetting) names the setting and its value;
+    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) says why the table cannot be used: another key schema, or
+    /// replicas in other regions that are only eventually consistent; else the reason why the service gave no answer.
+    pub async fn open(self) -> Result<DynamoLockDao<I, C>, BackendError> {
+        self.settings.check().map_err(|error| error.report(None))?;
+        // Boxed: the SDK's futures are deep, and their types would be part of the caller's.
+        let store = Box::pin(Store::open(self.settings)).await?;
+        Ok(DynamoLockDao { store, types: PhantomData })
+    }
+
+    /// Describes the table, to create it with another tool, without connecting: see [`Schema`].
+    ///
+    /// # Errors
+    /// [`BadSetting`](lockcore::BackendErrorKind::BadSetting) names the setting and its value.
+    pub fn schema(&self) -> Result<Schema, BackendError> {
+        self.settings.check().map_err(|error| error.report(None))?;
+        Ok(Schema::new(&self.settings))
+    }
+}
 
 impl<I, C> fmt::Debug for DynamoLockDao<I, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -133,9 +159,9 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for DynamoLockDao<I, C> {
     }
 
     async fn acquire(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
-        Ok(match self.report(self.store.acquire(&self.ask(request)).await)? {
-            Outcome::Granted(granted) => Acquired::Granted(granted),
-            Outcome::Refused(conflicts) => {
+        Ok(match self.report(self.store.acquire(&self.request(request)).await)? {
+            Decision::Granted(granted) => Acquired::Granted(granted),
+            Decision::Refused(conflicts) => {
                 let conflict = |(position, reason): (usize, _)| Conflict {
                     target: request.claims[position].target.clone(),
                     reason: typed(reason),
@@ -150,12 +176,12 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for DynamoLockDao<I, C> {
         request: &AcquireRequest<I, C>,
         how: Withdraw,
     ) -> Result<Withdrawn, BackendError> {
-        let held = self.report(self.store.withdraw(&self.ask(request), how).await)?;
+        let held = self.report(self.store.withdraw(&self.request(request), how).await)?;
         Ok(held.map_or(Withdrawn::Left, Withdrawn::Holds))
     }
 
     async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
-        let freed = self.report(self.store.release(&self.hold(grant)).await)?;
+        let freed = self.report(self.store.release(&self.grant(grant)).await)?;
         let mut failed = Vec::new();
         for (positions, error) in freed.failed {
             let error = self.store.report(error);
@@ -165,7 +191,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for DynamoLockDao<I, C> {
     }
 
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
-        let losses = self.report(self.store.renew(&self.hold(grant)).await)?;
+        let losses = self.report(self.store.renew(&self.grant(grant)).await)?;
         Ok(Renewed { lost: lost(grant, losses) })
     }
 
@@ -212,7 +238,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for DynamoLockDao<I, C> {
     }
 }
 
-/// `permanent` is not declared, so that every lease that arrives here is finite.
+/// Converts a lease. `permanent` is not declared, so that every lease that arrives here is finite.
 fn micros(lease: Option<Duration>) -> u64 {
     const LONGEST: u64 = u64::MAX / 8;
     lease.map_or(LONGEST, |lease| u64::try_from(lease.as_micros()).unwrap_or(LONGEST).min(LONGEST))

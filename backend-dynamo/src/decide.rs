@@ -1,4 +1,4 @@
-//! What a claim means to an item that was read: decided in this process, by the rules of the core.
+//! Decides about a claim on a row that was read, in this process, by the rules of the core.
 
 use lockcore::{
     ConflictReason, Granted, Holder, MAX_HOLDERS_LISTED, Mode, Owner, StoredContext,
@@ -11,7 +11,7 @@ use crate::{
     row::{Entry, Row},
 };
 
-/// Who asks, and for how long.
+/// The requester of a claim, and its lease.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asker<'a> {
     pub(crate) context: &'a str,
@@ -21,17 +21,17 @@ pub(crate) struct Asker<'a> {
     pub(crate) owner: &'a Owner,
 }
 
-/// What becomes of a claim.
+/// The decision about one claim of a request.
 #[derive(Debug)]
-pub(crate) enum Verdict {
-    /// The item is as it has to be written.
+pub(crate) enum ClaimDecision {
+    /// The row is as it has to be written.
     Granted(Granted),
     Blocked(ConflictReason<String>),
     Withdrawn,
 }
 
 impl Asker<'_> {
-    /// A new holder.
+    /// Returns a new holder.
     pub(crate) fn entry(&self, mode: Mode, taken: &[u32], fence: u64, now: Now) -> Entry {
         Entry {
             mode,
@@ -47,50 +47,50 @@ impl Asker<'_> {
         }
     }
 
-    /// When a lease that is asked for now ends: a whole one from now, whatever the service's time is within the bounds.
+    /// Returns the end of a lease that begins now: a whole one, wherever the service's time is within its bounds.
     pub(crate) fn until(&self, now: Now) -> u64 {
         now.hi.saturating_add(self.lease)
     }
 }
 
-/// Grants `wanted` on the item if the rules allow it. `fence` is above the item's.
-pub(crate) fn take(row: &mut Row, asker: Asker<'_>, wanted: Mode, fence: u64, now: Now) -> Verdict {
+/// Grants `wanted` on the row if the rules allow it. `fence` is above the item's.
+pub(crate) fn take(row: &mut Row, asker: Asker<'_>, wanted: Mode, fence: u64, now: Now) -> ClaimDecision {
     if row.was_withdrawn(asker.attempt) {
-        return Verdict::Withdrawn;
+        return ClaimDecision::Withdrawn;
     }
     row.prune(now);
-    // What may have ended is a new grant, so that none is ever brought back to life.
+    // A lease that may have ended becomes a new grant, so that none is ever revived.
     let own = row.holder(asker.context).filter(|own| own.certainly_lasts(now));
     let stance = own.map(|own| (own.broken, rules::again(own.mode, wanted)));
     match stance {
-        Some((true, _)) => return Verdict::Blocked(held(row, now, |_| true)),
-        Some((false, Again::Keep)) => return Verdict::Granted(keep(row, asker, now)),
+        Some((true, _)) => return ClaimDecision::Blocked(held(row, now, |_| true)),
+        Some((false, Again::Keep)) => return ClaimDecision::Granted(keep(row, asker, now)),
         Some((false, Again::Change)) | None => {}
     }
     if row.frozen {
-        return Verdict::Blocked(ConflictReason::Frozen);
+        return ClaimDecision::Blocked(ConflictReason::Frozen);
     }
     let others = row.holders.iter().filter(|(context, _)| context != asker.context);
     let foreign = row.foreign.iter().map(|_| Mode::Exclusive);
     let in_use = InUse::of(others.clone().map(|(_, entry)| entry.mode).chain(foreign));
     if !in_use.fits(wanted) {
-        return Verdict::Blocked(held(row, now, |context| context != asker.context));
+        return ClaimDecision::Blocked(held(row, now, |context| context != asker.context));
     }
     let taken: Vec<u32> = others.flat_map(|(_, entry)| entry.permits.iter().copied()).collect();
     let mut entry = asker.entry(wanted, &taken, fence, now);
     let prior = row.remove(asker.context);
     if let (Some(prior), true) = (prior, stance.is_some()) {
-        // The same attempt once more goes back to what was before it.
+        // A repeated attempt goes back to what was held before its first grant.
         entry.prior = if prior.attempt == asker.attempt { prior.prior } else { Some(Box::new(prior)) };
     }
     let granted = granted(&entry, in_use.plus(wanted));
     let position = row.holders.partition_point(|(context, _)| context.as_str() < asker.context);
     row.holders.insert(position, (asker.context.to_owned(), entry));
     row.fence = row.fence.max(fence);
-    Verdict::Granted(granted)
+    ClaimDecision::Granted(granted)
 }
 
-/// Refreshes what is held already.
+/// Renews a lock that is held already.
 fn keep(row: &mut Row, asker: Asker<'_>, now: Now) -> Granted {
     let in_use = InUse::of(row.holders.iter().map(|(_, entry)| entry.mode));
     let own = row.holder_mut(asker.context).expect("the caller found it");
@@ -98,7 +98,7 @@ fn keep(row: &mut Row, asker: Asker<'_>, now: Now) -> Granted {
     granted(own, in_use)
 }
 
-/// What the context holds of `wanted`, if it certainly does.
+/// Returns what the context certainly holds of `wanted`.
 pub(crate) fn holds(row: &Row, context: &str, wanted: Mode, now: Now) -> Option<Granted> {
     let own = row.holder(context)?;
     if own.broken || !own.certainly_lasts(now) || rules::again(own.mode, wanted) == Again::Change {
@@ -108,7 +108,7 @@ pub(crate) fn holds(row: &Row, context: &str, wanted: Mode, now: Now) -> Option<
     Some(granted(own, InUse::of(live.map(|(_, entry)| entry.mode))))
 }
 
-/// Who is in the way, of those `among` names.
+/// Describes the holders that `among` selects as a conflict.
 fn held(row: &Row, now: Now, among: impl Fn(&str) -> bool) -> ConflictReason<String> {
     if let Some(foreign) = &row.foreign {
         let remaining = foreign.until.map(|until| left(until, now));
@@ -134,12 +134,12 @@ fn held(row: &Row, now: Now, among: impl Fn(&str) -> bool) -> ConflictReason<Str
     ConflictReason::Held { holders: listed.collect(), count: blocking.len(), in_use }
 }
 
-/// How long until anybody may be sure that it is over.
+/// Returns how long it takes until an end is certainly past.
 pub(crate) fn left(until: u64, now: Now) -> Duration {
     Duration::from_micros(until.saturating_sub(now.lo))
 }
 
-/// What is left of a lease: never more than all of it, though that is when it may be taken over for sure.
+/// Returns what is left of a lease: never more than all of it, although it takes longer until its end is certainly past.
 pub(crate) fn left_of(entry: &Entry, now: Now) -> Duration {
     left(entry.until, now).min(Duration::from_micros(entry.lease))
 }

@@ -1,4 +1,4 @@
-//! What claims mean to items, without any service.
+//! Decisions about claims, without a service.
 
 use lockcore::{ConflictReason, Mode, Owner};
 
@@ -8,8 +8,8 @@ const SECOND: u64 = 1_000_000;
 const NOW: Now = Now { lo: 1000 * SECOND, hi: 1001 * SECOND };
 
 fn asker(context: &str, attempt: u64) -> Asker<'_> {
-    static NOBODY: std::sync::LazyLock<Owner> = std::sync::LazyLock::new(Owner::default);
-    Asker { context, attempt, lease: 30 * SECOND, owner: &NOBODY }
+    static NO_OWNER: std::sync::LazyLock<Owner> = std::sync::LazyLock::new(Owner::default);
+    Asker { context, attempt, lease: 30 * SECOND, owner: &NO_OWNER }
 }
 
 fn slots(permits: u32, limit: u32) -> Mode {
@@ -19,14 +19,14 @@ fn slots(permits: u32, limit: u32) -> Mode {
 fn granted(row: &mut Row, asker: Asker<'_>, mode: Mode, now: Now) -> Granted {
     let fence = row.fence.max(now.hi) + 1;
     match take(row, asker, mode, fence, now) {
-        Verdict::Granted(granted) => granted,
+        ClaimDecision::Granted(granted) => granted,
         other => panic!("not granted: {other:?}"),
     }
 }
 
 fn blocked(row: &mut Row, asker: Asker<'_>, mode: Mode, now: Now) -> ConflictReason<String> {
     match take(row, asker, mode, row.fence + 1, now) {
-        Verdict::Blocked(reason) => reason,
+        ClaimDecision::Blocked(reason) => reason,
         other => panic!("not blocked: {other:?}"),
     }
 }
@@ -60,7 +60,7 @@ fn a_shorter_lease_cuts_no_longer_one_short() {
     let mut row = Row::default();
     granted(&mut row, Asker { lease: 600 * SECOND, ..asker("a", 1) }, Mode::Exclusive, NOW);
     granted(&mut row, asker("a", 2), Mode::Exclusive, NOW);
-    // Whoever comes next looks for leases from the future first.
+    // A step looks for leases from the future first.
     assert!(!row.rebase(NOW), "it is as long as it was");
     assert_eq!(row.holder("a").map(|entry| entry.until), Some(NOW.hi + 600 * SECOND));
     let later = Now { lo: NOW.lo + 60 * SECOND, hi: NOW.hi + 60 * SECOND };
@@ -104,7 +104,7 @@ fn a_change_remembers_what_was_held_before_the_attempt() {
 #[test]
 fn a_withdrawn_attempt_is_refused_and_others_are_not() {
     let mut row = Row::default();
-    row.marks.push((7, NOW.hi + SECOND));
-    assert!(matches!(take(&mut row, asker("a", 7), Mode::Exclusive, 1, NOW), Verdict::Withdrawn));
+    row.tombstones.push((7, NOW.hi + SECOND));
+    assert!(matches!(take(&mut row, asker("a", 7), Mode::Exclusive, 1, NOW), ClaimDecision::Withdrawn));
     granted(&mut row, asker("a", 8), Mode::Exclusive, NOW);
 }

@@ -40,12 +40,14 @@ impl Store {
             }
         }
         findings.push(match self.has_ttl().await? {
-            Some(true) => {
-                finding(Severity::Ok, "ttl", format!("on, by {}: what is over is collected", self.names().expires))
-            }
+            Some(true) => finding(
+                Severity::Ok,
+                "ttl",
+                format!("on, by {}: what is over is collected", self.names().expires),
+            ),
             Some(false) => {
                 let detail = format!(
-                    "not on for {}: items of ids that nobody holds stay for ever; `lockctl migrate` switches it on",
+                    "not on for {}: items of free ids stay for ever; `lockctl migrate` enables it",
                     self.names().expires
                 );
                 finding(Severity::Warning, "ttl", detail)

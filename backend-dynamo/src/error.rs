@@ -1,4 +1,4 @@
-//! What goes wrong with the service, and what that means to a caller.
+//! Errors of the service, and how they are reported.
 
 use std::{error::Error, fmt, io};
 
@@ -9,7 +9,7 @@ use aws_sdk_dynamodb::{
 };
 use lockcore::{BackendError, BackendErrorKind};
 
-/// A failure of a step. Classified by the service's codes and the SDK's kinds; by message only where the service has no code,
+/// An error of a step. Classified by the service's codes and the SDK's kinds; by message only where the service has no code,
 /// for an item that is too large.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
@@ -19,19 +19,19 @@ pub(crate) enum StoreError {
     Service(Failure),
     #[error("the attempt was withdrawn before its request arrived")]
     Withdrawn,
-    #[error("an item holds what this program did not write: {0}")]
+    #[error("an item is not in this library's format: {0}")]
     Corrupt(&'static str),
-    #[error("others changed the same items at every try until the time was over")]
+    #[error("other clients changed the same items at every try until the timeout")]
     Contended { in_doubt: bool },
     #[error("the table cannot be used: {0}")]
     Table(String),
     #[error(transparent)]
     TooOld(lockcore::ProgramTooOld),
-    #[error("no answer told the service's time: it has to have a Date and an x-amzn-RequestId")]
+    #[error("no response had the service's time: it must have a Date and an x-amzn-RequestId header")]
     NoTime,
     #[error(transparent)]
     InDoubt(Box<StoreError>),
-    #[error("there is no tokio runtime here, which the requests need")]
+    #[error("must be called within a tokio runtime")]
     NoRuntime,
 }
 
@@ -51,7 +51,7 @@ impl StoreError {
         }
     }
 
-    /// The same, though something of it may have been done.
+    /// Returns the same error, in doubt.
     pub(crate) fn in_doubt_now(self) -> Self {
         match self {
             StoreError::Service(failure) => StoreError::Service(failure.or_done_before(true)),
@@ -81,13 +81,13 @@ impl StoreError {
     }
 }
 
-/// That a request failed.
+/// The failure of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) kind: BackendErrorKind,
-    /// The service may have done it all the same.
+    /// The service may have executed the request.
     pub(crate) in_doubt: bool,
-    /// The same request may go through when sent again, soon.
+    /// The same request may succeed when it is sent again.
     pub(crate) again: bool,
     /// The service's code, such as `ThrottlingException`.
     pub(crate) code: Option<String>,
@@ -109,7 +109,7 @@ impl From<Failure> for StoreError {
 }
 
 impl Failure {
-    /// What a failed request of the SDK means.
+    /// Classifies an error of the SDK.
     pub(crate) fn of<E>(error: &SdkError<E, HttpResponse>) -> Failure
     where
         E: ProvideErrorMetadata + Error + 'static,
@@ -128,7 +128,7 @@ impl Failure {
                     let what = format!("no credentials: {}", chain(error));
                     return plain(BackendErrorKind::Denied, false, false, what);
                 }
-                // Only a request that never got a connection was certainly not received.
+                // Only a request without a connection was certainly not received.
                 let refused = io::ErrorKind::ConnectionRefused;
                 let mut io = causes(error).filter_map(|cause| cause.downcast_ref::<io::Error>());
                 let sent = !io.any(|cause| cause.kind() == refused);

@@ -1,4 +1,4 @@
-//! An item of the table as it is read, and what is written of it.
+//! Reads items of the table into rows, and lists the attributes that a row is written as.
 
 use std::collections::HashMap;
 
@@ -7,35 +7,26 @@ use lockcore::{Mode, Owner};
 use smallvec::SmallVec;
 
 use crate::{
-    clock::Now,
+    clock::{Now, SECOND},
     config::Names,
     error::StoreError,
-    row::{Break, Entry, Foreign, Row, Seen},
-    value::Value,
+    row::{Break, Entry, FROZEN, Foreign, MANY, Row, Seen},
+    value::{Value, up},
 };
 
 /// An item as the service gives and takes it.
 pub(crate) type Item = HashMap<String, AttributeValue>;
 
-/// The context that other clients see where several hold an id together.
-pub(crate) const MANY: &str = "lockcore:several";
-
-/// The context that other clients see where nobody may get an id.
-pub(crate) const FROZEN: &str = "lockcore:frozen";
-
-/// By how much a free item is dated back, in seconds: no other client's clock is that slow, and it is far less than the
-/// five years after which the service's clean-up by TTL leaves an item alone.
+/// By how much the end of a free item is dated back, in seconds: no other client's clock is that slow, and TTL still collects it,
+/// which ignores what ended more than five years ago.
 pub(crate) const FREE_SINCE: u64 = 24 * 3600;
 
-/// The end that a free item has of which something is to be remembered for a while, in seconds: others take it, and TTL,
-/// which leaves alone what ended more than five years ago, does not collect it. The next take or release after that
-/// while dates it back as any other.
+/// The end of a free item with tombstones, in seconds: other clients may take it, and TTL, which ignores what ended more than
+/// five years ago, does not collect it. The next take or release after the tombstones ended dates it back.
 pub(crate) const UNCOLLECTED: u64 = 0;
 
-/// The end of what has none, in seconds: the year 9999.
+/// The end of a frozen item, in seconds: the year 9999.
 const NEVER: u64 = 253_402_300_799;
-
-pub(crate) const SECOND: u64 = 1_000_000;
 
 impl Row {
     /// Reads an item.
@@ -46,7 +37,7 @@ impl Row {
                 Some(AttributeValue::S(context)) => Some(context),
                 Some(_) => return Err(StoreError::Corrupt("the context is no string")),
             },
-            // Only told.
+            // Reported, and used for nothing else.
             created: item.remove(&names.created).and_then(|created| match created {
                 AttributeValue::N(number) => Some(number),
                 _ => None,
@@ -72,11 +63,11 @@ impl Row {
             }
             row.holders.sort_by(|(a, _), (b, _)| a.cmp(b));
         }
-        if let Some(AttributeValue::M(marks)) = item.remove("marks") {
-            for (attempt, until) in marks {
+        if let Some(AttributeValue::M(tombstones)) = item.remove("marks") {
+            for (attempt, until) in tombstones {
                 let attempt = attempt.strip_prefix('x').and_then(|hex| u64::from_str_radix(hex, 16).ok());
-                let attempt = attempt.ok_or(StoreError::Corrupt("a mark names no attempt"))?;
-                row.marks.push((attempt, as_number(&until)?));
+                let attempt = attempt.ok_or(StoreError::Corrupt("a tombstone names no attempt"))?;
+                row.tombstones.push((attempt, as_number(&until)?));
             }
         }
         if let Some(AttributeValue::L(breaks)) = item.remove("breaks") {
@@ -91,7 +82,7 @@ impl Row {
         Ok(row)
     }
 
-    /// Another client's lock, if the context that is seen is none that this library wrote.
+    /// Returns another client's lock, if the context that clients see was not written by this library.
     fn foreign(&self) -> Result<Option<Foreign>, StoreError> {
         let Some(context) = &self.seen.context else { return Ok(None) };
         let ours = self.rev.is_some()
@@ -106,10 +97,10 @@ impl Row {
         Ok(Some(Foreign { context: context.clone(), since, until }))
     }
 
-    /// What our write `rev` makes of the attributes; `None` for those that it removes.
+    /// Lists the attributes that the write `rev` sets; `None` for those that it removes.
     pub(crate) fn attributes(&self, rev: u64, now: Now) -> Vec<(&'static str, Option<Value<'_>>)> {
         let mut attributes = Vec::with_capacity(10);
-        // What another client wrote stays as it is.
+        // Attributes that another client wrote stay unchanged.
         if self.foreign.is_none() {
             attributes.extend(self.for_others(now));
         }
@@ -118,14 +109,14 @@ impl Row {
             ("fence", (self.fence > 0).then_some(Value::Number(self.fence))),
             ("holders", (!self.holders.is_empty()).then_some(Value::Holders(&self.holders))),
             ("slots", self.takes_permits().then_some(Value::PermitsOf(&self.holders))),
-            ("marks", (!self.marks.is_empty()).then_some(Value::Marks(&self.marks))),
+            ("marks", (!self.tombstones.is_empty()).then_some(Value::Tombstones(&self.tombstones))),
             ("frozen", self.frozen.then_some(Value::True)),
             ("breaks", (!self.breaks.is_empty()).then_some(Value::Breaks(&self.breaks))),
         ]);
         attributes
     }
 
-    /// Context, since when, and until when, as other clients are to see them.
+    /// Context, start and end for other clients.
     fn for_others(&self, now: Now) -> [(&'static str, Option<Value<'_>>); 3] {
         let context = match &self.holders[..] {
             [] if self.frozen => Some(FROZEN),
@@ -137,9 +128,9 @@ impl Row {
         let created = context.is_some().then(|| Value::Number(since.unwrap_or(now.lo / SECOND)));
         let expires = match self.holders.iter().map(|(_, entry)| up(entry.until)).max() {
             _ if self.frozen => NEVER,
-            // Invariant T1: TTL never collects an item before the attempts that are marked in it are forgotten anyway.
-            Some(until) => self.marks.iter().map(|(_, until)| up(*until)).fold(until, u64::max),
-            None if !self.marks.is_empty() => UNCOLLECTED,
+            // Invariant T1: TTL collects no item before its tombstones have ended.
+            Some(until) => self.tombstones.iter().map(|(_, until)| up(*until)).fold(until, u64::max),
+            None if !self.tombstones.is_empty() => UNCOLLECTED,
             None => free_since(now),
         };
         [("#c", context.map(Value::Text)), ("#t", created), ("#e", Some(Value::Number(expires)))]
@@ -203,32 +194,12 @@ impl Break {
     }
 }
 
-/// What an attempt's mark is called; a word that expressions can name.
-pub(crate) fn mark(attempt: u64) -> String {
-    format!("x{attempt:016x}")
-}
-
-/// The indexes of permits, as a holder's entry has them.
-pub(crate) fn listed(permits: &[u32]) -> String {
-    permits.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
-}
-
-/// What a permit that is taken is called; a word that expressions can name.
-pub(crate) fn permit(permit: u32) -> String {
-    format!("p{permit}")
-}
-
-/// Whole seconds, rounded up: as other clients see an end.
-pub(crate) fn up(micros: u64) -> u64 {
-    micros.div_ceil(SECOND)
-}
-
-/// The end that a free item has, in seconds.
+/// The end of a free item, in seconds.
 pub(crate) fn free_since(now: Now) -> u64 {
     (now.lo / SECOND).saturating_sub(FREE_SINCE)
 }
 
-/// What another client wrote as seconds, in microseconds; a fraction is rounded down.
+/// Parses another client's seconds into microseconds; a fraction is rounded down.
 fn seconds(number: &str) -> Result<u64, StoreError> {
     let whole: i64 = match number.parse() {
         Ok(whole) => whole,

@@ -71,7 +71,7 @@ fn everything_comes_back() {
     let row = Row {
         fence: u64::MAX,
         holders: vec![("a".to_owned(), held), ("b".to_owned(), entry(Mode::Shared, NOW.hi))],
-        marks: vec![(u64::MAX, NOW.hi)],
+        tombstones: vec![(u64::MAX, NOW.hi)],
         frozen: true,
         breaks: vec![broken],
         ..Row::default()
@@ -102,13 +102,13 @@ fn a_free_item_is_free_for_others_and_collected() {
 
 #[test]
 fn a_free_item_is_not_collected_while_attempts_are_to_be_refused() {
-    let marks = vec![(1, NOW.hi + 70 * SECOND), (2, NOW.hi + 30 * SECOND)];
-    let free = item(&Row { marks: marks.clone(), ..Row::default() });
+    let tombstones = vec![(1, NOW.hi + 70 * SECOND), (2, NOW.hi + 30 * SECOND)];
+    let free = item(&Row { tombstones: tombstones.clone(), ..Row::default() });
     assert_eq!(text(&free, "contextId"), None);
     assert_eq!(text(&free, "expires").as_deref(), Some("0"), "free for others, and too old to be collected");
     for (until, expires) in [(NOW.hi + SECOND, "1795000072"), (NOW.hi + 100 * SECOND, "1795000102")] {
         let holders = vec![("a".to_owned(), entry(Mode::Exclusive, until))];
-        let held = item(&Row { marks: marks.clone(), holders, ..Row::default() });
+        let held = item(&Row { tombstones: tombstones.clone(), holders, ..Row::default() });
         assert_eq!(text(&held, "expires").as_deref(), Some(expires), "the later end");
     }
 }

@@ -1,15 +1,15 @@
-//! The keys under which ids stand in the table.
+//! The keys of items.
 
 use std::borrow::Cow;
 
-/// What every key of this library's own begins with; an id that begins so is written out as one.
+/// The prefix of this library's own keys; an id with this prefix gets such a key too.
 const RESERVED: &str = "lockcore";
 
-/// Makes keys of ids, and ids of keys, within one namespace.
+/// Converts between ids and keys within one namespace.
 ///
 /// Without a namespace an id is its own key, as other clients of the table write it. Everything else is
 /// `lockcore#<namespace>#<id>`, where the namespace has no `#`, so that no two ids share a key: an id that itself begins
-/// with `lockcore`, and the global lock, stand under the empty namespace.
+/// with `lockcore`, and the global lock, are in the empty namespace.
 #[derive(Clone, Debug)]
 pub(crate) struct Keys {
     namespace: String,
@@ -21,7 +21,7 @@ impl Keys {
         Keys { namespace: namespace.to_owned(), prefix: format!("{RESERVED}#{namespace}#") }
     }
 
-    /// The key of the id with this stored form.
+    /// Returns the key of the id with this stored form.
     pub(crate) fn lock(&self, stored: &str) -> String {
         if self.namespace.is_empty() && !stored.is_empty() && !stored.starts_with(RESERVED) {
             return stored.to_owned();
@@ -29,18 +29,18 @@ impl Keys {
         format!("{}{stored}", self.prefix)
     }
 
-    /// The key of the item that keeps the fence of the id with this key, whatever becomes of the id's own.
+    /// Returns the key of the item that keeps the fence of the id with this key, even if the id's own is removed.
     pub(crate) fn fence_of(&self, key: &str) -> String {
         let stored = self.stored(key).unwrap_or(key);
         format!("{RESERVED}-fence#{}#{stored}", self.namespace)
     }
 
-    /// The key of the item that says of which version the items of this namespace are.
+    /// Returns the key of the item with the version of this namespace's items.
     pub(crate) fn version(&self) -> String {
         format!("{RESERVED}-version#{}", self.namespace)
     }
 
-    /// The stored form of the id with this key; `None` if the key is not one of this namespace.
+    /// Returns the stored form of the id with this key; `None` if the key is not one of this namespace.
     pub(crate) fn stored<'k>(&self, key: &'k str) -> Option<&'k str> {
         match key.strip_prefix(&self.prefix) {
             Some(stored) => Some(stored),
@@ -49,7 +49,7 @@ impl Keys {
         }
     }
 
-    /// What all keys of this namespace begin with; empty where ids are their own keys.
+    /// Returns the common prefix of this namespace's keys; empty where ids are their own keys.
     pub(crate) fn common_prefix(&self) -> Cow<'_, str> {
         if self.namespace.is_empty() { Cow::Borrowed("") } else { Cow::Borrowed(&self.prefix) }
     }

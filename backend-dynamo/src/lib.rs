@@ -1,11 +1,12 @@
-//! Locks in a DynamoDB table: for any number of programs and hosts, with no server of one's own.
+//! Locks in a DynamoDB table, for any number of programs and hosts.
 //!
 //! ```no_run
 //! use lockcore::LockingService;
 //! use lockcore_dynamo::DynamoLockDao;
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-//! let dao = DynamoLockDao::<String>::builder().region("eu-central-1").table("locks").open().await?;
+//! // By the SDK's usual chain; or `DynamoLockDao::builder()` with region, credentials, namespace and so on.
+//! let dao = DynamoLockDao::<String>::open("locks").await?;
 //! let locks = LockingService::new(dao);
 //! let sum = locks.with_locks(["accounts/7"], async || -> std::io::Result<_> { Ok(40 + 2) }).await?;
 //! # Ok(())
@@ -14,34 +15,32 @@
 //!
 //! # How it works
 //! - **One request takes a set, one frees it.** One id is one conditional `UpdateItem`, 2 to 100 are one
-//!   `TransactWriteItems`. Nothing is read before: that the items are free, or their leases over, is the condition of the
-//!   write. Where it does not hold the service sends what stands there
-//!   (`ReturnValuesOnConditionCheckFailure`); then [`lockcore::rules`] decide in this process: either that is in the way,
-//!   with holder and remaining lease of every such id, or it is unusual - one's own lock, a lease that is over by less
-//!   than a second, others who share the id - and a second request writes what they say, under the condition that nothing
-//!   changed.
-//! - **Those who share an id** stand in a map of its item. Who joins, leaves or renews writes its own entry, under
-//!   conditions that hold whoever else comes and goes; permits of slots stand in a second map, whose size the condition
-//!   compares with the caller's own limit.
-//! - **Whose clock.** The service has none in conditions; this process estimates it as an interval, from the `Date` of
-//!   every answer and its own clock of time passed. A lease is written to end at the upper bound and taken over after the
-//!   lower one, so no wall clock of any client decides anything: one that is an hour off delays nothing and takes nothing
-//!   early. (The SDK corrects the time of its signatures itself, from the first answer on.) The estimate is off by a second
-//!   at first and by a round trip and a fifth of a second soon; so much later is a dead holder's lock taken over. A process
-//!   that heard nothing of the service for a quarter of an hour looks at the ids before it takes them. Only answers with the
-//!   service's request id (`x-amzn-RequestId`) count, so that a proxy which answers itself tells no time. Answers that
-//!   contradict the estimate widen it: they replace it only if they agree with each other over six seconds, and none in
-//!   between agrees with the estimate. The first answer of a process is believed, and a proxy that dates the service's own
-//!   answers by its own clock cannot be recognised.
+//!   `TransactWriteItems`. Nothing is read before: the condition of the write is that the items are free, or their leases
+//!   have ended. Where it does not hold the service returns the item (`ReturnValuesOnConditionCheckFailure`), and
+//!   [`lockcore::rules`] decide in this process: either it is a conflict, which is reported with holder and remaining lease of
+//!   every such id, or an unusual state - the context's own lock, a lease that ended less than a second ago, other sharers -
+//!   and a second request writes the decision, under the condition that nothing changed.
+//! - **Sharers of an id** are in a map of its item. One that joins, leaves or renews writes its own entry, under conditions
+//!   that do not depend on the others; permits of slots are in a second map, whose size the condition compares with the caller's
+//!   own limit.
+//! - **Time.** Conditions have no clock; this process estimates the service's as an interval, from the `Date` of every
+//!   response and its own monotonic clock. A lease is written to end at the upper bound and taken over after the lower one, so
+//!   that no client's wall clock decides anything: one that is an hour off delays nothing and takes nothing early. (The SDK
+//!   corrects the time of its signatures itself, from the first response on.) The interval is a second wide at first, and soon a
+//!   round trip and a fifth of a second; a dead holder's lock is taken over that much later. A process without a response for a
+//!   quarter of an hour reads the items before it takes them. Only responses with the service's request id
+//!   (`x-amzn-RequestId`) count, so that a proxy's own responses do not. Responses that contradict the interval widen it: they
+//!   replace it only if they agree with each other over six seconds, and none in between agrees with the interval. The first
+//!   response of a process is trusted, and a proxy that rewrites the date of the service's responses cannot be detected.
 //! - **Fences** are proposed by the client: the upper bound of the service's time in microseconds, on condition that the
 //!   item's is lower; else again with one more than that.
-//! - **Lost answers.** Every write carries a number of its own. A try without an answer is repeated as it was, and if the
-//!   service then says that the condition does not hold, but shows that number, it was done. A refusal after silence is an
-//!   error that is [in doubt](lockcore::BackendError::in_doubt), for the first try may still arrive; so is a release that
-//!   then finds nothing of its own. A withdrawal marks the items, so that a late try is refused; a mark is added to others
-//!   whatever is written meanwhile, so that a shutdown that withdraws many calls for one id costs a few requests a call.
-//! - **Throttling and conflicts** between transactions are waited out with jitter, for
-//!   [`timeout`](DynamoBuilder::timeout) in all, and never told as contention.
+//! - **Lost responses.** Every write has a unique number. A request without a response is repeated unchanged, and if the service
+//!   then refuses it, but the item has that number, it was executed. A refusal after a lost response is an error that is
+//!   [in doubt](lockcore::BackendError::in_doubt), as the first request may still arrive; so is a release that then finds none of
+//!   its locks. A withdrawal adds tombstones to the items, so that a late request is refused; one is added to others whatever
+//!   is written meanwhile, so that a shutdown that withdraws many calls for one id costs a few requests a call.
+//! - **Throttling and conflicts** between transactions are retried with jitter, for
+//!   [`timeout`](DynamoBuilder::timeout) in all, and never reported as contention.
 //!
 //! # The table
 //! Hash key `id` (S); what other clients know of an item is `contextId` (S), `created` and `expires` (N, whole seconds;
@@ -50,12 +49,13 @@
 //! [can be chosen](DynamoBuilder::id_attribute). Where several hold an id together `contextId` is `lockcore:several` and
 //! `expires` the longest holder's; where an id is frozen it is `lockcore:frozen`, until the year 9999.
 //!
-//! Everything else is this library's: `fence`, `rev` (the last write), `holders`, `slots`, `marks`, `frozen`, `breaks`.
+//! All other attributes are this library's: `fence`, `rev` (the last write), `holders`, `slots`, `marks` (tombstones), `frozen`,
+//! `breaks`.
 //! An item outlives its release for its fence, with `expires` a day in the past, so that others take it and the table's
-//! TTL collects it. While it has to remember a withdrawn attempt, for ten times the sum of
+//! TTL collects it. While it has the tombstone of a withdrawn attempt, for ten times the sum of
 //! [timeout](DynamoBuilder::timeout) and [attempt timeout](DynamoBuilder::attempt_timeout) (70 s by default) or for a lease
-//! that is longer, `expires` is 0, which others take for free too and TTL, which leaves alone what
-//! ended years ago, does not collect; the next take and release after that while set it as usual. `migrate` creates the
+//! that is longer, `expires` is 0, which is free for other clients too, and which TTL, as it ignores
+//! what ended years ago, does not collect; the next take and release after that set it as usual. `migrate` creates the
 //! table; [`Schema`] writes it down for CloudFormation and Terraform, with the least IAM policy.
 //!
 //! # Fences, and what can make them go back
@@ -67,23 +67,21 @@
 //! [`strict_fence`](DynamoBuilder::strict_fence) removes that bound, but for the loss of the table.
 //!
 //! # What to know
-//! - No queue and no push: waiters look again, at growing intervals with jitter, by a consistent read, not by a write that
+//! - No queue and no push: waiters poll, at growing intervals with jitter, by a consistent read instead of a write that
 //!   fails. Leases are 5 s at least.
 //! - Sets of more than 100 ids are refused, or [taken in chunks](LargeSets::Chunks), which is **not atomic**.
-//! - Another client's unlock may delete a lock of ours: the next renewal tells it as vanished. What such a client writes
-//!   has no fence.
-//! - With an item goes what it remembers: that a lock was broken (the holder is then told that it vanished), a freeze, and
-//!   withdrawn attempts. TTL never collects an id that is held, frozen, or to be refused to a late request. What another
-//!   client does can: its unlock or replacement takes all that with it; and of an id that it holds the end is its own, so
-//!   that a freeze keeps other clients away only until then, and after it TTL may collect the item.
-//! - Of an attempt that was withdrawn in doubt, on ids that nobody ever asks for again, an item of some hundred bytes stays.
-//!   For as long as it is remembered a dead holder's lock ends later for other clients, and a take or release of the id
-//!   is two requests.
+//! - Another client's unlock may delete a lock of ours: the next renewal finds it vanished. Other clients' locks have no fence.
+//! - Removing an item removes its records: of breaks (the holder then finds its lock vanished), a freeze, and tombstones. TTL
+//!   never collects an id that is held, frozen, or has tombstones. Another client's unlock or replacement removes all that;
+//!   and the end of its own lock is its own, so that a freeze excludes other clients only until then, and TTL may collect the
+//!   item after it.
+//! - An attempt that was withdrawn in doubt leaves an item of some hundred bytes, if its ids are never locked again. Until its
+//!   tombstone ends a dead holder's lock ends later for other clients, and a take or release of the id is two requests.
 //! - Listing and `release_context` read the whole table, consistently; the index over contexts, which lags behind, is
 //!   never read. There is no sweep: TTL collects.
 //! - A region's table only: one with replicas in other regions is refused when connecting. Where they are eventually
 //!   consistent two regions could grant the same lock, and where they are strongly consistent the service makes no
-//!   transactions. (If the table may not be described, that cannot be known.)
+//!   transactions. (Without the right to describe the table that cannot be detected.)
 //! - **Some 200 holders of one id at once** are the most, with a lease of 30 s. A holder adds some 150 bytes to the item, and
 //!   its owner label; every write costs a unit for each KB of the whole item, every holder renews three times a lease, and the
 //!   service takes 1000 units a second of one item. The load grows with the square of the holders: above that, renewals are
@@ -93,8 +91,7 @@
 //!
 //! # What it costs
 //! Requests and units of the service, items up to 1 KB; a transaction costs twice the units of its writes. "Besides
-//! others" is a lock that others share already: which permits are the lowest free ones has to be read, and the refused write
-//! brings it.
+//! others" is a lock on an id with other holders: the lowest free permits have to be read, which the refused write returns.
 //!
 //! | step | one id | N ids, up to 100 |
 //! | --- | --- | --- |
@@ -102,7 +99,7 @@
 //! | release | 1 request, 1 WRU | 1 request, 2N WRU |
 //! | renew (every third of the lease) | 1 request, 1 WRU | 1 request, 2N WRU |
 //! | refused | 1 request, 1 WRU | 1 request, 2N WRU |
-//! | refused again, while waiting | 1 request, 1 RRU | 1 request, N RRU |
+//! | refused again, while polling | 1 request, 1 RRU | 1 request, N RRU |
 //! | take besides others | 2 requests, 2 WRU | 2 requests, 4N WRU |
 //! | leave others | 1 request, 1 WRU; 2 if they came, or went, since the take | 1 request, 2N WRU; 2 likewise |
 //! | withdraw | 2 requests, 1 RRU, 1 WRU | 2 requests, N RRU, 2N WRU |
@@ -152,6 +149,6 @@ mod withdraw;
 mod write;
 
 pub use config::{DynamoBuilder, LargeSets};
-pub use dao::DynamoLockDao;
+pub use dao::{CAPABILITIES, DynamoLockDao};
 pub use schema::Schema;
 pub use store::Usage;

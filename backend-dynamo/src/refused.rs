@@ -1,12 +1,12 @@
-//! Which attempts were refused of late.
+//! The attempts that were refused last.
 
 use std::collections::HashSet;
 
-/// How many refusals make a generation: the latest are remembered, at least so many and at most twice as many.
+/// The number of refusals of a generation: at least this many and at most twice as many are kept.
 const GENERATION: usize = 4096;
 
-/// Attempts that were refused, in two generations: the older one is forgotten as a whole when the younger one is full, so
-/// that a refusal costs the same however many there are.
+/// Refused attempts in two generations: the older one is dropped as a whole when the younger one is full, so that a refusal
+/// costs the same however many there are.
 #[derive(Debug, Default)]
 pub(crate) struct Refused {
     young: HashSet<u64>,

@@ -1,4 +1,4 @@
-//! Freeing and renewing what a grant holds: one conditional write, and one more for each round of losses.
+//! Releasing and renewing a grant: one conditional write, and one more for each round of losses.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -11,100 +11,100 @@ use crate::{
     clock::Now,
     config::TRANSACTION,
     error::StoreError,
-    item::up,
     row::Row,
     send::Written,
     store::Store,
-    write::{Holder, Write},
+    value::up,
+    write::{HeldLock, Write},
 };
 
-/// A grant in stored forms.
+/// A grant in stored form.
 #[derive(Clone, Debug)]
-pub(crate) struct Hold {
+pub(crate) struct StoredGrant {
     pub(crate) context: String,
-    pub(crate) locks: Vec<Held>,
+    pub(crate) locks: Vec<StoredLock>,
     /// In microseconds.
     pub(crate) lease: u64,
 }
 
-/// One lock of a grant.
+/// One lock of a grant, in stored form.
 #[derive(Clone, Debug)]
-pub(crate) struct Held {
+pub(crate) struct StoredLock {
     pub(crate) key: String,
     pub(crate) fence: u64,
-    /// Nobody else holds it while this lasts.
+    /// Whether it excludes all other holders.
     pub(crate) exclusive: bool,
     pub(crate) permits: SmallVec<[u32; 2]>,
-    /// When it was granted others held it too.
+    /// Whether there were other holders when it was granted.
     pub(crate) beside_others: bool,
 }
 
-/// By position in the grant: what was lost.
+/// Lost locks by position in the grant.
 pub(crate) type Losses = Vec<(usize, LossReason)>;
 
-/// What a release found.
+/// The result of a release.
 #[derive(Debug)]
 pub(crate) struct Freed {
     pub(crate) lost: Losses,
-    /// The positions of which nothing is known to have been freed.
+    /// The positions that may not have been freed.
     pub(crate) failed: Vec<(Range<usize>, StoreError)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Doing {
+enum Action {
     Free,
     Renew,
 }
 
-/// What an item that was read means to one lock.
+/// The write for one lock whose item was read.
 enum Step {
-    /// As without a look: nothing is unusual.
+    /// The same write as without having read.
     Blind,
-    /// Others hold it too: only this holder goes.
+    /// There are other holders: only this one is removed.
     Leave(SmallVec<[u32; 2]>),
-    /// It is to be extended, which moves no end that others see.
+    /// Extends the lock without moving the end that other clients see.
     RenewWithin,
-    /// It is to be written so.
+    /// Replaces the row by this one.
     Change(Row),
-    /// The same, though the lock was lost before.
+    /// The same, although the lock was lost before.
     ChangeLost(Row, LossReason),
     Lost(LossReason),
 }
 
 impl Store {
-    /// Frees what the grant holds. What it lost, or cannot be freed, does not keep the rest from being freed.
-    pub(crate) async fn release(&self, hold: &Hold) -> Result<Freed, StoreError> {
+    /// Frees the locks of a grant. Locks that were lost or cannot be freed do not prevent that of the others.
+    pub(crate) async fn release(&self, grant: &StoredGrant) -> Result<Freed, StoreError> {
         let mut freed = Freed { lost: Losses::new(), failed: Vec::new() };
-        // One for all: after it every chunk is tried once.
+        // One deadline for all chunks: after it each is tried once.
         let deadline = self.deadline();
-        for (number, locks) in hold.locks.chunks(TRANSACTION).enumerate() {
+        for (number, locks) in grant.locks.chunks(TRANSACTION).enumerate() {
             let start = number * TRANSACTION;
-            match self.change(hold, locks, Doing::Free, deadline).await {
+            match self.change(grant, locks, Action::Free, deadline).await {
                 Ok(losses) => freed.lost.extend(losses.into_iter().map(|(at, reason)| (start + at, reason))),
-                Err(error) if hold.locks.len() <= TRANSACTION => return Err(error),
+                Err(error) if grant.locks.len() <= TRANSACTION => return Err(error),
                 Err(error) => freed.failed.push((start..start + locks.len(), error)),
             }
         }
         Ok(freed)
     }
 
-    /// Extends what the grant still holds to a whole lease from now.
-    pub(crate) async fn renew(&self, hold: &Hold) -> Result<Losses, StoreError> {
+    /// Extends the locks that the grant still holds to a whole lease from now.
+    pub(crate) async fn renew(&self, grant: &StoredGrant) -> Result<Losses, StoreError> {
         let mut lost = Losses::new();
-        for (number, locks) in hold.locks.chunks(TRANSACTION).enumerate() {
-            let losses = self.change(hold, locks, Doing::Renew, self.deadline()).await?;
+        for (number, locks) in grant.locks.chunks(TRANSACTION).enumerate() {
+            let losses = self.change(grant, locks, Action::Renew, self.deadline()).await?;
             lost.extend(losses.into_iter().map(|(at, reason)| (number * TRANSACTION + at, reason)));
         }
         Ok(lost)
     }
 
-    /// Writes without having read: that nothing is unusual - of a lock that was had beside others, that it still is - is part
-    /// of the condition. What is found where it does not hold decides what happens there.
+    /// Writes without having read, under the condition of the usual state: held alone, or beside other holders as when it was
+    /// granted. Where the condition does not grant, the item that the service returns decides.
     async fn change(
         &self,
-        hold: &Hold,
-        locks: &[Held],
-        doing: Doing,
+        grant: &StoredGrant,
+        locks: &[StoredLock],
+        action: Action,
         deadline: Instant,
     ) -> Result<Losses, StoreError> {
         let mut known: BTreeMap<usize, Row> = BTreeMap::new();
@@ -113,21 +113,24 @@ impl Store {
         for round in 0.. {
             let now = self.now()?;
             let (mut writes, mut positions) = (Vec::new(), Vec::new());
-            for (position, held) in locks.iter().enumerate() {
-                let Held { key, fence, permits, exclusive, .. } = held;
-                // A grant that was rebuilt from a token does not know its modes; an item that was read does.
-                let own = known.get(&position).and_then(|row| row.holder(&hold.context));
+            for (position, lock) in locks.iter().enumerate() {
+                let StoredLock { key, fence, permits, exclusive, .. } = lock;
+                // A grant that was rebuilt from a token has no modes; a row that was read does.
+                let own = known.get(&position).and_then(|row| row.holder(&grant.context));
                 let exclusive = own.map_or(*exclusive, |own| own.mode == Mode::Exclusive);
-                let holder = Holder { context: &hold.context, fence: *fence, exclusive };
+                let holder = HeldLock { context: &grant.context, fence: *fence, exclusive };
                 let write = match known.get(&position) {
-                    None if doing == Doing::Free && held.beside_others && permits.len() <= PERMITS_NAMED => {
+                    None if action == Action::Free
+                        && lock.beside_others
+                        && permits.len() <= PERMITS_NAMED =>
+                    {
                         Write::leave(key, holder, permits, now)
                     }
-                    None => blind(key, holder, hold.lease, doing, now),
-                    Some(row) => match step(row, hold, *fence, doing, now) {
-                        Step::Blind => blind(key, holder, hold.lease, doing, now),
+                    None => blind(key, holder, grant.lease, action, now),
+                    Some(row) => match step(row, grant, *fence, action, now) {
+                        Step::Blind => blind(key, holder, grant.lease, action, now),
                         Step::Leave(permits) => Write::leave(key, holder, &permits, now),
-                        Step::RenewWithin => Write::renew_within(key, holder, hold.lease, now),
+                        Step::RenewWithin => Write::renew_within(key, holder, grant.lease, now),
                         Step::Change(new) => Write::replace(key, Some(row), new, now),
                         Step::ChangeLost(new, reason) => {
                             losses.insert(position, reason);
@@ -155,13 +158,13 @@ impl Store {
                         losses.remove(&position);
                         let row = item.map(|item| Row::read(item, self.names())).transpose()?;
                         let row = row.unwrap_or_default();
-                        let step = step(&row, hold, locks[position].fence, doing, now);
+                        let step = step(&row, grant, locks[position].fence, action, now);
                         gone += usize::from(matches!(step, Step::Lost(LossReason::Vanished)));
                         known.insert(position, row);
                     }
-                    // All are gone: freed by the try that had no answer, or lost before it. Nobody knows, so that it is no
-                    // loss; and a release of which nothing else is known has no answer.
-                    if let (Doing::Free, Some(failure), true) = (doing, &doubt, gone == positions.len()) {
+                    // All are gone: freed by the request without a response, or lost before it. It is not known which, so that they
+                    // are not reported as lost; if nothing else is known, the outcome is in doubt.
+                    if let (Action::Free, Some(failure), true) = (action, &doubt, gone == positions.len()) {
                         return match losses.is_empty() {
                             true => Err(StoreError::Service(failure.clone())),
                             false => Ok(losses.into_iter().collect()),
@@ -179,45 +182,45 @@ impl Store {
     }
 }
 
-fn blind<'a>(key: &'a str, holder: Holder<'a>, lease: u64, doing: Doing, now: Now) -> Write<'a> {
-    match doing {
-        Doing::Free => Write::free(key, holder, now),
-        Doing::Renew => Write::renew(key, holder, lease, now),
+fn blind<'a>(key: &'a str, holder: HeldLock<'a>, lease: u64, action: Action, now: Now) -> Write<'a> {
+    match action {
+        Action::Free => Write::free(key, holder, now),
+        Action::Renew => Write::renew(key, holder, lease, now),
     }
 }
 
-fn step(row: &Row, hold: &Hold, fence: u64, doing: Doing, now: Now) -> Step {
+fn step(row: &Row, grant: &StoredGrant, fence: u64, action: Action, now: Now) -> Step {
     let mut new = row.clone();
     let rebased = new.rebase(now);
     let all_live = !rebased && row.holders.iter().all(|(_, entry)| !entry.certainly_ended(now));
-    let until = now.hi.saturating_add(hold.lease);
+    let until = now.hi.saturating_add(grant.lease);
     let holders = row.holders.len();
-    let Some(own) = new.holder_mut(&hold.context).filter(|own| own.fence == fence) else {
+    let Some(own) = new.holder_mut(&grant.context).filter(|own| own.fence == fence) else {
         let reason = if row.was_broken(fence) { LossReason::Broken } else { LossReason::Vanished };
         return Step::Lost(reason);
     };
-    match doing {
-        Doing::Free if all_live && holders == 1 && !row.frozen && row.marks.is_empty() => Step::Blind,
-        Doing::Free if all_live && holders > 1 && own.permits.len() <= PERMITS_NAMED => {
+    match action {
+        Action::Free if all_live && holders == 1 && !row.frozen && row.tombstones.is_empty() => Step::Blind,
+        Action::Free if all_live && holders > 1 && own.permits.len() <= PERMITS_NAMED => {
             Step::Leave(own.permits.clone())
         }
-        Doing::Free => {
+        Action::Free => {
             let ended = own.certainly_ended(now);
-            new.remove(&hold.context);
+            new.remove(&grant.context);
             new.prune(now);
             match ended {
                 true => Step::ChangeLost(new, LossReason::Expired),
                 false => Step::Change(new),
             }
         }
-        // What may have ended is not brought back, whoever's estimate says so.
-        Doing::Renew if !own.certainly_lasts(now) => Step::Lost(LossReason::Expired),
-        Doing::Renew if own.broken => Step::Lost(LossReason::Broken),
-        Doing::Renew if all_live && own.until <= until && row.seen_until() >= Some(up(until)) => {
+        // A lease that may have ended is not revived, whichever estimate is right.
+        Action::Renew if !own.certainly_lasts(now) => Step::Lost(LossReason::Expired),
+        Action::Renew if own.broken => Step::Lost(LossReason::Broken),
+        Action::Renew if all_live && own.until <= until && row.seen_until() >= Some(up(until)) => {
             Step::RenewWithin
         }
-        Doing::Renew => {
-            own.extend(hold.lease, now);
+        Action::Renew => {
+            own.extend(grant.lease, now);
             new.prune(now);
             Step::Change(new)
         }

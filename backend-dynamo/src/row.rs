@@ -1,12 +1,19 @@
-//! What an item of the table says: who holds an id, as this library and as other clients write it.
+//! A row: the state of an id, as this library and as other clients write it.
 
-use lockcore::{Mode, Owner};
+use lockcore::{Mode, Owner, StoreVersion};
 use smallvec::SmallVec;
 
-use crate::{
-    clock::Now,
-    item::{MANY, SECOND},
-};
+use crate::clock::{Now, SECOND};
+
+/// The version of the items that this program writes, and that a namespace without a record has: the first program that
+/// migrates it writes the record.
+pub(crate) const VERSION: StoreVersion = StoreVersion { version: 1, oldest_program: 1 };
+
+/// The context that other clients see where an id is shared or held by slots.
+pub(crate) const MANY: &str = "lockcore:several";
+
+/// The context that other clients see where an id is frozen and free.
+pub(crate) const FROZEN: &str = "lockcore:frozen";
 
 /// By how much another process's upper bound of the service's time may be above ours, in microseconds.
 const FUTURE: u64 = 5_000_000;
@@ -14,28 +21,28 @@ const FUTURE: u64 = 5_000_000;
 /// How many breaks of one id are kept.
 const BREAKS_KEPT: usize = 16;
 
-/// One item, read.
+/// The state of an id: an item in typed form.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub(crate) struct Row {
-    /// The last of our writes; none if the last was not ours.
+    /// The number of our last write; `None` if another client wrote last.
     pub(crate) rev: Option<u64>,
-    /// The highest fence that was given out.
+    /// The highest fence that was granted.
     pub(crate) fence: u64,
-    /// Who holds, by context, in order of context.
+    /// The holders by context, in order of context.
     pub(crate) holders: Vec<(String, Entry)>,
     /// Another client's lock; then `holders` is empty.
     pub(crate) foreign: Option<Foreign>,
-    /// Withdrawn attempts, and until when each is remembered, in microseconds.
-    pub(crate) marks: Vec<(u64, u64)>,
+    /// Tombstones: withdrawn attempts, and until when each is refused, in microseconds. Stored as `marks`.
+    pub(crate) tombstones: Vec<(u64, u64)>,
     pub(crate) frozen: bool,
-    /// The permits that are taken stand there by themselves, for conditions.
+    /// The item lists the taken permits one by one, for conditions.
     pub(crate) has_slots: bool,
     pub(crate) breaks: Vec<Break>,
-    /// As it stood there: for conditions on items that are not ours.
+    /// What other clients see, as it was read: for conditions.
     pub(crate) seen: Seen,
 }
 
-/// What other clients look at; the times as they wrote them.
+/// The attributes of other clients; the times as they were read.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub(crate) struct Seen {
     pub(crate) context: Option<String>,
@@ -69,7 +76,7 @@ pub(crate) struct Entry {
     pub(crate) prior: Option<Box<Entry>>,
 }
 
-/// That a lock was broken.
+/// The record of a break.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Break {
     pub(crate) context: String,
@@ -80,19 +87,19 @@ pub(crate) struct Break {
 }
 
 impl Entry {
-    /// Nobody can have taken it over, whatever the service's time is within the bounds.
+    /// Whether the lease has not ended, wherever the service's time is within its bounds.
     pub(crate) fn certainly_lasts(&self, now: Now) -> bool {
         self.until >= now.hi
     }
 
-    /// It lasts for `lease` from now at least. A longer lease that it has is not cut short, and stays known as such: what lasts
-    /// longer than its lease is from the future.
+    /// Extends the end to at least `lease` from now. A longer lease is not cut short, and stays recorded as such: an end that is
+    /// later than the lease allows is from the future.
     pub(crate) fn extend(&mut self, lease: u64, now: Now) {
         self.until = self.until.max(now.hi.saturating_add(lease));
         self.lease = lease.max(self.until.saturating_sub(now.hi));
     }
 
-    /// It may be taken over, whatever the service's time is within the bounds.
+    /// Whether the lease has ended, wherever the service's time is within its bounds.
     pub(crate) fn certainly_ended(&self, now: Now) -> bool {
         self.until < now.lo
     }
@@ -105,23 +112,23 @@ impl Foreign {
 }
 
 impl Row {
-    /// Until when others see it held, in seconds, where this library wrote that.
+    /// Returns the end that other clients see, in seconds, where this library wrote it.
     pub(crate) fn seen_until(&self) -> Option<u64> {
         self.seen.expires.as_ref()?.parse().ok()
     }
 
-    /// Several hold it together as far as anybody knows, and all of them still do.
+    /// Whether it is shared, as other clients see it too, and no holder's lease has ended.
     pub(crate) fn is_shared_by_the_living(&self, now: Now) -> bool {
         self.foreign.is_none()
             && self.seen.context.as_deref() == Some(MANY)
             && self.holders.iter().all(|(_, entry)| !entry.certainly_ended(now))
     }
 
-    /// Nobody holds it, also as others see it, and nothing is remembered of it that a look has to weigh.
+    /// Whether it is free, as other clients see it too, not frozen, and without tombstones.
     pub(crate) fn is_free_for_all(&self, now: Now) -> bool {
         let is_over = self.seen.context.is_none()
             || self.seen_until().is_some_and(|until| until.saturating_mul(SECOND) < now.lo);
-        is_over && !self.frozen && self.marks.is_empty()
+        is_over && !self.frozen && self.tombstones.is_empty()
     }
 
     pub(crate) fn holder(&self, context: &str) -> Option<&Entry> {
@@ -138,7 +145,7 @@ impl Row {
     }
 
     pub(crate) fn was_withdrawn(&self, attempt: u64) -> bool {
-        self.marks.iter().any(|(marked, _)| *marked == attempt)
+        self.tombstones.iter().any(|(withdrawn, _)| *withdrawn == attempt)
     }
 
     pub(crate) fn was_broken(&self, fence: u64) -> bool {
@@ -151,14 +158,14 @@ impl Row {
         self.breaks.drain(..over);
     }
 
-    /// Forgets what is certainly over.
+    /// Removes holders and tombstones whose end is certainly past.
     pub(crate) fn prune(&mut self, now: Now) {
         self.holders.retain(|(_, entry)| !entry.certainly_ended(now));
-        self.marks.retain(|(_, until)| *until >= now.lo);
+        self.tombstones.retain(|(_, until)| *until >= now.lo);
         self.foreign.take_if(|foreign| foreign.certainly_ended(now));
     }
 
-    /// Counts leases from the future - the service's clock was set back - from now; tells whether there were any.
+    /// Lets leases from the future, after the service's clock was set back, count from now; returns whether there were any.
     pub(crate) fn rebase(&mut self, now: Now) -> bool {
         let mut rebased = false;
         for (_, entry) in &mut self.holders {

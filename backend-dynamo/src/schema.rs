@@ -26,7 +26,7 @@ const PAUSES: Exponential = Exponential { base: Duration::from_millis(50), max: 
 
 /// The table as these settings need it, in the languages of infrastructure tools.
 ///
-/// Billing is on demand; expired items, and those kept for the fence of an id that nobody holds, are collected by TTL.
+/// Billing is on demand; expired items, and those kept for the fence of a free id, are collected by TTL.
 #[derive(Clone, Debug)]
 pub struct Schema {
     table: String,
@@ -115,9 +115,9 @@ fn quoted(text: &str) -> String {
 }
 
 impl Store {
-    /// Looks at the table, which also tells the service's time. One that is missing, or that may not be described, is no
+    /// Checks the table, which also brings the service's time. One that is missing, or that may not be described, is no
     /// error here.
-    pub(crate) async fn look(&self) -> Result<(), StoreError> {
+    pub(crate) async fn check_table(&self) -> Result<(), StoreError> {
         if let Some(table) = self.describe().await? {
             self.check(&table)?;
         }
@@ -238,7 +238,7 @@ impl Store {
         match Box::pin(request.send()).await {
             Ok(_) => Ok(()),
             Err(error) => match error.as_service_error().and_then(ProvideErrorMetadata::code) {
-                // Somebody else was faster.
+                // Another program was faster.
                 Some("ResourceInUseException" | "TableAlreadyExistsException") => Ok(()),
                 _ => Err(Failure::of(&error).into()),
             },
@@ -257,7 +257,7 @@ impl Store {
             .time_to_live_specification(ttl.build().expect("both are set"));
         match Box::pin(request.send()).await {
             Ok(_) => Ok(()),
-            // Somebody else was faster, or TTL was changed within the hour: `doctor` tells whether it is on.
+            // Another program was faster, or TTL was changed within the hour: `doctor` reports whether it is on.
             Err(error)
                 if error.as_service_error().and_then(ProvideErrorMetadata::code)
                     == Some("ValidationException") =>

@@ -23,7 +23,7 @@ use crate::{
 /// Pauses between two tries.
 const PAUSES: Exponential = Exponential { base: Duration::from_millis(10), max: Duration::from_millis(500) };
 
-/// What became of some writes that are made together.
+/// The result of writes in one request.
 #[derive(Debug)]
 pub(crate) enum Written {
     /// All are done.
@@ -31,12 +31,12 @@ pub(crate) enum Written {
     /// None is: the conditions of these, by position, do not hold, for this is what stands there.
     Refused {
         found: Vec<(usize, Option<Item>)>,
-        /// How an earlier try failed that may have been done, or may still arrive.
+        /// The failure of an earlier try that may have been executed, or may still arrive.
         doubt: Option<Failure>,
     },
 }
 
-/// What one try came to.
+/// The result of one try.
 enum Tried {
     Done,
     Refused(Vec<(usize, Option<Item>)>),
@@ -73,7 +73,7 @@ impl Store {
                 continue;
             }
             if !failure.in_doubt {
-                // That one is over; the service would take the same token for the same outcome.
+                // That transaction has ended; the service would repeat its outcome for the same token.
                 token = self::token();
             }
             let pause = PAUSES.delay(attempt);

@@ -1,4 +1,4 @@
-//! Writes in the service's language of expressions, and in its JSON.
+//! Writes in the service's expression language and JSON.
 
 use std::borrow::Cow;
 
@@ -7,18 +7,18 @@ use smallvec::SmallVec;
 
 use crate::{config::Names, value::Value};
 
-/// A conditional write in the service's words: an update of one item.
+/// A conditional update of one item, in the service's expressions.
 pub(crate) struct Update<'a> {
     pub(crate) key: &'a str,
     pub(crate) change: Cow<'a, str>,
     pub(crate) condition: Cow<'a, str>,
-    /// What `#h` stands for.
+    /// The holder that the placeholder `#h` stands for.
     pub(crate) holder: Option<&'a str>,
-    /// All that change and condition name.
+    /// The values of change and condition.
     pub(crate) values: SmallVec<[(&'static str, Value<'a>); 8]>,
 }
 
-/// The expressions that are always the same.
+/// The constant expressions.
 #[derive(Clone, Copy)]
 pub(crate) enum Fixed {
     Take,
@@ -31,14 +31,14 @@ pub(crate) enum Fixed {
     RenewWithinIf,
     Free,
     FreeIf,
-    /// Where others might hold it too.
+    /// For modes that allow other holders.
     FreeAloneIf,
 }
 
 /// In the order of [`Fixed`].
 const FIXED: [&str; 11] = [
     "SET #c=:c,#t=:t,#e=:e,fence=:f,rev=:r,holders=:h",
-    // Slots that are over would count with those that come.
+    // Permits of expired holders would count with those of new ones.
     "SET #c=:c,#t=:t,#e=:e,fence=:f,rev=:r,holders=:h REMOVE slots",
     "SET #c=:c,#t=:t,#e=:e,fence=:f,rev=:r,holders=:h,slots=:s",
     "(attribute_not_exists(#c) OR #e<:n) AND (attribute_not_exists(fence) OR fence<:f) AND attribute_not_exists(frozen) \
@@ -54,17 +54,17 @@ const FIXED: [&str; 11] = [
      AND size(holders)=:o",
 ];
 
-/// How writes are spelled for one table.
+/// The expressions of one table.
 ///
-/// Expressions call the attributes whose names can be chosen by the usual names, which the service takes as they are; by
-/// placeholders, where others were chosen, as these may be words that it reserves.
+/// Expressions contain the usual names of attributes, which the service accepts, and placeholders for chosen names, which may be
+/// reserved words.
 #[derive(Debug)]
 pub(crate) struct Spelling {
     table: String,
     id: String,
-    /// Placeholders and what they stand for.
+    /// Placeholders of chosen names, and the names.
     chosen: Vec<(&'static str, String)>,
-    /// Placeholders that nothing needs, and what is written in their place.
+    /// Placeholders that are not needed, and the usual names that replace them.
     usual: Vec<(&'static str, String)>,
     fixed: [String; 11],
 }
@@ -82,13 +82,13 @@ impl Spelling {
         Cow::Borrowed(&self.fixed[which as usize])
     }
 
-    /// The expression as it is sent.
+    /// Returns the expression as it is sent.
     pub(crate) fn fit(&self, expression: &str) -> Cow<'_, str> {
         Cow::Owned(fit(&self.usual, expression))
     }
 
-    /// Appends an update, as a request of its own and a transaction both have it; if the condition does not hold, what
-    /// stands there is wanted.
+    /// Appends an update, in the form of a single request and of a transaction. If the condition does not hold, the service
+    /// returns the item.
     pub(crate) fn write(&self, update: &Update<'_>, to: &mut JsonObjectWriter<'_>) {
         let Update { key, change, condition, holder, values } = update;
         to.key("TableName").string(&self.table);
@@ -102,7 +102,7 @@ impl Spelling {
         let chosen = self.chosen.iter().map(|(placeholder, name)| (*placeholder, name.as_str()));
         let mut names =
             holder.into_iter().chain(chosen.filter(|(placeholder, _)| used(placeholder))).peekable();
-        // The service refuses what is empty.
+        // The service refuses empty maps.
         if names.peek().is_some() {
             let mut all = to.key("ExpressionAttributeNames").start_object();
             for (placeholder, name) in names {
@@ -121,7 +121,7 @@ impl Spelling {
     }
 }
 
-/// The expression with names in the place of placeholders.
+/// Replaces placeholders by names.
 fn fit(names: &[(&'static str, String)], expression: &str) -> String {
     names.iter().fold(expression.to_owned(), |text, (placeholder, name)| text.replace(placeholder, name))
 }

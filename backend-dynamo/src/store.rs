@@ -1,4 +1,4 @@
-//! The table as this process reaches it: what every step needs, and reading.
+//! The table: the state that every step needs, and reads.
 
 use std::{
     collections::HashMap,
@@ -31,7 +31,7 @@ const PAUSES: Exponential = Exponential { base: Duration::from_millis(10), max: 
 /// Pauses between two rounds of a race with others.
 const RACES: Exponential = Exponential { base: Duration::from_millis(2), max: Duration::from_millis(8) };
 
-/// What was sent so far, and what the service counted for it.
+/// The requests so far, and the units that the service counted for them.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 pub struct Usage {
     /// Requests that read or write items, every try counted.
@@ -78,7 +78,7 @@ impl Store {
             capacity: Mutex::new(None),
             refused: Mutex::default(),
         };
-        store.look().await.map_err(|error| store.report(error))?;
+        store.check_table().await.map_err(|error| store.report(error))?;
         store.admit().await.map_err(|error| store.report(error))?;
         Ok(store)
     }
@@ -102,8 +102,8 @@ impl Store {
         self.clock.now().ok_or(StoreError::NoTime)
     }
 
-    /// A short rest before the same items are tried again, or the end of the trying. Short also after many rounds: who
-    /// lost against others knows what they left, and whoever rests longest would lose again.
+    /// Waits briefly before the same items are tried again, or ends at the deadline. The pause stays short after many rounds: the
+    /// loser of a race has read the current items, and would lose again after a longer pause.
     pub(crate) async fn rest(&self, round: u32, deadline: Instant, in_doubt: bool) -> Result<(), StoreError> {
         let pause = RACES.delay(round);
         if Instant::now() + pause >= deadline {
@@ -113,7 +113,7 @@ impl Store {
         Ok(())
     }
 
-    /// What stands under these keys, consistently, each for itself; in their order.
+    /// Reads the items of these keys, in their order; consistently, but each on its own.
     pub(crate) async fn read(
         &self,
         keys: &[String],
@@ -153,7 +153,7 @@ impl Store {
         unreachable!("the loop ends by returning")
     }
 
-    /// Reads a hundred items at most; what the service leaves unprocessed is asked for again.
+    /// Reads at most a hundred items; requests those again that the service left unprocessed.
     async fn read_batch(
         &self,
         keys: &[String],
@@ -193,8 +193,8 @@ impl Store {
         unreachable!("the loop ends by returning")
     }
 
-    /// Everything of this namespace that `filter` allows (`#c` is the context's attribute, `#h` and `:c` the context
-    /// asked for), consistently, page by page. Reads the whole table.
+    /// Reads all items of this namespace that `filter` accepts (`#c` is the context's attribute, `#h` and `:c` the wanted context),
+    /// consistently, page by page. Reads the whole table.
     pub(crate) async fn scan(
         &self,
         filter: &str,
@@ -252,7 +252,7 @@ impl Store {
         }
     }
 
-    /// Rests, if the same may be read again.
+    /// Waits before a read is repeated, if that may help.
     async fn rest_after(&self, failure: Failure, attempt: u32, deadline: Instant) -> Result<(), StoreError> {
         if failure.is_about_the_clock() && attempt == 0 {
             return Ok(());
@@ -296,7 +296,7 @@ impl Store {
         capacity.map(|_| ReturnConsumedCapacity::Total)
     }
 
-    /// Adds what a write cost; one that is refused for its conditions costs the same and says nothing.
+    /// Adds the units of a write; one that is refused for its condition costs the same, but reports nothing.
     pub(crate) fn count_written<'c>(&self, consumed: impl Iterator<Item = &'c ConsumedCapacity>) {
         let units: f64 = consumed
             .filter_map(|consumed| consumed.write_capacity_units().or(consumed.capacity_units()))
@@ -304,7 +304,7 @@ impl Store {
         self.count(|usage| usage.write_units += units);
     }
 
-    /// Adds what a read cost.
+    /// Adds the units of a read.
     fn count_read<'c>(&self, consumed: impl Iterator<Item = &'c ConsumedCapacity>) {
         let units: f64 = consumed
             .filter_map(|consumed| consumed.read_capacity_units().or(consumed.capacity_units()))

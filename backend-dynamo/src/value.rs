@@ -1,14 +1,14 @@
-//! What attributes hold, in the service's JSON.
+//! Values of attributes, in the service's JSON.
 
 use aws_smithy_json::serialize::{JsonObjectWriter, JsonValueWriter};
 use lockcore::Mode;
 
 use crate::{
-    item::{self, SECOND},
+    clock::SECOND,
     row::{Break, Entry},
 };
 
-/// What an attribute is set to, or compared with.
+/// A value that an attribute is set to, or compared with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Value<'a> {
     Text(&'a str),
@@ -23,12 +23,12 @@ pub(crate) enum Value<'a> {
     Holder(&'a str, &'a Entry),
     /// Holders by context.
     Holders(&'a [(String, Entry)]),
-    /// Permits that are taken, each by itself, so that conditions can tell which are and how many.
+    /// Taken permits, each an attribute, so that conditions can test and count them.
     Permits(&'a [u32]),
     /// The permits of all of these.
     PermitsOf(&'a [(String, Entry)]),
-    /// Withdrawn attempts and until when each is remembered.
-    Marks(&'a [(u64, u64)]),
+    /// Withdrawn attempts and the ends of their tombstones.
+    Tombstones(&'a [(u64, u64)]),
     Breaks(&'a [Break]),
 }
 
@@ -53,11 +53,10 @@ impl Value<'_> {
             Value::PermitsOf(holders) => {
                 write_permits(&mut typed, holders.iter().flat_map(|(_, entry)| &entry.permits));
             }
-            Value::Marks(marks) => {
-                map(
-                    &mut typed,
-                    marks.iter().map(|(attempt, until)| (item::mark(*attempt), Value::Number(*until))),
-                );
+            Value::Tombstones(tombstones) => {
+                let named =
+                    tombstones.iter().map(|(attempt, end)| (tombstone(*attempt), Value::Number(*end)));
+                map(&mut typed, named);
             }
             Value::Breaks(breaks) => {
                 let mut list = typed.key("L").start_array();
@@ -73,6 +72,26 @@ impl Value<'_> {
     }
 }
 
+/// Names an attempt's tombstone, as a word that expressions can contain.
+pub(crate) fn tombstone(attempt: u64) -> String {
+    format!("x{attempt:016x}")
+}
+
+/// Names a taken permit, as a word that expressions can contain.
+pub(crate) fn permit_name(permit: u32) -> String {
+    format!("p{permit}")
+}
+
+/// Lists the indexes of permits, as a holder's entry has them.
+pub(crate) fn listed(permits: &[u32]) -> String {
+    permits.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// Rounds up to whole seconds: other clients' unit.
+pub(crate) fn up(micros: u64) -> u64 {
+    micros.div_ceil(SECOND)
+}
+
 fn map<'v, K: AsRef<str>>(
     typed: &mut JsonObjectWriter<'_>,
     values: impl IntoIterator<Item = (K, Value<'v>)>,
@@ -85,11 +104,11 @@ fn map<'v, K: AsRef<str>>(
 }
 
 fn write_permits<'p>(typed: &mut JsonObjectWriter<'_>, permits: impl IntoIterator<Item = &'p u32>) {
-    map(typed, permits.into_iter().map(|permit| (item::permit(*permit), Value::True)));
+    map(typed, permits.into_iter().map(|permit| (permit_name(*permit), Value::True)));
 }
 
 impl Entry {
-    /// What conditions name stands by itself, the rest in one word after the other: an entry is written with every take.
+    /// Attributes that conditions name are separate, the rest is one text: an entry is written with every take.
     fn write(&self, mut map: JsonObjectWriter<'_>) {
         let mode = match self.mode {
             Mode::Exclusive => "exclusive",
@@ -103,7 +122,7 @@ impl Entry {
         Value::Number(self.until).write(map.key("ends"));
         if let Mode::Slots { limit, .. } = self.mode {
             Value::Number(u64::from(limit)).write(map.key("limit"));
-            Value::Text(&item::listed(&self.permits)).write(map.key("permits"));
+            Value::Text(&listed(&self.permits)).write(map.key("permits"));
         }
         if self.broken {
             Value::True.write(map.key("broken"));

@@ -1,16 +1,13 @@
-//! The version of a namespace's items, and which programs may use them.
+//! The version of a namespace's items, and of the programs that may use them.
 
 use aws_sdk_dynamodb::{error::ProvideErrorMetadata, types::AttributeValue};
 use lockcore::{BackendErrorKind, Finding, Severity, StoreFit, StoreVersion};
 
 use crate::{
     error::{Failure, StoreError},
+    row::VERSION,
     store::Store,
 };
-
-/// The version of the items that this program writes, and that a namespace without a record has: the first program that
-/// migrates it writes the record.
-pub(crate) const VERSION: StoreVersion = StoreVersion { version: 1, oldest_program: 1 };
 
 /// The attributes of the record.
 const NUMBERS: [&str; 2] = ["version", "oldestProgram"];
@@ -30,7 +27,7 @@ impl Store {
         }
     }
 
-    /// Looks at it again, for an administrator.
+    /// Reports the version for `doctor`.
     pub(crate) async fn version_finding(&self) -> Result<Finding, StoreError> {
         let found = self.record().await?.unwrap_or(VERSION);
         let StoreVersion { version, oldest_program } = found;
@@ -43,7 +40,7 @@ impl Store {
         Ok(Finding { severity, check: "schema version", detail })
     }
 
-    /// What is recorded; `None` as long as nothing is.
+    /// Reads the record; `None` if there is none.
     async fn record(&self) -> Result<Option<StoreVersion>, StoreError> {
         let item = match self.read_one(&self.keys.version(), self.deadline()).await {
             // There is no table yet.

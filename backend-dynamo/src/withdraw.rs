@@ -1,4 +1,4 @@
-//! Withdrawing a try: what it got is undone, and a request of it that arrives late is refused.
+//! Withdrawing an attempt: its grants are undone, and a request of it that arrives late is refused.
 
 use lockcore::{
     Granted, Mode, Withdraw,
@@ -7,77 +7,79 @@ use lockcore::{
 use smallvec::SmallVec;
 
 use crate::{
-    acquire::Ask, clock::Now, config::TRANSACTION, decide, error::StoreError, row::Row, send::Written,
+    acquire::Request, clock::Now, config::TRANSACTION, decide, error::StoreError, row::Row, send::Written,
     store::Store, write::Write,
 };
 
-/// Marks end at multiples of this, in microseconds.
-const MARKS_END: u64 = 5_000_000;
+/// Tombstones end at multiples of this, in microseconds.
+const TOMBSTONE_ENDS: u64 = 5_000_000;
 
 impl Store {
-    /// Ends an attempt. `None`: it left; otherwise what it holds.
+    /// Ends an attempt. Returns what it holds, or `None` if it left.
     ///
-    /// Reads first, to see what is to be undone. Where nothing is, and the item already remembers other attempts, the
-    /// write adds this one whatever others do meanwhile: so many withdrawals of one id at once do not race each other.
-    /// Everything else is written under the condition that nothing changed.
+    /// Reads first, to find what is to be undone. Where that is nothing, and the item has other tombstones, the write adds one
+    /// whatever others write meanwhile: so concurrent withdrawals of one id do not race. Everything else is written under
+    /// the condition that nothing changed.
     pub(crate) async fn withdraw(
         &self,
-        ask: &Ask,
+        request: &Request,
         how: Withdraw,
     ) -> Result<Option<SmallVec<[Granted; 1]>>, StoreError> {
-        self.remember_refusal(ask.attempt, false);
+        self.remember_refusal(request.attempt, false);
         if how == Withdraw::KeepIfGranted
-            && let Some(granted) = self.what_it_holds(ask).await?
+            && let Some(granted) = self.what_it_holds(request).await?
         {
             return Ok(Some(granted));
         }
-        for claims in ask.claims.chunks(TRANSACTION) {
-            self.undo(&ask.part(claims), how == Withdraw::Undo).await?;
+        for claims in request.claims.chunks(TRANSACTION) {
+            self.undo(&request.part(claims), how == Withdraw::Undo).await?;
         }
         Ok(None)
     }
 
-    /// The whole set, if it is held and this attempt got something of it.
-    async fn what_it_holds(&self, ask: &Ask) -> Result<Option<SmallVec<[Granted; 1]>>, StoreError> {
-        let keys: Vec<String> = ask.claims.iter().map(|claim| claim.key.clone()).collect();
+    /// Returns the whole set, if it is held and this attempt was granted a part of it.
+    async fn what_it_holds(&self, request: &Request) -> Result<Option<SmallVec<[Granted; 1]>>, StoreError> {
+        let keys: Vec<String> = request.claims.iter().map(|claim| claim.key.clone()).collect();
         let rows = self.read(&keys, self.deadline()).await?;
         let now = self.now()?;
         let (mut all, mut of_attempt) = (SmallVec::new(), false);
-        for (claim, row) in ask.claims.iter().zip(&rows) {
+        for (claim, row) in request.claims.iter().zip(&rows) {
             let Some(row) = row else { return Ok(None) };
-            let Some(granted) = decide::holds(row, &ask.context, claim.mode, now) else { return Ok(None) };
-            of_attempt |= row.holder(&ask.context).is_some_and(|own| own.attempt == ask.attempt);
+            let Some(granted) = decide::holds(row, &request.context, claim.mode, now) else {
+                return Ok(None);
+            };
+            of_attempt |= row.holder(&request.context).is_some_and(|own| own.attempt == request.attempt);
             all.push(granted);
         }
         Ok(of_attempt.then_some(all))
     }
 
-    /// Undoes, in one transaction, what the attempt got, and marks its ids if a late request is to be refused.
-    pub(crate) async fn undo(&self, ask: &Ask, mark: bool) -> Result<(), StoreError> {
+    /// Undoes the attempt's grants in one transaction, and adds tombstones if a late request is to be refused.
+    pub(crate) async fn undo(&self, request: &Request, tombstone: bool) -> Result<(), StoreError> {
         let deadline = self.deadline();
-        let keys: Vec<String> = ask.claims.iter().map(|claim| claim.key.clone()).collect();
+        let keys: Vec<String> = request.claims.iter().map(|claim| claim.key.clone()).collect();
         let mut rows = self.read(&keys, deadline).await?;
         for round in 0.. {
             let now = self.now()?;
             let (mut writes, mut positions) = (Vec::new(), Vec::new());
             for (position, (key, old)) in keys.iter().zip(&rows).enumerate() {
                 let mut row = old.clone().unwrap_or_default();
-                let undone = undo(&mut row, ask, now);
-                if mark && !row.was_withdrawn(ask.attempt) {
-                    // A request is on its way for no longer than its tries take.
+                let undone = undo(&mut row, request, now);
+                if tombstone && !row.was_withdrawn(request.attempt) {
+                    // Ten times as long as the request is retried: no request is on its way for so long.
                     let patience = micros(self.settings.timeout + self.settings.attempt_timeout) * 10;
-                    let until = now.hi.saturating_add(ask.lease.max(patience));
-                    // Withdrawals of one id at about the same time need the same end of its item: one moves it for all.
-                    let until = until.checked_next_multiple_of(MARKS_END).unwrap_or(until);
-                    let added = old
-                        .as_ref()
-                        .and_then(|old| Write::mark(key, old, &ask.context, ask.attempt, until, now));
+                    let until = now.hi.saturating_add(request.lease.max(patience));
+                    // Rounded, so that withdrawals at about the same time need the same end of the item, which one moves for all.
+                    let until = until.checked_next_multiple_of(TOMBSTONE_ENDS).unwrap_or(until);
+                    let added = old.as_ref().and_then(|old| {
+                        Write::tombstone(key, old, &request.context, request.attempt, until, now)
+                    });
                     if let Some(added) = added {
                         writes.push(added);
                         positions.push(position);
                         continue;
                     }
-                    row.marks.push((ask.attempt, until));
+                    row.tombstones.push((request.attempt, until));
                 } else if !undone {
                     continue;
                 }
@@ -103,24 +105,24 @@ impl Store {
     }
 }
 
-/// Removes what the attempt got from an item, and puts back what it replaced; tells whether there was anything.
-fn undo(row: &mut Row, ask: &Ask, now: Now) -> bool {
-    let of_attempt = row.holder(&ask.context).is_some_and(|own| own.attempt == ask.attempt);
+/// Removes the attempt's grant from a row, and restores what it replaced; returns whether there was one.
+fn undo(row: &mut Row, request: &Request, now: Now) -> bool {
+    let of_attempt = row.holder(&request.context).is_some_and(|own| own.attempt == request.attempt);
     if !of_attempt {
         return false;
     }
-    let Some(own) = row.remove(&ask.context) else { return false };
+    let Some(own) = row.remove(&request.context) else { return false };
     let Some(mut prior) = own.prior.filter(|prior| !prior.certainly_ended(now)) else { return true };
     if let Mode::Slots { .. } = prior.mode {
-        // Fewer permits may have let somebody in meanwhile who needs the rest: then they stay as few.
+        // Fewer permits may have admitted another holder that needs the rest: then the smaller number stays.
         if !InUse::of(row.holders.iter().map(|(_, entry)| entry.mode)).fits(prior.mode) {
             prior.mode = own.mode;
         }
         let taken = row.holders.iter().flat_map(|(_, entry)| entry.permits.iter().copied());
         prior.permits = rules::lowest_free(taken, prior.mode.permits());
     }
-    let position = row.holders.partition_point(|(context, _)| *context < ask.context);
-    row.holders.insert(position, (ask.context.clone(), *prior));
+    let position = row.holders.partition_point(|(context, _)| *context < request.context);
+    row.holders.insert(position, (request.context.clone(), *prior));
     true
 }
 

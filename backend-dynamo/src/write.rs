@@ -1,40 +1,40 @@
-//! Conditional writes: what each of them changes, and under which condition.
+//! Conditional writes: what each changes, and under which condition.
 
 use std::{borrow::Cow, fmt::Write as _};
 
 use lockcore::Mode;
 
 use crate::{
-    clock::Now,
+    clock::{Now, SECOND},
     decide::Asker,
-    item::{self, SECOND, up},
-    row::{Entry, Row, Seen},
+    item::{UNCOLLECTED, free_since},
+    row::{Entry, MANY, Row, Seen},
     spelling::{Fixed, Spelling, Update},
-    value::Value,
+    value::{self, Value, up},
 };
 
-/// One conditional write of one item. It is spelled out anew for every try, always the same.
+/// One conditional write of one item. Every retry sends the same text.
 #[derive(Debug)]
 pub(crate) struct Write<'a> {
     key: Cow<'a, str>,
-    /// What makes this write known again; 0 for items without.
+    /// Identifies this write in the item; 0 where the item has none.
     rev: u64,
     what: What<'a>,
 }
 
-/// A lock as its holder knows it.
+/// A lock as its grant names it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Holder<'a> {
+pub(crate) struct HeldLock<'a> {
     pub(crate) context: &'a str,
     pub(crate) fence: u64,
     pub(crate) exclusive: bool,
 }
 
-impl<'a> Holder<'a> {
-    /// The context that other clients see while this lasts. A client that changes items in place leaves `holders` as they
-    /// were: only here it shows that it took the id over.
+impl<'a> HeldLock<'a> {
+    /// Returns the context that other clients see while this lasts. A client that changes items in place leaves `holders`
+    /// unchanged: only here it shows that it took the id over.
     fn seen(self) -> &'a str {
-        if self.exclusive { self.context } else { item::MANY }
+        if self.exclusive { self.context } else { MANY }
     }
 }
 
@@ -42,10 +42,10 @@ impl<'a> Holder<'a> {
 enum What<'a> {
     Take { asker: Asker<'a>, entry: Entry, now: Now },
     Join { asker: Asker<'a>, entry: Entry, later_end: bool, has_slots: bool },
-    Mark { context: &'a str, attempt: u64, until: u64, later_end: Option<String> },
-    Renew { holder: Holder<'a>, lease: u64, within: bool, now: Now },
-    Free { holder: Holder<'a>, now: Now },
-    Leave { holder: Holder<'a>, permits: String, change: String, now: Now },
+    Tombstone { context: &'a str, attempt: u64, until: u64, later_end: Option<String> },
+    Renew { holder: HeldLock<'a>, lease: u64, within: bool, now: Now },
+    Free { holder: HeldLock<'a>, now: Now },
+    Leave { holder: HeldLock<'a>, permits: String, change: String, now: Now },
     Replace { old: Option<Box<Row>>, new: Box<Row>, now: Now },
     Fence(u64),
 }
@@ -55,23 +55,22 @@ impl<'a> Write<'a> {
         Write { key: key.into(), rev: fastrand::u64(1..), what }
     }
 
-    /// Takes an id that nobody holds, without having read it: free, or with a lease that is over, not frozen, no attempt
-    /// withdrawn of late, under a fence above the last one.
+    /// Takes an id without having read it, if it is free or its leases have ended, it is not frozen, and has no tombstone; under a
+    /// fence above the last one.
     pub(crate) fn take(key: &'a str, asker: Asker<'a>, entry: Entry, now: Now) -> Self {
         Write::new(key, What::Take { asker, entry, now })
     }
 
-    /// Joins those who hold an id together, whoever comes and goes meanwhile: of slots the permits must still be free, and
-    /// no more taken than leave room for them.
+    /// Adds a holder to a shared id, whatever other holders do meanwhile. Permits of slots must still be free, and leave room within
+    /// the limit.
     pub(crate) fn join(key: &'a str, old: &Row, asker: Asker<'a>, entry: Entry) -> Self {
         let later_end = old.seen_until().is_some_and(|seen| seen > up(entry.until));
         Write::new(key, What::Join { asker, entry, later_end, has_slots: old.has_slots })
     }
 
-    /// Adds a withdrawn attempt of a context to those that an item remembers, whatever others write meanwhile. `None` if only
-    /// a replacement will do: the item remembers none yet, or mostly such as are over; it shows another client's lock; the
-    /// context holds it.
-    pub(crate) fn mark(
+    /// Adds the tombstone of an attempt to those of an item, whatever others write meanwhile. `None` if only a replacement will
+    /// do: the item has none yet, or most of them have ended; it has another client's lock; the context holds it.
+    pub(crate) fn tombstone(
         key: &'a str,
         old: &Row,
         context: &'a str,
@@ -79,52 +78,52 @@ impl<'a> Write<'a> {
         until: u64,
         now: Now,
     ) -> Option<Self> {
-        let over = old.marks.iter().filter(|(_, until)| *until < now.lo).count();
-        if 2 * over >= old.marks.len() || old.foreign.is_some() || old.holder(context).is_some() {
+        let ended = old.tombstones.iter().filter(|(_, until)| *until < now.lo).count();
+        if 2 * ended >= old.tombstones.len() || old.foreign.is_some() || old.holder(context).is_some() {
             return None;
         }
         // Invariant T1.
         let later_end = match (old.seen_until()?, &old.seen.context) {
-            (end, _) if end == item::UNCOLLECTED || end >= up(until) => None,
+            (end, _) if end == UNCOLLECTED || end >= up(until) => None,
             (_, Some(seen)) => Some(seen.clone()),
             (_, None) => return None,
         };
-        Some(Write::new(key, What::Mark { context, attempt, until, later_end }))
+        Some(Write::new(key, What::Tombstone { context, attempt, until, later_end }))
     }
 
-    /// Extends what a context certainly still holds under a fence, whoever else does, if nobody's end is later.
-    pub(crate) fn renew(key: &'a str, holder: Holder<'a>, lease: u64, now: Now) -> Self {
+    /// Extends a lock whose lease certainly lasts, if no other holder's end is later.
+    pub(crate) fn renew(key: &'a str, holder: HeldLock<'a>, lease: u64, now: Now) -> Self {
         Write::new(key, What::Renew { holder, lease, within: false, now })
     }
 
-    /// Extends what a context certainly still holds under a fence where somebody's end, or a freeze, is later anyway.
-    pub(crate) fn renew_within(key: &'a str, holder: Holder<'a>, lease: u64, now: Now) -> Self {
+    /// Extends a lock whose lease certainly lasts, where another holder's end, or a freeze, is later.
+    pub(crate) fn renew_within(key: &'a str, holder: HeldLock<'a>, lease: u64, now: Now) -> Self {
         Write::new(key, What::Renew { holder, lease, within: true, now })
     }
 
-    /// Frees what a context holds alone under a fence - which an exclusive lock does - ; the item stays for its fence, to be
-    /// collected some day: it must remember no withdrawn attempt.
-    pub(crate) fn free(key: &'a str, holder: Holder<'a>, now: Now) -> Self {
+    /// Frees a lock that has no other holders, as an exclusive one has. The item stays for its fence until TTL collects it: it must
+    /// have no tombstones.
+    pub(crate) fn free(key: &'a str, holder: HeldLock<'a>, now: Now) -> Self {
         Write::new(key, What::Free { holder, now })
     }
 
-    /// Leaves an id, and the permits that were had, to those who hold it too, whoever comes and goes meanwhile. Others may
-    /// see it held until what was the last end so far.
-    pub(crate) fn leave(key: &'a str, holder: Holder<'a>, permits: &[u32], now: Now) -> Self {
+    /// Removes a holder and its permits from an id with other holders, whatever those do meanwhile. Other clients may see it held
+    /// until what was the last end so far.
+    pub(crate) fn leave(key: &'a str, holder: HeldLock<'a>, permits: &[u32], now: Now) -> Self {
         let mut change = "SET rev=:r REMOVE holders.#h".to_owned();
         for permit in permits {
-            let _ = write!(change, ",slots.{}", item::permit(*permit));
+            let _ = write!(change, ",slots.{}", value::permit_name(*permit));
         }
-        let permits = if permits.is_empty() { String::new() } else { item::listed(permits) };
+        let permits = if permits.is_empty() { String::new() } else { value::listed(permits) };
         Write::new(key, What::Leave { holder, permits, change, now })
     }
 
-    /// Puts `new` where `old` was read, if that still stands there.
+    /// Replaces `old` by `new`, if the item is still as it was read.
     pub(crate) fn replace(key: &'a str, old: Option<&Row>, new: Row, now: Now) -> Self {
         Write::new(key, What::Replace { old: old.cloned().map(Box::new), new: Box::new(new), now })
     }
 
-    /// Notes a fence in the item that is for nothing else.
+    /// Records a fence in the item that is for nothing else.
     pub(crate) fn fence(key: String, fence: u64) -> Self {
         Write { key: key.into(), rev: 0, what: What::Fence(fence) }
     }
@@ -133,14 +132,14 @@ impl<'a> Write<'a> {
         self.rev
     }
 
-    /// The write in the service's words.
+    /// Writes the update in the service's expressions.
     pub(crate) fn spelled<'w>(&'w self, spelling: &'w Spelling) -> Update<'w> {
         let rev = (":r", Value::Number(self.rev));
         match &self.what {
             What::Take { asker, entry, now } => {
                 let context = match entry.mode {
                     Mode::Exclusive => asker.context,
-                    _ => item::MANY,
+                    _ => MANY,
                 };
                 let (change, slots) = match entry.mode {
                     Mode::Exclusive => (Fixed::Take, None),
@@ -162,15 +161,15 @@ impl<'a> Write<'a> {
             What::Join { asker, entry, later_end, has_slots } => {
                 self.join_spelled(spelling, asker, entry, *later_end, *has_slots)
             }
-            What::Mark { context, attempt, until, later_end } => {
-                let mark = item::mark(*attempt);
-                let mut change = format!("SET marks.{mark}=:u,rev=:r");
+            What::Tombstone { context, attempt, until, later_end } => {
+                let tombstone = value::tombstone(*attempt);
+                let mut change = format!("SET marks.{tombstone}=:u,rev=:r");
                 let mut condition = "attribute_exists(marks) AND attribute_not_exists(holders.#h)".to_owned();
                 let mut values = vec![(":u", Value::Number(*until)), (":m", Value::Number(up(*until))), rev];
                 match later_end {
                     None => {
                         condition += " AND (#e=:z OR #e>=:m)";
-                        values.push((":z", Value::Number(item::UNCOLLECTED)));
+                        values.push((":z", Value::Number(UNCOLLECTED)));
                     }
                     Some(seen) => {
                         change += ",#e=:m";
@@ -201,7 +200,7 @@ impl<'a> Write<'a> {
             What::Free { holder, now } => {
                 let condition = if holder.exclusive { Fixed::FreeIf } else { Fixed::FreeAloneIf };
                 let values = [
-                    (":e", Value::Number(item::free_since(*now))),
+                    (":e", Value::Number(free_since(*now))),
                     rev,
                     (":c", Value::Text(holder.seen())),
                     (":f", Value::Number(holder.fence)),
@@ -214,7 +213,7 @@ impl<'a> Write<'a> {
             What::Leave { holder, permits, change, now } => {
                 let mut condition =
                     "#c=:c AND holders.#h.fence=:f AND holders.#h.ends>=:n AND size(holders)>:o".to_owned();
-                // Under the same fence there may be other ones, if an attempt to have more was withdrawn.
+                // A withdrawn attempt to take more may have left other permits under the same fence.
                 let permits = (!permits.is_empty()).then(|| {
                     condition += " AND holders.#h.permits=:p";
                     (":p", Value::Text(permits))
@@ -268,8 +267,8 @@ impl<'a> Write<'a> {
             "#c=:c AND attribute_not_exists(holders.#h) AND fence<:f AND attribute_not_exists(frozen) \
              AND attribute_not_exists(marks."
                 .to_owned();
-        condition += &item::mark(asker.attempt);
-        // No end that others see ever moves to an earlier time but where all is known.
+        condition += &value::tombstone(asker.attempt);
+        // The end that other clients see moves to an earlier time only where the whole item was read.
         if later_end {
             condition += ") AND #e>=:e";
         } else {
@@ -277,7 +276,7 @@ impl<'a> Write<'a> {
             condition += ") AND #e<=:e";
         }
         let mut values = vec![
-            (":c", Value::Text(item::MANY)),
+            (":c", Value::Text(MANY)),
             (":h", Value::Entry(entry)),
             (":f", Value::Number(entry.fence)),
             (":r", Value::Number(self.rev)),
@@ -286,7 +285,7 @@ impl<'a> Write<'a> {
         match entry.mode {
             Mode::Slots { permits, limit } if has_slots => {
                 for permit in &entry.permits {
-                    let permit = item::permit(*permit);
+                    let permit = value::permit_name(*permit);
                     let _ = write!(change, ",slots.{permit}=:p");
                     let _ = write!(condition, " AND attribute_not_exists(slots.{permit})");
                 }
@@ -315,15 +314,15 @@ impl<'a> Write<'a> {
     }
 }
 
-/// What the new attributes of an item are called, beside the old ones of the condition.
+/// Placeholders of the new attributes, beside those of the condition.
 const NEW: [&str; 10] = [":0", ":1", ":2", ":3", ":4", ":5", ":6", ":7", ":8", ":9"];
 
-/// The condition that an item stands there as it was read, and its values.
+/// The condition that an item is still as it was read, and its values.
 fn unchanged(old: Option<&Row>) -> (&'static str, Vec<(&'static str, Value<'_>)>) {
     let Some(old) = old else { return ("attribute_not_exists(#i)", Vec::new()) };
     let Seen { context, expires, .. } = &old.seen;
     let condition = match (old.rev, context.is_some(), expires.is_some()) {
-        // Another client may have changed what it knows and left the rest.
+        // Another client may have changed its attributes and left `rev`.
         (Some(_), _, false) => "rev=:g",
         (Some(_), false, true) => "rev=:g AND #e=:e",
         (Some(_), true, true) => "rev=:g AND #e=:e AND #c=:c",

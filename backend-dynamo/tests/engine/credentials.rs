@@ -21,6 +21,9 @@ const TABLE: &str = "LOCKCORE_TEST_TABLE";
 const NAMESPACE: &str = "LOCKCORE_TEST_NAMESPACE";
 const PROFILE: &str = "LOCKCORE_TEST_PROFILE";
 
+/// An id of its own: without a namespace other tests of this process see it.
+const ID: &str = "locked by a program";
+
 /// What nobody may see.
 const SECRET: &str = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYSECRETKEY";
 const TOKEN: &str = "FwoGZXIvYXdzEBYaSESSIONTOKEN";
@@ -31,6 +34,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         trial(Kind::DynamoDb, "credentials::from_a_profile", profile),
         trial(Kind::DynamoDb, "credentials::from_a_process", process),
         trial(Kind::DynamoDb, "credentials::none_or_broken_ones_are_denied", denied),
+        trial(Kind::DynamoDb, "credentials::the_short_form_takes_all_from_the_environment", short_form),
     ]
 }
 
@@ -40,22 +44,26 @@ pub(crate) fn as_told_by_environment() -> Option<ExitCode> {
     Some(blocking(locker(table)))
 }
 
-/// Locks and frees an id, and tells and logs all that can be told.
+/// Locks and frees an id, and prints and logs all that is shown.
 async fn locker(table: String) -> ExitCode {
     tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_writer(std::io::stderr).init();
-    let mut builder = DynamoLockDao::<String>::builder().table(table);
-    builder = builder.namespace(std::env::var(NAMESPACE).expect("it is set"));
-    if let Ok(profile) = std::env::var(PROFILE) {
-        builder = builder.profile(profile);
-    }
-    println!("{builder:?}");
     let outcome = async {
-        let dao = builder.open().await?;
+        let dao = match std::env::var(NAMESPACE) {
+            Err(_not_set) => DynamoLockDao::<String>::open(table).await?,
+            Ok(namespace) => {
+                let mut builder = DynamoLockDao::<String>::builder().table(table).namespace(namespace);
+                if let Ok(profile) = std::env::var(PROFILE) {
+                    builder = builder.profile(profile);
+                }
+                println!("{builder:?}");
+                builder.open().await?
+            }
+        };
         println!("{dao:?}");
         let request = AcquireRequest {
             context: Uuid::fresh(),
             attempt: AttemptId::fresh(),
-            claims: ClaimSet::new(["a"], Mode::Exclusive).expect("an id"),
+            claims: ClaimSet::new([ID], Mode::Exclusive).expect("an id"),
             lease: Some(std::time::Duration::from_secs(30)),
             owner: "a program".into(),
             queue: false,
@@ -76,8 +84,13 @@ async fn locker(table: String) -> ExitCode {
     }
 }
 
-/// This program once more, with nothing of the SDK's in its environment but these.
+/// Runs this program once more, with nothing of the SDK's in its environment but these.
 fn run(rig: &Rig, environment: &[(&str, &str)]) -> Output {
+    run_in(rig, Some(&Uuid::new_v4().to_string()), environment)
+}
+
+/// The same in a namespace, or opened by the short form.
+fn run_in(rig: &Rig, namespace: Option<&str>, environment: &[(&str, &str)]) -> Output {
     let mut command = Command::new(std::env::current_exe().expect("it runs"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("AWS_")) {
         command.env_remove(name);
@@ -85,7 +98,7 @@ fn run(rig: &Rig, environment: &[(&str, &str)]) -> Output {
     let (table, _) = rig.keys();
     command
         .env(TABLE, table)
-        .env(NAMESPACE, Uuid::new_v4().to_string())
+        .envs(namespace.map(|namespace| (NAMESPACE, namespace)))
         .env("AWS_REGION", "eu-central-1")
         .env("AWS_ENDPOINT_URL_DYNAMODB", rig.front.url())
         .env("AWS_EC2_METADATA_DISABLED", "true")
@@ -151,6 +164,21 @@ async fn process() -> TestResult {
     fs::write(&config, format!("[default]\ncredential_process = cat {}\n", answer.display()))?;
     let config = ("AWS_CONFIG_FILE", config.to_str().ok_or("a path in UTF-8")?);
     assert_eq!(signed_by(&[config]).await?, [format!("AKIAPROCESS with {TOKEN}")]);
+    Ok(())
+}
+
+async fn short_form() -> TestResult {
+    let rig = Rig::new().await?;
+    rig.front.signed_by();
+    let keys = [("AWS_ACCESS_KEY_ID", "AKIASHORT"), ("AWS_SECRET_ACCESS_KEY", SECRET)];
+    let output = tokio::task::block_in_place(|| run_in(&rig, None, &keys));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    let counted = rig.front.counted();
+    assert_eq!((counted["DescribeTable"], counted["UpdateItem"]), (1, 2));
+    assert_eq!(rig.front.signed_by(), ["AKIASHORT"]);
+    let error = DynamoLockDao::<String>::open("a table").await.expect_err("a name without blanks");
+    assert_eq!(error.kind(), lockcore::BackendErrorKind::BadSetting);
+    assert!(error.to_string().contains("table: \"a table\""), "{error}");
     Ok(())
 }
 
