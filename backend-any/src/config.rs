@@ -1,4 +1,4 @@
-//! The configuration: what it says, how layers of it add up, and the way from it to a backend and a service.
+//! The configuration: its fields, its layers, and how a backend and a service are made from it.
 
 use std::{path::Path, time::Duration};
 
@@ -9,6 +9,7 @@ use crate::{
     BackendOptions, BackendUrl, ConfigError, ConnectError, Waiting,
     backends::{self, Settings},
     option::OptionValue,
+    schemes::backend_of,
     source,
     url::NAMESPACE,
 };
@@ -42,7 +43,7 @@ pub struct Config {
     pub lease: Option<Duration>,
     /// The default wait.
     pub wait: Option<Waiting>,
-    /// What only one backend knows.
+    /// The backends' own options.
     pub options: BackendOptions,
 }
 
@@ -103,8 +104,8 @@ impl Config {
         self.connect_as().await
     }
 
-    /// Connects to the backend as whoever migrates its schema does: creates what is missing also where the options say that
-    /// programs do not (`migrate=false`, SQLite's `mode=rw`).
+    /// Connects and migrates: creates what is missing, even where the options say that programs do not (`migrate=false`, SQLite's
+    /// `mode=rw`).
     ///
     /// # Errors
     /// [`ConnectError`].
@@ -164,7 +165,7 @@ impl Config {
         let config = self.clone().settled()?;
         let url = config.url.ok_or(ConfigError::NoUrl)?;
         config.options.check_backends()?;
-        let mut options = config.options.of(backends::backend_of(url.scheme())).overridden_by(url.options());
+        let mut options = config.options.of(backend_of(url.scheme())).overridden_by(url.options());
         if let Some(namespace) = config.namespace {
             let value = OptionValue::new(NAMESPACE, NAMESPACE.to_owned(), namespace);
             options.insert(NAMESPACE.to_owned(), value);

@@ -17,7 +17,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|_| "it must be a duration with a unit, such as 30s".to_owned())
 }
 
-/// How long a call waits by default, as configuration gives it: `never`, a duration, or `forever`.
+/// The time that a call waits by default, as configured: `never`, a duration, or `forever`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Waiting {
     /// Not at all.

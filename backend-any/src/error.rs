@@ -1,10 +1,10 @@
-//! What can be wrong with a configuration, naming the place and the value, and what can fail on connecting.
+//! Errors of a configuration, which name the place and the value, and of connecting.
 
 use std::{fmt, io, path::PathBuf};
 
 use lockcore::{BackendError, BadRequest};
 
-/// What is wrong with a configuration. Shows no secret: not of a URL, not of an option.
+/// An error in a configuration. Shows no secret of a URL or an option.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -39,24 +39,24 @@ pub enum ConfigError {
         /// The schemes of this build.
         known: Vec<&'static str>,
     },
-    /// A key or option that nobody knows.
+    /// An unknown key or option.
     #[error("{place}: unknown key {key:?}; known are {}", List(.known))]
     UnknownKey {
         /// Where it stands.
         place: String,
         /// The key.
         key: String,
-        /// What could stand there.
+        /// The known keys.
         known: Vec<&'static str>,
     },
     /// A value that is not possible.
     #[error("{field}: {value} is not possible, {expected}")]
     Value {
-        /// Which field, and where it stands.
+        /// The field and its place.
         field: String,
         /// The value, quoted; of a secret one only that it is one.
         value: String,
-        /// What is possible.
+        /// The possible values.
         expected: String,
     },
     /// A file that is not TOML.

@@ -36,6 +36,7 @@ mod config;
 mod duration;
 mod error;
 mod option;
+mod schemes;
 mod source;
 mod table;
 mod url;

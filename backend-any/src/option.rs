@@ -4,18 +4,21 @@ use std::{borrow::Cow, collections::BTreeMap, fmt, num::NonZeroUsize, path::Path
 
 use secrecy::{ExposeSecret, SecretString};
 
-use crate::{ConfigError, backends};
+use crate::{
+    ConfigError,
+    schemes::{BACKENDS, FILE_OPTIONS, backend_of},
+};
 
-/// What an option whose name says so is shown as.
+/// Shown in place of a secret.
 const REDACTED: &str = "[redacted]";
 
-/// Whether a value under this name is not to be shown. Rather too many than one too few.
+/// Whether a value with this name may be a secret: rather too many than one too few.
 pub(crate) fn is_secret(key: &str) -> bool {
     let key = key.to_ascii_lowercase();
     ["pass", "pwd", "secret", "token", "key", "cred", "auth", "url"].iter().any(|word| key.contains(word))
 }
 
-/// One value and where it stands.
+/// The value of an option, and its place.
 #[derive(Clone)]
 pub(crate) struct OptionValue {
     /// Such as `sqlite.shards in lockcore.toml`.
@@ -29,12 +32,12 @@ impl OptionValue {
         OptionValue { field, text: text.into(), secret: is_secret(key) }
     }
 
-    /// The value, also a secret one.
+    /// Returns the value, including a secret.
     pub(crate) fn expose(&self) -> &str {
         self.text.expose_secret()
     }
 
-    /// The value as it may be shown.
+    /// Returns the value as it may be shown.
     pub(crate) fn shown(&self) -> Cow<'_, str> {
         if self.secret { REDACTED.into() } else { self.expose().into() }
     }
@@ -43,7 +46,7 @@ impl OptionValue {
     pub(crate) fn move_under(&mut self, key: &str, folder: &Path) {
         let path = Path::new(self.text.expose_secret());
         // The drivers take PEM text in place of the path of a certificate.
-        let is_path = backends::FILES.contains(&key) && !self.expose().starts_with("-----");
+        let is_path = FILE_OPTIONS.contains(&key) && !self.expose().starts_with("-----");
         if is_path && path.is_relative() {
             self.text = folder.join(path).to_string_lossy().into_owned().into();
         }
@@ -66,12 +69,11 @@ impl fmt::Debug for OptionValue {
 pub struct BackendOptions(BTreeMap<String, Options>);
 
 impl BackendOptions {
-    /// Sets an option of the backend with this scheme. Whether there is such a backend, and whether it knows the option,
-    /// shows on connecting.
+    /// Sets an option of the backend with this scheme. Connecting fails if there is no such backend or option.
     #[must_use]
     pub fn with(mut self, scheme: &str, key: &str, value: impl Into<String>) -> Self {
         let value = OptionValue::new(key, format!("{scheme}.{key}"), value.into());
-        self.0.entry(backends::backend_of(scheme).to_owned()).or_default().insert(key.to_owned(), value);
+        self.0.entry(backend_of(scheme).to_owned()).or_default().insert(key.to_owned(), value);
         self
     }
 
@@ -87,14 +89,14 @@ impl BackendOptions {
         self
     }
 
-    /// Refuses options of a backend that there is not.
+    /// Refuses options of unknown backends.
     pub(crate) fn check_backends(&self) -> Result<(), ConfigError> {
-        match self.0.keys().find(|name| backends::all_schemes().all(|scheme| scheme != name.as_str())) {
+        match self.0.keys().find(|name| !BACKENDS.contains(&name.as_str())) {
             None => Ok(()),
             Some(name) => Err(ConfigError::UnknownKey {
                 place: "options".to_owned(),
                 key: name.clone(),
-                known: backends::all_schemes().collect(),
+                known: BACKENDS.to_vec(),
             }),
         }
     }
@@ -103,7 +105,7 @@ impl BackendOptions {
         self.0.get(scheme).cloned().unwrap_or_default()
     }
 
-    /// These options, and over them `other`'s.
+    /// Returns these options, overridden by `other`'s.
     pub(crate) fn overridden_by(mut self, other: BackendOptions) -> Self {
         for (scheme, over) in other.0 {
             let below = self.0.remove(&scheme).unwrap_or_default();
@@ -122,7 +124,7 @@ impl Options {
         self.0.insert(key, value);
     }
 
-    /// These options, and over them `other`'s.
+    /// Returns these options, overridden by `other`'s.
     pub(crate) fn overridden_by(mut self, other: Options) -> Self {
         self.0.extend(other.0);
         self
@@ -140,7 +142,7 @@ impl Options {
         }
     }
 
-    /// The option read by `read`, which says what it expects of a text that it cannot take.
+    /// Reads the option by `read`, which returns what it expects if it refuses the text.
     pub(crate) fn read<T>(
         &self,
         key: &str,
@@ -151,21 +153,21 @@ impl Options {
     }
 }
 
-/// A backend's builder that is being told the options.
+/// A backend's builder, and the options that are passed to it.
 pub(crate) struct Fill<'o, B> {
     pub(crate) builder: B,
     options: &'o Options,
 }
 
 impl Options {
-    /// Begins telling a builder the options.
+    /// Begins to pass the options to a builder.
     pub(crate) fn fill<B>(&self, builder: B) -> Fill<'_, B> {
         Fill { builder, options: self }
     }
 }
 
 impl<B> Fill<'_, B> {
-    /// Tells the builder one option, read by `read`, if it is there.
+    /// Passes one option, read by `read`, to the builder if it is set.
     pub(crate) fn with<T>(
         mut self,
         key: &str,
@@ -179,13 +181,13 @@ impl<B> Fill<'_, B> {
     }
 }
 
-/// What an option can be read as without knowing more of it.
+/// A type that an option can be read as, whatever it is for.
 pub(crate) trait Plain: Sized {
-    /// Reads it, or says what is expected.
+    /// Parses the text, or returns what is expected.
     fn plain(text: &str) -> Result<Self, String>;
 }
 
-/// What the builder, or the driver, checks itself.
+/// Checked by the builder or the driver.
 impl Plain for String {
     fn plain(text: &str) -> Result<Self, String> {
         Ok(text.to_owned())

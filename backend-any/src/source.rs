@@ -1,4 +1,4 @@
-//! Where configuration comes from: a TOML file and the environment.
+//! The sources of configuration: a TOML file and the environment.
 
 use std::{
     ffi::OsString,
@@ -14,6 +14,7 @@ use crate::{
     BackendUrl, Config, ConfigError, backends,
     option::{OptionValue, Options},
     parse_duration,
+    schemes::BACKENDS,
 };
 
 /// The file that is read if none is named and it is there.
@@ -22,12 +23,12 @@ const DEFAULT_FILE: &str = "lockcore.toml";
 /// The keys beside the backends' tables.
 const KEYS: [&str; 5] = ["url", "namespace", "owner", "lease", "wait"];
 
-/// Other variables that begin with [`PREFIX`]: where the file is, what `lockctl` reads and what it tells its commands, and
+/// Other variables that begin with [`PREFIX`]: the path of the file, what `lockctl` reads and what it passes to its commands, and
 /// what the test suite reads.
 const OTHER_VARIABLES: [&str; 9] =
     ["CONFIG", "LOG", "CONTEXT", "FENCE", "FENCES", "PERMITS", "ENCLOSING", "REQUIRE_SERVERS", "BLESS"];
 
-/// What every variable begins with.
+/// The prefix of every variable.
 const PREFIX: &str = "LOCKCORE_";
 
 /// Refuses variables that look like ours but are not: a misspelt one would otherwise be ignored.
@@ -156,7 +157,7 @@ fn from_table(table: Table, name: &str) -> Result<Config, ConfigError> {
             let field = format!("{key} in {name}");
             let text = plain(&key, &field, value)?;
             set(&mut config, &key, field, &text)?;
-        } else if backends::all_schemes().any(|scheme| scheme == key) {
+        } else if BACKENDS.contains(&key.as_str()) {
             let options = backend_table(&key, value, name)?;
             config.options.set(key, options);
         } else {
@@ -186,7 +187,7 @@ fn backend_table(scheme: &str, value: Value, name: &str) -> Result<Options, Conf
     Ok(options)
 }
 
-/// A single value as text. `key` only tells whether it may be shown.
+/// Returns a single value as text. `key` decides whether it may be shown.
 fn plain(key: &str, field: &str, value: Value) -> Result<String, ConfigError> {
     match value {
         Value::String(text) => Ok(text),

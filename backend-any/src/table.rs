@@ -1,4 +1,4 @@
-//! What each backend of this build promises, as a table for people.
+//! The promises of each backend of this build, as a table.
 
 use std::{fmt::Write, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::backends::capabilities;
 pub struct Backend {
     /// A URL of it.
     pub example: &'static str,
-    /// What it promises.
+    /// Its promises.
     pub capabilities: Capabilities,
 }
 

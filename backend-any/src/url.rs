@@ -7,8 +7,9 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Deserializer, de};
 
 use crate::{
-    ConfigError, backends,
+    ConfigError,
     option::{OptionValue, Options},
+    schemes::is_file,
 };
 
 /// A backend's URL: `scheme:rest?option=value&...`, such as `sqlite:/var/lib/locks.db?busy_timeout=5s`.
@@ -25,18 +26,18 @@ pub struct BackendUrl {
 }
 
 impl BackendUrl {
-    /// Which backend it names.
+    /// Returns its scheme, which names the backend.
     pub fn scheme(&self) -> &str {
         &self.scheme
     }
 
-    /// All of it, secrets included, for a driver that reads such URLs itself.
+    /// Returns the whole URL, including secrets, for a driver that parses it itself.
     pub fn expose(&self) -> &str {
         self.whole.expose_secret()
     }
 
-    /// What stands between the scheme and the options, decoded, without the `//` that may stand before a
-    /// path; for backends that have no user and no password.
+    /// Returns the part between the scheme and the options, decoded, without the `//` before a path; for backends without user and
+    /// password.
     ///
     /// # Errors
     /// [`ConfigError::Url`] if it has a password, or is not UTF-8 when decoded.
@@ -49,10 +50,10 @@ impl BackendUrl {
         decode(path.strip_prefix("//").unwrap_or(path)).map_err(|reason| url_error("url", reason))
     }
 
-    /// The same URL with relative paths in it, of the database or of options, as paths under `folder`.
+    /// Returns the URL with relative paths, of the database or of options, resolved against `folder`.
     pub(crate) fn under(&self, folder: &Path) -> Result<Self, ConfigError> {
         let mut url = self.clone();
-        if backends::is_file(&self.scheme) {
+        if is_file(&self.scheme) {
             // A path that cannot be read is refused on connecting.
             let path = self.path().ok().filter(|path| !path.is_empty() && path != IN_MEMORY);
             if let Some(path) = path.filter(|path| Path::new(path).is_relative()) {
@@ -83,13 +84,13 @@ impl BackendUrl {
         options
     }
 
-    /// Takes out the one option that is not the backend's.
+    /// Removes the one option that is not the backend's.
     pub(crate) fn take_namespace(&mut self) -> Option<OptionValue> {
         let position = self.options.iter().position(|(key, _)| key == NAMESPACE)?;
         Some(self.options.remove(position).1)
     }
 
-    /// Reads a URL that stands at `place`, which the error names.
+    /// Parses a URL from `place`, which the error names.
     pub(crate) fn read(text: &str, place: &str) -> Result<Self, ConfigError> {
         let refuse = |reason| url_error(place, reason);
         let (scheme, rest) = text.split_once(':').ok_or_else(|| refuse(NO_SCHEME))?;
@@ -123,7 +124,7 @@ impl BackendUrl {
 /// The path that names no file.
 pub(crate) const IN_MEMORY: &str = ":memory:";
 
-/// What would end a path or be read as something else in it.
+/// Characters that would end a path or have another meaning in it.
 const SPECIAL: &AsciiSet = &CONTROLS.add(b'%').add(b'?').add(b'@');
 
 /// The option that every backend's URL may have.
@@ -164,8 +165,7 @@ fn split_options(rest: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// `before` without what stands between the first `:` and the last `@`: a password may hold an `@`, a `/`
-/// or a `:` though it should not.
+/// Redacts what is between the first `:` and the last `@`: a password may contain an `@`, a `/` or a `:` although it should not.
 fn without_password(before: &str) -> String {
     let user_at = if before.starts_with("//") { 2 } else { 0 };
     match before.rfind('@') {

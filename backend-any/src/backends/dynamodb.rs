@@ -2,7 +2,7 @@
 //! usual chain knows the region.
 
 use lockcore::{AnyLockDao, Capabilities, ContextId, Ident};
-use lockcore_dynamo::{DynamoBuilder, DynamoLockDao, LargeSets};
+use lockcore_dynamo::{CAPABILITIES, DynamoBuilder, DynamoLockDao, LargeSets};
 
 use super::Settings;
 use crate::{ConfigError, ConnectError, option::Plain, parse_duration, url::NAMESPACE};
@@ -28,7 +28,7 @@ pub(super) const OPTIONS: &[&str] = &[
 ];
 
 pub(super) fn capabilities() -> Capabilities {
-    DynamoLockDao::<String>::declared()
+    CAPABILITIES
 }
 
 pub(super) async fn open<I: Ident, C: ContextId>(

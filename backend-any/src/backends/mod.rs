@@ -5,34 +5,32 @@ use lockcore::{AnyLockDao, Capabilities, ContextId, Ident};
 use crate::{
     BackendUrl, ConfigError, ConnectError,
     option::{OptionValue, Options},
+    schemes::{BACKENDS, backend_of},
     url::NAMESPACE,
 };
 
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
 mod driver;
 
-/// What a backend is opened with.
+/// The settings that a backend is opened with.
 pub(crate) struct Settings {
     pub(crate) url: BackendUrl,
-    /// Its own options, all of them known to it, and the namespace.
+    /// The backend's own options, and the namespace.
     pub(crate) options: Options,
 }
 
-/// Writes everything that goes through the list of backends. The file of a backend has `OPTIONS` (their
-/// names), `EXAMPLE` (a URL), `capabilities()` and `open(Settings)`.
+/// Generates all that dispatches on the backend. The file of a backend has `OPTIONS` (their names), `EXAMPLE` (a URL),
+/// `capabilities()` and `open(Settings)`.
 macro_rules! backends {
     ($($backend:ident $feature:literal;)*) => {
         $(#[cfg(feature = $feature)] mod $backend;)*
 
-        /// The schemes of this version and the features that bring them.
-        const FEATURES: &[(&str, &str)] = &[$((stringify!($backend), $feature),)*];
-
-        /// The schemes of this build.
+        /// Returns the backends of this build.
         pub(crate) fn compiled_in() -> Vec<&'static str> {
             vec![$(#[cfg(feature = $feature)] stringify!($backend),)*]
         }
 
-        /// The options of a backend of this build, its namespace among them.
+        /// Returns the names of a backend's own options, if it is compiled in.
         pub(crate) fn options_of(scheme: &str) -> Option<&'static [&'static str]> {
             match backend_of(scheme) {
                 $(#[cfg(feature = $feature)] stringify!($backend) => Some($backend::OPTIONS),)*
@@ -40,7 +38,7 @@ macro_rules! backends {
             }
         }
 
-        /// Each backend of this build with a URL of it.
+        /// Returns each backend of this build with an example of its URL.
         pub(crate) fn capabilities() -> Vec<(&'static str, Capabilities)> {
             vec![$(#[cfg(feature = $feature)] ($backend::EXAMPLE, $backend::capabilities()),)*]
         }
@@ -77,47 +75,6 @@ backends! {
     redis "redis";
 }
 
-/// Schemes that mean a backend of another name.
-const ALIASES: &[(&str, &str)] = &[
-    ("mariadb", "mysql"),
-    ("postgresql", "postgres"),
-    ("rediss", "redis"),
-    ("redis+unix", "redis"),
-    ("redis+sentinel", "redis"),
-    ("rediss+sentinel", "redis"),
-    ("redis+cluster", "redis"),
-    ("rediss+cluster", "redis"),
-];
-
-/// The options, of whatever backend, that name files.
-pub(crate) const FILES: &[&str] = &[
-    "client_certificate",
-    "client_key",
-    "root_certificate",
-    "socket",
-    "ssl-ca",
-    "ssl-cert",
-    "ssl-key",
-    "sslcert",
-    "sslkey",
-    "sslrootcert",
-];
-
-/// Whether the URLs of a scheme name a file.
-pub(crate) fn is_file(scheme: &str) -> bool {
-    scheme == "sqlite"
-}
-
-/// Every scheme that means something, compiled in or not.
-pub(crate) fn all_schemes() -> impl Iterator<Item = &'static str> {
-    FEATURES.iter().map(|(scheme, _)| *scheme)
-}
-
-/// The backend that a scheme means: its name is also that of its table in the file.
-pub(crate) fn backend_of(scheme: &str) -> &str {
-    ALIASES.iter().find(|(alias, _)| *alias == scheme).map_or(scheme, |(_, backend)| backend)
-}
-
 /// Opens the backend that the settings name.
 pub(crate) async fn open<I: Ident, C: ContextId>(
     settings: Settings,
@@ -138,7 +95,7 @@ fn check_known(settings: &Settings) -> Result<(), ConfigError> {
     settings.options.check_known(&known)
 }
 
-/// Says whether the store and its schema may be created or migrated on connecting, whatever the options say of it.
+/// Sets whether the store and its schema may be created or migrated on connecting, whatever the options say.
 pub(crate) fn set_creation(settings: &mut Settings, allowed: bool) -> Result<(), ConfigError> {
     check_known(settings)?;
     let own = options_of(settings.url.scheme()).unwrap_or_default();
@@ -151,7 +108,7 @@ pub(crate) fn set_creation(settings: &mut Settings, allowed: bool) -> Result<(),
     Ok(())
 }
 
-/// What creates the schema of the backend that the settings name, for another tool to read.
+/// Returns the schema of the backend that the settings name, for another tool to create.
 pub(crate) fn schema(settings: &Settings, language: &str) -> Result<String, ConnectError> {
     check_known(settings)?;
     let languages: &[&str] = match backend_of(settings.url.scheme()) {
@@ -179,18 +136,29 @@ pub(crate) fn schema(settings: &Settings, language: &str) -> Result<String, Conn
         _ => &[],
     };
     let expected = match languages {
-        [] => "none of this backend is printed: `migrate` makes what it needs".to_owned(),
+        [] => "this backend has none: `migrate` creates what it needs".to_owned(),
         known => format!("it must be one of {}", known.join(", ")),
     };
     let (field, value) = ("the language of the schema".to_owned(), format!("{language:?}"));
     Err(ConfigError::Value { field, value, expected }.into())
 }
 
-/// Why there is no backend for a scheme.
+/// Explains why there is no backend for a scheme.
 fn missing(scheme: String) -> ConfigError {
     let known = compiled_in();
-    if let Some((_, feature)) = FEATURES.iter().find(|(named, _)| *named == backend_of(&scheme)) {
+    if let Some(feature) = BACKENDS.into_iter().find(|backend| *backend == backend_of(&scheme)) {
         return ConfigError::NotCompiledIn { scheme, feature, known };
     }
     ConfigError::UnknownScheme { scheme, known }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_backend_of_this_build_has_a_scheme() {
+        let compiled_in = compiled_in();
+        assert!(compiled_in.iter().all(|backend| BACKENDS.contains(backend)), "{compiled_in:?}");
+    }
 }

@@ -1,0 +1,40 @@
+//! The schemes of URLs: which backend each means, compiled in or not.
+
+/// The name of each backend, which is its scheme and its cargo feature. `backends` has those of this build.
+pub(crate) const BACKENDS: [&str; 6] = ["memory", "sqlite", "dynamodb", "mysql", "postgres", "redis"];
+
+/// Schemes that mean a backend of another name.
+const ALIASES: &[(&str, &str)] = &[
+    ("mariadb", "mysql"),
+    ("postgresql", "postgres"),
+    ("rediss", "redis"),
+    ("redis+unix", "redis"),
+    ("redis+sentinel", "redis"),
+    ("rediss+sentinel", "redis"),
+    ("redis+cluster", "redis"),
+    ("rediss+cluster", "redis"),
+];
+
+/// The options of all backends that name files.
+pub(crate) const FILE_OPTIONS: &[&str] = &[
+    "client_certificate",
+    "client_key",
+    "root_certificate",
+    "socket",
+    "ssl-ca",
+    "ssl-cert",
+    "ssl-key",
+    "sslcert",
+    "sslkey",
+    "sslrootcert",
+];
+
+/// Whether the URLs of a scheme name a file.
+pub(crate) fn is_file(scheme: &str) -> bool {
+    scheme == "sqlite"
+}
+
+/// Returns the backend that a scheme means, whose name is also that of its table in the file.
+pub(crate) fn backend_of(scheme: &str) -> &str {
+    ALIASES.iter().find(|(alias, _)| *alias == scheme).map_or(scheme, |(_, backend)| backend)
+}
