@@ -1,6 +1,7 @@
 -- The usual case of acquire, release and renew: exclusive ids with one fence, of which there is a main key and nothing else,
--- or nothing at all. It stands before everything else because the definitions below cost the server as much as twenty
--- commands. What it does not recognise changes nothing and goes on to the general steps.
+-- or nothing at all. Without it the server needs three times as long for an acquire and a release of 1 or 10 ids, four times as
+-- long for a renewal. It stands before everything else because the definitions below cost as much as twenty commands. A call
+-- that it does not recognise goes on to the general steps unchanged.
 local op, keys, call = ARGV[1], KEYS, redis.call
 local n = #keys
 -- Flags of a holder in a main key.
