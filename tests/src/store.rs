@@ -138,7 +138,12 @@ impl<B: Backend> Store<B> {
     /// Waits until nobody holds any of `ids`, by the store's own account, without taking one: they are
     /// asked for together with an id that is held, so that the refusal tells which are.
     pub async fn until_free(&self, ids: &[&str]) {
-        let (stopper, prober) = (self.caller(), self.caller());
+        let (mut stopper, prober) = (self.caller(), self.caller());
+        // Held through another DAO where there is one. The last response to this one is then the probe's, so that what it shows
+        // still holds in the next step: DynamoDB's time is an estimate, which a late response may widen.
+        if let Some(other) = self.reopen().await {
+            stopper = stopper.through(&other.dao);
+        }
         let held = stopper.take(["the probe's stopper"]).await;
         let probe: Vec<_> = ids.iter().copied().chain(["the probe's stopper"]).collect();
         eventually("the leases end", || async {
