@@ -1,6 +1,6 @@
 //! SQLite, WAL and NORMAL: the whole way through `with_locks`, in a task of a multi-thread runtime, beside `rusqlite` running
-//! the same statements in that task, without a service or a decision; and what two changes of threads cost with nothing to
-//! do. And how late a timer is beside it, while sixteen processes use the file.
+//! the same statements in that task, without a service or a decision; a plain row for each id, without what the promises
+//! need; and two changes of threads with nothing to do. And how late a timer is beside it, while sixteen processes use the file.
 
 use std::{
     path::Path,
@@ -46,8 +46,12 @@ async fn pair(folder: &Path, ids: usize, fresh: bool) -> Case {
     const ROUNDS: usize = 1000;
     const TIMES: u32 = 3;
     let kind = if fresh { "never seen" } else { "repeated" };
-    let candidates =
-        ["with_locks", "rusqlite, same statements, same thread", "two changes of threads, nothing to do"];
+    let candidates = [
+        "with_locks",
+        "rusqlite, same statements, same thread",
+        "rusqlite, a plain row an id, same thread",
+        "two changes of threads, nothing to do",
+    ];
     let mut case = Case::new(format!("{ids} ids, {kind}: take and release"), &candidates);
     let ours = open(&folder.join(format!("ours-{ids}-{kind}.db"))).await;
     let mut bare = Bare::open(&folder.join(format!("bare-{ids}-{kind}.db")));
@@ -73,10 +77,15 @@ async fn pair(folder: &Path, ids: usize, fresh: bool) -> Case {
         }
         case.times(1).add(begun.elapsed(), TIMES);
         let begun = Instant::now();
+        for names in &sets {
+            plain(&bare.conn, names).expect("SQLite");
+        }
+        case.times(2).add(begun.elapsed(), TIMES);
+        let begun = Instant::now();
         for _ in 0..2 * TIMES {
             elsewhere.nothing().await;
         }
-        case.times(2).add(begun.elapsed(), TIMES);
+        case.times(3).add(begun.elapsed(), TIMES);
     }
     case
 }
@@ -217,6 +226,9 @@ impl Bare {
         conn.execute_batch(&schema_sql("")).expect("the schema");
         let namespace = "INSERT INTO namespaces (name) VALUES ('default') ON CONFLICT DO NOTHING";
         conn.execute(namespace, []).expect("a namespace");
+        let plain =
+            "CREATE TABLE IF NOT EXISTS plain (id BLOB PRIMARY KEY, owner BLOB, fence INTEGER) WITHOUT ROWID";
+        conn.execute(plain, []).expect("a table");
         Bare { conn, clock: 1_700_000_000_000_000 }
     }
 
@@ -294,6 +306,23 @@ fn free(conn: &Connection, ids: &[String], fence: i64, clock: i64) -> rusqlite::
     for id in ids {
         let freed = free.execute(params![1, id.as_bytes(), fence, CONTEXT, BOOT, clock])?;
         assert_eq!(freed, 1, "the statements are those of a release");
+    }
+    conn.prepare_cached("COMMIT")?.execute([])?;
+    Ok(())
+}
+
+/// What a lock table without leases, modes, queues and fences of its own would do.
+fn plain(conn: &Connection, ids: &[String]) -> rusqlite::Result<()> {
+    conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+    let mut insert = conn.prepare_cached("INSERT INTO plain (id, owner, fence) VALUES (?1, ?2, ?3)")?;
+    for id in ids {
+        insert.execute(params![id.as_bytes(), CONTEXT, ATTEMPT])?;
+    }
+    conn.prepare_cached("COMMIT")?.execute([])?;
+    conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+    let mut delete = conn.prepare_cached("DELETE FROM plain WHERE id = ?1 AND owner = ?2")?;
+    for id in ids {
+        delete.execute(params![id.as_bytes(), CONTEXT])?;
     }
     conn.prepare_cached("COMMIT")?.execute([])?;
     Ok(())
