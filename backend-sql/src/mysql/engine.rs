@@ -14,13 +14,13 @@ use super::{
     error::unconnected,
     fences::Fences,
     flavor::Flavor,
-    link::{Answer, Argument, Link, Routine},
+    link::{Argument, Link, Reply, Routine},
     listen::{self, Listener},
     schema::{self, FEW, Names},
 };
 use crate::server::{
-    Ask, Done, Engine, Hold, Kept, Key, Order, Outcome, ServerError, ServerLockDao, Settings, Single, fit,
-    micros, store_version,
+    Answer, Engine, Key, Notification, Order, ServerError, ServerLockDao, Settings, StoredGrant,
+    StoredRequest, fit, micros, reply, store_version,
 };
 
 /// How often sessions are rung that this user may not interrupt.
@@ -81,7 +81,6 @@ pub struct Mysql {
     names: Names,
     routines: Routines,
     fences: Fences,
-    kept: Kept,
 }
 
 #[derive(Debug)]
@@ -94,7 +93,6 @@ pub(super) struct Routines {
     acquire_one: Routine,
     acquire_few: Routine,
     acquire_many: Routine,
-    acquire_kept: Routine,
     acquire: Routine,
     withdraw: Routine,
     release_one: Routine,
@@ -124,7 +122,6 @@ impl Routines {
             acquire_one: routine("v1_acquire_one", 9),
             acquire_few: routine("v1_acquire_few", 9 + FEW),
             acquire_many: routine("v1_acquire_many", 10),
-            acquire_kept: routine("v1_acquire_kept", 12),
             acquire: routine("v1_acquire", 11),
             withdraw: routine("v1_withdraw", 8),
             release_one: routine("v1_release_one", 4),
@@ -157,17 +154,7 @@ impl Mysql {
             Some(socket) => socket.display().to_string(),
             None => format!("{}:{}", options.get_host(), options.get_port()),
         };
-        Mysql {
-            source,
-            options,
-            address,
-            database,
-            settings,
-            names,
-            routines,
-            fences: Fences::default(),
-            kept: Kept::new(),
-        }
+        Mysql { source, options, address, database, settings, names, routines, fences: Fences::default() }
     }
 
     /// A connection of our own.
@@ -190,7 +177,7 @@ impl Mysql {
             return Ok(namespace.into());
         }
         let name = Argument::Bytes(self.settings.namespace.as_bytes());
-        let Answer { text, .. } = link.call(&self.routines.enter, &[name, truth(create)]).await?;
+        let Reply { text, .. } = link.call(&self.routines.enter, &[name, truth(create)]).await?;
         let numbers: Option<Vec<i64>> = text.split(' ').map(|number| number.parse().ok()).collect();
         let Some([number, version, oldest_program]) = numbers.as_deref() else {
             return Err(ServerError::Answer { backend: "mysql", what: format!("{text:?}") });
@@ -209,7 +196,7 @@ impl Mysql {
         if link.spoilt {
             return Err(unconnected(sqlx::Error::Io(std::io::ErrorKind::ConnectionAborted.into())));
         }
-        let Answer { text, mut unrung } = link.call(routine, arguments).await?;
+        let Reply { text, mut unrung } = link.call(routine, arguments).await?;
         // The routines run with the rights of whoever made them, and may interrupt only that user's connections. One that
         // has other rights at the moment is about to wait with its own.
         for _ in 0..RINGS {
@@ -217,7 +204,7 @@ impl Mysql {
                 break;
             }
             match link.call(&self.routines.wake, &[Argument::Text(&unrung)]).await {
-                Ok(Answer { unrung: left, .. }) => unrung = left,
+                Ok(Reply { unrung: left, .. }) => unrung = left,
                 Err(error) => {
                     // Those who wait look by themselves. But this connection may be of no use for the next.
                     tracing::debug!(%error, "could not wake other sessions");
@@ -229,73 +216,71 @@ impl Mysql {
         Ok(text)
     }
 
-    async fn acquire(&self, link: &mut Link, ask: &Ask, session: i64) -> Result<String, ServerError> {
+    async fn acquire(&self, link: &mut Link, request: &StoredRequest) -> Result<Answer, ServerError> {
         let int = Argument::Int;
         let namespace = int(self.enter(link, true).await?);
-        let (context, owner) = (Argument::Bytes(ask.context.as_bytes()), Argument::Bytes(&ask.owner));
-        let (attempt, lease, session) = (int(ask.attempt), int(ask.lease), int(session));
-        let flags = int(i64::from(ask.queue) | i64::from(ask.nested) << 1);
-        let ids = &*ask.ids;
-        if ask.modes.is_some() {
-            let (id, set, plain) = (only(ids), &wanted(ask), truth(false));
+        let (context, owner) = (Argument::Bytes(request.context.as_bytes()), Argument::Bytes(&request.owner));
+        let (attempt, lease, session) = (int(request.attempt), int(request.lease), int(request.session));
+        let flags = int(i64::from(request.queue) | i64::from(request.nested) << 1);
+        let ids = &*request.ids;
+        if request.modes.is_some() {
+            let (id, set, plain) = (only(ids), &wanted(request), truth(false));
             let set = Argument::Text(set);
             let arguments =
                 [namespace, context, attempt, id, set, count(ids), plain, lease, owner, flags, session];
-            return self.call(link, &self.routines.acquire, &arguments).await;
+            let text = self.call(link, &self.routines.acquire, &arguments).await?;
+            return Answer::of_acquire(Self::NAME, &text, ids.len());
         }
         let sent = Moment::now();
         let proposed = self.fences.propose(sent);
         let fence = int(proposed);
-        if let [id] = ids {
+        let text;
+        let answer = if let [id] = ids {
             let id = Argument::Bytes(id);
             let arguments = [namespace, context, attempt, id, lease, owner, flags, session, fence];
-            let answer = self.call(link, &self.routines.acquire_one, &arguments).await?;
-            return Ok(self.fences.granted(proposed, sent, answer));
-        }
-        let mut arguments =
-            vec![namespace, context, attempt, count(ids), lease, owner, flags, session, fence];
-        let kept = self.kept.take(ids);
-        let text;
-        let routine = if let Some(set) = kept {
-            text = literals(ids);
-            arguments.extend([int(set.fence), int(set.attempt), Argument::Bytes(text.as_bytes())]);
-            &self.routines.acquire_kept
-        } else if ids.len() <= FEW {
-            let argument = |position| Argument::MaybeBytes(ids.get(position).map(Vec::as_slice));
-            arguments.extend((0..FEW).map(argument));
-            &self.routines.acquire_few
+            self.call(link, &self.routines.acquire_one, &arguments).await?
         } else {
-            text = literals(ids);
-            arguments.push(Argument::Bytes(text.as_bytes()));
-            &self.routines.acquire_many
+            let mut arguments =
+                vec![namespace, context, attempt, count(ids), lease, owner, flags, session, fence];
+            let routine = if ids.len() <= FEW {
+                let argument = |position| Argument::MaybeBytes(ids.get(position).map(Vec::as_slice));
+                arguments.extend((0..FEW).map(argument));
+                &self.routines.acquire_few
+            } else {
+                text = literals(ids);
+                arguments.push(Argument::Bytes(text.as_bytes()));
+                &self.routines.acquire_many
+            };
+            self.call(link, routine, &arguments).await?
         };
-        let answer = self.call(link, routine, &arguments).await?;
-        let answer = match kept {
-            Some(_) if answer.is_empty() => format!("K{proposed}"),
-            _ => self.fences.granted(proposed, sent, answer),
-        };
-        Ok(self.kept.granted(ask, kept, answer))
+        let answer = self.fences.granted(proposed, sent, answer);
+        Answer::of_acquire(Self::NAME, &answer, ids.len())
     }
 
-    async fn withdraw(&self, link: &mut Link, ask: &Ask, how: Withdraw) -> Result<String, ServerError> {
-        let set = wanted(ask);
+    async fn withdraw(
+        &self,
+        link: &mut Link,
+        request: &StoredRequest,
+        how: Withdraw,
+    ) -> Result<String, ServerError> {
+        let set = wanted(request);
         let arguments = [
             Argument::Int(self.enter(link, true).await?),
-            Argument::Bytes(ask.context.as_bytes()),
-            Argument::Int(ask.attempt),
+            Argument::Bytes(request.context.as_bytes()),
+            Argument::Int(request.attempt),
             Argument::Text(&set),
-            count(&ask.ids),
-            Argument::Int(ask.lease),
-            Argument::Bytes(&ask.owner),
+            count(&request.ids),
+            Argument::Int(request.lease),
+            Argument::Bytes(&request.owner),
             truth(how == Withdraw::Undo),
         ];
         self.call(link, &self.routines.withdraw, &arguments).await
     }
 
-    async fn release(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {
+    async fn release(&self, link: &mut Link, grant: &StoredGrant) -> Result<String, ServerError> {
         let namespace = Argument::Int(self.enter(link, true).await?);
-        let context = Argument::Bytes(hold.context.as_bytes());
-        match (&*hold.ids, hold.only_fence()) {
+        let context = Argument::Bytes(grant.context.as_bytes());
+        match (&*grant.ids, grant.only_fence()) {
             ([id], Some(fence)) => {
                 let arguments = [namespace, context, Argument::Bytes(id), Argument::Int(fence)];
                 self.call(link, &self.routines.release_one, &arguments).await
@@ -303,17 +288,12 @@ impl Mysql {
             (ids, Some(fence)) => {
                 let text = literals(ids);
                 let text = Argument::Bytes(text.as_bytes());
-                let kept = self.kept.keep(ids, fence);
-                let kept_as = Argument::MaybeInt(kept.map(|set| set.fence));
-                let arguments = [namespace, context, Argument::Int(fence), count(ids), text, kept_as];
-                let answer = self.call(link, &self.routines.release_set, &arguments).await?;
-                if let Some(set) = kept.filter(|_| answer.is_empty()) {
-                    self.kept.freed(ids, set);
-                }
-                Ok(answer)
+                let not_kept = Argument::MaybeInt(None);
+                let arguments = [namespace, context, Argument::Int(fence), count(ids), text, not_kept];
+                self.call(link, &self.routines.release_set, &arguments).await
             }
             (ids, None) => {
-                let set = held(hold);
+                let set = held(grant);
                 let arguments =
                     [namespace, context, Argument::Text(&set), count(ids), Argument::MaybeInt(None)];
                 self.call(link, &self.routines.release, &arguments).await
@@ -321,20 +301,40 @@ impl Mysql {
         }
     }
 
-    async fn renew(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {
-        let (set, fence) = (held(hold), hold.only_fence());
-        let kept = fence.map(|fence| self.kept.held(&hold.ids, fence).map_or(fence, |set| set.fence));
+    async fn renew(&self, link: &mut Link, grant: &StoredGrant) -> Result<String, ServerError> {
+        let (set, fence) = (held(grant), grant.only_fence());
         let arguments = [
             Argument::Int(self.enter(link, true).await?),
-            Argument::Bytes(hold.context.as_bytes()),
-            only(&hold.ids),
+            Argument::Bytes(grant.context.as_bytes()),
+            only(&grant.ids),
             Argument::MaybeInt(fence),
             Argument::Text(&set),
-            count(&hold.ids),
-            Argument::Int(hold.lease),
-            Argument::MaybeInt(kept),
+            count(&grant.ids),
+            Argument::Int(grant.lease),
+            Argument::MaybeInt(fence),
         ];
         self.call(link, &self.routines.renew, &arguments).await
+    }
+
+    /// Carries out a batch; `words` are the requests.
+    async fn batch(
+        &self,
+        link: &mut Link,
+        words: &str,
+        session: i64,
+        answer: impl Fn(&str) -> Result<Answer, ServerError>,
+    ) -> Result<Vec<Option<Answer>>, ServerError> {
+        let namespace = Argument::Int(self.enter(link, true).await?);
+        let arguments = [namespace, Argument::Bytes(words.as_bytes()), Argument::Int(session)];
+        let answers = self.call(link, &self.routines.together, &arguments).await?;
+        let mut answers: Vec<&str> = answers.split('|').collect();
+        // How long it took.
+        answers.pop();
+        let answers = answers.into_iter().map(|text| match text {
+            "A" | "B" => Ok(None),
+            text => answer(text).map(Some),
+        });
+        answers.collect()
     }
 }
 
@@ -353,8 +353,6 @@ impl Engine for Mysql {
     type Listener = Listener;
 
     const NAME: &'static str = "mysql";
-    /// A server has one durability for all commits.
-    const RELEASES_APART: bool = false;
 
     fn capabilities(&self) -> Capabilities {
         capabilities()
@@ -375,14 +373,23 @@ impl Engine for Mysql {
         matches!(self.source, Source::Own(_))
     }
 
-    async fn carry_out(&self, link: &mut Link, order: &Order<'_>) -> Result<String, ServerError> {
+    async fn carry_out(&self, link: &mut Link, order: &Order<'_>) -> Result<Answer, ServerError> {
         let int = Argument::Int;
         let (routine, arguments): (_, &[Argument<'_>]) = match order {
-            Order::Acquire { ask, session } => return self.acquire(link, ask, *session).await,
-            Order::Withdraw { ask, how } => return self.withdraw(link, ask, *how).await,
-            Order::Release(hold) => return self.release(link, hold).await,
-            Order::Renew(hold) => return self.renew(link, hold).await,
-            Order::Beat { session, probe, standing: _ } => {
+            Order::Acquire(request) => return self.acquire(link, request).await,
+            Order::Withdraw { request, how } => {
+                let text = self.withdraw(link, request, *how).await?;
+                return Answer::read(Self::NAME, order, &text);
+            }
+            Order::Release(grant) => {
+                let text = self.release(link, grant).await?;
+                return Answer::read(Self::NAME, order, &text);
+            }
+            Order::Renew(grant) => {
+                let text = self.renew(link, grant).await?;
+                return Answer::read(Self::NAME, order, &text);
+            }
+            Order::Heartbeat { session, probe, in_rows: _ } => {
                 (&self.routines.beat, &[int(*session), int(probe.map_or(0, i64::from))])
             }
             Order::Leave { session } => (&self.routines.leave, &[int(*session)]),
@@ -417,34 +424,37 @@ impl Engine for Mysql {
         );
         let mut all = vec![int(self.enter(link, create).await?)];
         all.extend_from_slice(arguments);
-        self.call(link, routine, &all).await
+        let text = self.call(link, routine, &all).await?;
+        Answer::read(Self::NAME, order, &text)
     }
 
-    async fn carry_out_together(&self, link: &mut Link, orders: &[&Single]) -> Result<Done, ServerError> {
-        let namespace = Argument::Int(self.enter(link, true).await?);
-        let (mut words, mut own_session) = (String::with_capacity(orders.len() * 200), 0);
-        for order in orders {
-            match order {
-                Single::Acquire { ask, session } => {
-                    own_session = *session;
-                    words.push_str(if ask.queue && !ask.nested { "2 " } else { "1 " });
-                    push_words(&mut words, [&ask.ids[0], ask.context.as_bytes(), &ask.owner]);
-                    let _ = write!(words, "{} {} ", ask.attempt, ask.lease);
-                }
-                Single::Release(hold) => {
-                    words.push_str("0 ");
-                    push_words(&mut words, [&hold.ids[0], hold.context.as_bytes()]);
-                    let _ = write!(words, "{} ", hold.fences[0]);
-                }
-            }
+    async fn acquire_batch(
+        &self,
+        link: &mut Link,
+        requests: &[StoredRequest],
+    ) -> Result<Vec<Option<Answer>>, ServerError> {
+        let mut words = String::with_capacity(requests.len() * 200);
+        for request in requests {
+            words.push_str(if request.queue && !request.nested { "2 " } else { "1 " });
+            push_words(&mut words, [&request.ids[0], request.context.as_bytes(), &request.owner]);
+            let _ = write!(words, "{} {} ", request.attempt, request.lease);
         }
-        let arguments = [namespace, Argument::Bytes(words.as_bytes()), Argument::Int(own_session)];
-        let answers = self.call(link, &self.routines.together, &arguments).await?;
-        Done::read(Self::NAME, &answers, '|', |answer| match answer {
-            "A" => Outcome::Alone,
-            "B" => Outcome::Busy,
-            done => Outcome::Done(done.to_owned()),
-        })
+        let answer = |text: &str| Answer::of_acquire(Self::NAME, text, 1);
+        self.batch(link, &words, requests[0].session, answer).await
+    }
+
+    async fn release_batch(
+        &self,
+        link: &mut Link,
+        grants: &[StoredGrant],
+    ) -> Result<Vec<Option<Answer>>, ServerError> {
+        let mut words = String::with_capacity(grants.len() * 200);
+        for grant in grants {
+            words.push_str("0 ");
+            push_words(&mut words, [&grant.ids[0], grant.context.as_bytes()]);
+            let _ = write!(words, "{} ", grant.fences[0]);
+        }
+        self.batch(link, &words, 0, |text| Answer::of_release(Self::NAME, text)).await
     }
 
     async fn migrate(&self, link: &mut Link) -> Result<(), ServerError> {
@@ -461,7 +471,7 @@ impl Engine for Mysql {
         &self.address
     }
 
-    fn place(&self) -> String {
+    fn location(&self) -> String {
         format!("database {:?} under the prefix {:?}", self.database, self.settings.prefix)
     }
 
@@ -479,8 +489,8 @@ impl Engine for Mysql {
         listen::listen(Routines::new(&self.names), link, other, namespace, session).await
     }
 
-    async fn hear(&self, listener: &mut Listener) -> Result<String, ServerError> {
-        listener.hear().await
+    async fn receive(&self, listener: &mut Listener) -> Result<Notification, ServerError> {
+        reply::notification(Self::NAME, &listener.hear().await?)
     }
 
     async fn probe(&self, listener: &mut Listener) -> Result<(), ServerError> {
@@ -515,9 +525,9 @@ fn truth(true_or_not: bool) -> Argument<'static> {
 }
 
 /// `[["id in hexadecimal", mode, permits, limit], ..]`
-fn wanted(ask: &Ask) -> String {
-    set(&ask.ids, |text, position| {
-        let (mode, permits, limit) = ask.modes.as_ref().map_or((2, 0, 0), |modes| {
+fn wanted(request: &StoredRequest) -> String {
+    set(&request.ids, |text, position| {
+        let (mode, permits, limit) = request.modes.as_ref().map_or((2, 0, 0), |modes| {
             (modes.codes[position], modes.permits[position], modes.limits[position])
         });
         let _ = write!(text, "{mode},{permits},{limit}");
@@ -525,9 +535,9 @@ fn wanted(ask: &Ask) -> String {
 }
 
 /// `[["id in hexadecimal", fence], ..]`
-fn held(hold: &Hold) -> String {
-    set(&hold.ids, |text, position| {
-        let _ = write!(text, "{}", hold.fences[position]);
+fn held(grant: &StoredGrant) -> String {
+    set(&grant.ids, |text, position| {
+        let _ = write!(text, "{}", grant.fences[position]);
     })
 }
 
@@ -578,13 +588,13 @@ mod tests {
 
     #[test]
     fn a_set_is_sent_in_hexadecimal() {
-        let hold = Hold {
+        let grant = StoredGrant {
             context: "c".into(),
             ids: vec![Vec::new(), vec![0, 0x5a, 0xff]],
             fences: vec![7, -1],
             lease: 1,
         };
-        assert_eq!(held(&hold), r#"[["",7],["005AFF",-1]]"#);
-        assert_eq!(literals(&hold.ids), "',x'005AFF");
+        assert_eq!(held(&grant), r#"[["",7],["005AFF",-1]]"#);
+        assert_eq!(literals(&grant.ids), "',x'005AFF");
     }
 }

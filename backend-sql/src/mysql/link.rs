@@ -46,7 +46,7 @@ pub(super) enum Argument<'r> {
 
 /// What a routine answers with.
 #[derive(Default, Debug)]
-pub(super) struct Answer {
+pub(super) struct Reply {
     pub(super) text: String,
     /// Sessions that it was to wake and had not the right to.
     pub(super) unrung: String,
@@ -81,9 +81,9 @@ impl Link {
         &mut self,
         routine: &Routine,
         arguments: &[Argument<'_>],
-    ) -> Result<Answer, ServerError> {
-        let mut answer = Answer::default();
-        let add = |part: Answer| {
+    ) -> Result<Reply, ServerError> {
+        let mut answer = Reply::default();
+        let add = |part: Reply| {
             answer.text.push_str(&part.text);
             answer.unrung.push_str(&part.unrung);
         };
@@ -96,7 +96,7 @@ impl Link {
         &mut self,
         routine: &Routine,
         arguments: &[Argument<'_>],
-        mut hear: impl FnMut(Answer),
+        mut hear: impl FnMut(Reply),
     ) -> Result<(), ServerError> {
         let mut query: Query<'_, MySql, MySqlArguments> = sqlx::query(AssertSqlSafe(routine.call.clone()));
         for argument in arguments {
@@ -110,7 +110,7 @@ impl Link {
         }
         // All of it, to the end: the routine's own outcome comes behind the rows.
         let mut results = self.raw().fetch_many(query);
-        let mut part = Answer::default();
+        let mut part = Reply::default();
         while let Some(result) = results.try_next().await.map_err(failed)? {
             match result {
                 Either::Right(row) => {

@@ -12,7 +12,7 @@ use super::{
     dedicated,
     engine::Routines,
     error::{is_interrupted, is_statement_timeout},
-    link::{Answer, Argument, Link, Routine},
+    link::{Argument, Link, Reply, Routine},
 };
 use crate::server::{ServerError, reply};
 
@@ -175,7 +175,7 @@ impl Sitting {
         ];
         self.vain += 1;
         let mut all_told = String::new();
-        let tell = |told: Answer| {
+        let tell = |told: Reply| {
             all_told.push_str(&told.text);
             // Before the routine has ended, which takes a while longer. Whether anybody hears is looked at then.
             let _ = heard.send(Ok(told.text));

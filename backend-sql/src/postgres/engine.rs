@@ -24,8 +24,8 @@ use super::{
     schema::{self, Names},
 };
 use crate::server::{
-    Ask, Done, Engine, Hold, Kept, Key, Modes, Order, Outcome, Place, ServerError, ServerLockDao, Set,
-    Settings, Single, fit, micros, store_version,
+    Answer, Engine, Key, Modes, Notification, Order, Place, ServerError, ServerLockDao, Settings,
+    StoredGrant, StoredRequest, fit, micros, reply, store_version,
 };
 
 /// Bits of the parameter `p_flags`.
@@ -97,7 +97,6 @@ pub struct Postgres {
     address: String,
     names: Names,
     routines: Routines,
-    kept: Kept,
     /// The role has another isolation level, so that connections bring [`LEVEL`] along.
     brings_level: AtomicBool,
 }
@@ -106,17 +105,15 @@ pub struct Postgres {
 struct Routines {
     acquire_one: Routine,
     acquire_many: Routine,
-    acquire_kept: Routine,
     acquire: Routine,
     withdraw: Routine,
     release_one: Routine,
     release_many: Routine,
     release: Routine,
-    acquire_together: Routine,
-    release_together: Routine,
+    acquire_batch: Routine,
+    release_batch: Routine,
     renew: Routine,
-    renew_kept: Routine,
-    beat: Routine,
+    heartbeat: Routine,
     leave: Routine,
     release_context: Routine,
     list: Routine,
@@ -133,22 +130,20 @@ impl Routines {
         Routines {
             acquire_one: function("v1_acquire_one", 8),
             acquire_many: procedure("v1_acquire_many", 8),
-            acquire_kept: procedure("v1_acquire_kept", 10),
             acquire: function("v1_acquire", 11),
             withdraw: function("v1_withdraw", 9),
             release_one: procedure("v1_release_one", 5),
-            release_many: procedure("v1_release_many", 7),
+            release_many: procedure("v1_release_many", 5),
             release: procedure("v1_release", 5),
-            acquire_together: function("v1_acquire_together", 8),
-            release_together: procedure("v1_release_together", 5),
+            acquire_batch: function("v1_acquire_batch", 8),
+            release_batch: procedure("v1_release_batch", 5),
             renew: function("v1_renew", 6),
-            renew_kept: procedure("v1_renew_kept", 8),
-            beat: function("v1_beat", 6),
+            heartbeat: function("v1_heartbeat", 6),
             leave: function("v1_leave", 2),
             release_context: function("v1_release_context", 2),
             list: function("v1_list", 3),
             inspect: function("v1_inspect", 2),
-            break_lock: function("v1_break", 5),
+            break_lock: function("v1_break_lock", 5),
             freeze: function("v1_freeze", 3),
             sweep: function("v1_sweep", 3),
         }
@@ -163,8 +158,8 @@ impl Postgres {
             Source::Own(options) => address(options),
             Source::Pool(pool) => address(&pool.connect_options()),
         };
-        let (kept, brings_level) = (Kept::new(), AtomicBool::new(false));
-        Postgres { source, listen, options, address, names, routines, kept, brings_level }
+        let brings_level = AtomicBool::new(false);
+        Postgres { source, listen, options, address, names, routines, brings_level }
     }
 
     /// A connection of our own, on which the routines can decide.
@@ -225,183 +220,100 @@ impl Postgres {
         if self.options.commit == Commit::Async { flag::ASYNC } else { 0 }
     }
 
-    fn flags(&self, ask: &Ask) -> i64 {
-        self.commits() | bit(ask.queue, flag::QUEUE) | bit(ask.nested, flag::NESTED)
+    fn flags(&self, request: &StoredRequest) -> i64 {
+        self.commits() | bit(request.queue, flag::QUEUE) | bit(request.nested, flag::NESTED)
     }
 
     fn flags_of_release(&self) -> i64 {
         self.commits() | bit(self.options.commit != Commit::Durable, flag::FREE_ASYNC)
     }
 
-    async fn acquire(&self, link: &mut Link, ask: &Ask, session: i64) -> Result<String, ServerError> {
-        if ask.modes.is_none() {
-            let (kept, ids) = match &*ask.ids {
-                [id] => (None, Argument::Bytes(id)),
-                ids => (self.kept.take(ids), Argument::ManyBytes(ids)),
-            };
-            let routine = match kept {
-                None if ask.ids.len() == 1 => &self.routines.acquire_one,
-                None => &self.routines.acquire_many,
-                Some(_) => &self.routines.acquire_kept,
-            };
-            let [made, made_by] = known_as(kept);
-            let arguments = [
-                self.namespace(),
-                Argument::Bytes(ask.context.as_bytes()),
-                Argument::Int(ask.attempt),
-                ids,
-                Argument::Int(ask.lease),
-                Argument::Bytes(&ask.owner),
-                Argument::Int(self.flags(ask)),
-                Argument::Int(session),
-                made,
-                made_by,
-            ];
-            let answer = link.call(routine, &arguments[..routine.parameters], self.options.prepared).await?;
-            return Ok(if ask.ids.len() == 1 { answer } else { self.kept.granted(ask, kept, answer) });
-        }
-        let [codes, permits, limits] = modes(ask);
-        let arguments = [
-            self.namespace(),
-            Argument::Bytes(ask.context.as_bytes()),
-            Argument::Int(ask.attempt),
-            Argument::ManyBytes(&ask.ids),
-            codes,
-            permits,
-            limits,
-            Argument::Int(ask.lease),
-            Argument::Bytes(&ask.owner),
-            Argument::Int(self.flags(ask)),
-            Argument::Int(session),
-        ];
-        link.call(&self.routines.acquire, &arguments, self.options.prepared).await
+    async fn call(
+        &self,
+        link: &mut Link,
+        routine: &Routine,
+        arguments: &[Argument<'_>],
+    ) -> Result<String, ServerError> {
+        link.call(routine, arguments, self.options.prepared).await
     }
 
-    async fn withdraw(&self, link: &mut Link, ask: &Ask, how: Withdraw) -> Result<String, ServerError> {
+    async fn acquire(&self, link: &mut Link, request: &StoredRequest) -> Result<String, ServerError> {
+        let (ns, context) = (self.namespace(), Argument::Bytes(request.context.as_bytes()));
+        let (attempt, lease) = (Argument::Int(request.attempt), Argument::Int(request.lease));
+        let (owner, flags) = (Argument::Bytes(&request.owner), Argument::Int(self.flags(request)));
+        let session = Argument::Int(request.session);
+        if request.modes.is_some() {
+            let [codes, permits, limits] = modes(request);
+            let ids = Argument::ManyBytes(&request.ids);
+            let arguments = [ns, context, attempt, ids, codes, permits, limits, lease, owner, flags, session];
+            return self.call(link, &self.routines.acquire, &arguments).await;
+        }
+        let (routine, ids) = match &*request.ids {
+            [id] => (&self.routines.acquire_one, Argument::Bytes(id)),
+            ids => (&self.routines.acquire_many, Argument::ManyBytes(ids)),
+        };
+        self.call(link, routine, &[ns, context, attempt, ids, lease, owner, flags, session]).await
+    }
+
+    async fn withdraw(
+        &self,
+        link: &mut Link,
+        request: &StoredRequest,
+        how: Withdraw,
+    ) -> Result<String, ServerError> {
         let flags = self.commits() | bit(how == Withdraw::KeepIfGranted, flag::KEEP);
-        let [codes, permits, limits] = modes(ask);
+        let [codes, permits, limits] = modes(request);
         let arguments = [
             self.namespace(),
-            Argument::Bytes(ask.context.as_bytes()),
-            Argument::Int(ask.attempt),
-            Argument::ManyBytes(&ask.ids),
+            Argument::Bytes(request.context.as_bytes()),
+            Argument::Int(request.attempt),
+            Argument::ManyBytes(&request.ids),
             codes,
             permits,
             limits,
-            Argument::Int(ask.lease),
+            Argument::Int(request.lease),
             Argument::Int(flags),
         ];
-        link.call(&self.routines.withdraw, &arguments, self.options.prepared).await
+        self.call(link, &self.routines.withdraw, &arguments).await
     }
 
-    async fn release(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {
-        let ((routine, ids, fences), kept) = match (&*hold.ids, hold.only_fence()) {
-            ([id], Some(fence)) => {
-                ((&self.routines.release_one, Argument::Bytes(id), Argument::Int(fence)), None)
-            }
+    async fn release(&self, link: &mut Link, grant: &StoredGrant) -> Result<String, ServerError> {
+        let (routine, ids, fences) = match (&*grant.ids, grant.only_fence()) {
+            ([id], Some(fence)) => (&self.routines.release_one, Argument::Bytes(id), Argument::Int(fence)),
             (ids, Some(fence)) => {
-                let many = (&self.routines.release_many, Argument::ManyBytes(ids), Argument::Int(fence));
-                (many, self.kept.keep(ids, fence))
+                (&self.routines.release_many, Argument::ManyBytes(ids), Argument::Int(fence))
             }
             (ids, None) => {
-                let fences = Argument::ManyInts(Some(&hold.fences));
-                ((&self.routines.release, Argument::ManyBytes(ids), fences), None)
+                let fences = Argument::ManyInts(Some(&grant.fences));
+                (&self.routines.release, Argument::ManyBytes(ids), fences)
             }
         };
-        let [made, made_by] = known_as(kept);
-        let arguments = [
-            self.namespace(),
-            Argument::Bytes(hold.context.as_bytes()),
-            ids,
-            fences,
-            Argument::Int(self.flags_of_release()),
-            made,
-            made_by,
-        ];
-        let answer = link.call(routine, &arguments[..routine.parameters], self.options.prepared).await;
-        let answer = answer.map_err(behind_a_commit)?;
-        if let Some(set) = kept.filter(|_| answer.is_empty()) {
-            self.kept.freed(&hold.ids, set);
-        }
-        Ok(answer)
+        let context = Argument::Bytes(grant.context.as_bytes());
+        let arguments = [self.namespace(), context, ids, fences, Argument::Int(self.flags_of_release())];
+        self.call(link, routine, &arguments).await.map_err(after_commit)
     }
 
-    async fn acquire_together(
-        &self,
-        link: &mut Link,
-        asks: &[&Ask],
-        session: i64,
-    ) -> Result<String, ServerError> {
-        let (mut contexts, mut ids, mut owners) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut attempts, mut leases, mut flags) = (Vec::new(), Vec::new(), Vec::new());
-        for ask in asks {
-            contexts.push(ask.context.as_bytes());
-            ids.push(ask.ids[0].as_slice());
-            owners.push(ask.owner.as_slice());
-            attempts.push(ask.attempt);
-            leases.push(ask.lease);
-            flags.push(self.flags(ask));
-        }
+    async fn renew(&self, link: &mut Link, grant: &StoredGrant) -> Result<String, ServerError> {
         let arguments = [
             self.namespace(),
-            Argument::EachBytes(&contexts),
-            Argument::ManyInts(Some(&attempts)),
-            Argument::EachBytes(&ids),
-            Argument::ManyInts(Some(&leases)),
-            Argument::EachBytes(&owners),
-            Argument::ManyInts(Some(&flags)),
-            Argument::Int(session),
-        ];
-        link.call(&self.routines.acquire_together, &arguments, self.options.prepared).await
-    }
-
-    async fn release_together(&self, link: &mut Link, holds: &[&Hold]) -> Result<String, ServerError> {
-        let (mut contexts, mut ids, mut fences) = (Vec::new(), Vec::new(), Vec::new());
-        for hold in holds {
-            contexts.push(hold.context.as_bytes());
-            ids.push(hold.ids[0].as_slice());
-            fences.push(hold.fences[0]);
-        }
-        let arguments = [
-            self.namespace(),
-            Argument::EachBytes(&contexts),
-            Argument::EachBytes(&ids),
-            Argument::ManyInts(Some(&fences)),
-            Argument::Int(self.flags_of_release()),
-        ];
-        let answer = link.call(&self.routines.release_together, &arguments, self.options.prepared).await;
-        answer.map_err(behind_a_commit)
-    }
-
-    async fn renew(&self, link: &mut Link, hold: &Hold) -> Result<String, ServerError> {
-        let fence = hold.only_fence();
-        let kept = fence.and_then(|fence| self.kept.held(&hold.ids, fence));
-        // As long as the fence is that by which its rows know it, they say themselves who has it.
-        let kept = kept.filter(|set| Some(set.fence) != fence);
-        let routine = if kept.is_some() { &self.routines.renew_kept } else { &self.routines.renew };
-        let [made, made_by] = known_as(kept);
-        let arguments = [
-            self.namespace(),
-            Argument::Bytes(hold.context.as_bytes()),
-            Argument::ManyBytes(&hold.ids),
-            Argument::ManyInts(Some(&hold.fences)),
-            Argument::Int(hold.lease),
+            Argument::Bytes(grant.context.as_bytes()),
+            Argument::ManyBytes(&grant.ids),
+            Argument::ManyInts(Some(&grant.fences)),
+            Argument::Int(grant.lease),
             Argument::Int(self.commits()),
-            made,
-            made_by,
         ];
-        link.call(routine, &arguments[..routine.parameters], self.options.prepared).await
+        self.call(link, &self.routines.renew, &arguments).await
     }
 
-    async fn beat(
+    async fn heartbeat(
         &self,
         link: &mut Link,
         session: i64,
-        standing: &[(Place, Key)],
+        in_rows: &[(Place, Key)],
         probe: Option<u32>,
     ) -> Result<String, ServerError> {
         let (mut ids, mut contexts, mut attempts) = (Vec::new(), Vec::new(), Vec::new());
-        for ((context, attempt), id) in standing {
+        for ((context, attempt), id) in in_rows {
             ids.push(id.as_slice());
             contexts.push(context.as_bytes());
             attempts.push(*attempt as i64);
@@ -414,7 +326,7 @@ impl Postgres {
             Argument::EachBytes(&contexts),
             Argument::ManyInts(Some(&attempts)),
         ];
-        link.call(&self.routines.beat, &arguments, self.options.prepared).await
+        self.call(link, &self.routines.heartbeat, &arguments).await
     }
 
     fn namespace(&self) -> Argument<'_> {
@@ -422,9 +334,9 @@ impl Postgres {
     }
 }
 
-/// What fails in a routine that commits by itself may have failed behind its commit: a timeout that somebody set, a full
-/// queue of notifications.
-fn behind_a_commit(error: ServerError) -> ServerError {
+/// Marks a failure of a routine that commits by itself as in doubt: it may have come after the commit, as a statement timeout
+/// or a full queue of notifications.
+fn after_commit(error: ServerError) -> ServerError {
     match error.kind() {
         BackendErrorKind::Busy if is_lock_timeout(&error) => error,
         BackendErrorKind::Busy | BackendErrorKind::Other if !error.is_transient() => error.possibly_done(),
@@ -432,7 +344,7 @@ fn behind_a_commit(error: ServerError) -> ServerError {
     }
 }
 
-/// Somebody waited too long for a row: in a routine that lifts the limit when it has committed, before it has.
+/// Reports whether it waited too long for a row: before the commit, because the routines lift the limit after that.
 fn is_lock_timeout(error: &ServerError) -> bool {
     let ServerError::Database { source: sqlx::Error::Database(error), .. } = error else { return false };
     error.code().as_deref() == Some("55P03")
@@ -442,13 +354,8 @@ fn bit(set: bool, flag: i64) -> i64 {
     if set { flag } else { 0 }
 }
 
-/// How the rows of a set know it; zeros without one.
-fn known_as<'r>(set: Option<Set>) -> [Argument<'r>; 2] {
-    set.map_or([0, 0], |set| [set.fence, set.attempt]).map(Argument::Int)
-}
-
-fn modes(ask: &Ask) -> [Argument<'_>; 3] {
-    let column = |column: fn(&Modes) -> &[i64]| Argument::ManyInts(ask.modes.as_ref().map(column));
+fn modes(request: &StoredRequest) -> [Argument<'_>; 3] {
+    let column = |column: fn(&Modes) -> &[i64]| Argument::ManyInts(request.modes.as_ref().map(column));
     [column(|modes| &modes.codes), column(|modes| &modes.permits), column(|modes| &modes.limits)]
 }
 
@@ -463,8 +370,6 @@ impl Engine for Postgres {
     type Listener = PgListener;
 
     const NAME: &'static str = "postgres";
-    /// A release commits asynchronously, a grant does not: together the one would wait for the other's disk.
-    const RELEASES_APART: bool = true;
 
     fn capabilities(&self) -> Capabilities {
         capabilities()
@@ -485,63 +390,98 @@ impl Engine for Postgres {
         matches!(self.source, Source::Own(_))
     }
 
-    async fn carry_out(&self, link: &mut Link, order: &Order<'_>) -> Result<String, ServerError> {
+    async fn carry_out(&self, link: &mut Link, order: &Order<'_>) -> Result<Answer, ServerError> {
         let ns = self.namespace();
         let int = Argument::Int;
-        let (routine, arguments): (_, &[Argument<'_>]) = match order {
-            Order::Acquire { ask, session } => return self.acquire(link, ask, *session).await,
-            Order::Withdraw { ask, how } => return self.withdraw(link, ask, *how).await,
-            Order::Release(hold) => return self.release(link, hold).await,
-            Order::Renew(hold) => return self.renew(link, hold).await,
-            Order::Beat { session, standing, probe } => {
-                return self.beat(link, *session, standing, *probe).await;
+        let text = match order {
+            Order::Acquire(request) => self.acquire(link, request).await,
+            Order::Withdraw { request, how } => self.withdraw(link, request, *how).await,
+            Order::Release(grant) => self.release(link, grant).await,
+            Order::Renew(grant) => self.renew(link, grant).await,
+            Order::Heartbeat { session, in_rows, probe } => {
+                self.heartbeat(link, *session, in_rows, *probe).await
             }
-            Order::Leave { session } => (&self.routines.leave, &[ns, int(*session)]),
+            Order::Leave { session } => self.call(link, &self.routines.leave, &[ns, int(*session)]).await,
             Order::ReleaseContext(context) => {
-                (&self.routines.release_context, &[ns, Argument::Bytes(context.as_bytes())])
+                let arguments = [ns, Argument::Bytes(context.as_bytes())];
+                self.call(link, &self.routines.release_context, &arguments).await
             }
             Order::List(page) => {
-                // One more than nothing: behind no id at all is the global lock, whose id is empty.
+                // Negative from the beginning: before all other ids is that of the global lock, which is empty.
                 let after = page.after.as_deref().unwrap_or_default().as_bytes();
                 let limit = i64::try_from(page.limit).unwrap_or(i64::MAX).min(1000);
                 let limit = if page.after.is_none() { -limit } else { limit };
-                (&self.routines.list, &[ns, Argument::Bytes(after), int(limit)])
+                self.call(link, &self.routines.list, &[ns, Argument::Bytes(after), int(limit)]).await
             }
-            Order::Inspect(id) => (&self.routines.inspect, &[ns, Argument::Bytes(id)]),
+            Order::Inspect(id) => self.call(link, &self.routines.inspect, &[ns, Argument::Bytes(id)]).await,
             Order::Break { id, fence, how, by } => {
                 let now = bit(*how == BreakMode::Now, 1);
                 let by = Argument::Bytes(by.as_bytes());
-                (&self.routines.break_lock, &[ns, Argument::Bytes(id), int(*fence), int(now), by])
+                let arguments = [ns, Argument::Bytes(id), int(*fence), int(now), by];
+                self.call(link, &self.routines.break_lock, &arguments).await
             }
             Order::Freeze { id, frozen } => {
-                (&self.routines.freeze, &[ns, Argument::Bytes(id), int(bit(*frozen, 1))])
+                let arguments = [ns, Argument::Bytes(id), int(bit(*frozen, 1))];
+                self.call(link, &self.routines.freeze, &arguments).await
             }
             Order::Sweep { batch, unless_within } => {
-                let within = unless_within.map_or(-1, micros);
                 let batch = i64::try_from(*batch).unwrap_or(i64::MAX);
-                (&self.routines.sweep, &[ns, int(batch), int(within)])
+                let arguments = [ns, int(batch), int(unless_within.map_or(-1, micros))];
+                self.call(link, &self.routines.sweep, &arguments).await
             }
         };
-        link.call(routine, arguments, self.options.prepared).await
+        Answer::read(Self::NAME, order, &text?)
     }
 
-    async fn carry_out_together(&self, link: &mut Link, orders: &[&Single]) -> Result<Done, ServerError> {
-        let (mut asks, mut holds, mut own_session) = (Vec::new(), Vec::new(), 0);
-        for order in orders {
-            match order {
-                Single::Acquire { ask, session } => {
-                    asks.push(ask);
-                    own_session = *session;
-                }
-                Single::Release(hold) => holds.push(hold),
-            }
+    async fn acquire_batch(
+        &self,
+        link: &mut Link,
+        requests: &[StoredRequest],
+    ) -> Result<Vec<Option<Answer>>, ServerError> {
+        let (mut contexts, mut ids, mut owners) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut attempts, mut leases, mut flags) = (Vec::new(), Vec::new(), Vec::new());
+        for request in requests {
+            contexts.push(request.context.as_bytes());
+            ids.push(request.ids[0].as_slice());
+            owners.push(request.owner.as_slice());
+            attempts.push(request.attempt);
+            leases.push(request.lease);
+            flags.push(self.flags(request));
         }
-        // Of one kind, since releases go apart.
-        let answers = match holds.is_empty() {
-            true => self.acquire_together(link, &asks, own_session).await?,
-            false => self.release_together(link, &holds).await?,
-        };
-        Done::read(Self::NAME, &answers, '\n', |answer| Outcome::Done(answer.to_owned()))
+        let arguments = [
+            self.namespace(),
+            Argument::EachBytes(&contexts),
+            Argument::ManyInts(Some(&attempts)),
+            Argument::EachBytes(&ids),
+            Argument::ManyInts(Some(&leases)),
+            Argument::EachBytes(&owners),
+            Argument::ManyInts(Some(&flags)),
+            Argument::Int(requests[0].session),
+        ];
+        let lines = self.call(link, &self.routines.acquire_batch, &arguments).await?;
+        lines.split('\n').map(|line| Answer::of_acquire(Self::NAME, line, 1).map(Some)).collect()
+    }
+
+    async fn release_batch(
+        &self,
+        link: &mut Link,
+        grants: &[StoredGrant],
+    ) -> Result<Vec<Option<Answer>>, ServerError> {
+        let (mut contexts, mut ids, mut fences) = (Vec::new(), Vec::new(), Vec::new());
+        for grant in grants {
+            contexts.push(grant.context.as_bytes());
+            ids.push(grant.ids[0].as_slice());
+            fences.push(grant.fences[0]);
+        }
+        let arguments = [
+            self.namespace(),
+            Argument::EachBytes(&contexts),
+            Argument::EachBytes(&ids),
+            Argument::ManyInts(Some(&fences)),
+            Argument::Int(self.flags_of_release()),
+        ];
+        let lines = self.call(link, &self.routines.release_batch, &arguments).await.map_err(after_commit)?;
+        lines.split('\n').map(|line| Answer::of_release(Self::NAME, line).map(Some)).collect()
     }
 
     async fn migrate(&self, link: &mut Link) -> Result<(), ServerError> {
@@ -561,7 +501,7 @@ impl Engine for Postgres {
         &self.address
     }
 
-    fn place(&self) -> String {
+    fn location(&self) -> String {
         self.names.quoted("")
     }
 
@@ -579,8 +519,8 @@ impl Engine for Postgres {
         listen::listen(self.listen.clone(), &format!("lockcore_{session}")).await
     }
 
-    async fn hear(&self, listener: &mut PgListener) -> Result<String, ServerError> {
-        listen::hear(listener).await
+    async fn receive(&self, listener: &mut PgListener) -> Result<Notification, ServerError> {
+        reply::notification(Self::NAME, &listen::receive(listener).await?)
     }
 
     async fn probe(&self, listener: &mut PgListener) -> Result<(), ServerError> {

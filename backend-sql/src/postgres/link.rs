@@ -24,8 +24,6 @@ pub(super) struct Routine {
     pub(super) prepared: std::sync::Arc<str>,
     /// Called, rather than selected from: it commits by itself, and its last parameter, empty at first, is the answer.
     pub(super) is_procedure: bool,
-    /// So many, the answer aside.
-    pub(super) parameters: usize,
 }
 
 /// What is given to a routine. Only these types, so that no statement needs a look at the catalogue.
@@ -46,7 +44,7 @@ impl Routine {
         }
         let verb = if is_procedure { "CALL" } else { "SELECT" };
         let prepared = format!("{verb} {name}({})", list.join(", ")).into();
-        Routine { name, prepared, is_procedure, parameters }
+        Routine { name, prepared, is_procedure }
     }
 
     /// The call as one statement of text, for the simple protocol: one round trip without anything prepared.

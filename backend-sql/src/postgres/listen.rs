@@ -22,14 +22,14 @@ pub(super) async fn listen(options: PgConnectOptions, channel: &str) -> Result<P
         .await
         .map_err(unconnected)?;
     let mut listener = PgListener::connect_with(&pool).await.map_err(unconnected)?;
-    // A lost connection is replaced by the caller, which also makes sure that the new one is notified.
+    // A lost connection is replaced by the caller, which also makes sure that the new one works.
     listener.eager_reconnect(false);
     listener.listen(channel).await.map_err(unconnected)?;
     Ok(listener)
 }
 
-/// Waits for the next message.
-pub(super) async fn hear(listener: &mut PgListener) -> Result<String, ServerError> {
+/// Waits for the next notification.
+pub(super) async fn receive(listener: &mut PgListener) -> Result<String, ServerError> {
     match listener.try_recv().await.map_err(failed)? {
         Some(notification) => Ok(notification.payload().to_owned()),
         None => Err(failed(io::Error::from(io::ErrorKind::ConnectionAborted).into())),
@@ -38,6 +38,6 @@ pub(super) async fn hear(listener: &mut PgListener) -> Result<String, ServerErro
 
 /// Returns once the server has answered on the connection that listens.
 pub(super) async fn probe(listener: &mut PgListener) -> Result<(), ServerError> {
-    // What is notified meanwhile is kept for `hear`. An empty statement is answered without a transaction.
+    // What is notified meanwhile is kept for `receive`. An empty statement is answered without a transaction.
     listener.execute(sqlx::raw_sql(";")).await.map(drop).map_err(failed)
 }

@@ -1,9 +1,10 @@
-//! The thread of this crate: signs of life, listening, deadlines - work that depends on no runtime of the user's.
+//! The thread of this crate: heartbeats, listening, deadlines - work that depends on no runtime of the user's; and what is
+//! kept per runtime.
 
 use std::{
     future::pending,
     pin::Pin,
-    sync::OnceLock,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     task::{Context, Poll},
     thread,
     time::Duration,
@@ -14,7 +15,7 @@ use tokio::{
     time::Sleep,
 };
 
-/// The runtime of the thread, started at the first use and never stopped.
+/// Returns the runtime of the thread, started at the first use and never stopped.
 pub(crate) fn handle() -> &'static Handle {
     static HANDLE: OnceLock<Handle> = OnceLock::new();
     HANDLE.get_or_init(|| {
@@ -31,13 +32,18 @@ pub(crate) fn handle() -> &'static Handle {
     })
 }
 
-/// A timer that goes off whether or not the caller's runtime has timers.
+/// Returns the runtime that drives what is polled here: the caller's, or this crate's if there is none, see [`hosted`].
+pub(crate) fn current() -> Handle {
+    Handle::try_current().unwrap_or_else(|_none| handle().clone())
+}
+
+/// Makes a timer that goes off whether or not the caller's runtime has timers.
 pub(crate) fn sleep(duration: Duration) -> Sleep {
     let _own = handle().enter();
     tokio::time::sleep(duration)
 }
 
-/// The future's output, or `None` if it takes longer than `limit`. Makes no timer for what is ready at once.
+/// Returns the future's output, or `None` if it takes longer than `limit`. Makes no timer for what is ready at once.
 pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
     let (mut future, mut timer) = (std::pin::pin!(future), std::pin::pin!(None::<Sleep>));
     std::future::poll_fn(|cx| {
@@ -69,5 +75,39 @@ impl<F: Future + Unpin> Future for Hosted<F> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let _host = self.host.map(Handle::enter);
         Pin::new(&mut self.future).poll(cx)
+    }
+}
+
+/// Something that each runtime has its own of.
+pub(crate) struct PerRuntime<T>(Mutex<Vec<(Handle, Arc<T>)>>);
+
+impl<T> Default for PerRuntime<T> {
+    fn default() -> Self {
+        PerRuntime(Mutex::default())
+    }
+}
+
+impl<T> PerRuntime<T> {
+    /// Returns what `runtime` has, made if it is new. Then others go that are not in use and that `is_stale` gives up.
+    pub(crate) fn get(
+        &self,
+        runtime: &Handle,
+        is_stale: impl Fn(&T) -> bool,
+        make: impl FnOnce() -> T,
+    ) -> Arc<T> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, own)) = all.iter().find(|(handle, _)| handle.id() == runtime.id()) {
+            return own.clone();
+        }
+        all.retain(|(_, own)| Arc::strong_count(own) > 1 || !is_stale(own));
+        let own = Arc::new(make());
+        all.push((runtime.clone(), own.clone()));
+        own
+    }
+
+    /// Returns what all runtimes have.
+    pub(crate) fn all(&self) -> Vec<Arc<T>> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().map(|(_, own)| own.clone()).collect()
     }
 }

@@ -3,25 +3,25 @@
 use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use super::{
-    Ask, Engine, Hold, Order, ServerError, background,
-    reply::{self, Acquiring},
+    Engine, Order, ServerError, StoredGrant, StoredRequest, background,
+    reply::{self, Answer},
     request::key,
     watch::{Push, Shared, Watch},
 };
 use lockcore::{
     AcquireRequest, Acquired, BackendError, BreakMode, Broken, Capabilities, ContextId, Finding, Grant,
-    Ident, Inspection, Listing, LockDao, Page, Released, Renewed, Severity, StoreFit, StoreVersion, Swept,
-    Target, Withdraw, Withdrawn,
+    Ident, Inspection, Listing, LockDao, LostLock, Page, Released, Renewed, Severity, StoreFit, StoreVersion,
+    Swept, Target, Wakeup, Withdraw, Withdrawn,
 };
 
-/// After how long a waiter asks again though nothing woke it. The signs of life look after it, so this is for the case
-/// that they are wrong.
+/// After how long a waiter asks again though nothing woke it. The heartbeats look after it, so this is for the case that
+/// they are wrong.
 const RECHECK: Duration = Duration::from_secs(10);
 
 /// Locks in the tables of a database server.
 pub struct ServerLockDao<I, C, E: Engine> {
     shared: Arc<Shared<E>>,
-    /// Whether messages were received when it was opened.
+    /// Whether notifications were received when it was opened.
     push: bool,
     _watch: Watch<E>,
     types: PhantomData<fn() -> (I, C)>,
@@ -41,22 +41,22 @@ impl<I: Ident, C: ContextId, E: Engine> ServerLockDao<I, C, E> {
         }
         let (watch, heard) = Watch::start(shared.clone()).await;
         if let (Err(why), true) = (&heard, shared.engine().settings().listens()) {
-            tracing::warn!(backend = E::NAME, %why, "waiters will look for their turn instead of being told");
+            tracing::warn!(backend = E::NAME, %why, "LISTEN is unavailable, waiters will poll");
         }
         Ok(ServerLockDao { shared, push: heard.is_ok(), _watch: watch, types: PhantomData })
     }
 
-    /// The engine.
+    /// Returns the engine.
     pub(crate) fn engine(&self) -> &E {
         self.shared.engine()
     }
 
-    async fn carry_out(&self, order: Order<'_>) -> Result<String, BackendError> {
+    async fn carry_out(&self, order: Order<'_>) -> Result<Answer, BackendError> {
         self.shared.carry_out(&order).await.map_err(|error| error.at(self.engine().address()))
     }
 }
 
-/// Whether the schema can be used as it is; an error if it cannot, and is not to be migrated.
+/// Reports whether the schema can be used as it is. Fails if it cannot, and is not to be migrated.
 async fn is_ready<E: Engine>(engine: &E, conn: &mut E::Conn) -> Result<bool, ServerError> {
     engine.admit(conn).await?;
     let found = engine.store_version(conn).await?;
@@ -64,7 +64,7 @@ async fn is_ready<E: Engine>(engine: &E, conn: &mut E::Conn) -> Result<bool, Ser
         StoreFit::Ready => Ok(true),
         StoreFit::Migrate if engine.settings().migrates() => Ok(false),
         StoreFit::Migrate => {
-            let (place, program) = (engine.place(), engine.settings().program);
+            let (place, program) = (engine.location(), engine.settings().program);
             Err(ServerError::Schema { backend: E::NAME, place, found, program })
         }
     }
@@ -72,11 +72,11 @@ async fn is_ready<E: Engine>(engine: &E, conn: &mut E::Conn) -> Result<bool, Ser
 
 /// Compares this program with the schema that was found.
 pub(crate) fn fit<E: Engine>(engine: &E, found: Option<StoreVersion>) -> Result<StoreFit, ServerError> {
-    let too_old = |source| ServerError::TooOld { backend: E::NAME, place: engine.place(), source };
+    let too_old = |source| ServerError::TooOld { backend: E::NAME, place: engine.location(), source };
     engine.settings().program.fit(found).map_err(too_old)
 }
 
-/// What the schema's table of versions says.
+/// Reads what the schema's table of versions says.
 pub(crate) fn store_version(
     backend: &'static str,
     version: i64,
@@ -91,9 +91,9 @@ pub(crate) fn store_version(
     }
 }
 
-/// Which versions of programs the schema is for.
+/// Checks which versions of programs the schema is for.
 fn versions<E: Engine>(engine: &E, found: Option<StoreVersion>) -> Finding {
-    let (place, program) = (engine.place(), engine.settings().program.version);
+    let (place, program) = (engine.location(), engine.settings().program.version);
     let (severity, detail) = match (fit(engine, found), found) {
         (Ok(StoreFit::Ready), Some(StoreVersion { version, oldest_program })) => (
             Severity::Ok,
@@ -113,7 +113,7 @@ fn versions<E: Engine>(engine: &E, found: Option<StoreVersion>) -> Finding {
     Finding { severity, check: "schema version", detail }
 }
 
-/// For how long to migrate, or to look for weaknesses: others may be at it, and there may be much.
+/// Returns how long migrating and looking for weaknesses may take: others may migrate, and there may be much data.
 fn patience(timeout: Duration) -> Duration {
     timeout.max(Duration::from_secs(30))
 }
@@ -125,10 +125,10 @@ async fn on_connection<E: Engine, T>(
     work: impl AsyncFnOnce(&mut E::Conn) -> Result<T, ServerError>,
 ) -> Result<T, BackendError> {
     let work = background::within(after, async {
-        let mut lease = shared.pool.take(false).await?;
-        let done = work(lease.conn()).await;
+        let mut checkout = shared.pool.take(false).await?;
+        let done = work(checkout.conn()).await;
         if done.is_ok() && shared.engine().keeps_connections() {
-            lease.give_back();
+            checkout.give_back();
         }
         done
     });
@@ -149,35 +149,25 @@ impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E>
     }
 
     async fn acquire(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
-        let ask = Ask::new(request);
-        // Before the request is sent: the turn may come before the answer.
-        let wakeup = ask.queue.then(|| self.shared.expect(&ask));
-        let order = Order::Acquire { ask: &ask, session: self.shared.session };
-        let answer = self.carry_out(order).await;
-        let mut settled = Settled { shared: &self.shared, ask: &ask, waits: wakeup.is_some() };
-        let answer = answer?;
-        if let Some(fences) = answer.strip_prefix('G') {
-            return Ok(Acquired::Granted(reply::plain_grant(E::NAME, fences, request.claims.len())?));
-        }
-        let found: Acquiring = reply::read(E::NAME, &answer)?;
-        if found.w != 0 {
-            return Err(ServerError::Withdrawn { backend: E::NAME }.into());
-        }
-        if let Some(given) = found.g {
-            return Ok(Acquired::Granted(reply::grant(E::NAME, given, request.claims.len())?));
-        }
-        let conflicts = reply::conflicts(E::NAME, request, found.c)?;
-        Ok(match wakeup {
-            Some(wakeup) if found.q != 0 => {
-                settled.waits = false;
-                if found.q == reply::IN_ROW {
-                    self.shared.stands(&ask);
-                }
-                self.shared.look_in(found.end.map(reply::span));
-                Acquired::Queued { conflicts, wakeup, recheck: Some(RECHECK) }
+        let stored = StoredRequest::new(request, self.shared.session);
+        let expected = stored.queue.then(|| Expected::new(&self.shared, &stored));
+        match self.carry_out(Order::Acquire(&stored)).await? {
+            Answer::Granted(granted) => Ok(Acquired::Granted(granted)),
+            Answer::Refused(conflicts) => {
+                Ok(Acquired::Refused(reply::conflicts(E::NAME, request, conflicts)?))
             }
-            _ => Acquired::Refused(conflicts),
-        })
+            Answer::Queued { conflicts, in_row, end } => {
+                let conflicts = reply::conflicts(E::NAME, request, conflicts)?;
+                let Some(expected) = expected else { return Ok(Acquired::Refused(conflicts)) };
+                if in_row {
+                    self.shared.waits_in_row(&stored);
+                }
+                self.shared.look_in(end);
+                Ok(Acquired::Queued { conflicts, wakeup: expected.keep(), recheck: Some(RECHECK) })
+            }
+            Answer::Withdrawn => Err(ServerError::Withdrawn { backend: E::NAME }.into()),
+            other => Err(other.unexpected(E::NAME).into()),
+        }
     }
 
     async fn withdraw(
@@ -185,41 +175,45 @@ impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E>
         request: &AcquireRequest<I, C>,
         how: Withdraw,
     ) -> Result<Withdrawn, BackendError> {
-        let ask = Ask::new(request);
-        self.shared.forget(&ask);
-        let order = Order::Withdraw { ask: &ask, how };
-        let answer = self.carry_out(order).await?;
-        if answer.is_empty() {
-            return Ok(Withdrawn::Left);
+        let request = &StoredRequest::new(request, self.shared.session);
+        self.shared.forget(request);
+        match self.carry_out(Order::Withdraw { request, how }).await? {
+            Answer::Left => Ok(Withdrawn::Left),
+            Answer::Granted(granted) => Ok(Withdrawn::Holds(granted)),
+            other => Err(other.unexpected(E::NAME).into()),
         }
-        let given = reply::read::<Acquiring>(E::NAME, &answer)?.g.unwrap_or_default();
-        Ok(Withdrawn::Holds(reply::grant(E::NAME, given, request.claims.len())?))
     }
 
     async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
-        let answer = self.carry_out(Order::Release(&Hold::new(grant))).await?;
+        let answer = self.carry_out(Order::Release(&StoredGrant::new(grant))).await?;
         self.shared.released();
-        Ok(Released { lost: reply::losses(E::NAME, &answer, grant)?, failed: Vec::new() })
+        Ok(Released { lost: losses::<I, C, E>(answer, grant)?, failed: Vec::new() })
     }
 
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
-        let answer = self.carry_out(Order::Renew(&Hold::new(grant))).await?;
-        Ok(Renewed { lost: reply::losses(E::NAME, &answer, grant)? })
+        let answer = self.carry_out(Order::Renew(&StoredGrant::new(grant))).await?;
+        Ok(Renewed { lost: losses::<I, C, E>(answer, grant)? })
     }
 
     async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {
-        let answer = self.carry_out(Order::ReleaseContext(&context.stored())).await?;
-        Ok(reply::targets(E::NAME, &answer)?)
+        match self.carry_out(Order::ReleaseContext(&context.stored())).await? {
+            Answer::Released(ids) => Ok(reply::targets(&ids)),
+            other => Err(other.unexpected(E::NAME).into()),
+        }
     }
 
     async fn list(&self, page: &Page) -> Result<Listing<I, C>, BackendError> {
-        let answer = self.carry_out(Order::List(page)).await?;
-        Ok(reply::listing(E::NAME, &answer)?)
+        match self.carry_out(Order::List(page)).await? {
+            Answer::Listed(listed) => Ok(reply::listing(listed)),
+            other => Err(other.unexpected(E::NAME).into()),
+        }
     }
 
     async fn inspect(&self, target: &Target<I>) -> Result<Inspection<I, C>, BackendError> {
-        let answer = self.carry_out(Order::Inspect(&key(target))).await?;
-        Ok(reply::inspection(reply::read(E::NAME, &answer)?))
+        match self.carry_out(Order::Inspect(&key(target))).await? {
+            Answer::Inspected(inspected) => Ok(reply::inspection(inspected)),
+            other => Err(other.unexpected(E::NAME).into()),
+        }
     }
 
     async fn break_lock(
@@ -230,18 +224,21 @@ impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E>
         by: &str,
     ) -> Result<Broken, BackendError> {
         let order = Order::Break { id: &key(target), fence: fence as i64, how, by };
-        let answer = self.carry_out(order).await?;
-        Ok(reply::broken(E::NAME, &answer)?)
+        match self.carry_out(order).await? {
+            Answer::Broken(broken) => Ok(broken),
+            other => Err(other.unexpected(E::NAME).into()),
+        }
     }
 
     async fn freeze(&self, target: &Target<I>, frozen: bool) -> Result<(), BackendError> {
-        self.carry_out(Order::Freeze { id: &key(target), frozen }).await?;
-        Ok(())
+        self.carry_out(Order::Freeze { id: &key(target), frozen }).await.map(drop)
     }
 
     async fn sweep(&self, batch: usize, unless_within: Option<Duration>) -> Result<Swept, BackendError> {
-        let answer = self.carry_out(Order::Sweep { batch, unless_within }).await?;
-        Ok(reply::swept(E::NAME, &answer)?)
+        match self.carry_out(Order::Sweep { batch, unless_within }).await? {
+            Answer::Swept(swept) => Ok(swept),
+            other => Err(other.unexpected(E::NAME).into()),
+        }
     }
 
     async fn migrate(&self) -> Result<(), BackendError> {
@@ -260,18 +257,18 @@ impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E>
         };
         let mut findings =
             on_connection(&self.shared, patience(self.shared.engine().settings().timeout), look).await?;
-        findings.push(self.hearing().await);
+        findings.push(self.notifications().await);
         Ok(findings)
     }
 }
 
 impl<I, C, E: Engine> ServerLockDao<I, C, E> {
-    async fn hearing(&self) -> Finding {
+    async fn notifications(&self) -> Finding {
         let settings = self.shared.engine().settings();
         // Opened for administration it does not listen: whether it could is tried now.
         let (works, failure) = if settings.administration && settings.listen {
             let tried = self.shared.try_to_listen().await;
-            ("messages arrive".to_owned(), tried.err().map(|why| why.to_string()))
+            ("notifications arrive".to_owned(), tried.err().map(|why| why.to_string()))
         } else {
             let Push { since, failure } = self.shared.push();
             let since = since.elapsed();
@@ -288,17 +285,39 @@ impl<I, C, E: Engine> ServerLockDao<I, C, E> {
     }
 }
 
-/// Forgets the waiter of a request that turned out not to wait.
-struct Settled<'r, E: Engine> {
-    shared: &'r Shared<E>,
-    ask: &'r Ask,
-    waits: bool,
+/// Reads what a release or renewal of a grant lost.
+fn losses<I: Ident, C: ContextId, E: Engine>(
+    answer: Answer,
+    grant: &Grant<I, C>,
+) -> Result<Vec<LostLock<I>>, ServerError> {
+    match answer {
+        Answer::Lost(lost) => reply::losses(E::NAME, lost, grant),
+        other => Err(other.unexpected(E::NAME)),
+    }
 }
 
-impl<E: Engine> Drop for Settled<'_, E> {
+/// A waiter of a request that is not answered yet. Dropping it removes the waiter.
+struct Expected<'r, E: Engine> {
+    shared: &'r Shared<E>,
+    request: &'r StoredRequest,
+    wakeup: Option<Wakeup>,
+}
+
+impl<'r, E: Engine> Expected<'r, E> {
+    fn new(shared: &'r Shared<E>, request: &'r StoredRequest) -> Self {
+        Expected { shared, request, wakeup: Some(shared.expect(request)) }
+    }
+
+    /// Keeps the waiter: the request has a place in the queue.
+    fn keep(mut self) -> Wakeup {
+        self.wakeup.take().expect("it is taken only here")
+    }
+}
+
+impl<E: Engine> Drop for Expected<'_, E> {
     fn drop(&mut self) {
-        if self.waits {
-            self.shared.forget(self.ask);
+        if self.wakeup.is_some() {
+            self.shared.forget(self.request);
         }
     }
 }

@@ -1,128 +1,136 @@
-//! What a database has to do so that the DAO works on it.
+//! What a database has to provide so that the DAO works on it.
 
 use std::{fmt, time::Duration};
 
 use lockcore::{BreakMode, Capabilities, Finding, Page, StoreVersion, Withdraw};
 
-use super::{Ask, Hold, Key, Place, ServerError, Settings};
+use super::{
+    Key, Place, ServerError, Settings, StoredGrant, StoredRequest,
+    reply::{Answer, Notification},
+};
 
-/// A database server. Not for implementation elsewhere: it names what only this crate has.
+/// A database server. Not for implementation elsewhere: it names types that are private to this crate.
 pub trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
     /// A connection.
     #[doc(hidden)]
     type Conn: Send + 'static;
-    /// Where this process is told of its turn.
+    /// Receives the notifications for this process.
     #[doc(hidden)]
     type Listener: Send + 'static;
     /// The backend's name, as in [`Capabilities::backend`].
     #[doc(hidden)]
     const NAME: &'static str;
 
-    /// What it can do; `push` is set by the DAO, once it was tried.
+    /// Declares what the backend can do; the DAO sets `push` once it has tried to listen.
     #[doc(hidden)]
     fn capabilities(&self) -> Capabilities;
 
-    /// The settings it was opened with.
+    /// Returns the settings it was opened with.
     #[doc(hidden)]
     fn settings(&self) -> &Settings;
 
-    /// A new connection, ready for use.
+    /// Opens a connection that is ready for use.
     #[doc(hidden)]
     fn connect(&self) -> impl Future<Output = Result<Self::Conn, ServerError>> + Send;
 
-    /// Whether connections are kept between operations; not where they come from a pool of the user's.
+    /// Reports whether connections are kept between operations; not if they come from a pool of the user's.
     #[doc(hidden)]
     fn keeps_connections(&self) -> bool {
         true
     }
 
-    /// Carries out an order in one round trip, and gives the answer (see `reply`).
+    /// Carries out an order in one round trip.
     #[doc(hidden)]
     fn carry_out(
         &self,
         conn: &mut Self::Conn,
         order: &Order<'_>,
-    ) -> impl Future<Output = Result<String, ServerError>> + Send;
+    ) -> impl Future<Output = Result<Answer, ServerError>> + Send;
 
-    /// Whether releases go together with releases only, since they wait for less than acquires do.
+    /// Carries out requests for which [`StoredRequest::fits_batch`] is true, sorted by id, in one round trip and one
+    /// transaction. Returns the answer of each; `None` if nothing was done for it, and it has to be sent alone.
     #[doc(hidden)]
-    const RELEASES_APART: bool;
-
-    /// Carries out orders, which are in the order of their ranks, in one round trip and one transaction.
-    #[doc(hidden)]
-    fn carry_out_together(
+    fn acquire_batch(
         &self,
         conn: &mut Self::Conn,
-        orders: &[&Single],
-    ) -> impl Future<Output = Result<Done, ServerError>> + Send;
+        requests: &[StoredRequest],
+    ) -> impl Future<Output = Result<Vec<Option<Answer>>, ServerError>> + Send;
 
-    /// Creates or migrates the schema; does nothing where it is current.
+    /// Releases grants of one id each, as [`acquire_batch`](Self::acquire_batch) acquires them.
+    #[doc(hidden)]
+    fn release_batch(
+        &self,
+        conn: &mut Self::Conn,
+        grants: &[StoredGrant],
+    ) -> impl Future<Output = Result<Vec<Option<Answer>>, ServerError>> + Send;
+
+    /// Creates or migrates the schema; does nothing if it is current.
     #[doc(hidden)]
     fn migrate(&self, conn: &mut Self::Conn) -> impl Future<Output = Result<(), ServerError>> + Send;
 
-    /// Reads the schema's version: `None` where there is none.
+    /// Reads the schema's version: `None` if there is no schema.
     #[doc(hidden)]
     fn store_version(
         &self,
         conn: &mut Self::Conn,
     ) -> impl Future<Output = Result<Option<StoreVersion>, ServerError>> + Send;
 
-    /// Refuses a connection on which the routines could not decide; asked once, on opening.
+    /// Refuses a connection on which the routines could not decide; called once, on opening.
     #[doc(hidden)]
     fn admit(&self, _conn: &mut Self::Conn) -> impl Future<Output = Result<(), ServerError>> + Send {
         async { Ok(()) }
     }
 
-    /// Host and port of the server, for messages.
+    /// Returns host and port of the server, for messages.
     #[doc(hidden)]
     fn address(&self) -> &str;
 
-    /// Where the schema is, for messages.
+    /// Describes where the schema is, for messages.
     #[doc(hidden)]
-    fn place(&self) -> String;
+    fn location(&self) -> String;
 
-    /// Looks for what would weaken a promise, apart from schema version and waking.
+    /// Looks for what would weaken a promise, apart from schema version and notifications.
     #[doc(hidden)]
     fn doctor(&self, conn: &mut Self::Conn)
     -> impl Future<Output = Result<Vec<Finding>, ServerError>> + Send;
 
-    /// Begins to listen for what is told to `session`.
+    /// Begins to listen for the notifications of `session`.
     #[doc(hidden)]
     fn listen(&self, session: i64) -> impl Future<Output = Result<Self::Listener, ServerError>> + Send;
 
-    /// Waits for the next message, in the form of `reply::Told`. Cancel safe. After an error the listener is replaced.
+    /// Waits for the next notification. Cancel safe. After an error other than [`ServerError::Answer`], of a notification
+    /// that cannot be read, the listener is replaced.
     #[doc(hidden)]
-    fn hear(&self, listener: &mut Self::Listener)
-    -> impl Future<Output = Result<String, ServerError>> + Send;
+    fn receive(
+        &self,
+        listener: &mut Self::Listener,
+    ) -> impl Future<Output = Result<Notification, ServerError>> + Send;
 
-    /// Returns once the connections of the listener have shown that they still carry messages. On one that fell silent
-    /// it never returns; then, and after an error, the listener is replaced.
+    /// Returns once the listener's connections have shown that they still carry messages. On a connection that fell
+    /// silent it never returns; then, and after an error, the listener is replaced.
     #[doc(hidden)]
     fn probe(&self, listener: &mut Self::Listener) -> impl Future<Output = Result<(), ServerError>> + Send;
 }
 
-/// What a routine is asked to do.
+/// What a routine is asked to do. [`Answer`] says how each is answered.
 #[derive(Clone, Debug)]
 pub enum Order<'r> {
-    /// `session` is who is told if it has to wait.
-    Acquire {
-        ask: &'r Ask,
-        session: i64,
-    },
+    Acquire(&'r StoredRequest),
     Withdraw {
-        ask: &'r Ask,
+        request: &'r StoredRequest,
         how: Withdraw,
     },
-    Release(&'r Hold),
-    Renew(&'r Hold),
-    /// A sign of life of a session with waiters: looks after what it waits for, and gives what was handed to it.
-    /// `standing`: who waits in which row (`reply::IN_ROW`). With `probe` it is told so (`Told`), to see that it hears.
-    Beat {
+    Release(&'r StoredGrant),
+    Renew(&'r StoredGrant),
+    /// Shows that a session with waiters is alive, looks after what it waits for, and returns what was handed to it.
+    /// `in_rows`: its waiters for which [`Answer::Queued::in_row`] was true. `probe`: sent back as a notification, to see
+    /// that the session receives them.
+    Heartbeat {
         session: i64,
-        standing: &'r [(Place, Key)],
+        in_rows: &'r [(Place, Key)],
         probe: Option<u32>,
     },
-    /// The session has ended, and gives up all its places.
+    /// Ends a session: removes its places from all queues.
     Leave {
         session: i64,
     },
@@ -145,90 +153,14 @@ pub enum Order<'r> {
     },
 }
 
-/// An order for one id, which can go with others, whoever sends it.
-#[derive(Clone, Debug)]
-pub enum Single {
-    Acquire { ask: Ask, session: i64 },
-    Release(Hold),
-}
-
-/// What became of orders that were carried out together.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Done {
-    pub outcomes: Vec<Outcome>,
-    /// How long the database worked on them before it committed.
-    pub worked: Duration,
-}
-
-/// What became of an order that was carried out together with others.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Outcome {
-    /// It was done, with that answer.
-    Done(String),
-    /// Nothing was done: somebody else works on the id at the moment.
-    Busy,
-    /// Nothing was done: it has to be carried out alone.
-    Alone,
-}
-
-impl Done {
-    /// Both from the answer of a routine: of each order, what `outcome` reads, and how many microseconds it worked, with
-    /// `between` between all of them.
-    pub(crate) fn read(
-        backend: &'static str,
-        answer: &str,
-        between: char,
-        outcome: impl Fn(&str) -> Outcome,
-    ) -> Result<Self, ServerError> {
-        let (outcomes, worked) = answer.rsplit_once(between).unwrap_or(("", answer));
-        let worked: i64 =
-            worked.parse().map_err(|_| ServerError::Answer { backend, what: format!("{worked:?}") })?;
-        Ok(Done {
-            outcomes: outcomes.split(between).map(outcome).collect(),
-            // Unless the database's clock was set back meanwhile.
-            worked: Duration::from_micros(worked.try_into().unwrap_or_default()),
-        })
-    }
-}
-
-impl Single {
-    /// `None` unless [`Order::is_single`].
-    pub(crate) fn new(order: &Order<'_>) -> Option<Self> {
-        match *order {
-            Order::Acquire { ask, session } if order.is_single() => {
-                Some(Single::Acquire { ask: ask.clone(), session })
-            }
-            Order::Release(hold) if order.is_single() => Some(Single::Release(hold.clone())),
-            _ => None,
-        }
-    }
-
-    /// Where it stands among others: in the order of the ids, and a release before those who want what it frees.
-    pub(crate) fn rank(&self) -> (&[u8], bool) {
-        match self {
-            Single::Acquire { ask, .. } => (&ask.ids[0], true),
-            Single::Release(hold) => (&hold.ids[0], false),
-        }
-    }
-}
-
 impl Order<'_> {
-    /// Whether it may be sent again though it may have arrived, or may arrive late. Not an acquire: that would take
-    /// the set once more after it was released. Whoever asked withdraws it.
+    /// Reports whether it may be sent again though it may have been carried out. Not an acquire: arriving late, it would
+    /// take the set again after its release. Its caller withdraws it instead.
     pub(crate) fn can_be_repeated(&self) -> bool {
-        !matches!(self, Order::Acquire { .. })
+        !matches!(self, Order::Acquire(_))
     }
 
-    /// Whether it is for one id alone, exclusively, so that it can go with others.
-    pub(crate) fn is_single(&self) -> bool {
-        match self {
-            Order::Acquire { ask, .. } => ask.ids.len() == 1 && ask.modes.is_none(),
-            Order::Release(hold) => hold.ids.len() == 1,
-            _ => false,
-        }
-    }
-
-    /// Whether a connection that is there already is better than one's own that would have to be made.
+    /// Reports whether an idle connection of another runtime is better than a new one.
     pub(crate) fn is_urgent(&self) -> bool {
         matches!(self, Order::Renew(_) | Order::Release(_))
     }

@@ -18,9 +18,9 @@ pub enum ServerError {
         broken: bool,
         source: sqlx::Error,
     },
-    /// The failure of an exchange, of each of those that went together in it.
+    /// The failure of a batch, for each of its requests.
     #[error("{0}")]
-    Together(Arc<ServerError>),
+    Batch(Arc<ServerError>),
     #[error("{backend}: no answer within {after:?}")]
     NoAnswer { backend: &'static str, after: std::time::Duration },
     #[error("{backend}: no connection was free within {after:?}, all {max} are in use")]
@@ -45,37 +45,37 @@ pub enum ServerError {
 }
 
 impl ServerError {
-    /// Whether the same again at once may help: the server gave the transaction up in favour of another.
+    /// Reports whether the same again at once may help: the server gave the transaction up in favour of another.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             ServerError::Database { transient, .. } => *transient,
-            // It may be another's fault: alone, each has its own.
-            ServerError::Together(error) => error.is_transient() || !error.in_doubt(),
+            // Another request of the batch may be the cause: alone, each has its own failure.
+            ServerError::Batch(error) => error.is_transient() || !error.in_doubt(),
             _ => false,
         }
     }
 
-    /// Whether the connection it happened on is of no use any more.
+    /// Reports whether the connection it happened on is of no use any more.
     pub(crate) fn broke_connection(&self) -> bool {
         match self {
             ServerError::Database { broken, .. } => *broken,
-            ServerError::Together(error) => error.broke_connection(),
+            ServerError::Batch(error) => error.broke_connection(),
             ServerError::NoAnswer { .. } => true,
             _ => false,
         }
     }
 
-    /// Whether the step may have taken place all the same.
+    /// Reports whether the step may have taken place all the same.
     pub(crate) fn in_doubt(&self) -> bool {
         match self {
             ServerError::Database { in_doubt, .. } => *in_doubt,
-            ServerError::Together(error) => error.in_doubt(),
+            ServerError::Batch(error) => error.in_doubt(),
             ServerError::NoAnswer { .. } | ServerError::Answer { .. } => true,
             _ => false,
         }
     }
 
-    /// The same failure of a step that may have taken place, because an earlier try of it may have.
+    /// Marks the step as one that may have taken place, because an earlier try of it may have.
     pub(crate) fn possibly_done(mut self) -> Self {
         if let ServerError::Database { in_doubt, .. } = &mut self {
             *in_doubt = true;
@@ -83,7 +83,7 @@ impl ServerError {
         self
     }
 
-    /// The failure as told to the user, with the address at which it happened.
+    /// Converts it for the user, with the address at which it happened.
     pub(crate) fn at(self, address: &str) -> BackendError {
         let text = self.to_string();
         let located = match text.split_once(": ") {
@@ -99,11 +99,11 @@ impl ServerError {
         backend.with_source(self)
     }
 
-    /// What kind it is.
+    /// Returns its kind.
     pub(crate) fn kind(&self) -> BackendErrorKind {
         match self {
             ServerError::Database { kind, .. } => *kind,
-            ServerError::Together(error) => error.kind(),
+            ServerError::Batch(error) => error.kind(),
             ServerError::NoAnswer { .. } => BackendErrorKind::Timeout,
             ServerError::NoConnection { .. } => BackendErrorKind::Busy,
             ServerError::Withdrawn { .. } => BackendErrorKind::Withdrawn,

@@ -1,33 +1,30 @@
-//! What the database servers share on this side: a DAO over routines that decide, connections, retries, waking.
+//! What the database servers share on this side: a DAO over routines that decide, connections, retries, notifications.
 //!
-//! A database implements [`Engine`]: it sends a request in stored form as one call of a routine, and gives the text with
-//! which the routine answers ([`reply`]). Everything else is here, and the same for all of them.
+//! A database implements [`Engine`]: it sends a request in stored form as one call of a routine, and reads the text with
+//! which the routine answers as an [`Answer`]. Everything else is here, and the same for all of them: the DAO calls
+//! `batch`, which sends most requests on to `exchange`, which takes a connection from `pool`.
 
 mod background;
+mod batch;
 mod dao;
 mod engine;
 mod error;
-mod kept;
+mod exchange;
 mod pool;
 pub(crate) mod reply;
 mod request;
-mod retry;
 mod settings;
 pub(crate) mod template;
-mod together;
 mod watch;
 
 pub use dao::ServerLockDao;
 pub(crate) use dao::{fit, store_version};
-pub(crate) use engine::{Done, Engine, Order, Outcome, Single};
+pub(crate) use engine::{Engine, Order};
 pub(crate) use error::ServerError;
-pub(crate) use kept::Kept;
-#[cfg(feature = "postgres")]
-pub(crate) use kept::Set;
-pub(crate) use pool::Pool;
+pub(crate) use reply::{Answer, Notification};
 #[cfg(feature = "postgres")]
 pub(crate) use request::Modes;
-pub(crate) use request::{Ask, Hold, Key, Place, micros};
+pub(crate) use request::{Key, Place, StoredGrant, StoredRequest, micros};
 pub(crate) use settings::Settings;
 #[cfg(feature = "postgres")]
 pub(crate) use settings::Word;

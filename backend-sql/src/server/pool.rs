@@ -1,8 +1,8 @@
-//! Connections, kept by the runtime that made them, which alone drives their sockets.
+//! Connections, kept per runtime: the runtime that made a connection drives its socket.
 //!
-//! Not sqlx's pool: that pings when a connection is returned, returns it by a task, and gives one that was abandoned in
-//! the middle of an exchange to the next. Here a connection whose exchange was not finished - its future was dropped,
-//! it failed - is closed.
+//! Not sqlx's pool: that pings when a connection is returned, returns it by a task, and hands out one that was abandoned in
+//! the middle of an exchange. Here a connection whose exchange was not finished - its future was dropped, it failed - is
+//! closed.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -15,26 +15,24 @@ use tokio::{
 };
 
 use super::{
-    Engine, ServerError, background,
-    together::{Gathering, Kind},
+    Engine, ServerError,
+    background::{self, PerRuntime},
 };
 
-/// Connections that were not used for so long are closed rather than trusted: routers between here and there forget
-/// them without a word.
+/// Connections that were not used for so long are closed rather than trusted: routers on the way forget them without
+/// notice.
 const STALE: Duration = Duration::from_secs(240);
 
 /// The connections of a DAO.
 pub(crate) struct Pool<E: Engine> {
     pub(super) engine: E,
-    runtimes: Mutex<Vec<Arc<Own<E>>>>,
+    runtimes: PerRuntime<Own<E::Conn>>,
 }
 
-/// Those of one runtime.
-pub(super) struct Own<E: Engine> {
-    pub(super) runtime: Handle,
-    gatherings: [Gathering; 2],
+/// The connections of one runtime.
+struct Own<T> {
     free: Arc<Semaphore>,
-    idle: Mutex<Idle<E::Conn>>,
+    idle: Mutex<Idle<T>>,
 }
 
 #[derive(Debug)]
@@ -46,23 +44,23 @@ struct Idle<T> {
 }
 
 /// A connection in use. Dropping it closes it, unless it is given back.
-pub(crate) struct Lease<E: Engine> {
+pub(crate) struct Checkout<E: Engine> {
     conn: Option<E::Conn>,
-    own: Arc<Own<E>>,
+    own: Arc<Own<E::Conn>>,
     generation: u64,
     _permit: OwnedSemaphorePermit,
 }
 
 impl<E: Engine> Pool<E> {
     pub(crate) fn new(engine: E) -> Self {
-        Pool { engine, runtimes: Mutex::default() }
+        Pool { engine, runtimes: PerRuntime::default() }
     }
 
-    /// A connection of this runtime: an idle one, or a new one. `warm`: rather than a new one, an idle one of this crate's
-    /// thread, whose runtime drives it for whoever polls it. That takes two more switches between threads, and to connect
-    /// may take longer than is left of a lease.
-    pub(crate) async fn take(&self, warm: bool) -> Result<Lease<E>, ServerError> {
-        let own = self.own();
+    /// Takes a connection of this runtime: an idle one, or a new one. `urgent`: rather than a new one, an idle one of this
+    /// crate's thread, whose runtime drives its socket. That takes two more switches between threads, but to connect may
+    /// take longer than is left of a lease.
+    pub(crate) async fn take(&self, urgent: bool) -> Result<Checkout<E>, ServerError> {
+        let own = self.of(&background::current());
         let permit = match own.free.clone().try_acquire_owned() {
             Ok(permit) => permit,
             Err(_none) => own.free.clone().acquire_owned().await.expect("the semaphore is never closed"),
@@ -70,51 +68,34 @@ impl<E: Engine> Pool<E> {
         let (idle, generation) = own.take();
         let conn = match idle {
             Some(conn) => conn,
-            None => match if warm { self.borrow() } else { None } {
-                Some(lease) => return Ok(lease),
+            None => match if urgent { self.borrow() } else { None } {
+                Some(checkout) => return Ok(checkout),
                 None => self.engine.connect().await?,
             },
         };
-        Ok(Lease { conn: Some(conn), own, generation, _permit: permit })
+        Ok(Checkout { conn: Some(conn), own, generation, _permit: permit })
     }
 
-    /// An idle connection of this crate's thread.
-    fn borrow(&self) -> Option<Lease<E>> {
-        let own = self.own_of(background::handle());
+    /// Takes an idle connection of this crate's thread.
+    fn borrow(&self) -> Option<Checkout<E>> {
+        let own = self.of(background::handle());
         let permit = own.free.clone().try_acquire_owned().ok()?;
         let (idle, generation) = own.take();
-        Some(Lease { conn: Some(idle?), own, generation, _permit: permit })
+        Some(Checkout { conn: Some(idle?), own, generation, _permit: permit })
     }
 
-    pub(super) fn own(&self) -> Arc<Own<E>> {
-        // Without a runtime of the caller's the sockets belong to ours, see `background::hosted`.
-        match Handle::try_current() {
-            Ok(here) => self.own_of(&here),
-            Err(_none) => self.own_of(background::handle()),
-        }
-    }
-
-    fn own_of(&self, runtime: &Handle) -> Arc<Own<E>> {
-        let mut runtimes = lock(&self.runtimes);
-        if let Some(own) = runtimes.iter().find(|own| own.runtime.id() == runtime.id()) {
-            return own.clone();
-        }
-        // Those of runtimes that are gone are of no use, and who comes from a new runtime may come from many.
-        runtimes.retain(|own| Arc::strong_count(own) > 1 || !own.is_stale());
-        let own = Arc::new(Own {
-            runtime: runtime.clone(),
-            gatherings: Default::default(),
-            free: Arc::new(Semaphore::new(self.engine.settings().max_connections)),
+    fn of(&self, runtime: &Handle) -> Arc<Own<E::Conn>> {
+        let max = self.engine.settings().max_connections;
+        // The connections of a runtime that is gone are of no use; a program may make many runtimes.
+        self.runtimes.get(runtime, Own::is_stale, || Own {
+            free: Arc::new(Semaphore::new(max)),
             idle: Mutex::new(Idle { conns: Vec::new(), generation: 0 }),
-        });
-        runtimes.push(own.clone());
-        own
+        })
     }
 
     /// Closes all connections of all runtimes that are not in use, and those in use when they are given back.
     pub(crate) fn give_up_all(&self) {
-        let runtimes = lock(&self.runtimes).clone();
-        for own in runtimes {
+        for own in self.runtimes.all() {
             let mut idle = lock(&own.idle);
             idle.generation += 1;
             let conns = std::mem::take(&mut idle.conns);
@@ -125,8 +106,7 @@ impl<E: Engine> Pool<E> {
 
     /// Closes the idle connections of all runtimes that were not used for so long: one that was given back since then works.
     pub(crate) fn give_up_unused(&self, unused: Duration) {
-        let runtimes = lock(&self.runtimes).clone();
-        for own in runtimes {
+        for own in self.runtimes.all() {
             let older =
                 lock(&own.idle).conns.extract_if(.., |(_, used)| used.elapsed() > unused).collect::<Vec<_>>();
             drop(older);
@@ -134,18 +114,8 @@ impl<E: Engine> Pool<E> {
     }
 }
 
-impl<E: Engine> Own<E> {
-    /// What may go together with orders of that kind.
-    pub(super) fn gathering(&self, kind: Kind) -> &Gathering {
-        &self.gatherings[kind as usize]
-    }
-
-    /// Whether one more may be used.
-    pub(super) fn has_connections(&self) -> bool {
-        self.free.available_permits() > 0
-    }
-
-    fn take(&self) -> (Option<E::Conn>, u64) {
+impl<T> Own<T> {
+    fn take(&self) -> (Option<T>, u64) {
         let mut idle = lock(&self.idle);
         let stale = idle.stale(Instant::now());
         let taken = (idle.conns.pop().map(|(conn, _)| conn), idle.generation);
@@ -167,8 +137,8 @@ impl<T> Idle<T> {
     }
 }
 
-impl<E: Engine> Lease<E> {
-    /// The connection.
+impl<E: Engine> Checkout<E> {
+    /// Returns the connection.
     pub(crate) fn conn(&mut self) -> &mut E::Conn {
         self.conn.as_mut().expect("it is there until it is given back")
     }

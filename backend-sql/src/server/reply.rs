@@ -1,13 +1,13 @@
-//! The answers of the routines: text, and the same from every database.
+//! The answers of the routines, in types and as the text that every server sends.
 //!
 //! Times are microseconds of the server's clock, ids, contexts and labels are hexadecimal, truth is 0 or 1.
 //!
-//! | order | answer |
+//! | order | text |
 //! | --- | --- |
 //! | acquire | `G` and fences, separated by commas, or one for all: all granted, exclusively, to the caller alone; else [`Acquiring`] |
-//! | withdraw | empty: left; else [`Acquiring`] with `g` |
+//! | withdraw | empty: holds nothing; else [`Acquiring`] with `g` |
 //! | release, renew | empty: nothing was lost; else a list of `[position from 0, 0 expired / 1 broken / 2 vanished]` |
-//! | beat, what is pushed | [`Told`] |
+//! | heartbeat, notifications | [`Notification`] |
 //! | list | `{"ids": [Inspected], "next": id or null}` |
 //! | inspect | [`Inspected`] |
 //! | release context | a list of ids |
@@ -19,15 +19,48 @@ use std::time::{Duration, SystemTime};
 
 use lockcore::{
     AcquireRequest, BreakRecord, Broken, Conflict, ConflictReason, ContextId, Grant, Granted, HeldBy, Holder,
-    Ident, Inspection, Listing, LossReason, LostLock, Owner, StoredContext, Swept, Target, WaitingFor,
+    Ident, Inspection, Listing, LossReason, LostLock, Mode, Owner, StoredContext, Swept, Target, WaitingFor,
 };
 use serde::Deserialize;
 use smallvec::SmallVec;
 
-use super::{ServerError, request::mode};
+use super::{Order, ServerError, request::mode};
 
 /// A set that was granted.
-pub(crate) type Set = SmallVec<[Granted; 1]>;
+pub(crate) type GrantedSet = SmallVec<[Granted; 1]>;
+
+/// What came of an order. An engine reads it once from its server's text, by [`Answer::read`] or, of one part of a batch,
+/// by [`Answer::of_acquire`] and [`Answer::of_release`].
+#[derive(Debug)]
+pub enum Answer {
+    /// To an acquire or withdrawal: the whole set is held.
+    Granted(GrantedSet),
+    /// To an acquire: nothing is held, and the request does not wait.
+    Refused(Vec<Against>),
+    /// To an acquire: nothing is held yet, and the request has a place in the queue.
+    Queued {
+        conflicts: Vec<Against>,
+        /// The place is in the row of the id, where only those who know the id find it: heartbeats have to name it.
+        in_row: bool,
+        /// In how long the first lease in the way ends.
+        end: Option<Duration>,
+    },
+    /// To an acquire: the attempt was withdrawn before.
+    Withdrawn,
+    /// To a withdrawal: nothing is held, and nothing will be.
+    Left,
+    /// To a release or renewal: the positions of what was lost.
+    Lost(Vec<(usize, LossReason)>),
+    /// To a heartbeat.
+    Notified(Notification),
+    Released(Vec<Hex>),
+    Listed(Listed),
+    Inspected(Inspected),
+    Broken(Broken),
+    Swept(Swept),
+    /// There is nothing to say.
+    Done,
+}
 
 /// `[mode, permits, limit, fence, units in use, [permit indexes]]`
 #[derive(Deserialize, Clone, Debug)]
@@ -35,7 +68,7 @@ pub(crate) struct Given(i64, i64, i64, u64, u32, SmallVec<[u32; 2]>);
 
 /// Bytes in hexadecimal.
 #[derive(Deserialize, Clone, Debug)]
-pub(crate) struct Hex(String);
+pub struct Hex(String);
 
 /// `[context, owner, mode, permits, limit, fence, remaining]`
 #[derive(Deserialize, Debug)]
@@ -43,7 +76,7 @@ struct InTheWay(Hex, Hex, i64, i64, i64, u64, i64);
 
 /// One id in the way: exactly one of `f`, `q`, `h` is there.
 #[derive(Deserialize, Debug)]
-pub(crate) struct Against {
+pub struct Against {
     /// Its position in the set.
     p: usize,
     /// Frozen.
@@ -62,35 +95,32 @@ pub(crate) struct Against {
     u: u32,
 }
 
-/// [`Acquiring::q`] of who waits where only who knows the id finds it, so that signs of life have to tell that.
-pub(crate) const IN_ROW: i64 = 2;
-
 /// What became of a request that was not simply granted.
 #[derive(Deserialize, Debug)]
-pub(crate) struct Acquiring {
+struct Acquiring {
     /// The set in order, if it was granted.
-    pub(crate) g: Option<Vec<Given>>,
+    g: Option<Vec<Given>>,
     /// Else, what is in the way.
     #[serde(default)]
-    pub(crate) c: Vec<Against>,
-    /// It has a place in the queue; with [`IN_ROW`] in the row of the id.
+    c: Vec<Against>,
+    /// 1: it has a place in the queue; 2: in the row of the id.
     #[serde(default)]
-    pub(crate) q: i64,
+    q: i64,
     /// It was withdrawn before.
     #[serde(default)]
-    pub(crate) w: i64,
+    w: i64,
     /// In how long the first lease in the way ends.
-    pub(crate) end: Option<i64>,
+    end: Option<i64>,
 }
 
-/// What a session is told.
+/// What a session is notified of, and the answer to its heartbeat.
 #[derive(Deserialize, Default, Debug)]
-pub(crate) struct Told {
-    /// The time, in the answer to a sign of life.
+pub struct Notification {
+    /// The time, in the answer to a heartbeat.
     pub(crate) now: Option<u64>,
-    /// In how long to give the next sign of life at the latest.
+    /// In how long to send the next heartbeat at the latest.
     pub(crate) next: Option<i64>,
-    /// What was handed to it: sets, of which the ids may also come one by one.
+    /// Sets that were handed to it; their ids may also come one by one.
     #[serde(default)]
     pub(crate) o: Vec<Handed>,
     /// `[context, attempt]` of those who are to ask again.
@@ -117,7 +147,7 @@ pub(crate) struct Handed {
 
 /// All that is known of one id.
 #[derive(Deserialize, Debug)]
-pub(crate) struct Inspected {
+pub struct Inspected {
     i: Hex,
     /// `[context, owner, mode, permits, limit, fence, since, lease, remaining, broken, [permit indexes]]`
     h: Vec<HeldByRow>,
@@ -131,8 +161,9 @@ pub(crate) struct Inspected {
 #[derive(Deserialize, Debug)]
 struct HeldByRow(Hex, Hex, i64, i64, i64, u64, u64, u64, i64, i64, SmallVec<[u32; 2]>);
 
+/// A page of a list.
 #[derive(Deserialize, Debug)]
-struct Listed {
+pub struct Listed {
     ids: Vec<Inspected>,
     next: Option<Hex>,
 }
@@ -149,8 +180,101 @@ struct Sweeping {
     elsewhere: i64,
 }
 
+impl Answer {
+    /// Reads the text with which a server answers an order.
+    pub(crate) fn read(backend: &'static str, order: &Order<'_>, text: &str) -> Result<Self, ServerError> {
+        Ok(match order {
+            Order::Withdraw { .. } if text.is_empty() => Answer::Left,
+            Order::Acquire(request) | Order::Withdraw { request, .. } => {
+                Self::of_acquire(backend, text, request.ids.len())?
+            }
+            Order::Release(_) | Order::Renew(_) => Self::of_release(backend, text)?,
+            Order::Heartbeat { .. } => Answer::Notified(notification(backend, text)?),
+            Order::ReleaseContext(_) => Answer::Released(json(backend, text)?),
+            Order::List(_) => Answer::Listed(json(backend, text)?),
+            Order::Inspect(_) => Answer::Inspected(json(backend, text)?),
+            Order::Break { .. } => Answer::Broken(json::<Breaking>(backend, text)?.into()),
+            Order::Sweep { .. } => Answer::Swept(json::<Sweeping>(backend, text)?.into()),
+            Order::Freeze { .. } | Order::Leave { .. } => Answer::Done,
+        })
+    }
+
+    /// Reads what came of a request for `claims` ids.
+    pub(crate) fn of_acquire(backend: &'static str, text: &str, claims: usize) -> Result<Self, ServerError> {
+        if let Some(fences) = text.strip_prefix('G') {
+            let number = |fence: &str| {
+                let what = || format!("a fence is {fence:?}");
+                fence.parse().map_err(|_| ServerError::Answer { backend, what: what() })
+            };
+            return match fences.split(',').map(number).collect::<Result<SmallVec<[u64; 1]>, _>>()?[..] {
+                [fence] => Ok(Self::exclusive(std::iter::repeat_n(fence, claims))),
+                ref fences => complete(backend, Self::exclusive(fences.iter().copied()), claims),
+            };
+        }
+        let Acquiring { g, c: conflicts, q, w, end } = json(backend, text)?;
+        match g {
+            _ if w != 0 => Ok(Answer::Withdrawn),
+            Some(given) => complete(backend, Answer::Granted(grant(given)), claims),
+            None if q != 0 => Ok(Answer::Queued { conflicts, in_row: q == 2, end: end.map(span) }),
+            None => Ok(Answer::Refused(conflicts)),
+        }
+    }
+
+    /// Reads what a release or renewal lost.
+    pub(crate) fn of_release(backend: &'static str, text: &str) -> Result<Self, ServerError> {
+        if text.is_empty() {
+            return Ok(Answer::Lost(Vec::new()));
+        }
+        let lost = json::<Vec<(usize, i64)>>(backend, text)?.into_iter();
+        let reason = |reason| match reason {
+            0 => LossReason::Expired,
+            1 => LossReason::Broken,
+            _ => LossReason::Vanished,
+        };
+        Ok(Answer::Lost(lost.map(|(position, code)| (position, reason(code))).collect()))
+    }
+
+    /// Makes the answer for a set that was granted exclusively, from its fences.
+    pub(crate) fn exclusive(fences: impl Iterator<Item = u64>) -> Self {
+        let granted = |fence| Granted { mode: Mode::Exclusive, fence, permits: SmallVec::new(), in_use: 1 };
+        Answer::Granted(fences.map(granted).collect())
+    }
+
+    /// Makes the error for an answer of another kind than the order calls for.
+    pub(crate) fn unexpected(self, backend: &'static str) -> ServerError {
+        ServerError::Answer { backend, what: format!("{self:?}") }
+    }
+}
+
+/// Checks that a grant is of so many claims.
+fn complete(backend: &'static str, answer: Answer, claims: usize) -> Result<Answer, ServerError> {
+    match &answer {
+        Answer::Granted(granted) if granted.len() != claims => {
+            let what = format!("{} locks were granted for {claims} claims", granted.len());
+            Err(ServerError::Answer { backend, what })
+        }
+        _ => Ok(answer),
+    }
+}
+
+impl From<Breaking> for Broken {
+    fn from(Breaking { left }: Breaking) -> Self {
+        match left {
+            None => Broken::NotHeld,
+            Some(0) => Broken::Freed,
+            Some(left) => Broken::Within(Some(span(left))),
+        }
+    }
+}
+
+impl From<Sweeping> for Swept {
+    fn from(Sweeping { removed, more, elsewhere }: Sweeping) -> Self {
+        Swept { removed, more: more != 0, elsewhere: elsewhere != 0 }
+    }
+}
+
 impl Hex {
-    /// The text; what is no UTF-8 was not written by us, and is shown as well as it can be.
+    /// Returns the text; what is not UTF-8 was not written by this crate, and is shown as well as it can be.
     pub(crate) fn text(&self) -> String {
         let digit = |byte: u8| (byte as char).to_digit(16).unwrap_or(0) as u8;
         let bytes: Vec<u8> = self
@@ -172,90 +296,61 @@ impl Hex {
     }
 }
 
-/// Reads an answer in JSON.
-pub(crate) fn read<T: for<'de> Deserialize<'de>>(
-    backend: &'static str,
-    answer: &str,
-) -> Result<T, ServerError> {
-    serde_json::from_str(answer).map_err(|error| ServerError::Answer { backend, what: error.to_string() })
+fn json<T: for<'de> Deserialize<'de>>(backend: &'static str, text: &str) -> Result<T, ServerError> {
+    serde_json::from_str(text).map_err(|error| ServerError::Answer { backend, what: error.to_string() })
 }
 
-/// Reads an answer of several parts in JSON.
+/// Reads several JSON values that follow each other.
 pub(crate) fn parts<T: for<'de> Deserialize<'de>>(
     backend: &'static str,
-    answer: &str,
+    text: &str,
 ) -> impl Iterator<Item = Result<T, ServerError>> {
-    let parts = serde_json::Deserializer::from_str(answer).into_iter();
+    let parts = serde_json::Deserializer::from_str(text).into_iter();
     parts.map(move |part| part.map_err(|error| ServerError::Answer { backend, what: error.to_string() }))
 }
 
-/// Reads what a session is told.
-pub(crate) fn told(backend: &'static str, answer: &str) -> Result<Told, ServerError> {
-    let mut told = Told::default();
-    for part in parts::<Told>(backend, answer) {
+/// Reads a notification, which may come in several parts.
+pub(crate) fn notification(backend: &'static str, text: &str) -> Result<Notification, ServerError> {
+    let mut all = Notification::default();
+    for part in parts::<Notification>(backend, text) {
         let part = part?;
-        told.now = part.now.or(told.now);
-        told.next = part.next.or(told.next);
-        told.probe = part.probe.or(told.probe);
-        told.o.extend(part.o);
-        told.t.extend(part.t);
+        all.now = part.now.or(all.now);
+        all.next = part.next.or(all.next);
+        all.probe = part.probe.or(all.probe);
+        all.o.extend(part.o);
+        all.t.extend(part.t);
     }
-    Ok(told)
+    Ok(all)
 }
 
-/// Sets of which the ids may have come one by one, in any order.
-pub(crate) fn whole(mut told: Vec<Handed>) -> Vec<Handed> {
+/// Joins sets of which the ids may have come one by one, in any order.
+pub(crate) fn whole(mut handed: Vec<Handed>) -> Vec<Handed> {
     // In hexadecimal the ids have the same order.
-    told.sort_by(|one, other| (one.a, &one.c.0, &one.i).cmp(&(other.a, &other.c.0, &other.i)));
-    let mut sets: Vec<Handed> = Vec::with_capacity(told.len());
-    for handed in told {
+    handed.sort_by(|one, other| (one.a, &one.c.0, &one.i).cmp(&(other.a, &other.c.0, &other.i)));
+    let mut sets: Vec<Handed> = Vec::with_capacity(handed.len());
+    for part in handed {
         match sets.last_mut() {
-            Some(set) if set.a == handed.a && set.at == handed.at && set.c.0 == handed.c.0 => {
-                set.g.extend(handed.g);
+            Some(set) if set.a == part.a && set.at == part.at && set.c.0 == part.c.0 => {
+                set.g.extend(part.g);
             }
-            _ => sets.push(handed),
+            _ => sets.push(part),
         }
     }
     sets
 }
 
-/// The fences of an answer that begins with `G`.
-pub(crate) fn plain_grant(backend: &'static str, fences: &str, claims: usize) -> Result<Set, ServerError> {
-    let mut granted = Set::new();
-    for fence in fences.split(',') {
-        let fence = fence.parse().map_err(|_| {
-            let what = format!("a fence is {fence:?}");
-            ServerError::Answer { backend, what }
-        })?;
-        let (mode, permits) = (lockcore::Mode::Exclusive, SmallVec::new());
-        granted.push(Granted { mode, fence, permits, in_use: 1 });
-    }
-    if let [one] = &granted[..] {
-        granted = smallvec::smallvec![one.clone(); claims];
-    }
-    checked(backend, granted, claims)
-}
-
-/// The set that was granted.
-pub(crate) fn grant(backend: &'static str, given: Vec<Given>, claims: usize) -> Result<Set, ServerError> {
-    let granted = given.into_iter().map(|Given(code, permits, limit, fence, in_use, indexes)| Granted {
+/// Converts a set that was granted.
+pub(crate) fn grant(given: Vec<Given>) -> GrantedSet {
+    let granted = |Given(code, permits, limit, fence, in_use, indexes)| Granted {
         mode: mode(code, permits, limit),
         fence,
         permits: indexes,
         in_use,
-    });
-    checked(backend, granted.collect(), claims)
+    };
+    given.into_iter().map(granted).collect()
 }
 
-fn checked(backend: &'static str, granted: Set, claims: usize) -> Result<Set, ServerError> {
-    if granted.len() == claims {
-        return Ok(granted);
-    }
-    let what = format!("{} locks were granted for {claims} claims", granted.len());
-    Err(ServerError::Answer { backend, what })
-}
-
-/// What is in the way of a request.
+/// Converts what is in the way of a request.
 pub(crate) fn conflicts<I: Ident, C: ContextId>(
     backend: &'static str,
     request: &AcquireRequest<I, C>,
@@ -286,34 +381,23 @@ pub(crate) fn conflicts<I: Ident, C: ContextId>(
     against.into_iter().map(conflict).collect()
 }
 
-/// The reason of a loss for which there is no other: the lock was not there any more.
-pub(crate) const VANISHED: i64 = 2;
-
-/// What a release or renewal lost.
+/// Converts what a release or renewal of a grant lost.
 pub(crate) fn losses<I: Ident, C>(
     backend: &'static str,
-    answer: &str,
+    lost: Vec<(usize, LossReason)>,
     grant: &Grant<I, C>,
 ) -> Result<Vec<LostLock<I>>, ServerError> {
-    if answer.is_empty() {
-        return Ok(Vec::new());
-    }
-    let lost = read::<Vec<(usize, i64)>>(backend, answer)?.into_iter().map(|(position, reason)| {
+    let loss = |(position, reason): (usize, LossReason)| {
         let Some(lock) = grant.locks.get(position) else {
             let what = format!("position {position} of {} locks", grant.locks.len());
             return Err(ServerError::Answer { backend, what });
         };
-        let reason = match reason {
-            0 => LossReason::Expired,
-            1 => LossReason::Broken,
-            _ => LossReason::Vanished,
-        };
         Ok(LostLock { target: lock.target.clone(), fence: lock.granted.fence, reason })
-    });
-    lost.collect()
+    };
+    lost.into_iter().map(loss).collect()
 }
 
-/// An inspection.
+/// Converts an inspection.
 pub(crate) fn inspection<I: Ident, C: ContextId>(inspected: Inspected) -> Inspection<I, C> {
     let holders = inspected.h.into_iter().map(|row| HeldBy {
         context: row.0.context(),
@@ -349,35 +433,14 @@ pub(crate) fn inspection<I: Ident, C: ContextId>(inspected: Inspected) -> Inspec
     }
 }
 
-/// A page.
-pub(crate) fn listing<I: Ident, C: ContextId>(
-    backend: &'static str,
-    answer: &str,
-) -> Result<Listing<I, C>, ServerError> {
-    let listed: Listed = read(backend, answer)?;
-    let next = listed.next.map(|next| next.text());
-    Ok(Listing { ids: listed.ids.into_iter().map(inspection).collect(), next })
+/// Converts a page.
+pub(crate) fn listing<I: Ident, C: ContextId>(Listed { ids, next }: Listed) -> Listing<I, C> {
+    Listing { ids: ids.into_iter().map(inspection).collect(), next: next.map(|next| next.text()) }
 }
 
-/// The ids that a context held.
-pub(crate) fn targets<I: Ident>(backend: &'static str, answer: &str) -> Result<Vec<Target<I>>, ServerError> {
-    let ids: Vec<Hex> = read(backend, answer)?;
-    Ok(ids.iter().filter_map(|id| Target::from_stored(&id.text())).collect())
-}
-
-/// What became of a break.
-pub(crate) fn broken(backend: &'static str, answer: &str) -> Result<Broken, ServerError> {
-    Ok(match read::<Breaking>(backend, answer)?.left {
-        None => Broken::NotHeld,
-        Some(0) => Broken::Freed,
-        Some(left) => Broken::Within(Some(span(left))),
-    })
-}
-
-/// What a sweep did.
-pub(crate) fn swept(backend: &'static str, answer: &str) -> Result<Swept, ServerError> {
-    let Sweeping { removed, more, elsewhere } = read(backend, answer)?;
-    Ok(Swept { removed, more: more != 0, elsewhere: elsewhere != 0 })
+/// Converts the ids that a context held.
+pub(crate) fn targets<I: Ident>(ids: &[Hex]) -> Vec<Target<I>> {
+    ids.iter().filter_map(|id| Target::from_stored(&id.text())).collect()
 }
 
 pub(crate) fn span(micros: i64) -> Duration {
@@ -398,10 +461,10 @@ mod tests {
             let text = format!(
                 r#"{{"c":"{context}","a":{attempt},"at":{at},"lasts":5,"g":[[2,0,0,{fence},1,[]]]}}"#
             );
-            read::<Handed>("test", &text).expect("an answer")
+            json::<Handed>("test", &text).expect("an answer")
         };
-        let told = vec![one("61", 1, 3, 7), one("61", 1, 3, 8), one("61", 2, 3, 9), one("62", 2, 3, 10)];
-        let sets = whole(told).into_iter();
+        let handed = vec![one("61", 1, 3, 7), one("61", 1, 3, 8), one("61", 2, 3, 9), one("62", 2, 3, 10)];
+        let sets = whole(handed).into_iter();
         let fences: Vec<Vec<u64>> = sets.map(|set| set.g.iter().map(|given| given.3).collect()).collect();
         assert_eq!(fences, [vec![7, 8], vec![9], vec![10]]);
     }

@@ -10,7 +10,7 @@ const LONGEST: i64 = i64::MAX / 256;
 /// The stored form of an id; empty for the global lock.
 pub(crate) type Key = Vec<u8>;
 
-/// Who waits: context and attempt.
+/// Names a waiter: context and attempt.
 pub(crate) type Place = (Arc<str>, u64);
 
 /// How the claims of a request are wanted.
@@ -24,9 +24,11 @@ pub(crate) struct Modes {
     pub(crate) limits: Vec<i64>,
 }
 
-/// A request to take a set.
+/// A request to acquire a set.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub struct StoredRequest {
+    /// The session that is notified if the request has to wait.
+    pub(crate) session: i64,
     pub(crate) context: Arc<str>,
     pub(crate) attempt: i64,
     /// In order.
@@ -40,9 +42,9 @@ pub struct Ask {
     pub(crate) nested: bool,
 }
 
-/// A grant.
+/// A grant, to be released or renewed.
 #[derive(Clone, Debug)]
-pub struct Hold {
+pub struct StoredGrant {
     pub(crate) context: Arc<str>,
     /// In order.
     pub(crate) ids: Vec<Key>,
@@ -51,10 +53,11 @@ pub struct Hold {
     pub(crate) lease: i64,
 }
 
-impl Ask {
-    pub(crate) fn new<I: Ident, C: ContextId>(request: &AcquireRequest<I, C>) -> Self {
+impl StoredRequest {
+    pub(crate) fn new<I: Ident, C: ContextId>(request: &AcquireRequest<I, C>, session: i64) -> Self {
         let plain = request.claims.iter().all(|claim| claim.mode == Mode::Exclusive);
-        Ask {
+        StoredRequest {
+            session,
             context: request.context.stored().into(),
             attempt: request.attempt.0 as i64,
             ids: request.claims.iter().map(|claim| key(&claim.target)).collect(),
@@ -66,15 +69,20 @@ impl Ask {
         }
     }
 
-    /// Who would wait.
+    /// Names the waiter that the request may become.
     pub(crate) fn place(&self) -> Place {
         (self.context.clone(), self.attempt as u64)
     }
+
+    /// Reports whether it can be part of a batch: it wants one id, exclusively.
+    pub(crate) fn fits_batch(&self) -> bool {
+        self.ids.len() == 1 && self.modes.is_none()
+    }
 }
 
-impl Hold {
+impl StoredGrant {
     pub(crate) fn new<I: Ident, C: ContextId>(grant: &Grant<I, C>) -> Self {
-        Hold {
+        StoredGrant {
             context: grant.context.stored().into(),
             ids: grant.locks.iter().map(|lock| key(&lock.target)).collect(),
             fences: grant.locks.iter().map(|lock| lock.granted.fence as i64).collect(),
@@ -82,19 +90,19 @@ impl Hold {
         }
     }
 
-    /// The fence, if it is that of all ids.
+    /// Returns the fence, if all ids have the same.
     pub(crate) fn only_fence(&self) -> Option<i64> {
         let (first, others) = self.fences.split_first()?;
         others.iter().all(|other| other == first).then_some(*first)
     }
 }
 
-/// The stored form of an id.
+/// Returns the stored form of an id.
 pub(crate) fn key<I: Ident>(target: &Target<I>) -> Key {
     target.stored().as_bytes().to_vec()
 }
 
-/// A duration in microseconds, rounded up.
+/// Converts a duration to microseconds, rounded up.
 pub(crate) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_nanos().div_ceil(1000)).unwrap_or(LONGEST).min(LONGEST)
 }
@@ -119,7 +127,7 @@ fn modes(wanted: impl Iterator<Item = Mode>) -> Modes {
     modes
 }
 
-/// The mode of which these are the columns. What is unknown excludes everything.
+/// Reads a mode from its columns. An unknown code excludes everything.
 pub(crate) fn mode(code: i64, permits: i64, limit: i64) -> Mode {
     match code {
         0 => Mode::Shared,

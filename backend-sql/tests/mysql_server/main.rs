@@ -4,7 +4,6 @@
 mod disk;
 mod hazards;
 mod joining;
-mod kept;
 mod place;
 mod proposals;
 mod schema;
@@ -27,7 +26,6 @@ fn main() -> ExitCode {
             waking::tests(kind),
             telling::tests(kind),
             sets::tests(kind),
-            kept::tests(kind),
             proposals::tests(kind),
             together::tests(kind),
             hazards::tests(kind),

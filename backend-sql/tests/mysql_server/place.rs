@@ -15,24 +15,6 @@ pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 /// How long a test waits for what has to happen some time.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Sets that are kept.
-pub(crate) mod sets {
-    /// Those that are free, of which nobody took a part.
-    pub(crate) const KEPT: &str = "SELECT COUNT(*) FROM lockcore_sets WHERE until = 0 AND parted = 0";
-    /// The last fence of any.
-    pub(crate) const LAST: &str = "SELECT MAX(number) FROM lockcore_sets";
-    /// The last fence that a row of an id knows.
-    pub(crate) const KNOWN: &str = "SELECT MAX(fence) FROM lockcore_ids";
-    pub(crate) const COUNT: &str = "SELECT COUNT(*) FROM lockcore_sets";
-    /// When the lease of the only one ends.
-    pub(crate) const UNTIL: &str = "SELECT until FROM lockcore_sets";
-    /// All that rows of ids say.
-    pub(crate) const ROWS: &str = "SELECT SUM(CRC32(CONCAT_WS(',', id, fence, extra, until, attempt, context, session))) \
-                                   FROM lockcore_ids";
-    /// No set is one any more.
-    pub(crate) const PART_ALL: &str = "UPDATE lockcore_sets SET parted = 1";
-}
-
 /// A database that nobody else uses.
 pub(crate) struct Place {
     pub(crate) server: Arc<Server>,

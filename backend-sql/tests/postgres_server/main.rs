@@ -5,7 +5,6 @@ mod disk;
 mod durability;
 mod hazards;
 mod joining;
-mod kept;
 mod locale;
 mod messages;
 mod place;
@@ -29,7 +28,6 @@ fn main() -> ExitCode {
         messages::tests(),
         store::tests(),
         row::tests(),
-        kept::tests(),
         together::tests(),
         durability::tests(),
         disk::tests(),

@@ -15,25 +15,6 @@ pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 /// How long a test waits for what has to happen some time.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Sets that are kept.
-pub(crate) mod sets {
-    /// Those that are free, of which nobody took a part.
-    pub(crate) const KEPT: &str = "SELECT count(*) FROM lockcore_set WHERE expires = 0 AND NOT parted";
-    /// The last fence of any.
-    pub(crate) const LAST: &str = "SELECT max(fence) FROM lockcore_set";
-    /// The last fence that a row of an id knows.
-    pub(crate) const KNOWN: &str = "SELECT max(fence) FROM lockcore_lock";
-    pub(crate) const COUNT: &str = "SELECT count(*) FROM lockcore_set";
-    /// When the lease of the only one ends.
-    pub(crate) const UNTIL: &str = "SELECT expires FROM lockcore_set";
-    /// All that rows of ids say, and where they are.
-    pub(crate) const ROWS: &str =
-        "SELECT sum(hashtextextended(concat(ctid, l), 0) >> 32) FROM lockcore_lock l";
-    /// No set is one any more, and nobody withdrew anything.
-    pub(crate) const PART_ALL: &str = "UPDATE lockcore_set SET parted = true; DELETE FROM lockcore_mark; \
-                                       UPDATE lockcore_lock SET busy = busy & ~16";
-}
-
 /// A schema that nobody else uses.
 pub(crate) struct Place {
     pub(crate) server: Arc<Server>,

@@ -2,7 +2,6 @@
 
 pub(crate) mod disk;
 pub(crate) mod fences;
-pub(crate) mod kept;
 pub(crate) mod limit;
 pub(crate) mod together;
 pub(crate) mod waking;

@@ -105,31 +105,6 @@ BEGIN
   answer := 'G' || v_now;
 END {$};
 
--- Takes a set again that was kept: p_made and p_as are how the rows of its ids know it (`kept`). Then the answer begins with a K. A
--- withdrawal parts it, so that nothing has to be looked for in these rows. A procedure, because the row of a set that somebody else was
--- parting stays locked though it does not fit in the end; and whoever parts it has locked ids.
-CREATE OR REPLACE PROCEDURE {v1_acquire_kept}(
-  p_ns bytea, p_context bytea, p_attempt int8, p_ids bytea[], p_lease int8, p_owner bytea, p_flags int8, p_session int8,
-  p_made int8, p_as int8, INOUT answer text) LANGUAGE plpgsql AS {$}
-DECLARE
-  v_now int8 := {clock};
-  v_fence int8;
-  {in order};
-BEGIN
-  UPDATE {set} SET fence = greatest(fence + 1, v_now), taker = p_attempt, lease = p_lease, since = v_now,
-    expires = v_now + p_lease, context = p_context, owner = p_owner
-    WHERE {kept set} AND expires = 0 RETURNING fence INTO v_fence;
-  IF FOUND THEN
-    IF p_flags & 8 = 8 THEN
-      {be async};
-    END IF;
-    answer := 'K' || v_fence;
-    RETURN;
-  END IF;
-  ROLLBACK;
-  answer := {v1_acquire}(p_ns, p_context, p_attempt, p_ids, NULL, NULL, NULL, p_lease, p_owner, p_flags, p_session);
-END {$};
-
 -- The usual wait: for one id, which somebody else holds exclusively. The first who waits stands in its row. NULL if anything is
 -- otherwise; then nothing was done, but that the row may say that somebody waits, which costs its next release a look. Neither
 -- a refusal nor a place in the queue has to survive a crash: whoever waits asks again.

@@ -12,8 +12,6 @@ BEGIN
   SELECT array_agg(DISTINCT x.id ORDER BY x.id) INTO v_ids FROM (
     SELECT id FROM {lock} WHERE ns = p_ns AND lapses >= 0
       AND (busy & 1 = 1 AND context = p_context OR busy & 128 = 128 AND next_context = p_context)
-    UNION ALL SELECT l.id FROM {set} s JOIN {lock} l ON {set of l}
-      WHERE s.ns = p_ns AND s.context = p_context AND s.expires > 0 AND l.ns = p_ns AND l.lapses >= 0
     UNION ALL SELECT id FROM {holder} WHERE ns = p_ns AND context = p_context
     UNION ALL SELECT id FROM {place} WHERE ns = p_ns AND context = p_context) x;
   IF v_ids IS NULL THEN
@@ -53,8 +51,6 @@ BEGIN
       SELECT context, owner, 2 AS mode, 0::int8 AS permits, 0::int8 AS cap, fence, since, lease, expires,
         busy & 64 = 64 AS broken, '{}'::int8[] AS indexes FROM {lock}
         WHERE ns = p_ns AND id = p_id AND busy & 1 = 1 AND expires > v_now
-      UNION ALL SELECT s.context, s.owner, 2, 0, 0, s.fence, s.since, s.lease, s.expires, false, '{}'
-        FROM {lock} l JOIN {set} s ON {set of l} WHERE l.ns = p_ns AND l.id = p_id AND s.expires > v_now
       UNION ALL SELECT context, owner, mode, permits, cap, fence, since, lease, expires, broken, indexes FROM {holder}
         WHERE ns = p_ns AND id = p_id AND state >= 0 AND expires > v_now) x;
   SELECT string_agg(format('["%s","%s",%s,%s,%s,%s]', encode(p.context, 'hex'), encode(p.owner, 'hex'), p.mode,
@@ -93,7 +89,7 @@ DECLARE
   r record;
 BEGIN
   FOR r IN SELECT id FROM {lock} WHERE ns = p_ns AND (id > p_after OR p_limit < 0)
-    AND busy & 655 <> 0 AND NOT (busy & 655 = 1 AND expires <= v_now) ORDER BY id LOOP
+    AND busy & 143 <> 0 AND NOT (busy & 143 = 1 AND expires <= v_now) ORDER BY id LOOP
     IF v_count = abs(p_limit) THEN
       RETURN format('{"ids":[%s],"next":"%s"}', v_listed, encode(v_last, 'hex'));
     END IF;
@@ -108,7 +104,7 @@ BEGIN
 END {$};
 
 -- Breaks the lock held under a fence; at once, if p_now is 1. Of one id the last 16 breaks are kept.
-CREATE OR REPLACE FUNCTION {v1_break}(p_ns bytea, p_id bytea, p_fence int8, p_now int8, p_by bytea)
+CREATE OR REPLACE FUNCTION {v1_break_lock}(p_ns bytea, p_id bytea, p_fence int8, p_now int8, p_by bytea)
   RETURNS text LANGUAGE plpgsql
   {by index} AS {$}
 DECLARE
@@ -166,7 +162,6 @@ DECLARE
 BEGIN
   PERFORM {v1_lock}(p_ns, ARRAY[p_id]);
   v_now := {v1_now}();
-  PERFORM {v1_part}(p_ns, ARRAY[p_id]);
   UPDATE {lock} SET busy = CASE WHEN p_frozen = 1 THEN busy | 8 ELSE busy & ~8 END WHERE ns = p_ns AND id = p_id;
   IF p_frozen <> 1 THEN
     PERFORM {v1_tidy}(p_ns, ARRAY[p_id], v_now);
@@ -215,7 +210,6 @@ BEGIN
     v_reached := 0;
   END IF;
   IF v_busy IS NOT NULL THEN
-    PERFORM {v1_part}(p_ns, v_busy);
     -- These need a closer look: there are others than an exclusive holder whose lease is over.
     SELECT count(*) INTO v_count FROM {lock}
       WHERE ns = p_ns AND id = ANY (v_busy) AND busy & 1 = 1 AND expires <= v_now;
@@ -242,7 +236,6 @@ BEGIN
       WHERE l.ns = p_ns AND l.id = ANY (v_busy) AND l.busy <> 0;
     WITH gone AS (DELETE FROM {lock} WHERE ns = p_ns AND id = ANY (v_busy) AND busy = 0 RETURNING fence)
       SELECT max(fence) INTO v_more_floor FROM gone;
-    -- Of a set that was parted the rows know it only now.
     v_floor := greatest(v_floor, v_more_floor);
   END IF;
   -- Their rows are locked, so that they are where they were found.
@@ -266,11 +259,6 @@ BEGIN
   IF v_looked < p_batch THEN
     DELETE FROM {break} WHERE ns = p_ns AND at < v_now - 604800000000;
     DELETE FROM {session} WHERE beat < v_now - 3600000000;
-    -- Whose rows may still be there, but which nobody took for an hour.
-    WITH gone AS (
-      DELETE FROM {set} WHERE ns = p_ns AND fence < v_now - 3600000000 AND expires <= v_now RETURNING fence)
-    SELECT max(fence) INTO v_more_floor FROM gone;
-    v_floor := greatest(v_floor, v_more_floor);
   END IF;
   UPDATE {namespace} SET swept = v_now, floor = greatest(floor, coalesce(v_floor, 0)), reached = v_reached
     WHERE ns = p_ns;

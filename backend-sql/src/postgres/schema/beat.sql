@@ -1,6 +1,6 @@
 -- A sign of life of a session with waiters. What has ended of that for which it waits goes to whose turn it is. p_ids, p_contexts,
 -- p_attempts: who of it stood in which row.
-CREATE OR REPLACE FUNCTION {v1_beat}(
+CREATE OR REPLACE FUNCTION {v1_heartbeat}(
   p_ns bytea, p_session int8, p_probe int8, p_ids bytea[], p_contexts bytea[], p_attempts int8[])
   RETURNS text LANGUAGE plpgsql
   {by index} AS {$}

@@ -19,29 +19,6 @@ BEGIN
     ON CONFLICT (id, ns) DO UPDATE SET busy = l.busy WHERE l.fence < 0;
 END {$};
 
--- Parts the sets (`kept`) of which any id is among those whose rows are locked: from now on these rows say themselves who has them,
--- and the set cannot be taken, renewed or freed as one any more.
-CREATE OR REPLACE FUNCTION {v1_part}(p_ns bytea, p_ids bytea[]) RETURNS void LANGUAGE plpgsql AS {$}
-BEGIN
-  IF EXISTS (SELECT FROM {lock} WHERE ns = p_ns AND id = ANY (p_ids) AND busy & 512 = 512) THEN
-    -- In order. Who takes, renews or frees a set as one has locked nothing else.
-    PERFORM FROM {set} s WHERE s.ns = p_ns AND (s.made, s.attempt) IN (
-        SELECT l.fence, l.attempt FROM {lock} l WHERE l.ns = p_ns AND l.id = ANY (p_ids) AND l.busy & 512 = 512)
-      ORDER BY s.made, s.attempt FOR UPDATE;
-    WITH s AS (
-      UPDATE {set} s SET parted = true WHERE s.ns = p_ns AND (s.made, s.attempt) IN (
-        SELECT l.fence, l.attempt FROM {lock} l WHERE l.ns = p_ns AND l.id = ANY (p_ids) AND l.busy & 512 = 512)
-        RETURNING s.*)
-    UPDATE {lock} l SET busy = CASE WHEN s.expires > 0 THEN 1 ELSE 0 END, fence = s.fence, expires = s.expires,
-      lease = s.lease, since = s.since, attempt = s.taker, replaces = 0, context = s.context, owner = s.owner,
-      lapses = greatest(l.lapses, s.expires)
-      FROM s WHERE l.ns = p_ns AND l.id = ANY (p_ids) AND {set of l};
-    -- Of a set that nobody took for an hour nothing is known any more, but that no fence is above the floor.
-    UPDATE {lock} SET busy = 0, fence = greatest(fence, (SELECT n.floor FROM {namespace} n WHERE n.ns = p_ns))
-      WHERE ns = p_ns AND id = ANY (p_ids) AND busy & 512 = 512;
-  END IF;
-END {$};
-
 -- Removes what has ended of ids whose rows are locked, counts from now what was granted in the future, and gives a place to
 -- whoever stands in a row. Gives the ids of which something was freed.
 CREATE OR REPLACE FUNCTION {v1_tidy}(p_ns bytea, p_ids bytea[], p_now int8) RETURNS bytea[] LANGUAGE plpgsql AS {$}
@@ -52,7 +29,6 @@ DECLARE
   v_freed bytea[] := '{}';
   v_more bytea[];
 BEGIN
-  PERFORM {v1_part}(p_ns, p_ids);
   SELECT coalesce(bool_or(busy & 1 = 1 AND (expires <= p_now OR expires - lease > p_now)), false),
     coalesce(bool_or(busy & 2 = 2), false), coalesce(bool_or(busy & 128 = 128), false)
     INTO v_odd, v_holders, v_stands FROM {lock} WHERE ns = p_ns AND id = ANY (p_ids);

@@ -7,15 +7,8 @@ CREATE OR REPLACE FUNCTION {v1_holds}(p_namespace text, p_id text, p_fence int8)
 DECLARE
   p_ns bytea := convert_to(p_namespace, 'UTF8');
   v_id bytea := convert_to(p_id, 'UTF8');
-  v_busy int4;
 BEGIN
-  SELECT busy INTO v_busy FROM {lock} WHERE ns = p_ns AND id = v_id
-    AND (busy & 65 = 1 AND fence = p_fence OR busy & 512 = 512) FOR SHARE;
-  IF v_busy & 512 = 512 THEN
-    PERFORM FROM {lock} l JOIN {set} s ON {set of l} WHERE l.ns = p_ns AND l.id = v_id AND s.fence = p_fence FOR SHARE OF s;
-    RETURN FOUND AND EXISTS (SELECT FROM {lock} l JOIN {set} s ON {set of l} WHERE l.ns = p_ns AND l.id = v_id
-      AND s.fence = p_fence AND s.expires > {clock});
-  END IF;
+  PERFORM FROM {lock} WHERE ns = p_ns AND id = v_id AND busy & 65 = 1 AND fence = p_fence FOR SHARE;
   -- The time behind the lock of the row: that may have waited for a renewal.
   RETURN FOUND AND EXISTS (SELECT FROM {lock} WHERE ns = p_ns AND id = v_id AND busy & 65 = 1 AND fence = p_fence
     AND expires > {clock});

@@ -125,12 +125,3 @@ IF cardinality(v_told) = 0 THEN
     {commit handed};
     {tell};
   END IF
-
--- {kept set}: nobody else has to do with it.
-made = p_made AND attempt = p_as AND ns = p_ns AND NOT parted
-
--- {held set}: by p_context under v_fence.
-{kept set} AND fence = v_fence AND context = p_context AND expires > v_now
-
--- {set of l}: by which the row of an id says who has it, if it does not say that itself.
-l.busy & 512 = 512 AND s.made = l.fence AND s.attempt = l.attempt AND s.ns = l.ns

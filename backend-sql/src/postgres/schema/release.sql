@@ -28,42 +28,21 @@ BEGIN
   END IF;
 END {$};
 
--- The same for many ids that are held under one fence. p_made, p_as: as of {v1_acquire_kept}, if the set is to be kept, else 0; it
--- is made by that if it is still held under that fence.
+-- The same for many ids that are held under one fence.
 CREATE OR REPLACE PROCEDURE {v1_release_many}(
-  p_ns bytea, p_context bytea, p_ids bytea[], p_fence int8, p_flags int8, p_made int8, p_as int8, INOUT lost text)
-  LANGUAGE plpgsql AS {$}
+  p_ns bytea, p_context bytea, p_ids bytea[], p_fence int8, p_flags int8, INOUT lost text) LANGUAGE plpgsql AS {$}
 DECLARE
   v_now int8 := {clock};
-  v_fence int8 := p_fence;
   {in order};
   v_count int8;
 BEGIN
-  IF p_made <> 0 AND p_made <> p_fence THEN
-    UPDATE {set} SET expires = 0 WHERE {held set};
-    IF FOUND THEN
-      {free async};
-      RETURN;
-    END IF;
-  ELSE
-    -- Nobody waits: in one statement, or not at all, as {v1_acquire_many} takes it.
-    IF p_made = 0 THEN
-      UPDATE {lock} SET busy = 0 WHERE id = ANY (p_ids) AND ns = p_ns
-        AND busy = 1 AND fence = p_fence AND context = p_context AND expires > v_now;
-    ELSE
-      -- In an hour the sweep looks whether they are still of use.
-      UPDATE {lock} SET busy = 512, lapses = greatest(lapses, v_now + 3600000000) WHERE id = ANY (p_ids) AND ns = p_ns
-        AND busy = 1 AND fence = p_fence AND attempt = p_as AND context = p_context AND expires > v_now;
-    END IF;
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    IF v_count = cardinality(p_ids) THEN
-      IF p_made <> 0 THEN
-        INSERT INTO {set} (made, attempt, ns, lease, fence, expires, since, taker, parted, context, owner)
-          VALUES (p_made, p_as, p_ns, 0, p_fence, 0, v_now, p_as, false, p_context, '');
-      END IF;
-      {free async};
-      RETURN;
-    END IF;
+  -- Nobody waits: in one statement, or not at all, as {v1_acquire_many} takes it.
+  UPDATE {lock} SET busy = 0 WHERE id = ANY (p_ids) AND ns = p_ns
+    AND busy = 1 AND fence = p_fence AND context = p_context AND expires > v_now;
+  GET DIAGNOSTICS v_count = ROW_COUNT;
+  IF v_count = cardinality(p_ids) THEN
+    {free async};
+    RETURN;
   END IF;
   ROLLBACK;
   CALL {v1_release}(p_ns, p_context, p_ids, array_fill(p_fence, ARRAY[cardinality(p_ids)]), p_flags, lost);
@@ -100,7 +79,6 @@ BEGIN
   -- In order; and what is gone is not made anew.
   PERFORM FROM unnest(p_ids) WITH ORDINALITY AS u (id, at)
     CROSS JOIN LATERAL (SELECT FROM {lock} k WHERE k.ns = p_ns AND k.id = u.id FOR UPDATE) AS l;
-  PERFORM {v1_part}(p_ns, p_ids);
   v_now := {v1_now}();
   IF p_fences[1] = ALL (p_fences) THEN
     -- Those that are simply held, at once.
@@ -197,7 +175,6 @@ BEGIN
   END IF;
   PERFORM FROM unnest(p_ids) WITH ORDINALITY AS u (id, at)
     CROSS JOIN LATERAL (SELECT FROM {lock} k WHERE k.ns = p_ns AND k.id = u.id FOR UPDATE) AS l;
-  PERFORM {v1_part}(p_ns, p_ids);
   v_now := {v1_now}();
   v_expires := v_now + p_lease;
   FOR i IN 1 .. cardinality(p_ids) LOOP
@@ -250,23 +227,4 @@ BEGIN
     DELETE FROM {place} WHERE ns = p_ns AND context = p_context AND handed AND id = ANY (p_ids);
   END IF;
   RETURN coalesce('[' || v_lost || ']', '');
-END {$};
-
--- The same for a set that was taken by {v1_acquire_kept}, of which p_made and p_as are; lost goes in empty.
-CREATE OR REPLACE PROCEDURE {v1_renew_kept}(
-  p_ns bytea, p_context bytea, p_ids bytea[], p_fences int8[], p_lease int8, p_flags int8, p_made int8, p_as int8,
-  INOUT lost text) LANGUAGE plpgsql AS {$}
-DECLARE
-  v_now int8 := {clock};
-  v_fence int8 := p_fences[1];
-  {in order};
-BEGIN
-  UPDATE {set} SET lease = greatest(p_lease, expires - v_now), expires = greatest(v_now + p_lease, expires)
-    WHERE {held set} AND expires - lease <= v_now;
-  IF NOT FOUND THEN
-    ROLLBACK;
-    lost := {v1_renew}(p_ns, p_context, p_ids, p_fences, p_lease, p_flags);
-  ELSIF p_flags & 8 = 8 THEN
-    {be async};
-  END IF;
 END {$};

@@ -22,8 +22,7 @@ CREATE TABLE IF NOT EXISTS {namespace} (
 -- done to an id is done under the lock of this row; sets are locked in the order of their ids.
 -- busy: 1 held exclusively, by this row; 2 there are holders; 4 there may be places; 8 frozen; 16 there are marks of
 --   withdrawn attempts; 32 the exclusive holder has not confirmed yet, and there is a place that says so; 64 its lock was
---   broken; 128 somebody waits who stands in this row, and nobody else; 256 as 32, but without a place; 512 and nothing else:
---   who has it, if anybody, says the row of a set, by the fence and the attempt that stand here.
+--   broken; 128 somebody waits who stands in this row, and nobody else; 256 as 32, but without a place.
 -- fence: the highest that was given for it; of the exclusive holder, its own.
 -- lapses: nothing of it lasts longer. Eight leases ahead, and left alone as long as it is true, so that the index is
 --   seldom written to and an update stays on its page (fillfactor).
@@ -55,25 +54,6 @@ CREATE TABLE IF NOT EXISTS {lock} (
 ) WITH (fillfactor = 60);
 -- For the sweep alone: what does not say that `lapses` is positive cannot be planned by it.
 CREATE INDEX IF NOT EXISTS {lock_by_lapses!} ON {lock} (ns, lapses) WHERE lapses >= 0;
-
--- Sets of ids that were freed by a program that takes just these again and again (`kept`): taking, renewing and freeing them is
--- to change this row, as long as nobody else has to do with one of them.
--- made, attempt: by which the rows of its ids know it. fence, taker: those with which it was taken last. expires: 0 while it is
--- free. parted: of some ids the rows say again themselves what there is; so it is no set any more.
-CREATE TABLE IF NOT EXISTS {set} (
-  made int8 NOT NULL,
-  attempt int8 NOT NULL,
-  ns bytea NOT NULL,
-  lease int8,
-  fence int8,
-  expires int8,
-  since int8,
-  taker int8,
-  parted boolean,
-  context bytea,
-  owner bytea,
-  PRIMARY KEY (made, attempt, ns)
-) WITH (fillfactor = 60);
 
 -- Shared holders and holders of slots.
 -- state: 0 held; 1 handed over and not confirmed yet; -1 replaced by another mode, comes back if that is undone.

@@ -1,8 +1,8 @@
--- Requests of one program that came at the same time, for one id each, in the order of the ids, in one transaction. The
--- answer has a line for each: what the routine for one answers; and one for how many microseconds all took before the commit.
+-- Batches: requests of one program, for one id each, in the order of the ids, in one transaction. The answer has a line for
+-- each: what the routine for one id answers.
 
 -- Takes ids exclusively; parameters as of {v1_acquire_one}.
-CREATE OR REPLACE FUNCTION {v1_acquire_together}(
+CREATE OR REPLACE FUNCTION {v1_acquire_batch}(
   p_ns bytea, p_contexts bytea[], p_attempts int8[], p_ids bytea[], p_leases int8[], p_owners bytea[], p_flags int8[],
   p_session int8) RETURNS text LANGUAGE plpgsql
   {by index} AS {$}
@@ -28,11 +28,11 @@ BEGIN
   IF NOT v_durable THEN
     {be async};
   END IF;
-  RETURN array_to_string(v_answers || (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::int8::text, E'\n');
+  RETURN array_to_string(v_answers, E'\n');
 END {$};
 
 -- Releases ids. flags and lost as of {v1_release_one}.
-CREATE OR REPLACE PROCEDURE {v1_release_together}(
+CREATE OR REPLACE PROCEDURE {v1_release_batch}(
   p_ns bytea, p_contexts bytea[], p_ids bytea[], p_fences int8[], p_flags int8, INOUT lost text) LANGUAGE plpgsql AS {$}
 DECLARE
   v_told text[] := '{}';
@@ -63,6 +63,6 @@ BEGIN
     END IF;
     v_losses[i] := v_lost;
   END LOOP;
-  lost := array_to_string(v_losses || (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::int8::text, E'\n');
+  lost := array_to_string(v_losses, E'\n');
   {publish};
 END {$};
