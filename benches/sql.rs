@@ -61,6 +61,7 @@ fn run<D: Database>(kind: Kind) {
         for commits in [Commits::Usual, Commits::Async] {
             for ids in [1, 10, 100] {
                 cases.push(one.block_on(pair::<D>(&url, commits, ids)));
+                cases.push(many.block_on(fresh_pair::<D>(&url, commits, ids)));
             }
         }
         report(&cases);
@@ -111,7 +112,6 @@ async fn pair<D: Database>(url: &str, commits: Commits, ids: usize) -> Case {
     ];
     let mut case = Case::new(format!("{ids} ids, {commits}"), &candidates);
     let (locks, names) = (service::<D>(url, commits).await, names(ids));
-    // Others than those, which would be parted each time.
     let (changing, mut pool) = (service::<D>(url, commits).await, self::names(4 * ids).split_off(ids));
     let [mut bare, mut kept, mut others] =
         [D::bare(url, commits).await, D::bare(url, commits).await, D::bare(url, commits).await];
@@ -153,6 +153,33 @@ async fn pair<D: Database>(url: &str, commits: Commits, ids: usize) -> Case {
                 for name in &names {
                     others.peer(name).await;
                 }
+            })
+            .await;
+        }
+    }
+    case
+}
+
+/// Takes and releases ids that were never seen before, as whoever writes objects does: the same as [`pair`], in a task of a
+/// runtime with several threads.
+async fn fresh_pair<D: Database>(url: &str, commits: Commits, ids: usize) -> Case {
+    let (rounds, turns) = (if ids == 100 { 60 } else { 200 }, 5);
+    let mut case =
+        Case::new(format!("{ids} ids never seen before, {commits}"), &["with_locks", "upsert + delete"]);
+    let (locks, mut bare) = (service::<D>(url, commits).await, D::bare(url, commits).await);
+    let fresh = || (0..ids).map(|_| format!("some/object/{}", Uuid::new_v4())).collect::<Vec<_>>();
+    for _ in 0..rounds {
+        for _ in 0..turns {
+            let mut names = fresh();
+            names.sort();
+            case.once(0, async { locks.with_locks(&names, || async {}).await.expect("free") }).await;
+        }
+        for _ in 0..turns {
+            let mut names = fresh();
+            names.sort();
+            case.once(1, async {
+                bare.take(&names).await;
+                bare.free(&names).await;
             })
             .await;
         }

@@ -1,17 +1,14 @@
-//! How to connect.
+//! Settings.
 
 use std::{fmt, marker::PhantomData, str::FromStr, time::Duration};
 
-use lockcore::{BackendError, Capabilities, ContextId, Ident, StoreVersion};
+use lockcore::{ContextId, Ident, StoreVersion};
 use sqlx::{ConnectOptions, PgPool, postgres::PgConnectOptions};
 
-use super::{
-    engine::{Postgres, PostgresLockDao},
-    schema::VERSION,
-};
-use crate::server::{ServerError, ServerLockDao, Settings, Word};
+use super::schema::VERSION;
+use crate::server::{ServerError, Settings, check_name};
 
-/// Which commits have to be on the disk before they are answered; a durable one is as durable as the server's own
+/// Says which commits have to be on the disk before they are answered; a durable one is as durable as the server's own
 /// `synchronous_commit` makes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Commit {
@@ -25,7 +22,8 @@ pub enum Commit {
     Async,
 }
 
-/// Settings of a [`PostgresLockDao`]; made by [`PostgresLockDao::builder`].
+/// Settings of a [`PostgresLockDao`](super::PostgresLockDao), made by its
+/// [`builder`](super::PostgresLockDao::builder).
 pub struct PostgresBuilder<I, C> {
     server: Server,
     listen_url: Option<String>,
@@ -67,14 +65,14 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
         PostgresBuilder { server: Server::None, listen_url: None, options, types: PhantomData }
     }
 
-    /// Where the server is: `postgres://user:password@host:port/database?sslmode=require` and so on, as libpq has it.
+    /// Sets where the server is: `postgres://user:password@host:port/database?sslmode=require` and so on, as libpq has it.
     #[must_use]
     pub fn url(mut self, url: impl Into<String>) -> Self {
         self.server = Server::Url(url.into());
         self
     }
 
-    /// The same as sqlx has it.
+    /// Sets where the server is, as sqlx has it.
     #[must_use]
     pub fn connect_options(mut self, options: PgConnectOptions) -> Self {
         self.server = Server::Options(Box::new(options));
@@ -89,43 +87,43 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
         self
     }
 
-    /// Where to listen, if not at the same place: past a pooler, which would lose what is told.
+    /// Sets where to listen, if not at the same place: past a pooler, which would lose notifications.
     #[must_use]
     pub fn listen_url(mut self, url: impl Into<String>) -> Self {
         self.listen_url = Some(url.into());
         self
     }
 
-    /// Whether to keep a connection on which this process is told of its turn, which is the default. Otherwise its
-    /// waiters are found by looking, up to five times a second.
+    /// Sets whether to keep a connection on which this process is notified, which is the default. Otherwise its waiters poll,
+    /// up to five times a second.
     #[must_use]
     pub fn listen(mut self, listen: bool) -> Self {
         self.options.settings.listen = listen;
         self
     }
 
-    /// Keeps applications and tenants in one database apart; 1 to 255 bytes, `"default"` by default.
+    /// Sets the namespace, which keeps applications and tenants in one database apart: 1 to 255 bytes, `"default"` by default.
     #[must_use]
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.options.settings.namespace = namespace.into();
         self
     }
 
-    /// The schema of all tables and routines, made if missing; any name of 1 to 40 bytes, `"public"` by default.
+    /// Sets the schema of all tables and routines, which is created if missing: any name of 1 to 40 bytes, `"public"` by default.
     #[must_use]
     pub fn schema(mut self, schema: impl Into<String>) -> Self {
         self.options.schema = schema.into();
         self
     }
 
-    /// What the names of all tables and routines begin with; 1 to 40 bytes, `"lockcore_"` by default.
+    /// Sets what the names of all tables and routines begin with: 1 to 40 bytes, `"lockcore_"` by default.
     #[must_use]
     pub fn table_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.options.settings.prefix = prefix.into();
         self
     }
 
-    /// How many connections each tokio runtime of this process may have at once, apart from the one that listens; 1 to
+    /// Sets how many connections each tokio runtime of this process may have at once, apart from the one that listens: 1 to
     /// 1000, 10 by default. Operations wait for a free one within their [`timeout`](Self::timeout).
     #[must_use]
     pub fn max_connections(mut self, max: usize) -> Self {
@@ -133,7 +131,7 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
         self
     }
 
-    /// How long an operation may take in all: waiting for a connection, making one, retrying after deadlocks, the
+    /// Sets how long an operation may take in all: waiting for a connection, making one, retrying after deadlocks, the
     /// answer. 10 ms to 1 h, 5 s by default.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
@@ -141,7 +139,7 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
         self
     }
 
-    /// Whether to create or migrate the schema on connecting, which is the default; nothing is done where it is
+    /// Sets whether to create or migrate the schema on connecting, which is the default; nothing is done where it is
     /// current, so that a user without the right to create can use it.
     #[must_use]
     pub fn migrate(mut self, migrate: bool) -> Self {
@@ -149,7 +147,7 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
         self
     }
 
-    /// Whether to open it for administration only: to look, break and sweep without creating anything, neither the schema
+    /// Sets whether to open it for administration only: to inspect, break and sweep without creating anything, neither the schema
     /// nor a session that listens. Off by default; a missing schema is an error then, whatever
     /// [`migrate`](Self::migrate) says, and calls that wait poll for their turn.
     #[must_use]
@@ -166,14 +164,14 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
         self
     }
 
-    /// Which commits have to be on the disk before they are answered.
+    /// Sets which commits have to be on the disk before they are answered.
     #[must_use]
     pub fn commit(mut self, commit: Commit) -> Self {
         self.options.commit = commit;
         self
     }
 
-    /// Whether to prepare statements, which is the default. Not behind a pooler that hands out another connection for
+    /// Sets whether to prepare statements, which is the default. Not behind a pooler that hands out another connection for
     /// each transaction (PgBouncer's `pool_mode=transaction` without `max_prepared_statements`): there everything is
     /// sent as text, in as many round trips.
     #[must_use]
@@ -181,19 +179,14 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
         self.options.prepared = prepared;
         self
     }
+}
 
-    /// Connects, and creates or migrates the schema.
-    ///
-    /// # Errors
-    /// [`BadSetting`](lockcore::BackendErrorKind::BadSetting) names the setting and its value;
-    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) says that the schema is missing or for newer programs, or
-    /// that the role's isolation level is not `read committed` and cannot be set;
-    /// [`Unavailable`](lockcore::BackendErrorKind::Unavailable) and [`Denied`](lockcore::BackendErrorKind::Denied) if the
-    /// server cannot be used.
-    pub async fn connect(self) -> Result<PostgresLockDao<I, C>, BackendError> {
-        Word::check("postgres", "schema", &self.options.schema)?;
+impl<I, C> PostgresBuilder<I, C> {
+    /// Checks the settings of this database: where connections come from, how to listen, and the rest.
+    pub(super) fn checked(self) -> Result<(Source, PgConnectOptions, Options), ServerError> {
+        check_name("postgres", "schema", &self.options.schema)?;
         let source = match self.server {
-            Server::None => return Err(refused("url", "it must name a server").into()),
+            Server::None => return Err(refused("url", "it must name a server")),
             Server::Url(url) => Source::Own(Box::new(parse("url", &url)?)),
             Server::Options(options) => Source::Own(Box::new(quiet(*options))),
             Server::Pool(pool) => Source::Pool(pool),
@@ -203,28 +196,7 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
             (None, Source::Own(options)) => (**options).clone(),
             (None, Source::Pool(pool)) => quiet((*pool.connect_options()).clone()),
         };
-        ServerLockDao::open(Postgres::new(source, listen, self.options)).await
-    }
-}
-
-/// What this backend declares.
-pub fn capabilities() -> Capabilities {
-    Capabilities {
-        backend: "postgres",
-        shared_store: true,
-        fifo: true,
-        push: true,
-        permanent: false,
-        slots: true,
-        shared: true,
-        listing: true,
-        breaking: true,
-        sweeping: true,
-        dead_holders: false,
-        // An operation takes about a millisecond, and a lease has to be renewed at a third of it.
-        min_lease: Duration::from_millis(100),
-        default_lease: Some(Duration::from_secs(30)),
-        max_ids: 1000,
+        Ok((source, listen, self.options))
     }
 }
 

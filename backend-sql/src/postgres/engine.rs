@@ -1,8 +1,9 @@
-//! What the DAO needs of Postgres: connections, the calls of the routines, listening.
+//! The DAO of Postgres, and what it is made of: connections, the calls of the routines, listening.
 
 use std::{
     fmt,
     sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
 };
 
 use lockcore::{
@@ -16,7 +17,7 @@ use sqlx::{
 use uuid::Uuid;
 
 use super::{
-    config::{Commit, Options, PostgresBuilder, Source, capabilities},
+    config::{Commit, Options, PostgresBuilder, Source},
     doctor,
     error::unconnected,
     link::{Argument, Link, Routine},
@@ -28,10 +29,10 @@ use crate::server::{
     StoredGrant, StoredRequest, fit, micros, reply, store_version,
 };
 
-/// Bits of the parameter `p_flags`.
+/// Bits of the parameter `p_flags`, as in `pieces.sql`.
 mod flag {
     pub(super) const QUEUE: i64 = 1;
-    /// Of a release: what is handed to nobody has to be on the disk later only.
+    /// Of a release: what is handed to nobody need not be on the disk before the answer.
     pub(super) const FREE_ASYNC: i64 = 1;
     pub(super) const NESTED: i64 = 2;
     pub(super) const KEEP: i64 = 4;
@@ -89,6 +90,31 @@ impl<I: Ident, C: ContextId> PostgresLockDao<I, C> {
     }
 }
 
+impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
+    /// Connects, and creates or migrates the schema.
+    ///
+    /// # Errors
+    /// [`BadSetting`](BackendErrorKind::BadSetting) names the setting and its value;
+    /// [`Misconfigured`](BackendErrorKind::Misconfigured) says that the schema is missing or for newer programs, or that the
+    /// role's isolation level is not `read committed` and cannot be set; [`Unavailable`](BackendErrorKind::Unavailable) and
+    /// [`Denied`](BackendErrorKind::Denied) if the server cannot be used.
+    pub async fn connect(self) -> Result<PostgresLockDao<I, C>, BackendError> {
+        let (source, listen, options) = self.checked()?;
+        ServerLockDao::open(Postgres::new(source, listen, options)).await
+    }
+}
+
+/// Declares what this backend can do.
+pub fn capabilities() -> Capabilities {
+    Capabilities {
+        push: true,
+        // An operation takes about a millisecond, and a lease has to be renewed at a third of it.
+        min_lease: Duration::from_millis(100),
+        max_ids: 1000,
+        ..Capabilities::shared_store("postgres")
+    }
+}
+
 /// A PostgreSQL server, as [`PostgresLockDao`] sees it.
 pub struct Postgres {
     source: Source,
@@ -104,11 +130,9 @@ pub struct Postgres {
 #[derive(Debug)]
 struct Routines {
     acquire_one: Routine,
-    acquire_many: Routine,
     acquire: Routine,
     withdraw: Routine,
     release_one: Routine,
-    release_many: Routine,
     release: Routine,
     acquire_batch: Routine,
     release_batch: Routine,
@@ -129,11 +153,9 @@ impl Routines {
         let procedure = |name, parameters| Routine::new(names.quoted(name), parameters, true);
         Routines {
             acquire_one: function("v1_acquire_one", 8),
-            acquire_many: procedure("v1_acquire_many", 8),
             acquire: function("v1_acquire", 11),
             withdraw: function("v1_withdraw", 9),
             release_one: procedure("v1_release_one", 5),
-            release_many: procedure("v1_release_many", 5),
             release: procedure("v1_release", 5),
             acquire_batch: function("v1_acquire_batch", 8),
             release_batch: procedure("v1_release_batch", 5),
@@ -242,17 +264,14 @@ impl Postgres {
         let (attempt, lease) = (Argument::Int(request.attempt), Argument::Int(request.lease));
         let (owner, flags) = (Argument::Bytes(&request.owner), Argument::Int(self.flags(request)));
         let session = Argument::Int(request.session);
-        if request.modes.is_some() {
-            let [codes, permits, limits] = modes(request);
-            let ids = Argument::ManyBytes(&request.ids);
-            let arguments = [ns, context, attempt, ids, codes, permits, limits, lease, owner, flags, session];
-            return self.call(link, &self.routines.acquire, &arguments).await;
+        if let ([id], None) = (&*request.ids, &request.modes) {
+            let arguments = [ns, context, attempt, Argument::Bytes(id), lease, owner, flags, session];
+            return self.call(link, &self.routines.acquire_one, &arguments).await;
         }
-        let (routine, ids) = match &*request.ids {
-            [id] => (&self.routines.acquire_one, Argument::Bytes(id)),
-            ids => (&self.routines.acquire_many, Argument::ManyBytes(ids)),
-        };
-        self.call(link, routine, &[ns, context, attempt, ids, lease, owner, flags, session]).await
+        let [codes, permits, limits] = modes(request);
+        let ids = Argument::ManyBytes(&request.ids);
+        let arguments = [ns, context, attempt, ids, codes, permits, limits, lease, owner, flags, session];
+        self.call(link, &self.routines.acquire, &arguments).await
     }
 
     async fn withdraw(
@@ -278,14 +297,10 @@ impl Postgres {
     }
 
     async fn release(&self, link: &mut Link, grant: &StoredGrant) -> Result<String, ServerError> {
-        let (routine, ids, fences) = match (&*grant.ids, grant.only_fence()) {
-            ([id], Some(fence)) => (&self.routines.release_one, Argument::Bytes(id), Argument::Int(fence)),
-            (ids, Some(fence)) => {
-                (&self.routines.release_many, Argument::ManyBytes(ids), Argument::Int(fence))
-            }
-            (ids, None) => {
-                let fences = Argument::ManyInts(Some(&grant.fences));
-                (&self.routines.release, Argument::ManyBytes(ids), fences)
+        let (routine, ids, fences) = match (&*grant.ids, &*grant.fences) {
+            ([id], [fence]) => (&self.routines.release_one, Argument::Bytes(id), Argument::Int(*fence)),
+            (ids, fences) => {
+                (&self.routines.release, Argument::ManyBytes(ids), Argument::ManyInts(Some(fences)))
             }
         };
         let context = Argument::Bytes(grant.context.as_bytes());

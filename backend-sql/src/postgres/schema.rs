@@ -1,6 +1,8 @@
 //! The schema: tables and routines, for any names.
 
-use lockcore::{StoreFit, StoreVersion};
+use std::{borrow::Cow, time::Duration};
+
+use lockcore::{StoreFit, StoreVersion, protocol};
 use sqlx::{AssertSqlSafe, Row};
 
 use super::{error::failed, link::Link};
@@ -13,29 +15,38 @@ use crate::server::{
 pub(super) const VERSION: StoreVersion = StoreVersion { version: 1, oldest_program: 1 };
 
 /// The texts, in the order in which they are needed. `{name}` stands for the quoted name of a table or routine, `{name!}`
-/// for the same without the schema, `{name'}` for the same inside of single quotes; `{$}`
-/// stands for the quotes around a routine, other words for one of the [`PIECES`].
+/// for the same without the schema, `{name'}` for the same inside of single quotes; `{$}` stands for the quotes around a
+/// routine, other words for one of the [`PIECES`].
 const TEXTS: &[&str] = &[
     include_str!("schema/tables.sql"),
-    include_str!("schema/grant.sql"),
+    include_str!("schema/rules.sql"),
     include_str!("schema/serve.sql"),
     include_str!("schema/acquire.sql"),
-    include_str!("schema/withdraw.sql"),
     include_str!("schema/release.sql"),
-    include_str!("schema/together.sql"),
-    include_str!("schema/beat.sql"),
+    include_str!("schema/watch.sql"),
     include_str!("schema/admin.sql"),
-    include_str!("schema/guard.sql"),
 ];
 
-/// What is said more than once, and may stand in each other: a function of it would cost more than most of what it does. A
-/// piece goes from `-- {its name}: ` up to an empty line.
+/// Parts that stand in several texts, and in each other; the file says how they are written.
 const PIECES: &str = include_str!("schema/pieces.sql");
 
 fn piece(name: &str) -> Option<&'static str> {
     let head = format!("-- {{{name}}}: ");
     let piece = PIECES.split("\n\n").find(|piece| piece.starts_with(&head))?;
     Some(template::without_comments(piece).trim_end())
+}
+
+fn number(name: &str) -> Option<Cow<'static, str>> {
+    let micros = |time: Duration| Some(time.as_micros().to_string().into());
+    match name {
+        "OFFER" => return micros(protocol::OFFER),
+        "HEARTBEAT_LASTS" => return micros(protocol::HEARTBEAT_LASTS),
+        "TOMBSTONE_LASTS" => return micros(protocol::TOMBSTONE),
+        _ => {}
+    }
+    let head = format!("-- {{{name}}} = ");
+    let (value, _) = PIECES.lines().find_map(|line| line.strip_prefix(&head)?.split_once(':'))?;
+    Some(value.into())
 }
 
 /// The names of the tables and routines.
@@ -50,20 +61,20 @@ impl Names {
         Names { schema: schema.to_owned(), prefix: prefix.to_owned() }
     }
 
-    /// The full name of a table or routine, quoted.
+    /// Returns the full name of a table or routine, quoted.
     pub(super) fn quoted(&self, name: &str) -> String {
         format!("{}.{}", quote(&self.schema), quote(&format!("{}{name}", self.prefix)))
     }
 
-    /// The text with all pieces and names in it.
+    /// Fills pieces and names in.
     fn fill(&self, text: &str) -> String {
-        template::fill(text, &|word| match piece(word) {
-            Some(piece) => Some(Filling::Piece(piece.into())),
+        template::fill(text, &|word| match piece(word).map(Cow::from).or_else(|| number(word)) {
+            Some(piece) => Some(Filling::Piece(piece)),
             None => self.named(word).map(Filling::Name),
         })
     }
 
-    /// The quotes around the routines: a tag that no name contains.
+    /// Makes the quotes around the routines: a tag that no name contains.
     fn tag(&self) -> String {
         let mut tag = "$f$".to_owned();
         while self.schema.contains(&tag) || self.prefix.contains(&tag) {
@@ -72,7 +83,7 @@ impl Names {
         tag
     }
 
-    /// What stands for a name.
+    /// Returns what stands for a name.
     fn named(&self, token: &str) -> Option<String> {
         if token == "$" {
             return Some(self.tag());
@@ -90,12 +101,12 @@ impl Names {
     }
 }
 
-/// Any text as the name of something in the database.
+/// Quotes any text as the name of something in the database.
 fn quote(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// The whole schema as SQL, for those who run their own migrations: it creates what is missing and replaces the
+/// Returns the whole schema as SQL, for those who run their own migrations: it creates what is missing and replaces the
 /// routines, so that it can be run again, but not after a newer one. Users of the locks need `USAGE` on the schema, `EXECUTE` on the routines and
 /// `SELECT, INSERT, UPDATE, DELETE` on the tables.
 pub fn schema_sql(schema: &str, table_prefix: &str) -> String {
@@ -141,7 +152,7 @@ pub(super) async fn migrate(
     link.run("COMMIT").await
 }
 
-/// Reads the version that is there; `None` if there is none.
+/// Reads the version of the schema; `None` if there is no schema.
 pub(super) async fn version(names: &Names, link: &mut Link) -> Result<Option<StoreVersion>, ServerError> {
     let table = names.quoted("schema").replace('\'', "''");
     let exists = format!("SELECT to_regclass('{table}') IS NOT NULL");
@@ -166,11 +177,11 @@ mod tests {
     fn every_piece_is_known() {
         let sql = schema_sql("s", "p_");
         let word =
-            |(at, _): &(usize, &str)| sql[at + 1..].starts_with(|next: char| next.is_ascii_lowercase());
+            |(at, _): &(usize, &str)| sql[at + 1..].starts_with(|next: char| next.is_ascii_alphabetic());
         assert_eq!(sql.match_indices('{').find(word), None, "what is in braces stands for something");
         for head in PIECES.lines().filter_map(|line| line.strip_prefix("-- {")) {
-            let (name, _) = head.split_once("}: ").expect("a name, and what it is");
-            assert!(piece(name).is_some_and(|piece| !piece.is_empty()), "{name}");
+            let (name, _) = head.split_once('}').expect("a name, and what it is");
+            assert!(piece(name).is_some_and(|piece| !piece.is_empty()) || number(name).is_some(), "{name}");
             assert!(!sql.contains(&format!("p_{name}\"")), "{name} was taken for a table");
         }
     }

@@ -47,7 +47,8 @@ impl Batches {
         order: &Order<'_>,
     ) -> Result<Answer, ServerError> {
         let sent = Arc::new(AtomicBool::new(false));
-        let work = async {
+        // Boxed, so that the callers' futures stay small.
+        let work = Box::pin(async {
             match *order {
                 Order::Acquire(request) if request.fits_batch() => {
                     carry_out(&self.acquires, pool, order, request, &sent).await
@@ -57,16 +58,13 @@ impl Batches {
                 }
                 _ => until_done(pool, order, &sent, None).await,
             }
-        };
+        });
         in_time(pool, &sent, work).await
     }
 }
 
 /// A request of a kind that can be batched.
 trait Batched: Clone + Send + Sync + 'static {
-    /// As [`Order::is_urgent`].
-    const URGENT: bool;
-
     fn id(&self) -> &[u8];
 
     fn send<E: Engine>(
@@ -77,8 +75,6 @@ trait Batched: Clone + Send + Sync + 'static {
 }
 
 impl Batched for StoredRequest {
-    const URGENT: bool = false;
-
     fn id(&self) -> &[u8] {
         &self.ids[0]
     }
@@ -93,8 +89,6 @@ impl Batched for StoredRequest {
 }
 
 impl Batched for StoredGrant {
-    const URGENT: bool = true;
-
     fn id(&self) -> &[u8] {
         &self.ids[0]
     }
@@ -132,7 +126,7 @@ struct Waiter<'l, R> {
 /// A batch, or a request that is sent alone. Dropping it ends it.
 struct InFlight<R>(Arc<Lane<R>>);
 
-/// The same of a request that is sent alone: at its end what waits forms a batch.
+/// A request that is sent alone: at its end, what waits forms a batch.
 struct Alone<E: Engine, R: Batched> {
     pool: Arc<Pool<E>>,
     in_flight: Option<InFlight<R>>,
@@ -153,23 +147,25 @@ async fn carry_out<E: Engine, R: Batched>(
     let answer = loop {
         match background::within(PATIENCE, &mut waiter.answer).await {
             Some(answer) => break answer,
-            None if lane.hurry(sent) => drive(pool.clone(), InFlight(lane.clone())),
+            None if pool.has_free() && lane.hurry(sent) => drive(pool.clone(), InFlight(lane.clone())),
             None => {}
         }
     };
     drop(waiter);
-    match answer {
-        Ok(Ok(Some(answer))) => Ok(answer),
-        // It may be the fault of another request of the batch.
-        Ok(Ok(None)) => until_done(pool, order, sent, None).await,
-        Ok(Err(error)) if !error.in_doubt() => until_done(pool, order, sent, None).await,
-        Ok(Err(error)) if order.can_be_repeated() => until_done(pool, order, sent, Some(error)).await,
-        Ok(Err(error)) => Err(error),
+    let earlier = match answer {
+        Ok(Ok(Some(answer))) => return Ok(answer),
+        Ok(Err(error)) if error.in_doubt() => Some(error),
+        // Nothing was done; of a failure, another request of the batch may be the cause.
+        Ok(_) => None,
         // The runtime ends, or the batch had no answer.
         Err(_) if sent.load(Ordering::Relaxed) => {
-            Err(ServerError::NoAnswer { backend: E::NAME, after: pool.engine.settings().timeout })
+            Some(ServerError::NoAnswer { backend: E::NAME, after: pool.engine.settings().timeout })
         }
-        Err(_) => until_done(pool, order, sent, None).await,
+        Err(_) => None,
+    };
+    match earlier {
+        Some(error) if !order.can_be_repeated() => Err(error),
+        earlier => until_done(pool, order, sent, earlier).await,
     }
 }
 
@@ -181,7 +177,7 @@ fn drive<E: Engine, R: Batched>(pool: Arc<Pool<E>>, in_flight: InFlight<R>) {
             // The tasks that were answered just now may make their next requests.
             task::yield_now().await;
             let engine = &pool.engine;
-            let batch = exchange(&pool, R::URGENT, async |conn| lane.send(engine, conn).await);
+            let batch = exchange(&pool, true, async |conn| lane.send(engine, conn).await);
             match background::within(engine.settings().timeout, batch).await {
                 Some(Ok(true)) => {}
                 _ => return,
@@ -247,30 +243,20 @@ impl<R: Batched> Lane<R> {
         }
         let (requests, waiting): (Vec<R>, Vec<_>) =
             batch.into_iter().map(|waiting| (waiting.request, waiting.answer)).unzip();
-        let answers = R::send(engine, conn, &requests).await.and_then(|answers| {
-            let what = || format!("{} answers to {} requests", answers.len(), requests.len());
-            if answers.len() == requests.len() {
-                Ok(answers)
-            } else {
-                Err(ServerError::Answer { backend: E::NAME, what: what() })
-            }
-        });
-        // A caller that does not wait for its answer any more withdraws its request, or repeats it.
-        match answers {
+        let mut answers = match R::send(engine, conn, &requests).await {
+            Ok(answers) if answers.len() == requests.len() => Ok(answers),
             Ok(answers) => {
-                for (waiting, answer) in waiting.into_iter().zip(answers) {
-                    let _ = waiting.send(Ok(answer));
-                }
-                Ok(true)
+                let what = format!("{} answers to {} requests", answers.len(), requests.len());
+                Err(Arc::new(ServerError::Answer { backend: E::NAME, what }))
             }
-            Err(error) => {
-                let error = Arc::new(error);
-                for waiting in waiting {
-                    let _ = waiting.send(Err(ServerError::Batch(error.clone())));
-                }
-                Err(ServerError::Batch(error))
-            }
+            Err(error) => Err(Arc::new(error)),
+        };
+        for (position, waiting) in waiting.into_iter().enumerate() {
+            let answer = answers.as_mut().map(|answers| answers[position].take());
+            // A caller that does not wait for it any more withdraws its request, or repeats it.
+            let _ = waiting.send(answer.map_err(|error| ServerError::Batch(error.clone())));
         }
+        answers.map(|_| true).map_err(ServerError::Batch)
     }
 }
 

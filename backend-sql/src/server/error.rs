@@ -49,8 +49,7 @@ impl ServerError {
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             ServerError::Database { transient, .. } => *transient,
-            // Another request of the batch may be the cause: alone, each has its own failure.
-            ServerError::Batch(error) => error.is_transient() || !error.in_doubt(),
+            ServerError::Batch(error) => error.is_transient(),
             _ => false,
         }
     }

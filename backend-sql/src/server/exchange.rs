@@ -1,6 +1,7 @@
 //! The ordinary way of an order: a connection, one exchange on it, and a retry within the timeout where that helps.
 
 use std::{
+    pin::Pin,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
@@ -16,11 +17,10 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub(super) async fn in_time<E: Engine>(
     pool: &Pool<E>,
     sent: &AtomicBool,
-    work: impl Future<Output = Result<Answer, ServerError>>,
+    work: Pin<Box<dyn Future<Output = Result<Answer, ServerError>> + Send + '_>>,
 ) -> Result<Answer, ServerError> {
-    // Hosted: a caller without a runtime is served by ours. Boxed once, so that the callers' futures stay small.
+    // Hosted: a caller without a runtime is served by ours.
     let after = pool.engine.settings().timeout;
-    let work = Box::pin(work);
     let outcome = background::hosted(Box::pin(background::within(after, work))).await;
     match outcome {
         Some(outcome) => outcome,

@@ -93,6 +93,11 @@ impl<E: Engine> Pool<E> {
         })
     }
 
+    /// Reports whether this runtime may use another connection.
+    pub(super) fn has_free(&self) -> bool {
+        self.of(&background::current()).free.available_permits() > 0
+    }
+
     /// Closes all connections of all runtimes that are not in use, and those in use when they are given back.
     pub(crate) fn give_up_all(&self) {
         for own in self.runtimes.all() {

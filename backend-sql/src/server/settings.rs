@@ -6,7 +6,7 @@ use lockcore::StoreVersion;
 
 use super::ServerError;
 
-/// What every server backend can be set to; each builder has a method for each.
+/// What every server backend can be set to; the builders have methods for it.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Keeps applications and tenants in one database apart.
@@ -19,7 +19,7 @@ pub struct Settings {
     pub(crate) timeout: Duration,
     /// Create or migrate the schema on connecting.
     pub(crate) migrate: bool,
-    /// Keep a connection on which this process is told of its turn.
+    /// Keep a connection on which this process is notified.
     pub(crate) listen: bool,
     /// Create nothing and do not listen: for looking at what is there.
     pub(crate) administration: bool,
@@ -28,7 +28,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// As every builder begins.
+    /// Returns the defaults.
     pub(crate) fn new(program: StoreVersion) -> Self {
         Settings {
             namespace: "default".to_owned(),
@@ -42,12 +42,12 @@ impl Settings {
         }
     }
 
-    /// Whether to create or migrate the schema on connecting.
+    /// Reports whether to create or migrate the schema on connecting.
     pub(crate) fn migrates(&self) -> bool {
         self.migrate && !self.administration
     }
 
-    /// Whether to listen.
+    /// Reports whether to listen.
     pub(crate) fn listens(&self) -> bool {
         self.listen && !self.administration
     }
@@ -61,7 +61,7 @@ impl Settings {
         if self.namespace.is_empty() || self.namespace.len() > 255 {
             return refuse("namespace", &self.namespace, "it must have 1 to 255 bytes");
         }
-        Word::check(backend, "table_prefix", &self.prefix)?;
+        check_name(backend, "table_prefix", &self.prefix)?;
         if !(1..=1000).contains(&self.max_connections) {
             return refuse("max_connections", &self.max_connections.to_string(), "it must be 1 to 1000");
         }
@@ -72,19 +72,13 @@ impl Settings {
     }
 }
 
-/// A name in the database that the user chooses: any text, for it is quoted.
-pub(crate) struct Word;
-
-impl Word {
-    /// The longest: 63 bytes of Postgres less the longest name of ours.
-    pub(crate) const LONGEST: usize = 40;
-
-    pub(crate) fn check(backend: &'static str, key: &'static str, value: &str) -> Result<(), ServerError> {
-        if value.is_empty() || value.len() > Self::LONGEST || value.contains('\0') {
-            let value = value.chars().take(64).collect();
-            let expected = "it must have 1 to 40 bytes, and no NUL";
-            return Err(ServerError::Setting { backend, key, value, expected });
-        }
-        Ok(())
+/// Checks a name in the database that the user chooses: any text, for it is quoted. It is at most 40 bytes long: 63 bytes of
+/// Postgres less the longest name of ours.
+pub(crate) fn check_name(backend: &'static str, key: &'static str, value: &str) -> Result<(), ServerError> {
+    if value.is_empty() || value.len() > 40 || value.contains('\0') {
+        let value = value.chars().take(64).collect();
+        let expected = "it must have 1 to 40 bytes, and no NUL";
+        return Err(ServerError::Setting { backend, key, value, expected });
     }
+    Ok(())
 }

@@ -101,8 +101,7 @@ async fn what_must_be_durable_waits_for_the_disk() -> TestResult {
         let work = async move { granted(&dao, &asked).await.map(drop) };
         stuck(tokio::spawn(work), 1, "a grant").await?;
     }
-    // One grant of one id is under way already, so of this crowd the first goes alone, the others together; that the last of
-    // those is refused need not be durable.
+    // A grant of one id is in flight already, so these are one batch; that the last of it is refused need not be durable.
     let crowd = usual.clone();
     let work = async move {
         let asked = ["crowd 0", "crowd 1", "crowd 2", "crowd 3", "not free"].map(|id| request([id]));
@@ -111,7 +110,7 @@ async fn what_must_be_durable_waits_for_the_disk() -> TestResult {
         assert!(answers.iter().all(|answer| matches!(answer, Acquired::Granted(_))), "{answers:?}");
         Ok(())
     };
-    stuck(tokio::spawn(work), 2, "each grant of a crowd").await?;
+    stuck(tokio::spawn(work), 1, "a batch of grants").await?;
     let renewed = held[4].clone();
     let work = async move { lossless(&dao.renew(&renewed).await?.lost) };
     stuck(tokio::spawn(work), 1, "a renewal").await?;

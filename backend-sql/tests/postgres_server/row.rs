@@ -132,7 +132,7 @@ async fn an_offer_lasts_as_any_other() -> TestResult {
         let next = take(&dao, ["a"]).await?;
         assert!(next.locks[0].granted.fence > fence);
         dao.release(&next).await?;
-        sql.run("DELETE FROM lockcore_mark; UPDATE lockcore_lock SET busy = busy & ~16").await?;
+        sql.run("DELETE FROM lockcore_tombstone; UPDATE lockcore_lock SET busy = busy & ~16").await?;
         assert!(is_free(&mut sql).await?, "{end}");
     }
     Ok(())

@@ -1,10 +1,10 @@
--- Serves those who wait for what was freed, in the order of their tickets, until nothing more fits. The rows of the ids
--- are locked and tidy. Gives who is to be told what: a channel, a message, and so on.
-CREATE OR REPLACE FUNCTION {v1_serve}(p_ns bytea, p_ids bytea[], p_now int8, INOUT p_locked bytea[], OUT told text[])
+-- Serves the waiters for what was freed, in the order of their tickets, until nothing more fits. The rows of the ids are locked
+-- and tidy; p_locked: all ids whose rows are locked. notify: channels, and behind each its message.
+CREATE OR REPLACE FUNCTION {v1_serve}(p_ns bytea, p_ids bytea[], p_now int8, INOUT p_locked bytea[], OUT notify text[])
   LANGUAGE plpgsql AS {$}
 DECLARE
-  -- Places from which queues are looked at: the id; who may still be served (0 those who obey no queue, 1 everybody,
-  -- 2 shared claims, 3 slots with a limit above c_over); behind which ticket.
+  -- Cursors over the queues: the id; which waiters may still be served (0 those who obey no queue, 1 all, 2 shared claims,
+  -- 3 slots with a limit above c_over); behind which ticket.
   c_ids bytea[] := '{}';
   c_lines int4[] := '{}';
   c_over int8[] := '{}';
@@ -29,11 +29,11 @@ DECLARE
   v_last int8 := -1;
   w record;
 BEGIN
-  told := '{}';
+  notify := '{}';
   LOOP
     FOREACH v_id IN ARRAY v_todo LOOP
       SELECT busy INTO v_busy FROM {lock} WHERE ns = p_ns AND id = v_id;
-      -- An id anew: what was decided of it may be decided differently now.
+      -- The id starts again: what was decided of it may be decided differently now.
       FOR i IN REVERSE cardinality(c_ids) .. 1 LOOP
         IF c_ids[i] = v_id THEN
           c_ids := c_ids[:i - 1] || c_ids[i + 1:]; c_lines := c_lines[:i - 1] || c_lines[i + 1:];
@@ -41,7 +41,7 @@ BEGIN
         END IF;
       END LOOP;
       -- Waited for, not frozen, not held exclusively.
-      IF v_busy & 13 = 4 THEN
+      IF v_busy & ({HELD} | {FROZEN} | {PLACES}) = {PLACES} THEN
         c_ids := c_ids || v_id || v_id; c_lines := c_lines || 0 || 1;
         c_over := c_over || 0::int8 || 0::int8; c_after := c_after || -1::int8 || -1::int8;
         v_last := -1;
@@ -64,8 +64,8 @@ BEGIN
     END IF;
     v_at := w.cursor;
     c_after[v_at] := w.ticket;
-    IF NOT {v1_lives}(w.session, p_now) THEN
-      -- From all its queues or from none: should its session come back, the rest of a set would be handed over alone.
+    IF NOT {v1_is_alive}(w.session, p_now) THEN
+      -- Removed from all its queues or from none: should its session come back, the rest of a set would be handed over alone.
       SELECT array_agg(id) FILTER (WHERE id <> ALL (p_locked)) INTO v_others FROM {place}
         WHERE NOT w.alone AND ns = p_ns AND context = w.context AND attempt = w.attempt AND NOT handed;
       IF v_others IS NOT NULL THEN
@@ -89,8 +89,8 @@ BEGIN
         SELECT count(*) INTO v_got FROM (
           SELECT FROM {lock} WHERE ns = p_ns AND id = ANY (v_others) FOR UPDATE SKIP LOCKED) AS got;
         IF v_got < cardinality(v_others) THEN
-          -- Somebody is at another id of the set: it may ask for itself.
-          told := told || format('lockcore_%s', w.session)
+          -- Another transaction works on an id of the set: the waiter may ask for itself.
+          notify := notify || format('lockcore_%s', w.session)
             || format('{"t":[["%s",%s]]}', encode(w.context, 'hex'), w.attempt);
           v_stuck := true;
         ELSE
@@ -99,7 +99,7 @@ BEGIN
           p_now := {v1_now}();
           v_todo := {v1_tidy}(p_ns, v_others, p_now);
           IF cardinality(v_todo) > 0 THEN
-            -- Somebody earlier may wait for these.
+            -- An earlier waiter may wait for these.
             c_after[v_at] := w.ticket - 1;
             CONTINUE;
           END IF;
@@ -112,7 +112,7 @@ BEGIN
       v_stuck := v_conflicts IS NOT NULL;
     END IF;
     IF NOT v_stuck THEN
-      v_lasts := least(w.lease, 2000000);
+      v_lasts := least(w.lease, {OFFER});
       v_given := {v1_grant}(p_ns, w.context, w.attempt, v_ids, v_modes, v_permits, v_limits, v_stances, v_lasts,
         w.owner, 1, p_now);
       IF cardinality(v_ids) > 1 THEN
@@ -121,18 +121,18 @@ BEGIN
       UPDATE {place} SET handed = true WHERE ns = p_ns AND context = w.context AND attempt = w.attempt;
       PERFORM {v1_settle}(p_ns, v_ids);
       v_handed := v_handed + 1;
-      told := told || format('lockcore_%s', w.session);
+      notify := notify || format('lockcore_%s', w.session);
       v_given := format('{"o":[{"c":"%s","a":%s,"at":%s,"lasts":%s,"g":[%s]}]}', encode(w.context, 'hex'), w.attempt,
         p_now, v_lasts, v_given);
-      -- A notification has at most 8000 bytes; who is told only that asks.
+      -- A notification has at most 8000 bytes; this one makes the waiter ask.
       IF length(v_given) > 7900 THEN
         v_given := format('{"t":[["%s",%s]]}', encode(w.context, 'hex'), w.attempt);
       END IF;
-      told := told || v_given;
+      notify := notify || v_given;
     END IF;
     -- Where to look on.
     SELECT busy INTO v_busy FROM {lock} WHERE ns = p_ns AND id = w.id;
-    IF v_busy & 1 = 1 OR (v_stuck AND c_lines[v_at] > 0 AND w.mode = 2) THEN
+    IF v_busy & {HELD} <> 0 OR (v_stuck AND c_lines[v_at] > 0 AND w.mode = 2) THEN
       c_after[v_at] := 9223372036854775807;
     ELSIF v_stuck AND c_lines[v_at] > 0 AND w.mode = 0 THEN
       c_lines[v_at] := 2;
@@ -144,7 +144,7 @@ BEGIN
   END LOOP;
   -- Enough for one transaction: the next ones may ask for the rest.
   IF v_handed >= 256 THEN
-    SELECT told || coalesce(array_agg(x.text ORDER BY c.at, x.n), '{}') INTO told
+    SELECT notify || coalesce(array_agg(x.text ORDER BY c.at, x.n), '{}') INTO notify
       FROM unnest(c_ids, c_after) WITH ORDINALITY AS c (id, after, at)
       CROSS JOIN LATERAL (SELECT q.* FROM {place} q WHERE q.ns = p_ns AND q.id = c.id AND NOT q.handed
         AND q.ticket > c.after ORDER BY q.ticket LIMIT 1) p

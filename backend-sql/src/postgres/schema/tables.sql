@@ -5,8 +5,8 @@
 -- One row: the version of these tables and routines, and the oldest version of a program that may use them.
 CREATE TABLE IF NOT EXISTS {schema} (version int8 NOT NULL, oldest_program int8 NOT NULL, PRIMARY KEY (version));
 
--- floor: no fence of an id whose row was swept is above it. swept: when; reached: up to which `lapses` the
--- last sweep got, so that the next one does not read again what that one removed; 0 at the end.
+-- floor: no fence of an id whose row was swept is above it. swept: when; reached: up to which `lapses` the last sweep got, so
+-- that the next one does not read again what that one removed; 0 at the end.
 CREATE TABLE IF NOT EXISTS {namespace} (
   ns bytea NOT NULL,
   floor int8 NOT NULL,
@@ -18,19 +18,27 @@ CREATE TABLE IF NOT EXISTS {namespace} (
 -- `ns` comes first in no index but where that is needed: a plan that was made while a table was small would read all of a
 -- namespace for a few ids, until the table is analyzed.
 
--- One row for each id that is, or lately was, in use: its exclusive holder, and what else there is of it. Whatever is
--- done to an id is done under the lock of this row; sets are locked in the order of their ids.
--- busy: 1 held exclusively, by this row; 2 there are holders; 4 there may be places; 8 frozen; 16 there are marks of
---   withdrawn attempts; 32 the exclusive holder has not confirmed yet, and there is a place that says so; 64 its lock was
---   broken; 128 somebody waits who stands in this row, and nobody else; 256 as 32, but without a place.
+-- One row for each id that is, or lately was, in use: its exclusive holder, and what else there is of it. Whatever is done to
+-- an id is done under the lock of this row; sets are locked in the order of their ids.
+--
+-- An example: A takes an id, B and C queue for it, and A releases it.
+--   A takes it              busy = HELD                        the columns are A's
+--   B queues                busy = HELD | WAITER_IN_ROW        next_.. are B's
+--   A releases, B is told   busy = HELD | OFFERED_IN_ROW       the columns are B's, for the length of an offer
+--   B confirms by renewing  busy = HELD
+-- Had C queued too, B and C would have got rows in `place`: busy = HELD | PLACES, and B's offer OFFERED.
+--
+-- busy: bits, named in pieces.sql.
 -- fence: the highest that was given for it; of the exclusive holder, its own.
--- lapses: nothing of it lasts longer. Eight leases ahead, and left alone as long as it is true, so that the index is
---   seldom written to and an update stays on its page (fillfactor).
+-- replaces: the fence of the holder's row in `holder`, if it holds the id in a weaker mode besides.
+-- lapses: nothing of it lasts longer. Eight leases ahead, and left alone as long as it is true, so that the index is seldom
+--   written to and an update stays on its page. For that, and for the first release, half of a page is left free.
+-- next_..: the waiter in the row, alone in the queue, for this id alone, exclusively; so two who take turns touch only this
+--   row. Only with WAITER_IN_ROW; NULL as long as there never was one, so that they take no room.
+--
 -- The columns of the indexes come first, where few others have to be passed to find them; and only they are NOT NULL, though
 -- all have a value: for that each row that is written is looked through up to the last of them. Of the rest, what a grant
 -- changes is side by side: what is logged of an update is from the first to the last of it.
--- next_..: who stands in the row, alone in the queue, for this id alone, exclusively; so two who take turns touch only this row.
---   With 128 in busy; otherwise they say nothing. NULL as long as nobody did, so that they take no room.
 CREATE TABLE IF NOT EXISTS {lock} (
   id bytea NOT NULL,
   ns bytea NOT NULL,
@@ -51,7 +59,7 @@ CREATE TABLE IF NOT EXISTS {lock} (
   next_context bytea,
   next_owner bytea,
   PRIMARY KEY (id, ns)
-) WITH (fillfactor = 60);
+) WITH (fillfactor = 50);
 -- For the sweep alone: what does not say that `lapses` is positive cannot be planned by it.
 CREATE INDEX IF NOT EXISTS {lock_by_lapses!} ON {lock} (ns, lapses) WHERE lapses >= 0;
 
@@ -78,7 +86,7 @@ CREATE TABLE IF NOT EXISTS {holder} (
 );
 CREATE INDEX IF NOT EXISTS {holder_by_context!} ON {holder} (context, ns);
 
--- Who waits: one row for each id of the set; but who stands in the row of the id has none.
+-- Waiters: one row for each id of the set; a waiter in the row of the id has none.
 -- line: 0 nested, obeys holders only; 1 in the queue.
 -- alone: the set is this id alone.
 -- handed: was handed the set, and has not confirmed it yet. In no index, so that a hand-over stays on its page.
@@ -104,15 +112,15 @@ CREATE INDEX IF NOT EXISTS {place_by_attempt!} ON {place} (context, attempt, ns)
 CREATE INDEX IF NOT EXISTS {place_by_session!} ON {place} (session);
 CREATE SEQUENCE IF NOT EXISTS {ticket};
 
--- Programs that wait, and when they last gave a sign of life.
+-- Programs with waiters, and their last heartbeats.
 CREATE TABLE IF NOT EXISTS {session} (
   session int8 NOT NULL,
-  beat int8 NOT NULL,
+  heartbeat int8 NOT NULL,
   PRIMARY KEY (session)
 ) WITH (fillfactor = 50);
 
--- Withdrawn attempts, at the first id of their sets: their requests are refused if they arrive only now.
-CREATE TABLE IF NOT EXISTS {mark} (
+-- Withdrawn attempts, at the first id of their sets: their requests are refused if they arrive later.
+CREATE TABLE IF NOT EXISTS {tombstone} (
   attempt int8 NOT NULL,
   until int8 NOT NULL,
   ns bytea NOT NULL,

@@ -1,5 +1,8 @@
--- The time. Everything that decides by more than one row asks for it behind the locks; and each of its statements has to
--- see what others committed before: in another isolation level it would decide by what was.
+-- The rules of `lockcore::rules` in SQL, for sets whose rows are locked. The random histories of the tests hold both to the
+-- same model.
+
+-- The time. Whatever decides by more than one row reads it after it has locked them; and each of its statements has to see
+-- what others committed before: in another isolation level it would decide by a state of the past.
 CREATE OR REPLACE FUNCTION {v1_now}() RETURNS int8 LANGUAGE plpgsql VOLATILE AS {$}
 BEGIN
   IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -19,23 +22,24 @@ BEGIN
     ON CONFLICT (id, ns) DO UPDATE SET busy = l.busy WHERE l.fence < 0;
 END {$};
 
--- Removes what has ended of ids whose rows are locked, counts from now what was granted in the future, and gives a place to
--- whoever stands in a row. Gives the ids of which something was freed.
+-- Removes what has ended of ids whose rows are locked, counts from now what was granted in the future, and moves waiters
+-- from rows to places. Returns the ids of which something was freed.
 CREATE OR REPLACE FUNCTION {v1_tidy}(p_ns bytea, p_ids bytea[], p_now int8) RETURNS bytea[] LANGUAGE plpgsql AS {$}
 DECLARE
   v_odd boolean;
   v_holders boolean;
-  v_stands boolean;
+  v_waiters boolean;
   v_freed bytea[] := '{}';
   v_more bytea[];
 BEGIN
-  SELECT coalesce(bool_or(busy & 1 = 1 AND (expires <= p_now OR expires - lease > p_now)), false),
-    coalesce(bool_or(busy & 2 = 2), false), coalesce(bool_or(busy & 128 = 128), false)
-    INTO v_odd, v_holders, v_stands FROM {lock} WHERE ns = p_ns AND id = ANY (p_ids);
-  IF v_stands THEN
-    -- Whoever comes later has not got a ticket yet: that would have been under this lock, and behind this.
+  SELECT coalesce(bool_or(busy & {HELD} <> 0 AND (expires <= p_now OR expires - lease > p_now)), false),
+    coalesce(bool_or(busy & {HOLDERS} <> 0), false), coalesce(bool_or(busy & {WAITER_IN_ROW} <> 0), false)
+    INTO v_odd, v_holders, v_waiters FROM {lock} WHERE ns = p_ns AND id = ANY (p_ids);
+  IF v_waiters THEN
+    -- Nobody who came later has a ticket yet: tickets are given under this lock, and after this.
     WITH next AS (
-      UPDATE {lock} SET busy = busy & ~128 | 4 WHERE ns = p_ns AND id = ANY (p_ids) AND busy & 128 = 128
+      UPDATE {lock} SET busy = busy & ~{WAITER_IN_ROW} | {PLACES}
+        WHERE ns = p_ns AND id = ANY (p_ids) AND busy & {WAITER_IN_ROW} <> 0
         RETURNING id, next_context, next_attempt, next_owner, next_lease, next_since, next_session)
     INSERT INTO {place} (ns, id, line, ticket, alone, context, attempt, mode, permits, cap, owner, lease, since, session)
       SELECT p_ns, id, 1, nextval('{ticket'}'), true, next_context, next_attempt, 2, 0, 0, next_owner, next_lease,
@@ -43,10 +47,10 @@ BEGIN
   END IF;
   IF v_odd THEN
     UPDATE {lock} SET expires = p_now + lease
-      WHERE ns = p_ns AND id = ANY (p_ids) AND busy & 1 = 1 AND expires - lease > p_now;
+      WHERE ns = p_ns AND id = ANY (p_ids) AND busy & {HELD} <> 0 AND expires - lease > p_now;
     WITH ended AS (
-      UPDATE {lock} SET busy = busy & ~353
-        WHERE ns = p_ns AND id = ANY (p_ids) AND busy & 1 = 1 AND expires <= p_now RETURNING id)
+      UPDATE {lock} SET busy = busy & ~{EXCLUSIVE}
+        WHERE ns = p_ns AND id = ANY (p_ids) AND busy & {HELD} <> 0 AND expires <= p_now RETURNING id)
     SELECT coalesce(array_agg(id), '{}') INTO v_freed FROM ended;
   END IF;
   IF v_holders THEN
@@ -57,31 +61,33 @@ BEGIN
     v_freed := v_freed || v_more;
   END IF;
   IF cardinality(v_freed) > 0 THEN
-    -- Who was handed something and did not take it in time is not told any more.
+    -- A waiter that did not confirm its offer in time is not notified any more.
     DELETE FROM {place} p WHERE p.ns = p_ns AND p.id = ANY (v_freed) AND p.handed
       AND NOT EXISTS (SELECT FROM {lock} l
-        WHERE l.ns = p_ns AND l.id = p.id AND l.busy & 33 = 33 AND l.context = p.context)
+        WHERE l.ns = p_ns AND l.id = p.id AND l.busy & ({HELD} | {OFFERED}) = {HELD} | {OFFERED} AND l.context = p.context)
       AND NOT EXISTS (SELECT FROM {holder} h
         WHERE h.ns = p_ns AND h.id = p.id AND h.state = 1 AND h.context = p.context);
   END IF;
   RETURN v_freed;
 END {$};
 
--- Says in the rows of ids, which are locked, what else there is of them.
+-- Brings `busy` of ids whose rows are locked up to date with the other tables.
 CREATE OR REPLACE FUNCTION {v1_settle}(p_ns bytea, p_ids bytea[]) RETURNS void LANGUAGE plpgsql AS {$}
 BEGIN
   UPDATE {lock} l SET busy = x.busy FROM (
-    SELECT k.id, k.busy & ~22
-      | CASE WHEN EXISTS (SELECT FROM {holder} h WHERE h.ns = p_ns AND h.id = k.id) THEN 2 ELSE 0 END
-      | CASE WHEN EXISTS (SELECT FROM {place} p WHERE p.ns = p_ns AND p.id = k.id AND NOT p.handed) THEN 4 ELSE 0 END
-      | CASE WHEN k.busy & 16 = 16 AND EXISTS (SELECT FROM {mark} m WHERE m.ns = p_ns AND m.id = k.id)
-        THEN 16 ELSE 0 END AS busy
+    SELECT k.id, k.busy & ~({HOLDERS} | {PLACES} | {TOMBSTONES})
+      | CASE WHEN EXISTS (SELECT FROM {holder} h WHERE h.ns = p_ns AND h.id = k.id) THEN {HOLDERS} ELSE 0 END
+      | CASE WHEN EXISTS (SELECT FROM {place} p WHERE p.ns = p_ns AND p.id = k.id AND NOT p.handed)
+        THEN {PLACES} ELSE 0 END
+      | CASE WHEN k.busy & {TOMBSTONES} <> 0 AND EXISTS (SELECT FROM {tombstone} t WHERE t.ns = p_ns AND t.id = k.id)
+        THEN {TOMBSTONES} ELSE 0 END AS busy
       FROM {lock} k WHERE k.ns = p_ns AND k.id = ANY (p_ids)) x
     WHERE l.ns = p_ns AND l.id = x.id AND l.busy <> x.busy;
 END {$};
 
--- What stands against granting a set to a context now; the rows of its ids are locked and tidy.
--- stances: for each id 0 it holds nothing, 1 it holds as much, 2 it holds otherwise, 3 what it holds was broken.
+-- Finds what is in the way of granting a set to a context now; the rows of its ids are locked and tidy. conflicts: as
+-- `reply::Against`, NULL if there are none. stances: for each id 0 the context holds nothing, 1 it holds as much, 2 it holds it
+-- otherwise, 3 what it holds was broken.
 CREATE OR REPLACE FUNCTION {v1_weigh}(
   p_ns bytea, p_context bytea, p_ids bytea[], p_modes int8[], p_permits int8[], p_limits int8[], p_ticket int8,
   p_nested boolean, p_now int8, OUT stances int4[], OUT conflicts text) LANGUAGE plpgsql AS {$}
@@ -100,20 +106,20 @@ BEGIN
   stances := '{}';
   FOR i IN 1 .. cardinality(p_ids) LOOP
     SELECT * INTO r FROM {lock} WHERE ns = p_ns AND id = p_ids[i];
-    IF r.busy & 15 = 0 THEN
+    IF r.busy & ({IN_USE} | {PLACES}) = 0 THEN
       stances := stances || 0;
       CONTINUE;
     END IF;
     v_own_mode := NULL;
     v_exclusive := 0; v_shared := 0; v_used := 0;
-    IF r.busy & 1 = 1 THEN
+    IF r.busy & {HELD} <> 0 THEN
       IF r.context = p_context THEN
-        v_own_mode := 2; v_own_permits := 0; v_broken := r.busy & 64 = 64;
+        v_own_mode := 2; v_own_permits := 0; v_broken := r.busy & {BROKEN} <> 0;
       ELSE
         v_exclusive := 1;
       END IF;
     END IF;
-    IF r.busy & 2 = 2 THEN
+    IF r.busy & {HOLDERS} <> 0 THEN
       IF v_own_mode IS NULL THEN
         SELECT mode, permits, broken INTO v_own_mode, v_own_permits, v_broken FROM {holder}
           WHERE ns = p_ns AND id = p_ids[i] AND context = p_context AND state >= 0 LIMIT 1;
@@ -128,18 +134,18 @@ BEGIN
     IF v_stance = 1 THEN
       CONTINUE;
     END IF;
-    IF v_stance <> 3 AND r.busy & 8 = 8 THEN
+    IF v_stance <> 3 AND r.busy & {FROZEN} <> 0 THEN
       conflicts := concat_ws(',', conflicts, format('{"p":%s,"f":1}', i - 1));
     ELSIF v_stance = 3 OR v_exclusive > 0 OR (p_modes[i] = 2 AND (v_shared > 0 OR v_used > 0))
       OR (p_modes[i] = 1 AND v_used + p_permits[i] > p_limits[i]) THEN
       conflicts := concat_ws(',', conflicts,
         {v1_in_the_way}(r, i - 1, CASE WHEN v_stance = 3 THEN NULL ELSE p_context END, p_now));
-    ELSIF v_stance = 0 AND NOT p_nested AND r.busy & 4 = 4 THEN
-      -- The opposite of lockcore::rules::passes, among those who show a sign of life.
+    ELSIF v_stance = 0 AND NOT p_nested AND r.busy & {PLACES} <> 0 THEN
+      -- The opposite of lockcore::rules::passes, among the waiters of live sessions.
       SELECT count(*), (array_agg(p.context ORDER BY p.ticket))[1] INTO v_count, v_head FROM {place} p
         WHERE p.ns = p_ns AND p.id = p_ids[i] AND NOT p.handed AND p.ticket < p_ticket
         AND NOT (p_modes[i] = 0 AND p.mode = 0 OR p_modes[i] = 1 AND p.mode = 1 AND p.cap < p_limits[i])
-        AND {v1_lives}(p.session, p_now);
+        AND {v1_is_alive}(p.session, p_now);
       IF v_count > 0 THEN
         conflicts := concat_ws(',', conflicts,
           format('{"p":%s,"q":["%s",%s]}', i - 1, encode(v_head, 'hex'), v_count));
@@ -148,14 +154,14 @@ BEGIN
   END LOOP;
 END {$};
 
--- Whether a session gave a sign of life in the last 3 s.
-CREATE OR REPLACE FUNCTION {v1_lives}(p_session int8, p_now int8) RETURNS boolean LANGUAGE plpgsql AS {$}
+-- Reports whether a session's last heartbeat still counts.
+CREATE OR REPLACE FUNCTION {v1_is_alive}(p_session int8, p_now int8) RETURNS boolean LANGUAGE plpgsql AS {$}
 BEGIN
   -- Not in SQL: such a function is planned anew each time.
-  RETURN EXISTS (SELECT FROM {session} s WHERE s.session = p_session AND abs(p_now - s.beat) <= 3000000);
+  RETURN EXISTS (SELECT FROM {session} s WHERE s.session = p_session AND abs(p_now - s.heartbeat) <= {HEARTBEAT_LASTS});
 END {$};
 
--- The holders of an id as a refusal shows them, without those of the context.
+-- Lists the holders of an id for a refusal, without the context p_without.
 CREATE OR REPLACE FUNCTION {v1_in_the_way}(r {lock}, p_position int4, p_without bytea, p_now int8)
   RETURNS text LANGUAGE plpgsql AS {$}
 DECLARE
@@ -164,7 +170,7 @@ DECLARE
   v_units int8;
 BEGIN
   WITH held AS (
-    SELECT r.context, r.owner, 2 AS mode, 0::int8 AS permits, 0::int8 AS cap, r.fence, r.expires WHERE r.busy & 1 = 1
+    SELECT r.context, r.owner, 2 AS mode, 0::int8 AS permits, 0::int8 AS cap, r.fence, r.expires WHERE r.busy & {HELD} <> 0
     UNION ALL
     SELECT h.context, h.owner, h.mode, h.permits, h.cap, h.fence, h.expires FROM {holder} h
       WHERE h.ns = r.ns AND h.id = r.id AND h.state >= 0),
@@ -178,8 +184,8 @@ BEGIN
   RETURN format('{"p":%s,"h":[%s],"n":%s,"u":%s}', p_position, v_listed, v_count, v_units);
 END {$};
 
--- Grants a set against which nothing stands; the rows of its ids are locked. Gives what was granted, in JSON.
--- state: 0 held, 1 handed over.
+-- Grants a set without conflicts; the rows of its ids are locked. Returns what was granted, as `reply::Given`.
+-- p_state: 0 held, 1 handed over.
 CREATE OR REPLACE FUNCTION {v1_grant}(
   p_ns bytea, p_context bytea, p_attempt int8, p_ids bytea[], p_modes int8[], p_permits int8[], p_limits int8[],
   p_stances int4[], p_lease int8, p_owner bytea, p_state int4, p_now int8)
@@ -204,11 +210,11 @@ BEGIN
     v_mode := p_modes[i]; v_permits := p_permits[i]; v_cap := p_limits[i]; v_own := v_fence; v_indexes := '{}';
     IF p_stances[i] = 1 THEN
       -- Goes on; a longer lease of an earlier grant is not cut short. In an offer it stays until that is confirmed.
-      UPDATE {lock} SET busy = CASE WHEN p_state = 0 THEN busy & ~288 ELSE busy END,
+      UPDATE {lock} SET busy = CASE WHEN p_state = 0 THEN busy & ~{UNCONFIRMED} ELSE busy END,
         expires = CASE WHEN p_state = 0 THEN greatest(expires, v_expires) ELSE expires END,
         lease = CASE WHEN p_state = 0 THEN greatest(expires - p_now, p_lease) ELSE lease END,
         lapses = greatest(lapses, v_lapses)
-        WHERE ns = p_ns AND id = p_ids[i] AND busy & 1 = 1 AND context = p_context
+        WHERE ns = p_ns AND id = p_ids[i] AND busy & {HELD} <> 0 AND context = p_context
         RETURNING fence INTO v_own;
       IF FOUND THEN
         v_mode := 2; v_permits := 0; v_cap := 0;
@@ -227,7 +233,7 @@ BEGIN
           RETURNING fence INTO v_held;
       END IF;
       IF v_mode = 2 THEN
-        UPDATE {lock} SET busy = busy & ~353 | 1 | CASE WHEN p_state = 0 THEN 0 ELSE 32 END, fence = v_fence,
+        UPDATE {lock} SET busy = busy & ~{EXCLUSIVE} | {HELD} | CASE WHEN p_state = 0 THEN 0 ELSE {OFFERED} END, fence = v_fence,
           expires = v_expires, lease = p_lease, since = p_now, attempt = p_attempt,
           replaces = coalesce(v_held, 0), context = p_context, owner = p_owner,
           lapses = CASE WHEN lapses >= v_expires THEN lapses ELSE v_lapses END
@@ -241,7 +247,7 @@ BEGIN
           expires, since, broken, replaces)
           VALUES (p_ns, p_ids[i], p_context, p_state, v_fence, p_attempt, v_mode, v_permits, v_cap, v_indexes,
           p_owner, p_lease, v_expires, p_now, false, coalesce(v_held, 0));
-        UPDATE {lock} SET busy = busy | 2, fence = v_fence,
+        UPDATE {lock} SET busy = busy | {HOLDERS}, fence = v_fence,
           lapses = CASE WHEN lapses >= v_expires THEN lapses ELSE v_lapses END
           WHERE ns = p_ns AND id = p_ids[i];
       END IF;
@@ -258,7 +264,7 @@ BEGIN
   RETURN v_given;
 END {$};
 
--- The lowest permit indexes of an id that nobody has.
+-- Finds the lowest free permit indexes of an id.
 CREATE OR REPLACE FUNCTION {v1_lowest_free}(p_ns bytea, p_id bytea, p_permits int8) RETURNS int8[]
   LANGUAGE plpgsql AS {$}
 BEGIN
@@ -270,7 +276,7 @@ BEGIN
         WHERE i NOT IN (SELECT t.i FROM taken t) ORDER BY i LIMIT p_permits) AS free);
 END {$};
 
--- Gives back what a context held of an id before a replacement that is gone, so far as it still lasts.
+-- Gives back what a context held of an id before a replacement that was undone, as far as it still lasts.
 CREATE OR REPLACE FUNCTION {v1_restore}(
   p_ns bytea, p_id bytea, p_replaces int8, p_mode int8, p_permits int8, p_cap int8, p_now int8)
   RETURNS void LANGUAGE plpgsql AS {$}
@@ -286,8 +292,8 @@ BEGIN
   END IF;
   SELECT count(*) FILTER (WHERE mode = 0), coalesce(sum(permits), 0) INTO v_shared, v_used FROM {holder}
     WHERE ns = p_ns AND id = p_id AND state >= 0;
-  SELECT busy & 1 = 1 INTO v_exclusive FROM {lock} WHERE ns = p_ns AND id = p_id;
-  -- Fewer permits may have let somebody in meanwhile who needs the rest: then they stay as few.
+  SELECT busy & {HELD} <> 0 INTO v_exclusive FROM {lock} WHERE ns = p_ns AND id = p_id;
+  -- The replacement may have had fewer permits, and others taken the rest meanwhile: then they stay as few.
   IF v_exclusive OR (h.mode = 1 AND v_used + h.permits > h.cap) THEN
     h.mode := p_mode; h.permits := p_permits; h.cap := p_cap;
   END IF;
