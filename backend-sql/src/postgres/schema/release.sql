@@ -102,6 +102,7 @@ DECLARE
   v_now int8;
   v_waits boolean;
   v_reason int4;
+  v_done bytea[] := '{}';
   v_freed bytea[] := '{}';
   v_locked bytea[];
   v_replaces int8;
@@ -112,7 +113,17 @@ BEGIN
   lost := '';
   {lock rows};
   v_now := {v1_now}();
+  IF p_fences[1] = ALL (p_fences) THEN
+    -- Ids that are simply held, at once: one by one, a large set would take up much of what its waiters are offered.
+    WITH freed AS (
+      UPDATE {lock} SET busy = 0 WHERE id = ANY (p_ids) AND ns = p_ns
+        AND busy = {HELD} AND fence = p_fences[1] AND context = p_context AND replaces = 0 AND expires > v_now RETURNING id)
+    SELECT coalesce(array_agg(id), '{}') INTO v_done FROM freed;
+  END IF;
   FOR i IN 1 .. cardinality(p_ids) LOOP
+    IF p_ids[i] = ANY (v_done) THEN
+      CONTINUE;
+    END IF;
     v_reason := NULL;
     SELECT * INTO r FROM {lock} WHERE ns = p_ns AND id = p_ids[i];
     IF r.busy & {HELD} <> 0 AND r.fence = p_fences[i] AND r.context = p_context THEN
