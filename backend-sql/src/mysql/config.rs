@@ -1,34 +1,25 @@
-//! How to connect.
+//! Settings: plain data.
 
 use std::{fmt, marker::PhantomData, str::FromStr, time::Duration};
 
-use lockcore::{BackendError, Capabilities, ContextId, Ident, StoreVersion};
+use lockcore::{Capabilities, ContextId, Ident, StoreVersion};
 use sqlx::{ConnectOptions, MySqlPool, mysql::MySqlConnectOptions};
 
-use super::{
-    engine::{Mysql, MysqlLockDao},
-    schema::VERSION,
-};
-use crate::server::{ServerError, ServerLockDao, Settings};
+use super::schema::VERSION;
+use crate::server::{ServerError, Settings};
 
-/// Settings of a [`MysqlLockDao`]; made by [`MysqlLockDao::builder`].
+/// Settings of a [`MysqlLockDao`](super::MysqlLockDao), made by its `builder`.
 pub struct MysqlBuilder<I, C> {
-    server: Server,
-    settings: Settings,
+    pub(super) server: Server,
+    pub(super) settings: Settings,
     types: PhantomData<fn() -> (I, C)>,
 }
 
-/// Where the server is.
-enum Server {
+/// Where the server is. No `Debug`: sqlx shows passwords.
+pub(super) enum Server {
     None,
     Url(String),
     Options(Box<MySqlConnectOptions>),
-    Pool(MySqlPool),
-}
-
-/// Where connections come from. No `Debug`: sqlx shows passwords.
-pub(super) enum Source {
-    Own(Box<MySqlConnectOptions>),
     Pool(MySqlPool),
 }
 
@@ -62,8 +53,8 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
         self
     }
 
-    /// Whether to keep a connection on which this process is told of its turn, which is the default. Otherwise its
-    /// waiters are found by looking, up to fifty times a second.
+    /// Whether to keep a connection on which waiters of this process are notified, which is the default. Otherwise they
+    /// poll, up to fifty times a second.
     #[must_use]
     pub fn listen(mut self, listen: bool) -> Self {
         self.settings.listen = listen;
@@ -108,7 +99,7 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
         self
     }
 
-    /// Whether to open it for administration only: to look, break and sweep without creating anything, neither the schema
+    /// Whether to open it for administration only: to inspect, break and sweep without creating anything, neither the schema
     /// nor a session that listens. Off by default; a missing schema is an error then, whatever
     /// [`migrate`](Self::migrate) says, and calls that wait poll for their turn.
     #[must_use]
@@ -124,58 +115,17 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
         self.settings.program = program;
         self
     }
-
-    /// Connects, and creates or migrates the schema.
-    ///
-    /// # Errors
-    /// [`BadSetting`](lockcore::BackendErrorKind::BadSetting) names the setting and its value;
-    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) says that the server is too old, or the schema missing or for
-    /// newer programs; [`Unavailable`](lockcore::BackendErrorKind::Unavailable) and [`Denied`](lockcore::BackendErrorKind::Denied)
-    /// if the server cannot be used.
-    pub async fn connect(self) -> Result<MysqlLockDao<I, C>, BackendError> {
-        if !is_name(&self.settings.prefix) {
-            let value = self.settings.prefix.chars().take(64).collect();
-            let expected = "it must have no character beyond U+FFFF";
-            return Err(
-                ServerError::Setting { backend: "mysql", key: "table_prefix", value, expected }.into()
-            );
-        }
-        let source = match self.server {
-            Server::None => return Err(refused("url", "it must name a server").into()),
-            Server::Url(url) => Source::Own(Box::new(parse(&url)?)),
-            Server::Options(options) => Source::Own(Box::new(plain(*options))),
-            Server::Pool(pool) => Source::Pool(pool),
-        };
-        let options = match &source {
-            Source::Own(options) => (**options).clone(),
-            Source::Pool(pool) => plain((*pool.connect_options()).clone()),
-        };
-        let Some(database) = options.get_database().map(str::to_owned) else {
-            return Err(refused("url", "it must name a database, as in mysql://user@host/database").into());
-        };
-        ServerLockDao::open(Mysql::new(source, options, database, self.settings)).await
-    }
 }
 
-/// What the backend can do, on either server.
+/// Returns what the backend can do, on either server.
 pub fn capabilities() -> Capabilities {
     Capabilities {
-        backend: "mysql",
-        shared_store: true,
-        fifo: true,
         push: true,
-        permanent: false,
-        slots: true,
-        shared: true,
-        listing: true,
-        breaking: true,
-        sweeping: true,
-        dead_holders: false,
         // The clock counts microseconds; but a lease has to be renewed at a third of it, by a durable commit.
         min_lease: Duration::from_millis(100),
-        default_lease: Some(Duration::from_secs(30)),
-        // What is in the way is told with one letter for each id, in a text of at most 1024 by default.
+        // The verdict on a set has one letter for each id, in a text that may be limited to 1024.
         max_ids: 1000,
+        ..Capabilities::shared_store("mysql")
     }
 }
 
@@ -185,22 +135,27 @@ impl<I, C> fmt::Debug for MysqlBuilder<I, C> {
     }
 }
 
-/// What the servers have as a name, even if it is quoted.
-fn is_name(text: &str) -> bool {
-    text.chars().all(|char| char as u32 <= 0xFFFF)
+/// Refuses characters that the servers do not have in names, quoted or not.
+pub(super) fn check_prefix(prefix: &str) -> Result<(), ServerError> {
+    if prefix.chars().all(|char| char as u32 <= 0xFFFF) {
+        return Ok(());
+    }
+    let value = prefix.chars().take(64).collect();
+    let expected = "it must have no character beyond U+FFFF";
+    Err(ServerError::Setting { backend: "mysql", key: "table_prefix", value, expected })
 }
 
-fn parse(url: &str) -> Result<MySqlConnectOptions, ServerError> {
-    // The error's own text is not shown: parts of the URL may stand in it.
+pub(super) fn parse(url: &str) -> Result<MySqlConnectOptions, ServerError> {
+    // The error's own text is not shown: it may quote parts of the URL.
     let options = MySqlConnectOptions::from_str(url);
     Ok(plain(options.map_err(|_| refused("url", "it must be like mysql://user@host:3306/database"))?))
 }
 
-/// Nothing of ours is logged, ids may be secret; and nothing is set at the start but what is set here.
-fn plain(options: MySqlConnectOptions) -> MySqlConnectOptions {
+/// Turns off the log, since ids may be secret, and what sqlx sets in sessions by default.
+pub(super) fn plain(options: MySqlConnectOptions) -> MySqlConnectOptions {
     options.disable_statement_logging().pipes_as_concat(false).no_engine_substitution(false).timezone(None)
 }
 
-fn refused(key: &'static str, expected: &'static str) -> ServerError {
+pub(super) fn refused(key: &'static str, expected: &'static str) -> ServerError {
     ServerError::Setting { backend: "mysql", key, value: "..".to_owned(), expected }
 }

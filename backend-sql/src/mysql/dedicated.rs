@@ -2,7 +2,10 @@
 
 use futures_util::future::try_join;
 
-use super::link::{Argument, Link, Routine};
+use super::{
+    link::{Argument, Link},
+    schema::Names,
+};
 use crate::server::ServerError;
 
 /// How often both connections are asked.
@@ -11,7 +14,7 @@ const ROUNDS: usize = 4;
 /// Refuses two connections if a proxy spreads their calls over connections of the server that it shares between clients:
 /// `KILL QUERY` would interrupt another client's query there. With `names`, each of them has to hold its own.
 pub(super) async fn ensure(
-    routine: &Routine,
+    routines: &Names,
     [one, other]: [&mut Link; 2],
     names: Option<[i64; 2]>,
 ) -> Result<(), ServerError> {
@@ -20,8 +23,8 @@ pub(super) async fn ensure(
     for round in 0..ROUNDS {
         // A proxy may give one connection to clients that take turns, and another one to a client that meets a busy one.
         let seen = match round % 2 {
-            0 => (look(routine, one, first).await?, look(routine, other, second).await?),
-            _ => try_join(look(routine, one, first), look(routine, other, second)).await?,
+            0 => (look(routines, one, first).await?, look(routines, other, second).await?),
+            _ => try_join(look(routines, one, first), look(routines, other, second)).await?,
         };
         let (one, other) = (&seen.0, &seen.1);
         let named = names.is_none() || one.id == one.name_holder && other.id == other.name_holder;
@@ -43,8 +46,8 @@ struct Seen {
     name_holder: String,
 }
 
-async fn look(routine: &Routine, link: &mut Link, name: i64) -> Result<Seen, ServerError> {
-    let text = link.call(routine, &[Argument::Int(name)]).await?.text;
+async fn look(routines: &Names, link: &mut Link, name: i64) -> Result<Seen, ServerError> {
+    let text = link.call(&routines.quoted("v1_connection"), &[Argument::Int(name)]).await?.text;
     match text.split_once(' ') {
         Some((id, name_holder)) => Ok(Seen { id: id.to_owned(), name_holder: name_holder.to_owned() }),
         None => Err(ServerError::Answer { backend: "mysql", what: format!("{text:?}") }),

@@ -84,7 +84,7 @@ impl Meaning {
     }
 }
 
-/// By the server's number: every routine rolls back before it tells of an error, unless it is stopped from outside.
+/// By the server's number: every routine rolls back before it returns an error, unless it is stopped from outside.
 fn of_number(number: u16) -> Meaning {
     use BackendErrorKind as Kind;
 

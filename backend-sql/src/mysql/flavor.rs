@@ -40,28 +40,6 @@ impl Flavor {
         }
     }
 
-    /// What stands before and behind the question whether the set of `i` is gone, so that it is asked but once for rows of the
-    /// same set that follow each other: what is gone stays so. MySQL is going to remove what that takes, and asks at each
-    /// row. The order is that of `IF`, which is promised; that of `AND` is not.
-    pub(super) fn asked_once(self) -> [&'static str; 2] {
-        match self {
-            Flavor::MySql => ["(", ")"],
-            Flavor::MariaDb => [
-                "(i.fence = @lockcore_fence AND i.attempt = @lockcore_attempt OR IF(",
-                ", (@lockcore_fence := i.fence) IS NOT NULL AND (@lockcore_attempt := i.attempt) IS NOT NULL, 0))",
-            ],
-        }
-    }
-
-    /// Executes the statement in `@lockcore`.
-    pub(super) fn execute(self) -> &'static str {
-        match self {
-            // The next one takes its place.
-            Flavor::MySql => "PREPARE lockcore FROM @lockcore; EXECUTE lockcore",
-            Flavor::MariaDb => "EXECUTE IMMEDIATE @lockcore",
-        }
-    }
-
     /// Whether the server accepts no writes.
     pub(super) fn read_only(self) -> &'static str {
         match self {

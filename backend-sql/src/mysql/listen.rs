@@ -1,4 +1,4 @@
-//! Listening: a connection that sits in a routine until somebody interrupts it.
+//! Listening: a connection that waits in a routine until another one interrupts it.
 
 use std::time::{Duration, Instant};
 
@@ -10,23 +10,23 @@ use tokio::{
 
 use super::{
     dedicated,
-    engine::Routines,
     error::{is_interrupted, is_statement_timeout},
-    link::{Argument, Link, Reply, Routine},
+    link::{Argument, Link, Reply},
+    schema::Names,
 };
 use crate::server::{ServerError, reply};
 
-/// How long the connection sits there without being interrupted: routers between here and there must not forget it.
+/// How long a call waits without being interrupted: routers on the way must not forget the connection.
 const SECONDS: i64 = 20;
 
 /// How long it may take until an interruption arrives, and after how long it is sent again.
 const ARRIVES: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// A call that lasted so long before it was interrupted had the time to look.
+/// A call that lasted so long before it was interrupted had the time to read its notices.
 const SETTLED: Duration = Duration::from_millis(500);
 
-/// The task that has the connection; so that what waits here can be dropped in the middle of an exchange.
+/// The owner of the task that has the connection, so that waiting for it can be dropped in the middle of an exchange.
 pub struct Listener {
     session: i64,
     heard: mpsc::UnboundedReceiver<Result<String, ServerError>>,
@@ -35,41 +35,42 @@ pub struct Listener {
     task: JoinHandle<()>,
     /// The connection that keeps the other one waiting, and interrupts it to see that both still work.
     other: Link,
-    wake: Routine,
+    /// The name of the routine with which it does that.
+    wake: String,
 }
 
 /// Begins to listen, and makes sure that this connection can be woken as others will do it. `other` does that, and keeps
 /// it waiting from then on.
 pub(super) async fn listen(
-    routines: Routines,
+    names: &Names,
     mut link: Link,
     mut other: Link,
     namespace: i64,
     session: i64,
 ) -> Result<Listener, ServerError> {
-    // Another one each time: a connection that was cut off may go on keeping what it kept.
-    let kept = fastrand::i64(1..);
+    // A new one each time: a connection that was cut off may go on holding its name.
+    let other_name = fastrand::i64(1..);
     end_predecessor(&mut other, session).await?;
-    name(&mut link, &routines, session).await?;
-    name(&mut other, &routines, kept).await?;
-    dedicated::ensure(&routines.connection, [&mut link, &mut other], Some([session, kept])).await?;
-    // It has nothing to say for as long as this process listens.
+    take_name(names, &mut link, session).await?;
+    take_name(names, &mut other, other_name).await?;
+    dedicated::ensure(names, [&mut link, &mut other], Some([session, other_name])).await?;
+    // It is silent for as long as this process listens.
     other.text("SET SESSION wait_timeout = 2147483").await?;
-    let wake = Routine::clone(&routines.wake);
     let (sender, heard) = mpsc::unbounded_channel();
     let (count, interrupted) = watch::channel(0);
-    let sits = Sitting {
-        routines,
+    let waiting = Waiting {
+        routine: names.quoted("v1_await"),
         link,
         namespace,
         session,
-        kept,
+        other_name,
         probe: 0,
         known: String::new(),
-        vain: 0,
+        cut_short: 0,
         interrupted: count,
     };
-    let task = tokio::spawn(sits.run(sender));
+    let task = tokio::spawn(waiting.run(sender));
+    let wake = names.quoted("v1_wake");
     let mut listener = Listener { session, heard, interrupted, task, other, wake };
     tokio::time::timeout(ARRIVES, listener.probe()).await.map_err(|_elapsed| unheard())??;
     Ok(listener)
@@ -86,9 +87,9 @@ async fn end_predecessor(link: &mut Link, session: i64) -> Result<(), ServerErro
     Ok(())
 }
 
-async fn name(link: &mut Link, routines: &Routines, session: i64) -> Result<(), ServerError> {
-    let named = link.call(&routines.listen, &[Argument::Int(session)]).await?;
-    if named.text == "1" {
+async fn take_name(names: &Names, link: &mut Link, session: i64) -> Result<(), ServerError> {
+    let taken = link.call(&names.quoted("v1_listen"), &[Argument::Int(session)]).await?;
+    if taken.text == "1" {
         return Ok(());
     }
     let what = "the name of this session is held by a connection that cannot be ended".to_owned();
@@ -102,7 +103,7 @@ fn unheard() -> ServerError {
 
 impl Listener {
     /// Waits for the next message. Cancel safe.
-    pub(super) async fn hear(&mut self) -> Result<String, ServerError> {
+    pub(super) async fn receive(&mut self) -> Result<String, ServerError> {
         self.heard.recv().await.unwrap_or_else(|| Err(unheard()))
     }
 
@@ -117,7 +118,7 @@ impl Listener {
                 Ok(Ok(())) => return Ok(()),
                 // The task has ended, and its last message says why.
                 Ok(Err(_)) => loop {
-                    self.hear().await?;
+                    self.receive().await?;
                 },
                 Err(_elapsed) => {}
             }
@@ -131,34 +132,36 @@ impl Drop for Listener {
     }
 }
 
-struct Sitting {
-    routines: Routines,
+/// The task.
+struct Waiting {
+    /// The name of the routine in which it waits.
+    routine: String,
     link: Link,
     namespace: i64,
     session: i64,
-    /// The name of what it waits for.
-    kept: i64,
-    /// The last probe that was told.
+    /// The name that the other connection holds, for which it waits.
+    other_name: i64,
+    /// The last probe that was passed on.
     probe: u32,
-    /// Marks of what there was when something was last told, which is not to be told again.
+    /// The marks of the notices that there were at the last look, which are not to be sent again.
     known: String,
-    /// So many calls in a row were interrupted and told nothing.
-    vain: u32,
+    /// How many calls in a row were interrupted before they returned anything.
+    cut_short: u32,
     interrupted: watch::Sender<u64>,
 }
 
-impl Sitting {
+impl Waiting {
     async fn run(mut self, heard: mpsc::UnboundedSender<Result<String, ServerError>>) {
         while !heard.is_closed() {
-            if let Err(error) = self.sit(&heard).await {
+            if let Err(error) = self.wait(&heard).await {
                 let _ = heard.send(Err(error));
                 return;
             }
         }
     }
 
-    /// Tells `heard` what there is to tell, and waits until somebody interrupts, or nothing happened for long.
-    async fn sit(
+    /// Passes on what notices there are, and waits until it is interrupted, or nothing happened for long.
+    async fn wait(
         &mut self,
         heard: &mpsc::UnboundedSender<Result<String, ServerError>>,
     ) -> Result<(), ServerError> {
@@ -166,47 +169,47 @@ impl Sitting {
         let arguments = [
             int(self.namespace),
             int(self.session),
-            int(self.kept),
+            int(self.other_name),
             Argument::Text(&self.known),
             int(self.probe.into()),
             int(SECONDS),
-            // The first told nothing because there was nothing; the second had something to tell.
-            int((self.vain > 1).into()),
+            // The first may have been woken for nothing; the second had something to return.
+            int((self.cut_short > 1).into()),
         ];
-        self.vain += 1;
-        let mut all_told = String::new();
-        let tell = |told: Reply| {
-            all_told.push_str(&told.text);
-            // Before the routine has ended, which takes a while longer. Whether anybody hears is looked at then.
-            let _ = heard.send(Ok(told.text));
+        self.cut_short += 1;
+        let mut notices = String::new();
+        let receive = |reply: Reply| {
+            notices.push_str(&reply.text);
+            // Before the routine has ended, which takes a while longer. Whether it is still received is checked then.
+            let _ = heard.send(Ok(reply.text));
         };
         let begun = Instant::now();
-        let ended = self.link.call_for_parts(&self.routines.hear, &arguments, tell).await;
-        self.note(&all_told)?;
+        let ended = self.link.call_for_parts(&self.routine, &arguments, receive).await;
+        self.note(&notices)?;
         match ended {
             // The next call finds what it was woken for.
             Err(error) if is_interrupted(&error) => {
-                if !all_told.is_empty() || begun.elapsed() >= SETTLED {
-                    self.vain = 0;
+                if !notices.is_empty() || begun.elapsed() >= SETTLED {
+                    self.cut_short = 0;
                 }
                 self.interrupted.send_modify(|count| *count += 1);
                 Ok(())
             }
             Err(error) if !is_statement_timeout(&error) => Err(error),
             _ => {
-                self.vain = 0;
+                self.cut_short = 0;
                 Ok(())
             }
         }
     }
 
-    /// Notes what is not to be told again.
-    fn note(&mut self, text: &str) -> Result<(), ServerError> {
+    /// Notes what is not to be sent again.
+    fn note(&mut self, notices: &str) -> Result<(), ServerError> {
         let mut marks = Vec::new();
-        for told in reply::parts::<Noted>("mysql", text) {
-            let told = told?;
-            marks.extend(told.known);
-            self.probe = told.probe.unwrap_or(self.probe);
+        for notice in reply::parts::<Noted>("mysql", notices) {
+            let notice = notice?;
+            marks.extend(notice.known);
+            self.probe = notice.probe.unwrap_or(self.probe);
         }
         if !marks.is_empty() {
             self.known = marks.join(",");
@@ -215,7 +218,7 @@ impl Sitting {
     }
 }
 
-/// Of what a session is told, what this connection has to know so that it is not told again.
+/// What this connection has to know of a notice, so that it is not sent again.
 #[derive(Deserialize)]
 struct Noted {
     known: Option<String>,

@@ -230,7 +230,7 @@ async fn a_damaged_schema_is_told(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.builder().listen(false).connect().await?;
     let mut sql = place.sql().await?;
-    sql.run("DROP PROCEDURE lockcore_v1_acquire").await?;
+    sql.run("DROP PROCEDURE lockcore_v1_acquire_one").await?;
     let error = dao.acquire(&request(["a"])).await.expect_err("the schema is damaged");
     assert_eq!(error.kind(), lockcore::BackendErrorKind::Misconfigured, "{error}");
     assert!(!error.in_doubt());

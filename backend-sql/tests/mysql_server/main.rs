@@ -5,7 +5,6 @@ mod disk;
 mod hazards;
 mod joining;
 mod place;
-mod proposals;
 mod schema;
 mod sets;
 #[path = "../steps/mod.rs"]
@@ -26,7 +25,6 @@ fn main() -> ExitCode {
             waking::tests(kind),
             telling::tests(kind),
             sets::tests(kind),
-            proposals::tests(kind),
             together::tests(kind),
             hazards::tests(kind),
             disk::tests(kind),

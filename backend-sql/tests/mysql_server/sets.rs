@@ -1,4 +1,4 @@
-//! What is taken at once: its rows say but that, and one row who has it and until when.
+//! Sets: all of one, or nothing, whatever happens to single ids of it.
 
 use std::time::Duration;
 
@@ -6,7 +6,6 @@ use futures_util::future::try_join_all;
 use lockcore::{AcquireRequest, BreakMode, Grant, LockDao, Mode, Page, StoredContext, Target};
 use lockcore_conformance::servers::{Kind, TestResult, Trial};
 use sqlx::{AssertSqlSafe, Executor};
-use uuid::Uuid;
 
 use crate::{
     place::{Error, Place, Sql, granted, handed, queue, request, take},
@@ -15,19 +14,11 @@ use crate::{
 
 pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
     vec![
-        test(kind, "sets::one_row_is_freed_and_renewed", one_row_is_freed_and_renewed),
         test(kind, "sets::a_set_is_shown_and_broken", a_set_is_shown_and_broken),
         test(kind, "sets::a_part_that_somebody_waits_for", a_part_that_somebody_waits_for),
         test(kind, "sets::a_part_is_renewed_by_itself", a_part_is_renewed_by_itself),
         test(kind, "sets::several_grants_are_renewed_as_one", several_grants_are_renewed_as_one),
         test(kind, "sets::what_was_taken_meanwhile_is_seen", what_was_taken_meanwhile_is_seen),
-        test(kind, "sets::two_in_one_microsecond_are_two", two_in_one_microsecond_are_two),
-        test(kind, "sets::one_that_is_free_stays_free", one_that_is_free_stays_free),
-        test(
-            kind,
-            "sets::one_that_is_known_to_be_gone_is_no_other",
-            one_that_is_known_to_be_gone_is_no_other,
-        ),
         test(kind, "sets::one_that_was_taken_over_is_not_renewed", one_that_was_taken_over_is_not_renewed),
         test(kind, "sets::of_those_who_want_new_ids_one_gets_them", of_those_who_want_new_ids_one_gets_them),
         test(kind, "sets::a_guarded_write_knows_sets", a_guarded_write_knows_sets),
@@ -40,54 +31,19 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
     ]
 }
 
-const ROWS: &str = "SELECT COUNT(*) FROM lockcore_ids WHERE extra = 3";
-/// The lease of a set is over.
-const OVER: &str =
-    "SELECT MIN(until) <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) FROM lockcore_sets";
-const SETS: &str = "SELECT COUNT(*) FROM lockcore_sets";
-/// What is proposed by who knows the server's clock.
-const FENCE: &str = "UNIX_TIMESTAMP(NOW(6)) * 1000000";
+/// The lease of an id is over.
+const OVER: &str = "SELECT MIN(until) <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) FROM lockcore_ids \
+                    WHERE until > 0";
+const ROWS: &str = "SELECT COUNT(*) FROM lockcore_ids WHERE until > 0";
 const CLAIMS: &str = "SELECT COUNT(*) FROM lockcore_claims";
 
-/// How many rows say that they are of a set, how many sets there are, and how many claims.
-async fn counts(sql: &mut Sql) -> Result<[i64; 3], Error> {
-    Ok([sql.number(ROWS).await?, sql.number(SETS).await?, sql.number(CLAIMS).await?])
+/// How many ids are held by their rows, and how many claims there are.
+async fn counts(sql: &mut Sql) -> Result<[i64; 2], Error> {
+    Ok([sql.number(ROWS).await?, sql.number(CLAIMS).await?])
 }
 
 fn names(count: usize) -> Vec<String> {
     (0..count).map(|number| format!("{number:02}")).collect()
-}
-
-/// 3.1: however many ids.
-async fn one_row_is_freed_and_renewed(kind: Kind) -> TestResult {
-    let place = Place::new(kind).await?;
-    let dao = place.open().await?;
-    let mut sql = place.sql().await?;
-    for size in [2, 16, 17, 40] {
-        let ids = names(size);
-        let mut fence = 0;
-        for _ in 0..3 {
-            // Another program each time: else it would be kept.
-            let dao = place.open().await?;
-            let held = take(&dao, &ids).await?;
-            assert!(held.locks[0].granted.fence > fence);
-            fence = held.locks[0].granted.fence;
-            assert_eq!(counts(&mut sql).await?, [size as i64, 1, 0]);
-            let rows = "SELECT SUM(until) + SUM(fence) FROM lockcore_ids";
-            let (before, until) =
-                (sql.number(rows).await?, sql.number("SELECT until FROM lockcore_sets").await?);
-            assert_eq!(dao.renew(&held).await?.lost, []);
-            assert_eq!(sql.number(rows).await?, before, "no other row is written");
-            assert!(sql.number("SELECT until FROM lockcore_sets").await? > until);
-            assert_eq!(dao.release(&held).await?.lost, []);
-            assert_eq!(counts(&mut sql).await?, [size as i64, 0, 0]);
-        }
-        // One of them alone stands in its row again, as if there had been no set.
-        let alone = take(&dao, [&ids[0]]).await?;
-        assert_eq!(counts(&mut sql).await?, [size as i64 - 1, 0, 0]);
-        dao.release(&alone).await?;
-    }
-    Ok(())
 }
 
 async fn a_set_is_shown_and_broken(kind: Kind) -> TestResult {
@@ -126,17 +82,16 @@ async fn a_part_that_somebody_waits_for(kind: Kind) -> TestResult {
     for _ in 0..2 {
         let held = take(&dao, ["a", "b", "c"]).await?;
         let (waits, wakeup) = queue(&dao, ["b"]).await?;
-        assert_eq!(counts(&mut sql).await?, [2, 1, 2], "one id was moved");
+        assert_eq!(counts(&mut sql).await?, [3, 0], "it waits in the row");
         assert_eq!(dao.renew(&held).await?.lost, []);
         let (others, other_wakeup) = queue(&dao, ["a", "c"]).await?;
         assert_eq!(dao.release(&held).await?.lost, []);
-        assert_eq!(sql.number(SETS).await?, 0, "nothing is left of the set");
         let b = handed(&dao, &waits, wakeup).await?;
         let others = handed(&dao, &others, other_wakeup).await?;
         for grant in [b, others] {
             assert_eq!(dao.release(&grant).await?.lost, []);
         }
-        assert_eq!(counts(&mut sql).await?, [0, 0, 0]);
+        assert_eq!(counts(&mut sql).await?, [0, 0]);
     }
     Ok(())
 }
@@ -182,9 +137,10 @@ async fn several_grants_are_renewed_as_one(kind: Kind) -> TestResult {
     let mut all = granted(&dao, &also("b")).await?;
     all.locks.extend(granted(&dao, &also("c")).await?.locks);
     let _places = [queue(&dao, ["c"]).await?, queue(&dao, ["c"]).await?];
-    let until = "SELECT until FROM lockcore_ids WHERE id = 'b'";
+    let until = "SELECT MAX(until) FROM (SELECT until FROM lockcore_ids WHERE id = 'b' UNION ALL \
+                 SELECT until FROM lockcore_claims WHERE id = 'b') b";
     let before = sql.number(until).await?;
-    assert_eq!(counts(&mut sql).await?, [0, 0, 3], "one of them stands beside those who wait for it");
+    assert_eq!(sql.number(CLAIMS).await?, 3, "one of them is beside its waiters");
     assert_eq!(dao.renew(&all).await?.lost, []);
     assert!(sql.number(until).await? > before);
     let is_over = "SELECT until <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) FROM lockcore_ids \
@@ -233,101 +189,6 @@ async fn what_was_taken_meanwhile_is_seen(kind: Kind) -> TestResult {
     Ok(())
 }
 
-/// The fence is what tells sets apart.
-async fn two_in_one_microsecond_are_two(kind: Kind) -> TestResult {
-    let place = Place::new(kind).await?;
-    let dao = place.open().await?;
-    for ids in [["a", "b"], ["c", "d"]] {
-        dao.release(&take(&dao, ids).await?).await?;
-    }
-    let mut sql = place.sql().await?;
-    sql.run("SET @then = UNIX_TIMESTAMP(NOW(6)) + 1; SET timestamp = @then").await?;
-    let call = |context: &str, ids: &str| {
-        format!(
-            "CALL lockcore_v1_acquire_many(1, '{context}', 1, 2, 1000000, '', 0, 0, {FENCE}, '{}')",
-            ids.replace('\'', "''")
-        )
-    };
-    sql.run(call("one", "61',x'62")).await?;
-    assert_eq!(sql.number(SETS).await?, 1);
-    let refused = sql.run(call("two", "63',x'64")).await.expect_err("it is to be tried again").to_string();
-    assert!(refused.contains("1213"), "{refused}");
-    assert_eq!(sql.number("SELECT COUNT(DISTINCT fence) FROM lockcore_ids WHERE id IN ('c', 'd')").await?, 1);
-    assert_eq!(sql.number(SETS).await?, 1, "nothing of it was taken");
-    sql.run(call("three", "65',x'66")).await.expect_err("new ids, too");
-    assert_eq!(sql.number("SELECT COUNT(*) FROM lockcore_ids WHERE id IN ('e', 'f')").await?, 0);
-    sql.run("SET timestamp = @then + 0.1").await?;
-    sql.run(call("two", "63',x'64")).await?;
-    assert_eq!(sql.number(SETS).await?, 2);
-    Ok(())
-}
-
-/// Also when a later one gets the fence that it had: by a clock that stands still, or after waiting for a row for longer.
-async fn one_that_is_free_stays_free(kind: Kind) -> TestResult {
-    let place = Place::new(kind).await?;
-    let dao = place.open().await?;
-    two_under_one_fence(&place, asks_for_many).await?;
-    let free = Target::Id("a".to_owned());
-    assert_eq!(dao.inspect(&free).await?.holders, []);
-    assert_eq!(dao.list(&Page::default()).await?.ids.len(), 2);
-    dao.release(&take(&dao, ["a"]).await?).await?;
-    dao.release(&take(&dao, ["a", "b"]).await?).await?;
-    assert_eq!(dao.release_context(&Uuid::nil()).await?, []);
-    Ok(())
-}
-
-/// 2.1: that a set is gone may be remembered, but not of another one that has its fence. With few ids, and with many.
-async fn one_that_is_known_to_be_gone_is_no_other(kind: Kind) -> TestResult {
-    for asks in [asks_for_few, asks_for_many] {
-        let place = Place::new(kind).await?;
-        let mut sql = two_under_one_fence(&place, asks).await?;
-        let has = |context: &str| format!("SELECT COUNT(*) FROM lockcore_sets WHERE context = '{context}'");
-        sql.run("SET timestamp = @then + 0.1").await?;
-        sql.run(asks("three", 3, ["a", "b"])).await?;
-        assert_eq!(sql.number(has("three")).await?, 1);
-        sql.run("SET timestamp = @then + 0.2").await?;
-        sql.run(asks("four", 4, ["c", "d"])).await?;
-        assert_eq!(sql.number(has("four")).await?, 0, "they are held");
-        // Nor is it what was known of it when it was free, or would be if it had been.
-        sql.run("SET timestamp = @then + 0.3").await?;
-        for (attempt, ids) in [(5, ["A", "a"]), (6, ["b", "e"])] {
-            sql.run(asks("five", attempt, ids)).await?;
-            assert_eq!(sql.number(has("five")).await?, 0, "one of them is held");
-        }
-    }
-    Ok(())
-}
-
-/// `one` took a and b, and is free again; `two` holds c and d, under the same fence. The clock of the session stands still.
-async fn two_under_one_fence(place: &Place, asks: fn(&str, u32, [&str; 2]) -> String) -> Result<Sql, Error> {
-    let dao = place.open().await?;
-    for ids in [["a", "b"], ["c", "d"], ["A", "e"]] {
-        dao.release(&take(&dao, ids).await?).await?;
-    }
-    let mut sql = place.sql().await?;
-    sql.run("SET @then = UNIX_TIMESTAMP(NOW(6)); SET timestamp = @then").await?;
-    sql.run(asks("one", 1, ["a", "b"])).await?;
-    let fence = sql.number("SELECT fence FROM lockcore_sets").await?;
-    sql.run(format!("CALL lockcore_v1_release_set(1, 'one', {fence}, 2, '61'',x''62', NULL)")).await?;
-    sql.run(asks("two", 2, ["c", "d"])).await?;
-    assert_eq!(sql.number("SELECT fence FROM lockcore_sets").await?, fence);
-    Ok(sql)
-}
-
-fn asks_for_few(context: &str, attempt: u32, [one, other]: [&str; 2]) -> String {
-    let others = ", NULL".repeat(14);
-    format!(
-        "CALL lockcore_v1_acquire_few(1, '{context}', {attempt}, 2, 60000000, '', 0, 0, {FENCE}, '{one}', '{other}'{others})"
-    )
-}
-
-fn asks_for_many(context: &str, attempt: u32, ids: [&str; 2]) -> String {
-    let [one, other] = ids.map(|id| id.bytes().map(|byte| format!("{byte:02x}")).collect::<String>());
-    format!(
-        "CALL lockcore_v1_acquire_many(1, '{context}', {attempt}, 2, 60000000, '', 0, 0, {FENCE}, '{one}'',x''{other}')"
-    )
-}
-
 /// 2.3: its lease was over when somebody else took one of its ids, or a sweep freed it. A renewal that came in time, by the
 /// clock with which its statement began, but gets to the row only now, must not bring the set back.
 async fn one_that_was_taken_over_is_not_renewed(kind: Kind) -> TestResult {
@@ -341,7 +202,7 @@ async fn one_that_was_taken_over_is_not_renewed(kind: Kind) -> TestResult {
         let lasts = Duration::from_millis(100);
         let held = granted(&dao, &AcquireRequest { lease: Some(lasts), ..request(["00", "x"]) }).await?;
         let fence = held.locks[0].granted.fence;
-        let until = sql.number("SELECT until FROM lockcore_sets").await?;
+        let until = sql.number("SELECT MAX(until) FROM lockcore_ids").await?;
         sql.until(OVER, |answer| answer == 1).await?;
         let others = match ways {
             0 => take(&dao, ["00"]).await?,
@@ -349,7 +210,7 @@ async fn one_that_was_taken_over_is_not_renewed(kind: Kind) -> TestResult {
             2 => take(&dao, &many).await?,
             3 => take(&dao, ["00", "new"]).await?,
             _ => {
-                // Up to the first of its ids, so that the set is still there.
+                // The other one stays.
                 assert_eq!(dao.sweep(1, None).await?.removed, 1);
                 take(&dao, ["00"]).await?
             }
@@ -357,14 +218,10 @@ async fn one_that_was_taken_over_is_not_renewed(kind: Kind) -> TestResult {
         sql.run(format!("SET timestamp = ({until} - 1000) / 1000000")).await?;
         let context = lockcore::ContextId::stored(&held.context);
         sql.run(format!(
-            "CALL lockcore_v1_renew(1, '{context}', NULL, {fence}, '[[\"3030\",{fence}],[\"78\",{fence}]]', 2, 60000000, {fence})"
+            "CALL lockcore_v1_renew(1, '{context}', '[[\"3030\",{fence}],[\"78\",{fence}]]', 2, 60000000)"
         ))
         .await?;
         sql.run("SET timestamp = 0").await?;
-        let lasts_on = format!(
-            "SELECT COUNT(*) FROM lockcore_sets WHERE fence = {fence} AND until > {until} AND NOT parted"
-        );
-        assert_eq!(sql.number(lasts_on).await?, 0, "the set came back");
         let holders = dao.inspect(&Target::Id("00".to_owned())).await?.holders;
         assert_eq!(
             holders.iter().map(|holder| &holder.context).collect::<Vec<_>>(),
@@ -417,12 +274,11 @@ async fn one_that_is_renewed_meanwhile_is_not_swept(kind: Kind) -> TestResult {
     watch.until(OVER, |answer| answer == 1).await?;
     renewal.run("BEGIN").await?;
     renewal
-        .run("UPDATE lockcore_sets SET lease = 60000000, until = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) + lease")
+        .run("UPDATE lockcore_ids SET lease = 60000000, until = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) + lease")
         .await?;
-    let sweep = tokio::spawn(async move { sweeper.sweep(10, None).await });
-    watch.until(&waiting(&place), |count| count == 1).await?;
+    assert_eq!(sweeper.sweep(10, None).await?.removed, 0, "it waits for no row");
     renewal.run("COMMIT").await?;
-    assert_eq!(sweep.await??.removed, 0);
+    assert_eq!(sweeper.sweep(10, None).await?.removed, 0);
     assert_eq!(dao.inspect(&Target::Id("a".to_owned())).await?.holders.len(), 1);
     assert_eq!(dao.renew(&held).await?.lost, []);
     assert_eq!(dao.release(&held).await?.lost, []);
@@ -470,7 +326,7 @@ async fn what_is_over_is_swept(kind: Kind) -> TestResult {
     sql.until(OVER, |answer| answer == 1).await?;
     assert_eq!(dao.sweep(20, None).await?.removed, 20);
     assert_eq!(dao.sweep(20, None).await?.removed, 0);
-    assert_eq!(counts(&mut sql).await?, [4, 1, 0]);
+    assert_eq!(counts(&mut sql).await?, [2, 0]);
     assert_eq!(dao.release(&held).await?.lost, []);
     // After an hour nothing is left of what was freed.
     let ago = "UPDATE lockcore_ids SET fence = fence - 4000000000";

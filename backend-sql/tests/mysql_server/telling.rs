@@ -26,23 +26,24 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         ),
         test(kind, "telling::waiting_twice_is_one_place", waiting_twice_is_one_place),
         test(kind, "telling::a_sweep_forgets_no_withdrawal", a_sweep_forgets_no_withdrawal),
+        test(kind, "telling::no_later_grant_lets_a_late_request_in", no_later_grant_lets_a_late_request_in),
     ]
 }
 
 /// Whoever frees something hands it to the first in line that lives: by the short cut for one id, and in general.
 async fn a_dead_waiter_is_handed_nothing(kind: Kind) -> TestResult {
-    // A session that never gave a sign of life: who waits for what was taken alone stands in its row.
+    // A session that never sent a heartbeat: a waiter for one id alone is in its row.
     const DEAD: [&str; 2] = [
         "UPDATE lockcore_ids SET next_session = 7 WHERE extra = 2",
         "UPDATE lockcore_claims SET session = 7 WHERE state = 3",
     ];
-    for (held, dead) in [&["a"][..], &["a", "b"]].into_iter().zip(DEAD) {
+    for ((ids, dead), changed) in [&["a"][..], &["a", "b"]].into_iter().zip(DEAD).zip([1, 2]) {
         let place = Place::new(kind).await?;
         let dao = place.open().await?;
         let mut sql = place.sql().await?;
-        let held = take(&dao, held).await?;
-        let _dead = queue(&dao, ["a"]).await?;
-        assert_eq!(sql.run(dead).await?, 1);
+        let held = take(&dao, ids).await?;
+        let _dead = queue(&dao, ids).await?;
+        assert_eq!(sql.run(dead).await?, changed);
         let (alive, wakeup) = queue(&dao, ["a"]).await?;
         dao.release(&held).await?;
         let now = dao.inspect(&Target::Id("a".to_owned())).await?;
@@ -136,7 +137,7 @@ async fn an_old_offer_is_not_told(kind: Kind) -> TestResult {
         let mut ear = Ear::new(kind).await?;
         let _offered = ear.offered(ids, moved).await?;
         let over = match moved {
-            true => "UPDATE lockcore_claims SET until = 1 WHERE told = 1",
+            true => "UPDATE lockcore_claims SET until = 1 WHERE notice = 1",
             false => "UPDATE lockcore_ids SET until = 1 WHERE session <> 0",
         };
         assert_eq!(ear.sql.run(over).await?, ids.len() as u64);
@@ -195,11 +196,11 @@ impl Ear {
     }
 
     async fn hear(&mut self, known: &str) -> Result<String, Error> {
-        let session = "SELECT MAX(s) FROM (SELECT session AS s FROM lockcore_claims WHERE told = 1 \
+        let session = "SELECT MAX(s) FROM (SELECT session AS s FROM lockcore_claims WHERE notice = 1 \
                        UNION SELECT session FROM lockcore_ids) offered";
         let session = self.sql.number(session).await?;
         // Without its name, so that it answers at once if there is something to tell.
-        let call = format!("CALL lockcore_v1_hear(1, {session}, 7, '{known}', 0, 1, 1)");
+        let call = format!("CALL lockcore_v1_await(1, {session}, 7, '{known}', 0, 1, 1)");
         let rows = sqlx::raw_sql(AssertSqlSafe(call)).fetch_all(&mut self.sql.0).await?;
         rows.iter().map(|row| Ok(row.try_get_unchecked::<String, _>(0)?)).collect()
     }
@@ -219,7 +220,7 @@ async fn who_was_rung_is_not_rung_while_it_looks(kind: Kind) -> TestResult {
     for unnamed in [1, 0] {
         blocks.run("LOCK TABLES lockcore_claims WRITE").await?;
         let look =
-            async { listens.run(format!("CALL lockcore_v1_hear(1, 8, 7, '', 0, 1, {unnamed})")).await };
+            async { listens.run(format!("CALL lockcore_v1_await(1, 8, 7, '', 0, 1, {unnamed})")).await };
         let see = async {
             sees.until(LOOKS, |looks| looks == 1).await?;
             assert_eq!(sees.number(NAMED).await?, 1 - unnamed);
@@ -274,5 +275,23 @@ async fn a_sweep_forgets_no_withdrawal(kind: Kind) -> TestResult {
     let refused = dao.acquire(&late).await.err().ok_or("it has a place")?;
     assert_eq!(refused.kind(), BackendErrorKind::Withdrawn);
     dao.release(&held).await?;
+    Ok(())
+}
+
+/// 2.6: however often its ids were taken and released since the withdrawal. Sets that stayed sets when they were released,
+/// to be taken again, let one in.
+async fn no_later_grant_lets_a_late_request_in(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    for ids in [&["a"][..], &["a", "b"]] {
+        let late = request(ids);
+        dao.withdraw(&late, Withdraw::Undo).await?;
+        for _ in 0..4 {
+            let held = take(&dao, ids).await?;
+            assert_eq!(dao.release(&held).await?.lost, []);
+            let refused = dao.acquire(&late).await.err().ok_or("it was granted")?;
+            assert_eq!(refused.kind(), BackendErrorKind::Withdrawn);
+        }
+    }
     Ok(())
 }

@@ -64,7 +64,7 @@ async fn a_shared_connection_is_not_interrupted(kind: Kind) -> TestResult {
     sql.run("DROP PROCEDURE lockcore_v1_wake").await?;
     sql.run(
         "CREATE PROCEDURE lockcore_v1_wake(p_wake LONGTEXT CHARACTER SET ascii) BEGIN \
-         INSERT INTO rung VALUES (p_wake); CALL lockcore_v1_ring(p_wake); SELECT '' AS answer, p_wake AS unrung; END",
+         INSERT INTO rung VALUES (p_wake); CALL lockcore_v1_ring(p_wake); SELECT '' AS answer, p_wake AS to_wake; END",
     )
     .await?;
     for seen in [
@@ -75,7 +75,7 @@ async fn a_shared_connection_is_not_interrupted(kind: Kind) -> TestResult {
     ] {
         sql.run("DROP PROCEDURE IF EXISTS lockcore_v1_connection").await?;
         sql.run(format!(
-            "CREATE PROCEDURE lockcore_v1_connection(p_session BIGINT) BEGIN SELECT {seen} AS answer, '' AS unrung; END"
+            "CREATE PROCEDURE lockcore_v1_connection(p_session BIGINT) BEGIN SELECT {seen} AS answer, '' AS to_wake; END"
         ))
         .await?;
         let dao = place.open().await?;
@@ -104,8 +104,10 @@ async fn the_dead_keep_nobody_from_what_is_free(kind: Kind) -> TestResult {
     take(&dao, ["b"]).await?;
     let _dead = queue(&dao, ["a", "b"]).await?;
     let (waits, wakeup) = queue(&dao, ["a"]).await?;
-    sql.run("INSERT INTO lockcore_sessions (session, ns, beat) SELECT 4711, ns, 1 FROM lockcore_namespaces")
-        .await?;
+    sql.run(
+        "INSERT INTO lockcore_sessions (session, ns, heartbeat) SELECT 4711, ns, 1 FROM lockcore_namespaces",
+    )
+    .await?;
     sql.run("UPDATE lockcore_claims SET session = 4711 WHERE wants = 2").await?;
     let held = handed(&dao, &waits, wakeup).await?;
     assert_eq!(dao.release(&held).await?.lost, []);
@@ -147,7 +149,7 @@ async fn a_hand_over_cuts_no_other_lease_short(kind: Kind) -> TestResult {
 /// The connections that listen for the DAOs of this place.
 fn listeners(place: &Place) -> String {
     format!(
-        "FROM information_schema.processlist WHERE db = '{}' AND info LIKE '%v1_hear%' AND info NOT LIKE '%processlist%'",
+        "FROM information_schema.processlist WHERE db = '{}' AND info LIKE '%v1_await%' AND info NOT LIKE '%processlist%'",
         place.database
     )
 }

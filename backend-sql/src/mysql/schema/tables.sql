@@ -1,18 +1,23 @@
--- One row for each id that was locked within the last hour. Who holds an id exclusively, while nothing else is to be
--- known of it (extra = 0), stands in that row: taking and freeing touch one row of one table. So does the first who waits
--- for it, alone and for nothing else (extra = 2, next_..; next_ticket is also since when): two who take turns touch only
--- this row. Of what was taken together, exclusively and alone, the row says but that (extra = 3, until = 0): who has it, and
--- until when, stands in sets, by fence and attempt; nobody does if nothing stands there, so that a set is freed and renewed
--- in one row. All else (shared holders, slots, more waiters) is in claims; then extra = 1 and until = 0. Whose context stands
--- there with until = 0 holds it no more: a row that keeps its length is changed in its place. session: who is to be told
--- that it was handed over; 0 if that is confirmed. marked: until when an attempt to take the id may be marked as withdrawn.
--- born: when the row was made. Nearly all rows have no session, and stand in the two other indexes as of it: new ones come
--- next to each other there, wherever they stand in the table.
+-- Times are microseconds since 1970 by the server's clock, leases microseconds.
+--
+-- One row for each id that was locked within the last hour. `extra` says where its holders and waiters are:
+--
+-- | extra | holder | waiters |
+-- | --- | --- | --- |
+-- | IN_ROW | context .. since, if until > 0: one, exclusively | none |
+-- | ONE_WAITS | likewise | next_..: one, for this id alone, exclusively; next_ticket is also since when |
+-- | IN_CLAIMS | rows of `claims`, and until = 0 | rows of `claims` |
+--
+-- So taking and releasing an id that no one else wants, or that two take by turns, is to update one row of one table.
+-- A released row keeps its context, so that its length stays the same. session: the session that the id was offered to, until
+-- the offer is confirmed; else 0. tombstone: until when an attempt to take the id may have a tombstone.
+-- born: when the row was made. Nearly all rows have session 0, and stand in the other indexes in the order of `born`: new
+-- rows come next to each other there.
 CREATE TABLE IF NOT EXISTS {ids} (
   ns INT UNSIGNED NOT NULL,
   id VARBINARY(1024) NOT NULL,
   fence BIGINT NOT NULL DEFAULT 0,
-  extra TINYINT NOT NULL DEFAULT 0,
+  extra TINYINT NOT NULL DEFAULT {IN_ROW},
   frozen TINYINT NOT NULL DEFAULT 0,
   context VARBINARY(255) NOT NULL DEFAULT '',
   attempt BIGINT NOT NULL DEFAULT 0,
@@ -20,7 +25,7 @@ CREATE TABLE IF NOT EXISTS {ids} (
   lease BIGINT NOT NULL DEFAULT 0,
   until BIGINT NOT NULL DEFAULT 0,
   since BIGINT NOT NULL DEFAULT 0,
-  marked BIGINT NOT NULL DEFAULT 0,
+  tombstone BIGINT NOT NULL DEFAULT 0,
   session BIGINT NOT NULL DEFAULT 0,
   next_context VARBINARY(255) NOT NULL DEFAULT '',
   next_attempt BIGINT NOT NULL DEFAULT 0,
@@ -34,29 +39,10 @@ CREATE TABLE IF NOT EXISTS {ids} (
   KEY by_next (next_session, born)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
 //
--- Who took several ids at once, how many, and until when. fence, attempt: by which their rows know it, those with which it was
--- taken first. One that is freed goes, or is kept (until = 0) for who made it to be taken again in this row alone; number, taker:
--- fence and attempt with which it was last. It stays for an hour then, since the rows do not know that fence. parted: some of
--- these ids are in claims by now, because somebody else has to do with them, or were given up, because the lease was over.
-CREATE TABLE IF NOT EXISTS {sets} (
-  ns INT UNSIGNED NOT NULL,
-  fence BIGINT NOT NULL,
-  ids INT NOT NULL,
-  parted TINYINT NOT NULL DEFAULT 0,
-  context VARBINARY(255) NOT NULL,
-  attempt BIGINT NOT NULL,
-  number BIGINT NOT NULL,
-  taker BIGINT NOT NULL,
-  owner VARBINARY(255) NOT NULL,
-  lease BIGINT NOT NULL,
-  until BIGINT NOT NULL,
-  since BIGINT NOT NULL,
-  PRIMARY KEY (ns, fence)
-) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
-//
--- state: 0 held, 1 was held until its context asked for another mode, 2 waits and obeys holders only, 3 waits in line.
--- number: a holder's fence, a waiter's ticket. session: who is to be told; 0 for what is held and confirmed. told: what
--- there is to tell: 0 nothing, 1 that it is offered, 2 that its turn has come; `until` is then since when.
+-- Holders and waiters of the ids that are IN_CLAIMS, one row for each id of their sets.
+-- state: HELD, REPLACED, WAITS_NESTED, WAITS. number: a holder's fence, a waiter's ticket. wants: how many ids a waiter waits for.
+-- session: whom to notify; 0 for what is held and confirmed. notice: of what: 0 nothing, OFFERED, TURN (until: since when).
+-- replaces: the fence of the REPLACED claim that comes back if this one is withdrawn. broken: by an administrator.
 CREATE TABLE IF NOT EXISTS {claims} (
   ns INT UNSIGNED NOT NULL,
   id VARBINARY(1024) NOT NULL,
@@ -73,13 +59,13 @@ CREATE TABLE IF NOT EXISTS {claims} (
   until BIGINT NOT NULL,
   since BIGINT NOT NULL,
   session BIGINT NOT NULL DEFAULT 0,
-  told TINYINT NOT NULL DEFAULT 0,
+  notice TINYINT NOT NULL DEFAULT 0,
   broken TINYINT NOT NULL DEFAULT 0,
   wants INT NOT NULL DEFAULT 0,
   replaces BIGINT NOT NULL DEFAULT 0,
   PRIMARY KEY (ns, id, state, number),
   KEY by_attempt (attempt),
-  KEY by_session (session, told)
+  KEY by_session (session, notice)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
 //
 CREATE TABLE IF NOT EXISTS {namespaces} (
@@ -91,15 +77,17 @@ CREATE TABLE IF NOT EXISTS {namespaces} (
   UNIQUE KEY by_name (name)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
 //
+-- Processes with waiters. probe: the last number that a process sent to its own listener.
 CREATE TABLE IF NOT EXISTS {sessions} (
   session BIGINT NOT NULL,
   ns INT UNSIGNED NOT NULL,
-  beat BIGINT NOT NULL,
+  heartbeat BIGINT NOT NULL,
   probe BIGINT NOT NULL DEFAULT 0,
   PRIMARY KEY (session)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET ascii
 //
-CREATE TABLE IF NOT EXISTS {marks} (
+-- Withdrawn attempts: their requests are refused if they arrive later.
+CREATE TABLE IF NOT EXISTS {tombstones} (
   ns INT UNSIGNED NOT NULL,
   context VARBINARY(255) NOT NULL,
   attempt BIGINT NOT NULL,
