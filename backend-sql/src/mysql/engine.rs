@@ -179,7 +179,12 @@ impl Mysql {
     }
 
     async fn renew(&self, link: &mut Link, grant: &StoredGrant) -> Result<String, ServerError> {
-        let (context, set) = (Argument::Bytes(grant.context.as_bytes()), held(grant));
+        let context = Argument::Bytes(grant.context.as_bytes());
+        if let ([id], [fence]) = (&*grant.ids, &*grant.fences) {
+            let arguments = [context, Argument::Bytes(id), Argument::Int(*fence), Argument::Int(grant.lease)];
+            return self.call(link, true, "v1_renew_one", &arguments).await;
+        }
+        let set = held(grant);
         let arguments = [context, Argument::Text(&set), count(&grant.ids), Argument::Int(grant.lease)];
         self.call(link, true, "v1_renew", &arguments).await
     }

@@ -45,7 +45,7 @@ CREATE PROCEDURE {v1_acquire}(
   p_lease BIGINT, p_owner VARBINARY(255), p_flags TINYINT, p_session BIGINT)
 SQL SECURITY DEFINER
 body: BEGIN
-  DECLARE v_rows, v_freed, v_waiters, v_withdrawn INT DEFAULT 0;
+  DECLARE v_rows, v_freed, v_waiters, v_withdrawn, v_recent INT DEFAULT 0;
   DECLARE now_us, v_ticket, v_end, v_tombstone BIGINT DEFAULT 0;
   DECLARE v_verdict TEXT CHARACTER SET ascii;
   DECLARE v_answer, v_wake LONGTEXT CHARACTER SET ascii DEFAULT '';
@@ -179,6 +179,7 @@ CREATE PROCEDURE {v1_line_up}(
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_ticket, v_end BIGINT;
+  DECLARE v_recent TINYINT;
   DECLARE v_holder LONGTEXT CHARACTER SET ascii;
   SET p_answer = '';
   IF p_extra = {IN_ROW} THEN

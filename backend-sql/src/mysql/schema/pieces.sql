@@ -162,10 +162,12 @@ EXISTS (SELECT 1 FROM {sessions} s WHERE s.session = i.next_session AND {alive s
 
 -- {keep alive}: a session that begins to wait sends a heartbeat, unless it did so lately: requests of one process would wait for
 -- each other's commits.
-INSERT INTO {sessions} (session, ns, heartbeat)
-      SELECT p_session, p_ns, now_us FROM DUAL WHERE NOT EXISTS (SELECT 1 FROM {sessions}
-        WHERE session = p_session AND heartbeat BETWEEN now_us - {heartbeat} AND now_us)
-      ON DUPLICATE KEY UPDATE heartbeat = now_us
+SELECT EXISTS (SELECT 1 FROM {sessions} WHERE session = p_session AND heartbeat BETWEEN now_us - {heartbeat} AND now_us)
+    INTO v_recent;
+  IF NOT v_recent THEN
+    INSERT INTO {sessions} (session, ns, heartbeat) VALUES (p_session, p_ns, now_us)
+      ON DUPLICATE KEY UPDATE heartbeat = now_us;
+  END IF
 
 -- {wait in row}: become the only waiter for an id that another context holds; its row is locked.
 UPDATE {row} SET extra = {ONE_WAITS}, next_context = p_context, next_attempt = p_attempt, next_owner = p_owner,

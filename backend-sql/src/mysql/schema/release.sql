@@ -130,6 +130,33 @@ body: BEGIN
   SELECT v_answer AS answer, v_wake AS to_wake;
 END
 //
+-- Extends one id to a whole lease from now, and confirms it if it was offered. The usual cases first: it is held by the row, or
+-- in `claims`.
+CREATE PROCEDURE {v1_renew_one}(
+  p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT, p_lease BIGINT)
+SQL SECURITY DEFINER
+body: BEGIN
+  DECLARE v_extra TINYINT;
+  {undo on error};
+  {begin};
+  SELECT i.extra INTO v_extra FROM {ids} i WHERE i.ns = p_ns AND i.id = p_id FOR UPDATE;
+  IF v_extra = {IN_CLAIMS} THEN
+    UPDATE {claims} SET lease = GREATEST(p_lease, LEAST(until - {clock}, lease)), until = {clock} + lease, notice = 0,
+        session = 0
+      WHERE ns = p_ns AND id = p_id AND state = {HELD} AND number = p_fence AND context = p_context AND until > {clock}
+        AND broken = 0;
+  ELSE
+    UPDATE {row} SET lease = GREATEST(p_lease, LEAST(until - {clock}, lease)), until = {clock} + lease, session = 0
+      WHERE ns = p_ns AND id = p_id AND {own row};
+  END IF;
+  IF ROW_COUNT() = 1 THEN
+    COMMIT;
+  ELSE
+    ROLLBACK;
+    CALL {v1_renew}(p_ns, p_context, CONCAT('[["', HEX(p_id), '",', p_fence, ']]'), 1, p_lease);
+  END IF;
+END
+//
 -- Extends what a grant still holds to a whole lease from now, and confirms what was offered.
 CREATE PROCEDURE {v1_renew}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_set LONGTEXT CHARACTER SET ascii, p_n INT, p_lease BIGINT)
