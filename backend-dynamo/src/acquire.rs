@@ -1,7 +1,6 @@
 //! Acquiring a set: one conditional write of all its items, and a decision about what it found if that is refused.
 
-use lockcore::{ConflictReason, Granted, Mode, Owner, rules::InUse};
-use smallvec::SmallVec;
+use lockcore::{ConflictReason, Granted, List, Mode, Owner, rules::InUse};
 
 use crate::{
     clock::Now,
@@ -35,7 +34,7 @@ pub(crate) struct StoredClaim {
 /// The decision about a request.
 #[derive(Debug)]
 pub(crate) enum Decision {
-    Granted(SmallVec<[Granted; 1]>),
+    Granted(List<Granted>),
     /// By position in the set.
     Refused(Vec<(usize, ConflictReason<String>)>),
 }
@@ -64,7 +63,7 @@ impl Store {
         if request.claims.len() <= chunk {
             return self.acquire_at_once(request).await;
         }
-        let mut all = SmallVec::new();
+        let mut all = List::new();
         for (number, claims) in request.claims.chunks(chunk).enumerate() {
             match self.acquire_at_once(&request.part(claims)).await {
                 Ok(Decision::Granted(granted)) => all.extend(granted),
@@ -237,7 +236,7 @@ impl Store {
 #[derive(Default)]
 struct Plan<'a> {
     writes: Vec<Write<'a>>,
-    granted: SmallVec<[Granted; 1]>,
+    granted: List<Granted>,
     conflicts: Vec<(usize, ConflictReason<String>)>,
     /// Conflicting items with a lease from the future, which counts from now instead.
     rebased: Vec<Write<'a>>,

@@ -3,10 +3,9 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockcore::{
-    BreakMode, BreakRecord, Broken, ContextId, HeldBy, Ident, Inspection, Listing, Mode, Owner, Page,
+    BreakMode, BreakRecord, Broken, ContextId, HeldBy, Ident, Inspection, List, Listing, Mode, Owner, Page,
     StoredContext, Target,
 };
-use smallvec::SmallVec;
 
 use crate::{
     clock::Now,
@@ -181,7 +180,7 @@ pub(crate) fn typed<I: Ident, C: ContextId>((stored, row): Found, now: Now) -> I
         context: StoredContext::read(&foreign.context),
         owner: Owner::default(),
         mode: Mode::Exclusive,
-        permits: SmallVec::new(),
+        permits: List::new(),
         fence: 0,
         since: time(foreign.since),
         lease: foreign.until.map(|until| Duration::from_micros(until.saturating_sub(foreign.since))),

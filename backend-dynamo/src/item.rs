@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 
 use aws_sdk_dynamodb::types::AttributeValue;
-use lockcore::{Mode, Owner};
-use smallvec::SmallVec;
+use lockcore::{List, Mode, Owner};
 
 use crate::{
     clock::{Now, SECOND},
@@ -148,9 +147,9 @@ impl Entry {
         let needed = |name| number(map, name)?.ok_or(CORRUPT);
         let permits = match map.get("permits") {
             Some(AttributeValue::S(permits)) => permits.split(',').map(str::parse).collect::<Result<_, _>>(),
-            _ => Ok(SmallVec::new()),
+            _ => Ok(List::new()),
         };
-        let permits: SmallVec<[u32; 2]> = permits.map_err(|_| CORRUPT)?;
+        let permits: List<u32> = permits.map_err(|_| CORRUPT)?;
         let is = map.get("is").and_then(|is| is.as_s().ok()).ok_or(CORRUPT)?;
         let [mode, attempt, since, owner] = is.splitn(4, ' ').collect::<Vec<_>>()[..] else {
             return Err(CORRUPT);

@@ -2,8 +2,7 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use lockcore::{LossReason, Mode};
-use smallvec::SmallVec;
+use lockcore::{List, LossReason, Mode};
 use tokio::time::Instant;
 
 use crate::{
@@ -34,7 +33,7 @@ pub(crate) struct StoredLock {
     pub(crate) fence: u64,
     /// Whether it excludes all other holders.
     pub(crate) exclusive: bool,
-    pub(crate) permits: SmallVec<[u32; 2]>,
+    pub(crate) permits: List<u32>,
     /// Whether there were other holders when it was granted.
     pub(crate) beside_others: bool,
 }
@@ -61,7 +60,7 @@ enum Step {
     /// The same write as without having read.
     Blind,
     /// There are other holders: only this one is removed.
-    Leave(SmallVec<[u32; 2]>),
+    Leave(List<u32>),
     /// Extends the lock without moving the end that other clients see.
     RenewWithin,
     /// Replaces the row by this one.

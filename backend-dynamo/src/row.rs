@@ -1,7 +1,6 @@
 //! A row: the state of an id, as this library and as other clients write it.
 
-use lockcore::{Mode, Owner, StoreVersion};
-use smallvec::SmallVec;
+use lockcore::{List, Mode, Owner, StoreVersion};
 
 use crate::clock::{Now, SECOND};
 
@@ -64,7 +63,7 @@ pub(crate) struct Foreign {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Entry {
     pub(crate) mode: Mode,
-    pub(crate) permits: SmallVec<[u32; 2]>,
+    pub(crate) permits: List<u32>,
     pub(crate) fence: u64,
     pub(crate) attempt: u64,
     pub(crate) lease: u64,
@@ -189,7 +188,7 @@ mod tests {
         let now = Now { lo: 1_795_000_000_500_000, hi: 1_795_000_001_500_000 };
         let entry = Entry {
             mode: Mode::Shared,
-            permits: SmallVec::new(),
+            permits: List::new(),
             fence: 42,
             attempt: 1,
             lease: 30_000_000,

@@ -1,10 +1,9 @@
 //! Withdrawing an attempt: its grants are undone, and a request of it that arrives late is refused.
 
 use lockcore::{
-    Granted, Mode, Withdraw,
+    Granted, List, Mode, Withdraw,
     rules::{self, InUse},
 };
-use smallvec::SmallVec;
 
 use crate::{
     acquire::Request, clock::Now, config::TRANSACTION, decide, error::StoreError, row::Row, send::Written,
@@ -24,7 +23,7 @@ impl Store {
         &self,
         request: &Request,
         how: Withdraw,
-    ) -> Result<Option<SmallVec<[Granted; 1]>>, StoreError> {
+    ) -> Result<Option<List<Granted>>, StoreError> {
         self.remember_refusal(request.attempt, false);
         if how == Withdraw::KeepIfGranted
             && let Some(granted) = self.what_it_holds(request).await?
@@ -38,11 +37,11 @@ impl Store {
     }
 
     /// Returns the whole set, if it is held and this attempt was granted a part of it.
-    async fn what_it_holds(&self, request: &Request) -> Result<Option<SmallVec<[Granted; 1]>>, StoreError> {
+    async fn what_it_holds(&self, request: &Request) -> Result<Option<List<Granted>>, StoreError> {
         let keys: Vec<String> = request.claims.iter().map(|claim| claim.key.clone()).collect();
         let rows = self.read(&keys, self.deadline()).await?;
         let now = self.now()?;
-        let (mut all, mut of_attempt) = (SmallVec::new(), false);
+        let (mut all, mut of_attempt) = (List::new(), false);
         for (claim, row) in request.claims.iter().zip(&rows) {
             let Some(row) = row else { return Ok(None) };
             let Some(granted) = decide::holds(row, &request.context, claim.mode, now) else {

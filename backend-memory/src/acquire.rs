@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use lockcore::{
     AcquireRequest, Acquired, BackendError, BackendErrorKind, Claim, Conflict, ContextId, Granted, Ident,
-    Mode, Target, Wakeup, rules,
+    List, Mode, Target, Wakeup, rules,
 };
-use smallvec::SmallVec;
 
 use crate::{
     MemoryLockDao, What,
@@ -33,7 +32,7 @@ pub(crate) struct Examined {
 impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
     pub(crate) fn acquire_now(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
         if request.claims.is_empty() {
-            return Ok(Acquired::Granted(SmallVec::new()));
+            return Ok(Acquired::Granted(List::new()));
         }
         let (mut locked, mut spots) = match self.acquire_unused(request) {
             Ok(granted) => return Ok(Acquired::Granted(granted)),
@@ -106,11 +105,11 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         request: &AcquireRequest<I, C>,
         expires: StoreTime,
         step: &mut Step<'_, I, C>,
-    ) -> SmallVec<[Granted; 1]> {
+    ) -> List<Granted> {
         let now = step.now();
         let lease = Lease::of(request.lease);
         let micros = self.clock.micros(now);
-        let mut granted: SmallVec<[Granted; 1]> = SmallVec::with_capacity(spots.len());
+        let mut granted: List<Granted> = List::with_capacity(spots.len());
         for (spot, claim) in spots.iter_mut().zip(request.claims.iter()) {
             let table = locked.table(spot);
             if spot.slot().is_none() {
@@ -135,7 +134,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
                 Stance::New => None,
                 Stance::Change | Stance::Broken => entry.holders.remove(&request.context).map(Box::new),
             };
-            let holder = Holder::new(request, claim.mode, SmallVec::new(), fence, now, expires);
+            let holder = Holder::new(request, claim.mode, List::new(), fence, now, expires);
             let own = entry.holders.insert(Holder { before, ..holder });
             let fewer = own.before.is_some();
             let mut grant = as_granted(own, 0);

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use lockcore::{
-    ContextId, Granted, Ident, Mode, Offer, Target, Wake, WakeSender,
+    ContextId, Granted, Ident, List, Mode, Offer, Target, Wake, WakeSender,
     protocol::{HEARTBEAT_LASTS, OFFER},
 };
 use smallvec::SmallVec;
@@ -54,7 +54,7 @@ struct Front<I, C> {
 /// A set that was granted to a waiter, which has to be notified.
 struct HandedOver {
     sender: WakeSender,
-    granted: SmallVec<[Granted; 1]>,
+    granted: List<Granted>,
     expires: StoreTime,
 }
 

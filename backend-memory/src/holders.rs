@@ -4,10 +4,9 @@ use std::collections::BTreeSet;
 
 use hashbrown::HashMap;
 use lockcore::{
-    AcquireRequest, AttemptId, ContextId, Mode, Owner,
+    AcquireRequest, AttemptId, ContextId, List, Mode, Owner,
     rules::{InUse, lowest_free},
 };
-use smallvec::SmallVec;
 
 use crate::clock::{Lease, StoreTime};
 
@@ -20,7 +19,7 @@ pub(crate) struct Holder<C> {
     pub(crate) mode: Mode,
     /// An administrator broke it: it expires, and is not renewed.
     pub(crate) broken: bool,
-    pub(crate) permits: SmallVec<[u32; 2]>,
+    pub(crate) permits: List<u32>,
     pub(crate) fence: u64,
     pub(crate) since: StoreTime,
     pub(crate) lease: Lease,
@@ -60,7 +59,7 @@ impl<C: ContextId> Holder<C> {
     pub(crate) fn new<I>(
         request: &AcquireRequest<I, C>,
         mode: Mode,
-        permits: SmallVec<[u32; 2]>,
+        permits: List<u32>,
         fence: u64,
         since: StoreTime,
         expires: StoreTime,
@@ -269,7 +268,7 @@ impl PermitPool {
     }
 
     /// The lowest free ones.
-    fn take(&mut self, wanted: u32) -> SmallVec<[u32; 2]> {
+    fn take(&mut self, wanted: u32) -> List<u32> {
         (0..wanted)
             .map(|_| {
                 self.returned.pop_first().unwrap_or_else(|| {

@@ -7,9 +7,8 @@
 use std::sync::Arc;
 
 use lockcore::{
-    AcquireRequest, Claim, ContextId, Grant, Granted, Ident, Mode, Offer, Wake, WakeSender, rules,
+    AcquireRequest, Claim, ContextId, Grant, Granted, Ident, List, Mode, Offer, Wake, WakeSender, rules,
 };
-use smallvec::{SmallVec, smallvec};
 
 use crate::{
     MemoryLockDao, What,
@@ -32,7 +31,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
     pub(crate) fn acquire_unused(
         &self,
         request: &AcquireRequest<I, C>,
-    ) -> Result<SmallVec<[Granted; 1]>, Option<LockedOne<'_, I, C>>> {
+    ) -> Result<List<Granted>, Option<LockedOne<'_, I, C>>> {
         let [claim] = &*request.claims else { return Err(None) };
         let spot = self.tables.spot(&claim.target);
         let mut table = self.tables.lock_one(&spot);
@@ -48,7 +47,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         self.record(What::Granted, &request.context, || now, || vec![(claim.target.clone(), Some(fence))]);
         drop(table);
         // Built after unlocking, so that no destructor runs under the lock.
-        let mut granted = SmallVec::new();
+        let mut granted = List::new();
         granted.push(Granted { mode: claim.mode, fence, permits, in_use: in_use_alone(claim.mode) });
         Ok(granted)
     }
@@ -94,8 +93,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         // Invariant 7.
         let fence = rules::next_fence(table.high_water, self.clock.micros(now));
         table.high_water = fence;
-        let holder =
-            Holder::new(&waiter.request, Mode::Exclusive, SmallVec::new(), fence, now, StoreTime::NEVER);
+        let holder = Holder::new(&waiter.request, Mode::Exclusive, List::new(), fence, now, StoreTime::NEVER);
         // Invariant 4: the exclusive grant leaves no room for other waiters.
         table.entry(slot).holders = Holders::One(holder);
         let lock = &grant.locks[0];
@@ -105,9 +103,9 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         self.record(What::Granted, &waiter.request.context, || now, granted);
         // Invariant 5.
         drop(table);
-        let granted = Granted { mode: Mode::Exclusive, fence, permits: SmallVec::new(), in_use: 1 };
+        let granted = Granted { mode: Mode::Exclusive, fence, permits: List::new(), in_use: 1 };
         // A waiter that vanishes in this moment withdraws, which passes the lock on.
-        let _ = sender.send(Wake::Offer(Offer { granted: smallvec![granted], remaining: None }));
+        let _ = sender.send(Wake::Offer(Offer { granted: List::one(granted), remaining: None }));
     }
 }
 
@@ -118,7 +116,7 @@ impl<I: Ident, C: ContextId> Table<I, C> {
         hash: u64,
         claim: &Claim<I>,
         request: &AcquireRequest<I, C>,
-        permits: &SmallVec<[u32; 2]>,
+        permits: &List<u32>,
         micros: u64,
         now: StoreTime,
     ) -> (u32, u64) {
@@ -134,9 +132,9 @@ impl<I: Ident, C: ContextId> Table<I, C> {
 }
 
 /// Returns the permits of a first holder.
-pub(crate) fn first_permits(mode: Mode) -> SmallVec<[u32; 2]> {
+pub(crate) fn first_permits(mode: Mode) -> List<u32> {
     match mode.permits() {
-        0 => SmallVec::new(),
+        0 => List::new(),
         wanted => (0..wanted).collect(),
     }
 }

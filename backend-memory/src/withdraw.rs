@@ -1,7 +1,6 @@
 //! Withdrawing an attempt: it leaves the queue, or its grant is undone.
 
-use lockcore::{AcquireRequest, ContextId, Granted, Ident, Withdraw, Withdrawn};
-use smallvec::SmallVec;
+use lockcore::{AcquireRequest, ContextId, Granted, Ident, List, Withdraw, Withdrawn};
 
 use crate::{
     MemoryLockDao, What,
@@ -93,9 +92,9 @@ fn held<I: Ident, C: ContextId>(
     locked: &mut Locked<'_, I, C>,
     spots: &[Spot],
     request: &AcquireRequest<I, C>,
-) -> Option<SmallVec<[Granted; 1]>> {
+) -> Option<List<Granted>> {
     let mut by_this_attempt = false;
-    let mut granted = SmallVec::new();
+    let mut granted = List::new();
     for (spot, claim) in spots.iter().zip(request.claims.iter()) {
         let entry = locked.entry(spot)?;
         if entry.stance(claim.mode, &request.context) != Stance::Keep {

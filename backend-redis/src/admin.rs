@@ -7,10 +7,9 @@ use std::{
 };
 
 use lockcore::{
-    BackendError, BreakMode, BreakRecord, Broken, ContextId, HeldBy, Ident, Inspection, Listing, Page,
+    BackendError, BreakMode, BreakRecord, Broken, ContextId, HeldBy, Ident, Inspection, List, Listing, Page,
     StoredContext, Target, WaitingFor,
 };
-use smallvec::SmallVec;
 
 use crate::{
     error::unexpected,
@@ -199,7 +198,7 @@ fn inspection<I: Ident, C: ContextId>(
 
 fn held_by<C: ContextId>(mut reply: Reply) -> Result<HeldBy<C>, BackendError> {
     let (context, owner, mode) = (reply.text()?, reply.text()?, reply.mode()?);
-    let permits: SmallVec<[u32; 2]> = indexes(&reply.text()?)?;
+    let permits: List<u32> = indexes(&reply.text()?)?;
     let fence = reply.number()?;
     Ok(HeldBy {
         context: StoredContext::read(&context),

@@ -4,11 +4,10 @@ use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use lockcore::{
     AcquireRequest, Acquired, BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, Conflict,
-    ContextId, Finding, Grant, Granted, Ident, Inspection, Listing, LockDao, LostLock, Mode, Moment, Page,
-    Released, Renewed, Target, Wakeup, Withdraw, Withdrawn, protocol::TOMBSTONE,
+    ContextId, Finding, Grant, Granted, Ident, Inspection, List, Listing, LockDao, LostLock, Mode, Moment,
+    Page, Released, Renewed, Target, Wakeup, Withdraw, Withdrawn, protocol::TOMBSTONE,
 };
 use redis::Value;
-use smallvec::SmallVec;
 use uuid::Uuid;
 
 use crate::{
@@ -167,7 +166,7 @@ impl Step {
 
 /// The script's decision about a request.
 enum Decision<I, C> {
-    Granted(SmallVec<[Granted; 1]>),
+    Granted(List<Granted>),
     Refused(Vec<Conflict<I, C>>),
     Queued { now: u64, first_end: Option<Duration>, conflicts: Vec<Conflict<I, C>> },
     Withdrawn,
@@ -181,8 +180,8 @@ impl<I: Ident, C: ContextId> Decision<I, C> {
         // The usual case: all ids are exclusive and new, with one fence.
         let fence = std::str::from_utf8(&fence).ok().and_then(|fence| fence.parse().ok());
         let fence = fence.ok_or_else(|| unexpected("a fence that is not a number"))?;
-        let granted = Granted { mode: Mode::Exclusive, fence, permits: SmallVec::new(), in_use: 1 };
-        Ok(Decision::Granted(SmallVec::from_elem(granted, request.claims.len())))
+        let granted = Granted { mode: Mode::Exclusive, fence, permits: List::new(), in_use: 1 };
+        Ok(Decision::Granted(std::iter::repeat_n(granted, request.claims.len()).collect()))
     }
 
     fn read_list(mut reply: Reply, request: &AcquireRequest<I, C>) -> Result<Self, BackendError> {
@@ -368,7 +367,7 @@ fn jittered(pause: Duration) -> Duration {
     pause - pause / 1000 * sooner
 }
 
-fn read_granted(reply: Reply) -> Result<SmallVec<[Granted; 1]>, BackendError> {
+fn read_granted(reply: Reply) -> Result<List<Granted>, BackendError> {
     Ok(reply.lists(Reply::granted)?.into_iter().collect())
 }
 

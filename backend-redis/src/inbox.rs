@@ -9,12 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore::{Granted, Moment, Offer, StoreClock, Waiters, Wake, Wakeup};
+use lockcore::{Granted, List, Moment, Offer, StoreClock, Waiters, Wake, Wakeup};
 use redis::{
     PushInfo, PushKind, Value,
     aio::{AsyncPushSender, SendError},
 };
-use smallvec::SmallVec;
 use tokio::sync::Notify;
 
 use crate::reply::{Message, granted};
@@ -195,7 +194,7 @@ impl Inbox {
         let made = message.number()?;
         let offered = Duration::from_millis(message.number()?);
         let count: usize = message.number()?;
-        let mut locks: SmallVec<[Granted; 1]> = SmallVec::with_capacity(count.min(1000));
+        let mut locks: List<Granted> = List::with_capacity(count.min(1000));
         for _ in 0..count {
             locks.push(granted(message.field()?, message.number()?, message.number()?).ok()?);
         }

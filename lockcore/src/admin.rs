@@ -5,9 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use smallvec::SmallVec;
-
-use crate::{Mode, Owner, StoredContext, Target};
+use crate::{List, Mode, Owner, StoredContext, Target};
 
 /// Where a listing goes on, and how much of it to give.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -58,7 +56,7 @@ pub struct HeldBy<C> {
     /// How.
     pub mode: Mode,
     /// Its permit indexes; empty unless for slots.
-    pub permits: SmallVec<[u32; 2]>,
+    pub permits: List<u32>,
     /// Under which fence.
     pub fence: u64,
     /// Since when, by the store's clock.

@@ -2,9 +2,7 @@
 
 use std::{borrow::Cow, fmt, ops::Deref};
 
-use smallvec::SmallVec;
-
-use crate::{BadRequest, Ident, MAX_ID_BYTES, Target};
+use crate::{BadRequest, Ident, List, MAX_ID_BYTES, Target};
 
 /// How many permits one claim can take at the most: a grant lists every one. A limit may be any number.
 pub const MAX_PERMITS: u32 = 65_536;
@@ -172,7 +170,7 @@ impl IntoClaim<String> for &&String {
 )]
 pub trait Ids<I> {
     /// The claims in the order given; `bare` is how an identifier without a mode of its own is wanted.
-    fn into_claims(self, bare: Mode) -> SmallVec<[Claim<I>; 1]>;
+    fn into_claims(self, bare: Mode) -> List<Claim<I>>;
 }
 
 impl<I, T> Ids<I> for T
@@ -180,10 +178,10 @@ where
     T: IntoIterator,
     T::Item: IntoClaim<I>,
 {
-    fn into_claims(self, bare: Mode) -> SmallVec<[Claim<I>; 1]> {
+    fn into_claims(self, bare: Mode) -> List<Claim<I>> {
         let ids = self.into_iter();
-        let mut claims = SmallVec::new();
-        claims.reserve(ids.size_hint().0);
+        let mut claims = List::new();
+        claims.0.reserve(ids.size_hint().0);
         // Cheaper than `collect` for the usual one or two.
         for id in ids {
             claims.push(id.into_claim(bare));
@@ -195,7 +193,7 @@ where
 /// Claims that were checked, freed of duplicates and ordered by the bytes of their stored forms.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ClaimSet<I> {
-    claims: SmallVec<[Claim<I>; 1]>,
+    claims: List<Claim<I>>,
 }
 
 impl<I: Ident> ClaimSet<I> {
@@ -219,7 +217,7 @@ impl<I: Ident> ClaimSet<I> {
     }
 
     /// The claims by value, in order.
-    pub fn into_claims(self) -> SmallVec<[Claim<I>; 1]> {
+    pub fn into_claims(self) -> List<Claim<I>> {
         self.claims
     }
 }
@@ -262,9 +260,9 @@ fn check<I: Ident>(claim: &Claim<I>) -> Result<(), BadRequest> {
     Ok(())
 }
 
-fn merge_duplicates<I: Ident>(claims: &mut SmallVec<[Claim<I>; 1]>) -> Result<(), BadRequest> {
+fn merge_duplicates<I: Ident>(claims: &mut List<Claim<I>>) -> Result<(), BadRequest> {
     let mut contradiction = None;
-    claims.dedup_by(|later, kept| {
+    claims.0.dedup_by(|later, kept| {
         if later.target != kept.target {
             return false;
         }

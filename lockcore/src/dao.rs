@@ -2,12 +2,10 @@
 
 use std::{fmt, time::Duration};
 
-use smallvec::SmallVec;
-
 use crate::{
     AttemptId, BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, ClaimSet, Conflict,
-    ContextId, Finding, Grant, Granted, Ident, Inspection, Listing, LostLock, Owner, Page, Swept, Target,
-    Wakeup,
+    ContextId, Finding, Grant, Granted, Ident, Inspection, List, Listing, LostLock, Owner, Page, Swept,
+    Target, Wakeup,
 };
 
 /// One try to take a whole set.
@@ -40,7 +38,7 @@ pub struct AcquireRequest<I, C> {
 #[derive(Debug)]
 pub enum Acquired<I, C> {
     /// All of it is held; in the order of the claims.
-    Granted(SmallVec<[Granted; 1]>),
+    Granted(List<Granted>),
     /// Nothing of it was taken, and what the context held before is as it was. Every id that is in the
     /// way is listed.
     Refused(Vec<Conflict<I, C>>),
@@ -87,7 +85,7 @@ pub enum Withdrawn {
     Left,
     /// It was granted before it could leave (only with [`Withdraw::KeepIfGranted`]), in the order of the
     /// claims. The lease runs from some time before now: renew at once.
-    Holds(SmallVec<[Granted; 1]>),
+    Holds(List<Granted>),
 }
 
 /// What a renewal found.

@@ -2,9 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use smallvec::SmallVec;
-
-use crate::{Claim, ClaimSet, Mode, Target};
+use crate::{Claim, ClaimSet, List, Mode, Target};
 
 /// What a backend decided for one claim of a granted set, in the order of the claims.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -14,7 +12,7 @@ pub struct Granted {
     /// Strictly greater than the fence of every earlier grant of the id.
     pub fence: u64,
     /// The indexes of the permits held, the lowest that were free, from 0; empty unless for slots.
-    pub permits: SmallVec<[u32; 2]>,
+    pub permits: List<u32>,
     /// How many units of the id are in use after this grant: permits, or holders where it is shared.
     pub in_use: u32,
 }
@@ -44,7 +42,7 @@ pub struct Grant<I, C> {
     /// The holder.
     pub context: C,
     /// The locks, ordered by the stored forms of their targets.
-    pub locks: SmallVec<[Lock<I>; 1]>,
+    pub locks: List<Lock<I>>,
     /// How long each renewal lasts; `None` is for ever. At least the backend's
     /// [`min_lease`](crate::Capabilities::min_lease).
     pub lease: Option<Duration>,
@@ -54,28 +52,23 @@ impl<I: crate::Ident, C> Grant<I, C> {
     /// Puts what was claimed and what was granted together. Both have the same length and order; the service refuses
     /// the answer of a backend that grants another number than was claimed. What has no counterpart is left out.
     #[inline(always)]
-    pub fn new(
-        context: C,
-        claims: ClaimSet<I>,
-        mut granted: SmallVec<[Granted; 1]>,
-        lease: Option<Duration>,
-    ) -> Self {
+    pub fn new(context: C, claims: ClaimSet<I>, mut granted: List<Granted>, lease: Option<Duration>) -> Self {
         let mut claims = claims.into_claims();
         // Most sets have one id, and popping it is cheaper than an iterator.
         if claims.len() == 1
             && let (Some(claim), Some(granted)) = (claims.pop(), granted.pop())
         {
             let lock = Lock { target: claim.target, granted };
-            return Grant { context, locks: SmallVec::from_buf([lock]), lease };
+            return Grant { context, locks: List::one(lock), lease };
         }
         Grant { context, locks: join(claims, granted), lease }
     }
 }
 
 #[inline(never)]
-fn join<I>(claims: SmallVec<[Claim<I>; 1]>, granted: SmallVec<[Granted; 1]>) -> SmallVec<[Lock<I>; 1]> {
+fn join<I>(claims: List<Claim<I>>, granted: List<Granted>) -> List<Lock<I>> {
     // Exactly as many: the next power of two is often beyond the allocator's fast sizes.
-    let mut locks = SmallVec::with_capacity(claims.len());
+    let mut locks = List::with_capacity(claims.len());
     let both = claims.into_iter().zip(granted);
     locks.extend(both.map(|(claim, granted)| Lock { target: claim.target, granted }));
     locks
@@ -85,7 +78,7 @@ fn join<I>(claims: SmallVec<[Claim<I>; 1]>, granted: SmallVec<[Granted; 1]>) -> 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Offer {
     /// What was granted, in the order of the claims.
-    pub granted: SmallVec<[Granted; 1]>,
+    pub granted: List<Granted>,
     /// How long the offer certainly lasts unless it is renewed, from when it is [sent](crate::WakeSender::send) or from
     /// the [moment](crate::WakeSender::send_as_of) given with it; `None` only if the locks are permanent.
     pub remaining: Option<Duration>,

@@ -70,6 +70,7 @@ mod error;
 mod fence;
 mod grant;
 mod ident;
+mod list;
 mod process;
 pub mod protocol;
 pub mod rules;
@@ -98,6 +99,7 @@ pub use error::{
 pub use fence::{ExclusiveFence, FenceGuard, SharedFence, StaleFence};
 pub use grant::{Grant, Granted, Lock, LossReason, LostLock, Offer};
 pub use ident::{Ident, MAX_ID_BYTES, Target};
+pub use list::{List, ListIter};
 pub use service::{
     Admin, Builder, Call, CallbackResult, Ended, ErrOf, Event, Held, LockGuard, LockingService, OkOf,
     renew_all,

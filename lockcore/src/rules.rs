@@ -3,7 +3,7 @@
 
 use smallvec::SmallVec;
 
-use crate::Mode;
+use crate::{List, Mode};
 
 /// What is in use of an id by some holders: the sum over their modes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -118,11 +118,11 @@ pub fn again(held: Mode, wanted: Mode) -> Again {
 }
 
 /// The lowest `permits` indexes that are not among `taken`.
-pub fn lowest_free(taken: impl IntoIterator<Item = u32>, permits: u32) -> SmallVec<[u32; 2]> {
+pub fn lowest_free(taken: impl IntoIterator<Item = u32>, permits: u32) -> List<u32> {
     let mut taken: SmallVec<[u32; 16]> = taken.into_iter().collect();
     taken.sort_unstable();
     let mut taken = taken.into_iter().peekable();
-    let mut free = SmallVec::new();
+    let mut free = List::new();
     let mut index = 0;
     while (free.len() as u32) < permits {
         match taken.next_if(|&lowest| lowest <= index) {

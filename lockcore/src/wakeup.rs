@@ -106,7 +106,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::clock::stops;
+    use crate::{List, clock::stops};
 
     #[tokio::test]
     async fn what_is_left_of_an_offer_counts_from_before_it_was_worked_out() {
@@ -115,7 +115,7 @@ mod tests {
         stops::after_each_look(Duration::from_secs(3));
         let worked_out_at = Moment::now();
         let remaining = Some(Duration::from_secs(10));
-        let offer = Offer { granted: smallvec::SmallVec::new(), remaining };
+        let offer = Offer { granted: List::new(), remaining };
         sender.send_as_of(Wake::Offer(offer), as_of).expect("it listens");
         let Wake::Offer(offer) = wakeup.recv().await else { panic!("it is an offer") };
         assert!(offer.remaining <= Some(Duration::from_secs(7)), "{offer:?} as of {worked_out_at:?}");

@@ -8,11 +8,10 @@ use std::{
 };
 
 use lockcore::{
-    AcquireRequest, Acquired, AttemptId, Claim, ClaimSet, Conflict, Grant, LockDao, Mode, Owner, Wake,
+    AcquireRequest, Acquired, AttemptId, Claim, ClaimSet, Conflict, Grant, List, LockDao, Mode, Owner, Wake,
     Wakeup, Withdraw, Withdrawn,
 };
 use lockcore_memory::MemoryLockDao;
-use smallvec::SmallVec;
 
 /// The backend under test: contexts are numbers, so that tests can name them.
 pub(crate) type Dao = MemoryLockDao<String, u64>;
@@ -80,10 +79,7 @@ pub(crate) fn queue(dao: &Dao, request: AcquireRequest<String, u64>) -> Asked {
     }
 }
 
-pub(crate) fn grant(
-    request: &AcquireRequest<String, u64>,
-    granted: SmallVec<[lockcore::Granted; 1]>,
-) -> Held {
+pub(crate) fn grant(request: &AcquireRequest<String, u64>, granted: List<lockcore::Granted>) -> Held {
     Grant::new(request.context, request.claims.clone(), granted, request.lease)
 }
 

@@ -19,22 +19,19 @@ use std::time::{Duration, SystemTime};
 
 use lockcore::{
     AcquireRequest, BreakRecord, Broken, Conflict, ConflictReason, ContextId, Grant, Granted, HeldBy, Holder,
-    Ident, Inspection, Listing, LossReason, LostLock, Mode, Owner, StoredContext, Swept, Target, WaitingFor,
+    Ident, Inspection, List, Listing, LossReason, LostLock, Mode, Owner, StoredContext, Swept, Target,
+    WaitingFor,
 };
 use serde::Deserialize;
-use smallvec::SmallVec;
 
 use super::{Order, ServerError, request::mode};
-
-/// A set that was granted.
-pub(crate) type GrantedSet = SmallVec<[Granted; 1]>;
 
 /// What came of an order. An engine reads it once from its server's text, by [`Answer::read`] or, of one part of a batch,
 /// by [`Answer::of_acquire`] and [`Answer::of_release`].
 #[derive(Debug)]
 pub enum Answer {
     /// To an acquire or withdrawal: the whole set is held.
-    Granted(GrantedSet),
+    Granted(List<Granted>),
     /// To an acquire: nothing is held, and the request does not wait.
     Refused(Vec<Against>),
     /// To an acquire: nothing is held yet, and the request has a place in the queue.
@@ -64,7 +61,7 @@ pub enum Answer {
 
 /// `[mode, permits, limit, fence, units in use, [permit indexes]]`
 #[derive(Deserialize, Clone, Debug)]
-pub(crate) struct Given(i64, i64, i64, u64, u32, SmallVec<[u32; 2]>);
+pub(crate) struct Given(i64, i64, i64, u64, u32, Vec<u32>);
 
 /// Bytes in hexadecimal.
 #[derive(Deserialize, Clone, Debug)]
@@ -159,7 +156,7 @@ pub struct Inspected {
 }
 
 #[derive(Deserialize, Debug)]
-struct HeldByRow(Hex, Hex, i64, i64, i64, u64, u64, u64, i64, i64, SmallVec<[u32; 2]>);
+struct HeldByRow(Hex, Hex, i64, i64, i64, u64, u64, u64, i64, i64, Vec<u32>);
 
 /// A page of a list.
 #[derive(Deserialize, Debug)]
@@ -206,7 +203,7 @@ impl Answer {
                 let what = || format!("a fence is {fence:?}");
                 fence.parse().map_err(|_| ServerError::Answer { backend, what: what() })
             };
-            return match fences.split(',').map(number).collect::<Result<SmallVec<[u64; 1]>, _>>()?[..] {
+            return match fences.split(',').map(number).collect::<Result<List<u64>, _>>()?[..] {
                 [fence] => Ok(Self::exclusive(std::iter::repeat_n(fence, claims))),
                 ref fences => complete(backend, Self::exclusive(fences.iter().copied()), claims),
             };
@@ -236,7 +233,7 @@ impl Answer {
 
     /// Makes the answer for a set that was granted exclusively, from its fences.
     pub(crate) fn exclusive(fences: impl Iterator<Item = u64>) -> Self {
-        let granted = |fence| Granted { mode: Mode::Exclusive, fence, permits: SmallVec::new(), in_use: 1 };
+        let granted = |fence| Granted { mode: Mode::Exclusive, fence, permits: List::new(), in_use: 1 };
         Answer::Granted(fences.map(granted).collect())
     }
 
@@ -340,11 +337,11 @@ pub(crate) fn whole(mut handed: Vec<Handed>) -> Vec<Handed> {
 }
 
 /// Converts a set that was granted.
-pub(crate) fn grant(given: Vec<Given>) -> GrantedSet {
+pub(crate) fn grant(given: Vec<Given>) -> List<Granted> {
     let granted = |Given(code, permits, limit, fence, in_use, indexes)| Granted {
         mode: mode(code, permits, limit),
         fence,
-        permits: indexes,
+        permits: indexes.into(),
         in_use,
     };
     given.into_iter().map(granted).collect()
@@ -408,7 +405,7 @@ pub(crate) fn inspection<I: Ident, C: ContextId>(inspected: Inspected) -> Inspec
         lease: Some(Duration::from_micros(row.7)),
         remaining: Some(span(row.8)),
         broken: row.9 != 0,
-        permits: row.10,
+        permits: row.10.into(),
     });
     let waiters = inspected.w.into_iter().map(|(context, owner, code, permits, limit, since)| WaitingFor {
         context: context.context(),

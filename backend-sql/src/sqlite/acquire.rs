@@ -1,6 +1,6 @@
 //! Taking a set, and withdrawing a try to.
 
-use lockcore::{ConflictReason, Granted, Owner, Withdraw, protocol, rules};
+use lockcore::{ConflictReason, Granted, List, Owner, Withdraw, protocol, rules};
 use rusqlite::{OptionalExtension, params};
 use smallvec::SmallVec;
 
@@ -36,7 +36,7 @@ pub(super) struct Request {
 /// What became of a request.
 #[derive(Debug)]
 pub(super) enum Verdict {
-    Granted(SmallVec<[Granted; 1]>),
+    Granted(List<Granted>),
     Refused(Vec<(usize, ConflictReason<String>)>),
     Queued {
         conflicts: Vec<(usize, ConflictReason<String>)>,
@@ -110,7 +110,7 @@ pub(super) fn withdraw(
     step: &mut Step<'_>,
     request: &Request,
     how: Withdraw,
-) -> Result<Option<SmallVec<[Granted; 1]>>, StoreError> {
+) -> Result<Option<List<Granted>>, StoreError> {
     step.leave_queue(&request.context, request.attempt)?;
     let (mut holds_all, mut holds_any) = (true, false);
     for claim in &request.claims {

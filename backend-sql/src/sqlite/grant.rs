@@ -1,8 +1,7 @@
 //! Granting: the rows of what a context holds from now on.
 
-use lockcore::{Granted, Mode, Owner, rules, rules::InUse};
+use lockcore::{Granted, List, Mode, Owner, rules, rules::InUse};
 use rusqlite::{OptionalExtension, Statement, params};
-use smallvec::SmallVec;
 
 use super::{
     error::StoreError,
@@ -29,14 +28,14 @@ impl Step<'_> {
         who: &Asker<'_>,
         stances: &[Stance],
         terms: &Terms<'_>,
-    ) -> Result<SmallVec<[Granted; 1]>, StoreError> {
+    ) -> Result<List<Granted>, StoreError> {
         let fence = match stances.iter().all(|stance| *stance == Stance::Keep) {
             true => 0,
             false => self.next_number()?,
         };
         let mut hold = self.conn.prepare_cached(&self.sql.hold)?;
         self.bind_common(&mut hold, who, fence, terms)?;
-        let mut granted = SmallVec::with_capacity(stances.len());
+        let mut granted = List::with_capacity(stances.len());
         for (claim, stance) in who.claims.iter().zip(stances) {
             granted.push(match stance {
                 Stance::Keep => self.keep(who.context, &claim.id, terms)?,
@@ -53,12 +52,12 @@ impl Step<'_> {
         &mut self,
         who: &Asker<'_>,
         terms: &Terms<'_>,
-    ) -> Result<SmallVec<[Granted; 1]>, StoreError> {
+    ) -> Result<List<Granted>, StoreError> {
         let fence = self.next_number()?;
         let mut hold = self.conn.prepare_cached(&self.sql.hold)?;
         self.bind_common(&mut hold, who, fence, terms)?;
         hold.raw_bind_parameter(19, 0)?;
-        let mut granted = SmallVec::with_capacity(who.claims.len());
+        let mut granted = List::with_capacity(who.claims.len());
         for Wanted { id, mode } in who.claims {
             let permits = rules::lowest_free([], mode.permits());
             let in_use = InUse::default().plus(*mode).units();

@@ -3,7 +3,7 @@
 use std::{ops::Deref, sync::Arc};
 
 use bytes::Bytes;
-use lockcore::{Ident, Mode, Owner, StoredContext, Target};
+use lockcore::{Ident, List, Mode, Owner, StoredContext, Target};
 use rusqlite::{
     Row,
     types::{FromSql, FromSqlResult, ValueRef},
@@ -66,7 +66,7 @@ pub(super) struct Wanted {
 pub(super) type Set = SmallVec<[Wanted; 1]>;
 
 /// Permit indexes.
-pub(super) type Indexes = SmallVec<[u32; 2]>;
+pub(super) type Indexes = List<u32>;
 
 /// A held or offered claim. The columns are those of the statements `holders` and `held_under`.
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use foldhash::fast::RandomState;
-use lockcore::{Granted, Moment, protocol};
+use lockcore::{Granted, List, Moment, protocol};
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Statement, params};
 use smallvec::SmallVec;
 
@@ -67,7 +67,7 @@ pub(super) struct Handed {
     pub(super) session: i64,
     pub(super) context: Text,
     pub(super) attempt: i64,
-    pub(super) granted: SmallVec<[Granted; 1]>,
+    pub(super) granted: List<Granted>,
     /// How long the offer lasts from `as_of`, in microseconds.
     pub(super) lasts: i64,
     pub(super) as_of: Moment,

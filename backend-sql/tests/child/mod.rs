@@ -9,13 +9,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore::{AcquireRequest, Acquired, AttemptId, ClaimSet, Grant, Granted, LockDao, Mode, Wake};
+use lockcore::{AcquireRequest, Acquired, AttemptId, ClaimSet, Grant, Granted, List, LockDao, Mode, Wake};
 use lockcore_sql::SqliteLockDao;
 use rustix::{
     process::{Pid, Signal, kill_process},
     time::{ClockId, clock_gettime},
 };
-use smallvec::SmallVec;
 use uuid::Uuid;
 
 pub(crate) type Dao = SqliteLockDao<String, Uuid>;
@@ -224,7 +223,7 @@ pub(crate) fn now() -> i64 {
     now.tv_sec * 1_000_000 + now.tv_nsec / 1_000
 }
 
-fn grant(request: &AcquireRequest<String, Uuid>, granted: SmallVec<[Granted; 1]>) -> Grant<String, Uuid> {
+fn grant(request: &AcquireRequest<String, Uuid>, granted: List<Granted>) -> Grant<String, Uuid> {
     Grant::new(request.context, request.claims.clone(), granted, request.lease)
 }
 

@@ -2,7 +2,6 @@
 
 use std::{any::TypeId, sync::Arc, time::Duration};
 
-use smallvec::SmallVec;
 use tracing::Instrument;
 use uuid::Uuid;
 
@@ -19,7 +18,7 @@ use super::{
 };
 use crate::{
     AcquireRequest, Acquired, AttemptId, BackendError, BadRequest, Capabilities, ClaimSet, Conflict,
-    ContextId, Failure, Grant, Granted, Ident, LockDao, LockError, LockingError, MAX_CONTEXT_BYTES,
+    ContextId, Failure, Grant, Granted, Ident, List, LockDao, LockError, LockingError, MAX_CONTEXT_BYTES,
     MAX_OWNER_BYTES, Mode, Offer, Phase, Target, TimedOut, Withdraw, Withdrawn,
     clock::{Moment, within},
     wait::Strategy,
@@ -200,7 +199,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
     }
 
     /// All of it is held, for a whole lease from the last request.
-    pub(crate) fn hold(&mut self, granted: SmallVec<[Granted; 1]>) -> Hold<'s, I, C, D> {
+    pub(crate) fn hold(&mut self, granted: List<Granted>) -> Hold<'s, I, C, D> {
         let lasts = self.request().lease;
         self.become_hold(granted, lasts, false)
     }
@@ -228,13 +227,13 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
     }
 
     fn hold_nothing(&mut self) -> Hold<'s, I, C, D> {
-        self.become_hold(SmallVec::new(), None, false)
+        self.become_hold(List::new(), None, false)
     }
 
     #[inline(always)]
     fn become_hold(
         &mut self,
-        granted: SmallVec<[Granted; 1]>,
+        granted: List<Granted>,
         lasts: Option<Duration>,
         offered: bool,
     ) -> Hold<'s, I, C, D> {
@@ -302,7 +301,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         }
     }
 
-    async fn leave_queue(&mut self) -> Option<SmallVec<[Granted; 1]>> {
+    async fn leave_queue(&mut self) -> Option<List<Granted>> {
         let answer = {
             let (service, request) = (self.service(), self.request());
             service.dao.withdraw(request, Withdraw::KeepIfGranted).await
@@ -321,7 +320,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
     }
 
     /// Renews what was granted at an unknown time, before anything relies on it.
-    async fn confirm(&mut self, granted: &SmallVec<[Granted; 1]>) -> bool {
+    async fn confirm(&mut self, granted: &List<Granted>) -> bool {
         let request = self.request();
         if request.lease.is_none() {
             return true;

@@ -136,7 +136,7 @@ fn in_order<I: Ident, C: ContextId>(grant: &Grant<I, C>) -> Cow<'_, Grant<I, C>>
     }
     let mut in_order = grant.clone();
     in_order.locks.sort_by(|a, b| a.target.cmp_stored(&b.target));
-    in_order.locks.dedup_by(|later, kept| later.target == kept.target);
+    in_order.locks.0.dedup_by(|later, kept| later.target == kept.target);
     Cow::Owned(in_order)
 }
 

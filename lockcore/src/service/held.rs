@@ -65,7 +65,7 @@ impl<I: Ident, C: ContextId> Held<I, C> {
     where
         I: Borrow<Q>,
     {
-        self.lock(id).map(|lock| lock.granted.permits.as_slice()).unwrap_or_default()
+        self.lock(id).map(|lock| &lock.granted.permits[..]).unwrap_or_default()
     }
 
     /// How long the locks certainly last without another renewal, less the margin; `None` is until they are released.

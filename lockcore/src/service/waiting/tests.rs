@@ -6,13 +6,12 @@ use std::{
     time::Duration,
 };
 
-use smallvec::smallvec;
 use uuid::Uuid;
 
 use crate::{
-    AcquireRequest, Acquired, BackendError, Capabilities, Grant, Granted, LockDao, LockGuard, LockingService,
-    Mode, Moment, Offer, Released, Renewed, Wait, Wake, WakeSender, Wakeup, Withdraw, Withdrawn,
-    clock::stops,
+    AcquireRequest, Acquired, BackendError, Capabilities, Grant, Granted, List, LockDao, LockGuard,
+    LockingService, Mode, Moment, Offer, Released, Renewed, Wait, Wake, WakeSender, Wakeup, Withdraw,
+    Withdrawn, clock::stops,
 };
 
 type Guard = LockGuard<String, Uuid, Arc<Offering>>;
@@ -63,9 +62,9 @@ impl Offering {
     /// Hands it over to whoever asked first, as of now; gives that moment.
     fn offer(&self) -> Moment {
         let sender = self.0.lock().expect("no panic").remove(0);
-        let granted = Granted { mode: Mode::Exclusive, fence: 1, permits: smallvec![], in_use: 1 };
+        let granted = Granted { mode: Mode::Exclusive, fence: 1, permits: List::new(), in_use: 1 };
         let as_of = Moment::now();
-        let offer = Offer { granted: smallvec![granted], remaining: Some(OFFERED) };
+        let offer = Offer { granted: List::one(granted), remaining: Some(OFFERED) };
         sender.send_as_of(Wake::Offer(offer), as_of).expect("it listens");
         as_of
     }
