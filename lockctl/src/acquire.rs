@@ -1,6 +1,6 @@
 //! `lockctl acquire`, `release` and `renew`: locks that outlive the process, for scripts.
 
-use lockcore::{Lock, LostLock};
+use lockcore::{Lock, LostLock, protocol::OFFER};
 use serde_json::json;
 
 use crate::{
@@ -20,7 +20,13 @@ pub(crate) async fn acquire(global: &Global, args: Acquire, output: Output) -> R
         Locked::Held(locks, guard) => (locks, guard),
         Locked::Interrupted(code) => return Ok(code),
     };
+    let left = guard.held().time_left();
     let grant = guard.leave();
+    // A lock that was handed over is held for a moment only, until a renewal confirms it.
+    if left.is_some_and(|left| left <= OFFER) && grant.lease > left {
+        let renewed = locks.admin().renew(&grant).await?;
+        held_until_now(&renewed.lost, &grant.locks)?;
+    }
     let token = token::write(&grant);
     let written = output.result(
         || token.clone(),

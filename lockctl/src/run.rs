@@ -157,7 +157,11 @@ impl<'a> Supervised<'a> {
                 biased;
                 lost = self.held.lost() => break lost,
                 change = child.changed() => match change {
-                    Change::Ended(code) => return Ended { code, lost: None },
+                    Change::Ended(code) => {
+                        // While this process was stopped, its watchdog may have ended the command.
+                        let lost = self.held.check().err().filter(|_| code > 128).map(|error| error.lost);
+                        return Ended { code, lost };
+                    }
                     Change::Stopped(signal) => {
                         child.stop_too(signal);
                         // It may have been a long time: nothing goes on under locks that are gone.

@@ -43,6 +43,9 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockGuard<I, C, D> {
     /// Stops the renewal and leaves the set locked, until its lease ends or somebody releases the grant
     /// ([`Admin::release`](crate::Admin::release)). On a backend that notices dead holders the locks should have been
     /// taken with [`detached`](crate::Call::detached).
+    ///
+    /// A set that was waited for may have been handed over just now, and then lasts two seconds unless it is renewed: renew the
+    /// grant ([`Admin::renew`](crate::Admin::renew)) if [`time_left`](Held::time_left) is less than that.
     pub fn leave(self) -> Grant<I, C> {
         let LockGuard { hold, held } = self;
         drop(held);

@@ -21,6 +21,7 @@ pub(crate) const TESTS: &[Test] = &[
     test!(json_tells_all_of_it, Nothing),
     test!(a_token_that_nobody_can_read_is_not_left_locked, Nothing),
     test!(a_lease_that_the_store_cannot_keep_is_not_renewed, Nothing),
+    test!(a_token_that_was_waited_for_has_the_whole_lease, Queue),
 ];
 
 fn acquire(store: &Store, args: &[&str]) -> String {
@@ -121,4 +122,16 @@ fn a_lease_that_the_store_cannot_keep_is_not_renewed(store: &Store) {
     }
     let seen = store.json(&["show", "a"]);
     assert_eq!(seen["holders"][0]["lease_ms"], 600_000);
+}
+
+/// A store hands a lock over for two seconds, and this process ends before it would renew that.
+fn a_token_that_was_waited_for_has_the_whole_lease(store: &Store) {
+    let first = acquire(store, &["--id", "a", "--lease", "10m"]);
+    let second = store.start(&["acquire", "--id", "a", "--wait", "1m", "--lease", "10m"]);
+    until("it waits", || store.waiters("a") == 1);
+    assert_eq!(store.run(&["release", &first]).code, 0);
+    let second = second.end();
+    assert_eq!((second.code, second.stderr.as_str()), (0, ""));
+    let holder = &store.json(&["show", "a"])["holders"][0];
+    assert!(holder["remaining_ms"].as_u64().is_some_and(|left| left > 60_000), "{holder}");
 }
