@@ -89,12 +89,6 @@ impl StoredGrant {
             lease: lease(grant.lease),
         }
     }
-
-    /// Returns the fence, if all ids have the same.
-    pub(crate) fn only_fence(&self) -> Option<i64> {
-        let (first, others) = self.fences.split_first()?;
-        others.iter().all(|other| other == first).then_some(*first)
-    }
 }
 
 /// Returns the stored form of an id.
