@@ -160,7 +160,7 @@ async fn pair<D: Database>(url: &str, commits: Commits, ids: usize) -> Case {
     case
 }
 
-/// Takes and releases ids that were never seen before, as whoever writes objects does: the same as [`pair`], in a task of a
+/// Takes and releases ids that were never seen before, as programs that write objects do: the same as [`pair`], in a task of a
 /// runtime with several threads.
 async fn fresh_pair<D: Database>(url: &str, commits: Commits, ids: usize) -> Case {
     let (rounds, turns) = (if ids == 100 { 60 } else { 200 }, 5);

@@ -32,7 +32,7 @@ use crate::server::{
 /// Bits of the parameter `p_flags`, as in `pieces.sql`.
 mod flag {
     pub(super) const QUEUE: i64 = 1;
-    /// Of a release: what is handed to nobody need not be on the disk before the answer.
+    /// For a release: a lock that no waiter takes over need not be on the disk before the answer.
     pub(super) const FREE_ASYNC: i64 = 1;
     pub(super) const NESTED: i64 = 2;
     pub(super) const KEEP: i64 = 4;

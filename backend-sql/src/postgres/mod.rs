@@ -38,7 +38,7 @@
 //!   waiters.
 //! - **Batches.** While a request for one id is in flight, the requests of the same kind that other tasks of the runtime make
 //!   wait, and then share one call and one transaction. One that has waited for 5 ms starts another batch, so that a slow disk
-//!   holds up nobody. A row that another transaction keeps locked for 20 ms undoes the batch; then each request is sent alone.
+//!   delays no other client. A row that another transaction keeps locked for 20 ms undoes the batch; then each request is sent alone.
 //! - **Durability.** A grant, a renewal and a hand-off are as durable as the server's `synchronous_commit` says; a release that
 //!   hands nothing over, a refusal and a place in the queue are committed asynchronously, see [`Commit`].
 //! - **Connections** are kept by the runtime that made them, and closed if an operation on one was abandoned: no ping, no

@@ -101,7 +101,7 @@ impl Store {
         self.opened.checkpoint_after(CHECKPOINT_PAGES)?;
         let looked = self.write(deadline, |step| step.heartbeat());
         self.opened.checkpoint_after(0)?;
-        // The first commit after a checkpoint begins the WAL anew, and waits for the disk as well.
+        // The first commit after a checkpoint restarts the WAL, and waits for the disk as well.
         let begun = looked.and_then(|()| self.write(deadline, |step| step.heartbeat()));
         self.commits = 0;
         begun

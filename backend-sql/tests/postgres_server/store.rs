@@ -516,7 +516,7 @@ async fn usual_updates_stay_on_their_page() -> TestResult {
     let of = "FROM pg_stat_user_tables WHERE relid = 'lockcore_lock'::regclass";
     // The statistics arrive when the connections that made them come to rest.
     sql.until(&format!("SELECT (n_tup_upd >= 750)::int {of}"), 1).await?;
-    // Not all: as long as somebody's transaction sees old rows, a page may be full.
+    // Not all: as long as any transaction sees old rows, a page may be full.
     let on_page = sql.number(format!("SELECT 100 * n_tup_hot_upd / n_tup_upd {of}")).await?;
     assert!(on_page >= 75, "only {on_page} %");
     Ok(())

@@ -43,7 +43,7 @@ BEGIN
   RETURN 'G' || v_now;
 END {$};
 
--- Waits for one id, or refuses it, if all that is in the way is that somebody else holds it exclusively. The first who waits
+-- Waits for one id, or refuses it, if the only conflict is another exclusive holder. The first who waits
 -- does so in the row. NULL in any other case; then nothing was done, but that the row may have PLACES, which costs its next
 -- release a look. Neither a refusal nor a place in the queue has to survive a crash: a waiter asks again.
 CREATE OR REPLACE FUNCTION {v1_wait_one}(
@@ -149,7 +149,7 @@ BEGIN
       RETURN 'G' || v_now;
     END IF;
     IF v_count > 0 THEN
-      -- Not all: what was taken is given back. Nobody has seen it; but the row may be new, and what was swept above it.
+      -- Not all: what was taken is given back. No other transaction has seen it; but the row may be new, and what was swept above it.
       UPDATE {lock} SET busy = 0, fence = greatest(fence, (SELECT n.floor FROM {namespace} n WHERE n.ns = p_ns))
         WHERE id = ANY (p_ids) AND ns = p_ns AND busy = {HELD} AND fence = v_now AND attempt = p_attempt AND context = p_context;
     END IF;

@@ -272,7 +272,7 @@ BEGIN
 END {$};
 
 -- For the application's own statements: reports whether the lock of an id is held under a fence, exclusively, now; and if so,
--- nobody else gets it before the application's transaction ends (which therefore has to be short: a renewal waits for it, too).
+-- no other context gets it before the application's transaction ends (which therefore has to be short: a renewal waits for it, too).
 -- In the WHERE of a write it makes the write of a former holder change nothing:
 --   UPDATE account SET balance = $1 WHERE id = 7 AND lockcore_v1_holds('default', 'account/7', $2)
 CREATE OR REPLACE FUNCTION {v1_holds}(p_namespace text, p_id text, p_fence int8) RETURNS boolean

@@ -15,7 +15,7 @@
 -- {OFFERED_IN_ROW} = 256: as OFFERED, of a waiter that was in the row, and has no place.
 -- {EXCLUSIVE} = ({HELD} | {OFFERED} | {BROKEN} | {OFFERED_IN_ROW}): all that is said of the exclusive holder.
 -- {UNCONFIRMED} = ({OFFERED} | {OFFERED_IN_ROW}): either offer.
--- {WAITERS} = ({PLACES} | {WAITER_IN_ROW}): somebody may wait.
+-- {WAITERS} = ({PLACES} | {WAITER_IN_ROW}): there may be waiters.
 -- {IN_USE} = ({HELD} | {HOLDERS} | {FROZEN}): whatever keeps others from the id, the queue aside.
 
 -- Bits of p_flags, as `flag` in engine.rs:
@@ -73,7 +73,7 @@ v_busy int4;
   v_offer text;
   v_set text := {set by key}
 
--- {free in row}: the usual release of one id: held exclusively, and nobody waits.
+-- {free in row}: the usual release of one id: held exclusively, without waiters.
 UPDATE {lock} SET busy = 0 WHERE busy & ~{OFFERED_IN_ROW} = {HELD} AND {held by caller}
 
 -- {hand over in row}: releases to the waiter in the row, if its session is alive. Then `v_offer` is to be sent to `v_channel`;
@@ -147,7 +147,7 @@ IF p_flags & {ASYNC} <> 0 THEN
       v_set := set_config('lock_timeout', '0', true);
     END IF
 
--- {free async}: what is freed and handed to nobody need not be on the disk before the answer, if the settings allow that.
+-- {free async}: a lock that no waiter takes over need not be on the disk before the answer, if the settings allow that.
 IF p_flags <> 0 THEN
       {be async};
     END IF

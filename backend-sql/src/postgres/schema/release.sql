@@ -1,6 +1,6 @@
 -- Releasing and renewing.
 
--- Frees one id, and hands it over to its next waiter. flags: any commits asynchronously what is handed to nobody, ASYNC also
+-- Frees one id, and hands it over to its next waiter. flags: any commits asynchronously if no waiter takes over, ASYNC also
 -- what is. lost: goes in empty. A procedure, because it commits before it notifies (`publish`).
 CREATE OR REPLACE PROCEDURE {v1_release_one}(
   p_ns bytea, p_context bytea, p_id bytea, p_fence int8, p_flags int8, INOUT lost text) LANGUAGE plpgsql AS {$}
@@ -40,7 +40,7 @@ DECLARE
   v_count int8;
 BEGIN
   IF p_fences[1] = ALL (p_fences) THEN
-    -- The usual case in one statement: held exclusively, and nobody waits. It meets the rows in the order of the index on ids,
+    -- The usual case in one statement: held exclusively, without waiters. It meets the rows in the order of the index on ids,
     -- in which they are locked everywhere. If it is not so for all, all are let go first: to go on with only some of them
     -- would lock the others out of order.
     UPDATE {lock} SET busy = 0 WHERE id = ANY (p_ids) AND ns = p_ns

@@ -36,7 +36,7 @@ BEGIN
     coalesce(bool_or(busy & {HOLDERS} <> 0), false), coalesce(bool_or(busy & {WAITER_IN_ROW} <> 0), false)
     INTO v_odd, v_holders, v_waiters FROM {lock} WHERE ns = p_ns AND id = ANY (p_ids);
   IF v_waiters THEN
-    -- Nobody who came later has a ticket yet: tickets are given under this lock, and after this.
+    -- No later request has a ticket yet: tickets are given under this lock, and after this.
     WITH next AS (
       UPDATE {lock} SET busy = busy & ~{WAITER_IN_ROW} | {PLACES}
         WHERE ns = p_ns AND id = ANY (p_ids) AND busy & {WAITER_IN_ROW} <> 0

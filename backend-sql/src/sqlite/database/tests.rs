@@ -24,7 +24,7 @@ async fn database() -> Database {
 async fn a_thread_that_has_ended_is_an_error_and_no_hang() {
     let database = database().await;
     database.commands.send(Command::End).expect("it runs");
-    let error = database.send(Worker::migrate).await.expect_err("nobody answers");
+    let error = database.send(Worker::migrate).await.expect_err("there is no answer");
     assert_eq!(error.kind(), BackendErrorKind::Unavailable);
 }
 
