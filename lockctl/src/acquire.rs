@@ -1,6 +1,6 @@
 //! `lockctl acquire`, `release` and `renew`: locks that outlive the process, for scripts.
 
-use lockcore::{Lock, LostLock, protocol::OFFER};
+use lockcore::{Lock, LostLock};
 use serde_json::json;
 
 use crate::{
@@ -14,19 +14,13 @@ use crate::{
 /// Takes the locks and prints their token.
 pub(crate) async fn acquire(global: &Global, args: Acquire, output: Output) -> Result<u8, Failure> {
     let mut signals = listen()?;
-    // The locks are whoever's called this, not this process's, which ends at once.
+    // The locks belong to the caller: this process ends at once.
     let caller = std::os::unix::process::parent_id();
     let (locks, guard) = match lock(global, &args.locking, caller, &mut signals).await? {
         Locked::Held(locks, guard) => (locks, guard),
         Locked::Interrupted(code) => return Ok(code),
     };
-    let left = guard.held().time_left();
     let grant = guard.leave();
-    // A lock that was handed over is held for a moment only, until a renewal confirms it.
-    if left.is_some_and(|left| left <= OFFER) && grant.lease > left {
-        let renewed = locks.admin().renew(&grant).await?;
-        held_until_now(&renewed.lost, &grant.locks)?;
-    }
     let token = token::write(&grant);
     let written = output.result(
         || token.clone(),
@@ -47,7 +41,7 @@ pub(crate) async fn acquire(global: &Global, args: Acquire, output: Output) -> R
         },
     );
     if written.is_err() {
-        // Nobody knows the token, so that nobody could release them.
+        // The token is not known to the caller, who could not release them.
         let _ = locks.admin().release(&grant).await;
     }
     settle(&locks).await;

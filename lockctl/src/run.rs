@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, pin::pin, time::Duration};
 
-use lockcore::{Held, LockDao, LockError, LockingError, LockingService, LostLock};
+use lockcore::{Claim, Held, LockDao, LockError, LockingError, LockingService, LostLock};
 use nix::sys::signal::Signal;
 use uuid::Uuid;
 
@@ -82,7 +82,7 @@ pub(crate) async fn lock(
     let locked = tokio::select! {
         biased;
         signal = signals.next() => Err(signal),
-        locked = environment::lock(&locks, &claims) => Ok(locked),
+        locked = lock_confirmed(&locks, &claims) => Ok(locked),
         never = waiting::show(&locks, &claims) => match never {},
     };
     match locked {
@@ -95,6 +95,23 @@ pub(crate) async fn lock(
             // The call was dropped, and withdraws its request in the background.
             settle(&locks).await;
             Ok(Locked::Interrupted(code_of(signal)))
+        }
+    }
+}
+
+/// Takes the locks for their whole lease.
+///
+/// A lock that is handed over lasts for a moment only, and is lost if the store does not answer in that time. Such a loss
+/// stops nothing yet: the request is sent again, and waits as long again.
+async fn lock_confirmed(
+    locks: &LockingService,
+    claims: &[Claim<String>],
+) -> Result<Guard, LockError<String, Uuid>> {
+    loop {
+        let guard = environment::lock(locks, claims).await?;
+        match guard.held().confirmed().await {
+            Ok(()) => return Ok(guard),
+            Err(lost) => say(&format!("{lost}, before it was used: requesting again")),
         }
     }
 }

@@ -87,6 +87,31 @@ impl<I: Ident, C: ContextId> Held<I, C> {
         }
     }
 
+    /// Waits until the lease has its whole length.
+    ///
+    /// A lock that was waited for may be handed over with a short lease ([`OFFER`](crate::protocol::OFFER)), which a renewal
+    /// extends some 20 ms later, or as soon as this is called. Await it before work that must not be stopped after so short a
+    /// time because the store did not answer. Returns at once for a lock that was granted without waiting.
+    ///
+    /// # Errors
+    /// [`LockLost`] if locks were lost or released before.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn confirmed(&self) -> Result<(), LockLost<I>> {
+        loop {
+            let told = self.0.told.notified();
+            let mut told = std::pin::pin!(told);
+            told.as_mut().enable();
+            self.check()?;
+            let Some(lease) = self.0.lease.as_ref().filter(|lease| !lease.is_whole()) else { return Ok(()) };
+            if let Some((keeper, key)) = lease.confirms.get() {
+                keeper.hasten(*key, Duration::ZERO);
+            }
+            told.await;
+        }
+    }
+
     /// Waits until locks are lost, or released; for ever if that does not happen. For callbacks that are told instead of stopped,
     /// see [`Call::tell_when_lost`](crate::Call::tell_when_lost).
     ///

@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// After how long an offer is confirmed that is still held: it lasts a hundred times as long.
-const CONFIRM: Duration = Duration::from_millis(20);
+pub(crate) const CONFIRM: Duration = Duration::from_millis(20);
 
 /// What is known of a held set, shared by the call, its handles and its renewal.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub(crate) struct HoldCore<I, C> {
     /// `None` if the locks last until they are released.
     pub(crate) lease: Option<Box<Lease>>,
     released: AtomicBool,
-    /// Whoever waits for [`Held::lost`](crate::Held::lost).
+    /// Notifies [`Held::lost`](crate::Held::lost) and [`Held::confirmed`](crate::Held::confirmed).
     pub(crate) told: Notify,
 }
 
@@ -145,6 +145,9 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
                 false => lease.since.instant() + (lease.renew_after()).min(lease.runs_for()),
             };
             let key = renewal.key;
+            if offered {
+                lease.confirms.get_or_init(|| (keeper.clone(), key));
+            }
             keeper.add(key, renewal, due);
             hold.renewal = Some((keeper, key));
         }
@@ -358,7 +361,10 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Renewal<I, C, D> {
                     return;
                 }
                 // What is left of the set was extended.
-                let age = lease.extended(sent);
+                let (age, confirmed) = lease.extended(sent);
+                if confirmed {
+                    self.core.told.notify_waiters();
+                }
                 self.service.observe_renewal(age.saturating_sub(lease.renew_after()));
                 self.recovered();
                 sent.left_of(lease.renew_after())

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -67,6 +68,12 @@ static OWN: PerProcess<Arc<Keeper>> = PerProcess::new();
 pub fn renew_all() {
     if let Some(keeper) = OWN.get(process::seen()) {
         keeper.hasten_all();
+    }
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper").finish_non_exhaustive()
     }
 }
 

@@ -2,13 +2,14 @@
 
 use std::{
     borrow::Cow,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
 use futures_util::task::AtomicWaker;
 use tokio::time::Instant;
 
+use super::keeper::Keeper;
 use crate::{ContextId, Grant, Ident, LossReason, LostLock, clock::Moment, protocol::RENEWALS_PER_LEASE};
 
 /// The local view of a finite lease.
@@ -31,6 +32,8 @@ pub(crate) struct Lease {
     state: Mutex<State>,
     /// The task that runs the callback, and then the release.
     pub(crate) task: AtomicWaker,
+    /// What confirms a lease that was handed over, with its key there.
+    pub(crate) confirms: OnceLock<(Arc<Keeper>, u64)>,
 }
 
 #[derive(Debug)]
@@ -79,6 +82,7 @@ impl Lease {
                 lost: Vec::new(),
             }),
             task: AtomicWaker::new(),
+            confirms: OnceLock::new(),
         }
     }
 
@@ -166,16 +170,23 @@ impl Lease {
         Some(patience.saturating_duration_since(Instant::now()))
     }
 
-    /// A renewal that was sent at `sent` extended the lease of what is not lost (L1, L2); gives the age that it had reached.
-    pub(crate) fn extended(&self, sent: Moment) -> Duration {
+    /// Returns whether the last request that extended it gave it its whole length; a hand-over gives less.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.state().lasts >= self.length
+    }
+
+    /// A renewal that was sent at `sent` extended the lease of what is not lost (L1, L2). Returns the age that it had
+    /// reached, and whether it is [whole](Self::is_whole) since then.
+    pub(crate) fn extended(&self, sent: Moment) -> (Duration, bool) {
         let mut state = self.state();
         let age = state.sent.elapsed();
+        let was_whole = state.lasts >= self.length;
         if state.lost.len() < self.locks {
             state.sent = sent;
             state.lasts = self.length;
             state.unanswered = false;
         }
-        age
+        (age, !was_whole)
     }
 
     /// Notes what the store says is lost; gives whether any of it was not known before.

@@ -10,17 +10,20 @@ use uuid::Uuid;
 
 use crate::{
     AcquireRequest, Acquired, BackendError, Capabilities, Grant, Granted, List, LockDao, LockGuard,
-    LockingService, Mode, Moment, Offer, Released, Renewed, Wait, Wake, WakeSender, Wakeup, Withdraw,
-    Withdrawn, clock::stops,
+    LockingService, LossReason, Mode, Moment, Offer, Released, Renewed, Wait, Wake, WakeSender, Wakeup,
+    Withdraw, Withdrawn, clock::stops, service::hold::CONFIRM,
 };
 
 type Guard = LockGuard<String, Uuid, Arc<Offering>>;
 
 const OFFERED: Duration = Duration::from_secs(10);
 
-/// A backend that queues everybody, and whose renewals have no answer.
+/// A backend that queues all requests. Its renewals have no answer, unless it `renews`.
 #[derive(Debug, Default)]
-struct Offering(Mutex<Vec<WakeSender>>);
+struct Offering {
+    queue: Mutex<Vec<WakeSender>>,
+    renews: bool,
+}
 
 impl LockDao<String, Uuid> for Offering {
     fn capabilities(&self) -> Capabilities {
@@ -32,7 +35,7 @@ impl LockDao<String, Uuid> for Offering {
         _request: &AcquireRequest<String, Uuid>,
     ) -> Result<Acquired<String, Uuid>, BackendError> {
         let (sender, wakeup) = Wakeup::channel();
-        self.0.lock().expect("no panic").push(sender);
+        self.queue.lock().expect("no panic").push(sender);
         Ok(Acquired::Queued { conflicts: Vec::new(), wakeup, recheck: None })
     }
 
@@ -49,19 +52,22 @@ impl LockDao<String, Uuid> for Offering {
     }
 
     async fn renew(&self, _grant: &Grant<String, Uuid>) -> Result<Renewed<String>, BackendError> {
+        if self.renews {
+            return Ok(Renewed { lost: Vec::new() });
+        }
         std::future::pending().await
     }
 }
 
 impl Offering {
-    /// How often somebody asked.
+    /// Returns how many requests are in the queue.
     fn asked(&self) -> usize {
-        self.0.lock().expect("no panic").len()
+        self.queue.lock().expect("no panic").len()
     }
 
-    /// Hands it over to whoever asked first, as of now; gives that moment.
+    /// Hands it over to the first request, as of now; returns that moment.
     fn offer(&self) -> Moment {
-        let sender = self.0.lock().expect("no panic").remove(0);
+        let sender = self.queue.lock().expect("no panic").remove(0);
         let granted = Granted { mode: Mode::Exclusive, fence: 1, permits: List::new(), in_use: 1 };
         let as_of = Moment::now();
         let offer = Offer { granted: List::one(granted), remaining: Some(OFFERED) };
@@ -101,4 +107,42 @@ fn whoever_is_stopped_until_an_offer_is_over_asks_again() {
     let dao = Arc::new(Offering::default());
     let held = offered_to_one_who_stops(&dao, 2 * OFFERED);
     assert!(held.is_none() && dao.asked() == 1, "{held:?} after {} more questions", dao.asked());
+}
+
+/// Waits in the queue of a store that renews, or does not, and is handed what it waits for.
+async fn handed_over(renews: bool) -> Guard {
+    let dao = Arc::new(Offering { renews, ..Offering::default() });
+    let service = LockingService::new(dao.clone());
+    let offering = async {
+        while dao.asked() == 0 {
+            tokio::task::yield_now().await;
+        }
+        dao.offer()
+    };
+    let (guard, _) = tokio::join!(service.wait(Wait::forever()).lock(["a"]), offering);
+    let guard = guard.expect("it was handed over");
+    assert!(guard.held().time_left().expect("it has a lease") <= OFFERED);
+    guard
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_handed_over_is_confirmed_on_demand() {
+    let guard = handed_over(true).await;
+    let begun = tokio::time::Instant::now();
+    guard.held().confirmed().await.expect("the store renews it");
+    assert!(begun.elapsed() < CONFIRM, "{:?}", begun.elapsed());
+    assert!(guard.held().time_left().expect("it has a lease") > 2 * OFFERED);
+    guard.held().confirmed().await.expect("it still is");
+    let held = guard.held().clone();
+    guard.release().await.expect("it was held");
+    assert_eq!(held.confirmed().await.expect_err("it is released").lost[0].reason, LossReason::Released);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_confirmed_is_lost() {
+    let guard = handed_over(false).await;
+    let begun = tokio::time::Instant::now();
+    let lost = guard.held().confirmed().await.expect_err("the store does not answer").lost;
+    assert_eq!(lost[0].reason, LossReason::Unreachable);
+    assert!(begun.elapsed() <= OFFERED, "{:?}", begun.elapsed());
 }
