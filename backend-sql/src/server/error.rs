@@ -64,6 +64,13 @@ impl ServerError {
         }
     }
 
+    /// Reports whether a notification came to a connection that does not listen: a pooler has let another client's LISTEN
+    /// reach its connection to the server.
+    pub(crate) fn is_stray_notification(&self) -> bool {
+        let ServerError::Database { source: sqlx::Error::Protocol(text), .. } = self else { return false };
+        text.contains("NotificationResponse")
+    }
+
     /// Reports whether the step may have taken place all the same.
     pub(crate) fn in_doubt(&self) -> bool {
         match self {

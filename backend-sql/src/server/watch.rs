@@ -48,7 +48,7 @@ const PROBE: Duration = Duration::from_secs(3);
 /// used. While there are waiters it is probed with each heartbeat.
 const QUIET: Duration = Duration::from_secs(20);
 
-/// The pause before listening is tried again: at first, at most after a failure of the network, and at most if it cannot work.
+/// The pause before listening is tried again: at first and at most after a failure of the network, and if it cannot work.
 const AGAIN: Duration = Duration::from_millis(50);
 const AGAIN_AT_MOST: Duration = Duration::from_secs(2);
 const AGAIN_IF_MISCONFIGURED: Duration = Duration::from_secs(10);
@@ -269,14 +269,20 @@ impl<E: Engine> Shared<E> {
                     error
                 }
             };
-            let is_misconfigured = matches!(outcome, ServerError::Misconfigured { .. });
+            let is_misconfigured =
+                matches!(outcome, ServerError::Misconfigured { .. }) || outcome.is_stray_notification();
             if let Some(tried) = tried.take() {
                 let _ = tried.send(Err(outcome));
             } else {
                 tracing::debug!(backend = E::NAME, error = %outcome, "not listening");
             }
-            background::sleep(pause).await;
-            pause = (pause * 2).min(if is_misconfigured { AGAIN_IF_MISCONFIGURED } else { AGAIN_AT_MOST });
+            if is_misconfigured {
+                // Each try disturbs other clients of a pooler: its connections to the server listen meanwhile.
+                background::sleep(AGAIN_IF_MISCONFIGURED).await;
+            } else {
+                background::sleep(pause).await;
+                pause = (pause * 2).min(AGAIN_AT_MOST);
+            }
         }
     }
 
