@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use child::{Child, PATIENCE, eventually, lock, now, open, request};
 use lockcore::{Acquired, ConflictReason, LockDao, Severity};
-use rustix::process::Signal;
 use tempfile::TempDir;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -88,12 +87,12 @@ async fn a_stopped_waiter_passes_its_turn_and_asks_again() {
     stopped.says("queued");
     let mut waiter = Child::start("wait a", &file);
     waiter.says("queued");
-    stopped.signal(Signal::STOP);
+    stopped.stop(&file);
     let released = Instant::now();
     holder.go_on();
     waiter.says("granted");
     assert!(released.elapsed() < Duration::from_secs(5), "{:?}", released.elapsed());
-    stopped.signal(Signal::CONT);
+    stopped.resume();
     let resumed = Instant::now();
     stopped.says("queued");
     assert!(resumed.elapsed() < Duration::from_secs(3), "{:?}", resumed.elapsed());
@@ -112,7 +111,7 @@ async fn all_waiters_of_a_stopped_process_together_cost_no_more() {
     (0..4).for_each(|_| drop(stopped.says("queued")));
     let waiter = Child::start("wait a", &file);
     waiter.says("queued");
-    stopped.signal(Signal::STOP);
+    stopped.stop(&file);
     let released = Instant::now();
     holder.go_on();
     waiter.says("granted");

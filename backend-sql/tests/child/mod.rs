@@ -11,8 +11,9 @@ use std::{
 
 use lockcore::{AcquireRequest, Acquired, AttemptId, ClaimSet, Grant, Granted, List, LockDao, Mode, Wake};
 use lockcore_sql::SqliteLockDao;
+use rusqlite::Connection;
 use rustix::{
-    process::{Pid, Signal, kill_process},
+    process::{Pid, Signal, WaitOptions, kill_process, waitpid},
     time::{ClockId, clock_gettime},
 };
 use uuid::Uuid;
@@ -72,8 +73,27 @@ impl Child {
         self.process.wait().expect("it ends");
     }
 
-    pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.process), signal).expect("it is there");
+    /// Stops it between two steps: one that is stopped within a step keeps the write lock of the database at `file`.
+    pub(crate) fn stop(&self, file: &Path) {
+        let pid = Pid::from_child(&self.process);
+        let database = Connection::open(file).expect("it can be opened");
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
+            kill_process(pid, Signal::STOP).expect("it is there");
+            // The signal is only sent by now: some of its threads may run on.
+            let status = waitpid(Some(pid), WaitOptions::UNTRACED).expect("it is a child");
+            assert!(status.is_some_and(|(_, status)| status.stopped()));
+            if database.execute_batch("BEGIN IMMEDIATE; ROLLBACK").is_ok() {
+                return;
+            }
+            self.resume();
+        }
+        panic!("it is never between two steps");
+    }
+
+    /// Lets it go on after a [`stop`](Self::stop).
+    pub(crate) fn resume(&self) {
+        kill_process(Pid::from_child(&self.process), Signal::CONT).expect("it is there");
     }
 
     /// Kills it and waits until it is gone.
