@@ -2,7 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
-use lockcore::{AnyLockDao, ContextId, FreshContext, Ident, LockDao, LockingService};
+use lockcore::{AnyLockDao, Builder, ContextId, FreshContext, Ident, LockDao, LockingService, blocking};
 use uuid::Uuid;
 
 use crate::{
@@ -186,7 +186,46 @@ impl Config {
     /// # Errors
     /// [`ConnectError`].
     pub async fn service_as<I: Ident, C: FreshContext>(&self) -> Result<LockingService<I, C>, ConnectError> {
-        let mut builder = LockingService::builder(self.connect_as().await?);
+        Ok(self.defaults(LockingService::builder(self.connect_as().await?)).build()?)
+    }
+
+    /// Connects and builds a service with these defaults, for programs without an async runtime.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn blocking_service(&self) -> Result<blocking::LockingService, ConnectError> {
+        blocking::LockingService::build(self.service())
+    }
+
+    /// Connects and returns a builder with these defaults, for what configuration does not set: hooks, `max_hold`, `margin`.
+    ///
+    /// ```
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let config = lockcore_any::Config::from_toml("url = 'sqlite::memory:'\nlease = '1m'")?;
+    /// let locks = config.builder().await?.on_event(|event| println!("{event:?}")).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub async fn builder(&self) -> Result<Builder, ConnectError> {
+        Ok(self.defaults(LockingService::builder(self.connect().await?)))
+    }
+
+    /// Connects and returns a builder with these defaults whose contexts `make` creates; see
+    /// [`Builder::contexts`](lockcore::Builder::contexts).
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub async fn builder_with_contexts<I: Ident, C: ContextId>(
+        &self,
+        make: impl Fn() -> C + Send + Sync + 'static,
+    ) -> Result<Builder<I, C>, ConnectError> {
+        Ok(self.defaults(LockingService::builder_with_contexts(self.connect_as().await?, make)))
+    }
+
+    fn defaults<I: Ident, C: ContextId>(&self, mut builder: Builder<I, C>) -> Builder<I, C> {
         if let Some(owner) = &self.owner {
             builder = builder.owner(owner.as_str());
         }
@@ -196,7 +235,7 @@ impl Config {
         if let Some(wait) = self.wait {
             builder = builder.wait(wait.into());
         }
-        Ok(builder.build()?)
+        builder
     }
 
     /// The same with relative paths as paths under `folder`.

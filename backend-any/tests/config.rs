@@ -400,3 +400,27 @@ fn a_file_is_read_from_the_disk() {
             .expect("a good file");
     assert_eq!((config.namespace.as_deref(), config.lease), (Some("billing"), Some(Duration::from_secs(1))));
 }
+
+#[tokio::test]
+async fn a_builder_has_the_defaults_and_contexts_of_ones_own() {
+    let config =
+        Config::from_toml("url = 'sqlite::memory:'\nowner = 'worker-7'\nlease = '1m'").expect("good");
+    let numbers = std::sync::atomic::AtomicU64::new(1);
+    let make = move || numbers.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let builder = config.builder_with_contexts::<String, u64>(make).await.expect("it opens");
+    let locks = builder.max_hold(Duration::from_secs(3600)).build().expect("good settings");
+    let guard = locks.lock(["a"]).await.expect("free");
+    assert_eq!(*guard.held().context(), 1);
+    assert!(guard.held().time_left().is_some_and(|left| left > Duration::from_secs(40)));
+    let seen = locks.admin().inspect(&lockcore::Target::Id("a".to_owned())).await.expect("an answer");
+    assert_eq!(&*seen.holders[0].owner, "worker-7");
+    guard.release().await.expect("held");
+}
+
+#[test]
+fn configuration_serves_programs_without_a_runtime() {
+    let config = Config::from_toml("url = 'sqlite::memory:'\nlease = '1m'").expect("good");
+    let locks = config.blocking_service().expect("it opens");
+    let held = locks.with_held_locks(["a"], |held| Ok::<_, std::io::Error>(held.time_left())).expect("free");
+    assert!(held.is_some_and(|left| left > Duration::from_secs(40)));
+}

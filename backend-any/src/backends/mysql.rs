@@ -48,7 +48,7 @@ pub(super) async fn open<I: Ident, C: ContextId>(
         .with("migrate", bool::plain, MysqlBuilder::migrate)?
         .with("listen", bool::plain, MysqlBuilder::listen)?
         .builder;
-    Ok(AnyLockDao::new(builder.connect().await?))
+    Ok(AnyLockDao::new(builder.open().await?))
 }
 
 /// The schema as SQL for the command line client of the server that the scheme names, under the prefix that the settings

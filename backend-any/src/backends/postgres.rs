@@ -60,7 +60,7 @@ pub(super) async fn open<I: Ident, C: ContextId>(
         .with("prepared", bool::plain, PostgresBuilder::prepared)?
         .with("commit", commit, PostgresBuilder::commit)?
         .builder;
-    Ok(AnyLockDao::new(builder.connect().await?))
+    Ok(AnyLockDao::new(builder.open().await?))
 }
 
 /// The schema as SQL, for the names that the settings give.
