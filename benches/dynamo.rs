@@ -14,7 +14,10 @@ use std::{
 };
 
 use aws_sdk_dynamodb::Client;
-use lockcore::{AcquireRequest, Acquired, AttemptId, ClaimSet, FreshContext, Grant, LockDao, Mode};
+use lockcore::{
+    ClaimSet, FreshContext, Grant, LockDao, Mode,
+    backend::{AcquireRequest, Acquired, AttemptId},
+};
 use lockcore_conformance::servers::{Kind, Server};
 use lockcore_dynamo::{DynamoBuilder, DynamoLockDao};
 use rustix::time::{ClockId, clock_gettime};

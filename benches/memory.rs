@@ -8,7 +8,10 @@ use std::{
 };
 
 use lockable::LockPool;
-use lockcore::{AcquireRequest, AttemptId, Claim, ClaimSet, LockDao, LockingService, Mode, Owner, Wait};
+use lockcore::{
+    Claim, ClaimSet, LockDao, LockingService, Mode, Owner, Wait,
+    backend::{AcquireRequest, AttemptId},
+};
 use lockcore_benches::{Case, report, resident_bytes};
 use lockcore_memory::MemoryLockDao;
 use lockmap::LockMap;
@@ -78,7 +81,8 @@ async fn dao_only() -> Case {
         case.batch(1, 500, || drop(map.entry(black_box("some/object").to_owned())));
         async fn hold_for_ever(dao: &MemoryLockDao<String>, id: &str) {
             let request = request(id);
-            let lockcore::Acquired::Granted(granted) = dao.acquire(&request).await.expect("memory") else {
+            let lockcore::backend::Acquired::Granted(granted) = dao.acquire(&request).await.expect("memory")
+            else {
                 panic!("not free")
             };
             let grant = lockcore::Grant::new(request.context, request.claims, granted, None);

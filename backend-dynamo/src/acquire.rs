@@ -1,6 +1,6 @@
 //! Acquiring a set: one conditional write of all its items, and a decision about what it found if that is refused.
 
-use lockcore::{ConflictReason, Granted, List, Mode, Owner, rules::InUse};
+use lockcore::{ConflictReason, Granted, Mode, Owner, backend::List, rules::InUse};
 
 use crate::{
     clock::Now,

@@ -3,8 +3,8 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockcore::{
-    BreakMode, BreakRecord, Broken, ContextId, HeldBy, Ident, Inspection, List, Listing, Mode, Owner, Page,
-    StoredContext, Target,
+    BreakMode, BreakRecord, Broken, ContextId, HeldBy, Ident, Inspection, Listing, Mode, Owner, Page,
+    StoredContext, Target, backend::List,
 };
 
 use crate::{

@@ -23,7 +23,7 @@ use aws_smithy_http_client::{
     tls::{Provider, rustls_provider::CryptoMode},
 };
 use aws_smithy_types::config_bag::{Storable, StoreReplace};
-use lockcore::Moment;
+use lockcore::backend::Moment;
 use tokio::runtime::{Handle, Id};
 
 use crate::{clock::ServiceClock, config::Settings, error::StoreError};

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use lockcore::Moment;
+use lockcore::backend::Moment;
 
 /// By how much the rates of two clocks are taken to differ at most: one part in a thousand.
 const DRIFT: u64 = 1000;

@@ -3,7 +3,7 @@
 use std::{fmt, marker::PhantomData, time::Duration};
 
 use aws_sdk_dynamodb::config::Credentials;
-use lockcore::{ContextId, Ident, StoreVersion};
+use lockcore::{ContextId, Ident, backend::StoreVersion};
 
 use crate::{error::StoreError, row::VERSION};
 
@@ -210,6 +210,7 @@ impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
     }
 
     /// For tests: acts as if this machine's wall clock was ahead by this many seconds.
+    #[cfg(feature = "testing")]
     #[doc(hidden)]
     #[must_use]
     pub fn pretend_ahead(mut self, seconds: i64) -> Self {
@@ -218,6 +219,7 @@ impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
     }
 
     /// For tests: does not share the estimate of the service's clock with other DAOs of this process.
+    #[cfg(feature = "testing")]
     #[doc(hidden)]
     #[must_use]
     pub fn own_clock(mut self) -> Self {
@@ -226,6 +228,7 @@ impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
     }
 
     /// For tests: acts as a program of another version.
+    #[cfg(feature = "testing")]
     #[doc(hidden)]
     #[must_use]
     pub fn program_version(mut self, program: StoreVersion) -> Self {

@@ -3,9 +3,10 @@
 use std::{fmt, marker::PhantomData, time::Duration};
 
 use lockcore::{
-    AcquireRequest, Acquired, BackendError, BreakMode, Broken, Capabilities, Conflict, ConflictReason,
-    ContextId, Finding, Grant, Holder, Ident, Inspection, Listing, LockDao, LostLock, Mode, Page, Released,
-    Renewed, StoredContext, Target, Withdraw, Withdrawn,
+    BackendError, BreakMode, Broken, Capabilities, Conflict, ConflictReason, ContextId, Finding, Grant,
+    Holder, Ident, Inspection, Listing, LockDao, LostLock, Mode, Page, Released, Renewed, StoredContext,
+    Target,
+    backend::{AcquireRequest, Acquired, Withdraw, Withdrawn},
 };
 use uuid::Uuid;
 
@@ -54,11 +55,15 @@ impl<I: Ident, C: ContextId> DynamoLockDao<I, C> {
     }
 
     /// Returns what was sent so far. Units are counted from the first call of [`count_units`](Self::count_units) on.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
     pub fn usage(&self) -> Usage {
         self.store.usage()
     }
 
     /// Makes the service return the units of every request from now on: for measurements.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
     pub fn count_units(&self) {
         let mut capacity = self.store.capacity.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         capacity.get_or_insert_default();

@@ -26,7 +26,7 @@ pub(crate) enum StoreError {
     #[error("the table cannot be used: {0}")]
     Table(String),
     #[error(transparent)]
-    TooOld(lockcore::ProgramTooOld),
+    TooOld(lockcore::backend::ProgramTooOld),
     #[error("no response had the service's time: it must have a Date and an x-amzn-RequestId header")]
     NoTime,
     #[error(transparent)]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use aws_sdk_dynamodb::types::AttributeValue;
-use lockcore::{List, Mode, Owner};
+use lockcore::{Mode, Owner, backend::List};
 
 use crate::{
     clock::{Now, SECOND},

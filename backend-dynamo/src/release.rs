@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use lockcore::{List, LossReason, Mode};
+use lockcore::{LossReason, Mode, backend::List};
 use tokio::time::Instant;
 
 use crate::{

@@ -1,6 +1,9 @@
 //! A row: the state of an id, as this library and as other clients write it.
 
-use lockcore::{List, Mode, Owner, StoreVersion};
+use lockcore::{
+    Mode, Owner,
+    backend::{List, StoreVersion},
+};
 
 use crate::clock::{Now, SECOND};
 

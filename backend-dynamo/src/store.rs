@@ -282,6 +282,7 @@ impl Store {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    #[cfg(feature = "testing")]
     pub(crate) fn usage(&self) -> Usage {
         let capacity = self.capacity.lock().unwrap_or_else(PoisonError::into_inner);
         Usage { requests: self.requests.load(Relaxed), ..capacity.unwrap_or_default() }

@@ -1,7 +1,10 @@
 //! The version of a namespace's items, and of the programs that may use them.
 
 use aws_sdk_dynamodb::{error::ProvideErrorMetadata, types::AttributeValue};
-use lockcore::{BackendErrorKind, Finding, Severity, StoreFit, StoreVersion};
+use lockcore::{
+    BackendErrorKind, Finding, Severity,
+    backend::{StoreFit, StoreVersion},
+};
 
 use crate::{
     error::{Failure, StoreError},

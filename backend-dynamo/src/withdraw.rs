@@ -1,7 +1,8 @@
 //! Withdrawing an attempt: its grants are undone, and a request of it that arrives late is refused.
 
 use lockcore::{
-    Granted, List, Mode, Withdraw,
+    Granted, Mode,
+    backend::{List, Withdraw},
     rules::{self, InUse},
 };
 

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use lockcore::{
-    AcquireRequest, Acquired, BackendError, BackendErrorKind, Claim, Conflict, ContextId, Granted, Ident,
-    List, Mode, Target, Wakeup, rules,
+    BackendError, BackendErrorKind, Claim, Conflict, ContextId, Granted, Ident, Mode, Target,
+    backend::{AcquireRequest, Acquired, List, Wakeup},
+    rules,
 };
 
 use crate::{

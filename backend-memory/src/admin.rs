@@ -287,7 +287,10 @@ fn waiters<I: Ident, C: ContextId>(entry: &Entry<I, C>, clock: &Clock) -> Vec<Wa
 
 #[cfg(test)]
 mod tests {
-    use lockcore::{AcquireRequest, Acquired, AttemptId, ClaimSet, FreshContext, LockDao, Mode, Owner};
+    use lockcore::{
+        ClaimSet, FreshContext, LockDao, Mode, Owner,
+        backend::{AcquireRequest, Acquired, AttemptId},
+    };
     use uuid::Uuid;
 
     use super::*;

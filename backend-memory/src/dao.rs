@@ -19,8 +19,9 @@
 use std::{fmt, time::Duration};
 
 use lockcore::{
-    AcquireRequest, Acquired, BackendError, BreakMode, Broken, Capabilities, ContextId, Finding, Grant,
-    Ident, Inspection, Listing, LockDao, Page, Released, Renewed, Swept, Target, Withdraw, Withdrawn,
+    BackendError, BreakMode, Broken, Capabilities, ContextId, Finding, Grant, Ident, Inspection, Listing,
+    LockDao, Page, Released, Renewed, Swept, Target,
+    backend::{AcquireRequest, Acquired, Withdraw, Withdrawn},
 };
 use uuid::Uuid;
 
@@ -46,7 +47,27 @@ pub struct MemoryLockDao<I = String, C = Uuid> {
 }
 
 impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
-    /// Creates a backend without locks.
+    /// Creates a backend in which nothing is locked.
+    ///
+    /// Keep an [`Arc`](std::sync::Arc) of it to look behind the service, which a test may want:
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use lockcore::LockingService;
+    /// use lockcore_memory::MemoryLockDao;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let dao = Arc::new(MemoryLockDao::<String>::new());
+    /// let locks = LockingService::new(dao.clone());
+    /// let guard = locks.lock(["report.csv"]).await?;
+    /// assert_eq!(dao.current().len(), 1);
+    /// guard.release().await?;
+    /// assert!(dao.is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn new() -> Self {
         MemoryLockDao {
             tables: Tables::new(MAX_SHARDS),

@@ -4,7 +4,8 @@
 use std::{sync::Arc, time::Duration};
 
 use lockcore::{
-    ContextId, Granted, Ident, List, Mode, Offer, Target, Wake, WakeSender,
+    ContextId, Granted, Ident, Mode, Target,
+    backend::{List, Offer, Wake, WakeSender},
     protocol::{HEARTBEAT_LASTS, OFFER},
 };
 use smallvec::SmallVec;
@@ -130,7 +131,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
                 StoreTime::NEVER => sender.send(Wake::Offer(Offer { granted, remaining: None })),
                 _ => {
                     // Read first, so that a pause after it makes the offer seem shorter and not longer.
-                    let as_of = lockcore::Moment::now();
+                    let as_of = lockcore::backend::Moment::now();
                     let remaining = expires.remaining(self.clock.now());
                     sender.send_as_of(Wake::Offer(Offer { granted, remaining }), as_of)
                 }
@@ -271,7 +272,8 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use lockcore::{
-        AcquireRequest, Acquired, AttemptId, ClaimSet, FreshContext, Grant, LockDao, Mode, Owner, Wake,
+        ClaimSet, FreshContext, Grant, LockDao, Mode, Owner,
+        backend::{AcquireRequest, Acquired, AttemptId, Wake},
     };
     use uuid::Uuid;
 

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use hashbrown::HashMap;
 use lockcore::{
-    AcquireRequest, AttemptId, ContextId, List, Mode, Owner,
+    ContextId, Mode, Owner,
+    backend::{AcquireRequest, AttemptId, List},
     rules::{InUse, lowest_free},
 };
 

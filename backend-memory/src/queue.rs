@@ -3,7 +3,12 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use hashbrown::HashMap;
-use lockcore::{AcquireRequest, AttemptId, ContextId, Mode, WakeSender, rules, rules::Wall};
+use lockcore::{
+    ContextId, Mode,
+    backend::{AcquireRequest, AttemptId, WakeSender},
+    rules,
+    rules::Wall,
+};
 use smallvec::SmallVec;
 
 use crate::{

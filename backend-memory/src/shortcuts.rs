@@ -7,7 +7,9 @@
 use std::sync::Arc;
 
 use lockcore::{
-    AcquireRequest, Claim, ContextId, Grant, Granted, Ident, List, Mode, Offer, Wake, WakeSender, rules,
+    Claim, ContextId, Grant, Granted, Ident, Mode,
+    backend::{AcquireRequest, List, Offer, Wake, WakeSender},
+    rules,
 };
 
 use crate::{

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, time::Duration};
 
 use hashbrown::HashSet;
-use lockcore::{AttemptId, BreakRecord, ContextId, Target};
+use lockcore::{BreakRecord, ContextId, Target, backend::AttemptId};
 
 use crate::clock::{Lease, StoreTime};
 

@@ -1,6 +1,9 @@
 //! Withdrawing an attempt: it leaves the queue, or its grant is undone.
 
-use lockcore::{AcquireRequest, ContextId, Granted, Ident, List, Withdraw, Withdrawn};
+use lockcore::{
+    ContextId, Granted, Ident,
+    backend::{AcquireRequest, List, Withdraw, Withdrawn},
+};
 
 use crate::{
     MemoryLockDao, What,

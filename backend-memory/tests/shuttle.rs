@@ -9,7 +9,10 @@ mod support;
 
 use std::sync::Arc;
 
-use lockcore::{AcquireRequest, Acquired, LockDao, Wake, Withdraw, Withdrawn};
+use lockcore::{
+    LockDao,
+    backend::{AcquireRequest, Acquired, Wake, Withdraw, Withdrawn},
+};
 use shuttle::{
     sync::atomic::{AtomicUsize, Ordering},
     thread,

@@ -7,8 +7,8 @@ use std::{
 };
 
 use lockcore::{
-    BackendError, BreakMode, BreakRecord, Broken, ContextId, HeldBy, Ident, Inspection, List, Listing, Page,
-    StoredContext, Target, WaitingFor,
+    BackendError, BreakMode, BreakRecord, Broken, ContextId, HeldBy, Ident, Inspection, Listing, Page,
+    StoredContext, Target, WaitingFor, backend::List,
 };
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::{fmt, marker::PhantomData, time::Duration};
 
-use lockcore::{BackendError, ContextId, Ident, StoreVersion};
+use lockcore::{BackendError, ContextId, Ident, backend::StoreVersion};
 
 use crate::{error::bad_setting, scripts::VERSION};
 
@@ -134,6 +134,7 @@ impl<I: Ident, C: ContextId> RedisBuilder<I, C> {
     }
 
     /// For tests: acts as a program of another version.
+    #[cfg(feature = "testing")]
     #[doc(hidden)]
     #[must_use]
     pub fn program_version(mut self, program: StoreVersion) -> Self {

@@ -3,9 +3,10 @@
 use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use lockcore::{
-    AcquireRequest, Acquired, BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, Conflict,
-    ContextId, Finding, Grant, Granted, Ident, Inspection, List, Listing, LockDao, LostLock, Mode, Moment,
-    Page, Released, Renewed, Target, Wakeup, Withdraw, Withdrawn, protocol::TOMBSTONE,
+    BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, Conflict, ContextId, Finding, Grant,
+    Granted, Ident, Inspection, Listing, LockDao, LostLock, Mode, Page, Released, Renewed, Target,
+    backend::{AcquireRequest, Acquired, List, Moment, Wakeup, Withdraw, Withdrawn},
+    protocol::TOMBSTONE,
 };
 use redis::Value;
 use uuid::Uuid;
@@ -51,6 +52,17 @@ pub struct RedisLockDao<I = String, C = Uuid> {
 
 impl<I: Ident, C: ContextId> RedisLockDao<I, C> {
     /// Connects to the server that `url` names, with default settings.
+    ///
+    /// ```no_run
+    /// use lockcore::LockingService;
+    /// use lockcore_redis::RedisLockDao;
+    ///
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let locks = LockingService::new(RedisLockDao::<String>::open("redis://127.0.0.1/").await?);
+    /// locks.run_locked(["report.csv"], async || ()).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`RedisBuilder::open`].

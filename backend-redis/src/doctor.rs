@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use futures_util::future::join;
-use lockcore::{BackendError, BackendErrorKind, Finding, Moment, Severity};
+use lockcore::{BackendError, BackendErrorKind, Finding, Severity, backend::Moment};
 use redis::{Cmd, Value};
 
 use crate::{reply::Reply, scripts::Scripts, session::Session};

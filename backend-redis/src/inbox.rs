@@ -9,7 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore::{Granted, List, Moment, Offer, StoreClock, Waiters, Wake, Wakeup};
+use lockcore::{
+    Granted,
+    backend::{List, Moment, Offer, StoreClock, Waiters, Wake, Wakeup},
+};
 use redis::{
     PushInfo, PushKind, Value,
     aio::{AsyncPushSender, SendError},

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use lockcore::{
-    BackendError, Conflict, ConflictReason, ContextId, Granted, Holder, Ident, List, LossReason, Mode,
-    StoredContext, Target,
+    BackendError, Conflict, ConflictReason, ContextId, Granted, Holder, Ident, LossReason, Mode,
+    StoredContext, Target, backend::List,
 };
 use redis::Value;
 

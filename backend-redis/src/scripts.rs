@@ -3,7 +3,8 @@
 use std::{io::Write, sync::LazyLock};
 
 use lockcore::{
-    ContextId, Ident, StoreVersion, Target,
+    ContextId, Ident, Target,
+    backend::StoreVersion,
     protocol::{HEARTBEAT_LASTS, OFFER},
 };
 use redis::{Arg, Cmd, RedisWrite, ToRedisArgs};
@@ -177,6 +178,6 @@ impl Call {
 }
 
 /// Returns the name of a waiter: its attempt and context.
-pub(crate) fn waiter_name<C: ContextId>(attempt: lockcore::AttemptId, context: &C) -> Box<str> {
+pub(crate) fn waiter_name<C: ContextId>(attempt: lockcore::backend::AttemptId, context: &C) -> Box<str> {
     format!("{:016x}{}", attempt.0, context.stored()).into()
 }

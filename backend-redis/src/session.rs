@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures_util::future::try_join;
-use lockcore::{BackendError, Moment, protocol::HEARTBEAT};
+use lockcore::{BackendError, backend::Moment, protocol::HEARTBEAT};
 use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
 use tokio::{runtime::Handle, sync::OnceCell};
 

@@ -38,7 +38,7 @@ impl Store {
     /// Returns the session of the current runtime, or of the library's own where there is none.
     pub(crate) async fn session(self: &Arc<Self>) -> Result<Arc<Session>, BackendError> {
         let here = Handle::try_current().ok();
-        let runtime = here.as_ref().unwrap_or_else(|| lockcore::library_runtime());
+        let runtime = here.as_ref().unwrap_or_else(|| lockcore::backend::library_runtime());
         let opening = {
             let mut sessions = self.sessions();
             match sessions.get(&runtime.id()) {

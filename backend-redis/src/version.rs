@@ -1,6 +1,9 @@
 //! The version of a namespace's keys, and of the programs that may use them.
 
-use lockcore::{BackendError, BackendErrorKind, Finding, ProgramTooOld, Severity, StoreFit, StoreVersion};
+use lockcore::{
+    BackendError, BackendErrorKind, Finding, Severity,
+    backend::{ProgramTooOld, StoreFit, StoreVersion},
+};
 use redis::{Value, from_redis_value};
 
 use crate::{

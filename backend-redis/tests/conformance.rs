@@ -12,8 +12,8 @@ use std::{
 };
 
 use lockcore::{
-    AcquireRequest, Acquired, AttemptId, BackendError, BadRequest, Claim, ClaimSet, Grant, IntoClaim,
-    LockDao, Mode, Owner, StoredContext, Wake, Withdraw, Withdrawn,
+    BackendError, BadRequest, Claim, ClaimSet, Grant, IntoClaim, LockDao, Mode, Owner, StoredContext,
+    backend::{AcquireRequest, Acquired, AttemptId, Wake, Withdraw, Withdrawn},
 };
 use lockcore_conformance::{
     Backend, Store, all,

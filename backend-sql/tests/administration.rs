@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use lockcore::{AcquireRequest, Acquired, AttemptId, Claim, ClaimSet, LockDao, Mode, Page, Target};
+use lockcore::{
+    Claim, ClaimSet, LockDao, Mode, Page, Target,
+    backend::{AcquireRequest, Acquired, AttemptId},
+};
 use lockcore_sql::SqliteLockDao;
 use uuid::Uuid;
 

@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use lockcore::{AcquireRequest, Acquired, AttemptId, ClaimSet, Grant, LockDao, Mode, Severity, Wake};
+use lockcore::{
+    ClaimSet, Grant, LockDao, Mode, Severity,
+    backend::{AcquireRequest, Acquired, AttemptId, Wake},
+};
 use lockcore_sql::{SqliteBuilder, SqliteLockDao};
 use tempfile::TempDir;
 use uuid::Uuid;

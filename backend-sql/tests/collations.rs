@@ -3,7 +3,10 @@
 
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
-use lockcore::{AcquireRequest, Acquired, AttemptId, ClaimSet, LockDao, Mode};
+use lockcore::{
+    ClaimSet, LockDao, Mode,
+    backend::{AcquireRequest, Acquired, AttemptId},
+};
 use lockcore_conformance::{
     Backend, Store, all,
     servers::{self, Kind, TestResult, Trial, trial},
@@ -55,7 +58,7 @@ struct Database {
 impl Database {
     async fn open(&self, namespace: &str) -> MysqlLockDao<String, Uuid> {
         let builder = MysqlLockDao::builder().url(&*self.url).timeout(servers::ANSWERS).namespace(namespace);
-        builder.connect().await.expect("the server answers")
+        builder.open().await.expect("the server answers")
     }
 }
 

@@ -36,7 +36,7 @@ async fn postgres() -> TestResult {
     let names = accounts();
     sqlx::raw_sql(AssertSqlSafe(table("text"))).execute(&pool).await?;
     sqlx::raw_sql(AssertSqlSafe(opened(&names))).execute(&pool).await?;
-    let dao = PostgresLockDao::<String, Uuid>::connect(server.url()).await?;
+    let dao = PostgresLockDao::<String, Uuid>::open(server.url()).await?;
     check(LockingService::builder(dao).lease(LEASE).build()?, &Ledger::Postgres(pool.clone()), &names)
         .await?;
     let balance = sqlx::query("SELECT balance FROM ledger_account WHERE name = $1");
@@ -51,7 +51,7 @@ async fn mysql(kind: Kind) -> TestResult {
     let names = accounts();
     sqlx::raw_sql(AssertSqlSafe(table("varchar(100)"))).execute(&pool).await?;
     sqlx::raw_sql(AssertSqlSafe(opened(&names))).execute(&pool).await?;
-    let dao = MysqlLockDao::<String, Uuid>::connect(server.url()).await?;
+    let dao = MysqlLockDao::<String, Uuid>::open(server.url()).await?;
     check(LockingService::builder(dao).lease(LEASE).build()?, &Ledger::Mysql(pool.clone()), &names).await?;
     let balance = sqlx::query("SELECT balance FROM ledger_account WHERE name = ?");
     let balance: i64 = balance.bind(&names[0]).fetch_one(&pool).await?.try_get(0)?;

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use lockcore::{
-    AcquireRequest, Acquired, AttemptId, BreakMode, Claim, ClaimSet, Grant, LockDao, Mode, Target, Wake,
-    Wakeup, Withdraw,
+    BreakMode, Claim, ClaimSet, Grant, LockDao, Mode, Target,
+    backend::{AcquireRequest, Acquired, AttemptId, Wake, Wakeup, Withdraw},
 };
 use lockcore_sql::SqliteLockDao;
 use uuid::Uuid;

@@ -24,7 +24,7 @@ impl Remote for Postgres {
 
     async fn open(route: &Route) -> Result<Self::Dao, BackendError> {
         let builder = PostgresLockDao::builder().url(&*route.url).namespace(&*route.namespace);
-        builder.timeout(route.timeout).max_connections(route.connections).connect().await
+        builder.timeout(route.timeout).max_connections(route.connections).open().await
     }
 }
 
@@ -35,6 +35,6 @@ impl Remote for Mysql {
 
     async fn open(route: &Route) -> Result<Self::Dao, BackendError> {
         let builder = MysqlLockDao::builder().url(&*route.url).namespace(&*route.namespace);
-        builder.timeout(route.timeout).max_connections(route.connections).connect().await
+        builder.timeout(route.timeout).max_connections(route.connections).open().await
     }
 }

@@ -36,7 +36,7 @@ struct Namespace {
 impl Namespace {
     async fn open(&self) -> MysqlLockDao<String, Uuid> {
         let builder = MysqlLockDao::builder().url(self.server.url()).timeout(servers::ANSWERS);
-        builder.namespace(&*self.name).connect().await.expect("the server answers")
+        builder.namespace(&*self.name).open().await.expect("the server answers")
     }
 }
 
@@ -65,7 +65,7 @@ fn suite(kind: Kind) -> impl Iterator<Item = Trial> {
     let contexts = servers::trial(kind, "own::odd_contexts", move || async move {
         let server = servers::shared(kind).await?;
         let builder = MysqlLockDao::<String, String>::builder().url(server.url()).timeout(servers::ANSWERS);
-        let dao = builder.namespace(Uuid::new_v4().to_string()).connect().await?;
+        let dao = builder.namespace(Uuid::new_v4().to_string()).open().await?;
         odd_contexts_are_kept_apart(&dao).await;
         Ok(())
     });

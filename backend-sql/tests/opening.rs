@@ -7,8 +7,8 @@ use std::{
 };
 
 use lockcore::{
-    AcquireRequest, Acquired, AttemptId, BackendError, BackendErrorKind, ClaimSet, Grant, LockDao,
-    LossReason, Mode, Page, Severity, StoreVersion, Target,
+    BackendError, BackendErrorKind, ClaimSet, Grant, LockDao, LossReason, Mode, Page, Severity, Target,
+    backend::{AcquireRequest, Acquired, AttemptId, StoreVersion},
 };
 use lockcore_conformance::{eventually, versions};
 use lockcore_sql::{SqliteBuilder, SqliteLockDao, Synchronous, sqlite::schema_sql};

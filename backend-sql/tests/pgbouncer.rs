@@ -65,7 +65,7 @@ impl Place {
         let pooler = Pooler::start(&server, CONNECTIONS).await?;
         let place = Place { server, pooler, namespace: Uuid::new_v4().to_string() };
         // The schema is there for all that follows, whatever their way.
-        place.directly().connect().await?;
+        place.directly().open().await?;
         Ok(place)
     }
 
@@ -89,7 +89,7 @@ impl Place {
     }
 
     async fn locks(&self) -> Result<LockingService<String, Uuid, Dao>, Error> {
-        Ok(LockingService::new(self.builder().connect().await?))
+        Ok(LockingService::new(self.builder().open().await?))
     }
 }
 
@@ -120,7 +120,7 @@ async fn with_locks_excludes() -> TestResult {
     for ended in clients.join_all().await {
         ended?;
     }
-    let seen = place.directly().connect().await?.inspect(&id("hot")).await?;
+    let seen = place.directly().open().await?.inspect(&id("hot")).await?;
     assert!(seen.holders.is_empty() && seen.waiters.is_empty(), "{seen:?}");
     Ok(())
 }
@@ -161,7 +161,7 @@ async fn waiters_are_told_past_it() -> TestResult {
 /// A LISTEN through it works and delivers nothing: that is noticed, and everybody gets a turn all the same.
 async fn waiters_look_if_they_are_not_told() -> TestResult {
     let place = Place::new().await?;
-    let deaf = place.builder().listen_url(place.url()).connect().await?;
+    let deaf = place.builder().listen_url(place.url()).open().await?;
     assert!(!deaf.capabilities().push, "nothing can be heard through it");
     let waking = deaf.doctor().await?.into_iter().find(|finding| finding.check == "waking");
     assert_eq!(waking.map(|finding| finding.severity), Some(Severity::Warning));
@@ -184,7 +184,7 @@ async fn hand_over(
         let waiter = waiter.clone();
         async move { waiter.wait(Wait::forever()).run_locked(["b"], async || Instant::now()).await }
     });
-    let direct = place.directly().listen(false).connect().await?;
+    let direct = place.directly().listen(false).open().await?;
     eventually("it waits", || async {
         let seen = direct.inspect(&id("b")).await.ok()?;
         (seen.waiters.len() == 1).then_some(())
@@ -201,7 +201,7 @@ async fn two_round_trips() -> TestResult {
     let place = Place::new().await?;
     let each_way = Duration::from_millis(10);
     let proxy = Proxy::start(place.pooler.address().to_string()).await?;
-    let dao = place.builder().url(place.server.url_through(proxy.address())).connect().await?;
+    let dao = place.builder().url(place.server.url_through(proxy.address())).open().await?;
     let locks = LockingService::new(dao);
     locks.with_locks(["warm"], async || ()).await?;
     proxy.set(Mode::Delay { requests: each_way, replies: each_way }).await;
@@ -222,9 +222,9 @@ async fn two_round_trips() -> TestResult {
 async fn the_doctor_notices_it() -> TestResult {
     let place = Place::new().await?;
     for (dao, severity, word) in [
-        (place.builder().connect().await?, Severity::Ok, "another connection"),
-        (place.builder().prepared(true).migrate(false).connect().await?, Severity::Error, "prepared=false"),
-        (place.directly().connect().await?, Severity::Ok, "none was noticed"),
+        (place.builder().open().await?, Severity::Ok, "another connection"),
+        (place.builder().prepared(true).migrate(false).open().await?, Severity::Error, "prepared=false"),
+        (place.directly().open().await?, Severity::Ok, "none was noticed"),
     ] {
         // Nobody else is there to take a connection.
         let findings = dao.doctor().await?;
@@ -240,7 +240,7 @@ async fn prepared_statements_fail_safely() -> TestResult {
     let inside = Arc::new(AtomicU32::new(0));
     let mut clients = JoinSet::new();
     for _ in 0..6 {
-        let dao = place.builder().prepared(true).migrate(false).connect().await?;
+        let dao = place.builder().prepared(true).migrate(false).open().await?;
         let (locks, inside) = (LockingService::new(dao), inside.clone());
         clients.spawn(async move {
             let mut failed = 0;
@@ -263,7 +263,7 @@ async fn prepared_statements_fail_safely() -> TestResult {
     for ended in clients.join_all().await {
         ended?;
     }
-    let direct = place.directly().connect().await?;
+    let direct = place.directly().open().await?;
     eventually("nothing is left", || async {
         let holders =
             [direct.inspect(&id("a")).await.ok()?.holders, direct.inspect(&id("b")).await.ok()?.holders];
@@ -297,7 +297,7 @@ async fn no_setting_is_left_to_other_clients() -> TestResult {
     let place = Place::new().await?;
     let before = settings(&place).await?;
     for prepared in [true, false] {
-        let dao = place.builder().prepared(prepared).migrate(false).connect().await?;
+        let dao = place.builder().prepared(prepared).migrate(false).open().await?;
         for _ in 0..2 * CONNECTIONS {
             // What was prepared on another connection may fail, and leaves nothing behind either.
             let _ = dao.list(&Page::default()).await;
@@ -324,10 +324,10 @@ async fn a_role_with_another_isolation_level_is_refused_at_open() -> TestResult 
     let pooler = Pooler::start(&server, CONNECTIONS).await?;
     let place = Place { server, pooler, namespace: Uuid::new_v4().to_string() };
     // A connection of our own brings the level along, and works.
-    let direct = LockingService::new(place.directly().connect().await?);
+    let direct = LockingService::new(place.directly().open().await?);
     direct.with_locks(["a"], async || ()).await?;
     for prepared in [true, false] {
-        let refused = place.builder().prepared(prepared).connect().await.expect_err("it cannot decide");
+        let refused = place.builder().prepared(prepared).open().await.expect_err("it cannot decide");
         assert_eq!(refused.kind(), BackendErrorKind::Misconfigured, "{refused}");
         let said = refused.to_string();
         assert!(said.contains("repeatable read") && said.contains("ALTER ROLE"), "{said}");

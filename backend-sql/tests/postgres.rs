@@ -41,7 +41,7 @@ impl Namespace {
             .timeout(servers::ANSWERS)
             .namespace(&*self.name);
         // The checks run at the same time, and open some DAOs each.
-        builder.max_connections(4).connect().await.expect("the server answers")
+        builder.max_connections(4).open().await.expect("the server answers")
     }
 }
 
@@ -67,7 +67,7 @@ fn main() -> ExitCode {
         let server = servers::shared(Kind::Postgres).await?;
         let builder =
             PostgresLockDao::<String, String>::builder().url(server.url()).timeout(servers::ANSWERS);
-        let dao = builder.namespace(Uuid::new_v4().to_string()).connect().await?;
+        let dao = builder.namespace(Uuid::new_v4().to_string()).open().await?;
         odd_contexts_are_kept_apart(&dao).await;
         Ok(())
     });

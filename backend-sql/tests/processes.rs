@@ -7,7 +7,7 @@ mod child;
 use std::time::{Duration, Instant};
 
 use child::{Child, PATIENCE, eventually, lock, now, open, request};
-use lockcore::{Acquired, ConflictReason, LockDao, Severity};
+use lockcore::{ConflictReason, LockDao, Severity, backend::Acquired};
 use tempfile::TempDir;
 
 const HOUR: Duration = Duration::from_secs(3600);

@@ -3,7 +3,8 @@
 use std::{process::ExitCode, time::Duration};
 
 use lockcore::{
-    AcquireRequest, Acquired, AttemptId, BackendErrorKind, ClaimSet, Grant, LockDao, Mode, Severity,
+    BackendErrorKind, ClaimSet, Grant, LockDao, Mode, Severity,
+    backend::{AcquireRequest, Acquired, AttemptId},
 };
 use lockcore_conformance::{
     eventually,
@@ -28,7 +29,7 @@ fn main() -> ExitCode {
 
 async fn postgres() -> TestResult {
     let server = Server::start(Kind::Postgres).await?;
-    let dao = PostgresLockDao::<String, Uuid>::connect(server.url()).await?;
+    let dao = PostgresLockDao::<String, Uuid>::open(server.url()).await?;
     let mut sql = PgConnection::connect(&server.url()).await?;
     check(&dao, async |read_only| {
         // Both can be done in a read-only session.
@@ -55,7 +56,7 @@ async fn mysql(kind: Kind) -> TestResult {
         sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut sql).await?;
     }
     let url = format!("mysql://app:no%20secret@{}/{database}", server.address());
-    let dao = MysqlLockDao::<String, Uuid>::connect(url).await?;
+    let dao = MysqlLockDao::<String, Uuid>::open(url).await?;
     check(&dao, async |read_only| {
         let set = match read_only {
             true => "SET GLOBAL read_only = ON",
@@ -71,7 +72,7 @@ async fn mysql(kind: Kind) -> TestResult {
 /// MySQL has a way to be read-only for everybody.
 async fn definer(kind: Kind) -> TestResult {
     let server = Server::start(kind).await?;
-    MysqlLockDao::<String, Uuid>::connect(server.url()).await?;
+    MysqlLockDao::<String, Uuid>::open(server.url()).await?;
     let mut sql = MySqlConnection::connect(&server.url()).await?;
     let database: String = sqlx::query_scalar("SELECT DATABASE()").fetch_one(&mut sql).await?;
     for statement in [
@@ -81,7 +82,7 @@ async fn definer(kind: Kind) -> TestResult {
         sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut sql).await?;
     }
     let url = format!("mysql://app:no%20secret@{}/{database}", server.address());
-    let dao = MysqlLockDao::<String, Uuid>::connect(url).await?;
+    let dao = MysqlLockDao::<String, Uuid>::open(url).await?;
     sqlx::raw_sql("SET GLOBAL read_only = ON").execute(&mut sql).await?;
     let held = request("a");
     let Acquired::Granted(granted) = dao.acquire(&held).await? else { return Err("it is free".into()) };

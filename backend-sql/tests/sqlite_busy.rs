@@ -7,7 +7,8 @@ use std::{
 };
 
 use lockcore::{
-    AcquireRequest, Acquired, AttemptId, ClaimSet, FreshContext, Grant, LockDao, Mode, Withdraw, Withdrawn,
+    ClaimSet, FreshContext, Grant, LockDao, Mode,
+    backend::{AcquireRequest, Acquired, AttemptId, Withdraw, Withdrawn},
 };
 use lockcore_sql::SqliteLockDao;
 use rusqlite::Connection;

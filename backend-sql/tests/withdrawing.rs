@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use lockcore::{
-    AcquireRequest, Acquired, AttemptId, Claim, ClaimSet, Grant, LockDao, Mode, Withdraw, Withdrawn,
+    Claim, ClaimSet, Grant, LockDao, Mode,
+    backend::{AcquireRequest, Acquired, AttemptId, Withdraw, Withdrawn},
 };
 use lockcore_sql::SqliteLockDao;
 use uuid::Uuid;

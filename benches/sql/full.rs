@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use lockcore::{AcquireRequest, Acquired, AttemptId, ClaimSet, Grant, LockDao, Mode};
+use lockcore::{
+    ClaimSet, Grant, LockDao, Mode,
+    backend::{AcquireRequest, Acquired, AttemptId},
+};
 use lockcore_benches::Case;
 use uuid::Uuid;
 

@@ -28,7 +28,7 @@ impl Database for Mysql {
     async fn open(url: &str, commits: Commits, prefix: &str) -> Self::Dao {
         connect(url, commits).await;
         let builder = MysqlLockDao::builder().url(url).table_prefix(prefix).max_connections(32);
-        builder.connect().await.expect("the server answers")
+        builder.open().await.expect("the server answers")
     }
 
     async fn bare(url: &str, commits: Commits) -> Client {

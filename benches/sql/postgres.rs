@@ -55,7 +55,7 @@ impl Database for Postgres {
     async fn open(url: &str, commits: Commits, prefix: &str) -> Self::Dao {
         let commit = if commits == Commits::Async { Commit::Async } else { Commit::default() };
         let builder = PostgresLockDao::builder().url(url).table_prefix(prefix).max_connections(32);
-        builder.commit(commit).connect().await.expect("the server answers")
+        builder.commit(commit).open().await.expect("the server answers")
     }
 
     async fn bare(url: &str, commits: Commits) -> Client {

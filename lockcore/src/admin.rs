@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crate::{List, Mode, Owner, StoredContext, Target};
+use crate::{List, Mode, Owner, StoredContext, Target, Uuid};
 
 /// Where a listing goes on, and how much of it to give.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,7 +24,7 @@ impl Default for Page {
 
 /// A page of the ids that are held, queued for or frozen.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Listing<I, C> {
+pub struct Listing<I = String, C = Uuid> {
     /// What was found, ordered by stored form.
     pub ids: Vec<Inspection<I, C>>,
     /// Give this as [`Page::after`] for the next page; `None` after the last.
@@ -33,7 +33,7 @@ pub struct Listing<I, C> {
 
 /// All that the store knows of one id.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Inspection<I, C> {
+pub struct Inspection<I = String, C = Uuid> {
     /// The id; `Err` holds the stored form of one that is not of this service's type.
     pub target: Result<Target<I>, String>,
     /// Who holds it, in order of fence. Expired holders are not listed.

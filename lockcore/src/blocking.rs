@@ -21,17 +21,43 @@ pub struct LockingService<I: Ident = String, C: ContextId = Uuid, D: LockDao<I, 
 }
 
 impl<I: Ident, C: FreshContext, D: LockDao<I, C>> LockingService<I, C, D> {
-    /// A service with the defaults: never waits, and the backend's own lease.
+    /// Creates a service with the defaults: it never waits, and takes the backend's default lease.
     pub fn new(dao: D) -> Self {
         crate::LockingService::new(dao).into()
     }
 
-    /// A service over a backend that is opened by `open`, on the library's own runtime.
+    /// Creates a service over the backend that `open` opens, on the library's own runtime.
     ///
     /// # Errors
     /// Those of `open`.
     pub fn open<E>(open: impl Future<Output = Result<D, E>>) -> Result<Self, E> {
         wait_for(open).map(Self::new)
+    }
+}
+
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockingService<I, C, D> {
+    /// Creates the service that `build` opens and builds, on the library's own runtime: for a [`Builder`](crate::Builder)
+    /// with its defaults, or a service made from configuration.
+    ///
+    /// ```
+    /// use lockcore::{LockingService, blocking};
+    /// use lockcore_memory::MemoryLockDao;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let locks = blocking::LockingService::build(async {
+    ///     LockingService::builder(MemoryLockDao::<String>::new()).owner("nightly").build()
+    /// })?;
+    /// locks.with_locks(["report.csv"], || std::fs::write("/dev/null", "total,42\n"))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of `build`.
+    pub fn build<E>(
+        build: impl Future<Output = Result<crate::LockingService<I, C, D>, E>>,
+    ) -> Result<Self, E> {
+        wait_for(build).map(Self::from)
     }
 }
 
@@ -57,12 +83,16 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> fmt::Debug for LockingService<I, 
 
 /// One call with options of its own, as [`Call`](crate::Call).
 #[must_use = "a call does nothing until it is given ids"]
-pub struct Call<'a, I: Ident, C: ContextId, D: LockDao<I, C>>(AsyncCall<'a, I, C, D>);
+pub struct Call<'a, I: Ident = String, C: ContextId = Uuid, D: LockDao<I, C> = AnyLockDao<I, C>>(
+    AsyncCall<'a, I, C, D>,
+);
 
 /// A held set, as [`LockGuard`](crate::LockGuard). Release it with [`release`](Self::release); dropping it releases in
 /// the background, on the library's own thread.
 #[must_use = "dropping the guard releases the locks"]
-pub struct LockGuard<I: Ident, C: ContextId, D: LockDao<I, C>>(Option<service::LockGuard<I, C, D>>);
+pub struct LockGuard<I: Ident = String, C: ContextId = Uuid, D: LockDao<I, C> = AnyLockDao<I, C>>(
+    Option<service::LockGuard<I, C, D>>,
+);
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockGuard<I, C, D> {
     /// Releases the set, as [`LockGuard::release`](crate::LockGuard::release).
@@ -100,7 +130,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> std::ops::Deref for LockGuard<I, 
 }
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Call<'_, I, C, D> {
-    /// Locks the set, runs the callback on this thread, releases, and gives its value; as
+    /// Locks the set, runs the callback on this thread, releases the set, and returns the callback's value; as
     /// [`Call::with_locks_sync`](crate::Call::with_locks_sync). The callback may borrow and need not be `Send`.
     ///
     /// # Errors

@@ -44,38 +44,60 @@ impl fmt::Display for Mode {
     }
 }
 
-/// One identifier and how it is wanted.
+/// An identifier and the mode in which it is claimed.
+///
+/// ```
+/// use lockcore::{Claim, LockingService};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let locks = LockingService::new(lockcore_memory::MemoryLockDao::<String>::new());
+/// let set = [
+///     Claim::exclusive("account/7"),
+///     Claim::shared("tariff"),
+///     Claim::slots("export", 10).permits(2), // two of ten
+/// ];
+/// let guard = locks.lock(set).await?;
+/// assert_eq!(guard.held().permits("export").len(), 2);
+///
+/// // Others can share, and take up to eight slots.
+/// locks.run_locked([Claim::shared("tariff"), Claim::slots("export", 10)], async || ()).await?;
+/// assert!(locks.lock(["tariff"]).await.is_err());
+/// guard.release().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Claim<I> {
-    /// What is wanted.
+pub struct Claim<I = String> {
+    /// What is claimed.
     pub target: Target<I>,
-    /// How it is wanted.
+    /// The mode.
     pub mode: Mode,
 }
 
 impl<I> Claim<I> {
-    /// The identifier alone.
+    /// Claims the identifier alone.
     pub fn exclusive(id: I) -> Self {
         Claim { target: Target::Id(id), mode: Mode::Exclusive }
     }
 
-    /// The identifier together with other shared holders.
+    /// Claims the identifier together with other shared holders.
     pub fn shared(id: I) -> Self {
         Claim { target: Target::Id(id), mode: Mode::Shared }
     }
 
-    /// One permit of the identifier, of which at most `limit` may be held at once as this caller sees it.
+    /// Claims one permit of the identifier, of which at most `limit` may be held at once as this caller sees it.
     pub fn slots(id: I, limit: u32) -> Self {
         Claim { target: Target::Id(id), mode: Mode::Slots { permits: 1, limit } }
     }
 
-    /// One permit of an identifier whose limit is `buckets * per_bucket`, both as this caller sees them
-    /// now; another caller may see another number. A product past `u32::MAX` counts as `u32::MAX`.
+    /// Claims one permit of an identifier whose limit is `buckets * per_bucket`, both as this caller sees them now; another
+    /// caller may see another number. A product past `u32::MAX` counts as `u32::MAX`.
     pub fn buckets(id: I, buckets: u32, per_bucket: u32) -> Self {
         Claim::slots(id, buckets.saturating_mul(per_bucket))
     }
 
-    /// The global lock, exclusively.
+    /// Claims the global lock, exclusively.
     pub fn global() -> Self {
         Claim { target: Target::Global, mode: Mode::Exclusive }
     }
@@ -88,7 +110,7 @@ impl<I> Claim<I> {
         Claim { target, mode: self.mode }
     }
 
-    /// The same claim for `wanted` permits, from 1 to [`MAX_PERMITS`]; without effect unless it is for slots.
+    /// Changes the claim to `wanted` permits, from 1 to [`MAX_PERMITS`]; without effect unless it is for slots.
     #[must_use]
     pub fn permits(mut self, wanted: u32) -> Self {
         if let Mode::Slots { permits, .. } = &mut self.mode {
@@ -192,7 +214,7 @@ where
 
 /// Claims that were checked, freed of duplicates and ordered by the bytes of their stored forms.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ClaimSet<I> {
+pub struct ClaimSet<I = String> {
     claims: List<Claim<I>>,
 }
 

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use crate::{ContextId, Ident, Mode, Owner, StoredContext, Target};
+use crate::{ContextId, Ident, Mode, Owner, StoredContext, Target, Uuid};
 
 /// How many holders a [`Conflict`] lists at most; it always counts all of them.
 pub const MAX_HOLDERS_LISTED: usize = 8;
@@ -24,7 +24,7 @@ pub struct Holder<C> {
 
 /// One id of a refused set that was in the way.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Conflict<I, C> {
+pub struct Conflict<I = String, C = Uuid> {
     /// The id.
     pub target: Target<I>,
     /// What is in the way.

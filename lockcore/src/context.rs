@@ -1,13 +1,6 @@
-//! Who holds: contexts, the attempts made under them, and the label that tells people who it is.
+//! Holders: contexts, the attempts made under them, and the owner label.
 
-use std::{
-    borrow::Cow,
-    cell::Cell,
-    fmt,
-    hash::{DefaultHasher, Hash, Hasher},
-    ops::Deref,
-    sync::Arc,
-};
+use std::{borrow::Cow, cell::Cell, fmt, hash::Hash, ops::Deref, sync::Arc};
 
 use uuid::Uuid;
 
@@ -19,23 +12,17 @@ pub const MAX_CONTEXT_BYTES: usize = 255;
 /// The longest owner label, in bytes.
 pub const MAX_OWNER_BYTES: usize = 255;
 
-/// The holder of one group of locks taken together.
+/// Identifies the holder of one set of locks.
 ///
-/// A context is made afresh for every call. A worker's name, host or pid may be part of it but must
-/// never be the whole of it: a context used twice at once would let one call free the locks of the
-/// other. For people to read there is the owner label, see [`AcquireRequest::owner`](crate::AcquireRequest).
+/// Every call has a new context. A worker's name, host or pid may be part of it but must never be the whole of it: with a
+/// context that is used twice at once, one call would free the locks of the other. What administration shows is the owner
+/// label, see [`Owner`].
 pub trait ContextId: Clone + Eq + Hash + fmt::Debug + Send + Sync + 'static {
     /// The canonical form: UTF-8, 1 to [`MAX_CONTEXT_BYTES`] bytes, different for different values.
     fn stored(&self) -> Cow<'_, str>;
 
     /// The value whose stored form this is, or `None` if it is none of this type's.
     fn from_stored(stored: &str) -> Option<Self>;
-
-    /// A number that is the same for equal values, and hardly ever for others: made of the stored form, as a type may
-    /// hash only a part of itself.
-    fn mark(&self) -> u64 {
-        hashed(&*self.stored())
-    }
 }
 
 /// A context type that the service can make by itself, one for each call.
@@ -51,12 +38,6 @@ impl ContextId for Uuid {
 
     fn from_stored(stored: &str) -> Option<Self> {
         canonical(stored)
-    }
-
-    fn mark(&self) -> u64 {
-        let (high, low) = self.as_u64_pair();
-        // Odd, with its bits spread (the golden ratio): so neither half is lost.
-        high.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ low
     }
 }
 
@@ -120,19 +101,9 @@ impl ContextId for u64 {
         Cow::Owned(self.to_string())
     }
 
-    fn mark(&self) -> u64 {
-        hashed(self)
-    }
-
     fn from_stored(stored: &str) -> Option<Self> {
         canonical(stored)
     }
-}
-
-fn hashed(value: &(impl Hash + ?Sized)) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.hash(&mut hasher);
-    hasher.finish()
 }
 
 /// A context as a store shows it: one of ours, or what another program wrote there.

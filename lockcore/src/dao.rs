@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use crate::{
     AttemptId, BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, ClaimSet, Conflict,
     ContextId, Finding, Grant, Granted, Ident, Inspection, List, Listing, LostLock, Owner, Page, Swept,
-    Target, Wakeup,
+    Target, Uuid, Wakeup,
 };
 
 /// One try to take a whole set.
@@ -90,14 +90,14 @@ pub enum Withdrawn {
 
 /// What a renewal found.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Renewed<I> {
+pub struct Renewed<I = String> {
     /// What was not extended, and why. Everything else lasts for a whole lease from now.
     pub lost: Vec<LostLock<I>>,
 }
 
 /// What a release found.
 #[derive(Clone, Debug)]
-pub struct Released<I> {
+pub struct Released<I = String> {
     /// What the grant no longer held, and why: released before, expired, broken, vanished.
     pub lost: Vec<LostLock<I>>,
     /// What is still held because it could not be freed.
@@ -118,7 +118,7 @@ pub struct Released<I> {
 /// Any future of this trait may be dropped at any await point. The step then took place or not: after
 /// [`acquire`](Self::acquire) the service sends [`withdraw`](Self::withdraw), after
 /// [`release`](Self::release) it sends the release again.
-pub trait LockDao<I: Ident, C: ContextId>: fmt::Debug + Send + Sync + 'static {
+pub trait LockDao<I: Ident = String, C: ContextId = Uuid>: fmt::Debug + Send + Sync + 'static {
     /// What this backend can do. Never changes during the life of the value.
     fn capabilities(&self) -> Capabilities;
 

@@ -2,7 +2,9 @@
 
 use std::{borrow::Cow, convert::Infallible, error::Error, fmt, io, sync::Arc, time::Duration};
 
-use crate::{Conflict, ContextId, Ident, LostLock, MAX_CONTEXT_BYTES, MAX_ID_BYTES, MAX_OWNER_BYTES, Target};
+use crate::{
+    Conflict, ContextId, Ident, LostLock, MAX_CONTEXT_BYTES, MAX_ID_BYTES, MAX_OWNER_BYTES, Target, Uuid,
+};
 
 /// A request that could never be granted, found before anything was sent.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -228,7 +230,7 @@ impl Error for BackendError {
 /// Why one id of a set was not locked.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum Failure<I, C> {
+pub enum Failure<I = String, C = Uuid> {
     /// Somebody else is in the way.
     Conflict(Conflict<I, C>),
     /// The backend failed, so that nothing is known of any id.
@@ -285,7 +287,7 @@ pub struct TimedOut {
 /// `I` and `C` are the service's identifiers and contexts, `E` the callback's own error.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum LockingError<I, C, E> {
+pub enum LockingError<I = String, C = Uuid, E = Infallible> {
     /// The request could never be granted. Nothing was sent; the callback did not run.
     BadRequest(BadRequest),
     /// The set was not locked, and none of it is. The callback did not run.
@@ -328,7 +330,7 @@ pub enum LockingError<I, C, E> {
 }
 
 /// The outcome of a call whose callback cannot fail.
-pub type LockError<I, C> = LockingError<I, C, Infallible>;
+pub type LockError<I = String, C = Uuid> = LockingError<I, C, Infallible>;
 
 impl<I, C, E> LockingError<I, C, E> {
     /// The same outcome with the callback's error mapped.
@@ -381,7 +383,7 @@ where
     /// as `anyhow::Error` or `Box<dyn Error>`: the callback's own error as it is, anything else as a
     /// [`LockError`].
     pub fn into_dyn(self) -> Box<dyn Error + Send + Sync> {
-        match self.split() {
+        match self.into_callback_error() {
             Ok(error) => error.into(),
             Err(lock_error) => Box::new(lock_error),
         }
@@ -389,8 +391,26 @@ where
 }
 
 impl<I, C, E> LockingError<I, C, E> {
-    /// The callback's own error, or else what went wrong with the locks. Of a loss only the loss stays.
-    pub(crate) fn split(self) -> Result<E, LockError<I, C>> {
+    /// Returns the callback's own error, or else what went wrong with the locks. Of a loss during which the callback failed
+    /// only the loss stays.
+    ///
+    /// ```
+    /// use lockcore::{LockError, LockingError};
+    ///
+    /// # #[derive(Debug)]
+    /// enum AppError {
+    ///     Storage(std::io::Error),
+    ///     Locks(LockError),
+    /// }
+    ///
+    /// fn to_app_error(error: LockingError<String, lockcore::Uuid, std::io::Error>) -> AppError {
+    ///     error.into_callback_error().map_or_else(AppError::Locks, AppError::Storage)
+    /// }
+    /// # let error = LockingError::Callback { error: std::io::ErrorKind::NotFound.into() };
+    /// # assert!(matches!(to_app_error(error), AppError::Storage(_)));
+    /// # assert!(matches!(to_app_error(LockingError::ShutDown), AppError::Locks(_)));
+    /// ```
+    pub fn into_callback_error(self) -> Result<E, LockError<I, C>> {
         match self {
             LockingError::Callback { error } => Ok(error),
             LockingError::Lost { lost, callback } => {
@@ -516,7 +536,7 @@ impl<I: Ident, C: ContextId> From<LockError<I, C>> for io::Error {
 
 /// That the locks of a [`Held`](crate::Held) are lost.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LockLost<I> {
+pub struct LockLost<I = String> {
     /// What was lost, and why.
     pub lost: Vec<LostLock<I>>,
 }

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use crate::{Claim, ClaimSet, List, Mode, Target};
+use crate::{Claim, ClaimSet, List, Mode, Target, Uuid};
 
 /// What a backend decided for one claim of a granted set, in the order of the claims.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -19,7 +19,7 @@ pub struct Granted {
 
 /// A granted claim.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Lock<I> {
+pub struct Lock<I = String> {
     /// What is held.
     pub target: Target<I>,
     /// How it is held, and by which permits.
@@ -38,7 +38,7 @@ impl<I: Clone> Lock<I> {
 /// Release and renewal name the grant, so that they never touch what a later grant of the same context,
 /// or anybody else, holds.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Grant<I, C> {
+pub struct Grant<I = String, C = Uuid> {
     /// The holder.
     pub context: C,
     /// The locks, ordered by the stored forms of their targets.
@@ -117,7 +117,7 @@ impl fmt::Display for LossReason {
 
 /// A lock that is no longer held, and why.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LostLock<I> {
+pub struct LostLock<I = String> {
     /// What was held.
     pub target: Target<I>,
     /// The fence it was held under.

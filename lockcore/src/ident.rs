@@ -78,7 +78,7 @@ pub(crate) fn canonical<T: std::str::FromStr + ToString>(stored: &str) -> Option
 /// No value of the identifier's type is reserved for the global lock; its stored form is the empty
 /// string, which no identifier has.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Target<I> {
+pub enum Target<I = String> {
     /// The lock of everybody who asks for the global lock of a namespace.
     Global,
     /// The lock of one identifier.

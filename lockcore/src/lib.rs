@@ -1,8 +1,8 @@
-//! Locks for sets of ids, in a store that has none of its own.
+//! Distributed locks for stores that have none, such as S3, a file share or an API.
 //!
-//! A [`LockingService`] locks a set of ids under one context, runs a callback, and releases whatever happens: success,
-//! error, panic, or a caller that goes away. Its result says which it was. Where the locks live is a backend's business:
-//! anything that implements [`LockDao`].
+//! A [`LockingService`] locks a set of ids under one context, runs a callback, and releases the set in every case: success,
+//! error, panic, or a caller whose future is dropped. Its typed result says which it was. Where the locks are kept is up to a
+//! backend, which implements [`LockDao`].
 //!
 //! ```
 //! use lockcore::{LockingError, LockingService, Wait};
@@ -29,32 +29,32 @@
 //! # }
 //! ```
 //!
-//! | what | where |
+//! | to | take |
 //! | --- | --- |
-//! | the ways to run something under locks, and their options | [`LockingService`], [`Call`], [`blocking`] |
-//! | how a set is wanted | [`Claim`]: exclusive, shared, slots |
-//! | how long to wait | [`Wait`] |
-//! | what came of it | [`LockingError`], [`Ended`], [`Event`] |
-//! | what is held; writes that a former holder cannot make | [`Held`], [`FenceGuard`] |
-//! | administration | [`LockingService::admin`] |
-//! | a backend of one's own | [`LockDao`], [`Capabilities`], [`rules`], [`StoreVersion`], [`protocol`], [`AnyLockDao`] |
+//! | run something under locks | [`LockingService`]; [`Call`] has the options and shows [which call to take](Call#which-call-do-i-take) |
+//! | do so without an async runtime | [`blocking::LockingService`] |
+//! | lock exclusively, shared, or a number of slots | [`Claim`] |
+//! | wait, in a queue or by retries | [`Wait`] |
+//! | react to what went wrong | [`LockingError`], [`Ended`], [`Event`] |
+//! | refuse the late write of a former holder | [`Held::exclusive_fence`], [`FenceGuard`] |
+//! | list, inspect, break, freeze, sweep | [`LockingService::admin`] |
+//! | choose the backend at run time | [`AnyLockDao`], and the crate `lockcore-any` |
+//! | write a backend | [`LockDao`], [`Capabilities`], [`backend`], [`rules`], [`protocol`] |
 //!
 //! # Features
-//! - `metrics`: counts and times through the `metrics` facade, under names that begin with `lockcore_`: `acquired_total`,
-//!   `refused_total`, `wait_seconds`, `held_seconds`, `renewed_total`, `renewal_lag_seconds`, `renewal_failed_total`,
-//!   `lost_total`, `released_late_total`, `release_failed_total`, `withdraw_failed_total`, `sweep_failed_total`.
-//!   Identifiers are in none of them.
+//! | feature | default | adds |
+//! | --- | --- | --- |
+//! | `metrics` | no | counters and histograms through the `metrics` facade |
+//!
+//! All metrics begin with `lockcore_`: `acquired_total`, `refused_total`, `wait_seconds`, `held_seconds`, `renewed_total`,
+//! `renewal_lag_seconds`, `renewal_failed_total`, `lost_total`, `released_late_total`, `release_failed_total`,
+//! `withdraw_failed_total`, `sweep_failed_total`. Identifiers are in none of them.
 //!
 //! # Forked processes
 //! A child made by `fork` without `exec` has a copy of its parent's services and guards, but not the thread that renews. A
 //! service that was made before the fork refuses every call there ([`BadRequest::Forked`]), and a copied guard or callback
 //! releases nothing: the parent goes on holding the locks. A service that is made in the child, over a backend that is
 //! opened there, works: it starts over with a thread and contexts of its own.
-//!
-//! # A backend of one's own
-//! A backend implements [`LockDao`] and runs the suite of the crate `lockcore-conformance`, which tests what it declares
-//! and that it refuses what it does not. This is a complete one:
-#![doc = concat!("```\n", include_str!("../../tests/tests/third_party.rs"), "\n# fn main() {}\n```")]
 
 mod admin;
 mod background;
@@ -82,30 +82,47 @@ mod waiters;
 mod wakeup;
 
 pub use admin::*;
-pub use background::handle as library_runtime;
 pub use capabilities::Capabilities;
 pub use claim::{Claim, ClaimSet, Ids, IntoClaim, MAX_PERMITS, Mode};
-pub use clock::Moment;
 pub use conflict::{Conflict, ConflictReason, Holder, MAX_HOLDERS_LISTED};
-pub use context::{
-    AttemptId, ContextId, FreshContext, MAX_CONTEXT_BYTES, MAX_OWNER_BYTES, Owner, StoredContext,
-};
-pub use dao::{AcquireRequest, Acquired, LockDao, Released, Renewed, Withdraw, Withdrawn};
+pub use context::{ContextId, FreshContext, MAX_CONTEXT_BYTES, MAX_OWNER_BYTES, Owner, StoredContext};
+pub use dao::{LockDao, Released, Renewed};
 pub use erased::AnyLockDao;
 pub use error::{
     BackendError, BackendErrorKind, BadRequest, CallbackError, Failure, LockError, LockLost, LockingError,
     Phase, TimedOut,
 };
 pub use fence::{ExclusiveFence, FenceGuard, SharedFence, StaleFence};
-pub use grant::{Grant, Granted, Lock, LossReason, LostLock, Offer};
+pub use grant::{Grant, Granted, Lock, LossReason, LostLock};
 pub use ident::{Ident, MAX_ID_BYTES, Target};
-pub use list::{List, ListIter};
 pub use service::{
     Admin, Builder, Call, CallbackResult, Ended, ErrOf, Event, Held, LockGuard, LockingService, OkOf,
-    renew_all,
 };
-pub use store_clock::StoreClock;
-pub use store_version::{ProgramTooOld, StoreFit, StoreVersion};
+pub use uuid::Uuid;
 pub use wait::{Backoff, Exponential, Interval, Wait};
-pub use waiters::Waiters;
-pub use wakeup::{Wake, WakeSender, Wakeup};
+
+/// What only backends need: requests and answers of [`LockDao`], waking waiters, the store's clock and version.
+///
+/// A backend implements [`LockDao`] and runs the suite of the crate `lockcore-conformance`, which tests what the backend
+/// declares, and that it refuses everything else. This is a complete one:
+#[doc = concat!("```\n", include_str!("../../tests/tests/third_party.rs"), "\n# fn main() {}\n```")]
+pub mod backend {
+    pub use crate::{
+        background::handle as library_runtime,
+        clock::Moment,
+        context::AttemptId,
+        dao::{AcquireRequest, Acquired, Withdraw, Withdrawn},
+        grant::Offer,
+        list::{List, ListIter},
+        service::renew_all,
+        store_clock::StoreClock,
+        store_version::{ProgramTooOld, StoreFit, StoreVersion},
+        waiters::Waiters,
+        wakeup::{Wake, WakeSender, Wakeup},
+    };
+}
+
+// For this crate's own modules.
+use backend::{
+    AcquireRequest, Acquired, AttemptId, List, Moment, Offer, Wake, WakeSender, Wakeup, Withdraw, Withdrawn,
+};

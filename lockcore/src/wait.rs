@@ -3,6 +3,24 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 /// How long and in what manner a call waits for locks that others hold. The default is [`Wait::never`].
+///
+/// ```
+/// use lockcore::{Exponential, LockingService, Wait};
+/// use std::time::Duration;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let locks = LockingService::new(lockcore_memory::MemoryLockDao::<String>::new());
+///
+/// // In the queue, served in order of arrival.
+/// locks.wait(Wait::up_to(Duration::from_secs(5))).run_locked(["a"], async || ()).await?;
+///
+/// // Without a place in the queue.
+/// let backoff = Exponential { base: Duration::from_millis(50), max: Duration::from_secs(2) };
+/// locks.wait(Wait::retries(5, backoff)).run_locked(["a"], async || ()).await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Default)]
 pub struct Wait(pub(crate) Strategy);
 
@@ -17,13 +35,13 @@ pub(crate) enum Strategy {
 }
 
 impl Wait {
-    /// Not at all: a set that is not free is refused at once.
+    /// Does not wait: a set that is not free is refused at once.
     pub fn never() -> Self {
         Wait(Strategy::Never)
     }
 
-    /// For at most this long from the call on, in order of arrival where the backend has a queue. Zero is the same as
-    /// [`Wait::never`].
+    /// Waits for at most this long from the call on, in order of arrival where the backend has a queue. Zero is the same
+    /// as [`Wait::never`].
     ///
     /// The call may return up to a second later: a waiter whose time is over leaves the queue and waits that long for the
     /// store's answer, which may be that the set is held by now.
@@ -34,18 +52,18 @@ impl Wait {
         }
     }
 
-    /// Until the set is locked, in order of arrival where the backend has a queue.
+    /// Waits until the set is locked, in order of arrival where the backend has a queue.
     pub fn forever() -> Self {
         Wait(Strategy::Queue { limit: None })
     }
 
-    /// Tries once and then at most `retries` times more, politely: without a place in the queue, behind everybody who
-    /// has one. Zero retries tries once.
+    /// Tries once and then at most `retries` times more, without a place in the queue: waiters that have one come first. Zero
+    /// retries tries once.
     pub fn retries(retries: u32, backoff: impl Backoff + 'static) -> Self {
         Wait(Strategy::Retry { retries: Some(retries), backoff: Arc::new(backoff) })
     }
 
-    /// Tries until the set is locked, politely: without a place in the queue.
+    /// Tries until the set is locked, without a place in the queue.
     pub fn retries_forever(backoff: impl Backoff + 'static) -> Self {
         Wait(Strategy::Retry { retries: None, backoff: Arc::new(backoff) })
     }
@@ -65,7 +83,7 @@ impl fmt::Debug for Wait {
 
 /// How long to pause between two tries. Any `Fn(u32) -> Duration` is one.
 pub trait Backoff: Send + Sync {
-    /// The pause after the try number `attempt`, which counts from 0.
+    /// Returns the pause after the try number `attempt`, which counts from 0.
     fn delay(&self, attempt: u32) -> Duration;
 }
 

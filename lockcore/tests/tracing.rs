@@ -81,10 +81,6 @@ impl ContextId for Panics {
     fn from_stored(_: &str) -> Option<Self> {
         Some(Panics)
     }
-
-    fn mark(&self) -> u64 {
-        7
-    }
 }
 
 #[tokio::test]

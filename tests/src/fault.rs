@@ -10,9 +10,9 @@ use std::{
 };
 
 use lockcore::{
-    AcquireRequest, Acquired, BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, ContextId,
-    Finding, Grant, Ident, Inspection, Listing, LockDao, Page, Released, Renewed, Swept, Target, Withdraw,
-    Withdrawn,
+    BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, ContextId, Finding, Grant, Ident,
+    Inspection, Listing, LockDao, Page, Released, Renewed, Swept, Target,
+    backend::{AcquireRequest, Acquired, Withdraw, Withdrawn},
 };
 use tokio::sync::watch;
 

@@ -9,8 +9,8 @@ use std::{
 
 use futures_util::FutureExt;
 use lockcore::{
-    AcquireRequest, Acquired, BreakMode, Broken, Claim, ConflictReason, Grant, LockDao, LossReason, Mode,
-    StoredContext, Target, Withdraw, Withdrawn,
+    BreakMode, Broken, Claim, ConflictReason, Grant, LockDao, LossReason, Mode, StoredContext, Target,
+    backend::{AcquireRequest, Acquired, Withdraw, Withdrawn},
 };
 use tokio::time::timeout;
 use uuid::Uuid;
@@ -517,7 +517,11 @@ impl<'s, B: Backend> Player<'s, B> {
             let Some(place) = &mut attempt.place else { continue };
             assert!(self.model.waits(number));
             let told = place.told().now_or_never();
-            assert!(!matches!(told, Some(lockcore::Wake::Offer(_))), "{:?}: out of turn", attempt.model);
+            assert!(
+                !matches!(told, Some(lockcore::backend::Wake::Offer(_))),
+                "{:?}: out of turn",
+                attempt.model
+            );
             let lapses = place.recheck().is_some_and(|recheck| attempt.asked.elapsed() > recheck / 2);
             if told.is_some() || lapses {
                 place.still_waits().await;

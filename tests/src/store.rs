@@ -10,9 +10,9 @@ use std::{
 
 use futures_util::future::join_all;
 use lockcore::{
-    AcquireRequest, Acquired, AttemptId, BackendErrorKind, Capabilities, Claim, ClaimSet, Conflict,
-    ConflictReason, FreshContext, Grant, Granted, Ids, LockDao, Mode, Owner, Released, Renewed,
-    StoredContext, Target, Wake, Wakeup, Withdraw, Withdrawn,
+    BackendErrorKind, Capabilities, Claim, ClaimSet, Conflict, ConflictReason, FreshContext, Grant, Granted,
+    Ids, LockDao, Mode, Owner, Released, Renewed, StoredContext, Target,
+    backend::{AcquireRequest, Acquired, AttemptId, Wake, Wakeup, Withdraw, Withdrawn},
 };
 use tokio::{sync::Barrier, time::timeout};
 use uuid::Uuid;
@@ -449,7 +449,7 @@ impl<D: LockDao<String, Uuid>> Place<D> {
         }
     }
 
-    async fn confirm(&self, offer: lockcore::Offer) -> Grant<String, Uuid> {
+    async fn confirm(&self, offer: lockcore::backend::Offer) -> Grant<String, Uuid> {
         let grant = grant(&self.request, offer.granted);
         if offer.remaining.is_some() {
             self.caller.keep(&grant).await;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use lockcore::{
-    AcquireRequest, Acquired, AttemptId, BackendError, BackendErrorKind, ClaimSet, Grant, LockDao, Mode,
-    StoreVersion,
+    BackendError, BackendErrorKind, ClaimSet, Grant, LockDao, Mode,
+    backend::{AcquireRequest, Acquired, AttemptId, StoreVersion},
 };
 use uuid::Uuid;
 

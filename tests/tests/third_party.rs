@@ -8,9 +8,10 @@ use std::{
 };
 
 use lockcore::{
-    AcquireRequest, Acquired, AttemptId, BackendError, BackendErrorKind, Capabilities, Conflict,
-    ConflictReason, Grant, Granted, Holder, LockDao, LossReason, LostLock, Mode, Owner, Released, Renewed,
-    StoredContext, Target, Withdraw, Withdrawn, rules,
+    BackendError, BackendErrorKind, Capabilities, Conflict, ConflictReason, Grant, Granted, Holder, LockDao,
+    LossReason, LostLock, Mode, Owner, Released, Renewed, StoredContext, Target,
+    backend::{AcquireRequest, Acquired, AttemptId, Withdraw, Withdrawn},
+    rules,
 };
 use uuid::Uuid;
 

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockcore::{Claim, LockDao, LockingService, Wait, Withdraw};
+use lockcore::{Claim, LockDao, LockingService, Wait, backend::Withdraw};
 use lockcore_conformance::{
     eventually, race,
     servers::{Kind, TestResult, Trial, trial},

@@ -6,7 +6,10 @@ use std::{
     process::{Command, ExitCode, Output},
 };
 
-use lockcore::{AcquireRequest, Acquired, AttemptId, ClaimSet, FreshContext, Grant, LockDao, Mode};
+use lockcore::{
+    ClaimSet, FreshContext, Grant, LockDao, Mode,
+    backend::{AcquireRequest, Acquired, AttemptId},
+};
 use lockcore_conformance::servers::{Kind, TestResult, Trial, trial};
 use lockcore_dynamo::DynamoLockDao;
 use uuid::Uuid;

@@ -250,7 +250,10 @@ async fn what_we_remember_of_a_free_id_keeps_it_from_nobody() -> TestResult {
     let rig = Rig::new().await?;
     let caller = rig.caller();
     let request = caller.request(["a"]);
-    assert_eq!(caller.withdraw(&request, lockcore::Withdraw::Undo).await, lockcore::Withdrawn::Left);
+    assert_eq!(
+        caller.withdraw(&request, lockcore::backend::Withdraw::Undo).await,
+        lockcore::backend::Withdrawn::Left
+    );
     assert_eq!(rig.other(&["show", "a"]).await, "expires=0", "free, and not to be collected");
     let next = rig.caller();
     let grant = next.take(["a"]).await;
@@ -399,7 +402,7 @@ async fn the_policy_allows_what_programs_ask_for() -> TestResult {
         let request = two.request(ids);
         two.send(&request).await;
         two.send(&request).await;
-        two.withdraw(&request, lockcore::Withdraw::Undo).await;
+        two.withdraw(&request, lockcore::backend::Withdraw::Undo).await;
         one.free(&grant).await;
     }
     let policy: serde_json::Value = serde_json::from_str(&rig.dao.schema().iam_policy())?;

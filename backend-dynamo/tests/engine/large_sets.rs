@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use lockcore::{BackendErrorKind, BadRequest, LockDao, LockingError, LockingService, Withdraw, Withdrawn};
+use lockcore::{
+    BackendErrorKind, BadRequest, LockDao, LockingError, LockingService,
+    backend::{Withdraw, Withdrawn},
+};
 use lockcore_conformance::servers::{Kind, TestResult, Trial, trial};
 use lockcore_dynamo::{DynamoBuilder, LargeSets};
 use uuid::Uuid;

@@ -1,6 +1,6 @@
 //! Programs of several versions in one namespace.
 
-use lockcore::StoreVersion;
+use lockcore::backend::StoreVersion;
 use lockcore_conformance::{
     servers::{self, Kind, TestResult, Trial, trial},
     versions,

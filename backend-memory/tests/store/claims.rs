@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockcore::{AcquireRequest, Claim};
+use lockcore::{Claim, backend::AcquireRequest};
 
 pub(crate) fn shared(id: &str) -> Claim<String> {
     Claim::shared(id.to_owned())

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use lockcore::{Acquired, LockDao, LossReason, Wake, Withdraw, Withdrawn};
+use lockcore::{
+    LockDao, LossReason,
+    backend::{Acquired, Wake, Withdraw, Withdrawn},
+};
 use tokio::time::advance;
 
 use crate::{
@@ -207,7 +210,7 @@ async fn asking_again_never_shortens_what_is_held() {
     let dao = Dao::new();
     take(&dao, &request(1, [exclusive("a")]));
     let mut again = leased(request(1, [exclusive("a")]), SECOND);
-    again.attempt = lockcore::AttemptId(99);
+    again.attempt = lockcore::backend::AttemptId(99);
     take(&dao, &again);
     advance(2 * SECOND).await;
     assert_eq!(dao.current()[0].holders.len(), 1);

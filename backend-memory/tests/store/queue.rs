@@ -1,7 +1,8 @@
 //! The queue of this backend: order, hand-over across sets, leaving, and what is left behind - nothing.
 
 use lockcore::{
-    Acquired, BackendErrorKind, ConflictReason, LockDao, Mode, StoredContext, Target, Withdraw, Withdrawn,
+    BackendErrorKind, ConflictReason, LockDao, Mode, StoredContext, Target,
+    backend::{Acquired, Withdraw, Withdrawn},
 };
 
 use crate::{
@@ -205,7 +206,7 @@ fn room_that_a_hand_off_makes_is_handed_on() {
     let stopper = take(&dao, &request(4, [exclusive("y")]));
     let mut last = queue(&dao, request(5, [slots("pool", 1, 9), exclusive("y")]));
     let mut meanwhile = request(3, [slots("pool", 2, 4)]);
-    meanwhile.attempt = lockcore::AttemptId(99);
+    meanwhile.attempt = lockcore::backend::AttemptId(99);
     meanwhile.nested = true;
     take(&dao, &meanwhile);
     free(&dao, &held);
@@ -240,7 +241,7 @@ fn fewer_permits_let_the_next_in() {
     take(&dao, &more);
     let mut next = queue(&dao, request(2, [slots("pool", 1, 2)]));
     more.claims = request(1, [slots("pool", 1, 2)]).claims;
-    more.attempt = lockcore::AttemptId(99);
+    more.attempt = lockcore::backend::AttemptId(99);
     let fewer = take(&dao, &more);
     let next = next.offered().expect("a permit is free");
     assert_ne!(next.locks[0].granted.permits, fewer.locks[0].granted.permits);
@@ -254,7 +255,7 @@ fn undoing_a_change_brings_back_what_was_held() {
     let dao = Dao::new();
     let reading = take(&dao, &request(1, [shared("a")]));
     let mut upgrade = request(1, [exclusive("a"), exclusive("b")]);
-    upgrade.attempt = lockcore::AttemptId(99);
+    upgrade.attempt = lockcore::backend::AttemptId(99);
     take(&dao, &upgrade);
     assert_eq!(withdraw(&dao, &upgrade, Withdraw::Undo), Withdrawn::Left);
     let holders = &dao.current()[0].holders;
@@ -278,7 +279,10 @@ fn an_offer_nobody_heard_is_found_by_asking_again_or_by_leaving() {
         panic!("it was granted by now")
     };
     free(&dao, &grant(&leaves, granted));
-    assert!(matches!(told(&mut last.wakeup), Some(lockcore::Wake::Recheck)), "an offer unheard can end");
+    assert!(
+        matches!(told(&mut last.wakeup), Some(lockcore::backend::Wake::Recheck)),
+        "an offer unheard can end"
+    );
     last = queue(&dao, last.request);
     assert_eq!(withdraw(&dao, &undoes, Withdraw::Undo), Withdrawn::Left);
     free(&dao, &last.offered().expect("the one before has left"));
@@ -294,7 +298,10 @@ fn a_waiter_that_asks_again_keeps_its_place() {
     let mut first = queue(&dao, request(2, [exclusive("a")]));
     let mut second = queue(&dao, request(3, [exclusive("a")]));
     let again = queue(&dao, first.request.clone());
-    assert!(matches!(told(&mut first.wakeup), Some(lockcore::Wake::Recheck)), "the old wake-up ends");
+    assert!(
+        matches!(told(&mut first.wakeup), Some(lockcore::backend::Wake::Recheck)),
+        "the old wake-up ends"
+    );
     first = again;
     free(&dao, &held);
     assert!(second.offered().is_none());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockcore::{BreakMode, LockDao, Target, Withdraw};
+use lockcore::{BreakMode, LockDao, Target, backend::Withdraw};
 use lockcore_memory::{MemoryLockDao, What};
 
 use crate::{

@@ -10,7 +10,11 @@ use std::{
     time::Duration,
 };
 
-use lockcore::{Acquired, Claim, Grant, LockDao, Mode, Target, Wake, Withdraw, Withdrawn, rules::InUse};
+use lockcore::{
+    Claim, Grant, LockDao, Mode, Target,
+    backend::{Acquired, Wake, Withdraw, Withdrawn},
+    rules::InUse,
+};
 use tokio::time::timeout;
 
 use crate::{
@@ -87,7 +91,7 @@ async fn play(dao: &Dao, inside: &Inside, context: u64, steps: u64, granted: &At
     let mut random = fastrand::Rng::with_seed(context);
     for step in 0..steps {
         let mut request = request(context, random_claims(&mut random));
-        request.attempt = lockcore::AttemptId(step);
+        request.attempt = lockcore::backend::AttemptId(step);
         request.queue = random.u32(..10) > 0;
         let held = match dao.acquire(&request).await.unwrap() {
             Acquired::Granted(granted) => grant(&request, granted),
@@ -124,7 +128,7 @@ async fn play(dao: &Dao, inside: &Inside, context: u64, steps: u64, granted: &At
     }
 }
 
-async fn ask_until_granted(dao: &Dao, request: &lockcore::AcquireRequest<String, u64>) -> Held {
+async fn ask_until_granted(dao: &Dao, request: &lockcore::backend::AcquireRequest<String, u64>) -> Held {
     loop {
         match dao.acquire(request).await.unwrap() {
             Acquired::Granted(granted) => return grant(request, granted),
@@ -222,9 +226,9 @@ async fn a_panic_in_the_users_type_leaves_the_table_usable() {
     let dao = Arc::new(lockcore_memory::MemoryLockDao::<Fragile, u64>::new().with_shards(1));
     let ask = |id: u32| {
         let claims = lockcore::ClaimSet::new([Claim::exclusive(Fragile(id))], Mode::Exclusive).unwrap();
-        lockcore::AcquireRequest {
+        lockcore::backend::AcquireRequest {
             context: 1,
-            attempt: lockcore::AttemptId(1),
+            attempt: lockcore::backend::AttemptId(1),
             claims,
             lease: None,
             owner: lockcore::Owner::default(),

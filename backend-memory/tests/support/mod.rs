@@ -8,8 +8,8 @@ use std::{
 };
 
 use lockcore::{
-    AcquireRequest, Acquired, AttemptId, Claim, ClaimSet, Conflict, Grant, List, LockDao, Mode, Owner, Wake,
-    Wakeup, Withdraw, Withdrawn,
+    Claim, ClaimSet, Conflict, Grant, LockDao, Mode, Owner,
+    backend::{AcquireRequest, Acquired, AttemptId, List, Wake, Wakeup, Withdraw, Withdrawn},
 };
 use lockcore_memory::MemoryLockDao;
 

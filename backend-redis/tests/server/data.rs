@@ -45,7 +45,7 @@ async fn take(store: &Store<Place>, id: &str) -> Grant<String, Uuid> {
     let request = caller.request([id]);
     eventually("it is taken", || async {
         match store.dao().acquire(&request).await {
-            Ok(lockcore::Acquired::Granted(granted)) => {
+            Ok(lockcore::backend::Acquired::Granted(granted)) => {
                 Some(lockcore_conformance::store::grant(&request, granted))
             }
             Ok(other) => panic!("{other:?}"),

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use lockcore::{Acquired, Claim, Grant, LockDao};
+use lockcore::{Claim, Grant, LockDao, backend::Acquired};
 use lockcore_conformance::{
     Caller, Store,
     servers::{Cluster, Kind, Server, ServerError, TestResult},

@@ -251,8 +251,10 @@ pub(crate) async fn a_stopped_server_is_a_timeout_in_doubt() -> TestResult {
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     assert_eq!((error.kind(), error.in_doubt()), (BackendErrorKind::Timeout, true), "{error:?}");
     server.resume().await?;
-    eventually("withdrawn", || async { store.dao().withdraw(&request, lockcore::Withdraw::Undo).await.ok() })
-        .await;
+    eventually("withdrawn", || async {
+        store.dao().withdraw(&request, lockcore::backend::Withdraw::Undo).await.ok()
+    })
+    .await;
     us.refused_as_withdrawn(&request).await;
     assert!(store.is_free(&["a"]).await);
     Ok(())

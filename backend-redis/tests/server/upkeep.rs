@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use lockcore::{Acquired, Claim, Grant, LockDao, Mode, Wake, Withdraw, Withdrawn};
+use lockcore::{
+    Claim, Grant, LockDao, Mode,
+    backend::{Acquired, Wake, Withdraw, Withdrawn},
+};
 use lockcore_conformance::{
     Caller, Store, eventually,
     servers::TestResult,

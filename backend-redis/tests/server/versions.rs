@@ -1,6 +1,6 @@
 //! Programs of several versions in one namespace.
 
-use lockcore::{BackendErrorKind, LockDao, StoreVersion, Target};
+use lockcore::{BackendErrorKind, LockDao, Target, backend::StoreVersion};
 use lockcore_conformance::{servers::TestResult, versions};
 
 use crate::place::Place;

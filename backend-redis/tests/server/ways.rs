@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use lockcore::{AcquireRequest, BackendErrorKind, BreakMode, Claim, LockDao, Mode, Withdraw, Withdrawn};
+use lockcore::{
+    BackendErrorKind, BreakMode, Claim, LockDao, Mode,
+    backend::{AcquireRequest, Withdraw, Withdrawn},
+};
 use lockcore_conformance::{
     Store,
     servers::TestResult,

@@ -21,14 +21,14 @@ pub(crate) async fn run(url: &str, from: &str, to: &str, amount: i64) -> Done {
         let open =
             "INSERT INTO ledger_account (name, balance) VALUES ($1, 100), ($2, 100) ON CONFLICT DO NOTHING";
         sqlx::query(open).bind(from).bind(to).execute(&pool).await?;
-        let locks = LockingService::new(PostgresLockDao::<String>::connect(url).await?);
+        let locks = LockingService::new(PostgresLockDao::<String>::open(url).await?);
         transfer(&locks, &Ledger::Postgres(pool), from, to, amount).await
     } else {
         let pool = MySqlPool::connect(url).await?;
         sqlx::raw_sql(TABLE).execute(&pool).await?;
         let open = "INSERT IGNORE INTO ledger_account (name, balance) VALUES (?, 100), (?, 100)";
         sqlx::query(open).bind(from).bind(to).execute(&pool).await?;
-        let locks = LockingService::new(MysqlLockDao::<String>::connect(url).await?);
+        let locks = LockingService::new(MysqlLockDao::<String>::open(url).await?);
         transfer(&locks, &Ledger::Mysql(pool), from, to, amount).await
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{fmt, marker::PhantomData, str::FromStr, time::Duration};
 
-use lockcore::{Capabilities, ContextId, Ident, StoreVersion};
+use lockcore::{Capabilities, ContextId, Ident, backend::StoreVersion};
 use sqlx::{ConnectOptions, MySqlPool, mysql::MySqlConnectOptions};
 
 use super::schema::VERSION;
@@ -109,6 +109,7 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
     }
 
     /// For tests: a program of another version.
+    #[cfg(feature = "testing")]
     #[doc(hidden)]
     #[must_use]
     pub fn program_version(mut self, program: StoreVersion) -> Self {

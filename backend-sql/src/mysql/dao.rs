@@ -13,12 +13,23 @@ use crate::server::ServerLockDao;
 pub type MysqlLockDao<I = String, C = Uuid> = ServerLockDao<I, C, Mysql>;
 
 impl<I: Ident, C: ContextId> MysqlLockDao<I, C> {
-    /// Connects to the server at `url` with the default settings.
+    /// Connects to the server at `url` with default settings.
+    ///
+    /// ```no_run
+    /// use lockcore::LockingService;
+    /// use lockcore_sql::MysqlLockDao;
+    ///
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let locks = LockingService::new(MysqlLockDao::<String>::open("mysql://app@db.internal/app").await?);
+    /// locks.run_locked(["report.csv"], async || ()).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// As [`MysqlBuilder::connect`].
-    pub async fn connect(url: impl Into<String>) -> Result<Self, BackendError> {
-        Self::builder().url(url).connect().await
+    /// As [`MysqlBuilder::open`].
+    pub async fn open(url: impl Into<String>) -> Result<Self, BackendError> {
+        Self::builder().url(url).open().await
     }
 
     /// Returns settings to choose before connecting.
@@ -62,7 +73,7 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
     /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) says that the server is too old, or the schema missing or
     /// for newer programs; [`Unavailable`](lockcore::BackendErrorKind::Unavailable) and
     /// [`Denied`](lockcore::BackendErrorKind::Denied) if the server cannot be used.
-    pub async fn connect(self) -> Result<MysqlLockDao<I, C>, BackendError> {
+    pub async fn open(self) -> Result<MysqlLockDao<I, C>, BackendError> {
         config::check_prefix(&self.settings.prefix)?;
         let source = match self.server {
             Server::None => return Err(config::refused("url", "it must name a server").into()),
@@ -70,6 +81,6 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
             Server::Options(options) => Source::Own(Box::new(config::plain(*options))),
             Server::Pool(pool) => Source::Pool(pool),
         };
-        ServerLockDao::open(Mysql::new(source, self.settings)?).await
+        ServerLockDao::over(Mysql::new(source, self.settings)?).await
     }
 }

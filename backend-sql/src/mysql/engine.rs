@@ -2,7 +2,10 @@
 
 use std::{fmt, fmt::Write};
 
-use lockcore::{BreakMode, Capabilities, Finding, StoreVersion, Withdraw};
+use lockcore::{
+    BreakMode, Capabilities, Finding,
+    backend::{StoreVersion, Withdraw},
+};
 use sqlx::{ConnectOptions, MySqlPool, mysql::MySqlConnectOptions};
 
 use super::{

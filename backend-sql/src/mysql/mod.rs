@@ -5,7 +5,7 @@
 //! use lockcore_sql::MysqlLockDao;
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-//! let dao = MysqlLockDao::<String>::connect("mysql://app@db.example/app").await?;
+//! let dao = MysqlLockDao::<String>::open("mysql://app@db.example/app").await?;
 //! let locks = LockingService::new(dao);
 //! locks.with_locks(["accounts/7", "accounts/9"], async || -> std::io::Result<_> { Ok(()) }).await?;
 //! # Ok(())

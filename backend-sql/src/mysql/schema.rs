@@ -2,7 +2,10 @@
 
 use std::borrow::Cow;
 
-use lockcore::{StoreFit, StoreVersion, protocol};
+use lockcore::{
+    backend::{StoreFit, StoreVersion},
+    protocol,
+};
 use sqlx::{AssertSqlSafe, Row};
 
 use super::{

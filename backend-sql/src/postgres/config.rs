@@ -2,7 +2,7 @@
 
 use std::{fmt, marker::PhantomData, str::FromStr, time::Duration};
 
-use lockcore::{ContextId, Ident, StoreVersion};
+use lockcore::{ContextId, Ident, backend::StoreVersion};
 use sqlx::{ConnectOptions, PgPool, postgres::PgConnectOptions};
 
 use super::schema::VERSION;
@@ -157,6 +157,7 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
     }
 
     /// For tests: a program of another version.
+    #[cfg(feature = "testing")]
     #[doc(hidden)]
     #[must_use]
     pub fn program_version(mut self, program: StoreVersion) -> Self {

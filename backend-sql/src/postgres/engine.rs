@@ -7,8 +7,8 @@ use std::{
 };
 
 use lockcore::{
-    BackendError, BackendErrorKind, BreakMode, Capabilities, ContextId, Finding, Ident, StoreVersion,
-    Withdraw,
+    BackendError, BackendErrorKind, BreakMode, Capabilities, ContextId, Finding, Ident,
+    backend::{StoreVersion, Withdraw},
 };
 use sqlx::{
     AssertSqlSafe, ConnectOptions, Row,
@@ -48,12 +48,23 @@ const LEVEL: (&str, &str) = ("default_transaction_isolation", "read committed");
 pub type PostgresLockDao<I = String, C = Uuid> = ServerLockDao<I, C, Postgres>;
 
 impl<I: Ident, C: ContextId> PostgresLockDao<I, C> {
-    /// Connects to the server at `url` with the usual settings.
+    /// Connects to the server at `url` with default settings.
+    ///
+    /// ```no_run
+    /// use lockcore::LockingService;
+    /// use lockcore_sql::PostgresLockDao;
+    ///
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let locks = LockingService::new(PostgresLockDao::<String>::open("postgres://app@db.internal/app").await?);
+    /// locks.run_locked(["report.csv"], async || ()).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// As [`PostgresBuilder::connect`].
-    pub async fn connect(url: impl Into<String>) -> Result<Self, BackendError> {
-        Self::builder().url(url).connect().await
+    /// As [`PostgresBuilder::open`].
+    pub async fn open(url: impl Into<String>) -> Result<Self, BackendError> {
+        Self::builder().url(url).open().await
     }
 
     /// The quoted name of the function with which the application's own statements check a fence:
@@ -98,9 +109,9 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
     /// [`Misconfigured`](BackendErrorKind::Misconfigured) says that the schema is missing or for newer programs, or that the
     /// role's isolation level is not `read committed` and cannot be set; [`Unavailable`](BackendErrorKind::Unavailable) and
     /// [`Denied`](BackendErrorKind::Denied) if the server cannot be used.
-    pub async fn connect(self) -> Result<PostgresLockDao<I, C>, BackendError> {
+    pub async fn open(self) -> Result<PostgresLockDao<I, C>, BackendError> {
         let (source, listen, options) = self.checked()?;
-        ServerLockDao::open(Postgres::new(source, listen, options)).await
+        ServerLockDao::over(Postgres::new(source, listen, options)).await
     }
 }
 

@@ -5,7 +5,7 @@
 //! use lockcore_sql::PostgresLockDao;
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-//! let dao = PostgresLockDao::<String>::connect("postgres://app@db.example/app").await?;
+//! let dao = PostgresLockDao::<String>::open("postgres://app@db.example/app").await?;
 //! let locks = LockingService::new(dao);
 //! locks.with_locks(["accounts/7", "accounts/9"], async || -> std::io::Result<_> { Ok(()) }).await?;
 //! # Ok(())

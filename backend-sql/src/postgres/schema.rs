@@ -2,7 +2,10 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use lockcore::{StoreFit, StoreVersion, protocol};
+use lockcore::{
+    backend::{StoreFit, StoreVersion},
+    protocol,
+};
 use sqlx::{AssertSqlSafe, Row};
 
 use super::{error::failed, link::Link};

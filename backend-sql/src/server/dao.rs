@@ -9,9 +9,9 @@ use super::{
     watch::{Push, Shared, Watch},
 };
 use lockcore::{
-    AcquireRequest, Acquired, BackendError, BreakMode, Broken, Capabilities, ContextId, Finding, Grant,
-    Ident, Inspection, Listing, LockDao, LostLock, Page, Released, Renewed, Severity, StoreFit, StoreVersion,
-    Swept, Target, Wakeup, Withdraw, Withdrawn,
+    BackendError, BreakMode, Broken, Capabilities, ContextId, Finding, Grant, Ident, Inspection, Listing,
+    LockDao, LostLock, Page, Released, Renewed, Severity, Swept, Target,
+    backend::{AcquireRequest, Acquired, StoreFit, StoreVersion, Wakeup, Withdraw, Withdrawn},
 };
 
 /// After how long a waiter asks again though nothing woke it. The heartbeats look after it, so this is for the case that
@@ -29,7 +29,7 @@ pub struct ServerLockDao<I, C, E: Engine> {
 
 impl<I: Ident, C: ContextId, E: Engine> ServerLockDao<I, C, E> {
     /// Connects, creates or migrates the schema if the settings say so, and begins to listen.
-    pub(crate) async fn open(engine: E) -> Result<Self, BackendError> {
+    pub(crate) async fn over(engine: E) -> Result<Self, BackendError> {
         engine.settings().check(E::NAME)?;
         let shared = Arc::new(Shared::new(engine));
         let (timeout, checked) = (shared.engine().settings().timeout, shared.clone());

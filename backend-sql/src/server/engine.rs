@@ -2,7 +2,10 @@
 
 use std::{fmt, time::Duration};
 
-use lockcore::{BreakMode, Capabilities, Finding, Page, StoreVersion, Withdraw};
+use lockcore::{
+    BreakMode, Capabilities, Finding, Page,
+    backend::{StoreVersion, Withdraw},
+};
 
 use super::{
     Key, Place, ServerError, Settings, StoredGrant, StoredRequest,

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use lockcore::{BackendError, BackendErrorKind, ProgramTooOld, StoreVersion};
+use lockcore::{
+    BackendError, BackendErrorKind,
+    backend::{ProgramTooOld, StoreVersion},
+};
 
 /// A failure. Each engine classifies by the server's codes, never by message.
 #[derive(Debug, thiserror::Error)]

@@ -18,9 +18,9 @@
 use std::time::{Duration, SystemTime};
 
 use lockcore::{
-    AcquireRequest, BreakRecord, Broken, Conflict, ConflictReason, ContextId, Grant, Granted, HeldBy, Holder,
-    Ident, Inspection, List, Listing, LossReason, LostLock, Mode, Owner, StoredContext, Swept, Target,
-    WaitingFor,
+    BreakRecord, Broken, Conflict, ConflictReason, ContextId, Grant, Granted, HeldBy, Holder, Ident,
+    Inspection, Listing, LossReason, LostLock, Mode, Owner, StoredContext, Swept, Target, WaitingFor,
+    backend::{AcquireRequest, List},
 };
 use serde::Deserialize;
 

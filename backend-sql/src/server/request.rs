@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockcore::{AcquireRequest, ContextId, Grant, Ident, Mode, Target};
+use lockcore::{ContextId, Grant, Ident, Mode, Target, backend::AcquireRequest};
 
 /// The longest lease that is stored, in microseconds: some thousand years.
 const LONGEST: i64 = i64::MAX / 256;

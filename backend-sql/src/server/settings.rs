@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockcore::StoreVersion;
+use lockcore::backend::StoreVersion;
 
 use super::ServerError;
 

@@ -16,7 +16,7 @@ use std::{
 };
 
 use lockcore::{
-    Moment, Offer, StoreClock, Waiters, Wake, Wakeup,
+    backend::{Moment, Offer, StoreClock, Waiters, Wake, Wakeup},
     protocol::{HEARTBEAT, HEARTBEAT_LASTS},
 };
 use tokio::{

@@ -1,6 +1,10 @@
 //! Taking a set, and withdrawing a try to.
 
-use lockcore::{ConflictReason, Granted, List, Owner, Withdraw, protocol, rules};
+use lockcore::{
+    ConflictReason, Granted, Owner,
+    backend::{List, Withdraw},
+    protocol, rules,
+};
 use rusqlite::{OptionalExtension, params};
 use smallvec::SmallVec;
 

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use lockcore::{BackendError, ContextId, Ident, StoreVersion};
+use lockcore::{BackendError, ContextId, Ident, backend::StoreVersion};
 
 use super::{error::StoreError, statements::VERSION};
 
@@ -113,6 +113,7 @@ impl<I: Ident, C: ContextId> SqliteBuilder<I, C> {
     }
 
     /// For tests: has another boot id than the host, as a container may.
+    #[cfg(feature = "testing")]
     #[doc(hidden)]
     #[must_use]
     pub fn pretend_boot(mut self, boot: i64) -> Self {
@@ -121,6 +122,7 @@ impl<I: Ident, C: ContextId> SqliteBuilder<I, C> {
     }
 
     /// For tests: takes the host to have booted just now, under another boot id.
+    #[cfg(feature = "testing")]
     #[doc(hidden)]
     #[must_use]
     pub fn pretend_reboot(mut self, boot: i64) -> Self {
@@ -129,6 +131,7 @@ impl<I: Ident, C: ContextId> SqliteBuilder<I, C> {
     }
 
     /// For tests: a clock that is ahead of the host's.
+    #[cfg(feature = "testing")]
     #[doc(hidden)]
     #[must_use]
     pub fn pretend_ahead(mut self, ahead: Duration) -> Self {
@@ -137,6 +140,7 @@ impl<I: Ident, C: ContextId> SqliteBuilder<I, C> {
     }
 
     /// For tests: a program of another version.
+    #[cfg(feature = "testing")]
     #[doc(hidden)]
     #[must_use]
     pub fn program_version(mut self, program: StoreVersion) -> Self {

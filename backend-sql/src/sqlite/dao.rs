@@ -3,9 +3,9 @@
 use std::{fmt, marker::PhantomData, path::Path, time::Duration};
 
 use lockcore::{
-    AcquireRequest, Acquired, BackendError, BreakMode, Broken, Capabilities, Conflict, ConflictReason,
-    ContextId, Finding, Grant, Holder, Ident, Inspection, Listing, LockDao, LostLock, Page, Released,
-    Renewed, Swept, Target, Withdraw, Withdrawn,
+    BackendError, BreakMode, Broken, Capabilities, Conflict, ConflictReason, ContextId, Finding, Grant,
+    Holder, Ident, Inspection, Listing, LockDao, LostLock, Page, Released, Renewed, Swept, Target,
+    backend::{AcquireRequest, Acquired, Withdraw, Withdrawn},
 };
 use uuid::Uuid;
 
@@ -33,7 +33,18 @@ pub struct SqliteLockDao<I = String, C = Uuid> {
 }
 
 impl<I: Ident, C: ContextId> SqliteLockDao<I, C> {
-    /// Opens the database file at `path`, or a store of its own for `:memory:`, with the usual settings.
+    /// Opens the database file at `path`, or a private store for `:memory:`, with default settings.
+    ///
+    /// ```no_run
+    /// use lockcore::LockingService;
+    /// use lockcore_sql::SqliteLockDao;
+    ///
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let locks = LockingService::new(SqliteLockDao::<String>::open("/var/lib/app/locks.db").await?);
+    /// locks.run_locked(["report.csv"], async || ()).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`SqliteBuilder::open`].
@@ -41,7 +52,7 @@ impl<I: Ident, C: ContextId> SqliteLockDao<I, C> {
         Self::builder().path(path).open().await
     }
 
-    /// Settings to choose before opening.
+    /// Returns settings to choose before opening.
     pub fn builder() -> SqliteBuilder<I, C> {
         SqliteBuilder::new()
     }

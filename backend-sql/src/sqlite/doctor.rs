@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use lockcore::{Finding, Severity, StoreFit};
+use lockcore::{Finding, Severity, backend::StoreFit};
 
 use super::{
     error::StoreError,

@@ -2,7 +2,7 @@
 
 use std::{io, path::Path};
 
-use lockcore::{BackendError, BackendErrorKind, ProgramTooOld};
+use lockcore::{BackendError, BackendErrorKind, backend::ProgramTooOld};
 use rusqlite::ffi;
 
 use super::file;

@@ -1,6 +1,6 @@
 //! Granting: the rows of what a context holds from now on.
 
-use lockcore::{Granted, List, Mode, Owner, rules, rules::InUse};
+use lockcore::{Granted, Mode, Owner, backend::List, rules, rules::InUse};
 use rusqlite::{OptionalExtension, Statement, params};
 
 use super::{

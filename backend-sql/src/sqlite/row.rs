@@ -3,7 +3,7 @@
 use std::{ops::Deref, sync::Arc};
 
 use bytes::Bytes;
-use lockcore::{Ident, List, Mode, Owner, StoredContext, Target};
+use lockcore::{Ident, Mode, Owner, StoredContext, Target, backend::List};
 use rusqlite::{
     Row,
     types::{FromSql, FromSqlResult, ValueRef},

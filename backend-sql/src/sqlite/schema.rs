@@ -1,6 +1,6 @@
 //! The tables: made and migrated when the database is opened.
 
-use lockcore::{StoreFit, StoreVersion};
+use lockcore::backend::{StoreFit, StoreVersion};
 use rusqlite::params;
 
 use super::{

@@ -1,6 +1,6 @@
 //! All SQL text of this database.
 
-use lockcore::StoreVersion;
+use lockcore::backend::StoreVersion;
 
 /// The version of the tables below; see [`schema`].
 pub(super) const VERSION: StoreVersion = StoreVersion { version: 1, oldest_program: 1 };

@@ -3,7 +3,11 @@
 use std::collections::{HashMap, HashSet};
 
 use foldhash::fast::RandomState;
-use lockcore::{Granted, List, Moment, protocol};
+use lockcore::{
+    Granted,
+    backend::{List, Moment},
+    protocol,
+};
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Statement, params};
 use smallvec::SmallVec;
 

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore::WakeSender;
+use lockcore::backend::WakeSender;
 
 use super::{
     file::FileId,

@@ -11,7 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore::{Offer, Wake, Wakeup, protocol};
+use lockcore::{
+    backend::{Offer, Wake, Wakeup},
+    protocol,
+};
 
 use super::{
     acquire::{self, Request, Verdict},
@@ -393,6 +396,6 @@ impl Worker {
                 tracing::warn!(path = %self.path(), %error, "the database could not be opened again");
             }
         }
-        lockcore::renew_all();
+        lockcore::backend::renew_all();
     }
 }

@@ -9,7 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore::{AcquireRequest, Acquired, AttemptId, ClaimSet, Grant, Granted, List, LockDao, Mode, Wake};
+use lockcore::{
+    ClaimSet, Grant, Granted, LockDao, Mode,
+    backend::{AcquireRequest, Acquired, AttemptId, List, Wake},
+};
 use lockcore_sql::SqliteLockDao;
 use rusqlite::Connection;
 use rustix::{

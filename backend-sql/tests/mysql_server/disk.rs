@@ -35,7 +35,7 @@ async fn a_full_one_is_told_and_nothing_is_granted_twice(kind: Kind) -> TestResu
 }
 
 async fn on_a_full_disk(server: &Server) -> TestResult {
-    let open = async || MysqlLockDao::builder().url(server.url()).timeout(servers::ANSWERS).connect().await;
+    let open = async || MysqlLockDao::builder().url(server.url()).timeout(servers::ANSWERS).open().await;
     let (dao, other): (Dao, Dao) = (open().await?, open().await?);
     let mut filler = Sql(MySqlConnection::connect(&server.url()).await?);
     let mut clearer = Sql(MySqlConnection::connect(&server.url()).await?);

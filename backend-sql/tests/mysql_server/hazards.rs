@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use lockcore::{AcquireRequest, Acquired, LockDao, LossReason, Target, Withdraw};
+use lockcore::{
+    LockDao, LossReason, Target,
+    backend::{AcquireRequest, Acquired, Withdraw},
+};
 use lockcore_conformance::servers::{Kind, Proxy, TestResult, Trial};
 use lockcore_sql::MysqlLockDao;
 use sqlx::{Connection, MySqlConnection};
@@ -41,7 +44,7 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
 /// answer on it.
 async fn an_abandoned_exchange_harms_nobody(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
-    let dao = place.builder().max_connections(1).connect().await?;
+    let dao = place.builder().max_connections(1).open().await?;
     for round in 0..60_u64 {
         let abandoned = request(["a", "b"]);
         let acquire = dao.acquire(&abandoned);
@@ -108,7 +111,7 @@ async fn a_deadlock_is_retried(kind: Kind) -> TestResult {
 /// All connections are cut at once, as by a restart: what can be repeated is, the rest is told as in doubt once.
 async fn a_cut_connection_is_replaced(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
-    let dao = place.builder().listen(false).connect().await?;
+    let dao = place.builder().listen(false).open().await?;
     let held = take(&dao, ["a"]).await?;
     let mut sql = place.sql().await?;
     let cut = async |sql: &mut crate::place::Sql| {
@@ -143,7 +146,7 @@ async fn an_exhausted_pool_is_told(kind: Kind) -> TestResult {
         let place = Place::new(kind).await?;
         place.open().await?;
         // The server waits for the row a second at least.
-        let dao = place.builder().max_connections(1).timeout(Duration::from_millis(900)).connect().await?;
+        let dao = place.builder().max_connections(1).timeout(Duration::from_millis(900)).open().await?;
         let held = take(&dao, ["a"]).await?;
         dao.release(&held).await?;
         let mut sql = place.sql().await?;
@@ -175,7 +178,7 @@ async fn a_refused_connection_closes_no_other(kind: Kind) -> TestResult {
     place.open().await?;
     let (_, behind) = server.split_once('@').ok_or("the URL has a user")?;
     let url = format!("mysql://{user}:hunter2@{behind}");
-    let dao = Arc::new(place.builder().url(&*url).connect().await?);
+    let dao = Arc::new(place.builder().url(&*url).open().await?);
     dao.release(&take(&dao, ["a"]).await?).await?;
     let mut others = Vec::new();
     while let Ok(other) = MySqlConnection::connect(&url).await {
@@ -199,10 +202,10 @@ async fn passwords_are_not_shown(kind: Kind) -> TestResult {
     let shown = format!("{:?} {dao:?} {:?}", place.builder(), dao.doctor().await?);
     assert!(password.len() < 4 || !shown.contains(&password), "{shown}");
     let wrong = url.replacen(&format!(":{password}@"), ":hunter2@", 1);
-    let denied = place.builder().url(&*wrong).connect().await.expect_err("a wrong password");
+    let denied = place.builder().url(&*wrong).open().await.expect_err("a wrong password");
     assert_eq!(denied.kind(), lockcore::BackendErrorKind::Denied, "{denied}");
     let away = wrong.replace(place.server.address().as_str(), "127.0.0.1:1");
-    let error = place.builder().url(away).connect().await.expect_err("nobody is there");
+    let error = place.builder().url(away).open().await.expect_err("nobody is there");
     assert_eq!(error.kind(), lockcore::BackendErrorKind::Unavailable);
     let shown = format!("{denied} {denied:?} {error} {error:?}");
     assert!(!shown.contains("hunter2"), "{shown}");
@@ -227,15 +230,15 @@ async fn passwords_are_sent_over_tls_only(kind: Kind) -> TestResult {
         MysqlLockDao::<String, Uuid>::builder()
             .url(format!("mysql://{user}:hunter2@{behind}?ssl-mode={mode}"))
     };
-    let refused = builder("DISABLED").connect().await.expect_err("the password cannot be sent");
+    let refused = builder("DISABLED").open().await.expect_err("the password cannot be sent");
     assert!(!format!("{refused} {refused:?}").contains("hunter2"));
-    builder("REQUIRED").connect().await?;
+    builder("REQUIRED").open().await?;
     Ok(())
 }
 
 async fn a_damaged_schema_is_told(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
-    let dao = place.builder().listen(false).connect().await?;
+    let dao = place.builder().listen(false).open().await?;
     let mut sql = place.sql().await?;
     sql.run("DROP PROCEDURE lockcore_v1_acquire_one").await?;
     let error = dao.acquire(&request(["a"])).await.expect_err("the schema is damaged");
@@ -301,7 +304,7 @@ async fn two_round_trips_however_many_ids(kind: Kind) -> TestResult {
     place.open().await?;
     let proxy = Proxy::start(&place.server.address()).await?;
     let through = place.url_through(proxy.address());
-    let dao = MysqlLockDao::<String, Uuid>::builder().url(through).listen(false).connect().await?;
+    let dao = MysqlLockDao::<String, Uuid>::builder().url(through).listen(false).open().await?;
     for count in [1, 10, 100] {
         let ids: Vec<String> = (0..count).map(|number| format!("id {number:03}")).collect();
         // At first statements are prepared, and rows made, and then it is kept.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockcore::{AcquireRequest, BreakMode, LockDao, Target};
+use lockcore::{BreakMode, LockDao, Target, backend::AcquireRequest};
 use lockcore_conformance::servers::{Kind, TestResult, Trial};
 use lockcore_sql::MysqlLockDao;
 use sqlx::{AssertSqlSafe, Connection, Executor, mysql::MySqlPoolOptions};
@@ -30,7 +30,7 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
 async fn locks_on_the_applications_pool(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let pool = MySqlPoolOptions::new().max_connections(2).connect(&place.url()).await?;
-    let dao = MysqlLockDao::<String, Uuid>::builder().pool(pool.clone()).connect().await?;
+    let dao = MysqlLockDao::<String, Uuid>::builder().pool(pool.clone()).open().await?;
     assert!(dao.capabilities().push, "the pool's own options lead to the server");
     let mut transaction = pool.begin().await?;
     let held = take(&dao, ["a", "b"]).await?;
@@ -137,11 +137,12 @@ async fn odd_sessions_change_nothing(kind: Kind) -> TestResult {
         })
         .connect(&place.url())
         .await?;
-    let odd = MysqlLockDao::<String, Uuid>::builder().pool(pool).listen(false).connect().await?;
+    let odd = MysqlLockDao::<String, Uuid>::builder().pool(pool).listen(false).open().await?;
     // Twice: the first time, nothing is known of the server's clock, and its rows are not there.
     for ids in [vec!["a"], vec!["a", "b", "c"], vec!["a"], vec!["a", "b", "c"]] {
         let held = take(&dao, ids.clone()).await?;
-        let lockcore::Acquired::Refused(conflicts) = odd.acquire(&request(ids.clone())).await? else {
+        let lockcore::backend::Acquired::Refused(conflicts) = odd.acquire(&request(ids.clone())).await?
+        else {
             return Err("granted to two".into());
         };
         assert_eq!(conflicts.len(), ids.len());

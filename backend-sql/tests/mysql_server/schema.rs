@@ -1,6 +1,6 @@
 //! The schema: printed or made, under any names, in the right version, used by whoever may.
 
-use lockcore::{BackendErrorKind, BreakMode, LockDao, Page, Severity, StoreVersion, Target};
+use lockcore::{BackendErrorKind, BreakMode, LockDao, Page, Severity, Target, backend::StoreVersion};
 use lockcore_conformance::{
     servers::{Kind, TestResult, Trial},
     versions,
@@ -38,14 +38,14 @@ async fn any_names_will_do(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     for prefix in ["x`; DROP TABLE y; -- ", "A b'c\"", "{ids}{set} %s été "] {
         let builder = || place.builder().table_prefix(prefix);
-        let dao = builder().connect().await?;
+        let dao = builder().open().await?;
         // All new, and there already.
         for many in [1, 2, 40, 1, 2, 40] {
             let held = take(&dao, (0..many).map(|n| format!("{many} {n}"))).await?;
             assert_eq!(dao.release(&held).await?.lost, []);
         }
         // Made once, used again.
-        let again = builder().migrate(false).connect().await?;
+        let again = builder().migrate(false).open().await?;
         let held = take(&again, ["a"]).await?;
         assert_eq!(again.renew(&held).await?.lost, []);
     }
@@ -82,7 +82,7 @@ async fn a_made_up_list_of_ids_is_refused(kind: Kind) -> TestResult {
 
 async fn a_printed_schema_is_enough(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
-    let refused = place.builder().migrate(false).connect().await.expect_err("there is no schema");
+    let refused = place.builder().migrate(false).open().await.expect_err("there is no schema");
     assert_eq!(refused.kind(), BackendErrorKind::Misconfigured, "{refused}");
     let flavor = if kind == Kind::MySql { Flavor::MySql } else { Flavor::MariaDb };
     let mut sql = place.sql().await?;
@@ -96,7 +96,7 @@ async fn a_printed_schema_is_enough(kind: Kind) -> TestResult {
             }
         }
     }
-    let dao = place.builder().migrate(false).connect().await?;
+    let dao = place.builder().migrate(false).open().await?;
     let held = take(&dao, ["a"]).await?;
     dao.migrate().await?;
     assert_eq!(dao.renew(&held).await?.lost, [], "migrating what is current changes nothing");
@@ -109,7 +109,7 @@ async fn many_programs_start_at_once(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let mut starts = JoinSet::new();
     for _ in 0..8 {
-        starts.spawn(place.builder().listen(false).timeout(std::time::Duration::from_secs(30)).connect());
+        starts.spawn(place.builder().listen(false).timeout(std::time::Duration::from_secs(30)).open());
     }
     for dao in starts.join_all().await {
         let dao = dao?;
@@ -134,12 +134,12 @@ async fn a_user_who_may_only_execute_can_use_it(kind: Kind) -> TestResult {
     place.open().await?;
     let (url, user) = user(&place).await?;
     let builder = || place.builder().url(&*url);
-    let denied = builder().connect().await.expect_err("it may not even look");
+    let denied = builder().open().await.expect_err("it may not even look");
     assert_eq!(denied.kind(), BackendErrorKind::Denied, "{denied}");
     assert!(!format!("{denied} {denied:?}").contains("hunter2"));
     let mut sql = place.sql().await?;
     sql.run(format!("GRANT EXECUTE ON {}.* TO {user}@'%'", place.database)).await?;
-    let (dao, other) = (builder().connect().await?, builder().connect().await?);
+    let (dao, other) = (builder().open().await?, builder().open().await?);
     assert!(dao.capabilities().push && other.capabilities().push, "{:?}", dao.doctor().await?);
     let held = take(&dao, ["a", "b"]).await?;
     let (waits, wakeup) = queue(&other, ["b"]).await?;
@@ -156,7 +156,7 @@ async fn a_user_who_may_not_create_is_told(kind: Kind) -> TestResult {
     let (url, user) = user(&place).await?;
     place.sql().await?.run(format!("GRANT EXECUTE ON {}.* TO {user}@'%'", place.database)).await?;
     let builder = place.builder().url(url);
-    let denied = builder.connect().await.expect_err("it may not create");
+    let denied = builder.open().await.expect_err("it may not create");
     assert_eq!(denied.kind(), BackendErrorKind::Denied, "{denied}");
     Ok(())
 }
@@ -166,13 +166,13 @@ async fn another_version_is_refused(kind: Kind) -> TestResult {
     place.open().await?;
     let mut sql = place.sql().await?;
     sql.run("UPDATE lockcore_schema SET version = 99, oldest_program = 2").await?;
-    let refused = place.builder().connect().await.expect_err("it is newer");
+    let refused = place.builder().open().await.expect_err("it is newer");
     assert_eq!(refused.kind(), BackendErrorKind::Misconfigured);
     let said = refused.to_string();
     assert!(said.contains("version 99") && said.contains("newer program"), "{said}");
     assert!(!refused.in_doubt());
     sql.run("UPDATE lockcore_schema SET version = 0, oldest_program = 0").await?;
-    let older = place.builder().migrate(false).connect().await.expect_err("it is older");
+    let older = place.builder().migrate(false).open().await.expect_err("it is older");
     assert_eq!(older.kind(), BackendErrorKind::Misconfigured);
     place.open().await?;
     assert_eq!(sql.number("SELECT MAX(version) FROM lockcore_schema").await?, 1);
@@ -191,7 +191,7 @@ async fn two_versions_share_a_store(kind: Kind) -> TestResult {
             // It is opened twice.
             let _ = sql.run(column).await;
         }
-        place.builder().program_version(program).connect().await
+        place.builder().program_version(program).open().await
     };
     let old = versions::forward_and_back(open).await;
     assert_eq!(sql.number("SELECT SUM(version * 10 + oldest_program) FROM lockcore_schema").await?, 33);
@@ -219,7 +219,7 @@ async fn two_versions_share_a_store(kind: Kind) -> TestResult {
 async fn administration_creates_nothing(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let builder = || place.builder().administration(true).migrate(true).listen(true);
-    let missing = builder().connect().await.expect_err("there is no schema");
+    let missing = builder().open().await.expect_err("there is no schema");
     assert_eq!(missing.kind(), BackendErrorKind::Misconfigured, "{missing}");
     assert!(missing.to_string().contains("there is no schema"), "{missing}");
     let mut sql = place.sql().await?;
@@ -229,7 +229,7 @@ async fn administration_creates_nothing(kind: Kind) -> TestResult {
     let held = take(&dao, ["a"]).await?;
     let sessions = "SELECT COUNT(*) FROM lockcore_sessions";
     let before = sql.number(sessions).await?;
-    let admin = builder().connect().await?;
+    let admin = builder().open().await?;
     assert_eq!(admin.list(&Page::default()).await?.ids.len(), 1);
     assert_eq!(sql.number(sessions).await?, before);
     let findings = admin.doctor().await?;
@@ -239,7 +239,7 @@ async fn administration_creates_nothing(kind: Kind) -> TestResult {
     let fence = held.locks[0].granted.fence;
     admin.break_lock(&Target::Id("a".to_owned()), fence, BreakMode::Now, "me").await?;
     take(&dao, ["a"]).await?;
-    let elsewhere = builder().namespace("nobody uses it").connect().await?;
+    let elsewhere = builder().namespace("nobody uses it").open().await?;
     assert_eq!(elsewhere.list(&Page::default()).await?.ids.len(), 0);
     assert_eq!(elsewhere.sweep(10, None).await?.removed, 0);
     assert_eq!(sql.number("SELECT COUNT(*) FROM lockcore_namespaces").await?, 1);
@@ -249,7 +249,7 @@ async fn administration_creates_nothing(kind: Kind) -> TestResult {
 /// 10.6: which server, and what the system said; never the password.
 async fn an_error_says_where(kind: Kind) -> TestResult {
     let refused =
-        MysqlLockDao::<String, Uuid>::builder().url("mysql://me:hunter2@127.0.0.1:1/app").connect().await;
+        MysqlLockDao::<String, Uuid>::builder().url("mysql://me:hunter2@127.0.0.1:1/app").open().await;
     let refused = refused.expect_err("nothing listens there");
     let said = refused.to_string();
     assert!(said.starts_with("mysql at 127.0.0.1:1: ") && said.contains("refused"), "{said}");
@@ -278,7 +278,7 @@ async fn settings_are_checked(kind: Kind) -> TestResult {
         (place.builder().url("mysql://me:hunter2@host"), "url"),
     ] {
         let shown = format!("{builder:?}");
-        let refused = builder.connect().await.expect_err(key);
+        let refused = builder.open().await.expect_err(key);
         assert_eq!(refused.kind(), BackendErrorKind::BadSetting, "{refused}");
         let said = refused.to_string();
         assert!(said.starts_with(&format!("mysql: {key}: ")), "{said}");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use lockcore::{AcquireRequest, BreakMode, Grant, LockDao, Mode, Page, StoredContext, Target};
+use lockcore::{BreakMode, Grant, LockDao, Mode, Page, StoredContext, Target, backend::AcquireRequest};
 use lockcore_conformance::servers::{Kind, TestResult, Trial};
 use sqlx::{AssertSqlSafe, Executor};
 
@@ -184,7 +184,7 @@ async fn what_was_taken_meanwhile_is_seen(kind: Kind) -> TestResult {
         let held = first.await??;
         of_b.run("COMMIT").await?;
         let second = second.await??;
-        assert!(matches!(second, lockcore::Acquired::Refused(_)), "{second:?} beside {held:?}");
+        assert!(matches!(second, lockcore::backend::Acquired::Refused(_)), "{second:?} beside {held:?}");
     }
     Ok(())
 }
@@ -247,7 +247,7 @@ async fn of_those_who_want_new_ids_one_gets_them(kind: Kind) -> TestResult {
         let asked = daos.iter().zip(sets).map(async |(dao, set)| {
             let request = request(set.iter().map(|number| format!("{round} {number}")).collect::<Vec<_>>());
             Ok::<_, Error>(match dao.acquire(&request).await? {
-                lockcore::Acquired::Granted(granted) => {
+                lockcore::backend::Acquired::Granted(granted) => {
                     Some((dao, Grant::new(request.context, request.claims, granted, request.lease)))
                 }
                 _ => None,

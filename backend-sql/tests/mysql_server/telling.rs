@@ -1,7 +1,8 @@
 //! What a session is told, and who is handed something: not the dead, nothing twice, nothing that is over.
 
 use lockcore::{
-    AcquireRequest, Acquired, BackendErrorKind, LockDao, StoredContext, Target, Wakeup, Withdraw,
+    BackendErrorKind, LockDao, StoredContext, Target,
+    backend::{AcquireRequest, Acquired, Wakeup, Withdraw},
 };
 use lockcore_conformance::servers::{Kind, TestResult, Trial};
 use sqlx::{AssertSqlSafe, Row};
@@ -166,7 +167,7 @@ struct Ear {
 impl Ear {
     async fn new(kind: Kind) -> Result<Self, Error> {
         let place = Place::new(kind).await?;
-        let dao = place.builder().listen(false).connect().await?;
+        let dao = place.builder().listen(false).open().await?;
         let (sql, mut other) = (place.sql().await?, place.sql().await?);
         assert_eq!(other.number("SELECT GET_LOCK('lockcore:7', 5)").await?, 1);
         Ok(Ear { dao, place, sql, _other: other })
@@ -177,7 +178,7 @@ impl Ear {
         self.sql.run("DELETE FROM lockcore_claims").await?;
         self.sql.run("UPDATE lockcore_ids SET extra = 0, until = 0, session = 0").await?;
         // Somebody else's sign of life looks after no offer.
-        let other = self.place.builder().listen(false).connect().await?;
+        let other = self.place.builder().listen(false).open().await?;
         let mut waiting = Vec::new();
         for id in ids {
             let held = take(&other, [*id]).await?;

@@ -20,7 +20,7 @@ async fn a_crowd_goes_in_few_exchanges(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     place.open().await?;
     let proxy = Proxy::start(&place.server.address()).await?;
-    let dao = place.builder().url(place.url_through(proxy.address())).listen(false).connect().await?;
+    let dao = place.builder().url(place.url_through(proxy.address())).listen(false).open().await?;
     together::go_in_few_exchanges(&dao, &proxy).await
 }
 

@@ -5,7 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore::{AcquireRequest, Acquired, Claim, ClaimSet, LockDao, Mode, Severity, Wake};
+use lockcore::{
+    Claim, ClaimSet, LockDao, Mode, Severity,
+    backend::{AcquireRequest, Acquired, Wake},
+};
 use lockcore_conformance::servers::{Kind, TestResult, Trial};
 
 use sqlx::Connection;
@@ -176,7 +179,7 @@ async fn a_lost_listener_is_replaced(kind: Kind) -> TestResult {
 /// A place of a session whose connection is gone, and whose connection id another query has by now: that query goes on.
 async fn nobody_elses_query_is_interrupted(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
-    let (dao, silent) = (place.open().await?, place.builder().listen(false).connect().await?);
+    let (dao, silent) = (place.open().await?, place.builder().listen(false).open().await?);
     let mut bystander = place.sql().await?;
     let sleeping = tokio::spawn(async move { bystander.number("SELECT SLEEP(3)").await });
     let begun = Instant::now();
@@ -197,14 +200,14 @@ async fn nobody_elses_query_is_interrupted(kind: Kind) -> TestResult {
 
 async fn a_process_looks_after_its_own_releases(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
-    let (listens, polls) = (place.open().await?, place.builder().listen(false).connect().await?);
+    let (listens, polls) = (place.open().await?, place.builder().listen(false).open().await?);
     waking::a_process_looks_after_its_own_releases(&listens, &polls).await
 }
 
 /// Without a listener everything works, a little later; and it is said.
 async fn nothing_depends_on_being_told(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
-    let dao = place.builder().listen(false).connect().await?;
+    let dao = place.builder().listen(false).open().await?;
     assert!(!dao.capabilities().push);
     let findings = dao.doctor().await?;
     assert!(findings.iter().any(|found| found.check == "waking" && found.severity == Severity::Warning));

@@ -22,8 +22,8 @@ pub(crate) fn tests() -> Vec<Trial> {
 
 async fn a_full_one_is_told_and_nothing_is_granted_twice() -> TestResult {
     let server = Server::start_small(Kind::Postgres, DISK).await?;
-    let dao: Dao = PostgresLockDao::connect(server.url()).await?;
-    let other: Dao = PostgresLockDao::connect(server.url()).await?;
+    let dao: Dao = PostgresLockDao::open(server.url()).await?;
+    let other: Dao = PostgresLockDao::open(server.url()).await?;
     let mut filler = Sql(PgConnection::connect(&server.url()).await?);
     let mut clearer = Sql(PgConnection::connect(&server.url()).await?);
     let clear = async {

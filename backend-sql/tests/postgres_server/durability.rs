@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::try_join_all;
-use lockcore::{Acquired, LockDao};
+use lockcore::{LockDao, backend::Acquired};
 use lockcore_conformance::servers::{Kind, Server, TestResult, Trial};
 use lockcore_sql::{PostgresLockDao, postgres::Commit};
 use sqlx::{Connection, PgConnection};
@@ -23,7 +23,7 @@ pub(crate) fn tests() -> Vec<Trial> {
 
 async fn open(server: &Server, commit: Commit) -> Result<Arc<Dao>, Error> {
     let builder = PostgresLockDao::builder().url(server.url()).commit(commit);
-    Ok(Arc::new(builder.timeout(10 * PATIENCE).connect().await?))
+    Ok(Arc::new(builder.timeout(10 * PATIENCE).open().await?))
 }
 
 async fn connect(server: &Server) -> Result<Sql, Error> {

@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use lockcore::{Acquired, Grant, LockDao, Severity, Wake, Withdraw};
+use lockcore::{
+    Grant, LockDao, Severity,
+    backend::{Acquired, Wake, Withdraw},
+};
 use lockcore_conformance::{
     eventually,
     servers::{Kind, Mode, Proxy, Server, TestResult, Trial},
@@ -74,7 +77,7 @@ async fn fences_rise_though_the_clock_does_not() -> TestResult {
 /// else's answer on it.
 async fn an_abandoned_exchange_harms_nobody() -> TestResult {
     let place = Place::new().await?;
-    let dao = place.builder().max_connections(1).connect().await?;
+    let dao = place.builder().max_connections(1).open().await?;
     for round in 0..60_u64 {
         let abandoned = request(["a", "b"]);
         let acquire = dao.acquire(&abandoned);
@@ -147,7 +150,7 @@ async fn overlapping_sets_do_not_deadlock() -> TestResult {
     const IDS: u32 = 8;
     let server = Server::start(Kind::Postgres).await?;
     let builder = PostgresLockDao::builder().url(server.url()).timeout(2 * PATIENCE);
-    let dao: Arc<Dao> = Arc::new(builder.connect().await?);
+    let dao: Arc<Dao> = Arc::new(builder.open().await?);
     for id in (0..IDS).rev() {
         dao.release(&take(&dao, [id.to_string()]).await?).await?;
     }
@@ -192,7 +195,7 @@ async fn a_lost_listener_is_replaced() -> TestResult {
     let url = place.server.url();
     let with = if url.contains('?') { '&' } else { '?' };
     let dao =
-        place.builder().listen_url(format!("{url}{with}application_name={}", place.schema)).connect().await?;
+        place.builder().listen_url(format!("{url}{with}application_name={}", place.schema)).open().await?;
     for _ in 0..3 {
         let held = take(&dao, ["a"]).await?;
         let (waits, wakeup) = queue(&dao, ["a"]).await?;
@@ -209,7 +212,7 @@ async fn a_lost_listener_is_replaced() -> TestResult {
 async fn a_reset_listener_is_replaced() -> TestResult {
     let place = Place::new().await?;
     let proxy = Proxy::start(place.server.address()).await?;
-    let dao = place.builder().listen_url(place.server.url_through(proxy.address())).connect().await?;
+    let dao = place.builder().listen_url(place.server.url_through(proxy.address())).open().await?;
     let held = take(&dao, ["a"]).await?;
     let (waits, mut wakeup) = queue(&dao, ["a"]).await?;
     proxy.set(Mode::Reset).await;
@@ -246,7 +249,7 @@ async fn a_renewal_needs_no_new_connection() -> TestResult {
     for listen in [true, false] {
         let name = format!("{}_{listen}", place.schema);
         let builder = place.builder().url(format!("{url}{with}application_name={name}"));
-        let dao = std::sync::Arc::new(builder.listen(listen).connect().await?);
+        let dao = std::sync::Arc::new(builder.listen(listen).open().await?);
         let held = take(&dao, ["a"]).await?;
         let count = format!("SELECT count(*) FROM pg_stat_activity WHERE application_name = '{name}'");
         let before = sql.number(&*count).await?;
@@ -264,14 +267,14 @@ async fn a_renewal_needs_no_new_connection() -> TestResult {
 
 async fn a_process_looks_after_its_own_releases() -> TestResult {
     let place = Place::new().await?;
-    let (listens, polls) = (place.open().await?, place.builder().listen(false).connect().await?);
+    let (listens, polls) = (place.open().await?, place.builder().listen(false).open().await?);
     waking::a_process_looks_after_its_own_releases(&listens, &polls).await
 }
 
 /// Without a listener everything works, a little later; and it is said.
 async fn nothing_depends_on_being_told() -> TestResult {
     let place = Place::new().await?;
-    let dao = place.builder().listen(false).connect().await?;
+    let dao = place.builder().listen(false).open().await?;
     assert!(!dao.capabilities().push);
     assert!(
         dao.doctor()
@@ -321,7 +324,7 @@ async fn an_exhausted_pool_is_told() -> TestResult {
     // Both requests time out together, so that once in a while the second still gets the connection of the first.
     for round in 0..10 {
         let place = Place::new().await?;
-        let dao = place.builder().max_connections(1).timeout(Duration::from_secs(2)).connect().await?;
+        let dao = place.builder().max_connections(1).timeout(Duration::from_secs(2)).open().await?;
         let held = take(&dao, ["a"]).await?;
         dao.release(&held).await?;
         let mut sql = place.sql().await?;
@@ -352,7 +355,7 @@ async fn passwords_are_not_shown() -> TestResult {
     assert!(password.len() < 4 || !shown.contains(&password), "{shown}");
     let wrong = url.replacen(&format!(":{password}@"), ":hunter2@", 1);
     let away = wrong.replace(place.server.address().as_str(), "127.0.0.1:1");
-    let error = place.builder().url(away).connect().await.expect_err("nobody is there");
+    let error = place.builder().url(away).open().await.expect_err("nobody is there");
     assert_eq!(error.kind(), lockcore::BackendErrorKind::Unavailable);
     let shown = format!("{error} {error:?}");
     assert!(!shown.contains("hunter2"), "{shown}");
@@ -368,7 +371,7 @@ async fn a_refused_connection_closes_no_other() -> TestResult {
     sql.run(format!("GRANT CREATE ON DATABASE postgres TO {role}")).await?;
     let (_, behind) = server.split_once('@').ok_or("the URL has a user")?;
     let url = format!("postgres://{role}:hunter2@{behind}");
-    let dao = Arc::new(place.builder().url(&*url).connect().await?);
+    let dao = Arc::new(place.builder().url(&*url).open().await?);
     dao.release(&take(&dao, ["a"]).await?).await?;
     let mut others = Vec::new();
     while let Ok(other) = PgConnection::connect(&url).await {

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use lockcore::{AcquireRequest, BackendErrorKind, BreakMode, LockDao, Target};
+use lockcore::{BackendErrorKind, BreakMode, LockDao, Target, backend::AcquireRequest};
 use lockcore_conformance::servers::{TestResult, Trial};
 use lockcore_sql::PostgresLockDao;
 use sqlx::{AssertSqlSafe, Connection, Executor, Row, postgres::PgPoolOptions};
@@ -35,11 +35,8 @@ pub(crate) fn tests() -> Vec<Trial> {
 async fn locks_on_the_applications_pool() -> TestResult {
     let place = Place::new().await?;
     let pool = PgPoolOptions::new().max_connections(2).connect(&place.server.url()).await?;
-    let dao = PostgresLockDao::<String, Uuid>::builder()
-        .pool(pool.clone())
-        .schema(&*place.schema)
-        .connect()
-        .await?;
+    let dao =
+        PostgresLockDao::<String, Uuid>::builder().pool(pool.clone()).schema(&*place.schema).open().await?;
     assert!(dao.capabilities().push, "the pool's own options lead to the server");
     let mut transaction = pool.begin().await?;
     let held = take(&dao, ["a", "b"]).await?;
@@ -144,11 +141,11 @@ async fn another_isolation_level_is_refused() -> TestResult {
         let builder = PostgresLockDao::<String, Uuid>::builder().pool(pool.clone());
         builder.schema(&*place.schema).listen(false)
     };
-    let refused = builder().connect().await.expect_err("it could not decide");
+    let refused = builder().open().await.expect_err("it could not decide");
     assert_eq!(refused.kind(), BackendErrorKind::Misconfigured, "{refused}");
     assert!(refused.to_string().contains("repeatable read"), "{refused}");
     level.store(false, Ordering::Relaxed);
-    let wrong = builder().connect().await?;
+    let wrong = builder().open().await?;
     level.store(true, Ordering::Relaxed);
     let refused = wrong.acquire(&request(["a"])).await.expect_err("it cannot decide");
     assert_eq!(refused.kind(), BackendErrorKind::Misconfigured, "{refused}");
@@ -176,7 +173,7 @@ async fn another_isolation_level_is_refused() -> TestResult {
     sql.run(format!("ALTER ROLE \"{user}\" IN DATABASE postgres RESET default_transaction_isolation"))
         .await?;
     let refused = own?.acquire(&request(["a"])).await?;
-    assert!(matches!(refused, lockcore::Acquired::Refused(_)), "{refused:?}");
+    assert!(matches!(refused, lockcore::backend::Acquired::Refused(_)), "{refused:?}");
     dao.release(&held).await?;
     Ok(())
 }

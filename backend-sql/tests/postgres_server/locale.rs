@@ -63,6 +63,6 @@ impl Backend for Database {
     async fn reopen(&self, namespace: &String) -> Option<Self::Dao> {
         let builder =
             PostgresLockDao::builder().url(&*self.url).timeout(servers::ANSWERS).namespace(namespace);
-        Some(builder.max_connections(2).connect().await.expect("the server answers"))
+        Some(builder.max_connections(2).open().await.expect("the server answers"))
     }
 }

@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use lockcore::{Acquired, LockDao, LockingService, Withdraw};
+use lockcore::{
+    LockDao, LockingService,
+    backend::{Acquired, Withdraw},
+};
 use lockcore_conformance::servers::{Kind, Mode, Proxy, Server, TestResult, Trial};
 
 use crate::{
@@ -24,7 +27,7 @@ async fn proxied(place: &Place, prepared: bool) -> Result<(Proxy, Dao), Error> {
     let proxy = Proxy::start(place.server.address()).await?;
     let builder =
         place.builder().url(place.server.url_through(proxy.address())).listen_url(place.server.url());
-    let dao = builder.prepared(prepared).max_connections(1).connect().await?;
+    let dao = builder.prepared(prepared).max_connections(1).open().await?;
     Ok((proxy, dao))
 }
 
@@ -69,7 +72,7 @@ async fn a_pair_is_two_round_trips() -> TestResult {
 /// As behind a pooler that hands out another connection for each transaction.
 async fn nothing_need_be_prepared() -> TestResult {
     let place = Place::new().await?;
-    let dao = place.builder().prepared(false).connect().await?;
+    let dao = place.builder().prepared(false).open().await?;
     let odd = ["it's", "\\", "\0", "ü", "a\nb"].map(str::to_owned);
     let held = take(&dao, odd.clone()).await?;
     let (waits, wakeup) = queue(&dao, odd.clone()).await?;
@@ -132,7 +135,7 @@ async fn a_server_that_is_killed_and_restarted() -> TestResult {
     let dao = lockcore_sql::PostgresLockDao::<String>::builder()
         .url(server.url_through(proxy.address()))
         .timeout(Duration::from_secs(2))
-        .connect()
+        .open()
         .await?;
     let held = take(&dao, ["a"]).await?;
     let (waits, mut wakeup) = queue(&dao, ["a"]).await?;

@@ -32,7 +32,7 @@ impl Place {
     }
 
     pub(crate) async fn open(&self) -> Result<Dao, Error> {
-        Ok(self.builder().connect().await?)
+        Ok(self.builder().open().await?)
     }
 
     /// A connection that knows nothing of locks; the schema's tables can be named without it.

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use lockcore::{AcquireRequest, BreakMode, Broken, Claim, LockDao, Target, Withdraw};
+use lockcore::{
+    BreakMode, Broken, Claim, LockDao, Target,
+    backend::{AcquireRequest, Withdraw},
+};
 use lockcore_conformance::servers::{Kind, Server, TestResult, Trial};
 use lockcore_sql::PostgresLockDao;
 use sqlx::{Connection, PgConnection};
@@ -24,7 +27,7 @@ async fn every_step_works() -> TestResult {
     let mut sql = Sql(PgConnection::connect(&server.url()).await?);
     sql.run("CREATE PUBLICATION everything FOR ALL TABLES").await?;
     sql.run("SELECT pg_create_logical_replication_slot('everything', 'pgoutput')").await?;
-    let dao = PostgresLockDao::<String, Uuid>::builder().url(server.url()).connect().await?;
+    let dao = PostgresLockDao::<String, Uuid>::builder().url(server.url()).open().await?;
     let keyless = "SELECT count(*) FROM pg_class c WHERE relkind = 'r' AND relname LIKE 'lockcore%' \
                    AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary)";
     assert_eq!(sql.number(keyless).await?, 0, "tables without a primary key");

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use lockcore::{AcquireRequest, BreakMode, Claim, LockDao, Page, Target, Wake, Withdraw, Withdrawn};
+use lockcore::{
+    BreakMode, Claim, LockDao, Page, Target,
+    backend::{AcquireRequest, Wake, Withdraw, Withdrawn},
+};
 use lockcore_conformance::servers::{TestResult, Trial};
 
 use crate::{
@@ -69,7 +72,7 @@ async fn whoever_comes_behind_is_served_behind() -> TestResult {
         let (first, wakeup) = queue(&dao, ["a"]).await?;
         assert_eq!(sql.number(STANDS).await?, 1);
         let behind = AcquireRequest { queue: true, ..behind };
-        let lockcore::Acquired::Queued { wakeup: next, .. } = dao.acquire(&behind).await? else {
+        let lockcore::backend::Acquired::Queued { wakeup: next, .. } = dao.acquire(&behind).await? else {
             return Err("the id is held".into());
         };
         assert_eq!(sql.number(STANDS).await?, 0);
@@ -85,7 +88,7 @@ async fn whoever_comes_behind_is_served_behind() -> TestResult {
     let held = take(&dao, ["a"]).await?;
     let (first, wakeup) = queue(&dao, ["a"]).await?;
     let nested = AcquireRequest { queue: true, nested: true, ..request(["a"]) };
-    let lockcore::Acquired::Queued { wakeup: sooner, .. } = dao.acquire(&nested).await? else {
+    let lockcore::backend::Acquired::Queued { wakeup: sooner, .. } = dao.acquire(&nested).await? else {
         return Err("the id is held".into());
     };
     dao.release(&held).await?;
@@ -262,7 +265,7 @@ async fn whoever_asks_again_keeps_the_turn() -> TestResult {
     let (dao, mut sql) = (place.open().await?, place.sql().await?);
     let held = take(&dao, ["a"]).await?;
     let (first, _wakeup) = queue(&dao, ["a"]).await?;
-    let lockcore::Acquired::Queued { wakeup, .. } = dao.acquire(&first).await? else {
+    let lockcore::backend::Acquired::Queued { wakeup, .. } = dao.acquire(&first).await? else {
         return Err("the id is held".into());
     };
     assert_eq!((sql.number(STANDS).await?, sql.number(PLACES).await?), (0, 1), "looked after as any other");

@@ -1,6 +1,6 @@
 //! The schema: printed or made, under any names, in the right version, used by whoever may.
 
-use lockcore::{BackendErrorKind, BreakMode, LockDao, Page, Severity, StoreVersion, Target};
+use lockcore::{BackendErrorKind, BreakMode, LockDao, Page, Severity, Target, backend::StoreVersion};
 use lockcore_conformance::{
     servers::{TestResult, Trial},
     versions,
@@ -40,11 +40,11 @@ async fn any_names_will_do() -> TestResult {
         (format!("été{}", &run[..8]), "{lock}{v1_now} %s".to_owned()),
     ] {
         let builder = || place.builder().schema(&*schema).table_prefix(&*prefix);
-        let dao = builder().connect().await?;
+        let dao = builder().open().await?;
         let held = take(&dao, ["a", "b"]).await?;
         assert_eq!(dao.release(&held).await?.lost, []);
         // Made once, used again.
-        let again = builder().migrate(false).connect().await?;
+        let again = builder().migrate(false).open().await?;
         let held = take(&again, ["a"]).await?;
         assert_eq!(again.renew(&held).await?.lost, []);
     }
@@ -53,13 +53,13 @@ async fn any_names_will_do() -> TestResult {
 
 async fn a_printed_schema_is_enough() -> TestResult {
     let place = Place::new().await?;
-    let refused = place.builder().migrate(false).connect().await.expect_err("there is no schema");
+    let refused = place.builder().migrate(false).open().await.expect_err("there is no schema");
     assert_eq!(refused.kind(), BackendErrorKind::Misconfigured, "{refused}");
     let mut sql = place.sql().await?;
     sql.run(schema_sql(&place.schema, "lockcore_")).await?;
     // It can be run again.
     sql.run(schema_sql(&place.schema, "lockcore_")).await?;
-    let dao = place.builder().migrate(false).connect().await?;
+    let dao = place.builder().migrate(false).open().await?;
     let held = take(&dao, ["a"]).await?;
     dao.migrate().await?;
     assert_eq!(dao.renew(&held).await?.lost, [], "migrating what is current changes nothing");
@@ -71,7 +71,7 @@ async fn many_programs_start_at_once() -> TestResult {
     let place = Place::new().await?;
     let mut starts = JoinSet::new();
     for _ in 0..8 {
-        starts.spawn(place.builder().listen(false).connect());
+        starts.spawn(place.builder().listen(false).open());
     }
     for dao in starts.join_all().await {
         let dao = dao?;
@@ -96,7 +96,7 @@ async fn a_user_who_may_not_create_can_use_it() -> TestResult {
     let (url, role) = role(&place).await?;
     let schema = &place.schema;
     let builder = || place.builder().url(&*url).schema(&**schema);
-    let denied = builder().connect().await.expect_err("it may not even look");
+    let denied = builder().open().await.expect_err("it may not even look");
     assert_eq!(denied.kind(), BackendErrorKind::Denied, "{denied}");
     assert!(!format!("{denied} {denied:?}").contains("hunter2"));
     place
@@ -108,7 +108,7 @@ async fn a_user_who_may_not_create_can_use_it() -> TestResult {
              GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {role};"
         ))
         .await?;
-    let dao = builder().connect().await?;
+    let dao = builder().open().await?;
     let held = take(&dao, ["a", "b"]).await?;
     let (waits, wakeup) = crate::place::queue(&dao, ["b"]).await?;
     dao.release(&held).await?;
@@ -123,7 +123,7 @@ async fn a_user_who_may_not_create_is_told() -> TestResult {
     let place = Place::new().await?;
     let (url, _) = role(&place).await?;
     let builder = place.builder().url(url);
-    let denied = builder.connect().await.expect_err("it may not create");
+    let denied = builder.open().await.expect_err("it may not create");
     assert_eq!(denied.kind(), BackendErrorKind::Denied, "{denied}");
     Ok(())
 }
@@ -133,7 +133,7 @@ async fn another_version_is_refused() -> TestResult {
     place.open().await?;
     let mut sql = place.sql().await?;
     sql.run("UPDATE lockcore_schema SET version = 99, oldest_program = 2").await?;
-    let refused = place.builder().connect().await.expect_err("it is newer");
+    let refused = place.builder().open().await.expect_err("it is newer");
     assert_eq!(refused.kind(), BackendErrorKind::Misconfigured);
     let said = refused.to_string();
     assert!(
@@ -142,7 +142,7 @@ async fn another_version_is_refused() -> TestResult {
     );
     assert!(!refused.in_doubt());
     sql.run("UPDATE lockcore_schema SET version = 0, oldest_program = 0").await?;
-    let older = place.builder().migrate(false).connect().await.expect_err("it is older");
+    let older = place.builder().migrate(false).open().await.expect_err("it is older");
     assert_eq!(older.kind(), BackendErrorKind::Misconfigured);
     place.open().await?;
     assert_eq!(sql.number("SELECT max(version) FROM lockcore_schema").await?, 1);
@@ -163,7 +163,7 @@ async fn two_versions_share_a_store() -> TestResult {
         // So that their connections can be told from others'.
         let options: PgConnectOptions = place.server.url().parse().expect("it is one");
         let builder = place.builder().connect_options(options.application_name(&place.schema));
-        builder.program_version(program).connect().await
+        builder.program_version(program).open().await
     };
     let old = versions::forward_and_back(open).await;
     assert_eq!(sql.number("SELECT max(version) FROM lockcore_schema").await?, 3);
@@ -188,7 +188,7 @@ async fn two_versions_share_a_store() -> TestResult {
 async fn administration_creates_nothing() -> TestResult {
     let place = Place::new().await?;
     let builder = || place.builder().administration(true).migrate(true).listen(true);
-    let missing = builder().connect().await.expect_err("there is no schema");
+    let missing = builder().open().await.expect_err("there is no schema");
     assert_eq!(missing.kind(), BackendErrorKind::Misconfigured, "{missing}");
     assert!(missing.to_string().contains("there is no schema"), "{missing}");
     let mut sql = place.sql().await?;
@@ -198,7 +198,7 @@ async fn administration_creates_nothing() -> TestResult {
     let held = take(&dao, ["a"]).await?;
     let sessions = "SELECT count(*) FROM lockcore_session";
     let before = sql.number(sessions).await?;
-    let admin = builder().connect().await?;
+    let admin = builder().open().await?;
     assert_eq!(admin.list(&Page::default()).await?.ids.len(), 1);
     assert_eq!(sql.number(sessions).await?, before);
     let findings = admin.doctor().await?;
@@ -213,10 +213,8 @@ async fn administration_creates_nothing() -> TestResult {
 
 /// 10.6: which server, and what the system said; never the password.
 async fn an_error_says_where() -> TestResult {
-    let refused = PostgresLockDao::<String, Uuid>::builder()
-        .url("postgres://me:hunter2@127.0.0.1:1/app")
-        .connect()
-        .await;
+    let refused =
+        PostgresLockDao::<String, Uuid>::builder().url("postgres://me:hunter2@127.0.0.1:1/app").open().await;
     let refused = refused.expect_err("nothing listens there");
     let said = refused.to_string();
     assert!(said.starts_with("postgres at 127.0.0.1:1: ") && said.contains("refused"), "{said}");
@@ -245,7 +243,7 @@ async fn settings_are_checked() -> TestResult {
         (place.builder().listen_url("hunter2"), "listen_url"),
     ] {
         let shown = format!("{builder:?}");
-        let refused = builder.connect().await.expect_err(key);
+        let refused = builder.open().await.expect_err(key);
         assert_eq!(refused.kind(), BackendErrorKind::BadSetting, "{refused}");
         let said = refused.to_string();
         assert!(said.starts_with(&format!("postgres: {key}: ")), "{said}");

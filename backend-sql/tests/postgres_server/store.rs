@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use lockcore::{
-    AcquireRequest, Acquired, AttemptId, Claim, ConflictReason, Grant, LockDao, LossReason, Target, Wake,
-    Wakeup, Withdraw,
+    Claim, ConflictReason, Grant, LockDao, LossReason, Target,
+    backend::{AcquireRequest, Acquired, AttemptId, Wake, Wakeup, Withdraw},
 };
 use lockcore_conformance::servers::{TestResult, Trial};
 use tokio::task::JoinSet;
@@ -475,7 +475,7 @@ async fn a_large_set_is_handed_over() -> TestResult {
 /// One release makes room for 300 who share.
 async fn more_waiters_than_one_step_serves() -> TestResult {
     let place = Place::new().await?;
-    let dao = Arc::new(place.builder().max_connections(8).connect().await?);
+    let dao = Arc::new(place.builder().max_connections(8).open().await?);
     let held = take(&dao, ["a"]).await?;
     let mut waiting = Vec::new();
     for _ in 0..300 {

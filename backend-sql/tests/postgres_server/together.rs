@@ -21,7 +21,7 @@ async fn a_crowd_goes_in_few_exchanges() -> TestResult {
         let proxy = Proxy::start(place.server.address()).await?;
         let builder =
             place.builder().url(place.server.url_through(proxy.address())).listen_url(place.server.url());
-        let dao = builder.prepared(prepared).connect().await?;
+        let dao = builder.prepared(prepared).open().await?;
         together::go_in_few_exchanges(&dao, &proxy).await?;
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! A server whose disk is full: what cannot be written is told, nothing is granted twice, and it goes on when there is room.
 
-use lockcore::{Acquired, BackendError, BackendErrorKind, Grant, LockDao};
+use lockcore::{BackendError, BackendErrorKind, Grant, LockDao, backend::Acquired};
 use lockcore_conformance::servers::TestResult;
 use uuid::Uuid;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lockcore::{Acquired, LockDao};
+use lockcore::{LockDao, backend::Acquired};
 use tokio::task::JoinSet;
 
 use super::{request, take};

@@ -8,7 +8,10 @@ pub(crate) mod waking;
 
 use std::time::Duration;
 
-use lockcore::{AcquireRequest, Acquired, AttemptId, ClaimSet, Grant, Ids, LockDao, Mode, Wake, Wakeup};
+use lockcore::{
+    ClaimSet, Grant, Ids, LockDao, Mode,
+    backend::{AcquireRequest, Acquired, AttemptId, Wake, Wakeup},
+};
 use uuid::Uuid;
 
 use crate::place::{Dao, Error, PATIENCE};

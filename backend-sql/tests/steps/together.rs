@@ -7,7 +7,7 @@ use futures_util::{
     poll,
     stream::{FuturesUnordered, StreamExt},
 };
-use lockcore::{AcquireRequest, Grant, LockDao};
+use lockcore::{Grant, LockDao, backend::AcquireRequest};
 use lockcore_conformance::servers::Proxy;
 use uuid::Uuid;
 

@@ -4,15 +4,15 @@ use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use super::Inner;
 use crate::{
-    BadRequest, BreakMode, Broken, ClaimSet, ContextId, Finding, Grant, Ident, Inspection, Listing, Lock,
-    LockDao, LockError, Mode, Page, Released, Renewed, Swept, Target, claim::Claim,
+    AnyLockDao, BadRequest, BreakMode, Broken, ClaimSet, ContextId, Finding, Grant, Ident, Inspection,
+    Listing, Lock, LockDao, LockError, Mode, Page, Released, Renewed, Swept, Target, Uuid, claim::Claim,
 };
 
 /// Administration through a service; see [`LockingService::admin`](crate::LockingService::admin).
 ///
 /// What the backend does not declare is refused with [`BadRequest::Unsupported`]; a failure of the backend is
 /// [`LockingError::NotLocked`](crate::LockingError::NotLocked) with the failure in it.
-pub struct Admin<'a, I: Ident, C: ContextId, D: LockDao<I, C>> {
+pub struct Admin<'a, I: Ident = String, C: ContextId = Uuid, D: LockDao<I, C> = AnyLockDao<I, C>> {
     service: &'a Arc<Inner<I, C, D>>,
 }
 

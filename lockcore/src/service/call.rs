@@ -12,15 +12,17 @@ use tokio::runtime::Handle;
 
 use super::{
     LockGuard, LockingService,
-    acquire::{Attempt, acquire},
+    acquire::acquire,
+    attempt::Attempt,
     held::Held,
     hold::{Hold, HoldCore, ServiceRef},
     nesting::Enclosing,
     run::{self, Bounds, Ended},
+    settings::Settings,
 };
 use crate::{
-    BadRequest, Capabilities, ClaimSet, ContextId, Ident, Ids, LockDao, LockError, LockingError, Mode, Owner,
-    Wait,
+    AnyLockDao, BadRequest, ClaimSet, ContextId, Ident, Ids, LockDao, LockError, LockingError, Mode, Owner,
+    Uuid, Wait,
 };
 
 /// What a callback may give: a `Result`, or nothing.
@@ -62,114 +64,99 @@ pub type OkOf<Fut> = <<Fut as Future>::Output as CallbackResult>::Ok;
 /// The own error of a callback with the future `Fut`.
 pub type ErrOf<Fut> = <<Fut as Future>::Output as CallbackResult>::Error;
 
-/// The options of a call.
-#[derive(Clone, Debug)]
-pub(crate) struct Settings<C> {
-    pub(crate) wait: Wait,
-    pub(crate) lease: Option<Duration>,
-    pub(crate) bare: Mode,
-    pub(crate) owner: Owner,
-    pub(crate) max_hold: Option<Duration>,
-    pub(crate) tell_when_lost: bool,
-    pub(crate) nested: bool,
-    pub(crate) detached: bool,
-    pub(crate) context: Option<C>,
-}
-
-impl<C> Settings<C> {
-    pub(crate) fn new(capabilities: &Capabilities) -> Self {
-        Settings {
-            wait: Wait::never(),
-            lease: capabilities.default_lease,
-            bare: Mode::Exclusive,
-            owner: Owner::default(),
-            max_hold: None,
-            tell_when_lost: false,
-            nested: false,
-            detached: false,
-            context: None,
-        }
-    }
-}
-
-/// One call with options of its own. Made by any of the options of [`LockingService`], or [`LockingService::call`].
+/// One call with its own options. Created by any of the options of [`LockingService`], or by [`LockingService::call`].
 ///
-/// Every way to run something under locks releases the set on success, error and panic, and when its future is dropped
-/// at any await point; ids are taken over when the method is called, nothing is sent before the future is polled.
+/// Every method that runs something under locks releases the set on success, error and panic, and when its future is
+/// dropped at any await point. Ids are converted when the method is called; nothing is sent until the future is polled.
+///
+/// # Which call do I take?
+/// | the callback is | and returns | take |
+/// | --- | --- | --- |
+/// | async | a `Result` | [`with_locks`](Self::with_locks) |
+/// | async, and needs fences or looks for a loss itself | a `Result` | [`with_held_locks`](Self::with_held_locks) |
+/// | async | `anyhow::Result`, or an error made from a [`LockError`] | [`try_with_locks`](Self::try_with_locks) |
+/// | async | a value that is no `Result` | [`run_locked`](Self::run_locked) |
+/// | async, and its value counts though locks were lost | anything | [`outcome`](Self::outcome) |
+/// | plain code, short, may borrow | a `Result` | [`with_locks_sync`](Self::with_locks_sync) |
+/// | plain code, and needs fences or looks for a loss | a `Result` | [`with_held_locks_sync`](Self::with_held_locks_sync) |
+/// | plain code that blocks for long | a `Result` | [`with_locks_blocking`](Self::with_locks_blocking) |
+/// | no callback: locked here, released there | | [`lock`](Self::lock) |
+///
+/// Without an async runtime use [`blocking::LockingService`](crate::blocking::LockingService).
 #[must_use = "a call does nothing until it is given ids"]
-pub struct Call<'a, I: Ident, C: ContextId, D: LockDao<I, C>> {
+pub struct Call<'a, I: Ident = String, C: ContextId = Uuid, D: LockDao<I, C> = AnyLockDao<I, C>> {
     service: &'a LockingService<I, C, D>,
     /// `None` while they are the service's defaults.
     own: Option<Box<Settings<C>>>,
 }
 
 impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
-    /// How long and in what manner to wait for locks that others hold.
+    /// Sets how long and in what manner to wait for locks that others hold.
     pub fn wait(mut self, wait: Wait) -> Self {
         self.settings().wait = wait;
         self
     }
 
-    /// How long the locks last unless they are renewed, which happens at a third of it. From the backend's
+    /// Sets how long the locks last without a renewal; they are renewed each third of it. From the backend's
     /// [`min_lease`](Capabilities::min_lease) to 365 days.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.settings().lease = Some(lease);
         self
     }
 
-    /// Locks that last until they are released, where [`permanent`](Capabilities::permanent) is declared.
+    /// Locks without a lease, until they are released, where [`permanent`](Capabilities::permanent) is declared.
     pub fn permanent(mut self) -> Self {
         self.settings().lease = None;
         self
     }
 
-    /// Wants one permit of each id that is given without a mode of its own, of which at most `limit` may be held at
-    /// once as this caller sees it.
+    /// Claims one permit of each id that is given without a mode. At most `limit` permits may be held at once, as this
+    /// caller sees it.
     pub fn slots(mut self, limit: u32) -> Self {
         self.settings().bare = Mode::Slots { permits: 1, limit };
         self
     }
 
-    /// Wants each id that is given without a mode of its own shared.
+    /// Claims each id shared that is given without a mode.
     pub fn shared(mut self) -> Self {
         self.settings().bare = Mode::Shared;
         self
     }
 
-    /// The owner label, for people to read.
+    /// Sets the owner label, which administration shows.
     pub fn owner(mut self, owner: impl Into<Owner>) -> Self {
         self.settings().owner = owner.into();
         self
     }
 
-    /// Bounds how long the callback may hold the locks, also under renewal: then it is stopped with
-    /// [`LockingError::HeldTooLong`]. A sync callback cannot be stopped: its locks are no longer renewed. A guard is not
-    /// stopped either.
+    /// Bounds how long the callback may hold the locks, however often they are renewed: after that it is stopped with
+    /// [`LockingError::HeldTooLong`]. A sync callback and the owner of a guard cannot be stopped; their locks are no longer
+    /// renewed.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.settings().max_hold = Some(max_hold);
         self
     }
 
-    /// Does not stop the callback when locks are lost: it looks itself, at [`Held::check`] or [`Held::lost`].
+    /// Lets the callback go on when locks are lost. It checks for that itself, by [`Held::check`] or [`Held::lost`].
     pub fn tell_when_lost(mut self) -> Self {
         self.settings().tell_when_lost = true;
         self
     }
 
-    /// The caller already holds locks that the service cannot see it hold - through a guard, or in another task - and
-    /// so must not wait behind waiters who may be waiting for it. Inside a callback this is known.
+    /// States that the caller already holds locks of which the service does not know, through a guard or in another task,
+    /// and so must not queue behind waiters that may be waiting for it. Inside a callback this is known.
     pub fn nested(mut self) -> Self {
         self.settings().nested = true;
         self
     }
 
-    /// The locks are to outlive this process: only their lease ends them, not its death.
+    /// Lets the locks outlive this process: its death does not free them, only a release or the end of their lease.
     pub fn detached(mut self) -> Self {
         self.settings().detached = true;
         self
     }
 
-    /// The context of this call; a fresh value, see [`ContextId`].
+    /// Sets the context of this call: a value that is not in use, see [`ContextId`].
     pub fn context(mut self, context: C) -> Self {
         self.settings().context = Some(context);
         self
@@ -191,14 +178,34 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         self.own.get_or_insert_with(|| Box::new(self.service.inner().defaults.clone()))
     }
 
-    /// Locks the set, runs the callback, releases, and gives the callback's value.
+    /// Locks the set, runs the callback, releases the set, and returns the callback's value.
     ///
-    /// The callback's future is polled only while the locks are certainly held: it is dropped when they are lost,
-    /// unless [`tell_when_lost`](Self::tell_when_lost).
+    /// ```
+    /// use lockcore::{LockingError, LockingService};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = LockingService::new(lockcore_memory::MemoryLockDao::<String>::new());
+    /// let written = locks
+    ///     .with_locks("report.csv", async || tokio::fs::write("/dev/null", "total,42\n").await)
+    ///     .await;
+    /// match written {
+    ///     Ok(()) => println!("written"),
+    ///     Err(LockingError::NotLocked { failures, .. }) => println!("not now: {}", failures[0]),
+    ///     Err(LockingError::Callback { error }) => println!("the write failed: {error}"),
+    ///     Err(LockingError::Lost { lost, .. }) => println!("another writer may have been active: {lost:?}"),
+    ///     Err(other) => return Err(other.into()),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// The callback's future is polled only while the locks are certainly held. It is dropped when they are lost, unless
+    /// [`tell_when_lost`](Self::tell_when_lost) is set.
     ///
     /// # Errors
-    /// [`LockingError`], by what the caller may want to do about it. In short: the callback did not run, unless it is
-    /// `Callback`, `Lost` or `HeldTooLong`.
+    /// [`LockingError`], with one variant for each reaction a caller may want. The callback ran only if it is `Callback`,
+    /// `Lost` or `HeldTooLong`.
     ///
     /// # Cancel safety
     /// Safe at every await point: nothing stays locked or queued once the store answers.
@@ -218,7 +225,26 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         self.start(ids, move |_| callback(), into_result)
     }
 
-    /// As [`with_locks`](Self::with_locks); the callback gets a handle to what is held.
+    /// Does the same as [`with_locks`](Self::with_locks), and passes the callback a handle to what is held: fences, permits,
+    /// losses.
+    ///
+    /// ```
+    /// use lockcore::LockingService;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = LockingService::new(lockcore_memory::MemoryLockDao::<String>::new());
+    /// let fence = locks
+    ///     .with_held_locks(["account/7"], |held| async move {
+    ///         let fence = held.exclusive_fence("account/7").expect("held exclusively").number();
+    ///         // UPDATE account SET balance = ?, fence = ? WHERE id = 7 AND fence <= ?
+    ///         Ok::<_, std::io::Error>(fence)
+    ///     })
+    ///     .await?;
+    /// assert!(fence > 0);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`with_locks`](Self::with_locks).
@@ -235,11 +261,26 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         self.start(ids, move |core| callback(Held(core.clone())), into_result)
     }
 
-    /// As [`with_held_locks`](Self::with_held_locks), but tells of a loss beside the callback's value instead of in its
-    /// place.
+    /// Does the same as [`with_held_locks`](Self::with_held_locks), but returns a loss beside the callback's value instead
+    /// of in its place.
+    ///
+    /// ```
+    /// use lockcore::LockingService;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = LockingService::new(lockcore_memory::MemoryLockDao::<String>::new());
+    /// let ended = locks.outcome(["import"], |_held| async { 582 }).await?;
+    /// println!("{} objects", ended.value.expect("the callback was not stopped"));
+    /// for lock in &ended.lost {
+    ///     println!("check them: {} was lost, {}", lock.target, lock.reason);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// Everything that keeps the callback from running to its end but the loss of locks.
+    /// What keeps the callback from running to its end, except the loss of locks.
     pub fn outcome<K, F, Fut>(
         self,
         ids: K,
@@ -253,7 +294,19 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         self.start(ids, move |core| callback(Held(core.clone())), |ended| ended)
     }
 
-    /// As [`with_locks`](Self::with_locks) for a callback that cannot fail.
+    /// Does the same as [`with_locks`](Self::with_locks) for a callback that cannot fail, or whose `Result` is only a value.
+    ///
+    /// ```
+    /// use lockcore::LockingService;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = LockingService::new(lockcore_memory::MemoryLockDao::<String>::new());
+    /// let sum = locks.run_locked(["counter"], async || 40 + 2).await?;
+    /// assert_eq!(sum, 42);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`with_locks`](Self::with_locks), without the callback's own.
@@ -277,11 +330,27 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         )
     }
 
-    /// As [`with_locks`](Self::with_locks) for application errors, such as `anyhow::Error`, a boxed error, or an enum
-    /// of one's own: what goes wrong with the locks arrives as the callback's error type.
+    /// Does the same as [`with_locks`](Self::with_locks) for application errors, such as `anyhow::Error`, a boxed error, or
+    /// your own enum: a [`LockError`] is converted into the callback's error type.
+    ///
+    /// ```
+    /// use lockcore::LockingService;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = LockingService::new(lockcore_memory::MemoryLockDao::<String>::new());
+    /// async fn upload() -> anyhow::Result<u64> {
+    ///     Ok(42)
+    /// }
+    ///
+    /// let size: anyhow::Result<u64> = locks.try_with_locks(["s3://archive/b1"], upload).await;
+    /// assert_eq!(size?, 42);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// The callback's own, or a [`LockError`] turned into it.
+    /// The callback's own error, or a [`LockError`] converted into it.
     pub fn try_with_locks<K, F, Fut, T, E>(
         self,
         ids: K,
@@ -298,15 +367,33 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
             move |_| callback(),
             |ended| {
                 let result = ended.map_err(E::from)?.into_result();
-                result.map_err(|error| error.split().unwrap_or_else(E::from))
+                result.map_err(|error| error.into_callback_error().unwrap_or_else(E::from))
             },
         )
     }
 
-    /// Locks the set, runs plain code on the caller's thread, releases, and gives its value.
+    /// Locks the set, runs plain code on the caller's thread, releases the set, and returns the code's value.
     ///
-    /// The code may borrow. It blocks the thread that polls the future; the locks are renewed all the same. It cannot
-    /// be stopped: [`with_held_locks_sync`](Self::with_held_locks_sync) lets it look whether it still holds them.
+    /// ```
+    /// use lockcore::LockingService;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = LockingService::new(lockcore_memory::MemoryLockDao::<String>::new());
+    /// let mut lines = Vec::new();
+    /// locks
+    ///     .with_locks_sync(["report.csv"], || {
+    ///         lines.push("total,42");
+    ///         Ok::<_, std::io::Error>(())
+    ///     })
+    ///     .await?;
+    /// assert_eq!(lines.len(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// The code may borrow. It blocks the thread that polls the future; the locks are renewed meanwhile. It cannot be
+    /// stopped: with [`with_held_locks_sync`](Self::with_held_locks_sync) it can check whether it still holds them.
     ///
     /// # Errors
     /// As [`with_locks`](Self::with_locks).
@@ -325,7 +412,23 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         self.with_held_locks_sync(ids, move |_| callback())
     }
 
-    /// As [`with_locks_sync`](Self::with_locks_sync); the callback gets a handle to what is held.
+    /// Does the same as [`with_locks_sync`](Self::with_locks_sync), and passes the code a handle to what is held.
+    ///
+    /// ```
+    /// use lockcore::LockingService;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = LockingService::new(lockcore_memory::MemoryLockDao::<String>::new());
+    /// let done = locks
+    ///     .with_held_locks_sync(["index"], |held| {
+    ///         (0..100).try_for_each(|_part| held.check())
+    ///     })
+    ///     .await;
+    /// assert!(done.is_ok());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`with_locks`](Self::with_locks).
@@ -347,15 +450,29 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         }
     }
 
-    /// As [`with_held_locks_sync`](Self::with_held_locks_sync) on a thread of its own, so that long blocking work does
-    /// not keep other tasks from running.
+    /// Does the same as [`with_held_locks_sync`](Self::with_held_locks_sync) on another thread
+    /// ([`spawn_blocking`](tokio::task::spawn_blocking)), so that long blocking work does not keep other tasks from running.
+    ///
+    /// ```
+    /// use lockcore::LockingService;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = LockingService::new(lockcore_memory::MemoryLockDao::<String>::new());
+    /// let bytes = locks
+    ///     .with_locks_blocking(["archive.tar"], |_held| std::fs::read("/dev/null"))
+    ///     .await?;
+    /// assert!(bytes.is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`with_locks`](Self::with_locks).
     ///
     /// # Cancel safety
-    /// The callback cannot be stopped: if the future is dropped while it runs, it keeps the locks until it ends. If it
-    /// is dropped before that, the callback does not run.
+    /// The callback cannot be stopped: if the future is dropped while it runs, it keeps the locks until it ends. If the
+    /// future is dropped earlier, the callback does not run.
     ///
     /// # Panics
     /// Where no tokio runtime runs, before anything is locked; if the runtime shuts down before the callback begins; and
@@ -391,7 +508,20 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         }
     }
 
-    /// Locks the set and gives it as a guard, for flows that no callback fits.
+    /// Locks the set and returns it as a guard, for control flow that does not fit into a callback.
+    ///
+    /// ```
+    /// use lockcore::LockingService;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = LockingService::new(lockcore_memory::MemoryLockDao::<String>::new());
+    /// let guard = locks.lock(["a", "b"]).await?;
+    /// // Anything, also across functions; `guard.held()` shows fences and losses.
+    /// guard.release().await?; // Ok only if nothing was lost until then
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`with_locks`](Self::with_locks), without the callback's own.
@@ -417,8 +547,8 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         take(ServiceRef::Borrowed(self.service.inner()), self.effective(), self.claims(ids)).await
     }
 
-    /// The one way in which a future runs under locks. All of it is one `async` block: each further one around or
-    /// inside it would have a place of its own for what the callback captured.
+    /// Runs a future under locks; all async calls do it here. It is a single `async` block: a nested one would store what
+    /// the callback captured a second time.
     fn start<K, F, Fut, R>(
         self,
         ids: K,

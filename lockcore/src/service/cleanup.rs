@@ -18,7 +18,7 @@ use futures_util::{
 };
 use tokio::{runtime::Handle, sync::oneshot};
 
-use super::{Inner, gauge::Ticket, observe::Event};
+use super::{Inner, observe::Event, open::Ticket};
 use crate::{
     AcquireRequest, BackendError, Backoff, ContextId, Exponential, Grant, Ident, LockDao, Released, Withdraw,
     background, clock, clock::Moment, protocol::RENEWALS_PER_LEASE,

@@ -3,7 +3,7 @@
 use std::{fmt, ops::Deref};
 
 use super::{held::Held, hold::Hold};
-use crate::{ContextId, Grant, Ident, LockDao, LockError, LockingError};
+use crate::{AnyLockDao, ContextId, Grant, Ident, LockDao, LockError, LockingError, Uuid};
 
 /// A held set. Release it with [`release`](Self::release); dropping it releases in the background.
 ///
@@ -11,7 +11,7 @@ use crate::{ContextId, Grant, Ident, LockDao, LockError, LockingError};
 /// [`check`](Held::check) or wait for [`lost`](Held::lost). A call made while a guard is held does not know of it:
 /// give it [`nested`](crate::Call::nested).
 #[must_use = "dropping the guard releases the locks"]
-pub struct LockGuard<I: Ident, C: ContextId, D: LockDao<I, C>> {
+pub struct LockGuard<I: Ident = String, C: ContextId = Uuid, D: LockDao<I, C> = AnyLockDao<I, C>> {
     hold: Hold<'static, I, C, D>,
     held: Held<I, C>,
 }

@@ -3,10 +3,12 @@
 use std::{borrow::Borrow, fmt, sync::Arc, time::Duration};
 
 use super::hold::HoldCore;
-use crate::{ContextId, ExclusiveFence, Ident, Lock, LockLost, LossReason, LostLock, Mode, SharedFence};
+use crate::{
+    ContextId, ExclusiveFence, Ident, Lock, LockLost, LossReason, LostLock, Mode, SharedFence, Uuid,
+};
 
 /// The locks that a callback runs under. Cheap to clone; may outlive the locks, and then knows that.
-pub struct Held<I: Ident, C: ContextId>(pub(crate) Arc<HoldCore<I, C>>);
+pub struct Held<I: Ident = String, C: ContextId = Uuid>(pub(crate) Arc<HoldCore<I, C>>);
 
 impl<I: Ident, C: ContextId> Held<I, C> {
     /// The context that holds them.

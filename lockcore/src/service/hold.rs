@@ -17,10 +17,10 @@ use tokio::{sync::Notify, time::Instant};
 use super::{
     Inner,
     cleanup::{Cleanup, patience},
-    gauge::Ticket,
     keeper::{Keeper, Tick},
     lease::Lease,
     observe::{self, CallSpan, Event, Stopwatch},
+    open::Ticket,
 };
 use crate::{
     AcquireRequest, BackendError, ContextId, Grant, Ident, Lock, LockDao, LossReason, LostLock, Released,

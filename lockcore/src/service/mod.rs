@@ -2,11 +2,11 @@
 
 mod acquire;
 mod admin;
+mod attempt;
 mod call;
 mod cleanup;
 mod defaults;
 mod gate;
-mod gauge;
 mod guard;
 mod held;
 mod hold;
@@ -15,7 +15,9 @@ mod keeper;
 mod lease;
 mod nesting;
 mod observe;
+mod open;
 pub(crate) mod run;
+mod settings;
 mod sweeper;
 mod waiting;
 
@@ -33,10 +35,10 @@ pub use self::{
     run::Ended,
 };
 use self::{
-    call::Settings,
     gate::Gate,
-    gauge::{Gauge, Refused, Ticket},
     hook::Hook,
+    open::{Open, Refused, Ticket},
+    settings::Settings,
 };
 use crate::{
     AnyLockDao, BadRequest, Capabilities, Claim, ContextId, FreshContext, Ident, LockDao, LockError,
@@ -45,10 +47,29 @@ use crate::{
 
 /// Locks sets of ids, runs a callback while they are held, and releases them whatever happens.
 ///
-/// Cheap to clone; clones are the same service. A field of a user's own type is plain `LockingService`
-/// where the backend is chosen at run time, or `LockingService<I, C, D>` for a particular backend.
+/// Cheap to clone; clones are the same service. As a field of your own type write plain `LockingService` where the backend
+/// is chosen at run time, or `LockingService<I, C, D>` for a particular backend.
 ///
-/// Every call can be given options first, see [`Call`]: `locks.wait(..).lease(..).with_locks(..)`.
+/// Every call takes options first: `locks.wait(..).lease(..).with_locks(..)`. [`Call`] has them, and a table that shows
+/// which call to take.
+///
+/// ```
+/// use lockcore::{Claim, LockingService, Wait};
+/// use std::time::Duration;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let locks = LockingService::builder(lockcore_memory::MemoryLockDao::<String>::new())
+///     .wait(Wait::up_to(Duration::from_secs(5)))
+///     .owner("ingest@host-7")
+///     .build()?;
+///
+/// let set = [Claim::exclusive("account/7"), Claim::shared("tariff"), Claim::slots("export", 10)];
+/// let total = locks.run_locked(set, async || 42).await?;
+/// assert_eq!(total, 42);
+/// # Ok(())
+/// # }
+/// ```
 pub struct LockingService<I: Ident = String, C: ContextId = Uuid, D: LockDao<I, C> = AnyLockDao<I, C>> {
     inner: Arc<Inner<I, C, D>>,
 }
@@ -62,7 +83,7 @@ pub(crate) struct Inner<I: Ident, C: ContextId, D> {
     make_context: Box<dyn Fn() -> C + Send + Sync>,
     /// Contexts come from the user, who may give one twice.
     contexts_may_repeat: bool,
-    open: Gauge<C>,
+    open: Open<C>,
     gate: Gate,
     hook: Option<Hook<I, C>>,
     sweeper: sweeper::Sweeper,
@@ -76,14 +97,14 @@ pub(crate) struct Inner<I: Ident, C: ContextId, D> {
 type StartHook<D> = Box<dyn FnOnce(&D)>;
 
 /// Builds a [`LockingService`] with defaults of its own.
-pub struct Builder<I: Ident, C: ContextId, D: LockDao<I, C>> {
+pub struct Builder<I: Ident = String, C: ContextId = Uuid, D: LockDao<I, C> = AnyLockDao<I, C>> {
     inner: Inner<I, C, D>,
     on_start: Option<StartHook<D>>,
 }
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Builder<I, C, D> {
-    /// How contexts are made, one for each call: must give a fresh value each time, see [`ContextId`]. A value that
-    /// is in use by another call of this service is refused ([`LockingError::ContextInUse`]).
+    /// Sets how the context of each call is created. The function must return a new value each time, see [`ContextId`]; one
+    /// that another call of this service is using is refused ([`LockingError::ContextInUse`]).
     #[must_use]
     pub fn contexts(mut self, make: impl Fn() -> C + Send + Sync + 'static) -> Self {
         self.inner.make_context = Box::new(make);
@@ -91,61 +112,61 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Builder<I, C, D> {
         self
     }
 
-    /// The default wait of a call; [`Wait::never`] unless set.
+    /// Sets the default wait of a call; [`Wait::never`] unless set.
     #[must_use]
     pub fn wait(mut self, wait: Wait) -> Self {
         self.inner.defaults.wait = wait;
         self
     }
 
-    /// The default lease of a call; the backend's own unless set.
+    /// Sets the default lease of a call; the backend's own unless set.
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.inner.defaults.lease = Some(lease);
         self
     }
 
-    /// The default owner label, for people to read; at most [`MAX_OWNER_BYTES`](crate::MAX_OWNER_BYTES) bytes.
+    /// Sets the default owner label, which administration shows; at most [`MAX_OWNER_BYTES`](crate::MAX_OWNER_BYTES) bytes.
     #[must_use]
     pub fn owner(mut self, owner: impl Into<Owner>) -> Self {
         self.inner.defaults.owner = owner.into();
         self
     }
 
-    /// The default bound on how long a callback may hold its locks; none unless set.
+    /// Sets the default bound on how long a callback may hold its locks; none unless set.
     #[must_use]
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.inner.defaults.max_hold = Some(max_hold);
         self
     }
 
-    /// The share of a lease before whose end a callback is stopped, over 0 and under 0.5; 0.1 unless set. It covers
-    /// the difference between the rates of two clocks and the time to stop.
+    /// Sets how long before the end of its lease a callback is stopped, as a share of the lease: over 0 and under 0.5; 0.1
+    /// unless set. It covers different rates of two clocks and the time to stop.
     #[must_use]
     pub fn margin(mut self, share: f64) -> Self {
         self.inner.margin = share;
         self
     }
 
-    /// How often this process offers to sweep the namespace, and how much it removes in one step; every 5 minutes and
-    /// 100 unless set, `None` for never. From 10 ms to 365 days, and at least 1. Of many processes one does it.
+    /// Sets how often expired entries of the namespace are swept, and how many ids one step removes: every 5 minutes and 100
+    /// unless set, `None` for never. From 10 ms to 365 days, and at least 1. Of many processes one does it.
     #[must_use]
     pub fn sweep(mut self, every: Option<Duration>, batch: usize) -> Self {
         self.inner.sweeper.configure(every, batch);
         self
     }
 
-    /// Is told what no outcome tells; see [`Event`]. What happens in a call is told on its thread, before the call goes on;
-    /// what happens in the background on a thread that the service keeps for that, one after the other. So a slow hook
-    /// delays its own service's calls, but no renewal; once 1024 events wait for it, further ones are only logged. A hook
-    /// that panics disturbs nothing else.
+    /// Registers a hook for events, many of which no return value reports; see [`Event`]. Events of a call reach it on the
+    /// call's thread, before the call goes on; those of background work on a thread that the service keeps for that, one at a
+    /// time. So a slow hook delays its own service's calls, but no renewal; once 1024 events wait for it, further ones are
+    /// only logged. A hook that panics affects nothing else.
     #[must_use]
     pub fn on_event(mut self, hook: impl Fn(&Event<'_, I, C>) + Send + Sync + 'static) -> Self {
         self.inner.hook = Some(Hook::new(hook));
         self
     }
 
-    /// Is called once with the backend when the service is built.
+    /// Registers a function that is called once with the backend, when the service is built.
     #[must_use]
     pub fn on_start(mut self, hook: impl FnOnce(&D) + 'static) -> Self {
         self.on_start = Some(Box::new(hook));
@@ -175,38 +196,37 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Builder<I, C, D> {
 }
 
 impl<I: Ident, C: FreshContext, D: LockDao<I, C>> LockingService<I, C, D> {
-    /// A service with the defaults: never waits, and the backend's own lease.
+    /// Creates a service with the defaults: it never waits, and takes the backend's default lease.
     pub fn new(dao: D) -> Self {
         Self { inner: Arc::new(Inner::new(dao, Box::new(C::fresh))) }
     }
 
-    /// A service with other defaults.
+    /// Creates a builder for a service with other defaults.
     pub fn builder(dao: D) -> Builder<I, C, D> {
         Builder { inner: Inner::new(dao, Box::new(C::fresh)), on_start: None }
     }
 }
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockingService<I, C, D> {
-    /// A service whose contexts the user makes; see [`Builder::contexts`].
+    /// Creates a builder for a service whose contexts `make` creates; see [`Builder::contexts`].
     pub fn builder_with_contexts(dao: D, make: impl Fn() -> C + Send + Sync + 'static) -> Builder<I, C, D> {
         Builder { inner: Inner::new(dao, Box::new(|| unreachable!("replaced at once"))), on_start: None }
             .contexts(make)
     }
 
-    /// The backend.
+    /// Returns the backend.
     pub fn dao(&self) -> &D {
         &self.inner.dao
     }
 
-    /// What an administrator does: list, inspect, break, freeze, sweep, release what others left.
+    /// Returns the administration of the store: list, inspect, break, freeze, sweep, release what others left.
     pub fn admin(&self) -> Admin<'_, I, C, D> {
         Admin::new(&self.inner)
     }
 
-    /// Refuses new calls and waits until every lock is released, at most for `grace`. Gives the number of holds that
-    /// were still open then: callbacks that go on, calls that wait for others, or releases that the store has not
-    /// answered; their locks end with their leases at the latest. To be called before a process ends: what is cleaned
-    /// up in the background ends with it.
+    /// Stops accepting calls and waits up to `grace` until all locks are released. Returns the number of holds that are still
+    /// open then: running callbacks, calls that wait, and releases that the store has not answered; their locks end with
+    /// their leases at the latest. Call it before the process ends: clean-up in the background ends with the process.
     ///
     /// # Cancel safety
     /// Safe: new calls stay refused, and it can be called again.
@@ -264,7 +284,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
             margin: 0.1,
             make_context,
             contexts_may_repeat: false,
-            open: Gauge::new(),
+            open: Open::new(),
             gate: Gate::default(),
             hook: None,
             sweeper: sweeper::Sweeper::default(),

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use tracing::{Level, Span, level_filters::LevelFilter, span::Entered};
 
-use crate::{AcquireRequest, BackendError, ContextId, Failure, Grant, Ident, LostLock};
+use crate::{AcquireRequest, BackendError, ContextId, Failure, Grant, Ident, LostLock, Uuid};
 
 /// Something that a call's outcome does not tell, or that happened in the background. Given to the hook of
 /// [`Builder::on_event`](crate::Builder::on_event).
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Event<'a, I, C> {
+pub enum Event<'a, I = String, C = Uuid> {
     /// A set was not locked.
     Refused {
         /// Who asked.

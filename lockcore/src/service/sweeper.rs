@@ -33,7 +33,7 @@ impl Sweeper {
     pub(crate) fn check(&self) -> Result<(), BadRequest> {
         let bad = |field, value, expected| Err(BadRequest::OutOfBounds { field, value, expected });
         match self.every {
-            Some(every) if !(Duration::from_millis(10)..=super::acquire::MAX_LEASE).contains(&every) => {
+            Some(every) if !(Duration::from_millis(10)..=super::settings::MAX_LEASE).contains(&every) => {
                 bad("sweep.every", format!("{every:?}"), "it must be from 10ms to 365 days")
             }
             Some(_) if self.batch == 0 => bad("sweep.batch", "0".to_owned(), "it must be at least 1"),

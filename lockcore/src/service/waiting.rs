@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    acquire::{Attempt, Unanswered},
+    attempt::{Attempt, Unanswered},
     hold::Hold,
 };
 use crate::{

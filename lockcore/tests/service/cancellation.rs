@@ -13,7 +13,9 @@ use std::{
 };
 
 use lockcore::{
-    AcquireRequest, AttemptId, BackendErrorKind, LockDao, LockGuard, LockingService, Owner, Wait, blocking,
+    BackendErrorKind, LockDao, LockGuard, LockingService, Owner, Wait,
+    backend::{AcquireRequest, AttemptId},
+    blocking,
 };
 use tokio::runtime::{Builder, Runtime};
 use uuid::Uuid;

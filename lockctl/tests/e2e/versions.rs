@@ -9,8 +9,8 @@ use std::{
 };
 
 use lockcore::{
-    AcquireRequest, Acquired, AnyLockDao, AttemptId, BackendError, ClaimSet, Grant, Inspection, LockDao,
-    Mode, StoreVersion, Target,
+    AnyLockDao, BackendError, ClaimSet, Grant, Inspection, LockDao, Mode, Target,
+    backend::{AcquireRequest, Acquired, AttemptId, StoreVersion},
 };
 use lockcore_dynamo::DynamoLockDao;
 use lockcore_redis::RedisLockDao;
@@ -143,11 +143,11 @@ impl<'s> Place<'s> {
             }
             "postgres" => {
                 let builder = PostgresLockDao::builder().url(server).namespace(namespace).table_prefix(name);
-                AnyLockDao::new(builder.program_version(version).connect().await?)
+                AnyLockDao::new(builder.program_version(version).open().await?)
             }
             "mysql" => {
                 let builder = MysqlLockDao::builder().url(server).namespace(namespace).table_prefix(name);
-                AnyLockDao::new(builder.program_version(version).connect().await?)
+                AnyLockDao::new(builder.program_version(version).open().await?)
             }
             "dynamodb" => {
                 let (_, endpoint) = self.url.split_once("endpoint=").expect("the tests' server has one");

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use lockcore::{BreakMode, LockDao, Page, Withdraw, Withdrawn};
+use lockcore::{
+    BreakMode, LockDao, Page,
+    backend::{Withdraw, Withdrawn},
+};
 
 use crate::{Backend, Store, polls::dropped_after, store::id};
 
@@ -78,7 +81,7 @@ pub async fn a_dropped_withdrawal_can_be_repeated<B: Backend>(store: Store<B>) {
             assert!(polls < MANY, "it never ended");
             let [one, two] = store.callers();
             let request = one.request(["a"]);
-            let lockcore::Acquired::Granted(granted) = one.send(&request).await else {
+            let lockcore::backend::Acquired::Granted(granted) = one.send(&request).await else {
                 panic!("the id is free")
             };
             let done = dropped_after(polls, store.dao().withdraw(&request, how)).await.is_some();

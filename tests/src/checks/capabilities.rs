@@ -36,7 +36,7 @@ pub async fn a_shared_store_is_shared<B: Backend>(store: Store<B>) {
     same.keep(&held).await;
     same.free(&held).await;
     let late = here.request(["a"]);
-    same.withdraw(&late, lockcore::Withdraw::Undo).await;
+    same.withdraw(&late, lockcore::backend::Withdraw::Undo).await;
     here.refused_as_withdrawn(&late).await;
     let held = there.take(["a"]).await;
     if store.capabilities().fifo {

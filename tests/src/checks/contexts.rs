@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use lockcore::{
-    AcquireRequest, Acquired, AttemptId, Claim, ClaimSet, Conflict, ConflictReason, Grant, Granted, LockDao,
-    MAX_CONTEXT_BYTES, Mode, StoredContext, Wake,
+    Claim, ClaimSet, Conflict, ConflictReason, Grant, Granted, LockDao, MAX_CONTEXT_BYTES, Mode,
+    StoredContext,
+    backend::{AcquireRequest, Acquired, AttemptId, Wake},
 };
 use tokio::time::timeout;
 

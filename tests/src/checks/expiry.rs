@@ -144,7 +144,9 @@ pub async fn permanent_locks_last<B: Backend>(store: Store<B>) {
     let [one, two] = store.callers();
     let mut request = one.request(["a"]);
     request.lease = None;
-    let lockcore::Acquired::Granted(granted) = one.send(&request).await else { panic!("the id is free") };
+    let lockcore::backend::Acquired::Granted(granted) = one.send(&request).await else {
+        panic!("the id is free")
+    };
     let grant = crate::store::grant(&request, granted);
     store.expired(&["clock"]).await;
     match &two.refused(["a"]).await[0].reason {

@@ -5,7 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore::{Acquired, ConflictReason, Wake, Withdraw, Withdrawn};
+use lockcore::{
+    ConflictReason,
+    backend::{Acquired, Wake, Withdraw, Withdrawn},
+};
 use tokio::time::timeout;
 
 use crate::{

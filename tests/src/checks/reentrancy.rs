@@ -98,7 +98,7 @@ pub async fn a_stronger_mode_never_waits<B: Backend>(store: Store<B>) {
     let mut request = one.request([exclusive("a")]);
     request.queue = declared.fifo;
     match one.send(&request).await {
-        lockcore::Acquired::Refused(conflicts) => assert_eq!(conflicts.len(), 1),
+        lockcore::backend::Acquired::Refused(conflicts) => assert_eq!(conflicts.len(), 1),
         other => panic!("not refused: {other:?}"),
     }
     one.keep(&weak).await;
@@ -124,7 +124,7 @@ pub async fn a_full_slot_is_granted_again<B: Backend>(store: Store<B>) {
     // Nor does it wait for itself, where it would wait.
     let mut waits = one.request([slot("a", 2)]);
     waits.queue = store.capabilities().fifo;
-    assert!(matches!(one.send(&waits).await, lockcore::Acquired::Granted(_)));
+    assert!(matches!(one.send(&waits).await, lockcore::backend::Acquired::Granted(_)));
     three.refused([slot("a", 2)]).await;
     one.free(&again).await;
     three.take([slot("a", 2)]).await;

@@ -1,6 +1,9 @@
 //! Sets of every size: a backend may take few ids another way than many, and every way keeps all promises.
 
-use lockcore::{Acquired, List, LossReason, Withdraw, Withdrawn};
+use lockcore::{
+    LossReason,
+    backend::{Acquired, List, Withdraw, Withdrawn},
+};
 
 use crate::{Backend, Store};
 

@@ -1,6 +1,9 @@
 //! Attempts whose outcome is in doubt are settled: section 2.6.
 
-use lockcore::{Acquired, Claim, Withdraw, Withdrawn};
+use lockcore::{
+    Claim,
+    backend::{Acquired, Withdraw, Withdrawn},
+};
 
 use crate::{
     Backend, Store, race,

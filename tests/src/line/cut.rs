@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use lockcore::{Acquired, BackendErrorKind, LockDao, Withdraw, Withdrawn};
+use lockcore::{
+    BackendErrorKind, LockDao,
+    backend::{Acquired, Withdraw, Withdrawn},
+};
 use tokio::time::timeout;
 
 use super::{FAULTS, Kind, Line, Mode, Remote, Route, SETTLED, STALLED, TestResult, until};

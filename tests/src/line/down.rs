@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use lockcore::{LockDao, LockError, LockingService, Wait, Withdraw, Withdrawn};
+use lockcore::{
+    LockDao, LockError, LockingService, Wait,
+    backend::{Withdraw, Withdrawn},
+};
 use tokio::{task::JoinSet, time::timeout};
 
 use super::{Kind, Line, Mode, Remote, STALLED, TestResult, until};

@@ -5,7 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore::{Acquired, BackendErrorKind, Claim, Grant, LockDao, LockingService, Withdraw, Withdrawn};
+use lockcore::{
+    BackendErrorKind, Claim, Grant, LockDao, LockingService,
+    backend::{Acquired, Withdraw, Withdrawn},
+};
 use lockcore_conformance::servers::TestResult;
 use tokio::sync::Notify;
 use uuid::Uuid;

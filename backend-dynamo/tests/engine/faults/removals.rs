@@ -16,7 +16,10 @@ use aws_sdk_dynamodb::{
     error::ProvideErrorMetadata,
     types::AttributeValue,
 };
-use lockcore::{Acquired, Claim, LockDao, LossReason, Target, Withdraw, Withdrawn};
+use lockcore::{
+    Claim, LockDao, LossReason, Target,
+    backend::{Acquired, Withdraw, Withdrawn},
+};
 use lockcore_conformance::{eventually, race, servers::TestResult};
 use tokio::sync::Notify;
 

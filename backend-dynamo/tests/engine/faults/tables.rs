@@ -1,6 +1,6 @@
 //! Tables that are missing, or will not do.
 
-use lockcore::{BackendError, BackendErrorKind, BreakMode, LockDao, Page, Target, Withdraw};
+use lockcore::{BackendError, BackendErrorKind, BreakMode, LockDao, Page, Target, backend::Withdraw};
 use lockcore_conformance::{eventually, servers::TestResult};
 use serde_json::{Value, json};
 use std::sync::Arc;

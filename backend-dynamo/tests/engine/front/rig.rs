@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockcore::{Acquired, BackendError, LockDao};
+use lockcore::{BackendError, LockDao, backend::Acquired};
 use lockcore_conformance::{
     Caller, Store,
     servers::{Kind, shared},

@@ -1,6 +1,6 @@
 //! The thread by itself, without a DAO.
 
-use lockcore::{BackendErrorKind, Mode, Owner, Wake};
+use lockcore::{BackendErrorKind, Mode, Owner, backend::Wake};
 
 use super::*;
 use crate::{

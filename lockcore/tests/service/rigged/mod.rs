@@ -9,8 +9,9 @@ use std::{
 };
 
 use lockcore::{
-    AcquireRequest, Acquired, BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, Grant,
-    LockDao, LockingService, Released, Renewed, Swept, Target, Withdraw, Withdrawn,
+    BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, Grant, LockDao, LockingService,
+    Released, Renewed, Swept, Target,
+    backend::{AcquireRequest, Acquired, Withdraw, Withdrawn},
 };
 use lockcore_memory::MemoryLockDao;
 use uuid::Uuid;

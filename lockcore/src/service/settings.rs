@@ -1,0 +1,68 @@
+//! The options of a call, and their bounds.
+
+use std::time::Duration;
+
+use super::Inner;
+use crate::{BadRequest, Capabilities, ContextId, Ident, LockDao, MAX_OWNER_BYTES, Mode, Owner, Wait};
+
+/// The longest lease that can be asked for.
+pub(crate) const MAX_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// The options of a call.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings<C> {
+    pub(crate) wait: Wait,
+    pub(crate) lease: Option<Duration>,
+    pub(crate) bare: Mode,
+    pub(crate) owner: Owner,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) tell_when_lost: bool,
+    pub(crate) nested: bool,
+    pub(crate) detached: bool,
+    pub(crate) context: Option<C>,
+}
+
+impl<C> Settings<C> {
+    pub(crate) fn new(capabilities: &Capabilities) -> Self {
+        Settings {
+            wait: Wait::never(),
+            lease: capabilities.default_lease,
+            bare: Mode::Exclusive,
+            owner: Owner::default(),
+            max_hold: None,
+            tell_when_lost: false,
+            nested: false,
+            detached: false,
+            context: None,
+        }
+    }
+}
+
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
+    pub(crate) fn check_lease(&self, lease: Option<Duration>) -> Result<(), BadRequest> {
+        let Capabilities { backend, permanent, min_lease: min, .. } = self.capabilities;
+        match lease {
+            None if !permanent => {
+                Err(BadRequest::Unsupported { what: "lease: none (a permanent lock)", backend })
+            }
+            Some(lease) if lease < min || lease.is_zero() => {
+                Err(BadRequest::LeaseTooShort { lease, min, backend })
+            }
+            Some(lease) if lease > MAX_LEASE => Err(BadRequest::LeaseTooLong { lease, max: MAX_LEASE }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the backend can do what the settings ask for.
+    pub(crate) fn check_settings(&self, settings: &Settings<C>) -> Result<(), BadRequest> {
+        self.check_lease(settings.lease)?;
+        if settings.owner.len() > MAX_OWNER_BYTES {
+            return Err(BadRequest::OwnerTooLong { bytes: settings.owner.len() });
+        }
+        if settings.max_hold.is_some_and(|max_hold| max_hold.is_zero()) {
+            let expected = "it must be more than zero";
+            return Err(BadRequest::OutOfBounds { field: "max_hold", value: "0s".to_owned(), expected });
+        }
+        Ok(())
+    }
+}
