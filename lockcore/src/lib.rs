@@ -44,11 +44,29 @@
 //! # Features
 //! | feature | default | adds |
 //! | --- | --- | --- |
-//! | `metrics` | no | counters and histograms through the `metrics` facade |
+//! | `metrics` | no | gauges, counters and histograms through the `metrics` facade |
 //!
-//! All metrics begin with `lockcore_`: `acquired_total`, `refused_total`, `wait_seconds`, `held_seconds`, `renewed_total`,
-//! `renewal_lag_seconds`, `renewal_failed_total`, `lost_total`, `released_late_total`, `release_failed_total`,
-//! `withdraw_failed_total`, `sweep_failed_total`. Identifiers are in none of them.
+//! Metrics have the label `backend`, and none has an identifier in it. They are described, with units, as soon as the first
+//! service is created after a recorder was installed, and each counter is there with 0.
+//!
+//! | metric | kind | label `kind` | counts or measures |
+//! | --- | --- | --- | --- |
+//! | `lockcore_held` | gauge | | locks that this process holds |
+//! | `lockcore_waiting` | gauge | | calls of this process that wait |
+//! | `lockcore_acquired_total` | counter | `granted` | sets that were locked |
+//! | `lockcore_refused_total` | counter | `contention`, `backend` | sets that were not locked |
+//! | `lockcore_wait_seconds` | histogram | | from the call until the set was locked |
+//! | `lockcore_held_seconds` | histogram | | from the grant until the release |
+//! | `lockcore_renewed_total` | counter | `renewed` | renewals that extended a lease |
+//! | `lockcore_renewal_lag_seconds` | histogram | | how much later than planned a renewal was done |
+//! | `lockcore_renewal_failed_total` | counter | `backend` | renewals that failed; each is tried again |
+//! | `lockcore_lost_total` | counter | `expired`, `broken`, `vanished`, `unreachable`, `released`, `forked` | locks lost while held |
+//! | `lockcore_released_late_total` | counter | `expired` | releases after the lease had ended |
+//! | `lockcore_release_failed_total` | counter | `backend` | releases that failed; each is tried again |
+//! | `lockcore_withdraw_failed_total` | counter | `backend` | requests in doubt that could not be withdrawn |
+//! | `lockcore_sweep_failed_total` | counter | `backend` | sweeps that failed |
+//!
+//! Histograms need buckets where the exporter has them: `0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60, 300` seconds fit all three.
 //!
 //! # Forked processes
 //! A child made by `fork` without `exec` has a copy of its parent's services and guards, but not the thread that renews. A
@@ -80,6 +98,7 @@ mod store_version;
 mod wait;
 mod waiters;
 mod wakeup;
+mod why;
 
 pub use admin::*;
 pub use capabilities::Capabilities;
@@ -100,6 +119,7 @@ pub use service::{
 };
 pub use uuid::Uuid;
 pub use wait::{Backoff, Exponential, Interval, Wait};
+pub use why::{HolderWaits, Why};
 
 /// What only backends need: requests and answers of [`LockDao`], waking waiters, the store's clock and version.
 ///

@@ -1,6 +1,6 @@
 //! What administrators do: look, break, freeze, sweep, migrate.
 
-use lockcore::{BreakMode, Broken, Finding, Page, Severity};
+use lockcore::{BreakMode, Broken, Finding, HolderWaits, Inspection, LockingService, Page, Severity};
 use serde_json::json;
 
 use crate::{
@@ -14,16 +14,44 @@ use crate::{
 /// Lists everything.
 pub(crate) async fn list(global: &Global, output: Output) -> Result<u8, Failure> {
     let (locks, store) = open_existing(global).await?;
+    let ids = all(&locks).await?;
+    output.result(|| show::list(&ids, &store), || ids.iter().map(show::json).collect()).map(|()| 0)
+}
+
+/// Lists all ids, page by page.
+pub(crate) async fn all(locks: &LockingService) -> Result<Vec<Inspection>, Failure> {
     let (mut ids, mut page) = (Vec::new(), Page::default());
     loop {
         let listing = locks.admin().list(&page).await?;
         ids.extend(listing.ids);
         match listing.next {
             Some(next) => page.after = Some(next),
-            None => break,
+            None => return Ok(ids),
         }
     }
-    output.result(|| show::list(&ids, &store), || ids.iter().map(show::json).collect()).map(|()| 0)
+}
+
+/// Shows why an id cannot be had.
+pub(crate) async fn why(
+    global: &Global,
+    target: &TargetArg,
+    dot: bool,
+    output: Output,
+) -> Result<u8, Failure> {
+    let (locks, _) = open_existing(global).await?;
+    let why = locks.admin().why(&target.target()).await?;
+    if dot {
+        return output.write(why.to_dot().as_bytes()).map(|()| 0);
+    }
+    let machine = || {
+        let waits = |HolderWaits { id, holder, waits_for }: &HolderWaits| json!({ "id": id, "holder": holder, "waits_for": waits_for });
+        json!({
+            "ids": why.ids.iter().map(show::json).collect::<Vec<_>>(),
+            "waits": why.waits.iter().map(waits).collect::<Vec<_>>(),
+            "cycle": why.cycle(),
+        })
+    };
+    output.result(|| why.to_string(), machine).map(|()| 0)
 }
 
 /// Shows one id.

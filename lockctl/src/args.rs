@@ -21,6 +21,7 @@ pub(crate) struct Cli {
 }
 
 #[derive(Args, Debug)]
+#[command(next_help_heading = "Store and output")]
 pub(crate) struct Global {
     /// The store, such as sqlite:/var/lib/locks.db (env: LOCKCORE_URL; file: url)
     #[arg(long, global = true, value_name = "URL")]
@@ -42,10 +43,13 @@ pub(crate) struct Global {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Hold a set of locks while a command runs
+    /// Hold a set of locks while a command runs; does not wait for them unless --wait is given
     #[command(after_long_help = RUN_HELP)]
     Run(Run),
-    /// Take a set of locks that outlives this process, and print a token for them
+    /// Take a set of locks that outlives this process, and print a token for them; they end with their lease
+    ///
+    /// The locks last for one lease (--lease, 30 seconds by default) unless `lockctl renew TOKEN` extends them.
+    #[command(after_long_help = ACQUIRE_HELP)]
     Acquire(Acquire),
     /// Release what a token stands for
     Release {
@@ -59,6 +63,22 @@ pub(crate) enum Command {
     },
     /// List what is locked, waited for or frozen
     Ls,
+    /// Show why an id cannot be had: its holders, what these wait for, and cycles among them
+    Why {
+        #[command(flatten)]
+        target: TargetArg,
+        /// Print the graph in the DOT language of Graphviz
+        #[arg(long)]
+        dot: bool,
+    },
+    /// Watch what is locked: a table that is refreshed on a terminal, a line of JSON for each change elsewhere
+    Watch {
+        /// How often to look, such as 1s
+        #[arg(long, value_parser = parse_duration, default_value = "1s", value_name = "DURATION")]
+        every: Duration,
+    },
+    /// Measure how long the store takes to lock and release ids that were never locked before
+    Bench(Bench),
     /// Show all that is known of one id
     Show {
         #[command(flatten)]
@@ -75,15 +95,15 @@ pub(crate) enum Command {
         #[arg(long)]
         now: bool,
     },
-    /// Keep everybody from getting an id anew; who holds it keeps it
+    /// Freeze an id: its holders keep it, and no others get it
     Freeze {
         #[command(flatten)]
         target: TargetArg,
-        /// Let it be had again
+        /// Thaw it
         #[arg(long)]
         thaw: bool,
     },
-    /// Remove what expired and nobody asked for again
+    /// Remove expired entries
     Sweep {
         /// How much to remove in one step
         #[arg(long, default_value = "100")]
@@ -96,8 +116,13 @@ pub(crate) enum Command {
         #[arg(long, value_name = "LANGUAGE")]
         print: Option<String>,
     },
-    /// Look at the store for what would weaken a promise
+    /// Check the store for settings that weaken the guarantees
     Doctor,
+    /// Write manual pages, one for each command, into a folder such as /usr/local/share/man/man1
+    Man {
+        /// The folder, which must exist
+        folder: PathBuf,
+    },
     /// Write a completion script for a shell
     Completions {
         /// Which shell
@@ -114,6 +139,11 @@ pub(crate) enum Command {
 }
 
 const RUN_HELP: &str = "\
+Examples:
+  lockctl run --id nightly-report -- ./report.sh
+  lockctl run --id s3://bag/1 --id s3://bag/2 --wait 5m -- ./ingest bag/1 bag/2
+  lockctl run --slots export=3 --wait forever -- sh -c './export \"$HOME\"'
+
 The command's environment:
   LOCKCORE_CONTEXT  the context that holds the locks
   LOCKCORE_FENCE    the fence, if there is one lock
@@ -127,6 +157,26 @@ for the locks they end lockctl. Before the locks can be lost the process group g
 shortly before the lease ends, or at once if the locks are gone already, as after `break --now`. If lockctl \
 itself is stopped or killed, a watchdog process does the same; the locks then end with their lease. Whatever \
 the command leaves running in the background, or in another process group, goes on without the locks.";
+
+const ACQUIRE_HELP: &str = "\
+Example:
+  token=$(lockctl acquire --id deploy --lease 10m --wait 1m) || exit
+  ./deploy && lockctl renew \"$token\" && ./verify
+  lockctl release \"$token\"";
+
+/// What to measure.
+#[derive(Args, Debug)]
+pub(crate) struct Bench {
+    /// How many ids each set has
+    #[arg(long, default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) ids: u32,
+    /// How many tasks lock at the same time
+    #[arg(long, default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) tasks: u32,
+    /// How long to measure
+    #[arg(long, value_parser = parse_duration, default_value = "5s", value_name = "DURATION")]
+    pub(crate) time: Duration,
+}
 
 #[derive(Args, Debug)]
 pub(crate) struct Run {
@@ -145,6 +195,7 @@ pub(crate) struct Acquire {
 
 /// What to lock, and how.
 #[derive(Args, Debug)]
+#[command(next_help_heading = "Locks")]
 pub(crate) struct Locking {
     #[command(flatten)]
     claims: Claims,
@@ -159,8 +210,9 @@ pub(crate) struct Locking {
 
 #[derive(Args, Debug)]
 #[group(required = true, multiple = true)]
+#[command(next_help_heading = "Locks")]
 struct Claims {
-    /// Lock this id alone; may be repeated, as may the next two
+    /// Lock this id alone; --id, --shared and --slots may be repeated
     #[arg(long, value_name = "ID")]
     id: Vec<String>,
     /// Lock this id together with other shared holders
@@ -169,7 +221,7 @@ struct Claims {
     /// Take a permit of this id of which at most LIMIT may be held at once, or K permits: ID=K/LIMIT
     #[arg(long, value_name = "ID=LIMIT", value_parser = slots)]
     slots: Vec<Claim<String>>,
-    /// Lock out everybody else who asks for the global lock of the namespace
+    /// Lock the global lock of the namespace, alone
     #[arg(long)]
     global: bool,
 }
@@ -228,6 +280,17 @@ fn wants_json() -> bool {
     std::env::args_os().take_while(|argument| argument != "--").any(|argument| argument == "--json")
 }
 
+/// Whether a command may have been given to `run` without `--` before it.
+fn lacks_separator(kind: ErrorKind) -> bool {
+    kind == ErrorKind::UnknownArgument
+        && std::env::args_os().any(|argument| argument == "run")
+        && !std::env::args_os().any(|argument| argument == "--")
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// Writes help to where it belongs, or a mistake as one line.
 pub(crate) fn report(error: &clap::Error) -> ExitCode {
     match error.kind() {
@@ -242,9 +305,14 @@ pub(crate) fn report(error: &clap::Error) -> ExitCode {
         }
         _ => {
             let text = error.to_string();
-            let first = text.split("\n\n").next().unwrap_or_default();
-            let line = first.split_whitespace().collect::<Vec<_>>().join(" ");
-            let line = line.strip_prefix("error: ").unwrap_or(&line);
+            let mut paragraphs = text.split("\n\n").map(str::trim_start);
+            let first = paragraphs.next().unwrap_or_default();
+            let tips = paragraphs.filter(|paragraph| paragraph.starts_with("tip: "));
+            let mut line = one_line(first.strip_prefix("error: ").unwrap_or(first));
+            match lacks_separator(error.kind()) {
+                true => line += "; a command stands behind `--`: lockctl run --id ID -- CMD",
+                false => tips.for_each(|tip| line += &format!("; {}", one_line(tip))),
+            }
             crate::output::Output::new(wants_json()).fail(&Failure::usage(line))
         }
     }

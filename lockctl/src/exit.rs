@@ -2,11 +2,11 @@
 
 use std::fmt::Write;
 
-use lockcore::{
-    BackendError, BackendErrorKind, ContextId, Failure as Cause, Ident, LockError, LockingError, Phase,
-    TimedOut,
-};
+use lockcore::{BackendError, BackendErrorKind, Failure as Cause, LockError, LockingError, Phase, TimedOut};
 use lockcore_any::ConnectError;
+use serde_json::Value;
+
+use crate::show;
 
 /// Why `lockctl` itself ends, as opposed to the command that it runs. From 120 on, where commands seldom
 /// have codes of their own; 124 to 127 as `timeout` and `env` have them.
@@ -71,11 +71,13 @@ pub(crate) fn help() -> String {
 pub(crate) struct Failure {
     pub(crate) code: Code,
     pub(crate) message: String,
+    /// What was in the way, as JSON.
+    pub(crate) conflicts: Option<Value>,
 }
 
 impl Failure {
     pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
-        Failure { code, message: message.into() }
+        Failure { code, message: message.into(), conflicts: None }
     }
 
     pub(crate) fn usage(message: impl Into<String>) -> Self {
@@ -106,8 +108,8 @@ impl From<BackendError> for Failure {
     }
 }
 
-impl<I: Ident, C: ContextId> From<LockError<I, C>> for Failure {
-    fn from(error: LockError<I, C>) -> Self {
+impl From<LockError> for Failure {
+    fn from(error: LockError) -> Self {
         let code = match &error {
             LockingError::NotLocked { failures, timed_out } => {
                 let failed = failures.iter().any(|failure| matches!(failure, Cause::Backend(_)));
@@ -122,6 +124,10 @@ impl<I: Ident, C: ContextId> From<LockError<I, C>> for Failure {
             LockingError::Lost { .. } => Code::Lost,
             _ => Code::Usage,
         };
-        Failure::new(code, error.to_string())
+        let conflicts = match &error {
+            LockingError::NotLocked { failures, .. } => show::conflicts(failures),
+            _ => None,
+        };
+        Failure { conflicts, ..Failure::new(code, error.to_string()) }
     }
 }

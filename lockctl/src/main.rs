@@ -3,6 +3,7 @@
 mod acquire;
 mod admin;
 mod args;
+mod bench;
 mod child;
 mod clock;
 mod environment;
@@ -17,6 +18,7 @@ mod signals;
 mod terminal;
 mod token;
 mod waiting;
+mod watch;
 mod watchdog;
 
 use std::process::ExitCode;
@@ -70,6 +72,9 @@ async fn execute(cli: Cli, output: Output) -> Result<u8, Failure> {
         Command::Release { token } => acquire::release(&global, &token, output).await,
         Command::Renew { token } => acquire::renew(&global, &token, output).await,
         Command::Ls => admin::list(&global, output).await,
+        Command::Why { target, dot } => admin::why(&global, &target, dot, output).await,
+        Command::Watch { every } => watch::watch(&global, every, output).await,
+        Command::Bench(args) => bench::bench(&global, &args, output).await,
         Command::Show { target } => admin::show(&global, &target, output).await,
         Command::Break { target, fence, now } => {
             admin::break_lock(&global, &target, fence, now, output).await
@@ -79,6 +84,9 @@ async fn execute(cli: Cli, output: Output) -> Result<u8, Failure> {
         Command::Migrate { print } => admin::migrate(&global, print.as_deref(), output).await,
         Command::Doctor => admin::doctor(&global, output).await,
         Command::Watchdog { .. } => unreachable!("it needs no runtime"),
+        Command::Man { folder } => clap_mangen::generate_to(Cli::command(), &folder)
+            .map(|()| 0)
+            .map_err(|error| Failure::other(format!("{}: {error}", folder.display()))),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "lockctl", &mut script);

@@ -21,6 +21,10 @@ impl Output {
         Output { json }
     }
 
+    pub(crate) fn is_json(self) -> bool {
+        self.json
+    }
+
     /// Writes a result: `human` or `machine`, each made only if it is wanted.
     pub(crate) fn result(
         self,
@@ -49,12 +53,15 @@ impl Output {
     /// Tells what went wrong.
     pub(crate) fn fail(self, failure: &Failure) -> ExitCode {
         match self.json {
-            // Whoever closed the pipe wants no more.
+            // The reader closed the pipe: it wants no more.
             _ if failure.code == Code::ClosedPipe => {}
             false => say(&failure.message),
             true => {
-                let Failure { code, message } = failure;
-                let error = json!({ "kind": code.word(), "code": *code as u8, "message": message });
+                let Failure { code, message, conflicts } = failure;
+                let mut error = json!({ "kind": code.word(), "code": *code as u8, "message": message });
+                if let Some(conflicts) = conflicts {
+                    error["conflicts"] = conflicts.clone();
+                }
                 line(&json!({ "error": error }).to_string());
             }
         }
@@ -68,7 +75,7 @@ pub(crate) fn say(message: &str) {
 }
 
 fn line(text: &str) {
-    // Nobody is left to be told that stderr is closed.
+    // There is no other place to report that stderr is closed.
     let _ = writeln!(io::stderr(), "{text}");
 }
 

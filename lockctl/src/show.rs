@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use comfy_table::{Table, presets};
-use lockcore::{Finding, HeldBy, Inspection, Mode, Target};
+use lockcore::{ConflictReason, Failure, Finding, HeldBy, Inspection, Mode, Target};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
@@ -45,8 +45,8 @@ pub(crate) fn list(ids: &[Seen], store: &str) -> String {
 /// One id of a store, all that is known of it.
 pub(crate) fn one(seen: &Seen, store: &str) -> String {
     let state = match (seen.frozen, seen.holders.is_empty()) {
-        (true, true) => "free, but frozen: nobody gets it".to_owned(),
-        (true, false) => "held, and frozen: nobody gets it anew".to_owned(),
+        (true, true) => "free, but frozen: not granted to any caller".to_owned(),
+        (true, false) => "held, and frozen: not granted to other callers".to_owned(),
         (false, true) => format!("free in {store}"),
         (false, false) => "held".to_owned(),
     };
@@ -142,6 +142,40 @@ pub(crate) fn json(seen: &Seen) -> Value {
         "waiters": waiters.collect::<Vec<_>>(),
         "breaks": breaks.collect::<Vec<_>>(),
     })
+}
+
+/// What was in the way of a request as JSON; `None` if that is not known.
+pub(crate) fn conflicts(failures: &[Failure]) -> Option<Value> {
+    let conflict = |failure: &Failure| {
+        let Failure::Conflict(conflict) = failure else { return None };
+        let mut shown = json!({ "id": id(&conflict.target) });
+        match &conflict.reason {
+            ConflictReason::Held { holders, count, in_use } => {
+                let holders = holders.iter().map(|holder| {
+                    let mut shown = mode(holder.mode, &[]);
+                    shown.insert("context".to_owned(), holder.context.to_string().into());
+                    shown.insert("owner".to_owned(), json!(&*holder.owner));
+                    shown.insert("fence".to_owned(), holder.fence.into());
+                    shown.insert("remaining_ms".to_owned(), millis(holder.remaining));
+                    shown
+                });
+                shown["reason"] = "held".into();
+                shown["holders"] = holders.collect::<Vec<_>>().into();
+                shown["holder_count"] = (*count).into();
+                shown["in_use"] = (*in_use).into();
+            }
+            ConflictReason::QueuedBehind { head, count } => {
+                shown["reason"] = "queued_behind".into();
+                shown["head"] = head.to_string().into();
+                shown["waiter_count"] = (*count).into();
+            }
+            ConflictReason::Frozen => shown["reason"] = "frozen".into(),
+            _ => {}
+        }
+        Some(shown)
+    };
+    let shown: Vec<_> = failures.iter().filter_map(conflict).collect();
+    (!shown.is_empty()).then(|| shown.into())
 }
 
 /// An id as JSON; the global lock is `null`.

@@ -1,4 +1,4 @@
-//! The line that tells an interactive user who holds what is waited for.
+//! The line that shows what a request waits for.
 
 use std::{
     convert::Infallible,
@@ -9,40 +9,48 @@ use std::{
 use lockcore::{Claim, Inspection, LockDao, LockingService};
 use uuid::Uuid;
 
-use crate::output::{ago, harmless, people};
+use crate::output::{ago, harmless, people, say};
 
-/// A shorter wait is not worth a line.
+/// A shorter wait is not worth a line: on a terminal, and in a log.
 const BEFORE_THE_FIRST: Duration = Duration::from_millis(250);
+const BEFORE_THE_FIRST_IN_A_LOG: Duration = Duration::from_secs(10);
 
-/// How often the line is written anew.
+/// How often the line is written: on a terminal in place of the last one, and in a log.
 const EVERY: Duration = Duration::from_secs(1);
+const EVERY_IN_A_LOG: Duration = Duration::from_secs(600);
 
-/// Shows who is in the way of the claims until it is dropped, if somebody is there to see it.
+/// Shows who is in the way of the claims until it is dropped.
 pub(crate) async fn show(locks: &LockingService, claims: &[Claim<String>]) -> Infallible {
-    if !io::stderr().is_terminal() || !locks.dao().capabilities().listing {
+    if !locks.dao().capabilities().listing {
         return std::future::pending().await;
     }
+    let terminal = io::stderr().is_terminal();
+    let (first, every) = match terminal {
+        true => (BEFORE_THE_FIRST, EVERY),
+        false => (BEFORE_THE_FIRST_IN_A_LOG, EVERY_IN_A_LOG),
+    };
     let started = Instant::now();
     let mut line = Line { shown: false };
-    tokio::time::sleep(BEFORE_THE_FIRST).await;
+    tokio::time::sleep(first).await;
     loop {
         for claim in claims {
-            // The call that waits tells if the store fails.
+            // A failure of the store is reported by the call that waits.
             let Ok(seen) = locks.admin().inspect(&claim.target).await else { continue };
             if let Some(reason) = reason(&seen) {
-                line.write(&format!(
-                    "waiting for {}, since {}: {reason}",
-                    claim.target,
-                    people(started.elapsed())
-                ));
+                let text =
+                    format!("waiting for {}, for {}: {reason}", claim.target, people(started.elapsed()));
+                match terminal {
+                    true => line.write(&text),
+                    false => say(&text),
+                }
                 break;
             }
         }
-        tokio::time::sleep(EVERY).await;
+        tokio::time::sleep(every).await;
     }
 }
 
-/// Who has the id.
+/// Returns who has the id.
 fn reason(seen: &Inspection<String, Uuid>) -> Option<String> {
     if seen.frozen {
         return Some("frozen by an administrator".to_owned());

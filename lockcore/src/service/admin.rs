@@ -5,7 +5,7 @@ use std::{borrow::Cow, sync::Arc, time::Duration};
 use super::Inner;
 use crate::{
     AnyLockDao, BadRequest, BreakMode, Broken, ClaimSet, ContextId, Finding, Grant, Ident, Inspection,
-    Listing, Lock, LockDao, LockError, Mode, Page, Released, Renewed, Swept, Target, Uuid, claim::Claim,
+    Listing, Lock, LockDao, LockError, Mode, Page, Released, Renewed, Swept, Target, Uuid, Why, claim::Claim,
 };
 
 /// Administration through a service; see [`LockingService::admin`](crate::LockingService::admin).
@@ -42,6 +42,38 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
         self.need("inspect", self.service.capabilities.listing)?;
         check(target)?;
         Ok(self.service.dao.inspect(target).await?)
+    }
+
+    /// Finds out why an id cannot be had: its holders, what these wait for in turn, and whether that leads to a cycle. Lists
+    /// the whole namespace.
+    ///
+    /// ```
+    /// use lockcore::{LockingService, Target, Wait};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let locks = LockingService::new(lockcore_memory::MemoryLockDao::<String>::new());
+    /// let _guard = locks.owner("worker-7").lock(["a"]).await?;
+    /// let why = locks.admin().why(&Target::Id("a".to_owned())).await?;
+    /// assert_eq!(&*why.ids[0].holders[0].owner, "worker-7");
+    /// println!("{why}");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Unsupported, a bad id, or a failure of the backend.
+    pub async fn why(&self, target: &Target<I>) -> Result<Why<I, C>, LockError<I, C>> {
+        let asked = self.inspect(target).await?;
+        let (mut all, mut page) = (Vec::new(), Page::default());
+        loop {
+            let listing = self.list(&page).await?;
+            all.extend(listing.ids);
+            match listing.next {
+                Some(next) => page.after = Some(next),
+                None => return Ok(Why::follow(asked, &all)),
+            }
+        }
     }
 
     /// Breaks the lock that is held under exactly this fence; recorded with the service's owner label.

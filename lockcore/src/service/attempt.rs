@@ -9,8 +9,9 @@ use super::{
     cleanup::Cleanup,
     hold::{Hold, HoldCore, ServiceRef},
     lease::Lease,
+    metrics::{Stopwatch, count},
     nesting,
-    observe::{CallSpan, Event, Stopwatch, count},
+    observe::{CallSpan, Event},
     open::Ticket,
     settings::Settings,
 };

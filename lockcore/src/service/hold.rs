@@ -19,7 +19,8 @@ use super::{
     cleanup::{Cleanup, patience},
     keeper::{Keeper, Tick},
     lease::Lease,
-    observe::{self, CallSpan, Event, Stopwatch},
+    metrics::{HELD, Raised, Stopwatch},
+    observe::{self, CallSpan, Event},
     open::Ticket,
 };
 use crate::{
@@ -100,6 +101,7 @@ pub(crate) struct Hold<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     /// A release has told what was lost.
     told: bool,
     stopwatch: Stopwatch,
+    _held: Raised,
     /// Entered around every poll of the callback.
     pub(crate) span: CallSpan,
 }
@@ -116,6 +118,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         late: Option<Box<AcquireRequest<I, C>>>,
         span: CallSpan,
     ) -> Self {
+        let held = Raised::by(grant.locks.len(), HELD, service.capabilities.backend);
         let core = Arc::new(HoldCore { grant, lease, released: AtomicBool::new(false), told: Notify::new() });
         let mut hold = Hold {
             service,
@@ -127,6 +130,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
             asked: false,
             told: false,
             stopwatch: Stopwatch::start(),
+            _held: held,
             span,
         };
         if let Some(lease) = &hold.core.lease {

@@ -13,6 +13,7 @@ mod hold;
 mod hook;
 mod keeper;
 mod lease;
+mod metrics;
 mod nesting;
 mod observe;
 mod open;
@@ -277,6 +278,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> fmt::Debug for LockingService<I, 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
     fn new(dao: D, make_context: Box<dyn Fn() -> C + Send + Sync>) -> Self {
         let capabilities = dao.capabilities();
+        metrics::register(capabilities.backend);
         Inner {
             dao,
             defaults: Settings::new(&capabilities),
@@ -329,8 +331,8 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
     }
 
     pub(crate) fn observe_renewal(&self, lag: Duration) {
-        observe::count("lockcore_renewed_total", self.capabilities.backend, "renewed");
-        observe::time("lockcore_renewal_lag_seconds", self.capabilities.backend, lag);
+        metrics::count("lockcore_renewed_total", self.capabilities.backend, "renewed");
+        metrics::time("lockcore_renewal_lag_seconds", self.capabilities.backend, lag);
     }
 
     /// Remembers one more open context, unless the service shuts down or the context is in use.

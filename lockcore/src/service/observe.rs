@@ -1,9 +1,8 @@
-//! What a service tells about itself: events for the user's hook, log lines, and metrics.
-
-use std::time::Duration;
+//! What a service reports: events for the user's hook, log lines, and counters of them.
 
 use tracing::{Level, Span, level_filters::LevelFilter, span::Entered};
 
+use super::metrics::count;
 use crate::{AcquireRequest, BackendError, ContextId, Failure, Grant, Ident, LostLock, Uuid};
 
 /// Something that a call's outcome does not tell, or that happened in the background. Given to the hook of
@@ -133,22 +132,6 @@ fn reason<I>(lost: &LostLock<I>) -> &'static str {
     }
 }
 
-/// Counts one in a metric.
-pub(crate) fn count(name: &'static str, backend: &'static str, kind: &'static str) {
-    #[cfg(feature = "metrics")]
-    metrics::counter!(name, "backend" => backend, "kind" => kind).increment(1);
-    #[cfg(not(feature = "metrics"))]
-    let _ = (name, backend, kind);
-}
-
-/// Records a duration, in seconds, in a metric.
-pub(crate) fn time(name: &'static str, backend: &'static str, duration: Duration) {
-    #[cfg(feature = "metrics")]
-    metrics::histogram!(name, "backend" => backend).record(duration.as_secs_f64());
-    #[cfg(not(feature = "metrics"))]
-    let _ = (name, backend, duration);
-}
-
 /// The span of one call, from its first request to its release. Where no subscriber wants it, which is seen at a
 /// glance, there is none, and it takes no room.
 pub(crate) struct CallSpan(Option<Box<Span>>);
@@ -192,29 +175,5 @@ impl CallSpan {
         if let Some(span) = self.0.as_deref() {
             tracing::debug!(parent: span, released, "no longer held");
         }
-    }
-}
-
-/// Measures a span of time where metrics are wanted, and costs nothing elsewhere.
-#[derive(Clone, Copy)]
-pub(crate) struct Stopwatch {
-    #[cfg(feature = "metrics")]
-    started: std::time::Instant,
-}
-
-impl Stopwatch {
-    pub(crate) fn start() -> Self {
-        Stopwatch {
-            #[cfg(feature = "metrics")]
-            started: std::time::Instant::now(),
-        }
-    }
-
-    /// Records the time since the start in a metric.
-    pub(crate) fn record(self, name: &'static str, backend: &'static str) {
-        #[cfg(feature = "metrics")]
-        time(name, backend, self.started.elapsed());
-        #[cfg(not(feature = "metrics"))]
-        let _ = (name, backend);
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{
     attempt::{Attempt, Unanswered},
     hold::Hold,
+    metrics::{Raised, WAITING},
 };
 use crate::{
     Acquired, BackendError, Backoff, Conflict, ConflictReason, ContextId, Exponential, Failure, Ident,
@@ -30,6 +31,8 @@ pub(crate) async fn wait<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
     first: Answer<I, C>,
     wait: &Strategy,
 ) -> Outcome<'s, I, C, D> {
+    let is_waiting = !matches!(wait, Strategy::Never);
+    let _waiting = is_waiting.then(|| Raised::by(1, WAITING, attempt.service().capabilities.backend));
     match wait {
         Strategy::Queue { limit } if attempt.service().capabilities.fifo => {
             in_queue(attempt, first, *limit).await

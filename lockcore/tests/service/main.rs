@@ -10,3 +10,4 @@ mod outcomes;
 mod renewal;
 mod rigged;
 mod waiting;
+mod why;

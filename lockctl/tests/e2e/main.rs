@@ -7,6 +7,7 @@ mod administration;
 mod configuring;
 mod contention;
 mod dying;
+mod looking;
 mod losing;
 mod migrating;
 mod mistakes;
@@ -25,11 +26,12 @@ use lockcore_conformance::servers;
 
 use crate::stores::{Test, trials};
 
-const TESTS: [&[Test]; 14] = [
+const TESTS: [&[Test]; 15] = [
     administration::TESTS,
     configuring::TESTS,
     contention::TESTS,
     dying::TESTS,
+    looking::TESTS,
     losing::TESTS,
     migrating::TESTS,
     mistakes::TESTS,

@@ -18,6 +18,7 @@ pub(crate) const TESTS: &[Test] = &[
     test!(a_setting_that_cannot_be_is_no_failure_of_the_backend, File),
     test!(with_json_what_goes_wrong_is_json_too, File),
     test!(a_closed_stdout_is_no_panic, File),
+    test!(mistakes_come_with_advice, File),
     test!(help_documents_every_code, File),
 ];
 
@@ -204,12 +205,31 @@ fn with_json_what_goes_wrong_is_json_too(store: &Store) {
         error["error"]["message"].as_str().is_some_and(|text| text.starts_with("not locked: ")),
         "{error}"
     );
+    let conflict = &error["error"]["conflicts"][0];
+    assert_eq!((conflict["id"].as_str(), conflict["reason"].as_str()), (Some("a"), Some("held")), "{error}");
+    let holder = &conflict["holders"][0];
+    assert_eq!(holder["mode"].as_str(), Some("exclusive"), "{error}");
+    assert!(holder["remaining_ms"].as_u64().is_some_and(|left| left > 60_000), "{error}");
 
     let mistaken = store.run(&["run", "--json", "--id", "a", "--lease", "60", "--", "true"]);
     let error: Value = serde_json::from_str(&mistaken.stderr).expect("JSON");
     assert_eq!((&error["error"]["kind"], &error["error"]["code"]), (&"usage".into(), &125.into()));
     let own = store.run(&["run", "--id", "a", "--lease", "60", "--", "true", "--json"]);
     assert!(own.stderr.starts_with("lockctl: invalid value '60'"), "that is the command's: {}", own.stderr);
+}
+
+fn mistakes_come_with_advice(store: &Store) {
+    let advice = |args: &[&str]| {
+        let refused = store.run(args);
+        assert_eq!((refused.code, refused.stderr.lines().count()), (125, 1), "{}", refused.stderr);
+        refused.stderr
+    };
+    let text = advice(&["run", "--id", "a", "true"]);
+    assert!(text.ends_with("; a command stands behind `--`: lockctl run --id ID -- CMD\n"), "{text}");
+    let text = advice(&["rn", "--id", "a", "--", "true"]);
+    assert!(text.contains("; tip: a similar subcommand exists: 'run'"), "{text}");
+    let text = advice(&["ls", "--ulr", "sqlite:x.db"]);
+    assert!(text.contains("; tip: a similar argument exists: '--url'"), "{text}");
 }
 
 fn a_closed_stdout_is_no_panic(store: &Store) {

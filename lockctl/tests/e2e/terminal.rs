@@ -142,7 +142,7 @@ fn who_is_waited_for_is_shown_and_removed(store: &Store) {
     let holder = store.start(&args);
     until("it is held", || store.holders("a") == 1);
     let terminal = Terminal::run(store, "lockctl run --id a --wait 1h -- echo mine");
-    terminal.until_shown("waiting for \"a\", since");
+    terminal.until_shown("waiting for \"a\", for");
     terminal.until_shown("held by the holder for");
     std::fs::write(store.path("go"), "").expect("written");
     assert_eq!(holder.end().code, 0);
