@@ -89,7 +89,7 @@ pub struct BreakRecord<C> {
     pub context: StoredContext<C>,
     /// Under which fence it was held.
     pub fence: u64,
-    /// The owner label of whoever broke it.
+    /// The owner label of the administrator.
     pub by: Owner,
     /// When, by the store's clock.
     pub at: SystemTime,
@@ -114,7 +114,7 @@ pub enum Broken {
     /// It will be free after this at the latest; `None`: only when its holder releases, for the lock is
     /// permanent.
     Within(Option<Duration>),
-    /// Nobody holds the id under that fence, so nothing was done.
+    /// The id is not held under that fence, so nothing was done.
     NotHeld,
 }
 

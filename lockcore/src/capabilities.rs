@@ -14,7 +14,7 @@ pub struct Capabilities {
     pub shared_store: bool,
     /// Waiters are served in order ([`AcquireRequest::queue`](crate::AcquireRequest::queue)).
     pub fifo: bool,
-    /// A waiter is told of its turn without asking. Needs `fifo`.
+    /// A waiter is notified of its turn without polling. Needs `fifo`.
     pub push: bool,
     /// A lease of `None` is accepted: a lock that lasts until it is released.
     pub permanent: bool,

@@ -10,9 +10,9 @@ pub const MAX_PERMITS: u32 = 65_536;
 /// How an identifier is wanted or held. Later variants exclude more: `Shared < Slots < Exclusive`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Mode {
-    /// Together with everybody but an exclusive holder.
+    /// Together with all others but an exclusive holder.
     Shared,
-    /// Some of a number of permits: granted while nobody holds the id exclusively and the permits held
+    /// Some of a number of permits: granted while the id has no exclusive holder and the permits held
     /// plus `permits` are at most `limit`.
     Slots {
         /// How many permits this claim takes, from 1 to [`MAX_PERMITS`].

@@ -52,7 +52,7 @@ pub enum ConflictReason<C> {
         /// How many waiters come first.
         count: usize,
     },
-    /// An administrator froze it: nobody gets it until it is thawed.
+    /// An administrator froze it: it is granted to no other context until it is thawed.
     Frozen,
 }
 
@@ -71,7 +71,7 @@ impl<C: ContextId> fmt::Display for ConflictReason<C> {
                     let comma = if position == 0 { "" } else { ", " };
                     write!(f, "{comma}{}", holder.context)?;
                     if !holder.owner.is_empty() {
-                        // Somebody else wrote it: nothing of it may reach a terminal as a command.
+                        // Another program wrote it: nothing of it may reach a terminal as a command.
                         write!(f, " ({})", holder.owner.escape_debug())?;
                     }
                     write!(f, " {}", holder.mode)?;

@@ -126,14 +126,14 @@ pub trait LockDao<I: Ident = String, C: ContextId = Uuid>: fmt::Debug + Send + S
     ///
     /// - Expired holders are gone: of any number of contenders for what they held exactly one wins.
     /// - *Exclusive* excludes everything; *shared* excludes only exclusive; a *slot* claim is granted
-    ///   while nobody holds the id exclusively and the permits held by others plus its own are at most
+    ///   while the id has no exclusive holder and the permits held by others plus its own are at most
     ///   its own limit. Earlier waiters come first, see [`rules::passes`](crate::rules::passes).
     /// - A context asking again in the same or a weaker mode (`Shared < Slots < Exclusive`; the same number
     ///   of permits) succeeds, keeps the stronger mode and its fence, refreshes the lease, takes no second
     ///   unit, and obeys no queue. A stronger mode or another number of permits is granted under a new
-    ///   fence only if nobody else blocks, and is never queued for.
+    ///   fence only if no other context blocks, and is never queued for.
     /// - Every new grant's fence is `max(previous + 1, store clock in microseconds)` or greater, chosen
-    ///   when the id cannot be granted to anybody else; never lower than any earlier one of the id, though
+    ///   when the id cannot be granted to another context; never lower than any earlier one of the id, though
     ///   it was released, expired, swept, broken, or the store restarted or lost its data.
     ///
     /// # Errors
@@ -148,7 +148,7 @@ pub trait LockDao<I: Ident = String, C: ContextId = Uuid>: fmt::Debug + Send + S
     ///
     /// Afterwards it has no place in the queue. With [`Withdraw::Undo`] it holds nothing it got by itself -
     /// what the context held through an earlier attempt stays - and a request of the attempt that arrives
-    /// later is refused. Whoever comes next is served in the same step. Idempotent.
+    /// later is refused. The next waiters are served in the same step. Idempotent.
     ///
     /// # Errors
     /// [`BackendError`]; the attempt may then still stand, and its lease bounds the damage.
@@ -160,7 +160,7 @@ pub trait LockDao<I: Ident = String, C: ContextId = Uuid>: fmt::Debug + Send + S
 
     /// Frees what the grant holds, in one round trip, and serves the next waiters in the same atomic step.
     ///
-    /// Conditioned on context *and* fence: it never frees what somebody else, or a later grant of the same
+    /// Conditioned on context *and* fence: it never frees what another context, or a later grant of the same
     /// context, holds. Idempotent: what is not held is reported in [`Released::lost`] and is no error.
     ///
     /// # Errors
@@ -220,7 +220,7 @@ pub trait LockDao<I: Ident = String, C: ContextId = Uuid>: fmt::Debug + Send + S
         async { Err(BackendError::unsupported("break_lock")) }
     }
 
-    /// Freezes an id, so that nobody gets it anew (holders keep, renew and release it), or thaws it and
+    /// Freezes an id, so that it is granted to no other context (holders keep, renew and release it), or thaws it and
     /// serves its waiters.
     ///
     /// # Errors
@@ -234,7 +234,7 @@ pub trait LockDao<I: Ident = String, C: ContextId = Uuid>: fmt::Debug + Send + S
     }
 
     /// Removes at most `batch` expired locks, places and marks; never a live one. With `unless_within`
-    /// only if nobody swept the namespace within that time: so one process of many does it.
+    /// only if the namespace was not swept within that time, so that one process of many does it.
     ///
     /// # Errors
     /// [`BackendError`]; `Unsupported` unless [`sweeping`](Capabilities::sweeping) is declared.

@@ -73,7 +73,7 @@ macro_rules! forward {
     }};
 }
 
-/// The object-safe mirror of [`LockDao`], implemented for every one of them and by nobody else.
+/// The object-safe mirror of [`LockDao`], implemented for each of them and nothing else.
 #[async_trait]
 trait DynLockDao<I: Ident, C: ContextId>: fmt::Debug + Send + Sync + 'static {
     fn capabilities(&self) -> Capabilities;

@@ -231,7 +231,7 @@ impl Error for BackendError {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Failure<I = String, C = Uuid> {
-    /// Somebody else is in the way.
+    /// Another holder or waiter is in the way.
     Conflict(Conflict<I, C>),
     /// The backend failed, so that nothing is known of any id.
     Backend(BackendError),

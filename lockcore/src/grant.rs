@@ -36,7 +36,7 @@ impl<I: Clone> Lock<I> {
 /// What one call obtained: a context and its locks with their fences.
 ///
 /// Release and renewal name the grant, so that they never touch what a later grant of the same context,
-/// or anybody else, holds.
+/// or any other, holds.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Grant<I = String, C = Uuid> {
     /// The holder.

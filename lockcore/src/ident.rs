@@ -79,7 +79,7 @@ pub(crate) fn canonical<T: std::str::FromStr + ToString>(stored: &str) -> Option
 /// string, which no identifier has.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Target<I = String> {
-    /// The lock of everybody who asks for the global lock of a namespace.
+    /// The global lock of a namespace.
     Global,
     /// The lock of one identifier.
     Id(I),

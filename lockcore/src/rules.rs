@@ -104,7 +104,7 @@ impl Wall {
 pub enum Again {
     /// The same or weaker: keep mode, permits and fence, refresh the lease.
     Keep,
-    /// Stronger, or another number of permits: a new grant if nobody else blocks, never queued for.
+    /// Stronger, or another number of permits: a new grant if no other context blocks, never queued for.
     Change,
 }
 

@@ -59,7 +59,7 @@ impl StoreClock {
 
     /// How long an offer certainly lasts from the local moment `at`, if the store made it at `made_micros` by its clock,
     /// to last for `offered` from then; `None` while nothing is known of that clock. Never too long: `at` must be taken
-    /// before this is called, and what has passed since must be deducted by whoever uses the result, as
+    /// before this is called, and what has passed since must be deducted by the caller, as
     /// [`Moment::left_of`] does.
     pub fn remaining(&self, made_micros: u64, offered: Duration, at: Moment) -> Option<Duration> {
         let age = Duration::from_micros(self.at_most(at)?.saturating_sub(made_micros));

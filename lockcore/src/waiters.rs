@@ -1,4 +1,4 @@
-//! The waiters of one process, for backends that are told by a store whose turn has come.
+//! The waiters of one process, for backends whose store notifies them.
 
 use std::{
     collections::HashMap,
@@ -9,7 +9,7 @@ use std::{
 
 use crate::{Moment, Wake, WakeSender, Wakeup};
 
-/// Below this many entries nobody is looked for who no longer listens.
+/// With fewer entries than this, waiters that no longer listen are not looked for.
 const FEW: usize = 64;
 
 /// Who of this process waits, by a key of the backend's choice: one for each attempt; and what the backend notes of them.
@@ -32,13 +32,13 @@ struct Entry<N> {
 }
 
 impl<K: Eq + Hash, N> Waiters<K, N> {
-    /// Nobody waits.
+    /// Creates a registry without waiters.
     pub fn new() -> Self {
         Waiters { entries: Mutex::new(Entries { by_key: HashMap::new(), tidy_at: FEW }) }
     }
 
-    /// Adds a waiter. One that is there under the same key, because the attempt asked before, is told to ask again
-    /// if anybody still listens there.
+    /// Adds a waiter. One that is there under the same key, because the attempt asked before, is woken to ask again
+    /// if it still listens.
     ///
     /// To miss nothing, add it *before* the request is sent that takes a place in the store's queue, and
     /// [`remove`](Self::remove) it if the answer is another.
@@ -57,7 +57,7 @@ impl<K: Eq + Hash, N> Waiters<K, N> {
     /// Tells one waiter, which is then none any more.
     ///
     /// # Errors
-    /// The message itself if nobody waits under this key: an offer must then be passed on, or left to the withdrawal
+    /// The message itself if no waiter has this key: an offer must then be passed on, or left to the withdrawal
     /// that a vanishing waiter makes.
     pub fn wake(&self, key: &K, wake: Wake) -> Result<(), Wake> {
         let entry = self.entries().by_key.remove(key);
@@ -80,19 +80,19 @@ impl<K: Eq + Hash, N> Waiters<K, N> {
         }
     }
 
-    /// Tells everybody to ask again: what was pushed meanwhile may have been missed.
+    /// Wakes all waiters to ask again: what was pushed meanwhile may have been missed.
     pub fn wake_all(&self) {
         let all = std::mem::replace(&mut *self.entries(), Entries { by_key: HashMap::new(), tidy_at: FEW });
         drop(all.by_key); // a sender that is dropped tells its waiter to ask again
     }
 
-    /// Forgets one; whoever still listens there is told to ask again.
+    /// Removes a waiter; if it still listens it is woken to ask again.
     pub fn remove(&self, key: &K) {
         let removed = self.entries().by_key.remove(key);
         drop(removed);
     }
 
-    /// Notes something of a waiter that is still to be told.
+    /// Attaches a note to a waiter that was not woken yet.
     pub fn note(&self, key: &K, note: N) {
         if let Some(entry) = self.entries().by_key.get_mut(key) {
             entry.note = Some(note);
@@ -135,7 +135,7 @@ impl<K, N> fmt::Debug for Waiters<K, N> {
 }
 
 impl<K: Eq + Hash, N> Entries<K, N> {
-    /// Dropping the sender of somebody who is gone wakes nobody, so that it may be done under the lock.
+    /// Dropping the sender of a waiter that is gone wakes no task, so that it may be done under the lock.
     fn tidy(&mut self) {
         self.by_key.retain(|_, entry| !entry.sender.is_closed());
         self.tidy_at = (self.by_key.len() * 2).max(FEW);
@@ -157,10 +157,10 @@ mod tests {
     fn only_the_one_named_is_woken() {
         let waiters = Waiters::<_>::new();
         let (mut a, mut b) = (waiters.add("a"), waiters.add("b"));
-        waiters.wake(&"a", Wake::Recheck).expect("somebody waits");
+        waiters.wake(&"a", Wake::Recheck).expect("it waits");
         assert!(is_recheck(&mut a));
-        waiters.wake(&"a", Wake::Recheck).expect_err("it was told");
-        waiters.wake(&"c", Wake::Recheck).expect_err("nobody waits there");
+        waiters.wake(&"a", Wake::Recheck).expect_err("it was woken");
+        waiters.wake(&"c", Wake::Recheck).expect_err("it never waited");
         assert_eq!(waiters.count(), 1);
         waiters.wake_all();
         assert!(is_recheck(&mut b));
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn what_is_noted_goes_with_the_waiter() {
         let waiters = Waiters::new();
-        let [told, gone, again, _left] = [1, 2, 3, 4].map(|key| waiters.add(key));
+        let [woken, gone, again, _left] = [1, 2, 3, 4].map(|key| waiters.add(key));
         for key in 1..=5 {
             waiters.note(&key, "noted");
         }
@@ -188,7 +188,7 @@ mod tests {
         drop(gone);
         let _asked = waiters.add(3);
         assert_eq!(waiters.noted(), [(4, "noted")]);
-        drop((told, again));
+        drop((woken, again));
     }
 
     #[test]

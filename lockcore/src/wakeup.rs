@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use crate::{Offer, clock::Moment};
 
-/// What a waiter is told.
+/// What a waiter is woken with.
 #[derive(Debug)]
 pub enum Wake {
     /// The set was granted to it: it holds the locks as of now.

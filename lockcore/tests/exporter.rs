@@ -26,7 +26,10 @@ fn scrapes() -> (String, String) {
 #[test]
 fn everything_is_described_from_the_first_scrape_on() {
     let (first, later) = scrapes();
-    assert!(first.contains("# HELP lockcore_lost_total Locks that were lost while they were held."), "{first}");
+    assert!(
+        first.contains("# HELP lockcore_lost_total Locks that were lost while they were held."),
+        "{first}"
+    );
     assert!(first.contains(r#"lockcore_lost_total{backend="memory",kind="vanished"} 0"#), "{first}");
     assert!(first.contains(r#"lockcore_held{backend="memory"} 0"#), "{first}");
     assert!(later.contains(r#"lockcore_acquired_total{backend="memory",kind="granted"} 1"#), "{later}");

@@ -19,7 +19,7 @@ use crate::{
     session,
 };
 
-/// The longest time that is told apart.
+/// The longest time that the histogram distinguishes.
 const LONGEST: Duration = Duration::from_secs(600);
 
 /// Locks and releases sets of new ids until the time is over, and writes how long a pair took.

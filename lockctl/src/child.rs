@@ -82,7 +82,7 @@ impl Child {
                         return change;
                     }
                 }
-                // Somebody else took the answer; nothing more will be known.
+                // Another part of the process took the status; nothing more will be known.
                 Err(Errno::ECHILD) => return self.ended(Code::Other as u8),
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(_) => return self.ended(Code::Other as u8),

@@ -115,7 +115,7 @@ impl From<LockError> for Failure {
                 let failed = failures.iter().any(|failure| matches!(failure, Cause::Backend(_)));
                 match timed_out {
                     _ if failed => Code::Backend,
-                    // The store did not answer once, so that nobody is known to be in the way.
+                    // The store did not answer once, so that no holder is known to be in the way.
                     Some(TimedOut { phase: Phase::Asking, .. }) => Code::Backend,
                     Some(_) => Code::TimedOut,
                     None => Code::NotAcquired,

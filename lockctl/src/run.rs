@@ -22,7 +22,7 @@ use crate::{
 
 type Lost = Vec<LostLock<String>>;
 
-/// How often somebody sweeps.
+/// How often the store is swept, by one of many processes.
 const SWEEP_EVERY: Duration = Duration::from_secs(300);
 
 /// What a signal that came before the locks left to do.
@@ -118,7 +118,7 @@ async fn lock_confirmed(
 
 /// Waits for what is still under way in the background, but not for long.
 ///
-/// Now and then it sweeps, if nobody did for long: where all locks are taken by short processes nobody else does.
+/// Now and then it sweeps, if that was not done for long: where all locks are taken by short processes none else does.
 pub(crate) async fn settle(locks: &LockingService) {
     if std::process::id().is_multiple_of(32) && locks.dao().capabilities().sweeping {
         let mut unless_within = Some(SWEEP_EVERY);

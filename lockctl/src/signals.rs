@@ -17,7 +17,7 @@ const FORWARDED: [Signal; 6] =
 pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
 
 impl Signals {
-    /// Starts to listen, but not to what whoever started this process wants ignored (`nohup`, a shell's `&`):
+    /// Starts to listen, but not to what the parent process wants ignored (`nohup`, a shell's `&`):
     /// neither this process nor the command is to end by it.
     pub(crate) fn listen() -> io::Result<Self> {
         let ignored = ignored();

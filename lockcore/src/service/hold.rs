@@ -39,15 +39,15 @@ pub(crate) struct HoldCore<I, C> {
     pub(crate) lease: Option<Box<Lease>>,
     released: AtomicBool,
     /// Notifies [`Held::lost`](crate::Held::lost) and [`Held::confirmed`](crate::Held::confirmed).
-    pub(crate) told: Notify,
+    pub(crate) news: Notify,
 }
 
 impl<I: Ident, C: ContextId> HoldCore<I, C> {
-    /// Whether any of it was lost while it was held, also if only the clock says so; then everybody is told.
+    /// Whether any of it was lost while it was held, also if only the clock says so; then all handles are notified.
     pub(crate) fn is_lost(&self) -> bool {
         let (is_lost, is_news) = self.lease.as_ref().map_or((false, false), |lease| lease.look());
         if is_news {
-            self.tell();
+            self.notify();
         }
         is_lost
     }
@@ -61,11 +61,11 @@ impl<I: Ident, C: ContextId> HoldCore<I, C> {
         self.released.load(Relaxed)
     }
 
-    fn tell(&self) {
+    fn notify(&self) {
         if let Some(lease) = &self.lease {
             lease.task.wake();
         }
-        self.told.notify_waiters();
+        self.news.notify_waiters();
     }
 }
 
@@ -98,8 +98,8 @@ pub(crate) struct Hold<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     over: bool,
     /// A release was sent: what is gone from then on may be gone by that.
     asked: bool,
-    /// A release has told what was lost.
-    told: bool,
+    /// A release has reported what was lost.
+    reported: bool,
     stopwatch: Stopwatch,
     _held: Raised,
     /// Entered around every poll of the callback.
@@ -119,7 +119,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         span: CallSpan,
     ) -> Self {
         let held = Raised::by(grant.locks.len(), HELD, service.capabilities.backend);
-        let core = Arc::new(HoldCore { grant, lease, released: AtomicBool::new(false), told: Notify::new() });
+        let core = Arc::new(HoldCore { grant, lease, released: AtomicBool::new(false), news: Notify::new() });
         let mut hold = Hold {
             service,
             core,
@@ -128,7 +128,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
             late,
             over: false,
             asked: false,
-            told: false,
+            reported: false,
             stopwatch: Stopwatch::start(),
             _held: held,
             span,
@@ -208,12 +208,12 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
             }
             Err(error) => self.release_failed(&error),
         }
-        self.tell_loss(&lost);
+        self.report_loss(&lost);
         lost
     }
 
-    fn tell_loss(&mut self, lost: &[LostLock<I>]) {
-        self.told = true;
+    fn report_loss(&mut self, lost: &[LostLock<I>]) {
+        self.reported = true;
         if !lost.is_empty() {
             self.service.observe(|| Event::Lost { grant: &self.core.grant, lost });
         }
@@ -224,10 +224,10 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         self.service.observe(|| Event::ReleaseFailed { grant: &self.core.grant, error });
     }
 
-    /// Stops the renewal and forgets the set, which stays locked until its lease ends or somebody releases it.
+    /// Stops the renewal and forgets the set, which stays locked until its lease ends or it is released.
     pub(crate) fn leave(mut self) -> Grant<I, C> {
         match &self.core.lease {
-            // Whoever has a handle is told when the lease ends.
+            // Handles are notified when the lease ends.
             Some(lease) if self.has_handles() => {
                 lease.leave();
                 self.renewal = None;
@@ -242,15 +242,15 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
     /// Nothing renews afterwards: the keeper, which looks at the lease anyway, sees to the release's patience instead.
     /// Gives whether the lease had not ended.
     fn begin_release(&self) -> bool {
-        self.tell_released();
+        self.notify_released();
         self.core.lease.as_ref().is_none_or(|lease| lease.begin_release(patience(self.core.grant.lease)))
     }
 
-    /// Whoever has a handle is told that the set is being released.
-    fn tell_released(&self) {
-        // Where there are no handles there is nobody to be told.
+    /// Notifies handles that the set is being released.
+    fn notify_released(&self) {
+        // Without handles there is nothing to notify.
         if self.has_handles() && !self.core.released.swap(true, Relaxed) {
-            self.core.told.notify_waiters();
+            self.core.news.notify_waiters();
         }
     }
 
@@ -281,11 +281,11 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
         let is_over = self.over || self.core.grant.locks.is_empty();
         if !is_over {
             self.remove_renewal();
-            self.tell_released();
+            self.notify_released();
         }
-        // Nobody releases a guard that is dropped, and nobody hears how a call ends that is dropped.
-        let lost = if self.told { Vec::new() } else { self.core.known_lost() };
-        self.tell_loss(&lost);
+        // No release reports the loss of a guard that is dropped, and no outcome that of a call that is dropped.
+        let lost = if self.reported { Vec::new() } else { self.core.known_lost() };
+        self.report_loss(&lost);
         match self.late.take() {
             None if is_over => self.service.ended(ticket),
             None => {
@@ -359,7 +359,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Renewal<I, C, D> {
         let pause = match answer {
             Ok(Ok(renewed)) => {
                 if lease.lose(&self.core.grant, &renewed.lost) {
-                    self.core.tell();
+                    self.core.notify();
                 }
                 if lease.is_over() {
                     return;
@@ -367,7 +367,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Renewal<I, C, D> {
                 // What is left of the set was extended.
                 let (age, confirmed) = lease.extended(sent);
                 if confirmed {
-                    self.core.told.notify_waiters();
+                    self.core.news.notify_waiters();
                 }
                 self.service.observe_renewal(age.saturating_sub(lease.renew_after()));
                 self.recovered();

@@ -20,7 +20,7 @@ type Telling = Box<dyn FnOnce() + Send>;
 
 pub(crate) struct Hook<I, C> {
     code: Arc<Code<I, C>>,
-    /// The thread that is told what happens on the library's own, started with the first event there; `None` if it
+    /// The thread that receives events of the library's own, started with the first event there; `None` if it
     /// could not be started. It ends with the hook.
     thread: OnceLock<Option<SyncSender<Telling>>>,
 }
@@ -35,7 +35,7 @@ impl<I: 'static, C: 'static> Hook<I, C> {
         call(&*self.code, event);
     }
 
-    /// Has it called on its own thread, after what it was told there before.
+    /// Has it called on its own thread, after the events that were sent there before.
     pub(crate) fn call_elsewhere<T: Send + 'static>(
         &self,
         about: T,
@@ -43,10 +43,10 @@ impl<I: 'static, C: 'static> Hook<I, C> {
     ) {
         let code = self.code.clone();
         let telling = Box::new(move || call(&*code, &event(&about)));
-        let told =
+        let sent =
             self.thread.get_or_init(start).as_ref().is_some_and(|thread| thread.try_send(telling).is_ok());
-        if !told {
-            tracing::warn!("an event was not told to the hook of `on_event`: too many wait for it");
+        if !sent {
+            tracing::warn!("an event did not reach the hook of `on_event`: too many wait for it");
         }
     }
 }

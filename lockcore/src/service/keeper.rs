@@ -232,7 +232,7 @@ impl Keeper {
     fn put_back(&self, key: u64, pause: Duration, what: Arc<dyn Tick>) {
         let due = Instant::now() + pause;
         let entries = self.entries();
-        // Somebody may have removed it, or hastened it, while it was looked at.
+        // It may have been removed, or hastened, while it was looked at.
         match entries.by_key.get(&key).map(|(at, _)| *at) {
             Some(at) if !entries.by_time.contains(&(at, key)) => self.insert(entries, key, due, what),
             _ => {}
@@ -248,9 +248,9 @@ impl Keeper {
 mod tests {
     use super::*;
 
-    struct Told(Mutex<Option<Instant>>);
+    struct Looked(Mutex<Option<Instant>>);
 
-    impl Tick for Told {
+    impl Tick for Looked {
         fn tick(self: Arc<Self>) -> Option<Duration> {
             *self.0.lock().expect("no panic") = Some(Instant::now());
             None
@@ -260,16 +260,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_suspended_machine_is_noticed_within_a_second() {
         let keeper = Keeper::current();
-        let told = Arc::new(Told(Mutex::new(None)));
+        let looked = Arc::new(Looked(Mutex::new(None)));
         let begin = Instant::now();
         let [second, hour] = [1, 3600].map(Duration::from_secs);
-        keeper.add(keeper.key(), told.clone(), begin + hour);
+        keeper.add(keeper.key(), looked.clone(), begin + hour);
         tokio::time::sleep(second * 10).await;
-        assert_eq!(*told.0.lock().expect("no panic"), None);
+        assert_eq!(*looked.0.lock().expect("no panic"), None);
         // The timers of the runtime do not count it.
         clock::stops::once(hour);
         tokio::time::sleep(second * 10).await;
-        let at = told.0.lock().expect("no panic").expect("it was looked at");
+        let at = looked.0.lock().expect("no panic").expect("it was looked at");
         assert!(at - begin <= second * 11, "{:?} late", at - begin - second * 10);
     }
 }

@@ -18,7 +18,7 @@ use crate::{ContextId, Grant, Ident, LossReason, LostLock, clock::Moment, protoc
 /// so that it is never later than the store's own.
 ///
 /// Invariant L2: once lost, always lost: a renewal that succeeds afterwards does not bring it back. What the clock
-/// alone says is noted as soon as anybody was told of it.
+/// alone says is noted as soon as it was reported.
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub(crate) length: Duration,
@@ -44,7 +44,7 @@ struct State {
     lasts: Duration,
     /// The last renewal has no answer, yet or at all.
     unanswered: bool,
-    /// Nobody keeps it any more, and nobody releases it here.
+    /// It is neither renewed nor released here any more.
     left: bool,
     /// Until when the release waits for its answer, once it has begun.
     patience: Option<Instant>,

@@ -239,7 +239,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockingService<I, C, D> {
         self.inner.open.count()
     }
 
-    /// Locks the whole namespace against everybody else who asks for the global lock, and runs the callback. Locks of
+    /// Locks the global lock of the namespace, alone, and runs the callback. Locks of
     /// single ids are not affected.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The sweep: removes what expired and nobody asked for again.
+//! The sweep: removes expired entries that no request has replaced.
 
 use std::{
     sync::{
@@ -11,7 +11,7 @@ use std::{
 use super::{Inner, observe::Event};
 use crate::{BadRequest, ContextId, Ident, LockDao, background};
 
-/// When and how much is swept, and whether somebody does it.
+/// When and how much is swept, and whether the sweeper runs.
 #[derive(Debug)]
 pub(crate) struct Sweeper {
     every: Option<Duration>,
@@ -43,7 +43,7 @@ impl Sweeper {
 }
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
-    /// Sees to it that somebody sweeps; called for locks that can expire.
+    /// Starts the background sweeper, once, on the first lock with a lease.
     pub(crate) fn start_sweeper(self: &Arc<Self>) {
         let Some(every) = self.sweeper.every else { return };
         if !self.capabilities.sweeping

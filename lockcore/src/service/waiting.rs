@@ -65,7 +65,7 @@ async fn in_queue<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
             Ok(Acquired::Refused(conflicts)) => return Err(attempt.refused(conflicts)),
             Ok(Acquired::Queued { conflicts, wakeup, recheck }) => {
                 failed = 0;
-                // Without a limit nobody will ask what was in the way.
+                // Without a limit no error will say what was in the way.
                 if limit.is_some() {
                     failures = conflicts.into_iter().map(Failure::Conflict).collect();
                 }
@@ -120,7 +120,7 @@ async fn by_looking<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
         };
         let left = attempt.left(limit);
         let waited = async {
-            // As with a queue, whoever holds locks waits behind nobody: the first may be waiting for those.
+            // As with a queue, a call that holds locks does not wait behind others, which may be waiting for those.
             if turn.is_none() && !attempt.request().nested {
                 let ids = attempt.request().claims.iter().map(|claim| claim.target.stored().into_owned());
                 turn = Some(service.gate.turn(ids).await);
