@@ -31,6 +31,8 @@
 //!
 //! A backend is one file of `backends/` and one cargo feature.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod backends;
 mod config;
 mod duration;
@@ -47,3 +49,8 @@ pub use error::{ConfigError, ConnectError};
 pub use option::BackendOptions;
 pub use table::{Backend, backends, markdown_table};
 pub use url::BackendUrl;
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -125,6 +125,8 @@
 //! other client promises nothing of the whole. `tests/engine/costs.rs` measures both by the engine's
 //! count.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod acquire;
 mod admin;
 mod clients;

@@ -14,6 +14,8 @@
 //! assert!(dao.is_empty());
 //! ```
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod acquire;
 mod admin;
 mod clock;

@@ -106,6 +106,8 @@
 //!   fails as busy, and is retried. Heartbeats pause too, so that waiters may have to be queued again.
 //! - After the clock was set back, the first step on a shared id reads all of its holders once.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod admin;
 mod config;
 mod dao;

@@ -9,6 +9,8 @@
 //! What is decided, and where, differs: with SQLite this process decides, under the file's one write lock; with a server
 //! its routines do, each call of which is one round trip. What the servers share on this side is private.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 #[cfg(feature = "mysql")]
 pub mod mysql;
 #[cfg(feature = "postgres")]

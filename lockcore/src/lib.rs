@@ -74,6 +74,8 @@
 //! releases nothing: the parent goes on holding the locks. A service that is made in the child, over a backend that is
 //! opened there, works: it starts over with a thread and contexts of its own.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod admin;
 mod background;
 pub mod blocking;

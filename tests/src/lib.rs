@@ -11,6 +11,8 @@
 //! The variables `LOCKCORE_TEST_SEED` (a number) and `LOCKCORE_TEST_CASES` choose the seed of the random
 //! histories and how many are played.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod backend;
 pub mod checks;
 pub mod fault;

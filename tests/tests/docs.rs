@@ -1,0 +1,105 @@
+//! The pages: every link leads to a file or a heading that exists, and the book's summary has every page.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use pulldown_cmark::{Event, Parser, Tag, TagEnd};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the repository")
+}
+
+/// All pages: those of the repository's root, and of the book.
+fn pages() -> Vec<PathBuf> {
+    let mut folders = vec![root().join("docs/src")];
+    let mut pages = markdown(&root());
+    while let Some(folder) = folders.pop() {
+        pages.extend(markdown(&folder));
+        let entries = fs::read_dir(&folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+        folders.extend(entries.filter(|path| path.is_dir()));
+    }
+    pages
+}
+
+fn markdown(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+    entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect()
+}
+
+fn links(text: &str) -> Vec<String> {
+    let link = |event| match event {
+        Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => Some(dest_url.to_string()),
+        _ => None,
+    };
+    Parser::new(text).filter_map(link).collect()
+}
+
+/// The anchors that a page's headings get.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let (mut anchors, mut heading) = (BTreeSet::new(), None::<String>);
+    for event in Parser::new(text) {
+        match (event, &mut heading) {
+            (Event::Start(Tag::Heading { .. }), _) => heading = Some(String::new()),
+            (Event::End(TagEnd::Heading(_)), Some(title)) => {
+                let kept = title.to_lowercase().replace(' ', "-");
+                anchors
+                    .insert(kept.chars().filter(|c| c.is_alphanumeric() || matches!(c, '-' | '_')).collect());
+                heading = None;
+            }
+            (Event::Text(text) | Event::Code(text), Some(title)) => title.push_str(&text),
+            _ => {}
+        }
+    }
+    anchors
+}
+
+#[test]
+fn every_link_leads_somewhere() {
+    let mut broken = Vec::new();
+    let mut checked = 0;
+    for page in pages() {
+        let text = fs::read_to_string(&page).expect("text");
+        for link in links(&text).into_iter().filter(|link| !link.contains("://")) {
+            checked += 1;
+            let (file, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            let target = match file.is_empty() {
+                true => page.clone(),
+                false => page.parent().expect("a folder").join(file),
+            };
+            let is_there = match anchor.is_empty() {
+                true => target.exists(),
+                false => fs::read_to_string(&target).is_ok_and(|text| anchors(&text).contains(anchor)),
+            };
+            if !is_there {
+                broken.push(format!("{}: {link}", page.display()));
+            }
+        }
+    }
+    assert_eq!(broken, [""; 0]);
+    assert!(checked > 30, "{checked} links");
+}
+
+/// Links into the repository from the book name its address, and lead to files that exist.
+#[test]
+fn addresses_of_the_repository_name_files_that_exist() {
+    const MAIN: &str = "https://github.com/lockcore/lockcore/blob/main/";
+    for page in pages() {
+        for link in links(&fs::read_to_string(&page).expect("text")) {
+            if let Some(file) = link.strip_prefix(MAIN) {
+                assert!(root().join(file).exists(), "{}: {link}", page.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn the_summary_has_every_page() {
+    let book = root().join("docs/src");
+    let summary = fs::read_to_string(book.join("SUMMARY.md")).expect("a summary");
+    let listed: BTreeSet<_> = links(&summary).into_iter().map(|link| book.join(link)).collect();
+    let pages = pages().into_iter().filter(|page| page.starts_with(&book) && !page.ends_with("SUMMARY.md"));
+    assert_eq!(pages.collect::<BTreeSet<_>>(), listed);
+}
