@@ -183,7 +183,7 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) locking: Locking,
     /// The command and its arguments
-    #[arg(last = true, required = true, value_name = "CMD")]
+    #[arg(last = true, required = true, value_name = "CMD", help_heading = "Arguments")]
     pub(crate) command: Vec<OsString>,
 }
 

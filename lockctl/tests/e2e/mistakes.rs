@@ -226,10 +226,10 @@ fn mistakes_come_with_advice(store: &Store) {
     };
     let text = advice(&["run", "--id", "a", "true"]);
     assert!(text.ends_with("; a command stands behind `--`: lockctl run --id ID -- CMD\n"), "{text}");
-    let text = advice(&["rn", "--id", "a", "--", "true"]);
-    assert!(text.contains("; tip: a similar subcommand exists: 'run'"), "{text}");
-    let text = advice(&["ls", "--ulr", "sqlite:x.db"]);
-    assert!(text.contains("; tip: a similar argument exists: '--url'"), "{text}");
+    let text = advice(&["shwo", "a"]);
+    assert!(text.contains("; tip: a similar subcommand exists: 'show'"), "{text}");
+    let text = advice(&["run", "--slot", "a=1", "--", "true"]);
+    assert!(text.contains("; tip: a similar argument exists: '--slots'"), "{text}");
 }
 
 fn a_closed_stdout_is_no_panic(store: &Store) {
