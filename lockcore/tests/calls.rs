@@ -75,7 +75,7 @@ async fn section_9() -> Result<(), Box<dyn Error + Send + Sync>> {
         .await?;
     assert_eq!(n, 42);
 
-    // told apart by type
+    // distinguished by type
     match locks.with_locks(["s3://archive/b1"], || async { upload().await }).await {
         Ok(()) => {}
         Err(LockingError::NotLocked { failures, .. }) => panic!("{failures:?}"),

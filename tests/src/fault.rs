@@ -36,11 +36,11 @@ pub enum Operation {
 pub enum Fault {
     /// The request does not take place, and this is known.
     Fails(BackendErrorKind),
-    /// The request takes place, its answer never comes, and the caller is told of a timeout.
+    /// The request takes place, its answer never comes, and the caller gets a timeout.
     LosesAnswer,
     /// The request does not get on its way, and nothing is said, until the fault is lifted.
     Hangs,
-    /// The request is on its way, and arrives when the fault is lifted, also if nobody waits for it by then.
+    /// The request is on its way, and arrives when the fault is lifted, also if no caller waits for it by then.
     Late,
 }
 

@@ -1,7 +1,7 @@
 //! What a store has to do, as plainly as it can be written: a list of locks and a list of waiters.
 //!
 //! Written from the contract alone, without the rules of `lockcore`, so that both can be wrong only by
-//! agreeing on the same mistake. It knows no time: what expires is told to it.
+//! agreeing on the same mistake. It knows no time: it is given what expires.
 
 use std::collections::BTreeSet;
 
@@ -146,7 +146,7 @@ impl Model {
         self.position(attempt).is_some()
     }
 
-    /// An administrator breaks a lock; `false` if nobody holds that one.
+    /// An administrator breaks a lock; `false` if that one is not held.
     pub(crate) fn break_lock(&mut self, id: Id, serial: Serial, now: bool) -> bool {
         let Some(lock) = self.locks.iter_mut().find(|lock| lock.id == id && lock.serial == serial) else {
             return false;
@@ -175,7 +175,7 @@ impl Model {
         freed
     }
 
-    /// Grants to whoever can be granted by now, in the order of the queue.
+    /// Grants to all waiters that can be granted by now, in the order of the queue.
     pub(crate) fn serve(&mut self) -> Vec<(Attempt, Vec<Got>)> {
         let mut served = Vec::new();
         let mut position = 0;

@@ -43,7 +43,7 @@ pub(crate) enum Op {
         back: Back,
         live: bool,
     },
-    /// A release in the name of somebody else.
+    /// A release in the name of another context.
     Forge {
         back: Back,
         who: usize,
@@ -83,7 +83,7 @@ pub(crate) enum Op {
     Inspect {
         id: usize,
     },
-    /// Somebody takes locks, never renews them, and the leases end.
+    /// A client takes locks, never renews them, and the leases end.
     Die {
         claims: Vec<(usize, Wanted)>,
     },
@@ -500,7 +500,7 @@ impl<'s, B: Backend> Player<'s, B> {
         stopper.free(&held).await;
     }
 
-    /// Whoever the model serves by now has to be served, and nobody else.
+    /// Waiters that the model serves by now have to be served, and no others.
     async fn serve(&mut self) {
         for (number, got) in self.model.serve() {
             let mut place = self.attempts[number].place.take().expect("who is served waited");

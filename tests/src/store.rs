@@ -78,7 +78,7 @@ impl<B: Backend> Store<B> {
         &self.dao
     }
 
-    /// Somebody with a fresh context and a long lease.
+    /// A caller with a fresh context and a long lease.
     pub fn caller(&self) -> Caller<B::Dao> {
         let number = self.callers.fetch_add(1, Ordering::Relaxed);
         Caller {
@@ -116,8 +116,8 @@ impl<B: Backend> Store<B> {
         (self.short() * 3).max(Duration::from_secs(5))
     }
 
-    /// Takes `ids` with a short lease for somebody who then dies, and waits until it is over by the
-    /// store's own account, without anybody having taken or looked at any of them since: a store that clears up
+    /// Takes `ids` with a short lease for a caller that then dies, and waits until it is over by the
+    /// store's own account, without any of them having been taken or looked at since: a store that clears up
     /// whatever it meets has not met them.
     pub async fn expired(&self, ids: &[&str]) -> (Caller<B::Dao>, Grant<String, Uuid>) {
         let dead = self.caller().with_lease(self.short());
@@ -135,7 +135,7 @@ impl<B: Backend> Store<B> {
         self.until_free(&[&id]).await;
     }
 
-    /// Waits until nobody holds any of `ids`, by the store's own account, without taking one: they are
+    /// Waits until all of `ids` are free, by the store's own account, without taking one: they are
     /// asked for together with an id that is held, so that the refusal tells which are.
     pub async fn until_free(&self, ids: &[&str]) {
         let (mut stopper, prober) = (self.caller(), self.caller());
@@ -155,7 +155,7 @@ impl<B: Backend> Store<B> {
     }
 }
 
-/// Somebody who takes locks: a context, and what its requests have in common.
+/// A caller that takes locks: a context, and what its requests have in common.
 #[derive(Debug)]
 pub struct Caller<D> {
     dao: Arc<D>,
@@ -354,7 +354,7 @@ impl<D: LockDao<String, Uuid>> Place<D> {
         timeout(PATIENCE, self.wait()).await.expect("the turn of a waiter comes")
     }
 
-    /// The set was granted in the step that was taken last, and this waiter is told of it without ever asking again,
+    /// The set was granted in the step that was taken last, and this waiter is notified of it without ever asking again,
     /// where push is declared; else waits for the turn. To be called right after a step that makes room.
     pub async fn served(&mut self) -> Grant<String, Uuid> {
         if !self.caller.dao.capabilities().push {
@@ -384,7 +384,7 @@ impl<D: LockDao<String, Uuid>> Place<D> {
 
     /// Waits for an offer, without ever asking again.
     pub async fn offered(&mut self) -> Grant<String, Uuid> {
-        match timeout(PATIENCE, self.wakeup.recv()).await.expect("a waiter is told of its turn") {
+        match timeout(PATIENCE, self.wakeup.recv()).await.expect("a waiter is notified of its turn") {
             Wake::Offer(offer) => self.confirm(offer).await,
             Wake::Recheck => panic!("the grant was not handed over"),
         }

@@ -20,7 +20,7 @@ const SOON: Duration = Duration::from_secs(20);
 /// Long enough to call an answer missing: an echo takes well below a millisecond.
 const SILENCE: Duration = Duration::from_millis(150);
 
-/// An echo server; what it received is told, an empty message being a client's goodbye.
+/// An echo server; what it received is passed on, an empty message being a client's goodbye.
 async fn echo() -> (SocketAddr, mpsc::UnboundedReceiver<Vec<u8>>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();

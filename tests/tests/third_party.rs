@@ -69,7 +69,7 @@ impl Table {
 
 impl LockDao<String, Uuid> for MapDao {
     fn capabilities(&self) -> Capabilities {
-        // Exclusive locks with finite leases; nobody queues, lists, breaks or sweeps.
+        // Exclusive locks with finite leases: no queue, listing, breaking or sweeping.
         Capabilities { min_lease: Duration::from_millis(10), ..Capabilities::minimal("map") }
     }
 

@@ -122,7 +122,7 @@ fn sync_callbacks_nest_as_well() {
     block_on(Box::pin(nested(&locks, "a"))).unwrap();
 }
 
-/// Another service over the same backend is another holder: its locks are in the way, but known to nobody.
+/// Another service over the same backend is another holder: its locks are in the way, but unknown to the first.
 #[tokio::test(start_paused = true)]
 async fn services_do_not_know_of_each_other() {
     let dao = Rigged::new();
@@ -198,7 +198,7 @@ async fn a_nested_call_passes_waiters() {
     tokio::time::timeout(60 * SECOND, all).await.expect("a deadlock").0.unwrap();
 }
 
-/// Contexts that are different are told apart though their hashes are the same, as a user's type may have it.
+/// Different contexts are distinguished though their hashes are the same, as a user's type may have it.
 #[tokio::test(start_paused = true)]
 async fn contexts_with_the_same_hash_are_different_contexts() {
     #[derive(Clone, PartialEq, Eq, Debug)]

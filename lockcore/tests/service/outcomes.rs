@@ -1,4 +1,4 @@
-//! Every outcome is told as what it is: to the caller, by `Held`, and to the hook.
+//! Every outcome is reported as what it is: to the caller, by `Held`, and to the hook.
 
 use std::{
     io,
@@ -18,7 +18,7 @@ use crate::rigged::{Fault, Rigged, Service, Step, poll_once};
 const SECOND: Duration = Duration::from_secs(1);
 const UNAVAILABLE: Fault = Fault::Fails(BackendErrorKind::Unavailable);
 
-/// A service, and the names of the events that its hook was told.
+/// A service, and the names of the events that its hook received.
 fn observed(dao: &Arc<Rigged>) -> (Service, Arc<Mutex<Vec<&'static str>>>) {
     let told = Arc::new(Mutex::new(Vec::new()));
     let tell = told.clone();
@@ -168,7 +168,7 @@ async fn not_yours_before_the_lease_ended_is_a_loss_with_the_value() {
     }
 }
 
-/// The callback blocks the only thread past its lease, so that nobody notices: "not yours" is then no news.
+/// The callback blocks the only thread past its lease, so that the loss is not noticed: "not yours" is then no news.
 #[tokio::test(start_paused = true)]
 async fn not_yours_after_the_lease_ended_is_a_success_and_reported() {
     let dao = Rigged::new();
@@ -185,7 +185,7 @@ async fn not_yours_after_the_lease_ended_is_a_success_and_reported() {
     assert_eq!(take(&told), ["released late"]);
 }
 
-/// But a callback that looked, and was told of the loss, is not told otherwise later.
+/// But to a callback that looked, and saw the loss, nothing else is reported later.
 #[tokio::test(start_paused = true)]
 async fn what_the_callback_was_told_is_the_outcome() {
     let dao = Rigged::new();
@@ -204,7 +204,7 @@ async fn what_the_callback_was_told_is_the_outcome() {
     assert_eq!(take(&told), ["lost"]);
 }
 
-/// A callback that is stopped is lost to the hook too, whoever noticed first.
+/// A callback that is stopped is a loss to the hook too, whichever side noticed first.
 #[tokio::test(start_paused = true)]
 async fn a_stopped_callback_is_reported_as_lost() {
     let dao = Rigged::new();
@@ -335,7 +335,7 @@ async fn leaving_with_less_than_was_asked_for_is_leaving() {
     assert!(dao.memory.is_empty());
 }
 
-/// Whoever ends after a loss by dropping what it holds is not told, but the hook is.
+/// A caller that ends after a loss by dropping what it holds gets no report, but the hook does.
 #[tokio::test(start_paused = true)]
 async fn a_loss_is_told_though_its_guard_is_dropped() {
     let dao = Rigged::new();
@@ -362,7 +362,7 @@ async fn a_loss_is_told_though_its_guard_is_dropped() {
     assert_eq!(take(&told), ["lost"]);
 }
 
-/// What is in order, or was told before, is not told as lost.
+/// What is in order, or was reported before, is not reported as lost.
 #[tokio::test(start_paused = true)]
 async fn a_loss_is_told_once() {
     let dao = Rigged::new();
@@ -377,7 +377,7 @@ async fn a_loss_is_told_once() {
     drop(locks.lock(["a"]).await.unwrap());
     sleep(SECOND).await;
     assert_eq!((take(&told), dao.count(Step::Release)), (vec![], 5));
-    // Told by the release, which fails: not told again.
+    // Reported by the release, which fails: not reported again.
     let guard = locks.lock(["a"]).await.unwrap();
     steal_all(&dao);
     guard.lost().await;

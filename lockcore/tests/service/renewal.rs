@@ -202,7 +202,7 @@ async fn who_wants_to_be_told_is_told_and_not_stopped() {
     assert_eq!(ended.lost.len(), 1);
 }
 
-/// The rest of a set of which a part was lost is renewed; if that fails, its end is told too.
+/// The rest of a set of which a part was lost is renewed; if that fails, its end is reported too.
 #[tokio::test(start_paused = true)]
 async fn after_a_part_is_lost_the_rest_is_renewed_or_lost_with_its_lease() {
     let dao = Rigged::new();

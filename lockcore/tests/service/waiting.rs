@@ -114,7 +114,7 @@ async fn a_later_request_without_an_answer_leaves_what_was_known() {
     assert!(matches!(&failures[..], [Failure::Conflict(_)]), "{failures:?}");
 }
 
-/// The store stops answering after the waiter got its place: the caller is told all the same.
+/// The store stops answering after the waiter got its place: the caller gets an answer all the same.
 #[tokio::test(start_paused = true)]
 async fn giving_up_does_not_wait_for_a_store_that_hangs() {
     let dao = Rigged::new();

@@ -167,7 +167,7 @@ pub async fn a_broken_lock_is_freed_by_its_holder<B: Backend>(store: Store<B>) {
     }
 }
 
-/// 6: breaking now frees at once, serves who waits, and the old holder is told why it lost the lock.
+/// 6: breaking now frees at once, serves the waiters, and the old holder learns why it lost the lock.
 pub async fn a_break_now_frees_at_once<B: Backend>(store: Store<B>) {
     let declared = store.capabilities();
     if !declared.breaking {
@@ -234,7 +234,7 @@ pub async fn breaks_are_recorded<B: Backend>(store: Store<B>) {
     assert_eq!(recorded, fences[2..]);
 }
 
-/// 6: a frozen id goes to nobody anew, its holder keeps, renews and releases it, and thawing serves who waits.
+/// 6: a frozen id is granted to no other, its holder keeps, renews and releases it, and thawing serves the waiters.
 pub async fn a_frozen_id_goes_to_nobody<B: Backend>(store: Store<B>) {
     let declared = store.capabilities();
     let dao = store.dao();

@@ -42,7 +42,7 @@ pub async fn one_of_five_contenders_wins<B: Backend>(store: Store<B>) {
     }
 }
 
-/// 2.1, seed case: of five messages for one destination at once one gets through and four are told to come
+/// 2.1, seed case: of five messages for one destination at once one gets through and four have to come
 /// again; different destinations never block each other.
 pub async fn one_of_five_messages_gets_through<B: Backend>(store: Store<B>) {
     let sent = race(10, |message| {
@@ -189,7 +189,7 @@ pub async fn namespaces_are_apart<B: Backend>(store: Store<B>) {
     there.free(&theirs).await;
 }
 
-/// 3.4: the global lock excludes those who ask for it, and nobody else.
+/// 3.4: the global lock excludes those who ask for it, and no others.
 pub async fn the_global_lock_excludes_its_askers<B: Backend>(store: Store<B>) {
     let [one, two] = store.callers();
     let everything = one.take([Claim::<String>::global()]).await;

@@ -119,7 +119,7 @@ pub async fn a_lock_from_the_future_lasts_its_lease<B: Backend>(store: Store<B>)
     store.caller().refused(["a"]).await;
 }
 
-/// 7: the shortest lease that is declared possible is kept: nobody gets in before it ends.
+/// 7: the shortest lease that is declared possible is kept: no other gets in before it ends.
 pub async fn the_shortest_lease_is_kept<B: Backend>(store: Store<B>) {
     let shortest = store.capabilities().min_lease;
     assert!(shortest > Duration::ZERO);

@@ -28,7 +28,7 @@ pub async fn fences_are_as_high_as_the_clock<B: Backend>(store: Store<B>) {
     }
 }
 
-/// 5: every later grant of an id has a higher fence, whoever holds it and however fast they follow.
+/// 5: every later grant of an id has a higher fence, for any holders and however fast they follow.
 pub async fn fences_grow_across_releases<B: Backend>(store: Store<B>) {
     let [one, two] = store.callers();
     let mut last = 0;

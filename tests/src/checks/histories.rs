@@ -25,7 +25,7 @@ pub async fn random_histories_agree_with_the_model<B: Backend>(store: Store<B>) 
     play(&store, 1, 48, vec(op(false), 80));
 }
 
-/// 2.7 and 2.9: the same with holders that die, whose locks are found expired by whoever comes next.
+/// 2.7 and 2.9: the same with holders that die, whose locks are found expired by the next caller.
 pub async fn histories_with_deaths_agree_with_the_model<B: Backend>(store: Store<B>) {
     play(&store, 2, 6, vec(op(true), 24));
 }

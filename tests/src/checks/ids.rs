@@ -40,7 +40,7 @@ pub async fn odd_ids_come_back_unchanged<B: Backend>(store: Store<B>) {
     other.take(&ids).await;
 }
 
-/// 7: ids of the greatest length are told apart by their last byte, and a hundred of them make a set.
+/// 7: ids of the greatest length are distinguished by their last byte, and a hundred of them make a set.
 pub async fn ids_of_the_greatest_length_work<B: Backend>(store: Store<B>) {
     let start = "x".repeat(MAX_ID_BYTES - 3);
     let ids: Vec<String> = (0..100).map(|number| format!("{start}{number:03}")).collect();

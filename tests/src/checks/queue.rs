@@ -33,7 +33,7 @@ pub async fn a_hundred_waiters_are_served_in_order<B: Backend>(store: Store<B>) 
     let mut places: Vec<_> = places.into_iter().map(|place| tokio::spawn(served(place))).collect();
     places.reverse();
     while let Some(next) = places.pop() {
-        assert!(places.iter().all(|later| !later.is_finished()), "somebody was served out of turn");
+        assert!(places.iter().all(|later| !later.is_finished()), "a waiter was served out of turn");
         holder.free(&held).await;
         (holder, held) = next.await.expect("the waiter is served");
     }
@@ -58,7 +58,7 @@ pub async fn waiters_for_slots_are_served_in_order<B: Backend>(store: Store<B>) 
     let mut places: Vec<_> = places.into_iter().map(|place| tokio::spawn(served(place))).collect();
     places.reverse();
     while let Some(next) = places.pop() {
-        assert!(places.iter().all(|later| !later.is_finished()), "somebody was served out of turn");
+        assert!(places.iter().all(|later| !later.is_finished()), "a waiter was served out of turn");
         // In turn the one that came first and the one that came last.
         let freed = if places.len() % 2 == 0 { held.pop_front() } else { held.pop_back() };
         let (holder, grant) = freed.expect("three are held");
@@ -67,7 +67,7 @@ pub async fn waiters_for_slots_are_served_in_order<B: Backend>(store: Store<B>) 
     }
 }
 
-/// 3.8: the release itself grants the id to the next waiter, so that nobody gets in between.
+/// 3.8: the release itself grants the id to the next waiter, so that no other gets in between.
 pub async fn a_release_hands_over<B: Backend>(store: Store<B>) {
     let declared = store.capabilities();
     if !declared.fifo {
@@ -105,7 +105,7 @@ pub async fn a_confirmed_offer_lasts<B: Backend>(store: Store<B>) {
     waiter.free(&granted).await;
 }
 
-/// 3.8 and 3.9: what an offer says is left of it is left: nobody else gets the set sooner, though the waiter heard of
+/// 3.8 and 3.9: what an offer says is left of it is left: no other gets the set sooner, though the waiter heard of
 /// it late and does not confirm it.
 pub async fn an_offer_lasts_as_long_as_it_says<B: Backend>(store: Store<B>) {
     let declared = store.capabilities();
@@ -120,7 +120,7 @@ pub async fn an_offer_lasts_as_long_as_it_says<B: Backend>(store: Store<B>) {
         holder.free(&held).await;
         tokio::time::sleep(late).await;
         let heard = Instant::now();
-        let told = timeout(PATIENCE, place.told()).await.expect("a waiter is told of its turn");
+        let told = timeout(PATIENCE, place.told()).await.expect("a waiter is notified of its turn");
         let Wake::Offer(offer) = told else { panic!("the grant was not handed over") };
         let left = offer.remaining.expect("its lease is finite");
         // Thousandths are for the rates of the clocks.
@@ -179,8 +179,8 @@ pub async fn asking_again_keeps_the_place<B: Backend>(store: Store<B>) {
     second.free(&next.granted().await).await;
 }
 
-/// 3.7: a place is kept as long as its process lives and its waiter asks as often as it was told to, however long it
-/// waits: nobody takes it for dead.
+/// 3.7: a place is kept as long as its process lives and its waiter asks as often as it was asked to, however long it
+/// waits: it is not taken for dead.
 pub async fn a_place_is_kept_for_long<B: Backend>(store: Store<B>) {
     if !store.capabilities().fifo {
         return;
@@ -347,7 +347,7 @@ pub async fn a_dead_waiter_is_skipped_in_time<B: Backend>(store: Store<B>) {
     if !store.capabilities().fifo {
         return;
     }
-    // In one process nobody dies without dropping what it waits with, and the service then withdraws.
+    // In one process no waiter dies without dropping what it waits with, and the service then withdraws.
     let Some(doomed) = store.reopen().await else { return };
     let [holder, next] = store.callers();
     let held = holder.take(["a"]).await;
@@ -362,7 +362,7 @@ pub async fn a_dead_waiter_is_skipped_in_time<B: Backend>(store: Store<B>) {
     next.free(&granted).await;
 }
 
-/// 3.7: nor does one cost more that vanished alone - its process lives, but nobody listens, confirms or withdraws.
+/// 3.7: nor does one cost more that vanished alone - its process lives, but does not listen, confirm or withdraw.
 pub async fn a_vanished_waiter_is_skipped_in_time<B: Backend>(store: Store<B>) {
     if !store.capabilities().fifo {
         return;
@@ -378,7 +378,7 @@ pub async fn a_vanished_waiter_is_skipped_in_time<B: Backend>(store: Store<B>) {
     next.free(&granted).await;
 }
 
-/// 3.7: a holder that died costs those who wait at most its lease; nobody else has to ask.
+/// 3.7: a holder that died costs the waiters at most its lease; no other request is needed.
 pub async fn a_dead_holder_costs_its_lease<B: Backend>(store: Store<B>) {
     if !store.capabilities().fifo {
         return;

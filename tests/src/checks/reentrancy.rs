@@ -68,7 +68,7 @@ pub async fn a_weaker_mode_keeps_the_stronger<B: Backend>(store: Store<B>) {
     one.take([exclusive("a")]).await;
 }
 
-/// 2.3: a stronger mode is a new grant under a higher fence if nobody else holds the id ...
+/// 2.3: a stronger mode is a new grant under a higher fence if no other holds the id ...
 pub async fn a_stronger_mode_is_a_new_grant<B: Backend>(store: Store<B>) {
     if !store.capabilities().shared {
         return;
@@ -86,7 +86,7 @@ pub async fn a_stronger_mode_is_a_new_grant<B: Backend>(store: Store<B>) {
     two.take([exclusive("a")]).await;
 }
 
-/// 2.3: ... and is refused at once if somebody does, though it asked to be queued; what was held stays.
+/// 2.3: ... and is refused at once if one does, though it asked to be queued; what was held stays.
 pub async fn a_stronger_mode_never_waits<B: Backend>(store: Store<B>) {
     let declared = store.capabilities();
     if !declared.shared {
@@ -103,7 +103,7 @@ pub async fn a_stronger_mode_never_waits<B: Backend>(store: Store<B>) {
     }
     one.keep(&weak).await;
     two.free(&other).await;
-    // Nothing was queued: the id goes to whoever asks.
+    // Nothing was queued: the id goes to the next caller.
     let other = two.take([shared("a")]).await;
     two.free(&other).await;
     one.free(&weak).await;

@@ -61,7 +61,7 @@ pub async fn many_holders_are_capped_but_counted<B: Backend>(store: Store<B>) {
     );
 }
 
-/// 2.2: a refused slot claim is told how full it is.
+/// 2.2: the refusal of a slot claim says how full it is.
 pub async fn full_slots_tell_how_full<B: Backend>(store: Store<B>) {
     if !store.capabilities().slots {
         return;

@@ -15,7 +15,7 @@ pub async fn releasing_twice_is_fine<B: Backend>(store: Store<B>) {
     assert!(again.failed.is_empty());
     let taken = two.take(["a", "b"]).await;
     let third = one.release(&grant).await;
-    assert_eq!(third.lost.len(), 2, "what somebody else holds by now is not freed");
+    assert_eq!(third.lost.len(), 2, "what another holds by now is not freed");
     one.refused(["a"]).await;
     two.free(&taken).await;
 }
@@ -69,7 +69,7 @@ pub async fn only_what_is_held_is_handed_on<B: Backend>(store: Store<B>) {
     }
 }
 
-/// What looks like `held`, and is not, is not released, whoever waits for it.
+/// What looks like `held`, and is not, is not released, whatever waits for it.
 async fn hands_nothing_on<D: LockDao<String, Uuid>>(
     holder: &Caller<D>,
     held: &Grant<String, Uuid>,
@@ -119,7 +119,7 @@ pub async fn a_part_can_be_released<B: Backend>(store: Store<B>) {
     one.free(&grant).await;
 }
 
-/// 2.4: an expired lock that nobody took since is reported as lost by its release, and stays free.
+/// 2.4: an expired lock that no other took since is reported as lost by its release, and stays free.
 pub async fn releasing_an_expired_lock_tells_so<B: Backend>(store: Store<B>) {
     let (dead, grant) = store.expired(&["a"]).await;
     let lost = dead.release(&grant).await.lost;
@@ -127,7 +127,7 @@ pub async fn releasing_an_expired_lock_tells_so<B: Backend>(store: Store<B>) {
     store.caller().take(["a"]).await;
 }
 
-/// 2.4: `release_context` finds everything that a context holds, however much, at once, and frees nobody
+/// 2.4: `release_context` finds everything that a context holds, however much, at once, and frees no
 /// else's; where listing is not declared it is refused.
 pub async fn release_context_finds_everything<B: Backend>(store: Store<B>) {
     let [one, two] = store.callers();
@@ -150,7 +150,7 @@ pub async fn release_context_finds_everything<B: Backend>(store: Store<B>) {
     assert!(nothing.is_empty(), "{nothing:?}");
 }
 
-/// 2.4 and 3.8: `release_context` also takes the context from every queue, and serves whoever waits.
+/// 2.4 and 3.8: `release_context` also takes the context from every queue, and serves the waiters.
 pub async fn release_context_leaves_the_queues<B: Backend>(store: Store<B>) {
     let declared = store.capabilities();
     if !(declared.listing && declared.fifo) {

@@ -32,7 +32,7 @@ pub async fn without_renewal_the_lease_ends<B: Backend>(store: Store<B>) {
     assert!(after >= holder.lease.mul_f64(0.9), "taken over after {after:?} of {:?}", holder.lease);
 }
 
-/// 2.5: a renewal never brings an expired lock back to life, though nobody took it since.
+/// 2.5: a renewal never brings an expired lock back to life, though no other took it since.
 pub async fn renewal_never_resurrects<B: Backend>(store: Store<B>) {
     for ids in [&["a"][..], &["a", "b"]] {
         let (dead, mut grant) = store.expired(ids).await;
@@ -86,14 +86,14 @@ pub async fn a_partial_loss_extends_the_rest<B: Backend>(store: Store<B>) {
     two.refused(["b"]).await;
 }
 
-/// 2.5: a lock lost to expiry and taken by another is told as lost, not as held, and never as broken.
+/// 2.5: a lock lost to expiry and taken by another is reported as lost, not as held, and never as broken.
 pub async fn a_taken_over_lock_is_told_as_lost<B: Backend>(store: Store<B>) {
     let holder = store.caller().with_lease(store.short());
     let grant = holder.take(["a"]).await;
     let next = store.caller();
     let taken = next.take_soon(["a"]).await;
     assert!(taken.locks[0].granted.fence > grant.locks[0].granted.fence);
-    let lost = eventually("the loss is told", || async { holder.renew(&grant).await.lost.pop() }).await;
+    let lost = eventually("the loss is reported", || async { holder.renew(&grant).await.lost.pop() }).await;
     assert!(matches!(lost.reason, LossReason::Expired | LossReason::Vanished), "{lost:?}");
     next.free(&taken).await;
 }

@@ -53,7 +53,7 @@ pub async fn shrinking_is_full_until_it_fits<B: Backend>(store: Store<B>) {
     store.caller().refused([slot("a", 5)]).await;
 }
 
-/// Seed case: whoever sees a larger number gets in while the smaller view is full.
+/// Seed case: a caller that sees a larger number gets in while the smaller view is full.
 pub async fn growing_lets_the_larger_view_in<B: Backend>(store: Store<B>) {
     if !store.capabilities().slots {
         return;
@@ -71,7 +71,7 @@ pub async fn growing_lets_the_larger_view_in<B: Backend>(store: Store<B>) {
     acquire(&store, slot("a", 5), 5).await;
 }
 
-/// 4, seed case: under random concurrent resizes nobody is ever let in above its own limit, no unit is lost
+/// 4, seed case: under random concurrent resizes no caller is ever let in above its own limit, no unit is lost
 /// or counted twice, and at rest nothing is in use.
 pub async fn concurrent_resizes_lose_no_unit<B: Backend>(store: Store<B>) {
     if !store.capabilities().slots {

@@ -41,8 +41,8 @@ pub async fn all_of_it_or_nothing_is_taken<B: Backend>(store: Store<B>) {
     }
 }
 
-/// 2.4: what a release names and does not hold is told, and stays as it is; the rest is freed. Each time of what was taken
-/// anew: a backend may keep what somebody tried to free in another place.
+/// 2.4: what a release names and does not hold is reported, and stays as it is; the rest is freed. Each time of what was taken
+/// anew: a backend may keep what a caller tried to free in another place.
 pub async fn nothing_else_is_freed<B: Backend>(store: Store<B>) {
     let [one, two] = store.callers();
     for size in SIZES {
@@ -74,7 +74,7 @@ pub async fn nothing_else_is_freed<B: Backend>(store: Store<B>) {
     }
 }
 
-/// 2.3 and 2.4: what is over is nobody's: others get it, and its holder is told when it frees it.
+/// 2.3 and 2.4: what is over is not held: others get it, and its holder learns it when it frees it.
 pub async fn what_is_over_is_free<B: Backend>(store: Store<B>) {
     let two = store.caller();
     let mut over = Vec::new();
@@ -113,7 +113,7 @@ pub async fn a_withdrawn_set_is_not_taken<B: Backend>(store: Store<B>) {
     }
 }
 
-/// 3.8: whoever waits for one id, and for the whole set, gets that in the release.
+/// 3.8: waiters for one id, and for the whole set, get it in the release.
 pub async fn what_is_freed_is_handed_over<B: Backend>(store: Store<B>) {
     if !store.capabilities().fifo {
         return;

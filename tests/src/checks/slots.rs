@@ -65,7 +65,7 @@ pub async fn several_permits_are_taken_together<B: Backend>(store: Store<B>) {
 }
 
 /// Seed case: ten workers on three slots, many rounds, never more than three at once; each index is
-/// somebody's alone.
+/// held alone.
 pub async fn ten_workers_never_exceed_three_slots<B: Backend>(store: Store<B>) {
     if !store.capabilities().slots {
         return;

@@ -38,13 +38,13 @@ pub async fn only_expired_locks_are_swept_in_batches<B: Backend>(store: Store<B>
     live.free(&kept).await;
 }
 
-/// 2.9: one process of many sweeps a namespace within the interval; another is told so.
+/// 2.9: one process of many sweeps a namespace within the interval; others learn that it was done.
 pub async fn one_of_many_sweeps<B: Backend>(store: Store<B>) {
     if !store.capabilities().sweeping {
         return refuses(store.dao().sweep(1, Some(Duration::from_secs(1)))).await;
     }
     let hour = Some(Duration::from_secs(3600));
-    assert!(!sweep(&store, 100, hour).await.elsewhere, "nobody has swept it yet");
+    assert!(!sweep(&store, 100, hour).await.elsewhere, "it was not swept yet");
     store.expired(&["a"]).await;
     let again = sweep(&store, 100, hour).await;
     assert_eq!(again, Swept { removed: 0, more: false, elsewhere: true });

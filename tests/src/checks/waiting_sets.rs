@@ -16,7 +16,7 @@ pub async fn a_waiting_set_holds_back_its_ids_only<B: Backend>(store: Store<B>) 
     let held = holder.take(["b"]).await;
     let mut first = one.queue(["a", "b"]).await;
     let mut second = two.queue(["a", "c"]).await;
-    // "c" is free, but the second waits for it in turn; "d" is nobody's.
+    // "c" is free, but the second waits for it in turn; "d" is free.
     three.refused(["c", "d"]).await;
     let d = three.take(["d"]).await;
     three.free(&d).await;
@@ -27,7 +27,7 @@ pub async fn a_waiting_set_holds_back_its_ids_only<B: Backend>(store: Store<B>) 
     two.free(&second.granted().await).await;
 }
 
-/// 3.8: one release serves everybody whom it sets free.
+/// 3.8: one release serves all waiters that can come.
 pub async fn one_release_serves_several_sets<B: Backend>(store: Store<B>) {
     if !store.capabilities().fifo {
         return;

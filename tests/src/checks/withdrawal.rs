@@ -138,7 +138,7 @@ pub async fn keep_if_granted_tells_what_is_held<B: Backend>(store: Store<B>) {
     assert_eq!(one.withdraw(&request, Withdraw::KeepIfGranted).await, Withdrawn::Left);
 }
 
-/// 2.6: of a set that is no longer whole nothing stays behind: who is told that it left holds nothing.
+/// 2.6: of a set that is no longer whole nothing stays behind: a caller whose request left holds nothing.
 pub async fn leaving_with_a_part_holds_nothing<B: Backend>(store: Store<B>) {
     let [one, two] = store.callers();
     let request = one.request(["a", "b"]);

@@ -130,7 +130,7 @@ pub(super) async fn a_release_that_arrives_late_frees_no_later_grant<R: Remote>(
     Ok(())
 }
 
-/// It is on its way until somebody else has the lock: whether it came in time before it was cut off is not known, and so it
+/// It is on its way until another has the lock: whether it came in time before it was cut off is not known, and so it
 /// is not called done.
 pub(super) async fn a_release_that_somebody_else_overtook_is_not_called_done<R: Remote>(
     kind: Kind,
@@ -149,7 +149,7 @@ pub(super) async fn a_release_that_somebody_else_overtook_is_not_called_done<R: 
         };
         let (answer, turn) = tokio::join!(timeout(SETTLED, dao.release(&held)), overtaken);
         match answer.expect("release ends") {
-            Ok(released) => assert_eq!(released.lost.len(), 1, "{fault:?}: it is somebody else's"),
+            Ok(released) => assert_eq!(released.lost.len(), 1, "{fault:?}: another holds it"),
             Err(error) => assert!(error.in_doubt(), "{fault:?}: {error:?}"),
         }
         next.free(&turn).await;
@@ -173,13 +173,13 @@ pub(super) async fn a_withdrawal_is_done_in_the_end<R: Remote>(kind: Kind) -> Te
             let left = until(fault, || async { dao.withdraw(&waiting.request, how).await.ok() }).await;
             assert_eq!(left, Withdrawn::Left, "{fault:?}");
             holder.free(&held).await;
-            assert!(line.store.is_free(&["a"]).await, "{fault:?}: it was handed to nobody");
+            assert!(line.store.is_free(&["a"]).await, "{fault:?}: it was handed to no waiter");
         }
     }
     Ok(())
 }
 
-/// The releaser's line fails while somebody waits.
+/// The releaser's line fails while another waits.
 pub(super) async fn a_hand_off_by_a_failing_line_takes_place<R: Remote>(kind: Kind) -> TestResult {
     let line = Line::<R>::new(kind).await?;
     for fault in FAULTS {

@@ -46,7 +46,7 @@ impl<R: Remote> Line<R> {
         self.proxy.redirect(self.server.address());
         self.good.redirect(self.server.address());
         self.proxy.set(Mode::Pass).await;
-        // What nobody has been asked over since is broken, as everybody notices at the next use.
+        // Connections that were not used since are broken, as is noticed at the next use.
         until(when, || async { self.store.dao().list(&lockcore::Page::default()).await.ok() }).await;
         Ok(())
     }
@@ -104,7 +104,7 @@ pub(super) async fn a_server_is_killed_in_the_middle_of_each_step<R: Remote>(kin
 }
 
 /// Programs that want the same id all the time, while the server is killed again and again: never two inside, every
-/// outcome typed, and everybody gets on once it is back.
+/// outcome typed, and all go on once it is back.
 pub(super) async fn contenders_exclude_each_other_over_restarts<R: Remote>(kind: Kind) -> TestResult {
     const CONTENDERS: usize = 4;
     let line = Line::<R>::to(Arc::new(R::lasting_server(kind).await?)).await?;
@@ -157,7 +157,7 @@ pub(super) async fn contenders_exclude_each_other_over_restarts<R: Remote>(kind:
     Ok(())
 }
 
-/// Somebody who is inside, and nobody else.
+/// One client that is inside, and no other.
 struct Alone<'c>(&'c AtomicU32);
 
 impl<'c> Alone<'c> {

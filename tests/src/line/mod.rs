@@ -1,5 +1,5 @@
-//! Checks of a backend whose server is a real one at the end of a line that fails, or is itself killed: nobody holds what
-//! it does not know of, and what it was told of stays true.
+//! Checks of a backend whose server is a real one at the end of a line that fails, or is itself killed: no client holds what
+//! it does not know of, and what it was answered stays true.
 //!
 //! A backend says how to open a DAO by a URL, as a [`Remote`], and runs [`trials`].
 

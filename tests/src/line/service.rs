@@ -43,7 +43,7 @@ pub(super) async fn a_lost_offer_is_found_again_or_passed_on<R: Remote>(kind: Ki
             let turn = next.granted().await;
             assert!(begun.elapsed() < Duration::from_secs(8), "{fault:?}: {:?}", begun.elapsed());
             if has_run.load(Ordering::SeqCst) {
-                // Its release gets no answer. Did it arrive now, after somebody else's turn, that would be told, and rightly.
+                // Its release gets no answer. Did it arrive now, after another's turn, that would be reported, and rightly.
                 eventually("a call ends without it", || async { waiting.is_finished().then_some(()) }).await;
             }
             line.proxy.set(Mode::Pass).await;
@@ -147,7 +147,7 @@ pub(super) async fn with_locks_is_two_round_trips<R: Remote>(kind: Kind) -> Test
             assert!(begun.elapsed() >= each_way * 4, "the line is slow");
             requests.push(line.proxy.counts().requests - before.requests);
         }
-        // Whoever listens may have said a word. An answer may arrive in pieces: each request has one.
+        // A listener may have sent something. An answer may arrive in pieces: each request has one.
         let usual = requests.iter().filter(|&&count| count == 2).count();
         assert!(usual >= 6, "{count} ids: {requests:?} requests");
     }

@@ -78,7 +78,7 @@ impl<B: Backend> Player<'_, B> {
                     });
                     *count > 0 && *count == others.len() && listed.collect::<BTreeSet<_>>() == others
                 }
-                // Whoever holds it comes first: that it is queued for as well is not told.
+                // A holder comes first: that it is queued for as well is not reported.
                 ConflictReason::QueuedBehind { count, .. } => {
                     in_the_way.holders.is_empty() && *count == in_the_way.waiters.len() && *count > 0
                 }

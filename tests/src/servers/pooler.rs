@@ -49,7 +49,7 @@ impl Pooler {
         let (folder, port) = prepared.map_err(|error| failed(error.to_string()))?;
         let process = spawn(&program, folder.path(), user).map_err(|error| failed(error.to_string()))?;
         let address = SocketAddr::from(([127, 0, 0, 1], port));
-        // Made before it is waited for, so that it is ended if nobody answers.
+        // Made before it is waited for, so that it is ended if it does not answer.
         let pooler = Pooler { address, process, folder };
         match wire::until_answers(Kind::Postgres, &address.to_string(), READY).await {
             Ok(()) => Ok(pooler),

@@ -138,7 +138,7 @@ impl Process {
             }
         };
         let problem = tokio::select! {
-            // The end first: where the port was taken, somebody else's server may answer.
+            // The end first: where the port was taken, another server may answer.
             biased;
             () = ended => {
                 // Waited for, so that its number may be another process's soon.
@@ -156,7 +156,7 @@ impl Process {
         Err(redacted(reason, &self.password))
     }
 
-    /// For the guard, which is to kill this process should nobody else do it.
+    /// For the guard, which is to kill this process if nothing else does.
     fn tell_pid(&self, child: &Child) -> io::Result<()> {
         fs::write(self.folder.path().join(PID_FILE), child.id().to_string())
     }

@@ -67,7 +67,7 @@ pub async fn a_guard_that_is_left_stays_locked<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     let grant = rig.locks.detached().lock(["a"]).await.expect("it is free").leave();
     store.caller().refused(["a"]).await;
-    assert_eq!(rig.locks.shutdown(Duration::from_secs(5)).await, 0, "it is nobody's any more");
+    assert_eq!(rig.locks.shutdown(Duration::from_secs(5)).await, 0, "it is not held any more");
     let elsewhere = Rig::new(&store);
     let released = elsewhere.locks.admin().release(&grant).await.expect("the store answers");
     assert!(released.lost.is_empty());

@@ -14,7 +14,7 @@ use crate::{
     store::{exclusive, id, slot},
 };
 
-/// 3.9: a callback that runs for several leases keeps its locks: renewed, and nobody else's meanwhile.
+/// 3.9: a callback that runs for several leases keeps its locks: renewed, and not granted to another meanwhile.
 pub async fn locks_outlive_their_lease<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     let lease = store.lasting();
@@ -165,7 +165,7 @@ pub async fn a_callback_that_hangs_is_stopped<B: Backend>(store: Store<B>) {
     assert!(store.is_free(&["a"]).await);
 }
 
-/// 3.10: the callback is told its context, fences, permit indexes and the time left.
+/// 3.10: the callback gets its context, fences, permit indexes and the time left.
 pub async fn the_handle_tells_what_is_held<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     let before = store.caller();
@@ -180,7 +180,7 @@ pub async fn the_handle_tells_what_is_held<B: Backend>(store: Store<B>) {
             assert!(held.fence("a") > earlier.locks[0].granted.fence);
             assert_eq!(held.exclusive_fence("a").map(|fence| fence.number()), Some(held.fence("a")));
             assert!(held.shared_fence("a").is_none() && held.permits("a").is_empty());
-            assert!(held.lock("nobody's").is_none());
+            assert!(held.lock("not held").is_none());
             assert!(held.time_left().is_some_and(|left| left > Duration::from_secs(300)));
             if slots {
                 assert_eq!(held.permits("b"), [0, 1]);

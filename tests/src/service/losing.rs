@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// 3.9: a callback whose lease cannot be renewed is stopped before the lease ends, is not polled afterwards, and its
-/// locks are told as lost because the store could not be reached.
+/// locks are reported as lost because the store could not be reached.
 pub async fn nothing_runs_past_the_deadline<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     let lease = store.short() * 2;
@@ -83,9 +83,9 @@ pub async fn a_stopped_holder_is_taken_over_and_does_nothing_more<B: Backend>(st
             let (taken_over, wakes) = mpsc::channel();
             tokio::spawn(async move {
                 let grant = next.take_soon(["a"]).await;
-                taken_over.send(grant.locks[0].granted.fence).expect("somebody waits to go on");
+                taken_over.send(grant.locks[0].granted.fence).expect("it waits to go on");
             });
-            // The thread stands still until somebody else holds the lock.
+            // The thread stands still until another holds the lock.
             let fence = wakes.recv_timeout(PATIENCE).expect("it is taken over");
             assert!(fence > held.fence("a"));
             held.check().expect_err("its lease is over");
@@ -100,7 +100,7 @@ pub async fn a_stopped_holder_is_taken_over_and_does_nothing_more<B: Backend>(st
     rig.faults.lift();
 }
 
-/// 3.3 and 6: a callback whose lock an admin breaks is stopped at its next renewal and told why.
+/// 3.3 and 6: a callback whose lock an admin breaks is stopped at its next renewal and learns why.
 pub async fn a_broken_lock_is_told<B: Backend>(store: Store<B>) {
     if !store.capabilities().breaking {
         return;
@@ -121,7 +121,7 @@ pub async fn a_broken_lock_is_told<B: Backend>(store: Store<B>) {
     }
 }
 
-/// 3.3: a callback whose lock vanishes from the store is stopped at its next renewal and told so.
+/// 3.3: a callback whose lock vanishes from the store is stopped at its next renewal and learns it.
 pub async fn a_vanished_lock_is_told<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     let call = rig.locks.lease(store.lasting()).with_held_locks(["a", "b"], |held| {
@@ -139,7 +139,7 @@ pub async fn a_vanished_lock_is_told<B: Backend>(store: Store<B>) {
     assert!(store.is_free(&["a", "b"]).await);
 }
 
-/// 3.3: "not yours" at the release, though the lease had not ended when the callback did, is a loss, told with the
+/// 3.3: "not yours" at the release, though the lease had not ended when the callback did, is a loss, reported with the
 /// callback's result.
 pub async fn a_loss_found_at_the_release_is_told<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
@@ -172,7 +172,7 @@ pub async fn a_loss_found_at_the_release_is_told<B: Backend>(store: Store<B>) {
     assert_eq!(rig.events(), ["lost", "lost", "lost"]);
 }
 
-/// 3.9: whoever chooses to be told goes on, and learns of the loss from the handle.
+/// 3.9: a callback that chose to be notified goes on, and learns of the loss from the handle.
 pub async fn the_callback_may_choose_to_be_told<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     rig.faults.set(Operation::Renew, Fault::Fails(BackendErrorKind::Unavailable));
@@ -190,7 +190,7 @@ pub async fn the_callback_may_choose_to_be_told<B: Backend>(store: Store<B>) {
     store.becomes_free(&["a"]).await;
 }
 
-/// 3.9: plain code cannot be stopped; it sees the loss in its handle, and its caller is told.
+/// 3.9: plain code cannot be stopped; it sees the loss in its handle, and its caller gets it.
 pub async fn plain_code_sees_the_loss<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     rig.faults.set(Operation::Renew, Fault::Fails(BackendErrorKind::Unavailable));

@@ -27,7 +27,7 @@ use crate::{
 /// A service over the backend under test.
 pub type Locks<B> = LockingService<String, Uuid, FaultyDao<<B as Backend>::Dao>>;
 
-/// A service, the faults of what it is over, and what it told its hook.
+/// A service, the faults of what it is over, and what its hook received.
 pub struct Rig<B: Backend> {
     /// The service.
     pub locks: Locks<B>,
@@ -74,19 +74,19 @@ impl<B: Backend> Rig<B> {
         Rig { locks, faults, events }
     }
 
-    /// The names of the events told so far.
+    /// The names of the events so far.
     pub fn events(&self) -> Vec<&'static str> {
         self.events.lock().expect("no hook panics").clone()
     }
 
-    /// Waits until the hook was told of such an event.
+    /// Waits until the hook received such an event.
     pub async fn told(&self, event: &'static str) {
         eventually(event, || async { self.events().contains(&event).then_some(()) }).await;
     }
 }
 
 impl<B: Backend> Store<B> {
-    /// Whether nobody holds any of `ids`, nor comes first.
+    /// Whether all of `ids` are free, and not queued for.
     pub async fn is_free(&self, ids: &[&str]) -> bool {
         let caller = self.caller();
         match caller.try_take(ids.iter().copied()).await {
@@ -98,7 +98,7 @@ impl<B: Backend> Store<B> {
         }
     }
 
-    /// Waits until nobody holds any of `ids`: what nobody waits for is cleaned up in the background.
+    /// Waits until all of `ids` are free: clean-up may take place in the background.
     pub async fn becomes_free(&self, ids: &[&str]) {
         eventually("everything is free", || async { self.is_free(ids).await.then_some(()) }).await;
     }

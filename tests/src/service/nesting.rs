@@ -55,7 +55,7 @@ pub async fn the_same_id_nested_is_refused<B: Backend>(store: Store<B>) {
     assert!(store.is_free(&["a", "b", "c", "d"]).await);
 }
 
-/// 3.5: a nested call that somebody else's lock refuses leaves the outer locks as they were.
+/// 3.5: a nested call that another's lock refuses leaves the outer locks as they were.
 pub async fn a_refused_nested_call_leaves_the_outer<B: Backend>(store: Store<B>) {
     let rig = &Rig::new(&store);
     let holder = store.caller();
@@ -96,7 +96,7 @@ pub async fn nested_calls_pass_the_queue<B: Backend>(store: Store<B>) {
     let outer = rig.locks.with_locks(["a"], || async {
         let place = waiter.queue(["a", "b"]).await;
         let inner = rig.locks.with_locks(["b"], || async { Ok::<_, Oops>(()) }).await;
-        inner.expect("nobody holds it");
+        inner.expect("it is free");
         Ok::<_, Oops>(place)
     });
     let mut place = outer.await.expect("it is free");

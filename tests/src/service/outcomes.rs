@@ -72,7 +72,7 @@ pub async fn the_callbacks_error_comes_back<B: Backend>(store: Store<B>) {
     assert!(store.is_free(&["a"]).await);
 }
 
-/// 3.3 and 2.2: contention is told per id, with its holder, and is neither an outage nor a bad request.
+/// 3.3 and 2.2: contention is reported per id, with its holder, and is neither an outage nor a bad request.
 pub async fn contention_is_told_per_id<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     let holder = store.caller();
@@ -93,7 +93,7 @@ pub async fn contention_is_told_per_id<B: Backend>(store: Store<B>) {
     holder.free(&held).await;
 }
 
-/// 3.3 and 2.2: a failure of the backend is told as such, and whether trying again may help.
+/// 3.3 and 2.2: a failure of the backend is reported as such, and whether trying again may help.
 pub async fn an_outage_is_not_contention<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     let kinds = [
@@ -159,7 +159,7 @@ pub async fn panics_go_on_after_the_release<B: Backend>(store: Store<B>) {
     assert!(store.is_free(&["a"]).await);
 }
 
-/// 3.3, seed case: with a store whose every release fails the caller still gets the value; the failure is told
+/// 3.3, seed case: with a store whose every release fails the caller still gets the value; the failure is reported
 /// to the hook, and the set is freed once the store answers.
 pub async fn a_failed_release_still_gives_the_value<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
@@ -190,7 +190,7 @@ pub async fn a_lost_acquire_answer_leaves_nothing<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     rig.faults.set_times(Operation::Acquire, Fault::LosesAnswer, 1);
     let refused = rig.locks.with_locks(["a", "b"], never_runs).await;
-    assert!(!refused.expect_err("nobody knows").is_contention());
+    assert!(!refused.expect_err("it is unknown").is_contention());
     store.becomes_free(&["a", "b"]).await;
 }
 
@@ -208,7 +208,7 @@ pub async fn an_empty_set_locks_nothing<B: Backend>(store: Store<B>) {
     rig.locks.lock(none).await.expect("no lock is needed").release().await.expect("nothing to release");
 }
 
-/// 3.4: the global lock excludes everybody who asks for it, and no other.
+/// 3.4: the global lock excludes all that ask for it, and no others.
 pub async fn the_global_lock_excludes_its_callers<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     let inside = rig.locks.with_global_lock(|| async {
@@ -253,7 +253,7 @@ pub async fn application_errors_take_both_kinds<B: Backend>(store: Store<B>) {
     assert!(error.to_string().contains("held by"), "{error}");
 }
 
-/// Seed case: of five messages for one destination at once one gets through, four are told to come again.
+/// Seed case: of five messages for one destination at once one gets through, four have to come again.
 pub async fn one_of_five_calls_gets_through<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     let inside = Arc::new(AtomicUsize::new(0));
@@ -262,7 +262,7 @@ pub async fn one_of_five_calls_gets_through<B: Backend>(store: Store<B>) {
         async move {
             let send = locks.with_locks(["the destination"], || async {
                 inside.fetch_add(1, Ordering::SeqCst);
-                // Nobody is done before all have been told.
+                // None is done before all have their answers.
                 tokio::time::sleep(Duration::from_millis(1)).await;
                 while inside.load(Ordering::SeqCst) < 5 {
                     tokio::task::yield_now().await;

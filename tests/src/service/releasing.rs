@@ -72,7 +72,7 @@ pub async fn a_late_request_takes_nothing<B: Backend>(store: Store<B>) {
     let settled = rig.locks.shutdown(Duration::from_secs(10)).await;
     assert_eq!(settled, 0, "the withdrawal is over");
     rig.faults.lift();
-    // Whoever comes by and by finds it free each time: the late request never takes it.
+    // Each later caller finds it free: the late request never takes it.
     for _ in 0..20 {
         assert!(store.is_free(&["a", "b"]).await);
         tokio::time::sleep(Duration::from_millis(5)).await;

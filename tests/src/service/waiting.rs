@@ -55,7 +55,7 @@ pub async fn a_wait_that_is_over_tells_so<B: Backend>(store: Store<B>) {
     let limit = Duration::from_secs(1);
     let asked = Instant::now();
     let call = rig.locks.wait(Wait::up_to(limit)).with_locks(["a", "b"], never_runs);
-    let error = call.await.expect_err("nobody releases it");
+    let error = call.await.expect_err("it is not released");
     let took = asked.elapsed();
     assert!(took >= limit && took < limit + Duration::from_secs(2), "it took {took:?} instead of {limit:?}");
     let LockingError::NotLocked { failures, timed_out: Some(over) } = &error else { panic!("{error:?}") };
@@ -69,7 +69,7 @@ pub async fn a_wait_that_is_over_tells_so<B: Backend>(store: Store<B>) {
     assert!(store.is_free(&["a", "b"]).await, "it left the queue");
 }
 
-/// 3.3 and 3.6: a store that does not answer counts against the wait, and the phase is told.
+/// 3.3 and 3.6: a store that does not answer counts against the wait, and the phase is reported.
 pub async fn a_silent_store_is_told_apart<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     rig.faults.set(Operation::Acquire, Fault::Hangs);
@@ -85,7 +85,7 @@ pub async fn a_silent_store_is_told_apart<B: Backend>(store: Store<B>) {
     store.becomes_free(&["a"]).await;
 }
 
-/// 3.6: a failure that may pass is waited out while there is time; one that does not is told at once.
+/// 3.6: a failure that may pass is waited out while there is time; one that does not is reported at once.
 pub async fn a_passing_failure_is_waited_out<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     for fault in [Fault::Fails(BackendErrorKind::Unavailable), Fault::LosesAnswer] {
@@ -174,7 +174,7 @@ pub async fn a_custom_pause_is_told_the_attempt<B: Backend>(store: Store<B>) {
     assert_eq!(attempts, expected);
 }
 
-/// 3.6: retries are polite: they take no place in a queue, and hold nobody up.
+/// 3.6: retries take no place in a queue, and hold no waiter up.
 pub async fn retries_take_no_place<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     let holder = store.caller();
@@ -214,7 +214,7 @@ pub async fn waiting_calls_are_served_in_order<B: Backend>(store: Store<B>) {
         let waiting = number + 2;
         eventually("it waits", || async { (rig.faults.calls(Operation::Acquire) >= waiting).then_some(()) })
             .await;
-        // Its request was sent; once another caller is told of it, it has arrived.
+        // Its request was sent; once another caller sees it, it has arrived.
         eventually("it has its place", || async { waits(&store, number + 1).await.then_some(()) }).await;
     }
     guard.release().await.expect("it is held");

@@ -112,7 +112,7 @@ impl Rigged {
         self.state.lock().unwrap().steps.iter().filter(|&&done| done == step).count()
     }
 
-    /// Every acquire that is late arrives now; nobody hears the answers.
+    /// Every acquire that is late arrives now; the answers are lost.
     pub(crate) async fn deliver_late(&self) {
         let late = std::mem::take(&mut self.state.lock().unwrap().late);
         assert!(!late.is_empty(), "no request is late");
@@ -244,7 +244,7 @@ async fn lag(times: usize) {
     }
 }
 
-/// Polls once, and wakes nobody.
+/// Polls once, and wakes no task.
 pub(crate) fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
