@@ -121,7 +121,7 @@ async fn hand_off(name: &str) -> Case {
     let leaving = |since: &Mutex<Instant>| *since.lock().expect("no panic") = Instant::now();
     for _ in 0..5 {
         let locks = service();
-        // Told to come, and told that the other one comes: so each release finds a waiter, and nobody is ever runnable
+        // Told to come, and told that the other one comes: so each release finds a waiter, and no client is ever runnable
         // but the one whose turn it is.
         let go = Arc::new([Notify::new(), Notify::new()]);
         let coming = Arc::new([Notify::new(), Notify::new()]);

@@ -228,7 +228,7 @@ impl Tally {
 
 /// A walk through a queue from its head, looking for waiters that can be served.
 ///
-/// It ends at the first waiter behind whom nobody can pass, so that a release costs the same however
+/// It ends at the first waiter behind which no other can pass, so that a release costs the same however
 /// long the queue is.
 #[derive(Debug)]
 pub(crate) struct Walk {
@@ -281,7 +281,7 @@ impl Walk {
         self.at > number + 1
     }
 
-    /// Whether nobody further back can pass those left behind.
+    /// Returns whether no waiter further back can pass those left behind.
     fn is_over(&self, tally: &Tally) -> bool {
         if tally.nested > self.nested_seen {
             return false;

@@ -38,7 +38,7 @@ fn ask(dao: &Dao, request: Request) -> Turn {
         Acquired::Granted(granted) => Turn::Holds(grant(&request, granted)),
         Acquired::Queued { conflicts, wakeup, recheck } => {
             let asked = Asked { request, conflicts, wakeup, recheck };
-            assert!(!asked.conflicts.is_empty(), "whoever waits is told for what");
+            assert!(!asked.conflicts.is_empty(), "a waiter learns for what");
             assert_eq!(asked.recheck, None, "nothing here ends by itself");
             Turn::Waits(asked)
         }
@@ -47,17 +47,17 @@ fn ask(dao: &Dao, request: Request) -> Turn {
 }
 
 impl Turn {
-    /// What it holds once everybody before it is gone.
+    /// What it holds once all clients before it is gone.
     fn served(self) -> Held {
         match self {
             Turn::Holds(held) => held,
-            Turn::Waits(mut waiter) => waiter.offered().expect("everybody before it is gone"),
+            Turn::Waits(mut waiter) => waiter.offered().expect("all before it are gone"),
         }
     }
 }
 
 /// Two holders release one id each, in shards of their own, while a waiter for both and one for the
-/// second arrive, and somebody tries to barge in.
+/// second arrive, and a client tries to barge in.
 #[test]
 fn a_set_is_handed_over_across_shards() {
     check(|| {
@@ -163,8 +163,8 @@ fn a_release_races_with_a_waiter_that_asks_again() {
     });
 }
 
-/// Three sets of which each overlaps with both others, asked for at once: nobody deadlocks, nobody is
-/// inside together with somebody else, nobody is forgotten.
+/// Three sets of which each overlaps with both others, asked for at once: no client deadlocks, no client is
+/// inside together with another, no client is forgotten.
 #[test]
 fn overlapping_sets_exclude_each_other_and_all_get_their_turn() {
     check(|| {

@@ -99,7 +99,7 @@ async fn odd_contexts() -> TestResult {
     Ok(())
 }
 
-/// A lock whose time lies an hour ahead, as its key's does then: it lasts for its lease from when somebody meets it.
+/// A lock whose time lies an hour ahead, as its key's does then: it lasts for its lease from when a client meets it.
 async fn a_clock_that_was_set_back() -> TestResult {
     let backend = backend().await?;
     let (namespace, dao) = backend.build().await;
@@ -127,13 +127,13 @@ async fn a_clock_that_was_set_back() -> TestResult {
     Ok(())
 }
 
-/// Whoever withdraws a change to a stronger mode holds what it held before, under the old fence.
+/// A client that withdraws a change to a stronger mode holds what it held before, under the old fence.
 async fn a_withdrawn_change() -> TestResult {
     let (_namespace, dao) = backend().await?.build().await;
     let (us, others) = (caller(&dao, 60_000), caller(&dao, 60_000));
     let shared = us.take(Claim::shared("a")).await?;
     let change = us.request(Claim::exclusive("a"))?;
-    let Acquired::Granted(changed) = dao.acquire(&change).await? else { panic!("nobody else has it") };
+    let Acquired::Granted(changed) = dao.acquire(&change).await? else { panic!("no other has it") };
     assert!(changed[0].fence > shared.locks[0].granted.fence);
     assert_eq!(dao.renew(&shared).await?.lost.len(), 1, "it holds something else now");
     assert_eq!(dao.withdraw(&change, Withdraw::Undo).await?, Withdrawn::Left);
@@ -212,7 +212,7 @@ async fn a_longer_lease() -> TestResult {
     Ok(())
 }
 
-/// Somebody with a context of its own.
+/// A client with a context of its own.
 struct Us<'d> {
     dao: &'d RedisLockDao<String, Uuid>,
     context: Uuid,

@@ -21,7 +21,7 @@ struct Redis;
 impl Remote for Redis {
     type Dao = RedisLockDao<String, Uuid>;
 
-    /// Everybody's requests go through one connection.
+    /// All clients' requests go through one connection.
     const POOLED: bool = false;
 
     async fn open(route: &Route) -> Result<Self::Dao, BackendError> {

@@ -92,7 +92,7 @@ async fn check<D: LockDao<String, Uuid>>(
         locks.admin().break_lock(&target, fence, BreakMode::Now).await?;
     }
     let holder = locks.lock([from, to]).await?;
-    // Nobody has written since: to the database the former holder is as good as the last one. Once the new one has ...
+    // No client has written since: to the database the former holder is as good as the last one. Once the new one has ...
     ledger.transfer(holder.held(), from, to, 10).await?;
     // ... the former one is refused, whatever it believes, and nothing of its transaction stays.
     let refused = ledger.transfer(former.held(), from, to, 10).await;

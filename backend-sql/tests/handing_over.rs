@@ -1,4 +1,4 @@
-//! Who is served when somebody ahead has to go on waiting, and that nobody waits for the safety net.
+//! Who is served when a client ahead has to go on waiting, and that no client waits for the safety net.
 
 use std::time::{Duration, Instant};
 

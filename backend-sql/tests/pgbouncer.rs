@@ -132,7 +132,7 @@ async fn a_lease_is_renewed() -> TestResult {
     let guard = locks.lease(lease).lock(["a", "b"]).await?;
     let begun = Instant::now();
     eventually("two leases have passed", || async {
-        // Somebody else asks all the time, through connections that the holder had before.
+        // Another asks all the time, through connections that the holder had before.
         let refused = other.with_locks(["b"], async || ()).await;
         assert!(matches!(refused, Err(lockcore::LockingError::NotLocked { .. })), "{refused:?}");
         (begun.elapsed() > lease * 2).then_some(())
@@ -144,7 +144,7 @@ async fn a_lease_is_renewed() -> TestResult {
     Ok(())
 }
 
-/// With `listen_url` a hand-off arrives at once, whoever has had the connection since.
+/// With `listen_url` a hand-off arrives at once, a client that has had the connection since.
 async fn waiters_are_told_past_it() -> TestResult {
     let place = Place::new().await?;
     let (holder, waiter) = (place.locks().await?, place.locks().await?);
@@ -158,7 +158,7 @@ async fn waiters_are_told_past_it() -> TestResult {
     Ok(())
 }
 
-/// A LISTEN through it works and delivers nothing: that is noticed, and everybody gets a turn all the same.
+/// A LISTEN through it works and delivers nothing: that is noticed, and all clients gets a turn all the same.
 async fn waiters_look_if_they_are_not_told() -> TestResult {
     let place = Place::new().await?;
     let deaf = place.builder().listen_url(place.url()).open().await?;
@@ -226,7 +226,7 @@ async fn the_doctor_notices_it() -> TestResult {
         (place.builder().prepared(true).migrate(false).open().await?, Severity::Error, "prepared=false"),
         (place.directly().open().await?, Severity::Ok, "none was noticed"),
     ] {
-        // Nobody else is there to take a connection.
+        // No other is there to take a connection.
         let findings = dao.doctor().await?;
         let pooler = findings.iter().find(|finding| finding.check == "pooler").ok_or("no such check")?;
         assert!(pooler.severity == severity && pooler.detail.contains(word), "{findings:?}");
@@ -234,7 +234,7 @@ async fn the_doctor_notices_it() -> TestResult {
     Ok(())
 }
 
-/// Who leaves prepared statements on gets errors, not locks that nobody knows of.
+/// Who leaves prepared statements on gets errors, not locks that no client knows of.
 async fn prepared_statements_fail_safely() -> TestResult {
     let place = Place::new().await?;
     let inside = Arc::new(AtomicU32::new(0));

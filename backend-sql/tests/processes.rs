@@ -129,7 +129,7 @@ async fn waiters_of_several_processes_are_served_in_order() {
         waiter.says("queued");
         waiters.push(waiter);
     }
-    // Somebody who came last and does not wait does not pass them either.
+    // A client that came last and does not wait does not pass them either.
     let dao = open(&file).await;
     holder.go_on();
     holder.says("released");

@@ -68,8 +68,8 @@ async fn mysql(kind: Kind) -> TestResult {
     .await
 }
 
-/// Routines that a privileged user made write for everybody who may call them, though the server is read-only; it is told.
-/// MySQL has a way to be read-only for everybody.
+/// Routines that a privileged user made write for all clients who may call them, though the server is read-only; it is told.
+/// MySQL has a way to be read-only for all clients.
 async fn definer(kind: Kind) -> TestResult {
     let server = Server::start(kind).await?;
     MysqlLockDao::<String, Uuid>::open(server.url()).await?;

@@ -194,7 +194,7 @@ async fn spent(connection: &mut MultiplexedConnection) -> Duration {
     Duration::from_micros(micros.sum())
 }
 
-/// A channel with somebody who listens on another connection.
+/// A channel with a client that listens on another connection.
 pub(crate) struct Channel {
     publisher: MultiplexedConnection,
     _subscriber: MultiplexedConnection,

@@ -20,7 +20,7 @@ const EACH: usize = 150;
 
 /// 64 tasks take one of 8 ids again and again, on one connection. The floor is the same load on the same scripts: 64 tasks
 /// of the bare client take turns on as many ids by the server's queue, on one connection too ([`Turns`]). Beside it, what is
-/// another load: the scripts of the case in which nobody waits, which a mutex of this process for each id sees to.
+/// another load: the scripts of the case in which no client waits, which a mutex of this process for each id sees to.
 pub(crate) async fn hot_ids(url: &str) {
     let locks = service(url).await;
     let turns = Turns::new(url, &locks).await;

@@ -22,7 +22,7 @@ use crate::{
 
 /// What a program needs to wait for its turn by our scripts, and nothing more: one connection, a channel on it, and for
 /// each waiter a `oneshot` by its name. No call of a service around it: no leases to be kept, nothing cleaned up if a task goes
-/// away, nobody who looks after the waiters.
+/// away, no client that looks after the waiters.
 #[derive(Clone)]
 pub(crate) struct Turns {
     connection: MultiplexedConnection,
@@ -126,7 +126,7 @@ fn key_of(base: &str, kind: &str, name: &str) -> String {
 
 impl Waiting {
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, oneshot::Sender<String>>> {
-        self.0.lock().expect("nobody panics")
+        self.0.lock().expect("no panic")
     }
 
     /// `5:offer`, name, when it was made, how long it lasts, one claim: its mode, fence, and how many hold it.

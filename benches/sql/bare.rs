@@ -41,7 +41,7 @@ pub(crate) trait Database {
     /// One bare client, of a table that all of them share.
     async fn bare(url: &str, commits: Commits) -> Self::Bare;
 
-    /// Somebody who is woken by somebody else.
+    /// A client that is woken by another.
     async fn bell(url: &str, commits: Commits) -> Self::Bell;
 
     /// Makes every durable commit take some milliseconds, as a slow disk would, or no more; what it is called, if the

@@ -18,9 +18,9 @@ const TIMES: usize = 3;
 
 /// Pairs per second of 32 clients, beside 32 bare ones, each on an id of its own. First ours are alone on theirs, too.
 /// Then each of the 32 ids has a holder and, always, a waiter: two clients take it in turn, who come by different services,
-/// as different processes would; so every pair is a hand-over. It is compared with the bare ones that wait for nobody, at the
+/// as different processes would; so every pair is a hand-over. It is compared with the bare ones that wait for no client, at the
 /// same durability: what waiting costs is what is asked for. On the disk as it is, and with commits that take 5 ms: there
-/// whoever lets only one commit at a time reach the disk falls far behind.
+/// a client that lets only one commit at a time reach the disk falls far behind.
 pub(crate) async fn throughput<D: Database>(url: &str) {
     for (commits, slow) in [(Commits::Usual, false), (Commits::Usual, true), (Commits::Async, false)] {
         let disk = match slow {

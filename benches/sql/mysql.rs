@@ -42,7 +42,7 @@ impl Database for Mysql {
             [connect(url, commits).await, connect(url, commits).await, connect(url, commits).await];
         let kept =
             sqlx::query_scalar("SELECT CAST(GET_LOCK('bare', 0) AS SIGNED)").fetch_one(&mut keeper).await;
-        assert_eq!(kept.ok(), Some(1_i64), "nobody else has it");
+        assert_eq!(kept.ok(), Some(1_i64), "no other has it");
         let number = "SELECT CAST(CONNECTION_ID() AS SIGNED)";
         let number = sqlx::query_scalar(number).fetch_one(&mut waiter).await.expect("an answer");
         let table = "CREATE TABLE IF NOT EXISTS bell (rung BIGINT NOT NULL); INSERT INTO bell VALUES (0)";
@@ -214,7 +214,7 @@ impl Bell for Kill {
         self.interrupted("", None).await
     }
 
-    // A `KILL QUERY` says nothing: whoever is to be told something has to look for it.
+    // A `KILL QUERY` says nothing: a client has to look for what it means.
     async fn write_and_ring(&mut self) -> Duration {
         self.interrupted("UPDATE bell SET rung = rung + 1; ", Some("SELECT rung FROM bell")).await
     }

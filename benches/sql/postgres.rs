@@ -31,7 +31,7 @@ const TAKE: &str = "INSERT INTO bare AS b (id, holder, over) SELECT id, $2, now(
                     DO UPDATE SET holder = excluded.holder, over = excluded.over WHERE b.over < now()";
 const FREE_ONE: &str = "DELETE FROM bare WHERE id = $1 AND holder = $2";
 const FREE: &str = "DELETE FROM bare WHERE id = ANY ($1) AND holder = $2";
-/// What a hand-over cannot do without, in one call: a row that is on the disk before anybody is told, and then a message.
+/// What a hand-over cannot do without, in one call: a row that is on the disk before any client is told, and then a message.
 const BELL: &str = "CREATE TABLE IF NOT EXISTS bell (id int PRIMARY KEY, rung int NOT NULL); \
     INSERT INTO bell VALUES (7, 0) ON CONFLICT DO NOTHING; \
     CREATE OR REPLACE PROCEDURE ring() LANGUAGE plpgsql AS $$ \
@@ -108,7 +108,7 @@ async fn connect(url: &str, commits: Commits) -> PgConnection {
     conn
 }
 
-/// Nobody need wait for the disk when something is freed, so that this has a connection of its own.
+/// No client need wait for the disk when something is freed, so that this has a connection of its own.
 pub(crate) struct Client {
     taking: PgConnection,
     freeing: PgConnection,

@@ -27,7 +27,7 @@ const PROFILE: &str = "LOCKCORE_TEST_PROFILE";
 /// An id of its own: without a namespace other tests of this process see it.
 const ID: &str = "locked by a program";
 
-/// What nobody may see.
+/// What no client may see.
 const SECRET: &str = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYSECRETKEY";
 const TOKEN: &str = "FwoGZXIvYXdzEBYaSESSIONTOKEN";
 

@@ -36,7 +36,7 @@ fn ids(count: usize) -> Vec<String> {
 
 async fn refused() -> TestResult {
     let rig = Rig::new().await?;
-    let dao = Arc::into_inner(rig.dao).expect("nobody else has it");
+    let dao = Arc::into_inner(rig.dao).expect("no other has it");
     let locks = LockingService::new(dao);
     let outcome = locks.with_locks(ids(101), || async { Ok::<_, std::io::Error>(()) }).await;
     let Err(LockingError::BadRequest(BadRequest::TooManyIds { count: 101, max: 100, .. })) = outcome else {

@@ -24,7 +24,7 @@ async fn a_lease_ends_when_the_test_says_so() {
     assert_eq!(next.recheck, Some(Duration::from_nanos(1)));
     assert_eq!(now(dao.renew(&held)).unwrap().lost, []);
     advance(SECOND).await;
-    assert!(told(&mut next.wakeup).is_none(), "nobody touched the id");
+    assert!(told(&mut next.wakeup).is_none(), "the id was not touched");
     let taken = take(&dao, &next.request);
     assert!(taken.locks[0].granted.fence > held.locks[0].granted.fence);
     assert_eq!(now(dao.renew(&held)).unwrap().lost[0].reason, LossReason::Expired);

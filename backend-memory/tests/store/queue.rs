@@ -141,7 +141,7 @@ fn who_may_pass_a_stuck_waiter_is_found_behind_it() {
     }
     free(&dao, &stopper);
     for served in [&mut stuck_reader, &mut stuck_slot, &mut slot] {
-        free(&dao, &served.offered().expect("everybody before it is gone"));
+        free(&dao, &served.offered().expect("all before it are gone"));
     }
     assert!(dao.is_empty());
 }
@@ -163,7 +163,7 @@ fn all_nested_waiters_pass_a_stuck_one() {
     let all: Vec<_> = nested.iter_mut().map(|nested| nested.offered().expect("it obeys no queue")).collect();
     all.iter().for_each(|held| free(&dao, held));
     free(&dao, &stopper);
-    free(&dao, &stuck.offered().expect("everybody else is gone"));
+    free(&dao, &stuck.offered().expect("all others are gone"));
     assert!(dao.is_empty());
 }
 
@@ -202,7 +202,7 @@ fn room_that_a_hand_off_makes_is_handed_on() {
     let held = take(&dao, &request(1, [exclusive("x"), slots("pool", 2, 3)]));
     let mut two = queue(&dao, request(2, [slots("pool", 2, 3)]));
     let mut changes = queue(&dao, request(3, [exclusive("x"), slots("pool", 1, 2)]));
-    // Somebody further back whom the walk through the queue has reached when room is made.
+    // A client further back whom the walk through the queue has reached when room is made.
     let stopper = take(&dao, &request(4, [exclusive("y")]));
     let mut last = queue(&dao, request(5, [slots("pool", 1, 9), exclusive("y")]));
     let mut meanwhile = request(3, [slots("pool", 2, 4)]);
@@ -214,7 +214,7 @@ fn room_that_a_hand_off_makes_is_handed_on() {
     free(&dao, &two.offered().expect("two of three were free by then"));
     free(&dao, &changed);
     free(&dao, &stopper);
-    free(&dao, &last.offered().expect("everybody else is gone"));
+    free(&dao, &last.offered().expect("all others are gone"));
     assert!(dao.is_empty());
 }
 

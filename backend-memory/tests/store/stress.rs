@@ -1,4 +1,4 @@
-//! Many threads at once: whatever the interleaving, nobody holds what excludes somebody else, nobody is
+//! Many threads at once: whatever the interleaving, no client holds what excludes another, no client is
 //! forgotten, and nothing is left.
 
 use std::{
@@ -25,7 +25,7 @@ use crate::{
 const IDS: usize = 5;
 const TASKS: u64 = 24;
 
-/// Longer than anything takes here, unless somebody was forgotten.
+/// Longer than anything takes here, unless a client was forgotten.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Who is inside, as those inside say.
@@ -59,7 +59,7 @@ impl Inside {
     }
 }
 
-/// Slot holders may enter in another order than they were granted: the last one granted, whoever it is,
+/// Slot holders may enter in another order than they were granted: the last one granted, a client that it is,
 /// had room under its own limit.
 fn assert_compatible(modes: &[Mode]) {
     let in_use = InUse::of(modes.iter().copied());
@@ -97,7 +97,7 @@ async fn play(dao: &Dao, inside: &Inside, context: u64, steps: u64, granted: &At
             Acquired::Granted(granted) => grant(&request, granted),
             Acquired::Refused(_) => continue,
             Acquired::Queued { wakeup, .. } if random.u32(..8) == 0 => {
-                // Given up, sometimes with nobody listening, sometimes after a moment.
+                // Given up, sometimes with no client listening, sometimes after a moment.
                 let listening = random.bool().then_some(wakeup);
                 for _ in 0..random.u32(..3) {
                     tokio::task::yield_now().await;
@@ -111,9 +111,9 @@ async fn play(dao: &Dao, inside: &Inside, context: u64, steps: u64, granted: &At
                 }
             }
             Acquired::Queued { mut wakeup, .. } => {
-                match timeout(PATIENCE, wakeup.recv()).await.expect("nobody is forgotten") {
+                match timeout(PATIENCE, wakeup.recv()).await.expect("no waiter is forgotten") {
                     Wake::Offer(offer) => grant(&request, offer.granted),
-                    // Somebody before gave up without listening: its offer can end.
+                    // A client before gave up without listening: its offer can end.
                     Wake::Recheck => ask_until_granted(dao, &request).await,
                 }
             }
@@ -134,7 +134,7 @@ async fn ask_until_granted(dao: &Dao, request: &lockcore::backend::AcquireReques
             Acquired::Granted(granted) => return grant(request, granted),
             Acquired::Queued { mut wakeup, .. } => {
                 if let Wake::Offer(offer) =
-                    timeout(PATIENCE, wakeup.recv()).await.expect("nobody is forgotten")
+                    timeout(PATIENCE, wakeup.recv()).await.expect("no waiter is forgotten")
                 {
                     return grant(request, offer.granted);
                 }

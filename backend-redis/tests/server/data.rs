@@ -1,4 +1,4 @@
-//! Stores that lose what they knew: fences go on, losses are told, nobody is stuck.
+//! Stores that lose what they knew: fences go on, losses are told, no client is stuck.
 
 use std::{
     sync::{
@@ -310,7 +310,7 @@ pub(crate) async fn with_replicas_required_a_waiter_waits_for_them_too() -> Test
     Ok(())
 }
 
-/// The failover comes while somebody waits: the new master knows the place or the waiter asks again.
+/// The failover comes while a client waits: the new master knows the place or the waiter asks again.
 pub(crate) async fn waiters_survive_a_failover() -> TestResult {
     let watched = Watched::start().await?;
     let place = Place::at(watched.url()).patient_for(Duration::from_secs(1));

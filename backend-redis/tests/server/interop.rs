@@ -106,7 +106,7 @@ pub(crate) async fn a_held_slot_or_share_keeps_others_out_as_long_as_the_last() 
         assert_eq!(python.call(json!(["acquire", key, 30, null])).await, false);
         short.free(&second).await;
         third.free(&last).await;
-        // Whoever of us came or went last: the first one's lease is the longest.
+        // A client that of us came or went last: the first one's lease is the longest.
         let ttl: i64 = place.raw().await?.send(&["PTTL", &key]).await?;
         assert!(ttl > 60_000, "{ttl}");
         assert_eq!(python.call(json!(["set_nx", key, "theirs", 30_000])).await, false);
@@ -135,7 +135,7 @@ pub(crate) async fn nobody_else_gets_in_between_while_ours_wait() -> TestResult 
         let grant = last.served().await;
         assert_eq!(third.renew(&grant).await.lost.len(), 0);
         third.free(&grant).await;
-        assert_eq!(python.result().await, true, "it has its turn when nobody of ours waits");
+        assert_eq!(python.result().await, true, "it has its turn when none of ours waits");
         assert_eq!(python.call(json!(["release", key])).await, "released");
     }
     Ok(())
@@ -151,7 +151,7 @@ pub(crate) async fn nobody_else_gets_in_when_a_lease_ends_while_ours_wait() -> T
         let dead = dead.with_lease(Duration::from_secs(5));
         dead.take([claim.clone()]).await;
         let mut place_in_queue = us.queue([exclusive("a")]).await;
-        // The key outlives the lease, so that whoever comes first at its end is one of ours.
+        // The key outlives the lease, so that a client that comes first at its end is one of ours.
         let ttl: i64 = place.raw().await?.send(&["PTTL", &key]).await?;
         assert!(ttl > 2000, "{ttl}");
         python.begin(json!(["acquire", key, 30, 60])).await;
@@ -271,7 +271,7 @@ pub(crate) async fn a_counter_that_both_increment_loses_nothing() -> TestResult 
     Ok(())
 }
 
-/// One id is in the way, held by somebody who has no fence, for about `lease`.
+/// One id is in the way, held by a client that has no fence, for about `lease`.
 pub(crate) fn assert_foreign(conflicts: &[Conflict<String, Uuid>], lease: Option<Duration>) {
     let [Conflict { reason: ConflictReason::Held { holders, count: 1, .. }, .. }] = conflicts else {
         panic!("not one holder of one id: {conflicts:?}")

@@ -97,7 +97,7 @@ pub(crate) async fn a_hand_off_is_one_way_there_and_one_way_back() -> TestResult
         fastest = fastest.min(at - released);
     }
     assert!(fastest >= EACH_WAY * 2, "{fastest:?}: the line is slow");
-    // Nobody asks anything in between, which would be 20 ms more. What it takes beyond the line itself is for the bench.
+    // No client asks anything in between, which would be 20 ms more. What it takes beyond the line itself is for the bench.
     assert!(fastest < EACH_WAY * 4, "{fastest:?}");
     Ok(())
 }

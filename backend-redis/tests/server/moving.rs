@@ -1,5 +1,5 @@
 //! A slot that moves from node to node has a namespace's keys half here and half there: nothing that is held is granted
-//! meanwhile, to anybody, and what can be renewed is.
+//! meanwhile, to any client, and what can be renewed is.
 
 use std::{
     path::Path,

@@ -218,7 +218,7 @@ async fn something_else(place: Place) -> TestResult {
     Ok(())
 }
 
-/// Somebody else's script keeps the server from answering: busy, and settled afterwards.
+/// Another's script keeps the server from answering: busy, and settled afterwards.
 pub(crate) async fn a_slow_script_of_others_is_told_as_busy() -> TestResult {
     let server = server("--busy-reply-threshold 100").await?;
     let place = Place::at(server.url());
@@ -247,7 +247,7 @@ pub(crate) async fn a_stopped_server_is_a_timeout_in_doubt() -> TestResult {
     let request = us.request(["a"]);
     server.pause().await?;
     let begun = Instant::now();
-    let error = store.dao().acquire(&request).await.expect_err("nobody answers");
+    let error = store.dao().acquire(&request).await.expect_err("it does not answer");
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     assert_eq!((error.kind(), error.in_doubt()), (BackendErrorKind::Timeout, true), "{error:?}");
     server.resume().await?;

@@ -119,7 +119,7 @@ pub(crate) async fn what_we_hold_keeps_them_out() -> TestResult {
             let held = us.take([claim.clone()]).await;
             client.is_kept_out().await?;
             us.keep(&held).await;
-            // While somebody waits, when it is handed over, and when it is confirmed.
+            // While a client waits, when it is handed over, and when it is confirmed.
             let mut waiting = other.queue([exclusive("a")]).await;
             client.is_kept_out().await?;
             us.free(&held).await;
@@ -145,7 +145,7 @@ pub(crate) async fn what_they_hold_keeps_us_out() -> TestResult {
             assert!(client.takes().await?);
             assert_foreign(&us.refused([claim.clone(), exclusive("c")]).await, Some(Duration::from_secs(30)));
             let mut waiting = waiter.queue([claim.clone(), exclusive("c")]).await;
-            assert!(client.extends().await?, "{}: though somebody waits", client.peer.name);
+            assert!(client.extends().await?, "{}: though another waits", client.peer.name);
             assert_foreign(&us.refused([claim.clone()]).await, Some(Duration::from_secs(60)));
             waiting.still_waits().await;
             let freed = Instant::now();

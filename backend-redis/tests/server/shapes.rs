@@ -98,7 +98,7 @@ pub(crate) async fn tls_and_a_user_of_an_access_list() -> TestResult {
         assert!(!shown.contains("s3cret") && !shown.contains("wrong"), "{shown}");
     }
     let unknown = Place::at(format!("rediss://locks:s3cret@127.0.0.1:{port}/"));
-    let error = unknown.open().await.expect_err("nobody vouches for the server");
+    let error = unknown.open().await.expect_err("its certificate is unknown");
     assert!(!format!("{error} {error:?}").contains("s3cret"), "{error:?}");
     Ok(())
 }
@@ -291,7 +291,7 @@ pub(crate) async fn a_server_that_nobody_can_reach_is_unavailable() -> TestResul
         format!("redis+cluster://{}", gone.address()),
         format!("redis+sentinel://{}/locks", gone.address()),
     ] {
-        let error = Place::at(&*url).open().await.expect_err("nobody is there");
+        let error = Place::at(&*url).open().await.expect_err("nothing listens there");
         assert!(error.is_retryable(), "{url}: {error:?}");
     }
     Ok::<_, ServerError>(()).map_err(Into::into)

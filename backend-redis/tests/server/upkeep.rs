@@ -274,7 +274,7 @@ pub(crate) async fn a_waiter_that_is_not_in_line_any_more_asks_again() -> TestRe
     Ok(())
 }
 
-/// The first one's lease ends while it is frozen: the id stays closed, to everybody.
+/// The first one's lease ends while it is frozen: the id stays closed, to all clients.
 pub(crate) async fn a_frozen_id_stays_closed_when_its_holders_lease_ends() -> TestResult {
     let place = Place::shared().await?;
     let (store, raw) = (place.store().await, place.raw().await?);

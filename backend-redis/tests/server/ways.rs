@@ -18,7 +18,7 @@ use crate::{
     topology::{Raw, server},
 };
 
-/// How somebody may come to a grant.
+/// How a client may come to a grant.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     OneId,
@@ -35,7 +35,7 @@ const WAYS: [Way; 7] =
     [Way::OneId, Way::Several, Way::Shared, Way::Slots, Way::Changed, Way::HandedOver, Way::SetHandedOver];
 
 impl Way {
-    /// Has somebody get a grant, right after `before`; gives its fence.
+    /// Has a client get a grant, right after `before`; gives its fence.
     async fn fence(self, store: &Store<Place>, before: impl AsyncFnOnce()) -> u64 {
         let claims = match self {
             Way::OneId | Way::Changed | Way::HandedOver => vec![exclusive("a")],
@@ -174,7 +174,7 @@ pub(crate) async fn early_in_a_second_a_fence_is_no_shorter() -> TestResult {
     Ok(())
 }
 
-/// Whoever came to an id by waiting, and leaves it when nobody else waits, leaves nothing of the line.
+/// A client that came to an id by waiting, and leaves it when no other waits, leaves nothing of the line.
 pub(crate) async fn after_the_last_waiter_nothing_is_left() -> TestResult {
     let place = Place::shared().await?;
     let (store, raw) = (place.store().await, place.raw().await?);
@@ -193,14 +193,14 @@ pub(crate) async fn after_the_last_waiter_nothing_is_left() -> TestResult {
     Ok(())
 }
 
-/// A main key outlives its lease while somebody waits: a release that comes only then frees nothing that was still held.
+/// A main key outlives its lease while a client waits: a release that comes only then frees nothing that was still held.
 pub(crate) async fn a_release_after_the_end_of_the_lease_tells_the_loss() -> TestResult {
     let place = Place::shared().await?;
     let (store, raw) = (place.store().await, place.raw().await?);
     let ([slow, waiter], key) = (store.callers(), place.key("a"));
     let held = slow.take(["a"]).await;
     let mut waiting = waiter.queue(["a"]).await;
-    // As if the lease had been one of 1 ms, and nobody had looked since.
+    // As if the lease had been one of 1 ms, and no client had looked since.
     let value: String = raw.send(&["GET", &key]).await?;
     let mut fields: Vec<&str> = value.split('|').collect();
     let granted = (held.locks[0].granted.fence / 1000).to_string();
@@ -213,7 +213,7 @@ pub(crate) async fn a_release_after_the_end_of_the_lease_tells_the_loss() -> Tes
     Ok(())
 }
 
-/// While somebody of ours waits a main key outlives its lease, so that no other client gets in between.
+/// While a client of ours waits a main key outlives its lease, so that no other client gets in between.
 pub(crate) async fn whoever_waits_has_a_grace() -> TestResult {
     let place = Place::shared().await?;
     let (store, raw) = (place.store().await, place.raw().await?);
@@ -305,7 +305,7 @@ pub(crate) async fn nothing_is_handed_over_that_is_foreign() -> TestResult {
     Ok(())
 }
 
-/// A server without memory grants nothing; what is held is kept, freed and handed over all the same, and whoever waits can
+/// A server without memory grants nothing; what is held is kept, freed and handed over all the same, and a client that waits can
 /// leave.
 pub(crate) async fn a_full_server_keeps_frees_and_hands_over() -> TestResult {
     let server = server("").await?;

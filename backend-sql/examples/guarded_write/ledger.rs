@@ -29,7 +29,7 @@ const MYSQL: &str = "UPDATE ledger_account SET balance = balance + ?, fence = ? 
      WHERE name = ? AND fence <= ? AND balance + ? >= 0";
 
 impl Ledger {
-    /// Moves `amount` in one transaction of the application's own; both accounts are locked by whoever calls.
+    /// Moves `amount` in one transaction of the application's own; both accounts are locked by the caller.
     ///
     /// # Errors
     /// [`TransferError::Refused`] if the database refused a write; then nothing is written.

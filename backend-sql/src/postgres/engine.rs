@@ -69,7 +69,7 @@ impl<I: Ident, C: ContextId> PostgresLockDao<I, C> {
 
     /// The quoted name of the function with which the application's own statements check a fence:
     /// `holds(namespace text, id text, fence bigint)` is true if the id is held exclusively under that fence and its
-    /// lease lasts; and then nobody else gets it before the application's transaction ends. In the `WHERE` of a write
+    /// lease lasts; and then no other context gets it before the application's transaction ends. In the `WHERE` of a write
     /// it makes the late write of a former holder change nothing:
     ///
     /// ```no_run
@@ -82,13 +82,13 @@ impl<I: Ident, C: ContextId> PostgresLockDao<I, C> {
     /// let guard = locks.lock(["account/7"]).await?;
     /// let fence = guard.held().exclusive_fence("account/7").expect("held exclusively").number() as i64;
     /// let written = sqlx::query(sqlx::AssertSqlSafe(write)).bind(fence).execute(&pool).await?;
-    /// assert_eq!(written.rows_affected(), 1, "otherwise somebody else may hold it by now");
+    /// assert_eq!(written.rows_affected(), 1, "otherwise another may hold it by now");
     /// guard.release().await?;
     /// # Ok(())
     /// # }
     /// ```
     ///
-    /// The transaction should be short: a renewal waits for its end, as everybody does who wants the id. Without any
+    /// The transaction should be short: a renewal waits for its end, as do all that want the id. Without any
     /// dependence on the tables of the locks the same is had by a column for the highest fence seen, beside the data:
     /// `UPDATE account SET balance = 41, fence = $1 WHERE id = 7 AND fence <= $1`.
     pub fn fence_check(&self) -> String {

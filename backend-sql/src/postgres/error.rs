@@ -68,7 +68,7 @@ fn of_code(code: &str) -> Meaning {
         }
         // Starting up, shutting down.
         (_, "57P03") => Meaning { broken: true, ..Meaning::of(Kind::Unavailable) },
-        // A statement or lock timeout that somebody set, a cancelled statement.
+        // A statement or lock timeout that was set elsewhere, a cancelled statement.
         (_, "57014" | "55P03") => Meaning::of(Kind::Busy),
         // Read-only transaction: a replica, or default_transaction_read_only.
         (_, "25006") => Meaning { broken: true, ..Meaning::of(Kind::Misconfigured) },

@@ -26,7 +26,7 @@ pub(crate) fn fill(text: &str, stands_for: &impl Fn(&str) -> Option<Filling>) ->
 
 /// What stands for a word.
 pub(crate) enum Filling {
-    /// Somebody else's text, in which nothing is to be filled in.
+    /// Text of the user's, in which nothing is filled in.
     Name(String),
     /// A part of the texts, in which there may be words.
     Piece(Cow<'static, str>),

@@ -115,7 +115,7 @@ impl Step<'_> {
         Ok(hold.raw_bind_parameter(18, terms.detached)?)
     }
 
-    /// Takes an id anew, in the place of what the context holds of it.
+    /// Grants an id again, in place of what the context holds of it.
     fn hold(
         &mut self,
         hold: &mut Statement<'_>,

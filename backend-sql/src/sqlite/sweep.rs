@@ -114,7 +114,7 @@ pub(super) fn remove(
 }
 
 /// Removes a claim if it is as it was found: what was over cannot be renewed, but the same context may
-/// hold the id anew from another session, and a waiter may have come back to life.
+/// hold the id again from another session, and a waiter may have come back to life.
 fn remove_one(step: &mut Step<'_>, stale: &Stale) -> Result<bool, StoreError> {
     if stale.state > state::OFFERED && step.liveness(stale.session)? == Liveness::Alive {
         return Ok(false);

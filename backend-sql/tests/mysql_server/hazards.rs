@@ -40,7 +40,7 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
     ]
 }
 
-/// A future that is dropped in the middle of an exchange leaves no connection in a transaction, or with somebody else's
+/// A future that is dropped in the middle of an exchange leaves no connection in a transaction, or with another's
 /// answer on it.
 async fn an_abandoned_exchange_harms_nobody(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
@@ -69,7 +69,7 @@ async fn an_abandoned_exchange_harms_nobody(kind: Kind) -> TestResult {
     Ok(())
 }
 
-/// Somebody else's transaction and ours want the same rows the other way round: the server gives one up, and if that is
+/// Another's transaction and ours want the same rows the other way round: the server gives one up, and if that is
 /// ours it is tried again.
 async fn a_deadlock_is_retried(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
@@ -139,7 +139,7 @@ async fn a_cut_connection_is_replaced(kind: Kind) -> TestResult {
     Ok(())
 }
 
-/// Somebody else's transaction keeps all connections waiting.
+/// Another's transaction keeps all connections waiting.
 async fn an_exhausted_pool_is_told(kind: Kind) -> TestResult {
     // Both requests time out together, so that once in a while the second still gets the connection of the first.
     for round in 0..10 {
@@ -205,7 +205,7 @@ async fn passwords_are_not_shown(kind: Kind) -> TestResult {
     let denied = place.builder().url(&*wrong).open().await.expect_err("a wrong password");
     assert_eq!(denied.kind(), lockcore::BackendErrorKind::Denied, "{denied}");
     let away = wrong.replace(place.server.address().as_str(), "127.0.0.1:1");
-    let error = place.builder().url(away).open().await.expect_err("nobody is there");
+    let error = place.builder().url(away).open().await.expect_err("nothing listens there");
     assert_eq!(error.kind(), lockcore::BackendErrorKind::Unavailable);
     let shown = format!("{denied} {denied:?} {error} {error:?}");
     assert!(!shown.contains("hunter2"), "{shown}");
@@ -252,7 +252,7 @@ async fn fences_rise_though_the_clock_does_not(kind: Kind) -> TestResult {
     fences::rise_though_the_clock_does_not(&place.open().await?, place.sql().await?, "lockcore_ids").await
 }
 
-/// The fence of whoever holds it now goes on being the id's, by which the application's statements check it.
+/// The fence of a client that holds it now goes on being the id's, by which the application's statements check it.
 async fn a_late_release_changes_no_fence(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.open().await?;
@@ -268,7 +268,7 @@ async fn a_late_release_changes_no_fence(kind: Kind) -> TestResult {
     Ok(())
 }
 
-/// 3.7, 6: a release that finds somebody waiting serves whose turn it is, nobody while it is frozen, and tells what ended.
+/// 3.7, 6: a release that finds a client waiting serves whose turn it is, no client while it is frozen, and tells what ended.
 async fn a_release_serves_whose_turn_it_is(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.open().await?;

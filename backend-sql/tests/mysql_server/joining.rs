@@ -69,7 +69,7 @@ async fn a_former_holders_write_changes_nothing(kind: Kind) -> TestResult {
     assert_eq!(write(9, first_fence - 1).await?, 0, "another fence");
     let over = "SELECT until <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) FROM lockcore_ids";
     sql.until(over, |answer| answer == 1).await?;
-    assert_eq!(write(9, first_fence).await?, 0, "its lease is over, though nobody else came yet");
+    assert_eq!(write(9, first_fence).await?, 0, "its lease is over, though no other came yet");
     let second = take(&dao, ["account/7"]).await?;
     let second_fence = second.locks[0].granted.fence;
     assert_eq!(write(9, first_fence).await?, 0, "a later holder was there");

@@ -15,7 +15,7 @@ pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 /// How long a test waits for what has to happen some time.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A database that nobody else uses.
+/// A database that no other uses.
 pub(crate) struct Place {
     pub(crate) server: Arc<Server>,
     pub(crate) database: String,
@@ -80,7 +80,7 @@ impl Sql {
                 if wanted(answer) {
                     return Ok(answer);
                 }
-                // InnoDB's own views are made anew only where nobody has looked for 100 ms.
+                // InnoDB's own views are made again only where no client has looked for 100 ms.
                 tokio::time::sleep(Duration::from_millis(120)).await;
             }
         };

@@ -1,4 +1,4 @@
-//! The schema: printed or made, under any names, in the right version, used by whoever may.
+//! The schema: printed or made, under any names, in the right version, used by those that may.
 
 use lockcore::{BackendErrorKind, BreakMode, LockDao, Page, Severity, Target, backend::StoreVersion};
 use lockcore_conformance::{
@@ -239,7 +239,7 @@ async fn administration_creates_nothing(kind: Kind) -> TestResult {
     let fence = held.locks[0].granted.fence;
     admin.break_lock(&Target::Id("a".to_owned()), fence, BreakMode::Now, "me").await?;
     take(&dao, ["a"]).await?;
-    let elsewhere = builder().namespace("nobody uses it").open().await?;
+    let elsewhere = builder().namespace("not used").open().await?;
     assert_eq!(elsewhere.list(&Page::default()).await?.ids.len(), 0);
     assert_eq!(elsewhere.sweep(10, None).await?.removed, 0);
     assert_eq!(sql.number("SELECT COUNT(*) FROM lockcore_namespaces").await?, 1);

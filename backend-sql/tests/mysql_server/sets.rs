@@ -66,7 +66,7 @@ async fn a_set_is_shown_and_broken(kind: Kind) -> TestResult {
     assert_eq!(lost.iter().map(|lost| &lost.target).collect::<Vec<_>>(), [&a]);
     assert_eq!(dao.release_context(&held.context).await?, [b]);
     assert_eq!(dao.list(&Page::default()).await?.ids, []);
-    // All of a set that nobody else has to do with.
+    // All of a set that no other has to do with.
     let held = take(&dao, ["a", "b", "c"]).await?;
     assert_eq!(dao.release_context(&held.context).await?.len(), 3);
     assert_eq!(dao.renew(&held).await?.lost.len(), 3);
@@ -189,7 +189,7 @@ async fn what_was_taken_meanwhile_is_seen(kind: Kind) -> TestResult {
     Ok(())
 }
 
-/// 2.3: its lease was over when somebody else took one of its ids, or a sweep freed it. A renewal that came in time, by the
+/// 2.3: its lease was over when another took one of its ids, or a sweep freed it. A renewal that came in time, by the
 /// clock with which its statement began, but gets to the row only now, must not bring the set back.
 async fn one_that_was_taken_over_is_not_renewed(kind: Kind) -> TestResult {
     let many = names(20);

@@ -31,7 +31,7 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Whoever frees something hands it to the first in line that lives: by the short cut for one id, and in general.
+/// A client that frees something hands it to the first in line that lives: by the short cut for one id, and in general.
 async fn a_dead_waiter_is_handed_nothing(kind: Kind) -> TestResult {
     // A session that never sent a heartbeat: a waiter for one id alone is in its row.
     const DEAD: [&str; 2] = [
@@ -56,7 +56,7 @@ async fn a_dead_waiter_is_handed_nothing(kind: Kind) -> TestResult {
     Ok(())
 }
 
-/// The same where nobody else waits, so that only the id's row knows; nor does it stay there.
+/// The same where no other waits, so that only the id's row knows; nor does it stay there.
 async fn the_dead_in_a_row_are_handed_nothing(kind: Kind) -> TestResult {
     const DEAD: &str = "UPDATE lockcore_ids SET next_session = 7 WHERE extra = 2";
     let place = Place::new(kind).await?;
@@ -110,7 +110,7 @@ async fn who_waits_in_a_row_can_give_up(kind: Kind) -> TestResult {
     Ok(())
 }
 
-/// One that was handed over while nobody listened, and the same of two; as their rows say, and moved from there.
+/// One that was handed over while no client listened, and the same of two; as their rows say, and moved from there.
 const SETS: [(&[&str], bool); 4] =
     [(&["a"], false), (&["a", "b"], false), (&["a"], true), (&["a", "b"], true)];
 
@@ -173,11 +173,11 @@ impl Ear {
         Ok(Ear { dao, place, sql, _other: other })
     }
 
-    /// Has each of these ids handed over, and nobody confirms it. What is returned waits no more when it is dropped.
+    /// Has each of these ids handed over, and no client confirms it. What is returned waits no more when it is dropped.
     async fn offered(&mut self, ids: &[&str], moved: bool) -> Result<Vec<Waiting>, Error> {
         self.sql.run("DELETE FROM lockcore_claims").await?;
         self.sql.run("UPDATE lockcore_ids SET extra = 0, until = 0, session = 0").await?;
-        // Somebody else's sign of life looks after no offer.
+        // Another's sign of life looks after no offer.
         let other = self.place.builder().listen(false).open().await?;
         let mut waiting = Vec::new();
         for id in ids {
@@ -207,7 +207,7 @@ impl Ear {
     }
 }
 
-/// Whoever was interrupted in vain looks without its session's name, so that nobody who rings keeps it from getting to the
+/// A client that was interrupted in vain looks without its session's name, so that no client that rings keeps it from getting to the
 /// end; and then has it, once.
 async fn who_was_rung_is_not_rung_while_it_looks(kind: Kind) -> TestResult {
     const NAMED: &str = "SELECT IS_USED_LOCK('lockcore:8') IS NOT NULL";
@@ -235,7 +235,7 @@ async fn who_was_rung_is_not_rung_while_it_looks(kind: Kind) -> TestResult {
     Ok(())
 }
 
-/// Whoever asks again has the place it had, also behind somebody else who came meanwhile.
+/// A client that asks again has the place it had, also behind another who came meanwhile.
 async fn waiting_twice_is_one_place(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.open().await?;

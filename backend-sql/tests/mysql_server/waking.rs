@@ -1,4 +1,4 @@
-//! Waking by interruption: it reaches who it is meant for, nobody else, and nothing depends on it.
+//! Waking by interruption: it reaches who it is meant for, no other, and nothing depends on it.
 
 use std::{
     sync::Arc,
@@ -99,7 +99,7 @@ async fn a_shared_connection_is_not_interrupted(kind: Kind) -> TestResult {
     Ok(())
 }
 
-/// 3.7: who died first in line for something free, since its set was not: no lease ends there for which anybody would look.
+/// 3.7: who died first in line for something free, since its set was not: no lease ends there for which any client would look.
 async fn the_dead_keep_nobody_from_what_is_free(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.open().await?;
@@ -186,7 +186,7 @@ async fn nobody_elses_query_is_interrupted(kind: Kind) -> TestResult {
     let mut turns = 0;
     while begun.elapsed() < Duration::from_secs(2) {
         let held = take(&dao, ["a"]).await?;
-        // It listens to nobody: no connection has its name.
+        // It listens to no client: no connection has its name.
         let (waits, wakeup) = queue(&silent, ["a"]).await?;
         dao.release(&held).await?;
         let held = handed(&silent, &waits, wakeup).await?;
@@ -271,7 +271,7 @@ async fn whoever_rings_many_does_not_wait(kind: Kind) -> TestResult {
     Ok(())
 }
 
-/// Somebody works on one id of a waiting set when the other one becomes free: the releaser does not wait for that, which
+/// A client works on one id of a waiting set when the other one becomes free: the releaser does not wait for that, which
 /// could deadlock, and grants nothing; the waiter is told to ask.
 async fn a_set_somebody_works_on_is_not_waited_for(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;

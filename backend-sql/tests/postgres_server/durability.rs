@@ -45,7 +45,7 @@ async fn stall(server: &Server, sql: &mut Sql) -> Result<JoinHandle<()>, Error> 
     Ok(probe)
 }
 
-/// 2.5 of the issue and 3.8: a grant, a renewal and a release that hands over; and what only tells of it holds up nobody.
+/// 2.5 of the issue and 3.8: a grant, a renewal and a release that hands over; and what only tells of it holds up no client.
 async fn what_must_be_durable_waits_for_the_disk() -> TestResult {
     let server = Server::start(Kind::Postgres).await?;
     let (usual, lazy, all) = (

@@ -73,7 +73,7 @@ async fn fences_rise_though_the_clock_does_not() -> TestResult {
     fences::rise_though_the_clock_does_not(&place.open().await?, place.sql().await?, "lockcore_lock").await
 }
 
-/// A future that is dropped in the middle of an exchange leaves no connection in a transaction, or with somebody
+/// A future that is dropped in the middle of an exchange leaves no connection in a transaction, or with a client
 /// else's answer on it.
 async fn an_abandoned_exchange_harms_nobody() -> TestResult {
     let place = Place::new().await?;
@@ -101,7 +101,7 @@ async fn an_abandoned_exchange_harms_nobody() -> TestResult {
     Ok(())
 }
 
-/// Somebody else's transaction and ours want the same rows the other way round: the server gives ours up, and it is
+/// Another's transaction and ours want the same rows the other way round: the server gives ours up, and it is
 /// tried again.
 async fn a_deadlock_is_retried() -> TestResult {
     let place = Place::new().await?;
@@ -145,7 +145,7 @@ async fn a_deadlock_is_retried() -> TestResult {
     Ok(())
 }
 
-/// Everybody takes rows in the order of their ids, whatever their order in the table, and holds none out of order.
+/// All clients takes rows in the order of their ids, whatever their order in the table, and holds none out of order.
 async fn overlapping_sets_do_not_deadlock() -> TestResult {
     const IDS: u32 = 8;
     let server = Server::start(Kind::Postgres).await?;
@@ -208,7 +208,7 @@ async fn a_lost_listener_is_replaced() -> TestResult {
     Ok(())
 }
 
-/// A reset is told by the driver as an error, other ends as a gap: also then whoever waits is to ask again.
+/// A reset is told by the driver as an error, other ends as a gap: also then a client that waits is to ask again.
 async fn a_reset_listener_is_replaced() -> TestResult {
     let place = Place::new().await?;
     let proxy = Proxy::start(place.server.address()).await?;
@@ -319,7 +319,7 @@ async fn a_cut_connection_is_replaced() -> TestResult {
     Ok(())
 }
 
-/// Somebody else's transaction keeps all connections waiting.
+/// Another's transaction keeps all connections waiting.
 async fn an_exhausted_pool_is_told() -> TestResult {
     // Both requests time out together, so that once in a while the second still gets the connection of the first.
     for round in 0..10 {
@@ -355,7 +355,7 @@ async fn passwords_are_not_shown() -> TestResult {
     assert!(password.len() < 4 || !shown.contains(&password), "{shown}");
     let wrong = url.replacen(&format!(":{password}@"), ":hunter2@", 1);
     let away = wrong.replace(place.server.address().as_str(), "127.0.0.1:1");
-    let error = place.builder().url(away).open().await.expect_err("nobody is there");
+    let error = place.builder().url(away).open().await.expect_err("nothing listens there");
     assert_eq!(error.kind(), lockcore::BackendErrorKind::Unavailable);
     let shown = format!("{error} {error:?}");
     assert!(!shown.contains("hunter2"), "{shown}");

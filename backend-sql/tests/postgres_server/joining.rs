@@ -72,7 +72,7 @@ async fn a_former_holders_write_changes_nothing() -> TestResult {
     assert_eq!(sql.run(write(9, first_fence - 1)).await?, 0, "another fence");
     let over = "SELECT (expires <= date_part('epoch', clock_timestamp()) * 1000000)::int FROM lockcore_lock";
     sql.until(over, 1).await?;
-    assert_eq!(sql.run(write(9, first_fence)).await?, 0, "its lease is over, though nobody else came yet");
+    assert_eq!(sql.run(write(9, first_fence)).await?, 0, "its lease is over, though no other came yet");
     let second = take(&dao, ["account/7"]).await?;
     let second_fence = second.locks[0].granted.fence;
     assert_eq!(sql.run(write(9, first_fence)).await?, 0, "a later holder was there");

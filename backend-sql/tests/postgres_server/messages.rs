@@ -88,7 +88,7 @@ async fn nothing_need_be_prepared() -> TestResult {
     Ok(())
 }
 
-/// 5.8: wherever it is cut, nobody holds what somebody else holds, and nothing is left behind.
+/// 5.8: wherever it is cut, no client holds what another holds, and nothing is left behind.
 async fn cut_at_every_message() -> TestResult {
     let place = Place::new().await?;
     let (proxy, dao) = proxied(&place, true).await?;
@@ -140,10 +140,10 @@ async fn a_server_that_is_killed_and_restarted() -> TestResult {
     let held = take(&dao, ["a"]).await?;
     let (waits, mut wakeup) = queue(&dao, ["a"]).await?;
     server.kill().await?;
-    let error = dao.renew(&held).await.expect_err("nobody is there");
+    let error = dao.renew(&held).await.expect_err("nothing listens there");
     assert!(error.is_retryable(), "{error}");
     let asked = request(["b"]);
-    let error = dao.acquire(&asked).await.expect_err("nobody is there");
+    let error = dao.acquire(&asked).await.expect_err("nothing listens there");
     assert!(error.is_retryable(), "{error}");
     server.restart().await?;
     proxy.redirect(server.address());
@@ -158,7 +158,7 @@ async fn a_server_that_is_killed_and_restarted() -> TestResult {
     };
     assert_eq!(tokio::time::timeout(PATIENCE, back).await??.lost, [], "a grant survives");
     dao.withdraw(&asked, Withdraw::Undo).await?;
-    // Whoever waited is told to ask again; its place may have been lost, and is taken anew.
+    // A client that waited is told to ask again; its place may have been lost, and is taken again.
     tokio::time::timeout(PATIENCE, wakeup.recv()).await?;
     let Acquired::Queued { wakeup, .. } = dao.acquire(&waits).await? else { return Err("it is held".into()) };
     dao.release(&held).await?;

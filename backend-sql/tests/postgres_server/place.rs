@@ -15,7 +15,7 @@ pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 /// How long a test waits for what has to happen some time.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A schema that nobody else uses.
+/// A schema that no other uses.
 pub(crate) struct Place {
     pub(crate) server: Arc<Server>,
     pub(crate) schema: String,

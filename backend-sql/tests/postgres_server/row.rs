@@ -53,7 +53,7 @@ async fn two_who_take_turns_touch_nothing_else() -> TestResult {
         assert!(held.locks[0].granted.fence > fence);
     }
     assert_eq!(daos[1].release(&held).await?.lost, []);
-    assert_eq!(sql.number("SELECT is_called::int FROM lockcore_ticket").await?, 0, "nobody ever had a place");
+    assert_eq!(sql.number("SELECT is_called::int FROM lockcore_ticket").await?, 0, "no place was ever given");
     assert!(is_free(&mut sql).await?);
     Ok(())
 }
@@ -242,14 +242,14 @@ async fn administration_knows_it() -> TestResult {
     let (waits, mut wakeup) = queue(&dao, ["a"]).await?;
     dao.freeze(&a(), true).await?;
     dao.release(&held).await?;
-    assert_eq!(sql.number("SELECT busy & 1 FROM lockcore_lock").await?, 0, "nobody has it");
+    assert_eq!(sql.number("SELECT busy & 1 FROM lockcore_lock").await?, 0, "it is free");
     assert_eq!(dao.inspect(&a()).await?.waiters.len(), 1);
     dao.freeze(&a(), false).await?;
     let told = tokio::time::timeout(PATIENCE, wakeup.recv()).await?;
     assert!(matches!(told, Wake::Offer(_)), "{told:?}");
     let held = granted(&dao, &waits).await?;
 
-    // What was broken is freed by its holder, and then it is somebody's turn.
+    // What was broken is freed by its holder, and then it is a client's turn.
     let (waits, wakeup) = queue(&dao, ["a"]).await?;
     dao.break_lock(&a(), held.locks[0].granted.fence, BreakMode::AfterLease, "test").await?;
     dao.release(&held).await?;

@@ -1,4 +1,4 @@
-//! The schema: printed or made, under any names, in the right version, used by whoever may.
+//! The schema: printed or made, under any names, in the right version, used by those that may.
 
 use lockcore::{BackendErrorKind, BreakMode, LockDao, Page, Severity, Target, backend::StoreVersion};
 use lockcore_conformance::{

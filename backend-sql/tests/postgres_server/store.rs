@@ -91,7 +91,7 @@ async fn a_sweep_forgets_no_fence() -> TestResult {
         sql.run("UPDATE lockcore_lock SET fence = fence + 7200000000, lapses = 0").await?;
         let high = sql.number("SELECT max(fence) FROM lockcore_lock").await? as u64;
         dao.sweep(100, None).await?;
-        assert_eq!(sql.number("SELECT count(*) FROM lockcore_lock").await?, 0, "nobody uses them");
+        assert_eq!(sql.number("SELECT count(*) FROM lockcore_lock").await?, 0, "not used");
         let claims: Vec<_> = match ids.len() {
             1 if ids[0] == "c" => ids.iter().map(|id| Claim::shared(id.clone())).collect(),
             _ => ids.iter().map(|id| Claim::exclusive(id.clone())).collect(),
@@ -105,7 +105,7 @@ async fn a_sweep_forgets_no_fence() -> TestResult {
     Ok(())
 }
 
-/// 5: also if the row was made anew by something else than a grant: a refused set, a freeze.
+/// 5: also if the row was made again by something else than a grant: a refused set, a freeze.
 async fn a_row_made_anew_knows_of_what_was_swept() -> TestResult {
     let place = Place::new().await?;
     let dao = place.open().await?;
@@ -116,7 +116,7 @@ async fn a_row_made_anew_knows_of_what_was_swept() -> TestResult {
         sql.run("UPDATE lockcore_lock SET fence = fence + 7200000000, lapses = 0").await?;
         let high = sql.number("SELECT max(fence) FROM lockcore_lock").await? as u64;
         dao.sweep(100, None).await?;
-        assert_eq!(sql.number("SELECT count(*) FROM lockcore_lock").await?, 0, "nobody uses it");
+        assert_eq!(sql.number("SELECT count(*) FROM lockcore_lock").await?, 0, "not used");
         if refused {
             let held = take(&dao, ["b"]).await?;
             assert!(matches!(dao.acquire(&request(["a", "b"])).await?, Acquired::Refused(_)));
@@ -226,7 +226,7 @@ async fn an_expired_set_is_taken_over() -> TestResult {
     Ok(())
 }
 
-/// 2.4 and 2.5: though nobody has come by yet to remove it; and not what the same context took later.
+/// 2.4 and 2.5: though no client has come by yet to remove it; and not what the same context took later.
 async fn what_is_over_is_not_brought_back() -> TestResult {
     let place = Place::new().await?;
     let dao = place.open().await?;
@@ -251,7 +251,7 @@ async fn what_is_over_is_not_brought_back() -> TestResult {
     Ok(())
 }
 
-/// 2.4: nor does it extend anything. Whoever comes by the fences of others is still somebody else.
+/// 2.4: nor does it extend anything. A client that comes by the fences of others is still another.
 async fn a_fence_alone_frees_nothing() -> TestResult {
     let place = Place::new().await?;
     let dao = place.open().await?;
@@ -266,7 +266,7 @@ async fn a_fence_alone_frees_nothing() -> TestResult {
     Ok(())
 }
 
-/// 2.4: a set of which somebody waits for a part is not freed in the usual way; what was freed before that showed is held
+/// 2.4: a set of which a client waits for a part is not freed in the usual way; what was freed before that showed is held
 /// again, and then freed, not told as lost. What is over is.
 async fn what_was_freed_in_passing_is_not_lost() -> TestResult {
     let place = Place::new().await?;
@@ -284,7 +284,7 @@ async fn what_was_freed_in_passing_is_not_lost() -> TestResult {
     Ok(())
 }
 
-/// 3.7, 6: a release that finds somebody waiting serves whose turn it is, nobody while it is frozen, and tells what ended.
+/// 3.7, 6: a release that finds a client waiting serves whose turn it is, no client while it is frozen, and tells what ended.
 async fn a_release_serves_whose_turn_it_is() -> TestResult {
     let place = Place::new().await?;
     let dao = place.open().await?;
@@ -317,7 +317,7 @@ async fn a_release_serves_whose_turn_it_is() -> TestResult {
     Ok(())
 }
 
-/// 3.7: whoever shows no sign of life holds nobody back and is handed nothing, alone or with a set.
+/// 3.7: a client that shows no sign of life holds no client back and is handed nothing, alone or with a set.
 async fn the_dead_are_passed_over() -> TestResult {
     let place = Place::new().await?;
     let dao = place.open().await?;
@@ -348,7 +348,7 @@ async fn the_dead_are_passed_over() -> TestResult {
     Ok(())
 }
 
-/// 2.2, 2.6, 2.7: the short way into a queue is for what somebody else holds, and nothing else.
+/// 2.2, 2.6, 2.7: the short way into a queue is for what another holds, and nothing else.
 async fn who_waits_for_one_id_is_looked_at_too() -> TestResult {
     let place = Place::new().await?;
     let dao = place.open().await?;

@@ -33,7 +33,7 @@ pub(crate) async fn go_in_few_exchanges(dao: &Dao, proxy: &Proxy) -> Result<(), 
     Ok(())
 }
 
-/// Whoever waits for a row that somebody else has locked waits alone: `sql`, by `lock` of the id it is given.
+/// A client that waits for a row that another has locked waits alone: `sql`, by `lock` of the id it is given.
 pub(crate) async fn nobody_waits_for_anothers_row(
     dao: &Dao,
     mut sql: Sql,
@@ -76,7 +76,7 @@ pub(crate) async fn what_is_given_up_in_time_is_not_asked_for(dao: &Dao) -> Resu
     // The first are under way.
     drop(asked.split_off(CROWD / 2));
     let mut grants = try_join_all(asked).await?;
-    // Nobody holds these, under any context.
+    // No client holds these, under any context.
     let others: Vec<_> = (CROWD / 2..CROWD).map(|number| request([name(number)])).collect();
     grants.extend(try_join_all(others.iter().map(|request| granted(dao, request))).await?);
     release(dao, &grants).await

@@ -1,4 +1,4 @@
-//! The look at the whole archive once all workers have ended: every object read back, in nobody's favour.
+//! The look at the whole archive once all workers have ended: every object read back, in no client's favour.
 
 use std::{
     collections::HashSet,

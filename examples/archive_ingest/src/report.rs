@@ -36,7 +36,7 @@ pub(crate) struct Report {
     messages: Vec<String>,
     /// Objects written more than once in this run.
     twice: Vec<String>,
-    /// Objects replaced by somebody else before they were read back.
+    /// Objects replaced by another before they were read back.
     replaced: Vec<String>,
     /// Objects whose manifest describes another version.
     mismatched: Vec<String>,

@@ -68,14 +68,14 @@ impl Archive {
         Ok(Archive { store: store.into(), url: plan.to.clone(), root, pause, meeting })
     }
 
-    /// The name of an object that is the same for everybody who uses this archive: what is locked.
+    /// The name of an object that is the same for all clients who uses this archive: what is locked.
     pub(crate) fn id(&self, file: &File) -> String {
         format!("{}://{}/{}/{}", self.url.scheme(), self.url.host_str().unwrap_or(""), self.root, file.key)
     }
 
     /// Writes the object and then its manifest and reads the object back, unless they are there: look, then write.
     ///
-    /// Never replaces an object - as long as nobody else is between the look and the write.
+    /// Never replaces an object - as long as no other is between the look and the write.
     pub(crate) async fn store_once(&self, file: &File, writer: &str) -> anyhow::Result<Stored> {
         let (object, manifest) = (self.object_key(&file.key), self.manifest_key(&file.key));
         match (self.manifest(&file.key).await?, self.exists(&object).await?) {

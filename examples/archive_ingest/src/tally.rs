@@ -17,7 +17,7 @@ pub(crate) struct Tally {
     pub(crate) written_bytes: u64,
     /// The keys of the objects of which only the manifest was missing.
     pub(crate) completed: Vec<String>,
-    /// The keys of the objects that somebody else replaced between their writing and reading back.
+    /// The keys of the objects that another replaced between their writing and reading back.
     pub(crate) replaced: Vec<String>,
     pub(crate) skipped: u64,
     /// How often a worker found an object locked.

@@ -49,7 +49,7 @@ fn without_locks(place: &Place) {
     assert_eq!(run.names("twice"), ["index"]);
 }
 
-/// A part of a bucket that nobody has used.
+/// A part of a bucket that no client has used.
 struct Place {
     url: String,
     /// The server, where the environment does not name it.

@@ -186,7 +186,7 @@ fn not_acquired_timed_out_and_backend_failed_are_told_apart(store: &Store) {
     assert_eq!((failed.code, failed.stderr.lines().count()), (123, 1), "{}", failed.stderr);
 }
 
-/// Nobody should try again what never can be.
+/// No client should try again what never can be.
 fn a_setting_that_cannot_be_is_no_failure_of_the_backend(store: &Store) {
     for url in
         ["sqlite:", "sqlite:x.db?busy_timeout=0s", "redis://h/x", "postgres://h/d?sslmode=bogus", "mysql://h"]

@@ -119,7 +119,7 @@ fn a_lockctl_inside_the_command_does_not_wait_behind_who_waits_for_the_outer_one
     until("a is held", || store.holders("a") == 1);
     let waiter = store.start(&["run", "--id", "a", "--id", "b", "--wait", "1h", "--", "true"]);
     until("both are waited for", || store.waiters("b") == 1);
-    assert_eq!(store.run(&["run", "--id", "b", "--", "true"]).code, 120, "anybody else is behind the waiter");
+    assert_eq!(store.run(&["run", "--id", "b", "--", "true"]).code, 120, "others are behind the waiter");
     std::fs::write(store.path("go"), "").expect("written");
     let ended = outer.end();
     assert_eq!(ended.code, 0, "{}", ended.stderr);

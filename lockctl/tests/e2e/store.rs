@@ -52,7 +52,7 @@ impl Store {
     }
 
     /// A lease of this length, or the shortest that the backend has if that is longer; and its text.
-    /// Whoever is told of a lock when its lease is over does not have it, so none is to be shorter than a machine may stall.
+    /// A client that is told of a lock when its lease is over does not have it, so none is to be shorter than a machine may stall.
     pub(crate) fn lease(&self, wanted: Duration) -> (Duration, String) {
         let lease = wanted.max(self.capabilities.min_lease);
         (lease, format!("{}ms", lease.as_millis()))

@@ -146,7 +146,7 @@ pub(super) async fn silence_is_a_timeout_in_doubt() -> TestResult {
             let caller = rig.caller();
             let request = caller.request(ids.iter().copied());
             let begun = Instant::now();
-            let error = rig.dao.acquire(&request).await.expect_err("nobody answers");
+            let error = rig.dao.acquire(&request).await.expect_err("it does not answer");
             assert_eq!((error.kind(), error.in_doubt()), (BackendErrorKind::Timeout, true), "{error}");
             assert!(begun.elapsed() < Duration::from_secs(10));
             rig.front.lift();

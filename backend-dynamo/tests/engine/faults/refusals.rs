@@ -76,7 +76,7 @@ pub(super) async fn a_connection_that_is_refused_is_certain() -> TestResult {
     })
     .await;
     let error = eventually("no connection is left", || async {
-        let error = dao.acquire(&fresh.request(["a"])).await.expect_err("nobody is there");
+        let error = dao.acquire(&fresh.request(["a"])).await.expect_err("nothing listens there");
         (!error.in_doubt()).then_some(error)
     })
     .await;

@@ -173,7 +173,7 @@ BEGIN
 END {$};
 
 -- Removes at most p_batch locks, places and tombstones that are over, and rows of ids that are not used; with p_within not
--- negative only if nobody swept the namespace within so many microseconds. Waits for no lock, and no fence is forgotten:
+-- negative only if the namespace was not swept within so many microseconds. Waits for no lock, and no fence is forgotten:
 -- the namespace's floor remembers the highest.
 CREATE OR REPLACE FUNCTION {v1_sweep}(p_ns bytea, p_batch int8, p_within int8) RETURNS text LANGUAGE plpgsql
   {by index} AS {$}

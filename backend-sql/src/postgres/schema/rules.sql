@@ -157,7 +157,7 @@ END {$};
 -- Reports whether a session's last heartbeat still counts.
 CREATE OR REPLACE FUNCTION {v1_is_alive}(p_session int8, p_now int8) RETURNS boolean LANGUAGE plpgsql AS {$}
 BEGIN
-  -- Not in SQL: such a function is planned anew each time.
+  -- Not in SQL: such a function is planned each time.
   RETURN EXISTS (SELECT FROM {session} s WHERE s.session = p_session AND abs(p_now - s.heartbeat) <= {HEARTBEAT_LASTS});
 END {$};
 
