@@ -98,13 +98,13 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
     }
 
     /// Sets how long the locks last without a renewal; they are renewed each third of it. From the backend's
-    /// [`min_lease`](Capabilities::min_lease) to 365 days.
+    /// [`min_lease`](crate::Capabilities::min_lease) to 365 days.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.settings().lease = Some(lease);
         self
     }
 
-    /// Locks without a lease, until they are released, where [`permanent`](Capabilities::permanent) is declared.
+    /// Locks without a lease, until they are released, where [`permanent`](crate::Capabilities::permanent) is declared.
     pub fn permanent(mut self) -> Self {
         self.settings().lease = None;
         self
@@ -187,7 +187,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let locks = LockingService::new(lockcore_memory::MemoryLockDao::<String>::new());
     /// let written = locks
-    ///     .with_locks("report.csv", async || tokio::fs::write("/dev/null", "total,42\n").await)
+    ///     .with_locks(["report.csv"], async || std::fs::write("/dev/null", "total,42\n"))
     ///     .await;
     /// match written {
     ///     Ok(()) => println!("written"),
