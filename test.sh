@@ -4,7 +4,7 @@
 #
 #   ./test.sh        format, lints, docs and tests, on real servers: in minutes
 #   ./test.sh all    the same with all tests (.config/nextest.toml says which the other leaves out), and then each feature
-#                    alone, DynamoDB in process, and the model checks of the memory backend
+#                    alone, DynamoDB in process, the model checks of the memory backend, and the packages
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -63,3 +63,8 @@ step "DynamoDB in process"
 nextest --manifest-path backend-dynamo/in_process/Cargo.toml --target-dir target --test-threads 16
 step "model checks of the memory backend"
 RUSTFLAGS="--cfg shuttle" cargo test -p lockcore-memory --test shuttle --release --locked --target-dir target/shuttle
+step "packages"
+packages=(--workspace --exclude lockcore-benches --exclude archive-ingest)
+cargo package "${packages[@]}" --locked --no-verify --allow-dirty --quiet
+# Built from what is packaged: nothing outside of the folder is needed.
+cargo package -p lockcore --locked --allow-dirty --quiet

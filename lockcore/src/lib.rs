@@ -127,7 +127,7 @@ pub use why::{HolderWaits, Why};
 ///
 /// A backend implements [`LockDao`] and runs the suite of the crate `lockcore-conformance`, which tests what the backend
 /// declares, and that it refuses everything else. This is a complete one:
-#[doc = concat!("```\n", include_str!("../../tests/tests/third_party.rs"), "\n# fn main() {}\n```")]
+#[doc = concat!("```\n", include_str!("../tests/third_party.rs"), "\n# fn main() {}\n```")]
 pub mod backend {
     pub use crate::{
         background::handle as library_runtime,

@@ -1,7 +1,7 @@
 //! The checks that every backend of lockcore passes, ours or a third party's.
 //!
 //! A backend says how to make a store in a namespace of its own, as a [`Backend`], and instantiates the
-//! suite with one macro (a complete example is `tests/third_party.rs` of this crate):
+//! suite with one macro (a complete example is `tests/third_party.rs` of `lockcore`):
 //!
 //! `lockcore_conformance::conformance!(my_store, MyStore);`
 //!
