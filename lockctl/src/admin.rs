@@ -6,9 +6,10 @@ use serde_json::json;
 use crate::{
     args::{Global, TargetArg},
     exit::{Code, Failure},
-    output::{Output, people},
+    output::Output,
     session::{self, open_existing},
     show,
+    text::people,
 };
 
 /// Lists everything.

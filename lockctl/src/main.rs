@@ -16,6 +16,7 @@ mod session;
 mod show;
 mod signals;
 mod terminal;
+mod text;
 mod token;
 mod waiting;
 mod watch;

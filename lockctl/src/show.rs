@@ -7,7 +7,7 @@ use lockcore::{ConflictReason, Failure, Finding, HeldBy, Inspection, Mode, Targe
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use crate::output::{ago, harmless, people};
+use crate::text::{ago, harmless, people};
 
 type Seen = Inspection<String, Uuid>;
 

@@ -9,7 +9,10 @@ use std::{
 use lockcore::{Claim, Inspection, LockDao, LockingService};
 use uuid::Uuid;
 
-use crate::output::{ago, harmless, people, say};
+use crate::{
+    output::say,
+    text::{ago, harmless, people},
+};
 
 /// A shorter wait is not worth a line: on a terminal, and in a log.
 const BEFORE_THE_FIRST: Duration = Duration::from_millis(250);
