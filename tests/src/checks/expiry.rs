@@ -94,9 +94,12 @@ pub async fn what_remains_shrinks<B: Backend>(store: Store<B>) {
         (now + Duration::from_millis(20) < first).then_some(now)
     })
     .await;
-    holder.keep(&grant).await;
-    let renewed = remaining().await;
-    assert!(renewed > later, "{renewed:?} after the renewal, {later:?} before");
+    // The answer may take longer to come than was left to shrink: then once more.
+    eventually("a renewal restores it", || async {
+        holder.keep(&grant).await;
+        (remaining().await > later).then_some(())
+    })
+    .await;
 }
 
 /// 2.7 and 5: a lock from the future - the clock was set back since - lasts its lease from when it is met and no longer,
