@@ -80,7 +80,7 @@ impl Config {
         source::toml(text, "lockcore.toml")
     }
 
-    /// This, and over it what `over` says.
+    /// Returns these settings with those of `over` on top.
     ///
     /// # Errors
     /// [`ConfigError::Value`] if one of the two gives two different namespaces.
@@ -128,7 +128,7 @@ impl Config {
         backends::open(settings).await
     }
 
-    /// The store and the namespace in it as messages show them: without secrets, and with an absolute path.
+    /// Returns the store and the namespace in it as messages show them: without secrets, and with an absolute path.
     ///
     /// # Errors
     /// [`ConfigError`] if there is no URL, or two different namespaces.
@@ -151,9 +151,9 @@ impl Config {
         backends::open(self.settings()?).await
     }
 
-    /// What creates the backend's schema, for other tools to read: of `postgres:`, `mysql:` and `mariadb:` in the language
-    /// `sql`, of `dynamodb:` in the languages `cloudformation`, `terraform` and, for the permissions that programs need,
-    /// `iam`. Reaches nothing.
+    /// Returns what creates the backend's schema, for other tools to read: of `postgres:`, `mysql:` and `mariadb:` in the
+    /// language `sql`, of `dynamodb:` in the languages `cloudformation`, `terraform` and, for the permissions that programs
+    /// need, `iam`. Reaches nothing.
     ///
     /// # Errors
     /// [`ConnectError`]; [`ConfigError::Value`] for a language that the backend's schema cannot be had in.

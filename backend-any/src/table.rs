@@ -16,7 +16,7 @@ pub struct Backend {
     pub capabilities: Capabilities,
 }
 
-/// The backends of this build.
+/// Returns the backends of this build.
 pub fn backends() -> Vec<Backend> {
     let all = capabilities().into_iter();
     all.map(|(example, capabilities)| Backend { example, capabilities }).collect()

@@ -180,7 +180,7 @@ async fn later_layers_win() {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_told_only_if_it_was_asked_for() {
+fn a_missing_file_is_an_error_only_if_it_was_asked_for() {
     let error =
         Config::load(Some(Path::new("/nowhere/lockcore.toml")), Config::default()).expect_err("no file");
     assert_eq!(
@@ -297,7 +297,7 @@ fn the_schema_is_printed_only_for_settings_that_are_possible() {
 }
 
 #[tokio::test]
-async fn whoever_migrates_may_though_programs_may_not() {
+async fn migrating_needs_rights_that_programs_do_not() {
     let folder = tempfile::tempdir().expect("a folder");
     let config = from_url(&format!("sqlite:{}/locks.db?mode=rw", folder.path().display()));
     config.connect().await.expect_err("there is no file");

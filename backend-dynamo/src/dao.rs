@@ -10,6 +10,8 @@ use lockcore::{
 };
 use uuid::Uuid;
 
+#[cfg(feature = "testing")]
+use crate::store::Usage;
 use crate::{
     acquire::{Decision, Request, StoredClaim},
     admin,
@@ -17,7 +19,7 @@ use crate::{
     error::StoreError,
     release::{Losses, StoredGrant, StoredLock},
     schema::Schema,
-    store::{Store, Usage},
+    store::Store,
 };
 
 /// Locks in a DynamoDB table; see the [crate](crate).

@@ -81,7 +81,7 @@ fn the_lowest_permits_are_given_within_the_callers_limit() {
 }
 
 #[test]
-fn a_frozen_id_is_kept_and_given_to_nobody() {
+fn a_frozen_id_is_kept_and_not_granted() {
     let mut row = Row::default();
     granted(&mut row, asker("a", 1), Mode::Shared, NOW);
     row.frozen = true;

@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_are_told_apart_by_code() {
+    fn failures_have_exit_codes_of_their_own() {
         use BackendErrorKind::{Busy, Denied, Misconfigured, Other, Unavailable};
         for (code, status, kind, in_doubt) in [
             ("ThrottlingException", 400, Busy, false),

@@ -82,7 +82,7 @@ fn everything_comes_back() {
 }
 
 #[test]
-fn others_see_whole_seconds_rounded_up_and_who_holds() {
+fn others_see_whole_seconds_rounded_up_and_the_holder() {
     let alone = Row { holders: vec![("a".to_owned(), entry(Mode::Exclusive, NOW.hi))], ..Row::default() };
     let seen = item(&alone);
     assert_eq!(text(&seen, "contextId").as_deref(), Some("a"));

@@ -38,7 +38,7 @@ impl Schema {
         Schema { table: settings.table.clone(), names: settings.names.clone() }
     }
 
-    /// A CloudFormation template in YAML.
+    /// Returns a CloudFormation template in YAML.
     pub fn cloud_formation(&self) -> String {
         let Schema { table, names: Names { id, context, expires, index, .. } } = self;
         let (attribute, indexes) = match index {
@@ -64,7 +64,7 @@ impl Schema {
         )
     }
 
-    /// A Terraform resource of the AWS provider.
+    /// Returns a Terraform resource of the AWS provider.
     pub fn terraform(&self) -> String {
         let Schema { table, names: Names { id, context, expires, index, .. } } = self;
         let attribute =
@@ -88,7 +88,7 @@ impl Schema {
         )
     }
 
-    /// The least IAM policy with which programs lock, as JSON; `DescribeTable` lets them check the table when they
+    /// Returns the least IAM policy with which programs lock, as JSON; `DescribeTable` lets them check the table when they
     /// connect. Administration needs `dynamodb:Scan` too, and `migrate` `CreateTable`, `UpdateTimeToLive` and
     /// `DescribeTimeToLive`.
     pub fn iam_policy(&self) -> String {

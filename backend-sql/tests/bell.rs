@@ -32,7 +32,7 @@ const RENEWALS: usize = 1000;
 const SLOW: Duration = Duration::from_secs(1);
 
 #[tokio::test]
-async fn ringing_without_a_pause_delays_nothing() {
+async fn notifying_without_a_pause_delays_nothing() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");
     let (dao, other) = (open(&file).await, open(&file).await);

@@ -203,7 +203,7 @@ async fn a_newer_schema_is_refused_and_a_missing_one_too_if_none_may_be_made() {
 
 /// SQLite does not wait by itself where it changes the journal mode.
 #[tokio::test]
-async fn opening_waits_for_somebody_who_writes_before_the_file_is_in_wal() {
+async fn opening_waits_for_a_writer_before_the_file_is_in_wal() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");
     let other = Connection::open(&file).expect("a file");
@@ -253,7 +253,7 @@ async fn a_memory_database_is_private() {
 }
 
 #[tokio::test]
-async fn a_write_lock_kept_by_somebody_else_is_busy_in_time_and_harmless() {
+async fn a_foreign_write_lock_is_reported_as_busy_in_time() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");
     let timeout = Duration::from_secs(2);

@@ -30,11 +30,11 @@ fn main() -> ExitCode {
     servers::run([
         trial(Kind::Postgres, "pgbouncer::with_locks_excludes", with_locks_excludes),
         trial(Kind::Postgres, "pgbouncer::a_lease_is_renewed", a_lease_is_renewed),
-        trial(Kind::Postgres, "pgbouncer::waiters_are_told_past_it", waiters_are_told_past_it),
+        trial(Kind::Postgres, "pgbouncer::waiters_are_notified_past_it", waiters_are_notified_past_it),
         trial(
             Kind::Postgres,
-            "pgbouncer::waiters_look_if_they_are_not_told",
-            waiters_look_if_they_are_not_told,
+            "pgbouncer::waiters_poll_if_they_are_not_notified",
+            waiters_poll_if_they_are_not_notified,
         ),
         trial(Kind::Postgres, "pgbouncer::two_round_trips", two_round_trips),
         trial(Kind::Postgres, "pgbouncer::the_doctor_notices_it", the_doctor_notices_it),
@@ -145,7 +145,7 @@ async fn a_lease_is_renewed() -> TestResult {
 }
 
 /// With `listen_url` a hand-off arrives at once, a client that has had the connection since.
-async fn waiters_are_told_past_it() -> TestResult {
+async fn waiters_are_notified_past_it() -> TestResult {
     let place = Place::new().await?;
     let (holder, waiter) = (place.locks().await?, place.locks().await?);
     assert!(waiter.dao().capabilities().push);
@@ -159,7 +159,7 @@ async fn waiters_are_told_past_it() -> TestResult {
 }
 
 /// A LISTEN through it works and delivers nothing: that is noticed, and all clients gets a turn all the same.
-async fn waiters_look_if_they_are_not_told() -> TestResult {
+async fn waiters_poll_if_they_are_not_notified() -> TestResult {
     let place = Place::new().await?;
     let deaf = place.builder().listen_url(place.url()).open().await?;
     assert!(!deaf.capabilities().push, "nothing can be heard through it");

@@ -14,7 +14,7 @@ const LEASE: Duration = Duration::from_secs(120);
 const PATIENCE: Duration = Duration::from_secs(15);
 
 #[tokio::test]
-async fn holders_are_told_long_before_the_renewal() {
+async fn holders_learn_of_it_long_before_the_renewal() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");
     let locks = service(&file).await;

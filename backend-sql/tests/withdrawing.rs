@@ -29,7 +29,7 @@ async fn an_undone_stronger_mode_gives_back_the_weaker_lock() {
 }
 
 #[tokio::test]
-async fn permits_that_somebody_else_got_meanwhile_are_not_given_back() {
+async fn permits_that_were_granted_meanwhile_are_not_given_back() {
     let (dao, context) = (memory().await, Uuid::new_v4());
     let (three, _) = take(&dao, context, Claim::slots("a", 3).permits(3)).await;
     let (_, request) = take(&dao, context, Claim::slots("a", 3)).await;

@@ -16,7 +16,7 @@ struct Own {
     thread: ThreadId,
 }
 
-/// The runtime of the library's own thread, started at the first use in a process and never stopped.
+/// Returns the runtime of the library's own thread, started at the first use in a process and never stopped.
 ///
 /// No callback and no hook runs on it, so that none can delay a renewal. What does run there beside the library are the
 /// steps of backends, wakers, and the subscriber and recorder of `tracing` and `metrics`: none of them may block.

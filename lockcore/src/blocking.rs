@@ -146,7 +146,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Call<'_, I, C, D> {
         self.with_held_locks(ids, |_| callback())
     }
 
-    /// As [`with_locks`](Self::with_locks); the callback gets a handle to what is held.
+    /// Does the same as [`with_locks`](Self::with_locks); the callback gets a handle to what is held.
     ///
     /// # Errors
     /// As [`with_locks`](Self::with_locks).
@@ -205,7 +205,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockingService<I, C, D> {
         self.call().lock(ids)
     }
 
-    /// A call with the service's defaults.
+    /// Creates a call with the service's defaults.
     pub fn call(&self) -> Call<'_, I, C, D> {
         Call(self.service.call())
     }
@@ -216,7 +216,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockingService<I, C, D> {
         wait_for(self.service.shutdown(grace))
     }
 
-    /// The service underneath.
+    /// Returns the service underneath.
     pub fn as_async(&self) -> &crate::LockingService<I, C, D> {
         &self.service
     }

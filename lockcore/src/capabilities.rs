@@ -41,8 +41,8 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// The weakest backend that keeps the contract: exclusive locks with a lease of 30 s, at least 1 s,
-    /// up to 100 ids, nothing optional.
+    /// Returns the capabilities of the weakest backend that keeps the contract: exclusive locks with a lease of 30 s, at
+    /// least 1 s, up to 100 ids, nothing optional.
     pub const fn minimal(backend: &'static str) -> Self {
         Capabilities {
             backend,
@@ -62,8 +62,9 @@ impl Capabilities {
         }
     }
 
-    /// A store that many processes share and that decides by itself: exclusive, shared and slot claims, a queue in order of
-    /// arrival, administration. What it cannot do is set to `false`, what it does better is set as well.
+    /// Returns the capabilities of a store that many processes share and that decides by itself: exclusive, shared and slot
+    /// claims, a queue in order of arrival, administration. What it cannot do is set to `false`, what it does better is set
+    /// as well.
     pub const fn shared_store(backend: &'static str) -> Self {
         Capabilities {
             shared_store: true,

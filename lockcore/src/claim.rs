@@ -25,7 +25,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// The permits that this mode takes; 0 unless it is [`Mode::Slots`].
+    /// Returns the permits that this mode takes; 0 unless it is [`Mode::Slots`].
     pub fn permits(&self) -> u32 {
         match self {
             Mode::Slots { permits, .. } => *permits,
@@ -238,7 +238,7 @@ impl<I: Ident> ClaimSet<I> {
         Ok(ClaimSet { claims })
     }
 
-    /// The claims by value, in order.
+    /// Returns the claims by value, in order.
     pub fn into_claims(self) -> List<Claim<I>> {
         self.claims
     }

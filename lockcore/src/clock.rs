@@ -20,7 +20,7 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// This very moment.
+    /// Returns this very moment.
     pub fn now() -> Self {
         Moment { instant: Instant::now(), suspend_aware: suspend_aware() }
     }
@@ -30,18 +30,18 @@ impl Moment {
         self.instant
     }
 
-    /// How long ago it was.
+    /// Returns how long ago it was.
     pub fn elapsed(&self) -> Duration {
         Moment::now().since(self)
     }
 
-    /// How much later it is than `earlier`; zero if it is not.
+    /// Returns how much later it is than `earlier`; zero if it is not.
     pub fn since(&self, earlier: &Moment) -> Duration {
         let suspend_aware = self.suspend_aware.saturating_sub(earlier.suspend_aware);
         self.instant.saturating_duration_since(earlier.instant).max(suspend_aware)
     }
 
-    /// How much of `span`, counted from this moment, is left.
+    /// Returns how much of `span`, counted from this moment, is left.
     pub fn left_of(&self, span: Duration) -> Duration {
         span.saturating_sub(self.elapsed())
     }

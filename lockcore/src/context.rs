@@ -1,10 +1,22 @@
 //! Holders: contexts, the attempts made under them, and the owner label.
 
-use std::{borrow::Cow, cell::Cell, fmt, hash::Hash, ops::Deref, sync::Arc};
+use std::{
+    borrow::Cow,
+    cell::Cell,
+    ffi::OsStr,
+    fmt,
+    hash::Hash,
+    ops::Deref,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use uuid::Uuid;
 
-use crate::{ident::canonical, process};
+use crate::{
+    ident::canonical,
+    process::{self, PerProcess},
+};
 
 /// The longest stored form of a context, in bytes.
 pub const MAX_CONTEXT_BYTES: usize = 255;
@@ -142,16 +154,37 @@ impl<C: ContextId> fmt::Display for StoredContext<C> {
 pub struct AttemptId(pub u64);
 
 impl AttemptId {
-    /// A new attempt.
+    /// Creates a new attempt.
     pub fn fresh() -> Self {
         AttemptId(fastrand::u64(..))
     }
 }
 
-/// A label for people to read: a worker's name, host, purpose. Text of at most [`MAX_OWNER_BYTES`] bytes,
-/// empty by default; derefs to `str` and is cheap to clone.
+/// A label for people to read: a worker's name, host, purpose. Text of at most [`MAX_OWNER_BYTES`] bytes; derefs to `str`
+/// and is cheap to clone. A service on a store that processes share labels its locks with [`Owner::this_process`] by default.
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 pub struct Owner(Option<Arc<str>>);
+
+impl Owner {
+    /// Names this process: `program@host:process id`.
+    pub fn this_process() -> Self {
+        static LABEL: PerProcess<Owner> = PerProcess::new();
+        let process = process::current();
+        LABEL.get_or_init(process, || label(process)).clone()
+    }
+}
+
+fn label(process: u32) -> Owner {
+    let program = std::env::args_os().next().map(PathBuf::from);
+    let program = program.as_deref().and_then(Path::file_stem).map_or("?".into(), OsStr::to_string_lossy);
+    let uname = rustix::system::uname();
+    let mut label = format!("{program}@{}", uname.nodename().to_string_lossy());
+    let process = format!(":{process}");
+    while label.len() + process.len() > MAX_OWNER_BYTES {
+        label.pop();
+    }
+    (label + &process).into()
+}
 
 impl From<&str> for Owner {
     fn from(label: &str) -> Self {

@@ -156,7 +156,7 @@ pub struct BackendError {
 }
 
 impl BackendError {
-    /// A failure after which the step certainly did not take place.
+    /// Creates a failure after which the step certainly did not take place.
     pub fn new(kind: BackendErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         BackendError { kind, in_doubt: false, message: message.into(), source: None }
     }
@@ -166,36 +166,36 @@ impl BackendError {
         BackendError::new(BackendErrorKind::Timeout, "no answer in time").possibly_done()
     }
 
-    /// The refusal of an ability that is not declared.
+    /// Creates the refusal of an ability that is not declared.
     pub fn unsupported(what: &'static str) -> Self {
         BackendError::new(BackendErrorKind::Unsupported, format!("{what} is not supported by this backend"))
     }
 
-    /// The same with what caused it.
+    /// Adds what caused it.
     #[must_use]
     pub fn with_source(mut self, source: impl Error + Send + Sync + 'static) -> Self {
         self.source = Some(Arc::new(source));
         self
     }
 
-    /// The same, but the step may have taken place all the same.
+    /// Marks it as one after which the step may have taken place all the same.
     #[must_use]
     pub fn possibly_done(mut self) -> Self {
         self.in_doubt = true;
         self
     }
 
-    /// What kind of failure it is.
+    /// Returns what kind of failure it is.
     pub fn kind(&self) -> BackendErrorKind {
         self.kind
     }
 
-    /// Whether the step may have taken place all the same.
+    /// Returns whether the step may have taken place all the same.
     pub fn in_doubt(&self) -> bool {
         self.in_doubt
     }
 
-    /// Whether trying the same again later may help.
+    /// Returns whether trying the same again later may help.
     pub fn is_retryable(&self) -> bool {
         matches!(
             self.kind,
@@ -333,7 +333,7 @@ pub enum LockingError<I = String, C = Uuid, E = Infallible> {
 pub type LockError<I = String, C = Uuid> = LockingError<I, C, Infallible>;
 
 impl<I, C, E> LockingError<I, C, E> {
-    /// The same outcome with the callback's error mapped.
+    /// Maps the callback's error.
     pub fn map_callback<F>(self, map: impl FnOnce(E) -> F) -> LockingError<I, C, F> {
         match self {
             LockingError::BadRequest(bad) => LockingError::BadRequest(bad),
@@ -351,8 +351,8 @@ impl<I, C, E> LockingError<I, C, E> {
         }
     }
 
-    /// Whether trying the same call again later may help: contention, a timeout, or a failure of the
-    /// backend that may pass.
+    /// Returns whether trying the same call again later may help: contention, a timeout, or a failure of the backend that may
+    /// pass.
     pub fn is_retryable(&self) -> bool {
         match self {
             LockingError::NotLocked { failures, .. } => failures.iter().all(|failure| match failure {
@@ -364,7 +364,7 @@ impl<I, C, E> LockingError<I, C, E> {
         }
     }
 
-    /// Whether the set was not locked because others were in the way, as opposed to a failure.
+    /// Returns whether the set was not locked because others were in the way, as opposed to a failure.
     pub fn is_contention(&self) -> bool {
         match self {
             LockingError::NotLocked { failures, .. } => {
@@ -379,9 +379,8 @@ impl<I: Ident, C: ContextId, E> LockingError<I, C, E>
 where
     E: Into<Box<dyn Error + Send + Sync>>,
 {
-    /// This outcome as a boxed error, for callbacks whose error is itself no `std::error::Error`, such
-    /// as `anyhow::Error` or `Box<dyn Error>`: the callback's own error as it is, anything else as a
-    /// [`LockError`].
+    /// Converts this outcome into a boxed error, for callbacks whose error is itself no `std::error::Error`, such as
+    /// `anyhow::Error` or `Box<dyn Error>`: the callback's own error as it is, anything else as a [`LockError`].
     pub fn into_dyn(self) -> Box<dyn Error + Send + Sync> {
         match self.into_callback_error() {
             Ok(error) => error.into(),

@@ -11,16 +11,16 @@ pub struct ExclusiveFence(pub(crate) u64);
 pub struct SharedFence(pub(crate) u64);
 
 impl ExclusiveFence {
-    /// The number, for a resource that does the comparison itself. In one atomic step with the write it must refuse a
-    /// number lower than the highest of *any* holder it has seen, and remember this one as the highest exclusive one and
-    /// the highest of any.
+    /// Returns the number, for a resource that does the comparison itself. In one atomic step with the write it must refuse a
+    /// number lower than the highest of *any* holder it has seen, and remember this one as the highest exclusive one and the
+    /// highest of any.
     pub fn number(self) -> u64 {
         self.0
     }
 }
 
 impl SharedFence {
-    /// The number, for a resource that does the comparison itself. In one atomic step with the write it must refuse a
+    /// Returns the number, for a resource that does the comparison itself. In one atomic step with the write it must refuse a
     /// number lower than the highest *exclusive* one it has seen, and remember this one if it is the highest of any:
     /// otherwise a former exclusive holder could still write after this holder.
     pub fn number(self) -> u64 {
@@ -50,24 +50,24 @@ pub struct FenceGuard {
 }
 
 impl FenceGuard {
-    /// A guard that has seen nothing.
+    /// Creates a guard that has seen nothing.
     pub const fn new() -> Self {
         FenceGuard::restore(0, 0)
     }
 
-    /// A guard that has seen these numbers, as they were stored before.
+    /// Creates a guard that has seen these numbers, as they were stored before.
     pub const fn restore(highest_exclusive: u64, highest: u64) -> Self {
         // A stored exclusive number was seen too, whatever the other says.
         let any = if highest < highest_exclusive { highest_exclusive } else { highest };
         FenceGuard { exclusive: highest_exclusive, any }
     }
 
-    /// The highest exclusive number seen, to be stored beside the resource.
+    /// Returns the highest exclusive number seen, to be stored beside the resource.
     pub fn highest_exclusive(&self) -> u64 {
         self.exclusive
     }
 
-    /// The highest number seen of any holder, to be stored beside the resource.
+    /// Returns the highest number seen of any holder, to be stored beside the resource.
     pub fn highest(&self) -> u64 {
         self.any
     }

@@ -86,7 +86,7 @@ pub enum Target<I = String> {
 }
 
 impl<I> Target<I> {
-    /// The identifier, unless this is the global lock.
+    /// Returns the identifier, unless this is the global lock.
     pub fn id(&self) -> Option<&I> {
         match self {
             Target::Global => None,
@@ -96,7 +96,7 @@ impl<I> Target<I> {
 }
 
 impl<I: Ident> Target<I> {
-    /// The stored form: the identifier's, or the empty string for the global lock.
+    /// Returns the stored form: the identifier's, or the empty string for the global lock.
     pub fn stored(&self) -> Cow<'_, str> {
         match self {
             Target::Global => Cow::Borrowed(""),
@@ -104,7 +104,7 @@ impl<I: Ident> Target<I> {
         }
     }
 
-    /// The target whose stored form this is, or `None` if it is none of this type's.
+    /// Returns the target whose stored form this is, or `None` if it is none of this type's.
     pub fn from_stored(stored: &str) -> Option<Self> {
         match stored {
             "" => Some(Target::Global),

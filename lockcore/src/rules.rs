@@ -17,12 +17,12 @@ pub struct InUse {
 }
 
 impl InUse {
-    /// What these modes use together.
+    /// Returns what these modes use together.
     pub fn of(modes: impl IntoIterator<Item = Mode>) -> Self {
         modes.into_iter().fold(InUse::default(), |sum, mode| sum.plus(mode))
     }
 
-    /// The same with one more holder.
+    /// Adds one more holder.
     #[must_use]
     pub fn plus(mut self, mode: Mode) -> Self {
         match mode {
@@ -33,12 +33,12 @@ impl InUse {
         self
     }
 
-    /// The number that refusals and grants report: permits where there are any, else holders.
+    /// Returns the number that refusals and grants report: permits where there are any, else holders.
     pub fn units(&self) -> u32 {
         if self.permits > 0 { self.permits } else { self.shared + self.exclusive }
     }
 
-    /// Whether a claim in this mode fits beside the holders.
+    /// Returns whether a claim in this mode fits beside the holders.
     pub fn fits(&self, wanted: Mode) -> bool {
         match wanted {
             Mode::Exclusive => self.exclusive == 0 && self.shared == 0 && self.permits == 0,
@@ -50,8 +50,8 @@ impl InUse {
     }
 }
 
-/// Whether a later claim may pass an earlier waiter for the same id: both are shared, or both are slots
-/// and the later one's limit is larger. A set passes another only if it does so on every common id.
+/// Returns whether a later claim may pass an earlier waiter for the same id: both are shared, or both are slots and the later
+/// one's limit is larger. A set passes another only if it does so on every common id.
 pub fn passes(later: Mode, earlier: Mode) -> bool {
     match (later, earlier) {
         (Mode::Shared, Mode::Shared) => true,
@@ -108,7 +108,7 @@ pub enum Again {
     Change,
 }
 
-/// What asking for `wanted` means for a context that holds `held`.
+/// Returns what asking for `wanted` means for a context that holds `held`.
 pub fn again(held: Mode, wanted: Mode) -> Again {
     match (held, wanted) {
         (Mode::Slots { permits: a, .. }, Mode::Slots { permits: b, .. }) if a != b => Again::Change,
@@ -117,7 +117,7 @@ pub fn again(held: Mode, wanted: Mode) -> Again {
     }
 }
 
-/// The lowest `permits` indexes that are not among `taken`.
+/// Returns the lowest `permits` indexes that are not among `taken`.
 pub fn lowest_free(taken: impl IntoIterator<Item = u32>, permits: u32) -> List<u32> {
     let mut taken: SmallVec<[u32; 16]> = taken.into_iter().collect();
     taken.sort_unstable();
@@ -137,8 +137,8 @@ pub fn lowest_free(taken: impl IntoIterator<Item = u32>, permits: u32) -> List<u
     free
 }
 
-/// The fence of a new grant: `max(previous + 1, clock)`, where `previous` is the highest that the id (or
-/// all ids that share the number) ever had and `clock_micros` the store's clock in microseconds since 1970.
+/// Returns the fence of a new grant: `max(previous + 1, clock)`, where `previous` is the highest that the id (or all ids that
+/// share the number) ever had and `clock_micros` the store's clock in microseconds since 1970.
 pub fn next_fence(previous: u64, clock_micros: u64) -> u64 {
     clock_micros.max(previous.saturating_add(1))
 }
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wall_admits_who_passes_all_that_were_left_behind() {
+    fn the_wall_admits_what_passes_all_that_were_left_behind() {
         let modes = [Mode::Exclusive, Mode::Shared, slots(1, 1), slots(1, 2), slots(2, 2), slots(1, 3)];
         for first in modes {
             for second in modes {

@@ -30,7 +30,7 @@ struct Sample {
 }
 
 impl StoreClock {
-    /// Nothing is known yet.
+    /// Creates an estimate that knows nothing yet.
     pub fn new() -> Self {
         Self::default()
     }
@@ -50,17 +50,16 @@ impl StoreClock {
         }
     }
 
-    /// What the store's clock shows at most at the local moment `at`, in microseconds; `None` while nothing is known of it.
-    /// It shows less by the way of the best sample's request, and by a thousandth of that sample's age.
+    /// Returns what the store's clock shows at most at the local moment `at`, in microseconds; `None` while nothing is known
+    /// of it. It shows less by the way of the best sample's request, and by a thousandth of that sample's age.
     pub fn at_most(&self, at: Moment) -> Option<u64> {
         let kept = *self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.map(|kept| kept.at_most(at))
     }
 
-    /// How long an offer certainly lasts from the local moment `at`, if the store made it at `made_micros` by its clock,
-    /// to last for `offered` from then; `None` while nothing is known of that clock. Never too long: `at` must be taken
-    /// before this is called, and what has passed since must be deducted by the caller, as
-    /// [`Moment::left_of`] does.
+    /// Returns how long an offer certainly lasts from the local moment `at`, if the store made it at `made_micros` by its
+    /// clock, to last for `offered` from then; `None` while nothing is known of that clock. Never too long: `at` must be
+    /// taken before this is called, and what has passed since must be deducted by the caller, as [`Moment::left_of`] does.
     pub fn remaining(&self, made_micros: u64, offered: Duration, at: Moment) -> Option<Duration> {
         let age = Duration::from_micros(self.at_most(at)?.saturating_sub(made_micros));
         Some(offered.saturating_sub(age))

@@ -67,7 +67,7 @@ impl<K: Eq + Hash, N> Waiters<K, N> {
         }
     }
 
-    /// The same for an offer of which so much is left as of a moment that was taken before that was worked out
+    /// Does the same for an offer of which so much is left as of a moment that was taken before that was worked out
     /// ([`WakeSender::send_as_of`]).
     ///
     /// # Errors
@@ -83,7 +83,7 @@ impl<K: Eq + Hash, N> Waiters<K, N> {
     /// Wakes all waiters to ask again: what was pushed meanwhile may have been missed.
     pub fn wake_all(&self) {
         let all = std::mem::replace(&mut *self.entries(), Entries { by_key: HashMap::new(), tidy_at: FEW });
-        drop(all.by_key); // a sender that is dropped tells its waiter to ask again
+        drop(all.by_key); // a sender that is dropped makes its waiter ask again
     }
 
     /// Removes a waiter; if it still listens it is woken to ask again.
@@ -99,7 +99,7 @@ impl<K: Eq + Hash, N> Waiters<K, N> {
         }
     }
 
-    /// All who still listen and of whom something is noted. Looks at every waiter.
+    /// Returns all who still listen and of whom something is noted. Looks at every waiter.
     pub fn noted(&self) -> Vec<(K, N)>
     where
         K: Clone,
@@ -110,7 +110,7 @@ impl<K: Eq + Hash, N> Waiters<K, N> {
         listening.filter_map(|(key, entry)| Some((key.clone(), entry.note.clone()?))).collect()
     }
 
-    /// How many still listen. Looks at every one and forgets the others.
+    /// Returns how many still listen. Looks at every one and forgets the others.
     pub fn count(&self) -> usize {
         let mut entries = self.entries();
         entries.tidy();
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_asks_again_is_woken_by_its_last_wakeup() {
+    fn a_repeated_request_is_woken_by_its_last_wakeup() {
         let waiters = Waiters::<_>::new();
         let mut first = waiters.add(7);
         let mut second = waiters.add(7);

@@ -1,4 +1,4 @@
-//! How a backend tells a waiter that its turn has come.
+//! How a backend notifies a waiter of its turn.
 
 use std::{
     future::poll_fn,
@@ -19,7 +19,7 @@ pub enum Wake {
     Recheck,
 }
 
-/// The backend's end: tells one waiter, once. Dropping it tells the waiter to ask again.
+/// The backend's end: notifies one waiter, once. Dropping it makes the waiter ask again.
 #[derive(Debug)]
 pub struct WakeSender(oneshot::Sender<(Wake, Option<Moment>)>);
 
@@ -38,10 +38,9 @@ impl WakeSender {
         self.0.send((wake, is_limited.then(Moment::now))).map_err(|(wake, _)| wake)
     }
 
-    /// The same for an offer of which [`remaining`](Offer::remaining) was left at the moment `as_of`. Take that
-    /// moment before the store's time is read from which you work out what is left: a process that is stopped
-    /// anywhere between the two, or before the waiter looks, then believes the offer to end too early, and never too
-    /// late.
+    /// Does the same for an offer of which [`remaining`](Offer::remaining) was left at the moment `as_of`. Take that moment
+    /// before the store's time is read from which you work out what is left: a process that is stopped anywhere between the
+    /// two, or before the waiter looks, then believes the offer to end too early, and never too late.
     ///
     /// # Errors
     /// The message itself.
@@ -49,7 +48,7 @@ impl WakeSender {
         self.0.send((wake, Some(as_of))).map_err(|(wake, _)| wake)
     }
 
-    /// Whether the waiter no longer listens.
+    /// Returns whether the waiter no longer listens.
     pub fn is_closed(&self) -> bool {
         self.0.is_closed()
     }
@@ -61,13 +60,13 @@ impl WakeSender {
 pub struct Wakeup(Option<oneshot::Receiver<(Wake, Option<Moment>)>>);
 
 impl Wakeup {
-    /// A pair of ends.
+    /// Creates a pair of ends.
     pub fn channel() -> (WakeSender, Wakeup) {
         let (sender, receiver) = oneshot::channel();
         (WakeSender(sender), Wakeup(Some(receiver)))
     }
 
-    /// One that never wakes: the waiter has to ask again by itself.
+    /// Creates one that never wakes: the waiter has to ask again by itself.
     pub fn never() -> Self {
         Wakeup(None)
     }

@@ -1,4 +1,4 @@
-//! What a subscriber sees: a span for each call, entered while the callback runs, and no identifier in it.
+//! What a subscriber sees: a span for each call, entered while the callback runs, with ids only where they are wanted.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
@@ -64,6 +64,40 @@ async fn a_call_is_a_span_without_identifiers() {
     assert!(line_with("no longer held").contains("released=true"));
     assert!(line_with("not locked").contains("in_the_way=1"));
     assert!(!text.contains("secret-id") && !text.contains("third-id"), "identifiers may be secret: {text}");
+}
+
+#[tokio::test]
+async fn ids_are_logged_where_the_user_allows_it() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::DEBUG)
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    let _default = tracing::subscriber::set_default(subscriber);
+    let dao = MemoryLockDao::<String>::new();
+    let locks = LockingService::builder(dao).log_ids(true).build().unwrap();
+    locks
+        .tell_when_lost()
+        .with_held_locks(["b", "a"], |held| {
+            let locks = &locks;
+            async move {
+                tracing::info!("inside");
+                assert_eq!(locks.admin().release_context(held.context()).await.unwrap().len(), 2);
+            }
+        })
+        .await
+        .unwrap_err();
+    let many = (0..12).map(|id| format!("id-{id:02}"));
+    locks.run_locked(many, async || tracing::info!("many")).await.unwrap();
+    let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let line_with = |what: &str| {
+        text.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("{what}: {text}"))
+    };
+    assert!(line_with("inside").contains(r#"targets="a", "b""#), "{text}");
+    assert!(line_with("lost=2").contains(r#"targets="a", "b""#), "{text}");
+    assert!(line_with("many").contains(r#""id-09" and 2 more"#), "{text}");
 }
 
 /// A context that panics while it is wanted to.

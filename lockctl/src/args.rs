@@ -33,7 +33,7 @@ pub(crate) struct Global {
     /// Keeps applications in one store apart (env: LOCKCORE_NAMESPACE; file: namespace)
     #[arg(long, global = true)]
     pub(crate) namespace: Option<String>,
-    /// The label that tells people who holds a lock (env: LOCKCORE_OWNER; default: user@host:pid)
+    /// The label that shows people who holds a lock (env: LOCKCORE_OWNER; default: user@host:pid)
     #[arg(long, global = true)]
     pub(crate) owner: Option<String>,
     /// Write JSON: results to stdout, what goes wrong to stderr
@@ -88,7 +88,7 @@ pub(crate) enum Command {
     Break {
         #[command(flatten)]
         target: TargetArg,
-        /// The fence that the lock is held under, as `show` tells; a later holder is not touched
+        /// The fence that the lock is held under, as `show` prints it; a later holder is not touched
         #[arg(long, allow_hyphen_values = true)]
         fence: u64,
         /// Do not wait for the holder to stop or its lease to end: both may run at the same time

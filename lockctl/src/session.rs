@@ -96,7 +96,7 @@ fn check_shared(config: &Config, dao: &AnyLockDao) -> Result<(), Failure> {
     )))
 }
 
-/// Tells what no outcome tells.
+/// Prints what no outcome shows.
 fn report(event: &Event<'_, String, Uuid>) {
     match event {
         Event::RenewalFailed { error: Some(error), .. } => {

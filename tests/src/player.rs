@@ -516,7 +516,7 @@ impl<'s, B: Backend> Player<'s, B> {
             let attempt = &mut self.attempts[number];
             let Some(place) = &mut attempt.place else { continue };
             assert!(self.model.waits(number));
-            let told = place.told().now_or_never();
+            let told = place.notified().now_or_never();
             assert!(
                 !matches!(told, Some(lockcore::backend::Wake::Offer(_))),
                 "{:?}: out of turn",

@@ -345,7 +345,7 @@ impl<D: LockDao<String, Uuid>> Place<D> {
     }
 
     /// Waits for a message, and does nothing about it.
-    pub async fn told(&mut self) -> Wake {
+    pub async fn notified(&mut self) -> Wake {
         self.wakeup.recv().await
     }
 

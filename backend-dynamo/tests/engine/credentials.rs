@@ -42,7 +42,7 @@ pub(crate) fn tests() -> Vec<Trial> {
 }
 
 /// What this program does as one of those with an environment of their own.
-pub(crate) fn as_told_by_environment() -> Option<ExitCode> {
+pub(crate) fn as_the_environment_says() -> Option<ExitCode> {
     let table = std::env::var(TABLE).ok()?;
     Some(blocking(locker(table)))
 }

@@ -68,9 +68,9 @@ pub(crate) fn tests() -> Vec<Trial> {
         we_are_excluded_while_it_holds
         its_expired_lock_is_taken_over
         our_expired_lock_is_taken_over_by_it
-        its_unlock_of_our_lock_is_told
+        its_unlock_of_our_lock_is_reported
         its_update_of_our_item_is_neither_freed_nor_prolonged
-        what_we_remember_of_a_free_id_keeps_it_from_nobody
+        what_we_remember_of_a_free_id_blocks_no_request
         it_finds_our_locks_by_context
         other_names_work_too
         fences_outlast_its_unlock_and_its_lock
@@ -233,7 +233,7 @@ async fn its_update_of_our_item_is_neither_freed_nor_prolonged() -> TestResult {
     Ok(())
 }
 
-async fn its_unlock_of_our_lock_is_told() -> TestResult {
+async fn its_unlock_of_our_lock_is_reported() -> TestResult {
     let rig = Rig::new().await?;
     let caller = rig.caller();
     let grant = caller.take(["a", "b"]).await;
@@ -246,7 +246,7 @@ async fn its_unlock_of_our_lock_is_told() -> TestResult {
 }
 
 /// An attempt that was withdrawn is remembered where TTL does not collect it, and where others see a free id.
-async fn what_we_remember_of_a_free_id_keeps_it_from_nobody() -> TestResult {
+async fn what_we_remember_of_a_free_id_blocks_no_request() -> TestResult {
     let rig = Rig::new().await?;
     let caller = rig.caller();
     let request = caller.request(["a"]);

@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use lockcore_conformance::servers;
 
 fn main() -> ExitCode {
-    if let Some(done) = credentials::as_told_by_environment() {
+    if let Some(done) = credentials::as_the_environment_says() {
         return done;
     }
     // One after the other, and nothing beside them: they measure.

@@ -35,7 +35,7 @@ async fn a_lease_ends_when_the_test_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_touches_an_expired_lock_hands_it_over() {
+async fn a_step_that_touches_an_expired_lock_hands_it_over() {
     for touch in 0..4 {
         let dao = Dao::new();
         let held = take(&dao, &leased(request(1, [exclusive("a")]), SECOND));
@@ -61,7 +61,7 @@ async fn a_waiter_without_a_lease_before_it_needs_no_recheck() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_is_told_of_a_lease_that_begins_later() {
+async fn a_waiter_learns_of_a_lease_that_begins_later() {
     let dao = Dao::new();
     let reading = take(&dao, &request(1, [shared("a")]));
     let mut writer = queue(&dao, request(2, [exclusive("a")]));
@@ -79,7 +79,7 @@ async fn a_waiter_is_told_of_a_lease_that_begins_later() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_offer_nobody_hears_stands_for_five_seconds() {
+async fn an_unheard_offer_stands_for_five_seconds() {
     let dao = Dao::new();
     let held = take(&dao, &request(1, [exclusive("a")]));
     let gone = queue(&dao, request(2, [exclusive("a")])).request;

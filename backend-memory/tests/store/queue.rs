@@ -75,7 +75,7 @@ fn a_set_is_handed_over_when_its_last_id_is_free() {
 }
 
 #[test]
-fn nobody_passes_a_waiting_set_on_an_id_that_is_free() {
+fn no_request_passes_a_waiting_set_on_a_free_id() {
     let dao = Dao::new();
     let held = take(&dao, &request(1, [exclusive("a")]));
     let mut both = queue(&dao, request(2, [exclusive("a"), exclusive("b")]));
@@ -101,7 +101,7 @@ fn nobody_passes_a_waiting_set_on_an_id_that_is_free() {
 }
 
 #[test]
-fn leaving_lets_in_whoever_only_waited_for_the_one_who_left() {
+fn leaving_lets_in_those_who_waited_only_for_it() {
     for how in [Withdraw::KeepIfGranted, Withdraw::Undo] {
         let dao = Dao::new();
         let held = take(&dao, &request(1, [slots("pool", 1, 3)]));
@@ -219,7 +219,7 @@ fn room_that_a_hand_off_makes_is_handed_on() {
 }
 
 #[test]
-fn whoever_got_a_set_by_asking_again_lets_in_those_behind() {
+fn a_set_got_by_a_repeated_request_lets_in_those_behind() {
     let dao = Dao::new();
     let held = take(&dao, &request(1, [exclusive("a")]));
     let wants = [exclusive("a"), slots("pool", 1, 2)];
@@ -266,7 +266,7 @@ fn undoing_a_change_brings_back_what_was_held() {
 }
 
 #[test]
-fn an_offer_nobody_heard_is_found_by_asking_again_or_by_leaving() {
+fn an_unheard_offer_is_found_by_asking_again_or_by_leaving() {
     let dao = Dao::new();
     let held = take(&dao, &request(1, [exclusive("a")]));
     let asks = queue(&dao, request(2, [exclusive("a")])).request;
@@ -311,7 +311,7 @@ fn a_waiter_that_asks_again_keeps_its_place() {
 }
 
 #[test]
-fn nothing_is_kept_of_an_id_that_nobody_uses() {
+fn nothing_is_kept_of_an_unused_id() {
     let dao = Dao::new();
     let target = |id: &str| lockcore::Target::Id(id.to_owned());
     let held = take(&dao, &request(1, [exclusive("b")]));

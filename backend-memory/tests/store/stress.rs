@@ -145,7 +145,7 @@ async fn ask_until_granted(dao: &Dao, request: &lockcore::backend::AcquireReques
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn nobody_holds_what_excludes_somebody_else() {
+async fn no_two_holders_exclude_each_other() {
     for shards in [1, 64] {
         let dao = Arc::new(Dao::new().with_shards(shards));
         let inside = Arc::new(Inside::default());

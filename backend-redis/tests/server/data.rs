@@ -136,7 +136,7 @@ pub(crate) async fn waiters_survive_a_restart() -> TestResult {
     Ok(())
 }
 
-pub(crate) async fn a_callback_is_told_that_its_lock_went_with_the_data() -> TestResult {
+pub(crate) async fn a_callback_learns_that_its_lock_went_with_the_data() -> TestResult {
     let server = server("").await?;
     let (proxy, place) = steady(&server).await?;
     let locks = place.locks().await?;
@@ -222,7 +222,7 @@ pub(crate) async fn a_replicated_lock_survives_a_failover() -> TestResult {
 }
 
 /// As documented: what no replica had is lost with the master; its holder is told, and the next fence is higher.
-pub(crate) async fn a_lock_that_was_not_replicated_is_lost_and_told() -> TestResult {
+pub(crate) async fn a_lock_that_was_not_replicated_is_reported_as_lost() -> TestResult {
     let watched = Watched::start().await?;
     let place = Place::at(watched.url()).patient_for(Duration::from_secs(1));
     let store = place.store().await;

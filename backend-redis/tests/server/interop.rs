@@ -118,7 +118,7 @@ pub(crate) async fn a_held_slot_or_share_keeps_others_out_as_long_as_the_last() 
     Ok(())
 }
 
-pub(crate) async fn nobody_else_gets_in_between_while_ours_wait() -> TestResult {
+pub(crate) async fn no_other_process_gets_in_between_while_ours_wait() -> TestResult {
     let place = Place::shared().await?;
     let (store, mut python) = (place.store().await, Python::start(&place.url).await?);
     let key = place.key("a");
@@ -141,7 +141,7 @@ pub(crate) async fn nobody_else_gets_in_between_while_ours_wait() -> TestResult 
     Ok(())
 }
 
-pub(crate) async fn nobody_else_gets_in_when_a_lease_ends_while_ours_wait() -> TestResult {
+pub(crate) async fn no_other_process_gets_in_when_a_lease_ends_while_ours_wait() -> TestResult {
     let place = Place::shared().await?;
     let (store, mut python) = (place.store().await, Python::start(&place.url).await?);
     let key = place.key("a");
@@ -202,7 +202,7 @@ pub(crate) async fn what_others_free_wakes_our_first_waiter() -> TestResult {
     Ok(())
 }
 
-pub(crate) async fn a_lock_of_ours_that_others_delete_is_told_as_vanished() -> TestResult {
+pub(crate) async fn a_lock_of_ours_that_others_delete_is_reported_as_vanished() -> TestResult {
     let place = Place::shared().await?;
     let (store, mut python) = (place.store().await, Python::start(&place.url).await?);
     let [us, other] = store.callers();

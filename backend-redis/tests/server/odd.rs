@@ -192,7 +192,7 @@ pub(crate) async fn a_demoted_master_is_left_and_a_wait_outlasts_it() -> TestRes
     Ok(())
 }
 
-pub(crate) async fn something_else_under_our_key_is_told() -> TestResult {
+pub(crate) async fn something_else_under_our_key_is_reported() -> TestResult {
     something_else(Place::shared().await?).await?;
     let server = old_server("").await?;
     something_else(Place::at(server.url())).await
@@ -219,7 +219,7 @@ async fn something_else(place: Place) -> TestResult {
 }
 
 /// Another's script keeps the server from answering: busy, and settled afterwards.
-pub(crate) async fn a_slow_script_of_others_is_told_as_busy() -> TestResult {
+pub(crate) async fn a_slow_script_of_others_is_reported_as_busy() -> TestResult {
     let server = server("--busy-reply-threshold 100").await?;
     let place = Place::at(server.url());
     let (store, raw) = (place.store().await, place.raw().await?);

@@ -283,7 +283,7 @@ pub(crate) async fn sentinels() -> TestResult {
     Ok(())
 }
 
-pub(crate) async fn a_server_that_nobody_can_reach_is_unavailable() -> TestResult {
+pub(crate) async fn a_server_that_cannot_be_reached_is_unavailable() -> TestResult {
     let gone = server("").await?;
     gone.kill().await?;
     for url in [

@@ -266,7 +266,7 @@ pub(crate) async fn a_waiter_that_is_not_in_line_any_more_asks_again() -> TestRe
         }
     }
     let began = Instant::now();
-    assert!(matches!(waiting.told().await, Wake::Recheck));
+    assert!(matches!(waiting.notified().await, Wake::Recheck));
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     waiting.still_waits().await;
     holder.free(&held).await;

@@ -214,7 +214,7 @@ pub(crate) async fn a_release_after_the_end_of_the_lease_tells_the_loss() -> Tes
 }
 
 /// While a client of ours waits a main key outlives its lease, so that no other client gets in between.
-pub(crate) async fn whoever_waits_has_a_grace() -> TestResult {
+pub(crate) async fn a_waiter_has_a_grace() -> TestResult {
     let place = Place::shared().await?;
     let (store, raw) = (place.store().await, place.raw().await?);
     // More than the lease of a caller by some seconds, or more than an offer by as much.

@@ -2,7 +2,9 @@
 
 use std::{fmt, marker::PhantomData, str::FromStr, time::Duration};
 
-use lockcore::{Capabilities, ContextId, Ident, backend::StoreVersion};
+#[cfg(feature = "testing")]
+use lockcore::backend::StoreVersion;
+use lockcore::{Capabilities, ContextId, Ident};
 use sqlx::{ConnectOptions, MySqlPool, mysql::MySqlConnectOptions};
 
 use super::schema::VERSION;
@@ -36,7 +38,7 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
         self
     }
 
-    /// The same as sqlx has it.
+    /// Sets all of this as sqlx's options.
     #[must_use]
     pub fn connect_options(mut self, options: MySqlConnectOptions) -> Self {
         self.server = Server::Options(Box::new(options));
@@ -53,7 +55,7 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
         self
     }
 
-    /// Whether to keep a connection on which waiters of this process are notified, which is the default. Otherwise they
+    /// Sets whether to keep a connection on which waiters of this process are notified, which is the default. Otherwise they
     /// poll, up to fifty times a second.
     #[must_use]
     pub fn listen(mut self, listen: bool) -> Self {
@@ -68,14 +70,14 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
         self
     }
 
-    /// What the names of all tables and routines begin with; 1 to 40 bytes, `"lockcore_"` by default.
+    /// Sets what the names of all tables and routines begin with; 1 to 40 bytes, `"lockcore_"` by default.
     #[must_use]
     pub fn table_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.settings.prefix = prefix.into();
         self
     }
 
-    /// How many connections each tokio runtime of this process may have at once, apart from the two for listening; 1 to
+    /// Sets how many connections each tokio runtime of this process may have at once, apart from the two for listening; 1 to
     /// 1000, 10 by default. Operations wait for a free one within their [`timeout`](Self::timeout).
     #[must_use]
     pub fn max_connections(mut self, max: usize) -> Self {
@@ -83,7 +85,7 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
         self
     }
 
-    /// How long an operation may take in all: waiting for a connection, making one, retrying after deadlocks, the
+    /// Sets how long an operation may take in all: waiting for a connection, making one, retrying after deadlocks, the
     /// answer. 10 ms to 1 h, 5 s by default.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
@@ -91,16 +93,16 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
         self
     }
 
-    /// Whether to create or migrate the schema on connecting, which is the default; nothing is done where it is
-    /// current, so that a user without the right to create can use it.
+    /// Sets whether to create or migrate the schema on connecting, which is the default; nothing is done where it is current,
+    /// so that a user without the right to create can use it.
     #[must_use]
     pub fn migrate(mut self, migrate: bool) -> Self {
         self.settings.migrate = migrate;
         self
     }
 
-    /// Whether to open it for administration only: to inspect, break and sweep without creating anything, neither the schema
-    /// nor a session that listens. Off by default; a missing schema is an error then, whatever
+    /// Sets whether to open it for administration only: to inspect, break and sweep without creating anything, neither the
+    /// schema nor a session that listens. Off by default; a missing schema is an error then, whatever
     /// [`migrate`](Self::migrate) says, and calls that wait poll for their turn.
     #[must_use]
     pub fn administration(mut self, administration: bool) -> Self {

@@ -136,10 +136,10 @@ fn routine(statement: &str) -> Option<&str> {
     behind.split_once('}').map(|(name, _)| name)
 }
 
-/// The whole schema as SQL for the server's own command line client, for those who run their own migrations. It creates
-/// what is missing and replaces the routines, so that it can be run again, but not after a newer one, nor while programs use
-/// the locks: a routine is missing for a moment. A user of the locks needs `EXECUTE` on the
-/// routines, and nothing else; the account that runs this has to stay, for the routines run with its rights.
+/// Returns the whole schema as SQL for the server's own command line client, for those who run their own migrations. It
+/// creates what is missing and replaces the routines, so that it can be run again, but not after a newer one, nor while
+/// programs use the locks: a routine is missing for a moment. A user of the locks needs `EXECUTE` on the routines, and
+/// nothing else; the account that runs this has to stay, for the routines run with its rights.
 pub fn schema_sql(table_prefix: &str, flavor: Flavor) -> String {
     let mut sql = String::from("DELIMITER //\n");
     for statement in Names::new(table_prefix).statements(flavor, VERSION, |_| false) {

@@ -2,7 +2,9 @@
 
 use std::{fmt, marker::PhantomData, str::FromStr, time::Duration};
 
-use lockcore::{ContextId, Ident, backend::StoreVersion};
+#[cfg(feature = "testing")]
+use lockcore::backend::StoreVersion;
+use lockcore::{ContextId, Ident};
 use sqlx::{ConnectOptions, PgPool, postgres::PgConnectOptions};
 
 use super::schema::VERSION;

@@ -67,10 +67,10 @@ impl<I: Ident, C: ContextId> PostgresLockDao<I, C> {
         Self::builder().url(url).open().await
     }
 
-    /// The quoted name of the function with which the application's own statements check a fence:
-    /// `holds(namespace text, id text, fence bigint)` is true if the id is held exclusively under that fence and its
-    /// lease lasts; and then no other context gets it before the application's transaction ends. In the `WHERE` of a write
-    /// it makes the late write of a former holder change nothing:
+    /// Returns the quoted name of the function with which the application's own statements check a fence: `holds(namespace
+    /// text, id text, fence bigint)` is true if the id is held exclusively under that fence and its lease lasts; and then no
+    /// other context gets it before the application's transaction ends. In the `WHERE` of a write it makes the late write of
+    /// a former holder change nothing:
     ///
     /// ```no_run
     /// # async fn write(locks: lockcore::LockingService, dao: &lockcore_sql::PostgresLockDao, pool: sqlx::PgPool)

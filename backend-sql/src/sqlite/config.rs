@@ -60,8 +60,8 @@ impl<I: Ident, C: ContextId> SqliteBuilder<I, C> {
         SqliteBuilder { settings, types: PhantomData }
     }
 
-    /// The database file, or `:memory:` for a store that only this DAO sees. Must be given. The file may
-    /// be the application's own database. Not a URI.
+    /// Sets the database file, or `:memory:` for a store that only this DAO sees. Must be given. The file may be the
+    /// application's own database. Not a URI.
     ///
     /// A relative path is another file in every folder: programs that are to exclude each other had better give an
     /// absolute one.
@@ -78,31 +78,30 @@ impl<I: Ident, C: ContextId> SqliteBuilder<I, C> {
         self
     }
 
-    /// What the names of all tables begin with; a lower-case word of at most 40 bytes, `"lockcore_"` by
-    /// default.
+    /// Sets what the names of all tables begin with; a lower-case word of at most 40 bytes, `"lockcore_"` by default.
     #[must_use]
     pub fn table_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.settings.table_prefix = prefix.into();
         self
     }
 
-    /// How long an operation may wait in all for the file's write lock and for the operations before it;
-    /// afterwards it fails as [`Busy`](lockcore::BackendErrorKind::Busy). 1 ms to 1 h, 5 s by default.
+    /// Sets how long an operation may wait in all for the file's write lock and for the operations before it; afterwards it
+    /// fails as [`Busy`](lockcore::BackendErrorKind::Busy). 1 ms to 1 h, 5 s by default.
     #[must_use]
     pub fn busy_timeout(mut self, timeout: Duration) -> Self {
         self.settings.busy_timeout = timeout;
         self
     }
 
-    /// When a commit has to be on the disk.
+    /// Sets when a commit has to be on the disk.
     #[must_use]
     pub fn synchronous(mut self, synchronous: Synchronous) -> Self {
         self.settings.synchronous = synchronous;
         self
     }
 
-    /// Whether to create the file and the tables where they are missing, which is the default. Without, a file that has no
-    /// tables of ours is left as it is.
+    /// Sets whether to create the file and the tables where they are missing, which is the default. Without, a file that has
+    /// no tables of ours is left as it is.
     ///
     /// A new file is readable and writable for its owner only, since ids, owners and contexts stand in it. For programs of
     /// several users create it beforehand, empty, with the group and the permissions that they need.

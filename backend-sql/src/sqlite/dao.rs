@@ -71,7 +71,7 @@ impl<I: Ident, C: ContextId> SqliteBuilder<I, C> {
     }
 }
 
-/// What a file can do, without one. A store in memory is shared with no other process.
+/// Returns what a file can do, without one. A store in memory is shared with no other process.
 pub fn capabilities() -> Capabilities {
     Capabilities {
         push: true,

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_told_apart_by_code() {
+    fn failures_have_exit_codes_of_their_own() {
         assert_eq!(failure(ffi::SQLITE_BUSY).kind(), BackendErrorKind::Busy);
         assert_eq!(failure(ffi::SQLITE_BUSY_SNAPSHOT).kind(), BackendErrorKind::Busy);
         assert_eq!(failure(ffi::SQLITE_READONLY_DIRECTORY).kind(), BackendErrorKind::Misconfigured);

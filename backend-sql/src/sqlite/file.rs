@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_systems_are_told_apart_by_their_magic() {
+    fn file_systems_are_recognised_by_their_magic() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let missing = folder.path().join("locks.db");
         let found = file_system(&missing).expect("the folder is there");

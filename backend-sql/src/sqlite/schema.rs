@@ -9,7 +9,7 @@ use super::{
     statements::{self, VERSION},
 };
 
-/// The SQL that makes the tables, for those who may not let a program do it. `prefix` is as in
+/// Returns the SQL that makes the tables, for those who may not let a program do it. `prefix` is as in
 /// [`SqliteBuilder::table_prefix`](super::SqliteBuilder::table_prefix).
 pub fn schema_sql(prefix: &str) -> String {
     let StoreVersion { version, oldest_program } = VERSION;

@@ -174,7 +174,7 @@ mod tests {
 
     /// Without the look that a waiter's session takes by itself: the step that clears up serves who waits.
     #[test]
-    fn whoever_meets_what_is_over_hands_it_over() {
+    fn a_step_that_meets_an_expired_lock_hands_it_over() {
         for way in ["asks", "sweeps"] {
             let settings = SqliteLockDao::<String>::builder().path(":memory:").settings;
             let mut store = Store::open(settings).expect("a database in memory");

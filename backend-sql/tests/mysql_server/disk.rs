@@ -16,12 +16,12 @@ const DISK: u64 = 320 << 20;
 pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
     vec![test(
         kind,
-        "disk::a_full_one_is_told_and_nothing_is_granted_twice",
-        a_full_one_is_told_and_nothing_is_granted_twice,
+        "disk::a_full_store_is_reported_and_nothing_is_granted_twice",
+        a_full_store_is_reported_and_nothing_is_granted_twice,
     )]
 }
 
-async fn a_full_one_is_told_and_nothing_is_granted_twice(kind: Kind) -> TestResult {
+async fn a_full_store_is_reported_and_nothing_is_granted_twice(kind: Kind) -> TestResult {
     for _ in 0..3 {
         let server = Server::start_small(kind, DISK).await?;
         let outcome = on_a_full_disk(&server).await;
@@ -40,7 +40,8 @@ async fn on_a_full_disk(server: &Server) -> TestResult {
     let mut filler = Sql(MySqlConnection::connect(&server.url()).await?);
     let mut clearer = Sql(MySqlConnection::connect(&server.url()).await?);
     let clear = async { clearer.run("DROP TABLE filler").await.map(drop) };
-    disk::a_full_one_is_told_and_nothing_is_granted_twice([&dao, &other], fill(&mut filler), clear).await
+    disk::a_full_store_is_reported_and_nothing_is_granted_twice([&dao, &other], fill(&mut filler), clear)
+        .await
 }
 
 /// Leaves no page free.

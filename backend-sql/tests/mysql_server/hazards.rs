@@ -24,14 +24,18 @@ use crate::{
 
 pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
     vec![
-        test(kind, "hazards::an_abandoned_exchange_harms_nobody", an_abandoned_exchange_harms_nobody),
+        test(
+            kind,
+            "hazards::an_abandoned_exchange_harms_no_other_request",
+            an_abandoned_exchange_harms_no_other_request,
+        ),
         test(kind, "hazards::a_deadlock_is_retried", a_deadlock_is_retried),
         test(kind, "hazards::a_cut_connection_is_replaced", a_cut_connection_is_replaced),
-        test(kind, "hazards::an_exhausted_pool_is_told", an_exhausted_pool_is_told),
+        test(kind, "hazards::an_exhausted_pool_is_reported", an_exhausted_pool_is_reported),
         test(kind, "hazards::a_refused_connection_closes_no_other", a_refused_connection_closes_no_other),
         test(kind, "hazards::passwords_are_not_shown", passwords_are_not_shown),
         test(kind, "hazards::passwords_are_sent_over_tls_only", passwords_are_sent_over_tls_only),
-        test(kind, "hazards::a_damaged_schema_is_told", a_damaged_schema_is_told),
+        test(kind, "hazards::a_damaged_schema_is_reported", a_damaged_schema_is_reported),
         test(kind, "hazards::fences_rise_though_the_clock_does_not", fences_rise_though_the_clock_does_not),
         test(kind, "hazards::a_release_serves_whose_turn_it_is", a_release_serves_whose_turn_it_is),
         test(kind, "hazards::a_late_release_changes_no_fence", a_late_release_changes_no_fence),
@@ -42,7 +46,7 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
 
 /// A future that is dropped in the middle of an exchange leaves no connection in a transaction, or with another's
 /// answer on it.
-async fn an_abandoned_exchange_harms_nobody(kind: Kind) -> TestResult {
+async fn an_abandoned_exchange_harms_no_other_request(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.builder().max_connections(1).open().await?;
     for round in 0..60_u64 {
@@ -140,7 +144,7 @@ async fn a_cut_connection_is_replaced(kind: Kind) -> TestResult {
 }
 
 /// Another's transaction keeps all connections waiting.
-async fn an_exhausted_pool_is_told(kind: Kind) -> TestResult {
+async fn an_exhausted_pool_is_reported(kind: Kind) -> TestResult {
     // Both requests time out together, so that once in a while the second still gets the connection of the first.
     for round in 0..10 {
         let place = Place::new(kind).await?;
@@ -236,7 +240,7 @@ async fn passwords_are_sent_over_tls_only(kind: Kind) -> TestResult {
     Ok(())
 }
 
-async fn a_damaged_schema_is_told(kind: Kind) -> TestResult {
+async fn a_damaged_schema_is_reported(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.builder().listen(false).open().await?;
     let mut sql = place.sql().await?;

@@ -19,8 +19,8 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         test(kind, "joining::a_former_holders_write_changes_nothing", a_former_holders_write_changes_nothing),
         test(
             kind,
-            "joining::nobody_takes_over_during_a_guarded_transaction",
-            nobody_takes_over_during_a_guarded_transaction,
+            "joining::no_takeover_during_a_guarded_transaction",
+            no_takeover_during_a_guarded_transaction,
         ),
         test(kind, "joining::odd_sessions_change_nothing", odd_sessions_change_nothing),
     ]
@@ -88,7 +88,7 @@ async fn a_former_holders_write_changes_nothing(kind: Kind) -> TestResult {
 }
 
 /// What was checked stays true until the application's transaction ends.
-async fn nobody_takes_over_during_a_guarded_transaction(kind: Kind) -> TestResult {
+async fn no_takeover_during_a_guarded_transaction(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.open().await?;
     let mut sql = place.sql().await?;

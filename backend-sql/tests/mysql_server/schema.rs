@@ -22,8 +22,16 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         test(kind, "schema::any_names_will_do", any_names_will_do),
         test(kind, "schema::a_printed_schema_is_enough", a_printed_schema_is_enough),
         test(kind, "schema::many_programs_start_at_once", many_programs_start_at_once),
-        test(kind, "schema::a_user_who_may_only_execute_can_use_it", a_user_who_may_only_execute_can_use_it),
-        test(kind, "schema::a_user_who_may_not_create_is_told", a_user_who_may_not_create_is_told),
+        test(
+            kind,
+            "schema::a_user_with_the_right_to_execute_can_use_it",
+            a_user_with_the_right_to_execute_can_use_it,
+        ),
+        test(
+            kind,
+            "schema::a_user_without_the_right_to_create_gets_an_error",
+            a_user_without_the_right_to_create_gets_an_error,
+        ),
         test(kind, "schema::a_made_up_list_of_ids_is_refused", a_made_up_list_of_ids_is_refused),
         test(kind, "schema::another_version_is_refused", another_version_is_refused),
         test(kind, "schema::two_versions_share_a_store", two_versions_share_a_store),
@@ -129,7 +137,7 @@ async fn user(place: &Place) -> Result<(String, String), Error> {
 }
 
 /// It has no right but to execute, and is not who made the routines; all its processes wake each other all the same.
-async fn a_user_who_may_only_execute_can_use_it(kind: Kind) -> TestResult {
+async fn a_user_with_the_right_to_execute_can_use_it(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     place.open().await?;
     let (url, user) = user(&place).await?;
@@ -151,7 +159,7 @@ async fn a_user_who_may_only_execute_can_use_it(kind: Kind) -> TestResult {
     Ok(())
 }
 
-async fn a_user_who_may_not_create_is_told(kind: Kind) -> TestResult {
+async fn a_user_without_the_right_to_create_gets_an_error(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let (url, user) = user(&place).await?;
     place.sql().await?.run(format!("GRANT EXECUTE ON {}.* TO {user}@'%'", place.database)).await?;

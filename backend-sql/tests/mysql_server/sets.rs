@@ -15,12 +15,16 @@ use crate::{
 pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
     vec![
         test(kind, "sets::a_set_is_shown_and_broken", a_set_is_shown_and_broken),
-        test(kind, "sets::a_part_that_somebody_waits_for", a_part_that_somebody_waits_for),
+        test(kind, "sets::a_part_that_has_a_waiter", a_part_that_has_a_waiter),
         test(kind, "sets::a_part_is_renewed_by_itself", a_part_is_renewed_by_itself),
         test(kind, "sets::several_grants_are_renewed_as_one", several_grants_are_renewed_as_one),
         test(kind, "sets::what_was_taken_meanwhile_is_seen", what_was_taken_meanwhile_is_seen),
         test(kind, "sets::one_that_was_taken_over_is_not_renewed", one_that_was_taken_over_is_not_renewed),
-        test(kind, "sets::of_those_who_want_new_ids_one_gets_them", of_those_who_want_new_ids_one_gets_them),
+        test(
+            kind,
+            "sets::of_many_requests_for_new_ids_one_gets_them",
+            of_many_requests_for_new_ids_one_gets_them,
+        ),
         test(kind, "sets::a_guarded_write_knows_sets", a_guarded_write_knows_sets),
         test(kind, "sets::what_is_over_is_swept", what_is_over_is_swept),
         test(
@@ -75,7 +79,7 @@ async fn a_set_is_shown_and_broken(kind: Kind) -> TestResult {
 }
 
 /// Then the rest is still held, and all of it is renewed and freed as before.
-async fn a_part_that_somebody_waits_for(kind: Kind) -> TestResult {
+async fn a_part_that_has_a_waiter(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.open().await?;
     let mut sql = place.sql().await?;
@@ -235,7 +239,7 @@ async fn one_that_was_taken_over_is_not_renewed(kind: Kind) -> TestResult {
 }
 
 /// 2.1: all of a set, or nothing, also while others make the rows of its ids.
-async fn of_those_who_want_new_ids_one_gets_them(kind: Kind) -> TestResult {
+async fn of_many_requests_for_new_ids_one_gets_them(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let daos = [place.open().await?, place.open().await?, place.open().await?];
     let mut won = 0;

@@ -18,8 +18,8 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         test(kind, "telling::a_dead_waiter_is_handed_nothing", a_dead_waiter_is_handed_nothing),
         test(kind, "telling::the_dead_in_a_row_are_handed_nothing", the_dead_in_a_row_are_handed_nothing),
         test(kind, "telling::who_waits_in_a_row_can_give_up", who_waits_in_a_row_can_give_up),
-        test(kind, "telling::what_is_known_is_not_told_again", what_is_known_is_not_told_again),
-        test(kind, "telling::an_old_offer_is_not_told", an_old_offer_is_not_told),
+        test(kind, "telling::what_is_known_is_not_sent_again", what_is_known_is_not_sent_again),
+        test(kind, "telling::an_old_offer_is_not_sent", an_old_offer_is_not_sent),
         test(
             kind,
             "telling::who_was_rung_is_not_rung_while_it_looks",
@@ -114,7 +114,7 @@ async fn who_waits_in_a_row_can_give_up(kind: Kind) -> TestResult {
 const SETS: [(&[&str], bool); 4] =
     [(&["a"], false), (&["a", "b"], false), (&["a"], true), (&["a", "b"], true)];
 
-async fn what_is_known_is_not_told_again(kind: Kind) -> TestResult {
+async fn what_is_known_is_not_sent_again(kind: Kind) -> TestResult {
     for (ids, moved) in SETS {
         let mut ear = Ear::new(kind).await?;
         loop {
@@ -133,7 +133,7 @@ async fn what_is_known_is_not_told_again(kind: Kind) -> TestResult {
     Ok(())
 }
 
-async fn an_old_offer_is_not_told(kind: Kind) -> TestResult {
+async fn an_old_offer_is_not_sent(kind: Kind) -> TestResult {
     for (ids, moved) in SETS {
         let mut ear = Ear::new(kind).await?;
         let _offered = ear.offered(ids, moved).await?;

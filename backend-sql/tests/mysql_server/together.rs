@@ -7,7 +7,11 @@ use crate::{place::Place, steps::together, test};
 pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
     vec![
         test(kind, "together::a_crowd_goes_in_few_exchanges", a_crowd_goes_in_few_exchanges),
-        test(kind, "together::nobody_waits_for_anothers_row", nobody_waits_for_anothers_row),
+        test(
+            kind,
+            "together::no_request_waits_for_the_row_of_another",
+            no_request_waits_for_the_row_of_another,
+        ),
         test(
             kind,
             "together::what_is_given_up_in_time_is_not_asked_for",
@@ -24,10 +28,10 @@ async fn a_crowd_goes_in_few_exchanges(kind: Kind) -> TestResult {
     together::go_in_few_exchanges(&dao, &proxy).await
 }
 
-async fn nobody_waits_for_anothers_row(kind: Kind) -> TestResult {
+async fn no_request_waits_for_the_row_of_another(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.open().await?;
-    together::nobody_waits_for_anothers_row(&dao, place.sql().await?, locking).await
+    together::no_request_waits_for_the_row_of_another(&dao, place.sql().await?, locking).await
 }
 
 /// Locks the row of an id, and no other.

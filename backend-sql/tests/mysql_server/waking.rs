@@ -24,17 +24,21 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
     vec![
         test(kind, "waking::an_offer_is_pushed_to_another_process", an_offer_is_pushed_to_another_process),
         test(kind, "waking::a_lost_listener_is_replaced", a_lost_listener_is_replaced),
-        test(kind, "waking::nobody_elses_query_is_interrupted", nobody_elses_query_is_interrupted),
-        test(kind, "waking::nothing_depends_on_being_told", nothing_depends_on_being_told),
+        test(kind, "waking::no_foreign_query_is_interrupted", no_foreign_query_is_interrupted),
+        test(kind, "waking::nothing_depends_on_notifications", nothing_depends_on_notifications),
         test(kind, "waking::a_shared_connection_is_not_interrupted", a_shared_connection_is_not_interrupted),
         test(kind, "waking::a_process_looks_after_its_own_releases", a_process_looks_after_its_own_releases),
-        test(kind, "waking::whoever_rings_many_does_not_wait", whoever_rings_many_does_not_wait),
-        test(kind, "waking::the_dead_keep_nobody_from_what_is_free", the_dead_keep_nobody_from_what_is_free),
+        test(kind, "waking::notifying_many_does_not_wait", notifying_many_does_not_wait),
+        test(
+            kind,
+            "waking::dead_waiters_keep_no_request_from_what_is_free",
+            dead_waiters_keep_no_request_from_what_is_free,
+        ),
         test(kind, "waking::a_hand_over_cuts_no_other_lease_short", a_hand_over_cuts_no_other_lease_short),
         test(
             kind,
-            "waking::a_set_somebody_works_on_is_not_waited_for",
-            a_set_somebody_works_on_is_not_waited_for,
+            "waking::a_set_that_is_locked_by_a_transaction_is_not_waited_for",
+            a_set_that_is_locked_by_a_transaction_is_not_waited_for,
         ),
     ]
 }
@@ -100,7 +104,7 @@ async fn a_shared_connection_is_not_interrupted(kind: Kind) -> TestResult {
 }
 
 /// 3.7: who died first in line for something free, since its set was not: no lease ends there for which any client would look.
-async fn the_dead_keep_nobody_from_what_is_free(kind: Kind) -> TestResult {
+async fn dead_waiters_keep_no_request_from_what_is_free(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.open().await?;
     let mut sql = place.sql().await?;
@@ -177,7 +181,7 @@ async fn a_lost_listener_is_replaced(kind: Kind) -> TestResult {
 }
 
 /// A place of a session whose connection is gone, and whose connection id another query has by now: that query goes on.
-async fn nobody_elses_query_is_interrupted(kind: Kind) -> TestResult {
+async fn no_foreign_query_is_interrupted(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let (dao, silent) = (place.open().await?, place.builder().listen(false).open().await?);
     let mut bystander = place.sql().await?;
@@ -205,7 +209,7 @@ async fn a_process_looks_after_its_own_releases(kind: Kind) -> TestResult {
 }
 
 /// Without a listener everything works, a little later; and it is said.
-async fn nothing_depends_on_being_told(kind: Kind) -> TestResult {
+async fn nothing_depends_on_notifications(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.builder().listen(false).open().await?;
     assert!(!dao.capabilities().push);
@@ -226,7 +230,7 @@ async fn nothing_depends_on_being_told(kind: Kind) -> TestResult {
 
 /// One release wakes many processes, while others use the server for something else: MariaDB takes two seconds to
 /// interrupt a `SLEEP` of many, and so long the releaser would wait, and offers would lapse.
-async fn whoever_rings_many_does_not_wait(kind: Kind) -> TestResult {
+async fn notifying_many_does_not_wait(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let holder = place.open().await?;
     let mut waiting = Vec::new();
@@ -273,7 +277,7 @@ async fn whoever_rings_many_does_not_wait(kind: Kind) -> TestResult {
 
 /// A client works on one id of a waiting set when the other one becomes free: the releaser does not wait for that, which
 /// could deadlock, and grants nothing; the waiter is told to ask.
-async fn a_set_somebody_works_on_is_not_waited_for(kind: Kind) -> TestResult {
+async fn a_set_that_is_locked_by_a_transaction_is_not_waited_for(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.open().await?;
     let held = take(&dao, ["a"]).await?;

@@ -15,12 +15,12 @@ const DISK: u64 = 160 << 20;
 
 pub(crate) fn tests() -> Vec<Trial> {
     vec![test(
-        "disk::a_full_one_is_told_and_nothing_is_granted_twice",
-        a_full_one_is_told_and_nothing_is_granted_twice,
+        "disk::a_full_store_is_reported_and_nothing_is_granted_twice",
+        a_full_store_is_reported_and_nothing_is_granted_twice,
     )]
 }
 
-async fn a_full_one_is_told_and_nothing_is_granted_twice() -> TestResult {
+async fn a_full_store_is_reported_and_nothing_is_granted_twice() -> TestResult {
     let server = Server::start_small(Kind::Postgres, DISK).await?;
     let dao: Dao = PostgresLockDao::open(server.url()).await?;
     let other: Dao = PostgresLockDao::open(server.url()).await?;
@@ -31,7 +31,8 @@ async fn a_full_one_is_told_and_nothing_is_granted_twice() -> TestResult {
         clearer.run("CHECKPOINT").await?;
         Ok(())
     };
-    disk::a_full_one_is_told_and_nothing_is_granted_twice([&dao, &other], fill(&mut filler), clear).await
+    disk::a_full_store_is_reported_and_nothing_is_granted_twice([&dao, &other], fill(&mut filler), clear)
+        .await
 }
 
 /// Leaves no page free. Not logged, so that no room is wanted for the log, which the server could not go on without; and not

@@ -28,16 +28,19 @@ use crate::{
 
 pub(crate) fn tests() -> Vec<Trial> {
     vec![
-        test("hazards::an_abandoned_exchange_harms_nobody", an_abandoned_exchange_harms_nobody),
+        test(
+            "hazards::an_abandoned_exchange_harms_no_other_request",
+            an_abandoned_exchange_harms_no_other_request,
+        ),
         test("hazards::a_deadlock_is_retried", a_deadlock_is_retried),
         test("hazards::overlapping_sets_do_not_deadlock", overlapping_sets_do_not_deadlock),
         test("hazards::a_lost_listener_is_replaced", a_lost_listener_is_replaced),
         test("hazards::a_reset_listener_is_replaced", a_reset_listener_is_replaced),
         test("hazards::a_renewal_needs_no_new_connection", a_renewal_needs_no_new_connection),
-        test("hazards::nothing_depends_on_being_told", nothing_depends_on_being_told),
+        test("hazards::nothing_depends_on_notifications", nothing_depends_on_notifications),
         test("hazards::a_process_looks_after_its_own_releases", a_process_looks_after_its_own_releases),
         test("hazards::a_cut_connection_is_replaced", a_cut_connection_is_replaced),
-        test("hazards::an_exhausted_pool_is_told", an_exhausted_pool_is_told),
+        test("hazards::an_exhausted_pool_is_reported", an_exhausted_pool_is_reported),
         test("hazards::a_refused_connection_closes_no_other", a_refused_connection_closes_no_other),
         test("hazards::passwords_are_not_shown", passwords_are_not_shown),
         test("hazards::fences_rise_though_the_clock_does_not", fences_rise_though_the_clock_does_not),
@@ -75,7 +78,7 @@ async fn fences_rise_though_the_clock_does_not() -> TestResult {
 
 /// A future that is dropped in the middle of an exchange leaves no connection in a transaction, or with a client
 /// else's answer on it.
-async fn an_abandoned_exchange_harms_nobody() -> TestResult {
+async fn an_abandoned_exchange_harms_no_other_request() -> TestResult {
     let place = Place::new().await?;
     let dao = place.builder().max_connections(1).open().await?;
     for round in 0..60_u64 {
@@ -272,7 +275,7 @@ async fn a_process_looks_after_its_own_releases() -> TestResult {
 }
 
 /// Without a listener everything works, a little later; and it is said.
-async fn nothing_depends_on_being_told() -> TestResult {
+async fn nothing_depends_on_notifications() -> TestResult {
     let place = Place::new().await?;
     let dao = place.builder().listen(false).open().await?;
     assert!(!dao.capabilities().push);
@@ -320,7 +323,7 @@ async fn a_cut_connection_is_replaced() -> TestResult {
 }
 
 /// Another's transaction keeps all connections waiting.
-async fn an_exhausted_pool_is_told() -> TestResult {
+async fn an_exhausted_pool_is_reported() -> TestResult {
     // Both requests time out together, so that once in a while the second still gets the connection of the first.
     for round in 0..10 {
         let place = Place::new().await?;

@@ -23,10 +23,7 @@ pub(crate) fn tests() -> Vec<Trial> {
     vec![
         test("joining::locks_on_the_applications_pool", locks_on_the_applications_pool),
         test("joining::a_former_holders_write_changes_nothing", a_former_holders_write_changes_nothing),
-        test(
-            "joining::nobody_takes_over_during_a_guarded_transaction",
-            nobody_takes_over_during_a_guarded_transaction,
-        ),
+        test("joining::no_takeover_during_a_guarded_transaction", no_takeover_during_a_guarded_transaction),
         test("joining::another_isolation_level_is_refused", another_isolation_level_is_refused),
     ]
 }
@@ -86,7 +83,7 @@ async fn a_former_holders_write_changes_nothing() -> TestResult {
 }
 
 /// What was checked stays true until the application's transaction ends.
-async fn nobody_takes_over_during_a_guarded_transaction() -> TestResult {
+async fn no_takeover_during_a_guarded_transaction() -> TestResult {
     let place = Place::new().await?;
     let dao = place.open().await?;
     let mut sql = place.sql().await?;

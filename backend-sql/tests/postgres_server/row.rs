@@ -16,14 +16,14 @@ use crate::{
 
 pub(crate) fn tests() -> Vec<Trial> {
     vec![
-        test("row::two_who_take_turns_touch_nothing_else", two_who_take_turns_touch_nothing_else),
-        test("row::whoever_comes_behind_is_served_behind", whoever_comes_behind_is_served_behind),
+        test("row::two_alternating_holders_touch_nothing_else", two_alternating_holders_touch_nothing_else),
+        test("row::a_later_request_is_served_later", a_later_request_is_served_later),
         test("row::an_offer_lasts_as_any_other", an_offer_lasts_as_any_other),
         test("row::a_lost_message_is_made_up_for", a_lost_message_is_made_up_for),
         test("row::the_end_of_a_lease_is_seen", the_end_of_a_lease_is_seen),
-        test("row::whoever_leaves_is_not_served", whoever_leaves_is_not_served),
+        test("row::a_withdrawn_request_is_not_served", a_withdrawn_request_is_not_served),
         test("row::administration_knows_it", administration_knows_it),
-        test("row::whoever_asks_again_keeps_the_turn", whoever_asks_again_keeps_the_turn),
+        test("row::a_repeated_request_keeps_its_turn", a_repeated_request_keeps_its_turn),
     ]
 }
 
@@ -39,7 +39,7 @@ async fn is_free(sql: &mut Sql) -> Result<bool, Error> {
     Ok(sql.number("SELECT busy FROM lockcore_lock").await? == 0 && sql.number(PLACES).await? == 0)
 }
 
-async fn two_who_take_turns_touch_nothing_else() -> TestResult {
+async fn two_alternating_holders_touch_nothing_else() -> TestResult {
     let place = Place::new().await?;
     let daos = [place.open().await?, place.open().await?];
     let mut sql = place.sql().await?;
@@ -59,7 +59,7 @@ async fn two_who_take_turns_touch_nothing_else() -> TestResult {
 }
 
 /// 3.7: in the order of arrival, whatever they want and together with what.
-async fn whoever_comes_behind_is_served_behind() -> TestResult {
+async fn a_later_request_is_served_later() -> TestResult {
     let place = Place::new().await?;
     let (dao, mut sql) = (place.open().await?, place.sql().await?);
     for behind in [
@@ -179,7 +179,7 @@ async fn the_end_of_a_lease_is_seen() -> TestResult {
 }
 
 /// 3.7: by giving up, by an administrator, with its program.
-async fn whoever_leaves_is_not_served() -> TestResult {
+async fn a_withdrawn_request_is_not_served() -> TestResult {
     let place = Place::new().await?;
     let (dao, mut sql) = (place.open().await?, place.sql().await?);
     for way in ["withdraws", "is freed", "ends"] {
@@ -260,7 +260,7 @@ async fn administration_knows_it() -> TestResult {
 }
 
 /// 2.6: its turn is not over because it asked again.
-async fn whoever_asks_again_keeps_the_turn() -> TestResult {
+async fn a_repeated_request_keeps_its_turn() -> TestResult {
     let place = Place::new().await?;
     let (dao, mut sql) = (place.open().await?, place.sql().await?);
     let held = take(&dao, ["a"]).await?;

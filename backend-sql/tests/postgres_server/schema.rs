@@ -20,8 +20,14 @@ pub(crate) fn tests() -> Vec<Trial> {
         test("schema::any_names_will_do", any_names_will_do),
         test("schema::a_printed_schema_is_enough", a_printed_schema_is_enough),
         test("schema::many_programs_start_at_once", many_programs_start_at_once),
-        test("schema::a_user_who_may_not_create_can_use_it", a_user_who_may_not_create_can_use_it),
-        test("schema::a_user_who_may_not_create_is_told", a_user_who_may_not_create_is_told),
+        test(
+            "schema::a_user_without_the_right_to_create_can_use_it",
+            a_user_without_the_right_to_create_can_use_it,
+        ),
+        test(
+            "schema::a_user_without_the_right_to_create_gets_an_error",
+            a_user_without_the_right_to_create_gets_an_error,
+        ),
         test("schema::another_version_is_refused", another_version_is_refused),
         test("schema::two_versions_share_a_store", two_versions_share_a_store),
         test("schema::administration_creates_nothing", administration_creates_nothing),
@@ -90,7 +96,7 @@ async fn role(place: &Place) -> Result<(String, String), Error> {
     Ok((format!("postgres://{role}:hunter2@{behind}"), role))
 }
 
-async fn a_user_who_may_not_create_can_use_it() -> TestResult {
+async fn a_user_without_the_right_to_create_can_use_it() -> TestResult {
     let place = Place::new().await?;
     place.open().await?;
     let (url, role) = role(&place).await?;
@@ -119,7 +125,7 @@ async fn a_user_who_may_not_create_can_use_it() -> TestResult {
     Ok(())
 }
 
-async fn a_user_who_may_not_create_is_told() -> TestResult {
+async fn a_user_without_the_right_to_create_gets_an_error() -> TestResult {
     let place = Place::new().await?;
     let (url, _) = role(&place).await?;
     let builder = place.builder().url(url);

@@ -20,7 +20,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         test("store::a_grant_from_the_future_counts_from_now", a_grant_from_the_future_counts_from_now),
         test("store::a_sweep_forgets_no_fence", a_sweep_forgets_no_fence),
         test("store::a_row_made_anew_knows_of_what_was_swept", a_row_made_anew_knows_of_what_was_swept),
-        test("store::whoever_was_silent_is_handed_no_part", whoever_was_silent_is_handed_no_part),
+        test("store::a_silent_waiter_is_handed_no_part", a_silent_waiter_is_handed_no_part),
         test("store::a_hand_over_cuts_no_other_lease_short", a_hand_over_cuts_no_other_lease_short),
         test("store::of_many_ids_each_is_looked_after", of_many_ids_each_is_looked_after),
         test("store::an_expired_set_is_taken_over", an_expired_set_is_taken_over),
@@ -134,7 +134,7 @@ async fn a_row_made_anew_knows_of_what_was_swept() -> TestResult {
 }
 
 /// 2.1, 3.7: of a set whose waiter gave no sign of life for a while, and then goes on, all places lapsed or none.
-async fn whoever_was_silent_is_handed_no_part() -> TestResult {
+async fn a_silent_waiter_is_handed_no_part() -> TestResult {
     let place = Place::new().await?;
     let dao = place.open().await?;
     let mut sql = place.sql().await?;

@@ -7,7 +7,7 @@ use crate::{place::Place, steps::together, test};
 pub(crate) fn tests() -> Vec<Trial> {
     vec![
         test("together::a_crowd_goes_in_few_exchanges", a_crowd_goes_in_few_exchanges),
-        test("together::nobody_waits_for_anothers_row", nobody_waits_for_anothers_row),
+        test("together::no_request_waits_for_the_row_of_another", no_request_waits_for_the_row_of_another),
         test(
             "together::what_is_given_up_in_time_is_not_asked_for",
             what_is_given_up_in_time_is_not_asked_for,
@@ -27,11 +27,11 @@ async fn a_crowd_goes_in_few_exchanges() -> TestResult {
     Ok(())
 }
 
-async fn nobody_waits_for_anothers_row() -> TestResult {
+async fn no_request_waits_for_the_row_of_another() -> TestResult {
     let place = Place::new().await?;
     let dao = place.open().await?;
     let lock = |id: &str| format!("SELECT FROM lockcore_lock WHERE id = '{id}' FOR SHARE");
-    together::nobody_waits_for_anothers_row(&dao, place.sql().await?, lock).await
+    together::no_request_waits_for_the_row_of_another(&dao, place.sql().await?, lock).await
 }
 
 async fn what_is_given_up_in_time_is_not_asked_for() -> TestResult {

@@ -14,7 +14,7 @@ const MANY: usize = 5000;
 const FEW: usize = 20;
 
 /// Two DAOs on one server; `fill` leaves no page free on its disk, `clear` gives that back.
-pub(crate) async fn a_full_one_is_told_and_nothing_is_granted_twice(
+pub(crate) async fn a_full_store_is_reported_and_nothing_is_granted_twice(
     [dao, other]: [&Dao; 2],
     fill: impl Future<Output = Result<(), Error>>,
     clear: impl Future<Output = Result<(), Error>>,

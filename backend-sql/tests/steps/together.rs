@@ -34,7 +34,7 @@ pub(crate) async fn go_in_few_exchanges(dao: &Dao, proxy: &Proxy) -> Result<(), 
 }
 
 /// A client that waits for a row that another has locked waits alone: `sql`, by `lock` of the id it is given.
-pub(crate) async fn nobody_waits_for_anothers_row(
+pub(crate) async fn no_request_waits_for_the_row_of_another(
     dao: &Dao,
     mut sql: Sql,
     lock: impl FnOnce(&str) -> String,

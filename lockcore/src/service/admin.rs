@@ -34,7 +34,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
         Ok(self.service.dao.list(page).await?)
     }
 
-    /// Everything that the store knows of one id.
+    /// Returns everything that the store knows of one id.
     ///
     /// # Errors
     /// Unsupported, a bad id, or a failure of the backend.

@@ -81,7 +81,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             nested,
             detached: settings.detached,
         };
-        let span = CallSpan::new(service.capabilities.backend, &request);
+        let span = CallSpan::new(service.capabilities.backend, service.log_ids, &request);
         // Last of all: nothing that can panic may come between the ticket and the attempt that gives it back.
         let ticket = service.opened(&request.context, given)?;
         Ok(Attempt {

@@ -146,7 +146,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Task<I, C, D> {
         AssertUnwindSafe(self.once()).catch_unwind().await.unwrap_or(Ok(()))
     }
 
-    /// Goes on after the first try until the clean-up is over, and tells if it failed.
+    /// Goes on after the first try until the clean-up is over, and returns whether it failed.
     async fn go_on(self: Arc<Self>, first: First, counted: Counted<I, C, D>) {
         let answer = match first {
             First::Over(answer) if !may_pass(&answer) => answer,
@@ -213,7 +213,7 @@ struct Counted<I: Ident, C: ContextId, D: LockDao<I, C>> {
 }
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Counted<I, C, D> {
-    /// The clean-up is over; tells if it failed.
+    /// Ends the clean-up; returns whether it failed.
     fn end(mut self, answer: Answer) {
         let service = &self.task.service;
         if let Err(error) = answer {

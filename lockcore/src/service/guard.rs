@@ -22,7 +22,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockGuard<I, C, D> {
         LockGuard { hold, held }
     }
 
-    /// What is held, as a handle that can be cloned and sent.
+    /// Returns what is held, as a handle that can be cloned and sent.
     pub fn held(&self) -> &Held<I, C> {
         &self.held
     }

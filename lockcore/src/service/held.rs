@@ -11,17 +11,17 @@ use crate::{
 pub struct Held<I: Ident = String, C: ContextId = Uuid>(pub(crate) Arc<HoldCore<I, C>>);
 
 impl<I: Ident, C: ContextId> Held<I, C> {
-    /// The context that holds them.
+    /// Returns the context that holds them.
     pub fn context(&self) -> &C {
         &self.0.grant.context
     }
 
-    /// The locks, ordered by the bytes of their ids.
+    /// Returns the locks, ordered by the bytes of their ids.
     pub fn locks(&self) -> &[Lock<I>] {
         &self.0.grant.locks
     }
 
-    /// The fence of one id: strictly greater than that of every earlier grant of the id. For a guarded write see
+    /// Returns the fence of one id: strictly greater than that of every earlier grant of the id. For a guarded write see
     /// [`exclusive_fence`](Self::exclusive_fence) and [`FenceGuard`](crate::FenceGuard).
     ///
     /// # Panics
@@ -36,7 +36,7 @@ impl<I: Ident, C: ContextId> Held<I, C> {
         }
     }
 
-    /// One lock, or `None` for an id that is not of the set.
+    /// Returns one lock, or `None` for an id that is not of the set.
     pub fn lock<Q: ?Sized + Eq>(&self, id: &Q) -> Option<&Lock<I>>
     where
         I: Borrow<Q>,
@@ -44,7 +44,7 @@ impl<I: Ident, C: ContextId> Held<I, C> {
         self.locks().iter().find(|lock| lock.target.id().is_some_and(|held| held.borrow() == id))
     }
 
-    /// The fence of an id that is held exclusively; `None` for any other.
+    /// Returns the fence of an id that is held exclusively; `None` for any other.
     pub fn exclusive_fence<Q: ?Sized + Eq>(&self, id: &Q) -> Option<ExclusiveFence>
     where
         I: Borrow<Q>,
@@ -53,7 +53,7 @@ impl<I: Ident, C: ContextId> Held<I, C> {
         (lock.granted.mode == Mode::Exclusive).then_some(ExclusiveFence(lock.granted.fence))
     }
 
-    /// The fence of an id that is held shared or as slots; `None` for any other.
+    /// Returns the fence of an id that is held shared or as slots; `None` for any other.
     pub fn shared_fence<Q: ?Sized + Eq>(&self, id: &Q) -> Option<SharedFence>
     where
         I: Borrow<Q>,
@@ -62,7 +62,7 @@ impl<I: Ident, C: ContextId> Held<I, C> {
         (lock.granted.mode != Mode::Exclusive).then_some(SharedFence(lock.granted.fence))
     }
 
-    /// The indexes of the permits held of an id, from 0; empty unless it is held as slots.
+    /// Returns the indexes of the permits held of an id, from 0; empty unless it is held as slots.
     pub fn permits<Q: ?Sized + Eq>(&self, id: &Q) -> &[u32]
     where
         I: Borrow<Q>,
@@ -70,7 +70,7 @@ impl<I: Ident, C: ContextId> Held<I, C> {
         self.lock(id).map(|lock| &lock.granted.permits[..]).unwrap_or_default()
     }
 
-    /// How long the locks certainly last without another renewal, less the margin; `None` is until they are released.
+    /// Returns how long the locks certainly last without another renewal, less the margin; `None` is until they are released.
     pub fn time_left(&self) -> Option<Duration> {
         match &self.0.lease {
             _ if self.0.is_released() || self.0.is_lost() => Some(Duration::ZERO),
@@ -78,7 +78,7 @@ impl<I: Ident, C: ContextId> Held<I, C> {
         }
     }
 
-    /// Whether the locks are still held, as far as can be known here without asking the store.
+    /// Checks whether the locks are still held, as far as can be known here without asking the store.
     ///
     /// # Errors
     /// [`LockLost`] with what was lost, and why.
@@ -135,7 +135,7 @@ impl<I: Ident, C: ContextId> Held<I, C> {
     }
 
     fn gone(&self) -> Vec<LostLock<I>> {
-        // Once released, the clock tells of no loss any more.
+        // Once released, the clock shows no loss any more.
         let is_released = self.0.is_released();
         if !is_released && !self.0.is_lost() {
             return Vec::new();

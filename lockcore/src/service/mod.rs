@@ -4,6 +4,7 @@ mod acquire;
 mod admin;
 mod attempt;
 mod call;
+mod callback;
 mod cleanup;
 mod defaults;
 mod gate;
@@ -21,6 +22,7 @@ pub(crate) mod run;
 mod settings;
 mod sweeper;
 mod waiting;
+mod with_locks;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -28,7 +30,8 @@ use uuid::Uuid;
 
 pub use self::{
     admin::Admin,
-    call::{Call, CallbackResult, ErrOf, OkOf},
+    call::Call,
+    callback::{CallbackResult, ErrOf, OkOf},
     guard::LockGuard,
     held::Held,
     keeper::renew_all,
@@ -87,6 +90,8 @@ pub(crate) struct Inner<I: Ident, C: ContextId, D> {
     open: Open<C>,
     gate: Gate,
     hook: Option<Hook<I, C>>,
+    /// Ids may be written into spans and the log.
+    log_ids: bool,
     sweeper: sweeper::Sweeper,
     /// The turn of a clean-up that is tried again, with the number of such tries that failed in a row.
     cleaning: tokio::sync::Mutex<u32>,
@@ -128,6 +133,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Builder<I, C, D> {
     }
 
     /// Sets the default owner label, which administration shows; at most [`MAX_OWNER_BYTES`](crate::MAX_OWNER_BYTES) bytes.
+    /// Unless set it is [`Owner::this_process`], or empty where the store belongs to this process alone.
     #[must_use]
     pub fn owner(mut self, owner: impl Into<Owner>) -> Self {
         self.inner.defaults.owner = owner.into();
@@ -171,6 +177,14 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Builder<I, C, D> {
     #[must_use]
     pub fn on_start(mut self, hook: impl FnOnce(&D) + 'static) -> Self {
         self.on_start = Some(Box::new(hook));
+        self
+    }
+
+    /// Puts the ids of a call into its span, and those of lost locks into the log. They may be secret: unless set only their
+    /// number is logged.
+    #[must_use]
+    pub fn log_ids(mut self, log_ids: bool) -> Self {
+        self.inner.log_ids = log_ids;
         self
     }
 
@@ -289,6 +303,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
             open: Open::new(),
             gate: Gate::default(),
             hook: None,
+            log_ids: false,
             sweeper: sweeper::Sweeper::default(),
             cleaning: tokio::sync::Mutex::default(),
             process: process::current(),
@@ -296,15 +311,15 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
         }
     }
 
-    /// What tells this service from others in the same process.
+    /// Distinguishes this service from others in the same process.
     pub(crate) fn identity(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
 
-    /// Tells an event to the log, the metrics and the hook.
+    /// Reports an event to the log, the metrics and the hook.
     pub(crate) fn observe<'a>(&self, event: impl FnOnce() -> Event<'a, I, C>) {
         let event = event();
-        observe::record(self.capabilities.backend, &event);
+        observe::record(self.capabilities.backend, self.log_ids, &event);
         if let Some(hook) = &self.hook {
             hook.call(&event);
         }
@@ -318,7 +333,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
     ) {
         match &self.hook {
             Some(hook) if background::is_here() => {
-                observe::record(self.capabilities.backend, &event(&about));
+                observe::record(self.capabilities.backend, self.log_ids, &event(&about));
                 hook.call_elsewhere(about, event);
             }
             _ => self.observe(|| event(&about)),

@@ -1,11 +1,11 @@
 //! What a service reports: events for the user's hook, log lines, and counters of them.
 
-use tracing::{Level, Span, level_filters::LevelFilter, span::Entered};
+use tracing::{Level, Span, field::display, level_filters::LevelFilter, span::Entered};
 
 use super::metrics::count;
-use crate::{AcquireRequest, BackendError, ContextId, Failure, Grant, Ident, LostLock, Uuid};
+use crate::{AcquireRequest, BackendError, ContextId, Failure, Grant, Ident, LostLock, Target, Uuid};
 
-/// Something that a call's outcome does not tell, or that happened in the background. Given to the hook of
+/// Something that a call's outcome does not show, or that happened in the background. Given to the hook of
 /// [`Builder::on_event`](crate::Builder::on_event).
 #[derive(Debug)]
 #[non_exhaustive]
@@ -64,8 +64,12 @@ pub enum Event<'a, I = String, C = Uuid> {
     },
 }
 
-/// Logs an event and counts it. Identifiers are logged only as a number of them: they may be secret.
-pub(crate) fn record<I: Ident, C: ContextId>(backend: &'static str, event: &Event<'_, I, C>) {
+/// The most ids that a line of the log names.
+const NAMED: usize = 10;
+
+/// Logs an event and counts it. Without `log_ids` only the number of ids is logged: they may be secret.
+pub(crate) fn record<I: Ident, C: ContextId>(backend: &'static str, log_ids: bool, event: &Event<'_, I, C>) {
+    let names = |lost: &[LostLock<I>]| log_ids.then(|| display(names(lost.iter().map(|lock| &lock.target))));
     match event {
         Event::Refused { context, failures } => {
             let failed = failures.iter().find_map(|failure| match failure {
@@ -83,13 +87,13 @@ pub(crate) fn record<I: Ident, C: ContextId>(backend: &'static str, event: &Even
             count("lockcore_refused_total", backend, if failed.is_some() { "backend" } else { "contention" });
         }
         Event::Lost { grant, lost } => {
-            tracing::warn!(backend, context = %grant.context.stored(), lost = lost.len(), of = grant.locks.len(), "locks lost");
+            tracing::warn!(backend, context = %grant.context.stored(), lost = lost.len(), of = grant.locks.len(), targets = names(lost), "locks lost");
             for lock in *lost {
                 count("lockcore_lost_total", backend, reason(lock));
             }
         }
         Event::ReleasedLate { grant, lost } => {
-            tracing::warn!(backend, context = %grant.context.stored(), gone = lost.len(), "released after the lease had ended");
+            tracing::warn!(backend, context = %grant.context.stored(), gone = lost.len(), targets = names(lost), "released after the lease had ended");
             count("lockcore_released_late_total", backend, "expired");
         }
         Event::ReleaseFailed { grant, error } => {
@@ -121,6 +125,16 @@ pub(crate) fn recovered<I, C: ContextId>(backend: &'static str, grant: &Grant<I,
     tracing::warn!(backend, context = %grant.context.stored(), failures, "renewed again");
 }
 
+/// The first ids of a set, for people to read.
+fn names<'a, I: Ident>(targets: impl ExactSizeIterator<Item = &'a Target<I>>) -> String {
+    let more = targets.len().saturating_sub(NAMED);
+    let named: Vec<_> = targets.take(NAMED).map(ToString::to_string).collect();
+    match more {
+        0 => named.join(", "),
+        more => format!("{} and {more} more", named.join(", ")),
+    }
+}
+
 fn reason<I>(lost: &LostLock<I>) -> &'static str {
     match lost.reason {
         crate::LossReason::Expired => "expired",
@@ -137,7 +151,11 @@ fn reason<I>(lost: &LostLock<I>) -> &'static str {
 pub(crate) struct CallSpan(Option<Box<Span>>);
 
 impl CallSpan {
-    pub(crate) fn new<I: Ident, C: ContextId>(backend: &'static str, request: &AcquireRequest<I, C>) -> Self {
+    pub(crate) fn new<I: Ident, C: ContextId>(
+        backend: &'static str,
+        log_ids: bool,
+        request: &AcquireRequest<I, C>,
+    ) -> Self {
         if LevelFilter::current() < Level::DEBUG {
             return CallSpan(None);
         }
@@ -147,6 +165,7 @@ impl CallSpan {
             context = %request.context.stored(),
             owner = %request.owner,
             ids = request.claims.len(),
+            targets = log_ids.then(|| display(names(request.claims.iter().map(|claim| &claim.target)))),
             nested = request.nested,
         );
         CallSpan((!span.is_disabled()).then(|| Box::new(span)))

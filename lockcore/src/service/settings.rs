@@ -28,7 +28,7 @@ impl<C> Settings<C> {
             wait: Wait::never(),
             lease: capabilities.default_lease,
             bare: Mode::Exclusive,
-            owner: Owner::default(),
+            owner: if capabilities.shared_store { Owner::this_process() } else { Owner::default() },
             max_hold: None,
             tell_when_lost: false,
             nested: false,

@@ -346,7 +346,7 @@ fn a_guard_dropped_by_a_thread_that_ends_is_released() {
 
 /// What the tests rely on: the rigged backend refuses a late request only if it was withdrawn.
 #[test]
-fn a_late_request_that_nobody_withdrew_is_granted() {
+fn a_late_request_that_was_not_withdrawn_is_granted() {
     pollster::block_on(async {
         let dao = Rigged::new();
         let request = AcquireRequest {

@@ -187,7 +187,7 @@ async fn not_yours_after_the_lease_ended_is_a_success_and_reported() {
 
 /// But to a callback that looked, and saw the loss, nothing else is reported later.
 #[tokio::test(start_paused = true)]
-async fn what_the_callback_was_told_is_the_outcome() {
+async fn what_the_callback_saw_is_the_outcome() {
     let dao = Rigged::new();
     let (locks, told) = observed(&dao);
     let call = locks.lease(Duration::from_millis(200)).with_held_locks_sync(["a"], |held| {
@@ -243,7 +243,7 @@ async fn held_too_long_does_not_hide_a_loss() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_broken_lock_is_told_as_broken() {
+async fn a_broken_lock_is_reported_as_broken() {
     let dao = Rigged::new();
     let (locks, told) = observed(&dao);
     for how in [BreakMode::Now, BreakMode::AfterLease] {
@@ -277,7 +277,7 @@ async fn a_service_that_shuts_down_refuses_and_waits_for_what_is_open() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_empty_set_runs_and_asks_nobody() {
+async fn an_empty_set_runs_without_a_request() {
     let dao = Rigged::new();
     let (locks, told) = observed(&dao);
     dao.always(Step::Acquire, Fault::Panics);
@@ -337,7 +337,7 @@ async fn leaving_with_less_than_was_asked_for_is_leaving() {
 
 /// A caller that ends after a loss by dropping what it holds gets no report, but the hook does.
 #[tokio::test(start_paused = true)]
-async fn a_loss_is_told_though_its_guard_is_dropped() {
+async fn a_loss_is_reported_though_its_guard_is_dropped() {
     let dao = Rigged::new();
     let (locks, told) = observed(&dao);
     // Noticed by a renewal.
@@ -364,7 +364,7 @@ async fn a_loss_is_told_though_its_guard_is_dropped() {
 
 /// What is in order, or was reported before, is not reported as lost.
 #[tokio::test(start_paused = true)]
-async fn a_loss_is_told_once() {
+async fn a_loss_is_reported_once() {
     let dao = Rigged::new();
     let (locks, told) = observed(&dao);
     drop(locks.lock(["a"]).await.unwrap());
@@ -388,7 +388,7 @@ async fn a_loss_is_told_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_dropped_in_its_release_is_not_told_as_lost() {
+async fn a_call_dropped_in_its_release_is_not_reported_as_lost() {
     for lease in [None, Some(30 * SECOND)] {
         let dao = Rigged::new();
         let (locks, told) = observed(&dao);

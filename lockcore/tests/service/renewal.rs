@@ -56,7 +56,7 @@ async fn a_guard_is_renewed_until_it_is_released_and_not_after() {
 
 /// The runtime has one thread and the callback blocks it: the library's own thread renews.
 #[test]
-fn a_sync_callback_is_renewed_by_the_librarys_thread() {
+fn a_sync_callback_is_renewed_by_a_thread_of_the_library() {
     let dao = Rigged::new();
     let locks = dao.service();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -181,7 +181,7 @@ async fn a_loss_is_noticed_at_the_next_renewal() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_wants_to_be_told_is_told_and_not_stopped() {
+async fn tell_when_lost_reports_and_does_not_stop() {
     let dao = Rigged::new();
     let locks = dao.service();
     dao.always(Step::Renew, UNAVAILABLE);

@@ -10,8 +10,8 @@ use crate::{
 };
 
 pub(crate) const TESTS: &[Test] = &[
-    test!(show_and_ls_tell_who_holds_and_who_waits, Queue),
-    test!(by_default_the_owner_is_who_and_where, Nothing),
+    test!(show_and_ls_list_holders_and_waiters, Queue),
+    test!(by_default_the_owner_names_user_and_host, Nothing),
     test!(more_ids_than_a_page_are_listed, Nothing),
     test!(only_the_fence_that_is_held_is_broken, Nothing),
     test!(a_frozen_id_is_not_had_until_it_is_thawed, Queue),
@@ -20,7 +20,7 @@ pub(crate) const TESTS: &[Test] = &[
     test!(text_in_a_label_does_not_reach_the_terminal_as_control, Nothing),
 ];
 
-fn show_and_ls_tell_who_holds_and_who_waits(store: &Store) {
+fn show_and_ls_list_holders_and_waiters(store: &Store) {
     let _holder =
         store.start(&["run", "--id", "a", "--owner", "the first", "--lease", "10m", "--", "sleep", "600"]);
     until("it is held", || store.holders("a") == 1);
@@ -57,7 +57,7 @@ fn show_and_ls_tell_who_holds_and_who_waits(store: &Store) {
     assert_eq!(store.run(&["show", "--global"]).stdout, format!("the global lock is free in {shown}\n"));
 }
 
-fn by_default_the_owner_is_who_and_where(store: &Store) {
+fn by_default_the_owner_names_user_and_host(store: &Store) {
     let show = "lockctl show a --json";
     let mut command = store.lockctl(&["run", "--id", "a", "--", "sh", "-c", show]);
     let ended = crate::store::Ended::of({

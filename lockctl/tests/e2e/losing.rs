@@ -16,7 +16,7 @@ pub(crate) const TESTS: &[Test] = &[
     test!(a_holder_stopped_past_its_lease_writes_nothing_and_ends_as_lost, Nothing),
     test!(a_broken_lock_ends_the_whole_process_group, Nothing),
     test!(a_command_that_does_not_heed_term_is_killed_before_the_lease_ends, Nothing),
-    test!(what_is_lost_only_at_the_release_is_told_with_the_commands_code, Nothing),
+    test!(what_is_lost_only_at_the_release_is_reported_with_the_commands_code, Nothing),
     test!(a_store_that_does_not_answer_until_the_lease_ends_is_a_loss, File),
 ];
 
@@ -105,7 +105,7 @@ fn a_command_that_does_not_heed_term_is_killed_before_the_lease_ends(store: &Sto
     assert_eq!(store.read("heard"), "heard\n");
 }
 
-fn what_is_lost_only_at_the_release_is_told_with_the_commands_code(store: &Store) {
+fn what_is_lost_only_at_the_release_is_reported_with_the_commands_code(store: &Store) {
     let command = "fence=$LOCKCORE_FENCE; lockctl break a --fence $fence --now > /dev/null; exit 5";
     let ended = store.run(&["run", "--id", "a", "--lease", "60s", "--", "sh", "-c", command]);
     assert_eq!(ended.code, 121);

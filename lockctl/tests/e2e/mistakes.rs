@@ -14,7 +14,7 @@ pub(crate) const TESTS: &[Test] = &[
     test!(more_ids_than_the_backend_takes_are_refused, File),
     test!(bad_configuration_names_where_it_stands, File),
     test!(the_configuration_file_is_heeded, File),
-    test!(not_acquired_timed_out_and_backend_failed_are_told_apart, File),
+    test!(not_acquired_timed_out_and_backend_failed_are_distinguished, File),
     test!(a_setting_that_cannot_be_is_no_failure_of_the_backend, File),
     test!(with_json_what_goes_wrong_is_json_too, File),
     test!(a_closed_stdout_is_no_panic, File),
@@ -166,7 +166,7 @@ fn the_configuration_file_is_heeded(store: &Store) {
     assert!(store.path("other.db").exists());
 }
 
-fn not_acquired_timed_out_and_backend_failed_are_told_apart(store: &Store) {
+fn not_acquired_timed_out_and_backend_failed_are_distinguished(store: &Store) {
     assert_eq!(store.run(&["acquire", "--id", "a", "--owner", "somebody", "--lease", "10m"]).code, 0);
     let refused = store.run(&["run", "--id", "a", "--id", "b", "--", "true"]);
     assert_eq!(refused.code, 120);

@@ -15,7 +15,7 @@ pub(crate) const TESTS: &[Test] = &[
     test!(context_and_fences_are_in_the_environment, Nothing),
     test!(the_set_is_held_meanwhile_and_free_afterwards, Nothing),
     test!(modes_exclude_what_they_say, Nothing),
-    test!(a_lockctl_inside_the_command_does_not_wait_behind_who_waits_for_the_outer_one, Queue),
+    test!(a_lockctl_inside_the_command_does_not_queue_behind_waiters_for_the_outer_lock, Queue),
     test!(locks_are_renewed_while_the_command_runs, Nothing),
     test!(a_command_that_cannot_be_started_leaves_nothing_locked, Nothing),
     test!(a_set_that_no_environment_has_room_for_is_refused_before_it_is_locked, File),
@@ -113,7 +113,7 @@ fn modes_exclude_what_they_say(store: &Store) {
     assert_eq!(inside(&["--id", "a"], &["--id", "a", "--namespace", &other]), 0);
 }
 
-fn a_lockctl_inside_the_command_does_not_wait_behind_who_waits_for_the_outer_one(store: &Store) {
+fn a_lockctl_inside_the_command_does_not_queue_behind_waiters_for_the_outer_lock(store: &Store) {
     let inside = "while [ ! -e go ]; do sleep 0.02; done; exec lockctl run --id b -- true";
     let outer = store.start(&["run", "--id", "a", "--", "sh", "-c", inside]);
     until("a is held", || store.holders("a") == 1);

@@ -17,9 +17,9 @@ pub(crate) const TESTS: &[Test] = &[
     test!(a_token_is_acquired_and_released, Nothing),
     test!(a_token_is_renewed_and_its_lease_ends_without, Nothing),
     test!(a_token_whose_lock_was_taken_over_releases_nothing, Nothing),
-    test!(a_part_that_is_lost_is_told_and_the_rest_released, Nothing),
+    test!(a_part_that_is_lost_is_reported_and_the_rest_released, Nothing),
     test!(json_tells_all_of_it, Nothing),
-    test!(a_token_that_nobody_can_read_is_not_left_locked, Nothing),
+    test!(a_token_that_cannot_be_written_leaves_nothing_locked, Nothing),
     test!(a_lease_that_the_store_cannot_keep_is_not_renewed, Nothing),
     test!(a_token_that_was_waited_for_has_the_whole_lease, Queue),
 ];
@@ -77,7 +77,7 @@ fn a_token_whose_lock_was_taken_over_releases_nothing(store: &Store) {
     assert_eq!(store.holders("a"), 0);
 }
 
-fn a_part_that_is_lost_is_told_and_the_rest_released(store: &Store) {
+fn a_part_that_is_lost_is_reported_and_the_rest_released(store: &Store) {
     let token = acquire(store, &["--id", "a", "--id", "b", "--lease", "10m"]);
     let fence = store.fence("a");
     assert_eq!(store.run(&["break", "a", "--fence", &fence, "--now"]).code, 0);
@@ -99,7 +99,7 @@ fn json_tells_all_of_it(store: &Store) {
     assert_eq!(store.json(&["release", token])["released"], serde_json::json!(["a", "pool"]));
 }
 
-fn a_token_that_nobody_can_read_is_not_left_locked(store: &Store) {
+fn a_token_that_cannot_be_written_leaves_nothing_locked(store: &Store) {
     let mut full = store.lockctl(&["acquire", "--id", "a", "--lease", "10m"]);
     full.stdout(File::create("/dev/full").expect("Linux has it")).stderr(Stdio::piped());
     let ended = Ended::from(full.spawn().expect("it starts").wait_with_output().expect("it ends"));

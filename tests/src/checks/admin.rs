@@ -235,7 +235,7 @@ pub async fn breaks_are_recorded<B: Backend>(store: Store<B>) {
 }
 
 /// 6: a frozen id is granted to no other, its holder keeps, renews and releases it, and thawing serves the waiters.
-pub async fn a_frozen_id_goes_to_nobody<B: Backend>(store: Store<B>) {
+pub async fn a_frozen_id_is_not_granted<B: Backend>(store: Store<B>) {
     let declared = store.capabilities();
     let dao = store.dao();
     if !declared.breaking {

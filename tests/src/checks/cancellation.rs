@@ -55,7 +55,7 @@ pub async fn a_dropped_waiter_leaves_nothing<B: Backend>(store: Store<B>) {
 }
 
 /// 3.8: a waiter that goes away at the moment of its turn passes it on.
-pub async fn a_turn_that_nobody_takes_is_passed_on<B: Backend>(store: Store<B>) {
+pub async fn a_turn_that_is_not_taken_is_passed_on<B: Backend>(store: Store<B>) {
     if !store.capabilities().fifo {
         return;
     }

@@ -120,7 +120,7 @@ pub async fn an_offer_lasts_as_long_as_it_says<B: Backend>(store: Store<B>) {
         holder.free(&held).await;
         tokio::time::sleep(late).await;
         let heard = Instant::now();
-        let told = timeout(PATIENCE, place.told()).await.expect("a waiter is notified of its turn");
+        let told = timeout(PATIENCE, place.notified()).await.expect("a waiter is notified of its turn");
         let Wake::Offer(offer) = told else { panic!("the grant was not handed over") };
         let left = offer.remaining.expect("its lease is finite");
         // Thousandths are for the rates of the clocks.

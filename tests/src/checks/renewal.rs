@@ -87,7 +87,7 @@ pub async fn a_partial_loss_extends_the_rest<B: Backend>(store: Store<B>) {
 }
 
 /// 2.5: a lock lost to expiry and taken by another is reported as lost, not as held, and never as broken.
-pub async fn a_taken_over_lock_is_told_as_lost<B: Backend>(store: Store<B>) {
+pub async fn a_taken_over_lock_is_reported_as_lost<B: Backend>(store: Store<B>) {
     let holder = store.caller().with_lease(store.short());
     let grant = holder.take(["a"]).await;
     let next = store.caller();

@@ -132,7 +132,7 @@ pub(super) async fn a_release_that_arrives_late_frees_no_later_grant<R: Remote>(
 
 /// It is on its way until another has the lock: whether it came in time before it was cut off is not known, and so it
 /// is not called done.
-pub(super) async fn a_release_that_somebody_else_overtook_is_not_called_done<R: Remote>(
+pub(super) async fn a_release_that_was_overtaken_is_not_reported_as_done<R: Remote>(
     kind: Kind,
 ) -> TestResult {
     let line = Line::<R>::new(kind).await?;
@@ -206,7 +206,7 @@ pub(super) async fn a_hand_off_by_a_failing_line_takes_place<R: Remote>(kind: Ki
 }
 
 /// The only connection waits for an answer that does not come.
-pub(super) async fn an_exhausted_pool_is_told<R: Remote>(kind: Kind) -> TestResult {
+pub(super) async fn an_exhausted_pool_is_reported<R: Remote>(kind: Kind) -> TestResult {
     let line = Line::<R>::new(kind).await?;
     let route = Route { connections: 1, ..line.bad.route.clone() };
     // Both requests time out together, so that once in a while the second still gets the connection of the first.

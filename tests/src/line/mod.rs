@@ -95,7 +95,7 @@ pub fn trials<R: Remote>(kind: Kind) -> Vec<Trial> {
             a_renewal_that_arrives_after_the_release_changes_nothing
             a_release_is_done_in_the_end_and_once
             a_release_that_arrives_late_frees_no_later_grant
-            a_release_that_somebody_else_overtook_is_not_called_done
+            a_release_that_was_overtaken_is_not_reported_as_done
             a_withdrawal_is_done_in_the_end
             a_hand_off_by_a_failing_line_takes_place;
         service:
@@ -112,7 +112,7 @@ pub fn trials<R: Remote>(kind: Kind) -> Vec<Trial> {
             idle_connections_cost_one_timeout;
     };
     if R::POOLED {
-        all.extend(checks! { cut: an_exhausted_pool_is_told; });
+        all.extend(checks! { cut: an_exhausted_pool_is_reported; });
     }
     all
 }

@@ -43,7 +43,7 @@ pub async fn calls_work_without_a_runtime<B: Backend>(store: Store<B>) {
 
 /// 3.11: a blocking callback runs in the runtime of its caller, if there is one, and never in the library's own: what it
 /// spawned there would delay every renewal of the process.
-pub async fn callbacks_run_outside_the_librarys_runtime<B: Backend>(store: Store<B>) {
+pub async fn callbacks_run_outside_the_runtime_of_the_library<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     let locks = blocking::LockingService::from(rig.locks.clone());
     let ours = Handle::current().id();

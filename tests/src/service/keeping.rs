@@ -109,7 +109,7 @@ pub async fn a_failing_renewal_is_tried_again<B: Backend>(store: Store<B>) {
     });
     call.await.expect("nothing was lost");
     // The hook runs on a thread of its own.
-    rig.told("renewal failed").await;
+    rig.observed("renewal failed").await;
     assert!(!rig.events().contains(&"lost"));
 }
 

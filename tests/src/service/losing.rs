@@ -101,7 +101,7 @@ pub async fn a_stopped_holder_is_taken_over_and_does_nothing_more<B: Backend>(st
 }
 
 /// 3.3 and 6: a callback whose lock an admin breaks is stopped at its next renewal and learns why.
-pub async fn a_broken_lock_is_told<B: Backend>(store: Store<B>) {
+pub async fn a_broken_lock_is_reported<B: Backend>(store: Store<B>) {
     if !store.capabilities().breaking {
         return;
     }
@@ -122,7 +122,7 @@ pub async fn a_broken_lock_is_told<B: Backend>(store: Store<B>) {
 }
 
 /// 3.3: a callback whose lock vanishes from the store is stopped at its next renewal and learns it.
-pub async fn a_vanished_lock_is_told<B: Backend>(store: Store<B>) {
+pub async fn a_vanished_lock_is_reported<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     let call = rig.locks.lease(store.lasting()).with_held_locks(["a", "b"], |held| {
         let dao = store.dao();
@@ -141,7 +141,7 @@ pub async fn a_vanished_lock_is_told<B: Backend>(store: Store<B>) {
 
 /// 3.3: "not yours" at the release, though the lease had not ended when the callback did, is a loss, reported with the
 /// callback's result.
-pub async fn a_loss_found_at_the_release_is_told<B: Backend>(store: Store<B>) {
+pub async fn a_loss_found_at_the_release_is_reported<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     let steals = |held: Held<String, Uuid>| {
         let dao = store.dao();
@@ -173,7 +173,7 @@ pub async fn a_loss_found_at_the_release_is_told<B: Backend>(store: Store<B>) {
 }
 
 /// 3.9: a callback that chose to be notified goes on, and learns of the loss from the handle.
-pub async fn the_callback_may_choose_to_be_told<B: Backend>(store: Store<B>) {
+pub async fn the_callback_may_go_on_after_a_loss<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     rig.faults.set(Operation::Renew, Fault::Fails(BackendErrorKind::Unavailable));
     let call = rig.locks.lease(store.short()).tell_when_lost().outcome(["a"], |held| async move {

@@ -80,7 +80,7 @@ impl<B: Backend> Rig<B> {
     }
 
     /// Waits until the hook received such an event.
-    pub async fn told(&self, event: &'static str) {
+    pub async fn observed(&self, event: &'static str) {
         eventually(event, || async { self.events().contains(&event).then_some(()) }).await;
     }
 }

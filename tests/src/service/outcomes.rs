@@ -73,7 +73,7 @@ pub async fn the_callbacks_error_comes_back<B: Backend>(store: Store<B>) {
 }
 
 /// 3.3 and 2.2: contention is reported per id, with its holder, and is neither an outage nor a bad request.
-pub async fn contention_is_told_per_id<B: Backend>(store: Store<B>) {
+pub async fn contention_is_reported_per_id<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     let holder = store.caller();
     let held = holder.take(["a", "c"]).await;
@@ -170,7 +170,7 @@ pub async fn a_failed_release_still_gives_the_value<B: Backend>(store: Store<B>)
         Err(LockingError::Callback { error: Oops }) => {}
         other => panic!("not the callback's: {other:?}"),
     }
-    rig.told("release failed").await;
+    rig.observed("release failed").await;
     store.caller().refused(["a"]).await;
     rig.faults.lift();
     store.becomes_free(&["a", "b", "c"]).await;

@@ -70,7 +70,7 @@ pub async fn a_wait_that_is_over_tells_so<B: Backend>(store: Store<B>) {
 }
 
 /// 3.3 and 3.6: a store that does not answer counts against the wait, and the phase is reported.
-pub async fn a_silent_store_is_told_apart<B: Backend>(store: Store<B>) {
+pub async fn a_silent_store_is_distinguished<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     rig.faults.set(Operation::Acquire, Fault::Hangs);
     let limit = Duration::from_millis(100);
@@ -151,7 +151,7 @@ pub async fn pauses_stay_within_their_bounds<B: Backend>(store: Store<B>) {
 }
 
 /// 3.6, seed case: a function of one's own is asked for the attempts 0, 1, 2 ...
-pub async fn a_custom_pause_is_told_the_attempt<B: Backend>(store: Store<B>) {
+pub async fn a_custom_pause_gets_the_attempt<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     let holder = store.caller();
     let held = holder.take(["a"]).await;

@@ -101,7 +101,7 @@ pub(super) async fn a_release_after_whose_lost_answer_another_takes_the_ids_is_n
 }
 
 /// As the rest is still there, the try without an answer was not done: what is gone was lost before.
-pub(super) async fn a_loss_among_what_is_freed_is_told_after_silence_too() -> TestResult {
+pub(super) async fn a_loss_among_what_is_freed_is_reported_after_silence_too() -> TestResult {
     let rig = Rig::new().await?;
     let caller = rig.caller();
     let grant = caller.take(SET).await;

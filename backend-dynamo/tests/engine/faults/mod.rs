@@ -25,21 +25,21 @@ pub(crate) fn tests() -> Vec<Trial> {
         refusals::conflicts_of_transactions_are_tried_again
         refusals::a_connection_that_is_refused_is_certain
         refusals::expired_credentials_are_denied
-        refusals::an_item_that_is_full_is_told_as_such
+        refusals::an_item_that_is_full_is_reported_as_such
         refusals::a_join_counts_what_came_in_between
         answers::a_failure_before_the_write_is_tried_again
         answers::a_failure_after_the_write_is_found_to_be_a_success
         answers::a_lost_answer_is_found_to_be_a_success
         answers::a_release_whose_answer_is_lost_is_one
         answers::a_release_after_whose_lost_answer_another_takes_the_ids_is_no_loss
-        answers::a_loss_among_what_is_freed_is_told_after_silence_too
+        answers::a_loss_among_what_is_freed_is_reported_after_silence_too
         answers::a_renewal_whose_answer_is_lost_is_one
         answers::silence_is_a_timeout_in_doubt
         answers::a_refusal_after_silence_is_in_doubt
         answers::what_cannot_be_withdrawn_ends_with_its_lease
         answers::unprocessed_reads_are_asked_for_again
         answers::undoing_a_change_goes_back_to_what_was_held
-        tables::a_missing_table_is_told
+        tables::a_missing_table_is_reported
         tables::administration_creates_no_table
         tables::every_error_says_which_table_and_where
         tables::another_key_schema_is_refused
@@ -58,7 +58,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         removals::what_remembers_a_withdrawn_attempt_is_not_collected
         removals::a_mark_beside_others_moves_the_end_of_its_item
         removals::what_is_held_is_never_collected
-        removals::a_collected_lock_is_told_and_taken_by_one
+        removals::a_collected_lock_is_reported_and_taken_once
         removals::a_step_goes_on_where_its_items_are_collected
     }
 }

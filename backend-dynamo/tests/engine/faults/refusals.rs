@@ -100,7 +100,7 @@ pub(super) async fn expired_credentials_are_denied() -> TestResult {
 
 /// An item takes 400 KB at most, and every holder of an id adds to it: no fault of the table's set-up, and it ends as
 /// holders leave.
-pub(super) async fn an_item_that_is_full_is_told_as_such() -> TestResult {
+pub(super) async fn an_item_that_is_full_is_reported_as_such() -> TestResult {
     let rig = Rig::new().await?;
     Collector::of(&rig).fill("a", 409_500).await;
     for ids in [&SET[..1], &SET] {

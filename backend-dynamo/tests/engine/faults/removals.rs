@@ -283,7 +283,7 @@ pub(super) async fn what_is_held_is_never_collected() -> TestResult {
     Ok(())
 }
 
-pub(super) async fn a_collected_lock_is_told_and_taken_by_one() -> TestResult {
+pub(super) async fn a_collected_lock_is_reported_and_taken_once() -> TestResult {
     let rig = Rig::new().await?;
     let collector = Collector::of(&rig);
     let holder = rig.caller().with_lease(Duration::from_secs(5));

@@ -12,7 +12,7 @@ use crate::front::{
     rig::{Rig, impatient},
 };
 
-pub(super) async fn a_missing_table_is_told() -> TestResult {
+pub(super) async fn a_missing_table_is_reported() -> TestResult {
     let rig = Rig::new().await?;
     let name = format!("missing-{}", Uuid::new_v4());
     let dao = Arc::new(rig.table.builder().table(name).open().await?);

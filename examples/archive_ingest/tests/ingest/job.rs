@@ -109,7 +109,7 @@ fn names_and_sizes_of_all_kinds() {
 }
 
 #[test]
-fn a_source_that_changed_is_told_and_the_archive_kept() {
+fn a_source_that_changed_is_reported_and_the_archive_kept() {
     let tree = Tree::of(5);
     tree.run(&[]).assert_complete(5);
     tree.write("00/file 0.txt", b"another");

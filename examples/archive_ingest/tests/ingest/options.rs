@@ -90,7 +90,7 @@ fn an_archive_has_one_name_however_it_is_given() {
 }
 
 #[test]
-fn a_run_without_locks_starts_from_nothing_unless_told_where() {
+fn a_run_without_locks_starts_from_nothing_unless_a_place_is_given() {
     let tree = Tree::of(0);
     checkout(&tree);
     for _ in 0..2 {

@@ -78,7 +78,7 @@ impl Offering {
 
 /// Waits in the queue, is handed what it waits for, and is stopped after each look at the clock meanwhile.
 /// `None` if it goes on to wait.
-fn offered_to_one_who_stops(dao: &Arc<Offering>, stop: Duration) -> Option<(Guard, Moment)> {
+fn offered_to_a_stopped_process(dao: &Arc<Offering>, stop: Duration) -> Option<(Guard, Moment)> {
     let service = LockingService::new(dao.clone());
     let mut waiting = Box::pin(service.wait(Wait::forever()).lock(["a"]));
     let cx = &mut std::task::Context::from_waker(Waker::noop());
@@ -92,9 +92,9 @@ fn offered_to_one_who_stops(dao: &Arc<Offering>, stop: Duration) -> Option<(Guar
 }
 
 #[test]
-fn whoever_is_stopped_after_any_look_at_the_clock_takes_no_offer_for_longer_than_it_is() {
+fn a_stop_after_any_look_at_the_clock_makes_no_offer_longer() {
     let (dao, stop) = (Arc::new(Offering::default()), Duration::from_secs(1));
-    let (guard, as_of) = offered_to_one_who_stops(&dao, stop).expect("most of the offer is left");
+    let (guard, as_of) = offered_to_a_stopped_process(&dao, stop).expect("most of the offer is left");
     let lease = guard.held().0.lease.as_ref().expect("it has a lease");
     // The second look is the later one, by the stop at least.
     let (elapsed, left) = (as_of.elapsed(), lease.left());
@@ -103,9 +103,9 @@ fn whoever_is_stopped_after_any_look_at_the_clock_takes_no_offer_for_longer_than
 }
 
 #[test]
-fn whoever_is_stopped_until_an_offer_is_over_asks_again() {
+fn a_process_stopped_until_an_offer_is_over_asks_again() {
     let dao = Arc::new(Offering::default());
-    let held = offered_to_one_who_stops(&dao, 2 * OFFERED);
+    let held = offered_to_a_stopped_process(&dao, 2 * OFFERED);
     assert!(held.is_none() && dao.asked() == 1, "{held:?} after {} more questions", dao.asked());
 }
 
