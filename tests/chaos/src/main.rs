@@ -1,0 +1,149 @@
+//! `lockcore-chaos run` runs workers under faults and checks what they recorded; `check` checks it again.
+
+use std::{path::PathBuf, process::ExitCode, time::Duration};
+
+use anyhow::Context;
+use clap::{Args, Parser, Subcommand};
+use lockcore_chaos::{
+    check::Report,
+    driver::{self, Backend, Run},
+    faults::Kind,
+    history::Recorder,
+    worker::{self, Cheat, Plan},
+};
+
+#[derive(Parser)]
+#[command(version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run workers under faults, and check what they recorded
+    Run(RunArguments),
+    /// Check the histories of an earlier run
+    Check {
+        /// The folder of the run
+        folder: PathBuf,
+    },
+    #[command(hide = true)]
+    Worker(WorkerArguments),
+}
+
+#[derive(Args)]
+struct RunArguments {
+    /// memory, sqlite, redis, postgres, mariadb, mysql or dynamodb; servers are started for the run
+    #[arg(long)]
+    backend: Backend,
+    /// The seed of all choices
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How many operations there are in all
+    #[arg(long, default_value_t = 10_000)]
+    operations: u64,
+    /// How many worker processes
+    #[arg(long, default_value_t = 4)]
+    workers: u64,
+    /// How many tasks each of them has
+    #[arg(long, default_value_t = 16)]
+    actors: u64,
+    /// How many ids are locked
+    #[arg(long, default_value_t = 48)]
+    ids: u64,
+    /// The kinds of faults, separated by commas; all that the backend can have unless given, none if empty
+    #[arg(long, value_delimiter = ',')]
+    faults: Option<Vec<String>>,
+    /// The longest pause between two faults
+    #[arg(long, default_value = "1s", value_parser = humantime::parse_duration)]
+    every: Duration,
+    /// Has the workers cheat, to test the checker
+    #[arg(long)]
+    cheat: Option<Cheat>,
+    /// Where the histories go, and stay; a temporary folder unless given
+    #[arg(long)]
+    keep: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct WorkerArguments {
+    #[arg(long)]
+    url: String,
+    #[arg(long)]
+    seed: u64,
+    #[arg(long)]
+    actors: u64,
+    #[arg(long)]
+    operations: u64,
+    #[arg(long)]
+    ids: u64,
+    #[arg(long, value_parser = humantime::parse_duration)]
+    lease: Duration,
+    #[arg(long)]
+    resources: PathBuf,
+    #[arg(long)]
+    history: PathBuf,
+    #[arg(long)]
+    cheat: Option<Cheat>,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<ExitCode> {
+    match Arguments::parse().command {
+        Command::Run(arguments) => {
+            let temporary = tempfile::tempdir()?;
+            let folder = arguments.keep.clone().unwrap_or_else(|| temporary.path().to_owned());
+            Ok(show(&run(arguments, folder).await?))
+        }
+        Command::Check { folder } => Ok(show(&driver::check(&folder)?)),
+        Command::Worker(arguments) => work(arguments).await,
+    }
+}
+
+async fn run(arguments: RunArguments, folder: PathBuf) -> anyhow::Result<Report> {
+    let faults = match arguments.faults {
+        None => Kind::ALL.to_vec(),
+        Some(names) => {
+            names.iter().filter(|name| !name.is_empty()).map(|name| name.parse()).collect::<Result<_, _>>()?
+        }
+    };
+    let run = Run {
+        backend: arguments.backend,
+        seed: arguments.seed,
+        operations: arguments.operations,
+        workers: arguments.workers,
+        actors: arguments.actors,
+        ids: arguments.ids,
+        faults,
+        every: arguments.every,
+        cheat: arguments.cheat,
+        program: std::env::current_exe().context("the program finds itself")?,
+        folder,
+    };
+    run.run().await
+}
+
+async fn work(arguments: WorkerArguments) -> anyhow::Result<ExitCode> {
+    let WorkerArguments { url, seed, actors, operations, ids, lease, resources, history, cheat } = arguments;
+    let recorder = Recorder::create(&history)?;
+    // The line may be cut just now.
+    let locks = loop {
+        match driver::connect(&url).await {
+            Ok(locks) => break locks,
+            Err(error) => {
+                eprintln!("worker: {error:#}, tried again");
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        }
+    };
+    let plan = Plan { seed, actors, operations, ids, lease, resources, cheat };
+    worker::run(&locks, &plan, &recorder).await;
+    locks.shutdown(lease * 2).await;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show(report: &Report) -> ExitCode {
+    println!("{report}");
+    if report.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,103 @@
+//! A short run under faults on each backend, and each way to cheat. `docs/src/reliability.md` has long ones.
+
+use std::{future::Future, path::PathBuf, process::ExitCode, time::Duration};
+
+use lockcore_chaos::{
+    check::{Report, Rule},
+    driver::{Backend, Run},
+    faults::Kind,
+    worker::Cheat,
+};
+use lockcore_conformance::servers::{self, TestResult, Trial};
+
+fn main() -> ExitCode {
+    let mut trials = vec![
+        local("memory", "faults_break_no_promise", || faults_break_no_promise(Backend::Memory)),
+        local("sqlite", "faults_break_no_promise", || faults_break_no_promise(Backend::Sqlite)),
+        local("memory", "a_run_without_faults_is_clean", a_run_without_faults_is_clean),
+    ];
+    trials.extend(Cheat::ALL.map(|cheat| {
+        local("memory", &format!("a_cheat_is_found::{cheat:?}"), move || a_cheat_is_found(cheat))
+    }));
+    trials.extend(servers::Kind::ALL.map(|kind| {
+        servers::trial(kind, "faults_break_no_promise", move || {
+            faults_break_no_promise(Backend::Server(kind))
+        })
+    }));
+    servers::run(trials)
+}
+
+/// A test that needs no server.
+fn local<F>(backend: &str, name: &str, test: impl FnOnce() -> F + Send + 'static) -> Trial
+where
+    F: Future<Output = TestResult>,
+{
+    Trial::test(format!("{backend}::{name}"), move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        Ok(runtime.block_on(test()).map_err(|error| error.to_string())?)
+    })
+}
+
+async fn run(
+    backend: Backend,
+    faults: &[Kind],
+    cheat: Option<Cheat>,
+) -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
+    let folder = tempfile::tempdir()?;
+    let run = Run {
+        backend,
+        seed: fastrand::u64(..1_000_000),
+        operations: if cheat.is_some() { 5_000 } else { 2_000 },
+        workers: 3,
+        actors: 8,
+        // A cheat shows only where others are in the way.
+        ids: if cheat.is_some() { 6 } else { 24 },
+        faults: faults.to_vec(),
+        every: Duration::from_millis(500),
+        cheat,
+        program: PathBuf::from(env!("CARGO_BIN_EXE_lockcore-chaos")),
+        folder: folder.path().to_owned(),
+    };
+    println!("seed {}", run.seed);
+    let report = run.run().await?;
+    println!("{report}");
+    Ok(report)
+}
+
+fn clean(report: &Report) -> TestResult {
+    if report.violations.is_empty() { Ok(()) } else { Err(report.to_string().into()) }
+}
+
+/// All promises hold under all faults that the backend can have.
+async fn faults_break_no_promise(backend: Backend) -> TestResult {
+    let report = run(backend, &Kind::ALL, None).await?;
+    if report.faults.is_empty() {
+        return Err("no fault was caused".into());
+    }
+    clean(&report)
+}
+
+/// The control of the cheats.
+async fn a_run_without_faults_is_clean() -> TestResult {
+    clean(&run(Backend::Memory, &[], None).await?)
+}
+
+/// The checker finds what each cheat breaks.
+async fn a_cheat_is_found(cheat: Cheat) -> TestResult {
+    let expected = match cheat {
+        Cheat::NoLock | Cheat::Overstay => Rule::Exclusion,
+        Cheat::OldFence => Rule::FenceTwice,
+        Cheat::FallingFence => Rule::FenceBack,
+        Cheat::Overbook => Rule::Permits,
+        Cheat::Leak => Rule::LeftLocked,
+        Cheat::Stuck => Rule::Stuck,
+        Cheat::Jump => Rule::Order,
+        Cheat::Unguarded => Rule::Write,
+        Cheat::Untyped => Rule::Untyped,
+    };
+    let report = run(Backend::Memory, &[], Some(cheat)).await?;
+    match report.violations.iter().any(|violation| violation.rule == expected) {
+        true => Ok(()),
+        false => Err(format!("{cheat:?} was not found: {report}").into()),
+    }
+}
