@@ -137,3 +137,50 @@ fn what_others_wrote_is_theirs() {
     bad.insert("expires".to_owned(), AttributeValue::S("tomorrow".to_owned()));
     assert!(matches!(Row::read(bad, &Names::default()), Err(StoreError::Corrupt(_))));
 }
+
+#[test]
+fn whatever_others_wrote_is_read_or_refused() {
+    let ours = Row {
+        rev: Some(4),
+        fence: 42,
+        holders: vec![("ours".to_owned(), entry(Mode::Slots { permits: 2, limit: 3 }, NOW.hi + 1))],
+        tombstones: vec![(7, NOW.hi + 2)],
+        ..Row::default()
+    };
+    let item = format!("{:?}", item(&ours).keys().collect::<Vec<_>>());
+    assert!(item.contains("holders") && item.contains("marks"), "{item}");
+    // An item as text: the kind of each attribute, its name and its content, one a line.
+    let example = "S contextId ours\nN created 1795000000\nN expires 1795000031\nN rev 4\nN fence 42\nB frozen 1\n\
+                   M holders ours\nS is slots 18446744073709551615 1795000000500000 worker\nN limit 3\nS permits 0,1\n\
+                   N lease 30000000\nN ends 1795000001500001\nU\nU\nM marks\nN x7 1795000001500002\nU\nL breaks\n";
+    lockcore_conformance::hostile::feed(
+        &[example, "S contextId another\nN expires 1e19\nN created -5.5\n"],
+        |text| {
+            drop(Row::read(typed(&mut text.lines()), &Names::default()));
+        },
+    );
+}
+
+/// Reads attributes up to the line that ends a map.
+fn typed<'l>(lines: &mut impl Iterator<Item = &'l str>) -> Item {
+    let mut item = Item::new();
+    while let Some(line) = lines.next() {
+        let mut words = line.splitn(3, ' ');
+        let (kind, name) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        let content = words.next().unwrap_or_default().to_owned();
+        let value = match kind {
+            "U" => break,
+            "N" => AttributeValue::N(content),
+            "B" => AttributeValue::Bool(content == "1"),
+            "L" => AttributeValue::L(vec![
+                AttributeValue::M(typed(&mut std::iter::empty())),
+                AttributeValue::S(content),
+            ]),
+            "M" if content.is_empty() => AttributeValue::M(typed(lines)),
+            "M" => AttributeValue::M(HashMap::from([(content, AttributeValue::M(typed(lines)))])),
+            _ => AttributeValue::S(content),
+        };
+        item.insert(name.to_owned(), value);
+    }
+    item
+}

@@ -5,7 +5,8 @@
 //! and get the locks handed over; unused ids take no memory. Tests can inspect the
 //! [current locks](MemoryLockDao::current) and, if enabled, a [history](MemoryLockDao::with_history).
 //!
-//! Time is tokio's, so that leases follow the paused time of tests.
+//! Time is tokio's, so that leases follow the paused time of tests. [`SimulatedLockDao`] has a store that fails as a test wants
+//! it to: outages, late answers and locks that vanish.
 //!
 //! ```
 //! use lockcore_memory::MemoryLockDao;
@@ -28,6 +29,7 @@ mod holders;
 mod queue;
 mod release;
 mod shortcuts;
+mod simulated;
 mod spot;
 mod sync;
 mod table;
@@ -36,3 +38,4 @@ mod withdraw;
 
 pub use dao::MemoryLockDao;
 pub use history::{Event, What};
+pub use simulated::{Fault, SimulatedLockDao, Step};

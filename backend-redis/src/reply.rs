@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockcore::{
-    BackendError, Conflict, ConflictReason, ContextId, Granted, Holder, Ident, LossReason, Mode,
+    BackendError, Conflict, ConflictReason, ContextId, Granted, Holder, Ident, LossReason, MAX_PERMITS, Mode,
     StoredContext, Target, backend::List,
 };
 use redis::Value;
@@ -154,6 +154,10 @@ pub(crate) fn indexes(ranges: &str) -> Result<List<u32>, BackendError> {
     for range in ranges.split(',').filter(|range| !range.is_empty()) {
         let ends = range.split_once('-').map(|(first, last)| (first.parse::<u32>(), last.parse::<u32>()));
         let Some((Ok(first), Ok(last))) = ends else { return Err(unexpected("permits that are no range")) };
+        // A store that holds something else must not make this process run out of memory.
+        if indexes.len() + (last.saturating_sub(first) as usize) >= MAX_PERMITS as usize {
+            return Err(unexpected("more permits than a claim can have"));
+        }
         indexes.extend(first..=last);
     }
     Ok(indexes)
@@ -201,6 +205,19 @@ mod tests {
         for bad in ["", "y", "k", "k1", "k1/2/x"] {
             assert!(super::granted(bad, 1, 1).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn whatever_stands_in_the_store_is_read_or_refused() {
+        use lockcore_conformance::hostile::feed;
+        feed(&["x", "s", "k3/9/0-1,4-4", "k4294967295/4294967295/0-4294967294"], |text| {
+            drop(granted(text, 7, 5))
+        });
+        feed(&["5:offer3:a:b2:17", "0:", "18446744073709551615:x"], |text| {
+            let mut message = Message(text.as_bytes());
+            while message.field().is_some() {}
+            let _ = Message(text.as_bytes()).number::<u64>();
+        });
     }
 
     #[test]

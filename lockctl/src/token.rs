@@ -61,6 +61,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn whatever_a_script_passes_is_read_or_refused() {
+        let content = r#"{"context":"67e55044-10b1-426f-9247-bb680e5fe0c8","lease_micros":30000000,"locks":[["a",7],["",9]]}"#;
+        let encoded = format!("{PREFIX}{}", BASE64_URL_SAFE_NO_PAD.encode(content));
+        lockcore_conformance::hostile::feed(&[&encoded], |token| drop(read(token)));
+        lockcore_conformance::hostile::feed(&[content], |content| {
+            drop(read(&format!("{PREFIX}{}", BASE64_URL_SAFE_NO_PAD.encode(content))));
+        });
+    }
+
+    #[test]
     fn a_token_reads_what_it_was_written_from() {
         let lock = |target, fence| Lock {
             target,

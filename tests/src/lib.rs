@@ -16,6 +16,7 @@
 mod backend;
 pub mod checks;
 pub mod fault;
+pub mod hostile;
 #[cfg(feature = "servers")]
 pub mod line;
 mod model;

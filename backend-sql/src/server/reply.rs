@@ -453,6 +453,43 @@ mod tests {
     use super::*;
 
     #[test]
+    fn whatever_a_server_answers_is_read_or_refused() {
+        let examples = [
+            "G17,18",
+            r#"{"g":[[2,2,5,17,3,[0,4]]],"c":[],"q":0,"w":0,"end":null}"#,
+            r#"{"g":null,"c":[{"p":0,"h":[["61","62",1,2,5,17,1000000]],"n":3,"u":4}],"q":1,"w":0,"end":5000000}"#,
+            r#"[[0,1],[3,0]]"#,
+            r#"{"now":17,"next":5,"probe":1,"o":[],"t":[]}{"o":[{"c":"61","a":1,"at":3,"lasts":5,"g":[[2,0,0,7,1,[]]]}]}"#,
+            r#"{"ids":[{"id":"61","f":1,"h":[],"w":[],"b":[]}],"next":"62"}"#,
+            r#"{"left":-1}"#,
+            r#"{"removed":1,"more":0,"elsewhere":0}"#,
+        ];
+        let request = AcquireRequest {
+            context: uuid::Uuid::nil(),
+            attempt: lockcore::backend::AttemptId::fresh(),
+            claims: lockcore::ClaimSet::new(["a", "b"], Mode::Exclusive).expect("a set"),
+            lease: None,
+            owner: Owner::default(),
+            queue: false,
+            nested: false,
+            detached: false,
+        };
+        lockcore_conformance::hostile::feed(&examples, |text| {
+            if let Ok(Answer::Queued { conflicts: found, .. } | Answer::Refused(found)) =
+                Answer::of_acquire("test", text, 2)
+            {
+                drop(conflicts::<String, uuid::Uuid>("test", &request, found));
+            }
+            drop(Answer::of_release("test", text));
+            drop(notification("test", text).map(|notified| whole(notified.o)));
+            drop(json::<Inspected>("test", text).map(inspection::<String, uuid::Uuid>));
+            drop(json::<Listed>("test", text).map(listing::<String, uuid::Uuid>));
+            drop(json::<Breaking>("test", text).map(Broken::from));
+            drop(json::<Vec<Hex>>("test", text).map(|ids| targets::<String>(&ids)));
+        });
+    }
+
+    #[test]
     fn the_ids_of_a_set_may_come_one_by_one() {
         let one = |context, attempt, at, fence| {
             let text = format!(
