@@ -30,11 +30,24 @@ fn every_test_that_the_list_names_exists() {
     assert_eq!(lines, LINES, "a line more or less: say so above");
 }
 
+#[test]
+fn every_test_of_a_bug_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let page = fs::read_to_string(root.join("docs/src/reliability.md")).unwrap();
+    let (_, bugs) = page.split_once("## Bugs").unwrap();
+    let mut bugs = bugs.lines().filter(|line| line.starts_with("| ")).skip(2).peekable();
+    assert!(bugs.peek().is_some());
+    for bug in bugs {
+        let test = bug.trim_matches('|').rsplit(" | ").next().unwrap().trim().trim_matches('`');
+        assert!(exists(&root, test), "{test} does not exist: {bug}");
+    }
+}
+
 fn exists(root: &Path, test: &str) -> bool {
     match test.split_once(".rs::") {
         Some((file, name)) => {
             let text = fs::read_to_string(root.join(format!("{file}.rs"))).unwrap_or_default();
-            text.contains(&format!("fn {name}("))
+            ["(", "<"].iter().any(|after| text.contains(&format!("fn {name}{after}")))
         }
         None => ALL_CHECKS.contains(&test),
     }
