@@ -227,3 +227,7 @@ fn text(item: &Item, name: &str) -> Owner {
 #[cfg(test)]
 #[path = "item_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "model_tests.rs"]
+mod model;

@@ -35,7 +35,7 @@ fn item(row: &Row) -> Item {
     written.collect()
 }
 
-fn attribute(json: &serde_json::Value) -> AttributeValue {
+pub(super) fn attribute(json: &serde_json::Value) -> AttributeValue {
     let (kind, value) = json.as_object().and_then(|typed| typed.iter().next()).expect("a type and a value");
     let text = || value.as_str().expect("text").to_owned();
     match kind.as_str() {

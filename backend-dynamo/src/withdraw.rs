@@ -106,7 +106,7 @@ impl Store {
 }
 
 /// Removes the attempt's grant from a row, and restores what it replaced; returns whether there was one.
-fn undo(row: &mut Row, request: &Request, now: Now) -> bool {
+pub(crate) fn undo(row: &mut Row, request: &Request, now: Now) -> bool {
     let of_attempt = row.holder(&request.context).is_some_and(|own| own.attempt == request.attempt);
     if !of_attempt {
         return false;

@@ -1,0 +1,451 @@
+//! Searches all schedules of a small configuration: two processes, one id, requests and answers that are late, lost or
+//! doubled, callers that give up, crashes, and a clock that is known to a second.
+//!
+//! The decisions are the code's own: [`decide::take`], [`withdraw::undo`], [`Row::prune`], [`Row::is_free_for_all`], and every row
+//! goes through [`Row::attributes`] and [`Row::read`], as an item does. What the service does with a conditional write is
+//! written down here. Each fault that [`Fault`] puts in on purpose must be found.
+
+use std::{
+    collections::{HashSet, VecDeque, hash_map::DefaultHasher},
+    hash::{Hash, Hasher},
+};
+
+use super::*;
+use crate::{
+    acquire::{Request, StoredClaim},
+    decide::{self, Asker, ClaimDecision},
+    withdraw,
+};
+
+/// A tick, by the service's clock.
+const TICK: u64 = SECOND;
+/// Leases, in ticks.
+const LEASE: u64 = 2;
+/// The search ends at this tick.
+const HORIZON: u64 = 7;
+const BEGIN: u64 = 1_795_000_000_000_000;
+
+/// A way to break the protocol.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fault {
+    None,
+    /// A withdrawal leaves no tombstone.
+    NoTombstone,
+    /// A withdrawal replaces the item whatever was written meanwhile.
+    BlindUndo,
+    /// A holder counts its lease from the answer.
+    LeaseFromAnswer,
+    /// One process believes that it is two ticks later.
+    WrongClock,
+    /// A fence is not above the one before.
+    OldFence,
+}
+
+#[derive(Clone, Debug)]
+struct State {
+    tick: u64,
+    /// The item, as it is read.
+    row: Option<Row>,
+    processes: [Process; 2],
+    net: Vec<Message>,
+    /// How many answers may still be lost or messages doubled, and how many processes may crash.
+    faults: u8,
+    /// Attempts whose withdrawal was confirmed.
+    withdrawn: Vec<u64>,
+    /// The highest fence that a holder saw.
+    highest: u64,
+    revisions: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Process {
+    phase: Phase,
+    attempts: u64,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+enum Phase {
+    Idle,
+    /// A request is under way.
+    Asking,
+    /// It believes to hold the lock before this tick.
+    Holding {
+        before: u64,
+        fence: u64,
+    },
+    /// A withdrawal is under way.
+    Undoing,
+    Dead,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+struct Message {
+    from: usize,
+    attempt: u64,
+    sent: u64,
+    now: Now,
+    /// The sender still waits for the answer.
+    heard: bool,
+    write: Write,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+enum Write {
+    /// Takes what is free, without having read it.
+    Take(Entry),
+    /// Replaces the item if it is the one that was read.
+    Replace {
+        old: Option<Row>,
+        new: Row,
+        is_undo: bool,
+    },
+    Renew {
+        fence: u64,
+    },
+    Free {
+        fence: u64,
+    },
+}
+
+/// Each call has a context of its own.
+fn context(attempt: u64) -> String {
+    format!("context-{attempt}")
+}
+
+/// What a process knows of the service's clock.
+fn known(process: usize, tick: u64, fault: Fault) -> Now {
+    let time = BEGIN + tick * TICK;
+    match fault {
+        Fault::WrongClock if process == 1 => Now { lo: time + 2 * TICK, hi: time + 2 * TICK },
+        _ => Now { lo: time - TICK / 2, hi: time + TICK / 2 },
+    }
+}
+
+/// The fence of a grant, as the store's clock has it: the upper bound of the time, or above the highest that is known.
+fn fence(above: u64, now: Now, fault: Fault) -> u64 {
+    if fault == Fault::OldFence { above.max(BEGIN) } else { now.hi.max(above + 1) }
+}
+
+/// The item as it is read after it was written.
+fn stored(row: &Row, rev: u64, now: Now) -> Row {
+    let names = HashMap::from([("#c", "contextId"), ("#t", "created"), ("#e", "expires")]);
+    let written = row.attributes(rev, now).into_iter().filter_map(|(name, value)| {
+        let mut json = String::new();
+        value?.write(aws_smithy_json::serialize::JsonValueWriter::new(&mut json));
+        let json = serde_json::from_str(&json).expect("JSON");
+        Some((names.get(name).copied().unwrap_or(name).to_owned(), super::tests::attribute(&json)))
+    });
+    Row::read(written.collect(), &Names::default()).expect("what was written can be read")
+}
+
+impl State {
+    fn new(faults: u8) -> Self {
+        let process = Process { phase: Phase::Idle, attempts: 0 };
+        State {
+            tick: 0,
+            row: None,
+            processes: [process.clone(), process],
+            net: Vec::new(),
+            faults,
+            withdrawn: Vec::new(),
+            highest: 0,
+            revisions: 0,
+        }
+    }
+
+    fn attempt(&self, process: usize) -> u64 {
+        process as u64 * 100 + self.processes[process].attempts
+    }
+
+    fn request(&self, process: usize) -> Request {
+        Request {
+            context: context(self.attempt(process)),
+            attempt: self.attempt(process),
+            claims: vec![StoredClaim { key: "id".to_owned(), mode: Mode::Exclusive }],
+            lease: LEASE * TICK,
+            owner: Owner::default(),
+        }
+    }
+
+    fn send(&mut self, from: usize, write: Write, fault: Fault) {
+        let attempt = self.attempt(from);
+        let now = known(from, self.tick, fault);
+        self.net.push(Message { from, attempt, sent: self.tick, now, heard: true, write });
+    }
+
+    /// Decides about the row that was found, and sends the write; returns whether there is one.
+    fn ask(&mut self, process: usize, found: Option<Row>, fault: Fault) -> bool {
+        let (request, now) = (self.request(process), known(process, self.tick, fault));
+        let mut row = found.clone().unwrap_or_default();
+        let fence = fence(row.fence, now, fault);
+        match decide::take(&mut row, request.asker(), Mode::Exclusive, fence, now) {
+            ClaimDecision::Granted(_) => {
+                self.send(process, Write::Replace { old: found, new: row, is_undo: false }, fault);
+                true
+            }
+            ClaimDecision::Blocked(_) | ClaimDecision::Withdrawn => false,
+        }
+    }
+
+    /// Reads the row and sends what undoes the attempt; returns whether there is anything to do.
+    fn undo(&mut self, process: usize, fault: Fault) -> bool {
+        let (request, now) = (self.request(process), known(process, self.tick, fault));
+        let old = self.row.clone();
+        let mut row = old.clone().unwrap_or_default();
+        let undone = withdraw::undo(&mut row, &request, now);
+        if fault != Fault::NoTombstone && !row.was_withdrawn(request.attempt) {
+            row.tombstones.push((request.attempt, now.hi + 100 * TICK));
+        } else if !undone {
+            return false;
+        }
+        row.prune(now);
+        self.send(process, Write::Replace { old, new: row, is_undo: true }, fault);
+        true
+    }
+
+    /// The service carries a write out, or refuses it.
+    fn carry_out(&mut self, message: &Message, fault: Fault) -> bool {
+        let (context, now) = (context(message.attempt), message.now);
+        let written = match &message.write {
+            Write::Take(entry) => {
+                let row = self.row.clone().unwrap_or_default();
+                if !row.is_free_for_all(now) || row.fence >= entry.fence && fault != Fault::OldFence {
+                    return false;
+                }
+                Row { fence: entry.fence, holders: vec![(context, entry.clone())], ..Row::default() }
+            }
+            Write::Replace { old, new, is_undo } => {
+                if *old != self.row && !(fault == Fault::BlindUndo && *is_undo) {
+                    return false;
+                }
+                new.clone()
+            }
+            Write::Renew { fence } | Write::Free { fence } => {
+                let Some(mut row) = self.row.clone() else { return false };
+                let is_free = matches!(message.write, Write::Free { .. });
+                let lasts = |own: &&mut Entry| is_free || own.certainly_lasts(now);
+                match row.holder_mut(&context).filter(|own| own.fence == *fence).filter(lasts) {
+                    Some(_) if is_free => drop(row.remove(&context)),
+                    Some(own) => own.extend(LEASE * TICK, now),
+                    None => return false,
+                }
+                row
+            }
+        };
+        self.revisions += 1;
+        self.row = Some(stored(&written, self.revisions, now));
+        true
+    }
+
+    /// The sender learns what became of its message.
+    fn answer(&mut self, message: &Message, done: bool, fault: Fault) {
+        let from = message.from;
+        if !message.heard || self.processes[from].phase == Phase::Dead {
+            return;
+        }
+        let begin = if fault == Fault::LeaseFromAnswer { self.tick } else { message.sent };
+        let fence = |fence| Phase::Holding { before: begin + LEASE, fence };
+        let phase = match (&message.write, done) {
+            (Write::Take(entry), true) => fence(entry.fence),
+            (Write::Replace { new, is_undo: false, .. }, true) => {
+                fence(new.holder(&context(message.attempt)).expect("it was granted").fence)
+            }
+            (Write::Take(_) | Write::Replace { is_undo: false, .. }, false) => {
+                let found = self.row.clone();
+                if self.ask(from, found, fault) { Phase::Asking } else { Phase::Idle }
+            }
+            (Write::Replace { .. }, true) => {
+                self.withdrawn.push(message.attempt);
+                Phase::Idle
+            }
+            (Write::Replace { .. }, false) if self.undo(from, fault) => Phase::Undoing,
+            (Write::Replace { .. }, false) => {
+                self.withdrawn.push(message.attempt);
+                Phase::Idle
+            }
+            (Write::Renew { fence: renewed }, true) => match self.processes[from].phase {
+                // Once lost, always lost.
+                Phase::Holding { before, fence: held } if held == *renewed && self.tick < before => {
+                    fence(held)
+                }
+                _ => return,
+            },
+            (Write::Renew { fence: renewed }, false) => match self.processes[from].phase {
+                Phase::Holding { fence, .. } if fence == *renewed => Phase::Idle,
+                _ => return,
+            },
+            (Write::Free { .. }, _) => return,
+        };
+        self.processes[from].phase = phase;
+    }
+
+    /// All states that can come next.
+    fn next(&self, fault: Fault) -> Vec<State> {
+        let mut all = Vec::new();
+        let mut add = |change: &dyn Fn(&mut State) -> bool| {
+            let mut next = self.clone();
+            if change(&mut next) {
+                next.tidy();
+                all.push(next);
+            }
+        };
+        if self.tick < HORIZON {
+            add(&|next| {
+                next.tick += 1;
+                true
+            });
+        }
+        for (process, Process { phase, attempts }) in self.processes.iter().enumerate() {
+            match phase {
+                Phase::Idle if *attempts < 2 => add(&|next| {
+                    next.processes[process] = Process { phase: Phase::Asking, attempts: attempts + 1 };
+                    let (request, now) = (next.request(process), known(process, next.tick, fault));
+                    let asker: Asker<'_> = request.asker();
+                    let fence = fence(0, now, fault);
+                    next.send(process, Write::Take(asker.entry(Mode::Exclusive, &[], fence, now)), fault);
+                    true
+                }),
+                Phase::Asking => add(&|next| {
+                    // The caller gives up; what was sent may still arrive.
+                    next.net
+                        .iter_mut()
+                        .filter(|message| message.from == process)
+                        .for_each(|message| message.heard = false);
+                    next.processes[process].phase = Phase::Undoing;
+                    if !next.undo(process, fault) {
+                        let attempt = next.attempt(process);
+                        next.withdrawn.push(attempt);
+                        next.processes[process].phase = Phase::Idle;
+                    }
+                    true
+                }),
+                Phase::Holding { fence, .. } => {
+                    let renews = self.net.iter().any(|message| {
+                        message.from == process && matches!(message.write, Write::Renew { .. })
+                    });
+                    if !renews {
+                        add(&|next| {
+                            next.send(process, Write::Renew { fence: *fence }, fault);
+                            true
+                        });
+                    }
+                    add(&|next| {
+                        next.processes[process].phase = Phase::Idle;
+                        next.send(process, Write::Free { fence: *fence }, fault);
+                        true
+                    });
+                }
+                Phase::Idle | Phase::Undoing | Phase::Dead => {}
+            }
+            if self.faults > 0 && *phase != Phase::Dead {
+                add(&|next| {
+                    next.faults -= 1;
+                    next.processes[process].phase = Phase::Dead;
+                    true
+                });
+            }
+        }
+        for at in 0..self.net.len() {
+            add(&|next| {
+                let message = next.net.remove(at);
+                let done = next.carry_out(&message, fault);
+                next.answer(&message, done, fault);
+                true
+            });
+            if self.faults > 0 {
+                // The answer is lost; or the message arrives once more, later.
+                for doubled in [false, true] {
+                    add(&|next| {
+                        next.faults -= 1;
+                        let mut message = next.net.remove(at);
+                        let done = next.carry_out(&message, fault);
+                        if doubled {
+                            next.answer(&message, done, fault);
+                            message.heard = false;
+                            next.net.push(message);
+                        }
+                        true
+                    });
+                }
+            }
+        }
+        all
+    }
+
+    /// Ends beliefs whose time is over, and takes what holders saw into account.
+    fn tidy(&mut self) {
+        for process in &mut self.processes {
+            if let Phase::Holding { before, fence } = process.phase {
+                self.highest = self.highest.max(fence);
+                if self.tick >= before {
+                    process.phase = Phase::Idle;
+                }
+            }
+        }
+    }
+
+    /// Returns the promise that is broken here, if one is.
+    fn broken(&self, before: &State) -> Option<&'static str> {
+        let holds = |process: &Process| matches!(process.phase, Phase::Holding { .. });
+        if self.processes.iter().all(holds) {
+            return Some("two holders");
+        }
+        let row = self.row.as_ref()?;
+        if row.holders.iter().any(|(_, entry)| self.withdrawn.contains(&entry.attempt)) {
+            return Some("a withdrawn attempt holds");
+        }
+        for (now, then) in self.processes.iter().zip(&before.processes) {
+            if let (Phase::Holding { fence, .. }, false) = (&now.phase, holds(then))
+                && *fence <= before.highest
+            {
+                return Some("a fence that is not above the one before");
+            }
+        }
+        None
+    }
+
+    /// Tells it from other states.
+    fn key(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        format!("{self:?}").hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+/// Searches breadth first; returns how many states there were, and the first broken promise with its depth.
+fn search(faults: u8, fault: Fault, most: usize) -> (usize, Option<(&'static str, usize)>) {
+    let begin = State::new(faults);
+    let mut seen = HashSet::from([begin.key()]);
+    let mut queue = VecDeque::from([(begin, 0)]);
+    while let Some((state, depth)) = queue.pop_front() {
+        for next in state.next(fault) {
+            if let Some(broken) = next.broken(&state) {
+                return (seen.len(), Some((broken, depth + 1)));
+            }
+            if seen.len() < most && seen.insert(next.key()) {
+                queue.push_back((next, depth + 1));
+            }
+        }
+    }
+    (seen.len(), None)
+}
+
+#[test]
+fn no_schedule_breaks_a_promise() {
+    let most =
+        std::env::var("LOCKCORE_MODEL_STATES").ok().and_then(|most| most.parse().ok()).unwrap_or(30_000);
+    let (states, broken) = search(1, Fault::None, most);
+    println!("{states} states");
+    assert_eq!(broken, None);
+}
+
+#[test]
+fn each_fault_of_the_protocol_is_found() {
+    for fault in
+        [Fault::NoTombstone, Fault::BlindUndo, Fault::LeaseFromAnswer, Fault::WrongClock, Fault::OldFence]
+    {
+        let (states, broken) = search(1, fault, 400_000);
+        println!("{fault:?}: {states} states, {broken:?}");
+        assert!(broken.is_some(), "{fault:?} is not found");
+    }
+}
