@@ -103,7 +103,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn late_answers_to_renewals_do_no_harm() {
         let (store, locks) = store();
-        store.script(Step::Renew, [Fault::AnswersAfter(Duration::from_secs(15)); 3]);
+        store.script(Step::Renew, [Fault::AnswersAfter(Duration::from_secs(8)); 3]);
         assert_eq!(import(&locks, sleep(HOUR)).await.expect("it runs"), Import::Done);
     }
 }
