@@ -95,8 +95,8 @@ enum Write {
     Take(Entry),
     /// Replaces the item if it is the one that was read.
     Replace {
-        old: Option<Row>,
-        new: Row,
+        old: Option<Box<Row>>,
+        new: Box<Row>,
         is_undo: bool,
     },
     Renew {
@@ -180,7 +180,11 @@ impl State {
         let fence = fence(row.fence, now, fault);
         match decide::take(&mut row, request.asker(), Mode::Exclusive, fence, now) {
             ClaimDecision::Granted(_) => {
-                self.send(process, Write::Replace { old: found, new: row, is_undo: false }, fault);
+                self.send(
+                    process,
+                    Write::Replace { old: found.map(Box::new), new: Box::new(row), is_undo: false },
+                    fault,
+                );
                 true
             }
             ClaimDecision::Blocked(_) | ClaimDecision::Withdrawn => false,
@@ -199,7 +203,11 @@ impl State {
             return false;
         }
         row.prune(now);
-        self.send(process, Write::Replace { old, new: row, is_undo: true }, fault);
+        self.send(
+            process,
+            Write::Replace { old: old.map(Box::new), new: Box::new(row), is_undo: true },
+            fault,
+        );
         true
     }
 
@@ -215,10 +223,10 @@ impl State {
                 Row { fence: entry.fence, holders: vec![(context, entry.clone())], ..Row::default() }
             }
             Write::Replace { old, new, is_undo } => {
-                if *old != self.row && !(fault == Fault::BlindUndo && *is_undo) {
+                if old.as_deref() != self.row.as_ref() && !(fault == Fault::BlindUndo && *is_undo) {
                     return false;
                 }
-                new.clone()
+                (**new).clone()
             }
             Write::Renew { fence } | Write::Free { fence } => {
                 let Some(mut row) = self.row.clone() else { return false };

@@ -75,14 +75,15 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
     }
 
     /// Bounds how long the callback may hold the locks, however often they are renewed: after that it is stopped with
-    /// [`LockingError::HeldTooLong`]. A sync callback and the owner of a guard cannot be stopped; their locks are no longer
-    /// renewed.
+    /// [`LockingError::HeldTooLong`](crate::LockingError::HeldTooLong). A sync callback and the owner of a guard cannot be
+    /// stopped; their locks are no longer renewed.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.settings().max_hold = Some(max_hold);
         self
     }
 
-    /// Lets the callback go on when locks are lost. It checks for that itself, by [`Held::check`] or [`Held::lost`].
+    /// Lets the callback go on when locks are lost. It checks for that itself, by [`Held::check`](crate::Held::check) or
+    /// [`Held::lost`](crate::Held::lost).
     pub fn tell_when_lost(mut self) -> Self {
         self.settings().tell_when_lost = true;
         self

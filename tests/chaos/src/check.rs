@@ -104,6 +104,10 @@ pub struct Report {
     pub rates: [f64; 3],
 }
 
+/// How long an offer lasts at least, as the shortest lease of a run does: a waiter that was served within this time has lost no
+/// turn because its process got no processor.
+const OFFER: u64 = 1_000_000_000;
+
 /// The time after a fault that counts as recovery.
 const AFTER: u64 = 1_000_000_000;
 
@@ -360,6 +364,7 @@ fn order(id: &str, grants: &[Grant<'_>], faults: &[Fault], report: &mut Report) 
         let entered = grant.op.entered.as_ref().map_or(queued, |(at, _)| *at);
         if grant.op.claims.len() > 1
             || grant.mode != Mode::Exclusive
+            || entered - queued >= OFFER
             || !undisturbed(grant.op, queued, entered)
         {
             continue;
