@@ -364,7 +364,7 @@ fn order(id: &str, grants: &[Grant<'_>], faults: &[Fault], report: &mut Report) 
         let entered = grant.op.entered.as_ref().map_or(queued, |(at, _)| *at);
         if grant.op.claims.len() > 1
             || grant.mode != Mode::Exclusive
-            || entered - queued >= OFFER
+            || entered.saturating_sub(queued) >= OFFER
             || !undisturbed(grant.op, queued, entered)
         {
             continue;

@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context, bail, ensure};
 use fastrand::Rng;
 use futures_util::future;
-use lockcore::{BreakMode, LockError, LockingService, Target, Wait};
+use lockcore::{BreakMode, LockDao, LockError, LockingService, Target, Uuid, Wait};
 use lockcore_any::Config;
 use lockcore_conformance::servers::{self, Mode as Line, Proxy, Server};
 use nix::{
@@ -201,7 +201,14 @@ impl Run {
             _ => Server::start(kind).await?,
         };
         let proxy = Proxy::start(server.address()).await?;
-        Ok(Store { url: server.url_through(proxy.address()), server: Some((server, proxy)) })
+        let url = match kind {
+            servers::Kind::DynamoDb => format!(
+                "dynamodb://eu-central-1/chaos?access_key_id=test&secret_access_key=test&endpoint={}",
+                server.url_through(proxy.address())
+            ),
+            _ => server.url_through(proxy.address()),
+        };
+        Ok(Store { url, server: Some((server, proxy)) })
     }
 
     /// Runs a worker until its operations are done; one that is killed is replaced.
@@ -266,7 +273,12 @@ impl Run {
 /// When that fails.
 pub async fn connect(url: &str) -> anyhow::Result<LockingService> {
     let config = Config { url: Some(url.parse()?), namespace: Some("chaos".to_owned()), ..Config::default() };
-    Ok(config.service().await?)
+    // Elsewhere the first to connect creates the schema.
+    let locks = config.service().await?;
+    if url.starts_with("dynamodb:") {
+        LockDao::<String, Uuid>::migrate(locks.dao()).await?;
+    }
+    Ok(locks)
 }
 
 /// Checks the histories in a folder.
