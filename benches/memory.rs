@@ -102,6 +102,7 @@ fn request(id: &str) -> AcquireRequest<String, Uuid> {
         queue: false,
         nested: false,
         detached: false,
+        weaken: false,
     }
 }
 

@@ -1,9 +1,12 @@
 //! Acquiring a set: one conditional write of all its items, and a decision about what it found if that is refused.
 
-use lockcore::{ConflictReason, Granted, Mode, Owner, backend::List, rules::InUse};
+use lockcore::{
+    ConflictReason, Granted, Mode, Owner,
+    backend::{List, ServiceTime},
+    rules::InUse,
+};
 
 use crate::{
-    clock::Now,
     config::TRANSACTION,
     decide::{self, Asker, ClaimDecision},
     error::StoreError,
@@ -22,6 +25,7 @@ pub(crate) struct Request {
     /// In microseconds.
     pub(crate) lease: u64,
     pub(crate) owner: Owner,
+    pub(crate) weaken: bool,
 }
 
 /// One claim in stored form.
@@ -41,7 +45,13 @@ pub(crate) enum Decision {
 
 impl Request {
     pub(crate) fn asker(&self) -> Asker<'_> {
-        Asker { context: &self.context, attempt: self.attempt, lease: self.lease, owner: &self.owner }
+        Asker {
+            context: &self.context,
+            attempt: self.attempt,
+            lease: self.lease,
+            owner: &self.owner,
+            weaken: self.weaken,
+        }
     }
 
     /// The same request for a part of its set.
@@ -145,7 +155,7 @@ impl Store {
         &self,
         request: &'a Request,
         known: &[ReadRow],
-        now: Now,
+        now: ServiceTime,
         fence: u64,
     ) -> Result<Plan<'a>, StoreError> {
         let asker = request.asker();

@@ -4,11 +4,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockcore::{
     BreakMode, BreakRecord, Broken, ContextId, HeldBy, Ident, Inspection, Listing, Mode, Owner, Page,
-    StoredContext, Target, backend::List,
+    StoredContext, Target,
+    backend::{List, ServiceTime},
 };
 
 use crate::{
-    clock::Now,
     decide::{left, left_of},
     error::StoreError,
     row::{Break, Row},
@@ -22,7 +22,10 @@ pub(crate) type Found = (String, Row);
 
 impl Store {
     /// One page of what is held or frozen, in order of id. The service keeps no order: every page reads the whole table.
-    pub(crate) async fn list(&self, page: &Page) -> Result<(Vec<Found>, Option<String>, Now), StoreError> {
+    pub(crate) async fn list(
+        &self,
+        page: &Page,
+    ) -> Result<(Vec<Found>, Option<String>, ServiceTime), StoreError> {
         let filter = "attribute_exists(#c) OR attribute_exists(frozen)";
         let mut rows = self.scan(filter, None).await?;
         let now = self.now()?;
@@ -41,7 +44,7 @@ impl Store {
     }
 
     /// All that is known of one id.
-    pub(crate) async fn inspect(&self, stored: &str) -> Result<(Found, Now), StoreError> {
+    pub(crate) async fn inspect(&self, stored: &str) -> Result<(Found, ServiceTime), StoreError> {
         let keys = [self.keys.lock(stored)];
         let row = self.read(&keys, self.deadline()).await?.pop().flatten();
         let now = self.now()?;
@@ -119,7 +122,7 @@ impl Store {
     async fn edit<T>(
         &self,
         stored: &str,
-        change: impl Fn(&mut Row, Now) -> (T, bool),
+        change: impl Fn(&mut Row, ServiceTime) -> (T, bool),
     ) -> Result<T, StoreError> {
         let deadline = self.deadline();
         let key = self.keys.lock(stored);
@@ -160,7 +163,7 @@ impl Row {
 }
 
 /// An item for the caller's types; what is over was pruned before.
-pub(crate) fn typed<I: Ident, C: ContextId>((stored, row): Found, now: Now) -> Inspection<I, C> {
+pub(crate) fn typed<I: Ident, C: ContextId>((stored, row): Found, now: ServiceTime) -> Inspection<I, C> {
     let mut holders: Vec<HeldBy<C>> = row
         .holders
         .into_iter()
@@ -208,7 +211,7 @@ pub(crate) fn typed<I: Ident, C: ContextId>((stored, row): Found, now: Now) -> I
 pub(crate) fn listing<I: Ident, C: ContextId>(
     found: Vec<Found>,
     next: Option<String>,
-    now: Now,
+    now: ServiceTime,
 ) -> Listing<I, C> {
     Listing { ids: found.into_iter().map(|found| typed(found, now)).collect(), next }
 }

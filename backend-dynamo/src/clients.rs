@@ -23,10 +23,10 @@ use aws_smithy_http_client::{
     tls::{Provider, rustls_provider::CryptoMode},
 };
 use aws_smithy_types::config_bag::{Storable, StoreReplace};
-use lockcore::backend::Moment;
+use lockcore::backend::{Moment, ServiceClock};
 use tokio::runtime::{Handle, Id};
 
-use crate::{clock::ServiceClock, config::Settings, error::StoreError};
+use crate::{config::Settings, error::StoreError};
 
 /// The most runtimes whose clients are kept.
 const KEPT: usize = 16;

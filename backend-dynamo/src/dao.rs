@@ -3,9 +3,8 @@
 use std::{fmt, marker::PhantomData, time::Duration};
 
 use lockcore::{
-    BackendError, BreakMode, Broken, Capabilities, Conflict, ConflictReason, ContextId, Finding, Grant,
-    Holder, Ident, Inspection, Listing, LockDao, LostLock, Mode, Page, Released, Renewed, StoredContext,
-    Target,
+    BackendError, BreakMode, Broken, Capabilities, ContextId, Finding, Grant, Ident, Inspection, Listing,
+    LockDao, Mode, Page, Released, Renewed, Target,
     backend::{AcquireRequest, Acquired, Withdraw, Withdrawn},
 };
 use uuid::Uuid;
@@ -17,7 +16,7 @@ use crate::{
     admin,
     config::{DynamoBuilder, TRANSACTION},
     error::StoreError,
-    release::{Losses, StoredGrant, StoredLock},
+    release::{StoredGrant, StoredLock},
     schema::Schema,
     store::Store,
 };
@@ -89,6 +88,7 @@ impl<I: Ident, C: ContextId> DynamoLockDao<I, C> {
             claims: claims.collect(),
             lease: micros(request.lease),
             owner: request.owner.clone(),
+            weaken: request.weaken,
         }
     }
 
@@ -168,13 +168,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for DynamoLockDao<I, C> {
     async fn acquire(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
         Ok(match self.report(self.store.acquire(&self.request(request)).await)? {
             Decision::Granted(granted) => Acquired::Granted(granted),
-            Decision::Refused(conflicts) => {
-                let conflict = |(position, reason): (usize, _)| Conflict {
-                    target: request.claims[position].target.clone(),
-                    reason: typed(reason),
-                };
-                Acquired::Refused(conflicts.into_iter().map(conflict).collect())
-            }
+            Decision::Refused(conflicts) => Acquired::Refused(request.conflicts(conflicts)),
         })
     }
 
@@ -194,12 +188,12 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for DynamoLockDao<I, C> {
             let error = self.store.report(error);
             failed.extend(grant.locks[positions].iter().map(|lock| (lock.target.clone(), error.clone())));
         }
-        Ok(Released { lost: lost(grant, freed.lost), failed })
+        Ok(Released { lost: grant.losses(freed.lost), failed })
     }
 
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
         let losses = self.report(self.store.renew(&self.grant(grant)).await)?;
-        Ok(Renewed { lost: lost(grant, losses) })
+        Ok(Renewed { lost: grant.losses(losses) })
     }
 
     async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {
@@ -249,35 +243,4 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for DynamoLockDao<I, C> {
 fn micros(lease: Option<Duration>) -> u64 {
     const LONGEST: u64 = u64::MAX / 8;
     lease.map_or(LONGEST, |lease| u64::try_from(lease.as_micros()).unwrap_or(LONGEST).min(LONGEST))
-}
-
-fn lost<I: Ident, C>(grant: &Grant<I, C>, losses: Losses) -> Vec<LostLock<I>> {
-    let lost = |(position, reason): (usize, _)| {
-        let lock = &grant.locks[position];
-        LostLock { target: lock.target.clone(), fence: lock.granted.fence, reason }
-    };
-    losses.into_iter().map(lost).collect()
-}
-
-fn typed<C: ContextId>(reason: ConflictReason<String>) -> ConflictReason<C> {
-    let context = |stored: StoredContext<String>| match stored {
-        StoredContext::Known(stored) | StoredContext::Foreign(stored) => StoredContext::read(&stored),
-    };
-    match reason {
-        ConflictReason::Held { holders, count, in_use } => {
-            let holders = holders.into_iter().map(|holder| Holder {
-                context: context(holder.context),
-                owner: holder.owner,
-                mode: holder.mode,
-                fence: holder.fence,
-                remaining: holder.remaining,
-            });
-            ConflictReason::Held { holders: holders.collect(), count, in_use }
-        }
-        ConflictReason::QueuedBehind { head, count } => {
-            ConflictReason::QueuedBehind { head: context(head), count }
-        }
-        ConflictReason::Frozen => ConflictReason::Frozen,
-        _ => unreachable!("this crate makes no other"),
-    }
 }

@@ -2,14 +2,12 @@
 
 use lockcore::{
     ConflictReason, Granted, Holder, MAX_HOLDERS_LISTED, Mode, Owner, StoredContext,
+    backend::ServiceTime,
     rules::{self, Again, InUse},
 };
 use std::time::Duration;
 
-use crate::{
-    clock::Now,
-    row::{Entry, Row},
-};
+use crate::row::{Entry, Row};
 
 /// The requester of a claim, and its lease.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +17,8 @@ pub(crate) struct Asker<'a> {
     /// In microseconds.
     pub(crate) lease: u64,
     pub(crate) owner: &'a Owner,
+    /// It gives up stronger modes for those that it wants.
+    pub(crate) weaken: bool,
 }
 
 /// The decision about one claim of a request.
@@ -32,7 +32,7 @@ pub(crate) enum ClaimDecision {
 
 impl Asker<'_> {
     /// Returns a new holder.
-    pub(crate) fn entry(&self, mode: Mode, taken: &[u32], fence: u64, now: Now) -> Entry {
+    pub(crate) fn entry(&self, mode: Mode, taken: &[u32], fence: u64, now: ServiceTime) -> Entry {
         Entry {
             mode,
             permits: rules::lowest_free(taken.iter().copied(), mode.permits()),
@@ -48,26 +48,33 @@ impl Asker<'_> {
     }
 
     /// Returns the end of a lease that begins now: a whole one, wherever the service's time is within its bounds.
-    pub(crate) fn until(&self, now: Now) -> u64 {
+    pub(crate) fn until(&self, now: ServiceTime) -> u64 {
         now.hi.saturating_add(self.lease)
     }
 }
 
 /// Grants `wanted` on the row if the rules allow it. `fence` is above the item's.
-pub(crate) fn take(row: &mut Row, asker: Asker<'_>, wanted: Mode, fence: u64, now: Now) -> ClaimDecision {
+pub(crate) fn take(
+    row: &mut Row,
+    asker: Asker<'_>,
+    wanted: Mode,
+    fence: u64,
+    now: ServiceTime,
+) -> ClaimDecision {
     if row.was_withdrawn(asker.attempt) {
         return ClaimDecision::Withdrawn;
     }
     row.prune(now);
     // A lease that may have ended becomes a new grant, so that none is ever revived.
     let own = row.holder(asker.context).filter(|own| own.certainly_lasts(now));
-    let stance = own.map(|own| (own.broken, rules::again(own.mode, wanted)));
+    let stance = own.map(|own| (own.broken, rules::again(own.mode, wanted, asker.weaken)));
     match stance {
         Some((true, _)) => return ClaimDecision::Blocked(held(row, now, |_| true)),
         Some((false, Again::Keep)) => return ClaimDecision::Granted(keep(row, asker, now)),
-        Some((false, Again::Change)) | None => {}
+        Some((false, Again::Change | Again::Weaken)) | None => {}
     }
-    if row.frozen {
+    let weakens = matches!(stance, Some((_, Again::Weaken)));
+    if row.frozen && !weakens {
         return ClaimDecision::Blocked(ConflictReason::Frozen);
     }
     let others = row.holders.iter().filter(|(context, _)| context != asker.context);
@@ -79,7 +86,7 @@ pub(crate) fn take(row: &mut Row, asker: Asker<'_>, wanted: Mode, fence: u64, no
     let taken: Vec<u32> = others.flat_map(|(_, entry)| entry.permits.iter().copied()).collect();
     let mut entry = asker.entry(wanted, &taken, fence, now);
     let prior = row.remove(asker.context);
-    if let (Some(prior), true) = (prior, stance.is_some()) {
+    if let (Some(prior), true) = (prior, stance.is_some() && !weakens) {
         // A repeated attempt goes back to what was held before its first grant.
         entry.prior = if prior.attempt == asker.attempt { prior.prior } else { Some(Box::new(prior)) };
     }
@@ -91,7 +98,7 @@ pub(crate) fn take(row: &mut Row, asker: Asker<'_>, wanted: Mode, fence: u64, no
 }
 
 /// Renews a lock that is held already.
-fn keep(row: &mut Row, asker: Asker<'_>, now: Now) -> Granted {
+fn keep(row: &mut Row, asker: Asker<'_>, now: ServiceTime) -> Granted {
     let in_use = InUse::of(row.holders.iter().map(|(_, entry)| entry.mode));
     let own = row.holder_mut(asker.context).expect("the caller found it");
     own.extend(asker.lease, now);
@@ -99,9 +106,9 @@ fn keep(row: &mut Row, asker: Asker<'_>, now: Now) -> Granted {
 }
 
 /// Returns what the context certainly holds of `wanted`.
-pub(crate) fn holds(row: &Row, context: &str, wanted: Mode, now: Now) -> Option<Granted> {
+pub(crate) fn holds(row: &Row, context: &str, wanted: Mode, now: ServiceTime) -> Option<Granted> {
     let own = row.holder(context)?;
-    if own.broken || !own.certainly_lasts(now) || rules::again(own.mode, wanted) == Again::Change {
+    if own.broken || !own.certainly_lasts(now) || rules::again(own.mode, wanted, false) == Again::Change {
         return None;
     }
     let live = row.holders.iter().filter(|(_, entry)| !entry.certainly_ended(now));
@@ -109,7 +116,7 @@ pub(crate) fn holds(row: &Row, context: &str, wanted: Mode, now: Now) -> Option<
 }
 
 /// Describes the holders that `among` selects as a conflict.
-fn held(row: &Row, now: Now, among: impl Fn(&str) -> bool) -> ConflictReason<String> {
+fn held(row: &Row, now: ServiceTime, among: impl Fn(&str) -> bool) -> ConflictReason<String> {
     if let Some(foreign) = &row.foreign {
         let remaining = foreign.until.map(|until| left(until, now));
         let holder = Holder {
@@ -135,12 +142,12 @@ fn held(row: &Row, now: Now, among: impl Fn(&str) -> bool) -> ConflictReason<Str
 }
 
 /// Returns how long it takes until an end is certainly past.
-pub(crate) fn left(until: u64, now: Now) -> Duration {
+pub(crate) fn left(until: u64, now: ServiceTime) -> Duration {
     Duration::from_micros(until.saturating_sub(now.lo))
 }
 
 /// Returns what is left of a lease: never more than all of it, although it takes longer until its end is certainly past.
-pub(crate) fn left_of(entry: &Entry, now: Now) -> Duration {
+pub(crate) fn left_of(entry: &Entry, now: ServiceTime) -> Duration {
     left(entry.until, now).min(Duration::from_micros(entry.lease))
 }
 

@@ -5,18 +5,18 @@ use lockcore::{ConflictReason, Mode, Owner};
 use super::*;
 
 const SECOND: u64 = 1_000_000;
-const NOW: Now = Now { lo: 1000 * SECOND, hi: 1001 * SECOND };
+const NOW: ServiceTime = ServiceTime { lo: 1000 * SECOND, hi: 1001 * SECOND };
 
 fn asker(context: &str, attempt: u64) -> Asker<'_> {
     static NO_OWNER: std::sync::LazyLock<Owner> = std::sync::LazyLock::new(Owner::default);
-    Asker { context, attempt, lease: 30 * SECOND, owner: &NO_OWNER }
+    Asker { context, attempt, lease: 30 * SECOND, owner: &NO_OWNER, weaken: false }
 }
 
 fn slots(permits: u32, limit: u32) -> Mode {
     Mode::Slots { permits, limit }
 }
 
-fn granted(row: &mut Row, asker: Asker<'_>, mode: Mode, now: Now) -> Granted {
+fn granted(row: &mut Row, asker: Asker<'_>, mode: Mode, now: ServiceTime) -> Granted {
     let fence = row.fence.max(now.hi) + 1;
     match take(row, asker, mode, fence, now) {
         ClaimDecision::Granted(granted) => granted,
@@ -24,7 +24,7 @@ fn granted(row: &mut Row, asker: Asker<'_>, mode: Mode, now: Now) -> Granted {
     }
 }
 
-fn blocked(row: &mut Row, asker: Asker<'_>, mode: Mode, now: Now) -> ConflictReason<String> {
+fn blocked(row: &mut Row, asker: Asker<'_>, mode: Mode, now: ServiceTime) -> ConflictReason<String> {
     match take(row, asker, mode, row.fence + 1, now) {
         ClaimDecision::Blocked(reason) => reason,
         other => panic!("not blocked: {other:?}"),
@@ -37,9 +37,9 @@ fn a_lease_lasts_until_it_has_certainly_ended() {
     let first = granted(&mut row, asker("a", 1), Mode::Exclusive, NOW);
     let until = row.holder("a").map(|entry| entry.until);
     assert_eq!(until, Some(NOW.hi + 30 * SECOND), "a whole lease from the upper bound");
-    let late = Now { lo: NOW.hi + 30 * SECOND, hi: NOW.hi + 90 * SECOND };
+    let late = ServiceTime { lo: NOW.hi + 30 * SECOND, hi: NOW.hi + 90 * SECOND };
     blocked(&mut row.clone(), asker("b", 2), Mode::Exclusive, late);
-    let later = Now { lo: late.lo + 1, ..late };
+    let later = ServiceTime { lo: late.lo + 1, ..late };
     let second = granted(&mut row, asker("b", 2), Mode::Exclusive, later);
     assert!(second.fence > first.fence);
 }
@@ -50,7 +50,7 @@ fn what_may_have_ended_is_a_new_grant_for_its_own_context() {
     let first = granted(&mut row, asker("a", 1), Mode::Exclusive, NOW);
     let kept = granted(&mut row, asker("a", 2), Mode::Exclusive, NOW);
     assert_eq!(kept.fence, first.fence);
-    let uncertain = Now { lo: NOW.lo, hi: NOW.hi + 31 * SECOND };
+    let uncertain = ServiceTime { lo: NOW.lo, hi: NOW.hi + 31 * SECOND };
     let new = granted(&mut row, asker("a", 3), Mode::Exclusive, uncertain);
     assert!(new.fence > first.fence);
 }
@@ -63,7 +63,7 @@ fn a_shorter_lease_cuts_no_longer_one_short() {
     // A step looks for leases from the future first.
     assert!(!row.rebase(NOW), "it is as long as it was");
     assert_eq!(row.holder("a").map(|entry| entry.until), Some(NOW.hi + 600 * SECOND));
-    let later = Now { lo: NOW.lo + 60 * SECOND, hi: NOW.hi + 60 * SECOND };
+    let later = ServiceTime { lo: NOW.lo + 60 * SECOND, hi: NOW.hi + 60 * SECOND };
     blocked(&mut row, asker("b", 3), Mode::Exclusive, later);
 }
 

@@ -3,13 +3,15 @@
 use std::collections::HashMap;
 
 use aws_sdk_dynamodb::types::AttributeValue;
-use lockcore::{Mode, Owner, backend::List};
+use lockcore::{
+    Mode, Owner,
+    backend::{List, ServiceTime},
+};
 
 use crate::{
-    clock::{Now, SECOND},
     config::Names,
     error::StoreError,
-    row::{Break, Entry, FROZEN, Foreign, MANY, Row, Seen},
+    row::{Break, Entry, FROZEN, Foreign, MANY, Row, SECOND, Seen},
     value::{Value, up},
 };
 
@@ -97,7 +99,7 @@ impl Row {
     }
 
     /// Lists the attributes that the write `rev` sets; `None` for those that it removes.
-    pub(crate) fn attributes(&self, rev: u64, now: Now) -> Vec<(&'static str, Option<Value<'_>>)> {
+    pub(crate) fn attributes(&self, rev: u64, now: ServiceTime) -> Vec<(&'static str, Option<Value<'_>>)> {
         let mut attributes = Vec::with_capacity(10);
         // Attributes that another client wrote stay unchanged.
         if self.foreign.is_none() {
@@ -116,7 +118,7 @@ impl Row {
     }
 
     /// Context, start and end for other clients.
-    fn for_others(&self, now: Now) -> [(&'static str, Option<Value<'_>>); 3] {
+    fn for_others(&self, now: ServiceTime) -> [(&'static str, Option<Value<'_>>); 3] {
         let context = match &self.holders[..] {
             [] if self.frozen => Some(FROZEN),
             [] => None,
@@ -194,7 +196,7 @@ impl Break {
 }
 
 /// The end of a free item, in seconds.
-pub(crate) fn free_since(now: Now) -> u64 {
+pub(crate) fn free_since(now: ServiceTime) -> u64 {
     (now.lo / SECOND).saturating_sub(FREE_SINCE)
 }
 

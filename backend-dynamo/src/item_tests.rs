@@ -4,7 +4,7 @@ use aws_smithy_json::serialize::JsonValueWriter;
 
 use super::*;
 
-const NOW: Now = Now { lo: 1_795_000_000_500_000, hi: 1_795_000_001_500_000 };
+const NOW: ServiceTime = ServiceTime { lo: 1_795_000_000_500_000, hi: 1_795_000_001_500_000 };
 
 fn entry(mode: Mode, until: u64) -> Entry {
     let permits = (0..mode.permits()).collect();

@@ -130,7 +130,6 @@
 mod acquire;
 mod admin;
 mod clients;
-mod clock;
 mod config;
 mod dao;
 mod decide;

@@ -5,10 +5,9 @@
 //! goes through [`Row::attributes`] and [`Row::read`], as an item does. What the service does with a conditional write is
 //! written down here. Each fault that [`Fault`] puts in on purpose must be found.
 
-use std::{
-    collections::{HashSet, VecDeque, hash_map::DefaultHasher},
-    hash::{Hash, Hasher},
-};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use lockcore_conformance::search::{self, Model, search};
 
 use super::*;
 use crate::{
@@ -83,7 +82,7 @@ struct Message {
     from: usize,
     attempt: u64,
     sent: u64,
-    now: Now,
+    now: ServiceTime,
     /// The sender still waits for the answer.
     heard: bool,
     write: Write,
@@ -113,21 +112,21 @@ fn context(attempt: u64) -> String {
 }
 
 /// What a process knows of the service's clock.
-fn known(process: usize, tick: u64, fault: Fault) -> Now {
+fn known(process: usize, tick: u64, fault: Fault) -> ServiceTime {
     let time = BEGIN + tick * TICK;
     match fault {
-        Fault::WrongClock if process == 1 => Now { lo: time + 2 * TICK, hi: time + 2 * TICK },
-        _ => Now { lo: time - TICK / 2, hi: time + TICK / 2 },
+        Fault::WrongClock if process == 1 => ServiceTime { lo: time + 2 * TICK, hi: time + 2 * TICK },
+        _ => ServiceTime { lo: time - TICK / 2, hi: time + TICK / 2 },
     }
 }
 
 /// The fence of a grant, as the store's clock has it: the upper bound of the time, or above the highest that is known.
-fn fence(above: u64, now: Now, fault: Fault) -> u64 {
+fn fence(above: u64, now: ServiceTime, fault: Fault) -> u64 {
     if fault == Fault::OldFence { above.max(BEGIN) } else { now.hi.max(above + 1) }
 }
 
 /// The item as it is read after it was written.
-fn stored(row: &Row, rev: u64, now: Now) -> Row {
+fn stored(row: &Row, rev: u64, now: ServiceTime) -> Row {
     let names = HashMap::from([("#c", "contextId"), ("#t", "created"), ("#e", "expires")]);
     let written = row.attributes(rev, now).into_iter().filter_map(|(name, value)| {
         let mut json = String::new();
@@ -164,6 +163,7 @@ impl State {
             claims: vec![StoredClaim { key: "id".to_owned(), mode: Mode::Exclusive }],
             lease: LEASE * TICK,
             owner: Owner::default(),
+            weaken: false,
         }
     }
 
@@ -287,33 +287,28 @@ impl State {
         self.processes[from].phase = phase;
     }
 
-    /// All states that can come next.
-    fn next(&self, fault: Fault) -> Vec<State> {
+    /// Returns all states that can come next, each with what happened.
+    fn next(&self, fault: Fault) -> Vec<(String, State)> {
         let mut all = Vec::new();
-        let mut add = |change: &dyn Fn(&mut State) -> bool| {
+        let mut add = |what: &dyn Fn() -> String, change: &dyn Fn(&mut State)| {
             let mut next = self.clone();
-            if change(&mut next) {
-                next.tidy();
-                all.push(next);
-            }
+            change(&mut next);
+            next.tidy();
+            all.push((what(), next));
         };
         if self.tick < HORIZON {
-            add(&|next| {
-                next.tick += 1;
-                true
-            });
+            add(&|| "a tick".into(), &|next| next.tick += 1);
         }
         for (process, Process { phase, attempts }) in self.processes.iter().enumerate() {
             match phase {
-                Phase::Idle if *attempts < 2 => add(&|next| {
+                Phase::Idle if *attempts < 2 => add(&|| format!("{process} asks"), &|next| {
                     next.processes[process] = Process { phase: Phase::Asking, attempts: attempts + 1 };
                     let (request, now) = (next.request(process), known(process, next.tick, fault));
                     let asker: Asker<'_> = request.asker();
                     let fence = fence(0, now, fault);
                     next.send(process, Write::Take(asker.entry(Mode::Exclusive, &[], fence, now)), fault);
-                    true
                 }),
-                Phase::Asking => add(&|next| {
+                Phase::Asking => add(&|| format!("the caller of {process} gives up"), &|next| {
                     // The caller gives up; what was sent may still arrive.
                     next.net
                         .iter_mut()
@@ -325,45 +320,42 @@ impl State {
                         next.withdrawn.push(attempt);
                         next.processes[process].phase = Phase::Idle;
                     }
-                    true
                 }),
                 Phase::Holding { fence, .. } => {
                     let renews = self.net.iter().any(|message| {
                         message.from == process && matches!(message.write, Write::Renew { .. })
                     });
                     if !renews {
-                        add(&|next| {
+                        add(&|| format!("{process} renews"), &|next| {
                             next.send(process, Write::Renew { fence: *fence }, fault);
-                            true
                         });
                     }
-                    add(&|next| {
+                    add(&|| format!("{process} releases"), &|next| {
                         next.processes[process].phase = Phase::Idle;
                         next.send(process, Write::Free { fence: *fence }, fault);
-                        true
                     });
                 }
                 Phase::Idle | Phase::Undoing | Phase::Dead => {}
             }
             if self.faults > 0 && *phase != Phase::Dead {
-                add(&|next| {
+                add(&|| format!("{process} crashes"), &|next| {
                     next.faults -= 1;
                     next.processes[process].phase = Phase::Dead;
-                    true
                 });
             }
         }
         for at in 0..self.net.len() {
-            add(&|next| {
+            let from = self.net[at].from;
+            add(&|| format!("a request of {from} arrives"), &|next| {
                 let message = next.net.remove(at);
                 let done = next.carry_out(&message, fault);
                 next.answer(&message, done, fault);
-                true
             });
             if self.faults > 0 {
                 // The answer is lost; or the message arrives once more, later.
                 for doubled in [false, true] {
-                    add(&|next| {
+                    let what = if doubled { "is doubled" } else { "loses its answer" };
+                    add(&|| format!("a request of {from} {what}"), &|next| {
                         next.faults -= 1;
                         let mut message = next.net.remove(at);
                         let done = next.carry_out(&message, fault);
@@ -372,7 +364,6 @@ impl State {
                             message.heard = false;
                             next.net.push(message);
                         }
-                        true
                     });
                 }
             }
@@ -420,31 +411,31 @@ impl State {
     }
 }
 
-/// Searches breadth first; returns how many states there were, and the first broken promise with its depth.
-fn search(faults: u8, fault: Fault, most: usize) -> (usize, Option<(&'static str, usize)>) {
-    let begin = State::new(faults);
-    let mut seen = HashSet::from([begin.key()]);
-    let mut queue = VecDeque::from([(begin, 0)]);
-    while let Some((state, depth)) = queue.pop_front() {
-        for next in state.next(fault) {
-            if let Some(broken) = next.broken(&state) {
-                return (seen.len(), Some((broken, depth + 1)));
-            }
-            if seen.len() < most && seen.insert(next.key()) {
-                queue.push_back((next, depth + 1));
-            }
-        }
+/// A search with a fault.
+struct Search(Fault);
+
+impl Model for Search {
+    type State = State;
+    type Key = u64;
+
+    fn next(&self, state: &State) -> Vec<(String, State)> {
+        state.next(self.0)
     }
-    (seen.len(), None)
+
+    fn broken(&self, before: &State, state: &State) -> Option<&'static str> {
+        state.broken(before)
+    }
+
+    fn key(&self, state: &State) -> u64 {
+        state.key()
+    }
 }
 
 #[test]
 fn no_schedule_breaks_a_promise() {
-    let most =
-        std::env::var("LOCKCORE_MODEL_STATES").ok().and_then(|most| most.parse().ok()).unwrap_or(30_000);
-    let (states, broken) = search(1, Fault::None, most);
-    println!("{states} states");
-    assert_eq!(broken, None);
+    let found = search(&Search(Fault::None), State::new(1), search::most(30_000));
+    println!("{} states, depth {}, complete: {}", found.states, found.depth, found.is_complete);
+    assert_eq!(found.broken, None);
 }
 
 #[test]
@@ -452,8 +443,8 @@ fn each_fault_of_the_protocol_is_found() {
     for fault in
         [Fault::NoTombstone, Fault::BlindUndo, Fault::LeaseFromAnswer, Fault::WrongClock, Fault::OldFence]
     {
-        let (states, broken) = search(1, fault, 400_000);
-        println!("{fault:?}: {states} states, {broken:?}");
-        assert!(broken.is_some(), "{fault:?} is not found");
+        let found = search(&Search(fault), State::new(1), 400_000);
+        println!("{fault:?}: {} states, {:?}", found.states, found.broken);
+        assert!(found.broken.is_some(), "{fault:?} is not found");
     }
 }

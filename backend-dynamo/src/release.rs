@@ -2,12 +2,14 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use lockcore::{LossReason, Mode, backend::List};
+use lockcore::{
+    LossReason, Mode,
+    backend::{List, ServiceTime},
+};
 use tokio::time::Instant;
 
 use crate::{
     acquire::PERMITS_NAMED,
-    clock::Now,
     config::TRANSACTION,
     error::StoreError,
     row::Row,
@@ -181,14 +183,14 @@ impl Store {
     }
 }
 
-fn blind<'a>(key: &'a str, holder: HeldLock<'a>, lease: u64, action: Action, now: Now) -> Write<'a> {
+fn blind<'a>(key: &'a str, holder: HeldLock<'a>, lease: u64, action: Action, now: ServiceTime) -> Write<'a> {
     match action {
         Action::Free => Write::free(key, holder, now),
         Action::Renew => Write::renew(key, holder, lease, now),
     }
 }
 
-fn step(row: &Row, grant: &StoredGrant, fence: u64, action: Action, now: Now) -> Step {
+fn step(row: &Row, grant: &StoredGrant, fence: u64, action: Action, now: ServiceTime) -> Step {
     let mut new = row.clone();
     let rebased = new.rebase(now);
     let all_live = !rebased && row.holders.iter().all(|(_, entry)| !entry.certainly_ended(now));

@@ -2,10 +2,11 @@
 
 use lockcore::{
     Mode, Owner,
-    backend::{List, StoreVersion},
+    backend::{List, ServiceTime, StoreVersion},
 };
 
-use crate::clock::{Now, SECOND};
+/// One second in the unit of this crate's times.
+pub(crate) const SECOND: u64 = 1_000_000;
 
 /// The version of the items that this program writes, and that a namespace without a record has: the first program that
 /// migrates it writes the record.
@@ -90,25 +91,25 @@ pub(crate) struct Break {
 
 impl Entry {
     /// Whether the lease has not ended, wherever the service's time is within its bounds.
-    pub(crate) fn certainly_lasts(&self, now: Now) -> bool {
+    pub(crate) fn certainly_lasts(&self, now: ServiceTime) -> bool {
         self.until >= now.hi
     }
 
     /// Extends the end to at least `lease` from now. A longer lease is not cut short, and stays recorded as such: an end that is
     /// later than the lease allows is from the future.
-    pub(crate) fn extend(&mut self, lease: u64, now: Now) {
+    pub(crate) fn extend(&mut self, lease: u64, now: ServiceTime) {
         self.until = self.until.max(now.hi.saturating_add(lease));
         self.lease = lease.max(self.until.saturating_sub(now.hi));
     }
 
     /// Whether the lease has ended, wherever the service's time is within its bounds.
-    pub(crate) fn certainly_ended(&self, now: Now) -> bool {
+    pub(crate) fn certainly_ended(&self, now: ServiceTime) -> bool {
         self.until < now.lo
     }
 }
 
 impl Foreign {
-    pub(crate) fn certainly_ended(&self, now: Now) -> bool {
+    pub(crate) fn certainly_ended(&self, now: ServiceTime) -> bool {
         self.until.is_some_and(|until| until < now.lo)
     }
 }
@@ -120,14 +121,14 @@ impl Row {
     }
 
     /// Whether it is shared, as other clients see it too, and no holder's lease has ended.
-    pub(crate) fn is_shared_by_the_living(&self, now: Now) -> bool {
+    pub(crate) fn is_shared_by_the_living(&self, now: ServiceTime) -> bool {
         self.foreign.is_none()
             && self.seen.context.as_deref() == Some(MANY)
             && self.holders.iter().all(|(_, entry)| !entry.certainly_ended(now))
     }
 
     /// Whether it is free, as other clients see it too, not frozen, and without tombstones.
-    pub(crate) fn is_free_for_all(&self, now: Now) -> bool {
+    pub(crate) fn is_free_for_all(&self, now: ServiceTime) -> bool {
         let is_over = self.seen.context.is_none()
             || self.seen_until().is_some_and(|until| until.saturating_mul(SECOND) < now.lo);
         is_over && !self.frozen && self.tombstones.is_empty()
@@ -161,14 +162,14 @@ impl Row {
     }
 
     /// Removes holders and tombstones whose end is certainly past.
-    pub(crate) fn prune(&mut self, now: Now) {
+    pub(crate) fn prune(&mut self, now: ServiceTime) {
         self.holders.retain(|(_, entry)| !entry.certainly_ended(now));
         self.tombstones.retain(|(_, until)| *until >= now.lo);
         self.foreign.take_if(|foreign| foreign.certainly_ended(now));
     }
 
     /// Lets leases from the future, after the service's clock was set back, count from now; returns whether there were any.
-    pub(crate) fn rebase(&mut self, now: Now) -> bool {
+    pub(crate) fn rebase(&mut self, now: ServiceTime) -> bool {
         let mut rebased = false;
         for (_, entry) in &mut self.holders {
             let latest = now.hi.saturating_add(entry.lease);
@@ -188,7 +189,7 @@ mod tests {
 
     #[test]
     fn leases_from_the_future_count_from_now() {
-        let now = Now { lo: 1_795_000_000_500_000, hi: 1_795_000_001_500_000 };
+        let now = ServiceTime { lo: 1_795_000_000_500_000, hi: 1_795_000_001_500_000 };
         let entry = Entry {
             mode: Mode::Shared,
             permits: List::new(),

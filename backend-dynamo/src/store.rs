@@ -10,12 +10,14 @@ use std::{
 };
 
 use aws_sdk_dynamodb::types::{AttributeValue, ConsumedCapacity, KeysAndAttributes, ReturnConsumedCapacity};
-use lockcore::{BackendError, Backoff, Exponential};
+use lockcore::{
+    BackendError, Backoff, Exponential,
+    backend::{ServiceClock, ServiceTime},
+};
 use tokio::time::Instant;
 
 use crate::{
     clients::Clients,
-    clock::{Now, ServiceClock},
     config::{Names, Settings, TRANSACTION},
     error::{Failure, StoreError},
     item::Item,
@@ -98,7 +100,7 @@ impl Store {
     }
 
     /// The service's time, from the last answers.
-    pub(crate) fn now(&self) -> Result<Now, StoreError> {
+    pub(crate) fn now(&self) -> Result<ServiceTime, StoreError> {
         self.clock.now().ok_or(StoreError::NoTime)
     }
 

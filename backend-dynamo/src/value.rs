@@ -3,10 +3,7 @@
 use aws_smithy_json::serialize::{JsonObjectWriter, JsonValueWriter};
 use lockcore::Mode;
 
-use crate::{
-    clock::SECOND,
-    row::{Break, Entry},
-};
+use crate::row::{Break, Entry, SECOND};
 
 /// A value that an attribute is set to, or compared with.
 #[derive(Clone, Copy, Debug)]

@@ -2,13 +2,13 @@
 
 use lockcore::{
     Granted, Mode,
-    backend::{List, Withdraw},
+    backend::{List, ServiceTime, Withdraw},
     rules::{self, InUse},
 };
 
 use crate::{
-    acquire::Request, clock::Now, config::TRANSACTION, decide, error::StoreError, row::Row, send::Written,
-    store::Store, write::Write,
+    acquire::Request, config::TRANSACTION, decide, error::StoreError, row::Row, send::Written, store::Store,
+    write::Write,
 };
 
 /// Tombstones end at multiples of this, in microseconds.
@@ -106,7 +106,7 @@ impl Store {
 }
 
 /// Removes the attempt's grant from a row, and restores what it replaced; returns whether there was one.
-pub(crate) fn undo(row: &mut Row, request: &Request, now: Now) -> bool {
+pub(crate) fn undo(row: &mut Row, request: &Request, now: ServiceTime) -> bool {
     let of_attempt = row.holder(&request.context).is_some_and(|own| own.attempt == request.attempt);
     if !of_attempt {
         return false;

@@ -2,13 +2,12 @@
 
 use std::{borrow::Cow, fmt::Write as _};
 
-use lockcore::Mode;
+use lockcore::{Mode, backend::ServiceTime};
 
 use crate::{
-    clock::{Now, SECOND},
     decide::Asker,
     item::{UNCOLLECTED, free_since},
-    row::{Entry, MANY, Row, Seen},
+    row::{Entry, MANY, Row, SECOND, Seen},
     spelling::{Fixed, Spelling, Update},
     value::{self, Value, up},
 };
@@ -40,13 +39,13 @@ impl<'a> HeldLock<'a> {
 
 #[derive(Debug)]
 enum What<'a> {
-    Take { asker: Asker<'a>, entry: Entry, now: Now },
+    Take { asker: Asker<'a>, entry: Entry, now: ServiceTime },
     Join { asker: Asker<'a>, entry: Entry, later_end: bool, has_slots: bool },
     Tombstone { context: &'a str, attempt: u64, until: u64, later_end: Option<String> },
-    Renew { holder: HeldLock<'a>, lease: u64, within: bool, now: Now },
-    Free { holder: HeldLock<'a>, now: Now },
-    Leave { holder: HeldLock<'a>, permits: String, change: String, now: Now },
-    Replace { old: Option<Box<Row>>, new: Box<Row>, now: Now },
+    Renew { holder: HeldLock<'a>, lease: u64, within: bool, now: ServiceTime },
+    Free { holder: HeldLock<'a>, now: ServiceTime },
+    Leave { holder: HeldLock<'a>, permits: String, change: String, now: ServiceTime },
+    Replace { old: Option<Box<Row>>, new: Box<Row>, now: ServiceTime },
     Fence(u64),
 }
 
@@ -57,7 +56,7 @@ impl<'a> Write<'a> {
 
     /// Takes an id without having read it, if it is free or its leases have ended, it is not frozen, and has no tombstone; under a
     /// fence above the last one.
-    pub(crate) fn take(key: &'a str, asker: Asker<'a>, entry: Entry, now: Now) -> Self {
+    pub(crate) fn take(key: &'a str, asker: Asker<'a>, entry: Entry, now: ServiceTime) -> Self {
         Write::new(key, What::Take { asker, entry, now })
     }
 
@@ -76,7 +75,7 @@ impl<'a> Write<'a> {
         context: &'a str,
         attempt: u64,
         until: u64,
-        now: Now,
+        now: ServiceTime,
     ) -> Option<Self> {
         let ended = old.tombstones.iter().filter(|(_, until)| *until < now.lo).count();
         if 2 * ended >= old.tombstones.len() || old.foreign.is_some() || old.holder(context).is_some() {
@@ -92,24 +91,24 @@ impl<'a> Write<'a> {
     }
 
     /// Extends a lock whose lease certainly lasts, if no other holder's end is later.
-    pub(crate) fn renew(key: &'a str, holder: HeldLock<'a>, lease: u64, now: Now) -> Self {
+    pub(crate) fn renew(key: &'a str, holder: HeldLock<'a>, lease: u64, now: ServiceTime) -> Self {
         Write::new(key, What::Renew { holder, lease, within: false, now })
     }
 
     /// Extends a lock whose lease certainly lasts, where another holder's end, or a freeze, is later.
-    pub(crate) fn renew_within(key: &'a str, holder: HeldLock<'a>, lease: u64, now: Now) -> Self {
+    pub(crate) fn renew_within(key: &'a str, holder: HeldLock<'a>, lease: u64, now: ServiceTime) -> Self {
         Write::new(key, What::Renew { holder, lease, within: true, now })
     }
 
     /// Frees a lock that has no other holders, as an exclusive one has. The item stays for its fence until TTL collects it: it must
     /// have no tombstones.
-    pub(crate) fn free(key: &'a str, holder: HeldLock<'a>, now: Now) -> Self {
+    pub(crate) fn free(key: &'a str, holder: HeldLock<'a>, now: ServiceTime) -> Self {
         Write::new(key, What::Free { holder, now })
     }
 
     /// Removes a holder and its permits from an id with other holders, whatever those do meanwhile. Other clients may see it held
     /// until what was the last end so far.
-    pub(crate) fn leave(key: &'a str, holder: HeldLock<'a>, permits: &[u32], now: Now) -> Self {
+    pub(crate) fn leave(key: &'a str, holder: HeldLock<'a>, permits: &[u32], now: ServiceTime) -> Self {
         let mut change = "SET rev=:r REMOVE holders.#h".to_owned();
         for permit in permits {
             let _ = write!(change, ",slots.{}", value::permit_name(*permit));
@@ -119,7 +118,7 @@ impl<'a> Write<'a> {
     }
 
     /// Replaces `old` by `new`, if the item is still as it was read.
-    pub(crate) fn replace(key: &'a str, old: Option<&Row>, new: Row, now: Now) -> Self {
+    pub(crate) fn replace(key: &'a str, old: Option<&Row>, new: Row, now: ServiceTime) -> Self {
         Write::new(key, What::Replace { old: old.cloned().map(Box::new), new: Box::new(new), now })
     }
 

@@ -50,6 +50,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         let asker = Asker {
             context: &request.context,
             nested: request.nested,
+            weaken: request.weaken,
             number: waiter.as_ref().map(|waiter| waiter.number),
         };
         let examined = self.examine(&mut locked, &spots, &request.claims, &asker, &mut step);
@@ -90,7 +91,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
             }
             self.remove_expired(locked, spot, &claim.target, step);
             if let Some(entry) = locked.entry(spot) {
-                let stance = entry.stance(claim.mode, asker.context);
+                let stance = entry.stance(claim.mode, asker.context, asker.weaken);
                 examined.changes |= matches!(stance, Stance::Change | Stance::Broken);
                 examined.blocked |= entry.obstacle(claim.mode, stance, asker).is_some();
             }
@@ -124,7 +125,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
             let fence = rules::next_fence(table.high_water, micros);
             table.high_water = fence;
             let entry = locked.entry_or_new(spot, &claim.target);
-            let before = match entry.stance(claim.mode, &request.context) {
+            let (before, may_free) = match entry.stance(claim.mode, &request.context, request.weaken) {
                 Stance::Keep => {
                     let own = entry.holders.row(&request.context).expect("its stance is that it holds");
                     granted.push(as_granted(own, entry.holders.in_use().units()));
@@ -132,17 +133,22 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
                     step.note_expiry(entry, expires);
                     continue;
                 }
-                Stance::New => None,
-                Stance::Change | Stance::Broken => entry.holders.remove(&request.context).map(Box::new),
+                Stance::New => (None, false),
+                Stance::Change | Stance::Broken => {
+                    (entry.holders.remove(&request.context).map(Box::new), true)
+                }
+                Stance::Weaken => {
+                    entry.holders.drop_row(&request.context);
+                    (None, true)
+                }
             };
             let holder = Holder::new(request, claim.mode, List::new(), fence, now, expires);
             let own = entry.holders.insert(Holder { before, ..holder });
-            let fewer = own.before.is_some();
             let mut grant = as_granted(own, 0);
             grant.in_use = entry.holders.in_use().units();
             granted.push(grant);
             step.note_expiry(entry, expires);
-            if fewer {
+            if may_free {
                 // A change may be to fewer permits.
                 step.freed(spot, entry);
             }
@@ -237,7 +243,7 @@ fn conflicts<I: Ident, C: ContextId>(
     for (spot, claim) in spots.iter().zip(claims) {
         let Some(entry) = locked.entry(spot) else { continue };
         rechecks = rechecks.min(entry.first_expiry(now));
-        let stance = entry.stance(claim.mode, asker.context);
+        let stance = entry.stance(claim.mode, asker.context, asker.weaken);
         if let Some(obstacle) = entry.obstacle(claim.mode, stance, asker) {
             conflicts.push(entry.conflict(obstacle, claim.mode, asker, now));
         }

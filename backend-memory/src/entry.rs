@@ -35,6 +35,7 @@ pub(crate) struct Extra<I, C> {
 pub(crate) struct Asker<'a, C> {
     pub(crate) context: &'a C,
     pub(crate) nested: bool,
+    pub(crate) weaken: bool,
     /// Its number in the queues, if it waits already.
     pub(crate) number: Option<u64>,
 }
@@ -48,6 +49,8 @@ pub(crate) enum Stance {
     Keep,
     /// It holds the id in another mode.
     Change,
+    /// It holds the id in a stronger mode, which it gives up.
+    Weaken,
     /// It holds a lock that an administrator broke, and which only expires.
     Broken,
 }
@@ -96,13 +99,14 @@ impl<I: Ident, C: ContextId> Entry<I, C> {
         self.extra.get_or_insert_with(|| Box::new(Extra { queue: Queue::new(), frozen: false }))
     }
 
-    pub(crate) fn stance(&self, wanted: Mode, context: &C) -> Stance {
+    pub(crate) fn stance(&self, wanted: Mode, context: &C, weaken: bool) -> Stance {
         match self.holders.row(context) {
             None => Stance::New,
             Some(own) if own.broken => Stance::Broken,
-            Some(own) => match rules::again(own.mode, wanted) {
+            Some(own) => match rules::again(own.mode, wanted, weaken) {
                 Again::Keep => Stance::Keep,
                 Again::Change => Stance::Change,
+                Again::Weaken => Stance::Weaken,
             },
         }
     }
@@ -110,7 +114,7 @@ impl<I: Ident, C: ContextId> Entry<I, C> {
     /// Returns what prevents granting the id in this mode. Expired holders must be removed before.
     pub(crate) fn obstacle(&self, wanted: Mode, stance: Stance, asker: &Asker<'_, C>) -> Option<Obstacle> {
         match stance {
-            Stance::Keep => return None,
+            Stance::Keep | Stance::Weaken => return None,
             Stance::Broken => return Some(Obstacle::Held),
             Stance::New | Stance::Change => {}
         }

@@ -1,6 +1,10 @@
 //! The conformance suite on the memory backend.
 
-use lockcore_conformance::{Backend, checks::contexts::odd_contexts_are_kept_apart, conformance};
+use lockcore_conformance::{
+    Backend,
+    checks::{contexts::odd_contexts_are_kept_apart, histories::every_short_history_agrees_with_the_model},
+    conformance,
+};
 use lockcore_memory::MemoryLockDao;
 use uuid::Uuid;
 
@@ -21,6 +25,12 @@ impl Backend for Memory {
 }
 
 conformance!(memory, Memory);
+
+/// 65,536 histories.
+#[test]
+fn every_order_of_four_steps() {
+    lockcore_conformance::run(Memory, |store| every_short_history_agrees_with_the_model(store, 4));
+}
 
 /// Contexts of any text, which the suite's stores do not have.
 #[tokio::test]

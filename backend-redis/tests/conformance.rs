@@ -234,6 +234,7 @@ impl Us<'_> {
             queue: false,
             nested: false,
             detached: false,
+            weaken: false,
         })
     }
 

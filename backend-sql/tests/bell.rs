@@ -108,5 +108,6 @@ fn request(id: &str, queue: bool) -> AcquireRequest<String, Uuid> {
         queue,
         nested: false,
         detached: false,
+        weaken: false,
     }
 }

@@ -8,7 +8,11 @@ use std::{
     time::Duration,
 };
 
-use lockcore_conformance::{Backend, checks::contexts::odd_contexts_are_kept_apart, conformance};
+use lockcore_conformance::{
+    Backend,
+    checks::{contexts::odd_contexts_are_kept_apart, histories::every_short_history_agrees_with_the_model},
+    conformance,
+};
 use lockcore_sql::{SqliteBuilder, SqliteLockDao};
 use tempfile::TempDir;
 use uuid::Uuid;
@@ -58,6 +62,12 @@ impl Backend for Sqlite {
 }
 
 conformance!(sqlite, Sqlite::default());
+
+/// 4,096 histories.
+#[test]
+fn every_order_of_three_steps() {
+    lockcore_conformance::run(Sqlite::default(), |store| every_short_history_agrees_with_the_model(store, 3));
+}
 
 /// Contexts of any text, which the suite's stores do not have.
 #[tokio::test]

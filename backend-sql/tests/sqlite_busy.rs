@@ -61,5 +61,6 @@ fn request(id: &str) -> AcquireRequest<String, Uuid> {
         queue: false,
         nested: false,
         detached: false,
+        weaken: false,
     }
 }

@@ -89,6 +89,7 @@ fn request(names: Vec<String>, lease: Duration) -> AcquireRequest<String, Uuid> 
         queue: false,
         nested: false,
         detached: false,
+        weaken: false,
     }
 }
 

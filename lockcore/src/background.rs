@@ -7,7 +7,10 @@ use std::{
 
 use tokio::runtime::{Builder, EnterGuard, Handle};
 
-use crate::process::{self, PerProcess};
+use crate::{
+    clock,
+    process::{self, PerProcess},
+};
 
 static OWN: PerProcess<Own> = PerProcess::new();
 
@@ -23,6 +26,12 @@ struct Own {
 /// Backends whose connections need a runtime run them here for callers that are in none.
 pub fn handle() -> &'static Handle {
     &OWN.get_or_init(process::current(), Own::start).handle
+}
+
+/// Returns the runtime for work that several callers wait for: the library's own, since a caller's may end before; or the
+/// caller's, if its clock is paused, so that a test's time does not pass while that work is done elsewhere.
+pub fn shared() -> Handle {
+    if clock::is_paused() { Handle::current() } else { handle().clone() }
 }
 
 /// Whether this is the library's own thread.

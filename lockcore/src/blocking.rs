@@ -252,6 +252,7 @@ options! {
     shared();
     owner(owner: impl Into<Owner>);
     max_hold(max_hold: Duration);
+    keep_for(keep_for: Duration);
     nested();
     detached();
     context(context: C);

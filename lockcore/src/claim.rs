@@ -75,6 +75,51 @@ pub struct Claim<I = String> {
     pub mode: Mode,
 }
 
+impl Claim<String> {
+    /// Claims a path and all below it: `path` alone, and each of its ancestors from `top` on together with others.
+    ///
+    /// Claims of this form exclude each other where one path is the other or lies below it, and siblings run together. Ancestors
+    /// are the parts of `path` that end with `/`; `path` itself may end with it or not, which makes two paths. What claims a path
+    /// in another way does not know of the ancestors, so that all programs have to use this form, and the same `top`.
+    ///
+    /// There is no shared form: two holders that share a path could not exclude one that claims below it. Every holder shares
+    /// `top`, which costs something where holders of one id are counted, as on DynamoDB (some 200 at most): choose it as low as the
+    /// widest claim allows.
+    ///
+    /// ```
+    /// use lockcore::{Claim, LockingService};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let locks = LockingService::new(lockcore_memory::MemoryLockDao::<String>::new());
+    /// let bag = locks.lock(Claim::subtree("s3://archive/", "s3://archive/bags/7/")?).await?;
+    /// // What is below it has to wait, and what is beside it does not.
+    /// assert!(locks.lock(Claim::subtree("s3://archive/", "s3://archive/bags/7/data/1")?).await.is_err());
+    /// locks.lock(Claim::subtree("s3://archive/", "s3://archive/bags/8/data/1")?).await?.release().await?;
+    /// bag.release().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`BadRequest::OutOfBounds`] if `top` does not end with `/`, or `path` does not begin with `top`.
+    pub fn subtree(top: &str, path: &str) -> Result<Vec<Self>, BadRequest> {
+        let bad = |field, value: &str, expected| {
+            Err(BadRequest::OutOfBounds { field, value: format!("{value:?}"), expected })
+        };
+        if !top.ends_with('/') {
+            return bad("top", top, "it must end with a slash");
+        }
+        let Some(below) = path.strip_prefix(top) else {
+            return bad("path", path, "it must begin with the top");
+        };
+        let ends = below.match_indices('/').map(|(at, _)| top.len() + at + 1);
+        let ancestors = std::iter::once(top.len()).chain(ends).filter(|end| *end < path.len());
+        let shared = ancestors.map(|end| Claim::shared(path[..end].to_owned()));
+        Ok(shared.chain([Claim::exclusive(path.to_owned())]).collect())
+    }
+}
+
 impl<I> Claim<I> {
     /// Claims the identifier alone.
     pub fn exclusive(id: I) -> Self {

@@ -70,9 +70,8 @@ impl<C: ContextId> fmt::Display for ConflictReason<C> {
                 for (position, holder) in holders.iter().enumerate() {
                     let comma = if position == 0 { "" } else { ", " };
                     write!(f, "{comma}{}", holder.context)?;
-                    if !holder.owner.is_empty() {
-                        // Another program wrote it: nothing of it may reach a terminal as a command.
-                        write!(f, " ({})", holder.owner.escape_debug())?;
+                    if !holder.owner.label().is_empty() {
+                        write!(f, " ({})", holder.owner)?;
                     }
                     write!(f, " {}", holder.mode)?;
                     if let Some(remaining) = holder.remaining {

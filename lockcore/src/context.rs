@@ -21,8 +21,11 @@ use crate::{
 /// The longest stored form of a context, in bytes.
 pub const MAX_CONTEXT_BYTES: usize = 255;
 
-/// The longest owner label, in bytes.
-pub const MAX_OWNER_BYTES: usize = 255;
+/// The longest owner label, in bytes, with the [data](Owner::with_data) that it carries.
+pub const MAX_OWNER_BYTES: usize = 1280;
+
+/// What stands between an owner label and its data: the unit separator of ASCII.
+const BEFORE_DATA: char = '\u{1f}';
 
 /// Identifies the holder of one set of locks.
 ///
@@ -160,8 +163,9 @@ impl AttemptId {
     }
 }
 
-/// A label for people to read: a worker's name, host, purpose. Text of at most [`MAX_OWNER_BYTES`] bytes; derefs to `str`
-/// and is cheap to clone. A service on a store that processes share labels its locks with [`Owner::this_process`] by default.
+/// A label for people to read: a worker's name, host, purpose. It may carry data for programs to read. Text of at most
+/// [`MAX_OWNER_BYTES`] bytes; derefs to all of it as `str`, and is cheap to clone. A service on a store that processes share
+/// labels its locks with [`Owner::this_process`] by default.
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 pub struct Owner(Option<Arc<str>>);
 
@@ -171,6 +175,38 @@ impl Owner {
         static LABEL: PerProcess<Owner> = PerProcess::new();
         let process = process::current();
         LABEL.get_or_init(process, || label(process)).clone()
+    }
+
+    /// Carries data beside a label, such as a small JSON value. Administrators, watchers and observers of the lock see both. They are
+    /// stored as one text, with the character U+001F between them, which a label had better not contain.
+    ///
+    /// ```
+    /// use lockcore::{LockingService, Owner, Target};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = LockingService::new(lockcore_memory::MemoryLockDao::<String>::new());
+    /// let owner = Owner::with_data("worker-7", r#"{"port":8080}"#);
+    /// let guard = locks.owner(owner).lock(["a"]).await?;
+    /// let seen = locks.admin().inspect(&Target::Id("a".to_owned())).await?;
+    /// assert_eq!(seen.holders[0].owner.label(), "worker-7");
+    /// assert_eq!(seen.holders[0].owner.data(), Some(r#"{"port":8080}"#));
+    /// # guard.release().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn with_data(label: &str, data: &str) -> Self {
+        format!("{label}{BEFORE_DATA}{data}").into()
+    }
+
+    /// Returns the label, without data.
+    pub fn label(&self) -> &str {
+        self.split_once(BEFORE_DATA).map_or(self, |(label, _)| label)
+    }
+
+    /// Returns the data that the label carries, if it does.
+    pub fn data(&self) -> Option<&str> {
+        self.split_once(BEFORE_DATA).map(|(_, data)| data)
     }
 }
 
@@ -212,9 +248,10 @@ impl fmt::Debug for Owner {
     }
 }
 
+/// The label, without data.
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Others may have written it: nothing of it may reach a terminal as a command.
-        write!(f, "{}", self.escape_debug())
+        write!(f, "{}", self.label().escape_debug())
     }
 }

@@ -45,6 +45,7 @@
 //! | feature | default | adds |
 //! | --- | --- | --- |
 //! | `metrics` | no | gauges, counters and histograms through the `metrics` facade |
+//! | `token` | no | a grant as text that another process reads: `Grant::to_token` |
 //!
 //! Metrics have the label `backend`, and none has an identifier in it. They are described, with units, as soon as the first
 //! service is created after a recorder was installed, and each counter is there with 0.
@@ -85,6 +86,7 @@ mod clock;
 mod conflict;
 mod context;
 mod dao;
+pub mod election;
 mod erased;
 mod error;
 mod fence;
@@ -95,11 +97,16 @@ mod process;
 pub mod protocol;
 pub mod rules;
 mod service;
+mod service_clock;
 mod store_clock;
 mod store_version;
+mod stored;
+#[cfg(feature = "token")]
+mod token;
 mod wait;
 mod waiters;
 mod wakeup;
+mod watch;
 mod why;
 
 pub use admin::*;
@@ -121,6 +128,7 @@ pub use service::{
 };
 pub use uuid::Uuid;
 pub use wait::{Backoff, Exponential, Interval, Wait};
+pub use watch::{Change, EndedBy};
 pub use why::{HolderWaits, Why};
 
 /// What only backends need: requests and answers of [`LockDao`], waking waiters, the store's clock and version.
@@ -130,13 +138,14 @@ pub use why::{HolderWaits, Why};
 #[doc = concat!("```\n", include_str!("../tests/third_party.rs"), "\n# fn main() {}\n```")]
 pub mod backend {
     pub use crate::{
-        background::handle as library_runtime,
+        background::{handle as library_runtime, shared as shared_runtime},
         clock::Moment,
         context::AttemptId,
         dao::{AcquireRequest, Acquired, Withdraw, Withdrawn},
         grant::Offer,
         list::{List, ListIter},
         service::renew_all,
+        service_clock::{ServiceClock, ServiceTime},
         store_clock::StoreClock,
         store_version::{ProgramTooOld, StoreFit, StoreVersion},
         waiters::Waiters,

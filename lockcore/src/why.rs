@@ -145,9 +145,9 @@ fn name<I: Ident, C>(seen: &Inspection<I, C>) -> String {
 
 /// The owner label, or the context where there is none; escaped, since another program wrote it.
 fn label<C: ContextId>(holder: &HeldBy<C>) -> String {
-    match holder.owner.is_empty() {
-        true => holder.context.to_string(),
-        false => holder.owner.escape_debug().to_string(),
+    match holder.owner.label() {
+        "" => holder.context.to_string(),
+        _ => holder.owner.to_string(),
     }
 }
 

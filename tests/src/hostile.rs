@@ -12,13 +12,14 @@ use fastrand::Rng;
 const CASES: u64 = 20_000;
 
 /// What parsers like least.
-const NASTY: [&str; 24] = [
+const NASTY: [&str; 25] = [
     "",
     "0",
     "-1",
     "1e999",
     "NaN",
     "4294967296",
+    "18446744073709551615",
     "18446744073709551616",
     "-9223372036854775808",
     "0-4294967295",
@@ -79,7 +80,7 @@ fn mutated(pool: &[String], rng: &mut Rng) -> String {
     for _ in 0..rng.usize(1..5) {
         let (from, to) = (rng.usize(..=bytes.len()), rng.usize(..=bytes.len()));
         let range = from.min(to)..from.max(to);
-        match rng.u8(..6) {
+        match rng.u8(..8) {
             0 => drop(bytes.drain(range)),
             1 => drop(bytes.splice(range, rng.choice(NASTY).unwrap_or_default().bytes())),
             2 => bytes.insert(from, rng.u8(..)),
@@ -88,7 +89,15 @@ fn mutated(pool: &[String], rng: &mut Rng) -> String {
                     *byte ^= 1 << rng.u8(..8);
                 }
             }
-            4 if bytes.len() < 4096 => {
+            // Of structured text, most of what remains valid differs in a number.
+            4 | 5 => {
+                let is_digit = |at: &usize| bytes[*at].is_ascii_digit();
+                if let Some(first) = (from..bytes.len()).find(is_digit) {
+                    let end = (first..bytes.len()).find(|at| !is_digit(at)).unwrap_or(bytes.len());
+                    drop(bytes.splice(first..end, rng.choice(NASTY).unwrap_or_default().bytes()));
+                }
+            }
+            6 if bytes.len() < 4096 => {
                 let copied = bytes[range].to_vec();
                 drop(bytes.splice(to..to, copied));
             }

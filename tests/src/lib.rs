@@ -23,6 +23,7 @@ mod model;
 mod player;
 mod polls;
 mod registry;
+pub mod search;
 #[cfg(feature = "servers")]
 pub mod servers;
 pub mod service;

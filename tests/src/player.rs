@@ -1,6 +1,7 @@
 //! Plays a history of operations on a store and on the model, and compares what both answer.
 
 mod compare;
+mod op;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,6 +16,7 @@ use lockcore::{
 use tokio::time::timeout;
 use uuid::Uuid;
 
+pub(crate) use self::op::{Back, Op, Wanted};
 use crate::{
     Backend, Caller, Place, Store, eventually,
     model::{Got, Id, Model, Outcome, Request, Serial, Who},
@@ -23,82 +25,6 @@ use crate::{
 
 const IDS: usize = 5;
 const CALLERS: usize = 6;
-
-/// One step of a history.
-///
-/// A [`Back`] chooses among the requests made by earlier steps by the position of the step, so that leaving a
-/// step out changes what others choose only if it was chosen: so a history that fails can be shrunk.
-#[derive(Clone, Debug)]
-pub(crate) enum Op {
-    /// Left out.
-    Skip,
-    Acquire {
-        who: usize,
-        claims: Vec<(usize, Wanted)>,
-        queue: bool,
-        nested: bool,
-    },
-    /// Of a grant that still holds something, or of any there ever was.
-    Release {
-        back: Back,
-        live: bool,
-    },
-    /// A release in the name of another context.
-    Forge {
-        back: Back,
-        who: usize,
-    },
-    Renew {
-        back: Back,
-        live: bool,
-    },
-    /// An earlier request arrives once more.
-    Again {
-        back: Back,
-    },
-    Leave {
-        back: Back,
-    },
-    Undo {
-        back: Back,
-    },
-    UndoUnsent {
-        who: usize,
-        claims: Vec<(usize, Wanted)>,
-    },
-    Break {
-        back: Back,
-        lock: usize,
-        live: bool,
-        now: bool,
-    },
-    Freeze {
-        id: usize,
-        frozen: bool,
-    },
-    Sweep,
-    ReleaseContext {
-        who: usize,
-    },
-    Inspect {
-        id: usize,
-    },
-    /// A client takes locks, never renews them, and the leases end.
-    Die {
-        claims: Vec<(usize, Wanted)>,
-    },
-}
-
-/// See [`Op`].
-pub(crate) type Back = usize;
-
-/// How an id is wanted.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Wanted {
-    Exclusive,
-    Shared,
-    Slots { permits: u32, limit: u32 },
-}
 
 /// A request that was made, and what became of it.
 struct Attempt<D> {
@@ -219,6 +145,11 @@ impl<'s, B: Backend> Player<'s, B> {
                     self.renew(grant).await;
                 }
             }
+            &Op::Weaken { back, lock, wanted } => {
+                if let Some(grant) = self.grant(back, true) {
+                    self.weaken(grant, lock, wanted).await;
+                }
+            }
             &Op::Again { back } => {
                 if let Some(attempt) = self.pick(back, |_| true) {
                     self.again(attempt).await;
@@ -296,6 +227,19 @@ impl<'s, B: Backend> Player<'s, B> {
                 other => panic!("{request:?} is to be queued for {expected:?}, and was {other:?}"),
             },
         }
+    }
+
+    async fn weaken(&mut self, grant: usize, lock: usize, wanted: Wanted) {
+        let (who, locks) = (self.who(grant), &self.grants[grant].locks);
+        let (id, _) = locks[lock % locks.len()];
+        let is_held = self.model.own(who, id).is_some_and(|own| !own.broken);
+        if !is_held || self.is_waiting(who) {
+            return;
+        }
+        let mut attempt = self.attempt(who, &[(id, wanted)], false, true);
+        (attempt.model.weaken, attempt.real.weaken) = (true, true);
+        self.attempts.push(attempt);
+        self.send(self.attempts.len() - 1).await;
     }
 
     async fn again(&mut self, number: usize) {
@@ -542,7 +486,7 @@ impl<'s, B: Backend> Player<'s, B> {
         let targets = claims.iter().map(|(&id, &mode)| Claim { target: self.target(id), mode });
         let mut real = self.callers[who].request(targets.collect::<Vec<_>>());
         let claims = claims.into_iter().collect();
-        let mut model = Request { who, attempt: self.attempts.len(), claims, queue, nested };
+        let mut model = Request { who, attempt: self.attempts.len(), claims, queue, nested, weaken: false };
         // Whether a changed lock may be part of a set that waits, or passes the queue, is left open.
         if self.model.changes(&model) {
             (model.queue, model.nested) = (false, true);

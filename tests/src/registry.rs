@@ -45,6 +45,7 @@ macro_rules! for_each_check {
                 a_counter_under_contention_loses_nothing,
                 shared_excludes_only_exclusive,
                 a_mixed_set_is_all_or_nothing,
+                a_subtree_excludes_what_is_below,
                 slots_and_other_modes,
                 namespaces_are_apart,
                 the_global_lock_excludes_its_askers,
@@ -76,6 +77,10 @@ macro_rules! for_each_check {
                 another_number_of_permits_is_a_new_grant,
                 a_refused_set_leaves_what_was_held,
                 an_expired_lock_is_granted_anew,
+                a_weakened_lock_lets_others_in,
+                weakening_serves_the_next,
+                weakening_is_for_good,
+                fewer_permits_serve_the_next,
             }
             release {
                 releasing_twice_is_fine,
@@ -185,11 +190,14 @@ macro_rules! for_each_check {
                 ids_are_listed_by_pages,
                 an_inspection_shows_holders_and_waiters,
                 an_inspection_shows_all_units,
+                an_inspection_shows_renewals,
+                a_watcher_sees_each_change,
                 what_is_over_is_not_shown,
                 a_break_stops_the_renewal,
                 a_broken_lock_is_freed_by_its_holder,
                 a_break_now_frees_at_once,
                 a_break_is_guarded_by_the_fence,
+                a_break_leaves_the_rest_of_the_set,
                 breaks_are_recorded,
                 a_frozen_id_is_not_granted,
                 migrating_and_looking_change_nothing,
@@ -302,6 +310,24 @@ macro_rules! for_each_check {
                 a_guard_that_is_left_stays_locked,
                 a_guard_that_is_left_is_renewed,
                 a_guard_is_like_any_holder,
+                a_part_of_a_guard_is_released,
+                a_part_is_renewed_and_lost_on_its_own,
+                a_grant_is_checked_elsewhere,
+                a_guard_is_downgraded,
+                a_downgrade_dropped_at_any_poll_leaves_nothing,
+                a_downgrade_that_fails_leaves_nothing,
+            }
+            keep_for {
+                a_release_before_that_leaves_it_locked,
+                a_dropped_call_leaves_it_locked,
+                a_later_release_frees_it,
+                a_kept_context_is_in_use,
+                what_is_lost_is_not_kept,
+            }
+            election {
+                candidates_lead_one_after_the_other,
+                observers_see_each_leader,
+                a_lost_term_is_reported,
             }
             blocking {
                 calls_work_without_a_runtime,

@@ -34,11 +34,13 @@
 
 use std::time::Duration;
 
+mod bucket;
 mod cluster;
 mod container;
 mod endpoint;
 mod error;
 mod guard;
+pub mod http;
 mod image;
 mod kind;
 mod pooler;
@@ -49,9 +51,11 @@ mod runtime;
 mod server;
 mod shared;
 mod trial;
+mod watched;
 pub mod wire;
 
 pub use self::{
+    bucket::Bucket,
     cluster::Cluster,
     error::ServerError,
     kind::Kind,
@@ -60,7 +64,9 @@ pub use self::{
     server::{Server, Way},
     shared::{forget_shared, shared},
     trial::{TestResult, outcome, run, run_many, trial, trial_by},
+    watched::Watched,
 };
+
 /// What a test sets as a backend's timeout unless it is about timeouts: many tests at once on one small machine, and its
 /// disk, may keep a server from answering for so long.
 pub const ANSWERS: Duration = Duration::from_secs(20);

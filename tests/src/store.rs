@@ -181,6 +181,13 @@ impl<D> Clone for Caller<D> {
     }
 }
 
+impl<D> Caller<D> {
+    /// A caller with a fresh context and this lease.
+    pub fn new(dao: Arc<D>, lease: Duration) -> Self {
+        Caller { dao, context: Uuid::fresh(), lease, owner: Owner::default(), nested: false }
+    }
+}
+
 impl<D: LockDao<String, Uuid>> Caller<D> {
     /// The same context with another lease.
     #[must_use]
@@ -214,6 +221,7 @@ impl<D: LockDao<String, Uuid>> Caller<D> {
             queue: false,
             nested: self.nested,
             detached: false,
+            weaken: false,
         }
     }
 
@@ -242,6 +250,16 @@ impl<D: LockDao<String, Uuid>> Caller<D> {
     /// Takes the set, which has to be free.
     pub async fn take(&self, ids: impl Ids<String>) -> Grant<String, Uuid> {
         self.try_take(ids).await.unwrap_or_else(|conflicts| panic!("refused: {conflicts:?}"))
+    }
+
+    /// Gives up stronger modes of what this context holds for these.
+    pub async fn weaken(&self, claims: impl Ids<String>) -> Grant<String, Uuid> {
+        let mut request = self.request(claims);
+        request.weaken = true;
+        match self.send(&request).await {
+            Acquired::Granted(granted) => grant(&request, granted),
+            other => panic!("nothing is in the way of less: {other:?}"),
+        }
     }
 
     /// Asks for the set, which must not be free.
@@ -351,7 +369,12 @@ impl<D: LockDao<String, Uuid>> Place<D> {
 
     /// Waits for the turn as the service does; an offer is confirmed.
     pub async fn granted(&mut self) -> Grant<String, Uuid> {
-        timeout(PATIENCE, self.wait()).await.expect("the turn of a waiter comes")
+        self.granted_within(PATIENCE).await
+    }
+
+    /// The same for one whose turn may take longer: many are before it.
+    pub async fn granted_within(&mut self, patience: Duration) -> Grant<String, Uuid> {
+        timeout(patience, self.wait()).await.expect("the turn of a waiter comes")
     }
 
     /// The set was granted in the step that was taken last, and this waiter is notified of it without ever asking again,
@@ -362,6 +385,11 @@ impl<D: LockDao<String, Uuid>> Place<D> {
         }
         self.was_handed_over().await;
         self.offered().await
+    }
+
+    /// The same, but without another request on its ids in between, which would serve the waiters too.
+    pub async fn pushed(&mut self) -> Grant<String, Uuid> {
+        if self.caller.dao.capabilities().push { self.offered().await } else { self.granted().await }
     }
 
     /// By the store's own account the set is this waiter's.

@@ -72,6 +72,7 @@ async fn locker(table: String) -> ExitCode {
             queue: false,
             nested: false,
             detached: false,
+            weaken: false,
         };
         if let Acquired::Granted(granted) = dao.acquire(&request).await? {
             dao.release(&Grant::new(request.context, request.claims, granted, request.lease)).await?;

@@ -52,6 +52,7 @@ pub(crate) fn request(
         queue: true,
         nested: false,
         detached: false,
+        weaken: false,
     }
 }
 

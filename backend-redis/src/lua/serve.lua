@@ -16,8 +16,10 @@ local function grant(request, stances, lease, offered)
       fence = fence or next_number()
       local replaced = ''
       if h then
-        h.replaced = ''
-        replaced = encode(h, '')
+        if stances[i] ~= 'weaken' then
+          h.replaced = ''
+          replaced = encode(h, '')
+        end
         -- Fewer permits may leave room for others.
         drop(s, h)
       end

@@ -11,7 +11,7 @@ use std::{
 use lockcore::{BackendErrorKind, Failure, Grant, LockDao, LockError, LossReason, Wait};
 use lockcore_conformance::{
     PATIENCE, Store, eventually,
-    servers::{Proxy, Server, TestResult},
+    servers::{Proxy, Server, TestResult, Watched},
     store::{exclusive, shared, slot},
 };
 use tokio::time::timeout;
@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use crate::{
     place::{Failure as Error, Place},
-    topology::{Raw, Watched, replica_of, server},
+    topology::{Raw, part, replica_of, server},
 };
 
 fn fence(grant: &Grant<String, Uuid>) -> u64 {
@@ -209,7 +209,7 @@ pub(crate) async fn a_replicated_lock_survives_a_failover() -> TestResult {
     let guard = locks.lease(Duration::from_secs(60)).lock(["a"]).await?;
     let held = guard.leave();
     watched.master.kill().await?;
-    watched.failed_over().await?;
+    watched.promoted(&watched.replica).await?;
     // By which its connection comes back.
     take(&store, "b").await;
     assert_eq!(store.caller().refused(["a"]).await.len(), 1, "it is held at the new master");
@@ -226,10 +226,10 @@ pub(crate) async fn a_lock_that_was_not_replicated_is_reported_as_lost() -> Test
     let watched = Watched::start().await?;
     let place = Place::at(watched.url()).patient_for(Duration::from_secs(1));
     let store = place.store().await;
-    watched.part().await?;
+    part(&watched).await?;
     let held = take(&store, "a").await;
     watched.master.kill().await?;
-    watched.failed_over().await?;
+    watched.promoted(&watched.replica).await?;
     let next = take(&store, "a").await;
     assert!(fence(&next) > fence(&held));
     let lost = store.dao().renew(&held).await?.lost;
@@ -326,7 +326,7 @@ pub(crate) async fn waiters_survive_a_failover() -> TestResult {
     })
     .await;
     watched.master.kill().await?;
-    watched.failed_over().await?;
+    watched.promoted(&watched.replica).await?;
     timeout(PATIENCE, waiting).await.expect("its turn comes")??;
     Ok(())
 }

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use lockcore::{BackendErrorKind, LockDao, Severity, Wait};
 use lockcore_conformance::{
-    eventually,
-    servers::{Cluster, TestResult},
+    PATIENCE, eventually,
+    servers::{Cluster, Mode, Proxy, TestResult},
     store::id,
 };
 
@@ -36,7 +36,37 @@ pub(crate) async fn the_doctor_sees_a_policy_that_was_changed_later() -> TestRes
     Ok(())
 }
 
-/// Whichever node it is that evicts, it is found and named.
+/// A server whose connections are all taken is asked again until one is free.
+pub(crate) async fn a_server_without_a_free_connection_is_busy() -> TestResult {
+    let server = server("--maxclients 4").await?;
+    let proxy = Proxy::start(server.address()).await?;
+    let place = Place::at(server.url_through(proxy.address()));
+    let (store, locks) = (place.store().await, place.locks().await?);
+    let mut taken = Vec::new();
+    proxy.set(Mode::Reset).await;
+    while let Ok(connection) = Raw::to(&server.url()).await {
+        taken.push(connection);
+    }
+    proxy.set(Mode::Pass).await;
+    let error = place.open().await.expect_err("no connection is free");
+    assert_eq!(error.kind(), BackendErrorKind::Busy, "{error:?}");
+    let caller = store.caller();
+    let refused = eventually("it has noticed that its connection is closed", || async {
+        let error = store.dao().acquire(&caller.request(["a"])).await.expect_err("no connection is free");
+        assert!(error.is_retryable(), "{error:?}");
+        (error.kind() == BackendErrorKind::Busy).then_some(error)
+    })
+    .await;
+    assert!(!refused.in_doubt(), "{refused:?}");
+    let call = locks.wait(Wait::up_to(PATIENCE)).run_locked(["a"], async || ());
+    let (ended, ()) = tokio::join!(call, async {
+        tokio::task::yield_now().await;
+        drop(taken);
+    });
+    Ok(ended?)
+}
+
+/// The node that may evict is found and named.
 pub(crate) async fn every_node_of_a_cluster_is_looked_at() -> TestResult {
     let cluster = Cluster::start().await?;
     let place = Place::at(format!("redis+cluster://{}", cluster.addresses()));

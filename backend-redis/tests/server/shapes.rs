@@ -5,13 +5,13 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use lockcore::{BackendErrorKind, BreakMode, LockDao, Severity};
 use lockcore_conformance::{
     Store,
-    servers::{Cluster, ServerError, TestResult},
+    servers::{Cluster, ServerError, TestResult, Watched},
     store::{exclusive, id, shared, slot},
 };
 
 use crate::{
     place::{Failure, Place},
-    topology::{Authority, Raw, Watched, node_of, old_server, server, socket_server, tls_server},
+    topology::{Authority, Raw, node_of, old_server, server, socket_server, tls_server},
 };
 
 /// A bit of everything, by two processes' eyes.

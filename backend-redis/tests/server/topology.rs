@@ -1,10 +1,10 @@
 //! Redis servers in other set-ups than one plain node, as processes of the tests' own.
 
-use std::{collections::HashMap, fs, io, net::TcpListener, path::Path, time::Duration};
+use std::{fs, io, net::TcpListener, path::Path, time::Duration};
 
 use lockcore_conformance::{
     eventually,
-    servers::{Cluster, Kind, Server, ServerError, TestResult},
+    servers::{Cluster, Kind, Server, ServerError, TestResult, Watched},
 };
 use redis::{FromRedisValue, RedisError, RedisResult, aio::MultiplexedConnection};
 
@@ -80,71 +80,18 @@ pub(crate) async fn node_of<'a>(cluster: &'a Cluster, key: &str) -> Result<&'a S
     panic!("no node has the slot of {key}");
 }
 
-/// A master with a replica, and a sentinel that watches them under the name `locks`.
-pub(crate) struct Watched {
-    pub(crate) master: Server,
-    pub(crate) replica: Server,
-    pub(crate) sentinel: Server,
-}
-
-impl Watched {
-    pub(crate) async fn start() -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
-        let master = server("").await?;
-        let replica = replica_of(&master, "").await?;
-        let address = master.address().replace(':', " ");
-        let sentinel = Server::start_with(Kind::Redis, move |folder| {
-            let file = folder.join("sentinel.conf");
-            let text = format!(
-                "sentinel monitor locks {address} 1\n\
-                 sentinel down-after-milliseconds locks 1000\n\
-                 sentinel failover-timeout locks 5000\n"
-            );
-            fs::write(&file, text)?;
-            Ok(vec![file.display().to_string(), "--sentinel".to_owned()])
-        })
-        .await?;
-        let raw = Raw::to(&sentinel.url()).await?;
-        // It promotes only whom it has asked how far it is.
-        eventually("the sentinel knows the replica", || async {
-            let replicas: Vec<HashMap<String, String>> = raw.ask("SENTINEL REPLICAS locks").await.ok()?;
-            let status = replicas.first()?.get("master-link-status")?;
-            (status == "ok").then_some(())
-        })
-        .await;
-        Ok(Watched { master, replica, sentinel })
-    }
-
-    pub(crate) fn url(&self) -> String {
-        format!("redis+sentinel://{}/locks", self.sentinel.address())
-    }
-
-    /// Keeps the replica from hearing anything more of the master, to which all others stay connected.
-    pub(crate) async fn part(&self) -> TestResult {
-        let master = Raw::to(&self.master.url()).await?;
-        master.ask::<()>("CONFIG SET requirepass nobody-knows").await?;
-        master.ask::<i64>("CLIENT KILL TYPE replica").await?;
-        let replica = Raw::to(&self.replica.url()).await?;
-        eventually("they are parted", || async {
-            let info: String = replica.ask("INFO replication").await.ok()?;
-            info.contains("master_link_status:down").then_some(())
-        })
-        .await;
-        Ok(())
-    }
-
-    /// Waits until the replica has taken over.
-    pub(crate) async fn failed_over(&self) -> TestResult {
-        let sentinel = Raw::to(&self.sentinel.url()).await?;
-        eventually("the replica is the master", || async {
-            let address: Vec<String> = sentinel.ask("SENTINEL GET-MASTER-ADDR-BY-NAME locks").await.ok()?;
-            // A new connection each time, for the promotion ends all that there are.
-            let role: Vec<redis::Value> = Raw::to(&self.replica.url()).await.ok()?.ask("ROLE").await.ok()?;
-            let is_master = matches!(role.first(), Some(redis::Value::BulkString(role)) if role == b"master");
-            (address.join(":") == self.replica.address() && is_master).then_some(())
-        })
-        .await;
-        Ok(())
-    }
+/// Keeps the replica from hearing anything more of the master, to which all others stay connected.
+pub(crate) async fn part(watched: &Watched) -> TestResult {
+    let master = Raw::to(&watched.master.url()).await?;
+    master.ask::<()>("CONFIG SET requirepass nobody-knows").await?;
+    master.ask::<i64>("CLIENT KILL TYPE replica").await?;
+    let replica = Raw::to(&watched.replica.url()).await?;
+    eventually("they are parted", || async {
+        let info: String = replica.ask("INFO replication").await.ok()?;
+        info.contains("master_link_status:down").then_some(())
+    })
+    .await;
+    Ok(())
 }
 
 /// Certificates of an authority that exists for one test.

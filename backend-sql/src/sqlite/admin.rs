@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockcore::{
-    BreakMode, BreakRecord, Broken, HeldBy, Inspection, Listing, Page, StoredContext, Target, WaitingFor,
+    BreakMode, BreakRecord, Broken, HeldBy, Inspection, Listing, Page, StoredContext, WaitingFor,
 };
 use rusqlite::{OptionalExtension, params};
 
@@ -176,50 +176,4 @@ fn held_by(step: &Step<'_>, row: HeldRow) -> HeldBy<String> {
 
 fn stored(id: &Key) -> String {
     String::from_utf8_lossy(id).into_owned()
-}
-
-/// The same inspection for the caller's types.
-pub(super) fn typed<I: lockcore::Ident, C: lockcore::ContextId>(inspected: Inspected) -> Inspection<I, C> {
-    let target = match inspected.target {
-        Ok(target) => target.stored().into_owned(),
-        Err(stored) => stored,
-    };
-    let holders = inspected.holders.into_iter().map(|holder| HeldBy {
-        context: context(&holder.context),
-        owner: holder.owner,
-        mode: holder.mode,
-        permits: holder.permits,
-        fence: holder.fence,
-        since: holder.since,
-        lease: holder.lease,
-        remaining: holder.remaining,
-        broken: holder.broken,
-    });
-    let waiters = inspected.waiters.into_iter().map(|waiter| WaitingFor {
-        context: context(&waiter.context),
-        owner: waiter.owner,
-        mode: waiter.mode,
-        since: waiter.since,
-    });
-    let breaks = inspected.breaks.into_iter().map(|broken| BreakRecord {
-        context: context(&broken.context),
-        fence: broken.fence,
-        by: broken.by,
-        at: broken.at,
-        now: broken.now,
-    });
-    Inspection {
-        holders: holders.collect(),
-        waiters: waiters.collect(),
-        frozen: inspected.frozen,
-        breaks: breaks.collect(),
-        target: Target::from_stored(&target).ok_or(target),
-    }
-}
-
-/// A context in stored form for the caller's type.
-pub(super) fn context<C: lockcore::ContextId>(stored: &StoredContext<String>) -> StoredContext<C> {
-    match stored {
-        StoredContext::Known(stored) | StoredContext::Foreign(stored) => StoredContext::read(stored),
-    }
 }

@@ -76,7 +76,7 @@ impl Now {
     /// now. In doubt a lease of an earlier boot thus lasts for its length once more.
     pub(super) fn lease(&self, boot: i64, renewed: i64, lease: i64, since: i64) -> LeaseAt {
         if boot != self.boot {
-            let granted = since - self.booted();
+            let granted = since.saturating_sub(self.booted());
             if granted < 0 && renewed > self.at {
                 return LeaseAt::Ended;
             }
@@ -87,7 +87,7 @@ impl Now {
         if renewed > self.at {
             return LeaseAt::FromTheFuture;
         }
-        match renewed.saturating_add(lease) - self.at {
+        match renewed.saturating_add(lease).saturating_sub(self.at) {
             left if left > 0 => LeaseAt::Lasts(left),
             _ => LeaseAt::Ended,
         }

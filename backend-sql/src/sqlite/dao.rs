@@ -3,8 +3,8 @@
 use std::{fmt, marker::PhantomData, path::Path, time::Duration};
 
 use lockcore::{
-    BackendError, BreakMode, Broken, Capabilities, Conflict, ConflictReason, ContextId, Finding, Grant,
-    Holder, Ident, Inspection, Listing, LockDao, LostLock, Page, Released, Renewed, Swept, Target,
+    BackendError, BreakMode, Broken, Capabilities, ContextId, Finding, Grant, Ident, Inspection, Listing,
+    LockDao, Page, Released, Renewed, Swept, Target,
     backend::{AcquireRequest, Acquired, Withdraw, Withdrawn},
 };
 use uuid::Uuid;
@@ -16,7 +16,7 @@ use super::{
     config::SqliteBuilder,
     database::Database,
     doctor,
-    release::{self, Hold, Losses},
+    release::{self, Hold},
     row::{Key, Text, Wanted},
     sweep,
     worker::Worker,
@@ -104,10 +104,10 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
         Ok(match (verdict, wakeup) {
             (Verdict::Granted(granted), _) => Acquired::Granted(granted),
             (Verdict::Queued { conflicts, .. }, Some(wakeup)) => {
-                Acquired::Queued { conflicts: typed(request, conflicts), wakeup, recheck: Some(RECHECK) }
+                Acquired::Queued { conflicts: request.conflicts(conflicts), wakeup, recheck: Some(RECHECK) }
             }
             (Verdict::Refused(conflicts) | Verdict::Queued { conflicts, .. }, _) => {
-                Acquired::Refused(typed(request, conflicts))
+                Acquired::Refused(request.conflicts(conflicts))
             }
         })
     }
@@ -136,7 +136,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
             worker.write_and_notify(deadline, |step| release::release(step, &hold))
         };
         let losses = self.database.step(grant.locks.len(), step).await?;
-        Ok(Released { lost: lost(grant, losses), failed: Vec::new() })
+        Ok(Released { lost: grant.losses(losses), failed: Vec::new() })
     }
 
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
@@ -146,7 +146,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
             worker.write_and_notify(deadline, |step| release::renew(step, &hold))
         };
         let losses = self.database.step(grant.locks.len(), step).await?;
-        Ok(Renewed { lost: lost(grant, losses) })
+        Ok(Renewed { lost: grant.losses(losses) })
     }
 
     async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {
@@ -163,7 +163,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
             .database
             .send(move |worker, deadline| worker.read(deadline, |step| admin::list(step, &page)))
             .await?;
-        Ok(Listing { ids: listed.ids.into_iter().map(admin::typed).collect(), next: listed.next })
+        Ok(Listing { ids: listed.ids.into_iter().map(Inspection::typed).collect(), next: listed.next })
     }
 
     async fn inspect(&self, target: &Target<I>) -> Result<Inspection<I, C>, BackendError> {
@@ -171,7 +171,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
         let inspected = self
             .database
             .send(move |worker, deadline| worker.read(deadline, |step| admin::inspect(step, &id)));
-        Ok(admin::typed(inspected.await?))
+        Ok(inspected.await?.typed())
     }
 
     async fn break_lock(
@@ -231,6 +231,7 @@ fn stored_request<I: Ident, C: ContextId>(request: &AcquireRequest<I, C>) -> Req
         owner: request.owner.clone(),
         queue: request.queue,
         nested: request.nested,
+        weaken: request.weaken,
         detached: request.detached,
     }
 }
@@ -249,42 +250,4 @@ fn hold<I: Ident, C: ContextId>(grant: &Grant<I, C>) -> Hold {
 /// `permanent` is not declared, so that every lease that arrives here is finite.
 fn lease(lease: Option<Duration>) -> i64 {
     lease.map_or(i64::MAX / 4, |lease| micros(lease).min(i64::MAX / 4))
-}
-
-fn lost<I: Ident, C>(grant: &Grant<I, C>, losses: Losses) -> Vec<LostLock<I>> {
-    let lost = |(position, reason): (usize, _)| {
-        let lock = &grant.locks[position];
-        LostLock { target: lock.target.clone(), fence: lock.granted.fence, reason }
-    };
-    losses.into_iter().map(lost).collect()
-}
-
-fn typed<I: Ident, C: ContextId>(
-    request: &AcquireRequest<I, C>,
-    conflicts: Vec<(usize, ConflictReason<String>)>,
-) -> Vec<Conflict<I, C>> {
-    let conflict = |(position, reason): (usize, _)| Conflict {
-        target: request.claims[position].target.clone(),
-        reason: typed_reason(reason),
-    };
-    conflicts.into_iter().map(conflict).collect()
-}
-
-fn typed_reason<C: ContextId>(reason: ConflictReason<String>) -> ConflictReason<C> {
-    match reason {
-        ConflictReason::Held { holders, count, in_use } => {
-            let holders = holders.into_iter().map(|holder| Holder {
-                context: admin::context(&holder.context),
-                owner: holder.owner,
-                mode: holder.mode,
-                fence: holder.fence,
-                remaining: holder.remaining,
-            });
-            ConflictReason::Held { holders: holders.collect(), count, in_use }
-        }
-        ConflictReason::QueuedBehind { head, count } => {
-            ConflictReason::QueuedBehind { head: admin::context(&head), count }
-        }
-        _ => ConflictReason::Frozen,
-    }
 }

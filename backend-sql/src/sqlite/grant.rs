@@ -39,8 +39,8 @@ impl Step<'_> {
         for (claim, stance) in who.claims.iter().zip(stances) {
             granted.push(match stance {
                 Stance::Keep => self.keep(who.context, &claim.id, terms)?,
-                Stance::New | Stance::Change | Stance::Broken => {
-                    self.hold(&mut hold, who, claim, fence, terms)?
+                Stance::New | Stance::Change | Stance::Weaken | Stance::Broken => {
+                    self.hold(&mut hold, who, claim, *stance, fence, terms)?
                 }
             });
         }
@@ -115,12 +115,13 @@ impl Step<'_> {
         Ok(hold.raw_bind_parameter(18, terms.detached)?)
     }
 
-    /// Grants an id again, in place of what the context holds of it.
+    /// Grants an id, in place of what the context holds of it. That comes back if the grant is undone, unless it weakens.
     fn hold(
         &mut self,
         hold: &mut Statement<'_>,
         who: &Asker<'_>,
         Wanted { id, mode }: &Wanted,
+        stance: Stance,
         fence: i64,
         terms: &Terms<'_>,
     ) -> Result<Granted, StoreError> {
@@ -129,10 +130,17 @@ impl Step<'_> {
         let holders = &mut self.load(id)?.holders;
         let own = holders.iter().position(|row| row.context == *who.context);
         let own = own.map(|position| holders.swap_remove(position));
-        if let Some(own) = &own {
-            conn.prepare_cached(&sql.replace)?.execute(params![ns, &id[..], own.state, own.number])?;
+        let held_before = own.is_some();
+        let mut replaces = 0;
+        if let Some(own) = own {
+            let key = params![ns, &id[..], own.state, own.number];
+            if stance == Stance::Weaken {
+                conn.prepare_cached(&sql.remove)?.execute(key)?;
+            } else {
+                conn.prepare_cached(&sql.replace)?.execute(key)?;
+                replaces = own.number;
+            }
         }
-        let replaces = own.map_or(0, |own| own.number);
         let taken = holders.iter().flat_map(|row| row.indexes.iter().copied());
         let indexes: Indexes = rules::lowest_free(taken, mode.permits());
         let in_use = InUse::of(holders.iter().map(|row| row.mode)).plus(mode).units();
@@ -156,7 +164,7 @@ impl Step<'_> {
             broken: false,
             replaces,
         });
-        if replaces != 0 {
+        if held_before {
             // A change may be to fewer permits, which lets others in.
             self.freed.insert(id.clone());
         }

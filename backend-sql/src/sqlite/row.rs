@@ -99,10 +99,10 @@ impl HeldRow {
             mode: mode_at(row, 4)?,
             indexes: row.get::<_, IndexesColumn>(7)?.0,
             owner: owner_at(row, 8)?,
-            lease: row.get(9)?,
+            lease: time_at(row, 9)?,
             boot: row.get(10)?,
-            renewed: row.get(11)?,
-            since: row.get(12)?,
+            renewed: time_at(row, 11)?,
+            since: time_at(row, 12)?,
             session: row.get(13)?,
             detached: row.get(14)?,
             broken: row.get(15)?,
@@ -145,7 +145,7 @@ impl WaitRow {
             attempt: row.get(2)?,
             mode: mode_at(row, 3)?,
             owner: owner_at(row, 6)?,
-            lease: row.get(7)?,
+            lease: time_at(row, 7)?,
             session: row.get(8)?,
             detached: row.get(9)?,
         })
@@ -182,6 +182,14 @@ impl FromSql for IndexesColumn {
     fn column_result(value: ValueRef<'_>) -> FromSqlResult<Self> {
         let (words, _) = value.as_blob()?.as_chunks::<4>();
         Ok(IndexesColumn(words.iter().map(|word| u32::from_le_bytes(*word)).collect()))
+    }
+}
+
+/// The time or duration that stands in a column, in microseconds. No program of ours writes one below zero.
+fn time_at(row: &Row<'_>, column: usize) -> rusqlite::Result<i64> {
+    match row.get(column)? {
+        time if time >= 0 => Ok(time),
+        other => Err(rusqlite::Error::IntegralValueOutOfRange(column, other)),
     }
 }
 

@@ -168,6 +168,7 @@ mod tests {
             owner: Owner::default(),
             queue: true,
             nested: false,
+            weaken: false,
             detached: false,
         }
     }

@@ -215,6 +215,7 @@ pub(crate) fn request(id: &str, lease: Duration, queue: bool) -> AcquireRequest<
         queue,
         nested: false,
         detached: false,
+        weaken: false,
     }
 }
 

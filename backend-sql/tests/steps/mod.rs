@@ -27,6 +27,7 @@ pub(crate) fn request(ids: impl Ids<String>) -> AcquireRequest<String, Uuid> {
         queue: false,
         nested: false,
         detached: false,
+        weaken: false,
     }
 }
 

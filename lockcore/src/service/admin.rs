@@ -2,10 +2,13 @@
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
+use futures_util::{Stream, TryStreamExt, stream};
+
 use super::Inner;
 use crate::{
-    AnyLockDao, BadRequest, BreakMode, Broken, ClaimSet, ContextId, Finding, Grant, Ident, Inspection,
-    Listing, Lock, LockDao, LockError, Mode, Page, Released, Renewed, Swept, Target, Uuid, Why, claim::Claim,
+    AnyLockDao, BadRequest, BreakMode, Broken, Change, ClaimSet, ContextId, Finding, Grant, Granted, HeldBy,
+    Ident, Ids, Inspection, Listing, Lock, LockDao, LockError, LossReason, LostLock, Mode, Page, Released,
+    Renewed, StoredContext, Swept, Target, Uuid, Why, claim::Claim, rules::InUse, watch::Look,
 };
 
 /// Administration through a service; see [`LockingService::admin`](crate::LockingService::admin).
@@ -65,14 +68,69 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
     /// Unsupported, a bad id, or a failure of the backend.
     pub async fn why(&self, target: &Target<I>) -> Result<Why<I, C>, LockError<I, C>> {
         let asked = self.inspect(target).await?;
-        let (mut all, mut page) = (Vec::new(), Page::default());
-        loop {
-            let listing = self.list(&page).await?;
-            all.extend(listing.ids);
-            match listing.next {
-                Some(next) => page.after = Some(next),
-                None => return Ok(Why::follow(asked, &all)),
+        Ok(Why::follow(asked, &self.list_all().await?))
+    }
+
+    /// Watches an id: what it is at first, and then each change that a look at it finds. It looks again after `every`, in any
+    /// store, so that a lock that was held for less than that may not be seen. The stream ends with the first error.
+    ///
+    /// ```
+    /// use std::{pin::pin, time::Duration};
+    ///
+    /// use futures_util::StreamExt;
+    /// use lockcore::{Change, LockingService, Target};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let locks = LockingService::new(lockcore_memory::MemoryLockDao::<String>::new());
+    /// let guard = locks.lock(["a"]).await?;
+    /// let (admin, target) = (locks.admin(), Target::Id("a".to_owned()));
+    /// let mut changes = pin!(admin.watch(&target, Duration::from_millis(100)));
+    /// assert!(matches!(changes.next().await, Some(Ok(Change::Acquired(_)))));
+    /// guard.release().await?;
+    /// assert!(matches!(changes.next().await, Some(Ok(Change::Ended { .. }))));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Unsupported, a bad id, or a failure of the backend.
+    pub fn watch<'w>(
+        &'w self,
+        target: &'w Target<I>,
+        every: Duration,
+    ) -> impl Stream<Item = Result<Change<C>, LockError<I, C>>> + Send + 'w {
+        let looks = stream::try_unfold(None::<Look<I, C>>, move |last| async move {
+            if last.is_some() {
+                tokio::time::sleep(every).await;
             }
+            let look = Look::new(self.inspect(target).await?);
+            let changes = look.changes_since(last.as_ref());
+            let changes = stream::iter(changes.into_iter().map(Ok::<_, LockError<I, C>>));
+            Ok::<_, LockError<I, C>>(Some((changes, Some(look))))
+        });
+        looks.try_flatten()
+    }
+
+    /// Waits until no id of the set is held, without taking any; another context may hold them again when this returns. It looks
+    /// after `every`, and takes no place in a queue.
+    ///
+    /// # Errors
+    /// Unsupported, a bad id, or a failure of the backend.
+    ///
+    /// # Cancel safety
+    /// Nothing is kept in the store.
+    pub async fn until_free(&self, ids: impl Ids<I>, every: Duration) -> Result<(), LockError<I, C>> {
+        let claims = ClaimSet::new(ids, Mode::Exclusive)?;
+        loop {
+            let mut is_free = true;
+            for claim in claims.iter() {
+                is_free &= self.inspect(&claim.target).await?.holders.is_empty();
+            }
+            if is_free {
+                return Ok(());
+            }
+            tokio::time::sleep(every).await;
         }
     }
 
@@ -120,7 +178,8 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
     }
 
     /// Extends a grant that was left locked ([`LockGuard::leave`](crate::LockGuard::leave)), here or elsewhere, to the
-    /// whole of its [`lease`](Grant::lease) from now on. Locks may stand in it in any order, and more than once.
+    /// whole of its [`lease`](Grant::lease) from now on, which may be another than before. A longer one that it has is not cut
+    /// short. Locks may stand in it in any order, and more than once.
     ///
     /// # Errors
     /// A lease that the backend cannot keep, or a failure of the backend. That it is no longer held is no error: see
@@ -128,6 +187,61 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
     pub async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, LockError<I, C>> {
         self.service.check_lease(grant.lease)?;
         Ok(self.service.dao.renew(&in_order(grant)).await?)
+    }
+
+    /// Checks what of a grant is held no more, also one that another process holds. Returns what is not held: broken by an
+    /// administrator, or otherwise [`Vanished`](LossReason::Vanished), since the store does not know whether it was released or
+    /// expired. One request for each lock.
+    ///
+    /// ```
+    /// use lockcore::LockingService;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = LockingService::new(lockcore_memory::MemoryLockDao::<String>::new());
+    /// let guard = locks.lock(["a", "b"]).await?;
+    /// let grant = guard.held().grant().clone();
+    /// assert!(locks.admin().check(&grant).await?.is_empty());
+    /// guard.release().await?;
+    /// assert_eq!(locks.admin().check(&grant).await?.len(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Unsupported, or a failure of the backend.
+    pub async fn check(&self, grant: &Grant<I, C>) -> Result<Vec<LostLock<I>>, LockError<I, C>> {
+        let mut lost = Vec::new();
+        for lock in &grant.locks {
+            let (context, fence) = (StoredContext::Known(grant.context.clone()), lock.granted.fence);
+            let seen = self.inspect(&lock.target).await?;
+            let holder =
+                seen.holders.iter().find(|holder| holder.fence == fence && holder.context == context);
+            let is_broken = holder.map(|holder| holder.broken);
+            match is_broken.unwrap_or_else(|| seen.breaks.iter().any(|broken| broken.fence == fence)) {
+                true => lost.push(lock.lost(LossReason::Broken)),
+                false if holder.is_none() => lost.push(lock.lost(LossReason::Vanished)),
+                false => {}
+            }
+        }
+        Ok(lost)
+    }
+
+    /// Returns what a context holds. Lists the whole namespace.
+    ///
+    /// # Errors
+    /// Unsupported, or a failure of the backend.
+    pub async fn held_by(&self, context: &C) -> Result<Vec<Lock<I>>, LockError<I, C>> {
+        let context = StoredContext::Known(context.clone());
+        let mut held = Vec::new();
+        for seen in self.list_all().await? {
+            let in_use = InUse::of(seen.holders.iter().map(|holder| holder.mode)).units();
+            let own = seen.holders.into_iter().find(|holder| holder.context == context);
+            if let (Ok(target), Some(HeldBy { mode, fence, permits, .. })) = (seen.target, own) {
+                held.push(Lock { target, granted: Granted { mode, fence, permits, in_use } });
+            }
+        }
+        Ok(held)
     }
 
     /// Removes at most `batch` expired locks now.
@@ -150,6 +264,19 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
     /// A failure of the backend.
     pub async fn doctor(&self) -> Result<Vec<Finding>, LockError<I, C>> {
         Ok(self.service.dao.doctor().await?)
+    }
+
+    /// Lists the whole namespace.
+    async fn list_all(&self) -> Result<Vec<Inspection<I, C>>, LockError<I, C>> {
+        let (mut all, mut page) = (Vec::new(), Page::default());
+        loop {
+            let listing = self.list(&page).await?;
+            all.extend(listing.ids);
+            match listing.next {
+                Some(next) => page.after = Some(next),
+                None => return Ok(all),
+            }
+        }
     }
 
     fn need(&self, what: &'static str, declared: bool) -> Result<(), BadRequest> {

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::{
     Inner,
     cleanup::Cleanup,
-    hold::{Hold, HoldCore, ServiceRef},
+    hold::{Hold, HoldCore, ServiceRef, Terms},
     lease::Lease,
     metrics::{Stopwatch, count},
     nesting,
@@ -48,6 +48,7 @@ pub(crate) struct Attempt<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     /// The last answer was a place in the queue.
     queued: bool,
     max_hold: Option<Duration>,
+    keep_for: Option<Duration>,
     /// Measured where a lease or a limit needs it.
     sent: Option<Box<Sent>>,
     stopwatch: Stopwatch,
@@ -79,7 +80,9 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             owner: settings.owner.clone(),
             queue: matches!(settings.wait.0, Strategy::Queue { .. }) && service.capabilities.fifo,
             nested,
-            detached: settings.detached,
+            // What stays locked after the release may outlive this process.
+            detached: settings.detached || settings.keep_for.is_some(),
+            weaken: false,
         };
         let span = CallSpan::new(service.capabilities.backend, service.log_ids, &request);
         // Last of all: nothing that can panic may come between the ticket and the attempt that gives it back.
@@ -92,6 +95,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             unsettled: false,
             queued: false,
             max_hold: settings.max_hold,
+            keep_for: settings.keep_for,
             sent: None,
             stopwatch: Stopwatch::start(),
             span,
@@ -202,7 +206,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         lasts: Option<Duration>,
         offered: bool,
     ) -> Hold<'s, I, C, D> {
-        let late = self.unsettled.then(|| Box::new(self.request().clone()));
+        let late = self.unsettled.then(|| self.request().clone());
         let service = self.service.take().expect("taken only here and at the end");
         let request = self.request.take().expect("taken only here and at the end");
         let ticket = self.ticket.take().expect("taken only here and at the end");
@@ -211,10 +215,17 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             let length = request.lease?;
             Some(Box::new(Lease::new(length, service.margin, self.max_hold, sent, lasts, granted.len())))
         });
+        let terms = Terms { owner: request.owner, detached: request.detached };
         let grant = Grant::new(request.context, request.claims, granted, request.lease);
         // First of all a hold, which releases the set whatever goes wrong after this.
         let span = self.span.take();
-        let hold = Hold::new(service, grant, lease, offered, ticket, late, span);
+        let mut hold = Hold::new(service, grant, terms, lease, offered, ticket, span);
+        if let Some(late) = late {
+            hold.withdraw_late(late);
+        }
+        if let Some(at_least) = self.keep_for {
+            hold.keep_for(at_least);
+        }
         let backend = hold.service.capabilities.backend;
         count("lockcore_acquired_total", backend, "granted");
         self.stopwatch.record("lockcore_wait_seconds", backend);
@@ -309,7 +320,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Attempt<'_, I, C, D> {
         if !self.in_doubt {
             return service.ended(ticket);
         }
-        Cleanup::Withdraw(request).start((*service).clone(), ticket);
+        Cleanup::Withdraw { request, then: None }.start((*service).clone(), ticket);
     }
 }
 
@@ -353,7 +364,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
     }
 
     /// Checks that the backend can keep a lease of this length.
-    fn check_claims(&self, claims: &ClaimSet<I>) -> Result<(), BadRequest> {
+    pub(super) fn check_claims(&self, claims: &ClaimSet<I>) -> Result<(), BadRequest> {
         let Capabilities { backend, max_ids, slots, shared, .. } = self.capabilities;
         if claims.len() > max_ids {
             return Err(BadRequest::TooManyIds { count: claims.len(), max: max_ids, backend });

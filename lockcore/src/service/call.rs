@@ -82,6 +82,31 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         self
     }
 
+    /// Keeps the set locked for `keep_for` at least, counted from the grant: a release before that, also after an error or a
+    /// panic, leaves it locked. For a job that is started on several hosts whose clocks differ, and is shorter than that.
+    ///
+    /// The set is released when the time is over if this process lives until then. If it does not, the lease ends the locks: at
+    /// that time, or one lease later at most. The locks are [detached](Self::detached).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use lockcore::LockingService;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = LockingService::new(lockcore_memory::MemoryLockDao::<String>::new());
+    /// let nightly = || locks.keep_for(Duration::from_secs(50)).run_locked(["nightly"], async || { /* a short job */ });
+    /// nightly().await?;
+    /// assert!(nightly().await.is_err_and(|error| error.is_contention()));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn keep_for(mut self, keep_for: Duration) -> Self {
+        self.settings().keep_for = Some(keep_for);
+        self
+    }
+
     /// Lets the callback go on when locks are lost. It checks for that itself, by [`Held::check`](crate::Held::check) or
     /// [`Held::lost`](crate::Held::lost).
     pub fn tell_when_lost(mut self) -> Self {

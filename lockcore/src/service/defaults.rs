@@ -184,6 +184,7 @@ options! {
     shared();
     owner(owner: impl Into<Owner>);
     max_hold(max_hold: Duration);
+    keep_for(keep_for: Duration);
     tell_when_lost();
     nested();
     detached();

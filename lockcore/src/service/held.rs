@@ -4,7 +4,7 @@ use std::{borrow::Borrow, fmt, sync::Arc, time::Duration};
 
 use super::hold::HoldCore;
 use crate::{
-    ContextId, ExclusiveFence, Ident, Lock, LockLost, LossReason, LostLock, Mode, SharedFence, Uuid,
+    ContextId, ExclusiveFence, Grant, Ident, Lock, LockLost, LossReason, LostLock, Mode, SharedFence, Uuid,
 };
 
 /// The locks that a callback runs under. Cheap to clone; may outlive the locks, and then knows that.
@@ -14,6 +14,12 @@ impl<I: Ident, C: ContextId> Held<I, C> {
     /// Returns the context that holds them.
     pub fn context(&self) -> &C {
         &self.0.grant.context
+    }
+
+    /// Returns the grant, by which another process can release, renew or check what is held; see
+    /// [`Admin`](crate::Admin).
+    pub fn grant(&self) -> &Grant<I, C> {
+        &self.0.grant
     }
 
     /// Returns the locks, ordered by the bytes of their ids.

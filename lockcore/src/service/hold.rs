@@ -5,7 +5,7 @@ use std::{
     ops::Deref,
     pin::pin,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
     task::Poll,
@@ -17,6 +17,7 @@ use tokio::{sync::Notify, time::Instant};
 use super::{
     Inner,
     cleanup::{Cleanup, patience},
+    keep_for::{KeepFor, Kept},
     keeper::{Keeper, Tick},
     lease::Lease,
     metrics::{HELD, Raised, Stopwatch},
@@ -24,17 +25,26 @@ use super::{
     open::Ticket,
 };
 use crate::{
-    AcquireRequest, BackendError, ContextId, Grant, Ident, Lock, LockDao, LossReason, LostLock, Released,
-    background, clock::Moment,
+    AcquireRequest, Acquired, AttemptId, BackendError, ClaimSet, ContextId, Failure, Grant, Ident, Lock,
+    LockDao, LockError, LockingError, LossReason, LostLock, Owner, Released, background,
+    clock::{self, Moment},
 };
 
 /// After how long an offer is confirmed that is still held: it lasts a hundred times as long.
 pub(crate) const CONFIRM: Duration = Duration::from_millis(20);
 
+/// On what terms a set was granted.
+#[derive(Clone, Debug)]
+pub(crate) struct Terms {
+    pub(crate) owner: Owner,
+    pub(crate) detached: bool,
+}
+
 /// What is known of a held set, shared by the call, its handles and its renewal.
 #[derive(Debug)]
 pub(crate) struct HoldCore<I, C> {
     pub(crate) grant: Grant<I, C>,
+    terms: Terms,
     /// `None` if the locks last until they are released.
     pub(crate) lease: Option<Box<Lease>>,
     released: AtomicBool,
@@ -75,6 +85,15 @@ pub(crate) enum ServiceRef<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     Owned(Arc<Inner<I, C, D>>),
 }
 
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> Clone for ServiceRef<'_, I, C, D> {
+    fn clone(&self) -> Self {
+        match self {
+            ServiceRef::Borrowed(inner) => ServiceRef::Borrowed(inner),
+            ServiceRef::Owned(inner) => ServiceRef::Owned(inner.clone()),
+        }
+    }
+}
+
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Deref for ServiceRef<'_, I, C, D> {
     type Target = Arc<Inner<I, C, D>>;
 
@@ -86,15 +105,23 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Deref for ServiceRef<'_, I, C, D>
     }
 }
 
+/// A request that failed in doubt before another was granted, and so may still arrive. It is shared by the parts of the set,
+/// of which the last one withdraws it. `None` inside once a part is left locked, which a withdrawal would free.
+type Late<I, C> = Arc<Mutex<Option<AcquireRequest<I, C>>>>;
+
 /// A set that is held. Dropping it releases the set in the background.
 pub(crate) struct Hold<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     pub(crate) service: ServiceRef<'s, I, C, D>,
     pub(crate) core: Arc<HoldCore<I, C>>,
     renewal: Option<(Arc<Keeper>, u64)>,
-    /// `None` once the clean-up has it.
+    /// `None` once the clean-up or a part of the set has it.
     ticket: Option<Ticket>,
-    /// A request that failed in doubt before another was granted, and so may still arrive.
-    late: Option<Box<AcquireRequest<I, C>>>,
+    late: Option<Late<I, C>>,
+    /// A request that weakens what is held, and of which it is not known what became.
+    weakening: Option<Box<AcquireRequest<I, C>>>,
+    keep_for: Option<Box<KeepFor>>,
+    /// It was released, and stays locked for the rest of that time.
+    keeps_on: bool,
     over: bool,
     /// A release was sent: what is gone from then on may be gone by that.
     asked: bool,
@@ -112,20 +139,24 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
     pub(crate) fn new(
         service: ServiceRef<'s, I, C, D>,
         grant: Grant<I, C>,
+        terms: Terms,
         lease: Option<Box<Lease>>,
         offered: bool,
         ticket: Ticket,
-        late: Option<Box<AcquireRequest<I, C>>>,
         span: CallSpan,
     ) -> Self {
         let held = Raised::by(grant.locks.len(), HELD, service.capabilities.backend);
-        let core = Arc::new(HoldCore { grant, lease, released: AtomicBool::new(false), news: Notify::new() });
+        let core =
+            Arc::new(HoldCore { grant, terms, lease, released: AtomicBool::new(false), news: Notify::new() });
         let mut hold = Hold {
             service,
             core,
             renewal: None,
             ticket: Some(ticket),
-            late,
+            late: None,
+            weakening: None,
+            keep_for: None,
+            keeps_on: false,
             over: false,
             asked: false,
             reported: false,
@@ -158,12 +189,104 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         hold
     }
 
+    /// Notes a request that may still arrive, and withdraws it in the end.
+    pub(crate) fn withdraw_late(&mut self, request: AcquireRequest<I, C>) {
+        self.late = Some(Arc::new(Mutex::new(Some(request))));
+    }
+
+    /// Leaves the set locked for so long at least, from now on.
+    pub(crate) fn keep_for(&mut self, at_least: Duration) {
+        self.keep_for = Some(Box::new(KeepFor::from_now(at_least)));
+    }
+
+    /// Takes some of the locks out. They and the rest, which stays here, are renewed and released on their own from now on.
+    /// Handles that exist show all of them as released.
+    pub(crate) fn split(&mut self, is_part: impl Fn(&Lock<I>) -> bool) -> Self {
+        let part = self.some(self.service.open.enter_again(&self.core.grant.context), &is_part);
+        let own = self.ticket.take().expect("taken only when it is dropped");
+        let mut rest = self.some(own, |lock| !is_part(lock));
+        rest.span = self.span.take();
+        *self = rest;
+        part
+    }
+
+    /// Weakens what is held to the modes of these claims, each of which is of the set and no stronger than what is held.
+    ///
+    /// Nothing is renewed meanwhile: a renewal would find the old fences gone. On every other way out than success the drop of
+    /// the hold releases everything, since nothing can rely on the stronger mode any more.
+    pub(crate) async fn weaken(mut self, claims: ClaimSet<I>) -> Result<Self, LockError<I, C>> {
+        let Grant { context, locks, lease } = &self.core.grant;
+        let request = AcquireRequest {
+            context: context.clone(),
+            attempt: AttemptId::fresh(),
+            claims,
+            lease: *lease,
+            owner: self.core.terms.owner.clone(),
+            queue: false,
+            nested: true,
+            detached: self.core.terms.detached,
+            weaken: true,
+        };
+        let all: Vec<usize> = (0..locks.len()).collect();
+        self.remove_renewal();
+        // What a renewal that is still under way reports from here on is of the old fences.
+        let lease = self.core.lease.as_ref().map(|lease| Box::new(lease.part(&all)));
+        self.weakening = Some(Box::new(request.clone()));
+        let answer = clock::within(patience(request.lease), self.service.dao.acquire(&request)).await;
+        let answer = answer.unwrap_or_else(|| Err(BackendError::no_answer()));
+        let granted = match answer.and_then(|answer| answer.checked(request.claims.len()))? {
+            Acquired::Granted(granted) => granted,
+            Acquired::Refused(conflicts) | Acquired::Queued { conflicts, .. } => {
+                let failures = conflicts.into_iter().map(Failure::Conflict).collect();
+                return Err(LockingError::NotLocked { failures, timed_out: None });
+            }
+        };
+        let mut grant = self.core.grant.clone();
+        for (claim, granted) in request.claims.iter().zip(granted) {
+            if let Some(lock) = grant.locks.iter_mut().find(|lock| lock.target == claim.target) {
+                lock.granted = granted;
+            }
+        }
+        let own = self.ticket.take().expect("taken only when it is dropped");
+        let mut weak = self.become_another(grant, lease, own);
+        weak.span = self.span.take();
+        Ok(weak)
+    }
+
+    /// Some of the locks as a hold of their own.
+    fn some(&self, ticket: Ticket, is_chosen: impl Fn(&Lock<I>) -> bool) -> Self {
+        let Grant { context, locks, lease } = &self.core.grant;
+        let chosen: Vec<usize> = (0..locks.len()).filter(|position| is_chosen(&locks[*position])).collect();
+        let grant = Grant {
+            context: context.clone(),
+            locks: chosen.iter().map(|position| locks[*position].clone()).collect(),
+            lease: *lease,
+        };
+        let lease = self.core.lease.as_ref().filter(|_| !chosen.is_empty());
+        let lease = lease.map(|lease| Box::new(lease.part(&chosen)));
+        self.become_another(grant, lease, ticket)
+    }
+
+    /// The hold of another grant in place of this one, or of a part of it.
+    fn become_another(&self, grant: Grant<I, C>, lease: Option<Box<Lease>>, ticket: Ticket) -> Self {
+        let offered = lease.as_ref().is_some_and(|lease| !lease.is_whole());
+        let (service, terms) = (self.service.clone(), self.core.terms.clone());
+        let mut other = Hold::new(service, grant, terms, lease, offered, ticket, CallSpan::none());
+        other.late = self.late.clone();
+        other.keep_for = self.keep_for.clone();
+        other.stopwatch = self.stopwatch;
+        other
+    }
+
     /// Stops the renewal, releases, and gives what was lost while it was held. If the caller goes away meanwhile, the
     /// drop of the hold finishes it in the background.
     pub(crate) async fn release(&mut self) -> Vec<LostLock<I>> {
-        if self.is_of_another_process() {
-            let forked = |lock: &Lock<I>| lock.lost(LossReason::Forked);
-            return self.core.grant.locks.iter().map(forked).collect();
+        let forked = self.forked();
+        if !forked.is_empty() {
+            return forked;
+        }
+        if let Some(keep_for) = self.is_kept() {
+            return self.outlast(keep_for).await;
         }
         let was_valid = self.begin_release();
         self.asked = true;
@@ -212,6 +335,27 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         lost
     }
 
+    /// Whether the set is to stay locked after its release, and for how long.
+    fn is_kept(&self) -> Option<KeepFor> {
+        let keep_for = *self.keep_for.as_deref()?;
+        let is_over = keep_for.left().is_zero() || self.core.grant.locks.is_empty() || self.core.is_lost();
+        (!is_over).then_some(keep_for)
+    }
+
+    /// Leaves the set locked, to be released later.
+    async fn outlast(&mut self, keep_for: KeepFor) -> Vec<LostLock<I>> {
+        // A request that arrives late cannot be withdrawn any more without freeing the set. Its lease ends it.
+        self.cancel_late();
+        self.notify_released();
+        let lost =
+            Kept { service: (*self.service).clone(), core: self.core.clone(), keep_for }.extend().await;
+        self.remove_renewal();
+        self.over = true;
+        self.keeps_on = true;
+        self.report_loss(&lost);
+        lost
+    }
+
     fn report_loss(&mut self, lost: &[LostLock<I>]) {
         self.reported = true;
         if !lost.is_empty() {
@@ -235,8 +379,14 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
             _ => self.remove_renewal(),
         }
         self.over = true;
-        self.late = None;
+        self.cancel_late();
         self.core.grant.clone()
+    }
+
+    fn cancel_late(&mut self) {
+        if let Some(late) = self.late.take() {
+            late.lock().unwrap_or_else(PoisonError::into_inner).take();
+        }
     }
 
     /// Nothing renews afterwards: the keeper, which looks at the lease anyway, sees to the release's patience instead.
@@ -259,6 +409,12 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         Arc::strong_count(&self.core) > 1 + usize::from(self.renewal.is_some())
     }
 
+    /// All of the set, if this is a forked child's copy: the child holds nothing of it.
+    pub(crate) fn forked(&self) -> Vec<LostLock<I>> {
+        let locks = self.core.grant.locks.iter().filter(|_| self.is_of_another_process());
+        locks.map(|lock| lock.lost(LossReason::Forked)).collect()
+    }
+
     /// Whether this is a forked child's copy. Its parent goes on holding the locks; the mutexes that are copied with it may
     /// have been held by a thread that the child does not have.
     fn is_of_another_process(&self) -> bool {
@@ -277,7 +433,15 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
         if self.is_of_another_process() {
             return;
         }
-        let ticket = self.ticket.take().expect("taken only here");
+        let Some(ticket) = self.ticket.take() else {
+            self.remove_renewal();
+            self.notify_released();
+            return; // others have taken its place
+        };
+        let kept = match self.keeps_on {
+            true => self.keep_for.as_deref().copied(),
+            false => self.is_kept().filter(|_| !self.over),
+        };
         let is_over = self.over || self.core.grant.locks.is_empty();
         if !is_over {
             self.remove_renewal();
@@ -286,9 +450,20 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
         // No release reports the loss of a guard that is dropped, and no outcome that of a call that is dropped.
         let lost = if self.reported { Vec::new() } else { self.core.known_lost() };
         self.report_loss(&lost);
-        match self.late.take() {
-            None if is_over => self.service.ended(ticket),
-            None => {
+        if let Some(request) = self.weakening.take() {
+            let cleanup = Cleanup::Withdraw { request: *request, then: Some(self.core.grant.clone()) };
+            cleanup.start((*self.service).clone(), ticket);
+            return;
+        }
+        let late = self.late.take().and_then(Arc::into_inner);
+        let late = late.and_then(|late| late.into_inner().unwrap_or_else(PoisonError::into_inner));
+        match (late, kept) {
+            (_, Some(keep_for)) => {
+                let kept = Kept { service: (*self.service).clone(), core: self.core.clone(), keep_for };
+                kept.release_later(ticket, self.keeps_on);
+            }
+            (None, None) if is_over => self.service.ended(ticket),
+            (None, None) => {
                 let is_news = !self.asked && lost.is_empty() && !background::is_ending();
                 let lasts = || self.core.lease.as_ref().is_none_or(|lease| !lease.left().is_zero());
                 let untold = is_news.then(lasts);
@@ -296,7 +471,9 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
                 cleanup.start((*self.service).clone(), ticket);
             }
             // Frees the set if it has to, and refuses the request that may still arrive.
-            Some(request) => Cleanup::Withdraw(*request).start((*self.service).clone(), ticket),
+            (Some(request), None) => {
+                Cleanup::Withdraw { request, then: None }.start((*self.service).clone(), ticket);
+            }
         }
         self.span.ended(self.over);
         self.stopwatch.record("lockcore_held_seconds", self.service.capabilities.backend);

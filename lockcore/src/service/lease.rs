@@ -1,5 +1,8 @@
 //! What is known here of a lease: until when it certainly lasts, and whether it was lost.
 
+#[cfg(test)]
+mod model_tests;
+
 use std::{
     borrow::Cow,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
@@ -83,6 +86,27 @@ impl Lease {
             }),
             task: AtomicWaker::new(),
             confirms: OnceLock::new(),
+        }
+    }
+
+    /// The lease of some of its locks alone; their positions ascend.
+    pub(crate) fn part(&self, positions: &[usize]) -> Self {
+        let state = self.state();
+        let lost = |(position, reason): &(usize, LossReason)| {
+            let at = positions.binary_search(position).ok()?;
+            Some((at, *reason))
+        };
+        Lease {
+            locks: positions.len(),
+            state: Mutex::new(State {
+                left: false,
+                patience: None,
+                lost: state.lost.iter().filter_map(lost).collect(),
+                ..*state
+            }),
+            task: AtomicWaker::new(),
+            confirms: OnceLock::new(),
+            ..*self
         }
     }
 

@@ -12,6 +12,7 @@ mod guard;
 mod held;
 mod hold;
 mod hook;
+mod keep_for;
 mod keeper;
 mod lease;
 mod metrics;

@@ -34,7 +34,8 @@ struct Aligned<C>(Mutex<Stripe<C>>);
 
 #[derive(Debug)]
 struct Stripe<C> {
-    contexts: Slab<C>,
+    /// With whether each was set aside.
+    contexts: Slab<(C, bool)>,
     closed: bool,
 }
 
@@ -64,7 +65,8 @@ impl<C: ContextId> Open<C> {
         let own = context.clone();
         let _alone = may_repeat.then(|| lock(&self.given));
         // G2
-        if may_repeat && self.stripes().any(|stripe| stripe.contexts.iter().any(|(_, open)| open == context))
+        if may_repeat
+            && self.stripes().any(|stripe| stripe.contexts.iter().any(|(_, (open, _))| open == context))
         {
             return Err(Refused::InUse);
         }
@@ -74,7 +76,25 @@ impl<C: ContextId> Open<C> {
             drop(stripe);
             return Err(Refused::Closed);
         }
-        Ok(Ticket { stripe: number, key: stripe.contexts.insert(own) })
+        Ok(Ticket { stripe: number, key: stripe.contexts.insert((own, false)) })
+    }
+
+    /// Adds the context of an open hold once more, for a part of that hold; also after [`close`](Self::close).
+    pub(crate) fn enter_again(&self, context: &C) -> Ticket {
+        let own = context.clone();
+        let number = mine();
+        let key = lock(&self.stripes[number].0).contexts.insert((own, false));
+        Ticket { stripe: number, key }
+    }
+
+    /// No longer counts an open context, which nothing waits for from now on. It is in use until it leaves.
+    pub(crate) fn set_aside(&self, ticket: &Ticket) {
+        let mut stripe = lock(&self.stripes[ticket.stripe].0);
+        stripe.contexts[ticket.key].1 = true;
+        if stripe.closed {
+            drop(stripe);
+            self.left.notify_waiters();
+        }
     }
 
     /// Removes it.
@@ -93,9 +113,12 @@ impl<C: ContextId> Open<C> {
         self.stripes().for_each(|mut stripe| stripe.closed = true);
     }
 
-    /// Returns how many are open.
+    /// Returns how many are open, but for those that were [set aside](Self::set_aside).
     pub(crate) fn count(&self) -> usize {
-        self.stripes().map(|stripe| stripe.contexts.len()).sum()
+        let counted = |stripe: MutexGuard<'_, Stripe<C>>| {
+            stripe.contexts.iter().filter(|(_, (_, is_aside))| !is_aside).count()
+        };
+        self.stripes().map(counted).sum()
     }
 
     /// Waits until it is empty, after [`close`](Self::close).

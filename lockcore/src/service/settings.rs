@@ -16,6 +16,7 @@ pub(crate) struct Settings<C> {
     pub(crate) bare: Mode,
     pub(crate) owner: Owner,
     pub(crate) max_hold: Option<Duration>,
+    pub(crate) keep_for: Option<Duration>,
     pub(crate) tell_when_lost: bool,
     pub(crate) nested: bool,
     pub(crate) detached: bool,
@@ -30,6 +31,7 @@ impl<C> Settings<C> {
             bare: Mode::Exclusive,
             owner: if capabilities.shared_store { Owner::this_process() } else { Owner::default() },
             max_hold: None,
+            keep_for: None,
             tell_when_lost: false,
             nested: false,
             detached: false,
@@ -62,6 +64,18 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
         if settings.max_hold.is_some_and(|max_hold| max_hold.is_zero()) {
             let expected = "it must be more than zero";
             return Err(BadRequest::OutOfBounds { field: "max_hold", value: "0s".to_owned(), expected });
+        }
+        if let Some(keep_for) = settings.keep_for {
+            let expected = match settings.lease {
+                None if self.capabilities.shared_store => Some("it needs a lease"),
+                _ if keep_for.is_zero() => Some("it must be more than zero"),
+                _ if keep_for > MAX_LEASE => Some("it must be at most 365 days"),
+                _ => None,
+            };
+            if let Some(expected) = expected {
+                let value = format!("{keep_for:?}");
+                return Err(BadRequest::OutOfBounds { field: "keep_for", value, expected });
+            }
         }
         Ok(())
     }

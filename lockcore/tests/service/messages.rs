@@ -62,8 +62,8 @@ fn bad_requests_name_the_field_and_the_value_and_send_nothing() {
     let (max, century) = (Duration::from_secs(31_536_000), Duration::from_secs(3_153_600_000));
     assert_eq!(lease(century), format!("lease: {century:?}, at most {max:?} are possible"));
     assert_eq!(
-        refusal(locks.owner("x".repeat(256)).lock(["a"])),
-        "owner: has 256 bytes, at most 255 are possible"
+        refusal(locks.owner("x".repeat(1281)).lock(["a"])),
+        "owner: has 1281 bytes, at most 1280 are possible"
     );
     assert_eq!(
         refusal(locks.max_hold(Duration::ZERO).lock(["a"])),

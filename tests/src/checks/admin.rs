@@ -1,9 +1,14 @@
 //! Looking, breaking, freezing: section 6.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    pin::pin,
+    time::{Duration, SystemTime},
+};
 
+use futures_util::{FutureExt, StreamExt};
 use lockcore::{
-    BreakMode, Broken, ConflictReason, Inspection, Listing, LockDao, LossReason, Mode, Page, StoredContext,
+    BreakMode, Broken, Change, ConflictReason, EndedBy, Grant, Inspection, Listing, LockDao, LockingService,
+    LossReason, Mode, Page, StoredContext,
 };
 use uuid::Uuid;
 
@@ -84,6 +89,56 @@ pub async fn an_inspection_shows_holders_and_waiters<B: Backend>(store: Store<B>
         assert_eq!((&waiter.owner, waiter.mode), (&place.caller.owner, Mode::Exclusive));
         assert!(is_recent(waiter.since), "{waiter:?}");
     }
+}
+
+/// 6: an inspection by another process shows the lease as it was renewed.
+pub async fn an_inspection_shows_renewals<B: Backend>(store: Store<B>) {
+    if !store.capabilities().listing {
+        return;
+    }
+    let Some(other) = store.reopen().await else { return };
+    let holder = store.caller();
+    let mut grant = holder.take(["a"]).await;
+    let remaining = async || inspect(&other, "a").await.holders[0].remaining.expect("the lease is finite");
+    assert!(remaining().await <= holder.lease + Duration::from_secs(3));
+    grant.lease = Some(holder.lease * 3);
+    holder.keep(&grant).await;
+    let left = remaining().await;
+    assert!(left > holder.lease * 2, "{left:?}");
+}
+
+/// 6: a watcher sees who comes and goes, and what an administrator does; waiting until an id is free takes nothing.
+pub async fn a_watcher_sees_each_change<B: Backend>(store: Store<B>) {
+    let declared = store.capabilities();
+    if !(declared.listing && declared.breaking) {
+        return;
+    }
+    const OFTEN: Duration = Duration::from_millis(30);
+    let locks = LockingService::new(store.dao().clone());
+    let (admin, target) = (locks.admin(), id("a"));
+    let [one, two] = store.callers();
+    let grant = one.take(["a"]).await;
+    let mut changes = pin!(admin.watch(&target, OFTEN));
+    let mut next = async || changes.next().await.expect("it goes on").expect("the store answers");
+    let fence = |grant: &Grant<String, Uuid>| grant.locks[0].granted.fence;
+    assert!(matches!(next().await, Change::Acquired(held) if held.fence == fence(&grant)));
+    let mut free = pin!(admin.until_free(["a", "b"], OFTEN));
+    assert!((&mut free).now_or_never().is_none());
+    one.free(&grant).await;
+    assert!(
+        matches!(next().await, Change::Ended { fence: ended, by: EndedBy::Release, .. } if ended == fence(&grant))
+    );
+    free.await.expect("the store answers");
+    let grant = two.take(["a"]).await;
+    assert!(matches!(next().await, Change::Acquired(held) if held.fence == fence(&grant)));
+    store.dao().break_lock(&target, fence(&grant), BreakMode::Now, "me").await.expect("the store answers");
+    assert!(
+        matches!(next().await, Change::Ended { fence: ended, by: EndedBy::Break, .. } if ended == fence(&grant))
+    );
+    store.dao().freeze(&target, true).await.expect("the store answers");
+    assert_eq!(next().await, Change::Frozen);
+    store.dao().freeze(&target, false).await.expect("the store answers");
+    assert_eq!(next().await, Change::Thawed);
 }
 
 /// 6: shared holders and slots are all shown, in order of fence, with their permits.
@@ -208,6 +263,27 @@ pub async fn a_break_is_guarded_by_the_fence<B: Backend>(store: Store<B>) {
     }
     two.keep(&new).await;
     two.free(&new).await;
+}
+
+/// 6: the rest of a set that was granted with a broken lock goes on being renewed, also what others wait for.
+pub async fn a_break_leaves_the_rest_of_the_set<B: Backend>(store: Store<B>) {
+    let declared = store.capabilities();
+    if !declared.breaking {
+        return;
+    }
+    for how in [BreakMode::Now, BreakMode::AfterLease] {
+        let [holder, waiter] = store.callers();
+        let held = holder.take(["a", "b"]).await;
+        let place = if declared.fifo { Some(waiter.queue(["b"]).await) } else { None };
+        let fence = held.locks[0].granted.fence;
+        store.dao().break_lock(&id("a"), fence, how, "admin").await.expect("the store answers");
+        let lost = holder.renew(&held).await.lost;
+        assert_eq!(lost.iter().map(|lock| lock.target.clone()).collect::<Vec<_>>(), [id("a")], "{how:?}");
+        holder.release(&held).await;
+        if let Some(mut place) = place {
+            waiter.free(&place.served().await).await;
+        }
+    }
 }
 
 /// 6: breaks are recorded: whose lock, its fence, who broke it, when, how; the newest last, sixteen of them.

@@ -159,6 +159,7 @@ fn request(context: &str, mode: Mode) -> AcquireRequest<String, String> {
         queue: false,
         nested: false,
         detached: false,
+        weaken: false,
     }
 }
 

@@ -156,6 +156,36 @@ pub async fn a_mixed_set_is_all_or_nothing<B: Backend>(store: Store<B>) {
     three.free(&held).await;
 }
 
+/// 2.8: a claim on a path excludes those below and above it, and none beside it.
+pub async fn a_subtree_excludes_what_is_below<B: Backend>(store: Store<B>) {
+    if !store.capabilities().shared {
+        return;
+    }
+    let path = |path| Claim::subtree("s3://b/", path).expect("it is below the top");
+    let [one, two, three] = store.callers();
+    let held = one.take(path("s3://b/bag/7/")).await;
+    for inside in ["s3://b/bag/7/", "s3://b/bag/7/data/1", "s3://b/bag/7/x"] {
+        assert_eq!(two.refused(path(inside)).await.len(), 1, "{inside}");
+    }
+    for above in ["s3://b/bag/", "s3://b/"] {
+        two.refused(path(above)).await;
+    }
+    let siblings = [(two, "s3://b/bag/8/"), (store.caller(), "s3://b/bag/7")];
+    let mut beside = Vec::new();
+    for (caller, sibling) in siblings {
+        let held = caller.take(path(sibling)).await;
+        beside.push((caller, held));
+    }
+    one.free(&held).await;
+    let inside = three.take(path("s3://b/bag/7/data/1")).await;
+    one.refused(path("s3://b/bag/7/")).await;
+    three.free(&inside).await;
+    one.take(path("s3://b/bag/7/")).await;
+    for (caller, held) in beside {
+        caller.free(&held).await;
+    }
+}
+
 /// 2.8: a slot claim and an exclusive one exclude each other; shared and slots go together.
 pub async fn slots_and_other_modes<B: Backend>(store: Store<B>) {
     let declared = store.capabilities();

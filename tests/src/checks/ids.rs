@@ -1,6 +1,6 @@
 //! Ids are their bytes: nothing is folded, trimmed or normalised, section 7.
 
-use lockcore::{ConflictReason, MAX_ID_BYTES, MAX_OWNER_BYTES};
+use lockcore::{ConflictReason, MAX_ID_BYTES, MAX_OWNER_BYTES, Owner};
 
 use crate::{Backend, Store, store::id};
 
@@ -53,11 +53,13 @@ pub async fn ids_of_the_greatest_length_work<B: Backend>(store: Store<B>) {
     one.free(&all).await;
 }
 
-/// 1: owner labels of any content are given back as they are.
+/// 1: owner labels of any content are given back as they are, with the data that they carry.
 pub async fn owner_labels_come_back_unchanged<B: Backend>(store: Store<B>) {
     let labels = ["", "it's \"quoted\" \\ %s {} ; --", "\u{1F512} n\u{e9}\n\0", "\0", "a\0b|~{}"];
     let longest = ["l", "\0", "%"].map(|part| part.repeat(MAX_OWNER_BYTES));
-    let labels = labels.into_iter().chain(longest.iter().map(String::as_str));
+    let data = Owner::with_data("worker-7", r#"{"port":8080}"#);
+    assert_eq!((data.label(), data.data()), ("worker-7", Some(r#"{"port":8080}"#)));
+    let labels = labels.into_iter().chain(longest.iter().map(String::as_str)).chain([&*data]);
     for label in labels {
         let mut holder = store.caller();
         holder.owner = label.into();

@@ -22,5 +22,5 @@ pub mod waiting_sets;
 pub mod withdrawal;
 
 pub use crate::service::{
-    blocking, guards, keeping, losing, nesting, outcomes, releasing, requests, waiting,
+    blocking, election, guards, keep_for, keeping, losing, nesting, outcomes, releasing, requests, waiting,
 };

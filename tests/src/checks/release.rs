@@ -1,5 +1,7 @@
 //! Releases free what the grant holds and nothing else: section 2.4.
 
+use std::time::Duration;
+
 use lockcore::{Claim, Grant, LockDao};
 use uuid::Uuid;
 
@@ -121,10 +123,20 @@ pub async fn a_part_can_be_released<B: Backend>(store: Store<B>) {
 
 /// 2.4: an expired lock that no other took since is reported as lost by its release, and stays free.
 pub async fn releasing_an_expired_lock_tells_so<B: Backend>(store: Store<B>) {
-    let (dead, grant) = store.expired(&["a"]).await;
-    let lost = dead.release(&grant).await.lost;
-    assert_eq!(lost.len(), 1);
-    store.caller().take(["a"]).await;
+    // A store that estimates its time, and so has leases of seconds, may be unsure again whether the lease has ended: a response
+    // that contradicts the others widens the estimate for a while. Then it frees the lock as one that is held.
+    let tries = if store.capabilities().min_lease < Duration::from_secs(1) { 1 } else { 3 };
+    for left in (0..tries).rev() {
+        let (dead, grant) = store.expired(&["a"]).await;
+        let lost = dead.release(&grant).await.lost;
+        let next = store.caller();
+        let free = next.take(["a"]).await;
+        if lost.len() == 1 {
+            return;
+        }
+        assert!(left > 0, "the release does not report that the lease had ended");
+        next.free(&free).await;
+    }
 }
 
 /// 2.4: `release_context` finds everything that a context holds, however much, at once, and frees no

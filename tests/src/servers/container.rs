@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use testcontainers::{
     ContainerAsync, GenericImage, ImageExt, TestcontainersError,
     bollard::{Docker, query_parameters::KillContainerOptionsBuilder},
-    core::{IntoContainerPort, Mount},
+    core::{ExecCommand, IntoContainerPort, Mount},
     runners::AsyncRunner,
 };
 
@@ -88,6 +88,15 @@ impl Container {
         .await
     }
 
+    /// Runs a command of the shell in it.
+    pub(super) async fn shell(&self, command: &str) -> Result<(), String> {
+        let (container, command) = (self.container(), ExecCommand::new(["sh", "-c", command]));
+        runtime::run(
+            async move { said(said(container.exec(command).await)?.stdout_to_vec().await).map(drop) },
+        )
+        .await
+    }
+
     fn container(&self) -> Arc<ContainerAsync<GenericImage>> {
         let container = self.container.as_ref();
         Arc::clone(container.expect("only drop takes it"))
@@ -150,15 +159,17 @@ async fn create(
         request = request.with_env_var(name, value);
     }
     if let Some(bytes) = memory {
-        // Postgres wants a folder of its own, below the one that is mounted. The others' is elsewhere in a stand-in.
-        let folders: &[&str] =
-            if kind == Kind::Postgres { &["/disk"] } else { &["/var/lib/mysql", "/var/lib/mysql-standin"] };
-        for &folder in folders {
+        for &folder in folders(kind) {
             request = request.with_mount(Mount::tmpfs_mount(folder).with_size_bytes(bytes.cast_signed()));
         }
         request = request.with_env_var("PGDATA", "/disk/data");
     }
     request.start().await
+}
+
+/// Where a disk of its own is mounted. Postgres wants a folder below it; the others' is elsewhere in a stand-in.
+pub(super) fn folders(kind: Kind) -> &'static [&'static str] {
+    if kind == Kind::Postgres { &["/disk"] } else { &["/var/lib/mysql", "/var/lib/mysql-standin"] }
 }
 
 /// Waits until the server answers, or its container has ended.

@@ -91,7 +91,10 @@ impl Programs {
                 .args(["-c", "max_connections=300"])
                 // In the folder, not in /dev/shm, where a SIGKILL would leave it.
                 .args(["-c", "dynamic_shared_memory_type=mmap"]),
-            Kind::DynamoDb => command.env("BIND_HOST", "127.0.0.1").env("GATEWAY_PORT", port.to_string()),
+            Kind::DynamoDb => command
+                .env("BIND_HOST", "127.0.0.1")
+                .env("GATEWAY_PORT", port.to_string())
+                .env("MOTO_PORT", port.to_string()),
             _ => command
                 .args(["--no-defaults", "--bind-address=127.0.0.1"])
                 .arg(format!("--port={port}"))

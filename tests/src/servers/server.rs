@@ -7,7 +7,13 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use super::{Kind, container::Container, endpoint::Endpoint, error::ServerError, process::Process};
+use super::{
+    Kind,
+    container::{Container, folders},
+    endpoint::Endpoint,
+    error::ServerError,
+    process::Process,
+};
 
 /// The most that the files of a server in memory may take. A whole test run writes some hundred megabytes.
 const ROOM: u64 = 4 << 30;
@@ -254,6 +260,37 @@ impl Server {
         let endpoint = started.map_err(|reason| ServerError::failed(self.kind, "restart", reason))?;
         *self.endpoint.lock().unwrap_or_else(PoisonError::into_inner) = endpoint;
         machine.state = State::Runs;
+        Ok(())
+    }
+
+    /// Fills the disk of a [small](Self::start_small) server.
+    ///
+    /// # Errors
+    /// [`ServerError::NotControllable`] unless it is a container, or [`ServerError::Failed`] as when it was killed.
+    pub async fn fill_disk(&self) -> Result<(), ServerError> {
+        let fill = |folder: &str| format!("cat /dev/zero >{folder}/filler 2>/dev/null; true");
+        self.on_disk("fill the disk of", fill).await
+    }
+
+    /// Takes away what [`fill_disk`](Self::fill_disk) wrote.
+    ///
+    /// # Errors
+    /// As [`fill_disk`](Self::fill_disk).
+    pub async fn free_disk(&self) -> Result<(), ServerError> {
+        self.on_disk("free the disk of", |folder| format!("rm -f {folder}/filler")).await
+    }
+
+    async fn on_disk(
+        &self,
+        doing: &'static str,
+        command: impl Fn(&str) -> String,
+    ) -> Result<(), ServerError> {
+        let machine = self.machine.lock().await;
+        let Home::Container(container) = &machine.home else { return Err(self.not_controllable()) };
+        for folder in folders(self.kind) {
+            let done = container.shell(&command(folder)).await;
+            done.map_err(|reason| ServerError::failed(self.kind, doing, reason))?;
+        }
         Ok(())
     }
 

@@ -47,25 +47,33 @@ pub async fn until_answers(kind: Kind, address: &str, limit: Duration) -> io::Re
     }
 }
 
-/// Sends one command of words without blanks, and returns a status or a bulk string.
+/// Sends one command of words without blanks, and returns the reply as text: of an array, an element on each line.
 ///
 /// # Errors
-/// When the connection fails, or Redis answers with an error or another type.
-pub(super) async fn redis_command(address: &str, command: &str) -> io::Result<String> {
+/// When the connection fails, or Redis replies with an error.
+pub async fn redis_command(address: &str, command: &str) -> io::Result<String> {
     let mut server = BufReader::new(TcpStream::connect(address).await?);
     server.write_all(format!("{command}\r\n").as_bytes()).await?;
-    let mut head = String::new();
-    server.read_line(&mut head).await?;
-    match head.trim_end().split_at_checked(1) {
-        Some(("+", status)) => Ok(status.to_owned()),
-        Some(("$", length)) => {
-            let mut bulk =
-                vec![0; length.parse().map_err(|_| unexpected("not the length of a bulk string"))?];
-            server.read_exact(&mut bulk).await?;
-            String::from_utf8(bulk).map_err(|_| unexpected("not text"))
+    let (mut elements, mut left) = (Vec::new(), 1_usize);
+    while left > 0 {
+        left -= 1;
+        let mut head = String::new();
+        server.read_line(&mut head).await?;
+        let number = |text: &str| text.parse::<usize>().map_err(|_| unexpected("not a length"));
+        match head.trim_end().split_at_checked(1) {
+            Some(("+" | ":", value)) => elements.push(value.to_owned()),
+            Some(("$", "-1")) => elements.push(String::new()),
+            Some(("*", length)) => left += number(length)?,
+            Some(("$", length)) => {
+                let mut bulk = vec![0; number(length)? + 2];
+                server.read_exact(&mut bulk).await?;
+                bulk.truncate(bulk.len() - 2);
+                elements.push(String::from_utf8(bulk).map_err(|_| unexpected("not text"))?);
+            }
+            _ => return Err(io::Error::other(format!("{command}: {head}"))),
         }
-        _ => Err(io::Error::other(format!("{command}: {head}"))),
     }
+    Ok(elements.join("\n"))
 }
 
 async fn redis(server: &mut TcpStream) -> io::Result<()> {

@@ -2,10 +2,17 @@
 
 use std::time::Duration;
 
-use lockcore::{BadRequest, ConflictReason, Grant, LockingError, Wait};
+use lockcore::{
+    BackendErrorKind, BadRequest, BreakMode, Claim, ConflictReason, Grant, LockingError, LossReason,
+    LostLock, Target, Wait,
+};
 
 use super::{Oops, Rig};
-use crate::{Backend, Store, fault::Operation, polls::dropped_after};
+use crate::{
+    Backend, Store,
+    fault::{Fault, Operation},
+    polls::dropped_after,
+};
 
 /// 3.11: a guard holds the set until it is released, which is over when the call returns.
 pub async fn a_guard_holds_until_released<B: Backend>(store: Store<B>) {
@@ -111,6 +118,158 @@ pub async fn a_guard_that_is_left_is_renewed<B: Backend>(store: Store<B>) {
     let renewed = rig.locks.admin().renew(&grant).await.expect("the store answers");
     assert_eq!(renewed.lost.len(), 2, "a released grant is not brought back");
     assert!(store.is_free(&["a", "b"]).await);
+}
+
+/// 3.11: some locks of a guard are released, and the rest is held until it is released too, under the same fences.
+pub async fn a_part_of_a_guard_is_released<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    let mut guard = rig.locks.lock(["a", "b", "c"]).await.expect("it is free");
+    let (before, fence) = (guard.held().clone(), guard.fence("c"));
+    let refused = guard.release_part(["b", "z"]).await.expect_err("z is not held");
+    assert_eq!(
+        refused.to_string(),
+        "bad request: ids: \"z\" is not possible, it is not of the set that is held"
+    );
+    store.caller().refused(["b"]).await;
+    guard.release_part(["b", "a"]).await.expect("nothing was lost");
+    let lost = before.check().expect_err("it was released").lost;
+    assert!(lost.iter().all(|lock| lock.reason == LossReason::Released), "{lost:?}");
+    guard.check().expect("the rest is held");
+    assert_eq!(guard.locks().len(), 1);
+    assert_eq!(guard.fence("c"), fence);
+    let other = store.caller();
+    let grant = other.take(["a", "b"]).await;
+    other.refused(["c"]).await;
+    assert_eq!(rig.locks.shutdown(Duration::ZERO).await, 1, "the rest is still open");
+    guard.release().await.expect("nothing was lost");
+    assert_eq!(rig.locks.shutdown(Duration::from_secs(5)).await, 0);
+    other.free(&grant).await;
+    assert!(store.is_free(&["a", "b", "c"]).await);
+}
+
+/// 3.9 and 3.11: what is left of a guard is renewed, and loses nothing by the loss of what it does not hold any more.
+pub async fn a_part_is_renewed_and_lost_on_its_own<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    let lease = store.lasting();
+    let mut guard = rig.locks.lease(lease).lock(["a", "b"]).await.expect("it is free");
+    guard.release_part(["a"]).await.expect("nothing was lost");
+    let other = store.caller();
+    let grant = other.take(["a"]).await;
+    let began = std::time::Instant::now();
+    while began.elapsed() < lease * 2 {
+        store.caller().refused(["b"]).await;
+        tokio::time::sleep(lease / 10).await;
+    }
+    guard.check().expect("it is renewed");
+    if store.capabilities().breaking {
+        let target = Target::Id("b".to_owned());
+        let (admin, fence) = (rig.locks.admin(), guard.fence("b"));
+        admin.break_lock(&target, fence, BreakMode::Now).await.expect("the store answers");
+        let lost = guard.lost().await;
+        assert_eq!(lost.iter().map(|lock| lock.target.clone()).collect::<Vec<_>>(), [target]);
+    }
+    drop(guard);
+    store.becomes_free(&["b"]).await;
+    store.caller().refused(["a"]).await;
+    other.free(&grant).await;
+}
+
+/// 6: what a grant holds is checked by another service, and listed by its context.
+pub async fn a_grant_is_checked_elsewhere<B: Backend>(store: Store<B>) {
+    if !store.capabilities().listing {
+        return;
+    }
+    let (rig, elsewhere) = (Rig::new(&store), Rig::new(&store));
+    let mut guard = rig.locks.lock(["a", "b", "c"]).await.expect("it is free");
+    let grant = guard.held().grant().clone();
+    let check = async || elsewhere.locks.admin().check(&grant).await.expect("the store answers");
+    assert_eq!(check().await, []);
+    let held = elsewhere.locks.admin().held_by(guard.context()).await.expect("the store answers");
+    assert_eq!(held, guard.locks());
+    guard.release_part(["b"]).await.expect("nothing was lost");
+    let named = |lost: Vec<LostLock>| -> Vec<_> {
+        lost.into_iter().map(|lock| (lock.target.stored().into_owned(), lock.reason)).collect()
+    };
+    assert_eq!(named(check().await), [("b".to_owned(), LossReason::Vanished)]);
+    if store.capabilities().breaking {
+        let target = Target::Id("c".to_owned());
+        let fence = guard.fence("c");
+        let admin = elsewhere.locks.admin();
+        admin.break_lock(&target, fence, BreakMode::Now).await.expect("the store answers");
+        let lost = [("b".to_owned(), LossReason::Vanished), ("c".to_owned(), LossReason::Broken)];
+        assert_eq!(named(check().await), lost);
+    }
+}
+
+/// 3.11: a guard gives up a stronger mode for a weaker one, and goes on to be renewed.
+pub async fn a_guard_is_downgraded<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    let guard = rig.locks.lock(["a"]).await.expect("it is free");
+    let refused =
+        guard.downgrade([Claim::exclusive("z".to_owned())]).await.map(drop).expect_err("z is not held");
+    let expected = "claims: \"z\" as exclusive is not possible, it is not of the set that is held, or stronger than what is held";
+    assert_eq!(refused.to_string(), format!("bad request: {expected}"));
+    store.becomes_free(&["a"]).await;
+    if !store.capabilities().shared {
+        return;
+    }
+    let lease = store.lasting();
+    let guard = rig.locks.lease(lease).owner("writer").lock(["a", "b"]).await.expect("it is free");
+    let (before, fence, fence_of_b) = (guard.held().clone(), guard.fence("a"), guard.fence("b"));
+    let guard = guard.downgrade(["a"]).await.expect("nothing is in the way of less");
+    assert!(before.check().is_err(), "the old handle relies on what was given up");
+    assert_eq!((guard.exclusive_fence("a"), guard.fence("b")), (None, fence_of_b));
+    assert!(guard.fence("a") > fence);
+    let other = store.caller();
+    let reader = other.take([Claim::shared("a".to_owned())]).await;
+    let began = std::time::Instant::now();
+    while began.elapsed() < lease * 2 {
+        store.caller().refused(["a"]).await;
+        store.caller().refused(["b"]).await;
+        tokio::time::sleep(lease / 10).await;
+    }
+    guard.check().expect("it is renewed");
+    other.free(&reader).await;
+    if store.capabilities().listing {
+        let seen = rig.locks.admin().inspect(&Target::Id("a".to_owned())).await.expect("the store answers");
+        assert_eq!(seen.holders.len(), 1);
+        assert_eq!(&*seen.holders[0].owner, "writer");
+    }
+    guard.release().await.expect("nothing was lost");
+    assert!(store.is_free(&["a", "b"]).await);
+}
+
+/// 3.2: a downgrade that is dropped at any poll leaves nothing locked.
+pub async fn a_downgrade_dropped_at_any_poll_leaves_nothing<B: Backend>(store: Store<B>) {
+    if !store.capabilities().shared {
+        return;
+    }
+    let rig = Rig::new(&store);
+    for polls in 0.. {
+        let guard = rig.locks.lock(["a", "b"]).await.expect("it is free");
+        let weak = dropped_after(polls, guard.downgrade(["a"])).await;
+        let done = weak.is_some();
+        drop(weak);
+        store.becomes_free(&["a", "b"]).await;
+        if done {
+            break;
+        }
+    }
+}
+
+/// 2.6 and 3.2: nor does one whose answer is lost, or that the store refuses.
+pub async fn a_downgrade_that_fails_leaves_nothing<B: Backend>(store: Store<B>) {
+    if !store.capabilities().shared {
+        return;
+    }
+    let rig = Rig::new(&store);
+    for fault in [Fault::LosesAnswer, Fault::Fails(BackendErrorKind::Unavailable)] {
+        let guard = rig.locks.lock(["a", "b"]).await.expect("it is free");
+        rig.faults.set_times(Operation::Acquire, fault, 1);
+        let failed = guard.downgrade(["a"]).await.map(drop).expect_err("the store does not answer");
+        assert!(matches!(failed, LockingError::NotLocked { .. }), "{failed:?}");
+        store.becomes_free(&["a", "b"]).await;
+    }
 }
 
 /// 3.5 and 3.11: what a guard holds is no matter of calls in a callback: it is contention, and can be waited for.

@@ -1,7 +1,9 @@
 //! The checks of the service over the backend's own DAO, with faults between the two where a check needs them.
 
 pub mod blocking;
+pub mod election;
 pub mod guards;
+pub mod keep_for;
 pub mod keeping;
 pub mod losing;
 pub mod nesting;

@@ -176,10 +176,11 @@ pub(super) async fn what_cannot_be_withdrawn_ends_with_its_lease() -> TestResult
     let rig = Rig::with(impatient).await?;
     let dao = impatient(rig.table.builder().own_clock()).open().await?;
     let locks = LockingService::builder(dao).lease(Duration::from_secs(5)).build()?;
-    rig.front.next("TransactWriteItems", Fault::LoseAnswer, usize::MAX);
+    // The engine grants the set. Neither its answer nor the withdrawal that follows gets through.
+    rig.front.next("TransactWriteItems", Fault::LoseAnswer, 1);
+    rig.front.next("TransactWriteItems", Fault::Swallow, usize::MAX);
     let outcome = locks.with_locks(SET, || async { Ok::<_, std::io::Error>(()) }).await;
     assert!(outcome.is_err_and(|error| error.is_retryable() && !error.is_contention()));
-    // Its withdrawal does not get through either. The engine has done what was asked.
     let other = rig.store.caller();
     other.refused(SET).await;
     let begun = Instant::now();

@@ -14,8 +14,9 @@ use std::{
 };
 
 use aws_sdk_dynamodb::primitives::{DateTime, DateTimeFormat};
+use lockcore_conformance::servers::http::Message;
 use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    io::BufReader,
     net::{TcpListener, TcpStream},
     sync::Notify,
     task::AbortHandle,
@@ -138,26 +139,12 @@ impl Drop for Front {
     }
 }
 
-struct Message {
-    first: String,
-    headers: Vec<(String, String)>,
-    body: Vec<u8>,
-    /// By how many seconds the `Date` of an answer is ahead of the front's.
-    ahead: i64,
-}
-
-impl Message {
-    fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
-    }
-}
-
 async fn serve(client: TcpStream, state: &State) -> io::Result<()> {
     client.set_nodelay(true)?;
     let mut client = BufReader::new(client);
     let mut engine = None;
     loop {
-        let request = read(&mut client).await?;
+        let request = Message::read(&mut client, true).await?;
         let target = request.header("x-amz-target").unwrap_or_default();
         let operation = target.rsplit('.').next().unwrap_or_default().to_owned();
         *state.counts.lock().expect("no test panics inside").entry(operation.clone()).or_default() += 1;
@@ -165,6 +152,7 @@ async fn serve(client: TcpStream, state: &State) -> io::Result<()> {
         state.signers.lock().expect("no test panics inside").insert(signer);
         let delay = *state.delay.lock().expect("no test panics inside");
         tokio::time::sleep(delay).await;
+        let mut ahead = 0;
         let answer = match fault(state, &operation) {
             _ if state.checks_signatures.load(SeqCst) && !is_signed_now(&request, state) => {
                 forged(400, "InvalidSignatureException", "")
@@ -175,7 +163,10 @@ async fn serve(client: TcpStream, state: &State) -> io::Result<()> {
                 ask(state, &mut engine, &request).await?;
                 forged(status, code, "")
             }
-            Some(Fault::Proxy(status, ahead)) => by_a_proxy(status, ahead),
+            Some(Fault::Proxy(status, seconds)) => {
+                ahead = seconds;
+                by_a_proxy(status)
+            }
             Some(Fault::Swallow) => std::future::pending().await,
             Some(Fault::LoseAnswer) => {
                 ask(state, &mut engine, &request).await?;
@@ -195,7 +186,7 @@ async fn serve(client: TcpStream, state: &State) -> io::Result<()> {
             }
         };
         tokio::time::sleep(delay).await;
-        write(&mut client, answer, state).await?;
+        write(&mut client, answer, state.now() + ahead).await?;
     }
 }
 
@@ -218,62 +209,14 @@ async fn ask(
         *engine = Some(BufReader::new(stream));
     }
     let stream = engine.as_mut().expect("just made");
-    let mut head = format!("{}\r\n", request.first);
-    for (name, value) in &request.headers {
-        head += &format!("{name}: {value}\r\n");
-    }
-    stream.write_all(format!("{head}\r\n").as_bytes()).await?;
-    stream.write_all(&request.body).await?;
-    read(stream).await
+    request.write(stream).await?;
+    Message::read(stream, true).await
 }
 
-async fn read(stream: &mut BufReader<TcpStream>) -> io::Result<Message> {
-    let mut first = String::new();
-    if stream.read_line(&mut first).await? == 0 {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    let mut headers = Vec::new();
-    loop {
-        let mut line = String::new();
-        stream.read_line(&mut line).await?;
-        match line.trim_end().split_once(':') {
-            Some((name, value)) => headers.push((name.to_ascii_lowercase(), value.trim().to_owned())),
-            None => break,
-        }
-    }
-    let mut message = Message { first: first.trim_end().to_owned(), headers, body: Vec::new(), ahead: 0 };
-    if message.header("transfer-encoding") == Some("chunked") {
-        loop {
-            let mut line = String::new();
-            stream.read_line(&mut line).await?;
-            let length = usize::from_str_radix(line.trim(), 16).map_err(io::Error::other)?;
-            let mut chunk = vec![0; length + 2];
-            stream.read_exact(&mut chunk).await?;
-            message.body.extend(&chunk[..length]);
-            if length == 0 {
-                message.headers.retain(|(name, _)| name != "transfer-encoding");
-                return Ok(message);
-            }
-        }
-    }
-    let length = message.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
-    message.body = vec![0; length];
-    stream.read_exact(&mut message.body).await?;
-    Ok(message)
-}
-
-async fn write(client: &mut BufReader<TcpStream>, answer: Message, state: &State) -> io::Result<()> {
-    let date = DateTime::from_secs(state.now() + answer.ahead)
-        .fmt(DateTimeFormat::HttpDate)
-        .map_err(io::Error::other)?;
-    let mut head = format!("{}\r\ndate: {date}\r\ncontent-length: {}\r\n", answer.first, answer.body.len());
-    for (name, value) in answer.headers {
-        if !["date", "content-length", "connection"].contains(&name.as_str()) {
-            head += &format!("{name}: {value}\r\n");
-        }
-    }
-    client.write_all(format!("{head}\r\n").as_bytes()).await?;
-    client.write_all(&answer.body).await
+async fn write(client: &mut BufReader<TcpStream>, mut answer: Message, now: i64) -> io::Result<()> {
+    let date = DateTime::from_secs(now).fmt(DateTimeFormat::HttpDate).map_err(io::Error::other)?;
+    answer.as_response(date);
+    answer.write(client).await
 }
 
 impl State {
@@ -315,16 +258,14 @@ fn forged(status: u16, code: &str, more: &str) -> Message {
             ("x-amzn-requestid".to_owned(), "INJECTED".to_owned()),
         ],
         body: body.into_bytes(),
-        ahead: 0,
     }
 }
 
-fn by_a_proxy(status: u16, ahead: i64) -> Message {
+fn by_a_proxy(status: u16) -> Message {
     Message {
         first: format!("HTTP/1.1 {status} Bad Gateway"),
         headers: vec![("content-type".to_owned(), "text/html".to_owned())],
         body: b"<html>no upstream</html>".to_vec(),
-        ahead,
     }
 }
 

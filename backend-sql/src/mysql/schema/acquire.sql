@@ -7,7 +7,7 @@
 -- itself. Few variables and parameters: each takes as long as a tenth to a half of a statement.
 CREATE PROCEDURE {v1_acquire_one}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_id VARBINARY(1024), p_lease BIGINT,
-  p_owner VARBINARY(255), p_flags TINYINT, p_session BIGINT)
+  p_owner VARBINARY(1280), p_flags TINYINT, p_session BIGINT)
 SQL SECURITY DEFINER
 body: BEGIN
   IF @@autocommit THEN
@@ -42,7 +42,7 @@ END
 -- Takes any set. p_fast: first as if nothing stands against it, which is the usual case if all is wanted exclusively.
 CREATE PROCEDURE {v1_acquire}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_set LONGTEXT CHARACTER SET ascii, p_n INT, p_fast TINYINT,
-  p_lease BIGINT, p_owner VARBINARY(255), p_flags TINYINT, p_session BIGINT)
+  p_lease BIGINT, p_owner VARBINARY(1280), p_flags TINYINT, p_session BIGINT)
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_rows, v_freed, v_waiters, v_withdrawn, v_recent INT DEFAULT 0;
@@ -100,7 +100,8 @@ body: BEGIN
   IF v_waiters > 0 THEN
     SELECT MAX(w.number) INTO v_ticket FROM {places} WHERE {own places};
   END IF;
-  CALL {v1_weigh}(p_ns, p_set, p_context, IFNULL(v_ticket, {never}), p_flags & {NESTED}, now_us, v_verdict);
+  CALL {v1_weigh}(p_ns, p_set, p_context, IFNULL(v_ticket, {never}), p_flags & {NESTED}, p_flags & {WEAKEN}, now_us,
+    v_verdict);
   IF v_verdict {LETS IN} THEN
     CALL {v1_grant}(p_ns, p_set, v_verdict, p_context, p_attempt, p_lease, p_owner, 0, now_us);
     CALL {v1_given}(p_ns, p_set, p_context, v_answer);
@@ -108,7 +109,7 @@ body: BEGIN
     IF v_ticket IS NOT NULL THEN
       DELETE w FROM {places} WHERE {own places};
     END IF;
-    IF v_ticket IS NOT NULL OR (v_waiters > 0 AND v_verdict REGEXP 'C') THEN
+    IF v_ticket IS NOT NULL OR (v_waiters > 0 AND v_verdict REGEXP '[CW]') THEN
       -- Its place is free, or permits that it gave back.
       CALL {v1_serve}(p_ns, p_set, now_us, '', 0, v_wake);
     END IF;
@@ -150,7 +151,7 @@ END
 -- Waits for one id, if that is as simple as `v1_line_up` needs it; the answer is empty if not.
 CREATE PROCEDURE {v1_wait_one}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_id VARBINARY(1024), p_lease BIGINT,
-  p_owner VARBINARY(255), p_session BIGINT, OUT p_answer LONGTEXT CHARACTER SET ascii)
+  p_owner VARBINARY(1280), p_session BIGINT, OUT p_answer LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 BEGIN
   DECLARE v_extra TINYINT;
@@ -175,7 +176,7 @@ END
 -- says. The answer is empty if it is not so simple. The general way takes twenty statements.
 CREATE PROCEDURE {v1_line_up}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_id VARBINARY(1024), p_extra TINYINT, p_lease BIGINT,
-  p_owner VARBINARY(255), p_session BIGINT, now_us BIGINT, OUT p_answer LONGTEXT CHARACTER SET ascii)
+  p_owner VARBINARY(1280), p_session BIGINT, now_us BIGINT, OUT p_answer LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_ticket, v_end BIGINT;
@@ -218,7 +219,7 @@ SQL SECURITY DEFINER
 BEGIN
   DECLARE v_extra, v_known, v_waits TINYINT;
   DECLARE p_id VARBINARY(1024);
-  DECLARE p_context, p_owner VARBINARY(255);
+  DECLARE p_context, p_owner VARBINARY(1280);
   DECLARE p_attempt, p_lease, v_tombstone, v_until, now_us BIGINT;
   DECLARE v_answer, v_answers LONGTEXT CHARACTER SET ascii DEFAULT '';
   {undo on error};
@@ -257,7 +258,7 @@ END
 -- Ends an attempt: it leaves the queue. With p_undo it also gives up what it got, and a request that arrives later is refused.
 CREATE PROCEDURE {v1_withdraw}(
   p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_set LONGTEXT CHARACTER SET ascii, p_n INT,
-  p_lease BIGINT, p_owner VARBINARY(255), p_undo TINYINT)
+  p_lease BIGINT, p_owner VARBINARY(1280), p_undo TINYINT)
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_freed, v_waiters, v_all, v_any, v_replaced, v_holders, v_exclusive INT DEFAULT 0;

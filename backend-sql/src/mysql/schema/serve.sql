@@ -37,7 +37,7 @@ body: BEGIN
   DECLARE v_hex, v_single, v_set, v_cursors, v_others LONGTEXT CHARACTER SET ascii;
   DECLARE v_verdict TEXT CHARACTER SET ascii DEFAULT '';
   DECLARE v_id VARBINARY(1024);
-  DECLARE v_context, v_owner VARBINARY(255);
+  DECLARE v_context, v_owner VARBINARY(1280);
   DECLARE v_line, v_mode, v_alive, v_blocked TINYINT DEFAULT 0;
   DECLARE v_cursor, v_locked, v_wants, v_ended, v_waiters, v_handed INT DEFAULT 0;
   DECLARE v_over, v_number, v_attempt, v_session, v_permits, v_cap, v_lease, v_used BIGINT DEFAULT 0;
@@ -127,7 +127,7 @@ body: BEGIN
         ITERATE serving;
       END IF;
       IF v_locked THEN
-        CALL {v1_weigh}(p_ns, v_set, v_context, v_number, v_line = {WAITS_NESTED}, now_us, v_verdict);
+        CALL {v1_weigh}(p_ns, v_set, v_context, v_number, v_line = {WAITS_NESTED}, FALSE, now_us, v_verdict);
         SET v_blocked = NOT v_verdict {LETS IN};
       END IF;
       IF NOT v_locked OR (NOT v_blocked AND (v_verdict REGEXP '[KC]' OR v_handed >= {most handed over})) THEN

@@ -1,4 +1,4 @@
-//! An estimate of the service's clock: an interval, from the `Date` of its responses.
+//! An estimate of the clock of a service that dates its responses: an interval, from the `Date` of HTTP.
 
 use std::{
     collections::HashMap,
@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use lockcore::backend::Moment;
+use crate::clock::Moment;
 
 /// By how much the rates of two clocks are taken to differ at most: one part in a thousand.
 const DRIFT: u64 = 1000;
@@ -25,19 +25,22 @@ const WIDE: u64 = 3 * SECOND;
 /// requests by default, so that the responses to one operation never do.
 const AGREEMENT: Duration = Duration::from_secs(6);
 
-/// One second in the unit of this crate's times.
-pub(crate) const SECOND: u64 = 1_000_000;
+/// One second in microseconds.
+const SECOND: u64 = 1_000_000;
 
 /// The service's time, in microseconds since 1970: it is between the two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Now {
-    pub(crate) lo: u64,
-    pub(crate) hi: u64,
+pub struct ServiceTime {
+    /// The lower bound.
+    pub lo: u64,
+    /// The upper bound.
+    pub hi: u64,
 }
 
-impl Now {
-    /// Whether there was no response for long, or responses contradict each other.
-    pub(crate) fn is_wide(self) -> bool {
+impl ServiceTime {
+    /// Returns whether there was no response for long, or responses contradict each other. Then ask the service again before a
+    /// lease or a fence is derived from it.
+    pub fn is_wide(self) -> bool {
         self.hi - self.lo > WIDE
     }
 }
@@ -55,12 +58,12 @@ impl Now {
 ///
 /// Invariant C2: an answer that contradicts the bounds - the service's clock was set, or one of its hosts is off - does
 /// not replace them but widens them. The next answer that agrees with the old bounds narrows them again. They are given
-/// up only for answers that agree with each other and lie [`AGREEMENT`] apart, without one in between that agrees with
+/// up only for answers that agree with each other and lie six seconds apart, without one in between that agrees with
 /// the old bounds: a burst of wrong answers moves neither bound inwards.
 ///
-/// No wall clock of this machine goes into it, and no answer but the service's own (see `clients.rs`).
+/// No wall clock of this machine goes into it, and no answer but the service's own.
 #[derive(Debug)]
-pub(crate) struct ServiceClock {
+pub struct ServiceClock {
     known: Mutex<Option<Known>>,
     last_fence: AtomicU64,
 }
@@ -92,13 +95,20 @@ struct Bound {
     micros: u64,
 }
 
+impl Default for ServiceClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl ServiceClock {
-    pub(crate) fn new() -> Self {
+    /// Creates an estimate that knows nothing yet.
+    pub fn new() -> Self {
         ServiceClock { known: Mutex::new(None), last_fence: AtomicU64::new(0) }
     }
 
     /// Returns the clock of an endpoint, which all DAOs of this process share.
-    pub(crate) fn of(endpoint: &str) -> Arc<Self> {
+    pub fn of(endpoint: &str) -> Arc<Self> {
         static KNOWN: Mutex<Option<HashMap<String, Weak<ServiceClock>>>> = Mutex::new(None);
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         let known = known.get_or_insert_with(HashMap::new);
@@ -112,7 +122,7 @@ impl ServiceClock {
     }
 
     /// Adds a response dated `date`, in whole seconds since 1970, to a request that was sent at `sent` and answered at `received`.
-    pub(crate) fn sample(&self, sent: Moment, received: Moment, date: u64) {
+    pub fn sample(&self, sent: Moment, received: Moment, date: u64) {
         let sample = Bounds {
             lower: Bound { at: received, micros: date.saturating_mul(SECOND) },
             upper: Bound { at: sent, micros: date.saturating_add(1).saturating_mul(SECOND) },
@@ -125,7 +135,7 @@ impl ServiceClock {
     }
 
     /// Returns the service's time; `None` before the first response.
-    pub(crate) fn now(&self) -> Option<Now> {
+    pub fn now(&self) -> Option<ServiceTime> {
         let Known { bounds, rival } = (*self.known.lock().unwrap_or_else(PoisonError::into_inner))?;
         let now = Moment::now();
         let (mut lo, mut hi) = (bounds.lower.at_least(now), bounds.upper.at_most(now));
@@ -134,11 +144,11 @@ impl ServiceClock {
             hi = hi.max(bounds.upper.at_most(now));
         }
         let lo = lo.saturating_sub(SPREAD);
-        Some(Now { lo, hi: hi.saturating_add(SPREAD).max(lo) })
+        Some(ServiceTime { lo, hi: hi.saturating_add(SPREAD).max(lo) })
     }
 
     /// Returns a fence that is at least the service's clock, above `above`, and above every other of this process.
-    pub(crate) fn fence(&self, now: Now, above: u64) -> u64 {
+    pub fn fence(&self, now: ServiceTime, above: u64) -> u64 {
         let next = |last: u64| now.hi.max(above.saturating_add(1)).max(last.saturating_add(1));
         let last = self.last_fence.fetch_update(Relaxed, Relaxed, |last| Some(next(last)));
         next(last.unwrap_or_else(|last| last))

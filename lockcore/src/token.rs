@@ -1,0 +1,186 @@
+//! Tokens: a grant as one word that a script or another process can keep.
+
+use std::time::Duration;
+
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use serde::{Deserialize, Serialize};
+
+use crate::{BadRequest, ContextId, Grant, Granted, Ident, List, Lock, Mode, Target, rules::InUse};
+
+/// What every token begins with. The number is that of the format.
+const PREFIX: &str = "lock1_";
+
+#[derive(Serialize, Deserialize)]
+struct Content {
+    context: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lease_micros: Option<u64>,
+    /// Stored form and fence of each lock; the empty form is the global lock.
+    locks: Vec<(String, u64)>,
+    /// How locks are held that are not exclusive, by their positions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    modes: Vec<(usize, Weaker)>,
+}
+
+/// A mode that is not exclusive.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Weaker {
+    Shared,
+    Slots { permits: Vec<u32>, limit: u32 },
+}
+
+impl<I: Ident, C: ContextId> Grant<I, C> {
+    /// Writes the grant as a token: text of ASCII letters, digits, `_` and `-`, from which
+    /// [`from_token`](Self::from_token) reads it in any process.
+    ///
+    /// With it another process releases, renews or checks what is held, by [`Admin`](crate::Admin). It holds no credential of the
+    /// store; but a process that has it and can reach the store can release the locks. The format is `lock1_` and, in base64url without
+    /// padding, a JSON object: `context`, `lease_micros` (absent without a lease), `locks` (pairs of stored form and fence), and
+    /// `modes` of those that are not exclusive. Later versions read it too.
+    ///
+    /// ```
+    /// use lockcore::{Grant, LockingService};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = LockingService::new(lockcore_memory::MemoryLockDao::<String>::new());
+    /// let token = locks.detached().lock(["nightly"]).await?.leave().to_token();
+    ///
+    /// // Later, in another process:
+    /// let grant: Grant = Grant::from_token(&token)?;
+    /// assert!(locks.admin().check(&grant).await?.is_empty(), "all of it is held");
+    /// locks.admin().release(&grant).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn to_token(&self) -> String {
+        let weaker = |(position, lock): (usize, &Lock<I>)| match lock.granted.mode {
+            Mode::Exclusive => None,
+            Mode::Shared => Some((position, Weaker::Shared)),
+            Mode::Slots { limit, .. } => {
+                Some((position, Weaker::Slots { permits: lock.granted.permits.to_vec(), limit }))
+            }
+        };
+        let content = Content {
+            context: self.context.stored().into_owned(),
+            lease_micros: self.lease.map(|lease| lease.as_micros() as u64),
+            locks: self
+                .locks
+                .iter()
+                .map(|lock| (lock.target.stored().into_owned(), lock.granted.fence))
+                .collect(),
+            modes: self.locks.iter().enumerate().filter_map(weaker).collect(),
+        };
+        let json = serde_json::to_vec(&content).expect("text and numbers can be written as JSON");
+        format!("{PREFIX}{}", BASE64_URL_SAFE_NO_PAD.encode(json))
+    }
+
+    /// Reads a grant from a token. What others hold beside it is not in the token: [`Granted::in_use`] counts only the grant
+    /// itself.
+    ///
+    /// # Errors
+    /// [`BadRequest::OutOfBounds`] for any other text, and for a context or an id that is not of these types.
+    pub fn from_token(token: &str) -> Result<Self, BadRequest> {
+        read(token).ok_or_else(|| BadRequest::OutOfBounds {
+            field: "token",
+            value: format!("{:?}", token.chars().take(20).collect::<String>()),
+            expected: "it must be a token of a grant of these types",
+        })
+    }
+}
+
+fn read<I: Ident, C: ContextId>(token: &str) -> Option<Grant<I, C>> {
+    let json = BASE64_URL_SAFE_NO_PAD.decode(token.strip_prefix(PREFIX)?).ok()?;
+    let Content { context, lease_micros, locks, modes } = serde_json::from_slice(&json).ok()?;
+    let mut read = List::with_capacity(locks.len());
+    for (stored, fence) in &locks {
+        let granted = Granted { mode: Mode::Exclusive, fence: *fence, permits: List::new(), in_use: 1 };
+        read.push(Lock { target: Target::from_stored(stored)?, granted });
+    }
+    for (position, mode) in modes {
+        let granted = &mut read.get_mut(position)?.granted;
+        if let Weaker::Slots { permits, .. } = &mode {
+            granted.permits = permits.iter().copied().collect();
+        }
+        granted.mode = match mode {
+            Weaker::Shared => Mode::Shared,
+            Weaker::Slots { permits, limit } => Mode::Slots { permits: permits.len() as u32, limit },
+        };
+        granted.in_use = InUse::default().plus(granted.mode).units();
+    }
+    Some(Grant {
+        context: C::from_stored(&context)?,
+        locks: read,
+        lease: lease_micros.map(Duration::from_micros),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn grant() -> Grant {
+        let lock = |target, mode: Mode, fence| Lock {
+            target,
+            granted: Granted {
+                mode,
+                fence,
+                permits: (0..mode.permits()).collect(),
+                in_use: InUse::default().plus(mode).units(),
+            },
+        };
+        Grant {
+            context: Uuid::new_v4(),
+            locks: [
+                lock(Target::Global, Mode::Exclusive, 7),
+                lock(Target::Id("a \"b\" é".to_owned()), Mode::Shared, u64::MAX),
+                lock(Target::Id("pool".to_owned()), Mode::Slots { permits: 2, limit: 3 }, 9),
+            ]
+            .into_iter()
+            .collect(),
+            lease: Some(Duration::from_secs(30)),
+        }
+    }
+
+    #[test]
+    fn a_token_reads_what_it_was_written_from() {
+        let grant = grant();
+        let token = grant.to_token();
+        assert!(token.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte)), "{token}");
+        assert_eq!(Grant::from_token(&token), Ok(grant));
+    }
+
+    #[test]
+    fn a_token_without_modes_is_exclusive() {
+        let json = r#"{"context":"67e55044-10b1-426f-9247-bb680e5fe0c8","lease_micros":30000000,"locks":[["a",7],["",9]]}"#;
+        let token = format!("{PREFIX}{}", BASE64_URL_SAFE_NO_PAD.encode(json));
+        let grant: Grant = Grant::from_token(&token).expect("a token");
+        assert_eq!(grant.lease, Some(Duration::from_secs(30)));
+        assert!(grant.locks.iter().all(|lock| lock.granted.mode == Mode::Exclusive), "{grant:?}");
+    }
+
+    #[test]
+    fn any_other_text_is_refused() {
+        for token in ["", "lock1_", "lock1_???", "lock1_e30", "lock2_e30"] {
+            let refused = Grant::<String>::from_token(token).map(drop).expect_err(token).to_string();
+            let expected = "it must be a token of a grant of these types";
+            assert_eq!(refused, format!("token: {token:?} is not possible, {expected}"));
+        }
+        assert!(Grant::<u64>::from_token(&grant().to_token()).is_err(), "its ids are no numbers");
+    }
+
+    #[test]
+    fn mutated_text_is_read_or_refused() {
+        let token = grant().to_token();
+        let json = BASE64_URL_SAFE_NO_PAD.decode(&token[PREFIX.len()..]).expect("just written");
+        let json = String::from_utf8(json).expect("JSON");
+        lockcore_conformance::hostile::feed(&[&token], |token| drop(Grant::<String>::from_token(token)));
+        lockcore_conformance::hostile::feed(&[&json], |json| {
+            let token = format!("{PREFIX}{}", BASE64_URL_SAFE_NO_PAD.encode(json));
+            drop(Grant::<String>::from_token(&token));
+        });
+    }
+}

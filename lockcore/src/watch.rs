@@ -1,0 +1,165 @@
+//! What happens to an id, by comparing what an administrator sees of it.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::{HeldBy, Inspection, StoredContext, Uuid};
+
+/// What happened to a watched id; see [`Admin::watch`](crate::Admin::watch).
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Change<C = Uuid> {
+    /// It is held, or by one more holder.
+    Acquired(HeldBy<C>),
+    /// A holder has stopped to hold it.
+    Ended {
+        /// The context of the holder.
+        context: StoredContext<C>,
+        /// The fence under which it was held.
+        fence: u64,
+        /// By what it ended.
+        by: EndedBy,
+    },
+    /// An administrator broke it: it is not renewed any more, and ends when its holder stops or its lease ends.
+    Broken {
+        /// The context of the holder.
+        context: StoredContext<C>,
+        /// The fence under which it is held.
+        fence: u64,
+    },
+    /// It is frozen: it is not granted to any more contexts.
+    Frozen,
+    /// It is not frozen any more.
+    Thawed,
+}
+
+/// By what a lock ended.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum EndedBy {
+    /// Its holder released it.
+    Release,
+    /// Its lease had ended, as far as it was seen renewed.
+    Lease,
+    /// An administrator broke it.
+    Break,
+}
+
+/// What was seen at one look.
+pub(crate) struct Look<I, C> {
+    seen: Inspection<I, C>,
+    at: Instant,
+}
+
+impl<I, C: Clone + Eq> Look<I, C> {
+    pub(crate) fn new(seen: Inspection<I, C>) -> Self {
+        Look { seen, at: Instant::now() }
+    }
+
+    /// Returns what happened between an earlier look, if there was one, and this.
+    pub(crate) fn changes_since(&self, earlier: Option<&Self>) -> Vec<Change<C>> {
+        let before = earlier.map(|look| &look.seen);
+        let held_before = before.map(|seen| &seen.holders[..]).unwrap_or_default();
+        let was_frozen = before.is_some_and(|seen| seen.frozen);
+        let mut changes = Vec::new();
+        for former in held_before {
+            let (context, fence) = (former.context.clone(), former.fence);
+            if find(&self.seen.holders, former).is_none() {
+                let passed = earlier.map_or(Duration::ZERO, |look| self.at - look.at);
+                changes.push(Change::Ended { context, fence, by: self.ended_by(former, passed) });
+            }
+        }
+        for holder in &self.seen.holders {
+            let known = find(held_before, holder);
+            if known.is_none() {
+                changes.push(Change::Acquired(holder.clone()));
+            }
+            if holder.broken && known.is_none_or(|known| !known.broken) {
+                changes.push(Change::Broken { context: holder.context.clone(), fence: holder.fence });
+            }
+        }
+        match (was_frozen, self.seen.frozen) {
+            (false, true) => changes.push(Change::Frozen),
+            (true, false) => changes.push(Change::Thawed),
+            _ => {}
+        }
+        changes
+    }
+
+    fn ended_by(&self, former: &HeldBy<C>, passed: Duration) -> EndedBy {
+        if former.broken || self.seen.breaks.iter().any(|broken| broken.fence == former.fence) {
+            return EndedBy::Break;
+        }
+        match former.remaining {
+            Some(remaining) if remaining <= passed => EndedBy::Lease,
+            _ => EndedBy::Release,
+        }
+    }
+}
+
+/// Finds the same grant.
+fn find<'h, C: Eq>(holders: &'h [HeldBy<C>], other: &HeldBy<C>) -> Option<&'h HeldBy<C>> {
+    holders.iter().find(|holder| holder.fence == other.fence && holder.context == other.context)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::{BreakRecord, List, Mode, Owner, Target};
+
+    fn holder(fence: u64, remaining: u64, broken: bool) -> HeldBy<Uuid> {
+        HeldBy {
+            context: StoredContext::Known(Uuid::from_u128(fence.into())),
+            owner: Owner::default(),
+            mode: Mode::Shared,
+            permits: List::new(),
+            fence,
+            since: SystemTime::UNIX_EPOCH,
+            lease: Some(Duration::from_secs(30)),
+            remaining: Some(Duration::from_secs(remaining)),
+            broken,
+        }
+    }
+
+    fn look(holders: Vec<HeldBy<Uuid>>, frozen: bool) -> Look<String, Uuid> {
+        let target = Ok(Target::Id("a".to_owned()));
+        Look::new(Inspection { target, holders, waiters: Vec::new(), frozen, breaks: Vec::new() })
+    }
+
+    #[test]
+    fn each_change_is_named() {
+        let first = look(vec![holder(1, 20, false), holder(2, 0, false), holder(3, 20, false)], true);
+        let all = first.changes_since(None);
+        assert_eq!(all.len(), 4, "{all:?}");
+        assert!(matches!(all[0], Change::Acquired(HeldBy { fence: 1, .. })) && all[3] == Change::Frozen);
+
+        let mut second = look(vec![holder(3, 20, true), holder(4, 20, false)], false);
+        let changes = second.changes_since(Some(&first));
+        let ended = |fence, by| {
+            let context = StoredContext::Known(Uuid::from_u128(u128::from(fence)));
+            Change::Ended { context, fence, by }
+        };
+        assert_eq!(changes[..2], [ended(1_u64, EndedBy::Release), ended(2, EndedBy::Lease)]);
+        assert!(matches!(changes[2], Change::Broken { fence: 3, .. }));
+        assert!(matches!(changes[3], Change::Acquired(HeldBy { fence: 4, .. })));
+        assert_eq!(changes[4..], [Change::Thawed]);
+        assert!(second.changes_since(Some(&look(second.seen.holders.clone(), false))).is_empty());
+
+        second.seen.holders.truncate(1);
+        let record = BreakRecord {
+            context: StoredContext::Known(Uuid::nil()),
+            fence: 4,
+            by: Owner::default(),
+            at: SystemTime::UNIX_EPOCH,
+            now: true,
+        };
+        let mut third = look(Vec::new(), false);
+        third.seen.breaks.push(record);
+        let changes =
+            third.changes_since(Some(&look(vec![holder(3, 20, true), holder(4, 20, false)], false)));
+        assert_eq!(changes, [ended(3, EndedBy::Break), ended(4, EndedBy::Break)]);
+    }
+}
