@@ -1,7 +1,7 @@
 //! The schemes of URLs: which backend each means, compiled in or not.
 
 /// The name of each backend, which is its scheme and its cargo feature. `backends` has those of this build.
-pub(crate) const BACKENDS: [&str; 6] = ["memory", "sqlite", "dynamodb", "mysql", "postgres", "redis"];
+pub(crate) const BACKENDS: [&str; 7] = ["memory", "sqlite", "dynamodb", "mysql", "postgres", "redis", "s3"];
 
 /// Schemes that mean a backend of another name.
 const ALIASES: &[(&str, &str)] = &[
@@ -13,6 +13,8 @@ const ALIASES: &[(&str, &str)] = &[
     ("rediss+sentinel", "redis"),
     ("redis+cluster", "redis"),
     ("rediss+cluster", "redis"),
+    ("gs", "s3"),
+    ("az", "s3"),
 ];
 
 /// The options of all backends that name files.

@@ -63,7 +63,7 @@ fn mistakes_in_a_file_are_named() {
     let cases = [
         (
             "leese = '3s'",
-            "lockcore.toml: unknown key \"leese\"; known are url, namespace, owner, lease, wait, memory, sqlite, dynamodb, mysql, postgres, redis",
+            "lockcore.toml: unknown key \"leese\"; known are url, namespace, owner, lease, wait, memory, sqlite, dynamodb, mysql, postgres, redis, s3",
         ),
         (
             "lease = '60'",
@@ -195,7 +195,7 @@ async fn mistakes_in_a_url_are_named() {
     for (url, message) in [
         (
             "mongodb://x",
-            "url: unknown scheme \"mongodb\"; this build has memory, sqlite, dynamodb, mysql, postgres, redis",
+            "url: unknown scheme \"mongodb\"; this build has memory, sqlite, dynamodb, mysql, postgres, redis, s3",
         ),
         (
             "dynamodb://eu-central-1/a",
@@ -227,7 +227,7 @@ async fn mistakes_in_a_url_are_named() {
         ),
         (
             "redis+x://x",
-            "url: unknown scheme \"redis+x\"; this build has memory, sqlite, dynamodb, mysql, postgres, redis",
+            "url: unknown scheme \"redis+x\"; this build has memory, sqlite, dynamodb, mysql, postgres, redis, s3",
         ),
         ("redis://x?replicas=1", "replicas: alone is not possible, replicas and replicas_within go together"),
         (

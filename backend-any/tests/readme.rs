@@ -4,7 +4,8 @@
     feature = "sqlite",
     feature = "dynamodb",
     feature = "postgres",
-    feature = "redis"
+    feature = "redis",
+    feature = "s3"
 ))]
 
 use std::{env, fs, path::Path};

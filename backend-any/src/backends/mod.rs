@@ -60,10 +60,11 @@ macro_rules! backends {
     feature = "dynamodb",
     feature = "mysql",
     feature = "postgres",
-    feature = "redis"
+    feature = "redis",
+    feature = "s3"
 )))]
 compile_error!(
-    "lockcore-any needs at least one backend: enable one of its cargo features memory, sqlite, dynamodb, mysql, postgres, redis"
+    "lockcore-any needs at least one backend: enable one of its cargo features memory, sqlite, dynamodb, mysql, postgres, redis, s3"
 );
 
 backends! {
@@ -73,6 +74,7 @@ backends! {
     mysql "mysql";
     postgres "postgres";
     redis "redis";
+    s3 "s3";
 }
 
 /// Opens the backend that the settings name.
@@ -132,6 +134,13 @@ pub(crate) fn schema(settings: &Settings, language: &str) -> Result<String, Conn
                 return Ok(postgres::schema(settings)?);
             }
             &["sql"]
+        }
+        #[cfg(feature = "s3")]
+        "s3" => {
+            if let Some(policy) = s3::schema(settings, language)? {
+                return Ok(policy);
+            }
+            s3::SCHEMAS
         }
         _ => &[],
     };

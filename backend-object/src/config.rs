@@ -1,0 +1,435 @@
+//! The settings of a DAO: plain data, and their bounds.
+
+use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
+
+use lockcore::{ContextId, Ident, backend::ServiceClock, protocol};
+use object_store::{ObjectStore, path::Path};
+
+use crate::{
+    bucket::{Bucket, Clock, Counts},
+    error::StoreError,
+    seen::Rules,
+};
+
+/// Where the objects are.
+#[derive(Clone)]
+enum Place {
+    Unset,
+    #[cfg(feature = "s3")]
+    S3(String),
+    #[cfg(feature = "gcs")]
+    Gcs(String),
+    #[cfg(feature = "azure")]
+    Azure(String),
+    Own(Arc<dyn ObjectStore>),
+}
+
+/// Settings of an [`ObjectLockDao`](crate::ObjectLockDao), created by [`builder`](crate::ObjectLockDao::builder).
+#[derive(Clone)]
+pub struct ObjectBuilder<I, C> {
+    pub(crate) settings: Settings,
+    types: PhantomData<fn() -> (I, C)>,
+}
+
+#[derive(Clone)]
+pub(crate) struct Settings {
+    place: Place,
+    prefix: String,
+    pub(crate) namespace: String,
+    options: Vec<(String, String)>,
+    endpoint: Option<String>,
+    pub(crate) timeout: Duration,
+    request_timeout: Duration,
+    min_lease: Option<Duration>,
+    local_clock: bool,
+    #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
+    own_clock: bool,
+}
+
+impl<I: Ident, C: ContextId> ObjectBuilder<I, C> {
+    pub(crate) fn new() -> Self {
+        let settings = Settings {
+            place: Place::Unset,
+            prefix: "lockcore".to_owned(),
+            namespace: "default".to_owned(),
+            options: Vec::new(),
+            endpoint: None,
+            timeout: Duration::from_secs(10),
+            request_timeout: Duration::from_secs(5),
+            min_lease: None,
+            local_clock: false,
+            #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
+            own_clock: false,
+        };
+        ObjectBuilder { settings, types: PhantomData }
+    }
+
+    /// Keeps the locks in a bucket of S3, or of a store that speaks its protocol. Region and credentials come from the usual
+    /// variables (`AWS_REGION`, `AWS_ACCESS_KEY_ID` and so on), the instance or the container, unless [`option`](Self::option)
+    /// says otherwise.
+    #[cfg(feature = "s3")]
+    #[must_use]
+    pub fn s3(mut self, bucket: impl Into<String>) -> Self {
+        self.settings.place = Place::S3(bucket.into());
+        self
+    }
+
+    /// Keeps the locks in a bucket of Google Cloud Storage, with credentials of the usual variables or the instance.
+    #[cfg(feature = "gcs")]
+    #[must_use]
+    pub fn gcs(mut self, bucket: impl Into<String>) -> Self {
+        self.settings.place = Place::Gcs(bucket.into());
+        self
+    }
+
+    /// Keeps the locks in a container of Azure Blob Storage, with account and credentials of the usual variables or the
+    /// instance.
+    #[cfg(feature = "azure")]
+    #[must_use]
+    pub fn azure(mut self, container: impl Into<String>) -> Self {
+        self.settings.place = Place::Azure(container.into());
+        self
+    }
+
+    /// Keeps the locks in a store that the program has opened. Give it no retries (`RetryConfig { max_retries: 0, .. }`): a
+    /// retry of the crate `object_store` reports a conditional write that was done as one that lost. The service's time is
+    /// then asked for by writing a small object, at the opening and every quarter of an hour.
+    #[must_use]
+    pub fn store(mut self, store: Arc<dyn ObjectStore>) -> Self {
+        self.settings.place = Place::Own(store);
+        self
+    }
+
+    /// Sets what the names of all objects begin with; `"lockcore"` by default.
+    #[must_use]
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.settings.prefix = prefix.into();
+        self
+    }
+
+    /// Separates applications and tenants: each namespace has a table of its own, and its own rate of writes. 1 to 255 bytes
+    /// without `/`; `"default"` by default.
+    #[must_use]
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.settings.namespace = namespace.into();
+        self
+    }
+
+    /// Sets another address than the service's own: an emulator, or another store with the same protocol.
+    #[must_use]
+    pub fn endpoint(mut self, endpoint: impl Into<String>) -> Self {
+        self.settings.endpoint = Some(endpoint.into());
+        self
+    }
+
+    /// Sets an option of the service as the crate `object_store` names it, such as `region`, `access_key_id`,
+    /// `secret_access_key` or `account_name`. Values show in no `Debug`, error or log.
+    #[must_use]
+    pub fn option(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.settings.options.push((key.into(), value.into()));
+        self
+    }
+
+    /// Limits how long a step is tried, after lost races and lost responses, before it fails; 1 s to 5 min, 10 s by default.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.settings.timeout = timeout;
+        self
+    }
+
+    /// Limits how long one request may take; 100 ms to 1 min, 5 s by default.
+    #[must_use]
+    pub fn request_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.request_timeout = timeout;
+        self
+    }
+
+    /// Returns the policy of AWS' IAM with the rights that a program needs: on the objects of the namespace, and to list them
+    /// for a sweep.
+    ///
+    /// # Errors
+    /// [`BadSetting`](lockcore::BackendErrorKind::BadSetting) names the setting and its value; other services than S3 have
+    /// policies of another kind.
+    #[cfg(feature = "s3")]
+    pub fn iam_policy(&self) -> Result<String, lockcore::BackendError> {
+        let place = self.settings.place();
+        self.settings.check().map_err(|error| error.report(&place))?;
+        let Place::S3(bucket) = &self.settings.place else {
+            let expected = "only S3 has such a policy";
+            let error = StoreError::Setting { key: "bucket", value: place.clone(), expected };
+            return Err(error.report(&place));
+        };
+        let folder = format!("{}/{}", self.settings.prefix, self.settings.namespace);
+        let policy = serde_json::json!({
+            "Version": "2012-10-17",
+            "Statement": [
+                {
+                    "Effect": "Allow",
+                    "Action": ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"],
+                    "Resource": format!("arn:aws:s3:::{bucket}/{folder}/*"),
+                },
+                {
+                    "Effect": "Allow",
+                    "Action": "s3:ListBucket",
+                    "Resource": format!("arn:aws:s3:::{bucket}"),
+                    "Condition": { "StringLike": { "s3:prefix": format!("{folder}/*") } },
+                },
+            ],
+        });
+        Ok(format!("{policy:#}\n"))
+    }
+
+    /// For tests: accepts shorter leases.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn min_lease(mut self, lease: Duration) -> Self {
+        self.settings.min_lease = Some(lease);
+        self
+    }
+
+    /// For tests: does not share the estimate of the service's clock with other DAOs of this process.
+    #[cfg(all(feature = "testing", any(feature = "s3", feature = "gcs", feature = "azure")))]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn own_clock(mut self) -> Self {
+        self.settings.own_clock = true;
+        self
+    }
+
+    /// For tests: goes by this machine's clock.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn local_clock(mut self) -> Self {
+        self.settings.local_clock = true;
+        self
+    }
+}
+
+impl<I, C> fmt::Debug for ObjectBuilder<I, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Settings { prefix, namespace, endpoint, timeout, request_timeout, options, .. } = &self.settings;
+        let options: Vec<&str> = options.iter().map(|(key, _)| key.as_str()).collect();
+        f.debug_struct("ObjectBuilder")
+            .field("place", &self.settings.place())
+            .field("prefix", prefix)
+            .field("namespace", namespace)
+            .field("endpoint", endpoint)
+            .field("options", &options)
+            .field("timeout", timeout)
+            .field("request_timeout", request_timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Settings {
+    /// Returns the scheme of the place's URL.
+    pub(crate) fn scheme(&self) -> &'static str {
+        match &self.place {
+            #[cfg(feature = "gcs")]
+            Place::Gcs(_) => "gs",
+            #[cfg(feature = "azure")]
+            Place::Azure(_) => "az",
+            Place::Own(_) => "object",
+            _ => "s3",
+        }
+    }
+
+    /// Returns the bucket and the namespace, for errors.
+    pub(crate) fn place(&self) -> String {
+        let Settings { prefix, namespace, .. } = self;
+        match &self.place {
+            Place::Unset => "no store".to_owned(),
+            #[cfg(feature = "s3")]
+            Place::S3(bucket) => format!("s3://{bucket}/{prefix}/{namespace}"),
+            #[cfg(feature = "gcs")]
+            Place::Gcs(bucket) => format!("gs://{bucket}/{prefix}/{namespace}"),
+            #[cfg(feature = "azure")]
+            Place::Azure(container) => format!("az://{container}/{prefix}/{namespace}"),
+            Place::Own(store) => format!("{store}: {prefix}/{namespace}"),
+        }
+    }
+
+    /// Names the service, whose clock all DAOs of a process estimate together.
+    #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
+    fn service(&self) -> String {
+        let scheme = self.scheme();
+        let region =
+            self.options.iter().find(|(key, _)| key.ends_with("region")).map_or("", |(_, value)| value);
+        format!("{scheme} {region} {}", self.endpoint.as_deref().unwrap_or_default())
+    }
+
+    /// Returns the shortest lease: one is renewed several times, by stores of which some take one write a second and object.
+    pub(crate) fn min_lease(&self) -> Duration {
+        let usual = match &self.place {
+            #[cfg(feature = "gcs")]
+            Place::Gcs(_) => 30,
+            _ => 10,
+        };
+        self.min_lease.unwrap_or(Duration::from_secs(usual)).max(Duration::from_millis(1))
+    }
+
+    /// Returns the lease of a call that names none.
+    pub(crate) fn default_lease(&self) -> Duration {
+        (protocol::DEFAULT_LEASE * 2).max(self.min_lease())
+    }
+
+    pub(crate) fn check(&self) -> Result<(), StoreError> {
+        let refuse = |key, value: &str, expected| {
+            Err(StoreError::Setting { key, value: value.chars().take(64).collect(), expected })
+        };
+        let is_name = |name: &str| !name.is_empty() && name.len() <= 255 && !name.contains('/');
+        let bucket: Option<&String> = match &self.place {
+            Place::Unset => return refuse("bucket", "", "one of s3, gcs, azure and store has to be set"),
+            Place::Own(_) => None,
+            #[cfg(feature = "s3")]
+            Place::S3(name) => Some(name),
+            #[cfg(feature = "gcs")]
+            Place::Gcs(name) => Some(name),
+            #[cfg(feature = "azure")]
+            Place::Azure(name) => Some(name),
+        };
+        if let Some(name) = bucket.filter(|name| !is_name(name)) {
+            return refuse("bucket", name, "it must have 1 to 255 bytes without /");
+        }
+        if !is_name(&self.namespace) {
+            return refuse("namespace", &self.namespace, "it must have 1 to 255 bytes without /");
+        }
+        if self.prefix.len() > 512 || Path::parse(&self.prefix).is_err() {
+            return refuse(
+                "prefix",
+                &self.prefix,
+                "it must be a path of at most 512 bytes, without empty parts",
+            );
+        }
+        if self.endpoint.as_deref().is_some_and(|endpoint| {
+            endpoint.contains('@') || !(endpoint.starts_with("http://") || endpoint.starts_with("https://"))
+        }) {
+            // Not shown: it may hold anything.
+            return refuse("endpoint", "..", "it must begin with http:// or https:// and name no user");
+        }
+        if !(Duration::from_secs(1)..=Duration::from_secs(300)).contains(&self.timeout) {
+            return refuse("timeout", &format!("{:?}", self.timeout), "it must be 1 s to 5 min");
+        }
+        if !(Duration::from_millis(100)..=Duration::from_secs(60)).contains(&self.request_timeout) {
+            let value = format!("{:?}", self.request_timeout);
+            return refuse("request_timeout", &value, "it must be 100 ms to 1 min");
+        }
+        Ok(())
+    }
+
+    /// Makes the client.
+    pub(crate) fn bucket(&self) -> Result<Bucket, StoreError> {
+        #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
+        let clock = match self.own_clock {
+            true => Arc::new(ServiceClock::new()),
+            false => ServiceClock::of(&self.service()),
+        };
+        let rules = Arc::new(Rules::default());
+        #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
+        let notes = crate::dated::Dated { clock: clock.clone(), rules: rules.clone() };
+        let store: Arc<dyn ObjectStore> = match &self.place {
+            Place::Own(store) => store.clone(),
+            #[cfg(feature = "s3")]
+            Place::S3(bucket) => {
+                use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+                let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket);
+                for (key, value) in &self.options {
+                    builder = builder.with_config(option::<AmazonS3ConfigKey>(key)?, value);
+                }
+                if let Some(endpoint) = &self.endpoint {
+                    builder = builder.with_endpoint(endpoint);
+                }
+                for (key, value) in self.client() {
+                    builder = builder.with_config(AmazonS3ConfigKey::Client(key), value);
+                }
+                let builder = builder.with_retry(no_retries());
+                made(builder.with_http_connector(notes.clone()).build())?
+            }
+            #[cfg(feature = "gcs")]
+            Place::Gcs(bucket) => {
+                use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+                let mut builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(bucket);
+                for (key, value) in &self.options {
+                    builder = builder.with_config(option::<GoogleConfigKey>(key)?, value);
+                }
+                if let Some(endpoint) = &self.endpoint {
+                    builder = builder.with_base_url(endpoint);
+                }
+                for (key, value) in self.client() {
+                    builder = builder.with_config(GoogleConfigKey::Client(key), value);
+                }
+                let builder = builder.with_retry(no_retries());
+                made(builder.with_http_connector(notes.clone()).build())?
+            }
+            #[cfg(feature = "azure")]
+            Place::Azure(container) => {
+                use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+                let mut builder = MicrosoftAzureBuilder::from_env().with_container_name(container);
+                for (key, value) in &self.options {
+                    builder = builder.with_config(option::<AzureConfigKey>(key)?, value);
+                }
+                if let Some(endpoint) = &self.endpoint {
+                    builder = builder.with_endpoint(endpoint.clone());
+                }
+                for (key, value) in self.client() {
+                    builder = builder.with_config(AzureConfigKey::Client(key), value);
+                }
+                let builder = builder.with_retry(no_retries());
+                made(builder.with_http_connector(notes.clone()).build())?
+            }
+            Place::Unset => {
+                return Err(StoreError::Setting {
+                    key: "bucket",
+                    value: String::new(),
+                    expected: "one has to be set",
+                });
+            }
+        };
+        let clock = match &self.place {
+            _ if self.local_clock => Clock::local(),
+            Place::Own(_) => Clock::Modified(ServiceClock::new()),
+            #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
+            _ => Clock::Dated(clock),
+            #[cfg(not(any(feature = "s3", feature = "gcs", feature = "azure")))]
+            Place::Unset => Clock::local(),
+        };
+        let prefix = Path::parse(&self.prefix).unwrap_or_default().join(self.namespace.as_str());
+        Ok(Bucket { store, prefix, clock, timeout: self.request_timeout, counts: Counts::default(), rules })
+    }
+
+    /// Returns what the client of the service is set to, beside its usual variables.
+    #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
+    fn client(&self) -> Vec<(object_store::ClientConfigKey, String)> {
+        use object_store::ClientConfigKey;
+        // Where the program has chosen another one, that stays.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let timeout = format!("{} ms", self.request_timeout.as_millis());
+        let mut options = vec![(ClientConfigKey::Timeout, timeout)];
+        if self.endpoint.as_deref().is_some_and(|endpoint| endpoint.starts_with("http://")) {
+            options.push((ClientConfigKey::AllowHttp, "true".to_owned()));
+        }
+        options
+    }
+}
+
+/// None: the library would report a write that was done, and whose response was lost, as one that lost.
+#[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
+fn no_retries() -> object_store::RetryConfig {
+    object_store::RetryConfig { max_retries: 0, ..object_store::RetryConfig::default() }
+}
+
+#[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
+fn option<K: std::str::FromStr>(key: &str) -> Result<K, StoreError> {
+    let expected = "it must be an option of the service";
+    key.parse().map_err(|_| StoreError::Setting { key: "option", value: key.to_owned(), expected })
+}
+
+#[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
+fn made<S: ObjectStore>(built: object_store::Result<S>) -> Result<Arc<dyn ObjectStore>, StoreError> {
+    match built {
+        Ok(store) => Ok(Arc::new(store)),
+        Err(error) => Err(StoreError::Request(crate::error::Failure::of_settings(&error))),
+    }
+}

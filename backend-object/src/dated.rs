@@ -1,0 +1,85 @@
+//! The HTTP client below `object_store`: notes of each response its date, its status, and what it says of the bucket's rules.
+
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::UNIX_EPOCH,
+};
+
+use async_trait::async_trait;
+use lockcore::backend::{Moment, ServiceClock};
+use object_store::{
+    ClientOptions,
+    client::{
+        HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+        ReqwestConnector,
+    },
+};
+
+use crate::seen::{Rules, Seen};
+
+/// The headers by which a response shows that it is the service's own, and not of a proxy before it.
+const REQUEST_IDS: [&str; 4] =
+    ["x-amz-request-id", "x-amzn-requestid", "x-guploader-uploadid", "x-ms-request-id"];
+
+/// The headers of an object whose versions are kept. Google's service numbers every object, kept or not.
+const VERSION: [&str; 2] = ["x-amz-version-id", "x-ms-version-id"];
+
+/// The headers of an object that a lifecycle rule deletes.
+const EXPIRY: [&str; 2] = ["x-amz-expiration", "x-ms-expiry-time"];
+
+/// The headers of an object that cannot be replaced or deleted for some time.
+const RETENTION: [&str; 2] = ["x-amz-object-lock-mode", "x-ms-immutability-policy-mode"];
+
+/// Makes clients that note what they see.
+#[derive(Clone, Debug)]
+pub(crate) struct Dated {
+    pub(crate) clock: Arc<ServiceClock>,
+    pub(crate) rules: Arc<Rules>,
+}
+
+struct Client {
+    inner: HttpClient,
+    notes: Dated,
+}
+
+impl HttpConnector for Dated {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let inner = ReqwestConnector::default().connect(options)?;
+        Ok(HttpClient::new(Client { inner, notes: self.clone() }))
+    }
+}
+
+#[async_trait]
+impl HttpService for Client {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let seen = request.extensions().get::<Seen>().cloned().unwrap_or_default();
+        let sent = Moment::now();
+        let response = self.inner.execute(request).await;
+        match &response {
+            Ok(response) => {
+                seen.answered(response.status().as_u16());
+                let headers = response.headers();
+                let has = |names: &[&str]| names.iter().any(|name| headers.contains_key(*name));
+                let own = has(&REQUEST_IDS);
+                self.notes.rules.keep.fetch_or(has(&VERSION), Relaxed);
+                self.notes.rules.expire.fetch_or(has(&EXPIRY), Relaxed);
+                self.notes.rules.retain.fetch_or(has(&RETENTION), Relaxed);
+                let date = headers.get("date").and_then(|date| date.to_str().ok());
+                let date = date.and_then(|date| httpdate::parse_http_date(date).ok());
+                if let (true, Some(Ok(since))) = (own, date.map(|date| date.duration_since(UNIX_EPOCH))) {
+                    self.notes.clock.sample(sent, Moment::now(), since.as_secs());
+                }
+            }
+            Err(error) if error.kind() == HttpErrorKind::Connect => seen.not_sent(),
+            Err(_) => {}
+        }
+        response
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,374 @@
+//! Responses that are lost or forged, requests that are late, objects that others delete.
+
+mod front;
+mod place;
+
+use std::{process::ExitCode, sync::Arc, time::Duration};
+
+use front::{Fault, Front};
+use lockcore::{BackendErrorKind, LockDao, LossReason, Severity, backend::Withdraw};
+use lockcore_conformance::{
+    Backend, Caller, eventually,
+    servers::{self, Completion, TestResult, Trial},
+};
+use lockcore_object::ObjectLockDao;
+use object_store::{ObjectStore, ObjectStoreExt, path::Path};
+use place::{Bucket, emulator};
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+type Dao = ObjectLockDao<String, Uuid>;
+
+fn main() -> ExitCode {
+    servers::run_many(
+        8,
+        vec![
+            trial(
+                "a_grant_whose_response_is_lost_is_recognized",
+                a_grant_whose_response_is_lost_is_recognized,
+            ),
+            trial("an_error_after_the_write_is_no_refusal", an_error_after_the_write_is_no_refusal),
+            trial("two_writes_at_once_are_no_conflict", two_writes_at_once_are_no_conflict),
+            trial("a_release_whose_response_is_lost_is_done", a_release_whose_response_is_lost_is_done),
+            trial("a_write_after_the_withdrawal_takes_nothing", a_write_after_the_withdrawal_takes_nothing),
+            trial("a_renewal_whose_response_is_lost_is_done", a_renewal_whose_response_is_lost_is_done),
+            trial("wrong_dates_take_nothing_early", wrong_dates_take_nothing_early),
+            trial("responses_of_a_proxy_tell_no_time", responses_of_a_proxy_tell_no_time),
+            trial("a_store_without_conditions_is_refused", a_store_without_conditions_is_refused),
+            trial("the_doctor_names_the_rules_of_the_bucket", the_doctor_names_the_rules_of_the_bucket),
+            trial("a_deleted_table_is_a_loss", a_deleted_table_is_a_loss),
+            trial("a_deleted_session_keeps_what_is_renewed", a_deleted_session_keeps_what_is_renewed),
+            trial("another_format_is_left_alone", another_format_is_left_alone),
+            trial("a_bucket_that_is_missing_is_named", a_bucket_that_is_missing_is_named),
+            trial("secrets_are_not_shown", secrets_are_not_shown),
+            trial("sixteen_processes_lose_nothing", sixteen_processes_lose_nothing),
+        ],
+    )
+}
+
+/// A namespace of an emulator, and a front before it.
+struct Rig {
+    bucket: Bucket,
+    front: Front,
+}
+
+impl Rig {
+    async fn new(endpoint: &Arc<str>) -> std::io::Result<Self> {
+        let front = Front::before(endpoint).await?;
+        let namespace = Uuid::new_v4().simple().to_string().into();
+        Ok(Rig { bucket: Bucket { endpoint: endpoint.clone(), namespace }, front })
+    }
+
+    /// Through the front.
+    async fn dao(&self) -> Result<Arc<Dao>, lockcore::BackendError> {
+        let through = Bucket { endpoint: self.front.url(), ..self.bucket.clone() };
+        let builder = through.builder().own_clock().timeout(Duration::from_secs(8));
+        Ok(Arc::new(builder.request_timeout(Duration::from_secs(2)).open().await?))
+    }
+
+    /// Beside the front.
+    async fn other(&self) -> Arc<Dao> {
+        Arc::new(self.bucket.reopen(&self.bucket).await.expect("the store is shared"))
+    }
+
+    /// The bucket, to do in it what others may do.
+    fn objects(&self) -> object_store::Result<impl ObjectStore> {
+        object_store::aws::AmazonS3Builder::new()
+            .with_endpoint(&*self.bucket.endpoint)
+            .with_allow_http(true)
+            .with_region("us-east-1")
+            .with_bucket_name(place::BUCKET)
+            .with_access_key_id("test")
+            .with_secret_access_key("test")
+            .build()
+    }
+
+    fn path(&self, name: &str) -> Path {
+        Path::parse(format!("lockcore/{}/{name}", self.bucket.namespace)).expect("a plain name")
+    }
+}
+
+fn caller(dao: &Arc<Dao>) -> Caller<Dao> {
+    Caller::new(dao.clone(), Duration::from_secs(60))
+}
+
+fn trial<F>(name: &'static str, test: fn(Rig) -> F) -> Trial
+where
+    F: Future<Output = TestResult> + 'static,
+{
+    Trial::ignorable_test(format!("s3::faults::{name}"), move || match emulator(servers::Bucket::own) {
+        Ok(emulator) => {
+            let endpoint = emulator.endpoint().into();
+            let runtime =
+                tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+            let tested = runtime.block_on(async { test(Rig::new(&endpoint).await?).await });
+            tested.map_err(|error| error.to_string())?;
+            Ok(Completion::Completed)
+        }
+        Err(missing) => servers::outcome(Err(missing.into())),
+    })
+}
+
+async fn a_grant_whose_response_is_lost_is_recognized(rig: Rig) -> TestResult {
+    let (dao, other) = (rig.dao().await?, rig.other().await);
+    rig.front.next("/table", Fault::LoseResponse);
+    caller(&dao).take(["first"]).await;
+    // Also where the table is there, and where another process writes before this one looks.
+    rig.front.next("PUT", Fault::LoseResponse);
+    let gate = Arc::new(Notify::new());
+    rig.front.next("GET", Fault::Hold(gate.clone()));
+    let (one, two) = (caller(&dao), caller(&other));
+    let (held, _) = tokio::join!(one.take(["a", "b"]), async {
+        let taken = eventually("the write was made", async || two.try_take(["a"]).await.err()).await;
+        two.take(["c"]).await;
+        gate.notify_one();
+        taken
+    });
+    assert!(rig.front.is_over());
+    assert_eq!(two.refused(["a"]).await.len(), 1);
+    one.free(&held).await;
+    two.take(["a", "b"]).await;
+    Ok(())
+}
+
+async fn an_error_after_the_write_is_no_refusal(rig: Rig) -> TestResult {
+    let dao = rig.dao().await?;
+    let one = caller(&dao);
+    let first = one.take(["a"]).await;
+    for status in [500, 503] {
+        rig.front.next("PUT", Fault::DoAndRefuse(status));
+        let second = caller(&dao);
+        let held = second.take(["b"]).await;
+        second.free(&held).await;
+    }
+    one.free(&first).await;
+    assert!(rig.front.is_over());
+    Ok(())
+}
+
+/// 409 says that the write was not made, and not that another one was: it is sent again.
+async fn two_writes_at_once_are_no_conflict(rig: Rig) -> TestResult {
+    let dao = rig.dao().await?;
+    for _ in 0..2 {
+        rig.front.next("PUT", Fault::Refuse(409));
+        rig.front.next("PUT", Fault::Refuse(503));
+        let one = caller(&dao);
+        let held = one.take(["a"]).await;
+        one.free(&held).await;
+    }
+    assert!(rig.front.is_over());
+    Ok(())
+}
+
+async fn a_release_whose_response_is_lost_is_done(rig: Rig) -> TestResult {
+    let (dao, other) = (rig.dao().await?, rig.other().await);
+    let one = caller(&dao);
+    let held = one.take(["a", "b"]).await;
+    rig.front.next("PUT", Fault::LoseResponse);
+    one.free(&held).await;
+    caller(&other).take(["a", "b"]).await;
+    Ok(())
+}
+
+async fn a_write_after_the_withdrawal_takes_nothing(rig: Rig) -> TestResult {
+    let (dao, other) = (rig.dao().await?, rig.other().await);
+    let one = caller(&dao);
+    let first = one.take(["x"]).await;
+    let gate = Arc::new(Notify::new());
+    rig.front.next("PUT", Fault::Hold(gate.clone()));
+    let late = one.request(["a"]);
+    let asked = dao.acquire(&late);
+    // Dropped while its write is held back.
+    assert!(tokio::time::timeout(Duration::from_millis(300), asked).await.is_err());
+    other.withdraw(&late, Withdraw::Undo).await?;
+    gate.notify_one();
+    eventually("the late write was refused", async || {
+        let seen = other.inspect(&lockcore::Target::Id("a".to_owned())).await.ok()?;
+        (rig.front.is_over() && seen.holders.is_empty()).then_some(())
+    })
+    .await;
+    one.free(&first).await;
+    let two = caller(&other);
+    let free = two.take(["a"]).await;
+    two.free(&free).await;
+    match dao.acquire(&late).await {
+        Err(error) => assert_eq!(error.kind(), BackendErrorKind::Withdrawn),
+        other => panic!("a withdrawn request was not refused: {other:?}"),
+    }
+    Ok(())
+}
+
+async fn a_renewal_whose_response_is_lost_is_done(rig: Rig) -> TestResult {
+    let dao = rig.dao().await?;
+    let one = caller(&dao);
+    let held = one.take(["a"]).await;
+    for fault in [Fault::LoseResponse, Fault::Refuse(409)] {
+        rig.front.next("/session/", fault);
+        // A renewal is written only if it ends later, by an estimate of the time that may have become narrower.
+        eventually("a renewal is written", || async {
+            one.keep(&held).await;
+            rig.front.is_over().then_some(())
+        })
+        .await;
+    }
+    one.free(&held).await;
+    Ok(())
+}
+
+/// A burst of responses with a wrong date, as of one host of the service, widens what is known and takes nothing over.
+async fn wrong_dates_take_nothing_early(rig: Rig) -> TestResult {
+    let (dao, other) = (rig.dao().await?, rig.other().await);
+    let holder = caller(&other);
+    let held = holder.take(["a"]).await;
+    caller(&dao).refused(["a"]).await;
+    for ahead in [3600, -3600] {
+        rig.front.shift_date(ahead);
+        for _ in 0..5 {
+            caller(&dao).refused(["a"]).await;
+        }
+    }
+    rig.front.shift_date(0);
+    holder.keep(&held).await;
+    holder.free(&held).await;
+    caller(&dao).take(["a"]).await;
+    Ok(())
+}
+
+async fn responses_of_a_proxy_tell_no_time(rig: Rig) -> TestResult {
+    rig.front.is_proxy();
+    let dao = rig.dao().await?;
+    let request = caller(&dao).request(["a"]);
+    let error = dao.acquire(&request).await.expect_err("nothing tells the time");
+    assert_eq!(error.kind(), BackendErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("Date"), "{error}");
+    Ok(())
+}
+
+async fn a_store_without_conditions_is_refused(rig: Rig) -> TestResult {
+    rig.front.drop_conditions();
+    let error = rig.dao().await.expect_err("it excludes nothing");
+    assert_eq!(error.kind(), BackendErrorKind::Misconfigured, "{error}");
+    assert!(error.to_string().contains("ignores the condition"), "{error}");
+    Ok(())
+}
+
+async fn the_doctor_names_the_rules_of_the_bucket(rig: Rig) -> TestResult {
+    let warnings = async || {
+        let findings = rig.dao().await?.doctor().await?;
+        let warnings = findings.iter().filter(|finding| finding.severity == Severity::Warning);
+        Ok::<_, lockcore::BackendError>(warnings.map(|finding| finding.check).collect::<Vec<_>>())
+    };
+    let mut expected: Vec<&str> = Vec::new();
+    assert_eq!(warnings().await?, expected);
+    for (name, value, check) in [
+        ("x-amz-version-id", "3HL4kqtJlcpXroDTDmJ", "versions of objects"),
+        (
+            "x-amz-expiration",
+            r#"expiry-date="Fri, 21 Dec 2029 00:00:00 GMT", rule-id="all""#,
+            "lifecycle rules",
+        ),
+        ("x-amz-object-lock-mode", "COMPLIANCE", "object lock"),
+    ] {
+        rig.front.add_header(name, value);
+        expected.push(check);
+        assert_eq!(warnings().await?, expected, "{name}");
+    }
+    Ok(())
+}
+
+async fn a_deleted_table_is_a_loss(rig: Rig) -> TestResult {
+    let dao = rig.dao().await?;
+    let one = caller(&dao);
+    let held = one.take(["a"]).await;
+    rig.objects()?.delete(&rig.path("table")).await?;
+    let lost: Vec<_> = one.renew(&held).await.lost.iter().map(|lost| lost.reason).collect();
+    assert_eq!(lost, [LossReason::Vanished]);
+    let next = caller(&dao).take(["a"]).await;
+    assert!(next.locks[0].granted.fence > held.locks[0].granted.fence);
+    Ok(())
+}
+
+/// What was renewed lasts by the object of the session only: without it the next renewal writes it anew, unless another
+/// process took over meanwhile.
+async fn a_deleted_session_keeps_what_is_renewed(rig: Rig) -> TestResult {
+    let (dao, other) = (rig.dao().await?, rig.other().await);
+    let (one, two) = (caller(&dao), caller(&dao).with_lease(Duration::from_secs(3)));
+    let held = one.take(["a"]).await;
+    let short = two.take(["b"]).await;
+    one.keep(&held).await;
+    two.keep(&short).await;
+    let objects = rig.objects()?;
+    let sessions =
+        futures_util::TryStreamExt::try_collect::<Vec<_>>(objects.list(Some(&rig.path("session")))).await?;
+    assert_eq!(sessions.len(), 1);
+    objects.delete(&sessions[0].location).await?;
+    one.keep(&held).await;
+    objects.delete(&sessions[0].location).await?;
+    let taken = caller(&other).take_soon(["b"]).await;
+    assert!(taken.locks[0].granted.fence > short.locks[0].granted.fence);
+    assert_eq!(two.renew(&short).await.lost.len(), 1);
+    one.keep(&held).await;
+    Ok(())
+}
+
+async fn another_format_is_left_alone(rig: Rig) -> TestResult {
+    let dao = rig.dao().await?;
+    let held = caller(&dao).take(["a"]).await;
+    let (objects, path) = (rig.objects()?, rig.path("table"));
+    let newer = br#"{"format":7,"a newer program":"wrote this"}"#;
+    objects.put(&path, newer.to_vec().into()).await?;
+    let request = caller(&dao).request(["b"]);
+    let error = dao.acquire(&request).await.expect_err("it cannot be read");
+    assert_eq!(error.kind(), BackendErrorKind::Misconfigured, "{error}");
+    assert!(!error.in_doubt() && error.to_string().contains("format 7"), "{error}");
+    dao.release(&held).await.expect_err("it cannot be read");
+    assert_eq!(objects.get(&path).await?.bytes().await?, newer.as_slice());
+    objects.put(&path, b"locked by me".to_vec().into()).await?;
+    let error = dao.acquire(&request).await.expect_err("it cannot be read");
+    assert_eq!(error.kind(), BackendErrorKind::Corrupt, "{error}");
+    Ok(())
+}
+
+async fn a_bucket_that_is_missing_is_named(rig: Rig) -> TestResult {
+    let builder = rig.bucket.builder().s3("no-such-bucket");
+    let error = builder.open().await.expect_err("there is no bucket");
+    assert_eq!(error.kind(), BackendErrorKind::Misconfigured, "{error}");
+    assert!(error.to_string().contains("no-such-bucket"), "{error}");
+    let error = rig.bucket.builder().option("no_such_option", "s3cr3t").open().await;
+    let error = error.expect_err("there is no such option");
+    assert_eq!(error.kind(), BackendErrorKind::BadSetting, "{error}");
+    assert!(error.to_string().contains("no_such_option") && !error.to_string().contains("s3cr3t"), "{error}");
+    Ok(())
+}
+
+async fn secrets_are_not_shown(rig: Rig) -> TestResult {
+    let builder = rig.bucket.builder().option("secret_access_key", "s3cr3t-value");
+    assert!(!format!("{builder:?}").contains("s3cr3t"), "{builder:?}");
+    let dao = builder.open().await?;
+    assert!(!format!("{dao:?}").contains("s3cr3t"), "{dao:?}");
+    Ok(())
+}
+
+/// Each adds ten to one number, under its lock, and each addition is there in the end.
+async fn sixteen_processes_lose_nothing(rig: Rig) -> TestResult {
+    let number = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let mut workers = Vec::new();
+    for _ in 0..16 {
+        let (dao, number) = (rig.other().await, number.clone());
+        workers.push(tokio::spawn(async move {
+            for _ in 0..10 {
+                let one = caller(&dao);
+                let held = one.take_in_turn(["number"]).await;
+                let seen = number.load(std::sync::atomic::Ordering::SeqCst);
+                tokio::task::yield_now().await;
+                number.store(seen + 1, std::sync::atomic::Ordering::SeqCst);
+                one.free(&held).await;
+            }
+        }));
+    }
+    for worker in workers {
+        worker.await?;
+    }
+    assert_eq!(number.load(std::sync::atomic::Ordering::SeqCst), 160);
+    Ok(())
+}

@@ -1,0 +1,177 @@
+//! An HTTP front between the DAO and the emulator: holds requests back, loses responses, and forges them.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicI64, Ordering::SeqCst},
+    },
+    time::{Duration, SystemTime},
+};
+
+use lockcore_conformance::servers::http::Message;
+use tokio::{
+    io::BufReader,
+    net::{TcpListener, TcpStream},
+    sync::Notify,
+    task::AbortHandle,
+};
+
+/// What happens to a request.
+#[derive(Clone, Debug)]
+pub(crate) enum Fault {
+    /// It does not reach the store; the response has this status.
+    Refuse(u16),
+    /// It is done; the response has this status all the same.
+    DoAndRefuse(u16),
+    /// It is done, and the connection closed.
+    LoseResponse,
+    /// It reaches the store once this is notified.
+    Hold(Arc<Notify>),
+}
+
+/// The front; dropping it closes it.
+pub(crate) struct Front {
+    address: SocketAddr,
+    state: Arc<State>,
+    task: AbortHandle,
+}
+
+#[derive(Default)]
+struct State {
+    store: String,
+    /// A part of the first line of the request, and what happens to the next that has it.
+    faults: Mutex<Vec<(String, Fault)>>,
+    ahead: AtomicI64,
+    is_proxy: AtomicBool,
+    drops_conditions: AtomicBool,
+    /// Headers of all responses.
+    added: Mutex<Vec<(String, String)>>,
+}
+
+impl Front {
+    /// Before the store at `host:port`.
+    pub(crate) async fn before(store: &str) -> io::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let store = store.trim_start_matches("http://").to_owned();
+        let state = Arc::new(State { store, ..State::default() });
+        let served = state.clone();
+        let task = tokio::spawn(async move {
+            let mut connections = tokio::task::JoinSet::new();
+            while let Ok((client, _)) = listener.accept().await {
+                let served = served.clone();
+                connections.spawn(async move { drop(serve(client, &served).await) });
+            }
+        });
+        Ok(Front { address, state, task: task.abort_handle() })
+    }
+
+    pub(crate) fn url(&self) -> Arc<str> {
+        format!("http://{}", self.address).into()
+    }
+
+    /// The next request with this in its first line, such as `PUT` or `/table`, meets this fault; later calls wait for earlier
+    /// ones.
+    pub(crate) fn next(&self, of: &str, fault: Fault) {
+        self.state.faults.lock().expect("no test panics inside").push((of.to_owned(), fault));
+    }
+
+    /// Whether all faults were met.
+    pub(crate) fn is_over(&self) -> bool {
+        self.state.faults.lock().expect("no test panics inside").is_empty()
+    }
+
+    /// The service's clock, as far as responses tell it, is so many seconds ahead.
+    pub(crate) fn shift_date(&self, seconds: i64) {
+        self.state.ahead.store(seconds, SeqCst);
+    }
+
+    /// The responses have no id of the service, as those of a proxy.
+    pub(crate) fn is_proxy(&self) {
+        self.state.is_proxy.store(true, SeqCst);
+    }
+
+    /// All responses have this header.
+    pub(crate) fn add_header(&self, name: &str, value: &str) {
+        self.state.added.lock().expect("no test panics inside").push((name.to_owned(), value.to_owned()));
+    }
+
+    /// Writes lose their conditions.
+    pub(crate) fn drop_conditions(&self) {
+        self.state.drops_conditions.store(true, SeqCst);
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn serve(client: TcpStream, state: &State) -> io::Result<()> {
+    client.set_nodelay(true)?;
+    let mut client = BufReader::new(client);
+    loop {
+        let mut request = Message::read(&mut client, true).await?;
+        if state.drops_conditions.load(SeqCst) {
+            request.headers.retain(|(name, _)| name != "if-match" && name != "if-none-match");
+        }
+        let fault = {
+            let mut faults = state.faults.lock().expect("no test panics inside");
+            let at = faults.iter().position(|(of, _)| request.first.contains(of.as_str()));
+            at.map(|at| faults.remove(at).1)
+        };
+        let response = match fault {
+            None => ask(state, request).await?,
+            Some(Fault::Refuse(status)) => forged(status),
+            Some(Fault::DoAndRefuse(status)) => {
+                ask(state, request).await?;
+                forged(status)
+            }
+            Some(Fault::LoseResponse) => {
+                ask(state, request).await?;
+                return Ok(());
+            }
+            Some(Fault::Hold(gate)) => {
+                // It is on its way, whatever becomes of the client.
+                gate.notified().await;
+                ask(state, request).await?
+            }
+        };
+        changed(response, state).write(&mut client).await?;
+    }
+}
+
+async fn ask(state: &State, mut request: Message) -> io::Result<Message> {
+    let mut store = BufReader::new(TcpStream::connect(&state.store).await?);
+    request.set("connection", "close");
+    request.write(&mut store).await?;
+    Message::read(&mut store, !request.first.starts_with("HEAD")).await
+}
+
+/// What the client gets instead of the store's response.
+fn changed(mut response: Message, state: &State) -> Message {
+    if state.is_proxy.load(SeqCst) {
+        response.headers.retain(|(name, _)| !name.starts_with("x-amz"));
+    }
+    response.headers.extend(state.added.lock().expect("no test panics inside").clone());
+    let ahead = state.ahead.load(SeqCst);
+    let shift = Duration::from_secs(ahead.unsigned_abs());
+    let now = SystemTime::now();
+    response.as_response(httpdate::fmt_http_date(if ahead < 0 { now - shift } else { now + shift }));
+    response
+}
+
+fn forged(status: u16) -> Message {
+    let body = "<?xml version=\"1.0\"?><Error><Code>Injected</Code><Message>injected</Message></Error>";
+    Message {
+        first: format!("HTTP/1.1 {status} Injected"),
+        headers: vec![
+            ("content-type".to_owned(), "application/xml".to_owned()),
+            ("x-amz-request-id".to_owned(), "INJECTED".to_owned()),
+        ],
+        body: body.as_bytes().to_vec(),
+    }
+}
