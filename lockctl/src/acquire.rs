@@ -1,6 +1,8 @@
-//! `lockctl acquire`, `release` and `renew`: locks that outlive the process, for scripts.
+//! `lockctl acquire`, `release`, `renew` and `check`: locks that outlive the process, for scripts.
 
-use lockcore::{Lock, LostLock};
+use std::time::Duration;
+
+use lockcore::{Grant, Lock, LostLock};
 use serde_json::json;
 
 use crate::{
@@ -8,7 +10,7 @@ use crate::{
     exit::{Code, Failure},
     output::Output,
     run::{Locked, listen, lock, settle},
-    session, show, token,
+    session, show,
 };
 
 /// Takes the locks and prints their token.
@@ -16,12 +18,12 @@ pub(crate) async fn acquire(global: &Global, args: Acquire, output: Output) -> R
     let mut signals = listen()?;
     // The locks belong to the caller: this process ends at once.
     let caller = std::os::unix::process::parent_id();
-    let (locks, guard) = match lock(global, &args.locking, caller, &mut signals).await? {
+    let (locks, guard) = match lock(global, &args.locking, None, caller, &mut signals).await? {
         Locked::Held(locks, guard) => (locks, guard),
         Locked::Interrupted(code) => return Ok(code),
     };
     let grant = guard.leave();
-    let token = token::write(&grant);
+    let token = grant.to_token();
     let written = output.result(
         || token.clone(),
         || {
@@ -50,7 +52,7 @@ pub(crate) async fn acquire(global: &Global, args: Acquire, output: Output) -> R
 
 /// Releases what a token stands for.
 pub(crate) async fn release(global: &Global, token: &str, output: Output) -> Result<u8, Failure> {
-    let grant = token::read(token)?;
+    let grant = read(token)?;
     let (locks, _) = session::open_existing(global).await?;
     let released = locks.admin().release(&grant).await?;
     if let Some((_, error)) = released.failed.into_iter().next() {
@@ -60,14 +62,35 @@ pub(crate) async fn release(global: &Global, token: &str, output: Output) -> Res
     output.result(String::new, || json!({ "released": ids(&grant.locks) })).map(|()| 0)
 }
 
-/// Extends the lease of what a token stands for.
-pub(crate) async fn renew(global: &Global, token: &str, output: Output) -> Result<u8, Failure> {
-    let grant = token::read(token)?;
+/// Extends the lease of what a token stands for, by default to the length for which it was taken.
+pub(crate) async fn renew(
+    global: &Global,
+    token: &str,
+    lease: Option<Duration>,
+    output: Output,
+) -> Result<u8, Failure> {
+    let mut grant = read(token)?;
+    grant.lease = lease.or(grant.lease);
     let (locks, _) = session::open_existing(global).await?;
     let renewed = locks.admin().renew(&grant).await?;
     held_until_now(&renewed.lost, &grant.locks)?;
     let lease_ms = show::millis(grant.lease);
     output.result(String::new, || json!({ "renewed": ids(&grant.locks), "lease_ms": lease_ms })).map(|()| 0)
+}
+
+/// Checks that what a token stands for is held.
+pub(crate) async fn check(global: &Global, token: &str, output: Output) -> Result<u8, Failure> {
+    let grant = read(token)?;
+    let (locks, _) = session::open_existing(global).await?;
+    held_until_now(&locks.admin().check(&grant).await?, &grant.locks)?;
+    output.result(String::new, || json!({ "held": ids(&grant.locks) })).map(|()| 0)
+}
+
+fn read(token: &str) -> Result<Grant, Failure> {
+    Grant::from_token(token).map_err(|_| {
+        let start: String = token.chars().take(20).collect();
+        Failure::usage(format!("TOKEN: {start:?} is not the beginning of what `acquire` printed"))
+    })
 }
 
 fn ids(locks: &[Lock<String>]) -> Vec<serde_json::Value> {

@@ -1,7 +1,12 @@
 //! What administrators do: look, break, freeze, sweep, migrate.
 
-use lockcore::{BreakMode, Broken, Finding, HolderWaits, Inspection, LockingService, Page, Severity};
-use serde_json::json;
+use std::time::Duration;
+
+use lockcore::{
+    BreakMode, Broken, Finding, HolderWaits, Inspection, LockingService, Page, Severity,
+    election::{Election, Leader},
+};
+use serde_json::{Map, Value, json};
 
 use crate::{
     args::{Global, TargetArg},
@@ -30,6 +35,48 @@ pub(crate) async fn all(locks: &LockingService) -> Result<Vec<Inspection>, Failu
             None => return Ok(ids),
         }
     }
+}
+
+/// Waits until no id is held.
+pub(crate) async fn wait(
+    global: &Global,
+    ids: &[String],
+    limit: Option<Duration>,
+    every: Duration,
+) -> Result<u8, Failure> {
+    let (locks, _) = open_existing(global).await?;
+    let admin = locks.admin();
+    let free = admin.until_free(ids, every);
+    match limit {
+        None => free.await?,
+        Some(limit) => match tokio::time::timeout(limit, free).await {
+            Ok(free) => free?,
+            Err(_) => {
+                let message = format!("still held after {}", people(limit));
+                return Err(Failure::new(Code::TimedOut, message));
+            }
+        },
+    }
+    Ok(0)
+}
+
+/// Shows who leads.
+pub(crate) async fn leader(global: &Global, name: String, output: Output) -> Result<u8, Failure> {
+    let (locks, _) = open_existing(global).await?;
+    let leader = Election::new(&locks, name).leader().await?;
+    let Some(Leader { term, value, context }) = leader else {
+        return Err(Failure::new(Code::NotAcquired, "there is no leader"));
+    };
+    let machine = || {
+        let mut shown = Map::from_iter([
+            ("value".to_owned(), value.label().into()),
+            ("term".to_owned(), term.into()),
+            ("context".to_owned(), context.to_string().into()),
+        ]);
+        shown.extend(show::data(&value).map(|data| ("data".to_owned(), data)));
+        Value::Object(shown)
+    };
+    output.result(|| show::with_data(&value), machine).map(|()| 0)
 }
 
 /// Shows why an id cannot be had.

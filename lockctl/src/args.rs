@@ -36,6 +36,9 @@ pub(crate) struct Global {
     /// The label that shows people who holds a lock (env: LOCKCORE_OWNER; default: user@host:pid)
     #[arg(long, global = true)]
     pub(crate) owner: Option<String>,
+    /// A small JSON value that `show` and `leader` give beside the label, such as {"port":8080}
+    #[arg(long, global = true, value_name = "JSON", value_parser = json)]
+    pub(crate) data: Option<String>,
     /// Write JSON: results to stdout, what goes wrong to stderr
     #[arg(long, global = true)]
     pub(crate) json: bool,
@@ -46,6 +49,16 @@ pub(crate) enum Command {
     /// Hold a set of locks while a command runs; does not wait for them unless --wait is given
     #[command(after_long_help = RUN_HELP)]
     Run(Run),
+    /// Run a command while this candidate leads: one of many at a time, which wait for their turn
+    ///
+    /// The command is ended before another candidate can lead. LOCKCORE_FENCE is the term, which is higher than that of every
+    /// leader before.
+    Elect(Elect),
+    /// Show who leads: the value that the leader gave; exits with 120 if there is no leader
+    Leader {
+        /// The name of the election
+        name: String,
+    },
     /// Take a set of locks that outlives this process, and print a token for them; they end with their lease
     ///
     /// The locks last for one lease (--lease, 30 seconds by default) unless `lockctl renew TOKEN` extends them.
@@ -60,6 +73,14 @@ pub(crate) enum Command {
     Renew {
         /// What `acquire` printed
         token: String,
+        /// How long it lasts from now, such as 30s, if it would not last longer anyway; by default as long as it was taken for
+        #[arg(long, value_parser = parse_duration, allow_hyphen_values = true)]
+        lease: Option<Duration>,
+    },
+    /// Check that all that a token stands for is still held; exits with 122 if it is not
+    Check {
+        /// What `acquire` printed
+        token: String,
     },
     /// List what is locked, waited for or frozen
     Ls,
@@ -72,7 +93,23 @@ pub(crate) enum Command {
         dot: bool,
     },
     /// Watch what is locked: a table that is refreshed on a terminal, a line of JSON for each change elsewhere
+    ///
+    /// With an id, a line of JSON for each change of it: acquired, ended (by release, lease or break), broken, frozen, thawed.
     Watch {
+        /// The id, if only one is to be watched
+        id: Option<String>,
+        /// How often to look, such as 1s
+        #[arg(long, value_parser = parse_duration, default_value = "1s", value_name = "DURATION")]
+        every: Duration,
+    },
+    /// Wait until no id is held, without taking any; exits with 124 if that takes too long
+    Wait {
+        /// The ids
+        #[arg(required = true)]
+        ids: Vec<String>,
+        /// For how long, such as 5m
+        #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
+        timeout: Option<Duration>,
         /// How often to look, such as 1s
         #[arg(long, value_parser = parse_duration, default_value = "1s", value_name = "DURATION")]
         every: Duration,
@@ -182,9 +219,38 @@ pub(crate) struct Bench {
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) locking: Locking,
+    /// Keep the locks for so long at least, counted from when they are taken, such as 50s; for jobs that several hosts start
+    #[arg(long, value_parser = parse_duration, allow_hyphen_values = true, help_heading = "Locks", value_name = "DURATION")]
+    pub(crate) keep_for: Option<Duration>,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "CMD", help_heading = "Arguments")]
     pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Elect {
+    /// The name of the election
+    #[arg(long, value_name = "NAME")]
+    id: String,
+    /// What `lockctl leader` shows while this candidate leads, such as its address
+    #[arg(long)]
+    value: String,
+    /// How long a term lasts unless renewed, such as 30s (env: LOCKCORE_LEASE; default: the backend's)
+    #[arg(long, value_parser = parse_duration, allow_hyphen_values = true)]
+    lease: Option<Duration>,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "CMD", help_heading = "Arguments")]
+    command: Vec<OsString>,
+}
+
+impl Elect {
+    /// Returns the owner label, and what holds the lock of the leader.
+    pub(crate) fn into_run(self) -> (String, Run) {
+        let Elect { id, value, lease, command } = self;
+        let claims = Claims { id: vec![id], ..Claims::default() };
+        let locking = Locking { claims, top: None, wait: Some(Waiting::Forever), lease };
+        (value, Run { locking, keep_for: None, command })
+    }
 }
 
 #[derive(Args, Debug)]
@@ -199,6 +265,9 @@ pub(crate) struct Acquire {
 pub(crate) struct Locking {
     #[command(flatten)]
     claims: Claims,
+    /// The widest path that is ever locked with --subtree, with a slash at its end, such as s3://bucket/
+    #[arg(long, value_name = "PATH", requires = "subtree")]
+    top: Option<String>,
     /// How long to wait for others to release: never, forever, or a duration (env: LOCKCORE_WAIT; default: never).
     /// Connecting has the backend's own timeout
     #[arg(long, allow_hyphen_values = true)]
@@ -208,7 +277,7 @@ pub(crate) struct Locking {
     pub(crate) lease: Option<Duration>,
 }
 
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 #[group(required = true, multiple = true)]
 #[command(next_help_heading = "Locks")]
 struct Claims {
@@ -221,19 +290,26 @@ struct Claims {
     /// Take a permit of this id of which at most LIMIT may be held at once, or K permits: ID=K/LIMIT
     #[arg(long, value_name = "ID=LIMIT", value_parser = slots)]
     slots: Vec<Claim<String>>,
+    /// Lock this path and all below it, against others that use --subtree with the same --top
+    #[arg(long, value_name = "PATH", requires = "top")]
+    subtree: Vec<String>,
     /// Lock the global lock of the namespace, alone
     #[arg(long)]
     global: bool,
 }
 
 impl Locking {
-    pub(crate) fn claims(&self) -> Vec<Claim<String>> {
-        let Claims { id, shared, slots, global } = &self.claims;
+    pub(crate) fn claims(&self) -> Result<Vec<Claim<String>>, Failure> {
+        let Claims { id, shared, slots, subtree, global } = &self.claims;
         let mut claims: Vec<_> = id.iter().cloned().map(Claim::exclusive).collect();
         claims.extend(shared.iter().cloned().map(Claim::shared));
         claims.extend(slots.iter().cloned());
+        for path in subtree {
+            let below = Claim::subtree(self.top.as_deref().unwrap_or_default(), path);
+            claims.extend(below.map_err(|error| Failure::usage(error.to_string()))?);
+        }
         claims.extend(global.then(Claim::global));
-        claims
+        Ok(claims)
     }
 }
 
@@ -255,6 +331,12 @@ impl TargetArg {
             None => Target::Global,
         }
     }
+}
+
+/// Checks that it is JSON.
+fn json(text: &str) -> Result<String, String> {
+    let value: serde_json::Value = serde_json::from_str(text).map_err(|error| format!("no JSON: {error}"))?;
+    Ok(value.to_string())
 }
 
 /// Reads `ID=LIMIT` or `ID=K/LIMIT`; the id may hold a `=`.

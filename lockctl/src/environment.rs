@@ -1,6 +1,6 @@
 //! What a command finds in its environment about its locks, and what a `lockctl` inside a command reads there.
 
-use std::process::Command;
+use std::{process::Command, time::Duration};
 
 use lockcore::{
     AnyLockDao, Claim, LockError, LockGuard, LockingError, LockingService, Mode, StoredContext, Target, Wait,
@@ -78,16 +78,23 @@ pub(crate) fn describe(command: &mut Command, guard: &Guard) {
 pub(crate) async fn lock(
     locks: &LockingService,
     claims: &[Claim<String>],
+    keep_for: Option<Duration>,
 ) -> Result<Guard, LockError<String, Uuid>> {
     let enclosing = enclosing();
-    if enclosing.is_empty() {
-        return locks.call().detached().lock(claims).await;
-    }
-    let nested = holds_something(locks, enclosing[0]).await?;
+    let nested = match enclosing.first() {
+        Some(innermost) => holds_something(locks, *innermost).await?,
+        None => false,
+    };
     let call = || {
-        let call = locks.call().detached();
+        let mut call = locks.call().detached();
+        if let Some(keep_for) = keep_for {
+            call = call.keep_for(keep_for);
+        }
         if nested { call.nested() } else { call }
     };
+    if enclosing.is_empty() {
+        return call().lock(claims).await;
+    }
     // Only what is refused can be waited for.
     match call().wait(Wait::never()).lock(claims).await {
         Err(LockingError::NotLocked { .. }) => {}

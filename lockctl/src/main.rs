@@ -17,7 +17,6 @@ mod show;
 mod signals;
 mod terminal;
 mod text;
-mod token;
 mod waiting;
 mod watch;
 mod watchdog;
@@ -25,6 +24,7 @@ mod watchdog;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
+use lockcore::Target;
 
 use crate::{
     args::{Cli, Command},
@@ -66,15 +66,26 @@ fn main() -> ExitCode {
 }
 
 async fn execute(cli: Cli, output: Output) -> Result<u8, Failure> {
-    let Cli { global, command } = cli;
+    let Cli { mut global, command } = cli;
     match command {
         Command::Run(args) => run::run(&global, args).await,
+        Command::Elect(args) => {
+            let (value, run) = args.into_run();
+            global.owner = Some(value);
+            run::run(&global, run).await
+        }
+        Command::Leader { name } => admin::leader(&global, name, output).await,
         Command::Acquire(args) => acquire::acquire(&global, args, output).await,
         Command::Release { token } => acquire::release(&global, &token, output).await,
-        Command::Renew { token } => acquire::renew(&global, &token, output).await,
+        Command::Renew { token, lease } => acquire::renew(&global, &token, lease, output).await,
+        Command::Check { token } => acquire::check(&global, &token, output).await,
         Command::Ls => admin::list(&global, output).await,
         Command::Why { target, dot } => admin::why(&global, &target, dot, output).await,
-        Command::Watch { every } => watch::watch(&global, every, output).await,
+        Command::Watch { id: None, every } => watch::watch(&global, every, output).await,
+        Command::Watch { id: Some(id), every } => {
+            watch::watch_one(&global, &Target::Id(id), every, output).await
+        }
+        Command::Wait { ids, timeout, every } => admin::wait(&global, &ids, timeout, every).await,
         Command::Bench(args) => bench::bench(&global, &args, output).await,
         Command::Show { target } => admin::show(&global, &target, output).await,
         Command::Break { target, fence, now } => {

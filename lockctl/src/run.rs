@@ -1,6 +1,10 @@
 //! `lockctl run`: a command under locks, and its end before they can be lost.
 
-use std::{ffi::OsString, pin::pin, time::Duration};
+use std::{
+    ffi::OsString,
+    pin::pin,
+    time::{Duration, Instant},
+};
 
 use lockcore::{Claim, Held, LockDao, LockError, LockingError, LockingService, LostLock};
 use nix::sys::signal::Signal;
@@ -35,13 +39,18 @@ pub(crate) enum Locked {
 
 /// Holds the locks while the command runs; gives the exit code.
 pub(crate) async fn run(global: &Global, args: Run) -> Result<u8, Failure> {
-    environment::check_room(&args.locking.claims())?;
+    environment::check_room(&args.locking.claims()?)?;
     let mut signals = listen()?;
-    let (locks, guard) = match lock(global, &args.locking, std::process::id(), &mut signals).await? {
-        Locked::Held(locks, guard) => (locks, guard),
-        Locked::Interrupted(code) => return Ok(code),
-    };
+    let (locks, guard) =
+        match lock(global, &args.locking, args.keep_for, std::process::id(), &mut signals).await? {
+            Locked::Held(locks, guard) => (locks, guard),
+            Locked::Interrupted(code) => return Ok(code),
+        };
+    let granted = Instant::now();
     let ended = Supervised::run(&locks, &guard, &args.command, &mut signals).await;
+    if let Some(keep_for) = args.keep_for {
+        keep(&guard, keep_for.saturating_sub(granted.elapsed()), &mut signals).await;
+    }
     let released = guard.release().await;
     settle(&locks).await;
     let Ended { code, lost } = ended?;
@@ -59,6 +68,19 @@ pub(crate) async fn run(global: &Global, args: Run) -> Result<u8, Failure> {
     }
 }
 
+/// Waits until locks are to be released that are kept for so much longer, if that is less than their lease: they would last
+/// longer without a release. A longer time is left to the lease, which the release extends.
+async fn keep(guard: &Guard, left: Duration, signals: &mut Signals) {
+    let held = guard.held();
+    if held.time_left().is_some_and(|lasts| lasts > left) {
+        tokio::select! {
+            () = tokio::time::sleep(left) => {}
+            _ = held.lost() => {}
+            _ = signals.next() => {}
+        }
+    }
+}
+
 /// Starts to listen to signals.
 pub(crate) fn listen() -> Result<Signals, Failure> {
     Signals::listen().map_err(|error| Failure::other(format!("cannot listen to signals: {error}")))
@@ -70,6 +92,7 @@ pub(crate) fn listen() -> Result<Signals, Failure> {
 pub(crate) async fn lock(
     global: &Global,
     locking: &Locking,
+    keep_for: Option<Duration>,
     pid: u32,
     signals: &mut Signals,
 ) -> Result<Locked, Failure> {
@@ -78,11 +101,11 @@ pub(crate) async fn lock(
         signal = signals.next() => return Ok(Locked::Interrupted(code_of(signal))),
         locks = session::open(global, locking.wait, locking.lease, pid) => locks?,
     };
-    let claims = locking.claims();
+    let claims = locking.claims()?;
     let locked = tokio::select! {
         biased;
         signal = signals.next() => Err(signal),
-        locked = lock_confirmed(&locks, &claims) => Ok(locked),
+        locked = lock_confirmed(&locks, &claims, keep_for) => Ok(locked),
         never = waiting::show(&locks, &claims) => match never {},
     };
     match locked {
@@ -106,9 +129,10 @@ pub(crate) async fn lock(
 async fn lock_confirmed(
     locks: &LockingService,
     claims: &[Claim<String>],
+    keep_for: Option<Duration>,
 ) -> Result<Guard, LockError<String, Uuid>> {
     loop {
-        let guard = environment::lock(locks, claims).await?;
+        let guard = environment::lock(locks, claims, keep_for).await?;
         match guard.held().confirmed().await {
             Ok(()) => return Ok(guard),
             Err(lost) => say(&format!("{lost}, before it was used: requesting again")),

@@ -44,7 +44,7 @@ pub(crate) async fn open(
 ) -> Result<LockingService, Failure> {
     let config = config(global, wait, lease)?;
     let dao = config.connect().await.map_err(|error| at_store(error, &config))?;
-    service(config, dao, pid)
+    service(global, config, dao, pid)
 }
 
 /// Connects to the store that is configured as administration does: creates nothing. Also gives what the store is called.
@@ -52,7 +52,7 @@ pub(crate) async fn open_existing(global: &Global) -> Result<(LockingService, St
     let config = config(global, None, None)?;
     let store = config.store().map_err(ConnectError::from)?;
     let dao = config.connect_existing().await.map_err(|error| at_store(error, &config))?;
-    Ok((service(config, dao, std::process::id())?, store))
+    Ok((service(global, config, dao, std::process::id())?, store))
 }
 
 /// Creates or migrates the schema of the store that is configured, whatever the configuration has programs do on connecting.
@@ -62,9 +62,12 @@ pub(crate) async fn migrate(global: &Global) -> Result<(), Failure> {
     check_shared(&config, &dao)
 }
 
-fn service(config: Config, dao: AnyLockDao, pid: u32) -> Result<LockingService, Failure> {
+fn service(global: &Global, config: Config, dao: AnyLockDao, pid: u32) -> Result<LockingService, Failure> {
     check_shared(&config, &dao)?;
-    let owner = config.owner.map_or_else(|| default_owner(pid), Owner::from);
+    let mut owner = config.owner.map_or_else(|| default_owner(pid), Owner::from);
+    if let Some(data) = &global.data {
+        owner = Owner::with_data(&owner, data);
+    }
     let mut builder = LockingService::builder(dao).margin(MARGIN).owner(owner).on_event(report);
     if let Some(lease) = config.lease {
         builder = builder.lease(lease);

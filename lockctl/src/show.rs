@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use comfy_table::{Table, presets};
-use lockcore::{ConflictReason, Failure, Finding, HeldBy, Inspection, Mode, Target};
+use lockcore::{ConflictReason, Failure, Finding, HeldBy, Inspection, Mode, Owner, Target};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
@@ -25,7 +25,7 @@ pub(crate) fn list(ids: &[Seen], store: &str) -> String {
             table.add_row([
                 name(seen),
                 holder.mode.to_string(),
-                owner(&holder.owner, holder.context.to_string()),
+                owner(holder.owner.label(), holder.context.to_string()),
                 holder.fence.to_string(),
                 ago(holder.since),
                 left(holder.remaining),
@@ -56,7 +56,7 @@ pub(crate) fn one(seen: &Seen, store: &str) -> String {
             table(&["HELD BY", "MODE", "PERMITS", "FENCE", "FOR", "LEASE", "LEFT", "CONTEXT", ""]);
         for holder in &seen.holders {
             table.add_row([
-                harmless(&holder.owner),
+                with_data(&holder.owner),
                 holder.mode.to_string(),
                 permits(holder),
                 holder.fence.to_string(),
@@ -73,7 +73,7 @@ pub(crate) fn one(seen: &Seen, store: &str) -> String {
         let mut table = table(&["WAITING", "MODE", "FOR", "CONTEXT"]);
         for waiter in &seen.waiters {
             table.add_row([
-                harmless(&waiter.owner),
+                with_data(&waiter.owner),
                 waiter.mode.to_string(),
                 ago(waiter.since),
                 harmless(&waiter.context.to_string()),
@@ -106,23 +106,26 @@ pub(crate) fn findings(findings: &[Finding]) -> String {
     table.trim_fmt()
 }
 
+/// A holder as JSON.
+pub(crate) fn holder(holder: &HeldBy<Uuid>) -> Map<String, Value> {
+    let mut shown = mode(holder.mode, &holder.permits);
+    shown.insert("context".to_owned(), holder.context.to_string().into());
+    insert_owner(&mut shown, &holder.owner);
+    shown.insert("fence".to_owned(), holder.fence.into());
+    shown.insert("since".to_owned(), time(holder.since));
+    shown.insert("lease_ms".to_owned(), millis(holder.lease));
+    shown.insert("remaining_ms".to_owned(), millis(holder.remaining));
+    shown.insert("broken".to_owned(), holder.broken.into());
+    shown
+}
+
 /// One id as JSON.
 pub(crate) fn json(seen: &Seen) -> Value {
-    let holders = seen.holders.iter().map(|holder| {
-        let mut shown = mode(holder.mode, &holder.permits);
-        shown.insert("context".to_owned(), holder.context.to_string().into());
-        shown.insert("owner".to_owned(), json!(&*holder.owner));
-        shown.insert("fence".to_owned(), holder.fence.into());
-        shown.insert("since".to_owned(), time(holder.since));
-        shown.insert("lease_ms".to_owned(), millis(holder.lease));
-        shown.insert("remaining_ms".to_owned(), millis(holder.remaining));
-        shown.insert("broken".to_owned(), holder.broken.into());
-        shown
-    });
+    let holders = seen.holders.iter().map(holder);
     let waiters = seen.waiters.iter().map(|waiter| {
         let mut shown = mode(waiter.mode, &[]);
         shown.insert("context".to_owned(), waiter.context.to_string().into());
-        shown.insert("owner".to_owned(), json!(&*waiter.owner));
+        insert_owner(&mut shown, &waiter.owner);
         shown.insert("since".to_owned(), time(waiter.since));
         shown
     });
@@ -154,7 +157,7 @@ pub(crate) fn conflicts(failures: &[Failure]) -> Option<Value> {
                 let holders = holders.iter().map(|holder| {
                     let mut shown = mode(holder.mode, &[]);
                     shown.insert("context".to_owned(), holder.context.to_string().into());
-                    shown.insert("owner".to_owned(), json!(&*holder.owner));
+                    insert_owner(&mut shown, &holder.owner);
                     shown.insert("fence".to_owned(), holder.fence.into());
                     shown.insert("remaining_ms".to_owned(), millis(holder.remaining));
                     shown
@@ -226,6 +229,22 @@ fn name(seen: &Seen) -> String {
         Ok(target) => target.to_string(),
         Err(stored) => format!("{stored:?}"),
     }
+}
+
+/// The label, and the data that it carries; that is text, if it is not JSON.
+fn insert_owner(shown: &mut Map<String, Value>, owner: &Owner) {
+    shown.insert("owner".to_owned(), owner.label().into());
+    shown.extend(data(owner).map(|data| ("data".to_owned(), data)));
+}
+
+pub(crate) fn data(owner: &Owner) -> Option<Value> {
+    owner.data().map(|data| serde_json::from_str(data).unwrap_or_else(|_| data.into()))
+}
+
+/// The label and its data on one line.
+pub(crate) fn with_data(owner: &Owner) -> String {
+    let data = owner.data().map(|data| format!(" {data}")).unwrap_or_default();
+    harmless(&format!("{}{data}", owner.label()))
 }
 
 fn owner(label: &str, context: String) -> String {

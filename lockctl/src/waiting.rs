@@ -59,9 +59,9 @@ fn reason(seen: &Inspection<String, Uuid>) -> Option<String> {
         return Some("frozen by an administrator".to_owned());
     }
     let holder = seen.holders.first()?;
-    let who = match holder.owner.is_empty() {
-        true => harmless(&holder.context.to_string()),
-        false => harmless(&holder.owner),
+    let who = match holder.owner.label() {
+        "" => harmless(&holder.context.to_string()),
+        label => harmless(label),
     };
     let more = match seen.holders.len() - 1 {
         0 => String::new(),

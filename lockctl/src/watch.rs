@@ -1,11 +1,15 @@
-//! `lockctl watch`: what is locked, again and again.
+//! `lockctl watch`: what is locked, again and again; or what happens to one id.
 
 use std::{
     io::{self, IsTerminal},
+    pin::pin,
     time::{Duration, SystemTime},
 };
 
-use serde_json::{Value, json};
+use futures_util::StreamExt;
+use lockcore::{Change, EndedBy, StoredContext, Target};
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
 
 use crate::{admin, args::Global, exit::Failure, output::Output, session::open_existing, show};
 
@@ -37,6 +41,53 @@ pub(crate) async fn watch(global: &Global, every: Duration, output: Output) -> R
         }
         tokio::time::sleep(every).await;
     }
+}
+
+/// Writes what happens to an id as lines of JSON, until it is interrupted.
+pub(crate) async fn watch_one(
+    global: &Global,
+    target: &Target<String>,
+    every: Duration,
+    output: Output,
+) -> Result<u8, Failure> {
+    let (locks, _) = open_existing(global).await?;
+    let admin = locks.admin();
+    let mut changes = pin!(admin.watch(target, every));
+    while let Some(change) = changes.next().await {
+        let mut line = changed(change?);
+        line.insert("id".to_owned(), show::id(target));
+        let at = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
+        line.insert("at".to_owned(), at.into());
+        output.write(format!("{}\n", Value::Object(line)).as_bytes())?;
+    }
+    Ok(0)
+}
+
+fn changed(change: Change) -> Map<String, Value> {
+    let (what, mut more) = match change {
+        Change::Acquired(holder) => ("acquired", show::holder(&holder)),
+        Change::Ended { context, fence, by } => {
+            let by = match by {
+                EndedBy::Release => "release",
+                EndedBy::Lease => "lease",
+                EndedBy::Break => "break",
+                _ => "another way",
+            };
+            let mut more = held_under(&context, fence);
+            more.insert("by".to_owned(), by.into());
+            ("ended", more)
+        }
+        Change::Broken { context, fence } => ("broken", held_under(&context, fence)),
+        Change::Frozen => ("frozen", Map::new()),
+        Change::Thawed => ("thawed", Map::new()),
+        _ => ("another change", Map::new()),
+    };
+    more.insert("change".to_owned(), what.into());
+    more
+}
+
+fn held_under(context: &StoredContext<Uuid>, fence: u64) -> Map<String, Value> {
+    Map::from_iter([("context".to_owned(), context.to_string().into()), ("fence".to_owned(), fence.into())])
 }
 
 /// Removes what changes with every look.

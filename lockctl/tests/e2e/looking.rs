@@ -15,9 +15,32 @@ use crate::{
 pub(crate) const TESTS: &[Test] = &[
     test!(holders_are_followed_to_what_they_wait_for, Queue),
     test!(changes_are_watched_as_lines_of_json, Nothing),
+    test!(each_change_of_an_id_is_watched, Nothing),
+    test!(waiting_until_an_id_is_free_takes_nothing, Nothing),
     test!(the_store_is_measured, Nothing),
     test!(manual_pages_are_written, File),
 ];
+
+fn waiting_until_an_id_is_free_takes_nothing(store: &Store) {
+    let wait = ["wait", "a", "b", "--every", "50ms"];
+    assert_eq!(store.run(&wait).code, 0);
+    let holder = store.start(&[
+        "run",
+        "--id",
+        "a",
+        "--",
+        "sh",
+        "-c",
+        "touch in; until [ -e end ]; do sleep 0.05; done",
+    ]);
+    store.until_file("in");
+    let late = store.run(&[&wait[..], &["--timeout", "200ms"]].concat());
+    assert_eq!(late.code, 124, "{}", late.stderr);
+    let waiting = store.start(&wait);
+    std::fs::write(store.path("end"), "").expect("written");
+    assert_eq!((holder.end().code, waiting.end().code), (0, 0));
+    store.assert_nothing_is_locked();
+}
 
 fn holders_are_followed_to_what_they_wait_for(store: &Store) {
     let first = store.start(&["run", "--id", "a", "--owner", "one", "--", "sh", "-c", &inside("one", "b")]);
@@ -74,6 +97,32 @@ fn changes_are_watched_as_lines_of_json(store: &Store) {
     );
     assert_eq!(store.run(&["release", token.trim()]).code, 0);
     assert_eq!(next()["ids"], Value::Array(Vec::new()));
+    watching.kill().expect("it runs");
+    watching.wait().expect("it ends");
+}
+
+fn each_change_of_an_id_is_watched(store: &Store) {
+    assert_eq!(store.run(&["run", "--id", "before", "--", "true"]).code, 0);
+    let mut watching = store.lockctl(&["watch", "a", "--every", "50ms"]);
+    let mut watching = watching.stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut lines = BufReader::new(watching.stdout.take().expect("piped")).lines();
+    let mut next =
+        || -> Value { serde_json::from_str(&lines.next().expect("a line").expect("text")).expect("JSON") };
+    let token = store.run(&["acquire", "--id", "a", "--owner", "me", "--lease", "10m"]).stdout;
+    let taken = next();
+    assert_eq!(
+        (taken["change"].as_str(), taken["owner"].as_str()),
+        (Some("acquired"), Some("me")),
+        "{taken}"
+    );
+    assert_eq!(store.run(&["freeze", "a"]).code, 0);
+    assert_eq!(next()["change"], "frozen");
+    assert_eq!(store.run(&["freeze", "a", "--thaw"]).code, 0);
+    assert_eq!(next()["change"], "thawed");
+    assert_eq!(store.run(&["release", token.trim()]).code, 0);
+    let ended = next();
+    assert_eq!((ended["change"].as_str(), ended["by"].as_str()), (Some("ended"), Some("release")), "{ended}");
+    assert_eq!((&ended["fence"], &ended["id"]), (&taken["fence"], &taken["id"]));
     watching.kill().expect("it runs");
     watching.wait().expect("it ends");
 }

@@ -7,6 +7,7 @@ mod administration;
 mod configuring;
 mod contention;
 mod dying;
+mod electing;
 mod looking;
 mod losing;
 mod migrating;
@@ -26,11 +27,12 @@ use lockcore_conformance::servers;
 
 use crate::stores::{Test, trials};
 
-const TESTS: [&[Test]; 15] = [
+const TESTS: [&[Test]; 16] = [
     administration::TESTS,
     configuring::TESTS,
     contention::TESTS,
     dying::TESTS,
+    electing::TESTS,
     looking::TESTS,
     losing::TESTS,
     migrating::TESTS,

@@ -32,8 +32,8 @@ fn fails(store: &Store, args: &[&str], code: i32, message: &str) {
 
 fn bad_usage_names_the_field_and_the_value(store: &Store) {
     let long = "x".repeat(1025);
-    let long_owner = "x".repeat(256);
-    let claims = "<--id <ID>|--shared <ID>|--slots <ID=LIMIT>|--global>";
+    let long_owner = "x".repeat(1281);
+    let claims = "<--id <ID>|--shared <ID>|--slots <ID=LIMIT>|--subtree <PATH>|--global>";
     let cases: &[(&[&str], &str)] = &[
         (&[], &format!("the following required arguments were not provided: {claims}")),
         (&["--id", ""], "bad request: id: is empty, it must have 1 to 1024 bytes"),
@@ -62,7 +62,11 @@ fn bad_usage_names_the_field_and_the_value(store: &Store) {
             &["--id", "a", "--wait", "long"],
             "invalid value 'long' for '--wait <WAIT>': it must be never, forever, or a duration with a unit, such as 30s",
         ),
-        (&["--id", "a", "--owner", &long_owner], "owner: has 256 bytes, at most 255 are possible"),
+        (
+            &["--id", "a", "--data", "{"],
+            "invalid value '{' for '--data <JSON>': no JSON: EOF while parsing an object at line 1 column 1",
+        ),
+        (&["--id", "a", "--owner", &long_owner], "owner: has 1281 bytes, at most 1280 are possible"),
         (
             &["--id", "a", "--url", "mongodb://x"],
             &format!("url: unknown scheme \"mongodb\"; this build has {}", schemes()),
@@ -90,6 +94,7 @@ fn bad_usage_names_the_field_and_the_value(store: &Store) {
     let message = "TOKEN: \"nonsense\" is not the beginning of what `acquire` printed";
     fails(store, &["release", "nonsense"], 125, message);
     fails(store, &["renew", "nonsense"], 125, message);
+    fails(store, &["check", "nonsense"], 125, message);
     fails(store, &["run", "--id", "a"], 125, "the following required arguments were not provided: <CMD>...");
     let help = store.run(&[]);
     assert_eq!(help.code, 125);

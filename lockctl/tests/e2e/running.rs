@@ -1,6 +1,10 @@
 //! The command under locks: what it gets, and what comes back.
 
-use std::{io::Write, process::Stdio, time::Duration};
+use std::{
+    io::Write,
+    process::Stdio,
+    time::{Duration, Instant},
+};
 
 use serde_json::Value;
 
@@ -15,8 +19,10 @@ pub(crate) const TESTS: &[Test] = &[
     test!(context_and_fences_are_in_the_environment, Nothing),
     test!(the_set_is_held_meanwhile_and_free_afterwards, Nothing),
     test!(modes_exclude_what_they_say, Nothing),
+    test!(a_path_excludes_what_is_below, Nothing),
     test!(a_lockctl_inside_the_command_does_not_queue_behind_waiters_for_the_outer_lock, Queue),
     test!(locks_are_renewed_while_the_command_runs, Nothing),
+    test!(locks_are_kept_after_a_short_command, Nothing),
     test!(a_command_that_cannot_be_started_leaves_nothing_locked, Nothing),
     test!(a_set_that_no_environment_has_room_for_is_refused_before_it_is_locked, File),
 ];
@@ -72,6 +78,19 @@ fn context_and_fences_are_in_the_environment(store: &Store) {
     let inner = store.run(&["run", "--slots", "pool=3", "--", "sh", "-c", &nested]);
     let fields: Vec<_> = inner.stdout.trim().split('|').collect();
     assert_eq!((fields[1], fields[3]), ("", ""), "nothing is left of what the outer one said");
+}
+
+fn a_path_excludes_what_is_below(store: &Store) {
+    let path = |path| ["--subtree", path, "--top", "s3://b/"];
+    let beside = ["env", "-u", "LOCKCORE_CONTEXT", "-u", "LOCKCORE_ENCLOSING", "lockctl", "run"];
+    let code = |inner| {
+        let inner = [&beside[..], &path(inner), &["--", "true"]].concat();
+        store.run(&[&["run"], &path("s3://b/bag/7/")[..], &["--"], &inner].concat()).code
+    };
+    assert_eq!((code("s3://b/bag/7/data"), code("s3://b/"), code("s3://b/bag/8/data")), (120, 120, 0));
+    let mistake = store.run(&["run", "--subtree", "s3://c/", "--top", "s3://b/", "--", "true"]);
+    assert_eq!(mistake.code, 125, "{}", mistake.stderr);
+    assert!(mistake.stderr.contains("path: \"s3://c/\" is not possible"), "{}", mistake.stderr);
 }
 
 fn the_set_is_held_meanwhile_and_free_afterwards(store: &Store) {
@@ -134,6 +153,25 @@ fn locks_are_renewed_while_the_command_runs(store: &Store) {
     );
     let ended = store.run(&["run", "--id", "a", "--lease", &text, "--", "sh", "-c", &command]);
     assert_eq!(ended.code, 0, "{}", ended.stderr);
+}
+
+fn locks_are_kept_after_a_short_command(store: &Store) {
+    let (lease, text) = store.lease(Duration::from_secs(2));
+    // Longer than the lease: the store ends the locks, without this process.
+    let keep_for = lease * 2;
+    let began = Instant::now();
+    let kept = ["run", "--id", "a", "--lease", &text, "--keep-for", &format!("{}ms", keep_for.as_millis())];
+    assert_eq!(store.run(&[&kept[..], &["--", "true"]].concat()).code, 0);
+    assert!(began.elapsed() < keep_for, "{:?}", began.elapsed());
+    assert_eq!(store.run(&["run", "--id", "a", "--", "true"]).code, 120);
+    until("the time is over", || store.holders("a") == 0);
+    assert!(began.elapsed() >= keep_for, "{:?}", began.elapsed());
+    // Shorter: this process ends them.
+    let began = Instant::now();
+    let kept = ["run", "--id", "a", "--lease", "10m", "--keep-for", "1s", "--", "sh", "-c", "exit 3"];
+    assert_eq!(store.run(&kept).code, 3);
+    assert!(began.elapsed() >= Duration::from_secs(1), "{:?}", began.elapsed());
+    assert_eq!(store.holders("a"), 0);
 }
 
 fn a_command_that_cannot_be_started_leaves_nothing_locked(store: &Store) {

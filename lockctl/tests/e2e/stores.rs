@@ -21,6 +21,13 @@ const PLACES: &[Line] = &[
         let endpoint = server.url();
         Ok(Place::server(format!("{url}&endpoint={}", endpoint.trim_end_matches('/')), "&timeout", server))
     }),
+    ("s3", "s3", || {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let bucket = runtime.block_on(servers::Bucket::shared("lockctl-e2e"))?;
+        let url = "s3://lockctl-e2e/locks?region=us-east-1&access_key_id=test&secret_access_key=test";
+        let url = format!("{url}&endpoint={}", bucket.endpoint());
+        Ok(Place::server(url, "&timeout", bucket.server().clone()))
+    }),
     ("redis", "redis", || {
         server(Kind::Redis).map(|server| Place::server(server.url(), "?response_timeout", server))
     }),
@@ -72,6 +79,8 @@ pub(crate) enum Needs {
     Nothing,
     /// That waiters have places in a queue, which are shown.
     Queue,
+    /// That programs of two versions share a store. A bucket has one format so far.
+    Versions,
     /// What only DynamoDB has.
     DynamoDb,
     /// A file of its own: the store plays no part, or the test gets at its file.
@@ -92,6 +101,7 @@ impl Needs {
         match self {
             Needs::Nothing => true,
             Needs::Queue => capabilities.fifo,
+            Needs::Versions => scheme != "s3",
             Needs::DynamoDb => scheme == "dynamodb",
             Needs::File => scheme == "sqlite",
         }

@@ -17,6 +17,7 @@ pub(crate) const TESTS: &[Test] = &[
     test!(a_token_is_acquired_and_released, Nothing),
     test!(a_token_is_renewed_and_its_lease_ends_without, Nothing),
     test!(a_token_whose_lock_was_taken_over_releases_nothing, Nothing),
+    test!(a_token_is_checked_and_renewed_for_another_time, Nothing),
     test!(a_part_that_is_lost_is_reported_and_the_rest_released, Nothing),
     test!(json_tells_all_of_it, Nothing),
     test!(a_token_that_cannot_be_written_leaves_nothing_locked, Nothing),
@@ -67,14 +68,31 @@ fn a_token_is_renewed_and_its_lease_ends_without(store: &Store) {
 fn a_token_whose_lock_was_taken_over_releases_nothing(store: &Store) {
     let (_, lease) = store.lease(Duration::from_secs(4));
     let stale = acquire(store, &["--id", "a", "--id", "b", "--lease", &lease]);
-    let fresh = acquire(store, &["--id", "a", "--wait", "30s", "--lease", "10m"]);
+    // Where leases are long it prints for what it waits.
+    let fresh = store.run(&["acquire", "--id", "a", "--wait", "30s", "--lease", "10m"]);
+    assert_eq!(fresh.code, 0, "{}", fresh.stderr);
+    let fresh = fresh.stdout.trim();
     for command in ["release", "renew"] {
         let ended = store.run(&[command, &stale]);
         assert_eq!(ended.code, 122, "{command}");
         assert_eq!(store.holders("a"), 1, "{command} did not touch the new holder");
     }
-    assert_eq!(store.run(&["release", &fresh]).code, 0);
+    assert_eq!(store.run(&["release", fresh]).code, 0);
     assert_eq!(store.holders("a"), 0);
+}
+
+fn a_token_is_checked_and_renewed_for_another_time(store: &Store) {
+    let token = acquire(store, &["--id", "a", "--shared", "b", "--lease", "10m"]);
+    let held = store.run(&["check", &token]);
+    assert_eq!((held.code, held.stdout.as_str(), held.stderr.as_str()), (0, "", ""));
+    assert_eq!(store.json(&["check", &token])["held"], serde_json::json!(["a", "b"]));
+    assert_eq!(store.run(&["renew", &token, "--lease", "20m"]).code, 0);
+    let left = store.json(&["show", "b"])["holders"][0]["remaining_ms"].as_u64();
+    assert!(left.is_some_and(|left| left > 900_000), "{left:?}");
+    assert_eq!(store.run(&["release", &token]).code, 0);
+    let gone = store.run(&["check", &token]);
+    assert_eq!(gone.code, 122);
+    assert!(gone.stderr.starts_with("lockctl: not held any more: \"a\": "), "{}", gone.stderr);
 }
 
 fn a_part_that_is_lost_is_reported_and_the_rest_released(store: &Store) {

@@ -23,7 +23,7 @@ use crate::{
     stores::Test,
 };
 
-pub(crate) const TESTS: &[Test] = &[test!(this_executable_works_beside_a_newer_program, Nothing)];
+pub(crate) const TESTS: &[Test] = &[test!(this_executable_works_beside_a_newer_program, Versions)];
 
 /// A later version, with which today's executable can share a store.
 const NEXT: StoreVersion = StoreVersion { version: 2, oldest_program: 1 };
@@ -190,6 +190,7 @@ impl<'r> Program<'r> {
             queue: false,
             nested: false,
             detached: false,
+            weaken: false,
         };
         match self.runtime.block_on(self.dao.acquire(&request)).expect("it answers") {
             Acquired::Granted(granted) => {
