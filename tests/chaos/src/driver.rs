@@ -18,19 +18,29 @@ use fastrand::Rng;
 use futures_util::future;
 use lockcore::{BreakMode, LockDao, LockError, LockingService, Target, Uuid, Wait};
 use lockcore_any::Config;
-use lockcore_conformance::servers::{self, Mode as Line, Proxy, Server};
+use lockcore_conformance::servers::{self, Cluster, Mode as Line, Proxy, Server, Watched, Way};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use tokio::{process::Command, time::sleep};
+use tokio::{net::TcpStream, process::Command, time::sleep};
 
 use crate::{
     check::{self, AUDIT, Report},
+    clock,
     faults::Kind,
     history::{self, Claim, Mode, Recorder, Stage},
     worker::{self, Cheat, Plan},
 };
+
+/// The namespace of all locks.
+const NAMESPACE: &str = "chaos";
+
+/// The size of a disk that is to be filled.
+const DISK: u64 = 512 << 20;
+
+/// More connections than any of the servers allows.
+const MOST_CONNECTIONS: usize = 1100;
 
 /// A backend to run on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,6 +51,12 @@ pub enum Backend {
     Sqlite,
     /// A server that the driver starts.
     Server(servers::Kind),
+    /// A Redis master with a replica, and a sentinel.
+    Sentinel,
+    /// A Redis cluster of three nodes.
+    Cluster,
+    /// A bucket of an emulator of S3.
+    Bucket,
 }
 
 impl FromStr for Backend {
@@ -50,6 +66,9 @@ impl FromStr for Backend {
         match name {
             "memory" => Ok(Backend::Memory),
             "sqlite" => Ok(Backend::Sqlite),
+            "redis-sentinel" => Ok(Backend::Sentinel),
+            "redis-cluster" => Ok(Backend::Cluster),
+            "s3" => Ok(Backend::Bucket),
             name => match servers::Kind::ALL.into_iter().find(|kind| kind.name() == name) {
                 Some(kind) => Ok(Backend::Server(kind)),
                 None => bail!("no such backend: {name}"),
@@ -64,6 +83,9 @@ impl fmt::Display for Backend {
             Backend::Memory => "memory",
             Backend::Sqlite => "sqlite",
             Backend::Server(kind) => kind.name(),
+            Backend::Sentinel => "redis-sentinel",
+            Backend::Cluster => "redis-cluster",
+            Backend::Bucket => "s3",
         })
     }
 }
@@ -73,18 +95,34 @@ impl Backend {
     fn lease(self) -> Duration {
         match self {
             Backend::Server(servers::Kind::DynamoDb) => Duration::from_secs(5),
+            Backend::Bucket => Duration::from_secs(10),
             _ => Duration::from_secs(1),
         }
     }
 
     /// Returns whether a kind of fault can be caused.
     pub fn can(self, fault: Kind) -> bool {
-        match self {
-            Backend::Memory => !fault.needs_processes() && !fault.needs_server(),
-            Backend::Sqlite => !fault.needs_server(),
+        use servers::Kind::{DynamoDb, MariaDb, MySql, Postgres, Redis};
+        match fault {
+            Kind::Break | Kind::Freeze => true,
+            Kind::Kill | Kind::Stop => self != Backend::Memory,
+            Kind::StepClock => self != Backend::Memory && clock::library().is_some(),
+            Kind::Failover => self == Backend::Sentinel,
+            Kind::Reshard => self == Backend::Cluster,
+            Kind::Forget => self == Backend::Server(Redis),
+            Kind::FillDisk => matches!(self, Backend::Server(MariaDb | MySql)),
+            // A server of Postgres starts a process for each connection: too many for a small machine.
+            Kind::Exhaust => matches!(self, Backend::Server(kind) if kind != DynamoDb && kind != Postgres),
             // The engine keeps its data in memory.
-            Backend::Server(servers::Kind::DynamoDb) => fault != Kind::Restart,
-            Backend::Server(_) => true,
+            Kind::Restart => matches!(self, Backend::Server(kind) if kind != DynamoDb),
+            Kind::Cut
+            | Kind::CutAfter
+            | Kind::Refuse
+            | Kind::LoseRequests
+            | Kind::LoseReplies
+            | Kind::Delay
+            | Kind::Silence
+            | Kind::Pause => matches!(self, Backend::Server(_) | Backend::Bucket),
         }
     }
 }
@@ -120,7 +158,15 @@ pub struct Run {
 struct Store {
     /// What all connect to, the driver too: a server that is started again may have another port, which the proxy knows.
     url: String,
-    server: Option<(Server, Proxy)>,
+    home: Home,
+}
+
+/// What runs the store.
+enum Home {
+    File,
+    Server(Box<Server>, Proxy),
+    Watched(Box<Watched>),
+    Cluster(Cluster),
 }
 
 impl Run {
@@ -188,16 +234,41 @@ impl Run {
     }
 
     async fn store(&self) -> anyhow::Result<Store> {
-        let Backend::Server(kind) = self.backend else {
-            let url = format!("sqlite:{}", self.folder.join("locks.db").display());
-            return Ok(Store { url, server: None });
+        let kind = match self.backend {
+            Backend::Server(kind) => kind,
+            Backend::Sentinel => {
+                let watched = Watched::start().await?;
+                return Ok(Store { url: watched.url(), home: Home::Watched(Box::new(watched)) });
+            }
+            Backend::Cluster => {
+                let cluster = Cluster::start().await?;
+                let url = format!("redis+cluster://{}", cluster.addresses());
+                return Ok(Store { url, home: Home::Cluster(cluster) });
+            }
+            Backend::Bucket => {
+                let server = Server::start_by(servers::Kind::DynamoDb, Way::Process).await?;
+                servers::Bucket::make(&server, NAMESPACE).await?;
+                let proxy = Proxy::start(server.address()).await?;
+                let url = format!(
+                    "s3://{NAMESPACE}/locks?region=us-east-1&access_key_id=test&secret_access_key=test&endpoint={}",
+                    server.url_through(proxy.address()).trim_end_matches('/')
+                );
+                return Ok(Store { url, home: Home::Server(Box::new(server), proxy) });
+            }
+            Backend::Memory | Backend::Sqlite => {
+                let url = format!("sqlite:{}", self.folder.join("locks.db").display());
+                return Ok(Store { url, home: Home::File });
+            }
         };
         let server = match kind {
             // It forgets no grant that it answered.
             servers::Kind::Redis => {
-                let written = ["--appendonly", "yes", "--appendfsync", "always"];
+                let written = ["--appendonly", "yes", "--appendfsync", "always", "--maxclients", "100"];
                 Server::start_with(kind, move |_| Ok(written.map(str::to_owned).to_vec())).await?
             }
+            _ if self.faults.contains(&Kind::FillDisk) => Server::start_small(kind, DISK).await?,
+            // Files in memory do not outlive the server.
+            _ if !self.faults.contains(&Kind::Restart) => Server::start_for_many(kind).await?,
             _ => Server::start(kind).await?,
         };
         let proxy = Proxy::start(server.address()).await?;
@@ -208,17 +279,33 @@ impl Run {
             ),
             _ => server.url_through(proxy.address()),
         };
-        Ok(Store { url, server: Some((server, proxy)) })
+        Ok(Store { url, home: Home::Server(Box::new(server), proxy) })
+    }
+
+    /// The faults to choose from.
+    fn possible_faults(&self) -> Vec<Kind> {
+        let fills = self.faults.contains(&Kind::FillDisk);
+        // A small disk is in memory, and goes with the server.
+        let fits = |kind: Kind| self.backend.can(kind) && !(fills && kind == Kind::Restart);
+        self.faults.iter().copied().filter(|kind| fits(*kind)).collect()
+    }
+
+    /// What the wall clock of a worker is set by.
+    fn clock(&self, worker: u64) -> PathBuf {
+        self.folder.join(format!("clock-{worker}"))
     }
 
     /// Runs a worker until its operations are done; one that is killed is replaced.
     async fn worker(&self, number: u64, url: &str, workers: &Workers) -> anyhow::Result<()> {
         let mut left = self.operations / self.workers;
+        let clocks = self.possible_faults().contains(&Kind::StepClock);
+        clock::set(&self.clock(number), 0)?;
         for life in 1.. {
             let name = format!("worker-{number}-{life}");
             let history = self.history(&name);
             let plan = self.plan(self.seed.wrapping_mul(1_000).wrapping_add(number * 100 + life), left);
             let mut child = Command::new(&self.program)
+                .envs(clocks.then(|| clock::environment(&self.clock(number))).into_iter().flatten())
                 .arg("worker")
                 .args(["--url", url])
                 .args(["--seed", &plan.seed.to_string()])
@@ -272,7 +359,8 @@ impl Run {
 /// # Errors
 /// When that fails.
 pub async fn connect(url: &str) -> anyhow::Result<LockingService> {
-    let config = Config { url: Some(url.parse()?), namespace: Some("chaos".to_owned()), ..Config::default() };
+    let config =
+        Config { url: Some(url.parse()?), namespace: Some(NAMESPACE.to_owned()), ..Config::default() };
     // Elsewhere the first to connect creates the schema.
     let locks = config.service().await?;
     if url.starts_with("dynamodb:") {
@@ -351,15 +439,15 @@ impl<'a> Faults<'a> {
     async fn cause(&self) -> anyhow::Result<()> {
         let mut rng = Rng::with_seed(self.run.seed);
         let recorder = Recorder::create(&self.run.history("driver"))?;
-        let kinds: Vec<_> =
-            self.run.faults.iter().copied().filter(|kind| self.run.backend.can(*kind)).collect();
+        let kinds = self.run.possible_faults();
         while !self.stopped.load(Relaxed) {
             let Some(kind) = rng.choice(kinds.iter().copied()) else { return Ok(()) };
             sleep(self.run.every.mul_f64(rng.f64())).await;
             let begun = history::now();
             let worker = self.one(kind, &mut rng).await?;
             let millis = (history::now() - begun) / 1_000_000 + 1;
-            recorder.at(begun, 0, Stage::Fault { kind: kind.to_string(), millis, worker });
+            let (kind, loses_grants) = (kind.to_string(), kind.loses_grants());
+            recorder.at(begun, 0, Stage::Fault { kind, millis, worker, loses_grants });
         }
         Ok(())
     }
@@ -369,8 +457,7 @@ impl<'a> Faults<'a> {
         let lease = self.run.backend.lease();
         let short = Duration::from_millis(rng.u64(10..500));
         let long = lease.mul_f64(0.2 + rng.f64() * 2.0);
-        let server = self.store.and_then(|store| store.server.as_ref());
-        match (kind, server) {
+        match (kind, self.store.map(|store| &store.home)) {
             (Kind::Kill | Kind::Stop, _) => {
                 let Some(name) = self.workers.choose(rng) else { return Ok(None) };
                 if kind == Kind::Kill {
@@ -394,21 +481,56 @@ impl<'a> Faults<'a> {
                     }
                 }
             }
-            (Kind::Pause, Some((server, _))) => {
+            (Kind::StepClock, _) => {
+                let worker = rng.u64(1..=self.run.workers);
+                clock::set(&self.run.clock(worker), rng.i64(-clock::FURTHEST..=clock::FURTHEST))?;
+            }
+            (Kind::Pause, Some(Home::Server(server, _))) => {
                 // The kernel cannot always freeze a container; then there is nothing to resume.
                 if server.pause().await.is_ok() {
                     sleep(long).await;
                     server.resume().await?;
                 }
             }
-            (Kind::Restart, Some((server, proxy))) => {
+            (Kind::Restart | Kind::Forget, Some(Home::Server(server, proxy))) => {
+                if kind == Kind::Forget {
+                    servers::wire::redis_command(&server.address(), "FLUSHALL").await?;
+                }
                 server.kill().await?;
                 sleep(short).await;
                 server.restart().await?;
                 proxy.redirect(server.address());
             }
-            (Kind::Silence, Some((_, proxy))) => proxy.silence(),
-            (_, Some((_, proxy))) => {
+            (Kind::Exhaust, Some(Home::Server(server, proxy))) => {
+                proxy.set(Line::Reset).await;
+                let mut taken = Vec::new();
+                // Each is accepted by the kernel, also those that the server then refuses.
+                for _ in 0..MOST_CONNECTIONS {
+                    taken.extend(TcpStream::connect(server.address()).await.ok());
+                }
+                proxy.set(Line::Pass).await;
+                sleep(long).await;
+            }
+            (Kind::FillDisk, Some(Home::Server(server, _))) => {
+                server.fill_disk().await?;
+                sleep(long).await;
+                server.free_disk().await?;
+            }
+            (Kind::Failover, Some(Home::Watched(watched))) => {
+                let old = watched.current().await?;
+                let mut both = [&watched.master, &watched.replica].into_iter();
+                let new = both.find(|server| server.address() != old.address());
+                let new = new.context("there are two")?;
+                old.pause().await?;
+                watched.promoted(new).await?;
+                sleep(short).await;
+                // Until the sentinel corrects it, it believes that it is the master.
+                old.resume().await?;
+                watched.in_step(old).await?;
+            }
+            (Kind::Reshard, Some(Home::Cluster(cluster))) => reshard(cluster, rng).await?,
+            (Kind::Silence, Some(Home::Server(_, proxy))) => proxy.silence(),
+            (_, Some(Home::Server(_, proxy))) => {
                 let line = match kind {
                     Kind::Cut => Line::Reset,
                     Kind::CutAfter => Line::CutAfter(rng.u64(1..20)),
@@ -421,7 +543,7 @@ impl<'a> Faults<'a> {
                 sleep(if kind == Kind::Cut { Duration::from_millis(1) } else { long }).await;
                 proxy.set(Line::Pass).await;
             }
-            (_, None) => bail!("{kind} needs a server"),
+            (_, _) => bail!("{kind} is not for this backend"),
         }
         Ok(None)
     }
@@ -435,4 +557,43 @@ impl<'a> Faults<'a> {
         }
         Ok(())
     }
+}
+
+/// Moves the slot of the namespace from the node that has it to another, key by key.
+async fn reshard(cluster: &Cluster, rng: &mut Rng) -> anyhow::Result<()> {
+    let ask =
+        async |node: &Server, command: &str| servers::wire::redis_command(&node.address(), command).await;
+    let mut others: Vec<&Server> = cluster.nodes().iter().collect();
+    let mut source = None;
+    for (at, node) in others.iter().enumerate() {
+        // The others name the node that has it.
+        if ask(node, &format!("EXISTS {}", key("/f"))).await.is_ok() {
+            source = Some(at);
+        }
+    }
+    let source = others.swap_remove(source.context("a node has the slot")?);
+    let target = rng.choice(others).context("there are other nodes")?;
+    let slot = ask(source, &format!("CLUSTER KEYSLOT {}", key("/f"))).await?;
+    let (from, to) = (ask(source, "CLUSTER MYID").await?, ask(target, "CLUSTER MYID").await?);
+    ask(target, &format!("CLUSTER SETSLOT {slot} IMPORTING {from}")).await?;
+    ask(source, &format!("CLUSTER SETSLOT {slot} MIGRATING {to}")).await?;
+    let address = target.address().replace(':', " ");
+    loop {
+        let keys = ask(source, &format!("CLUSTER GETKEYSINSLOT {slot} 100")).await?;
+        if keys.is_empty() {
+            break;
+        }
+        for key in keys.lines() {
+            ask(source, &format!("MIGRATE {address} {key} 0 5000")).await?;
+        }
+    }
+    for node in [target, source] {
+        ask(node, &format!("CLUSTER SETSLOT {slot} NODE {to}")).await?;
+    }
+    Ok(())
+}
+
+/// A key of the namespace on Redis.
+fn key(name: &str) -> String {
+    format!("{{{NAMESPACE}}}{name}")
 }

@@ -33,11 +33,23 @@ pub enum Kind {
     Pause,
     /// The server is killed and started again, with what it had answered.
     Restart,
+    /// The wall clock of a worker is set to another time, up to two hours away.
+    StepClock,
+    /// Connections are reset, and all that the server allows are taken by others for a while.
+    Exhaust,
+    /// The master stops answering until its replica is promoted, and goes on as the replica.
+    Failover,
+    /// The slots of one node of a cluster move to another.
+    Reshard,
+    /// The disk of the server is full for a while.
+    FillDisk,
+    /// The server is killed and starts again without data.
+    Forget,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Kind; 13] = [
+    pub const ALL: [Kind; 19] = [
         Kind::Kill,
         Kind::Stop,
         Kind::Break,
@@ -51,16 +63,29 @@ impl Kind {
         Kind::Silence,
         Kind::Pause,
         Kind::Restart,
+        Kind::StepClock,
+        Kind::Exhaust,
+        Kind::Failover,
+        Kind::Reshard,
+        Kind::FillDisk,
+        Kind::Forget,
     ];
 
-    /// Returns whether there must be processes other than the driver.
-    pub fn needs_processes(self) -> bool {
-        matches!(self, Kind::Kill | Kind::Stop)
+    /// Returns those that are caused unless others are asked for by name.
+    pub fn usual() -> Vec<Kind> {
+        Self::ALL.into_iter().filter(|kind| !kind.is_special()).collect()
     }
 
-    /// Returns whether there must be a server that the driver started.
-    pub fn needs_server(self) -> bool {
-        !self.needs_processes() && !matches!(self, Kind::Break | Kind::Freeze)
+    /// Returns whether the store may forget or end grants by it, which the documentation says: then two may be inside at once
+    /// until the former holder learns of it, but fences and guarded writes stay in order.
+    pub fn loses_grants(self) -> bool {
+        matches!(self, Kind::Failover | Kind::Forget)
+    }
+
+    /// Returns whether it is caused only where it is asked for by name: it needs a server of another set-up, or grants may be
+    /// lost by it.
+    fn is_special(self) -> bool {
+        matches!(self, Kind::FillDisk | Kind::Forget)
     }
 }
 

@@ -75,6 +75,9 @@ pub enum Stage {
         millis: u64,
         /// The process that was disturbed; `None` for the store or the line to it.
         worker: Option<String>,
+        /// The store may have forgotten or ended grants.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        loses_grants: bool,
     },
 }
 

@@ -2,6 +2,7 @@
 //! checker of what they recorded, which knows nothing of lockcore.
 
 pub mod check;
+pub mod clock;
 pub mod driver;
 pub mod faults;
 pub mod history;

@@ -34,7 +34,8 @@ enum Command {
 
 #[derive(Args)]
 struct RunArguments {
-    /// memory, sqlite, redis, postgres, mariadb, mysql or dynamodb; servers are started for the run
+    /// memory, sqlite, redis, redis-sentinel, redis-cluster, postgres, mariadb, mysql, dynamodb or s3; servers are started for the
+    /// run
     #[arg(long)]
     backend: Backend,
     /// The seed of all choices
@@ -52,7 +53,8 @@ struct RunArguments {
     /// How many ids are locked
     #[arg(long, default_value_t = 48)]
     ids: u64,
-    /// The kinds of faults, separated by commas; all that the backend can have unless given, none if empty
+    /// The kinds of faults, separated by commas; none if empty. Unless given, all that the backend can have but fill-disk
+    /// and forget
     #[arg(long, value_delimiter = ',')]
     faults: Option<Vec<String>>,
     /// The longest pause between two faults
@@ -103,7 +105,7 @@ async fn main() -> anyhow::Result<ExitCode> {
 
 async fn run(arguments: RunArguments, folder: PathBuf) -> anyhow::Result<Report> {
     let faults = match arguments.faults {
-        None => Kind::ALL.to_vec(),
+        None => Kind::usual(),
         Some(names) => {
             names.iter().filter(|name| !name.is_empty()).map(|name| name.parse()).collect::<Result<_, _>>()?
         }

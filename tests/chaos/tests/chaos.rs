@@ -24,6 +24,13 @@ fn main() -> ExitCode {
             faults_break_no_promise(Backend::Server(kind))
         })
     }));
+    for backend in [Backend::Sentinel, Backend::Cluster] {
+        let name = format!("faults_break_no_promise::{backend}");
+        trials.push(servers::trial(servers::Kind::Redis, &name, move || faults_break_no_promise(backend)));
+    }
+    let on_a_bucket = || faults_break_no_promise(Backend::Bucket);
+    trials.push(servers::trial(servers::Kind::DynamoDb, "faults_break_no_promise::s3", on_a_bucket));
+    trials.push(servers::trial(servers::Kind::Redis, "lost_data_breaks_no_fence", lost_data_breaks_no_fence));
     servers::run(trials)
 }
 
@@ -47,7 +54,12 @@ async fn run(
     let run = Run {
         backend,
         seed: fastrand::u64(..1_000_000),
-        operations: if cheat.is_some() { 5_000 } else { 2_000 },
+        operations: match backend {
+            // Some ten a second.
+            Backend::Bucket => 300,
+            _ if cheat.is_some() => 5_000,
+            _ => 2_000,
+        },
         workers: 3,
         actors: 8,
         // A cheat shows only where others are in the way.
@@ -70,11 +82,19 @@ fn clean(report: &Report) -> TestResult {
 
 /// All promises hold under all faults that the backend can have.
 async fn faults_break_no_promise(backend: Backend) -> TestResult {
-    let report = run(backend, &Kind::ALL, None).await?;
+    disturbed(&run(backend, &Kind::usual(), None).await?)
+}
+
+/// A server that forgets all that it granted still gives fences in order.
+async fn lost_data_breaks_no_fence() -> TestResult {
+    disturbed(&run(Backend::Server(servers::Kind::Redis), &[Kind::Forget], None).await?)
+}
+
+fn disturbed(report: &Report) -> TestResult {
     if report.faults.is_empty() {
         return Err("no fault was caused".into());
     }
-    clean(&report)
+    clean(report)
 }
 
 /// The control of the cheats.
