@@ -35,7 +35,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) processes: Option<u16>,
 
-    /// Where the locks are: sqlite:FILE, memory:, ... [default: an SQLite file beside the archive]
+    /// Where the locks are: sqlite:FILE, memory:, s3://BUCKET/PREFIX, ... [default: an SQLite file beside the archive]
     #[arg(
         long,
         value_name = "URL",

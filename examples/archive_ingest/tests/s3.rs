@@ -2,14 +2,10 @@
 
 mod tree;
 
-use std::{
-    io::{Read, Write},
-    net::TcpStream,
-    process::{Command, ExitCode},
-};
+use std::process::{Command, ExitCode};
 
 use libtest_mimic::Trial;
-use lockcore_conformance::servers::{self, Kind, Server, ServerError, TestResult, Way, outcome};
+use lockcore_conformance::servers::{self, Bucket, ServerError, TestResult, outcome};
 use tree::{Run, Tree};
 
 /// A URL under which anything may be written, such as `s3://bucket/tests`; with AWS_ENDPOINT_URL and so on as the
@@ -22,6 +18,7 @@ const BUCKET: &str = "archive-ingest";
 fn main() -> ExitCode {
     servers::run([
         trial("every_object_once_on_s3", every_object_once),
+        trial("every_object_once_with_locks_in_the_bucket", locks_in_the_bucket),
         trial("without_locks_damage_is_detected_on_s3", without_locks),
     ])
 }
@@ -35,6 +32,18 @@ fn every_object_once(place: &Place) {
     assert_eq!(first.number("written"), 31);
     let again = place.run(&tree, &more);
     again.assert_complete(31);
+    assert_eq!(again.number("written"), 0);
+}
+
+/// With nothing but the bucket: the locks are objects beside those that they guard.
+fn locks_in_the_bucket(place: &Place) {
+    let tree = Tree::of(30);
+    let more = ["--locks", &format!("{}-locks", place.url)];
+    let first = place.run(&tree, &more);
+    first.assert_complete(30);
+    assert_eq!(first.number("written"), 30);
+    let again = place.run(&tree, &more);
+    again.assert_complete(30);
     assert_eq!(again.number("written"), 0);
 }
 
@@ -53,7 +62,7 @@ fn without_locks(place: &Place) {
 struct Place {
     url: String,
     /// The server, where the environment does not name it.
-    own: Option<(String, Server)>,
+    own: Option<Bucket>,
 }
 
 impl Place {
@@ -62,38 +71,21 @@ impl Place {
         if let Ok(url) = std::env::var(URL) {
             return Ok(Place { url: format!("{}/{part}", url.trim_end_matches('/')), own: None });
         }
-        // The engine for the tests of DynamoDB speaks S3's protocol too, unlike the containers with DynamoDB alone.
-        let server = Server::start_by(Kind::DynamoDb, Way::Process).await?;
-        make_bucket(&server.address()).expect("a server that has started makes a bucket");
-        let endpoint = format!("http://{}", server.address());
-        Ok(Place { url: format!("s3://{BUCKET}/{part}"), own: Some((endpoint, server)) })
+        let bucket = Bucket::own(BUCKET).await?;
+        Ok(Place { url: format!("s3://{BUCKET}/{part}"), own: Some(bucket) })
     }
 
     fn run(&self, tree: &Tree, more: &[&str]) -> Run {
         let mut command: Command = tree.command(&self.url, more);
-        if let Some((endpoint, _)) = &self.own {
+        if let Some(bucket) = &self.own {
             command
-                .env("AWS_ENDPOINT_URL", endpoint)
+                .env("AWS_ENDPOINT_URL", bucket.endpoint())
                 .env("AWS_ALLOW_HTTP", "true")
                 .env("AWS_REGION", "us-east-1")
                 .env("AWS_ACCESS_KEY_ID", "tests")
                 .env("AWS_SECRET_ACCESS_KEY", "tests");
         }
         Run::of(command.output().expect("the program was built"))
-    }
-}
-
-fn make_bucket(address: &str) -> std::io::Result<()> {
-    let mut server = TcpStream::connect(address)?;
-    write!(
-        server,
-        "PUT /{BUCKET} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-    )?;
-    let mut answer = String::new();
-    server.read_to_string(&mut answer)?;
-    match answer.starts_with("HTTP/1.1 200") {
-        true => Ok(()),
-        false => Err(std::io::Error::other(answer)),
     }
 }
 
