@@ -22,7 +22,6 @@ pub(crate) fn failure(error: RedisError, sent: bool) -> BackendError {
             Some("TRYAGAIN") => (Busy, false, ""),
             Some("OOM") => (Busy, false, "; the server's memory is full"),
             Some("BUSY") => (Busy, false, "; the server is busy with a long script"),
-            Some("ERR") if is_full(&error) => (Busy, false, ""),
             Some("MISCONF") => (Misconfigured, false, ""),
             Some("MOVED" | "ASK" | "CROSSSLOT") => (
                 Misconfigured,
@@ -43,11 +42,6 @@ pub(crate) fn ends_connection(error: &RedisError) -> bool {
     matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse)
         || matches!(code(error), Some("READONLY" | "MASTERDOWN"))
         || error.is_unrecoverable_error()
-}
-
-/// Whether the server refused the connection because its clients are as many as it allows. The error has no code of its own.
-fn is_full(error: &RedisError) -> bool {
-    error.detail().is_some_and(|detail| detail.starts_with("max number of clients"))
 }
 
 /// Returns the code of a server's error.

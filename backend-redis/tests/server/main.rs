@@ -87,7 +87,6 @@ fn main() -> ExitCode {
         odd {
             an_evicting_server_is_refused,
             the_doctor_sees_a_policy_that_was_changed_later,
-            a_server_without_a_free_connection_is_busy,
             every_node_of_a_cluster_is_looked_at,
             the_doctor_sees_whether_messages_arrive,
             a_replica_is_refused,

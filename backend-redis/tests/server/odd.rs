@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use lockcore::{BackendErrorKind, LockDao, Severity, Wait};
 use lockcore_conformance::{
-    PATIENCE, eventually,
-    servers::{Cluster, Mode, Proxy, TestResult},
+    eventually,
+    servers::{Cluster, TestResult},
     store::id,
 };
 
@@ -34,36 +34,6 @@ pub(crate) async fn the_doctor_sees_a_policy_that_was_changed_later() -> TestRes
     let bad: Vec<_> = findings.iter().filter(|finding| finding.severity == Severity::Error).collect();
     assert!(bad.iter().any(|finding| finding.detail.contains("allkeys-lru")), "{findings:?}");
     Ok(())
-}
-
-/// A server whose connections are all taken is asked again until one is free.
-pub(crate) async fn a_server_without_a_free_connection_is_busy() -> TestResult {
-    let server = server("--maxclients 4").await?;
-    let proxy = Proxy::start(server.address()).await?;
-    let place = Place::at(server.url_through(proxy.address()));
-    let (store, locks) = (place.store().await, place.locks().await?);
-    let mut taken = Vec::new();
-    proxy.set(Mode::Reset).await;
-    while let Ok(connection) = Raw::to(&server.url()).await {
-        taken.push(connection);
-    }
-    proxy.set(Mode::Pass).await;
-    let error = place.open().await.expect_err("no connection is free");
-    assert_eq!(error.kind(), BackendErrorKind::Busy, "{error:?}");
-    let caller = store.caller();
-    let refused = eventually("it has noticed that its connection is closed", || async {
-        let error = store.dao().acquire(&caller.request(["a"])).await.expect_err("no connection is free");
-        assert!(error.is_retryable(), "{error:?}");
-        (error.kind() == BackendErrorKind::Busy).then_some(error)
-    })
-    .await;
-    assert!(!refused.in_doubt(), "{refused:?}");
-    let call = locks.wait(Wait::up_to(PATIENCE)).run_locked(["a"], async || ());
-    let (ended, ()) = tokio::join!(call, async {
-        tokio::task::yield_now().await;
-        drop(taken);
-    });
-    Ok(ended?)
 }
 
 /// The node that may evict is found and named.

@@ -10,7 +10,7 @@ use std::{
         Mutex, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail, ensure};
@@ -29,7 +29,7 @@ use crate::{
     check::{self, AUDIT, Report},
     clock,
     faults::Kind,
-    history::{self, Claim, Mode, Recorder, Stage},
+    history::{self, Claim, Mode, Outcome, Recorder, Stage},
     worker::{self, Cheat, Plan},
 };
 
@@ -38,6 +38,9 @@ const NAMESPACE: &str = "chaos";
 
 /// The size of a disk that is to be filled.
 const DISK: u64 = 512 << 20;
+
+/// How long a store may fail after the last fault.
+const STORE_PATIENCE: Duration = Duration::from_secs(120);
 
 /// More connections than any of the servers allows.
 const MOST_CONNECTIONS: usize = 1100;
@@ -345,8 +348,18 @@ impl Run {
             let (op, id) = (recorder.next_op(), claim.id.clone());
             recorder.now(op, Stage::Asked { claims: vec![claim], nested: false });
             let wait = self.backend.lease() * 4 + Duration::from_secs(10);
-            let ended = locks.wait(Wait::up_to(wait)).run_locked([id], async || {}).await;
-            recorder.now(op, Stage::Ended { outcome: worker::outcome(ended) });
+            let begun = Instant::now();
+            // A machine that is busy with other stores may not answer in time; only a lock that is in the way is a violation.
+            let outcome = loop {
+                let ended = locks.wait(Wait::up_to(wait)).run_locked([id.clone()], async || {}).await;
+                let cause = ended.as_ref().err().map(ToString::to_string);
+                let outcome = worker::outcome(ended);
+                if outcome != Outcome::Failed || begun.elapsed() > STORE_PATIENCE {
+                    break outcome;
+                }
+                eprintln!("the store failed after {:?}, {id} is tried again: {cause:?}", begun.elapsed());
+            };
+            recorder.now(op, Stage::Ended { outcome });
         };
         future::join_all((0..self.ids).map(one)).await;
         recorder.now(0, Stage::Finished);
