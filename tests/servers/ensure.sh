@@ -120,7 +120,7 @@ five_years() {
 }
 
 # one_by_one: a thread of moto disposes of an object's data while others read it or check a condition on it: of 4363 concurrent
-# writes 111 failed with 500
+# writes 111 failed with 500, and of 369 that were acknowledged 2 were lost where Python changes threads each microsecond
 one_by_one() {
   sed -i 's/threaded=True/threaded=False/' "${python[0]}"/lib/python3*/site-packages/moto/server.py 2>/dev/null || true
 }
