@@ -18,6 +18,7 @@
 
 use std::{fmt, time::Duration};
 
+use futures_util::stream::BoxStream;
 use lockcore::{
     BackendError, BreakMode, Broken, Capabilities, ContextId, Finding, Grant, Ident, Inspection, Listing,
     LockDao, Page, Released, Renewed, Swept, Target,
@@ -31,6 +32,7 @@ use crate::{
     history::{Event, History, What},
     sync::{AtomicU64, Mutex},
     table::{MAX_SHARDS, Tables},
+    watchers::Watchers,
 };
 
 /// Locks among the tasks and threads of one process; see the [crate's documentation](crate).
@@ -44,6 +46,7 @@ pub struct MemoryLockDao<I = String, C = Uuid> {
     pub(crate) arrivals: AtomicU64,
     pub(crate) history: Option<History<I, C>>,
     pub(crate) sweeping: Mutex<Sweeping>,
+    pub(crate) watchers: Watchers,
 }
 
 impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
@@ -75,6 +78,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
             arrivals: AtomicU64::new(1),
             history: None,
             sweeping: Mutex::new(Sweeping::default()),
+            watchers: Watchers::default(),
         }
     }
 
@@ -111,6 +115,13 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
     /// Returns whether no id is held, queued for or frozen.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Does a step and has the watchers look again.
+    fn notifying<T>(&self, step: impl FnOnce() -> T) -> T {
+        let done = step();
+        self.watchers.notify();
+        done
     }
 
     /// Records an event, if there is a history.
@@ -156,7 +167,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for MemoryLockDao<I, C> {
     }
 
     async fn acquire(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
-        self.acquire_now(request)
+        self.notifying(|| self.acquire_now(request))
     }
 
     async fn withdraw(
@@ -164,11 +175,11 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for MemoryLockDao<I, C> {
         request: &AcquireRequest<I, C>,
         how: Withdraw,
     ) -> Result<Withdrawn, BackendError> {
-        Ok(self.withdraw_now(request, how))
+        Ok(self.notifying(|| self.withdraw_now(request, how)))
     }
 
     async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
-        Ok(self.release_now(grant))
+        Ok(self.notifying(|| self.release_now(grant)))
     }
 
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
@@ -176,7 +187,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for MemoryLockDao<I, C> {
     }
 
     async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {
-        Ok(self.release_context_now(context))
+        Ok(self.notifying(|| self.release_context_now(context)))
     }
 
     async fn list(&self, page: &Page) -> Result<Listing<I, C>, BackendError> {
@@ -187,6 +198,14 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for MemoryLockDao<I, C> {
         Ok(self.inspect_now(target))
     }
 
+    fn watch<'w>(
+        &'w self,
+        target: &'w Target<I>,
+        every: Duration,
+    ) -> BoxStream<'w, Result<Inspection<I, C>, BackendError>> {
+        self.watch_now(target, every)
+    }
+
     async fn break_lock(
         &self,
         target: &Target<I>,
@@ -194,16 +213,16 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for MemoryLockDao<I, C> {
         how: BreakMode,
         by: &str,
     ) -> Result<Broken, BackendError> {
-        Ok(self.break_now(target, fence, how, by))
+        Ok(self.notifying(|| self.break_now(target, fence, how, by)))
     }
 
     async fn freeze(&self, target: &Target<I>, frozen: bool) -> Result<(), BackendError> {
-        self.freeze_now(target, frozen);
+        self.notifying(|| self.freeze_now(target, frozen));
         Ok(())
     }
 
     async fn sweep(&self, batch: usize, unless_within: Option<Duration>) -> Result<Swept, BackendError> {
-        Ok(self.sweep_now(batch, unless_within))
+        Ok(self.notifying(|| self.sweep_now(batch, unless_within)))
     }
 
     async fn migrate(&self) -> Result<(), BackendError> {

@@ -34,6 +34,7 @@ mod spot;
 mod sync;
 mod table;
 mod tombstones;
+mod watchers;
 mod withdraw;
 
 pub use dao::MemoryLockDao;

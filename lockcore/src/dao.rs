@@ -2,6 +2,11 @@
 
 use std::{fmt, time::Duration};
 
+use futures_util::{
+    StreamExt,
+    stream::{self, BoxStream},
+};
+
 use crate::{
     AttemptId, BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, ClaimSet, Conflict,
     ContextId, Finding, Grant, Granted, Ident, Inspection, List, Listing, LostLock, Owner, Page, Swept,
@@ -209,6 +214,24 @@ pub trait LockDao<I: Ident = String, C: ContextId = Uuid>: fmt::Debug + Send + S
         _target: &Target<I>,
     ) -> impl Future<Output = Result<Inspection<I, C>, BackendError>> + Send {
         async { Err(BackendError::unsupported("inspect")) }
+    }
+
+    /// Watches one id: what [`inspect`](Self::inspect) returns at once, and again whenever it may have changed, after `every` at
+    /// the latest. The stream ends with the first error. Keeps nothing in the store.
+    ///
+    /// The default inspects after each `every`. A backend that learns of changes without a request to its store can be faster.
+    fn watch<'w>(
+        &'w self,
+        target: &'w Target<I>,
+        every: Duration,
+    ) -> BoxStream<'w, Result<Inspection<I, C>, BackendError>> {
+        let looks = stream::try_unfold(false, move |is_later| async move {
+            if is_later {
+                tokio::time::sleep(every).await;
+            }
+            Ok(Some((self.inspect(target).await?, true)))
+        });
+        looks.boxed()
     }
 
     /// Breaks the lock that is held on the id under exactly this fence, and records who did.

@@ -3,6 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use futures_util::stream::BoxStream;
 use uuid::Uuid;
 
 use crate::{
@@ -43,6 +44,14 @@ macro_rules! forward {
 
         async fn inspect(&$self, target: &Target<I>) -> Result<Inspection<I, C>, BackendError> {
             ($to).inspect(target).await
+        }
+
+        fn watch<'w>(
+            &'w $self,
+            target: &'w Target<I>,
+            every: Duration,
+        ) -> BoxStream<'w, Result<Inspection<I, C>, BackendError>> {
+            ($to).watch(target, every)
         }
 
         async fn break_lock(
@@ -88,6 +97,11 @@ trait DynLockDao<I: Ident, C: ContextId>: fmt::Debug + Send + Sync + 'static {
     async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError>;
     async fn list(&self, page: &Page) -> Result<Listing<I, C>, BackendError>;
     async fn inspect(&self, target: &Target<I>) -> Result<Inspection<I, C>, BackendError>;
+    fn watch<'w>(
+        &'w self,
+        target: &'w Target<I>,
+        every: Duration,
+    ) -> BoxStream<'w, Result<Inspection<I, C>, BackendError>>;
     async fn break_lock(
         &self,
         target: &Target<I>,

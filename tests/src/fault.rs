@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::stream::BoxStream;
 use lockcore::{
     BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, ContextId, Finding, Grant, Ident,
     Inspection, Listing, LockDao, Page, Released, Renewed, Swept, Target,
@@ -188,6 +189,14 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockDao<I, C> for FaultyDao<D> {
 
     async fn inspect(&self, target: &Target<I>) -> Result<Inspection<I, C>, BackendError> {
         self.dao.inspect(target).await
+    }
+
+    fn watch<'w>(
+        &'w self,
+        target: &'w Target<I>,
+        every: Duration,
+    ) -> BoxStream<'w, Result<Inspection<I, C>, BackendError>> {
+        self.dao.watch(target, every)
     }
 
     async fn break_lock(

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
-use futures_util::{Stream, TryStreamExt, stream};
+use futures_util::{Stream, StreamExt, TryFutureExt, TryStreamExt, future, stream};
 
 use super::Inner;
 use crate::{
@@ -71,8 +71,9 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
         Ok(Why::follow(asked, &self.list_all().await?))
     }
 
-    /// Watches an id: what it is at first, and then each change that a look at it finds. It looks again after `every`, in any
-    /// store, so that a lock that was held for less than that may not be seen. The stream ends with the first error.
+    /// Watches an id: what it is at first, and then each change that a look at it finds. The backend looks after each `every`, or
+    /// earlier where it learns of changes at once (see [`LockDao::watch`]), so that a lock that was held for less than that may not
+    /// be seen. The stream ends with the first error.
     ///
     /// ```
     /// use std::{pin::pin, time::Duration};
@@ -94,44 +95,69 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
     /// ```
     ///
     /// # Errors
-    /// Unsupported, a bad id, or a failure of the backend.
+    /// Unsupported, a bad id, an interval of zero, or a failure of the backend.
     pub fn watch<'w>(
         &'w self,
         target: &'w Target<I>,
         every: Duration,
     ) -> impl Stream<Item = Result<Change<C>, LockError<I, C>>> + Send + 'w {
-        let looks = stream::try_unfold(None::<Look<I, C>>, move |last| async move {
-            if last.is_some() {
-                tokio::time::sleep(every).await;
-            }
-            let look = Look::new(self.inspect(target).await?);
-            let changes = look.changes_since(last.as_ref());
-            let changes = stream::iter(changes.into_iter().map(Ok::<_, LockError<I, C>>));
-            Ok::<_, LockError<I, C>>(Some((changes, Some(look))))
+        let looks = async move { self.looks(target, every) }.try_flatten_stream();
+        let changes = looks.scan(None::<Look<I, C>>, |last, seen| {
+            let changes = seen.map(|seen| {
+                let look = Look::new(seen);
+                let changes = look.changes_since(last.as_ref());
+                *last = Some(look);
+                stream::iter(changes.into_iter().map(Ok))
+            });
+            future::ready(Some(changes))
         });
-        looks.try_flatten()
+        changes.try_flatten()
     }
 
-    /// Waits until no id of the set is held, without taking any; another context may hold them again when this returns. It looks
-    /// after `every`, and takes no place in a queue.
+    /// Waits until no id of the set is held, without taking any; another context may hold them again when this returns. Looks as
+    /// [`watch`](Self::watch) does, and takes no place in a queue.
     ///
     /// # Errors
-    /// Unsupported, a bad id, or a failure of the backend.
+    /// Unsupported, a bad id, an interval of zero, or a failure of the backend.
     ///
     /// # Cancel safety
     /// Nothing is kept in the store.
     pub async fn until_free(&self, ids: impl Ids<I>, every: Duration) -> Result<(), LockError<I, C>> {
         let claims = ClaimSet::new(ids, Mode::Exclusive)?;
-        loop {
-            let mut is_free = true;
-            for claim in claims.iter() {
-                is_free &= self.inspect(&claim.target).await?.holders.is_empty();
+        // Until all were seen free in a row, without a wait in between.
+        let mut free = 0;
+        for claim in claims.iter().cycle() {
+            if free == claims.len() {
+                break;
             }
-            if is_free {
-                return Ok(());
+            let mut looks = self.looks(&claim.target, every)?;
+            free += 1;
+            while let Some(seen) = looks.try_next().await? {
+                if seen.holders.is_empty() {
+                    break;
+                }
+                free = 1;
             }
-            tokio::time::sleep(every).await;
         }
+        Ok(())
+    }
+
+    /// What an id is at first and whenever that may have changed.
+    fn looks<'w>(
+        &'w self,
+        target: &'w Target<I>,
+        every: Duration,
+    ) -> Result<
+        impl Stream<Item = Result<Inspection<I, C>, LockError<I, C>>> + Send + Unpin + 'w,
+        LockError<I, C>,
+    > {
+        self.need("watch", self.service.capabilities.listing)?;
+        check(target)?;
+        if every.is_zero() {
+            let expected = "it must be longer than zero";
+            return Err(BadRequest::OutOfBounds { field: "every", value: "0s".to_owned(), expected }.into());
+        }
+        Ok(self.service.dao.watch(target, every).map_err(LockError::from))
     }
 
     /// Breaks the lock that is held under exactly this fence; recorded with the service's owner label.

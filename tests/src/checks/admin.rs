@@ -7,8 +7,8 @@ use std::{
 
 use futures_util::{FutureExt, StreamExt};
 use lockcore::{
-    BreakMode, Broken, Change, ConflictReason, EndedBy, Grant, Inspection, Listing, LockDao, LockingService,
-    LossReason, Mode, Page, StoredContext,
+    BadRequest, BreakMode, Broken, Change, ConflictReason, EndedBy, Grant, Inspection, Listing, LockDao,
+    LockError, LockingService, LossReason, Mode, Page, StoredContext,
 };
 use uuid::Uuid;
 
@@ -118,6 +118,8 @@ pub async fn a_watcher_sees_each_change<B: Backend>(store: Store<B>) {
     let (admin, target) = (locks.admin(), id("a"));
     let [one, two] = store.callers();
     let grant = one.take(["a"]).await;
+    let refused = pin!(admin.watch(&target, Duration::ZERO)).next().await.expect("there is an answer");
+    assert!(matches!(refused, Err(LockError::BadRequest(BadRequest::OutOfBounds { field: "every", .. }))));
     let mut changes = pin!(admin.watch(&target, OFTEN));
     let mut next = async || changes.next().await.expect("it goes on").expect("the store answers");
     let fence = |grant: &Grant<String, Uuid>| grant.locks[0].granted.fence;
