@@ -47,6 +47,7 @@ mod pooler;
 mod process;
 mod programs;
 mod proxy;
+mod replicated;
 mod runtime;
 mod server;
 mod shared;
@@ -61,6 +62,7 @@ pub use self::{
     kind::Kind,
     pooler::Pooler,
     proxy::{Counts, Mode, Proxy},
+    replicated::Replicated,
     server::{Server, Way},
     shared::{forget_shared, shared},
     trial::{TestResult, outcome, run, run_many, trial, trial_by},

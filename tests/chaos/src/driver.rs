@@ -18,7 +18,7 @@ use fastrand::Rng;
 use futures_util::future;
 use lockcore::{BreakMode, LockDao, LockError, LockingService, Target, Uuid, Wait};
 use lockcore_any::Config;
-use lockcore_conformance::servers::{self, Cluster, Mode as Line, Proxy, Server, Watched, Way};
+use lockcore_conformance::servers::{self, Cluster, Mode as Line, Proxy, Replicated, Server, Watched, Way};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -54,6 +54,8 @@ pub enum Backend {
     Sqlite,
     /// A server that the driver starts.
     Server(servers::Kind),
+    /// A Postgres server with a synchronous replica.
+    Replicated,
     /// A Redis master with a replica, and a sentinel.
     Sentinel,
     /// A Redis cluster of three nodes.
@@ -69,6 +71,7 @@ impl FromStr for Backend {
         match name {
             "memory" => Ok(Backend::Memory),
             "sqlite" => Ok(Backend::Sqlite),
+            "postgres-replica" => Ok(Backend::Replicated),
             "redis-sentinel" => Ok(Backend::Sentinel),
             "redis-cluster" => Ok(Backend::Cluster),
             "s3" => Ok(Backend::Bucket),
@@ -86,6 +89,7 @@ impl fmt::Display for Backend {
             Backend::Memory => "memory",
             Backend::Sqlite => "sqlite",
             Backend::Server(kind) => kind.name(),
+            Backend::Replicated => "postgres-replica",
             Backend::Sentinel => "redis-sentinel",
             Backend::Cluster => "redis-cluster",
             Backend::Bucket => "s3",
@@ -103,6 +107,12 @@ impl Backend {
         }
     }
 
+    /// Returns whether the store may forget or end grants by a fault, which the documentation says: then two may be inside at once
+    /// until the former holder learns of it, but fences and guarded writes stay in order.
+    fn may_lose_grants(self, fault: Kind) -> bool {
+        fault == Kind::Forget || (fault == Kind::Failover && self == Backend::Sentinel)
+    }
+
     /// Returns whether a kind of fault can be caused.
     pub fn can(self, fault: Kind) -> bool {
         use servers::Kind::{DynamoDb, MariaDb, MySql, Postgres, Redis};
@@ -110,7 +120,7 @@ impl Backend {
             Kind::Break | Kind::Freeze => true,
             Kind::Kill | Kind::Stop => self != Backend::Memory,
             Kind::StepClock => self != Backend::Memory && clock::library().is_some(),
-            Kind::Failover => self == Backend::Sentinel,
+            Kind::Failover => matches!(self, Backend::Replicated | Backend::Sentinel),
             Kind::Reshard => self == Backend::Cluster,
             Kind::Forget => self == Backend::Server(Redis),
             Kind::FillDisk => matches!(self, Backend::Server(MariaDb | MySql)),
@@ -168,6 +178,7 @@ struct Store {
 enum Home {
     File,
     Server(Box<Server>, Proxy),
+    Replicated(Box<Replicated>, Proxy),
     Watched(Box<Watched>),
     Cluster(Cluster),
 }
@@ -239,6 +250,12 @@ impl Run {
     async fn store(&self) -> anyhow::Result<Store> {
         let kind = match self.backend {
             Backend::Server(kind) => kind,
+            Backend::Replicated => {
+                let replicated = Replicated::start().await?;
+                let proxy = Proxy::start(replicated.address().await).await?;
+                let url = replicated.url_through(proxy.address()).await;
+                return Ok(Store { url, home: Home::Replicated(Box::new(replicated), proxy) });
+            }
             Backend::Sentinel => {
                 let watched = Watched::start().await?;
                 return Ok(Store { url: watched.url(), home: Home::Watched(Box::new(watched)) });
@@ -459,7 +476,7 @@ impl<'a> Faults<'a> {
             let begun = history::now();
             let worker = self.one(kind, &mut rng).await?;
             let millis = (history::now() - begun) / 1_000_000 + 1;
-            let (kind, loses_grants) = (kind.to_string(), kind.loses_grants());
+            let (kind, loses_grants) = (kind.to_string(), self.run.backend.may_lose_grants(kind));
             recorder.at(begun, 0, Stage::Fault { kind, millis, worker, loses_grants });
         }
         Ok(())
@@ -528,6 +545,13 @@ impl<'a> Faults<'a> {
                 server.fill_disk().await?;
                 sleep(long).await;
                 server.free_disk().await?;
+            }
+            (Kind::Failover, Some(Home::Replicated(replicated, proxy))) => {
+                proxy.redirect(replicated.fail_over().await?);
+                proxy.set(Line::Reset).await;
+                proxy.set(Line::Pass).await;
+                sleep(short).await;
+                replicated.replace().await?;
             }
             (Kind::Failover, Some(Home::Watched(watched))) => {
                 let old = watched.current().await?;

@@ -37,7 +37,7 @@ pub enum Kind {
     StepClock,
     /// Connections are reset, and all that the server allows are taken by others for a while.
     Exhaust,
-    /// The master stops answering until its replica is promoted, and goes on as the replica.
+    /// The master or primary stops answering, and its replica is promoted.
     Failover,
     /// The slots of one node of a cluster move to another.
     Reshard,
@@ -74,12 +74,6 @@ impl Kind {
     /// Returns those that are caused unless others are asked for by name.
     pub fn usual() -> Vec<Kind> {
         Self::ALL.into_iter().filter(|kind| !kind.is_special()).collect()
-    }
-
-    /// Returns whether the store may forget or end grants by it, which the documentation says: then two may be inside at once
-    /// until the former holder learns of it, but fences and guarded writes stay in order.
-    pub fn loses_grants(self) -> bool {
-        matches!(self, Kind::Failover | Kind::Forget)
     }
 
     /// Returns whether it is caused only where it is asked for by name: it needs a server of another set-up, or grants may be

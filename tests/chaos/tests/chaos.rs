@@ -24,9 +24,13 @@ fn main() -> ExitCode {
             faults_break_no_promise(Backend::Server(kind))
         })
     }));
-    for backend in [Backend::Sentinel, Backend::Cluster] {
+    for (kind, backend) in [
+        (servers::Kind::Postgres, Backend::Replicated),
+        (servers::Kind::Redis, Backend::Sentinel),
+        (servers::Kind::Redis, Backend::Cluster),
+    ] {
         let name = format!("faults_break_no_promise::{backend}");
-        trials.push(servers::trial(servers::Kind::Redis, &name, move || faults_break_no_promise(backend)));
+        trials.push(servers::trial(kind, &name, move || faults_break_no_promise(backend)));
     }
     let on_a_bucket = || faults_break_no_promise(Backend::Bucket);
     trials.push(servers::trial(servers::Kind::DynamoDb, "faults_break_no_promise::s3", on_a_bucket));

@@ -22,6 +22,17 @@ use super::{
 const READY: Duration = Duration::from_secs(180);
 const POLL: Duration = Duration::from_millis(250);
 
+/// What is special about a container.
+#[derive(Default)]
+pub(super) struct Setup {
+    /// The server's files are in a memory of so many bytes instead of on this machine's disk.
+    pub(super) memory: Option<u64>,
+    /// Further arguments of the server.
+    pub(super) arguments: &'static [&'static str],
+    /// A command of the shell that root runs before the server starts.
+    pub(super) before: Option<String>,
+}
+
 /// A container with a server in it; dropping it removes it.
 pub(super) struct Container {
     kind: Kind,
@@ -31,19 +42,16 @@ pub(super) struct Container {
 }
 
 impl Container {
-    /// `memory`: its files are in a memory of so many bytes instead of on this machine's disk. `further` are added to the
-    /// server's arguments.
     pub(super) async fn start(
         kind: Kind,
         password: String,
-        memory: Option<u64>,
-        further: &'static [&'static str],
+        setup: Setup,
     ) -> Result<(Self, Endpoint), ServerError> {
         runtime::run(async move {
             let docker = engine().await.map_err(|reason| ServerError::unavailable(kind, reason))?;
             let image = Image::of(kind, &docker).await?;
             let failed = |reason: String| ServerError::failed(kind, "start", reason);
-            let container = create(kind, &image, &password, memory, further).await;
+            let container = create(kind, &image, &password, &setup).await;
             let container = container.map_err(|error| failed(redacted(error, &password)))?;
             let container = Self { kind, password, docker, container: Some(Arc::new(container)) };
             let endpoint = ready(kind, &container.container(), &container.password).await;
@@ -88,12 +96,28 @@ impl Container {
         .await
     }
 
-    /// Runs a command of the shell in it.
+    /// Runs a command of the shell in it; an error when it fails.
     pub(super) async fn shell(&self, command: &str) -> Result<(), String> {
-        let (container, command) = (self.container(), ExecCommand::new(["sh", "-c", command]));
-        runtime::run(
-            async move { said(said(container.exec(command).await)?.stdout_to_vec().await).map(drop) },
-        )
+        // The status comes as the last line: `ExecResult` cannot be asked for it in a future that is `Send`.
+        let command = format!("{{ {command}; }} 2>&1; echo; echo $?");
+        let (container, command) = (self.container(), ExecCommand::new(["sh", "-c", &command]));
+        runtime::run(async move {
+            let output = said(said(container.exec(command).await)?.stdout_to_vec().await)?;
+            let output = String::from_utf8_lossy(&output);
+            if output.ends_with("\n0\n") { Ok(()) } else { Err(last_lines(&output)) }
+        })
+        .await
+    }
+
+    /// Its address for other containers.
+    pub(super) async fn inner_address(&self) -> Result<String, String> {
+        let (container, docker) = (self.container(), self.docker.clone());
+        runtime::run(async move {
+            let seen = said(docker.inspect_container(container.id(), None).await)?;
+            let networks = seen.network_settings.and_then(|settings| settings.networks).unwrap_or_default();
+            let address = networks.into_values().find_map(|network| network.ip_address);
+            address.ok_or_else(|| "it has no address".to_owned())
+        })
         .await
     }
 
@@ -120,8 +144,7 @@ async fn create(
     kind: Kind,
     image: &Image,
     password: &str,
-    memory: Option<u64>,
-    further: &[&str],
+    setup: &Setup,
 ) -> Result<ContainerAsync<GenericImage>, TestcontainersError> {
     let guard = Guard::of_this_process().map_err(TestcontainersError::other)?;
     let (command, variables): (&[&str], &[(&str, &str)]) = match kind {
@@ -151,14 +174,24 @@ async fn create(
             &[("MYSQL_ROOT_PASSWORD", password), ("MYSQL_DATABASE", MYSQL_DATABASE)],
         ),
     };
+    // The images run what is not the server's name as it is.
+    let before = setup.before.as_ref().map(|before| {
+        let then = format!("{before} && exec bash /usr/local/bin/docker-entrypoint.sh \"$@\"");
+        ["bash", "-c", &then, "bash"].map(str::to_owned)
+    });
+    let command = command.iter().chain(setup.arguments).map(|&word| word.to_owned());
     let mut request = GenericImage::new(&image.name, &image.tag)
         .with_exposed_port(kind.default_port().tcp())
         .with_label(LABEL, guard.expect_containers()?)
-        .with_cmd(command.iter().chain(further).copied());
+        .with_cmd(before.into_iter().flatten().chain(command));
     for &(name, value) in variables {
         request = request.with_env_var(name, value);
     }
-    if let Some(bytes) = memory {
+    if matches!(kind, Kind::MariaDb | Kind::MySql) {
+        // For temporary tables, of which MariaDB makes a file each: slow on an image's own file system.
+        request = request.with_mount(Mount::tmpfs_mount("/tmp"));
+    }
+    if let Some(bytes) = setup.memory {
         for &folder in folders(kind) {
             request = request.with_mount(Mount::tmpfs_mount(folder).with_size_bytes(bytes.cast_signed()));
         }

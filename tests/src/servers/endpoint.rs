@@ -43,6 +43,10 @@ impl Endpoint {
         self.url.to_string()
     }
 
+    pub(super) fn password(&self) -> String {
+        self.url.password().unwrap_or_default().to_owned()
+    }
+
     /// The URL with host and port replaced, as for a proxy.
     pub(super) fn url_through(&self, address: SocketAddr) -> String {
         let mut url = self.url.clone();

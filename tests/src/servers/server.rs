@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     Kind,
-    container::{Container, folders},
+    container::{Container, Setup, folders},
     endpoint::Endpoint,
     error::ServerError,
     process::Process,
@@ -84,10 +84,7 @@ impl Server {
         let password = uuid::Uuid::new_v4().simple().to_string();
         let (home, endpoint) = match way {
             Way::Url => (Home::Elsewhere, from_environment(kind)?),
-            Way::Container => {
-                let (container, endpoint) = Container::start(kind, password, None, &[]).await?;
-                (Home::Container(container), endpoint)
-            }
+            Way::Container => return Self::start_container(kind, password, Setup::default()).await,
             Way::Process => {
                 let (process, endpoint) = Process::start(kind, None, password, |_| Ok(Vec::new())).await?;
                 (Home::Process(process), endpoint)
@@ -139,8 +136,30 @@ impl Server {
     pub async fn start_small(kind: Kind, bytes: u64) -> Result<Self, ServerError> {
         let password = uuid::Uuid::new_v4().simple().to_string();
         // On a full disk MySQL's binary log lets every statement wait until there is room, and looks for it each minute.
-        let further: &[&str] = if kind == Kind::MySql { &["--skip-log-bin"] } else { &[] };
-        let (container, endpoint) = Container::start(kind, password, Some(bytes), further).await?;
+        let arguments: &[&str] = if kind == Kind::MySql { &["--skip-log-bin"] } else { &[] };
+        let setup = Setup { memory: Some(bytes), arguments, before: None };
+        Self::start_container(kind, password, setup).await
+    }
+
+    /// Starts a server of Postgres as a replica of `primary`, which is a container as well, with the files in memory.
+    pub(super) async fn start_replica(primary: &Server) -> Result<Self, ServerError> {
+        let failed = |reason| ServerError::failed(Kind::Postgres, "start", reason);
+        let machine = primary.machine.lock().await;
+        let Home::Container(container) = &machine.home else { return Err(primary.not_controllable()) };
+        let address = container.inner_address().await.map_err(failed)?;
+        let before = format!(
+            "PATH=$PATH:$(echo /usr/lib/postgresql/*/bin) && install -d -o postgres -g postgres -m 700 \"$PGDATA\" \
+             && setpriv --reuid postgres --regid postgres --init-groups \
+             pg_basebackup -h {address} -U postgres -D \"$PGDATA\" -R -X stream -c fast"
+        );
+        let setup = Setup { memory: Some(ROOM), before: Some(before), ..Setup::default() };
+        // Users and passwords come with the files.
+        let password = primary.endpoint().password();
+        Self::start_container(Kind::Postgres, password, setup).await
+    }
+
+    async fn start_container(kind: Kind, password: String, setup: Setup) -> Result<Self, ServerError> {
+        let (container, endpoint) = Container::start(kind, password, setup).await?;
         Ok(Self::running(kind, Way::Container, Home::Container(container), endpoint))
     }
 
@@ -151,12 +170,10 @@ impl Server {
     /// As [`start`](Self::start).
     pub async fn start_for_many(kind: Kind) -> Result<Self, ServerError> {
         let password = uuid::Uuid::new_v4().simple().to_string();
-        match Container::start(kind, password, Some(ROOM), &[]).await {
-            Ok((container, endpoint)) => {
-                Ok(Self::running(kind, Way::Container, Home::Container(container), endpoint))
-            }
+        let setup = Setup { memory: Some(ROOM), ..Setup::default() };
+        match Self::start_container(kind, password, setup).await {
             Err(ServerError::Unavailable { .. }) => Self::start(kind).await,
-            Err(error) => Err(error),
+            started => started,
         }
     }
 
@@ -285,13 +302,18 @@ impl Server {
         doing: &'static str,
         command: impl Fn(&str) -> String,
     ) -> Result<(), ServerError> {
-        let machine = self.machine.lock().await;
-        let Home::Container(container) = &machine.home else { return Err(self.not_controllable()) };
         for folder in folders(self.kind) {
-            let done = container.shell(&command(folder)).await;
-            done.map_err(|reason| ServerError::failed(self.kind, doing, reason))?;
+            self.shell(doing, &command(folder)).await?;
         }
         Ok(())
+    }
+
+    /// Runs a command of the shell in its container.
+    pub(super) async fn shell(&self, doing: &'static str, command: &str) -> Result<(), ServerError> {
+        let machine = self.machine.lock().await;
+        let Home::Container(container) = &machine.home else { return Err(self.not_controllable()) };
+        let done = container.shell(command).await;
+        done.map_err(|reason| ServerError::failed(self.kind, doing, reason))
     }
 
     async fn resume_locked(&self, machine: &mut Machine) -> Result<(), ServerError> {
