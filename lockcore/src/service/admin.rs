@@ -101,8 +101,9 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
         target: &'w Target<I>,
         every: Duration,
     ) -> impl Stream<Item = Result<Change<C>, LockError<I, C>>> + Send + 'w {
-        let looks = async move { self.looks(target, every) }.try_flatten_stream();
-        let changes = looks.scan(None::<Look<I, C>>, |last, seen| {
+        let checked = future::ready(self.check_watch(target, every).map_err(LockError::from));
+        let looks = checked.map_ok(move |()| self.service.dao.watch(target, every).map_err(LockError::from));
+        let changes = looks.try_flatten_stream().scan(None::<Look<I, C>>, |last, seen| {
             let changes = seen.map(|seen| {
                 let look = Look::new(seen);
                 let changes = look.changes_since(last.as_ref());
@@ -130,7 +131,8 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
             if free == claims.len() {
                 break;
             }
-            let mut looks = self.looks(&claim.target, every)?;
+            self.check_watch(&claim.target, every)?;
+            let mut looks = self.service.dao.watch(&claim.target, every);
             free += 1;
             while let Some(seen) = looks.try_next().await? {
                 if seen.holders.is_empty() {
@@ -142,22 +144,16 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
         Ok(())
     }
 
-    /// What an id is at first and whenever that may have changed.
-    fn looks<'w>(
-        &'w self,
-        target: &'w Target<I>,
-        every: Duration,
-    ) -> Result<
-        impl Stream<Item = Result<Inspection<I, C>, LockError<I, C>>> + Send + Unpin + 'w,
-        LockError<I, C>,
-    > {
+    fn check_watch(&self, target: &Target<I>, every: Duration) -> Result<(), BadRequest> {
         self.need("watch", self.service.capabilities.listing)?;
         check(target)?;
-        if every.is_zero() {
-            let expected = "it must be longer than zero";
-            return Err(BadRequest::OutOfBounds { field: "every", value: "0s".to_owned(), expected }.into());
+        match every.is_zero() {
+            true => {
+                let expected = "it must be longer than zero";
+                Err(BadRequest::OutOfBounds { field: "every", value: "0s".to_owned(), expected })
+            }
+            false => Ok(()),
         }
-        Ok(self.service.dao.watch(target, every).map_err(LockError::from))
     }
 
     /// Breaks the lock that is held under exactly this fence; recorded with the service's owner label.
