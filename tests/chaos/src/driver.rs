@@ -366,15 +366,24 @@ impl Run {
             recorder.now(op, Stage::Asked { claims: vec![claim], nested: false });
             let wait = self.backend.lease() * 4 + Duration::from_secs(10);
             let begun = Instant::now();
+            // A request to freeze it that was given up may have come after the one to thaw it.
+            let target = Target::Id(id.clone());
+            if locks.admin().inspect(&target).await.is_ok_and(|seen| seen.frozen) {
+                eprintln!("{id} is still frozen");
+                while locks.admin().freeze(&target, false).await.is_err() {
+                    sleep(Duration::from_millis(100)).await;
+                }
+            }
             // A machine that is busy with other stores may not answer in time; only a lock that is in the way is a violation.
             let outcome = loop {
                 let ended = locks.wait(Wait::up_to(wait)).run_locked([id.clone()], async || {}).await;
-                let cause = ended.as_ref().err().map(ToString::to_string);
+                if let Err(error) = &ended {
+                    eprintln!("{id} is not locked {:?} after the run: {error:?}", begun.elapsed());
+                }
                 let outcome = worker::outcome(ended);
                 if outcome != Outcome::Failed || begun.elapsed() > STORE_PATIENCE {
                     break outcome;
                 }
-                eprintln!("the store failed after {:?}, {id} is tried again: {cause:?}", begun.elapsed());
             };
             recorder.now(op, Stage::Ended { outcome });
         };
@@ -503,12 +512,13 @@ impl<'a> Faults<'a> {
             (Kind::Break, _) => drop(self.break_one(rng).await),
             (Kind::Freeze, _) => {
                 let target = Target::Id(format!("id-{:03}", rng.u64(..self.run.ids)));
-                let frozen = self.locks.admin().freeze(&target, true).await;
+                // An answer that did not come in time says nothing: it may be frozen all the same.
+                if let Err(error) = self.locks.admin().freeze(&target, true).await {
+                    eprintln!("{target:?} is perhaps frozen: {error}");
+                }
                 sleep(short).await;
-                if frozen.is_ok() {
-                    while self.locks.admin().freeze(&target, false).await.is_err() {
-                        sleep(short).await;
-                    }
+                while self.locks.admin().freeze(&target, false).await.is_err() {
+                    sleep(short).await;
                 }
             }
             (Kind::StepClock, _) => {
