@@ -15,6 +15,7 @@ const ALIASES: &[(&str, &str)] = &[
     ("rediss+cluster", "redis"),
     ("gs", "s3"),
     ("az", "s3"),
+    ("memory-object", "s3"),
 ];
 
 /// The options of all backends that name files.

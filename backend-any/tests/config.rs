@@ -424,3 +424,18 @@ fn configuration_serves_programs_without_a_runtime() {
     let held = locks.with_held_locks(["a"], |held| Ok::<_, std::io::Error>(held.time_left())).expect("free");
     assert!(held.is_some_and(|left| left > Duration::from_secs(40)));
 }
+
+#[cfg(feature = "s3")]
+#[tokio::test]
+async fn connections_to_an_object_store_in_memory_share_it_by_name() {
+    use lockcore::{LockingService, Wait};
+
+    let open = async |url| LockingService::new(connect(url).await.expect("memory answers"));
+    let (one, same) = (open("memory-object:jobs").await, open("memory-object:jobs").await);
+    let other = open("memory-object:others").await;
+    let guard = one.lock(["a"]).await.expect("it is free");
+    assert!(same.wait(Wait::never()).lock(["a"]).await.is_err_and(|error| error.is_contention()));
+    other.lock(["a"]).await.expect("another store").release().await.expect("it is held");
+    guard.release().await.expect("it is held");
+    same.lock(["a"]).await.expect("it is free again").release().await.expect("it is held");
+}

@@ -1,9 +1,15 @@
 //! The settings of a DAO: plain data, and their bounds.
 
-use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    marker::PhantomData,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use lockcore::{ContextId, Ident, backend::ServiceClock, protocol};
-use object_store::{ObjectStore, path::Path};
+use object_store::{ObjectStore, memory::InMemory, path::Path};
 
 use crate::{
     bucket::{Bucket, Clock, Counts},
@@ -98,6 +104,18 @@ impl<I: Ident, C: ContextId> ObjectBuilder<I, C> {
     pub fn store(mut self, store: Arc<dyn ObjectStore>) -> Self {
         self.settings.place = Place::Own(store);
         self
+    }
+
+    /// Keeps the locks in the memory of this process, for tests of programs that use a bucket. Builders with the same name share
+    /// a store, which lasts as long as the process.
+    #[must_use]
+    pub fn in_memory(self, name: impl Into<String>) -> Self {
+        static STORES: Mutex<BTreeMap<String, Arc<InMemory>>> = Mutex::new(BTreeMap::new());
+        let store = {
+            let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
+            stores.entry(name.into()).or_default().clone()
+        };
+        self.store(store)
     }
 
     /// Sets what the names of all objects begin with; `"lockcore"` by default.

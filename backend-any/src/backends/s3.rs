@@ -1,5 +1,6 @@
 //! `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, with `?endpoint=http://127.0.0.1:4566` for an
-//! emulator. Region, account and credentials come from the usual variables, or the instance, unless options say otherwise.
+//! emulator; `memory-object:NAME` for tests, one store for all connections of a process that name it. Region, account and
+//! credentials come from the usual variables, or the instance, unless options say otherwise.
 
 use lockcore::{AnyLockDao, Capabilities, ContextId, Ident};
 use lockcore_object::{CAPABILITIES, ObjectBuilder, ObjectLockDao};
@@ -61,6 +62,7 @@ fn builder<I: Ident, C: ContextId>(settings: &Settings) -> Result<ObjectBuilder<
     let mut builder = match url.scheme() {
         "gs" => builder.gcs(bucket),
         "az" => builder.azure(bucket),
+        "memory-object" => builder.in_memory(bucket),
         _ => builder.s3(bucket),
     };
     if !prefix.is_empty() {
