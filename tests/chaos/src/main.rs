@@ -5,10 +5,12 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use lockcore_chaos::{
+    backend::Backend,
     check::Report,
-    driver::{self, Backend, Run},
+    driver::{self, Run},
     faults::Kind,
     history::Recorder,
+    store,
     worker::{self, Cheat, Plan},
 };
 
@@ -131,7 +133,7 @@ async fn work(arguments: WorkerArguments) -> anyhow::Result<ExitCode> {
     let recorder = Recorder::create(&history)?;
     // The line may be cut just now.
     let locks = loop {
-        match driver::connect(&url).await {
+        match store::connect(&url).await {
             Ok(locks) => break locks,
             Err(error) => {
                 eprintln!("worker: {error:#}, tried again");

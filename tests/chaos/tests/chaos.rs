@@ -3,8 +3,9 @@
 use std::{future::Future, path::PathBuf, process::ExitCode, time::Duration};
 
 use lockcore_chaos::{
+    backend::Backend,
     check::{Report, Rule},
-    driver::{Backend, Run},
+    driver::Run,
     faults::Kind,
     worker::Cheat,
 };

@@ -1,0 +1,103 @@
+//! The backends to run on, and which faults each can have.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use anyhow::bail;
+use lockcore_conformance::servers;
+
+use crate::{clock, faults::Kind};
+
+/// A backend to run on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Backend {
+    /// In the driver's process; there are tasks instead of workers.
+    Memory,
+    /// A file.
+    Sqlite,
+    /// A server that the driver starts.
+    Server(servers::Kind),
+    /// A Postgres server with a synchronous replica.
+    Replicated,
+    /// A Redis master with a replica, and a sentinel.
+    Sentinel,
+    /// A Redis cluster of three nodes.
+    Cluster,
+    /// A bucket of an emulator of S3.
+    Bucket,
+}
+
+impl FromStr for Backend {
+    type Err = anyhow::Error;
+
+    fn from_str(name: &str) -> anyhow::Result<Self> {
+        match name {
+            "memory" => Ok(Backend::Memory),
+            "sqlite" => Ok(Backend::Sqlite),
+            "postgres-replica" => Ok(Backend::Replicated),
+            "redis-sentinel" => Ok(Backend::Sentinel),
+            "redis-cluster" => Ok(Backend::Cluster),
+            "s3" => Ok(Backend::Bucket),
+            name => match servers::Kind::ALL.into_iter().find(|kind| kind.name() == name) {
+                Some(kind) => Ok(Backend::Server(kind)),
+                None => bail!("no such backend: {name}"),
+            },
+        }
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Backend::Memory => "memory",
+            Backend::Sqlite => "sqlite",
+            Backend::Server(kind) => kind.name(),
+            Backend::Replicated => "postgres-replica",
+            Backend::Sentinel => "redis-sentinel",
+            Backend::Cluster => "redis-cluster",
+            Backend::Bucket => "s3",
+        })
+    }
+}
+
+impl Backend {
+    /// The lease of all locks: short, so that stopped processes outlast it.
+    pub(crate) fn lease(self) -> Duration {
+        match self {
+            Backend::Server(servers::Kind::DynamoDb) => Duration::from_secs(5),
+            Backend::Bucket => Duration::from_secs(10),
+            _ => Duration::from_secs(1),
+        }
+    }
+
+    /// Returns whether the store may forget or end grants by a fault, which the documentation says: then two may be inside at once
+    /// until the former holder learns of it, but fences and guarded writes stay in order.
+    pub(crate) fn may_lose_grants(self, fault: Kind) -> bool {
+        fault == Kind::Forget || (fault == Kind::Failover && self == Backend::Sentinel)
+    }
+
+    /// Returns whether a kind of fault can be caused.
+    pub fn can(self, fault: Kind) -> bool {
+        use servers::Kind::{DynamoDb, MariaDb, MySql, Postgres, Redis};
+        match fault {
+            Kind::Break | Kind::Freeze => true,
+            Kind::Kill | Kind::Stop => self != Backend::Memory,
+            Kind::StepClock => self != Backend::Memory && clock::library().is_some(),
+            Kind::Failover => matches!(self, Backend::Replicated | Backend::Sentinel),
+            Kind::Reshard => self == Backend::Cluster,
+            Kind::Forget => self == Backend::Server(Redis),
+            Kind::FillDisk => matches!(self, Backend::Server(MariaDb | MySql)),
+            // A server of Postgres starts a process for each connection: too many for a small machine.
+            Kind::Exhaust => matches!(self, Backend::Server(kind) if kind != DynamoDb && kind != Postgres),
+            // The engine keeps its data in memory.
+            Kind::Restart => matches!(self, Backend::Server(kind) if kind != DynamoDb),
+            Kind::Cut
+            | Kind::CutAfter
+            | Kind::Refuse
+            | Kind::LoseRequests
+            | Kind::LoseReplies
+            | Kind::Delay
+            | Kind::Silence
+            | Kind::Pause => matches!(self, Backend::Server(_) | Backend::Bucket),
+        }
+    }
+}

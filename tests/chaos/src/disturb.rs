@@ -1,0 +1,252 @@
+//! Causes faults, one after the other, until the workers are done.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use fastrand::Rng;
+use lockcore::{BreakMode, LockError, LockingService, Target};
+use lockcore_conformance::servers::{self, Cluster, Mode as Line, Server};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use tokio::{net::TcpStream, time::sleep};
+
+use crate::{
+    clock,
+    driver::Run,
+    faults::Kind,
+    history::{self, Recorder, Stage},
+    store::{Home, NAMESPACE, Store},
+};
+
+/// More connections than any of the servers allows.
+const MOST_CONNECTIONS: usize = 1100;
+
+/// The processes that run.
+#[derive(Default)]
+pub(crate) struct Workers(Mutex<BTreeMap<String, u32>>);
+
+impl Workers {
+    pub(crate) fn begun(&self, name: &str, pid: u32) {
+        self.all().insert(name.to_owned(), pid);
+    }
+
+    pub(crate) fn ended(&self, name: &str) {
+        self.all().remove(name);
+    }
+
+    fn all(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, u32>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn choose(&self, rng: &mut Rng) -> Option<String> {
+        let all = self.all();
+        rng.choice(all.keys()).cloned()
+    }
+
+    /// Signals a worker if it still runs: it is not waited for before it is taken out of the map.
+    fn signal(&self, name: &str, signal: Signal) -> anyhow::Result<()> {
+        if let Some(pid) = self.all().get(name) {
+            kill(Pid::from_raw(i32::try_from(*pid)?), signal)?;
+        }
+        Ok(())
+    }
+}
+
+/// Causes faults.
+pub(crate) struct Faults<'a> {
+    run: &'a Run,
+    store: Option<&'a Store>,
+    locks: &'a LockingService,
+    pub(crate) workers: Workers,
+    stopped: AtomicBool,
+}
+
+impl<'a> Faults<'a> {
+    pub(crate) fn new(run: &'a Run, store: Option<&'a Store>, locks: &'a LockingService) -> Self {
+        Faults { run, store, locks, workers: Workers::default(), stopped: AtomicBool::new(false) }
+    }
+
+    /// Ends [`cause`](Self::cause) after the fault that is in force.
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Relaxed);
+    }
+
+    /// Causes one fault after the other, each of which it ends.
+    pub(crate) async fn cause(&self) -> anyhow::Result<()> {
+        let mut rng = Rng::with_seed(self.run.seed);
+        let recorder = Recorder::create(&self.run.history("driver"))?;
+        let kinds = self.run.possible_faults();
+        while !self.stopped.load(Relaxed) {
+            let Some(kind) = rng.choice(kinds.iter().copied()) else { return Ok(()) };
+            sleep(self.run.every.mul_f64(rng.f64())).await;
+            let begun = history::now();
+            let worker = self.one(kind, &mut rng).await?;
+            let millis = (history::now() - begun) / 1_000_000 + 1;
+            let (kind, loses_grants) = (kind.to_string(), self.run.backend.may_lose_grants(kind));
+            recorder.at(begun, 0, Stage::Fault { kind, millis, worker, loses_grants });
+        }
+        Ok(())
+    }
+
+    /// Causes one fault and ends it; returns the worker that was disturbed, if it was only one.
+    async fn one(&self, kind: Kind, rng: &mut Rng) -> anyhow::Result<Option<String>> {
+        let lease = self.run.backend.lease();
+        let short = Duration::from_millis(rng.u64(10..500));
+        let long = lease.mul_f64(0.2 + rng.f64() * 2.0);
+        match (kind, self.store.map(|store| &store.home)) {
+            (Kind::Kill | Kind::Stop, _) => {
+                let Some(name) = self.workers.choose(rng) else { return Ok(None) };
+                if kind == Kind::Kill {
+                    self.workers.signal(&name, Signal::SIGKILL)?;
+                } else {
+                    self.workers.signal(&name, Signal::SIGSTOP)?;
+                    sleep(long).await;
+                    self.workers.signal(&name, Signal::SIGCONT)?;
+                }
+                return Ok(Some(name));
+            }
+            // The store may be busy with the workers: a fault that could not be caused is one fewer.
+            (Kind::Break, _) => drop(self.break_one(rng).await),
+            (Kind::Freeze, _) => {
+                let target = Target::Id(format!("id-{:03}", rng.u64(..self.run.ids)));
+                // An answer that did not come in time says nothing: it may be frozen all the same.
+                if let Err(error) = self.locks.admin().freeze(&target, true).await {
+                    eprintln!("{target:?} is perhaps frozen: {error}");
+                }
+                sleep(short).await;
+                while self.locks.admin().freeze(&target, false).await.is_err() {
+                    sleep(short).await;
+                }
+            }
+            (Kind::StepClock, _) => {
+                let worker = rng.u64(1..=self.run.workers);
+                clock::set(&self.run.clock(worker), rng.i64(-clock::FURTHEST..=clock::FURTHEST))?;
+            }
+            (Kind::Pause, Some(Home::Server(server, _))) => {
+                // The kernel cannot always freeze a container; then there is nothing to resume.
+                if server.pause().await.is_ok() {
+                    sleep(long).await;
+                    server.resume().await?;
+                }
+            }
+            (Kind::Restart | Kind::Forget, Some(Home::Server(server, proxy))) => {
+                if kind == Kind::Forget {
+                    servers::wire::redis_command(&server.address(), "FLUSHALL").await?;
+                }
+                server.kill().await?;
+                sleep(short).await;
+                server.restart().await?;
+                proxy.redirect(server.address());
+            }
+            (Kind::Exhaust, Some(Home::Server(server, proxy))) => {
+                proxy.set(Line::Reset).await;
+                let mut taken = Vec::new();
+                // Each is accepted by the kernel, also those that the server then refuses.
+                for _ in 0..MOST_CONNECTIONS {
+                    taken.extend(TcpStream::connect(server.address()).await.ok());
+                }
+                proxy.set(Line::Pass).await;
+                sleep(long).await;
+            }
+            (Kind::FillDisk, Some(Home::Server(server, _))) => {
+                server.fill_disk().await?;
+                sleep(long).await;
+                server.free_disk().await?;
+            }
+            (Kind::Failover, Some(Home::Replicated(replicated, proxy))) => {
+                proxy.redirect(replicated.fail_over().await?);
+                proxy.set(Line::Reset).await;
+                proxy.set(Line::Pass).await;
+                sleep(short).await;
+                replicated.replace().await?;
+            }
+            (Kind::Failover, Some(Home::Watched(watched))) => {
+                let old = watched.current().await?;
+                let mut both = [&watched.master, &watched.replica].into_iter();
+                let new = both.find(|server| server.address() != old.address());
+                let new = new.context("there are two")?;
+                old.pause().await?;
+                watched.promoted(new).await?;
+                sleep(short).await;
+                // Until the sentinel corrects it, it believes that it is the master.
+                old.resume().await?;
+                watched.in_step(old).await?;
+            }
+            (Kind::Reshard, Some(Home::Cluster(cluster))) => reshard(cluster, rng).await?,
+            (Kind::Silence, Some(Home::Server(_, proxy))) => proxy.silence(),
+            (_, Some(Home::Server(_, proxy))) => {
+                let line = match kind {
+                    Kind::Cut => Line::Reset,
+                    Kind::CutAfter => Line::CutAfter(rng.u64(1..20)),
+                    Kind::Refuse => Line::Refuse,
+                    Kind::LoseRequests => Line::DropRequests,
+                    Kind::LoseReplies => Line::DropReplies,
+                    _ => Line::Delay { requests: short / 4, replies: short / 4 },
+                };
+                proxy.set(line).await;
+                sleep(if kind == Kind::Cut { Duration::from_millis(1) } else { long }).await;
+                proxy.set(Line::Pass).await;
+            }
+            (_, _) => bail!("{kind} is not for this backend"),
+        }
+        Ok(None)
+    }
+
+    async fn break_one(&self, rng: &mut Rng) -> Result<(), LockError> {
+        let admin = self.locks.admin();
+        let target = Target::Id(format!("id-{:03}", rng.u64(..self.run.ids)));
+        let seen = admin.inspect(&target).await?;
+        if let Some(holder) = rng.choice(&seen.holders) {
+            admin.break_lock(&target, holder.fence, BreakMode::AfterLease).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Moves the slot of the namespace from the node that has it to another, key by key.
+async fn reshard(cluster: &Cluster, rng: &mut Rng) -> anyhow::Result<()> {
+    let ask =
+        async |node: &Server, command: &str| servers::wire::redis_command(&node.address(), command).await;
+    let mut others: Vec<&Server> = cluster.nodes().iter().collect();
+    let mut source = None;
+    for (at, node) in others.iter().enumerate() {
+        // The others name the node that has it.
+        if ask(node, &format!("EXISTS {}", key("/f"))).await.is_ok() {
+            source = Some(at);
+        }
+    }
+    let source = others.swap_remove(source.context("a node has the slot")?);
+    let target = rng.choice(others).context("there are other nodes")?;
+    let slot = ask(source, &format!("CLUSTER KEYSLOT {}", key("/f"))).await?;
+    let (from, to) = (ask(source, "CLUSTER MYID").await?, ask(target, "CLUSTER MYID").await?);
+    ask(target, &format!("CLUSTER SETSLOT {slot} IMPORTING {from}")).await?;
+    ask(source, &format!("CLUSTER SETSLOT {slot} MIGRATING {to}")).await?;
+    let address = target.address().replace(':', " ");
+    loop {
+        let keys = ask(source, &format!("CLUSTER GETKEYSINSLOT {slot} 100")).await?;
+        if keys.is_empty() {
+            break;
+        }
+        for key in keys.lines() {
+            ask(source, &format!("MIGRATE {address} {key} 0 5000")).await?;
+        }
+    }
+    for node in [target, source] {
+        ask(node, &format!("CLUSTER SETSLOT {slot} NODE {to}")).await?;
+    }
+    Ok(())
+}
+
+/// A key of the namespace on Redis.
+fn key(name: &str) -> String {
+    format!("{{{NAMESPACE}}}{name}")
+}

@@ -1,0 +1,102 @@
+//! The store of a run: a file, or the servers that are started for it.
+
+use lockcore::{LockDao, LockingService, Uuid};
+use lockcore_any::Config;
+use lockcore_conformance::servers::{self, Cluster, Proxy, Replicated, Server, Watched, Way};
+
+use crate::{backend::Backend, driver::Run, faults::Kind};
+
+/// The namespace of all locks.
+pub(crate) const NAMESPACE: &str = "chaos";
+
+/// The size of a disk that is to be filled.
+const DISK: u64 = 512 << 20;
+
+/// The store of a run.
+pub(crate) struct Store {
+    /// What all connect to, the driver too: a server that is started again may have another port, which the proxy knows.
+    pub(crate) url: String,
+    pub(crate) home: Home,
+}
+
+/// What runs the store.
+pub(crate) enum Home {
+    File,
+    Server(Box<Server>, Proxy),
+    Replicated(Box<Replicated>, Proxy),
+    Watched(Box<Watched>),
+    Cluster(Cluster),
+}
+
+impl Store {
+    /// Starts the store of a run.
+    pub(crate) async fn start(run: &Run) -> anyhow::Result<Store> {
+        let kind = match run.backend {
+            Backend::Server(kind) => kind,
+            Backend::Replicated => {
+                let replicated = Replicated::start().await?;
+                let proxy = Proxy::start(replicated.address().await).await?;
+                let url = replicated.url_through(proxy.address()).await;
+                return Ok(Store { url, home: Home::Replicated(Box::new(replicated), proxy) });
+            }
+            Backend::Sentinel => {
+                let watched = Watched::start().await?;
+                return Ok(Store { url: watched.url(), home: Home::Watched(Box::new(watched)) });
+            }
+            Backend::Cluster => {
+                let cluster = Cluster::start().await?;
+                let url = format!("redis+cluster://{}", cluster.addresses());
+                return Ok(Store { url, home: Home::Cluster(cluster) });
+            }
+            Backend::Bucket => {
+                let server = Server::start_by(servers::Kind::DynamoDb, Way::Process).await?;
+                servers::Bucket::make(&server, NAMESPACE).await?;
+                let proxy = Proxy::start(server.address()).await?;
+                let url = format!(
+                    "s3://{NAMESPACE}/locks?region=us-east-1&access_key_id=test&secret_access_key=test&endpoint={}",
+                    server.url_through(proxy.address()).trim_end_matches('/')
+                );
+                return Ok(Store { url, home: Home::Server(Box::new(server), proxy) });
+            }
+            Backend::Memory | Backend::Sqlite => {
+                let url = format!("sqlite:{}", run.folder.join("locks.db").display());
+                return Ok(Store { url, home: Home::File });
+            }
+        };
+        let server = match kind {
+            // It forgets no grant that it answered.
+            servers::Kind::Redis => {
+                let written = ["--appendonly", "yes", "--appendfsync", "always", "--maxclients", "100"];
+                Server::start_with(kind, move |_| Ok(written.map(str::to_owned).to_vec())).await?
+            }
+            _ if run.faults.contains(&Kind::FillDisk) => Server::start_small(kind, DISK).await?,
+            // Files in memory do not outlive the server.
+            _ if !run.faults.contains(&Kind::Restart) => Server::start_for_many(kind).await?,
+            _ => Server::start(kind).await?,
+        };
+        let proxy = Proxy::start(server.address()).await?;
+        let url = match kind {
+            servers::Kind::DynamoDb => format!(
+                "dynamodb://eu-central-1/chaos?access_key_id=test&secret_access_key=test&endpoint={}",
+                server.url_through(proxy.address())
+            ),
+            _ => server.url_through(proxy.address()),
+        };
+        Ok(Store { url, home: Home::Server(Box::new(server), proxy) })
+    }
+}
+
+/// Connects to a store.
+///
+/// # Errors
+/// When that fails.
+pub async fn connect(url: &str) -> anyhow::Result<LockingService> {
+    let config =
+        Config { url: Some(url.parse()?), namespace: Some(NAMESPACE.to_owned()), ..Config::default() };
+    // Elsewhere the first to connect creates the schema.
+    let locks = config.service().await?;
+    if url.starts_with("dynamodb:") {
+        LockDao::<String, Uuid>::migrate(locks.dao()).await?;
+    }
+    Ok(locks)
+}
