@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use lockcore::{
+    MAX_CONTEXT_BYTES, MAX_ID_BYTES, MAX_OWNER_BYTES,
     backend::{StoreFit, StoreVersion},
     protocol,
 };
@@ -38,8 +39,8 @@ const PIECES: &str = include_str!("schema/pieces.sql");
 
 /// Returns the text of a piece.
 fn piece(name: &str, flavor: Flavor) -> Option<Cow<'static, str>> {
-    if let Some(micros) = number(name) {
-        return Some(micros.to_string().into());
+    if let Some(number) = number(name) {
+        return Some(number.to_string().into());
     }
     if name == "for update of i" {
         return Some(flavor.for_update_of_i().into());
@@ -49,13 +50,16 @@ fn piece(name: &str, flavor: Flavor) -> Option<Cow<'static, str>> {
     Some(template::without_comments(piece).trim_end().into())
 }
 
-/// Returns a number of the protocol, in microseconds.
+/// Returns a time of the protocol, in microseconds, or a bound, in bytes.
 fn number(name: &str) -> Option<u128> {
     let duration = match name {
         "offer" => protocol::OFFER,
         "heartbeat" => protocol::HEARTBEAT,
         "heartbeat lasts" => protocol::HEARTBEAT_LASTS,
         "tombstone" => protocol::TOMBSTONE,
+        "longest context" => return Some(MAX_CONTEXT_BYTES as u128),
+        "longest id" => return Some(MAX_ID_BYTES as u128),
+        "longest owner" => return Some(MAX_OWNER_BYTES as u128),
         _ => return None,
     };
     Some(duration.as_micros())

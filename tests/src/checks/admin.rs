@@ -8,7 +8,7 @@ use std::{
 use futures_util::{FutureExt, StreamExt};
 use lockcore::{
     BadRequest, BreakMode, Broken, Change, ConflictReason, EndedBy, Grant, Inspection, Listing, LockDao,
-    LockError, LockingService, LossReason, Mode, Page, StoredContext,
+    LockError, LockingService, LossReason, MAX_OWNER_BYTES, Mode, Page, StoredContext,
 };
 use uuid::Uuid;
 
@@ -298,13 +298,14 @@ pub async fn breaks_are_recorded<B: Backend>(store: Store<B>) {
     for number in 0..18 {
         let holder = store.caller();
         let fence = holder.take(["a"]).await.locks[0].granted.fence;
-        let broken =
-            store.dao().break_lock(&id("a"), fence, BreakMode::Now, &format!("admin {number}")).await;
+        // As long as a label with its data can be.
+        let by = format!("{:l<1$}", format!("admin {number}"), MAX_OWNER_BYTES);
+        let broken = store.dao().break_lock(&id("a"), fence, BreakMode::Now, &by).await;
         assert_eq!(broken.expect("the store answers"), Broken::Freed);
         let breaks = inspect(&store, "a").await.breaks;
         let last = breaks.last().expect("it is recorded");
         assert_eq!(last.context, StoredContext::Known(holder.context));
-        assert_eq!((last.fence, &*last.by, last.now), (fence, &*format!("admin {number}"), true));
+        assert_eq!((last.fence, &*last.by, last.now), (fence, &*by, true));
         assert!(is_recent(last.at), "{last:?}");
         fences.push(fence);
     }

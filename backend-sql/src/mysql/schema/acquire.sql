@@ -6,8 +6,8 @@
 -- Takes one id exclusively: a free row, or a new one; else waits for it behind its holder. Each statement commits by
 -- itself. Few variables and parameters: each takes as long as a tenth to a half of a statement.
 CREATE PROCEDURE {v1_acquire_one}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_id VARBINARY(1024), p_lease BIGINT,
-  p_owner VARBINARY(1280), p_flags TINYINT, p_session BIGINT)
+  p_ns INT UNSIGNED, p_context VARBINARY({longest context}), p_attempt BIGINT, p_id VARBINARY({longest id}), p_lease BIGINT,
+  p_owner VARBINARY({longest owner}), p_flags TINYINT, p_session BIGINT)
 SQL SECURITY DEFINER
 body: BEGIN
   IF @@autocommit THEN
@@ -41,8 +41,9 @@ END
 //
 -- Takes any set. p_fast: first as if nothing stands against it, which is the usual case if all is wanted exclusively.
 CREATE PROCEDURE {v1_acquire}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_set LONGTEXT CHARACTER SET ascii, p_n INT, p_fast TINYINT,
-  p_lease BIGINT, p_owner VARBINARY(1280), p_flags TINYINT, p_session BIGINT)
+  p_ns INT UNSIGNED, p_context VARBINARY({longest context}), p_attempt BIGINT, p_set LONGTEXT CHARACTER SET ascii, p_n INT,
+  p_fast TINYINT,
+  p_lease BIGINT, p_owner VARBINARY({longest owner}), p_flags TINYINT, p_session BIGINT)
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_rows, v_freed, v_waiters, v_withdrawn, v_recent INT DEFAULT 0;
@@ -150,8 +151,8 @@ END
 //
 -- Waits for one id, if that is as simple as `v1_line_up` needs it; the answer is empty if not.
 CREATE PROCEDURE {v1_wait_one}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_id VARBINARY(1024), p_lease BIGINT,
-  p_owner VARBINARY(1280), p_session BIGINT, OUT p_answer LONGTEXT CHARACTER SET ascii)
+  p_ns INT UNSIGNED, p_context VARBINARY({longest context}), p_attempt BIGINT, p_id VARBINARY({longest id}), p_lease BIGINT,
+  p_owner VARBINARY({longest owner}), p_session BIGINT, OUT p_answer LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 BEGIN
   DECLARE v_extra TINYINT;
@@ -175,8 +176,9 @@ END
 -- Queues for one id, whose row is locked, that one other context holds exclusively: in the row if it is IN_ROW, as p_extra
 -- says. The answer is empty if it is not so simple. The general way takes twenty statements.
 CREATE PROCEDURE {v1_line_up}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_id VARBINARY(1024), p_extra TINYINT, p_lease BIGINT,
-  p_owner VARBINARY(1280), p_session BIGINT, now_us BIGINT, OUT p_answer LONGTEXT CHARACTER SET ascii)
+  p_ns INT UNSIGNED, p_context VARBINARY({longest context}), p_attempt BIGINT, p_id VARBINARY({longest id}), p_extra TINYINT,
+  p_lease BIGINT,
+  p_owner VARBINARY({longest owner}), p_session BIGINT, now_us BIGINT, OUT p_answer LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_ticket, v_end BIGINT;
@@ -218,8 +220,8 @@ CREATE PROCEDURE {v1_acquire_batch}(p_ns INT UNSIGNED, p_words LONGBLOB, p_sessi
 SQL SECURITY DEFINER
 BEGIN
   DECLARE v_extra, v_known, v_waits TINYINT;
-  DECLARE p_id VARBINARY(1024);
-  DECLARE p_context, p_owner VARBINARY(1280);
+  DECLARE p_id VARBINARY({longest id});
+  DECLARE p_context, p_owner VARBINARY({longest owner});
   DECLARE p_attempt, p_lease, v_tombstone, v_until, now_us BIGINT;
   DECLARE v_answer, v_answers LONGTEXT CHARACTER SET ascii DEFAULT '';
   {undo on error};
@@ -257,14 +259,14 @@ END
 //
 -- Ends an attempt: it leaves the queue. With p_undo it also gives up what it got, and a request that arrives later is refused.
 CREATE PROCEDURE {v1_withdraw}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, p_set LONGTEXT CHARACTER SET ascii, p_n INT,
-  p_lease BIGINT, p_owner VARBINARY(1280), p_undo TINYINT)
+  p_ns INT UNSIGNED, p_context VARBINARY({longest context}), p_attempt BIGINT, p_set LONGTEXT CHARACTER SET ascii, p_n INT,
+  p_lease BIGINT, p_owner VARBINARY({longest owner}), p_undo TINYINT)
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_freed, v_waiters, v_all, v_any, v_replaced, v_holders, v_exclusive INT DEFAULT 0;
   DECLARE now_us, v_until, v_fence, v_replaces, v_permits, v_cap, v_taken, v_old_permits, v_old_cap BIGINT DEFAULT 0;
   DECLARE v_mode, v_old_mode TINYINT DEFAULT 0;
-  DECLARE v_id VARBINARY(1024);
+  DECLARE v_id VARBINARY({longest id});
   DECLARE v_answer, v_wake LONGTEXT CHARACTER SET ascii DEFAULT '';
   {undo on error};
   {begin};

@@ -24,7 +24,7 @@ BEGIN
 END
 //
 -- All that is known of one id.
-CREATE PROCEDURE {v1_inspect}(p_ns INT UNSIGNED, p_id VARBINARY(1024))
+CREATE PROCEDURE {v1_inspect}(p_ns INT UNSIGNED, p_id VARBINARY({longest id}))
 SQL SECURITY DEFINER
 BEGIN
   DECLARE now_us BIGINT DEFAULT {clock};
@@ -35,12 +35,12 @@ BEGIN
 END
 //
 -- A page of the ids that are held, waited for or frozen.
-CREATE PROCEDURE {v1_list}(p_ns INT UNSIGNED, p_after VARBINARY(1024), p_limit INT)
+CREATE PROCEDURE {v1_list}(p_ns INT UNSIGNED, p_after VARBINARY({longest id}), p_limit INT)
 SQL SECURITY DEFINER
 BEGIN
   DECLARE now_us BIGINT DEFAULT {clock};
   DECLARE v_ids LONGTEXT CHARACTER SET ascii;
-  DECLARE v_last, v_next VARBINARY(1024);
+  DECLARE v_last, v_next VARBINARY({longest id});
   DECLARE v_count INT DEFAULT 0;
   {long lists};
   SELECT GROUP_CONCAT(q.x ORDER BY q.id), MAX(q.id), COUNT(*) INTO v_ids, v_last, v_count FROM (
@@ -56,12 +56,12 @@ END
 //
 -- Breaks the lock that is held under this fence, and records by whom.
 CREATE PROCEDURE {v1_break_lock}(
-  p_ns INT UNSIGNED, p_id VARBINARY(1024), p_fence BIGINT, p_freed TINYINT, p_by VARBINARY(255))
+  p_ns INT UNSIGNED, p_id VARBINARY({longest id}), p_fence BIGINT, p_freed TINYINT, p_by VARBINARY({longest owner}))
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_rows, v_ended, v_waiters, v_broken INT DEFAULT 0;
   DECLARE now_us, v_until BIGINT DEFAULT 0;
-  DECLARE v_context VARBINARY(255);
+  DECLARE v_context VARBINARY({longest context});
   DECLARE p_set LONGTEXT CHARACTER SET ascii DEFAULT CONCAT('[["', HEX(p_id), '"]]');
   DECLARE v_wake LONGTEXT CHARACTER SET ascii DEFAULT '';
   {undo on error};
@@ -98,7 +98,7 @@ body: BEGIN
 END
 //
 -- Freezes an id, or thaws it and serves its waiters.
-CREATE PROCEDURE {v1_freeze}(p_ns INT UNSIGNED, p_id VARBINARY(1024), p_frozen TINYINT)
+CREATE PROCEDURE {v1_freeze}(p_ns INT UNSIGNED, p_id VARBINARY({longest id}), p_frozen TINYINT)
 SQL SECURITY DEFINER
 BEGIN
   DECLARE v_ended, v_waiters INT DEFAULT 0;
@@ -124,7 +124,7 @@ BEGIN
 END
 //
 -- Frees all that a context holds and takes it from every queue. Reads the whole namespace.
-CREATE PROCEDURE {v1_release_context}(p_ns INT UNSIGNED, p_context VARBINARY(255))
+CREATE PROCEDURE {v1_release_context}(p_ns INT UNSIGNED, p_context VARBINARY({longest context}))
 SQL SECURITY DEFINER
 BEGIN
   DECLARE v_rows, v_ended, v_waiters INT DEFAULT 0;
@@ -161,8 +161,8 @@ SQL SECURITY DEFINER
 body: BEGIN
   DECLARE now_us, v_swept, v_attempt BIGINT DEFAULT 0;
   DECLARE v_removed, v_room, v_ended, v_waiters, v_more, v_rows, v_locked, v_done, v_count INT DEFAULT 0;
-  DECLARE v_from, v_id, v_end VARBINARY(1024);
-  DECLARE v_context VARBINARY(255);
+  DECLARE v_from, v_id, v_end VARBINARY({longest id});
+  DECLARE v_context VARBINARY({longest context});
   DECLARE v_found, p_set, v_hex, v_set LONGTEXT CHARACTER SET ascii DEFAULT '';
   DECLARE v_wake LONGTEXT CHARACTER SET ascii DEFAULT '';
   {undo on error};

@@ -2,7 +2,8 @@
 --
 -- Releases one id. The usual cases first: no one waits, or the first waiter waits for nothing else. What is done in the row
 -- commits by itself.
-CREATE PROCEDURE {v1_release_one}(p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT)
+CREATE PROCEDURE {v1_release_one}(p_ns INT UNSIGNED, p_context VARBINARY({longest context}), p_id VARBINARY({longest id}),
+p_fence BIGINT)
 SQL SECURITY DEFINER
 body: BEGIN
   IF @@autocommit THEN
@@ -41,7 +42,7 @@ END
 -- which it was handed to because that waits for nothing else; 0 if there are no other claims; NULL if it was not so, and then at most
 -- the fence is another.
 CREATE PROCEDURE {v1_hand_over}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT, OUT p_session BIGINT)
+  p_ns INT UNSIGNED, p_context VARBINARY({longest context}), p_id VARBINARY({longest id}), p_fence BIGINT, OUT p_session BIGINT)
 SQL SECURITY DEFINER
 BEGIN
   DECLARE now_us, v_ticket, v_session BIGINT;
@@ -84,7 +85,7 @@ END
 //
 -- Releases any set, whatever the context holds of it, and serves the waiters.
 CREATE PROCEDURE {v1_release}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_set LONGTEXT CHARACTER SET ascii, p_n INT)
+  p_ns INT UNSIGNED, p_context VARBINARY({longest context}), p_set LONGTEXT CHARACTER SET ascii, p_n INT)
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_rows, v_ended, v_waiters, v_replaced INT DEFAULT 0;
@@ -133,7 +134,7 @@ END
 -- Extends one id to a whole lease from now, and confirms it if it was offered. The usual cases first: it is held by the row, or
 -- in `claims`.
 CREATE PROCEDURE {v1_renew_one}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_id VARBINARY(1024), p_fence BIGINT, p_lease BIGINT)
+  p_ns INT UNSIGNED, p_context VARBINARY({longest context}), p_id VARBINARY({longest id}), p_fence BIGINT, p_lease BIGINT)
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_extra TINYINT;
@@ -159,7 +160,7 @@ END
 //
 -- Extends what a grant still holds to a whole lease from now, and confirms what was offered.
 CREATE PROCEDURE {v1_renew}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_set LONGTEXT CHARACTER SET ascii, p_n INT, p_lease BIGINT)
+  p_ns INT UNSIGNED, p_context VARBINARY({longest context}), p_set LONGTEXT CHARACTER SET ascii, p_n INT, p_lease BIGINT)
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_rows, v_ended, v_waiters INT DEFAULT 0;
@@ -199,8 +200,8 @@ CREATE PROCEDURE {v1_release_batch}(p_ns INT UNSIGNED, p_words LONGBLOB)
 SQL SECURITY DEFINER
 BEGIN
   DECLARE v_extra TINYINT;
-  DECLARE p_id VARBINARY(1024);
-  DECLARE p_context VARBINARY(255);
+  DECLARE p_id VARBINARY({longest id});
+  DECLARE p_context VARBINARY({longest context});
   DECLARE p_fence, v_session BIGINT;
   DECLARE v_answers, v_wake LONGTEXT CHARACTER SET ascii DEFAULT '';
   {undo on error};

@@ -67,7 +67,8 @@ END
 -- Something: H other holders, F frozen, Q earlier waiters, B its own lock was broken; and of an id that the context holds in
 -- another mode, so that it does not wait: U other holders, V frozen.
 CREATE PROCEDURE {v1_weigh}(
-  p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, p_context VARBINARY(255), p_ticket BIGINT, p_nested TINYINT,
+  p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, p_context VARBINARY({longest context}), p_ticket BIGINT,
+  p_nested TINYINT,
   p_weaken TINYINT, now_us BIGINT, OUT p_verdict TEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 BEGIN
@@ -92,13 +93,14 @@ END
 //
 -- Grants a set against which nothing stands. p_session: whom to notify of it, as an offer; 0 if the caller gets the answer.
 CREATE PROCEDURE {v1_grant}(
-  p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, p_verdict TEXT CHARACTER SET ascii, p_context VARBINARY(255),
-  p_attempt BIGINT, p_lease BIGINT, p_owner VARBINARY(1280), p_session BIGINT, now_us BIGINT)
+  p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, p_verdict TEXT CHARACTER SET ascii,
+  p_context VARBINARY({longest context}),
+  p_attempt BIGINT, p_lease BIGINT, p_owner VARBINARY({longest owner}), p_session BIGINT, now_us BIGINT)
 SQL SECURITY DEFINER
 BEGIN
   DECLARE v_fence, v_slots, v_replaced, v_permits, v_cap BIGINT DEFAULT 0;
   DECLARE v_n, v_next, v_mode INT DEFAULT 0;
-  DECLARE v_id VARBINARY(1024);
+  DECLARE v_id VARBINARY({longest id});
   IF LOCATE('W', p_verdict) > 0 THEN
     DELETE o FROM {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state IN ({HELD}, {REPLACED})
       AND o.context = p_context AND SUBSTRING(p_verdict, j.n, 1) = 'W';
@@ -148,7 +150,7 @@ BEGIN
 END
 //
 -- Gives a holder of slots the lowest permit indexes that are free.
-CREATE PROCEDURE {v1_number_permits}(p_ns INT UNSIGNED, p_id VARBINARY(1024), p_fence BIGINT)
+CREATE PROCEDURE {v1_number_permits}(p_ns INT UNSIGNED, p_id VARBINARY({longest id}), p_fence BIGINT)
 SQL SECURITY DEFINER
 BEGIN
   DECLARE v_free, v_permits, v_below, v_change BIGINT DEFAULT 0;
@@ -176,7 +178,8 @@ END
 //
 -- What a context holds of a set, as a list of `server::reply::Given`.
 CREATE PROCEDURE {v1_given}(
-  p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, p_context VARBINARY(255), OUT p_given LONGTEXT CHARACTER SET ascii)
+  p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, p_context VARBINARY({longest context}),
+  OUT p_given LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 BEGIN
   SELECT GROUP_CONCAT({given} ORDER BY j.n) INTO p_given FROM {set} STRAIGHT_JOIN {claims} o
@@ -185,14 +188,15 @@ END
 //
 -- What is in the way of a set, by the verdict of `v1_weigh`, as a list of `server::reply::Against`.
 CREATE PROCEDURE {v1_against}(
-  p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, p_verdict TEXT CHARACTER SET ascii, p_context VARBINARY(255),
+  p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, p_verdict TEXT CHARACTER SET ascii,
+  p_context VARBINARY({longest context}),
   p_ticket BIGINT, now_us BIGINT, OUT p_against LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 BEGIN
   DECLARE v_n, v_listed, v_count INT DEFAULT 0;
   DECLARE v_units BIGINT DEFAULT 0;
   DECLARE v_letter CHAR(1) CHARACTER SET ascii;
-  DECLARE v_id VARBINARY(1024);
+  DECLARE v_id VARBINARY({longest id});
   DECLARE v_one, v_all LONGTEXT CHARACTER SET ascii DEFAULT '';
   WHILE v_n < LENGTH(p_verdict) DO
     SET v_n = v_n + 1, v_letter = SUBSTRING(p_verdict, v_n, 1);

@@ -1,9 +1,9 @@
 -- The set that an attempt waits for.
 CREATE PROCEDURE {v1_wanted}(
-  p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT, OUT p_set LONGTEXT CHARACTER SET ascii)
+  p_ns INT UNSIGNED, p_context VARBINARY({longest context}), p_attempt BIGINT, OUT p_set LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 BEGIN
-  DECLARE v_last, v_id VARBINARY(1024);
+  DECLARE v_last, v_id VARBINARY({longest id});
   DECLARE v_one LONGTEXT CHARACTER SET ascii;
   SET p_set = '[';
   wanted: LOOP
@@ -17,7 +17,7 @@ BEGIN
 END
 //
 -- Takes an attempt from the queue.
-CREATE PROCEDURE {v1_unqueue}(p_ns INT UNSIGNED, p_context VARBINARY(255), p_attempt BIGINT)
+CREATE PROCEDURE {v1_unqueue}(p_ns INT UNSIGNED, p_context VARBINARY({longest context}), p_attempt BIGINT)
 SQL SECURITY DEFINER
 BEGIN
   DELETE w FROM {places} WHERE {own places};
@@ -30,14 +30,15 @@ END
 -- for. v_cursors: places from which queues are looked at, `[id, state, after which ticket, only which mode or -1, only limits
 -- above]`; state DONE of one in which no one else fits.
 CREATE PROCEDURE {v1_serve}(
-  p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, now_us BIGINT, p_context VARBINARY(255), p_attempt BIGINT,
+  p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, now_us BIGINT, p_context VARBINARY({longest context}),
+  p_attempt BIGINT,
   INOUT p_wake LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 body: BEGIN
   DECLARE v_hex, v_single, v_set, v_cursors, v_others LONGTEXT CHARACTER SET ascii;
   DECLARE v_verdict TEXT CHARACTER SET ascii DEFAULT '';
-  DECLARE v_id VARBINARY(1024);
-  DECLARE v_context, v_owner VARBINARY(1280);
+  DECLARE v_id VARBINARY({longest id});
+  DECLARE v_context, v_owner VARBINARY({longest owner});
   DECLARE v_line, v_mode, v_alive, v_blocked TINYINT DEFAULT 0;
   DECLARE v_cursor, v_locked, v_wants, v_ended, v_waiters, v_handed INT DEFAULT 0;
   DECLARE v_over, v_number, v_attempt, v_session, v_permits, v_cap, v_lease, v_used BIGINT DEFAULT 0;
