@@ -3,7 +3,7 @@
 -- Releases one id. The usual cases first: no one waits, or the first waiter waits for nothing else. What is done in the row
 -- commits by itself.
 CREATE PROCEDURE {v1_release_one}(p_ns INT UNSIGNED, p_context VARBINARY({longest context}), p_id VARBINARY({longest id}),
-p_fence BIGINT)
+  p_fence BIGINT)
 SQL SECURITY DEFINER
 body: BEGIN
   IF @@autocommit THEN
