@@ -15,6 +15,7 @@ use lockcore::backend::{Moment, ServiceClock, ServiceTime};
 use object_store::{
     Error, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, path::Path,
 };
+use tokio::time::Instant;
 
 use crate::{
     cell::{Cell, Found, Version, Written},
@@ -31,8 +32,8 @@ pub(crate) enum Clock {
     Dated(Arc<ServiceClock>),
     /// When an object that was just written was modified: for a store of the user's, whose responses are not seen.
     Modified(ServiceClock),
-    /// This machine's: for a store within the process.
-    Local { started: Moment, since: u64 },
+    /// This process's: for a store within it. Tests pause and advance it, as it is tokio's.
+    Local { started: Instant, since: u64 },
 }
 
 /// What was sent so far.
@@ -57,7 +58,7 @@ pub(crate) struct Bucket {
 impl Clock {
     pub(crate) fn local() -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Clock::Local { started: Moment::now(), since: micros(since) }
+        Clock::Local { started: Instant::now(), since: micros(since) }
     }
 
     fn now(&self) -> Option<ServiceTime> {

@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use futures_util::future::join_all;
@@ -14,7 +14,10 @@ use lockcore::{
     Ids, LockDao, Mode, Owner, Released, Renewed, StoredContext, Target,
     backend::{AcquireRequest, Acquired, AttemptId, Wake, Wakeup, Withdraw, Withdrawn},
 };
-use tokio::{sync::Barrier, time::timeout};
+use tokio::{
+    sync::Barrier,
+    time::{Instant, timeout},
+};
 use uuid::Uuid;
 
 use crate::Backend;

@@ -1,8 +1,9 @@
 //! Leases end by the store's clock, and one taker wins what expired: section 2.7.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockcore::ConflictReason;
+use tokio::time::Instant;
 
 use crate::{
     Backend, Store, eventually, race,

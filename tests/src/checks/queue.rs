@@ -1,15 +1,12 @@
 //! Waiters of one id are served in order, by hand-off: sections 3.7 and 3.8.
 
-use std::{
-    collections::VecDeque,
-    time::{Duration, Instant},
-};
+use std::{collections::VecDeque, time::Duration};
 
 use lockcore::{
     ConflictReason,
     backend::{Acquired, Wake, Withdraw, Withdrawn},
 };
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::{
     Backend, PATIENCE, Store,

@@ -1,8 +1,7 @@
 //! Renewals keep what is held and bring nothing back: section 2.5.
 
-use std::time::Instant;
-
 use lockcore::LossReason;
+use tokio::time::Instant;
 
 use crate::{Backend, Store, eventually, store::id};
 

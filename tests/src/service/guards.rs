@@ -6,6 +6,7 @@ use lockcore::{
     BackendErrorKind, BadRequest, BreakMode, Claim, ConflictReason, Grant, LockingError, LossReason,
     LostLock, Target, Wait,
 };
+use tokio::time::Instant;
 
 use super::{Oops, Rig};
 use crate::{
@@ -57,7 +58,7 @@ pub async fn a_guard_is_renewed<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     let lease = store.lasting();
     let guard = rig.locks.lease(lease).lock(["a"]).await.expect("it is free");
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     while began.elapsed() < lease * 2 {
         store.caller().refused(["a"]).await;
         tokio::time::sleep(lease / 10).await;
@@ -155,7 +156,7 @@ pub async fn a_part_is_renewed_and_lost_on_its_own<B: Backend>(store: Store<B>) 
     guard.release_part(["a"]).await.expect("nothing was lost");
     let other = store.caller();
     let grant = other.take(["a"]).await;
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     while began.elapsed() < lease * 2 {
         store.caller().refused(["b"]).await;
         tokio::time::sleep(lease / 10).await;
@@ -222,7 +223,7 @@ pub async fn a_guard_is_downgraded<B: Backend>(store: Store<B>) {
     assert!(guard.fence("a") > fence);
     let other = store.caller();
     let reader = other.take([Claim::shared("a".to_owned())]).await;
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     while began.elapsed() < lease * 2 {
         store.caller().refused(["a"]).await;
         store.caller().refused(["b"]).await;

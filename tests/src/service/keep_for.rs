@@ -1,11 +1,9 @@
 //! Locks that stay locked after a release: `Call::keep_for`.
 
-use std::{
-    future,
-    time::{Duration, Instant},
-};
+use std::{future, time::Duration};
 
 use lockcore::{BackendErrorKind, BadRequest, BreakMode, LockingError, LossReason, Target};
+use tokio::time::Instant;
 
 use uuid::Uuid;
 

@@ -2,10 +2,11 @@
 
 use std::{
     sync::{Arc, Mutex, mpsc},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use lockcore::{Event, LockingError, Mode};
+use tokio::time::Instant;
 
 use super::{Oops, Rig};
 use crate::{

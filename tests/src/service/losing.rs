@@ -6,12 +6,13 @@ use std::{
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use lockcore::{
     BackendErrorKind, BreakMode, Ended, FenceGuard, Grant, Held, LockDao, LockingError, LossReason, LostLock,
 };
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{Oops, Rig};

@@ -5,10 +5,11 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use lockcore::{BackendErrorKind, Failure, Interval, LockDao, LockingError, Phase, Wait};
+use tokio::time::Instant;
 
 use super::{Oops, Rig, never_runs};
 use crate::{
