@@ -2,6 +2,7 @@
 
 use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
+use futures_util::stream::BoxStream;
 use lockcore::{
     BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, Conflict, ContextId, Finding, Grant,
     Granted, Ident, Inspection, Listing, LockDao, LostLock, Mode, Page, Released, Renewed, Target,
@@ -21,7 +22,7 @@ use crate::{
     server::Server,
     session::Session,
     store::Store,
-    version,
+    version, watch,
 };
 
 /// After how long a waiter repeats its request though nothing woke it. Its session sends heartbeats, polls for it, and wakes it
@@ -318,6 +319,14 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
 
     async fn inspect(&self, target: &Target<I>) -> Result<Inspection<I, C>, BackendError> {
         admin::inspect(&self.store, &target.stored()).await
+    }
+
+    fn watch<'w>(
+        &'w self,
+        target: &'w Target<I>,
+        every: Duration,
+    ) -> BoxStream<'w, Result<Inspection<I, C>, BackendError>> {
+        watch::watch(&self.store, target, every)
     }
 
     async fn break_lock(

@@ -19,7 +19,10 @@ use redis::{
 };
 use tokio::sync::Notify;
 
-use crate::reply::{Message, granted};
+use crate::{
+    reply::{Message, granted},
+    watch::Changes,
+};
 
 /// How often an id that is waited for is polled along with the heartbeat, in case that a message was missed. Where a foreign
 /// client holds it, the script asks for an earlier poll: its `DEL` notifies no waiter.
@@ -50,6 +53,7 @@ pub(crate) struct Inbox {
     /// The same since all waiters last repeated their requests: messages may have been missed.
     pub(crate) missed: AtomicBool,
     polls: Mutex<Polls>,
+    pub(crate) changes: Changes,
     /// Notified when an id has to be polled earlier than planned, or the connection is closed.
     pub(crate) earlier: Notify,
 }
@@ -88,6 +92,7 @@ impl Inbox {
     pub(crate) fn close(&self) {
         self.closed.store(true, SeqCst);
         self.waiters.wake_all();
+        self.changes.any();
         self.earlier.notify_one();
     }
 
@@ -232,6 +237,7 @@ impl AsyncPushSender for Pushed {
                     tracing::warn!("a message in an unknown format on lockcore's channel");
                 }
             }
+            PushKind::Invalidate => self.inbox.changes.receive(&info.data),
             PushKind::Disconnection if !self.is_cluster => self.inbox.close(),
             // The driver does not say which node. If it had our slot, messages are lost until it is subscribed to again: all
             // waiters repeat their requests after that, and soon in case that it was another node.

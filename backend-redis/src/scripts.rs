@@ -70,6 +70,11 @@ impl Scripts {
         format!("{}/{name}", self.base)
     }
 
+    /// Names the keys of an id that change with its holders: its main key, the sharers, and the breaks.
+    pub(crate) fn watched_keys(&self, id: &str) -> [String; 3] {
+        [":", "/s:", "/b:"].map(|kind| format!("{}{kind}{id}", self.base))
+    }
+
     /// Names the channel of a session.
     pub(crate) fn channel(&self, session: &str) -> String {
         self.key(&format!("o:{session}"))

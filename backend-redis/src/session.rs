@@ -12,7 +12,10 @@ use std::{
 use futures_util::future::try_join;
 use lockcore::{BackendError, backend::Moment, protocol::HEARTBEAT};
 use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
-use tokio::{runtime::Handle, sync::OnceCell};
+use tokio::{
+    runtime::Handle,
+    sync::{OnceCell, broadcast::Receiver},
+};
 
 use crate::{
     config::Settings,
@@ -115,6 +118,16 @@ impl Session {
             Some(since) => Ok(since.elapsed()),
             None => self.subscribe().await.map(|()| Duration::ZERO),
         }
+    }
+
+    /// Has the server push changes of `keys`. Watchers only poll in a cluster, and where the server refuses, as by an access list.
+    pub(crate) async fn track(&self, keys: &[String]) -> Result<Receiver<Option<Arc<[u8]>>>, BackendError> {
+        let changes = self.inbox.changes.subscribe();
+        match self.link.track(&self.runtime, keys).await {
+            Err(error) if matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension) => {}
+            answer => self.checked(answer)?,
+        }
+        Ok(changes)
     }
 
     fn checked<T>(&self, answer: RedisResult<T>) -> Result<T, BackendError> {

@@ -26,17 +26,18 @@
 
 use std::{fmt, time::Duration};
 
-use futures_util::{Stream, stream};
+use futures_util::{Stream, StreamExt, future};
 
 use crate::{
-    AnyLockDao, ContextId, Held, Ident, LockDao, LockError, LockGuard, LockingService, LostLock, Mode, Owner,
-    StoredContext, Target, Uuid, Wait,
+    AnyLockDao, ContextId, Held, Ident, Inspection, LockDao, LockError, LockGuard, LockingService, LostLock,
+    Mode, Owner, StoredContext, Target, Uuid, Wait,
 };
 
 /// An election under one name. All candidates and observers of a name use the same store and namespace.
 pub struct Election<I: Ident = String, C: ContextId = Uuid, D: LockDao<I, C> = AnyLockDao<I, C>> {
     locks: LockingService<I, C, D>,
     name: I,
+    target: Target<I>,
 }
 
 /// The leader of a term, as an observer sees it.
@@ -59,7 +60,8 @@ pub struct Leadership<I: Ident = String, C: ContextId = Uuid, D: LockDao<I, C> =
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Election<I, C, D> {
     /// Makes a handle for the election with this name; nothing is sent.
     pub fn new(locks: &LockingService<I, C, D>, name: impl Into<I>) -> Self {
-        Election { locks: locks.clone(), name: name.into() }
+        let name = name.into();
+        Election { locks: locks.clone(), target: Target::Id(name.clone()), name }
     }
 
     /// Waits until this candidate is elected, for as long as it takes, with the service's lease. Candidates are elected in the
@@ -87,13 +89,12 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Election<I, C, D> {
     /// # Errors
     /// When the store does not answer, or has no [listing](crate::Capabilities::listing).
     pub async fn leader(&self) -> Result<Option<Leader<C>>, LockError<I, C>> {
-        let found = self.locks.admin().inspect(&Target::Id(self.name.clone())).await?;
-        let leads = found.holders.into_iter().find(|holder| holder.mode == Mode::Exclusive);
-        Ok(leads.map(|holder| Leader { term: holder.fence, value: holder.owner, context: holder.context }))
+        self.locks.admin().inspect(&self.target).await.map(leader_of)
     }
 
-    /// Returns a stream of leaders: the present one first, then each change. `None` is a time without a leader; one that is
-    /// shorter than `every`, after which the store is asked again, may not be seen. It ends with the first error of the store.
+    /// Returns a stream of leaders: the present one first, then each change. `None` is a time without a leader. Looks as
+    /// [`Admin::watch`](crate::Admin::watch) does, so that a leader or a time without one that is shorter than `every` may not be
+    /// seen. The stream ends with the first error, as by an interval of zero.
     ///
     /// An observer learns of a new leader after it was elected, so that what it sees may be over: let the resource decide by the
     /// term.
@@ -101,31 +102,20 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Election<I, C, D> {
         &self,
         every: Duration,
     ) -> impl Stream<Item = Result<Option<Leader<C>>, LockError<I, C>>> + Send + '_ {
-        stream::unfold(Seen::Nothing, move |mut seen| async move {
-            loop {
-                match &seen {
-                    Seen::Nothing => {}
-                    Seen::Leader(_) => tokio::time::sleep(every).await,
-                    Seen::End => return None,
-                }
-                match self.leader().await {
-                    Ok(leader) if matches!(&seen, Seen::Leader(last) if *last == leader) => {}
-                    Ok(leader) => return Some((Ok(leader.clone()), Seen::Leader(leader))),
-                    Err(error) => {
-                        seen = Seen::End;
-                        return Some((Err(error), seen));
-                    }
-                }
-            }
-        })
+        let looks = self.locks.admin().looks(&self.target, every);
+        let changes = looks.scan(None, |last, seen| {
+            let leader = seen.map(leader_of);
+            let is_known = leader.as_ref().is_ok_and(|leader| last.as_ref() == Some(leader));
+            *last = leader.as_ref().ok().cloned();
+            future::ready(Some((!is_known).then_some(leader)))
+        });
+        changes.filter_map(future::ready)
     }
 }
 
-/// What an observer has seen.
-enum Seen<C> {
-    Nothing,
-    Leader(Option<Leader<C>>),
-    End,
+fn leader_of<I, C>(seen: Inspection<I, C>) -> Option<Leader<C>> {
+    let leads = seen.holders.into_iter().find(|holder| holder.mode == Mode::Exclusive)?;
+    Some(Leader { term: leads.fence, value: leads.owner, context: leads.context })
 }
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Leadership<I, C, D> {

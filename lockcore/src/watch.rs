@@ -46,6 +46,9 @@ pub enum EndedBy {
     Break,
 }
 
+/// By how much two looks may be further apart in the store than here: the responses take unequal times, and stores round.
+const APART: Duration = Duration::from_millis(50);
+
 /// What was seen at one look.
 pub(crate) struct Look<I, C> {
     seen: Inspection<I, C>,
@@ -92,7 +95,7 @@ impl<I, C: Clone + Eq> Look<I, C> {
             return EndedBy::Break;
         }
         match former.remaining {
-            Some(remaining) if remaining <= passed => EndedBy::Lease,
+            Some(remaining) if remaining <= passed + APART => EndedBy::Lease,
             _ => EndedBy::Release,
         }
     }

@@ -14,6 +14,7 @@ mod suite;
 mod topology;
 mod upkeep;
 mod versions;
+mod watching;
 mod ways;
 
 use std::process::ExitCode;
@@ -83,6 +84,10 @@ fn main() -> ExitCode {
             the_first_call_of_a_program_is_at_most_three_round_trips,
             a_hand_off_is_one_way_there_and_one_way_back,
             ten_thousand_waiters_share_a_subscription_and_are_no_stampede,
+        }
+        watching {
+            a_watcher_sees_changes_at_once,
+            a_watcher_polls_where_changes_are_not_pushed,
         }
         odd {
             an_evicting_server_is_refused,

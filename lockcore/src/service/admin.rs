@@ -1,6 +1,6 @@
 //! What an administrator does through a service: checked requests to the backend's administration.
 
-use std::{borrow::Cow, sync::Arc, time::Duration};
+use std::{borrow::Cow, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::{Stream, StreamExt, TryFutureExt, TryStreamExt, future, stream};
 
@@ -101,9 +101,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
         target: &'w Target<I>,
         every: Duration,
     ) -> impl Stream<Item = Result<Change<C>, LockError<I, C>>> + Send + 'w {
-        let checked = future::ready(self.check_watch(target, every).map_err(LockError::from));
-        let looks = checked.map_ok(move |()| self.service.dao.watch(target, every).map_err(LockError::from));
-        let changes = looks.try_flatten_stream().scan(None::<Look<I, C>>, |last, seen| {
+        let changes = self.looks(target, every).scan(None::<Look<I, C>>, |last, seen| {
             let changes = seen.map(|seen| {
                 let look = Look::new(seen);
                 let changes = look.changes_since(last.as_ref());
@@ -131,8 +129,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
             if free == claims.len() {
                 break;
             }
-            self.check_watch(&claim.target, every)?;
-            let mut looks = self.service.dao.watch(&claim.target, every);
+            let mut looks = pin!(self.looks(&claim.target, every));
             free += 1;
             while let Some(seen) = looks.try_next().await? {
                 if seen.holders.is_empty() {
@@ -142,6 +139,22 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
             }
         }
         Ok(())
+    }
+
+    /// Returns what each look at an id sees, after a check of the request.
+    pub(crate) fn looks<'w>(
+        &self,
+        target: &'w Target<I>,
+        every: Duration,
+    ) -> impl Stream<Item = Result<Inspection<I, C>, LockError<I, C>>> + Send + use<'w, I, C, D>
+    where
+        'a: 'w,
+    {
+        let service: &'w _ = self.service;
+        let checked = future::ready(self.check_watch(target, every).map_err(LockError::from));
+        checked
+            .map_ok(move |()| service.dao.watch(target, every).map_err(LockError::from))
+            .try_flatten_stream()
     }
 
     fn check_watch(&self, target: &Target<I>, every: Duration) -> Result<(), BadRequest> {

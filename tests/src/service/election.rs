@@ -3,7 +3,7 @@
 use std::{pin::pin, time::Duration};
 
 use futures_util::{FutureExt, StreamExt, future};
-use lockcore::{BreakMode, Target, election::Election};
+use lockcore::{BadRequest, BreakMode, LockError, Target, election::Election};
 
 use super::Rig;
 use crate::{Backend, Store};
@@ -45,6 +45,8 @@ pub async fn observers_see_each_leader<B: Backend>(store: Store<B>) {
     }
     let rig = Rig::new(&store);
     let election = Election::new(&rig.locks, NAME);
+    let refused = pin!(election.observe(Duration::ZERO)).next().await.expect("there is an answer");
+    assert!(matches!(refused, Err(LockError::BadRequest(BadRequest::OutOfBounds { field: "every", .. }))));
     let mut leaders = pin!(election.observe(OFTEN));
     assert_eq!(leaders.next().await.expect("the stream goes on").expect("the store answers"), None);
     for value in ["one", "two"] {
