@@ -28,7 +28,7 @@ pub(crate) enum Found {
 pub(crate) enum Written {
     /// It is the newest version.
     Done(Version),
-    /// Another version was there: nothing was written, certainly.
+    /// Another version was there: nothing was written, or, where the write was sent again on its way, it was this write itself.
     Lost,
 }
 

@@ -97,9 +97,9 @@ impl<I: Ident, C: ContextId> ObjectBuilder<I, C> {
         self
     }
 
-    /// Keeps the locks in a store that the program has opened. Give it no retries (`RetryConfig { max_retries: 0, .. }`): a
-    /// retry of the crate `object_store` reports a conditional write that was done as one that lost. The service's time is
-    /// then asked for by writing a small object, at the opening and every quarter of an hour.
+    /// Keeps the locks in a store that the program has opened. Give it no retries (`RetryConfig { max_retries: 0, .. }`): this
+    /// backend has its own, which know how much time a step has left. The service's time is asked for by writing a small
+    /// object, at the opening and every quarter of an hour.
     #[must_use]
     pub fn store(mut self, store: Arc<dyn ObjectStore>) -> Self {
         self.settings.place = Place::Own(store);

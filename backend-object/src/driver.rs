@@ -258,7 +258,7 @@ impl<C: Cell> Store<C> {
     async fn carry_out(&self, mut batch: Vec<Box<dyn Job>>) {
         let begun = Moment::now();
         let mut pause = Pause::new(self.timeout);
-        let mut tries = Tries { begun, look: self.known().is_none(), doubtful: Vec::new() };
+        let mut tries = Tries { begun, look: self.known().is_none(), sent: Vec::new(), in_doubt: false };
         loop {
             let error = match self.try_once(&mut batch, &mut tries).await {
                 Ok(Some(number)) => {
@@ -277,8 +277,8 @@ impl<C: Cell> Store<C> {
             let is_contended = matches!(error, StoreError::Contended { .. });
             tries.look = true;
             let rested = match is_contended || error.again() {
-                true => pause.rest(error, !tries.doubtful.is_empty()).await,
-                false => Err(error.or_done_before(!tries.doubtful.is_empty())),
+                true => pause.rest(error, tries.in_doubt).await,
+                false => Err(error.or_done_before(tries.in_doubt)),
             };
             if let Err(error) = rested {
                 for job in batch {
@@ -301,7 +301,7 @@ impl<C: Cell> Store<C> {
         }
         let mut known = self.known().expect("it was looked at");
         let own = known.table.writes.get(&self.session).map(|write| write.number);
-        if let Some(number) = own.filter(|number| tries.doubtful.contains(number)) {
+        if let Some(number) = own.filter(|number| tries.sent.contains(number)) {
             self.notify().await;
             return Ok(Some(number));
         }
@@ -351,11 +351,13 @@ impl<C: Cell> Store<C> {
                 self.notify().await;
                 Ok(Some(number))
             }
-            Ok(Written::Lost) => Ok(None),
+            Ok(Written::Lost) => {
+                tries.sent.push(number);
+                Ok(None)
+            }
             Err(error) => {
-                if error.in_doubt() {
-                    tries.doubtful.push(number);
-                }
+                tries.sent.push(number);
+                tries.in_doubt |= error.in_doubt();
                 Err(error)
             }
         }
@@ -413,8 +415,10 @@ struct Tries {
     begun: Moment,
     /// The table that is known may be old.
     look: bool,
-    /// The numbers of the writes of which it is not known whether they were made.
-    doubtful: Vec<u64>,
+    /// The numbers of the writes that were not answered as done.
+    sent: Vec<u64>,
+    /// One of them may still be on its way.
+    in_doubt: bool,
 }
 
 /// When and as what steps are applied.

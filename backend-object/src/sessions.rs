@@ -189,7 +189,7 @@ impl Entry {
         change: impl Fn(&mut Session) -> bool + Sync,
     ) -> Result<(), StoreError> {
         let mut pause = Pause::new(access.timeout);
-        let (mut doubtful, mut is_stale) = (Vec::new(), false);
+        let (mut sent, mut in_doubt, mut is_stale) = (Vec::new(), false, false);
         loop {
             let known = lock(&self.known).clone().filter(|_| !is_stale);
             let tried = async {
@@ -197,7 +197,7 @@ impl Entry {
                     Some(known) => known,
                     None => self.read(access.cell, session).await?,
                 };
-                if doubtful.contains(&known.session.stamp) {
+                if sent.contains(&known.session.stamp) {
                     return Ok(true);
                 }
                 let mut new = known.session.clone();
@@ -212,9 +212,13 @@ impl Entry {
                         *lock(&self.known) = Some(Known { version: Some(version), session: new, read });
                         Ok(true)
                     }
-                    Ok(Written::Lost) => Ok(false),
+                    Ok(Written::Lost) => {
+                        sent.push(new.stamp);
+                        Ok(false)
+                    }
                     Err(error) => {
-                        doubtful.push(new.stamp);
+                        sent.push(new.stamp);
+                        in_doubt = true;
                         Err(error)
                     }
                 }
@@ -226,7 +230,7 @@ impl Entry {
                 Err(error) => return Err(error),
             };
             is_stale = true;
-            pause.rest(error, !doubtful.is_empty()).await?;
+            pause.rest(error, in_doubt).await?;
         }
     }
 }

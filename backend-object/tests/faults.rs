@@ -1,5 +1,6 @@
 //! Responses that are lost or forged, requests that are late, objects that others delete.
 
+mod doubled;
 mod front;
 mod place;
 
@@ -20,30 +21,25 @@ use uuid::Uuid;
 type Dao = ObjectLockDao<String, Uuid>;
 
 fn main() -> ExitCode {
-    servers::run_many(
-        8,
-        vec![
-            trial(
-                "a_grant_whose_response_is_lost_is_recognized",
-                a_grant_whose_response_is_lost_is_recognized,
-            ),
-            trial("an_error_after_the_write_is_no_refusal", an_error_after_the_write_is_no_refusal),
-            trial("two_writes_at_once_are_no_conflict", two_writes_at_once_are_no_conflict),
-            trial("a_release_whose_response_is_lost_is_done", a_release_whose_response_is_lost_is_done),
-            trial("a_write_after_the_withdrawal_takes_nothing", a_write_after_the_withdrawal_takes_nothing),
-            trial("a_renewal_whose_response_is_lost_is_done", a_renewal_whose_response_is_lost_is_done),
-            trial("wrong_dates_take_nothing_early", wrong_dates_take_nothing_early),
-            trial("responses_of_a_proxy_tell_no_time", responses_of_a_proxy_tell_no_time),
-            trial("a_store_without_conditions_is_refused", a_store_without_conditions_is_refused),
-            trial("the_doctor_names_the_rules_of_the_bucket", the_doctor_names_the_rules_of_the_bucket),
-            trial("a_deleted_table_is_a_loss", a_deleted_table_is_a_loss),
-            trial("a_deleted_session_keeps_what_is_renewed", a_deleted_session_keeps_what_is_renewed),
-            trial("another_format_is_left_alone", another_format_is_left_alone),
-            trial("a_bucket_that_is_missing_is_named", a_bucket_that_is_missing_is_named),
-            trial("secrets_are_not_shown", secrets_are_not_shown),
-            trial("sixteen_processes_lose_nothing", sixteen_processes_lose_nothing),
-        ],
-    )
+    let own = vec![
+        trial("a_grant_whose_response_is_lost_is_recognized", a_grant_whose_response_is_lost_is_recognized),
+        trial("an_error_after_the_write_is_no_refusal", an_error_after_the_write_is_no_refusal),
+        trial("two_writes_at_once_are_no_conflict", two_writes_at_once_are_no_conflict),
+        trial("a_release_whose_response_is_lost_is_done", a_release_whose_response_is_lost_is_done),
+        trial("a_write_after_the_withdrawal_takes_nothing", a_write_after_the_withdrawal_takes_nothing),
+        trial("a_renewal_whose_response_is_lost_is_done", a_renewal_whose_response_is_lost_is_done),
+        trial("wrong_dates_take_nothing_early", wrong_dates_take_nothing_early),
+        trial("responses_of_a_proxy_tell_no_time", responses_of_a_proxy_tell_no_time),
+        trial("a_store_without_conditions_is_refused", a_store_without_conditions_is_refused),
+        trial("the_doctor_names_the_rules_of_the_bucket", the_doctor_names_the_rules_of_the_bucket),
+        trial("a_deleted_table_is_a_loss", a_deleted_table_is_a_loss),
+        trial("a_deleted_session_keeps_what_is_renewed", a_deleted_session_keeps_what_is_renewed),
+        trial("another_format_is_left_alone", another_format_is_left_alone),
+        trial("a_bucket_that_is_missing_is_named", a_bucket_that_is_missing_is_named),
+        trial("secrets_are_not_shown", secrets_are_not_shown),
+        trial("sixteen_processes_lose_nothing", sixteen_processes_lose_nothing),
+    ];
+    servers::run_many(8, own.into_iter().chain(doubled::tests()))
 }
 
 /// A namespace of an emulator, and a front before it.

@@ -2,6 +2,7 @@
 
 mod answers;
 mod clocks;
+mod doubled;
 mod refusals;
 mod removals;
 mod tables;
@@ -19,7 +20,7 @@ macro_rules! trials {
 }
 
 pub(crate) fn tests() -> Vec<Trial> {
-    trials! {
+    let mut tests = trials! {
         refusals::throttling_is_waited_out
         refusals::throttling_to_the_end_is_busy_and_never_held
         refusals::conflicts_of_transactions_are_tried_again
@@ -60,7 +61,9 @@ pub(crate) fn tests() -> Vec<Trial> {
         removals::what_is_held_is_never_collected
         removals::a_collected_lock_is_reported_and_taken_once
         removals::a_step_goes_on_where_its_items_are_collected
-    }
+    };
+    tests.extend(doubled::tests());
+    tests
 }
 
 /// Takes the ids under a fault of the operation that this needs.
