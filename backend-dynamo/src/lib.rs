@@ -79,6 +79,8 @@
 //!   tombstone ends a dead holder's lock ends later for other clients, and a take or release of the id is two requests.
 //! - Listing and `release_context` read the whole table, consistently; the index over contexts, which lags behind, is
 //!   never read. There is no sweep: TTL collects.
+//! - A proxy that sends the release of one id twice and passes on the refusal of the second may make it look like a loss, if
+//!   another context took the id in between. Nothing is held then.
 //! - A region's table only: one with replicas in other regions is refused when connecting. Where they are eventually
 //!   consistent two regions could grant the same lock, and where they are strongly consistent the service makes no
 //!   transactions. (Without the right to describe the table that cannot be detected.)
