@@ -53,6 +53,10 @@ const AGAIN: Duration = Duration::from_millis(50);
 const AGAIN_AT_MOST: Duration = Duration::from_secs(2);
 const AGAIN_IF_MISCONFIGURED: Duration = Duration::from_secs(10);
 
+/// For how long a notification may be on its way that a heartbeat has overtaken. The heartbeat says only that it is a waiter's
+/// turn, so that it would have to ask; the notification has the offer.
+const ON_ITS_WAY: Duration = Duration::from_millis(100);
+
 /// What the DAO and its tasks share.
 pub(crate) struct Shared<E: Engine> {
     pub(crate) pool: Arc<Pool<E>>,
@@ -210,6 +214,9 @@ impl<E: Engine> Shared<E> {
         };
         if let Some(now) = notification.now {
             self.clock.sample(sent, Moment::now(), now);
+        }
+        if !notification.t.is_empty() && self.is_listening() {
+            background::sleep(ON_ITS_WAY).await;
         }
         let next = notification.next.map(reply::span);
         Ok(if self.notify(notification) { Some(Duration::ZERO) } else { next })
