@@ -22,6 +22,10 @@ use super::{
 const READY: Duration = Duration::from_secs(180);
 const POLL: Duration = Duration::from_millis(250);
 
+/// How often an engine that fails is called in all, and the pause between two calls.
+const TRIES: usize = 5;
+const AGAIN: Duration = Duration::from_millis(500);
+
 /// What is special about a container.
 #[derive(Default)]
 pub(super) struct Setup {
@@ -61,22 +65,34 @@ impl Container {
     }
 
     pub(super) async fn pause(&self) -> Result<(), String> {
-        let container = self.container();
-        said(runtime::run(async move { container.pause().await }).await)
+        let pause = || {
+            let container = self.container();
+            runtime::run(async move { said(container.pause().await) })
+        };
+        again("already paused", pause).await
     }
 
     pub(super) async fn resume(&self) -> Result<(), String> {
-        let container = self.container();
-        said(runtime::run(async move { container.unpause().await }).await)
+        let resume = || {
+            let container = self.container();
+            runtime::run(async move { said(container.unpause().await) })
+        };
+        again("not paused", resume).await
     }
 
     /// SIGKILL to everything in the container. A paused one has to be resumed first.
     pub(super) async fn kill(&self) -> Result<(), String> {
-        let (container, docker) = (self.container(), self.docker.clone());
+        let kill = || {
+            let (container, docker) = (self.container(), self.docker.clone());
+            runtime::run(async move {
+                // Not testcontainers' stop: that sends SIGTERM first, whatever the timeout.
+                let options = KillContainerOptionsBuilder::new().signal("SIGKILL").build();
+                said(docker.kill_container(container.id(), Some(options)).await)
+            })
+        };
+        again("not running", kill).await?;
+        let container = self.container();
         runtime::run(async move {
-            // Not testcontainers' stop: that sends SIGTERM first, whatever the timeout.
-            let options = KillContainerOptionsBuilder::new().signal("SIGKILL").build();
-            said(docker.kill_container(container.id(), Some(options)).await)?;
             while said(container.is_running().await)? {
                 tokio::time::sleep(POLL / 10).await;
             }
@@ -245,6 +261,21 @@ pub(super) fn last_lines(output: &str) -> String {
 /// `text` without the password, wherever it came from.
 pub(super) fn redacted(text: impl ToString, password: &str) -> String {
     text.to_string().replace(password, "***")
+}
+
+/// Calls Docker's engine, which fails now and then where the machine is busy: then again, a few times. `done`: the error of a
+/// call that the engine carried out before though it failed.
+async fn again<F>(done: &str, call: impl Fn() -> F) -> Result<(), String>
+where
+    F: Future<Output = Result<(), String>>,
+{
+    for _ in 1..TRIES {
+        match call().await {
+            Err(error) if !error.contains(done) => tokio::time::sleep(AGAIN).await,
+            _ => return Ok(()),
+        }
+    }
+    call().await
 }
 
 fn said<T, E: std::fmt::Display>(result: Result<T, E>) -> Result<T, String> {

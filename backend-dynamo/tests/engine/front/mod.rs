@@ -217,12 +217,18 @@ async fn ask(
     engine: &mut Option<BufReader<TcpStream>>,
     request: &Message,
 ) -> io::Result<Message> {
-    if engine.is_none() {
-        let stream = TcpStream::connect(&state.engine).await?;
-        stream.set_nodelay(true)?;
-        *engine = Some(BufReader::new(stream));
+    // One that was idle may be closed by now.
+    if let Some(stream) = engine
+        && let Ok(answer) = exchange(stream, request).await
+    {
+        return Ok(answer);
     }
-    let stream = engine.as_mut().expect("just made");
+    let stream = TcpStream::connect(&state.engine).await?;
+    stream.set_nodelay(true)?;
+    exchange(engine.insert(BufReader::new(stream)), request).await
+}
+
+async fn exchange(stream: &mut BufReader<TcpStream>, request: &Message) -> io::Result<Message> {
     request.write(stream).await?;
     Message::read(stream, true).await
 }
