@@ -26,6 +26,7 @@ use crate::{
     scripts::{Call, Scripts},
     server::Server,
     spin::Spin,
+    watch::Change,
 };
 
 /// The most ids of one poll: other clients need the server too.
@@ -121,7 +122,7 @@ impl Session {
     }
 
     /// Has the server push changes of `keys`. Watchers only poll in a cluster, and where the server refuses, as by an access list.
-    pub(crate) async fn track(&self, keys: &[String]) -> Result<Receiver<Option<Arc<[u8]>>>, BackendError> {
+    pub(crate) async fn track(&self, keys: &[String]) -> Result<Receiver<Change>, BackendError> {
         let changes = self.inbox.changes.subscribe();
         match self.link.track(&self.runtime, keys).await {
             Err(error) if matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension) => {}

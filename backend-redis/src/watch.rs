@@ -18,9 +18,12 @@ use crate::{admin, store::Store};
 /// How many changes a watcher may be behind; a slower one looks again, whatever changed.
 const BEHIND: usize = 64;
 
-/// The changed keys of one connection, for its watchers; `None` if any key may have changed.
+/// A key that has changed; `None` if any may have.
+pub(crate) type Change = Option<Arc<[u8]>>;
+
+/// The changes that the server pushes to one connection, for its watchers.
 #[derive(Debug)]
-pub(crate) struct Changes(Sender<Option<Arc<[u8]>>>);
+pub(crate) struct Changes(Sender<Change>);
 
 impl Default for Changes {
     fn default() -> Self {
@@ -45,12 +48,12 @@ impl Changes {
         }
     }
 
-    fn send(&self, key: Option<Arc<[u8]>>) {
-        let _no_watchers = self.0.send(key);
+    fn send(&self, change: Change) {
+        let _no_watchers = self.0.send(change);
     }
 
     /// Returns what changes from here on.
-    pub(crate) fn subscribe(&self) -> Receiver<Option<Arc<[u8]>>> {
+    pub(crate) fn subscribe(&self) -> Receiver<Change> {
         self.0.subscribe()
     }
 }
@@ -75,7 +78,7 @@ pub(crate) fn watch<I: Ident, C: ContextId>(
     looks.boxed()
 }
 
-async fn change_of(keys: &[String], mut changes: Receiver<Option<Arc<[u8]>>>) {
+async fn change_of(keys: &[String], mut changes: Receiver<Change>) {
     while let Ok(Some(key)) = changes.recv().await {
         if keys.iter().any(|watched| watched.as_bytes() == &*key) {
             return;
