@@ -2,7 +2,7 @@
 //! lock of the database's own, and a bare wake-up.
 //!
 //! `cargo bench -p lockcore-benches --bench sql -- postgres pairs` runs some of it: words choose servers and parts (`pairs`,
-//! `hand-off`, `crowd`, `line`, `full`).
+//! `hand-off`, `crowd`, `queues`, `line`, `full`).
 
 #[path = "sql/bare.rs"]
 mod bare;
@@ -49,7 +49,7 @@ fn run<D: Database>(kind: Kind) {
     if !chosen(kind.name(), &["postgres", "mariadb", "mysql"]) {
         return;
     }
-    let chosen = |part| chosen(part, &["pairs", "hand-off", "crowd", "line", "full"]);
+    let chosen = |part| chosen(part, &["pairs", "hand-off", "crowd", "queues", "line", "full"]);
     let many = Runtime::new().expect("a runtime");
     let server = many.block_on(start(kind)).expect("a server");
     let url = server.url();
@@ -72,6 +72,9 @@ fn run<D: Database>(kind: Kind) {
     }
     if chosen("crowd") {
         many.block_on(crowd::throughput::<D>(&url));
+    }
+    if chosen("queues") {
+        many.block_on(crowd::queues::<D>(&url));
     }
     if chosen("line") {
         many.block_on(line::messages::<D>(&server));

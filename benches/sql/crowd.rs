@@ -1,10 +1,11 @@
-//! 32 clients at once.
+//! 32 clients at once, and long queues.
 
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use lockcore::Wait;
-use tokio::sync::Mutex;
+use lockcore::{Target, Wait};
+use lockcore_benches::{Case, report};
+use tokio::sync::{Mutex, mpsc};
 
 use crate::{
     Locks,
@@ -51,6 +52,50 @@ pub(crate) async fn throughput<D: Database>(url: &str) {
             D::slow_commits(url, false).await;
         }
     }
+}
+
+/// How long a hand-over takes in a queue of 64 waiters, and in one of 10 000: by turns, the first 64 of each.
+pub(crate) async fn queues<D: Database>(url: &str) {
+    const LENGTHS: [usize; 2] = [64, 10_000];
+    const SERVED: usize = 64;
+    let locks = service::<D>(url, Commits::Usual).await;
+    let mut case = Case::new("hand-over of one id".to_owned(), &["64 waiters", "10 000 waiters"]);
+    for round in 0..TIMES {
+        for (candidate, waiters) in LENGTHS.into_iter().enumerate() {
+            let id = format!("queue/{round}/{waiters}");
+            let target = Target::Id(id.clone());
+            let (served, mut turns) = mpsc::unbounded_channel();
+            let held = locks.lock([&id]).await.expect("it is free");
+            let begun = Instant::now();
+            let tasks: Vec<_> = (0..waiters)
+                .map(|_| {
+                    let (locks, id, served) = (locks.clone(), id.clone(), served.clone());
+                    tokio::spawn(async move {
+                        let call = locks.wait(Wait::forever());
+                        call.with_locks([id], || async { served.send(Instant::now()) }).await
+                    })
+                })
+                .collect();
+            while locks.admin().inspect(&target).await.expect("an answer").waiters.len() < waiters {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            println!("{waiters} waiters are queued after {:.1?}", begun.elapsed());
+            let mut last = Instant::now();
+            held.release().await.expect("it is held");
+            for _ in 0..SERVED {
+                let turn = turns.recv().await.expect("there are more waiters");
+                case.times(candidate).add(turn - last, 1);
+                last = turn;
+            }
+            for task in &tasks {
+                task.abort();
+            }
+            while !locks.admin().inspect(&target).await.expect("an answer").waiters.is_empty() {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+    report(&[case]);
 }
 
 async fn pair<D: Database>(locks: &Locks<D>, id: usize) {
