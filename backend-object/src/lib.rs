@@ -32,8 +32,9 @@
 //!   lower one. No wall clock of any machine counts.
 //! - **Fences** are numbers of the table: `max(highest + 1, service's time in microseconds)`, one for each grant.
 //! - **Lost responses.** The table names the last write of each session, so that a process whose response was lost knows its
-//!   own write though others wrote since; likewise where a proxy sends a write twice and passes on the refusal of the second. Each version of the table has bytes of its own, so that none has the entity tag of
-//!   another, and a late write never succeeds.
+//!   own write though others wrote since; likewise where a proxy sends a write twice and passes on the refusal of the second.
+//!   Each version of the table has bytes of its own, so that none has the entity tag of another, and a late write never
+//!   succeeds.
 //! - **A withdrawn attempt** leaves a tombstone in the table, and any late write of it was made for a version that is gone.
 //! - **Waiting** is one conditional read for all waiters of a process, each 0.2 s after a change and up to each 2 s later.
 //!   Order is that of arrival; a released lock is offered to the next waiter in the write that frees it.
