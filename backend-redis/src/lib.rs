@@ -45,7 +45,7 @@
 //!   does another just when a lease ends, which notices holders that died, and every 250 ms where a foreign client holds the
 //!   id, as its `DEL` notifies no waiter. A waiter whose place the server no longer has repeats its request at once; all do when
 //!   the connection is lost.
-//! - **Watching** an id has the server push its next change, by `CLIENT TRACKING`: other clients pay nothing for that. In a
+//! - **Watching** an id has the server push its next change, by `CLIENT TRACKING`: steps look for no watchers. In a
 //!   cluster, or if the access list allows no such command, a watcher only looks again after each interval.
 //! - **One connection for each runtime**, also for push messages (RESP3), so that a runtime that is blocked or gone delays no
 //!   other, least of all the library's own thread, which renews. All waiters of a runtime share one subscription. (One
