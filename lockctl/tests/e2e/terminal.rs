@@ -93,8 +93,9 @@ fn a_command_that_reaches_for_the_terminal_gets_it(store: &Store) {
 }
 
 fn control_c_ends_the_command(store: &Store) {
-    // The trap: the command may say so before it is the foreground, and then the key reaches the shell too.
-    let shell = "trap : INT; lockctl run --id a -- sh -c 'echo ready; sleep 600'; echo code $?";
+    // The trap: the command may say so before it is the foreground, and then the key reaches the shell too. The command
+    // starts no process of its own: an interrupt that comes while the shell forks is lost.
+    let shell = "trap : INT; lockctl run --id a -- sh -c 'echo ready; read line'; echo code $?";
     let mut terminal = Terminal::run(store, shell);
     terminal.until_shown("ready");
     terminal.typed("\u{3}");
