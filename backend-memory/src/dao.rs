@@ -158,6 +158,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for MemoryLockDao<I, C> {
             // A process that dies takes this backend along.
             shared_store: false,
             push: true,
+            push_changes: true,
             permanent: true,
             min_lease: Duration::from_millis(1),
             default_lease: None,

@@ -32,6 +32,7 @@ const RECHECK: Duration = Duration::from_secs(30);
 /// What a [`RedisLockDao`] can do.
 pub const CAPABILITIES: Capabilities = Capabilities {
     push: true,
+    push_changes: true,
     // Redis removes expired keys by itself.
     sweeping: false,
     // A lease has to be renewed several times, over a network.
@@ -239,7 +240,7 @@ impl<I, C> fmt::Debug for RedisLockDao<I, C> {
 
 impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
     fn capabilities(&self) -> Capabilities {
-        CAPABILITIES
+        Capabilities { push_changes: !self.store.server.is_cluster(), ..CAPABILITIES }
     }
 
     async fn acquire(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {

@@ -11,7 +11,7 @@ use std::{
 
 use lockcore::{
     Granted,
-    backend::{List, Moment, Offer, StoreClock, Waiters, Wake, Wakeup},
+    backend::{Changes, List, Moment, Offer, StoreClock, Waiters, Wake, Wakeup},
 };
 use redis::{
     PushInfo, PushKind, Value,
@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 
 use crate::{
     reply::{Message, granted},
-    watch::Changes,
+    watch::{self, Key},
 };
 
 /// How often an id that is waited for is polled along with the heartbeat, in case that a message was missed. Where a foreign
@@ -53,7 +53,7 @@ pub(crate) struct Inbox {
     /// The same since all waiters last repeated their requests: messages may have been missed.
     pub(crate) missed: AtomicBool,
     polls: Mutex<Polls>,
-    pub(crate) changes: Changes,
+    pub(crate) changes: Changes<Key>,
     /// Notified when an id has to be polled earlier than planned, or the connection is closed.
     pub(crate) earlier: Notify,
 }
@@ -237,7 +237,7 @@ impl AsyncPushSender for Pushed {
                     tracing::warn!("a message in an unknown format on lockcore's channel");
                 }
             }
-            PushKind::Invalidate => self.inbox.changes.receive(&info.data),
+            PushKind::Invalidate => watch::receive(&self.inbox.changes, &info.data),
             PushKind::Disconnection if !self.is_cluster => self.inbox.close(),
             // The driver does not say which node. If it had our slot, messages are lost until it is subscribed to again: all
             // waiters repeat their requests after that, and soon in case that it was another node.

@@ -10,12 +10,13 @@ use std::{
 };
 
 use futures_util::future::try_join;
-use lockcore::{BackendError, backend::Moment, protocol::HEARTBEAT};
-use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
-use tokio::{
-    runtime::Handle,
-    sync::{OnceCell, broadcast::Receiver},
+use lockcore::{
+    BackendError,
+    backend::{Moment, NextChange},
+    protocol::HEARTBEAT,
 };
+use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
+use tokio::{runtime::Handle, sync::OnceCell};
 
 use crate::{
     config::Settings,
@@ -26,7 +27,7 @@ use crate::{
     scripts::{Call, Scripts},
     server::Server,
     spin::Spin,
-    watch::Change,
+    watch::Key,
 };
 
 /// The most ids of one poll: other clients need the server too.
@@ -122,7 +123,7 @@ impl Session {
     }
 
     /// Has the server push changes of `keys`. Watchers only poll in a cluster, and where the server refuses, as by an access list.
-    pub(crate) async fn track(&self, keys: &[String]) -> Result<Receiver<Change>, BackendError> {
+    pub(crate) async fn track(&self, keys: &[String]) -> Result<NextChange<Key>, BackendError> {
         let changes = self.inbox.changes.subscribe();
         match self.link.track(&self.runtime, keys).await {
             Err(error) if matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension) => {}

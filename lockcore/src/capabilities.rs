@@ -16,6 +16,8 @@ pub struct Capabilities {
     pub fifo: bool,
     /// A waiter is notified of its turn without polling. Needs `fifo`.
     pub push: bool,
+    /// A [watcher](crate::LockDao::watch) is notified of changes without polling.
+    pub push_changes: bool,
     /// A lease of `None` is accepted: a lock that lasts until it is released.
     pub permanent: bool,
     /// Slot claims are accepted.
@@ -49,6 +51,7 @@ impl Capabilities {
             shared_store: false,
             fifo: false,
             push: false,
+            push_changes: false,
             permanent: false,
             slots: false,
             shared: false,

@@ -217,9 +217,11 @@ pub trait LockDao<I: Ident = String, C: ContextId = Uuid>: fmt::Debug + Send + S
     }
 
     /// Watches one id: what [`inspect`](Self::inspect) returns at once, and again whenever it may have changed, after `every` at
-    /// the latest. The stream ends with the first error. Keeps nothing in the store.
+    /// the latest. The stream ends with the first error. What it keeps in the store is at most a note of who watches, which
+    /// the next change or a sweep removes.
     ///
-    /// The default inspects after each `every`. A backend that learns of changes without a request to its store can be faster.
+    /// The default inspects after each `every`. A backend that declares [`push_changes`](Capabilities::push_changes) notifies
+    /// of each change, by `backend::watch`.
     fn watch<'w>(
         &'w self,
         target: &'w Target<I>,

@@ -81,6 +81,7 @@ mod admin;
 mod background;
 pub mod blocking;
 mod capabilities;
+mod changes;
 mod claim;
 mod clock;
 mod conflict;
@@ -139,6 +140,7 @@ pub use why::{HolderWaits, Why};
 pub mod backend {
     pub use crate::{
         background::{handle as library_runtime, shared as shared_runtime},
+        changes::{Changes, NextChange, watch},
         clock::Moment,
         context::AttemptId,
         dao::{AcquireRequest, Acquired, Withdraw, Withdrawn},

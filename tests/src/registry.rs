@@ -192,6 +192,7 @@ macro_rules! for_each_check {
                 an_inspection_shows_all_units,
                 an_inspection_shows_renewals,
                 a_watcher_sees_each_change,
+                pushed_changes_are_seen_at_once,
                 what_is_over_is_not_shown,
                 a_break_stops_the_renewal,
                 a_broken_lock_is_freed_by_its_holder,

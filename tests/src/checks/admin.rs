@@ -8,13 +8,14 @@ use std::{
 use futures_util::{FutureExt, StreamExt};
 use lockcore::{
     BadRequest, BreakMode, Broken, Change, ConflictReason, EndedBy, Grant, Inspection, Listing, LockDao,
-    LockError, LockingService, LossReason, MAX_OWNER_BYTES, Mode, Page, StoredContext,
+    LockError, LockingService, LossReason, MAX_OWNER_BYTES, Mode, Page, StoredContext, backend::Withdraw,
 };
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::capabilities::refuses;
 use crate::{
-    Backend, Store, eventually,
+    Backend, PATIENCE, Store, eventually,
     store::{id, shared, slot},
 };
 
@@ -141,6 +142,100 @@ pub async fn a_watcher_sees_each_change<B: Backend>(store: Store<B>) {
     assert_eq!(next().await, Change::Frozen);
     store.dao().freeze(&target, false).await.expect("the store answers");
     assert_eq!(next().await, Change::Thawed);
+}
+
+/// 6: where changes are pushed, a watcher that would poll once a day sees them at once.
+pub async fn pushed_changes_are_seen_at_once<B: Backend>(store: Store<B>) {
+    if store.capabilities().push_changes {
+        see_changes(&store, Duration::from_secs(24 * 60 * 60), async || {}).await;
+    }
+}
+
+/// Has others take, release, hand over, break, freeze, thaw and lose an id, and expects that a watcher of `store` sees each
+/// of it in time, though it polls only after `every`; `disturb` is called in between.
+pub async fn see_changes<B: Backend>(store: &Store<B>, every: Duration, disturb: impl AsyncFnOnce()) {
+    let elsewhere = store.reopen().await;
+    let other = elsewhere.as_ref().unwrap_or(store);
+    let locks = LockingService::new(store.dao().clone());
+    let (admin, target) = (locks.admin(), id("a"));
+    let mut changes = pin!(admin.watch(&target, every));
+    let mut next = async || {
+        let change = timeout(PATIENCE, changes.next()).await.expect("it is seen in time");
+        change.expect("it goes on").expect("the store answers")
+    };
+    let long = Duration::from_secs(600);
+    let [one, two] = other.callers();
+    let (one, two) = (one.with_lease(long), two.with_lease(long));
+    let fence = |grant: &Grant<String, Uuid>| grant.locks[0].granted.fence;
+    let ended = |change: &Change<Uuid>, grant: &Grant<String, Uuid>, by: EndedBy| matches!(change, Change::Ended { fence: ended, by: how, .. } if *ended == fence(grant) && *how == by);
+    // Nothing is looked at before the first poll: it sees what is held then.
+    let first = one.take(["a"]).await;
+    assert!(matches!(next().await, Change::Acquired(_)));
+    one.free(&first).await;
+    assert!(ended(&next().await, &first, EndedBy::Release));
+    // As part of a set, and twice, so that the id is not new.
+    let set = one.take(["0", "a"]).await;
+    assert!(matches!(next().await, Change::Acquired(_)));
+    one.free(&set).await;
+    assert!(matches!(next().await, Change::Ended { by: EndedBy::Release, .. }));
+    if other.capabilities().fifo {
+        // The first waits in the usual way; the second for a set.
+        for wanted in [&["a"][..], &["a", "b"]] {
+            let held = one.take(["a"]).await;
+            assert!(matches!(next().await, Change::Acquired(_)));
+            let mut place = two.queue(wanted).await;
+            one.free(&held).await;
+            assert!(ended(&next().await, &held, EndedBy::Release));
+            let granted = place.granted().await;
+            assert!(matches!(next().await, Change::Acquired(_)));
+            two.free(&granted).await;
+            assert!(matches!(next().await, Change::Ended { .. }));
+        }
+    }
+    if other.capabilities().shared {
+        let first = one.take([shared("a")]).await;
+        assert!(matches!(next().await, Change::Acquired(_)));
+        let second = two.take([shared("a")]).await;
+        assert!(matches!(next().await, Change::Acquired(_)));
+        one.free(&first).await;
+        assert!(ended(&next().await, &first, EndedBy::Release));
+        two.free(&second).await;
+        assert!(ended(&next().await, &second, EndedBy::Release));
+    }
+    disturb().await;
+    if other.capabilities().breaking {
+        other.dao().freeze(&target, true).await.expect("the store answers");
+        assert_eq!(next().await, Change::Frozen);
+        other.dao().freeze(&target, false).await.expect("the store answers");
+        assert_eq!(next().await, Change::Thawed);
+        for how in [BreakMode::AfterLease, BreakMode::Now] {
+            let held = one.take(["a"]).await;
+            assert!(matches!(next().await, Change::Acquired(_)));
+            other.dao().break_lock(&target, fence(&held), how, "me").await.expect("the store answers");
+            let change = next().await;
+            if how == BreakMode::Now {
+                assert!(ended(&change, &held, EndedBy::Break));
+            } else {
+                assert!(matches!(change, Change::Broken { .. }));
+                one.free(&held).await;
+                assert!(ended(&next().await, &held, EndedBy::Break));
+            }
+        }
+    }
+    let held = one.take(["a"]).await;
+    assert!(matches!(next().await, Change::Acquired(_)));
+    other.dao().release_context(&one.context).await.expect("the store answers");
+    assert!(ended(&next().await, &held, EndedBy::Release));
+    // An attempt whose answer was lost, and that is undone.
+    let request = one.request(["a"]);
+    other.dao().acquire(&request).await.expect("the store answers");
+    assert!(matches!(next().await, Change::Acquired(_)));
+    one.withdraw(&request, Withdraw::Undo).await;
+    assert!(matches!(next().await, Change::Ended { .. }));
+    let dead = two.with_lease(other.short());
+    let held = dead.take(["a"]).await;
+    assert!(matches!(next().await, Change::Acquired(_)));
+    assert!(ended(&next().await, &held, EndedBy::Lease));
 }
 
 /// 6: shared holders and slots are all shown, in order of fence, with their permits.
