@@ -274,6 +274,9 @@ impl Engine for Mysql {
                 self.call(link, false, "v1_list", &[Argument::MaybeBytes(after), int(limit)]).await
             }
             Order::Inspect(id) => self.call(link, false, "v1_inspect", &[bytes(id)]).await,
+            Order::Watch { id, session } => {
+                self.call(link, false, "v1_watch", &[bytes(id), int(*session)]).await
+            }
             Order::Break { id, fence, how, by } => {
                 let now = truth(*how == BreakMode::Now);
                 let arguments = [bytes(id), int(*fence), now, bytes(by.as_bytes())];

@@ -120,6 +120,7 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
 pub fn capabilities() -> Capabilities {
     Capabilities {
         push: true,
+        push_changes: true,
         // An operation takes about a millisecond, and a lease has to be renewed at a third of it.
         min_lease: Duration::from_millis(100),
         max_ids: 1000,
@@ -154,6 +155,7 @@ struct Routines {
     release_context: Routine,
     list: Routine,
     inspect: Routine,
+    watch: Routine,
     break_lock: Routine,
     freeze: Routine,
     sweep: Routine,
@@ -177,6 +179,7 @@ impl Routines {
             release_context: function("v1_release_context", 2),
             list: function("v1_list", 3),
             inspect: function("v1_inspect", 2),
+            watch: function("v1_watch", 3),
             break_lock: function("v1_break_lock", 5),
             freeze: function("v1_freeze", 3),
             sweep: function("v1_sweep", 3),
@@ -444,6 +447,10 @@ impl Engine for Postgres {
                 self.call(link, &self.routines.list, &[ns, Argument::Bytes(after), int(limit)]).await
             }
             Order::Inspect(id) => self.call(link, &self.routines.inspect, &[ns, Argument::Bytes(id)]).await,
+            Order::Watch { id, session } => {
+                self.call(link, &self.routines.watch, &[ns, Argument::Bytes(id), Argument::Int(*session)])
+                    .await
+            }
             Order::Break { id, fence, how, by } => {
                 let now = bit(*how == BreakMode::Now, 1);
                 let by = Argument::Bytes(by.as_bytes());

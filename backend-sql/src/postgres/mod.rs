@@ -36,6 +36,8 @@
 //!   replaced if it does not answer within 3 s: a connection that was dropped without notice is noticed within 4 s while there
 //!   are waiters. Without a listener, heartbeats are sent every 20 to 200 ms, and after each release of a process that has
 //!   waiters.
+//! - **Watching** an id sets a bit in its row, which sends whatever changes it next the general way; that clears the bit and
+//!   notifies the sessions that watch. Where nothing is watched nothing is looked for. Without a listener watchers poll.
 //! - **Batches.** While a request for one id is in flight, the requests of the same kind that other tasks of the runtime make
 //!   wait, and then share one call and one transaction. One that has waited for 5 ms starts another batch, so that a slow disk
 //!   delays no other client. A row that another transaction keeps locked for 20 ms undoes the batch; then each request is sent alone.
@@ -56,7 +58,7 @@
 //! ```sql
 //! GRANT USAGE ON SCHEMA public TO app;
 //! GRANT SELECT, INSERT, UPDATE, DELETE ON lockcore_lock, lockcore_holder, lockcore_place, lockcore_session,
-//!   lockcore_tombstone, lockcore_break, lockcore_namespace, lockcore_schema TO app;
+//!   lockcore_watcher, lockcore_tombstone, lockcore_break, lockcore_namespace, lockcore_schema TO app;
 //! GRANT USAGE ON lockcore_ticket TO app;
 //! ```
 //! The routines run with the rights of their caller: a procedure that commits cannot do otherwise.

@@ -8,10 +8,11 @@ use super::{
     request::key,
     watch::{Push, Shared, Watch},
 };
+use futures_util::stream::BoxStream;
 use lockcore::{
     BackendError, BreakMode, Broken, Capabilities, ContextId, Finding, Grant, Ident, Inspection, Listing,
     LockDao, LostLock, Page, Released, Renewed, Severity, Swept, Target,
-    backend::{AcquireRequest, Acquired, StoreFit, StoreVersion, Wakeup, Withdraw, Withdrawn},
+    backend::{AcquireRequest, Acquired, StoreFit, StoreVersion, Wakeup, Withdraw, Withdrawn, watch},
 };
 
 /// After how long a waiter asks again though nothing woke it. The heartbeats look after it, so this is for the case that
@@ -23,7 +24,7 @@ pub struct ServerLockDao<I, C, E: Engine> {
     shared: Arc<Shared<E>>,
     /// Whether notifications were received when it was opened.
     push: bool,
-    _watch: Watch<E>,
+    watch: Watch<E>,
     types: PhantomData<fn() -> (I, C)>,
 }
 
@@ -43,7 +44,7 @@ impl<I: Ident, C: ContextId, E: Engine> ServerLockDao<I, C, E> {
         if let (Err(why), true) = (&heard, shared.engine().settings().listens()) {
             tracing::warn!(backend = E::NAME, %why, "LISTEN is unavailable, waiters will poll");
         }
-        Ok(ServerLockDao { shared, push: heard.is_ok(), _watch: watch, types: PhantomData })
+        Ok(ServerLockDao { shared, push: heard.is_ok(), watch, types: PhantomData })
     }
 
     /// Returns the engine.
@@ -145,7 +146,9 @@ impl<I, C, E: Engine> fmt::Debug for ServerLockDao<I, C, E> {
 
 impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E> {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { push: self.push, ..self.shared.engine().capabilities() }
+        let declared = self.shared.engine().capabilities();
+        let push_changes = self.push && declared.push_changes;
+        Capabilities { push: self.push, push_changes, ..declared }
     }
 
     async fn acquire(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
@@ -210,10 +213,29 @@ impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E>
     }
 
     async fn inspect(&self, target: &Target<I>) -> Result<Inspection<I, C>, BackendError> {
-        match self.carry_out(Order::Inspect(&key(target))).await? {
-            Answer::Inspected(inspected) => Ok(reply::inspection(inspected)),
-            other => Err(other.unexpected(E::NAME).into()),
-        }
+        inspected::<I, C, E>(self.carry_out(Order::Inspect(&key(target))).await?)
+    }
+
+    fn watch<'w>(
+        &'w self,
+        target: &'w Target<I>,
+        every: Duration,
+    ) -> BoxStream<'w, Result<Inspection<I, C>, BackendError>> {
+        let id = key(target);
+        let watched = id.clone();
+        watch(
+            every,
+            move |changed| *changed == watched,
+            move || {
+                let id = id.clone();
+                async move {
+                    self.watch.listen_for_watchers();
+                    let (seen, change) =
+                        self.shared.look(&id).await.map_err(|error| error.at(self.engine().address()))?;
+                    Ok((inspected::<I, C, E>(seen)?, change))
+                }
+            },
+        )
     }
 
     async fn break_lock(
@@ -282,6 +304,13 @@ impl<I, C, E: Engine> ServerLockDao<I, C, E> {
             Some(why) => (Severity::Warning, why),
         };
         Finding { severity, check: "waking", detail }
+    }
+}
+
+fn inspected<I: Ident, C: ContextId, E: Engine>(answer: Answer) -> Result<Inspection<I, C>, BackendError> {
+    match answer {
+        Answer::Inspected(inspected) => Ok(reply::inspection(inspected)),
+        other => Err(other.unexpected(E::NAME).into()),
     }
 }
 

@@ -140,6 +140,11 @@ pub enum Order<'r> {
     ReleaseContext(&'r str),
     List(&'r Page),
     Inspect(&'r Key),
+    /// Inspects, and has the session notified of the next change; see [`Notification::w`].
+    Watch {
+        id: &'r Key,
+        session: i64,
+    },
     Break {
         id: &'r Key,
         fence: i64,

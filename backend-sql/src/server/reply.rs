@@ -9,7 +9,7 @@
 //! | release, renew | empty: nothing was lost; else a list of `[position from 0, 0 expired / 1 broken / 2 vanished]` |
 //! | heartbeat, notifications | [`Notification`] |
 //! | list | `{"ids": [Inspected], "next": id or null}` |
-//! | inspect | [`Inspected`] |
+//! | inspect, watch | [`Inspected`] |
 //! | release context | a list of ids |
 //! | break | `{"left": null}` not held, `0` freed, otherwise how long it will be held at most |
 //! | sweep | `{"removed": n, "more": 0, "elsewhere": 0}` |
@@ -123,6 +123,9 @@ pub struct Notification {
     /// `[context, attempt]` of those who are to ask again.
     #[serde(default)]
     pub(crate) t: Vec<(Hex, i64)>,
+    /// Ids that it watches and that have changed.
+    #[serde(default)]
+    pub(crate) w: Vec<Hex>,
     /// The probe that it sent to itself.
     pub(crate) probe: Option<u32>,
 }
@@ -189,7 +192,7 @@ impl Answer {
             Order::Heartbeat { .. } => Answer::Notified(notification(backend, text)?),
             Order::ReleaseContext(_) => Answer::Released(json(backend, text)?),
             Order::List(_) => Answer::Listed(json(backend, text)?),
-            Order::Inspect(_) => Answer::Inspected(json(backend, text)?),
+            Order::Inspect(_) | Order::Watch { .. } => Answer::Inspected(json(backend, text)?),
             Order::Break { .. } => Answer::Broken(json::<Breaking>(backend, text)?.into()),
             Order::Sweep { .. } => Answer::Swept(json::<Sweeping>(backend, text)?.into()),
             Order::Freeze { .. } | Order::Leave { .. } => Answer::Done,
@@ -316,6 +319,7 @@ pub(crate) fn notification(backend: &'static str, text: &str) -> Result<Notifica
         all.probe = part.probe.or(all.probe);
         all.o.extend(part.o);
         all.t.extend(part.t);
+        all.w.extend(part.w);
     }
     Ok(all)
 }

@@ -21,7 +21,7 @@ pub struct Settings {
     pub(crate) migrate: bool,
     /// Keep a connection on which this process is notified.
     pub(crate) listen: bool,
-    /// Create nothing and do not listen: for looking at what is there.
+    /// Create nothing, and listen only for watchers: for looking at what is there.
     pub(crate) administration: bool,
     /// The version of this program.
     pub(crate) program: StoreVersion,

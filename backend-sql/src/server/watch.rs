@@ -8,7 +8,7 @@ use std::{
     future::poll_fn,
     pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     task::Poll,
@@ -16,7 +16,7 @@ use std::{
 };
 
 use lockcore::{
-    backend::{Moment, Offer, StoreClock, Waiters, Wake, Wakeup},
+    backend::{Changes, Moment, NextChange, Offer, StoreClock, Waiters, Wake, Wakeup},
     protocol::{HEARTBEAT, HEARTBEAT_LASTS},
 };
 use tokio::{
@@ -25,7 +25,7 @@ use tokio::{
 };
 
 use super::{
-    Engine, Key, Order, Place, ServerError, StoredRequest, background,
+    Engine, Key, Order, Place, ServerError, Settings, StoredRequest, background,
     batch::Batches,
     pool::Pool,
     reply::{self, Answer, Handed, Notification},
@@ -63,6 +63,8 @@ pub(crate) struct Shared<E: Engine> {
     batches: Batches,
     /// Names this DAO among all that wait.
     pub(crate) session: i64,
+    /// Of ids, for watchers.
+    changes: Changes<Key>,
     /// Each with its id if its place is in a row.
     waiters: Waiters<Place, Key>,
     pub(crate) clock: StoreClock,
@@ -89,6 +91,8 @@ pub(crate) struct Push {
 pub(crate) struct Watch<E: Engine> {
     shared: Arc<Shared<E>>,
     tasks: Vec<JoinHandle<()>>,
+    /// Listens, where only watchers need that.
+    for_watchers: OnceLock<JoinHandle<()>>,
 }
 
 impl<E: Engine> Shared<E> {
@@ -97,6 +101,7 @@ impl<E: Engine> Shared<E> {
             pool: Arc::new(Pool::new(engine)),
             batches: Batches::default(),
             session: fastrand::i64(1..),
+            changes: Changes::new(),
             waiters: Waiters::new(),
             clock: StoreClock::new(),
             push: Mutex::new(Push { since: Instant::now(), failure: Some("not tried yet".to_owned()) }),
@@ -157,6 +162,23 @@ impl<E: Engine> Shared<E> {
         self.push.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Has waiters ask again, and watchers look again: notifications may have been missed.
+    fn missed(&self) {
+        self.waiters.wake_all();
+        self.changes.any();
+    }
+
+    /// Inspects an id, and returns its next change with it. As long as no notifications are received, that is when they are.
+    pub(crate) async fn look(&self, id: &Key) -> Result<(Answer, NextChange<Key>), ServerError> {
+        // Before the look: a change behind it is not missed.
+        let change = self.changes.subscribe();
+        let order = match self.is_listening() {
+            true => Order::Watch { id, session: self.session },
+            false => Order::Inspect(id),
+        };
+        Ok((self.carry_out(&order).await?, change))
+    }
+
     fn is_listening(&self) -> bool {
         self.push.lock().unwrap_or_else(PoisonError::into_inner).failure.is_none()
     }
@@ -176,7 +198,10 @@ impl<E: Engine> Shared<E> {
 
     /// Wakes the waiters that a notification is for, if any.
     fn notify(&self, notification: Notification) -> bool {
-        let Notification { o: handed, t: recheck, .. } = notification;
+        let Notification { o: handed, t: recheck, w: changed, .. } = notification;
+        for id in changed {
+            self.changes.changed(id.text().into_bytes());
+        }
         let is_for_waiters = !handed.is_empty() || !recheck.is_empty();
         for (context, attempt) in recheck {
             // One that no longer waits has left, or was notified before.
@@ -264,11 +289,11 @@ impl<E: Engine> Shared<E> {
                     pause = AGAIN;
                     self.set_push(None);
                     // What was notified before was missed.
-                    self.waiters.wake_all();
+                    self.missed();
                     let _ = tried.take().map(|tried| tried.send(Ok(())));
                     let error = self.receive_all(&mut listener).await;
                     self.set_push(Some(&error));
-                    self.waiters.wake_all();
+                    self.missed();
                     error
                 }
                 Err(error) => {
@@ -399,13 +424,22 @@ impl<E: Engine> Watch<E> {
             shared.set_push(Some(&off));
             Err(off)
         };
-        (Watch { shared, tasks }, outcome)
+        (Watch { shared, tasks, for_watchers: OnceLock::new() }, outcome)
+    }
+
+    /// Begins to listen if that was put off, since it was opened for administration.
+    pub(crate) fn listen_for_watchers(&self) {
+        let Settings { administration: true, listen: true, .. } = self.shared.engine().settings() else {
+            return;
+        };
+        let begin = || background::handle().spawn(self.shared.clone().listen(oneshot::channel().0));
+        self.for_watchers.get_or_init(begin);
     }
 }
 
 impl<E: Engine> Drop for Watch<E> {
     fn drop(&mut self) {
-        for task in &self.tasks {
+        for task in self.tasks.iter().chain(self.for_watchers.get()) {
             task.abort();
         }
         if self.shared.queued.load(Ordering::Relaxed) {

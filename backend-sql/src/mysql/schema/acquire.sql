@@ -114,6 +114,7 @@ body: BEGIN
       -- Its place is free, or permits that it gave back.
       CALL {v1_serve}(p_ns, p_set, now_us, '', 0, v_wake);
     END IF;
+    CALL {v1_notice}(p_ns, p_set, v_wake);
     COMMIT;
     CALL {v1_ring}(v_wake);
     SELECT v_answer AS answer, v_wake AS to_wake;
@@ -139,7 +140,7 @@ body: BEGIN
   ELSE
     SET v_answer = CONCAT('{"now":', now_us, ',"c":', v_answer, '}');
     IF v_freed > 0 THEN
-      CALL {v1_settle}(p_ns, p_set);
+      CALL {v1_settle}(p_ns, p_set, v_wake);
       COMMIT;
     ELSE
       ROLLBACK;
@@ -330,7 +331,7 @@ body: BEGIN
   IF v_waiters > 0 THEN
     CALL {v1_serve}(p_ns, p_set, now_us, '', 0, v_wake);
   END IF;
-  CALL {v1_settle}(p_ns, p_set);
+  CALL {v1_settle}(p_ns, p_set, v_wake);
   COMMIT;
   CALL {v1_ring}(v_wake);
   SELECT v_answer AS answer, v_wake AS to_wake;

@@ -22,6 +22,9 @@
 -- {WAITS}: claims.state: waits in the queue.
 3
 
+-- {WATCHES}: claims.state: watches until the next change; see `v1_watch`.
+4
+
 -- {WAITING}: claims.state: both kinds of waiters.
 2, 3
 
@@ -39,6 +42,9 @@
 
 -- {TURN}: claims.notice: the session is to be notified that its waiter should ask again.
 2
+
+-- {CHANGED}: claims.notice: the session is to be notified that what it watches has changed.
+3
 
 -- {QUEUE}: flag of an acquire: wait in the queue if it cannot be granted.
 1
@@ -91,6 +97,9 @@ INSERT INTO {ids} (ns, id, born) SELECT p_ns, UNHEX(j.id), {clock} FROM {set} ON
 
 -- {holders of set}: all of them.
 {set} STRAIGHT_JOIN {claims} h ON h.ns = p_ns AND h.id = UNHEX(j.id) AND h.state = {HELD}
+
+-- {watchers of set}: those that were not notified yet.
+{set} STRAIGHT_JOIN {claims} w ON w.ns = p_ns AND w.id = UNHEX(j.id) AND w.state = {WATCHES} AND w.notice = 0
 
 -- {own of set}: what the context holds of it, as the left side of a join.
 LEFT JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = {HELD} AND o.context = p_context
@@ -227,7 +236,7 @@ CONCAT(i.attempt, ':', i.since)
 FROM {ids} i FORCE INDEX (by_session) WHERE i.session = p_session AND i.ns = p_ns AND i.until > now_us
 
 -- {noticed claims}: those of which the session is to be notified.
-{claims} o FORCE INDEX (by_session) WHERE o.session = p_session AND o.notice IN ({OFFERED}, {TURN}) AND o.ns = p_ns
+{claims} o FORCE INDEX (by_session) WHERE o.session = p_session AND o.notice IN ({OFFERED}, {TURN}, {CHANGED}) AND o.ns = p_ns
 
 -- {ended}: ids that the session waits for, on which a lease ended.
 FROM {claims} w FORCE INDEX (by_session) STRAIGHT_JOIN {claims} h ON h.ns = w.ns AND h.id = w.id AND h.state = {HELD}

@@ -53,10 +53,25 @@ BEGIN
     WHERE h.until <= now_us;
 END
 //
--- Ids without claims are IN_ROW again, unless they are frozen.
-CREATE PROCEDURE {v1_settle}(p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii)
+-- Notes that watchers of a set are to be notified, and adds them to the sessions to wake.
+CREATE PROCEDURE {v1_notice}(
+  p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, INOUT p_wake LONGTEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 BEGIN
+  DECLARE v_watchers LONGTEXT CHARACTER SET ascii;
+  SELECT GROUP_CONCAT(DISTINCT w.session) INTO v_watchers FROM {watchers of set};
+  IF v_watchers IS NOT NULL THEN
+    UPDATE {watchers of set} SET w.notice = {CHANGED};
+    SET p_wake = CONCAT(p_wake, v_watchers, ',');
+  END IF;
+END
+//
+-- Ids without claims are IN_ROW again, unless they are frozen. To be called when holders of a set have changed.
+CREATE PROCEDURE {v1_settle}(
+  p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, INOUT p_wake LONGTEXT CHARACTER SET ascii)
+SQL SECURITY DEFINER
+BEGIN
+  CALL {v1_notice}(p_ns, p_set, p_wake);
   INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set}
     WHERE NOT EXISTS (SELECT 1 FROM {claims} c WHERE c.ns = p_ns AND c.id = UNHEX(j.id))
     ON DUPLICATE KEY UPDATE extra = IF({ids}.frozen, {IN_CLAIMS}, {IN_ROW});

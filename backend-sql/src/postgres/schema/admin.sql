@@ -78,6 +78,20 @@ CREATE OR REPLACE FUNCTION {v1_inspect}(p_ns bytea, p_id bytea) RETURNS text LAN
   SELECT {v1_known}(p_ns, p_id, false)
 {$};
 
+-- The same as {v1_inspect}, and has the session notified when the id changes next, though not when a lease ends. One
+-- notification for each call, so that nothing is left of watchers that are gone but what the next change removes.
+CREATE OR REPLACE FUNCTION {v1_watch}(p_ns bytea, p_id bytea, p_session int8) RETURNS text LANGUAGE plpgsql
+  {by index} AS {$}
+DECLARE
+  v_set text;
+BEGIN
+  {be async};
+  PERFORM {v1_lock}(p_ns, ARRAY[p_id]);
+  UPDATE {lock} SET busy = busy | {WATCHED} WHERE ns = p_ns AND id = p_id AND busy & {WATCHED} = 0;
+  INSERT INTO {watcher} (ns, id, session) VALUES (p_ns, p_id, p_session) ON CONFLICT DO NOTHING;
+  RETURN {v1_known}(p_ns, p_id, false);
+END {$};
+
 -- Lists a page of ids behind p_after; from the beginning, with the empty id of the global lock, if the limit is negative.
 CREATE OR REPLACE FUNCTION {v1_list}(p_ns bytea, p_after bytea, p_limit int8) RETURNS text LANGUAGE plpgsql
   {by index} AS {$}
@@ -142,11 +156,13 @@ BEGIN
     DELETE FROM {break} WHERE ns = p_ns AND id = p_id AND at < (
       SELECT b.at FROM {break} b WHERE b.ns = p_ns AND b.id = p_id ORDER BY b.at DESC OFFSET 15 LIMIT 1);
   END IF;
+  IF p_now = 1 THEN
+    DELETE FROM {place} WHERE ns = p_ns AND id = p_id AND handed AND context = v_context;
+  END IF;
+  PERFORM {v1_settle}(p_ns, ARRAY[p_id]);
   IF p_now <> 1 THEN
     RETURN format('{"left":%s}', greatest(v_left, 1));
   END IF;
-  DELETE FROM {place} WHERE ns = p_ns AND id = p_id AND handed AND context = v_context;
-  PERFORM {v1_settle}(p_ns, ARRAY[p_id]);
   SELECT s.p_locked, s.notify INTO v_locked, v_notify FROM {v1_serve}(p_ns, ARRAY[p_id], v_now, ARRAY[p_id]) AS s;
   {notify};
   RETURN '{"left":0}';
@@ -164,6 +180,7 @@ BEGIN
   PERFORM {v1_lock}(p_ns, ARRAY[p_id]);
   v_now := {v1_now}();
   UPDATE {lock} SET busy = CASE WHEN p_frozen = 1 THEN busy | {FROZEN} ELSE busy & ~{FROZEN} END WHERE ns = p_ns AND id = p_id;
+  PERFORM {v1_settle}(p_ns, ARRAY[p_id]);
   IF p_frozen <> 1 THEN
     PERFORM {v1_tidy}(p_ns, ARRAY[p_id], v_now);
     SELECT s.p_locked, s.notify INTO v_locked, v_notify FROM {v1_serve}(p_ns, ARRAY[p_id], v_now, ARRAY[p_id]) AS s;
