@@ -109,6 +109,7 @@ pub(super) fn break_lock(
     } else {
         let key = params![step.ns, &id[..], row.state, row.number];
         step.conn.prepare_cached(&step.sql.mark_broken)?.execute(key)?;
+        step.changed.push(id.clone());
     }
     if now || !row.broken {
         let record = params![step.ns, &id[..], fence, row.context.0.as_bytes(), by, step.now.wall, now];
@@ -125,6 +126,7 @@ pub(super) fn break_lock(
 pub(super) fn freeze(step: &mut Step<'_>, id: &Key, frozen: bool) -> Result<(), StoreError> {
     let statement = if frozen { &step.sql.freeze } else { &step.sql.thaw };
     step.conn.prepare_cached(statement)?.execute(params![step.ns, &id[..]])?;
+    step.changed.push(id.clone());
     if !frozen {
         step.freed.insert(id.clone());
     }

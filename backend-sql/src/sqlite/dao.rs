@@ -2,10 +2,11 @@
 
 use std::{fmt, marker::PhantomData, path::Path, time::Duration};
 
+use futures_util::stream::BoxStream;
 use lockcore::{
     BackendError, BreakMode, Broken, Capabilities, ContextId, Finding, Grant, Ident, Inspection, Listing,
     LockDao, Page, Released, Renewed, Swept, Target,
-    backend::{AcquireRequest, Acquired, Withdraw, Withdrawn},
+    backend::{AcquireRequest, Acquired, Withdraw, Withdrawn, watch},
 };
 use uuid::Uuid;
 
@@ -75,6 +76,7 @@ impl<I: Ident, C: ContextId> SqliteBuilder<I, C> {
 pub fn capabilities() -> Capabilities {
     Capabilities {
         push: true,
+        push_changes: true,
         dead_holders: true,
         // A step takes some ten microseconds, but it may have to wait for those of other processes,
         // and a lease has to be renewed at a third of it.
@@ -172,6 +174,27 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
             .database
             .send(move |worker, deadline| worker.read(deadline, |step| admin::inspect(step, &id)));
         Ok(inspected.await?.typed())
+    }
+
+    fn watch<'w>(
+        &'w self,
+        target: &'w Target<I>,
+        every: Duration,
+    ) -> BoxStream<'w, Result<Inspection<I, C>, BackendError>> {
+        let id = key(target);
+        watch(
+            every,
+            |()| true,
+            move || {
+                let id = id.clone();
+                async move {
+                    // From before the look: a change behind it is not missed.
+                    let change = self.database.changes.subscribe();
+                    let look = move |worker: &mut Worker, deadline| worker.watch(&id, deadline);
+                    Ok((self.database.send(look).await?.typed(), change))
+                }
+            },
+        )
     }
 
     async fn break_lock(

@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore::BackendError;
+use lockcore::{BackendError, backend::Changes};
 use tokio::{sync::oneshot, task::coop::consume_budget};
 
 use super::{
@@ -48,6 +48,8 @@ enum Command {
 pub(super) struct Database {
     shared: Arc<Shared>,
     commands: Sender<Command>,
+    /// Of any ids, for watchers.
+    pub(super) changes: Arc<Changes<()>>,
     /// Disconnected once the session is closed.
     closed: Mutex<Receiver<()>>,
     pub(super) path: PathBuf,
@@ -81,7 +83,9 @@ impl Database {
         let (opened, answer) = oneshot::channel();
         let (theirs, waker) = (shared.clone(), commands.clone());
         let wake = Arc::new(move || drop(waker.send(Command::Wake)));
-        let work = move || match Worker::open(settings, wake) {
+        let changes = Arc::new(Changes::new());
+        let pushed = changes.clone();
+        let work = move || match Worker::open(settings, wake, pushed) {
             Ok(worker) => {
                 *theirs.lock() = Some(worker);
                 // The opener may have lost patience by now.
@@ -99,7 +103,17 @@ impl Database {
         let answer = answer.await.unwrap_or(Err(StoreError::ThreadGone { sent: false }));
         answer.map_err(|error| error.at(&path))?;
         let closed = Mutex::new(closed);
-        Ok(Database { shared, commands, closed, path, in_memory, busy_timeout, here, process: process::id() })
+        Ok(Database {
+            shared,
+            commands,
+            changes,
+            closed,
+            path,
+            in_memory,
+            busy_timeout,
+            here,
+            process: process::id(),
+        })
     }
 
     /// Runs a step of a set of so many ids: here at once if nothing makes it wait, otherwise on the thread. `operation` may

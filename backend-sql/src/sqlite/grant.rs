@@ -164,6 +164,9 @@ impl Step<'_> {
             broken: false,
             replaces,
         });
+        if self.ids[id].waiters {
+            self.changed.push(id.clone());
+        }
         if held_before {
             // A change may be to fewer permits, which lets others in.
             self.freed.insert(id.clone());

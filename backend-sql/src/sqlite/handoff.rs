@@ -57,7 +57,11 @@ impl Step<'_> {
                     self.unserved.push(id);
                     continue;
                 }
-                if !self.load(&id)?.waiters || self.ids[&id].frozen || self.is_taken(&id)? {
+                if !self.load(&id)?.waiters {
+                    continue;
+                }
+                self.changed.push(id.clone());
+                if self.ids[&id].frozen || self.is_taken(&id)? {
                     continue;
                 }
                 for nested in [true, false] {

@@ -17,6 +17,8 @@ pub(super) mod state {
     pub(in crate::sqlite) const NESTED: i64 = 2;
     /// Waiting in the queue.
     pub(in crate::sqlite) const QUEUED: i64 = 3;
+    /// Not a claim: the session `number` watches the id until its next change.
+    pub(in crate::sqlite) const WATCHES: i64 = 4;
 }
 
 /// The tables, for names that begin with `prefix`.
@@ -225,9 +227,15 @@ statements! {
         WHERE session = ?1 AND state = 1 AND state > 0 ORDER BY context, attempt, id";
 
     count_places = "SELECT count(*) FROM {p}claims INDEXED BY {p}claims_by_session
-        WHERE session = ?1 AND state > 1 AND state > 0";
+        WHERE session = ?1 AND state IN (2, 3) AND state > 0";
     places = "SELECT DISTINCT context, attempt FROM {p}claims INDEXED BY {p}claims_by_session
-        WHERE session = ?1 AND state > 1 AND state > 0";
+        WHERE session = ?1 AND state IN (2, 3) AND state > 0";
+
+    // Watchers.
+    watch = "INSERT INTO {p}claims (ns, id, state, number, context, attempt, mode, permits, cap, indexes, in_use,
+        owner, lease, boot, renewed, since, session, detached)
+        VALUES (?1, ?2, 4, ?3, x'', 0, 0, 0, 0, x'', 0, '', 0, 0, 0, ?4, ?3, 0) ON CONFLICT DO NOTHING";
+    stop_watching = "DELETE FROM {p}claims WHERE ns = ?1 AND id = ?2 AND state = 4 RETURNING number";
 
     // Tombstones of withdrawn attempts.
     add_tombstone = "INSERT INTO {p}withdrawn (ns, context, attempt, boot, until) VALUES (?1, ?2, ?3, ?4, ?5)

@@ -42,6 +42,10 @@ pub(super) struct Step<'a> {
     pub(super) freed: HashSet<Key, RandomState>,
     /// What was handed over; its waiters are notified after the commit.
     pub(super) handed: Vec<Handed>,
+    /// The ids of which holders or the freeze changed, as far as they have waiters or watchers.
+    pub(super) changed: Vec<Key>,
+    /// The sessions whose watchers are to be notified after the commit.
+    pub(super) watchers: HashSet<i64>,
     /// Ids that are left for another transaction, because this one handed over enough.
     pub(super) unserved: Vec<Key>,
     any_frozen: Option<bool>,
@@ -53,7 +57,7 @@ pub(super) struct Step<'a> {
 pub(super) struct IdState {
     /// Holders whose lease lasts.
     pub(super) holders: Vec<HeldRow>,
-    /// Whether there are waiters.
+    /// Whether there are waiters or watchers.
     pub(super) waiters: bool,
     pub(super) frozen: bool,
 }
@@ -103,6 +107,8 @@ impl<'a> Step<'a> {
             ids: HashMap::default(),
             freed: HashSet::default(),
             handed: Vec::new(),
+            changed: Vec::new(),
+            watchers: HashSet::new(),
             unserved: Vec::new(),
             any_frozen: None,
             liveness: HashMap::new(),
@@ -188,6 +194,24 @@ impl<'a> Step<'a> {
         }
         self.remove_where(id, |row| !row.detached && gone.contains(&row.session))?;
         Ok(true)
+    }
+
+    /// Has this session notified when the id changes next.
+    pub(super) fn watch(&mut self, id: &Key) -> Result<(), StoreError> {
+        let mut watch = self.conn.prepare_cached(&self.sql.watch)?;
+        watch.execute(params![self.ns, &id[..], self.session, self.now.wall])?;
+        Ok(())
+    }
+
+    /// Ends the watches of what has changed; their sessions are to be notified after the commit.
+    pub(super) fn end_watches(&mut self) -> Result<(), StoreError> {
+        for id in std::mem::take(&mut self.changed) {
+            let mut stop = self.conn.prepare_cached(&self.sql.stop_watching)?;
+            for session in stop.query_map(params![self.ns, &id[..]], |row| row.get(0))? {
+                self.watchers.insert(session?);
+            }
+        }
+        Ok(())
     }
 
     /// Writes the heartbeat of this session.

@@ -119,10 +119,13 @@ fn remove_one(step: &mut Step<'_>, stale: &Stale) -> Result<bool, StoreError> {
     if stale.state > state::OFFERED && step.liveness(stale.session)? == Liveness::Alive {
         return Ok(false);
     }
-    let Stale { id, state, number, session, renewed } = stale;
+    let Stale { id, state: claim_state, number, session, renewed } = stale;
     let mut remove = step.conn.prepare_cached(&step.sql.remove_unchanged)?;
-    let removed = remove.execute(params![step.ns, &id[..], state, number, session, renewed])? > 0;
-    if removed {
+    let removed = remove.execute(params![step.ns, &id[..], claim_state, number, session, renewed])? > 0;
+    if removed && *claim_state == state::WATCHES {
+        // A session without waiters sends no heartbeat.
+        step.watchers.insert(*session);
+    } else if removed {
         step.freed.insert(id.clone());
     }
     Ok(removed)

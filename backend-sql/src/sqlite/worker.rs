@@ -12,12 +12,13 @@ use std::{
 };
 
 use lockcore::{
-    backend::{Offer, Wake, Wakeup},
+    backend::{Changes, Offer, Wake, Wakeup},
     protocol,
 };
 
 use super::{
     acquire::{self, Request, Verdict},
+    admin::{self, Inspected},
     busy, clock,
     config::Settings,
     error::StoreError,
@@ -44,6 +45,8 @@ const MOST_LOOKED_AT: usize = 64;
 pub(super) struct Worker {
     store: Store,
     waiting: Waiting,
+    /// Of any ids, for watchers.
+    changes: Arc<Changes<()>>,
     bell: Bell,
     listener: Option<Listener>,
     /// Wakes the database's thread.
@@ -66,15 +69,28 @@ pub(super) struct Worker {
     woken: bool,
 }
 
+/// What a step has for others.
+#[derive(Default)]
+struct News {
+    handed: Vec<Handed>,
+    /// Sessions with watchers of what has changed.
+    watchers: HashSet<i64>,
+}
+
 impl Worker {
     /// Opens the database. `wake` wakes the thread that then calls [`look_after`](Self::look_after).
-    pub(super) fn open(settings: Settings, wake: Arc<dyn Fn() + Send + Sync>) -> Result<Self, StoreError> {
+    pub(super) fn open(
+        settings: Settings,
+        wake: Arc<dyn Fn() + Send + Sync>,
+        changes: Arc<Changes<()>>,
+    ) -> Result<Self, StoreError> {
         let store = Store::open(settings)?;
         let bell = Bell::new(store.opened.file, &store.opened.settings.table_prefix);
         let (last_heartbeat, now) = (store.opened.now().at, Instant::now());
         Ok(Worker {
             store,
             waiting: Waiting::default(),
+            changes,
             bell,
             listener: None,
             wake,
@@ -116,14 +132,19 @@ impl Worker {
         &mut self,
         deadline: Option<Instant>,
         work: impl FnOnce(&mut Step<'_>) -> Result<T, StoreError>,
-    ) -> Result<(T, Vec<Handed>), StoreError> {
-        let (done, handed, unserved) = self.store.write(deadline, |step| {
+    ) -> Result<(T, News), StoreError> {
+        let (done, news, unserved) = self.store.write(deadline, |step| {
             let done = work(step)?;
             step.serve()?;
-            Ok((done, std::mem::take(&mut step.handed), std::mem::take(&mut step.unserved)))
+            step.end_watches()?;
+            let news = News {
+                handed: std::mem::take(&mut step.handed),
+                watchers: std::mem::take(&mut step.watchers),
+            };
+            Ok((done, news, std::mem::take(&mut step.unserved)))
         })?;
         self.unserved.extend(unserved);
-        Ok((done, handed))
+        Ok((done, news))
     }
 
     /// The same for a step that adds no waiter.
@@ -132,8 +153,8 @@ impl Worker {
         deadline: Option<Instant>,
         work: impl FnOnce(&mut Step<'_>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let (done, handed) = self.write(deadline, work)?;
-        self.notify(handed);
+        let (done, news) = self.write(deadline, work)?;
+        self.notify(news);
         Ok(done)
     }
 
@@ -154,7 +175,7 @@ impl Worker {
     ) -> Result<(Verdict, Option<Wakeup>), StoreError> {
         let due = || self.store.opened.now().at - self.last_heartbeat > clock::micros(protocol::HEARTBEAT);
         let heartbeat = request.queue && (self.waiting.is_empty() || due());
-        let (verdict, handed) = self.write(deadline, |step| acquire::acquire(step, request, heartbeat))?;
+        let (verdict, news) = self.write(deadline, |step| acquire::acquire(step, request, heartbeat))?;
         let wakeup = match &verdict {
             Verdict::Queued { first_end, .. } => {
                 let look = Instant::now() + clock::duration(*first_end).min(LOOK);
@@ -168,8 +189,29 @@ impl Worker {
         if matches!(verdict, Verdict::Granted(_)) {
             self.holds_for(request.lease);
         }
-        self.notify(handed);
+        self.notify(news);
         Ok((verdict, wakeup))
+    }
+
+    /// Inspects an id, the next change of which will be among the `changes`, unless no bell can be heard or rung.
+    pub(super) fn watch(&mut self, id: &Key, deadline: Option<Instant>) -> Result<Inspected, StoreError> {
+        match self.watch_next(id, deadline) {
+            // To inspect needs no write lock.
+            Err(StoreError::Busy(_)) => self.read(deadline, |step| admin::inspect(step, id)),
+            seen => seen,
+        }
+    }
+
+    fn watch_next(&mut self, id: &Key, deadline: Option<Instant>) -> Result<Inspected, StoreError> {
+        if self.store.session == 0 {
+            // A bell has the number of its session.
+            self.write_and_notify(deadline, |step| step.heartbeat())?;
+        }
+        self.listen();
+        self.write_and_notify(deadline, |step| {
+            step.watch(id)?;
+            admin::inspect(step, id)
+        })
     }
 
     /// Notes that something may be held for so many microseconds from now.
@@ -200,14 +242,7 @@ impl Worker {
 
     fn enlist(&mut self, request: &Request, heartbeat: bool, look: Instant) -> Wakeup {
         let (sender, wakeup) = Wakeup::channel();
-        if self.listener.is_none() {
-            let (wake, rang) = (self.wake.clone(), self.rang.clone());
-            self.listener = self.bell.listen(self.store.session, move || {
-                if !rang.swap(true, Ordering::AcqRel) {
-                    wake();
-                }
-            });
-        }
+        self.listen();
         if self.waiting.is_empty() {
             self.next_look = Instant::now() + LOOK;
         }
@@ -220,9 +255,23 @@ impl Worker {
         wakeup
     }
 
-    /// Delivers what was handed over to the waiters of this session, and rings for those of others.
-    fn notify(&mut self, handed: Vec<Handed>) {
-        let mut others = HashSet::new();
+    /// Listens for the bell of this session, unless that is done.
+    fn listen(&mut self) {
+        if self.listener.is_none() {
+            let (wake, rang) = (self.wake.clone(), self.rang.clone());
+            self.listener = self.bell.listen(self.store.session, move || {
+                if !rang.swap(true, Ordering::AcqRel) {
+                    wake();
+                }
+            });
+        }
+    }
+
+    /// Delivers what is for the waiters and watchers of this session, and rings for those of others.
+    fn notify(&mut self, News { handed, watchers: mut others }: News) {
+        if others.remove(&self.store.session) {
+            self.changes.any();
+        }
         for Handed { session, context, attempt, granted, lasts, as_of } in handed {
             if session != self.store.session {
                 others.insert(session);
@@ -278,6 +327,7 @@ impl Worker {
         // Before the look, so that what is handed over after it is looked for again.
         if self.rang.swap(false, Ordering::AcqRel) {
             self.next_look = Instant::now();
+            self.changes.any();
         }
         self.unasked("serve all waiters", Self::serve_rest);
         let now = Instant::now();
@@ -356,13 +406,13 @@ impl Worker {
         if self.next_look <= now {
             self.next_look = now + LOOK;
             if due.is_empty() && !heartbeat {
-                let offers = self.store.read(deadline, |step| step.offers())?;
-                self.notify(offers);
+                let handed = self.store.read(deadline, |step| step.offers())?;
+                self.notify(News { handed, ..News::default() });
                 return Ok(());
             }
         }
         let expected = self.waiting.claims();
-        let ((ends, offers, places, at), handed) = self.write(deadline, |step| {
+        let ((ends, handed, places, at), news) = self.write(deadline, |step| {
             if heartbeat {
                 step.heartbeat()?;
             }
@@ -371,8 +421,8 @@ impl Worker {
             let places = if heartbeat { step.places_unless(expected)? } else { None };
             Ok((step.first_ends(&due), step.offers()?, places, step.now.at))
         })?;
-        self.notify(offers);
-        self.notify(handed);
+        self.notify(News { handed, ..News::default() });
+        self.notify(news);
         if let Some(places) = places {
             // A place lapses while the process is stopped, and an administrator can take it away.
             self.waiting.keep_only(&places);
@@ -387,10 +437,11 @@ impl Worker {
     /// Opens the file that is there now, since ours was removed or replaced. Locks and places in the old one are gone for all
     /// who open the new one; the holders learn so by their renewals, which are due a third of a lease after the last ones.
     fn reopen(&mut self) {
-        match Worker::open(self.store.opened.settings.clone(), self.wake.clone()) {
+        match Worker::open(self.store.opened.settings.clone(), self.wake.clone(), self.changes.clone()) {
             Ok(worker) => {
                 self.stop_waiting();
                 *self = worker;
+                self.changes.any();
             }
             Err(error) => {
                 tracing::warn!(path = %self.path(), %error, "the database could not be opened again");
