@@ -37,13 +37,14 @@ pub fn markdown_table() -> String {
 
 type Show = fn(&Capabilities) -> String;
 
-const PROMISES: [(&str, Show); 13] = [
+const PROMISES: [(&str, Show); 14] = [
     ("excludes other processes", |it| yes(it.shared_store)),
     ("whole sets, fences, renewal, safe cancellation", |_| yes(true)),
     ("shared locks", |it| yes(it.shared)),
     ("slots", |it| yes(it.slots)),
     ("waiters in order of arrival", |it| yes(it.fifo)),
-    ("waiters are woken, no polling", |it| yes(it.push)),
+    ("waiters are notified, no polling", |it| yes(it.push)),
+    ("watchers are notified, no polling", |it| yes(it.push_changes)),
     ("a dead process's locks are free at once", |it| yes(it.dead_holders)),
     ("locks without a lease", |it| yes(it.permanent)),
     ("list, inspect", |it| yes(it.listing)),
