@@ -1,15 +1,11 @@
 //! Watchers of ids: they look again after each step of the backend.
 
-use std::{pin::Pin, time::Duration};
+use std::time::Duration;
 
-use futures_util::{
-    StreamExt,
-    stream::{self, BoxStream},
-};
-use lockcore::{BackendError, ContextId, Ident, Inspection, Target};
-use tokio::{
-    sync::{Notify, futures::Notified},
-    time::timeout,
+use futures_util::stream::BoxStream;
+use lockcore::{
+    BackendError, ContextId, Ident, Inspection, Target,
+    backend::{self, Changes, NextChange},
 };
 
 use crate::{
@@ -20,8 +16,9 @@ use crate::{
 /// The watchers of a backend, of any ids.
 #[derive(Debug, Default)]
 pub(crate) struct Watchers {
+    /// So that a step without watchers takes no lock for them.
     count: AtomicU64,
-    steps: Notify,
+    steps: Changes<()>,
 }
 
 impl Watchers {
@@ -30,38 +27,28 @@ impl Watchers {
         // A watcher is counted before it looks, under the lock of a shard. A step that it did not see locked that shard later, which
         // orders the count.
         if self.count.load(Relaxed) > 0 {
-            self.steps.notify_waiters();
+            self.steps.any();
         }
     }
 
     fn enter(&self) -> Watching<'_> {
         self.count.fetch_add(1, Relaxed);
-        Watching { watchers: self, next: None }
+        Watching(self)
     }
 }
 
 /// A watcher, counted until it is dropped.
-struct Watching<'w> {
-    watchers: &'w Watchers,
-    /// The first step after its last look.
-    next: Option<Pin<Box<Notified<'w>>>>,
-}
+struct Watching<'w>(&'w Watchers);
 
 impl Watching<'_> {
-    /// Waits for a step after the last look; not before the first look.
-    async fn step(&mut self, every: Duration) {
-        if let Some(next) = self.next.take() {
-            let _elapsed = timeout(every, next).await;
-        }
-        let mut next = Box::pin(self.watchers.steps.notified());
-        next.as_mut().enable();
-        self.next = Some(next);
+    fn next_step(&self) -> NextChange<()> {
+        self.0.steps.subscribe()
     }
 }
 
 impl Drop for Watching<'_> {
     fn drop(&mut self) {
-        self.watchers.count.fetch_sub(1, Relaxed);
+        self.0.count.fetch_sub(1, Relaxed);
     }
 }
 
@@ -71,11 +58,12 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         target: &'w Target<I>,
         every: Duration,
     ) -> BoxStream<'w, Result<Inspection<I, C>, BackendError>> {
-        let looks = stream::unfold(self.watchers.enter(), move |mut watching| async move {
-            watching.step(every).await;
-            Some((Ok(self.inspect_now(target)), watching))
-        });
-        looks.boxed()
+        let watching = self.watchers.enter();
+        let look = move || {
+            let change = watching.next_step();
+            std::future::ready(Ok((self.inspect_now(target), change)))
+        };
+        backend::watch(every, |()| true, look)
     }
 }
 
@@ -83,7 +71,9 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
 mod tests {
     use std::{pin::pin, sync::Arc};
 
+    use futures_util::StreamExt;
     use lockcore::{Change, LockingService};
+    use tokio::time::timeout;
 
     use super::*;
 

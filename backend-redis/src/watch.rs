@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::stream::BoxStream;
 use lockcore::{
-    BackendError, ContextId, Ident, Inspection, Target,
-    backend::{self, Changes},
+    BackendError, BackendErrorKind, ContextId, Ident, Inspection, Target,
+    backend::{self, Changes, NextChange},
 };
 use redis::Value;
 
@@ -38,9 +38,21 @@ pub(crate) fn watch<I: Ident, C: ContextId>(
     backend::watch(every, is_watched, move || {
         let (store, id, keys) = (store.clone(), id.clone(), keys.clone());
         async move {
-            // From before the look: a change behind it is not missed.
-            let change = store.session().await?.track(&keys).await?;
-            Ok((admin::inspect(&store, &id).await?, change))
+            match look(&store, &id, &keys).await {
+                // The connection was lost while nothing was asked for.
+                Err(error) if error.kind() == BackendErrorKind::Unavailable => look(&store, &id, &keys).await,
+                seen => seen,
+            }
         }
     })
+}
+
+async fn look<I: Ident, C: ContextId>(
+    store: &Arc<Store>,
+    id: &str,
+    keys: &[String],
+) -> Result<(Inspection<I, C>, NextChange<Key>), BackendError> {
+    // From before the look: a change behind it is not missed.
+    let change = store.session().await?.track(keys).await?;
+    Ok((admin::inspect(store, id).await?, change))
 }
