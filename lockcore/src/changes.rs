@@ -73,7 +73,8 @@ where
         }
         let (seen, next) = look().await?;
         let ends = seen.holders.iter().filter_map(|holder| holder.remaining);
-        let at_most = ends.map(|left| left + ROUNDING).min().map_or(every, |end| end.min(every));
+        let at_most =
+            ends.map(|left| left.saturating_add(ROUNDING)).min().map_or(every, |end| end.min(every));
         Ok(Some((seen, (look, is_watched, Some((next, at_most))))))
     });
     looks.boxed()

@@ -143,11 +143,12 @@ impl<'s, B: Backend> Player<'s, B> {
     /// The watchers have seen the last change of their ids.
     async fn watchers_know(&self) {
         for (id, last) in self.watched.iter().flat_map(|watched| watched.seen.iter().enumerate()) {
-            eventually("a watcher sees the last change", || async {
+            let knows = eventually("a watcher sees the last change", || async {
                 let found = self.store.dao().inspect(&self.target(id)).await.expect("the store answers");
                 (last.borrow().as_ref() == Some(&holders(&found))).then_some(())
-            })
-            .await;
+            });
+            // Longer than a waiter's: nothing tells a watcher that it missed a notification.
+            timeout(self.patience * 5, knows).await.expect("a watcher sees the last change");
         }
     }
 

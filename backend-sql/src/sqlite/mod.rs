@@ -43,7 +43,8 @@
 //!   another system than Linux - leaves a look at the table every 250 ms. The same look finds holders that
 //!   died or let their lease end.
 //! - **Watching** an id adds a row beside its holders and waiters, so that a step that changes them finds it, and no other step
-//!   looks for it. That step removes the row, and rings the bell of the watcher's session, which looks again.
+//!   looks for it. That step removes the row, and rings the bell of the watcher's session, which looks again. Where a bell
+//!   cannot be heard a watcher looks after each interval only.
 //!
 //! # What to know
 //! - A process that is stopped (`SIGSTOP`, a debugger) in the middle of a transaction keeps the write lock:
@@ -56,7 +57,7 @@
 //!   warns. The same holds for sandboxes that keep file locks to themselves, such as gVisor's. Nothing but SQLite may
 //!   open the file in these processes: closing any other handle of it drops SQLite's locks.
 //! - A new file is readable and writable for its owner only, see [`SqliteBuilder::create`].
-//! - Listing and inspecting leave nothing behind, watching may leave a row to the next change or sweep: the namespace and the session of a DAO are written by its first step
+//! - Listing and inspecting leave nothing behind: the namespace and the session of a DAO are written by its first step
 //!   that writes.
 //! - A path is never a URI: `file:` is refused. Give an absolute one, since a relative one is another file in every
 //!   folder.

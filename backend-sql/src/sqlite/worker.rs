@@ -71,7 +71,7 @@ pub(super) struct Worker {
 
 /// What a step has for others.
 #[derive(Default)]
-struct News {
+struct Notices {
     handed: Vec<Handed>,
     /// Sessions with watchers of what has changed.
     watchers: HashSet<i64>,
@@ -132,19 +132,19 @@ impl Worker {
         &mut self,
         deadline: Option<Instant>,
         work: impl FnOnce(&mut Step<'_>) -> Result<T, StoreError>,
-    ) -> Result<(T, News), StoreError> {
-        let (done, news, unserved) = self.store.write(deadline, |step| {
+    ) -> Result<(T, Notices), StoreError> {
+        let (done, notices, unserved) = self.store.write(deadline, |step| {
             let done = work(step)?;
             step.serve()?;
             step.end_watches()?;
-            let news = News {
+            let notices = Notices {
                 handed: std::mem::take(&mut step.handed),
                 watchers: std::mem::take(&mut step.watchers),
             };
-            Ok((done, news, std::mem::take(&mut step.unserved)))
+            Ok((done, notices, std::mem::take(&mut step.unserved)))
         })?;
         self.unserved.extend(unserved);
-        Ok((done, news))
+        Ok((done, notices))
     }
 
     /// The same for a step that adds no waiter.
@@ -153,8 +153,8 @@ impl Worker {
         deadline: Option<Instant>,
         work: impl FnOnce(&mut Step<'_>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let (done, news) = self.write(deadline, work)?;
-        self.notify(news);
+        let (done, notices) = self.write(deadline, work)?;
+        self.notify(notices);
         Ok(done)
     }
 
@@ -175,7 +175,7 @@ impl Worker {
     ) -> Result<(Verdict, Option<Wakeup>), StoreError> {
         let due = || self.store.opened.now().at - self.last_heartbeat > clock::micros(protocol::HEARTBEAT);
         let heartbeat = request.queue && (self.waiting.is_empty() || due());
-        let (verdict, news) = self.write(deadline, |step| acquire::acquire(step, request, heartbeat))?;
+        let (verdict, notices) = self.write(deadline, |step| acquire::acquire(step, request, heartbeat))?;
         let wakeup = match &verdict {
             Verdict::Queued { first_end, .. } => {
                 let look = Instant::now() + clock::duration(*first_end).min(LOOK);
@@ -189,7 +189,7 @@ impl Worker {
         if matches!(verdict, Verdict::Granted(_)) {
             self.holds_for(request.lease);
         }
-        self.notify(news);
+        self.notify(notices);
         Ok((verdict, wakeup))
     }
 
@@ -268,7 +268,7 @@ impl Worker {
     }
 
     /// Delivers what is for the waiters and watchers of this session, and rings for those of others.
-    fn notify(&mut self, News { handed, watchers: mut others }: News) {
+    fn notify(&mut self, Notices { handed, watchers: mut others }: Notices) {
         if others.remove(&self.store.session) {
             self.changes.any();
         }
@@ -407,12 +407,12 @@ impl Worker {
             self.next_look = now + LOOK;
             if due.is_empty() && !heartbeat {
                 let handed = self.store.read(deadline, |step| step.offers())?;
-                self.notify(News { handed, ..News::default() });
+                self.notify(Notices { handed, ..Notices::default() });
                 return Ok(());
             }
         }
         let expected = self.waiting.claims();
-        let ((ends, handed, places, at), news) = self.write(deadline, |step| {
+        let ((ends, handed, places, at), notices) = self.write(deadline, |step| {
             if heartbeat {
                 step.heartbeat()?;
             }
@@ -421,8 +421,8 @@ impl Worker {
             let places = if heartbeat { step.places_unless(expected)? } else { None };
             Ok((step.first_ends(&due), step.offers()?, places, step.now.at))
         })?;
-        self.notify(News { handed, ..News::default() });
-        self.notify(news);
+        self.notify(Notices { handed, ..Notices::default() });
+        self.notify(notices);
         if let Some(places) = places {
             // A place lapses while the process is stopped, and an administrator can take it away.
             self.waiting.keep_only(&places);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use futures_util::future::try_join_all;
+use futures_util::{StreamExt, future::try_join_all};
 use lockcore::{BreakMode, Grant, LockDao, Mode, Page, StoredContext, Target, backend::AcquireRequest};
 use lockcore_conformance::servers::{Kind, TestResult, Trial};
 use sqlx::{AssertSqlSafe, Executor};
@@ -27,6 +27,7 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         ),
         test(kind, "sets::a_guarded_write_knows_sets", a_guarded_write_knows_sets),
         test(kind, "sets::what_is_over_is_swept", what_is_over_is_swept),
+        test(kind, "sets::what_a_watcher_left_is_swept", what_a_watcher_left_is_swept),
         test(
             kind,
             "sets::one_that_is_renewed_meanwhile_is_not_swept",
@@ -314,6 +315,25 @@ async fn a_guarded_write_knows_sets(kind: Kind) -> TestResult {
     assert_eq!((write(fence).await?, write(fence - 1).await?), (1, 0));
     dao.release(&held).await?;
     assert_eq!(write(fence).await?, 0, "it was released");
+    Ok(())
+}
+
+/// 6: a watcher that is gone leaves a row, by which its id goes the general way.
+async fn what_a_watcher_left_is_swept(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    let every = Duration::from_secs(3600);
+    dao.watch(&Target::Id("a".to_owned()), every).next().await.expect("it looks at once")?;
+    assert_eq!(sql.number("SELECT COUNT(*) FROM lockcore_claims").await?, 1);
+    assert_eq!(sql.number("SELECT CAST(extra AS SIGNED) FROM lockcore_ids").await?, 1);
+    sql.run("UPDATE lockcore_claims SET until = 1").await?;
+    assert_eq!(dao.sweep(100, None).await?.removed, 0);
+    assert_eq!(sql.number("SELECT COUNT(*) FROM lockcore_claims WHERE notice = 0").await?, 0);
+    // What was noted for its session is gone with the next sweep.
+    dao.sweep(100, None).await?;
+    assert_eq!(sql.number("SELECT COUNT(*) FROM lockcore_claims").await?, 0);
+    assert_eq!(sql.number("SELECT CAST(extra AS SIGNED) FROM lockcore_ids").await?, 0);
     Ok(())
 }
 

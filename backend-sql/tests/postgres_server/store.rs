@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::StreamExt;
 use lockcore::{
     Claim, ConflictReason, Grant, LockDao, LossReason, Target,
     backend::{AcquireRequest, Acquired, AttemptId, Wake, Wakeup, Withdraw},
@@ -15,11 +16,15 @@ use crate::{
     test,
 };
 
+/// Longer than a test lasts.
+const LONG: Duration = Duration::from_secs(3600);
+
 pub(crate) fn tests() -> Vec<Trial> {
     vec![
         test("store::a_grant_from_the_future_counts_from_now", a_grant_from_the_future_counts_from_now),
         test("store::a_sweep_forgets_no_fence", a_sweep_forgets_no_fence),
         test("store::a_row_made_anew_knows_of_what_was_swept", a_row_made_anew_knows_of_what_was_swept),
+        test("store::what_a_watcher_left_is_swept", what_a_watcher_left_is_swept),
         test("store::a_silent_waiter_is_handed_no_part", a_silent_waiter_is_handed_no_part),
         test("store::a_hand_over_cuts_no_other_lease_short", a_hand_over_cuts_no_other_lease_short),
         test("store::of_many_ids_each_is_looked_after", of_many_ids_each_is_looked_after),
@@ -455,6 +460,21 @@ async fn a_sweep_looks_at_the_lease() -> TestResult {
     sql.run("UPDATE lockcore_lock SET lapses = 0, expires = 1; UPDATE lockcore_holder SET expires = 1; UPDATE lockcore_tombstone SET until = 1").await?;
     assert_eq!(dao.sweep(100, None).await?.removed, 4);
     assert_eq!(sql.number("SELECT count(*) FROM lockcore_lock").await?, 0);
+    Ok(())
+}
+
+/// 6: a watcher that is gone leaves a row, and a mark by which its id goes the general way.
+async fn what_a_watcher_left_is_swept() -> TestResult {
+    let place = Place::new().await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    dao.watch(&Target::Id("a".to_owned()), LONG).next().await.expect("it looks at once")?;
+    assert_eq!(sql.number("SELECT busy::int8 FROM lockcore_lock").await?, 512);
+    assert_eq!(sql.number("SELECT count(*) FROM lockcore_watcher").await?, 1);
+    sql.run("UPDATE lockcore_lock SET lapses = 0").await?;
+    assert_eq!(dao.sweep(100, None).await?.removed, 0);
+    assert_eq!(sql.number("SELECT count(*) FROM lockcore_lock").await?, 0);
+    assert_eq!(sql.number("SELECT count(*) FROM lockcore_watcher").await?, 0);
     Ok(())
 }
 

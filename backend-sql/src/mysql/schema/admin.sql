@@ -35,7 +35,7 @@ BEGIN
 END
 //
 -- The same, and notifies the session when the id changes next, though not when a lease ends. Until then the id is IN_CLAIMS, so
--- that whatever changes it goes the general way. The row is swept a minute after it was last watched.
+-- that whatever changes it goes the general way. A row that was not renewed for a minute is swept.
 CREATE PROCEDURE {v1_watch}(p_ns INT UNSIGNED, p_id VARBINARY({longest id}), p_session BIGINT)
 SQL SECURITY DEFINER
 BEGIN
@@ -255,6 +255,8 @@ body: BEGIN
       DELETE FROM {claims} WHERE ns = p_ns AND id = v_id AND state = {HELD} AND until <= now_us LIMIT v_room;
       SET v_done = ROW_COUNT();
       DELETE FROM {claims} WHERE ns = p_ns AND id = v_id AND state = {REPLACED} AND until <= now_us;
+      -- Those that were notified and did not watch again; the others are notified below.
+      DELETE FROM {claims} WHERE ns = p_ns AND id = v_id AND state = {WATCHES} AND notice = {CHANGED} AND until <= now_us;
       -- Places of silent sessions; one that has other ids too goes if all of them can be locked.
       silent: LOOP
         SET v_attempt = NULL;
