@@ -51,7 +51,8 @@
 //!   while there are waiters. While there is no listener, heartbeats are sent every 20 to 200 ms, and after each release of a
 //!   process that has waiters.
 //! - **Watching** an id adds a row to `claims`, which sends whatever changes the id next the general way; that notes a notice for
-//!   the sessions that watch. Where nothing is watched the usual ways look for nothing. Without a listener watchers poll.
+//!   the sessions that watch. Where nothing is watched the usual ways look for nothing; a pair on a watched id took four to seven
+//!   times as long. Without a listener watchers poll.
 //! - **Connections** are kept by the runtime that made them, and closed if an operation on one was abandoned: no ping, no
 //!   hidden statement, and no transaction that spans calls, which a dropped future could leave open. When a call or a probe
 //!   gets no answer, idle connections that were not used meanwhile are closed: they are as likely dead. Deadlocks and lock wait

@@ -37,7 +37,8 @@
 //!   are waiters. Without a listener, heartbeats are sent every 20 to 200 ms, and after each release of a process that has
 //!   waiters.
 //! - **Watching** an id sets a bit in its row, which sends whatever changes it next the general way; that clears the bit and
-//!   notifies the sessions that watch. Where nothing is watched nothing is looked for. Without a listener watchers poll.
+//!   notifies the sessions that watch. Where nothing is watched nothing is looked for; a pair on a watched id took twice as long.
+//!   Without a listener watchers poll.
 //! - **Batches.** While a request for one id is in flight, the requests of the same kind that other tasks of the runtime make
 //!   wait, and then share one call and one transaction. One that has waited for 5 ms starts another batch, so that a slow disk
 //!   delays no other client. A row that another transaction keeps locked for 20 ms undoes the batch; then each request is sent alone.
