@@ -42,9 +42,9 @@
 //!   the hand-offs took at most 0.2 ms. A bell that cannot be heard - another network namespace,
 //!   another system than Linux - leaves a look at the table every 250 ms. The same look finds holders that
 //!   died or let their lease end.
-//! - **Watching** an id adds a row beside its holders and waiters, so that a step that changes them finds it, and no other step
-//!   looks for it. That step removes the row, and rings the bell of the watcher's session, which looks again. Where a bell
-//!   cannot be heard a watcher looks after each interval only.
+//! - **Watching** an id adds a row beside its holders and waiters, so that a step that changes them finds it, removes it, and
+//!   rings the bell of the watcher's session, which looks again. Releases look at their ids only while the namespace has waiters
+//!   or watchers. Where a bell cannot be heard a watcher looks after each interval only.
 //!
 //! # What to know
 //! - A process that is stopped (`SIGSTOP`, a debugger) in the middle of a transaction keeps the write lock:
