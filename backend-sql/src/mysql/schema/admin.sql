@@ -35,7 +35,7 @@ BEGIN
 END
 //
 -- The same, and notifies the session when the id changes next, though not when a lease ends. Until then the id is IN_CLAIMS, so
--- that whatever changes it goes the general way. A row that was not renewed for a minute is swept.
+-- that whatever changes it goes the general way. A row of a watcher that is gone is swept.
 CREATE PROCEDURE {v1_watch}(p_ns INT UNSIGNED, p_id VARBINARY({longest id}), p_session BIGINT)
 SQL SECURITY DEFINER
 BEGIN
@@ -51,9 +51,8 @@ BEGIN
   CALL {v1_tidy}(p_ns, p_set, now_us, v_ended, v_waiters);
   UPDATE {ids} SET extra = {IN_CLAIMS} WHERE ns = p_ns AND id = p_id;
   INSERT INTO {claims} (ns, id, state, number, context, attempt, mode, permits, cap, indexes, owner, lease, until, since, session)
-    VALUES (p_ns, p_id, {WATCHES}, p_session, '', CRC32(p_id), 0, 0, 0, '', '', 0, now_us + 60000000,
-      now_us, p_session)
-    ON DUPLICATE KEY UPDATE notice = 0, until = now_us + 60000000;
+    VALUES (p_ns, p_id, {WATCHES}, p_session, '', CRC32(p_id), 0, 0, 0, '', '', 0, now_us + {watch lasts}, now_us, p_session)
+    ON DUPLICATE KEY UPDATE notice = 0, until = now_us + {watch lasts};
   SELECT {inspected} INTO v_answer FROM {ids} i WHERE i.ns = p_ns AND i.id = p_id;
   COMMIT;
   SELECT v_answer AS answer, '' AS to_wake;

@@ -64,6 +64,9 @@
 -- {never}: later than every time, and more than all permits.
 9000000000000000000
 
+-- {watch lasts}: until its row may be swept, in microseconds.
+60000000
+
 -- {hour}: in microseconds.
 3600000000
 

@@ -76,6 +76,7 @@ END {$};
 CREATE OR REPLACE FUNCTION {v1_settle}(p_ns bytea, p_ids bytea[]) RETURNS void LANGUAGE plpgsql AS {$}
 DECLARE
   v_watched boolean;
+  w record;
 BEGIN
   WITH settled AS (
     UPDATE {lock} l SET busy = x.busy FROM (
@@ -90,9 +91,9 @@ BEGIN
       RETURNING x.busy_before & {WATCHED} <> 0 AS watched)
   SELECT bool_or(watched) INTO v_watched FROM settled;
   IF v_watched THEN
-    WITH watchers AS (DELETE FROM {watcher} WHERE ns = p_ns AND id = ANY (p_ids) RETURNING session, id)
-      SELECT count(pg_notify(format('lockcore_%s', session), format('{"w":["%s"]}', encode(id, 'hex')))) > 0
-      INTO v_watched FROM watchers;
+    FOR w IN DELETE FROM {watcher} WHERE ns = p_ns AND id = ANY (p_ids) RETURNING session, id LOOP
+      PERFORM pg_notify(format('lockcore_%s', w.session), format('{"w":["%s"]}', encode(w.id, 'hex')));
+    END LOOP;
   END IF;
 END {$};
 
