@@ -32,4 +32,4 @@ pub mod versions;
 
 pub use backend::Backend;
 pub use registry::{ALL_CHECKS, Check, all, run};
-pub use store::{Caller, PATIENCE, Place, Store, eventually, race};
+pub use store::{Caller, NEVER, PATIENCE, Place, Store, eventually, race};

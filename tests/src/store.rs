@@ -25,6 +25,9 @@ use crate::Backend;
 /// How long a check waits for what has to happen some time. Long: only a failing check waits for it.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
+/// The interval of a watcher that is to see only what is pushed: far longer than a check lasts.
+pub const NEVER: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// A lease that does not end during a check.
 const LONG: Duration = Duration::from_secs(600);
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use lockcore_conformance::{
+    NEVER,
     checks::admin::see_changes,
     servers::{Cluster, TestResult},
 };
@@ -11,9 +12,6 @@ use crate::{
     place::Place,
     topology::{Raw, old_server, server},
 };
-
-/// Far longer than a test lasts: what is seen was pushed.
-const NEVER: Duration = Duration::from_secs(24 * 60 * 60);
 
 pub(crate) async fn a_watcher_sees_changes_at_once() -> TestResult {
     for server in [server("").await?, old_server("").await?] {

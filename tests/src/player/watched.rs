@@ -1,14 +1,13 @@
 //! Watchers of the ids of a history.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use futures_util::{StreamExt, pin_mut};
 use lockcore::{Inspection, LockDao, StoredContext, Target};
 use tokio::{sync::watch, task::JoinSet};
 use uuid::Uuid;
 
-/// Far longer than a history lasts: what is seen was pushed.
-const NEVER: Duration = Duration::from_secs(24 * 60 * 60);
+use crate::NEVER;
 
 /// Who holds an id under which fences.
 pub(super) type Holders = Vec<(StoredContext<Uuid>, u64)>;
