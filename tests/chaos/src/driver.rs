@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use futures_util::future;
+use futures_util::{StreamExt, future, stream};
 use lockcore::{LockingService, Target, Wait};
 use tokio::{process::Command, time::sleep};
 
@@ -26,6 +26,9 @@ use crate::{
 
 /// How long a store may fail after the last fault.
 const STORE_PATIENCE: Duration = Duration::from_secs(120);
+
+/// How many ids are locked at once after the run: each may need a connection.
+const AT_ONCE: usize = 200;
 
 /// What a run does.
 #[derive(Clone, Debug)]
@@ -46,6 +49,8 @@ pub struct Run {
     pub faults: Vec<Kind>,
     /// The longest pause between two faults.
     pub every: Duration,
+    /// One call in so many is dropped before it ends.
+    pub dropped: u32,
     /// A way for the workers to cheat.
     pub cheat: Option<Cheat>,
     /// This program, to be started again as a worker.
@@ -85,6 +90,7 @@ impl Run {
             ids: self.ids,
             lease: self.backend.lease(),
             resources: self.resources(),
+            dropped: self.dropped,
             cheat: self.cheat,
         }
     }
@@ -153,6 +159,7 @@ impl Run {
                 .arg(&plan.resources)
                 .arg("--history")
                 .arg(&history)
+                .args(["--dropped", &plan.dropped.to_string()])
                 .args(plan.cheat.map(|cheat| format!("--cheat={cheat:?}")))
                 .kill_on_drop(true)
                 .spawn()
@@ -203,7 +210,7 @@ impl Run {
             };
             recorder.now(op, Stage::Ended { outcome });
         };
-        future::join_all((0..self.ids).map(one)).await;
+        stream::iter(0..self.ids).for_each_concurrent(AT_ONCE, one).await;
         recorder.now(0, Stage::Finished);
         Ok(())
     }

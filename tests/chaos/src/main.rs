@@ -62,6 +62,9 @@ struct RunArguments {
     /// The longest pause between two faults
     #[arg(long, default_value = "1s", value_parser = humantime::parse_duration)]
     every: Duration,
+    /// One call in so many is dropped before it ends; a dropped call costs most servers a connection
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    dropped: u32,
     /// Has the workers cheat, to test the checker
     #[arg(long)]
     cheat: Option<Cheat>,
@@ -88,6 +91,8 @@ struct WorkerArguments {
     resources: PathBuf,
     #[arg(long)]
     history: PathBuf,
+    #[arg(long)]
+    dropped: u32,
     #[arg(long)]
     cheat: Option<Cheat>,
 }
@@ -121,6 +126,7 @@ async fn run(arguments: RunArguments, folder: PathBuf) -> anyhow::Result<Report>
         ids: arguments.ids,
         faults,
         every: arguments.every,
+        dropped: arguments.dropped,
         cheat: arguments.cheat,
         program: std::env::current_exe().context("the program finds itself")?,
         folder,
@@ -129,7 +135,8 @@ async fn run(arguments: RunArguments, folder: PathBuf) -> anyhow::Result<Report>
 }
 
 async fn work(arguments: WorkerArguments) -> anyhow::Result<ExitCode> {
-    let WorkerArguments { url, seed, actors, operations, ids, lease, resources, history, cheat } = arguments;
+    let WorkerArguments { url, seed, actors, operations, ids, lease, resources, history, dropped, cheat } =
+        arguments;
     let recorder = Recorder::create(&history)?;
     // The line may be cut just now.
     let locks = loop {
@@ -141,7 +148,7 @@ async fn work(arguments: WorkerArguments) -> anyhow::Result<ExitCode> {
             }
         }
     };
-    let plan = Plan { seed, actors, operations, ids, lease, resources, cheat };
+    let plan = Plan { seed, actors, operations, ids, lease, resources, dropped, cheat };
     worker::run(&locks, &plan, &recorder).await;
     locks.shutdown(lease * 2).await;
     Ok(ExitCode::SUCCESS)

@@ -41,6 +41,8 @@ pub struct Plan {
     pub lease: Duration,
     /// Where the resources are that the guarded writes go to.
     pub resources: PathBuf,
+    /// One call in so many is dropped before it ends.
+    pub dropped: u32,
     /// A way to cheat, to test the checker.
     pub cheat: Option<Cheat>,
 }
@@ -183,8 +185,8 @@ impl Worker<'_> {
             }
             let set = self.set(&claims, cheat);
             self.recorder.now(op, Stage::Asked { claims: claims.clone(), nested: lowest > 0 });
-            let patience = one_in(rng, 10).then(|| Duration::from_micros(rng.u64(..50_000)));
-            let (is_guard, watches) = (one_in(rng, 4), one_in(rng, 4) && claims.len() == 1 && lowest == 0);
+            let patience = one_in(rng, self.plan.dropped).then(|| Duration::from_micros(rng.u64(..50_000)));
+            let (is_guard, watches) = (one_in(rng, 4), one_in(rng, 16) && claims.len() == 1 && lowest == 0);
             let claims = &claims;
             let work = async {
                 if cheat == Some(Cheat::NoLock) {

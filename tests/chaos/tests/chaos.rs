@@ -71,6 +71,7 @@ async fn run(
         ids: if cheat.is_some() { 6 } else { 24 },
         faults: faults.to_vec(),
         every: Duration::from_millis(500),
+        dropped: 10,
         cheat,
         program: PathBuf::from(env!("CARGO_BIN_EXE_lockcore-chaos")),
         folder: folder.path().to_owned(),
