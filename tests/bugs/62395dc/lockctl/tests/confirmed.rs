@@ -14,11 +14,12 @@ async fn a_command_is_started_under_a_whole_lease() {
     let mut waiting = Command::new(assert_cmd::cargo::cargo_bin("lockctl"))
         .current_dir(&folder)
         .env("LOCKCORE_URL", &url)
-        .args(["run", "--wait", "1m", "a", "--", "sh", "-c", "sleep 4; touch done"])
+        .args(["run", "--id", "a", "--wait", "1m", "--", "sh", "-c", "sleep 4; touch done"])
         .spawn()
         .unwrap();
     let target = Target::Id("a".to_owned());
     while locks.admin().inspect(&target).await.unwrap().waiters.is_empty() {
+        assert!(waiting.try_wait().unwrap().is_none(), "it ended");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let writer = rusqlite::Connection::open(&file).unwrap();

@@ -7,7 +7,8 @@ use std::{
     ptr::null_mut,
 };
 
-use lockcore::FreshContext;
+use lockcore::{FreshContext, LockingService};
+use lockcore_memory::MemoryLockDao;
 use uuid::Uuid;
 
 unsafe extern "C" {
@@ -23,6 +24,7 @@ fn a_forked_process_makes_other_contexts() {
     for _ in 0..2 {
         let child = unsafe { fork() };
         if child == 0 {
+            let _service = LockingService::<String, Uuid, _>::new(MemoryLockDao::new());
             writeln!(writer, "{}", Uuid::fresh()).unwrap();
             unsafe { _exit(0) }
         }
