@@ -46,7 +46,11 @@ fn every_test_of_a_bug_exists() {
         let (test, commit) = (cells.next().unwrap(), cells.next().unwrap());
         assert!(exists(&root, test), "{test} does not exist: {bug}");
         let can_be_shown = commit != FIRST_OF_OBJECT;
-        assert_eq!(shown.lines().any(|line| line.starts_with(commit)), can_be_shown, "tests/bugs/list: {bug}");
+        assert_eq!(
+            shown.lines().any(|line| line.starts_with(commit)),
+            can_be_shown,
+            "tests/bugs/list: {bug}"
+        );
     }
 }
 
