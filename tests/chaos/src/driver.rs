@@ -49,7 +49,7 @@ pub struct Run {
     pub faults: Vec<Kind>,
     /// The longest pause between two faults.
     pub every: Duration,
-    /// One call in so many is dropped before it ends.
+    /// One call in so many, at least 1, is dropped before it ends.
     pub dropped: u32,
     /// A way for the workers to cheat.
     pub cheat: Option<Cheat>,

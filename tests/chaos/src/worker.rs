@@ -41,7 +41,7 @@ pub struct Plan {
     pub lease: Duration,
     /// Where the resources are that the guarded writes go to.
     pub resources: PathBuf,
-    /// One call in so many is dropped before it ends.
+    /// One call in so many, at least 1, is dropped before it ends.
     pub dropped: u32,
     /// A way to cheat, to test the checker.
     pub cheat: Option<Cheat>,

@@ -186,7 +186,7 @@ async fn create(
         // Its image has the command.
         Kind::DynamoDb => (&["-jar", "DynamoDBLocal.jar", "-inMemory", "-sharedDb"], &[]),
         Kind::MySql => (
-            // Its figures of performance take a tenth of a processor, and nothing reads them.
+            // Its figures of performance cost time, and nothing reads them.
             &["mysqld", "--max-connections=1000", "--performance-schema=OFF"],
             &[("MYSQL_ROOT_PASSWORD", password), ("MYSQL_DATABASE", MYSQL_DATABASE)],
         ),
