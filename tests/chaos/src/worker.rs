@@ -186,7 +186,7 @@ impl Worker<'_> {
             let set = self.set(&claims, cheat);
             self.recorder.now(op, Stage::Asked { claims: claims.clone(), nested: lowest > 0 });
             let patience = one_in(rng, self.plan.dropped).then(|| Duration::from_micros(rng.u64(..50_000)));
-            let (is_guard, watches) = (one_in(rng, 4), one_in(rng, 16) && claims.len() == 1 && lowest == 0);
+            let (is_guard, watches) = (one_in(rng, 4), one_in(rng, 4) && claims.len() == 1 && lowest == 0);
             let claims = &claims;
             let work = async {
                 if cheat == Some(Cheat::NoLock) {
