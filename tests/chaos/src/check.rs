@@ -98,14 +98,25 @@ pub struct Report {
     pub under_fault: u64,
     /// The longest time from a request to its callback, in nanoseconds.
     pub longest_wait: u64,
-    /// How many faults of each kind there were.
-    pub faults: BTreeMap<String, u64>,
+    /// What the faults of each kind cost.
+    pub faults: BTreeMap<String, Cost>,
     /// How many guarded writes were admitted, and how many refused.
     pub writes: (u64, u64),
     /// The time from the first to the last line, in nanoseconds.
     pub span: u64,
     /// How many ended per second while no fault was in force, while one was, and within a second after one.
     pub rates: [f64; 3],
+}
+
+/// What the faults of a kind cost all operations.
+#[derive(Debug, Default)]
+pub struct Cost {
+    /// How many faults there were.
+    pub times: u64,
+    /// How many operations ended per second while one was in force, and within a second after one.
+    pub rates: [f64; 2],
+    /// The longest time to the callback of a request that was made in that time, in nanoseconds.
+    pub longest_wait: u64,
 }
 
 /// How long an offer lasts at least, as the shortest lease of a run does: a waiter that was served within this time has lost no
@@ -161,6 +172,7 @@ fn excludes(one: Mode, other: Mode) -> bool {
 
 /// A fault, from its begin to a second after its end.
 struct Fault {
+    kind: String,
     from: u64,
     until: u64,
     recovered: u64,
@@ -181,11 +193,11 @@ fn faults(histories: &BTreeMap<String, Vec<Line>>, report: &mut Report) -> Vec<F
     let mut faults = Vec::new();
     for line in histories.values().flatten() {
         if let Stage::Fault { kind, millis, worker, loses_grants } = &line.stage {
-            *report.faults.entry(kind.clone()).or_default() += 1;
+            report.faults.entry(kind.clone()).or_default().times += 1;
             let until = line.at + millis * 1_000_000;
             let (from, recovered) = (line.at, until + AFTER);
-            let (worker, loses_grants) = (worker.clone(), *loses_grants);
-            faults.push(Fault { from, until, recovered, worker, loses_grants });
+            let (kind, worker, loses_grants) = (kind.clone(), worker.clone(), *loses_grants);
+            faults.push(Fault { kind, from, until, recovered, worker, loses_grants });
         }
     }
     faults.sort_by_key(|fault| fault.from);
@@ -249,40 +261,81 @@ fn collect(process: &str, lines: &[Line], ops: &mut Vec<Op>, report: &mut Report
 /// The process that locks each id after the run.
 pub const AUDIT: &str = "audit";
 
+/// What was in force in a part of a run.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Phase<'f> {
+    Calm,
+    Under(&'f str),
+    After(&'f str),
+}
+
+/// What was counted in all parts of a phase.
+#[derive(Clone, Copy, Default)]
+struct Count {
+    nanos: u64,
+    ended: u64,
+    longest_wait: u64,
+}
+
+impl Count {
+    fn plus(self, other: &Count) -> Count {
+        Count {
+            nanos: self.nanos + other.nanos,
+            ended: self.ended + other.ended,
+            longest_wait: self.longest_wait.max(other.longest_wait),
+        }
+    }
+
+    fn rate(self) -> f64 {
+        if self.nanos == 0 { 0.0 } else { self.ended as f64 / (self.nanos as f64 / 1e9) }
+    }
+}
+
 fn figures(ops: &[Op], faults: &[Fault], (first, last): (u64, u64), report: &mut Report) {
-    // What is in force, second by second of the run, is enough for rates.
+    // Parts of ten milliseconds are enough for rates.
     const SLICE: u64 = 10_000_000;
     let slices =
         usize::try_from((last.saturating_sub(first)) / SLICE + 1).expect("a run is shorter than that");
     let slice = |at: u64| {
         usize::try_from(at.saturating_sub(first) / SLICE).map_or(slices - 1, |at| at.min(slices - 1))
     };
-    let mut state = vec![0_u8; slices];
+    let mut phases = vec![Phase::Calm; slices];
     for fault in faults {
-        state[slice(fault.until)..=slice(fault.recovered)]
-            .iter_mut()
-            .for_each(|state| *state = (*state).max(2));
+        phases[slice(fault.until)..=slice(fault.recovered)].fill(Phase::After(&fault.kind));
     }
     for fault in faults {
-        state[slice(fault.from)..=slice(fault.until)].iter_mut().for_each(|state| *state = 1);
+        phases[slice(fault.from)..=slice(fault.until)].fill(Phase::Under(&fault.kind));
     }
-    let mut ended = [0_u64; 3];
+    let mut counts: HashMap<Phase<'_>, Count> = HashMap::new();
+    for phase in &phases {
+        counts.entry(*phase).or_default().nanos += SLICE;
+    }
     for op in ops {
-        report.under_fault += u64::from(state[slice(op.asked)] != 0);
+        let asked = phases[slice(op.asked)];
+        report.under_fault += u64::from(asked != Phase::Calm);
         if let Some((at, _)) = op.ended {
-            ended[usize::from(state[slice(at)])] += 1;
+            counts.entry(phases[slice(at)]).or_default().ended += 1;
         }
         if let Some((entered, _)) = op.entered {
-            report.longest_wait = report.longest_wait.max(entered - op.asked);
+            let count = counts.entry(asked).or_default();
+            count.longest_wait = count.longest_wait.max(entered - op.asked);
         }
     }
-    for (kind, ended) in ended.into_iter().enumerate() {
-        let slices = state.iter().filter(|state| usize::from(**state) == kind).count();
-        report.rates[kind] = match slices {
-            0 => 0.0,
-            slices => ended as f64 / (slices as f64 * SLICE as f64 / 1e9),
+    let mut all = [Count::default(); 3];
+    for (phase, count) in &counts {
+        let (at, kind) = match phase {
+            Phase::Calm => (0, None),
+            Phase::Under(kind) => (1, Some(kind)),
+            Phase::After(kind) => (2, Some(kind)),
         };
+        all[at] = all[at].plus(count);
+        if let Some(cost) = kind.and_then(|kind| report.faults.get_mut(*kind)) {
+            cost.rates[at - 1] = count.rate();
+            cost.longest_wait = cost.longest_wait.max(count.longest_wait);
+        }
     }
+    report.rates = all.map(Count::rate);
+    report.longest_wait = all.iter().map(|count| count.longest_wait).max().unwrap_or_default();
 }
 
 fn fences(id: &str, grants: &[Grant<'_>], report: &mut Report) {
@@ -437,14 +490,19 @@ impl fmt::Display for Report {
             }
         }
         writeln!(f, "guarded writes: {} admitted, {} refused", self.writes.0, self.writes.1)?;
-        let faults: Vec<_> = self.faults.iter().map(|(kind, count)| format!("{kind} {count}")).collect();
-        writeln!(f, "faults: {}", faults.join(", "))?;
         let [before, under, after] = self.rates;
         writeln!(
             f,
             "ended per second: {before:.0} without a fault, {under:.0} under one, {after:.0} in the second after"
         )?;
         writeln!(f, "longest wait for a grant: {:.1} s", seconds(self.longest_wait))?;
+        for (kind, Cost { times, rates: [under, after], longest_wait }) in &self.faults {
+            let wait = seconds(*longest_wait);
+            writeln!(
+                f,
+                "  {kind} {times}: {under:.0} under it, {after:.0} after it, longest wait {wait:.1} s"
+            )?;
+        }
         write!(f, "violations: {}", self.violations.len())?;
         for violation in self.violations.iter().take(20) {
             write!(f, "\n  {violation}")?;
