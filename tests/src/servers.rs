@@ -37,6 +37,7 @@ use std::time::Duration;
 mod bucket;
 mod cluster;
 mod container;
+mod duplicator;
 mod endpoint;
 mod error;
 mod guard;
@@ -58,6 +59,7 @@ pub mod wire;
 pub use self::{
     bucket::Bucket,
     cluster::Cluster,
+    duplicator::{Copies, Duplicator},
     error::ServerError,
     kind::Kind,
     pooler::Pooler,

@@ -2,33 +2,32 @@
 
 use lockcore_conformance::{
     Backend, all, run,
-    servers::{self, Completion, Trial},
+    servers::{self, Completion, Copies, Duplicator, Trial},
 };
 use lockcore_object::ObjectLockDao;
 
-use crate::{
-    front::Front,
-    place::{Bucket, emulator},
-};
+use crate::place::{Bucket, emulator};
 
 /// The groups of checks that run.
 const GROUPS: [&str; 5] = ["exclusion", "fences", "release", "renewal", "withdrawal"];
 
-/// Compares two stores, of which each has a front here, and so a clock of its own.
+/// Compares two stores, of which each has a proxy here, and so a clock of its own.
 const EXCEPT: &str = "fences::fences_grow_across_loss_of_data";
 
-/// Each store is behind a front of its own.
+/// Each store is behind a proxy of its own.
 struct Doubled(Bucket);
 
 impl Backend for Doubled {
     type Dao = ObjectLockDao;
-    type Guard = (Front, Bucket);
+    type Guard = (Duplicator, Bucket);
 
     async fn build(&self) -> (Self::Guard, ObjectLockDao) {
-        let front = Front::before(&self.0.endpoint).await.expect("a port is free");
-        front.double_writes();
-        let (bucket, dao) = Bucket { endpoint: front.url(), ..self.0.clone() }.build().await;
-        ((front, bucket), dao)
+        let emulator = self.0.endpoint.trim_start_matches("http://");
+        let proxy = Duplicator::start(emulator).await.expect("a port is free");
+        proxy.set(Copies::AtOnce);
+        let endpoint = format!("http://{}", proxy.address()).into();
+        let (bucket, dao) = Bucket { endpoint, ..self.0.clone() }.build().await;
+        ((proxy, bucket), dao)
     }
 
     async fn reopen(&self, (_, bucket): &Self::Guard) -> Option<ObjectLockDao> {

@@ -46,7 +46,6 @@ struct State {
     ahead: AtomicI64,
     is_proxy: AtomicBool,
     drops_conditions: AtomicBool,
-    doubles_writes: AtomicBool,
     /// Headers of all responses.
     added: Mutex<Vec<(String, String)>>,
 }
@@ -99,11 +98,6 @@ impl Front {
         self.state.added.lock().expect("no test panics inside").push((name.to_owned(), value.to_owned()));
     }
 
-    /// Each write reaches the store twice, as by a proxy that sends it again; the response is that to the second.
-    pub(crate) fn double_writes(&self) {
-        self.state.doubles_writes.store(true, SeqCst);
-    }
-
     /// Writes lose their conditions.
     pub(crate) fn drop_conditions(&self) {
         self.state.drops_conditions.store(true, SeqCst);
@@ -130,10 +124,6 @@ async fn serve(client: TcpStream, state: &State) -> io::Result<()> {
             at.map(|at| faults.remove(at).1)
         };
         let response = match fault {
-            None if state.doubles_writes.load(SeqCst) && request.first.starts_with("PUT ") => {
-                ask(state, request.clone()).await?;
-                ask(state, request).await?
-            }
             None => ask(state, request).await?,
             Some(Fault::Refuse(status)) => forged(status),
             Some(Fault::DoAndRefuse(status)) => {

@@ -2,20 +2,17 @@
 
 use lockcore_conformance::{
     Backend,
-    servers::{self, Completion, Kind, Server, Trial},
+    servers::{self, Completion, Copies, Duplicator, Kind, Server, Trial},
 };
 use lockcore_dynamo::DynamoLockDao;
 
-use crate::{
-    front::Front,
-    table::{Table, blocking},
-};
+use crate::table::{Table, blocking};
 
 /// The groups of checks that run.
 const GROUPS: [&str; 5] = ["exclusion", "fences", "release", "renewal", "withdrawal"];
 
 /// Two release one id while others ask for it: the copy of a release may find the next holder, which looks as if the lock had
-/// been lost before, and is reported as that. The other compares two stores, of which each has a front here, and so a clock of
+/// been lost before, and is reported as that. The other compares two stores, of which each has a proxy here, and so a clock of
 /// its own.
 const EXCEPT: [&str; 3] = [
     "exclusion::a_counter_under_contention_loses_nothing",
@@ -23,20 +20,20 @@ const EXCEPT: [&str; 3] = [
     "fences::fences_grow_across_loss_of_data",
 ];
 
-/// Each store is behind a front of its own.
+/// Each store is behind a proxy of its own.
 struct Doubled {
     engine: String,
 }
 
 impl Backend for Doubled {
     type Dao = DynamoLockDao;
-    type Guard = (Front, <Table as Backend>::Guard);
+    type Guard = (Duplicator, <Table as Backend>::Guard);
 
     async fn build(&self) -> (Self::Guard, DynamoLockDao) {
-        let front = Front::before(self.engine.clone()).await.expect("a port is free");
-        front.double_writes();
-        let (table, dao) = Table::at(front.url()).build().await;
-        ((front, table), dao)
+        let proxy = Duplicator::start(self.engine.clone()).await.expect("a port is free");
+        proxy.set(Copies::AtOnce);
+        let (table, dao) = Table::at(format!("http://{}", proxy.address())).build().await;
+        ((proxy, table), dao)
     }
 
     async fn reopen(&self, (_, table): &Self::Guard) -> Option<DynamoLockDao> {

@@ -22,9 +22,6 @@ use tokio::{
     task::AbortHandle,
 };
 
-/// The operations that write items.
-const WRITES: [&str; 5] = ["BatchWriteItem", "DeleteItem", "PutItem", "TransactWriteItems", "UpdateItem"];
-
 /// What happens to a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
@@ -68,7 +65,6 @@ struct State {
     delay: Mutex<Duration>,
     date_shift: AtomicI64,
     checks_signatures: AtomicBool,
-    doubles_writes: AtomicBool,
 }
 
 impl Front {
@@ -84,7 +80,6 @@ impl Front {
             delay: Mutex::default(),
             date_shift: AtomicI64::new(0),
             checks_signatures: AtomicBool::new(false),
-            doubles_writes: AtomicBool::new(false),
         });
         let served = state.clone();
         let task = tokio::spawn(async move {
@@ -132,11 +127,6 @@ impl Front {
         self.state.date_shift.store(seconds, SeqCst);
     }
 
-    /// Each write reaches the engine twice, as by a proxy that sends it again; the answer is that to the second.
-    pub(crate) fn double_writes(&self) {
-        self.state.doubles_writes.store(true, SeqCst);
-    }
-
     /// Refuses what is signed at another time than the service's, as the real one does.
     pub(crate) fn check_signatures(&self) {
         self.state.checks_signatures.store(true, SeqCst);
@@ -166,10 +156,6 @@ async fn serve(client: TcpStream, state: &State) -> io::Result<()> {
         let answer = match fault(state, &operation) {
             _ if state.checks_signatures.load(SeqCst) && !is_signed_now(&request, state) => {
                 forged(400, "InvalidSignatureException", "")
-            }
-            None if state.doubles_writes.load(SeqCst) && WRITES.contains(&&*operation) => {
-                ask(state, &mut engine, &request).await?;
-                ask(state, &mut engine, &request).await?
             }
             None | Some(Fault::Pass) => ask(state, &mut engine, &request).await?,
             Some(Fault::Refuse(status, code)) => forged(status, code, ""),
