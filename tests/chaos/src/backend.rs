@@ -84,6 +84,8 @@ impl Backend {
             Kind::StepClock => self != Backend::Memory && clock::library().is_some(),
             Kind::Failover => matches!(self, Backend::Replicated | Backend::Sentinel),
             Kind::Reshard => self == Backend::Cluster,
+            // What is sent twice within a TCP stream is no request; what speaks HTTP has proxies that send one again.
+            Kind::Double => matches!(self, Backend::Server(DynamoDb) | Backend::Bucket),
             Kind::Forget => self == Backend::Server(Redis),
             Kind::FillDisk => matches!(self, Backend::Server(MariaDb | MySql)),
             // A server of Postgres starts a process for each connection: too many for a small machine.

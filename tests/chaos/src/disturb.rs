@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, bail};
 use fastrand::Rng;
 use lockcore::{BreakMode, LockError, LockingService, Target};
-use lockcore_conformance::servers::{self, Cluster, Mode as Line, Server};
+use lockcore_conformance::servers::{self, Cluster, Copies, Mode as Line, Server};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -131,14 +131,14 @@ impl<'a> Faults<'a> {
                 let worker = rng.u64(1..=self.run.workers);
                 clock::set(&self.run.clock(worker), rng.i64(-clock::FURTHEST..=clock::FURTHEST))?;
             }
-            (Kind::Pause, Some(Home::Server(server, _))) => {
+            (Kind::Pause, Some(Home::Server(server, ..))) => {
                 // The kernel cannot always freeze a container; then there is nothing to resume.
                 if server.pause().await.is_ok() {
                     sleep(long).await;
                     server.resume().await?;
                 }
             }
-            (Kind::Restart | Kind::Forget, Some(Home::Server(server, proxy))) => {
+            (Kind::Restart | Kind::Forget, Some(Home::Server(server, proxy, _))) => {
                 if kind == Kind::Forget {
                     servers::wire::redis_command(&server.address(), "FLUSHALL").await?;
                 }
@@ -147,7 +147,7 @@ impl<'a> Faults<'a> {
                 server.restart().await?;
                 proxy.redirect(server.address());
             }
-            (Kind::Exhaust, Some(Home::Server(server, proxy))) => {
+            (Kind::Exhaust, Some(Home::Server(server, proxy, _))) => {
                 proxy.set(Line::Reset).await;
                 let mut taken = Vec::new();
                 // Each is accepted by the kernel, also those that the server then refuses.
@@ -157,7 +157,7 @@ impl<'a> Faults<'a> {
                 proxy.set(Line::Pass).await;
                 sleep(long).await;
             }
-            (Kind::FillDisk, Some(Home::Server(server, _))) => {
+            (Kind::FillDisk, Some(Home::Server(server, ..))) => {
                 server.fill_disk().await?;
                 sleep(long).await;
                 server.free_disk().await?;
@@ -182,8 +182,13 @@ impl<'a> Faults<'a> {
                 watched.in_step(old).await?;
             }
             (Kind::Reshard, Some(Home::Cluster(cluster))) => reshard(cluster, rng).await?,
-            (Kind::Silence, Some(Home::Server(_, proxy))) => proxy.silence(),
-            (_, Some(Home::Server(_, proxy))) => {
+            (Kind::Silence, Some(Home::Server(_, proxy, _))) => proxy.silence(),
+            (Kind::Double, Some(Home::Server(_, _, Some(proxy)))) => {
+                proxy.set(if rng.bool() { Copies::AtOnce } else { Copies::After(short) });
+                sleep(long).await;
+                proxy.set(Copies::None);
+            }
+            (_, Some(Home::Server(_, proxy, _))) => {
                 let line = match kind {
                     Kind::Cut => Line::Reset,
                     Kind::CutAfter => Line::CutAfter(rng.u64(1..20)),

@@ -29,6 +29,8 @@ pub enum Kind {
     Delay,
     /// The open connections carry nothing any more, and are not closed.
     Silence,
+    /// A proxy sends each write twice.
+    Double,
     /// The server's processes are stopped for a while.
     Pause,
     /// The server is killed and started again, with what it had answered.
@@ -49,7 +51,7 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Kind; 19] = [
+    pub const ALL: [Kind; 20] = [
         Kind::Kill,
         Kind::Stop,
         Kind::Break,
@@ -61,6 +63,7 @@ impl Kind {
         Kind::LoseReplies,
         Kind::Delay,
         Kind::Silence,
+        Kind::Double,
         Kind::Pause,
         Kind::Restart,
         Kind::StepClock,

@@ -2,7 +2,7 @@
 
 use lockcore::{LockDao, LockingService, Uuid};
 use lockcore_any::Config;
-use lockcore_conformance::servers::{self, Cluster, Proxy, Replicated, Server, Watched, Way};
+use lockcore_conformance::servers::{self, Cluster, Duplicator, Proxy, Replicated, Server, Watched, Way};
 
 use crate::{backend::Backend, driver::Run, faults::Kind};
 
@@ -22,7 +22,8 @@ pub(crate) struct Store {
 /// What runs the store.
 pub(crate) enum Home {
     File,
-    Server(Box<Server>, Proxy),
+    /// What speaks HTTP has a proxy that sends writes twice behind the one that all connect to.
+    Server(Box<Server>, Proxy, Option<Duplicator>),
     Replicated(Box<Replicated>, Proxy),
     Watched(Box<Watched>),
     Cluster(Cluster),
@@ -51,12 +52,7 @@ impl Store {
             Backend::Bucket => {
                 let server = Server::start_by(servers::Kind::DynamoDb, Way::Process).await?;
                 servers::Bucket::make(&server, NAMESPACE).await?;
-                let proxy = Proxy::start(server.address()).await?;
-                let url = format!(
-                    "s3://{NAMESPACE}/locks?region=us-east-1&access_key_id=test&secret_access_key=test&endpoint={}",
-                    server.url_through(proxy.address()).trim_end_matches('/')
-                );
-                return Ok(Store { url, home: Home::Server(Box::new(server), proxy) });
+                return Store::over_http(server, &format!("s3://{NAMESPACE}/locks?region=us-east-1&")).await;
             }
             Backend::Memory | Backend::Sqlite => {
                 let url = format!("sqlite:{}", run.folder.join("locks.db").display());
@@ -74,15 +70,24 @@ impl Store {
             _ if !run.faults.contains(&Kind::Restart) => Server::start_for_many(kind).await?,
             _ => Server::start(kind).await?,
         };
+        if kind == servers::Kind::DynamoDb {
+            return Store::over_http(server, "dynamodb://eu-central-1/chaos?").await;
+        }
         let proxy = Proxy::start(server.address()).await?;
-        let url = match kind {
-            servers::Kind::DynamoDb => format!(
-                "dynamodb://eu-central-1/chaos?access_key_id=test&secret_access_key=test&endpoint={}",
-                server.url_through(proxy.address())
-            ),
-            _ => server.url_through(proxy.address()),
-        };
-        Ok(Store { url, home: Home::Server(Box::new(server), proxy) })
+        let url = server.url_through(proxy.address());
+        Ok(Store { url, home: Home::Server(Box::new(server), proxy, None) })
+    }
+
+    /// A store whose URL begins so, and goes on with parameters.
+    async fn over_http(server: Server, url: &str) -> anyhow::Result<Store> {
+        let duplicator = Duplicator::start(server.address()).await?;
+        let proxy = Proxy::start(duplicator.address().to_string()).await?;
+        let endpoint = server.url_through(proxy.address());
+        let url = format!(
+            "{url}access_key_id=test&secret_access_key=test&endpoint={}",
+            endpoint.trim_end_matches('/')
+        );
+        Ok(Store { url, home: Home::Server(Box::new(server), proxy, Some(duplicator)) })
     }
 }
 
