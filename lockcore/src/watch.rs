@@ -165,4 +165,12 @@ mod tests {
             third.changes_since(Some(&look(vec![holder(3, 20, true), holder(4, 20, false)], false)));
         assert_eq!(changes, [ended(3, EndedBy::Break), ended(4, EndedBy::Break)]);
     }
+
+    /// Two responses may be further apart in the store than here, so that a lease seems to have a moment left.
+    #[test]
+    fn a_lease_that_ended_between_two_looks_is_no_release() {
+        let holder = HeldBy { remaining: Some(Duration::from_millis(20)), ..holder(1, 0, false) };
+        let changes = look(Vec::new(), false).changes_since(Some(&look(vec![holder], false)));
+        assert!(matches!(changes[..], [Change::Ended { by: EndedBy::Lease, .. }]), "{changes:?}");
+    }
 }

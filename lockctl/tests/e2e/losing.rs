@@ -1,14 +1,16 @@
 //! Locks that are lost while the command runs.
 
 use std::{
-    fs,
+    fs, thread,
     time::{Duration, Instant},
 };
 
+use lockcore::{LockingService, protocol::OFFER};
 use nix::sys::signal::Signal;
+use tokio::runtime;
 
 use crate::{
-    store::{Store, is_alive, until},
+    store::{PATIENCE, Store, is_alive, until},
     stores::Test,
 };
 
@@ -18,6 +20,7 @@ pub(crate) const TESTS: &[Test] = &[
     test!(a_command_that_does_not_heed_term_is_killed_before_the_lease_ends, Nothing),
     test!(what_is_lost_only_at_the_release_is_reported_with_the_commands_code, Nothing),
     test!(a_store_that_does_not_answer_until_the_lease_ends_is_a_loss, File),
+    test!(a_command_is_started_under_a_whole_lease, File),
 ];
 
 /// Writes its argument to `data` unless a later holder was there before.
@@ -138,4 +141,31 @@ fn a_store_that_does_not_answer_until_the_lease_ends_is_a_loss(store: &Store) {
     for process in ["inner", "outer"] {
         until("the group has ended", || !is_alive(&store.read(process)));
     }
+}
+
+/// A hand-over is an offer, which ends long before a lease. Here the store does not answer from then on until it has ended.
+fn a_command_is_started_under_a_whole_lease(store: &Store) {
+    let file = store.path("locks.db");
+    let runtime = runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (locks, guard) = runtime.block_on(async {
+        let dao = lockcore_any::connect(&format!("sqlite:{}", file.display())).await.expect("a store");
+        let locks = LockingService::new(dao);
+        let guard = locks.lock(["a"]).await.expect("the lock");
+        (locks, guard)
+    });
+    let command = "sleep 4; touch finished";
+    let waiting = store.start(&["run", "--id", "a", "--wait", "1m", "--", "sh", "-c", command]);
+    until("it waits", || store.waiters("a") == 1);
+    let other = rusqlite::Connection::open(&file).expect("a database");
+    other.busy_timeout(PATIENCE).expect("set");
+
+    runtime.block_on(guard.release()).expect("released");
+    other.execute_batch("BEGIN IMMEDIATE").expect("the write lock");
+    thread::sleep(OFFER + Duration::from_secs(1));
+    other.execute_batch("ROLLBACK").expect("ended");
+
+    let ended = waiting.end();
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    assert!(store.path("finished").exists());
+    drop(locks);
 }
