@@ -36,6 +36,11 @@ fn main() -> ExitCode {
             "pgbouncer::waiters_poll_if_they_are_not_notified",
             waiters_poll_if_they_are_not_notified,
         ),
+        trial(
+            Kind::Postgres,
+            "pgbouncer::listening_is_seldom_tried_where_it_cannot_work",
+            listening_is_seldom_tried_where_it_cannot_work,
+        ),
         trial(Kind::Postgres, "pgbouncer::two_round_trips", two_round_trips),
         trial(Kind::Postgres, "pgbouncer::the_doctor_notices_it", the_doctor_notices_it),
         trial(Kind::Postgres, "pgbouncer::prepared_statements_fail_safely", prepared_statements_fail_safely),
@@ -170,6 +175,20 @@ async fn waiters_poll_if_they_are_not_notified() -> TestResult {
         let took = hand_over(&place, &holder, &waiter).await?;
         assert!(took < Duration::from_secs(5), "{took:?}");
     }
+    Ok(())
+}
+
+/// Each try leaves its LISTEN for a while on a connection that other clients have next.
+async fn listening_is_seldom_tried_where_it_cannot_work() -> TestResult {
+    let place = Place::new().await?;
+    let proxy = Proxy::start(place.pooler.address().to_string()).await?;
+    let listens = place.server.url_through(proxy.address());
+    let dao = place.builder().listen_url(listens).open().await?;
+    assert!(!dao.capabilities().push, "nothing can be heard through it");
+    // A try takes three seconds.
+    let tried = proxy.counts().connections;
+    let again = timeout(Duration::from_secs(8), proxy.counted(|counts| counts.connections > tried));
+    assert!(again.await.is_err(), "{:?}", proxy.counts());
     Ok(())
 }
 

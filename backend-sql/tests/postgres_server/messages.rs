@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lockcore::{
     LockDao, LockingService,
-    backend::{Acquired, Withdraw},
+    backend::{AcquireRequest, Acquired, Wake, Withdraw},
 };
 use lockcore_conformance::servers::{Kind, Mode, Proxy, Server, TestResult, Trial};
 
@@ -19,6 +19,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         test("messages::nothing_need_be_prepared", nothing_need_be_prepared),
         test("messages::cut_at_every_message", cut_at_every_message),
         test("messages::a_server_that_is_killed_and_restarted", a_server_that_is_killed_and_restarted),
+        test("messages::an_overtaken_notification_is_waited_for", an_overtaken_notification_is_waited_for),
     ]
 }
 
@@ -165,4 +166,26 @@ async fn a_server_that_is_killed_and_restarted() -> TestResult {
     let held = handed(&dao, &waits, wakeup).await?;
     assert_eq!(dao.release(&held).await?.lost, []);
     Ok(())
+}
+
+/// A heartbeat that hands over returns before the notification comes, which is late here. The waiter gets its offer all the same.
+async fn an_overtaken_notification_is_waited_for() -> TestResult {
+    const LATE: Duration = Duration::from_millis(60);
+    let place = Place::new().await?;
+    let proxy = Proxy::start(place.server.address()).await?;
+    let dao = place.builder().listen_url(place.server.url_through(proxy.address())).open().await?;
+    proxy.set(Mode::Delay { requests: Duration::ZERO, replies: LATE }).await;
+    // On a busy machine it may be later than what is waited for.
+    for _ in 0..20 {
+        // The waiter's own heartbeat finds the end of this lease.
+        let short = AcquireRequest { lease: Some(Duration::from_millis(500)), ..request(["a"]) };
+        granted(&dao, &short).await?;
+        let (waits, mut wakeup) = queue(&dao, ["a"]).await?;
+        if let Wake::Offer(_) = tokio::time::timeout(PATIENCE, wakeup.recv()).await? {
+            return Ok(());
+        }
+        let held = granted(&dao, &waits).await?;
+        dao.release(&held).await?;
+    }
+    Err("each time the waiter had to ask again".into())
 }

@@ -28,8 +28,8 @@ const BEATS: &str = "trap 'echo heard >> heard' TERM
     echo $$ > pid.new; mv pid.new pid
     (trap '' TERM; beat inner) & beat outer";
 
-/// Writes the time at which it starts.
-const NEXT: &str = "date +%s%N > next";
+/// Writes the time at which it starts, and lasts for some beats.
+const NEXT: &str = "date +%s%N > next; sleep 0.2";
 
 /// So long that a twentieth of it, which is left when the command is killed, outlasts the stalls of a busy machine.
 const LEASE: Duration = Duration::from_secs(6);
