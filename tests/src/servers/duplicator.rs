@@ -54,6 +54,7 @@ impl Duplicator {
             while let Ok((client, _)) = listener.accept().await {
                 let (upstream, chosen) = (upstream.clone(), chosen.clone());
                 connections.spawn(async move { drop(serve(client, &upstream, &chosen).await) });
+                while connections.try_join_next().is_some() {}
             }
         });
         Ok(Duplicator { address, copies, task: task.abort_handle() })
