@@ -11,9 +11,9 @@ use std::{
 
 use futures_util::stream::BoxStream;
 use lockcore::{
-    BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, ContextId, Finding, Grant, Ident,
-    Inspection, Listing, LockDao, Page, Released, Renewed, Swept, Target,
-    backend::{AcquireRequest, Acquired, Withdraw, Withdrawn},
+    BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, Claim, ContextId, Finding, Grant,
+    Granted, Ident, Inspection, Listing, LockDao, Page, Released, Renewed, Swept, Target,
+    backend::{AcquireRequest, Acquired, List, Withdraw, Withdrawn},
 };
 use tokio::sync::watch;
 
@@ -43,6 +43,8 @@ pub enum Fault {
     Hangs,
     /// The request is on its way, and arrives when the fault is lifted, also if no caller waits for it by then.
     Late,
+    /// The request does not take place, and its answer says that it did: what a check has to find.
+    Pretends,
 }
 
 /// The faults of one [`FaultyDao`]; clones are the same.
@@ -119,6 +121,7 @@ impl<D> FaultyDao<D> {
     async fn send<T, F>(
         &self,
         operation: Operation,
+        pretended: impl FnOnce() -> T + Send,
         call: impl FnOnce(Arc<D>) -> F + Send + 'static,
     ) -> Result<T, BackendError>
     where
@@ -145,6 +148,7 @@ impl<D> FaultyDao<D> {
                 });
                 under_way.await.expect("the request does not panic")
             }
+            Some(Fault::Pretends) => Ok(pretended()),
         }
     }
 }
@@ -156,8 +160,11 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockDao<I, C> for FaultyDao<D> {
     }
 
     async fn acquire(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
+        let granted =
+            |claim: &Claim<I>| Granted { mode: claim.mode, fence: 1, permits: List::new(), in_use: 1 };
+        let pretended = || Acquired::Granted(request.claims.iter().map(granted).collect());
         let request = request.clone();
-        self.send(Operation::Acquire, move |dao| async move { dao.acquire(&request).await }).await
+        self.send(Operation::Acquire, pretended, move |dao| async move { dao.acquire(&request).await }).await
     }
 
     async fn withdraw(
@@ -166,17 +173,32 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockDao<I, C> for FaultyDao<D> {
         how: Withdraw,
     ) -> Result<Withdrawn, BackendError> {
         let request = request.clone();
-        self.send(Operation::Withdraw, move |dao| async move { dao.withdraw(&request, how).await }).await
+        self.send(
+            Operation::Withdraw,
+            || Withdrawn::Left,
+            move |dao| async move { dao.withdraw(&request, how).await },
+        )
+        .await
     }
 
     async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
         let grant = grant.clone();
-        self.send(Operation::Release, move |dao| async move { dao.release(&grant).await }).await
+        self.send(
+            Operation::Release,
+            || Released { lost: Vec::new(), failed: Vec::new() },
+            move |dao| async move { dao.release(&grant).await },
+        )
+        .await
     }
 
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
         let grant = grant.clone();
-        self.send(Operation::Renew, move |dao| async move { dao.renew(&grant).await }).await
+        self.send(
+            Operation::Renew,
+            || Renewed { lost: Vec::new() },
+            move |dao| async move { dao.renew(&grant).await },
+        )
+        .await
     }
 
     async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {
@@ -214,7 +236,10 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockDao<I, C> for FaultyDao<D> {
     }
 
     async fn sweep(&self, batch: usize, unless_within: Option<Duration>) -> Result<Swept, BackendError> {
-        self.send(Operation::Sweep, move |dao| async move { dao.sweep(batch, unless_within).await }).await
+        self.send(Operation::Sweep, Swept::default, move |dao| async move {
+            dao.sweep(batch, unless_within).await
+        })
+        .await
     }
 
     async fn migrate(&self) -> Result<(), BackendError> {
