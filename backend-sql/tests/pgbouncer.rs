@@ -163,7 +163,7 @@ async fn waiters_are_notified_past_it() -> TestResult {
     Ok(())
 }
 
-/// A LISTEN through it works and delivers nothing: that is noticed, and all clients gets a turn all the same.
+/// A LISTEN through it works and delivers nothing: that is noticed, and all clients get a turn all the same.
 async fn waiters_poll_if_they_are_not_notified() -> TestResult {
     let place = Place::new().await?;
     let deaf = place.builder().listen_url(place.url()).open().await?;
