@@ -147,11 +147,9 @@ fn a_store_that_does_not_answer_until_the_lease_ends_is_a_loss(store: &Store) {
 fn a_command_is_started_under_a_whole_lease(store: &Store) {
     let file = store.path("locks.db");
     let runtime = runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let (locks, guard) = runtime.block_on(async {
+    let guard = runtime.block_on(async {
         let dao = lockcore_any::connect(&format!("sqlite:{}", file.display())).await.expect("a store");
-        let locks = LockingService::new(dao);
-        let guard = locks.lock(["a"]).await.expect("the lock");
-        (locks, guard)
+        LockingService::new(dao).lock(["a"]).await.expect("the lock")
     });
     let command = "sleep 4; touch finished";
     let waiting = store.start(&["run", "--id", "a", "--wait", "1m", "--", "sh", "-c", command]);
@@ -167,5 +165,4 @@ fn a_command_is_started_under_a_whole_lease(store: &Store) {
     let ended = waiting.end();
     assert_eq!(ended.code, 0, "{}", ended.stderr);
     assert!(store.path("finished").exists());
-    drop(locks);
 }
