@@ -18,8 +18,8 @@ use super::{
     schema::{self, Names},
 };
 use crate::server::{
-    Answer, Engine, Key, Notification, Order, ServerError, Settings, StoredGrant, StoredRequest, fit, micros,
-    reply, store_version,
+    Answer, Engine, Key, Notification, Order, Outcome, ServerError, Settings, StoredGrant, StoredRequest,
+    fit, micros, reply, store_version,
 };
 
 /// How often sessions are woken that this user may not interrupt.
@@ -195,13 +195,17 @@ impl Mysql {
         self.call(link, true, "v1_renew", &arguments).await
     }
 
-    /// Reads the answers to a batch: of each request what `read` makes of it, or nothing if it has to be sent alone.
-    fn answers(
+    /// Reads the answers to a batch: `read` those of requests for which something was done.
+    fn outcomes(
         texts: &str,
         read: impl Fn(&str) -> Result<Answer, ServerError>,
-    ) -> Result<Vec<Option<Answer>>, ServerError> {
-        let answer = |text| if text == "A" { Ok(None) } else { read(text).map(Some) };
-        texts.split_terminator('|').map(answer).collect()
+    ) -> Result<Vec<Outcome>, ServerError> {
+        let outcome = |text| match text {
+            "A" => Ok(Outcome::Alone),
+            "B" => Ok(Outcome::Busy),
+            _ => read(text).map(Outcome::Done),
+        };
+        texts.split_terminator('|').map(outcome).collect()
     }
 
     async fn flavor(&self, link: &mut Link) -> Result<Flavor, ServerError> {
@@ -295,7 +299,7 @@ impl Engine for Mysql {
         &self,
         link: &mut Link,
         requests: &[StoredRequest],
-    ) -> Result<Vec<Option<Answer>>, ServerError> {
+    ) -> Result<Vec<Outcome>, ServerError> {
         let mut words = String::with_capacity(requests.len() * 200);
         for request in requests {
             push_words(&mut words, [&request.ids[0], request.context.as_bytes(), &request.owner]);
@@ -305,21 +309,21 @@ impl Engine for Mysql {
         let session = requests.first().map_or(0, |request| request.session);
         let arguments = [Argument::Bytes(words.as_bytes()), Argument::Int(session)];
         let texts = self.call(link, true, "v1_acquire_batch", &arguments).await?;
-        Self::answers(&texts, |text| Answer::of_acquire(Self::NAME, text, 1))
+        Self::outcomes(&texts, |text| Answer::of_acquire(Self::NAME, text, 1))
     }
 
     async fn release_batch(
         &self,
         link: &mut Link,
         grants: &[StoredGrant],
-    ) -> Result<Vec<Option<Answer>>, ServerError> {
+    ) -> Result<Vec<Outcome>, ServerError> {
         let mut words = String::with_capacity(grants.len() * 150);
         for grant in grants {
             push_words(&mut words, [&grant.ids[0], grant.context.as_bytes()]);
             let _ = write!(words, "{} ", grant.fences[0]);
         }
         let texts = self.call(link, true, "v1_release_batch", &[Argument::Bytes(words.as_bytes())]).await?;
-        Self::answers(&texts, |text| Answer::of_release(Self::NAME, text))
+        Self::outcomes(&texts, |text| Answer::of_release(Self::NAME, text))
     }
 
     async fn migrate(&self, link: &mut Link) -> Result<(), ServerError> {

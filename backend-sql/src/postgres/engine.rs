@@ -25,7 +25,7 @@ use super::{
     schema::{self, Names},
 };
 use crate::server::{
-    Answer, Engine, Key, Modes, Notification, Order, Place, ServerError, ServerLockDao, Settings,
+    Answer, Engine, Key, Modes, Notification, Order, Outcome, Place, ServerError, ServerLockDao, Settings,
     StoredGrant, StoredRequest, fit, micros, reply, store_version,
 };
 
@@ -474,7 +474,7 @@ impl Engine for Postgres {
         &self,
         link: &mut Link,
         requests: &[StoredRequest],
-    ) -> Result<Vec<Option<Answer>>, ServerError> {
+    ) -> Result<Vec<Outcome>, ServerError> {
         let (mut contexts, mut ids, mut owners) = (Vec::new(), Vec::new(), Vec::new());
         let (mut attempts, mut leases, mut flags) = (Vec::new(), Vec::new(), Vec::new());
         for request in requests {
@@ -496,14 +496,14 @@ impl Engine for Postgres {
             Argument::Int(requests[0].session),
         ];
         let lines = self.call(link, &self.routines.acquire_batch, &arguments).await?;
-        lines.split('\n').map(|line| Answer::of_acquire(Self::NAME, line, 1).map(Some)).collect()
+        lines.split('\n').map(|line| Answer::of_acquire(Self::NAME, line, 1).map(Outcome::Done)).collect()
     }
 
     async fn release_batch(
         &self,
         link: &mut Link,
         grants: &[StoredGrant],
-    ) -> Result<Vec<Option<Answer>>, ServerError> {
+    ) -> Result<Vec<Outcome>, ServerError> {
         let (mut contexts, mut ids, mut fences) = (Vec::new(), Vec::new(), Vec::new());
         for grant in grants {
             contexts.push(grant.context.as_bytes());
@@ -518,7 +518,7 @@ impl Engine for Postgres {
             Argument::Int(self.flags_of_release()),
         ];
         let lines = self.call(link, &self.routines.release_batch, &arguments).await.map_err(after_commit)?;
-        lines.split('\n').map(|line| Answer::of_release(Self::NAME, line).map(Some)).collect()
+        lines.split('\n').map(|line| Answer::of_release(Self::NAME, line).map(Outcome::Done)).collect()
     }
 
     async fn migrate(&self, link: &mut Link) -> Result<(), ServerError> {

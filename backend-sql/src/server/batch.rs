@@ -8,7 +8,6 @@
 
 use std::{
     collections::VecDeque,
-    mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -16,10 +15,13 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::oneshot, task};
+use tokio::{
+    sync::{Notify, oneshot},
+    task,
+};
 
 use super::{
-    Answer, Engine, Order, ServerError, StoredGrant, StoredRequest,
+    Answer, Engine, Order, Outcome, ServerError, StoredGrant, StoredRequest,
     background::{self, PerRuntime},
     exchange::{exchange, in_time, until_done},
     pool::Pool,
@@ -28,9 +30,19 @@ use super::{
 /// The most requests in a batch: all of them are answered at its end.
 const MOST: usize = 64;
 
+/// A batch waits until all expected requests are there, if they are so many: the tasks that the last one answered make their
+/// next requests one after the other.
+const CROWD: usize = 5;
+
+/// How long it waits for them at most.
+const GATHER: Duration = Duration::from_millis(2);
+
 /// A request that has waited for so long starts another batch: what delays the one in flight - a slow disk, a row that a
 /// transaction of the user's has locked - must not hold up the others.
 const PATIENCE: Duration = Duration::from_millis(5);
+
+/// How often a request travels in a batch while another transaction has locked its row, before it waits for that alone.
+const TRIES: usize = 3;
 
 /// The batches of a DAO.
 #[derive(Default)]
@@ -71,7 +83,7 @@ trait Batched: Clone + Send + Sync + 'static {
         engine: &E,
         conn: &mut E::Conn,
         batch: &[Self],
-    ) -> impl Future<Output = Result<Vec<Option<Answer>>, ServerError>> + Send;
+    ) -> impl Future<Output = Result<Vec<Outcome>, ServerError>> + Send;
 }
 
 impl Batched for StoredRequest {
@@ -83,7 +95,7 @@ impl Batched for StoredRequest {
         engine: &E,
         conn: &mut E::Conn,
         batch: &[Self],
-    ) -> Result<Vec<Option<Answer>>, ServerError> {
+    ) -> Result<Vec<Outcome>, ServerError> {
         engine.acquire_batch(conn, batch).await
     }
 }
@@ -97,39 +109,43 @@ impl Batched for StoredGrant {
         engine: &E,
         conn: &mut E::Conn,
         batch: &[Self],
-    ) -> Result<Vec<Option<Answer>>, ServerError> {
+    ) -> Result<Vec<Outcome>, ServerError> {
         engine.release_batch(conn, batch).await
     }
 }
 
 /// The requests of one kind and one runtime.
-struct Lane<R>(Mutex<Queue<R>>);
+struct Lane<R> {
+    queue: Mutex<Queue<R>>,
+    /// As many requests wait as are expected.
+    full: Notify,
+}
 
 struct Queue<R> {
     in_flight: usize,
     waiting: VecDeque<Waiting<R>>,
+    /// How many requests the next batch may have: as many as the last one, whose tasks go on, and those that wait already.
+    expected: usize,
 }
 
 struct Waiting<R> {
     request: R,
     sent: Arc<AtomicBool>,
-    /// `None`: nothing was done, and the request has to be sent alone.
-    answer: oneshot::Sender<Result<Option<Answer>, ServerError>>,
+    answer: oneshot::Sender<Result<Outcome, ServerError>>,
 }
 
 /// The caller's end of [`Waiting`].
 struct Waiter<'l, R> {
     lane: &'l Lane<R>,
-    answer: oneshot::Receiver<Result<Option<Answer>, ServerError>>,
+    answer: oneshot::Receiver<Result<Outcome, ServerError>>,
 }
 
 /// A batch, or a request that is sent alone. Dropping it ends it.
-struct InFlight<R>(Arc<Lane<R>>);
-
-/// A request that is sent alone: at its end, what waits forms a batch.
-struct Alone<E: Engine, R: Batched> {
+struct InFlight<E: Engine, R: Batched> {
     pool: Arc<Pool<E>>,
-    in_flight: Option<InFlight<R>>,
+    lane: Arc<Lane<R>>,
+    /// At its end, what waits forms a batch.
+    alone: bool,
 }
 
 async fn carry_out<E: Engine, R: Batched>(
@@ -140,46 +156,54 @@ async fn carry_out<E: Engine, R: Batched>(
     sent: &Arc<AtomicBool>,
 ) -> Result<Answer, ServerError> {
     let lane = lanes.get(&background::current(), |_| true, Lane::default);
-    let Some(mut waiter) = lane.wait(request, sent) else {
-        let _alone = Alone { pool: pool.clone(), in_flight: Some(InFlight(lane)) };
-        return until_done(pool, order, sent, None).await;
-    };
-    let answer = loop {
-        match background::within(PATIENCE, &mut waiter.answer).await {
-            Some(answer) => break answer,
-            None if pool.has_free() && lane.hurry(sent) => drive(pool.clone(), InFlight(lane.clone())),
-            None => {}
+    let in_flight = |alone| InFlight { pool: pool.clone(), lane: lane.clone(), alone };
+    for _ in 0..TRIES {
+        let (is_first, waiter) = lane.enter(request, sent);
+        let Some(mut waiter) = waiter else {
+            let _in_flight = in_flight(true);
+            return until_done(pool, order, sent, None).await;
+        };
+        if is_first {
+            drive(in_flight(false));
         }
-    };
-    drop(waiter);
-    let earlier = match answer {
-        Ok(Ok(Some(answer))) => return Ok(answer),
-        Ok(Err(error)) if error.in_doubt() => Some(error),
-        // Nothing was done; of a failure, another request of the batch may be the cause.
-        Ok(_) => None,
-        // The runtime ends, or the batch had no answer.
-        Err(_) if sent.load(Ordering::Relaxed) => {
-            Some(ServerError::NoAnswer { backend: E::NAME, after: pool.engine.settings().timeout })
-        }
-        Err(_) => None,
-    };
-    match earlier {
-        Some(error) if !order.can_be_repeated() => Err(error),
-        earlier => until_done(pool, order, sent, earlier).await,
+        let answer = loop {
+            match background::within(PATIENCE, &mut waiter.answer).await {
+                Some(answer) => break answer,
+                None if pool.has_free() && lane.hurry(sent) => drive(in_flight(false)),
+                None => {}
+            }
+        };
+        drop(waiter);
+        let doubt = match answer {
+            Ok(Ok(Outcome::Done(answer))) => return Ok(answer),
+            Ok(Ok(Outcome::Busy)) => continue,
+            Ok(Err(error)) if error.in_doubt() => error,
+            // The runtime ends, or the batch had no answer.
+            Err(_) if sent.load(Ordering::Relaxed) => {
+                ServerError::NoAnswer { backend: E::NAME, after: pool.engine.settings().timeout }
+            }
+            // Nothing was done; of a failure, another request of the batch may be the cause.
+            _ => break,
+        };
+        return match order.can_be_repeated() {
+            true => until_done(pool, order, sent, Some(doubt)).await,
+            false => Err(doubt),
+        };
     }
+    until_done(pool, order, sent, None).await
 }
 
 /// Starts a task that sends what waits, batch after batch.
-fn drive<E: Engine, R: Batched>(pool: Arc<Pool<E>>, in_flight: InFlight<R>) {
+fn drive<E: Engine, R: Batched>(in_flight: InFlight<E, R>) {
     background::current().spawn(async move {
-        let InFlight(lane) = &in_flight;
+        let InFlight { pool, lane, .. } = &in_flight;
         loop {
-            // The tasks that were answered just now may make their next requests.
-            task::yield_now().await;
+            lane.gather().await;
             let engine = &pool.engine;
-            let batch = exchange(&pool, true, async |conn| lane.send(engine, conn).await);
+            let batch = exchange(pool, true, async |conn| lane.send(engine, conn).await);
             match background::within(engine.settings().timeout, batch).await {
-                Some(Ok(true)) => {}
+                // One that was started out of impatience is not followed by another.
+                Some(Ok(true)) if lane.lock().in_flight == 1 => {}
                 _ => return,
             }
         }
@@ -188,28 +212,44 @@ fn drive<E: Engine, R: Batched>(pool: Arc<Pool<E>>, in_flight: InFlight<R>) {
 
 impl<R> Default for Lane<R> {
     fn default() -> Self {
-        Lane(Mutex::new(Queue { in_flight: 0, waiting: VecDeque::new() }))
+        let queue = Queue { in_flight: 0, waiting: VecDeque::new(), expected: 0 };
+        Lane { queue: Mutex::new(queue), full: Notify::new() }
     }
 }
 
 impl<R> Lane<R> {
     fn lock(&self) -> MutexGuard<'_, Queue<R>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets the tasks that were answered just now make their next requests.
+    async fn gather(&self) {
+        task::yield_now().await;
+        let is_short = {
+            let queue = self.lock();
+            queue.expected >= CROWD && queue.waiting.len() < queue.expected
+        };
+        if is_short {
+            background::within(GATHER, self.full.notified()).await;
+        }
     }
 }
 
 impl<R: Batched> Lane<R> {
-    /// Adds a request to those that wait; `None` if nothing is in flight, and it is to be sent alone.
-    fn wait(&self, request: &R, sent: &Arc<AtomicBool>) -> Option<Waiter<'_, R>> {
+    /// Adds a request to those that wait, unless it is to be sent alone, and reports whether nothing is in flight yet.
+    fn enter(&self, request: &R, sent: &Arc<AtomicBool>) -> (bool, Option<Waiter<'_, R>>) {
         let mut queue = self.lock();
-        if queue.in_flight == 0 {
-            queue.in_flight = 1;
-            return None;
+        let is_first = queue.in_flight == 0;
+        queue.in_flight += usize::from(is_first);
+        if is_first && queue.expected < CROWD {
+            return (true, None);
         }
         let (sender, answer) = oneshot::channel();
-        let waiting = Waiting { request: request.clone(), sent: sent.clone(), answer: sender };
-        queue.waiting.push_back(waiting);
-        Some(Waiter { lane: self, answer })
+        queue.waiting.push_back(Waiting { request: request.clone(), sent: sent.clone(), answer: sender });
+        if queue.waiting.len() == queue.expected {
+            self.full.notify_one();
+        }
+        (is_first, Some(Waiter { lane: self, answer }))
     }
 
     /// Reports whether the request still waits, as the first; then another batch is counted.
@@ -227,6 +267,7 @@ impl<R: Batched> Lane<R> {
         queue.waiting.retain(|waiting| !waiting.answer.is_closed());
         let most = queue.waiting.len().min(MOST);
         let mut batch: Vec<_> = queue.waiting.drain(..most).collect();
+        queue.expected = most;
         for waiting in &batch {
             waiting.sent.store(true, Ordering::Relaxed);
         }
@@ -243,20 +284,24 @@ impl<R: Batched> Lane<R> {
         }
         let (requests, waiting): (Vec<R>, Vec<_>) =
             batch.into_iter().map(|waiting| (waiting.request, waiting.answer)).unzip();
-        let mut answers = match R::send(engine, conn, &requests).await {
-            Ok(answers) if answers.len() == requests.len() => Ok(answers),
-            Ok(answers) => {
-                let what = format!("{} answers to {} requests", answers.len(), requests.len());
-                Err(Arc::new(ServerError::Answer { backend: E::NAME, what }))
+        let outcomes = match R::send(engine, conn, &requests).await {
+            Ok(outcomes) if outcomes.len() != requests.len() => {
+                let what = format!("{} answers to {} requests", outcomes.len(), requests.len());
+                Err(ServerError::Answer { backend: E::NAME, what })
             }
-            Err(error) => Err(Arc::new(error)),
+            outcomes => outcomes,
         };
-        for (position, waiting) in waiting.into_iter().enumerate() {
-            let answer = answers.as_mut().map(|answers| answers[position].take());
-            // A caller that does not wait for it any more withdraws its request, or repeats it.
-            let _ = waiting.send(answer.map_err(|error| ServerError::Batch(error.clone())));
+        {
+            let mut queue = self.lock();
+            queue.expected = requests.len() + queue.waiting.len();
         }
-        answers.map(|_| true).map_err(ServerError::Batch)
+        let mut outcomes = outcomes.map(Vec::into_iter).map_err(Arc::new);
+        for waiting in waiting {
+            let outcome = outcomes.as_mut().map(|outcomes| outcomes.next().expect("one for each request"));
+            // A caller that does not wait for it any more withdraws its request, or repeats it.
+            let _ = waiting.send(outcome.map_err(|error| ServerError::Batch(error.clone())));
+        }
+        outcomes.map(|_| true).map_err(ServerError::Batch)
     }
 }
 
@@ -268,24 +313,18 @@ impl<R> Drop for Waiter<'_, R> {
     }
 }
 
-impl<R> Drop for InFlight<R> {
+impl<E: Engine, R: Batched> Drop for InFlight<E, R> {
     fn drop(&mut self) {
-        let mut queue = self.0.lock();
+        let mut queue = self.lane.lock();
+        if self.alone && !queue.waiting.is_empty() {
+            drop(queue);
+            return drive(InFlight { pool: self.pool.clone(), lane: self.lane.clone(), alone: false });
+        }
         queue.in_flight -= 1;
         if queue.in_flight == 0 {
             // They came too late for this, the connection failed, or the runtime ends: each is sent alone.
-            let waiting = mem::take(&mut queue.waiting);
+            let waiting = std::mem::take(&mut queue.waiting);
             drop((queue, waiting));
-        }
-    }
-}
-
-impl<E: Engine, R: Batched> Drop for Alone<E, R> {
-    fn drop(&mut self) {
-        if let Some(in_flight) = self.in_flight.take()
-            && !in_flight.0.lock().waiting.is_empty()
-        {
-            drive(self.pool.clone(), in_flight);
         }
     }
 }

@@ -51,13 +51,13 @@ pub trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
     ) -> impl Future<Output = Result<Answer, ServerError>> + Send;
 
     /// Carries out requests for which [`StoredRequest::fits_batch`] is true, sorted by id, in one round trip and one
-    /// transaction. Returns the answer of each; `None` if nothing was done for it, and it has to be sent alone.
+    /// transaction. Returns what became of each.
     #[doc(hidden)]
     fn acquire_batch(
         &self,
         conn: &mut Self::Conn,
         requests: &[StoredRequest],
-    ) -> impl Future<Output = Result<Vec<Option<Answer>>, ServerError>> + Send;
+    ) -> impl Future<Output = Result<Vec<Outcome>, ServerError>> + Send;
 
     /// Releases grants of one id each, as [`acquire_batch`](Self::acquire_batch) acquires them.
     #[doc(hidden)]
@@ -65,7 +65,7 @@ pub trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
         &self,
         conn: &mut Self::Conn,
         grants: &[StoredGrant],
-    ) -> impl Future<Output = Result<Vec<Option<Answer>>, ServerError>> + Send;
+    ) -> impl Future<Output = Result<Vec<Outcome>, ServerError>> + Send;
 
     /// Creates or migrates the schema; does nothing if it is current.
     #[doc(hidden)]
@@ -113,6 +113,16 @@ pub trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
     /// silent it never returns; then, and after an error, the listener is replaced.
     #[doc(hidden)]
     fn probe(&self, listener: &mut Self::Listener) -> impl Future<Output = Result<(), ServerError>> + Send;
+}
+
+/// What became of a request of a batch.
+#[derive(Debug)]
+pub enum Outcome {
+    Done(Answer),
+    /// Nothing was done: another transaction has locked its row.
+    Busy,
+    /// Nothing was done: it has to be sent alone.
+    Alone,
 }
 
 /// What a routine is asked to do. [`Answer`] says how each is answered.

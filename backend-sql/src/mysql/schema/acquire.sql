@@ -215,8 +215,8 @@ END
 -- Takes ids for tasks of one process, which are in order, exclusively, in one transaction. p_words: of each the id, the context, the
 -- owner, the attempt, the lease, and whether to wait; words with a blank behind each, since a cursor over a JSON_TABLE makes a
 -- temporary table, on MariaDB a file. The answer has one for each, with a `|` behind it: that of `v1_acquire_one`; or
--- `A` if nothing was done, and it has to be sent alone: it needs the general way, or another transaction has locked the row, and
--- the others would wait, too.
+-- `A` if it needs the general way, or `B` if another transaction has locked the row, for which the others would wait, too: then
+-- nothing was done.
 CREATE PROCEDURE {v1_acquire_batch}(p_ns INT UNSIGNED, p_words LONGBLOB, p_session BIGINT)
 SQL SECURITY DEFINER
 BEGIN
@@ -236,7 +236,9 @@ BEGIN
       FROM {ids} i WHERE i.ns = p_ns AND i.id = p_id FOR UPDATE SKIP LOCKED;
     IF v_extra IS NULL THEN
       SELECT COUNT(*) INTO v_known FROM {ids} WHERE ns = p_ns AND id = p_id;
-      IF NOT v_known THEN
+      IF v_known THEN
+        SET v_answer = 'B';
+      ELSE
         INSERT IGNORE INTO {ids} (ns, id, fence, context, attempt, owner, lease, until, since, born)
           VALUES (p_ns, p_id, now_us, p_context, p_attempt, p_owner, p_lease, now_us + p_lease, now_us, now_us);
         IF ROW_COUNT() = 1 THEN SET v_answer = CONCAT('G', now_us); END IF;

@@ -197,7 +197,7 @@ body: BEGIN
 END
 //
 -- Releases ids for tasks of one process, which are in order, in one transaction; see `v1_acquire_batch`. p_words: of each the id,
--- the context and the fence. `A` if it needs the general way.
+-- the context and the fence.
 CREATE PROCEDURE {v1_release_batch}(p_ns INT UNSIGNED, p_words LONGBLOB)
 SQL SECURITY DEFINER
 BEGIN
@@ -224,7 +224,7 @@ BEGIN
     IF v_session > 0 AND NOT FIND_IN_SET(v_session, v_wake) THEN
       SET v_wake = CONCAT(v_wake, v_session, ',');
     END IF;
-    SET v_answers = CONCAT(v_answers, IF(v_session IS NULL, 'A|', '|'));
+    SET v_answers = CONCAT(v_answers, CASE WHEN v_session IS NOT NULL THEN '|' WHEN v_extra IS NULL THEN 'B|' ELSE 'A|' END);
   END WHILE;
   COMMIT;
   CALL {v1_ring}(v_wake);
