@@ -1,18 +1,18 @@
 //! What a failure of MySQL or MariaDB, or of the way to it, means.
 
 use lockcore::BackendErrorKind;
-use sqlx::{Error, mysql::MySqlDatabaseError};
+use sqlx::{Error, error::DatabaseError, mysql::MySqlDatabaseError};
 
-use crate::server::ServerError;
+use crate::server::{Meaning, ServerError};
 
 /// A failure of an exchange that had begun: whatever broke the connection may have been after the commit.
 pub(super) fn failed(source: Error) -> ServerError {
-    classify(source, true)
+    ServerError::classify("mysql", source, true, |error| of_number(number_of(error)))
 }
 
 /// A failure to connect: nothing was asked for yet.
 pub(super) fn unconnected(source: Error) -> ServerError {
-    classify(source, false)
+    ServerError::classify("mysql", source, false, |error| of_number(number_of(error)))
 }
 
 /// The statement was interrupted by `KILL QUERY`.
@@ -37,51 +37,13 @@ pub(super) fn is_missing_table(error: &ServerError) -> bool {
 
 fn number(error: &ServerError) -> Option<u16> {
     match error {
-        ServerError::Database { source: Error::Database(error), .. } => {
-            error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number)
-        }
+        ServerError::Database { source: Error::Database(error), .. } => Some(number_of(&**error)),
         _ => None,
     }
 }
 
-fn classify(source: Error, asked: bool) -> ServerError {
-    let found = match &source {
-        Error::Database(error) => {
-            of_number(error.try_downcast_ref::<MySqlDatabaseError>().map_or(0, MySqlDatabaseError::number))
-        }
-        Error::Io(_) | Error::Tls(_) | Error::Protocol(_) | Error::WorkerCrashed => {
-            Meaning { in_doubt: true, broken: true, ..Meaning::of(BackendErrorKind::Unavailable) }
-        }
-        Error::PoolTimedOut | Error::PoolClosed => Meaning::of(BackendErrorKind::Unavailable),
-        Error::Configuration(_) | Error::InvalidArgument(_) => Meaning::of(BackendErrorKind::BadSetting),
-        Error::ColumnDecode { .. } | Error::Decode(_) | Error::ColumnNotFound(_) | Error::RowNotFound => {
-            Meaning { in_doubt: true, broken: true, ..Meaning::of(BackendErrorKind::Corrupt) }
-        }
-        _ => Meaning { in_doubt: true, broken: true, ..Meaning::of(BackendErrorKind::Other) },
-    };
-    let Meaning { kind, in_doubt, transient, broken } = found;
-    ServerError::Database {
-        backend: "mysql",
-        kind,
-        in_doubt: in_doubt && asked,
-        transient,
-        // There was no connection yet, and those that there are work for all that is known.
-        broken: broken && asked,
-        source,
-    }
-}
-
-struct Meaning {
-    kind: BackendErrorKind,
-    in_doubt: bool,
-    transient: bool,
-    broken: bool,
-}
-
-impl Meaning {
-    fn of(kind: BackendErrorKind) -> Self {
-        Meaning { kind, in_doubt: false, transient: false, broken: false }
-    }
+fn number_of(error: &dyn DatabaseError) -> u16 {
+    error.try_downcast_ref::<MySqlDatabaseError>().map_or(0, MySqlDatabaseError::number)
 }
 
 /// By the server's number: every routine rolls back before it returns an error, unless it is stopped from outside.
@@ -146,12 +108,5 @@ mod tests {
         assert_eq!(of_number(1114).kind, BackendErrorKind::Unavailable);
         assert_eq!(of_number(1045).kind, BackendErrorKind::Denied);
         assert_eq!(of_number(1305).kind, BackendErrorKind::Misconfigured);
-    }
-
-    #[test]
-    fn a_lost_connection_leaves_in_doubt_only_what_was_asked() {
-        let lost = || Error::Io(std::io::ErrorKind::ConnectionReset.into());
-        assert!(failed(lost()).in_doubt() && failed(lost()).broke_connection());
-        assert!(!unconnected(lost()).in_doubt() && !unconnected(lost()).broke_connection());
     }
 }

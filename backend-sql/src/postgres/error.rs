@@ -3,54 +3,16 @@
 use lockcore::BackendErrorKind;
 use sqlx::Error;
 
-use crate::server::ServerError;
+use crate::server::{Meaning, ServerError};
 
 /// A failure of an exchange that had begun: whatever broke the connection may have been after the commit.
 pub(super) fn failed(source: Error) -> ServerError {
-    classify(source, true)
+    ServerError::classify("postgres", source, true, |error| of_code(error.code().as_deref().unwrap_or("")))
 }
 
 /// A failure to connect: nothing was asked for yet.
 pub(super) fn unconnected(source: Error) -> ServerError {
-    classify(source, false)
-}
-
-fn classify(source: Error, asked: bool) -> ServerError {
-    let found = match &source {
-        Error::Database(error) => of_code(error.code().as_deref().unwrap_or("")),
-        Error::Io(_) | Error::Tls(_) | Error::Protocol(_) | Error::WorkerCrashed => {
-            Meaning { in_doubt: true, broken: true, ..Meaning::of(BackendErrorKind::Unavailable) }
-        }
-        Error::PoolTimedOut | Error::PoolClosed => Meaning::of(BackendErrorKind::Unavailable),
-        Error::Configuration(_) | Error::InvalidArgument(_) => Meaning::of(BackendErrorKind::BadSetting),
-        Error::ColumnDecode { .. } | Error::Decode(_) | Error::ColumnNotFound(_) | Error::RowNotFound => {
-            Meaning { in_doubt: true, broken: true, ..Meaning::of(BackendErrorKind::Corrupt) }
-        }
-        _ => Meaning { in_doubt: true, broken: true, ..Meaning::of(BackendErrorKind::Other) },
-    };
-    let Meaning { kind, in_doubt, transient, broken } = found;
-    ServerError::Database {
-        backend: "postgres",
-        kind,
-        in_doubt: in_doubt && asked,
-        transient,
-        // There was no connection yet, and those that there are work for all that is known.
-        broken: broken && asked,
-        source,
-    }
-}
-
-struct Meaning {
-    kind: BackendErrorKind,
-    in_doubt: bool,
-    transient: bool,
-    broken: bool,
-}
-
-impl Meaning {
-    fn of(kind: BackendErrorKind) -> Self {
-        Meaning { kind, in_doubt: false, transient: false, broken: false }
-    }
+    ServerError::classify("postgres", source, false, |error| of_code(error.code().as_deref().unwrap_or("")))
 }
 
 /// By SQLSTATE: an error that the server reports has undone the transaction, unless the server itself goes down.
@@ -112,12 +74,5 @@ mod tests {
         assert_eq!(of_code("53100").kind, BackendErrorKind::Unavailable);
         assert_eq!(of_code("28P01").kind, BackendErrorKind::Denied);
         assert_eq!(of_code("42883").kind, BackendErrorKind::Misconfigured);
-    }
-
-    #[test]
-    fn a_lost_connection_leaves_in_doubt_only_what_was_asked() {
-        let lost = || Error::Io(std::io::ErrorKind::ConnectionReset.into());
-        assert!(failed(lost()).in_doubt() && failed(lost()).broke_connection());
-        assert!(!unconnected(lost()).in_doubt() && !unconnected(lost()).broke_connection());
     }
 }

@@ -6,6 +6,7 @@ use lockcore::{
     BackendError, BackendErrorKind,
     backend::{ProgramTooOld, StoreVersion},
 };
+use sqlx::error::DatabaseError;
 
 /// A failure. Each engine classifies by the server's codes, never by message.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +48,56 @@ pub enum ServerError {
     Answer { backend: &'static str, what: String },
 }
 
+/// What a failure means; see [`ServerError::Database`].
+pub(crate) struct Meaning {
+    pub(crate) kind: BackendErrorKind,
+    pub(crate) in_doubt: bool,
+    pub(crate) transient: bool,
+    pub(crate) broken: bool,
+}
+
+impl Meaning {
+    pub(crate) fn of(kind: BackendErrorKind) -> Self {
+        Meaning { kind, in_doubt: false, transient: false, broken: false }
+    }
+}
+
 impl ServerError {
+    /// Classifies a failure of sqlx, and by `reported` one that the server reports. `asked`: of an exchange that had begun, so
+    /// that whatever broke the connection may have come after the commit; else nothing was asked for yet.
+    pub(crate) fn classify(
+        backend: &'static str,
+        source: sqlx::Error,
+        asked: bool,
+        reported: impl FnOnce(&dyn DatabaseError) -> Meaning,
+    ) -> Self {
+        use BackendErrorKind as Kind;
+        use sqlx::Error;
+
+        let broken = |kind| Meaning { in_doubt: true, broken: true, ..Meaning::of(kind) };
+        let Meaning { kind, in_doubt, transient, broken } = match &source {
+            Error::Database(error) => reported(&**error),
+            Error::Io(_) | Error::Tls(_) | Error::Protocol(_) | Error::WorkerCrashed => {
+                broken(Kind::Unavailable)
+            }
+            Error::PoolTimedOut | Error::PoolClosed => Meaning::of(Kind::Unavailable),
+            Error::Configuration(_) | Error::InvalidArgument(_) => Meaning::of(Kind::BadSetting),
+            Error::ColumnDecode { .. } | Error::Decode(_) | Error::ColumnNotFound(_) | Error::RowNotFound => {
+                broken(Kind::Corrupt)
+            }
+            _ => broken(Kind::Other),
+        };
+        // Before it asked there was no connection; and those that there are work for all that is known.
+        ServerError::Database {
+            backend,
+            kind,
+            in_doubt: in_doubt && asked,
+            transient,
+            broken: broken && asked,
+            source,
+        }
+    }
+
     /// Reports whether the same again at once may help: the server gave the transaction up in favour of another.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
@@ -129,5 +179,19 @@ impl From<ServerError> for BackendError {
     fn from(error: ServerError) -> Self {
         let message = error.to_string();
         error.with_message(message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_connection_leaves_in_doubt_only_what_was_asked() {
+        for asked in [true, false] {
+            let lost = sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into());
+            let error = ServerError::classify("test", lost, asked, |_| Meaning::of(BackendErrorKind::Other));
+            assert_eq!((error.in_doubt(), error.broke_connection()), (asked, asked));
+        }
     }
 }

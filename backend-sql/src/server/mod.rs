@@ -20,7 +20,7 @@ mod watch;
 pub use dao::ServerLockDao;
 pub(crate) use dao::{fit, store_version};
 pub(crate) use engine::{Engine, Order, Outcome};
-pub(crate) use error::ServerError;
+pub(crate) use error::{Meaning, ServerError};
 pub(crate) use reply::{Answer, Notification};
 #[cfg(feature = "postgres")]
 pub(crate) use request::Modes;
