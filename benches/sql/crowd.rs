@@ -56,13 +56,17 @@ pub(crate) async fn throughput<D: Database>(url: &str) {
 
 /// How long a hand-over takes in a queue of 64 waiters, and in one of 10 000: by turns, the first 64 of each.
 pub(crate) async fn queues<D: Database>(url: &str) {
-    const LENGTHS: [usize; 2] = [64, 10_000];
+    /// How many waiters, and how often in each round: a queue of 64 is over in a moment.
+    const QUEUES: [(usize, usize); 2] = [(64, 10), (10_000, 1)];
     const SERVED: usize = 64;
     let locks = service::<D>(url, Commits::Usual).await;
     let mut case = Case::new("hand-over of one id".to_owned(), &["64 waiters", "10 000 waiters"]);
     for round in 0..TIMES {
-        for (candidate, waiters) in LENGTHS.into_iter().enumerate() {
-            let id = format!("queue/{round}/{waiters}");
+        let queues = QUEUES.into_iter().enumerate();
+        let each = queues
+            .flat_map(|(candidate, (waiters, times))| (0..times).map(move |time| (candidate, waiters, time)));
+        for (candidate, waiters, time) in each {
+            let id = format!("queue/{round}/{waiters}/{time}");
             let target = Target::Id(id.clone());
             let (served, mut turns) = mpsc::unbounded_channel();
             let held = locks.lock([&id]).await.expect("it is free");
