@@ -40,7 +40,8 @@
 //!   notifies the sessions that watch. Where nothing is watched nothing is looked for; a pair on a watched id took twice as long.
 //!   Without a listener watchers poll.
 //! - **Batches.** While a request for one id is in flight, the requests of the same kind that other tasks of the runtime make
-//!   wait, and then share one call and one transaction. One that has waited for 5 ms starts another batch, so that a slow disk
+//!   wait, and then share one call and one transaction. Behind a batch of five or more the next one waits, for at most 2 ms,
+//!   until the same tasks have made their next requests. One that has waited for 5 ms starts another batch, so that a slow disk
 //!   delays no other client. A row that another transaction keeps locked for 20 ms undoes the batch; then each request is sent alone.
 //! - **Durability.** A grant, a renewal and a hand-off are as durable as the server's `synchronous_commit` says; a release that
 //!   hands nothing over, a refusal and a place in the queue are committed asynchronously, see [`Commit`].
