@@ -20,7 +20,7 @@ use super::{
     config::{Commit, Options, PostgresBuilder, Source},
     doctor,
     error::unconnected,
-    link::{Argument, Link, Routine},
+    link::{Argument, Call, Link},
     listen,
     schema::{self, Names},
 };
@@ -135,68 +135,19 @@ pub struct Postgres {
     options: Options,
     address: String,
     names: Names,
-    routines: Routines,
     /// The role has another isolation level, so that connections bring [`LEVEL`] along.
     brings_level: AtomicBool,
-}
-
-#[derive(Debug)]
-struct Routines {
-    acquire_one: Routine,
-    acquire: Routine,
-    withdraw: Routine,
-    release_one: Routine,
-    release: Routine,
-    acquire_batch: Routine,
-    release_batch: Routine,
-    renew: Routine,
-    heartbeat: Routine,
-    leave: Routine,
-    release_context: Routine,
-    list: Routine,
-    inspect: Routine,
-    watch: Routine,
-    break_lock: Routine,
-    freeze: Routine,
-    sweep: Routine,
-}
-
-impl Routines {
-    fn new(names: &Names) -> Self {
-        let function = |name, parameters| Routine::new(names.quoted(name), parameters, false);
-        let procedure = |name, parameters| Routine::new(names.quoted(name), parameters, true);
-        Routines {
-            acquire_one: function("v1_acquire_one", 8),
-            acquire: function("v1_acquire", 11),
-            withdraw: function("v1_withdraw", 9),
-            release_one: procedure("v1_release_one", 5),
-            release: procedure("v1_release", 5),
-            acquire_batch: function("v1_acquire_batch", 8),
-            release_batch: procedure("v1_release_batch", 5),
-            renew: function("v1_renew", 6),
-            heartbeat: function("v1_heartbeat", 6),
-            leave: function("v1_leave", 2),
-            release_context: function("v1_release_context", 2),
-            list: function("v1_list", 3),
-            inspect: function("v1_inspect", 2),
-            watch: function("v1_watch", 3),
-            break_lock: function("v1_break_lock", 5),
-            freeze: function("v1_freeze", 3),
-            sweep: function("v1_sweep", 3),
-        }
-    }
 }
 
 impl Postgres {
     pub(super) fn new(source: Source, listen: PgConnectOptions, options: Options) -> Self {
         let names = Names::new(&options.schema, &options.settings.prefix);
-        let routines = Routines::new(&names);
         let address = match &source {
             Source::Own(options) => address(options),
             Source::Pool(pool) => address(&pool.connect_options()),
         };
         let brings_level = AtomicBool::new(false);
-        Postgres { source, listen, options, address, names, routines, brings_level }
+        Postgres { source, listen, options, address, names, brings_level }
     }
 
     /// A connection of our own, on which the routines can decide.
@@ -268,13 +219,26 @@ impl Postgres {
         self.commits() | bit(self.options.commit != Commit::Durable, flag::FREE_ASYNC)
     }
 
+    /// Calls a function.
     async fn call(
         &self,
         link: &mut Link,
-        routine: &Routine,
+        routine: &str,
         arguments: &[Argument<'_>],
     ) -> Result<String, ServerError> {
-        link.call(routine, arguments, self.options.prepared).await
+        let call = Call { routine: self.names.quoted(routine), is_procedure: false, arguments };
+        link.call(&call, self.options.prepared).await
+    }
+
+    /// Calls a procedure that commits by itself.
+    async fn call_procedure(
+        &self,
+        link: &mut Link,
+        routine: &str,
+        arguments: &[Argument<'_>],
+    ) -> Result<String, ServerError> {
+        let call = Call { routine: self.names.quoted(routine), is_procedure: true, arguments };
+        link.call(&call, self.options.prepared).await.map_err(after_commit)
     }
 
     async fn acquire(&self, link: &mut Link, request: &StoredRequest) -> Result<String, ServerError> {
@@ -284,12 +248,12 @@ impl Postgres {
         let session = Argument::Int(request.session);
         if let ([id], None) = (&*request.ids, &request.modes) {
             let arguments = [ns, context, attempt, Argument::Bytes(id), lease, owner, flags, session];
-            return self.call(link, &self.routines.acquire_one, &arguments).await;
+            return self.call(link, "v1_acquire_one", &arguments).await;
         }
         let [codes, permits, limits] = modes(request);
         let ids = Argument::ManyBytes(&request.ids);
         let arguments = [ns, context, attempt, ids, codes, permits, limits, lease, owner, flags, session];
-        self.call(link, &self.routines.acquire, &arguments).await
+        self.call(link, "v1_acquire", &arguments).await
     }
 
     async fn withdraw(
@@ -311,19 +275,17 @@ impl Postgres {
             Argument::Int(request.lease),
             Argument::Int(flags),
         ];
-        self.call(link, &self.routines.withdraw, &arguments).await
+        self.call(link, "v1_withdraw", &arguments).await
     }
 
     async fn release(&self, link: &mut Link, grant: &StoredGrant) -> Result<String, ServerError> {
         let (routine, ids, fences) = match (&*grant.ids, &*grant.fences) {
-            ([id], [fence]) => (&self.routines.release_one, Argument::Bytes(id), Argument::Int(*fence)),
-            (ids, fences) => {
-                (&self.routines.release, Argument::ManyBytes(ids), Argument::ManyInts(Some(fences)))
-            }
+            ([id], [fence]) => ("v1_release_one", Argument::Bytes(id), Argument::Int(*fence)),
+            (ids, fences) => ("v1_release", Argument::ManyBytes(ids), Argument::ManyInts(Some(fences))),
         };
         let context = Argument::Bytes(grant.context.as_bytes());
         let arguments = [self.namespace(), context, ids, fences, Argument::Int(self.flags_of_release())];
-        self.call(link, routine, &arguments).await.map_err(after_commit)
+        self.call_procedure(link, routine, &arguments).await
     }
 
     async fn renew(&self, link: &mut Link, grant: &StoredGrant) -> Result<String, ServerError> {
@@ -335,7 +297,7 @@ impl Postgres {
             Argument::Int(grant.lease),
             Argument::Int(self.commits()),
         ];
-        self.call(link, &self.routines.renew, &arguments).await
+        self.call(link, "v1_renew", &arguments).await
     }
 
     async fn heartbeat(
@@ -359,7 +321,7 @@ impl Postgres {
             Argument::EachBytes(&contexts),
             Argument::ManyInts(Some(&attempts)),
         ];
-        self.call(link, &self.routines.heartbeat, &arguments).await
+        self.call(link, "v1_heartbeat", &arguments).await
     }
 
     fn namespace(&self) -> Argument<'_> {
@@ -434,37 +396,36 @@ impl Engine for Postgres {
             Order::Heartbeat { session, in_rows, probe } => {
                 self.heartbeat(link, *session, in_rows, *probe).await
             }
-            Order::Leave { session } => self.call(link, &self.routines.leave, &[ns, int(*session)]).await,
+            Order::Leave { session } => self.call(link, "v1_leave", &[ns, int(*session)]).await,
             Order::ReleaseContext(context) => {
                 let arguments = [ns, Argument::Bytes(context.as_bytes())];
-                self.call(link, &self.routines.release_context, &arguments).await
+                self.call(link, "v1_release_context", &arguments).await
             }
             Order::List(page) => {
                 // Negative from the beginning: before all other ids is that of the global lock, which is empty.
                 let after = page.after.as_deref().unwrap_or_default().as_bytes();
                 let limit = i64::try_from(page.limit).unwrap_or(i64::MAX).min(1000);
                 let limit = if page.after.is_none() { -limit } else { limit };
-                self.call(link, &self.routines.list, &[ns, Argument::Bytes(after), int(limit)]).await
+                self.call(link, "v1_list", &[ns, Argument::Bytes(after), int(limit)]).await
             }
-            Order::Inspect(id) => self.call(link, &self.routines.inspect, &[ns, Argument::Bytes(id)]).await,
+            Order::Inspect(id) => self.call(link, "v1_inspect", &[ns, Argument::Bytes(id)]).await,
             Order::Watch { id, session } => {
-                self.call(link, &self.routines.watch, &[ns, Argument::Bytes(id), Argument::Int(*session)])
-                    .await
+                self.call(link, "v1_watch", &[ns, Argument::Bytes(id), Argument::Int(*session)]).await
             }
             Order::Break { id, fence, how, by } => {
                 let now = bit(*how == BreakMode::Now, 1);
                 let by = Argument::Bytes(by.as_bytes());
                 let arguments = [ns, Argument::Bytes(id), int(*fence), int(now), by];
-                self.call(link, &self.routines.break_lock, &arguments).await
+                self.call(link, "v1_break_lock", &arguments).await
             }
             Order::Freeze { id, frozen } => {
                 let arguments = [ns, Argument::Bytes(id), int(bit(*frozen, 1))];
-                self.call(link, &self.routines.freeze, &arguments).await
+                self.call(link, "v1_freeze", &arguments).await
             }
             Order::Sweep { batch, unless_within } => {
                 let batch = i64::try_from(*batch).unwrap_or(i64::MAX);
                 let arguments = [ns, int(batch), int(unless_within.map_or(-1, micros))];
-                self.call(link, &self.routines.sweep, &arguments).await
+                self.call(link, "v1_sweep", &arguments).await
             }
         };
         Answer::read(Self::NAME, order, &text?)
@@ -495,7 +456,7 @@ impl Engine for Postgres {
             Argument::ManyInts(Some(&flags)),
             Argument::Int(requests[0].session),
         ];
-        let lines = self.call(link, &self.routines.acquire_batch, &arguments).await?;
+        let lines = self.call(link, "v1_acquire_batch", &arguments).await?;
         lines.split('\n').map(|line| Answer::of_acquire(Self::NAME, line, 1).map(Outcome::Done)).collect()
     }
 
@@ -517,7 +478,7 @@ impl Engine for Postgres {
             Argument::ManyInts(Some(&fences)),
             Argument::Int(self.flags_of_release()),
         ];
-        let lines = self.call(link, &self.routines.release_batch, &arguments).await.map_err(after_commit)?;
+        let lines = self.call_procedure(link, "v1_release_batch", &arguments).await?;
         lines.split('\n').map(|line| Answer::of_release(Self::NAME, line).map(Outcome::Done)).collect()
     }
 

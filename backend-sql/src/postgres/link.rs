@@ -15,15 +15,14 @@ pub enum Link {
     Lent(PoolConnection<sqlx::Postgres>),
 }
 
-/// A routine, and how it is called with parameters.
+/// A call of a routine.
 #[derive(Debug)]
-pub(super) struct Routine {
-    /// Its quoted name.
-    pub(super) name: String,
-    /// The call with `$1`, `$2` and so on: prepared once for each connection.
-    pub(super) prepared: std::sync::Arc<str>,
+pub(super) struct Call<'r> {
+    /// The routine's name, quoted.
+    pub(super) routine: String,
     /// Called, rather than selected from: it commits by itself, and its last parameter, empty at first, is the answer.
     pub(super) is_procedure: bool,
+    pub(super) arguments: &'r [Argument<'r>],
 }
 
 /// What is given to a routine. Only these types, so that no statement needs a look at the catalogue.
@@ -36,27 +35,29 @@ pub(super) enum Argument<'r> {
     ManyInts(Option<&'r [i64]>),
 }
 
-impl Routine {
-    pub(super) fn new(name: String, parameters: usize, is_procedure: bool) -> Self {
-        let mut list: Vec<String> = (1..=parameters).map(|number| format!("${number}")).collect();
-        if is_procedure {
-            list.push("''".to_owned());
-        }
-        let verb = if is_procedure { "CALL" } else { "SELECT" };
-        let prepared = format!("{verb} {name}({})", list.join(", ")).into();
-        Routine { name, prepared, is_procedure }
+impl Call<'_> {
+    /// The statement with `$1`, `$2` and so on, by which sqlx keeps it prepared.
+    fn prepared(&self) -> String {
+        self.statement(|text, position| {
+            let _ = write!(text, "${}", position + 1);
+        })
     }
 
-    /// The call as one statement of text, for the simple protocol: one round trip without anything prepared.
-    fn spelt_out(&self, arguments: &[Argument<'_>]) -> String {
-        let mut text = format!("{} {}(", if self.is_procedure { "CALL" } else { "SELECT" }, self.name);
-        for (position, argument) in arguments.iter().enumerate() {
+    /// The statement as text, for the simple protocol: one round trip without anything prepared.
+    fn spelt_out(&self) -> String {
+        self.statement(|text, position| self.arguments[position].spell_out(text))
+    }
+
+    fn statement(&self, argument: impl Fn(&mut String, usize)) -> String {
+        let (verb, answer) = if self.is_procedure { ("CALL", ", '')") } else { ("SELECT", ")") };
+        let mut text = format!("{verb} {}(", self.routine);
+        for position in 0..self.arguments.len() {
             if position > 0 {
                 text.push_str(", ");
             }
-            argument.spell_out(&mut text);
+            argument(&mut text, position);
         }
-        text.push_str(if self.is_procedure { ", '')" } else { ")" });
+        text.push_str(answer);
         text
     }
 }
@@ -111,20 +112,15 @@ impl Link {
     }
 
     /// One round trip, once the statement is prepared.
-    pub(super) async fn call(
-        &mut self,
-        routine: &Routine,
-        arguments: &[Argument<'_>],
-        prepared: bool,
-    ) -> Result<String, ServerError> {
+    pub(super) async fn call(&mut self, call: &Call<'_>, prepared: bool) -> Result<String, ServerError> {
         if !prepared {
-            let text = routine.spelt_out(arguments);
-            let row = sqlx::raw_sql(AssertSqlSafe(text)).fetch_one(self.raw()).await.map_err(failed)?;
+            let text = AssertSqlSafe(call.spelt_out());
+            let row = sqlx::raw_sql(text).fetch_one(self.raw()).await.map_err(failed)?;
             return row.try_get(0).map_err(failed);
         }
         let mut query: QueryScalar<'_, sqlx::Postgres, String, PgArguments> =
-            sqlx::query_scalar(AssertSqlSafe(routine.prepared.clone()));
-        for argument in arguments {
+            sqlx::query_scalar(AssertSqlSafe(call.prepared()));
+        for argument in call.arguments {
             query = match *argument {
                 Argument::Bytes(bytes) => query.bind(bytes),
                 Argument::Int(int) => query.bind(int),
@@ -143,8 +139,6 @@ mod tests {
 
     #[test]
     fn a_call_can_be_spelt_out() {
-        let routine = Routine::new("\"s\".\"f\"".to_owned(), 4, true);
-        assert_eq!(&*routine.prepared, "CALL \"s\".\"f\"($1, $2, $3, $4, '')");
         let ids = [b"a'\0".to_vec(), Vec::new()];
         let arguments = [
             Argument::Bytes(b"\\"),
@@ -152,8 +146,11 @@ mod tests {
             Argument::ManyBytes(&ids),
             Argument::ManyInts(Some(&[1, 2])),
         ];
+        let routine = "\"s\".\"f\"".to_owned();
+        let call = Call { routine, is_procedure: true, arguments: &arguments };
+        assert_eq!(call.prepared(), "CALL \"s\".\"f\"($1, $2, $3, $4, '')");
         assert_eq!(
-            routine.spelt_out(&arguments),
+            call.spelt_out(),
             "CALL \"s\".\"f\"(E'\\\\x5c'::bytea, -7::int8, ARRAY[E'\\\\x612700'::bytea,E'\\\\x'::bytea]::bytea[], \
              ARRAY[1,2]::int8[], '')"
         );
