@@ -1,38 +1,17 @@
-//! The thread of this crate: heartbeats, listening, deadlines - work that depends on no runtime of the user's; and what is
-//! kept per runtime.
+//! Work that depends on no runtime of the user's - heartbeats, listening, deadlines -, which runs on the library's own thread;
+//! and what is kept per runtime.
 
 use std::{
-    future::pending,
     pin::Pin,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
-    thread,
     time::Duration,
 };
 
-use tokio::{
-    runtime::{Builder, Handle},
-    time::Sleep,
-};
+pub(crate) use lockcore::backend::library_runtime as handle;
+use tokio::{runtime::Handle, time::Sleep};
 
-/// Returns the runtime of the thread, started at the first use and never stopped.
-pub(crate) fn handle() -> &'static Handle {
-    static HANDLE: OnceLock<Handle> = OnceLock::new();
-    HANDLE.get_or_init(|| {
-        let runtime = Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .expect("a current-thread runtime needs only a few file descriptors");
-        let handle = runtime.handle().clone();
-        thread::Builder::new()
-            .name("lockcore-sql".to_owned())
-            .spawn(move || runtime.block_on(pending::<()>()))
-            .expect("the process can start one more thread");
-        handle
-    })
-}
-
-/// Returns the runtime that drives what is polled here: the caller's, or this crate's if there is none, see [`hosted`].
+/// Returns the runtime that drives what is polled here: the caller's, or the library's if there is none, see [`hosted`].
 pub(crate) fn current() -> Handle {
     Handle::try_current().unwrap_or_else(|_none| handle().clone())
 }
@@ -58,7 +37,7 @@ pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) 
     .await
 }
 
-/// Polls a future inside the caller's runtime, or inside this crate's where there is none: sockets need one.
+/// Polls a future inside the caller's runtime, or inside the library's where there is none: sockets need one.
 pub(crate) struct Hosted<F> {
     future: F,
     host: Option<&'static Handle>,

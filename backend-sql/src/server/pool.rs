@@ -56,8 +56,8 @@ impl<E: Engine> Pool<E> {
         Pool { engine, runtimes: PerRuntime::default() }
     }
 
-    /// Takes a connection of this runtime: an idle one, or a new one. `urgent`: rather than a new one, an idle one of this
-    /// crate's thread, whose runtime drives its socket. That takes two more switches between threads, but to connect may
+    /// Takes a connection of this runtime: an idle one, or a new one. `urgent`: rather than a new one, an idle one of the
+    /// library's thread, whose runtime drives its socket. That takes two more switches between threads, but to connect may
     /// take longer than is left of a lease.
     pub(crate) async fn take(&self, urgent: bool) -> Result<Checkout<E>, ServerError> {
         let own = self.of(&background::current());
@@ -76,7 +76,7 @@ impl<E: Engine> Pool<E> {
         Ok(Checkout { conn: Some(conn), own, generation, _permit: permit })
     }
 
-    /// Takes an idle connection of this crate's thread.
+    /// Takes an idle connection of the library's thread.
     fn borrow(&self) -> Option<Checkout<E>> {
         let own = self.of(background::handle());
         let permit = own.free.clone().try_acquire_owned().ok()?;

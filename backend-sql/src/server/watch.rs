@@ -1,6 +1,6 @@
 //! How a process learns that its waiters' turn has come, and shows other processes that they still wait.
 //!
-//! One task on this crate's thread listens for notifications; another sends a heartbeat every second while there are
+//! One task on the library's thread listens for notifications; another sends a heartbeat every second while there are
 //! waiters. The heartbeat's answer has what was handed over, in case a notification was lost, and the heartbeat looks after
 //! leases that have ended on what is waited for. So nothing depends on notifications: they only make it fast.
 
