@@ -255,7 +255,9 @@ impl<R: Batched> Lane<R> {
     /// Reports whether the request still waits, as the first; then another batch is counted.
     fn hurry(&self, sent: &Arc<AtomicBool>) -> bool {
         let mut queue = self.lock();
-        queue.waiting.retain(|waiting| !waiting.answer.is_closed());
+        while queue.waiting.front().is_some_and(|first| first.answer.is_closed()) {
+            queue.waiting.pop_front();
+        }
         let is_first = queue.waiting.front().is_some_and(|first| Arc::ptr_eq(&first.sent, sent));
         queue.in_flight += usize::from(is_first);
         is_first
@@ -293,7 +295,7 @@ impl<R: Batched> Lane<R> {
         };
         {
             let mut queue = self.lock();
-            queue.expected = requests.len() + queue.waiting.len();
+            queue.expected = MOST.min(requests.len() + queue.waiting.len());
         }
         let mut outcomes = outcomes.map(Vec::into_iter).map_err(Arc::new);
         for waiting in waiting {
