@@ -144,8 +144,8 @@ struct Waiter<'l, R> {
 struct InFlight<E: Engine, R: Batched> {
     pool: Arc<Pool<E>>,
     lane: Arc<Lane<R>>,
-    /// At its end, what waits forms a batch.
-    alone: bool,
+    /// What waits at its end forms a batch, unless others are in flight. Not if it failed.
+    goes_on: bool,
 }
 
 async fn carry_out<E: Engine, R: Batched>(
@@ -156,7 +156,7 @@ async fn carry_out<E: Engine, R: Batched>(
     sent: &Arc<AtomicBool>,
 ) -> Result<Answer, ServerError> {
     let lane = lanes.get(&background::current(), |_| true, Lane::default);
-    let in_flight = |alone| InFlight { pool: pool.clone(), lane: lane.clone(), alone };
+    let in_flight = |goes_on| InFlight { pool: pool.clone(), lane: lane.clone(), goes_on };
     for _ in 0..TRIES {
         let (is_first, waiter) = lane.enter(request, sent);
         let Some(mut waiter) = waiter else {
@@ -176,7 +176,10 @@ async fn carry_out<E: Engine, R: Batched>(
         drop(waiter);
         let doubt = match answer {
             Ok(Ok(Outcome::Done(answer))) => return Ok(answer),
-            Ok(Ok(Outcome::Busy)) => continue,
+            Ok(Ok(Outcome::Busy)) => {
+                sent.store(false, Ordering::Relaxed);
+                continue;
+            }
             Ok(Err(error)) if error.in_doubt() => error,
             // The runtime ends, or the batch had no answer.
             Err(_) if sent.load(Ordering::Relaxed) => {
@@ -194,20 +197,27 @@ async fn carry_out<E: Engine, R: Batched>(
 }
 
 /// Starts a task that sends what waits, batch after batch.
-fn drive<E: Engine, R: Batched>(in_flight: InFlight<E, R>) {
+fn drive<E: Engine, R: Batched>(mut in_flight: InFlight<E, R>) {
     background::current().spawn(async move {
-        let InFlight { pool, lane, .. } = &in_flight;
         loop {
+            let InFlight { pool, lane, .. } = &in_flight;
             lane.gather().await;
             let engine = &pool.engine;
             let batch = exchange(pool, true, async |conn| lane.send(engine, conn).await);
             match background::within(engine.settings().timeout, batch).await {
-                // One that was started out of impatience is not followed by another.
+                // Of several, as a request that has waited too long starts another, one is enough from now on.
                 Some(Ok(true)) if lane.lock().in_flight == 1 => {}
+                Some(Ok(_)) => return in_flight.go_on(),
                 _ => return,
             }
         }
     });
+}
+
+impl<E: Engine, R: Batched> InFlight<E, R> {
+    fn go_on(&mut self) {
+        self.goes_on = true;
+    }
 }
 
 impl<R> Default for Lane<R> {
@@ -318,13 +328,13 @@ impl<R> Drop for Waiter<'_, R> {
 impl<E: Engine, R: Batched> Drop for InFlight<E, R> {
     fn drop(&mut self) {
         let mut queue = self.lane.lock();
-        if self.alone && !queue.waiting.is_empty() {
+        if self.goes_on && queue.in_flight == 1 && !queue.waiting.is_empty() {
             drop(queue);
-            return drive(InFlight { pool: self.pool.clone(), lane: self.lane.clone(), alone: false });
+            return drive(InFlight { pool: self.pool.clone(), lane: self.lane.clone(), goes_on: false });
         }
         queue.in_flight -= 1;
         if queue.in_flight == 0 {
-            // They came too late for this, the connection failed, or the runtime ends: each is sent alone.
+            // The connection failed, or the runtime ends: each is sent alone.
             let waiting = std::mem::take(&mut queue.waiting);
             drop((queue, waiting));
         }
