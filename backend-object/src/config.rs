@@ -19,7 +19,7 @@ use crate::{
 
 /// Where the objects are.
 #[derive(Clone)]
-enum Place {
+enum Location {
     Unset,
     #[cfg(feature = "s3")]
     S3(String),
@@ -39,7 +39,7 @@ pub struct ObjectBuilder<I, C> {
 
 #[derive(Clone)]
 pub(crate) struct Settings {
-    place: Place,
+    place: Location,
     prefix: String,
     pub(crate) namespace: String,
     options: Vec<(String, String)>,
@@ -55,7 +55,7 @@ pub(crate) struct Settings {
 impl<I: Ident, C: ContextId> ObjectBuilder<I, C> {
     pub(crate) fn new() -> Self {
         let settings = Settings {
-            place: Place::Unset,
+            place: Location::Unset,
             prefix: "lockcore".to_owned(),
             namespace: "default".to_owned(),
             options: Vec::new(),
@@ -76,7 +76,7 @@ impl<I: Ident, C: ContextId> ObjectBuilder<I, C> {
     #[cfg(feature = "s3")]
     #[must_use]
     pub fn s3(mut self, bucket: impl Into<String>) -> Self {
-        self.settings.place = Place::S3(bucket.into());
+        self.settings.place = Location::S3(bucket.into());
         self
     }
 
@@ -84,7 +84,7 @@ impl<I: Ident, C: ContextId> ObjectBuilder<I, C> {
     #[cfg(feature = "gcs")]
     #[must_use]
     pub fn gcs(mut self, bucket: impl Into<String>) -> Self {
-        self.settings.place = Place::Gcs(bucket.into());
+        self.settings.place = Location::Gcs(bucket.into());
         self
     }
 
@@ -93,7 +93,7 @@ impl<I: Ident, C: ContextId> ObjectBuilder<I, C> {
     #[cfg(feature = "azure")]
     #[must_use]
     pub fn azure(mut self, container: impl Into<String>) -> Self {
-        self.settings.place = Place::Azure(container.into());
+        self.settings.place = Location::Azure(container.into());
         self
     }
 
@@ -102,7 +102,7 @@ impl<I: Ident, C: ContextId> ObjectBuilder<I, C> {
     /// object, at the opening and every quarter of an hour.
     #[must_use]
     pub fn store(mut self, store: Arc<dyn ObjectStore>) -> Self {
-        self.settings.place = Place::Own(store);
+        self.settings.place = Location::Own(store);
         self
     }
 
@@ -172,7 +172,7 @@ impl<I: Ident, C: ContextId> ObjectBuilder<I, C> {
     pub fn iam_policy(&self) -> Result<String, lockcore::BackendError> {
         let place = self.settings.place();
         self.settings.check().map_err(|error| error.report(&place))?;
-        let Place::S3(bucket) = &self.settings.place else {
+        let Location::S3(bucket) = &self.settings.place else {
             let expected = "only S3 has such a policy";
             let error = StoreError::Setting { key: "bucket", value: place.clone(), expected };
             return Err(error.report(&place));
@@ -246,10 +246,10 @@ impl Settings {
     pub(crate) fn scheme(&self) -> &'static str {
         match &self.place {
             #[cfg(feature = "gcs")]
-            Place::Gcs(_) => "gs",
+            Location::Gcs(_) => "gs",
             #[cfg(feature = "azure")]
-            Place::Azure(_) => "az",
-            Place::Own(_) => "object",
+            Location::Azure(_) => "az",
+            Location::Own(_) => "object",
             _ => "s3",
         }
     }
@@ -258,14 +258,14 @@ impl Settings {
     pub(crate) fn place(&self) -> String {
         let Settings { prefix, namespace, .. } = self;
         match &self.place {
-            Place::Unset => "no store".to_owned(),
+            Location::Unset => "no store".to_owned(),
             #[cfg(feature = "s3")]
-            Place::S3(bucket) => format!("s3://{bucket}/{prefix}/{namespace}"),
+            Location::S3(bucket) => format!("s3://{bucket}/{prefix}/{namespace}"),
             #[cfg(feature = "gcs")]
-            Place::Gcs(bucket) => format!("gs://{bucket}/{prefix}/{namespace}"),
+            Location::Gcs(bucket) => format!("gs://{bucket}/{prefix}/{namespace}"),
             #[cfg(feature = "azure")]
-            Place::Azure(container) => format!("az://{container}/{prefix}/{namespace}"),
-            Place::Own(store) => format!("{store}: {prefix}/{namespace}"),
+            Location::Azure(container) => format!("az://{container}/{prefix}/{namespace}"),
+            Location::Own(store) => format!("{store}: {prefix}/{namespace}"),
         }
     }
 
@@ -282,7 +282,7 @@ impl Settings {
     pub(crate) fn min_lease(&self) -> Duration {
         let usual = match &self.place {
             #[cfg(feature = "gcs")]
-            Place::Gcs(_) => 30,
+            Location::Gcs(_) => 30,
             _ => 10,
         };
         self.min_lease.unwrap_or(Duration::from_secs(usual)).max(Duration::from_millis(1))
@@ -299,14 +299,14 @@ impl Settings {
         };
         let is_name = |name: &str| !name.is_empty() && name.len() <= 255 && !name.contains('/');
         let bucket: Option<&String> = match &self.place {
-            Place::Unset => return refuse("bucket", "", "one of s3, gcs, azure and store has to be set"),
-            Place::Own(_) => None,
+            Location::Unset => return refuse("bucket", "", "one of s3, gcs, azure and store has to be set"),
+            Location::Own(_) => None,
             #[cfg(feature = "s3")]
-            Place::S3(name) => Some(name),
+            Location::S3(name) => Some(name),
             #[cfg(feature = "gcs")]
-            Place::Gcs(name) => Some(name),
+            Location::Gcs(name) => Some(name),
             #[cfg(feature = "azure")]
-            Place::Azure(name) => Some(name),
+            Location::Azure(name) => Some(name),
         };
         if let Some(name) = bucket.filter(|name| !is_name(name)) {
             return refuse("bucket", name, "it must have 1 to 255 bytes without /");
@@ -348,9 +348,9 @@ impl Settings {
         #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
         let notes = crate::dated::Dated { clock: clock.clone(), rules: rules.clone() };
         let store: Arc<dyn ObjectStore> = match &self.place {
-            Place::Own(store) => store.clone(),
+            Location::Own(store) => store.clone(),
             #[cfg(feature = "s3")]
-            Place::S3(bucket) => {
+            Location::S3(bucket) => {
                 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
                 let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket);
                 for (key, value) in &self.options {
@@ -366,7 +366,7 @@ impl Settings {
                 made(builder.with_http_connector(notes.clone()).build())?
             }
             #[cfg(feature = "gcs")]
-            Place::Gcs(bucket) => {
+            Location::Gcs(bucket) => {
                 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
                 let mut builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(bucket);
                 for (key, value) in &self.options {
@@ -382,7 +382,7 @@ impl Settings {
                 made(builder.with_http_connector(notes.clone()).build())?
             }
             #[cfg(feature = "azure")]
-            Place::Azure(container) => {
+            Location::Azure(container) => {
                 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
                 let mut builder = MicrosoftAzureBuilder::from_env().with_container_name(container);
                 for (key, value) in &self.options {
@@ -397,7 +397,7 @@ impl Settings {
                 let builder = builder.with_retry(no_retries());
                 made(builder.with_http_connector(notes.clone()).build())?
             }
-            Place::Unset => {
+            Location::Unset => {
                 return Err(StoreError::Setting {
                     key: "bucket",
                     value: String::new(),
@@ -407,11 +407,11 @@ impl Settings {
         };
         let clock = match &self.place {
             _ if self.local_clock => Clock::local(),
-            Place::Own(_) => Clock::Modified(ServiceClock::new()),
+            Location::Own(_) => Clock::Modified(ServiceClock::new()),
             #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
             _ => Clock::Dated(clock),
             #[cfg(not(any(feature = "s3", feature = "gcs", feature = "azure")))]
-            Place::Unset => Clock::local(),
+            Location::Unset => Clock::local(),
         };
         let prefix = Path::parse(&self.prefix).unwrap_or_default().join(self.namespace.as_str());
         Ok(Bucket { store, prefix, clock, timeout: self.request_timeout, counts: Counts::default(), rules })

@@ -54,7 +54,7 @@ pub(crate) struct Store<C> {
     /// For one step, with all of its tries.
     pub(crate) timeout: Duration,
     writes: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<StoreState>,
     pub(crate) sessions: Book,
     /// The waiters of this process, by attempt, with what they requested.
     pub(crate) waiters: Waiters<u64, Arc<Request>>,
@@ -62,7 +62,7 @@ pub(crate) struct Store<C> {
 }
 
 #[derive(Default)]
-struct State {
+struct StoreState {
     queue: VecDeque<Box<dyn Job>>,
     is_driven: bool,
     known: Option<Arc<Known>>,
@@ -218,7 +218,7 @@ impl<C: Cell> Store<C> {
         Stamp { session: self.session.clone(), number: self.writes.fetch_add(1, Relaxed) + 1 }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, StoreState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -26,7 +26,7 @@ pub(crate) struct Book(Mutex<HashMap<String, Arc<Entry>>>);
 
 #[derive(Debug, Default)]
 struct Entry {
-    known: Mutex<Option<Known>>,
+    known: Mutex<Option<KnownSession>>,
     /// Held by the task that writes.
     turn: tokio::sync::Mutex<()>,
     /// The renewals that go into the next write.
@@ -34,7 +34,7 @@ struct Entry {
 }
 
 #[derive(Clone, Debug)]
-struct Known {
+struct KnownSession {
     /// `None`: there is no object.
     version: Option<Version>,
     session: Session,
@@ -161,16 +161,16 @@ fn extend(session: &mut Session, batch: &[Pending], live: &(dyn Fn(u64) -> bool 
 }
 
 impl Entry {
-    async fn read<C: Cell>(&self, cell: &C, session: &str) -> Result<Known, StoreError> {
+    async fn read<C: Cell>(&self, cell: &C, session: &str) -> Result<KnownSession, StoreError> {
         let (before, read) = (lock(&self.known).clone(), Moment::now());
         let version = before.as_ref().and_then(|known| known.version.clone());
         let known = match (cell.read(&name(session), version.as_ref()).await?, before) {
             (Found::Changed(version, content), _) => {
-                Known { version: Some(version), session: Session::read(&content)?, read }
+                KnownSession { version: Some(version), session: Session::read(&content)?, read }
             }
-            (Found::Unchanged, Some(before)) => Known { read, ..before },
+            (Found::Unchanged, Some(before)) => KnownSession { read, ..before },
             (Found::Unchanged | Found::Absent, _) => {
-                Known { version: None, session: Session::default(), read }
+                KnownSession { version: None, session: Session::default(), read }
             }
         };
         let mut newest = lock(&self.known);
@@ -209,7 +209,8 @@ impl Entry {
                 let content = new.write().into();
                 match access.cell.replace(&name(session), known.version.as_ref(), content).await {
                     Ok(Written::Done(version)) => {
-                        *lock(&self.known) = Some(Known { version: Some(version), session: new, read });
+                        *lock(&self.known) =
+                            Some(KnownSession { version: Some(version), session: new, read });
                         Ok(true)
                     }
                     Ok(Written::Lost) => {

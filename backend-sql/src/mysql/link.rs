@@ -11,14 +11,14 @@ use crate::server::ServerError;
 
 /// A connection of our own, or one lent by the user's pool.
 pub struct Link {
-    source: Source,
+    conn: Connection,
     /// The number of the namespace, once it was read.
     pub(super) namespace: Option<u32>,
     /// It failed after the answer, and is not to be used again.
     pub(super) spoilt: bool,
 }
 
-enum Source {
+enum Connection {
     Own(Box<MySqlConnection>),
     Lent(PoolConnection<MySql>),
 }
@@ -43,17 +43,17 @@ pub(super) struct Reply {
 
 impl Link {
     pub(super) fn own(conn: MySqlConnection) -> Self {
-        Link { source: Source::Own(Box::new(conn)), namespace: None, spoilt: false }
+        Link { conn: Connection::Own(Box::new(conn)), namespace: None, spoilt: false }
     }
 
     pub(super) fn lent(conn: PoolConnection<MySql>) -> Self {
-        Link { source: Source::Lent(conn), namespace: None, spoilt: false }
+        Link { conn: Connection::Lent(conn), namespace: None, spoilt: false }
     }
 
     pub(super) fn raw(&mut self) -> &mut MySqlConnection {
-        match &mut self.source {
-            Source::Own(conn) => conn,
-            Source::Lent(conn) => conn,
+        match &mut self.conn {
+            Connection::Own(conn) => conn,
+            Connection::Lent(conn) => conn,
         }
     }
 

@@ -58,7 +58,7 @@ pub(super) async fn listen(
     other.text("SET SESSION wait_timeout = 2147483").await?;
     let (sender, heard) = mpsc::unbounded_channel();
     let (count, interrupted) = watch::channel(0);
-    let waiting = Waiting {
+    let waiting = ListenTask {
         routine: names.quoted("v1_await"),
         link,
         namespace,
@@ -133,7 +133,7 @@ impl Drop for Listener {
 }
 
 /// The task.
-struct Waiting {
+struct ListenTask {
     /// The name of the routine in which it waits.
     routine: String,
     link: Link,
@@ -150,7 +150,7 @@ struct Waiting {
     interrupted: watch::Sender<u64>,
 }
 
-impl Waiting {
+impl ListenTask {
     async fn run(mut self, heard: mpsc::UnboundedSender<Result<String, ServerError>>) {
         while !heard.is_closed() {
             if let Err(error) = self.wait(&heard).await {

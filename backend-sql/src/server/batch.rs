@@ -123,19 +123,19 @@ struct Lane<R> {
 
 struct Queue<R> {
     in_flight: usize,
-    waiting: VecDeque<Waiting<R>>,
+    waiting: VecDeque<Pending<R>>,
     /// How many requests the next batch may have: as many as the last one, whose tasks go on, and those that wait already.
     expected: usize,
 }
 
-struct Waiting<R> {
+struct Pending<R> {
     request: R,
     sent: Arc<AtomicBool>,
     answer: oneshot::Sender<Result<Outcome, ServerError>>,
 }
 
-/// The caller's end of [`Waiting`].
-struct Waiter<'l, R> {
+/// The caller's end of [`Pending`].
+struct PendingAnswer<'l, R> {
     lane: &'l Lane<R>,
     answer: oneshot::Receiver<Result<Outcome, ServerError>>,
 }
@@ -247,7 +247,7 @@ impl<R> Lane<R> {
 
 impl<R: Batched> Lane<R> {
     /// Adds a request to those that wait, unless it is to be sent alone, and reports whether nothing is in flight yet.
-    fn enter(&self, request: &R, sent: &Arc<AtomicBool>) -> (bool, Option<Waiter<'_, R>>) {
+    fn enter(&self, request: &R, sent: &Arc<AtomicBool>) -> (bool, Option<PendingAnswer<'_, R>>) {
         let mut queue = self.lock();
         let is_first = queue.in_flight == 0;
         queue.in_flight += usize::from(is_first);
@@ -255,11 +255,11 @@ impl<R: Batched> Lane<R> {
             return (true, None);
         }
         let (sender, answer) = oneshot::channel();
-        queue.waiting.push_back(Waiting { request: request.clone(), sent: sent.clone(), answer: sender });
+        queue.waiting.push_back(Pending { request: request.clone(), sent: sent.clone(), answer: sender });
         if queue.waiting.len() == queue.expected {
             self.full.notify_one();
         }
-        (is_first, Some(Waiter { lane: self, answer }))
+        (is_first, Some(PendingAnswer { lane: self, answer }))
     }
 
     /// Reports whether the request still waits, as the first; then another batch is counted.
@@ -274,7 +274,7 @@ impl<R: Batched> Lane<R> {
     }
 
     /// Takes the next batch.
-    fn take(&self) -> Vec<Waiting<R>> {
+    fn take(&self) -> Vec<Pending<R>> {
         let mut queue = self.lock();
         queue.waiting.retain(|waiting| !waiting.answer.is_closed());
         let most = queue.waiting.len().min(MOST);
@@ -317,7 +317,7 @@ impl<R: Batched> Lane<R> {
     }
 }
 
-impl<R> Drop for Waiter<'_, R> {
+impl<R> Drop for PendingAnswer<'_, R> {
     fn drop(&mut self) {
         // Under the lock: from then on it is sent already, or never.
         let _queue = self.lane.lock();

@@ -140,18 +140,18 @@ struct Task<I: Ident, C: ContextId, D: LockDao<I, C>> {
     service: Arc<Inner<I, C, D>>,
 }
 
-type Answer = Result<(), BackendError>;
+type TryResult = Result<(), BackendError>;
 
 /// What became of the first try.
 enum First {
-    Over(Answer),
+    Over(TryResult),
     /// It is a task of another runtime.
-    UnderWay(oneshot::Receiver<Answer>),
+    UnderWay(oneshot::Receiver<TryResult>),
 }
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Task<I, C, D> {
     /// The first try. A step that panics is not tried again: this may be polled while another panic unwinds.
-    async fn first(self: Arc<Self>) -> Answer {
+    async fn first(self: Arc<Self>) -> TryResult {
         AssertUnwindSafe(self.once()).catch_unwind().await.unwrap_or(Ok(()))
     }
 
@@ -167,7 +167,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Task<I, C, D> {
 
     /// Tries on if the first try fails, is dropped with its runtime, or takes so long that its runtime may have come to
     /// rest. Both tries may reach the store: each step is idempotent.
-    async fn after(&self, mut first: oneshot::Receiver<Answer>) -> Answer {
+    async fn after(&self, mut first: oneshot::Receiver<TryResult>) -> TryResult {
         match clock::within(FIRST_TRY, &mut first).await {
             Some(Ok(answer)) if !may_pass(&answer) => return answer,
             Some(_) => return self.retry().await,
@@ -181,7 +181,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Task<I, C, D> {
     }
 
     /// Tries until the store answers or the lease is over anyway, in turn with the other clean-ups of the service.
-    async fn retry(&self) -> Answer {
+    async fn retry(&self) -> TryResult {
         let lasts = self.cleanup.lease().unwrap_or(WITHOUT_LEASE);
         let mut answer = Err(BackendError::no_answer());
         loop {
@@ -204,13 +204,13 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Task<I, C, D> {
         }
     }
 
-    async fn once(&self) -> Answer {
+    async fn once(&self) -> TryResult {
         let answer = clock::within(patience(self.cleanup.lease()), self.cleanup.once(&self.service)).await;
         answer.unwrap_or_else(|| Err(BackendError::no_answer()))
     }
 }
 
-fn may_pass(answer: &Answer) -> bool {
+fn may_pass(answer: &TryResult) -> bool {
     answer.as_ref().is_err_and(BackendError::is_retryable)
 }
 
@@ -223,7 +223,7 @@ struct Counted<I: Ident, C: ContextId, D: LockDao<I, C>> {
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Counted<I, C, D> {
     /// Ends the clean-up; returns whether it failed.
-    fn end(mut self, answer: Answer) {
+    fn end(mut self, answer: TryResult) {
         let service = &self.task.service;
         if let Err(error) = answer {
             service.observe_owned((self.task.clone(), error), |(task, error)| match &task.cleanup {

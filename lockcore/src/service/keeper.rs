@@ -45,13 +45,13 @@ pub(crate) trait Tick: Send + Sync {
 /// Looks at many things, each at its own time.
 pub(crate) struct Keeper {
     next_key: AtomicU64,
-    entries: Mutex<Entries>,
+    entries: Mutex<Timers>,
     /// Something is due earlier than the keeper sleeps.
     earlier: Notify,
 }
 
 #[derive(Default)]
-struct Entries {
+struct Timers {
     /// When the keeper looks next; `None` while it sleeps for ever. May be earlier than anything is due: what it was to
     /// look at may be gone, and waking it for that would cost more than its waking in vain.
     wakes_at: Option<Instant>,
@@ -148,7 +148,7 @@ impl Keeper {
         drop(entries);
     }
 
-    fn insert(&self, mut entries: MutexGuard<'_, Entries>, key: u64, due: Instant, what: Arc<dyn Tick>) {
+    fn insert(&self, mut entries: MutexGuard<'_, Timers>, key: u64, due: Instant, what: Arc<dyn Tick>) {
         let too_late = entries.wakes_at.is_none_or(|wakes_at| due < wakes_at);
         if too_late {
             entries.wakes_at = Some(due);
@@ -208,7 +208,7 @@ impl Keeper {
     /// Everything is due so much earlier.
     fn bring_forward(&self, by: Duration) {
         let mut entries = self.entries();
-        let Entries { by_key, by_time, .. } = &mut *entries;
+        let Timers { by_key, by_time, .. } = &mut *entries;
         for (key, (at, _)) in by_key {
             // What is looked at just now has no time.
             if by_time.remove(&(*at, *key)) {
@@ -239,7 +239,7 @@ impl Keeper {
         }
     }
 
-    fn entries(&self) -> MutexGuard<'_, Entries> {
+    fn entries(&self) -> MutexGuard<'_, Timers> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -49,23 +49,23 @@ pub(crate) enum End<T> {
 }
 
 /// When a callback is stopped, whatever happens to its locks.
-pub(crate) struct Bounds {
+pub(crate) struct CallbackLimits {
     tell_when_lost: bool,
     max_hold: Option<(Duration, Pin<Box<Sleep>>)>,
 }
 
-impl Bounds {
+impl CallbackLimits {
     /// Both from now on.
     pub(crate) fn new(tell_when_lost: bool, max_hold: Option<Duration>) -> Self {
         let max_hold = max_hold.map(|max_hold| (max_hold, Box::pin(clock::sleep(max_hold))));
-        Bounds { tell_when_lost, max_hold }
+        CallbackLimits { tell_when_lost, max_hold }
     }
 }
 
 /// Makes the callback's future at the first poll, and polls it, unless it has to be stopped.
 pub(crate) fn poll<I: Ident, C: ContextId, D: LockDao<I, C>, F, Fut>(
     hold: &Hold<'_, I, C, D>,
-    bounds: &mut Bounds,
+    bounds: &mut CallbackLimits,
     make: &mut Option<F>,
     mut future: Pin<&mut Option<Fut>>,
     cx: &mut Context<'_>,

@@ -17,7 +17,7 @@ use super::{
     held::Held,
     hold::{HoldCore, ServiceRef},
     nesting::Enclosing,
-    run::{self, Bounds, Ended},
+    run::{self, CallbackLimits, Ended},
 };
 use crate::{ContextId, Ident, Ids, LockDao, LockError, LockingError};
 
@@ -417,7 +417,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
                 Err(error) => return conclude(Err(error)),
             };
             let end = {
-                let mut bounds = Bounds::new(settings.tell_when_lost, settings.max_hold);
+                let mut bounds = CallbackLimits::new(settings.tell_when_lost, settings.max_hold);
                 let mut make = Some(callback);
                 // Dropped at the end of this block: nothing of the callback outlives the locks.
                 let mut future = pin!(None);
