@@ -6,9 +6,9 @@ use lockcore::{
 };
 
 use crate::{
-    step::{Request, Step, micros},
+    step::{Request, Stance, Step, Wants, micros},
     table::{Claim, Grant, Held, Place, Table},
-    weigh::{Stance, Walls, Wants, leave_behind},
+    weigh::{Walls, leave_behind},
 };
 
 /// How long an offer lasts at most.

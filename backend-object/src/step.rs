@@ -13,10 +13,7 @@ use lockcore::{
     rules::{self, Again},
 };
 
-use crate::{
-    table::{Claim, Conflicts, Held, Session, Table},
-    weigh::{Stance, Wants},
-};
+use crate::table::{Claim, Conflicts, Held, Place, Session, Table};
 
 /// How long the tombstone of a withdrawn attempt is kept at least.
 const TOMBSTONE: u64 = micros(protocol::TOMBSTONE);
@@ -35,6 +32,40 @@ pub(crate) struct Request {
     pub(crate) queue: bool,
     pub(crate) nested: bool,
     pub(crate) weaken: bool,
+}
+
+/// How a claim relates to what its context holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stance {
+    /// Nothing.
+    New,
+    /// As much: it goes on, under the same fence.
+    Keep,
+    /// Otherwise: a new grant if no other context is in the way.
+    Change,
+    /// More, which it gives up.
+    Weaken,
+    /// It was broken: it is not extended, and so in the way.
+    Broken,
+}
+
+/// A set that a context wants.
+pub(crate) struct Wants<'r> {
+    pub(crate) context: &'r str,
+    pub(crate) claims: &'r [Claim],
+    pub(crate) nested: bool,
+    pub(crate) weaken: bool,
+}
+
+impl<'r> Wants<'r> {
+    pub(crate) fn of(request: &'r Request) -> Self {
+        let Request { context, claims, nested, weaken, .. } = request;
+        Wants { context, claims, nested: *nested, weaken: *weaken }
+    }
+
+    pub(crate) fn of_waiter(place: &'r Place) -> Self {
+        Wants { context: &place.context, claims: &place.claims, nested: place.nested, weaken: false }
+    }
 }
 
 /// A grant in stored forms: ids with fences.

@@ -8,43 +8,9 @@ use lockcore::{
 };
 
 use crate::{
-    step::{Request, Step},
+    step::{Stance, Step, Wants},
     table::{Claim, Conflicts, Held, Place},
 };
-
-/// How a claim relates to what its context holds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Stance {
-    /// Nothing.
-    New,
-    /// As much: it goes on, under the same fence.
-    Keep,
-    /// Otherwise: a new grant if no other context is in the way.
-    Change,
-    /// More, which it gives up.
-    Weaken,
-    /// It was broken: it is not extended, and so in the way.
-    Broken,
-}
-
-/// A set that a context wants.
-pub(crate) struct Wants<'r> {
-    context: &'r str,
-    claims: &'r [Claim],
-    nested: bool,
-    weaken: bool,
-}
-
-impl<'r> Wants<'r> {
-    pub(crate) fn of(request: &'r Request) -> Self {
-        let Request { context, claims, nested, weaken, .. } = request;
-        Wants { context, claims, nested: *nested, weaken: *weaken }
-    }
-
-    pub(crate) fn of_waiter(place: &'r Place) -> Self {
-        Wants { context: &place.context, claims: &place.claims, nested: place.nested, weaken: false }
-    }
-}
 
 /// What stands against a set.
 pub(crate) struct Weighed {

@@ -19,10 +19,21 @@ use redis::{
 };
 use tokio::sync::Notify;
 
-use crate::{
-    reply::{Message, granted},
-    watch::{self, Key},
-};
+use crate::reply::{Message, granted};
+
+/// A key, as the server names it.
+pub(crate) type Key = Arc<[u8]>;
+
+/// Reads the server's message of a change, which names keys, or none if it lost all.
+fn note_changes(changes: &Changes<Key>, message: &[Value]) {
+    let Some(Value::Array(keys)) = message.first() else { return changes.any() };
+    for key in keys {
+        match key {
+            Value::BulkString(key) => changes.changed(key.as_slice().into()),
+            _ => changes.any(),
+        }
+    }
+}
 
 /// How often an id that is waited for is polled along with the heartbeat, in case that a message was missed. Where a foreign
 /// client holds it, the script asks for an earlier poll: its `DEL` notifies no waiter.
@@ -237,7 +248,7 @@ impl AsyncPushSender for Pushed {
                     tracing::warn!("a message in an unknown format on lockcore's channel");
                 }
             }
-            PushKind::Invalidate => watch::receive(&self.inbox.changes, &info.data),
+            PushKind::Invalidate => note_changes(&self.inbox.changes, &info.data),
             PushKind::Disconnection if !self.is_cluster => self.inbox.close(),
             // The driver does not say which node. If it had our slot, messages are lost until it is subscribed to again: all
             // waiters repeat their requests after that, and soon in case that it was another node.

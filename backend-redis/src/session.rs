@@ -21,13 +21,12 @@ use tokio::{runtime::Handle, sync::OnceCell};
 use crate::{
     config::Settings,
     error::{ends_connection, failure},
-    inbox::{Inbox, Pushed},
+    inbox::{Inbox, Key, Pushed},
     link::Link,
     reply::Reply,
     scripts::{Call, Scripts},
     server::Server,
     spin::Spin,
-    watch::Key,
 };
 
 /// The most ids of one poll: other clients need the server too.

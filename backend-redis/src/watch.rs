@@ -5,25 +5,10 @@ use std::{sync::Arc, time::Duration};
 use futures_util::stream::BoxStream;
 use lockcore::{
     BackendError, BackendErrorKind, ContextId, Ident, Inspection, Target,
-    backend::{self, Changes, NextChange},
+    backend::{self, NextChange},
 };
-use redis::Value;
 
-use crate::{admin, store::Store};
-
-/// A key, as the server names it.
-pub(crate) type Key = Arc<[u8]>;
-
-/// Reads the server's message of a change, which names keys, or none if it lost all.
-pub(crate) fn receive(changes: &Changes<Key>, message: &[Value]) {
-    let Some(Value::Array(keys)) = message.first() else { return changes.any() };
-    for key in keys {
-        match key {
-            Value::BulkString(key) => changes.changed(key.as_slice().into()),
-            _ => changes.any(),
-        }
-    }
-}
+use crate::{admin, inbox::Key, store::Store};
 
 /// Watches an id by its keys.
 pub(crate) fn watch<I: Ident, C: ContextId>(

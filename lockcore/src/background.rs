@@ -5,12 +5,12 @@ use std::{
     thread::{self, ThreadId},
 };
 
-use tokio::runtime::{Builder, EnterGuard, Handle};
-
-use crate::{
-    clock,
-    process::{self, PerProcess},
+use tokio::{
+    runtime::{Builder, EnterGuard, Handle, RuntimeFlavor},
+    time::Instant,
 };
+
+use crate::process::{self, PerProcess};
 
 static OWN: PerProcess<Own> = PerProcess::new();
 
@@ -31,7 +31,22 @@ pub fn handle() -> &'static Handle {
 /// Returns the runtime for work that several callers wait for: the library's own, since a caller's may end before; or the
 /// caller's, if its clock is paused, so that a test's time does not pass while that work is done elsewhere.
 pub fn shared() -> Handle {
-    if clock::is_paused() { Handle::current() } else { handle().clone() }
+    if is_paused() { Handle::current() } else { handle().clone() }
+}
+
+/// Whether the current runtime's clock stands still, as in a test with paused time: then timers that
+/// belong to the call have to be on that runtime, or virtual time would pass them by.
+pub(crate) fn is_paused() -> bool {
+    // Only the clock of a runtime with one thread can be paused.
+    let one_thread = |runtime: Handle| runtime.runtime_flavor() == RuntimeFlavor::CurrentThread;
+    if !Handle::try_current().is_ok_and(one_thread) {
+        return false;
+    }
+    let (virtual_start, real_start) = (Instant::now(), std::time::Instant::now());
+    while real_start.elapsed().is_zero() {
+        std::hint::spin_loop();
+    }
+    Instant::now() == virtual_start
 }
 
 /// Whether this is the library's own thread.

@@ -2,10 +2,7 @@
 
 use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
-use tokio::{
-    runtime::{Handle, RuntimeFlavor},
-    time::{Instant, Sleep},
-};
+use tokio::time::{Instant, Sleep};
 
 use crate::background;
 
@@ -69,7 +66,7 @@ fn suspend_aware() -> Duration {
 /// A timer that the library's own thread drives, so that it goes off where no runtime runs, or one without timers, or
 /// one whose only thread is blocked.
 pub(crate) fn sleep(duration: Duration) -> Sleep {
-    let _own = (!is_paused()).then(|| background::handle().enter());
+    let _own = (!background::is_paused()).then(|| background::handle().enter());
     tokio::time::sleep(duration)
 }
 
@@ -85,21 +82,6 @@ pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) 
         timer.get_or_insert_with(|| Box::pin(sleep(limit))).as_mut().poll(cx).map(|()| None)
     })
     .await
-}
-
-/// Whether the current runtime's clock stands still, as in a test with paused time: then timers that
-/// belong to the call have to be on that runtime, or virtual time would pass them by.
-pub(crate) fn is_paused() -> bool {
-    // Only the clock of a runtime with one thread can be paused.
-    let one_thread = |runtime: Handle| runtime.runtime_flavor() == RuntimeFlavor::CurrentThread;
-    if !Handle::try_current().is_ok_and(one_thread) {
-        return false;
-    }
-    let (virtual_start, real_start) = (Instant::now(), std::time::Instant::now());
-    while real_start.elapsed().is_zero() {
-        std::hint::spin_loop();
-    }
-    Instant::now() == virtual_start
 }
 
 /// For tests: as if this thread were stopped after each look at the clock.

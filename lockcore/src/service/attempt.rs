@@ -7,7 +7,8 @@ use uuid::Uuid;
 use super::{
     Inner,
     cleanup::Cleanup,
-    hold::{Hold, HoldCore, ServiceRef, Terms},
+    hold::{Hold, ServiceRef},
+    hold_core::{HoldCore, Terms},
     lease::Lease,
     metrics::{Stopwatch, count},
     nesting,

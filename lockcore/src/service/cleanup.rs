@@ -94,7 +94,7 @@ impl<I: Ident, C: ContextId> Cleanup<I, C> {
             }
         };
         // Where the clock of a test stands still, the pauses have to be by that clock.
-        let paused = here.filter(|_| clock::is_paused());
+        let paused = here.filter(|_| background::is_paused());
         paused.as_ref().unwrap_or(background::handle()).spawn(task.go_on(first, counted));
     }
 

@@ -2,7 +2,7 @@
 
 use std::{borrow::Borrow, fmt, sync::Arc, time::Duration};
 
-use super::hold::HoldCore;
+use super::hold_core::HoldCore;
 use crate::{
     ContextId, ExclusiveFence, Grant, Ident, Lock, LockLost, LossReason, LostLock, Mode, SharedFence, Uuid,
 };

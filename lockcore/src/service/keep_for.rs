@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Inner, cleanup::patience, hold::HoldCore, observe::Event, open::Ticket};
+use super::{Inner, cleanup::patience, hold_core::HoldCore, observe::Event, open::Ticket};
 use crate::{
     ContextId, Grant, Ident, LockDao, LostLock, background,
     clock::{self, Moment},

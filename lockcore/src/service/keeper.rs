@@ -19,7 +19,7 @@ use tokio::{
 
 use crate::{
     background,
-    clock::{self, Moment},
+    clock::Moment,
     process::{self, PerProcess},
 };
 
@@ -82,7 +82,7 @@ impl Keeper {
     /// runtime where its clock stands still.
     pub(crate) fn current() -> Arc<Keeper> {
         static PAUSED: Mutex<Vec<(Id, Weak<Keeper>)>> = Mutex::new(Vec::new());
-        if !clock::is_paused() {
+        if !background::is_paused() {
             return OWN.get_or_init(process::seen(), || Keeper::start(background::handle())).clone();
         }
         let here = Handle::current();
@@ -267,7 +267,7 @@ mod tests {
         tokio::time::sleep(second * 10).await;
         assert_eq!(*looked.0.lock().expect("no panic"), None);
         // The timers of the runtime do not count it.
-        clock::stops::once(hour);
+        crate::clock::stops::once(hour);
         tokio::time::sleep(second * 10).await;
         let at = looked.0.lock().expect("no panic").expect("it was looked at");
         assert!(at - begin <= second * 11, "{:?} late", at - begin - second * 10);

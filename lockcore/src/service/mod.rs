@@ -11,6 +11,7 @@ mod gate;
 mod guard;
 mod held;
 mod hold;
+mod hold_core;
 mod hook;
 mod keep_for;
 mod keeper;

@@ -11,10 +11,7 @@ use std::{
 
 use tokio::time::Sleep;
 
-use super::{
-    hold::{Hold, HoldCore},
-    nesting,
-};
+use super::{hold::Hold, hold_core::HoldCore, nesting};
 use crate::{ContextId, Ident, LockDao, LockError, LockingError, LostLock, clock};
 
 /// How a call ended whose set was locked: with the callback's value even if locks were lost.

@@ -15,7 +15,8 @@ use super::{
     call::take,
     callback::{CallbackResult, ErrOf, OkOf},
     held::Held,
-    hold::{HoldCore, ServiceRef},
+    hold::ServiceRef,
+    hold_core::HoldCore,
     nesting::Enclosing,
     run::{self, CallbackLimits, Ended},
 };

@@ -1,0 +1,54 @@
+//! What is known of a held set.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use tokio::sync::Notify;
+
+use super::lease::Lease;
+use crate::{ContextId, Grant, Ident, LostLock, Owner};
+
+/// On what terms a set was granted.
+#[derive(Clone, Debug)]
+pub(crate) struct Terms {
+    pub(crate) owner: Owner,
+    pub(crate) detached: bool,
+}
+
+/// What is known of a held set, shared by the call, its handles and its renewal.
+#[derive(Debug)]
+pub(crate) struct HoldCore<I, C> {
+    pub(crate) grant: Grant<I, C>,
+    pub(super) terms: Terms,
+    /// `None` if the locks last until they are released.
+    pub(crate) lease: Option<Box<Lease>>,
+    pub(super) released: AtomicBool,
+    /// Notifies [`Held::lost`](crate::Held::lost) and [`Held::confirmed`](crate::Held::confirmed).
+    pub(crate) news: Notify,
+}
+
+impl<I: Ident, C: ContextId> HoldCore<I, C> {
+    /// Whether any of it was lost while it was held, also if only the clock says so; then all handles are notified.
+    pub(crate) fn is_lost(&self) -> bool {
+        let (is_lost, is_news) = self.lease.as_ref().map_or((false, false), |lease| lease.look());
+        if is_news {
+            self.notify();
+        }
+        is_lost
+    }
+
+    /// What is known to be lost of what was held, and why.
+    pub(crate) fn known_lost(&self) -> Vec<LostLock<I>> {
+        self.lease.as_ref().map(|lease| lease.known_lost(&self.grant)).unwrap_or_default()
+    }
+
+    pub(crate) fn is_released(&self) -> bool {
+        self.released.load(Relaxed)
+    }
+
+    pub(super) fn notify(&self) {
+        if let Some(lease) = &self.lease {
+            lease.task.wake();
+        }
+        self.news.notify_waiters();
+    }
+}
