@@ -7,12 +7,12 @@
 //! release need not wait for the disk. Whatever a batch cannot do goes the ordinary way, see `exchange`.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::{
@@ -21,7 +21,7 @@ use tokio::{
 };
 
 use super::{
-    Answer, Engine, Order, Outcome, ServerError, StoredGrant, StoredRequest,
+    Answer, Engine, Key, Order, Outcome, ServerError, StoredGrant, StoredRequest,
     background::{self, PerRuntime},
     exchange::{exchange, in_time, until_done},
     pool::Pool,
@@ -41,19 +41,28 @@ const GATHER: Duration = Duration::from_millis(2);
 /// transaction of the user's has locked - must not hold up the others.
 const PATIENCE: Duration = Duration::from_millis(5);
 
+/// A request waits while another for its id is in flight: on a second connection it would wait for the row. But not for longer
+/// than this, as the first connection may have fallen silent.
+const STUCK: Duration = Duration::from_millis(100);
+
 /// How often a request travels in a batch while another transaction has locked its row, before it waits for that alone.
 const TRIES: usize = 3;
 
 /// The batches of a DAO.
-#[derive(Default)]
-pub(crate) struct Batches {
-    acquires: PerRuntime<Lane<StoredRequest>>,
-    releases: PerRuntime<Lane<StoredGrant>>,
+pub(crate) struct Batches<E: Engine> {
+    acquires: PerRuntime<Lane<E, StoredRequest>>,
+    releases: PerRuntime<Lane<E, StoredGrant>>,
 }
 
-impl Batches {
+impl<E: Engine> Default for Batches<E> {
+    fn default() -> Self {
+        Batches { acquires: PerRuntime::default(), releases: PerRuntime::default() }
+    }
+}
+
+impl<E: Engine> Batches<E> {
     /// Carries out an order within the timeout of the settings, in a batch if others of its kind are in flight.
-    pub(crate) async fn carry_out<E: Engine>(
+    pub(crate) async fn carry_out(
         &self,
         pool: &Arc<Pool<E>>,
         order: &Order<'_>,
@@ -63,10 +72,10 @@ impl Batches {
         let work = Box::pin(async {
             match *order {
                 Order::Acquire(request) if request.fits_batch() => {
-                    carry_out(&self.acquires, pool, order, request, &sent).await
+                    Lane::of(&self.acquires, pool).carry_out(order, request, &sent).await
                 }
                 Order::Release(grant) if grant.ids.len() == 1 => {
-                    carry_out(&self.releases, pool, order, grant, &sent).await
+                    Lane::of(&self.releases, pool).carry_out(order, grant, &sent).await
                 }
                 _ => until_done(pool, order, &sent, None).await,
             }
@@ -77,7 +86,7 @@ impl Batches {
 
 /// A request of a kind that can be batched.
 trait Batched: Clone + Send + Sync + 'static {
-    fn id(&self) -> &[u8];
+    fn id(&self) -> &Key;
 
     fn send<E: Engine>(
         engine: &E,
@@ -87,7 +96,7 @@ trait Batched: Clone + Send + Sync + 'static {
 }
 
 impl Batched for StoredRequest {
-    fn id(&self) -> &[u8] {
+    fn id(&self) -> &Key {
         &self.ids[0]
     }
 
@@ -101,7 +110,7 @@ impl Batched for StoredRequest {
 }
 
 impl Batched for StoredGrant {
-    fn id(&self) -> &[u8] {
+    fn id(&self) -> &Key {
         &self.ids[0]
     }
 
@@ -115,7 +124,8 @@ impl Batched for StoredGrant {
 }
 
 /// The requests of one kind and one runtime.
-struct Lane<R> {
+struct Lane<E: Engine, R> {
+    pool: Arc<Pool<E>>,
     queue: Mutex<Queue<R>>,
     /// As many requests wait as are expected.
     full: Notify,
@@ -123,180 +133,174 @@ struct Lane<R> {
 
 struct Queue<R> {
     in_flight: usize,
+    /// The ids of what is in flight, and since when it is.
+    busy: HashMap<Key, Instant>,
     waiting: VecDeque<Pending<R>>,
     /// How many requests the next batch may have: as many as the last one, whose tasks go on, and those that wait already.
     expected: usize,
+    /// A task looks after those that wait.
+    is_timed: bool,
 }
 
 struct Pending<R> {
     request: R,
+    since: Instant,
     sent: Arc<AtomicBool>,
     answer: oneshot::Sender<Result<Outcome, ServerError>>,
 }
 
 /// The caller's end of [`Pending`].
-struct PendingAnswer<'l, R> {
-    lane: &'l Lane<R>,
+struct PendingAnswer<'l, E: Engine, R> {
+    lane: &'l Lane<E, R>,
     answer: oneshot::Receiver<Result<Outcome, ServerError>>,
 }
 
 /// A batch, or a request that is sent alone. Dropping it ends it.
 struct InFlight<E: Engine, R: Batched> {
-    pool: Arc<Pool<E>>,
-    lane: Arc<Lane<R>>,
+    lane: Arc<Lane<E, R>>,
+    ids: Vec<Key>,
     /// What waits at its end forms a batch, unless others are in flight. Not if it failed.
     goes_on: bool,
 }
 
-async fn carry_out<E: Engine, R: Batched>(
-    lanes: &PerRuntime<Lane<R>>,
-    pool: &Arc<Pool<E>>,
-    order: &Order<'_>,
-    request: &R,
-    sent: &Arc<AtomicBool>,
-) -> Result<Answer, ServerError> {
-    let lane = lanes.get(&background::current(), |_| true, Lane::default);
-    let in_flight = |goes_on| InFlight { pool: pool.clone(), lane: lane.clone(), goes_on };
-    for _ in 0..TRIES {
-        let (is_first, waiter) = lane.enter(request, sent);
-        let Some(mut waiter) = waiter else {
-            let _in_flight = in_flight(true);
-            return until_done(pool, order, sent, None).await;
+impl<E: Engine, R: Batched> Lane<E, R> {
+    /// Returns the lane of the current runtime.
+    fn of(lanes: &PerRuntime<Self>, pool: &Arc<Pool<E>>) -> Arc<Self> {
+        let make = || {
+            let queue = Queue {
+                in_flight: 0,
+                busy: HashMap::new(),
+                waiting: VecDeque::new(),
+                expected: 0,
+                is_timed: false,
+            };
+            Lane { pool: pool.clone(), queue: Mutex::new(queue), full: Notify::new() }
         };
+        lanes.get(&background::current(), |_| true, make)
+    }
+
+    async fn carry_out(
+        self: &Arc<Self>,
+        order: &Order<'_>,
+        request: &R,
+        sent: &Arc<AtomicBool>,
+    ) -> Result<Answer, ServerError> {
+        for _ in 0..TRIES {
+            let mut pending = match self.enter(request, sent) {
+                Ok(_in_flight) => return until_done(&self.pool, order, sent, None).await,
+                Err(pending) => pending,
+            };
+            let answer = (&mut pending.answer).await;
+            drop(pending);
+            let doubt = match answer {
+                Ok(Ok(Outcome::Done(answer))) => return Ok(answer),
+                Ok(Ok(Outcome::Busy)) => {
+                    sent.store(false, Ordering::Relaxed);
+                    continue;
+                }
+                Ok(Err(error)) if error.in_doubt() => error,
+                // The runtime ends, or the batch had no answer.
+                Err(_) if sent.load(Ordering::Relaxed) => {
+                    ServerError::NoAnswer { backend: E::NAME, after: self.pool.engine.settings().timeout }
+                }
+                // Nothing was done; of a failure, another request of the batch may be the cause.
+                _ => break,
+            };
+            return match order.can_be_repeated() {
+                true => until_done(&self.pool, order, sent, Some(doubt)).await,
+                false => Err(doubt),
+            };
+        }
+        until_done(&self.pool, order, sent, None).await
+    }
+
+    /// Adds a request to those that wait, or has it sent alone if nothing is in flight and no crowd is expected.
+    fn enter(
+        self: &Arc<Self>,
+        request: &R,
+        sent: &Arc<AtomicBool>,
+    ) -> Result<InFlight<E, R>, PendingAnswer<'_, E, R>> {
+        let mut queue = self.lock();
+        let is_first = queue.in_flight == 0;
+        queue.in_flight += usize::from(is_first);
+        if is_first && queue.expected < CROWD {
+            queue.busy.insert(request.id().clone(), Instant::now());
+            return Ok(InFlight { lane: self.clone(), ids: vec![request.id().clone()], goes_on: true });
+        }
+        let (sender, answer) = oneshot::channel();
+        let (request, since, sent) = (request.clone(), Instant::now(), sent.clone());
+        queue.waiting.push_back(Pending { request, since, sent, answer: sender });
+        if queue.waiting.len() == queue.expected {
+            self.full.notify_one();
+        }
+        let is_timed = std::mem::replace(&mut queue.is_timed, true);
+        drop(queue);
         if is_first {
-            drive(in_flight(false));
+            self.send_next();
         }
-        let answer = loop {
-            match background::within(PATIENCE, &mut waiter.answer).await {
-                Some(answer) => break answer,
-                None if pool.has_free() && lane.hurry(sent) => drive(in_flight(false)),
-                None => {}
-            }
-        };
-        drop(waiter);
-        let doubt = match answer {
-            Ok(Ok(Outcome::Done(answer))) => return Ok(answer),
-            Ok(Ok(Outcome::Busy)) => {
-                sent.store(false, Ordering::Relaxed);
-                continue;
-            }
-            Ok(Err(error)) if error.in_doubt() => error,
-            // The runtime ends, or the batch had no answer.
-            Err(_) if sent.load(Ordering::Relaxed) => {
-                ServerError::NoAnswer { backend: E::NAME, after: pool.engine.settings().timeout }
-            }
-            // Nothing was done; of a failure, another request of the batch may be the cause.
-            _ => break,
-        };
-        return match order.can_be_repeated() {
-            true => until_done(pool, order, sent, Some(doubt)).await,
-            false => Err(doubt),
-        };
+        if !is_timed {
+            background::current().spawn(self.clone().look_after());
+        }
+        Err(PendingAnswer { lane: self, answer })
     }
-    until_done(pool, order, sent, None).await
-}
 
-/// Starts a task that sends what waits, batch after batch.
-fn drive<E: Engine, R: Batched>(mut in_flight: InFlight<E, R>) {
-    background::current().spawn(async move {
+    /// Starts another batch when one has waited for [`PATIENCE`]; ends when nothing waits.
+    async fn look_after(self: Arc<Self>) {
+        let mut pause = PATIENCE;
         loop {
-            let InFlight { pool, lane, .. } = &in_flight;
-            lane.gather().await;
-            let engine = &pool.engine;
-            let batch = exchange(pool, true, async |conn| lane.send(engine, conn).await);
-            match background::within(engine.settings().timeout, batch).await {
-                // Of several, as a request that has waited too long starts another, one is enough from now on.
-                Some(Ok(true)) if lane.lock().in_flight == 1 => {}
-                Some(Ok(_)) => return in_flight.go_on(),
-                _ => return,
+            background::sleep(pause).await;
+            let mut queue = self.lock();
+            if queue.waiting.is_empty() {
+                queue.is_timed = false;
+                return;
+            }
+            let left = queue.next().map_or(PATIENCE, |next| PATIENCE.saturating_sub(next.since.elapsed()));
+            pause = if left.is_zero() { PATIENCE } else { left };
+            if left.is_zero() && self.pool.has_free() {
+                queue.in_flight += 1;
+                drop(queue);
+                self.send_next();
             }
         }
-    });
-}
-
-impl<E: Engine, R: Batched> InFlight<E, R> {
-    fn go_on(&mut self) {
-        self.goes_on = true;
     }
-}
 
-impl<R> Default for Lane<R> {
-    fn default() -> Self {
-        let queue = Queue { in_flight: 0, waiting: VecDeque::new(), expected: 0 };
-        Lane { queue: Mutex::new(queue), full: Notify::new() }
-    }
-}
-
-impl<R> Lane<R> {
-    fn lock(&self) -> MutexGuard<'_, Queue<R>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Starts a task that sends the next batch, which is counted already.
+    fn send_next(self: &Arc<Self>) {
+        let mut in_flight = InFlight { lane: self.clone(), ids: Vec::new(), goes_on: false };
+        background::current().spawn(async move {
+            let (lane, ids) = (&in_flight.lane, &mut in_flight.ids);
+            lane.gather().await;
+            let batch = exchange(&lane.pool, true, async |conn| lane.send(conn, ids).await);
+            let outcome = background::within(lane.pool.engine.settings().timeout, batch).await;
+            in_flight.go_on(matches!(outcome, Some(Ok(()))));
+        });
     }
 
     /// Lets the tasks that were answered just now make their next requests.
     async fn gather(&self) {
         task::yield_now().await;
-        let is_short = {
+        let is_short = || {
             let queue = self.lock();
             queue.expected >= CROWD && queue.waiting.len() < queue.expected
         };
-        if is_short {
-            background::within(GATHER, self.full.notified()).await;
-        }
-    }
-}
-
-impl<R: Batched> Lane<R> {
-    /// Adds a request to those that wait, unless it is to be sent alone, and reports whether nothing is in flight yet.
-    fn enter(&self, request: &R, sent: &Arc<AtomicBool>) -> (bool, Option<PendingAnswer<'_, R>>) {
-        let mut queue = self.lock();
-        let is_first = queue.in_flight == 0;
-        queue.in_flight += usize::from(is_first);
-        if is_first && queue.expected < CROWD {
-            return (true, None);
-        }
-        let (sender, answer) = oneshot::channel();
-        queue.waiting.push_back(Pending { request: request.clone(), sent: sent.clone(), answer: sender });
-        if queue.waiting.len() == queue.expected {
-            self.full.notify_one();
-        }
-        (is_first, Some(PendingAnswer { lane: self, answer }))
+        let full = async {
+            while is_short() {
+                self.full.notified().await;
+            }
+        };
+        background::within(GATHER, full).await;
     }
 
-    /// Reports whether the request still waits, as the first; then another batch is counted.
-    fn hurry(&self, sent: &Arc<AtomicBool>) -> bool {
-        let mut queue = self.lock();
-        while queue.waiting.front().is_some_and(|first| first.answer.is_closed()) {
-            queue.waiting.pop_front();
-        }
-        let is_first = queue.waiting.front().is_some_and(|first| Arc::ptr_eq(&first.sent, sent));
-        queue.in_flight += usize::from(is_first);
-        is_first
-    }
-
-    /// Takes the next batch.
-    fn take(&self) -> Vec<Pending<R>> {
-        let mut queue = self.lock();
-        queue.waiting.retain(|waiting| !waiting.answer.is_closed());
-        let most = queue.waiting.len().min(MOST);
-        let mut batch: Vec<_> = queue.waiting.drain(..most).collect();
-        queue.expected = most;
-        for waiting in &batch {
-            waiting.sent.store(true, Ordering::Relaxed);
-        }
-        drop(queue);
-        batch.sort_by(|one, other| one.request.id().cmp(other.request.id()));
-        batch
-    }
-
-    /// Sends the next batch, and passes its answers on; `false` if nothing waits.
-    async fn send<E: Engine>(&self, engine: &E, conn: &mut E::Conn) -> Result<bool, ServerError> {
-        let batch = self.take();
+    /// Takes the next batch, sends it, and passes its answers on. Adds its ids to `ids`.
+    async fn send(&self, conn: &mut E::Conn, ids: &mut Vec<Key>) -> Result<(), ServerError> {
+        let batch = self.lock().take();
+        ids.extend(batch.iter().map(|waiting| waiting.request.id().clone()));
         if batch.is_empty() {
-            return Ok(false);
+            return Ok(());
         }
         let (requests, waiting): (Vec<R>, Vec<_>) =
             batch.into_iter().map(|waiting| (waiting.request, waiting.answer)).unzip();
-        let outcomes = match R::send(engine, conn, &requests).await {
+        let outcomes = match R::send(&self.pool.engine, conn, &requests).await {
             Ok(outcomes) if outcomes.len() != requests.len() => {
                 let what = format!("{} answers to {} requests", outcomes.len(), requests.len());
                 Err(ServerError::Answer { backend: E::NAME, what })
@@ -313,11 +317,57 @@ impl<R: Batched> Lane<R> {
             // A caller that does not wait for it any more withdraws its request, or repeats it.
             let _ = waiting.send(outcome.map_err(|error| ServerError::Batch(error.clone())));
         }
-        outcomes.map(|_| true).map_err(ServerError::Batch)
+        outcomes.map(drop).map_err(ServerError::Batch)
     }
 }
 
-impl<R> Drop for PendingAnswer<'_, R> {
+impl<E: Engine, R: Batched> InFlight<E, R> {
+    fn go_on(&mut self, goes_on: bool) {
+        self.goes_on = goes_on;
+    }
+}
+
+impl<E: Engine, R> Lane<E, R> {
+    fn lock(&self) -> MutexGuard<'_, Queue<R>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<R: Batched> Queue<R> {
+    /// Returns the first request that need not wait for what is in flight.
+    fn next(&self) -> Option<&Pending<R>> {
+        self.waiting.iter().find(|waiting| !self.is_busy(waiting.request.id()))
+    }
+
+    fn is_busy(&self, id: &Key) -> bool {
+        self.busy.get(id).is_some_and(|since| since.elapsed() < STUCK)
+    }
+
+    /// Takes the next batch, sorted by id.
+    fn take(&mut self) -> Vec<Pending<R>> {
+        let (mut batch, mut behind) = (Vec::new(), Vec::new());
+        while batch.len() < MOST
+            && let Some(waiting) = self.waiting.pop_front()
+        {
+            if self.is_busy(waiting.request.id()) {
+                behind.push(waiting);
+            } else if !waiting.answer.is_closed() {
+                waiting.sent.store(true, Ordering::Relaxed);
+                batch.push(waiting);
+            }
+        }
+        for waiting in behind.into_iter().rev() {
+            self.waiting.push_front(waiting);
+        }
+        let now = Instant::now();
+        self.busy.extend(batch.iter().map(|waiting| (waiting.request.id().clone(), now)));
+        self.expected = batch.len();
+        batch.sort_by(|one, other| one.request.id().cmp(other.request.id()));
+        batch
+    }
+}
+
+impl<E: Engine, R> Drop for PendingAnswer<'_, E, R> {
     fn drop(&mut self) {
         // Under the lock: from then on it is sent already, or never.
         let _queue = self.lane.lock();
@@ -328,9 +378,12 @@ impl<R> Drop for PendingAnswer<'_, R> {
 impl<E: Engine, R: Batched> Drop for InFlight<E, R> {
     fn drop(&mut self) {
         let mut queue = self.lane.lock();
+        for id in &self.ids {
+            queue.busy.remove(id);
+        }
         if self.goes_on && queue.in_flight == 1 && !queue.waiting.is_empty() {
             drop(queue);
-            return drive(InFlight { pool: self.pool.clone(), lane: self.lane.clone(), goes_on: false });
+            return self.lane.send_next();
         }
         queue.in_flight -= 1;
         if queue.in_flight == 0 {

@@ -60,7 +60,7 @@ const ON_ITS_WAY: Duration = Duration::from_millis(100);
 /// What the DAO and its tasks share.
 pub(crate) struct Shared<E: Engine> {
     pub(crate) pool: Arc<Pool<E>>,
-    batches: Batches,
+    batches: Batches<E>,
     /// Names this DAO among all that wait.
     pub(crate) session: i64,
     /// Of ids, for watchers.
