@@ -117,6 +117,11 @@ impl<K: Eq + Hash, N> Waiters<K, N> {
         entries.by_key.len()
     }
 
+    /// Returns an upper bound of that at once: those that are gone and were not forgotten yet count.
+    pub fn at_most(&self) -> usize {
+        self.entries().by_key.len()
+    }
+
     fn entries(&self) -> MutexGuard<'_, Entries<K, N>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }

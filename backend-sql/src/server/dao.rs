@@ -15,10 +15,6 @@ use lockcore::{
     backend::{AcquireRequest, Acquired, StoreFit, StoreVersion, Wakeup, Withdraw, Withdrawn, watch},
 };
 
-/// After how long a waiter asks again though nothing woke it. The heartbeats look after it, so this is for the case that
-/// they are wrong.
-const RECHECK: Duration = Duration::from_secs(10);
-
 /// Locks in the tables of a database server.
 pub struct ServerLockDao<I, C, E: Engine> {
     shared: Arc<Shared<E>>,
@@ -166,7 +162,11 @@ impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E>
                     self.shared.waits_in_row(&stored);
                 }
                 self.shared.look_in(end);
-                Ok(Acquired::Queued { conflicts, wakeup: expected.keep(), recheck: Some(RECHECK) })
+                Ok(Acquired::Queued {
+                    conflicts,
+                    wakeup: expected.keep(),
+                    recheck: Some(self.shared.recheck()),
+                })
             }
             Answer::Withdrawn => Err(ServerError::Withdrawn { backend: E::NAME }.into()),
             other => Err(other.unexpected(E::NAME).into()),

@@ -31,6 +31,11 @@ use super::{
     reply::{self, Answer, Handed, Notification},
 };
 
+/// After how long a waiter asks again though nothing woke it, and how many of a process do so in a second at most. The
+/// heartbeats look after them, so this is for the case that they are wrong.
+const RECHECK: Duration = Duration::from_secs(10);
+const RECHECKS: u32 = 20;
+
 /// After so long without a heartbeat other processes may have taken this one for dead.
 const SILENCE: Duration = HEARTBEAT_LASTS.saturating_sub(Duration::from_millis(500));
 
@@ -131,6 +136,12 @@ impl<E: Engine> Shared<E> {
     /// Notes that a request waits in the row of its only id.
     pub(crate) fn waits_in_row(&self, request: &StoredRequest) {
         self.waiters.note(&request.place(), request.ids[0].clone());
+    }
+
+    /// Returns after how long a waiter asks again.
+    pub(crate) fn recheck(&self) -> Duration {
+        let waiters = u32::try_from(self.waiters.at_most()).unwrap_or(u32::MAX);
+        RECHECK.max(Duration::from_secs(1) * waiters / RECHECKS)
     }
 
     /// Removes a waiter.

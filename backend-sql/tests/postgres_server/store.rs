@@ -40,6 +40,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         test("store::a_sweep_looks_at_the_lease", a_sweep_looks_at_the_lease),
         test("store::a_large_set_is_handed_over", a_large_set_is_handed_over),
         test("store::more_waiters_than_one_step_serves", more_waiters_than_one_step_serves),
+        test("store::many_waiters_ask_again_more_seldom", many_waiters_ask_again_more_seldom),
         test("store::usual_updates_stay_on_their_page", usual_updates_stay_on_their_page),
     ]
 }
@@ -522,6 +523,27 @@ async fn more_waiters_than_one_step_serves() -> TestResult {
 }
 
 /// Taking, renewing and releasing write no index: otherwise each would leave something to vacuum there.
+/// Else ten thousand of them would keep the server busy with questions, and no turn would come.
+async fn many_waiters_ask_again_more_seldom() -> TestResult {
+    const WAITERS: usize = 400;
+    let place = Place::new().await?;
+    let dao = place.open().await?;
+    let _held = take(&dao, ["a"]).await?;
+    let mut rechecks = Vec::new();
+    let mut wakeups = Vec::new();
+    for _ in 0..WAITERS {
+        match dao.acquire(&AcquireRequest { queue: true, ..request(["a"]) }).await? {
+            Acquired::Queued { recheck, wakeup, .. } => {
+                rechecks.extend(recheck);
+                wakeups.push(wakeup);
+            }
+            other => return Err(format!("{other:?}").into()),
+        }
+    }
+    assert_eq!((rechecks[0], rechecks[WAITERS - 1]), (Duration::from_secs(10), Duration::from_secs(20)));
+    Ok(())
+}
+
 async fn usual_updates_stay_on_their_page() -> TestResult {
     let place = Place::new().await?;
     let dao = place.open().await?;
