@@ -63,6 +63,10 @@ EXISTS (SELECT FROM {session} s WHERE s.session = p_session AND abs(v_now - s.he
 -- {waited for}: the ids for which p_session waits.
 SELECT p.id FROM {place} p WHERE p.session = p_session AND NOT p.handed AND p.ns = p_ns UNION SELECT unnest(p_ids)
 
+-- {offer of caller}: a place of p_context with an offer that is not confirmed; what follows it says for which ids. Found by its
+-- context: `||` keeps the planner from the index by ids, in which an id has an entry for each of its waiters.
+handed AND context = p_context AND ns || '' = p_ns AND id || ''
+
 -- {held by caller}: by the row, as far as its other columns say.
 id = p_id AND ns = p_ns AND fence = p_fence AND context = p_context AND replaces = 0 AND expires > v_now
 
@@ -104,7 +108,7 @@ v_channel := NULL;
   IF FOUND AND current_setting('transaction_isolation') = 'read committed' THEN
     IF v_busy & {OFFERED} <> 0 THEN
       -- A waiter that releases its offer before it confirmed it is not notified any more.
-      DELETE FROM {place} WHERE id = p_id AND ns = p_ns AND handed AND context = p_context;
+      DELETE FROM {place} WHERE {offer of caller} = p_id;
     END IF;
     IF v_busy & {PLACES} <> 0 THEN
       -- To lock the row may have taken time.

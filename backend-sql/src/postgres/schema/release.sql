@@ -156,7 +156,7 @@ BEGIN
   END IF;
   IF cardinality(v_freed) > 0 THEN
     -- A waiter that releases its offer before it confirmed it is not notified any more.
-    DELETE FROM {place} WHERE ns = p_ns AND context = p_context AND handed AND id = ANY (v_freed);
+    DELETE FROM {place} WHERE {offer of caller} = ANY (v_freed);
     SELECT coalesce(bool_or(busy & {WAITERS} <> 0), false) INTO v_waits FROM {lock} WHERE ns = p_ns AND id = ANY (v_freed);
     IF v_waits THEN
       PERFORM {v1_tidy}(p_ns, v_freed, v_now);
@@ -247,7 +247,7 @@ BEGIN
     END IF;
   END LOOP;
   IF v_offered THEN
-    DELETE FROM {place} WHERE ns = p_ns AND context = p_context AND handed AND id = ANY (p_ids);
+    DELETE FROM {place} WHERE {offer of caller} = ANY (p_ids);
   END IF;
   RETURN coalesce('[' || v_lost || ']', '');
 END {$};
