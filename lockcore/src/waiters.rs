@@ -117,7 +117,7 @@ impl<K: Eq + Hash, N> Waiters<K, N> {
         entries.by_key.len()
     }
 
-    /// Returns an upper bound of that at once: those that are gone and were not forgotten yet count.
+    /// Returns an upper bound of [`count`](Self::count), without a look at each waiter.
     pub fn at_most(&self) -> usize {
         self.entries().by_key.len()
     }
