@@ -523,8 +523,7 @@ async fn more_waiters_than_one_step_serves() -> TestResult {
     Ok(())
 }
 
-/// Taking, renewing and releasing write no index: otherwise each would leave something to vacuum there.
-/// Else ten thousand of them would keep the server busy with questions, and no turn would come.
+/// Otherwise the requests of ten thousand waiters would keep the server from handing anything over.
 async fn many_waiters_ask_again_less_often() -> TestResult {
     const WAITERS: usize = 400;
     let place = Place::new().await?;
@@ -545,6 +544,7 @@ async fn many_waiters_ask_again_less_often() -> TestResult {
     Ok(())
 }
 
+/// Otherwise a hand-over would take as long as its queue is.
 async fn a_hand_over_does_not_read_the_queue() -> TestResult {
     const TURNS: i64 = 20;
     let place = Place::new().await?;
@@ -571,6 +571,7 @@ async fn a_hand_over_does_not_read_the_queue() -> TestResult {
     Ok(())
 }
 
+/// Taking, renewing and releasing write no index: otherwise each would leave something to vacuum there.
 async fn usual_updates_stay_on_their_page() -> TestResult {
     let place = Place::new().await?;
     let dao = place.open().await?;
