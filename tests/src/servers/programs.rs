@@ -166,13 +166,14 @@ pub(super) fn instead_of_root(names: &[&str]) -> Result<Option<User>, String> {
     user.map(Some).ok_or_else(|| "no user to run as instead of root".to_owned())
 }
 
-/// A program on the `PATH`, or where Debian puts servers outside of it, or where `ensure.sh` puts those of PyPI.
+/// A program from where `ensure.sh` puts those of PyPI, which it repairs, or on the `PATH`, or where Debian puts servers
+/// outside of it.
 pub(super) fn find(program: &str) -> Result<PathBuf, String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
+    let mut folders = vec![pypi_folder()];
+    folders.extend(std::env::split_paths(&path));
     folders.push("/usr/sbin".into());
     folders.extend(postgres_folders());
-    folders.push(pypi_folder());
     folders
         .into_iter()
         .map(|folder| folder.join(program))
