@@ -1,6 +1,6 @@
 //! What goes over the line: two round trips for a pair, and what happens where it is cut.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockcore::{
     LockDao, LockingService,
@@ -34,7 +34,6 @@ async fn proxied(place: &Place, prepared: bool) -> Result<(Proxy, Dao), Error> {
 
 /// 5, speed: no hidden ping, prepare or rollback once warm, whatever the number of ids.
 async fn a_pair_is_two_round_trips() -> TestResult {
-    const WAY: Duration = Duration::from_millis(10);
     let place = Place::new().await?;
     for prepared in [true, false] {
         let (proxy, dao) = proxied(&place, prepared).await?;
@@ -48,23 +47,7 @@ async fn a_pair_is_two_round_trips() -> TestResult {
             locks.with_locks(&ids, async || {}).await?;
             let after = proxy.counts();
             assert_eq!(after.connections, before.connections);
-            if count < 100 {
-                // A larger message may arrive in pieces.
-                assert_eq!(after.requests - before.requests, 2, "{count} ids, prepared: {prepared}");
-            }
-            proxy.set(Mode::Delay { requests: WAY, replies: WAY }).await;
-            let mut best = Duration::MAX;
-            for _ in 0..40 {
-                let begun = Instant::now();
-                locks.with_locks(&ids, async || {}).await?;
-                best = best.min(begun.elapsed());
-                // The machine may be busy; a third round trip would be there each time.
-                if best < 6 * WAY {
-                    break;
-                }
-            }
-            proxy.set(Mode::Pass).await;
-            assert!(best >= 4 * WAY && best < 6 * WAY, "{count} ids took {best:?}, prepared: {prepared}");
+            assert_eq!(after.turns - before.turns, 2, "{count} ids, prepared: {prepared}");
         }
     }
     Ok(())

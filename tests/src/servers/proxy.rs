@@ -53,6 +53,10 @@ pub struct Counts {
     pub requests: u64,
     /// Chunks that came from the server.
     pub replies: u64,
+    /// How often a client sent something after an answer: the round trips of a client that is alone, in however many
+    /// chunks a message arrives.
+    pub turns: u64,
+    answered_last: bool,
 }
 
 /// A proxy on a port of this machine's loopback, in front of one server.
@@ -271,8 +275,14 @@ async fn pump(
         };
         if read > 0 {
             switch.counts.send_modify(|counts| match direction {
-                Direction::Requests => counts.requests += 1,
-                Direction::Replies => counts.replies += 1,
+                Direction::Requests => {
+                    counts.requests += 1;
+                    counts.turns += u64::from(std::mem::take(&mut counts.answered_last));
+                }
+                Direction::Replies => {
+                    counts.replies += 1;
+                    counts.answered_last = true;
+                }
             });
         }
         let cut = switch.admit(direction, read > 0).await?;
