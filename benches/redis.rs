@@ -45,6 +45,14 @@ fn main() {
             cases.push(many.block_on(task).expect("no panic"));
         }
     }
+    if wanted("fresh") {
+        for ids in [1, 10, 100] {
+            cases.push(one.block_on(fresh_pair("one thread", &url, ids)));
+            let (of_many, url) = (many.handle().clone(), url.clone());
+            let task = of_many.spawn(async move { fresh_pair("two threads", &url, ids).await });
+            cases.push(many.block_on(task).expect("no panic"));
+        }
+    }
     if wanted("scripts") {
         for ids in [1, 10, 100] {
             cases.push(one.block_on(server_time(&url, ids)));
@@ -133,6 +141,32 @@ async fn pair(runtime: &str, url: &str, ids: usize) -> Case {
         }
     }
     peer.shutdown().await;
+    case
+}
+
+/// Takes and releases ids that were never seen before, as programs that write objects do.
+async fn fresh_pair(runtime: &str, url: &str, ids: usize) -> Case {
+    const ROUNDS: usize = 3000;
+    let candidates = ["with_locks", "two bare EVALSHA, the same scripts"];
+    let mut case = Case::new(format!("{ids} ids never seen before, {runtime}"), &candidates);
+    let fresh = || (0..ids).map(|_| format!("some/object/{}", Uuid::new_v4())).collect::<Vec<_>>();
+    let locks = service(url).await;
+    let bare = Bare::of(url, &locks, &fresh()).await;
+    const ORDER: [usize; 4] = [0, 0, 1, 1];
+    for candidate in ORDER.iter().cycle().take(2 * ROUNDS) {
+        let names = fresh();
+        // Made for both, so that the caches are as warm.
+        let mut bare = bare.clone().with_ids(&names);
+        if *candidate == 0 {
+            case.once(0, async { locks.with_locks(&names, || async {}).await.expect("free") }).await;
+        } else {
+            let pair = async {
+                bare.take().await;
+                bare.free().await;
+            };
+            case.once(1, pair).await;
+        }
+    }
     case
 }
 

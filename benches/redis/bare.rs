@@ -25,13 +25,24 @@ pub(crate) async fn connect(url: &str) -> MultiplexedConnection {
     client(url).get_multiplexed_async_connection().await.expect("the server answers")
 }
 
+/// Where an id stands in the words of a command.
+#[derive(Clone)]
+struct Place {
+    id: usize,
+    word: usize,
+    at: usize,
+}
+
 /// The two commands that a `with_locks` sends, sent again without it.
 #[derive(Clone)]
 pub(crate) struct Bare {
     connection: MultiplexedConnection,
-    take: Cmd,
+    take: Vec<Vec<u8>>,
+    acquire: Cmd,
     /// The words of the release, and the fence that stands in them.
     free: Vec<Vec<u8>>,
+    /// Where the ids stand in the words of both.
+    places: [Vec<Place>; 2],
     captured: Vec<u8>,
     fence: Vec<u8>,
 }
@@ -40,9 +51,10 @@ impl Bare {
     /// Has the server tell what `locks` sends for these ids.
     pub(crate) async fn of(url: &str, locks: &Locks, names: &[String]) -> Self {
         let ([take, free], fence) = sent(url, locks, Wait::never(), names).await;
-        let take = command(&take);
-        let captured = fence.to_string().into_bytes();
-        let bare = Bare { connection: connect(url).await, take, free, fence: captured.clone(), captured };
+        let (acquire, captured) = (command(&take), fence.to_string().into_bytes());
+        let (connection, fence) = (connect(url).await, captured.clone());
+        let places = [&take, &free].map(|words| places(words, names));
+        let bare = Bare { connection, take, acquire, free, places, captured, fence };
         let named = bare.free.iter().any(|word| find(word, &bare.captured).is_some());
         assert!(named, "a release names its fence: {:?}", bare.free);
         bare
@@ -56,8 +68,20 @@ impl Bare {
         self
     }
 
+    /// The same on other ids, as many and as long.
+    pub(crate) fn with_ids(mut self, names: &[String]) -> Self {
+        for (words, places) in [&mut self.take, &mut self.free].into_iter().zip(&self.places) {
+            for &Place { id, word, at } in places {
+                let name = names[id].as_bytes();
+                words[word][at..at + name.len()].copy_from_slice(name);
+            }
+        }
+        self.acquire = command(&self.take);
+        self
+    }
+
     pub(crate) async fn take(&mut self) {
-        let reply: Value = self.take.query_async(&mut self.connection).await.expect("an answer");
+        let reply: Value = self.acquire.query_async(&mut self.connection).await.expect("an answer");
         self.fence = fence(&reply).unwrap_or_else(|| panic!("granted: {reply:?}"));
     }
 
@@ -261,6 +285,14 @@ fn fence(reply: &Value) -> Option<Vec<u8>> {
         Value::Array(values) => values.iter().find_map(fence),
         _ => None,
     }
+}
+
+fn places(words: &[Vec<u8>], names: &[String]) -> Vec<Place> {
+    let in_word = |(word, text): (usize, &Vec<u8>)| {
+        let mut ids = names.iter().enumerate();
+        ids.find_map(|(id, name)| Some(Place { id, word, at: find(text, name.as_bytes())? }))
+    };
+    words.iter().enumerate().filter_map(in_word).collect()
 }
 
 fn find(text: &[u8], part: &[u8]) -> Option<usize> {

@@ -366,8 +366,10 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
 
     /// All of the set, if this is a forked child's copy: the child holds nothing of it.
     pub(crate) fn forked(&self) -> Vec<LostLock<I>> {
-        let locks = self.core.grant.locks.iter().filter(|_| self.is_of_another_process());
-        locks.map(|lock| lock.lost(LossReason::Forked)).collect()
+        if !self.is_of_another_process() {
+            return Vec::new();
+        }
+        self.core.grant.locks.iter().map(|lock| lock.lost(LossReason::Forked)).collect()
     }
 
     /// Whether this is a forked child's copy. Its parent goes on holding the locks; the mutexes that are copied with it may
