@@ -104,7 +104,11 @@ async fn a_clock_that_was_set_back() -> TestResult {
     let backend = backend().await?;
     let (namespace, dao) = backend.build().await;
     let client = redis::Client::open(backend.server.url())?;
-    let mut raw = client.get_multiplexed_async_connection().await?;
+    // The usual limits are short for a loaded machine.
+    let patience = Some(PATIENCE);
+    let config =
+        redis::AsyncConnectionConfig::new().set_connection_timeout(patience).set_response_timeout(patience);
+    let mut raw = client.get_multiplexed_async_connection_with_config(&config).await?;
     let (holder, next) = (caller(&dao, 600), caller(&dao, 600));
     holder.take("a").await?;
     let key = format!("{{{}}}:a", namespace.name);

@@ -1,9 +1,9 @@
 //! Redis servers in other set-ups than one plain node, as processes of the tests' own.
 
-use std::{fs, io, net::TcpListener, path::Path, time::Duration};
+use std::{fs, io, net::TcpListener, path::Path};
 
 use lockcore_conformance::{
-    eventually,
+    PATIENCE, eventually,
     servers::{Cluster, Kind, Server, ServerError, TestResult, Watched},
 };
 use redis::{FromRedisValue, RedisError, RedisResult, aio::MultiplexedConnection};
@@ -14,7 +14,11 @@ pub(crate) struct Raw(MultiplexedConnection);
 
 impl Raw {
     pub(crate) async fn to(url: &str) -> RedisResult<Self> {
-        let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(30)));
+        // The usual limits are short for a loaded machine.
+        let patience = Some(PATIENCE);
+        let config = redis::AsyncConnectionConfig::new()
+            .set_connection_timeout(patience)
+            .set_response_timeout(patience);
         let client = redis::Client::open(url)?;
         Ok(Raw(client.get_multiplexed_async_connection_with_config(&config).await?))
     }
