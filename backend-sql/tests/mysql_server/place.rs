@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+pub(crate) use lockcore_conformance::PATIENCE;
 use lockcore_conformance::servers::{self, Kind, Server};
 use lockcore_sql::{MysqlBuilder, MysqlLockDao};
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
@@ -11,9 +12,6 @@ pub(crate) use crate::steps::{granted, handed, queue, request, take, told_to_ask
 
 pub(crate) type Dao = MysqlLockDao<String, Uuid>;
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
-
-/// How long a test waits for what has to happen some time.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A database that no other uses.
 pub(crate) struct Place {

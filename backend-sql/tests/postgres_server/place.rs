@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+pub(crate) use lockcore_conformance::PATIENCE;
 use lockcore_conformance::servers::{self, Kind, Server};
 use lockcore_sql::{PostgresBuilder, PostgresLockDao};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
@@ -11,9 +12,6 @@ pub(crate) use crate::steps::{granted, handed, queue, request, take, told_to_ask
 
 pub(crate) type Dao = PostgresLockDao<String, Uuid>;
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
-
-/// How long a test waits for what has to happen some time.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A schema that no other uses.
 pub(crate) struct Place {

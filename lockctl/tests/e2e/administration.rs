@@ -123,7 +123,7 @@ fn a_frozen_id_is_not_had_until_it_is_thawed(store: &Store) {
 
 fn sweep_migrate_and_doctor_answer(store: &Store) {
     assert_eq!(store.json(&["migrate"]), json!({ "current": true }));
-    let (_, lease) = store.lease(Duration::from_secs(4));
+    let (_, lease) = store.lease(Duration::from_secs(10));
     assert_eq!(store.run(&["acquire", "--id", "a", "--lease", &lease]).code, 0);
     until("the lease is over", || store.holders("a") == 0);
     if store.capabilities.sweeping {
