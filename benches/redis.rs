@@ -36,20 +36,15 @@ fn main() {
     // On one thread: what it costs, not how fast one thread wakes another.
     let one = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let mut cases = Vec::new();
-    if wanted("pair") {
-        for ids in [1, 10, 100] {
-            cases.push(one.block_on(pair("one thread", &url, ids)));
+    for (part, ids) in [("pair", Ids::Repeated), ("fresh", Ids::Fresh)] {
+        if !wanted(part) {
+            continue;
+        }
+        for count in [1, 10, 100] {
+            cases.push(one.block_on(pair("one thread", &url, ids, count)));
             // As a task: `block_on` itself would be on a thread of its own.
             let (of_many, url) = (many.handle().clone(), url.clone());
-            let task = of_many.spawn(async move { pair("two threads", &url, ids).await });
-            cases.push(many.block_on(task).expect("no panic"));
-        }
-    }
-    if wanted("fresh") {
-        for ids in [1, 10, 100] {
-            cases.push(one.block_on(fresh_pair("one thread", &url, ids)));
-            let (of_many, url) = (many.handle().clone(), url.clone());
-            let task = of_many.spawn(async move { fresh_pair("two threads", &url, ids).await });
+            let task = of_many.spawn(async move { pair("two threads", &url, ids, count).await });
             cases.push(many.block_on(task).expect("no panic"));
         }
     }
@@ -102,18 +97,38 @@ fn names(ids: usize) -> Vec<String> {
     (0..ids).map(|number| format!("some/object/{number:03}")).collect()
 }
 
+/// Which ids a pair takes.
+#[derive(Clone, Copy, PartialEq)]
+enum Ids {
+    /// The same again and again.
+    Repeated,
+    /// Such as were never seen before, as programs that write objects do.
+    Fresh,
+}
+
 /// Takes and releases a set, uncontended.
-async fn pair(runtime: &str, url: &str, ids: usize) -> Case {
+async fn pair(runtime: &str, url: &str, ids: Ids, count: usize) -> Case {
     const ROUNDS: usize = 3000;
     let candidates = ["with_locks", "two bare EVALSHA, the same scripts", "rlock"];
-    let mut case = Case::new(format!("{ids} ids, take and release, {runtime}"), &candidates);
-    let (locks, names) = (service(url).await, names(ids));
+    let kind = if ids == Ids::Fresh { "ids never seen before" } else { "ids" };
+    let mut case = Case::new(format!("{count} {kind}, take and release, {runtime}"), &candidates);
+    let make = || (0..count).map(|_| format!("some/object/{}", Uuid::new_v4())).collect::<Vec<_>>();
+    let lock_keys = |names: &[String]| {
+        LockKeys::new(names.iter().map(|name| format!("rlock:{name}"))).expect("different keys")
+    };
+    let (locks, mut names) = (service(url).await, make());
     let mut bare = Bare::of(url, &locks, &names).await;
     let peer = RLock::new(url).await.expect("the server answers");
-    let keys = LockKeys::new(names.iter().map(|name| format!("rlock:{name}"))).expect("different keys");
+    let mut keys = lock_keys(&names);
     // What one leaves to be done, such as tasks that end, falls on the next: so each comes as often after each.
     const ORDER: [usize; 9] = [0, 0, 1, 0, 2, 1, 1, 2, 2];
     for candidate in ORDER.iter().cycle().take(3 * ROUNDS) {
+        if ids == Ids::Fresh {
+            // Made for all, so that the caches are as warm.
+            names = make();
+            bare = bare.with_ids(&names);
+            keys = lock_keys(&names);
+        }
         match candidate {
             0 => case.once(0, async { locks.with_locks(&names, || async {}).await.expect("free") }).await,
             1 => {
@@ -141,32 +156,6 @@ async fn pair(runtime: &str, url: &str, ids: usize) -> Case {
         }
     }
     peer.shutdown().await;
-    case
-}
-
-/// Takes and releases ids that were never seen before, as programs that write objects do.
-async fn fresh_pair(runtime: &str, url: &str, ids: usize) -> Case {
-    const ROUNDS: usize = 3000;
-    let candidates = ["with_locks", "two bare EVALSHA, the same scripts"];
-    let mut case = Case::new(format!("{ids} ids never seen before, {runtime}"), &candidates);
-    let fresh = || (0..ids).map(|_| format!("some/object/{}", Uuid::new_v4())).collect::<Vec<_>>();
-    let locks = service(url).await;
-    let bare = Bare::of(url, &locks, &fresh()).await;
-    const ORDER: [usize; 4] = [0, 0, 1, 1];
-    for candidate in ORDER.iter().cycle().take(2 * ROUNDS) {
-        let names = fresh();
-        // Made for both, so that the caches are as warm.
-        let mut bare = bare.clone().with_ids(&names);
-        if *candidate == 0 {
-            case.once(0, async { locks.with_locks(&names, || async {}).await.expect("free") }).await;
-        } else {
-            let pair = async {
-                bare.take().await;
-                bare.free().await;
-            };
-            case.once(1, pair).await;
-        }
-    }
     case
 }
 
