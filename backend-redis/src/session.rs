@@ -81,7 +81,8 @@ impl Session {
 
     /// Calls the script, and sends it along if the server does not have it.
     pub(crate) async fn call(&self, call: &Call) -> Result<Value, BackendError> {
-        let answer = self.link.send(&self.runtime, call.by_hash());
+        // Boxed: a call is copied with all of its future whenever it is moved.
+        let answer = Box::pin(self.link.send(&self.runtime, call.by_hash()));
         let answer = match self.spin.wait_for(answer).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                 // Boxed to keep the usual future small.

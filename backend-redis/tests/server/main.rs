@@ -81,6 +81,7 @@ fn main() -> ExitCode {
         }
         messages {
             with_locks_is_two_round_trips_and_three_the_first_time,
+            a_call_is_a_small_future,
             the_first_call_of_a_program_is_at_most_three_round_trips,
             a_hand_off_is_one_way_there_and_one_way_back,
             ten_thousand_waiters_share_a_subscription_and_are_no_stampede,

@@ -62,6 +62,14 @@ pub(crate) async fn with_locks_is_two_round_trips_and_three_the_first_time() -> 
     Ok(())
 }
 
+/// A call is copied with all of its future whenever it is moved, as into a task.
+pub(crate) async fn a_call_is_a_small_future() -> TestResult {
+    let locks = Place::shared().await?.locks().await?;
+    let size = size_of_val(&locks.with_locks(["a"], async || ()));
+    assert!(size <= 2048, "{size} bytes");
+    Ok(())
+}
+
 /// The first call of a connection, script and all.
 pub(crate) async fn the_first_call_of_a_program_is_at_most_three_round_trips() -> TestResult {
     let (_server, proxy, place) = far_away().await?;
