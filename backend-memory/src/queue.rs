@@ -7,7 +7,7 @@ use lockcore::{
     ContextId, Mode,
     backend::{AcquireRequest, AttemptId, WakeSender},
     rules,
-    rules::Wall,
+    rules::Admission,
 };
 use smallvec::SmallVec;
 
@@ -234,14 +234,14 @@ impl Tally {
 pub(crate) struct Walk {
     /// The lowest number that was not looked at yet.
     at: u64,
-    wall: Wall,
+    admission: Admission,
     /// How many of the nested waiters were left behind.
     nested_seen: usize,
 }
 
 impl Walk {
     pub(crate) fn new() -> Self {
-        Walk { at: 0, wall: Wall::Open, nested_seen: 0 }
+        Walk { at: 0, admission: Admission::Open, nested_seen: 0 }
     }
 
     /// The next waiter that could be served as far as this id is concerned. The walk stands at it until it has
@@ -259,7 +259,7 @@ impl Walk {
                 return None;
             }
             let request = &place.waiter.request;
-            let in_turn = request.nested || self.wall.admits(place.mode);
+            let in_turn = request.nested || self.admission.admits(place.mode);
             if in_turn && holders.in_use_by_others(&request.context).fits(place.mode) {
                 self.at = number;
                 return Some(place);
@@ -272,7 +272,7 @@ impl Walk {
     /// Goes on behind a waiter that stays in the queue.
     pub(crate) fn leave_behind(&mut self, number: u64, mode: Mode, nested: bool) {
         self.at = number + 1;
-        self.wall = self.wall.behind(mode);
+        self.admission = self.admission.behind(mode);
         self.nested_seen += usize::from(nested);
     }
 
@@ -286,11 +286,13 @@ impl Walk {
         if tally.nested > self.nested_seen {
             return false;
         }
-        match self.wall {
-            Wall::Open => false,
-            Wall::Shared => tally.shared == 0,
-            Wall::SlotsAbove(highest) => tally.slots.last_key_value().is_none_or(|(&max, _)| max <= highest),
-            Wall::Closed => true,
+        match self.admission {
+            Admission::Open => false,
+            Admission::Shared => tally.shared == 0,
+            Admission::SlotsAbove(highest) => {
+                tally.slots.last_key_value().is_none_or(|(&max, _)| max <= highest)
+            }
+            Admission::Closed => true,
         }
     }
 }

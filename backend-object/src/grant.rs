@@ -8,7 +8,7 @@ use lockcore::{
 use crate::{
     step::{Request, Stance, Step, Wants, micros},
     table::{Claim, Grant, Held, Place, Table},
-    weigh::{Walls, leave_behind},
+    weigh::{Admissions, leave_behind},
 };
 
 /// How long an offer lasts at most.
@@ -151,9 +151,9 @@ impl Step<'_> {
     /// not pass, goes on waiting.
     pub(crate) fn serve(&mut self) {
         'again: loop {
-            let mut walls = Walls::new();
+            let mut admissions = Admissions::new();
             for (ticket, place) in &self.table.places {
-                let weighed = self.weigh(Wants::of_waiter(place), &walls, Some(*ticket));
+                let weighed = self.weigh(Wants::of_waiter(place), &admissions, Some(*ticket));
                 if weighed.conflicts.is_empty() {
                     let (ticket, place) = (*ticket, place.clone());
                     self.table.places.remove(&ticket);
@@ -168,7 +168,7 @@ impl Step<'_> {
                     self.grant(&place.claims, &weighed.stances, &terms);
                     continue 'again;
                 }
-                leave_behind(&mut walls, place);
+                leave_behind(&mut admissions, place);
             }
             return;
         }

@@ -115,8 +115,8 @@ impl Step<'_> {
         }
         self.clean();
         let ticket = self.table.ticket_of(&request.context, request.attempt);
-        let walls = self.walls(ticket.unwrap_or(u64::MAX));
-        let weighed = self.weigh(Wants::of(request), &walls, ticket);
+        let admissions = self.admissions(ticket.unwrap_or(u64::MAX));
+        let weighed = self.weigh(Wants::of(request), &admissions, ticket);
         if weighed.conflicts.is_empty() {
             if let Some(ticket) = ticket {
                 self.table.places.remove(&ticket);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use lockcore::{
     ConflictReason, Holder, MAX_HOLDERS_LISTED, StoredContext,
-    rules::{self, Again, InUse, Wall},
+    rules::{self, Admission, Again, InUse},
 };
 
 use crate::{
@@ -18,8 +18,8 @@ pub(crate) struct Weighed {
     pub(crate) conflicts: Conflicts,
 }
 
-/// The waiters that were left behind in a walk along the queue, by id.
-pub(crate) type Walls<'t> = HashMap<&'t str, Wall>;
+/// What the waiters that were left behind in a walk along the queue admit, by id.
+pub(crate) type Admissions<'t> = HashMap<&'t str, Admission>;
 
 impl Step<'_> {
     /// What the context holds of an id, certainly.
@@ -29,16 +29,21 @@ impl Step<'_> {
         (self.table.until(id, own, self.sessions, self.now) >= self.now.hi).then_some(own)
     }
 
-    /// The waiters before a ticket.
-    pub(crate) fn walls(&self, ticket: u64) -> Walls<'_> {
-        let mut walls = Walls::new();
+    /// What the waiters before a ticket admit.
+    pub(crate) fn admissions(&self, ticket: u64) -> Admissions<'_> {
+        let mut admissions = Admissions::new();
         for (_, place) in self.table.places.range(..ticket) {
-            leave_behind(&mut walls, place);
+            leave_behind(&mut admissions, place);
         }
-        walls
+        admissions
     }
 
-    pub(crate) fn weigh(&self, wants: Wants<'_>, walls: &Walls<'_>, ticket: Option<u64>) -> Weighed {
+    pub(crate) fn weigh(
+        &self,
+        wants: Wants<'_>,
+        admissions: &Admissions<'_>,
+        ticket: Option<u64>,
+    ) -> Weighed {
         let Wants { context, claims, nested, weaken } = wants;
         let mut weighed = Weighed { stances: Vec::with_capacity(claims.len()), conflicts: Vec::new() };
         for (position, claim) in claims.iter().enumerate() {
@@ -56,7 +61,12 @@ impl Step<'_> {
                 Stance::Broken => Some(self.held(&claim.id, |_| true)),
                 Stance::New | Stance::Change => {
                     let obeys = !nested && stance == Stance::New;
-                    self.against(context, claim, if obeys { walls.get(&*claim.id) } else { None }, ticket)
+                    self.against(
+                        context,
+                        claim,
+                        if obeys { admissions.get(&*claim.id) } else { None },
+                        ticket,
+                    )
                 }
             };
             weighed.conflicts.extend(conflict.map(|reason| (position, reason)));
@@ -69,7 +79,7 @@ impl Step<'_> {
         &self,
         context: &str,
         claim: &Claim,
-        wall: Option<&Wall>,
+        admission: Option<&Admission>,
         ticket: Option<u64>,
     ) -> Option<ConflictReason<String>> {
         if let Some(state) = self.table.ids.get(&claim.id) {
@@ -81,7 +91,7 @@ impl Step<'_> {
                 return Some(self.held(&claim.id, |other| other != context));
             }
         }
-        if wall.is_none_or(|wall| wall.admits(claim.mode)) {
+        if admission.is_none_or(|admission| admission.admits(claim.mode)) {
             return None;
         }
         let blocks = |place: &Place| {
@@ -109,9 +119,9 @@ impl Step<'_> {
     }
 }
 
-pub(crate) fn leave_behind<'t>(walls: &mut Walls<'t>, place: &'t Place) {
+pub(crate) fn leave_behind<'t>(admissions: &mut Admissions<'t>, place: &'t Place) {
     for claim in &place.claims {
-        let wall = walls.entry(&claim.id).or_insert(Wall::Open);
-        *wall = wall.behind(claim.mode);
+        let admission = admissions.entry(&claim.id).or_insert(Admission::Open);
+        *admission = admission.behind(claim.mode);
     }
 }

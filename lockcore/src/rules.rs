@@ -60,13 +60,13 @@ pub fn passes(later: Mode, earlier: Mode) -> bool {
     }
 }
 
-/// Who further back in a queue may still be served, while some of those before them have to go on waiting.
+/// Which claims further back in a queue may still be served, while waiters before them have to go on waiting.
 ///
-/// A walk along a queue begins with [`Open`](Wall::Open) and moves it [behind](Wall::behind) each waiter that
-/// cannot be served, which leaves fewer who may pass. At [`Closed`](Wall::Closed) the walk is over, so that a release costs the same
-/// however long the queue is. Nested waiters obey holders only: no wall is for them.
+/// A walk along a queue begins with [`Open`](Admission::Open) and moves it [behind](Admission::behind) each waiter that
+/// cannot be served, which leaves fewer claims that may pass. At [`Closed`](Admission::Closed) the walk is over, so that a release costs the same
+/// however long the queue is. Nested waiters obey holders only: it does not apply to them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Wall {
+pub enum Admission {
     /// Every claim: no waiter was left behind.
     Open,
     /// Shared claims only.
@@ -77,24 +77,26 @@ pub enum Wall {
     Closed,
 }
 
-impl Wall {
+impl Admission {
     /// Returns whether a claim in this mode [passes] all the waiters that were left behind.
     pub fn admits(self, later: Mode) -> bool {
         match (self, later) {
-            (Wall::Open, _) | (Wall::Shared, Mode::Shared) => true,
-            (Wall::SlotsAbove(highest), Mode::Slots { limit, .. }) => limit > highest,
+            (Admission::Open, _) | (Admission::Shared, Mode::Shared) => true,
+            (Admission::SlotsAbove(highest), Mode::Slots { limit, .. }) => limit > highest,
             _ => false,
         }
     }
 
-    /// Returns the wall with one more waiter left behind.
+    /// Returns what is admitted with one more waiter left behind.
     #[must_use]
-    pub fn behind(self, waiter: Mode) -> Wall {
+    pub fn behind(self, waiter: Mode) -> Admission {
         match (self, waiter) {
-            (Wall::Open | Wall::Shared, Mode::Shared) => Wall::Shared,
-            (Wall::Open, Mode::Slots { limit, .. }) => Wall::SlotsAbove(limit),
-            (Wall::SlotsAbove(highest), Mode::Slots { limit, .. }) => Wall::SlotsAbove(limit.max(highest)),
-            _ => Wall::Closed,
+            (Admission::Open | Admission::Shared, Mode::Shared) => Admission::Shared,
+            (Admission::Open, Mode::Slots { limit, .. }) => Admission::SlotsAbove(limit),
+            (Admission::SlotsAbove(highest), Mode::Slots { limit, .. }) => {
+                Admission::SlotsAbove(limit.max(highest))
+            }
+            _ => Admission::Closed,
         }
     }
 }
@@ -194,10 +196,10 @@ mod tests {
         let modes = [Mode::Exclusive, Mode::Shared, slots(1, 1), slots(1, 2), slots(2, 2), slots(1, 3)];
         for first in modes {
             for second in modes {
-                let wall = Wall::Open.behind(first).behind(second);
+                let admission = Admission::Open.behind(first).behind(second);
                 for later in modes {
                     let all = passes(later, first) && passes(later, second);
-                    assert_eq!(wall.admits(later), all, "{later:?} after {first:?} and {second:?}");
+                    assert_eq!(admission.admits(later), all, "{later:?} after {first:?} and {second:?}");
                 }
             }
         }
@@ -206,8 +208,8 @@ mod tests {
     #[test]
     fn a_closed_wall_admits_none_and_an_open_one_all() {
         for mode in [Mode::Exclusive, Mode::Shared, slots(1, u32::MAX)] {
-            assert!(Wall::Open.admits(mode) && !Wall::Closed.admits(mode));
-            assert_eq!(Wall::Closed.behind(mode), Wall::Closed);
+            assert!(Admission::Open.admits(mode) && !Admission::Closed.admits(mode));
+            assert_eq!(Admission::Closed.behind(mode), Admission::Closed);
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use lockcore::{
     Granted, Mode, protocol,
-    rules::{InUse, Wall},
+    rules::{Admission, InUse},
 };
 use rusqlite::{OptionalExtension, params};
 
@@ -33,7 +33,7 @@ struct Cursor {
     id: Key,
     /// Along the nested waiters, who obey holders only, or along the others.
     nested: bool,
-    wall: Wall,
+    admission: Admission,
     row: WaitRow,
 }
 
@@ -65,9 +65,9 @@ impl Step<'_> {
                     continue;
                 }
                 for nested in [true, false] {
-                    if let Some(row) = self.next_waiter(&id, nested, Wall::Open, 0)? {
+                    if let Some(row) = self.next_waiter(&id, nested, Admission::Open, 0)? {
                         opened += 1;
-                        let cursor = Cursor { id: id.clone(), nested, wall: Wall::Open, row };
+                        let cursor = Cursor { id: id.clone(), nested, admission: Admission::Open, row };
                         cursors.insert((cursor.row.number, opened), cursor);
                     }
                 }
@@ -195,35 +195,35 @@ impl Step<'_> {
 
     /// Moves a walk on, behind a waiter that has to go on waiting. `None`: none further back can be served.
     fn next_cursor(&mut self, cursor: Cursor) -> Result<Option<Cursor>, StoreError> {
-        let Cursor { id, nested, wall, row } = cursor;
+        let Cursor { id, nested, admission, row } = cursor;
         let in_use = InUse::of(self.load(&id)?.holders.iter().map(|row| row.mode));
         if in_use.exclusive > 0 {
             return Ok(None);
         }
-        let wall = match wall.behind(row.mode) {
-            _ if nested => Wall::Open,
+        let admission = match admission.behind(row.mode) {
+            _ if nested => Admission::Open,
             // No limit up to what is held fits either.
-            Wall::SlotsAbove(limit) => Wall::SlotsAbove(limit.max(in_use.permits)),
-            wall => wall,
+            Admission::SlotsAbove(limit) => Admission::SlotsAbove(limit.max(in_use.permits)),
+            admission => admission,
         };
-        let next = self.next_waiter(&id, nested, wall, row.number)?;
-        Ok(next.map(|row| Cursor { id, nested, wall, row }))
+        let next = self.next_waiter(&id, nested, admission, row.number)?;
+        Ok(next.map(|row| Cursor { id, nested, admission, row }))
     }
 
-    /// Reads the first waiter behind the ticket `after` that the wall admits.
+    /// Reads the first waiter behind the ticket `after` that `admission` admits.
     fn next_waiter(
         &self,
         id: &Key,
         nested: bool,
-        wall: Wall,
+        admission: Admission,
         after: i64,
     ) -> Result<Option<WaitRow>, StoreError> {
-        let (statement, above) = match wall {
-            Wall::Open if nested => (&self.sql.next_nested, None),
-            Wall::Open => (&self.sql.next_queued, None),
-            Wall::Shared => (&self.sql.next_shared, None),
-            Wall::SlotsAbove(limit) => (&self.sql.next_slots, Some(limit)),
-            Wall::Closed => return Ok(None),
+        let (statement, above) = match admission {
+            Admission::Open if nested => (&self.sql.next_nested, None),
+            Admission::Open => (&self.sql.next_queued, None),
+            Admission::Shared => (&self.sql.next_shared, None),
+            Admission::SlotsAbove(limit) => (&self.sql.next_slots, Some(limit)),
+            Admission::Closed => return Ok(None),
         };
         let mut next = self.conn.prepare_cached(statement)?;
         let row = match above {
