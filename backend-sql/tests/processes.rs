@@ -205,7 +205,7 @@ async fn a_hand_off_to_another_process_is_fast() {
     latencies.sort_unstable();
     let (median, worst) = (latencies[latencies.len() / 2], latencies[latencies.len() - 1]);
     println!("hand-off between processes: p50 {median} us, worst {worst} us");
-    // Without the bell it would be half of the interval of looking, 125 ms.
+    // Without a notification it would be half of the interval of polling, 125 ms.
     assert!(median < 50_000, "{latencies:?}");
     assert!(Duration::from_micros(worst.unsigned_abs()) < PATIENCE);
 }

@@ -114,7 +114,7 @@ async fn check(
     let Acquired::Granted(granted) = dao.acquire(&held).await? else { return Err("it is free".into()) };
     let grant = Grant::new(held.context, held.claims.clone(), granted, held.lease);
     set(true).await?;
-    // A session hears of it a moment later.
+    // A session learns of it a moment later.
     let error = eventually("writes are refused", || async {
         let refused = dao.acquire(&other).await;
         if let Ok(Acquired::Granted(granted)) = refused {

@@ -37,14 +37,14 @@
 //! - **Waiting.** A step that frees something grants it to the next waiter in the same transaction, as an offer
 //!   of at most 2 s. A session with waiters writes a heartbeat every second, which counts for 3 s.
 //! - **Waking.** A waiter of the same process is notified after the commit. For one of another process the
-//!   releaser rings its session's bell, a datagram to an abstract socket that carries nothing; the
+//!   releaser notifies its session, by a datagram without content to an abstract socket; the
 //!   session then reads its offers. From the release to the confirmed grant in another process half of
-//!   the hand-offs took at most 0.2 ms. A bell that cannot be heard - another network namespace,
-//!   another system than Linux - leaves a look at the table every 250 ms. The same look finds holders that
+//!   the hand-offs took at most 0.2 ms. Where no datagram arrives - another network namespace,
+//!   another system than Linux - the session polls the table every 250 ms. The same poll finds holders that
 //!   died or let their lease end.
 //! - **Watching** an id adds a row beside its holders and waiters, so that a step that changes them finds it, removes it, and
-//!   rings the bell of the watcher's session, which looks again. Releases look at their ids only while the namespace has waiters
-//!   or watchers. Where a bell cannot be heard a watcher looks after each interval only.
+//!   notifies the watcher's session, which looks again. Releases look at their ids only while the namespace has waiters
+//!   or watchers. Where no datagram arrives a watcher polls at its interval.
 //!
 //! # What to know
 //! - A process that is stopped (`SIGSTOP`, a debugger) in the middle of a transaction keeps the write lock:

@@ -1,9 +1,9 @@
 //! Waking: how a waiter of this process learns of what another process handed to it.
 //!
-//! A step that hands over rings the bell of the session: a datagram without content to a socket in Linux's
-//! abstract namespace, so that no file is left behind and only those who were given something wake. The
-//! bell only says "look"; what was granted is read from the database. Where a bell cannot be heard -
-//! another network namespace, another system - the session looks by itself every [`LOOK`].
+//! A step that hands over notifies the session by a datagram without content to a socket in Linux's abstract
+//! namespace, so that no file is left behind and only sessions that were granted something wake. What was
+//! granted is read from the database. Where no datagram arrives - another network namespace, another
+//! system - the session polls every [`LOOK`].
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -18,7 +18,7 @@ use super::{
     row::{Key, Set, Text},
 };
 
-/// How often a session with waiters looks for offers and for holders that died, though no bell rang.
+/// How often a session with waiters looks for offers and for holders that died, though it was not notified.
 pub(super) const LOOK: Duration = Duration::from_millis(250);
 
 /// How much longer the interval gets for each id that is waited for, so that looking never keeps the
@@ -47,7 +47,7 @@ impl Waiting {
         self.entries.is_empty()
     }
 
-    /// Adds a waiter, or gives one that asks again its new bell. `look` is when to look at its ids first.
+    /// Adds a waiter, or replaces the sender of one that asks again. `look` is when to look at its ids first.
     pub(super) fn add(&mut self, context: Text, attempt: i64, waiter: Waiter, look: Instant) {
         let ids: Vec<Key> = waiter.claims.iter().map(|claim| claim.id.clone()).collect();
         self.take(&context, attempt);
@@ -129,10 +129,10 @@ impl Waiting {
     }
 }
 
-pub(super) use bell::{Bell, Listener};
+pub(super) use datagram::{Listener, Notifier};
 
 #[cfg(target_os = "linux")]
-mod bell {
+mod datagram {
     use std::{
         os::{
             linux::net::SocketAddrExt,
@@ -148,41 +148,41 @@ mod bell {
 
     use super::FileId;
 
-    /// The pause after each ring: any user of the host can ring.
-    const BETWEEN_RINGS: Duration = Duration::from_millis(1);
+    /// The pause after each datagram: any user of the host can send one.
+    const PAUSE: Duration = Duration::from_millis(1);
 
-    /// Rings the bells of sessions of one file.
+    /// Notifies the sessions of one file.
     #[derive(Debug)]
-    pub(in crate::sqlite) struct Bell {
+    pub(in crate::sqlite) struct Notifier {
         /// `None` for a store in memory, which has no other session.
         socket: Option<UnixDatagram>,
-        /// What the names of all bells of the file begin with.
+        /// What the names of all sockets of the file begin with.
         prefix: String,
     }
 
-    impl Bell {
+    impl Notifier {
         pub(in crate::sqlite) fn new(file: Option<FileId>, prefix: &str) -> Self {
             let socket = file.and_then(|_| UnixDatagram::unbound().ok());
             if let Some(socket) = &socket {
-                // A full bell is one that will be heard anyway.
+                // Where the socket's queue is full, the session will wake anyway.
                 let _ = socket.set_nonblocking(true);
             }
             let name = |FileId { device, inode }| format!("lockcore/{device:x}/{inode:x}/{prefix}");
-            Bell { socket, prefix: file.map(name).unwrap_or_default() }
+            Notifier { socket, prefix: file.map(name).unwrap_or_default() }
         }
 
         /// Wakes a session. Without effect if it is gone or cannot be reached.
-        pub(in crate::sqlite) fn ring(&self, session: i64) {
+        pub(in crate::sqlite) fn notify(&self, session: i64) {
             if let (Some(socket), Some(address)) = (&self.socket, self.address(session)) {
                 let _ = socket.send_to_addr(&[], &address);
             }
         }
 
-        /// Listens for the bell of `session` on a thread of its own.
+        /// Calls `notified` for each datagram to `session`, on a thread of its own.
         pub(in crate::sqlite) fn listen(
             &self,
             session: i64,
-            heard: impl Fn() + Send + 'static,
+            notified: impl Fn() + Send + 'static,
         ) -> Option<Listener> {
             self.socket.as_ref()?;
             let address = self.address(session)?;
@@ -191,12 +191,12 @@ mod bell {
             let end = ended.clone();
             let listen = move || {
                 while socket.recv(&mut []).is_ok() && !end.load(Ordering::Acquire) {
-                    heard();
-                    // The kernel keeps a few rings, and a sender that rings without a pause has to wait.
-                    thread::sleep(BETWEEN_RINGS);
+                    notified();
+                    // The kernel keeps a few datagrams, and a sender that sends without a pause has to wait.
+                    thread::sleep(PAUSE);
                 }
             };
-            let thread = thread::Builder::new().name("lockcore-bell".to_owned()).spawn(listen).ok()?;
+            let thread = thread::Builder::new().name("lockcore-notify".to_owned()).spawn(listen).ok()?;
             Some(Listener { ended, thread })
         }
 
@@ -215,32 +215,32 @@ mod bell {
 
     impl Listener {
         /// Ends the thread.
-        pub(in crate::sqlite) fn end(self, bell: &Bell, session: i64) {
+        pub(in crate::sqlite) fn end(self, notifier: &Notifier, session: i64) {
             self.ended.store(true, Ordering::Release);
-            bell.ring(session);
+            notifier.notify(session);
             let _ = self.thread.join();
         }
     }
 }
 
 #[cfg(not(target_os = "linux"))]
-mod bell {
-    //! Without abstract sockets there are no bells.
+mod datagram {
+    //! Without abstract sockets sessions poll.
 
     #[derive(Debug)]
-    pub(in crate::sqlite) struct Bell;
+    pub(in crate::sqlite) struct Notifier;
 
-    impl Bell {
+    impl Notifier {
         pub(in crate::sqlite) fn new(_file: Option<super::FileId>, _prefix: &str) -> Self {
-            Bell
+            Notifier
         }
 
-        pub(in crate::sqlite) fn ring(&self, _session: i64) {}
+        pub(in crate::sqlite) fn notify(&self, _session: i64) {}
 
         pub(in crate::sqlite) fn listen(
             &self,
             _session: i64,
-            _heard: impl Fn() + Send + 'static,
+            _notified: impl Fn() + Send + 'static,
         ) -> Option<Listener> {
             None
         }
@@ -250,6 +250,6 @@ mod bell {
     pub(in crate::sqlite) struct Listener;
 
     impl Listener {
-        pub(in crate::sqlite) fn end(self, _bell: &Bell, _session: i64) {}
+        pub(in crate::sqlite) fn end(self, _notifier: &Notifier, _session: i64) {}
     }
 }

@@ -26,7 +26,7 @@ use super::{
     schema,
     step::{Handed, Step},
     store::Store,
-    watch::{Bell, LOOK, Listener, Waiter, Waiting},
+    watch::{LOOK, Listener, Notifier, Waiter, Waiting},
 };
 
 /// How often the file is looked at while anything is held, so that its holders learn of a file that was replaced.
@@ -47,12 +47,12 @@ pub(super) struct Worker {
     waiting: Waiting,
     /// Of any ids, for watchers.
     changes: Arc<Changes<()>>,
-    bell: Bell,
+    notifier: Notifier,
     listener: Option<Listener>,
     /// Wakes the database's thread.
     wake: Arc<dyn Fn() + Send + Sync>,
-    /// Whether the bell rang since the last look: any user can ring, without a pause.
-    rang: Arc<AtomicBool>,
+    /// Whether the session was notified since the last look: any user can do that, without a pause.
+    notified: Arc<AtomicBool>,
     last_heartbeat: i64,
     next_heartbeat: Instant,
     next_look: Instant,
@@ -85,16 +85,16 @@ impl Worker {
         changes: Arc<Changes<()>>,
     ) -> Result<Self, StoreError> {
         let store = Store::open(settings)?;
-        let bell = Bell::new(store.opened.file, &store.opened.settings.table_prefix);
+        let notifier = Notifier::new(store.opened.file, &store.opened.settings.table_prefix);
         let (last_heartbeat, now) = (store.opened.now().at, Instant::now());
         Ok(Worker {
             store,
             waiting: Waiting::default(),
             changes,
-            bell,
+            notifier,
             listener: None,
             wake,
-            rang: Arc::default(),
+            notified: Arc::default(),
             last_heartbeat,
             next_heartbeat: now,
             next_look: now,
@@ -193,7 +193,7 @@ impl Worker {
         Ok((verdict, wakeup))
     }
 
-    /// Inspects an id, the next change of which will be among the `changes`, unless no bell can be heard or rung.
+    /// Inspects an id, the next change of which will be among the `changes`, unless no datagram arrives.
     pub(super) fn watch(&mut self, id: &Key, deadline: Option<Instant>) -> Result<Inspected, StoreError> {
         match self.watch_next(id, deadline) {
             // To inspect needs no write lock.
@@ -204,7 +204,7 @@ impl Worker {
 
     fn watch_next(&mut self, id: &Key, deadline: Option<Instant>) -> Result<Inspected, StoreError> {
         if self.store.session == 0 {
-            // A bell has the number of its session.
+            // A socket has the number of its session.
             self.write_and_notify(deadline, |step| step.heartbeat())?;
         }
         self.listen();
@@ -255,19 +255,19 @@ impl Worker {
         wakeup
     }
 
-    /// Listens for the bell of this session, unless that is done.
+    /// Listens for notifications of this session, unless that is done.
     fn listen(&mut self) {
         if self.listener.is_none() {
-            let (wake, rang) = (self.wake.clone(), self.rang.clone());
-            self.listener = self.bell.listen(self.store.session, move || {
-                if !rang.swap(true, Ordering::AcqRel) {
+            let (wake, notified) = (self.wake.clone(), self.notified.clone());
+            self.listener = self.notifier.listen(self.store.session, move || {
+                if !notified.swap(true, Ordering::AcqRel) {
                     wake();
                 }
             });
         }
     }
 
-    /// Delivers what is for the waiters and watchers of this session, and rings for those of others.
+    /// Delivers what is for the waiters and watchers of this session, and notifies the sessions of others.
     fn notify(&mut self, Notices { handed, watchers: mut others }: Notices) {
         if others.remove(&self.store.session) {
             self.changes.any();
@@ -287,14 +287,14 @@ impl Worker {
             }
         }
         for session in others {
-            self.bell.ring(session);
+            self.notifier.notify(session);
         }
     }
 
     fn stop_waiting(&mut self) {
         self.waiting.clear();
         if let Some(listener) = self.listener.take() {
-            listener.end(&self.bell, self.store.session);
+            listener.end(&self.notifier, self.store.session);
         }
     }
 
@@ -325,7 +325,7 @@ impl Worker {
     pub(super) fn look_after(&mut self) {
         self.woken = false;
         // Before the look, so that what is handed over after it is looked for again.
-        if self.rang.swap(false, Ordering::AcqRel) {
+        if self.notified.swap(false, Ordering::AcqRel) {
             self.next_look = Instant::now();
             self.changes.any();
         }

@@ -1,4 +1,4 @@
-//! The bell of a session, which any user of the host can ring, must not keep the session from its work.
+//! The datagrams that notify a session, which any user of the host can send, must not keep the session from its work.
 
 #![cfg(target_os = "linux")]
 
@@ -25,10 +25,10 @@ use uuid::Uuid;
 
 type Dao = SqliteLockDao<String, Uuid>;
 
-/// Renewals that have to be answered while the bell rings without a pause.
+/// Renewals that have to be answered while datagrams are sent without a pause.
 const RENEWALS: usize = 1000;
 
-/// Far more than a step takes here, far less than the work that the bell would make.
+/// Far more than a step takes here, far less than the work that the datagrams would make.
 const SLOW: Duration = Duration::from_secs(1);
 
 #[tokio::test]
@@ -43,7 +43,7 @@ async fn notifying_without_a_pause_delays_nothing() {
     else {
         panic!("it is held")
     };
-    let bell = bell(fs::metadata(&file).expect("it is there").ino());
+    let address = socket_of(fs::metadata(&file).expect("it is there").ino());
     let stop = AtomicBool::new(false);
     let slowest = thread::scope(|scope| {
         for _ in 0..2 {
@@ -51,7 +51,7 @@ async fn notifying_without_a_pause_delays_nothing() {
                 let socket = UnixDatagram::unbound().expect("a socket");
                 socket.set_write_timeout(Some(Duration::from_millis(10))).expect("it can be set");
                 while !stop.load(Ordering::Relaxed) {
-                    let _ = socket.send_to_addr(&[], &bell);
+                    let _ = socket.send_to_addr(&[], &address);
                 }
             });
         }
@@ -76,8 +76,8 @@ async fn notifying_without_a_pause_delays_nothing() {
     assert!(slowest < SLOW, "a renewal took {slowest:?}");
 }
 
-/// The address of the bell, as every user can read it.
-fn bell(inode: u64) -> SocketAddr {
+/// The address of the session's socket, as every user can read it.
+fn socket_of(inode: u64) -> SocketAddr {
     let sockets = fs::read_to_string("/proc/net/unix").expect("it can be read");
     let mut names = sockets.lines().filter_map(|line| line.split_once("@lockcore/").map(|(_, name)| name));
     let file = format!("/{inode:x}/");
