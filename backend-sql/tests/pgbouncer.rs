@@ -166,11 +166,11 @@ async fn waiters_are_notified_past_it() -> TestResult {
 /// A LISTEN through it works and delivers nothing: that is noticed, and all clients get a turn all the same.
 async fn waiters_poll_if_they_are_not_notified() -> TestResult {
     let place = Place::new().await?;
-    let deaf = place.builder().listen_url(place.url()).open().await?;
-    assert!(!deaf.capabilities().push, "nothing can be heard through it");
-    let waking = deaf.doctor().await?.into_iter().find(|finding| finding.check == "waking");
+    let polling = place.builder().listen_url(place.url()).open().await?;
+    assert!(!polling.capabilities().push, "no notification passes through it");
+    let waking = polling.doctor().await?.into_iter().find(|finding| finding.check == "waking");
     assert_eq!(waking.map(|finding| finding.severity), Some(Severity::Warning));
-    let (holder, waiter) = (place.locks().await?, LockingService::new(deaf));
+    let (holder, waiter) = (place.locks().await?, LockingService::new(polling));
     for _ in 0..3 {
         let took = hand_over(&place, &holder, &waiter).await?;
         assert!(took < Duration::from_secs(5), "{took:?}");
@@ -184,7 +184,7 @@ async fn listening_is_seldom_tried_where_it_cannot_work() -> TestResult {
     let proxy = Proxy::start(place.pooler.address().to_string()).await?;
     let listens = place.server.url_through(proxy.address());
     let dao = place.builder().listen_url(listens).open().await?;
-    assert!(!dao.capabilities().push, "nothing can be heard through it");
+    assert!(!dao.capabilities().push, "no notification passes through it");
     // A try takes three seconds.
     let tried = proxy.counts().connections;
     let again = timeout(Duration::from_secs(8), proxy.counted(|counts| counts.connections > tried));

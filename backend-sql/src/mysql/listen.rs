@@ -29,7 +29,7 @@ const SETTLED: Duration = Duration::from_millis(500);
 /// The owner of the task that has the connection, so that waiting for it can be dropped in the middle of an exchange.
 pub struct Listener {
     session: i64,
-    heard: mpsc::UnboundedReceiver<Result<String, ServerError>>,
+    received: mpsc::UnboundedReceiver<Result<String, ServerError>>,
     /// How often the connection was interrupted.
     interrupted: watch::Receiver<u64>,
     task: JoinHandle<()>,
@@ -56,7 +56,7 @@ pub(super) async fn listen(
     dedicated::ensure(names, [&mut link, &mut other], Some([session, other_name])).await?;
     // It is silent for as long as this process listens.
     other.text("SET SESSION wait_timeout = 2147483").await?;
-    let (sender, heard) = mpsc::unbounded_channel();
+    let (sender, received) = mpsc::unbounded_channel();
     let (count, interrupted) = watch::channel(0);
     let waiting = ListenTask {
         routine: names.quoted("v1_await"),
@@ -71,8 +71,8 @@ pub(super) async fn listen(
     };
     let task = tokio::spawn(waiting.run(sender));
     let wake = names.quoted("v1_wake");
-    let mut listener = Listener { session, heard, interrupted, task, other, wake };
-    tokio::time::timeout(ARRIVES, listener.probe()).await.map_err(|_elapsed| unheard())??;
+    let mut listener = Listener { session, received, interrupted, task, other, wake };
+    tokio::time::timeout(ARRIVES, listener.probe()).await.map_err(|_elapsed| unreachable())??;
     Ok(listener)
 }
 
@@ -96,7 +96,7 @@ async fn take_name(names: &Names, link: &mut Link, session: i64) -> Result<(), S
     Err(ServerError::Misconfigured { backend: "mysql", what })
 }
 
-fn unheard() -> ServerError {
+fn unreachable() -> ServerError {
     let what = "KILL QUERY does not reach this user's own connections: is there a proxy between?".to_owned();
     ServerError::Misconfigured { backend: "mysql", what }
 }
@@ -104,7 +104,7 @@ fn unheard() -> ServerError {
 impl Listener {
     /// Waits for the next message. Cancel safe.
     pub(super) async fn receive(&mut self) -> Result<String, ServerError> {
-        self.heard.recv().await.unwrap_or_else(|| Err(unheard()))
+        self.received.recv().await.unwrap_or_else(|| Err(unreachable()))
     }
 
     /// Interrupts the connection that listens, as others do, until it has noticed.
@@ -151,10 +151,10 @@ struct ListenTask {
 }
 
 impl ListenTask {
-    async fn run(mut self, heard: mpsc::UnboundedSender<Result<String, ServerError>>) {
-        while !heard.is_closed() {
-            if let Err(error) = self.wait(&heard).await {
-                let _ = heard.send(Err(error));
+    async fn run(mut self, received: mpsc::UnboundedSender<Result<String, ServerError>>) {
+        while !received.is_closed() {
+            if let Err(error) = self.wait(&received).await {
+                let _ = received.send(Err(error));
                 return;
             }
         }
@@ -163,7 +163,7 @@ impl ListenTask {
     /// Passes on what notices there are, and waits until it is interrupted, or nothing happened for long.
     async fn wait(
         &mut self,
-        heard: &mpsc::UnboundedSender<Result<String, ServerError>>,
+        received: &mpsc::UnboundedSender<Result<String, ServerError>>,
     ) -> Result<(), ServerError> {
         let int = Argument::Int;
         let arguments = [
@@ -181,7 +181,7 @@ impl ListenTask {
         let receive = |reply: Reply| {
             notices.push_str(&reply.text);
             // Before the routine has ended, which takes a while longer. Whether it is still received is checked then.
-            let _ = heard.send(Ok(reply.text));
+            let _ = received.send(Ok(reply.text));
         };
         let begun = Instant::now();
         let ended = self.link.call_for_parts(&self.routine, &arguments, receive).await;

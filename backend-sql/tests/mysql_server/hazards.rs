@@ -112,7 +112,7 @@ async fn a_deadlock_is_retried(kind: Kind) -> TestResult {
     Ok(())
 }
 
-/// All connections are cut at once, as by a restart: what can be repeated is, the rest is told as in doubt once.
+/// All connections are cut at once, as by a restart: what can be repeated is, the rest fails in doubt, once.
 async fn a_cut_connection_is_replaced(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.builder().listen(false).open().await?;

@@ -4,12 +4,12 @@
 mod disk;
 mod hazards;
 mod joining;
+mod notifications;
 mod place;
 mod schema;
 mod sets;
 #[path = "../steps/mod.rs"]
 mod steps;
-mod telling;
 mod together;
 mod waking;
 
@@ -23,7 +23,7 @@ fn main() -> ExitCode {
             schema::tests(kind),
             joining::tests(kind),
             waking::tests(kind),
-            telling::tests(kind),
+            notifications::tests(kind),
             sets::tests(kind),
             together::tests(kind),
             hazards::tests(kind),

@@ -67,11 +67,11 @@ async fn a_shared_connection_is_not_interrupted(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     drop(place.open().await?);
     let mut sql = place.sql().await?;
-    sql.run("CREATE TABLE rung (sessions TEXT)").await?;
+    sql.run("CREATE TABLE interrupted (sessions TEXT)").await?;
     sql.run("DROP PROCEDURE lockcore_v1_wake").await?;
     sql.run(
         "CREATE PROCEDURE lockcore_v1_wake(p_wake LONGTEXT CHARACTER SET ascii) BEGIN \
-         INSERT INTO rung VALUES (p_wake); CALL lockcore_v1_ring(p_wake); SELECT '' AS answer, p_wake AS to_wake; END",
+         INSERT INTO interrupted VALUES (p_wake); CALL lockcore_v1_interrupt(p_wake); SELECT '' AS answer, p_wake AS to_wake; END",
     )
     .await?;
     for seen in [
@@ -98,7 +98,7 @@ async fn a_shared_connection_is_not_interrupted(kind: Kind) -> TestResult {
         dao.release(&held).await?;
         let held = handed(&dao, &waits, wakeup).await?;
         dao.release(&held).await?;
-        assert_eq!(sql.number("SELECT COUNT(*) FROM rung").await?, 0, "{seen}");
+        assert_eq!(sql.number("SELECT COUNT(*) FROM interrupted").await?, 0, "{seen}");
     }
     Ok(())
 }
@@ -276,7 +276,7 @@ async fn notifying_many_does_not_wait(kind: Kind) -> TestResult {
 }
 
 /// A client works on one id of a waiting set when the other one becomes free: the releaser does not wait for that, which
-/// could deadlock, and grants nothing; the waiter is told to ask.
+/// could deadlock, and grants nothing; the waiter is notified to ask.
 async fn a_set_that_is_locked_by_a_transaction_is_not_waited_for(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.open().await?;

@@ -116,7 +116,7 @@ body: BEGIN
     END IF;
     CALL {v1_notice}(p_ns, p_set, v_wake);
     COMMIT;
-    CALL {v1_ring}(v_wake);
+    CALL {v1_interrupt}(v_wake);
     SELECT v_answer AS answer, v_wake AS to_wake;
     LEAVE body;
   END IF;
@@ -146,7 +146,7 @@ body: BEGIN
       ROLLBACK;
     END IF;
   END IF;
-  CALL {v1_ring}(v_wake);
+  CALL {v1_interrupt}(v_wake);
   SELECT v_answer AS answer, v_wake AS to_wake;
 END
 //
@@ -335,7 +335,7 @@ body: BEGIN
   END IF;
   CALL {v1_settle}(p_ns, p_set, v_wake);
   COMMIT;
-  CALL {v1_ring}(v_wake);
+  CALL {v1_interrupt}(v_wake);
   SELECT v_answer AS answer, v_wake AS to_wake;
 END
 //

@@ -118,7 +118,7 @@ body: BEGIN
     CALL {v1_notice}(p_ns, p_set, v_wake);
   END IF;
   COMMIT;
-  CALL {v1_ring}(v_wake);
+  CALL {v1_interrupt}(v_wake);
   SELECT CONCAT('{"left":', IF(p_freed, 0, GREATEST(v_until - now_us, 1)), '}') AS answer, v_wake AS to_wake;
 END
 //
@@ -145,7 +145,7 @@ BEGIN
     CALL {v1_settle}(p_ns, p_set, v_wake);
   END IF;
   COMMIT;
-  CALL {v1_ring}(v_wake);
+  CALL {v1_interrupt}(v_wake);
   SELECT '' AS answer, v_wake AS to_wake;
 END
 //
@@ -175,7 +175,7 @@ BEGIN
     CALL {v1_settle}(p_ns, p_set, v_wake);
   END IF;
   COMMIT;
-  CALL {v1_ring}(v_wake);
+  CALL {v1_interrupt}(v_wake);
   SELECT CONCAT('[', IFNULL(v_freed, ''), ']') AS answer, v_wake AS to_wake;
 END
 //
@@ -294,7 +294,7 @@ body: BEGIN
   DELETE FROM {breaks} WHERE ns = p_ns AND at < now_us - 7 * 24 * {hour} LIMIT 100;
   DELETE FROM {sessions} WHERE ns = p_ns AND heartbeat < now_us - 24 * {hour} LIMIT 100;
   UPDATE {namespaces} SET swept_to = IF(v_more, v_end, NULL) WHERE ns = p_ns;
-  CALL {v1_ring}(v_wake);
+  CALL {v1_interrupt}(v_wake);
   SELECT CONCAT('{"removed":', v_removed, ',"more":', v_more, ',"elsewhere":0}') AS answer, v_wake AS to_wake;
 END
 //

@@ -30,7 +30,7 @@ body: BEGIN
       CALL {v1_release}(p_ns, p_context, CONCAT('[["', HEX(p_id), '",', p_fence, ']]'), 1);
     ELSEIF v_session > 0 THEN
       SET v_wake = CONCAT(v_session, ',');
-      CALL {v1_ring}(v_wake);
+      CALL {v1_interrupt}(v_wake);
       IF v_wake <> '' THEN
         SELECT '' AS answer, v_wake AS to_wake;
       END IF;
@@ -129,7 +129,7 @@ body: BEGIN
     CALL {v1_notice}(p_ns, p_set, v_wake);
   END IF;
   COMMIT;
-  CALL {v1_ring}(v_wake);
+  CALL {v1_interrupt}(v_wake);
   SELECT v_answer AS answer, v_wake AS to_wake;
 END
 //
@@ -227,7 +227,7 @@ BEGIN
     SET v_answers = CONCAT(v_answers, CASE WHEN v_session IS NOT NULL THEN '|' WHEN v_extra IS NULL THEN 'B|' ELSE 'A|' END);
   END WHILE;
   COMMIT;
-  CALL {v1_ring}(v_wake);
+  CALL {v1_interrupt}(v_wake);
   SELECT v_answers AS answer, v_wake AS to_wake;
 END
 //

@@ -176,7 +176,7 @@ END
 -- Wakes the sessions in a list. Their connections hold a user-level lock of their name, so that no other query is ever
 -- interrupted: a connection id that was given to another client holds no such lock. Those that this user may not interrupt stay
 -- in the list.
-CREATE PROCEDURE {v1_ring}(INOUT p_wake LONGTEXT CHARACTER SET ascii)
+CREATE PROCEDURE {v1_interrupt}(INOUT p_wake LONGTEXT CHARACTER SET ascii)
 SQL SECURITY INVOKER
 BEGIN
   DECLARE v_left LONGTEXT CHARACTER SET ascii DEFAULT '';

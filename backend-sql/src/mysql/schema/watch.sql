@@ -1,7 +1,7 @@
 -- How processes with waiters notice what concerns them: heartbeats, and a connection that listens.
 --
 -- A heartbeat of a session. Looks after the leases that it waits for, and returns what was handed to it. A probe is a notice
--- to itself, by which it sees that it still hears.
+-- to itself, by which it sees that it still listens.
 CREATE PROCEDURE {v1_heartbeat}(p_ns INT UNSIGNED, p_session BIGINT, p_probe BIGINT)
 SQL SECURITY DEFINER
 body: BEGIN
@@ -43,7 +43,7 @@ body: BEGIN
   IF p_probe <> 0 AND NOT FIND_IN_SET(p_session, v_wake) THEN
     SET v_wake = CONCAT(v_wake, p_session, ',');
   END IF;
-  CALL {v1_ring}(v_wake);
+  CALL {v1_interrupt}(v_wake);
   SELECT CONCAT('{"now":', now_us, ',"next":', LEAST({heartbeat}, GREATEST(v_next, 0)), '}') AS answer, v_wake AS to_wake;
   CALL {v1_notices}(p_ns, p_session, '', NULL, v_notices);
 END
@@ -78,10 +78,10 @@ BEGIN
   END IF;
 END
 //
--- Returns the notices of a session, and waits for more, until `v1_ring` interrupts it or p_seconds are over.
+-- Returns the notices of a session, and waits for more, until `v1_interrupt` interrupts it or p_seconds are over.
 --
 -- With p_unnamed it first looks without the name of the session, so that no one interrupts it: under many hand-overs it might never
--- get to the end. None is missed: a process that commits and then finds no name to ring comes before a look with the name; one that
+-- get to the end. None is missed: a process that commits and then finds no session of that name comes before a look with the name; one that
 -- finds it interrupts this, and the next call finds what was committed.
 -- It runs with the caller's own rights: a connection that has another user's at the moment can be interrupted only by that user.
 -- It waits for a lock that another connection of this process holds (p_other, by `v1_listen`), and not in SLEEP: on MariaDB all
@@ -114,7 +114,7 @@ CREATE PROCEDURE {v1_wake}(p_wake LONGTEXT CHARACTER SET ascii)
 SQL SECURITY INVOKER
 BEGIN
   DECLARE v_wake LONGTEXT CHARACTER SET ascii DEFAULT p_wake;
-  CALL {v1_ring}(v_wake);
+  CALL {v1_interrupt}(v_wake);
   SELECT '' AS answer, v_wake AS to_wake;
 END
 //
@@ -145,7 +145,7 @@ BEGIN
   END IF;
   DELETE FROM {sessions} WHERE session = p_session;
   COMMIT;
-  CALL {v1_ring}(v_wake);
+  CALL {v1_interrupt}(v_wake);
   SELECT '' AS answer, v_wake AS to_wake;
 END
 //

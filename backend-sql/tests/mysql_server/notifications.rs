@@ -1,4 +1,4 @@
-//! What a session is told, and who is handed something: not the dead, nothing twice, nothing that is over.
+//! Which notifications a session gets, and which waiters are handed a lock: no dead one, nothing twice, nothing that is over.
 
 use lockcore::{
     BackendErrorKind, LockDao, StoredContext, Target,
@@ -15,19 +15,27 @@ use crate::{
 
 pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
     vec![
-        test(kind, "telling::a_dead_waiter_is_handed_nothing", a_dead_waiter_is_handed_nothing),
-        test(kind, "telling::the_dead_in_a_row_are_handed_nothing", the_dead_in_a_row_are_handed_nothing),
-        test(kind, "telling::who_waits_in_a_row_can_give_up", who_waits_in_a_row_can_give_up),
-        test(kind, "telling::what_is_known_is_not_sent_again", what_is_known_is_not_sent_again),
-        test(kind, "telling::an_old_offer_is_not_sent", an_old_offer_is_not_sent),
+        test(kind, "notifications::a_dead_waiter_is_handed_nothing", a_dead_waiter_is_handed_nothing),
         test(
             kind,
-            "telling::who_was_rung_is_not_rung_while_it_looks",
-            who_was_rung_is_not_rung_while_it_looks,
+            "notifications::the_dead_in_a_row_are_handed_nothing",
+            the_dead_in_a_row_are_handed_nothing,
         ),
-        test(kind, "telling::waiting_twice_is_one_place", waiting_twice_is_one_place),
-        test(kind, "telling::a_sweep_forgets_no_withdrawal", a_sweep_forgets_no_withdrawal),
-        test(kind, "telling::no_later_grant_lets_a_late_request_in", no_later_grant_lets_a_late_request_in),
+        test(kind, "notifications::who_waits_in_a_row_can_give_up", who_waits_in_a_row_can_give_up),
+        test(kind, "notifications::what_is_known_is_not_sent_again", what_is_known_is_not_sent_again),
+        test(kind, "notifications::an_old_offer_is_not_sent", an_old_offer_is_not_sent),
+        test(
+            kind,
+            "notifications::a_session_is_not_interrupted_while_it_looks",
+            a_session_is_not_interrupted_while_it_looks,
+        ),
+        test(kind, "notifications::waiting_twice_is_one_place", waiting_twice_is_one_place),
+        test(kind, "notifications::a_sweep_forgets_no_withdrawal", a_sweep_forgets_no_withdrawal),
+        test(
+            kind,
+            "notifications::no_later_grant_lets_a_late_request_in",
+            no_later_grant_lets_a_late_request_in,
+        ),
     ]
 }
 
@@ -83,7 +91,7 @@ async fn the_dead_in_a_row_are_handed_nothing(kind: Kind) -> TestResult {
     Ok(())
 }
 
-/// By itself, by what is told of its context, and when its session ends.
+/// By its own withdrawal, by the release of its context, and when its session ends.
 async fn who_waits_in_a_row_can_give_up(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.open().await?;
@@ -116,13 +124,13 @@ const SETS: [(&[&str], bool); 4] =
 
 async fn what_is_known_is_not_sent_again(kind: Kind) -> TestResult {
     for (ids, moved) in SETS {
-        let mut ear = Ear::new(kind).await?;
+        let mut offers = Offers::new(kind).await?;
         loop {
-            let offered = ear.offered(ids, moved).await?;
-            let told = ear.hear("").await?;
+            let offered = offers.offered(ids, moved).await?;
+            let notified = offers.notification("").await?;
             // On a busy machine they may be over by now.
-            let all = ids.len() == told.matches("\"lasts\"").count();
-            let again = ear.hear(&known(&told)).await?;
+            let all = ids.len() == notified.matches("\"lasts\"").count();
+            let again = offers.notification(&known(&notified)).await?;
             drop(offered);
             if all {
                 assert_eq!(again, "");
@@ -135,28 +143,28 @@ async fn what_is_known_is_not_sent_again(kind: Kind) -> TestResult {
 
 async fn an_old_offer_is_not_sent(kind: Kind) -> TestResult {
     for (ids, moved) in SETS {
-        let mut ear = Ear::new(kind).await?;
-        let _offered = ear.offered(ids, moved).await?;
+        let mut offers = Offers::new(kind).await?;
+        let _offered = offers.offered(ids, moved).await?;
         let over = match moved {
             true => "UPDATE lockcore_claims SET until = 1 WHERE notice = 1",
             false => "UPDATE lockcore_ids SET until = 1 WHERE session <> 0",
         };
-        assert_eq!(ear.sql.run(over).await?, ids.len() as u64);
-        assert_eq!(ear.hear("").await?, "");
+        assert_eq!(offers.sql.run(over).await?, ids.len() as u64);
+        assert_eq!(offers.notification("").await?, "");
     }
     Ok(())
 }
 
-/// The marks of what was told.
-fn known(told: &str) -> String {
-    let marks = told.split("\"known\":\"").skip(1);
+/// The marks of what was notified.
+fn known(notified: &str) -> String {
+    let marks = notified.split("\"known\":\"").skip(1);
     marks.map(|behind| behind.split_once('"').unwrap_or_default().0).collect::<Vec<_>>().join(",")
 }
 
 type Waiting = (AcquireRequest<String, Uuid>, Wakeup);
 
-/// Hears what a DAO is told that does not listen.
-struct Ear {
+/// Reads the notifications for a DAO that does not listen.
+struct Offers {
     dao: Dao,
     place: Place,
     sql: Sql,
@@ -164,20 +172,20 @@ struct Ear {
     _other: Sql,
 }
 
-impl Ear {
+impl Offers {
     async fn new(kind: Kind) -> Result<Self, Error> {
         let place = Place::new(kind).await?;
         let dao = place.builder().listen(false).open().await?;
         let (sql, mut other) = (place.sql().await?, place.sql().await?);
         assert_eq!(other.number("SELECT GET_LOCK('lockcore:7', 5)").await?, 1);
-        Ok(Ear { dao, place, sql, _other: other })
+        Ok(Offers { dao, place, sql, _other: other })
     }
 
     /// Has each of these ids handed over, and no client confirms it. What is returned waits no more when it is dropped.
     async fn offered(&mut self, ids: &[&str], moved: bool) -> Result<Vec<Waiting>, Error> {
         self.sql.run("DELETE FROM lockcore_claims").await?;
         self.sql.run("UPDATE lockcore_ids SET extra = 0, until = 0, session = 0").await?;
-        // Another's sign of life looks after no offer.
+        // Another session's heartbeat looks after no offer.
         let other = self.place.builder().listen(false).open().await?;
         let mut waiting = Vec::new();
         for id in ids {
@@ -196,7 +204,7 @@ impl Ear {
         Ok(waiting)
     }
 
-    async fn hear(&mut self, known: &str) -> Result<String, Error> {
+    async fn notification(&mut self, known: &str) -> Result<String, Error> {
         let session = "SELECT MAX(s) FROM (SELECT session AS s FROM lockcore_claims WHERE notice = 1 \
                        UNION SELECT session FROM lockcore_ids) offered";
         let session = self.sql.number(session).await?;
@@ -207,9 +215,9 @@ impl Ear {
     }
 }
 
-/// A client that was interrupted in vain looks without its session's name, so that no client that rings keeps it from getting to the
-/// end; and then has it, once.
-async fn who_was_rung_is_not_rung_while_it_looks(kind: Kind) -> TestResult {
+/// A client that was interrupted in vain looks without its session's name, so that no client that interrupts it keeps it from getting to
+/// the end; and then has it, once.
+async fn a_session_is_not_interrupted_while_it_looks(kind: Kind) -> TestResult {
     const NAMED: &str = "SELECT IS_USED_LOCK('lockcore:8') IS NOT NULL";
     const LOOKS: &str = "SELECT COUNT(*) FROM information_schema.processlist \
                          WHERE db = DATABASE() AND state LIKE 'Waiting for table%'";
