@@ -26,7 +26,7 @@ use tokio::runtime::{Builder, Runtime};
 use uuid::Uuid;
 
 use crate::{
-    bare::{Bare, Bell, Commits, Database},
+    bare::{Bare, Commits, Database, Notifier},
     mysql::Mysql,
     postgres::Postgres,
 };
@@ -197,12 +197,12 @@ async fn hand_off<D: Database>(url: &str, commits: Commits) -> Case {
     let candidates = ["release -> the waiter's callback", D::WAKING, D::WRITING];
     let mut case = Case::new(format!("hand-off, {commits}"), &candidates);
     let services = [service::<D>(url, commits).await, service::<D>(url, commits).await];
-    let mut bell = D::bell(url, commits).await;
+    let mut notifier = D::notifier(url, commits).await;
     for round in 0..ROUNDS {
         let (holder, waiter) = (&services[round % 2], &services[(round + 1) % 2]);
         case.times(0).add(hand_over::<D>(holder, waiter).await, 1);
-        case.times(1).add(bell.ring().await, 1);
-        case.times(2).add(bell.write_and_ring().await, 1);
+        case.times(1).add(notifier.notify().await, 1);
+        case.times(2).add(notifier.write_and_notify().await, 1);
     }
     case
 }

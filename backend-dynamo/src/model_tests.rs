@@ -84,7 +84,7 @@ struct Message {
     sent: u64,
     now: ServiceTime,
     /// The sender still waits for the answer.
-    heard: bool,
+    is_awaited: bool,
     write: Write,
 }
 
@@ -170,7 +170,7 @@ impl State {
     fn send(&mut self, from: usize, write: Write, fault: Fault) {
         let attempt = self.attempt(from);
         let now = known(from, self.tick, fault);
-        self.net.push(Message { from, attempt, sent: self.tick, now, heard: true, write });
+        self.net.push(Message { from, attempt, sent: self.tick, now, is_awaited: true, write });
     }
 
     /// Decides about the row that was found, and sends the write; returns whether there is one.
@@ -248,7 +248,7 @@ impl State {
     /// The sender learns what became of its message.
     fn answer(&mut self, message: &Message, done: bool, fault: Fault) {
         let from = message.from;
-        if !message.heard || self.processes[from].phase == Phase::Dead {
+        if !message.is_awaited || self.processes[from].phase == Phase::Dead {
             return;
         }
         let begin = if fault == Fault::LeaseFromAnswer { self.tick } else { message.sent };
@@ -313,7 +313,7 @@ impl State {
                     next.net
                         .iter_mut()
                         .filter(|message| message.from == process)
-                        .for_each(|message| message.heard = false);
+                        .for_each(|message| message.is_awaited = false);
                     next.processes[process].phase = Phase::Undoing;
                     if !next.undo(process, fault) {
                         let attempt = next.attempt(process);
@@ -361,7 +361,7 @@ impl State {
                         let done = next.carry_out(&message, fault);
                         if doubled {
                             next.answer(&message, done, fault);
-                            message.heard = false;
+                            message.is_awaited = false;
                             next.net.push(message);
                         }
                     });

@@ -104,7 +104,7 @@ async fn check<D: LockDao<String, Uuid>>(
     let unheld = ledger.transfer(third.held(), from, to, 10).await;
     assert!(matches!(&unheld, Err(TransferError::NotHeld { account }) if account == to), "{unheld:?}");
     third.release().await?;
-    assert!(former.release().await.is_err(), "it is told that it was not the holder any more");
+    assert!(former.release().await.is_err(), "it was not the holder any more");
     Ok(())
 }
 

@@ -130,7 +130,7 @@ impl Waiting {
     }
 
     /// `5:offer`, name, when it was made, how long it lasts, one claim: its mode, fence, and how many hold it.
-    fn hear(&self, message: &str) {
+    fn receive(&self, message: &str) {
         let (mut rest, mut fields) = (message, Vec::with_capacity(8));
         while let Some((length, behind)) = rest.split_once(':') {
             let (field, behind) = behind.split_at(length.parse().expect("a length"));
@@ -147,7 +147,7 @@ impl Waiting {
 impl AsyncPushSender for Waiting {
     fn send(&self, info: PushInfo) -> Result<(), SendError> {
         if let (PushKind::Message, Some(Value::BulkString(message))) = (info.kind, info.data.get(1)) {
-            self.hear(std::str::from_utf8(message).expect("text"));
+            self.receive(std::str::from_utf8(message).expect("text"));
         }
         Ok(())
     }

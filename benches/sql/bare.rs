@@ -27,12 +27,12 @@ impl fmt::Display for Commits {
 pub(crate) trait Database {
     type Dao: LockDao<String, Uuid>;
     type Bare: Bare;
-    type Bell: Bell;
+    type Notifier: Notifier;
     /// What [`Bare::peer`] is.
     const PEER: &'static str;
-    /// What [`Bell::ring`] is.
+    /// What [`Notifier::notify`] is.
     const WAKING: &'static str;
-    /// What [`Bell::write_and_ring`] is.
+    /// What [`Notifier::write_and_notify`] is.
     const WRITING: &'static str;
 
     /// Ours, in tables of that prefix, with up to 32 connections.
@@ -42,7 +42,7 @@ pub(crate) trait Database {
     async fn bare(url: &str, commits: Commits) -> Self::Bare;
 
     /// A client that is woken by another.
-    async fn bell(url: &str, commits: Commits) -> Self::Bell;
+    async fn notifier(url: &str, commits: Commits) -> Self::Notifier;
 
     /// Makes every durable commit take some milliseconds, as a slow disk would, or no more; what it is called, if the
     /// database can do that.
@@ -74,11 +74,10 @@ pub(crate) trait Bare {
 }
 
 /// One connection that waits for another.
-pub(crate) trait Bell {
+pub(crate) trait Notifier {
     /// From the call of one to the answer to the other.
-    async fn ring(&mut self) -> Duration;
+    async fn notify(&mut self) -> Duration;
 
-    /// The same, after a row was written that is on the disk (unless nothing has to be) before the other is told what it
-    /// says.
-    async fn write_and_ring(&mut self) -> Duration;
+    /// The same, after a row was written that is on the disk (unless nothing has to be) before the other is notified of it.
+    async fn write_and_notify(&mut self) -> Duration;
 }

@@ -6,7 +6,7 @@ use lockcore_sql::MysqlLockDao;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, mysql::MySqlArguments};
 use uuid::Uuid;
 
-use crate::bare::{Bare, Bell, Commits, Database};
+use crate::bare::{Bare, Commits, Database, Notifier};
 
 const HOLDER: &[u8] = b"01234567-89ab-cdef-0123-456789abcdef";
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS bare \
@@ -20,7 +20,7 @@ pub(crate) struct Mysql;
 impl Database for Mysql {
     type Dao = MysqlLockDao<String, Uuid>;
     type Bare = Client;
-    type Bell = Kill;
+    type Notifier = Kill;
     const PEER: &'static str = "GET_LOCK, one by one";
     const WAKING: &'static str = "bare KILL QUERY -> error 1317";
     const WRITING: &'static str = "one-row UPDATE, then KILL QUERY -> error 1317 -> SELECT of the row";
@@ -37,17 +37,18 @@ impl Database for Mysql {
         Client { conn, ids: 0, statements: Statements::default() }
     }
 
-    async fn bell(url: &str, commits: Commits) -> Kill {
-        let [mut waiter, mut keeper, ringer] =
+    async fn notifier(url: &str, commits: Commits) -> Kill {
+        let [mut waiter, mut keeper, notifier] =
             [connect(url, commits).await, connect(url, commits).await, connect(url, commits).await];
         let kept =
             sqlx::query_scalar("SELECT CAST(GET_LOCK('bare', 0) AS SIGNED)").fetch_one(&mut keeper).await;
         assert_eq!(kept.ok(), Some(1_i64), "no other has it");
         let number = "SELECT CAST(CONNECTION_ID() AS SIGNED)";
         let number = sqlx::query_scalar(number).fetch_one(&mut waiter).await.expect("an answer");
-        let table = "CREATE TABLE IF NOT EXISTS bell (rung BIGINT NOT NULL); INSERT INTO bell VALUES (0)";
+        let table =
+            "CREATE TABLE IF NOT EXISTS written (times BIGINT NOT NULL); INSERT INTO written VALUES (0)";
         sqlx::raw_sql(table).execute(&mut keeper).await.expect("a table");
-        Kill { number, waiter, ringer, _keeper: keeper }
+        Kill { number, waiter, notifier, _keeper: keeper }
     }
 
     /// Only with a binary log, whose commits wait for others.
@@ -205,18 +206,18 @@ async fn done(query: Query<'_>, conn: &mut MySqlConnection, names: &[String]) {
 pub(crate) struct Kill {
     number: i64,
     waiter: MySqlConnection,
-    ringer: MySqlConnection,
+    notifier: MySqlConnection,
     _keeper: MySqlConnection,
 }
 
-impl Bell for Kill {
-    async fn ring(&mut self) -> Duration {
+impl Notifier for Kill {
+    async fn notify(&mut self) -> Duration {
         self.interrupted("", None).await
     }
 
     // A `KILL QUERY` says nothing: a client has to look for what it means.
-    async fn write_and_ring(&mut self) -> Duration {
-        self.interrupted("UPDATE bell SET rung = rung + 1; ", Some("SELECT rung FROM bell")).await
+    async fn write_and_notify(&mut self) -> Duration {
+        self.interrupted("UPDATE written SET times = times + 1; ", Some("SELECT times FROM written")).await
     }
 }
 
@@ -227,24 +228,24 @@ impl Kill {
             let wait = sqlx::query_scalar::<_, i64>("SELECT CAST(GET_LOCK('bare', 20) AS SIGNED)");
             let _interrupted = wait.fetch_one(&mut self.waiter).await;
             if let Some(look) = then {
-                let _rung: i64 = sqlx::query_scalar(look).fetch_one(&mut self.waiter).await.expect("a row");
+                let _times: i64 = sqlx::query_scalar(look).fetch_one(&mut self.waiter).await.expect("a row");
             }
             Instant::now()
         };
-        let ring = async {
+        let notify = async {
             let waits =
                 "SELECT COUNT(*) FROM information_schema.processlist WHERE id = ? AND state = 'User lock'";
             let mut waiting = 0;
             while waiting == 0 {
-                let look = sqlx::query_scalar(waits).bind(self.number).fetch_one(&mut self.ringer);
+                let look = sqlx::query_scalar(waits).bind(self.number).fetch_one(&mut self.notifier);
                 waiting = look.await.expect("an answer");
             }
             let begun = Instant::now();
             let kill = AssertSqlSafe(format!("{before}KILL QUERY {}", self.number));
-            sqlx::raw_sql(kill).execute(&mut self.ringer).await.expect("the user may do everything");
+            sqlx::raw_sql(kill).execute(&mut self.notifier).await.expect("the user may do everything");
             begun
         };
-        let (heard, begun) = tokio::join!(wait, ring);
-        heard.duration_since(begun)
+        let (received, begun) = tokio::join!(wait, notify);
+        received.duration_since(begun)
     }
 }

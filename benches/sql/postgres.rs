@@ -9,7 +9,7 @@ use sqlx::{
 };
 use uuid::Uuid;
 
-use crate::bare::{Bare, Bell, Commits, Database};
+use crate::bare::{Bare, Commits, Database, Notifier};
 
 const HOLDER: &[u8] = b"01234567-89ab-cdef-0123-456789abcdef";
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS bare (id bytea PRIMARY KEY, holder bytea NOT NULL, over timestamptz NOT NULL); \
@@ -31,12 +31,12 @@ const TAKE: &str = "INSERT INTO bare AS b (id, holder, over) SELECT id, $2, now(
                     DO UPDATE SET holder = excluded.holder, over = excluded.over WHERE b.over < now()";
 const FREE_ONE: &str = "DELETE FROM bare WHERE id = $1 AND holder = $2";
 const FREE: &str = "DELETE FROM bare WHERE id = ANY ($1) AND holder = $2";
-/// What a hand-over cannot do without, in one call: a row that is on the disk before any client is told, and then a message.
-const BELL: &str = "CREATE TABLE IF NOT EXISTS bell (id int PRIMARY KEY, rung int NOT NULL); \
-    INSERT INTO bell VALUES (7, 0) ON CONFLICT DO NOTHING; \
-    CREATE OR REPLACE PROCEDURE ring() LANGUAGE plpgsql AS $$ \
+/// What a hand-over cannot do without, in one call: a row that is on the disk before any client is notified, and then a message.
+const NOTIFYING: &str = "CREATE TABLE IF NOT EXISTS written (id int PRIMARY KEY, times int NOT NULL); \
+    INSERT INTO written VALUES (7, 0) ON CONFLICT DO NOTHING; \
+    CREATE OR REPLACE PROCEDURE write_and_notify() LANGUAGE plpgsql AS $$ \
     BEGIN \
-      UPDATE bell SET rung = rung + 1 WHERE id = 7; \
+      UPDATE written SET times = times + 1 WHERE id = 7; \
       COMMIT; \
       PERFORM set_config('synchronous_commit', 'off', true); \
       PERFORM pg_notify('bare', 'message'); \
@@ -47,7 +47,7 @@ pub(crate) struct Postgres;
 impl Database for Postgres {
     type Dao = PostgresLockDao<String, Uuid>;
     type Bare = Client;
-    type Bell = Notify;
+    type Notifier = Notify;
     const PEER: &'static str = "sqlx PgAdvisoryLock, one by one";
     const WAKING: &'static str = "bare NOTIFY -> message";
     const WRITING: &'static str = "one-row UPDATE, COMMIT, NOTIFY -> message";
@@ -70,11 +70,11 @@ impl Database for Postgres {
         client
     }
 
-    async fn bell(url: &str, commits: Commits) -> Notify {
+    async fn notifier(url: &str, commits: Commits) -> Notify {
         let mut listener = PgListener::connect(url).await.expect("the server answers");
         listener.listen("bare").await.expect("an answer");
         let mut sender = connect(url, commits).await;
-        sqlx::raw_sql(BELL).execute(&mut sender).await.expect("a table and a routine");
+        sqlx::raw_sql(NOTIFYING).execute(&mut sender).await.expect("a table and a routine");
         Notify { sender, listener }
     }
 
@@ -160,25 +160,25 @@ pub(crate) struct Notify {
 }
 
 impl Notify {
-    async fn told_by(&mut self, statement: &'static str) -> Duration {
+    async fn notified_by(&mut self, statement: &'static str) -> Duration {
         let begun = Instant::now();
         let send = sqlx::query(statement).execute(&mut self.sender);
-        let hear = async {
+        let receive = async {
             self.listener.recv().await.expect("the connection is kept");
             begun.elapsed()
         };
-        let (sent, heard) = tokio::join!(send, hear);
+        let (sent, received) = tokio::join!(send, receive);
         sent.expect("an answer");
-        heard
+        received
     }
 }
 
-impl Bell for Notify {
-    async fn ring(&mut self) -> Duration {
-        self.told_by("SELECT pg_notify('bare', 'message')").await
+impl Notifier for Notify {
+    async fn notify(&mut self) -> Duration {
+        self.notified_by("SELECT pg_notify('bare', 'message')").await
     }
 
-    async fn write_and_ring(&mut self) -> Duration {
-        self.told_by("CALL ring()").await
+    async fn write_and_notify(&mut self) -> Duration {
+        self.notified_by("CALL write_and_notify()").await
     }
 }

@@ -54,7 +54,7 @@ impl<K: Eq + Hash, N> Waiters<K, N> {
         wakeup
     }
 
-    /// Tells one waiter, which is then none any more.
+    /// Wakes one waiter, which is then none any more.
     ///
     /// # Errors
     /// The message itself if no waiter has this key: an offer must then be passed on, or left to the withdrawal

@@ -24,7 +24,7 @@ pub enum Wake {
 pub struct WakeSender(oneshot::Sender<(Wake, Option<Moment>)>);
 
 impl WakeSender {
-    /// Tells the waiter. What is left of an offer counts from here: if time may have passed since it was worked
+    /// Wakes the waiter. What is left of an offer counts from here: if time may have passed since it was worked
     /// out, use [`send_as_of`](Self::send_as_of).
     ///
     /// Gives the message back if the waiter is gone: an offer must then be passed on, or left to the withdrawal that

@@ -19,7 +19,7 @@ use crate::{
     terminal::Terminal,
 };
 
-/// How often it is looked whether a process of the group is running: nothing tells.
+/// How often it is looked whether a process of the group is running: no event says so.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// The command, started.
@@ -34,7 +34,7 @@ pub(crate) struct Child {
 /// What became of the command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Change {
-    /// It ended; the exit code is as a shell tells it.
+    /// It ended; the exit code is as a shell reports it.
     Ended(u8),
     /// It was stopped from the terminal by this signal; see [`Child::stop_too`].
     Stopped(Signal),
@@ -122,7 +122,7 @@ impl Child {
         self.pid
     }
 
-    /// Waits until the command has ended; gives the exit code as a shell tells it.
+    /// Waits until the command has ended; gives the exit code as a shell reports it.
     pub(crate) async fn code(&mut self) -> u8 {
         loop {
             match self.ended {

@@ -13,7 +13,7 @@ use crate::exit::Failure;
 /// The locks of a command.
 pub(crate) type Guard = LockGuard<String, Uuid, AnyLockDao>;
 
-/// Tells a command the context that holds its locks.
+/// Passes to a command the context that holds its locks.
 pub(crate) const CONTEXT: &str = "LOCKCORE_CONTEXT";
 const FENCE: &str = "LOCKCORE_FENCE";
 const FENCES: &str = "LOCKCORE_FENCES";

@@ -17,7 +17,7 @@ const ASKING: Duration = Duration::from_secs(1);
 
 /// When the command has to end if nothing renews the lease. Times are those of [`clock::now`].
 ///
-/// A handle tells only the time until the margin, and after a loss nothing; so it is asked now and then.
+/// A handle shows only the time until the margin, and after a loss nothing; so it is asked now and then.
 pub(crate) struct LeaseEnd {
     /// When the margin begins, before whose end the command has to be gone.
     margin_begins: Option<Duration>,
@@ -56,7 +56,7 @@ impl LeaseEnd {
         self.margin_begins.map(|begins| begins + self.margin.mul_f64(0.75))
     }
 
-    /// What the watchdog does if it hears nothing more. It leaves the first part of the margin to this process.
+    /// What the watchdog does if it receives nothing more. It leaves the first part of the margin to this process.
     pub(crate) fn order(&self, group: Option<Pid>) -> Order {
         Order { group, term: self.margin_begins.map(|begins| begins + self.margin / 4), kill: self.kill() }
     }

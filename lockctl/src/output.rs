@@ -49,7 +49,7 @@ impl Output {
         }
     }
 
-    /// Tells what went wrong.
+    /// Prints what went wrong.
     pub(crate) fn fail(self, failure: &Failure) -> ExitCode {
         match self.json {
             // The reader closed the pipe: it wants no more.

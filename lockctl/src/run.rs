@@ -88,7 +88,7 @@ pub(crate) fn listen() -> Result<Signals, Failure> {
 
 /// Takes the locks, unless a signal comes first.
 ///
-/// They are detached: the command may outlive this process, and only the lease tells when it must have ended.
+/// They are detached: the command may outlive this process, and only the lease says when it must have ended.
 pub(crate) async fn lock(
     global: &Global,
     locking: &Locking,

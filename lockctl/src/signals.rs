@@ -41,7 +41,7 @@ impl Signals {
     }
 }
 
-/// The exit code of a process that was ended by a signal, as a shell tells it.
+/// The exit code of a process that was ended by a signal, as a shell reports it.
 pub(crate) fn code_of(signal: Signal) -> u8 {
     128 + signal as u8
 }

@@ -445,7 +445,7 @@ impl<D: LockDao<String, Uuid>> Place<D> {
         }
     }
 
-    /// Waits for the turn by asking alone, deaf to any offer.
+    /// Waits for the turn by asking alone, without regard to offers.
     pub async fn asking(&mut self) -> Grant<String, Uuid> {
         let deadline = Instant::now() + PATIENCE;
         loop {

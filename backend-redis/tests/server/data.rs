@@ -1,4 +1,4 @@
-//! Stores that lose what they knew: fences go on, losses are told, no client is stuck.
+//! Stores that lose what they knew: fences go on, losses are reported, no client is stuck.
 
 use std::{
     sync::{
@@ -66,7 +66,7 @@ pub(crate) async fn fences_go_on_after_a_restart_without_persistence() -> TestRe
     restarted(&server, &proxy).await?;
     let after = take(&store, "a").await;
     assert!(fence(&after) > fence(&before));
-    // The former holder is told, and can do no harm.
+    // The former holder is notified, and can do no harm.
     let lost = store.dao().renew(&before).await?.lost;
     assert_eq!(lost.iter().map(|lost| lost.reason).collect::<Vec<_>>(), [LossReason::Vanished]);
     assert_eq!(store.dao().release(&before).await?.lost.len(), 1);
@@ -158,7 +158,7 @@ pub(crate) async fn a_callback_learns_that_its_lock_went_with_the_data() -> Test
     Ok(())
 }
 
-/// The lease of a holder of ours that died: its end is told, not found by a poll of seconds.
+/// The lease of a holder of ours that died: Redis notifies of its end, which a poll would find seconds later.
 pub(crate) async fn the_end_of_a_lease_wakes_the_first_waiter() -> TestResult {
     let place = Place::shared().await?;
     let store = place.store().await;
@@ -221,7 +221,7 @@ pub(crate) async fn a_replicated_lock_survives_a_failover() -> TestResult {
     Ok(())
 }
 
-/// As documented: what no replica had is lost with the master; its holder is told, and the next fence is higher.
+/// As documented: what no replica had is lost with the master; its holder is notified, and the next fence is higher.
 pub(crate) async fn a_lock_that_was_not_replicated_is_reported_as_lost() -> TestResult {
     let watched = Watched::start().await?;
     let place = Place::at(watched.url()).patient_for(Duration::from_secs(1));

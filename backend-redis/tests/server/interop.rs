@@ -12,8 +12,8 @@ use uuid::Uuid;
 
 use crate::{place::Place, python::Python};
 
-/// From the release, deletion or expiry of a foreign lock to our waiter's grant; a poll would take seconds. Expiry is told
-/// by Redis up to 100 ms late.
+/// From the release, deletion or expiry of a foreign lock to our waiter's grant; a poll would take seconds. Redis
+/// notifies of an expiry up to 100 ms late.
 const SOON: Duration = Duration::from_millis(600);
 
 /// That it usually takes no longer than [`SOON`]: the machine may stall now and then.

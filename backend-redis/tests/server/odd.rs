@@ -67,9 +67,9 @@ pub(crate) async fn the_doctor_sees_whether_messages_arrive() -> TestResult {
     let server = server("").await?;
     let place = Place::at(server.url());
     let raw = place.raw().await?;
-    raw.ask::<()>("ACL SETUSER deaf on >pass ~* resetchannels +@all").await?;
-    let deaf = place.through(server.url().replace("redis://", "redis://deaf:pass@"));
-    for (place, expected) in [(&place, Severity::Ok), (&deaf, Severity::Error)] {
+    raw.ask::<()>("ACL SETUSER unnotified on >pass ~* resetchannels +@all").await?;
+    let unnotified = place.through(server.url().replace("redis://", "redis://unnotified:pass@"));
+    for (place, expected) in [(&place, Severity::Ok), (&unnotified, Severity::Error)] {
         let store = place.store().await;
         for waited in [false, true] {
             let findings = store.dao().doctor().await?;

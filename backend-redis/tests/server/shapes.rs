@@ -58,7 +58,7 @@ pub(crate) async fn databases_are_apart() -> TestResult {
     let [them, they_wait] = in_three.callers();
     let (ours, theirs) = (us.take(["a"]).await, them.take(["a"]).await);
     assert_eq!(three.raw().await?.send::<i64>(&["EXISTS", &three.key("a")]).await?, 1);
-    // Channels know no databases: what is told in one must not be taken for the other's.
+    // Channels know no databases: a message of one must not be taken for the other's.
     let (mut our_turn, mut their_turn) = (we_wait.queue(["a"]).await, they_wait.queue(["a"]).await);
     us.free(&ours).await;
     we_wait.free(&our_turn.offered().await).await;

@@ -36,11 +36,11 @@ impl<I: Ident, C: ContextId, E: Engine> ServerLockDao<I, C, E> {
             on_connection(&shared, patience(timeout), async move |conn| made.engine().migrate(conn).await)
                 .await?;
         }
-        let (watch, heard) = Watch::start(shared.clone()).await;
-        if let (Err(why), true) = (&heard, shared.engine().settings().listens()) {
+        let (watch, listening) = Watch::start(shared.clone()).await;
+        if let (Err(why), true) = (&listening, shared.engine().settings().listens()) {
             tracing::warn!(backend = E::NAME, %why, "LISTEN is unavailable, waiters will poll");
         }
-        Ok(ServerLockDao { shared, push: heard.is_ok(), watch, types: PhantomData })
+        Ok(ServerLockDao { shared, push: listening.is_ok(), watch, types: PhantomData })
     }
 
     /// Returns the engine.

@@ -1,4 +1,4 @@
-//! Several processes on one archive: this program started again, told the plan on stdin, heard on stdout.
+//! Several processes on one archive: this program started again, which reads the plan from stdin and reports on stdout.
 
 use std::{
     process::Stdio,
@@ -112,13 +112,13 @@ impl Process {
         let said = BufReader::new(child.stdout.take().expect("piped just now")).lines();
         let mut told = serde_json::to_vec(plan)?;
         told.push(b'\n');
-        // That it died at once is told when it is heard.
+        // That it died at once is reported when its output is read.
         let _ = stdin.write_all(&told).await;
         Ok(Process { number, child, stdin, said })
     }
 
     async fn expect_ready(&mut self) -> anyhow::Result<()> {
-        match self.hear().await? {
+        match self.receive().await? {
             Message::Ready => Ok(()),
             _ => bail!("process {} speaks out of turn", self.number),
         }
@@ -131,7 +131,7 @@ impl Process {
             to.fetch_add(now.saturating_sub(std::mem::replace(told, now)), Relaxed);
         };
         loop {
-            match self.hear().await? {
+            match self.receive().await? {
                 Message::Ready => bail!("process {} speaks out of turn", self.number),
                 Message::Progress { visits, written } => {
                     add(&progress.visits, &mut visits_told, visits);
@@ -145,7 +145,7 @@ impl Process {
         }
     }
 
-    async fn hear(&mut self) -> anyhow::Result<Message> {
+    async fn receive(&mut self) -> anyhow::Result<Message> {
         match self.said.next_line().await? {
             Some(line) => Ok(serde_json::from_str(&line)?),
             None => {

@@ -24,7 +24,7 @@ use crate::{
     wait::Strategy,
 };
 
-/// For how long a caller whose time is over waits to hear what it leaves with.
+/// For how long a caller whose time is over waits for the answer what it leaves with.
 const LAST_ANSWER: Duration = Duration::from_secs(1);
 
 /// Why a request has no answer.
@@ -177,7 +177,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
     /// Whether something certainly is left of the offer; if not, the request is to be sent again.
     pub(crate) fn can_rely_on(&self, offer: &Offer, as_of: Option<Moment>) -> bool {
         if offer.granted.len() != self.request().claims.len() {
-            return false; // the answer to the next request tells what is wrong
+            return false; // the answer to the next request says what is wrong
         }
         match (self.request().lease, offer.remaining, as_of) {
             (None, ..) => true,

@@ -514,7 +514,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Renewal<I, C, D> {
         self.keeper.hasten(self.key, pause.min(lease.left_to_run()));
     }
 
-    /// Tells of a renewal that failed; gives the pause before the next.
+    /// Reports a renewal that failed; returns the pause before the next.
     fn failed(&self, error: Option<BackendError>) -> Duration {
         let failures = self.failures.fetch_add(1, Relaxed) + 1;
         self.service.observe_owned((self.core.clone(), error), move |(core, error)| Event::RenewalFailed {

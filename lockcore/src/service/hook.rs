@@ -16,13 +16,13 @@ use super::observe::Event;
 const MOST_WAITING: usize = 1024;
 
 type Code<I, C> = dyn Fn(&Event<'_, I, C>) + Send + Sync;
-type Telling = Box<dyn FnOnce() + Send>;
+type QueuedCall = Box<dyn FnOnce() + Send>;
 
 pub(crate) struct Hook<I, C> {
     code: Arc<Code<I, C>>,
     /// The thread that receives events of the library's own, started with the first event there; `None` if it
     /// could not be started. It ends with the hook.
-    thread: OnceLock<Option<SyncSender<Telling>>>,
+    thread: OnceLock<Option<SyncSender<QueuedCall>>>,
 }
 
 impl<I: 'static, C: 'static> Hook<I, C> {
@@ -42,9 +42,9 @@ impl<I: 'static, C: 'static> Hook<I, C> {
         event: impl FnOnce(&T) -> Event<'_, I, C> + Send + 'static,
     ) {
         let code = self.code.clone();
-        let telling = Box::new(move || call(&*code, &event(&about)));
+        let call = Box::new(move || call(&*code, &event(&about)));
         let sent =
-            self.thread.get_or_init(start).as_ref().is_some_and(|thread| thread.try_send(telling).is_ok());
+            self.thread.get_or_init(start).as_ref().is_some_and(|thread| thread.try_send(call).is_ok());
         if !sent {
             tracing::warn!("an event did not reach the hook of `on_event`: too many wait for it");
         }
@@ -57,11 +57,11 @@ impl<I, C> fmt::Debug for Hook<I, C> {
     }
 }
 
-fn start() -> Option<SyncSender<Telling>> {
-    let (sender, receiver) = sync_channel::<Telling>(MOST_WAITING);
+fn start() -> Option<SyncSender<QueuedCall>> {
+    let (sender, receiver) = sync_channel::<QueuedCall>(MOST_WAITING);
     let started = thread::Builder::new()
         .name("lockcore-events".to_owned())
-        .spawn(move || receiver.into_iter().for_each(|telling| telling()));
+        .spawn(move || receiver.into_iter().for_each(|call| call()));
     started.is_ok().then_some(sender)
 }
 

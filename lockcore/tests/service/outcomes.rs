@@ -314,7 +314,7 @@ async fn an_answer_that_lacks_a_lock_is_a_failure_of_the_backend() {
     }
 }
 
-/// The same where a waiter whose time is over hears what it leaves with.
+/// The same where a waiter whose time is over learns what it leaves with.
 #[tokio::test(start_paused = true)]
 async fn leaving_with_less_than_was_asked_for_is_leaving() {
     let dao = Rigged::new();

@@ -9,7 +9,7 @@
 //!
 //! A fault by which the store may lose grants, as documented, excuses two that are inside at once: one that was granted
 //! before the end of the fault, and one that was granted since it began and at most a second after it, when the first has
-//! to have heard of its loss. It excuses nothing else: fences and guarded writes stay in order.
+//! to have learnt of its loss. It excuses nothing else: fences and guarded writes stay in order.
 
 use std::{
     collections::{BTreeMap, HashMap},

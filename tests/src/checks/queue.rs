@@ -102,7 +102,7 @@ pub async fn a_confirmed_offer_lasts<B: Backend>(store: Store<B>) {
     waiter.free(&granted).await;
 }
 
-/// 3.8 and 3.9: what an offer says is left of it is left: no other gets the set sooner, though the waiter heard of
+/// 3.8 and 3.9: what an offer says is left of it is left: no other gets the set sooner, though the waiter learnt of
 /// it late and does not confirm it.
 pub async fn an_offer_lasts_as_long_as_it_says<B: Backend>(store: Store<B>) {
     let declared = store.capabilities();
@@ -116,14 +116,14 @@ pub async fn an_offer_lasts_as_long_as_it_says<B: Backend>(store: Store<B>) {
         let mut place = waiter.queue(["a"]).await;
         holder.free(&held).await;
         tokio::time::sleep(late).await;
-        let heard = Instant::now();
+        let woken = Instant::now();
         let told = timeout(PATIENCE, place.notified()).await.expect("a waiter is notified of its turn");
         let Wake::Offer(offer) = told else { panic!("the grant was not handed over") };
         let left = offer.remaining.expect("its lease is finite");
         // Thousandths are for the rates of the clocks.
         assert!(left + late <= waiter.lease.mul_f64(1.001), "{left:?} after {late:?} of {:?}", waiter.lease);
         let taken = other.take_soon(["a"]).await;
-        let after = heard.elapsed();
+        let after = woken.elapsed();
         assert!(after >= left.mul_f64(0.999), "taken over after {after:?}, though {left:?} were left");
         other.free(&taken).await;
     }

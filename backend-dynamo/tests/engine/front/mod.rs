@@ -42,7 +42,7 @@ pub(crate) enum Fault {
     Cancel(&'static str),
     /// A batch of reads is left unprocessed.
     Unprocessed,
-    /// What the engine says of a table is told with these fields besides.
+    /// The engine's description of a table has these fields besides.
     Described(serde_json::Value),
     /// It reaches the engine once this is notified.
     Wait(Arc<Notify>),

@@ -24,7 +24,7 @@ CREATE TABLE IF NOT EXISTS {namespace} (
 -- An example: A takes an id, B and C queue for it, and A releases it.
 --   A takes it              busy = HELD                        the columns are A's
 --   B queues                busy = HELD | WAITER_IN_ROW        next_.. are B's
---   A releases, B is told   busy = HELD | OFFERED_IN_ROW       the columns are B's, for the length of an offer
+--   A releases to B         busy = HELD | OFFERED_IN_ROW       the columns are B's, for the length of an offer
 --   B confirms by renewing  busy = HELD
 -- Had C queued too, B and C would have got rows in `place`: busy = HELD | PLACES, and B's offer OFFERED.
 --

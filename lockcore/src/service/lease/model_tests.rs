@@ -227,7 +227,7 @@ impl World {
         !self.lease.state().lost.is_empty()
     }
 
-    /// Tells its state from others.
+    /// Distinguishes its state from others.
     fn key(&self) -> String {
         let net: Vec<_> =
             self.net.iter().map(|r| (self.now - r.at, &r.locks, r.awaited, &r.answer)).collect();
