@@ -35,12 +35,12 @@ pub(crate) struct Holder<C> {
 pub(crate) enum Holders<C> {
     None,
     One(Holder<C>),
-    Many(Box<Crowd<C>>),
+    Many(Box<ManyHolders<C>>),
 }
 
 /// Several holders.
 #[derive(Debug)]
-pub(crate) struct Crowd<C> {
+pub(crate) struct ManyHolders<C> {
     rows: HashMap<C, Holder<C>>,
     in_use: InUse,
     /// No row ends before this. It may be too early, never too late.
@@ -90,7 +90,7 @@ impl<C: ContextId> Holders<C> {
         match self {
             Holders::None => 0,
             Holders::One(_) => 1,
-            Holders::Many(crowd) => crowd.rows.len(),
+            Holders::Many(many) => many.rows.len(),
         }
     }
 
@@ -98,7 +98,7 @@ impl<C: ContextId> Holders<C> {
         match self {
             Holders::None => None,
             Holders::One(holder) => (holder.context == *context).then_some(holder),
-            Holders::Many(crowd) => crowd.rows.get(context),
+            Holders::Many(many) => many.rows.get(context),
         }
     }
 
@@ -106,7 +106,7 @@ impl<C: ContextId> Holders<C> {
         match self {
             Holders::None => InUse::default(),
             Holders::One(holder) => InUse::default().plus(holder.mode),
-            Holders::Many(crowd) => crowd.in_use,
+            Holders::Many(many) => many.in_use,
         }
     }
 
@@ -116,9 +116,9 @@ impl<C: ContextId> Holders<C> {
             Holders::None => InUse::default(),
             Holders::One(holder) if holder.context == *context => InUse::default(),
             Holders::One(holder) => InUse::default().plus(holder.mode),
-            Holders::Many(crowd) => match crowd.rows.get(context) {
-                Some(own) => minus(crowd.in_use, own.mode),
-                None => crowd.in_use,
+            Holders::Many(many) => match many.rows.get(context) {
+                Some(own) => minus(many.in_use, own.mode),
+                None => many.in_use,
             },
         }
     }
@@ -128,7 +128,7 @@ impl<C: ContextId> Holders<C> {
         match self {
             Holders::None => StoreTime::NEVER,
             Holders::One(holder) => holder.expires,
-            Holders::Many(crowd) => crowd.earliest,
+            Holders::Many(many) => many.earliest,
         }
     }
 
@@ -136,7 +136,7 @@ impl<C: ContextId> Holders<C> {
         let (one, many) = match self {
             Holders::None => (None, None),
             Holders::One(holder) => (Some(holder), None),
-            Holders::Many(crowd) => (None, Some(crowd.rows.values())),
+            Holders::Many(many) => (None, Some(many.rows.values())),
         };
         one.into_iter().chain(many.into_iter().flatten())
     }
@@ -162,15 +162,15 @@ impl<C: ContextId> Holders<C> {
             let Holders::One(first) = std::mem::replace(self, Holders::None) else {
                 unreachable!("matched in the line above");
             };
-            *self = Holders::Many(Box::new(Crowd::of(first)));
+            *self = Holders::Many(Box::new(ManyHolders::of(first)));
         }
-        let Holders::Many(crowd) = self else {
+        let Holders::Many(many) = self else {
             unreachable!("there are others");
         };
-        holder.permits = crowd.permits.take(holder.mode.permits());
-        crowd.in_use = crowd.in_use.plus(holder.mode);
-        crowd.earliest = crowd.earliest.min(holder.expires);
-        crowd.rows.entry(holder.context.clone()).insert(holder).into_mut()
+        holder.permits = many.permits.take(holder.mode.permits());
+        many.in_use = many.in_use.plus(holder.mode);
+        many.earliest = many.earliest.min(holder.expires);
+        many.rows.entry(holder.context.clone()).insert(holder).into_mut()
     }
 
     /// Drops the context's row.
@@ -194,11 +194,11 @@ impl<C: ContextId> Holders<C> {
                     _ => unreachable!("matched in the lines above"),
                 }
             }
-            Holders::Many(crowd) => {
-                let holder = crowd.rows.remove(context)?;
-                crowd.in_use = minus(crowd.in_use, holder.mode);
-                crowd.permits.give_back(&holder.permits);
-                if crowd.rows.is_empty() {
+            Holders::Many(many) => {
+                let holder = many.rows.remove(context)?;
+                many.in_use = minus(many.in_use, holder.mode);
+                many.permits.give_back(&holder.permits);
+                if many.rows.is_empty() {
                     *self = Holders::None;
                 }
                 Some(holder)
@@ -211,9 +211,9 @@ impl<C: ContextId> Holders<C> {
         let row = match self {
             Holders::None => None,
             Holders::One(holder) => Some(holder),
-            Holders::Many(crowd) => {
-                crowd.earliest = crowd.earliest.min(expires);
-                crowd.rows.get_mut(context)
+            Holders::Many(many) => {
+                many.earliest = many.earliest.min(expires);
+                many.rows.get_mut(context)
             }
         };
         if let Some(row) = row.filter(|row| row.expires <= expires) {
@@ -226,8 +226,8 @@ impl<C: ContextId> Holders<C> {
     pub(crate) fn mark_broken(&mut self, context: &C) {
         match self {
             Holders::One(holder) if holder.context == *context => holder.broken = true,
-            Holders::Many(crowd) => {
-                if let Some(holder) = crowd.rows.get_mut(context) {
+            Holders::Many(many) => {
+                if let Some(holder) = many.rows.get_mut(context) {
                     holder.broken = true;
                 }
             }
@@ -243,21 +243,21 @@ impl<C: ContextId> Holders<C> {
         let over = self.iter().filter(|row| row.expires <= now).take(max);
         let contexts: Vec<C> = over.map(|row| row.context.clone()).collect();
         let rows = contexts.iter().filter_map(|context| self.remove(context)).collect();
-        if let Holders::Many(crowd) = self {
-            let ends = crowd.rows.values().map(|row| row.expires);
-            crowd.earliest = ends.min().unwrap_or(StoreTime::NEVER);
+        if let Holders::Many(many) = self {
+            let ends = many.rows.values().map(|row| row.expires);
+            many.earliest = ends.min().unwrap_or(StoreTime::NEVER);
         }
         rows
     }
 }
 
-impl<C: ContextId> Crowd<C> {
+impl<C: ContextId> ManyHolders<C> {
     fn of(first: Holder<C>) -> Self {
         let in_use = InUse::default().plus(first.mode);
         let permits = PermitPool::without(&first.permits);
         let earliest = first.expires;
         let rows = HashMap::from_iter([(first.context.clone(), first)]);
-        Crowd { rows, in_use, earliest, permits }
+        ManyHolders { rows, in_use, earliest, permits }
     }
 }
 

@@ -116,7 +116,7 @@ fn main() -> ExitCode {
             an_id_of_ones_own_costs_the_same_beside_others,
             ten_thousand_holders_are_no_slower_than_one,
             dead_waiters_are_removed_a_few_at_a_time,
-            looking_at_a_crowd_is_done_bit_by_bit,
+            many_holders_are_read_in_parts,
             waiting_costs_a_script_a_second,
             a_waiter_that_is_not_in_line_any_more_asks_again,
             a_frozen_id_stays_closed_when_its_holders_lease_ends,

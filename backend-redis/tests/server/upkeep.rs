@@ -200,16 +200,16 @@ pub(crate) async fn dead_waiters_are_removed_a_few_at_a_time() -> TestResult {
 }
 
 /// Looking at an id that thousands hold and wait for is done in many scripts, each of which is short.
-pub(crate) async fn looking_at_a_crowd_is_done_bit_by_bit() -> TestResult {
-    const CROWD: usize = 3000;
+pub(crate) async fn many_holders_are_read_in_parts() -> TestResult {
+    const MANY: usize = 3000;
     let server = server("").await?;
     let place = Place::at(server.url()).patient_for(Duration::from_secs(30));
     let (store, raw) = (place.store().await, place.raw().await?);
     let mut waiting = Vec::new();
-    for _ in 0..CROWD {
+    for _ in 0..MANY {
         store.caller().take([shared("a"), slot("b", u32::MAX)]).await;
     }
-    for _ in 0..CROWD {
+    for _ in 0..MANY {
         waiting.push(store.caller().queue([exclusive("a"), exclusive("b")]).await);
     }
     for name in ["a", "b"] {
@@ -217,7 +217,7 @@ pub(crate) async fn looking_at_a_crowd_is_done_bit_by_bit() -> TestResult {
         let inspect = async || seen = store.dao().inspect(&id(name)).await.ok();
         let (commands, scripts) = cost(&raw, inspect).await?;
         let seen = seen.expect("the server answers");
-        assert_eq!((seen.holders.len(), seen.waiters.len()), (CROWD, CROWD));
+        assert_eq!((seen.holders.len(), seen.waiters.len()), (MANY, MANY));
         assert!(scripts >= 10 && commands / scripts < 3000, "{commands} commands in {scripts} scripts");
         let mut tickets: Vec<_> = seen.waiters.iter().map(|waiter| waiter.since).collect();
         tickets.sort();
@@ -227,7 +227,7 @@ pub(crate) async fn looking_at_a_crowd_is_done_bit_by_bit() -> TestResult {
     let list = async || listed = store.dao().list(&lockcore::Page::default()).await.ok();
     let (commands, scripts) = cost(&raw, list).await?;
     let listed = listed.expect("the server answers");
-    assert!(listed.ids.iter().all(|id| (id.holders.len(), id.waiters.len()) == (CROWD, CROWD)));
+    assert!(listed.ids.iter().all(|id| (id.holders.len(), id.waiters.len()) == (MANY, MANY)));
     assert!(scripts >= 20 && commands / scripts < 3000, "{commands} commands in {scripts} scripts");
     Ok(())
 }

@@ -30,12 +30,12 @@ use super::{
 /// The most requests in a batch: all of them are answered at its end.
 const MOST: usize = 64;
 
-/// A batch waits until all expected requests are there, if they are so many: the tasks that the last one answered make their
+/// A batch lingers until all expected requests are there, if they are so many: the tasks that the last one answered make their
 /// next requests one after the other.
-const CROWD: usize = 5;
+const LINGERS_FOR: usize = 5;
 
-/// How long it waits for them at most.
-const GATHER: Duration = Duration::from_millis(2);
+/// How long it lingers at most.
+const LINGER: Duration = Duration::from_millis(2);
 
 /// A request that has waited for so long starts another batch: what delays the one in flight - a slow disk, a row that a
 /// transaction of the user's has locked - must not hold up the others.
@@ -50,8 +50,8 @@ const TRIES: usize = 3;
 
 /// The batches of a DAO.
 pub(crate) struct Batches<E: Engine> {
-    acquires: PerRuntime<Lane<E, StoredRequest>>,
-    releases: PerRuntime<Lane<E, StoredGrant>>,
+    acquires: PerRuntime<Batcher<E, StoredRequest>>,
+    releases: PerRuntime<Batcher<E, StoredGrant>>,
 }
 
 impl<E: Engine> Default for Batches<E> {
@@ -72,10 +72,10 @@ impl<E: Engine> Batches<E> {
         let work = Box::pin(async {
             match *order {
                 Order::Acquire(request) if request.fits_batch() => {
-                    Lane::of(&self.acquires, pool).carry_out(order, request, &sent).await
+                    Batcher::of(&self.acquires, pool).carry_out(order, request, &sent).await
                 }
                 Order::Release(grant) if grant.ids.len() == 1 => {
-                    Lane::of(&self.releases, pool).carry_out(order, grant, &sent).await
+                    Batcher::of(&self.releases, pool).carry_out(order, grant, &sent).await
                 }
                 _ => until_done(pool, order, &sent, None).await,
             }
@@ -123,8 +123,8 @@ impl Batched for StoredGrant {
     }
 }
 
-/// The requests of one kind and one runtime.
-struct Lane<E: Engine, R> {
+/// Batches the requests of one kind and one runtime.
+struct Batcher<E: Engine, R> {
     pool: Arc<Pool<E>>,
     queue: Mutex<Queue<R>>,
     /// As many requests wait as are expected.
@@ -151,21 +151,21 @@ struct Pending<R> {
 
 /// The caller's end of [`Pending`].
 struct PendingAnswer<'l, E: Engine, R> {
-    lane: &'l Lane<E, R>,
+    batcher: &'l Batcher<E, R>,
     answer: oneshot::Receiver<Result<Outcome, ServerError>>,
 }
 
 /// A batch, or a request that is sent alone. Dropping it ends it.
 struct InFlight<E: Engine, R: Batched> {
-    lane: Arc<Lane<E, R>>,
+    batcher: Arc<Batcher<E, R>>,
     ids: Vec<Key>,
     /// What waits at its end forms a batch, unless others are in flight. Not if it failed.
     goes_on: bool,
 }
 
-impl<E: Engine, R: Batched> Lane<E, R> {
-    /// Returns the lane of the current runtime.
-    fn of(lanes: &PerRuntime<Self>, pool: &Arc<Pool<E>>) -> Arc<Self> {
+impl<E: Engine, R: Batched> Batcher<E, R> {
+    /// Returns the batcher of the current runtime.
+    fn of(batchers: &PerRuntime<Self>, pool: &Arc<Pool<E>>) -> Arc<Self> {
         let make = || {
             let queue = Queue {
                 in_flight: 0,
@@ -174,9 +174,9 @@ impl<E: Engine, R: Batched> Lane<E, R> {
                 expected: 0,
                 is_timed: false,
             };
-            Lane { pool: pool.clone(), queue: Mutex::new(queue), full: Notify::new() }
+            Batcher { pool: pool.clone(), queue: Mutex::new(queue), full: Notify::new() }
         };
-        lanes.get(&background::current(), |_| true, make)
+        batchers.get(&background::current(), |_| true, make)
     }
 
     async fn carry_out(
@@ -214,7 +214,7 @@ impl<E: Engine, R: Batched> Lane<E, R> {
         until_done(&self.pool, order, sent, None).await
     }
 
-    /// Adds a request to those that wait, or has it sent alone if nothing is in flight and no crowd is expected.
+    /// Adds a request to those that wait, or has it sent alone if nothing is in flight and no batch would linger.
     fn enter(
         self: &Arc<Self>,
         request: &R,
@@ -223,9 +223,9 @@ impl<E: Engine, R: Batched> Lane<E, R> {
         let mut queue = self.lock();
         let is_first = queue.in_flight == 0;
         queue.in_flight += usize::from(is_first);
-        if is_first && queue.expected < CROWD {
+        if is_first && queue.expected < LINGERS_FOR {
             queue.busy.insert(request.id().clone(), Instant::now());
-            return Ok(InFlight { lane: self.clone(), ids: vec![request.id().clone()], goes_on: true });
+            return Ok(InFlight { batcher: self.clone(), ids: vec![request.id().clone()], goes_on: true });
         }
         let (sender, answer) = oneshot::channel();
         let (request, since, sent) = (request.clone(), Instant::now(), sent.clone());
@@ -241,7 +241,7 @@ impl<E: Engine, R: Batched> Lane<E, R> {
         if !is_timed {
             background::current().spawn(self.clone().look_after());
         }
-        Err(PendingAnswer { lane: self, answer })
+        Err(PendingAnswer { batcher: self, answer })
     }
 
     /// Starts another batch when one has waited for [`PATIENCE`]; ends when nothing waits.
@@ -266,29 +266,29 @@ impl<E: Engine, R: Batched> Lane<E, R> {
 
     /// Starts a task that sends the next batch, which is counted already.
     fn send_next(self: &Arc<Self>) {
-        let mut in_flight = InFlight { lane: self.clone(), ids: Vec::new(), goes_on: false };
+        let mut in_flight = InFlight { batcher: self.clone(), ids: Vec::new(), goes_on: false };
         background::current().spawn(async move {
-            let (lane, ids) = (&in_flight.lane, &mut in_flight.ids);
-            lane.gather().await;
-            let batch = exchange(&lane.pool, true, async |conn| lane.send(conn, ids).await);
-            let outcome = background::within(lane.pool.engine.settings().timeout, batch).await;
+            let (batcher, ids) = (&in_flight.batcher, &mut in_flight.ids);
+            batcher.linger().await;
+            let batch = exchange(&batcher.pool, true, async |conn| batcher.send(conn, ids).await);
+            let outcome = background::within(batcher.pool.engine.settings().timeout, batch).await;
             in_flight.go_on(matches!(outcome, Some(Ok(()))));
         });
     }
 
     /// Lets the tasks that were answered just now make their next requests.
-    async fn gather(&self) {
+    async fn linger(&self) {
         task::yield_now().await;
         let is_short = || {
             let queue = self.lock();
-            queue.expected >= CROWD && queue.waiting.len() < queue.expected
+            queue.expected >= LINGERS_FOR && queue.waiting.len() < queue.expected
         };
         let full = async {
             while is_short() {
                 self.full.notified().await;
             }
         };
-        background::within(GATHER, full).await;
+        background::within(LINGER, full).await;
     }
 
     /// Takes the next batch, sends it, and passes its answers on. Adds its ids to `ids`.
@@ -327,7 +327,7 @@ impl<E: Engine, R: Batched> InFlight<E, R> {
     }
 }
 
-impl<E: Engine, R> Lane<E, R> {
+impl<E: Engine, R> Batcher<E, R> {
     fn lock(&self) -> MutexGuard<'_, Queue<R>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -370,20 +370,20 @@ impl<R: Batched> Queue<R> {
 impl<E: Engine, R> Drop for PendingAnswer<'_, E, R> {
     fn drop(&mut self) {
         // Under the lock: from then on it is sent already, or never.
-        let _queue = self.lane.lock();
+        let _queue = self.batcher.lock();
         self.answer.close();
     }
 }
 
 impl<E: Engine, R: Batched> Drop for InFlight<E, R> {
     fn drop(&mut self) {
-        let mut queue = self.lane.lock();
+        let mut queue = self.batcher.lock();
         for id in &self.ids {
             queue.busy.remove(id);
         }
         if self.goes_on && queue.in_flight == 1 && !queue.waiting.is_empty() {
             drop(queue);
-            return self.lane.send_next();
+            return self.batcher.send_next();
         }
         queue.in_flight -= 1;
         if queue.in_flight == 0 {

@@ -1,6 +1,7 @@
 //! What only MySQL and MariaDB have: the schema, its rights and versions, joining the application's transactions, waking by
 //! interruption and what is told then, and the hazards of their driver - on a real server of each.
 
+mod batches;
 mod disk;
 mod hazards;
 mod joining;
@@ -10,7 +11,6 @@ mod schema;
 mod sets;
 #[path = "../steps/mod.rs"]
 mod steps;
-mod together;
 mod waking;
 
 use std::process::ExitCode;
@@ -25,7 +25,7 @@ fn main() -> ExitCode {
             waking::tests(kind),
             notifications::tests(kind),
             sets::tests(kind),
-            together::tests(kind),
+            batches::tests(kind),
             hazards::tests(kind),
             disk::tests(kind),
         ]

@@ -1,6 +1,7 @@
 //! What only Postgres has: the schema, its rights and versions, joining the application's transactions, and the hazards of
 //! its driver - on a real server.
 
+mod batches;
 mod disk;
 mod durability;
 mod hazards;
@@ -14,7 +15,6 @@ mod schema;
 #[path = "../steps/mod.rs"]
 mod steps;
 mod store;
-mod together;
 
 use std::process::ExitCode;
 
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
         messages::tests(),
         store::tests(),
         row::tests(),
-        together::tests(),
+        batches::tests(),
         durability::tests(),
         disk::tests(),
         locale::tests(),

@@ -1,9 +1,9 @@
 //! The steps of a DAO as tests of one server take them.
 
+pub(crate) mod batches;
 pub(crate) mod disk;
 pub(crate) mod fences;
 pub(crate) mod limit;
-pub(crate) mod together;
 pub(crate) mod waking;
 
 use std::time::Duration;

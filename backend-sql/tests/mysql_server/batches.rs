@@ -2,36 +2,36 @@
 
 use lockcore_conformance::servers::{Kind, Proxy, TestResult, Trial};
 
-use crate::{place::Place, steps::together, test};
+use crate::{place::Place, steps::batches, test};
 
 pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
     vec![
-        test(kind, "together::a_crowd_goes_in_few_exchanges", a_crowd_goes_in_few_exchanges),
+        test(kind, "batches::many_requests_go_in_few_exchanges", many_requests_go_in_few_exchanges),
         test(
             kind,
-            "together::no_request_waits_for_the_row_of_another",
+            "batches::no_request_waits_for_the_row_of_another",
             no_request_waits_for_the_row_of_another,
         ),
         test(
             kind,
-            "together::what_is_given_up_in_time_is_not_asked_for",
+            "batches::what_is_given_up_in_time_is_not_asked_for",
             what_is_given_up_in_time_is_not_asked_for,
         ),
     ]
 }
 
-async fn a_crowd_goes_in_few_exchanges(kind: Kind) -> TestResult {
+async fn many_requests_go_in_few_exchanges(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     place.open().await?;
     let proxy = Proxy::start(&place.server.address()).await?;
     let dao = place.builder().url(place.url_through(proxy.address())).listen(false).open().await?;
-    together::go_in_few_exchanges(&dao, &proxy).await
+    batches::go_in_few_exchanges(&dao, &proxy).await
 }
 
 async fn no_request_waits_for_the_row_of_another(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.open().await?;
-    together::no_request_waits_for_the_row_of_another(&dao, place.sql().await?, locking).await
+    batches::no_request_waits_for_the_row_of_another(&dao, place.sql().await?, locking).await
 }
 
 /// Locks the row of an id, and no other.
@@ -41,5 +41,5 @@ fn locking(id: &str) -> String {
 
 async fn what_is_given_up_in_time_is_not_asked_for(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
-    together::what_is_given_up_in_time_is_not_asked_for(&place.open().await?).await
+    batches::what_is_given_up_in_time_is_not_asked_for(&place.open().await?).await
 }
