@@ -40,7 +40,7 @@ pub(crate) async fn wait<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
         // In boxes, as is all below that is seldom needed: thousands may wait in a queue at once.
         Strategy::Queue { limit } => Box::pin(by_looking(attempt, first, *limit)).await,
         Strategy::Retry { retries, backoff } => {
-            Box::pin(politely(attempt, first, *retries, &**backoff)).await
+            Box::pin(retry_without_queueing(attempt, first, *retries, &**backoff)).await
         }
         Strategy::Never => match first {
             Ok(Acquired::Granted(granted)) => Ok(attempt.hold(granted)),
@@ -143,7 +143,7 @@ async fn by_looking<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
 }
 
 /// Waits by asking again as often and as fast as the user wants, with no place in any queue.
-async fn politely<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
+async fn retry_without_queueing<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
     attempt: &mut Attempt<'s, I, C, D>,
     mut answer: Answer<I, C>,
     retries: Option<u32>,
