@@ -72,7 +72,7 @@ pub(super) async fn listen(
     let task = tokio::spawn(waiting.run(sender));
     let wake = names.quoted("v1_wake");
     let mut listener = Listener { session, received, interrupted, task, other, wake };
-    tokio::time::timeout(ARRIVES, listener.probe()).await.map_err(|_elapsed| unreachable())??;
+    tokio::time::timeout(ARRIVES, listener.probe()).await.map_err(|_elapsed| not_interrupted())??;
     Ok(listener)
 }
 
@@ -96,7 +96,7 @@ async fn take_name(names: &Names, link: &mut Link, session: i64) -> Result<(), S
     Err(ServerError::Misconfigured { backend: "mysql", what })
 }
 
-fn unreachable() -> ServerError {
+fn not_interrupted() -> ServerError {
     let what = "KILL QUERY does not reach this user's own connections: is there a proxy between?".to_owned();
     ServerError::Misconfigured { backend: "mysql", what }
 }
@@ -104,7 +104,7 @@ fn unreachable() -> ServerError {
 impl Listener {
     /// Waits for the next message. Cancel safe.
     pub(super) async fn receive(&mut self) -> Result<String, ServerError> {
-        self.received.recv().await.unwrap_or_else(|| Err(unreachable()))
+        self.received.recv().await.unwrap_or_else(|| Err(not_interrupted()))
     }
 
     /// Interrupts the connection that listens, as others do, until it has noticed.
@@ -151,10 +151,10 @@ struct ListenTask {
 }
 
 impl ListenTask {
-    async fn run(mut self, received: mpsc::UnboundedSender<Result<String, ServerError>>) {
-        while !received.is_closed() {
-            if let Err(error) = self.wait(&received).await {
-                let _ = received.send(Err(error));
+    async fn run(mut self, messages: mpsc::UnboundedSender<Result<String, ServerError>>) {
+        while !messages.is_closed() {
+            if let Err(error) = self.wait(&messages).await {
+                let _ = messages.send(Err(error));
                 return;
             }
         }
@@ -163,7 +163,7 @@ impl ListenTask {
     /// Passes on what notices there are, and waits until it is interrupted, or nothing happened for long.
     async fn wait(
         &mut self,
-        received: &mpsc::UnboundedSender<Result<String, ServerError>>,
+        messages: &mpsc::UnboundedSender<Result<String, ServerError>>,
     ) -> Result<(), ServerError> {
         let int = Argument::Int;
         let arguments = [
@@ -181,7 +181,7 @@ impl ListenTask {
         let receive = |reply: Reply| {
             notices.push_str(&reply.text);
             // Before the routine has ended, which takes a while longer. Whether it is still received is checked then.
-            let _ = received.send(Ok(reply.text));
+            let _ = messages.send(Ok(reply.text));
         };
         let begun = Instant::now();
         let ended = self.link.call_for_parts(&self.routine, &arguments, receive).await;
