@@ -108,7 +108,7 @@ impl Store {
         for round in 0.. {
             let now = self.now()?;
             above = known.iter().flatten().flatten().map(|row| row.fence).max().unwrap_or(0).max(above);
-            let plan = self.plan(request, &known, now, self.clock.fence(now, above))?;
+            let plan = self.plan(request, &known, now, self.fence(now, above))?;
             if !plan.conflicts.is_empty() {
                 // A request without a response may still arrive: the outcome of the attempt stays in doubt.
                 if let Some(failure) = in_doubt {
@@ -237,7 +237,7 @@ impl Store {
         let known: Vec<ReadRow> = self.read(&keys, self.deadline()).await?.into_iter().map(Some).collect();
         let now = self.now()?;
         let rest = request.part(rest);
-        let plan = self.plan(&rest, &known, now, self.clock.fence(now, 0))?;
+        let plan = self.plan(&rest, &known, now, self.fence(now, 0))?;
         Ok(plan.conflicts.into_iter().map(|(at, reason)| (from + at, reason)).collect())
     }
 }

@@ -68,6 +68,8 @@ pub(crate) struct Settings {
     pub(crate) strict_fence: bool,
     pub(crate) ahead: i64,
     pub(crate) own_clock: bool,
+    #[cfg(feature = "testing")]
+    pub(crate) service_ahead: std::sync::Arc<std::sync::atomic::AtomicU64>,
     pub(crate) program: StoreVersion,
 }
 
@@ -87,6 +89,8 @@ impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
             strict_fence: false,
             ahead: 0,
             own_clock: false,
+            #[cfg(feature = "testing")]
+            service_ahead: std::sync::Arc::default(),
             program: VERSION,
         };
         DynamoBuilder { settings, types: PhantomData }
@@ -224,6 +228,15 @@ impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
     #[must_use]
     pub fn own_clock(mut self) -> Self {
         self.settings.own_clock = true;
+        self
+    }
+
+    /// For tests: goes by a clock that is so many microseconds ahead of the service's, from moment to moment.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn service_ahead(mut self, ahead: std::sync::Arc<std::sync::atomic::AtomicU64>) -> Self {
+        self.settings.service_ahead = ahead;
         self
     }
 

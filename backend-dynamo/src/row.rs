@@ -19,7 +19,7 @@ pub(crate) const MANY: &str = "lockcore:several";
 pub(crate) const FROZEN: &str = "lockcore:frozen";
 
 /// By how much another process's upper bound of the service's time may be above ours, in microseconds.
-const FUTURE: u64 = 5_000_000;
+pub(crate) const FUTURE: u64 = 5_000_000;
 
 /// How many breaks of one id are kept.
 const BREAKS_KEPT: usize = 16;

@@ -23,7 +23,7 @@ use crate::{
     item::Item,
     key::Keys,
     refused::Refused,
-    row::Row,
+    row::{FUTURE, Row},
     spelling::Spelling,
 };
 
@@ -101,7 +101,28 @@ impl Store {
 
     /// The service's time, from the last answers.
     pub(crate) fn now(&self) -> Result<ServiceTime, StoreError> {
-        self.clock.now().ok_or(StoreError::NoTime)
+        let now = self.clock.now().ok_or(StoreError::NoTime)?;
+        Ok(ServiceTime { lo: now.lo + self.ahead(), hi: now.hi + self.ahead() })
+    }
+
+    /// Returns a fence that is at least the service's clock, above `above`, and above every other of this process but those
+    /// from the future.
+    pub(crate) fn fence(&self, now: ServiceTime, above: u64) -> u64 {
+        // The fences of a namespace whose time a test sets forward do not count for others.
+        let ahead = self.ahead();
+        let real = ServiceTime { lo: now.lo.saturating_sub(ahead), hi: now.hi.saturating_sub(ahead) };
+        // Nor does a fence of before the service's clock was set back: other ids would get fences as far ahead, which other
+        // processes would not reach once their items are collected.
+        let near = above.saturating_sub(ahead).min(real.hi.saturating_add(FUTURE));
+        (ahead + self.clock.fence(real, near)).max(above.saturating_add(1))
+    }
+
+    /// Returns by how much a test sets the service's time forward, in microseconds.
+    fn ahead(&self) -> u64 {
+        #[cfg(feature = "testing")]
+        return self.settings.service_ahead.load(Relaxed);
+        #[cfg(not(feature = "testing"))]
+        0
     }
 
     /// Waits briefly before the same items are tried again, or ends at the deadline. The pause stays short after many rounds: the
