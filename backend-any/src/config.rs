@@ -11,6 +11,7 @@ use crate::{
     option::OptionValue,
     schemes::backend_of,
     source,
+    text::trimmed,
     url::NAMESPACE,
 };
 
@@ -247,15 +248,25 @@ impl Config {
     /// The same with the namespace of the URL where it belongs: a URL brings its own, so that it also
     /// overrides that of the layers below.
     fn settled(mut self) -> Result<Config, ConfigError> {
-        let Some(in_url) = self.url.as_mut().and_then(BackendUrl::take_namespace) else { return Ok(self) };
+        let in_url = self.url.as_mut().and_then(BackendUrl::take_namespace);
+        let named = |field: &str, name: &str| match trimmed(name) {
+            Ok(name) => Ok(name.to_owned()),
+            Err(expected) => {
+                let (field, expected) = (field.to_owned(), expected.to_owned());
+                Err(ConfigError::Value { field, value: format!("{name:?}"), expected })
+            }
+        };
+        self.namespace = self.namespace.map(|name| named(NAMESPACE, &name)).transpose()?;
+        let Some(in_url) = in_url else { return Ok(self) };
+        let in_url = named(&in_url.field, in_url.expose())?;
         match &self.namespace {
-            Some(beside) if beside != in_url.expose() => Err(ConfigError::Value {
+            Some(beside) if *beside != in_url => Err(ConfigError::Value {
                 field: NAMESPACE.to_owned(),
                 value: format!("{beside:?}"),
-                expected: format!("the URL beside it says {:?}", in_url.expose()),
+                expected: format!("the URL beside it says {in_url:?}"),
             }),
             _ => {
-                self.namespace = Some(in_url.expose().to_owned());
+                self.namespace = Some(in_url);
                 Ok(self)
             }
         }

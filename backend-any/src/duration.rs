@@ -10,6 +10,17 @@ use lockcore::Wait;
 /// What is expected instead. A number without a unit is an error: it was once read as milliseconds by one
 /// program and as seconds by the next.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    // The one letter that means two things by its case: months here, minutes elsewhere.
+    let months = |word: &str| {
+        word.strip_suffix('M').is_some_and(|number| number.ends_with(|c: char| c.is_ascii_digit()))
+    };
+    if text.split_whitespace().any(|word| word == "M" || months(word)) {
+        return Err(format!(
+            "M may be minutes or months, such as {} or {}",
+            text.replace('M', "m"),
+            text.replace('M', "months")
+        ));
+    }
     // `inf` and `nan` are numbers too.
     if text.parse::<f64>().is_ok_and(f64::is_finite) {
         return Err(format!("it needs a unit, such as {text}s or {text}ms"));
@@ -47,7 +58,7 @@ impl FromStr for Waiting {
             "forever" => Ok(Waiting::Forever),
             other => match parse_duration(other) {
                 Ok(limit) => Ok(Waiting::UpTo(limit)),
-                Err(expected) if expected.starts_with("it needs a unit") => Err(expected),
+                Err(expected) if !expected.starts_with("it must be") => Err(expected),
                 Err(_) => Err("it must be never, forever, or a duration with a unit, such as 30s".to_owned()),
             },
         }
@@ -78,7 +89,17 @@ mod tests {
                 Err(format!("it needs a unit, such as {number}s or {number}ms"))
             );
         }
-        for nonsense in ["", "soon", "5 parsecs", "-3s", "inf", "-infinity", "NaN"] {
+        for (ambiguous, one, other) in
+            [("5M", "5m", "5months"), ("5 M", "5 m", "5 months"), ("1h 5M", "1h 5m", "1h 5months")]
+        {
+            let expected = format!("M may be minutes or months, such as {one} or {other}");
+            assert_eq!(parse_duration(ambiguous), Err(expected.clone()));
+            assert_eq!(ambiguous.parse::<Waiting>(), Err(expected));
+        }
+        assert_eq!(parse_duration("0.25s"), Ok(Duration::from_millis(250)), "a fraction is exact");
+        for nonsense in
+            ["", "soon", "5 parsecs", "-3s", "+3s", "1e3s", "5H", "5S", "0.5ns", "inf", "-infinity", "NaN"]
+        {
             let expected = "it must be a duration with a unit, such as 30s";
             assert_eq!(parse_duration(nonsense), Err(expected.to_owned()), "{nonsense:?}");
         }

@@ -41,6 +41,7 @@ mod option;
 mod schemes;
 mod source;
 mod table;
+mod text;
 mod url;
 
 pub use config::{Config, connect, connect_as};
@@ -48,6 +49,7 @@ pub use duration::{Waiting, parse_duration};
 pub use error::{ConfigError, ConnectError};
 pub use option::BackendOptions;
 pub use table::{Backend, backends, markdown_table};
+pub use text::trimmed;
 pub use url::BackendUrl;
 
 /// Compiles the example of the README.

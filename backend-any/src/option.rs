@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Shown in place of a secret.
-const REDACTED: &str = "[redacted]";
+pub(crate) const REDACTED: &str = "[redacted]";
 
 /// Whether a value with this name may be a secret: rather too many than one too few.
 pub(crate) fn is_secret(key: &str) -> bool {
@@ -47,6 +47,8 @@ impl OptionValue {
         let path = Path::new(self.text.expose_secret());
         // The drivers take PEM text in place of the path of a certificate.
         let is_path = FILE_OPTIONS.contains(&key) && !self.expose().starts_with("-----");
+        // A word of libpq, and no file.
+        let is_path = is_path && (key, self.expose()) != ("sslrootcert", "system");
         if is_path && path.is_relative() {
             self.text = folder.join(path).to_string_lossy().into_owned().into();
         }

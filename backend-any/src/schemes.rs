@@ -37,6 +37,11 @@ pub(crate) fn is_file(scheme: &str) -> bool {
     scheme == "sqlite"
 }
 
+/// Whether the URLs of a scheme have a user and a password before the host.
+pub(crate) fn has_credentials(scheme: &str) -> bool {
+    ["mysql", "postgres", "redis"].contains(&backend_of(scheme)) && scheme != "redis+unix"
+}
+
 /// Returns the backend that a scheme means, whose name is also that of its table in the file.
 pub(crate) fn backend_of(scheme: &str) -> &str {
     ALIASES.iter().find(|(alias, _)| *alias == scheme).map_or(scheme, |(_, backend)| backend)

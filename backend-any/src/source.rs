@@ -15,6 +15,7 @@ use crate::{
     option::{OptionValue, Options},
     parse_duration,
     schemes::BACKENDS,
+    text::{trimmed, without_line_ends},
 };
 
 /// The file that is read if none is named and it is there.
@@ -60,13 +61,25 @@ pub(crate) fn find(
     let by_variable = variable("LOCKCORE_CONFIG").filter(|name| !name.is_empty());
     match (named, by_variable) {
         (Some(named), _) => file(named),
-        (None, Some(named)) => file(Path::new(&named)),
+        (None, Some(named)) => file(path_in(&named)?),
         (None, None) => match read(Path::new(DEFAULT_FILE), check_trust) {
             Err(ConfigError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                 Ok(Config::default())
             }
             found => found,
         },
+    }
+}
+
+/// The path that `LOCKCORE_CONFIG` holds.
+fn path_in(variable: &OsString) -> Result<&Path, ConfigError> {
+    let Some(text) = variable.to_str() else { return Ok(Path::new(variable)) };
+    match trimmed(text) {
+        Ok(path) => Ok(Path::new(path)),
+        Err(expected) => {
+            let (field, expected) = ("LOCKCORE_CONFIG".to_owned(), expected.to_owned());
+            Err(ConfigError::Value { field, value: format!("{text:?}"), expected })
+        }
     }
 }
 
@@ -204,9 +217,13 @@ fn plain(key: &str, field: &str, value: Value) -> Result<String, ConfigError> {
 /// Sets one of [`KEYS`] to what stands at `field`.
 fn set(config: &mut Config, key: &str, field: String, text: &str) -> Result<(), ConfigError> {
     let refuse = |expected| ConfigError::Value { field: field.clone(), value: format!("{text:?}"), expected };
+    let text = without_line_ends(text);
     match key {
         "url" => config.url = Some(BackendUrl::read(text, &field)?),
-        "namespace" => config.namespace = Some(text.to_owned()),
+        "namespace" => {
+            let name = trimmed(text).map_err(|expected| refuse(expected.to_owned()))?;
+            config.namespace = Some(name.to_owned());
+        }
         "owner" => config.owner = Some(text.to_owned()),
         "lease" => config.lease = Some(parse_duration(text).map_err(refuse)?),
         "wait" => config.wait = Some(text.parse().map_err(refuse)?),
@@ -232,6 +249,19 @@ mod tests {
         let config = config.expect("good variables");
         assert_eq!(config.url.map(|url| url.to_string()).as_deref(), Some("memory:"));
         assert_eq!((config.lease, config.owner), (Some(Duration::from_secs(20)), None));
+
+        let lines =
+            [("LOCKCORE_URL", "memory:\n"), ("LOCKCORE_NAMESPACE", "prod\r\n"), ("LOCKCORE_LEASE", "20s\n")];
+        let config = from(&lines).expect("line ends are not meant");
+        assert_eq!(
+            (config.namespace.as_deref(), config.lease),
+            (Some("prod"), Some(Duration::from_secs(20)))
+        );
+        let error = from(&[("LOCKCORE_NAMESPACE", "prod ")]).expect_err("it may be meant").to_string();
+        assert_eq!(
+            error,
+            "LOCKCORE_NAMESPACE: \"prod \" is not possible, it must not begin or end with white space"
+        );
 
         let error = from(&[("LOCKCORE_LEASE", "60")]).expect_err("no unit").to_string();
         assert_eq!(error, "LOCKCORE_LEASE: \"60\" is not possible, it needs a unit, such as 60s or 60ms");

@@ -8,8 +8,9 @@ use serde::{Deserialize, Deserializer, de};
 
 use crate::{
     ConfigError,
-    option::{OptionValue, Options},
-    schemes::is_file,
+    option::{OptionValue, Options, REDACTED},
+    schemes::{has_credentials, is_file},
+    text::trimmed,
 };
 
 /// A backend's URL: `scheme:rest?option=value&...`, such as `sqlite:/var/lib/locks.db?busy_timeout=5s`.
@@ -48,6 +49,20 @@ impl BackendUrl {
             return Err(url_error("url", "this backend has no password; an @ in a path must be written %40"));
         }
         decode(path.strip_prefix("//").unwrap_or(path)).map_err(|reason| url_error("url", reason))
+    }
+
+    /// Returns the URL with relative paths resolved against the current folder, as a process in another folder needs it.
+    ///
+    /// # Errors
+    /// [`ConfigError::Url`] if there is no current folder whose name is UTF-8.
+    pub fn in_current_folder(&self) -> Result<Self, ConfigError> {
+        let folder = std::env::current_dir();
+        self.under(&folder.map_err(|_| url_error("url", "a relative path needs a current folder"))?)
+    }
+
+    /// Returns whether it has a password, or an option whose name sounds like a secret.
+    pub fn has_secret(&self) -> bool {
+        self.shown.contains(REDACTED)
     }
 
     /// Returns the URL with relative paths, of the database or of options, resolved against `folder`.
@@ -93,6 +108,7 @@ impl BackendUrl {
     /// Parses a URL from `place`, which the error names.
     pub(crate) fn read(text: &str, place: &str) -> Result<Self, ConfigError> {
         let refuse = |reason| url_error(place, reason);
+        let text = trimmed(text).map_err(refuse)?;
         let (scheme, rest) = text.split_once(':').ok_or_else(|| refuse(NO_SCHEME))?;
         let word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
         if !scheme.starts_with(|first: char| first.is_ascii_alphabetic()) || !scheme.bytes().all(word) {
@@ -104,6 +120,9 @@ impl BackendUrl {
             return Err(refuse("a ? in a password must be written %3F, an @ in an option %40"));
         }
         let scheme = scheme.to_ascii_lowercase();
+        if has_credentials(&scheme) {
+            check_credentials(before).map_err(refuse)?;
+        }
         let mut shown = format!("{scheme}:{}", without_password(before));
         let mut options: Vec<(String, OptionValue)> = Vec::new();
         for pair in query.into_iter().flat_map(|query| query.split('&')).filter(|pair| !pair.is_empty()) {
@@ -170,11 +189,33 @@ fn without_password(before: &str) -> String {
     let user_at = if before.starts_with("//") { 2 } else { 0 };
     match before.rfind('@') {
         Some(at) if at >= user_at => match before[user_at..at].find(':') {
-            Some(colon) => format!("{}:[redacted]{}", &before[..user_at + colon], &before[at..]),
+            Some(colon) => format!("{}:{REDACTED}{}", &before[..user_at + colon], &before[at..]),
             None => before.to_owned(),
         },
         _ => before.to_owned(),
     }
+}
+
+/// Refuses characters of a user or password that a driver takes for the end of it: it would dial a part of the password.
+fn check_credentials(before: &str) -> Result<(), &'static str> {
+    let authority = before.strip_prefix("//").unwrap_or(before);
+    let Some((credentials, _)) = authority.rsplit_once('@') else { return Ok(()) };
+    let bytes = credentials.as_bytes();
+    for (at, byte) in bytes.iter().enumerate() {
+        let hex = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_hexdigit);
+        return Err(match byte {
+            b'/' => "a / in a user or password must be written %2F",
+            b'#' => "a # in a user or password must be written %23",
+            b'@' => "an @ in a user or password must be written %40",
+            b'[' => "a [ in a user or password must be written %5B",
+            b']' => "a ] in a user or password must be written %5D",
+            b'\\' => "a \\ in a user or password must be written %5C",
+            b' ' => "a blank in a user or password must be written %20",
+            b'%' if !(hex(at + 1) && hex(at + 2)) => "a % in a user or password must be written %25",
+            _ => continue,
+        });
+    }
+    Ok(())
 }
 
 fn decode(text: &str) -> Result<String, &'static str> {
@@ -208,6 +249,7 @@ mod tests {
             assert_eq!(url(text).path().expect("UTF-8"), path, "{text}");
         }
         assert_eq!(url("SQLITE:x").scheme(), "sqlite");
+        assert_eq!(url("sqlite:locks.db\r\n").expose(), "sqlite:locks.db", "no second store");
         let mut with_options = url("sqlite:x?busy_timeout=5s&namespace=a%26b&");
         let timeout = with_options.options().read("busy_timeout", |text| Ok(text.to_owned()));
         assert_eq!(timeout.expect("any text will do").as_deref(), Some("5s"));
@@ -231,6 +273,15 @@ mod tests {
                 "redis:user:a?x=hunter2@host",
                 "url: a ? in a password must be written %3F, an @ in an option %40",
             ),
+            (" redis://hunter2", "url: it must not begin or end with white space"),
+            ("sqlite:/hunter2 ", "url: it must not begin or end with white space"),
+            ("postgres://app:12/hunter2@host/app", "url: a / in a user or password must be written %2F"),
+            ("mysql://app:12/hunter2@host/app", "url: a / in a user or password must be written %2F"),
+            ("redis://app:12/hunter2@host/0", "url: a / in a user or password must be written %2F"),
+            ("redis+cluster://a:hunter#2@host,host", "url: a # in a user or password must be written %23"),
+            ("postgres://a:hunter@2@host", "url: an @ in a user or password must be written %40"),
+            ("mysql://a:hunter[2@host", "url: a [ in a user or password must be written %5B"),
+            ("postgres://a:hunter%2@host", "url: a % in a user or password must be written %25"),
             ("redis://host?hunter2", "url: an option without a value"),
             ("sqlite:x?a=1&a=2", "url: an option is given twice"),
             ("sqlite:x?a=%ff", "url: is not UTF-8 when percent-decoded"),
@@ -272,7 +323,7 @@ mod tests {
         for (text, shown) in [
             ("redis://user:hunter2@host:1/0", "redis://user:[redacted]@host:1/0"),
             ("redis://:hunter2@host", "redis://:[redacted]@host"),
-            ("redis://:hunter2/hunter2@hunter2@host", "redis://:[redacted]@host"),
+            ("redis://:hunter2%2Fhunter2%40hunter2@host", "redis://:[redacted]@host"),
             ("redis:user:hunter2@host", "redis:user:[redacted]@host"),
             ("postgres://host/db?password=hunter2&a=b", "postgres://host/db?password=[redacted]&a=b"),
             ("dynamodb:?Secret_Access_Key=hunter2", "dynamodb:?Secret_Access_Key=[redacted]"),

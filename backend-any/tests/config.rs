@@ -226,6 +226,38 @@ async fn mistakes_in_a_url_are_named() {
             "postgres: listen_url: \"..\" is not possible, it must be like postgres://user@host:5432/database",
         ),
         (
+            "postgres://u@h1:5432,h2:5433/app?target_session_attrs=read-write",
+            "url: several hosts are not supported; name one that leads to the server that takes writes",
+        ),
+        (
+            "postgres://x/app?host=h1,h2",
+            "url: several hosts are not supported; name one that leads to the server that takes writes",
+        ),
+        (
+            "mysql://u:hunter2@h1,h2/app",
+            "url: several hosts are not supported; name one that leads to the server that takes writes",
+        ),
+        (
+            "postgres://x/app?target_session_attrs=standby",
+            "target_session_attrs in the url: \"standby\" is not possible, it must be any, read-write or primary; locks are written",
+        ),
+        (
+            "postgres://x/app?gssencmode=require",
+            "gssencmode in the url: \"require\" is not possible, it must be disable or prefer; encryption by Kerberos is not supported",
+        ),
+        (
+            "postgres://x/app?sslmode=verify-full&sslrootcert=/nowhere.pem",
+            "sslrootcert in the url: \"/nowhere.pem\" is not possible, it must be a file that can be read: /nowhere.pem: No such file or directory (os error 2)",
+        ),
+        (
+            "mysql://x/app?ssl-ca=/nowhere.pem",
+            "ssl-ca in the url: \"/nowhere.pem\" is not possible, it must be a file that can be read: /nowhere.pem: No such file or directory (os error 2)",
+        ),
+        (
+            "redis://x?pass=hunter2",
+            "pass: an option is not possible, it is for redis+unix; elsewhere the URL itself says it: redis://USER:PASSWORD@HOST/DB",
+        ),
+        (
             "redis+x://x",
             "url: unknown scheme \"redis+x\"; this build has memory, sqlite, dynamodb, mysql, postgres, redis, s3",
         ),
@@ -268,6 +300,34 @@ async fn mistakes_in_a_url_are_named() {
     let nothing = Config::default().connect().await.expect_err("no URL").to_string();
     assert!(nothing.starts_with("url: not given; set it in lockcore.toml, in LOCKCORE_URL"), "{nothing}");
     assert!(matches!(connect("sqlite:").await, Err(ConnectError::Backend(_))));
+}
+
+/// What URLs of providers and other programs have is taken: nothing listens on port 1, and that is what the error says.
+#[tokio::test]
+async fn usual_urls_are_taken() {
+    for url in [
+        "postgres://u:p@127.0.0.1:1/app?sslmode=prefer&channel_binding=require&connect_timeout=10&keepalives=1\
+         &keepalives_idle=30&gssencmode=disable&target_session_attrs=read-write&tcp_user_timeout=5",
+        "postgres://u:p@127.0.0.1:1/app?sslmode=disable&sslrootcert=system",
+        "postgres://u@[::1]:1/app?sslmode=disable",
+        "mysql://u:p%2Fq@[::1]:1/app?ssl-mode=disabled",
+        "redis://:p%40q@[::1]:1/0",
+    ] {
+        let error = connect_error(&format!(
+            "{url}{}timeout=300ms",
+            if url.starts_with("redis") { "?connect_" } else { "&" }
+        ))
+        .await;
+        let dialled =
+            ["refused", "No route", "unreachable", "Cannot assign"].iter().any(|word| error.contains(word));
+        assert!(dialled, "{url}: {error}");
+    }
+    let socket = connect_error("redis+unix:///nowhere/x.sock?pass=hunter2&user=app&db=1").await;
+    assert!(socket.contains("No such file"), "{socket}");
+    let config =
+        Config::from_toml("url = 'redis+unix:///nowhere/x.sock'\n[redis]\npass = 'hunter2'").expect("good");
+    let socket = config.connect().await.expect_err("there is no socket").to_string();
+    assert!(socket.contains("No such file"), "{socket}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `lockctl acquire`, `release`, `renew` and `check`: locks that outlive the process, for scripts.
 
-use std::time::Duration;
+use std::{io::Read, time::Duration};
 
 use lockcore::{Grant, Lock, LostLock};
 use serde_json::json;
@@ -86,7 +86,15 @@ pub(crate) async fn check(global: &Global, token: &str, output: Output) -> Resul
     output.result(String::new, || json!({ "held": ids(&grant.locks) })).map(|()| 0)
 }
 
+/// Reads a token, from standard input if it is `-`: a long one fits into no command line.
 fn read(token: &str) -> Result<Grant, Failure> {
+    let mut given = token.to_owned();
+    if token == "-" {
+        given.clear();
+        let read = std::io::stdin().read_to_string(&mut given);
+        read.map_err(|error| Failure::usage(format!("TOKEN: standard input cannot be read: {error}")))?;
+    }
+    let token = given.trim_end();
     Grant::from_token(token).map_err(|_| {
         let start: String = token.chars().take(20).collect();
         Failure::usage(format!("TOKEN: {start:?} is not the beginning of what `acquire` printed"))

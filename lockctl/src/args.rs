@@ -5,7 +5,7 @@ use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
 use clap::{Args, Parser, Subcommand, error::ErrorKind};
 use clap_complete::Shell;
 use lockcore::{Claim, Ident, Mode, Target};
-use lockcore_any::{Waiting, parse_duration};
+use lockcore_any::{Waiting, parse_duration, trimmed};
 use uuid::Uuid;
 
 use crate::exit::{self, Code, Failure};
@@ -57,6 +57,7 @@ pub(crate) enum Command {
     /// Show who leads: the value that the leader gave; exits with 120 if there is no leader
     Leader {
         /// The name of the election
+        #[arg(value_parser = name)]
         name: String,
     },
     /// Take a set of locks that outlives this process, and print a token for them; they end with their lease
@@ -66,12 +67,14 @@ pub(crate) enum Command {
     Acquire(Acquire),
     /// Release what a token stands for
     Release {
-        /// What `acquire` printed
+        /// What `acquire` printed; - reads it from standard input
+        #[arg(value_parser = name)]
         token: String,
     },
     /// Extend the lease of what a token stands for to its whole length from now
     Renew {
-        /// What `acquire` printed
+        /// What `acquire` printed; - reads it from standard input
+        #[arg(value_parser = name)]
         token: String,
         /// How long it lasts from now, such as 30s, if it would not last longer anyway; by default as long as it was taken for
         #[arg(long, value_parser = parse_duration, allow_hyphen_values = true)]
@@ -79,7 +82,8 @@ pub(crate) enum Command {
     },
     /// Check that all that a token stands for is still held; exits with 122 if it is not
     Check {
-        /// What `acquire` printed
+        /// What `acquire` printed; - reads it from standard input
+        #[arg(value_parser = name)]
         token: String,
     },
     /// List what is locked, waited for or frozen
@@ -97,6 +101,7 @@ pub(crate) enum Command {
     /// With an id, a line of JSON for each change of it: acquired, ended (by release, lease or break), broken, frozen, thawed.
     Watch {
         /// The id, if only one is to be watched
+        #[arg(value_parser = name)]
         id: Option<String>,
         /// How often to look, such as 1s
         #[arg(long, value_parser = parse_duration, default_value = "1s", value_name = "DURATION")]
@@ -105,7 +110,7 @@ pub(crate) enum Command {
     /// Wait until no id is held, without taking any; exits with 124 if that takes too long
     Wait {
         /// The ids
-        #[arg(required = true)]
+        #[arg(required = true, value_parser = name)]
         ids: Vec<String>,
         /// For how long, such as 5m
         #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
@@ -186,6 +191,8 @@ The command's environment:
   LOCKCORE_FENCE    the fence, if there is one lock
   LOCKCORE_FENCES   all fences as a JSON object, {\"ID\": FENCE, ...}; the global lock's key is \"\"
   LOCKCORE_PERMITS  the permit indexes of slots as a JSON object, {\"ID\": [INDEX, ...], ...}
+  LOCKCORE_URL, LOCKCORE_NAMESPACE, LOCKCORE_CONFIG  what --url, --namespace and --config said, so that a lockctl inside the
+                    command finds the same store; not a --url with a secret in it: put that into the variable yourself
   LOCKCORE_ENCLOSING  the contexts of this and of all enclosing commands: a lockctl inside the command passes
                     the queue while they hold locks in its store, and does not wait for an id of theirs
 
@@ -193,13 +200,19 @@ TERM, INT, HUP, QUIT, USR1 and USR2 are passed on to the command's process group
 for the locks they end lockctl. Before the locks can be lost the process group gets TERM, and KILL \
 shortly before the lease ends, or at once if the locks are gone already, as after `break --now`. If lockctl \
 itself is stopped or killed, a watchdog process does the same; the locks then end with their lease. Whatever \
-the command leaves running in the background, or in another process group, goes on without the locks.";
+the command leaves running in the background, or in another process group, goes on without the locks.
+
+As PID 1 of a container lockctl does not wait for orphans: put an init before it, such as `docker run --init`. A command that is \
+started by socket activation or watched by systemd compares LISTEN_PID or WATCHDOG_PID with its own: start it with \
+sh -c 'LISTEN_PID=$$ exec PROGRAM'.";
 
 const ACQUIRE_HELP: &str = "\
 Example:
   token=$(lockctl acquire --id deploy --lease 10m --wait 1m) || exit
   ./deploy && lockctl renew \"$token\" && ./verify
-  lockctl release \"$token\"";
+  lockctl release \"$token\"
+
+A token of many ids may be too long for a command line: `lockctl release -` reads it from standard input.";
 
 /// What to measure.
 #[derive(Args, Debug)]
@@ -222,6 +235,9 @@ pub(crate) struct Run {
     /// Keep the locks for so long at least, counted from when they are taken, such as 50s; for jobs that several hosts start
     #[arg(long, value_parser = parse_duration, allow_hyphen_values = true, help_heading = "Locks", value_name = "DURATION")]
     pub(crate) keep_for: Option<Duration>,
+    /// Exit with this code, and print nothing, if others are in the way (else 120 or 124); 0 for a cron job that may be skipped
+    #[arg(long, help_heading = "Locks", value_name = "CODE")]
+    pub(crate) conflict_exit_code: Option<u8>,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "CMD", help_heading = "Arguments")]
     pub(crate) command: Vec<OsString>,
@@ -230,7 +246,7 @@ pub(crate) struct Run {
 #[derive(Args, Debug)]
 pub(crate) struct Elect {
     /// The name of the election
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = name)]
     id: String,
     /// What `lockctl leader` shows while this candidate leads, such as its address
     #[arg(long)]
@@ -249,7 +265,7 @@ impl Elect {
         let Elect { id, value, lease, command } = self;
         let claims = Claims { id: vec![id], ..Claims::default() };
         let locking = Locking { claims, top: None, wait: Some(Waiting::Forever), lease };
-        (value, Run { locking, keep_for: None, command })
+        (value, Run { locking, keep_for: None, conflict_exit_code: None, command })
     }
 }
 
@@ -266,7 +282,7 @@ pub(crate) struct Locking {
     #[command(flatten)]
     claims: Claims,
     /// The widest path that is ever locked with --subtree, with a slash at its end, such as s3://bucket/
-    #[arg(long, value_name = "PATH", requires = "subtree")]
+    #[arg(long, value_name = "PATH", requires = "subtree", value_parser = name)]
     top: Option<String>,
     /// How long to wait for others to release: never, forever, or a duration (env: LOCKCORE_WAIT; default: never).
     /// Connecting has the backend's own timeout
@@ -282,16 +298,16 @@ pub(crate) struct Locking {
 #[command(next_help_heading = "Locks")]
 struct Claims {
     /// Lock this id alone; --id, --shared and --slots may be repeated
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = name)]
     id: Vec<String>,
     /// Lock this id together with other shared holders
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = name)]
     shared: Vec<String>,
     /// Take a permit of this id of which at most LIMIT may be held at once, or K permits: ID=K/LIMIT
     #[arg(long, value_name = "ID=LIMIT", value_parser = slots)]
     slots: Vec<Claim<String>>,
     /// Lock this path and all below it, against others that use --subtree with the same --top
-    #[arg(long, value_name = "PATH", requires = "top")]
+    #[arg(long, value_name = "PATH", requires = "top", value_parser = name)]
     subtree: Vec<String>,
     /// Lock the global lock of the namespace, alone
     #[arg(long)]
@@ -318,6 +334,7 @@ impl Locking {
 #[group(required = true, multiple = false)]
 pub(crate) struct TargetArg {
     /// The id
+    #[arg(value_parser = name)]
     id: Option<String>,
     /// The global lock of the namespace instead
     #[arg(long)]
@@ -339,14 +356,21 @@ fn json(text: &str) -> Result<String, String> {
     Ok(value.to_string())
 }
 
+/// Reads an id, a path or a token: a line end behind it is not meant.
+fn name(text: &str) -> Result<String, &'static str> {
+    trimmed(text).map(str::to_owned)
+}
+
 /// Reads `ID=LIMIT` or `ID=K/LIMIT`; the id may hold a `=`.
 fn slots(text: &str) -> Result<Claim<String>, String> {
     let expected = || "it must be ID=LIMIT or ID=K/LIMIT, such as pool=3 or pool=2/3".to_owned();
+    let text = trimmed(text)?;
     let (id, numbers) = text.rsplit_once('=').ok_or_else(expected)?;
+    let id = name(id)?;
     let (permits, limit) = numbers.split_once('/').unwrap_or(("1", numbers));
     match (permits.parse(), limit.parse()) {
         (Ok(permits), Ok(limit)) => {
-            Ok(Claim { target: Target::Id(id.to_owned()), mode: Mode::Slots { permits, limit } })
+            Ok(Claim { target: Target::Id(id), mode: Mode::Slots { permits, limit } })
         }
         _ => Err(expected()),
     }

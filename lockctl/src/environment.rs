@@ -1,14 +1,15 @@
 //! What a command finds in its environment about its locks, and what a `lockctl` inside a command reads there.
 
-use std::{process::Command, time::Duration};
+use std::{ffi::OsString, process::Command, time::Duration};
 
 use lockcore::{
     AnyLockDao, Claim, LockError, LockGuard, LockingError, LockingService, Mode, StoredContext, Target, Wait,
 };
+use lockcore_any::{BackendUrl, ConnectError};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use crate::exit::Failure;
+use crate::{args::Global, exit::Failure};
 
 /// The locks of a command.
 pub(crate) type Guard = LockGuard<String, Uuid, AnyLockDao>;
@@ -72,6 +73,28 @@ pub(crate) fn describe(command: &mut Command, guard: &Guard) {
         false => command.env(PERMITS, Value::Object(permits).to_string()),
     };
     command.env(FENCES, Value::Object(fences).to_string());
+}
+
+/// Returns what the command line said of the store, as variables for the command. A URL with a secret is left out: a command line
+/// has it where others may read it, and it is not spread further.
+pub(crate) fn store(global: &Global) -> Result<Vec<(&'static str, OsString)>, Failure> {
+    let mut variables = Vec::new();
+    if let Some(url) = &global.url {
+        let url: BackendUrl = url.parse().map_err(ConnectError::from)?;
+        let url = url.in_current_folder().map_err(ConnectError::from)?;
+        if !url.has_secret() {
+            variables.push(("LOCKCORE_URL", url.expose().into()));
+        }
+    }
+    if let Some(file) = &global.config {
+        // Without a current folder the path is as good as it can be.
+        variables
+            .push(("LOCKCORE_CONFIG", std::path::absolute(file).unwrap_or_else(|_| file.clone()).into()));
+    }
+    if let Some(namespace) = &global.namespace {
+        variables.push(("LOCKCORE_NAMESPACE", namespace.into()));
+    }
+    Ok(variables)
 }
 
 /// Takes the locks, with regard to what the enclosing commands hold in the same store: their ids are not waited for.

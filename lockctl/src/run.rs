@@ -41,13 +41,15 @@ pub(crate) enum Locked {
 pub(crate) async fn run(global: &Global, args: Run) -> Result<u8, Failure> {
     environment::check_room(&args.locking.claims()?)?;
     let mut signals = listen()?;
-    let (locks, guard) =
-        match lock(global, &args.locking, args.keep_for, std::process::id(), &mut signals).await? {
-            Locked::Held(locks, guard) => (locks, guard),
-            Locked::Interrupted(code) => return Ok(code),
-        };
+    let locked = lock(global, &args.locking, args.keep_for, std::process::id(), &mut signals).await;
+    let (locks, guard) = match (locked, args.conflict_exit_code) {
+        (Ok(Locked::Held(locks, guard)), _) => (locks, guard),
+        (Ok(Locked::Interrupted(code)), _) => return Ok(code),
+        (Err(Failure { code: Code::NotAcquired | Code::TimedOut, .. }), Some(code)) => return Ok(code),
+        (Err(failure), _) => return Err(failure),
+    };
     let granted = Instant::now();
-    let ended = Supervised::run(&locks, &guard, &args.command, &mut signals).await;
+    let ended = Supervised::run(global, &locks, &guard, &args.command, &mut signals).await;
     if let Some(keep_for) = args.keep_for {
         keep(&guard, keep_for.saturating_sub(granted.elapsed()), &mut signals).await;
     }
@@ -173,6 +175,7 @@ struct Supervised<'a> {
 impl<'a> Supervised<'a> {
     /// Runs the command until it ends, also if that is because locks are lost.
     async fn run(
+        global: &Global,
         locks: &'a LockingService,
         guard: &'a Guard,
         command: &[OsString],
@@ -186,7 +189,11 @@ impl<'a> Supervised<'a> {
         if let Err(lost) = held.check() {
             return Err(Failure::new(Code::Lost, format!("CMD was not started: {lost}")));
         }
-        let child = Child::start(command, |command| describe(command, guard))?;
+        let store = environment::store(global)?;
+        let child = Child::start(command, |command| {
+            describe(command, guard);
+            command.envs(store);
+        })?;
         supervised.watchdog.order(supervised.lease.order(Some(child.group())));
         Ok(supervised.wait(child, signals).await)
     }

@@ -14,6 +14,41 @@ pub(super) fn name(text: &str) -> Result<String, String> {
     }
 }
 
+/// Checks that the URL names one host, where the driver knows no others.
+///
+/// # Errors
+/// That it names several.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(super) fn one_host(settings: &Settings) -> Result<(), ConfigError> {
+    let (place, _) = settings.url.expose().split_once('?').unwrap_or((settings.url.expose(), ""));
+    let authority = place.split_once("//").map_or("", |(_, rest)| rest);
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let host = host.split('/').next().unwrap_or_default();
+    let option = settings.options.read("host", String::plain)?.unwrap_or_default();
+    if [host, &option].iter().any(|host| host.contains(',')) {
+        let reason = "several hosts are not supported; name one that leads to the server that takes writes";
+        return Err(ConfigError::Url { place: "url".to_owned(), reason });
+    }
+    Ok(())
+}
+
+/// Checks that options which name files name files that are there; the drivers take PEM text in their place.
+///
+/// # Errors
+/// The first that is not.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(super) fn files(settings: &Settings, keys: &[&str]) -> Result<(), ConfigError> {
+    for key in keys {
+        settings.options.read(key, |path| match path.starts_with("-----") {
+            true => Ok(()),
+            false => std::fs::File::open(path)
+                .map(drop)
+                .map_err(|error| format!("it must be a file that can be read: {path}: {error}")),
+        })?;
+    }
+    Ok(())
+}
+
 /// The URL, secrets included, with no options but those of `keys`, wherever they were set.
 pub(super) fn url(settings: &Settings, keys: &[&str]) -> Result<String, ConfigError> {
     let Settings { url, options } = settings;

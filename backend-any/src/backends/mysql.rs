@@ -37,6 +37,8 @@ pub(super) fn capabilities() -> Capabilities {
 pub(super) async fn open<I: Ident, C: ContextId>(
     settings: Settings,
 ) -> Result<AnyLockDao<I, C>, ConnectError> {
+    driver::one_host(&settings)?;
+    driver::files(&settings, &["ssl-ca", "ssl-cert", "ssl-key"])?;
     let driver = driver::url(&settings, OF_THE_DRIVER)?;
     let builder = settings
         .options

@@ -13,7 +13,9 @@ use crate::{
 
 pub(super) const EXAMPLE: &str = "postgres://localhost/app";
 
-/// See [`PostgresBuilder`]; the last ones are the driver's own, as libpq has them.
+/// See [`PostgresBuilder`]; those behind `timeout` are libpq's, which URLs of providers and other programs have. Some of these change
+/// nothing here, whatever they say: `channel_binding`, `connect_timeout` (see [`PostgresBuilder::timeout`]), `keepalives`,
+/// `tcp_user_timeout`.
 pub(super) const OPTIONS: &[&str] = &[
     "commit",
     "listen",
@@ -25,13 +27,22 @@ pub(super) const OPTIONS: &[&str] = &[
     "table_prefix",
     "timeout",
     "application_name",
+    "channel_binding",
+    "connect_timeout",
+    "gssencmode",
     "host",
+    "keepalives",
+    "keepalives_count",
+    "keepalives_idle",
+    "keepalives_interval",
     "options",
     "port",
     "sslcert",
     "sslkey",
     "sslmode",
     "sslrootcert",
+    "target_session_attrs",
+    "tcp_user_timeout",
 ];
 
 /// Those of them that go to the driver.
@@ -45,7 +56,18 @@ pub(super) fn capabilities() -> Capabilities {
 pub(super) async fn open<I: Ident, C: ContextId>(
     settings: Settings,
 ) -> Result<AnyLockDao<I, C>, ConnectError> {
-    let driver = driver::url(&settings, OF_THE_DRIVER)?;
+    driver::one_host(&settings)?;
+    settings.options.read("gssencmode", gssencmode)?;
+    settings.options.read("target_session_attrs", target_session_attrs)?;
+    // The word of libpq for the roots of the system, which are the default.
+    let roots = settings.options.read("sslrootcert", String::plain)?.filter(|file| file != "system");
+    let of_the_driver: Vec<&str> =
+        OF_THE_DRIVER.iter().copied().filter(|key| *key != "sslrootcert" || roots.is_some()).collect();
+    driver::files(&settings, &["sslcert", "sslkey"])?;
+    if roots.is_some() {
+        driver::files(&settings, &["sslrootcert"])?;
+    }
+    let driver = driver::url(&settings, &of_the_driver)?;
     let builder = settings
         .options
         .fill(PostgresLockDao::<I, C>::builder().url(driver))
@@ -68,6 +90,22 @@ pub(super) fn schema(settings: &Settings) -> Result<String, ConfigError> {
     let schema = settings.options.read("schema", driver::name)?.unwrap_or_else(|| "public".to_owned());
     let prefix = settings.options.read("table_prefix", driver::name)?.unwrap_or_else(|| "lockcore_".to_owned());
     Ok(postgres::schema_sql(&schema, &prefix))
+}
+
+/// Without Kerberos nothing is encrypted by it.
+fn gssencmode(text: &str) -> Result<(), String> {
+    match text {
+        "disable" | "prefer" => Ok(()),
+        _ => Err("it must be disable or prefer; encryption by Kerberos is not supported".to_owned()),
+    }
+}
+
+/// Locks are written: what asks for less cannot be meant.
+fn target_session_attrs(text: &str) -> Result<(), String> {
+    match text {
+        "any" | "read-write" | "primary" => Ok(()),
+        _ => Err("it must be any, read-write or primary; locks are written".to_owned()),
+    }
 }
 
 fn commit(text: &str) -> Result<postgres::Commit, String> {

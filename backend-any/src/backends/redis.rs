@@ -10,21 +10,26 @@ use crate::{ConfigError, ConnectError, option::Plain, parse_duration, url::NAMES
 
 pub(super) const EXAMPLE: &str = "redis://127.0.0.1/";
 
-/// See [`RedisBuilder`]; certificates and the key are files. `db` is the database where the
-/// URL has no place for it, behind the path of a socket.
+/// See [`RedisBuilder`]; certificates and the key are files. `db`, `user` and `pass` are for the path of a socket, behind which a
+/// URL has no place for them.
 pub(super) const OPTIONS: &[&str] = &[
     "busy_wait",
     "client_certificate",
     "client_key",
     "connect_timeout",
     "db",
+    "pass",
     "replicas",
     "replicas_within",
     "response_timeout",
     "root_certificate",
     "sentinel_password",
     "sentinel_user",
+    "user",
 ];
+
+/// Those of them that belong to a socket.
+const OF_A_SOCKET: &[&str] = &["db", "user", "pass"];
 
 pub(super) fn capabilities() -> Capabilities {
     CAPABILITIES
@@ -33,14 +38,17 @@ pub(super) fn capabilities() -> Capabilities {
 pub(super) async fn open<I: Ident, C: ContextId>(
     settings: Settings,
 ) -> Result<AnyLockDao<I, C>, ConnectError> {
-    // A number; and only where the URL has no place for it.
-    let db = settings.options.read("db", u32::plain)?;
-    if db.is_some() && !settings.url.expose().to_ascii_lowercase().contains("unix:") {
-        let expected = "it is for redis+unix; elsewhere the URL itself says it: redis://USER:PASSWORD@HOST/DB";
-        let (field, value) = ("db".to_owned(), "an option".to_owned());
-        return Err(ConfigError::Value { field, value, expected: expected.to_owned() }.into());
+    // Only where the URL has no place for them; `db` is a number.
+    settings.options.read("db", u32::plain)?;
+    let is_socket = settings.url.scheme() == "redis+unix";
+    for key in OF_A_SOCKET.iter().filter(|_| !is_socket) {
+        if settings.options.read(key, String::plain)?.is_some() {
+            let expected = "it is for redis+unix; elsewhere the URL itself says it: redis://USER:PASSWORD@HOST/DB";
+            let (field, value) = ((*key).to_owned(), "an option".to_owned());
+            return Err(ConfigError::Value { field, value, expected: expected.to_owned() }.into());
+        }
     }
-    let place = driver::url(&settings, &["db"])?;
+    let place = driver::url(&settings, OF_A_SOCKET)?;
     let options = &settings.options;
     let mut builder = options
         .fill(RedisLockDao::<I, C>::builder().url(place))

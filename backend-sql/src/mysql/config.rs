@@ -8,7 +8,7 @@ use lockcore::{Capabilities, ContextId, Ident};
 use sqlx::{ConnectOptions, MySqlPool, mysql::MySqlConnectOptions};
 
 use super::schema::VERSION;
-use crate::server::{ServerError, Settings};
+use crate::server::{ServerError, Settings, without_brackets};
 
 /// Settings of a [`MysqlLockDao`](super::MysqlLockDao), made by its `builder`.
 pub struct MysqlBuilder<I, C> {
@@ -152,7 +152,9 @@ pub(super) fn check_prefix(prefix: &str) -> Result<(), ServerError> {
 pub(super) fn parse(url: &str) -> Result<MySqlConnectOptions, ServerError> {
     // The error's own text is not shown: it may quote parts of the URL.
     let options = MySqlConnectOptions::from_str(url);
-    Ok(plain(options.map_err(|_| refused("url", "it must be like mysql://user@host:3306/database"))?))
+    let options = options.map_err(|_| refused("url", "it must be like mysql://user@host:3306/database"))?;
+    let host = without_brackets(options.get_host()).to_owned();
+    Ok(plain(options.host(&host)))
 }
 
 /// Turns off the log, since ids may be secret, and what sqlx sets in sessions by default.
@@ -162,4 +164,20 @@ pub(super) fn plain(options: MySqlConnectOptions) -> MySqlConnectOptions {
 
 pub(super) fn refused(key: &'static str, expected: &'static str) -> ServerError {
     ServerError::Setting { backend: "mysql", key, value: "..".to_owned(), expected }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_of_ipv6_is_dialled_without_brackets() {
+        for (url, host) in [
+            ("mysql://u@[::1]:1/d", "::1"),
+            ("mysql://u@127.0.0.1/d", "127.0.0.1"),
+            ("mysql://u@db.example/d", "db.example"),
+        ] {
+            assert_eq!(parse(url).expect("a good URL").get_host(), host);
+        }
+    }
 }

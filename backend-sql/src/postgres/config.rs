@@ -8,7 +8,7 @@ use lockcore::{ContextId, Ident};
 use sqlx::{ConnectOptions, PgPool, postgres::PgConnectOptions};
 
 use super::schema::VERSION;
-use crate::server::{ServerError, Settings, check_name};
+use crate::server::{ServerError, Settings, check_name, without_brackets};
 
 /// Says which commits have to be on the disk before they are answered; a durable one is as durable as the server's own
 /// `synchronous_commit` makes it.
@@ -212,7 +212,9 @@ impl<I, C> fmt::Debug for PostgresBuilder<I, C> {
 fn parse(key: &'static str, url: &str) -> Result<PgConnectOptions, ServerError> {
     // The error's own text is not shown: parts of the URL may stand in it.
     let options = PgConnectOptions::from_str(url);
-    Ok(quiet(options.map_err(|_| refused(key, "it must be like postgres://user@host:5432/database"))?))
+    let options = options.map_err(|_| refused(key, "it must be like postgres://user@host:5432/database"))?;
+    let host = without_brackets(options.get_host()).to_owned();
+    Ok(quiet(options.host(&host)))
 }
 
 /// Nothing of ours is logged, ids may be secret; and nothing is set at the start that a pooler does not know.
@@ -222,4 +224,20 @@ fn quiet(options: PgConnectOptions) -> PgConnectOptions {
 
 fn refused(key: &'static str, expected: &'static str) -> ServerError {
     ServerError::Setting { backend: "postgres", key, value: "..".to_owned(), expected }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_of_ipv6_is_dialled_without_brackets() {
+        for (url, host) in [
+            ("postgres://u@[::1]:1/d", "::1"),
+            ("postgres://u@127.0.0.1/d", "127.0.0.1"),
+            ("postgres://u@db.example/d", "db.example"),
+        ] {
+            assert_eq!(parse("url", url).expect("a good URL").get_host(), host);
+        }
+    }
 }

@@ -82,3 +82,8 @@ pub(crate) fn check_name(backend: &'static str, key: &'static str, value: &str) 
     }
     Ok(())
 }
+
+/// The host of a URL as it is dialled: the brackets around an address of IPv6 are the URL's.
+pub(crate) fn without_brackets(host: &str) -> &str {
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+}
