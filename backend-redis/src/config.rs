@@ -4,7 +4,10 @@ use std::{fmt, marker::PhantomData, time::Duration};
 
 use lockcore::{BackendError, ContextId, Ident, backend::StoreVersion};
 
-use crate::{error::bad_setting, scripts::VERSION};
+use crate::{
+    error::bad_setting,
+    scripts::{Scripts, VERSION},
+};
 
 /// A longer spin costs more than sleeping in any case.
 const MAX_BUSY_WAIT: Duration = Duration::from_millis(1);
@@ -27,6 +30,9 @@ pub(crate) struct Settings {
     pub(crate) certificates: Certificates,
     pub(crate) sentinel_user: Option<(String, String)>,
     pub(crate) program: StoreVersion,
+    /// A clock that tests set, ahead of the server's by so much.
+    #[cfg(feature = "testing")]
+    pub(crate) test_clock: Option<Duration>,
 }
 
 /// How many replicas must have a grant before it counts.
@@ -55,6 +61,8 @@ impl<I: Ident, C: ContextId> RedisBuilder<I, C> {
             certificates: Certificates::default(),
             sentinel_user: None,
             program: VERSION,
+            #[cfg(feature = "testing")]
+            test_clock: None,
         };
         RedisBuilder { settings, types: PhantomData }
     }
@@ -141,9 +149,28 @@ impl<I: Ident, C: ContextId> RedisBuilder<I, C> {
         self.settings.program = program;
         self
     }
+
+    /// For tests: reads a clock that is ahead of the server's by so much, and that
+    /// [`advance`](crate::RedisLockDao::advance) sets for all that do.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn test_clock(mut self, ahead: Duration) -> Self {
+        self.settings.test_clock = Some(ahead);
+        self
+    }
 }
 
 impl Settings {
+    /// Returns the script that keeps the namespace.
+    pub(crate) fn scripts(&self) -> Scripts {
+        #[cfg(feature = "testing")]
+        if let Some(ahead) = self.test_clock {
+            return Scripts::by_test_clock(ahead, &self.namespace);
+        }
+        Scripts::new(&self.namespace)
+    }
+
     /// Checks all but the URL.
     pub(crate) fn check(&self) -> Result<(), BackendError> {
         let namespace = &self.namespace;

@@ -77,6 +77,13 @@ impl<I: Ident, C: ContextId> RedisLockDao<I, C> {
         RedisBuilder::new()
     }
 
+    /// For tests: sets the namespace's [test clock](RedisBuilder::test_clock) forward.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    pub async fn advance(&self, by: Duration) -> Result<(), BackendError> {
+        self.store.session().await?.command(self.store.scripts.advance(by)).await.map(drop)
+    }
+
     /// Begins a call of `acquire` or `withdraw`. Options and modes are left out where they may be and are the usual ones.
     fn request(&self, request: &AcquireRequest<I, C>, step: Step, session: &str) -> Call {
         let scripts = &self.store.scripts;

@@ -6,7 +6,7 @@ use futures_util::future::join;
 use lockcore::{BackendError, BackendErrorKind, Finding, Severity, backend::Moment};
 use redis::{Cmd, Value};
 
-use crate::{reply::Reply, scripts::Scripts, session::Session};
+use crate::{reply::Reply, session::Session};
 
 /// The oldest server that has every command of the script.
 const OLDEST: (u32, u32) = (6, 2);
@@ -21,7 +21,7 @@ struct Infos(Vec<(String, Info)>);
 
 /// Refuses a server that cannot keep locks, and loads the script into its cache.
 pub(crate) async fn check(session: &Session) -> Result<(), BackendError> {
-    let (info, loaded) = join(session.command(info_of_all()), session.command(Scripts::load())).await;
+    let (info, loaded) = join(session.command(info_of_all()), session.command(session.scripts.load())).await;
     // Without the right to it the script is loaded at its first use.
     loaded.map(drop).or_else(unless_denied)?;
     let servers = match info {

@@ -1,6 +1,8 @@
 //! The one script that holds every step, and the commands that call it.
 
-use std::{io::Write, sync::LazyLock};
+#[cfg(feature = "testing")]
+use std::time::Duration;
+use std::{borrow::Cow, io::Write, sync::LazyLock};
 
 use lockcore::{
     ContextId, Ident, Target,
@@ -32,9 +34,10 @@ static SOURCE: LazyLock<String> = LazyLock::new(|| {
     shared + steps
 });
 
-/// The script's hash, and the names of its keys in one namespace.
+/// The script, its hash, and the names of its keys in one namespace.
 #[derive(Debug)]
 pub(crate) struct Scripts {
+    source: Cow<'static, str>,
     hash: String,
     /// The namespace in braces: the part of each key that decides its slot in a cluster.
     base: String,
@@ -48,9 +51,30 @@ pub(crate) struct Call(Cmd);
 
 impl Scripts {
     pub(crate) fn new(namespace: &str) -> Self {
-        let hash = redis::Script::new(&SOURCE).get_hash().to_owned();
+        Self::from_source(Cow::Borrowed(&SOURCE), namespace)
+    }
+
+    /// The same script by a clock that tests set: ahead of the server's by so much, and by what is
+    /// [set forward](Self::advance).
+    #[cfg(feature = "testing")]
+    pub(crate) fn by_test_clock(ahead: Duration, namespace: &str) -> Self {
+        let clock = format!("local AHEAD = {}\n{}", ahead.as_micros(), include_str!("lua/clock.lua"));
+        Self::from_source(Cow::Owned(clock + &*SOURCE), namespace)
+    }
+
+    fn from_source(source: Cow<'static, str>, namespace: &str) -> Self {
+        let hash = redis::Script::new(&source).get_hash().to_owned();
         let base = format!("{{{namespace}}}");
-        Scripts { hash, fence: format!("{base}/f"), base }
+        Scripts { source, hash, fence: format!("{base}/f"), base }
+    }
+
+    /// Sets the namespace's test clock forward.
+    #[cfg(feature = "testing")]
+    pub(crate) fn advance(&self, by: Duration) -> Cmd {
+        let mut command = redis::cmd("EVAL");
+        command.arg(include_str!("lua/advance.lua")).arg(1).arg(self.key("+"));
+        command.arg(by.as_micros().to_string()).arg(self.pattern());
+        command
     }
 
     /// Begins a call with this number of keys, which come next.
@@ -93,10 +117,22 @@ impl Scripts {
     }
 
     /// Loads the script into the server's cache.
-    pub(crate) fn load() -> Cmd {
+    pub(crate) fn load(&self) -> Cmd {
         let mut load = redis::cmd("SCRIPT");
-        load.arg("LOAD").arg(&*SOURCE);
+        load.arg("LOAD").arg(&*self.source);
         load
+    }
+
+    /// Returns the command of a call that sends the script along, which the server then caches.
+    pub(crate) fn by_source(&self, call: &Call) -> Cmd {
+        let mut command = redis::cmd("EVAL");
+        command.arg(&*self.source);
+        for arg in call.0.args_iter().skip(2) {
+            if let Arg::Simple(arg) = arg {
+                command.arg(arg);
+            }
+        }
+        command
     }
 }
 
@@ -167,18 +203,6 @@ impl Call {
     /// Returns the command that calls the script by its hash.
     pub(crate) fn by_hash(&self) -> &Cmd {
         &self.0
-    }
-
-    /// Returns the command that sends the script along, which the server then caches.
-    pub(crate) fn by_source(&self) -> Cmd {
-        let mut command = redis::cmd("EVAL");
-        command.arg(&*SOURCE);
-        for arg in self.0.args_iter().skip(2) {
-            if let Arg::Simple(arg) = arg {
-                command.arg(arg);
-            }
-        }
-        command
     }
 }
 

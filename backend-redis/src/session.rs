@@ -44,7 +44,7 @@ pub(crate) struct Session {
     spin: Spin,
     /// Where the connection lives.
     runtime: Handle,
-    scripts: Arc<Scripts>,
+    pub(crate) scripts: Arc<Scripts>,
     /// When the channel was subscribed to, which the first waiter does.
     listening: OnceCell<Moment>,
     /// Whether the task that sends heartbeats runs.
@@ -86,7 +86,7 @@ impl Session {
         let answer = match self.spin.wait_for(answer).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                 // Boxed to keep the usual future small.
-                Box::pin(self.link.send(&self.runtime, &call.by_source())).await
+                Box::pin(self.link.send(&self.runtime, &self.scripts.by_source(call))).await
             }
             answer => answer,
         };

@@ -31,7 +31,7 @@ enum Slot {
 
 impl Store {
     pub(crate) fn new(settings: Settings, server: Server) -> Arc<Self> {
-        let scripts = Arc::new(Scripts::new(&settings.namespace));
+        let scripts = Arc::new(settings.scripts());
         Arc::new(Store { settings, server, scripts, sessions: Mutex::default() })
     }
 
