@@ -225,24 +225,3 @@ async fn next_part(reader: &mut fs::File) -> io::Result<Vec<u8>> {
     reader.take(PART as u64).read_to_end(&mut part).await?;
     Ok(part)
 }
-
-#[cfg(all(test, feature = "s3"))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_s3_url_names_its_objects() {
-        for to in ["s3://bucket/prefix", "s3://bucket/prefix/"] {
-            let plan = serde_json::json!({
-                "source": "", "leave_out": [], "to": to, "locks": null,
-                "wait": Duration::ZERO, "pause": Duration::ZERO, "workers": 1, "processes": 1,
-            });
-            let plan = serde_json::from_value(plan).expect("every field is there");
-            let archive = Archive::open(&plan).expect("needs no server");
-            let file = File { path: "".into(), key: Key::from("a/b.txt") };
-            assert_eq!(archive.id(&file), "s3://bucket/prefix/a/b.txt");
-            assert_eq!(archive.object_key(&file.key).as_ref(), "prefix/files/a/b.txt");
-            assert_eq!(archive.manifest_key(&file.key).as_ref(), "prefix/manifests/a/b.txt.json");
-        }
-    }
-}

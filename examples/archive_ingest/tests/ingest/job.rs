@@ -2,10 +2,30 @@
 
 use std::fs;
 
+use lockcore_conformance::servers::Trial;
+
 use crate::{
     local::contents,
     tree::{Run, Tree},
 };
+
+/// The tests of this file.
+pub(crate) fn tests() -> Vec<Trial> {
+    lockcore_conformance::tests![
+        "job";
+        memory_one_process,
+        sqlite_one_process,
+        sqlite_several_processes,
+        the_embedded_default_is_sqlite_beside_the_archive,
+        without_locks_damage_is_detected,
+        with_locks_the_same_race_is_none,
+        who_waits_too_short_fails_and_says_for_what,
+        names_and_sizes_of_all_kinds,
+        a_source_that_changed_is_reported_and_the_archive_kept,
+        what_a_dead_writer_left_is_completed,
+        what_is_not_ours_is_left_as_it_is,
+    ]
+}
 
 /// What `--processes 2 --workers 8` is together.
 const WORKERS: u64 = 16;
@@ -26,24 +46,20 @@ fn every_object_once(locks: &str, tree: &Tree, processes: u64) {
     assert!(manifests == contents(&tree.archive()), "a second run touches nothing");
 }
 
-#[test]
 fn memory_one_process() {
     every_object_once("memory:", &Tree::of(60), 1);
 }
 
-#[test]
 fn sqlite_one_process() {
     let tree = Tree::of(60);
     every_object_once(&tree.sqlite(), &tree, 1);
 }
 
-#[test]
 fn sqlite_several_processes() {
     let tree = Tree::of(60);
     every_object_once(&tree.sqlite(), &tree, 3);
 }
 
-#[test]
 fn the_embedded_default_is_sqlite_beside_the_archive() {
     let tree = Tree::of(10);
     tree.run(&[]).assert_complete(10);
@@ -58,7 +74,6 @@ fn race_for_one_object(tree: &Tree, more: &[&str]) -> Run {
     tree.run(&[&["--meet", &meet, "--workers", "8", "--processes", "2"], more].concat())
 }
 
-#[test]
 fn without_locks_damage_is_detected() {
     let tree = Tree::of(0);
     let run = race_for_one_object(&tree, &["--no-locks"]);
@@ -67,7 +82,6 @@ fn without_locks_damage_is_detected() {
     assert_eq!(run.names("twice"), ["index"]);
 }
 
-#[test]
 fn with_locks_the_same_race_is_none() {
     let tree = Tree::of(0);
     let run = race_for_one_object(&tree, &["--locks", &tree.sqlite()]);
@@ -77,7 +91,6 @@ fn with_locks_the_same_race_is_none() {
     assert!(run.report["waited_ms"].as_f64().unwrap() > 0.0, "{}", run.report);
 }
 
-#[test]
 fn who_waits_too_short_fails_and_says_for_what() {
     let tree = Tree::of(0);
     tree.write("index", b"the one object");
@@ -90,7 +103,6 @@ fn who_waits_too_short_fails_and_says_for_what() {
     assert!(run.names("messages").iter().any(told), "{}", run.report);
 }
 
-#[test]
 fn names_and_sizes_of_all_kinds() {
     let tree = Tree::of(0);
     tree.write("empty", b"");
@@ -108,7 +120,6 @@ fn names_and_sizes_of_all_kinds() {
     );
 }
 
-#[test]
 fn a_source_that_changed_is_reported_and_the_archive_kept() {
     let tree = Tree::of(5);
     tree.run(&[]).assert_complete(5);
@@ -119,7 +130,6 @@ fn a_source_that_changed_is_reported_and_the_archive_kept() {
     assert_eq!(fs::read(tree.archive().join("files/00/file 0.txt")).unwrap(), b"");
 }
 
-#[test]
 fn what_a_dead_writer_left_is_completed() {
     let tree = Tree::of(5);
     tree.run(&[]).assert_complete(5);
@@ -131,7 +141,6 @@ fn what_a_dead_writer_left_is_completed() {
     tree.assert_archived();
 }
 
-#[test]
 fn what_is_not_ours_is_left_as_it_is() {
     let tree = Tree::of(5);
     tree.run(&[]).assert_complete(5);

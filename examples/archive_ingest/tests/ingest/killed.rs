@@ -7,10 +7,21 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lockcore_conformance::servers::Trial;
+
 use crate::{
     local::contents,
     tree::{Run, Tree},
 };
+
+/// The tests of this file.
+pub(crate) fn tests() -> Vec<Trial> {
+    lockcore_conformance::tests![
+        "killed";
+        another_invocation_takes_over,
+        the_other_processes_of_a_run_take_over,
+    ]
+}
 
 const OBJECTS: usize = 60;
 /// Each write takes twice as long: most of the time the workers are between an object and its manifest.
@@ -30,7 +41,6 @@ fn wait_until_in_the_middle(tree: &Tree) {
     }
 }
 
-#[test]
 fn another_invocation_takes_over() {
     let tree = Tree::of(OBJECTS);
     let locks = tree.sqlite();
@@ -54,7 +64,6 @@ fn another_invocation_takes_over() {
     assert_eq!((again.number("written"), again.number("completed")), (0, 0));
 }
 
-#[test]
 fn the_other_processes_of_a_run_take_over() {
     let tree = Tree::of(OBJECTS);
     let locks = tree.sqlite();

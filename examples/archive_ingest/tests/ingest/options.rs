@@ -2,10 +2,25 @@
 
 use std::fs;
 
+use lockcore_conformance::servers::Trial;
+
 use crate::{
     local::contents,
     tree::{Run, Tree, program},
 };
+
+/// The tests of this file.
+pub(crate) fn tests() -> Vec<Trial> {
+    lockcore_conformance::tests![
+        "options";
+        by_default_the_git_folder_of_the_checkout_without_its_config,
+        in_a_linked_worktree_the_main_one,
+        an_archive_inside_the_source_is_refused,
+        an_archive_has_one_name_however_it_is_given,
+        a_run_without_locks_starts_from_nothing_unless_a_place_is_given,
+        bad_input_is_named,
+    ]
+}
 
 fn refusal(tree: &Tree, more: &[&str]) -> String {
     let run = tree.run(more);
@@ -23,7 +38,6 @@ fn checkout(tree: &Tree) {
     tree.write("src/deep/lib.rs", b"");
 }
 
-#[test]
 fn by_default_the_git_folder_of_the_checkout_without_its_config() {
     let tree = Tree::of(0);
     checkout(&tree);
@@ -36,7 +50,6 @@ fn by_default_the_git_folder_of_the_checkout_without_its_config() {
     assert_eq!(archived.keys().collect::<Vec<_>>(), ["HEAD", "objects/ab/cdef"]);
 }
 
-#[test]
 fn in_a_linked_worktree_the_main_one() {
     let tree = Tree::of(0);
     checkout(&tree);
@@ -49,7 +62,6 @@ fn in_a_linked_worktree_the_main_one() {
     run.assert_complete(3);
 }
 
-#[test]
 fn an_archive_inside_the_source_is_refused() {
     let tree = Tree::of(5);
     let link = tree.room().join("link");
@@ -72,7 +84,6 @@ fn an_archive_inside_the_source_is_refused() {
 }
 
 /// Else two names of one archive would be two sets of locks.
-#[test]
 fn an_archive_has_one_name_however_it_is_given() {
     let tree = Tree::of(1);
     let names = [
@@ -89,7 +100,6 @@ fn an_archive_has_one_name_however_it_is_given() {
     }
 }
 
-#[test]
 fn a_run_without_locks_starts_from_nothing_unless_a_place_is_given() {
     let tree = Tree::of(0);
     checkout(&tree);
@@ -100,7 +110,6 @@ fn a_run_without_locks_starts_from_nothing_unless_a_place_is_given() {
     }
 }
 
-#[test]
 fn bad_input_is_named() {
     let tree = Tree::of(1);
     for (more, expected) in [

@@ -1,12 +1,10 @@
 //! The job on an S3 server: the one that the harness of the test servers gets, or another that the environment names.
 
-mod tree;
+use std::process::Command;
 
-use std::process::{Command, ExitCode};
+use lockcore_conformance::servers::{Bucket, ServerError, TestResult, Trial, outcome};
 
-use libtest_mimic::Trial;
-use lockcore_conformance::servers::{self, Bucket, ServerError, TestResult, outcome};
-use tree::{Run, Tree};
+use crate::tree::{Run, Tree};
 
 /// A URL under which anything may be written, such as `s3://bucket/tests`; with AWS_ENDPOINT_URL and so on as the
 /// program takes them.
@@ -15,12 +13,15 @@ const URL: &str = "LOCKCORE_TEST_S3_URL";
 /// The bucket that is made in a server of the harness's.
 const BUCKET: &str = "archive-ingest";
 
-fn main() -> ExitCode {
-    servers::run([
+/// The tests of this file.
+pub(crate) fn tests() -> Vec<Trial> {
+    let tests = [
         trial("every_object_once_on_s3", every_object_once),
         trial("every_object_once_with_locks_in_the_bucket", locks_in_the_bucket),
         trial("without_locks_damage_is_detected_on_s3", without_locks),
-    ])
+    ];
+    // A server of its own each.
+    tests.into_iter().map(|test| test.at_once("s3", 2)).collect()
 }
 
 fn every_object_once(place: &Place) {
@@ -30,7 +31,8 @@ fn every_object_once(place: &Place) {
     let first = place.run(&tree, &more);
     first.assert_complete(31);
     assert_eq!(first.number("written"), 31);
-    let again = place.run(&tree, &more);
+    // A slash at the end of the URL changes no name.
+    let again = place.run_at(&format!("{}/", place.url), &tree, &more);
     again.assert_complete(31);
     assert_eq!(again.number("written"), 0);
 }
@@ -38,7 +40,8 @@ fn every_object_once(place: &Place) {
 /// With nothing but the bucket: the locks are objects beside those that they guard.
 fn locks_in_the_bucket(place: &Place) {
     let tree = Tree::of(30);
-    let more = ["--locks", &format!("{}-locks", place.url)];
+    // The workers wait for one another, at the pace of an emulator.
+    let more = ["--locks", &format!("{}-locks", place.url), "--wait", "10m"];
     let first = place.run(&tree, &more);
     first.assert_complete(30);
     assert_eq!(first.number("written"), 30);
@@ -76,7 +79,11 @@ impl Place {
     }
 
     fn run(&self, tree: &Tree, more: &[&str]) -> Run {
-        let mut command: Command = tree.command(&self.url, more);
+        self.run_at(&self.url, tree, more)
+    }
+
+    fn run_at(&self, url: &str, tree: &Tree, more: &[&str]) -> Run {
+        let mut command: Command = tree.command(url, more);
         if let Some(bucket) = &self.own {
             command
                 .env("AWS_ENDPOINT_URL", bucket.endpoint())
@@ -91,7 +98,7 @@ impl Place {
 
 /// A test that shows as ignored, with the reason, where there is no server to be had.
 fn trial(name: &'static str, test: fn(&Place)) -> Trial {
-    Trial::ignorable_test(name, move || {
+    Trial::ignorable_test(format!("s3::{name}"), move || {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let place = runtime.block_on(Place::new(name));
         let tested: TestResult = place.map(|place| test(&place)).map_err(Into::into);
