@@ -10,7 +10,11 @@ pub trait Backend: Send + Sync + 'static {
     /// Its implementation of the trait.
     type Dao: LockDao<String, Uuid>;
 
-    /// Keeps alive whatever the store needs: a temporary folder, a server. Dropped after the DAO.
+    /// Whether the store's time is that of tokio, and no call of it leaves the runtime: checks that can then run under tokio's
+    /// paused clock, in which waiting takes no time.
+    const VIRTUAL_TIME: bool = false;
+
+    /// Keeps alive what the store needs: a temporary folder, a server. Dropped after the DAO.
     type Guard: Send + Sync + 'static;
 
     /// Makes an empty store, or a fresh namespace in one; another at each call.
@@ -29,5 +33,12 @@ pub trait Backend: Send + Sync + 'static {
         _ahead: Duration,
     ) -> impl Future<Output = Option<Self::Dao>> + Send {
         async { None }
+    }
+
+    /// Sets the store's clock for the namespace of `guard` forward by so much, for every DAO that is open on it: leases end, and
+    /// nothing else of this process gets older. `false`, unless this is overridden, where the clock cannot be set: checks wait
+    /// for leases in real time then, or virtual time.
+    fn advance(&self, _guard: &Self::Guard, _by: Duration) -> impl Future<Output = bool> + Send {
+        async { false }
     }
 }

@@ -17,9 +17,13 @@ mod backend;
 pub mod checks;
 pub mod fault;
 pub mod hostile;
+pub mod instances;
+pub mod journal;
+pub mod judge;
 #[cfg(feature = "servers")]
 pub mod line;
 mod model;
+pub mod own_process;
 mod player;
 mod polls;
 mod registry;
@@ -31,5 +35,5 @@ pub mod store;
 pub mod versions;
 
 pub use backend::Backend;
-pub use registry::{ALL_CHECKS, Check, all, run};
+pub use registry::{ALL_CHECKS, Check, SERVICE, all, run, run_as_test};
 pub use store::{Caller, NEVER, PATIENCE, Place, Store, eventually, race};

@@ -431,8 +431,10 @@ impl<'s, B: Backend> Player<'s, B> {
 
     async fn die(&mut self, claims: &[(usize, Wanted)]) {
         let who = self.callers.len();
-        let short = self.store.short();
-        self.callers.push(self.store.caller().with_lease(short));
+        // Places of live waiters would end with a clock that is set forward.
+        let sets_clock = self.store.sets_clock() && !self.store.capabilities().fifo;
+        let lease = self.store.short();
+        self.callers.push(self.store.caller().with_lease(lease));
         let attempt = self.attempt(who, claims, false, false);
         self.attempts.push(attempt);
         let number = self.attempts.len() - 1;
@@ -441,6 +443,9 @@ impl<'s, B: Backend> Player<'s, B> {
             return;
         }
         let locks = self.locks_of(number);
+        if sets_clock {
+            self.store.pass(lease).await;
+        }
         self.until_over(who, &locks).await;
         self.model.release(who, &locks);
     }

@@ -3,11 +3,31 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::LocalBoxFuture;
+use tokio::runtime::{Builder, Runtime};
 
-use crate::{Backend, Store};
+use crate::{
+    Backend, Store,
+    instances::{IN_REAL_TIME, LIVENESS, listed},
+    judge::{self, Promise, late},
+};
 
 /// No check takes longer, however slow the store: a check that hangs fails, and says so.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(180);
+
+/// The groups of checks of the service; all others are checks of the DAO.
+pub const SERVICE: &[&str] = &[
+    "outcomes",
+    "releasing",
+    "nesting",
+    "waiting",
+    "keeping",
+    "losing",
+    "guards",
+    "keep_for",
+    "election",
+    "blocking",
+    "requests",
+];
 
 /// A check of the suite for one backend.
 pub struct Check<B: Backend> {
@@ -17,17 +37,69 @@ pub struct Check<B: Backend> {
     pub run: fn(Store<B>) -> LocalBoxFuture<'static, ()>,
 }
 
+impl<B: Backend> Check<B> {
+    /// What it is about.
+    pub fn promise(&self) -> Promise {
+        promise(self.name)
+    }
+
+    /// Whether it runs under tokio's paused clock.
+    pub fn virtual_time(&self) -> bool {
+        virtual_time::<B>(self.name)
+    }
+}
+
 /// Runs one check to its end on a runtime of its own.
 pub fn run<B: Backend, F: Future<Output = ()>>(backend: B, check: impl FnOnce(Store<B>) -> F) {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .expect("a runtime can be made");
-    runtime.block_on(async {
-        let store = Store::new(Arc::new(backend)).await;
-        tokio::time::timeout(CHECK_TIMEOUT, check(store)).await.expect("the check ends in time");
+    block_on(false, backend, check);
+}
+
+/// Runs a check of the suite as a test of the standard harness.
+#[doc(hidden)]
+pub fn run_as_test<B: Backend, F: Future<Output = ()>>(
+    name: &str,
+    backend: impl Fn() -> B,
+    check: impl Fn(Store<B>) -> F,
+) {
+    judge::settle(&judge::this_test(), promise(name), || {
+        block_on(virtual_time::<B>(name), backend(), &check);
     });
+}
+
+fn promise(check: &str) -> Promise {
+    if listed(LIVENESS, check) { Promise::Liveness } else { Promise::Safety }
+}
+
+fn virtual_time<B: Backend>(check: &str) -> bool {
+    B::VIRTUAL_TIME && !listed(IN_REAL_TIME, check)
+}
+
+fn block_on<B: Backend, F: Future<Output = ()>>(
+    virtual_time: bool,
+    backend: B,
+    check: impl FnOnce(Store<B>) -> F,
+) {
+    runtime(virtual_time).block_on(async {
+        let store = Store::new(Arc::new(backend)).await;
+        within_limit(virtual_time, check(store)).await;
+    });
+}
+
+/// Ends a check that hangs, in real time: where nothing else is to be waited for, virtual time would end it at once.
+pub(crate) async fn within_limit(virtual_time: bool, check: impl Future<Output = ()>) {
+    if virtual_time {
+        return check.await;
+    }
+    tokio::time::timeout(CHECK_TIMEOUT, check).await.unwrap_or_else(|_| late("the check ends"));
+}
+
+/// A runtime for one test: with two workers, or with tokio's paused clock.
+pub(crate) fn runtime(virtual_time: bool) -> Runtime {
+    let runtime = match virtual_time {
+        true => Builder::new_current_thread().enable_all().start_paused(true).build(),
+        false => Builder::new_multi_thread().worker_threads(2).enable_all().build(),
+    };
+    runtime.expect("a runtime can be made")
 }
 
 /// Calls a macro with every check: `$callback! { [args] group { check, .. } .. }`.
@@ -97,6 +169,7 @@ macro_rules! for_each_check {
                 renewal_outlives_the_lease,
                 without_renewal_the_lease_ends,
                 renewal_never_resurrects,
+                renewal_resurrects_nothing_that_is_waited_for,
                 renewal_after_release_changes_nothing,
                 a_partial_loss_extends_the_rest,
                 a_taken_over_lock_is_reported_as_lost,
@@ -104,6 +177,7 @@ macro_rules! for_each_check {
             withdrawal {
                 undo_frees_what_the_attempt_got,
                 undo_refuses_a_late_request,
+                undo_refuses_a_very_late_request,
                 undo_refuses_a_repeated_request,
                 undo_leaves_earlier_attempts,
                 undo_takes_no_permits_from_others,
@@ -164,11 +238,13 @@ macro_rules! for_each_check {
                 without_waiting_the_queue_is_obeyed,
                 shared_passes_only_shared,
                 larger_limits_pass_smaller_ones,
+                a_release_serves_a_larger_limit_behind,
                 the_same_limit_does_not_pass,
                 a_set_passes_on_every_common_id,
                 nested_requests_pass_the_queue,
                 waiters_that_gave_up_are_skipped,
                 a_dead_waiter_is_skipped_in_time,
+                a_dead_waiting_set_is_skipped_in_time,
                 a_vanished_waiter_is_skipped_in_time,
                 a_dead_holder_costs_its_lease,
                 shared_waiters_come_in_together,
@@ -176,6 +252,7 @@ macro_rules! for_each_check {
             }
             waiting_sets {
                 a_waiting_set_holds_back_its_ids_only,
+                those_that_may_pass_a_waiting_set_are_served,
                 one_release_serves_several_sets,
                 of_two_set_free_the_earlier_is_served,
                 a_waiting_set_holds_nothing,
@@ -201,6 +278,7 @@ macro_rules! for_each_check {
                 a_break_leaves_the_rest_of_the_set,
                 breaks_are_recorded,
                 a_frozen_id_is_not_granted,
+                a_frozen_id_is_not_handed_over,
                 migrating_and_looking_change_nothing,
             }
             ids {
@@ -294,6 +372,7 @@ macro_rules! for_each_check {
             losing {
                 nothing_runs_past_the_deadline,
                 a_late_callback_is_not_polled_again,
+                a_grant_that_comes_too_late_runs_nothing,
                 a_stopped_holder_is_taken_over_and_does_nothing_more,
                 a_broken_lock_is_reported,
                 a_vanished_lock_is_reported,
@@ -313,6 +392,7 @@ macro_rules! for_each_check {
                 a_guard_is_like_any_holder,
                 a_part_of_a_guard_is_released,
                 a_part_is_renewed_and_lost_on_its_own,
+                a_known_loss_stays_with_its_lock,
                 a_grant_is_checked_elsewhere,
                 a_guard_is_downgraded,
                 a_downgrade_dropped_at_any_poll_leaves_nothing,
@@ -372,7 +452,8 @@ macro_rules! emit_tests {
         $(mod $group {
             $(#[test]
             fn $check() {
-                $crate::run($backend, $crate::checks::$group::$check);
+                let name = concat!(stringify!($group), "::", stringify!($check));
+                $crate::run_as_test(name, || $backend, $crate::checks::$group::$check);
             })*
         })*
 

@@ -67,7 +67,7 @@ pub use self::{
     replicated::Replicated,
     server::{Server, Way},
     shared::{forget_shared, shared},
-    trial::{TestResult, outcome, run, run_many, trial, trial_by},
+    trial::{Ending, TestResult, Trial, checks, checks_of, outcome, run, trial, trial_by},
     watched::Watched,
 };
 
@@ -75,4 +75,4 @@ pub use self::{
 /// disk, may keep a server from answering for so long.
 pub const ANSWERS: Duration = Duration::from_secs(20);
 
-pub use libtest_mimic::{Completion, Failed, Trial};
+pub use libtest_mimic::{Completion, Failed};

@@ -1,6 +1,7 @@
 //! The hands of the checks: a store under test, callers with a context each, and their places in queues.
 
 use std::{
+    panic::resume_unwind,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -10,23 +11,30 @@ use std::{
 
 use futures_util::future::join_all;
 use lockcore::{
-    BackendErrorKind, Capabilities, Claim, ClaimSet, Conflict, ConflictReason, FreshContext, Grant, Granted,
-    Ids, LockDao, Mode, Owner, Released, Renewed, StoredContext, Target,
+    BackendError, BackendErrorKind, Capabilities, Claim, ClaimSet, Conflict, ConflictReason, FreshContext,
+    Grant, Granted, Ids, LockDao, Mode, Owner, Released, Renewed, StoredContext, Target,
     backend::{AcquireRequest, Acquired, AttemptId, Wake, Wakeup, Withdraw, Withdrawn},
 };
 use tokio::{
     sync::Barrier,
+    task::JoinHandle,
     time::{Instant, timeout},
 };
 use uuid::Uuid;
 
-use crate::Backend;
+use crate::{
+    Backend,
+    judge::{self, late},
+};
 
 /// How long a check waits for what has to happen some time. Long: only a failing check waits for it.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The interval of a watcher that is to see only what is pushed: far longer than a check lasts.
 pub const NEVER: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The id that is taken and freed at the start of each store.
+pub const MEASURED: &str = "a pair, measured";
 
 /// A lease that does not end during a check.
 const LONG: Duration = Duration::from_secs(600);
@@ -38,13 +46,21 @@ pub struct Store<B: Backend> {
     dao: Arc<B::Dao>,
     guard: Arc<B::Guard>,
     callers: AtomicUsize,
+    /// How long a set was taken and freed at the start: how fast store and machine are now.
+    pair: Duration,
+    /// Whether the check sets the store's clock.
+    sets_clock: bool,
 }
 
 impl<B: Backend> Store<B> {
     /// An empty store.
     pub async fn new(backend: Arc<B>) -> Self {
         let (guard, dao) = backend.build().await;
-        Store { backend, dao: Arc::new(dao), guard: Arc::new(guard), callers: AtomicUsize::new(0) }
+        // The first may have waited for a connection.
+        let pair = measured(&dao).await.min(measured(&dao).await);
+        let sets_clock = backend.advance(&guard, Duration::ZERO).await;
+        let (dao, guard) = (Arc::new(dao), Arc::new(guard));
+        Store { backend, dao, guard, callers: AtomicUsize::new(0), pair, sets_clock }
     }
 
     /// Another empty one, in another namespace.
@@ -71,7 +87,8 @@ impl<B: Backend> Store<B> {
 
     fn beside(&self, dao: B::Dao) -> Self {
         let (backend, guard) = (self.backend.clone(), self.guard.clone());
-        Store { backend, dao: Arc::new(dao), guard, callers: AtomicUsize::new(0) }
+        let (pair, sets_clock) = (self.pair, self.sets_clock);
+        Store { backend, dao: Arc::new(dao), guard, callers: AtomicUsize::new(0), pair, sets_clock }
     }
 
     /// What the backend declares.
@@ -112,32 +129,64 @@ impl<B: Backend> Store<B> {
         (0..n).map(caller).collect()
     }
 
-    /// A lease that ends soon, but is long enough that a few calls fit into it.
+    /// A lease that ends soon in real time, but is long enough that a few calls fit into it. For checks of what a service does
+    /// about time; those of the store take [`ending`](Self::ending).
     pub fn short(&self) -> Duration {
-        self.capabilities().min_lease.max(Duration::from_millis(300))
+        self.capabilities().min_lease.max(Duration::from_millis(300)).max(self.pair * 30)
     }
 
-    /// A lease that is to be renewed: it does not end because a busy server, or its disk, is late by seconds.
+    /// A lease that is to be renewed in real time: it does not end because a busy server, or its disk, is late.
     pub fn lasting(&self) -> Duration {
-        (self.short() * 3).max(Duration::from_secs(5))
+        let idle = (self.pair * 1000).clamp(Duration::from_secs(1), Duration::from_secs(5));
+        (self.short() * 3).max(idle)
     }
 
-    /// Takes `ids` with a short lease for a caller that then dies, and waits until it is over by the
+    /// A lease that is over after [`end_leases`](Self::end_leases), and not before: where the check sets the store's clock it is
+    /// as long as no machine is stopped.
+    pub fn ending(&self) -> Duration {
+        if self.sets_clock {
+            self.capabilities().min_lease.max(Duration::from_secs(60))
+        } else {
+            self.short()
+        }
+    }
+
+    /// A lease that is renewed after a part of it [passed](Self::pass).
+    pub fn renewable(&self) -> Duration {
+        if self.sets_clock { self.ending() } else { self.lasting() }
+    }
+
+    /// Lets so much time pass for the store: sets its clock where that can be done, else waits.
+    pub async fn pass(&self, time: Duration) {
+        if !self.backend.advance(&self.guard, time).await {
+            tokio::time::sleep(time).await;
+        }
+    }
+
+    /// Whether [`pass`](Self::pass) takes no time.
+    pub fn sets_clock(&self) -> bool {
+        self.sets_clock
+    }
+
+    /// Takes `ids` with an [ending](Self::ending) lease for a caller that then dies, and waits until it is over by the
     /// store's own account, without any of them having been taken or looked at since: a store that clears up
     /// whatever it meets has not met them.
     pub async fn expired(&self, ids: &[&str]) -> (Caller<B::Dao>, Grant<String, Uuid>) {
-        let dead = self.caller().with_lease(self.short());
+        let dead = self.caller().with_lease(self.ending());
         let grant = dead.take(ids.iter().copied()).await;
-        self.until_short_leases_end().await;
+        self.end_leases().await;
         (dead, grant)
     }
 
-    /// Waits until every [short](Self::short) lease that began before is over, by the store's own account.
-    pub async fn until_short_leases_end(&self) {
+    /// Lets every [ending](Self::ending) lease that began before end, by the store's own account.
+    pub async fn end_leases(&self) {
         // One that began later, and lasts as long, has ended by then.
-        let clock = self.caller().with_lease(self.short());
+        let clock = self.caller().with_lease(self.ending());
         let id = format!("the clock of {}", clock.context);
         clock.take([&id]).await;
+        if self.sets_clock {
+            self.pass(self.ending()).await;
+        }
         self.until_free(&[&id]).await;
     }
 
@@ -233,8 +282,7 @@ impl<D: LockDao<String, Uuid>> Caller<D> {
 
     /// Sends a request; the store has to answer.
     pub async fn send(&self, request: &AcquireRequest<String, Uuid>) -> Acquired<String, Uuid> {
-        let answer = timeout(PATIENCE, self.dao.acquire(request)).await.expect("acquire answers");
-        answer.expect("acquire does not fail")
+        answered("acquire", self.dao.acquire(request)).await
     }
 
     /// Asks once for the set.
@@ -306,8 +354,7 @@ impl<D: LockDao<String, Uuid>> Caller<D> {
 
     /// Releases; the store has to answer.
     pub async fn release(&self, grant: &Grant<String, Uuid>) -> Released<String> {
-        let answer = timeout(PATIENCE, self.dao.release(grant)).await.expect("release answers");
-        answer.expect("release does not fail")
+        answered("release", self.dao.release(grant)).await
     }
 
     /// Releases what is held as the grant says.
@@ -318,8 +365,7 @@ impl<D: LockDao<String, Uuid>> Caller<D> {
 
     /// Renews; the store has to answer.
     pub async fn renew(&self, grant: &Grant<String, Uuid>) -> Renewed<String> {
-        let answer = timeout(PATIENCE, self.dao.renew(grant)).await.expect("renew answers");
-        answer.expect("renew does not fail")
+        answered("renew", self.dao.renew(grant)).await
     }
 
     /// Renews what is held as the grant says.
@@ -330,8 +376,7 @@ impl<D: LockDao<String, Uuid>> Caller<D> {
 
     /// Withdraws; the store has to answer.
     pub async fn withdraw(&self, request: &AcquireRequest<String, Uuid>, how: Withdraw) -> Withdrawn {
-        let answer = timeout(PATIENCE, self.dao.withdraw(request, how)).await.expect("withdraw answers");
-        answer.expect("withdraw does not fail")
+        answered("withdraw", self.dao.withdraw(request, how)).await
     }
 
     /// Sends a request that was withdrawn before: the store has to refuse it.
@@ -380,7 +425,7 @@ impl<D: LockDao<String, Uuid>> Place<D> {
 
     /// The same for one whose turn may take longer: many are before it.
     pub async fn granted_within(&mut self, patience: Duration) -> Grant<String, Uuid> {
-        timeout(patience, self.wait()).await.expect("the turn of a waiter comes")
+        timeout(patience, self.wait()).await.unwrap_or_else(|_| late("the turn of a waiter comes"))
     }
 
     /// The set was granted in the step that was taken last, and this waiter is notified of it without ever asking again,
@@ -395,16 +440,40 @@ impl<D: LockDao<String, Uuid>> Place<D> {
 
     /// The same, but without another request on its ids in between, which would serve the waiters too.
     pub async fn pushed(&mut self) -> Grant<String, Uuid> {
-        if self.caller.dao.capabilities().push { self.offered().await } else { self.granted().await }
+        let declared = self.caller.dao.capabilities();
+        if declared.push && declared.listing {
+            self.was_handed_over().await;
+        }
+        if declared.push { self.offered().await } else { self.granted().await }
     }
 
-    /// By the store's own account the set is this waiter's.
+    /// By the store's own account the set is this waiter's. Looked at without another request on its ids where that can be done,
+    /// which would serve the waiters too.
     async fn was_handed_over(&self) {
+        if self.caller.dao.capabilities().listing {
+            for claim in self.request.claims.iter() {
+                let seen = answered("inspect", self.caller.dao.inspect(&claim.target)).await;
+                let me = StoredContext::Known(self.caller.context);
+                let waits = seen.waiters.iter().any(|waiter| waiter.context == me);
+                if waits {
+                    late(format_args!(
+                        "{} is handed over in the step that made room: {seen:?}",
+                        claim.target
+                    ));
+                }
+                if !seen.holders.iter().any(|holder| holder.context == me) {
+                    late(format_args!("the offer is over by now: {seen:?}"));
+                }
+            }
+            return;
+        }
         let targets = || self.request.claims.iter().map(|claim| claim.target.clone());
         let mut prober = self.caller.clone();
         prober.context = Uuid::fresh();
         let probe: Vec<_> = targets().map(|target| Claim { target, mode: Mode::Exclusive }).collect();
-        let conflicts = prober.refused(probe).await;
+        let Err(conflicts) = prober.try_take(probe).await else {
+            late("an offer lasts until it is looked at")
+        };
         let me = StoredContext::Known(self.caller.context);
         for target in targets() {
             let of_target = conflicts.iter().find(|conflict| conflict.target == target);
@@ -418,9 +487,12 @@ impl<D: LockDao<String, Uuid>> Place<D> {
 
     /// Waits for an offer, without ever asking again.
     pub async fn offered(&mut self) -> Grant<String, Uuid> {
-        match timeout(PATIENCE, self.wakeup.recv()).await.expect("a waiter is notified of its turn") {
+        match timeout(PATIENCE, self.wakeup.recv())
+            .await
+            .unwrap_or_else(|_| late("a waiter is notified of its turn"))
+        {
             Wake::Offer(offer) => self.confirm(offer).await,
-            Wake::Recheck => panic!("the grant was not handed over"),
+            Wake::Recheck => late("an offer comes while it lasts"),
         }
     }
 
@@ -452,7 +524,9 @@ impl<D: LockDao<String, Uuid>> Place<D> {
             if let Some(grant) = self.ask().await {
                 return grant;
             }
-            assert!(Instant::now() < deadline, "the turn of a waiter comes");
+            if Instant::now() >= deadline {
+                late("the turn of a waiter comes");
+            }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -486,7 +560,10 @@ impl<D: LockDao<String, Uuid>> Place<D> {
     async fn confirm(&self, offer: lockcore::backend::Offer) -> Grant<String, Uuid> {
         let grant = grant(&self.request, offer.granted);
         if offer.remaining.is_some() {
-            self.caller.keep(&grant).await;
+            let lost = self.caller.renew(&grant).await.lost;
+            if !lost.is_empty() {
+                late(format_args!("an offer was lost before it was confirmed: {lost:?}"));
+            }
         }
         grant
     }
@@ -522,6 +599,27 @@ pub fn exclusive(id: &str) -> Claim<String> {
     Claim::exclusive(id.to_owned())
 }
 
+/// Takes and frees an id, and returns how long that took. A store that fails is a matter of the check.
+async fn measured<D: LockDao<String, Uuid>>(dao: &D) -> Duration {
+    let began = Instant::now();
+    let context = Uuid::fresh();
+    let request = AcquireRequest {
+        context,
+        attempt: AttemptId::fresh(),
+        claims: ClaimSet::new([MEASURED], Mode::Exclusive).expect("the id is valid"),
+        lease: Some(LONG),
+        owner: Owner::default(),
+        queue: false,
+        nested: false,
+        detached: false,
+        weaken: false,
+    };
+    if let Ok(Ok(Acquired::Granted(granted))) = timeout(PATIENCE, dao.acquire(&request)).await {
+        let _ = timeout(PATIENCE, dao.release(&grant(&request, granted))).await;
+    }
+    began.elapsed()
+}
+
 /// Asks again and again until there is an answer, at most as long as [`PATIENCE`] lasts.
 pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: impl FnMut() -> F) -> T {
     let deadline = Instant::now() + PATIENCE;
@@ -529,7 +627,9 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: i
         if let Some(answer) = ask().await {
             return answer;
         }
-        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        if Instant::now() >= deadline {
+            late(format_args!("not within {PATIENCE:?}: {what}"));
+        }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -549,5 +649,22 @@ where
         })
     });
     let tasks: Vec<_> = tasks.collect();
-    join_all(tasks).await.into_iter().map(|ended| ended.expect("no contender panics")).collect()
+    join_all(tasks.into_iter().map(ended)).await
+}
+
+/// Waits for the store's answer. How long it took is part of how fast the machine was, on which the server may run, too.
+async fn answered<T>(what: &str, answer: impl Future<Output = Result<T, BackendError>>) -> T {
+    // Not in virtual time.
+    let asked = std::time::Instant::now();
+    let answer = timeout(PATIENCE, answer).await;
+    judge::answered(asked.elapsed());
+    match answer {
+        Ok(answer) => answer.unwrap_or_else(|error| panic!("{what} fails: {error:?}")),
+        Err(_) => late(format_args!("{what} answers")),
+    }
+}
+
+/// Waits for the end of a task. Its panic goes on here, as it is: it is judged by its message.
+pub(crate) async fn ended<T>(task: JoinHandle<T>) -> T {
+    task.await.unwrap_or_else(|ended| resume_unwind(ended.into_panic()))
 }

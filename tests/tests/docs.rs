@@ -6,7 +6,18 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use lockcore_conformance::servers::Trial;
 use pulldown_cmark::{Event, Parser, Tag, TagEnd};
+
+/// The tests of this file.
+pub(crate) fn tests() -> Vec<Trial> {
+    lockcore_conformance::tests![
+        "docs";
+        every_link_leads_somewhere,
+        addresses_of_the_repository_name_files_that_exist,
+        the_summary_has_every_page,
+    ]
+}
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the repository")
@@ -56,7 +67,6 @@ fn anchors(text: &str) -> BTreeSet<String> {
     anchors
 }
 
-#[test]
 fn every_link_leads_somewhere() {
     let mut broken = Vec::new();
     let mut checked = 0;
@@ -83,7 +93,6 @@ fn every_link_leads_somewhere() {
 }
 
 /// Links into the repository from the book name its address, and lead to files that exist.
-#[test]
 fn addresses_of_the_repository_name_files_that_exist() {
     const MAIN: &str = "https://github.com/lockcore/lockcore/blob/main/";
     for page in pages() {
@@ -95,7 +104,6 @@ fn addresses_of_the_repository_name_files_that_exist() {
     }
 }
 
-#[test]
 fn the_summary_has_every_page() {
     let book = root().join("docs/src");
     let summary = fs::read_to_string(book.join("SUMMARY.md")).expect("a summary");

@@ -6,10 +6,24 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use lockcore_conformance::ALL_CHECKS;
+use lockcore_conformance::{
+    ALL_CHECKS, SERVICE,
+    instances::{INSTANCES, Instance, names_are_known},
+    servers::Trial,
+};
+
+/// The tests of this file.
+pub(crate) fn tests() -> Vec<Trial> {
+    lockcore_conformance::tests![
+        "every_backend";
+        every_check_that_is_written_is_in_the_list,
+        every_check_names_its_promise,
+        every_backend_runs_the_suite,
+        no_check_runs_nowhere,
+    ]
+}
 
 /// A check is a public function of a store; one that is missing from the list would never run.
-#[test]
 fn every_check_that_is_written_is_in_the_list() {
     let mut written = BTreeSet::new();
     for folder in ["checks", "service"] {
@@ -30,7 +44,6 @@ fn every_check_that_is_written_is_in_the_list() {
 }
 
 /// Every check says in its first line of documentation which promise it guards.
-#[test]
 fn every_check_names_its_promise() {
     for folder in ["checks", "service"] {
         for file in sources(&root().join("tests/src").join(folder)) {
@@ -51,27 +64,48 @@ fn every_check_names_its_promise() {
     }
 }
 
-/// Every database for which this repository implements a backend has a test that instantiates the suite, by the one macro
-/// or the one list that has all of it.
-#[test]
+/// Every crate that implements the trait runs the checks of a row of the table, and every row is run: by the one macro that has
+/// all checks, or by the list that the table gives.
 fn every_backend_runs_the_suite() {
     let members = fs::read_to_string(root().join("Cargo.toml")).expect("the workspace has a manifest");
     let backends: Vec<&str> =
         members.split('"').filter(|member| member.starts_with("backend-") && implements(member)).collect();
     assert!(backends.contains(&"backend-memory") && backends.contains(&"backend-sql"), "{backends:?}");
-    for backend in backends {
-        let tests: &[&str] = match backend {
-            "backend-sql" => &["sqlite", "postgres", "mysql"],
-            _ => &["conformance"],
+    let mut unused: BTreeSet<&str> = INSTANCES.iter().map(|instance| instance.name).collect();
+    for folder in backends.iter().copied().chain(["lockcore", "backend-dynamo/in_process"]) {
+        let texts: Vec<String> = sources(&root().join(folder).join("tests"))
+            .iter()
+            .map(|file| fs::read_to_string(file).expect("a source file can be read"))
+            .collect();
+        assert!(!texts.iter().any(|text| text.contains("#[ignore")), "{folder} leaves out checks");
+        // By a line of its own, or by a kind of server.
+        let runs = |name: &str| {
+            let (call, name) = (format!("conformance!({name},"), format!("\"{name}\""));
+            texts
+                .iter()
+                .any(|text| text.contains(&call) || (text.contains("checks(") && text.contains(&name)))
         };
-        for test in tests {
-            let file = root().join(backend).join(format!("tests/{test}.rs"));
-            let text =
-                fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-            // The macro, or the whole list for a harness that shows tests without a server as ignored.
-            let whole = text.contains("conformance!(") || text.contains("all::<");
-            assert!(whole, "{} does not instantiate the suite", file.display());
-            assert!(!text.contains("#[ignore"), "{} leaves out checks", file.display());
+        let ran: Vec<&str> =
+            INSTANCES.iter().map(|instance| instance.name).filter(|name| runs(name)).collect();
+        assert!(!ran.is_empty(), "{folder} does not run the suite");
+        unused.retain(|name| !ran.contains(name));
+    }
+    assert!(unused.is_empty(), "rows of the table that no test runs: {unused:?}");
+}
+
+/// No check runs nowhere, or only where it says little: each has a store in this process and the witness in the network, and each
+/// check of a DAO an instance of every backend.
+fn no_check_runs_nowhere() {
+    assert_eq!(names_are_known(), Ok(()));
+    for &check in ALL_CHECKS {
+        let of_service = SERVICE.contains(&check.split_once("::").expect("a group and a name").0);
+        let everywhere =
+            ["memory", "map", "object", "sqlite", "postgres", "mysql", "mariadb", "redis", "dynamodb"];
+        let wanted = if of_service { &["memory", "map", "postgres"][..] } else { &everywhere };
+        for name in wanted {
+            let instance = Instance::named(name);
+            let excepted = instance.except.iter().any(|(excepted, _)| *excepted == check);
+            assert!(instance.has(check) || excepted, "{check} does not run on {name}");
         }
     }
 }

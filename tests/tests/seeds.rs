@@ -1,14 +1,21 @@
 //! The list of what the predecessors did (`SEEDS.md`) is true: each of its lines names tests, and all of them exist.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{fs, path::Path};
 
-use lockcore_conformance::ALL_CHECKS;
+use lockcore_conformance::{ALL_CHECKS, servers::Trial};
+
+/// The tests of this file.
+pub(crate) fn tests() -> Vec<Trial> {
+    lockcore_conformance::tests![
+        "seeds";
+        every_test_that_the_list_names_exists,
+        every_test_of_a_bug_exists,
+    ]
+}
 
 /// How many lines the list has: what must work, known faults, cases.
 const LINES: usize = 28 + 16 + 27;
 
-#[test]
 fn every_test_that_the_list_names_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let list = fs::read_to_string(root.join("tests/SEEDS.md")).unwrap();
@@ -33,7 +40,6 @@ fn every_test_that_the_list_names_exists() {
 /// The first commit with the backend for buckets: its bugs were repaired before it.
 const FIRST_OF_OBJECT: &str = "5482bf4";
 
-#[test]
 fn every_test_of_a_bug_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let page = fs::read_to_string(root.join("docs/src/reliability.md")).unwrap();

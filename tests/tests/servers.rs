@@ -1,9 +1,7 @@
 //! Shows that each kind of server starts, pauses, dies and comes back, and that nothing of it is left.
 //!
-//! Called as `servers hold <kind> <way>`, this program is the test process that its own tests kill: it
+//! Called as `suite hold <kind> <way>`, this program is the test process that its own tests kill: it
 //! gets a server, says where it is, and waits.
-
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
     env,
@@ -15,7 +13,7 @@ use std::{
 };
 
 use lockcore_conformance::servers::{
-    Kind, Server, ServerError, TestResult, Trial, Way, run, shared, trial, trial_by, wire,
+    Kind, Server, ServerError, TestResult, Trial, Way, shared, trial, trial_by, wire,
 };
 use tokio::time::timeout;
 
@@ -26,15 +24,8 @@ const SILENCE: Duration = Duration::from_millis(400);
 
 const WAYS: [(&str, Way); 3] = [("url", Way::Url), ("container", Way::Container), ("process", Way::Process)];
 
-fn main() -> ExitCode {
-    let arguments: Vec<String> = env::args().skip(1).collect();
-    match &arguments[..] {
-        [hold, kind, way] if hold == "hold" => hold_server(kind, way),
-        _ => run(trials()),
-    }
-}
-
-fn trials() -> Vec<Trial> {
+/// The tests of this file.
+pub(crate) fn tests() -> Vec<Trial> {
     let mut trials = Vec::new();
     for kind in Kind::ALL {
         trials.extend([
@@ -58,7 +49,7 @@ fn trials() -> Vec<Trial> {
     }
     // The one kind that can be made unavailable on every machine.
     trials.push(trial(Kind::MySql, "shows_as_ignored", || async { shows_as_ignored() }));
-    trials
+    trials.into_iter().map(|trial| trial.thorough().at_once("servers", 4)).collect()
 }
 
 fn by<F>(kind: Kind, way: Way, name: &str, test: impl FnOnce(Server) -> F + Send + 'static) -> Trial
@@ -163,7 +154,7 @@ async fn goes_with_a_killed_test(kind: Kind, way: Way) -> TestResult {
 fn shows_as_ignored() -> TestResult {
     let run = |required: &str| {
         Command::new(env::current_exe()?)
-            .args(["--exact", "mysql::is_shared"])
+            .args(["--exact", "--include-ignored", "mysql::is_shared"])
             .env_remove(Kind::MySql.url_variable())
             .env("DOCKER_HOST", "unix:///nonexistent/docker.sock")
             .env("LOCKCORE_REQUIRE_SERVERS", required)
@@ -201,7 +192,7 @@ fn held(
     }
 }
 
-fn hold_server(kind: &str, way: &str) -> ExitCode {
+pub(crate) fn hold_server(kind: &str, way: &str) -> ExitCode {
     let kind = Kind::ALL.into_iter().find(|known| known.name() == kind);
     let way = WAYS.into_iter().find(|(name, _)| *name == way);
     let runtime = tokio::runtime::Runtime::new().unwrap();

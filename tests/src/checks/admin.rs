@@ -8,15 +8,17 @@ use std::{
 use futures_util::{FutureExt, StreamExt};
 use lockcore::{
     BadRequest, BreakMode, Broken, Change, ConflictReason, EndedBy, Grant, Inspection, Listing, LockDao,
-    LockError, LockingService, LossReason, MAX_OWNER_BYTES, Mode, Page, StoredContext, backend::Withdraw,
+    LockError, LockingService, LossReason, MAX_OWNER_BYTES, Mode, Page, StoredContext,
+    backend::{Acquired, Withdraw},
 };
 use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::capabilities::refuses;
 use crate::{
-    Backend, NEVER, PATIENCE, Store, eventually,
-    store::{id, shared, slot},
+    Backend, NEVER, PATIENCE, Place, Store, eventually,
+    judge::late,
+    store::{grant, id, shared, slot},
 };
 
 /// 6: the list gives every id that is held, queued for or frozen, once, in order, by pages.
@@ -160,7 +162,7 @@ pub async fn see_changes<B: Backend>(store: &Store<B>, every: Duration, disturb:
     let (admin, target) = (locks.admin(), id("a"));
     let mut changes = pin!(admin.watch(&target, every));
     let mut next = async || {
-        let change = timeout(PATIENCE, changes.next()).await.expect("it is seen in time");
+        let change = timeout(PATIENCE, changes.next()).await.unwrap_or_else(|_| late("a change is seen"));
         change.expect("it goes on").expect("the store answers")
     };
     let long = Duration::from_secs(600);
@@ -261,10 +263,11 @@ pub async fn what_is_over_is_not_shown<B: Backend>(store: Store<B>) {
     if !store.capabilities().listing {
         return;
     }
-    let dead = store.caller().with_lease(store.short());
+    let dead = store.caller().with_lease(store.ending());
     dead.take(["a"]).await;
-    eventually("the lease ends", || async { inspect(&store, "a").await.holders.is_empty().then_some(()) })
-        .await;
+    store.end_leases().await;
+    let over = inspect(&store, "a").await;
+    assert!(over.holders.is_empty(), "{over:?}");
     store.caller().take(["a"]).await;
     let never = inspect(&store, "never seen").await;
     assert_eq!((never.holders.len(), never.waiters.len(), never.frozen), (0, 0, false));
@@ -276,7 +279,7 @@ pub async fn a_break_stops_the_renewal<B: Backend>(store: Store<B>) {
     if !store.capabilities().breaking {
         return refuses(dao.break_lock(&id("a"), 1, BreakMode::AfterLease, "")).await;
     }
-    let holder = store.caller().with_lease(store.lasting());
+    let holder = store.caller().with_lease(store.renewable());
     let grant = holder.take(["a", "b"]).await;
     let fence = grant.locks[0].granted.fence;
     let broken = dao.break_lock(&id("a"), fence, BreakMode::AfterLease, "an admin").await;
@@ -285,7 +288,13 @@ pub async fn a_break_stops_the_renewal<B: Backend>(store: Store<B>) {
     let lost = holder.renew(&grant).await.lost;
     assert_eq!(lost.len(), 1, "{lost:?}");
     assert_eq!((&lost[0].target, lost[0].fence, lost[0].reason), (&id("a"), fence, LossReason::Broken));
-    eventually("it is free though its holder renews", || async {
+    // Nor does asking again extend it.
+    assert_eq!(holder.refused(["a", "b"]).await.len(), 1, "of a and b only one is broken");
+    store.pass(holder.lease / 2).await;
+    assert_eq!(holder.renew(&grant).await.lost.len(), 1, "the other lock is kept");
+    // More than the lease of the broken lock has, and less than that of the other one.
+    store.pass(holder.lease * 5 / 8).await;
+    eventually("it is free though its holder renewed", || async {
         holder.renew(&grant).await;
         store.caller().try_take(["a"]).await.ok()
     })
@@ -440,6 +449,37 @@ pub async fn a_frozen_id_is_not_granted<B: Backend>(store: Store<B>) {
     waiter.free(&taken).await;
     dao.freeze(&id("a"), false).await.expect("thawing twice is fine");
     next.take(["a"]).await;
+}
+
+/// 6: nor is it handed over to a waiter that was there before, under locks with a lease or without, until it is thawed.
+pub async fn a_frozen_id_is_not_handed_over<B: Backend>(store: Store<B>) {
+    let declared = store.capabilities();
+    if !declared.breaking || !declared.fifo {
+        return;
+    }
+    let dao = store.dao();
+    for permanent in [false, declared.permanent] {
+        let [holder, waiter, next] = store.callers();
+        let [mut held, mut waits] = [&holder, &waiter].map(|caller| caller.request(["a"]));
+        if permanent {
+            (held.lease, waits.lease) = (None, None);
+        }
+        waits.queue = true;
+        let Acquired::Granted(granted) = holder.send(&held).await else { panic!("the id is free") };
+        let held = grant(&held, granted);
+        let Acquired::Queued { conflicts, wakeup, recheck } = waiter.send(&waits).await else {
+            panic!("the id is held")
+        };
+        let mut place = Place::new(waiter.clone(), waits, conflicts, wakeup, recheck);
+        dao.freeze(&id("a"), true).await.expect("the store answers");
+        holder.free(&held).await;
+        next.refused(["a"]).await;
+        if declared.listing {
+            assert_eq!(inspect(&store, "a").await.holders, []);
+        }
+        dao.freeze(&id("a"), false).await.expect("the store answers");
+        waiter.free(&place.served().await).await;
+    }
 }
 
 /// 6: the schema can be made again and again, locks stay, and a store as it comes has nothing wrong with it.

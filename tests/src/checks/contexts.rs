@@ -10,7 +10,7 @@ use lockcore::{
 };
 use tokio::time::timeout;
 
-use crate::PATIENCE;
+use crate::{PATIENCE, judge::late};
 
 /// Long enough not to end during the check.
 const LEASE: Duration = Duration::from_secs(600);
@@ -106,7 +106,7 @@ async fn waits<D: LockDao<String, String>>(
             answer = dao.acquire(&wanted).await.expect("the store answers");
         }
     };
-    let grant = timeout(PATIENCE, turn).await.expect("its turn comes");
+    let grant = timeout(PATIENCE, turn).await.unwrap_or_else(|_| late("its turn comes"));
     keep(dao, &grant).await;
     grant
 }

@@ -13,6 +13,7 @@ use tokio::time::timeout;
 
 use crate::{
     Backend, PATIENCE, Store,
+    judge::{self, late},
     player::{Op, Player, Wanted},
 };
 
@@ -83,7 +84,12 @@ fn play<B: Backend>(store: &Store<B>, kind: u64, cases: u32, histories: impl Str
     for case in 0..cases {
         let history = histories.new_tree(&mut generator).expect("nothing is rejected").current();
         let watched = case % 2 == 1;
+        let kept_up = judge::watch();
         if !passes(store, &history, watched, Duration::from_secs(5)) {
+            if !kept_up() {
+                // To look for what is enough would take long, and find nothing.
+                late(format_args!("LOCKCORE_TEST_SEED={seed}, history {case} failed, see above"));
+            }
             let shortest = shrunk(store, history, watched);
             let steps = shortest.iter().filter(|op| !matches!(op, Op::Skip));
             let steps: String = steps.map(|op| format!("\n    {op:?},")).collect();

@@ -1,7 +1,7 @@
 //! The same context asking again: section 2.3.
 
 use lockcore::{
-    Grant, LockDao, Mode,
+    Conflict, ConflictReason, Grant, LockDao, Mode, StoredContext,
     backend::{Acquired, Withdraw, Withdrawn},
 };
 use uuid::Uuid;
@@ -24,7 +24,7 @@ pub async fn the_same_again_is_one_lock<B: Backend>(store: Store<B>) {
 /// 2.3: asking again refreshes the lease.
 pub async fn the_same_again_refreshes_the_lease<B: Backend>(store: Store<B>) {
     let [one, two] = store.callers();
-    let short = one.clone().with_lease(store.short());
+    let short = one.clone().with_lease(store.ending());
     short.take(["a"]).await;
     one.take(["a"]).await;
     // Another lease, taken after, has ended by now: so the first would have, too.
@@ -35,7 +35,7 @@ pub async fn the_same_again_refreshes_the_lease<B: Backend>(store: Store<B>) {
 /// 2.3: neither asking again nor renewing for a shorter time lets others in before the time that was granted is over.
 pub async fn a_shorter_lease_cuts_nothing_short<B: Backend>(store: Store<B>) {
     let [one, two] = store.callers();
-    let short = one.clone().with_lease(store.short());
+    let short = one.clone().with_lease(store.ending());
     one.take(["a"]).await;
     let again = short.take(["a"]).await;
     // Another lease, taken after, has ended by now.
@@ -89,7 +89,8 @@ pub async fn a_stronger_mode_is_a_new_grant<B: Backend>(store: Store<B>) {
     two.take([exclusive("a")]).await;
 }
 
-/// 2.3: ... and is refused at once if one does, though it asked to be queued; what was held stays.
+/// 2.2, 2.3: ... and is refused at once if one does, though it asked to be queued; only the others are in its way, and what was
+/// held stays.
 pub async fn a_stronger_mode_never_waits<B: Backend>(store: Store<B>) {
     let declared = store.capabilities();
     if !declared.shared {
@@ -101,7 +102,12 @@ pub async fn a_stronger_mode_never_waits<B: Backend>(store: Store<B>) {
     let mut request = one.request([exclusive("a")]);
     request.queue = declared.fifo;
     match one.send(&request).await {
-        lockcore::backend::Acquired::Refused(conflicts) => assert_eq!(conflicts.len(), 1),
+        Acquired::Refused(conflicts) => match &conflicts[..] {
+            [Conflict { reason: ConflictReason::Held { holders, count: 1, .. }, .. }] => {
+                assert_eq!(holders[0].context, StoredContext::Known(two.context));
+            }
+            other => panic!("one other holder is in the way: {other:?}"),
+        },
         other => panic!("not refused: {other:?}"),
     }
     one.keep(&weak).await;

@@ -5,7 +5,10 @@ use std::time::Duration;
 use lockcore::{Claim, Grant, LockDao};
 use uuid::Uuid;
 
-use crate::{Backend, Caller, Place, Store, store::id};
+use crate::{
+    Backend, Caller, Place, Store,
+    store::{exclusive, id, shared},
+};
 
 /// 2.4, seed case: releasing twice is fine, and says the second time that nothing was held.
 pub async fn releasing_twice_is_fine<B: Backend>(store: Store<B>) {
@@ -46,6 +49,14 @@ pub async fn a_stale_grant_frees_nothing<B: Backend>(store: Store<B>) {
         let lost = one.release(&old).await.lost;
         assert_eq!(lost.len(), before.len());
         assert!(lost.iter().all(|lost| old.locks.iter().any(|lock| lock.granted.fence == lost.fence)));
+        two.refused(["a"]).await;
+        one.free(&new).await;
+    }
+    if store.capabilities().shared {
+        let old = one.take([shared("a")]).await;
+        one.free(&old).await;
+        let new = one.take([shared("a")]).await;
+        assert_eq!(one.release(&old).await.lost.len(), 1);
         two.refused(["a"]).await;
         one.free(&new).await;
     }
@@ -146,8 +157,11 @@ pub async fn release_context_finds_everything<B: Backend>(store: Store<B>) {
     if !store.capabilities().listing {
         return super::capabilities::refuses(store.dao().release_context(&one.context)).await;
     }
+    let sharing = store.capabilities().shared;
     for set in 0..3 {
-        one.take((0..70).map(|number| format!("{set}/{number}")).collect::<Vec<_>>()).await;
+        let id = |number| format!("{set}/{number}");
+        let claim = |number| if sharing && set == 2 { shared(&id(number)) } else { exclusive(&id(number)) };
+        one.take((0..70).map(claim).collect::<Vec<_>>()).await;
     }
     one.take([Claim::<String>::global()]).await;
     let other = two.take(["other"]).await;
@@ -171,12 +185,12 @@ pub async fn release_context_leaves_the_queues<B: Backend>(store: Store<B>) {
     let [one, two, three] = store.callers();
     one.take(["a"]).await;
     let held = two.take(["b"]).await;
-    let _abandoned = one.queue(["b"]).await;
+    let _abandoned = (one.queue(["b"]).await, one.queue(["b", "c"]).await);
     let mut waiting = three.queue(["a"]).await;
     store.dao().release_context(&one.context).await.expect("the store answers");
     let a = waiting.served().await;
     two.free(&held).await;
-    let b = two.take(["b"]).await;
+    let b = two.take(["b", "c"]).await;
     two.free(&b).await;
     three.free(&a).await;
 }

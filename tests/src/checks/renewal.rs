@@ -1,27 +1,36 @@
 //! Renewals keep what is held and bring nothing back: section 2.5.
 
-use lockcore::LossReason;
+use std::time::Duration;
+
+use lockcore::{Claim, LossReason, Mode};
 use tokio::time::Instant;
 
-use crate::{Backend, Store, eventually, store::id};
+use crate::{
+    Backend, Store, eventually,
+    judge::late,
+    store::{exclusive, id, shared, slot},
+};
 
 /// 2.5: a lock that is renewed outlives several of its leases.
 pub async fn renewal_outlives_the_lease<B: Backend>(store: Store<B>) {
-    let (holder, other) = (store.caller().with_lease(store.lasting()), store.caller());
+    let lease = store.renewable();
+    let (holder, other) = (store.caller().with_lease(lease), store.caller());
     let grant = holder.take(["a", "b"]).await;
-    let until = Instant::now() + holder.lease * 3;
-    while Instant::now() < until {
-        tokio::time::sleep(holder.lease / 5).await;
-        let renewed = Instant::now();
+    for _ in 0..15 {
+        let slept = Instant::now();
+        store.pass(lease / 5).await;
         let lost = holder.renew(&grant).await.lost;
-        assert!(lost.is_empty(), "lost after {:?}: {lost:?}", renewed.elapsed());
+        if !lost.is_empty() && slept.elapsed() > lease / 2 {
+            late(format_args!("renewed after {:?} of {lease:?}", slept.elapsed()));
+        }
+        assert!(lost.is_empty(), "lost after {:?}: {lost:?}", slept.elapsed());
         other.refused(["b"]).await;
     }
     holder.free(&grant).await;
     other.take(["a", "b"]).await;
 }
 
-/// 2.5: without renewal the lease ends by itself.
+/// 2.5: without renewal the lease ends by itself, in real time.
 pub async fn without_renewal_the_lease_ends<B: Backend>(store: Store<B>) {
     let holder = store.caller().with_lease(store.short());
     let before = Instant::now();
@@ -33,21 +42,47 @@ pub async fn without_renewal_the_lease_ends<B: Backend>(store: Store<B>) {
 
 /// 2.5: a renewal never brings an expired lock back to life, though no other took it since.
 pub async fn renewal_never_resurrects<B: Backend>(store: Store<B>) {
-    for ids in [&["a"][..], &["a", "b"]] {
-        let (dead, mut grant) = store.expired(ids).await;
+    let declared = store.capabilities();
+    let mut sets = vec![vec![exclusive("a")], vec![exclusive("a"), exclusive("b")]];
+    sets.extend(declared.shared.then(|| vec![shared("c")]));
+    sets.extend(declared.slots.then(|| vec![slot("d", 2)]));
+    for claims in sets {
+        let dead = store.caller().with_lease(store.ending());
+        let mut grant = dead.take(claims.clone()).await;
+        store.end_leases().await;
         grant.lease = Some(store.caller().lease);
         let lost = dead.renew(&grant).await.lost;
-        assert_eq!(lost.len(), ids.len(), "{lost:?}");
+        assert_eq!(lost.len(), claims.len(), "{lost:?}");
         for lost in &lost {
             assert!(matches!(lost.reason, LossReason::Expired | LossReason::Vanished), "{lost:?}");
         }
         let next = store.caller();
-        let taken = next.take(["a"]).await;
-        assert_eq!(dead.renew(&grant).await.lost.len(), ids.len());
+        let alone = |claim: &Claim<String>| Claim { mode: Mode::Exclusive, ..claim.clone() };
+        let taken = next.take([alone(&claims[0])]).await;
+        assert_eq!(dead.renew(&grant).await.lost.len(), claims.len());
         next.keep(&taken).await;
         next.free(&taken).await;
-        let all = next.take(ids.iter().copied()).await;
+        let all = next.take(claims.iter().map(alone)).await;
         next.free(&all).await;
+    }
+}
+
+/// 2.5: the same where another waits: a store may keep what is waited for beyond its lease.
+pub async fn renewal_resurrects_nothing_that_is_waited_for<B: Backend>(store: Store<B>) {
+    if !store.capabilities().fifo {
+        return;
+    }
+    for ids in [&["a"][..], &["a", "b"]] {
+        let holder = store.caller().with_lease(store.ending());
+        let waiter = store.caller();
+        let mut grant = holder.take(ids.iter().copied()).await;
+        let mut place = waiter.queue(ids.iter().copied()).await;
+        // Some more, for a store that only estimates the time.
+        store.pass(holder.lease + Duration::from_secs(1)).await;
+        grant.lease = Some(waiter.lease);
+        assert_eq!(holder.renew(&grant).await.lost.len(), ids.len());
+        // A clock that is set forward may have ended its place.
+        waiter.free(&place.asking().await).await;
     }
 }
 
@@ -70,27 +105,36 @@ pub async fn renewal_after_release_changes_nothing<B: Backend>(store: Store<B>) 
 
 /// 2.5: what is still held is extended, and what is not is reported by id and fence.
 pub async fn a_partial_loss_extends_the_rest<B: Backend>(store: Store<B>) {
-    let [one, two] = store.callers();
-    let one = one.with_lease(store.short());
-    let mut grant = one.take(["a", "b"]).await;
-    grant.lease = Some(two.lease);
-    let mut part = grant.clone();
-    part.locks.truncate(1);
-    one.free(&part).await;
-    let lost = one.renew(&grant).await.lost;
-    assert_eq!(lost.len(), 1);
-    assert_eq!((&lost[0].target, lost[0].fence), (&id("a"), part.locks[0].granted.fence));
-    store.expired(&["clock"]).await;
-    two.take(["a"]).await;
-    two.refused(["b"]).await;
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        if mode == Mode::Shared && !store.capabilities().shared {
+            return;
+        }
+        let [one, two] = store.callers();
+        let one = one.with_lease(store.ending());
+        let mut grant = one.take(["a", "b"].map(|name| Claim { target: id(name), mode })).await;
+        grant.lease = Some(two.lease);
+        let mut part = grant.clone();
+        part.locks.truncate(1);
+        one.free(&part).await;
+        let lost = one.renew(&grant).await.lost;
+        assert_eq!(lost.len(), 1);
+        assert_eq!((&lost[0].target, lost[0].fence), (&id("a"), part.locks[0].granted.fence));
+        store.end_leases().await;
+        let taken = two.take(["a"]).await;
+        two.refused(["b"]).await;
+        two.free(&taken).await;
+        one.release(&grant).await;
+    }
 }
 
 /// 2.5: a lock lost to expiry and taken by another is reported as lost, not as held, and never as broken.
 pub async fn a_taken_over_lock_is_reported_as_lost<B: Backend>(store: Store<B>) {
-    let holder = store.caller().with_lease(store.short());
+    let holder = store.caller().with_lease(store.ending());
     let grant = holder.take(["a"]).await;
     let next = store.caller();
-    let taken = next.take_soon(["a"]).await;
+    next.refused(["a"]).await;
+    store.end_leases().await;
+    let taken = next.take(["a"]).await;
     assert!(taken.locks[0].granted.fence > grant.locks[0].granted.fence);
     let lost = eventually("the loss is reported", || async { holder.renew(&grant).await.lost.pop() }).await;
     assert!(matches!(lost.reason, LossReason::Expired | LossReason::Vanished), "{lost:?}");

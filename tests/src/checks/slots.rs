@@ -44,6 +44,10 @@ pub async fn the_lowest_free_permit_is_given<B: Backend>(store: Store<B>) {
     let two = store.caller().take([slot("a", 8).permits(3)]).await;
     assert_eq!(two.locks[0].granted.permits.as_slice(), [1, 3, 5]);
     assert_eq!(two.locks[0].granted.in_use, 6);
+    callers[0].free(&grants[0]).await;
+    callers[2].free(&grants[2]).await;
+    let lowest = store.caller().take([slot("a", 8)]).await;
+    assert_eq!(lowest.locks[0].granted.permits.as_slice(), [0]);
 }
 
 /// 2.8: several permits are taken together or not at all, and freed together.
@@ -115,6 +119,7 @@ pub async fn a_dead_holders_slot_goes_to_the_head<B: Backend>(store: Store<B>) {
         return;
     }
     let [live, first, second] = store.callers();
+    // In real time: a clock set forward would also end the places of the waiters.
     let dead = store.caller().with_lease(store.short());
     dead.take([slot("a", 2)]).await;
     let kept = live.take([slot("a", 2)]).await;

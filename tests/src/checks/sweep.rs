@@ -15,9 +15,13 @@ pub async fn only_expired_locks_are_swept_in_batches<B: Backend>(store: Store<B>
     const DEAD: usize = 25;
     let live = store.caller();
     let kept = live.take(["live 1", "live 2", "live 3"]).await;
-    let dead = store.caller().with_lease(store.short());
+    let dead = store.caller().with_lease(store.ending());
     // In one set, so that all of them end at the same moment.
     dead.take((0..DEAD).map(|number| format!("dead {number}")).collect::<Vec<_>>()).await;
+    assert_eq!(sweep(&store, 10, None).await.removed, 0, "no lease has ended");
+    if store.sets_clock() {
+        store.pass(dead.lease).await;
+    }
     let mut removed = 0;
     while removed < DEAD {
         let batch = eventually("the leases end", || async {

@@ -5,7 +5,10 @@ use std::sync::{
     atomic::{AtomicU32, Ordering},
 };
 
-use crate::{Backend, Store, race};
+use crate::{
+    Backend, Store, race,
+    store::{exclusive, shared},
+};
 
 /// 3.7: a waiter holds back later ones on every id that they have in common, and on no other.
 pub async fn a_waiting_set_holds_back_its_ids_only<B: Backend>(store: Store<B>) {
@@ -25,6 +28,23 @@ pub async fn a_waiting_set_holds_back_its_ids_only<B: Backend>(store: Store<B>) 
     second.still_waits().await;
     one.free(&granted).await;
     two.free(&second.granted().await).await;
+}
+
+/// 3.7 and 3.8: a release serves those that may pass a waiter whose set is not free yet.
+pub async fn those_that_may_pass_a_waiting_set_are_served<B: Backend>(store: Store<B>) {
+    let declared = store.capabilities();
+    if !(declared.fifo && declared.shared) {
+        return;
+    }
+    let [first, second, waiter, reader] = store.callers();
+    let (a, b) = (first.take(["a"]).await, second.take(["b"]).await);
+    let mut waiting = waiter.queue([shared("a"), exclusive("b")]).await;
+    let mut reading = reader.queue([shared("a")]).await;
+    first.free(&a).await;
+    reader.free(&reading.served().await).await;
+    waiting.still_waits().await;
+    second.free(&b).await;
+    waiter.free(&waiting.granted().await).await;
 }
 
 /// 3.8: one release serves all waiters that can come.

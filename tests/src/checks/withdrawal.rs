@@ -3,6 +3,7 @@
 use lockcore::{
     Claim,
     backend::{Acquired, Withdraw, Withdrawn},
+    protocol::TOMBSTONE,
 };
 
 use crate::{
@@ -34,6 +35,18 @@ pub async fn undo_refuses_a_late_request<B: Backend>(store: Store<B>) {
     // Only the attempt is marked, not the context and not the ids.
     let again = one.take(["a", "b"]).await;
     one.free(&again).await;
+}
+
+/// 2.6: the store refuses a late request for as long as one can be on its way.
+pub async fn undo_refuses_a_very_late_request<B: Backend>(store: Store<B>) {
+    if !(store.sets_clock() || B::VIRTUAL_TIME) {
+        return; // It would take a minute.
+    }
+    let one = store.caller();
+    let request = one.request(["a", "b"]);
+    assert_eq!(one.withdraw(&request, Withdraw::Undo).await, Withdrawn::Left);
+    store.pass(TOMBSTONE * 9 / 10).await;
+    one.refused_as_withdrawn(&request).await;
 }
 
 /// 2.6: an attempt undone after it was granted is refused when its request arrives once more.
@@ -141,13 +154,20 @@ pub async fn keep_if_granted_tells_what_is_held<B: Backend>(store: Store<B>) {
 /// 2.6: of a set that is no longer whole nothing stays behind: a caller whose request left holds nothing.
 pub async fn leaving_with_a_part_holds_nothing<B: Backend>(store: Store<B>) {
     let [one, two] = store.callers();
-    let request = one.request(["a", "b"]);
-    let Acquired::Granted(granted) = one.send(&request).await else { panic!("the ids are free") };
-    let mut part = grant(&request, granted);
-    part.locks.truncate(1);
-    one.free(&part).await;
-    assert_eq!(one.withdraw(&request, Withdraw::KeepIfGranted).await, Withdrawn::Left);
-    two.take(["a", "b"]).await;
+    for taken in [false, true] {
+        let request = one.request(["a", "b"]);
+        let Acquired::Granted(granted) = one.send(&request).await else { panic!("the ids are free") };
+        let mut part = grant(&request, granted);
+        part.locks.truncate(1);
+        one.free(&part).await;
+        let other = if taken { Some(two.take(["a"]).await) } else { None };
+        assert_eq!(one.withdraw(&request, Withdraw::KeepIfGranted).await, Withdrawn::Left);
+        if let Some(other) = other {
+            two.free(&other).await;
+        }
+        let all = two.take(["a", "b"]).await;
+        two.free(&all).await;
+    }
 }
 
 /// 2.6: an attempt that never arrived has left.
@@ -156,6 +176,9 @@ pub async fn keep_if_granted_of_nothing_has_left<B: Backend>(store: Store<B>) {
     let earlier = one.take(["a"]).await;
     let request = one.request(["b"]);
     assert_eq!(one.withdraw(&request, Withdraw::KeepIfGranted).await, Withdrawn::Left);
+    // What an earlier attempt was granted is not what this one has.
+    let same = one.request(["a"]);
+    assert_eq!(one.withdraw(&same, Withdraw::KeepIfGranted).await, Withdrawn::Left);
     one.keep(&earlier).await;
     two.take(["b"]).await;
     let refused = one.request(["b"]);

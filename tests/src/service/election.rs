@@ -6,7 +6,7 @@ use futures_util::{FutureExt, StreamExt, future};
 use lockcore::{BadRequest, BreakMode, LockError, Target, election::Election};
 
 use super::Rig;
-use crate::{Backend, Store};
+use crate::{Backend, Store, eventually};
 
 const NAME: &str = "scheduler";
 const OFTEN: Duration = Duration::from_millis(50);
@@ -57,6 +57,24 @@ pub async fn observers_see_each_leader<B: Backend>(store: Store<B>) {
         leadership.resign().await.expect("it led until then");
         assert_eq!(leaders.next().await.expect("the stream goes on").expect("the store answers"), None);
     }
+
+    // That another candidate waits is no change of the leader.
+    let third = election.campaign("three").await.expect("the store answers");
+    let seen = leaders.next().await.expect("the stream goes on").expect("the store answers");
+    assert_eq!(seen.map(|leader| leader.term), Some(third.term()));
+    let name = Target::Id(NAME.to_owned());
+    let resigns = async {
+        if store.capabilities().fifo {
+            let waits =
+                async || rig.locks.admin().inspect(&name).await.expect("the store answers").waiters.pop();
+            eventually("a candidate waits", waits).await;
+        }
+        third.resign().await.expect("it led until then");
+    };
+    let (fourth, seen, ()) = future::join3(election.campaign("four"), leaders.next(), resigns).await;
+    let seen = seen.expect("the stream goes on").expect("the store answers");
+    assert!(seen.is_none_or(|leader| &*leader.value == "four"));
+    fourth.expect("the store answers").resign().await.expect("it led until then");
 }
 
 /// 3.9: a leader learns that its term is lost.

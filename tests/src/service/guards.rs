@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockcore::{
-    BackendErrorKind, BadRequest, BreakMode, Claim, ConflictReason, Grant, LockingError, LossReason,
+    BackendErrorKind, BadRequest, BreakMode, Claim, ConflictReason, Grant, LockDao, LockingError, LossReason,
     LostLock, Target, Wait,
 };
 use tokio::time::Instant;
@@ -13,6 +13,7 @@ use crate::{
     Backend, Store,
     fault::{Fault, Operation},
     polls::dropped_after,
+    store::id,
 };
 
 /// 3.11: a guard holds the set until it is released, which is over when the call returns.
@@ -60,7 +61,7 @@ pub async fn a_guard_is_renewed<B: Backend>(store: Store<B>) {
     let guard = rig.locks.lease(lease).lock(["a"]).await.expect("it is free");
     let began = Instant::now();
     while began.elapsed() < lease * 2 {
-        store.caller().refused(["a"]).await;
+        store.is_held(&["a"], || guard.check().is_ok()).await;
         tokio::time::sleep(lease / 10).await;
     }
     guard.check().expect("it is renewed");
@@ -158,7 +159,7 @@ pub async fn a_part_is_renewed_and_lost_on_its_own<B: Backend>(store: Store<B>) 
     let grant = other.take(["a"]).await;
     let began = Instant::now();
     while began.elapsed() < lease * 2 {
-        store.caller().refused(["b"]).await;
+        store.is_held(&["b"], || guard.check().is_ok()).await;
         tokio::time::sleep(lease / 10).await;
     }
     guard.check().expect("it is renewed");
@@ -173,6 +174,24 @@ pub async fn a_part_is_renewed_and_lost_on_its_own<B: Backend>(store: Store<B>) 
     store.becomes_free(&["b"]).await;
     store.caller().refused(["a"]).await;
     other.free(&grant).await;
+}
+
+/// 3.11: a loss that is known when a part is released is of the lock that it was of.
+pub async fn a_known_loss_stays_with_its_lock<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    let mut guard = rig.locks.lease(store.lasting()).lock(["a", "b", "c"]).await.expect("it is free");
+    let of_c = guard.grant().locks.iter().filter(|lock| lock.target == id("c")).cloned().collect();
+    let vanishes = Grant { locks: of_c, ..guard.grant().clone() };
+    store.dao().release(&vanishes).await.expect("the store answers");
+    assert_eq!(guard.lost().await.len(), 1);
+    guard.release_part(["a"]).await.expect("it is held");
+    let lost = guard.check().expect_err("a lock is lost").lost;
+    assert_eq!(lost.iter().map(|lock| &lock.target).collect::<Vec<_>>(), [&id("c")]);
+    match guard.release().await {
+        Err(LockingError::Lost { lost, .. }) => assert_eq!((lost.len(), &lost[0].target), (1, &id("c"))),
+        other => panic!("not lost: {other:?}"),
+    }
+    assert!(store.is_free(&["a", "b", "c"]).await);
 }
 
 /// 6: what a grant holds is checked by another service, and listed by its context.
@@ -214,6 +233,11 @@ pub async fn a_guard_is_downgraded<B: Backend>(store: Store<B>) {
     if !store.capabilities().shared {
         return;
     }
+    let reader = rig.locks.shared().lock(["a"]).await.expect("it is free");
+    let refused =
+        reader.downgrade([Claim::exclusive("a".to_owned())]).await.map(drop).expect_err("it is stronger");
+    assert!(refused.to_string().ends_with("or stronger than what is held"), "{refused}");
+    store.becomes_free(&["a"]).await;
     let lease = store.lasting();
     let guard = rig.locks.lease(lease).owner("writer").lock(["a", "b"]).await.expect("it is free");
     let (before, fence, fence_of_b) = (guard.held().clone(), guard.fence("a"), guard.fence("b"));
@@ -225,8 +249,8 @@ pub async fn a_guard_is_downgraded<B: Backend>(store: Store<B>) {
     let reader = other.take([Claim::shared("a".to_owned())]).await;
     let began = Instant::now();
     while began.elapsed() < lease * 2 {
-        store.caller().refused(["a"]).await;
-        store.caller().refused(["b"]).await;
+        store.is_held(&["a"], || guard.check().is_ok()).await;
+        store.is_held(&["b"], || guard.check().is_ok()).await;
         tokio::time::sleep(lease / 10).await;
     }
     guard.check().expect("it is renewed");

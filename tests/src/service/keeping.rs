@@ -26,7 +26,7 @@ pub async fn locks_outlive_their_lease<B: Backend>(store: Store<B>) {
             while began.elapsed() < lease * 3 {
                 held.check().expect("it is renewed");
                 assert!(held.time_left().is_some_and(|left| left <= lease));
-                store.caller().refused(["a"]).await;
+                store.is_held(&["a"], || held.check().is_ok()).await;
                 tokio::time::sleep(lease / 10).await;
             }
             Ok::<_, Oops>(())
@@ -224,9 +224,9 @@ pub async fn a_service_sweeps<B: Backend>(store: Store<B>) {
         assert_eq!(rig.faults.calls(Operation::Sweep), 0, "what is not declared is not asked for");
         return;
     }
-    let dead = store.caller().with_lease(store.short());
+    let dead = store.caller().with_lease(store.ending());
     dead.take(["a", "b"]).await;
-    store.until_short_leases_end().await;
+    store.end_leases().await;
     let swept = rig.faults.calls(Operation::Sweep);
     eventually("it sweeps", || async { (rig.faults.calls(Operation::Sweep) > swept + 2).then_some(()) })
         .await;

@@ -24,6 +24,7 @@ use uuid::Uuid;
 use crate::{
     Backend, Store, eventually,
     fault::{Faults, FaultyDao},
+    judge::{broken, late},
 };
 
 /// A service over the backend under test.
@@ -97,6 +98,16 @@ impl<B: Backend> Store<B> {
                 true
             }
             Err(_) => false,
+        }
+    }
+
+    /// Asks for what a caller holds that is sure of it: whose handle still says so when another was granted it.
+    pub async fn is_held(&self, ids: &[&str], sure: impl Fn() -> bool) {
+        if let Ok(grant) = self.caller().try_take(ids.iter().copied()).await {
+            match sure() {
+                true => broken(format_args!("two holders: {grant:?}")),
+                false => late("it is renewed"),
+            }
         }
     }
 
