@@ -32,7 +32,7 @@ async fn import(locks: &Locks, write: impl Future<Output = ()>) -> Result<Import
 async fn main() -> Result<(), LockError> {
     let locks = LockingService::new(Arc::new(SimulatedLockDao::new()));
     let ended = import(&locks, tokio::time::sleep(Duration::from_millis(1))).await?;
-    println!("{ended:?}; the tests: cargo test -p lockcore-memory --example outage");
+    println!("{ended:?}; the tests: cargo test -p lockcore-memory --test memory outage");
     Ok(())
 }
 

@@ -15,7 +15,7 @@ async fn write_report(locks: &Locks) -> Result<&'static str, LockError> {
 #[tokio::main]
 async fn main() -> Result<(), LockError> {
     println!(
-        "{}; the tests: cargo test -p lockcore-memory --example unit_test",
+        "{}; the tests: cargo test -p lockcore-memory --test memory unit_test",
         write_report(&LockingService::new(MemoryLockDao::new())).await?
     );
     Ok(())

@@ -18,6 +18,8 @@ impl Backend for Memory {
     type Dao = MemoryLockDao<String, Uuid>;
     type Guard = ();
 
+    const VIRTUAL_TIME: bool = true;
+
     async fn build(&self) -> ((), Self::Dao) {
         ((), MemoryLockDao::new())
     }

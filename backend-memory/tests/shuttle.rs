@@ -1,11 +1,8 @@
 //! Model checks: thousands of schedules of a few threads, chosen by shuttle.
 //!
-//! `RUSTFLAGS="--cfg shuttle" cargo test -p lockcore-memory --release --test shuttle`, with a target
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p lockcore-memory --release --test memory`, with a target
 //! folder of its own.
-#![cfg(shuttle)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod support;
 
 use std::sync::Arc;
 
@@ -17,7 +14,8 @@ use shuttle::{
     sync::atomic::{AtomicUsize, Ordering},
     thread,
 };
-use support::*;
+
+use crate::support::*;
 
 /// Runs the threads under random schedules, and under such as have few but nasty preemptions.
 fn check(threads: fn()) {

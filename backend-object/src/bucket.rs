@@ -49,6 +49,9 @@ pub(crate) struct Bucket {
     /// All names begin with it.
     pub(crate) prefix: Path,
     pub(crate) clock: Clock,
+    /// By how much a test sets the service's time forward, in microseconds.
+    #[cfg(feature = "testing")]
+    pub(crate) ahead: Arc<AtomicU64>,
     /// For one request.
     pub(crate) timeout: Duration,
     pub(crate) counts: Counts,
@@ -75,6 +78,19 @@ impl Clock {
 }
 
 impl Bucket {
+    /// Returns the service's time by the responses so far.
+    fn known_time(&self) -> Option<ServiceTime> {
+        let now = self.clock.now()?;
+        Some(ServiceTime { lo: now.lo + self.ahead(), hi: now.hi + self.ahead() })
+    }
+
+    fn ahead(&self) -> u64 {
+        #[cfg(feature = "testing")]
+        return self.ahead.load(Relaxed);
+        #[cfg(not(feature = "testing"))]
+        0
+    }
+
     fn path(&self, name: &str) -> Path {
         name.split('/').fold(self.prefix.clone(), |path, part| path.join(part))
     }
@@ -193,22 +209,26 @@ impl Cell for Bucket {
     }
 
     fn least_fence(&self, now: ServiceTime) -> u64 {
-        match &self.clock {
-            #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
-            Clock::Dated(clock) => clock.fence(now, 0),
-            Clock::Modified(clock) => clock.fence(now, 0),
-            Clock::Local { .. } => now.hi,
-        }
+        // The fences of a clock are above each other: those of a namespace whose time is set forward do not count for others.
+        let ahead = self.ahead();
+        let real = ServiceTime { lo: now.lo.saturating_sub(ahead), hi: now.hi.saturating_sub(ahead) };
+        ahead
+            + match &self.clock {
+                #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
+                Clock::Dated(clock) => clock.fence(real, 0),
+                Clock::Modified(clock) => clock.fence(real, 0),
+                Clock::Local { .. } => real.hi,
+            }
     }
 
     async fn now(&self) -> Result<ServiceTime, StoreError> {
-        match (self.clock.now(), &self.clock) {
+        match (self.known_time(), &self.clock) {
             (Some(now), _) if !now.is_wide() => return Ok(now),
             (_, Clock::Modified(clock)) => self.ask_time(clock).await?,
             // Each response has it.
             _ => drop(self.read("table", None).await?),
         }
-        self.clock.now().ok_or(StoreError::NoTime)
+        self.known_time().ok_or(StoreError::NoTime)
     }
 }
 

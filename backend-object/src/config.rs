@@ -50,6 +50,8 @@ pub(crate) struct Settings {
     local_clock: bool,
     #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
     own_clock: bool,
+    #[cfg(feature = "testing")]
+    ahead: Arc<std::sync::atomic::AtomicU64>,
 }
 
 impl<I: Ident, C: ContextId> ObjectBuilder<I, C> {
@@ -66,6 +68,8 @@ impl<I: Ident, C: ContextId> ObjectBuilder<I, C> {
             local_clock: false,
             #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
             own_clock: false,
+            #[cfg(feature = "testing")]
+            ahead: Arc::default(),
         };
         ObjectBuilder { settings, types: PhantomData }
     }
@@ -221,6 +225,15 @@ impl<I: Ident, C: ContextId> ObjectBuilder<I, C> {
     #[must_use]
     pub fn local_clock(mut self) -> Self {
         self.settings.local_clock = true;
+        self
+    }
+
+    /// For tests: goes by a clock that is so many microseconds ahead of the store's, from moment to moment.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn ahead(mut self, ahead: Arc<std::sync::atomic::AtomicU64>) -> Self {
+        self.settings.ahead = ahead;
         self
     }
 }
@@ -414,7 +427,16 @@ impl Settings {
             Location::Unset => Clock::local(),
         };
         let prefix = Path::parse(&self.prefix).unwrap_or_default().join(self.namespace.as_str());
-        Ok(Bucket { store, prefix, clock, timeout: self.request_timeout, counts: Counts::default(), rules })
+        Ok(Bucket {
+            store,
+            prefix,
+            clock,
+            #[cfg(feature = "testing")]
+            ahead: self.ahead.clone(),
+            timeout: self.request_timeout,
+            counts: Counts::default(),
+            rules,
+        })
     }
 
     /// Returns what the client of the service is set to, beside its usual variables.

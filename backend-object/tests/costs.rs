@@ -1,20 +1,18 @@
 //! What locks cost: the requests of a pair, of renewals and of waiting. The figures are printed.
 
-mod place;
-
 use std::{
-    process::ExitCode,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use lockcore_conformance::{
     Caller, eventually, race,
-    servers::{self, TestResult, Trial},
+    servers::{TestResult, Trial},
 };
 use lockcore_object::ObjectLockDao;
-use place::{Bucket, emulator};
 use uuid::Uuid;
+
+use crate::place;
 
 type Dao = ObjectLockDao<String, Uuid>;
 
@@ -22,34 +20,29 @@ type Dao = ObjectLockDao<String, Uuid>;
 const READS: f64 = 0.4;
 const WRITES: f64 = 5.0;
 
-fn main() -> ExitCode {
-    servers::run([
-        trial("a_pair_is_two_writes", a_pair_is_two_writes),
-        trial("tasks_share_writes", tasks_share_writes),
-        trial("renewals_share_a_write", renewals_share_a_write),
-        trial("waiters_share_reads", waiters_share_reads),
-    ])
+pub(crate) fn trials() -> Vec<Trial> {
+    macro_rules! trials {
+        ($($name:ident)*) => { vec![$(trial(stringify!($name), $name)),*] };
+    }
+    trials! {
+        a_pair_is_two_writes
+        tasks_share_writes
+        renewals_share_a_write
+        waiters_share_reads
+    }
 }
 
-fn trial<F>(name: &'static str, test: fn(Arc<Dao>) -> F) -> Trial
+fn trial<F>(name: &str, test: fn(Arc<Dao>) -> F) -> Trial
 where
     F: Future<Output = TestResult> + 'static,
 {
-    Trial::ignorable_test(format!("s3::costs::{name}"), move || match emulator(servers::Bucket::shared) {
-        Ok(emulator) => {
-            let namespace = Uuid::new_v4().simple().to_string().into();
-            let bucket = Bucket { endpoint: emulator.endpoint().into(), namespace };
-            let runtime = tokio::runtime::Runtime::new()?;
-            servers::outcome(runtime.block_on(async {
-                let dao = Arc::new(bucket.builder().open().await?);
-                // The first step reads the table, which later ones know.
-                let first = caller(&dao);
-                let held = first.take(["first"]).await;
-                first.free(&held).await;
-                test(dao).await
-            }))
-        }
-        Err(missing) => servers::outcome(Err(missing.into())),
+    place::trial(&format!("costs::{name}"), move |bucket| async move {
+        let dao = Arc::new(bucket.builder().open().await?);
+        // The first step reads the table, which later ones know.
+        let first = caller(&dao);
+        let held = first.take(["first"]).await;
+        first.free(&held).await;
+        test(dao).await
     })
 }
 

@@ -3,13 +3,35 @@
 use std::{sync::Arc, time::Duration};
 
 use lockcore::{LockingService, Wait};
+use lockcore_conformance::servers::Trial;
 use lockcore_object::ObjectLockDao;
 use object_store::memory::InMemory;
-use tokio::time::{Instant, sleep};
+use tokio::{
+    runtime::Builder,
+    time::{Instant, sleep},
+};
 
 type Locks = LockingService<String, uuid::Uuid, ObjectLockDao>;
 
 const HOUR: Duration = Duration::from_secs(3600);
+
+pub(crate) fn trials() -> Vec<Trial> {
+    macro_rules! trials {
+        ($($name:ident)*) => { vec![$(trial(stringify!($name), $name)),*] };
+    }
+    trials! {
+        a_holder_is_renewed_for_hours
+        a_waiter_waits_for_hours_and_is_handed_over_to
+        a_lease_that_is_not_renewed_ends
+    }
+}
+
+fn trial<F: Future<Output = ()> + 'static>(name: &str, test: fn() -> F) -> Trial {
+    Trial::test(format!("object::virtual_time::{name}"), move || {
+        Builder::new_current_thread().enable_all().start_paused(true).build()?.block_on(test());
+        Ok(())
+    })
+}
 
 /// Two processes on one store, with the leases that a bucket has.
 async fn two() -> [Locks; 2] {
@@ -22,7 +44,6 @@ async fn two() -> [Locks; 2] {
     both.try_into().expect("there are two")
 }
 
-#[tokio::test(start_paused = true)]
 async fn a_holder_is_renewed_for_hours() {
     let [holder, other] = two().await;
     let held = holder.lock(["a"]).await.expect("it is free");
@@ -33,7 +54,6 @@ async fn a_holder_is_renewed_for_hours() {
     other.lock(["a"]).await.expect("it is free").release().await.expect("it is held");
 }
 
-#[tokio::test(start_paused = true)]
 async fn a_waiter_waits_for_hours_and_is_handed_over_to() {
     let [holder, other] = two().await;
     let held = holder.lock(["a"]).await.expect("it is free");
@@ -49,7 +69,6 @@ async fn a_waiter_waits_for_hours_and_is_handed_over_to() {
     guard.release().await.expect("it is held");
 }
 
-#[tokio::test(start_paused = true)]
 async fn a_lease_that_is_not_renewed_ends() {
     let [holder, other] = two().await;
     let began = Instant::now();

@@ -1,97 +1,99 @@
-//! The conformance suite on the Redis backend: one real server, a namespace for each store; and what only Redis shows.
+//! The conformance suite on the Redis backend, a namespace for each store; and what only Redis shows.
 
-use std::{
-    error::Error,
-    pin::pin,
-    process::ExitCode,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::{error::Error, pin::pin, time::Duration};
 
 use lockcore::{
     BackendError, BadRequest, Claim, ClaimSet, Grant, IntoClaim, LockDao, Mode, Owner, StoredContext,
     backend::{AcquireRequest, Acquired, AttemptId, Wake, Withdraw, Withdrawn},
 };
 use lockcore_conformance::{
-    Backend, Store, all,
+    Backend,
     checks::contexts::odd_contexts_are_kept_apart,
-    servers::{self, Kind, Server, ServerError, TestResult},
+    servers::{self, Cluster, Kind, Server, TestResult, Trial, checks, shared, trial},
 };
 use lockcore_redis::RedisLockDao;
+use tokio::sync::OnceCell;
 use uuid::Uuid;
 
-/// No check takes longer, however slow the server.
-const PATIENCE: Duration = Duration::from_secs(180);
+use crate::server::{
+    place::{Dao, Failure, Place},
+    topology::old_server,
+};
 
-struct Redis {
-    server: Arc<Server>,
-    /// Other tests, and other runs of this one, may use the same server.
-    run: Uuid,
-    stores: AtomicUsize,
-}
+/// The server at a URL, with a namespace for each store.
+struct Namespaces(String);
 
-/// A namespace of the server.
-struct Namespace {
-    server: Arc<Server>,
-    name: String,
-}
+impl Backend for Namespaces {
+    type Dao = Dao;
+    type Guard = Place;
 
-impl Namespace {
-    async fn open(&self) -> RedisLockDao<String, Uuid> {
-        let builder = RedisLockDao::builder()
-            .url(self.server.url())
-            .response_timeout(servers::ANSWERS)
-            .namespace(&*self.name);
-        builder.open().await.expect("the server answers")
+    async fn build(&self) -> (Place, Dao) {
+        let place = Place::at(&*self.0).patient_for(servers::ANSWERS);
+        let dao = by_test_clock(&place, Duration::ZERO).await;
+        (place, dao)
+    }
+
+    async fn reopen(&self, place: &Place) -> Option<Dao> {
+        Some(by_test_clock(place, Duration::ZERO).await)
+    }
+
+    async fn reopen_ahead(&self, place: &Place, ahead: Duration) -> Option<Dao> {
+        Some(by_test_clock(place, ahead).await)
+    }
+
+    async fn advance(&self, place: &Place, by: Duration) -> bool {
+        if !by.is_zero() {
+            let dao = by_test_clock(place, Duration::ZERO).await;
+            dao.advance(by).await.expect("the server answers");
+        }
+        true
     }
 }
 
-impl Backend for Redis {
-    type Dao = RedisLockDao<String, Uuid>;
-    type Guard = Namespace;
-
-    async fn build(&self) -> (Namespace, Self::Dao) {
-        let number = self.stores.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{} store {number}", self.run);
-        let namespace = Namespace { server: self.server.clone(), name };
-        let dao = namespace.open().await;
-        (namespace, dao)
-    }
-
-    async fn reopen(&self, namespace: &Namespace) -> Option<Self::Dao> {
-        Some(namespace.open().await)
-    }
+async fn by_test_clock(place: &Place, ahead: Duration) -> Dao {
+    place.builder().test_clock(ahead).open().await.expect("the server answers")
 }
 
-async fn backend() -> Result<Redis, ServerError> {
-    let server = servers::shared(Kind::Redis).await?;
-    Ok(Redis { server, run: Uuid::new_v4(), stores: AtomicUsize::new(0) })
+/// The server that all tests share.
+async fn usual() -> Result<Namespaces, Failure> {
+    Ok(Namespaces(shared(Kind::Redis).await?.url()))
 }
 
-fn main() -> ExitCode {
-    let checks = all::<Redis>().into_iter().map(|check| {
-        servers::trial(Kind::Redis, check.name, move || async move {
-            let store = Store::new(Arc::new(backend().await?)).await;
-            tokio::time::timeout(PATIENCE, (check.run)(store)).await?;
-            Ok(())
-        })
-    });
-    servers::run(checks.chain([
-        servers::trial(Kind::Redis, "own::odd_contexts", odd_contexts),
-        servers::trial(Kind::Redis, "own::a_clock_that_was_set_back", a_clock_that_was_set_back),
-        servers::trial(Kind::Redis, "own::a_withdrawn_change", a_withdrawn_change),
-        servers::trial(Kind::Redis, "own::an_offer_is_short", an_offer_is_short),
-        servers::trial(Kind::Redis, "own::a_longer_lease", a_longer_lease),
-        servers::trial(Kind::Redis, "own::an_offer_before_the_answer", an_offer_before_the_answer),
-    ]))
+/// A cluster, where each namespace may lie on another node: the one in the environment, else one of this process. The guard of
+/// processes ends it.
+async fn cluster() -> Result<Namespaces, Failure> {
+    static CLUSTER: OnceCell<Cluster> = OnceCell::const_new();
+    let start = || async {
+        match Cluster::from_environment() {
+            Some(running) => Ok(running),
+            None => Cluster::start().await,
+        }
+    };
+    let cluster = CLUSTER.get_or_try_init(start).await?;
+    Ok(Namespaces(format!("redis+cluster://{}", cluster.addresses())))
+}
+
+/// The oldest release that is supported.
+async fn oldest() -> Result<Namespaces, Failure> {
+    static OLDEST: OnceCell<Server> = OnceCell::const_new();
+    Ok(Namespaces(OLDEST.get_or_try_init(|| old_server("")).await?.url()))
+}
+
+pub(crate) fn trials() -> impl Iterator<Item = Trial> {
+    let others = checks("cluster", cluster).chain(checks("oldest", oldest)).map(Trial::thorough);
+    let own = [
+        trial(Kind::Redis, "own::odd_contexts", odd_contexts),
+        trial(Kind::Redis, "own::a_withdrawn_change", a_withdrawn_change),
+        trial(Kind::Redis, "own::an_offer_is_short", an_offer_is_short).of_liveness(),
+        trial(Kind::Redis, "own::a_longer_lease", a_longer_lease),
+        trial(Kind::Redis, "own::an_offer_before_the_answer", an_offer_before_the_answer),
+    ];
+    checks("redis", usual).chain(others).chain(own)
 }
 
 /// Contexts of any text, which the suite's stores do not have.
 async fn odd_contexts() -> TestResult {
-    let server = servers::shared(Kind::Redis).await?;
+    let server = shared(Kind::Redis).await?;
     let builder =
         RedisLockDao::<String, String>::builder().url(server.url()).response_timeout(servers::ANSWERS);
     let dao = builder.namespace(Uuid::new_v4().to_string()).open().await?;
@@ -99,41 +101,9 @@ async fn odd_contexts() -> TestResult {
     Ok(())
 }
 
-/// A lock whose time lies an hour ahead, as its key's does then: it lasts for its lease from when a client meets it.
-async fn a_clock_that_was_set_back() -> TestResult {
-    let backend = backend().await?;
-    let (namespace, dao) = backend.build().await;
-    let client = redis::Client::open(backend.server.url())?;
-    // The usual limits are short for a loaded machine.
-    let patience = Some(PATIENCE);
-    let config =
-        redis::AsyncConnectionConfig::new().set_connection_timeout(patience).set_response_timeout(patience);
-    let mut raw = client.get_multiplexed_async_connection_with_config(&config).await?;
-    let (holder, next) = (caller(&dao, 600), caller(&dao, 600));
-    holder.take("a").await?;
-    let key = format!("{{{}}}:a", namespace.name);
-    let value: String = redis::cmd("GET").arg(&key).query_async(&mut raw).await?;
-    let (seconds, _): (u64, u64) = redis::cmd("TIME").query_async(&mut raw).await?;
-    let ahead = (seconds + 3600) * 1000;
-    // Empty is the time of the fence.
-    let moved = value.replacen("|||600|", &format!("||{ahead}|600|"), 1);
-    assert_ne!(moved, value);
-    redis::cmd("SET").arg(&key).arg(moved).arg("PX").arg(3_600_000).query_async::<()>(&mut raw).await?;
-    let met = Instant::now();
-    assert!(next.take("a").await.is_err(), "it is not taken for one that ended");
-    let taken = async {
-        while next.take("a").await.is_err() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(20), taken).await?;
-    assert!(met.elapsed() >= Duration::from_millis(540), "{:?}", met.elapsed());
-    Ok(())
-}
-
 /// A client that withdraws a change to a stronger mode holds what it held before, under the old fence.
 async fn a_withdrawn_change() -> TestResult {
-    let (_namespace, dao) = backend().await?.build().await;
+    let (_place, dao) = usual().await?.build().await;
     let (us, others) = (caller(&dao, 60_000), caller(&dao, 60_000));
     let shared = us.take(Claim::shared("a")).await?;
     let change = us.request(Claim::exclusive("a"))?;
@@ -149,7 +119,7 @@ async fn a_withdrawn_change() -> TestResult {
 
 /// What is handed over has to be confirmed within two seconds, whatever the lease.
 async fn an_offer_is_short() -> TestResult {
-    let (_namespace, dao) = backend().await?.build().await;
+    let (_place, dao) = usual().await?.build().await;
     // One id alone, and a set with a shared one, go different ways.
     for ids in [vec![Claim::exclusive("a")], vec![Claim::exclusive("b"), Claim::shared("c")]] {
         let (holder, waiter) = (caller(&dao, 60_000), caller(&dao, 60_000));
@@ -169,12 +139,12 @@ async fn an_offer_is_short() -> TestResult {
 
 /// The first request of a connection that takes a place: its offer is pushed before its answer was looked at, and counts.
 async fn an_offer_before_the_answer() -> TestResult {
-    let (namespace, other) = backend().await?.build().await;
+    let (place, other) = usual().await?.build().await;
     let holder = caller(&other, 60_000);
     for number in 0.. {
         let id = format!("a{number}");
         let held = holder.take(&*id).await?;
-        let dao = namespace.open().await;
+        let dao = place.open().await?;
         let waiter = caller(&dao, 60_000);
         let mut request = waiter.request(&*id)?;
         request.queue = true;
@@ -205,7 +175,7 @@ async fn an_offer_before_the_answer() -> TestResult {
 
 /// Two grants of one context for one id: renewing that with the shorter lease does not cut the other's short.
 async fn a_longer_lease() -> TestResult {
-    let (_namespace, dao) = backend().await?.build().await;
+    let (_place, dao) = usual().await?.build().await;
     let us = caller(&dao, 60_000);
     let long = us.take("a").await?;
     let mut short = long.clone();

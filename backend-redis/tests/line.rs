@@ -1,19 +1,17 @@
 //! The steps and the service by a line that is cut, stalls and swallows, and a server that is killed: see
 //! `lockcore_conformance::line`.
 
-use std::process::ExitCode;
-
 use lockcore::BackendError;
 use lockcore_conformance::{
-    line::{Remote, Route, trials},
-    servers::{self, Kind, Server, ServerError},
+    line::{self, Remote, Route},
+    servers::{Kind, Server, ServerError, Trial},
 };
 use lockcore_redis::RedisLockDao;
 use uuid::Uuid;
 
-fn main() -> ExitCode {
+pub(crate) fn trials() -> impl Iterator<Item = Trial> {
     // They mostly wait for what does not come.
-    servers::run_many(6, trials::<Redis>(Kind::Redis))
+    line::trials::<Redis>(Kind::Redis).into_iter().map(|trial| trial.thorough().at_once("line", 6))
 }
 
 struct Redis;

@@ -6,10 +6,14 @@ use lockcore::{
     Claim, ClaimSet, LockDao, Mode, Page, Target,
     backend::{AcquireRequest, Acquired, AttemptId},
 };
+use lockcore_conformance::servers::Trial;
 use lockcore_sql::SqliteLockDao;
 use uuid::Uuid;
 
-#[tokio::test]
+pub(crate) fn trials() -> Vec<Trial> {
+    tests!["administration", pages_list_the_global_lock_and_every_id_once_by_bytes]
+}
+
 async fn pages_list_the_global_lock_and_every_id_once_by_bytes() {
     let dao = SqliteLockDao::<String, Uuid>::open(":memory:").await.expect("a database in memory");
     let ids = ["a\0", "a", "B", "a ", "b\u{301}"];

@@ -6,6 +6,7 @@ use lockcore::{
     ClaimSet, Grant, LockDao, Mode, Severity,
     backend::{AcquireRequest, Acquired, AttemptId, Wake},
 };
+use lockcore_conformance::servers::Trial;
 use lockcore_sql::{SqliteBuilder, SqliteLockDao};
 use tempfile::TempDir;
 use uuid::Uuid;
@@ -15,7 +16,17 @@ type Dao = SqliteLockDao<String, Uuid>;
 /// What can happen at all happens within this time.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-#[tokio::test]
+pub(crate) fn trials() -> Vec<Trial> {
+    tests![
+        "boots",
+        another_boot_id_takes_nothing_that_is_held,
+        a_waiter_with_another_boot_id_keeps_its_place_and_is_served,
+        a_lease_ends_on_time_for_every_boot_id,
+        a_reboot_voids_all_locks_and_fences_go_on,
+        the_doctor_tells_of_other_boot_ids
+    ]
+}
+
 async fn another_boot_id_takes_nothing_that_is_held() {
     let folder = folder();
     let (here, there) = (with_boot(&folder, 1).await, with_boot(&folder, 2).await);
@@ -38,7 +49,6 @@ async fn another_boot_id_takes_nothing_that_is_held() {
     take(&there, &request("b")).await;
 }
 
-#[tokio::test]
 async fn a_waiter_with_another_boot_id_keeps_its_place_and_is_served() {
     let folder = folder();
     let (here, there) = (with_boot(&folder, 1).await, with_boot(&folder, 2).await);
@@ -56,7 +66,6 @@ async fn a_waiter_with_another_boot_id_keeps_its_place_and_is_served() {
 }
 
 /// It must not be counted from each process's own look.
-#[tokio::test]
 async fn a_lease_ends_on_time_for_every_boot_id() {
     const LEASE: Duration = Duration::from_millis(500);
     let folder = folder();
@@ -79,7 +88,6 @@ async fn a_lease_ends_on_time_for_every_boot_id() {
     assert!(granted >= LEASE, "{granted:?}");
 }
 
-#[tokio::test]
 async fn a_reboot_voids_all_locks_and_fences_go_on() {
     let folder = folder();
     let before = with_boot(&folder, 1).await;
@@ -93,7 +101,6 @@ async fn a_reboot_voids_all_locks_and_fences_go_on() {
     assert_eq!(after.renew(&old).await.expect("an answer").lost.len(), 1);
 }
 
-#[tokio::test]
 async fn the_doctor_tells_of_other_boot_ids() {
     let folder = folder();
     let here = with_boot(&folder, 1).await;

@@ -1,7 +1,7 @@
 //! Ids are their bytes whatever the collation of the database is: the suite's checks of ids in databases that fold case and
 //! accents, and ignore blanks at the end.
 
-use std::{process::ExitCode, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use lockcore::{
     ClaimSet, LockDao, Mode,
@@ -18,24 +18,24 @@ use uuid::Uuid;
 const OF_BOTH: &[&str] =
     &["utf8mb4_general_ci", "utf8mb4_turkish_ci", "utf8mb4_bin", "latin1_swedish_ci", "ucs2_general_ci"];
 
-fn main() -> ExitCode {
+pub(crate) fn trials() -> Vec<Trial> {
     let mysql = OF_BOTH.iter().chain(&["utf8mb4_0900_ai_ci", "utf8mb4_ja_0900_as_cs"]);
     let mariadb = OF_BOTH.iter().chain(&["utf8mb4_nopad_bin", "utf8mb4_uca1400_ai_ci"]);
     let mysql = mysql.flat_map(|collation| tests(Kind::MySql, collation));
     let mariadb = mariadb.flat_map(|collation| tests(Kind::MariaDb, collation));
-    servers::run(mysql.chain(mariadb))
+    mysql.chain(mariadb).collect()
 }
 
 fn tests(kind: Kind, collation: &'static str) -> impl Iterator<Item = Trial> {
     let ids = all::<Database>().into_iter().filter(|check| check.name.starts_with("ids::"));
     let ids = ids.map(move |check| {
-        trial(kind, &format!("{collation}::{}", check.name), move || async move {
+        trial(kind, &format!("collations::{collation}::{}", check.name), move || async move {
             let backend = Database { url: make(kind, collation).await? };
             (check.run)(Store::new(Arc::new(backend)).await).await;
             Ok(())
         })
     });
-    let namespaces = format!("{collation}::namespaces_are_their_bytes");
+    let namespaces = format!("collations::{collation}::namespaces_are_their_bytes");
     ids.chain([trial(kind, &namespaces, move || namespaces_are_their_bytes(kind, collation))])
 }
 

@@ -1,7 +1,5 @@
 //! The datagrams that notify a session, which any user of the host can send, must not keep the session from its work.
 
-#![cfg(target_os = "linux")]
-
 use std::{
     fs,
     os::{
@@ -20,6 +18,7 @@ use lockcore::{
     ClaimSet, Grant, LockDao, Mode,
     backend::{AcquireRequest, Acquired, AttemptId},
 };
+use lockcore_conformance::servers::Trial;
 use lockcore_sql::SqliteLockDao;
 use uuid::Uuid;
 
@@ -31,7 +30,13 @@ const RENEWALS: usize = 1000;
 /// Far more than a step takes here, far less than the work that the datagrams would make.
 const SLOW: Duration = Duration::from_secs(1);
 
-#[tokio::test]
+pub(crate) fn trials() -> Vec<Trial> {
+    tests!["datagrams", notifying_without_a_pause_delays_nothing]
+        .into_iter()
+        .map(Trial::of_liveness)
+        .collect()
+}
+
 async fn notifying_without_a_pause_delays_nothing() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");

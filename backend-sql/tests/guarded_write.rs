@@ -5,10 +5,10 @@ mod ledger;
 #[path = "../examples/guarded_write/transfers.rs"]
 mod transfers;
 
-use std::{process::ExitCode, time::Duration};
+use std::time::Duration;
 
 use lockcore::{BreakMode, LockDao, LockingService, Target};
-use lockcore_conformance::servers::{self, Kind, Server, TestResult, trial};
+use lockcore_conformance::servers::{self, Kind, Server, TestResult, Trial, trial};
 use lockcore_sql::{MysqlLockDao, PostgresLockDao};
 use sqlx::{AssertSqlSafe, MySqlPool, PgPool, Row};
 use uuid::Uuid;
@@ -17,8 +17,8 @@ use ledger::{Ledger, TransferError};
 
 const LEASE: Duration = Duration::from_secs(60);
 
-fn main() -> ExitCode {
-    servers::run([
+pub(crate) fn trials() -> Vec<Trial> {
+    vec![
         trial(Kind::Postgres, "guarded_write::a_former_holders_transaction_is_refused", postgres),
         trial(Kind::MariaDb, "guarded_write::a_former_holders_transaction_is_refused", || {
             mysql(Kind::MariaDb)
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         trial(Kind::Postgres, "guarded_write::the_example_runs", || the_example_runs(Kind::Postgres)),
         trial(Kind::MariaDb, "guarded_write::the_example_runs", || the_example_runs(Kind::MariaDb)),
         trial(Kind::MySql, "guarded_write::the_example_runs", || the_example_runs(Kind::MySql)),
-    ])
+    ]
 }
 
 async fn postgres() -> TestResult {

@@ -6,13 +6,28 @@ use lockcore::{
     BreakMode, Claim, ClaimSet, Grant, LockDao, Mode, Target,
     backend::{AcquireRequest, Acquired, AttemptId, Wake, Wakeup, Withdraw},
 };
+use lockcore_conformance::servers::Trial;
 use lockcore_sql::SqliteLockDao;
 use uuid::Uuid;
 
 type Dao = SqliteLockDao<String, Uuid>;
 type Request = AcquireRequest<String, Uuid>;
 
-#[tokio::test]
+pub(crate) fn trials() -> Vec<Trial> {
+    tests![
+        "handing_over",
+        slots_with_a_larger_limit_pass_a_stuck_waiter_and_no_others,
+        several_shared_claims_pass_one_stuck_waiter,
+        no_way_of_freeing_leaves_it_to_the_safety_net,
+        more_than_one_transaction_serves_are_served_at_once,
+        an_offer_from_elsewhere_beside_what_is_held_is_found_by_asking,
+        asking_again_never_shortens_a_lease
+    ]
+    .into_iter()
+    .map(Trial::of_liveness)
+    .collect()
+}
+
 async fn slots_with_a_larger_limit_pass_a_stuck_waiter_and_no_others() {
     let dao = memory().await;
     let first = take(&dao, [Claim::exclusive("a")]).await;
@@ -26,7 +41,6 @@ async fn slots_with_a_larger_limit_pass_a_stuck_waiter_and_no_others() {
     assert!(!is_offered(&mut stuck).await && !is_offered(&mut same).await && !is_offered(&mut shared).await);
 }
 
-#[tokio::test]
 async fn several_shared_claims_pass_one_stuck_waiter() {
     let dao = memory().await;
     let first = take(&dao, [Claim::exclusive("a")]).await;
@@ -39,7 +53,6 @@ async fn several_shared_claims_pass_one_stuck_waiter() {
 }
 
 /// Every way of freeing an id serves its waiter itself: the look at the table comes after 250 ms.
-#[tokio::test]
 async fn no_way_of_freeing_leaves_it_to_the_safety_net() {
     let target = Target::Id("a".to_owned());
     for way in ["release", "break", "thaw", "withdraw", "release_context"] {
@@ -80,7 +93,6 @@ async fn no_way_of_freeing_leaves_it_to_the_safety_net() {
 }
 
 /// One transaction hands over 64 sets at most; the rest follows before the next operation on the thread.
-#[tokio::test]
 async fn more_than_one_transaction_serves_are_served_at_once() {
     let dao = memory().await;
     let held = take(&dao, [Claim::exclusive("a")]).await;
@@ -94,7 +106,6 @@ async fn more_than_one_transaction_serves_are_served_at_once() {
 }
 
 /// What its context held before is no part of an offer as another process wrote it: the waiter asks for the whole.
-#[tokio::test]
 async fn an_offer_from_elsewhere_beside_what_is_held_is_found_by_asking() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (here, there) = (open(&folder).await, open(&folder).await);
@@ -118,7 +129,6 @@ async fn an_offer_from_elsewhere_beside_what_is_held_is_found_by_asking() {
 }
 
 /// A context that asks again for less time does not lose what it was promised before.
-#[tokio::test]
 async fn asking_again_never_shortens_a_lease() {
     let dao = memory().await;
     let mut asks = request([Claim::exclusive("a")], false);

@@ -9,7 +9,7 @@ use std::{
 };
 
 use lockcore::{BreakMode, Claim, Grant, LockDao, Mode, Page, Target, backend::Withdraw};
-use lockcore_conformance::Caller;
+use lockcore_conformance::{Caller, servers::Trial};
 use lockcore_sql::SqliteLockDao;
 use rusqlite::Connection;
 use uuid::Uuid;
@@ -26,7 +26,13 @@ const VALUES: [(&str, &[&str]); 3] = [
     ("TEXT", &["''", "'-1'", "char(0)", "'\u{1f512}'", "printf('%.5000c', 'x')"]),
 ];
 
-#[tokio::test(flavor = "multi_thread")]
+pub(crate) fn trials() -> Vec<Trial> {
+    tests!["hostile_rows", no_value_of_a_column_makes_a_step_panic]
+        .into_iter()
+        .map(Trial::in_own_process)
+        .collect()
+}
+
 async fn no_value_of_a_column_makes_a_step_panic() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("locks.db");
@@ -53,6 +59,7 @@ async fn no_value_of_a_column_makes_a_step_panic() {
     }
     let panics = Arc::new(AtomicUsize::new(0));
     let counted = panics.clone();
+    // The hook is that of all tests of a process.
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         counted.fetch_add(1, SeqCst);

@@ -1,20 +1,16 @@
 //! Postgres, MariaDB and MySQL at the end of a line that fails, and killed: see `lockcore_conformance::line`.
 
-use std::process::ExitCode;
-
 use lockcore::BackendError;
 use lockcore_conformance::{
-    line::{Remote, Route, trials},
-    servers::{self, Kind},
+    line::{self, Remote, Route},
+    servers::{Kind, Trial},
 };
 use lockcore_sql::{MysqlLockDao, PostgresLockDao};
 use uuid::Uuid;
 
-fn main() -> ExitCode {
-    let mysql = [Kind::MariaDb, Kind::MySql].into_iter().flat_map(trials::<Mysql>);
-    let all = trials::<Postgres>(Kind::Postgres).into_iter().chain(mysql);
-    // They mostly wait for what does not come.
-    servers::run_many(6, all)
+pub(crate) fn trials() -> Vec<Trial> {
+    let mysql = [Kind::MariaDb, Kind::MySql].into_iter().flat_map(line::trials::<Mysql>);
+    line::trials::<Postgres>(Kind::Postgres).into_iter().chain(mysql).collect()
 }
 
 struct Postgres;

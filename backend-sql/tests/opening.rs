@@ -10,14 +10,36 @@ use lockcore::{
     BackendError, BackendErrorKind, ClaimSet, Grant, LockDao, LossReason, Mode, Page, Severity, Target,
     backend::{AcquireRequest, Acquired, AttemptId, StoreVersion},
 };
-use lockcore_conformance::{eventually, versions};
+use lockcore_conformance::{eventually, servers::Trial, versions};
 use lockcore_sql::{SqliteBuilder, SqliteLockDao, Synchronous, sqlite::schema_sql};
 use rusqlite::Connection;
 use uuid::Uuid;
 
 type Dao = SqliteLockDao<String, Uuid>;
 
-#[tokio::test]
+pub(crate) fn trials() -> Vec<Trial> {
+    tests![
+        "opening",
+        every_bad_setting_is_refused_by_name_and_value,
+        a_file_that_cannot_be_used_is_a_misconfiguration,
+        every_failure_names_the_file_and_the_reason,
+        a_new_file_is_its_owners_alone,
+        without_creating_nothing_of_an_applications_file_is_changed,
+        reading_leaves_nothing_behind,
+        a_newer_schema_under_an_open_connection_is_noticed,
+        two_versions_share_a_file,
+        a_newer_schema_is_refused_and_a_missing_one_too_if_none_may_be_made,
+        opening_waits_for_a_writer_before_the_file_is_in_wal,
+        the_printed_schema_is_what_is_needed,
+        namespaces_and_prefixes_are_apart,
+        a_memory_database_is_private,
+        a_foreign_write_lock_is_reported_as_busy_in_time,
+        a_file_that_was_replaced_is_noticed_and_opened_anew,
+        the_doctor_finds_a_fresh_file_in_order,
+        a_lock_from_the_future_lasts_its_lease_from_now_and_no_longer
+    ]
+}
+
 async fn every_bad_setting_is_refused_by_name_and_value() {
     let cases: [(SqliteBuilder<String, Uuid>, &str); 7] = [
         (Dao::builder(), r#"path: """#),
@@ -37,7 +59,6 @@ async fn every_bad_setting_is_refused_by_name_and_value() {
     }
 }
 
-#[tokio::test]
 async fn a_file_that_cannot_be_used_is_a_misconfiguration() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let text = folder.path().join("notes.txt");
@@ -58,7 +79,6 @@ async fn a_file_that_cannot_be_used_is_a_misconfiguration() {
 }
 
 /// By the system, where it is the system that refuses.
-#[tokio::test]
 async fn every_failure_names_the_file_and_the_reason() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let text = folder.path().join("notes.txt");
@@ -87,7 +107,6 @@ async fn every_failure_names_the_file_and_the_reason() {
 }
 
 #[cfg(unix)]
-#[tokio::test]
 async fn a_new_file_is_its_owners_alone() {
     use std::os::unix::fs::PermissionsExt;
 
@@ -107,7 +126,6 @@ async fn a_new_file_is_its_owners_alone() {
     assert_eq!(file.permissions().mode() & 0o777, 0o660);
 }
 
-#[tokio::test]
 async fn without_creating_nothing_of_an_applications_file_is_changed() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("theirs.db");
@@ -119,7 +137,6 @@ async fn without_creating_nothing_of_an_applications_file_is_changed() {
 }
 
 /// Administration looks at what is there, under a name that may be misspelt.
-#[tokio::test]
 async fn reading_leaves_nothing_behind() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");
@@ -145,7 +162,6 @@ async fn reading_leaves_nothing_behind() {
     }
 }
 
-#[tokio::test]
 async fn a_newer_schema_under_an_open_connection_is_noticed() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");
@@ -161,7 +177,6 @@ async fn a_newer_schema_under_an_open_connection_is_noticed() {
 }
 
 /// 10.4: programs of two versions at the same time, forward and back; one that was open notices that it may no longer.
-#[tokio::test]
 async fn two_versions_share_a_file() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");
@@ -184,7 +199,6 @@ async fn two_versions_share_a_file() {
     }
 }
 
-#[tokio::test]
 async fn a_newer_schema_is_refused_and_a_missing_one_too_if_none_may_be_made() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");
@@ -202,7 +216,6 @@ async fn a_newer_schema_is_refused_and_a_missing_one_too_if_none_may_be_made() {
 }
 
 /// SQLite does not wait by itself where it changes the journal mode.
-#[tokio::test]
 async fn opening_waits_for_a_writer_before_the_file_is_in_wal() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");
@@ -216,7 +229,6 @@ async fn opening_waits_for_a_writer_before_the_file_is_in_wal() {
     take(&opening.await.expect("it ends").expect("it waited"), "a").await;
 }
 
-#[tokio::test]
 async fn the_printed_schema_is_what_is_needed() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");
@@ -227,7 +239,6 @@ async fn the_printed_schema_is_what_is_needed() {
     dao.migrate().await.expect("it is current");
 }
 
-#[tokio::test]
 async fn namespaces_and_prefixes_are_apart() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");
@@ -239,7 +250,6 @@ async fn namespaces_and_prefixes_are_apart() {
     }
 }
 
-#[tokio::test]
 async fn a_memory_database_is_private() {
     let one = Dao::open(":memory:").await.expect("a database in memory");
     let two = Dao::open(":memory:").await.expect("another one");
@@ -252,7 +262,6 @@ async fn a_memory_database_is_private() {
     assert!(capabilities.shared_store && capabilities.dead_holders, "{capabilities:?}");
 }
 
-#[tokio::test]
 async fn a_foreign_write_lock_is_reported_as_busy_in_time() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");
@@ -275,7 +284,6 @@ async fn a_foreign_write_lock_is_reported_as_busy_in_time() {
     take(&dao, "a").await;
 }
 
-#[tokio::test]
 async fn a_file_that_was_replaced_is_noticed_and_opened_anew() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");
@@ -302,7 +310,6 @@ async fn a_file_that_was_replaced_is_noticed_and_opened_anew() {
     assert!(matches!(dao.acquire(&request("b")).await.expect("an answer"), Acquired::Refused(_)));
 }
 
-#[tokio::test]
 async fn the_doctor_finds_a_fresh_file_in_order() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");
@@ -314,7 +321,6 @@ async fn the_doctor_finds_a_fresh_file_in_order() {
     );
 }
 
-#[tokio::test]
 async fn a_lock_from_the_future_lasts_its_lease_from_now_and_no_longer() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");

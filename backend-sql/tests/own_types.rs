@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use lockcore::{
     ConflictReason, ContextId, Failure, Ident, LockingError, LockingService, Page, StoredContext, Target,
 };
+use lockcore_conformance::servers::Trial;
 use lockcore_sql::SqliteLockDao;
 
 /// An object of a tenant.
@@ -40,7 +41,10 @@ impl ContextId for Job {
     }
 }
 
-#[tokio::test]
+pub(crate) fn trials() -> Vec<Trial> {
+    tests!["own_types", ids_and_contexts_of_ones_own_are_stored_and_come_back]
+}
+
 async fn ids_and_contexts_of_ones_own_are_stored_and_come_back() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");

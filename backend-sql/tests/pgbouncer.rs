@@ -1,7 +1,6 @@
 //! Postgres behind a real `PgBouncer` that hands out another connection for each transaction.
 
 use std::{
-    process::ExitCode,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -12,7 +11,8 @@ use std::{
 use lockcore::{BackendErrorKind, LockDao, LockError, LockingService, Page, Severity, Wait};
 use lockcore_conformance::{
     PATIENCE, eventually,
-    servers::{self, Kind, Mode, Pooler, Proxy, Server, TestResult, trial},
+    judge::BROKEN,
+    servers::{self, Kind, Mode, Pooler, Proxy, Server, TestResult, Trial, trial},
     store::id,
 };
 use lockcore_sql::{PostgresBuilder, PostgresLockDao};
@@ -26,8 +26,8 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 /// Fewer than the clients need at once.
 const CONNECTIONS: usize = 3;
 
-fn main() -> ExitCode {
-    servers::run([
+pub(crate) fn trials() -> Vec<Trial> {
+    vec![
         trial(Kind::Postgres, "pgbouncer::with_locks_excludes", with_locks_excludes),
         trial(Kind::Postgres, "pgbouncer::a_lease_is_renewed", a_lease_is_renewed),
         trial(Kind::Postgres, "pgbouncer::waiters_are_notified_past_it", waiters_are_notified_past_it),
@@ -54,7 +54,7 @@ fn main() -> ExitCode {
             "pgbouncer::a_role_with_another_isolation_level_is_refused_at_open",
             a_role_with_another_isolation_level_is_refused_at_open,
         ),
-    ])
+    ]
 }
 
 /// A namespace on the shared server, behind a pooler of its own.
@@ -112,7 +112,7 @@ async fn with_locks_excludes() -> TestResult {
                 let other = format!("of {number}");
                 let done =
                     locks.wait(Wait::up_to(PATIENCE)).run_locked(["hot", other.as_str()], async || {
-                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "one at a time");
+                        assert!(inside.fetch_add(1, Ordering::SeqCst) == 0, "{BROKEN}two at a time");
                         tokio::task::yield_now().await;
                         inside.fetch_sub(1, Ordering::SeqCst);
                     });
@@ -265,7 +265,7 @@ async fn prepared_statements_fail_safely() -> TestResult {
             let mut failed = 0;
             for _ in 0..10 {
                 let done = locks.run_locked(["a", "b"], async || {
-                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "one at a time");
+                    assert!(inside.fetch_add(1, Ordering::SeqCst) == 0, "{BROKEN}two at a time");
                     tokio::task::yield_now().await;
                     inside.fetch_sub(1, Ordering::SeqCst);
                 });

@@ -1,24 +1,34 @@
 //! Several processes on one file: death, suspension, order, and how fast a hand-off arrives.
 
-#![cfg(target_os = "linux")]
-
-mod child;
-
 use std::time::{Duration, Instant};
 
-use child::{Child, PATIENCE, eventually, lock, now, open, request};
+use crate::child::{self, Child, PATIENCE, eventually, lock, now, open, request};
 use lockcore::{ConflictReason, LockDao, Severity, backend::Acquired};
+use lockcore_conformance::servers::Trial;
 use tempfile::TempDir;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Not a test: what the other processes do.
-#[test]
-fn role() {
-    child::play();
+pub(crate) fn trials() -> Vec<Trial> {
+    tests![
+        "processes",
+        a_killed_holder_is_taken_over_at_once,
+        a_detached_lock_outlives_its_process,
+        a_killed_holder_wakes_the_next_waiter,
+        a_killed_waiter_is_skipped,
+        a_stopped_waiter_passes_its_turn_and_asks_again,
+        all_waiters_of_a_stopped_process_together_cost_no_more,
+        waiters_of_several_processes_are_served_in_order,
+        a_program_that_ends_leaves_no_session_behind,
+        a_hand_off_to_another_process_is_fast,
+        processes_that_create_the_file_at_once_all_succeed,
+        no_increment_of_any_process_is_lost
+    ]
+    .into_iter()
+    .map(Trial::of_liveness)
+    .collect()
 }
 
-#[tokio::test]
 async fn a_killed_holder_is_taken_over_at_once() {
     let (_folder, file) = database();
     let holder = Child::start("hold a 3600 attached", &file);
@@ -31,7 +41,6 @@ async fn a_killed_holder_is_taken_over_at_once() {
     assert!(child::granted(&request, acquired).locks[0].granted.fence > old);
 }
 
-#[tokio::test]
 async fn a_detached_lock_outlives_its_process() {
     let (_folder, file) = database();
     let holder = Child::start("hold a 2 detached", &file);
@@ -49,7 +58,6 @@ async fn a_detached_lock_outlives_its_process() {
     eventually(&dao, &request).await;
 }
 
-#[tokio::test]
 async fn a_killed_holder_wakes_the_next_waiter() {
     let (_folder, file) = database();
     let holder = Child::start("hold a 3600 attached", &file);
@@ -62,7 +70,6 @@ async fn a_killed_holder_wakes_the_next_waiter() {
     assert!(killed.elapsed() < Duration::from_secs(3), "{:?}", killed.elapsed());
 }
 
-#[tokio::test]
 async fn a_killed_waiter_is_skipped() {
     let (_folder, file) = database();
     let mut holder = Child::start("hold a 3600 attached", &file);
@@ -78,7 +85,6 @@ async fn a_killed_waiter_is_skipped() {
     assert!(released.elapsed() < Duration::from_secs(1), "{:?}", released.elapsed());
 }
 
-#[tokio::test]
 async fn a_stopped_waiter_passes_its_turn_and_asks_again() {
     let (_folder, file) = database();
     let mut holder = Child::start("hold a 3600 attached", &file);
@@ -102,7 +108,6 @@ async fn a_stopped_waiter_passes_its_turn_and_asks_again() {
 }
 
 /// An offer to each of them would take 2 s: without a sign of life from their process they all lapse.
-#[tokio::test]
 async fn all_waiters_of_a_stopped_process_together_cost_no_more() {
     let (_folder, file) = database();
     let mut holder = Child::start("hold a 3600 attached", &file);
@@ -118,7 +123,6 @@ async fn all_waiters_of_a_stopped_process_together_cost_no_more() {
     assert!(released.elapsed() < Duration::from_secs(6), "{:?}", released.elapsed());
 }
 
-#[tokio::test]
 async fn waiters_of_several_processes_are_served_in_order() {
     let (_folder, file) = database();
     let mut holder = Child::start("hold a 3600 attached", &file);
@@ -142,8 +146,7 @@ async fn waiters_of_several_processes_are_served_in_order() {
     }
 }
 
-#[test]
-fn processes_that_create_the_file_at_once_all_succeed() {
+async fn processes_that_create_the_file_at_once_all_succeed() {
     for _ in 0..3 {
         let (_folder, file) = database();
         let children: Vec<Child> = (0..6).map(|_| Child::start("open", &file)).collect();
@@ -153,7 +156,6 @@ fn processes_that_create_the_file_at_once_all_succeed() {
     }
 }
 
-#[tokio::test]
 async fn a_program_that_ends_leaves_no_session_behind() {
     let (folder, file) = database();
     let counter = folder.path().join("counter");
@@ -168,8 +170,7 @@ async fn a_program_that_ends_leaves_no_session_behind() {
     assert_eq!(sessions.severity, Severity::Ok, "{sessions:?}");
 }
 
-#[test]
-fn no_increment_of_any_process_is_lost() {
+async fn no_increment_of_any_process_is_lost() {
     let (folder, file) = database();
     let counter = folder.path().join("counter");
     std::fs::write(&counter, "0").expect("a file");
@@ -182,7 +183,6 @@ fn no_increment_of_any_process_is_lost() {
 }
 
 /// Prints how long it takes from a release here until the waiter of another process has confirmed.
-#[tokio::test]
 async fn a_hand_off_to_another_process_is_fast() {
     let (_folder, file) = database();
     let dao = open(&file).await;

@@ -1,6 +1,6 @@
 //! A server that stops taking writes, as one that became a replica: every step fails with a kind, and nothing is forgotten.
 
-use std::{process::ExitCode, time::Duration};
+use std::time::Duration;
 
 use lockcore::{
     BackendErrorKind, ClaimSet, Grant, LockDao, Mode, Severity,
@@ -8,15 +8,15 @@ use lockcore::{
 };
 use lockcore_conformance::{
     eventually,
-    servers::{self, Kind, Server, TestResult, trial},
+    servers::{Kind, Server, TestResult, Trial, trial},
 };
 use lockcore_sql::{MysqlLockDao, PostgresLockDao};
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, PgConnection};
 use uuid::Uuid;
 
-fn main() -> ExitCode {
+pub(crate) fn trials() -> Vec<Trial> {
     let name = "read_only::every_step_is_refused_and_nothing_forgotten";
-    servers::run([
+    vec![
         trial(Kind::Postgres, name, postgres),
         trial(Kind::MySql, name, || mysql(Kind::MySql)),
         trial(Kind::MariaDb, name, || mysql(Kind::MariaDb)),
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
         trial(Kind::MariaDb, "read_only::a_privileged_definer_writes_for_everybody", || {
             definer(Kind::MariaDb)
         }),
-    ])
+    ]
 }
 
 async fn postgres() -> TestResult {

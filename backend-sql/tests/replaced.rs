@@ -1,10 +1,9 @@
 //! A file that is removed or replaced while locks are held in it.
 
-#![cfg(unix)]
-
 use std::{fs, path::Path, time::Duration};
 
 use lockcore::{LockingService, LossReason};
+use lockcore_conformance::servers::Trial;
 use lockcore_sql::SqliteLockDao;
 use uuid::Uuid;
 
@@ -13,7 +12,13 @@ const LEASE: Duration = Duration::from_secs(120);
 
 const PATIENCE: Duration = Duration::from_secs(15);
 
-#[tokio::test]
+pub(crate) fn trials() -> Vec<Trial> {
+    tests!["replaced", holders_learn_of_it_long_before_the_renewal]
+        .into_iter()
+        .map(Trial::of_liveness)
+        .collect()
+}
+
 async fn holders_learn_of_it_long_before_the_renewal() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");

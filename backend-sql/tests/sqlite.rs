@@ -1,6 +1,7 @@
 //! The conformance suite on the SQLite backend.
 
 use std::{
+    path::PathBuf,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
@@ -9,13 +10,26 @@ use std::{
 };
 
 use lockcore_conformance::{
-    Backend,
+    Backend, PATIENCE,
     checks::{contexts::odd_contexts_are_kept_apart, histories::every_short_history_agrees_with_the_model},
-    conformance,
+    servers::{self, Trial},
 };
 use lockcore_sql::{SqliteBuilder, SqliteLockDao};
+use rusqlite::Connection;
 use tempfile::TempDir;
 use uuid::Uuid;
+
+/// By how much the clock of every DAO is ahead: what is made older must not be from before the boot.
+const AHEAD: Duration = Duration::from_secs(24 * 3600);
+
+/// What lets time pass for a namespace: all that its rows say of time is so much older, as if the host's clock had gone on.
+/// Heartbeats are not, which the processes that are alive send by the clock.
+const OLDER: [&str; 4] = [
+    "UPDATE lockcore_claims SET renewed = renewed - ?2, since = since - ?2",
+    "UPDATE lockcore_withdrawn SET until = until - ?2",
+    "UPDATE lockcore_breaks SET at = at - ?2",
+    "UPDATE lockcore_namespaces SET swept_at = swept_at - ?2",
+];
 
 /// One file for all the stores of a check, in a namespace each; another process would open the same file.
 #[derive(Default)]
@@ -32,7 +46,11 @@ struct Namespace {
 
 impl Namespace {
     fn builder(&self) -> SqliteBuilder<String, Uuid> {
-        SqliteLockDao::builder().path(self.folder.path().join("locks.db")).namespace(&*self.name)
+        SqliteLockDao::builder().path(self.file()).namespace(&*self.name).pretend_ahead(AHEAD)
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("locks.db")
     }
 
     async fn open(&self) -> SqliteLockDao<String, Uuid> {
@@ -57,20 +75,47 @@ impl Backend for Sqlite {
     }
 
     async fn reopen_ahead(&self, namespace: &Namespace, ahead: Duration) -> Option<Self::Dao> {
-        Some(namespace.builder().pretend_ahead(ahead).open().await.expect("the file can be opened"))
+        Some(namespace.builder().pretend_ahead(AHEAD + ahead).open().await.expect("the file can be opened"))
+    }
+
+    async fn advance(&self, namespace: &Namespace, by: Duration) -> bool {
+        if by.is_zero() {
+            return true;
+        }
+        let by = i64::try_from(by.as_micros()).expect("a check is not that long");
+        let file = Connection::open(namespace.file()).expect("the file can be opened");
+        file.busy_timeout(PATIENCE).expect("it can be set");
+        file.execute_batch("BEGIN IMMEDIATE").expect("the file is free some time");
+        for table in OLDER {
+            let of_namespace = "WHERE ns = (SELECT ns FROM lockcore_namespaces WHERE name = ?1)";
+            file.execute(&format!("{table} {of_namespace}"), (&namespace.name, by)).expect("a table of ours");
+        }
+        file.execute_batch("COMMIT").expect("it can be written");
+        true
     }
 }
 
-conformance!(sqlite, Sqlite::default());
+pub(crate) fn checks() -> impl Iterator<Item = Trial> {
+    servers::checks("sqlite", || async { Ok(Sqlite::default()) })
+}
 
-/// 4,096 histories.
-#[test]
-fn every_order_of_three_steps() {
-    lockcore_conformance::run(Sqlite::default(), |store| every_short_history_agrees_with_the_model(store, 3));
+pub(crate) fn trials() -> Vec<Trial> {
+    let every_order = || {
+        lockcore_conformance::run(Sqlite::default(), |store| {
+            every_short_history_agrees_with_the_model(store, 3)
+        })
+    };
+    // 4,096 histories.
+    let every_order = Trial::test("sqlite::own::every_order_of_three_steps", move || {
+        every_order();
+        Ok(())
+    });
+    let mut own = tests!["own", odd_contexts];
+    own.push(every_order);
+    own
 }
 
 /// Contexts of any text, which the suite's stores do not have.
-#[tokio::test]
 async fn odd_contexts() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let builder = SqliteLockDao::<String, String>::builder().path(folder.path().join("locks.db"));

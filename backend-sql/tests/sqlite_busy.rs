@@ -10,15 +10,19 @@ use lockcore::{
     ClaimSet, FreshContext, Grant, LockDao, Mode,
     backend::{AcquireRequest, Acquired, AttemptId, Withdraw, Withdrawn},
 };
+use lockcore_conformance::servers::Trial;
 use lockcore_sql::SqliteLockDao;
 use rusqlite::Connection;
 use uuid::Uuid;
 
 type Dao = SqliteLockDao<String, Uuid>;
 
+pub(crate) fn trials() -> Vec<Trial> {
+    tests!["sqlite_busy", a_busy_file_never_blocks_the_caller]
+}
+
 /// Without another thread, so that the file is never let go if a step waits for it here: after the busy timeout, which
 /// is shorter than the test's patience, the step would fail.
-#[tokio::test(flavor = "current_thread")]
 async fn a_busy_file_never_blocks_the_caller() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");

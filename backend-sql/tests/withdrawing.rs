@@ -6,13 +6,22 @@ use lockcore::{
     Claim, ClaimSet, Grant, LockDao, Mode,
     backend::{AcquireRequest, Acquired, AttemptId, Withdraw, Withdrawn},
 };
+use lockcore_conformance::servers::Trial;
 use lockcore_sql::SqliteLockDao;
 use uuid::Uuid;
 
 type Dao = SqliteLockDao<String, Uuid>;
 type Request = AcquireRequest<String, Uuid>;
 
-#[tokio::test]
+pub(crate) fn trials() -> Vec<Trial> {
+    tests![
+        "withdrawing",
+        an_undone_stronger_mode_gives_back_the_weaker_lock,
+        permits_that_were_granted_meanwhile_are_not_given_back,
+        what_was_replaced_does_not_come_back_after_a_release
+    ]
+}
+
 async fn an_undone_stronger_mode_gives_back_the_weaker_lock() {
     let (dao, context) = (memory().await, Uuid::new_v4());
     let (weak, _) = take(&dao, context, Claim::shared("a")).await;
@@ -28,7 +37,6 @@ async fn an_undone_stronger_mode_gives_back_the_weaker_lock() {
     take(&dao, Uuid::new_v4(), Claim::exclusive("a")).await;
 }
 
-#[tokio::test]
 async fn permits_that_were_granted_meanwhile_are_not_given_back() {
     let (dao, context) = (memory().await, Uuid::new_v4());
     let (three, _) = take(&dao, context, Claim::slots("a", 3).permits(3)).await;
@@ -42,7 +50,6 @@ async fn permits_that_were_granted_meanwhile_are_not_given_back() {
     assert_eq!(permits, [0, 1, 2]);
 }
 
-#[tokio::test]
 async fn what_was_replaced_does_not_come_back_after_a_release() {
     let (dao, context) = (memory().await, Uuid::new_v4());
     let (weak, _) = take(&dao, context, Claim::shared("a")).await;

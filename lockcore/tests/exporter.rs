@@ -1,5 +1,4 @@
 //! The metrics as a real exporter shows them, and that the dashboard and the alerts ask for no others.
-#![cfg(feature = "metrics")]
 
 use std::{collections::BTreeSet, fs, path::Path};
 

@@ -1,5 +1,5 @@
-//! A process that is forked after the library was used. Alone in its binary, so that no other test's thread holds a mutex
-//! at the fork.
+//! A process that is forked after the library was used. In a process of its own, so that no other test's thread holds a
+//! mutex at the fork.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
@@ -10,7 +10,10 @@ use std::{
 };
 
 use lockcore::{FreshContext, LockingService};
-use lockcore_conformance::fault::{Faults, FaultyDao, Operation};
+use lockcore_conformance::{
+    fault::{Faults, FaultyDao, Operation},
+    own_process,
+};
 use lockcore_memory::MemoryLockDao;
 use nix::{
     sys::{
@@ -58,6 +61,9 @@ fn in_a_child(code: impl FnOnce(&mut PipeWriter)) -> String {
 
 #[test]
 fn a_forked_process_starts_over_and_leaves_its_parents_locks_alone() {
+    if !own_process::is_own() {
+        return;
+    }
     let (locks, faults) = service();
     let guard = block_on(locks.lease(LEASE).lock(["a"])).unwrap();
     let parent = Uuid::fresh();

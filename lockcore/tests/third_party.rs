@@ -4,7 +4,7 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::{Mutex, MutexGuard},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, SystemTime},
 };
 
 use lockcore::{
@@ -13,6 +13,8 @@ use lockcore::{
     backend::{AcquireRequest, Acquired, AttemptId, Withdraw, Withdrawn},
     rules,
 };
+// Tests pause it.
+use tokio::time::Instant;
 use uuid::Uuid;
 
 /// The backend: all that it knows, behind one mutex, so that every call is one atomic step.
@@ -170,6 +172,8 @@ struct MapBackend;
 impl lockcore_conformance::Backend for MapBackend {
     type Dao = MapDao;
     type Guard = ();
+
+    const VIRTUAL_TIME: bool = true;
 
     async fn build(&self) -> ((), MapDao) {
         ((), MapDao::default())

@@ -1,4 +1,5 @@
-//! What a subscriber sees: a span for each call, entered while the callback runs, with ids only where they are wanted.
+//! What a subscriber sees: a span for each call, entered while the callback runs, with ids only where they are wanted. In
+//! processes of their own, as the log.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
@@ -14,6 +15,7 @@ use std::{
 
 use futures_util::FutureExt;
 use lockcore::{ContextId, LockingService};
+use lockcore_conformance::own_process;
 use lockcore_memory::MemoryLockDao;
 
 #[derive(Clone, Default)]
@@ -32,6 +34,9 @@ impl Write for Lines {
 
 #[tokio::test]
 async fn a_call_is_a_span_without_identifiers() {
+    if !own_process::is_own() {
+        return;
+    }
     let lines = Lines::default();
     let writer = lines.clone();
     let subscriber = tracing_subscriber::fmt()
@@ -68,6 +73,9 @@ async fn a_call_is_a_span_without_identifiers() {
 
 #[tokio::test]
 async fn ids_are_logged_where_the_user_allows_it() {
+    if !own_process::is_own() {
+        return;
+    }
     let lines = Lines::default();
     let writer = lines.clone();
     let subscriber = tracing_subscriber::fmt()
@@ -119,6 +127,9 @@ impl ContextId for Panics {
 
 #[tokio::test]
 async fn a_context_that_panics_in_the_span_leaves_nothing() {
+    if !own_process::is_own() {
+        return;
+    }
     let subscriber =
         tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_writer(std::io::sink);
     let _default = tracing::subscriber::set_default(subscriber.finish());

@@ -11,7 +11,7 @@ use lockcore_conformance::{
 use lockcore_dynamo::{DynamoLockDao, Usage};
 use uuid::Uuid;
 
-use crate::{
+use crate::engine::{
     front::rig::{self, Rig, SET, operation_of},
     python::run_python,
 };
@@ -69,9 +69,10 @@ pub(crate) fn tests() -> Vec<Trial> {
         trial(Kind::DynamoDb, "costs::sets_cost_a_request_and_their_items", sets),
         trial(Kind::DynamoDb, "costs::strict_fences_double_the_writes_of_taking", strict),
         trial(Kind::DynamoDb, "costs::the_client_of_aws_needs_three_requests_an_id", aws_client),
-        trial(Kind::DynamoDb, "costs::the_client_of_aws_holds_and_waits_id_by_id", aws_client_in_time),
+        trial(Kind::DynamoDb, "costs::the_client_of_aws_holds_and_waits_id_by_id", aws_client_in_time)
+            .of_liveness(),
         trial(Kind::DynamoDb, "costs::company_costs_a_second_request", company),
-        trial(Kind::DynamoDb, "costs::waiting_costs_reads", waiting),
+        trial(Kind::DynamoDb, "costs::waiting_costs_reads", waiting).of_liveness(),
         trial(Kind::DynamoDb, "costs::withdrawals_at_once_cost_a_few_requests_each", withdrawals),
         trial(Kind::DynamoDb, "costs::a_write_costs_all_holders_of_its_item", crowd),
     ]

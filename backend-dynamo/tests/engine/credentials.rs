@@ -12,12 +12,10 @@ use lockcore::{
 };
 use lockcore_conformance::servers::{Kind, TestResult, Trial, trial};
 use lockcore_dynamo::DynamoLockDao;
+use tokio::runtime::Runtime;
 use uuid::Uuid;
 
-use crate::{
-    front::rig::{self, Rig},
-    table::blocking,
-};
+use crate::engine::front::rig::{self, Rig};
 
 /// What tells this program that it is to lock something.
 const TABLE: &str = "LOCKCORE_TEST_TABLE";
@@ -44,7 +42,7 @@ pub(crate) fn tests() -> Vec<Trial> {
 /// What this program does as one of those with an environment of their own.
 pub(crate) fn as_the_environment_says() -> Option<ExitCode> {
     let table = std::env::var(TABLE).ok()?;
-    Some(blocking(locker(table)))
+    Some(Runtime::new().expect("a runtime can be made").block_on(locker(table)))
 }
 
 /// Locks and frees an id, and prints and logs all that is shown.

@@ -12,8 +12,10 @@ use lockcore_dynamo::DynamoLockDao;
 use uuid::Uuid;
 
 use crate::{
-    front::rig,
-    python::{python, run_python},
+    engine::{
+        front::rig,
+        python::{python, run_python},
+    },
     table::Table,
 };
 
@@ -282,7 +284,8 @@ async fn it_finds_our_locks_by_context() -> TestResult {
     assert!(!shown.contains('.'), "whole seconds: {shown}");
     caller.free(&grant).await;
     let shown = rig.other(&["show", "a"]).await;
-    assert!(shown.starts_with("expires=1"), "free, and to be collected: {shown}");
+    // The engine does so once a minute.
+    assert!(shown.is_empty() || shown.starts_with("expires=1"), "free, and to be collected: {shown}");
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use lockcore_conformance::servers::{Kind, TestResult, Trial, trial};
 use lockcore_dynamo::{DynamoBuilder, LargeSets};
 use uuid::Uuid;
 
-use crate::front::{Fault, rig::Rig};
+use crate::engine::front::{Fault, rig::Rig};
 
 type Builder = DynamoBuilder<String, Uuid>;
 

@@ -1,6 +1,12 @@
 //! A table of its own for every test.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use lockcore::LockDao;
 use lockcore_conformance::{Backend, servers};
@@ -14,18 +20,27 @@ pub(crate) struct Table {
     pub(crate) table: Arc<str>,
     /// Where every store is the same one.
     namespace: Option<Arc<str>>,
+    /// How far its time was set forward, in microseconds.
+    ahead: Arc<AtomicU64>,
 }
 
 impl Table {
     /// A fresh table at this endpoint for this process.
     pub(crate) fn at(endpoint: impl Into<String>) -> Self {
         let table = format!("locks-{}", std::process::id());
-        Table { endpoint: endpoint.into().trim_end_matches('/').into(), table: table.into(), namespace: None }
+        let endpoint = endpoint.into().trim_end_matches('/').into();
+        Table { endpoint, table: table.into(), namespace: None, ahead: Arc::default() }
     }
 
     /// The same, where every store is in this namespace.
     pub(crate) fn within(mut self, namespace: &str) -> Self {
         self.namespace = Some(namespace.into());
+        self
+    }
+
+    /// The same, with a time of its own that is so many microseconds ahead.
+    fn ahead_by(mut self, micros: u64) -> Self {
+        self.ahead = Arc::new(AtomicU64::new(micros));
         self
     }
 
@@ -40,6 +55,7 @@ impl Table {
             .timeout(servers::ANSWERS)
             .attempt_timeout(Duration::from_secs(10))
             .namespace(self.namespace.as_deref().unwrap_or_default())
+            .service_ahead(self.ahead.clone())
     }
 
     /// Opens it, and makes it if need be. Its TTL goes by an attribute that no item has: an engine collects within a
@@ -59,7 +75,7 @@ impl Backend for Table {
     async fn build(&self) -> (Table, DynamoLockDao) {
         let table = match self.namespace {
             Some(_) => self.clone(),
-            None => self.clone().within(&Uuid::new_v4().simple().to_string()),
+            None => self.clone().within(&Uuid::new_v4().simple().to_string()).ahead_by(0),
         };
         let dao = table.open().await;
         (table, dao)
@@ -69,9 +85,18 @@ impl Backend for Table {
         // As another process, which has to learn the service's time by itself.
         Some(table.builder().own_clock().open().await.expect("the engine answers"))
     }
+
+    async fn reopen_ahead(&self, table: &Table, by: Duration) -> Option<DynamoLockDao> {
+        let ahead = table.ahead.load(Relaxed) + micros(by);
+        self.reopen(&table.clone().ahead_by(ahead)).await
+    }
+
+    async fn advance(&self, table: &Table, by: Duration) -> bool {
+        table.ahead.fetch_add(micros(by), Relaxed);
+        true
+    }
 }
 
-/// Waits for `future` on a runtime of its own.
-pub(crate) fn blocking<F: Future>(future: F) -> F::Output {
-    tokio::runtime::Runtime::new().expect("a runtime can be made").block_on(future)
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).expect("no test sets a clock so far")
 }

@@ -8,10 +8,8 @@ use lockcore::{
 };
 use tokio::time::advance;
 
-use crate::{
-    claims::{leased, shared},
-    support::*,
-};
+use super::claims::{leased, shared};
+use crate::support::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -5,10 +5,8 @@ use lockcore::{
     backend::{Acquired, Withdraw, Withdrawn},
 };
 
-use crate::{
-    claims::{shared, slots},
-    support::*,
-};
+use super::claims::{shared, slots};
+use crate::support::*;
 
 #[test]
 fn ten_thousand_waiters_are_granted_in_order() {

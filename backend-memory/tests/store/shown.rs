@@ -5,10 +5,8 @@ use std::time::Duration;
 use lockcore::{BreakMode, LockDao, Target, backend::Withdraw};
 use lockcore_memory::{MemoryLockDao, What};
 
-use crate::{
-    claims::{leased, shared},
-    support::*,
-};
+use super::claims::{leased, shared};
+use crate::support::*;
 
 #[test]
 fn the_current_locks_are_those_held_and_waited_for() {

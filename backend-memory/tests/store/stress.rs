@@ -17,10 +17,8 @@ use lockcore::{
 };
 use tokio::time::timeout;
 
-use crate::{
-    claims::{leased, shared, slots},
-    support::*,
-};
+use super::claims::{leased, shared, slots};
+use crate::support::*;
 
 const IDS: usize = 5;
 const TASKS: u64 = 24;

@@ -1,18 +1,26 @@
 //! Writes that reach the store twice: the suite's checks of locking pass as ever.
 
+use std::time::Duration;
+
 use lockcore_conformance::{
-    Backend, all, run,
-    servers::{self, Completion, Copies, Duplicator, Trial},
+    Backend,
+    servers::{Copies, Duplicator, Trial, checks_of},
 };
 use lockcore_object::ObjectLockDao;
 
-use crate::place::{Bucket, emulator};
+use crate::place::{Bucket, ministack};
 
 /// The groups of checks that run.
 const GROUPS: [&str; 5] = ["exclusion", "fences", "release", "renewal", "withdrawal"];
 
 /// Compares two stores, of which each has a proxy here, and so a clock of its own.
 const EXCEPT: &str = "fences::fences_grow_across_loss_of_data";
+
+pub(crate) fn tests() -> impl Iterator<Item = Trial> {
+    let is_one = |check: &str| check.split("::").next().is_some_and(|group| GROUPS.contains(&group));
+    let runs = move |check: &str| is_one(check) && check != EXCEPT;
+    checks_of("s3::faults::doubled", runs, || async { Ok(Doubled(Bucket::at(ministack().await?))) })
+}
 
 /// Each store is behind a proxy of its own.
 struct Doubled(Bucket);
@@ -25,31 +33,15 @@ impl Backend for Doubled {
         let emulator = self.0.endpoint.trim_start_matches("http://");
         let proxy = Duplicator::start(emulator).await.expect("a port is free");
         proxy.set(Copies::AtOnce);
-        let endpoint = format!("http://{}", proxy.address()).into();
-        let (bucket, dao) = Bucket { endpoint, ..self.0.clone() }.build().await;
+        let (bucket, dao) = Bucket::at(format!("http://{}", proxy.address())).build().await;
         ((proxy, bucket), dao)
     }
 
     async fn reopen(&self, (_, bucket): &Self::Guard) -> Option<ObjectLockDao> {
         bucket.reopen(bucket).await
     }
-}
 
-pub(crate) fn tests() -> impl Iterator<Item = Trial> {
-    let checks = all::<Doubled>().into_iter();
-    let chosen = checks.filter(|check| {
-        check.name != EXCEPT && GROUPS.contains(&check.name.split("::").next().unwrap_or_default())
-    });
-    chosen.map(|check| {
-        Trial::ignorable_test(format!("s3::faults::doubled::{}", check.name), move || {
-            match emulator(servers::Bucket::shared) {
-                Ok(emulator) => {
-                    let (endpoint, namespace) = (emulator.endpoint().into(), "none".into());
-                    run(Doubled(Bucket { endpoint, namespace }), check.run);
-                    Ok(Completion::Completed)
-                }
-                Err(missing) => servers::outcome(Err(missing.into())),
-            }
-        })
-    })
+    async fn advance(&self, (_, bucket): &Self::Guard, by: Duration) -> bool {
+        bucket.advance(bucket, by).await
+    }
 }

@@ -10,7 +10,7 @@ use lockcore_conformance::{
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::{place::Place, python::Python};
+use super::{place::Place, python::Python};
 
 /// From the release, deletion or expiry of a foreign lock to our waiter's grant; a poll would take seconds. Redis
 /// notifies of an expiry up to 100 ms late.
@@ -252,7 +252,7 @@ pub(crate) async fn a_foreign_lock_without_an_end_is_shown_and_broken() -> TestR
 }
 
 pub(crate) async fn a_counter_that_both_increment_loses_nothing() -> TestResult {
-    const EACH: i64 = 150;
+    const EACH: i64 = 40;
     let place = Place::shared().await?;
     let (locks, mut python) = (place.locks().await?, Python::start(&place.url).await?);
     let (key, counter) = (place.key("a"), format!("counter-{}", Uuid::new_v4()));

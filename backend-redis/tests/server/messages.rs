@@ -15,7 +15,7 @@ use lockcore_conformance::{
     store::id,
 };
 
-use crate::{
+use super::{
     place::{Failure, Place},
     topology::{Raw, server},
 };

@@ -9,7 +9,7 @@ use lockcore_conformance::{
     store::id,
 };
 
-use crate::{
+use super::{
     place::Place,
     topology::{Raw, old_server, replica_of, server},
 };

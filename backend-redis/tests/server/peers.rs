@@ -8,7 +8,7 @@ use lockcore_conformance::{
     store::{exclusive, shared, slot},
 };
 
-use crate::{
+use super::{
     interop::{assert_foreign, assert_soon},
     place::{Failure, Place},
     topology::Raw,

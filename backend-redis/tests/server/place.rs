@@ -10,7 +10,7 @@ use lockcore_conformance::{
 use lockcore_redis::{RedisBuilder, RedisLockDao};
 use uuid::Uuid;
 
-use crate::topology::Raw;
+use super::topology::Raw;
 
 pub(crate) type Dao = RedisLockDao<String, Uuid>;
 pub(crate) type Locks = LockingService<String, Uuid, Dao>;

@@ -5,6 +5,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
+    sync::OnceLock,
 };
 
 use lockcore_conformance::servers::{Kind, ServerError};
@@ -64,8 +65,14 @@ impl Python {
     }
 }
 
-/// The folder of a virtual environment with them, which all later runs find.
-fn environment() -> Result<PathBuf, String> {
+/// The folder of a virtual environment with them, which all tests of this process use.
+fn environment() -> Result<&'static Path, &'static str> {
+    static MADE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    MADE.get_or_init(make_environment).as_deref().map_err(String::as_str)
+}
+
+/// Makes the folder, unless an earlier run did.
+fn make_environment() -> Result<PathBuf, String> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(PACKAGES.join("-").replace("==", "-"));
     if folder.exists() {
         return Ok(folder);

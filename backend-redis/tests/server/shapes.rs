@@ -9,7 +9,7 @@ use lockcore_conformance::{
     store::{exclusive, id, shared, slot},
 };
 
-use crate::{
+use super::{
     place::{Failure, Place},
     topology::{Authority, Raw, node_of, old_server, server, socket_server, tls_server},
 };

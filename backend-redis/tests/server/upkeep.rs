@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::{StreamExt, stream};
 use lockcore::{
     Claim, Grant, LockDao, Mode,
     backend::{Acquired, Wake, Withdraw, Withdrawn},
@@ -14,7 +15,7 @@ use lockcore_conformance::{
 use tokio::runtime::Builder;
 use uuid::Uuid;
 
-use crate::{
+use super::{
     place::{Dao, Failure, Place},
     topology::{Raw, server},
 };
@@ -42,6 +43,11 @@ async fn cost(raw: &Raw, work: impl AsyncFnOnce()) -> Result<(u64, u64), Failure
     done(raw).await
 }
 
+/// Does the same many times, some at once.
+async fn repeat<T>(times: usize, work: impl AsyncFn() -> T) -> Vec<T> {
+    stream::iter(0..times).map(|_| work()).buffered(100).collect().await
+}
+
 /// Places in the queue of callers whose process then ends.
 async fn die_waiting(place: &Place, claims: Vec<Claim<String>>, how_many: usize) -> TestResult {
     let dies = place.clone();
@@ -49,9 +55,7 @@ async fn die_waiting(place: &Place, claims: Vec<Claim<String>>, how_many: usize)
         let runtime = Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
             let store = dies.store().await;
-            for _ in 0..how_many {
-                drop(store.caller().queue(claims.clone()).await);
-            }
+            repeat(how_many, async || drop(store.caller().queue(claims.clone()).await)).await;
         });
         Ok::<_, Failure>(())
     })
@@ -126,9 +130,7 @@ pub(crate) async fn ten_thousand_holders_are_no_slower_than_one() -> TestResult 
                 times.push(fastest(&raw, &store, &us, &held, &claim, step).await?);
             }
             if store.dao().inspect(&id(name)).await?.holders.len() == 1 {
-                for _ in 0..HOLDERS {
-                    store.caller().take([claim.clone()]).await;
-                }
+                repeat(HOLDERS, async || store.caller().take([claim.clone()]).await).await;
             }
         }
         for (step, (few, many)) in few.iter().zip(&many).enumerate() {
@@ -205,13 +207,8 @@ pub(crate) async fn many_holders_are_read_in_parts() -> TestResult {
     let server = server("").await?;
     let place = Place::at(server.url()).patient_for(Duration::from_secs(30));
     let (store, raw) = (place.store().await, place.raw().await?);
-    let mut waiting = Vec::new();
-    for _ in 0..MANY {
-        store.caller().take([shared("a"), slot("b", u32::MAX)]).await;
-    }
-    for _ in 0..MANY {
-        waiting.push(store.caller().queue([exclusive("a"), exclusive("b")]).await);
-    }
+    repeat(MANY, async || store.caller().take([shared("a"), slot("b", u32::MAX)]).await).await;
+    let _waiting = repeat(MANY, async || store.caller().queue([exclusive("a"), exclusive("b")]).await).await;
     for name in ["a", "b"] {
         let mut seen = None;
         let inspect = async || seen = store.dao().inspect(&id(name)).await.ok();
@@ -279,14 +276,14 @@ pub(crate) async fn a_frozen_id_stays_closed_when_its_holders_lease_ends() -> Te
     let place = Place::shared().await?;
     let (store, raw) = (place.store().await, place.raw().await?);
     for claim in [exclusive("a"), shared("a"), slot("a", 2)] {
-        let holder = store.caller().with_lease(store.short());
+        let holder = store.caller().with_lease(store.ending());
         let held = holder.take([claim.clone()]).await;
         store.dao().freeze(&id("a"), true).await?;
         let key = place.key("a");
         assert_eq!(raw.send::<i64>(&["PTTL", &key]).await?, -1, "{claim:?}: it has no end");
         holder.keep(&held).await;
         assert_eq!(raw.send::<i64>(&["PTTL", &key]).await?, -1, "{claim:?}: nor has it when it was renewed");
-        store.until_short_leases_end().await;
+        store.end_leases().await;
         assert_eq!(store.dao().renew(&held).await?.lost.len(), 1, "{claim:?}");
         let theirs: Option<String> = raw.send(&["SET", &key, "theirs", "NX", "PX", "60000"]).await?;
         assert_eq!(theirs, None, "{claim:?}");

@@ -3,7 +3,7 @@
 use lockcore::{BackendErrorKind, LockDao, Target, backend::StoreVersion};
 use lockcore_conformance::{servers::TestResult, versions};
 
-use crate::place::Place;
+use super::place::Place;
 
 /// 10.4: programs of two versions at the same time, forward and back.
 pub(crate) async fn two_versions_share_a_namespace() -> TestResult {

@@ -8,7 +8,7 @@ use lockcore_conformance::{
     servers::{Cluster, TestResult},
 };
 
-use crate::{
+use super::{
     place::Place,
     topology::{Raw, old_server, server},
 };

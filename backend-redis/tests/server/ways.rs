@@ -13,7 +13,7 @@ use lockcore_conformance::{
 };
 use tokio::runtime::Builder;
 
-use crate::{
+use super::{
     place::{Failure, Place},
     topology::{Raw, server},
 };

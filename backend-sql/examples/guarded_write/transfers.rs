@@ -7,7 +7,7 @@ use lockcore_sql::{MysqlLockDao, PostgresLockDao};
 use sqlx::{MySqlPool, PgPool};
 use uuid::Uuid;
 
-use crate::ledger::Ledger;
+use super::ledger::Ledger;
 
 pub(crate) type Done = Result<(), Box<dyn Error + Send + Sync>>;
 

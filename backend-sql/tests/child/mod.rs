@@ -37,10 +37,9 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts this binary again; its test `role` plays `role` with the database at `file`.
+    /// Starts this binary again, which then plays `role` with the database at `file`.
     pub(crate) fn start(role: &str, file: &Path) -> Self {
         let mut process = Command::new(std::env::current_exe().expect("this binary"))
-            .args(["--exact", "role", "--nocapture"])
             .env(ROLE, role)
             .env(FILE, file)
             .stdin(Stdio::piped())
@@ -113,7 +112,7 @@ impl Drop for Child {
     }
 }
 
-/// Plays the role that this process was started in; `false` if it is the test itself.
+/// Plays the role that this process was started in; `false` if it is to run tests.
 pub(crate) fn play() -> bool {
     let (Ok(role), Ok(file)) = (std::env::var(ROLE), std::env::var(FILE)) else {
         return false;

@@ -2,7 +2,7 @@
 
 use lockcore_conformance::servers::{Kind, Proxy, TestResult, Trial};
 
-use crate::{place::Place, steps::batches, test};
+use super::{place::Place, steps::batches, test};
 
 pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
     vec![
@@ -31,7 +31,9 @@ async fn many_requests_go_in_few_exchanges(kind: Kind) -> TestResult {
 async fn no_request_waits_for_the_row_of_another(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
     let dao = place.open().await?;
-    batches::no_request_waits_for_the_row_of_another(&dao, place.sql().await?, locking).await
+    let mut other = place.sql().await?;
+    let sql = async |text: String| other.run(text).await;
+    batches::no_request_waits_for_the_row_of_another(&dao, sql, locking).await
 }
 
 /// Locks the row of an id, and no other.

@@ -4,7 +4,7 @@ use lockcore_conformance::servers::{self, Kind, Server, TestResult, Trial};
 use lockcore_sql::MysqlLockDao;
 use sqlx::{Connection, MySqlConnection};
 
-use crate::{
+use super::{
     place::{Dao, Error, Sql},
     steps::disk,
     test,

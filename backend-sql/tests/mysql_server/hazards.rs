@@ -16,7 +16,7 @@ use lockcore_sql::MysqlLockDao;
 use sqlx::{Connection, MySqlConnection};
 use uuid::Uuid;
 
-use crate::{
+use super::{
     place::{Place, granted, handed, queue, request, take},
     steps::{self, fences},
     test,
@@ -104,7 +104,7 @@ async fn a_deadlock_is_retried(kind: Kind) -> TestResult {
             .execute(&mut *transaction)
             .await?;
         transaction.commit().await?;
-        Ok::<_, crate::place::Error>(())
+        Ok::<_, super::place::Error>(())
     };
     let (grant, crossed) = tokio::join!(acquiring, crossing);
     crossed?;
@@ -118,7 +118,7 @@ async fn a_cut_connection_is_replaced(kind: Kind) -> TestResult {
     let dao = place.builder().listen(false).open().await?;
     let held = take(&dao, ["a"]).await?;
     let mut sql = place.sql().await?;
-    let cut = async |sql: &mut crate::place::Sql| {
+    let cut = async |sql: &mut super::place::Sql| {
         let others = format!(
             "FROM information_schema.processlist WHERE db = '{}' AND id <> CONNECTION_ID()",
             place.database
@@ -128,7 +128,7 @@ async fn a_cut_connection_is_replaced(kind: Kind) -> TestResult {
             // It may be gone by now.
             let _ = sql.run(format!("KILL {one}")).await;
         }
-        Ok::<_, crate::place::Error>(())
+        Ok::<_, super::place::Error>(())
     };
     cut(&mut sql).await?;
     assert_eq!(dao.renew(&held).await?.lost, [], "a renewal is repeated");
@@ -253,7 +253,9 @@ async fn a_damaged_schema_is_reported(kind: Kind) -> TestResult {
 
 async fn fences_rise_though_the_clock_does_not(kind: Kind) -> TestResult {
     let place = Place::new(kind).await?;
-    fences::rise_though_the_clock_does_not(&place.open().await?, place.sql().await?, "lockcore_ids").await
+    let (dao, mut other) = (place.open().await?, place.sql().await?);
+    let sql = async |text: String| other.run(text).await;
+    fences::rise_though_the_clock_does_not(&dao, sql, "lockcore_ids").await
 }
 
 /// The fence of a client that holds it now goes on being the id's, by which the application's statements check it.

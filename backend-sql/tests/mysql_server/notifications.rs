@@ -8,7 +8,7 @@ use lockcore_conformance::servers::{Kind, TestResult, Trial};
 use sqlx::{AssertSqlSafe, Row};
 use uuid::Uuid;
 
-use crate::{
+use super::{
     place::{Dao, Error, Place, Sql, handed, queue, request, take},
     test,
 };

@@ -8,10 +8,9 @@ use lockcore_sql::{MysqlBuilder, MysqlLockDao};
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use uuid::Uuid;
 
-pub(crate) use crate::steps::{granted, handed, queue, request, take, told_to_ask};
+pub(crate) use crate::steps::{Error, granted, handed, queue, request, take, told_to_ask};
 
 pub(crate) type Dao = MysqlLockDao<String, Uuid>;
-pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// A database that no other uses.
 pub(crate) struct Place {

@@ -12,7 +12,7 @@ use lockcore_sql::{
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use crate::{
+use super::{
     place::{Error, Place, handed, queue, request, take},
     test,
 };

@@ -7,7 +7,7 @@ use lockcore::{BreakMode, Grant, LockDao, Mode, Page, StoredContext, Target, bac
 use lockcore_conformance::servers::{Kind, TestResult, Trial};
 use sqlx::{AssertSqlSafe, Executor};
 
-use crate::{
+use super::{
     place::{Error, Place, Sql, granted, handed, queue, request, take},
     test,
 };

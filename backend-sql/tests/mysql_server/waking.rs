@@ -14,7 +14,7 @@ use lockcore_conformance::servers::{Kind, TestResult, Trial};
 use sqlx::Connection;
 use tokio::task::JoinSet;
 
-use crate::{
+use super::{
     place::{PATIENCE, Place, granted, handed, queue, request, take, told_to_ask},
     steps::waking,
     test,
@@ -264,7 +264,7 @@ async fn notifying_many_does_not_wait(kind: Kind) -> TestResult {
         for (dao, asked, wakeup) in places {
             turns.spawn(async move {
                 let held = handed(&dao, &asked, wakeup).await?;
-                Ok::<_, crate::place::Error>(dao.release(&held).await?)
+                Ok::<_, super::place::Error>(dao.release(&held).await?)
             });
         }
         for turn in turns.join_all().await {

@@ -6,7 +6,7 @@ use futures_util::future::try_join_all;
 use lockcore::LockDao;
 use lockcore_conformance::servers::{Proxy, TestResult, Trial};
 
-use crate::{
+use super::{
     place::{Place, queue, take},
     steps::batches,
     test,
@@ -37,7 +37,9 @@ async fn no_request_waits_for_the_row_of_another() -> TestResult {
     let place = Place::new().await?;
     let dao = place.open().await?;
     let lock = |id: &str| format!("SELECT FROM lockcore_lock WHERE id = '{id}' FOR SHARE");
-    batches::no_request_waits_for_the_row_of_another(&dao, place.sql().await?, lock).await
+    let mut other = place.sql().await?;
+    let sql = async |text: String| other.run(text).await;
+    batches::no_request_waits_for_the_row_of_another(&dao, sql, lock).await
 }
 
 /// What many want of one id goes on one connection at a time, unless that seems to be stuck: on others it would wait for the

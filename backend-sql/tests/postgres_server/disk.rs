@@ -4,7 +4,7 @@ use lockcore_conformance::servers::{Kind, Server, TestResult, Trial};
 use lockcore_sql::PostgresLockDao;
 use sqlx::{Connection, PgConnection};
 
-use crate::{
+use super::{
     place::{Dao, Error, Sql},
     steps::disk,
     test,

@@ -10,7 +10,7 @@ use lockcore_sql::{PostgresLockDao, postgres::Commit};
 use sqlx::{Connection, PgConnection};
 use tokio::task::JoinHandle;
 
-use crate::{
+use super::{
     place::{Dao, Error, PATIENCE, Sql, granted, handed, queue, request, take},
     test,
 };

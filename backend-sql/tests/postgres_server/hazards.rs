@@ -21,7 +21,7 @@ use sqlx::{Connection, PgConnection};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use crate::{
+use super::{
     place::{Dao, Error, PATIENCE, Place, Sql, granted, handed, queue, request, take, told_to_ask},
     steps::{self, fences, waking},
     test,
@@ -74,7 +74,9 @@ async fn an_old_snapshot_is_reported() -> TestResult {
 
 async fn fences_rise_though_the_clock_does_not() -> TestResult {
     let place = Place::new().await?;
-    fences::rise_though_the_clock_does_not(&place.open().await?, place.sql().await?, "lockcore_lock").await
+    let (dao, mut other) = (place.open().await?, place.sql().await?);
+    let sql = async |text: String| other.run(text).await;
+    fences::rise_though_the_clock_does_not(&dao, sql, "lockcore_lock").await
 }
 
 /// A future that is dropped in the middle of an exchange leaves no connection in a transaction, or with a client
@@ -133,7 +135,7 @@ async fn a_deadlock_is_retried() -> TestResult {
             .execute(&mut *transaction)
             .await?;
         transaction.commit().await?;
-        Ok::<_, crate::place::Error>(())
+        Ok::<_, super::place::Error>(())
     };
     let (grant, crossed) = tokio::join!(acquiring, crossing);
     crossed?;
@@ -143,7 +145,7 @@ async fn a_deadlock_is_retried() -> TestResult {
         while sql.number(deadlocks).await? == before {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        Ok::<_, crate::place::Error>(())
+        Ok::<_, super::place::Error>(())
     };
     tokio::time::timeout(PATIENCE, after).await.map_err(|_| "there was no deadlock")??;
     Ok(())
@@ -183,7 +185,7 @@ async fn overlapping_sets_do_not_deadlock() -> TestResult {
 }
 
 /// The backends that listen for the DAOs of this schema cannot be told apart, but by who is told: all are ended.
-async fn end_listeners(place: &Place) -> Result<(), crate::place::Error> {
+async fn end_listeners(place: &Place) -> Result<(), super::place::Error> {
     let mut sql = place.sql().await?;
     let name = format!("'{}'", place.schema);
     sql.run(format!(
@@ -260,7 +262,7 @@ async fn a_renewal_needs_no_new_connection() -> TestResult {
         let (there, grant) = (dao.clone(), held.clone());
         let elsewhere = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            Ok::<_, crate::place::Error>(runtime.block_on(there.renew(&grant))?.lost)
+            Ok::<_, super::place::Error>(runtime.block_on(there.renew(&grant))?.lost)
         });
         assert_eq!(elsewhere.join().map_err(|_| "it panicked")??, []);
         assert_eq!(sql.number(&*count).await?, before);

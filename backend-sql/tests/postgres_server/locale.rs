@@ -10,7 +10,7 @@ use lockcore_sql::PostgresLockDao;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use uuid::Uuid;
 
-use crate::{place::Error, test};
+use super::{place::Error, test};
 
 /// How a database is made in which texts are not in the order of their bytes, or not in UTF-8. (One whose texts are equal
 /// though their bytes differ is not to be had.)

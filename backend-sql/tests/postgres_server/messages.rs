@@ -8,7 +8,7 @@ use lockcore::{
 };
 use lockcore_conformance::servers::{Kind, Mode, Proxy, Server, TestResult, Trial};
 
-use crate::{
+use super::{
     place::{Dao, Error, PATIENCE, Place, granted, handed, queue, request, take},
     test,
 };

@@ -8,10 +8,9 @@ use lockcore_sql::{PostgresBuilder, PostgresLockDao};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 use uuid::Uuid;
 
-pub(crate) use crate::steps::{granted, handed, queue, request, take, told_to_ask};
+pub(crate) use crate::steps::{Error, granted, handed, queue, request, take, told_to_ask};
 
 pub(crate) type Dao = PostgresLockDao<String, Uuid>;
-pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// A schema that no other uses.
 pub(crate) struct Place {

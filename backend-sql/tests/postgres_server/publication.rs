@@ -11,7 +11,7 @@ use lockcore_sql::PostgresLockDao;
 use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
-use crate::{
+use super::{
     place::{Sql, granted, handed, queue, request, take},
     test,
 };

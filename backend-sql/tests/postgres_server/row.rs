@@ -8,7 +8,7 @@ use lockcore::{
 };
 use lockcore_conformance::servers::{TestResult, Trial};
 
-use crate::{
+use super::{
     place::{Error, PATIENCE, Place, Sql, granted, handed, queue, request, take},
     store::offered,
     test,

@@ -10,7 +10,7 @@ use sqlx::postgres::PgConnectOptions;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use crate::{
+use super::{
     place::{Error, Place, request, take},
     test,
 };
@@ -116,9 +116,9 @@ async fn a_user_without_the_right_to_create_can_use_it() -> TestResult {
         .await?;
     let dao = builder().open().await?;
     let held = take(&dao, ["a", "b"]).await?;
-    let (waits, wakeup) = crate::place::queue(&dao, ["b"]).await?;
+    let (waits, wakeup) = super::place::queue(&dao, ["b"]).await?;
     dao.release(&held).await?;
-    let held = crate::place::handed(&dao, &waits, wakeup).await?;
+    let held = super::place::handed(&dao, &waits, wakeup).await?;
     dao.sweep(10, None).await?;
     dao.release(&held).await?;
     dao.migrate().await?;

@@ -7,11 +7,14 @@ use lockcore::{
     Claim, ConflictReason, Grant, LockDao, LossReason, Target,
     backend::{AcquireRequest, Acquired, AttemptId, Wake, Wakeup, Withdraw},
 };
-use lockcore_conformance::servers::{TestResult, Trial};
+use lockcore_conformance::{
+    judge::LATE,
+    servers::{TestResult, Trial},
+};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use crate::{
+use super::{
     place::{Error, PATIENCE, Place, granted, handed, queue, request, take},
     test,
 };
@@ -442,7 +445,7 @@ pub(crate) async fn offered(
         Wake::Offer(offer) => {
             Ok(Grant::new(request.context, request.claims.clone(), offer.granted, request.lease))
         }
-        other => Err(format!("not offered: {other:?}").into()),
+        other => Err(format!("{LATE}not offered: {other:?}").into()),
     }
 }
 

@@ -11,17 +11,19 @@ use lockcore::{
     Grant, LockDao,
     backend::{AcquireRequest, Acquired, AttemptId, Withdraw},
 };
-use lockcore_conformance::servers::Proxy;
+use lockcore_conformance::{PATIENCE, servers::Proxy};
 use uuid::Uuid;
 
-use super::{granted, request};
-use crate::place::{Dao, Error, PATIENCE, Sql};
+use super::{Error, granted, request};
 
 const CROWD: usize = 32;
 
 /// A crowd goes in a few exchanges, one of which may be what is prepared; `dao` is behind the proxy. Once it is known as a crowd
 /// it goes in one, unless this thread is too slow to make all requests in time: then once more.
-pub(crate) async fn go_in_few_exchanges(dao: &Dao, proxy: &Proxy) -> Result<(), Error> {
+pub(crate) async fn go_in_few_exchanges(
+    dao: &impl LockDao<String, Uuid>,
+    proxy: &Proxy,
+) -> Result<(), Error> {
     // At first rows are made and connections opened.
     exchanges(dao, proxy).await?;
     let in_one = async {
@@ -38,7 +40,7 @@ pub(crate) async fn go_in_few_exchanges(dao: &Dao, proxy: &Proxy) -> Result<(), 
 }
 
 /// Takes and releases the ids of a crowd; returns in how many messages.
-async fn exchanges(dao: &Dao, proxy: &Proxy) -> Result<(u64, u64), Error> {
+async fn exchanges(dao: &impl LockDao<String, Uuid>, proxy: &Proxy) -> Result<(u64, u64), Error> {
     let before = proxy.counts().requests;
     let grants = crowd(dao).await?;
     let taken = proxy.counts().requests;
@@ -48,14 +50,14 @@ async fn exchanges(dao: &Dao, proxy: &Proxy) -> Result<(u64, u64), Error> {
 
 /// A client that waits for a row that another has locked waits alone: `sql`, by `lock` of the id it is given.
 pub(crate) async fn no_request_waits_for_the_row_of_another(
-    dao: &Dao,
-    mut sql: Sql,
+    dao: &impl LockDao<String, Uuid>,
+    mut sql: impl AsyncFnMut(String) -> Result<u64, Error>,
     lock: impl FnOnce(&str) -> String,
 ) -> Result<(), Error> {
     const STUCK: usize = CROWD / 2;
     let grants = crowd(dao).await?;
-    sql.run("BEGIN").await?;
-    sql.run(lock(&name(STUCK))).await?;
+    sql("BEGIN".to_owned()).await?;
+    sql(lock(&name(STUCK))).await?;
     let releases = grants.iter().enumerate();
     let mut releases: FuturesUnordered<_> =
         releases.map(async |(number, grant)| (number, dao.release(grant).await)).collect();
@@ -66,7 +68,7 @@ pub(crate) async fn no_request_waits_for_the_row_of_another(
             left -= 1;
             assert_eq!(number == STUCK, left == 0, "{number} with {left} left");
             if left == 1 {
-                sql.run("ROLLBACK").await?;
+                sql("ROLLBACK".to_owned()).await?;
             }
         }
         Ok(())
@@ -75,7 +77,9 @@ pub(crate) async fn no_request_waits_for_the_row_of_another(
 }
 
 /// What is given up before it was sent is not sent. On a busy machine all may have been sent before: then once more.
-pub(crate) async fn what_is_given_up_in_time_is_not_asked_for(dao: &Dao) -> Result<(), Error> {
+pub(crate) async fn what_is_given_up_in_time_is_not_asked_for(
+    dao: &impl LockDao<String, Uuid>,
+) -> Result<(), Error> {
     tokio::time::timeout(PATIENCE, async {
         while given_up_unsent(dao).await? == 0 {}
         Ok(())
@@ -84,7 +88,7 @@ pub(crate) async fn what_is_given_up_in_time_is_not_asked_for(dao: &Dao) -> Resu
 }
 
 /// Gives up half of a crowd; returns how many of these were not sent.
-async fn given_up_unsent(dao: &Dao) -> Result<usize, Error> {
+async fn given_up_unsent(dao: &impl LockDao<String, Uuid>) -> Result<usize, Error> {
     let requests = requests();
     let mut asked: Vec<Pin<Box<dyn Future<Output = _> + Send>>> = Vec::new();
     for request in &requests {
@@ -112,12 +116,12 @@ async fn given_up_unsent(dao: &Dao) -> Result<usize, Error> {
     Ok(unsent)
 }
 
-async fn crowd(dao: &Dao) -> Result<Vec<Grant<String, Uuid>>, Error> {
+async fn crowd(dao: &impl LockDao<String, Uuid>) -> Result<Vec<Grant<String, Uuid>>, Error> {
     let requests = requests();
     try_join_all(requests.iter().map(|request| granted(dao, request))).await
 }
 
-async fn release(dao: &Dao, grants: &[Grant<String, Uuid>]) -> Result<(), Error> {
+async fn release(dao: &impl LockDao<String, Uuid>, grants: &[Grant<String, Uuid>]) -> Result<(), Error> {
     for released in join_all(grants.iter().map(|grant| dao.release(grant))).await {
         assert_eq!(released?.lost, []);
     }

@@ -4,7 +4,7 @@ use lockcore::{BackendError, BackendErrorKind, Grant, LockDao, backend::Acquired
 use lockcore_conformance::servers::TestResult;
 use uuid::Uuid;
 
-use crate::place::{Dao, Error, granted, queue, request, take};
+use super::{Error, granted, queue, request, take};
 
 /// So many ids that their rows and index entries do not fit on the pages that are there.
 const MANY: usize = 5000;
@@ -15,7 +15,7 @@ const FEW: usize = 20;
 
 /// Two DAOs on one server; `fill` leaves no page free on its disk, `clear` gives that back.
 pub(crate) async fn a_full_store_is_reported_and_nothing_is_granted_twice(
-    [dao, other]: [&Dao; 2],
+    [dao, other]: [&impl LockDao<String, Uuid>; 2],
     fill: impl Future<Output = Result<(), Error>>,
     clear: impl Future<Output = Result<(), Error>>,
 ) -> TestResult {
@@ -82,7 +82,10 @@ pub(crate) async fn a_full_store_is_reported_and_nothing_is_granted_twice(
 }
 
 /// Panics if it is: no test forgives that, whatever else happened.
-async fn granted_to_nobody_else(other: &Dao, held: &Grant<String, Uuid>) -> Result<(), BackendError> {
+async fn granted_to_nobody_else(
+    other: &impl LockDao<String, Uuid>,
+    held: &Grant<String, Uuid>,
+) -> Result<(), BackendError> {
     let ids: Vec<String> = held.locks.iter().map(|lock| lock.target.stored().into_owned()).collect();
     match other.acquire(&request(ids)).await? {
         Acquired::Refused(_) => Ok(()),

@@ -2,18 +2,22 @@
 
 use lockcore::LockDao;
 use lockcore_conformance::servers::TestResult;
+use uuid::Uuid;
 
-use super::{handed, queue, take};
-use crate::place::{Dao, Sql};
+use super::{Error, handed, queue, take};
 
 /// Those in `table` are ahead of the clock, as after it was set back: one id, a set, a set of one and the other, a hand-over.
-pub(crate) async fn rise_though_the_clock_does_not(dao: &Dao, mut sql: Sql, table: &str) -> TestResult {
+pub(crate) async fn rise_though_the_clock_does_not(
+    dao: &impl LockDao<String, Uuid>,
+    mut sql: impl AsyncFnMut(String) -> Result<u64, Error>,
+    table: &str,
+) -> TestResult {
     const AHEAD: u64 = 1_000_000_000_000;
     let ids = ["a", "b", "c"];
     let held = take(dao, ids).await?;
     dao.release(&held).await?;
     let ahead = format!("UPDATE {table} SET fence = fence + {AHEAD} WHERE id <> 'c'");
-    assert_eq!(sql.run(ahead).await?, 2);
+    assert_eq!(sql(ahead).await?, 2);
     let mut highest = held.locks[0].granted.fence + AHEAD;
     for ids in [&ids[..1], &ids[..2], &ids[1..2], &ids[..], &ids[1..]] {
         let held = take(dao, ids).await?;

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use lockcore::{LockDao, backend::Acquired};
 use tokio::task::JoinSet;
+use uuid::Uuid;
 
-use super::{request, take};
-use crate::place::{Dao, Error};
+use super::{Error, request, take};
 
 /// More orders at once than there are connections, all of them held up until `go_on`: the server refuses one more connection.
 /// That is told, and the connections that there are go on to be used.
 pub(crate) async fn keeps_what_there_is(
-    dao: &Arc<Dao>,
+    dao: &Arc<impl LockDao<String, Uuid>>,
     go_on: impl Future<Output = Result<(), Error>>,
 ) -> Result<(), Error> {
     let mut orders = JoinSet::new();

@@ -12,9 +12,10 @@ use lockcore::{
     ClaimSet, Grant, Ids, LockDao, Mode,
     backend::{AcquireRequest, Acquired, AttemptId, Wake, Wakeup},
 };
+use lockcore_conformance::PATIENCE;
 use uuid::Uuid;
 
-use crate::place::{Dao, Error, PATIENCE};
+pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// A request of a fresh context for a minute.
 pub(crate) fn request(ids: impl Ids<String>) -> AcquireRequest<String, Uuid> {
@@ -32,12 +33,15 @@ pub(crate) fn request(ids: impl Ids<String>) -> AcquireRequest<String, Uuid> {
 }
 
 /// Takes what has to be free.
-pub(crate) async fn take(dao: &Dao, ids: impl Ids<String>) -> Result<Grant<String, Uuid>, Error> {
+pub(crate) async fn take(
+    dao: &impl LockDao<String, Uuid>,
+    ids: impl Ids<String>,
+) -> Result<Grant<String, Uuid>, Error> {
     granted(dao, &request(ids)).await
 }
 
 pub(crate) async fn granted(
-    dao: &Dao,
+    dao: &impl LockDao<String, Uuid>,
     request: &AcquireRequest<String, Uuid>,
 ) -> Result<Grant<String, Uuid>, Error> {
     match dao.acquire(request).await? {
@@ -50,7 +54,7 @@ pub(crate) async fn granted(
 
 /// Takes a place in the queue for what is held.
 pub(crate) async fn queue(
-    dao: &Dao,
+    dao: &impl LockDao<String, Uuid>,
     ids: impl Ids<String>,
 ) -> Result<(AcquireRequest<String, Uuid>, Wakeup), Error> {
     let request = AcquireRequest { queue: true, ..request(ids) };
@@ -62,7 +66,7 @@ pub(crate) async fn queue(
 
 /// Waits to be told to ask again, since something may have been missed, and does; the place is kept.
 pub(crate) async fn told_to_ask(
-    dao: &Dao,
+    dao: &impl LockDao<String, Uuid>,
     request: &AcquireRequest<String, Uuid>,
     mut wakeup: Wakeup,
 ) -> Result<Wakeup, Error> {
@@ -76,7 +80,7 @@ pub(crate) async fn told_to_ask(
 
 /// Waits until the set is handed over, asking again when told to, and confirms it.
 pub(crate) async fn handed(
-    dao: &Dao,
+    dao: &impl LockDao<String, Uuid>,
     request: &AcquireRequest<String, Uuid>,
     mut wakeup: Wakeup,
 ) -> Result<Grant<String, Uuid>, Error> {

@@ -3,15 +3,19 @@
 use std::time::{Duration, Instant};
 
 use lockcore::LockDao;
+use lockcore_conformance::PATIENCE;
+use uuid::Uuid;
 
-use super::{handed, queue, take};
-use crate::place::{Dao, Error, PATIENCE};
+use super::{Error, handed, queue, take};
 
 const TURNS: u32 = 20;
 
 /// A process without a listener looks for the turns of its waiters after each of its own releases, and not only every
 /// 20 ms: at their best they take less than 15 ms each, or on a busy machine less than twice as long as with one.
-pub(crate) async fn a_process_looks_after_its_own_releases(listens: &Dao, polls: &Dao) -> Result<(), Error> {
+pub(crate) async fn a_process_looks_after_its_own_releases<D: LockDao<String, Uuid>>(
+    listens: &D,
+    polls: &D,
+) -> Result<(), Error> {
     const ROUNDS: u32 = 6;
     const QUICK: Duration = Duration::from_millis(15).saturating_mul(TURNS);
     let (mut with, mut without, mut rounds) = (Duration::MAX, Duration::MAX, 0);
@@ -26,7 +30,7 @@ pub(crate) async fn a_process_looks_after_its_own_releases(listens: &Dao, polls:
 }
 
 /// How long a few take.
-async fn turns(dao: &Dao, id: &str) -> Result<Duration, Error> {
+async fn turns(dao: &impl LockDao<String, Uuid>, id: &str) -> Result<Duration, Error> {
     let begun = Instant::now();
     let mut held = take(dao, [id]).await?;
     for _ in 0..TURNS {

@@ -20,7 +20,7 @@ use lockcore::{
 use tokio::runtime::{Builder, Runtime};
 use uuid::Uuid;
 
-use crate::rigged::{Fault, Rigged, Service, Step, eventually, poll_once, within_ten_seconds};
+use super::rigged::{Fault, Rigged, Service, Step, eventually, poll_once, within_ten_seconds};
 
 fn current_thread() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
@@ -213,6 +213,20 @@ async fn the_clean_up_of_a_service_backs_off_as_one() {
     assert!((101..=140).contains(&tries), "{tries} tries for 100 holds in 20 s");
     dao.heal();
     assert_eq!(locks.shutdown(Duration::from_secs(5)).await, 0);
+    assert!(dao.memory.is_empty());
+}
+
+/// Each try of a clean-up may get no answer: another one follows while the lease lasts.
+#[tokio::test(start_paused = true)]
+async fn a_clean_up_without_an_answer_is_tried_again() {
+    let dao = Rigged::new();
+    let locks = dao.service();
+    let guard = locks.lock(["a"]).await.unwrap();
+    dao.once(Step::Release, Fault::Hangs);
+    dao.once(Step::Release, Fault::Hangs);
+    drop(guard);
+    assert_eq!(locks.shutdown(Duration::from_secs(20)).await, 0);
+    assert_eq!(dao.count(Step::Release), 3);
     assert!(dao.memory.is_empty());
 }
 

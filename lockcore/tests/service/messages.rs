@@ -9,7 +9,7 @@ use lockcore::{
 use lockcore_memory::MemoryLockDao;
 use uuid::Uuid;
 
-use crate::rigged::{Fault, Rigged, Step};
+use super::rigged::{Fault, Rigged, Step};
 
 type Locks = blocking::LockingService<String, Uuid, std::sync::Arc<Rigged>>;
 

@@ -13,7 +13,7 @@ use ::metrics::{
 use lockcore::{BackendErrorKind, LockDao, StoredContext, Wait};
 use tokio::time::sleep;
 
-use crate::rigged::{Fault, Rigged, Step};
+use super::rigged::{Fault, Rigged, Step};
 
 /// The gauges, which change with almost every step.
 const GAUGES: [&str; 2] = ["lockcore_held ", "lockcore_waiting "];

@@ -10,7 +10,7 @@ use lockcore::{LockError, LockingError, LockingService, Target, Wait};
 use tokio::time::sleep;
 use uuid::Uuid;
 
-use crate::rigged::{Rigged, Service, poll_once, within_ten_seconds};
+use super::rigged::{Rigged, Service, poll_once, within_ten_seconds};
 
 const SECOND: Duration = Duration::from_secs(1);
 

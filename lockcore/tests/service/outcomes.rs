@@ -13,7 +13,7 @@ use lockcore::{
 use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 
-use crate::rigged::{Fault, Rigged, Service, Step, poll_once};
+use super::rigged::{Fault, Rigged, Service, Step, poll_once};
 
 const SECOND: Duration = Duration::from_secs(1);
 const UNAVAILABLE: Fault = Fault::Fails(BackendErrorKind::Unavailable);

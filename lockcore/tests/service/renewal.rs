@@ -14,7 +14,7 @@ use lockcore::{
 };
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::rigged::{Fault, Rigged, Service, Step, eventually, poll_once, within_ten_seconds};
+use super::rigged::{Fault, Rigged, Service, Step, eventually, poll_once, within_ten_seconds};
 
 const SECOND: Duration = Duration::from_secs(1);
 const UNAVAILABLE: Fault = Fault::Fails(BackendErrorKind::Unavailable);

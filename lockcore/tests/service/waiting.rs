@@ -13,7 +13,7 @@ use lockcore::{
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
-use crate::rigged::{Fault, Rigged, Step, poll_once, within_ten_seconds};
+use super::rigged::{Fault, Rigged, Step, poll_once, within_ten_seconds};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -314,4 +314,40 @@ async fn the_longest_durations_are_waited() {
     }
     drop(held);
     assert_eq!(locks.shutdown(Duration::MAX).await, 0);
+}
+
+/// What is left of an offer counts from when it was made, however late it arrives; one that is over is not relied on.
+#[tokio::test(start_paused = true)]
+async fn an_offer_lasts_from_when_it_was_made() {
+    let lasts = 4 * SECOND;
+    for (by, whole) in [(Duration::ZERO, false), (2 * SECOND, false), (5 * SECOND, true)] {
+        let dao = Rigged::new();
+        let locks = dao.service();
+        let holder = locks.lock(["a"]).await.unwrap();
+        dao.once(Step::Acquire, Fault::OffersLate { lasts, by });
+        dao.always(Step::Renew, Fault::Hangs);
+        let waiting = locks.wait(Wait::forever()).lock(["a"]);
+        let (guard, released) = tokio::join!(waiting, holder.release());
+        released.unwrap();
+        let guard = guard.unwrap();
+        let left = guard.time_left().unwrap();
+        assert_eq!(dao.count(Step::Acquire), 2 + usize::from(whole), "{by:?}");
+        assert!(
+            !left.is_zero() && (whole || left <= lasts - by),
+            "{left:?} left of an offer that is {by:?} late"
+        );
+    }
+}
+
+/// A waiter whose notification does not arrive in time learns that it holds the set when it gives up.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_gives_up_gets_what_it_holds_by_now() {
+    let dao = Rigged::new();
+    let locks = dao.service();
+    let holder = locks.lock(["a"]).await.unwrap();
+    dao.once(Step::Acquire, Fault::OffersLate { lasts: SECOND, by: 3600 * SECOND });
+    let waiting = locks.wait(Wait::up_to(10 * SECOND)).lock(["a"]);
+    let (guard, released) = tokio::join!(waiting, holder.release());
+    released.unwrap();
+    guard.unwrap().release().await.unwrap();
 }

@@ -36,6 +36,19 @@ fn bad_usage_names_the_field_and_the_value(store: &Store) {
     let claims = "<--id <ID>|--shared <ID>|--slots <ID=LIMIT>|--subtree <PATH>|--global>";
     let cases: &[(&[&str], &str)] = &[
         (&[], &format!("the following required arguments were not provided: {claims}")),
+        (&["--id", "a "], "invalid value 'a ' for '--id <ID>': it must not begin or end with white space"),
+        (
+            &["--slots", " a=3"],
+            "invalid value ' a=3' for '--slots <ID=LIMIT>': it must not begin or end with white space",
+        ),
+        (
+            &["--id", "a", "--lease", "5M"],
+            "invalid value '5M' for '--lease <LEASE>': M may be minutes or months, such as 5m or 5months",
+        ),
+        (
+            &["--id", "a", "--namespace", "prod "],
+            "namespace: \"prod \" is not possible, it must not begin or end with white space",
+        ),
         (&["--id", ""], "bad request: id: is empty, it must have 1 to 1024 bytes"),
         (
             &["--id", &long],

@@ -25,7 +25,63 @@ pub(crate) const TESTS: &[Test] = &[
     test!(locks_are_kept_after_a_short_command, Nothing),
     test!(a_command_that_cannot_be_started_leaves_nothing_locked, Nothing),
     test!(a_set_that_no_environment_has_room_for_is_refused_before_it_is_locked, File),
+    test!(a_conflict_has_the_code_that_was_asked_for_and_prints_nothing, File),
+    test!(a_lockctl_inside_the_command_finds_the_store_of_the_command_line, File),
 ];
+
+fn a_conflict_has_the_code_that_was_asked_for_and_prints_nothing(store: &Store) {
+    let inner = |options: &str, command: &str| {
+        let script = format!("lockctl run --id a {options} -- {command}; echo $?");
+        // Not nested: another program that asks for the same id.
+        let script = format!("unset LOCKCORE_ENCLOSING; {script}");
+        store.run(&["run", "--id", "a", "--", "sh", "-c", &script])
+    };
+    for (options, code) in [("--conflict-exit-code 0", "0"), ("--conflict-exit-code 75 --wait 50ms", "75")] {
+        let ended = inner(options, "false");
+        assert_eq!((ended.stdout.trim_end(), ended.stderr.as_str()), (code, ""), "{options}");
+    }
+    let ended = inner("", "false");
+    assert_eq!(ended.stdout.trim_end(), "120");
+    assert!(ended.stderr.contains("held by"), "{}", ended.stderr);
+    // It is no other failure's code.
+    let wrong = store.run(&["run", "--id", "a", "--lease", "1ms", "--conflict-exit-code", "0", "--", "true"]);
+    assert_eq!(wrong.code, 125, "{}", wrong.stderr);
+    let own = store.run(&["run", "--id", "a", "--conflict-exit-code", "0", "--", "sh", "-c", "exit 3"]);
+    assert_eq!(own.code, 3);
+}
+
+fn a_lockctl_inside_the_command_finds_the_store_of_the_command_line(store: &Store) {
+    let folder = store.path("elsewhere");
+    std::fs::create_dir(&folder).expect("a folder");
+    let mut outer = store.command(assert_cmd::cargo::cargo_bin("lockctl"));
+    // A path that is relative to the folder of the outer one.
+    outer.env_remove("LOCKCORE_URL").args([
+        "--url",
+        "sqlite:inner.db",
+        "--namespace",
+        "n",
+        "run",
+        "--id",
+        "a",
+        "--",
+    ]);
+    outer.args(["sh", "-c", "cd elsewhere && lockctl ls && lockctl show a --json"]);
+    let ended = Ended::from(outer.output().expect("it runs"));
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    assert!(ended.stdout.contains("\"holders\""), "{}", ended.stdout);
+    let mut secret = store.command(assert_cmd::cargo::cargo_bin("lockctl"));
+    secret.env_remove("LOCKCORE_URL").args([
+        "--url",
+        "sqlite:inner.db?namespace=n",
+        "run",
+        "--id",
+        "a",
+        "--",
+        "env",
+    ]);
+    let environment = Ended::from(secret.output().expect("it runs")).stdout;
+    assert!(environment.contains("LOCKCORE_URL=sqlite:/"), "{environment}");
+}
 
 fn the_exit_code_is_the_commands(store: &Store) {
     for code in ["0", "1", "7", "120", "255"] {

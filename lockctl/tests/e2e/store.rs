@@ -25,19 +25,28 @@ use crate::stores::Place;
 /// More than anything here takes on a slow machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Processes that a test may start one after the other within the shortest lease.
+const PROCESSES_PER_LEASE: u32 = 10;
+
 /// A store of the test's own, and a folder that is the current directory of every process.
 pub(crate) struct Store {
     folder: TempDir,
     place: Place,
     namespace: Option<String>,
     pub(crate) capabilities: Capabilities,
+    /// How long a process took to start, connect and end: how fast this machine is now.
+    process: Duration,
 }
 
 impl Store {
     pub(crate) fn new(place: Place, capabilities: Capabilities) -> Self {
         let namespace = place.shared.then(|| format!("e2e-{}", Uuid::new_v4().simple()));
-        let store = Store { folder: tempfile::tempdir().expect("a folder"), place, namespace, capabilities };
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut store = Store { folder, place, namespace, capabilities, process: Duration::ZERO };
         assert_eq!(store.run(&["migrate"]).stderr, "");
+        let began = Instant::now();
+        store.run(&["ls"]);
+        store.process = began.elapsed();
         store
     }
 
@@ -51,10 +60,11 @@ impl Store {
         self.namespace.as_ref().map_or_else(|| name.to_owned(), |own| format!("{own}-{name}"))
     }
 
-    /// A lease of this length, or the shortest that the backend has if that is longer; and its text.
+    /// A lease of this length, or a longer one: the shortest that the backend has, or so long that some processes start and end
+    /// within it; and its text.
     /// A client that is told of a lock when its lease is over does not have it, so none is to be shorter than a machine may stall.
     pub(crate) fn lease(&self, wanted: Duration) -> (Duration, String) {
-        let lease = wanted.max(self.capabilities.min_lease);
+        let lease = wanted.max(self.capabilities.min_lease).max(self.process * PROCESSES_PER_LEASE);
         (lease, format!("{}ms", lease.as_millis()))
     }
 

@@ -108,12 +108,28 @@ impl Needs {
     }
 }
 
+/// The modules whose tests are about what happens in time: leases that processes keep, and how soon others follow.
+const IN_TIME: [&str; 8] =
+    ["dying", "electing", "looking", "losing", "running", "signals", "tokens", "watchdog"];
+
+/// Where the quick run has the tests: the embedded default, and a server as the witness of all that are reached over a network.
+/// What a backend does is tested by the suite; the program is the same on all.
+const USUAL: [&str; 2] = ["sqlite", "postgres"];
+
 impl Test {
-    fn trial(self, place: &str, open: fn() -> Found, capabilities: Capabilities) -> Trial {
+    fn trial(self, place: &'static str, open: fn() -> Found, capabilities: Capabilities) -> Trial {
         let module = self.module.rsplit("::").next().unwrap_or(self.module);
-        Trial::ignorable_test(format!("{place}::{module}::{}", self.name), move || {
+        let trial = Trial::ignorable_test(format!("{place}::{module}::{}", self.name), move || {
             servers::outcome(open().map(|place| (self.run)(&Store::new(place, capabilities))))
-        })
+        });
+        // Each starts processes by the dozen: more at once only wait for one another.
+        let trial = match (module, place) {
+            ("contention", _) => trial.at_once("contention", 1),
+            (_, "dynamodb" | "s3") => trial.at_once("http", 2),
+            _ => trial.at_once("processes", 6),
+        };
+        let trial = if IN_TIME.contains(&module) { trial.of_liveness() } else { trial };
+        if USUAL.contains(&place) || self.needs == Needs::DynamoDb { trial } else { trial.thorough() }
     }
 }
 

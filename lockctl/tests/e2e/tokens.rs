@@ -23,7 +23,24 @@ pub(crate) const TESTS: &[Test] = &[
     test!(a_token_that_cannot_be_written_leaves_nothing_locked, Nothing),
     test!(a_lease_that_the_store_cannot_keep_is_not_renewed, Nothing),
     test!(a_token_that_was_waited_for_has_the_whole_lease, Queue),
+    test!(a_token_that_fits_into_no_command_line_comes_from_standard_input, File),
 ];
+
+fn a_token_that_fits_into_no_command_line_comes_from_standard_input(store: &Store) {
+    // One argument takes 128 KiB.
+    let ids: Vec<String> = (0..150).map(|number| format!("{number:01000}")).collect();
+    let args: Vec<&str> = ids.iter().flat_map(|id| ["--id", id]).collect();
+    let token = acquire(store, &args);
+    assert!(token.len() > 128 * 1024, "{}", token.len());
+    std::fs::write(store.path("token"), token + "\n").expect("written");
+    for command in ["check", "renew", "release"] {
+        let mut reads = store.lockctl(&[command, "-"]);
+        reads.stdin(File::open(store.path("token")).expect("written"));
+        let ended = Ended::from(reads.output().expect("it runs"));
+        assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{command}");
+    }
+    store.assert_nothing_is_locked();
+}
 
 fn acquire(store: &Store, args: &[&str]) -> String {
     let ended = store.run(&[&["acquire"], args].concat());

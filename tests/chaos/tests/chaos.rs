@@ -36,7 +36,8 @@ fn main() -> ExitCode {
     let on_a_bucket = || faults_break_no_promise(Backend::Bucket);
     trials.push(servers::trial(servers::Kind::DynamoDb, "faults_break_no_promise::s3", on_a_bucket));
     trials.push(servers::trial(servers::Kind::Redis, "lost_data_breaks_no_fence", lost_data_breaks_no_fence));
-    servers::run(trials)
+    // Each has a server and three processes that are always busy.
+    servers::run(trials.into_iter().map(|trial| trial.thorough().at_once("chaos", 1)))
 }
 
 /// A test that needs no server.
@@ -44,10 +45,7 @@ fn local<F>(backend: &str, name: &str, test: impl FnOnce() -> F + Send + 'static
 where
     F: Future<Output = TestResult>,
 {
-    Trial::test(format!("{backend}::{name}"), move || {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        Ok(runtime.block_on(test()).map_err(|error| error.to_string())?)
-    })
+    Trial::on_runtime(format!("{backend}::{name}"), test)
 }
 
 async fn run(

@@ -13,12 +13,10 @@ use lockcore_conformance::servers::TestResult;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use crate::{
-    faults::under,
-    front::{
-        Fault,
-        rig::{Rig, SET, impatient, operation_of},
-    },
+use super::under;
+use crate::engine::front::{
+    Fault,
+    rig::{Rig, SET, impatient, operation_of},
 };
 
 pub(super) async fn a_failure_before_the_write_is_tried_again() -> TestResult {

@@ -9,7 +9,7 @@ use lockcore::{ConflictReason, Grant};
 use lockcore_conformance::servers::TestResult;
 use uuid::Uuid;
 
-use crate::front::{
+use crate::engine::front::{
     Fault,
     rig::{Rig, SET, operation_of},
 };
@@ -128,9 +128,16 @@ pub(super) async fn a_fence_ahead_of_our_clock_is_topped() -> TestResult {
         ahead.free(&grant).await;
         rig.front.shift_date(0);
         let fence = |grant: &Grant<String, Uuid>| grant.locks[0].granted.fence;
-        let later = rig.other().await.take(ids.iter().copied()).await;
+        let other = rig.other().await;
+        let later = other.take(ids.iter().copied()).await;
         assert!(fence(&later) > fence(&grant), "{later:?} after {grant:?}");
-        rig.caller().free(&later).await;
+        // For this id alone.
+        let beside = other.take(["beside"]).await;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+        let ahead = Duration::from_micros(fence(&beside)).saturating_sub(now);
+        assert!(ahead < Duration::from_secs(10), "{ahead:?} ahead of the service's clock");
+        other.free(&beside).await;
+        other.free(&later).await;
     }
     Ok(())
 }

@@ -1,12 +1,14 @@
 //! Writes that reach the engine twice: the suite's checks of locking pass as ever.
 
+use std::time::Duration;
+
 use lockcore_conformance::{
     Backend,
-    servers::{self, Completion, Copies, Duplicator, Kind, Server, Trial},
+    servers::{Copies, Duplicator, Kind, Trial, checks_of, shared},
 };
 use lockcore_dynamo::DynamoLockDao;
 
-use crate::table::{Table, blocking};
+use crate::table::Table;
 
 /// The groups of checks that run.
 const GROUPS: [&str; 5] = ["exclusion", "fences", "release", "renewal", "withdrawal"];
@@ -19,6 +21,13 @@ const EXCEPT: [&str; 3] = [
     "fences::fences_grow_under_contention",
     "fences::fences_grow_across_loss_of_data",
 ];
+
+pub(super) fn tests() -> impl Iterator<Item = Trial> {
+    let is_one = |check: &str| check.split("::").next().is_some_and(|group| GROUPS.contains(&group));
+    let runs = move |check: &str| is_one(check) && !EXCEPT.contains(&check);
+    let doubled = || async { Ok(Doubled { engine: shared(Kind::DynamoDb).await?.address() }) };
+    checks_of("dynamodb::faults::doubled", runs, doubled)
+}
 
 /// Each store is behind a proxy of its own.
 struct Doubled {
@@ -39,23 +48,8 @@ impl Backend for Doubled {
     async fn reopen(&self, (_, table): &Self::Guard) -> Option<DynamoLockDao> {
         table.reopen(table).await
     }
-}
 
-pub(super) fn tests() -> impl Iterator<Item = Trial> {
-    let checks = lockcore_conformance::all::<Doubled>().into_iter();
-    let chosen = checks.filter(|check| {
-        let group = check.name.split("::").next().unwrap_or_default();
-        GROUPS.contains(&group) && !EXCEPT.contains(&check.name)
-    });
-    chosen.map(|check| {
-        Trial::ignorable_test(format!("dynamodb::faults::doubled::{}", check.name), move || {
-            match blocking(servers::shared(Kind::DynamoDb)) {
-                Ok(server) => {
-                    lockcore_conformance::run(Doubled { engine: Server::address(&server) }, check.run);
-                    Ok(Completion::Completed)
-                }
-                Err(missing) => servers::outcome(Err(missing.into())),
-            }
-        })
-    })
+    async fn advance(&self, (_, table): &Self::Guard, by: Duration) -> bool {
+        table.advance(table, by).await
+    }
 }

@@ -9,13 +9,10 @@ use lockcore::{BackendErrorKind, Claim, ConflictReason, LockDao};
 use lockcore_conformance::{eventually, servers::TestResult};
 use tokio::sync::Notify;
 
-use super::removals::Collector;
-use crate::{
-    faults::under,
-    front::{
-        Fault,
-        rig::{Rig, SET, impatient},
-    },
+use super::{removals::Collector, under};
+use crate::engine::front::{
+    Fault,
+    rig::{Rig, SET, impatient},
 };
 
 pub(super) async fn throttling_is_waited_out() -> TestResult {

@@ -20,10 +20,10 @@ use lockcore::{
     Claim, LockDao, LossReason, Target,
     backend::{Acquired, Withdraw, Withdrawn},
 };
-use lockcore_conformance::{eventually, race, servers::TestResult};
+use lockcore_conformance::{eventually, race, servers::TestResult, store::MEASURED};
 use tokio::sync::Notify;
 
-use crate::front::{
+use crate::engine::front::{
     Fault,
     rig::{Rig, SET, impatient, operation_of},
 };
@@ -64,11 +64,12 @@ impl Collector {
         update.send().await.expect("the engine takes that much");
     }
 
-    /// What stands in the namespace.
+    /// What stands in the namespace, but for what the suite left there at its start.
     async fn items(&self) -> Vec<HashMap<String, AttributeValue>> {
         let scan = self.client.scan().table_name(&self.table).consistent_read(true);
-        let scan = scan.filter_expression("begins_with(id,:p)");
+        let scan = scan.filter_expression("begins_with(id,:p) AND NOT contains(id,:m)");
         let scan = scan.expression_attribute_values(":p", AttributeValue::S(self.prefix.clone()));
+        let scan = scan.expression_attribute_values(":m", AttributeValue::S(MEASURED.to_owned()));
         let pages = scan.into_paginator().items().send().collect::<Result<Vec<_>, _>>().await;
         pages.expect("the engine answers")
     }

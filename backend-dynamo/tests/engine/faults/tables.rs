@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use crate::front::{
+use crate::engine::front::{
     Fault,
     rig::{Rig, impatient},
 };

@@ -74,7 +74,8 @@ impl Rig {
 }
 
 pub(crate) fn impatient(builder: DynamoBuilder<String, Uuid>) -> DynamoBuilder<String, Uuid> {
-    builder.timeout(Duration::from_millis(1500)).attempt_timeout(Duration::from_millis(400))
+    // Tombstones last ten times as long as both together, and a test waits for that.
+    builder.timeout(Duration::from_millis(2400)).attempt_timeout(Duration::from_secs(1))
 }
 
 /// What writes so many ids.

@@ -11,7 +11,7 @@ use std::{
 use lockcore::{
     BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, Grant, LockDao, LockingService,
     Released, Renewed, Swept, Target,
-    backend::{AcquireRequest, Acquired, Withdraw, Withdrawn},
+    backend::{AcquireRequest, Acquired, Moment, Offer, Wake, Wakeup, Withdraw, Withdrawn},
 };
 use lockcore_memory::MemoryLockDao;
 use uuid::Uuid;
@@ -46,6 +46,11 @@ pub(crate) enum Fault {
     FreesNothing,
     /// A request for a set is granted, and the answer lacks one of the locks.
     TellsTooFew,
+    /// An acquire that is queued is offered its turn for `lasts` only, and gets the offer so much later.
+    OffersLate {
+        lasts: Duration,
+        by: Duration,
+    },
     Panics,
 }
 
@@ -64,6 +69,7 @@ struct State {
     always: Vec<(Step, Fault)>,
     steps: Vec<Step>,
     late: Vec<AcquireRequest<String, Uuid>>,
+    sweeps: Vec<Option<Duration>>,
 }
 
 impl Rigged {
@@ -112,6 +118,11 @@ impl Rigged {
         self.state.lock().unwrap().steps.iter().filter(|&&done| done == step).count()
     }
 
+    /// For each sweep, within which time another one makes it needless.
+    pub(crate) fn sweeps(&self) -> Vec<Option<Duration>> {
+        self.state.lock().unwrap().sweeps.clone()
+    }
+
     /// Every acquire that is late arrives now; the answers are lost.
     pub(crate) async fn deliver_late(&self) {
         let late = std::mem::take(&mut self.state.lock().unwrap().late);
@@ -124,6 +135,14 @@ impl Rigged {
     /// Whether this fault is the next that is planned once.
     fn is_next(&self, step: Step, fault: Fault) -> bool {
         self.state.lock().unwrap().once.front() == Some(&(step, fault))
+    }
+
+    /// How the offer to the next acquire is changed.
+    fn next_offer(&self) -> Option<(Duration, Duration)> {
+        match self.state.lock().unwrap().once.front() {
+            Some((Step::Acquire, Fault::OffersLate { lasts, by })) => Some((*lasts, *by)),
+            _ => None,
+        }
     }
 
     fn fault(&self, step: Step) -> Option<Fault> {
@@ -174,9 +193,16 @@ impl LockDao<String, Uuid> for Rigged {
             return Err(in_doubt());
         }
         let tells_too_few = self.is_next(Step::Acquire, Fault::TellsTooFew);
+        let offers_late = self.next_offer();
         let mut answer = self.rig(Step::Acquire, self.memory.acquire(request)).await;
-        if let (true, Ok(Acquired::Granted(granted))) = (tells_too_few, &mut answer) {
-            granted.pop();
+        match &mut answer {
+            Ok(Acquired::Granted(granted)) if tells_too_few => drop(granted.pop()),
+            Ok(Acquired::Queued { wakeup, .. }) => {
+                if let Some((lasts, by)) = offers_late {
+                    *wakeup = offered_late(std::mem::replace(wakeup, Wakeup::never()), lasts, by);
+                }
+            }
+            _ => {}
         }
         answer
     }
@@ -222,8 +248,21 @@ impl LockDao<String, Uuid> for Rigged {
     }
 
     async fn sweep(&self, batch: usize, unless_within: Option<Duration>) -> Result<Swept, BackendError> {
+        self.state.lock().unwrap().sweeps.push(unless_within);
         self.memory.sweep(batch, unless_within).await
     }
+}
+
+fn offered_late(mut wakeup: Wakeup, lasts: Duration, by: Duration) -> Wakeup {
+    let (sender, late) = Wakeup::channel();
+    tokio::spawn(async move {
+        let Wake::Offer(Offer { granted, .. }) = wakeup.recv().await else { panic!("it is no offer") };
+        let as_of = Moment::now();
+        tokio::time::sleep(by).await;
+        // The waiter may be gone.
+        let _ = sender.send_as_of(Wake::Offer(Offer { granted, remaining: Some(lasts) }), as_of);
+    });
+    late
 }
 
 fn in_doubt() -> BackendError {

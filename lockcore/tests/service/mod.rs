@@ -8,6 +8,7 @@ mod metrics;
 mod nesting;
 mod outcomes;
 mod renewal;
-mod rigged;
+pub(crate) mod rigged;
+mod sweeping;
 mod waiting;
 mod why;

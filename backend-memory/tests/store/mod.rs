@@ -1,5 +1,4 @@
 //! What only this backend has or can be shown of: leases under paused time, the queue's order, what it shows, and many threads.
-#![cfg(not(shuttle))]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod claims;
@@ -7,5 +6,3 @@ mod leases;
 mod queue;
 mod shown;
 mod stress;
-#[path = "../support/mod.rs"]
-mod support;

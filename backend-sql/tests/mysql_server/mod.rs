@@ -9,30 +9,25 @@ mod notifications;
 mod place;
 mod schema;
 mod sets;
-#[path = "../steps/mod.rs"]
-mod steps;
 mod waking;
 
-use std::process::ExitCode;
-
+use crate::steps;
 use lockcore_conformance::servers::{self, Kind, TestResult, Trial};
 
-fn main() -> ExitCode {
-    let all = [Kind::MySql, Kind::MariaDb].map(|kind| {
-        [
-            schema::tests(kind),
-            joining::tests(kind),
-            waking::tests(kind),
-            notifications::tests(kind),
-            sets::tests(kind),
-            batches::tests(kind),
-            hazards::tests(kind),
-            disk::tests(kind),
-        ]
-        .into_iter()
-        .flatten()
-    });
-    servers::run(all.into_iter().flatten())
+pub(crate) fn trials(kind: Kind) -> Vec<Trial> {
+    [
+        schema::tests(kind),
+        joining::tests(kind),
+        waking::tests(kind),
+        notifications::tests(kind),
+        sets::tests(kind),
+        batches::tests(kind),
+        hazards::tests(kind),
+        disk::tests(kind),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// A test on the shared server of a kind.

@@ -12,16 +12,13 @@ mod place;
 mod publication;
 mod row;
 mod schema;
-#[path = "../steps/mod.rs"]
-mod steps;
 mod store;
 
-use std::process::ExitCode;
-
+use crate::steps;
 use lockcore_conformance::servers::{self, Kind, TestResult, Trial};
 
-fn main() -> ExitCode {
-    let tests = [
+pub(crate) fn trials() -> Vec<Trial> {
+    [
         schema::tests(),
         joining::tests(),
         hazards::tests(),
@@ -33,8 +30,10 @@ fn main() -> ExitCode {
         disk::tests(),
         locale::tests(),
         publication::tests(),
-    ];
-    servers::run(tests.into_iter().flatten())
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// A test on the shared server.
