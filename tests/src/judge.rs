@@ -2,11 +2,10 @@
 //! is judged only if the machine kept up: a process that was not scheduled for longer than a lease may go without a renewal
 //! cannot blame the store for the loss.
 //!
-//! A thread of this process measures that: it sleeps for [`TICK`], over and over, and remembers when it woke up late, and how many
-//! tasks of the machine wanted a processor. A run in which it was late by [`STALL`] or more, in which
-//! a store took [`SLOW`] to answer, or with [`CROWDED`] such tasks for each
-//! processor on average - servers and child processes wait for their turns too -, is *void* if it failed by liveness: it is repeated
-//! alone, and counted. A run that fails by liveness on a machine that kept up has failed.
+//! A thread of this process measures that: it sleeps for a few milliseconds, over and over, and remembers when it woke up late, and
+//! how many tasks of the machine wanted a processor. A run is *void* that failed by liveness while this thread was late by [`STALL`], a
+//! store took [`SLOW`] to answer, or [`CROWDED`] tasks wanted each processor on average, since servers and child processes wait for
+//! their turns too: it is repeated alone, and counted. A run that fails by liveness on a machine that kept up has failed.
 
 use std::{
     any::Any,
