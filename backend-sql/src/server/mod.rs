@@ -27,4 +27,5 @@ pub(crate) use request::Modes;
 pub(crate) use request::{Key, Place, StoredGrant, StoredRequest, micros};
 pub(crate) use settings::Settings;
 #[cfg(feature = "postgres")]
-pub(crate) use settings::{check_name, without_brackets};
+pub(crate) use settings::check_name;
+pub(crate) use settings::without_brackets;
