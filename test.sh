@@ -2,8 +2,8 @@
 # Tests the project. Gets what is missing (a C compiler, test servers) and changes nothing in the checkout but target/.
 #
 #   ./test.sh [FILTER...]        the tests, on real servers: in minutes; of a filter those with it in their names
-#   ./test.sh all                all tests, each feature alone, DynamoDB in process, the model checks of the memory backend, and
-#                                the packages
+#   ./test.sh all                all tests, each feature alone, what must not compile, DynamoDB in process, the model checks of the
+#                                memory backend, and the packages
 #   ./test.sh square             every check of the suite on every store (tests/src/instances.rs says which run otherwise)
 #   ./test.sh check              format, lints, docs with their examples, and spelling
 #   ./test.sh stop               ends the test servers that a run leaves for the next one, for ten minutes
@@ -61,6 +61,8 @@ rest() {
     cargo hack check --workspace --exclude lockcore-benches --exclude lockcore-any --exclude lockctl --each-feature --locked --quiet
     # These refuse to be built without a backend.
     cargo hack check -p lockcore-any -p lockctl --each-feature --exclude-no-default-features --locked --quiet
+    step "what must not compile"
+    cargo test -p lockcore --test ui --all-features --locked
     step "DynamoDB in process"
     cargo test --manifest-path backend-dynamo/in_process/Cargo.toml --target-dir target --locked
     step "model checks of the memory backend"

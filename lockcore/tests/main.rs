@@ -12,6 +12,5 @@ mod one_writer_per_object;
 mod service;
 mod third_party;
 mod tracing;
-mod ui;
 #[path = "../examples/worker_pool.rs"]
 mod worker_pool;
