@@ -78,9 +78,13 @@ pub struct Claim<I = String> {
 impl Claim<String> {
     /// Claims a path and all below it: `path` alone, and each of its ancestors from `top` on together with others.
     ///
-    /// Claims of this form exclude each other where one path is the other or lies below it, and siblings run together. Ancestors
-    /// are the parts of `path` that end with `/`; `path` itself may end with it or not, which makes two paths. What claims a path
-    /// in another way does not know of the ancestors, so that all programs have to use this form, and the same `top`.
+    /// Claims of this form exclude each other where one path is the other or lies below it, and siblings run together. `/data/a` and
+    /// `/data/a/` are one path, and its id is the one with the slash: that is what [`Held::fence`](crate::Held::fence) and
+    /// administration know. `/data/ab` lies beside it. A scheme such as `s3://` may stand in front. What could be written in two
+    /// ways is refused: an empty part as in `//`, and the parts `.` and `..`.
+    ///
+    /// Only claims of this form are paths. An id that is claimed in another way is a name, each byte of it, and does not know of
+    /// ancestors, so that all programs have to use this form, and the same `top`.
     ///
     /// There is no shared form: two holders that share a path could not exclude one that claims below it. Every holder shares
     /// `top`, which costs something where holders of one id are counted, as on DynamoDB (some 200 at most): choose it as low as the
@@ -102,22 +106,54 @@ impl Claim<String> {
     /// ```
     ///
     /// # Errors
-    /// [`BadRequest::OutOfBounds`] if `top` does not end with `/`, or `path` does not begin with `top`.
+    /// [`BadRequest::OutOfBounds`] if `top` or `path` is empty or has a part that is empty, `.` or `..`, or if `path` is neither
+    /// `top` nor below it.
     pub fn subtree(top: &str, path: &str) -> Result<Vec<Self>, BadRequest> {
-        let bad = |field, value: &str, expected| {
-            Err(BadRequest::OutOfBounds { field, value: format!("{value:?}"), expected })
-        };
-        if !top.ends_with('/') {
-            return bad("top", top, "it must end with a slash");
-        }
-        let Some(below) = path.strip_prefix(top) else {
-            return bad("path", path, "it must begin with the top");
+        let top = path_id("top", top)?;
+        let id = path_id("path", path)?;
+        let Some(below) = id.strip_prefix(&top) else {
+            return Err(out_of_bounds("path", path, "it must be the top or lie below it"));
         };
         let ends = below.match_indices('/').map(|(at, _)| top.len() + at + 1);
-        let ancestors = std::iter::once(top.len()).chain(ends).filter(|end| *end < path.len());
-        let shared = ancestors.map(|end| Claim::shared(path[..end].to_owned()));
-        Ok(shared.chain([Claim::exclusive(path.to_owned())]).collect())
+        let ancestors = std::iter::once(top.len()).chain(ends).filter(|end| *end < id.len());
+        let mut claims: Vec<_> = ancestors.map(|end| Claim::shared(id[..end].to_owned())).collect();
+        claims.push(Claim::exclusive(id));
+        Ok(claims)
     }
+}
+
+/// Returns the id of a path, which ends with a slash; so a path is above another exactly if its id is a prefix of the other's.
+fn path_id(field: &'static str, path: &str) -> Result<String, BadRequest> {
+    let refuse = |expected| Err(out_of_bounds(field, path, expected));
+    if path.is_empty() {
+        return refuse("a path is not empty");
+    }
+    let is_scheme = |scheme: &str| {
+        let word = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+        scheme.starts_with(|first: char| first.is_ascii_alphabetic()) && scheme.bytes().all(word)
+    };
+    let parts = match path.split_once("://") {
+        Some((scheme, _)) if is_scheme(scheme) && scheme != scheme.to_ascii_lowercase() => {
+            return refuse("a scheme is in lower case");
+        }
+        Some((scheme, parts)) if is_scheme(scheme) => parts,
+        _ => path,
+    };
+    let parts = parts.strip_prefix('/').unwrap_or(parts);
+    let below_root = (!parts.is_empty()).then(|| parts.strip_suffix('/').unwrap_or(parts));
+    for part in below_root.into_iter().flat_map(|parts| parts.split('/')) {
+        match part {
+            "" => return refuse("a path has no empty part, as in //"),
+            "." => return refuse("a path has no part ."),
+            ".." => return refuse("a path has no part .."),
+            _ => {}
+        }
+    }
+    Ok(if path.ends_with('/') { path.to_owned() } else { format!("{path}/") })
+}
+
+fn out_of_bounds(field: &'static str, value: &str, expected: &'static str) -> BadRequest {
+    BadRequest::OutOfBounds { field, value: format!("{value:?}"), expected }
 }
 
 impl<I> Claim<I> {
@@ -357,5 +393,86 @@ pub(crate) fn strength(mode: Mode) -> u8 {
         Mode::Shared => 0,
         Mode::Slots { .. } => 1,
         Mode::Exclusive => 2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All paths of at most three parts below the top, in both spellings, with their parts.
+    fn paths() -> Vec<(String, Vec<&'static str>)> {
+        const PARTS: [&str; 4] = ["a", "ab", "b", "é"];
+        let mut lists = vec![vec![]];
+        for at in 0.. {
+            let Some(list) = lists.get(at).cloned() else { break };
+            if list.len() < 3 {
+                lists.extend(PARTS.map(|part| [&list[..], &[part]].concat()));
+            }
+        }
+        let spelt = |top: &str, list: &Vec<&str>| format!("{top}/{}", list.join("/"));
+        let both = |list: Vec<&'static str>| {
+            let path = spelt("s3://data", &list);
+            let other = if path.ends_with('/') { "s3://data".to_owned() } else { format!("{path}/") };
+            [(path, list.clone()), (other, list)]
+        };
+        lists.into_iter().flat_map(both).collect()
+    }
+
+    fn exclude(one: &[Claim], other: &[Claim]) -> bool {
+        let alone = |claim: &Claim| claim.mode == Mode::Exclusive;
+        one.iter().any(|a| other.iter().any(|b| a.target == b.target && (alone(a) || alone(b))))
+    }
+
+    /// 11.2: two paths exclude each other exactly if one is the other or lies above it, part by part, however they are written.
+    #[test]
+    fn paths_exclude_each_other_by_their_parts() {
+        for top in ["s3://data", "s3://data/"] {
+            let claimed: Vec<_> = paths()
+                .into_iter()
+                .map(|(path, parts)| (Claim::subtree(top, &path).expect("it is below the top"), path, parts))
+                .collect();
+            for (one, path, parts) in &claimed {
+                for (other, other_path, other_parts) in &claimed {
+                    let related = parts.starts_with(other_parts) || other_parts.starts_with(parts);
+                    assert_eq!(exclude(one, other), related, "{path} and {other_path}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn roots_of_any_form_are_paths() {
+        for (top, path) in
+            [("/", "/data/a"), ("data", "data/a"), ("s3://", "s3://b"), ("file:///", "file:///data/")]
+        {
+            let claims = Claim::subtree(top, path).expect("it is below the top");
+            assert!(exclude(&claims, &Claim::subtree(top, top).expect("a path")), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_could_be_written_in_another_way_is_refused() {
+        let refused =
+            |top: &str, path: &str| Claim::subtree(top, path).expect_err("it is refused").to_string();
+        for (path, expected) in [
+            ("", "a path is not empty"),
+            ("//", "a path has no empty part, as in //"),
+            ("//data", "a path has no empty part, as in //"),
+            ("/data//a", "a path has no empty part, as in //"),
+            ("/data/a//", "a path has no empty part, as in //"),
+            ("/data/s3://b", "a path has no empty part, as in //"),
+            ("s3://b//", "a path has no empty part, as in //"),
+            ("S3://b", "a scheme is in lower case"),
+            ("/data/./a", "a path has no part ."),
+            ("./data", "a path has no part ."),
+            ("/data/..", "a path has no part .."),
+            ("/data/../b", "a path has no part .."),
+        ] {
+            assert_eq!(refused("/data", path), format!("path: {path:?} is not possible, {expected}"));
+            assert_eq!(refused(path, "/data"), format!("top: {path:?} is not possible, {expected}"));
+        }
+        let beside = "path: \"/database\" is not possible, it must be the top or lie below it";
+        assert_eq!(refused("/data", "/database"), beside);
     }
 }

@@ -281,7 +281,7 @@ pub(crate) struct Acquire {
 pub(crate) struct Locking {
     #[command(flatten)]
     claims: Claims,
-    /// The widest path that is ever locked with --subtree, with a slash at its end, such as s3://bucket/
+    /// The widest path that is ever locked with --subtree, such as s3://bucket/
     #[arg(long, value_name = "PATH", requires = "subtree", value_parser = name)]
     top: Option<String>,
     /// How long to wait for others to release: never, forever, or a duration (env: LOCKCORE_WAIT; default: never).
@@ -306,7 +306,8 @@ struct Claims {
     /// Take a permit of this id of which at most LIMIT may be held at once, or K permits: ID=K/LIMIT
     #[arg(long, value_name = "ID=LIMIT", value_parser = slots)]
     slots: Vec<Claim<String>>,
-    /// Lock this path and all below it, against others that use --subtree with the same --top
+    /// Lock this path and all below it, against others that use --subtree with the same --top; /data/a and /data/a/ are one path,
+    /// and its id is /data/a/
     #[arg(long, value_name = "PATH", requires = "top", value_parser = name)]
     subtree: Vec<String>,
     /// Lock the global lock of the namespace, alone

@@ -28,6 +28,10 @@ fn nested(store: &Store, claims: &[&[&str]]) -> Ended {
     store.run(&args)
 }
 
+fn path(path: &str) -> [&str; 4] {
+    ["--subtree", path, "--top", "/data"]
+}
+
 fn an_id_that_an_enclosing_command_holds_is_refused_whatever_the_wait(store: &Store) {
     let again = [&["--id", "a"][..], &FOREVER].concat();
     for (outer, inner, shown) in [
@@ -36,6 +40,9 @@ fn an_id_that_an_enclosing_command_holds_is_refused_whatever_the_wait(store: &St
         (&["--id", "a"], &["--id", "b", "--shared", "a"], "\"a\""),
         (&["--slots", "a=2/3"], &["--slots", "a=2/3"], "\"a\""),
         (&["--global"], &["--global"], "the global lock"),
+        (&path("/data/a"), &path("/data/a/"), "\"/data/a/\""),
+        (&path("/data/a"), &path("/data/a/b"), "\"/data/a/\""),
+        (&path("/data/a/b"), &path("/data/a"), "\"/data/a/\""),
     ] {
         let refused = nested(store, &[outer, &[inner, &FOREVER].concat()]);
         let message = format!("lockctl: {shown} is held by an enclosing call of the same task\n");
@@ -52,6 +59,7 @@ fn what_the_enclosing_command_does_not_keep_out_is_granted_or_waited_for(store: 
         (&["--slots", "a=3"], &["--slots", "a=2/3"]),
         (&["--id", "a"], &["--id", "b"]),
         (&["--global"], &["--id", "a"]),
+        (&path("/data/a"), &path("/data/ab")),
     ] {
         let ended = nested(store, &[outer, &[inner, &FOREVER].concat()]);
         assert_eq!(ended.code, 0, "{inner:?} in {outer:?}: {}", ended.stderr);

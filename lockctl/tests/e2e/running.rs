@@ -137,16 +137,34 @@ fn context_and_fences_are_in_the_environment(store: &Store) {
 }
 
 fn a_path_excludes_what_is_below(store: &Store) {
-    let path = |path| ["--subtree", path, "--top", "s3://b/"];
-    let beside = ["env", "-u", "LOCKCORE_CONTEXT", "-u", "LOCKCORE_ENCLOSING", "lockctl", "run"];
-    let code = |inner| {
-        let inner = [&beside[..], &path(inner), &["--", "true"]].concat();
-        store.run(&[&["run"], &path("s3://b/bag/7/")[..], &["--"], &inner].concat()).code
+    let path = |path| ["--subtree", path, "--top", "/data"];
+    let outside = ["env", "-u", "LOCKCORE_CONTEXT", "-u", "LOCKCORE_ENCLOSING", "lockctl", "run"];
+    // One outer lock for all inner ones.
+    let codes = |outer, inner: &[&str]| {
+        let try_path = |inner: &&str| {
+            let words = [&outside[..], &path(inner), &["--", "true"]].concat();
+            format!("{}; echo $?", words.join(" "))
+        };
+        let script: Vec<_> = inner.iter().map(try_path).collect();
+        let args = [&["run"], &path(outer)[..], &["--", "sh", "-c", &script.join("\n")]].concat();
+        let ended = store.run(&args);
+        ended.stdout.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
     };
-    assert_eq!((code("s3://b/bag/7/data"), code("s3://b/"), code("s3://b/bag/8/data")), (120, 120, 0));
-    let mistake = store.run(&["run", "--subtree", "s3://c/", "--top", "s3://b/", "--", "true"]);
-    assert_eq!(mistake.code, 125, "{}", mistake.stderr);
-    assert!(mistake.stderr.contains("path: \"s3://c/\" is not possible"), "{}", mistake.stderr);
+    let inner = ["/data/a", "/data/a/", "/data/a/b", "/data/", "/data/ab", "/data/b/c"];
+    for outer in ["/data/a", "/data/a/"] {
+        assert_eq!(codes(outer, &inner), ["120", "120", "120", "120", "0", "0"], "{outer}");
+    }
+    assert_eq!(codes("/data/a/b", &["/data/a", "/data/a/", "/data/ab"]), ["120", "120", "0"]);
+    for (wrong, expected) in [
+        ("/x", "it must be the top or lie below it"),
+        ("/data//a", "a path has no empty part, as in //"),
+        ("/data/../x", "a path has no part .."),
+        ("/data/./a", "a path has no part ."),
+    ] {
+        let ended = store.run(&[&["run"], &path(wrong)[..], &["--", "true"]].concat());
+        let message = format!("lockctl: path: {wrong:?} is not possible, {expected}\n");
+        assert_eq!((ended.code, ended.stderr), (125, message));
+    }
 }
 
 fn the_set_is_held_meanwhile_and_free_afterwards(store: &Store) {
