@@ -28,6 +28,8 @@ mod hostile_rows;
 mod line;
 mod mysql;
 mod mysql_server;
+#[cfg(target_os = "linux")]
+mod names;
 mod opening;
 mod own_types;
 mod pgbouncer;
@@ -75,7 +77,7 @@ fn of_sqlite() -> Vec<Trial> {
     #[cfg(unix)]
     all.push(replaced::trials());
     #[cfg(target_os = "linux")]
-    all.extend([datagrams::trials(), processes::trials()]);
+    all.extend([datagrams::trials(), names::trials(), processes::trials()]);
     all.into_iter().flatten().collect()
 }
 

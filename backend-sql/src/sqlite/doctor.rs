@@ -45,8 +45,11 @@ pub(super) fn examine(worker: &mut Worker, deadline: Option<Instant>) -> Result<
 /// Which file it is, and on what it lies; nothing of a store in memory.
 fn file(worker: &Worker) -> Option<Finding> {
     let opened = &worker.store().opened;
-    opened.file?;
+    opened.files.as_ref()?;
     let path = &opened.settings.path;
+    if let Some(name) = file::other_name(path).ok().flatten() {
+        return Some(finding(Severity::Error, "file", format!("{}: {name}", path.display())));
+    }
     let (severity, kind) = match file::file_system(path) {
         Ok(FileSystem::Local) => (Severity::Ok, "local".to_owned()),
         Ok(FileSystem::Network(name)) => (Severity::Error, name.to_owned()),

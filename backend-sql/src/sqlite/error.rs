@@ -5,7 +5,7 @@ use std::{io, path::Path};
 use lockcore::{BackendError, BackendErrorKind, backend::ProgramTooOld};
 use rusqlite::ffi;
 
-use super::file;
+use super::file::{self, OtherName};
 
 /// A failure of an operation. Classified by SQLite's result codes, never by message.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +19,13 @@ pub(super) enum StoreError {
          store that has a server"
     )]
     NetworkFile(&'static str),
+    #[error("{0}")]
+    OtherName(OtherName),
+    #[error(
+        "another program has it open and keeps its log (-wal, -shm) elsewhere: the log was removed, or the file has a second name; \
+         end the programs that have it open"
+    )]
+    OtherLog(#[source] rusqlite::Error),
     #[error("another process kept the write lock for the whole busy timeout")]
     Busy(#[source] rusqlite::Error),
     #[error("commit failed: {}", shown(source))]
@@ -40,7 +47,7 @@ pub(super) enum StoreError {
     NoClock,
     #[error("{0} holds what this program did not write")]
     Corrupt(&'static str),
-    #[error("the file was removed or replaced while it was open")]
+    #[error("the file or its log (-wal, -shm) was removed or replaced while it was open")]
     Replaced,
     #[error("it was opened before this process was forked: open it again after the fork")]
     Forked,
@@ -74,7 +81,7 @@ impl StoreError {
     fn kind(&self) -> BackendErrorKind {
         match self {
             StoreError::Sqlite(error) | StoreError::Commit { source: error, .. } => kind_of(error),
-            StoreError::Busy(_) => BackendErrorKind::Busy,
+            StoreError::Busy(_) | StoreError::OtherLog(_) => BackendErrorKind::Busy,
             StoreError::Withdrawn => BackendErrorKind::Withdrawn,
             StoreError::Setting { .. } => BackendErrorKind::BadSetting,
             StoreError::File(error) => match error.kind() {
@@ -82,6 +89,7 @@ impl StoreError {
                 _ => BackendErrorKind::Misconfigured,
             },
             StoreError::NetworkFile(_)
+            | StoreError::OtherName(_)
             | StoreError::Schema { .. }
             | StoreError::TooOld(_)
             | StoreError::JournalMode(_)

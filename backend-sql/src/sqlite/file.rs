@@ -1,12 +1,114 @@
 //! The database file: how it is created and identified, and whether its file system will do.
+//!
+//! A database is three files: SQLite keeps its log, `-wal` and `-shm`, beside the *name* under which a program opens it. Two names of
+//! one file are two logs, and two programs that do not see each other.
 
-use std::{fs, io, path::Path, sync::Mutex};
+use std::{
+    ffi::OsStr,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Mutex,
+};
 
 /// What differs between two files though they have the same path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct FileId {
     pub(super) device: u64,
     pub(super) inode: u64,
+}
+
+/// An open database: the file and its log.
+#[derive(Debug)]
+pub(super) struct Files {
+    /// The path that was given, and those beside which SQLite keeps the log.
+    names: [PathBuf; 3],
+    ids: Vec<FileId>,
+}
+
+impl Files {
+    /// Identifies the file at the path. The log is not there yet.
+    pub(super) fn at(path: &Path) -> io::Result<Self> {
+        // SQLite follows symbolic links too.
+        let name = fs::canonicalize(path)?;
+        let file = id(path)?;
+        if id(&name)? != file {
+            return Err(io::Error::other(
+                "SQLite would open another file: give a path without links of /proc",
+            ));
+        }
+        let beside = |suffix| {
+            let mut beside = name.clone().into_os_string();
+            beside.push(OsStr::new(suffix));
+            PathBuf::from(beside)
+        };
+        Ok(Files { names: [path.to_owned(), beside("-wal"), beside("-shm")], ids: vec![file] })
+    }
+
+    /// The file itself.
+    pub(super) fn file(&self) -> FileId {
+        self.ids[0]
+    }
+
+    /// Whether a program has a log beside this name.
+    pub(super) fn has_log(&self) -> bool {
+        fs::exists(&self.names[2]).unwrap_or(true)
+    }
+
+    /// Whether a program made another log beside this name.
+    pub(super) fn have_another_log(&self) -> bool {
+        id(&self.names[2]).is_ok_and(|found| Some(&found) != self.ids.get(2))
+    }
+
+    /// Notes which files are the log. From the first transaction until the last program closes the database they stay.
+    pub(super) fn identify_log(&mut self) -> io::Result<()> {
+        let log = self.names[1..].iter().map(|name| id(name)).collect::<io::Result<Vec<_>>>()?;
+        self.ids.splice(1.., log);
+        Ok(())
+    }
+
+    /// Whether all files are still those at their names.
+    pub(super) fn are_there(&self) -> io::Result<bool> {
+        for (name, file) in self.names.iter().zip(&self.ids) {
+            match id(name) {
+                Ok(found) if found == *file => {}
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Counts the files as removed.
+    pub(super) fn give_up(&mut self) {
+        self.ids = vec![FileId { device: 0, inode: 0 }];
+    }
+}
+
+/// Under which other names programs may use the file, and keep logs that are not seen here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(super) enum OtherName {
+    #[error(
+        "it has {0} names (hard links), and SQLite keeps a log beside each, so that programs would not see each other's locks: \
+         leave it one name"
+    )]
+    Links(u64),
+    #[error(
+        "it is mounted by itself, and SQLite keeps a log beside each of its names, so that programs would not see each other's \
+         locks: mount the folder in which it lies, not the file"
+    )]
+    Mount,
+}
+
+/// Whether the file has another name besides the path. A symbolic link to it is none, nor is one by another mount of its folder.
+pub(super) fn other_name(path: &Path) -> io::Result<Option<OtherName>> {
+    #[cfg(unix)]
+    {
+        let names = std::os::unix::fs::MetadataExt::nlink(&fs::metadata(path)?);
+        if names > 1 {
+            return Ok(Some(OtherName::Links(names)));
+        }
+    }
+    Ok(platform::is_mount_point(path)?.then_some(OtherName::Mount))
 }
 
 /// Creates the file where it is missing, empty, for its owner alone: ids, owners and contexts stand in it. SQLite gives
@@ -88,9 +190,9 @@ pub(super) use platform::file_system;
 
 #[cfg(target_os = "linux")]
 mod platform {
-    use std::{io, path::Path};
+    use std::{fs, io, os::unix::ffi::OsStrExt, path::Path};
 
-    use rustix::fs::{Access, access, statfs};
+    use rustix::fs::{Access, AtFlags, CWD, StatxAttributes, StatxFlags, access, statfs, statx};
 
     use super::FileSystem;
 
@@ -102,6 +204,31 @@ mod platform {
         };
         // A word of the machine, of which the kernel uses 32 bits.
         Ok(FileSystem::of(found?.f_type as u32))
+    }
+
+    /// Whether the file itself is mounted there, and not a folder above it.
+    pub(super) fn is_mount_point(path: &Path) -> io::Result<bool> {
+        match statx(CWD, path, AtFlags::empty(), StatxFlags::empty()) {
+            Ok(file) if file.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT) => {
+                Ok(file.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+            }
+            // Kernels before 5.8.
+            _ => Ok(lists_mount(&fs::read("/proc/self/mountinfo")?, &fs::canonicalize(path)?)),
+        }
+    }
+
+    /// Whether a list of mounts, as in proc(5), has one at the path.
+    pub(super) fn lists_mount(mounts: &[u8], path: &Path) -> bool {
+        let mut escaped = Vec::new();
+        for &byte in path.as_os_str().as_bytes() {
+            match byte {
+                b' ' | b'\t' | b'\n' | b'\\' => escaped.extend(format!("\\{byte:03o}").bytes()),
+                _ => escaped.push(byte),
+            }
+        }
+        mounts
+            .split(|byte| *byte == b'\n')
+            .any(|line| line.split(|byte| *byte == b' ').nth(4) == Some(&*escaped))
     }
 
     pub(super) fn why_denied(path: &Path) -> Option<io::Error> {
@@ -121,6 +248,10 @@ mod platform {
         Ok(FileSystem::of(0))
     }
 
+    pub(super) fn is_mount_point(_path: &Path) -> io::Result<bool> {
+        Ok(false)
+    }
+
     pub(super) fn why_denied(_path: &Path) -> Option<io::Error> {
         None
     }
@@ -129,6 +260,21 @@ mod platform {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mounted_file_is_found_in_the_list_of_mounts() {
+        let mounts = b"22 1 8:1 / / rw - ext4 /dev/sda rw\n36 22 8:1 /l.db /data/my\\040locks.db rw - ext4 /dev/sda rw\n";
+        assert!(platform::lists_mount(mounts, Path::new("/data/my locks.db")));
+        assert!(!platform::lists_mount(mounts, Path::new("/l.db")));
+        assert!(
+            !platform::is_mount_point(&std::env::current_exe().expect("a file")).expect("it can be asked")
+        );
+        assert!(platform::is_mount_point(Path::new("/proc")).expect("it can be asked"));
+        assert!(platform::lists_mount(
+            &fs::read("/proc/self/mountinfo").expect("a list"),
+            Path::new("/proc")
+        ));
+    }
 
     #[test]
     fn file_systems_are_recognised_by_their_magic() {

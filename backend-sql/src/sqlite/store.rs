@@ -43,13 +43,14 @@ impl Store {
     pub(super) fn open(settings: Settings) -> Result<Self, StoreError> {
         let deadline = Instant::now() + settings.busy_timeout;
         busy::wait_until(Some(deadline));
-        let opened = Opened::open(settings)?;
+        let mut opened = Opened::open(settings, deadline)?;
         if !opened.settings.create {
             // Before anything is changed of a file that may be an application's.
             schema::require(&opened)?;
         }
         opened.configure(deadline)?;
         schema::ensure(&opened)?;
+        opened.identify_log()?;
         let looked = opened.now().at;
         Ok(Store { opened, ns: 0, session: 0, registered: false, looked, commits: 0 })
     }
@@ -93,7 +94,7 @@ impl Store {
 
     /// Whether it is time for a [`checkpoint`](Self::checkpoint).
     pub(super) fn checkpoint_is_due(&self) -> bool {
-        self.commits >= CHECKPOINT_COMMITS && self.opened.file.is_some()
+        self.commits >= CHECKPOINT_COMMITS && self.opened.files.is_some()
     }
 
     /// Copies the WAL into the file if it has grown. No other commit does, because this waits for the disk.
@@ -105,6 +106,12 @@ impl Store {
         let begun = looked.and_then(|()| self.write(deadline, |step| step.heartbeat()));
         self.commits = 0;
         begun
+    }
+
+    /// Closes the database: from then on each step fails, since it was replaced.
+    pub(super) fn give_up(&mut self) -> Result<(), StoreError> {
+        (self.registered, self.looked) = (false, i64::MAX);
+        self.opened.close()
     }
 
     /// Removes the session, so that no other has to find out that it ended.
@@ -152,12 +159,12 @@ impl Store {
         Err(StoreError::Commit { rolled_back: rolled_back && !error::is_io(&source), source })
     }
 
-    /// Looks from time to time whether the file is still the one at the path, and its schema one that we know.
+    /// Looks from time to time whether the file and its log are still those at their names, and the schema one that we know.
     fn check(&mut self, now: i64) -> Result<(), StoreError> {
         if (0..FILE_CHECK).contains(&(now - self.looked)) {
             return Ok(());
         }
-        self.opened.check_file()?;
+        self.opened.check_files()?;
         schema::require(&self.opened)?;
         self.looked = now;
         Ok(())

@@ -22,6 +22,7 @@ use super::{
     busy, clock,
     config::Settings,
     error::StoreError,
+    file::Files,
     row::Key,
     schema,
     step::{Handed, Step},
@@ -61,7 +62,7 @@ pub(super) struct Worker {
     next_file_look: Instant,
     /// Ids whose waiters one transaction did not get to.
     unserved: Vec<Key>,
-    /// Another file lies in the place of the one that is open.
+    /// Another file, or another log, lies in the place of the one that is open.
     replaced: bool,
     /// Until when the database's thread sleeps; `None`: until it is woken.
     sleeps_until: Option<Instant>,
@@ -85,7 +86,8 @@ impl Worker {
         changes: Arc<Changes<()>>,
     ) -> Result<Self, StoreError> {
         let store = Store::open(settings)?;
-        let notifier = Notifier::new(store.opened.file, &store.opened.settings.table_prefix);
+        let notifier =
+            Notifier::new(store.opened.files.as_ref().map(Files::file), &store.opened.settings.table_prefix);
         let (last_heartbeat, now) = (store.opened.now().at, Instant::now());
         Ok(Worker {
             store,
@@ -231,6 +233,7 @@ impl Worker {
     /// Creates or migrates the tables.
     pub(super) fn migrate(&mut self, deadline: Option<Instant>) -> Result<(), StoreError> {
         busy::wait_until(deadline);
+        self.store.opened.check_files()?;
         schema::ensure(&self.store.opened)
     }
 
@@ -383,13 +386,13 @@ impl Worker {
 
     /// When to look whether the file is still the same: only while something is held.
     fn next_file_tick(&self) -> Option<Instant> {
-        (self.store.opened.file.is_some() && self.next_file_look < self.held_until)
+        (self.store.opened.files.is_some() && self.next_file_look < self.held_until)
             .then_some(self.next_file_look)
     }
 
     fn look_at_file(&mut self) {
         self.next_file_look = Instant::now() + FILE_LOOK;
-        match self.store.opened.check_file() {
+        match self.store.opened.check_files() {
             Err(StoreError::Replaced) => self.replaced = true,
             Err(error) => tracing::debug!(path = %self.path(), %error, "the file could not be looked at"),
             Ok(()) => {}
@@ -434,10 +437,13 @@ impl Worker {
         Ok(())
     }
 
-    /// Opens the file that is there now, since ours was removed or replaced. Locks and places in the old one are gone for all
-    /// who open the new one; the holders learn so by their renewals, which are due a third of a lease after the last ones.
+    /// Opens the file that is there now, since ours or its log was removed or replaced. Locks and places in another file are gone for
+    /// all who open that; the holders learn so by their renewals, which are due a third of a lease after the last ones. Those in a log
+    /// that was removed are written to the file before.
     fn reopen(&mut self) {
-        match Worker::open(self.store.opened.settings.clone(), self.wake.clone(), self.changes.clone()) {
+        let settings = self.store.opened.settings.clone();
+        let closed = self.store.give_up();
+        match closed.and_then(|()| Worker::open(settings, self.wake.clone(), self.changes.clone())) {
             Ok(worker) => {
                 self.stop_waiting();
                 *self = worker;

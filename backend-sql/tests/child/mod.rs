@@ -39,7 +39,19 @@ pub(crate) struct Child {
 impl Child {
     /// Starts this binary again, which then plays `role` with the database at `file`.
     pub(crate) fn start(role: &str, file: &Path) -> Self {
-        let mut process = Command::new(std::env::current_exe().expect("this binary"))
+        Self::of(Command::new(std::env::current_exe().expect("this binary")), role, file)
+    }
+
+    /// Starts it in a mount namespace of its own, where `name` is another name of `of`, by a mount.
+    pub(crate) fn start_beside_mount(of: &Path, name: &Path, role: &str, file: &Path) -> Self {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", r#"mount --bind "$1" "$2" && exec "$0""#]);
+        command.arg(std::env::current_exe().expect("this binary")).args([of, name]);
+        Self::of(command, role, file)
+    }
+
+    fn of(mut command: Command, role: &str, file: &Path) -> Self {
+        let mut process = command
             .env(ROLE, role)
             .env(FILE, file)
             .stdin(Stdio::piped())
@@ -56,6 +68,11 @@ impl Child {
             }
         });
         Child { process, input, lines }
+    }
+
+    /// The next thing it says.
+    pub(crate) fn line(&self) -> String {
+        self.lines.recv_timeout(PATIENCE).expect("it says something")
     }
 
     /// The next thing it says, which has to begin with `word`; gives the rest.
@@ -122,6 +139,9 @@ pub(crate) fn play() -> bool {
         let mut words = role.split(' ');
         let what = words.next().expect("a role");
         let words: Vec<&str> = words.collect();
+        if what == "try" {
+            return say(&tried(Path::new(&file), words[0]).await);
+        }
         let dao = open(Path::new(&file)).await;
         match what {
             "open" => say("open"),
@@ -133,6 +153,19 @@ pub(crate) fn play() -> bool {
         }
     });
     true
+}
+
+/// What becomes of taking an id.
+async fn tried(file: &Path, id: &str) -> String {
+    let acquired = match Dao::open(file).await {
+        Ok(dao) => dao.acquire(&request(id, Duration::from_secs(60), false)).await,
+        Err(error) => Err(error),
+    };
+    match acquired {
+        Ok(Acquired::Refused(_)) => "refused".to_owned(),
+        Ok(_) => "granted".to_owned(),
+        Err(error) => format!("failed {:?}: {error}", error.kind()),
+    }
 }
 
 /// Takes an id, and releases it when told to go on.
