@@ -137,17 +137,13 @@ fn context_and_fences_are_in_the_environment(store: &Store) {
 }
 
 fn a_path_excludes_what_is_below(store: &Store) {
-    let path = |path| ["--subtree", path, "--top", "/data"];
-    let outside = ["env", "-u", "LOCKCORE_CONTEXT", "-u", "LOCKCORE_ENCLOSING", "lockctl", "run"];
+    const TOP: &str = "/data";
+    let outside = "env -u LOCKCORE_CONTEXT -u LOCKCORE_ENCLOSING lockctl run";
     // One outer lock for all inner ones.
-    let codes = |outer, inner: &[&str]| {
-        let try_path = |inner: &&str| {
-            let words = [&outside[..], &path(inner), &["--", "true"]].concat();
-            format!("{}; echo $?", words.join(" "))
-        };
-        let script: Vec<_> = inner.iter().map(try_path).collect();
-        let args = [&["run"], &path(outer)[..], &["--", "sh", "-c", &script.join("\n")]].concat();
-        let ended = store.run(&args);
+    let codes = |outer: &str, inner: &[&str]| {
+        let take = |path| format!("{outside} --subtree {path} --top {TOP} -- true; echo $?\n");
+        let script: String = inner.iter().map(take).collect();
+        let ended = store.run(&["run", "--subtree", outer, "--top", TOP, "--", "sh", "-c", &script]);
         ended.stdout.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
     };
     let inner = ["/data/a", "/data/a/", "/data/a/b", "/data/", "/data/ab", "/data/b/c"];
@@ -161,7 +157,7 @@ fn a_path_excludes_what_is_below(store: &Store) {
         ("/data/../x", "a path has no part .."),
         ("/data/./a", "a path has no part ."),
     ] {
-        let ended = store.run(&[&["run"], &path(wrong)[..], &["--", "true"]].concat());
+        let ended = store.run(&["run", "--subtree", wrong, "--top", TOP, "--", "true"]);
         let message = format!("lockctl: path: {wrong:?} is not possible, {expected}\n");
         assert_eq!((ended.code, ended.stderr), (125, message));
     }
