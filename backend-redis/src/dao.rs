@@ -234,8 +234,11 @@ impl<I: Ident, C: ContextId> RedisBuilder<I, C> {
         self.settings.check()?;
         let server = Server::read(&self.settings)?;
         let store = Store::new(self.settings, server);
-        doctor::check(&*store.session().await?).await?;
-        Ok(RedisLockDao { store, types: PhantomData })
+        let session = store.session().await?;
+        match doctor::check(&session).await {
+            Ok(()) => Ok(RedisLockDao { store, types: PhantomData }),
+            Err(error) => Err(store.server.explain(error).await),
+        }
     }
 }
 

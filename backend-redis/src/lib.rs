@@ -111,6 +111,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod admin;
+#[cfg(any(feature = "sentinel", feature = "cluster"))]
+mod announced;
 mod config;
 mod dao;
 mod doctor;

@@ -10,7 +10,13 @@ use redis::{
     io::tcp::TcpSettings,
 };
 
-use crate::{config::Settings, error::bad_setting, link::Link};
+#[cfg(any(feature = "sentinel", feature = "cluster"))]
+use crate::announced::Unreachable;
+use crate::{
+    config::Settings,
+    error::{bad_setting, failure},
+    link::Link,
+};
 
 /// How many requests one connection buffers; more wait for room.
 const REQUESTS: usize = 1024;
@@ -84,14 +90,7 @@ impl Server {
     }
 
     fn single(info: ConnectionInfo, tls: Tls) -> Result<Self, BackendError> {
-        #[cfg(feature = "tls")]
-        let client = match (info.addr(), tls) {
-            (redis::ConnectionAddr::TcpTls { .. }, Some(tls)) => redis::Client::build_with_tls(info, tls),
-            _ => redis::Client::open(info),
-        };
-        #[cfg(not(feature = "tls"))]
-        let (client, Tls) = (redis::Client::open(info), tls);
-        client.map(|client| Server::Single(Box::new(client))).map_err(|error| unusable(&error))
+        client(info, tls).map(|client| Server::Single(Box::new(client))).map_err(|error| unusable(&error))
     }
 
     #[cfg(feature = "sentinel")]
@@ -150,7 +149,8 @@ impl Server {
         &self,
         settings: &Settings,
         pushed: impl AsyncPushSender,
-    ) -> redis::RedisResult<Link> {
+    ) -> Result<Link, BackendError> {
+        let unconnected = |error| failure(error, false);
         let config = || {
             AsyncConnectionConfig::new()
                 .set_connection_timeout(Some(settings.connect_timeout))
@@ -160,7 +160,8 @@ impl Server {
         match self {
             Server::Single(client) => {
                 let config = config().set_push_sender(pushed);
-                client.get_multiplexed_async_connection_with_config(&config).await.map(Link::Single)
+                let link = client.get_multiplexed_async_connection_with_config(&config).await;
+                link.map(Link::Single).map_err(unconnected)
             }
             #[cfg(feature = "sentinel")]
             Server::Sentinel(nodes) => {
@@ -169,26 +170,72 @@ impl Server {
                 // The driver asks one sentinel after the other, with a timeout for each.
                 let patience =
                     settings.connect_timeout * u32::try_from(nodes.nodes.len()).unwrap_or(1).max(1);
-                let client =
-                    tokio::time::timeout(patience, resolve).await.map_err(|_elapsed| no_sentinel())??;
-                client.get_multiplexed_async_connection_with_config(&config).await.map(Link::Single)
+                let client = tokio::time::timeout(patience, resolve).await;
+                let client = client.unwrap_or_else(|_elapsed| Err(no_sentinel())).map_err(unconnected)?;
+                let link = client.get_multiplexed_async_connection_with_config(&config).await;
+                link.map(Link::Single).map_err(unconnected)
             }
             #[cfg(feature = "cluster")]
             Server::Cluster(nodes) => {
-                let client = nodes.cluster(settings, pushed)?;
+                let client = nodes.cluster(settings, pushed).map_err(unconnected)?;
                 let connect = client.get_async_connection();
                 let patience = settings.connect_timeout + std::time::Duration::from_secs(1);
-                tokio::time::timeout(patience, connect)
-                    .await
-                    .map_err(|_elapsed| no_answer())?
-                    .map(Link::Cluster)
+                let link = tokio::time::timeout(patience, connect).await;
+                link.unwrap_or_else(|_elapsed| Err(no_answer())).map(Link::Cluster).map_err(unconnected)
             }
+        }
+    }
+
+    /// Returns an error of opening a connection with the node that cannot be reached, if there is one: the driver names none.
+    pub(crate) async fn explain(&self, error: BackendError) -> BackendError {
+        #[cfg(any(feature = "sentinel", feature = "cluster"))]
+        if error.is_retryable()
+            && let Some(nodes) = self.nodes()
+            && let Some(unreachable) = nodes.unreachable().await
+        {
+            return unreachable.explain(error);
+        }
+        error
+    }
+
+    #[cfg(any(feature = "sentinel", feature = "cluster"))]
+    fn nodes(&self) -> Option<&Nodes> {
+        match self {
+            Server::Single(_) => None,
+            #[cfg(feature = "sentinel")]
+            Server::Sentinel(nodes) => Some(nodes),
+            #[cfg(feature = "cluster")]
+            Server::Cluster(nodes) => Some(nodes),
         }
     }
 }
 
 #[cfg(any(feature = "sentinel", feature = "cluster"))]
 impl Nodes {
+    /// Looks for a node that the others announce and that cannot be reached.
+    async fn unreachable(&self) -> Option<Unreachable> {
+        #[cfg(feature = "tls")]
+        let tls = self.tls.clone();
+        #[cfg(not(feature = "tls"))]
+        let tls = Tls;
+        let mut question = redis::cmd("CLUSTER");
+        question.arg("SLOTS");
+        let nodes = self.nodes.iter().cloned();
+        #[cfg(feature = "sentinel")]
+        let nodes = nodes.map(|node| match self.master.is_empty() {
+            true => node,
+            // User and password of the URL are for the master.
+            false => node.set_redis_settings(login(self.sentinel_user.clone().unwrap_or_default())),
+        });
+        #[cfg(feature = "sentinel")]
+        if !self.master.is_empty() {
+            question = redis::cmd("SENTINEL");
+            question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.master);
+        }
+        let servers = nodes.filter_map(|node| client(node, tls.clone()).ok());
+        Unreachable::find(servers, &question).await
+    }
+
     #[cfg(feature = "sentinel")]
     fn sentinel(&self) -> redis::RedisResult<redis::sentinel::SentinelClient> {
         use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
@@ -288,6 +335,26 @@ impl<'u> Parts<'u> {
     #[cfg(any(feature = "sentinel", feature = "cluster"))]
     fn nodes(&self) -> Result<Vec<ConnectionInfo>, BackendError> {
         (0..self.hosts.len()).map(|position| info(&self.node(position))).collect()
+    }
+}
+
+#[cfg(feature = "sentinel")]
+fn login((user, password): (String, String)) -> redis::RedisConnectionInfo {
+    let login = redis::RedisConnectionInfo::default();
+    let login = if user.is_empty() { login } else { login.set_username(user) };
+    if password.is_empty() { login } else { login.set_password(password) }
+}
+
+fn client(info: ConnectionInfo, tls: Tls) -> redis::RedisResult<redis::Client> {
+    #[cfg(feature = "tls")]
+    return match (info.addr(), tls) {
+        (redis::ConnectionAddr::TcpTls { .. }, Some(tls)) => redis::Client::build_with_tls(info, tls),
+        _ => redis::Client::open(info),
+    };
+    #[cfg(not(feature = "tls"))]
+    {
+        let Tls = tls;
+        redis::Client::open(info)
     }
 }
 

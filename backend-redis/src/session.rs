@@ -60,7 +60,7 @@ impl Session {
     ) -> Result<Arc<Self>, BackendError> {
         let inbox = Arc::new(Inbox::new(settings.replicas.is_some()));
         let pushed = Pushed { inbox: inbox.clone(), is_cluster: server.is_cluster() };
-        let link = server.connect(settings, pushed).await.map_err(|error| failure(error, false))?;
+        let link = server.connect(settings, pushed).await?;
         let name =
             format!("{}{}", if server.is_cluster() { 's' } else { 'p' }, uuid::Uuid::new_v4().simple());
         Ok(Arc::new(Session {

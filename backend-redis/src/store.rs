@@ -69,6 +69,10 @@ impl Store {
                 Ok(session)
             };
             let opened: Result<_, BackendError> = opened.await;
+            let opened = match opened {
+                Err(error) => Err(store.server.explain(error).await),
+                opened => opened,
+            };
             let mut sessions = store.sessions();
             match &opened {
                 Ok(session) => sessions.insert(id, Slot::Open(session.clone())),

@@ -41,6 +41,7 @@ pub(crate) fn trials() -> impl IntoIterator<Item = Trial> {
             a_cluster_of_three_masters,
             a_slot_that_moves_loses_no_lock,
             a_cluster_that_misses_a_node_says_so,
+            a_node_out_of_reach_is_named_with_the_one_that_announced_it,
             sentinels,
             a_server_that_cannot_be_reached_is_unavailable,
         }

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use lockcore::{BackendErrorKind, BreakMode, LockDao, Severity};
 use lockcore_conformance::{
     Store,
-    servers::{Cluster, ServerError, TestResult, Watched},
+    servers::{Cluster, Kind, Server, ServerError, TestResult, Watched},
     store::{exclusive, id, shared, slot},
 };
 
@@ -272,6 +272,31 @@ pub(crate) async fn a_cluster_that_misses_a_node_says_so() -> TestResult {
     node_of(&cluster, &place.key("")).await?.kill().await?;
     let error = store.dao().acquire(&store.caller().request(["a"])).await.expect_err("its node is gone");
     assert!(error.is_retryable(), "{error:?}");
+    Ok(())
+}
+
+pub(crate) async fn a_node_out_of_reach_is_named_with_the_one_that_announced_it() -> TestResult {
+    // As behind a NAT or in a container's own network: the node does not listen where it says.
+    let node = server("--cluster-enabled yes --cluster-announce-ip 127.0.0.2").await?;
+    Raw::to(&node.url()).await?.ask::<()>("CLUSTER ADDSLOTSRANGE 0 16383").await?;
+    let (address, port) = (node.address(), node.address().rsplit_once(':').expect("host:port").1.to_owned());
+    let error = Place::at(format!("redis+cluster://{address}")).open().await.expect_err("it is not there");
+    let named = format!("redis: node 127.0.0.2:{port} (announced by {address}) cannot be reached, ");
+    assert!(error.to_string().starts_with(&named), "{error}");
+    assert!(error.is_retryable(), "{error:?}");
+
+    let conf = "sentinel monitor locks 127.0.0.1 1 1\n";
+    let sentinel = Server::start_with(Kind::Redis, move |folder| {
+        let file = folder.join("sentinel.conf");
+        std::fs::write(&file, conf)?;
+        Ok(vec![file.display().to_string(), "--sentinel".to_owned()])
+    })
+    .await?;
+    let address = sentinel.address();
+    let error = Place::at(format!("redis+sentinel://{address}/locks")).open().await;
+    let error = error.expect_err("nothing listens there");
+    let named = format!("redis: node 127.0.0.1:1 (announced by {address}) cannot be reached, ");
+    assert!(error.to_string().starts_with(&named), "{error}");
     Ok(())
 }
 
