@@ -6,10 +6,10 @@ use std::{
 };
 
 use lockcore::{Finding, Severity};
-use sqlx::{Row, postgres::PgRow};
+use sqlx::{AssertSqlSafe, Row, postgres::PgRow};
 use tokio::time::timeout;
 
-use super::{error::failed, link::Link};
+use super::{error::failed, link::Link, schema::qualified};
 use crate::server::ServerError;
 
 const LOOK: &str = "SELECT current_setting('server_version'), current_setting('synchronous_commit'), \
@@ -38,7 +38,7 @@ pub(super) async fn examine(
     other: &mut Link,
     prepared: bool,
 ) -> Result<Vec<Finding>, ServerError> {
-    let row = sqlx::raw_sql(LOOK).fetch_one(link.raw()).await.map_err(failed)?;
+    let row = sqlx::raw_sql(AssertSqlSafe(qualified(LOOK))).fetch_one(link.raw()).await.map_err(failed)?;
     let text = |column: usize| row.try_get::<String, _>(column).map_err(failed);
     let (version, commit, fsync, pages) = (text(0)?, text(1)?, text(2)?, text(3)?);
     let recovery: bool = row.try_get(4).map_err(failed)?;

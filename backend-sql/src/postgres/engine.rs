@@ -175,9 +175,9 @@ impl Postgres {
     /// Looks at a new connection. Fails if the schema is for newer programs by now; gives an error if the isolation level is
     /// not the one that the routines need.
     async fn examine(&self, link: &mut Link) -> Result<Option<ServerError>, ServerError> {
-        let look = "SELECT current_setting('transaction_isolation'), current_user::text";
+        let look = "SELECT pg_catalog.current_setting('transaction_isolation'), current_user::text";
         let with_versions = format!(
-            "{look}, (SELECT max(version) FROM {0}), (SELECT max(oldest_program) FROM {0})",
+            "{look}, (SELECT pg_catalog.max(version) FROM {0}), (SELECT pg_catalog.max(oldest_program) FROM {0})",
             self.names.quoted("schema")
         );
         let row = match sqlx::raw_sql(AssertSqlSafe(with_versions)).fetch_one(link.raw()).await {

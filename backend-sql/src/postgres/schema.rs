@@ -39,6 +39,45 @@ fn piece(name: &str) -> Option<&'static str> {
     Some(template::without_comments(piece).trim_end())
 }
 
+/// What looks like a function and is part of the language.
+const SYNTAX: [&str; 4] = ["coalesce", "greatest", "least", "nullif"];
+
+/// Names the functions of the server by their schema: where `search_path` has another one before it, that one's functions of
+/// the same names, the clock's among them, would be called. A setting of each routine instead would cost some hundredths of what
+/// it does.
+pub(super) fn qualified(text: &str) -> String {
+    let mut qualified = String::new();
+    let mut rest = text;
+    while let Some((before, behind)) = rest.split_once('(') {
+        let is_of_name =
+            |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '_';
+        let ahead = before.trim_end_matches(is_of_name);
+        let name = &before[ahead.len()..];
+        // `unnest` of several arrays is part of the language too.
+        let is_syntax = SYNTAX.contains(&name) || name == "unnest" && has_several(behind);
+        let is_function = !name.is_empty() && !is_syntax && !ahead.ends_with(['.', '\'']);
+        let schema = if is_function { "pg_catalog." } else { "" };
+        qualified.extend([ahead, schema, name, "("]);
+        rest = behind;
+    }
+    qualified + rest
+}
+
+/// Returns whether there are several arguments before the closing parenthesis.
+fn has_several(arguments: &str) -> bool {
+    let mut depth = 0;
+    for letter in arguments.chars() {
+        match letter {
+            '(' | '[' => depth += 1,
+            ')' if depth == 0 => return false,
+            ')' | ']' => depth -= 1,
+            ',' if depth == 0 => return true,
+            _ => {}
+        }
+    }
+    false
+}
+
 fn number(name: &str) -> Option<Cow<'static, str>> {
     let micros = |time: Duration| Some(time.as_micros().to_string().into());
     match name {
@@ -71,7 +110,10 @@ impl Names {
 
     /// Fills pieces and names in.
     fn fill(&self, text: &str) -> String {
-        template::fill(text, &|word| match piece(word).map(Cow::from).or_else(|| number(word)) {
+        template::fill(&qualified(text), &|word| match piece(word)
+            .map(|text| qualified(text).into())
+            .or_else(|| number(word))
+        {
             Some(piece) => Some(Filling::Piece(piece)),
             None => self.named(word).map(Filling::Name),
         })
@@ -120,7 +162,7 @@ fn sql(names: &Names, program: StoreVersion) -> String {
     // IF NOT EXISTS would need the right to create schemas though it is there.
     let (tag, text, name) = (names.tag(), names.schema.replace('\'', "''"), quote(&names.schema));
     let mut sql = format!(
-        "DO {tag} BEGIN IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = '{text}') THEN\n  \
+        "DO {tag} BEGIN IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = '{text}') THEN\n  \
          CREATE SCHEMA {name};\nEND IF; END {tag};\n"
     );
     for text in TEXTS {
@@ -148,7 +190,7 @@ pub(super) async fn migrate(
     // The connection is dropped if this does not come to its end, and so is the transaction. The lock is the
     // transaction's, so that it fits poolers.
     link.run("BEGIN").await?;
-    link.run("SELECT pg_advisory_xact_lock(hashtext('lockcore'))").await?;
+    link.run("SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('lockcore'))").await?;
     if fit(version(names, link).await?)? == StoreFit::Migrate {
         link.run(AssertSqlSafe(sql(names, program))).await?;
     }
@@ -158,7 +200,7 @@ pub(super) async fn migrate(
 /// Reads the version of the schema; `None` if there is no schema.
 pub(super) async fn version(names: &Names, link: &mut Link) -> Result<Option<StoreVersion>, ServerError> {
     let table = names.quoted("schema").replace('\'', "''");
-    let exists = format!("SELECT to_regclass('{table}') IS NOT NULL");
+    let exists = format!("SELECT pg_catalog.to_regclass('{table}') IS NOT NULL");
     let row = sqlx::raw_sql(AssertSqlSafe(exists)).fetch_one(link.raw()).await.map_err(failed)?;
     if !row.try_get::<bool, _>(0).map_err(failed)? {
         return Ok(None);
@@ -186,6 +228,25 @@ mod tests {
             let (name, _) = head.split_once('}').expect("a name, and what it is");
             assert!(piece(name).is_some_and(|piece| !piece.is_empty()) || number(name).is_some(), "{name}");
             assert!(!sql.contains(&format!("p_{name}\"")), "{name} was taken for a table");
+        }
+    }
+
+    #[test]
+    fn functions_of_the_server_are_named_by_their_schema() {
+        for (text, expected) in [
+            ("abs(v_now - x)", "pg_catalog.abs(v_now - x)"),
+            ("greatest(max(a), (b))", "greatest(pg_catalog.max(a), (b))"),
+            (
+                "FROM unnest(a) x, unnest(a, b) AS u (a, b)",
+                "FROM pg_catalog.unnest(a) x, unnest(a, b) AS u (a, b)",
+            ),
+            ("{v1_enter}(pg_catalog.length(x), '(')", "{v1_enter}(pg_catalog.length(x), '(')"),
+        ] {
+            assert_eq!(qualified(text), expected);
+        }
+        let sql = schema_sql("s", "p_");
+        for (at, _) in sql.match_indices("clock_timestamp(") {
+            assert!(sql[..at].ends_with("pg_catalog."), "{}", &sql[at.saturating_sub(80)..at + 20]);
         }
     }
 

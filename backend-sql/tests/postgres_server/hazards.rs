@@ -45,6 +45,10 @@ pub(crate) fn tests() -> Vec<Trial> {
         test("hazards::a_refused_connection_closes_no_other", a_refused_connection_closes_no_other),
         test("hazards::passwords_are_not_shown", passwords_are_not_shown),
         test("hazards::fences_rise_though_the_clock_does_not", fences_rise_though_the_clock_does_not),
+        test(
+            "hazards::a_search_path_that_hides_the_catalogue_changes_nothing",
+            a_hidden_catalogue_changes_nothing,
+        ),
         test("hazards::an_old_snapshot_is_reported", an_old_snapshot_is_reported),
         test("hazards::other_runtimes_have_other_connections", other_runtimes_have_other_connections),
     ]
@@ -69,6 +73,37 @@ async fn an_old_snapshot_is_reported() -> TestResult {
     other.run("ROLLBACK").await?;
     // Other tests use the server, too.
     eventually("it is gone", || async { (severity().await.ok()? == Severity::Ok).then_some(()) }).await;
+    Ok(())
+}
+
+/// A role or database may name `pg_catalog` behind a schema with functions of the same names, as compatibility extensions
+/// ask for.
+async fn a_hidden_catalogue_changes_nothing() -> TestResult {
+    let place = Place::new().await?;
+    let other = format!("{}_other", place.schema);
+    let mut sql = place.sql().await?;
+    let function =
+        |head: &str, body: &str| format!("CREATE FUNCTION {other}.{head} LANGUAGE sql AS 'SELECT {body}'; ");
+    let functions = [
+        function("clock_timestamp() RETURNS timestamptz", "timestamptz ''2100-01-01''"),
+        function("cardinality(bytea[]) RETURNS int4", "1 / 0"),
+        function("encode(bytea, text) RETURNS text", "NULL::text"),
+    ];
+    sql.run(format!("CREATE SCHEMA {other}; {}", functions.concat())).await?;
+    place.open().await?;
+    let url = place.server.url();
+    let joint = if url.contains('?') { '&' } else { '?' };
+    let url = format!("{url}{joint}options=-c%20search_path%3D{other},pg_catalog");
+    let hidden = place.builder().url(url).open().await?;
+    let held = take(&hidden, ["a", "b"]).await?;
+    let in_2090 = 3_786_912_000_000_000;
+    assert!(held.locks.iter().all(|lock| lock.granted.fence < in_2090), "{held:?}");
+    let refused = hidden.acquire(&request(["a"])).await?;
+    assert!(matches!(refused, Acquired::Refused(_)), "{refused:?}");
+    hidden.release(&held).await?;
+    let findings = hidden.doctor().await?;
+    let clock = findings.iter().find(|finding| finding.check == "clock").ok_or("no such check")?;
+    assert_eq!(clock.severity, Severity::Ok, "{clock:?}");
     Ok(())
 }
 
