@@ -31,6 +31,9 @@ use crate::{config::Settings, error::StoreError};
 /// The most runtimes whose clients are kept.
 const KEPT: usize = 16;
 
+/// An instance answers at once where its region is.
+const REGION_WITHIN: Duration = Duration::from_secs(2);
+
 /// Clients of the service, by runtime.
 #[derive(Debug)]
 pub(crate) struct Clients {
@@ -45,7 +48,7 @@ impl Clients {
     pub(crate) async fn new(
         settings: &Settings,
         clock: impl FnOnce(&str) -> Arc<ServiceClock>,
-    ) -> (Self, Arc<ServiceClock>, String) {
+    ) -> Result<(Self, Arc<ServiceClock>, String), StoreError> {
         let plain = |endpoint: &str| endpoint.starts_with("http://");
         let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12()).http_client(http_client(false));
         if let Some(region) = &settings.region {
@@ -60,9 +63,15 @@ impl Clients {
         if let Some(endpoint) = &settings.endpoint {
             loader = loader.endpoint_url(endpoint);
         }
-        let shared = Box::pin(loader.load()).await;
+        // What takes time is the instance's metadata service, which is asked last for a region: the SDK asks one that there is
+        // not for many seconds.
+        let shared = tokio::time::timeout(REGION_WITHIN, Box::pin(loader.load())).await.ok();
+        let Some((shared, region)) =
+            shared.and_then(|shared| Some((shared.clone(), shared.region()?.to_string())))
+        else {
+            return Err(StoreError::NoRegion);
+        };
         let endpoint = shared.endpoint_url().map(str::to_owned);
-        let region = shared.region().map(ToString::to_string).unwrap_or_default();
         let clock = clock(endpoint.as_deref().unwrap_or(&region));
         let timeouts = TimeoutConfig::builder()
             .connect_timeout(settings.attempt_timeout.min(Duration::from_secs(1)))
@@ -79,11 +88,11 @@ impl Clients {
         }
         let location = match &endpoint {
             Some(endpoint) => format!("at {}", host(endpoint)),
-            None if region.is_empty() => "in no region".to_owned(),
             None => format!("in {region}"),
         };
         let plain = endpoint.as_deref().is_some_and(plain);
-        (Clients { config: config.build(), plain, clients: RwLock::new(Vec::new()) }, clock, location)
+        let clients = Clients { config: config.build(), plain, clients: RwLock::new(Vec::new()) };
+        Ok((clients, clock, location))
     }
 
     /// The client of the current runtime.

@@ -15,6 +15,8 @@ use lockcore::{BackendError, BackendErrorKind};
 pub(crate) enum StoreError {
     #[error("{key}: {value:?} is not possible, {expected}")]
     Setting { key: &'static str, value: String, expected: &'static str },
+    #[error("region: is not given, name the table's, as dynamodb://REGION/TABLE or by AWS_REGION")]
+    NoRegion,
     #[error(transparent)]
     Service(Failure),
     #[error("the attempt was withdrawn before its request arrived")]
@@ -38,7 +40,7 @@ pub(crate) enum StoreError {
 impl StoreError {
     fn kind(&self) -> BackendErrorKind {
         match self {
-            StoreError::Setting { .. } => BackendErrorKind::BadSetting,
+            StoreError::Setting { .. } | StoreError::NoRegion => BackendErrorKind::BadSetting,
             StoreError::Table(_) | StoreError::TooOld(_) | StoreError::NoRuntime => {
                 BackendErrorKind::Misconfigured
             }

@@ -68,7 +68,8 @@ impl Store {
             true => Arc::new(ServiceClock::new()),
             false => ServiceClock::of(endpoint),
         };
-        let (clients, clock, location) = Clients::new(&settings, of).await;
+        let (clients, clock, location) =
+            Clients::new(&settings, of).await.map_err(|error| error.report(None))?;
         let store = Store {
             keys: Keys::new(&settings.namespace),
             spelling: Spelling::new(&settings.table, &settings.names),

@@ -10,7 +10,6 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::TryStreamExt;
 use lockcore::backend::{Moment, ServiceClock, ServiceTime};
 use object_store::{
     Error, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, path::Path,
@@ -52,6 +51,7 @@ pub(crate) struct Bucket {
     /// By how much a test sets the service's time forward, in microseconds.
     #[cfg(feature = "testing")]
     pub(crate) ahead: Arc<AtomicU64>,
+    pub(crate) is_s3: bool,
     /// For one request.
     pub(crate) timeout: Duration,
     pub(crate) counts: Counts,
@@ -110,9 +110,12 @@ impl Bucket {
     }
 
     fn failed(error: &Error, seen: &Seen) -> StoreError {
-        StoreError::Request(match seen.was_not_sent() {
-            true => Failure::not_sent(error),
-            false => Failure::of(error, seen.status()),
+        StoreError::Request(match (seen.was_not_sent(), seen.status(), seen.region()) {
+            (true, _, _) => Failure::not_sent(error),
+            (_, Some(status @ (301 | 307)), Some(region)) => {
+                Failure::of(error, Some(status)).in_region(region)
+            }
+            (_, status, _) => Failure::of(error, status),
         })
     }
 
@@ -162,7 +165,12 @@ impl Cell for Bucket {
             Err(Error::NotFound { source, .. }) if !source.to_string().contains("NoSuchBucket") => {
                 Ok(Found::Absent)
             }
-            Err(error) => Err(Self::failed(&error, &seen)),
+            Err(error) => Err(match Self::failed(&error, &seen) {
+                StoreError::Request(failure) if seen.status() == Some(403) && self.is_s3 => {
+                    StoreError::Request(failure.of_a_read())
+                }
+                failed => failed,
+            }),
         }
     }
 
@@ -176,6 +184,7 @@ impl Cell for Bucket {
             Ok(done) => Ok(Written::Done(Version { e_tag: done.e_tag, version: done.version })),
             // By the status, where there is one: two writes at once, 409, are none of both for the library.
             Err(error) => match (seen.status(), &error) {
+                _ if seen.was_there() && at.is_none() => Ok(Written::Lost),
                 (Some(412), _) | (None, Error::Precondition { .. } | Error::AlreadyExists { .. }) => {
                     Ok(Written::Lost)
                 }
@@ -195,9 +204,9 @@ impl Cell for Bucket {
     async fn list(&self, folder: &str) -> Result<Vec<(String, u64)>, StoreError> {
         self.counts.reads.fetch_add(1, Relaxed);
         let (path, seen) = (self.path(folder), Seen::default());
-        let found = self.within(&seen, self.store.list(Some(&path)).try_collect::<Vec<_>>()).await?;
+        let found = self.within(&seen, self.store.list_with_delimiter(Some(&path))).await?;
         let found = found.map_err(|error| Self::failed(&error, &seen))?;
-        let named = found.iter().filter_map(|meta| {
+        let named = found.objects.iter().filter_map(|meta| {
             let written = u64::try_from(meta.last_modified.timestamp_micros()).unwrap_or(0);
             Some((format!("{folder}/{}", meta.location.filename()?), written))
         });

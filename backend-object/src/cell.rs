@@ -53,7 +53,7 @@ pub(crate) trait Cell: std::fmt::Debug + Send + Sync + 'static {
     /// Removes a cell; does nothing if there is none.
     fn remove(&self, name: &str) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Returns the names of all cells in a folder, and when each was written, in microseconds since 1970.
+    /// Returns the names of all cells in a folder, without its subfolders, and when each was written, in microseconds since 1970.
     fn list(&self, folder: &str) -> impl Future<Output = Result<Vec<(String, u64)>, StoreError>> + Send;
 
     /// Returns the service's time, by the responses so far; asks for it if there was none for long.

@@ -19,7 +19,8 @@ impl<C: Cell> Store<C> {
         let mut removed = 0;
         for (name, modified) in self.cell.list("session").await? {
             let session = name.rsplit('/').next().unwrap_or_default();
-            if removed == most || live.iter().any(|live| live == session) || session == self.session {
+            let is_ours = is_name(session) && session != self.session;
+            if removed == most || !is_ours || live.iter().any(|live| live == session) {
                 continue;
             }
             if modified.saturating_add(KEPT) < now.lo {
@@ -29,4 +30,9 @@ impl<C: Cell> Store<C> {
         }
         Ok(())
     }
+}
+
+/// Returns whether an object has the name of a session: a folder of the bucket may hold what others put there.
+fn is_name(session: &str) -> bool {
+    session.len() == 32 && session.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }

@@ -181,7 +181,7 @@ impl<I: Ident, C: ContextId> ObjectBuilder<I, C> {
             let error = StoreError::Setting { key: "bucket", value: place.clone(), expected };
             return Err(error.report(&place));
         };
-        let folder = format!("{}/{}", self.settings.prefix, self.settings.namespace);
+        let folder = literal(self.settings.folder().as_ref());
         let policy = serde_json::json!({
             "Version": "2012-10-17",
             "Statement": [
@@ -194,7 +194,9 @@ impl<I: Ident, C: ContextId> ObjectBuilder<I, C> {
                     "Effect": "Allow",
                     "Action": "s3:ListBucket",
                     "Resource": format!("arn:aws:s3:::{bucket}"),
-                    "Condition": { "StringLike": { "s3:prefix": format!("{folder}/*") } },
+                    // A read is no listing and has no prefix; without this right the service answers a read of what is missing
+                    // as a forbidden one.
+                    "Condition": { "StringLikeIfExists": { "s3:prefix": format!("{folder}/*") } },
                 },
             ],
         });
@@ -282,13 +284,9 @@ impl Settings {
         }
     }
 
-    /// Names the service, whose clock all DAOs of a process estimate together.
-    #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
-    fn service(&self) -> String {
-        let scheme = self.scheme();
-        let region =
-            self.options.iter().find(|(key, _)| key.ends_with("region")).map_or("", |(_, value)| value);
-        format!("{scheme} {region} {}", self.endpoint.as_deref().unwrap_or_default())
+    /// Returns what the names of all objects begin with.
+    fn folder(&self) -> Path {
+        Path::parse(&self.prefix).unwrap_or_default().join(self.namespace.as_str())
     }
 
     /// Returns the shortest lease: one is renewed several times, by stores of which some take one write a second and object.
@@ -351,64 +349,62 @@ impl Settings {
     }
 
     /// Makes the client.
-    pub(crate) fn bucket(&self) -> Result<Bucket, StoreError> {
-        #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
-        let clock = match self.own_clock {
-            true => Arc::new(ServiceClock::new()),
-            false => ServiceClock::of(&self.service()),
-        };
+    pub(crate) async fn bucket(&self) -> Result<Bucket, StoreError> {
         let rules = Arc::new(Rules::default());
+        // The clock of a service, which all DAOs of a process estimate together: of the address that its client really asks.
         #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
-        let notes = crate::dated::Dated { clock: clock.clone(), rules: rules.clone() };
-        let store: Arc<dyn ObjectStore> = match &self.place {
-            Location::Own(store) => store.clone(),
+        let dated = |service: [Option<String>; 2]| {
+            let clock = match self.own_clock {
+                true => Arc::new(ServiceClock::new()),
+                false => ServiceClock::of(&format!("{} {service:?}", self.scheme())),
+            };
+            crate::dated::Dated { clock, rules: rules.clone() }
+        };
+        let (store, clock): (Arc<dyn ObjectStore>, Clock) = match &self.place {
+            Location::Own(store) => (store.clone(), Clock::Modified(ServiceClock::new())),
             #[cfg(feature = "s3")]
             Location::S3(bucket) => {
-                use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
-                let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket);
-                for (key, value) in &self.options {
-                    builder = builder.with_config(option::<AmazonS3ConfigKey>(key)?, value);
-                }
-                if let Some(endpoint) = &self.endpoint {
-                    builder = builder.with_endpoint(endpoint);
-                }
-                for (key, value) in self.client() {
-                    builder = builder.with_config(AmazonS3ConfigKey::Client(key), value);
-                }
-                let builder = builder.with_retry(no_retries());
-                made(builder.with_http_connector(notes.clone()).build())?
+                use object_store::aws::AmazonS3ConfigKey as Key;
+                let builder = self.s3(bucket)?;
+                crate::aws::check_credentials(&builder).await?;
+                let dated = dated([crate::aws::endpoint(&builder), builder.get_config_value(&Key::Region)]);
+                (made(builder.with_http_connector(dated.clone()).build())?, Clock::Dated(dated.clock))
             }
             #[cfg(feature = "gcs")]
             Location::Gcs(bucket) => {
-                use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+                use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey as Key};
                 let mut builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(bucket);
                 for (key, value) in &self.options {
-                    builder = builder.with_config(option::<GoogleConfigKey>(key)?, value);
+                    builder = builder.with_config(option::<Key>(key)?, value);
                 }
                 if let Some(endpoint) = &self.endpoint {
                     builder = builder.with_base_url(endpoint);
                 }
-                for (key, value) in self.client() {
-                    builder = builder.with_config(GoogleConfigKey::Client(key), value);
+                let endpoint = builder.get_config_value(&Key::BaseUrl);
+                for (key, value) in self.client(endpoint.as_deref()) {
+                    builder = builder.with_config(Key::Client(key), value);
                 }
-                let builder = builder.with_retry(no_retries());
-                made(builder.with_http_connector(notes.clone()).build())?
+                let dated = dated([endpoint, None]);
+                let builder = builder.with_retry(no_retries()).with_http_connector(dated.clone());
+                (made(builder.build())?, Clock::Dated(dated.clock))
             }
             #[cfg(feature = "azure")]
             Location::Azure(container) => {
-                use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+                use object_store::azure::{AzureConfigKey as Key, MicrosoftAzureBuilder};
                 let mut builder = MicrosoftAzureBuilder::from_env().with_container_name(container);
                 for (key, value) in &self.options {
-                    builder = builder.with_config(option::<AzureConfigKey>(key)?, value);
+                    builder = builder.with_config(option::<Key>(key)?, value);
                 }
                 if let Some(endpoint) = &self.endpoint {
                     builder = builder.with_endpoint(endpoint.clone());
                 }
-                for (key, value) in self.client() {
-                    builder = builder.with_config(AzureConfigKey::Client(key), value);
+                let endpoint = builder.get_config_value(&Key::Endpoint);
+                for (key, value) in self.client(endpoint.as_deref()) {
+                    builder = builder.with_config(Key::Client(key), value);
                 }
-                let builder = builder.with_retry(no_retries());
-                made(builder.with_http_connector(notes.clone()).build())?
+                let dated = dated([endpoint, builder.get_config_value(&Key::AccountName)]);
+                let builder = builder.with_retry(no_retries()).with_http_connector(dated.clone());
+                (made(builder.build())?, Clock::Dated(dated.clock))
             }
             Location::Unset => {
                 return Err(StoreError::Setting {
@@ -418,36 +414,52 @@ impl Settings {
                 });
             }
         };
-        let clock = match &self.place {
-            _ if self.local_clock => Clock::local(),
-            Location::Own(_) => Clock::Modified(ServiceClock::new()),
-            #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
-            _ => Clock::Dated(clock),
-            #[cfg(not(any(feature = "s3", feature = "gcs", feature = "azure")))]
-            Location::Unset => Clock::local(),
-        };
-        let prefix = Path::parse(&self.prefix).unwrap_or_default().join(self.namespace.as_str());
         Ok(Bucket {
             store,
-            prefix,
-            clock,
+            prefix: self.folder(),
+            clock: if self.local_clock { Clock::local() } else { clock },
             #[cfg(feature = "testing")]
             ahead: self.ahead.clone(),
+            is_s3: self.scheme() == "s3",
             timeout: self.request_timeout,
             counts: Counts::default(),
             rules,
         })
     }
 
+    /// Returns the builder of a client of S3, with all that is known of it.
+    #[cfg(feature = "s3")]
+    fn s3(&self, bucket: &str) -> Result<object_store::aws::AmazonS3Builder, StoreError> {
+        use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key, Checksum};
+        let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket);
+        // What is said here counts more than `AWS_ENDPOINT_URL_S3`, which counts more than `AWS_ENDPOINT_URL`.
+        let endpoint = self.endpoint.iter().map(|endpoint| Ok((Key::S3Endpoint, endpoint)));
+        for option in self.options.iter().map(|(key, value)| Ok((option::<Key>(key)?, value))).chain(endpoint)
+        {
+            let (key, value) = option?;
+            builder = builder.with_config(if key == Key::Endpoint { Key::S3Endpoint } else { key }, value);
+        }
+        let endpoint = crate::aws::endpoint(&builder);
+        for (key, value) in self.client(endpoint.as_deref()) {
+            builder = builder.with_config(Key::Client(key), value);
+        }
+        // A bucket with object lock takes no write without one, and the signature needs this one anyway.
+        if builder.get_config_value(&Key::Checksum).is_none() {
+            builder = builder.with_checksum_algorithm(Checksum::SHA256);
+        }
+        crate::aws::check(&builder)?;
+        Ok(builder.with_retry(no_retries()))
+    }
+
     /// Returns what the client of the service is set to, beside its usual variables.
     #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
-    fn client(&self) -> Vec<(object_store::ClientConfigKey, String)> {
+    fn client(&self, endpoint: Option<&str>) -> Vec<(object_store::ClientConfigKey, String)> {
         use object_store::ClientConfigKey;
         // Where the program has chosen another one, that stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let timeout = format!("{} ms", self.request_timeout.as_millis());
         let mut options = vec![(ClientConfigKey::Timeout, timeout)];
-        if self.endpoint.as_deref().is_some_and(|endpoint| endpoint.starts_with("http://")) {
+        if endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")) {
             options.push((ClientConfigKey::AllowHttp, "true".to_owned()));
         }
         options
@@ -458,6 +470,15 @@ impl Settings {
 #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
 fn no_retries() -> object_store::RetryConfig {
     object_store::RetryConfig { max_retries: 0, ..object_store::RetryConfig::default() }
+}
+
+/// Returns a name as a policy of IAM takes it to the letter.
+#[cfg(feature = "s3")]
+fn literal(name: &str) -> String {
+    name.chars().fold(String::new(), |literal, letter| match letter {
+        '*' | '?' | '$' => format!("{literal}${{{letter}}}"),
+        letter => literal + letter.encode_utf8(&mut [0; 4]),
+    })
 }
 
 #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]

@@ -109,7 +109,9 @@ impl<I: Ident, C: ContextId> ObjectBuilder<I, C> {
         let settings = self.settings;
         let place = settings.place();
         settings.check().map_err(|error| error.report(&place))?;
-        let bucket = settings.bucket().map_err(|error| error.report(&place))?;
+        let opened = settings.clone();
+        let bucket = driver::hosted(async move { opened.bucket().await }).await;
+        let bucket = bucket.map_err(|error| error.report(&place))?;
         let session = Uuid::new_v4().simple().to_string();
         let store = Arc::new(Store::new(bucket, session, settings.timeout));
         let probed = store.clone();

@@ -60,13 +60,20 @@ impl HttpService for Client {
             Ok(response) => {
                 seen.answered(response.status().as_u16());
                 let headers = response.headers();
+                let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+                if let Some(region) = text("x-amz-bucket-region") {
+                    seen.in_region(region);
+                }
+                // Azure answers so to a write on condition that there is no object, and not with 412.
+                if text("x-ms-error-code") == Some("BlobAlreadyExists") {
+                    seen.is_there();
+                }
                 let has = |names: &[&str]| names.iter().any(|name| headers.contains_key(*name));
                 let own = has(&REQUEST_IDS);
                 self.notes.rules.keep.fetch_or(has(&VERSION), Relaxed);
                 self.notes.rules.expire.fetch_or(has(&EXPIRY), Relaxed);
                 self.notes.rules.retain.fetch_or(has(&RETENTION), Relaxed);
-                let date = headers.get("date").and_then(|date| date.to_str().ok());
-                let date = date.and_then(|date| httpdate::parse_http_date(date).ok());
+                let date = text("date").and_then(|date| httpdate::parse_http_date(date).ok());
                 if let (true, Some(Ok(since))) = (own, date.map(|date| date.duration_since(UNIX_EPOCH))) {
                     self.notes.clock.sample(sent, Moment::now(), since.as_secs());
                 }

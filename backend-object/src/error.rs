@@ -9,6 +9,8 @@ use lockcore::{BackendError, BackendErrorKind};
 pub(crate) enum StoreError {
     #[error("{key}: {value:?} is not possible, {expected}")]
     Setting { key: &'static str, value: String, expected: &'static str },
+    #[error("{key}: is not given, {expected}")]
+    Missing { key: &'static str, expected: &'static str },
     #[error(transparent)]
     Request(Failure),
     #[error("the attempt was withdrawn before its request arrived")]
@@ -38,7 +40,7 @@ pub(crate) enum StoreError {
 impl StoreError {
     fn kind(&self) -> BackendErrorKind {
         match self {
-            StoreError::Setting { .. } => BackendErrorKind::BadSetting,
+            StoreError::Setting { .. } | StoreError::Missing { .. } => BackendErrorKind::BadSetting,
             StoreError::Request(failure) => failure.kind,
             StoreError::Withdrawn => BackendErrorKind::Withdrawn,
             StoreError::Corrupt(_) => BackendErrorKind::Corrupt,
@@ -138,6 +140,22 @@ impl Failure {
         };
         // The type of the library's message says enough; its sources have the request's address, and no secret.
         Failure { kind, in_doubt, again, what: chain(error).into() }
+    }
+
+    /// The same of a bucket in this region.
+    pub(crate) fn in_region(self, region: &str) -> Self {
+        let what = format!(
+            "the bucket is in the region {region}: name it, as `?region={region}` in the URL or by AWS_REGION: {self}"
+        );
+        Failure { kind: BackendErrorKind::Misconfigured, in_doubt: false, again: false, what: what.into() }
+    }
+
+    /// The same of a read of S3 that was refused.
+    pub(crate) fn of_a_read(self) -> Self {
+        let what = format!(
+            "{self}; S3 answers so for what is missing, too, where s3:ListBucket is not allowed: see `lockctl migrate --print iam`"
+        );
+        Failure { what: what.into(), ..self }
     }
 
     /// The client could not be made.

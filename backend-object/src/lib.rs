@@ -55,6 +55,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod admin;
+#[cfg(feature = "s3")]
+mod aws;
 mod bucket;
 mod cell;
 mod collect;

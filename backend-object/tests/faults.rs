@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use crate::{
-    front::{Fault, Front},
+    front::{Fault, Front, refusal},
     place::{self, Bucket},
 };
 
@@ -38,6 +38,11 @@ pub(crate) fn trials() -> Vec<Trial> {
         a_deleted_session_keeps_what_is_renewed
         another_format_is_left_alone
         a_bucket_that_is_missing_is_named
+        a_bucket_of_another_region_is_named_with_its_region
+        a_bucket_with_object_lock_gets_a_checksum
+        a_right_to_list_that_is_missing_is_named
+        a_sweep_leaves_what_others_put_into_its_folder
+        two_endpoints_have_a_clock_each
         secrets_are_not_shown
         sixteen_processes_lose_nothing
     }
@@ -323,6 +328,95 @@ async fn a_bucket_that_is_missing_is_named(rig: Rig) -> TestResult {
     let error = error.expect_err("there is no such option");
     assert_eq!(error.kind(), BackendErrorKind::BadSetting, "{error}");
     assert!(error.to_string().contains("no_such_option") && !error.to_string().contains("s3cr3t"), "{error}");
+    Ok(())
+}
+
+async fn a_bucket_of_another_region_is_named_with_its_region(rig: Rig) -> TestResult {
+    rig.front.refuse(|_, status| {
+        let mut moved = refusal(301, "PermanentRedirect", "use another endpoint");
+        moved.headers.push(("x-amz-bucket-region".to_owned(), "eu-central-1".to_owned()));
+        status.is_none().then_some(moved)
+    });
+    let error = rig.dao().await.expect_err("it is elsewhere");
+    assert_eq!(error.kind(), BackendErrorKind::Misconfigured, "{error}");
+    assert!(error.to_string().contains("the bucket is in the region eu-central-1: name it, "), "{error}");
+    Ok(())
+}
+
+async fn a_bucket_with_object_lock_gets_a_checksum(rig: Rig) -> TestResult {
+    rig.front.refuse(|request, status| {
+        let has_one = request
+            .headers
+            .iter()
+            .any(|(name, _)| name == "content-md5" || name.starts_with("x-amz-checksum-"));
+        let bare = status.is_none() && request.first.starts_with("PUT") && !has_one;
+        bare.then(|| refusal(400, "InvalidRequest", "Content-MD5 OR x-amz-checksum- HTTP header is required"))
+    });
+    let one = caller(&rig.dao().await?);
+    let held = one.take(["a"]).await;
+    one.keep(&held).await;
+    one.free(&held).await;
+    Ok(())
+}
+
+async fn a_right_to_list_that_is_missing_is_named(rig: Rig) -> TestResult {
+    rig.front.refuse(|request, status| {
+        let is_missing = status == Some(404) && request.first.starts_with("GET");
+        is_missing.then(|| refusal(403, "AccessDenied", "Access Denied"))
+    });
+    let dao = rig.dao().await?;
+    let error = dao.acquire(&caller(&dao).request(["a"])).await.expect_err("the table is missing");
+    assert_eq!(error.kind(), BackendErrorKind::Denied, "{error}");
+    assert!(error.to_string().contains("where s3:ListBucket is not allowed"), "{error}");
+    Ok(())
+}
+
+/// Applications have objects below the same prefix, and namespaces may be called as the folder of the sessions.
+async fn a_sweep_leaves_what_others_put_into_its_folder(rig: Rig) -> TestResult {
+    let (dao, ended) = (rig.dao().await?, rig.other().await);
+    let one = caller(&ended);
+    let held = one.take(["a"]).await;
+    eventually("a renewal writes the session's object", || async {
+        one.keep(&held).await;
+        let found = rig.objects().ok()?.list_with_delimiter(Some(&rig.path("session"))).await.ok()?;
+        (!found.objects.is_empty()).then_some(())
+    })
+    .await;
+    one.free(&held).await;
+    let objects = rig.objects()?;
+    let theirs = ["session/user-42.json", "session/table", "session/sub/0123456789abcdef0123456789abcdef"];
+    for name in theirs {
+        objects.put(&rig.path(name), b"precious".to_vec().into()).await?;
+    }
+    rig.bucket.advance(&rig.bucket, Duration::from_secs(48 * 3600)).await;
+    dao.sweep(100, None).await?;
+    let left: Vec<_> =
+        futures_util::TryStreamExt::try_collect(objects.list(Some(&rig.path("session")))).await?;
+    let mut left: Vec<String> = left.iter().map(|object| object.location.to_string()).collect();
+    let mut expected = theirs.map(|name| rig.path(name).to_string());
+    left.sort();
+    expected.sort();
+    assert_eq!(left, expected, "and the ended session's object is removed");
+    Ok(())
+}
+
+/// However an endpoint is given: two stores of one process whose clocks differ are not taken for one.
+async fn two_endpoints_have_a_clock_each(rig: Rig) -> TestResult {
+    let late = Front::before(&rig.bucket.endpoint).await?;
+    late.shift_date(-40);
+    let open = async |front: &Front| {
+        let builder = Dao::builder().s3(place::BUCKET).option("endpoint", &*front.url());
+        let builder = builder.namespace(&*rig.bucket.namespace).option("region", "us-east-1");
+        builder.option("access_key_id", "test").option("secret_access_key", "test").open().await
+    };
+    let (right, late) = (open(&rig.front).await?, open(&late).await?);
+    for _ in 0..5 {
+        late.doctor().await?;
+    }
+    let findings = right.doctor().await?;
+    let known = findings.iter().find(|finding| finding.check == "service's time").expect("it is looked at");
+    let within = known.detail.split(' ').find_map(|word| word.parse::<u64>().ok()).expect("a number");
+    assert!(within < 30_000, "{}", known.detail);
     Ok(())
 }
 

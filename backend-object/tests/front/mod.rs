@@ -48,7 +48,11 @@ struct State {
     drops_conditions: AtomicBool,
     /// Headers of all responses.
     added: Mutex<Vec<(String, String)>>,
+    refusals: Mutex<Vec<Refusal>>,
 }
+
+/// What a bucket's settings refuse: a request and the status of its response by the store, if it was asked already.
+type Refusal = Box<dyn Fn(&Message, Option<u16>) -> Option<Message> + Send>;
 
 impl Front {
     /// Before the store at `host:port`.
@@ -98,6 +102,12 @@ impl Front {
         self.state.added.lock().expect("no test panics inside").push((name.to_owned(), value.to_owned()));
     }
 
+    /// Requests are refused as the settings of a bucket would: by the request before the store is asked, and by its status
+    /// afterwards.
+    pub(crate) fn refuse(&self, refusal: impl Fn(&Message, Option<u16>) -> Option<Message> + Send + 'static) {
+        self.state.refusals.lock().expect("no test panics inside").push(Box::new(refusal));
+    }
+
     /// Writes lose their conditions.
     pub(crate) fn drop_conditions(&self) {
         self.state.drops_conditions.store(true, SeqCst);
@@ -144,11 +154,21 @@ async fn serve(client: TcpStream, state: &State) -> io::Result<()> {
     }
 }
 
+fn refused(state: &State, request: &Message, status: Option<u16>) -> Option<Message> {
+    let refusals = state.refusals.lock().expect("no test panics inside");
+    refusals.iter().find_map(|refusal| refusal(request, status))
+}
+
 async fn ask(state: &State, mut request: Message) -> io::Result<Message> {
+    if let Some(refused) = refused(state, &request, None) {
+        return Ok(refused);
+    }
     let mut store = BufReader::new(TcpStream::connect(&state.store).await?);
     request.set("connection", "close");
     request.write(&mut store).await?;
-    Message::read(&mut store, !request.first.starts_with("HEAD")).await
+    let response = Message::read(&mut store, !request.first.starts_with("HEAD")).await?;
+    let status = response.first.split(' ').nth(1).and_then(|status| status.parse().ok());
+    Ok(refused(state, &request, status).unwrap_or(response))
 }
 
 /// What the client gets instead of the store's response.
@@ -165,13 +185,19 @@ fn changed(mut response: Message, state: &State) -> Message {
 }
 
 fn forged(status: u16) -> Message {
-    let body = "<?xml version=\"1.0\"?><Error><Code>Injected</Code><Message>injected</Message></Error>";
+    refusal(status, "Injected", "injected")
+}
+
+/// The service's response to a request that it does not do.
+pub(crate) fn refusal(status: u16, code: &str, message: &str) -> Message {
+    let body =
+        format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>{message}</Message></Error>");
     Message {
         first: format!("HTTP/1.1 {status} Injected"),
         headers: vec![
             ("content-type".to_owned(), "application/xml".to_owned()),
             ("x-amz-request-id".to_owned(), "INJECTED".to_owned()),
         ],
-        body: body.as_bytes().to_vec(),
+        body: body.into_bytes(),
     }
 }

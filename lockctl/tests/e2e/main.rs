@@ -4,6 +4,7 @@
 mod stores;
 
 mod administration;
+mod aws;
 mod configuring;
 mod contention;
 mod dying;
@@ -28,8 +29,9 @@ use tokio::signal::unix::{self, SignalKind};
 
 use crate::stores::{Test, trials};
 
-const TESTS: [&[Test]; 16] = [
+const TESTS: [&[Test]; 17] = [
     administration::TESTS,
+    aws::TESTS,
     configuring::TESTS,
     contention::TESTS,
     dying::TESTS,

@@ -83,6 +83,8 @@ pub(crate) enum Needs {
     Versions,
     /// What only DynamoDB has.
     DynamoDb,
+    /// What only a bucket has.
+    S3,
     /// A file of its own: the store plays no part, or the test gets at its file.
     File,
 }
@@ -103,6 +105,7 @@ impl Needs {
             Needs::Queue => capabilities.fifo,
             Needs::Versions => scheme != "s3",
             Needs::DynamoDb => scheme == "dynamodb",
+            Needs::S3 => scheme == "s3",
             Needs::File => scheme == "sqlite",
         }
     }
@@ -129,7 +132,11 @@ impl Test {
             _ => trial.at_once("processes", 6),
         };
         let trial = if IN_TIME.contains(&module) { trial.of_liveness() } else { trial };
-        if USUAL.contains(&place) || self.needs == Needs::DynamoDb { trial } else { trial.thorough() }
+        if USUAL.contains(&place) || matches!(self.needs, Needs::DynamoDb | Needs::S3) {
+            trial
+        } else {
+            trial.thorough()
+        }
     }
 }
 
