@@ -81,6 +81,7 @@ mod admin;
 mod background;
 pub mod blocking;
 mod capabilities;
+mod certificate;
 mod changes;
 mod claim;
 mod clock;
@@ -140,6 +141,7 @@ pub use why::{HolderWaits, Why};
 pub mod backend {
     pub use crate::{
         background::{handle as library_runtime, shared as shared_runtime},
+        certificate::CertificateFault,
         changes::{Changes, NextChange, watch},
         clock::Moment,
         context::AttemptId,

@@ -35,6 +35,7 @@
 use std::time::Duration;
 
 mod bucket;
+pub mod certificates;
 mod cluster;
 mod container;
 mod duplicator;

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     thread,
     time::{Duration, Instant},
 };
@@ -83,7 +83,15 @@ impl Proxy {
     /// # Errors
     /// When no port can be bound.
     pub async fn start(upstream: impl Into<String>) -> io::Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        Self::start_on(Ipv4Addr::LOCALHOST, upstream).await
+    }
+
+    /// The same on another address of this machine, such as `::1`.
+    ///
+    /// # Errors
+    /// When no port can be bound.
+    pub async fn start_on(host: impl Into<IpAddr>, upstream: impl Into<String>) -> io::Result<Self> {
+        let listener = TcpListener::bind((host.into(), 0)).await?;
         let address = listener.local_addr()?;
         let upstream = watch::Sender::new(upstream.into());
         let mode = watch::Sender::new(Mode::Pass);

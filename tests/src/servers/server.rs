@@ -141,6 +141,23 @@ impl Server {
         Self::start_container(kind, password, setup).await
     }
 
+    /// Starts a server of Postgres, `MySQL` or `MariaDB` with TLS: `pem` has its certificate and the key.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub async fn start_with_certificate(kind: Kind, pem: &str) -> Result<Self, ServerError> {
+        let password = uuid::Uuid::new_v4().simple().to_string();
+        let (user, arguments): (_, &[&str]) = match kind {
+            Kind::Postgres => {
+                ("postgres", &["-c", "ssl=on", "-c", "ssl_cert_file=/tls.pem", "-c", "ssl_key_file=/tls.pem"])
+            }
+            _ => ("mysql", &["--ssl-cert=/tls.pem", "--ssl-key=/tls.pem"]),
+        };
+        let before = format!("echo '{pem}' > /tls.pem && chown {user} /tls.pem && chmod 600 /tls.pem");
+        let setup = Setup { arguments, before: Some(before), ..Setup::default() };
+        Self::start_container(kind, password, setup).await
+    }
+
     /// Starts a server of Postgres as a replica of `primary`, which is a container as well, with the files in memory.
     pub(super) async fn start_replica(primary: &Server) -> Result<Self, ServerError> {
         let failed = |reason| ServerError::failed(Kind::Postgres, "start", reason);
