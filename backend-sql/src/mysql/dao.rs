@@ -7,7 +7,7 @@ use super::{
     config::{self, MysqlBuilder, Server},
     engine::{Mysql, Source},
 };
-use crate::server::ServerLockDao;
+use crate::server::{ServerLockDao, names_user, tried};
 
 /// Locks in a MySQL or MariaDB database; see the [module](super) for how it works.
 pub type MysqlLockDao<I = String, C = Uuid> = ServerLockDao<I, C, Mysql>;
@@ -75,12 +75,17 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
     /// [`Denied`](lockcore::BackendErrorKind::Denied) if the server cannot be used.
     pub async fn open(self) -> Result<MysqlLockDao<I, C>, BackendError> {
         config::check_prefix(&self.settings.prefix)?;
+        let user = match &self.server {
+            Server::Url(url) if !names_user(url) => Some(config::parse(url)?.get_username().to_owned()),
+            _ => None,
+        };
         let source = match self.server {
             Server::None => return Err(config::refused("url", "it must name a server").into()),
             Server::Url(url) => Source::Own(Box::new(config::parse(&url)?)),
             Server::Options(options) => Source::Own(Box::new(config::plain(*options))),
             Server::Pool(pool) => Source::Pool(pool),
         };
-        ServerLockDao::over(Mysql::new(source, self.settings)?).await
+        let opened = ServerLockDao::over(Mysql::new(source, self.settings)?).await;
+        opened.map_err(|error| tried(user.as_deref(), error))
     }
 }

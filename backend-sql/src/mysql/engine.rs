@@ -6,7 +6,10 @@ use lockcore::{
     BreakMode, Capabilities, Finding,
     backend::{StoreVersion, Withdraw},
 };
-use sqlx::{ConnectOptions, MySqlPool, mysql::MySqlConnectOptions};
+use sqlx::{
+    ConnectOptions, MySqlConnection, MySqlPool,
+    mysql::{MySqlConnectOptions, MySqlSslMode},
+};
 
 use super::{
     config::{capabilities, plain, refused},
@@ -19,7 +22,7 @@ use super::{
 };
 use crate::server::{
     Answer, Engine, Key, Notification, Order, Outcome, ServerError, Settings, StoredGrant, StoredRequest,
-    fit, micros, reply, store_version,
+    fit, is_unusable, micros, reply, store_version,
 };
 
 /// How often sessions are woken that this user may not interrupt.
@@ -69,7 +72,7 @@ impl Mysql {
 
     /// Makes a connection of our own.
     async fn connect_own(&self) -> Result<Link, ServerError> {
-        let mut link = Link::own(self.options.connect().await.map_err(unconnected)?);
+        let mut link = Link::own(connect(&self.options).await.map_err(unconnected)?);
         // Whatever the server's defaults are. A wait for a row lock ends before the timeout of the order.
         let wait = self.settings.timeout.as_secs().clamp(1, 3600);
         let set = format!(
@@ -434,5 +437,17 @@ mod tests {
             lease: 1,
         };
         assert_eq!(held(&grant), r#"[["",7],["005AFF",-1]]"#);
+    }
+}
+
+/// Connects. Where TLS is only preferred and impossible with the server's certificate, goes without it.
+async fn connect(options: &MySqlConnectOptions) -> Result<MySqlConnection, sqlx::Error> {
+    match options.connect().await {
+        Err(error) if is_unusable(&error) && matches!(options.get_ssl_mode(), MySqlSslMode::Preferred) => {
+            tracing::warn!(%error, "TLS is impossible with the server's certificate, connecting without it");
+            // If the account needs TLS, the certificate is what has to be changed.
+            options.clone().ssl_mode(MySqlSslMode::Disabled).connect().await.map_err(|_| error)
+        }
+        connected => connected,
     }
 }

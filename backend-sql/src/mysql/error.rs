@@ -3,7 +3,15 @@
 use lockcore::BackendErrorKind;
 use sqlx::{Error, error::DatabaseError, mysql::MySqlDatabaseError};
 
-use crate::server::{Meaning, ServerError};
+use crate::server::{Certificate, Meaning, ServerError};
+
+const CERTIFICATE: Certificate = Certificate {
+    backend: "mysql",
+    roots: "ssl-ca",
+    any_name: "ssl-mode=verify_ca",
+    any: "ssl-mode=required",
+    plain: "ssl-mode=disabled",
+};
 
 /// A failure of an exchange that had begun: whatever broke the connection may have been after the commit.
 pub(super) fn failed(source: Error) -> ServerError {
@@ -12,6 +20,14 @@ pub(super) fn failed(source: Error) -> ServerError {
 
 /// A failure to connect: nothing was asked for yet.
 pub(super) fn unconnected(source: Error) -> ServerError {
+    if let Some(refused) = CERTIFICATE.refused(&source) {
+        return refused;
+    }
+    // The driver has no sound code to encrypt a password by itself, and asks for a feature that it should not have.
+    if matches!(&source, Error::Configuration(what) if what.to_string().starts_with("RSA ")) {
+        let what = "this account needs TLS, by which alone its password is sent: leave ssl-mode out, and let the server have TLS";
+        return ServerError::Misconfigured { backend: "mysql", what: what.to_owned() };
+    }
     ServerError::classify("mysql", source, false, |error| of_number(number_of(error)))
 }
 

@@ -8,7 +8,7 @@ use lockcore::{ContextId, Ident};
 use sqlx::{ConnectOptions, PgPool, postgres::PgConnectOptions};
 
 use super::schema::VERSION;
-use crate::server::{ServerError, Settings, check_name, without_brackets};
+use crate::server::{ServerError, Settings, check_name, names_user, without_brackets};
 
 /// Says which commits have to be on the disk before they are answered; a durable one is as durable as the server's own
 /// `synchronous_commit` makes it.
@@ -185,6 +185,13 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
 }
 
 impl<I, C> PostgresBuilder<I, C> {
+    /// Returns the user that is tried though the URL names none.
+    pub(super) fn invented_user(&self) -> Option<String> {
+        let Server::Url(url) = &self.server else { return None };
+        let options = PgConnectOptions::from_str(url).ok().filter(|_| !names_a_user(url))?;
+        Some(options.get_username().to_owned())
+    }
+
     /// Checks the settings of this database: where connections come from, how to listen, and the rest.
     pub(super) fn checked(self) -> Result<(Source, PgConnectOptions, Options), ServerError> {
         check_name("postgres", "schema", &self.options.schema)?;
@@ -213,8 +220,20 @@ fn parse(key: &'static str, url: &str) -> Result<PgConnectOptions, ServerError> 
     // The error's own text is not shown: parts of the URL may stand in it.
     let options = PgConnectOptions::from_str(url);
     let options = options.map_err(|_| refused(key, "it must be like postgres://user@host:5432/database"))?;
+    let is_invented = !names_a_user(url) && matches!(options.get_username(), "anonymous" | "unknown");
+    if is_invented {
+        return Err(refused(
+            key,
+            "it must name a user, as this process has no name: postgres://user@host:5432/database",
+        ));
+    }
     let host = without_brackets(options.get_host()).to_owned();
     Ok(quiet(options.host(&host)))
+}
+
+/// Returns whether the URL or the environment names a user; otherwise it is the one of the process.
+fn names_a_user(url: &str) -> bool {
+    names_user(url) || std::env::var_os("PGUSER").is_some()
 }
 
 /// Nothing of ours is logged, ids may be secret; and nothing is set at the start that a pooler does not know.

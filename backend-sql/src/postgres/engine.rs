@@ -11,7 +11,7 @@ use lockcore::{
     backend::{StoreVersion, Withdraw},
 };
 use sqlx::{
-    AssertSqlSafe, ConnectOptions, Row,
+    AssertSqlSafe, ConnectOptions, PgConnection, Row,
     postgres::{PgConnectOptions, PgListener},
 };
 use uuid::Uuid;
@@ -26,7 +26,7 @@ use super::{
 };
 use crate::server::{
     Answer, Engine, Key, Modes, Notification, Order, Outcome, Place, ServerError, ServerLockDao, Settings,
-    StoredGrant, StoredRequest, fit, micros, reply, store_version,
+    StoredGrant, StoredRequest, fit, micros, reply, store_version, tried,
 };
 
 /// Bits of the parameter `p_flags`, as in `pieces.sql`.
@@ -111,8 +111,10 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
     /// role's isolation level is not `read committed` and cannot be set; [`Unavailable`](BackendErrorKind::Unavailable) and
     /// [`Denied`](BackendErrorKind::Denied) if the server cannot be used.
     pub async fn open(self) -> Result<PostgresLockDao<I, C>, BackendError> {
+        let user = self.invented_user();
         let (source, listen, options) = self.checked()?;
-        ServerLockDao::over(Postgres::new(source, listen, options)).await
+        let opened = ServerLockDao::over(Postgres::new(source, listen, options)).await;
+        opened.map_err(|error| tried(user.as_deref(), error))
     }
 }
 
@@ -154,13 +156,13 @@ impl Postgres {
     async fn connect_own(&self, options: &PgConnectOptions) -> Result<Link, ServerError> {
         let mut wrong = None;
         if !self.brings_level.load(Ordering::Relaxed) {
-            let mut link = Link::Own(Box::new(options.connect().await.map_err(unconnected)?));
+            let mut link = Link::Own(Box::new(connect(options).await.map_err(unconnected)?));
             wrong = self.examine(&mut link).await?;
             if wrong.is_none() {
                 return Ok(link);
             }
         }
-        let conn = match (options.clone().options([LEVEL]).connect().await, wrong) {
+        let conn = match (connect(&options.clone().options([LEVEL])).await, wrong) {
             (Ok(conn), _) => conn,
             // A pooler that takes no such parameter.
             (Err(sqlx::Error::Database(_)), Some(wrong)) => return Err(wrong),
@@ -509,7 +511,7 @@ impl Engine for Postgres {
             Source::Own(options) => (**options).clone(),
             Source::Pool(pool) => (*pool.connect_options()).clone(),
         };
-        let mut other = Link::Own(Box::new(options.connect().await.map_err(unconnected)?));
+        let mut other = Link::Own(Box::new(connect(&options).await.map_err(unconnected)?));
         doctor::examine(link, &mut other, self.options.prepared).await
     }
 
@@ -523,6 +525,18 @@ impl Engine for Postgres {
 
     async fn probe(&self, listener: &mut PgListener) -> Result<(), ServerError> {
         listen::probe(listener).await
+    }
+}
+
+/// Connects. Where TLS is only preferred and impossible with the server's certificate, goes without it, as libpq does.
+async fn connect(options: &PgConnectOptions) -> Result<PgConnection, sqlx::Error> {
+    match options.connect().await {
+        Err(error) => match listen::without_tls(options, &error) {
+            // If the server wants TLS, its certificate is what has to be changed.
+            Some(plain) => plain.connect().await.map_err(|_| error),
+            None => Err(error),
+        },
+        connected => connected,
     }
 }
 

@@ -3,7 +3,15 @@
 use lockcore::BackendErrorKind;
 use sqlx::Error;
 
-use crate::server::{Meaning, ServerError};
+use crate::server::{Certificate, Meaning, ServerError};
+
+const CERTIFICATE: Certificate = Certificate {
+    backend: "postgres",
+    roots: "sslrootcert",
+    any_name: "sslmode=verify-ca",
+    any: "sslmode=require",
+    plain: "sslmode=disable",
+};
 
 /// A failure of an exchange that had begun: whatever broke the connection may have been after the commit.
 pub(super) fn failed(source: Error) -> ServerError {
@@ -12,6 +20,9 @@ pub(super) fn failed(source: Error) -> ServerError {
 
 /// A failure to connect: nothing was asked for yet.
 pub(super) fn unconnected(source: Error) -> ServerError {
+    if let Some(refused) = CERTIFICATE.refused(&source) {
+        return refused;
+    }
     ServerError::classify("postgres", source, false, |error| of_code(error.code().as_deref().unwrap_or("")))
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use lockcore::{
     BackendError, BackendErrorKind,
-    backend::{ProgramTooOld, StoreVersion},
+    backend::{CertificateFault, ProgramTooOld, StoreVersion},
 };
 use sqlx::error::DatabaseError;
 
@@ -46,6 +46,42 @@ pub enum ServerError {
     Misconfigured { backend: &'static str, what: String },
     #[error("{backend}: an answer cannot be read: {what}")]
     Answer { backend: &'static str, what: String },
+}
+
+/// By which options of a URL a backend is set to verify less of a certificate.
+pub(crate) struct Certificate {
+    pub(crate) backend: &'static str,
+    /// Names the file of authorities to trust.
+    pub(crate) roots: &'static str,
+    /// Accepts other names.
+    pub(crate) any_name: &'static str,
+    /// Verifies nothing.
+    pub(crate) any: &'static str,
+    /// Goes without TLS.
+    pub(crate) plain: &'static str,
+}
+
+impl Certificate {
+    /// Returns the error that says what is wrong with the server's certificate, if that is why there is no connection.
+    pub(crate) fn refused(&self, source: &sqlx::Error) -> Option<ServerError> {
+        let Certificate { backend, roots, any_name, any, plain } = self;
+        let fault = CertificateFault::find(&source.to_string())?;
+        let what = match &fault {
+            // The driver verifies by the certificate's key that the server has it, in every mode.
+            CertificateFault::VersionOne => format!("{fault}; {plain} goes without TLS"),
+            CertificateFault::UnknownIssuer => {
+                format!("{fault}; {roots} names the file of those to trust, {any} verifies nothing")
+            }
+            CertificateFault::OtherName(_) => format!("{fault}; {any_name} accepts other names"),
+            _ => format!("{fault}; {any} verifies nothing"),
+        };
+        Some(ServerError::Misconfigured { backend, what })
+    }
+}
+
+/// Returns whether the driver cannot use the server's certificate though it verifies nothing.
+pub(crate) fn is_unusable(error: &sqlx::Error) -> bool {
+    CertificateFault::find(&error.to_string()) == Some(CertificateFault::VersionOne)
 }
 
 /// What a failure means; see [`ServerError::Database`].

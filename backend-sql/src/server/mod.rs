@@ -20,7 +20,7 @@ mod watch;
 pub use dao::ServerLockDao;
 pub(crate) use dao::{fit, store_version};
 pub(crate) use engine::{Engine, Order, Outcome};
-pub(crate) use error::{Meaning, ServerError};
+pub(crate) use error::{Certificate, Meaning, ServerError, is_unusable};
 pub(crate) use reply::{Answer, Notification};
 #[cfg(feature = "postgres")]
 pub(crate) use request::Modes;
@@ -28,4 +28,4 @@ pub(crate) use request::{Key, Place, StoredGrant, StoredRequest, micros};
 pub(crate) use settings::Settings;
 #[cfg(feature = "postgres")]
 pub(crate) use settings::check_name;
-pub(crate) use settings::without_brackets;
+pub(crate) use settings::{names_user, tried, without_brackets};

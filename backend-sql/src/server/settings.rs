@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockcore::backend::StoreVersion;
+use lockcore::{BackendError, BackendErrorKind, backend::StoreVersion};
 
 use super::ServerError;
 
@@ -81,6 +81,21 @@ pub(crate) fn check_name(backend: &'static str, key: &'static str, value: &str) 
         return Err(ServerError::Setting { backend, key, value, expected });
     }
     Ok(())
+}
+
+/// Returns whether a URL names a user.
+pub(crate) fn names_user(url: &str) -> bool {
+    let (_, behind) = url.split_once("://").unwrap_or_default();
+    let (place, options) = behind.split_once('?').unwrap_or((behind, ""));
+    let authority = place.split('/').next().unwrap_or_default();
+    authority.contains('@') || options.split('&').any(|option| option.starts_with("user="))
+}
+
+/// Adds to a refusal which user was tried, where the settings name none.
+pub(crate) fn tried(user: Option<&str>, error: BackendError) -> BackendError {
+    let Some(user) = user.filter(|_| error.kind() == BackendErrorKind::Denied) else { return error };
+    let message = format!("{error}; the URL names no user, so that {user:?} was tried");
+    BackendError::new(error.kind(), message).with_source(error)
 }
 
 /// The host of a URL as it is dialled: the brackets around an address of IPv6 are the URL's.

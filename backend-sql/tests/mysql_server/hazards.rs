@@ -236,6 +236,9 @@ async fn passwords_are_sent_over_tls_only(kind: Kind) -> TestResult {
     };
     let refused = builder("DISABLED").open().await.expect_err("the password cannot be sent");
     assert!(!format!("{refused} {refused:?}").contains("hunter2"));
+    assert_eq!(refused.kind(), lockcore::BackendErrorKind::Misconfigured, "{refused}");
+    let text = refused.to_string();
+    assert!(text.contains("this account needs TLS") && !text.contains("feature"), "{text}");
     builder("REQUIRED").open().await?;
     Ok(())
 }

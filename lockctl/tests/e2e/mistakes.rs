@@ -1,6 +1,6 @@
 //! Bad input and other failures: the code, and one clear line.
 
-use std::process::Stdio;
+use std::{os::unix::process::CommandExt, process::Stdio};
 
 use serde_json::Value;
 
@@ -16,6 +16,7 @@ pub(crate) const TESTS: &[Test] = &[
     test!(the_configuration_file_is_heeded, File),
     test!(not_acquired_timed_out_and_backend_failed_are_distinguished, File),
     test!(a_setting_that_cannot_be_is_no_failure_of_the_backend, File),
+    test!(a_process_without_a_name_is_asked_for_a_user, File),
     test!(with_json_what_goes_wrong_is_json_too, File),
     test!(a_closed_stdout_is_no_panic, File),
     test!(mistakes_come_with_advice, File),
@@ -212,6 +213,20 @@ fn a_setting_that_cannot_be_is_no_failure_of_the_backend(store: &Store) {
         let refused = store.run(&["ls", "--url", url]);
         assert_eq!(refused.code, 125, "{url}: {}", refused.stderr);
     }
+}
+
+/// As in a container that runs under a number that no list of users has.
+fn a_process_without_a_name_is_asked_for_a_user(store: &Store) {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let mut command = store.lockctl(&["ls", "--url", "postgres://127.0.0.1:1/app"]);
+    command.current_dir("/").uid(1_000_710_000).gid(1_000_710_000);
+    command.env_remove("USER").env_remove("LOGNAME").env_remove("PGUSER");
+    let refused = Ended::of(command);
+    assert_eq!(refused.code, 125, "{}", refused.stderr);
+    let told = "it must name a user, as this process has no name: postgres://user@host:5432/database";
+    assert!(refused.stderr.contains(told), "{}", refused.stderr);
 }
 
 fn with_json_what_goes_wrong_is_json_too(store: &Store) {
