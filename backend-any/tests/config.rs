@@ -258,6 +258,11 @@ async fn mistakes_in_a_url_are_named() {
             "pass: an option is not possible, it is for redis+unix; elsewhere the URL itself says it: redis://USER:PASSWORD@HOST/DB",
         ),
         (
+            "rediss://x?tls_verify=off",
+            "tls_verify in the url: \"off\" is not possible, it must be full, ca or none",
+        ),
+        ("rediss://x/#insecure", "url: has #insecure: the option is tls_verify=none"),
+        (
             "redis+x://x",
             "url: unknown scheme \"redis+x\"; this build has memory, sqlite, dynamodb, mysql, postgres, redis, s3",
         ),

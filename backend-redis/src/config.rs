@@ -28,6 +28,7 @@ pub(crate) struct Settings {
     pub(crate) busy_wait: Duration,
     pub(crate) replicas: Option<Replicas>,
     pub(crate) certificates: Certificates,
+    pub(crate) tls_verify: TlsVerify,
     pub(crate) sentinel_user: Option<(String, String)>,
     pub(crate) program: StoreVersion,
     /// A clock that tests set, ahead of the server's by so much.
@@ -40,6 +41,20 @@ pub(crate) struct Settings {
 pub(crate) struct Replicas {
     pub(crate) count: u32,
     pub(crate) within: Duration,
+}
+
+/// What of a server's certificate is verified.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum TlsVerify {
+    /// That a trusted authority issued it, for the host of the URL.
+    #[default]
+    Full,
+    /// That a trusted authority issued it, for whatever name: for nodes of a cluster that announce addresses, and providers whose
+    /// certificates have other names. Give the authority as [`root_certificate`](RedisBuilder::root_certificate): any certificate
+    /// of a public one is accepted otherwise. Not with sentinels.
+    Ca,
+    /// Nothing: any server may be the one that answers, and read the password. For providers with self-signed certificates.
+    None,
 }
 
 /// What TLS needs beyond the system's root certificates, in PEM.
@@ -59,6 +74,7 @@ impl<I: Ident, C: ContextId> RedisBuilder<I, C> {
             busy_wait: Duration::ZERO,
             replicas: None,
             certificates: Certificates::default(),
+            tls_verify: TlsVerify::Full,
             sentinel_user: None,
             program: VERSION,
             #[cfg(feature = "testing")]
@@ -124,6 +140,13 @@ impl<I: Ident, C: ContextId> RedisBuilder<I, C> {
     #[must_use]
     pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.settings.certificates.root = Some(pem.into());
+        self
+    }
+
+    /// Sets what of the server's certificate is verified; all of it by default. Only for `rediss` URLs.
+    #[must_use]
+    pub fn tls_verify(mut self, verify: TlsVerify) -> Self {
+        self.settings.tls_verify = verify;
         self
     }
 

@@ -1,11 +1,14 @@
 //! Errors of the server or the connection, as errors of the backend.
 
-use lockcore::{BackendError, BackendErrorKind};
+use lockcore::{BackendError, BackendErrorKind, backend::CertificateFault};
 use redis::{ErrorKind, RedisError};
 
 /// Classifies an error by kind and code. `sent`: a request may have been under way.
 pub(crate) fn failure(error: RedisError, sent: bool) -> BackendError {
     use BackendErrorKind::{BadSetting, Busy, Corrupt, Denied, Misconfigured, Other, Timeout, Unavailable};
+    if let Some(fault) = CertificateFault::find(&error.to_string()) {
+        return refused(&fault).with_source(error);
+    }
     // The second value: whether the script may have run, wholly or in part.
     let (kind, may_have_run, hint) = match error.kind() {
         ErrorKind::Io if error.is_timeout() => (Timeout, true, ""),
@@ -34,6 +37,18 @@ pub(crate) fn failure(error: RedisError, sent: bool) -> BackendError {
     };
     let failure = BackendError::new(kind, format!("redis: {error}{hint}")).with_source(error);
     if sent && may_have_run { failure.possibly_done() } else { failure }
+}
+
+/// Says what is wrong with the server's certificate, and what to do.
+fn refused(fault: &CertificateFault) -> BackendError {
+    let advice = match fault {
+        CertificateFault::UnknownIssuer => {
+            "root_certificate names the file of those to trust, tls_verify=none verifies nothing"
+        }
+        CertificateFault::OtherName(_) => "tls_verify=ca accepts other names",
+        _ => "tls_verify=none verifies nothing",
+    };
+    BackendError::new(BackendErrorKind::Misconfigured, format!("redis: {fault}; {advice}"))
 }
 
 /// Whether the connection has to be replaced after this error. A replica was the master when the connection was made: its name

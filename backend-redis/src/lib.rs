@@ -128,5 +128,5 @@ mod store;
 mod version;
 mod watch;
 
-pub use config::RedisBuilder;
+pub use config::{RedisBuilder, TlsVerify};
 pub use dao::{CAPABILITIES, RedisLockDao};

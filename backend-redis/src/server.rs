@@ -13,7 +13,7 @@ use redis::{
 #[cfg(any(feature = "sentinel", feature = "cluster"))]
 use crate::announced::Unreachable;
 use crate::{
-    config::Settings,
+    config::{Settings, TlsVerify},
     error::{bad_setting, failure},
     link::Link,
 };
@@ -43,8 +43,13 @@ pub(crate) struct Nodes {
     sentinel_user: Option<(String, String)>,
 }
 
+/// How TLS is used.
 #[cfg(feature = "tls")]
-type Tls = Option<redis::TlsCertificates>;
+#[derive(Clone)]
+pub(crate) struct Tls {
+    certificates: Option<redis::TlsCertificates>,
+    verify: TlsVerify,
+}
 /// Takes the place of the settings in a build without TLS.
 #[cfg(not(feature = "tls"))]
 #[derive(Clone, Copy)]
@@ -57,6 +62,8 @@ struct Parts<'u> {
     user: Option<&'u str>,
     hosts: Vec<&'u str>,
     path: Vec<&'u str>,
+    /// Nothing of a certificate is verified.
+    unverified: bool,
 }
 
 impl Server {
@@ -69,9 +76,18 @@ impl Server {
             let path = rest.strip_prefix("//").unwrap_or(rest);
             return Self::single(info(&format!("redis+unix://{path}"))?, certificates(settings)?);
         }
-        let parts = Parts::read(&scheme, rest)?;
+        let mut parts = Parts::read(&scheme, rest)?;
+        parts.unverified = settings.tls_verify == TlsVerify::None;
         if !parts.tls && (settings.certificates.root.is_some() || settings.certificates.client.is_some()) {
             return Err(bad_setting("certificates: only a URL that begins with rediss uses TLS".to_owned()));
+        }
+        if !parts.tls && settings.tls_verify != TlsVerify::Full {
+            return Err(bad_setting("tls_verify: only a URL that begins with rediss uses TLS".to_owned()));
+        }
+        if parts.kind == "sentinel" && settings.tls_verify == TlsVerify::Ca {
+            return Err(bad_setting(
+                "tls_verify: ca is not possible with sentinels, only full and none".to_owned(),
+            ));
         }
         let tls = certificates(settings)?;
         match parts.kind {
@@ -259,13 +275,15 @@ impl Nodes {
         }
         #[cfg(feature = "tls")]
         if let redis::ConnectionAddr::TcpTls { .. } = first.addr() {
-            builder = builder
-                .set_client_to_redis_tls_mode(redis::TlsMode::Secure)
-                .set_client_to_sentinel_tls_mode(redis::TlsMode::Secure);
-            if let Some(tls) = &self.tls {
+            let mode = match self.tls.verify {
+                TlsVerify::None => redis::TlsMode::Insecure,
+                _ => redis::TlsMode::Secure,
+            };
+            builder = builder.set_client_to_redis_tls_mode(mode).set_client_to_sentinel_tls_mode(mode);
+            if let Some(certificates) = &self.tls.certificates {
                 builder = builder
-                    .set_client_to_redis_certificates(tls.clone())
-                    .set_client_to_sentinel_certificates(tls.clone());
+                    .set_client_to_redis_certificates(certificates.clone())
+                    .set_client_to_sentinel_certificates(certificates.clone());
             }
         }
         builder.build()
@@ -285,9 +303,12 @@ impl Nodes {
             .response_timeout(settings.response_timeout)
             .overall_response_timeout(Some(settings.response_timeout));
         #[cfg(feature = "tls")]
-        let builder = match &self.tls {
-            Some(tls) => builder.certs(tls.clone()),
-            None => builder,
+        let builder = {
+            let builder = builder.danger_accept_invalid_hostnames(self.tls.verify == TlsVerify::Ca);
+            match &self.tls.certificates {
+                Some(certificates) => builder.certs(certificates.clone()),
+                None => builder,
+            }
         };
         builder.build()
     }
@@ -307,6 +328,9 @@ impl<'u> Parts<'u> {
         let Some(rest) = rest.strip_prefix("//") else {
             return Err(no_such_url("has no // behind its scheme"));
         };
+        if rest.ends_with("#insecure") {
+            return Err(no_such_url("has #insecure: the option is tls_verify=none"));
+        }
         if rest.contains(['?', '#']) {
             return Err(no_such_url("has options, which belong into the builder"));
         }
@@ -317,7 +341,7 @@ impl<'u> Parts<'u> {
         let mut segments = rest.split('/');
         let hosts: Vec<_> = segments.next().unwrap_or_default().split(',').collect();
         let path = segments.filter(|segment| !segment.is_empty()).collect();
-        Ok(Parts { tls, kind, user, hosts, path })
+        Ok(Parts { tls, kind, user, hosts, path, unverified: false })
     }
 
     /// One of the hosts as a URL of its own, with the database.
@@ -329,7 +353,8 @@ impl<'u> Parts<'u> {
             host => host,
         };
         let skipped = usize::from(self.kind == "sentinel");
-        format!("{scheme}://{user}{host}/{}", self.path.get(skipped).unwrap_or(&""))
+        let unverified = if self.unverified { "#insecure" } else { "" };
+        format!("{scheme}://{user}{host}/{}{unverified}", self.path.get(skipped).unwrap_or(&""))
     }
 
     #[cfg(any(feature = "sentinel", feature = "cluster"))]
@@ -347,8 +372,17 @@ fn login((user, password): (String, String)) -> redis::RedisConnectionInfo {
 
 fn client(info: ConnectionInfo, tls: Tls) -> redis::RedisResult<redis::Client> {
     #[cfg(feature = "tls")]
-    return match (info.addr(), tls) {
-        (redis::ConnectionAddr::TcpTls { .. }, Some(tls)) => redis::Client::build_with_tls(info, tls),
+    return match (info.addr(), tls.certificates) {
+        (redis::ConnectionAddr::TcpTls { .. }, certificates) => {
+            let client = match certificates {
+                Some(certificates) => redis::Client::build_with_tls(info, certificates)?,
+                None => redis::Client::open(info)?,
+            };
+            let info = client.get_connection_info().clone();
+            let mut address = info.addr().clone();
+            address.set_danger_accept_invalid_hostnames(tls.verify == TlsVerify::Ca);
+            redis::Client::open(info.set_addr(address))
+        }
         _ => redis::Client::open(info),
     };
     #[cfg(not(feature = "tls"))]
@@ -374,12 +408,13 @@ fn tcp() -> TcpSettings {
 #[cfg(feature = "tls")]
 fn certificates(settings: &Settings) -> Result<Tls, BackendError> {
     let crate::config::Certificates { root, client } = settings.certificates.clone();
+    let verify = settings.tls_verify;
     if root.is_none() && client.is_none() {
-        return Ok(None);
+        return Ok(Tls { certificates: None, verify });
     }
     let client_tls =
         client.map(|(client_cert, client_key)| redis::ClientTlsConfig { client_cert, client_key });
-    Ok(Some(redis::TlsCertificates { client_tls, root_cert: root }))
+    Ok(Tls { certificates: Some(redis::TlsCertificates { client_tls, root_cert: root }), verify })
 }
 
 #[cfg(not(feature = "tls"))]

@@ -2,7 +2,7 @@
 
 use lockcore::BackendErrorKind;
 
-use crate::{RedisBuilder, RedisLockDao};
+use crate::{RedisBuilder, RedisLockDao, TlsVerify};
 
 fn builder() -> RedisBuilder<String, uuid::Uuid> {
     RedisLockDao::builder()
@@ -50,6 +50,14 @@ async fn settings_out_of_bounds_are_named() {
         (builder().replicas(0, second), "replicas: 0 is not possible"),
         (builder().replicas(1, second * 5), "replicas within: 5s is not possible"),
         (builder().root_certificate("x"), "certificates: only a URL that begins with rediss uses TLS"),
+        (builder().tls_verify(TlsVerify::None), "tls_verify: only a URL that begins with rediss uses TLS"),
+        #[cfg(all(feature = "tls", feature = "sentinel"))]
+        (
+            builder().url("rediss+sentinel://h/m").tls_verify(TlsVerify::Ca),
+            "tls_verify: ca is not possible with sentinels",
+        ),
+        #[cfg(feature = "tls")]
+        (builder().url("rediss://h/#insecure"), "url: has #insecure: the option is tls_verify=none"),
     ] {
         let message = refused(builder).await;
         assert!(message.starts_with(begins), "{message}");

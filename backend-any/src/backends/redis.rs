@@ -3,7 +3,7 @@
 use std::fs;
 
 use lockcore::{AnyLockDao, Capabilities, ContextId, Ident};
-use lockcore_redis::{CAPABILITIES, RedisBuilder, RedisLockDao};
+use lockcore_redis::{CAPABILITIES, RedisBuilder, RedisLockDao, TlsVerify};
 
 use super::{Settings, driver};
 use crate::{ConfigError, ConnectError, option::Plain, parse_duration, url::NAMESPACE};
@@ -25,6 +25,7 @@ pub(super) const OPTIONS: &[&str] = &[
     "root_certificate",
     "sentinel_password",
     "sentinel_user",
+    "tls_verify",
     "user",
 ];
 
@@ -57,6 +58,7 @@ pub(super) async fn open<I: Ident, C: ContextId>(
         .with("response_timeout", parse_duration, RedisBuilder::response_timeout)?
         .with("busy_wait", parse_duration, RedisBuilder::busy_wait)?
         .with("root_certificate", file, RedisBuilder::root_certificate)?
+        .with("tls_verify", tls_verify, RedisBuilder::tls_verify)?
         .builder;
     match (options.read("replicas", u32::plain)?, options.read("replicas_within", parse_duration)?) {
         (Some(replicas), Some(within)) => builder = builder.replicas(replicas, within),
@@ -76,6 +78,15 @@ pub(super) async fn open<I: Ident, C: ContextId>(
         (Some(_), None) => return Err(alone("sentinel_user", "sentinel_user and sentinel_password")),
     }
     Ok(AnyLockDao::new(builder.open().await?))
+}
+
+fn tls_verify(text: &str) -> Result<TlsVerify, String> {
+    match text {
+        "full" => Ok(TlsVerify::Full),
+        "ca" => Ok(TlsVerify::Ca),
+        "none" => Ok(TlsVerify::None),
+        _ => Err("it must be full, ca or none".to_owned()),
+    }
 }
 
 fn file(path: &str) -> Result<Vec<u8>, String> {

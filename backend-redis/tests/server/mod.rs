@@ -38,6 +38,7 @@ pub(crate) fn trials() -> impl IntoIterator<Item = Trial> {
             tls_and_a_user_of_an_access_list,
             the_documented_access_list_is_enough_and_no_more,
             tls_with_certificates_on_both_ends,
+            what_is_verified_of_a_certificate_can_be_set,
             a_cluster_of_three_masters,
             a_slot_that_moves_loses_no_lock,
             a_cluster_that_misses_a_node_says_so,

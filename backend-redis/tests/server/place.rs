@@ -7,7 +7,7 @@ use lockcore_conformance::{
     Backend, Store,
     servers::{Kind, Server, shared},
 };
-use lockcore_redis::{RedisBuilder, RedisLockDao};
+use lockcore_redis::{RedisBuilder, RedisLockDao, TlsVerify};
 use uuid::Uuid;
 
 use super::topology::Raw;
@@ -26,6 +26,7 @@ pub(crate) struct Place {
     pub(crate) namespace: String,
     response_timeout: Duration,
     trusted: Option<String>,
+    verified: TlsVerify,
     shown: Option<(String, String)>,
     _server: Option<Arc<Server>>,
 }
@@ -40,7 +41,15 @@ impl Place {
     pub(crate) fn at(url: impl Into<String>) -> Self {
         let namespace = format!("test-{}", Uuid::new_v4().simple());
         let response_timeout = Duration::from_secs(5);
-        Place { url: url.into(), namespace, response_timeout, trusted: None, shown: None, _server: None }
+        Place {
+            url: url.into(),
+            namespace,
+            response_timeout,
+            trusted: None,
+            verified: TlsVerify::Full,
+            shown: None,
+            _server: None,
+        }
     }
 
     /// The same namespace by another way.
@@ -60,6 +69,12 @@ impl Place {
         self
     }
 
+    /// The same, where so much of the server's certificate is verified.
+    pub(crate) fn verifying(mut self, verified: TlsVerify) -> Self {
+        self.verified = verified;
+        self
+    }
+
     /// The same with a certificate to show.
     pub(crate) fn showing(mut self, certificate: &str, key: &str) -> Self {
         self.shown = Some((certificate.to_owned(), key.to_owned()));
@@ -74,7 +89,7 @@ impl Place {
         if let Some((certificate, key)) = &self.shown {
             builder = builder.client_certificate(certificate.clone(), key.clone());
         }
-        builder.response_timeout(self.response_timeout)
+        builder.tls_verify(self.verified).response_timeout(self.response_timeout)
     }
 
     pub(crate) async fn open(&self) -> Result<Dao, BackendError> {

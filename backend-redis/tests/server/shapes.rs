@@ -4,14 +4,16 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use lockcore::{BackendErrorKind, BreakMode, LockDao, Severity};
 use lockcore_conformance::{
-    Store,
-    servers::{Cluster, Kind, Server, ServerError, TestResult, Watched},
+    Store, eventually,
+    servers::{Cluster, Kind, Server, ServerError, TestResult, Watched, certificates},
     store::{exclusive, id, shared, slot},
 };
 
+use lockcore_redis::TlsVerify;
+
 use super::{
     place::{Failure, Place},
-    topology::{Authority, Raw, node_of, old_server, server, socket_server, tls_server},
+    topology::{Authority, Raw, node_of, old_server, server, socket_server, tls_server, tls_server_with},
 };
 
 /// A bit of everything, by two processes' eyes.
@@ -188,6 +190,62 @@ pub(crate) async fn tls_with_certificates_on_both_ends() -> TestResult {
     place.open().await.expect_err("it shows no certificate");
     let (certificate, key) = authority.issue("a client")?;
     tour(&place.showing(&certificate, &key)).await
+}
+
+/// By the name of the host and by an address of IPv6; what is wrong is said in words, and so is what to do.
+pub(crate) async fn what_is_verified_of_a_certificate_can_be_set() -> TestResult {
+    use certificates::{AUTHORITY, ELSEWHERE, SELF_SIGNED, SERVER, VERSION_1};
+
+    let (_server, port) = tls_server_with(SERVER, "").await?;
+    for host in ["127.0.0.1", "localhost", "[::1]"] {
+        tour(&Place::at(format!("rediss://{host}:{port}/")).trusting(AUTHORITY)).await?;
+    }
+    let unknown = Place::at(format!("rediss://127.0.0.1:{port}/"));
+    refuses(&unknown, "issued by no authority that is trusted; root_certificate names").await;
+    tour(&unknown.verifying(TlsVerify::None)).await?;
+
+    for (pem, root, told, by_authority) in [
+        (ELSEWHERE, AUTHORITY, "not valid for name \"127.0.0.1\"", true),
+        (
+            SELF_SIGNED,
+            SELF_SIGNED,
+            "is that of an authority (CA:TRUE), as `openssl req -x509` makes it",
+            false,
+        ),
+        (VERSION_1, VERSION_1, "is of X.509 version 1", false),
+    ] {
+        let (_server, port) = tls_server_with(pem, "").await?;
+        let place = Place::at(format!("rediss://127.0.0.1:{port}/")).trusting(root);
+        refuses(&place, told).await;
+        tour(&place.clone().verifying(TlsVerify::None)).await?;
+        let by_its_authority = place.verifying(TlsVerify::Ca);
+        if by_authority {
+            tour(&by_its_authority).await?;
+        } else {
+            refuses(&by_its_authority, told).await;
+        }
+    }
+
+    // The nodes of a cluster announce addresses.
+    let (_node, port) = tls_server_with(ELSEWHERE, "--cluster-enabled yes --tls-cluster yes").await?;
+    let place = Place::at(format!("rediss+cluster://127.0.0.1:{port}")).trusting(AUTHORITY);
+    refuses(&place, "not valid for name \"127.0.0.1\"").await;
+    let raw = Raw::to(&_node.url()).await?;
+    raw.ask::<()>("CLUSTER ADDSLOTSRANGE 0 16383").await?;
+    eventually("the cluster is ready", || async {
+        let info: String = raw.ask("CLUSTER INFO").await.ok()?;
+        info.contains("cluster_state:ok").then_some(())
+    })
+    .await;
+    tour(&place.clone().verifying(TlsVerify::Ca)).await?;
+    tour(&place.verifying(TlsVerify::None)).await
+}
+
+async fn refuses(place: &Place, told: &str) {
+    let error = place.open().await.expect_err(told);
+    assert_eq!(error.kind(), BackendErrorKind::Misconfigured, "{error}");
+    let text = error.to_string();
+    assert!(text.contains(told) && text.contains("tls_verify=") && !text.contains("OtherError"), "{text}");
 }
 
 pub(crate) async fn a_cluster_of_three_masters() -> TestResult {

@@ -152,6 +152,26 @@ pub(crate) async fn tls_server(
     Ok((server, port))
 }
 
+/// A server that speaks TLS with this certificate, whose text has the key, on a second port, also of `::1`; returns that port too.
+pub(crate) async fn tls_server_with(
+    pem: &str,
+    more: &str,
+) -> Result<(Server, u16), Box<dyn std::error::Error + Send + Sync>> {
+    let (pem, more, port) = (pem.to_owned(), more.to_owned(), free_port()?);
+    let server = Server::start_with(Kind::Redis, move |folder| {
+        let file = folder.join("tls.pem");
+        fs::write(&file, pem)?;
+        let file = file.display();
+        let arguments = format!(
+            "--bind 127.0.0.1 -::1 --tls-port {port} --tls-cert-file {file} --tls-key-file {file} --tls-ca-cert-file {file} \
+             --tls-auth-clients no {more}"
+        );
+        Ok(arguments.split_whitespace().map(str::to_owned).collect())
+    })
+    .await?;
+    Ok((server, port))
+}
+
 /// A server that also listens on a Unix socket; returns its path.
 pub(crate) async fn socket_server() -> Result<(Server, String), Box<dyn std::error::Error + Send + Sync>> {
     let (tell, told) = std::sync::mpsc::channel();
