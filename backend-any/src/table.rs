@@ -26,7 +26,7 @@ pub fn backends() -> Vec<Backend> {
 pub fn markdown_table() -> String {
     let backends = backends();
     let mut table = String::new();
-    line(&mut table, "", backends.iter().map(|backend| backend.capabilities.backend.to_owned()));
+    line(&mut table, "", backends.iter().map(|backend| heading(backend.capabilities.backend)));
     line(&mut table, "---", backends.iter().map(|_| "---".to_owned()));
     line(&mut table, "URL", backends.iter().map(|backend| format!("`{}`", backend.example)));
     for (promise, show) in PROMISES {
@@ -55,6 +55,14 @@ const PROMISES: [(&str, Show); 14] = [
         if it.max_ids == usize::MAX { "any number".to_owned() } else { it.max_ids.to_string() }
     }),
 ];
+
+/// The backends whose promises are known to fail in some cases, which their pages list.
+const EXPERIMENTAL: [&str; 1] = ["s3"];
+
+fn heading(backend: &str) -> String {
+    let is_experimental = EXPERIMENTAL.contains(&backend);
+    format!("{backend}{}", if is_experimental { " (experimental)" } else { "" })
+}
 
 fn yes(promised: bool) -> String {
     if promised { "yes" } else { "no" }.to_owned()

@@ -74,9 +74,9 @@ impl<I: Ident, C: ContextId> ObjectBuilder<I, C> {
         ObjectBuilder { settings, types: PhantomData }
     }
 
-    /// Keeps the locks in a bucket of S3, or of a store that speaks its protocol. Region and credentials come from the usual
-    /// variables (`AWS_REGION`, `AWS_ACCESS_KEY_ID` and so on), the instance or the container, unless [`option`](Self::option)
-    /// says otherwise.
+    /// Keeps the locks in a bucket of S3, or of a store that speaks its protocol. Region, credentials and endpoint come from the
+    /// usual variables (`AWS_REGION`, `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL` and so on), the instance or the container, unless
+    /// [`option`](Self::option) says otherwise; profiles are not read. A region is needed, unless there is an endpoint.
     #[cfg(feature = "s3")]
     #[must_use]
     pub fn s3(mut self, bucket: impl Into<String>) -> Self {

@@ -44,7 +44,7 @@
 //! - The table has 1 MiB at most, some thousand grants; a larger one is refused with [`Busy`](lockcore::BackendErrorKind::Busy).
 //! - A store that ignores the conditions of writes is refused when it is opened.
 //! - A bucket that keeps versions keeps each version of the table: give it a lifecycle rule that deletes noncurrent versions
-//!   below the prefix. Object lock must not be on.
+//!   below the prefix. Object lock should not be on: it keeps them all.
 //! - If the table is deleted its locks vanish; each holder learns it from its next renewal. Fences go on above the service's
 //!   time, which is known to a second or so: unless more time than that has passed since the last grant, the next fence of an
 //!   id may be lower.
