@@ -146,7 +146,6 @@ async fn pair_of_ours(dao: &DynamoLockDao, ids: &[String]) -> Outcome<()> {
         queue: false,
         nested: false,
         detached: false,
-        weaken: false,
     };
     let Acquired::Granted(granted) = dao.acquire(&request).await? else { return Err("refused".into()) };
     let grant = Grant::new(request.context, request.claims, granted, request.lease);

@@ -102,7 +102,6 @@ fn request(id: &str) -> AcquireRequest<String, Uuid> {
         queue: false,
         nested: false,
         detached: false,
-        weaken: false,
     }
 }
 

@@ -25,7 +25,6 @@ pub(crate) struct Request {
     /// In microseconds.
     pub(crate) lease: u64,
     pub(crate) owner: Owner,
-    pub(crate) weaken: bool,
 }
 
 /// One claim in stored form.
@@ -45,13 +44,7 @@ pub(crate) enum Decision {
 
 impl Request {
     pub(crate) fn asker(&self) -> Asker<'_> {
-        Asker {
-            context: &self.context,
-            attempt: self.attempt,
-            lease: self.lease,
-            owner: &self.owner,
-            weaken: self.weaken,
-        }
+        Asker { context: &self.context, attempt: self.attempt, lease: self.lease, owner: &self.owner }
     }
 
     /// The same request for a part of its set.

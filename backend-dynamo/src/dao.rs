@@ -88,7 +88,6 @@ impl<I: Ident, C: ContextId> DynamoLockDao<I, C> {
             claims: claims.collect(),
             lease: micros(request.lease),
             owner: request.owner.clone(),
-            weaken: request.weaken,
         }
     }
 

@@ -17,8 +17,6 @@ pub(crate) struct Asker<'a> {
     /// In microseconds.
     pub(crate) lease: u64,
     pub(crate) owner: &'a Owner,
-    /// It gives up stronger modes for those that it wants.
-    pub(crate) weaken: bool,
 }
 
 /// The decision about one claim of a request.
@@ -67,14 +65,13 @@ pub(crate) fn take(
     row.prune(now);
     // A lease that may have ended becomes a new grant, so that none is ever revived.
     let own = row.holder(asker.context).filter(|own| own.certainly_lasts(now));
-    let stance = own.map(|own| (own.broken, rules::again(own.mode, wanted, asker.weaken)));
+    let stance = own.map(|own| (own.broken, rules::again(own.mode, wanted)));
     match stance {
         Some((true, _)) => return ClaimDecision::Blocked(held(row, now, |_| true)),
         Some((false, Again::Keep)) => return ClaimDecision::Granted(keep(row, asker, now)),
-        Some((false, Again::Change | Again::Weaken)) | None => {}
+        Some((false, Again::Change)) | None => {}
     }
-    let weakens = matches!(stance, Some((_, Again::Weaken)));
-    if row.frozen && !weakens {
+    if row.frozen {
         return ClaimDecision::Blocked(ConflictReason::Frozen);
     }
     let others = row.holders.iter().filter(|(context, _)| context != asker.context);
@@ -86,7 +83,7 @@ pub(crate) fn take(
     let taken: Vec<u32> = others.flat_map(|(_, entry)| entry.permits.iter().copied()).collect();
     let mut entry = asker.entry(wanted, &taken, fence, now);
     let prior = row.remove(asker.context);
-    if let (Some(prior), true) = (prior, stance.is_some() && !weakens) {
+    if let (Some(prior), true) = (prior, stance.is_some()) {
         // A repeated attempt goes back to what was held before its first grant.
         entry.prior = if prior.attempt == asker.attempt { prior.prior } else { Some(Box::new(prior)) };
     }
@@ -108,7 +105,7 @@ fn keep(row: &mut Row, asker: Asker<'_>, now: ServiceTime) -> Granted {
 /// Returns what the context certainly holds of `wanted`.
 pub(crate) fn holds(row: &Row, context: &str, wanted: Mode, now: ServiceTime) -> Option<Granted> {
     let own = row.holder(context)?;
-    if own.broken || !own.certainly_lasts(now) || rules::again(own.mode, wanted, false) == Again::Change {
+    if own.broken || !own.certainly_lasts(now) || rules::again(own.mode, wanted) == Again::Change {
         return None;
     }
     let live = row.holders.iter().filter(|(_, entry)| !entry.certainly_ended(now));

@@ -9,7 +9,7 @@ const NOW: ServiceTime = ServiceTime { lo: 1000 * SECOND, hi: 1001 * SECOND };
 
 fn asker(context: &str, attempt: u64) -> Asker<'_> {
     static NO_OWNER: std::sync::LazyLock<Owner> = std::sync::LazyLock::new(Owner::default);
-    Asker { context, attempt, lease: 30 * SECOND, owner: &NO_OWNER, weaken: false }
+    Asker { context, attempt, lease: 30 * SECOND, owner: &NO_OWNER }
 }
 
 fn slots(permits: u32, limit: u32) -> Mode {

@@ -163,7 +163,6 @@ impl State {
             claims: vec![StoredClaim { key: "id".to_owned(), mode: Mode::Exclusive }],
             lease: LEASE * TICK,
             owner: Owner::default(),
-            weaken: false,
         }
     }
 

@@ -50,7 +50,6 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         let asker = Asker {
             context: &request.context,
             nested: request.nested,
-            weaken: request.weaken,
             number: waiter.as_ref().map(|waiter| waiter.number),
         };
         let examined = self.examine(&mut locked, &spots, &request.claims, &asker, &mut step);
@@ -91,7 +90,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
             }
             self.remove_expired(locked, spot, &claim.target, step);
             if let Some(entry) = locked.entry(spot) {
-                let stance = entry.stance(claim.mode, asker.context, asker.weaken);
+                let stance = entry.stance(claim.mode, asker.context);
                 examined.changes |= matches!(stance, Stance::Change | Stance::Broken);
                 examined.blocked |= entry.obstacle(claim.mode, stance, asker).is_some();
             }
@@ -125,7 +124,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
             let fence = rules::next_fence(table.high_water, micros);
             table.high_water = fence;
             let entry = locked.entry_or_new(spot, &claim.target);
-            let (before, may_free) = match entry.stance(claim.mode, &request.context, request.weaken) {
+            let (before, may_free) = match entry.stance(claim.mode, &request.context) {
                 Stance::Keep => {
                     let own = entry.holders.row(&request.context).expect("its stance is that it holds");
                     granted.push(as_granted(own, entry.holders.in_use().units()));
@@ -136,10 +135,6 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
                 Stance::New => (None, false),
                 Stance::Change | Stance::Broken => {
                     (entry.holders.remove(&request.context).map(Box::new), true)
-                }
-                Stance::Weaken => {
-                    entry.holders.drop_row(&request.context);
-                    (None, true)
                 }
             };
             let holder = Holder::new(request, claim.mode, List::new(), fence, now, expires);
@@ -243,7 +238,7 @@ fn conflicts<I: Ident, C: ContextId>(
     for (spot, claim) in spots.iter().zip(claims) {
         let Some(entry) = locked.entry(spot) else { continue };
         rechecks = rechecks.min(entry.first_expiry(now));
-        let stance = entry.stance(claim.mode, asker.context, asker.weaken);
+        let stance = entry.stance(claim.mode, asker.context);
         if let Some(obstacle) = entry.obstacle(claim.mode, stance, asker) {
             conflicts.push(entry.conflict(obstacle, claim.mode, asker, now));
         }

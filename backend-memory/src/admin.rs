@@ -313,7 +313,6 @@ mod tests {
             queue: false,
             nested: false,
             detached: false,
-            weaken: false,
         };
         let Ok(Acquired::Granted(_)) = dao.acquire(&request).await else { panic!("all are free") };
         // The leases end while the sweep is on its way through the shards.

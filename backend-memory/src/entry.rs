@@ -35,7 +35,6 @@ pub(crate) struct Extra<I, C> {
 pub(crate) struct Asker<'a, C> {
     pub(crate) context: &'a C,
     pub(crate) nested: bool,
-    pub(crate) weaken: bool,
     /// Its number in the queues, if it waits already.
     pub(crate) number: Option<u64>,
 }
@@ -49,8 +48,6 @@ pub(crate) enum Stance {
     Keep,
     /// It holds the id in another mode.
     Change,
-    /// It holds the id in a stronger mode, which it gives up.
-    Weaken,
     /// It holds a lock that an administrator broke, and which only expires.
     Broken,
 }
@@ -99,14 +96,13 @@ impl<I: Ident, C: ContextId> Entry<I, C> {
         self.extra.get_or_insert_with(|| Box::new(Extra { queue: Queue::new(), frozen: false }))
     }
 
-    pub(crate) fn stance(&self, wanted: Mode, context: &C, weaken: bool) -> Stance {
+    pub(crate) fn stance(&self, wanted: Mode, context: &C) -> Stance {
         match self.holders.row(context) {
             None => Stance::New,
             Some(own) if own.broken => Stance::Broken,
-            Some(own) => match rules::again(own.mode, wanted, weaken) {
+            Some(own) => match rules::again(own.mode, wanted) {
                 Again::Keep => Stance::Keep,
                 Again::Change => Stance::Change,
-                Again::Weaken => Stance::Weaken,
             },
         }
     }
@@ -114,7 +110,7 @@ impl<I: Ident, C: ContextId> Entry<I, C> {
     /// Returns what prevents granting the id in this mode. Expired holders must be removed before.
     pub(crate) fn obstacle(&self, wanted: Mode, stance: Stance, asker: &Asker<'_, C>) -> Option<Obstacle> {
         match stance {
-            Stance::Keep | Stance::Weaken => return None,
+            Stance::Keep => return None,
             Stance::Broken => return Some(Obstacle::Held),
             Stance::New | Stance::Change => {}
         }

@@ -236,12 +236,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         let request = &waiter.request;
         let mut spots: Spots = waiter.spots.iter().copied().collect();
         locked.locate_all(&mut spots, request.claims.iter().map(|claim| &claim.target));
-        let asker = Asker {
-            context: &request.context,
-            nested: request.nested,
-            weaken: false,
-            number: Some(waiter.number),
-        };
+        let asker = Asker { context: &request.context, nested: request.nested, number: Some(waiter.number) };
         if self.examine(locked, &spots, &request.claims, &asker, step).blocked {
             return false;
         }
@@ -299,7 +294,6 @@ mod tests {
             queue: true,
             nested: false,
             detached: false,
-            weaken: false,
         };
         let held = request();
         let Ok(Acquired::Granted(granted)) = dao.acquire(&held).await else { panic!("it is free") };

@@ -100,7 +100,7 @@ fn held<I: Ident, C: ContextId>(
     let mut granted = List::new();
     for (spot, claim) in spots.iter().zip(request.claims.iter()) {
         let entry = locked.entry(spot)?;
-        if entry.stance(claim.mode, &request.context, false) != Stance::Keep {
+        if entry.stance(claim.mode, &request.context) != Stance::Keep {
             return None;
         }
         let own = entry.holders.row(&request.context)?;

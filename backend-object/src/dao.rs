@@ -74,7 +74,6 @@ impl<I: Ident, C: ContextId> ObjectLockDao<I, C> {
             owner: (*request.owner).to_owned(),
             queue: request.queue,
             nested: request.nested,
-            weaken: request.weaken,
         })
     }
 

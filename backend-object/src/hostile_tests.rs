@@ -82,7 +82,6 @@ fn every_step(table: &Table, session: &Session) {
         owner: String::new(),
         queue: true,
         nested: false,
-        weaken: false,
     };
     let hold = Hold {
         context: "c".to_owned(),

@@ -135,8 +135,7 @@ pub(crate) fn state(table: &Table, sessions: &Sessions, now: ServiceTime, reques
     for claim in &request.claims {
         let all = table.ids.get(&claim.id).map(|id| &id.held[..]).unwrap_or_default();
         let own = all.iter().find(|held| table.context_of(held) == request.context);
-        let Some(own) =
-            own.filter(|own| !own.broken && rules::again(own.mode, claim.mode, false) == Again::Keep)
+        let Some(own) = own.filter(|own| !own.broken && rules::again(own.mode, claim.mode) == Again::Keep)
         else {
             return State::Lost;
         };

@@ -31,7 +31,6 @@ pub(crate) struct Request {
     pub(crate) owner: String,
     pub(crate) queue: bool,
     pub(crate) nested: bool,
-    pub(crate) weaken: bool,
 }
 
 /// How a claim relates to what its context holds.
@@ -43,8 +42,6 @@ pub(crate) enum Stance {
     Keep,
     /// Otherwise: a new grant if no other context is in the way.
     Change,
-    /// More, which it gives up.
-    Weaken,
     /// It was broken: it is not extended, and so in the way.
     Broken,
 }
@@ -54,17 +51,16 @@ pub(crate) struct Wants<'r> {
     pub(crate) context: &'r str,
     pub(crate) claims: &'r [Claim],
     pub(crate) nested: bool,
-    pub(crate) weaken: bool,
 }
 
 impl<'r> Wants<'r> {
     pub(crate) fn of(request: &'r Request) -> Self {
-        let Request { context, claims, nested, weaken, .. } = request;
-        Wants { context, claims, nested: *nested, weaken: *weaken }
+        let Request { context, claims, nested, .. } = request;
+        Wants { context, claims, nested: *nested }
     }
 
     pub(crate) fn of_waiter(place: &'r Place) -> Self {
-        Wants { context: &place.context, claims: &place.claims, nested: place.nested, weaken: false }
+        Wants { context: &place.context, claims: &place.claims, nested: place.nested }
     }
 }
 
@@ -145,7 +141,7 @@ impl Step<'_> {
         let held: Vec<_> = request.claims.iter().map(|claim| own(self, claim)).collect();
         let holds_all = held.iter().zip(&request.claims).all(|(held, claim)| {
             held.as_ref()
-                .is_some_and(|held| !held.broken && rules::again(held.mode, claim.mode, false) == Again::Keep)
+                .is_some_and(|held| !held.broken && rules::again(held.mode, claim.mode) == Again::Keep)
         });
         let holds_any =
             held.iter().flatten().any(|held| self.table.grants[&held.fence].attempt == request.attempt);

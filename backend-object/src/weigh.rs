@@ -44,20 +44,19 @@ impl Step<'_> {
         admissions: &Admissions<'_>,
         ticket: Option<u64>,
     ) -> Weighed {
-        let Wants { context, claims, nested, weaken } = wants;
+        let Wants { context, claims, nested } = wants;
         let mut weighed = Weighed { stances: Vec::with_capacity(claims.len()), conflicts: Vec::new() };
         for (position, claim) in claims.iter().enumerate() {
             let stance = match self.own(context, &claim.id) {
                 None => Stance::New,
                 Some(own) if own.broken => Stance::Broken,
-                Some(own) => match rules::again(own.mode, claim.mode, weaken) {
+                Some(own) => match rules::again(own.mode, claim.mode) {
                     Again::Keep => Stance::Keep,
                     Again::Change => Stance::Change,
-                    Again::Weaken => Stance::Weaken,
                 },
             };
             let conflict = match stance {
-                Stance::Keep | Stance::Weaken => None,
+                Stance::Keep => None,
                 Stance::Broken => Some(self.held(&claim.id, |_| true)),
                 Stance::New | Stance::Change => {
                     let obeys = !nested && stance == Stance::New;

@@ -100,11 +100,10 @@ impl<I: Ident, C: ContextId> RedisLockDao<I, C> {
         let value =
             ["|", &length, ":", &context, "|||", &lasts, "|x|", &attempt, "|", &label, ":", &request.owner];
         let mut call = call.arg(step.name()).text(&value).arg(lease + 1);
-        if request.queue || request.nested || request.weaken || with_modes {
+        if request.queue || request.nested || with_modes {
             let queue = if request.queue { "q" } else { "" };
             let nested = if request.nested { "n" } else { "" };
-            let weaken = if request.weaken { "w" } else { "" };
-            call.add_text(&[queue, nested, weaken, " ", session]);
+            call.add_text(&[queue, nested, " ", session]);
         }
         if with_modes {
             let modes: Vec<_> = request.claims.iter().map(|claim| written(claim.mode)).collect();

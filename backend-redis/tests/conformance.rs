@@ -208,7 +208,6 @@ impl Us<'_> {
             queue: false,
             nested: false,
             detached: false,
-            weaken: false,
         })
     }
 

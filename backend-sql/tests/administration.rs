@@ -30,7 +30,6 @@ async fn pages_list_the_global_lock_and_every_id_once_by_bytes() {
         queue: false,
         nested: false,
         detached: false,
-        weaken: false,
     };
     assert!(matches!(dao.acquire(&request).await.expect("an answer"), Acquired::Granted(_)));
     dao.freeze(&Target::Id("frozen".to_owned()), true).await.expect("an answer");

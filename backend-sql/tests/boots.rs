@@ -139,7 +139,6 @@ fn request(id: &str) -> AcquireRequest<String, Uuid> {
         queue: false,
         nested: false,
         detached: false,
-        weaken: false,
     }
 }
 

@@ -91,7 +91,6 @@ async fn namespaces_are_their_bytes(kind: Kind, collation: &str) -> TestResult {
             queue: false,
             nested: false,
             detached: false,
-            weaken: false,
         };
         let taken = dao.acquire(&request).await?;
         assert!(matches!(taken, Acquired::Granted(_)), "{namespace:?}: {taken:?}");

@@ -113,6 +113,5 @@ fn request(id: &str, queue: bool) -> AcquireRequest<String, Uuid> {
         queue,
         nested: false,
         detached: false,
-        weaken: false,
     }
 }

@@ -173,7 +173,6 @@ fn request<const N: usize>(claims: [Claim<&str>; N], queue: bool) -> Request {
         queue,
         nested: false,
         detached: false,
-        weaken: false,
     }
 }
 

@@ -363,7 +363,6 @@ fn request(id: &str) -> AcquireRequest<String, Uuid> {
         queue: false,
         nested: false,
         detached: false,
-        weaken: false,
     }
 }
 

@@ -153,6 +153,5 @@ fn request(id: &str) -> AcquireRequest<String, Uuid> {
         queue: false,
         nested: false,
         detached: false,
-        weaken: false,
     }
 }

@@ -65,6 +65,5 @@ fn request(id: &str) -> AcquireRequest<String, Uuid> {
         queue: false,
         nested: false,
         detached: false,
-        weaken: false,
     }
 }

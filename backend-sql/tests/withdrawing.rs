@@ -75,7 +75,6 @@ async fn take(dao: &Dao, context: Uuid, claim: Claim<&str>) -> (Grant<String, Uu
         queue: false,
         nested: false,
         detached: false,
-        weaken: false,
     };
     match dao.acquire(&request).await.expect("an answer") {
         Acquired::Granted(granted) => {

@@ -89,7 +89,6 @@ fn request(names: Vec<String>, lease: Duration) -> AcquireRequest<String, Uuid> 
         queue: false,
         nested: false,
         detached: false,
-        weaken: false,
     }
 }
 

@@ -37,8 +37,6 @@ pub struct AcquireRequest<I, C> {
     pub nested: bool,
     /// The locks belong to no process: only their lease ends them, not the death of who took them.
     pub detached: bool,
-    /// The context, which holds all of the set, wants weaker modes instead of keeping the stronger ones. Never queued.
-    pub weaken: bool,
 }
 
 /// What became of an [`AcquireRequest`].
@@ -139,9 +137,6 @@ pub trait LockDao<I: Ident = String, C: ContextId = Uuid>: fmt::Debug + Send + S
     ///   of permits) succeeds, keeps the stronger mode and its fence, refreshes the lease, takes no second
     ///   unit, and obeys no queue. A stronger mode or another number of permits is granted under a new
     ///   fence only if no other context blocks, and is never queued for.
-    /// - A request that [weakens](AcquireRequest::weaken) is granted weaker modes and fewer permits under a new fence in place of
-    ///   what the context held, and the next waiters are served in the same step; see [`rules::again`](crate::rules::again). That
-    ///   is for good: undoing the attempt frees the lock.
     /// - Every new grant's fence is `max(previous + 1, store clock in microseconds)` or greater, chosen
     ///   when the id cannot be granted to another context; never lower than any earlier one of the id, though
     ///   it was released, expired, swept, broken, or the store restarted or lost its data.

@@ -108,26 +108,14 @@ pub enum Again {
     Keep,
     /// Stronger, or another number of permits: a new grant if no other context blocks, never queued for.
     Change,
-    /// Weaker, or fewer permits, for a request that [weakens](crate::backend::AcquireRequest::weaken): a new grant in place of
-    /// the old one. Nothing stands against it, not even a freeze.
-    Weaken,
 }
 
-/// Returns what asking for `wanted` means for a context that holds `held`, with a request that weakens or not.
-pub fn again(held: Mode, wanted: Mode, weaken: bool) -> Again {
-    let (is_stronger, is_weaker) = match (held, wanted) {
-        (Mode::Slots { permits: a, .. }, Mode::Slots { permits: b, .. }) => {
-            (b > a || b < a && !weaken, b < a)
-        }
-        _ => {
-            let (held, wanted) = (crate::claim::strength(held), crate::claim::strength(wanted));
-            (wanted > held, wanted < held)
-        }
-    };
-    match (is_stronger, is_weaker) {
-        (true, _) => Again::Change,
-        (false, true) if weaken => Again::Weaken,
-        (false, _) => Again::Keep,
+/// Returns what asking for `wanted` means for a context that holds `held`.
+pub fn again(held: Mode, wanted: Mode) -> Again {
+    match (held, wanted) {
+        (Mode::Slots { permits: a, .. }, Mode::Slots { permits: b, .. }) if a != b => Again::Change,
+        _ if crate::claim::strength(wanted) > crate::claim::strength(held) => Again::Change,
+        _ => Again::Keep,
     }
 }
 
@@ -222,16 +210,11 @@ mod tests {
 
     #[test]
     fn asking_again_keeps_the_stronger_mode() {
-        for (held, wanted, usual, weakening) in [
-            (Mode::Exclusive, Mode::Shared, Again::Keep, Again::Weaken),
-            (slots(2, 3), slots(2, 9), Again::Keep, Again::Keep),
-            (slots(2, 3), slots(1, 3), Again::Change, Again::Weaken),
-            (slots(2, 3), slots(3, 3), Again::Change, Again::Change),
-            (slots(2, 3), Mode::Shared, Again::Keep, Again::Weaken),
-            (Mode::Shared, Mode::Exclusive, Again::Change, Again::Change),
-        ] {
-            assert_eq!(again(held, wanted, false), usual, "{held} to {wanted}");
-            assert_eq!(again(held, wanted, true), weakening, "{held} to {wanted}");
-        }
+        assert_eq!(again(Mode::Exclusive, Mode::Shared), Again::Keep);
+        assert_eq!(again(slots(2, 3), Mode::Shared), Again::Keep);
+        assert_eq!(again(slots(2, 3), slots(2, 9)), Again::Keep);
+        assert_eq!(again(slots(2, 3), slots(1, 3)), Again::Change);
+        assert_eq!(again(slots(2, 3), slots(3, 3)), Again::Change);
+        assert_eq!(again(Mode::Shared, Mode::Exclusive), Again::Change);
     }
 }

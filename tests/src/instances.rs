@@ -145,7 +145,6 @@ pub const SEE_THE_STORE: &[&str] = &[
     // A future that is dropped at each poll: drivers differ in their polls.
     "releasing::a_call_dropped_at_any_poll_leaves_nothing",
     "releasing::a_waiting_call_dropped_at_any_poll_leaves_nothing",
-    "guards::a_downgrade_dropped_at_any_poll_leaves_nothing",
     // Connections belong to a runtime.
     "releasing::clean_up_works_without_a_runtime",
     "releasing::a_resting_runtime_keeps_no_lock",
@@ -223,7 +222,6 @@ pub const IN_REAL_TIME: &[&str] = &[
 pub const LIVENESS: &[&str] = &[
     "blocking::long_calls_are_renewed",
     "election",
-    "guards::a_guard_is_downgraded",
     "guards::a_guard_is_renewed",
     "guards::a_guard_that_is_left_is_renewed",
     "guards::a_part_is_renewed_and_lost_on_its_own",

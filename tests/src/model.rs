@@ -48,7 +48,6 @@ pub(crate) struct Request {
     pub(crate) claims: Vec<(Id, Mode)>,
     pub(crate) queue: bool,
     pub(crate) nested: bool,
-    pub(crate) weaken: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -227,8 +226,7 @@ impl Model {
         let mut obstacles = Vec::new();
         for &(id, mode) in &request.claims {
             let own = self.own(request.who, id);
-            // Nothing is in the way of less.
-            if own.is_some_and(|own| keeps(own.mode, mode) || request.weaken && is_more(own.mode, mode)) {
+            if own.is_some_and(|own| keeps(own.mode, mode)) {
                 continue;
             }
             let others: Vec<_> =
@@ -255,8 +253,7 @@ impl Model {
     fn grant(&mut self, request: &Request) -> Vec<Got> {
         let mut got = Vec::new();
         for &(id, mode) in &request.claims {
-            let goes_on = |own: &Lock| keeps(own.mode, mode) && !(request.weaken && is_more(own.mode, mode));
-            if !self.own(request.who, id).is_some_and(goes_on) {
+            if !self.own(request.who, id).is_some_and(|own| keeps(own.mode, mode)) {
                 self.locks.retain(|lock| lock.id != id || lock.who != request.who);
                 self.serials += 1;
                 let permits = self.free_permits(id, mode);
@@ -300,15 +297,6 @@ fn keeps(held: Mode, wanted: Mode) -> bool {
         (Mode::Slots { .. }, Mode::Shared) => true,
         (Mode::Shared, Mode::Shared) => true,
         (Mode::Slots { .. } | Mode::Shared, _) => false,
-    }
-}
-
-/// 2.3: whether a lock in the mode `held` has more than `wanted`, which a request that weakens gives up.
-fn is_more(held: Mode, wanted: Mode) -> bool {
-    match (held, wanted) {
-        (Mode::Slots { permits: held, .. }, Mode::Slots { permits: wanted, .. }) => held > wanted,
-        (Mode::Exclusive, Mode::Slots { .. } | Mode::Shared) | (Mode::Slots { .. }, Mode::Shared) => true,
-        _ => false,
     }
 }
 

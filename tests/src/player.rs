@@ -175,11 +175,6 @@ impl<'s, B: Backend> Player<'s, B> {
                     self.renew(grant).await;
                 }
             }
-            &Op::Weaken { back, lock, wanted } => {
-                if let Some(grant) = self.grant(back, true) {
-                    self.weaken(grant, lock, wanted).await;
-                }
-            }
             &Op::Again { back } => {
                 if let Some(attempt) = self.pick(back, |_| true) {
                     self.again(attempt).await;
@@ -257,19 +252,6 @@ impl<'s, B: Backend> Player<'s, B> {
                 other => panic!("{request:?} is to be queued for {expected:?}, and was {other:?}"),
             },
         }
-    }
-
-    async fn weaken(&mut self, grant: usize, lock: usize, wanted: Wanted) {
-        let (who, locks) = (self.who(grant), &self.grants[grant].locks);
-        let (id, _) = locks[lock % locks.len()];
-        let is_held = self.model.own(who, id).is_some_and(|own| !own.broken);
-        if !is_held || self.is_waiting(who) {
-            return;
-        }
-        let mut attempt = self.attempt(who, &[(id, wanted)], false, true);
-        (attempt.model.weaken, attempt.real.weaken) = (true, true);
-        self.attempts.push(attempt);
-        self.send(self.attempts.len() - 1).await;
     }
 
     async fn again(&mut self, number: usize) {
@@ -521,7 +503,7 @@ impl<'s, B: Backend> Player<'s, B> {
         let targets = claims.iter().map(|(&id, &mode)| Claim { target: self.target(id), mode });
         let mut real = self.callers[who].request(targets.collect::<Vec<_>>());
         let claims = claims.into_iter().collect();
-        let mut model = Request { who, attempt: self.attempts.len(), claims, queue, nested, weaken: false };
+        let mut model = Request { who, attempt: self.attempts.len(), claims, queue, nested };
         // Whether a changed lock may be part of a set that waits, or passes the queue, is left open.
         if self.model.changes(&model) {
             (model.queue, model.nested) = (false, true);

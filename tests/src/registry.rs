@@ -149,9 +149,6 @@ macro_rules! for_each_check {
                 another_number_of_permits_is_a_new_grant,
                 a_refused_set_leaves_what_was_held,
                 an_expired_lock_is_granted_anew,
-                a_weakened_lock_lets_others_in,
-                weakening_serves_the_next,
-                weakening_is_for_good,
                 fewer_permits_serve_the_next,
             }
             release {
@@ -394,9 +391,6 @@ macro_rules! for_each_check {
                 a_part_is_renewed_and_lost_on_its_own,
                 a_known_loss_stays_with_its_lock,
                 a_grant_is_checked_elsewhere,
-                a_guard_is_downgraded,
-                a_downgrade_dropped_at_any_poll_leaves_nothing,
-                a_downgrade_that_fails_leaves_nothing,
             }
             keep_for {
                 a_release_before_that_leaves_it_locked,

@@ -276,7 +276,6 @@ impl<D: LockDao<String, Uuid>> Caller<D> {
             queue: false,
             nested: self.nested,
             detached: false,
-            weaken: false,
         }
     }
 
@@ -304,16 +303,6 @@ impl<D: LockDao<String, Uuid>> Caller<D> {
     /// Takes the set, which has to be free.
     pub async fn take(&self, ids: impl Ids<String>) -> Grant<String, Uuid> {
         self.try_take(ids).await.unwrap_or_else(|conflicts| panic!("refused: {conflicts:?}"))
-    }
-
-    /// Gives up stronger modes of what this context holds for these.
-    pub async fn weaken(&self, claims: impl Ids<String>) -> Grant<String, Uuid> {
-        let mut request = self.request(claims);
-        request.weaken = true;
-        match self.send(&request).await {
-            Acquired::Granted(granted) => grant(&request, granted),
-            other => panic!("nothing is in the way of less: {other:?}"),
-        }
     }
 
     /// Asks for the set, which must not be free.
@@ -612,7 +601,6 @@ async fn measured<D: LockDao<String, Uuid>>(dao: &D) -> Duration {
         queue: false,
         nested: false,
         detached: false,
-        weaken: false,
     };
     if let Ok(Ok(Acquired::Granted(granted))) = timeout(PATIENCE, dao.acquire(&request)).await {
         let _ = timeout(PATIENCE, dao.release(&grant(&request, granted))).await;

@@ -86,7 +86,6 @@ async fn take<D: LockDao<String, Uuid>>(dao: &D, id: &str) -> Option<Grant<Strin
         queue: false,
         nested: false,
         detached: false,
-        weaken: false,
     };
     match dao.acquire(&request).await.expect("it answers") {
         Acquired::Granted(granted) => {

@@ -70,7 +70,6 @@ async fn locker(table: String) -> ExitCode {
             queue: false,
             nested: false,
             detached: false,
-            weaken: false,
         };
         if let Acquired::Granted(granted) = dao.acquire(&request).await? {
             dao.release(&Grant::new(request.context, request.claims, granted, request.lease)).await?;

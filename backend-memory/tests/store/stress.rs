@@ -233,7 +233,6 @@ async fn a_panic_in_the_users_type_leaves_the_table_usable() {
             queue: false,
             nested: false,
             detached: false,
-            weaken: false,
         }
     };
     let (shared, unlucky) = (dao.clone(), ask(13));

@@ -52,7 +52,6 @@ pub(crate) fn request(
         queue: true,
         nested: false,
         detached: false,
-        weaken: false,
     }
 }
 

@@ -24,7 +24,6 @@ impl State {
             owner: String::new(),
             queue: true,
             nested: false,
-            weaken: false,
         }
     }
 

@@ -16,10 +16,8 @@ local function grant(request, stances, lease, offered)
       fence = fence or next_number()
       local replaced = ''
       if h then
-        if stances[i] ~= 'weaken' then
-          h.replaced = ''
-          replaced = encode(h, '')
-        end
+        h.replaced = ''
+        replaced = encode(h, '')
         -- Fewer permits may leave room for others.
         drop(s, h)
       end

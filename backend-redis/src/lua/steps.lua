@@ -25,7 +25,7 @@ local function read_request()
   local request = {
     ids = ids_of(3, n / 2 + 1), modes = words(ARGV[5] or ''), context = context, attempt = attempt,
     owner = sub(ARGV[2], begins), lease = tonumber(lease), session = session,
-    nested = find(options, 'n', 1, true) and true or false, queue = find(options, 'q', 1, true), weaken = find(options, 'w', 1, true), ticket = LAST_TICKET,
+    nested = find(options, 'n', 1, true) and true or false, queue = find(options, 'q', 1, true), ticket = LAST_TICKET,
     name = attempt .. context,
   }
   if #request.modes == 0 then
@@ -191,7 +191,7 @@ function steps.withdraw()
   local all, any, stances = true, false, {}
   for i, id in ipairs(request.ids) do
     local h = holder(load(id), request.context)
-    stances[i] = stance_of(h, mode_of(request.modes[i]), false)
+    stances[i] = stance_of(h, mode_of(request.modes[i]))
     all, any = all and stances[i] == 'keep', any or h and h.attempt == request.attempt
   end
   if tombstone == 0 and all and any then

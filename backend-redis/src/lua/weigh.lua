@@ -88,12 +88,11 @@ end
 
 local STRENGTH = { s = 0, k = 1, x = 2 }
 
--- How a request relates to what its context holds: new, keep, change, weaken (it gives up what it holds) or broken.
-local function stance_of(h, mode, weaken)
+-- How a request relates to what its context holds: new, keep, change or broken.
+local function stance_of(h, mode)
   if not h then return 'new' end
   if h.broken then return 'broken' end
   local other = h.kind == 'k' and mode.kind == 'k' and h.permits ~= mode.permits
-  if weaken and (STRENGTH[mode.kind] < STRENGTH[h.kind] or other and mode.permits < h.permits) then return 'weaken' end
   return (other or STRENGTH[mode.kind] > STRENGTH[h.kind]) and 'change' or 'keep'
 end
 
@@ -146,10 +145,10 @@ local function weigh(request)
   for i, id in ipairs(request.ids) do
     local s, mode = load(id), mode_of(request.modes[i])
     local h = holder(s, request.context)
-    local stance, conflict = stance_of(h, mode, request.weaken), nil
+    local stance, conflict = stance_of(h, mode), nil
     if stance == 'broken' then
       conflict = held_by(s)
-    elseif stance ~= 'keep' and stance ~= 'weaken' then
+    elseif stance ~= 'keep' then
       if s.frozen then conflict = { 'frozen' }
       elseif not fits(s, h, mode) then conflict = held_by(s, h)
       elseif stance == 'new' and not request.nested and next(s.lines) then conflict = queued_behind(s, request.ticket, mode) end

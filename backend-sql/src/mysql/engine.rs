@@ -31,7 +31,6 @@ const WAKES: u32 = 5;
 /// Flags of an acquire, as in `schema/pieces.sql`.
 const QUEUE: i64 = 1;
 const NESTED: i64 = 2;
-const WEAKEN: i64 = 4;
 
 /// A MySQL or MariaDB server, as [`MysqlLockDao`](super::MysqlLockDao) sees it.
 pub struct Mysql {
@@ -138,10 +137,8 @@ impl Mysql {
         let int = Argument::Int;
         let queue = if request.queue { QUEUE } else { 0 };
         let nested = if request.nested { NESTED } else { 0 };
-        let weaken = if request.weaken { WEAKEN } else { 0 };
         let (context, attempt) = (bytes(request.context.as_bytes()), int(request.attempt));
-        let rest =
-            [int(request.lease), bytes(&request.owner), int(queue | nested | weaken), int(request.session)];
+        let rest = [int(request.lease), bytes(&request.owner), int(queue | nested), int(request.session)];
         match &*request.ids {
             [id] if request.modes.is_none() => {
                 let [lease, owner, flags, session] = rest;

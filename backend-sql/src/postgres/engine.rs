@@ -38,7 +38,6 @@ mod flag {
     pub(super) const KEEP: i64 = 4;
     /// Nothing has to be on the disk before the answer.
     pub(super) const ASYNC: i64 = 8;
-    pub(super) const WEAKEN: i64 = 16;
 }
 
 /// The level under which the routines decide, as a parameter with which a connection starts: a pooler that shares
@@ -211,10 +210,7 @@ impl Postgres {
     }
 
     fn flags(&self, request: &StoredRequest) -> i64 {
-        self.commits()
-            | bit(request.queue, flag::QUEUE)
-            | bit(request.nested, flag::NESTED)
-            | bit(request.weaken, flag::WEAKEN)
+        self.commits() | bit(request.queue, flag::QUEUE) | bit(request.nested, flag::NESTED)
     }
 
     fn flags_of_release(&self) -> i64 {

@@ -477,7 +477,6 @@ mod tests {
             queue: false,
             nested: false,
             detached: false,
-            weaken: false,
         };
         lockcore_conformance::hostile::feed(&examples, |text| {
             if let Ok(Answer::Queued { conflicts: found, .. } | Answer::Refused(found)) =

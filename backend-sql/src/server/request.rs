@@ -40,7 +40,6 @@ pub struct StoredRequest {
     pub(crate) owner: Vec<u8>,
     pub(crate) queue: bool,
     pub(crate) nested: bool,
-    pub(crate) weaken: bool,
 }
 
 /// A grant, to be released or renewed.
@@ -67,7 +66,6 @@ impl StoredRequest {
             owner: request.owner.as_bytes().to_vec(),
             queue: request.queue,
             nested: request.nested,
-            weaken: request.weaken,
         }
     }
 

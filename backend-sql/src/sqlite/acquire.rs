@@ -34,7 +34,6 @@ pub(super) struct Request {
     pub(super) owner: Owner,
     pub(super) queue: bool,
     pub(super) nested: bool,
-    pub(super) weaken: bool,
     pub(super) detached: bool,
 }
 
@@ -57,8 +56,8 @@ impl Request {
     }
 
     fn asker(&self, number: i64) -> Asker<'_> {
-        let Request { context, attempt, nested, weaken, claims, .. } = self;
-        Asker { context, attempt: *attempt, number, nested: *nested, weaken: *weaken, claims }
+        let Request { context, attempt, nested, claims, .. } = self;
+        Asker { context, attempt: *attempt, number, nested: *nested, claims }
     }
 }
 
@@ -121,9 +120,8 @@ pub(super) fn withdraw(
     for claim in &request.claims {
         let holders = &step.load(&claim.id)?.holders;
         let own = holders.iter().find(|row| row.context == request.context);
-        holds_all &= own.is_some_and(|row| {
-            !row.broken && rules::again(row.mode, claim.mode, false) == rules::Again::Keep
-        });
+        holds_all &=
+            own.is_some_and(|row| !row.broken && rules::again(row.mode, claim.mode) == rules::Again::Keep);
         holds_any |= own.is_some_and(|row| row.attempt == request.attempt);
     }
     if how == Withdraw::KeepIfGranted && holds_all && holds_any {

@@ -254,7 +254,6 @@ fn stored_request<I: Ident, C: ContextId>(request: &AcquireRequest<I, C>) -> Req
         owner: request.owner.clone(),
         queue: request.queue,
         nested: request.nested,
-        weaken: request.weaken,
         detached: request.detached,
     }
 }

@@ -39,8 +39,8 @@ impl Step<'_> {
         for (claim, stance) in who.claims.iter().zip(stances) {
             granted.push(match stance {
                 Stance::Keep => self.keep(who.context, &claim.id, terms)?,
-                Stance::New | Stance::Change | Stance::Weaken | Stance::Broken => {
-                    self.hold(&mut hold, who, claim, *stance, fence, terms)?
+                Stance::New | Stance::Change | Stance::Broken => {
+                    self.hold(&mut hold, who, claim, fence, terms)?
                 }
             });
         }
@@ -115,13 +115,12 @@ impl Step<'_> {
         Ok(hold.raw_bind_parameter(18, terms.detached)?)
     }
 
-    /// Grants an id, in place of what the context holds of it. That comes back if the grant is undone, unless it weakens.
+    /// Grants an id, in place of what the context holds of it. That comes back if the grant is undone.
     fn hold(
         &mut self,
         hold: &mut Statement<'_>,
         who: &Asker<'_>,
         Wanted { id, mode }: &Wanted,
-        stance: Stance,
         fence: i64,
         terms: &Terms<'_>,
     ) -> Result<Granted, StoreError> {
@@ -134,12 +133,8 @@ impl Step<'_> {
         let mut replaces = 0;
         if let Some(own) = own {
             let key = params![ns, &id[..], own.state, own.number];
-            if stance == Stance::Weaken {
-                conn.prepare_cached(&sql.remove)?.execute(key)?;
-            } else {
-                conn.prepare_cached(&sql.replace)?.execute(key)?;
-                replaces = own.number;
-            }
+            conn.prepare_cached(&sql.replace)?.execute(key)?;
+            replaces = own.number;
         }
         let taken = holders.iter().flat_map(|row| row.indexes.iter().copied());
         let indexes: Indexes = rules::lowest_free(taken, mode.permits());

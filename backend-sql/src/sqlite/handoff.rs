@@ -162,7 +162,6 @@ impl Step<'_> {
             attempt: row.attempt,
             number: row.number,
             nested: cursor.nested,
-            weaken: false,
             claims: &claims,
         };
         let weighed = self.weigh(&who)?;

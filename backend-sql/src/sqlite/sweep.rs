@@ -171,7 +171,6 @@ mod tests {
             owner: Owner::default(),
             queue: true,
             nested: false,
-            weaken: false,
             detached: false,
         }
     }

@@ -19,7 +19,6 @@ pub(super) struct Asker<'r> {
     /// Its ticket; `i64::MAX` if it has none yet.
     pub(super) number: i64,
     pub(super) nested: bool,
-    pub(super) weaken: bool,
     pub(super) claims: &'r Set,
 }
 
@@ -32,8 +31,6 @@ pub(super) enum Stance {
     Keep,
     /// It holds the id otherwise: a new grant if no other context is in the way.
     Change,
-    /// It holds more, which it gives up.
-    Weaken,
     /// An administrator broke what it holds: that is not extended, and so in the way.
     Broken,
 }
@@ -61,7 +58,7 @@ impl Step<'_> {
             let stance = self.stance(who, &claim.id, claim.mode);
             weighed.stances.push(stance);
             let conflict = match stance {
-                Stance::Keep | Stance::Weaken => None,
+                Stance::Keep => None,
                 Stance::Broken => Some(self.held(&claim.id, |_| true)),
                 Stance::New | Stance::Change => self.against(who, &claim.id, claim.mode, stance)?,
             };
@@ -75,10 +72,9 @@ impl Step<'_> {
         match self.ids[id].holders.iter().find(|row| row.context == *who.context) {
             None => Stance::New,
             Some(own) if own.broken => Stance::Broken,
-            Some(own) => match rules::again(own.mode, wanted, who.weaken) {
+            Some(own) => match rules::again(own.mode, wanted) {
                 rules::Again::Keep => Stance::Keep,
                 rules::Again::Change => Stance::Change,
-                rules::Again::Weaken => Stance::Weaken,
             },
         }
     }

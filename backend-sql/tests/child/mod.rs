@@ -247,7 +247,6 @@ pub(crate) fn request(id: &str, lease: Duration, queue: bool) -> AcquireRequest<
         queue,
         nested: false,
         detached: false,
-        weaken: false,
     }
 }
 

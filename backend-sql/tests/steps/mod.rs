@@ -28,7 +28,6 @@ pub(crate) fn request(ids: impl Ids<String>) -> AcquireRequest<String, Uuid> {
         queue: false,
         nested: false,
         detached: false,
-        weaken: false,
     }
 }
 

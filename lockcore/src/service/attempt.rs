@@ -8,7 +8,7 @@ use super::{
     Inner,
     cleanup::Cleanup,
     hold::{Hold, ServiceRef},
-    hold_core::{HoldCore, Terms},
+    hold_core::HoldCore,
     lease::Lease,
     metrics::{Stopwatch, count},
     nesting,
@@ -83,7 +83,6 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             nested,
             // What stays locked after the release may outlive this process.
             detached: settings.detached || settings.keep_for.is_some(),
-            weaken: false,
         };
         let span = CallSpan::new(service.capabilities.backend, service.log_ids, &request);
         // Last of all: nothing that can panic may come between the ticket and the attempt that gives it back.
@@ -216,11 +215,10 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             let length = request.lease?;
             Some(Box::new(Lease::new(length, service.margin, self.max_hold, sent, lasts, granted.len())))
         });
-        let terms = Terms { owner: request.owner, detached: request.detached };
         let grant = Grant::new(request.context, request.claims, granted, request.lease);
         // First of all a hold, which releases the set whatever goes wrong after this.
         let span = self.span.take();
-        let mut hold = Hold::new(service, grant, terms, lease, offered, ticket, span);
+        let mut hold = Hold::new(service, grant, lease, offered, ticket, span);
         if let Some(late) = late {
             hold.withdraw_late(late);
         }
@@ -321,7 +319,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Attempt<'_, I, C, D> {
         if !self.in_doubt {
             return service.ended(ticket);
         }
-        Cleanup::Withdraw { request, then: None }.start((*service).clone(), ticket);
+        Cleanup::Withdraw { request }.start((*service).clone(), ticket);
     }
 }
 

@@ -45,11 +45,7 @@ pub(crate) enum Cleanup<I, C> {
         again: AtomicBool,
     },
     /// A request of which it is not known what became.
-    Withdraw {
-        request: AcquireRequest<I, C>,
-        /// What is released after that: the request was to replace it.
-        then: Option<Grant<I, C>>,
-    },
+    Withdraw { request: AcquireRequest<I, C> },
 }
 
 impl<I: Ident, C: ContextId> Cleanup<I, C> {
@@ -101,7 +97,7 @@ impl<I: Ident, C: ContextId> Cleanup<I, C> {
     fn lease(&self) -> Option<Duration> {
         match self {
             Cleanup::Release { grant, .. } => grant.lease,
-            Cleanup::Withdraw { request, .. } => request.lease,
+            Cleanup::Withdraw { request } => request.lease,
         }
     }
 
@@ -118,12 +114,7 @@ impl<I: Ident, C: ContextId> Cleanup<I, C> {
                 }
                 failed.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
             }
-            Cleanup::Withdraw { request, then } => {
-                service.dao.withdraw(request, Withdraw::Undo).await?;
-                let Some(grant) = then else { return Ok(()) };
-                let Released { failed, .. } = service.dao.release(grant).await?;
-                failed.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
-            }
+            Cleanup::Withdraw { request } => service.dao.withdraw(request, Withdraw::Undo).await.map(drop),
         }
     }
 }
@@ -228,9 +219,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Counted<I, C, D> {
         if let Err(error) = answer {
             service.observe_owned((self.task.clone(), error), |(task, error)| match &task.cleanup {
                 Cleanup::Release { grant, .. } => Event::ReleaseFailed { grant, error },
-                Cleanup::Withdraw { request, .. } => {
-                    Event::WithdrawFailed { context: &request.context, error }
-                }
+                Cleanup::Withdraw { request } => Event::WithdrawFailed { context: &request.context, error },
             });
         }
         if let Some(ticket) = self.ticket.take() {

@@ -4,9 +4,8 @@ use std::{fmt, ops::Deref};
 
 use super::{held::Held, hold::Hold};
 use crate::{
-    AnyLockDao, BadRequest, Claim, ClaimSet, ContextId, Grant, Ident, Ids, Lock, LockDao, LockError,
-    LockLost, LockingError, LostLock, Mode, Target, Uuid,
-    rules::{self, Again},
+    AnyLockDao, BadRequest, ClaimSet, ContextId, Grant, Ident, Ids, Lock, LockDao, LockError, LockingError,
+    LostLock, Mode, Target, Uuid,
 };
 
 /// A held set. Release it with [`release`](Self::release); dropping it releases in the background.
@@ -78,58 +77,6 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockGuard<I, C, D> {
         let mut part = self.hold.split(is_part);
         self.held = Held(self.hold.core.clone());
         outcome(part.release().await)
-    }
-
-    /// Gives up stronger modes of some locks for weaker ones, in one step that lets in those who may come now: an exclusive lock
-    /// becomes shared, or some permits; slots become fewer, or shared. An id without a mode becomes shared. The other locks stay
-    /// as they are.
-    ///
-    /// A weakened lock has a new fence, so that nothing is written under the old one any more. There is no way back but to lock
-    /// again: two that share an id and both wanted it exclusively would wait for each other.
-    ///
-    /// ```
-    /// use lockcore::{LockingService, Mode};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = LockingService::new(lockcore_memory::MemoryLockDao::<String>::new());
-    /// let guard = locks.lock(["index"]).await?;
-    /// // .. write the index ..
-    /// let guard = guard.downgrade(["index"]).await?;
-    /// assert_eq!(guard.locks()[0].granted.mode, Mode::Shared);
-    /// let reader = locks.shared().lock(["index"]).await?; // readers come in
-    /// # reader.release().await?;
-    /// # guard.release().await?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// A claim that is not of the set, or stronger than what is held; locks that were lost; a failure of the backend. After
-    /// any error the whole set is released.
-    ///
-    /// # Cancel safety
-    /// The whole set is released if the future is dropped.
-    pub async fn downgrade(self, claims: impl Ids<I>) -> Result<Self, LockError<I, C>> {
-        let claims = ClaimSet::new(claims, Mode::Shared)?;
-        self.hold.service.check_claims(&claims)?;
-        outcome(self.hold.forked())?;
-        for Claim { target, mode } in claims.iter() {
-            let held = self.held.locks().iter().find(|lock| lock.target == *target);
-            let is_weaker =
-                held.is_some_and(|lock| rules::again(lock.granted.mode, *mode, true) != Again::Change);
-            if !is_weaker {
-                let (field, value) = ("claims", format!("{target} as {mode}"));
-                let expected = "it is not of the set that is held, or stronger than what is held";
-                return Err(BadRequest::OutOfBounds { field, value, expected }.into());
-            }
-        }
-        // What is only offered so far is confirmed first, with the request that it was offered for.
-        if let Err(LockLost { lost }) = self.held.confirmed().await {
-            outcome(lost)?;
-        }
-        let LockGuard { hold, .. } = self;
-        Ok(LockGuard::new(hold.weaken(claims).await?))
     }
 
     /// Stops the renewal and leaves the set locked, until its lease ends or the grant is released

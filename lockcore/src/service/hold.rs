@@ -17,7 +17,7 @@ use tokio::{sync::Notify, time::Instant};
 use super::{
     Inner,
     cleanup::{Cleanup, patience},
-    hold_core::{HoldCore, Terms},
+    hold_core::HoldCore,
     keep_for::{KeepFor, Kept},
     keeper::{Keeper, Tick},
     lease::Lease,
@@ -26,9 +26,8 @@ use super::{
     open::Ticket,
 };
 use crate::{
-    AcquireRequest, Acquired, AttemptId, BackendError, ClaimSet, ContextId, Failure, Grant, Ident, Lock,
-    LockDao, LockError, LockingError, LossReason, LostLock, Released, background,
-    clock::{self, Moment},
+    AcquireRequest, BackendError, ContextId, Grant, Ident, Lock, LockDao, LossReason, LostLock, Released,
+    background, clock::Moment,
 };
 
 /// After how long an offer is confirmed that is still held: it lasts a hundred times as long.
@@ -72,8 +71,6 @@ pub(crate) struct Hold<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     /// `None` once the clean-up or a part of the set has it.
     ticket: Option<Ticket>,
     late: Option<Late<I, C>>,
-    /// A request that weakens what is held, and of which it is not known what became.
-    weakening: Option<Box<AcquireRequest<I, C>>>,
     keep_for: Option<Box<KeepFor>>,
     /// It was released, and stays locked for the rest of that time.
     keeps_on: bool,
@@ -94,22 +91,19 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
     pub(crate) fn new(
         service: ServiceRef<'s, I, C, D>,
         grant: Grant<I, C>,
-        terms: Terms,
         lease: Option<Box<Lease>>,
         offered: bool,
         ticket: Ticket,
         span: CallSpan,
     ) -> Self {
         let held = Raised::by(grant.locks.len(), HELD, service.capabilities.backend);
-        let core =
-            Arc::new(HoldCore { grant, terms, lease, released: AtomicBool::new(false), news: Notify::new() });
+        let core = Arc::new(HoldCore { grant, lease, released: AtomicBool::new(false), news: Notify::new() });
         let mut hold = Hold {
             service,
             core,
             renewal: None,
             ticket: Some(ticket),
             late: None,
-            weakening: None,
             keep_for: None,
             keeps_on: false,
             over: false,
@@ -165,49 +159,6 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         part
     }
 
-    /// Weakens what is held to the modes of these claims, each of which is of the set and no stronger than what is held.
-    ///
-    /// Nothing is renewed meanwhile: a renewal would find the old fences gone. On every other way out than success the drop of
-    /// the hold releases everything, since nothing can rely on the stronger mode any more.
-    pub(crate) async fn weaken(mut self, claims: ClaimSet<I>) -> Result<Self, LockError<I, C>> {
-        let Grant { context, locks, lease } = &self.core.grant;
-        let request = AcquireRequest {
-            context: context.clone(),
-            attempt: AttemptId::fresh(),
-            claims,
-            lease: *lease,
-            owner: self.core.terms.owner.clone(),
-            queue: false,
-            nested: true,
-            detached: self.core.terms.detached,
-            weaken: true,
-        };
-        let all: Vec<usize> = (0..locks.len()).collect();
-        self.remove_renewal();
-        // What a renewal that is still under way reports from here on is of the old fences.
-        let lease = self.core.lease.as_ref().map(|lease| Box::new(lease.part(&all)));
-        self.weakening = Some(Box::new(request.clone()));
-        let answer = clock::within(patience(request.lease), self.service.dao.acquire(&request)).await;
-        let answer = answer.unwrap_or_else(|| Err(BackendError::no_answer()));
-        let granted = match answer.and_then(|answer| answer.checked(request.claims.len()))? {
-            Acquired::Granted(granted) => granted,
-            Acquired::Refused(conflicts) | Acquired::Queued { conflicts, .. } => {
-                let failures = conflicts.into_iter().map(Failure::Conflict).collect();
-                return Err(LockingError::NotLocked { failures, timed_out: None });
-            }
-        };
-        let mut grant = self.core.grant.clone();
-        for (claim, granted) in request.claims.iter().zip(granted) {
-            if let Some(lock) = grant.locks.iter_mut().find(|lock| lock.target == claim.target) {
-                lock.granted = granted;
-            }
-        }
-        let own = self.ticket.take().expect("taken only when it is dropped");
-        let mut weak = self.become_another(grant, lease, own);
-        weak.span = self.span.take();
-        Ok(weak)
-    }
-
     /// Some of the locks as a hold of their own.
     fn some(&self, ticket: Ticket, is_chosen: impl Fn(&Lock<I>) -> bool) -> Self {
         let Grant { context, locks, lease } = &self.core.grant;
@@ -225,8 +176,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
     /// The hold of another grant in place of this one, or of a part of it.
     fn become_another(&self, grant: Grant<I, C>, lease: Option<Box<Lease>>, ticket: Ticket) -> Self {
         let offered = lease.as_ref().is_some_and(|lease| !lease.is_whole());
-        let (service, terms) = (self.service.clone(), self.core.terms.clone());
-        let mut other = Hold::new(service, grant, terms, lease, offered, ticket, CallSpan::none());
+        let mut other = Hold::new(self.service.clone(), grant, lease, offered, ticket, CallSpan::none());
         other.late = self.late.clone();
         other.keep_for = self.keep_for.clone();
         other.stopwatch = self.stopwatch;
@@ -407,11 +357,6 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
         // No release reports the loss of a guard that is dropped, and no outcome that of a call that is dropped.
         let lost = if self.reported { Vec::new() } else { self.core.known_lost() };
         self.report_loss(&lost);
-        if let Some(request) = self.weakening.take() {
-            let cleanup = Cleanup::Withdraw { request: *request, then: Some(self.core.grant.clone()) };
-            cleanup.start((*self.service).clone(), ticket);
-            return;
-        }
         let late = self.late.take().and_then(Arc::into_inner);
         let late = late.and_then(|late| late.into_inner().unwrap_or_else(PoisonError::into_inner));
         match (late, kept) {
@@ -429,7 +374,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
             }
             // Frees the set if it has to, and refuses the request that may still arrive.
             (Some(request), None) => {
-                Cleanup::Withdraw { request, then: None }.start((*self.service).clone(), ticket);
+                Cleanup::Withdraw { request }.start((*self.service).clone(), ticket);
             }
         }
         self.span.ended(self.over);

@@ -5,20 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::sync::Notify;
 
 use super::lease::Lease;
-use crate::{ContextId, Grant, Ident, LostLock, Owner};
-
-/// On what terms a set was granted.
-#[derive(Clone, Debug)]
-pub(crate) struct Terms {
-    pub(crate) owner: Owner,
-    pub(crate) detached: bool,
-}
+use crate::{ContextId, Grant, Ident, LostLock};
 
 /// What is known of a held set, shared by the call, its handles and its renewal.
 #[derive(Debug)]
 pub(crate) struct HoldCore<I, C> {
     pub(crate) grant: Grant<I, C>,
-    pub(super) terms: Terms,
     /// `None` if the locks last until they are released.
     pub(crate) lease: Option<Box<Lease>>,
     pub(super) released: AtomicBool,

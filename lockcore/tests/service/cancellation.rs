@@ -372,7 +372,6 @@ fn a_late_request_that_was_not_withdrawn_is_granted() {
             queue: false,
             nested: false,
             detached: false,
-            weaken: false,
         };
         dao.once(Step::Acquire, Fault::Late);
         dao.acquire(&request).await.unwrap_err();

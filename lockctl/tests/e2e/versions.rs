@@ -190,7 +190,6 @@ impl<'r> Program<'r> {
             queue: false,
             nested: false,
             detached: false,
-            weaken: false,
         };
         match self.runtime.block_on(self.dao.acquire(&request)).expect("it answers") {
             Acquired::Granted(granted) => {

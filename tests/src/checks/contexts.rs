@@ -159,7 +159,6 @@ fn request(context: &str, mode: Mode) -> AcquireRequest<String, String> {
         queue: false,
         nested: false,
         detached: false,
-        weaken: false,
     }
 }
 

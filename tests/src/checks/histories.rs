@@ -60,7 +60,6 @@ fn short_steps() -> Vec<Op> {
         Op::Release { back: 0, live: true },
         Op::Release { back: 1, live: true },
         Op::Renew { back: 0, live: true },
-        Op::Weaken { back: 0, lock: 0, wanted: Shared },
         Op::Again { back: 0 },
         Op::Leave { back: 1 },
         Op::Undo { back: 0 },
@@ -155,7 +154,6 @@ fn op(deaths: bool) -> impl Strategy<Value = Op> {
             Op::Acquire { who, claims, queue, nested: nested == 7 }
         }),
         2 => (back.clone(), who.clone()).prop_map(|(back, who)| Op::Forge { back, who }),
-        2 => (back.clone(), n.clone(), wanted()).prop_map(|(back, lock, wanted)| Op::Weaken { back, lock, wanted }),
         3 => back.clone().prop_map(|back| Op::Again { back }),
         2 => back.clone().prop_map(|back| Op::Leave { back }),
         2 => back.clone().prop_map(|back| Op::Undo { back }),

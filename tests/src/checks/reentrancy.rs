@@ -1,14 +1,11 @@
 //! The same context asking again: section 2.3.
 
-use lockcore::{
-    Conflict, ConflictReason, Grant, LockDao, Mode, StoredContext,
-    backend::{Acquired, Withdraw, Withdrawn},
-};
+use lockcore::{Conflict, ConflictReason, Grant, Mode, StoredContext, backend::Acquired};
 use uuid::Uuid;
 
 use crate::{
     Backend, Store,
-    store::{exclusive, id, shared, slot},
+    store::{exclusive, shared, slot},
 };
 
 /// 2.3: asking again succeeds under the same fence, and one release frees it.
@@ -189,97 +186,18 @@ pub async fn an_expired_lock_is_granted_anew<B: Backend>(store: Store<B>) {
     store.caller().refused(["a"]).await;
 }
 
-/// 2.3: a request that weakens gives up the stronger mode for the weaker one, under a new fence, also of a frozen id; its old
-/// grant holds nothing of it any more, and goes on holding the rest.
-pub async fn a_weakened_lock_lets_others_in<B: Backend>(store: Store<B>) {
-    let declared = store.capabilities();
-    let weaker = [(declared.shared, shared("a")), (declared.slots, slot("a", 2))];
-    for (_, claim) in weaker.into_iter().filter(|(declared, _)| *declared) {
-        let [one, two, three] = store.callers();
-        let strong = one.take(["a", "b"]).await;
-        if declared.breaking {
-            store.dao().freeze(&id("a"), true).await.expect("the store answers");
-        }
-        let weak = one.weaken([claim.clone()]).await;
-        assert_eq!(mode(&weak), claim.mode);
-        assert_eq!(weak.locks[0].granted.in_use, 1);
-        assert_eq!(weak.locks[0].granted.permits.len(), claim.mode.permits() as usize);
-        assert!(fence(&weak) > fence(&strong), "{weak:?} after {strong:?}");
-        if declared.breaking {
-            store.dao().freeze(&id("a"), false).await.expect("the store answers");
-        }
-        let beside = two.take([claim.clone()]).await;
-        three.refused(["a"]).await;
-        three.refused(["b"]).await;
-        one.keep(&weak).await;
-        let lost = one.renew(&strong).await.lost;
-        assert_eq!(lost.iter().map(|lock| lock.target.clone()).collect::<Vec<_>>(), [id("a")]);
-        // Asking for the stronger mode again is a change like any other.
-        one.refused(["a"]).await;
-        assert_eq!(one.release(&strong).await.lost.len(), 1);
-        two.free(&beside).await;
-        three.refused(["a"]).await;
-        one.free(&weak).await;
-        let all = three.take(["a", "b"]).await;
-        three.free(&all).await;
-    }
-}
-
-/// 2.3 and 2.4: weakening serves those who wait and may come now, in the same step.
-pub async fn weakening_serves_the_next<B: Backend>(store: Store<B>) {
-    let declared = store.capabilities();
-    if !declared.shared || !declared.fifo {
-        return;
-    }
-    let [one, two, three, four] = store.callers();
-    let strong = one.take(["a"]).await;
-    let (mut first, mut second) = (two.queue([shared("a")]).await, three.queue([shared("a")]).await);
-    let mut last = four.queue(["a"]).await;
-    let weak = one.weaken([shared("a")]).await;
-    let (first, second) = (first.pushed().await, second.pushed().await);
-    last.still_waits().await;
-    assert_eq!(one.release(&strong).await.lost.len(), 1, "its fence is over");
-    one.free(&weak).await;
-    two.free(&first).await;
-    three.free(&second).await;
-    four.free(&last.granted().await).await;
-}
-
-/// 2.3 and 2.6: weakening is for good: the same request again keeps what is held, and undoing it frees that.
-pub async fn weakening_is_for_good<B: Backend>(store: Store<B>) {
-    if !store.capabilities().shared {
-        return;
-    }
-    let [one, two] = store.callers();
-    let strong = one.take(["a", "b"]).await;
-    let mut request = one.request([shared("a")]);
-    request.weaken = true;
-    let Acquired::Granted(first) = one.send(&request).await else { panic!("nothing is in the way") };
-    let Acquired::Granted(again) = one.send(&request).await else { panic!("it is held") };
-    assert_eq!(first, again);
-    assert_eq!(one.withdraw(&request, Withdraw::Undo).await, Withdrawn::Left);
-    let free = two.take(["a"]).await;
-    two.refused(["b"]).await;
-    assert_eq!(one.release(&strong).await.lost.len(), 1);
-    two.free(&free).await;
-    two.take(["a", "b"]).await;
-}
-
 /// 2.3 and 2.4: a change to fewer permits serves those who wait for the rest.
 pub async fn fewer_permits_serve_the_next<B: Backend>(store: Store<B>) {
     let declared = store.capabilities();
     if !declared.slots || !declared.fifo {
         return;
     }
-    for weaken in [false, true] {
-        let [one, two] = store.callers();
-        one.take([slot("a", 3).permits(3)]).await;
-        let mut next = two.queue([slot("a", 3)]).await;
-        let fewer = [slot("a", 3).permits(2)];
-        let grant = if weaken { one.weaken(fewer).await } else { one.take(fewer).await };
-        two.free(&next.pushed().await).await;
-        one.free(&grant).await;
-    }
+    let [one, two] = store.callers();
+    one.take([slot("a", 3).permits(3)]).await;
+    let mut next = two.queue([slot("a", 3)]).await;
+    let fewer = one.take([slot("a", 3).permits(2)]).await;
+    two.free(&next.pushed().await).await;
+    one.free(&fewer).await;
 }
 
 fn fence(grant: &Grant<String, Uuid>) -> u64 {

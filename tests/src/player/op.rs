@@ -28,12 +28,6 @@ pub(crate) enum Op {
         back: Back,
         live: bool,
     },
-    /// The context of a grant gives up what it holds of a lock for what is wanted, if that is less.
-    Weaken {
-        back: Back,
-        lock: usize,
-        wanted: Wanted,
-    },
     /// An earlier request arrives once more.
     Again {
         back: Back,

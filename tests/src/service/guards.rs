@@ -3,18 +3,12 @@
 use std::time::Duration;
 
 use lockcore::{
-    BackendErrorKind, BadRequest, BreakMode, Claim, ConflictReason, Grant, LockDao, LockingError, LossReason,
-    LostLock, Target, Wait,
+    BadRequest, BreakMode, ConflictReason, Grant, LockDao, LockingError, LossReason, LostLock, Target, Wait,
 };
 use tokio::time::Instant;
 
 use super::{Oops, Rig};
-use crate::{
-    Backend, Store,
-    fault::{Fault, Operation},
-    polls::dropped_after,
-    store::id,
-};
+use crate::{Backend, Store, fault::Operation, polls::dropped_after, store::id};
 
 /// 3.11: a guard holds the set until it is released, which is over when the call returns.
 pub async fn a_guard_holds_until_released<B: Backend>(store: Store<B>) {
@@ -218,82 +212,6 @@ pub async fn a_grant_is_checked_elsewhere<B: Backend>(store: Store<B>) {
         admin.break_lock(&target, fence, BreakMode::Now).await.expect("the store answers");
         let lost = [("b".to_owned(), LossReason::Vanished), ("c".to_owned(), LossReason::Broken)];
         assert_eq!(named(check().await), lost);
-    }
-}
-
-/// 3.11: a guard gives up a stronger mode for a weaker one, and goes on to be renewed.
-pub async fn a_guard_is_downgraded<B: Backend>(store: Store<B>) {
-    let rig = Rig::new(&store);
-    let guard = rig.locks.lock(["a"]).await.expect("it is free");
-    let refused =
-        guard.downgrade([Claim::exclusive("z".to_owned())]).await.map(drop).expect_err("z is not held");
-    let expected = "claims: \"z\" as exclusive is not possible, it is not of the set that is held, or stronger than what is held";
-    assert_eq!(refused.to_string(), format!("bad request: {expected}"));
-    store.becomes_free(&["a"]).await;
-    if !store.capabilities().shared {
-        return;
-    }
-    let reader = rig.locks.shared().lock(["a"]).await.expect("it is free");
-    let refused =
-        reader.downgrade([Claim::exclusive("a".to_owned())]).await.map(drop).expect_err("it is stronger");
-    assert!(refused.to_string().ends_with("or stronger than what is held"), "{refused}");
-    store.becomes_free(&["a"]).await;
-    let lease = store.lasting();
-    let guard = rig.locks.lease(lease).owner("writer").lock(["a", "b"]).await.expect("it is free");
-    let (before, fence, fence_of_b) = (guard.held().clone(), guard.fence("a"), guard.fence("b"));
-    let guard = guard.downgrade(["a"]).await.expect("nothing is in the way of less");
-    assert!(before.check().is_err(), "the old handle relies on what was given up");
-    assert_eq!((guard.exclusive_fence("a"), guard.fence("b")), (None, fence_of_b));
-    assert!(guard.fence("a") > fence);
-    let other = store.caller();
-    let reader = other.take([Claim::shared("a".to_owned())]).await;
-    let began = Instant::now();
-    while began.elapsed() < lease * 2 {
-        store.is_held(&["a"], || guard.check().is_ok()).await;
-        store.is_held(&["b"], || guard.check().is_ok()).await;
-        tokio::time::sleep(lease / 10).await;
-    }
-    guard.check().expect("it is renewed");
-    other.free(&reader).await;
-    if store.capabilities().listing {
-        let seen = rig.locks.admin().inspect(&Target::Id("a".to_owned())).await.expect("the store answers");
-        assert_eq!(seen.holders.len(), 1);
-        assert_eq!(&*seen.holders[0].owner, "writer");
-    }
-    guard.release().await.expect("nothing was lost");
-    assert!(store.is_free(&["a", "b"]).await);
-}
-
-/// 3.2: a downgrade that is dropped at any poll leaves nothing locked.
-pub async fn a_downgrade_dropped_at_any_poll_leaves_nothing<B: Backend>(store: Store<B>) {
-    if !store.capabilities().shared {
-        return;
-    }
-    let rig = Rig::new(&store);
-    for polls in 0.. {
-        let guard = rig.locks.lock(["a", "b"]).await.expect("it is free");
-        let weak = dropped_after(polls, guard.downgrade(["a"])).await;
-        let done = weak.is_some();
-        drop(weak);
-        store.becomes_free(&["a", "b"]).await;
-        if done {
-            break;
-        }
-    }
-}
-
-/// 2.6 and 3.2: nor does one whose answer is lost, or that the store refuses.
-pub async fn a_downgrade_that_fails_leaves_nothing<B: Backend>(store: Store<B>) {
-    if !store.capabilities().shared {
-        return;
-    }
-    let rig = Rig::new(&store);
-    for fault in [Fault::LosesAnswer, Fault::Fails(BackendErrorKind::Unavailable)] {
-        let guard = rig.locks.lock(["a", "b"]).await.expect("it is free");
-        rig.faults.set_times(Operation::Acquire, fault, 1);
-        let failed = guard.downgrade(["a"]).await.map(drop).expect_err("the store does not answer");
-        assert!(matches!(failed, LockingError::NotLocked { .. }), "{failed:?}");
-        store.becomes_free(&["a", "b"]).await;
     }
 }
 

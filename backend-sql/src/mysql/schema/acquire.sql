@@ -101,8 +101,7 @@ body: BEGIN
   IF v_waiters > 0 THEN
     SELECT MAX(w.number) INTO v_ticket FROM {places} WHERE {own places};
   END IF;
-  CALL {v1_weigh}(p_ns, p_set, p_context, IFNULL(v_ticket, {never}), p_flags & {NESTED}, p_flags & {WEAKEN}, now_us,
-    v_verdict);
+  CALL {v1_weigh}(p_ns, p_set, p_context, IFNULL(v_ticket, {never}), p_flags & {NESTED}, now_us, v_verdict);
   IF v_verdict {LETS IN} THEN
     CALL {v1_grant}(p_ns, p_set, v_verdict, p_context, p_attempt, p_lease, p_owner, 0, now_us);
     CALL {v1_given}(p_ns, p_set, p_context, v_answer);
@@ -110,7 +109,7 @@ body: BEGIN
     IF v_ticket IS NOT NULL THEN
       DELETE w FROM {places} WHERE {own places};
     END IF;
-    IF v_ticket IS NOT NULL OR (v_waiters > 0 AND v_verdict REGEXP '[CW]') THEN
+    IF v_ticket IS NOT NULL OR (v_waiters > 0 AND LOCATE('C', v_verdict) > 0) THEN
       -- Its place is free, or permits that it gave back.
       CALL {v1_serve}(p_ns, p_set, now_us, '', 0, v_wake);
     END IF;

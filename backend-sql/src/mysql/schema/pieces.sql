@@ -52,9 +52,6 @@
 -- {NESTED}: flag of an acquire: its context holds other locks, so it does not obey the queue.
 2
 
--- {WEAKEN}: flag of an acquire: its context gives up stronger modes for those that it wants.
-4
-
 -- {DONE}: in place of a state in `v_cursors` of `v1_serve`.
 9
 
@@ -206,9 +203,6 @@ IF(i.until > now_us, CONCAT('[["', HEX(i.context), '","', HEX(i.owner), '",{EXCL
 
 -- {keeps o}: `rules::again`: holding `o` is as much as is wanted.
 (o.mode >= j.a AND NOT (o.mode = {SLOTS} AND j.a = {SLOTS} AND o.permits <> j.b))
-
--- {gives up o}: `rules::again`: a request that weakens wants less than `o`.
-(o.mode > j.a OR o.mode = {SLOTS} AND j.a = {SLOTS} AND o.permits > j.b)
 
 -- {j passes e}: `rules::passes`: a claim may pass the earlier waiter `e`.
 (e.mode = {SHARED} AND j.a = {SHARED} OR e.mode = {SLOTS} AND j.a = {SLOTS} AND e.cap < j.c)

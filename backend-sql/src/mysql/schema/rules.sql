@@ -78,18 +78,16 @@ BEGIN
 END
 //
 -- What stands against granting a set now, one letter for each id.
--- Nothing: N new, K keeps what it holds, C changes what it holds, W gives up what it holds (p_weaken).
+-- Nothing: N new, K keeps what it holds, C changes what it holds.
 -- Something: H other holders, F frozen, Q earlier waiters, B its own lock was broken; and of an id that the context holds in
 -- another mode, so that it does not wait: U other holders, V frozen.
 CREATE PROCEDURE {v1_weigh}(
   p_ns INT UNSIGNED, p_set LONGTEXT CHARACTER SET ascii, p_context VARBINARY({longest context}), p_ticket BIGINT,
-  p_nested TINYINT,
-  p_weaken TINYINT, now_us BIGINT, OUT p_verdict TEXT CHARACTER SET ascii)
+  p_nested TINYINT, now_us BIGINT, OUT p_verdict TEXT CHARACTER SET ascii)
 SQL SECURITY DEFINER
 BEGIN
   SELECT GROUP_CONCAT(CASE
       WHEN o.broken THEN 'B'
-      WHEN p_weaken AND o.number IS NOT NULL AND {gives up o} THEN 'W'
       WHEN o.number IS NOT NULL AND {keeps o} THEN 'K'
       WHEN i.frozen THEN IF(o.number IS NULL, 'F', 'V')
       WHEN CASE j.a
@@ -116,11 +114,6 @@ BEGIN
   DECLARE v_fence, v_slots, v_replaced, v_permits, v_cap BIGINT DEFAULT 0;
   DECLARE v_n, v_next, v_mode INT DEFAULT 0;
   DECLARE v_id VARBINARY({longest id});
-  IF LOCATE('W', p_verdict) > 0 THEN
-    DELETE o FROM {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state IN ({HELD}, {REPLACED})
-      AND o.context = p_context AND SUBSTRING(p_verdict, j.n, 1) = 'W';
-    SET p_verdict = REPLACE(p_verdict, 'W', 'N');
-  END IF;
   IF p_verdict REGEXP '[NC]' THEN
     SELECT GREATEST(MAX(i.fence) + 1, now_us), SUM(j.a = {SLOTS}) INTO v_fence, v_slots FROM {ids of set};
     INSERT INTO {claims} (ns, id, state, number, context, attempt, mode, permits, cap, indexes, owner, lease, until,
@@ -215,7 +208,7 @@ BEGIN
   DECLARE v_one, v_all LONGTEXT CHARACTER SET ascii DEFAULT '';
   WHILE v_n < LENGTH(p_verdict) DO
     SET v_n = v_n + 1, v_letter = SUBSTRING(p_verdict, v_n, 1);
-    IF v_letter NOT IN ('N', 'K', 'C', 'W') THEN
+    IF v_letter NOT IN ('N', 'K', 'C') THEN
       SET v_all = CONCAT(v_all, IF(v_all = '', '', ','), '{"p":', v_n - 1);
       IF v_letter IN ('F', 'V') THEN
         SET v_all = CONCAT(v_all, ',"f":1}');

@@ -128,7 +128,7 @@ body: BEGIN
         ITERATE serving;
       END IF;
       IF v_locked THEN
-        CALL {v1_weigh}(p_ns, v_set, v_context, v_number, v_line = {WAITS_NESTED}, FALSE, now_us, v_verdict);
+        CALL {v1_weigh}(p_ns, v_set, v_context, v_number, v_line = {WAITS_NESTED}, now_us, v_verdict);
         SET v_blocked = NOT v_verdict {LETS IN};
       END IF;
       IF NOT v_locked OR (NOT v_blocked AND (v_verdict REGEXP '[KC]' OR v_handed >= {most handed over})) THEN

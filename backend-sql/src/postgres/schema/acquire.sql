@@ -173,14 +173,13 @@ BEGIN
       WHERE ns = p_ns AND context = p_context AND attempt = p_attempt AND NOT handed LIMIT 1;
   END IF;
   SELECT w.stances, w.conflicts INTO v_stances, v_conflicts FROM {v1_weigh}(p_ns, p_context, p_ids, p_modes, p_permits,
-    p_limits, coalesce(v_ticket, 9223372036854775807), p_flags & {NESTED} <> 0,
-    p_flags & {WEAKEN} <> 0, v_now) AS w;
+    p_limits, coalesce(v_ticket, 9223372036854775807), p_flags & {NESTED} <> 0, v_now) AS w;
   IF v_conflicts IS NULL THEN
     v_given := {v1_grant}(p_ns, p_context, p_attempt, p_ids, p_modes, p_permits, p_limits, v_stances, p_lease, p_owner,
       0, v_now);
     -- The place, also one that says that it was handed over.
     DELETE FROM {place} WHERE ns = p_ns AND context = p_context AND attempt = p_attempt;
-    IF v_busy & {WAITERS} <> 0 AND (2 = ANY (v_stances) OR 4 = ANY (v_stances)) THEN
+    IF v_busy & {WAITERS} <> 0 AND 2 = ANY (v_stances) THEN
       -- There is more room for others than before.
       SELECT s.p_locked, v_notify || s.notify INTO v_locked, v_notify FROM {v1_serve}(p_ns, p_ids, v_now, v_locked) AS s;
     END IF;
@@ -288,7 +287,7 @@ BEGIN
       AND context = p_context AND attempt = p_attempt);
   IF v_any AND p_flags & {KEEP} <> 0 THEN
     SELECT w.stances INTO v_stances FROM {v1_weigh}(p_ns, p_context, p_ids, v_modes, v_permits, v_limits,
-      9223372036854775807, true, false, v_now) AS w;
+      9223372036854775807, true, v_now) AS w;
     IF 1 = ALL (v_stances) THEN
       v_given := format('{"g":[%s]}', {v1_grant}(p_ns, p_context, p_attempt, p_ids, v_modes, v_permits, v_limits,
         v_stances, p_lease, '', 0, v_now));

@@ -24,7 +24,6 @@
 -- {NESTED} = 2: the caller holds other locks, and obeys no queue.
 -- {KEEP} = 4: a withdrawal keeps what was granted.
 -- {ASYNC} = 8: commit asynchronously.
--- {WEAKEN} = 16: the caller gives up stronger modes for those that it wants.
 
 -- {clock}: microseconds since 1970.
 (date_part('epoch', clock_timestamp()) * 1000000)::int8

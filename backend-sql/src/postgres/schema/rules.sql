@@ -99,10 +99,10 @@ END {$};
 
 -- Finds what is in the way of granting a set to a context now; the rows of its ids are locked and tidy. conflicts: as
 -- `reply::Against`, NULL if there are none. stances: for each id 0 the context holds nothing, 1 it holds as much, 2 it holds it
--- otherwise, 3 what it holds was broken, 4 it holds more and gives that up (p_weaken).
+-- otherwise, 3 what it holds was broken.
 CREATE OR REPLACE FUNCTION {v1_weigh}(
   p_ns bytea, p_context bytea, p_ids bytea[], p_modes int8[], p_permits int8[], p_limits int8[], p_ticket int8,
-  p_nested boolean, p_weaken boolean, p_now int8, OUT stances int4[], OUT conflicts text) LANGUAGE plpgsql AS {$}
+  p_nested boolean, p_now int8, OUT stances int4[], OUT conflicts text) LANGUAGE plpgsql AS {$}
 DECLARE
   r {lock};
   v_own_mode int4;
@@ -140,11 +140,10 @@ BEGIN
         WHERE ns = p_ns AND id = p_ids[i] AND state >= 0 AND context <> p_context;
     END IF;
     v_stance := CASE WHEN v_own_mode IS NULL THEN 0 WHEN v_broken THEN 3
-      WHEN p_weaken AND (p_modes[i] < v_own_mode OR p_modes[i] = 1 AND v_own_mode = 1 AND p_permits[i] < v_own_permits) THEN 4
       WHEN v_own_mode = 1 AND p_modes[i] = 1 AND v_own_permits <> p_permits[i] THEN 2
       WHEN p_modes[i] > v_own_mode THEN 2 ELSE 1 END;
     stances := stances || v_stance;
-    IF v_stance IN (1, 4) THEN
+    IF v_stance = 1 THEN
       CONTINUE;
     END IF;
     IF v_stance <> 3 AND r.busy & {FROZEN} <> 0 THEN
@@ -244,10 +243,6 @@ BEGIN
       IF p_stances[i] = 2 THEN
         UPDATE {holder} SET state = -1 WHERE ns = p_ns AND id = p_ids[i] AND context = p_context AND state >= 0
           RETURNING fence INTO v_held;
-      ELSIF p_stances[i] = 4 THEN
-        UPDATE {lock} SET busy = busy & ~{EXCLUSIVE} WHERE ns = p_ns AND id = p_ids[i] AND busy & {HELD} <> 0
-          AND context = p_context;
-        DELETE FROM {holder} WHERE ns = p_ns AND id = p_ids[i] AND context = p_context;
       END IF;
       IF v_mode = 2 THEN
         UPDATE {lock} SET busy = busy & ~{EXCLUSIVE} | {HELD} | CASE WHEN p_state = 0 THEN 0 ELSE {OFFERED} END, fence = v_fence,

@@ -108,7 +108,7 @@ BEGIN
     END IF;
     IF NOT v_stuck THEN
       SELECT x.stances, x.conflicts INTO v_stances, v_conflicts FROM {v1_weigh}(p_ns, w.context, v_ids, v_modes,
-        v_permits, v_limits, w.ticket, w.line = 0, false, p_now) AS x;
+        v_permits, v_limits, w.ticket, w.line = 0, p_now) AS x;
       v_stuck := v_conflicts IS NOT NULL;
     END IF;
     IF NOT v_stuck THEN

@@ -73,7 +73,6 @@ async fn what_is_left_of_an_offer_counts_from_the_step_that_made_it() {
         owner: Owner::default(),
         queue: true,
         nested: false,
-        weaken: false,
         detached: false,
     };
     let (holder, waiter) = (request("holder"), request("waiter"));
