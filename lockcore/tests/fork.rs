@@ -72,10 +72,8 @@ fn a_forked_process_starts_over_and_leaves_its_parents_locks_alone() {
 
     let mut children = [(); 2].map(|()| {
         in_a_child(|out| {
-            let (mut guard, other) = copy.take().unwrap();
-            let losses =
-                [block_on(guard.release_part(["a"])).unwrap_err(), block_on(other.release()).unwrap_err()];
-            for lost in losses {
+            let (guard, other) = copy.take().unwrap();
+            for lost in [guard, other].map(|guard| block_on(guard.release()).unwrap_err()) {
                 assert!(lost.to_string().contains("held by the process that forked this one"), "{lost}");
             }
             let refused = block_on(locks.lease(LEASE).lock(["b"])).unwrap_err();

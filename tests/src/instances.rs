@@ -224,7 +224,6 @@ pub const LIVENESS: &[&str] = &[
     "election",
     "guards::a_guard_is_renewed",
     "guards::a_guard_that_is_left_is_renewed",
-    "guards::a_part_is_renewed_and_lost_on_its_own",
     "keep_for",
     "keeping",
     "losing",

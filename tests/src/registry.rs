@@ -387,9 +387,6 @@ macro_rules! for_each_check {
                 a_guard_that_is_left_stays_locked,
                 a_guard_that_is_left_is_renewed,
                 a_guard_is_like_any_holder,
-                a_part_of_a_guard_is_released,
-                a_part_is_renewed_and_lost_on_its_own,
-                a_known_loss_stays_with_its_lock,
                 a_grant_is_checked_elsewhere,
             }
             keep_for {

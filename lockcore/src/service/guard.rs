@@ -3,10 +3,7 @@
 use std::{fmt, ops::Deref};
 
 use super::{held::Held, hold::Hold};
-use crate::{
-    AnyLockDao, BadRequest, ClaimSet, ContextId, Grant, Ident, Ids, Lock, LockDao, LockError, LockingError,
-    LostLock, Mode, Target, Uuid,
-};
+use crate::{AnyLockDao, ContextId, Grant, Ident, LockDao, LockError, LockingError, Uuid};
 
 /// A held set. Release it with [`release`](Self::release); dropping it releases in the background.
 ///
@@ -39,44 +36,10 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockGuard<I, C, D> {
     /// # Cancel safety
     /// Safe: the release is then finished in the background.
     pub async fn release(mut self) -> Result<(), LockError<I, C>> {
-        outcome(self.hold.release().await)
-    }
-
-    /// Releases some locks of the set; the rest stays locked under the same fences. Handles that were cloned before show all
-    /// locks as released: take new ones by [`held`](Self::held).
-    ///
-    /// ```
-    /// use lockcore::LockingService;
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = LockingService::new(lockcore_memory::MemoryLockDao::<String>::new());
-    /// let mut guard = locks.lock(["index", "page/1", "page/2"]).await?;
-    /// guard.release_part(["page/1"]).await?;
-    /// locks.lock(["page/1"]).await?.release().await?; // others can have it
-    /// assert_eq!(guard.locks().len(), 2);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// An id that is not of the set, and then nothing is released; otherwise as [`release`](Self::release), for these locks.
-    ///
-    /// # Cancel safety
-    /// Safe: the release is then finished in the background.
-    pub async fn release_part(&mut self, ids: impl Ids<I>) -> Result<(), LockError<I, C>> {
-        let claims = ClaimSet::new(ids, Mode::Exclusive)?;
-        outcome(self.hold.forked())?;
-        let is_held = |target: &Target<I>| self.held.locks().iter().any(|lock| lock.target == *target);
-        if let Some(other) = claims.iter().find(|claim| !is_held(&claim.target)) {
-            let (field, value) = ("ids", other.target.to_string());
-            let expected = "it is not of the set that is held";
-            return Err(BadRequest::OutOfBounds { field, value, expected }.into());
+        match self.hold.release().await {
+            lost if lost.is_empty() => Ok(()),
+            lost => Err(LockingError::Lost { lost, callback: Some(Ok(())) }),
         }
-        let is_part = |lock: &Lock<I>| claims.iter().any(|claim| claim.target == lock.target);
-        let mut part = self.hold.split(is_part);
-        self.held = Held(self.hold.core.clone());
-        outcome(part.release().await)
     }
 
     /// Stops the renewal and leaves the set locked, until its lease ends or the grant is released
@@ -90,11 +53,6 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockGuard<I, C, D> {
         drop(held);
         hold.leave()
     }
-}
-
-/// The outcome of a release.
-fn outcome<I: Ident, C: ContextId>(lost: Vec<LostLock<I>>) -> Result<(), LockError<I, C>> {
-    if lost.is_empty() { Ok(()) } else { Err(LockingError::Lost { lost, callback: Some(Ok(())) }) }
 }
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Deref for LockGuard<I, C, D> {

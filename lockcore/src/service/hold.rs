@@ -5,7 +5,7 @@ use std::{
     ops::Deref,
     pin::pin,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
     task::Poll,
@@ -26,7 +26,7 @@ use super::{
     open::Ticket,
 };
 use crate::{
-    AcquireRequest, BackendError, ContextId, Grant, Ident, Lock, LockDao, LossReason, LostLock, Released,
+    AcquireRequest, BackendError, ContextId, Grant, Ident, LockDao, LossReason, LostLock, Released,
     background, clock::Moment,
 };
 
@@ -37,15 +37,6 @@ pub(crate) const CONFIRM: Duration = Duration::from_millis(20);
 pub(crate) enum ServiceRef<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     Borrowed(&'s Arc<Inner<I, C, D>>),
     Owned(Arc<Inner<I, C, D>>),
-}
-
-impl<I: Ident, C: ContextId, D: LockDao<I, C>> Clone for ServiceRef<'_, I, C, D> {
-    fn clone(&self) -> Self {
-        match self {
-            ServiceRef::Borrowed(inner) => ServiceRef::Borrowed(inner),
-            ServiceRef::Owned(inner) => ServiceRef::Owned(inner.clone()),
-        }
-    }
 }
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Deref for ServiceRef<'_, I, C, D> {
@@ -59,18 +50,15 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Deref for ServiceRef<'_, I, C, D>
     }
 }
 
-/// A request that failed in doubt before another was granted, and so may still arrive. It is shared by the parts of the set,
-/// of which the last one withdraws it. `None` inside once a part is left locked, which a withdrawal would free.
-type Late<I, C> = Arc<Mutex<Option<AcquireRequest<I, C>>>>;
-
 /// A set that is held. Dropping it releases the set in the background.
 pub(crate) struct Hold<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     pub(crate) service: ServiceRef<'s, I, C, D>,
     pub(crate) core: Arc<HoldCore<I, C>>,
     renewal: Option<(Arc<Keeper>, u64)>,
-    /// `None` once the clean-up or a part of the set has it.
+    /// `None` once the clean-up has it.
     ticket: Option<Ticket>,
-    late: Option<Late<I, C>>,
+    /// A request that failed in doubt before another was granted, and so may still arrive.
+    late: Option<Box<AcquireRequest<I, C>>>,
     keep_for: Option<Box<KeepFor>>,
     /// It was released, and stays locked for the rest of that time.
     keeps_on: bool,
@@ -140,47 +128,12 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
 
     /// Notes a request that may still arrive, and withdraws it in the end.
     pub(crate) fn withdraw_late(&mut self, request: AcquireRequest<I, C>) {
-        self.late = Some(Arc::new(Mutex::new(Some(request))));
+        self.late = Some(Box::new(request));
     }
 
     /// Leaves the set locked for so long at least, from now on.
     pub(crate) fn keep_for(&mut self, at_least: Duration) {
         self.keep_for = Some(Box::new(KeepFor::from_now(at_least)));
-    }
-
-    /// Takes some of the locks out. They and the rest, which stays here, are renewed and released on their own from now on.
-    /// Handles that exist show all of them as released.
-    pub(crate) fn split(&mut self, is_part: impl Fn(&Lock<I>) -> bool) -> Self {
-        let part = self.some(self.service.open.enter_again(&self.core.grant.context), &is_part);
-        let own = self.ticket.take().expect("taken only when it is dropped");
-        let mut rest = self.some(own, |lock| !is_part(lock));
-        rest.span = self.span.take();
-        *self = rest;
-        part
-    }
-
-    /// Some of the locks as a hold of their own.
-    fn some(&self, ticket: Ticket, is_chosen: impl Fn(&Lock<I>) -> bool) -> Self {
-        let Grant { context, locks, lease } = &self.core.grant;
-        let chosen: Vec<usize> = (0..locks.len()).filter(|position| is_chosen(&locks[*position])).collect();
-        let grant = Grant {
-            context: context.clone(),
-            locks: chosen.iter().map(|position| locks[*position].clone()).collect(),
-            lease: *lease,
-        };
-        let lease = self.core.lease.as_ref().filter(|_| !chosen.is_empty());
-        let lease = lease.map(|lease| Box::new(lease.part(&chosen)));
-        self.become_another(grant, lease, ticket)
-    }
-
-    /// The hold of another grant in place of this one, or of a part of it.
-    fn become_another(&self, grant: Grant<I, C>, lease: Option<Box<Lease>>, ticket: Ticket) -> Self {
-        let offered = lease.as_ref().is_some_and(|lease| !lease.is_whole());
-        let mut other = Hold::new(self.service.clone(), grant, lease, offered, ticket, CallSpan::none());
-        other.late = self.late.clone();
-        other.keep_for = self.keep_for.clone();
-        other.stopwatch = self.stopwatch;
-        other
     }
 
     /// Stops the renewal, releases, and gives what was lost while it was held. If the caller goes away meanwhile, the
@@ -250,7 +203,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
     /// Leaves the set locked, to be released later.
     async fn outlast(&mut self, keep_for: KeepFor) -> Vec<LostLock<I>> {
         // A request that arrives late cannot be withdrawn any more without freeing the set. Its lease ends it.
-        self.cancel_late();
+        self.late = None;
         self.notify_released();
         let lost =
             Kept { service: (*self.service).clone(), core: self.core.clone(), keep_for }.extend().await;
@@ -284,14 +237,8 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
             _ => self.remove_renewal(),
         }
         self.over = true;
-        self.cancel_late();
+        self.late = None;
         self.core.grant.clone()
-    }
-
-    fn cancel_late(&mut self) {
-        if let Some(late) = self.late.take() {
-            late.lock().unwrap_or_else(PoisonError::into_inner).take();
-        }
     }
 
     /// Nothing renews afterwards: the keeper, which looks at the lease anyway, sees to the release's patience instead.
@@ -340,11 +287,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
         if self.is_of_another_process() {
             return;
         }
-        let Some(ticket) = self.ticket.take() else {
-            self.remove_renewal();
-            self.notify_released();
-            return; // others have taken its place
-        };
+        let Some(ticket) = self.ticket.take() else { return };
         let kept = match self.keeps_on {
             true => self.keep_for.as_deref().copied(),
             false => self.is_kept().filter(|_| !self.over),
@@ -357,9 +300,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
         // No release reports the loss of a guard that is dropped, and no outcome that of a call that is dropped.
         let lost = if self.reported { Vec::new() } else { self.core.known_lost() };
         self.report_loss(&lost);
-        let late = self.late.take().and_then(Arc::into_inner);
-        let late = late.and_then(|late| late.into_inner().unwrap_or_else(PoisonError::into_inner));
-        match (late, kept) {
+        match (self.late.take(), kept) {
             (_, Some(keep_for)) => {
                 let kept = Kept { service: (*self.service).clone(), core: self.core.clone(), keep_for };
                 kept.release_later(ticket, self.keeps_on);
@@ -374,7 +315,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
             }
             // Frees the set if it has to, and refuses the request that may still arrive.
             (Some(request), None) => {
-                Cleanup::Withdraw { request }.start((*self.service).clone(), ticket);
+                Cleanup::Withdraw { request: *request }.start((*self.service).clone(), ticket);
             }
         }
         self.span.ended(self.over);

@@ -89,27 +89,6 @@ impl Lease {
         }
     }
 
-    /// The lease of some of its locks alone; their positions ascend.
-    pub(crate) fn part(&self, positions: &[usize]) -> Self {
-        let state = self.state();
-        let lost = |(position, reason): &(usize, LossReason)| {
-            let at = positions.binary_search(position).ok()?;
-            Some((at, *reason))
-        };
-        Lease {
-            locks: positions.len(),
-            state: Mutex::new(State {
-                left: false,
-                patience: None,
-                lost: state.lost.iter().filter_map(lost).collect(),
-                ..*state
-            }),
-            task: AtomicWaker::new(),
-            confirms: OnceLock::new(),
-            ..*self
-        }
-    }
-
     /// How long the lease certainly lasts, the margin not deducted.
     pub(crate) fn left(&self) -> Duration {
         let state = self.state();

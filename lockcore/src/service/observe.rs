@@ -171,11 +171,6 @@ impl CallSpan {
         CallSpan((!span.is_disabled()).then(|| Box::new(span)))
     }
 
-    /// No span.
-    pub(crate) fn none() -> Self {
-        CallSpan(None)
-    }
-
     /// For something that is polled inside it.
     pub(crate) fn handle(&self) -> Span {
         self.0.as_deref().cloned().unwrap_or_else(Span::none)

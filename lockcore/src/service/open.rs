@@ -79,14 +79,6 @@ impl<C: ContextId> Open<C> {
         Ok(Ticket { stripe: number, key: stripe.contexts.insert((own, false)) })
     }
 
-    /// Adds the context of an open hold once more, for a part of that hold; also after [`close`](Self::close).
-    pub(crate) fn enter_again(&self, context: &C) -> Ticket {
-        let own = context.clone();
-        let number = mine();
-        let key = lock(&self.stripes[number].0).contexts.insert((own, false));
-        Ticket { stripe: number, key }
-    }
-
     /// No longer counts an open context, which nothing waits for from now on. It is in use until it leaves.
     pub(crate) fn set_aside(&self, ticket: &Ticket) {
         let mut stripe = lock(&self.stripes[ticket.stripe].0);

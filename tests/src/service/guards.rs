@@ -116,91 +116,20 @@ pub async fn a_guard_that_is_left_is_renewed<B: Backend>(store: Store<B>) {
     assert!(store.is_free(&["a", "b"]).await);
 }
 
-/// 3.11: some locks of a guard are released, and the rest is held until it is released too, under the same fences.
-pub async fn a_part_of_a_guard_is_released<B: Backend>(store: Store<B>) {
-    let rig = Rig::new(&store);
-    let mut guard = rig.locks.lock(["a", "b", "c"]).await.expect("it is free");
-    let (before, fence) = (guard.held().clone(), guard.fence("c"));
-    let refused = guard.release_part(["b", "z"]).await.expect_err("z is not held");
-    assert_eq!(
-        refused.to_string(),
-        "bad request: ids: \"z\" is not possible, it is not of the set that is held"
-    );
-    store.caller().refused(["b"]).await;
-    guard.release_part(["b", "a"]).await.expect("nothing was lost");
-    let lost = before.check().expect_err("it was released").lost;
-    assert!(lost.iter().all(|lock| lock.reason == LossReason::Released), "{lost:?}");
-    guard.check().expect("the rest is held");
-    assert_eq!(guard.locks().len(), 1);
-    assert_eq!(guard.fence("c"), fence);
-    let other = store.caller();
-    let grant = other.take(["a", "b"]).await;
-    other.refused(["c"]).await;
-    assert_eq!(rig.locks.shutdown(Duration::ZERO).await, 1, "the rest is still open");
-    guard.release().await.expect("nothing was lost");
-    assert_eq!(rig.locks.shutdown(Duration::from_secs(5)).await, 0);
-    other.free(&grant).await;
-    assert!(store.is_free(&["a", "b", "c"]).await);
-}
-
-/// 3.9 and 3.11: what is left of a guard is renewed, and loses nothing by the loss of what it does not hold any more.
-pub async fn a_part_is_renewed_and_lost_on_its_own<B: Backend>(store: Store<B>) {
-    let rig = Rig::new(&store);
-    let lease = store.lasting();
-    let mut guard = rig.locks.lease(lease).lock(["a", "b"]).await.expect("it is free");
-    guard.release_part(["a"]).await.expect("nothing was lost");
-    let other = store.caller();
-    let grant = other.take(["a"]).await;
-    let began = Instant::now();
-    while began.elapsed() < lease * 2 {
-        store.is_held(&["b"], || guard.check().is_ok()).await;
-        tokio::time::sleep(lease / 10).await;
-    }
-    guard.check().expect("it is renewed");
-    if store.capabilities().breaking {
-        let target = Target::Id("b".to_owned());
-        let (admin, fence) = (rig.locks.admin(), guard.fence("b"));
-        admin.break_lock(&target, fence, BreakMode::Now).await.expect("the store answers");
-        let lost = guard.lost().await;
-        assert_eq!(lost.iter().map(|lock| lock.target.clone()).collect::<Vec<_>>(), [target]);
-    }
-    drop(guard);
-    store.becomes_free(&["b"]).await;
-    store.caller().refused(["a"]).await;
-    other.free(&grant).await;
-}
-
-/// 3.11: a loss that is known when a part is released is of the lock that it was of.
-pub async fn a_known_loss_stays_with_its_lock<B: Backend>(store: Store<B>) {
-    let rig = Rig::new(&store);
-    let mut guard = rig.locks.lease(store.lasting()).lock(["a", "b", "c"]).await.expect("it is free");
-    let of_c = guard.grant().locks.iter().filter(|lock| lock.target == id("c")).cloned().collect();
-    let vanishes = Grant { locks: of_c, ..guard.grant().clone() };
-    store.dao().release(&vanishes).await.expect("the store answers");
-    assert_eq!(guard.lost().await.len(), 1);
-    guard.release_part(["a"]).await.expect("it is held");
-    let lost = guard.check().expect_err("a lock is lost").lost;
-    assert_eq!(lost.iter().map(|lock| &lock.target).collect::<Vec<_>>(), [&id("c")]);
-    match guard.release().await {
-        Err(LockingError::Lost { lost, .. }) => assert_eq!((lost.len(), &lost[0].target), (1, &id("c"))),
-        other => panic!("not lost: {other:?}"),
-    }
-    assert!(store.is_free(&["a", "b", "c"]).await);
-}
-
 /// 6: what a grant holds is checked by another service, and listed by its context.
 pub async fn a_grant_is_checked_elsewhere<B: Backend>(store: Store<B>) {
     if !store.capabilities().listing {
         return;
     }
     let (rig, elsewhere) = (Rig::new(&store), Rig::new(&store));
-    let mut guard = rig.locks.lock(["a", "b", "c"]).await.expect("it is free");
-    let grant = guard.held().grant().clone();
+    let guard = rig.locks.lock(["a", "b", "c"]).await.expect("it is free");
+    let grant = guard.grant().clone();
     let check = async || elsewhere.locks.admin().check(&grant).await.expect("the store answers");
     assert_eq!(check().await, []);
     let held = elsewhere.locks.admin().held_by(guard.context()).await.expect("the store answers");
     assert_eq!(held, guard.locks());
-    guard.release_part(["b"]).await.expect("nothing was lost");
+    let of_b = grant.locks.iter().filter(|lock| lock.target == id("b")).cloned().collect();
+    store.dao().release(&Grant { locks: of_b, ..grant.clone() }).await.expect("the store answers");
     let named = |lost: Vec<LostLock>| -> Vec<_> {
         lost.into_iter().map(|lock| (lock.target.stored().into_owned(), lock.reason)).collect()
     };
