@@ -159,6 +159,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for MemoryLockDao<I, C> {
             shared_store: false,
             push: true,
             push_changes: true,
+            shortening: true,
             permanent: true,
             min_lease: Duration::from_millis(1),
             default_lease: None,
@@ -185,6 +186,10 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for MemoryLockDao<I, C> {
 
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
         Ok(self.renew_now(grant))
+    }
+
+    async fn shorten(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
+        Ok(self.notifying(|| self.shorten_now(grant)))
     }
 
     async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {

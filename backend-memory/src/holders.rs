@@ -208,6 +208,13 @@ impl<C: ContextId> Holders<C> {
 
     /// Has the context's row end at `expires`, unless it ends later.
     pub(crate) fn extend(&mut self, context: &C, lease: Lease, expires: StoreTime) {
+        if self.row(context).is_some_and(|row| row.expires <= expires) {
+            self.set_end(context, lease, expires);
+        }
+    }
+
+    /// Has the context's row end at `expires`.
+    pub(crate) fn set_end(&mut self, context: &C, lease: Lease, expires: StoreTime) {
         let row = match self {
             Holders::None => None,
             Holders::One(holder) => Some(holder),
@@ -216,7 +223,7 @@ impl<C: ContextId> Holders<C> {
                 many.rows.get_mut(context)
             }
         };
-        if let Some(row) = row.filter(|row| row.expires <= expires) {
+        if let Some(row) = row {
             row.lease = lease;
             row.expires = expires;
         }

@@ -2,7 +2,13 @@
 
 use lockcore::{ContextId, Grant, Ident, LossReason, LostLock, Released, Renewed, Target};
 
-use crate::{MemoryLockDao, What, clock::Lease, handoff::Step, holders::Holders, table::Table};
+use crate::{
+    MemoryLockDao, What,
+    clock::{Lease, StoreTime},
+    handoff::Step,
+    holders::Holders,
+    table::Table,
+};
 
 impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
     pub(crate) fn release_now(&self, grant: &Grant<I, C>) -> Released<I> {
@@ -53,6 +59,18 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
     }
 
     pub(crate) fn renew_now(&self, grant: &Grant<I, C>) -> Renewed<I> {
+        self.renew_with(grant, Holders::extend)
+    }
+
+    pub(crate) fn shorten_now(&self, grant: &Grant<I, C>) -> Renewed<I> {
+        self.renew_with(grant, Holders::set_end)
+    }
+
+    fn renew_with(
+        &self,
+        grant: &Grant<I, C>,
+        renew: impl Fn(&mut Holders<C>, &C, Lease, StoreTime),
+    ) -> Renewed<I> {
         let mut step = Step::new(&self.clock);
         let lease = Lease::of(grant.lease);
         let expires = step.now().after(lease);
@@ -68,7 +86,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
                     lost.push(LostLock { target: target.clone(), fence, reason: LossReason::Broken });
                 }
                 Some(entry) => {
-                    entry.holders.extend(&grant.context, lease, expires);
+                    renew(&mut entry.holders, &grant.context, lease, expires);
                     step.note_expiry(entry, expires);
                 }
                 None => lost.push(loss(locked.table(spot), target, fence)),

@@ -24,7 +24,7 @@ pub enum Step {
     Acquire,
     /// A withdrawal of a request that was dropped or got no answer.
     Withdraw,
-    /// A release.
+    /// A release, also one that leaves the set [kept](lockcore::Call::keep_for).
     Release,
     /// A renewal of the leases.
     Renew,
@@ -206,6 +206,10 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SimulatedLockDao<I, C> {
 
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
         self.step(Step::Renew, |memory| Ok(memory.renew_now(grant))).await
+    }
+
+    async fn shorten(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
+        self.step(Step::Release, |memory| Ok(memory.shorten_now(grant))).await
     }
 
     async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {

@@ -33,6 +33,7 @@ const RECHECK: Duration = Duration::from_secs(30);
 pub const CAPABILITIES: Capabilities = Capabilities {
     push: true,
     push_changes: true,
+    shortening: true,
     // Redis removes expired keys by itself.
     sweeping: false,
     // A lease has to be renewed several times, over a network.
@@ -315,6 +316,13 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
         let session = self.store.session().await?;
         let answer = session.call(&self.grant(grant, "renew")).await?;
+        self.replicate(&session).await.map_err(BackendError::possibly_done)?;
+        Ok(Renewed { lost: lost(grant, answer)? })
+    }
+
+    async fn shorten(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
+        let session = self.store.session().await?;
+        let answer = session.call(&self.grant(grant, "shorten")).await?;
         self.replicate(&session).await.map_err(BackendError::possibly_done)?;
         Ok(Renewed { lost: lost(grant, answer)? })
     }

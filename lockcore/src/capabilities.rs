@@ -18,6 +18,8 @@ pub struct Capabilities {
     pub push: bool,
     /// A [watcher](crate::LockDao::watch) is notified of changes without polling.
     pub push_changes: bool,
+    /// [`LockDao::shorten`](crate::LockDao::shorten) cuts a longer lease short.
+    pub shortening: bool,
     /// A lease of `None` is accepted: a lock that lasts until it is released.
     pub permanent: bool,
     /// Slot claims are accepted.
@@ -52,6 +54,7 @@ impl Capabilities {
             fifo: false,
             push: false,
             push_changes: false,
+            shortening: false,
             permanent: false,
             slots: false,
             shared: false,

@@ -180,6 +180,18 @@ pub trait LockDao<I: Ident = String, C: ContextId = Uuid>: fmt::Debug + Send + S
     /// [`BackendError`]; leases run on as they were, or as extended if it is in doubt.
     fn renew(&self, grant: &Grant<I, C>) -> impl Future<Output = Result<Renewed<I>, BackendError>> + Send;
 
+    /// Has what the grant still holds end a whole lease from now, also if it would last longer, and reports the rest. As
+    /// [`renew`](Self::renew) otherwise. Only a holder calls it that no longer relies on its lease.
+    ///
+    /// The default renews: what lasts longer goes on to do so. A backend that declares [`shortening`](Capabilities::shortening)
+    /// cuts it short.
+    ///
+    /// # Errors
+    /// [`BackendError`]; leases run on as they were, or as changed if it is in doubt.
+    fn shorten(&self, grant: &Grant<I, C>) -> impl Future<Output = Result<Renewed<I>, BackendError>> + Send {
+        self.renew(grant)
+    }
+
     /// Frees everything that a context holds and takes it from every queue; for administration and
     /// restarts. Finds all of it, never through an eventually consistent read; may be slow.
     ///

@@ -34,6 +34,10 @@ macro_rules! forward {
             ($to).renew(grant).await
         }
 
+        async fn shorten(&$self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
+            ($to).shorten(grant).await
+        }
+
         async fn release_context(&$self, context: &C) -> Result<Vec<Target<I>>, BackendError> {
             ($to).release_context(context).await
         }
@@ -94,6 +98,7 @@ trait DynLockDao<I: Ident, C: ContextId>: fmt::Debug + Send + Sync + 'static {
     ) -> Result<Withdrawn, BackendError>;
     async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError>;
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError>;
+    async fn shorten(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError>;
     async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError>;
     async fn list(&self, page: &Page) -> Result<Listing<I, C>, BackendError>;
     async fn inspect(&self, target: &Target<I>) -> Result<Inspection<I, C>, BackendError>;

@@ -232,7 +232,8 @@ pub(crate) struct Bench {
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) locking: Locking,
-    /// Keep the locks for so long at least, counted from when they are taken, such as 50s; for jobs that several hosts start
+    /// Keep the locks for so long at least, counted from when they are taken, such as 50s, whatever becomes of lockctl; for jobs that
+    /// several hosts start. A CMD that cannot be started keeps nothing
     #[arg(long, value_parser = parse_duration, allow_hyphen_values = true, help_heading = "Locks", value_name = "DURATION")]
     pub(crate) keep_for: Option<Duration>,
     /// Exit with this code, and print nothing, if others are in the way (else 120 or 124); 0 for a cron job that may be skipped

@@ -9,7 +9,7 @@ use lockcore_any::{BackendUrl, ConnectError};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use crate::{args::Global, exit::Failure};
+use crate::{args::Global, exit::Failure, group};
 
 /// The locks of a command.
 pub(crate) type Guard = LockGuard<String, Uuid, AnyLockDao>;
@@ -21,6 +21,10 @@ const FENCES: &str = "LOCKCORE_FENCES";
 const PERMITS: &str = "LOCKCORE_PERMITS";
 /// The contexts of this and of all enclosing commands, from the inside out.
 const ENCLOSING: &str = "LOCKCORE_ENCLOSING";
+
+/// Of each of these that leaves its locks locked after the command's end, the context and the process: after that they are held by
+/// none that the command is inside of.
+const KEPT: &str = "LOCKCORE_KEPT";
 
 /// How long one variable can be: Linux refuses to start a command with a longer one, its name and a NUL included.
 const LONGEST: usize = 128 * 1024;
@@ -73,6 +77,13 @@ pub(crate) fn describe(command: &mut Command, guard: &Guard) {
         false => command.env(PERMITS, Value::Object(permits).to_string()),
     };
     command.env(FENCES, Value::Object(fences).to_string());
+}
+
+/// Notes that the locks stay locked after the command's end.
+pub(crate) fn keeps(command: &mut Command, guard: &Guard) {
+    let Some(process) = group::name_of_this() else { return };
+    let outer = std::env::var(KEPT).unwrap_or_default();
+    command.env(KEPT, format!("{}={process} {outer}", guard.context()).trim_end());
 }
 
 /// Returns what the command line said of the store, as variables for the command. A URL with a secret is left out: a command line
@@ -131,10 +142,16 @@ pub(crate) async fn lock(
     call().lock(claims).await
 }
 
-/// The contexts of the enclosing commands, the innermost first.
+/// The contexts of the enclosing commands, the innermost first. A process that outlives a command inherits the variables; what is
+/// only kept by then encloses it no more.
 fn enclosing() -> Vec<Uuid> {
-    let contexts = std::env::var(ENCLOSING).unwrap_or_default();
-    contexts.split_whitespace().filter_map(|context| context.parse().ok()).collect()
+    let [contexts, kept] = [ENCLOSING, KEPT].map(|name| std::env::var(name).unwrap_or_default());
+    let is_over = |context: &str| {
+        let mut of_context = kept.split_whitespace().filter_map(|kept| kept.split_once('='));
+        of_context.any(|(kept, process)| kept == context && group::has_ended(process))
+    };
+    let enclosing = contexts.split_whitespace().filter(|context| !is_over(context));
+    enclosing.filter_map(|context| context.parse().ok()).collect()
 }
 
 /// Whether the innermost enclosing command still holds its locks, in this store. A process that outlives the command

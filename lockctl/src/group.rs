@@ -2,7 +2,11 @@
 
 use std::{fs, io};
 
-use nix::{errno::Errno, sys::signal::killpg, unistd::Pid};
+use nix::{
+    errno::Errno,
+    sys::signal::{kill, killpg},
+    unistd::Pid,
+};
 
 /// A process, as far as it matters here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,6 +38,38 @@ impl Process {
     pub(crate) fn is_alive(&self) -> bool {
         self.alive
     }
+}
+
+/// Names this process for others that can see it: pid, start, and where these mean something; `None` where that cannot be known.
+pub(crate) fn name_of_this() -> Option<String> {
+    let pid = Pid::this();
+    Some(format!("{pid}/{}/{}", Process::of(pid)?.started, space()?))
+}
+
+/// Whether the process of this [name](name_of_this) has certainly ended. One that cannot be seen from here counts as running.
+pub(crate) fn has_ended(name: &str) -> bool {
+    let mut parts = name.splitn(3, '/');
+    let mut next = || parts.next();
+    let (Some(pid), Some(started), Some(there)) = (next(), next(), next()) else { return false };
+    let Ok(pid) = pid.parse().map(Pid::from_raw) else { return false };
+    if space().is_none_or(|here| here != there) {
+        return false;
+    }
+    match Process::of(pid) {
+        Some(process) => process.started.to_string() != started || !process.is_alive(),
+        // `/proc` may hide the processes of other users.
+        None => kill(pid, None) == Err(Errno::ESRCH),
+    }
+}
+
+/// The namespaces of pids and of times.
+fn space() -> Option<String> {
+    let link = |name: &str| Some(fs::read_link(format!("/proc/{name}")).ok()?.to_string_lossy().into_owned());
+    // With `unshare --pid` alone, `/proc` still shows the processes of the namespace outside.
+    if link("self")? != Pid::this().to_string() {
+        return None;
+    }
+    Some(format!("{}{}", link("self/ns/pid")?, link("self/ns/time").unwrap_or_default()))
 }
 
 /// Finds the process group whose first process was started with this variable in its environment. Of several the oldest: what

@@ -26,7 +26,9 @@ pub(crate) struct LeaseEnd {
 
 impl LeaseEnd {
     pub(crate) fn of(held: &Held<String, Uuid>) -> Self {
-        let mut end = LeaseEnd { margin_begins: None, margin: Duration::ZERO };
+        // Of what renewals give. A lease that is longer from the start has a longer one.
+        let margin = held.grant().lease.unwrap_or_default().mul_f64(MARGIN);
+        let mut end = LeaseEnd { margin_begins: None, margin };
         end.look(held);
         end
     }
@@ -37,12 +39,7 @@ impl LeaseEnd {
         match held.time_left() {
             // Lost; what was known before still says when to end.
             Some(Duration::ZERO) => {}
-            left => {
-                self.margin_begins = left.map(|left| now + left);
-                // A lease only becomes longer: one that was handed over is short until it is confirmed.
-                let margin = left.unwrap_or_default().mul_f64(MARGIN / (1.0 - MARGIN));
-                self.margin = self.margin.max(margin);
-            }
+            left => self.margin_begins = left.map(|left| now + left),
         }
     }
 

@@ -1,10 +1,6 @@
 //! `lockctl run`: a command under locks, and its end before they can be lost.
 
-use std::{
-    ffi::OsString,
-    pin::pin,
-    time::{Duration, Instant},
-};
+use std::{pin::pin, time::Duration};
 
 use lockcore::{Claim, Held, LockDao, LockError, LockingError, LockingService, LostLock};
 use nix::sys::signal::Signal;
@@ -48,12 +44,9 @@ pub(crate) async fn run(global: &Global, args: Run) -> Result<u8, Failure> {
         (Err(Failure { code: Code::NotAcquired | Code::TimedOut, .. }), Some(code)) => return Ok(code),
         (Err(failure), _) => return Err(failure),
     };
-    let granted = Instant::now();
-    let ended = Supervised::run(global, &locks, &guard, &args.command, &mut signals).await;
-    if let Some(keep_for) = args.keep_for {
-        keep(&guard, keep_for.saturating_sub(granted.elapsed()), &mut signals).await;
-    }
-    let released = guard.release().await;
+    let ended = Supervised::run(global, &locks, &guard, &args, &mut signals).await;
+    // A job that did not take place keeps no other host from it.
+    let released = if ended.is_ok() { guard.release().await } else { guard.release_now().await };
     settle(&locks).await;
     let Ended { code, lost } = ended?;
     match (lost, released) {
@@ -67,19 +60,6 @@ pub(crate) async fn run(global: &Global, args: Run) -> Result<u8, Failure> {
         )),
         (None, Err(other)) => Err(other.into()),
         (None, Ok(())) => Ok(code),
-    }
-}
-
-/// Waits until locks are to be released that are kept for so much longer, if that is less than their lease: they would last
-/// longer without a release. A longer time is left to the lease, which the release extends.
-async fn keep(guard: &Guard, left: Duration, signals: &mut Signals) {
-    let held = guard.held();
-    if held.time_left().is_some_and(|lasts| lasts > left) {
-        tokio::select! {
-            () = tokio::time::sleep(left) => {}
-            _ = held.lost() => {}
-            _ = signals.next() => {}
-        }
     }
 }
 
@@ -178,7 +158,7 @@ impl<'a> Supervised<'a> {
         global: &Global,
         locks: &'a LockingService,
         guard: &'a Guard,
-        command: &[OsString],
+        args: &Run,
         signals: &mut Signals,
     ) -> Result<Ended, Failure> {
         let held = guard.held();
@@ -190,8 +170,11 @@ impl<'a> Supervised<'a> {
             return Err(Failure::new(Code::Lost, format!("CMD was not started: {lost}")));
         }
         let store = environment::store(global)?;
-        let child = Child::start(command, |command| {
+        let child = Child::start(&args.command, |command| {
             describe(command, guard);
+            if args.keep_for.is_some() {
+                environment::keeps(command, guard);
+            }
             command.envs(store);
         })?;
         supervised.watchdog.order(supervised.lease.order(Some(child.group())));

@@ -24,7 +24,7 @@ pub enum Operation {
     Acquire,
     /// [`LockDao::withdraw`].
     Withdraw,
-    /// [`LockDao::release`].
+    /// [`LockDao::release`] and [`LockDao::shorten`].
     Release,
     /// [`LockDao::renew`].
     Renew,
@@ -197,6 +197,16 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockDao<I, C> for FaultyDao<D> {
             Operation::Renew,
             || Renewed { lost: Vec::new() },
             move |dao| async move { dao.renew(&grant).await },
+        )
+        .await
+    }
+
+    async fn shorten(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
+        let grant = grant.clone();
+        self.send(
+            Operation::Release,
+            || Renewed { lost: Vec::new() },
+            move |dao| async move { dao.shorten(&grant).await },
         )
         .await
     }

@@ -155,6 +155,9 @@ pub const SEE_THE_STORE: &[&str] = &[
     "losing::nothing_runs_past_the_deadline",
     "losing::a_stopped_holder_is_taken_over_and_does_nothing_more",
     "keeping::the_default_lease_works",
+    "keep_for::no_renewal_has_to_succeed",
+    "keep_for::what_was_waited_for_is_kept_from_the_start",
+    "keep_for::a_longer_lease_is_cut_short",
     // Notifications arrive.
     "waiting::a_wait_ends_with_the_release",
     "waiting::waiting_calls_are_served_in_order",

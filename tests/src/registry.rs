@@ -170,6 +170,7 @@ macro_rules! for_each_check {
                 renewal_after_release_changes_nothing,
                 a_partial_loss_extends_the_rest,
                 a_taken_over_lock_is_reported_as_lost,
+                a_lease_is_cut_short,
             }
             withdrawal {
                 undo_frees_what_the_attempt_got,
@@ -393,7 +394,11 @@ macro_rules! for_each_check {
                 a_release_before_that_leaves_it_locked,
                 a_dropped_call_leaves_it_locked,
                 a_later_release_frees_it,
-                a_kept_context_is_in_use,
+                a_release_now_frees_it,
+                a_longer_lease_is_cut_short,
+                no_renewal_has_to_succeed,
+                what_was_waited_for_is_kept_from_the_start,
+                a_context_cannot_be_given,
                 what_is_lost_is_not_kept,
             }
             election {

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod claims;
+mod kept;
 mod leases;
 mod queue;
 mod shown;

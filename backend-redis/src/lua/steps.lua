@@ -169,17 +169,21 @@ if op == 'release' then return run(release) end
 local steps = {}
 
 -- The same. Ended leases are left to other steps: they would be handed over, which must not happen while a slot moves.
-function steps.renew()
+local function renew(lasts)
   local lease = tonumber(ARGV[3])
   allow_when_full()
   local lost = each_of_grant(function(s, h)
     if h.broken then return 'broken' end
-    h.at, h.lease = ms, math.max(lease, remaining(h) - 1)
+    h.at, h.lease = ms, lasts(lease, remaining(h) - 1)
     hold(s, h)
   end)
   for _, s in ipairs(loaded) do settle(s) end
   return lost
 end
+
+function steps.renew() return renew(math.max) end
+
+function steps.shorten() return renew(function(lease) return lease end) end
 
 -- The last argument is how long the tombstone of the attempt is kept, in ms; 0 keeps what was granted, -1 leaves no tombstone.
 -- Returns { 'left' } or what is held as { 'granted', .. }.

@@ -125,6 +125,7 @@ pub fn capabilities() -> Capabilities {
     Capabilities {
         push: true,
         push_changes: true,
+        shortening: true,
         // The clock counts microseconds; but a lease has to be renewed at a third of it, by a durable commit.
         min_lease: Duration::from_millis(100),
         // The verdict on a set has one letter for each id, in a text that may be limited to 1024.

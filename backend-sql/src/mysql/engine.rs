@@ -260,6 +260,11 @@ impl Engine for Mysql {
             Order::Withdraw { request, how } => self.withdraw(link, request, *how).await,
             Order::Release(grant) => self.release(link, grant).await,
             Order::Renew(grant) => self.renew(link, grant).await,
+            Order::Shorten(grant) => {
+                let (context, set) = (bytes(grant.context.as_bytes()), held(grant));
+                let arguments = [context, Argument::Text(&set), count(&grant.ids), int(grant.lease)];
+                self.call(link, true, "v1_shorten", &arguments).await
+            }
             Order::Heartbeat { session, probe, in_rows: _ } => {
                 let arguments = [int(*session), int(probe.map_or(0, i64::from))];
                 self.call(link, true, "v1_heartbeat", &arguments).await

@@ -35,6 +35,8 @@ mod flag {
     /// For a release: a lock that no waiter takes over need not be on the disk before the answer.
     pub(super) const FREE_ASYNC: i64 = 1;
     pub(super) const NESTED: i64 = 2;
+    /// For a renewal: a longer lease is cut short.
+    pub(super) const EXACTLY: i64 = 2;
     pub(super) const KEEP: i64 = 4;
     /// Nothing has to be on the disk before the answer.
     pub(super) const ASYNC: i64 = 8;
@@ -122,6 +124,7 @@ pub fn capabilities() -> Capabilities {
     Capabilities {
         push: true,
         push_changes: true,
+        shortening: true,
         // An operation takes about a millisecond, and a lease has to be renewed at a third of it.
         min_lease: Duration::from_millis(100),
         max_ids: 1000,
@@ -286,14 +289,14 @@ impl Postgres {
         self.call_procedure(link, routine, &arguments).await
     }
 
-    async fn renew(&self, link: &mut Link, grant: &StoredGrant) -> Result<String, ServerError> {
+    async fn renew(&self, link: &mut Link, grant: &StoredGrant, how: i64) -> Result<String, ServerError> {
         let arguments = [
             self.namespace(),
             Argument::Bytes(grant.context.as_bytes()),
             Argument::ManyBytes(&grant.ids),
             Argument::ManyInts(Some(&grant.fences)),
             Argument::Int(grant.lease),
-            Argument::Int(self.commits()),
+            Argument::Int(self.commits() | how),
         ];
         self.call(link, "v1_renew", &arguments).await
     }
@@ -390,7 +393,8 @@ impl Engine for Postgres {
             Order::Acquire(request) => self.acquire(link, request).await,
             Order::Withdraw { request, how } => self.withdraw(link, request, *how).await,
             Order::Release(grant) => self.release(link, grant).await,
-            Order::Renew(grant) => self.renew(link, grant).await,
+            Order::Renew(grant) => self.renew(link, grant, 0).await,
+            Order::Shorten(grant) => self.renew(link, grant, flag::EXACTLY).await,
             Order::Heartbeat { session, in_rows, probe } => {
                 self.heartbeat(link, *session, in_rows, *probe).await
             }

@@ -198,6 +198,11 @@ impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E>
         Ok(Renewed { lost: losses::<I, C, E>(answer, grant)? })
     }
 
+    async fn shorten(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
+        let answer = self.carry_out(Order::Shorten(&StoredGrant::new(grant))).await?;
+        Ok(Renewed { lost: losses::<I, C, E>(answer, grant)? })
+    }
+
     async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {
         match self.carry_out(Order::ReleaseContext(&context.stored())).await? {
             Answer::Released(ids) => Ok(reply::targets(&ids)),

@@ -135,6 +135,7 @@ pub enum Order<'r> {
     },
     Release(&'r StoredGrant),
     Renew(&'r StoredGrant),
+    Shorten(&'r StoredGrant),
     /// Shows that a session with waiters is alive, looks after what it waits for, and returns what was handed to it.
     /// `in_rows`: its waiters for which [`Answer::Queued::in_row`] was true. `probe`: sent back as a notification, to see
     /// that the session receives them.
@@ -180,6 +181,6 @@ impl Order<'_> {
 
     /// Reports whether an idle connection of another runtime is better than a new one.
     pub(crate) fn is_urgent(&self) -> bool {
-        matches!(self, Order::Renew(_) | Order::Release(_))
+        matches!(self, Order::Renew(_) | Order::Shorten(_) | Order::Release(_))
     }
 }

@@ -188,7 +188,7 @@ impl Answer {
             Order::Acquire(request) | Order::Withdraw { request, .. } => {
                 Self::of_acquire(backend, text, request.ids.len())?
             }
-            Order::Release(_) | Order::Renew(_) => Self::of_release(backend, text)?,
+            Order::Release(_) | Order::Renew(_) | Order::Shorten(_) => Self::of_release(backend, text)?,
             Order::Heartbeat { .. } => Answer::Notified(notification(backend, text)?),
             Order::ReleaseContext(_) => Answer::Released(json(backend, text)?),
             Order::List(_) => Answer::Listed(json(backend, text)?),

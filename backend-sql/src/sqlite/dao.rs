@@ -77,6 +77,7 @@ pub fn capabilities() -> Capabilities {
     Capabilities {
         push: true,
         push_changes: true,
+        shortening: true,
         dead_holders: true,
         // A step takes some ten microseconds, but it may have to wait for those of other processes,
         // and a lease has to be renewed at a third of it.
@@ -146,6 +147,15 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
         let step = move |worker: &mut Worker, deadline| {
             worker.holds_for(hold.lease);
             worker.write_and_notify(deadline, |step| release::renew(step, &hold))
+        };
+        let losses = self.database.step(grant.locks.len(), step).await?;
+        Ok(Renewed { lost: grant.losses(losses) })
+    }
+
+    async fn shorten(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
+        let hold = hold(grant);
+        let step = move |worker: &mut Worker, deadline| {
+            worker.write_and_notify(deadline, |step| release::shorten(step, &hold))
         };
         let losses = self.database.step(grant.locks.len(), step).await?;
         Ok(Renewed { lost: grant.losses(losses) })

@@ -77,6 +77,27 @@ pub(super) fn renew(step: &mut Step<'_>, hold: &Hold) -> Result<Losses, StoreErr
     Ok(lost)
 }
 
+/// Has what the grant still holds end a whole lease from now.
+pub(super) fn shorten(step: &mut Step<'_>, hold: &Hold) -> Result<Losses, StoreError> {
+    let mut lost = Losses::new();
+    let mut held_under = step.conn.prepare_cached(&step.sql.held_under)?;
+    for (position, (id, fence)) in hold.locks.iter().enumerate() {
+        let reason = match find(step, &mut held_under, id, *fence, &hold.context)? {
+            Some(row) => match row.lease_at(&step.now) {
+                LeaseAt::Ended => Some(LossReason::Expired),
+                _ if row.broken => Some(LossReason::Broken),
+                _ => {
+                    lasts(step, id, &row, hold.lease)?;
+                    None
+                }
+            },
+            None => Some(why_missing(step, id, *fence)?),
+        };
+        lost.extend(reason.map(|reason| (position, reason)));
+    }
+    Ok(lost)
+}
+
 /// Binds what is the same for all ids of a grant, once.
 fn bind_common(step: &Step<'_>, statement: &mut Statement<'_>, hold: &Hold) -> Result<(), StoreError> {
     statement.raw_bind_parameter(1, step.ns)?;
@@ -98,19 +119,25 @@ fn renew_unusual(
         LeaseAt::Lasts(left) if row.state == state::HELD => left,
         LeaseAt::Lasts(_) | LeaseAt::FromTheFuture => 0,
     };
+    lasts(step, id, row, lease.max(left))?;
+    Ok(None)
+}
+
+/// Has a row last for so long from now.
+fn lasts(step: &Step<'_>, id: &Key, row: &HeldRow, lease: i64) -> Result<(), StoreError> {
     let key = params![
         step.ns,
         &id[..],
         row.state,
         row.number,
-        lease.max(left),
+        lease,
         step.now.at,
         row.session,
         row.detached,
         step.now.boot
     ];
     step.conn.prepare_cached(&step.sql.keep)?.execute(key)?;
-    Ok(None)
+    Ok(())
 }
 
 fn find(

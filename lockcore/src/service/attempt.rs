@@ -9,6 +9,7 @@ use super::{
     cleanup::Cleanup,
     hold::{Hold, ServiceRef},
     hold_core::HoldCore,
+    keep_for::KeepFor,
     lease::Lease,
     metrics::{Stopwatch, count},
     nesting,
@@ -49,6 +50,8 @@ pub(crate) struct Attempt<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     /// The last answer was a place in the queue.
     queued: bool,
     max_hold: Option<Duration>,
+    /// Of the hold; that of the request is longer if the set is to be kept for longer.
+    lease: Option<Duration>,
     keep_for: Option<Duration>,
     /// Measured where a lease or a limit needs it.
     sent: Option<Box<Sent>>,
@@ -77,7 +80,8 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             context,
             attempt: AttemptId::fresh(),
             claims,
-            lease: settings.lease,
+            // What is kept for longer lasts for that time from the start, so that nothing has to succeed later.
+            lease: settings.lease.map(|lease| lease.max(settings.keep_for.unwrap_or_default())),
             owner: settings.owner.clone(),
             queue: matches!(settings.wait.0, Strategy::Queue { .. }) && service.capabilities.fifo,
             nested,
@@ -95,6 +99,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             unsettled: false,
             queued: false,
             max_hold: settings.max_hold,
+            lease: settings.lease,
             keep_for: settings.keep_for,
             sent: None,
             stopwatch: Stopwatch::start(),
@@ -112,9 +117,21 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
 
     /// Sends the request and waits for the answer.
     pub(crate) async fn ask(&mut self) -> Result<Acquired<I, C>, Unanswered> {
+        if self.unsettled && self.keep_for.is_some() {
+            self.start_over().await.map_err(Unanswered::Failed)?;
+        }
         self.asking();
         let answer = self.service().dao.acquire(self.request()).await;
         self.answered(answer)
+    }
+
+    /// Withdraws a request that may still arrive, and goes on with another attempt. A set that is kept is not left to be withdrawn
+    /// in the end: by then none may be there to do so.
+    async fn start_over(&mut self) -> Result<(), BackendError> {
+        self.service().dao.withdraw(self.request(), Withdraw::Undo).await?;
+        self.request.as_mut().expect("taken only when the attempt ends").attempt = AttemptId::fresh();
+        (self.in_doubt, self.unsettled, self.queued) = (false, false, false); // A1
+        Ok(())
     }
 
     pub(crate) fn asking(&mut self) {
@@ -175,6 +192,9 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
 
     /// Whether something certainly is left of the offer; if not, the request is to be sent again.
     pub(crate) fn can_rely_on(&self, offer: &Offer, as_of: Option<Moment>) -> bool {
+        if self.keep_for.is_some() {
+            return false; // it is kept from the start, not once it was confirmed
+        }
         if offer.granted.len() != self.request().claims.len() {
             return false; // the answer to the next request says what is wrong
         }
@@ -212,18 +232,16 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         let ticket = self.ticket.take().expect("taken only here and at the end");
         let lease = lasts.and_then(|lasts| {
             let sent = self.sent.as_ref().expect("measured for every request with a lease").last;
-            let length = request.lease?;
+            let length = self.lease?;
             Some(Box::new(Lease::new(length, service.margin, self.max_hold, sent, lasts, granted.len())))
         });
-        let grant = Grant::new(request.context, request.claims, granted, request.lease);
+        let grant = Grant::new(request.context, request.claims, granted, self.lease);
+        let keep_for = self.keep_for.map(KeepFor::from_now);
         // First of all a hold, which releases the set whatever goes wrong after this.
         let span = self.span.take();
-        let mut hold = Hold::new(service, grant, lease, offered, ticket, span);
+        let mut hold = Hold::new(service, grant, lease, keep_for, offered, ticket, span);
         if let Some(late) = late {
             hold.withdraw_late(late);
-        }
-        if let Some(at_least) = self.keep_for {
-            hold.keep_for(at_least);
         }
         let backend = hold.service.capabilities.backend;
         count("lockcore_acquired_total", backend, "granted");
@@ -267,7 +285,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         &mut self,
         failures: Vec<Failure<I, C>>,
     ) -> Result<Hold<'s, I, C, D>, LockError<I, C>> {
-        if !self.in_doubt {
+        if !self.in_doubt || self.unsettled && self.keep_for.is_some() {
             return Err(self.timed_out(failures));
         }
         match within(LAST_ANSWER, self.leave_queue()).await.flatten() {

@@ -85,8 +85,13 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
     /// Keeps the set locked for `keep_for` at least, counted from the grant: a release before that, also after an error or a
     /// panic, leaves it locked. For a job that is started on several hosts whose clocks differ, and is shorter than that.
     ///
-    /// The set is released when the time is over if this process lives until then. If it does not, the lease ends the locks: at
-    /// that time, or one lease later at most. The locks are [detached](Self::detached).
+    /// The locks last for that time from the start, whatever becomes of this process: they are [detached](Self::detached), and their
+    /// lease is the greater of the call's and what is left of `keep_for`. A release before the time is over only sees to it that they
+    /// last no longer; if it fails, or if the process ends without it, they last for a lease of the call at most after that time, or
+    /// after the last renewal. [`LockGuard::release_now`](crate::LockGuard::release_now) frees them at once.
+    ///
+    /// A [context](Self::context) cannot be given: asking again under the same one would be granted what is kept. On a bucket and
+    /// on DynamoDB a lease that is longer than `keep_for` is not cut short.
     ///
     /// ```
     /// use std::time::Duration;

@@ -18,7 +18,7 @@ use futures_util::{
 };
 use tokio::{runtime::Handle, sync::oneshot};
 
-use super::{Inner, observe::Event, open::Ticket};
+use super::{Inner, keep_for::KeepFor, observe::Event, open::Ticket};
 use crate::{
     AcquireRequest, BackendError, Backoff, ContextId, Exponential, Grant, Ident, LockDao, Released, Withdraw,
     background, clock, clock::Moment, protocol::RENEWALS_PER_LEASE,
@@ -39,6 +39,8 @@ pub(crate) enum Cleanup<I, C> {
     Release {
         /// What is held.
         grant: Grant<I, C>,
+        /// How long they stay locked at least.
+        keep_for: Option<KeepFor>,
         /// Whether the lease lasted when it was given up; `None` if nothing that the store answers is news.
         was_valid: Option<bool>,
         /// It was asked for before: what is gone may be gone by that.
@@ -51,8 +53,8 @@ pub(crate) enum Cleanup<I, C> {
 impl<I: Ident, C: ContextId> Cleanup<I, C> {
     /// The release of what is held. With `was_valid` it reports what turns out to be lost, as a release by the caller
     /// would tell.
-    pub(crate) fn release(grant: Grant<I, C>, was_valid: Option<bool>) -> Self {
-        Cleanup::Release { grant, was_valid, again: AtomicBool::new(false) }
+    pub(crate) fn release(grant: Grant<I, C>, keep_for: Option<KeepFor>, was_valid: Option<bool>) -> Self {
+        Cleanup::Release { grant, keep_for, was_valid, again: AtomicBool::new(false) }
     }
 
     /// Cleans up, at once if the backend needs no waiting, else in the background; then the hold has ended, and
@@ -103,9 +105,9 @@ impl<I: Ident, C: ContextId> Cleanup<I, C> {
 
     async fn once<D: LockDao<I, C>>(&self, service: &Inner<I, C, D>) -> Result<(), BackendError> {
         match self {
-            Cleanup::Release { grant, was_valid, again } => {
+            Cleanup::Release { grant, keep_for, was_valid, again } => {
                 let is_news = !again.swap(true, Relaxed);
-                let Released { lost, failed } = service.dao.release(grant).await?;
+                let Released { lost, failed } = service.give_back(grant, *keep_for).await?;
                 if let (Some(was_valid), true, false) = (*was_valid, is_news, lost.is_empty()) {
                     service.observe_owned((grant.clone(), lost), move |(grant, lost)| match was_valid {
                         true => Event::Lost { grant, lost },

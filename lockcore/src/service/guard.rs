@@ -42,12 +42,27 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockGuard<I, C, D> {
         }
     }
 
+    /// Releases the set at once, also if it was taken with [`keep_for`](crate::Call::keep_for): for a job that did not take place.
+    ///
+    /// # Errors
+    /// As [`release`](Self::release).
+    ///
+    /// # Cancel safety
+    /// Safe: the release is then finished in the background.
+    pub async fn release_now(mut self) -> Result<(), LockError<I, C>> {
+        self.hold.keep_no_longer();
+        self.release().await
+    }
+
     /// Stops the renewal and leaves the set locked, until its lease ends or the grant is released
     /// ([`Admin::release`](crate::Admin::release)). On a backend that notices dead holders the locks should have been
     /// taken with [`detached`](crate::Call::detached).
     ///
     /// A set that was waited for may have been handed over just now, and then lasts two seconds unless it is renewed: renew the
     /// grant ([`Admin::renew`](crate::Admin::renew)) if [`time_left`](Held::time_left) is less than that.
+    ///
+    /// If a request for the set got no answer and was repeated, it may still arrive after the locks have ended; then the set is
+    /// locked for one more lease.
     pub fn leave(self) -> Grant<I, C> {
         let LockGuard { hold, held } = self;
         drop(held);

@@ -18,7 +18,7 @@ use super::{
     Inner,
     cleanup::{Cleanup, patience},
     hold_core::HoldCore,
-    keep_for::{KeepFor, Kept},
+    keep_for::KeepFor,
     keeper::{Keeper, Tick},
     lease::Lease,
     metrics::{HELD, Raised, Stopwatch},
@@ -27,7 +27,8 @@ use super::{
 };
 use crate::{
     AcquireRequest, BackendError, ContextId, Grant, Ident, LockDao, LossReason, LostLock, Released,
-    background, clock::Moment,
+    background,
+    clock::{self, Moment},
 };
 
 /// After how long an offer is confirmed that is still held: it lasts a hundred times as long.
@@ -59,9 +60,8 @@ pub(crate) struct Hold<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     ticket: Option<Ticket>,
     /// A request that failed in doubt before another was granted, and so may still arrive.
     late: Option<Box<AcquireRequest<I, C>>>,
+    /// How long it stays locked at least.
     keep_for: Option<Box<KeepFor>>,
-    /// It was released, and stays locked for the rest of that time.
-    keeps_on: bool,
     over: bool,
     /// A release was sent: what is gone from then on may be gone by that.
     asked: bool,
@@ -80,6 +80,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         service: ServiceRef<'s, I, C, D>,
         grant: Grant<I, C>,
         lease: Option<Box<Lease>>,
+        keep_for: Option<KeepFor>,
         offered: bool,
         ticket: Ticket,
         span: CallSpan,
@@ -92,8 +93,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
             renewal: None,
             ticket: Some(ticket),
             late: None,
-            keep_for: None,
-            keeps_on: false,
+            keep_for: keep_for.map(Box::new),
             over: false,
             asked: false,
             reported: false,
@@ -107,6 +107,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
                 keeper: keeper.clone(),
                 service: (*hold.service).clone(),
                 core: hold.core.clone(),
+                keep_for,
                 key: keeper.key(),
                 under_way: AtomicBool::new(false),
                 failures: AtomicU32::new(0),
@@ -131,9 +132,9 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         self.late = Some(Box::new(request));
     }
 
-    /// Leaves the set locked for so long at least, from now on.
-    pub(crate) fn keep_for(&mut self, at_least: Duration) {
-        self.keep_for = Some(Box::new(KeepFor::from_now(at_least)));
+    /// Has the release free the set at once.
+    pub(crate) fn keep_no_longer(&mut self) {
+        self.keep_for = None;
     }
 
     /// Stops the renewal, releases, and gives what was lost while it was held. If the caller goes away meanwhile, the
@@ -143,17 +144,20 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         if !forked.is_empty() {
             return forked;
         }
-        if let Some(keep_for) = self.is_kept() {
-            return self.outlast(keep_for).await;
-        }
         let was_valid = self.begin_release();
         self.asked = true;
         let mut lost = self.core.known_lost();
         let grant = &self.core.grant;
-        let answer = match &self.core.lease {
+        let answer = match (&self.core.lease, self.keep_for.as_deref()) {
             _ if grant.locks.is_empty() => Ok(Released { lost: Vec::new(), failed: Vec::new() }),
-            None => self.service.dao.release(grant).await,
-            Some(lease) => {
+            (_, Some(keep_for)) => {
+                let given_back = self.service.give_back(grant, Some(*keep_for));
+                // In a box, for few sets are kept.
+                let answer = Box::pin(clock::within(patience(grant.lease), given_back)).await;
+                answer.unwrap_or_else(|| Err(BackendError::no_answer()))
+            }
+            (None, None) => self.service.dao.release(grant).await,
+            (Some(lease), None) => {
                 let mut answer = pin!(self.service.dao.release(grant));
                 poll_fn(|cx| {
                     if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
@@ -189,27 +193,6 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
             }
             Err(error) => self.release_failed(&error),
         }
-        self.report_loss(&lost);
-        lost
-    }
-
-    /// Whether the set is to stay locked after its release, and for how long.
-    fn is_kept(&self) -> Option<KeepFor> {
-        let keep_for = *self.keep_for.as_deref()?;
-        let is_over = keep_for.left().is_zero() || self.core.grant.locks.is_empty() || self.core.is_lost();
-        (!is_over).then_some(keep_for)
-    }
-
-    /// Leaves the set locked, to be released later.
-    async fn outlast(&mut self, keep_for: KeepFor) -> Vec<LostLock<I>> {
-        // A request that arrives late cannot be withdrawn any more without freeing the set. Its lease ends it.
-        self.late = None;
-        self.notify_released();
-        let lost =
-            Kept { service: (*self.service).clone(), core: self.core.clone(), keep_for }.extend().await;
-        self.remove_renewal();
-        self.over = true;
-        self.keeps_on = true;
         self.report_loss(&lost);
         lost
     }
@@ -288,10 +271,6 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
             return;
         }
         let Some(ticket) = self.ticket.take() else { return };
-        let kept = match self.keeps_on {
-            true => self.keep_for.as_deref().copied(),
-            false => self.is_kept().filter(|_| !self.over),
-        };
         let is_over = self.over || self.core.grant.locks.is_empty();
         if !is_over {
             self.remove_renewal();
@@ -300,21 +279,18 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
         // No release reports the loss of a guard that is dropped, and no outcome that of a call that is dropped.
         let lost = if self.reported { Vec::new() } else { self.core.known_lost() };
         self.report_loss(&lost);
-        match (self.late.take(), kept) {
-            (_, Some(keep_for)) => {
-                let kept = Kept { service: (*self.service).clone(), core: self.core.clone(), keep_for };
-                kept.release_later(ticket, self.keeps_on);
-            }
-            (None, None) if is_over => self.service.ended(ticket),
-            (None, None) => {
+        match self.late.take() {
+            None if is_over => self.service.ended(ticket),
+            None => {
                 let is_news = !self.asked && lost.is_empty() && !background::is_ending();
                 let lasts = || self.core.lease.as_ref().is_none_or(|lease| !lease.left().is_zero());
                 let untold = is_news.then(lasts);
-                let cleanup = Cleanup::release(self.core.grant.clone(), untold);
+                let cleanup =
+                    Cleanup::release(self.core.grant.clone(), self.keep_for.as_deref().copied(), untold);
                 cleanup.start((*self.service).clone(), ticket);
             }
             // Frees the set if it has to, and refuses the request that may still arrive.
-            (Some(request), None) => {
+            Some(request) => {
                 Cleanup::Withdraw { request: *request }.start((*self.service).clone(), ticket);
             }
         }
@@ -328,6 +304,7 @@ struct Renewal<I: Ident, C: ContextId, D: LockDao<I, C>> {
     keeper: Arc<Keeper>,
     service: Arc<Inner<I, C, D>>,
     core: Arc<HoldCore<I, C>>,
+    keep_for: Option<KeepFor>,
     key: u64,
     under_way: AtomicBool,
     /// How many have failed in a row.
@@ -374,7 +351,11 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Renewal<I, C, D> {
         let sent = Moment::now();
         // Half of what is left, so that there is time for another try.
         let patience = (lease.renew_after()).min(lease.left_to_run() / 2);
-        let grant = lease.still_held(&self.core.grant);
+        let lasts = self.keep_for.map(|keep_for| keep_for.left()).unwrap_or_default().max(lease.length);
+        let mut grant = lease.still_held(&self.core.grant);
+        if lasts > lease.length {
+            grant.to_mut().lease = Some(lasts);
+        }
         let answer = tokio::time::timeout(patience, self.service.dao.renew(&grant)).await;
         let pause = match answer {
             Ok(Ok(renewed)) => {
@@ -385,7 +366,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Renewal<I, C, D> {
                     return;
                 }
                 // What is left of the set was extended.
-                let (age, confirmed) = lease.extended(sent);
+                let (age, confirmed) = lease.extended(sent, lasts);
                 if confirmed {
                     self.core.news.notify_waiters();
                 }

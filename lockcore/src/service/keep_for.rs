@@ -1,11 +1,13 @@
-//! Locks that stay locked after their release: [`Call::keep_for`](crate::Call::keep_for).
+//! Sets that stay locked for a time at least, also after their release: [`Call::keep_for`](crate::Call::keep_for).
+//!
+//! Their lease is that time from the start, and each renewal asks for what is left of it if that is more than a lease. So nothing
+//! has to succeed later: the release only cuts short what would last longer.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use super::{Inner, cleanup::patience, hold_core::HoldCore, observe::Event, open::Ticket};
+use super::Inner;
 use crate::{
-    ContextId, Grant, Ident, LockDao, LostLock, background,
-    clock::{self, Moment},
+    BackendError, ContextId, Grant, Ident, LockDao, LossReason, Released, Renewed, Target, clock::Moment,
 };
 
 /// For how long a set stays locked at least.
@@ -26,46 +28,29 @@ impl KeepFor {
     }
 }
 
-/// A set that was released and stays locked for the rest of the time.
-pub(crate) struct Kept<I: Ident, C: ContextId, D: LockDao<I, C>> {
-    pub(crate) service: Arc<Inner<I, C, D>>,
-    pub(crate) core: Arc<HoldCore<I, C>>,
-    pub(crate) keep_for: KeepFor,
-}
-
-impl<I: Ident, C: ContextId, D: LockDao<I, C>> Kept<I, C, D> {
-    /// Has the lease last for what is left, so that the set stays locked though this process ends. Returns what was lost before.
-    pub(crate) async fn extend(&self) -> Vec<LostLock<I>> {
-        let Kept { service, core, .. } = self;
-        let left = self.keep_for.left();
-        let lasts = core.lease.as_ref().is_none_or(|lease| lease.left() >= left);
-        if lasts {
-            return Vec::new();
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
+    /// Releases what is held, or has it end when it has been kept for its time.
+    pub(super) async fn give_back(
+        &self,
+        grant: &Grant<I, C>,
+        keep_for: Option<KeepFor>,
+    ) -> Result<Released<I>, BackendError> {
+        let left = keep_for.map(|keep_for| keep_for.left()).unwrap_or_default();
+        if left.is_zero() {
+            return self.dao.release(grant).await;
         }
-        let grant = Grant { lease: Some(left.max(service.capabilities.min_lease)), ..core.grant.clone() };
-        let error = match clock::within(patience(core.grant.lease), service.dao.renew(&grant)).await {
-            Some(Ok(renewed)) => return renewed.lost,
-            Some(Err(error)) => Some(error),
-            None => None,
+        let lease = Some(left.max(self.capabilities.min_lease));
+        let Renewed { lost } = self.dao.shorten(&Grant { lease, ..grant.clone() }).await?;
+        let mut released = Released { lost, failed: Vec::new() };
+        // A lock that was broken is free once its holder gives it up.
+        let is_broken = |target: &Target<I>| {
+            released.lost.iter().any(|lost| lost.target == *target && lost.reason == LossReason::Broken)
         };
-        service.observe(|| Event::RenewalFailed { grant: &core.grant, failures: 1, error: error.as_ref() });
-        Vec::new()
-    }
-
-    /// Releases the set when the time is over, in the background, after it was extended. A failure is reported; the lease ends then
-    /// or soon after. Until then the context is in use, which no shutdown waits for.
-    pub(crate) fn release_later(self, ticket: Ticket, is_extended: bool) {
-        self.service.open.set_aside(&ticket);
-        background::shared().spawn(async move {
-            if !is_extended {
-                self.extend().await;
-            }
-            clock::sleep(self.keep_for.left()).await;
-            let Kept { service, core, .. } = self;
-            if let Err(error) = service.dao.release(&core.grant).await {
-                service.observe(|| Event::ReleaseFailed { grant: &core.grant, error: &error });
-            }
-            service.ended(ticket);
-        });
+        let broken = grant.locks.iter().filter(|lock| is_broken(&lock.target)).cloned().collect();
+        let broken = Grant { locks: broken, ..grant.clone() };
+        if !broken.locks.is_empty() {
+            released.failed = self.dao.release(&broken).await?.failed;
+        }
+        Ok(released)
     }
 }

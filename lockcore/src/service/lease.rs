@@ -61,7 +61,7 @@ impl Lease {
         self.length / RENEWALS_PER_LEASE
     }
 
-    /// A lease for this many locks that lasts for `lasts` from `sent`, and for `length` from each renewal.
+    /// A lease for this many locks that lasts for `lasts` from `sent`, and for `length` at least from each renewal.
     pub(crate) fn new(
         length: Duration,
         margin: f64,
@@ -178,15 +178,15 @@ impl Lease {
         self.state().lasts >= self.length
     }
 
-    /// A renewal that was sent at `sent` extended the lease of what is not lost (L1, L2). Returns the age that it had
-    /// reached, and whether it is [whole](Self::is_whole) since then.
-    pub(crate) fn extended(&self, sent: Moment) -> (Duration, bool) {
+    /// A renewal that was sent at `sent` has the lease of what is not lost last for `lasts` (L1, L2), which is its length at
+    /// least. Returns the age that it had reached, and whether it is [whole](Self::is_whole) since then.
+    pub(crate) fn extended(&self, sent: Moment, lasts: Duration) -> (Duration, bool) {
         let mut state = self.state();
         let age = state.sent.elapsed();
         let was_whole = state.lasts >= self.length;
         if state.lost.len() < self.locks {
             state.sent = sent;
-            state.lasts = self.length;
+            state.lasts = lasts;
             state.unanswered = false;
         }
         (age, !was_whole)

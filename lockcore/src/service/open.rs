@@ -34,8 +34,7 @@ struct Aligned<C>(Mutex<Stripe<C>>);
 
 #[derive(Debug)]
 struct Stripe<C> {
-    /// With whether each was set aside.
-    contexts: Slab<(C, bool)>,
+    contexts: Slab<C>,
     closed: bool,
 }
 
@@ -65,8 +64,7 @@ impl<C: ContextId> Open<C> {
         let own = context.clone();
         let _alone = may_repeat.then(|| lock(&self.given));
         // G2
-        if may_repeat
-            && self.stripes().any(|stripe| stripe.contexts.iter().any(|(_, (open, _))| open == context))
+        if may_repeat && self.stripes().any(|stripe| stripe.contexts.iter().any(|(_, open)| open == context))
         {
             return Err(Refused::InUse);
         }
@@ -76,17 +74,7 @@ impl<C: ContextId> Open<C> {
             drop(stripe);
             return Err(Refused::Closed);
         }
-        Ok(Ticket { stripe: number, key: stripe.contexts.insert((own, false)) })
-    }
-
-    /// No longer counts an open context, which nothing waits for from now on. It is in use until it leaves.
-    pub(crate) fn set_aside(&self, ticket: &Ticket) {
-        let mut stripe = lock(&self.stripes[ticket.stripe].0);
-        stripe.contexts[ticket.key].1 = true;
-        if stripe.closed {
-            drop(stripe);
-            self.left.notify_waiters();
-        }
+        Ok(Ticket { stripe: number, key: stripe.contexts.insert(own) })
     }
 
     /// Removes it.
@@ -105,12 +93,9 @@ impl<C: ContextId> Open<C> {
         self.stripes().for_each(|mut stripe| stripe.closed = true);
     }
 
-    /// Returns how many are open, but for those that were [set aside](Self::set_aside).
+    /// Returns how many are open.
     pub(crate) fn count(&self) -> usize {
-        let counted = |stripe: MutexGuard<'_, Stripe<C>>| {
-            stripe.contexts.iter().filter(|(_, (_, is_aside))| !is_aside).count()
-        };
-        self.stripes().map(counted).sum()
+        self.stripes().map(|stripe| stripe.contexts.len()).sum()
     }
 
     /// Waits until it is empty, after [`close`](Self::close).

@@ -68,6 +68,8 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
         if let Some(keep_for) = settings.keep_for {
             let expected = match settings.lease {
                 None if self.capabilities.shared_store => Some("it needs a lease"),
+                // The same again would be granted what is kept.
+                _ if settings.context.is_some() => Some("it needs a fresh context, and one is given"),
                 _ if keep_for.is_zero() => Some("it must be more than zero"),
                 _ if keep_for > MAX_LEASE => Some("it must be at most 365 days"),
                 _ => None,

@@ -186,6 +186,23 @@ fn a_request_in_doubt_is_withdrawn_though_a_later_one_was_granted() {
     assert_clean(&dao, &locks);
 }
 
+/// Nothing could withdraw it in the end: then none may be there that has the set.
+#[tokio::test(start_paused = true)]
+async fn a_request_in_doubt_for_what_is_kept_is_withdrawn_before_the_next() {
+    let second = Duration::from_secs(1);
+    for wait in [Wait::retries(1, |_: u32| Duration::ZERO), Wait::forever(), Wait::up_to(60 * second)] {
+        let dao = Rigged::new();
+        let locks = dao.service();
+        dao.once(Step::Acquire, Fault::Late);
+        let guard = locks.wait(wait).keep_for(10 * second).lock(["a"]).await.unwrap();
+        guard.release().await.unwrap();
+        assert!(locks.lock(["a"]).await.unwrap_err().is_contention());
+        tokio::time::sleep(15 * second).await;
+        dao.deliver_late().await;
+        locks.lock(["a"]).await.expect("a request that arrived late was granted").release().await.unwrap();
+    }
+}
+
 #[test]
 fn what_could_not_be_freed_is_tried_again_and_counted() {
     let dao = Rigged::new();

@@ -1,5 +1,7 @@
 //! A `lockctl` inside the command of another one.
 
+use std::time::Duration;
+
 use crate::{
     store::{Ended, Store, until},
     stores::Test,
@@ -8,6 +10,7 @@ use crate::{
 pub(crate) const TESTS: &[Test] = &[
     test!(an_id_that_an_enclosing_command_holds_is_refused_whatever_the_wait, Nothing),
     test!(what_the_enclosing_command_does_not_keep_out_is_granted_or_waited_for, Nothing),
+    test!(what_a_kept_command_left_behind_waits_like_any_other, Nothing),
     test!(an_inherited_context_that_holds_nothing_passes_no_queue, Queue),
 ];
 
@@ -78,6 +81,22 @@ fn what_the_enclosing_command_does_not_keep_out_is_granted_or_waited_for(store: 
     assert_eq!(holder.end().code, 0);
     let ended = outer.end();
     assert_eq!(ended.code, 0, "{}", ended.stderr);
+}
+
+fn what_a_kept_command_left_behind_waits_like_any_other(store: &Store) {
+    let (lease, text) = store.lease(Duration::from_secs(2));
+    let keep_for = format!("{}ms", (lease * 2).as_millis());
+    let kept = ["--id", "a", "--lease", &text, "--keep-for", &keep_for];
+    let inside = nested(store, &[&kept[..], &[&["--id", "a"][..], &FOREVER].concat()]);
+    assert_eq!(inside.code, 125, "it is inside as long as the command runs: {}", inside.stderr);
+    until("a is free", || store.holders("a") == 0);
+    let left_behind = "(while [ ! -e go ]; do sleep 0.02; done; lockctl run --id a --wait forever -- true; \
+         echo $? > code.part; mv code.part code) > out 2>&1 &";
+    assert_eq!(store.run(&[&["run"][..], &kept[..], &["--", "sh", "-c", left_behind]].concat()).code, 0);
+    assert_eq!(store.holders("a"), 1);
+    std::fs::write(store.path("go"), "").expect("written");
+    store.until_file("code");
+    assert_eq!(store.read("code"), "0\n", "{}", store.read("out"));
 }
 
 fn an_inherited_context_that_holds_nothing_passes_no_queue(store: &Store) {

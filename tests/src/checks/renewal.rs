@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use lockcore::{Claim, LossReason, Mode};
+use lockcore::{Claim, Grant, LockDao, LossReason, Mode};
 use tokio::time::Instant;
+use uuid::Uuid;
 
 use crate::{
     Backend, Store, eventually,
@@ -139,4 +140,46 @@ pub async fn a_taken_over_lock_is_reported_as_lost<B: Backend>(store: Store<B>) 
     let lost = eventually("the loss is reported", || async { holder.renew(&grant).await.lost.pop() }).await;
     assert!(matches!(lost.reason, LossReason::Expired | LossReason::Vanished), "{lost:?}");
     next.free(&taken).await;
+}
+
+/// 2.5: a holder has its locks end sooner. They are its own until then, and free afterwards, whatever lease they had; and what it
+/// does not hold any more is reported, and not brought back.
+pub async fn a_lease_is_cut_short<B: Backend>(store: Store<B>) {
+    let declared = store.capabilities();
+    let [holder, other] = store.callers();
+    let mut claims = vec![exclusive("a"), exclusive("b")];
+    claims.extend(declared.shared.then(|| shared("c")));
+    claims.extend(declared.slots.then(|| slot("d", 2).permits(2)));
+    let names: Vec<_> = ["a", "b", "c", "d"].into_iter().take(claims.len()).collect();
+    let shorten = async |grant: &Grant<String, Uuid>| {
+        let grant = Grant { lease: Some(store.ending()), ..grant.clone() };
+        store.dao().shorten(&grant).await.expect("the store answers").lost
+    };
+    let grant = holder.take(claims.clone()).await;
+    assert_eq!(shorten(&grant).await, []);
+    for name in &names {
+        other.refused([exclusive(name)]).await;
+    }
+    holder.keep(&Grant { lease: Some(store.ending()), ..grant.clone() }).await;
+    let mut part = grant.clone();
+    part.locks.truncate(1);
+    holder.free(&part).await;
+    let lost = shorten(&grant).await;
+    assert_eq!(lost.iter().map(|lock| &lock.target).collect::<Vec<_>>(), [&id("a")]);
+    let taken = other.take(["a"]).await;
+    assert_eq!(shorten(&part).await.len(), 1);
+    other.keep(&taken).await;
+    if !declared.shortening {
+        return;
+    }
+    let mut place = if declared.fifo { Some(other.queue(["b"]).await) } else { None };
+    store.end_leases().await;
+    store.until_free(&names[2..]).await;
+    match &mut place {
+        Some(place) => other.free(&place.granted().await).await,
+        None => store.until_free(&["b"]).await,
+    }
+    store.caller().refused(["a"]).await;
+    assert_eq!(shorten(&grant).await.len(), claims.len(), "none of it is held");
+    store.until_free(&names[1..]).await;
 }

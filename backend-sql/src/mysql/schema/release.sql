@@ -160,6 +160,25 @@ body: BEGIN
   END IF;
 END
 //
+-- Has what a grant still holds end a whole lease from now, also if it would last longer.
+CREATE PROCEDURE {v1_shorten}(
+  p_ns INT UNSIGNED, p_context VARBINARY({longest context}), p_set LONGTEXT CHARACTER SET ascii, p_n INT, p_lease BIGINT)
+SQL SECURITY DEFINER
+BEGIN
+  DECLARE v_rows INT DEFAULT 0;
+  DECLARE now_us BIGINT DEFAULT 0;
+  {undo on error};
+  {begin};
+  {lock rows};
+  SET now_us = {clock};
+  INSERT INTO {ids} (ns, id) SELECT p_ns, UNHEX(j.id) FROM {set} ON DUPLICATE KEY UPDATE
+    until = IF({held in row}, LEAST({ids}.until, now_us + p_lease), {ids}.until);
+  UPDATE {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = {HELD} AND o.context = p_context
+    AND o.number = j.a SET o.until = LEAST(o.until, now_us + p_lease);
+  COMMIT;
+  CALL {v1_renew}(p_ns, p_context, p_set, p_n, p_lease);
+END
+//
 -- Extends what a grant still holds to a whole lease from now, and confirms what was offered.
 CREATE PROCEDURE {v1_renew}(
   p_ns INT UNSIGNED, p_context VARBINARY({longest context}), p_set LONGTEXT CHARACTER SET ascii, p_n INT, p_lease BIGINT)

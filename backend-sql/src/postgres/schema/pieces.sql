@@ -22,6 +22,7 @@
 -- Bits of p_flags, as `flag` in engine.rs:
 -- {QUEUE} = 1: take a place in the queue.
 -- {NESTED} = 2: the caller holds other locks, and obeys no queue.
+-- {EXACTLY} = 2: a renewal cuts a longer lease short.
 -- {KEEP} = 4: a withdrawal keeps what was granted.
 -- {ASYNC} = 8: commit asynchronously.
 

@@ -215,6 +215,9 @@ BEGIN
           v_offered := true;
           v_left := 0;
         END IF;
+        IF p_flags & {EXACTLY} <> 0 THEN
+          v_left := 0;
+        END IF;
         UPDATE {lock} SET busy = busy & ~{UNCONFIRMED}, expires = v_now + greatest(p_lease, v_left),
           lease = greatest(p_lease, v_left), lapses = CASE WHEN lapses >= v_now + greatest(p_lease, v_left) THEN lapses
           ELSE greatest(v_lapses, v_now + greatest(p_lease, v_left)) END
@@ -234,6 +237,9 @@ BEGIN
         v_left := h.expires - v_now;
         IF h.state = 1 OR v_left > h.lease THEN
           v_offered := true;
+          v_left := 0;
+        END IF;
+        IF p_flags & {EXACTLY} <> 0 THEN
           v_left := 0;
         END IF;
         UPDATE {holder} SET state = 0, expires = v_now + greatest(p_lease, v_left), lease = greatest(p_lease, v_left)

@@ -219,7 +219,7 @@ impl World {
         }
         if !self.lease.is_over() {
             let sent = if self.fault == Fault::FromAnswer { Moment::now() } else { renewal.sent };
-            self.lease.extended(sent);
+            self.lease.extended(sent, self.lease.length);
         }
     }
 

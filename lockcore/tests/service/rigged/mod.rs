@@ -237,6 +237,10 @@ impl LockDao<String, Uuid> for Rigged {
         self.rig(Step::Renew, self.memory.renew(grant)).await
     }
 
+    async fn shorten(&self, grant: &Grant<String, Uuid>) -> Result<Renewed, BackendError> {
+        self.rig(Step::Release, self.memory.shorten(grant)).await
+    }
+
     async fn break_lock(
         &self,
         target: &Target<String>,
