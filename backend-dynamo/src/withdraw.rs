@@ -1,13 +1,21 @@
 //! Withdrawing an attempt: its grants are undone, and a request of it that arrives late is refused.
 
+use std::collections::HashSet;
+
 use lockcore::{
-    Granted, Mode,
+    Granted,
     backend::{List, ServiceTime, Withdraw},
-    rules::{self, InUse},
+    rules::InUse,
 };
 
 use crate::{
-    acquire::Request, config::TRANSACTION, decide, error::StoreError, row::Row, send::Written, store::Store,
+    acquire::Request,
+    config::TRANSACTION,
+    decide,
+    error::StoreError,
+    row::{Entry, Row},
+    send::Written,
+    store::Store,
     write::Write,
 };
 
@@ -112,14 +120,14 @@ pub(crate) fn undo(row: &mut Row, request: &Request, now: ServiceTime) -> bool {
         return false;
     }
     let Some(own) = row.remove(&request.context) else { return false };
-    let Some(mut prior) = own.prior.filter(|prior| !prior.certainly_ended(now)) else { return true };
-    if let Mode::Slots { .. } = prior.mode {
-        // Fewer permits may have admitted another holder that needs the rest: then the smaller number stays.
-        if !InUse::of(row.holders.iter().map(|(_, entry)| entry.mode)).fits(prior.mode) {
-            prior.mode = own.mode;
-        }
-        let taken = row.holders.iter().flat_map(|(_, entry)| entry.permits.iter().copied());
-        prior.permits = rules::lowest_free(taken, prior.mode.permits());
+    let Some(prior) = own.prior.filter(|prior| !prior.certainly_ended(now)) else { return true };
+    // Where there were fewer permits for a while, others may have some of them by now, or need the rest: then it is lost.
+    let permits: HashSet<u32> = prior.permits.iter().copied().collect();
+    let is_taken = |entry: &Entry| entry.permits.iter().any(|permit| permits.contains(permit));
+    if row.holders.iter().any(|(_, entry)| is_taken(entry))
+        || !InUse::of(row.holders.iter().map(|(_, entry)| entry.mode)).fits(prior.mode)
+    {
+        return true;
     }
     let position = row.holders.partition_point(|(context, _)| *context < request.context);
     row.holders.insert(position, (request.context.clone(), *prior));

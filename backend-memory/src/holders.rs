@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use lockcore::{
     ContextId, Mode, Owner,
     backend::{AcquireRequest, AttemptId, List},
@@ -157,7 +157,32 @@ impl<C: ContextId> Holders<C> {
         }
     }
 
+    /// Puts a row back that was replaced, with its own permits. Where there were fewer for a while, others may have some of them by now,
+    /// or need the rest: then it is lost.
+    pub(crate) fn restore(&mut self, holder: Holder<C>) {
+        let own: HashSet<u32> = holder.permits.iter().copied().collect();
+        let others_have = |permit: &u32| own.contains(permit);
+        let is_taken = self.iter().any(|row| row.permits.iter().any(others_have));
+        if is_taken || !self.in_use().fits(holder.mode) {
+            return;
+        }
+        if self.is_empty() {
+            *self = Holders::One(holder);
+        } else {
+            let many = self.several();
+            many.permits.take_these(&holder.permits);
+            many.add(holder);
+        }
+    }
+
     fn insert_beside_others(&mut self, mut holder: Holder<C>) -> &mut Holder<C> {
+        let many = self.several();
+        holder.permits = many.permits.take(holder.mode.permits());
+        many.add(holder)
+    }
+
+    /// The holders of an id that has some.
+    fn several(&mut self) -> &mut ManyHolders<C> {
         if let Holders::One(_) = self {
             let Holders::One(first) = std::mem::replace(self, Holders::None) else {
                 unreachable!("matched in the line above");
@@ -167,10 +192,7 @@ impl<C: ContextId> Holders<C> {
         let Holders::Many(many) = self else {
             unreachable!("there are others");
         };
-        holder.permits = many.permits.take(holder.mode.permits());
-        many.in_use = many.in_use.plus(holder.mode);
-        many.earliest = many.earliest.min(holder.expires);
-        many.rows.entry(holder.context.clone()).insert(holder).into_mut()
+        many
     }
 
     /// Drops the context's row.
@@ -266,6 +288,12 @@ impl<C: ContextId> ManyHolders<C> {
         let rows = HashMap::from_iter([(first.context.clone(), first)]);
         ManyHolders { rows, in_use, earliest, permits }
     }
+
+    fn add(&mut self, holder: Holder<C>) -> &mut Holder<C> {
+        self.in_use = self.in_use.plus(holder.mode);
+        self.earliest = self.earliest.min(holder.expires);
+        self.rows.entry(holder.context.clone()).insert(holder).into_mut()
+    }
 }
 
 impl PermitPool {
@@ -285,6 +313,15 @@ impl PermitPool {
                 })
             })
             .collect()
+    }
+
+    /// Takes these, which are free.
+    fn take_these(&mut self, permits: &[u32]) {
+        for permit in permits {
+            self.returned.extend(self.unused..=*permit);
+            self.unused = self.unused.max(permit + 1);
+            self.returned.remove(permit);
+        }
     }
 
     fn give_back(&mut self, permits: &[u32]) {

@@ -11,7 +11,6 @@ use crate::{
     clock::{Lease, StoreTime},
     entry::Stance,
     handoff::Step,
-    holders::Holder,
     spot::Spot,
     table::Locked,
 };
@@ -73,14 +72,8 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
             }
             let Some(own) = entry.holders.remove(&request.context) else { continue };
             undone.push((claim.target.clone(), Some(own.fence)));
-            if let Some(before) = own.before {
-                // Fewer permits than before may have admitted another holder that needs the rest: then the smaller number
-                // stays.
-                let fits = entry.holders.in_use().fits(before.mode);
-                let mode = if fits { before.mode } else { own.mode };
-                if before.expires > now {
-                    entry.holders.insert(Holder { mode, ..*before });
-                }
+            if let Some(before) = own.before.filter(|before| before.expires > now) {
+                entry.holders.restore(*before);
             }
             step.freed(spot, entry);
         }

@@ -1,5 +1,7 @@
 //! Granting: what a grant leaves in the table, what an attempt takes back, and handing over in the order of the queue.
 
+use std::collections::HashSet;
+
 use lockcore::{
     Granted, protocol,
     rules::{self, InUse},
@@ -119,18 +121,17 @@ impl Step<'_> {
             grant.attempt == attempt && grant.context == context
         };
         let Some(own) = self.remove(id, of_attempt) else { return };
-        let Some(mut prior) = own.prior else { return };
+        let Some(prior) = own.prior else { return };
         if self.table.until(id, &prior, self.sessions, self.now) < self.now.lo {
             return;
         }
         let held = &mut self.table.ids.entry(id.to_owned()).or_default().held;
-        // Fewer permits may have let another context in meanwhile that needs the rest: then they stay as few.
-        if !InUse::of(held.iter().map(|held| held.mode)).fits(prior.mode) {
-            prior.mode = own.mode;
+        // Where there were fewer permits for a while, others may have some of them by now, or need the rest: then it is lost.
+        let permits: HashSet<u32> = prior.permits.iter().copied().collect();
+        let is_taken = held.iter().any(|held| held.permits.iter().any(|permit| permits.contains(permit)));
+        if !is_taken && InUse::of(held.iter().map(|held| held.mode)).fits(prior.mode) {
+            held.push(*prior);
         }
-        let taken = held.iter().flat_map(|held| held.permits.iter().copied());
-        prior.permits = rules::lowest_free(taken, prior.mode.permits()).to_vec();
-        held.push(*prior);
     }
 
     /// Takes a place, or keeps it for the session that asked last.

@@ -153,7 +153,8 @@ pub trait LockDao<I: Ident = String, C: ContextId = Uuid>: fmt::Debug + Send + S
     ///
     /// Afterwards it has no place in the queue. With [`Withdraw::Undo`] it holds nothing it got by itself -
     /// what the context held through an earlier attempt stays - and a request of the attempt that arrives
-    /// later is refused. The next waiters are served in the same step. Idempotent.
+    /// later is refused. The next waiters are served in the same step. Idempotent. What an earlier attempt was granted comes back
+    /// with the same permits, or is lost if others were granted some of them meanwhile.
     ///
     /// # Errors
     /// [`BackendError`]; the attempt may then still stand, and its lease bounds the damage.

@@ -179,6 +179,7 @@ macro_rules! for_each_check {
                 undo_refuses_a_repeated_request,
                 undo_leaves_earlier_attempts,
                 undo_takes_no_permits_from_others,
+                undo_restores_the_permits,
                 undo_settles_a_race,
                 the_same_attempt_is_the_same_try,
                 keep_if_granted_tells_what_is_held,

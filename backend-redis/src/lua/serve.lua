@@ -40,11 +40,11 @@ local function undo(s, context, attempt)
   drop(s, h)
   local before = decode(h.replaced, 1)
   if not before or remaining(before) <= 0 then return end
-  -- Fewer permits may have admitted a waiter that needs the rest: then the context keeps the smaller number.
-  local mode = fits(s, nil, mode_of(before.mode)) and before.mode or h.mode
-  before.kind, before.permits = sub(mode, 1, 1), mode_of(mode).permits
-  if before.kind == 'k' then mode = match(mode, '^k%d+/%d+') .. '/' .. take_permits(s, before.permits) end
-  before.mode = mode
+  -- Where there were fewer permits for a while, others may have some of them by now, or need the rest: then it is lost.
+  local mode = mode_of(before.mode)
+  if not fits(s, nil, mode) then return end
+  before.kind, before.permits = mode.kind, mode.permits
+  if mode.kind == 'k' and not take_these_permits(s, before) then return end
   hold(s, before)
 end
 

@@ -104,6 +104,35 @@ local function take_permits(s, permits)
   return table.concat(ranges, ',')
 end
 
+-- Takes the permits that a holder had, if all of them are free; returns whether they are.
+local function take_these_permits(s, h)
+  local _, _, gaps = sharers(s)
+  if s.permits == 0 then
+    call('DEL', gaps)
+    call('ZADD', gaps, 0, '0-')
+  end
+  local function gap_of(first, last)
+    local gap = call('ZREVRANGEBYSCORE', gaps, first, '-inf', 'LIMIT', 0, 1)[1]
+    local begins, ends = match(gap or '', '^(%d+)%-(%d*)$')
+    if begins and (ends == '' or last <= tonumber(ends)) then return gap, tonumber(begins), ends end
+  end
+  local ranges = {}
+  for first, last in string.gmatch(match(h.mode, '[^/]*$'), '(%d+)%-(%d+)') do
+    first, last = tonumber(first), tonumber(last)
+    if not gap_of(first, last) then return false end
+    ranges[#ranges + 1] = { first, last }
+  end
+  for _, range in ipairs(ranges) do
+    local first, last = range[1], range[2]
+    local gap, begins, ends = gap_of(first, last)
+    call('ZREM', gaps, gap)
+    if begins < first then call('ZADD', gaps, begins, fmt('%d-%d', begins, first - 1)) end
+    if ends == '' or last < tonumber(ends) then call('ZADD', gaps, last + 1, fmt('%d-', last + 1) .. ends) end
+  end
+  s.permits = s.permits + h.permits
+  return true
+end
+
 local function return_permits(s, h)
   local _, _, gaps = sharers(s)
   s.permits = s.permits - h.permits

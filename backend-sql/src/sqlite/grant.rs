@@ -1,5 +1,7 @@
 //! Granting: the rows of what a context holds from now on.
 
+use std::collections::HashSet;
+
 use lockcore::{Granted, Mode, Owner, backend::List, rules, rules::InUse};
 use rusqlite::{OptionalExtension, Statement, params};
 
@@ -78,17 +80,16 @@ impl Step<'_> {
             return Ok(());
         };
         let holders = &mut self.load(id)?.holders;
-        // Fewer permits may have let another context in meanwhile that needs the rest: then they stay as few.
-        if !InUse::of(holders.iter().map(|row| row.mode)).fits(before.mode) {
-            before.mode = replacement.mode;
+        // Where there were fewer permits for a while, others may have some of them by now, or need the rest: then it is lost.
+        let own: HashSet<u32> = before.indexes.iter().copied().collect();
+        let is_taken = holders.iter().any(|row| row.indexes.iter().any(|index| own.contains(index)));
+        if is_taken || !InUse::of(holders.iter().map(|row| row.mode)).fits(before.mode) {
+            let key = params![ns, &id[..], before.state, before.number];
+            conn.prepare_cached(&sql.remove)?.execute(key)?;
+            return Ok(());
         }
-        let taken = holders.iter().flat_map(|row| row.indexes.iter().copied());
-        before.indexes = rules::lowest_free(taken, before.mode.permits());
         before.state = state::HELD;
-        let (code, permits, cap) = mode_columns(before.mode);
-        let indexes = IndexesColumn::encode(&before.indexes);
-        let key = params![ns, &id[..], before.number, code, permits, cap, &indexes[..]];
-        conn.prepare_cached(&sql.restore)?.execute(key)?;
+        conn.prepare_cached(&sql.restore)?.execute(params![ns, &id[..], before.number])?;
         holders.push(before);
         Ok(())
     }

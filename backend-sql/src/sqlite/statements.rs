@@ -169,7 +169,7 @@ statements! {
     replaced = "SELECT state, number, context, attempt, mode, permits, cap, indexes, owner, lease, boot, renewed,
         since, session, detached, broken, replaces FROM {p}claims
         WHERE ns = ?1 AND id = ?2 AND state = -1 AND number = ?3";
-    restore = "UPDATE {p}claims SET state = 0, mode = ?4, permits = ?5, cap = ?6, indexes = ?7
+    restore = "UPDATE {p}claims SET state = 0
         WHERE ns = ?1 AND id = ?2 AND state = -1 AND number = ?3";
     rebase = "UPDATE {p}claims SET renewed = ?5, boot = ?6 WHERE ns = ?1 AND id = ?2 AND state = ?3 AND number = ?4";
     remove = "DELETE FROM {p}claims WHERE ns = ?1 AND id = ?2 AND state = ?3 AND number = ?4";

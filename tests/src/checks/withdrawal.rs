@@ -1,10 +1,13 @@
 //! Attempts whose outcome is in doubt are settled: section 2.6.
 
+use std::collections::BTreeSet;
+
 use lockcore::{
-    Claim,
+    Claim, Grant,
     backend::{Acquired, Withdraw, Withdrawn},
     protocol::TOMBSTONE,
 };
+use uuid::Uuid;
 
 use crate::{
     Backend, Store, race,
@@ -73,31 +76,70 @@ pub async fn undo_leaves_earlier_attempts<B: Backend>(store: Store<B>) {
     one.free(&earlier).await;
 }
 
-/// 2.6 and 4: undoing a change to fewer permits takes none from those who got them meanwhile.
+/// 2.6 and 4: undoing a change to fewer permits takes none from those who got them meanwhile: what was held before is lost.
 pub async fn undo_takes_no_permits_from_others<B: Backend>(store: Store<B>) {
     if !store.capabilities().slots {
         return;
     }
-    let [first, fewer, other, last] = store.callers();
-    let one = first.take([slot("a", 5)]).await;
-    let three = fewer.take([slot("a", 5).permits(3)]).await;
-    let request = fewer.request([slot("a", 5)]);
-    assert!(matches!(fewer.send(&request).await, Acquired::Granted(_)));
-    let two = other.take([slot("a", 5).permits(2)]).await;
-    assert_eq!(fewer.withdraw(&request, Withdraw::Undo).await, Withdrawn::Left);
-    // One, two, and the one that is left of three.
-    let rest = last.take([slot("a", 5)]).await;
-    assert_eq!(rest.locks[0].granted.in_use, 5);
-    for held in [&one, &two] {
-        let permits = &held.locks[0].granted.permits;
-        assert!(!permits.contains(&rest.locks[0].granted.permits[0]), "{permits:?}");
+    // With a limit of 5 the others leave no room for it, with one of 9 they have some of its permits.
+    for limit in [5, 9] {
+        let claim = |permits| slot("a", limit).permits(permits);
+        let [first, fewer, other, last] = store.callers();
+        let one = first.take([claim(1)]).await;
+        let three = fewer.take([claim(3)]).await;
+        let request = fewer.request([claim(1)]);
+        assert!(matches!(fewer.send(&request).await, Acquired::Granted(_)));
+        let two = other.take([claim(2)]).await;
+        assert_eq!(fewer.withdraw(&request, Withdraw::Undo).await, Withdrawn::Left);
+        assert_eq!(fewer.renew(&three).await.lost.len(), 1, "others have some of its permits");
+        let rest = last.take([claim(limit - 3)]).await;
+        assert_eq!(rest.locks[0].granted.in_use, limit);
+        apart(&[&one, &two, &rest]);
+        assert_eq!(fewer.release(&three).await.lost.len(), 1);
+        for (caller, grant) in [(&first, &one), (&other, &two), (&last, &rest)] {
+            caller.free(grant).await;
+        }
+        let all = first.take([claim(limit)]).await;
+        first.free(&all).await;
     }
-    fewer.keep(&three).await;
-    fewer.free(&three).await;
-    for (caller, grant) in [(&first, &one), (&other, &two), (&last, &rest)] {
-        caller.free(grant).await;
+}
+
+/// 2.6 and 4: what was held before an undone change has the permits that its grant names, though others are free.
+pub async fn undo_restores_the_permits<B: Backend>(store: Store<B>) {
+    if !store.capabilities().slots {
+        return;
     }
-    first.take([slot("a", 5).permits(5)]).await;
+    let claim = |permits| slot("a", 9).permits(permits);
+    for wanted in [2, 5, 1] {
+        let [first, own, other, last] = store.callers();
+        let below = first.take([claim(2)]).await;
+        let held = own.take([claim(3)]).await;
+        let above = other.take([claim(1)]).await;
+        first.free(&below).await;
+        let request = own.request([claim(wanted)]);
+        assert!(matches!(own.send(&request).await, Acquired::Granted(_)));
+        assert_eq!(own.withdraw(&request, Withdraw::Undo).await, Withdrawn::Left);
+        own.keep(&held).await;
+        let rest = last.take([claim(5)]).await;
+        assert_eq!(rest.locks[0].granted.in_use, 9);
+        apart(&[&held, &above, &rest]);
+        own.free(&held).await;
+        let again = own.take([claim(3)]).await;
+        apart(&[&again, &above, &rest]);
+        for (caller, grant) in [(&own, &again), (&other, &above), (&last, &rest)] {
+            caller.free(grant).await;
+        }
+        let all = first.take([claim(9)]).await;
+        first.free(&all).await;
+    }
+}
+
+/// No two of these grants have a permit in common.
+fn apart(grants: &[&Grant<String, Uuid>]) {
+    let all: Vec<u32> =
+        grants.iter().flat_map(|grant| grant.locks[0].granted.permits.iter().copied()).collect();
+    let distinct: BTreeSet<u32> = all.iter().copied().collect();
+    assert_eq!(distinct.len(), all.len(), "two holders of one permit: {grants:?}");
 }
 
 /// 2.6: an attempt and its undoing at the same moment: whatever comes first, nothing stays behind.

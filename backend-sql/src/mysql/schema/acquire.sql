@@ -265,9 +265,10 @@ CREATE PROCEDURE {v1_withdraw}(
   p_lease BIGINT, p_owner VARBINARY({longest owner}), p_undo TINYINT)
 SQL SECURITY DEFINER
 body: BEGIN
-  DECLARE v_freed, v_waiters, v_all, v_any, v_replaced, v_holders, v_exclusive INT DEFAULT 0;
-  DECLARE now_us, v_until, v_fence, v_replaces, v_permits, v_cap, v_taken, v_old_permits, v_old_cap BIGINT DEFAULT 0;
-  DECLARE v_mode, v_old_mode TINYINT DEFAULT 0;
+  DECLARE v_freed, v_waiters, v_all, v_any, v_replaced, v_holders, v_exclusive, v_common INT DEFAULT 0;
+  DECLARE now_us, v_until, v_fence, v_replaces, v_taken, v_old_permits, v_old_cap BIGINT DEFAULT 0;
+  DECLARE v_old_mode TINYINT DEFAULT 0;
+  DECLARE v_old_indexes LONGTEXT CHARACTER SET ascii;
   DECLARE v_id VARBINARY({longest id});
   DECLARE v_answer, v_wake LONGTEXT CHARACTER SET ascii DEFAULT '';
   {undo on error};
@@ -295,27 +296,32 @@ body: BEGIN
     WHILE v_replaced > 0 DO
       -- What the context held before comes back, as far as it still lasts.
       SET v_replaced = v_replaced - 1;
-      SELECT o.id, o.number, o.replaces, o.mode, o.permits, o.cap INTO v_id, v_fence, v_replaces, v_mode, v_permits,
-          v_cap FROM {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id)
+      SELECT o.id, o.number, o.replaces INTO v_id, v_fence, v_replaces
+          FROM {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id)
           AND o.state = {HELD} AND o.context = p_context AND o.attempt = p_attempt AND o.replaces <> 0
         ORDER BY o.id LIMIT 1;
       DELETE FROM {claims} WHERE ns = p_ns AND id = v_id AND state = {HELD} AND number = v_fence;
       SET v_old_mode = NULL;
-      SELECT o.mode, o.permits, o.cap INTO v_old_mode, v_old_permits, v_old_cap FROM {claims} o
+      SELECT o.mode, o.permits, o.cap, o.indexes INTO v_old_mode, v_old_permits, v_old_cap, v_old_indexes FROM {claims} o
         WHERE o.ns = p_ns AND o.id = v_id AND o.state = {REPLACED} AND o.number = v_replaces AND o.context = p_context
           AND o.until > now_us;
       IF v_old_mode IS NOT NULL THEN
         SELECT COUNT(*), IFNULL(SUM(h.mode = {EXCLUSIVE}), 0), IFNULL(SUM(h.permits), 0)
           INTO v_holders, v_exclusive, v_taken
           FROM {claims} h WHERE h.ns = p_ns AND h.id = v_id AND h.state = {HELD};
-        IF CASE v_old_mode WHEN {EXCLUSIVE} THEN v_holders = 0 WHEN {SHARED} THEN v_exclusive = 0
-            ELSE v_exclusive = 0 AND v_taken + v_old_permits <= v_old_cap END THEN
-          SET v_mode = v_old_mode, v_permits = v_old_permits, v_cap = v_old_cap;
+        SET v_common = 0;
+        IF v_old_indexes <> '' THEN
+          SELECT COUNT(*) INTO v_common FROM JSON_TABLE(v_old_indexes, '$[*]' COLUMNS (x BIGINT PATH '$')) r JOIN (
+            SELECT t.x FROM {claims} c, JSON_TABLE(c.indexes, '$[*]' COLUMNS (x BIGINT PATH '$')) t
+            WHERE c.ns = p_ns AND c.id = v_id AND c.state = {HELD} AND c.mode = {SLOTS} AND c.indexes <> '') q ON q.x = r.x;
         END IF;
-        -- Else another holder came in since there were fewer permits, and needs the rest: they stay as few.
-        UPDATE {claims} SET state = {HELD}, mode = v_mode, permits = v_permits, cap = v_cap, indexes = ''
-          WHERE ns = p_ns AND id = v_id AND state = {REPLACED} AND number = v_replaces;
-        CALL {v1_number_permits}(p_ns, v_id, v_replaces);
+        IF v_common = 0 AND CASE v_old_mode WHEN {EXCLUSIVE} THEN v_holders = 0 WHEN {SHARED} THEN v_exclusive = 0
+            ELSE v_exclusive = 0 AND v_taken + v_old_permits <= v_old_cap END THEN
+          UPDATE {claims} SET state = {HELD} WHERE ns = p_ns AND id = v_id AND state = {REPLACED} AND number = v_replaces;
+        ELSE
+          -- Where there were fewer permits for a while, others may have some of them by now, or need the rest: then it is lost.
+          DELETE FROM {claims} WHERE ns = p_ns AND id = v_id AND state = {REPLACED} AND number = v_replaces;
+        END IF;
       END IF;
     END WHILE;
     DELETE o FROM {set} STRAIGHT_JOIN {claims} o ON o.ns = p_ns AND o.id = UNHEX(j.id) AND o.state = {HELD}

@@ -299,13 +299,13 @@ BEGIN
         AND l.context = p_context AND l.attempt = p_attempt ORDER BY l.id LOOP
         UPDATE {lock} SET busy = busy & ~{EXCLUSIVE} WHERE ns = p_ns AND id = r.id;
         IF r.replaces <> 0 THEN
-          PERFORM {v1_restore}(p_ns, r.id, r.replaces, 2, 0, 0, v_now);
+          PERFORM {v1_restore}(p_ns, r.id, r.replaces, v_now);
         END IF;
       END LOOP;
       FOR r IN DELETE FROM {holder} WHERE ns = p_ns AND id = ANY (p_ids) AND state >= 0
-        AND context = p_context AND attempt = p_attempt RETURNING id, replaces, mode, permits, cap LOOP
+        AND context = p_context AND attempt = p_attempt RETURNING id, replaces LOOP
         IF r.replaces <> 0 THEN
-          PERFORM {v1_restore}(p_ns, r.id, r.replaces, r.mode, r.permits, r.cap, v_now);
+          PERFORM {v1_restore}(p_ns, r.id, r.replaces, v_now);
         END IF;
       END LOOP;
     END IF;

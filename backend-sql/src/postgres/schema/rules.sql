@@ -289,27 +289,25 @@ BEGIN
 END {$};
 
 -- Gives back what a context held of an id before a replacement that was undone, as far as it still lasts.
-CREATE OR REPLACE FUNCTION {v1_restore}(
-  p_ns bytea, p_id bytea, p_replaces int8, p_mode int8, p_permits int8, p_cap int8, p_now int8)
+CREATE OR REPLACE FUNCTION {v1_restore}(p_ns bytea, p_id bytea, p_replaces int8, p_now int8)
   RETURNS void LANGUAGE plpgsql AS {$}
 DECLARE
   h {holder};
-  v_shared int8;
   v_used int8;
+  v_taken boolean;
   v_exclusive boolean;
 BEGIN
   SELECT * INTO h FROM {holder} WHERE ns = p_ns AND id = p_id AND fence = p_replaces AND state = -1;
   IF NOT FOUND OR h.expires <= p_now THEN
     RETURN;
   END IF;
-  SELECT count(*) FILTER (WHERE mode = 0), coalesce(sum(permits), 0) INTO v_shared, v_used FROM {holder}
+  SELECT coalesce(sum(permits), 0), coalesce(bool_or(indexes && h.indexes), false) INTO v_used, v_taken FROM {holder}
     WHERE ns = p_ns AND id = p_id AND state >= 0;
   SELECT busy & {HELD} <> 0 INTO v_exclusive FROM {lock} WHERE ns = p_ns AND id = p_id;
-  -- The replacement may have had fewer permits, and others taken the rest meanwhile: then they stay as few.
-  IF v_exclusive OR (h.mode = 1 AND v_used + h.permits > h.cap) THEN
-    h.mode := p_mode; h.permits := p_permits; h.cap := p_cap;
+  -- Where there were fewer permits for a while, others may have some of them by now, or need the rest: then it is lost.
+  IF v_exclusive OR v_taken OR (h.mode = 1 AND v_used + h.permits > h.cap) THEN
+    DELETE FROM {holder} WHERE ns = p_ns AND id = p_id AND fence = p_replaces AND state = -1;
+  ELSE
+    UPDATE {holder} SET state = 0 WHERE ns = p_ns AND id = p_id AND fence = p_replaces AND state = -1;
   END IF;
-  UPDATE {holder} SET state = 0, mode = h.mode, permits = h.permits, cap = h.cap,
-    indexes = CASE WHEN h.mode = 1 THEN {v1_lowest_free}(p_ns, p_id, h.permits) ELSE '{}' END
-    WHERE ns = p_ns AND id = p_id AND fence = p_replaces;
 END {$};
