@@ -71,8 +71,9 @@
 //!
 //! # Forked processes
 //! A child made by `fork` without `exec` has a copy of its parent's services and guards, but not the thread that renews. A
-//! service that was made before the fork refuses every call there ([`BadRequest::Forked`]), and a copied guard or callback
-//! releases nothing: the parent goes on holding the locks. A service that is made in the child, over a backend that is
+//! service that was made before the fork refuses every call there, administration and elections included
+//! ([`BadRequest::Forked`]). Copied guards, handles and callbacks hold nothing ([`LossReason::Forked`]) and release nothing: the
+//! parent goes on holding the locks. A service that is made in the child, over a backend that is
 //! opened there, works: it starts over with a thread and contexts of its own.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -9,7 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore::{FreshContext, LockingService};
+use futures_util::FutureExt;
+use lockcore::{BadRequest, FreshContext, LockingError, LockingService};
 use lockcore_conformance::{
     fault::{Faults, FaultyDao, Operation},
     own_process,
@@ -73,6 +74,11 @@ fn a_forked_process_starts_over_and_leaves_its_parents_locks_alone() {
     let mut children = [(); 2].map(|()| {
         in_a_child(|out| {
             let (guard, other) = copy.take().unwrap();
+            assert!(guard.check().is_err() && other.held().lost().now_or_never().is_some());
+            assert!(matches!(
+                locks.admin().doctor().now_or_never(),
+                Some(Err(LockingError::BadRequest(BadRequest::Forked)))
+            ));
             for lost in [guard, other].map(|guard| block_on(guard.release()).unwrap_err()) {
                 assert!(lost.to_string().contains("held by the process that forked this one"), "{lost}");
             }

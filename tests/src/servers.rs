@@ -41,6 +41,7 @@ mod container;
 mod duplicator;
 mod endpoint;
 mod error;
+mod forked;
 mod guard;
 pub mod http;
 mod image;
@@ -62,6 +63,7 @@ pub use self::{
     cluster::Cluster,
     duplicator::{Copies, Duplicator},
     error::ServerError,
+    forked::in_a_child,
     kind::Kind,
     pooler::Pooler,
     proxy::{Counts, Mode, Proxy},

@@ -18,7 +18,7 @@ pub(crate) async fn acquire<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
         _ => {
             // Not by `ask`, whose future would make that of most calls larger.
             attempt.asking();
-            match attempt.service().dao.acquire(attempt.request()).await {
+            match attempt.dao()?.acquire(attempt.request()).await {
                 Ok(Acquired::Granted(granted)) if granted.len() == attempt.request().claims.len() => {
                     return Ok(attempt.hold(granted));
                 }

@@ -34,7 +34,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
             let expected = "it must be at least 1";
             return Err(BadRequest::OutOfBounds { field: "limit", value: "0".to_owned(), expected }.into());
         }
-        Ok(self.service.dao.list(page).await?)
+        Ok(self.service.dao()?.list(page).await?)
     }
 
     /// Returns everything that the store knows of one id.
@@ -44,7 +44,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
     pub async fn inspect(&self, target: &Target<I>) -> Result<Inspection<I, C>, LockError<I, C>> {
         self.need("inspect", self.service.capabilities.listing)?;
         check(target)?;
-        Ok(self.service.dao.inspect(target).await?)
+        Ok(self.service.dao()?.inspect(target).await?)
     }
 
     /// Finds out why an id cannot be had: its holders, what these wait for in turn, and whether that leads to a cycle. Lists
@@ -151,9 +151,9 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
         'a: 'w,
     {
         let service: &'w _ = self.service;
-        let checked = future::ready(self.check_watch(target, every).map_err(LockError::from));
-        checked
-            .map_ok(move |()| service.dao.watch(target, every).map_err(LockError::from))
+        let checked = self.check_watch(target, every).map_err(LockError::from);
+        future::lazy(move |_| checked.and_then(|()| Ok(service.dao()?)))
+            .map_ok(move |dao| dao.watch(target, every).map_err(LockError::from))
             .try_flatten_stream()
     }
 
@@ -181,7 +181,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
     ) -> Result<Broken, LockError<I, C>> {
         self.need("break_lock", self.service.capabilities.breaking)?;
         check(target)?;
-        Ok(self.service.dao.break_lock(target, fence, how, &self.service.defaults.owner).await?)
+        Ok(self.service.dao()?.break_lock(target, fence, how, &self.service.defaults.owner).await?)
     }
 
     /// Freezes an id, so that it is granted to no other context, or thaws it and serves its waiters.
@@ -191,7 +191,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
     pub async fn freeze(&self, target: &Target<I>, frozen: bool) -> Result<(), LockError<I, C>> {
         self.need("freeze", self.service.capabilities.breaking)?;
         check(target)?;
-        Ok(self.service.dao.freeze(target, frozen).await?)
+        Ok(self.service.dao()?.freeze(target, frozen).await?)
     }
 
     /// Frees everything that a context holds: after a restart, or for a process that is gone.
@@ -200,7 +200,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
     /// Unsupported, or a failure of the backend.
     pub async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, LockError<I, C>> {
         self.need("release_context", self.service.capabilities.listing)?;
-        Ok(self.service.dao.release_context(context).await?)
+        Ok(self.service.dao()?.release_context(context).await?)
     }
 
     /// Releases a grant that was left locked ([`LockGuard::leave`](crate::LockGuard::leave)), here or elsewhere. Locks may
@@ -209,7 +209,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
     /// # Errors
     /// A failure of the backend. That it is no longer held is no error: see [`Released::lost`].
     pub async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, LockError<I, C>> {
-        Ok(self.service.dao.release(&in_order(grant)).await?)
+        Ok(self.service.dao()?.release(&in_order(grant)).await?)
     }
 
     /// Extends a grant that was left locked ([`LockGuard::leave`](crate::LockGuard::leave)), here or elsewhere, to the
@@ -221,7 +221,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
     /// [`Renewed::lost`].
     pub async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, LockError<I, C>> {
         self.service.check_lease(grant.lease)?;
-        Ok(self.service.dao.renew(&in_order(grant)).await?)
+        Ok(self.service.dao()?.renew(&in_order(grant)).await?)
     }
 
     /// Checks what of a grant is held no more, also one that another process holds. Returns what is not held: broken by an
@@ -290,7 +290,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
             return Err(BadRequest::OutOfBounds { field: "batch", value: "0".to_owned(), expected }.into());
         }
         let unconditionally: Option<Duration> = None;
-        Ok(self.service.dao.sweep(batch, unconditionally).await?)
+        Ok(self.service.dao()?.sweep(batch, unconditionally).await?)
     }
 
     /// Looks at the store for what would weaken a promise.
@@ -298,7 +298,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
     /// # Errors
     /// A failure of the backend.
     pub async fn doctor(&self) -> Result<Vec<Finding>, LockError<I, C>> {
-        Ok(self.service.dao.doctor().await?)
+        Ok(self.service.dao()?.doctor().await?)
     }
 
     /// Lists the whole namespace.

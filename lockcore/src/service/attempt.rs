@@ -7,6 +7,7 @@ use uuid::Uuid;
 use super::{
     Inner,
     cleanup::Cleanup,
+    door::Forked,
     hold::{Hold, ServiceRef},
     hold_core::HoldCore,
     keep_for::KeepFor,
@@ -111,6 +112,11 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         self.service.as_deref().expect("taken only when the attempt ends")
     }
 
+    /// The backend for the request.
+    pub(crate) fn dao(&self) -> Result<&D, Forked> {
+        self.service().dao_for(self.request().lease)
+    }
+
     pub(crate) fn request(&self) -> &AcquireRequest<I, C> {
         self.request.as_ref().expect("taken only when the attempt ends")
     }
@@ -121,7 +127,10 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             self.start_over().await.map_err(Unanswered::Failed)?;
         }
         self.asking();
-        let answer = self.service().dao.acquire(self.request()).await;
+        let answer = match self.dao() {
+            Ok(dao) => dao.acquire(self.request()).await,
+            Err(forked) => Err(forked.into()),
+        };
         self.answered(answer)
     }
 
@@ -297,7 +306,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
     async fn leave_queue(&mut self) -> Option<List<Granted>> {
         let answer = {
             let (service, request) = (self.service(), self.request());
-            service.dao.withdraw(request, Withdraw::KeepIfGranted).await
+            service.dao_for(request.lease).ok()?.withdraw(request, Withdraw::KeepIfGranted).await
         };
         match answer {
             Ok(Withdrawn::Left) => {
@@ -321,7 +330,8 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         let grant =
             Grant::new(request.context.clone(), request.claims.clone(), granted.clone(), request.lease);
         let sent = Moment::now();
-        let renewed = self.service().dao.renew(&grant).await;
+        let Ok(dao) = self.dao() else { return false };
+        let renewed = dao.renew(&grant).await;
         self.counts_from(sent);
         renewed.is_ok_and(|renewed| renewed.lost.is_empty())
     }
@@ -351,10 +361,8 @@ struct Begun<C> {
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
     fn begin(&self, claims: &ClaimSet<I>, settings: &Settings<C>) -> Result<Begun<C>, LockError<I, C>> {
-        // Locks without a lease are of one process anyway.
-        if settings.lease.is_some() && self.is_of_another_process() {
-            return Err(BadRequest::Forked.into());
-        }
+        // Before anything that a thread of the parent may have locked at the fork.
+        self.dao_for(settings.lease)?;
         self.check_settings(settings)?;
         self.check_claims(claims)?;
         let mut nested = settings.nested;

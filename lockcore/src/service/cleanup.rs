@@ -63,7 +63,7 @@ impl<I: Ident, C: ContextId> Cleanup<I, C> {
     /// The first try is made where the caller is, whose runtime has its connections at hand. All others are made on the
     /// library's own thread, which goes on whatever becomes of that runtime.
     pub(crate) fn start<D: LockDao<I, C>>(self, service: Arc<Inner<I, C, D>>, ticket: Ticket) {
-        if self.lease().is_some() && service.is_of_another_process() {
+        if service.dao_for(self.lease()).is_err() {
             return; // a copy of what the parent of this process goes on holding
         }
         if background::is_ending() {
@@ -116,7 +116,9 @@ impl<I: Ident, C: ContextId> Cleanup<I, C> {
                 }
                 failed.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
             }
-            Cleanup::Withdraw { request } => service.dao.withdraw(request, Withdraw::Undo).await.map(drop),
+            Cleanup::Withdraw { request } => {
+                service.dao_for(request.lease)?.withdraw(request, Withdraw::Undo).await.map(drop)
+            }
         }
     }
 }

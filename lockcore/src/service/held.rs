@@ -50,21 +50,21 @@ impl<I: Ident, C: ContextId> Held<I, C> {
         self.locks().iter().find(|lock| lock.target.id().is_some_and(|held| held.borrow() == id))
     }
 
-    /// Returns the fence of an id that is held exclusively; `None` for any other.
+    /// Returns the fence of an id that is held exclusively; `None` for any other, and in a forked child, which holds nothing.
     pub fn exclusive_fence<Q: ?Sized + Eq>(&self, id: &Q) -> Option<ExclusiveFence>
     where
         I: Borrow<Q>,
     {
-        let lock = self.lock(id)?;
+        let lock = self.lock(id).filter(|_| !self.0.is_forked())?;
         (lock.granted.mode == Mode::Exclusive).then_some(ExclusiveFence(lock.granted.fence))
     }
 
-    /// Returns the fence of an id that is held shared or as slots; `None` for any other.
+    /// Returns the fence of an id that is held shared or as slots; `None` for any other, and in a forked child.
     pub fn shared_fence<Q: ?Sized + Eq>(&self, id: &Q) -> Option<SharedFence>
     where
         I: Borrow<Q>,
     {
-        let lock = self.lock(id)?;
+        let lock = self.lock(id).filter(|_| !self.0.is_forked())?;
         (lock.granted.mode != Mode::Exclusive).then_some(SharedFence(lock.granted.fence))
     }
 
@@ -84,7 +84,8 @@ impl<I: Ident, C: ContextId> Held<I, C> {
         }
     }
 
-    /// Checks whether the locks are still held, as far as can be known here without asking the store.
+    /// Checks whether the locks are still held, as far as can be known here without asking the store. In a forked child they are
+    /// not ([`LossReason::Forked`]).
     ///
     /// # Errors
     /// [`LockLost`] with what was lost, and why.

@@ -26,8 +26,7 @@ use super::{
     open::Ticket,
 };
 use crate::{
-    AcquireRequest, BackendError, ContextId, Grant, Ident, LockDao, LossReason, LostLock, Released,
-    background,
+    AcquireRequest, BackendError, ContextId, Grant, Ident, LockDao, LostLock, Released, background,
     clock::{self, Moment},
 };
 
@@ -86,7 +85,9 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         span: CallSpan,
     ) -> Self {
         let held = Raised::by(grant.locks.len(), HELD, service.capabilities.backend);
-        let core = Arc::new(HoldCore { grant, lease, released: AtomicBool::new(false), news: Notify::new() });
+        let process = service.owner_of(grant.lease);
+        let (released, news) = (AtomicBool::new(false), Notify::new());
+        let core = Arc::new(HoldCore { grant, lease, process, released, news });
         let mut hold = Hold {
             service,
             core,
@@ -148,17 +149,18 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         self.asked = true;
         let mut lost = self.core.known_lost();
         let grant = &self.core.grant;
-        let answer = match (&self.core.lease, self.keep_for.as_deref()) {
+        let answer = match (self.service.dao_for(grant.lease), &self.core.lease, self.keep_for.as_deref()) {
             _ if grant.locks.is_empty() => Ok(Released { lost: Vec::new(), failed: Vec::new() }),
-            (_, Some(keep_for)) => {
+            (Err(forked), ..) => Err(forked.into()),
+            (Ok(_), _, Some(keep_for)) => {
                 let given_back = self.service.give_back(grant, Some(*keep_for));
                 // In a box, for few sets are kept.
                 let answer = Box::pin(clock::within(patience(grant.lease), given_back)).await;
                 answer.unwrap_or_else(|| Err(BackendError::no_answer()))
             }
-            (None, None) => self.service.dao.release(grant).await,
-            (Some(lease), None) => {
-                let mut answer = pin!(self.service.dao.release(grant));
+            (Ok(dao), None, None) => dao.release(grant).await,
+            (Ok(dao), Some(lease), None) => {
+                let mut answer = pin!(dao.release(grant));
                 poll_fn(|cx| {
                     if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
                         return Poll::Ready(answer);
@@ -212,6 +214,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
     /// Stops the renewal and forgets the set, which stays locked until its lease ends or it is released.
     pub(crate) fn leave(mut self) -> Grant<I, C> {
         match &self.core.lease {
+            _ if self.core.is_forked() => return self.core.grant.clone(),
             // Handles are notified when the lease ends.
             Some(lease) if self.has_handles() => {
                 lease.leave();
@@ -246,16 +249,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
 
     /// All of the set, if this is a forked child's copy: the child holds nothing of it.
     pub(crate) fn forked(&self) -> Vec<LostLock<I>> {
-        if !self.is_of_another_process() {
-            return Vec::new();
-        }
-        self.core.grant.locks.iter().map(|lock| lock.lost(LossReason::Forked)).collect()
-    }
-
-    /// Whether this is a forked child's copy. Its parent goes on holding the locks; the mutexes that are copied with it may
-    /// have been held by a thread that the child does not have.
-    fn is_of_another_process(&self) -> bool {
-        self.core.lease.is_some() && self.service.is_of_another_process()
+        if self.core.is_forked() { self.core.known_lost() } else { Vec::new() }
     }
 
     fn remove_renewal(&mut self) {
@@ -267,7 +261,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
     fn drop(&mut self) {
-        if self.is_of_another_process() {
+        if self.core.is_forked() {
             return;
         }
         let Some(ticket) = self.ticket.take() else { return };
@@ -356,7 +350,8 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Renewal<I, C, D> {
         if lasts > lease.length {
             grant.to_mut().lease = Some(lasts);
         }
-        let answer = tokio::time::timeout(patience, self.service.dao.renew(&grant)).await;
+        let Ok(dao) = self.service.dao_for(grant.lease) else { return };
+        let answer = tokio::time::timeout(patience, dao.renew(&grant)).await;
         let pause = match answer {
             Ok(Ok(renewed)) => {
                 if lease.lose(&self.core.grant, &renewed.lost) {

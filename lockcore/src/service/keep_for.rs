@@ -36,11 +36,12 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
         keep_for: Option<KeepFor>,
     ) -> Result<Released<I>, BackendError> {
         let left = keep_for.map(|keep_for| keep_for.left()).unwrap_or_default();
+        let dao = self.dao_for(grant.lease)?;
         if left.is_zero() {
-            return self.dao.release(grant).await;
+            return dao.release(grant).await;
         }
         let lease = Some(left.max(self.capabilities.min_lease));
-        let Renewed { lost } = self.dao.shorten(&Grant { lease, ..grant.clone() }).await?;
+        let Renewed { lost } = dao.shorten(&Grant { lease, ..grant.clone() }).await?;
         let mut released = Released { lost, failed: Vec::new() };
         // A lock that was broken is free once its holder gives it up.
         let is_broken = |target: &Target<I>| {
@@ -49,7 +50,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
         let broken = grant.locks.iter().filter(|lock| is_broken(&lock.target)).cloned().collect();
         let broken = Grant { locks: broken, ..grant.clone() };
         if !broken.locks.is_empty() {
-            released.failed = self.dao.release(&broken).await?.failed;
+            released.failed = dao.release(&broken).await?.failed;
         }
         Ok(released)
     }

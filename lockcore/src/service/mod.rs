@@ -7,6 +7,7 @@ mod call;
 mod callback;
 mod cleanup;
 mod defaults;
+mod door;
 mod gate;
 mod guard;
 mod held;
@@ -41,6 +42,7 @@ pub use self::{
     run::Ended,
 };
 use self::{
+    door::Door,
     gate::Gate,
     hook::Hook,
     open::{Open, Refused, Ticket},
@@ -48,7 +50,7 @@ use self::{
 };
 use crate::{
     AnyLockDao, BadRequest, Capabilities, Claim, ContextId, FreshContext, Ident, LockDao, LockError,
-    LockingError, Owner, Wait, background, clock, process,
+    LockingError, Owner, Wait, background, clock,
 };
 
 /// Locks sets of ids, runs a callback while they are held, and releases them whatever happens.
@@ -81,7 +83,7 @@ pub struct LockingService<I: Ident = String, C: ContextId = Uuid, D: LockDao<I, 
 }
 
 pub(crate) struct Inner<I: Ident, C: ContextId, D> {
-    pub(crate) dao: D,
+    door: Door<D>,
     pub(crate) capabilities: Capabilities,
     defaults: Settings<C>,
     /// The share of a lease before whose end the callback is stopped.
@@ -97,8 +99,6 @@ pub(crate) struct Inner<I: Ident, C: ContextId, D> {
     sweeper: sweeper::Sweeper,
     /// The turn of a clean-up that is tried again, with the number of such tries that failed in a row.
     cleaning: tokio::sync::Mutex<u32>,
-    /// The process that made the service.
-    process: u32,
     _ids: std::marker::PhantomData<fn() -> I>,
 }
 
@@ -111,8 +111,8 @@ pub struct Builder<I: Ident = String, C: ContextId = Uuid, D: LockDao<I, C> = An
 }
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Builder<I, C, D> {
-    /// Sets how the context of each call is created. The function must return a new value each time, see [`ContextId`]; one
-    /// that another call of this service is using is refused ([`LockingError::ContextInUse`]).
+    /// Sets how the context of each call is created: a value that no call of any process has or had, or both calls hold the locks.
+    /// See [`ContextId`]; one that another call of this service is using is refused ([`LockingError::ContextInUse`]).
     #[must_use]
     pub fn contexts(mut self, make: impl Fn() -> C + Send + Sync + 'static) -> Self {
         self.inner.make_context = Box::new(make);
@@ -206,7 +206,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Builder<I, C, D> {
         }
         inner.sweeper.check()?;
         if let Some(hook) = on_start {
-            hook(&inner.dao);
+            hook(inner.door.resting());
         }
         Ok(LockingService { inner: Arc::new(inner) })
     }
@@ -225,7 +225,8 @@ impl<I: Ident, C: FreshContext, D: LockDao<I, C>> LockingService<I, C, D> {
 }
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockingService<I, C, D> {
-    /// Creates a builder for a service whose contexts `make` creates; see [`Builder::contexts`].
+    /// Creates a builder for a service whose contexts `make` creates, each unlike any other in any process; see
+    /// [`Builder::contexts`].
     pub fn builder_with_contexts(dao: D, make: impl Fn() -> C + Send + Sync + 'static) -> Builder<I, C, D> {
         Builder { inner: Inner::new(dao, Box::new(|| unreachable!("replaced at once"))), on_start: None }
             .contexts(make)
@@ -233,7 +234,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockingService<I, C, D> {
 
     /// Returns the backend.
     pub fn dao(&self) -> &D {
-        &self.inner.dao
+        self.inner.door.resting()
     }
 
     /// Returns the administration of the store: list, inspect, break, freeze, sweep, release what others left.
@@ -285,7 +286,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Clone for LockingService<I, C, D>
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> fmt::Debug for LockingService<I, C, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockingService")
-            .field("dao", &self.inner.dao)
+            .field("dao", self.inner.door.resting())
             .field("open", &self.inner.open.count())
             .finish_non_exhaustive()
     }
@@ -296,7 +297,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
         let capabilities = dao.capabilities();
         metrics::register(capabilities.backend);
         Inner {
-            dao,
+            door: Door::new(dao),
             defaults: Settings::new(&capabilities),
             capabilities,
             margin: 0.1,
@@ -308,7 +309,6 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
             log_ids: false,
             sweeper: sweeper::Sweeper::default(),
             cleaning: tokio::sync::Mutex::default(),
-            process: process::current(),
             _ids: std::marker::PhantomData,
         }
     }
@@ -340,11 +340,6 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
             }
             _ => self.observe(|| event(&about)),
         }
-    }
-
-    /// Whether this is a forked child's copy of a service of its parent.
-    pub(crate) fn is_of_another_process(&self) -> bool {
-        process::current() != self.process
     }
 
     pub(crate) fn observe_renewal(&self, lag: Duration) {

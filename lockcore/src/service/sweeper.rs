@@ -66,7 +66,8 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
     async fn sweep_all(&self, every: Duration) {
         let mut unless_within = Some(every / 2);
         loop {
-            match self.dao.sweep(self.sweeper.batch, unless_within).await {
+            let Ok(dao) = self.dao() else { return };
+            match dao.sweep(self.sweeper.batch, unless_within).await {
                 Ok(swept) if swept.more => unless_within = None,
                 Ok(_) => return,
                 Err(error) => return self.observe_owned(error, |error| Event::SweepFailed { error }),

@@ -15,7 +15,7 @@ use libtest_mimic::{Arguments, Completion, Failed};
 use super::{Kind, Server, ServerError, Way, forget_shared};
 use crate::{
     Backend, Store, all,
-    instances::Instance,
+    instances::{Instance, Part},
     journal,
     judge::{self, Promise, REPEATS, Verdict},
     own_process,
@@ -250,7 +250,7 @@ where
 }
 
 /// The checks of the suite that the [table](crate::instances) gives this instance, as tests `<instance>::<group>::<check>`, each
-/// on what `backend` makes. A server that is not to be had is as in [`trial`].
+/// on what `backend` makes, and where it has checks of the service one more, in a process that forks. A server that is not to be had is as in [`trial`].
 pub fn checks<B, M, F>(instance: &'static str, backend: M) -> impl Iterator<Item = Trial>
 where
     B: Backend,
@@ -258,7 +258,24 @@ where
     F: Future<Output = Result<B, Box<dyn Error + Send + Sync>>>,
 {
     let of = Instance::named(instance);
-    checks_of(instance, |check| of.runs(check), backend)
+    let forked = (of.service != Part::None).then(|| forked(instance, backend.clone()));
+    checks_of(instance, |check| of.runs(check), backend).chain(forked)
+}
+
+/// The test `<instance>::forked::a_child_reaches_nothing`.
+fn forked<B, M, F>(instance: &'static str, backend: M) -> Trial
+where
+    B: Backend,
+    M: Fn() -> F + Send + 'static,
+    F: Future<Output = Result<B, Box<dyn Error + Send + Sync>>>,
+{
+    let run = move || {
+        outcome(runtime(false).block_on(async {
+            let store = Store::new(Arc::new(backend().await?)).await;
+            super::forked::a_child_reaches_nothing(store).await
+        }))
+    };
+    Trial::ignorable_test(format!("{instance}::forked::a_child_reaches_nothing"), run).in_own_process()
 }
 
 /// The checks of the suite that `runs` returns `true` for, as tests `<prefix>::<group>::<check>`.
