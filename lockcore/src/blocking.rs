@@ -1,16 +1,25 @@
 //! The service for programs without an async runtime.
 //!
-//! Steps and callbacks run on the caller's thread, timers and renewals on the library's own; it works inside a runtime
-//! too, where it blocks the thread. A backend whose connections belong to a runtime is opened with [`LockingService::open`].
+//! Callbacks run on the caller's thread, and so do steps; timers and renewals run on the library's own. It works inside a runtime
+//! too, of either kind, where it blocks the thread: there each step runs on a thread that is made for it, because what it wakes
+//! might otherwise wait for the thread that is blocked. A backend whose connections belong to a runtime is opened with
+//! [`LockingService::open`].
 
-use std::{fmt, future::Future, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    panic::resume_unwind,
+    thread::{self, Builder},
+    time::Duration,
+};
 
+use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use crate::{
     AnyLockDao, ContextId, FreshContext, Held, Ident, Ids, LockDao, LockError, LockingError, Owner, Wait,
     background,
-    service::{self, Call as AsyncCall, run},
+    service::{self, Call as AsyncCall, nesting::Enclosing, run},
 };
 
 /// [`LockingService`](crate::LockingService) for programs without an async runtime.
@@ -30,7 +39,7 @@ impl<I: Ident, C: FreshContext, D: LockDao<I, C>> LockingService<I, C, D> {
     ///
     /// # Errors
     /// Those of `open`.
-    pub fn open<E>(open: impl Future<Output = Result<D, E>>) -> Result<Self, E> {
+    pub fn open<E: Send>(open: impl Future<Output = Result<D, E>> + Send) -> Result<Self, E> {
         wait_for(open).map(Self::new)
     }
 }
@@ -54,8 +63,8 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockingService<I, C, D> {
     ///
     /// # Errors
     /// Those of `build`.
-    pub fn build<E>(
-        build: impl Future<Output = Result<crate::LockingService<I, C, D>, E>>,
+    pub fn build<E: Send>(
+        build: impl Future<Output = Result<crate::LockingService<I, C, D>, E>> + Send,
     ) -> Result<Self, E> {
         wait_for(build).map(Self::from)
     }
@@ -88,7 +97,8 @@ pub struct Call<'a, I: Ident = String, C: ContextId = Uuid, D: LockDao<I, C> = A
 );
 
 /// A held set, as [`LockGuard`](crate::LockGuard). Release it with [`release`](Self::release); dropping it releases in
-/// the background, on the library's own thread.
+/// the background, on the library's own thread. What it has not - leaving a set locked, elections, administration - is behind
+/// [`LockingService::as_async`].
 #[must_use = "dropping the guard releases the locks"]
 pub struct LockGuard<I: Ident = String, C: ContextId = Uuid, D: LockDao<I, C> = AnyLockDao<I, C>>(
     Option<service::LockGuard<I, C, D>>,
@@ -115,8 +125,10 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for LockGuard<I, C, D> {
     fn drop(&mut self) {
         if let Some(guard) = self.0.take() {
             // Not in the runtime of the caller: the next blocking call may block its only thread.
-            let _own = background::enter();
-            drop(guard);
+            outside(|| {
+                let _own = background::enter();
+                drop(guard);
+            });
         }
     }
 }
@@ -159,8 +171,8 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Call<'_, I, C, D> {
         // Outside of the library's runtime: what the callback spawned there would delay every renewal of the process.
         let end = run::call_sync(&hold, |core| callback(&Held(core.clone())));
         // The hold is dropped there too: the runtime of the caller may have no other thread than this.
-        let ended = wait_for(async move { run::finish(&mut hold, end).await });
-        ended.map_err(LockError::widen)?.into_result()
+        let lost = wait_for(async move { hold.release().await });
+        run::conclude(end, lost).map_err(LockError::widen)?.into_result()
     }
 
     /// Locks the set and gives it as a guard.
@@ -258,9 +270,30 @@ options! {
     context(context: C);
 }
 
-/// Polls a future to its end on this thread. The library's own runtime drives its timers and connections: another one
-/// may have no other thread than this, which is blocked.
-fn wait_for<F: Future>(future: F) -> F::Output {
-    let _own = background::handle().enter();
-    pollster::block_on(future)
+/// Polls a future to its end. The library's own runtime drives its timers and connections: another one may have no other
+/// thread than this, which is blocked.
+fn wait_for<F: Future<Output: Send> + Send>(future: F) -> F::Output {
+    outside(|| {
+        let _own = background::handle().enter();
+        pollster::block_on(future)
+    })
+}
+
+/// Runs code outside of any runtime: on a thread of its own if this one is inside one.
+///
+/// To enter another runtime is not enough: what a task of a runtime wakes while it runs - itself, after it yielded; another task
+/// that it hands a lock to - that runtime keeps for when the task is done, on the same thread, which is blocked here.
+fn outside<T: Send>(code: impl FnOnce() -> T + Send) -> T {
+    if Handle::try_current().is_err() {
+        return code();
+    }
+    let (mut code, enclosing) = (Some(code), Enclosing::here());
+    let taken = &mut code;
+    let done = thread::scope(|scope| {
+        let run = move || enclosing.around(|| taken.take().map(|code| code()));
+        let thread = Builder::new().name("lockcore-blocking".to_owned()).spawn_scoped(scope, run);
+        thread.ok().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    });
+    // Without another thread it mostly works on this one.
+    done.flatten().unwrap_or_else(|| code.take().expect("no thread took it")())
 }

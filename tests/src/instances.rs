@@ -149,6 +149,7 @@ pub const SEE_THE_STORE: &[&str] = &[
     "releasing::clean_up_works_without_a_runtime",
     "releasing::a_resting_runtime_keeps_no_lock",
     "blocking::calls_work_without_a_runtime",
+    "blocking::calls_work_inside_a_runtime",
     "blocking::long_calls_are_renewed",
     "keeping::a_blocked_runtime_is_renewed",
     // Time that the store carries.

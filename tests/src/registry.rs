@@ -412,6 +412,8 @@ macro_rules! for_each_check {
                 callbacks_run_outside_the_runtime_of_the_library,
                 long_calls_are_renewed,
                 blocking_calls_nest,
+                calls_work_inside_a_runtime,
+                what_a_blocked_thread_wakes_goes_on,
                 panics_go_on,
             }
             requests {

@@ -155,8 +155,11 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
     }
 
     /// Locks the set, for a caller that runs something under it on its own thread and then [finishes](run::finish) it.
-    pub(crate) async fn hold(&self, ids: impl Ids<I>) -> Result<Hold<'a, I, C, D>, LockError<I, C>> {
-        take(ServiceRef::Borrowed(self.service.inner()), self.effective(), self.claims(ids)).await
+    pub(crate) fn hold<K: Ids<I>>(
+        &self,
+        ids: K,
+    ) -> impl Future<Output = Result<Hold<'a, I, C, D>, LockError<I, C>>> + use<'a, '_, I, C, D, K> {
+        take(ServiceRef::Borrowed(self.service.inner()), self.effective(), self.claims(ids))
     }
 }
 

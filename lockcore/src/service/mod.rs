@@ -18,7 +18,7 @@ mod keep_for;
 mod keeper;
 mod lease;
 mod metrics;
-mod nesting;
+pub(crate) mod nesting;
 mod observe;
 mod open;
 pub(crate) mod run;

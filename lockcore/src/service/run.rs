@@ -117,6 +117,11 @@ pub(crate) async fn finish<I: Ident, C: ContextId, D: LockDao<I, C>, T>(
     end: End<T>,
 ) -> Result<Ended<T, I>, LockError<I, C>> {
     let lost = hold.release().await;
+    conclude(end, lost)
+}
+
+/// The outcome of what ended so, and was released, or its panic.
+pub(crate) fn conclude<I, C, T>(end: End<T>, lost: Vec<LostLock<I>>) -> Result<Ended<T, I>, LockError<I, C>> {
     match end {
         End::Done(value) => Ok(Ended { value: Some(value), lost }),
         End::TooLong(max_hold) if lost.is_empty() => Err(LockingError::HeldTooLong { max_hold }),

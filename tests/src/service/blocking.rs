@@ -1,12 +1,13 @@
 //! The face for programs without an async runtime: section 3.11.
 
-use std::{cell::RefCell, rc::Rc, time::Duration};
+use std::{cell::RefCell, convert::Infallible, rc::Rc, sync::Arc, time::Duration};
 
 use lockcore::{LockingError, Wait, blocking};
-use tokio::runtime::Handle;
+use tokio::runtime::{Builder, Handle};
+use uuid::Uuid;
 
 use super::{Oops, Rig};
-use crate::{Backend, Store, store::id};
+use crate::{Backend, PATIENCE, Store, eventually, fault::Operation, judge::late, store::id};
 
 /// 3.11: without a runtime, calls lock, run on the caller's thread what need not be `Send`, and release.
 pub async fn calls_work_without_a_runtime<B: Backend>(store: Store<B>) {
@@ -99,6 +100,72 @@ pub async fn blocking_calls_nest<B: Backend>(store: Store<B>) {
     });
     inside_a_runtime.await.expect("no panic");
     assert!(store.is_free(&["a", "b", "c"]).await);
+}
+
+/// 11.4: a task of a runtime may block it by each call, from the one that opens the store on.
+pub async fn calls_work_inside_a_runtime<B: Backend>(store: Store<B>) {
+    let store = Arc::new(store);
+    for workers in [None, Some(2)] {
+        let inside = store.clone();
+        let calls = async move {
+            let open = async {
+                let reopened = inside.reopen().await;
+                Ok::<_, Infallible>(reopened.as_ref().unwrap_or(&inside).dao().clone())
+            };
+            let Ok(locks) = blocking::LockingService::<String, Uuid, _>::open(open);
+            for value in 0..3 {
+                assert_eq!(locks.with_locks(["a", "b"], || Ok::<_, Oops>(value)).expect("it is free"), value);
+            }
+            let guard = locks.lock(["a"]).expect("it is free");
+            let refused = locks.wait(Wait::up_to(Duration::from_millis(50))).lock(["a"]);
+            assert!(refused.expect_err("it is held").is_contention());
+            guard.release().expect("it is held");
+            drop(locks.lock(["a"]).expect("it is free"));
+            assert_eq!(locks.shutdown(PATIENCE), 0);
+        };
+        on_a_runtime(workers, calls).await;
+    }
+    assert!(store.is_free(&["a", "b"]).await);
+}
+
+/// 11.4: a task to which a blocking call hands a lock goes on, though that call and the next one block the thread of its runtime
+/// that would otherwise run it.
+pub async fn what_a_blocked_thread_wakes_goes_on<B: Backend>(store: Store<B>) {
+    let Rig { locks, faults, .. } = Rig::new(&store);
+    let sync = blocking::LockingService::from(locks.clone());
+    let calls = async move {
+        let guard = sync.lock(["a"]).expect("it is free");
+        let waits = tokio::spawn(async move {
+            let b = locks.lock(["b"]).await.expect("it is free");
+            let a = locks.nested().wait(Wait::forever()).lock(["a"]).await.expect("it is handed over");
+            a.release().await.expect("it is held");
+            b.release().await.expect("it is held");
+        });
+        let asked = || async { (faults.calls(Operation::Acquire) >= 3).then_some(()) };
+        eventually("the other task waits", asked).await;
+        guard.release().expect("it is held");
+        let b =
+            sync.wait(Wait::up_to(PATIENCE)).lock(["b"]).unwrap_or_else(|_| late("the other task goes on"));
+        b.release().expect("it is held");
+        waits.await.expect("no panic");
+    };
+    on_a_runtime(Some(2), calls).await;
+    assert!(store.is_free(&["a", "b"]).await);
+}
+
+/// Runs a task on a runtime of its own: with so many workers, or none but the thread that waits for it.
+async fn on_a_runtime(workers: Option<usize>, task: impl Future<Output = ()> + Send + 'static) {
+    let thread = std::thread::spawn(move || {
+        let builder = workers.map(|workers| {
+            let mut builder = Builder::new_multi_thread();
+            builder.worker_threads(workers);
+            builder
+        });
+        let runtime = builder.unwrap_or_else(Builder::new_current_thread).enable_all().build();
+        runtime.expect("a runtime can be made").block_on(async { tokio::spawn(task).await })
+    });
+    let joined = tokio::task::spawn_blocking(move || thread.join()).await.expect("no panic");
+    joined.expect("no panic").expect("no panic");
 }
 
 /// 3.2 and 3.11: a panic in a blocking call goes on after the release.
