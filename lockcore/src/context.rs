@@ -122,7 +122,7 @@ impl ContextId for u64 {
 }
 
 /// A context as a store shows it: one of ours, or what another program wrote there.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum StoredContext<C> {
     /// A context of this type.
     Known(C),

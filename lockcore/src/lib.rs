@@ -132,7 +132,7 @@ pub use service::{
 pub use uuid::Uuid;
 pub use wait::{Backoff, Exponential, Interval, Wait};
 pub use watch::{Change, EndedBy};
-pub use why::{HolderWaits, Why};
+pub use why::{HolderWaits, MAX_WAITS_LISTED, Why};
 
 /// What only backends need: requests and answers of [`LockDao`], waking waiters, the store's clock and version.
 ///

@@ -97,6 +97,7 @@ pub(crate) async fn why(
             "ids": why.ids.iter().map(show::json).collect::<Vec<_>>(),
             "waits": why.waits.iter().map(waits).collect::<Vec<_>>(),
             "cycle": why.cycle(),
+            "cut_off": why.is_cut_off,
         })
     };
     output.result(|| why.to_string(), machine).map(|()| 0)

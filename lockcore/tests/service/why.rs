@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lockcore::{LockingService, Target, Uuid, Wait};
+use lockcore::{LockingService, MAX_WAITS_LISTED, Target, Uuid, Wait};
 use lockcore_conformance::eventually;
 use lockcore_memory::MemoryLockDao;
 
@@ -73,4 +73,47 @@ async fn a_cycle_is_shown() {
 async fn a_free_id_has_no_reason() {
     let locks = LockingService::new(Arc::new(MemoryLockDao::<String>::new()));
     assert_eq!(locks.admin().why(&id("a")).await.unwrap().to_string(), "\"a\" is free");
+}
+
+#[tokio::test]
+async fn a_label_that_several_calls_share_shows_nothing() {
+    let locks = LockingService::new(Arc::new(MemoryLockDao::new()));
+    let ids: Vec<String> = (0..100).map(|number| number.to_string()).collect();
+    for number in 0..ids.len() {
+        let (locks, has, wants) = (locks.clone(), ids[number].clone(), ids[(number + 1) % ids.len()].clone());
+        tokio::spawn(async move {
+            let _guard = locks.owner("a process").lock([has]).await.unwrap();
+            // Others hold all ids by now.
+            tokio::task::yield_now().await;
+            let _never = locks.owner("a process").wait(Wait::forever()).lock([wants]).await;
+        });
+    }
+    for wanted in &ids {
+        one_waits_for(&locks, wanted).await;
+    }
+    let why = locks.admin().why(&id("0")).await.unwrap();
+    assert_eq!((why.ids.len(), &why.waits[..], why.cycle()), (1, &[][..], None), "{why}");
+    assert!(!why.is_cut_off);
+}
+
+#[tokio::test]
+async fn the_waits_that_are_listed_are_bounded() {
+    let locks = LockingService::new(Arc::new(MemoryLockDao::new()));
+    let half = |name: &str| (0..40).map(|number| format!("{name}{number}")).collect::<Vec<_>>();
+    for (owner, has, wants) in [("one", half("a"), half("b")), ("other", half("b"), half("a"))] {
+        let guard = locks.owner(owner).lock(&has).await.unwrap();
+        let locks = locks.clone();
+        tokio::spawn(async move {
+            let _held = guard;
+            let _never = locks.owner(owner).wait(Wait::forever()).lock(wants).await;
+        });
+    }
+    for wanted in ["a0", "b0"] {
+        one_waits_for(&locks, wanted).await;
+    }
+    // Each of 40 ids of one is held by a context that waits for each of 40 of the other: 3200 waits.
+    let why = locks.admin().why(&id("a0")).await.unwrap();
+    assert_eq!((why.waits.len(), why.is_cut_off), (MAX_WAITS_LISTED, true));
+    assert_eq!(why.cycle().map(|cycle| cycle.len()), Some(2));
+    assert!(why.to_string().ends_with("only the first 1000 waits are listed"), "{why}");
 }
