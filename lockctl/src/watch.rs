@@ -7,7 +7,7 @@ use std::{
 };
 
 use futures_util::StreamExt;
-use lockcore::{Change, EndedBy, StoredContext, Target};
+use lockcore::{BadRequest, Change, EndedBy, LockError, StoredContext, Target};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
@@ -19,6 +19,11 @@ const REDRAW: &str = "\x1b[H\x1b[J";
 /// Writes what is locked until it is interrupted: on a terminal as a table in place of the last one, elsewhere as a line of
 /// JSON whenever a holder, a waiter or a freeze has changed.
 pub(crate) async fn watch(global: &Global, every: Duration, output: Output) -> Result<u8, Failure> {
+    if every.is_zero() {
+        let expected = "it must be longer than zero";
+        let zero = BadRequest::OutOfBounds { field: "every", value: "0s".to_owned(), expected };
+        return Err(LockError::from(zero).into());
+    }
     let (locks, store) = open_existing(global).await?;
     let table = io::stdout().is_terminal() && !output.is_json();
     let mut last = Value::Null;

@@ -8,7 +8,7 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    store::{Store, until},
+    store::{Ended, Store, until},
     stores::Test,
 };
 
@@ -17,6 +17,7 @@ pub(crate) const TESTS: &[Test] = &[
     test!(changes_are_watched_as_lines_of_json, Nothing),
     test!(each_change_of_an_id_is_watched, Nothing),
     test!(waiting_until_an_id_is_free_takes_nothing, Nothing),
+    test!(an_interval_of_zero_is_refused, Nothing),
     test!(the_store_is_measured, Nothing),
     test!(manual_pages_are_written, File),
 ];
@@ -126,6 +127,17 @@ fn each_change_of_an_id_is_watched(store: &Store) {
     assert_eq!((&ended["fence"], &ended["id"]), (&taken["fence"], &taken["id"]));
     watching.kill().expect("it runs");
     watching.wait().expect("it ends");
+}
+
+/// Each look would follow the last one at once.
+fn an_interval_of_zero_is_refused(store: &Store) {
+    for args in [&["watch"][..], &["watch", "a"], &["wait", "a"]] {
+        let mut watching = store.command("timeout");
+        watching.arg("20").arg("lockctl").args(args).args(["--every", "0s"]);
+        let refused = Ended::of(watching);
+        let message = "lockctl: bad request: every: 0s is not possible, it must be longer than zero\n";
+        assert_eq!((refused.code, refused.stderr.as_str()), (125, message), "{args:?}");
+    }
 }
 
 fn the_store_is_measured(store: &Store) {
