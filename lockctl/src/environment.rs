@@ -4,6 +4,7 @@ use std::{ffi::OsString, process::Command, time::Duration};
 
 use lockcore::{
     AnyLockDao, Claim, LockError, LockGuard, LockingError, LockingService, Mode, StoredContext, Target, Wait,
+    rules::InUse,
 };
 use lockcore_any::{BackendUrl, ConnectError};
 use serde_json::{Map, Value, json};
@@ -21,13 +22,16 @@ const FENCES: &str = "LOCKCORE_FENCES";
 const PERMITS: &str = "LOCKCORE_PERMITS";
 /// The contexts of this and of all enclosing commands, from the inside out.
 const ENCLOSING: &str = "LOCKCORE_ENCLOSING";
+/// An id that each of them holds, in whatever store, as a JSON object by context.
+const ENCLOSING_IDS: &str = "LOCKCORE_ENCLOSING_IDS";
 
 /// Of each of these that leaves its locks locked after the command's end, the context and the process: after that they are held by
 /// none that the command is inside of.
 const KEPT: &str = "LOCKCORE_KEPT";
 
-/// How long one variable can be: Linux refuses to start a command with a longer one, its name and a NUL included.
-const LONGEST: usize = 128 * 1024;
+/// How long one variable or argument can be: Linux refuses to start a command with a longer one, the variable's name and a NUL
+/// included.
+pub(crate) const LONGEST: usize = 128 * 1024;
 
 /// The most digits of a fence, and of the index of a permit.
 const FENCE_DIGITS: usize = 20;
@@ -64,9 +68,14 @@ pub(crate) fn describe(command: &mut Command, guard: &Guard) {
         }
         fences.insert(id, json!(lock.granted.fence));
     }
+    let context = guard.context().to_string();
+    let mut ids = Vec::new();
+    ids.extend(fences.keys().min_by_key(|id| id.len()).map(|id| (context.clone(), id.clone())));
     let contexts: Vec<_> =
-        [*guard.context()].into_iter().chain(enclosing()).map(|id| id.to_string()).collect();
-    command.env(CONTEXT, guard.context().to_string()).env(ENCLOSING, contexts.join(" "));
+        [context.clone()].into_iter().chain(enclosing().iter().map(Uuid::to_string)).collect();
+    ids.extend(enclosing_ids().map(|(context, id)| (context.to_string(), id)));
+    command.env(CONTEXT, context).env(ENCLOSING, contexts.join(" "));
+    command.env(ENCLOSING_IDS, innermost_of(ids));
     // What an enclosing lockctl said of its own locks does not hold for ours.
     match guard.locks() {
         [only] => command.env(FENCE, only.granted.fence.to_string()),
@@ -115,10 +124,7 @@ pub(crate) async fn lock(
     keep_for: Option<Duration>,
 ) -> Result<Guard, LockError<String, Uuid>> {
     let enclosing = enclosing();
-    let nested = match enclosing.first() {
-        Some(innermost) => holds_something(locks, *innermost).await?,
-        None => false,
-    };
+    let nested = holds_something(locks).await?;
     let call = || {
         let mut call = locks.call().detached();
         if let Some(keep_for) = keep_for {
@@ -154,16 +160,44 @@ fn enclosing() -> Vec<Uuid> {
     enclosing.filter_map(|context| context.parse().ok()).collect()
 }
 
-/// Whether the innermost enclosing command still holds its locks, in this store. A process that outlives the command
-/// inherits the variables, but not the locks.
-async fn holds_something(locks: &LockingService, context: Uuid) -> Result<bool, LockError<String, Uuid>> {
-    let fences = std::env::var(FENCES).unwrap_or_default();
-    let fences: Map<String, Value> = serde_json::from_str(&fences).unwrap_or_default();
-    // Of locks that are lost in part nothing is left soon: the command is being ended.
-    let Some((stored, _)) = fences.into_iter().next() else { return Ok(false) };
-    let target = if stored.is_empty() { Target::Global } else { Target::Id(stored) };
-    let seen = locks.admin().inspect(&target).await?;
-    Ok(seen.holders.iter().any(|holder| holder.context == StoredContext::Known(context)))
+/// An id that each of the enclosing commands holds, in its store, from the inside out.
+fn enclosing_ids() -> impl Iterator<Item = (Uuid, String)> {
+    let mut ids = object(ENCLOSING_IDS);
+    // An earlier lockctl wrote no ids; all of the innermost's stand here.
+    let innermost = object(FENCES).into_iter().map(|(id, _)| id).next();
+    enclosing().into_iter().enumerate().filter_map(move |(depth, context)| {
+        let id = ids.remove(&context.to_string()).and_then(|id| id.as_str().map(str::to_owned));
+        Some((context, id.or_else(|| innermost.clone().filter(|_| depth == 0))?))
+    })
+}
+
+fn object(variable: &str) -> Map<String, Value> {
+    let text = std::env::var(variable).unwrap_or_default();
+    serde_json::from_str(&text).unwrap_or_default()
+}
+
+/// Writes ids by context, without those of the outermost if the variable cannot be so long.
+fn innermost_of(ids: Vec<(String, String)>) -> String {
+    let mut room = LONGEST - ENCLOSING_IDS.len() - "={}\0".len();
+    let fits = |(context, id): &(String, String)| {
+        let id = json!(id);
+        room = room.checked_sub(context.len() + id.to_string().len() + "\"\":,".len())?;
+        Some((context.clone(), id))
+    };
+    Value::Object(ids.iter().map_while(fits).collect()).to_string()
+}
+
+/// Whether an enclosing command still holds its locks, in this store. A process that outlives a command inherits the variables,
+/// but not the locks. Of locks that are lost in part nothing is left soon: the command is being ended.
+async fn holds_something(locks: &LockingService) -> Result<bool, LockError<String, Uuid>> {
+    for (context, id) in enclosing_ids() {
+        let target = if id.is_empty() { Target::Global } else { Target::Id(id) };
+        let seen = locks.admin().inspect(&target).await?;
+        if seen.holders.iter().any(|holder| holder.context == StoredContext::Known(context)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Whether what the enclosing commands hold is enough to keep the claim from being granted, whatever others do.
@@ -173,19 +207,9 @@ async fn keeps_out(
     claim: &Claim<String>,
 ) -> Result<bool, LockError<String, Uuid>> {
     let seen = locks.admin().inspect(&claim.target).await?;
-    let ours = seen.holders.into_iter().filter(
+    let ours = seen.holders.iter().filter(
         |holder| matches!(&holder.context, StoredContext::Known(context) if enclosing.contains(context)),
     );
-    let mut in_use = 0_u32;
-    for holder in ours {
-        match (holder.mode, claim.mode) {
-            (Mode::Shared, Mode::Shared) => {}
-            (Mode::Slots { permits, .. }, Mode::Slots { .. }) => in_use = in_use.saturating_add(permits),
-            _ => return Ok(true),
-        }
-    }
-    Ok(match claim.mode {
-        Mode::Slots { permits, limit } => in_use > 0 && in_use.saturating_add(permits) > limit,
-        _ => false,
-    })
+    let in_use = InUse::of(ours.map(|holder| holder.mode));
+    Ok(in_use != InUse::default() && !in_use.fits(claim.mode))
 }

@@ -12,6 +12,8 @@ pub(crate) const TESTS: &[Test] = &[
     test!(what_the_enclosing_command_does_not_keep_out_is_granted_or_waited_for, Nothing),
     test!(what_a_kept_command_left_behind_waits_like_any_other, Nothing),
     test!(an_inherited_context_that_holds_nothing_passes_no_queue, Queue),
+    test!(all_enclosing_commands_count, Queue),
+    test!(an_environment_of_an_earlier_lockctl_is_understood, Queue),
 ];
 
 const FOREVER: [&str; 2] = ["--wait", "forever"];
@@ -103,7 +105,9 @@ fn an_inherited_context_that_holds_nothing_passes_no_queue(store: &Store) {
     // As a daemon that the command started has it, after the command's end.
     let inherited = store.run(&["run", "--id", "a", "--", "env"]).stdout;
     let inherited = inherited.lines().filter_map(|line| line.split_once('=')).filter(|(name, _)| {
-        ["LOCKCORE_CONTEXT", "LOCKCORE_FENCE", "LOCKCORE_FENCES", "LOCKCORE_ENCLOSING"].contains(name)
+        let names = ["CONTEXT", "FENCE", "FENCES", "ENCLOSING", "ENCLOSING_IDS"]
+            .map(|name| format!("LOCKCORE_{name}"));
+        names.contains(&(*name).to_owned())
     });
     let holding = "while [ ! -e go ]; do sleep 0.02; done";
     let holder = store.start(&["run", "--shared", "b", "--", "sh", "-c", holding]);
@@ -116,4 +120,38 @@ fn an_inherited_context_that_holds_nothing_passes_no_queue(store: &Store) {
     assert_eq!(refused.code, 120, "it is behind the waiter: {}", refused.stderr);
     std::fs::write(store.path("go"), "").expect("written");
     assert_eq!((holder.end().code, waiter.end().code), (0, 0));
+}
+
+/// A script that goes on when another process waits for `y` behind what the outermost command holds.
+fn behind_a_waiter(inner: &str) -> String {
+    format!("touch inside; while [ ! -e go ]; do sleep 0.02; done; exec {inner} lockctl run --id y -- true")
+}
+
+/// The command in between holds nothing in the namespace of the outermost.
+fn all_enclosing_commands_count(store: &Store) {
+    let back = store.own_namespace().map_or_else(
+        || "env -u LOCKCORE_NAMESPACE".to_owned(),
+        |own| format!("env LOCKCORE_NAMESPACE={own}"),
+    );
+    let other = store.namespace("m");
+    let middle = ["lockctl", "--namespace", &other, "run", "--id", "z", "--"];
+    let inner = ["sh", "-c", &behind_a_waiter(&back)];
+    passes_the_waiter(store, &[&["run", "--id", "x", "--"], &middle[..], &inner].concat());
+}
+
+fn an_environment_of_an_earlier_lockctl_is_understood(store: &Store) {
+    let inner = behind_a_waiter("env -u LOCKCORE_ENCLOSING_IDS");
+    passes_the_waiter(store, &["run", "--id", "x", "--", "sh", "-c", &inner]);
+}
+
+/// While the outermost holds `x`, a waiter that wants `x` and `y` waits for it.
+fn passes_the_waiter(store: &Store, command: &[&str]) {
+    let outer = store.start(command);
+    store.until_file("inside");
+    let waiter = store.start(&["run", "--id", "x", "--id", "y", "--wait", "1h", "--", "true"]);
+    until("y is waited for", || store.waiters("y") == 1);
+    std::fs::write(store.path("go"), "").expect("written");
+    let ended = outer.end();
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    assert_eq!(waiter.end().code, 0);
 }

@@ -60,6 +60,11 @@ impl Store {
         self.namespace.as_ref().map_or_else(|| name.to_owned(), |own| format!("{own}-{name}"))
     }
 
+    /// The namespace of [`command`](Self::command), where others share the store.
+    pub(crate) fn own_namespace(&self) -> Option<&str> {
+        self.namespace.as_deref()
+    }
+
     /// A lease of this length, or a longer one: the shortest that the backend has, or so long that some processes start and end
     /// within it; and its text.
     /// A client that is told of a lock when its lease is over does not have it, so none is to be shorter than a machine may stall.
