@@ -5,7 +5,9 @@ use std::time::Duration;
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use serde::{Deserialize, Serialize};
 
-use crate::{BadRequest, ContextId, Grant, Granted, Ident, List, Lock, Mode, Target, rules::InUse};
+use crate::{
+    BadRequest, ContextId, Grant, Granted, Ident, List, Lock, MAX_PERMITS, Mode, Target, rules::InUse,
+};
 
 /// What every token begins with. The number is that of the format.
 const PREFIX: &str = "lock1_";
@@ -27,7 +29,43 @@ struct Content {
 #[serde(rename_all = "lowercase")]
 enum Weaker {
     Shared,
-    Slots { permits: Vec<u32>, limit: u32 },
+    Slots { permits: Vec<Indexes>, limit: u32 },
+}
+
+/// Indexes of permits: one, or the first and the last of some in a row.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Indexes {
+    One(u32),
+    Row(u32, u32),
+}
+
+impl Indexes {
+    fn of(permits: &[u32]) -> Vec<Self> {
+        let rows = permits.chunk_by(|one, next| one.checked_add(1) == Some(*next));
+        let each = rows.filter_map(|row| {
+            let (first, last) = (*row.first()?, *row.last()?);
+            Some(if first == last { Indexes::One(first) } else { Indexes::Row(first, last) })
+        });
+        each.collect()
+    }
+
+    /// Reads them back; `None` if they are more than can be held.
+    fn read(rows: &[Self]) -> Option<List<u32>> {
+        let mut permits = List::new();
+        for row in rows {
+            let (first, last) = match *row {
+                Indexes::One(index) => (index, index),
+                Indexes::Row(first, last) => (first, last),
+            };
+            let count = usize::try_from(last.checked_sub(first)?).ok()?;
+            if permits.len() + count >= MAX_PERMITS as usize {
+                return None;
+            }
+            (first..=last).for_each(|index| permits.push(index));
+        }
+        Some(permits)
+    }
 }
 
 impl<I: Ident, C: ContextId> Grant<I, C> {
@@ -37,7 +75,7 @@ impl<I: Ident, C: ContextId> Grant<I, C> {
     /// With it another process releases, renews or checks what is held, by [`Admin`](crate::Admin). It holds no credential of the
     /// store; but a process that has it and can reach the store can release the locks. The format is `lock1_` and, in base64url without
     /// padding, a JSON object: `context`, `lease_micros` (absent without a lease), `locks` (pairs of stored form and fence), and
-    /// `modes` of those that are not exclusive. Later versions read it too.
+    /// `modes` of those that are not exclusive, in which permits in a row are a pair, of the first and the last index. Later versions read it too.
     ///
     /// ```
     /// use lockcore::{Grant, LockingService};
@@ -59,7 +97,7 @@ impl<I: Ident, C: ContextId> Grant<I, C> {
             Mode::Exclusive => None,
             Mode::Shared => Some((position, Weaker::Shared)),
             Mode::Slots { limit, .. } => {
-                Some((position, Weaker::Slots { permits: lock.granted.permits.to_vec(), limit }))
+                Some((position, Weaker::Slots { permits: Indexes::of(&lock.granted.permits), limit }))
             }
         };
         let content = Content {
@@ -100,12 +138,12 @@ fn read<I: Ident, C: ContextId>(token: &str) -> Option<Grant<I, C>> {
     }
     for (position, mode) in modes {
         let granted = &mut read.get_mut(position)?.granted;
-        if let Weaker::Slots { permits, .. } = &mode {
-            granted.permits = permits.iter().copied().collect();
-        }
         granted.mode = match mode {
             Weaker::Shared => Mode::Shared,
-            Weaker::Slots { permits, limit } => Mode::Slots { permits: permits.len() as u32, limit },
+            Weaker::Slots { permits, limit } => {
+                granted.permits = Indexes::read(&permits)?;
+                Mode::Slots { permits: granted.permits.len() as u32, limit }
+            }
         };
         granted.in_use = InUse::default().plus(granted.mode).units();
     }
@@ -160,6 +198,34 @@ mod tests {
         let grant: Grant = Grant::from_token(&token).expect("a token");
         assert_eq!(grant.lease, Some(Duration::from_secs(30)));
         assert!(grant.locks.iter().all(|lock| lock.granted.mode == Mode::Exclusive), "{grant:?}");
+    }
+
+    #[test]
+    fn permits_in_a_row_take_no_room() {
+        let mut grant = grant();
+        let pool = grant.locks.get_mut(2).expect("the pool");
+        let row = 1..30_000;
+        pool.granted.permits = [7].into_iter().chain(row.map(|index| index + 10)).collect();
+        pool.granted.mode = Mode::Slots { permits: 30_000, limit: 65_000 };
+        pool.granted.in_use = InUse::default().plus(pool.granted.mode).units();
+        let token = grant.to_token();
+        assert!(token.len() < 400, "{}", token.len());
+        assert_eq!(Grant::from_token(&token), Ok(grant));
+    }
+
+    #[test]
+    fn each_permit_may_be_written_alone_and_no_row_is_endless() {
+        let read = |permits: &str| {
+            let slots = format!(r#"[[0,{{"slots":{{"permits":{permits},"limit":9}}}}]]"#);
+            let context = "67e55044-10b1-426f-9247-bb680e5fe0c8";
+            let json = format!(r#"{{"context":"{context}","locks":[["a",7]],"modes":{slots}}}"#);
+            let token = format!("{PREFIX}{}", BASE64_URL_SAFE_NO_PAD.encode(json));
+            Grant::<String>::from_token(&token).map(|grant| grant.locks[0].granted.permits.to_vec())
+        };
+        assert_eq!(read("[0,1,[4,6]]"), Ok(vec![0, 1, 4, 5, 6]));
+        for endless in ["[[0,4294967295]]", "[[1,0]]", "[[0,65535],[0,65535]]"] {
+            assert!(read(endless).is_err(), "{endless}");
+        }
     }
 
     #[test]

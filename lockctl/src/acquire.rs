@@ -7,8 +7,9 @@ use serde_json::json;
 
 use crate::{
     args::{Acquire, Global, quoted},
+    environment::LONGEST,
     exit::{Code, Failure},
-    output::Output,
+    output::{Output, say},
     run::{Locked, listen, lock, settle},
     session, show,
 };
@@ -42,6 +43,12 @@ pub(crate) async fn acquire(global: &Global, args: Acquire, output: Output) -> R
             })
         },
     );
+    if token.len() >= LONGEST {
+        say(&format!(
+            "the token has {} bytes, more than a command line takes: `lockctl release -` reads it from standard input",
+            token.len()
+        ));
+    }
     if written.is_err() {
         // The token is not known to the caller, who could not release them.
         let _ = locks.admin().release(&grant).await;
@@ -95,10 +102,13 @@ fn read(token: &str) -> Result<Grant, Failure> {
         read.map_err(|error| Failure::usage(format!("TOKEN: standard input cannot be read: {error}")))?;
     }
     let token = given.trim_end();
-    Grant::from_token(token).map_err(|_| {
-        let start: String = token.chars().take(20).collect();
-        Failure::usage(format!("TOKEN: {start:?} is not the beginning of what `acquire` printed"))
-    })
+    match Grant::from_token(token) {
+        Ok(grant) if !grant.locks.is_empty() => Ok(grant),
+        _ => {
+            let start: String = token.chars().take(20).collect();
+            Err(Failure::usage(format!("TOKEN: {start:?} is not the beginning of what `acquire` printed")))
+        }
+    }
 }
 
 fn ids(locks: &[Lock<String>]) -> Vec<serde_json::Value> {

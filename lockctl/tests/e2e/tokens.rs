@@ -30,9 +30,11 @@ fn a_token_that_fits_into_no_command_line_comes_from_standard_input(store: &Stor
     // One argument takes 128 KiB.
     let ids: Vec<String> = (0..150).map(|number| format!("{number:01000}")).collect();
     let args: Vec<&str> = ids.iter().flat_map(|id| ["--id", id]).collect();
-    let token = acquire(store, &args);
+    let ended = store.run(&[&["acquire"], &args[..]].concat());
+    let token = ended.stdout;
     assert!(token.len() > 128 * 1024, "{}", token.len());
-    std::fs::write(store.path("token"), token + "\n").expect("written");
+    assert!(ended.stderr.contains("`lockctl release -` reads it"), "{}", ended.stderr);
+    std::fs::write(store.path("token"), token).expect("written");
     for command in ["check", "renew", "release"] {
         let mut reads = store.lockctl(&[command, "-"]);
         reads.stdin(File::open(store.path("token")).expect("written"));
