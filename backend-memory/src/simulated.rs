@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::stream::BoxStream;
 use lockcore::{
     BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, ContextId, Finding, Grant, Granted,
     Ident, Inspection, Listing, Lock, LockDao, Page, Released, Renewed, StoredContext, Swept, Target,
@@ -178,6 +179,8 @@ impl<I: Ident, C: ContextId> fmt::Debug for SimulatedLockDao<I, C> {
     }
 }
 
+// What it declares is what the memory does: nothing may be left to a default.
+#[deny(clippy::missing_trait_methods)]
 impl<I: Ident, C: ContextId> LockDao<I, C> for SimulatedLockDao<I, C> {
     fn capabilities(&self) -> Capabilities {
         let shared = Capabilities::shared_store("simulated");
@@ -224,6 +227,14 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SimulatedLockDao<I, C> {
         self.memory.inspect(target).await
     }
 
+    fn watch<'w>(
+        &'w self,
+        target: &'w Target<I>,
+        every: Duration,
+    ) -> BoxStream<'w, Result<Inspection<I, C>, BackendError>> {
+        self.memory.watch(target, every)
+    }
+
     async fn break_lock(
         &self,
         target: &Target<I>,
@@ -240,6 +251,10 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SimulatedLockDao<I, C> {
 
     async fn sweep(&self, batch: usize, unless_within: Option<Duration>) -> Result<Swept, BackendError> {
         self.memory.sweep(batch, unless_within).await
+    }
+
+    async fn migrate(&self) -> Result<(), BackendError> {
+        self.memory.migrate().await
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>, BackendError> {

@@ -8,7 +8,7 @@ use lockcore_conformance::{
     conformance,
     fault::{Fault, FaultyDao, Operation},
 };
-use lockcore_memory::MemoryLockDao;
+use lockcore_memory::{MemoryLockDao, SimulatedLockDao};
 use uuid::Uuid;
 
 /// A table of its own for each store; nothing outlives it.
@@ -30,6 +30,31 @@ impl Backend for Memory {
 }
 
 conformance!(memory, Memory);
+
+/// The store of unit tests, in which nothing fails.
+struct Simulated;
+
+impl Backend for Simulated {
+    type Dao = SimulatedLockDao<String, Uuid>;
+    type Guard = ();
+
+    async fn build(&self) -> ((), Self::Dao) {
+        ((), SimulatedLockDao::new())
+    }
+
+    async fn reopen(&self, (): &()) -> Option<Self::Dao> {
+        None
+    }
+}
+
+#[test]
+fn the_simulated_store_does_what_it_declares() {
+    for check in lockcore_conformance::all::<Simulated>() {
+        if ["admin::", "capabilities::"].iter().any(|group| check.name.starts_with(group)) {
+            lockcore_conformance::run(Simulated, check.run);
+        }
+    }
+}
 
 /// 65,536 histories.
 #[test]
