@@ -337,6 +337,7 @@ macro_rules! for_each_check {
             nesting {
                 further_ids_are_taken_nested,
                 the_same_id_nested_is_refused,
+                what_an_enclosing_call_does_not_keep_out_is_granted,
                 a_refused_nested_call_leaves_the_outer,
                 another_task_is_not_nested,
                 nested_calls_pass_the_queue,

@@ -21,8 +21,10 @@ use super::{
 use crate::{
     AcquireRequest, Acquired, AttemptId, BackendError, BadRequest, Capabilities, ClaimSet, Conflict,
     ContextId, Failure, Grant, Granted, Ident, List, LockDao, LockError, LockingError, MAX_CONTEXT_BYTES,
-    Mode, Offer, Phase, Target, TimedOut, Withdraw, Withdrawn,
+    Mode, Offer, Phase, TimedOut, Withdraw, Withdrawn,
+    claim::Claim,
     clock::{Moment, within},
+    rules::InUse,
     wait::Strategy,
 };
 
@@ -366,18 +368,22 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
         self.check_settings(settings)?;
         self.check_claims(claims)?;
         let mut nested = settings.nested;
-        let enclosing = nesting::enclosing(self.identity(), |held: &Arc<HoldCore<I, C>>| {
+        let mut held = Vec::new();
+        nesting::each_enclosing(self.identity(), |around: &Arc<HoldCore<I, C>>| {
             // Around a callback on a thread of its own it may be over by now.
-            if held.is_released() {
-                return None;
+            if !around.is_released() {
+                // An empty set gives no right to pass waiters.
+                nested |= !around.grant.locks.is_empty();
+                held.extend(around.grant.locks.iter().map(|lock| (lock.target.clone(), lock.granted.mode)));
             }
-            // An empty set gives no right to pass waiters.
-            nested |= !held.grant.locks.is_empty();
-            let wanted = |target: &Target<I>| claims.iter().any(|claim| claim.target == *target);
-            held.grant.locks.iter().map(|lock| &lock.target).find(|target| wanted(target)).cloned()
         });
-        if let Some(target) = enclosing {
-            return Err(LockingError::SelfDeadlock { target });
+        let is_kept_out = |claim: &&Claim<I>| {
+            let modes = held.iter().filter(|(target, _)| *target == claim.target).map(|(_, mode)| *mode);
+            let in_use = InUse::of(modes);
+            in_use != InUse::default() && !in_use.fits(claim.mode)
+        };
+        if let Some(claim) = claims.iter().find(is_kept_out) {
+            return Err(LockingError::SelfDeadlock { target: claim.target.clone() });
         }
         let given = settings.context.is_some() || self.contexts_may_repeat;
         let context = settings.context.clone().unwrap_or_else(|| (self.make_context)());

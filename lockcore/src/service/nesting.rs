@@ -34,19 +34,16 @@ fn enter<T>(service: usize, held: &dyn Any, share: Share, code: impl FnOnce() ->
     }
 }
 
-/// Looks at what the enclosing calls of `service` hold, the innermost first, until `look` finds something.
-/// `None` if there are none, or none of them had it.
-pub(crate) fn enclosing<H: 'static, T>(service: usize, mut look: impl FnMut(&H) -> Option<T>) -> Option<T> {
+/// Looks at what each of the enclosing calls of `service` holds, the innermost first.
+pub(crate) fn each_enclosing<H: 'static>(service: usize, look: impl FnMut(&H)) {
     if !INNERMOST.is_set() {
-        return None;
+        return;
     }
     INNERMOST.with(|innermost| {
-        let mut frames = std::iter::successors(Some(innermost), |frame| frame.outer);
-        frames.find_map(|frame| {
-            let held = (frame.service == service).then_some(frame.held)?;
-            held.downcast_ref::<H>().and_then(&mut look)
-        })
-    })
+        let frames = std::iter::successors(Some(innermost), |frame| frame.outer);
+        let of_service = frames.filter(|frame| frame.service == service);
+        of_service.filter_map(|frame| frame.held.downcast_ref::<H>()).for_each(look);
+    });
 }
 
 /// The enclosing calls, the outermost first, to be taken along to another thread.

@@ -1,6 +1,6 @@
 //! Locks within locks: section 3.5, and contexts in use, 3.4.
 
-use lockcore::{FreshContext, LockingError, Wait};
+use lockcore::{Claim, FreshContext, LockingError, Wait};
 use uuid::Uuid;
 
 use super::{Oops, Rig, never_runs};
@@ -53,6 +53,47 @@ pub async fn the_same_id_nested_is_refused<B: Backend>(store: Store<B>) {
     });
     outer.await.expect("they are free");
     assert!(store.is_free(&["a", "b", "c", "d"]).await);
+}
+
+/// 3.5: a nested call is refused what the modes of the enclosing calls exclude, and granted what they do not, as siblings of a
+/// subtree share its top.
+pub async fn what_an_enclosing_call_does_not_keep_out_is_granted<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    let (shared, slots) = (store.capabilities().shared, store.capabilities().slots);
+    let one_of_two = || Claim::slots("a".to_owned(), 2);
+    let subtree = |path| Claim::subtree("s/", path).expect("it lies below");
+    let cases = [
+        (shared, subtree("s/x/"), subtree("s/y/"), true),
+        (shared, subtree("s/x/"), subtree("s/x/z"), false),
+        (shared, subtree("s/x/z"), subtree("s/x/"), false),
+        (shared, vec![Claim::shared("a".to_owned())], vec![Claim::exclusive("a".to_owned())], false),
+        (slots, vec![one_of_two()], vec![one_of_two()], true),
+        (slots, vec![one_of_two()], vec![one_of_two().permits(2)], false),
+        (shared && slots, vec![Claim::shared("a".to_owned())], vec![one_of_two()], true),
+    ];
+    for (_, outer, inner, granted) in cases.into_iter().filter(|(declared, ..)| *declared) {
+        let call = rig.locks.run_locked(&outer, async || {
+            let nested = rig.locks.wait(Wait::forever()).run_locked(&inner, async || ()).await;
+            match nested {
+                Ok(()) => assert!(granted, "{inner:?} in {outer:?}"),
+                Err(LockingError::SelfDeadlock { .. }) => assert!(!granted, "{inner:?} in {outer:?}"),
+                Err(other) => panic!("{inner:?} in {outer:?}: {other}"),
+            }
+        });
+        call.await.expect("they are free");
+    }
+    if slots {
+        // Those of all enclosing calls together.
+        let outer = rig.locks.run_locked([one_of_two()], async || {
+            let inner = rig.locks.run_locked([one_of_two()], async || {
+                let third = rig.locks.wait(Wait::forever()).lock([one_of_two()]).await;
+                assert!(matches!(third, Err(LockingError::SelfDeadlock { .. })), "{third:?}");
+            });
+            inner.await.expect("one is left");
+        });
+        outer.await.expect("they are free");
+    }
+    assert!(store.is_free(&["a", "s/", "s/x/", "s/y/"]).await);
 }
 
 /// 3.5: a nested call that another's lock refuses leaves the outer locks as they were.
