@@ -214,7 +214,7 @@ impl Config {
         Ok(self.defaults(LockingService::builder(self.connect().await?)))
     }
 
-    /// Connects and returns a builder with these defaults whose contexts `make` creates; see
+    /// Connects and returns a builder with these defaults whose contexts `make` creates, each unlike any other in any process; see
     /// [`Builder::contexts`](lockcore::Builder::contexts).
     ///
     /// # Errors

@@ -27,11 +27,13 @@ pub const MAX_OWNER_BYTES: usize = 1280;
 /// What stands between an owner label and its data: the unit separator of ASCII.
 const BEFORE_DATA: char = '\u{1f}';
 
-/// Identifies the holder of one set of locks.
+/// Identifies the holder of one set of locks, among all processes that use the store: two calls with one context hold each other's
+/// locks.
 ///
 /// Every call has a new context. A worker's name, host or pid may be part of it but must never be the whole of it: with a
-/// context that is used twice at once, one call would free the locks of the other. What administration shows is the owner
-/// label, see [`Owner`].
+/// context that is used twice at once, both calls are let in, and one frees the locks of the other. A service refuses a context
+/// that it is using itself ([`ContextInUse`](crate::LockingError::ContextInUse)), and knows nothing of other services. What
+/// administration shows is the owner label, see [`Owner`].
 pub trait ContextId: Clone + Eq + Hash + fmt::Debug + Send + Sync + 'static {
     /// The canonical form: UTF-8, 1 to [`MAX_CONTEXT_BYTES`] bytes, different for different values.
     fn stored(&self) -> Cow<'_, str>;

@@ -132,7 +132,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         self
     }
 
-    /// Sets the context of this call: a value that is not in use, see [`ContextId`].
+    /// Sets the context of this call: a value that no other call of any process uses, or both hold the locks; see [`ContextId`].
     pub fn context(mut self, context: C) -> Self {
         self.settings().context = Some(context);
         self

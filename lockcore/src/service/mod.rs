@@ -232,7 +232,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockingService<I, C, D> {
             .contexts(make)
     }
 
-    /// Returns the backend.
+    /// Returns the backend. What is asked of it is none of the service's: in a forked child it has the parent's connections.
     pub fn dao(&self) -> &D {
         self.inner.door.resting()
     }
