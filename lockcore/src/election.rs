@@ -67,8 +67,11 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Election<I, C, D> {
     /// Waits until this candidate is elected, for as long as it takes, with the service's lease. Candidates are elected in the
     /// order of their arrival where the store keeps it ([`fifo`](crate::Capabilities::fifo)). `value` is what observers see.
     ///
+    /// An outage of the store ends no candidacy: it asks again until the store answers.
+    ///
     /// # Errors
-    /// When the store does not answer, or refuses the request, as by a value that is too long for an owner label.
+    /// A failure of the store that does not pass, or a request that cannot be granted, as by a value that is too long for an owner
+    /// label.
     ///
     /// # Cancel safety
     /// A candidate whose future is dropped leaves the election.

@@ -251,7 +251,7 @@ pub(crate) struct Elect {
     #[arg(long, value_name = "NAME", value_parser = name)]
     id: String,
     /// What `lockctl leader` shows while this candidate leads, such as its address
-    #[arg(long)]
+    #[arg(long, value_parser = clap::builder::NonEmptyStringValueParser::new())]
     value: String,
     /// How long a term lasts unless renewed, such as 30s (env: LOCKCORE_LEASE; default: the backend's)
     #[arg(long, value_parser = parse_duration, allow_hyphen_values = true)]

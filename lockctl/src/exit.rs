@@ -28,7 +28,10 @@ pub(crate) enum Code {
 /// Every code of its own and when it is given; shown by `--help`.
 pub(crate) const CODES: [(Code, &str); 9] = [
     (Code::Other, "doctor found an error, or the output could not be written"),
-    (Code::NotAcquired, "not acquired: others are in the way, and no wait was asked for"),
+    (
+        Code::NotAcquired,
+        "not acquired: others are in the way, and no wait was asked for; or there is no leader",
+    ),
     (Code::Lost, "lost: locks were lost while the command ran, and it was stopped"),
     (Code::NotHeld, "not held: what was to be released, renewed or broken"),
     (Code::Backend, "the backend failed"),

@@ -71,7 +71,9 @@ async fn execute(cli: Cli, output: Output) -> Result<u8, Failure> {
         Command::Run(args) => run::run(&global, args).await,
         Command::Elect(args) => {
             let (value, run) = args.into_run();
-            global.owner = Some(value);
+            if global.owner.replace(value).is_some() {
+                return Err(Failure::usage("--owner: observers of an election see --value, leave it out"));
+            }
             run::run(&global, run).await
         }
         Command::Leader { name } => admin::leader(&global, name, output).await,

@@ -4,7 +4,20 @@ use std::fs;
 
 use crate::{store::Store, stores::Test};
 
-pub(crate) const TESTS: &[Test] = &[test!(candidates_lead_one_after_the_other, Nothing)];
+pub(crate) const TESTS: &[Test] = &[
+    test!(candidates_lead_one_after_the_other, Nothing),
+    test!(what_observers_would_not_see_is_refused, File),
+];
+
+fn what_observers_would_not_see_is_refused(store: &Store) {
+    let elect = |args: &[&str]| store.run(&[&["elect", "--id", "e"], args, &["--", "true"]].concat());
+    let empty = elect(&["--value", ""]);
+    assert_eq!(empty.code, 125);
+    assert!(empty.stderr.contains("'--value <VALUE>'"), "{}", empty.stderr);
+    let owner = elect(&["--value", "v", "--owner", "me"]);
+    let message = "lockctl: --owner: observers of an election see --value, leave it out\n";
+    assert_eq!((owner.code, owner.stderr.as_str()), (125, message));
+}
 
 fn candidates_lead_one_after_the_other(store: &Store) {
     let leads = |value: &str| {
