@@ -205,7 +205,8 @@ the command leaves running in the background, or in another process group, goes 
 
 As PID 1 of a container lockctl does not wait for orphans: put an init before it, such as `docker run --init`. A command that is \
 started by socket activation or watched by systemd compares LISTEN_PID or WATCHDOG_PID with its own: start it with \
-sh -c 'LISTEN_PID=$$ exec PROGRAM'.";
+sh -c 'LISTEN_PID=$$ WATCHDOG_PID=$$ exec PROGRAM'. What it writes to NOTIFY_SOCKET does not come from the unit's main process: \
+the unit needs NotifyAccess=all.";
 
 const ACQUIRE_HELP: &str = "\
 Example:

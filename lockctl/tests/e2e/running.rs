@@ -1,7 +1,9 @@
 //! The command under locks: what it gets, and what comes back.
 
 use std::{
+    fs::Permissions,
     io::Write,
+    os::unix::fs::PermissionsExt,
     process::Stdio,
     time::{Duration, Instant},
 };
@@ -28,7 +30,56 @@ pub(crate) const TESTS: &[Test] = &[
     test!(a_set_that_no_environment_has_room_for_is_refused_before_it_is_locked, File),
     test!(a_conflict_has_the_code_that_was_asked_for_and_prints_nothing, File),
     test!(a_lockctl_inside_the_command_finds_the_store_of_the_command_line, File),
+    test!(a_command_gets_sockets_and_its_own_pid_as_the_help_says, File),
+    test!(as_pid_1_it_reaps_no_orphans_as_the_help_says, File),
 ];
+
+fn help_of_run(store: &Store) -> String {
+    store.run(&["run", "--help"]).stdout.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn a_command_gets_sockets_and_its_own_pid_as_the_help_says(store: &Store) {
+    let documented = "LISTEN_PID=$$ WATCHDOG_PID=$$ exec PROGRAM";
+    let help = help_of_run(store);
+    assert!(help.contains(&format!("sh -c '{documented}'")), "{help}");
+    let program = "#!/bin/sh\ncat <&3; echo $$ $LISTEN_PID $WATCHDOG_PID $LISTEN_FDS\n";
+    std::fs::write(store.path("program"), program).expect("written");
+    std::fs::set_permissions(store.path("program"), Permissions::from_mode(0o755)).expect("it is ours");
+    std::fs::write(store.path("socket"), "").expect("written");
+    // As systemd starts a unit: the pids are those of its first process, which lockctl is.
+    let started = |command: &[&str]| {
+        let script = "exec 3<socket; export LISTEN_FDS=1 LISTEN_PID=$$ WATCHDOG_PID=$$; exec lockctl run --id a -- \"$@\"";
+        let mut unit = store.command("sh");
+        unit.args(["-c", script, "unit"]).args(command);
+        let ended = Ended::of(unit);
+        assert_eq!((ended.code, ended.stderr.as_str()), (0, ""));
+        ended.stdout.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let own = started(&["sh", "-c", &documented.replace("PROGRAM", "./program")]);
+    assert_eq!(own, [&own[0], &own[0], &own[0], "1"]);
+    let lockctls = started(&["./program"]);
+    assert_ne!(lockctls[0], lockctls[1], "it would need no help");
+    assert_eq!(lockctls[1], lockctls[2]);
+}
+
+fn as_pid_1_it_reaps_no_orphans_as_the_help_says(store: &Store) {
+    let help = help_of_run(store);
+    assert!(help.contains("put an init before it, such as `docker run --init`"), "{help}");
+    let as_pid_1 = |command: &[&str]| {
+        let mut unshare = store.command("unshare");
+        unshare.args(["--pid", "--fork", "--mount-proc", "--kill-child"]).args(command);
+        Ended::of(unshare)
+    };
+    if as_pid_1(&["true"]).code != 0 {
+        println!("this machine gives no namespace of pids");
+        return;
+    }
+    let script = "for orphan in 1 2 3; do (true &); done
+        until [ $(grep -ls '^State:.Z' /proc/[0-9]*/status | wc -l) = 3 ]; do sleep 0.02; done; exit 7";
+    let ended = as_pid_1(&["lockctl", "run", "--id", "a", "--", "timeout", "60", "sh", "-c", script]);
+    assert_eq!((ended.code, ended.stderr.as_str()), (7, ""));
+    store.assert_nothing_is_locked();
+}
 
 fn a_conflict_has_the_code_that_was_asked_for_and_prints_nothing(store: &Store) {
     let inner = |options: &str, command: &str| {
