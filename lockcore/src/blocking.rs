@@ -1,8 +1,8 @@
 //! The service for programs without an async runtime.
 //!
 //! Callbacks run on the caller's thread, and so do steps; timers and renewals run on the library's own. It works inside a runtime
-//! too, of either kind, where it blocks the thread: there each step runs on a thread that is made for it, because what it wakes
-//! might otherwise wait for the thread that is blocked. A backend whose connections belong to a runtime is opened with
+//! too, of either kind, where it blocks the thread: there each step, with the hooks that it calls, runs on a thread that is made for it,
+//! because what it wakes might otherwise wait for the thread that is blocked. A backend whose connections belong to a runtime is opened with
 //! [`LockingService::open`].
 
 use std::{
