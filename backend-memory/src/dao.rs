@@ -118,7 +118,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
     }
 
     /// Does a step and has the watchers look again.
-    fn notifying<T>(&self, step: impl FnOnce() -> T) -> T {
+    pub(crate) fn notifying<T>(&self, step: impl FnOnce() -> T) -> T {
         let done = step();
         self.watchers.notify();
         done

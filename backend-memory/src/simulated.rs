@@ -123,7 +123,8 @@ impl<I: Ident, C: ContextId> SimulatedLockDao<I, C> {
                 in_use: 0,
             };
             let locks = [Lock { target: target.clone(), granted }].into_iter().collect();
-            self.memory.release_now(&Grant { context, locks, lease: holder.lease });
+            let grant = Grant { context, locks, lease: holder.lease };
+            self.memory.notifying(|| self.memory.release_now(&grant));
         }
     }
 
@@ -150,6 +151,7 @@ impl<I: Ident, C: ContextId> SimulatedLockDao<I, C> {
         if let Some(until) = paused_until.filter(|until| *until > Instant::now()) {
             sleep_until(until).await;
         }
+        let done = |memory: &MemoryLockDao<I, C>| memory.notifying(|| done(memory));
         match fault {
             Fault::Works => done(&self.memory),
             Fault::Fails(kind) => Err(BackendError::new(kind, "scripted to fail")),
