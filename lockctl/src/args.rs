@@ -193,9 +193,8 @@ The command's environment:
   LOCKCORE_PERMITS  the permit indexes of slots as a JSON object, {\"ID\": [INDEX, ...], ...}
   LOCKCORE_URL, LOCKCORE_NAMESPACE, LOCKCORE_CONFIG  what --url, --namespace and --config said, so that a lockctl inside the
                     command finds the same store; not a --url with a secret in it: put that into the variable yourself
-  LOCKCORE_ENCLOSING  the contexts of this and of all enclosing commands: a lockctl inside the command passes
+  LOCKCORE_ENCLOSING  the contexts of this and of all enclosing commands, each with an id: a lockctl inside the command passes
                     the queue while any of them holds locks in its store, and does not wait for an id of theirs
-  LOCKCORE_ENCLOSING_IDS  an id that each of them holds as a JSON object, {\"CONTEXT\": \"ID\", ...}
 
 TERM, INT, HUP, QUIT, USR1 and USR2 are passed on to the command's process group; while still waiting \
 for the locks they end lockctl. Before the locks can be lost the process group gets TERM, and KILL \

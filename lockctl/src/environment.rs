@@ -20,14 +20,10 @@ pub(crate) const CONTEXT: &str = "LOCKCORE_CONTEXT";
 const FENCE: &str = "LOCKCORE_FENCE";
 const FENCES: &str = "LOCKCORE_FENCES";
 const PERMITS: &str = "LOCKCORE_PERMITS";
-/// The contexts of this and of all enclosing commands, from the inside out.
+/// The contexts of this and of all enclosing commands, from the inside out. Each is followed by a `=` and the bytes in hexadecimal of
+/// an id that it holds, in whatever store, and by a `@` and the [name](group::name_of_this) of its lockctl if it leaves its locks
+/// locked after its command's end. An earlier lockctl writes contexts alone, and skips the rest where it reads.
 const ENCLOSING: &str = "LOCKCORE_ENCLOSING";
-/// An id that each of them holds, in whatever store, as a JSON object by context.
-const ENCLOSING_IDS: &str = "LOCKCORE_ENCLOSING_IDS";
-
-/// Of each of these that leaves its locks locked after the command's end, the context and the process: after that they are held by
-/// none that the command is inside of.
-const KEPT: &str = "LOCKCORE_KEPT";
 
 /// How long one variable or argument can be: Linux refuses to start a command with a longer one, the variable's name and a NUL
 /// included.
@@ -57,8 +53,8 @@ pub(crate) fn check_room(claims: &[Claim<String>]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Puts what is held into the command's environment.
-pub(crate) fn describe(command: &mut Command, guard: &Guard) {
+/// Puts what is held into the command's environment, and whether it stays locked after the command's end.
+pub(crate) fn describe(command: &mut Command, guard: &Guard, is_kept: bool) {
     let mut fences = Map::new();
     let mut permits = Map::new();
     for lock in guard.locks() {
@@ -68,14 +64,12 @@ pub(crate) fn describe(command: &mut Command, guard: &Guard) {
         }
         fences.insert(id, json!(lock.granted.fence));
     }
-    let context = guard.context().to_string();
-    let mut ids = Vec::new();
-    ids.extend(fences.keys().min_by_key(|id| id.len()).map(|id| (context.clone(), id.clone())));
-    let contexts: Vec<_> =
-        [context.clone()].into_iter().chain(enclosing().iter().map(Uuid::to_string)).collect();
-    ids.extend(enclosing_ids().map(|(context, id)| (context.to_string(), id)));
-    command.env(CONTEXT, context).env(ENCLOSING, contexts.join(" "));
-    command.env(ENCLOSING_IDS, innermost_of(ids));
+    let shortest = fences.keys().min_by_key(|id| id.len()).cloned();
+    let kept_by = if is_kept { group::name_of_this() } else { None };
+    let own = Enclosing { context: *guard.context(), id: shortest, kept_by };
+    command
+        .env(CONTEXT, guard.context().to_string())
+        .env(ENCLOSING, written([own].into_iter().chain(enclosing())));
     // What an enclosing lockctl said of its own locks does not hold for ours.
     match guard.locks() {
         [only] => command.env(FENCE, only.granted.fence.to_string()),
@@ -86,13 +80,6 @@ pub(crate) fn describe(command: &mut Command, guard: &Guard) {
         false => command.env(PERMITS, Value::Object(permits).to_string()),
     };
     command.env(FENCES, Value::Object(fences).to_string());
-}
-
-/// Notes that the locks stay locked after the command's end.
-pub(crate) fn keeps(command: &mut Command, guard: &Guard) {
-    let Some(process) = group::name_of_this() else { return };
-    let outer = std::env::var(KEPT).unwrap_or_default();
-    command.env(KEPT, format!("{}={process} {outer}", guard.context()).trim_end());
 }
 
 /// Returns what the command line said of the store, as variables for the command. A URL with a secret is left out: a command line
@@ -124,7 +111,7 @@ pub(crate) async fn lock(
     keep_for: Option<Duration>,
 ) -> Result<Guard, LockError<String, Uuid>> {
     let enclosing = enclosing();
-    let nested = holds_something(locks).await?;
+    let nested = holds_something(locks, &enclosing).await?;
     let call = || {
         let mut call = locks.call().detached();
         if let Some(keep_for) = keep_for {
@@ -148,52 +135,69 @@ pub(crate) async fn lock(
     call().lock(claims).await
 }
 
-/// The contexts of the enclosing commands, the innermost first. A process that outlives a command inherits the variables; what is
-/// only kept by then encloses it no more.
-fn enclosing() -> Vec<Uuid> {
-    let [contexts, kept] = [ENCLOSING, KEPT].map(|name| std::env::var(name).unwrap_or_default());
-    let is_over = |context: &str| {
-        let mut of_context = kept.split_whitespace().filter_map(|kept| kept.split_once('='));
-        of_context.any(|(kept, process)| kept == context && group::has_ended(process))
-    };
-    let enclosing = contexts.split_whitespace().filter(|context| !is_over(context));
-    enclosing.filter_map(|context| context.parse().ok()).collect()
+/// An enclosing command.
+struct Enclosing {
+    context: Uuid,
+    /// An id that it holds, if that is known.
+    id: Option<String>,
+    /// The lockctl that leaves its locks locked: once that has ended, they are held by none that a command is inside of.
+    kept_by: Option<String>,
 }
 
-/// An id that each of the enclosing commands holds, in its store, from the inside out.
-fn enclosing_ids() -> impl Iterator<Item = (Uuid, String)> {
-    let mut ids = object(ENCLOSING_IDS);
-    // An earlier lockctl wrote no ids; all of the innermost's stand here.
-    let innermost = object(FENCES).into_iter().map(|(id, _)| id).next();
-    enclosing().into_iter().enumerate().filter_map(move |(depth, context)| {
-        let id = ids.remove(&context.to_string()).and_then(|id| id.as_str().map(str::to_owned));
-        Some((context, id.or_else(|| innermost.clone().filter(|_| depth == 0))?))
-    })
+/// The enclosing commands, the innermost first. A process that outlives a command inherits the variables.
+fn enclosing() -> Vec<Enclosing> {
+    let mut all: Vec<Enclosing> = Vec::new();
+    for word in std::env::var(ENCLOSING).unwrap_or_default().split_whitespace() {
+        match (word.split_at_checked(1), all.last_mut()) {
+            (Some(("=", id)), Some(last)) => last.id = from_hex(id),
+            (Some(("@", lockctl)), Some(last)) => last.kept_by = Some(lockctl.to_owned()),
+            _ => all.extend(word.parse().ok().map(|context| Enclosing { context, id: None, kept_by: None })),
+        }
+    }
+    if let Some(innermost) = all.first_mut().filter(|innermost| innermost.id.is_none()) {
+        let fences = std::env::var(FENCES).unwrap_or_default();
+        let fences: Map<String, Value> = serde_json::from_str(&fences).unwrap_or_default();
+        innermost.id = fences.into_iter().map(|(id, _)| id).next();
+    }
+    all.retain(|enclosing| !enclosing.kept_by.as_deref().is_some_and(group::has_ended));
+    all
 }
 
-fn object(variable: &str) -> Map<String, Value> {
-    let text = std::env::var(variable).unwrap_or_default();
-    serde_json::from_str(&text).unwrap_or_default()
+/// Writes the enclosing commands, without the ids of the outermost if the variable cannot be so long.
+fn written(all: impl Iterator<Item = Enclosing>) -> String {
+    let mut text = String::new();
+    for Enclosing { context, id, kept_by } in all {
+        let id = id.map(|id| format!(" ={}", hex(&id))).unwrap_or_default();
+        // Contexts take the other half, of some thousand commands.
+        let id = if text.len() + id.len() > LONGEST / 2 { "" } else { &id };
+        let kept_by = kept_by.map(|lockctl| format!(" @{lockctl}")).unwrap_or_default();
+        text += &format!("{context}{id}{kept_by} ");
+    }
+    text
 }
 
-/// Writes ids by context, without those of the outermost if the variable cannot be so long.
-fn innermost_of(ids: Vec<(String, String)>) -> String {
-    let mut room = LONGEST - ENCLOSING_IDS.len() - "={}\0".len();
-    let fits = |(context, id): &(String, String)| {
-        let id = json!(id);
-        room = room.checked_sub(context.len() + id.to_string().len() + "\"\":,".len())?;
-        Some((context.clone(), id))
-    };
-    Value::Object(ids.iter().map_while(fits).collect()).to_string()
+fn hex(id: &str) -> String {
+    id.bytes().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(text: &str) -> Option<String> {
+    let digits: Option<Vec<u32>> = text.chars().map(|digit| digit.to_digit(16)).collect();
+    let bytes =
+        digits?.chunks(2).map(|byte| byte.iter().fold(0, |sum, digit| sum * 16 + *digit as u8)).collect();
+    String::from_utf8(bytes).ok()
 }
 
 /// Whether an enclosing command still holds its locks, in this store. A process that outlives a command inherits the variables,
 /// but not the locks. Of locks that are lost in part nothing is left soon: the command is being ended.
-async fn holds_something(locks: &LockingService) -> Result<bool, LockError<String, Uuid>> {
-    for (context, id) in enclosing_ids() {
-        let target = if id.is_empty() { Target::Global } else { Target::Id(id) };
+async fn holds_something(
+    locks: &LockingService,
+    enclosing: &[Enclosing],
+) -> Result<bool, LockError<String, Uuid>> {
+    for Enclosing { context, id, .. } in enclosing {
+        let Some(id) = id else { continue };
+        let target = if id.is_empty() { Target::Global } else { Target::Id(id.clone()) };
         let seen = locks.admin().inspect(&target).await?;
-        if seen.holders.iter().any(|holder| holder.context == StoredContext::Known(context)) {
+        if seen.holders.iter().any(|holder| holder.context == StoredContext::Known(*context)) {
             return Ok(true);
         }
     }
@@ -203,13 +207,38 @@ async fn holds_something(locks: &LockingService) -> Result<bool, LockError<Strin
 /// Whether what the enclosing commands hold is enough to keep the claim from being granted, whatever others do.
 async fn keeps_out(
     locks: &LockingService,
-    enclosing: &[Uuid],
+    enclosing: &[Enclosing],
     claim: &Claim<String>,
 ) -> Result<bool, LockError<String, Uuid>> {
     let seen = locks.admin().inspect(&claim.target).await?;
-    let ours = seen.holders.iter().filter(
-        |holder| matches!(&holder.context, StoredContext::Known(context) if enclosing.contains(context)),
-    );
+    let is_ours = |context: &Uuid| enclosing.iter().any(|command| command.context == *context);
+    let ours = seen
+        .holders
+        .iter()
+        .filter(|holder| matches!(&holder.context, StoredContext::Known(context) if is_ours(context)));
     let in_use = InUse::of(ours.map(|holder| holder.mode));
     Ok(in_use != InUse::default() && !in_use.fits(claim.mode))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_read_as_they_were_written() {
+        for id in ["", "a", "a b\u{a0}é\0=", "67e55044-10b1-426f-9247-bb680e5fe0c8"] {
+            assert_eq!(from_hex(&hex(id)).as_deref(), Some(id));
+        }
+        for other in ["x", "ff", "é"] {
+            assert_eq!(from_hex(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_deep_nesting_has_room_in_an_environment() {
+        let command = || Enclosing { context: Uuid::nil(), id: Some("x".repeat(1024)), kept_by: None };
+        let text = written(std::iter::repeat_with(command).take(1000));
+        assert!(text.len() < LONGEST - ENCLOSING.len() - "=\0".len(), "{}", text.len());
+        assert_eq!(text.split_whitespace().filter(|word| word.parse::<Uuid>().is_ok()).count(), 1000);
+    }
 }

@@ -171,10 +171,7 @@ impl<'a> Supervised<'a> {
         }
         let store = environment::store(global)?;
         let child = Child::start(&args.command, |command| {
-            describe(command, guard);
-            if args.keep_for.is_some() {
-                environment::keeps(command, guard);
-            }
+            describe(command, guard, args.keep_for.is_some());
             command.envs(store);
         })?;
         supervised.watchdog.order(supervised.lease.order(Some(child.group())));

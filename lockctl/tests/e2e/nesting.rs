@@ -105,9 +105,7 @@ fn an_inherited_context_that_holds_nothing_passes_no_queue(store: &Store) {
     // As a daemon that the command started has it, after the command's end.
     let inherited = store.run(&["run", "--id", "a", "--", "env"]).stdout;
     let inherited = inherited.lines().filter_map(|line| line.split_once('=')).filter(|(name, _)| {
-        let names = ["CONTEXT", "FENCE", "FENCES", "ENCLOSING", "ENCLOSING_IDS"]
-            .map(|name| format!("LOCKCORE_{name}"));
-        names.contains(&(*name).to_owned())
+        ["LOCKCORE_CONTEXT", "LOCKCORE_FENCE", "LOCKCORE_FENCES", "LOCKCORE_ENCLOSING"].contains(name)
     });
     let holding = "while [ ! -e go ]; do sleep 0.02; done";
     let holder = store.start(&["run", "--shared", "b", "--", "sh", "-c", holding]);
@@ -140,7 +138,7 @@ fn all_enclosing_commands_count(store: &Store) {
 }
 
 fn an_environment_of_an_earlier_lockctl_is_understood(store: &Store) {
-    let inner = behind_a_waiter("env -u LOCKCORE_ENCLOSING_IDS");
+    let inner = behind_a_waiter("env LOCKCORE_ENCLOSING=$LOCKCORE_CONTEXT");
     passes_the_waiter(store, &["run", "--id", "x", "--", "sh", "-c", &inner]);
 }
 
