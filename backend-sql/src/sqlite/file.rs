@@ -101,12 +101,13 @@ pub(super) enum OtherName {
 
 /// Whether the file has another name besides the path. A symbolic link to it is none, nor is one by another mount of its folder.
 pub(super) fn other_name(path: &Path) -> io::Result<Option<OtherName>> {
+    let file = fs::metadata(path)?;
+    if !file.is_file() {
+        return Ok(None);
+    }
     #[cfg(unix)]
-    {
-        let names = std::os::unix::fs::MetadataExt::nlink(&fs::metadata(path)?);
-        if names > 1 {
-            return Ok(Some(OtherName::Links(names)));
-        }
+    if let names @ 2.. = std::os::unix::fs::MetadataExt::nlink(&file) {
+        return Ok(Some(OtherName::Links(names)));
     }
     Ok(platform::is_mount_point(path)?.then_some(OtherName::Mount))
 }

@@ -63,15 +63,16 @@
 //!   folder.
 //! - With [`Synchronous::Normal`] a crash of a process loses nothing. A crash of the host may lose the last
 //!   commits, but then it voids all locks anyway, and fences go on from the wall clock.
-//! - The file has one name: SQLite keeps its log, `-wal` and `-shm`, beside the name under which a program opens it, and programs
-//!   with two logs would not see each other's locks. A file that has hard links, or is mounted by itself into a container, is refused:
-//!   mount its folder. Symbolic links, and a folder that is mounted several times, are no other names.
+//! - The file has one name: SQLite keeps its log, `-wal` and `-shm`, beside the name under which a program opens it, and
+//!   programs with two logs would not see each other's locks. A file that has hard links, or is mounted by itself into a
+//!   container, is refused: mount its folder. Symbolic links, and a folder that is mounted several times, are no other names.
 //! - A file that is removed or replaced is noticed within a second while anything is held, and the holders learn of it;
 //!   until then two processes may hold the same id, one in each file.
-//! - A log that is removed while programs have the file open is noticed in the same way, and they put what stood in it into the file and
-//!   open it again; a call that finds it out fails as [`Unavailable`](lockcore::BackendErrorKind::Unavailable). Until then no other
-//!   program gets to open the file: it waits its busy timeout, and fails as [`Busy`](lockcore::BackendErrorKind::Busy). A program that
-//!   holds nothing notices with its next call. Before a backup is copied back, end all programs that have the file open.
+//! - A log that is removed while programs have the file open is noticed in the same way, and they put what stood in it into
+//!   the file and open it again; a call that finds it out fails as [`Unavailable`](lockcore::BackendErrorKind::Unavailable).
+//!   Until then no other program gets to open the file: it waits its busy timeout, and fails as
+//!   [`Busy`](lockcore::BackendErrorKind::Busy). A program that holds nothing notices with its next call. Before a backup is
+//!   copied back, end all programs that have the file open.
 //! - Dropping a DAO waits up to 0.3 s until its session is closed, so that a process which ends right after does not
 //!   look like one that died.
 //! - A DAO does not survive `fork`: in the child every call fails.

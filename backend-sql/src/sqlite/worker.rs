@@ -437,9 +437,9 @@ impl Worker {
         Ok(())
     }
 
-    /// Opens the file that is there now, since ours or its log was removed or replaced. Locks and places in another file are gone for
-    /// all who open that; the holders learn so by their renewals, which are due a third of a lease after the last ones. Those in a log
-    /// that was removed are written to the file before.
+    /// Opens the file that is there now, since ours or its log was removed or replaced. Locks and places in another file are gone
+    /// for all who open that; the holders learn so by their renewals, which are due a third of a lease after the last ones. Those
+    /// in a log that was removed are written to the file before.
     fn reopen(&mut self) {
         let settings = self.store.opened.settings.clone();
         let closed = self.store.give_up();

@@ -21,6 +21,7 @@ pub(crate) const TESTS: &[Test] = &[
     test!(a_closed_stdout_is_no_panic, File),
     test!(mistakes_come_with_advice, File),
     test!(help_documents_every_code, File),
+    test!(a_file_with_two_names_is_refused, File),
 ];
 
 const RUN: [&str; 2] = ["--", "true"];
@@ -288,4 +289,21 @@ fn help_documents_every_code(store: &Store) {
     for code in ["1 ", "120", "121", "122", "123", "124", "125", "126", "127", "128+n", "else"] {
         assert!(help.contains(&format!("\n  {code}")), "{code} in {help}");
     }
+}
+
+fn a_file_with_two_names_is_refused(store: &Store) {
+    let holder = store.start(&["run", "--id", "a", "--", "sh", "-c", "touch held; exec sleep 60"]);
+    store.until_file("held");
+    std::fs::hard_link(store.path("locks.db"), store.path("other.db")).expect("a link");
+    for args in [
+        &["run", "--url", "sqlite:other.db", "--id", "a", "--", "echo", "BOTH"][..],
+        &["doctor", "--url", "sqlite:other.db"],
+        &["doctor"],
+    ] {
+        let ended = store.run(args);
+        assert_ne!(ended.code, 0, "{args:?}");
+        assert_eq!(ended.stdout, "", "{args:?}");
+        assert!(ended.stderr.contains("it has 2 names (hard links)"), "{args:?}: {}", ended.stderr);
+    }
+    drop(holder);
 }
