@@ -17,8 +17,8 @@ use crate::{
     write::Write,
 };
 
-/// An item and the stored form of its id.
-pub(crate) type Found = (String, Row);
+/// An item, unless it cannot be read, and the stored form of its id.
+pub(crate) type Found = (String, Result<Row, StoreError>);
 
 impl Store {
     /// One page of what is held or frozen, in order of id. The service keeps no order: every page reads the whole table.
@@ -29,12 +29,13 @@ impl Store {
         let filter = "attribute_exists(#c) OR attribute_exists(frozen)";
         let mut rows = self.scan(filter, None).await?;
         let now = self.now()?;
-        for (_, row) in &mut rows {
+        for row in rows.iter_mut().filter_map(|(_, row)| row.as_mut().ok()) {
             row.prune(now);
         }
         rows.retain(|(stored, row)| {
-            let is_shown = row.frozen || row.foreign.is_some() || !row.holders.is_empty();
-            is_shown && page.after.as_ref().is_none_or(|after| stored.as_bytes() > after.as_bytes())
+            let is_shown = |row: &Row| row.frozen || row.foreign.is_some() || !row.holders.is_empty();
+            row.as_ref().map_or(true, is_shown)
+                && page.after.as_ref().is_none_or(|after| stored.as_bytes() > after.as_bytes())
         });
         rows.sort_by(|(a, _), (b, _)| a.as_bytes().cmp(b.as_bytes()));
         let more = rows.len() > page.limit;
@@ -46,11 +47,16 @@ impl Store {
     /// All that is known of one id.
     pub(crate) async fn inspect(&self, stored: &str) -> Result<(Found, ServiceTime), StoreError> {
         let keys = [self.keys.lock(stored)];
-        let row = self.read(&keys, self.deadline()).await?.pop().flatten();
+        let mut row = match self.read(&keys, self.deadline()).await {
+            Ok(mut rows) => rows.pop().flatten().unwrap_or_default(),
+            Err(error @ StoreError::Unreadable { .. }) => {
+                return Ok(((stored.to_owned(), Err(error)), self.now()?));
+            }
+            Err(error) => return Err(error),
+        };
         let now = self.now()?;
-        let mut row = row.unwrap_or_default();
         row.prune(now);
-        Ok(((stored.to_owned(), row), now))
+        Ok(((stored.to_owned(), Ok(row)), now))
     }
 
     /// Breaks the lock held under `fence`, and records that `by` did.
@@ -95,12 +101,17 @@ impl Store {
         self.edit(stored, set).await
     }
 
-    /// Frees all that a context holds: finds it by a consistent scan, never by the index, which lags behind.
+    /// Frees all that a context holds: finds it by a consistent scan, never by the index, which lags behind. Fails for an item that
+    /// cannot be read once all others are freed.
     pub(crate) async fn release_context(&self, context: &str) -> Result<Vec<String>, StoreError> {
         let filter = "#c=:c OR attribute_exists(holders.#h)";
         let found = self.scan(filter, Some(context)).await?;
-        let mut freed = Vec::new();
-        for (stored, _) in found {
+        let (mut freed, mut unreadable) = (Vec::new(), None);
+        for (stored, row) in found {
+            if let Err(error) = row {
+                unreadable = Some(error);
+                continue;
+            }
             let was_held = self
                 .edit(&stored, |row, now| {
                     let foreign = row.foreign.take_if(|foreign| foreign.context == context);
@@ -114,7 +125,7 @@ impl Store {
                 freed.push(stored);
             }
         }
-        Ok(freed)
+        unreadable.map_or(Ok(freed), Err)
     }
 
     /// Changes one item as `change` says, which is asked again with what stands there if others were faster. Its second
@@ -164,6 +175,10 @@ impl Row {
 
 /// An item for the caller's types; what is over was pruned before.
 pub(crate) fn typed<I: Ident, C: ContextId>((stored, row): Found, now: ServiceTime) -> Inspection<I, C> {
+    let (row, unreadable) = match row {
+        Ok(row) => (row, None),
+        Err(error) => (Row::default(), Some(error.to_string())),
+    };
     let mut holders: Vec<HeldBy<C>> = row
         .holders
         .into_iter()
@@ -204,6 +219,7 @@ pub(crate) fn typed<I: Ident, C: ContextId>((stored, row): Found, now: ServiceTi
         waiters: Vec::new(),
         frozen: row.frozen,
         breaks: breaks.collect(),
+        unreadable,
     }
 }
 

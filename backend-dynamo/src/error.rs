@@ -23,6 +23,8 @@ pub(crate) enum StoreError {
     Withdrawn,
     #[error("an item is not in this library's format: {0}")]
     Corrupt(&'static str),
+    #[error("the item {key:?} is not in this library's format: {what}")]
+    Unreadable { key: String, what: &'static str },
     #[error("other clients changed the same items at every try until the timeout")]
     Contended { in_doubt: bool },
     #[error("the table cannot be used: {0}")]
@@ -47,7 +49,7 @@ impl StoreError {
             StoreError::Service(failure) => failure.kind,
             StoreError::InDoubt(error) => error.kind(),
             StoreError::Withdrawn => BackendErrorKind::Withdrawn,
-            StoreError::Corrupt(_) => BackendErrorKind::Corrupt,
+            StoreError::Corrupt(_) | StoreError::Unreadable { .. } => BackendErrorKind::Corrupt,
             StoreError::Contended { .. } => BackendErrorKind::Busy,
             StoreError::NoTime => BackendErrorKind::Unavailable,
         }

@@ -32,6 +32,14 @@ const NEVER: u64 = 253_402_300_799;
 impl Row {
     /// Reads an item.
     pub(crate) fn read(mut item: Item, names: &Names) -> Result<Row, StoreError> {
+        let key = item.remove(&names.id);
+        Row::of_attributes(item, names).map_err(|error| match (error, key) {
+            (StoreError::Corrupt(what), Some(AttributeValue::S(key))) => StoreError::Unreadable { key, what },
+            (error, _) => error,
+        })
+    }
+
+    fn of_attributes(mut item: Item, names: &Names) -> Result<Row, StoreError> {
         let seen = Seen {
             context: match item.remove(&names.context) {
                 None => None,

@@ -223,7 +223,7 @@ impl Store {
         &self,
         filter: &str,
         of: Option<&str>,
-    ) -> Result<Vec<(String, Row)>, StoreError> {
+    ) -> Result<Vec<(String, Result<Row, StoreError>)>, StoreError> {
         let (mut rows, mut start, mut attempt) = (Vec::new(), None, 0);
         let prefix = self.keys.common_prefix();
         let mut deadline = self.deadline();
@@ -265,7 +265,7 @@ impl Store {
             for item in output.items.into_iter().flatten() {
                 let Some(AttributeValue::S(key)) = item.get(&self.names().id) else { continue };
                 if let Some(stored) = self.keys.stored(key) {
-                    rows.push((stored.to_owned(), Row::read(item, self.names())?));
+                    rows.push((stored.to_owned(), Row::read(item, self.names())));
                 }
             }
             start = output.last_evaluated_key.filter(|key| !key.is_empty());

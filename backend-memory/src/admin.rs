@@ -75,6 +75,7 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
             waiters: Vec::new(),
             frozen: false,
             breaks: table.losses.breaks_of(target).cloned().collect(),
+            unreadable: None,
         };
         if let Some(slot) = spot.slot() {
             let entry = table.at(slot);

@@ -6,7 +6,7 @@ use lockcore::{
     BreakMode, BreakRecord, Broken, HeldBy, Inspection, Listing, Page, StoredContext, WaitingFor,
 };
 
-use crate::{step::Step, table::Break};
+use crate::{error::StoreError, sessions::name, step::Step, table::Break};
 
 /// An inspection in stored forms; `target` is always `Err`.
 pub(crate) type Inspected = Inspection<String, String>;
@@ -105,6 +105,10 @@ pub(crate) fn inspect(step: &Step<'_>, id: &str) -> Inspected {
     let held = state.map(|state| &state.held[..]).unwrap_or_default();
     let lasts =
         |held: &&crate::table::Held| step.table.until(id, held, step.sessions, step.now) >= step.now.lo;
+    let mut sessions = held.iter().map(|held| &step.table.grants[&held.fence].session);
+    let unreadable =
+        sessions.find(|session| step.sessions.get(*session).is_some_and(|session| session.unreadable));
+    let unreadable = unreadable.map(|session| StoreError::Session(name(session)).to_string());
     let mut holders: Vec<_> = held
         .iter()
         .filter(lasts)
@@ -146,6 +150,7 @@ pub(crate) fn inspect(step: &Step<'_>, id: &str) -> Inspected {
         waiters: waiting.collect(),
         frozen: state.is_some_and(|state| state.frozen),
         breaks: breaks.collect(),
+        unreadable,
     }
 }
 

@@ -17,6 +17,11 @@ pub(crate) enum StoreError {
     Withdrawn,
     #[error("{0} is not in this library's form")]
     Corrupt(&'static str),
+    #[error(
+        "the object {0:?} cannot be read, another program wrote it: the locks of that session count as held until it is \
+         removed"
+    )]
+    Session(String),
     #[error("an object has format {found}, this program knows format {known}: use a newer program")]
     Format { found: u32, known: u32 },
     #[error(
@@ -43,7 +48,7 @@ impl StoreError {
             StoreError::Setting { .. } | StoreError::Missing { .. } => BackendErrorKind::BadSetting,
             StoreError::Request(failure) => failure.kind,
             StoreError::Withdrawn => BackendErrorKind::Withdrawn,
-            StoreError::Corrupt(_) => BackendErrorKind::Corrupt,
+            StoreError::Corrupt(_) | StoreError::Session(_) => BackendErrorKind::Corrupt,
             StoreError::Format { .. } | StoreError::Unconditional(_) => BackendErrorKind::Misconfigured,
             StoreError::Contended { .. } | StoreError::Full { .. } => BackendErrorKind::Busy,
             StoreError::NoTime | StoreError::Ended => BackendErrorKind::Unavailable,

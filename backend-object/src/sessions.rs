@@ -65,7 +65,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn name(session: &str) -> String {
+pub(crate) fn name(session: &str) -> String {
     format!("session/{session}")
 }
 
@@ -166,7 +166,9 @@ impl Entry {
         let version = before.as_ref().and_then(|known| known.version.clone());
         let known = match (cell.read(&name(session), version.as_ref()).await?, before) {
             (Found::Changed(version, content), _) => {
-                KnownSession { version: Some(version), session: Session::read(&content)?, read }
+                // It concerns no other session; this one changes nothing of it.
+                let session = Session::read(&content).unwrap_or_else(|_| Session::unreadable());
+                KnownSession { version: Some(version), session, read }
             }
             (Found::Unchanged, Some(before)) => KnownSession { read, ..before },
             (Found::Unchanged | Found::Absent, _) => {
@@ -197,6 +199,9 @@ impl Entry {
                     Some(known) => known,
                     None => self.read(access.cell, session).await?,
                 };
+                if known.session.unreadable {
+                    return Err(StoreError::Session(name(session)));
+                }
                 if sent.contains(&known.session.stamp) {
                     return Ok(true);
                 }

@@ -244,6 +244,9 @@ pub(crate) struct Session {
     /// it was made for: only one of them succeeds.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) closed: BTreeMap<u64, BTreeMap<String, u64>>,
+    /// There is an object, and it cannot be read: what it renewed is not known, and counts as renewed now.
+    #[serde(skip)]
+    pub(crate) unreadable: bool,
 }
 
 /// A lock to be closed to renewal.
@@ -263,6 +266,7 @@ impl Default for Session {
             stamp: Stamp::default(),
             renewals: BTreeMap::new(),
             closed: BTreeMap::new(),
+            unreadable: false,
         }
     }
 }
@@ -303,6 +307,11 @@ impl Session {
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, StoreError> {
         check_format(bytes)?;
         serde_json::from_slice(bytes).map_err(|_| StoreError::Corrupt("a session"))
+    }
+
+    /// What stands for an object that cannot be read.
+    pub(crate) fn unreadable() -> Self {
+        Session { unreadable: true, ..Session::default() }
     }
 
     pub(crate) fn write(&self) -> Vec<u8> {

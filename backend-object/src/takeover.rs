@@ -74,6 +74,7 @@ impl<'t> Concerned<'t> {
         let unsure = self.held.iter().filter(|(id, held)| {
             self.shows
                 || self.closes.contains(&(*id, held.fence))
+                || known.get(self.session_of(held)).is_some_and(|session| session.unreadable)
                 || self.table.until(id, held, known, now) < now.hi
         });
         unsure.map(|(_, held)| self.session_of(held)).collect()
@@ -104,6 +105,9 @@ impl Table {
     /// Returns the end of the lease of a holder of `id`, by the table and what is known of its session.
     pub(crate) fn until(&self, id: &str, held: &Held, sessions: &Sessions, now: ServiceTime) -> u64 {
         let Some(session) = sessions.get(&self.grants[&held.fence].session) else { return held.until };
+        if session.unreadable {
+            return now.hi.saturating_add(held.lease);
+        }
         if let Some(closed) = session.closed_until(held.fence, id) {
             return closed;
         }

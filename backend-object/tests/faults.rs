@@ -36,6 +36,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         the_doctor_names_the_rules_of_the_bucket
         a_deleted_table_is_a_loss
         a_deleted_session_keeps_what_is_renewed
+        a_session_that_cannot_be_read_stops_no_other
         another_format_is_left_alone
         a_bucket_that_is_missing_is_named
         a_bucket_of_another_region_is_named_with_its_region
@@ -298,6 +299,44 @@ async fn a_deleted_session_keeps_what_is_renewed(rig: Rig) -> TestResult {
     assert!(taken.locks[0].granted.fence > short.locks[0].granted.fence);
     assert_eq!(two.renew(&short).await.lost.len(), 1);
     one.keep(&held).await;
+    Ok(())
+}
+
+/// The locks of that session count as held, and nothing else is concerned: neither requests nor lists, sweeps and restarts.
+async fn a_session_that_cannot_be_read_stops_no_other(rig: Rig) -> TestResult {
+    let (dao, other) = (rig.dao().await?, rig.other().await);
+    let short = Duration::from_secs(2);
+    let spoiled = caller(&dao).with_lease(short);
+    let lost = spoiled.take(["bad"]).await;
+    spoiled.keep(&lost).await;
+    let objects = rig.objects()?;
+    let sessions =
+        futures_util::TryStreamExt::try_collect::<Vec<_>>(objects.list(Some(&rig.path("session")))).await?;
+    assert_eq!(sessions.len(), 1);
+    objects.put(&sessions[0].location, b"by another".to_vec().into()).await?;
+    // Its own process is the first to learn it.
+    eventually("its lease by the table is over", || async {
+        let renewed = dao.renew(&lost).await;
+        renewed.is_err().then_some(())
+    })
+    .await;
+    let (one, two) = (caller(&other), caller(&other));
+    let held = one.take(["a"]).await;
+    let begun = std::time::Instant::now();
+    while begun.elapsed() < short * 2 {
+        assert_eq!(two.refused(["a", "bad", "free"]).await.len(), 2, "nothing tells that its lease is over");
+        one.keep(&held).await;
+        let listing = other.list(&lockcore::Page::default()).await?;
+        let unreadable: Vec<_> = listing.ids.iter().map(|seen| seen.unreadable.is_some()).collect();
+        assert_eq!(unreadable, [false, true], "{listing:?}");
+        let why = listing.ids[1].unreadable.as_deref().unwrap_or_default();
+        assert!(why.contains(sessions[0].location.filename().expect("a name")), "{why}");
+        other.sweep(100, None).await?;
+    }
+    assert_eq!(other.release_context(&one.request(["a"]).context).await?.len(), 1);
+    two.free(&two.take(["a"]).await).await;
+    objects.delete(&sessions[0].location).await?;
+    two.take_soon(["bad"]).await;
     Ok(())
 }
 

@@ -7,8 +7,8 @@ use std::{
 };
 
 use lockcore::{
-    BackendError, BreakMode, BreakRecord, Broken, ContextId, HeldBy, Ident, Inspection, Listing, Page,
-    StoredContext, Target, WaitingFor, backend::List,
+    BackendError, BackendErrorKind, BreakMode, BreakRecord, Broken, ContextId, HeldBy, Ident, Inspection,
+    Listing, Page, StoredContext, Target, WaitingFor, backend::List,
 };
 
 use crate::{
@@ -34,16 +34,45 @@ async fn inspect_all<I: Ident, C: ContextId>(
     store: &Arc<Store>,
     inspect: Call,
 ) -> Result<Vec<Inspection<I, C>>, BackendError> {
-    let found = Reply::of(call(store, inspect).await?)?.lists(inspection)?;
-    let mut inspections = Vec::with_capacity(found.len());
-    for (id, mut inspection, complete) in found {
-        if !complete {
-            add_holders(store, &id, &mut inspection.holders).await?;
-            inspection.waiters = all_waiters(store, &id).await?;
-        }
-        inspections.push(inspection);
+    let mut found = Reply::of(call(store, inspect).await?)?;
+    let mut inspections = Vec::new();
+    while !found.is_empty() {
+        let mut reply = found.list()?;
+        let id = reply.text()?;
+        let read = match inspection(&id, reply) {
+            Ok((mut inspection, false)) => {
+                add_the_rest(store, &id, &mut inspection).await.map(|()| inspection)
+            }
+            read => read.map(|(inspection, _)| inspection),
+        };
+        inspections.push(match read {
+            // Another program's keys stop nothing that is about other ids.
+            Err(error) if error.kind() == BackendErrorKind::Corrupt => unreadable(&id, error.to_string()),
+            read => read?,
+        });
     }
     Ok(inspections)
+}
+
+async fn add_the_rest<I, C: ContextId>(
+    store: &Arc<Store>,
+    id: &str,
+    inspection: &mut Inspection<I, C>,
+) -> Result<(), BackendError> {
+    add_holders(store, id, &mut inspection.holders).await?;
+    inspection.waiters = all_waiters(store, id).await?;
+    Ok(())
+}
+
+fn unreadable<I: Ident, C: ContextId>(id: &str, why: String) -> Inspection<I, C> {
+    Inspection {
+        target: Target::from_stored(id).ok_or_else(|| id.to_owned()),
+        holders: Vec::new(),
+        waiters: Vec::new(),
+        frozen: false,
+        breaks: Vec::new(),
+        unreadable: Some(why),
+    }
 }
 
 async fn add_holders<C: ContextId>(
@@ -100,9 +129,9 @@ pub(crate) async fn list<I: Ident, C: ContextId>(
             last = Some(id);
         }
         let found = inspect_all(store, inspect).await?;
-        ids.extend(
-            found.into_iter().filter(|id| !id.holders.is_empty() || !id.waiters.is_empty() || id.frozen),
-        );
+        ids.extend(found.into_iter().filter(|id| {
+            !id.holders.is_empty() || !id.waiters.is_empty() || id.frozen || id.unreadable.is_some()
+        }));
         if ids.len() >= page.limit {
             return Ok(Listing { ids, next: candidates.peek().and(last) });
         }
@@ -131,24 +160,35 @@ pub(crate) async fn freeze(store: &Arc<Store>, id: &str, frozen: bool) -> Result
     call(store, step(store, "freeze").arg(id).arg(if frozen { "1" } else { "0" })).await.map(drop)
 }
 
-/// Scans all keys. Locks that the context takes meanwhile may be missed; those that it held before are not.
+/// Scans all keys. Locks that the context takes meanwhile may be missed; those that it held before are not. What cannot be
+/// read of an id does not say that the context holds it: it is logged, and listed. Fails for an id whose slot is moving, once
+/// all others are freed.
 pub(crate) async fn release_context<I: Ident>(
     store: &Arc<Store>,
     context: &str,
 ) -> Result<Vec<Target<I>>, BackendError> {
     let all: Vec<_> = all_ids(store).await?.into_iter().collect();
-    let mut freed = Vec::new();
+    let (mut freed, mut again) = (Vec::new(), None);
     for ids in all.chunks(BATCH) {
         let mut dismiss = step(store, "dismiss").arg(context);
         for id in ids {
             dismiss.add(id.as_bytes());
         }
         let mut reply = Reply::of(call(store, dismiss).await?)?;
-        while !reply.is_empty() {
-            freed.extend(Target::from_stored(&reply.text()?));
+        let mut held = reply.list()?;
+        while !held.is_empty() {
+            freed.extend(Target::from_stored(&held.text()?));
         }
+        let why = reply.text()?;
+        if !why.is_empty() {
+            tracing::warn!(%why, "what stands in the place of an id cannot be read, and was not released");
+        }
+        again = Some(reply.text()?).filter(|why| !why.is_empty()).or(again);
     }
-    Ok(freed)
+    match again {
+        None => Ok(freed),
+        Some(why) => Err(BackendError::new(BackendErrorKind::Busy, format!("redis: {why}"))),
+    }
 }
 
 /// Returns every id that has a key, in order.
@@ -176,11 +216,14 @@ async fn call(store: &Arc<Store>, call: Call) -> Result<redis::Value, BackendErr
     store.session().await?.call(&call).await
 }
 
-/// Reads an id, its inspection, and whether that is complete.
+/// Reads the inspection of an id, and whether that is complete.
 fn inspection<I: Ident, C: ContextId>(
+    id: &str,
     mut reply: Reply,
-) -> Result<(String, Inspection<I, C>, bool), BackendError> {
-    let stored = reply.text()?;
+) -> Result<(Inspection<I, C>, bool), BackendError> {
+    if reply.len() == 1 {
+        return Ok((unreadable(id, reply.text()?), true));
+    }
     let frozen = reply.int()? == 1;
     let mut holders = reply.list()?.lists(held_by)?;
     holders.sort_by_key(|holder| holder.fence);
@@ -192,8 +235,8 @@ fn inspection<I: Ident, C: ContextId>(
         breaks.push(break_record(&record).ok_or_else(|| unexpected("a record of a break"))?);
     }
     let complete = reply.int()? == 0;
-    let target = Target::from_stored(&stored).ok_or_else(|| stored.clone());
-    Ok((stored, Inspection { target, holders, waiters, frozen, breaks }, complete))
+    let target = Target::from_stored(id).ok_or_else(|| id.to_owned());
+    Ok((Inspection { target, holders, waiters, frozen, breaks, unreadable: None }, complete))
 }
 
 fn held_by<C: ContextId>(mut reply: Reply) -> Result<HeldBy<C>, BackendError> {

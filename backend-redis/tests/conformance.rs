@@ -48,6 +48,26 @@ impl Backend for Namespaces {
         }
         true
     }
+
+    async fn spoil(&self, place: &Place, id: &str, way: usize) -> bool {
+        let beside = |of: &str| place.base(&format!("/{of}:{id}"));
+        let commands = match way {
+            0 => vec![
+                vec!["DEL".to_owned(), place.key(id)],
+                vec!["RPUSH".to_owned(), place.key(id), "x".to_owned()],
+            ],
+            1 => vec![vec!["SET".to_owned(), beside("b"), "x".to_owned()]],
+            2 => vec![vec!["SET".to_owned(), beside("n"), "x".to_owned()]],
+            _ => return false,
+        };
+        // The node of a cluster is not known here.
+        let Ok(raw) = place.raw().await else { return false };
+        for command in commands {
+            let command: Vec<&str> = command.iter().map(String::as_str).collect();
+            raw.send::<redis::Value>(&command).await.expect("the server answers");
+        }
+        true
+    }
 }
 
 async fn by_test_clock(place: &Place, ahead: Duration) -> Dao {

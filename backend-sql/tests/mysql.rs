@@ -29,6 +29,10 @@ const OLDER: [&str; 5] = [
     "UPDATE lockcore_namespaces SET swept = IF(swept = 0, 0, swept - @by) WHERE ns = @ns",
 ];
 
+/// What no program of ours writes into the row of a holder; the last also stops the clock of those who add to it.
+const UNREADABLE: [&str; 4] =
+    ["since = -1", "lease = -1", "fence = -1", "since = -1, until = 9223372036854775807"];
+
 struct Mysql {
     server: Arc<Server>,
     /// Other tests, and other runs of this one, may use the same server.
@@ -84,6 +88,15 @@ impl Backend for Mysql {
         // It locks rows in another order than the steps do, so that the server may give it up.
         eventually("time passes", async || older().await.ok()).await;
         true
+    }
+
+    async fn spoil(&self, namespace: &Namespace, id: &str, way: usize) -> bool {
+        let Some(values) = UNREADABLE.get(way) else { return false };
+        let of_id = "ns = (SELECT ns FROM lockcore_namespaces WHERE name = ?) AND id = ?";
+        let spoil = format!("UPDATE lockcore_ids SET {values} WHERE {of_id}");
+        let spoil =
+            sqlx::query(sqlx::AssertSqlSafe(spoil)).bind(namespace.name.as_bytes()).bind(id.as_bytes());
+        spoil.execute(&self.pool).await.expect("a table of ours").rows_affected() == 1
     }
 }
 

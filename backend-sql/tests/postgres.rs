@@ -30,6 +30,15 @@ const OLDER: [&str; 6] = [
     "UPDATE lockcore_namespace SET swept = swept - $2, reached = greatest(reached - $2, 0) WHERE ns = $1",
 ];
 
+/// What no program of ours writes into the row of a holder; the last also stops the clock of those who add to it.
+const UNREADABLE: [&str; 5] = [
+    "since = -1",
+    "lease = -1",
+    "fence = NULL",
+    "owner = NULL",
+    "since = -1, busy = busy | 8, lapses = 1, expires = 9223372036854775807",
+];
+
 struct Postgres {
     server: Arc<Server>,
     /// Other tests, and other runs of this one, may use the same server.
@@ -91,6 +100,14 @@ impl Backend for Postgres {
         // It locks rows in another order than the steps do, so that the server may give it up.
         eventually("time passes", async || older().await.ok()).await;
         true
+    }
+
+    async fn spoil(&self, namespace: &Namespace, id: &str, way: usize) -> bool {
+        let Some(values) = UNREADABLE.get(way) else { return false };
+        let spoil = format!("UPDATE lockcore_lock SET {values} WHERE ns = $1 AND id = $2");
+        let spoil =
+            sqlx::query(sqlx::AssertSqlSafe(spoil)).bind(namespace.name.as_bytes()).bind(id.as_bytes());
+        spoil.execute(&self.pool).await.expect("a table of ours").rows_affected() == 1
     }
 }
 

@@ -31,6 +31,9 @@ const OLDER: [&str; 4] = [
     "UPDATE lockcore_namespaces SET swept_at = swept_at - ?2",
 ];
 
+/// What no program of ours writes into the row of a holder.
+const UNREADABLE: [&str; 4] = ["lease = -1", "since = -1", "renewed = -1", "mode = 1, permits = -1"];
+
 /// One file for all the stores of a check, in a namespace each; another process would open the same file.
 #[derive(Default)]
 struct Sqlite {
@@ -92,6 +95,15 @@ impl Backend for Sqlite {
         }
         file.execute_batch("COMMIT").expect("it can be written");
         true
+    }
+
+    async fn spoil(&self, namespace: &Namespace, id: &str, way: usize) -> bool {
+        let Some(values) = UNREADABLE.get(way) else { return false };
+        let file = Connection::open(namespace.file()).expect("the file can be opened");
+        file.busy_timeout(PATIENCE).expect("it can be set");
+        let of_id = "ns = (SELECT ns FROM lockcore_namespaces WHERE name = ?1) AND id = ?2";
+        let spoil = format!("UPDATE lockcore_claims SET {values} WHERE {of_id}");
+        file.execute(&spoil, (&namespace.name, id.as_bytes())).expect("a table of ours") == 1
     }
 }
 

@@ -44,6 +44,16 @@ pub struct Inspection<I = String, C = Uuid> {
     pub frozen: bool,
     /// What was broken on it lately, newest last, at most 16.
     pub breaks: Vec<BreakRecord<C>>,
+    /// What the store has of it that this program cannot read, as another program may write it, and is not among the rest. As long as
+    /// that is there the id is not free.
+    pub unreadable: Option<String>,
+}
+
+impl<I, C> Inspection<I, C> {
+    /// Whether it has no holder, nor anything that may be one.
+    pub(crate) fn is_free(&self) -> bool {
+        self.holders.is_empty() && self.unreadable.is_none()
+    }
 }
 
 /// One holder of an id, as an administrator sees it.

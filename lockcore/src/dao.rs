@@ -205,7 +205,8 @@ pub trait LockDao<I: Ident = String, C: ContextId = Uuid>: fmt::Debug + Send + S
         async { Err(BackendError::unsupported("release_context")) }
     }
 
-    /// Lists the ids that are held, queued for or frozen, by pages.
+    /// Lists the ids that are held, queued for or frozen, by pages. What cannot be read of one, as another program may have
+    /// written it, is said in [`Inspection::unreadable`], and hides no other.
     ///
     /// # Errors
     /// [`BackendError`]; `Unsupported` unless [`listing`](Capabilities::listing) is declared.

@@ -82,6 +82,7 @@ impl Inspection<String, String> {
             waiters: waiters.collect(),
             frozen: self.frozen,
             breaks: breaks.collect(),
+            unreadable: self.unreadable,
             target: Target::from_stored(&target).ok_or(target),
         }
     }

@@ -129,7 +129,8 @@ mod tests {
 
     fn look(holders: Vec<HeldBy<Uuid>>, frozen: bool) -> Look<String, Uuid> {
         let target = Ok(Target::Id("a".to_owned()));
-        Look::new(Inspection { target, holders, waiters: Vec::new(), frozen, breaks: Vec::new() })
+        let (waiters, breaks) = (Vec::new(), Vec::new());
+        Look::new(Inspection { target, holders, waiters, frozen, breaks, unreadable: None })
     }
 
     #[test]

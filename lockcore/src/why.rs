@@ -119,7 +119,7 @@ impl<I: Ident, C: ContextId> fmt::Display for Why<I, C> {
             if id > 0 {
                 f.write_char('\n')?;
             }
-            match (seen.holders.is_empty(), seen.frozen) {
+            match (seen.is_free(), seen.frozen) {
                 (true, true) => write!(f, "{name} is frozen")?,
                 (true, false) => write!(f, "{name} is free")?,
                 (false, true) => write!(f, "{name} is held, and frozen")?,
@@ -129,6 +129,9 @@ impl<I: Ident, C: ContextId> fmt::Display for Why<I, C> {
                 0 => {}
                 1 => f.write_str(", and 1 waits")?,
                 waiters => write!(f, ", and {waiters} wait")?,
+            }
+            if let Some(unreadable) = &seen.unreadable {
+                write!(f, "\n  by what cannot be read: {unreadable}")?;
             }
             for (holder, held) in seen.holders.iter().enumerate() {
                 write!(f, "\n  by {}, {}", label(held), held.mode)?;

@@ -33,9 +33,12 @@ pub(crate) fn list(ids: &[Seen], store: &str) -> String {
                 state.to_owned(),
             ]);
         }
-        if seen.holders.is_empty() {
-            let row =
-                [name(seen), dash(), dash(), dash(), dash(), dash(), waiting.to_string(), frozen.to_owned()];
+        let rest = match &seen.unreadable {
+            Some(unreadable) => Some(harmless(&format!("cannot be read: {unreadable}"))),
+            None => seen.holders.is_empty().then(|| frozen.to_owned()),
+        };
+        if let Some(rest) = rest {
+            let row = [name(seen), dash(), dash(), dash(), dash(), dash(), waiting.to_string(), rest];
             table.add_row(row);
         }
     }
@@ -51,6 +54,9 @@ pub(crate) fn one(seen: &Seen, store: &str) -> String {
         (false, false) => "held".to_owned(),
     };
     let mut text = format!("{} is {state}", name(seen));
+    if let Some(unreadable) = &seen.unreadable {
+        text = format!("{} is not free: something that cannot be read: {}", name(seen), harmless(unreadable));
+    }
     if !seen.holders.is_empty() {
         let mut table =
             table(&["HELD BY", "MODE", "PERMITS", "FENCE", "FOR", "LEASE", "LEFT", "CONTEXT", ""]);
@@ -144,6 +150,7 @@ pub(crate) fn json(seen: &Seen) -> Value {
         "holders": holders.collect::<Vec<_>>(),
         "waiters": waiters.collect::<Vec<_>>(),
         "breaks": breaks.collect::<Vec<_>>(),
+        "unreadable": seen.unreadable,
     })
 }
 

@@ -41,4 +41,10 @@ pub trait Backend: Send + Sync + 'static {
     fn advance(&self, _guard: &Self::Guard, _by: Duration) -> impl Future<Output = bool> + Send {
         async { false }
     }
+
+    /// Writes something in the place of the lock of `id`, which is held exclusively, that the backend cannot read, as another program
+    /// may; `way` says which, from 0 on. `false` if there are no more ways: unless this is overridden there are none.
+    fn spoil(&self, _guard: &Self::Guard, _id: &str, _way: usize) -> impl Future<Output = bool> + Send {
+        async { false }
+    }
 }

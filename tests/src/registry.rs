@@ -279,6 +279,7 @@ macro_rules! for_each_check {
                 a_frozen_id_is_not_granted,
                 a_frozen_id_is_not_handed_over,
                 migrating_and_looking_change_nothing,
+                what_cannot_be_read_stops_no_other,
             }
             ids {
                 odd_ids_are_different_locks,

@@ -163,6 +163,11 @@ impl<B: Backend> Store<B> {
         }
     }
 
+    /// Has another program write something that cannot be read in the place of the lock of an id; `false` if there are no more ways.
+    pub async fn spoil(&self, id: &str, way: usize) -> bool {
+        self.backend.spoil(&self.guard, id, way).await
+    }
+
     /// Whether [`pass`](Self::pass) takes no time.
     pub fn sets_clock(&self) -> bool {
         self.sets_clock

@@ -8,6 +8,11 @@ use std::{
     time::Duration,
 };
 
+use aws_sdk_dynamodb::{
+    Client, Config,
+    config::{BehaviorVersion, Credentials, Region},
+    types::AttributeValue,
+};
 use lockcore::LockDao;
 use lockcore_conformance::{Backend, servers};
 use lockcore_dynamo::{DynamoBuilder, DynamoLockDao};
@@ -42,6 +47,17 @@ impl Table {
     fn ahead_by(mut self, micros: u64) -> Self {
         self.ahead = Arc::new(AtomicU64::new(micros));
         self
+    }
+
+    /// A client that has nothing to do with ours.
+    pub(crate) fn client(&self) -> Client {
+        let config = Config::builder()
+            .behavior_version(BehaviorVersion::v2026_01_12())
+            .http_client(aws_smithy_http_client::Builder::new().build_http())
+            .region(Region::new("eu-central-1"))
+            .credentials_provider(Credentials::new("test", "test", None, None, "tests"))
+            .endpoint_url(&*self.endpoint);
+        Client::from_conf(config.build())
     }
 
     /// How to open it.
@@ -93,6 +109,23 @@ impl Backend for Table {
 
     async fn advance(&self, table: &Table, by: Duration) -> bool {
         table.ahead.fetch_add(micros(by), Relaxed);
+        true
+    }
+
+    async fn spoil(&self, table: &Table, id: &str, way: usize) -> bool {
+        let text = |text: &str| AttributeValue::S(text.to_owned());
+        let (name, value) = match way {
+            0 => ("contextId", AttributeValue::N("7".to_owned())),
+            1 => ("expires", text("tomorrow")),
+            2 => ("expires", AttributeValue::Null(true)),
+            3 => ("fence", text("high")),
+            _ => return false,
+        };
+        let namespace = table.namespace.as_deref().unwrap_or_default();
+        let update = table.client().update_item().table_name(&*table.table);
+        let update = update.key("id", text(&format!("lockcore#{namespace}#{id}")));
+        let update = update.update_expression("SET #name=:value").expression_attribute_names("#name", name);
+        update.expression_attribute_values(":value", value).send().await.expect("the engine answers");
         true
     }
 }

@@ -29,28 +29,49 @@ local function list_waiters(s, line, after, most, rows)
   return #names / 2, names[#names]
 end
 
+-- Calls a function about one id. Returns false and the reason if the id's keys are not as this library writes them, so that they
+-- stop nothing that is about others.
+local function try(about, id, argument)
+  local done, answer = pcall(about, id, argument)
+  if done then return true, answer end
+  local reason = type(answer) == 'table' and answer.err or tostring(answer)
+  for _, known in ipairs({ 'WRONGTYPE', 'are not all there', 'attempt to' }) do
+    if find(reason, known, 1, true) then return false, reason end
+  end
+  error(answer, 0)
+end
+
+local function inspected(id, room)
+  local s = load(id)
+  local holders, waiters, size = {}, {}, s.count
+  for line in pairs(s.lines) do size = size + call('ZCARD', queue_of(s, line)) end
+  local listed = size <= room
+  if s.exclusive then holders[1] = holder_row(s.exclusive) end
+  if s.foreign then holders[1] = { s.foreign, '', 'x', 0, 0, '', 0, -1, call('PTTL', s.key), 0 } end
+  if listed then
+    if s.count > 0 then
+      for _, context in ipairs(call('HKEYS', base .. '/s:' .. s.id)) do
+        holders[#holders + 1] = holder_row(sharer(s, context))
+      end
+    end
+    for line in pairs(s.lines) do list_waiters(s, line, '0', LIST_LIMIT, waiters) end
+  end
+  local breaks = call('LRANGE', base .. '/b:' .. s.id, 0, -1)
+  return { s.id, s.frozen and 1 or 0, holders, waiters, breaks, listed and 0 or 1 }, listed and size or 0
+end
+
 -- ARGV: op, ids. Returns for each { id, frozen, holders, waiters, breaks, whether there are too many for one script }: then
--- sharers and waiters are left out. Changes nothing that shows.
+-- sharers and waiters are left out; or { id, why it cannot be read }. Changes nothing that shows.
 function steps.inspect()
   local reply, room = {}, LIST_LIMIT
+  local function one(id)
+    local row, size = inspected(id, room)
+    room = room - size
+    return row
+  end
   for i = 2, #ARGV do
-    local s = load(ARGV[i])
-    local holders, waiters, size = {}, {}, s.count
-    for line in pairs(s.lines) do size = size + call('ZCARD', queue_of(s, line)) end
-    local listed = size <= room
-    if s.exclusive then holders[1] = holder_row(s.exclusive) end
-    if s.foreign then holders[1] = { s.foreign, '', 'x', 0, 0, '', 0, -1, call('PTTL', s.key), 0 } end
-    if listed then
-      room = room - size
-      if s.count > 0 then
-        for _, context in ipairs(call('HKEYS', base .. '/s:' .. s.id)) do
-          holders[#holders + 1] = holder_row(sharer(s, context))
-        end
-      end
-      for line in pairs(s.lines) do list_waiters(s, line, '0', LIST_LIMIT, waiters) end
-    end
-    local breaks = call('LRANGE', base .. '/b:' .. s.id, 0, -1)
-    reply[#reply + 1] = { s.id, s.frozen and 1 or 0, holders, waiters, breaks, listed and 0 or 1 }
+    local done, row = try(one, ARGV[i])
+    reply[#reply + 1] = done and row or { ARGV[i], row }
   end
   return finish(reply)
 end
@@ -152,27 +173,38 @@ function steps.freeze()
   return finish(1)
 end
 
--- ARGV: op, context, ids. Frees what the context holds of them and removes it from their queues; returns what it held.
-function steps.dismiss()
-  allow_when_full()
-  local reply = {}
-  for i = 3, #ARGV do
-    local s = load(ARGV[i])
-    local h = holder(s, ARGV[2])
-    if h then
-      drop(s, h)
-      reply[#reply + 1] = s.id
-    end
-    for line in pairs(s.lines) do
-      for _, name in ipairs(call('ZRANGE', queue_of(s, line), 0, -1)) do
-        if sub(name, 17) == ARGV[2] then
-          local record = waiter(name)
-          if record then leave(name, record) else leave_line(s, line, name) end
-        end
+-- Frees an id and its queues of the context; returns whether that held it.
+local function dismissed(id, context)
+  local s = load(id)
+  local h = holder(s, context)
+  if h then drop(s, h) end
+  for line in pairs(s.lines) do
+    for _, name in ipairs(call('ZRANGE', queue_of(s, line), 0, -1)) do
+      if sub(name, 17) == context then
+        local record = waiter(name)
+        if record then leave(name, record) else leave_line(s, line, name) end
       end
     end
   end
-  return finish(reply)
+  return h ~= nil
+end
+
+-- ARGV: op, context, ids. Frees what the context holds of them and removes it from their queues; returns what it held, why one of
+-- them cannot be read, and why one has to be tried again; or nothing in place of a reason.
+function steps.dismiss()
+  allow_when_full()
+  local held, unreadable, again = {}, '', ''
+  for i = 3, #ARGV do
+    local done, answer = try(dismissed, ARGV[i], ARGV[2])
+    if done then
+      if answer then held[#held + 1] = ARGV[i] end
+    elseif find(answer, 'TRYAGAIN', 1, true) then
+      again = answer
+    else
+      unreadable = answer
+    end
+  end
+  return finish({ held, unreadable, again })
 end
 
 return run(steps[op])

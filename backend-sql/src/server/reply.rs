@@ -23,6 +23,7 @@ use lockcore::{
     backend::{AcquireRequest, List},
 };
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::{Order, ServerError, request::mode};
 
@@ -149,15 +150,20 @@ pub(crate) struct Handed {
 #[derive(Deserialize, Debug)]
 pub struct Inspected {
     i: Hex,
-    /// `[context, owner, mode, permits, limit, fence, since, lease, remaining, broken, [permit indexes]]`
-    h: Vec<HeldByRow>,
-    /// `[context, owner, mode, permits, limit, since]`
-    w: Vec<(Hex, Hex, i64, i64, i64, u64)>,
+    /// Of each a [`HeldByRow`], a [`WaitingRow`], a [`BreakRow`]; another program may have written a row that is none.
+    h: Vec<Value>,
+    w: Vec<Value>,
     f: i64,
-    /// `[context, fence, by, at, freed at once]`, newest last
-    b: Vec<(Hex, u64, Hex, u64, i64)>,
+    b: Vec<Value>,
 }
 
+/// `[context, owner, mode, permits, limit, since]`
+type WaitingRow = (Hex, Hex, i64, i64, i64, u64);
+
+/// `[context, fence, by, at, freed at once]`, newest last
+type BreakRow = (Hex, u64, Hex, u64, i64);
+
+/// `[context, owner, mode, permits, limit, fence, since, lease, remaining, broken, [permit indexes]]`
 #[derive(Deserialize, Debug)]
 struct HeldByRow(Hex, Hex, i64, i64, i64, u64, u64, u64, i64, i64, Vec<u32>);
 
@@ -400,7 +406,11 @@ pub(crate) fn losses<I: Ident, C>(
 
 /// Converts an inspection.
 pub(crate) fn inspection<I: Ident, C: ContextId>(inspected: Inspected) -> Inspection<I, C> {
-    let holders = inspected.h.into_iter().map(|row| HeldBy {
+    let mut unreadable = None;
+    let holders = readable(inspected.h, "a holder", &mut unreadable);
+    let waiters = readable(inspected.w, "a waiter", &mut unreadable);
+    let breaks = readable(inspected.b, "a break", &mut unreadable);
+    let holders = holders.into_iter().map(|row: HeldByRow| HeldBy {
         context: row.0.context(),
         owner: row.1.owner(),
         mode: mode(row.2, row.3, row.4),
@@ -411,13 +421,13 @@ pub(crate) fn inspection<I: Ident, C: ContextId>(inspected: Inspected) -> Inspec
         broken: row.9 != 0,
         permits: row.10.into(),
     });
-    let waiters = inspected.w.into_iter().map(|(context, owner, code, permits, limit, since)| WaitingFor {
-        context: context.context(),
-        owner: owner.owner(),
-        mode: mode(code, permits, limit),
-        since: time(since),
+    let waiters = waiters.into_iter().map(|row: WaitingRow| WaitingFor {
+        context: row.0.context(),
+        owner: row.1.owner(),
+        mode: mode(row.2, row.3, row.4),
+        since: time(row.5),
     });
-    let breaks = inspected.b.into_iter().map(|(context, fence, by, at, now)| BreakRecord {
+    let breaks = breaks.into_iter().map(|(context, fence, by, at, now): BreakRow| BreakRecord {
         context: context.context(),
         fence,
         by: by.owner(),
@@ -430,8 +440,27 @@ pub(crate) fn inspection<I: Ident, C: ContextId>(inspected: Inspected) -> Inspec
         waiters: waiters.collect(),
         frozen: inspected.f != 0,
         breaks: breaks.collect(),
+        unreadable,
         target: Target::from_stored(&stored).ok_or(stored),
     }
+}
+
+/// Reads rows one by one, and notes why one cannot be read.
+fn readable<T: for<'de> Deserialize<'de>>(
+    rows: Vec<Value>,
+    what: &str,
+    unreadable: &mut Option<String>,
+) -> Vec<T> {
+    let mut read = Vec::with_capacity(rows.len());
+    for row in rows {
+        match serde_json::from_value(row) {
+            Ok(row) => read.push(row),
+            Err(error) => {
+                unreadable.get_or_insert_with(|| format!("{what}: {error}"));
+            }
+        }
+    }
+    read
 }
 
 /// Converts a page.

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use lockcore::{
-    BreakMode, BreakRecord, Broken, HeldBy, Inspection, Listing, Page, StoredContext, WaitingFor,
+    BackendErrorKind, BreakMode, BreakRecord, Broken, HeldBy, Inspection, Listing, Page, StoredContext,
+    WaitingFor,
 };
-use rusqlite::{OptionalExtension, params};
+use rusqlite::{OptionalExtension, Row, params};
 
 use super::{
     clock::{self, LeaseAt, wall_time},
@@ -35,7 +36,8 @@ pub(super) fn list(step: &mut Step<'_>, page: &Page) -> Result<Listing<String, S
     };
     while let Some(id) = candidate {
         let inspected = inspect(step, &id)?;
-        if !inspected.holders.is_empty() || !inspected.waiters.is_empty() || inspected.frozen {
+        let is_shown = !inspected.holders.is_empty() || !inspected.waiters.is_empty() || inspected.frozen;
+        if is_shown || inspected.unreadable.is_some() {
             ids.push(inspected);
         }
         candidate = next_id.query_row(params![step.ns, &id[..]], |row| row.get(0))?;
@@ -49,6 +51,7 @@ pub(super) fn list(step: &mut Step<'_>, page: &Page) -> Result<Listing<String, S
 
 /// All that is known of one id. Changes nothing: neither what has expired nor who has died is removed.
 pub(super) fn inspect(step: &mut Step<'_>, id: &Key) -> Result<Inspected, StoreError> {
+    let mut unreadable = None;
     let mut holders = Vec::new();
     let mut read = step.conn.prepare_cached(&step.sql.holders)?;
     let mut rows = read.query(params![step.ns, &id[..]])?;
@@ -56,7 +59,7 @@ pub(super) fn inspect(step: &mut Step<'_>, id: &Key) -> Result<Inspected, StoreE
         if row.get::<_, i64>(0)? > state::OFFERED {
             break;
         }
-        let row = HeldRow::read(row)?;
+        let Some(row) = readable(HeldRow::read(row), "a holder", &mut unreadable)? else { continue };
         if row.state != state::REPLACED && row.lease_at(&step.now) != LeaseAt::Ended {
             holders.push(held_by(step, row));
         }
@@ -67,28 +70,53 @@ pub(super) fn inspect(step: &mut Step<'_>, id: &Key) -> Result<Inspected, StoreE
     let mut rows = read.query(params![step.ns, &id[..]])?;
     while let Some(row) = rows.next()? {
         if step.liveness(row.get(6)?)? == Liveness::Alive {
-            waiters.push(WaitingFor {
-                context: row.get::<_, Text>(0)?.stored(),
-                owner: owner_at(row, 1)?,
-                mode: mode_at(row, 2)?,
-                since: wall_time(row.get(5)?),
-            });
+            waiters.extend(readable(waiting_for(row), "a waiter", &mut unreadable)?);
         }
     }
     let mut frozen = step.conn.prepare_cached(&step.sql.is_frozen)?;
     let frozen = frozen.query_row(params![step.ns, &id[..]], |row| row.get(0))?;
     let mut breaks = step.conn.prepare_cached(&step.sql.breaks)?;
-    let breaks = breaks.query_map(params![step.ns, &id[..]], |row| {
-        Ok(BreakRecord {
-            context: row.get::<_, Text>(0)?.stored(),
-            fence: row.get::<_, i64>(1)? as u64,
-            by: owner_at(row, 2)?,
-            at: wall_time(row.get(3)?),
-            now: row.get(4)?,
-        })
-    })?;
-    let breaks = breaks.collect::<Result<_, _>>()?;
-    Ok(Inspection { target: Err(stored(id)), holders, waiters, frozen, breaks })
+    let mut rows = breaks.query(params![step.ns, &id[..]])?;
+    let mut breaks = Vec::new();
+    while let Some(row) = rows.next()? {
+        breaks.extend(readable(break_record(row), "a break", &mut unreadable)?);
+    }
+    Ok(Inspection { target: Err(stored(id)), holders, waiters, frozen, breaks, unreadable })
+}
+
+/// Returns what was read of a row; of one that cannot be read, as another program may write it, notes why.
+fn readable<T>(
+    row: rusqlite::Result<T>,
+    what: &str,
+    unreadable: &mut Option<String>,
+) -> Result<Option<T>, StoreError> {
+    match row.map_err(StoreError::from) {
+        Ok(row) => Ok(Some(row)),
+        Err(error) if error.kind() == BackendErrorKind::Corrupt => {
+            unreadable.get_or_insert_with(|| format!("{what}: {error}"));
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn waiting_for(row: &Row<'_>) -> rusqlite::Result<WaitingFor<String>> {
+    Ok(WaitingFor {
+        context: row.get::<_, Text>(0)?.stored(),
+        owner: owner_at(row, 1)?,
+        mode: mode_at(row, 2)?,
+        since: wall_time(row.get(5)?),
+    })
+}
+
+fn break_record(row: &Row<'_>) -> rusqlite::Result<BreakRecord<String>> {
+    Ok(BreakRecord {
+        context: row.get::<_, Text>(0)?.stored(),
+        fence: row.get::<_, i64>(1)? as u64,
+        by: owner_at(row, 2)?,
+        at: wall_time(row.get(3)?),
+        now: row.get(4)?,
+    })
 }
 
 /// Breaks the lock held under `fence`, and records that `by` did.

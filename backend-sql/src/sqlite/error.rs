@@ -78,7 +78,7 @@ impl StoreError {
         error.with_source(self)
     }
 
-    fn kind(&self) -> BackendErrorKind {
+    pub(super) fn kind(&self) -> BackendErrorKind {
         match self {
             StoreError::Sqlite(error) | StoreError::Commit { source: error, .. } => kind_of(error),
             StoreError::Busy(_) | StoreError::OtherLog(_) => BackendErrorKind::Busy,

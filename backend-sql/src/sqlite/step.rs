@@ -231,7 +231,9 @@ impl<'a> Step<'a> {
         let mut read = self.conn.prepare_cached(&self.sql.session)?;
         let found = read
             .query_row([session], |row| {
-                let process = Process { space: row.get(1)?, pid: row.get(2)?, start: row.get(3)? };
+                // In a space that cannot be read it is not seen from here.
+                let space = row.get(1).unwrap_or_default();
+                let process = Process { space, pid: row.get(2)?, start: row.get(3)? };
                 Ok((row.get::<_, i64>(0)?, process, row.get::<_, i64>(4)?))
             })
             .optional()?;
@@ -241,7 +243,11 @@ impl<'a> Step<'a> {
                 true => Liveness::Gone,
                 false => Liveness::Closed,
             },
-            Some((.., heartbeat)) if (self.now.at - heartbeat).abs() > HEARTBEAT_LASTS => Liveness::Silent,
+            Some((.., heartbeat))
+                if self.now.at.saturating_sub(heartbeat).saturating_abs() > HEARTBEAT_LASTS =>
+            {
+                Liveness::Silent
+            }
             Some(_) => Liveness::Alive,
         };
         self.liveness.insert(session, liveness);

@@ -132,7 +132,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
             let mut looks = pin!(self.looks(&claim.target, every));
             free += 1;
             while let Some(seen) = looks.try_next().await? {
-                if seen.holders.is_empty() {
+                if seen.is_free() {
                     break;
                 }
                 free = 1;

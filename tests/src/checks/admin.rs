@@ -495,6 +495,45 @@ pub async fn migrating_and_looking_change_nothing<B: Backend>(store: Store<B>) {
     store.caller().refused(["a"]).await;
 }
 
+/// 6: what another program wrote in the place of one id, which cannot be read, stops no request for another, is listed as such, and
+/// is not taken for free.
+pub async fn what_cannot_be_read_stops_no_other<B: Backend>(store: Store<B>) {
+    let declared = store.capabilities();
+    let [holder, other, spoiled] = store.callers();
+    for way in 0.. {
+        let bad = format!("bad {way}");
+        let before = spoiled.take([&bad]).await;
+        if !store.spoil(&bad, way).await {
+            spoiled.free(&before).await;
+            break;
+        }
+        let held = holder.take(["a", "later"]).await;
+        assert_eq!(other.refused(["a", "b"]).await.len(), 1, "way {way}");
+        other.free(&other.take(["b"]).await).await;
+        holder.keep(&held).await;
+        if declared.listing {
+            let listing = store.dao().list(&Page { after: None, limit: 100 }).await;
+            let listing = listing.unwrap_or_else(|error| panic!("way {way} stops the list: {error}"));
+            let find = |wanted: &str| listing.ids.iter().find(|seen| seen.target == Ok(id(wanted)));
+            for readable in ["a", "later"] {
+                let seen = find(readable).unwrap_or_else(|| panic!("way {way} hides {readable}"));
+                assert_eq!((seen.holders.len(), &seen.unreadable), (1, &None), "way {way}");
+            }
+            let seen = find(&bad).unwrap_or_else(|| panic!("way {way} is not listed: {listing:?}"));
+            assert!(seen.unreadable.as_ref().is_some_and(|why| !why.is_empty()), "way {way}: {seen:?}");
+            assert!(inspect(&store, &bad).await.unreadable.is_some(), "way {way}");
+        }
+        if declared.sweeping {
+            let swept = store.dao().sweep(100, None).await;
+            swept.unwrap_or_else(|error| panic!("way {way} stops the sweep: {error}"));
+        }
+        let freed = store.dao().release_context(&holder.request(["a"]).context).await;
+        let freed = freed.unwrap_or_else(|error| panic!("way {way} stops a restart: {error}"));
+        assert_eq!(freed.len(), 2, "way {way}: {freed:?}");
+        other.free(&other.take(["a", "later"]).await).await;
+    }
+}
+
 async fn inspect<B: Backend>(store: &Store<B>, of: &str) -> Inspection<String, Uuid> {
     store.dao().inspect(&id(of)).await.expect("the store answers")
 }

@@ -45,17 +45,16 @@ DECLARE
   v_breaks text;
   v_frozen boolean;
 BEGIN
-  SELECT string_agg(format('["%s","%s",%s,%s,%s,%s,%s,%s,%s,%s,[%s]]', encode(x.context, 'hex'), encode(x.owner, 'hex'),
-      x.mode, x.permits, x.cap, x.fence, x.since, x.lease, least(x.expires - v_now, x.lease), x.broken::int4,
-      array_to_string(x.indexes, ',')), ',' ORDER BY x.fence)
+  SELECT string_agg(json_build_array(encode(x.context, 'hex'), encode(x.owner, 'hex'), x.mode, x.permits, x.cap, x.fence,
+      x.since, x.lease, least(x.expires - v_now, x.lease), x.broken::int4, x.indexes)::text, ',' ORDER BY x.fence)
     INTO v_held FROM (
       SELECT context, owner, 2 AS mode, 0::int8 AS permits, 0::int8 AS cap, fence, since, lease, expires,
         busy & {BROKEN} <> 0 AS broken, '{}'::int8[] AS indexes FROM {lock}
         WHERE ns = p_ns AND id = p_id AND busy & {HELD} <> 0 AND expires > v_now
       UNION ALL SELECT context, owner, mode, permits, cap, fence, since, lease, expires, broken, indexes FROM {holder}
         WHERE ns = p_ns AND id = p_id AND state >= 0 AND expires > v_now) x;
-  SELECT string_agg(format('["%s","%s",%s,%s,%s,%s]', encode(p.context, 'hex'), encode(p.owner, 'hex'), p.mode,
-      p.permits, p.cap, p.since), ',' ORDER BY p.ticket)
+  SELECT string_agg(json_build_array(encode(p.context, 'hex'), encode(p.owner, 'hex'), p.mode, p.permits, p.cap,
+      p.since)::text, ',' ORDER BY p.ticket)
     INTO v_waits FROM (
       SELECT context, owner, mode, permits, cap, since, ticket, session FROM {place}
         WHERE ns = p_ns AND id = p_id AND NOT handed
@@ -66,8 +65,8 @@ BEGIN
   IF p_listed AND v_held IS NULL AND v_waits IS NULL AND v_frozen IS NOT TRUE THEN
     RETURN NULL;
   END IF;
-  SELECT string_agg(format('["%s",%s,"%s",%s,%s]', encode(b.context, 'hex'), b.fence, encode(b.breaker, 'hex'), b.at,
-      b.freed::int4), ',' ORDER BY b.at)
+  SELECT string_agg(json_build_array(encode(b.context, 'hex'), b.fence, encode(b.breaker, 'hex'), b.at,
+      b.freed::int4)::text, ',' ORDER BY b.at)
     INTO v_breaks FROM {break} b WHERE b.ns = p_ns AND b.id = p_id;
   RETURN format('{"i":"%s","h":[%s],"w":[%s],"f":%s,"b":[%s]}', encode(p_id, 'hex'), v_held, v_waits,
     coalesce(v_frozen, false)::int4, v_breaks);
@@ -248,9 +247,9 @@ BEGIN
     PERFORM {v1_settle}(p_ns, v_busy);
     SELECT s.p_locked, s.notify INTO v_locked, v_notify FROM {v1_serve}(p_ns, v_busy, v_now, v_busy) AS s;
     -- What goes on is looked at again when it lapses.
-    UPDATE {lock} l SET lapses = greatest(v_now + 60000000, l.expires,
+    UPDATE {lock} l SET lapses = least(9000000000000000000, greatest(v_now + 60000000, l.expires,
         (SELECT max(h.expires) FROM {holder} h WHERE h.ns = p_ns AND h.id = l.id),
-        (SELECT max(t.until) FROM {tombstone} t WHERE t.ns = p_ns AND t.id = l.id)) + 1000000
+        (SELECT max(t.until) FROM {tombstone} t WHERE t.ns = p_ns AND t.id = l.id))) + 1000000
       WHERE l.ns = p_ns AND l.id = ANY (v_busy) AND l.busy <> 0;
     WITH gone AS (DELETE FROM {lock} WHERE ns = p_ns AND id = ANY (v_busy) AND busy = 0 RETURNING fence)
       SELECT max(fence) INTO v_more_floor FROM gone;
