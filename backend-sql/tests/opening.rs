@@ -31,6 +31,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         a_newer_schema_is_refused_and_a_missing_one_too_if_none_may_be_made,
         opening_waits_for_a_writer_before_the_file_is_in_wal,
         the_printed_schema_is_what_is_needed,
+        what_is_missing_of_the_tables_is_made_again,
         namespaces_and_prefixes_are_apart,
         a_memory_database_is_private,
         a_foreign_write_lock_is_reported_as_busy_in_time,
@@ -237,6 +238,31 @@ async fn the_printed_schema_is_what_is_needed() {
         Dao::builder().path(&file).table_prefix("app_").create(false).open().await.expect("it is there");
     take(&dao, "a").await;
     dao.migrate().await.expect("it is current");
+}
+
+/// As after a restore of some tables: the version alone does not say that all is there.
+async fn what_is_missing_of_the_tables_is_made_again() {
+    for drop in [
+        "DROP TABLE lockcore_withdrawn",
+        "DROP TABLE lockcore_claims",
+        "DROP INDEX lockcore_claims_by_attempt",
+    ] {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = folder.path().join("locks.db");
+        drop_in(&file, drop).await;
+        let error = Dao::builder().path(&file).create(false).open().await.expect_err(drop);
+        assert_eq!(error.kind(), BackendErrorKind::Misconfigured);
+        assert!(error.to_string().contains("some of its tables are missing"), "{error}");
+        let dao = open(&file).await;
+        let grant = take(&dao, "a").await;
+        dao.release(&grant).await.expect("an answer");
+        Dao::builder().path(&file).create(false).open().await.expect("it is complete");
+    }
+}
+
+async fn drop_in(file: &Path, statement: &str) {
+    std::mem::drop(open(file).await);
+    Connection::open(file).expect("a file").execute_batch(statement).expect("it is there");
 }
 
 async fn namespaces_and_prefixes_are_apart() {

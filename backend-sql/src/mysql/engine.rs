@@ -341,6 +341,10 @@ impl Engine for Mysql {
         schema::version(&self.names, link).await
     }
 
+    async fn missing(&self, link: &mut Link) -> Result<Vec<String>, ServerError> {
+        schema::missing(&self.names, link).await
+    }
+
     fn address(&self) -> &str {
         &self.address
     }

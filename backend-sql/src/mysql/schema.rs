@@ -186,7 +186,10 @@ async fn migrate_alone(
 ) -> Result<(), ServerError> {
     let found = version(names, link).await?;
     if fit(found)? == StoreFit::Ready {
-        return Ok(());
+        let is_ours = found.is_some_and(|found| found.version == program.version);
+        if !is_ours || missing(names, link).await?.is_empty() {
+            return Ok(());
+        }
     }
     let mode = link.text("SELECT CAST(@@SESSION.sql_mode AS CHAR)").await?.unwrap_or_default();
     let done = make(names, flavor, program, found.is_some(), link).await;
@@ -203,18 +206,41 @@ async fn make(
     complete: bool,
     link: &mut Link,
 ) -> Result<(), ServerError> {
-    let mut kept = Vec::new();
-    if complete {
-        let all = "SELECT CAST(ROUTINE_NAME AS CHAR) FROM information_schema.ROUTINES WHERE ROUTINE_SCHEMA = DATABASE()";
-        for row in sqlx::raw_sql(all).fetch_all(link.raw()).await.map_err(failed)? {
-            let name: &str = row.try_get_unchecked(0).map_err(failed)?;
-            kept.push(format!("`{}`", name.replace('`', "``")));
-        }
-    }
+    let kept = if complete { names_of("ROUTINE", link).await? } else { Vec::new() };
     for statement in names.statements(flavor, program, |name| kept.iter().any(|kept| kept == name)) {
         sqlx::raw_sql(AssertSqlSafe(statement)).execute(link.raw()).await.map_err(failed)?;
     }
     Ok(())
+}
+
+/// Lists the tables and routines that are not there. A user of the routines may see no table.
+pub(super) async fn missing(names: &Names, link: &mut Link) -> Result<Vec<String>, ServerError> {
+    let mut missing = Vec::new();
+    for (kind, create) in [("ROUTINE", "CREATE PROCEDURE {"), ("TABLE", "CREATE TABLE IF NOT EXISTS {")] {
+        // Some servers keep the names of tables in lower case.
+        let there: Vec<_> = names_of(kind, link).await?.iter().map(|name| name.to_lowercase()).collect();
+        let made = TEXTS.iter().flat_map(|text| text.split(create).skip(1));
+        let made: Vec<_> = made.filter_map(|behind| Some(names.quoted(behind.split_once('}')?.0))).collect();
+        let (found, absent): (Vec<_>, Vec<_>) =
+            made.into_iter().partition(|name| there.contains(&name.to_lowercase()));
+        if kind == "ROUTINE" || !found.is_empty() {
+            missing.extend(absent);
+        }
+    }
+    Ok(missing)
+}
+
+/// Lists the tables or routines of the database that this user may see, quoted.
+async fn names_of(kind: &str, link: &mut Link) -> Result<Vec<String>, ServerError> {
+    let all = format!(
+        "SELECT CAST({kind}_NAME AS CHAR) FROM information_schema.{kind}S WHERE {kind}_SCHEMA = DATABASE()"
+    );
+    let rows = sqlx::raw_sql(AssertSqlSafe(all)).fetch_all(link.raw()).await.map_err(failed)?;
+    let name = |row: &sqlx::mysql::MySqlRow| {
+        let name: &str = row.try_get_unchecked(0).map_err(failed)?;
+        Ok(format!("`{}`", name.replace('`', "``")))
+    };
+    rows.iter().map(name).collect()
 }
 
 /// Reads the version that is there; `None` if there is none, or if it was only begun.

@@ -493,6 +493,10 @@ impl Engine for Postgres {
         schema::version(&self.names, link).await
     }
 
+    async fn missing(&self, link: &mut Link) -> Result<Vec<String>, ServerError> {
+        schema::missing(&self.names, link).await
+    }
+
     async fn admit(&self, link: &mut Link) -> Result<(), ServerError> {
         self.examine(link).await?.map_or(Ok(()), Err)
     }

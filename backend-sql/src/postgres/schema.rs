@@ -191,10 +191,35 @@ pub(super) async fn migrate(
     // transaction's, so that it fits poolers.
     link.run("BEGIN").await?;
     link.run("SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('lockcore'))").await?;
-    if fit(version(names, link).await?)? == StoreFit::Migrate {
+    let found = version(names, link).await?;
+    let is_ours = found.is_some_and(|found| found.version == program.version);
+    if fit(found)? == StoreFit::Migrate || is_ours && !missing(names, link).await?.is_empty() {
         link.run(AssertSqlSafe(sql(names, program))).await?;
     }
     link.run("COMMIT").await
+}
+
+/// Lists the tables, sequences and routines that are not there.
+pub(super) async fn missing(names: &Names, link: &mut Link) -> Result<Vec<String>, ServerError> {
+    let literal = |text: &str| format!("'{}'", text.replace('\'', "''"));
+    let made = TEXTS.iter().flat_map(|text| text.split("\nCREATE ").skip(1)).filter_map(|made| {
+        let (kind, rest) = made.split_once('{')?;
+        let (name, _) = rest.split_once('}')?;
+        let name = literal(&format!("{}{name}", names.prefix));
+        let is_routine = kind.starts_with("OR REPLACE");
+        (!kind.starts_with("INDEX")).then(|| format!("({name}, {is_routine})"))
+    });
+    let made: Vec<_> = made.collect();
+    let (made, schema) = (made.join(", "), literal(&names.schema));
+    let find = format!(
+        "SELECT made.name FROM (VALUES {made}) made (name, is_routine) WHERE CASE WHEN is_routine \
+         THEN NOT EXISTS (SELECT FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace \
+           WHERE n.nspname = {schema}::name AND p.proname = made.name::name) \
+         ELSE NOT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+           WHERE n.nspname = {schema}::name AND c.relname = made.name::name) END"
+    );
+    let rows = sqlx::raw_sql(AssertSqlSafe(find)).fetch_all(link.raw()).await.map_err(failed)?;
+    rows.iter().map(|row| row.try_get(0).map_err(failed)).collect()
 }
 
 /// Reads the version of the schema; `None` if there is no schema.

@@ -58,12 +58,31 @@ async fn is_ready<E: Engine>(engine: &E, conn: &mut E::Conn) -> Result<bool, Ser
     engine.admit(conn).await?;
     let found = engine.store_version(conn).await?;
     match fit(engine, found)? {
-        StoreFit::Ready => Ok(true),
+        StoreFit::Ready => {
+            let missing = missing(engine, found, conn).await?;
+            if missing.is_empty() || engine.settings().migrates() {
+                return Ok(missing.is_empty());
+            }
+            Err(ServerError::Incomplete { backend: E::NAME, place: engine.location(), missing })
+        }
         StoreFit::Migrate if engine.settings().migrates() => Ok(false),
         StoreFit::Migrate => {
             let (place, program) = (engine.location(), engine.settings().program);
             Err(ServerError::Schema { backend: E::NAME, place, found, program })
         }
+    }
+}
+
+/// Lists what is not there of a schema of this program's version: a dump may have been restored without the routines. A newer schema
+/// is the newer program's matter.
+async fn missing<E: Engine>(
+    engine: &E,
+    found: Option<StoreVersion>,
+    conn: &mut E::Conn,
+) -> Result<Vec<String>, ServerError> {
+    match found.is_some_and(|found| found.version == engine.settings().program.version) {
+        true => engine.missing(conn).await,
+        false => Ok(Vec::new()),
     }
 }
 
@@ -279,6 +298,12 @@ impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E>
         let look = async move |conn: &mut E::Conn| {
             let found = shared.engine().store_version(conn).await?;
             let mut findings = vec![versions(shared.engine(), found)];
+            let missing = missing(shared.engine(), found, conn).await?;
+            if !missing.is_empty() {
+                let place = shared.engine().location();
+                let detail = ServerError::Incomplete { backend: E::NAME, place, missing }.to_string();
+                findings.push(Finding { severity: Severity::Error, check: "schema", detail });
+            }
             findings.extend(shared.engine().doctor(conn).await?);
             Ok(findings)
         };

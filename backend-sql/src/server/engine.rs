@@ -78,6 +78,11 @@ pub trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
         conn: &mut Self::Conn,
     ) -> impl Future<Output = Result<Option<StoreVersion>, ServerError>> + Send;
 
+    /// Lists the tables and routines of the schema of this version that are not there, or that this user may not know of.
+    #[doc(hidden)]
+    fn missing(&self, conn: &mut Self::Conn)
+    -> impl Future<Output = Result<Vec<String>, ServerError>> + Send;
+
     /// Refuses a connection on which the routines could not decide; called once, on opening.
     #[doc(hidden)]
     fn admit(&self, _conn: &mut Self::Conn) -> impl Future<Output = Result<(), ServerError>> + Send {

@@ -42,6 +42,13 @@ pub enum ServerError {
         program.version
     )]
     Schema { backend: &'static str, place: String, found: Option<StoreVersion>, program: StoreVersion },
+    #[error(
+        "{backend}: {place}: the schema is incomplete, {} of it are missing: {}; perhaps it was restored from a dump without \
+         routines: let a user who may create them migrate it, or run the printed schema",
+        missing.len(),
+        few(missing)
+    )]
+    Incomplete { backend: &'static str, place: String, missing: Vec<String> },
     #[error("{backend}: {what}")]
     Misconfigured { backend: &'static str, what: String },
     #[error("{backend}: an answer cannot be read: {what}")]
@@ -82,6 +89,12 @@ impl Certificate {
 /// Returns whether the driver cannot use the server's certificate though it verifies nothing.
 pub(crate) fn is_unusable(error: &sqlx::Error) -> bool {
     CertificateFault::find(&error.to_string()) == Some(CertificateFault::VersionOne)
+}
+
+/// Names a few of what is missing.
+fn few(missing: &[String]) -> String {
+    let shown = missing.iter().take(3).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if missing.len() > 3 { format!("{shown}, ..") } else { shown }
 }
 
 /// What a failure means; see [`ServerError::Database`].
@@ -203,9 +216,10 @@ impl ServerError {
             ServerError::NoConnection { .. } => BackendErrorKind::Busy,
             ServerError::Withdrawn { .. } => BackendErrorKind::Withdrawn,
             ServerError::Setting { .. } => BackendErrorKind::BadSetting,
-            ServerError::TooOld { .. } | ServerError::Schema { .. } | ServerError::Misconfigured { .. } => {
-                BackendErrorKind::Misconfigured
-            }
+            ServerError::TooOld { .. }
+            | ServerError::Schema { .. }
+            | ServerError::Incomplete { .. }
+            | ServerError::Misconfigured { .. } => BackendErrorKind::Misconfigured,
             ServerError::Answer { .. } => BackendErrorKind::Corrupt,
         }
     }

@@ -26,7 +26,10 @@ pub(super) fn require(opened: &Opened) -> Result<(), StoreError> {
     if fit(opened, found)? == StoreFit::Ready {
         return Ok(());
     }
-    let advice = "call `migrate`, or open it with `create`";
+    let advice = match found.is_some_and(|found| found.version == opened.settings.program.version) {
+        true => "but some of its tables are missing: call `migrate`, or open it with `create`",
+        false => "call `migrate`, or open it with `create`",
+    };
     let (found, known) = (found.map_or(0, |found| found.version), opened.settings.program.version);
     Err(StoreError::Schema { found, known, advice })
 }
@@ -73,7 +76,19 @@ fn make(opened: &Opened) -> Result<(), StoreError> {
     opened.run(&sql.commit)
 }
 
-/// Compares this program with the tables.
+/// Compares this program with the tables; some may be missing, as after a restore of a part of them.
 pub(super) fn fit(opened: &Opened, found: Option<StoreVersion>) -> Result<StoreFit, StoreError> {
-    Ok(opened.settings.program.fit(found)?)
+    let program = opened.settings.program;
+    let fit = program.fit(found)?;
+    let is_ours = found.is_some_and(|found| found.version == program.version);
+    Ok(if fit == StoreFit::Ready && is_ours && !is_complete(opened)? { StoreFit::Migrate } else { fit })
+}
+
+fn is_complete(opened: &Opened) -> Result<bool, StoreError> {
+    let schema = statements::schema(&opened.settings.table_prefix);
+    let made = schema.split("IF NOT EXISTS ").skip(1).filter_map(|made| made.split(' ').next());
+    let made: Vec<_> = made.map(|name| format!("'{name}'")).collect();
+    let count = format!("SELECT count(*) FROM sqlite_master WHERE name IN ({})", made.join(", "));
+    let there: i64 = opened.conn.prepare_cached(&count)?.query_row([], |row| row.get(0))?;
+    Ok(usize::try_from(there) == Ok(made.len()))
 }

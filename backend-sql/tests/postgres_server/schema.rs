@@ -19,6 +19,7 @@ pub(crate) fn tests() -> Vec<Trial> {
     vec![
         test("schema::any_names_will_do", any_names_will_do),
         test("schema::a_printed_schema_is_enough", a_printed_schema_is_enough),
+        test("schema::what_is_missing_is_made_again", what_is_missing_is_made_again),
         test("schema::many_programs_start_at_once", many_programs_start_at_once),
         test(
             "schema::a_user_without_the_right_to_create_can_use_it",
@@ -70,6 +71,41 @@ async fn a_printed_schema_is_enough() -> TestResult {
     dao.migrate().await?;
     assert_eq!(dao.renew(&held).await?.lost, [], "migrating what is current changes nothing");
     assert!(dao.doctor().await?.iter().all(|finding| finding.severity < Severity::Error));
+    Ok(())
+}
+
+/// As after a restore of the tables alone: the version does not say that all is there.
+async fn what_is_missing_is_made_again() -> TestResult {
+    let place = Place::new().await?;
+    let dao = place.open().await?;
+    let mut sql = place.sql().await?;
+    let schema = &place.schema;
+    let all_routines = format!(
+        "DO $$ DECLARE r regprocedure; BEGIN FOR r IN SELECT oid FROM pg_proc WHERE pronamespace = '\"{schema}\"'::regnamespace
+         LOOP EXECUTE 'DROP ROUTINE ' || r || ' CASCADE'; END LOOP; END $$"
+    );
+    let table = format!("DROP TABLE \"{schema}\".lockcore_tombstone");
+    for (drop, named) in [(all_routines, "lockcore_v1_"), (table, "lockcore_tombstone")] {
+        for way in ["opening", "migrating"] {
+            sql.run(drop.clone()).await?;
+            let refused = place.builder().migrate(false).open().await.expect_err("it is incomplete");
+            assert_eq!(refused.kind(), BackendErrorKind::Misconfigured, "{refused}");
+            assert!(refused.to_string().contains("the schema is incomplete"), "{refused}");
+            assert!(refused.to_string().contains(named), "{refused}");
+            let found = dao.doctor().await?;
+            let is_it = |finding: &&lockcore::Finding| {
+                finding.check == "schema" && finding.severity == Severity::Error
+            };
+            assert!(found.iter().any(|finding| is_it(&finding)), "{found:?}");
+            match way {
+                "opening" => std::mem::drop(place.builder().open().await?),
+                _ => dao.migrate().await?,
+            }
+            let held = take(&dao, ["a", "b"]).await?;
+            assert_eq!(dao.release(&held).await?.lost, [], "{way}");
+        }
+        place.builder().migrate(false).open().await?;
+    }
     Ok(())
 }
 
