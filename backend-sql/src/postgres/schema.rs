@@ -214,9 +214,9 @@ pub(super) async fn missing(names: &Names, link: &mut Link) -> Result<Vec<String
     let find = format!(
         "SELECT made.name FROM (VALUES {made}) made (name, is_routine) WHERE CASE WHEN is_routine \
          THEN NOT EXISTS (SELECT FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace \
-           WHERE n.nspname = {schema}::name AND p.proname = made.name::name) \
+           WHERE n.nspname = {schema}::pg_catalog.name AND p.proname = made.name::pg_catalog.name) \
          ELSE NOT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-           WHERE n.nspname = {schema}::name AND c.relname = made.name::name) END"
+           WHERE n.nspname = {schema}::pg_catalog.name AND c.relname = made.name::pg_catalog.name) END"
     );
     let rows = sqlx::raw_sql(AssertSqlSafe(find)).fetch_all(link.raw()).await.map_err(failed)?;
     rows.iter().map(|row| row.try_get(0).map_err(failed)).collect()
