@@ -228,7 +228,8 @@ impl<I: Ident, C: ContextId> RedisBuilder<I, C> {
     ///
     /// # Errors
     /// [`BadSetting`](BackendErrorKind::BadSetting) for a setting out of bounds, naming field and value, or an invalid URL;
-    /// [`Misconfigured`](BackendErrorKind::Misconfigured) for a replica, or a server that evicts keys or is too old;
+    /// [`Misconfigured`](BackendErrorKind::Misconfigured) for a server that evicts keys or is too old;
+    /// [`Unavailable`](BackendErrorKind::Unavailable) for a replica, which may become the master;
     /// [`Denied`](BackendErrorKind::Denied) for credentials; otherwise the reason why connecting failed.
     pub async fn open(self) -> Result<RedisLockDao<I, C>, BackendError> {
         self.settings.check()?;

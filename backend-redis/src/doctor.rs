@@ -11,6 +11,9 @@ use crate::{reply::Reply, session::Session};
 /// The oldest server that has every command of the script.
 const OLDEST: (u32, u32) = (6, 2);
 
+/// The check of whether the server is a master.
+const ROLE: &str = "role";
+
 /// A server's own description.
 #[derive(Debug, Default)]
 struct Info(HashMap<String, String>);
@@ -31,7 +34,12 @@ pub(crate) async fn check(session: &Session) -> Result<(), BackendError> {
     };
     match servers.findings().into_iter().find(|finding| finding.severity == Severity::Error) {
         Some(Finding { check, detail, .. }) => {
-            Err(BackendError::new(BackendErrorKind::Misconfigured, format!("redis: {check}: {detail}")))
+            // During a fail-over the name of the master may still lead to a replica.
+            let kind = match check {
+                ROLE => BackendErrorKind::Unavailable,
+                _ => BackendErrorKind::Misconfigured,
+            };
+            Err(BackendError::new(kind, format!("redis: {check}: {detail}")))
         }
         None => Ok(()),
     }
@@ -152,12 +160,10 @@ impl Info {
 
     fn role(&self) -> Finding {
         match self.get("role") {
-            "slave" => finding(
-                Severity::Error,
-                "role",
-                "a replica, which takes no locks: name its master".to_owned(),
-            ),
-            role => finding(Severity::Ok, "role", role.to_owned()),
+            "slave" => {
+                finding(Severity::Error, ROLE, "a replica, which takes no locks: name its master".to_owned())
+            }
+            role => finding(Severity::Ok, ROLE, role.to_owned()),
         }
     }
 

@@ -22,10 +22,13 @@ pub(crate) fn failure(error: RedisError, sent: bool) -> BackendError {
             Some("NOAUTH" | "WRONGPASS" | "DENIED") => (Denied, false, ""),
             Some("READONLY" | "MASTERDOWN") => (Unavailable, false, "; the server has become a replica"),
             Some("LOADING" | "CLUSTERDOWN" | "NOREPLICAS") => (Unavailable, false, ""),
+            Some("MISCONF") => {
+                (Unavailable, false, "; the server could not save its data, and takes no writes until it can")
+            }
+            Some("ERR") if error.detail().is_some_and(is_full) => (Busy, false, ""),
             Some("TRYAGAIN") => (Busy, false, ""),
             Some("OOM") => (Busy, false, "; the server's memory is full"),
             Some("BUSY") => (Busy, false, "; the server is busy with a long script"),
-            Some("MISCONF") => (Misconfigured, false, ""),
             Some("MOVED" | "ASK" | "CROSSSLOT") => (
                 Misconfigured,
                 false,
@@ -65,6 +68,11 @@ fn code(error: &RedisError) -> Option<&str> {
         ("ERR", Some(detail)) => code_in_script(detail).or(Some("ERR")),
         (code, _) => Some(code),
     }
+}
+
+/// Whether the server has as many clients as it may have. There is no code for that.
+fn is_full(detail: &str) -> bool {
+    detail.starts_with("max number of clients")
 }
 
 /// Before 7.0 an error inside a script is `ERR` with `Error running script (call to f_HASH): @user_script:7: WRONGTYPE ..`,

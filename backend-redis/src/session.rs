@@ -173,6 +173,10 @@ impl Session {
                 sent = Moment::now();
                 if let Err(error) = self.heartbeat(&due).await {
                     tracing::debug!(%error, "a heartbeat failed");
+                    if !error.is_retryable() {
+                        // What is refused for good ends the waits that ask again.
+                        self.inbox.waiters.wake_all();
+                    }
                 }
             }
             let pause = self.inbox.pause(HEARTBEAT.saturating_sub(sent.elapsed()));

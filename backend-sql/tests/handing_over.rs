@@ -6,7 +6,9 @@ use lockcore::{
     BreakMode, Claim, ClaimSet, Grant, LockDao, Mode, Target,
     backend::{AcquireRequest, Acquired, AttemptId, Wake, Wakeup, Withdraw},
 };
-use lockcore_conformance::servers::Trial;
+use lockcore_conformance::{
+    PATIENCE, refusing::a_store_that_refuses_for_good_ends_a_sleeping_wait, servers::Trial,
+};
 use lockcore_sql::SqliteLockDao;
 use uuid::Uuid;
 
@@ -21,7 +23,8 @@ pub(crate) fn trials() -> Vec<Trial> {
         no_way_of_freeing_leaves_it_to_the_safety_net,
         more_than_one_transaction_serves_are_served_at_once,
         an_offer_from_elsewhere_beside_what_is_held_is_found_by_asking,
-        asking_again_never_shortens_a_lease
+        asking_again_never_shortens_a_lease,
+        what_is_refused_for_good_ends_a_wait
     ]
     .into_iter()
     .map(Trial::of_liveness)
@@ -50,6 +53,26 @@ async fn several_shared_claims_pass_one_stuck_waiter() {
     let (_, mut third) = queue(&dao, [Claim::shared("a")]).await;
     dao.release(&first).await.expect("an answer");
     assert!(is_offered(&mut second).await && is_offered(&mut third).await && !is_offered(&mut stuck).await);
+}
+
+/// The tables are gone while one waits.
+async fn what_is_refused_for_good_ends_a_wait() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("locks.db");
+    let dao = Dao::open(&file).await.expect("a store");
+    let refuse = async || {
+        let other = rusqlite::Connection::open(&file)?;
+        other.busy_timeout(PATIENCE)?;
+        let tables = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name LIKE 'lockcore%'";
+        let names =
+            other.prepare(tables)?.query_map([], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?;
+        assert!(!names.is_empty());
+        for name in names {
+            other.execute_batch(&format!("DROP TABLE {name}"))?;
+        }
+        Ok(())
+    };
+    a_store_that_refuses_for_good_ends_a_sleeping_wait(dao, refuse).await.expect("it ends");
 }
 
 /// Every way of freeing an id serves its waiter itself: the look at the table comes after 250 ms.

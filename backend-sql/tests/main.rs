@@ -106,6 +106,7 @@ const LIVENESS: &[&str] = &[
     "hazards::an_exhausted_pool_is_reported",
     "hazards::nothing_depends_on_notifications",
     "joining::no_takeover_during_a_guarded_transaction",
+    "hazards::what_is_refused_for_good_ends_a_wait",
     "messages",
     "notifications",
     "own::odd_contexts",

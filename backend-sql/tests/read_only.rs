@@ -8,6 +8,7 @@ use lockcore::{
 };
 use lockcore_conformance::{
     eventually,
+    refusing::a_store_that_refuses_for_a_while_ends_no_wait,
     servers::{Kind, Server, TestResult, Trial, trial},
 };
 use lockcore_sql::{MysqlLockDao, PostgresLockDao};
@@ -15,11 +16,15 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection, PgConnection};
 use uuid::Uuid;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let name = "read_only::every_step_is_refused_and_nothing_forgotten";
+    let steps = "read_only::every_step_is_refused_and_nothing_forgotten";
+    let waits = "read_only::what_waits_goes_on";
     vec![
-        trial(Kind::Postgres, name, postgres),
-        trial(Kind::MySql, name, || mysql(Kind::MySql)),
-        trial(Kind::MariaDb, name, || mysql(Kind::MariaDb)),
+        trial(Kind::Postgres, steps, || postgres(false)),
+        trial(Kind::MySql, steps, || mysql(Kind::MySql, false)),
+        trial(Kind::MariaDb, steps, || mysql(Kind::MariaDb, false)),
+        trial(Kind::Postgres, waits, || postgres(true)).of_liveness(),
+        trial(Kind::MySql, waits, || mysql(Kind::MySql, true)).of_liveness(),
+        trial(Kind::MariaDb, waits, || mysql(Kind::MariaDb, true)).of_liveness(),
         trial(Kind::MySql, "read_only::a_privileged_definer_writes_for_everybody", || definer(Kind::MySql)),
         trial(Kind::MariaDb, "read_only::a_privileged_definer_writes_for_everybody", || {
             definer(Kind::MariaDb)
@@ -27,11 +32,11 @@ pub(crate) fn trials() -> Vec<Trial> {
     ]
 }
 
-async fn postgres() -> TestResult {
+async fn postgres(waits: bool) -> TestResult {
     let server = Server::start(Kind::Postgres).await?;
     let dao = PostgresLockDao::<String, Uuid>::open(server.url()).await?;
     let mut sql = PgConnection::connect(&server.url()).await?;
-    check(&dao, async |read_only| {
+    let refuse = async |read_only| {
         // Both can be done in a read-only session.
         let set = match read_only {
             true => "ALTER SYSTEM SET default_transaction_read_only = on",
@@ -40,11 +45,14 @@ async fn postgres() -> TestResult {
         sqlx::raw_sql(set).execute(&mut sql).await?;
         sqlx::raw_sql("SELECT pg_reload_conf()").execute(&mut sql).await?;
         Ok(())
-    })
-    .await
+    };
+    match waits {
+        false => check(&dao, refuse).await,
+        true => a_store_that_refuses_for_a_while_ends_no_wait(dao, refuse).await,
+    }
 }
 
-async fn mysql(kind: Kind) -> TestResult {
+async fn mysql(kind: Kind, waits: bool) -> TestResult {
     let server = Server::start(kind).await?;
     let mut sql = MySqlConnection::connect(&server.url()).await?;
     // An application's user, who makes the schema: to a privileged one read-only is no bar, nor to the routines it made.
@@ -57,15 +65,18 @@ async fn mysql(kind: Kind) -> TestResult {
     }
     let url = format!("mysql://app:no%20secret@{}/{database}", server.address());
     let dao = MysqlLockDao::<String, Uuid>::open(url).await?;
-    check(&dao, async |read_only| {
+    let refuse = async |read_only| {
         let set = match read_only {
             true => "SET GLOBAL read_only = ON",
             false => "SET GLOBAL read_only = OFF",
         };
         sqlx::raw_sql(set).execute(&mut sql).await?;
         Ok(())
-    })
-    .await
+    };
+    match waits {
+        false => check(&dao, refuse).await,
+        true => a_store_that_refuses_for_a_while_ends_no_wait(dao, refuse).await,
+    }
 }
 
 /// Routines that a privileged user made write for all clients who may call them, though the server is read-only; it is told.
@@ -96,7 +107,7 @@ async fn definer(kind: Kind) -> TestResult {
             dao.renew(&grant).await.expect_err("no write"),
             dao.release(&grant).await.expect_err("no write"),
         ] {
-            assert_eq!(error.kind(), BackendErrorKind::Misconfigured, "{error:?}");
+            assert_eq!(error.kind(), BackendErrorKind::Unavailable, "{error:?}");
             assert!(!error.in_doubt(), "{error:?}");
         }
         sqlx::raw_sql("SET GLOBAL super_read_only = OFF").execute(&mut sql).await?;
@@ -106,10 +117,7 @@ async fn definer(kind: Kind) -> TestResult {
     Ok(())
 }
 
-async fn check(
-    dao: &impl LockDao<String, Uuid>,
-    mut set: impl AsyncFnMut(bool) -> Result<(), sqlx::Error>,
-) -> TestResult {
+async fn check(dao: &impl LockDao<String, Uuid>, mut set: impl AsyncFnMut(bool) -> TestResult) -> TestResult {
     let (held, other) = (request("a"), request("b"));
     let Acquired::Granted(granted) = dao.acquire(&held).await? else { return Err("it is free".into()) };
     let grant = Grant::new(held.context, held.claims.clone(), granted, held.lease);
@@ -131,7 +139,7 @@ async fn check(
         dao.release(&grant).await.expect_err("no write"),
     ];
     for error in errors {
-        assert_eq!(error.kind(), BackendErrorKind::Misconfigured, "{error:?}");
+        assert_eq!(error.kind(), BackendErrorKind::Unavailable, "{error:?}");
         assert!(!error.in_doubt(), "{error:?}");
     }
     assert!(dao.doctor().await?.iter().any(|finding| finding.severity == Severity::Error));

@@ -64,14 +64,12 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Election<I, C, D> {
         Election { locks: locks.clone(), target: Target::Id(name.clone()), name }
     }
 
-    /// Waits until this candidate is elected, for as long as it takes, with the service's lease. Candidates are elected in the
-    /// order of their arrival where the store keeps it ([`fifo`](crate::Capabilities::fifo)). `value` is what observers see.
-    ///
-    /// An outage of the store ends no candidacy: it asks again until the store answers.
+    /// Waits until this candidate is elected, for as long as it takes, with the service's lease, also while the store is
+    /// unavailable for a while. Candidates are elected in the order of their arrival where the store keeps
+    /// it ([`fifo`](crate::Capabilities::fifo)). `value` is what observers see.
     ///
     /// # Errors
-    /// A failure of the store that does not pass, or a request that cannot be granted, as by a value that is too long for an owner
-    /// label.
+    /// When the store refuses the request for good, as by a missing right or a value that is too long for an owner label.
     ///
     /// # Cancel safety
     /// A candidate whose future is dropped leaves the election.

@@ -122,7 +122,8 @@ impl BadRequest {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum BackendErrorKind {
-    /// The store cannot be reached, or dropped the connection.
+    /// The store cannot be reached, dropped the connection, or does no such work at present: it starts, fails over, takes no
+    /// writes, has no room.
     Unavailable,
     /// The store did not answer in time.
     Timeout,
@@ -130,7 +131,7 @@ pub enum BackendErrorKind {
     Busy,
     /// The store refuses the credentials or the permission.
     Denied,
-    /// The store is not set up as needed: schema missing or of another version, read-only, evicting.
+    /// The store is not set up as needed: schema missing or of another version, evicting.
     Misconfigured,
     /// A setting of the backend is not possible; it was refused before anything was sent.
     BadSetting,
@@ -142,6 +143,13 @@ pub enum BackendErrorKind {
     Withdrawn,
     /// Anything else.
     Other,
+}
+
+impl BackendErrorKind {
+    /// Returns whether such a failure passes by itself, so that trying the same again later may help.
+    pub fn is_retryable(self) -> bool {
+        matches!(self, BackendErrorKind::Unavailable | BackendErrorKind::Timeout | BackendErrorKind::Busy)
+    }
 }
 
 /// A failure of the store, never contention.
@@ -197,10 +205,7 @@ impl BackendError {
 
     /// Returns whether trying the same again later may help.
     pub fn is_retryable(&self) -> bool {
-        matches!(
-            self.kind,
-            BackendErrorKind::Unavailable | BackendErrorKind::Timeout | BackendErrorKind::Busy
-        )
+        self.kind.is_retryable()
     }
 }
 
@@ -258,6 +263,9 @@ impl<I: Ident, C: ContextId> fmt::Display for Failure<I, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Failure::Conflict(conflict) => conflict.fmt(f),
+            Failure::Backend(error) if error.kind() == BackendErrorKind::Unavailable => {
+                write!(f, "the backend is unavailable, try again: {error}")
+            }
             Failure::Backend(error) => write!(f, "the backend failed: {error}"),
         }
     }

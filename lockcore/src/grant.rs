@@ -94,7 +94,7 @@ pub enum LossReason {
     Broken,
     /// The store no longer knows of it: another program removed it, or the store lost its data.
     Vanished,
-    /// The store did not answer until the lease had to be taken as ended.
+    /// No renewal succeeded until the lease had to be taken as ended: the store did not answer, or refused.
     Unreachable,
     /// It was released here: a handle that outlives the locks says so.
     Released,
@@ -108,7 +108,7 @@ impl fmt::Display for LossReason {
             LossReason::Expired => "its lease ended",
             LossReason::Broken => "it was broken by an administrator",
             LossReason::Vanished => "it vanished from the store",
-            LossReason::Unreachable => "the store could not be reached until its lease ended",
+            LossReason::Unreachable => "it could not be renewed until its lease ended",
             LossReason::Released => "it was released",
             LossReason::Forked => "it is held by the process that forked this one",
         })

@@ -4,6 +4,9 @@ use std::{fmt, sync::Arc, time::Duration};
 
 /// How long and in what manner a call waits for locks that others hold. The default is [`Wait::never`].
 ///
+/// A call that waits also outlasts a store that is away, starts, fails over or takes no writes for a while:
+/// [`BackendError::is_retryable`](crate::BackendError::is_retryable). Any other failure ends it at once.
+///
 /// ```
 /// use lockcore::{Exponential, LockingService, Wait};
 /// use std::time::Duration;

@@ -53,7 +53,7 @@ pub(crate) async fn acquire(global: &Global, args: Acquire, output: Output) -> R
         // The token is not known to the caller, who could not release them.
         let _ = locks.admin().release(&grant).await;
     }
-    settle(&locks).await;
+    settle(&locks, session::GRACE).await;
     written.map(|()| 0)
 }
 

@@ -25,6 +25,9 @@ type Lost = Vec<LostLock<String>>;
 /// How often the store is swept, by one of many processes.
 const SWEEP_EVERY: Duration = Duration::from_secs(300);
 
+/// For how long at most the locks of a command that has ended are released, while the store is unavailable and their lease lasts.
+const LONGEST_RELEASE: Duration = Duration::from_secs(60);
+
 /// What a signal that came before the locks left to do.
 pub(crate) enum Locked {
     /// The locks are held.
@@ -45,9 +48,14 @@ pub(crate) async fn run(global: &Global, args: Run) -> Result<u8, Failure> {
         (Err(failure), _) => return Err(failure),
     };
     let ended = Supervised::run(global, &locks, &guard, &args, &mut signals).await;
+    let lasts = guard.held().time_left().unwrap_or(GRACE).clamp(GRACE, LONGEST_RELEASE);
     // A job that did not take place keeps no other host from it.
     let released = if ended.is_ok() { guard.release().await } else { guard.release_now().await };
-    settle(&locks).await;
+    tokio::select! {
+        biased;
+        () = settle(&locks, lasts) => {}
+        _ = signals.next() => settle(&locks, GRACE).await,
+    }
     let Ended { code, lost } = ended?;
     match (lost, released) {
         (Some(lost), _) => Err(Failure::new(
@@ -93,12 +101,12 @@ pub(crate) async fn lock(
     match locked {
         Ok(Ok(guard)) => Ok(Locked::Held(locks, guard)),
         Ok(Err(error)) => {
-            settle(&locks).await;
+            settle(&locks, GRACE).await;
             Err(error.into())
         }
         Err(signal) => {
             // The call was dropped, and withdraws its request in the background.
-            settle(&locks).await;
+            settle(&locks, GRACE).await;
             Ok(Locked::Interrupted(code_of(signal)))
         }
     }
@@ -122,18 +130,18 @@ async fn lock_confirmed(
     }
 }
 
-/// Waits for what is still under way in the background, but not for long.
+/// Waits for what is still under way in the background, but not for longer than `grace`.
 ///
 /// Now and then it sweeps, if that was not done for long: where all locks are taken by short processes none else does.
-pub(crate) async fn settle(locks: &LockingService) {
+pub(crate) async fn settle(locks: &LockingService, grace: Duration) {
     if std::process::id().is_multiple_of(32) && locks.dao().capabilities().sweeping {
         let mut unless_within = Some(SWEEP_EVERY);
         while locks.dao().sweep(100, unless_within).await.is_ok_and(|swept| swept.more) {
             unless_within = None;
         }
     }
-    if locks.shutdown(GRACE).await > 0 {
-        say("the store does not answer: what is still locked ends with its lease");
+    if locks.shutdown(grace).await > 0 {
+        say("the store is unavailable: what is still locked ends with its lease");
     }
 }
 

@@ -107,7 +107,9 @@ fn report(event: &Event<'_, String, Uuid>) {
         }
         Event::RenewalFailed { error: None, .. } => say("renewal failed, trying on: no answer in time"),
         Event::ReleaseFailed { error, .. } => {
-            say(&format!("the release failed, the locks end with their lease at the latest: {error}"));
+            say(&format!(
+                "the release failed, trying on; the locks end with their lease at the latest: {error}"
+            ));
         }
         Event::WithdrawFailed { error, .. } => {
             say(&format!("the request may still be granted, for one lease at most: {error}"));

@@ -26,6 +26,8 @@ mod model;
 pub mod own_process;
 mod player;
 mod polls;
+#[cfg(feature = "servers")]
+pub mod refusing;
 mod registry;
 pub mod search;
 #[cfg(feature = "servers")]

@@ -99,6 +99,8 @@ pub(crate) fn trials() -> impl IntoIterator<Item = Trial> {
             a_master_that_becomes_a_replica_refuses_clearly,
             what_a_server_refuses_inside_a_script_is_understood,
             a_demoted_master_is_left_and_a_wait_outlasts_it,
+            what_waits_outlasts_a_server_that_refuses_writes: of_liveness,
+            what_is_refused_for_good_ends_a_sleeping_wait: of_liveness,
             something_else_under_our_key_is_reported,
             a_slow_script_of_others_is_reported_as_busy,
             a_stopped_server_is_a_timeout_in_doubt: of_liveness,

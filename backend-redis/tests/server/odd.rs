@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 use lockcore::{BackendErrorKind, LockDao, Severity, Wait};
 use lockcore_conformance::{
     eventually,
+    refusing::{
+        a_store_that_refuses_for_a_while_ends_no_wait, a_store_that_refuses_for_good_ends_a_sleeping_wait,
+    },
     servers::{Cluster, TestResult},
     store::id,
 };
@@ -90,7 +93,7 @@ pub(crate) async fn a_replica_is_refused() -> TestResult {
     let master = server("").await?;
     let replica = replica_of(&master, "").await?;
     let error = Place::at(replica.url()).open().await.expect_err("nothing can be locked there");
-    assert_eq!(error.kind(), BackendErrorKind::Misconfigured, "{error:?}");
+    assert_eq!(error.kind(), BackendErrorKind::Unavailable, "{error:?}");
     assert!(error.to_string().contains("replica"), "{error}");
     Ok(())
 }
@@ -103,7 +106,7 @@ pub(crate) async fn a_master_that_becomes_a_replica_refuses_clearly() -> TestRes
     raw.ask::<()>(&format!("REPLICAOF {}", other.address().replace(':', " "))).await?;
     let error = store.dao().acquire(&store.caller().request(["b"])).await.expect_err("it is a replica now");
     assert!(!error.in_doubt(), "{error:?}");
-    assert!(error.is_retryable() || error.kind() == BackendErrorKind::Misconfigured, "{error:?}");
+    assert_eq!(error.kind(), BackendErrorKind::Unavailable, "{error:?}");
     store.dao().renew(&held).await.expect_err("it is a replica now");
     store.dao().release(&held).await.expect_err("it is a replica now");
     raw.ask::<()>("REPLICAOF NO ONE").await?;
@@ -115,7 +118,7 @@ pub(crate) async fn a_master_that_becomes_a_replica_refuses_clearly() -> TestRes
 
 /// What refuses the commands of a script has its code in another place before 7.0.
 pub(crate) async fn what_a_server_refuses_inside_a_script_is_understood() -> TestResult {
-    use BackendErrorKind::{Busy, Misconfigured, Unavailable};
+    use BackendErrorKind::{Busy, Unavailable};
     for server in [server("").await?, old_server("").await?] {
         let place = Place::at(server.url());
         let (store, raw) = (place.store().await, place.raw().await?);
@@ -125,11 +128,11 @@ pub(crate) async fn what_a_server_refuses_inside_a_script_is_understood() -> Tes
         for (refuse, allow, kind) in [
             ("maxmemory 1", "maxmemory 0", Busy),
             ("min-replicas-to-write 1", "min-replicas-to-write 0", Unavailable),
-            ("save 3600 1", "stop-writes-on-bgsave-error no", Misconfigured),
+            ("save 3600 1", "stop-writes-on-bgsave-error no", Unavailable),
         ] {
             let (setting, value) = refuse.split_once(' ').expect("two words");
             raw.send::<()>(&["CONFIG", "SET", setting, value]).await?;
-            if kind == Misconfigured {
+            if setting == "save" {
                 raw.ask::<String>("BGSAVE").await?;
                 eventually("the snapshot failed", || async {
                     let info: String = raw.ask("INFO persistence").await.ok()?;
@@ -190,6 +193,49 @@ pub(crate) async fn a_demoted_master_is_left_and_a_wait_outlasts_it() -> TestRes
         }
     }
     Ok(())
+}
+
+/// A fail-over, in which the server is a replica for a while, and a snapshot that failed, after which it takes no writes.
+pub(crate) async fn what_waits_outlasts_a_server_that_refuses_writes() -> TestResult {
+    let server = server("").await?;
+    let place = Place::at(server.url());
+    let raw = place.raw().await?;
+    a_store_that_refuses_for_a_while_ends_no_wait(place.open().await?, async |refuse| {
+        Ok(raw.ask(if refuse { "REPLICAOF 127.0.0.1 1" } else { "REPLICAOF NO ONE" }).await?)
+    })
+    .await?;
+    // What a snapshot would replace.
+    let folder: Vec<String> = raw.ask("CONFIG GET dir").await?;
+    let in_the_way = format!("{}/dump.rdb", folder[1]);
+    raw.send::<()>(&["CONFIG", "SET", "save", "3600 1"]).await?;
+    a_store_that_refuses_for_a_while_ends_no_wait(place.open().await?, async |refuse| {
+        let status = if refuse {
+            std::fs::create_dir_all(format!("{in_the_way}/a folder"))?;
+            "rdb_last_bgsave_status:err"
+        } else {
+            std::fs::remove_dir_all(&in_the_way)?;
+            "rdb_last_bgsave_status:ok"
+        };
+        raw.ask::<String>("BGSAVE").await?;
+        eventually("the snapshot ended", || async {
+            let info: String = raw.ask("INFO persistence").await.ok()?;
+            info.contains(status).then_some(())
+        })
+        .await;
+        Ok(())
+    })
+    .await
+}
+
+pub(crate) async fn what_is_refused_for_good_ends_a_sleeping_wait() -> TestResult {
+    let server = server("").await?;
+    let raw = Place::at(server.url()).raw().await?;
+    raw.ask::<()>("ACL SETUSER app on >pass ~* &* +@all").await?;
+    let place = Place::at(server.url().replace("redis://", "redis://app:pass@"));
+    a_store_that_refuses_for_good_ends_a_sleeping_wait(place.open().await?, async || {
+        Ok(raw.ask("ACL SETUSER app -@scripting").await?)
+    })
+    .await
 }
 
 pub(crate) async fn something_else_under_our_key_is_reported() -> TestResult {

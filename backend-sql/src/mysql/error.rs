@@ -81,8 +81,11 @@ fn of_number(number: u16) -> Meaning {
         1243 | 1615 => Meaning { broken: true, ..Meaning::of(Kind::Busy) },
         1044 | 1045 | 1095 | 1129 | 1130 | 1142 | 1143 | 1227 | 1370 | 1698 | 1820 | 1862 | 3118 | 3955
         | 4151 => Meaning::of(Kind::Denied),
-        // Read-only server or transaction.
-        1290 | 1792 | 1836 | 3100 | 4074 => Meaning { broken: true, ..Meaning::of(Kind::Misconfigured) },
+        // Read-only server, engine or transaction, as before and after a fail-over; offline; a node of a cluster that has not
+        // joined it, or has no majority. By another connection a server that writes may be reached.
+        1047 | 1290 | 1792 | 1836 | 1874 | 3032 | 3100 | 4074 => {
+            Meaning { broken: true, ..Meaning::of(Kind::Unavailable) }
+        }
         // No such database, table, routine, column; wrong parameters; the routines' owner is gone; binary log in the
         // form of statements.
         1046 | 1049 | 1054 | 1146 | 1304 | 1305 | 1318 | 1449 | 1598 | 1665 => {
@@ -121,7 +124,9 @@ mod tests {
         for number in [1213, 1205, 1114, 1290, 1045, 1305] {
             assert!(!of_number(number).in_doubt, "{number}");
         }
-        assert_eq!(of_number(1114).kind, BackendErrorKind::Unavailable);
+        for number in [1114, 1047, 1290, 1792, 1836, 3032, 3100] {
+            assert_eq!(of_number(number).kind, BackendErrorKind::Unavailable, "{number}");
+        }
         assert_eq!(of_number(1045).kind, BackendErrorKind::Denied);
         assert_eq!(of_number(1305).kind, BackendErrorKind::Misconfigured);
     }

@@ -36,15 +36,16 @@ fn of_code(code: &str) -> Meaning {
         // Commit or rollback unknown.
         (_, "40003") => Meaning { in_doubt: true, ..Meaning::of(Kind::Busy) },
         // The server ends the connection: its message may come after the commit.
-        (_, "57P01" | "57P02" | "57P05") => {
+        (_, "57P01" | "57P02" | "57P05" | "25P03" | "25P04") => {
             Meaning { in_doubt: true, broken: true, ..Meaning::of(Kind::Unavailable) }
         }
         // Starting up, shutting down.
         (_, "57P03") => Meaning { broken: true, ..Meaning::of(Kind::Unavailable) },
         // A statement or lock timeout that was set elsewhere, a cancelled statement.
         (_, "57014" | "55P03") => Meaning::of(Kind::Busy),
-        // Read-only transaction: a replica, or default_transaction_read_only.
-        (_, "25006") => Meaning { broken: true, ..Meaning::of(Kind::Misconfigured) },
+        // Read-only transaction: a replica, or default_transaction_read_only, as before and after a fail-over. By another
+        // connection the primary may be reached.
+        (_, "25006") => Meaning { broken: true, ..Meaning::of(Kind::Unavailable) },
         // A prepared statement of another connection: a pooler that hands connections around.
         (_, "26000" | "42P05") => Meaning { broken: true, ..Meaning::of(Kind::Misconfigured) },
         // Too many connections.
@@ -81,6 +82,7 @@ mod tests {
         for code in ["53100", "42P01", "28P01", "25006", "57014", "P0001"] {
             assert!(!of_code(code).in_doubt, "{code}");
         }
+        assert_eq!(of_code("25006").kind, BackendErrorKind::Unavailable);
         assert!(of_code("57P01").in_doubt);
         assert_eq!(of_code("53100").kind, BackendErrorKind::Unavailable);
         assert_eq!(of_code("28P01").kind, BackendErrorKind::Denied);

@@ -118,11 +118,8 @@ pub(super) async fn exchange<E: Engine, T>(
 /// it, went down, or the server is a replica by now. Not if only that connection was affected, by a statement that was
 /// killed for example.
 fn give_up_others<E: Engine>(pool: &Pool<E>, error: &ServerError) {
-    let all = match error.kind() {
-        BackendErrorKind::Unavailable | BackendErrorKind::Timeout => error.in_doubt(),
-        kind => kind == BackendErrorKind::Misconfigured,
-    };
-    if all && error.broke_connection() {
+    use BackendErrorKind::{Misconfigured, Timeout, Unavailable};
+    if matches!(error.kind(), Unavailable | Timeout | Misconfigured) && error.broke_connection() {
         pool.give_up_all();
     }
 }

@@ -275,9 +275,13 @@ impl<E: Engine> Shared<E> {
             }
             self.probe.notify_one();
             // A failure is no reason to stop: without heartbeats others take this process for dead.
-            let next = self.heartbeat(None).await.unwrap_or(None);
-            if last.elapsed() > SILENCE {
-                // This process was stopped, or the server away: others may have removed the places.
+            let (next, will_pass) = match self.heartbeat(None).await {
+                Ok(next) => (next, true),
+                Err(error) => (None, error.kind().is_retryable()),
+            };
+            if !will_pass || last.elapsed() > SILENCE {
+                // What is refused for good ends the waits that ask again. Or this process was stopped, or the server away:
+                // others may have removed the places.
                 self.waiters.wake_all();
             }
             last = Instant::now();

@@ -78,6 +78,11 @@ impl StoreError {
         error.with_source(self)
     }
 
+    /// Whether the same may work later.
+    pub(super) fn may_pass(&self) -> bool {
+        self.kind().is_retryable()
+    }
+
     pub(super) fn kind(&self) -> BackendErrorKind {
         match self {
             StoreError::Sqlite(error) | StoreError::Commit { source: error, .. } => kind_of(error),

@@ -357,6 +357,10 @@ impl Worker {
         let deadline = Instant::now() + self.store.opened.settings.busy_timeout;
         if let Err(error) = self.run(Some(deadline), work) {
             tracing::warn!(path = %self.path(), %error, "could not {what}");
+            if !error.may_pass() {
+                // What is refused for good ends the waits that ask again.
+                self.waiting.clear();
+            }
         }
     }
 

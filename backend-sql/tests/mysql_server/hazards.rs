@@ -11,7 +11,10 @@ use lockcore::{
     LockDao, LossReason, Target,
     backend::{AcquireRequest, Acquired, Withdraw},
 };
-use lockcore_conformance::servers::{Kind, Proxy, TestResult, Trial};
+use lockcore_conformance::{
+    refusing::a_store_that_refuses_for_good_ends_a_sleeping_wait,
+    servers::{Kind, Proxy, TestResult, Trial},
+};
 use lockcore_sql::MysqlLockDao;
 use sqlx::{Connection, MySqlConnection};
 use uuid::Uuid;
@@ -33,6 +36,7 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         test(kind, "hazards::a_cut_connection_is_replaced", a_cut_connection_is_replaced),
         test(kind, "hazards::an_exhausted_pool_is_reported", an_exhausted_pool_is_reported),
         test(kind, "hazards::a_refused_connection_closes_no_other", a_refused_connection_closes_no_other),
+        test(kind, "hazards::what_is_refused_for_good_ends_a_wait", what_is_refused_for_good_ends_a_wait),
         test(kind, "hazards::passwords_are_not_shown", passwords_are_not_shown),
         test(kind, "hazards::passwords_are_sent_over_tls_only", passwords_are_sent_over_tls_only),
         test(kind, "hazards::a_damaged_schema_is_reported", a_damaged_schema_is_reported),
@@ -42,6 +46,17 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         test(kind, "hazards::two_round_trips_however_many_ids", two_round_trips_however_many_ids),
         test(kind, "hazards::other_runtimes_have_other_connections", other_runtimes_have_other_connections),
     ]
+}
+
+/// The database is gone while one waits.
+async fn what_is_refused_for_good_ends_a_wait(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let (dao, mut sql) = (place.open().await?, place.sql().await?);
+    a_store_that_refuses_for_good_ends_a_sleeping_wait(dao, async || {
+        sql.run(format!("DROP DATABASE {}", place.database)).await?;
+        Ok(())
+    })
+    .await
 }
 
 /// A future that is dropped in the middle of an exchange leaves no connection in a transaction, or with another's

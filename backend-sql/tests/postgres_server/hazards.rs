@@ -14,6 +14,7 @@ use lockcore::{
 };
 use lockcore_conformance::{
     eventually,
+    refusing::a_store_that_refuses_for_good_ends_a_sleeping_wait,
     servers::{Kind, Mode, Proxy, Server, TestResult, Trial},
 };
 use lockcore_sql::PostgresLockDao;
@@ -43,6 +44,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         test("hazards::a_cut_connection_is_replaced", a_cut_connection_is_replaced),
         test("hazards::an_exhausted_pool_is_reported", an_exhausted_pool_is_reported),
         test("hazards::a_refused_connection_closes_no_other", a_refused_connection_closes_no_other),
+        test("hazards::what_is_refused_for_good_ends_a_wait", what_is_refused_for_good_ends_a_wait),
         test("hazards::passwords_are_not_shown", passwords_are_not_shown),
         test("hazards::fences_rise_though_the_clock_does_not", fences_rise_though_the_clock_does_not),
         test(
@@ -52,6 +54,17 @@ pub(crate) fn tests() -> Vec<Trial> {
         test("hazards::an_old_snapshot_is_reported", an_old_snapshot_is_reported),
         test("hazards::other_runtimes_have_other_connections", other_runtimes_have_other_connections),
     ]
+}
+
+/// The schema is gone while one waits.
+async fn what_is_refused_for_good_ends_a_wait() -> TestResult {
+    let place = Place::new().await?;
+    let (dao, mut sql) = (place.open().await?, place.sql().await?);
+    a_store_that_refuses_for_good_ends_a_sleeping_wait(dao, async || {
+        sql.run(format!("DROP SCHEMA {} CASCADE", place.schema)).await?;
+        Ok(())
+    })
+    .await
 }
 
 /// An open snapshot anywhere on the server slows an id that is used often.

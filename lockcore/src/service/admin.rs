@@ -4,11 +4,12 @@ use std::{borrow::Cow, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::{Stream, StreamExt, TryFutureExt, TryStreamExt, future, stream};
 
-use super::Inner;
+use super::{Inner, waiting::AFTER_FAILURE};
 use crate::{
-    AnyLockDao, BadRequest, BreakMode, Broken, Change, ClaimSet, ContextId, Finding, Grant, Granted, HeldBy,
-    Ident, Ids, Inspection, Listing, Lock, LockDao, LockError, LossReason, LostLock, Mode, Page, Released,
-    Renewed, StoredContext, Swept, Target, Uuid, Why, claim::Claim, rules::InUse, watch::Look,
+    AnyLockDao, Backoff, BadRequest, BreakMode, Broken, Change, ClaimSet, ContextId, Finding, Grant, Granted,
+    HeldBy, Ident, Ids, Inspection, Listing, Lock, LockDao, LockError, LossReason, LostLock, Mode, Page,
+    Released, Renewed, StoredContext, Swept, Target, Uuid, Why, claim::Claim, clock, rules::InUse,
+    watch::Look,
 };
 
 /// Administration through a service; see [`LockingService::admin`](crate::LockingService::admin).
@@ -114,28 +115,38 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
     }
 
     /// Waits until no id of the set is held, without taking any; another context may hold them again when this returns. Looks as
-    /// [`watch`](Self::watch) does, and takes no place in a queue.
+    /// [`watch`](Self::watch) does, and takes no place in a queue. Goes on while the backend fails for a while.
     ///
     /// # Errors
-    /// Unsupported, a bad id, an interval of zero, or a failure of the backend.
+    /// Unsupported, a bad id, an interval of zero, or a failure of the backend that does not pass.
     ///
     /// # Cancel safety
     /// Nothing is kept in the store.
     pub async fn until_free(&self, ids: impl Ids<I>, every: Duration) -> Result<(), LockError<I, C>> {
         let claims = ClaimSet::new(ids, Mode::Exclusive)?;
         // Until all were seen free in a row, without a wait in between.
-        let mut free = 0;
+        let (mut free, mut failed) = (0, 0);
         for claim in claims.iter().cycle() {
             if free == claims.len() {
                 break;
             }
             let mut looks = pin!(self.looks(&claim.target, every));
             free += 1;
-            while let Some(seen) = looks.try_next().await? {
-                if seen.is_free() {
-                    break;
+            while let Some(seen) = looks.next().await {
+                match seen {
+                    Ok(seen) if seen.is_free() => {
+                        failed = 0;
+                        break;
+                    }
+                    Ok(_) => free = 1,
+                    Err(error) if error.is_retryable() => {
+                        free = 0;
+                        clock::sleep(AFTER_FAILURE.delay(failed)).await;
+                        failed += 1;
+                        break;
+                    }
+                    Err(error) => return Err(error),
                 }
-                free = 1;
             }
         }
         Ok(())

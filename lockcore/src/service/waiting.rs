@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Pauses after a failure of the backend while there is time left.
-const AFTER_FAILURE: Exponential =
+pub(super) const AFTER_FAILURE: Exponential =
     Exponential { base: Duration::from_millis(50), max: Duration::from_secs(2) };
 
 /// Pauses between two looks at a backend that has no queue.

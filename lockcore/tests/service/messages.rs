@@ -160,7 +160,7 @@ fn outcomes_say_what_happened() {
     dao.once(Step::Acquire, Fault::Fails(BackendErrorKind::Unavailable));
     let error = locks.lock(["a"]).unwrap_err();
     assert_eq!(error.source().unwrap().to_string(), "rigged to fail");
-    assert_eq!(message(error), "not locked: the backend failed: rigged to fail");
+    assert_eq!(message(error), "not locked: the backend is unavailable, try again: rigged to fail");
     dao.once(Step::Acquire, Fault::Hangs);
     let error = message(locks.wait(Wait::up_to(Duration::from_millis(10))).lock(["a"]).unwrap_err());
     assert!(
@@ -181,7 +181,7 @@ fn losses_and_refusals_of_the_service_say_what_happened() {
     assert_eq!(stopped(LossReason::Expired), "stopped because locks were lost: \"a\": its lease ended");
     assert_eq!(
         stopped(LossReason::Unreachable),
-        "stopped because locks were lost: \"a\": the store could not be reached until its lease ended"
+        "stopped because locks were lost: \"a\": it could not be renewed until its lease ended"
     );
     let done = Any::Lost { lost: lost(LossReason::Broken), callback: Some(Ok(())) };
     assert_eq!(

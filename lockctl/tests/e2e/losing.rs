@@ -21,6 +21,7 @@ pub(crate) const TESTS: &[Test] = &[
     test!(what_is_lost_only_at_the_release_is_reported_with_the_commands_code, Nothing),
     test!(a_store_that_does_not_answer_until_the_lease_ends_is_a_loss, File),
     test!(a_command_is_started_under_a_whole_lease, File),
+    test!(a_release_goes_on_until_the_store_takes_it, File),
 ];
 
 /// Writes its argument to `data` unless a later holder was there before.
@@ -134,7 +135,7 @@ fn a_store_that_does_not_answer_until_the_lease_ends_is_a_loss(store: &Store) {
     assert!(lines[0].starts_with("lockctl: renewal failed, trying on: "), "{lines:?}");
     // Which of the two depends on who looks first when the lease is over.
     let last = lines.last().expect("lines");
-    let reasons = ["its lease ended", "the store could not be reached until its lease ended"];
+    let reasons = ["its lease ended", "it could not be renewed until its lease ended"];
     let expected =
         |reason| format!("lockctl: stopped because locks were lost: \"a\": {reason}, CMD was stopped");
     assert!(reasons.into_iter().any(|reason| **last == expected(reason)), "{lines:?}");
@@ -165,4 +166,23 @@ fn a_command_is_started_under_a_whole_lease(store: &Store) {
     let ended = waiting.end();
     assert_eq!(ended.code, 0, "{}", ended.stderr);
     assert!(store.path("finished").exists());
+}
+
+/// The store takes no writes when the command ends, and for longer than the end of a process waits for anything else.
+fn a_release_goes_on_until_the_store_takes_it(store: &Store) {
+    let url = "sqlite:locks.db?busy_timeout=100ms";
+    let command = "touch started; while [ ! -e go ]; do sleep 0.02; done; exit 7";
+    let args = ["run", "--id", "a", "--lease", "10m", "--url", url, "--", "sh", "-c", command];
+    let holder = store.start(&args);
+    store.until_file("started");
+    let other = rusqlite::Connection::open(store.path("locks.db")).expect("a database");
+    other.busy_timeout(PATIENCE).expect("set");
+    other.execute_batch("BEGIN IMMEDIATE").expect("the write lock");
+    fs::write(store.path("go"), "").expect("written");
+    thread::sleep(Duration::from_secs(5));
+    other.execute_batch("ROLLBACK").expect("ended");
+    let ended = holder.end();
+    assert_eq!(ended.code, 7, "{}", ended.stderr);
+    assert!(ended.stderr.starts_with("lockctl: the release failed, trying on; "), "{}", ended.stderr);
+    store.assert_nothing_is_locked();
 }
