@@ -311,6 +311,10 @@ pub enum LockingError<I = String, C = Uuid, E = Infallible> {
         error: E,
     },
     /// Locks were lost while the callback ran: others may have run at the same time.
+    ///
+    /// A callback that ended while its lease certainly lasted has lost nothing by a release that the store answers only after
+    /// the lease. Then the lock may have ended, and gone to another, after the callback; that is a success, and reported as
+    /// [`Event::ReleasedLate`](crate::Event::ReleasedLate).
     Lost {
         /// What was lost, and why.
         lost: Vec<LostLock<I>>,

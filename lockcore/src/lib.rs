@@ -62,7 +62,7 @@
 //! | `lockcore_renewal_lag_seconds` | histogram | | how much later than planned a renewal was done |
 //! | `lockcore_renewal_failed_total` | counter | `backend` | renewals that failed; each is tried again |
 //! | `lockcore_lost_total` | counter | `expired`, `broken`, `vanished`, `unreachable`, `released`, `forked` | locks lost while held |
-//! | `lockcore_released_late_total` | counter | `expired` | releases after the lease had ended |
+//! | `lockcore_released_late_total` | counter | `expired` | releases that came or were answered after the lease had ended |
 //! | `lockcore_release_failed_total` | counter | `backend` | releases that failed; each is tried again |
 //! | `lockcore_withdraw_failed_total` | counter | `backend` | requests in doubt that could not be withdrawn |
 //! | `lockcore_sweep_failed_total` | counter | `backend` | sweeps that failed |

@@ -155,6 +155,7 @@ pub const SEE_THE_STORE: &[&str] = &[
     // Time that the store carries.
     "losing::nothing_runs_past_the_deadline",
     "losing::a_stopped_holder_is_taken_over_and_does_nothing_more",
+    "losing::a_release_that_is_answered_late_is_no_loss",
     "keeping::the_default_lease_works",
     "keep_for::no_renewal_has_to_succeed",
     "keep_for::what_was_waited_for_is_kept_from_the_start",

@@ -378,6 +378,7 @@ macro_rules! for_each_check {
                 a_broken_lock_is_reported,
                 a_vanished_lock_is_reported,
                 a_loss_found_at_the_release_is_reported,
+                a_release_that_is_answered_late_is_no_loss,
                 the_callback_may_go_on_after_a_loss,
                 plain_code_sees_the_loss,
                 a_guarded_write_stops_a_former_holder,

@@ -5,7 +5,7 @@ use std::{
     pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicU32, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
     thread,
@@ -41,20 +41,20 @@ pub(crate) enum Cleanup<I, C> {
         grant: Grant<I, C>,
         /// How long they stay locked at least.
         keep_for: Option<KeepFor>,
-        /// Whether the lease lasted when it was given up; `None` if nothing that the store answers is news.
-        was_valid: Option<bool>,
-        /// It was asked for before: what is gone may be gone by that.
-        again: AtomicBool,
+        /// How long the lease lasts from when it was given up; `None` if nothing that the store answers is news.
+        lasts: Option<Duration>,
+        /// How often it was asked for: what is gone may be gone by another of them.
+        asked: AtomicU32,
     },
     /// A request of which it is not known what became.
     Withdraw { request: AcquireRequest<I, C> },
 }
 
 impl<I: Ident, C: ContextId> Cleanup<I, C> {
-    /// The release of what is held. With `was_valid` it reports what turns out to be lost, as a release by the caller
-    /// would tell.
-    pub(crate) fn release(grant: Grant<I, C>, keep_for: Option<KeepFor>, was_valid: Option<bool>) -> Self {
-        Cleanup::Release { grant, keep_for, was_valid, again: AtomicBool::new(false) }
+    /// The release of what is held. With `lasts` it reports what turns out to be lost, as a release by the caller would
+    /// tell.
+    pub(crate) fn release(grant: Grant<I, C>, keep_for: Option<KeepFor>, lasts: Option<Duration>) -> Self {
+        Cleanup::Release { grant, keep_for, lasts, asked: AtomicU32::new(0) }
     }
 
     /// Cleans up, at once if the backend needs no waiting, else in the background; then the hold has ended, and
@@ -103,15 +103,21 @@ impl<I: Ident, C: ContextId> Cleanup<I, C> {
         }
     }
 
-    async fn once<D: LockDao<I, C>>(&self, service: &Inner<I, C, D>) -> Result<(), BackendError> {
+    async fn once<D: LockDao<I, C>>(
+        &self,
+        service: &Inner<I, C, D>,
+        started: &Moment,
+    ) -> Result<(), BackendError> {
         match self {
-            Cleanup::Release { grant, keep_for, was_valid, again } => {
-                let is_news = !again.swap(true, Relaxed);
+            Cleanup::Release { grant, keep_for, lasts, asked } => {
+                asked.fetch_add(1, Relaxed);
                 let Released { lost, failed } = service.give_back(grant, *keep_for).await?;
-                if let (Some(was_valid), true, false) = (*was_valid, is_news, lost.is_empty()) {
-                    service.observe_owned((grant.clone(), lost), move |(grant, lost)| match was_valid {
-                        true => Event::Lost { grant, lost },
-                        false => Event::ReleasedLate { grant, lost },
+                let is_news = asked.load(Relaxed) == 1;
+                if let (Some(lasts), true, false) = (*lasts, is_news, lost.is_empty()) {
+                    let is_late = started.left_of(lasts).is_zero();
+                    service.observe_owned((grant.clone(), lost), move |(grant, lost)| match is_late {
+                        true => Event::ReleasedLate { grant, lost },
+                        false => Event::Lost { grant, lost },
                     });
                 }
                 failed.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
@@ -200,7 +206,8 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Task<I, C, D> {
     }
 
     async fn once(&self) -> TryResult {
-        let answer = clock::within(patience(self.cleanup.lease()), self.cleanup.once(&self.service)).await;
+        let once = self.cleanup.once(&self.service, &self.started);
+        let answer = clock::within(patience(self.cleanup.lease()), once).await;
         answer.unwrap_or_else(|| Err(BackendError::no_answer()))
     }
 }

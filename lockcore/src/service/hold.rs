@@ -26,7 +26,8 @@ use super::{
     open::Ticket,
 };
 use crate::{
-    AcquireRequest, BackendError, ContextId, Grant, Ident, LockDao, LostLock, Released, background,
+    AcquireRequest, BackendError, ContextId, Grant, Ident, LockDao, LossReason, LostLock, Released,
+    background,
     clock::{self, Moment},
 };
 
@@ -145,7 +146,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         if !forked.is_empty() {
             return forked;
         }
-        let was_valid = self.begin_release();
+        self.begin_release();
         self.asked = true;
         let mut lost = self.core.known_lost();
         let grant = &self.core.grant;
@@ -178,15 +179,18 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         self.remove_renewal();
         match answer {
             Ok(released) => {
-                if was_valid || !lost.is_empty() {
-                    let known = lost.len();
-                    let is_new =
-                        |lock: &LostLock<I>| !lost[..known].iter().any(|old| old.target == lock.target);
-                    let new: Vec<_> = released.lost.into_iter().filter(is_new).collect();
-                    lost.extend(new);
-                } else if !released.lost.is_empty() {
-                    self.service
-                        .observe(|| Event::ReleasedLate { grant: &self.core.grant, lost: &released.lost });
+                // That a lock is gone is a loss only as long as the lease lasts: before a later answer it may have ended by
+                // itself, after all that ran under it. Not so for a lock that was broken.
+                let lasts = self.core.lease.as_ref().is_none_or(|lease| !lease.left().is_zero());
+                let known = lost.clone();
+                let is_loss =
+                    |lock: &LostLock<I>| !known.is_empty() || lasts || lock.reason == LossReason::Broken;
+                let (new, late): (Vec<_>, Vec<_>) = (released.lost.into_iter())
+                    .filter(|lock| !known.iter().any(|old| old.target == lock.target))
+                    .partition(is_loss);
+                lost.extend(new);
+                if !late.is_empty() {
+                    self.service.observe(|| Event::ReleasedLate { grant: &self.core.grant, lost: &late });
                 }
                 match released.failed.first() {
                     None => self.over = true,
@@ -228,10 +232,11 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
     }
 
     /// Nothing renews afterwards: the keeper, which looks at the lease anyway, sees to the release's patience instead.
-    /// Gives whether the lease had not ended.
-    fn begin_release(&self) -> bool {
+    fn begin_release(&self) {
         self.notify_released();
-        self.core.lease.as_ref().is_none_or(|lease| lease.begin_release(patience(self.core.grant.lease)))
+        if let Some(lease) = &self.core.lease {
+            lease.begin_release(patience(self.core.grant.lease));
+        }
     }
 
     /// Notifies handles that the set is being released.
@@ -277,7 +282,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
             None if is_over => self.service.ended(ticket),
             None => {
                 let is_news = !self.asked && lost.is_empty() && !background::is_ending();
-                let lasts = || self.core.lease.as_ref().is_none_or(|lease| !lease.left().is_zero());
+                let lasts = || self.core.lease.as_ref().map_or(Duration::MAX, |lease| lease.left());
                 let untold = is_news.then(lasts);
                 let cleanup =
                     Cleanup::release(self.core.grant.clone(), self.keep_for.as_deref().copied(), untold);

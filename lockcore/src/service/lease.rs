@@ -158,13 +158,9 @@ impl Lease {
         self.state().unanswered = true;
     }
 
-    /// The release begins, which waits for its answer as long as `patience`. Gives whether the lease still lasted, the
-    /// margin not deducted.
-    pub(crate) fn begin_release(&self, patience: Duration) -> bool {
-        let now = Moment::now();
-        let mut state = self.state();
-        state.patience = Some(now.instant() + patience);
-        now.since(&state.sent) < state.lasts
+    /// The release begins, which waits for its answer as long as `patience`.
+    pub(crate) fn begin_release(&self, patience: Duration) {
+        self.state().patience = Some(Instant::now() + patience);
     }
 
     /// How much longer the release waits for its answer, if it has begun.

@@ -24,7 +24,8 @@ pub enum Event<'a, I = String, C = Uuid> {
         /// What of it was lost.
         lost: &'a [LostLock<I>],
     },
-    /// The release came after the lease had ended, and the locks were gone by then.
+    /// The release came, or was answered, after the lease had ended, and the locks were gone by then. That is no loss: what ran
+    /// under them had ended in time, or was stopped.
     ReleasedLate {
         /// What was held.
         grant: &'a Grant<I, C>,

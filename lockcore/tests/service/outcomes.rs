@@ -185,6 +185,49 @@ async fn not_yours_after_the_lease_ended_is_a_success_and_reported() {
     assert_eq!(take(&told), ["released late"]);
 }
 
+/// What was done under the lock had ended in time: no loss, though the release is answered after the lease. A break that it
+/// tells of is one.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_is_answered_late_is_no_loss() {
+    for (dropped, broken) in [(false, false), (true, false), (false, true)] {
+        let dao = Rigged::new();
+        let (locks, told) = observed(&dao);
+        dao.always(Step::Renew, UNAVAILABLE);
+        let guard = locks.lease(SECOND).lock(["a"]).await.unwrap();
+        let fence = guard.held().fence("a");
+        sleep(8 * SECOND / 10).await;
+        dao.once(Step::Release, Fault::Takes(3 * SECOND / 10));
+        if broken {
+            locks.admin().break_lock(&Target::Id("a".to_owned()), fence, BreakMode::Now).await.unwrap();
+        }
+        take(&told);
+        let released = match dropped {
+            true => {
+                drop(guard);
+                Ok(())
+            }
+            false => guard.release().await,
+        };
+        assert_eq!(locks.shutdown(10 * SECOND).await, 0);
+        match broken {
+            false => released.unwrap(),
+            true => drop(released.unwrap_err()),
+        }
+        assert_eq!(take(&told), [if broken { "lost" } else { "released late" }]);
+    }
+}
+
+/// A guard that is dropped is released by several tries, of which one may find what another has freed.
+#[tokio::test(start_paused = true)]
+async fn what_another_try_has_freed_is_not_lost() {
+    let dao = Rigged::new();
+    let (locks, told) = observed(&dao);
+    dao.once(Step::Release, Fault::Takes(2 * SECOND));
+    drop(locks.lock(["a"]).await.unwrap());
+    sleep(5 * SECOND).await;
+    assert_eq!((take(&told), dao.count(Step::Release)), (vec![], 2));
+}
+
 /// But to a callback that looked, and saw the loss, nothing else is reported later.
 #[tokio::test(start_paused = true)]
 async fn what_the_callback_saw_is_the_outcome() {

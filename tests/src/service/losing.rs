@@ -12,7 +12,7 @@ use std::{
 use lockcore::{
     BackendErrorKind, BreakMode, Ended, FenceGuard, Grant, Held, LockDao, LockingError, LossReason, LostLock,
 };
-use tokio::time::Instant;
+use tokio::{sync::oneshot, time::Instant};
 use uuid::Uuid;
 
 use super::{Oops, Rig};
@@ -202,6 +202,29 @@ pub async fn a_loss_found_at_the_release_is_reported<B: Backend>(store: Store<B>
     let Ended { value, lost } = call.await.expect("it ran");
     assert_eq!((value, lost.len()), (Some(7), 1));
     assert_eq!(rig.events(), ["lost", "lost", "lost"]);
+}
+
+/// 3.3: what ended within its lease is no loss because its release was answered after it, when another had the lock.
+pub async fn a_release_that_is_answered_late_is_no_loss<B: Backend>(store: Store<B>) {
+    let rig = Rig::new(&store);
+    rig.faults.set(Operation::Release, Fault::Late);
+    let (inside, is_inside) = oneshot::channel();
+    let call = rig.locks.lease(store.short()).with_locks(["a"], || async move {
+        inside.send(()).expect("the other waits for it");
+        Ok::<_, Oops>(7)
+    });
+    let next = store.caller();
+    let taken_over = async {
+        is_inside.await.expect("it runs");
+        let grant = next.take_soon(["a"]).await;
+        rig.faults.lift();
+        grant
+    };
+    let (outcome, grant) = tokio::join!(call, taken_over);
+    assert_eq!(outcome.expect("done in time"), 7);
+    next.free(&grant).await;
+    assert_eq!(rig.locks.shutdown(PATIENCE).await, 0);
+    assert!(!rig.events().contains(&"lost"), "{:?}", rig.events());
 }
 
 /// 3.9: a callback that chose to be notified goes on, and learns of the loss from the handle.
