@@ -212,8 +212,15 @@ fn step(store: &Store, name: &str) -> Call {
     store.scripts.call_anywhere().arg(name)
 }
 
+/// Calls the script, and once more if the connection ended: while it was idle, the server or a router on the way may have closed
+/// it.
 async fn call(store: &Arc<Store>, call: Call) -> Result<redis::Value, BackendError> {
-    store.session().await?.call(&call).await
+    match store.session().await?.call(&call).await {
+        Err(error) if error.kind() == BackendErrorKind::Unavailable && error.in_doubt() => {
+            store.session().await?.call(&call).await
+        }
+        answer => answer,
+    }
 }
 
 /// Reads the inspection of an id, and whether that is complete.

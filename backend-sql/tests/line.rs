@@ -20,7 +20,8 @@ impl Remote for Postgres {
 
     async fn open(route: &Route) -> Result<Self::Dao, BackendError> {
         let builder = PostgresLockDao::builder().url(&*route.url).namespace(&*route.namespace);
-        builder.timeout(route.timeout).max_connections(route.connections).open().await
+        let builder = builder.timeout(route.timeout).max_connections(route.connections);
+        builder.listen(route.listen).open().await
     }
 }
 
@@ -31,6 +32,7 @@ impl Remote for Mysql {
 
     async fn open(route: &Route) -> Result<Self::Dao, BackendError> {
         let builder = MysqlLockDao::builder().url(&*route.url).namespace(&*route.namespace);
-        builder.timeout(route.timeout).max_connections(route.connections).open().await
+        let builder = builder.timeout(route.timeout).max_connections(route.connections);
+        builder.listen(route.listen).open().await
     }
 }

@@ -26,6 +26,7 @@ mod datagrams;
 mod guarded_write;
 mod handing_over;
 mod hostile_rows;
+mod idle;
 mod line;
 mod mysql;
 mod mysql_server;
@@ -85,7 +86,7 @@ fn of_sqlite() -> Vec<Trial> {
 fn of_servers() -> impl Iterator<Item = Trial> {
     let of_postgres = [postgres::trials(), postgres_server::trials(), pgbouncer::trials()];
     let of_mysql = OF_MYSQL.into_iter().flat_map(|kind| [mysql::trials(kind), mysql_server::trials(kind)]);
-    let of_all = [guarded_write::trials(), read_only::trials(), connecting::trials()];
+    let of_all = [guarded_write::trials(), idle::trials(), read_only::trials(), connecting::trials()];
     let thorough = [collations::trials(), line::trials()].into_iter().flatten().map(Trial::thorough);
     of_postgres.into_iter().chain(of_mysql).chain(of_all).flatten().chain(thorough)
 }

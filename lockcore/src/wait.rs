@@ -38,7 +38,8 @@ pub(crate) enum Strategy {
 }
 
 impl Wait {
-    /// Does not wait: a set that is not free is refused at once.
+    /// Does not wait: a set that is not free is refused at once. Only a request whose connection turns out to have ended, as while
+    /// it was idle, is sent again, once.
     pub fn never() -> Self {
         Wait(Strategy::Never)
     }

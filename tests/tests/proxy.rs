@@ -29,6 +29,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         refuses_and_opens_the_same_port_again,
         cuts_once_after_the_request,
         cuts_after_several_chunks,
+        resets_what_it_forgot_when_the_client_sends,
         redirects_new_connections,
         a_server_that_is_gone_resets_the_client,
         dropping_the_proxy_resets_and_closes,
@@ -231,6 +232,16 @@ async fn cuts_after_several_chunks() {
         assert_eq!(ask(&mut client, b"ok").await.unwrap(), b"ok");
     }
     assert!(is_reset(answer(&mut client).await));
+}
+
+async fn resets_what_it_forgot_when_the_client_sends() {
+    let (proxy, mut client, mut told) = proxied_echo().await;
+    told.recv().await.unwrap();
+    proxy.forget();
+    let mut next = TcpStream::connect(proxy.address()).await.unwrap();
+    assert_eq!(ask(&mut next, b"new").await.unwrap(), b"new");
+    assert!(is_reset(ask(&mut client, b"old").await));
+    assert_eq!(told.recv().await.unwrap(), b"new", "nothing else arrived");
 }
 
 async fn redirects_new_connections() {

@@ -8,8 +8,8 @@ use super::{
     metrics::{Raised, WAITING},
 };
 use crate::{
-    Acquired, BackendError, Backoff, Conflict, ConflictReason, ContextId, Exponential, Failure, Ident,
-    LockDao, LockError, Wake, Wakeup,
+    Acquired, BackendError, BackendErrorKind, Backoff, Conflict, ConflictReason, ContextId, Exponential,
+    Failure, Ident, LockDao, LockError, Wake, Wakeup,
     clock::{self, within},
     wait::Strategy,
 };
@@ -22,6 +22,10 @@ pub(super) const AFTER_FAILURE: Exponential =
 const BETWEEN_LOOKS: Exponential =
     Exponential { base: Duration::from_millis(20), max: Duration::from_secs(1) };
 
+/// A request whose connection ended within this time was sent by one that had ended before. Those that fail later were tried for
+/// long enough by the backend itself.
+const AT_ONCE: Duration = Duration::from_secs(1);
+
 type Answer<I, C> = Result<Acquired<I, C>, Unanswered>;
 type Outcome<'s, I, C, D> = Result<Hold<'s, I, C, D>, LockError<I, C>>;
 
@@ -31,6 +35,13 @@ pub(crate) async fn wait<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
     first: Answer<I, C>,
     wait: &Strategy,
 ) -> Outcome<'s, I, C, D> {
+    let first = match &first {
+        Err(Unanswered::Failed(error)) if attempt.was_cut(error) => {
+            let limit = if let Strategy::Queue { limit } = wait { *limit } else { None };
+            attempt.ask_again(limit).await
+        }
+        _ => first,
+    };
     let is_waiting = !matches!(wait, Strategy::Never);
     let _waiting = is_waiting.then(|| Raised::by(1, WAITING, attempt.service().capabilities.backend));
     match wait {
@@ -181,6 +192,12 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'_, I, C, D> {
 
     fn left(&self, limit: Option<Duration>) -> Option<Duration> {
         limit.map(|limit| self.left_of(limit))
+    }
+
+    /// Whether the first request failed because its connection ended: while it was idle, the server or a router on the way may
+    /// have closed it. Another may work, and the same request can be sent again: it is the same attempt.
+    fn was_cut(&self, error: &BackendError) -> bool {
+        error.kind() == BackendErrorKind::Unavailable && error.in_doubt() && !self.left_of(AT_ONCE).is_zero()
     }
 
     async fn ask_again(&mut self, limit: Option<Duration>) -> Answer<I, C> {

@@ -84,6 +84,28 @@ async fn waiters_get_the_locks_when_they_are_free() {
     }
 }
 
+/// The connection may have ended while it was idle: the request is sent again, once, and at once.
+#[tokio::test(start_paused = true)]
+async fn a_request_whose_connection_ended_is_sent_again() {
+    for dao in both_kinds() {
+        let locks = dao.service();
+        let waits =
+            || [Wait::never(), Wait::retries(0, |_: u32| SECOND), Wait::up_to(SECOND), Wait::forever()];
+        for wait in waits() {
+            let (before, started) = (dao.count(Step::Acquire), Instant::now());
+            dao.once(Step::Acquire, Fault::Cut);
+            locks.wait(wait).run_locked(["a"], async || {}).await.unwrap();
+            assert_eq!((dao.count(Step::Acquire) - before, started.elapsed()), (2, Duration::ZERO));
+        }
+        dao.always(Step::Acquire, Fault::Cut);
+        let before = dao.count(Step::Acquire);
+        assert!(locks.wait(Wait::never()).lock(["a"]).await.unwrap_err().is_retryable());
+        assert_eq!(dao.count(Step::Acquire) - before, 2);
+        assert_eq!(locks.shutdown(SECOND).await, 0);
+        assert!(dao.memory.is_empty());
+    }
+}
+
 /// Whether the store fails to answer the first request or another one, that is no contention.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_does_not_answer_is_not_contention() {

@@ -76,6 +76,8 @@ pub struct Route {
     pub timeout: Duration,
     /// How many connections there may be, where that can be chosen.
     pub connections: usize,
+    /// Whether to listen, where that can be chosen.
+    pub listen: bool,
 }
 
 /// All checks, as tests of this kind of server.
@@ -103,7 +105,9 @@ pub fn trials<R: Remote>(kind: Kind) -> Vec<Trial> {
             with_locks_leaves_nothing_behind
             a_dropped_call_leaves_nothing_behind
             who_cannot_renew_is_stopped_before_the_next_one_holds
-            with_locks_is_two_round_trips;
+            with_locks_is_two_round_trips
+            a_connection_that_ended_while_it_was_idle_costs_no_call
+            what_ended_in_time_is_not_lost_by_a_slow_release;
         down:
             a_server_is_killed_in_the_middle_of_each_step
             contenders_exclude_each_other_over_restarts;
@@ -143,6 +147,7 @@ impl<R: Remote> Line<R> {
             namespace: Uuid::new_v4().to_string(),
             timeout: SETTLED,
             connections: 4,
+            listen: true,
         };
         let url = server.url_through(proxy.address());
         let bad = Place { route: Route { url, timeout: TIMEOUT, ..route.clone() }, backend: PhantomData };

@@ -8,10 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore::{LockDao, LockError, Wait};
+use lockcore::{Event, LockDao, LockError, LockingService, Wait};
 use tokio::{sync::oneshot, time::timeout};
 
-use super::{FAULTS, Kind, Line, Mode, NEVER, Place, Remote, SETTLED, STALLED, TestResult};
+use super::{FAULTS, Kind, LONG, Line, Mode, NEVER, Place, Remote, Route, SETTLED, STALLED, TestResult};
 use crate::{PATIENCE, Store, eventually, store::id};
 
 /// The offer is on its way to a waiter whose line fails.
@@ -151,6 +151,70 @@ pub(super) async fn with_locks_is_two_round_trips<R: Remote>(kind: Kind) -> Test
         let usual = requests.iter().filter(|&&count| count == 2).count();
         assert!(usual >= 6, "{count} ids: {requests:?} requests");
     }
+    Ok(())
+}
+
+/// While a program asked for nothing, its connections ended without its notice: its next call succeeds all the same, also one
+/// that does not wait, and whether it listens or not.
+pub(super) async fn a_connection_that_ended_while_it_was_idle_costs_no_call<R: Remote>(
+    kind: Kind,
+) -> TestResult {
+    let line = Line::<R>::new(kind).await?;
+    for listen in [true, false] {
+        let dao = R::open(&Route { listen, ..line.bad.route.clone() }).await?;
+        let locks = LockingService::builder(dao).lease(LONG).wait(Wait::never()).build()?;
+        locks.with_locks(["warm"], async || ()).await?;
+        for round in 0..5 {
+            line.proxy.forget();
+            locks.with_locks(["a", "b"], async || ()).await?;
+            let guard = locks.lock(["c"]).await?;
+            line.proxy.forget();
+            let seen = locks.admin().inspect(&id("c")).await?;
+            assert_eq!(seen.holders.len(), 1, "round {round}");
+            line.proxy.forget();
+            guard.release().await?;
+            line.store.becomes_free(&["c"]).await;
+            // The next request arrives, and its answer is lost.
+            line.proxy.set(Mode::CutAfter(1)).await;
+            locks.with_locks(["a", "b"], async || ()).await?;
+            line.proxy.set(Mode::Pass).await;
+        }
+        line.store.becomes_free(&["a", "b"]).await;
+        assert_eq!(locks.shutdown(PATIENCE).await, 0);
+    }
+    Ok(())
+}
+
+/// A callback that ended within its lease has lost nothing though its release arrives after another has taken over.
+pub(super) async fn what_ended_in_time_is_not_lost_by_a_slow_release<R: Remote>(kind: Kind) -> TestResult {
+    let line = Line::<R>::new(kind).await?;
+    let lost = Arc::new(AtomicBool::new(false));
+    let told = lost.clone();
+    let locks = LockingService::builder(R::open(&line.bad.route).await?)
+        .lease(line.store.short())
+        .on_event(move |event| {
+            told.fetch_or(matches!(event, Event::Lost { .. }), Ordering::SeqCst);
+        })
+        .build()?;
+    locks.with_locks(["warm"], async || ()).await?;
+    let (inside, is_inside) = oneshot::channel();
+    let call = locks.run_locked(["a"], async || {
+        line.stall().await;
+        let _ = inside.send(());
+        7
+    });
+    let next = line.store.caller();
+    let taken_over = async {
+        is_inside.await.expect("it runs");
+        let turn = next.take_soon(["a"]).await;
+        line.proxy.set(Mode::Pass).await;
+        turn
+    };
+    let (outcome, turn) = tokio::join!(call, taken_over);
+    assert_eq!(outcome?, 7);
+    next.free(&turn).await;
+    assert_eq!(locks.shutdown(PATIENCE).await, 0);
+    assert!(!lost.load(Ordering::SeqCst), "it was reported as lost");
     Ok(())
 }
 

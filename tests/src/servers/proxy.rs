@@ -73,6 +73,7 @@ pub struct Proxy {
     mode: watch::Sender<Mode>,
     counts: watch::Sender<Counts>,
     silent: watch::Sender<u64>,
+    forgotten: watch::Sender<u64>,
     listening: watch::Receiver<bool>,
     acceptor: JoinHandle<()>,
 }
@@ -96,16 +97,17 @@ impl Proxy {
         let upstream = watch::Sender::new(upstream.into());
         let mode = watch::Sender::new(Mode::Pass);
         let counts = watch::Sender::new(Counts::default());
-        let silent = watch::Sender::new(0);
+        let (silent, forgotten) = (watch::Sender::new(0), watch::Sender::new(0));
         let (said, listening) = watch::channel(true);
         let switch = Switch {
             seen: mode.subscribe(),
             mode: mode.clone(),
             counts: counts.clone(),
             silent: silent.subscribe(),
+            forgotten: forgotten.subscribe(),
         };
         let acceptor = tokio::spawn(accept(listener, upstream.subscribe(), switch, said));
-        Ok(Self { address, upstream, mode, counts, silent, listening, acceptor })
+        Ok(Self { address, upstream, mode, counts, silent, forgotten, listening, acceptor })
     }
 
     /// Where clients connect. It stays the same for the life of the proxy.
@@ -126,6 +128,12 @@ impl Proxy {
     /// them: what a router does that has forgotten them. Connections that are opened later are not affected.
     pub fn silence(&self) {
         self.silent.send_replace(self.counts().connections);
+    }
+
+    /// Makes the open connections carry nothing from now on, and resets each as soon as its client sends something: what a
+    /// router does that has forgotten connections while they were idle. Connections that are opened later are not affected.
+    pub fn forget(&self) {
+        self.forgotten.send_replace(self.counts().connections);
     }
 
     /// The mode in force: after [`Mode::CutAfter`] has cut, [`Mode::Pass`].
@@ -178,6 +186,8 @@ struct Switch {
     counts: watch::Sender<Counts>,
     /// The last connection that was silenced; all before it were, too.
     silent: watch::Receiver<u64>,
+    /// The same of those that were forgotten.
+    forgotten: watch::Receiver<u64>,
 }
 
 /// The two directions through a connection.
@@ -189,6 +199,14 @@ enum Direction {
 
 /// The connection is broken, or to be broken: the client sees a reset.
 struct Broken;
+
+/// How a connection came to carry nothing any more.
+enum Ended {
+    Closed,
+    Broken,
+    Silenced,
+    Forgotten,
+}
 
 impl From<io::Error> for Broken {
     fn from(_: io::Error) -> Self {
@@ -232,7 +250,7 @@ async fn accept(
 }
 
 async fn relay(mut client: TcpStream, upstream: String, number: u64, switch: Switch) {
-    let mut silent = switch.silent.clone();
+    let (mut silent, mut forgotten) = (switch.silent.clone(), switch.forgotten.clone());
     let broken = matches!(*switch.seen.borrow(), Mode::Reset | Mode::Refuse);
     if !broken && let Ok(mut server) = TcpStream::connect(upstream).await {
         let _ = client.set_nodelay(true);
@@ -246,17 +264,21 @@ async fn relay(mut client: TcpStream, upstream: String, number: u64, switch: Swi
             )
         };
         let silenced = silent.wait_for(|&last| last >= number);
+        let is_forgotten = forgotten.wait_for(|&last| last >= number);
         // Silence first: a change of the mode must not reset a connection that was silenced before it.
         let ended = tokio::select! {
             biased;
-            Ok(_) = silenced => None,
-            ended = pumps => Some(ended),
+            Ok(_) = silenced => Ended::Silenced,
+            Ok(_) = is_forgotten => Ended::Forgotten,
+            ended = pumps => if ended.is_ok() { Ended::Closed } else { Ended::Broken },
         };
         match ended {
-            Some(Ok(_)) => return,
-            Some(Err(Broken)) => {}
+            Ended::Closed => return,
+            Ended::Broken => {}
             // Both sides stay open as long as the proxy.
-            None => while silent.changed().await.is_ok() {},
+            Ended::Silenced => while silent.changed().await.is_ok() {},
+            // Until the client sends something, its goodbye included.
+            Ended::Forgotten => drop(client.peek(&mut [0]).await),
         }
     }
     // Makes the drop a reset. Not for the server: a reset could overtake what was passed on.

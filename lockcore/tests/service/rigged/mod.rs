@@ -34,6 +34,8 @@ pub(crate) enum Fault {
     Fails(BackendErrorKind),
     /// It is done, but the answer is a failure that leaves that in doubt.
     AnswerLost,
+    /// The same, because its connection ended.
+    Cut,
     /// It is neither done nor answered.
     Hangs,
     /// It is done and never answered.
@@ -172,6 +174,9 @@ impl Rigged {
         lag(self.lag).await;
         match fault {
             Some(Fault::AnswerLost) => Err(in_doubt()),
+            Some(Fault::Cut) => {
+                Err(BackendError::new(BackendErrorKind::Unavailable, "rigged to be cut").possibly_done())
+            }
             Some(Fault::DoneButHangs) => pending().await,
             _ => answer,
         }
