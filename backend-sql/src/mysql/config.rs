@@ -45,10 +45,13 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
         self
     }
 
-    /// Borrows every connection from the application's own pool, instead of keeping some. That costs what the pool
+    /// Borrows connections from the application's own pool, instead of keeping some. That costs what the pool
     /// costs - by default a ping each time - and one more round trip that asks for the namespace. The connections must
-    /// be in autocommit mode and in no transaction. `max_connections` is still how many are borrowed at once; only the
-    /// two connections for listening are made apart.
+    /// be in autocommit mode and in no transaction. `max_connections` is still how many are borrowed at once.
+    ///
+    /// Listening, and what the library does in the background - renewals, heartbeats, clean-up - have connections of their own,
+    /// as a rule three, made with the pool's options: where the application has taken all of its pool, its locks are still
+    /// renewed.
     #[must_use]
     pub fn pool(mut self, pool: MySqlPool) -> Self {
         self.server = Server::Pool(pool);

@@ -241,15 +241,15 @@ impl Engine for Mysql {
         &self.settings
     }
 
-    async fn connect(&self) -> Result<Link, ServerError> {
+    async fn connect(&self, own: bool) -> Result<Link, ServerError> {
         match &self.source {
-            Source::Own(_) => self.connect_own().await,
-            Source::Pool(pool) => Ok(Link::lent(pool.acquire().await.map_err(unconnected)?)),
+            Source::Pool(pool) if !own => Ok(Link::lent(pool.acquire().await.map_err(unconnected)?)),
+            _ => self.connect_own().await,
         }
     }
 
-    fn keeps_connections(&self) -> bool {
-        matches!(self.source, Source::Own(_))
+    fn keeps(&self, link: &Link) -> bool {
+        link.is_own()
     }
 
     async fn carry_out(&self, link: &mut Link, order: &Order<'_>) -> Result<Answer, ServerError> {

@@ -50,6 +50,10 @@ impl Link {
         Link { conn: Connection::Lent(conn), namespace: None, spoilt: false }
     }
 
+    pub(super) fn is_own(&self) -> bool {
+        matches!(self.conn, Connection::Own(_))
+    }
+
     pub(super) fn raw(&mut self) -> &mut MySqlConnection {
         match &mut self.conn {
             Connection::Own(conn) => conn,

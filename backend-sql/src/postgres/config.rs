@@ -81,8 +81,11 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
         self
     }
 
-    /// Borrows every connection from the application's own pool, instead of keeping some. That costs what the pool
-    /// costs - by default a ping each time - and `max_connections` is still how many are borrowed at once.
+    /// Borrows connections from the application's own pool, instead of keeping some. That costs what the pool costs - by default
+    /// a ping each time - and `max_connections` is still how many are borrowed at once.
+    ///
+    /// Listening, and what the library does in the background - renewals, heartbeats, clean-up - have connections of their own,
+    /// as a rule two, made with the pool's options: where the application has taken all of its pool, its locks are still renewed.
     #[must_use]
     pub fn pool(mut self, pool: PgPool) -> Self {
         self.server = Server::Pool(pool);
@@ -237,7 +240,7 @@ fn names_a_user(url: &str) -> bool {
 }
 
 /// Nothing of ours is logged, ids may be secret; and nothing is set at the start that a pooler does not know.
-fn quiet(options: PgConnectOptions) -> PgConnectOptions {
+pub(super) fn quiet(options: PgConnectOptions) -> PgConnectOptions {
     options.disable_statement_logging().extra_float_digits(None)
 }
 

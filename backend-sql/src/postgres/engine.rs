@@ -17,7 +17,7 @@ use sqlx::{
 use uuid::Uuid;
 
 use super::{
-    config::{Commit, Options, PostgresBuilder, Source},
+    config::{Commit, Options, PostgresBuilder, Source, quiet},
     doctor,
     error::unconnected,
     link::{Argument, Call, Link},
@@ -375,15 +375,16 @@ impl Engine for Postgres {
         &self.options.settings
     }
 
-    async fn connect(&self) -> Result<Link, ServerError> {
+    async fn connect(&self, own: bool) -> Result<Link, ServerError> {
         match &self.source {
             Source::Own(options) => self.connect_own(options).await,
+            Source::Pool(pool) if own => self.connect_own(&quiet((*pool.connect_options()).clone())).await,
             Source::Pool(pool) => Ok(Link::Lent(pool.acquire().await.map_err(unconnected)?)),
         }
     }
 
-    fn keeps_connections(&self) -> bool {
-        matches!(self.source, Source::Own(_))
+    fn keeps(&self, link: &Link) -> bool {
+        matches!(link, Link::Own(_))
     }
 
     async fn carry_out(&self, link: &mut Link, order: &Order<'_>) -> Result<Answer, ServerError> {

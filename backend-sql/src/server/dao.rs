@@ -143,8 +143,8 @@ async fn on_connection<E: Engine, T>(
     let work = background::within(after, async {
         let mut checkout = shared.pool.take(false).await?;
         let done = work(checkout.conn()).await;
-        if done.is_ok() && shared.engine().keeps_connections() {
-            checkout.give_back();
+        if done.is_ok() {
+            checkout.give_back(shared.engine());
         }
         done
     });

@@ -32,15 +32,13 @@ pub trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
     #[doc(hidden)]
     fn settings(&self) -> &Settings;
 
-    /// Opens a connection that is ready for use.
+    /// Opens a connection that is ready for use. Unless it has to be our `own`, a pool of the user's may lend it.
     #[doc(hidden)]
-    fn connect(&self) -> impl Future<Output = Result<Self::Conn, ServerError>> + Send;
+    fn connect(&self, own: bool) -> impl Future<Output = Result<Self::Conn, ServerError>> + Send;
 
-    /// Reports whether connections are kept between operations; not if they come from a pool of the user's.
+    /// Reports whether a connection is kept between operations; not if a pool of the user's lent it.
     #[doc(hidden)]
-    fn keeps_connections(&self) -> bool {
-        true
-    }
+    fn keeps(&self, conn: &Self::Conn) -> bool;
 
     /// Carries out an order in one round trip.
     #[doc(hidden)]

@@ -105,8 +105,8 @@ pub(super) async fn exchange<E: Engine, T>(
     };
     let answer = work(checkout.conn()).await;
     let keep = answer.as_ref().map_or_else(|error| !error.broke_connection(), |_| true);
-    if keep && pool.engine.keeps_connections() {
-        checkout.give_back();
+    if keep {
+        checkout.give_back(&pool.engine);
     }
     if let Err(error) = &answer {
         give_up_others(pool, error);

@@ -59,8 +59,12 @@ impl<E: Engine> Pool<E> {
     /// Takes a connection of this runtime: an idle one, or a new one. `urgent`: rather than a new one, an idle one of the
     /// library's thread, whose runtime drives its socket. That takes two more switches between threads, but to connect may
     /// take longer than is left of a lease.
+    ///
+    /// On the library's thread all connections are our own, also where a pool of the user's lends them: renewals and heartbeats
+    /// must not wait for one behind the application, which holds locks meanwhile.
     pub(crate) async fn take(&self, urgent: bool) -> Result<Checkout<E>, ServerError> {
-        let own = self.of(&background::current());
+        let runtime = background::current();
+        let own = self.of(&runtime);
         let permit = match own.free.clone().try_acquire_owned() {
             Ok(permit) => permit,
             Err(_none) => own.free.clone().acquire_owned().await.expect("the semaphore is never closed"),
@@ -70,7 +74,7 @@ impl<E: Engine> Pool<E> {
             Some(conn) => conn,
             None => match if urgent { self.borrow() } else { None } {
                 Some(checkout) => return Ok(checkout),
-                None => self.engine.connect().await?,
+                None => self.engine.connect(runtime.id() == background::handle().id()).await?,
             },
         };
         Ok(Checkout { conn: Some(conn), own, generation, _permit: permit })
@@ -148,9 +152,9 @@ impl<E: Engine> Checkout<E> {
         self.conn.as_mut().expect("it is there until it is given back")
     }
 
-    /// Keeps the connection for the next: its exchange was finished.
-    pub(crate) fn give_back(mut self) {
-        let Some(conn) = self.conn.take() else { return };
+    /// Keeps the connection for the next, unless it was lent: its exchange was finished.
+    pub(crate) fn give_back(mut self, engine: &E) {
+        let Some(conn) = self.conn.take().filter(|conn| engine.keeps(conn)) else { return };
         let mut idle = lock(&self.own.idle);
         if idle.generation == self.generation {
             idle.conns.push((conn, Instant::now()));

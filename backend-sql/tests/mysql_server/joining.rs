@@ -9,13 +9,18 @@ use sqlx::{AssertSqlSafe, Connection, Executor, mysql::MySqlPoolOptions};
 use uuid::Uuid;
 
 use super::{
-    place::{Place, granted, handed, queue, request, take},
+    place::{Place, granted, handed, locks_are_kept_without_the_pool, queue, request, take},
     test,
 };
 
 pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
     vec![
         test(kind, "joining::locks_on_the_applications_pool", locks_on_the_applications_pool),
+        test(
+            kind,
+            "joining::renewals_need_no_connection_of_the_pool",
+            renewals_need_no_connection_of_the_pool,
+        ),
         test(kind, "joining::a_former_holders_write_changes_nothing", a_former_holders_write_changes_nothing),
         test(
             kind,
@@ -45,6 +50,15 @@ async fn locks_on_the_applications_pool(kind: Kind) -> TestResult {
     drop((one, two));
     assert!(pool.size() <= 2);
     Ok(())
+}
+
+/// The application has taken all of its pool while it holds a lock, and others wait for it: both is kept up.
+async fn renewals_need_no_connection_of_the_pool(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let pool = MySqlPoolOptions::new().max_connections(1).connect(&place.url()).await?;
+    let dao = MysqlLockDao::<String, Uuid>::builder().pool(pool.clone()).open().await?;
+    let taken = || async { Ok(pool.begin().await?) };
+    locks_are_kept_without_the_pool(dao, place.open().await?, taken).await
 }
 
 /// 3.10: the fence is compared in the statement of the write itself.

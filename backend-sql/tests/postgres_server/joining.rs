@@ -15,13 +15,14 @@ use sqlx::{AssertSqlSafe, Connection, Executor, Row, postgres::PgPoolOptions};
 use uuid::Uuid;
 
 use super::{
-    place::{Place, granted, handed, queue, request, take},
+    place::{Place, granted, handed, locks_are_kept_without_the_pool, queue, request, take},
     test,
 };
 
 pub(crate) fn tests() -> Vec<Trial> {
     vec![
         test("joining::locks_on_the_applications_pool", locks_on_the_applications_pool),
+        test("joining::renewals_need_no_connection_of_the_pool", renewals_need_no_connection_of_the_pool),
         test("joining::a_former_holders_write_changes_nothing", a_former_holders_write_changes_nothing),
         test("joining::no_takeover_during_a_guarded_transaction", no_takeover_during_a_guarded_transaction),
         test("joining::another_isolation_level_is_refused", another_isolation_level_is_refused),
@@ -48,6 +49,15 @@ async fn locks_on_the_applications_pool() -> TestResult {
     drop((one, two));
     assert!(pool.size() <= 2);
     Ok(())
+}
+
+/// The application has taken all of its pool while it holds a lock, and others wait for it: both is kept up.
+async fn renewals_need_no_connection_of_the_pool() -> TestResult {
+    let place = Place::new().await?;
+    let pool = PgPoolOptions::new().max_connections(1).connect(&place.server.url()).await?;
+    let builder = PostgresLockDao::<String, Uuid>::builder().pool(pool.clone()).schema(&*place.schema);
+    let taken = || async { Ok(pool.begin().await?) };
+    locks_are_kept_without_the_pool(builder.open().await?, place.open().await?, taken).await
 }
 
 /// 3.10: the fence is compared in the statement of the write itself.

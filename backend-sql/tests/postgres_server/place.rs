@@ -8,7 +8,9 @@ use lockcore_sql::{PostgresBuilder, PostgresLockDao};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 use uuid::Uuid;
 
-pub(crate) use crate::steps::{Error, granted, handed, queue, request, take, told_to_ask};
+pub(crate) use crate::steps::{
+    Error, granted, handed, locks_are_kept_without_the_pool, queue, request, take, told_to_ask,
+};
 
 pub(crate) type Dao = PostgresLockDao<String, Uuid>;
 

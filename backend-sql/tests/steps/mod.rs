@@ -9,10 +9,10 @@ pub(crate) mod waking;
 use std::time::Duration;
 
 use lockcore::{
-    ClaimSet, Grant, Ids, LockDao, Mode,
+    ClaimSet, Grant, Ids, LockDao, LockingService, Mode, Target, Wait,
     backend::{AcquireRequest, Acquired, AttemptId, Wake, Wakeup},
 };
-use lockcore_conformance::PATIENCE;
+use lockcore_conformance::{PATIENCE, eventually};
 use uuid::Uuid;
 
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -61,6 +61,39 @@ pub(crate) async fn queue(
         Acquired::Queued { wakeup, .. } => Ok((request, wakeup)),
         other => Err(format!("not queued: {other:?}").into()),
     }
+}
+
+/// A service over the application's pool, of which the application then takes every connection: what is held is renewed, and a
+/// waiter keeps its place and has its turn, which `other` gives it.
+pub(crate) async fn locks_are_kept_without_the_pool<D: LockDao<String, Uuid>, T, F>(
+    dao: D,
+    other: impl LockDao<String, Uuid>,
+    take_all: impl FnOnce() -> F,
+) -> Result<(), Error>
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    let (locks, other) = (LockingService::new(dao), LockingService::new(other));
+    let elsewhere = other.lock(["b"]).await?;
+    let lease = Duration::from_secs(3);
+    let guard = locks.lease(lease).lock(["a"]).await?;
+    let waiter = locks.clone();
+    let waiting = tokio::spawn(async move { waiter.wait(Wait::up_to(PATIENCE)).lock(["b"]).await });
+    eventually("it waits", || async {
+        let seen = other.admin().inspect(&Target::Id("b".to_owned())).await.ok()?;
+        (seen.waiters.len() == 1).then_some(())
+    })
+    .await;
+    let taken = take_all().await?;
+    // Longer than a lease, and than a waiter is believed to live without heartbeats.
+    tokio::time::sleep(2 * lease).await;
+    guard.held().check()?;
+    elsewhere.release().await?;
+    let turn = tokio::time::timeout(PATIENCE, waiting).await???;
+    drop(taken);
+    turn.release().await?;
+    guard.release().await?;
+    Ok(())
 }
 
 /// Waits to be told to ask again, since something may have been missed, and does; the place is kept.
