@@ -1,8 +1,14 @@
 //! The configuration: its fields, its layers, and how a backend and a service are made from it.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
-use lockcore::{AnyLockDao, Builder, ContextId, FreshContext, Ident, LockDao, LockingService, blocking};
+use lockcore::{
+    AnyLockDao, Backoff, Builder, ContextId, Exponential, FreshContext, Ident, LockDao, LockingService,
+    backend::library_runtime, blocking,
+};
 use uuid::Uuid;
 
 use crate::{
@@ -15,7 +21,11 @@ use crate::{
     url::NAMESPACE,
 };
 
-/// Connects to the backend that `url` names; identifiers are strings, contexts UUIDs.
+/// Pauses between two tries to open a store that is waited for.
+const PAUSES: Exponential = Exponential { base: Duration::from_millis(50), max: Duration::from_secs(2) };
+
+/// Connects to the backend that `url` names; identifiers are strings, contexts UUIDs. Tries once: [`Config::connect`] waits for
+/// the store, if [`wait`](Config::wait) says so.
 ///
 /// # Errors
 /// [`ConnectError`].
@@ -42,7 +52,8 @@ pub struct Config {
     pub owner: Option<String>,
     /// The default lease.
     pub lease: Option<Duration>,
-    /// The default wait.
+    /// The default wait, which is also for how long a store is waited for that cannot be opened at present: its server starts,
+    /// fails over, takes no more connections. Nothing is waited for that does not pass, such as a wrong password.
     pub wait: Option<Waiting>,
     /// The backends' own options.
     pub options: BackendOptions,
@@ -149,7 +160,29 @@ impl Config {
     /// # Errors
     /// [`ConnectError`].
     pub async fn connect_as<I: Ident, C: ContextId>(&self) -> Result<AnyLockDao<I, C>, ConnectError> {
-        backends::open(self.settings()?).await
+        let (settings, begun) = (self.settings()?, Instant::now());
+        let limit = match self.wait {
+            None | Some(Waiting::Never) => Duration::ZERO,
+            Some(Waiting::UpTo(limit)) => limit,
+            Some(Waiting::Forever) => Duration::MAX,
+        };
+        for tried in 0.. {
+            // In a box: the futures of the backends are large.
+            let error = match Box::pin(backends::open(settings.clone())).await {
+                Err(ConnectError::Backend(error)) if error.is_retryable() => error,
+                opened => return opened,
+            };
+            let left = limit.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return Err(error.into());
+            }
+            let pause = {
+                let _timers = library_runtime().enter();
+                tokio::time::sleep(PAUSES.delay(tried).min(left))
+            };
+            pause.await;
+        }
+        unreachable!("the loop ends by returning")
     }
 
     /// Returns what creates the backend's schema, for other tools to read: of `postgres:`, `mysql:` and `mariadb:` in the

@@ -504,3 +504,21 @@ async fn connections_to_an_object_store_in_memory_share_it_by_name() {
     guard.release().await.expect("it is held");
     same.lock(["a"]).await.expect("it is free again").release().await.expect("it is held");
 }
+
+/// The wait that is configured is also one for the store; a wrong password would end it, and so does a setting.
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_store_that_cannot_be_reached_yet_is_waited_for() {
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
+    let url = format!("redis://{gone}/");
+    for (wait, at_least) in
+        [(None, 0), (Some(Waiting::Never), 0), (Some(Waiting::UpTo(Duration::from_secs(1))), 1)]
+    {
+        let begun = std::time::Instant::now();
+        let error = Config { wait, ..from_url(&url) }.connect().await.expect_err("no server");
+        assert!(begun.elapsed() >= Duration::from_secs(at_least), "{wait:?}: {:?}", begun.elapsed());
+        assert!(matches!(error, ConnectError::Backend(error) if error.is_retryable()));
+    }
+    let config = Config { wait: Some(Waiting::Forever), ..from_url(&format!("{url}?response_timeout=0s")) };
+    config.connect().await.expect_err("no setting");
+}

@@ -286,8 +286,8 @@ pub(crate) struct Locking {
     /// The widest path that is ever locked with --subtree, such as s3://bucket/
     #[arg(long, value_name = "PATH", requires = "subtree", value_parser = name)]
     top: Option<String>,
-    /// How long to wait for others to release: never, forever, or a duration (env: LOCKCORE_WAIT; default: never).
-    /// Connecting has the backend's own timeout
+    /// How long to wait for others to release, and for a store that is unavailable: never, forever, or a duration
+    /// (env: LOCKCORE_WAIT; default: never). One request or connection takes no longer than the backend's own timeout
     #[arg(long, allow_hyphen_values = true)]
     pub(crate) wait: Option<Waiting>,
     /// How long the locks last unless renewed, such as 30s (env: LOCKCORE_LEASE; default: the backend's)

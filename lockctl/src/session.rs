@@ -1,6 +1,6 @@
 //! From the command line to the service.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockcore::{AnyLockDao, Event, LockDao, LockingService, MAX_OWNER_BYTES, Owner};
 use lockcore_any::{Config, ConnectError, Waiting};
@@ -35,15 +35,19 @@ pub(crate) fn config(
     Ok(Config::load(global.config.as_deref(), overrides).map_err(ConnectError::from)?)
 }
 
-/// Connects to the store that is configured. `pid` is whose the locks are, for the default label.
+/// Connects to the store that is configured, and waits for it as for locks: what is left of the wait is for these. `pid` is
+/// whose the locks are, for the default label.
 pub(crate) async fn open(
     global: &Global,
     wait: Option<Waiting>,
     lease: Option<Duration>,
     pid: u32,
 ) -> Result<LockingService, Failure> {
-    let config = config(global, wait, lease)?;
+    let (mut config, begun) = (config(global, wait, lease)?, Instant::now());
     let dao = config.connect().await.map_err(|error| at_store(error, &config))?;
+    if let Some(Waiting::UpTo(limit)) = &mut config.wait {
+        *limit = limit.saturating_sub(begun.elapsed());
+    }
     service(global, config, dao, pid)
 }
 

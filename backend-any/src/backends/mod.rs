@@ -13,6 +13,7 @@ use crate::{
 mod driver;
 
 /// The settings that a backend is opened with.
+#[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) url: BackendUrl,
     /// The backend's own options, and the namespace.

@@ -139,7 +139,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
     /// Withdraws a request that may still arrive, and goes on with another attempt. A set that is kept is not left to be withdrawn
     /// in the end: by then none may be there to do so.
     async fn start_over(&mut self) -> Result<(), BackendError> {
-        self.service().dao.withdraw(self.request(), Withdraw::Undo).await?;
+        self.dao()?.withdraw(self.request(), Withdraw::Undo).await?;
         self.request.as_mut().expect("taken only when the attempt ends").attempt = AttemptId::fresh();
         (self.in_doubt, self.unsettled, self.queued) = (false, false, false); // A1
         Ok(())

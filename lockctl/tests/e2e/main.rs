@@ -14,6 +14,7 @@ mod losing;
 mod migrating;
 mod mistakes;
 mod nesting;
+mod opening;
 mod running;
 mod signals;
 mod store;
@@ -41,6 +42,7 @@ const TESTS: [&[Test]; 17] = [
     migrating::TESTS,
     mistakes::TESTS,
     nesting::TESTS,
+    opening::TESTS,
     running::TESTS,
     signals::TESTS,
     terminal::TESTS,

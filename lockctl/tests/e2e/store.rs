@@ -55,6 +55,11 @@ impl Store {
         &self.place.url
     }
 
+    /// Where the server is.
+    pub(crate) fn address(&self) -> Option<String> {
+        self.place.address()
+    }
+
     /// A namespace beside the one of [`command`](Self::command).
     pub(crate) fn namespace(&self, name: &str) -> String {
         self.namespace.as_ref().map_or_else(|| name.to_owned(), |own| format!("{own}-{name}"))

@@ -50,19 +50,24 @@ pub(crate) struct Place {
     pub(crate) url: String,
     /// Whether other tests have their locks there too, so that this one needs a namespace of its own.
     pub(crate) shared: bool,
-    /// Keeps what is behind the URL alive.
-    _server: Option<Arc<Server>>,
+    /// What is behind the URL, if it is no file.
+    server: Option<Arc<Server>>,
 }
 
 impl Place {
     fn file(url: &str) -> Self {
-        Place { url: url.to_owned(), shared: false, _server: None }
+        Place { url: url.to_owned(), shared: false, server: None }
+    }
+
+    /// The server's `host:port`.
+    pub(crate) fn address(&self) -> Option<String> {
+        self.server.as_ref().map(|server| server.address())
     }
 
     /// A server that all tests share. `timeout` is how a URL of the kind goes on with how long an answer may take.
     fn server(url: String, timeout: &str, server: Arc<Server>) -> Self {
         let url = format!("{url}{timeout}={}s", servers::ANSWERS.as_secs());
-        Place { url, shared: true, _server: Some(server) }
+        Place { url, shared: true, server: Some(server) }
     }
 }
 
@@ -85,6 +90,8 @@ pub(crate) enum Needs {
     DynamoDb,
     /// What only a bucket has.
     S3,
+    /// A server, which the URL names by its address.
+    Server,
     /// A file of its own: the store plays no part, or the test gets at its file.
     File,
 }
@@ -106,6 +113,7 @@ impl Needs {
             Needs::Versions => scheme != "s3",
             Needs::DynamoDb => scheme == "dynamodb",
             Needs::S3 => scheme == "s3",
+            Needs::Server => scheme != "sqlite",
             Needs::File => scheme == "sqlite",
         }
     }
