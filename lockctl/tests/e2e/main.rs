@@ -30,7 +30,7 @@ use tokio::signal::unix::{self, SignalKind};
 
 use crate::stores::{Test, trials};
 
-const TESTS: [&[Test]; 17] = [
+const TESTS: [&[Test]; 18] = [
     administration::TESTS,
     aws::TESTS,
     configuring::TESTS,
