@@ -129,7 +129,8 @@ impl<I: Ident, C: ContextId> RedisBuilder<I, C> {
     /// withdrawn and the request fails as [`Unavailable`](lockcore::BackendErrorKind::Unavailable), so that a call with time to
     /// wait tries again. A waiter that is offered its locks repeats its request and waits for the replicas before it runs. This
     /// makes the loss of a grant at a failover less likely but never impossible; other requests of the connection are delayed
-    /// meanwhile. Off by default.
+    /// meanwhile. A renewal waits for them as well, and fails without them: with too few replicas for as long as a lease all holders
+    /// are stopped. Off by default.
     #[must_use]
     pub fn replicas(mut self, count: u32, within: Duration) -> Self {
         self.settings.replicas = Some(Replicas { count, within });

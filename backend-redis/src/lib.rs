@@ -67,7 +67,7 @@
 //! | `{ns}/f` | the highest fence |
 //! | `{ns}/s:ID`, `/e:ID`, `/g:ID` | the holders that share `ID`: records by context, contexts by the end of their leases, ranges of free permits. They outlive the main key, without which they mean nothing |
 //! | `{ns}/n:ID`, `/t:LINE:ID` | the queues that have waiters, one line for each mode and limit, and `frozen`; waiters by ticket |
-//! | `{ns}/c:WAITER`, `/p:SESSION` | a waiter's request; a session's heartbeat. Messages go to the channel `{ns}/o:SESSION` |
+//! | `{ns}/c:WAITER`, `/p:SESSION` | a waiter's request; a session's heartbeat, which is its time in ms. Messages go to the channel `{ns}/o:SESSION` |
 //! | `{ns}/x:WAITER` | the tombstone of a withdrawn attempt |
 //! | `{ns}/b:ID` | the last breaks |
 //! | `{ns}/v` | the version of these keys, and the oldest version of programs that may use them; missing as long as it is the first |
@@ -103,6 +103,7 @@
 //! - **A request without a reply in time** is in doubt: the service withdraws it, and a tombstone of at least 50 s refuses it if it
 //!   arrives late.
 //! - `list` and `release_context` scan all keys of the database.
+//! - That a server evicts keys is looked at on connecting, and by `doctor`; not again after a fail-over, or if it is set later.
 //! - **While a cluster's slot moves** some of its keys are on either node, and a key that has not arrived looks absent. So its
 //!   namespaces can only renew, as far as all keys of the grant are together, and release exclusive locks: everything else
 //!   fails as busy, and is retried. Heartbeats pause too, so that waiters may have to be queued again.

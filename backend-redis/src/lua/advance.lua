@@ -4,8 +4,10 @@
 redis.call('INCRBY', KEYS[1], ARGV[1])
 local heartbeats = string.match(KEYS[1], '^{[^}]*}') .. '/p:'
 for _, key in ipairs(redis.call('KEYS', ARGV[2])) do
-  local lives = redis.call('PTTL', key)
-  if lives >= 0 and string.sub(key, 1, #heartbeats) ~= heartbeats then
-    redis.call('PEXPIRE', key, lives - math.floor(ARGV[1] / 1000))
+  local lives, by = redis.call('PTTL', key), math.floor(ARGV[1] / 1000)
+  if string.sub(key, 1, #heartbeats) == heartbeats then
+    redis.call('SET', key, string.format('%d', redis.call('GET', key) + by), 'KEEPTTL')
+  elseif lives >= 0 then
+    redis.call('PEXPIRE', key, lives - by)
   end
 end

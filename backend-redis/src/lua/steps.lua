@@ -59,7 +59,7 @@ end
 -- Writes the session's heartbeat; returns whether the last one still counted.
 local function heartbeat(session)
   heartbeats[session] = true
-  return call('SET', base .. '/p:' .. session, '1', 'PX', HEARTBEAT_LASTS, 'GET') and 1 or 0
+  return counts(call('SET', base .. '/p:' .. session, fmt('%d', ms), 'PX', HEARTBEAT_LASTS, 'GET')) and 1 or 0
 end
 
 -- Adds a waiter to its queues, or renews its places. The record comes last: an entry of a queue without one is ignored.

@@ -6,10 +6,16 @@ local function waiter(name)
   return packed and cmsgpack.unpack(packed)
 end
 
+-- Whether a heartbeat counts, by the time that is its value: its key outlives that if the clock was set back.
+local function counts(heartbeat)
+  local at = tonumber(heartbeat or nil)
+  return at ~= nil and math.abs(ms - at) <= HEARTBEAT_LASTS
+end
+
 -- Whether a session's heartbeat still counts.
 local heartbeats = {}
 local function is_alive(session)
-  if heartbeats[session] == nil then heartbeats[session] = call('EXISTS', base .. '/p:' .. session) == 1 end
+  if heartbeats[session] == nil then heartbeats[session] = counts(call('GET', base .. '/p:' .. session)) end
   return heartbeats[session]
 end
 

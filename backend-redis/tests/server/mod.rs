@@ -133,6 +133,7 @@ pub(crate) fn trials() -> impl IntoIterator<Item = Trial> {
             a_release_after_the_end_of_the_lease_tells_the_loss,
             a_waiter_has_a_grace: of_liveness,
             a_dead_waiter_is_offered_nothing,
+            who_died_before_the_clock_was_set_back_is_passed_over,
             nothing_is_handed_over_that_is_foreign,
             a_full_server_keeps_frees_and_hands_over,
             on_a_full_server_a_place_is_kept: of_liveness,

@@ -1,20 +1,20 @@
 //! The usual cases have ways of their own through the script: the same promises on each of them.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use lockcore::{
     BackendErrorKind, BreakMode, Claim, LockDao, Mode,
     backend::{AcquireRequest, Withdraw, Withdrawn},
 };
 use lockcore_conformance::{
-    Store,
+    Caller, Store,
     servers::TestResult,
     store::{exclusive, id, shared, slot},
 };
 use tokio::runtime::Builder;
 
 use super::{
-    place::{Failure, Place},
+    place::{Failure, LONG, Place},
     topology::{Raw, server},
 };
 
@@ -282,6 +282,33 @@ pub(crate) async fn a_dead_waiter_is_offered_nothing() -> TestResult {
         holder.free(&held).await;
         next.free(&waiting.served().await).await;
     }
+    Ok(())
+}
+
+/// 2.7, 3.7: the key of a heartbeat lasts for as long as the clock was set back, and the heartbeat does not: a dead waiter keeps no
+/// one from a free id of its set, and is offered nothing.
+pub(crate) async fn who_died_before_the_clock_was_set_back_is_passed_over() -> TestResult {
+    let place = Place::shared().await?;
+    let (dao, dies) = (Arc::new(place.builder().test_clock(Duration::ZERO).open().await?), place.clone());
+    // Longer than what the clock is set back by.
+    let (holder, next) = (Caller::new(dao.clone(), 12 * LONG), Caller::new(dao, LONG));
+    let held = holder.take(["b"]).await;
+    tokio::task::spawn_blocking(move || {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            // What it writes lasts an hour longer, as if the clock had been set back by an hour since.
+            let ahead = Arc::new(dies.builder().test_clock(Duration::from_secs(3600)).open().await?);
+            for ids in [&["a", "b"][..], &["b"]] {
+                drop(Caller::new(ahead.clone(), LONG).queue(ids.iter().copied()).await);
+            }
+            Ok::<_, Failure>(())
+        })
+    })
+    .await??;
+    next.free(&next.take(["a"]).await).await;
+    let mut waiting = next.queue(["b"]).await;
+    holder.free(&held).await;
+    next.free(&waiting.served().await).await;
     Ok(())
 }
 
