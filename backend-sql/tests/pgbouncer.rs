@@ -20,6 +20,8 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, Row, postgre
 use tokio::{task::JoinSet, time::timeout};
 use uuid::Uuid;
 
+use crate::steps;
+
 type Dao = PostgresLockDao<String, Uuid>;
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -48,6 +50,11 @@ pub(crate) fn trials() -> Vec<Trial> {
             Kind::Postgres,
             "pgbouncer::no_setting_is_left_to_other_clients",
             no_setting_is_left_to_other_clients,
+        ),
+        trial(
+            Kind::Postgres,
+            "pgbouncer::the_server_gives_up_with_its_client",
+            the_server_gives_up_with_its_client,
         ),
         trial(
             Kind::Postgres,
@@ -330,6 +337,33 @@ async fn no_setting_is_left_to_other_clients() -> TestResult {
         let _ = locks.shutdown(PATIENCE).await;
         assert_eq!(settings(&place).await?, before, "prepared: {prepared}");
     }
+    Ok(())
+}
+
+/// 10.3: a pooler takes no limit for the session, so that each call brings its own.
+async fn the_server_gives_up_with_its_client() -> TestResult {
+    let place = Place::new().await?;
+    let schema = format!("t{}", Uuid::new_v4().simple());
+    place.directly().schema(&*schema).open().await?;
+    let url = place.url();
+    let with = if url.contains('?') { '&' } else { '?' };
+    let builder = place.builder().url(format!("{url}{with}application_name={schema}")).schema(&*schema);
+    let dao = Arc::new(builder.timeout(Duration::from_secs(1)).listen(false).open().await?);
+    let mut locker = PgConnection::connect(&place.server.url()).await?;
+    let mut sql = PgConnection::connect(&place.server.url()).await?;
+    let lock = format!("BEGIN; LOCK TABLE {schema}.lockcore_lock");
+    sqlx::raw_sql(AssertSqlSafe(lock)).execute(&mut locker).await?;
+    let waiting = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = '{schema}' AND state = 'active'"
+    );
+    let mut waiting = async || {
+        let row = sqlx::raw_sql(AssertSqlSafe(waiting.clone())).fetch_one(&mut sql).await?;
+        Ok(row.try_get(0)?)
+    };
+    steps::giving_up::leaves_no_sessions(&dao, &mut waiting).await?;
+    sqlx::raw_sql("ROLLBACK").execute(&mut locker).await?;
+    let free = steps::request(["a"]);
+    eventually("it goes on", || async { dao.acquire(&free).await.ok() }).await;
     Ok(())
 }
 

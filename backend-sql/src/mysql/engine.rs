@@ -1,6 +1,6 @@
 //! What the DAO needs of MySQL and MariaDB: connections, and the calls of the routines.
 
-use std::{fmt, fmt::Write};
+use std::{fmt, fmt::Write, time::Duration};
 
 use lockcore::{
     BreakMode, Capabilities, Finding,
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::server::{
     Answer, Engine, Key, Notification, Order, Outcome, ServerError, Settings, StoredGrant, StoredRequest,
-    fit, is_unusable, micros, reply, store_version,
+    UNUSED, fit, in_server, is_unusable, micros, reply, store_version,
 };
 
 /// How often sessions are woken that this user may not interrupt.
@@ -69,16 +69,10 @@ impl Mysql {
         &self.names
     }
 
-    /// Makes a connection of our own.
-    async fn connect_own(&self) -> Result<Link, ServerError> {
+    /// Makes a connection of our own, for orders or for listening.
+    async fn connect_own(&self, listens: bool) -> Result<Link, ServerError> {
         let mut link = Link::own(connect(&self.options).await.map_err(unconnected)?);
-        // Whatever the server's defaults are. A wait for a row lock ends before the timeout of the order.
-        let wait = self.settings.timeout.as_secs().clamp(1, 3600);
-        let set = format!(
-            "SET SESSION autocommit = 1, group_concat_max_len = 16777216, innodb_lock_wait_timeout = {wait}"
-        );
-        link.text(&set).await?;
-        link.text("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await?;
+        link.text(&session(self.settings.timeout, listens)).await?;
         Ok(link)
     }
 
@@ -244,7 +238,7 @@ impl Engine for Mysql {
     async fn connect(&self, own: bool) -> Result<Link, ServerError> {
         match &self.source {
             Source::Pool(pool) if !own => Ok(Link::lent(pool.acquire().await.map_err(unconnected)?)),
-            _ => self.connect_own().await,
+            _ => self.connect_own(false).await,
         }
     }
 
@@ -359,9 +353,9 @@ impl Engine for Mysql {
     }
 
     async fn listen(&self, session: i64) -> Result<Listener, ServerError> {
-        let mut link = self.connect_own().await?;
+        let mut link = self.connect_own(true).await?;
         let namespace = self.enter(&mut link, true).await?;
-        let mut other = self.connect_own().await?;
+        let mut other = self.connect_own(true).await?;
         // Before anything is done there that could stay with another client.
         dedicated::ensure(&self.names, [&mut link, &mut other], None).await?;
         listen::listen(&self.names, link, other, namespace, session).await
@@ -374,6 +368,27 @@ impl Engine for Mysql {
     async fn probe(&self, listener: &mut Listener) -> Result<(), ServerError> {
         listener.probe().await
     }
+}
+
+/// Sets what our connections need, whatever the defaults of the server and of `init_connect` are, in one exchange.
+fn session(timeout: Duration, listens: bool) -> String {
+    // The server gives a statement up before this process does, or the statement would go on waiting without a client: for rows,
+    // for tables (a year by default), and on MariaDB for whatever else there is. The first two are whole seconds.
+    let wait = in_server(timeout).as_secs().max(1);
+    let statement = if listens { Duration::ZERO } else { timeout };
+    // What listens waits in a routine; what keeps it waiting is silent for as long as this process listens.
+    let unused = if listens { 2_147_483 } else { UNUSED.as_secs() };
+    // The limits of what a session may use are those that the routines need.
+    format!(
+        "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
+         SET SESSION autocommit = 1, completion_type = 0, timestamp = DEFAULT, sql_safe_updates = 0, \
+         sql_big_selects = 1, sql_select_limit = 18446744073709551615, group_concat_max_len = 16777216, \
+         max_sort_length = 1024, sort_buffer_size = 262144, \
+         innodb_lock_wait_timeout = {wait}, lock_wait_timeout = {wait}, wait_timeout = {unused} \
+         /*M!100106 , max_statement_time = {}, tmp_disk_table_size = 67108864, \
+         max_session_mem_used = 67108864 */",
+        statement.as_secs_f64()
+    )
 }
 
 fn count(ids: &[Key]) -> Argument<'static> {

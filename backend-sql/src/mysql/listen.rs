@@ -54,8 +54,6 @@ pub(super) async fn listen(
     take_name(names, &mut link, session).await?;
     take_name(names, &mut other, other_name).await?;
     dedicated::ensure(names, [&mut link, &mut other], Some([session, other_name])).await?;
-    // It is silent for as long as this process listens.
-    other.text("SET SESSION wait_timeout = 2147483").await?;
     let (sender, received) = mpsc::unbounded_channel();
     let (count, interrupted) = watch::channel(0);
     let waiting = ListenTask {

@@ -61,6 +61,11 @@
 //!   timeouts are retried within the [timeout](MysqlBuilder::timeout); a renewal, release or withdrawal also on another
 //!   connection if the first one was cut. An acquire is not: it might arrive late. Its outcome is in doubt, and the service
 //!   withdraws it.
+//! - **Limits.** What this process gives up the server gives up as well: by `lock_wait_timeout` and `innodb_lock_wait_timeout`, in
+//!   whole seconds below the timeout, and on MariaDB also by `max_statement_time`. So no request goes on waiting without a client
+//!   while a table is locked. Nothing is set on a lent connection, which goes back to its pool when the server has answered. Each
+//!   connection of ours sets these and what else it needs in one exchange, whatever the server's defaults and `init_connect` are;
+//!   unused ones end after five minutes.
 //!
 //! # Privileges
 //! Connecting creates the schema if it is missing, unless [`migrate`](MysqlBuilder::migrate) is off; [`schema_sql`] and

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::server::{
     Answer, Engine, Key, Modes, Notification, Order, Outcome, Place, ServerError, ServerLockDao, Settings,
-    StoredGrant, StoredRequest, fit, micros, reply, store_version, tried,
+    StoredGrant, StoredRequest, UNUSED, fit, in_server, micros, patience, reply, store_version, tried,
 };
 
 /// Bits of the parameter `p_flags`, as in `pieces.sql`.
@@ -42,9 +42,23 @@ mod flag {
     pub(super) const ASYNC: i64 = 8;
 }
 
-/// The level under which the routines decide, as a parameter with which a connection starts: a pooler that shares
-/// connections refuses or ignores it, while it would hand what is `SET` on to its next client.
-const LEVEL: (&str, &str) = ("default_transaction_isolation", "read committed");
+/// The level under which the routines decide.
+const LEVEL: &str = "read committed";
+
+/// What our connections start with, whatever the defaults of the server, the database and the role are; in milliseconds where it
+/// is a time. Parameters of the start, because a pooler that shares connections refuses or ignores those, while it would hand
+/// what is `SET` on to its next client.
+fn settings(timeout: Duration, listens: bool) -> [(&'static str, String); 6] {
+    [
+        ("default_transaction_isolation", LEVEL.to_owned()),
+        // The server gives a statement up before this process does, or the statement would go on waiting without a client.
+        ("statement_timeout", in_server(timeout).as_millis().to_string()),
+        ("lock_timeout", "0".to_owned()),
+        ("exit_on_error", "off".to_owned()),
+        ("idle_in_transaction_session_timeout", "0".to_owned()),
+        ("idle_session_timeout", if listens { 0 } else { UNUSED.as_millis() }.to_string()),
+    ]
+}
 
 /// Locks in a PostgreSQL database; see the [module](super) for what it does how.
 pub type PostgresLockDao<I = String, C = Uuid> = ServerLockDao<I, C, Postgres>;
@@ -139,8 +153,8 @@ pub struct Postgres {
     options: Options,
     address: String,
     names: Names,
-    /// The role has another isolation level, so that connections bring [`LEVEL`] along.
-    brings_level: AtomicBool,
+    /// A pooler takes no parameters at the start, so that connections have the defaults of the role.
+    is_plain: AtomicBool,
 }
 
 impl Postgres {
@@ -150,58 +164,71 @@ impl Postgres {
             Source::Own(options) => address(options),
             Source::Pool(pool) => address(&pool.connect_options()),
         };
-        let brings_level = AtomicBool::new(false);
-        Postgres { source, listen, options, address, names, brings_level }
+        Postgres { source, listen, options, address, names, is_plain: AtomicBool::new(false) }
     }
 
     /// A connection of our own, on which the routines can decide.
     async fn connect_own(&self, options: &PgConnectOptions) -> Result<Link, ServerError> {
-        let mut wrong = None;
-        if !self.brings_level.load(Ordering::Relaxed) {
-            let mut link = Link::Own(Box::new(connect(options).await.map_err(unconnected)?));
-            wrong = self.examine(&mut link).await?;
-            if wrong.is_none() {
-                return Ok(link);
-            }
-        }
-        let conn = match (connect(&options.clone().options([LEVEL])).await, wrong) {
-            (Ok(conn), _) => conn,
-            // A pooler that takes no such parameter.
-            (Err(sqlx::Error::Database(_)), Some(wrong)) => return Err(wrong),
-            (Err(error), _) => return Err(unconnected(error)),
-        };
-        let mut link = Link::Own(Box::new(conn));
-        self.examine(&mut link).await?.map_or(Ok(()), Err)?;
-        self.brings_level.store(true, Ordering::Relaxed);
+        let mut link = self.start(options).await?;
+        self.examine(&mut link).await?;
         Ok(link)
     }
 
-    /// Looks at a new connection. Fails if the schema is for newer programs by now; gives an error if the isolation level is
-    /// not the one that the routines need.
-    async fn examine(&self, link: &mut Link) -> Result<Option<ServerError>, ServerError> {
-        let look = "SELECT pg_catalog.current_setting('transaction_isolation'), current_user::text";
+    /// Connects with our [`settings`], or without them where a pooler takes none.
+    async fn start(&self, options: &PgConnectOptions) -> Result<Link, ServerError> {
+        if !self.is_plain.load(Ordering::Relaxed) {
+            let settings = settings(self.options.settings.timeout, false);
+            match connect(&options.clone().options(settings)).await {
+                Err(error) if may_be_settings(&error) => {}
+                conn => return Ok(Link::own(conn.map_err(unconnected)?)),
+            }
+        }
+        let conn = connect(options).await.map_err(unconnected)?;
+        self.is_plain.store(true, Ordering::Relaxed);
+        Ok(Link::own(conn))
+    }
+
+    /// Looks at a new connection. Fails if the schema is for newer programs by now, or the isolation level is not the one that
+    /// the routines need.
+    async fn examine(&self, link: &mut Link) -> Result<(), ServerError> {
+        let timeout = self.options.settings.timeout;
+        let look = format!(
+            "SET LOCAL lock_timeout = {}; SELECT pg_catalog.current_setting('transaction_isolation'), current_user::text, \
+             pg_catalog.current_setting('statement_timeout')",
+            in_server(timeout).as_millis()
+        );
         let with_versions = format!(
             "{look}, (SELECT pg_catalog.max(version) FROM {0}), (SELECT pg_catalog.max(oldest_program) FROM {0})",
             self.names.quoted("schema")
         );
         let row = match sqlx::raw_sql(AssertSqlSafe(with_versions)).fetch_one(link.raw()).await {
             // There is no schema yet, or none that this role may see.
-            Err(sqlx::Error::Database(_)) => sqlx::raw_sql(look).fetch_one(link.raw()).await,
+            Err(sqlx::Error::Database(error))
+                if matches!(error.code().as_deref(), Some("3F000" | "42P01" | "42501")) =>
+            {
+                sqlx::raw_sql(AssertSqlSafe(look)).fetch_one(link.raw()).await
+            }
             found => found,
         };
         let row = row.map_err(unconnected)?;
         let text = |column: usize| row.try_get::<String, _>(column).map_err(unconnected);
         let number = |column: usize| row.try_get::<Option<i64>, _>(column).ok().flatten();
-        if let (Some(version), Some(oldest_program)) = (number(2), number(3)) {
+        if let (Some(version), Some(oldest_program)) = (number(3), number(4)) {
             fit(self, Some(store_version("postgres", version, oldest_program)?))?;
         }
         let (level, role) = (text(0)?, text(1)?);
+        if text(2)? == "0" {
+            // It is shared with other clients, so that nothing is set in it: each call says how long it may wait for locks.
+            link.limit = Some(in_server(timeout));
+        }
+        if level == LEVEL {
+            return Ok(());
+        }
         let what = format!(
-            "the isolation level of the role {role:?} is {level:?}, and locks need {:?}: ALTER ROLE .. SET \
-             default_transaction_isolation TO 'read committed', or connect as another role",
-            LEVEL.1
+            "the isolation level of the role {role:?} is {level:?}, and locks need {LEVEL:?}: ALTER ROLE .. SET \
+             default_transaction_isolation TO 'read committed', or connect as another role"
         );
-        Ok((level != LEVEL.1).then_some(ServerError::Misconfigured { backend: "postgres", what }))
+        Err(ServerError::Misconfigured { backend: "postgres", what })
     }
 
     fn fence_check(&self) -> String {
@@ -379,7 +406,11 @@ impl Engine for Postgres {
         match &self.source {
             Source::Own(options) => self.connect_own(options).await,
             Source::Pool(pool) if own => self.connect_own(&quiet((*pool.connect_options()).clone())).await,
-            Source::Pool(pool) => Ok(Link::Lent(pool.acquire().await.map_err(unconnected)?)),
+            Source::Pool(pool) => {
+                let mut link = Link::lent(pool.acquire().await.map_err(unconnected)?);
+                link.limit = Some(in_server(self.options.settings.timeout));
+                Ok(link)
+            }
         }
     }
 
@@ -487,7 +518,8 @@ impl Engine for Postgres {
 
     async fn migrate(&self, link: &mut Link) -> Result<(), ServerError> {
         let program = self.options.settings.program;
-        schema::migrate(&self.names, program, |found| fit(self, found), link).await
+        let within = patience(self.options.settings.timeout);
+        schema::migrate(&self.names, program, |found| fit(self, found), within, link).await
     }
 
     async fn store_version(&self, link: &mut Link) -> Result<Option<StoreVersion>, ServerError> {
@@ -499,7 +531,7 @@ impl Engine for Postgres {
     }
 
     async fn admit(&self, link: &mut Link) -> Result<(), ServerError> {
-        self.examine(link).await?.map_or(Ok(()), Err)
+        self.examine(link).await
     }
 
     fn address(&self) -> &str {
@@ -516,12 +548,16 @@ impl Engine for Postgres {
             Source::Own(options) => (**options).clone(),
             Source::Pool(pool) => (*pool.connect_options()).clone(),
         };
-        let mut other = Link::Own(Box::new(connect(&options).await.map_err(unconnected)?));
+        let mut other = self.start(&options).await?;
         doctor::examine(link, &mut other, self.options.prepared).await
     }
 
     async fn listen(&self, session: i64) -> Result<PgListener, ServerError> {
-        listen::listen(self.listen.clone(), &format!("lockcore_{session}")).await
+        let mut options = self.listen.clone();
+        if !self.is_plain.load(Ordering::Relaxed) {
+            options = options.options(settings(self.options.settings.timeout, true));
+        }
+        listen::listen(options, &format!("lockcore_{session}")).await
     }
 
     async fn receive(&self, listener: &mut PgListener) -> Result<Notification, ServerError> {
@@ -543,6 +579,13 @@ async fn connect(options: &PgConnectOptions) -> Result<PgConnection, sqlx::Error
         },
         connected => connected,
     }
+}
+
+/// Reports whether a server, or a pooler, may have refused a connection because of its parameters: poolers have no code for that.
+/// Not if it said that the password is wrong, or that it takes no connection now.
+fn may_be_settings(error: &sqlx::Error) -> bool {
+    let sqlx::Error::Database(error) = error else { return false };
+    !matches!(error.code().as_deref().and_then(|code| code.get(..2)), Some("28" | "3D" | "53" | "57"))
 }
 
 /// Host and port, or the socket.

@@ -1,6 +1,6 @@
 //! A connection, and the one kind of exchange on it: a routine is called, and answers with text.
 
-use std::fmt::Write;
+use std::{fmt::Write, time::Duration};
 
 use sqlx::{
     AssertSqlSafe, PgConnection, Row, pool::PoolConnection, postgres::PgArguments, query::QueryScalar,
@@ -10,7 +10,13 @@ use super::error::failed;
 use crate::server::ServerError;
 
 /// A connection of our own, or one lent by the user's pool.
-pub enum Link {
+pub struct Link {
+    conn: Connection,
+    /// How long a call may wait for locks of rows and tables, where nothing is set in the session.
+    pub(super) limit: Option<Duration>,
+}
+
+enum Connection {
     Own(Box<PgConnection>),
     Lent(PoolConnection<sqlx::Postgres>),
 }
@@ -37,19 +43,26 @@ pub(super) enum Argument<'r> {
 
 impl Call<'_> {
     /// The statement with `$1`, `$2` and so on, by which sqlx keeps it prepared.
-    fn prepared(&self) -> String {
-        self.statement(|text, position| {
+    fn prepared(&self, limit: Option<Duration>) -> String {
+        self.statement(limit, |text, position| {
             let _ = write!(text, "${}", position + 1);
         })
     }
 
     /// The statement as text, for the simple protocol: one round trip without anything prepared.
-    fn spelt_out(&self) -> String {
-        self.statement(|text, position| self.arguments[position].spell_out(text))
+    fn spelt_out(&self, limit: Option<Duration>) -> String {
+        self.statement(limit, |text, position| self.arguments[position].spell_out(text))
     }
 
-    fn statement(&self, argument: impl Fn(&mut String, usize)) -> String {
-        let (verb, answer) = if self.is_procedure { ("CALL", ", '')") } else { ("SELECT", ")") };
+    /// A limit is set by the statement itself, before the routine begins, and for its transaction.
+    fn statement(&self, limit: Option<Duration>, argument: impl Fn(&mut String, usize)) -> String {
+        let limit = limit.map(|limit| format!("set_config('lock_timeout', '{}', true)", limit.as_millis()));
+        let (verb, answer) = match (self.is_procedure, limit) {
+            (true, None) => ("CALL", ", '')".to_owned()),
+            (true, Some(limit)) => ("CALL", format!(", left({limit}, 0))")),
+            (false, None) => ("SELECT", ")".to_owned()),
+            (false, Some(limit)) => ("SELECT", format!(") FROM {limit}")),
+        };
         let mut text = format!("{verb} {}(", self.routine);
         for position in 0..self.arguments.len() {
             if position > 0 {
@@ -57,7 +70,7 @@ impl Call<'_> {
             }
             argument(&mut text, position);
         }
-        text.push_str(answer);
+        text.push_str(&answer);
         text
     }
 }
@@ -99,10 +112,18 @@ impl Argument<'_> {
 }
 
 impl Link {
+    pub(super) fn own(conn: PgConnection) -> Self {
+        Link { conn: Connection::Own(Box::new(conn)), limit: None }
+    }
+
+    pub(super) fn lent(conn: PoolConnection<sqlx::Postgres>) -> Self {
+        Link { conn: Connection::Lent(conn), limit: None }
+    }
+
     pub(super) fn raw(&mut self) -> &mut PgConnection {
-        match self {
-            Link::Own(conn) => conn,
-            Link::Lent(conn) => conn,
+        match &mut self.conn {
+            Connection::Own(conn) => conn,
+            Connection::Lent(conn) => conn,
         }
     }
 
@@ -114,12 +135,12 @@ impl Link {
     /// One round trip, once the statement is prepared.
     pub(super) async fn call(&mut self, call: &Call<'_>, prepared: bool) -> Result<String, ServerError> {
         if !prepared {
-            let text = AssertSqlSafe(call.spelt_out());
+            let text = AssertSqlSafe(call.spelt_out(self.limit));
             let row = sqlx::raw_sql(text).fetch_one(self.raw()).await.map_err(failed)?;
             return row.try_get(0).map_err(failed);
         }
         let mut query: QueryScalar<'_, sqlx::Postgres, String, PgArguments> =
-            sqlx::query_scalar(AssertSqlSafe(call.prepared()));
+            sqlx::query_scalar(AssertSqlSafe(call.prepared(self.limit)));
         for argument in call.arguments {
             query = match *argument {
                 Argument::Bytes(bytes) => query.bind(bytes),
@@ -148,11 +169,21 @@ mod tests {
         ];
         let routine = "\"s\".\"f\"".to_owned();
         let call = Call { routine, is_procedure: true, arguments: &arguments };
-        assert_eq!(call.prepared(), "CALL \"s\".\"f\"($1, $2, $3, $4, '')");
+        assert_eq!(call.prepared(None), "CALL \"s\".\"f\"($1, $2, $3, $4, '')");
         assert_eq!(
-            call.spelt_out(),
+            call.spelt_out(None),
             "CALL \"s\".\"f\"(E'\\\\x5c'::bytea, -7::int8, ARRAY[E'\\\\x612700'::bytea,E'\\\\x'::bytea]::bytea[], \
              ARRAY[1,2]::int8[], '')"
+        );
+        let limit = Some(Duration::from_millis(4500));
+        assert_eq!(
+            call.prepared(limit),
+            "CALL \"s\".\"f\"($1, $2, $3, $4, left(set_config('lock_timeout', '4500', true), 0))"
+        );
+        let function = Call { is_procedure: false, ..call };
+        assert_eq!(
+            function.prepared(limit),
+            "SELECT \"s\".\"f\"($1, $2, $3, $4) FROM set_config('lock_timeout', '4500', true)"
         );
     }
 }

@@ -46,11 +46,15 @@
 //! - **Durability.** A grant, a renewal and a hand-off are as durable as the server's `synchronous_commit` says; a release that
 //!   hands nothing over, a refusal and a place in the queue are committed asynchronously, see [`Commit`].
 //! - **Connections** are kept by the runtime that made them, and closed if an operation on one was abandoned: no ping, no
-//!   hidden statement. A renewal or release without one borrows the connection of the heartbeats. Nothing is `SET` on a
-//!   session: how statements are planned is tied to the routines. When a call or a probe gets no answer, idle connections that
+//!   hidden statement. A renewal or release without one borrows the connection of the heartbeats. Nothing is
+//!   `SET` on a session: how statements are planned is tied to the routines, and what else is needed are parameters with which a
+//!   connection starts. When a call or a probe gets no answer, idle connections that
 //!   were not used meanwhile are closed: they are as likely dead. Deadlocks and serialization failures are retried within the
 //!   [timeout](PostgresBuilder::timeout); a renewal, release or withdrawal also on another connection if the first one was cut.
 //!   An acquire is not: it might arrive late. It is reported as in doubt, and the service withdraws it.
+//! - **Limits.** What this process gives up the server gives up as well, at nine tenths of the timeout: by `statement_timeout`, or,
+//!   where a connection is lent or a pooler takes no parameters, by a `lock_timeout` that each call brings along. So no request
+//!   goes on waiting without a client while a table is locked. Unused connections end after five minutes.
 //!
 //! # Who needs which rights
 //! Connecting creates the schema if it is missing, unless [`migrate`](PostgresBuilder::migrate) is off; [`schema_sql`] and
@@ -72,9 +76,9 @@
 //! [`listen_url`](PostgresBuilder::listen_url) past it; without that, waiters poll up to five times a second, one statement for
 //! each process. `doctor` notices such a pooler.
 //!
-//! The role's isolation level has to be READ COMMITTED, the server's default. Where the role or the database has another one, a
-//! direct connection starts with the parameter `default_transaction_isolation`; a pooler or an application's pool takes no such
-//! parameter, so that connecting fails, until `ALTER ROLE .. SET default_transaction_isolation TO 'read committed'`.
+//! A connection of ours starts with its own isolation level and timeouts, whatever the defaults of role and database are. A pooler or
+//! an application's pool takes no such parameters: there the role's isolation level has to be READ COMMITTED, the server's default,
+//! or connecting fails, until `ALTER ROLE .. SET default_transaction_isolation TO 'read committed'`.
 //!
 //! # Several versions
 //! The table `lockcore_schema` has two numbers: `version`, and `oldest_program`, below which a program refuses the schema. A

@@ -180,16 +180,22 @@ fn sql(names: &Names, program: StoreVersion) -> String {
     sql
 }
 
-/// Creates or migrates the schema, as one transaction; of several programs at once one does it.
+/// Creates or migrates the schema, as one transaction `within` a time; of several programs at once one does it.
 pub(super) async fn migrate(
     names: &Names,
     program: StoreVersion,
     fit: impl Fn(Option<StoreVersion>) -> Result<StoreFit, ServerError>,
+    within: Duration,
     link: &mut Link,
 ) -> Result<(), ServerError> {
     // The connection is dropped if this does not come to its end, and so is the transaction. The lock is the
     // transaction's, so that it fits poolers.
-    link.run("BEGIN").await?;
+    link.run(AssertSqlSafe(format!(
+        "BEGIN; SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = 0; \
+         SET LOCAL idle_in_transaction_session_timeout = 0",
+        within.as_millis()
+    )))
+    .await?;
     link.run("SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('lockcore'))").await?;
     let found = version(names, link).await?;
     let is_ours = found.is_some_and(|found| found.version == program.version);

@@ -130,7 +130,7 @@ fn versions<E: Engine>(engine: &E, found: Option<StoreVersion>) -> Finding {
 }
 
 /// Returns how long migrating and looking for weaknesses may take: others may migrate, and there may be much data.
-fn patience(timeout: Duration) -> Duration {
+pub(crate) fn patience(timeout: Duration) -> Duration {
     timeout.max(Duration::from_secs(30))
 }
 

@@ -18,14 +18,14 @@ pub(crate) mod template;
 mod watch;
 
 pub use dao::ServerLockDao;
-pub(crate) use dao::{fit, store_version};
+pub(crate) use dao::{fit, patience, store_version};
 pub(crate) use engine::{Engine, Order, Outcome};
 pub(crate) use error::{Certificate, Meaning, ServerError, is_unusable};
+pub(crate) use pool::UNUSED;
 pub(crate) use reply::{Answer, Notification};
 #[cfg(feature = "postgres")]
 pub(crate) use request::Modes;
 pub(crate) use request::{Key, Place, StoredGrant, StoredRequest, micros};
-pub(crate) use settings::Settings;
 #[cfg(feature = "postgres")]
 pub(crate) use settings::check_name;
-pub(crate) use settings::{names_user, tried, without_brackets};
+pub(crate) use settings::{Settings, in_server, names_user, tried, without_brackets};

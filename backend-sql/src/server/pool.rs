@@ -23,6 +23,9 @@ use super::{
 /// notice.
 const STALE: Duration = Duration::from_secs(240);
 
+/// After how long the server is to close a connection that is not used: what a host left that is gone.
+pub(crate) const UNUSED: Duration = Duration::from_secs(300);
+
 /// The connections of a DAO.
 pub(crate) struct Pool<E: Engine> {
     pub(super) engine: E,

@@ -72,6 +72,12 @@ impl Settings {
     }
 }
 
+/// After how long the server is to give up what this process gives up after `timeout`: a little before that, so that the
+/// connection is kept, and it is known that nothing was done.
+pub(crate) fn in_server(timeout: Duration) -> Duration {
+    timeout * 9 / 10
+}
+
 /// Checks a name in the database that the user chooses: any text, for it is quoted. It is at most 40 bytes long: 63 bytes of
 /// Postgres less the longest name of ours.
 pub(crate) fn check_name(backend: &'static str, key: &'static str, value: &str) -> Result<(), ServerError> {

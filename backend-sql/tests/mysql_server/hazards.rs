@@ -37,6 +37,7 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         test(kind, "hazards::an_exhausted_pool_is_reported", an_exhausted_pool_is_reported),
         test(kind, "hazards::a_refused_connection_closes_no_other", a_refused_connection_closes_no_other),
         test(kind, "hazards::what_is_refused_for_good_ends_a_wait", what_is_refused_for_good_ends_a_wait),
+        test(kind, "hazards::the_server_gives_up_with_its_client", the_server_gives_up_with_its_client),
         test(kind, "hazards::passwords_are_not_shown", passwords_are_not_shown),
         test(kind, "hazards::passwords_are_sent_over_tls_only", passwords_are_sent_over_tls_only),
         test(kind, "hazards::a_damaged_schema_is_reported", a_damaged_schema_is_reported),
@@ -228,6 +229,27 @@ async fn passwords_are_not_shown(kind: Kind) -> TestResult {
     assert_eq!(error.kind(), lockcore::BackendErrorKind::Unavailable);
     let shown = format!("{denied} {denied:?} {error} {error:?}");
     assert!(!shown.contains("hunter2"), "{shown}");
+    Ok(())
+}
+
+/// 10.3: what this process gives up goes on nowhere, however long the table is locked.
+async fn the_server_gives_up_with_its_client(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    place.open().await?;
+    // The server counts whole seconds.
+    let builder = place.builder().timeout(Duration::from_millis(1500)).listen(false);
+    let dao = Arc::new(builder.open().await?);
+    let (mut locker, mut sql) = (place.sql().await?, place.sql().await?);
+    locker.run("LOCK TABLES lockcore_ids WRITE").await?;
+    let waiting = format!(
+        "SELECT COUNT(*) FROM information_schema.processlist WHERE db = '{}' AND command <> 'Sleep' \
+         AND id <> CONNECTION_ID()",
+        place.database
+    );
+    steps::giving_up::leaves_no_sessions(&dao, async || sql.number(&*waiting).await).await?;
+    locker.run("UNLOCK TABLES").await?;
+    sql.until(&waiting, |answer| answer == 0).await?;
+    take(&*dao, ["a"]).await?;
     Ok(())
 }
 

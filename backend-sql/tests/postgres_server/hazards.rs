@@ -9,7 +9,7 @@ use std::{
 
 use futures_util::StreamExt;
 use lockcore::{
-    Grant, LockDao, Severity, Target,
+    BackendErrorKind, Grant, LockDao, Severity, Target,
     backend::{Acquired, Wake, Withdraw},
 };
 use lockcore_conformance::{
@@ -18,7 +18,7 @@ use lockcore_conformance::{
     servers::{Kind, Mode, Proxy, Server, TestResult, Trial},
 };
 use lockcore_sql::PostgresLockDao;
-use sqlx::{Connection, PgConnection};
+use sqlx::{Connection, PgConnection, postgres::PgPoolOptions};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
@@ -45,6 +45,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         test("hazards::an_exhausted_pool_is_reported", an_exhausted_pool_is_reported),
         test("hazards::a_refused_connection_closes_no_other", a_refused_connection_closes_no_other),
         test("hazards::what_is_refused_for_good_ends_a_wait", what_is_refused_for_good_ends_a_wait),
+        test("hazards::the_server_gives_up_with_its_client", the_server_gives_up_with_its_client),
         test("hazards::passwords_are_not_shown", passwords_are_not_shown),
         test("hazards::fences_rise_though_the_clock_does_not", fences_rise_though_the_clock_does_not),
         test(
@@ -378,30 +379,25 @@ async fn a_cut_connection_is_replaced() -> TestResult {
     Ok(())
 }
 
-/// Another's transaction keeps all connections waiting.
+/// Another's transaction keeps the only connection waiting, until the server gives up; then the application has it.
 async fn an_exhausted_pool_is_reported() -> TestResult {
-    // Both requests time out together, so that once in a while the second still gets the connection of the first.
-    for round in 0..10 {
-        let place = Place::new().await?;
-        let dao = place.builder().max_connections(1).timeout(Duration::from_secs(2)).open().await?;
-        let held = take(&dao, ["a"]).await?;
-        dao.release(&held).await?;
-        let mut sql = place.sql().await?;
-        let mut transaction = sql.0.begin().await?;
-        sqlx::raw_sql("SELECT FROM lockcore_lock FOR UPDATE").execute(&mut *transaction).await?;
-        let (stuck, other) = (request(["a"]), request(["b"]));
-        let (stuck, other) = tokio::join!(dao.acquire(&stuck), dao.acquire(&other));
-        let stuck = stuck.expect_err("the row is locked");
-        assert!(stuck.in_doubt() && stuck.kind() == lockcore::BackendErrorKind::Timeout, "{stuck}");
-        let other = other.expect_err("the only connection is in use");
-        transaction.rollback().await?;
-        if !other.in_doubt() {
-            assert!(other.is_retryable(), "{other}");
-            take(&dao, ["b"]).await?;
-            return Ok(());
-        }
-        assert!(round < 9, "sent each time: {other}");
-    }
+    let place = Place::new().await?;
+    let pool = PgPoolOptions::new().max_connections(1).connect(&place.server.url()).await?;
+    let builder = place.builder().pool(pool.clone()).listen(false);
+    let dao = builder.timeout(Duration::from_secs(2)).open().await?;
+    let held = take(&dao, ["a"]).await?;
+    dao.release(&held).await?;
+    let mut sql = place.sql().await?;
+    let mut transaction = sql.0.begin().await?;
+    sqlx::raw_sql("SELECT FROM lockcore_lock FOR UPDATE").execute(&mut *transaction).await?;
+    let stuck = dao.acquire(&request(["a"])).await.expect_err("the row is locked");
+    assert!(!stuck.in_doubt() && stuck.kind() == BackendErrorKind::Busy, "{stuck}");
+    transaction.rollback().await?;
+    let taken = pool.acquire().await?;
+    let other = dao.acquire(&request(["b"])).await.expect_err("the only connection is in use");
+    assert!(!other.in_doubt() && other.is_retryable(), "{other}");
+    drop(taken);
+    take(&dao, ["b"]).await?;
     Ok(())
 }
 
@@ -415,7 +411,7 @@ async fn passwords_are_not_shown() -> TestResult {
     let wrong = url.replacen(&format!(":{password}@"), ":hunter2@", 1);
     let away = wrong.replace(place.server.address().as_str(), "127.0.0.1:1");
     let error = place.builder().url(away).open().await.expect_err("nothing listens there");
-    assert_eq!(error.kind(), lockcore::BackendErrorKind::Unavailable);
+    assert_eq!(error.kind(), BackendErrorKind::Unavailable);
     let shown = format!("{error} {error:?}");
     assert!(!shown.contains("hunter2"), "{shown}");
     Ok(())
@@ -445,6 +441,35 @@ async fn a_refused_connection_closes_no_other() -> TestResult {
     sqlx::raw_sql("LOCK TABLE lockcore_lock").execute(&mut *transaction).await?;
     steps::limit::keeps_what_there_is(&dao, async { Ok(transaction.rollback().await?) }).await?;
     assert_eq!(sql.number(&newest).await?, before, "no connection was replaced");
+    Ok(())
+}
+
+/// 10.3: what this process gives up goes on nowhere, however long the table is locked, on connections of its own and lent ones.
+async fn the_server_gives_up_with_its_client() -> TestResult {
+    for lent in [false, true] {
+        let place = Place::new().await?;
+        place.open().await?;
+        let url = place.server.url();
+        let with = if url.contains('?') { '&' } else { '?' };
+        let url = format!("{url}{with}application_name={}", place.schema);
+        let builder = place.builder().timeout(Duration::from_secs(1)).listen(false);
+        let dao = match lent {
+            // Longer-lived than what is asked of it, and with room for what the application itself does.
+            true => builder.pool(PgPoolOptions::new().max_connections(12).connect(&url).await?),
+            false => builder.url(url),
+        };
+        let dao = Arc::new(dao.open().await?);
+        let (mut locker, mut sql) = (place.sql().await?, place.sql().await?);
+        locker.run("BEGIN; LOCK TABLE lockcore_lock").await?;
+        let waiting = format!(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = '{}' AND state = 'active'",
+            place.schema
+        );
+        steps::giving_up::leaves_no_sessions(&dao, async || sql.number(&*waiting).await).await?;
+        locker.run("ROLLBACK").await?;
+        sql.until(&waiting, 0).await?;
+        take(&*dao, ["a"]).await?;
+    }
     Ok(())
 }
 
