@@ -25,6 +25,7 @@ mod connecting;
 mod datagrams;
 mod guarded_write;
 mod handing_over;
+mod hostile_defaults;
 mod hostile_rows;
 mod idle;
 mod line;
@@ -87,7 +88,10 @@ fn of_servers() -> impl Iterator<Item = Trial> {
     let of_postgres = [postgres::trials(), postgres_server::trials(), pgbouncer::trials()];
     let of_mysql = OF_MYSQL.into_iter().flat_map(|kind| [mysql::trials(kind), mysql_server::trials(kind)]);
     let of_all = [guarded_write::trials(), idle::trials(), read_only::trials(), connecting::trials()];
-    let thorough = [collations::trials(), line::trials()].into_iter().flatten().map(Trial::thorough);
+    let thorough = [collations::trials(), hostile_defaults::trials(), line::trials()]
+        .into_iter()
+        .flatten()
+        .map(Trial::thorough);
     of_postgres.into_iter().chain(of_mysql).chain(of_all).flatten().chain(thorough)
 }
 
