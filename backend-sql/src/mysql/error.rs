@@ -86,9 +86,9 @@ fn of_number(number: u16) -> Meaning {
         1047 | 1290 | 1792 | 1836 | 1874 | 3032 | 3100 | 4074 => {
             Meaning { broken: true, ..Meaning::of(Kind::Unavailable) }
         }
-        // No such database, table, routine, column; wrong parameters; the routines' owner is gone; binary log in the
-        // form of statements.
-        1046 | 1049 | 1054 | 1146 | 1304 | 1305 | 1318 | 1449 | 1598 | 1665 => {
+        // No such database, table, routine, column; a variable of the session that must not be set; wrong parameters; the
+        // routines' owner is gone; binary log in the form of statements.
+        1046 | 1049 | 1054 | 1146 | 1231 | 1304 | 1305 | 1318 | 1449 | 1598 | 1665 => {
             Meaning::of(Kind::Misconfigured)
         }
         // Disk full, table full, out of memory, file errors; errors of the storage engine.

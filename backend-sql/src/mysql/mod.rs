@@ -26,7 +26,7 @@
 //!   of the ids, and decides in later statements, under READ COMMITTED: each of them sees what was committed before
 //!   the locks were granted. An error rolls back.
 //! - **The server's clock decides**, in microseconds of UTC, whatever the time zone of the session. A grant "from the
-//!   future" - the clock was set back - counts from now.
+//!   future" - the clock was set back - counts from now. A lent connection whose variable `timestamp` is set is refused.
 //! - **Fences** are `max(previous + 1, clock)`, kept in the row of the id; the sweep removes unused rows once their
 //!   fence is an hour behind the clock.
 //! - **Waiting**, unless it is for one id and behind no other waiter, is a row for each id, in the order of tickets.

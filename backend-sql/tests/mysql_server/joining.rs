@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockcore::{BreakMode, LockDao, Target, backend::AcquireRequest};
+use lockcore::{BackendErrorKind, BreakMode, LockDao, Target, backend::AcquireRequest};
 use lockcore_conformance::servers::{Kind, TestResult, Trial};
 use lockcore_sql::MysqlLockDao;
 use sqlx::{AssertSqlSafe, Connection, Executor, mysql::MySqlPoolOptions};
@@ -28,6 +28,11 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
             no_takeover_during_a_guarded_transaction,
         ),
         test(kind, "joining::odd_sessions_change_nothing", odd_sessions_change_nothing),
+        test(
+            kind,
+            "joining::a_session_with_a_clock_of_its_own_is_refused",
+            a_session_with_a_clock_of_its_own_is_refused,
+        ),
     ]
 }
 
@@ -130,6 +135,33 @@ async fn no_takeover_during_a_guarded_transaction(kind: Kind) -> TestResult {
     assert!(!taking.is_finished(), "it waits for the end of the transaction");
     transaction.commit().await?;
     assert!(taking.await?? > fence);
+    Ok(())
+}
+
+/// 2.7: a session whose clock was set ends no lease of others: it is refused.
+async fn a_session_with_a_clock_of_its_own_is_refused(kind: Kind) -> TestResult {
+    let place = Place::new(kind).await?;
+    let dao = place.open().await?;
+    let held = take(&dao, ["a"]).await?;
+    for clock in ["1000", "UNIX_TIMESTAMP() + 86400", "UNIX_TIMESTAMP() - 30"] {
+        let pool = MySqlPoolOptions::new()
+            .max_connections(2)
+            .after_connect(move |conn, _| {
+                Box::pin(async move {
+                    let set = format!("SET SESSION timestamp = {clock}");
+                    conn.execute(sqlx::raw_sql(AssertSqlSafe(set))).await.map(drop)
+                })
+            })
+            .connect(&place.url())
+            .await?;
+        let odd = MysqlLockDao::<String, Uuid>::builder().pool(pool).listen(false).open().await?;
+        for ids in [["a"], ["b"]] {
+            let refused = odd.acquire(&request(ids)).await.expect_err("its clock is wrong");
+            assert_eq!(refused.kind(), BackendErrorKind::Misconfigured, "{refused}");
+            assert!(refused.to_string().contains("timestamp") && !refused.in_doubt(), "{refused}");
+        }
+    }
+    assert_eq!(dao.renew(&held).await?.lost, []);
     Ok(())
 }
 

@@ -5,6 +5,11 @@ SQL SECURITY DEFINER
 BEGIN
   DECLARE v_ns INT UNSIGNED DEFAULT NULL;
   DECLARE v_version, v_oldest INT DEFAULT 0;
+  -- Where `timestamp` is set {clock} tells that, and leases of others would end by it; SYSDATE goes on.
+  IF ABS(TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))) > 1000000 THEN
+    SIGNAL SQLSTATE '42000' SET MYSQL_ERRNO = 1231,
+      MESSAGE_TEXT = 'the variable timestamp of the session is set, locks need the time of the server: SET timestamp = DEFAULT';
+  END IF;
   SELECT ns INTO v_ns FROM {namespaces} WHERE name = p_name;
   IF v_ns IS NULL AND p_create THEN
     INSERT INTO {namespaces} (name) VALUES (p_name) ON DUPLICATE KEY UPDATE swept = swept;
