@@ -43,12 +43,25 @@ pub(crate) async fn open(
     lease: Option<Duration>,
     pid: u32,
 ) -> Result<LockingService, Failure> {
-    let (mut config, begun) = (config(global, wait, lease)?, Instant::now());
+    let (mut config, begun) = (without_listening(config(global, wait, lease)?), Instant::now());
     let dao = config.connect().await.map_err(|error| at_store(error, &config))?;
     if let Some(Waiting::UpTo(limit)) = &mut config.wait {
         *limit = limit.saturating_sub(begun.elapsed());
     }
     service(global, config, dao, pid)
+}
+
+/// Without the connections on which a database notifies waiters, if there is nothing to wait for; the URL may say otherwise.
+fn without_listening(config: Config) -> Config {
+    match config.wait {
+        None | Some(Waiting::Never) => {
+            let options = ["postgres", "mysql"]
+                .into_iter()
+                .fold(config.options, |options, backend| options.with(backend, "listen", "false"));
+            Config { options, ..config }
+        }
+        Some(_) => config,
+    }
 }
 
 /// Connects to the store that is configured as administration does: creates nothing. Also gives what the store is called.

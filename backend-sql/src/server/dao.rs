@@ -29,13 +29,7 @@ impl<I: Ident, C: ContextId, E: Engine> ServerLockDao<I, C, E> {
     pub(crate) async fn over(engine: E) -> Result<Self, BackendError> {
         engine.settings().check(E::NAME)?;
         let shared = Arc::new(Shared::new(engine));
-        let (timeout, checked) = (shared.engine().settings().timeout, shared.clone());
-        let check = async move |conn: &mut E::Conn| is_ready(checked.engine(), conn).await;
-        if !on_connection(&shared, timeout, check).await? {
-            let made = shared.clone();
-            on_connection(&shared, patience(timeout), async move |conn| made.engine().migrate(conn).await)
-                .await?;
-        }
+        make_ready(&shared).await?;
         let (watch, listening) = Watch::start(shared.clone()).await;
         if let (Err(why), true) = (&listening, shared.engine().settings().listens()) {
             tracing::warn!(backend = E::NAME, %why, "LISTEN is unavailable, waiters will poll");
@@ -51,6 +45,24 @@ impl<I: Ident, C: ContextId, E: Engine> ServerLockDao<I, C, E> {
     async fn carry_out(&self, order: Order<'_>) -> Result<Answer, BackendError> {
         self.shared.carry_out(&order).await.map_err(|error| error.at(self.engine().address()))
     }
+}
+
+/// Looks at the schema, and creates or migrates it if the settings say so. On the library's thread: there the connection goes on
+/// to be used, for heartbeats, renewals and whatever is seldom.
+async fn make_ready<E: Engine>(shared: &Arc<Shared<E>>) -> Result<(), BackendError> {
+    let shared = shared.clone();
+    let made = background::handle().spawn(async move {
+        let (timeout, checked) = (shared.engine().settings().timeout, shared.clone());
+        let check = async move |conn: &mut E::Conn| is_ready(checked.engine(), conn).await;
+        if !on_connection(&shared, timeout, check).await? {
+            let made = shared.clone();
+            let make = async move |conn: &mut E::Conn| made.engine().migrate(conn).await;
+            on_connection(&shared, patience(timeout), make).await?;
+        }
+        Ok(())
+    });
+    // It ends without an outcome only by a panic of its own.
+    made.await.unwrap_or_else(|ended| std::panic::resume_unwind(ended.into_panic()))
 }
 
 /// Reports whether the schema can be used as it is. Fails if it cannot, and is not to be migrated.

@@ -46,6 +46,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         test("hazards::a_refused_connection_closes_no_other", a_refused_connection_closes_no_other),
         test("hazards::what_is_refused_for_good_ends_a_wait", what_is_refused_for_good_ends_a_wait),
         test("hazards::the_server_gives_up_with_its_client", the_server_gives_up_with_its_client),
+        test("hazards::who_takes_one_set_has_few_connections", who_takes_one_set_has_few_connections),
         test("hazards::passwords_are_not_shown", passwords_are_not_shown),
         test("hazards::fences_rise_though_the_clock_does_not", fences_rise_though_the_clock_does_not),
         test(
@@ -441,6 +442,26 @@ async fn a_refused_connection_closes_no_other() -> TestResult {
     sqlx::raw_sql("LOCK TABLE lockcore_lock").execute(&mut *transaction).await?;
     steps::limit::keeps_what_there_is(&dao, async { Ok(transaction.rollback().await?) }).await?;
     assert_eq!(sql.number(&newest).await?, before, "no connection was replaced");
+    Ok(())
+}
+
+/// One for orders, and one that listens where there is something to wait for.
+async fn who_takes_one_set_has_few_connections() -> TestResult {
+    let place = Place::new().await?;
+    let url = place.server.url();
+    let with = if url.contains('?') { '&' } else { '?' };
+    let name = |which| format!("{}{which}", place.schema);
+    let builder = |which| place.builder().url(format!("{url}{with}application_name={}", name(which)));
+    let daos = [builder("h").listen(false).open().await?, builder("w").open().await?];
+    let mut sql = place.sql().await?;
+    let mut sessions = async |which| {
+        let count =
+            format!("SELECT count(*) FROM pg_stat_activity WHERE application_name = '{}'", name(which));
+        sql.number(count).await
+    };
+    let most =
+        steps::few::connections(daos, async || Ok([sessions("h").await?, sessions("w").await?])).await?;
+    assert_eq!(most, [1, 2]);
     Ok(())
 }
 
