@@ -46,7 +46,8 @@
 //! Hash key `id` (S); what other clients know of an item is `contextId` (S), `created` and `expires` (N, whole seconds;
 //! rounded up), as in the tables of the system that this one succeeds. A client that puts an item on condition that the id
 //! is absent, or `expires` before now, or `contextId` its own, excludes us on the same ids and is excluded. All four names
-//! [can be chosen](DynamoBuilder::id_attribute). Where several hold an id together `contextId` is `lockcore:several` and
+//! [can be chosen](DynamoBuilder::id_attribute). An `expires` in milliseconds, a common slip, locks for thousands of years, as
+//! `lockctl show` then says; `break --now` ends such a lock. Where several hold an id together `contextId` is `lockcore:several` and
 //! `expires` the longest holder's; where an id is frozen it is `lockcore:frozen`, until the year 9999.
 //!
 //! All other attributes are this library's: `fence`, `rev` (the last write), `holders`, `slots`, `marks` (tombstones), `frozen`,

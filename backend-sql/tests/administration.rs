@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockcore::{
-    Claim, ClaimSet, LockDao, Mode, Page, Target,
+    Claim, ClaimSet, LockDao, Mode, Page, Severity, Target,
     backend::{AcquireRequest, Acquired, AttemptId},
 };
 use lockcore_conformance::servers::Trial;
@@ -11,7 +11,32 @@ use lockcore_sql::SqliteLockDao;
 use uuid::Uuid;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    tests!["administration", pages_list_the_global_lock_and_every_id_once_by_bytes]
+    tests![
+        "administration",
+        pages_list_the_global_lock_and_every_id_once_by_bytes,
+        a_log_that_a_reader_lets_grow_is_reported,
+    ]
+}
+
+async fn a_log_that_a_reader_lets_grow_is_reported() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("locks.db");
+    let dao = SqliteLockDao::<String, Uuid>::open(&file).await.expect("the file can be opened");
+    let severity = async || {
+        let findings = dao.doctor().await.expect("an answer");
+        findings.iter().find(|finding| finding.check == "log").expect("it is looked at").severity
+    };
+    assert_eq!(severity().await, Severity::Ok);
+    // In a process of its own it would be as another program's: here nothing is closed before the end.
+    let reader = rusqlite::Connection::open(&file).expect("it can be read");
+    reader.execute_batch("BEGIN; SELECT count(*) FROM sqlite_schema").expect("a snapshot");
+    let target = Target::Id("a".to_owned());
+    let log = folder.path().join("locks.db-wal");
+    while std::fs::metadata(&log).expect("it is there").len() <= 17 << 20 {
+        dao.freeze(&target, true).await.expect("an answer");
+        dao.freeze(&target, false).await.expect("an answer");
+    }
+    assert_eq!(severity().await, Severity::Warning);
 }
 
 async fn pages_list_the_global_lock_and_every_id_once_by_bytes() {

@@ -12,6 +12,9 @@ use super::{
     worker::Worker,
 };
 
+/// How large the log may be before it is worth a word, in MiB.
+const LOG: u64 = 16;
+
 /// All checks.
 pub(super) fn examine(worker: &mut Worker, deadline: Option<Instant>) -> Result<Vec<Finding>, StoreError> {
     let found = schema::version(&worker.store().opened)?;
@@ -37,6 +40,7 @@ pub(super) fn examine(worker: &mut Worker, deadline: Option<Instant>) -> Result<
         writable(worker, deadline),
     ];
     findings.extend(file(worker));
+    findings.extend(log(worker));
     findings.extend(worker.read(deadline, |step| settings(step, in_memory))?);
     findings.extend(worker.read(deadline, sessions)?);
     Ok(findings)
@@ -59,6 +63,20 @@ fn file(worker: &Worker) -> Option<Finding> {
         Err(error) => (Severity::Error, error.to_string()),
     };
     Some(finding(severity, "file", format!("{}, file system: {kind}", path.display())))
+}
+
+/// How much the log has grown, which checkpoints keep at some megabytes; nothing of a store in memory.
+fn log(worker: &Worker) -> Option<Finding> {
+    let opened = &worker.store().opened;
+    opened.file?;
+    let mut log = opened.settings.path.canonicalize().ok()?.into_os_string();
+    log.push("-wal");
+    let size = std::fs::metadata(log).map_or(0, |log| log.len()) / (1024 * 1024);
+    let advice = "a reader keeps an old snapshot, as a backup or a shell with BEGIN does, and until it ends the log grows";
+    Some(match size > LOG {
+        true => finding(Severity::Warning, "log", format!("{size} MiB: {advice}")),
+        false => finding(Severity::Ok, "log", format!("{size} MiB")),
+    })
 }
 
 fn writable(worker: &mut Worker, deadline: Option<Instant>) -> Finding {

@@ -52,6 +52,10 @@
 //!   [busy timeout](SqliteBuilder::busy_timeout), certain that nothing was done, until it goes on or dies.
 //! - The first commit after a checkpoint waits for the disk, once in some hundred commits. The DAO's thread makes it after
 //!   its own checkpoints; after that of another process it may be a caller's step.
+//! - A reader that keeps a snapshot open - a backup, a forgotten shell with `BEGIN` - lets the log beside the file grow by some
+//!   kilobytes with each use of a lock, until it ends; `doctor` looks at its size.
+//! - On a full disk everything that writes fails, renewals and releases too, so that holders are stopped in time and their locks end
+//!   with their leases. Once there is room nothing has to be repaired.
 //! - The file must be on a local file system, and all its users on one host: SQLite's WAL needs memory that
 //!   they share. Network file systems are refused; of FUSE, which may be one, [`doctor`](lockcore::LockDao::doctor)
 //!   warns. The same holds for sandboxes that keep file locks to themselves, such as gVisor's. Nothing but SQLite may
