@@ -305,10 +305,12 @@ impl Nodes {
         #[cfg(feature = "tls")]
         let builder = {
             let builder = builder.danger_accept_invalid_hostnames(self.tls.verify == TlsVerify::Ca);
-            match &self.tls.certificates {
+            let builder = match &self.tls.certificates {
                 Some(certificates) => builder.certs(certificates.clone()),
                 None => builder,
-            }
+            };
+            // With certificates it would be verified after all.
+            if self.tls.verify == TlsVerify::None { builder.tls(redis::TlsMode::Insecure) } else { builder }
         };
         builder.build()
     }
