@@ -189,10 +189,9 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
 
 impl<I, C> PostgresBuilder<I, C> {
     /// Returns the user that is tried though the URL names none.
-    pub(super) fn invented_user(&self) -> Option<String> {
+    pub(super) fn user_of_process(&self) -> Option<String> {
         let Server::Url(url) = &self.server else { return None };
-        let options = PgConnectOptions::from_str(url).ok().filter(|_| !names_a_user(url))?;
-        Some(options.get_username().to_owned())
+        if names_a_user(url) { None } else { process_user() }
     }
 
     /// Checks the settings of this database: where connections come from, how to listen, and the rest.
@@ -223,20 +222,28 @@ fn parse(key: &'static str, url: &str) -> Result<PgConnectOptions, ServerError> 
     // The error's own text is not shown: parts of the URL may stand in it.
     let options = PgConnectOptions::from_str(url);
     let options = options.map_err(|_| refused(key, "it must be like postgres://user@host:5432/database"))?;
-    let is_invented = !names_a_user(url) && matches!(options.get_username(), "anonymous" | "unknown");
-    if is_invented {
-        return Err(refused(
-            key,
-            "it must name a user, as this process has no name: postgres://user@host:5432/database",
-        ));
-    }
+    let options = match process_user() {
+        _ if names_a_user(url) => options,
+        Some(user) => options.username(&user),
+        None => return Err(refused(key, NO_NAME)),
+    };
     let host = without_brackets(options.get_host()).to_owned();
     Ok(quiet(options.host(&host)))
 }
 
+const NO_NAME: &str = "it must name a user, as this process has no name: postgres://user@host:5432/database";
+
 /// Returns whether the URL or the environment names a user; otherwise it is the one of the process.
 fn names_a_user(url: &str) -> bool {
     names_user(url) || std::env::var_os("PGUSER").is_some()
+}
+
+/// Returns the name of the user that this process runs as; the driver invents one.
+fn process_user() -> Option<String> {
+    #[cfg(unix)]
+    return nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten().map(|user| user.name);
+    #[cfg(not(unix))]
+    std::env::var("USERNAME").ok()
 }
 
 /// Nothing of ours is logged, ids may be secret; and nothing is set at the start that a pooler does not know.

@@ -126,7 +126,7 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
     /// role's isolation level is not `read committed` and cannot be set; [`Unavailable`](BackendErrorKind::Unavailable) and
     /// [`Denied`](BackendErrorKind::Denied) if the server cannot be used.
     pub async fn open(self) -> Result<PostgresLockDao<I, C>, BackendError> {
-        let user = self.invented_user();
+        let user = self.user_of_process();
         let (source, listen, options) = self.checked()?;
         let opened = ServerLockDao::over(Postgres::new(source, listen, options)).await;
         opened.map_err(|error| tried(user.as_deref(), error))
