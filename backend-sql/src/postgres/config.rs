@@ -222,10 +222,9 @@ fn parse(key: &'static str, url: &str) -> Result<PgConnectOptions, ServerError> 
     // The error's own text is not shown: parts of the URL may stand in it.
     let options = PgConnectOptions::from_str(url);
     let options = options.map_err(|_| refused(key, "it must be like postgres://user@host:5432/database"))?;
-    let options = match process_user() {
-        _ if names_a_user(url) => options,
-        Some(user) => options.username(&user),
-        None => return Err(refused(key, NO_NAME)),
+    let options = match names_a_user(url) {
+        true => options,
+        false => options.username(&process_user().ok_or_else(|| refused(key, NO_NAME))?),
     };
     let host = without_brackets(options.get_host()).to_owned();
     Ok(quiet(options.host(&host)))

@@ -94,7 +94,8 @@ pub(crate) fn names_user(url: &str) -> bool {
     let (_, behind) = url.split_once("://").unwrap_or_default();
     let (place, options) = behind.split_once('?').unwrap_or((behind, ""));
     let authority = place.split('/').next().unwrap_or_default();
-    authority.contains('@') || options.split('&').any(|option| option.starts_with("user="))
+    let user = authority.rsplit_once('@').map_or("", |(user, _)| user);
+    !user.is_empty() && !user.starts_with(':') || options.split('&').any(|option| option.starts_with("user="))
 }
 
 /// Adds to a refusal which user was tried, where the settings name none.
