@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests the project. Gets what is missing (a C compiler, test servers) and changes nothing in the checkout but target/.
 #
-#   ./test.sh [FILTER...]        the tests, on real servers: in minutes; of a filter those with it in their names
+#   ./test.sh [FILTER]           the tests, on real servers: in minutes; with a filter those that have it in their names
 #   ./test.sh all                all tests, each feature alone, what must not compile, DynamoDB in process, the model checks of the
 #                                memory backend, and the packages
 #   ./test.sh square             every check of the suite on every store (tests/src/instances.rs says which run otherwise)

@@ -415,7 +415,7 @@ impl Engine for Postgres {
     }
 
     fn keeps(&self, link: &Link) -> bool {
-        matches!(link, Link::Own(_))
+        link.is_own()
     }
 
     async fn carry_out(&self, link: &mut Link, order: &Order<'_>) -> Result<Answer, ServerError> {

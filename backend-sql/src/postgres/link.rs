@@ -56,7 +56,8 @@ impl Call<'_> {
 
     /// A limit is set by the statement itself, before the routine begins, and for its transaction.
     fn statement(&self, limit: Option<Duration>, argument: impl Fn(&mut String, usize)) -> String {
-        let limit = limit.map(|limit| format!("set_config('lock_timeout', '{}', true)", limit.as_millis()));
+        let limit = limit
+            .map(|limit| format!("pg_catalog.set_config('lock_timeout', '{}', true)", limit.as_millis()));
         let (verb, answer) = match (self.is_procedure, limit) {
             (true, None) => ("CALL", ", '')".to_owned()),
             (true, Some(limit)) => ("CALL", format!(", left({limit}, 0))")),
@@ -118,6 +119,11 @@ impl Link {
 
     pub(super) fn lent(conn: PoolConnection<sqlx::Postgres>) -> Self {
         Link { conn: Connection::Lent(conn), limit: None }
+    }
+
+    /// Whether it is not lent by the user's pool.
+    pub(super) fn is_own(&self) -> bool {
+        matches!(self.conn, Connection::Own(_))
     }
 
     pub(super) fn raw(&mut self) -> &mut PgConnection {

@@ -68,7 +68,7 @@ fn file(worker: &Worker) -> Option<Finding> {
 /// How much the log has grown, which checkpoints keep at some megabytes; nothing of a store in memory.
 fn log(worker: &Worker) -> Option<Finding> {
     let opened = &worker.store().opened;
-    opened.file?;
+    opened.files.as_ref()?;
     let mut log = opened.settings.path.canonicalize().ok()?.into_os_string();
     log.push("-wal");
     let size = std::fs::metadata(log).map_or(0, |log| log.len()) / (1024 * 1024);

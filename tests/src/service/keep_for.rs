@@ -31,6 +31,12 @@ async fn are_kept<B: Backend>(store: &Store<B>, ids: &[&str], began: Instant, ke
     }
 }
 
+/// A lease, and a longer time for which a set is kept though nothing renews it.
+fn unrenewed<B: Backend>(store: &Store<B>) -> (Duration, Duration) {
+    let lease = store.short();
+    (lease, (lease * 2).max(Duration::from_secs(2)))
+}
+
 /// 3.2 and 3.11: a release before the time is over leaves the set locked, also for longer than its lease; then it is free.
 pub async fn a_release_before_that_leaves_it_locked<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
@@ -107,8 +113,7 @@ pub async fn a_longer_lease_is_cut_short<B: Backend>(store: Store<B>) {
 /// 3.9 and 3.11: the set is locked for the whole time though its process does nothing more once it has it: as if it had died, or the
 /// store were away for it. A release has nothing that must succeed.
 pub async fn no_renewal_has_to_succeed<B: Backend>(store: Store<B>) {
-    let lease = store.lasting();
-    let keep_for = lease * 2;
+    let (lease, keep_for) = unrenewed(&store);
     for released in [false, true] {
         let rig = Rig::new(&store);
         let began = Instant::now();
@@ -128,8 +133,7 @@ pub async fn no_renewal_has_to_succeed<B: Backend>(store: Store<B>) {
 /// 3.8 and 3.11: that goes for a set that was handed over, too, from the moment in which it is known to be held.
 pub async fn what_was_waited_for_is_kept_from_the_start<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
-    let lease = store.lasting();
-    let keep_for = lease * 2;
+    let (lease, keep_for) = unrenewed(&store);
     let first = rig.locks.lock(["a"]).await.expect("it is free");
     let call = rig.locks.lease(lease).keep_for(keep_for).wait(Wait::forever()).lock(["a"]);
     let second = async {

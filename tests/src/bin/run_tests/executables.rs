@@ -54,9 +54,9 @@ pub(crate) fn read(messages: impl BufRead) -> Result<Vec<Executable>, Failure> {
 
 impl Executable {
     /// Counts the tests that [`run`](Self::run) will run.
-    pub(crate) fn list(&self, all: bool, filters: &[&str]) -> Result<usize, Failure> {
+    pub(crate) fn list(&self, all: bool, filter: Option<&str>) -> Result<usize, Failure> {
         let count = |more: &[&str]| -> Result<usize, Failure> {
-            let output = self.command().arg("--list").args(more).args(filters).output()?;
+            let output = self.command().arg("--list").args(more).args(filter).output()?;
             let output = String::from_utf8_lossy(&output.stdout).into_owned();
             Ok(output.lines().filter(|line| line.ends_with(": test")).count())
         };
@@ -67,7 +67,7 @@ impl Executable {
     pub(crate) fn run(
         &self,
         all: bool,
-        filters: &[&str],
+        filter: Option<&str>,
         servers: &Servers,
         journals: &Path,
         progress: &Progress,
@@ -75,7 +75,7 @@ impl Executable {
         let journal = journals.join(self.name.replace([' ', '(', ')'], "_"));
         File::create(&journal)?;
         let mut command = self.command();
-        command.args(all.then_some("--include-ignored")).args(filters).env(journal::FILE, &journal);
+        command.args(all.then_some("--include-ignored")).args(filter).env(journal::FILE, &journal);
         if self.of_library {
             // They compute.
             command.args(["--test-threads", "2"]);

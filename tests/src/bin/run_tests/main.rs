@@ -1,7 +1,7 @@
 //! Runs the test executables of the workspace, on test servers of which there is one of each kind:
 //!
 //! ```text
-//! cargo test --no-run --message-format json | run-tests [--all] [FILTER...]
+//! cargo test --no-run --message-format json | run-tests [--all] [FILTER]
 //! run-tests stop       ends the test servers that a run left for the next one
 //! ```
 //!
@@ -46,12 +46,15 @@ fn main() -> Result<ExitCode, Failure> {
             Servers::stop(&folder)?;
             Ok(ExitCode::SUCCESS)
         }
-        ["--all", filters @ ..] => run(&folder, true, filters),
-        filters => run(&folder, false, filters),
+        ["--all"] => run(&folder, true, None),
+        ["--all", filter] => run(&folder, true, Some(filter)),
+        [] => run(&folder, false, None),
+        [filter] => run(&folder, false, Some(filter)),
+        _ => Err("one FILTER at most: the harness of most executables takes one".into()),
     }
 }
 
-fn run(folder: &Path, all: bool, filters: &[&str]) -> Result<ExitCode, Failure> {
+fn run(folder: &Path, all: bool, filter: Option<&str>) -> Result<ExitCode, Failure> {
     let mut executables = executables::read(io::stdin().lock())?;
     if executables.is_empty() {
         return Err("no test executable on standard input".into());
@@ -62,13 +65,12 @@ fn run(folder: &Path, all: bool, filters: &[&str]) -> Result<ExitCode, Failure> 
     // What waits most begins first: the executables with tests on servers.
     executables.sort_by_key(|executable| executable.of_library);
     for executable in &executables {
-        progress.expect(executable.list(all, filters)?);
+        progress.expect(executable.list(all, filter)?);
     }
 
     let queue = Mutex::new(executables.iter());
     let next = || queue.lock().expect("no thread panics").next();
-    let run_one =
-        |executable: &Executable| executable.run(all, filters, &servers, journals.path(), &progress);
+    let run_one = |executable: &Executable| executable.run(all, filter, &servers, journals.path(), &progress);
     thread::scope(|scope| {
         let shown = scope.spawn(|| progress.show(|| servers.in_use()));
         let workers: Vec<_> = (0..AT_ONCE)
