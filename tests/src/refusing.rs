@@ -27,20 +27,6 @@ const LEASE: Duration = Duration::from_secs(15);
 /// One that does not end during a check.
 const LONG: Duration = Duration::from_secs(600);
 
-/// A service that counts its renewals that failed.
-fn service<D: LockDao<String, Uuid>>(
-    dao: D,
-) -> Result<(LockingService<String, Uuid, D>, Arc<AtomicU32>), Box<dyn std::error::Error + Send + Sync>> {
-    let failed = Arc::new(AtomicU32::new(0));
-    let counted = failed.clone();
-    let builder = LockingService::builder(dao).lease(LEASE).on_event(move |event| {
-        if matches!(event, Event::RenewalFailed { .. }) {
-            counted.fetch_add(1, Ordering::SeqCst);
-        }
-    });
-    Ok((builder.build()?, failed))
-}
-
 /// Whatever waits goes on while the store takes no writes, and what is held stays held: waits that began before and during that
 /// time, a candidacy, a release, renewals. A call that does not wait is refused as one to be tried again. `refuse` has the
 /// store refuse writes from now on, or take them.
@@ -51,7 +37,14 @@ pub async fn a_store_that_refuses_for_a_while_ends_no_wait<D: LockDao<String, Uu
     dao: D,
     mut refuse: impl AsyncFnMut(bool) -> TestResult,
 ) -> TestResult {
-    let (locks, failed) = service(dao)?;
+    let failed = Arc::new(AtomicU32::new(0));
+    let counted = failed.clone();
+    let builder = LockingService::builder(dao).lease(LEASE).on_event(move |event| {
+        if matches!(event, Event::RenewalFailed { .. }) {
+            counted.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    let locks = builder.build()?;
     let election = Arc::new(Election::new(&locks, "leader"));
     let held = locks.lock(["held"]).await?;
     let (wanted, released) =
