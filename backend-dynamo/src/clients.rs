@@ -65,7 +65,10 @@ impl Clients {
         }
         // What takes time is the instance's metadata service, which is asked last for a region: the SDK asks one that there is
         // not for many seconds.
-        let shared = tokio::time::timeout(REGION_WITHIN, Box::pin(loader.load())).await.ok();
+        let shared = match settings.region {
+            Some(_) => Some(Box::pin(loader.load()).await),
+            None => tokio::time::timeout(REGION_WITHIN, Box::pin(loader.load())).await.ok(),
+        };
         let Some((shared, region)) =
             shared.and_then(|shared| Some((shared.clone(), shared.region()?.to_string())))
         else {

@@ -112,9 +112,7 @@ impl Bucket {
     fn failed(error: &Error, seen: &Seen) -> StoreError {
         StoreError::Request(match (seen.was_not_sent(), seen.status(), seen.region()) {
             (true, _, _) => Failure::not_sent(error),
-            (_, Some(status @ (301 | 307)), Some(region)) => {
-                Failure::of(error, Some(status)).in_region(region)
-            }
+            (_, Some(status @ 301), Some(region)) => Failure::of(error, Some(status)).in_region(region),
             (_, status, _) => Failure::of(error, status),
         })
     }

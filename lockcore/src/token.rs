@@ -32,6 +32,9 @@ enum Weaker {
     Slots { permits: Vec<Indexes>, limit: u32 },
 }
 
+/// The most permits of a token in all: some bytes of a forged one name many, and each takes memory.
+const MOST_PERMITS: usize = 16 * MAX_PERMITS as usize;
+
 /// Indexes of permits: one, or the first and the last of some in a row.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -50,8 +53,8 @@ impl Indexes {
         each.collect()
     }
 
-    /// Reads them back; `None` if they are more than can be held.
-    fn read(rows: &[Self]) -> Option<List<u32>> {
+    /// Reads them back; `None` if they are more than one lock can hold, or than there is `room` for.
+    fn read(rows: &[Self], room: &mut usize) -> Option<List<u32>> {
         let mut permits = List::new();
         for row in rows {
             let (first, last) = match *row {
@@ -62,6 +65,7 @@ impl Indexes {
             if permits.len() + count >= MAX_PERMITS as usize {
                 return None;
             }
+            *room = room.checked_sub(count + 1)?;
             (first..=last).for_each(|index| permits.push(index));
         }
         Some(permits)
@@ -118,7 +122,8 @@ impl<I: Ident, C: ContextId> Grant<I, C> {
     /// itself.
     ///
     /// # Errors
-    /// [`BadRequest::OutOfBounds`] for any other text, and for a context or an id that is not of these types.
+    /// [`BadRequest::OutOfBounds`] for any other text, for a context or an id that is not of these types, and for more than a million
+    /// permits in all.
     pub fn from_token(token: &str) -> Result<Self, BadRequest> {
         read(token).ok_or_else(|| BadRequest::OutOfBounds {
             field: "token",
@@ -136,12 +141,13 @@ fn read<I: Ident, C: ContextId>(token: &str) -> Option<Grant<I, C>> {
         let granted = Granted { mode: Mode::Exclusive, fence: *fence, permits: List::new(), in_use: 1 };
         read.push(Lock { target: Target::from_stored(stored)?, granted });
     }
+    let mut room = MOST_PERMITS;
     for (position, mode) in modes {
         let granted = &mut read.get_mut(position)?.granted;
         granted.mode = match mode {
             Weaker::Shared => Mode::Shared,
             Weaker::Slots { permits, limit } => {
-                granted.permits = Indexes::read(&permits)?;
+                granted.permits = Indexes::read(&permits, &mut room)?;
                 Mode::Slots { permits: granted.permits.len() as u32, limit }
             }
         };

@@ -35,6 +35,9 @@ pub(crate) fn config(
     Ok(Config::load(global.config.as_deref(), overrides).map_err(ConnectError::from)?)
 }
 
+/// What a wait leaves for the locks, however long it took to connect.
+const FOR_ONE_ANSWER: Duration = Duration::from_secs(1);
+
 /// Connects to the store that is configured, and waits for it as for locks: what is left of the wait is for these. `pid` is
 /// whose the locks are, for the default label.
 pub(crate) async fn open(
@@ -46,7 +49,8 @@ pub(crate) async fn open(
     let (mut config, begun) = (without_listening(config(global, wait, lease)?), Instant::now());
     let dao = config.connect().await.map_err(|error| at_store(error, &config))?;
     if let Some(Waiting::UpTo(limit)) = &mut config.wait {
-        *limit = limit.saturating_sub(begun.elapsed());
+        // Without time for one answer the store could as well be away.
+        *limit = limit.saturating_sub(begun.elapsed()).max(FOR_ONE_ANSWER.min(*limit));
     }
     service(global, config, dao, pid)
 }

@@ -5,7 +5,7 @@ local base = match(keys[1], '^{[^}]*}')
 -- Renewing changes only keys that exist, and proves that it has all of them. Every other step may create keys, and a slot
 -- that moves between nodes of a cluster has some here and some there: a command for two keys of which one is missing fails
 -- then, on either node.
-local renewing = op == 'renew'
+local renewing = op == 'renew' or op == 'shorten'
 local highest
 if not renewing then
   local here = redis.pcall('EXISTS', base .. '/f', base .. '/-')

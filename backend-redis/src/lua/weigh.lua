@@ -6,10 +6,11 @@ local function waiter(name)
   return packed and cmsgpack.unpack(packed)
 end
 
--- Whether a heartbeat counts, by the time that is its value: its key outlives that if the clock was set back.
+-- Whether a heartbeat counts, by the time that is its value: its key outlives that if the clock was set back. An older program
+-- writes 1, and its key decides.
 local function counts(heartbeat)
   local at = tonumber(heartbeat or nil)
-  return at ~= nil and math.abs(ms - at) <= HEARTBEAT_LASTS
+  return at ~= nil and (at == 1 or math.abs(ms - at) <= HEARTBEAT_LASTS)
 end
 
 -- Whether a session's heartbeat still counts.

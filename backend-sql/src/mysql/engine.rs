@@ -242,6 +242,10 @@ impl Engine for Mysql {
         }
     }
 
+    fn is_lent(&self) -> bool {
+        matches!(self.source, Source::Pool(_))
+    }
+
     fn keeps(&self, link: &Link) -> bool {
         link.is_own()
     }
@@ -445,6 +449,18 @@ fn push_hex(text: &mut String, bytes: &[u8]) {
     }
 }
 
+/// Connects. Where TLS is only preferred and impossible with the server's certificate, goes without it.
+async fn connect(options: &MySqlConnectOptions) -> Result<MySqlConnection, sqlx::Error> {
+    match options.connect().await {
+        Err(error) if is_unusable(&error) && matches!(options.get_ssl_mode(), MySqlSslMode::Preferred) => {
+            tracing::warn!(%error, "TLS is impossible with the server's certificate, connecting without it");
+            // If the account needs TLS, the certificate is what has to be changed.
+            options.clone().ssl_mode(MySqlSslMode::Disabled).connect().await.map_err(|_| error)
+        }
+        connected => connected,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -458,17 +474,5 @@ mod tests {
             lease: 1,
         };
         assert_eq!(held(&grant), r#"[["",7],["005AFF",-1]]"#);
-    }
-}
-
-/// Connects. Where TLS is only preferred and impossible with the server's certificate, goes without it.
-async fn connect(options: &MySqlConnectOptions) -> Result<MySqlConnection, sqlx::Error> {
-    match options.connect().await {
-        Err(error) if is_unusable(&error) && matches!(options.get_ssl_mode(), MySqlSslMode::Preferred) => {
-            tracing::warn!(%error, "TLS is impossible with the server's certificate, connecting without it");
-            // If the account needs TLS, the certificate is what has to be changed.
-            options.clone().ssl_mode(MySqlSslMode::Disabled).connect().await.map_err(|_| error)
-        }
-        connected => connected,
     }
 }

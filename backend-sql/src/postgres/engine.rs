@@ -51,9 +51,10 @@ const LEVEL: &str = "read committed";
 fn settings(timeout: Duration, listens: bool) -> [(&'static str, String); 6] {
     [
         ("default_transaction_isolation", LEVEL.to_owned()),
-        // The server gives a statement up before this process does, or the statement would go on waiting without a client.
-        ("statement_timeout", in_server(timeout).as_millis().to_string()),
-        ("lock_timeout", "0".to_owned()),
+        // The server gives a wait for a lock up before this process does, or the statement would go on waiting without a client.
+        // Not by a limit for the statement: a commit that waits for a replica would end as if the replica had it.
+        ("lock_timeout", in_server(timeout).as_millis().to_string()),
+        ("statement_timeout", "0".to_owned()),
         ("exit_on_error", "off".to_owned()),
         ("idle_in_transaction_session_timeout", "0".to_owned()),
         ("idle_session_timeout", if listens { 0 } else { UNUSED.as_millis() }.to_string()),
@@ -183,9 +184,11 @@ impl Postgres {
                 conn => return Ok(Link::own(conn.map_err(unconnected)?)),
             }
         }
-        let conn = connect(options).await.map_err(unconnected)?;
+        let mut link = Link::own(connect(options).await.map_err(unconnected)?);
         self.is_plain.store(true, Ordering::Relaxed);
-        Ok(Link::own(conn))
+        // It is shared with other clients, so that nothing is set in it: each call says how long it may wait for locks.
+        link.limit = Some(in_server(self.options.settings.timeout));
+        Ok(link)
     }
 
     /// Looks at a new connection. Fails if the schema is for newer programs by now, or the isolation level is not the one that
@@ -193,8 +196,7 @@ impl Postgres {
     async fn examine(&self, link: &mut Link) -> Result<(), ServerError> {
         let timeout = self.options.settings.timeout;
         let look = format!(
-            "SET LOCAL lock_timeout = {}; SELECT pg_catalog.current_setting('transaction_isolation'), current_user::text, \
-             pg_catalog.current_setting('statement_timeout')",
+            "SET LOCAL lock_timeout = {}; SELECT pg_catalog.current_setting('transaction_isolation'), current_user::text",
             in_server(timeout).as_millis()
         );
         let with_versions = format!(
@@ -213,14 +215,10 @@ impl Postgres {
         let row = row.map_err(unconnected)?;
         let text = |column: usize| row.try_get::<String, _>(column).map_err(unconnected);
         let number = |column: usize| row.try_get::<Option<i64>, _>(column).ok().flatten();
-        if let (Some(version), Some(oldest_program)) = (number(3), number(4)) {
+        if let (Some(version), Some(oldest_program)) = (number(2), number(3)) {
             fit(self, Some(store_version("postgres", version, oldest_program)?))?;
         }
         let (level, role) = (text(0)?, text(1)?);
-        if text(2)? == "0" {
-            // It is shared with other clients, so that nothing is set in it: each call says how long it may wait for locks.
-            link.limit = Some(in_server(timeout));
-        }
         if level == LEVEL {
             return Ok(());
         }
@@ -412,6 +410,10 @@ impl Engine for Postgres {
                 Ok(link)
             }
         }
+    }
+
+    fn is_lent(&self) -> bool {
+        matches!(self.source, Source::Pool(_))
     }
 
     fn keeps(&self, link: &Link) -> bool {

@@ -60,7 +60,7 @@ impl Call<'_> {
             .map(|limit| format!("pg_catalog.set_config('lock_timeout', '{}', true)", limit.as_millis()));
         let (verb, answer) = match (self.is_procedure, limit) {
             (true, None) => ("CALL", ", '')".to_owned()),
-            (true, Some(limit)) => ("CALL", format!(", left({limit}, 0))")),
+            (true, Some(limit)) => ("CALL", format!(", pg_catalog.left({limit}, 0))")),
             (false, None) => ("SELECT", ")".to_owned()),
             (false, Some(limit)) => ("SELECT", format!(") FROM {limit}")),
         };
@@ -184,12 +184,12 @@ mod tests {
         let limit = Some(Duration::from_millis(4500));
         assert_eq!(
             call.prepared(limit),
-            "CALL \"s\".\"f\"($1, $2, $3, $4, left(set_config('lock_timeout', '4500', true), 0))"
+            "CALL \"s\".\"f\"($1, $2, $3, $4, pg_catalog.left(pg_catalog.set_config('lock_timeout', '4500', true), 0))"
         );
         let function = Call { is_procedure: false, ..call };
         assert_eq!(
             function.prepared(limit),
-            "SELECT \"s\".\"f\"($1, $2, $3, $4) FROM set_config('lock_timeout', '4500', true)"
+            "SELECT \"s\".\"f\"($1, $2, $3, $4) FROM pg_catalog.set_config('lock_timeout', '4500', true)"
         );
     }
 }

@@ -53,8 +53,8 @@
 //!   were not used meanwhile are closed: they are as likely dead. Deadlocks and serialization failures are retried within the
 //!   [timeout](PostgresBuilder::timeout); a renewal, release or withdrawal also on another connection if the first one was cut.
 //!   An acquire is not: it might arrive late. It is reported as in doubt, and the service withdraws it.
-//! - **Limits.** What this process gives up the server gives up as well, at nine tenths of the timeout: by `statement_timeout`, or,
-//!   where a connection is lent or a pooler takes no parameters, by a `lock_timeout` that each call brings along. So no request
+//! - **Limits.** What this process gives up the server gives up as well, at nine tenths of the timeout: by `lock_timeout`, which a
+//!   connection starts with, or each call brings along where a connection is lent or a pooler takes no parameters. So no request
 //!   goes on waiting without a client while a table is locked. Unused connections end after five minutes.
 //!
 //! # Who needs which rights

@@ -48,10 +48,10 @@ impl<I: Ident, C: ContextId, E: Engine> ServerLockDao<I, C, E> {
 }
 
 /// Looks at the schema, and creates or migrates it if the settings say so. On the library's thread: there the connection goes on
-/// to be used, for heartbeats, renewals and whatever is seldom.
+/// to be used, for heartbeats, renewals and whatever is seldom. Of a pool of the user's a connection that it lends is looked at.
 async fn make_ready<E: Engine>(shared: &Arc<Shared<E>>) -> Result<(), BackendError> {
-    let shared = shared.clone();
-    let made = background::handle().spawn(async move {
+    let (shared, is_lent) = (shared.clone(), shared.engine().is_lent());
+    let made = async move {
         let (timeout, checked) = (shared.engine().settings().timeout, shared.clone());
         let check = async move |conn: &mut E::Conn| is_ready(checked.engine(), conn).await;
         if !on_connection(&shared, timeout, check).await? {
@@ -60,9 +60,15 @@ async fn make_ready<E: Engine>(shared: &Arc<Shared<E>>) -> Result<(), BackendErr
             on_connection(&shared, patience(timeout), make).await?;
         }
         Ok(())
-    });
+    };
+    if is_lent {
+        return made.await;
+    }
     // It ends without an outcome only by a panic of its own.
-    made.await.unwrap_or_else(|ended| std::panic::resume_unwind(ended.into_panic()))
+    background::handle()
+        .spawn(made)
+        .await
+        .unwrap_or_else(|ended| std::panic::resume_unwind(ended.into_panic()))
 }
 
 /// Reports whether the schema can be used as it is. Fails if it cannot, and is not to be migrated.

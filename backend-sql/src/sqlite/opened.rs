@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, OpenFlags, config::DbConfig};
 
 use super::{
     busy,
@@ -110,7 +110,10 @@ impl Opened {
     /// Closes the database, so that it can be opened again. From then on it counts as replaced.
     pub(super) fn close(&mut self) -> Result<(), StoreError> {
         let Some(files) = &mut self.files else { return Ok(()) };
-        if !files.have_another_log() {
+        if files.have_another_log() {
+            // To close would write the log back and remove the other one, of which it knows the name only.
+            self.conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+        } else {
             // What stands in a log that has no name any more. As long as this has the file open, no other program makes a new log.
             let written = self.conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
             if let Err(error) = written {

@@ -379,8 +379,11 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
         });
         let is_kept_out = |claim: &&Claim<I>| {
             let modes = held.iter().filter(|(target, _)| *target == claim.target).map(|(_, mode)| *mode);
-            let in_use = InUse::of(modes);
-            in_use != InUse::default() && !in_use.fits(claim.mode)
+            let in_use = InUse::of(modes.clone());
+            // Of two calls that hold permits and wait for more of the same id, each would wait for the other.
+            let asks_for_more = matches!(claim.mode, Mode::Slots { .. })
+                && modes.clone().any(|mode| matches!(mode, Mode::Slots { .. }));
+            in_use != InUse::default() && (asks_for_more || !in_use.fits(claim.mode))
         };
         if let Some(claim) = claims.iter().find(is_kept_out) {
             return Err(LockingError::SelfDeadlock { target: claim.target.clone() });

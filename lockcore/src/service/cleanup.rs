@@ -20,8 +20,8 @@ use tokio::{runtime::Handle, sync::oneshot};
 
 use super::{Inner, keep_for::KeepFor, observe::Event, open::Ticket};
 use crate::{
-    AcquireRequest, BackendError, Backoff, ContextId, Exponential, Grant, Ident, LockDao, Released, Withdraw,
-    background, clock, clock::Moment, protocol::RENEWALS_PER_LEASE,
+    AcquireRequest, BackendError, Backoff, ContextId, Exponential, Grant, Ident, LockDao, LossReason,
+    Released, Withdraw, background, clock, clock::Moment, protocol::RENEWALS_PER_LEASE,
 };
 
 /// Pauses between two tries of a service.
@@ -114,7 +114,8 @@ impl<I: Ident, C: ContextId> Cleanup<I, C> {
                 let Released { lost, failed } = service.give_back(grant, *keep_for).await?;
                 let is_news = asked.load(Relaxed) == 1;
                 if let (Some(lasts), true, false) = (*lasts, is_news, lost.is_empty()) {
-                    let is_late = started.left_of(lasts).is_zero();
+                    let is_broken = lost.iter().any(|lock| lock.reason == LossReason::Broken);
+                    let is_late = started.left_of(lasts).is_zero() && !is_broken;
                     service.observe_owned((grant.clone(), lost), move |(grant, lost)| match is_late {
                         true => Event::ReleasedLate { grant, lost },
                         false => Event::Lost { grant, lost },
@@ -129,9 +130,12 @@ impl<I: Ident, C: ContextId> Cleanup<I, C> {
     }
 }
 
+/// What is kept for a day has a lease of a day, and one try is not to wait for hours.
+const LONGEST_PATIENCE: Duration = Duration::from_secs(60);
+
 /// For how long one release, or one try of a clean-up, waits for the store's answer.
 pub(crate) fn patience(lease: Option<Duration>) -> Duration {
-    (lease.unwrap_or(WITHOUT_LEASE) / RENEWALS_PER_LEASE).max(Duration::from_secs(1))
+    (lease.unwrap_or(WITHOUT_LEASE) / RENEWALS_PER_LEASE).clamp(Duration::from_secs(1), LONGEST_PATIENCE)
 }
 
 /// A clean-up on its way.

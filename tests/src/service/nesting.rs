@@ -67,8 +67,8 @@ pub async fn what_an_enclosing_call_does_not_keep_out_is_granted<B: Backend>(sto
         (shared, subtree("s/x/"), subtree("s/x/z"), false),
         (shared, subtree("s/x/z"), subtree("s/x/"), false),
         (shared, vec![Claim::shared("a".to_owned())], vec![Claim::exclusive("a".to_owned())], false),
-        (slots, vec![one_of_two()], vec![one_of_two()], true),
-        (slots, vec![one_of_two()], vec![one_of_two().permits(2)], false),
+        // Two calls with a permit each, which wait for another, would wait for each other.
+        (slots, vec![one_of_two()], vec![one_of_two()], false),
         (shared && slots, vec![Claim::shared("a".to_owned())], vec![one_of_two()], true),
     ];
     for (_, outer, inner, granted) in cases.into_iter().filter(|(declared, ..)| *declared) {
@@ -81,17 +81,6 @@ pub async fn what_an_enclosing_call_does_not_keep_out_is_granted<B: Backend>(sto
             }
         });
         call.await.expect("they are free");
-    }
-    if slots {
-        // Those of all enclosing calls together.
-        let outer = rig.locks.run_locked([one_of_two()], async || {
-            let inner = rig.locks.run_locked([one_of_two()], async || {
-                let third = rig.locks.wait(Wait::forever()).lock([one_of_two()]).await;
-                assert!(matches!(third, Err(LockingError::SelfDeadlock { .. })), "{third:?}");
-            });
-            inner.await.expect("one is left");
-        });
-        outer.await.expect("they are free");
     }
     assert!(store.is_free(&["a", "s/", "s/x/", "s/y/"]).await);
 }
