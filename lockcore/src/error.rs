@@ -327,7 +327,8 @@ pub enum LockingError<I = String, C = Uuid, E = Infallible> {
         /// The bound it passed.
         max_hold: Duration,
     },
-    /// An enclosing call of the same task holds this id in a mode beside which it cannot be granted: waiting for it would never end.
+    /// An enclosing call of the same task holds this id in a mode beside which it cannot be granted, or holds permits of it and asks
+    /// for more: waiting for it may never end.
     SelfDeadlock {
         /// The id.
         target: Target<I>,
