@@ -40,7 +40,7 @@ pub(crate) fn tests() -> impl Iterator<Item = Trial> {
         clocks::a_burst_of_answers_with_a_wrong_date_takes_nothing_early
         clocks::a_fence_ahead_of_our_clock_is_topped
         removals::strict_fences_outlast_it_within_the_bounds_too
-        removals::a_release_beside_others_gives_back_the_permits_that_it_has
+        removals::a_release_of_what_was_lost_gives_back_no_permits_of_others
         removals::a_collected_lock_is_reported_and_taken_once
         removals::a_step_goes_on_where_its_items_are_collected
     };
