@@ -111,7 +111,6 @@ const LIVENESS: &[&str] = &[
     "hazards::an_exhausted_pool_is_reported",
     "hazards::nothing_depends_on_notifications",
     "hazards::what_is_refused_for_good_ends_a_wait",
-    "hazards::who_takes_one_set_has_few_connections",
     "joining::no_takeover_during_a_guarded_transaction",
     "joining::renewals_need_no_connection_of_the_pool",
     "messages",

@@ -242,10 +242,6 @@ impl Engine for Mysql {
         }
     }
 
-    fn is_lent(&self) -> bool {
-        matches!(self.source, Source::Pool(_))
-    }
-
     fn keeps(&self, link: &Link) -> bool {
         link.is_own()
     }

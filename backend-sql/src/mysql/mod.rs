@@ -60,8 +60,7 @@
 //!   gets no answer, idle connections that were not used meanwhile are closed: they are as likely dead. Deadlocks and lock wait
 //!   timeouts are retried within the [timeout](MysqlBuilder::timeout); a renewal, release or withdrawal also on another
 //!   connection if the first one was cut. An acquire is not: it might arrive late. Its outcome is in doubt, and the service
-//!   withdraws it. A runtime that asks less often than once a second borrows the connection of the heartbeats: a program that
-//!   only holds, or waits, has that one and the two for listening.
+//!   withdraws it.
 //! - **Limits.** What this process gives up the server gives up as well: by `lock_wait_timeout` and `innodb_lock_wait_timeout`, in
 //!   whole seconds below the timeout, and on MariaDB also by `max_statement_time`. So no request goes on waiting without a client
 //!   while a table is locked. Nothing is set on a lent connection, which goes back to its pool when the server has answered. Each

@@ -412,10 +412,6 @@ impl Engine for Postgres {
         }
     }
 
-    fn is_lent(&self) -> bool {
-        matches!(self.source, Source::Pool(_))
-    }
-
     fn keeps(&self, link: &Link) -> bool {
         link.is_own()
     }

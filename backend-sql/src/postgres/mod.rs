@@ -46,8 +46,7 @@
 //! - **Durability.** A grant, a renewal and a hand-off are as durable as the server's `synchronous_commit` says; a release that
 //!   hands nothing over, a refusal and a place in the queue are committed asynchronously, see [`Commit`].
 //! - **Connections** are kept by the runtime that made them, and closed if an operation on one was abandoned: no ping, no
-//!   hidden statement. A renewal or release without one borrows the connection of the heartbeats, and so does a runtime
-//!   that asks less often than once a second: a program that only holds, or waits, has that one and the one that listens. Nothing is
+//!   hidden statement. A renewal or release without one borrows the connection of the heartbeats. Nothing is
 //!   `SET` on a session: how statements are planned is tied to the routines, and what else is needed are parameters with which a
 //!   connection starts. When a call or a probe gets no answer, idle connections that
 //!   were not used meanwhile are closed: they are as likely dead. Deadlocks and serialization failures are retried within the

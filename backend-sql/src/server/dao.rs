@@ -29,7 +29,13 @@ impl<I: Ident, C: ContextId, E: Engine> ServerLockDao<I, C, E> {
     pub(crate) async fn over(engine: E) -> Result<Self, BackendError> {
         engine.settings().check(E::NAME)?;
         let shared = Arc::new(Shared::new(engine));
-        make_ready(&shared).await?;
+        let (timeout, checked) = (shared.engine().settings().timeout, shared.clone());
+        let check = async move |conn: &mut E::Conn| is_ready(checked.engine(), conn).await;
+        if !on_connection(&shared, timeout, check).await? {
+            let made = shared.clone();
+            on_connection(&shared, patience(timeout), async move |conn| made.engine().migrate(conn).await)
+                .await?;
+        }
         let (watch, listening) = Watch::start(shared.clone()).await;
         if let (Err(why), true) = (&listening, shared.engine().settings().listens()) {
             tracing::warn!(backend = E::NAME, %why, "LISTEN is unavailable, waiters will poll");
@@ -45,30 +51,6 @@ impl<I: Ident, C: ContextId, E: Engine> ServerLockDao<I, C, E> {
     async fn carry_out(&self, order: Order<'_>) -> Result<Answer, BackendError> {
         self.shared.carry_out(&order).await.map_err(|error| error.at(self.engine().address()))
     }
-}
-
-/// Looks at the schema, and creates or migrates it if the settings say so. On the library's thread: there the connection goes on
-/// to be used, for heartbeats, renewals and whatever is seldom. Of a pool of the user's a connection that it lends is looked at.
-async fn make_ready<E: Engine>(shared: &Arc<Shared<E>>) -> Result<(), BackendError> {
-    let (shared, is_lent) = (shared.clone(), shared.engine().is_lent());
-    let made = async move {
-        let (timeout, checked) = (shared.engine().settings().timeout, shared.clone());
-        let check = async move |conn: &mut E::Conn| is_ready(checked.engine(), conn).await;
-        if !on_connection(&shared, timeout, check).await? {
-            let made = shared.clone();
-            let make = async move |conn: &mut E::Conn| made.engine().migrate(conn).await;
-            on_connection(&shared, patience(timeout), make).await?;
-        }
-        Ok(())
-    };
-    if is_lent {
-        return made.await;
-    }
-    // It ends without an outcome only by a panic of its own.
-    background::handle()
-        .spawn(made)
-        .await
-        .unwrap_or_else(|ended| std::panic::resume_unwind(ended.into_panic()))
 }
 
 /// Reports whether the schema can be used as it is. Fails if it cannot, and is not to be migrated.

@@ -36,10 +36,6 @@ pub trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
     #[doc(hidden)]
     fn connect(&self, own: bool) -> impl Future<Output = Result<Self::Conn, ServerError>> + Send;
 
-    /// Reports whether a pool of the user's lends connections.
-    #[doc(hidden)]
-    fn is_lent(&self) -> bool;
-
     /// Reports whether a connection is kept between operations; not if a pool of the user's lent it.
     #[doc(hidden)]
     fn keeps(&self, conn: &Self::Conn) -> bool;

@@ -9,7 +9,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore::BackendErrorKind;
 use tokio::{
     runtime::Handle,
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -23,10 +22,6 @@ use super::{
 /// Connections that were not used for so long are closed rather than trusted: routers on the way forget them without
 /// notice.
 const STALE: Duration = Duration::from_secs(240);
-
-/// A runtime that asks less often borrows a connection of the library's thread, which is there for heartbeats and renewals, rather
-/// than make one of its own: a program that only waits or holds has few.
-const SELDOM: Duration = Duration::from_secs(1);
 
 /// After how long the server is to close a connection that is not used: what a host left that is gone.
 pub(crate) const UNUSED: Duration = Duration::from_secs(300);
@@ -47,8 +42,6 @@ struct Own<T> {
 struct Idle<T> {
     /// By when they were last used. The last is used first, so that the others may grow stale.
     conns: Vec<(T, Instant)>,
-    /// When one was last asked for.
-    asked: Option<Instant>,
     /// Counts how often all of them were given up.
     generation: u64,
 }
@@ -68,7 +61,7 @@ impl<E: Engine> Pool<E> {
 
     /// Takes a connection of this runtime: an idle one, or a new one. `urgent`: rather than a new one, an idle one of the
     /// library's thread, whose runtime drives its socket. That takes two more switches between threads, but to connect may
-    /// take longer than is left of a lease. So does a runtime that asks seldom.
+    /// take longer than is left of a lease.
     ///
     /// On the library's thread all connections are our own, also where a pool of the user's lends them: renewals and heartbeats
     /// must not wait for one behind the application, which holds locks meanwhile.
@@ -79,20 +72,12 @@ impl<E: Engine> Pool<E> {
             Ok(permit) => permit,
             Err(_none) => own.free.clone().acquire_owned().await.expect("the semaphore is never closed"),
         };
-        let seldom = own.asks_seldom();
         let (idle, generation) = own.take();
         let conn = match idle {
             Some(conn) => conn,
-            None => match if urgent || seldom { self.borrow() } else { None } {
-                Some(lent) => return Ok(lent.for_borrower(permit)),
-                None => match self.engine.connect(runtime.id() == background::handle().id()).await {
-                    Ok(conn) => conn,
-                    // The server takes no more connections, but there may be one.
-                    Err(error) if error.kind() == BackendErrorKind::Busy => {
-                        return self.borrow().map(|lent| lent.for_borrower(permit)).ok_or(error);
-                    }
-                    Err(error) => return Err(error),
-                },
+            None => match if urgent { self.borrow() } else { None } {
+                Some(checkout) => return Ok(checkout),
+                None => self.engine.connect(runtime.id() == background::handle().id()).await?,
             },
         };
         Ok(Checkout { conn: Some(conn), own, generation, _permit: permit })
@@ -111,7 +96,7 @@ impl<E: Engine> Pool<E> {
         // The connections of a runtime that is gone are of no use; a program may make many runtimes.
         self.runtimes.get(runtime, Own::is_stale, || Own {
             free: Arc::new(Semaphore::new(max)),
-            idle: Mutex::new(Idle { conns: Vec::new(), asked: None, generation: 0 }),
+            idle: Mutex::new(Idle { conns: Vec::new(), generation: 0 }),
         })
     }
 
@@ -142,11 +127,6 @@ impl<E: Engine> Pool<E> {
 }
 
 impl<T> Own<T> {
-    fn asks_seldom(&self) -> bool {
-        let before = lock(&self.idle).asked.replace(Instant::now());
-        before.is_none_or(|before| before.elapsed() >= SELDOM)
-    }
-
     fn take(&self) -> (Option<T>, u64) {
         let mut idle = lock(&self.idle);
         let stale = idle.stale(Instant::now());
@@ -170,11 +150,6 @@ impl<T> Idle<T> {
 }
 
 impl<E: Engine> Checkout<E> {
-    /// Counts it for the runtime that borrows it: the other one may make one meanwhile.
-    fn for_borrower(self, permit: OwnedSemaphorePermit) -> Self {
-        Checkout { _permit: permit, ..self }
-    }
-
     /// Returns the connection.
     pub(crate) fn conn(&mut self) -> &mut E::Conn {
         self.conn.as_mut().expect("it is there until it is given back")
@@ -201,8 +176,7 @@ mod tests {
     #[test]
     fn what_a_burst_left_goes_though_one_stays_in_use() {
         let burst = Instant::now();
-        let conns = (0..10).map(|conn| (conn, burst)).collect();
-        let mut idle = Idle { conns, asked: None, generation: 0 };
+        let mut idle = Idle { conns: (0..10).map(|conn| (conn, burst)).collect(), generation: 0 };
         for (after, closed) in [(STALE / 2, 0), (STALE - Duration::from_nanos(1), 0), (STALE, 9)] {
             let now = burst + after;
             assert_eq!(idle.stale(now).len(), closed, "after {after:?}");

@@ -38,7 +38,6 @@ pub(crate) fn tests(kind: Kind) -> Vec<Trial> {
         test(kind, "hazards::a_refused_connection_closes_no_other", a_refused_connection_closes_no_other),
         test(kind, "hazards::what_is_refused_for_good_ends_a_wait", what_is_refused_for_good_ends_a_wait),
         test(kind, "hazards::the_server_gives_up_with_its_client", the_server_gives_up_with_its_client),
-        test(kind, "hazards::who_takes_one_set_has_few_connections", who_takes_one_set_has_few_connections),
         test(kind, "hazards::passwords_are_not_shown", passwords_are_not_shown),
         test(kind, "hazards::passwords_are_sent_over_tls_only", passwords_are_sent_over_tls_only),
         test(kind, "hazards::a_damaged_schema_is_reported", a_damaged_schema_is_reported),
@@ -230,30 +229,6 @@ async fn passwords_are_not_shown(kind: Kind) -> TestResult {
     assert_eq!(error.kind(), lockcore::BackendErrorKind::Unavailable);
     let shown = format!("{denied} {denied:?} {error} {error:?}");
     assert!(!shown.contains("hunter2"), "{shown}");
-    Ok(())
-}
-
-/// One for orders, and two for listening where there is something to wait for.
-async fn who_takes_one_set_has_few_connections(kind: Kind) -> TestResult {
-    let place = Place::new(kind).await?;
-    place.open().await?;
-    let mut sql = place.sql().await?;
-    let url = place.url();
-    let (_, behind) = url.split_once('@').ok_or("the URL has a user")?;
-    let mut users = Vec::new();
-    for _ in 0..2 {
-        let user = format!("u{}", &Uuid::new_v4().simple().to_string()[..16]);
-        sql.run(format!("CREATE USER {user}@'%' IDENTIFIED BY 'hunter2'")).await?;
-        sql.run(format!("GRANT ALL ON {}.* TO {user}@'%'", place.database)).await?;
-        users.push(user);
-    }
-    let builder = |user: &str| place.builder().url(format!("mysql://{user}:hunter2@{behind}"));
-    let daos = [builder(&users[0]).listen(false).open().await?, builder(&users[1]).open().await?];
-    let mut sessions = async |user: &str| {
-        sql.number(format!("SELECT COUNT(*) FROM information_schema.processlist WHERE user = '{user}'")).await
-    };
-    let count = async || Ok([sessions(&users[0]).await?, sessions(&users[1]).await?]);
-    assert_eq!(steps::few::connections(daos, count).await?, [1, 3]);
     Ok(())
 }
 

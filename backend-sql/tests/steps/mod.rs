@@ -3,7 +3,6 @@
 pub(crate) mod batches;
 pub(crate) mod disk;
 pub(crate) mod fences;
-pub(crate) mod few;
 pub(crate) mod giving_up;
 pub(crate) mod limit;
 pub(crate) mod waking;
