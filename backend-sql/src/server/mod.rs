@@ -18,7 +18,9 @@ pub(crate) mod template;
 mod watch;
 
 pub use dao::ServerLockDao;
-pub(crate) use dao::{fit, patience, store_version};
+#[cfg(feature = "postgres")]
+pub(crate) use dao::patience;
+pub(crate) use dao::{fit, store_version};
 pub(crate) use engine::{Engine, Order, Outcome};
 pub(crate) use error::{Certificate, Meaning, ServerError, is_unusable};
 pub(crate) use pool::UNUSED;
