@@ -14,6 +14,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backend;
+mod caller;
 pub mod checks;
 pub mod fault;
 pub mod hostile;
@@ -37,5 +38,6 @@ pub mod store;
 pub mod versions;
 
 pub use backend::Backend;
+pub use caller::{Caller, Place};
 pub use registry::{ALL_CHECKS, Check, SERVICE, all, run, run_as_test};
-pub use store::{Caller, NEVER, PATIENCE, Place, Store, eventually, race};
+pub use store::{NEVER, PATIENCE, Store, eventually, race};
