@@ -5,10 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore::{
-    AnyLockDao, Backoff, Builder, ContextId, Exponential, FreshContext, Ident, LockDao, LockingService,
-    backend::library_runtime, blocking,
-};
+use lockcore::{AnyLockDao, Builder, ContextId, FreshContext, Ident, LockDao, LockingService, blocking};
 use uuid::Uuid;
 
 use crate::{
@@ -20,9 +17,6 @@ use crate::{
     text::trimmed,
     url::NAMESPACE,
 };
-
-/// Pauses between two tries to open a store that is waited for.
-const PAUSES: Exponential = Exponential { base: Duration::from_millis(50), max: Duration::from_secs(2) };
 
 /// Connects to the backend that `url` names; identifiers are strings, contexts UUIDs. Tries once: [`Config::connect`] waits for
 /// the store, if [`wait`](Config::wait) says so.
@@ -41,7 +35,7 @@ pub async fn connect_as<I: Ident, C: ContextId>(url: &str) -> Result<AnyLockDao<
     Config { url: Some(url.parse()?), ..Config::default() }.connect_as().await
 }
 
-/// Which backend, and the service's defaults. What is `None` is left to the backend or the service.
+/// The backend, and the service's defaults. A field that is `None` is left to the backend or the service.
 #[derive(Clone, Default, Debug)]
 pub struct Config {
     /// The backend.
@@ -160,29 +154,12 @@ impl Config {
     /// # Errors
     /// [`ConnectError`].
     pub async fn connect_as<I: Ident, C: ContextId>(&self) -> Result<AnyLockDao<I, C>, ConnectError> {
-        let (settings, begun) = (self.settings()?, Instant::now());
-        let limit = match self.wait {
-            None | Some(Waiting::Never) => Duration::ZERO,
-            Some(Waiting::UpTo(limit)) => limit,
-            Some(Waiting::Forever) => Duration::MAX,
-        };
-        for tried in 0.. {
-            // In a box: the futures of the backends are large.
-            let error = match Box::pin(backends::open(settings.clone())).await {
-                Err(ConnectError::Backend(error)) if error.is_retryable() => error,
-                opened => return opened,
-            };
-            let left = limit.saturating_sub(begun.elapsed());
-            if left.is_zero() {
-                return Err(error.into());
-            }
-            let pause = {
-                let _timers = library_runtime().enter();
-                tokio::time::sleep(PAUSES.delay(tried).min(left))
-            };
-            pause.await;
-        }
-        unreachable!("the loop ends by returning")
+        let settings = self.settings()?;
+        let may_pass =
+            |error: &ConnectError| matches!(error, ConnectError::Backend(error) if error.is_retryable());
+        // In a box: the futures of the backends are large.
+        let open = || Box::pin(backends::open(settings.clone()));
+        self.wait.unwrap_or(Waiting::Never).retry(Instant::now(), may_pass, open).await
     }
 
     /// Returns what creates the backend's schema, for other tools to read: of `postgres:`, `mysql:` and `mariadb:` in the

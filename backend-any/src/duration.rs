@@ -1,13 +1,17 @@
 //! Durations as people write them: always with a unit.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{
+    fmt,
+    str::FromStr,
+    time::{Duration, Instant},
+};
 
-use lockcore::Wait;
+use lockcore::{Backoff, Exponential, Wait, backend::library_runtime};
 
 /// Reads a duration such as `30s`, `1m 30s` or `250ms`.
 ///
 /// # Errors
-/// What is expected instead. A number without a unit is an error: it was once read as milliseconds by one
+/// Fails with what is expected instead. A number without a unit is an error: it was once read as milliseconds by one
 /// program and as seconds by the next.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     // The one letter that means two things by its case: months here, minutes elsewhere.
@@ -37,6 +41,52 @@ pub enum Waiting {
     UpTo(Duration),
     /// Until the set is locked.
     Forever,
+}
+
+/// Pauses between two tries of what is waited for.
+const PAUSES: Exponential = Exponential { base: Duration::from_millis(50), max: Duration::from_secs(2) };
+
+impl Waiting {
+    /// Tries until `attempt` succeeds, or fails by what does not pass, or this wait is over, which began at `begun`.
+    ///
+    /// # Errors
+    /// The last one of `attempt`.
+    pub async fn retry<T, E, F: Future<Output = Result<T, E>>>(
+        self,
+        begun: Instant,
+        may_pass: impl Fn(&E) -> bool,
+        mut attempt: impl FnMut() -> F,
+    ) -> Result<T, E> {
+        for tried in 0.. {
+            let error = match attempt().await {
+                Err(error) if may_pass(&error) => error,
+                settled => return settled,
+            };
+            let left = match self.left(begun) {
+                Waiting::Never => return Err(error),
+                Waiting::UpTo(left) => left,
+                Waiting::Forever => Duration::MAX,
+            };
+            let pause = {
+                let _timers = library_runtime().enter();
+                tokio::time::sleep(PAUSES.delay(tried).min(left))
+            };
+            pause.await;
+        }
+        unreachable!("the loop ends by returning")
+    }
+
+    /// Returns what is left of this wait, which began at `begun`.
+    #[must_use]
+    pub fn left(self, begun: Instant) -> Waiting {
+        match self {
+            Waiting::UpTo(limit) => match limit.saturating_sub(begun.elapsed()) {
+                Duration::ZERO => Waiting::Never,
+                left => Waiting::UpTo(left),
+            },
+            unlimited => unlimited,
+        }
+    }
 }
 
 impl From<Waiting> for Wait {

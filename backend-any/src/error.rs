@@ -16,9 +16,9 @@ pub enum ConfigError {
     /// A URL that cannot be taken apart. It is not shown, as it may hold a password.
     #[error("{place}: {reason}")]
     Url {
-        /// Where it stands.
+        /// The place of the URL.
         place: String,
-        /// What is wrong with it.
+        /// The fault of it.
         reason: &'static str,
     },
     /// A URL scheme that no backend has.
@@ -42,7 +42,7 @@ pub enum ConfigError {
     /// An unknown key or option.
     #[error("{place}: unknown key {key:?}; known are {}", List(.known))]
     UnknownKey {
-        /// Where it stands.
+        /// The place of the key.
         place: String,
         /// The key.
         key: String,
@@ -54,7 +54,7 @@ pub enum ConfigError {
     Value {
         /// The field and its place.
         field: String,
-        /// The value, quoted; of a secret one only that it is one.
+        /// The quoted value, or a placeholder if the option is secret.
         value: String,
         /// The possible values.
         expected: String,
@@ -62,27 +62,27 @@ pub enum ConfigError {
     /// A file that is not TOML.
     #[error("{file}: line {line}: {message}")]
     Syntax {
-        /// Which file.
+        /// The file.
         file: String,
-        /// Where in it.
+        /// The line in it.
         line: usize,
-        /// What is wrong.
+        /// The parser's message.
         message: String,
     },
     /// A file that cannot be read.
     #[error("{}: cannot be read: {source}", file.display())]
     Read {
-        /// Which file.
+        /// The file.
         file: PathBuf,
-        /// Why.
+        /// The error of the system.
         source: io::Error,
     },
     /// A file that was not named but found, and that another user may have written.
     #[error("{}: not used, {reason}; name it in LOCKCORE_CONFIG if it is meant", file.display())]
     Untrusted {
-        /// Which file.
+        /// The file.
         file: PathBuf,
-        /// Why it is not trusted.
+        /// The reason why it is not trusted.
         reason: String,
     },
     /// An environment variable that looks like one of lockcore's, but is none.
@@ -90,12 +90,12 @@ pub enum ConfigError {
     UnknownVariable {
         /// Its name.
         name: String,
-        /// What may be meant.
+        /// The known variable that may be meant.
         nearest: String,
     },
 }
 
-/// Why there is no backend or no service.
+/// The reason why there is no backend or no service.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {

@@ -48,6 +48,8 @@ pub use config::{Config, connect, connect_as};
 pub use duration::{Waiting, parse_duration};
 pub use error::{ConfigError, ConnectError};
 pub use option::BackendOptions;
+#[doc(hidden)]
+pub use schemes::WITHHELD;
 pub use table::{Backend, backends, markdown_table};
 pub use text::trimmed;
 pub use url::BackendUrl;

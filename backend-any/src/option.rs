@@ -12,7 +12,7 @@ use crate::{
 /// Shown in place of a secret.
 pub(crate) const REDACTED: &str = "[redacted]";
 
-/// Whether a value with this name may be a secret: rather too many than one too few.
+/// Returns whether a value with this name may be a secret: rather too many than one too few.
 pub(crate) fn is_secret(key: &str) -> bool {
     let key = key.to_ascii_lowercase();
     ["pass", "pwd", "secret", "token", "key", "cred", "auth", "url"].iter().any(|word| key.contains(word))
@@ -21,7 +21,7 @@ pub(crate) fn is_secret(key: &str) -> bool {
 /// The value of an option, and its place.
 #[derive(Clone)]
 pub(crate) struct OptionValue {
-    /// Such as `sqlite.shards in lockcore.toml`.
+    /// Such as `sqlite.synchronous in lockcore.toml`.
     pub(crate) field: String,
     text: SecretString,
     secret: bool,

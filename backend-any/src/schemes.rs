@@ -3,6 +3,9 @@
 /// The name of each backend, which is its scheme and its cargo feature. `backends` has those of this build.
 pub(crate) const BACKENDS: [&str; 7] = ["memory", "sqlite", "dynamodb", "mysql", "postgres", "redis", "s3"];
 
+/// The URL that stands for one with a secret, which was not handed on.
+pub const WITHHELD: &str = "withheld:";
+
 /// Schemes that mean a backend of another name.
 const ALIASES: &[(&str, &str)] = &[
     ("mariadb", "mysql"),
@@ -32,12 +35,12 @@ pub(crate) const FILE_OPTIONS: &[&str] = &[
     "sslrootcert",
 ];
 
-/// Whether the URLs of a scheme name a file.
+/// Returns whether the URLs of a scheme name a file.
 pub(crate) fn is_file(scheme: &str) -> bool {
     scheme == "sqlite"
 }
 
-/// Whether the URLs of a scheme have a user and a password before the host.
+/// Returns whether the URLs of a scheme have a user and a password before the host.
 pub(crate) fn has_credentials(scheme: &str) -> bool {
     ["mysql", "postgres", "redis"].contains(&backend_of(scheme)) && scheme != "redis+unix"
 }

@@ -37,14 +37,13 @@ pub fn markdown_table() -> String {
 
 type Show = fn(&Capabilities) -> String;
 
-const PROMISES: [(&str, Show); 15] = [
+const PROMISES: [(&str, Show); 14] = [
     ("excludes other processes", |it| yes(it.shared_store)),
     ("whole sets, fences, renewal, safe cancellation", |_| yes(true)),
     ("shared locks", |it| yes(it.shared)),
     ("slots", |it| yes(it.slots)),
     ("waiters in order of arrival", |it| yes(it.fifo)),
     ("waiters are notified, no polling", |it| yes(it.push)),
-    ("watchers are notified, no polling", |it| yes(it.push_changes)),
     ("`keep_for` cuts a longer lease short", |it| yes(it.shortening)),
     ("a dead process's locks are free at once", |it| yes(it.dead_holders)),
     ("locks without a lease", |it| yes(it.permanent)),

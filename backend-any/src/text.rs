@@ -3,7 +3,8 @@
 /// Returns the value without line ends behind it, as `echo` and editors leave them in secrets and variables.
 ///
 /// # Errors
-/// What is wrong, if white space is left at an end: with it the value would name another store or another id than without.
+/// Fails with what is wrong if white space is left at an end: with it the value would name another store or another id
+/// than without.
 pub fn trimmed(text: &str) -> Result<&str, &'static str> {
     let text = without_line_ends(text);
     match text.trim() == text {

@@ -17,9 +17,6 @@ const FULL: &str = r#"
     busy_timeout = "7s"
     synchronous = "full"
 
-    [memory]
-    shards = 4
-
     [postgres]
     max_connections = 3
 "#;
@@ -128,7 +125,7 @@ async fn no_message_and_no_debug_shows_a_password() {
     assert!(shown.contains("[redacted]") && !shown.contains("hunter2"), "{shown}");
     for url in [
         "sqlite:x?password=hunter2",
-        "memory:?shards=2&token=hunter2",
+        "memory:?token=hunter2",
         "sqlite://user:hunter2@/nowhere/x.db?mode=rw",
         "dynamodb://eu-central-1/x?access_key_id=hunter2&secret_access_key=hunter2",
         "dynamodb://eu-central-1/locks?session_token=hunter2",
@@ -146,18 +143,19 @@ async fn no_message_and_no_debug_shows_a_password() {
 #[tokio::test]
 async fn options_come_from_the_table_under_those_of_the_url() {
     let in_code = |value: &str| Config {
-        options: BackendOptions::default().with("memory", "shards", value),
-        ..from_url("memory:")
+        options: BackendOptions::default().with("sqlite", "synchronous", value),
+        ..from_url("sqlite::memory:")
     };
-    let error = in_code("many").connect().await.expect_err("no number").to_string();
-    assert_eq!(error, "memory.shards: \"many\" is not possible, it must be a whole number of at least 1");
-    let error = Config { url: "memory:?shards=lots".parse().ok(), ..in_code("2") };
-    let error = error.connect().await.expect_err("no number").to_string();
-    assert!(error.starts_with("shards in the url: \"lots\""), "{error}");
-    let file = Config::from_toml("url = 'memory:'\n[memory]\nshards = 'two'").expect("well-formed");
-    let error = file.clone().connect().await.expect_err("no number").to_string();
-    assert!(error.starts_with("memory.shards in lockcore.toml: \"two\""), "{error}");
-    file.overridden_by(in_code("2")).expect("they agree").connect().await.expect("the code wins");
+    let error = in_code("off").connect().await.expect_err("no such value").to_string();
+    assert_eq!(error, "sqlite.synchronous: \"off\" is not possible, it must be normal or full");
+    let error = Config { url: "sqlite::memory:?synchronous=no".parse().ok(), ..in_code("full") };
+    let error = error.connect().await.expect_err("no such value").to_string();
+    assert!(error.starts_with("synchronous in the url: \"no\""), "{error}");
+    let file = "url = 'sqlite::memory:'\n[sqlite]\nsynchronous = 'none'";
+    let file = Config::from_toml(file).expect("well-formed");
+    let error = file.clone().connect().await.expect_err("no such value").to_string();
+    assert!(error.starts_with("sqlite.synchronous in lockcore.toml: \"none\""), "{error}");
+    file.overridden_by(in_code("full")).expect("they agree").connect().await.expect("the code wins");
 }
 
 #[tokio::test]
@@ -281,15 +279,7 @@ async fn mistakes_in_a_url_are_named() {
             "root_certificate in the url: \"/nowhere\" is not possible, it must be a file that can be read: No such file or directory (os error 2)",
         ),
         ("memory:x", "url: \"x\" is not possible, nothing may stand behind memory: but options"),
-        ("memory:?shard=2", "shard in the url: unknown key \"shard\"; known are shards, namespace"),
-        (
-            "memory:?shards=0",
-            "shards in the url: \"0\" is not possible, it must be a whole number of at least 1",
-        ),
-        (
-            "memory:?shards=x",
-            "shards in the url: \"x\" is not possible, it must be a whole number of at least 1",
-        ),
+        ("memory:?shards=2", "shards in the url: unknown key \"shards\"; known are namespace"),
         (
             "sqlite::memory:?busy_timeout=60",
             "busy_timeout in the url: \"60\" is not possible, it needs a unit, such as 60s or 60ms",
@@ -425,7 +415,7 @@ async fn the_service_has_the_defaults() {
 
 #[tokio::test]
 async fn other_types_and_every_option() {
-    let memory = connect_as::<u64, u64>("memory:?shards=2").await.expect("memory");
+    let memory = connect_as::<u64, u64>("memory:").await.expect("memory");
     assert_eq!(memory.capabilities().backend, "memory");
     let locks = lockcore::LockingService::builder_with_contexts(memory, || 1).build().expect("defaults");
     locks.lock([Claim::exclusive(7)]).await.expect("free").release().await.expect("held");

@@ -10,7 +10,7 @@ fn with(url: &str, scheme: &str, key: &str) -> Config {
 
 #[tokio::test]
 async fn options_of_an_unknown_backend_are_refused() {
-    let error = with("memory:", "memroy", "shards").connect().await.expect_err("there is none").to_string();
+    let error = with("memory:", "memroy", "size").connect().await.expect_err("there is none").to_string();
     assert!(error.contains("unknown key \"memroy\""), "{error}");
 }
 

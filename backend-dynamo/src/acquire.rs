@@ -2,19 +2,11 @@
 
 use lockcore::{
     ConflictReason, Granted, Mode, Owner,
-    backend::{List, ServiceTime},
-    rules::InUse,
+    backend::ServiceTime,
+    engine::{self, Verdict},
 };
 
-use crate::{
-    config::TRANSACTION,
-    decide::{self, Asker, ClaimDecision},
-    error::StoreError,
-    row::Row,
-    send::Written,
-    store::Store,
-    write::Write,
-};
+use crate::{error::StoreError, row::Row, send::Written, state::Step, store::Store, write::Write};
 
 /// A request in stored form.
 #[derive(Clone, Debug)]
@@ -37,20 +29,9 @@ pub(crate) struct StoredClaim {
 /// The decision about a request.
 #[derive(Debug)]
 pub(crate) enum Decision {
-    Granted(List<Granted>),
+    Granted(Vec<Granted>),
     /// By position in the set.
     Refused(Vec<(usize, ConflictReason<String>)>),
-}
-
-impl Request {
-    pub(crate) fn asker(&self) -> Asker<'_> {
-        Asker { context: &self.context, attempt: self.attempt, lease: self.lease, owner: &self.owner }
-    }
-
-    /// The same request for a part of its set.
-    pub(crate) fn part(&self, claims: &[StoredClaim]) -> Request {
-        Request { claims: claims.to_vec(), ..self.clone() }
-    }
 }
 
 /// The most permits that one condition names; more are taken under the condition that nothing changed.
@@ -62,34 +43,6 @@ type ReadRow = Option<Option<Row>>;
 impl Store {
     /// Takes the whole set or none of it.
     pub(crate) async fn acquire(&self, request: &Request) -> Result<Decision, StoreError> {
-        let chunk = self.settings.chunk();
-        if request.claims.len() <= chunk {
-            return self.acquire_at_once(request).await;
-        }
-        let mut all = List::new();
-        for (number, claims) in request.claims.chunks(chunk).enumerate() {
-            match self.acquire_at_once(&request.part(claims)).await {
-                Ok(Decision::Granted(granted)) => all.extend(granted),
-                Ok(Decision::Refused(conflicts)) => {
-                    self.give_back(request, number * chunk).await.map_err(StoreError::in_doubt_now)?;
-                    let conflicts = conflicts.into_iter().map(|(at, reason)| (number * chunk + at, reason));
-                    let mut conflicts: Vec<_> = conflicts.collect();
-                    conflicts.extend(self.find_conflicts(request, (number + 1) * chunk).await?);
-                    return Ok(Decision::Refused(conflicts));
-                }
-                Err(error) if number == 0 => return Err(error),
-                Err(error) => {
-                    // If that fails too, the caller's withdrawal frees the ids.
-                    let given_back = self.give_back(request, number * chunk).await.is_ok();
-                    return Err(if given_back { error } else { error.in_doubt_now() });
-                }
-            }
-        }
-        Ok(Decision::Granted(all))
-    }
-
-    /// Takes at most as many ids as one transaction can.
-    async fn acquire_at_once(&self, request: &Request) -> Result<Decision, StoreError> {
         let deadline = self.deadline();
         let mut known: Vec<ReadRow> = vec![None; request.claims.len()];
         // A response also brings the service's time.
@@ -143,104 +96,77 @@ impl Store {
         unreachable!("the loop ends by returning")
     }
 
-    /// Plans the writes that grant the set under `fence`, or lists the conflicts.
-    fn plan<'a>(
+    /// Decides about the set, and plans the writes that grant it under `fence`; or lists the conflicts.
+    fn plan(
         &self,
-        request: &'a Request,
+        request: &Request,
         known: &[ReadRow],
         now: ServiceTime,
         fence: u64,
-    ) -> Result<Plan<'a>, StoreError> {
-        let asker = request.asker();
+    ) -> Result<Plan, StoreError> {
+        let Request { context, claims, .. } = request;
+        let (mut rows, mut rebased) = (Vec::new(), Vec::new());
+        for (claim, known) in claims.iter().zip(known) {
+            let mut row = known.clone().flatten().unwrap_or_default();
+            rebased.push(row.rebase(now));
+            rows.push((claim.key.clone(), row));
+        }
+        let mut step = Step::new(rows, now).granting(fence);
+        let Ok(verdict) = engine::acquire(&mut step, request);
+        let old = |position: usize| known[position].as_ref().and_then(Option::as_ref);
         let mut plan = Plan::default();
-        let mut fences = Vec::new();
-        for (position, (claim, known)) in request.claims.iter().zip(known).enumerate() {
-            let StoredClaim { key, mode } = claim;
-            let Some(old) = known else {
-                let entry = asker.entry(*mode, &[], fence, now);
-                plan.granted.push(Granted {
-                    mode: *mode,
-                    fence,
-                    permits: entry.permits.clone(),
-                    in_use: InUse::of([*mode]).units(),
-                });
-                plan.writes.push(Write::take(key, asker, entry, now));
-                fences.push(key);
-                continue;
-            };
-            let mut row = old.clone().unwrap_or_default();
-            let rebased = row.rebase(now);
-            match decide::take(&mut row, asker, *mode, fence, now) {
-                ClaimDecision::Withdrawn => return Err(StoreError::Withdrawn),
-                ClaimDecision::Blocked(reason) => {
-                    if rebased {
-                        plan.rebased.push(Write::replace(key, old.as_ref(), row, now));
+        match verdict {
+            Verdict::Withdrawn => return Err(StoreError::Withdrawn),
+            Verdict::Refused(reasons) | Verdict::Queued(reasons) => {
+                for (position, reason) in reasons {
+                    let key = &claims[position].key;
+                    if rebased[position] {
+                        plan.rebased.push(Write::replace(key, old(position), step.row(key), now));
                     }
-                    plan.conflicts.push((position, reason));
+                    plan.conflicts.push((position, step.named(key, reason)));
                 }
-                ClaimDecision::Granted(granted) => {
-                    if granted.fence == fence {
-                        fences.push(key);
-                    }
-                    plan.writes.push(match (old, row.holder(asker.context)) {
-                        (Some(old), Some(own))
+            }
+            Verdict::Granted(granted) => {
+                for (position, (StoredClaim { key, .. }, granted)) in claims.iter().zip(&granted).enumerate()
+                {
+                    let (row, rebased) = (step.row(key), rebased[position]);
+                    let own = row.holder(context).expect("it was granted");
+                    plan.writes.push(match (&known[position], old(position)) {
+                        (None, _) => Write::take(key, context, own, now),
+                        (_, Some(old))
                             if granted.mode != Mode::Exclusive
                                 && granted.permits.len() <= PERMITS_NAMED
-                                && old.holder(asker.context).is_none()
+                                && old.holder(context).is_none()
                                 && !rebased
                                 && old.is_shared_by_the_living(now) =>
                         {
-                            Write::join(key, old, asker, own.clone())
+                            Write::join(key, old, context, own)
                         }
                         // Free by now: the same condition as without having read holds, whatever others write next.
-                        (Some(old), Some(own)) if !rebased && old.is_free_for_all(now) => {
-                            Write::take(key, asker, own.clone(), now)
+                        (_, Some(old)) if !rebased && old.is_free_for_all(now) => {
+                            Write::take(key, context, own, now)
                         }
-                        _ => Write::replace(key, old.as_ref(), row, now),
+                        (_, old) => Write::replace(key, old, row, now),
                     });
-                    plan.granted.push(granted);
                 }
+                if self.settings.strict_fence {
+                    let new = claims.iter().zip(&granted).filter(|(_, granted)| granted.fence == fence);
+                    let noted = new.map(|(claim, _)| Write::fence(&self.keys.fence_of(&claim.key), fence));
+                    plan.writes.extend(noted);
+                }
+                plan.granted = granted;
             }
         }
-        if self.settings.strict_fence {
-            let noted = fences.into_iter().map(|key| Write::fence(self.keys.fence_of(key), fence));
-            plan.writes.extend(noted);
-        }
         Ok(plan)
-    }
-
-    /// Undoes the attempt's grants of the first `count` ids; what the context held before stays.
-    async fn give_back(&self, request: &Request, count: usize) -> Result<(), StoreError> {
-        for claims in request.claims[..count].chunks(TRANSACTION) {
-            self.undo(&request.part(claims), false).await?;
-        }
-        Ok(())
-    }
-
-    /// Lists the conflicts of the ids from the position `from` on, and takes none.
-    async fn find_conflicts(
-        &self,
-        request: &Request,
-        from: usize,
-    ) -> Result<Vec<(usize, ConflictReason<String>)>, StoreError> {
-        let Some(rest) = request.claims.get(from..).filter(|rest| !rest.is_empty()) else {
-            return Ok(Vec::new());
-        };
-        let keys: Vec<String> = rest.iter().map(|claim| claim.key.clone()).collect();
-        let known: Vec<ReadRow> = self.read(&keys, self.deadline()).await?.into_iter().map(Some).collect();
-        let now = self.now()?;
-        let rest = request.part(rest);
-        let plan = self.plan(&rest, &known, now, self.fence(now, 0))?;
-        Ok(plan.conflicts.into_iter().map(|(at, reason)| (from + at, reason)).collect())
     }
 }
 
 /// The writes of one round of an acquire.
 #[derive(Default)]
-struct Plan<'a> {
-    writes: Vec<Write<'a>>,
-    granted: List<Granted>,
+struct Plan {
+    writes: Vec<Write>,
+    granted: Vec<Granted>,
     conflicts: Vec<(usize, ConflictReason<String>)>,
     /// Conflicting items with a lease from the future, which counts from now instead.
-    rebased: Vec<Write<'a>>,
+    rebased: Vec<Write>,
 }

@@ -4,14 +4,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockcore::{
     BreakMode, BreakRecord, Broken, ContextId, HeldBy, Ident, Inspection, Listing, Mode, Owner, Page,
-    StoredContext, Target,
-    backend::{List, ServiceTime},
+    StoredContext, Target, backend::ServiceTime,
 };
 
 use crate::{
-    decide::{left, left_of},
     error::StoreError,
-    row::{Break, Row},
+    row::{Break, Row, left},
     send::Written,
     store::Store,
     write::Write,
@@ -87,7 +85,7 @@ impl Store {
             }
             if let Some(own) = row.holder_mut(&context) {
                 own.broken = true;
-                return (Broken::Within(Some(left_of(own, now))), true);
+                return (Broken::Within(Some(own.left(now))), true);
             }
             let until = row.foreign.as_ref().and_then(|foreign| foreign.until);
             (Broken::Within(until.map(|until| left(until, now))), true)
@@ -146,7 +144,7 @@ impl Store {
             if !changed {
                 return Ok(answer);
             }
-            let write = Write::replace(&key, old.as_ref(), row, now);
+            let write = Write::replace(&key, old.as_ref(), &row, now);
             match self.write(&[write], deadline).await? {
                 Written::Done => return Ok(answer),
                 Written::Refused { found, .. } => {
@@ -183,7 +181,7 @@ pub(crate) fn typed<I: Ident, C: ContextId>((stored, row): Found, now: ServiceTi
         .holders
         .into_iter()
         .map(|(context, entry)| HeldBy {
-            remaining: Some(left_of(&entry, now)),
+            remaining: Some(entry.left(now)),
             context: StoredContext::read(&context),
             owner: entry.owner,
             mode: entry.mode,
@@ -198,7 +196,7 @@ pub(crate) fn typed<I: Ident, C: ContextId>((stored, row): Found, now: ServiceTi
         context: StoredContext::read(&foreign.context),
         owner: Owner::default(),
         mode: Mode::Exclusive,
-        permits: List::new(),
+        permits: Vec::new(),
         fence: 0,
         since: time(foreign.since),
         lease: foreign.until.map(|until| Duration::from_micros(until.saturating_sub(foreign.since))),

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{Arc, PoisonError, RwLock},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use aws_config::BehaviorVersion;
@@ -17,7 +17,6 @@ use aws_sdk_dynamodb::{
     error::BoxError,
     primitives::{DateTime, DateTimeFormat},
 };
-use aws_smithy_async::time::TimeSource;
 use aws_smithy_http_client::{
     Builder,
     tls::{Provider, rustls_provider::CryptoMode},
@@ -40,15 +39,14 @@ pub(crate) struct Clients {
     config: aws_sdk_dynamodb::Config,
     plain: bool,
     clients: RwLock<Vec<(Id, Arc<Client>)>>,
+    #[cfg(feature = "testing")]
+    pub(crate) meter: Arc<crate::testing::Meter>,
 }
 
 impl Clients {
     /// Finds region, credentials and endpoint by the SDK's usual chain, where the settings name none; also tells where the
     /// service is, for people.
-    pub(crate) async fn new(
-        settings: &Settings,
-        clock: impl FnOnce(&str) -> Arc<ServiceClock>,
-    ) -> Result<(Self, Arc<ServiceClock>, String), StoreError> {
+    pub(crate) async fn new(settings: &Settings) -> Result<(Self, Arc<ServiceClock>, String), StoreError> {
         let plain = |endpoint: &str| endpoint.starts_with("http://");
         let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12()).http_client(http_client(false));
         if let Some(region) = &settings.region {
@@ -63,7 +61,7 @@ impl Clients {
         if let Some(endpoint) = &settings.endpoint {
             loader = loader.endpoint_url(endpoint);
         }
-        // What takes time is the instance's metadata service, which is asked last for a region: the SDK asks one that there is
+        // The instance's metadata service takes time, which is asked last for a region: the SDK asks one that there is
         // not for many seconds.
         let shared = match settings.region {
             Some(_) => Some(Box::pin(loader.load()).await),
@@ -75,26 +73,37 @@ impl Clients {
             return Err(StoreError::NoRegion);
         };
         let endpoint = shared.endpoint_url().map(str::to_owned);
-        let clock = clock(endpoint.as_deref().unwrap_or(&region));
+        let place = endpoint.as_deref().unwrap_or(&region);
+        #[cfg(not(feature = "testing"))]
+        let clock = ServiceClock::of(place);
+        #[cfg(feature = "testing")]
+        let clock = settings.hooks.clock(place);
         let timeouts = TimeoutConfig::builder()
             .connect_timeout(settings.attempt_timeout.min(Duration::from_secs(1)))
             .operation_attempt_timeout(settings.attempt_timeout)
             .build();
-        let mut config = aws_sdk_dynamodb::config::Builder::from(&shared)
+        let config = aws_sdk_dynamodb::config::Builder::from(&shared)
             // This crate repeats requests itself, as it has to know which answers were lost.
             .retry_config(RetryConfig::disabled())
             .timeout_config(timeouts)
             .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
             .interceptor(Dates { clock: clock.clone() });
-        if settings.ahead != 0 {
-            config = config.time_source(Ahead(settings.ahead));
-        }
+        #[cfg(feature = "testing")]
+        let meter = Arc::default();
+        #[cfg(feature = "testing")]
+        let config = settings.hooks.configure(config, &meter);
         let location = match &endpoint {
             Some(endpoint) => format!("at {}", host(endpoint)),
             None => format!("in {region}"),
         };
         let plain = endpoint.as_deref().is_some_and(plain);
-        let clients = Clients { config: config.build(), plain, clients: RwLock::new(Vec::new()) };
+        let clients = Clients {
+            config: config.build(),
+            plain,
+            clients: RwLock::new(Vec::new()),
+            #[cfg(feature = "testing")]
+            meter,
+        };
         Ok((clients, clock, location))
     }
 
@@ -172,27 +181,14 @@ impl Intercept for Dates {
         config: &mut ConfigBag,
     ) -> Result<(), BoxError> {
         let headers = context.response().headers();
-        // What a proxy answers itself is dated by its own clock, and has no request id of the service; what a cache
-        // answers is dated when it was made.
-        if let (Some(sent), Some(date), Some(_), None) =
-            (config.load::<Sent>(), headers.get("date"), headers.get("x-amzn-requestid"), headers.get("age"))
+        if ServiceClock::is_dated_by_service(&["x-amzn-requestid"], |name| headers.contains_key(name))
+            && let (Some(sent), Some(date)) = (config.load::<Sent>(), headers.get("date"))
             && let Ok(date) = DateTime::from_str(date, DateTimeFormat::HttpDate)
             && let Ok(seconds) = u64::try_from(date.secs())
         {
             self.clock.sample(sent.0, Moment::now(), seconds);
         }
         Ok(())
-    }
-}
-
-/// A wall clock that is wrong, for tests.
-#[derive(Debug)]
-struct Ahead(i64);
-
-impl TimeSource for Ahead {
-    fn now(&self) -> SystemTime {
-        let by = Duration::from_secs(self.0.unsigned_abs());
-        if self.0 > 0 { SystemTime::now() + by } else { SystemTime::now() - by }
     }
 }
 

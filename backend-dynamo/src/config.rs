@@ -7,22 +7,6 @@ use lockcore::{ContextId, Ident, backend::StoreVersion};
 
 use crate::{error::StoreError, row::VERSION};
 
-/// The treatment of sets with more ids than the service takes in one transaction.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum LargeSets {
-    /// Refuse them before anything is sent.
-    #[default]
-    Refuse,
-    /// Take them in chunks of a hundred (fifty with a strict fence), in the order of the ids, and give all back if one
-    /// is refused. **Not atomic**: others may find a part of the set taken that is then given back, may get between two
-    /// chunks, and may be refused by a set that is itself refused in the end. No two such sets can wait for each other,
-    /// as both take their ids in the same order and wait with none. Release and renewal go by chunks too.
-    Chunks {
-        /// The most ids in one set, from 101 to 10 000.
-        max: usize,
-    },
-}
-
 /// Settings of a [`DynamoLockDao`](crate::DynamoLockDao), created by [`builder`](crate::DynamoLockDao::builder).
 pub struct DynamoBuilder<I, C> {
     pub(crate) settings: Settings,
@@ -64,13 +48,10 @@ pub(crate) struct Settings {
     pub(crate) timeout: Duration,
     pub(crate) attempt_timeout: Duration,
     pub(crate) names: Names,
-    pub(crate) large_sets: LargeSets,
     pub(crate) strict_fence: bool,
-    pub(crate) ahead: i64,
-    pub(crate) own_clock: bool,
-    #[cfg(feature = "testing")]
-    pub(crate) service_ahead: std::sync::Arc<std::sync::atomic::AtomicU64>,
     pub(crate) program: StoreVersion,
+    #[cfg(feature = "testing")]
+    pub(crate) hooks: crate::testing::Hooks,
 }
 
 impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
@@ -85,13 +66,10 @@ impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
             timeout: Duration::from_secs(5),
             attempt_timeout: Duration::from_secs(2),
             names: Names::default(),
-            large_sets: LargeSets::Refuse,
             strict_fence: false,
-            ahead: 0,
-            own_clock: false,
-            #[cfg(feature = "testing")]
-            service_ahead: std::sync::Arc::default(),
             program: VERSION,
+            #[cfg(feature = "testing")]
+            hooks: crate::testing::Hooks::default(),
         };
         DynamoBuilder { settings, types: PhantomData }
     }
@@ -197,55 +175,12 @@ impl<I: Ident, C: ContextId> DynamoBuilder<I, C> {
         self
     }
 
-    /// Sets the treatment of sets with more ids than the service takes in one transaction; refused by default.
-    #[must_use]
-    pub fn large_sets(mut self, large_sets: LargeSets) -> Self {
-        self.settings.large_sets = large_sets;
-        self
-    }
-
     /// Keeps every id's fence in an item of its own that no other client changes and TTL never collects, written in the same
     /// transaction: fences then never go back whatever other clients do, at twice the writes and at most 50 ids a set.
     /// All programs of a namespace must agree on it.
     #[must_use]
     pub fn strict_fence(mut self, strict: bool) -> Self {
         self.settings.strict_fence = strict;
-        self
-    }
-
-    /// For tests: acts as if this machine's wall clock was ahead by this many seconds.
-    #[cfg(feature = "testing")]
-    #[doc(hidden)]
-    #[must_use]
-    pub fn pretend_ahead(mut self, seconds: i64) -> Self {
-        self.settings.ahead = seconds;
-        self
-    }
-
-    /// For tests: does not share the estimate of the service's clock with other DAOs of this process.
-    #[cfg(feature = "testing")]
-    #[doc(hidden)]
-    #[must_use]
-    pub fn own_clock(mut self) -> Self {
-        self.settings.own_clock = true;
-        self
-    }
-
-    /// For tests: goes by a clock that is so many microseconds ahead of the service's, from moment to moment.
-    #[cfg(feature = "testing")]
-    #[doc(hidden)]
-    #[must_use]
-    pub fn service_ahead(mut self, ahead: std::sync::Arc<std::sync::atomic::AtomicU64>) -> Self {
-        self.settings.service_ahead = ahead;
-        self
-    }
-
-    /// For tests: acts as a program of another version.
-    #[cfg(feature = "testing")]
-    #[doc(hidden)]
-    #[must_use]
-    pub fn program_version(mut self, program: StoreVersion) -> Self {
-        self.settings.program = program;
         self
     }
 }
@@ -267,7 +202,6 @@ impl fmt::Debug for Settings {
             .field("credentials", &self.credentials.as_ref().map(|_| "[redacted]"))
             .field("timeout", &self.timeout)
             .field("names", &self.names)
-            .field("large_sets", &self.large_sets)
             .field("strict_fence", &self.strict_fence)
             .finish_non_exhaustive()
     }
@@ -278,15 +212,8 @@ pub(crate) const TRANSACTION: usize = 100;
 
 impl Settings {
     /// Returns the most ids of one transaction.
-    pub(crate) fn chunk(&self) -> usize {
-        if self.strict_fence { TRANSACTION / 2 } else { TRANSACTION }
-    }
-
     pub(crate) fn max_ids(&self) -> usize {
-        match self.large_sets {
-            LargeSets::Refuse => self.chunk(),
-            LargeSets::Chunks { max } => max,
-        }
+        if self.strict_fence { TRANSACTION / 2 } else { TRANSACTION }
     }
 
     pub(crate) fn check(&self) -> Result<(), StoreError> {
@@ -345,11 +272,6 @@ impl Settings {
         {
             return refuse("context_index", index, "it must have 3 to 255 of letters, digits, _, - and .");
         }
-        match self.large_sets {
-            LargeSets::Chunks { max } if !(101..=10_000).contains(&max) => {
-                refuse("large_sets", &max.to_string(), "it must be from 101 to 10000")
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }

@@ -9,8 +9,6 @@ use lockcore::{
 };
 use uuid::Uuid;
 
-#[cfg(feature = "testing")]
-use crate::store::Usage;
 use crate::{
     acquire::{Decision, Request, StoredClaim},
     admin,
@@ -23,7 +21,7 @@ use crate::{
 
 /// Locks in a DynamoDB table; see the [crate](crate).
 pub struct DynamoLockDao<I = String, C = Uuid> {
-    store: Store,
+    pub(crate) store: Store,
     types: PhantomData<fn() -> (I, C)>,
 }
 
@@ -53,21 +51,6 @@ impl<I: Ident, C: ContextId> DynamoLockDao<I, C> {
     /// Describes the table, to create it with another tool.
     pub fn schema(&self) -> Schema {
         Schema::new(&self.store.settings)
-    }
-
-    /// Returns what was sent so far. Units are counted from the first call of [`count_units`](Self::count_units) on.
-    #[cfg(feature = "testing")]
-    #[doc(hidden)]
-    pub fn usage(&self) -> Usage {
-        self.store.usage()
-    }
-
-    /// Makes the service return the units of every request from now on: for measurements.
-    #[cfg(feature = "testing")]
-    #[doc(hidden)]
-    pub fn count_units(&self) {
-        let mut capacity = self.store.capacity.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        capacity.get_or_insert_default();
     }
 
     /// Adds the table and its location to the error of a step.
@@ -111,7 +94,7 @@ impl<I: Ident, C: ContextId> DynamoLockDao<I, C> {
     }
 }
 
-/// What a [`DynamoLockDao`] can do with default settings.
+/// The abilities of a [`DynamoLockDao`] with default settings.
 pub const CAPABILITIES: Capabilities = Capabilities {
     // Waiters poll: conditional writes of one item keep no queue.
     fifo: false,
@@ -181,18 +164,13 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for DynamoLockDao<I, C> {
     }
 
     async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
-        let freed = self.report(self.store.release(&self.grant(grant)).await)?;
-        let mut failed = Vec::new();
-        for (positions, error) in freed.failed {
-            let error = self.store.report(error);
-            failed.extend(grant.locks[positions].iter().map(|lock| (lock.target.clone(), error.clone())));
-        }
-        Ok(Released { lost: grant.losses(freed.lost), failed })
+        let losses = self.report(self.store.release(&self.grant(grant)).await)?;
+        Ok(Released { lost: grant.losses(losses), failed: Vec::new() })
     }
 
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
         let losses = self.report(self.store.renew(&self.grant(grant)).await)?;
-        Ok(Renewed { lost: grant.losses(losses) })
+        Ok(Renewed::now(grant.losses(losses)))
     }
 
     async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {

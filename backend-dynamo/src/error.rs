@@ -164,7 +164,7 @@ impl Failure {
         }
     }
 
-    /// What a code of the service's means.
+    /// Returns what a code of the service's means.
     pub(crate) fn coded(code: Option<&str>, message: Option<&str>, status: u16) -> Failure {
         use BackendErrorKind::{Busy, Denied, Misconfigured, Other, Timeout, Unavailable};
         let is_full = matches!(code, Some("ValidationException" | "ValidationError"))
@@ -183,6 +183,8 @@ impl Failure {
             | "ResourceInUseException" => (Busy, false, true),
             // The same transaction, sent before, is still under way.
             "TransactionInProgressException" => (Busy, true, true),
+            // Nothing was done: the service knows another request by this token. The next try has a token of its own.
+            "IdempotentParameterMismatchException" => (Busy, false, true),
             "InternalServerError" | "InternalServerErrorException" | "InternalFailure" => {
                 (Unavailable, true, true)
             }
@@ -249,7 +251,7 @@ impl Failure {
     }
 }
 
-/// What caused an error, the nearest first.
+/// Returns the causes of an error, the nearest first.
 fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
     std::iter::successors(error.source(), |&cause| cause.source())
 }

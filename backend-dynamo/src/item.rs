@@ -3,23 +3,20 @@
 use std::collections::HashMap;
 
 use aws_sdk_dynamodb::types::AttributeValue;
-use lockcore::{
-    Mode, Owner,
-    backend::{List, ServiceTime},
-};
+use lockcore::{Mode, Owner, backend::ServiceTime};
 
 use crate::{
     config::Names,
     error::StoreError,
     row::{Break, Entry, FROZEN, Foreign, MANY, Row, SECOND, Seen},
-    value::{Value, up},
+    value::{self, up},
 };
 
 /// An item as the service gives and takes it.
 pub(crate) type Item = HashMap<String, AttributeValue>;
 
-/// By how much the end of a free item is dated back, in seconds: no other client's clock is that slow, and TTL still collects it,
-/// which ignores what ended more than five years ago.
+/// The time by which the end of a free item is dated back, in seconds: no other client's clock is that slow, and TTL
+/// still collects it, which ignores what ended more than five years ago.
 pub(crate) const FREE_SINCE: u64 = 24 * 3600;
 
 /// The end of a free item with tombstones, in seconds: other clients may take it, and TTL, which ignores what ended more than
@@ -106,27 +103,29 @@ impl Row {
         Ok(Some(Foreign { context: context.clone(), since, until }))
     }
 
-    /// Lists the attributes that the write `rev` sets; `None` for those that it removes.
-    pub(crate) fn attributes(&self, rev: u64, now: ServiceTime) -> Vec<(&'static str, Option<Value<'_>>)> {
-        let mut attributes = Vec::with_capacity(10);
+    /// Lists the attributes that a write sets, beside `rev`; `None` for those that it removes.
+    pub(crate) fn attributes(&self, now: ServiceTime) -> Vec<(&'static str, Option<AttributeValue>)> {
+        let mut attributes = Vec::with_capacity(9);
         // Attributes that another client wrote stay unchanged.
         if self.foreign.is_none() {
             attributes.extend(self.for_others(now));
         }
+        let holders = self.holders.iter().map(|(context, entry)| (&context[..], entry));
+        let permits = self.holders.iter().flat_map(|(_, entry)| &entry.permits);
+        let breaks = self.breaks.iter().map(Break::value);
         attributes.extend([
-            ("rev", Some(Value::Number(rev))),
-            ("fence", (self.fence > 0).then_some(Value::Number(self.fence))),
-            ("holders", (!self.holders.is_empty()).then_some(Value::Holders(&self.holders))),
-            ("slots", self.takes_permits().then_some(Value::PermitsOf(&self.holders))),
-            ("marks", (!self.tombstones.is_empty()).then_some(Value::Tombstones(&self.tombstones))),
-            ("frozen", self.frozen.then_some(Value::True)),
-            ("breaks", (!self.breaks.is_empty()).then_some(Value::Breaks(&self.breaks))),
+            ("fence", (self.fence > 0).then(|| value::number(self.fence))),
+            ("holders", (!self.holders.is_empty()).then(|| value::holders(holders))),
+            ("slots", self.takes_permits().then(|| value::permits(permits))),
+            ("marks", (!self.tombstones.is_empty()).then(|| value::tombstones(&self.tombstones))),
+            ("frozen", self.frozen.then_some(AttributeValue::Bool(true))),
+            ("breaks", (!self.breaks.is_empty()).then(|| AttributeValue::L(breaks.collect()))),
         ]);
         attributes
     }
 
     /// Context, start and end for other clients.
-    fn for_others(&self, now: ServiceTime) -> [(&'static str, Option<Value<'_>>); 3] {
+    fn for_others(&self, now: ServiceTime) -> [(&'static str, Option<AttributeValue>); 3] {
         let context = match &self.holders[..] {
             [] if self.frozen => Some(FROZEN),
             [] => None,
@@ -134,7 +133,7 @@ impl Row {
             _ => Some(MANY),
         };
         let since = self.holders.iter().map(|(_, entry)| entry.since / SECOND).min();
-        let created = context.is_some().then(|| Value::Number(since.unwrap_or(now.lo / SECOND)));
+        let created = context.is_some().then(|| value::number(since.unwrap_or(now.lo / SECOND)));
         let expires = match self.holders.iter().map(|(_, entry)| up(entry.until)).max() {
             _ if self.frozen => NEVER,
             // Invariant T1: TTL collects no item before its tombstones have ended.
@@ -142,7 +141,7 @@ impl Row {
             None if !self.tombstones.is_empty() => UNCOLLECTED,
             None => free_since(now),
         };
-        [("#c", context.map(Value::Text)), ("#t", created), ("#e", Some(Value::Number(expires)))]
+        [("#c", context.map(value::text)), ("#t", created), ("#e", Some(value::number(expires)))]
     }
 
     fn takes_permits(&self) -> bool {
@@ -157,9 +156,9 @@ impl Entry {
         let needed = |name| number(map, name)?.ok_or(CORRUPT);
         let permits = match map.get("permits") {
             Some(AttributeValue::S(permits)) => permits.split(',').map(str::parse).collect::<Result<_, _>>(),
-            _ => Ok(List::new()),
+            _ => Ok(Vec::new()),
         };
-        let permits: List<u32> = permits.map_err(|_| CORRUPT)?;
+        let permits: Vec<u32> = permits.map_err(|_| CORRUPT)?;
         let is = map.get("is").and_then(|is| is.as_s().ok()).ok_or(CORRUPT)?;
         let [mode, attempt, since, owner] = is.splitn(4, ' ').collect::<Vec<_>>()[..] else {
             return Err(CORRUPT);

@@ -1,7 +1,5 @@
 //! Items are written so that they are read again, by us and by others.
 
-use aws_smithy_json::serialize::JsonValueWriter;
-
 use super::*;
 
 const NOW: ServiceTime = ServiceTime { lo: 1_795_000_000_500_000, hi: 1_795_000_001_500_000 };
@@ -25,30 +23,15 @@ fn entry(mode: Mode, until: u64) -> Entry {
 
 /// The item that stands there once the row was written.
 fn item(row: &Row) -> Item {
-    let names = HashMap::from([("#c", "contextId"), ("#t", "created"), ("#e", "expires")]);
-    let written = row.attributes(5, NOW).into_iter().filter_map(|(name, value)| {
-        let mut json = String::new();
-        value?.write(JsonValueWriter::new(&mut json));
-        let json = serde_json::from_str(&json).expect("JSON");
-        Some((names.get(name).copied().unwrap_or(name).to_owned(), attribute(&json)))
-    });
-    written.collect()
+    let rev = [("rev", Some(value::number(5)))];
+    named(row.attributes(NOW).into_iter().chain(rev))
 }
 
-pub(super) fn attribute(json: &serde_json::Value) -> AttributeValue {
-    let (kind, value) = json.as_object().and_then(|typed| typed.iter().next()).expect("a type and a value");
-    let text = || value.as_str().expect("text").to_owned();
-    match kind.as_str() {
-        "S" => AttributeValue::S(text()),
-        "N" => AttributeValue::N(text()),
-        "BOOL" => AttributeValue::Bool(value.as_bool().expect("true or false")),
-        "M" => {
-            let map = value.as_object().expect("a map").iter();
-            AttributeValue::M(map.map(|(name, value)| (name.clone(), attribute(value))).collect())
-        }
-        "L" => AttributeValue::L(value.as_array().expect("a list").iter().map(attribute).collect()),
-        other => panic!("{other}"),
-    }
+/// Returns attributes that are set as an item has them.
+pub(super) fn named(set: impl Iterator<Item = (&'static str, Option<AttributeValue>)>) -> Item {
+    let names = HashMap::from([("#c", "contextId"), ("#t", "created"), ("#e", "expires")]);
+    set.filter_map(|(name, value)| Some((names.get(name).copied().unwrap_or(name).to_owned(), value?)))
+        .collect()
 }
 
 fn again(row: &Row) -> Row {

@@ -17,7 +17,7 @@
 //! - **One request takes a set, one frees it.** One id is one conditional `UpdateItem`, 2 to 100 are one
 //!   `TransactWriteItems`. Nothing is read before: the condition of the write is that the items are free, or their leases
 //!   have ended. Where it does not hold the service returns the item (`ReturnValuesOnConditionCheckFailure`), and
-//!   [`lockcore::rules`] decide in this process: either it is a conflict, which is reported with holder and remaining lease of
+//!   [`lockcore::rules`] decide about it in this process: either it is a conflict, which is reported with holder and remaining lease of
 //!   every such id, or an unusual state - the context's own lock, a lease that ended less than a second ago, other sharers -
 //!   and a second request writes the decision, under the condition that nothing changed.
 //! - **Sharers of an id** are in a map of its item. One that joins, leaves or renews writes its own entry, under conditions
@@ -70,7 +70,7 @@
 //! # What to know
 //! - No queue and no push: waiters poll, at growing intervals with jitter, by a consistent read instead of a write that
 //!   fails. Leases are 5 s at least.
-//! - Sets of more than 100 ids are refused, or [taken in chunks](LargeSets::Chunks), which is **not atomic**.
+//! - Sets of more than 100 ids, with a strict fence 50, are refused.
 //! - Another client's unlock may delete a lock of ours: the next renewal finds it vanished. Other clients' locks have no fence.
 //! - Removing an item removes its records: of breaks (the holder then finds its lock vanished), a freeze, and tombstones. TTL
 //!   never collects an id that is held, frozen, or has tombstones. Another client's unlock or replacement removes all that;
@@ -135,7 +135,6 @@ mod admin;
 mod clients;
 mod config;
 mod dao;
-mod decide;
 mod doctor;
 mod error;
 mod item;
@@ -145,14 +144,18 @@ mod release;
 mod row;
 mod schema;
 mod send;
-mod spelling;
+mod state;
 mod store;
+#[cfg(feature = "testing")]
+mod testing;
 mod value;
 mod version;
 mod withdraw;
 mod write;
 
-pub use config::{DynamoBuilder, LargeSets};
+pub use config::DynamoBuilder;
 pub use dao::{CAPABILITIES, DynamoLockDao};
 pub use schema::Schema;
-pub use store::Usage;
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub use testing::Usage;

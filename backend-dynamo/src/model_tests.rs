@@ -1,19 +1,22 @@
 //! Searches all schedules of a small configuration: two processes, one id, requests and answers that are late, lost or
 //! doubled, callers that give up, crashes, and a clock that is known to a second.
 //!
-//! The decisions are the code's own: [`decide::take`], [`withdraw::undo`], [`Row::prune`], [`Row::is_free_for_all`], and every row
-//! goes through [`Row::attributes`] and [`Row::read`], as an item does. What the service does with a conditional write is
-//! written down here. Each fault that [`Fault`] puts in on purpose must be found.
+//! The decisions are the engine's over a [`Step`], with [`Row::prune`] and [`Row::is_free_for_all`], and every row goes through
+//! [`Row::attributes`] and [`Row::read`], as an item does. What the service does with a conditional write is written down here.
+//! Each fault that [`Fault`] puts in on purpose must be found.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use lockcore::{
+    backend::Withdraw,
+    engine::{self, Verdict},
+};
 use lockcore_conformance::search::{self, Model, search};
 
 use super::*;
 use crate::{
     acquire::{Request, StoredClaim},
-    decide::{self, Asker, ClaimDecision},
-    withdraw,
+    state::Step,
 };
 
 /// A tick, by the service's clock.
@@ -23,6 +26,7 @@ const LEASE: u64 = 2;
 /// The search ends at this tick.
 const HORIZON: u64 = 7;
 const BEGIN: u64 = 1_795_000_000_000_000;
+const ID: &str = "id";
 
 /// A way to break the protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,7 +51,7 @@ struct State {
     row: Option<Row>,
     processes: [Process; 2],
     net: Vec<Message>,
-    /// How many answers may still be lost or messages doubled, and how many processes may crash.
+    /// The number of answers that may still be lost or messages doubled, and of processes that may crash.
     faults: u8,
     /// Attempts whose withdrawal was confirmed.
     withdrawn: Vec<u64>,
@@ -111,7 +115,7 @@ fn context(attempt: u64) -> String {
     format!("context-{attempt}")
 }
 
-/// What a process knows of the service's clock.
+/// Returns what a process knows of the service's clock.
 fn known(process: usize, tick: u64, fault: Fault) -> ServiceTime {
     let time = BEGIN + tick * TICK;
     match fault {
@@ -127,14 +131,9 @@ fn fence(above: u64, now: ServiceTime, fault: Fault) -> u64 {
 
 /// The item as it is read after it was written.
 fn stored(row: &Row, rev: u64, now: ServiceTime) -> Row {
-    let names = HashMap::from([("#c", "contextId"), ("#t", "created"), ("#e", "expires")]);
-    let written = row.attributes(rev, now).into_iter().filter_map(|(name, value)| {
-        let mut json = String::new();
-        value?.write(aws_smithy_json::serialize::JsonValueWriter::new(&mut json));
-        let json = serde_json::from_str(&json).expect("JSON");
-        Some((names.get(name).copied().unwrap_or(name).to_owned(), super::tests::attribute(&json)))
-    });
-    Row::read(written.collect(), &Names::default()).expect("what was written can be read")
+    let rev = [("rev", Some(value::number(rev)))];
+    let written = super::tests::named(row.attributes(now).into_iter().chain(rev));
+    Row::read(written, &Names::default()).expect("what was written can be read")
 }
 
 impl State {
@@ -160,7 +159,7 @@ impl State {
         Request {
             context: context(self.attempt(process)),
             attempt: self.attempt(process),
-            claims: vec![StoredClaim { key: "id".to_owned(), mode: Mode::Exclusive }],
+            claims: vec![StoredClaim { key: ID.to_owned(), mode: Mode::Exclusive }],
             lease: LEASE * TICK,
             owner: Owner::default(),
         }
@@ -172,41 +171,42 @@ impl State {
         self.net.push(Message { from, attempt, sent: self.tick, now, is_awaited: true, write });
     }
 
+    /// Returns the row with the lock of a process, if the engine grants it on the row that was found.
+    fn granted(&self, process: usize, found: Row, fault: Fault) -> Option<Row> {
+        let now = known(process, self.tick, fault);
+        let fence = fence(found.fence, now, fault);
+        let mut step = Step::new([(ID.to_owned(), found)], now).granting(fence);
+        let Ok(verdict) = engine::acquire(&mut step, &self.request(process));
+        matches!(verdict, Verdict::Granted(_)).then(|| step.row(ID).clone())
+    }
+
     /// Decides about the row that was found, and sends the write; returns whether there is one.
     fn ask(&mut self, process: usize, found: Option<Row>, fault: Fault) -> bool {
-        let (request, now) = (self.request(process), known(process, self.tick, fault));
-        let mut row = found.clone().unwrap_or_default();
-        let fence = fence(row.fence, now, fault);
-        match decide::take(&mut row, request.asker(), Mode::Exclusive, fence, now) {
-            ClaimDecision::Granted(_) => {
-                self.send(
-                    process,
-                    Write::Replace { old: found.map(Box::new), new: Box::new(row), is_undo: false },
-                    fault,
-                );
-                true
-            }
-            ClaimDecision::Blocked(_) | ClaimDecision::Withdrawn => false,
-        }
+        let Some(row) = self.granted(process, found.clone().unwrap_or_default(), fault) else { return false };
+        let write = Write::Replace { old: found.map(Box::new), new: Box::new(row), is_undo: false };
+        self.send(process, write, fault);
+        true
     }
 
     /// Reads the row and sends what undoes the attempt; returns whether there is anything to do.
     fn undo(&mut self, process: usize, fault: Fault) -> bool {
         let (request, now) = (self.request(process), known(process, self.tick, fault));
         let old = self.row.clone();
-        let mut row = old.clone().unwrap_or_default();
-        let undone = withdraw::undo(&mut row, &request, now);
-        if fault != Fault::NoTombstone && !row.was_withdrawn(request.attempt) {
-            row.tombstones.push((request.attempt, now.hi + 100 * TICK));
-        } else if !undone {
+        let found = old.clone().unwrap_or_default();
+        let mut step = Step::new([(ID.to_owned(), found.clone())], now)
+            .withdrawing(&request.context, now.hi + 100 * TICK);
+        let Ok(_) = engine::withdraw(&mut step, &request, Withdraw::Undo);
+        let mut row = step.pruned(ID);
+        if fault == Fault::NoTombstone {
+            row.tombstones.clone_from(&found.tombstones);
+        }
+        let is_undone = row.was_withdrawn(request.attempt) == found.was_withdrawn(request.attempt)
+            && row.holder(&request.context) == found.holder(&request.context);
+        if is_undone {
             return false;
         }
-        row.prune(now);
-        self.send(
-            process,
-            Write::Replace { old: old.map(Box::new), new: Box::new(row), is_undo: true },
-            fault,
-        );
+        let write = Write::Replace { old: old.map(Box::new), new: Box::new(row), is_undo: true };
+        self.send(process, write, fault);
         true
     }
 
@@ -302,10 +302,8 @@ impl State {
             match phase {
                 Phase::Idle if *attempts < 2 => add(&|| format!("{process} asks"), &|next| {
                     next.processes[process] = Process { phase: Phase::Asking, attempts: attempts + 1 };
-                    let (request, now) = (next.request(process), known(process, next.tick, fault));
-                    let asker: Asker<'_> = request.asker();
-                    let fence = fence(0, now, fault);
-                    next.send(process, Write::Take(asker.entry(Mode::Exclusive, &[], fence, now)), fault);
+                    let row = next.granted(process, Row::default(), fault).expect("nothing is in the way");
+                    next.send(process, Write::Take(row.holders[0].1.clone()), fault);
                 }),
                 Phase::Asking => add(&|| format!("the caller of {process} gives up"), &|next| {
                     // The caller gives up; what was sent may still arrive.

@@ -1,8 +1,11 @@
 //! A row: the state of an id, as this library and as other clients write it.
 
+use std::time::Duration;
+
 use lockcore::{
-    Mode, Owner,
-    backend::{List, ServiceTime, StoreVersion},
+    LossReason, Mode, Owner,
+    backend::{ServiceTime, StoreVersion},
+    protocol,
 };
 
 /// One second in the unit of this crate's times.
@@ -18,11 +21,8 @@ pub(crate) const MANY: &str = "lockcore:several";
 /// The context that other clients see where an id is frozen and free.
 pub(crate) const FROZEN: &str = "lockcore:frozen";
 
-/// By how much another process's upper bound of the service's time may be above ours, in microseconds.
+/// The most that another process's upper bound of the service's time may be above ours, in microseconds.
 pub(crate) const FUTURE: u64 = 5_000_000;
-
-/// How many breaks of one id are kept.
-const BREAKS_KEPT: usize = 16;
 
 /// The state of an id: an item in typed form.
 #[derive(Clone, PartialEq, Default, Debug)]
@@ -41,7 +41,7 @@ pub(crate) struct Row {
     /// The item lists the taken permits one by one, for conditions.
     pub(crate) has_slots: bool,
     pub(crate) breaks: Vec<Break>,
-    /// What other clients see, as it was read: for conditions.
+    /// The attributes that other clients see, as they were read: for conditions.
     pub(crate) seen: Seen,
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct Foreign {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Entry {
     pub(crate) mode: Mode,
-    pub(crate) permits: List<u32>,
+    pub(crate) permits: Vec<u32>,
     pub(crate) fence: u64,
     pub(crate) attempt: u64,
     pub(crate) lease: u64,
@@ -75,7 +75,7 @@ pub(crate) struct Entry {
     pub(crate) since: u64,
     pub(crate) owner: Owner,
     pub(crate) broken: bool,
-    /// What the context held before this attempt, to go back to if it is withdrawn.
+    /// The lock that the context held before this attempt, to go back to if it is withdrawn.
     pub(crate) prior: Option<Box<Entry>>,
 }
 
@@ -90,7 +90,7 @@ pub(crate) struct Break {
 }
 
 impl Entry {
-    /// Whether the lease has not ended, wherever the service's time is within its bounds.
+    /// Returns whether the lease has not ended, wherever the service's time is within its bounds.
     pub(crate) fn certainly_lasts(&self, now: ServiceTime) -> bool {
         self.until >= now.hi
     }
@@ -102,7 +102,12 @@ impl Entry {
         self.lease = lease.max(self.until.saturating_sub(now.hi));
     }
 
-    /// Whether the lease has ended, wherever the service's time is within its bounds.
+    /// Returns what is left of the lease: never more than all of it, although it takes longer until its end is certainly past.
+    pub(crate) fn left(&self, now: ServiceTime) -> Duration {
+        left(self.until, now).min(Duration::from_micros(self.lease))
+    }
+
+    /// Returns whether the lease has ended, wherever the service's time is within its bounds.
     pub(crate) fn certainly_ended(&self, now: ServiceTime) -> bool {
         self.until < now.lo
     }
@@ -120,14 +125,15 @@ impl Row {
         self.seen.expires.as_ref()?.parse().ok()
     }
 
-    /// Whether it is shared, as other clients see it too, and no holder's lease has ended.
+    /// Returns whether it is shared, as other clients see it too, and no holder's lease has ended.
     pub(crate) fn is_shared_by_the_living(&self, now: ServiceTime) -> bool {
         self.foreign.is_none()
             && self.seen.context.as_deref() == Some(MANY)
             && self.holders.iter().all(|(_, entry)| !entry.certainly_ended(now))
     }
 
-    /// Whether it is free, as other clients see it too, not frozen, and without tombstones.
+    /// Returns whether any client would find the item free: no holder in the attributes that other libraries read, not
+    /// frozen, no tombstone.
     pub(crate) fn is_free_for_all(&self, now: ServiceTime) -> bool {
         let is_over = self.seen.context.is_none()
             || self.seen_until().is_some_and(|until| until.saturating_mul(SECOND) < now.lo);
@@ -147,17 +153,27 @@ impl Row {
         Some(self.holders.remove(position).1)
     }
 
+    /// Adds a holder, in order of context; it may not hold anything yet.
+    pub(crate) fn insert(&mut self, context: &str, entry: Entry) {
+        let position = self.holders.partition_point(|(holder, _)| holder.as_str() < context);
+        self.holders.insert(position, (context.to_owned(), entry));
+    }
+
     pub(crate) fn was_withdrawn(&self, attempt: u64) -> bool {
         self.tombstones.iter().any(|(withdrawn, _)| *withdrawn == attempt)
     }
 
-    pub(crate) fn was_broken(&self, fence: u64) -> bool {
-        self.breaks.iter().any(|broken| broken.fence == fence)
+    /// Returns why nothing is held under a fence.
+    pub(crate) fn why_missing(&self, fence: u64) -> LossReason {
+        match self.breaks.iter().any(|broken| broken.fence == fence) {
+            true => LossReason::Broken,
+            false => LossReason::Vanished,
+        }
     }
 
     pub(crate) fn record(&mut self, broken: Break) {
         self.breaks.push(broken);
-        let over = self.breaks.len().saturating_sub(BREAKS_KEPT);
+        let over = self.breaks.len().saturating_sub(protocol::BREAKS_KEPT);
         self.breaks.drain(..over);
     }
 
@@ -183,6 +199,11 @@ impl Row {
     }
 }
 
+/// Returns how long it takes until an end is certainly past.
+pub(crate) fn left(until: u64, now: ServiceTime) -> Duration {
+    Duration::from_micros(until.saturating_sub(now.lo))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -192,7 +213,7 @@ mod tests {
         let now = ServiceTime { lo: 1_795_000_000_500_000, hi: 1_795_000_001_500_000 };
         let entry = Entry {
             mode: Mode::Shared,
-            permits: List::new(),
+            permits: Vec::new(),
             fence: 42,
             attempt: 1,
             lease: 30_000_000,

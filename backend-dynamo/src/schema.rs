@@ -19,7 +19,7 @@ use crate::{
     store::Store,
 };
 
-/// For how long a table may take to come into being.
+/// The time that a table may take to come into being.
 const CREATION: Duration = Duration::from_secs(120);
 
 const PAUSES: Exponential = Exponential { base: Duration::from_millis(50), max: Duration::from_secs(2) };
@@ -268,7 +268,7 @@ impl Store {
         }
     }
 
-    /// Whether TTL goes by the right attribute; `None` if that may not be asked.
+    /// Returns whether TTL goes by the right attribute; `None` if that may not be asked.
     pub(crate) async fn has_ttl(&self) -> Result<Option<bool>, StoreError> {
         let request = self.clients.current()?.describe_time_to_live().table_name(&self.settings.table);
         let answer = Box::pin(request.send()).await;

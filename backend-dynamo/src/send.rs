@@ -1,16 +1,13 @@
 //! Sending writes: one request for one item or for many, sent again until it is known what became of it.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use aws_sdk_dynamodb::{
     Client,
-    config::http::HttpRequest,
     operation::{transact_write_items::TransactWriteItemsError, update_item::UpdateItemError},
-    types::{AttributeValue, CancellationReason, ReturnConsumedCapacity, TransactWriteItem, Update},
+    types::{CancellationReason, TransactWriteItem, Update},
 };
-use aws_smithy_json::serialize::JsonObjectWriter;
-use aws_smithy_types::body::SdkBody;
-use lockcore::{Backoff, Exponential};
+use lockcore::{Backoff, Exponential, backend::unique_name};
 use tokio::time::Instant;
 
 use crate::{
@@ -47,13 +44,15 @@ impl Store {
     /// Makes all of these writes or none, in one request: at most a hundred, each of another item.
     ///
     /// A try without an answer is repeated as it was. If it was done after all, its own number in what is found says so.
-    pub(crate) async fn write(&self, writes: &[Write<'_>], deadline: Instant) -> Result<Written, StoreError> {
+    pub(crate) async fn write(&self, writes: &[Write], deadline: Instant) -> Result<Written, StoreError> {
         let (mut doubt, mut clock_was_told) = (None, false);
-        let mut token = token();
+        let mut token = unique_name();
+        // Made once: a repeat is the same to the byte, as what follows the service's model may ask for under the same token.
+        let updates: Vec<Update> = writes.iter().map(|write| write.update(&self.settings)).collect();
         for attempt in 0.. {
             let client = self.clients.current()?;
             // In a box: the SDK's futures are large and deep, and would be part of every caller's.
-            let failure = match Box::pin(self.try_to_write(&client, writes, &token)).await {
+            let failure = match Box::pin(try_to_write(&client, &updates, &token)).await {
                 Tried::Done => return Ok(Written::Done),
                 Tried::Refused(found) => {
                     let is_ours = |(position, item): &(usize, Option<Item>)| {
@@ -74,7 +73,7 @@ impl Store {
             }
             if !failure.in_doubt {
                 // That transaction has ended; the service would repeat its outcome for the same token.
-                token = self::token();
+                token = unique_name();
             }
             let pause = PAUSES.delay(attempt);
             if !failure.again || Instant::now() + pause >= deadline {
@@ -87,84 +86,41 @@ impl Store {
         }
         unreachable!("the loop ends by returning")
     }
+}
 
-    async fn try_to_write(&self, client: &Arc<Client>, writes: &[Write<'_>], token: &str) -> Tried {
-        self.count_request();
-        let capacity = self.return_capacity();
-        let body = self.body(writes, token, capacity.as_ref());
-        let table = &self.settings.table;
-        if writes.len() == 1 {
-            let key = AttributeValue::S("-".to_owned());
-            let request = client.update_item().table_name(table).key(&self.names().id, key);
-            let answer = request.customize().mutate_request(with_body(body)).send().await;
-            return match answer {
-                Ok(output) => {
-                    self.count_written(output.consumed_capacity.iter());
-                    Tried::Done
-                }
-                Err(error) => match error.as_service_error() {
-                    Some(UpdateItemError::ConditionalCheckFailedException(failed)) => {
-                        Tried::Refused(vec![(0, failed.item.clone())])
-                    }
-                    _ => Tried::Failed(Failure::of(&error)),
-                },
-            };
-        }
-        // Some endpoints depend on the table.
-        let update =
-            Update::builder().table_name(table).key(&self.names().id, AttributeValue::S("-".to_owned()));
-        let update = update.update_expression("-").build().expect("all that is required is set");
-        let request = client.transact_write_items().client_request_token(token);
-        let request = request.transact_items(TransactWriteItem::builder().update(update).build());
-        match request.customize().mutate_request(with_body(body)).send().await {
-            Ok(output) => {
-                self.count_written(output.consumed_capacity.iter().flatten());
-                Tried::Done
-            }
+async fn try_to_write(client: &Client, updates: &[Update], token: &str) -> Tried {
+    if let [update] = updates {
+        let update = update.clone();
+        let request = client
+            .update_item()
+            .table_name(update.table_name)
+            .set_key(Some(update.key))
+            .update_expression(update.update_expression)
+            .set_condition_expression(update.condition_expression)
+            .set_expression_attribute_names(update.expression_attribute_names)
+            .set_expression_attribute_values(update.expression_attribute_values)
+            .set_return_values_on_condition_check_failure(update.return_values_on_condition_check_failure);
+        return match request.send().await {
+            Ok(_) => Tried::Done,
             Err(error) => match error.as_service_error() {
-                Some(TransactWriteItemsError::TransactionCanceledException(cancelled)) => {
-                    cancelled_because(cancelled.cancellation_reasons())
+                Some(UpdateItemError::ConditionalCheckFailedException(failed)) => {
+                    Tried::Refused(vec![(0, failed.item.clone())])
                 }
                 _ => Tried::Failed(Failure::of(&error)),
             },
-        }
+        };
     }
-
-    /// The body of the request, written straight: as values of the SDK the hundred items of a set cost several times what
-    /// the rest of the request does.
-    fn body(&self, writes: &[Write<'_>], token: &str, capacity: Option<&ReturnConsumedCapacity>) -> String {
-        let mut body = String::with_capacity(800 * writes.len());
-        let mut request = JsonObjectWriter::new(&mut body);
-        if let [write] = writes {
-            self.spelling.write(&write.spelled(&self.spelling), &mut request);
-        } else {
-            let mut items = request.key("TransactItems").start_array();
-            for write in writes {
-                let mut item = items.value().start_object();
-                let mut update = item.key("Update").start_object();
-                self.spelling.write(&write.spelled(&self.spelling), &mut update);
-                update.finish();
-                item.finish();
+    let items = updates.iter().map(|update| TransactWriteItem::builder().update(update.clone()).build());
+    let request =
+        client.transact_write_items().client_request_token(token).set_transact_items(Some(items.collect()));
+    match request.send().await {
+        Ok(_) => Tried::Done,
+        Err(error) => match error.as_service_error() {
+            Some(TransactWriteItemsError::TransactionCanceledException(cancelled)) => {
+                cancelled_because(cancelled.cancellation_reasons())
             }
-            items.finish();
-            request.key("ClientRequestToken").string_unchecked(token);
-        }
-        if let Some(capacity) = capacity {
-            request.key("ReturnConsumedCapacity").string_unchecked(capacity.as_str());
-        }
-        request.finish();
-        body
-    }
-}
-
-/// Puts the body into a request before it is signed.
-fn with_body(body: String) -> impl Fn(&mut HttpRequest) + Send + Sync + 'static {
-    let body = SdkBody::from(body);
-    move |request| {
-        let body = body.try_clone().expect("it is in memory");
-        let length = body.content_length().expect("it is in memory");
-        request.headers_mut().insert("content-length", length.to_string());
-        *request.body_mut() = body;
+            _ => Tried::Failed(Failure::of(&error)),
+        },
     }
 }
 
@@ -186,8 +142,4 @@ fn cancelled_because(reasons: &[CancellationReason]) -> Tried {
         true => Tried::Failed(Failure::coded(Some("TransactionConflict"), None, 400)),
         false => Tried::Refused(found),
     }
-}
-
-fn token() -> String {
-    format!("{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..))
 }

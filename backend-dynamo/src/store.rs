@@ -2,14 +2,11 @@
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use aws_sdk_dynamodb::types::{AttributeValue, ConsumedCapacity, KeysAndAttributes, ReturnConsumedCapacity};
+use aws_sdk_dynamodb::types::{AttributeValue, KeysAndAttributes};
 use lockcore::{
     BackendError, Backoff, Exponential,
     backend::{ServiceClock, ServiceTime},
@@ -24,7 +21,6 @@ use crate::{
     key::Keys,
     refused::Refused,
     row::{FUTURE, Row},
-    spelling::Spelling,
 };
 
 /// Pauses between two tries to read.
@@ -33,52 +29,28 @@ const PAUSES: Exponential = Exponential { base: Duration::from_millis(10), max: 
 /// Pauses between two rounds of a race with others.
 const RACES: Exponential = Exponential { base: Duration::from_millis(2), max: Duration::from_millis(8) };
 
-/// The requests so far, and the units that the service counted for them.
-#[derive(Clone, Copy, PartialEq, Default, Debug)]
-pub struct Usage {
-    /// Requests that read or write items, every try counted.
-    pub requests: u64,
-    /// Write units, where the service was asked to count; of requests that it did not refuse.
-    pub write_units: f64,
-    /// Read units, likewise.
-    pub read_units: f64,
-}
-
 /// The table as this process reaches it.
 #[derive(Debug)]
 pub(crate) struct Store {
     pub(crate) settings: Settings,
     pub(crate) keys: Keys,
-    pub(crate) spelling: Spelling,
     pub(crate) clients: Clients,
     pub(crate) clock: Arc<ServiceClock>,
     /// The table's name and its region or endpoint, for errors.
     place: String,
-    requests: AtomicU64,
-    /// Set where a test or a benchmark asks for it.
-    pub(crate) capacity: Mutex<Option<Usage>>,
     /// Attempts that were refused and may ask again: these look before they write, which costs less.
     refused: Mutex<Refused>,
 }
 
 impl Store {
     pub(crate) async fn open(settings: Settings) -> Result<Self, BackendError> {
-        let own_clock = settings.own_clock;
-        let of = |endpoint: &str| match own_clock {
-            true => Arc::new(ServiceClock::new()),
-            false => ServiceClock::of(endpoint),
-        };
-        let (clients, clock, location) =
-            Clients::new(&settings, of).await.map_err(|error| error.report(None))?;
+        let (clients, clock, location) = Clients::new(&settings).await.map_err(|error| error.report(None))?;
         let store = Store {
             keys: Keys::new(&settings.namespace),
-            spelling: Spelling::new(&settings.table, &settings.names),
             place: format!("table {:?} {location}", settings.table),
             settings,
             clients,
             clock,
-            requests: AtomicU64::new(0),
-            capacity: Mutex::new(None),
             refused: Mutex::default(),
         };
         store.check_table().await.map_err(|error| store.report(error))?;
@@ -95,7 +67,7 @@ impl Store {
         &self.settings.names
     }
 
-    /// Until when a step that begins now is tried.
+    /// Returns until when a step that begins now is tried.
     pub(crate) fn deadline(&self) -> Instant {
         Instant::now() + self.settings.timeout
     }
@@ -121,7 +93,7 @@ impl Store {
     /// Returns by how much a test sets the service's time forward, in microseconds.
     fn ahead(&self) -> u64 {
         #[cfg(feature = "testing")]
-        return self.settings.service_ahead.load(Relaxed);
+        return self.settings.hooks.service_ahead();
         #[cfg(not(feature = "testing"))]
         0
     }
@@ -157,18 +129,15 @@ impl Store {
 
     pub(crate) async fn read_one(&self, key: &str, deadline: Instant) -> Result<Option<Item>, StoreError> {
         for attempt in 0.. {
-            self.count_request();
             let request = self
                 .clients
                 .current()?
                 .get_item()
                 .table_name(&self.settings.table)
                 .key(&self.names().id, AttributeValue::S(key.to_owned()))
-                .consistent_read(true)
-                .set_return_consumed_capacity(self.return_capacity());
+                .consistent_read(true);
             match Box::pin(request.send()).await {
                 Ok(output) => {
-                    self.count_read(output.consumed_capacity.iter());
                     return Ok(output.item);
                 }
                 Err(error) => self.rest_after(Failure::of(&error), attempt, deadline).await?,
@@ -187,18 +156,15 @@ impl Store {
         let of = |key: &String| Item::from([(self.names().id.clone(), AttributeValue::S(key.clone()))]);
         let mut wanted: Vec<Item> = keys.iter().map(of).collect();
         for attempt in 0.. {
-            self.count_request();
             let batch =
                 KeysAndAttributes::builder().set_keys(Some(wanted.clone())).consistent_read(true).build();
             let request = self
                 .clients
                 .current()?
                 .batch_get_item()
-                .request_items(&self.settings.table, batch.expect("the keys are set"))
-                .set_return_consumed_capacity(self.return_capacity());
+                .request_items(&self.settings.table, batch.expect("the keys are set"));
             match Box::pin(request.send()).await {
                 Ok(output) => {
-                    self.count_read(output.consumed_capacity.iter().flatten());
                     for item in output.responses.into_iter().flatten().flat_map(|(_, items)| items) {
                         if let Some(AttributeValue::S(key)) = item.get(&self.names().id) {
                             found.insert(key.clone(), item);
@@ -228,15 +194,13 @@ impl Store {
         let prefix = self.keys.common_prefix();
         let mut deadline = self.deadline();
         loop {
-            self.count_request();
             let mut request = self
                 .clients
                 .current()?
                 .scan()
                 .table_name(&self.settings.table)
                 .consistent_read(true)
-                .set_exclusive_start_key(start.clone())
-                .set_return_consumed_capacity(self.return_capacity());
+                .set_exclusive_start_key(start.clone());
             let mut named = HashMap::from([("#c".to_owned(), self.names().context.clone())]);
             let mut values = HashMap::new();
             if let Some(context) = of {
@@ -261,7 +225,6 @@ impl Store {
                     continue;
                 }
             };
-            self.count_read(output.consumed_capacity.iter());
             for item in output.items.into_iter().flatten() {
                 let Some(AttributeValue::S(key)) = item.get(&self.names().id) else { continue };
                 if let Some(stored) = self.keys.stored(key) {
@@ -290,7 +253,7 @@ impl Store {
         Ok(())
     }
 
-    /// Whether the attempt was refused before.
+    /// Returns whether the attempt was refused before.
     pub(crate) fn was_refused(&self, attempt: u64) -> bool {
         self.refused().contains(attempt)
     }
@@ -304,41 +267,5 @@ impl Store {
 
     fn refused(&self) -> std::sync::MutexGuard<'_, Refused> {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    #[cfg(feature = "testing")]
-    pub(crate) fn usage(&self) -> Usage {
-        let capacity = self.capacity.lock().unwrap_or_else(PoisonError::into_inner);
-        Usage { requests: self.requests.load(Relaxed), ..capacity.unwrap_or_default() }
-    }
-
-    pub(crate) fn count_request(&self) {
-        self.requests.fetch_add(1, Relaxed);
-    }
-
-    pub(crate) fn return_capacity(&self) -> Option<ReturnConsumedCapacity> {
-        let capacity = self.capacity.lock().unwrap_or_else(PoisonError::into_inner);
-        capacity.map(|_| ReturnConsumedCapacity::Total)
-    }
-
-    /// Adds the units of a write; one that is refused for its condition costs the same, but reports nothing.
-    pub(crate) fn count_written<'c>(&self, consumed: impl Iterator<Item = &'c ConsumedCapacity>) {
-        let units: f64 = consumed
-            .filter_map(|consumed| consumed.write_capacity_units().or(consumed.capacity_units()))
-            .sum();
-        self.count(|usage| usage.write_units += units);
-    }
-
-    /// Adds the units of a read.
-    fn count_read<'c>(&self, consumed: impl Iterator<Item = &'c ConsumedCapacity>) {
-        let units: f64 = consumed
-            .filter_map(|consumed| consumed.read_capacity_units().or(consumed.capacity_units()))
-            .sum();
-        self.count(|usage| usage.read_units += units);
-    }
-
-    fn count(&self, add: impl FnOnce(&mut Usage)) {
-        let mut capacity = self.capacity.lock().unwrap_or_else(PoisonError::into_inner);
-        capacity.as_mut().map(add);
     }
 }

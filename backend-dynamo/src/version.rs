@@ -62,7 +62,6 @@ impl Store {
 
     /// Writes the record if it is still as it was read.
     async fn replace(&self, found: Option<StoreVersion>, new: StoreVersion) -> Result<(), StoreError> {
-        self.count_request();
         let number = |number: u32| AttributeValue::N(number.to_string());
         let id = AttributeValue::S(self.keys.version());
         let update = self

@@ -49,24 +49,16 @@ impl Lease {
 pub(crate) struct Clock {
     started: Instant,
     started_nanos_since_1970: u64,
-    /// The same start by the coarse clock, less the step by which that one advances.
-    #[cfg(target_os = "linux")]
-    coarsely_started: Duration,
 }
 
 impl Clock {
     pub(crate) fn new() -> Self {
         // The calendar last, so that a thread that is paused in between makes fences run ahead of it, never behind.
         let started = Instant::now();
-        #[cfg(target_os = "linux")]
-        let coarsely_started = coarse().saturating_sub(coarse_step());
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Clock {
-            started,
-            started_nanos_since_1970: Lease::of(Some(since_1970)).0,
-            #[cfg(target_os = "linux")]
-            coarsely_started,
-        }
+        #[cfg(feature = "testing")]
+        let since_1970 = lockcore::simulated::calendar().unwrap_or(since_1970);
+        Clock { started, started_nanos_since_1970: Lease::of(Some(since_1970)).0 }
     }
 
     pub(crate) fn now(&self) -> StoreTime {
@@ -74,20 +66,6 @@ impl Clock {
         #[cfg(test)]
         stops::stop();
         StoreTime(elapsed.as_secs() * 1_000_000_000 + u64::from(elapsed.subsec_nanos()))
-    }
-
-    /// Returns a time that is not earlier than now, and later by some milliseconds at most: for the fence of a lock without a
-    /// lease, which needs no exact time. Costs a quarter of an exact one.
-    #[cfg(target_os = "linux")]
-    pub(crate) fn about_now(&self) -> StoreTime {
-        let elapsed = coarse().saturating_sub(self.coarsely_started);
-        StoreTime(elapsed.as_secs() * 1_000_000_000 + u64::from(elapsed.subsec_nanos()))
-    }
-
-    /// Elsewhere there is no cheaper clock.
-    #[cfg(not(target_os = "linux"))]
-    pub(crate) fn about_now(&self) -> StoreTime {
-        self.now()
     }
 
     /// Converts a time to microseconds since 1970, the unit of fences.
@@ -99,21 +77,6 @@ impl Clock {
     pub(crate) fn calendar(&self, moment: StoreTime) -> SystemTime {
         UNIX_EPOCH + Duration::from_nanos(self.started_nanos_since_1970.saturating_add(moment.0))
     }
-}
-
-#[cfg(target_os = "linux")]
-fn coarse() -> Duration {
-    duration(rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse))
-}
-
-#[cfg(target_os = "linux")]
-fn coarse_step() -> Duration {
-    duration(rustix::time::clock_getres(rustix::time::ClockId::MonotonicCoarse))
-}
-
-#[cfg(target_os = "linux")]
-fn duration(time: rustix::time::Timespec) -> Duration {
-    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
 /// For tests: this thread is stopped after each look at the clock.

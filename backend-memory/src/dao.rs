@@ -1,52 +1,39 @@
-//! The DAO and its invariants. Every step completes at its first poll.
+//! The DAO. Each of its steps is done under one mutex, and completes at its first poll.
 //!
 //! # Invariants
 //!
-//! 1. A thread has at most one [`Locked`](crate::table::Locked). It locks its shards in ascending order,
-//!    each once, and takes no further one: so shards never deadlock. The mutexes of the history and of a
-//!    waiter's sender are leaves, taken last and briefly.
-//! 2. Whether a set can be granted is decided, and the set granted, under the locks of all its shards
-//!    without a break in between.
-//! 3. A waiter is in the queues of all its ids or of none, and that changes only under the locks of all
-//!    its shards. So when the hand-off has to give locks up in order to take more of them, no request that
-//!    obeys the queue can pass; it then chooses again, and grants only under all locks that it needs.
-//! 4. A step that makes room on an id with waiters - removes a row or a place, or thaws it - notes it as
-//!    freed and serves its queue before it ends.
-//! 5. No waiter is notified, and no sender dropped, while a shard is locked: waking runs foreign code.
-//! 6. Every waiter repeats its request, or was notified to, no later than the end of every lease on its ids.
-//! 7. Fences of a shard only grow; each is chosen under the shard's lock, by the step that grants.
+//! 1. What may be taken, and who is next, `lockcore::engine` decides; `step.rs` is the table that it asks.
+//! 2. No waiter is notified, and no sender dropped, while the table is locked: waking runs foreign code.
+//! 3. Every waiter repeats its request, or was notified to, no later than the end of every lease on its ids.
+//! 4. An id that is neither held, waited for nor frozen takes no memory.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
-use futures_util::stream::BoxStream;
 use lockcore::{
-    BackendError, BreakMode, Broken, Capabilities, ContextId, Finding, Grant, Ident, Inspection, Listing,
-    LockDao, Page, Released, Renewed, Swept, Target,
+    BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, Conflict, ContextId, Finding, Grant,
+    Ident, Inspection, Listing, LockDao, LossReason, LostLock, Page, Released, Renewed, Swept, Target,
     backend::{AcquireRequest, Acquired, Withdraw, Withdrawn},
+    engine::{self, Losses, Reasons, Verdict},
 };
 use uuid::Uuid;
 
 use crate::{
-    admin::Sweeping,
-    clock::Clock,
+    clock::{Clock, Lease},
     history::{Event, History, What},
-    sync::{AtomicU64, Mutex},
-    table::{MAX_SHARDS, Tables},
-    watchers::Watchers,
+    step::{Step, with_fences, without_fences},
+    table::Table,
 };
 
 /// Locks among the tasks and threads of one process; see the [crate's documentation](crate).
 ///
 /// It is not `Clone`: give the service an `Arc` of it to keep a handle.
 pub struct MemoryLockDao<I = String, C = Uuid> {
-    pub(crate) tables: Tables<I, C>,
-    pub(crate) clock: Clock,
-    /// The number of the next waiter, from 1. Taken only under the locks of the waiter's set, so that numbers in every queue are in
-    /// the order of arrival.
-    pub(crate) arrivals: AtomicU64,
-    pub(crate) history: Option<History<I, C>>,
-    pub(crate) sweeping: Mutex<Sweeping>,
-    pub(crate) watchers: Watchers,
+    table: Mutex<Table<I, C>>,
+    clock: Clock,
 }
 
 impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
@@ -72,44 +59,29 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
     /// # }
     /// ```
     pub fn new() -> Self {
-        MemoryLockDao {
-            tables: Tables::new(MAX_SHARDS),
-            clock: Clock::new(),
-            arrivals: AtomicU64::new(1),
-            history: None,
-            sweeping: Mutex::new(Sweeping::default()),
-            watchers: Watchers::default(),
-        }
-    }
-
-    /// Sets the number of shards, rounded up to a power of two and at most 64, which is the default:
-    /// fewer take less memory, more allow more threads to work at once.
-    ///
-    /// To be called before the first use: it drops all locks.
-    #[must_use]
-    pub fn with_shards(mut self, shards: usize) -> Self {
-        self.tables = Tables::new(shards);
-        self
+        MemoryLockDao { table: Mutex::default(), clock: Clock::new() }
     }
 
     /// Keeps a history of the latest events, at most `capacity`.
     #[must_use]
-    pub fn with_history(mut self, capacity: usize) -> Self {
-        self.history = Some(History::new(capacity));
+    pub fn with_history(self, capacity: usize) -> Self {
+        self.table().history = Some(History::new(capacity));
         self
     }
 
     /// Returns the latest events, oldest first; none without [`with_history`](Self::with_history).
     pub fn history(&self) -> Vec<Event<I, C>> {
-        self.history.as_ref().map(History::events).unwrap_or_default()
+        self.table().history.iter().flat_map(History::events).cloned().collect()
+    }
+
+    /// Lists all ids that are held, queued for or frozen, ordered by stored form.
+    pub fn current(&self) -> Vec<Inspection<I, C>> {
+        self.list_now(&Page { after: None, limit: usize::MAX }).ids
     }
 
     /// Returns how many ids are held, queued for or frozen, including ids whose locks have expired but were not cleaned up yet.
-    /// Locks one shard after the other.
     pub fn len(&self) -> usize {
-        (0..self.tables.shard_count())
-            .map(|shard| self.tables.lock(1 << shard).tables().map(|table| table.len()).sum::<usize>())
-            .sum()
+        self.table().ids.len()
     }
 
     /// Returns whether no id is held, queued for or frozen.
@@ -117,26 +89,120 @@ impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {
         self.len() == 0
     }
 
-    /// Does a step and has the watchers look again.
-    pub(crate) fn notifying<T>(&self, step: impl FnOnce() -> T) -> T {
-        let done = step();
-        self.watchers.notify();
+    /// Returns for how many ids the table has room.
+    #[cfg(test)]
+    pub(crate) fn capacity(&self) -> usize {
+        self.table().ids.capacity()
+    }
+
+    /// Locks the table. A panic of the user's `Clone`, `Eq` or `Hash` leaves one call half done and no more.
+    fn table(&self) -> MutexGuard<'_, Table<I, C>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does a step, grants what it has room for to those who wait for it, and notifies them (invariant 2).
+    fn step<T>(&self, step: impl FnOnce(&mut Step<'_, I, C>) -> T) -> T {
+        let mut table = self.table();
+        let mut under_way = Step::new(&mut table, &self.clock);
+        let done = step(&mut under_way);
+        under_way.serve();
+        let after = under_way.after;
+        drop(table);
+        after.notify(&self.clock);
         done
     }
 
-    /// Records an event, if there is a history.
-    pub(crate) fn record(
-        &self,
-        what: What,
-        context: &C,
-        now: impl FnOnce() -> crate::clock::StoreTime,
-        ids: impl FnOnce() -> Vec<(Target<I>, Option<u64>)>,
-    ) {
-        if let Some(history) = &self.history {
-            let at = self.clock.calendar(now());
-            history.add(Event { what, context: context.clone(), ids: ids(), at });
-        }
+    pub(crate) fn acquire_now(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
+        self.step(|step| {
+            let Ok(verdict) = engine::acquire(step, request);
+            match verdict {
+                Verdict::Granted(granted) => {
+                    step.record(What::Granted, &request.context, || with_fences(request, &granted));
+                    Ok(Acquired::Granted(granted))
+                }
+                Verdict::Refused(reasons) => {
+                    step.record(What::Refused, &request.context, || without_fences(request));
+                    Ok(Acquired::Refused(conflicts(request, reasons)))
+                }
+                Verdict::Queued(reasons) => {
+                    let (wakeup, rechecks) = step.wakeup.take().expect("a place comes with a wake-up");
+                    let (conflicts, recheck) = (conflicts(request, reasons), rechecks.remaining(step.now));
+                    Ok(Acquired::Queued { conflicts, wakeup, recheck })
+                }
+                Verdict::Withdrawn => {
+                    Err(BackendError::new(BackendErrorKind::Withdrawn, "the attempt was withdrawn before"))
+                }
+            }
+        })
     }
+
+    pub(crate) fn withdraw_now(&self, request: &AcquireRequest<I, C>, how: Withdraw) -> Withdrawn {
+        self.step(|step| {
+            let Ok(ticket) = engine::Table::ticket(step, request);
+            if ticket.is_some() {
+                step.record(What::Withdrawn, &request.context, || without_fences(request));
+            }
+            let Ok(kept) = engine::withdraw(step, request, how);
+            let undone = std::mem::take(&mut step.undone);
+            if !undone.is_empty() {
+                step.record(What::Withdrawn, &request.context, || undone);
+            }
+            kept.map_or(Withdrawn::Left, Withdrawn::Holds)
+        })
+    }
+
+    pub(crate) fn release_now(&self, grant: &Grant<I, C>) -> Released<I> {
+        self.step(|step| {
+            let locks = grant.locks.iter().map(|lock| (&lock.target, lock.granted.fence));
+            let Ok(lost) = engine::release(step, &grant.context, locks);
+            let is_lost = |position: usize| lost.iter().any(|(at, _)| *at == position);
+            step.record(What::Released, &grant.context, || {
+                let freed = grant.locks.iter().enumerate().filter(|(position, _)| !is_lost(*position));
+                freed.map(|(_, lock)| (lock.target.clone(), Some(lock.granted.fence))).collect()
+            });
+            Released { lost: losses(grant, lost), failed: Vec::new() }
+        })
+    }
+
+    pub(crate) fn renew_now(&self, grant: &Grant<I, C>, shortens: bool) -> Renewed<I> {
+        self.step(|step| {
+            let (context, lease) = (&grant.context, Lease::of(grant.lease));
+            let ends = step.now.after(lease);
+            let locks = grant.locks.iter().map(|lock| (&lock.target, lock.granted.fence));
+            let Ok(lost) = engine::renew(step, context, locks, |step, id, _| {
+                match shortens {
+                    true => step.set_end(id, context, (lease, ends), None),
+                    false => step.extend(id, context, (lease, ends), None),
+                }
+                Ok(())
+            });
+            Renewed::now(losses(grant, lost))
+        })
+    }
+
+    pub(crate) fn list_now(&self, page: &Page) -> Listing<I, C> {
+        self.table().list(page, self.clock.now(), &self.clock)
+    }
+
+    pub(crate) fn inspect_now(&self, target: &Target<I>) -> Inspection<I, C> {
+        self.table().inspect(target, self.clock.now(), &self.clock)
+    }
+}
+
+fn conflicts<I: Ident, C: ContextId>(
+    request: &AcquireRequest<I, C>,
+    reasons: Reasons<C>,
+) -> Vec<Conflict<I, C>> {
+    let target = |position: usize| request.claims[position].target.clone();
+    reasons.into_iter().map(|(position, reason)| Conflict { target: target(position), reason }).collect()
+}
+
+fn losses<I: Ident, C: ContextId>(grant: &Grant<I, C>, lost: Losses) -> Vec<LostLock<I>> {
+    let lost_lock = |(position, reason): (usize, LossReason)| {
+        let lock = &grant.locks[position];
+        LostLock { target: lock.target.clone(), fence: lock.granted.fence, reason }
+    };
+    lost.into_iter().map(lost_lock).collect()
 }
 
 impl<I: Ident, C: ContextId> Default for MemoryLockDao<I, C> {
@@ -151,14 +217,12 @@ impl<I, C> fmt::Debug for MemoryLockDao<I, C> {
     }
 }
 
-#[deny(clippy::missing_trait_methods)]
 impl<I: Ident, C: ContextId> LockDao<I, C> for MemoryLockDao<I, C> {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             // A process that dies takes this backend along.
             shared_store: false,
             push: true,
-            push_changes: true,
             shortening: true,
             permanent: true,
             min_lease: Duration::from_millis(1),
@@ -169,7 +233,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for MemoryLockDao<I, C> {
     }
 
     async fn acquire(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
-        self.notifying(|| self.acquire_now(request))
+        self.acquire_now(request)
     }
 
     async fn withdraw(
@@ -177,23 +241,23 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for MemoryLockDao<I, C> {
         request: &AcquireRequest<I, C>,
         how: Withdraw,
     ) -> Result<Withdrawn, BackendError> {
-        Ok(self.notifying(|| self.withdraw_now(request, how)))
+        Ok(self.withdraw_now(request, how))
     }
 
     async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
-        Ok(self.notifying(|| self.release_now(grant)))
+        Ok(self.release_now(grant))
     }
 
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
-        Ok(self.renew_now(grant))
+        Ok(self.renew_now(grant, false))
     }
 
     async fn shorten(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
-        Ok(self.notifying(|| self.shorten_now(grant)))
+        Ok(self.renew_now(grant, true))
     }
 
     async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {
-        Ok(self.notifying(|| self.release_context_now(context)))
+        Ok(self.step(|step| step.release_context(context)))
     }
 
     async fn list(&self, page: &Page) -> Result<Listing<I, C>, BackendError> {
@@ -204,14 +268,6 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for MemoryLockDao<I, C> {
         Ok(self.inspect_now(target))
     }
 
-    fn watch<'w>(
-        &'w self,
-        target: &'w Target<I>,
-        every: Duration,
-    ) -> BoxStream<'w, Result<Inspection<I, C>, BackendError>> {
-        self.watch_now(target, every)
-    }
-
     async fn break_lock(
         &self,
         target: &Target<I>,
@@ -219,23 +275,19 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for MemoryLockDao<I, C> {
         how: BreakMode,
         by: &str,
     ) -> Result<Broken, BackendError> {
-        Ok(self.notifying(|| self.break_now(target, fence, how, by)))
+        Ok(self.step(|step| step.break_lock(target, fence, how, by)))
     }
 
     async fn freeze(&self, target: &Target<I>, frozen: bool) -> Result<(), BackendError> {
-        self.notifying(|| self.freeze_now(target, frozen));
+        self.step(|step| step.freeze(target, frozen));
         Ok(())
     }
 
     async fn sweep(&self, batch: usize, unless_within: Option<Duration>) -> Result<Swept, BackendError> {
-        Ok(self.notifying(|| self.sweep_now(batch, unless_within)))
-    }
-
-    async fn migrate(&self) -> Result<(), BackendError> {
-        Ok(())
+        Ok(self.step(|step| step.sweep(batch, unless_within)))
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>, BackendError> {
-        Ok(self.findings())
+        Ok(self.table().findings())
     }
 }

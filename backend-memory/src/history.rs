@@ -4,8 +4,6 @@ use std::{collections::VecDeque, time::SystemTime};
 
 use lockcore::Target;
 
-use crate::sync::Mutex;
-
 /// The kind of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
@@ -43,26 +41,30 @@ pub struct Event<I, C> {
 #[derive(Debug)]
 pub(crate) struct History<I, C> {
     capacity: usize,
-    /// A leaf among the mutexes: taken while shards are locked, so that events of one id are in order.
-    events: Mutex<VecDeque<Event<I, C>>>,
+    events: VecDeque<Event<I, C>>,
 }
 
-impl<I: Clone, C: Clone> History<I, C> {
+impl<I, C: Clone> History<I, C> {
     pub(crate) fn new(capacity: usize) -> Self {
-        History { capacity, events: Mutex::new(VecDeque::new()) }
+        History { capacity, events: VecDeque::new() }
     }
 
-    pub(crate) fn add(&self, event: Event<I, C>) {
-        let mut events = self.events.lock();
-        if events.len() >= self.capacity {
-            events.pop_front();
+    pub(crate) fn add(
+        &mut self,
+        what: What,
+        context: &C,
+        ids: Vec<(Target<I>, Option<u64>)>,
+        at: SystemTime,
+    ) {
+        if self.events.len() >= self.capacity {
+            self.events.pop_front();
         }
         if self.capacity > 0 {
-            events.push_back(event);
+            self.events.push_back(Event { what, context: context.clone(), ids, at });
         }
     }
 
-    pub(crate) fn events(&self) -> Vec<Event<I, C>> {
-        self.events.lock().iter().cloned().collect()
+    pub(crate) fn events(&self) -> impl Iterator<Item = &Event<I, C>> {
+        self.events.iter()
     }
 }

@@ -17,25 +17,14 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod acquire;
 mod admin;
 mod clock;
 mod dao;
-mod entry;
-mod fifo;
-mod handoff;
 mod history;
-mod holders;
-mod queue;
-mod release;
-mod shortcuts;
 mod simulated;
-mod spot;
-mod sync;
+mod step;
 mod table;
 mod tombstones;
-mod watchers;
-mod withdraw;
 
 pub use dao::MemoryLockDao;
 pub use history::{Event, What};

@@ -7,7 +7,6 @@ use std::{
     time::Duration,
 };
 
-use futures_util::stream::BoxStream;
 use lockcore::{
     BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, ContextId, Finding, Grant, Granted,
     Ident, Inspection, Listing, Lock, LockDao, Page, Released, Renewed, StoredContext, Swept, Target,
@@ -31,7 +30,7 @@ pub enum Step {
     Renew,
 }
 
-/// What becomes of a step.
+/// The outcome of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// It works.
@@ -124,7 +123,7 @@ impl<I: Ident, C: ContextId> SimulatedLockDao<I, C> {
             };
             let locks = [Lock { target: target.clone(), granted }].into_iter().collect();
             let grant = Grant { context, locks, lease: holder.lease };
-            self.memory.notifying(|| self.memory.release_now(&grant));
+            self.memory.release_now(&grant);
         }
     }
 
@@ -151,7 +150,6 @@ impl<I: Ident, C: ContextId> SimulatedLockDao<I, C> {
         if let Some(until) = paused_until.filter(|until| *until > Instant::now()) {
             sleep_until(until).await;
         }
-        let done = |memory: &MemoryLockDao<I, C>| memory.notifying(|| done(memory));
         match fault {
             Fault::Works => done(&self.memory),
             Fault::Fails(kind) => Err(BackendError::new(kind, "scripted to fail")),
@@ -181,8 +179,6 @@ impl<I: Ident, C: ContextId> fmt::Debug for SimulatedLockDao<I, C> {
     }
 }
 
-// What it declares is what the memory does: nothing may be left to a default.
-#[deny(clippy::missing_trait_methods)]
 impl<I: Ident, C: ContextId> LockDao<I, C> for SimulatedLockDao<I, C> {
     fn capabilities(&self) -> Capabilities {
         let shared = Capabilities::shared_store("simulated");
@@ -210,11 +206,11 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SimulatedLockDao<I, C> {
     }
 
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
-        self.step(Step::Renew, |memory| Ok(memory.renew_now(grant))).await
+        self.step(Step::Renew, |memory| Ok(memory.renew_now(grant, false))).await
     }
 
     async fn shorten(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
-        self.step(Step::Release, |memory| Ok(memory.shorten_now(grant))).await
+        self.step(Step::Release, |memory| Ok(memory.renew_now(grant, true))).await
     }
 
     async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {
@@ -227,14 +223,6 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SimulatedLockDao<I, C> {
 
     async fn inspect(&self, target: &Target<I>) -> Result<Inspection<I, C>, BackendError> {
         self.memory.inspect(target).await
-    }
-
-    fn watch<'w>(
-        &'w self,
-        target: &'w Target<I>,
-        every: Duration,
-    ) -> BoxStream<'w, Result<Inspection<I, C>, BackendError>> {
-        self.memory.watch(target, every)
     }
 
     async fn break_lock(
@@ -253,10 +241,6 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SimulatedLockDao<I, C> {
 
     async fn sweep(&self, batch: usize, unless_within: Option<Duration>) -> Result<Swept, BackendError> {
         self.memory.sweep(batch, unless_within).await
-    }
-
-    async fn migrate(&self) -> Result<(), BackendError> {
-        self.memory.migrate().await
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>, BackendError> {

@@ -1,22 +1,21 @@
-//! Tombstones of a shard: withdrawn attempts, and the reasons for lost locks.
+//! Withdrawn attempts, and the reasons for lost locks, remembered for a while.
 
 use std::{collections::VecDeque, time::Duration};
 
 use hashbrown::HashSet;
-use lockcore::{BreakRecord, ContextId, Target, backend::AttemptId};
+use lockcore::{BreakRecord, ContextId, LossReason, Target, backend::AttemptId, protocol};
 
 use crate::clock::{Lease, StoreTime};
 
 /// The most withdrawn attempts of a generation, and for how long it lasts.
-const GENERATION: usize = 512;
+const GENERATION: usize = 1 << 14;
 const GENERATION_LASTS: Duration = Duration::from_secs(30);
 
-/// How many expired fences are kept.
-const EXPIRED: usize = 128;
+/// The most expired locks that are remembered.
+const EXPIRED: usize = 8192;
 
-/// How many breaks are kept of a shard, and of one id.
-const BREAKS: usize = 256;
-const BREAKS_OF_ONE_ID: usize = 16;
+/// The most breaks that are kept of all ids.
+const BREAKS: usize = 1024;
 
 /// The withdrawn attempts, whose requests are refused if they arrive late.
 ///
@@ -30,11 +29,13 @@ pub(crate) struct Withdrawals<C> {
     next_generation: StoreTime,
 }
 
-impl<C: ContextId> Withdrawals<C> {
-    pub(crate) fn new() -> Self {
+impl<C> Default for Withdrawals<C> {
+    fn default() -> Self {
         Withdrawals { young: HashSet::new(), old: HashSet::new(), next_generation: StoreTime::NEVER }
     }
+}
 
+impl<C: ContextId> Withdrawals<C> {
     pub(crate) fn add(&mut self, attempt: AttemptId, context: &C, now: StoreTime) {
         self.age(now);
         if self.young.is_empty() {
@@ -43,12 +44,11 @@ impl<C: ContextId> Withdrawals<C> {
         self.young.insert((attempt, context.clone()));
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.young.is_empty() && self.old.is_empty()
-    }
-
     pub(crate) fn contains(&mut self, attempt: AttemptId, context: &C, now: StoreTime) -> bool {
         self.age(now);
+        if self.young.is_empty() && self.old.is_empty() {
+            return false;
+        }
         let key = (attempt, context.clone());
         self.young.contains(&key) || self.old.contains(&key)
     }
@@ -69,29 +69,27 @@ impl<C: ContextId> Withdrawals<C> {
 /// The reasons for lost locks that their holders may still name.
 #[derive(Debug)]
 pub(crate) struct Losses<I, C> {
-    expired: VecDeque<u64>,
+    expired: VecDeque<(u64, Target<I>)>,
     breaks: VecDeque<(Target<I>, BreakRecord<C>)>,
 }
 
-impl<I: PartialEq, C> Losses<I, C> {
-    pub(crate) fn new() -> Self {
+impl<I, C> Default for Losses<I, C> {
+    fn default() -> Self {
         Losses { expired: VecDeque::new(), breaks: VecDeque::new() }
     }
+}
 
-    /// Records that the lock with this fence expired; fences are unique within a shard.
-    pub(crate) fn add_expired(&mut self, fence: u64) {
+impl<I: PartialEq, C> Losses<I, C> {
+    /// Records that a lock expired.
+    pub(crate) fn add_expired(&mut self, target: Target<I>, fence: u64) {
         if self.expired.len() == EXPIRED {
             self.expired.pop_front();
         }
-        self.expired.push_back(fence);
-    }
-
-    pub(crate) fn is_expired(&self, fence: u64) -> bool {
-        self.expired.contains(&fence)
+        self.expired.push_back((fence, target));
     }
 
     pub(crate) fn add_break(&mut self, target: Target<I>, record: BreakRecord<C>) {
-        if self.breaks_of(&target).count() == BREAKS_OF_ONE_ID {
+        if self.breaks_of(&target).count() == protocol::BREAKS_KEPT {
             let oldest = self.breaks.iter().position(|(of, _)| *of == target);
             self.breaks.remove(oldest.expect("the id has a full number of breaks"));
         } else if self.breaks.len() == BREAKS {
@@ -102,5 +100,16 @@ impl<I: PartialEq, C> Losses<I, C> {
 
     pub(crate) fn breaks_of(&self, target: &Target<I>) -> impl Iterator<Item = &BreakRecord<C>> {
         self.breaks.iter().filter(move |(of, _)| of == target).map(|(_, record)| record)
+    }
+
+    /// Returns why a lock is gone. One that ended in this step is the last in the list.
+    pub(crate) fn reason(&self, target: &Target<I>, fence: u64) -> LossReason {
+        if self.breaks_of(target).any(|record| record.fence == fence) {
+            LossReason::Broken
+        } else if self.expired.iter().rev().any(|(of, id)| *of == fence && id == target) {
+            LossReason::Expired
+        } else {
+            LossReason::Vanished
+        }
     }
 }

@@ -1,13 +1,13 @@
-//! What a client of S3 has to be told before it asks: otherwise the library guesses a region, or waits for a service of the
-//! instance that is not there.
+//! The settings that a client of S3 needs before it asks: otherwise the library guesses a region, or waits for a
+//! service of the instance that is not there.
 
 use std::{env, time::Duration};
 
-use lockcore::BackendErrorKind;
+use lockcore::{BackendError, BackendErrorKind};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key};
 use tokio::{net::TcpStream, time::timeout};
 
-use crate::error::{Failure, StoreError};
+use crate::error::missing;
 
 /// The metadata service answers from the same machine.
 const METADATA_WITHIN: Duration = Duration::from_secs(1);
@@ -20,23 +20,23 @@ pub(crate) fn endpoint(builder: &AmazonS3Builder) -> Option<String> {
 }
 
 /// Refuses what the client could only guess.
-pub(crate) fn check(builder: &AmazonS3Builder) -> Result<(), StoreError> {
+pub(crate) fn check(builder: &AmazonS3Builder) -> Result<(), BackendError> {
     // To another service the region is a name in the signature, for which most take the library's us-east-1.
     if value(builder, Key::Region).is_none() && endpoint(builder).is_none() {
         let expected = "name the bucket's, as `?region=eu-central-1` in the URL or by AWS_REGION";
-        return Err(StoreError::Missing { key: "region", expected });
+        return Err(missing("region", expected));
     }
     let profile = env::var_os("AWS_PROFILE").is_some_and(|name| !name.is_empty());
     if profile && uses_instance(builder) {
         let expected = "S3 reads no profiles; `eval \"$(aws configure export-credentials --format env)\"` sets the variables \
                         that it reads";
-        return Err(StoreError::Missing { key: "AWS_ACCESS_KEY_ID", expected });
+        return Err(missing("AWS_ACCESS_KEY_ID", expected));
     }
     Ok(())
 }
 
 /// Returns an error if the credentials are those of the instance, and it has no service to give them.
-pub(crate) async fn check_credentials(builder: &AmazonS3Builder) -> Result<(), StoreError> {
+pub(crate) async fn check_credentials(builder: &AmazonS3Builder) -> Result<(), BackendError> {
     if !uses_instance(builder) {
         return Ok(());
     }
@@ -57,7 +57,7 @@ pub(crate) async fn check_credentials(builder: &AmazonS3Builder) -> Result<(), S
          role; its metadata service {host}:{port} cannot be reached: {why}"
     );
     let kind = BackendErrorKind::Denied;
-    Err(StoreError::Request(Failure { kind, in_doubt: false, again: false, what: what.into() }))
+    Err(BackendError::new(kind, what))
 }
 
 /// Returns whether nothing but the instance's metadata service can give credentials.

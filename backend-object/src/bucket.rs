@@ -3,39 +3,51 @@
 use std::{
     fmt,
     sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use bytes::Bytes;
-use lockcore::backend::{Moment, ServiceClock, ServiceTime};
+use futures_util::{StreamExt, TryStreamExt};
+use lockcore::{
+    BackendError, BackendErrorKind, Finding, Severity,
+    backend::{Moment, ServiceClock, ServiceTime, unique_name},
+};
+use lockcore_cell::{Cell, CellPage, Found, Written};
 use object_store::{
-    Error, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, path::Path,
+    Error, GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+    UpdateVersion as Version, path::Path,
 };
 use tokio::time::Instant;
 
 use crate::{
-    cell::{Cell, Found, Version, Written},
-    error::{Failure, StoreError},
+    error,
     seen::{Rules, Seen},
-    step::micros,
 };
 
-/// Where the service's time comes from.
+/// The most objects of a page.
+const PAGE: usize = 1000;
+
+/// A modification time is asked for again after this time: a step of the store's clock is then known well within the shortest
+/// lease, also where the request takes long.
+const FRESH: Duration = Duration::from_secs(3);
+
+/// The source of the service's time.
 #[derive(Debug)]
 pub(crate) enum Clock {
     /// The `Date` of each response.
     #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
     Dated(Arc<ServiceClock>),
-    /// When an object that was just written was modified: for a store of the user's, whose responses are not seen.
-    Modified(ServiceClock),
+    /// The modification time of an object that was just written: for a store of the user's, whose responses are not
+    /// seen. Asked at most so often, the last time at this moment.
+    Modified(Arc<ServiceClock>, Mutex<Option<Moment>>),
     /// This process's: for a store within it. Tests pause and advance it, as it is tokio's.
     Local { started: Instant, since: u64 },
 }
 
-/// What was sent so far.
+/// The numbers of requests sent so far.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) reads: AtomicU64,
@@ -43,12 +55,15 @@ pub(crate) struct Counts {
 }
 
 /// The objects of a namespace.
-pub(crate) struct Bucket {
+#[cfg_attr(not(feature = "testing"), expect(unreachable_pub, reason = "only tests name it"))]
+pub struct Bucket {
     pub(crate) store: Arc<dyn ObjectStore>,
+    /// The address that requests go to, as a number: it may hold what is secret.
+    pub(crate) address: u64,
     /// All names begin with it.
     pub(crate) prefix: Path,
     pub(crate) clock: Clock,
-    /// By how much a test sets the service's time forward, in microseconds.
+    /// The time by which a test sets the service's time forward, in microseconds.
     #[cfg(feature = "testing")]
     pub(crate) ahead: Arc<AtomicU64>,
     pub(crate) is_s3: bool,
@@ -61,16 +76,16 @@ pub(crate) struct Bucket {
 impl Clock {
     pub(crate) fn local() -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Clock::Local { started: Instant::now(), since: micros(since) }
+        Clock::Local { started: Instant::now(), since: since.as_micros() as u64 }
     }
 
     fn now(&self) -> Option<ServiceTime> {
         match self {
             #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
             Clock::Dated(clock) => clock.now(),
-            Clock::Modified(clock) => clock.now(),
+            Clock::Modified(clock, _) => clock.now(),
             Clock::Local { started, since } => {
-                let now = since + micros(started.elapsed());
+                let now = since + started.elapsed().as_micros() as u64;
                 Some(ServiceTime { lo: now, hi: now })
             }
         }
@@ -99,27 +114,28 @@ impl Bucket {
         &self,
         seen: &Seen,
         request: impl Future<Output = object_store::Result<T>> + Send,
-    ) -> Result<object_store::Result<T>, StoreError> {
+    ) -> Result<object_store::Result<T>, BackendError> {
         match tokio::time::timeout(self.timeout, request).await {
             Ok(result) => Ok(result),
             Err(_) if seen.was_not_sent() => {
-                Err(StoreError::Request(Failure { in_doubt: false, ..Failure::timed_out() }))
+                Err(BackendError::new(BackendErrorKind::Timeout, "no answer in time"))
             }
-            Err(_) => Err(StoreError::Request(Failure::timed_out())),
+            Err(_) => Err(error::timed_out()),
         }
     }
 
-    fn failed(error: &Error, seen: &Seen) -> StoreError {
-        StoreError::Request(match (seen.was_not_sent(), seen.status(), seen.region()) {
-            (true, _, _) => Failure::not_sent(error),
-            (_, Some(status @ 301), Some(region)) => Failure::of(error, Some(status)).in_region(region),
-            (_, status, _) => Failure::of(error, status),
-        })
+    fn failed(error: &Error, seen: &Seen) -> BackendError {
+        match (seen.was_not_sent(), seen.status(), seen.region()) {
+            (true, _, _) => error::not_sent(error),
+            (_, Some(301), Some(region)) => error::in_region(error, region),
+            (_, status, _) => error::of(error, status),
+        }
     }
 
     /// Writes an object and asks when it was modified.
-    async fn ask_time(&self, clock: &ServiceClock) -> Result<(), StoreError> {
-        let path = self.path(&format!("time/{}", uuid::Uuid::new_v4().simple()));
+    async fn ask_time(&self, clock: &ServiceClock) -> Result<(), BackendError> {
+        // In the folder of probes, from which the engine collects what was left behind.
+        let path = self.path(&format!("probe/{}", unique_name()));
         let sent = Moment::now();
         let asked = async {
             self.store.put(&path, PutPayload::from_static(b"lockcore")).await?;
@@ -131,10 +147,12 @@ impl Bucket {
         self.counts.writes.fetch_add(1, Relaxed);
         self.counts.reads.fetch_add(1, Relaxed);
         clock.sample(sent, received, u64::try_from(meta.last_modified.timestamp()).unwrap_or(0));
-        self.remove_path(&path).await
+        // The time is known; what stays is collected.
+        let _ = self.remove_path(&path).await;
+        Ok(())
     }
 
-    async fn remove_path(&self, path: &Path) -> Result<(), StoreError> {
+    async fn remove_path(&self, path: &Path) -> Result<(), BackendError> {
         let seen = Seen::default();
         match self.within(&seen, self.store.delete(path)).await? {
             Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
@@ -144,7 +162,9 @@ impl Bucket {
 }
 
 impl Cell for Bucket {
-    async fn read(&self, name: &str, known: Option<&Version>) -> Result<Found, StoreError> {
+    type Version = Version;
+
+    async fn read(&self, name: &str, known: Option<&Version>) -> Result<Found<Version>, BackendError> {
         self.counts.reads.fetch_add(1, Relaxed);
         let (path, seen) = (self.path(name), Seen::default());
         let mut options = GetOptions {
@@ -160,19 +180,20 @@ impl Cell for Bucket {
         match self.within(&seen, request).await? {
             Ok((version, content)) => Ok(Found::Changed(version, content)),
             Err(Error::NotModified { .. }) => Ok(Found::Unchanged),
-            Err(Error::NotFound { source, .. }) if !source.to_string().contains("NoSuchBucket") => {
-                Ok(Found::Absent)
+            Err(error @ Error::NotFound { .. }) if !error::is_of_bucket(&error) => Ok(Found::Absent),
+            Err(error) => {
+                let failed = Self::failed(&error, &seen);
+                Err(if seen.status() == Some(403) && self.is_s3 { error::of_a_read(&failed) } else { failed })
             }
-            Err(error) => Err(match Self::failed(&error, &seen) {
-                StoreError::Request(failure) if seen.status() == Some(403) && self.is_s3 => {
-                    StoreError::Request(failure.of_a_read())
-                }
-                failed => failed,
-            }),
         }
     }
 
-    async fn replace(&self, name: &str, at: Option<&Version>, content: Bytes) -> Result<Written, StoreError> {
+    async fn replace(
+        &self,
+        name: &str,
+        at: Option<&Version>,
+        content: Bytes,
+    ) -> Result<Written<Version>, BackendError> {
         self.counts.writes.fetch_add(1, Relaxed);
         let (path, seen) = (self.path(name), Seen::default());
         let mode = at.map_or(PutMode::Create, |at| PutMode::Update(at.clone()));
@@ -182,37 +203,63 @@ impl Cell for Bucket {
             Ok(done) => Ok(Written::Done(Version { e_tag: done.e_tag, version: done.version })),
             // By the status, where there is one: two writes at once, 409, are none of both for the library.
             Err(error) => match (seen.status(), &error) {
-                _ if seen.was_there() && at.is_none() => Ok(Written::Lost),
+                _ if seen.was_there() && at.is_none() => Ok(Written::Refused),
                 (Some(412), _) | (None, Error::Precondition { .. } | Error::AlreadyExists { .. }) => {
-                    Ok(Written::Lost)
+                    Ok(Written::Refused)
                 }
-                (Some(404), _) if at.is_some() && !error.to_string().contains("NoSuchBucket") => {
-                    Ok(Written::Lost)
-                }
+                (Some(404), _) if at.is_some() && !error::is_of_bucket(&error) => Ok(Written::Refused),
                 _ => Err(Self::failed(&error, &seen)),
             },
         }
     }
 
-    async fn remove(&self, name: &str) -> Result<(), StoreError> {
+    async fn remove(&self, name: &str) -> Result<(), BackendError> {
         self.counts.writes.fetch_add(1, Relaxed);
         self.remove_path(&self.path(name)).await
     }
 
-    async fn list(&self, folder: &str) -> Result<Vec<(String, u64)>, StoreError> {
+    async fn list(&self, folder: &str, after: Option<&str>) -> Result<CellPage, BackendError> {
         self.counts.reads.fetch_add(1, Relaxed);
         let (path, seen) = (self.path(folder), Seen::default());
-        let found = self.within(&seen, self.store.list_with_delimiter(Some(&path))).await?;
-        let found = found.map_err(|error| Self::failed(&error, &seen))?;
-        let named = found.objects.iter().filter_map(|meta| {
-            let written = u64::try_from(meta.last_modified.timestamp_micros()).unwrap_or(0);
-            Some((format!("{folder}/{}", meta.location.filename()?), written))
-        });
-        Ok(named.collect())
+        let found = match after {
+            Some(after) => self.store.list_with_offset(Some(&path), &self.path(after)),
+            None => self.store.list(Some(&path)),
+        };
+        // Objects of subfolders are skipped, however many there are, so that each page has a cell, if there is any.
+        let found = found.try_filter_map(|meta| std::future::ready(Ok(cell(folder, &path, &meta))));
+        // One more than the page, to see whether there is more.
+        let mut cells: Vec<(String, u64)> = self
+            .within(&seen, found.take(PAGE + 1).try_collect())
+            .await?
+            .map_err(|error| Self::failed(&error, &seen))?;
+        let more = cells.len() > PAGE;
+        cells.truncate(PAGE);
+        Ok(CellPage { cells, more })
     }
 
-    fn rules(&self) -> &Rules {
-        &self.rules
+    fn findings(&self) -> Vec<Finding> {
+        let warn = |seen: &AtomicBool, check, detail: &str| {
+            let (severity, detail) = (Severity::Warning, detail.to_owned());
+            seen.load(Relaxed).then_some(Finding { severity, check, detail })
+        };
+        let all = [
+            warn(
+                &self.rules.keep,
+                "versions of objects",
+                "the bucket keeps each version of the table: a lifecycle rule has to delete noncurrent versions below the prefix",
+            ),
+            warn(
+                &self.rules.expire,
+                "lifecycle rules",
+                "a rule deletes objects below the prefix: with the table all locks vanish",
+            ),
+            warn(
+                &self.rules.retain,
+                "object lock",
+                "objects below the prefix are retained: no version of the table can be deleted before its time",
+            ),
+        ];
+        all.into_iter().flatten().collect()
     }
 
     fn least_fence(&self, now: ServiceTime) -> u64 {
@@ -223,20 +270,43 @@ impl Cell for Bucket {
             + match &self.clock {
                 #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
                 Clock::Dated(clock) => clock.fence(real, 0),
-                Clock::Modified(clock) => clock.fence(real, 0),
+                Clock::Modified(clock, _) => clock.fence(real, 0),
                 Clock::Local { .. } => real.hi,
             }
     }
 
-    async fn now(&self) -> Result<ServiceTime, StoreError> {
-        match (self.known_time(), &self.clock) {
-            (Some(now), _) if !now.is_wide() => return Ok(now),
-            (_, Clock::Modified(clock)) => self.ask_time(clock).await?,
+    async fn now(&self) -> Result<ServiceTime, BackendError> {
+        let known = self.known_time().filter(|now| !now.is_wide());
+        match (known, &self.clock) {
+            (known, Clock::Modified(clock, asked)) => {
+                // One caller asks, and others go on with what is known.
+                let before = {
+                    let mut asked = asked.lock().unwrap_or_else(PoisonError::into_inner);
+                    let is_fresh = asked.is_some_and(|asked| Moment::now().since(&asked) < FRESH);
+                    if let Some(now) = known.filter(|_| is_fresh) {
+                        return Ok(now);
+                    }
+                    asked.replace(Moment::now())
+                };
+                if let Err(error) = self.ask_time(clock).await {
+                    *asked.lock().unwrap_or_else(PoisonError::into_inner) = before;
+                    return Err(error);
+                }
+            }
+            (Some(now), _) => return Ok(now),
             // Each response has it.
             _ => drop(self.read("table", None).await?),
         }
-        self.known_time().ok_or(StoreError::NoTime)
+        self.known_time().ok_or_else(error::no_time)
     }
+}
+
+/// Returns the name of an object that is directly in a folder, and when it was written.
+fn cell(folder: &str, path: &Path, meta: &ObjectMeta) -> Option<(String, u64)> {
+    let mut parts = meta.location.prefix_match(path)?;
+    let (name, below) = (parts.next()?, parts.next());
+    let written = u64::try_from(meta.last_modified.timestamp_micros()).unwrap_or(0);
+    below.is_none().then(|| (format!("{folder}/{}", name.as_ref()), written))
 }
 
 impl fmt::Debug for Bucket {

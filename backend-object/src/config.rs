@@ -3,21 +3,22 @@
 use std::{
     collections::BTreeMap,
     fmt,
+    hash::{DefaultHasher, Hash, Hasher},
     marker::PhantomData,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use lockcore::{ContextId, Ident, backend::ServiceClock, protocol};
+use lockcore::{BackendError, ContextId, Ident, protocol};
 use object_store::{ObjectStore, memory::InMemory, path::Path};
 
 use crate::{
     bucket::{Bucket, Clock, Counts},
-    error::StoreError,
+    error::setting,
     seen::Rules,
 };
 
-/// Where the objects are.
+/// The place of the objects.
 #[derive(Clone)]
 enum Location {
     Unset,
@@ -102,8 +103,9 @@ impl<I: Ident, C: ContextId> ObjectBuilder<I, C> {
     }
 
     /// Keeps the locks in a store that the program has opened. Give it no retries (`RetryConfig { max_retries: 0, .. }`): this
-    /// backend has its own, which know how much time a step has left. The service's time is asked for by writing a small
-    /// object, at the opening and every quarter of an hour.
+    /// backend has its own, which know how much time a step has left. Responses are not seen, and so not their `Date`: the service's
+    /// time is asked for by writing a small object, reading when it was written, and removing it, at most each three seconds while
+    /// locks are taken or kept. That is two writes and a read more for a step that comes alone.
     #[must_use]
     pub fn store(mut self, store: Arc<dyn ObjectStore>) -> Self {
         self.settings.place = Location::Own(store);
@@ -173,13 +175,13 @@ impl<I: Ident, C: ContextId> ObjectBuilder<I, C> {
     /// [`BadSetting`](lockcore::BackendErrorKind::BadSetting) names the setting and its value; other services than S3 have
     /// policies of another kind.
     #[cfg(feature = "s3")]
-    pub fn iam_policy(&self) -> Result<String, lockcore::BackendError> {
+    pub fn iam_policy(&self) -> Result<String, BackendError> {
+        use crate::error::reported;
         let place = self.settings.place();
-        self.settings.check().map_err(|error| error.report(&place))?;
+        self.settings.check().map_err(|error| reported(&place, error))?;
         let Location::S3(bucket) = &self.settings.place else {
             let expected = "only S3 has such a policy";
-            let error = StoreError::Setting { key: "bucket", value: place.clone(), expected };
-            return Err(error.report(&place));
+            return Err(reported(&place, setting("bucket", &place, expected)));
         };
         let folder = literal(self.settings.folder().as_ref());
         let policy = serde_json::json!({
@@ -273,14 +275,14 @@ impl Settings {
     pub(crate) fn place(&self) -> String {
         let Settings { prefix, namespace, .. } = self;
         match &self.place {
-            Location::Unset => "no store".to_owned(),
+            Location::Unset => "object store: no store".to_owned(),
             #[cfg(feature = "s3")]
-            Location::S3(bucket) => format!("s3://{bucket}/{prefix}/{namespace}"),
+            Location::S3(bucket) => format!("object store: s3://{bucket}/{prefix}/{namespace}"),
             #[cfg(feature = "gcs")]
-            Location::Gcs(bucket) => format!("gs://{bucket}/{prefix}/{namespace}"),
+            Location::Gcs(bucket) => format!("object store: gs://{bucket}/{prefix}/{namespace}"),
             #[cfg(feature = "azure")]
-            Location::Azure(container) => format!("az://{container}/{prefix}/{namespace}"),
-            Location::Own(store) => format!("{store}: {prefix}/{namespace}"),
+            Location::Azure(container) => format!("object store: az://{container}/{prefix}/{namespace}"),
+            Location::Own(store) => format!("object store: {store}: {prefix}/{namespace}"),
         }
     }
 
@@ -294,6 +296,8 @@ impl Settings {
         let usual = match &self.place {
             #[cfg(feature = "gcs")]
             Location::Gcs(_) => 30,
+            #[cfg(feature = "s3")]
+            Location::S3(bucket) if self.is_r2(bucket) => 30,
             _ => 10,
         };
         self.min_lease.unwrap_or(Duration::from_secs(usual)).max(Duration::from_millis(1))
@@ -304,10 +308,8 @@ impl Settings {
         (protocol::DEFAULT_LEASE * 2).max(self.min_lease())
     }
 
-    pub(crate) fn check(&self) -> Result<(), StoreError> {
-        let refuse = |key, value: &str, expected| {
-            Err(StoreError::Setting { key, value: value.chars().take(64).collect(), expected })
-        };
+    pub(crate) fn check(&self) -> Result<(), BackendError> {
+        let refuse = |key, value: &str, expected| Err(setting(key, value, expected));
         let is_name = |name: &str| !name.is_empty() && name.len() <= 255 && !name.contains('/');
         let bucket: Option<&String> = match &self.place {
             Location::Unset => return refuse("bucket", "", "one of s3, gcs, azure and store has to be set"),
@@ -349,26 +351,35 @@ impl Settings {
     }
 
     /// Makes the client.
-    pub(crate) async fn bucket(&self) -> Result<Bucket, StoreError> {
+    pub(crate) async fn bucket(&self) -> Result<Bucket, BackendError> {
         let rules = Arc::new(Rules::default());
         // The clock of a service, which all DAOs of a process estimate together: of the address that its client really asks.
         #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
         let dated = |service: [Option<String>; 2]| {
+            use lockcore::backend::ServiceClock;
+            let address = format!("{} {service:?}", self.scheme());
             let clock = match self.own_clock {
                 true => Arc::new(ServiceClock::new()),
-                false => ServiceClock::of(&format!("{} {service:?}", self.scheme())),
+                false => ServiceClock::of(&address),
             };
-            crate::dated::Dated { clock, rules: rules.clone() }
+            (crate::dated::Dated { clock, rules: rules.clone() }, address)
         };
-        let (store, clock): (Arc<dyn ObjectStore>, Clock) = match &self.place {
-            Location::Own(store) => (store.clone(), Clock::Modified(ServiceClock::new())),
+        let (store, clock, address): (Arc<dyn ObjectStore>, Clock, String) = match &self.place {
+            Location::Own(store) => {
+                (store.clone(), Clock::Modified(Arc::default(), Mutex::default()), store.to_string())
+            }
             #[cfg(feature = "s3")]
             Location::S3(bucket) => {
                 use object_store::aws::AmazonS3ConfigKey as Key;
                 let builder = self.s3(bucket)?;
                 crate::aws::check_credentials(&builder).await?;
-                let dated = dated([crate::aws::endpoint(&builder), builder.get_config_value(&Key::Region)]);
-                (made(builder.with_http_connector(dated.clone()).build())?, Clock::Dated(dated.clock))
+                let (dated, address) =
+                    dated([crate::aws::endpoint(&builder), builder.get_config_value(&Key::Region)]);
+                (
+                    made(builder.with_http_connector(dated.clone()).build())?,
+                    Clock::Dated(dated.clock),
+                    address,
+                )
             }
             #[cfg(feature = "gcs")]
             Location::Gcs(bucket) => {
@@ -384,9 +395,9 @@ impl Settings {
                 for (key, value) in self.client(endpoint.as_deref()) {
                     builder = builder.with_config(Key::Client(key), value);
                 }
-                let dated = dated([endpoint, None]);
+                let (dated, address) = dated([endpoint, None]);
                 let builder = builder.with_retry(no_retries()).with_http_connector(dated.clone());
-                (made(builder.build())?, Clock::Dated(dated.clock))
+                (made(builder.build())?, Clock::Dated(dated.clock), address)
             }
             #[cfg(feature = "azure")]
             Location::Azure(container) => {
@@ -402,20 +413,19 @@ impl Settings {
                 for (key, value) in self.client(endpoint.as_deref()) {
                     builder = builder.with_config(Key::Client(key), value);
                 }
-                let dated = dated([endpoint, builder.get_config_value(&Key::AccountName)]);
+                let (dated, address) = dated([endpoint, builder.get_config_value(&Key::AccountName)]);
                 let builder = builder.with_retry(no_retries()).with_http_connector(dated.clone());
-                (made(builder.build())?, Clock::Dated(dated.clock))
+                (made(builder.build())?, Clock::Dated(dated.clock), address)
             }
             Location::Unset => {
-                return Err(StoreError::Setting {
-                    key: "bucket",
-                    value: String::new(),
-                    expected: "one has to be set",
-                });
+                return Err(setting("bucket", "", "one has to be set"));
             }
         };
+        let mut hasher = DefaultHasher::new();
+        address.hash(&mut hasher);
         Ok(Bucket {
             store,
+            address: hasher.finish(),
             prefix: self.folder(),
             clock: if self.local_clock { Clock::local() } else { clock },
             #[cfg(feature = "testing")]
@@ -427,13 +437,23 @@ impl Settings {
         })
     }
 
+    /// Returns whether the service is Cloudflare's, by the address that its client really asks.
+    #[cfg(feature = "s3")]
+    fn is_r2(&self, bucket: &str) -> bool {
+        let endpoint = self.s3(bucket).ok().and_then(|builder| crate::aws::endpoint(&builder));
+        let host = endpoint.as_deref().and_then(|endpoint| endpoint.split("://").nth(1));
+        host.and_then(|host| host.split(['/', ':']).next()).is_some_and(crate::dated::is_r2)
+    }
+
     /// Returns the builder of a client of S3, with all that is known of it.
     #[cfg(feature = "s3")]
-    fn s3(&self, bucket: &str) -> Result<object_store::aws::AmazonS3Builder, StoreError> {
+    fn s3(&self, bucket: &str) -> Result<object_store::aws::AmazonS3Builder, BackendError> {
         use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key, Checksum};
         let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket);
-        // What is said here counts more than `AWS_ENDPOINT_URL_S3`, which counts more than `AWS_ENDPOINT_URL`.
-        let endpoint = self.endpoint.iter().map(|endpoint| Ok((Key::S3Endpoint, endpoint)));
+        // An endpoint that is set here counts more than `AWS_ENDPOINT_URL_S3`, which counts more than
+        // `AWS_ENDPOINT_URL`.
+        let endpoint =
+            self.endpoint.iter().map(|endpoint| Ok::<_, BackendError>((Key::S3Endpoint, endpoint)));
         for option in self.options.iter().map(|(key, value)| Ok((option::<Key>(key)?, value))).chain(endpoint)
         {
             let (key, value) = option?;
@@ -455,7 +475,7 @@ impl Settings {
     #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
     fn client(&self, endpoint: Option<&str>) -> Vec<(object_store::ClientConfigKey, String)> {
         use object_store::ClientConfigKey;
-        // Where the program has chosen another one, that stays.
+        // If the program has chosen another one, that stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let timeout = format!("{} ms", self.request_timeout.as_millis());
         let mut options = vec![(ClientConfigKey::Timeout, timeout)];
@@ -482,15 +502,15 @@ fn literal(name: &str) -> String {
 }
 
 #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
-fn option<K: std::str::FromStr>(key: &str) -> Result<K, StoreError> {
+fn option<K: std::str::FromStr>(key: &str) -> Result<K, BackendError> {
     let expected = "it must be an option of the service";
-    key.parse().map_err(|_| StoreError::Setting { key: "option", value: key.to_owned(), expected })
+    key.parse().map_err(|_| setting("option", key, expected))
 }
 
 #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
-fn made<S: ObjectStore>(built: object_store::Result<S>) -> Result<Arc<dyn ObjectStore>, StoreError> {
+fn made<S: ObjectStore>(built: object_store::Result<S>) -> Result<Arc<dyn ObjectStore>, BackendError> {
     match built {
         Ok(store) => Ok(Arc::new(store)),
-        Err(error) => Err(StoreError::Request(crate::error::Failure::of_settings(&error))),
+        Err(error) => Err(crate::error::of_settings(&error)),
     }
 }

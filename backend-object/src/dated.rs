@@ -19,8 +19,12 @@ use object_store::{
 use crate::seen::{Rules, Seen};
 
 /// The headers by which a response shows that it is the service's own, and not of a proxy before it.
-const REQUEST_IDS: [&str; 4] =
-    ["x-amz-request-id", "x-amzn-requestid", "x-guploader-uploadid", "x-ms-request-id"];
+const REQUEST_IDS: &[&str] =
+    &["x-amz-request-id", "x-amzn-requestid", "x-guploader-uploadid", "x-ms-request-id"];
+
+/// R2 documents no such header. Each response of Cloudflare's network has this one: from R2's own hosts, which no one else answers
+/// for, it is R2's; from others it is a proxy's.
+const REQUEST_IDS_OF_R2: &[&str] = &["cf-ray"];
 
 /// The headers of an object whose versions are kept. Google's service numbers every object, kept or not.
 const VERSION: [&str; 2] = ["x-amz-version-id", "x-ms-version-id"];
@@ -30,6 +34,11 @@ const EXPIRY: [&str; 2] = ["x-amz-expiration", "x-ms-expiry-time"];
 
 /// The headers of an object that cannot be replaced or deleted for some time.
 const RETENTION: [&str; 2] = ["x-amz-object-lock-mode", "x-ms-immutability-policy-mode"];
+
+/// Returns whether a host is one of Cloudflare's R2.
+pub(crate) fn is_r2(host: &str) -> bool {
+    host.ends_with(".r2.cloudflarestorage.com")
+}
 
 /// Makes clients that note what they see.
 #[derive(Clone, Debug)]
@@ -54,6 +63,7 @@ impl HttpConnector for Dated {
 impl HttpService for Client {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let seen = request.extensions().get::<Seen>().cloned().unwrap_or_default();
+        let ids = if request.uri().host().is_some_and(is_r2) { REQUEST_IDS_OF_R2 } else { REQUEST_IDS };
         let sent = Moment::now();
         let response = self.inner.execute(request).await;
         match &response {
@@ -69,7 +79,7 @@ impl HttpService for Client {
                     seen.is_there();
                 }
                 let has = |names: &[&str]| names.iter().any(|name| headers.contains_key(*name));
-                let own = has(&REQUEST_IDS);
+                let own = ServiceClock::is_dated_by_service(ids, |name| headers.contains_key(name));
                 self.notes.rules.keep.fetch_or(has(&VERSION), Relaxed);
                 self.notes.rules.expire.fetch_or(has(&EXPIRY), Relaxed);
                 self.notes.rules.retain.fetch_or(has(&RETENTION), Relaxed);

@@ -1,188 +1,106 @@
-//! Errors of the store, and how they are reported.
+//! Errors of settings and requests, as the engine and the user get them.
 
-use std::{error::Error, fmt, sync::Arc};
+use std::error::Error;
 
 use lockcore::{BackendError, BackendErrorKind};
 
-/// An error of a step.
-#[derive(Clone, Debug, thiserror::Error)]
-pub(crate) enum StoreError {
-    #[error("{key}: {value:?} is not possible, {expected}")]
-    Setting { key: &'static str, value: String, expected: &'static str },
-    #[error("{key}: is not given, {expected}")]
-    Missing { key: &'static str, expected: &'static str },
-    #[error(transparent)]
-    Request(Failure),
-    #[error("the attempt was withdrawn before its request arrived")]
-    Withdrawn,
-    #[error("{0} is not in this library's form")]
-    Corrupt(&'static str),
-    #[error(
-        "the object {0:?} cannot be read, another program wrote it: the locks of that session count as held until it is \
-         removed"
-    )]
-    Session(String),
-    #[error("an object has format {found}, this program knows format {known}: use a newer program")]
-    Format { found: u32, known: u32 },
-    #[error(
-        "other processes wrote first at every try until the timeout: use one service for more tasks, or fewer processes"
-    )]
-    Contended { in_doubt: bool },
-    #[error(
-        "the table would have {bytes} bytes, at most {max} are possible: hold and queue for less, or use more namespaces"
-    )]
-    Full { bytes: usize, max: usize },
-    #[error(
-        "the store ignores the condition of a write ({0}): no lock would exclude anything; use a store with conditional writes"
-    )]
-    Unconditional(&'static str),
-    #[error("no response had the service's time: it must have a Date and an id of the request")]
-    NoTime,
-    #[error("the runtime of the library ended")]
-    Ended,
+/// Refuses the value of a setting.
+pub(crate) fn setting(key: &str, value: &str, expected: &str) -> BackendError {
+    let value: String = value.chars().take(64).collect();
+    BackendError::new(BackendErrorKind::BadSetting, format!("{key}: {value:?} is not possible, {expected}"))
 }
 
-impl StoreError {
-    fn kind(&self) -> BackendErrorKind {
-        match self {
-            StoreError::Setting { .. } | StoreError::Missing { .. } => BackendErrorKind::BadSetting,
-            StoreError::Request(failure) => failure.kind,
-            StoreError::Withdrawn => BackendErrorKind::Withdrawn,
-            StoreError::Corrupt(_) | StoreError::Session(_) => BackendErrorKind::Corrupt,
-            StoreError::Format { .. } | StoreError::Unconditional(_) => BackendErrorKind::Misconfigured,
-            StoreError::Contended { .. } | StoreError::Full { .. } => BackendErrorKind::Busy,
-            StoreError::NoTime | StoreError::Ended => BackendErrorKind::Unavailable,
-        }
-    }
-
-    /// Returns whether the step may have taken place all the same.
-    pub(crate) fn in_doubt(&self) -> bool {
-        match self {
-            StoreError::Request(failure) => failure.in_doubt,
-            StoreError::Contended { in_doubt } => *in_doubt,
-            StoreError::Ended => true,
-            _ => false,
-        }
-    }
-
-    /// Returns whether the same request may succeed when it is sent again.
-    pub(crate) fn again(&self) -> bool {
-        matches!(self, StoreError::Request(Failure { again: true, .. }))
-    }
-
-    /// Returns the same error, after which an earlier write may have been made.
-    pub(crate) fn or_done_before(self, in_doubt: bool) -> Self {
-        match self {
-            StoreError::Request(failure) => {
-                let in_doubt = failure.in_doubt || in_doubt;
-                StoreError::Request(Failure { in_doubt, ..failure })
-            }
-            StoreError::Contended { .. } => StoreError::Contended { in_doubt },
-            other => other,
-        }
-    }
-
-    /// Returns the error as it leaves this crate; `place` names the bucket and the namespace.
-    pub(crate) fn report(self, place: &str) -> BackendError {
-        let backend = BackendError::new(self.kind(), format!("object store: {place}: {self}"));
-        let backend = if self.in_doubt() { backend.possibly_done() } else { backend };
-        backend.with_source(self)
-    }
+/// Reports a setting that is not given and has no default.
+#[cfg(feature = "s3")]
+pub(crate) fn missing(key: &str, expected: &str) -> BackendError {
+    BackendError::new(BackendErrorKind::BadSetting, format!("{key}: is not given, {expected}"))
 }
 
-/// The failure of a request.
-#[derive(Clone, Debug)]
-pub(crate) struct Failure {
-    pub(crate) kind: BackendErrorKind,
-    /// The store may have executed the request.
-    pub(crate) in_doubt: bool,
-    /// The same request may succeed when it is sent again.
-    pub(crate) again: bool,
-    pub(crate) what: Arc<str>,
+pub(crate) fn timed_out() -> BackendError {
+    BackendError::new(BackendErrorKind::Timeout, "no answer in time").possibly_done()
 }
 
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.what)
-    }
+/// Classifies an error by the status of the response, where there was one, and by its kind. What is retryable by its kind is
+/// repeated by the engine.
+pub(crate) fn of(error: &object_store::Error, status: Option<u16>) -> BackendError {
+    use object_store::Error as E;
+    let (kind, in_doubt) = match (status, error) {
+        (Some(401 | 403), _) | (_, E::PermissionDenied { .. } | E::Unauthenticated { .. }) => {
+            (BackendErrorKind::Denied, false)
+        }
+        // Of a bucket that does not exist: of an object it is no error.
+        (Some(404), _) | (_, E::NotFound { .. }) => (BackendErrorKind::Misconfigured, false),
+        // Two conditional writes at once: neither was refused, one has to be sent again. A throttled one was not done.
+        (Some(409 | 429), _) => (BackendErrorKind::Busy, false),
+        // A store that reports an overload may have done the work.
+        (Some(503), _) => (BackendErrorKind::Busy, true),
+        (Some(500..), _) => (BackendErrorKind::Unavailable, true),
+        (Some(408), _) => (BackendErrorKind::Timeout, true),
+        // The rest of the request did not arrive: nothing was done.
+        (Some(400), error) if has_code(error, &["RequestTimeout", "IncompleteBody", "ClientDisconnect"]) => {
+            (BackendErrorKind::Timeout, false)
+        }
+        (Some(400..500), _) => (BackendErrorKind::Other, false),
+        (_, E::NotImplemented { .. } | E::NotSupported { .. }) => (BackendErrorKind::Misconfigured, false),
+        (_, E::InvalidPath { .. } | E::UnknownConfigurationKey { .. }) => {
+            (BackendErrorKind::BadSetting, false)
+        }
+        _ => (BackendErrorKind::Unavailable, true),
+    };
+    // The type of the library's message says enough; its sources have the request's address, and no secret.
+    let failed = BackendError::new(kind, chain(error));
+    if in_doubt { failed.possibly_done() } else { failed }
 }
 
-impl Error for Failure {}
+/// Returns whether it is the bucket that is missing, and not an object.
+pub(crate) fn is_of_bucket(error: &object_store::Error) -> bool {
+    has_code(error, &["NoSuchBucket", "ContainerNotFound"])
+}
 
-impl Failure {
-    pub(crate) fn timed_out() -> Self {
-        Failure {
-            kind: BackendErrorKind::Timeout,
-            in_doubt: true,
-            again: true,
-            what: "no answer in time".into(),
-        }
-    }
+/// Returns whether the service gave one of these codes: they are in the body of its response, which the library shows as text.
+fn has_code(error: &object_store::Error, codes: &[&str]) -> bool {
+    let text = chain(error);
+    codes.iter().any(|code| text.contains(&format!("<Code>{code}</Code>")))
+}
 
-    /// Classifies an error by the status of the response, where there was one, and by its kind.
-    pub(crate) fn of(error: &object_store::Error, status: Option<u16>) -> Self {
-        use object_store::Error as E;
-        let (kind, in_doubt, again) = match (status, error) {
-            (Some(401 | 403), _) | (_, E::PermissionDenied { .. } | E::Unauthenticated { .. }) => {
-                (BackendErrorKind::Denied, false, false)
-            }
-            // Of a bucket that does not exist: of an object it is no error.
-            (Some(404), _) | (_, E::NotFound { .. }) => (BackendErrorKind::Misconfigured, false, false),
-            // Two conditional writes at once: neither was refused, one has to be sent again.
-            (Some(409), _) => (BackendErrorKind::Busy, false, true),
-            (Some(429), _) => (BackendErrorKind::Busy, false, true),
-            // A store that reports an overload may have done the work.
-            (Some(503), _) => (BackendErrorKind::Busy, true, true),
-            (Some(500..), _) => (BackendErrorKind::Unavailable, true, true),
-            (Some(400..500), _) => (BackendErrorKind::Other, false, false),
-            (_, E::NotImplemented { .. } | E::NotSupported { .. }) => {
-                (BackendErrorKind::Misconfigured, false, false)
-            }
-            (_, E::InvalidPath { .. } | E::UnknownConfigurationKey { .. }) => {
-                (BackendErrorKind::BadSetting, false, false)
-            }
-            _ => (BackendErrorKind::Unavailable, true, true),
-        };
-        // The type of the library's message says enough; its sources have the request's address, and no secret.
-        Failure { kind, in_doubt, again, what: chain(error).into() }
-    }
+/// Reports that nothing was sent: the store could not be reached.
+pub(crate) fn not_sent(error: &object_store::Error) -> BackendError {
+    BackendError::new(BackendErrorKind::Unavailable, chain(error))
+}
 
-    /// The same of a bucket in this region.
-    pub(crate) fn in_region(self, region: &str) -> Self {
-        let what = format!(
-            "the bucket is in the region {region}: name it, as `?region={region}` in the URL or by AWS_REGION: {self}"
-        );
-        Failure { kind: BackendErrorKind::Misconfigured, in_doubt: false, again: false, what: what.into() }
-    }
+/// Reports that the bucket is in another region.
+pub(crate) fn in_region(error: &object_store::Error, region: &str) -> BackendError {
+    let what = format!(
+        "the bucket is in the region {region}: name it, as `?region={region}` in the URL or by AWS_REGION: {}",
+        chain(error)
+    );
+    BackendError::new(BackendErrorKind::Misconfigured, what)
+}
 
-    /// The same of a read of S3 that was refused.
-    pub(crate) fn of_a_read(self) -> Self {
-        let what = format!(
-            "{self}; S3 answers so for what is missing, too, where s3:ListBucket is not allowed: see `lockctl migrate --print iam`"
-        );
-        Failure { what: what.into(), ..self }
-    }
+/// Reports a read of S3 that was refused.
+pub(crate) fn of_a_read(failed: &BackendError) -> BackendError {
+    let what = format!(
+        "{failed}; S3 answers so for what is missing, too, where s3:ListBucket is not allowed: see `lockctl migrate --print iam`"
+    );
+    BackendError::new(failed.kind(), what)
+}
 
-    /// The client could not be made.
-    #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
-    pub(crate) fn of_settings(error: &object_store::Error) -> Self {
-        Failure {
-            kind: BackendErrorKind::BadSetting,
-            in_doubt: false,
-            again: false,
-            what: chain(error).into(),
-        }
-    }
+/// Reports that the client could not be made.
+#[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
+pub(crate) fn of_settings(error: &object_store::Error) -> BackendError {
+    BackendError::new(BackendErrorKind::BadSetting, chain(error))
+}
 
-    /// Nothing was sent: the store could not be reached.
-    pub(crate) fn not_sent(error: &object_store::Error) -> Self {
-        Failure {
-            kind: BackendErrorKind::Unavailable,
-            in_doubt: false,
-            again: true,
-            what: chain(error).into(),
-        }
-    }
+pub(crate) fn no_time() -> BackendError {
+    let what = "no response had the service's time: it must have a Date and an id of the request";
+    BackendError::new(BackendErrorKind::Unavailable, what)
+}
+
+/// Adds the place to an error that leaves this crate before there is a DAO.
+pub(crate) fn reported(place: &str, error: BackendError) -> BackendError {
+    let named = BackendError::new(error.kind(), format!("{place}: {error}"));
+    let named = if error.in_doubt() { named.possibly_done() } else { named };
+    named.with_source(error)
 }
 
 /// The messages of an error and what caused it, each once, on one line.

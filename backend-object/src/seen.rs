@@ -1,4 +1,4 @@
-//! What is seen of responses besides their results.
+//! Observations of responses besides their results.
 
 use std::sync::{
     Arc, OnceLock,
@@ -16,7 +16,7 @@ pub(crate) struct Rules {
     pub(crate) retain: AtomicBool,
 }
 
-/// What became of a request, noted by the client. A request has it among its extensions.
+/// The fate of a request, noted by the client. A request has it among its extensions.
 #[derive(Clone, Default)]
 pub(crate) struct Seen(Arc<Noted>);
 

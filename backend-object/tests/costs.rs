@@ -142,9 +142,9 @@ async fn waiters_share_reads(dao: Arc<Dao>) -> TestResult {
             "{waiters} waiters, an hour: {hour:.0} reads, {:.4} dollars; {writes} writes",
             hour * READS / 1e6
         );
-        // No pause is shorter than a tenth of a second, and all waiters share it.
+        // No pause is shorter than a tenth of a second, and all waiters share it; a heartbeat is written each 1.2 s.
         assert!(
-            reads as f64 <= passed * 10.0 + 1.0 && writes == 0,
+            reads as f64 <= passed * 10.0 + 1.0 && writes as f64 <= passed + 2.0,
             "{reads} reads, {writes} writes in {passed} s"
         );
     }

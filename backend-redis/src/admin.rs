@@ -8,7 +8,7 @@ use std::{
 
 use lockcore::{
     BackendError, BackendErrorKind, BreakMode, BreakRecord, Broken, ContextId, HeldBy, Ident, Inspection,
-    Listing, Page, StoredContext, Target, WaitingFor, backend::List,
+    Listing, Page, StoredContext, Target, WaitingFor,
 };
 
 use crate::{
@@ -248,7 +248,7 @@ fn inspection<I: Ident, C: ContextId>(
 
 fn held_by<C: ContextId>(mut reply: Reply) -> Result<HeldBy<C>, BackendError> {
     let (context, owner, mode) = (reply.text()?, reply.text()?, reply.mode()?);
-    let permits: List<u32> = indexes(&reply.text()?)?;
+    let permits: Vec<u32> = indexes(&reply.text()?)?;
     let fence = reply.number()?;
     Ok(HeldBy {
         context: StoredContext::read(&context),

@@ -9,9 +9,6 @@ use crate::{
     scripts::{Scripts, VERSION},
 };
 
-/// A longer spin costs more than sleeping in any case.
-const MAX_BUSY_WAIT: Duration = Duration::from_millis(1);
-
 /// Settings of a [`RedisLockDao`](crate::RedisLockDao), created by [`builder`](crate::RedisLockDao::builder).
 pub struct RedisBuilder<I, C> {
     pub(crate) settings: Settings,
@@ -25,7 +22,6 @@ pub(crate) struct Settings {
     pub(crate) namespace: String,
     pub(crate) connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
-    pub(crate) busy_wait: Duration,
     pub(crate) replicas: Option<Replicas>,
     pub(crate) certificates: Certificates,
     pub(crate) tls_verify: TlsVerify,
@@ -36,14 +32,14 @@ pub(crate) struct Settings {
     pub(crate) test_clock: Option<Duration>,
 }
 
-/// How many replicas must have a grant before it counts.
+/// The number of replicas that must have a grant before it counts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Replicas {
     pub(crate) count: u32,
     pub(crate) within: Duration,
 }
 
-/// What of a server's certificate is verified.
+/// The verification of a server's certificate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum TlsVerify {
     /// That a trusted authority issued it, for the host of the URL.
@@ -57,7 +53,7 @@ pub enum TlsVerify {
     None,
 }
 
-/// What TLS needs beyond the system's root certificates, in PEM.
+/// The certificates and keys that TLS needs beyond the system's root certificates, in PEM.
 #[derive(Clone, Default)]
 pub(crate) struct Certificates {
     pub(crate) root: Option<Vec<u8>>,
@@ -71,7 +67,6 @@ impl<I: Ident, C: ContextId> RedisBuilder<I, C> {
             namespace: "lockcore".to_owned(),
             connect_timeout: Duration::from_secs(5),
             response_timeout: Duration::from_secs(5),
-            busy_wait: Duration::ZERO,
             replicas: None,
             certificates: Certificates::default(),
             tls_verify: TlsVerify::Full,
@@ -110,18 +105,6 @@ impl<I: Ident, C: ContextId> RedisBuilder<I, C> {
     #[must_use]
     pub fn response_timeout(mut self, timeout: Duration) -> Self {
         self.settings.response_timeout = timeout;
-        self
-    }
-
-    /// Lets a request that is alone on its connection spin for its reply for at most this long before its task sleeps; off
-    /// (zero) by default, at most 1 ms. Other tasks of the runtime run in between.
-    ///
-    /// It is for a server on the same machine and a caller that waits for nothing else: on two CPUs 100 us shortened a pair of
-    /// acquire and release from 160 us to 95 on a current-thread runtime, for a third more processor time, and to 120 on two worker
-    /// threads, for almost twice as much. Where replies take longer than the limit it stops by itself, but for one request in 64.
-    #[must_use]
-    pub fn busy_wait(mut self, limit: Duration) -> Self {
-        self.settings.busy_wait = limit;
         self
     }
 
@@ -208,12 +191,6 @@ impl Settings {
         for (field, timeout) in timeouts {
             bounded(field, timeout, Duration::from_millis(10))?;
         }
-        if self.busy_wait > MAX_BUSY_WAIT {
-            let busy_wait = self.busy_wait;
-            return Err(bad_setting(format!(
-                "busy_wait: {busy_wait:?} is not possible, it must be at most {MAX_BUSY_WAIT:?}"
-            )));
-        }
         if let Some(Replicas { count, within }) = self.replicas {
             if count == 0 {
                 return Err(bad_setting("replicas: 0 is not possible, it must be at least 1".to_owned()));
@@ -257,7 +234,6 @@ impl fmt::Debug for Settings {
             .field("namespace", &self.namespace)
             .field("connect_timeout", &self.connect_timeout)
             .field("response_timeout", &self.response_timeout)
-            .field("busy_wait", &self.busy_wait)
             .field("replicas", &self.replicas)
             .finish_non_exhaustive()
     }

@@ -2,12 +2,11 @@
 
 use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
-use futures_util::stream::BoxStream;
 use lockcore::{
     BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, Conflict, ContextId, Finding, Grant,
     Granted, Ident, Inspection, Listing, LockDao, LostLock, Mode, Page, Released, Renewed, Target,
-    backend::{AcquireRequest, Acquired, List, Moment, Wakeup, Withdraw, Withdrawn},
-    protocol::TOMBSTONE,
+    backend::{AcquireRequest, Acquired, Moment, Wakeup, Withdraw, Withdrawn},
+    protocol::{RECHECK, TOMBSTONE},
 };
 use redis::Value;
 use uuid::Uuid;
@@ -22,17 +21,12 @@ use crate::{
     server::Server,
     session::Session,
     store::Store,
-    version, watch,
+    version,
 };
 
-/// After how long a waiter repeats its request though nothing woke it. Its session sends heartbeats, polls for it, and wakes it
-/// when a message may have been missed; this covers errors in all that.
-const RECHECK: Duration = Duration::from_secs(30);
-
-/// What a [`RedisLockDao`] can do.
+/// The abilities of a [`RedisLockDao`].
 pub const CAPABILITIES: Capabilities = Capabilities {
     push: true,
-    push_changes: true,
     shortening: true,
     // Redis removes expired keys by itself.
     sweeping: false,
@@ -188,7 +182,7 @@ impl Step {
 
 /// The script's decision about a request.
 enum Decision<I, C> {
-    Granted(List<Granted>),
+    Granted(Vec<Granted>),
     Refused(Vec<Conflict<I, C>>),
     Queued { now: u64, first_end: Option<Duration>, conflicts: Vec<Conflict<I, C>> },
     Withdrawn,
@@ -202,7 +196,7 @@ impl<I: Ident, C: ContextId> Decision<I, C> {
         // The usual case: all ids are exclusive and new, with one fence.
         let fence = std::str::from_utf8(&fence).ok().and_then(|fence| fence.parse().ok());
         let fence = fence.ok_or_else(|| unexpected("a fence that is not a number"))?;
-        let granted = Granted { mode: Mode::Exclusive, fence, permits: List::new(), in_use: 1 };
+        let granted = Granted { mode: Mode::Exclusive, fence, permits: Vec::new(), in_use: 1 };
         Ok(Decision::Granted(std::iter::repeat_n(granted, request.claims.len()).collect()))
     }
 
@@ -251,7 +245,7 @@ impl<I, C> fmt::Debug for RedisLockDao<I, C> {
 
 impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { push_changes: !self.store.server.is_cluster(), ..CAPABILITIES }
+        CAPABILITIES
     }
 
     async fn acquire(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
@@ -318,14 +312,14 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
         let session = self.store.session().await?;
         let answer = session.call(&self.grant(grant, "renew")).await?;
         self.replicate(&session).await.map_err(BackendError::possibly_done)?;
-        Ok(Renewed { lost: lost(grant, answer)? })
+        Ok(Renewed::now(lost(grant, answer)?))
     }
 
     async fn shorten(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
         let session = self.store.session().await?;
         let answer = session.call(&self.grant(grant, "shorten")).await?;
         self.replicate(&session).await.map_err(BackendError::possibly_done)?;
-        Ok(Renewed { lost: lost(grant, answer)? })
+        Ok(Renewed::now(lost(grant, answer)?))
     }
 
     async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {
@@ -338,14 +332,6 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
 
     async fn inspect(&self, target: &Target<I>) -> Result<Inspection<I, C>, BackendError> {
         admin::inspect(&self.store, &target.stored()).await
-    }
-
-    fn watch<'w>(
-        &'w self,
-        target: &'w Target<I>,
-        every: Duration,
-    ) -> BoxStream<'w, Result<Inspection<I, C>, BackendError>> {
-        watch::watch(&self.store, target, every)
     }
 
     async fn break_lock(
@@ -408,7 +394,7 @@ fn jittered(pause: Duration) -> Duration {
     pause - pause / 1000 * sooner
 }
 
-fn read_granted(reply: Reply) -> Result<List<Granted>, BackendError> {
+fn read_granted(reply: Reply) -> Result<Vec<Granted>, BackendError> {
     Ok(reply.lists(Reply::granted)?.into_iter().collect())
 }
 

@@ -63,7 +63,7 @@ pub(crate) async fn examine(session: &Session) -> Result<Vec<Finding>, BackendEr
     Ok(findings)
 }
 
-/// Whether messages reach this process. Without them calls that have to wait fail; in a cluster they poll while the
+/// Checks that messages reach this process. Without them calls that have to wait fail; in a cluster they poll while the
 /// connection to a node is replaced.
 async fn waking(session: &Session) -> Finding {
     let (severity, detail) = match session.listens().await {
@@ -107,7 +107,7 @@ impl Infos {
         }
     }
 
-    /// What each check finds, by node where they differ.
+    /// Returns the finding of each check, by node where they differ.
     fn findings(&self) -> Vec<Finding> {
         let checks = [Info::version, Info::role, Info::eviction, Info::persistence, Info::replicas];
         checks.into_iter().flat_map(|check| self.findings_of(check)).collect()

@@ -54,8 +54,8 @@ fn refused(fault: &CertificateFault) -> BackendError {
     BackendError::new(BackendErrorKind::Misconfigured, format!("redis: {fault}; {advice}"))
 }
 
-/// Whether the connection has to be replaced after this error. A replica was the master when the connection was made: its name
-/// or a sentinel may lead to another server by now.
+/// Returns whether the connection has to be replaced after this error. A replica was the master when the connection was
+/// made: its name or a sentinel may lead to another server by now.
 pub(crate) fn ends_connection(error: &RedisError) -> bool {
     matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse)
         || matches!(code(error), Some("READONLY" | "MASTERDOWN"))
@@ -70,7 +70,7 @@ fn code(error: &RedisError) -> Option<&str> {
     }
 }
 
-/// Whether the server has as many clients as it may have. There is no code for that.
+/// Returns whether the server has as many clients as it may have. There is no code for that.
 fn is_full(detail: &str) -> bool {
     detail.starts_with("max number of clients")
 }

@@ -11,7 +11,7 @@ use std::{
 
 use lockcore::{
     Granted,
-    backend::{Changes, List, Moment, Offer, StoreClock, Waiters, Wake, Wakeup},
+    backend::{Moment, Offer, StoreClock, Waiters, Wake, Wakeup},
 };
 use redis::{
     PushInfo, PushKind, Value,
@@ -21,31 +21,17 @@ use tokio::sync::Notify;
 
 use crate::reply::{Message, granted};
 
-/// A key, as the server names it.
-pub(crate) type Key = Arc<[u8]>;
-
-/// Reads the server's message of a change, which names keys, or none if it lost all.
-fn note_changes(changes: &Changes<Key>, message: &[Value]) {
-    let Some(Value::Array(keys)) = message.first() else { return changes.any() };
-    for key in keys {
-        match key {
-            Value::BulkString(key) => changes.changed(key.as_slice().into()),
-            _ => changes.any(),
-        }
-    }
-}
-
-/// How often an id that is waited for is polled along with the heartbeat, in case that a message was missed. Where a foreign
-/// client holds it, the script asks for an earlier poll: its `DEL` notifies no waiter.
+/// The interval at which an id that is waited for is polled along with the heartbeat, in case that a message was
+/// missed. Where a foreign client holds it, the script asks for an earlier poll: its `DEL` notifies no waiter.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How much earlier than planned an id is polled along with others.
+/// The most that an id is polled earlier than planned, along with others.
 const POLL_EARLY: Duration = Duration::from_millis(250);
 
-/// How much longer the interval becomes for each id, so that polling never keeps the server busy.
+/// The time by which the interval becomes longer for each id, so that polling never keeps the server busy.
 const POLL_PER_ID: Duration = Duration::from_micros(200);
 
-/// For how long an id is polled after the last request of one of our waiters.
+/// The time for which an id is polled after the last request of one of our waiters.
 const POLL_FOR: Duration = Duration::from_secs(90);
 
 /// The ids for which a waiter has a place.
@@ -64,23 +50,22 @@ pub(crate) struct Inbox {
     /// The same since all waiters last repeated their requests: messages may have been missed.
     pub(crate) missed: AtomicBool,
     polls: Mutex<Polls>,
-    pub(crate) changes: Changes<Key>,
     /// Notified when an id has to be polled earlier than planned, or the connection is closed.
     pub(crate) earlier: Notify,
 }
 
-/// When to poll which id.
+/// The times at which to poll each id.
 #[derive(Debug, Default)]
 struct Polls {
     ids: HashMap<Box<str>, NextPoll>,
-    /// When the next poll is planned.
+    /// The time at which the next poll is planned.
     planned: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct NextPoll {
     at: Instant,
-    /// When a waiter last asked for the id.
+    /// The time at which a waiter last asked for the id.
     requested: Instant,
 }
 
@@ -94,7 +79,8 @@ impl Inbox {
         self.closed.load(SeqCst)
     }
 
-    /// Whether the connection to a node of a cluster was lost, and perhaps messages with it, and not yet subscribed to again.
+    /// Returns whether the connection to a node of a cluster was lost, and perhaps messages with it, and not yet
+    /// subscribed to again.
     pub(crate) fn is_unsubscribed(&self) -> bool {
         self.unsubscribed.load(SeqCst)
     }
@@ -103,7 +89,6 @@ impl Inbox {
     pub(crate) fn close(&self) {
         self.closed.store(true, SeqCst);
         self.waiters.wake_all();
-        self.changes.any();
         self.earlier.notify_one();
     }
 
@@ -213,7 +198,7 @@ impl Inbox {
         let made = message.number()?;
         let offered = Duration::from_millis(message.number()?);
         let count: usize = message.number()?;
-        let mut locks: List<Granted> = List::with_capacity(count.min(1000));
+        let mut locks: Vec<Granted> = Vec::with_capacity(count.min(1000));
         for _ in 0..count {
             locks.push(granted(message.field()?, message.number()?, message.number()?).ok()?);
         }
@@ -248,7 +233,6 @@ impl AsyncPushSender for Pushed {
                     tracing::warn!("a message in an unknown format on lockcore's channel");
                 }
             }
-            PushKind::Invalidate => note_changes(&self.inbox.changes, &info.data),
             PushKind::Disconnection if !self.is_cluster => self.inbox.close(),
             // The driver does not say which node. If it had our slot, messages are lost until it is subscribed to again: all
             // waiters repeat their requests after that, and soon in case that it was another node.

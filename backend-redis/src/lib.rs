@@ -45,15 +45,11 @@
 //!   does another just when a lease ends, which notices holders that died, and every 250 ms where a foreign client holds the
 //!   id, as its `DEL` notifies no waiter. A waiter whose place the server no longer has repeats its request at once; all do when
 //!   the connection is lost.
-//! - **Watching** an id has the server push its next change, by `CLIENT TRACKING`: steps look for no watchers. In a
-//!   cluster, or if the access list allows no such command, a watcher only looks again after each interval.
 //! - **One connection for each runtime**, also for push messages (RESP3), so that a runtime that is blocked or gone delays no
 //!   other, least of all the library's own thread, which renews. All waiters of a runtime share one subscription. (One
 //!   connection on a thread of the library's would cost more: on two CPUs a bare message took 25 us where one thread publishes and
 //!   reads it, and 124 us where the connections are on another thread than the waiter.)
-//! - **Spinning** is off. [`RedisBuilder::busy_wait`] lets a request that is alone on its connection poll for its reply for some
-//!   microseconds before its task sleeps.
-//! - **What that costs.** One id, acquired and released, is two calls of the script with six commands in the server: whether a
+//! - **Costs.** One id, acquired and released, is two calls of the script with six commands in the server: whether a
 //!   key exists, the time, the fence, the main key; compare, delete. A client without fences needs three: `SET NX PX`;
 //!   compare, delete. The general steps cost three to four times as much as the usual ones, most of it for the commands and a
 //!   sixth for the script's definitions. A hand-over is one of them, with twenty commands: some 50 us.
@@ -124,10 +120,8 @@ mod reply;
 mod scripts;
 mod server;
 mod session;
-mod spin;
 mod store;
 mod version;
-mod watch;
 
 pub use config::{RedisBuilder, TlsVerify};
 pub use dao::{CAPABILITIES, RedisLockDao};

@@ -31,22 +31,6 @@ impl Link {
         }
     }
 
-    /// Has the server push a message when one of `keys` changes next. A cluster does not: its driver sends these commands to any
-    /// node.
-    pub(crate) async fn track(&self, own: &Handle, keys: &[String]) -> RedisResult<()> {
-        let mut connection = match self {
-            Link::Single(connection) => connection.clone(),
-            #[cfg(feature = "cluster")]
-            Link::Cluster(_) => return Ok(()),
-        };
-        // Only what is read by the command after `CACHING` is tracked.
-        let mut track = redis::pipe();
-        track.cmd("CLIENT").arg("TRACKING").arg("ON").arg("OPTIN").ignore();
-        track.cmd("CLIENT").arg("CACHING").arg("YES").ignore();
-        track.cmd("EXISTS").arg(keys).ignore();
-        within(own, async move { track.exec_async(&mut connection).await }).await
-    }
-
     /// Subscribes to `channel`.
     pub(crate) async fn subscribe(&self, own: &Handle, channel: String) -> RedisResult<()> {
         let link = self.clone();

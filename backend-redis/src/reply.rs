@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockcore::{
     BackendError, Conflict, ConflictReason, ContextId, Granted, Holder, Ident, LossReason, MAX_PERMITS, Mode,
-    StoredContext, Target, backend::List,
+    StoredContext, Target,
 };
 use redis::Value;
 
@@ -141,7 +141,7 @@ fn mode(kind: &str, permits: u32, limit: u32) -> Result<Mode, BackendError> {
 pub(crate) fn granted(written: &str, fence: u64, in_use: u32) -> Result<Granted, BackendError> {
     let (kind, rest) = written.split_at_checked(1).ok_or_else(|| unexpected("an empty mode"))?;
     if kind != "k" {
-        return Ok(Granted { mode: mode(kind, 0, 0)?, fence, permits: List::new(), in_use });
+        return Ok(Granted { mode: mode(kind, 0, 0)?, fence, permits: Vec::new(), in_use });
     }
     let mut parts = rest.splitn(3, '/');
     let mut number = || parts.next().and_then(|part| part.parse().ok());
@@ -153,8 +153,8 @@ pub(crate) fn granted(written: &str, fence: u64, in_use: u32) -> Result<Granted,
 }
 
 /// Parses ranges of permits, such as `0-2,5-5`.
-pub(crate) fn indexes(ranges: &str) -> Result<List<u32>, BackendError> {
-    let mut indexes = List::new();
+pub(crate) fn indexes(ranges: &str) -> Result<Vec<u32>, BackendError> {
+    let mut indexes = Vec::new();
     for range in ranges.split(',').filter(|range| !range.is_empty()) {
         let ends = range.split_once('-').map(|(first, last)| (first.parse::<u32>(), last.parse::<u32>()));
         let Some((Ok(first), Ok(last))) = ends else { return Err(unexpected("permits that are no range")) };

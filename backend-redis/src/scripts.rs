@@ -7,7 +7,7 @@ use std::{borrow::Cow, io::Write, sync::LazyLock};
 use lockcore::{
     ContextId, Ident, Target,
     backend::StoreVersion,
-    protocol::{HEARTBEAT_LASTS, OFFER},
+    protocol::{BREAKS_KEPT, BREAKS_KEPT_FOR, HEARTBEAT_LASTS, OFFER},
 };
 use redis::{Arg, Cmd, RedisWrite, ToRedisArgs};
 
@@ -15,14 +15,18 @@ use redis::{Arg, Cmd, RedisWrite, ToRedisArgs};
 /// migrates it writes the record.
 pub(crate) const VERSION: StoreVersion = StoreVersion { version: 1, oldest_program: 1 };
 
-/// How the value of a main key begins that has an exclusive holder.
+/// The beginning of the value of a main key that has an exclusive holder.
 pub(crate) const HOLDER: &str = "lc2|";
 
 /// All steps in one script, which is loaded once; its usual cases come first. What it shares with this process, and with other
 /// backends, is written before it.
 static SOURCE: LazyLock<String> = LazyLock::new(|| {
     let (offer, heartbeat_lasts) = (OFFER.as_millis(), HEARTBEAT_LASTS.as_millis());
-    let shared = format!("local OFFER, HEARTBEAT_LASTS, HOLDER = {offer}, {heartbeat_lasts}, '{HOLDER}'\n");
+    let breaks_last = BREAKS_KEPT_FOR.as_millis();
+    let shared = format!(
+        "local OFFER, HEARTBEAT_LASTS, HOLDER = {offer}, {heartbeat_lasts}, '{HOLDER}'\n\
+         local BREAKS_KEPT, BREAKS_LAST = {BREAKS_KEPT}, {breaks_last}\n"
+    );
     let steps = concat!(
         include_str!("lua/fast.lua"),
         include_str!("lua/state.lua"),
@@ -92,11 +96,6 @@ impl Scripts {
     /// Names one of the namespace's other keys.
     pub(crate) fn key(&self, name: &str) -> String {
         format!("{}/{name}", self.base)
-    }
-
-    /// Names the keys of an id that change with its holders: its main key, the sharers, and the breaks.
-    pub(crate) fn watched_keys(&self, id: &str) -> [String; 3] {
-        [":", "/s:", "/b:"].map(|kind| format!("{}{kind}{id}", self.base))
     }
 
     /// Names the channel of a session.

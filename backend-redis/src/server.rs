@@ -18,7 +18,7 @@ use crate::{
     link::Link,
 };
 
-/// How many requests one connection buffers; more wait for room.
+/// The number of requests that one connection buffers; more wait for room.
 const REQUESTS: usize = 1024;
 
 /// One server, or those that know which one to ask.
@@ -43,7 +43,7 @@ pub(crate) struct Nodes {
     sentinel_user: Option<(String, String)>,
 }
 
-/// How TLS is used.
+/// The settings of TLS.
 #[cfg(feature = "tls")]
 #[derive(Clone)]
 pub(crate) struct Tls {
@@ -151,7 +151,7 @@ impl Server {
         Err(no_such_url("needs the cargo feature `cluster` of lockcore-redis"))
     }
 
-    /// Whether messages go through sharded channels.
+    /// Returns whether messages go through sharded channels.
     pub(crate) fn is_cluster(&self) -> bool {
         match self {
             #[cfg(feature = "cluster")]

@@ -46,7 +46,6 @@ async fn settings_out_of_bounds_are_named() {
         (builder().namespace("x".repeat(129)), "namespace: \"xxx"),
         (builder().connect_timeout(Duration::ZERO), "connect_timeout: 0ns is not possible"),
         (builder().response_timeout(second * 601), "response_timeout: 601s is not possible"),
-        (builder().busy_wait(Duration::from_micros(1001)), "busy_wait: 1.001ms is not possible"),
         (builder().replicas(0, second), "replicas: 0 is not possible"),
         (builder().replicas(1, second * 5), "replicas within: 5s is not possible"),
         (builder().root_certificate("x"), "certificates: only a URL that begins with rediss uses TLS"),

@@ -12,7 +12,7 @@ use std::{
 use futures_util::future::try_join;
 use lockcore::{
     BackendError,
-    backend::{Moment, NextChange},
+    backend::{Moment, unique_name},
     protocol::HEARTBEAT,
 };
 use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
@@ -21,12 +21,11 @@ use tokio::{runtime::Handle, sync::OnceCell};
 use crate::{
     config::Settings,
     error::{ends_connection, failure},
-    inbox::{Inbox, Key, Pushed},
+    inbox::{Inbox, Pushed},
     link::Link,
     reply::Reply,
     scripts::{Call, Scripts},
     server::Server,
-    spin::Spin,
 };
 
 /// The most ids of one poll: other clients need the server too.
@@ -41,13 +40,12 @@ pub(crate) struct Session {
     pub(crate) name: String,
     pub(crate) inbox: Arc<Inbox>,
     link: Link,
-    spin: Spin,
-    /// Where the connection lives.
+    /// The runtime in which the connection lives.
     runtime: Handle,
     pub(crate) scripts: Arc<Scripts>,
-    /// When the channel was subscribed to, which the first waiter does.
+    /// The moment at which the channel was subscribed to, which the first waiter does.
     listening: OnceCell<Moment>,
-    /// Whether the task that sends heartbeats runs.
+    /// Set while the task that sends heartbeats runs.
     watching: AtomicBool,
 }
 
@@ -61,13 +59,11 @@ impl Session {
         let inbox = Arc::new(Inbox::new(settings.replicas.is_some()));
         let pushed = Pushed { inbox: inbox.clone(), is_cluster: server.is_cluster() };
         let link = server.connect(settings, pushed).await?;
-        let name =
-            format!("{}{}", if server.is_cluster() { 's' } else { 'p' }, uuid::Uuid::new_v4().simple());
+        let name = format!("{}{}", if server.is_cluster() { 's' } else { 'p' }, unique_name());
         Ok(Arc::new(Session {
             name,
             inbox,
             link,
-            spin: Spin::new(settings.busy_wait),
             runtime: Handle::current(),
             scripts,
             listening: OnceCell::new(),
@@ -82,8 +78,7 @@ impl Session {
     /// Calls the script, and sends it along if the server does not have it.
     pub(crate) async fn call(&self, call: &Call) -> Result<Value, BackendError> {
         // Boxed: a call is copied with all of its future whenever it is moved.
-        let answer = Box::pin(self.link.send(&self.runtime, call.by_hash()));
-        let answer = match self.spin.wait_for(answer).await {
+        let answer = match Box::pin(self.link.send(&self.runtime, call.by_hash())).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                 // Boxed to keep the usual future small.
                 Box::pin(self.link.send(&self.runtime, &self.scripts.by_source(call))).await
@@ -120,16 +115,6 @@ impl Session {
             Some(since) => Ok(since.elapsed()),
             None => self.subscribe().await.map(|()| Duration::ZERO),
         }
-    }
-
-    /// Has the server push changes of `keys`. Watchers only poll in a cluster, and where the server refuses, as by an access list.
-    pub(crate) async fn track(&self, keys: &[String]) -> Result<NextChange<Key>, BackendError> {
-        let changes = self.inbox.changes.subscribe();
-        match self.link.track(&self.runtime, keys).await {
-            Err(error) if matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension) => {}
-            answer => self.checked(answer)?,
-        }
-        Ok(changes)
     }
 
     fn checked<T>(&self, answer: RedisResult<T>) -> Result<T, BackendError> {
@@ -174,7 +159,7 @@ impl Session {
                 if let Err(error) = self.heartbeat(&due).await {
                     tracing::debug!(%error, "a heartbeat failed");
                     if !error.is_retryable() {
-                        // What is refused for good ends the waits that ask again.
+                        // A heartbeat that is refused for good ends the waits that ask again.
                         self.inbox.waiters.wake_all();
                     }
                 }

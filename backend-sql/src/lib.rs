@@ -6,8 +6,9 @@
 //! | `postgres` | [`postgres`] | many hosts, beside the data of the application |
 //! | `sqlite` (default) | [`sqlite`] | the embedded default: the processes of one host share a file |
 //!
-//! What is decided, and where, differs: with SQLite this process decides, under the file's one write lock; with a server
-//! its routines do, each call of which is one round trip. What the servers share on this side is private.
+//! SQLite and the servers differ in where decisions are made: with SQLite this process decides, under the file's one
+//! write lock; with a server its routines do, each call of which is one round trip. The code that the servers share on
+//! this side is private.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -21,10 +22,8 @@ mod server;
 pub mod sqlite;
 
 #[cfg(feature = "mysql")]
-pub use mysql::{Mysql, MysqlBuilder, MysqlLockDao};
+pub use mysql::{MysqlBuilder, MysqlLockDao};
 #[cfg(feature = "postgres")]
-pub use postgres::{Postgres, PostgresBuilder, PostgresLockDao};
-#[cfg(any(feature = "postgres", feature = "mysql"))]
-pub use server::ServerLockDao;
+pub use postgres::{PostgresBuilder, PostgresLockDao};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteBuilder, SqliteLockDao, Synchronous};

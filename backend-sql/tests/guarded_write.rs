@@ -1,8 +1,8 @@
-//! The example `guarded_write` on real servers: a former holder's transaction is refused by the database itself.
+//! The example `guarded_transfer` on real servers: a former holder's transaction is refused by the database itself.
 
-#[path = "../examples/guarded_write/ledger.rs"]
+#[path = "../examples/guarded_transfer/ledger.rs"]
 mod ledger;
-#[path = "../examples/guarded_write/transfers.rs"]
+#[path = "../examples/guarded_transfer/transfers.rs"]
 mod transfers;
 
 use std::time::Duration;

@@ -134,7 +134,9 @@ async fn an_offer_from_elsewhere_beside_what_is_held_is_found_by_asking() {
     let (here, there) = (open(&folder).await, open(&folder).await);
     let held = take(&there, [Claim::exclusive("b")]).await;
     let mut first = request([Claim::exclusive("a")], false);
+    let whole = first.lease.replace(Duration::from_secs(20));
     assert!(matches!(here.acquire(&first).await.expect("an answer"), Acquired::Granted(_)));
+    first.lease = whole;
     let both = ClaimSet::new([Claim::exclusive("a"), Claim::exclusive("b")], Mode::Exclusive).expect("valid");
     (first.attempt, first.claims, first.queue) = (AttemptId::fresh(), both, true);
     let Acquired::Queued { mut wakeup, .. } = here.acquire(&first).await.expect("an answer") else {
@@ -145,6 +147,9 @@ async fn an_offer_from_elsewhere_beside_what_is_held_is_found_by_asking() {
         matches!(wakeup.recv().await, Wake::Recheck),
         "an offer of both, though one lock was handed over"
     );
+    let found =
+        LockDao::<String, Uuid>::inspect(&here, &Target::Id("a".to_owned())).await.expect("an answer");
+    assert!(found.holders[0].remaining <= Some(Duration::from_secs(20)), "not confirmed: {found:?}");
     let Acquired::Granted(granted) = here.acquire(&first).await.expect("an answer") else {
         panic!("it was handed over")
     };

@@ -11,7 +11,7 @@ use lockcore_conformance::{
     PATIENCE,
     servers::{self, Kind, Server, TestResult, Trial, trial},
 };
-use lockcore_sql::{MysqlLockDao, PostgresLockDao};
+use lockcore_sql::{MysqlBuilder, MysqlLockDao, PostgresLockDao};
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, PgConnection, Row};
 use uuid::Uuid;
 
@@ -125,6 +125,13 @@ async fn mysql(kind: Kind) -> TestResult {
     let builder = || MysqlLockDao::<String, Uuid>::builder().timeout(servers::ANSWERS);
     let plain = builder().url(server.url()).open().await?;
     let possible = settings_of_mysql(&url).await?;
+    if kind == Kind::MySql {
+        run("SET GLOBAL init_connect = 'SET SESSION max_execution_time = 1'".to_owned()).await?;
+        run("CREATE USER poor@'%' IDENTIFIED BY 'no secret'".to_owned()).await?;
+        run(format!("GRANT SELECT ON {database}.* TO poor@'%'")).await?;
+        let poor = url.replace("odd:", "poor:");
+        a_select_waits_as_long_as_any_request(&server, builder().url(poor)).await?;
+    }
     let mut number = 0;
     let mut of_user = async |settings: &[Setting]| {
         number += 1;
@@ -145,6 +152,34 @@ async fn mysql(kind: Kind) -> TestResult {
         }
     }
     outcome(failed)
+}
+
+/// Without the right to call routines the version is read by a `SELECT`. It waits for a table that is locked, for longer than a
+/// limit of the session's would let it.
+async fn a_select_waits_as_long_as_any_request(
+    server: &Server,
+    builder: MysqlBuilder<String, Uuid>,
+) -> Result<(), Error> {
+    let mut holder = MySqlConnection::connect(&server.url()).await?;
+    sqlx::raw_sql("LOCK TABLES lockcore_schema WRITE").execute(&mut holder).await?;
+    let opening = tokio::spawn(builder.open());
+    let mut watch = MySqlConnection::connect(&server.url()).await?;
+    let waits = "SELECT CAST(COUNT(*) AS CHAR) FROM information_schema.processlist \
+                 WHERE user = 'poor' AND time >= 1 AND state LIKE 'Waiting for table%'";
+    let seen = async {
+        loop {
+            let row = sqlx::raw_sql(waits).fetch_one(&mut watch).await?;
+            if row.try_get_unchecked::<String, _>(0)? != "0" {
+                return Ok::<_, Error>(());
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    in_time(seen).await?;
+    sqlx::raw_sql("UNLOCK TABLES").execute(&mut holder).await?;
+    // What it may not call it cannot use; that is all.
+    drop(opening.await?);
+    Ok(())
 }
 
 /// What a session of this user may set, and to what.

@@ -43,6 +43,7 @@ fn serve(client: TcpStream) -> io::Result<()> {
         // The date is what our clock goes by; it may stand still.
         answers.write_all(
             b"HTTP/1.1 200 OK\r\ndate: Fri, 20 Nov 2026 12:00:00 GMT\r\ncontent-type: application/x-amz-json-1.0\r\n\
+              x-amzn-requestid: stub\r\n\
               content-length: 2\r\n\r\n{}",
         )?;
     }

@@ -1,18 +1,18 @@
-//! What administrators see and do: listings, inspections, breaks, sweeps, findings.
+//! The administrator's requests and their answers: listings, inspections, breaks, sweeps, findings.
 
 use std::{
     fmt,
     time::{Duration, SystemTime},
 };
 
-use crate::{List, Mode, Owner, StoredContext, Target, Uuid};
+use crate::{Mode, Owner, StoredContext, Target, Uuid};
 
-/// Where a listing goes on, and how much of it to give.
+/// A page of a listing: its start, and its size at most.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Page {
     /// Only ids whose stored form is greater than this by bytes; `None` starts at the beginning.
     pub after: Option<String>,
-    /// How many ids at most, at least 1; a backend may give fewer.
+    /// The number of ids at most, at least 1; a backend may give fewer.
     pub limit: usize,
 }
 
@@ -25,7 +25,7 @@ impl Default for Page {
 /// A page of the ids that are held, queued for or frozen.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Listing<I = String, C = Uuid> {
-    /// What was found, ordered by stored form.
+    /// The ids found, ordered by stored form.
     pub ids: Vec<Inspection<I, C>>,
     /// Give this as [`Page::after`] for the next page; `None` after the last.
     pub next: Option<String>,
@@ -36,21 +36,21 @@ pub struct Listing<I = String, C = Uuid> {
 pub struct Inspection<I = String, C = Uuid> {
     /// The id; `Err` holds the stored form of one that is not of this service's type.
     pub target: Result<Target<I>, String>,
-    /// Who holds it, in order of fence. Expired holders are not listed.
+    /// Its holders, in order of fence. Expired holders are not listed.
     pub holders: Vec<HeldBy<C>>,
-    /// Who waits for it, in order.
+    /// Its waiters, in order.
     pub waiters: Vec<WaitingFor<C>>,
-    /// Whether it is frozen.
+    /// Set if it is frozen.
     pub frozen: bool,
-    /// What was broken on it lately, newest last, at most 16.
+    /// The latest breaks of its locks, newest last, at most 16.
     pub breaks: Vec<BreakRecord<C>>,
-    /// What the store has of it that this program cannot read, as another program may write it, and is not among the rest. As long as
-    /// that is there the id is not free.
+    /// The part of its state that this program cannot read, as another program may write it; it is not among the rest.
+    /// While there is one, the id is not free.
     pub unreadable: Option<String>,
 }
 
 impl<I, C> Inspection<I, C> {
-    /// Whether it has no holder, nor anything that may be one.
+    /// Returns whether it has no holder, nor anything that may be one.
     pub(crate) fn is_free(&self) -> bool {
         self.holders.is_empty() && self.unreadable.is_none()
     }
@@ -59,21 +59,21 @@ impl<I, C> Inspection<I, C> {
 /// One holder of an id, as an administrator sees it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HeldBy<C> {
-    /// Who.
+    /// The holder's context.
     pub context: StoredContext<C>,
     /// The owner label, empty if there is none.
     pub owner: Owner,
-    /// How.
+    /// The mode in which it holds the id.
     pub mode: Mode,
     /// Its permit indexes; empty unless for slots.
-    pub permits: List<u32>,
-    /// Under which fence.
+    pub permits: Vec<u32>,
+    /// The fence that the holder has.
     pub fence: u64,
-    /// Since when, by the store's clock.
+    /// The time since when it holds the id, by the store's clock.
     pub since: SystemTime,
     /// The lease it asked for; `None` is for ever.
     pub lease: Option<Duration>,
-    /// What is left of it; `None` is for ever.
+    /// The rest of its lease; `None` is for ever.
     pub remaining: Option<Duration>,
     /// An administrator broke it and it has not acknowledged yet.
     pub broken: bool,
@@ -82,32 +82,32 @@ pub struct HeldBy<C> {
 /// One waiter for an id, as an administrator sees it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WaitingFor<C> {
-    /// Who.
+    /// The waiter's context.
     pub context: StoredContext<C>,
     /// The owner label, empty if there is none.
     pub owner: Owner,
-    /// How it wants the id.
+    /// The mode in which it wants the id.
     pub mode: Mode,
-    /// Since when, by the store's clock.
+    /// The time since when it waits, by the store's clock.
     pub since: SystemTime,
 }
 
 /// That a lock was broken.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BreakRecord<C> {
-    /// Whose lock.
+    /// The context whose lock it was.
     pub context: StoredContext<C>,
-    /// Under which fence it was held.
+    /// The fence it was held under.
     pub fence: u64,
     /// The owner label of the administrator.
     pub by: Owner,
-    /// When, by the store's clock.
+    /// The time of the break, by the store's clock.
     pub at: SystemTime,
-    /// Whether it was freed at once.
+    /// Set if it was freed at once.
     pub now: bool,
 }
 
-/// How to break a lock.
+/// The way to break a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BreakMode {
     /// Stop its renewal; it is free when the holder acknowledges by releasing, or when its lease ends.
@@ -116,7 +116,7 @@ pub enum BreakMode {
     Now,
 }
 
-/// What became of a break.
+/// The outcome of a break.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Broken {
     /// It is free as of now; its old holder may still run.
@@ -128,10 +128,10 @@ pub enum Broken {
     NotHeld,
 }
 
-/// What a sweep did.
+/// The outcome of a sweep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Swept {
-    /// How many expired locks, waiters and marks were removed.
+    /// The number of expired locks, waiters and marks removed.
     pub removed: usize,
     /// More may be left: sweep again.
     pub more: bool,
@@ -139,7 +139,7 @@ pub struct Swept {
     pub elsewhere: bool,
 }
 
-/// How good or bad a finding of [`LockDao::doctor`](crate::LockDao::doctor) is.
+/// The severity of a finding of [`LockDao::doctor`](crate::LockDao::doctor).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Severity {
     /// As it should be.
@@ -163,10 +163,10 @@ impl fmt::Display for Severity {
 /// One finding of [`LockDao::doctor`](crate::LockDao::doctor).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// How good or bad.
+    /// The severity of the finding.
     pub severity: Severity,
-    /// What was looked at, such as `"schema version"`.
+    /// The subject of the check, such as `"schema version"`.
     pub check: &'static str,
-    /// What was found, with the value, and what to do about it.
+    /// The finding, with the value, and what to do about it.
     pub detail: String,
 }

@@ -34,9 +34,25 @@ pub fn shared() -> Handle {
     if is_paused() { Handle::current() } else { handle().clone() }
 }
 
-/// Whether the current runtime's clock stands still, as in a test with paused time: then timers that
+/// Returns the runtime for what goes on for as long as the process does: the library's own; in a simulated process the only one.
+pub(crate) fn lasting() -> Handle {
+    if is_simulated() { Handle::current() } else { handle().clone() }
+}
+
+/// Returns whether this thread plays a simulated process, and its runtime is the current one.
+fn is_simulated() -> bool {
+    #[cfg(feature = "testing")]
+    return crate::simulated::process().is_some() && Handle::try_current().is_ok();
+    #[cfg(not(feature = "testing"))]
+    false
+}
+
+/// Returns whether the current runtime's clock stands still, as in a test with paused time: then timers that
 /// belong to the call have to be on that runtime, or virtual time would pass them by.
 pub(crate) fn is_paused() -> bool {
+    if is_simulated() {
+        return true;
+    }
     // Only the clock of a runtime with one thread can be paused.
     let one_thread = |runtime: Handle| runtime.runtime_flavor() == RuntimeFlavor::CurrentThread;
     if !Handle::try_current().is_ok_and(one_thread) {
@@ -49,9 +65,9 @@ pub(crate) fn is_paused() -> bool {
     Instant::now() == virtual_start
 }
 
-/// Whether this is the library's own thread.
+/// Returns whether this is the library's own thread.
 pub(crate) fn is_here() -> bool {
-    OWN.get_or_init(process::current(), Own::start).thread == thread::current().id()
+    !is_simulated() && OWN.get_or_init(process::current(), Own::start).thread == thread::current().id()
 }
 
 /// Enters the library's own runtime, unless the thread is ending and cannot enter any.
@@ -59,7 +75,7 @@ pub(crate) fn enter() -> Option<EnterGuard<'static>> {
     (!is_ending()).then(|| handle().enter())
 }
 
-/// Whether the thread is ending and cannot enter a runtime any more.
+/// Returns whether the thread is ending and cannot enter a runtime any more.
 pub(crate) fn is_ending() -> bool {
     Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed())
 }

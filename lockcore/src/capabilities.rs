@@ -1,10 +1,10 @@
-//! What a backend declares that it can do beyond lock, release and renew.
+//! The declaration of a backend: what it can do beyond lock, release and renew.
 
 use std::time::Duration;
 
 use crate::protocol;
 
-/// What a backend can do. What is declared is tested by the conformance suite; what is not is refused
+/// The abilities of a backend. What is declared is tested by the conformance suite; what is not is refused
 /// with [`BackendErrorKind::Unsupported`](crate::BackendErrorKind::Unsupported).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capabilities {
@@ -16,8 +16,6 @@ pub struct Capabilities {
     pub fifo: bool,
     /// A waiter is notified of its turn without polling. Needs `fifo`.
     pub push: bool,
-    /// A [watcher](crate::LockDao::watch) is notified of changes without polling.
-    pub push_changes: bool,
     /// [`LockDao::shorten`](crate::LockDao::shorten) cuts a longer lease short.
     pub shortening: bool,
     /// A lease of `None` is accepted: a lock that lasts until it is released.
@@ -40,7 +38,7 @@ pub struct Capabilities {
     pub min_lease: Duration,
     /// The lease of a call that names none; `None` is for ever and needs `permanent`.
     pub default_lease: Option<Duration>,
-    /// How many ids can be taken in one atomic step, at least 100.
+    /// The number of ids that can be taken in one atomic step, at least 100.
     pub max_ids: usize,
 }
 
@@ -53,7 +51,6 @@ impl Capabilities {
             shared_store: false,
             fifo: false,
             push: false,
-            push_changes: false,
             shortening: false,
             permanent: false,
             slots: false,

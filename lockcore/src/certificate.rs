@@ -1,8 +1,9 @@
-//! What is wrong with a server's certificate, in words.
+//! Faults of a server's certificate, in words.
 
 use std::fmt;
 
-/// Why a server's certificate is not accepted; its `Display` says it in words, and how the certificate has to be made.
+/// The reason why a server's certificate is not accepted; its `Display` says it in words, and how the certificate has
+/// to be made.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum CertificateFault {

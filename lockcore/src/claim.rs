@@ -1,13 +1,13 @@
-//! How an identifier is wanted: claims, and sets of them in the order in which they are locked.
+//! Claims on identifiers, and sets of them in the order in which they are locked.
 
 use std::{borrow::Cow, fmt, ops::Deref};
 
-use crate::{BadRequest, Ident, List, MAX_ID_BYTES, Target};
+use crate::{BadRequest, Ident, MAX_ID_BYTES, Target};
 
-/// How many permits one claim can take at the most: a grant lists every one. A limit may be any number.
+/// The most permits that one claim can take: a grant lists every one. A limit may be any number.
 pub const MAX_PERMITS: u32 = 65_536;
 
-/// How an identifier is wanted or held. Later variants exclude more: `Shared < Slots < Exclusive`.
+/// The mode in which an identifier is wanted or held. Later variants exclude more: `Shared < Slots < Exclusive`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Mode {
     /// Together with all others but an exclusive holder.
@@ -15,9 +15,9 @@ pub enum Mode {
     /// Some of a number of permits: granted while the id has no exclusive holder and the permits held
     /// plus `permits` are at most `limit`.
     Slots {
-        /// How many permits this claim takes, from 1 to [`MAX_PERMITS`].
+        /// The number of permits that this claim takes, from 1 to [`MAX_PERMITS`].
         permits: u32,
-        /// How many may be held at once *as this caller sees it*, at least `permits`.
+        /// The number that may be held at once *as this caller sees it*, at least `permits`.
         limit: u32,
     },
     /// Alone.
@@ -69,7 +69,7 @@ impl fmt::Display for Mode {
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Claim<I = String> {
-    /// What is claimed.
+    /// The target of the claim.
     pub target: Target<I>,
     /// The mode.
     pub mode: Mode,
@@ -273,7 +273,7 @@ impl IntoClaim<String> for &&String {
 )]
 pub trait Ids<I> {
     /// The claims in the order given; `bare` is how an identifier without a mode of its own is wanted.
-    fn into_claims(self, bare: Mode) -> List<Claim<I>>;
+    fn into_claims(self, bare: Mode) -> Vec<Claim<I>>;
 }
 
 impl<I, T> Ids<I> for T
@@ -281,22 +281,15 @@ where
     T: IntoIterator,
     T::Item: IntoClaim<I>,
 {
-    fn into_claims(self, bare: Mode) -> List<Claim<I>> {
-        let ids = self.into_iter();
-        let mut claims = List::new();
-        claims.0.reserve(ids.size_hint().0);
-        // Cheaper than `collect` for the usual one or two.
-        for id in ids {
-            claims.push(id.into_claim(bare));
-        }
-        claims
+    fn into_claims(self, bare: Mode) -> Vec<Claim<I>> {
+        self.into_iter().map(|id| id.into_claim(bare)).collect()
     }
 }
 
 /// Claims that were checked, freed of duplicates and ordered by the bytes of their stored forms.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ClaimSet<I = String> {
-    claims: List<Claim<I>>,
+    claims: Vec<Claim<I>>,
 }
 
 impl<I: Ident> ClaimSet<I> {
@@ -320,7 +313,7 @@ impl<I: Ident> ClaimSet<I> {
     }
 
     /// Returns the claims by value, in order.
-    pub fn into_claims(self) -> List<Claim<I>> {
+    pub fn into_claims(self) -> Vec<Claim<I>> {
         self.claims
     }
 }
@@ -363,9 +356,9 @@ fn check<I: Ident>(claim: &Claim<I>) -> Result<(), BadRequest> {
     Ok(())
 }
 
-fn merge_duplicates<I: Ident>(claims: &mut List<Claim<I>>) -> Result<(), BadRequest> {
+fn merge_duplicates<I: Ident>(claims: &mut Vec<Claim<I>>) -> Result<(), BadRequest> {
     let mut contradiction = None;
-    claims.0.dedup_by(|later, kept| {
+    claims.dedup_by(|later, kept| {
         if later.target != kept.target {
             return false;
         }
@@ -387,7 +380,7 @@ fn merge_duplicates<I: Ident>(claims: &mut List<Claim<I>>) -> Result<(), BadRequ
     }
 }
 
-/// How much a mode excludes, for comparing two modes of one context.
+/// Ranks a mode by how much it excludes, for comparing two modes of one context.
 pub(crate) fn strength(mode: Mode) -> u8 {
     match mode {
         Mode::Shared => 0,

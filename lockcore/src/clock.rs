@@ -8,9 +8,9 @@ use crate::background;
 
 /// A point in local time.
 ///
-/// What has elapsed since is the greater of two clocks: tokio's, which tests pause and advance, and the
-/// one that goes on while the machine is suspended. A lease is then never taken for longer than it is.
-#[derive(Clone, Copy, Debug)]
+/// A moment to measure from. The time elapsed since is the greater of two clocks: tokio's, which tests pause and
+/// advance, and the one that goes on while the machine is suspended. A lease is then never taken for longer than it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Moment {
     instant: Instant,
     suspend_aware: Duration,
@@ -53,6 +53,10 @@ const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
 
 #[cfg(not(test))]
 fn suspend_aware() -> Duration {
+    #[cfg(feature = "testing")]
+    if let Some(simulated) = crate::simulated::suspend_aware() {
+        return simulated;
+    }
     let time = rustix::time::clock_gettime(CLOCK);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
@@ -104,7 +108,7 @@ pub(crate) mod stops {
         STOPPED.set(STOPPED.get() + stop);
     }
 
-    /// For how long the thread was stopped before this look.
+    /// Returns how long the thread was stopped before this look.
     pub(super) fn next() -> Duration {
         STOPPED.replace(STOPPED.get() + EACH.get())
     }

@@ -1,24 +1,24 @@
-//! Why a set was refused: per id, who is in the way.
+//! Conflicts, the reasons why a set was refused: per id, who is in the way.
 
 use std::{fmt, time::Duration};
 
 use crate::{ContextId, Ident, Mode, Owner, StoredContext, Target, Uuid};
 
-/// How many holders a [`Conflict`] lists at most; it always counts all of them.
+/// The most holders that a [`Conflict`] lists; it always counts all of them.
 pub const MAX_HOLDERS_LISTED: usize = 8;
 
 /// A holder as a refusal shows it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Holder<C> {
-    /// Who holds.
+    /// The holder's context.
     pub context: StoredContext<C>,
     /// The owner label, empty if there is none.
     pub owner: Owner,
-    /// How the id is held.
+    /// The mode in which it holds the id.
     pub mode: Mode,
     /// The fence it is held under; 0 for a foreign holder that has none.
     pub fence: u64,
-    /// How much of the lease was left when the store answered; `None` is for ever.
+    /// The rest of its lease when the store answered; `None` is for ever.
     pub remaining: Option<Duration>,
 }
 
@@ -27,11 +27,11 @@ pub struct Holder<C> {
 pub struct Conflict<I = String, C = Uuid> {
     /// The id.
     pub target: Target<I>,
-    /// What is in the way.
+    /// The reason why the claim was not granted.
     pub reason: ConflictReason<C>,
 }
 
-/// What is in the way of a claim. Contention only: that a backend failed is a
+/// The reason why a claim was not granted. Contention only: that a backend failed is a
 /// [`BackendError`](crate::BackendError).
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -40,16 +40,16 @@ pub enum ConflictReason<C> {
     Held {
         /// At most [`MAX_HOLDERS_LISTED`] of them, those first whose lease ends last.
         holders: Vec<Holder<C>>,
-        /// How many hold it.
+        /// The number of holders.
         count: usize,
-        /// How many units are in use: permits, or holders where it is shared.
+        /// The number of units in use: permits, or holders where it is shared.
         in_use: u32,
     },
     /// The claim would fit, but earlier waiters come first.
     QueuedBehind {
         /// The waiter at the head.
         head: StoredContext<C>,
-        /// How many waiters come first.
+        /// The number of waiters that come first.
         count: usize,
     },
     /// An administrator froze it: it is granted to no other context until it is thawed.

@@ -24,7 +24,7 @@ pub const MAX_CONTEXT_BYTES: usize = 255;
 /// The longest owner label, in bytes, with the [data](Owner::with_data) that it carries.
 pub const MAX_OWNER_BYTES: usize = 1280;
 
-/// What stands between an owner label and its data: the unit separator of ASCII.
+/// The separator between an owner label and its data: the unit separator of ASCII.
 const BEFORE_DATA: char = '\u{1f}';
 
 /// Identifies the holder of one set of locks, among all processes that use the store: two calls with one context hold each other's
@@ -82,7 +82,7 @@ impl FreshContext for Uuid {
     }
 }
 
-/// Where the contexts of a thread come from.
+/// The source of the contexts of a thread.
 #[derive(Clone, Copy)]
 struct Stream {
     random: u128,

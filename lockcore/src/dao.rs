@@ -2,29 +2,24 @@
 
 use std::{fmt, time::Duration};
 
-use futures_util::{
-    StreamExt,
-    stream::{self, BoxStream},
-};
-
 use crate::{
     AttemptId, BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, ClaimSet, Conflict,
-    ContextId, Finding, Grant, Granted, Ident, Inspection, List, Listing, LostLock, Owner, Page, Swept,
+    ContextId, Finding, Grant, Granted, Ident, Inspection, Listing, LostLock, Moment, Owner, Page, Swept,
     Target, Uuid, Wakeup,
 };
 
 /// One try to take a whole set.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AcquireRequest<I, C> {
-    /// Who asks.
+    /// The context that asks.
     pub context: C,
-    /// Which try of the context this is. A request sent again with the same attempt is the same try: it
+    /// The attempt of the context. A request sent again with the same attempt is the same try: it
     /// keeps its place in the queue and finds what was granted to it in the meantime, which from then on lasts
     /// for a whole lease, though it was offered for less.
     pub attempt: AttemptId,
-    /// What is wanted: all or none.
+    /// The claims: all of them are granted or none.
     pub claims: ClaimSet<I>,
-    /// How long the locks last unless renewed; `None` is for ever, where
+    /// The time for which the locks last unless renewed; `None` is for ever, where
     /// [`permanent`](Capabilities::permanent) is declared.
     pub lease: Option<Duration>,
     /// For people to read: a worker's name, host, purpose. At most
@@ -39,11 +34,11 @@ pub struct AcquireRequest<I, C> {
     pub detached: bool,
 }
 
-/// What became of an [`AcquireRequest`].
+/// The outcome of an [`AcquireRequest`].
 #[derive(Debug)]
 pub enum Acquired<I, C> {
     /// All of it is held; in the order of the claims.
-    Granted(List<Granted>),
+    Granted(Vec<Granted>),
     /// Nothing of it was taken, and what the context held before is as it was. Every id that is in the
     /// way is listed.
     Refused(Vec<Conflict<I, C>>),
@@ -74,7 +69,7 @@ impl<I, C> Acquired<I, C> {
     }
 }
 
-/// How to withdraw a try.
+/// The way to withdraw a try.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Withdraw {
     /// Leave the queue, but keep the set if it was granted by now.
@@ -83,29 +78,39 @@ pub enum Withdraw {
     Undo,
 }
 
-/// What became of a withdrawal.
+/// The outcome of a withdrawal.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Withdrawn {
     /// The attempt has no place and holds nothing.
     Left,
     /// It was granted before it could leave (only with [`Withdraw::KeepIfGranted`]), in the order of the
     /// claims. The lease runs from some time before now: renew at once.
-    Holds(List<Granted>),
+    Holds(Vec<Granted>),
 }
 
-/// What a renewal found.
+/// The outcome of a renewal.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Renewed<I = String> {
-    /// What was not extended, and why. Everything else lasts for a whole lease from now.
+    /// The locks that were not extended, and why. Everything else lasts for a whole lease from [`since`](Self::since).
     pub lost: Vec<LostLock<I>>,
+    /// The moment from which that lease counts, if an earlier request of this process extended it together with others; `None`: from
+    /// the call. It is not further back than a fifth of the lease.
+    pub since: Option<Moment>,
 }
 
-/// What a release found.
+impl<I> Renewed<I> {
+    /// Returns the outcome of a renewal that was made for this call.
+    pub fn now(lost: Vec<LostLock<I>>) -> Self {
+        Renewed { lost, since: None }
+    }
+}
+
+/// The outcome of a release.
 #[derive(Clone, Debug)]
 pub struct Released<I = String> {
-    /// What the grant no longer held, and why: released before, expired, broken, vanished.
+    /// The locks that the grant no longer held, and why: released before, expired, broken, vanished.
     pub lost: Vec<LostLock<I>>,
-    /// What is still held because it could not be freed.
+    /// The targets that are still held because they could not be freed.
     pub failed: Vec<(Target<I>, BackendError)>,
 }
 
@@ -124,7 +129,7 @@ pub struct Released<I = String> {
 /// [`acquire`](Self::acquire) the service sends [`withdraw`](Self::withdraw), after
 /// [`release`](Self::release) it sends the release again.
 pub trait LockDao<I: Ident = String, C: ContextId = Uuid>: fmt::Debug + Send + Sync + 'static {
-    /// What this backend can do. Never changes during the life of the value.
+    /// Returns what this backend can do. Never changes during the life of the value.
     fn capabilities(&self) -> Capabilities;
 
     /// Takes the whole set for the context, or nothing of it, in one atomic step and one round trip.
@@ -223,26 +228,6 @@ pub trait LockDao<I: Ident = String, C: ContextId = Uuid>: fmt::Debug + Send + S
         _target: &Target<I>,
     ) -> impl Future<Output = Result<Inspection<I, C>, BackendError>> + Send {
         async { Err(BackendError::unsupported("inspect")) }
-    }
-
-    /// Watches one id: what [`inspect`](Self::inspect) returns at once, and again whenever it may have changed, after `every` at
-    /// the latest. The stream ends with the first error. What it keeps in the store is at most a note of who watches, which
-    /// the next change or a sweep removes.
-    ///
-    /// The default inspects after each `every`. A backend that declares [`push_changes`](Capabilities::push_changes) notifies
-    /// of each change, by `backend::watch`.
-    fn watch<'w>(
-        &'w self,
-        target: &'w Target<I>,
-        every: Duration,
-    ) -> BoxStream<'w, Result<Inspection<I, C>, BackendError>> {
-        let looks = stream::try_unfold(false, move |is_later| async move {
-            if is_later {
-                tokio::time::sleep(every).await;
-            }
-            Ok(Some((self.inspect(target).await?, true)))
-        });
-        looks.boxed()
     }
 
     /// Breaks the lock that is held on the id under exactly this fence, and records who did.

@@ -45,7 +45,7 @@ pub struct Election<I: Ident = String, C: ContextId = Uuid, D: LockDao<I, C> = A
 pub struct Leader<C = Uuid> {
     /// The term: the fence of the leader's lock. A later leader has a higher one.
     pub term: u64,
-    /// What the leader campaigned with.
+    /// The value that the leader campaigned with.
     pub value: Owner,
     /// The context that holds the lock.
     pub context: StoredContext<C>,
@@ -69,7 +69,8 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Election<I, C, D> {
     /// it ([`fifo`](crate::Capabilities::fifo)). `value` is what observers see.
     ///
     /// # Errors
-    /// When the store refuses the request for good, as by a missing right or a value that is too long for an owner label.
+    /// Fails if the store refuses the request for good, as by a missing right or a value that is too long for an owner
+    /// label.
     ///
     /// # Cancel safety
     /// A candidate whose future is dropped leaves the election.
@@ -78,7 +79,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Election<I, C, D> {
         loop {
             let call = self.locks.call().wait(Wait::forever()).owner(value.clone());
             let guard = call.lock([&self.name]).await?;
-            // What was handed over has to be confirmed before it lasts for a whole lease.
+            // A lock that was handed over has to be confirmed before it lasts for a whole lease.
             if guard.held().confirmed().await.is_ok() {
                 return Ok(Leadership { guard });
             }
@@ -88,7 +89,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Election<I, C, D> {
     /// Returns who leads, if a candidate does.
     ///
     /// # Errors
-    /// When the store does not answer, or has no [listing](crate::Capabilities::listing).
+    /// Fails if the store does not answer, or has no [listing](crate::Capabilities::listing).
     pub async fn leader(&self) -> Result<Option<Leader<C>>, LockError<I, C>> {
         self.locks.admin().inspect(&self.target).await.map(leader_of)
     }
@@ -105,7 +106,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Election<I, C, D> {
     ) -> impl Stream<Item = Result<Option<Leader<C>>, LockError<I, C>>> + Send + '_ {
         let looks = self.locks.admin().looks(&self.target, every);
         let changes = looks.scan(None, |last, seen| {
-            let leader = seen.map(leader_of);
+            let leader = seen.map(|look| leader_of(look.seen));
             let is_known = leader.as_ref().is_ok_and(|leader| last.as_ref() == Some(leader));
             *last = leader.as_ref().ok().cloned();
             future::ready(Some((!is_known).then_some(leader)))

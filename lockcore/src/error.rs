@@ -1,4 +1,4 @@
-//! What can go wrong, by the caller's decision: bad requests, failures of a backend, outcomes of a call.
+//! Errors, by the caller's decision: bad requests, failures of a backend, outcomes of a call.
 
 use std::{borrow::Cow, convert::Infallible, error::Error, fmt, io, sync::Arc, time::Duration};
 
@@ -52,11 +52,11 @@ pub enum BadRequest {
     /// More ids than the backend can take in one atomic step.
     #[error("ids: {count} in one set, the {backend} backend can take at most {max} in one step")]
     TooManyIds {
-        /// How many different ids were given.
+        /// The number of different ids given.
         count: usize,
-        /// How many are possible.
+        /// The most that are possible.
         max: usize,
-        /// Which backend.
+        /// The backend's name.
         backend: &'static str,
     },
     /// A lease of zero, or under what the backend can keep.
@@ -66,7 +66,7 @@ pub enum BadRequest {
         lease: Duration,
         /// The shortest that is possible.
         min: Duration,
-        /// Which backend.
+        /// The backend's name.
         backend: &'static str,
     },
     /// A lease that is too long to be stored.
@@ -97,7 +97,7 @@ pub enum BadRequest {
     Unsupported {
         /// The field or call.
         what: &'static str,
-        /// Which backend.
+        /// The backend's name.
         backend: &'static str,
     },
     /// A number or duration outside its bounds.
@@ -107,7 +107,7 @@ pub enum BadRequest {
         field: &'static str,
         /// The value given.
         value: String,
-        /// What is possible.
+        /// The values that are possible.
         expected: &'static str,
     },
 }
@@ -118,7 +118,7 @@ impl BadRequest {
     }
 }
 
-/// What kind of failure a [`BackendError`] is.
+/// The kind of failure that a [`BackendError`] is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum BackendErrorKind {
@@ -232,7 +232,7 @@ impl Error for BackendError {
     }
 }
 
-/// Why one id of a set was not locked.
+/// The reason why one id of a set was not locked.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Failure<I = String, C = Uuid> {
@@ -271,7 +271,7 @@ impl<I: Ident, C: ContextId> fmt::Display for Failure<I, C> {
     }
 }
 
-/// In which phase a call ran out of time.
+/// The phase in which a call ran out of time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Phase {
@@ -284,9 +284,9 @@ pub enum Phase {
 /// That a call ran out of the time it was given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TimedOut {
-    /// How long it had waited.
+    /// The time it had waited.
     pub after: Duration,
-    /// What it was waiting for.
+    /// The phase in which its time ran out.
     pub phase: Phase,
 }
 
@@ -300,7 +300,7 @@ pub enum LockingError<I = String, C = Uuid, E = Infallible> {
     BadRequest(BadRequest),
     /// The set was not locked, and none of it is. The callback did not run.
     NotLocked {
-        /// Why, for each id in the way; a failure of the backend stands alone.
+        /// The reasons, for each id in the way; a failure of the backend stands alone.
         failures: Vec<Failure<I, C>>,
         /// Set if the call waited until its time was over.
         timed_out: Option<TimedOut>,
@@ -313,12 +313,11 @@ pub enum LockingError<I = String, C = Uuid, E = Infallible> {
     /// Locks were lost while the callback ran: others may have run at the same time.
     ///
     /// A callback that ended while its lease certainly lasted has lost nothing by a release that the store answers only after
-    /// the lease. Then the lock may have ended, and gone to another, after the callback; that is a success, and reported as
-    /// [`Event::ReleasedLate`](crate::Event::ReleasedLate).
+    /// the lease: that is a success, and reported as [`Event::ReleasedLate`](crate::Event::ReleasedLate), which says why.
     Lost {
-        /// What was lost, and why.
+        /// The locks that were lost, and why.
         lost: Vec<LostLock<I>>,
-        /// How the callback ended; `None` if it was stopped. Its value is to be had from
+        /// The end of the callback; `None` if it was stopped. Its value is to be had from
         /// [`Call::outcome`](crate::Call::outcome).
         callback: Option<Result<(), E>>,
     },
@@ -549,7 +548,7 @@ impl<I: Ident, C: ContextId> From<LockError<I, C>> for io::Error {
 /// That the locks of a [`Held`](crate::Held) are lost.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LockLost<I = String> {
-    /// What was lost, and why.
+    /// The locks that were lost, and why.
     pub lost: Vec<LostLock<I>>,
 }
 

@@ -28,7 +28,7 @@ impl SharedFence {
     }
 }
 
-/// What a protected resource has to remember so that it refuses the writes of former holders. Keep one
+/// The memory of a protected resource, by which it refuses the writes of former holders. Keep one
 /// for each id, beside the resource, and ask it in the same atomic step as the write.
 ///
 /// It remembers two numbers: the highest exclusive fence, and the highest of any. An exclusive fence is refused below the

@@ -1,4 +1,4 @@
-//! What is locked: identifiers, their stored form, and the global lock beside them.
+//! Identifiers, their stored form, and the global lock beside them.
 
 use std::{borrow::Cow, cmp::Ordering, fmt, hash::Hash, sync::Arc};
 
@@ -7,7 +7,7 @@ use uuid::Uuid;
 /// The longest stored form of an identifier, in bytes.
 pub const MAX_ID_BYTES: usize = 1024;
 
-/// What is locked: any type with a canonical stored form.
+/// An identifier of a lock: any type with a canonical stored form.
 ///
 /// Two values are the same lock exactly if their stored forms are the same bytes; nothing is folded,
 /// trimmed or normalised on any backend.
@@ -73,7 +73,7 @@ pub(crate) fn canonical<T: std::str::FromStr + ToString>(stored: &str) -> Option
     (value.to_string() == stored).then_some(value)
 }
 
-/// What one claim is about: an identifier, or the global lock.
+/// The target of one claim: an identifier, or the global lock.
 ///
 /// No value of the identifier's type is reserved for the global lock; its stored form is the empty
 /// string, which no identifier has.

@@ -45,7 +45,6 @@
 //! | feature | default | adds |
 //! | --- | --- | --- |
 //! | `metrics` | no | gauges, counters and histograms through the `metrics` facade |
-//! | `token` | no | a grant as text that another process reads: `Grant::to_token` |
 //!
 //! Metrics have the label `backend`, and none has an identifier in it. They are described, with units, as soon as the first
 //! service is created after a recorder was installed, and each counter is there with 0.
@@ -83,34 +82,35 @@ mod background;
 pub mod blocking;
 mod capabilities;
 mod certificate;
-mod changes;
 mod claim;
 mod clock;
 mod conflict;
 mod context;
 mod dao;
 pub mod election;
+#[doc(hidden)]
+pub mod engine;
 mod erased;
 mod error;
 mod fence;
 mod grant;
 mod ident;
-mod list;
 mod process;
 pub mod protocol;
+mod random;
 pub mod rules;
 mod service;
 mod service_clock;
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod simulated;
 mod store_clock;
 mod store_version;
 mod stored;
-#[cfg(feature = "token")]
-mod token;
 mod wait;
 mod waiters;
 mod wakeup;
 mod watch;
-mod why;
 
 pub use admin::*;
 pub use capabilities::Capabilities;
@@ -132,9 +132,8 @@ pub use service::{
 pub use uuid::Uuid;
 pub use wait::{Backoff, Exponential, Interval, Wait};
 pub use watch::{Change, EndedBy};
-pub use why::{HolderWaits, MAX_WAITS_LISTED, Why};
 
-/// What only backends need: requests and answers of [`LockDao`], waking waiters, the store's clock and version.
+/// Items that only backends need: requests and answers of [`LockDao`], waking waiters, the store's clock and version.
 ///
 /// A backend implements [`LockDao`] and runs the suite of the crate `lockcore-conformance`, which tests what the backend
 /// declares, and that it refuses everything else. This is a complete one:
@@ -143,12 +142,11 @@ pub mod backend {
     pub use crate::{
         background::{handle as library_runtime, shared as shared_runtime},
         certificate::CertificateFault,
-        changes::{Changes, NextChange, watch},
         clock::Moment,
         context::AttemptId,
         dao::{AcquireRequest, Acquired, Withdraw, Withdrawn},
         grant::Offer,
-        list::{List, ListIter},
+        random::{unique, unique_name},
         service::renew_all,
         service_clock::{ServiceClock, ServiceTime},
         store_clock::StoreClock,
@@ -160,5 +158,5 @@ pub mod backend {
 
 // For this crate's own modules.
 use backend::{
-    AcquireRequest, Acquired, AttemptId, List, Moment, Offer, Wake, WakeSender, Wakeup, Withdraw, Withdrawn,
+    AcquireRequest, Acquired, AttemptId, Moment, Offer, Wake, WakeSender, Wakeup, Withdraw, Withdrawn,
 };

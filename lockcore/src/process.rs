@@ -1,4 +1,5 @@
-//! Which process this is: a child made by `fork` is another one, with a copy of its parent's memory and none of its threads.
+//! The identity of this process: a child made by `fork` is another one, with a copy of its parent's memory and none of
+//! its threads.
 
 use std::sync::{
     OnceLock,
@@ -10,6 +11,10 @@ static SEEN: AtomicU32 = AtomicU32::new(0);
 
 /// The id of this process.
 pub(crate) fn current() -> u32 {
+    #[cfg(feature = "testing")]
+    if let Some(process) = crate::simulated::process() {
+        return process;
+    }
     let current = std::process::id();
     if SEEN.load(Relaxed) != current {
         SEEN.store(current, Relaxed);
@@ -19,6 +24,10 @@ pub(crate) fn current() -> u32 {
 
 /// The id that [`current`] gave last, without asking the kernel: another one as soon as a child used the library.
 pub(crate) fn seen() -> u32 {
+    #[cfg(feature = "testing")]
+    if let Some(process) = crate::simulated::process() {
+        return process;
+    }
     SEEN.load(Relaxed)
 }
 

@@ -14,19 +14,29 @@ pub const MIN_LEASE: Duration = Duration::from_secs(1);
 /// A lease is renewed after this fraction of its length: once in every `RENEWALS_PER_LEASE`th part.
 pub const RENEWALS_PER_LEASE: u32 = 3;
 
-/// How long an offer lasts at most: a lock that was handed to a waiter, and which the waiter has not confirmed yet. With
+/// The longest life of an offer: a lock that was handed to a waiter, and which the waiter has not confirmed yet. With
 /// [`HEARTBEAT_LASTS`] it bounds what a dead waiter costs those behind it.
 pub const OFFER: Duration = Duration::from_secs(2);
 
-/// How often a session with waiters sends a heartbeat.
+/// The interval between heartbeats of a session with waiters.
 pub const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// How long a heartbeat counts. The places in the queue of a session without one are skipped, and removed.
+/// The time for which a heartbeat counts. The places in the queue of a session without one are skipped, and removed.
 pub const HEARTBEAT_LASTS: Duration = Duration::from_secs(3);
 
-/// How long the tombstone of a withdrawn attempt is kept at least: longer than a request can be on its way. One with a
-/// longer lease keeps it for that long.
+/// The shortest time for which the tombstone of a withdrawn attempt is kept: longer than a request can be on its way.
+/// One with a longer lease keeps it for that long.
 pub const TOMBSTONE: Duration = Duration::from_secs(50);
+
+/// The longest wait before a waiter repeats its request though nothing woke it. The backend keeps its place and looks
+/// after it, so this covers errors in that.
+pub const RECHECK: Duration = Duration::from_secs(10);
+
+/// The number of breaks of one id that a store keeps on record; the oldest go first.
+pub const BREAKS_KEPT: usize = 16;
+
+/// The time for which a store keeps the record of a break.
+pub const BREAKS_KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// The number of ids that every backend takes in one atomic step.
 pub const MIN_MAX_IDS: usize = 100;

@@ -3,9 +3,9 @@
 
 use smallvec::SmallVec;
 
-use crate::{List, Mode};
+use crate::Mode;
 
-/// What is in use of an id by some holders: the sum over their modes.
+/// The units of an id in use by some holders: the sum over their modes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct InUse {
     /// Exclusive holders: 0 or 1.
@@ -60,7 +60,7 @@ pub fn passes(later: Mode, earlier: Mode) -> bool {
     }
 }
 
-/// Which claims further back in a queue may still be served, while waiters before them have to go on waiting.
+/// The claims further back in a queue that may still be served, while waiters before them have to go on waiting.
 ///
 /// A walk along a queue begins with [`Open`](Admission::Open) and moves it [behind](Admission::behind) each waiter that
 /// cannot be served, which leaves fewer claims that may pass. At [`Closed`](Admission::Closed) the walk is over, so that a release costs the same
@@ -87,7 +87,7 @@ impl Admission {
         }
     }
 
-    /// Returns what is admitted with one more waiter left behind.
+    /// Returns the admission that remains after `waiter` could not be served.
     #[must_use]
     pub fn behind(self, waiter: Mode) -> Admission {
         match (self, waiter) {
@@ -101,7 +101,7 @@ impl Admission {
     }
 }
 
-/// What asking again means for an id that the context already holds.
+/// The meaning of asking again for an id that the context already holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Again {
     /// The same or weaker: keep mode, permits and fence, refresh the lease.
@@ -120,11 +120,11 @@ pub fn again(held: Mode, wanted: Mode) -> Again {
 }
 
 /// Returns the lowest `permits` indexes that are not among `taken`.
-pub fn lowest_free(taken: impl IntoIterator<Item = u32>, permits: u32) -> List<u32> {
+pub fn lowest_free(taken: impl IntoIterator<Item = u32>, permits: u32) -> Vec<u32> {
     let mut taken: SmallVec<[u32; 16]> = taken.into_iter().collect();
     taken.sort_unstable();
     let mut taken = taken.into_iter().peekable();
-    let mut free = List::new();
+    let mut free = Vec::new();
     let mut index = 0;
     while (free.len() as u32) < permits {
         match taken.next_if(|&lowest| lowest <= index) {

@@ -9,19 +9,16 @@ use std::{
     time::Duration,
 };
 
-use crate::clock::Moment;
+use crate::{clock::Moment, store_clock::Bound};
 
-/// By how much the rates of two clocks are taken to differ at most: one part in a thousand.
-const DRIFT: u64 = 1000;
-
-/// By how much the clocks of the service's own hosts are taken to differ at most, in microseconds.
+/// The most that the clocks of the service's own hosts are taken to differ, in microseconds.
 const SPREAD: u64 = 100_000;
 
 /// Wider bounds are narrowed before a lease or a fence is derived from them: those of a process without a response for a
 /// quarter of an hour, or with contradictory responses.
 const WIDE: u64 = 3 * SECOND;
 
-/// How far apart in time responses that contradict the bounds must be to replace them: longer than one operation repeats its
+/// The time that responses which contradict the bounds must span to replace them: longer than one operation repeats its
 /// requests by default, so that the responses to one operation never do.
 const AGREEMENT: Duration = Duration::from_secs(6);
 
@@ -78,7 +75,7 @@ struct Known {
 #[derive(Clone, Copy, Debug)]
 struct Rival {
     bounds: Bounds,
-    /// When the first of them was received.
+    /// The moment at which the first of them was received.
     since: Moment,
 }
 
@@ -86,13 +83,6 @@ struct Rival {
 struct Bounds {
     lower: Bound,
     upper: Bound,
-}
-
-/// A lower or upper bound of the service's clock at a local time.
-#[derive(Clone, Copy, Debug)]
-struct Bound {
-    at: Moment,
-    micros: u64,
 }
 
 impl Default for ServiceClock {
@@ -119,6 +109,12 @@ impl ServiceClock {
         let clock = Arc::new(ServiceClock::new());
         known.insert(endpoint.to_owned(), Arc::downgrade(&clock));
         clock
+    }
+
+    /// Returns whether the `Date` of a response is the service's time: the response has one of the headers `ids`, by which the service
+    /// names the request, as none has that a proxy makes, and no `Age`, as one has that a cache kept.
+    pub fn is_dated_by_service(ids: &[&str], has: impl Fn(&str) -> bool) -> bool {
+        ids.iter().any(|id| has(id)) && !has("age")
     }
 
     /// Adds a response dated `date`, in whole seconds since 1970, to a request that was sent at `sent` and answered at `received`.
@@ -184,22 +180,6 @@ impl Bounds {
     }
 }
 
-impl Bound {
-    fn at_least(&self, now: Moment) -> u64 {
-        let passed = micros(now, self.at);
-        self.micros.saturating_add(passed - passed / DRIFT)
-    }
-
-    fn at_most(&self, now: Moment) -> u64 {
-        let passed = micros(now, self.at);
-        self.micros.saturating_add(passed.saturating_add(passed / DRIFT))
-    }
-}
-
-fn micros(now: Moment, before: Moment) -> u64 {
-    u64::try_from(now.since(&before).as_micros()).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -216,7 +196,7 @@ mod tests {
 
     impl Service {
         fn truly(&self) -> u64 {
-            EPOCH * SECOND + self.micros + micros(Moment::now(), self.start)
+            EPOCH * SECOND + self.micros + Moment::now().since(&self.start).as_micros() as u64
         }
 
         async fn answers(&self, clock: &ServiceClock, there: u64, back: u64) {

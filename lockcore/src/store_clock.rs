@@ -1,4 +1,4 @@
-//! What is known here of a store's clock: enough to say how long an offer certainly lasts.
+//! The local knowledge of a store's clock: enough to say how long an offer certainly lasts.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -7,9 +7,35 @@ use std::{
 
 use crate::clock::Moment;
 
-/// By how much the rates of two clocks are taken to differ at most: one part in a thousand. The margin of every lease
+/// The most that the rates of two clocks are taken to differ: one part in a thousand. The margin of every lease
 /// covers a hundred times that; an old sample should not cost more.
-const DRIFT: u32 = 1000;
+const DRIFT: u64 = 1000;
+
+/// A bound on what a store's clock showed, from below or from above, at a local moment, in microseconds. It ages: what
+/// has passed since counts by the rates that may differ.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bound {
+    pub(crate) at: Moment,
+    pub(crate) micros: u64,
+}
+
+impl Bound {
+    /// Returns what the clock shows at least at the local moment `now`.
+    pub(crate) fn at_least(&self, now: Moment) -> u64 {
+        let passed = micros(now.since(&self.at));
+        self.micros.saturating_add(passed - passed / DRIFT)
+    }
+
+    /// Returns what the clock shows at most at the local moment `now`.
+    pub(crate) fn at_most(&self, now: Moment) -> u64 {
+        let passed = micros(now.since(&self.at));
+        self.micros.saturating_add(passed.saturating_add(passed / DRIFT))
+    }
+}
+
+fn micros(passed: Duration) -> u64 {
+    u64::try_from(passed.as_micros()).unwrap_or(u64::MAX)
+}
 
 /// An upper bound of a store's clock, from answers that carry its time.
 ///
@@ -18,15 +44,7 @@ const DRIFT: u32 = 1000;
 /// with an allowance for rates that differ. A sample that contradicts it - the store's clock was set forward - replaces it.
 #[derive(Debug, Default)]
 pub struct StoreClock {
-    kept: Mutex<Option<Sample>>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Sample {
-    /// Before the store read its clock.
-    sent: Moment,
-    /// What it read, in microseconds.
-    read: u64,
+    kept: Mutex<Option<Bound>>,
 }
 
 impl StoreClock {
@@ -38,11 +56,11 @@ impl StoreClock {
     /// Notes what the store's clock showed, in microseconds of any epoch, at some time between `sent` - just before
     /// the request was sent - and `received`, just after its answer came.
     pub fn sample(&self, sent: Moment, received: Moment, store_micros: u64) {
-        let new = Sample { sent, read: store_micros };
+        let new = Bound { at: sent, micros: store_micros };
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let replace = kept.is_none_or(|kept| {
-            let tighter = new.read <= kept.at_most(sent);
-            let contradicts = new.read > kept.at_most(received);
+            let tighter = new.micros <= kept.at_most(sent);
+            let contradicts = new.micros > kept.at_most(received);
             tighter || contradicts
         });
         if replace {
@@ -63,15 +81,6 @@ impl StoreClock {
     pub fn remaining(&self, made_micros: u64, offered: Duration, at: Moment) -> Option<Duration> {
         let age = Duration::from_micros(self.at_most(at)?.saturating_sub(made_micros));
         Some(offered.saturating_sub(age))
-    }
-}
-
-impl Sample {
-    /// What the store's clock shows at most at the local moment `at`.
-    fn at_most(&self, at: Moment) -> u64 {
-        let passed = at.since(&self.sent);
-        let passed = passed + passed / DRIFT;
-        self.read.saturating_add(u64::try_from(passed.as_micros()).unwrap_or(u64::MAX))
     }
 }
 

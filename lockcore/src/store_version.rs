@@ -17,7 +17,7 @@ pub struct StoreVersion {
     pub oldest_program: u32,
 }
 
-/// What a program has to do before it uses a store.
+/// The step that a program has to take before it uses a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StoreFit {
     /// Nothing: it is of the program's version, or of a newer one that the program may use.
@@ -35,7 +35,7 @@ pub enum StoreFit {
 pub struct ProgramTooOld {
     /// The program's version.
     pub program: u32,
-    /// What the store records.
+    /// The store's record.
     pub store: StoreVersion,
 }
 

@@ -5,7 +5,7 @@ use crate::{
     Inspection, LossReason, LostLock, StoredContext, Target, WaitingFor,
 };
 
-impl StoredContext<String> {
+impl<S: AsRef<str>> StoredContext<S> {
     /// Converts a context in stored form to the caller's type; one that is not of that type is foreign.
     ///
     /// ```
@@ -17,12 +17,13 @@ impl StoredContext<String> {
     #[must_use]
     pub fn typed<C: ContextId>(&self) -> StoredContext<C> {
         match self {
-            StoredContext::Known(stored) | StoredContext::Foreign(stored) => StoredContext::read(stored),
+            StoredContext::Known(stored) => StoredContext::read(stored.as_ref()),
+            StoredContext::Foreign(stored) => StoredContext::read(stored),
         }
     }
 }
 
-impl ConflictReason<String> {
+impl<S: AsRef<str>> ConflictReason<S> {
     /// Converts a reason whose contexts are in stored form.
     #[must_use]
     pub fn typed<C: ContextId>(self) -> ConflictReason<C> {
@@ -91,8 +92,8 @@ impl Inspection<String, String> {
 impl<I: Ident, C: ContextId> AcquireRequest<I, C> {
     /// Returns the conflicts of this request, of which the position of the claim and the reason are known.
     #[must_use]
-    pub fn conflicts(&self, reasons: Vec<(usize, ConflictReason<String>)>) -> Vec<Conflict<I, C>> {
-        let conflict = |(position, reason): (usize, ConflictReason<String>)| Conflict {
+    pub fn conflicts<S: AsRef<str>>(&self, reasons: Vec<(usize, ConflictReason<S>)>) -> Vec<Conflict<I, C>> {
+        let conflict = |(position, reason): (usize, ConflictReason<S>)| Conflict {
             target: self.claims[position].target.clone(),
             reason: reason.typed(),
         };

@@ -1,8 +1,8 @@
-//! How long and in what manner a call waits for locks that others hold.
+//! The patience of a call: how long and in what manner it waits for locks that others hold.
 
 use std::{fmt, sync::Arc, time::Duration};
 
-/// How long and in what manner a call waits for locks that others hold. The default is [`Wait::never`].
+/// The patience of a call for locks that others hold. The default is [`Wait::never`].
 ///
 /// A call that waits also outlasts a store that is away, starts, fails over or takes no writes for a while:
 /// [`BackendError::is_retryable`](crate::BackendError::is_retryable). Any other failure ends it at once.
@@ -85,7 +85,8 @@ impl fmt::Debug for Wait {
     }
 }
 
-/// How long to pause between two tries. Any `Fn(u32) -> Duration` is one.
+/// The pauses between tries. Any `Fn(u32) -> Duration` is one. It is asked on the thread of the call; on one made for that in
+/// a call of the [blocking service](crate::blocking) inside a runtime, without the caller's thread-locals.
 pub trait Backoff: Send + Sync {
     /// Returns the pause after the try number `attempt`, which counts from 0.
     fn delay(&self, attempt: u32) -> Duration;
@@ -102,7 +103,7 @@ impl<F: Fn(u32) -> Duration + Send + Sync> Backoff for F {
 pub struct Interval {
     /// The shortest pause.
     pub every: Duration,
-    /// What is added to it at the most.
+    /// The most that is added to it at random.
     pub jitter: Duration,
 }
 

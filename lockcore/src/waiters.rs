@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     fmt,
-    hash::Hash,
+    hash::{BuildHasherDefault, DefaultHasher, Hash},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
@@ -12,7 +12,8 @@ use crate::{Moment, Wake, WakeSender, Wakeup};
 /// With fewer entries than this, waiters that no longer listen are not looked for.
 const FEW: usize = 64;
 
-/// Who of this process waits, by a key of the backend's choice: one for each attempt; and what the backend notes of them.
+/// The waiters of this process, by a key of the backend's choice: one for each attempt; and what the backend notes of
+/// them.
 ///
 /// Entries of waiters that are gone - their [`Wakeup`] was dropped - are removed as others are added, so that there are
 /// never more than twice as many entries as there were waiters (and 64); adding costs a constant on average.
@@ -21,8 +22,9 @@ pub struct Waiters<K, N = ()> {
 }
 
 struct Entries<K, N> {
-    by_key: HashMap<K, Entry<N>>,
-    /// Who is gone is looked for when there are this many.
+    /// In an order that is the same in each run: the keys are our own.
+    by_key: HashMap<K, Entry<N>, BuildHasherDefault<DefaultHasher>>,
+    /// The number of entries at which those of waiters that are gone are looked for.
     tidy_at: usize,
 }
 
@@ -34,7 +36,7 @@ struct Entry<N> {
 impl<K: Eq + Hash, N> Waiters<K, N> {
     /// Creates a registry without waiters.
     pub fn new() -> Self {
-        Waiters { entries: Mutex::new(Entries { by_key: HashMap::new(), tidy_at: FEW }) }
+        Waiters { entries: Mutex::new(Entries { by_key: HashMap::default(), tidy_at: FEW }) }
     }
 
     /// Adds a waiter. One that is there under the same key, because the attempt asked before, is woken to ask again
@@ -82,7 +84,8 @@ impl<K: Eq + Hash, N> Waiters<K, N> {
 
     /// Wakes all waiters to ask again: what was pushed meanwhile may have been missed.
     pub fn wake_all(&self) {
-        let all = std::mem::replace(&mut *self.entries(), Entries { by_key: HashMap::new(), tidy_at: FEW });
+        let all =
+            std::mem::replace(&mut *self.entries(), Entries { by_key: HashMap::default(), tidy_at: FEW });
         drop(all.by_key); // a sender that is dropped makes its waiter ask again
     }
 

@@ -1,4 +1,4 @@
-//! How a backend notifies a waiter of its turn.
+//! Wakeups, by which a backend notifies a waiter of its turn.
 
 use std::{
     future::poll_fn,
@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use crate::{Offer, clock::Moment};
 
-/// What a waiter is woken with.
+/// The message that a waiter is woken with.
 #[derive(Debug)]
 pub enum Wake {
     /// The set was granted to it: it holds the locks as of now.
@@ -33,7 +33,7 @@ impl WakeSender {
     /// # Errors
     /// The message itself.
     pub fn send(self, wake: Wake) -> Result<(), Wake> {
-        // What lasts for ever needs no look at the clock.
+        // A message without a limit needs no look at the clock.
         let is_limited = matches!(wake, Wake::Offer(Offer { remaining: Some(_), .. }));
         self.0.send((wake, is_limited.then(Moment::now))).map_err(|(wake, _)| wake)
     }
@@ -96,7 +96,7 @@ impl Wakeup {
         };
         let answer = std::task::ready!(Future::poll(Pin::new(receiver), cx));
         self.0 = None;
-        Poll::Ready(answer.unwrap_or_else(|_dropped| (Wake::Recheck, None)))
+        Poll::Ready(answer.unwrap_or((Wake::Recheck, None)))
     }
 }
 
@@ -105,7 +105,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{List, clock::stops};
+    use crate::clock::stops;
 
     #[tokio::test]
     async fn what_is_left_of_an_offer_counts_from_before_it_was_worked_out() {
@@ -114,7 +114,7 @@ mod tests {
         stops::after_each_look(Duration::from_secs(3));
         let worked_out_at = Moment::now();
         let remaining = Some(Duration::from_secs(10));
-        let offer = Offer { granted: List::new(), remaining };
+        let offer = Offer { granted: Vec::new(), remaining };
         sender.send_as_of(Wake::Offer(offer), as_of).expect("it listens");
         let Wake::Offer(offer) = wakeup.recv().await else { panic!("it is an offer") };
         assert!(offer.remaining <= Some(Duration::from_secs(7)), "{offer:?} as of {worked_out_at:?}");

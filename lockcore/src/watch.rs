@@ -1,4 +1,4 @@
-//! What happens to an id, by comparing what an administrator sees of it.
+//! Changes of an id, by comparing what an administrator sees of it.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::{HeldBy, Inspection, StoredContext, Uuid};
 
-/// What happened to a watched id; see [`Admin::watch`](crate::Admin::watch).
+/// A change of a watched id; see [`Admin::watch`](crate::Admin::watch).
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Change<C = Uuid> {
@@ -46,18 +46,21 @@ pub enum EndedBy {
     Break,
 }
 
-/// By how much two looks may be further apart in the store than here: the responses take unequal times, and stores round.
+/// The most by which a store may round what is left of a lease.
 const APART: Duration = Duration::from_millis(50);
 
-/// What was seen at one look.
+/// The answer to one look.
+#[derive(Clone)]
 pub(crate) struct Look<I, C> {
-    seen: Inspection<I, C>,
-    at: Instant,
+    pub(crate) seen: Inspection<I, C>,
+    /// When it was asked for, and when it was answered: the store looked at some time in between.
+    asked: Instant,
+    answered: Instant,
 }
 
 impl<I, C: Clone + Eq> Look<I, C> {
-    pub(crate) fn new(seen: Inspection<I, C>) -> Self {
-        Look { seen, at: Instant::now() }
+    pub(crate) fn new(seen: Inspection<I, C>, asked: Instant) -> Self {
+        Look { seen, asked, answered: Instant::now() }
     }
 
     /// Returns what happened between an earlier look, if there was one, and this.
@@ -69,7 +72,7 @@ impl<I, C: Clone + Eq> Look<I, C> {
         for former in held_before {
             let (context, fence) = (former.context.clone(), former.fence);
             if find(&self.seen.holders, former).is_none() {
-                let passed = earlier.map_or(Duration::ZERO, |look| self.at - look.at);
+                let passed = earlier.map_or(Duration::ZERO, |look| self.answered - look.asked);
                 changes.push(Change::Ended { context, fence, by: self.ended_by(former, passed) });
             }
         }
@@ -111,14 +114,14 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::{BreakRecord, List, Mode, Owner, Target};
+    use crate::{BreakRecord, Mode, Owner, Target};
 
     fn holder(fence: u64, remaining: u64, broken: bool) -> HeldBy<Uuid> {
         HeldBy {
             context: StoredContext::Known(Uuid::from_u128(fence.into())),
             owner: Owner::default(),
             mode: Mode::Shared,
-            permits: List::new(),
+            permits: Vec::new(),
             fence,
             since: SystemTime::UNIX_EPOCH,
             lease: Some(Duration::from_secs(30)),
@@ -130,7 +133,7 @@ mod tests {
     fn look(holders: Vec<HeldBy<Uuid>>, frozen: bool) -> Look<String, Uuid> {
         let target = Ok(Target::Id("a".to_owned()));
         let (waiters, breaks) = (Vec::new(), Vec::new());
-        Look::new(Inspection { target, holders, waiters, frozen, breaks, unreadable: None })
+        Look::new(Inspection { target, holders, waiters, frozen, breaks, unreadable: None }, Instant::now())
     }
 
     #[test]
@@ -167,7 +170,17 @@ mod tests {
         assert_eq!(changes, [ended(3, EndedBy::Break), ended(4, EndedBy::Break)]);
     }
 
-    /// Two responses may be further apart in the store than here, so that a lease seems to have a moment left.
+    /// The answer to the first look may come late: the store may have looked as early as it was asked.
+    #[test]
+    fn the_time_between_two_looks_counts_from_the_first_question() {
+        let lasts = Duration::from_secs(5);
+        let mut first = look(vec![HeldBy { remaining: Some(lasts), ..holder(1, 0, false) }], false);
+        first.asked = first.answered.checked_sub(lasts).expect("the machine runs for longer");
+        let changes = look(Vec::new(), false).changes_since(Some(&first));
+        assert!(matches!(changes[..], [Change::Ended { by: EndedBy::Lease, .. }]), "{changes:?}");
+    }
+
+    /// A store rounds, so that a lease seems to have a moment left.
     #[test]
     fn a_lease_that_ended_between_two_looks_is_no_release() {
         let holder = HeldBy { remaining: Some(Duration::from_millis(20)), ..holder(1, 0, false) };

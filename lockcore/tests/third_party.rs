@@ -162,7 +162,7 @@ impl LockDao<String, Uuid> for MapDao {
                 Err(gone) => lost.push(gone),
             }
         }
-        Ok(Renewed { lost })
+        Ok(Renewed::now(lost))
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
     exit::{Code, Failure},
     output::{Output, say},
     run::{Locked, listen, lock, settle},
-    session, show,
+    session, show, token,
 };
 
 /// Takes the locks and prints their token.
@@ -24,7 +24,7 @@ pub(crate) async fn acquire(global: &Global, args: Acquire, output: Output) -> R
         Locked::Interrupted(code) => return Ok(code),
     };
     let grant = guard.leave();
-    let token = grant.to_token();
+    let token = token::write(&grant);
     let written = output.result(
         || token.clone(),
         || {
@@ -102,8 +102,8 @@ fn read(token: &str) -> Result<Grant, Failure> {
         read.map_err(|error| Failure::usage(format!("TOKEN: standard input cannot be read: {error}")))?;
     }
     let token = given.trim_end();
-    match Grant::from_token(token) {
-        Ok(grant) if !grant.locks.is_empty() => Ok(grant),
+    match token::read(token) {
+        Some(grant) if !grant.locks.is_empty() => Ok(grant),
         _ => {
             let start: String = token.chars().take(20).collect();
             Err(Failure::usage(format!("TOKEN: {start:?} is not the beginning of what `acquire` printed")))

@@ -1,9 +1,9 @@
-//! What administrators do: look, break, freeze, sweep, migrate.
+//! The administrator's commands: look, break, freeze, sweep, migrate.
 
 use std::time::Duration;
 
 use lockcore::{
-    BreakMode, Broken, Finding, HolderWaits, Inspection, LockingService, Page, Severity,
+    BreakMode, Broken, Finding, Inspection, LockingService, Page, Severity,
     election::{Election, Leader},
 };
 use serde_json::{Map, Value, json};
@@ -15,6 +15,7 @@ use crate::{
     session::{self, open_existing},
     show,
     text::people,
+    why::{HolderWaits, Why},
 };
 
 /// Lists everything.
@@ -87,7 +88,8 @@ pub(crate) async fn why(
     output: Output,
 ) -> Result<u8, Failure> {
     let (locks, _) = open_existing(global).await?;
-    let why = locks.admin().why(&target.target()).await?;
+    let asked = locks.admin().inspect(&target.target()).await?;
+    let why = Why::follow(asked, &all(&locks).await?);
     if dot {
         return output.write(why.to_dot().as_bytes()).map(|()| 0);
     }

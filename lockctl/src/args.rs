@@ -192,7 +192,8 @@ The command's environment:
   LOCKCORE_FENCES   all fences as a JSON object, {\"ID\": FENCE, ...}; the global lock's key is \"\"
   LOCKCORE_PERMITS  the permit indexes of slots as a JSON object, {\"ID\": [INDEX, ...], ...}
   LOCKCORE_URL, LOCKCORE_NAMESPACE, LOCKCORE_CONFIG  what --url, --namespace and --config said, so that a lockctl inside the
-                    command finds the same store; not a --url with a secret in it: put that into the variable yourself
+                    command finds the same store; not a --url with a secret in it: put that into the variable yourself, instead
+                    of --url, or the command finds `withheld:`, and no store
   LOCKCORE_ENCLOSING  the contexts of this and of all enclosing commands, each with an id: a lockctl inside the command passes
                     the queue while any of them holds locks in its store, and does not wait for an id of theirs
 

@@ -24,7 +24,7 @@ const LONGEST: Duration = Duration::from_secs(600);
 
 /// Locks and releases sets of new ids until the time is over, and writes how long a pair took.
 pub(crate) async fn bench(global: &Global, args: &Bench, output: Output) -> Result<u8, Failure> {
-    let locks = session::open(global, None, None, std::process::id()).await?;
+    let (locks, _) = session::open(global, None, None, std::process::id()).await?;
     let (run, begun) = (Uuid::new_v4(), Instant::now());
     let progress = ProgressBar::new(args.time.as_millis() as u64)
         .with_style(ProgressStyle::with_template("{wide_bar} {msg}").expect("a template"));

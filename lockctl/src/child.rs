@@ -19,7 +19,7 @@ use crate::{
     terminal::Terminal,
 };
 
-/// How often it is looked whether a process of the group is running: no event says so.
+/// The interval at which it is looked whether a process of the group is running: no event says so.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// The command, started.
@@ -31,7 +31,7 @@ pub(crate) struct Child {
     ended: Option<u8>,
 }
 
-/// What became of the command.
+/// A change of the command's state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Change {
     /// It ended; the exit code is as a shell reports it.

@@ -1,12 +1,16 @@
-//! What a command finds in its environment about its locks, and what a `lockctl` inside a command reads there.
+//! The variables that tell a command of its locks, and that a `lockctl` inside a command reads.
 
-use std::{ffi::OsString, process::Command, time::Duration};
+use std::{
+    ffi::OsString,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use lockcore::{
     AnyLockDao, Claim, LockError, LockGuard, LockingError, LockingService, Mode, StoredContext, Target, Wait,
     rules::InUse,
 };
-use lockcore_any::{BackendUrl, ConnectError};
+use lockcore_any::{BackendUrl, ConnectError, WITHHELD, Waiting};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
@@ -25,7 +29,7 @@ const PERMITS: &str = "LOCKCORE_PERMITS";
 /// locked after its command's end. An earlier lockctl writes contexts alone, and skips the rest where it reads.
 const ENCLOSING: &str = "LOCKCORE_ENCLOSING";
 
-/// How long one variable or argument can be: Linux refuses to start a command with a longer one, the variable's name and a NUL
+/// The longest variable or argument: Linux refuses to start a command with a longer one, the variable's name and a NUL
 /// included.
 pub(crate) const LONGEST: usize = 128 * 1024;
 
@@ -70,7 +74,7 @@ pub(crate) fn describe(command: &mut Command, guard: &Guard, is_kept: bool) {
     command
         .env(CONTEXT, guard.context().to_string())
         .env(ENCLOSING, written([own].into_iter().chain(enclosing())));
-    // What an enclosing lockctl said of its own locks does not hold for ours.
+    // The variables of an enclosing lockctl are about its locks, not ours.
     match guard.locks() {
         [only] => command.env(FENCE, only.granted.fence.to_string()),
         _ => command.env_remove(FENCE),
@@ -82,15 +86,18 @@ pub(crate) fn describe(command: &mut Command, guard: &Guard, is_kept: bool) {
     command.env(FENCES, Value::Object(fences).to_string());
 }
 
-/// Returns what the command line said of the store, as variables for the command. A URL with a secret is left out: a command line
-/// has it where others may read it, and it is not spread further.
+/// Returns what the command line said of the store, as variables for the command. A URL with a secret is withheld: a command line
+/// has it where others may read it, and it is not spread further. Nor is another store that is inherited found in its place.
 pub(crate) fn store(global: &Global) -> Result<Vec<(&'static str, OsString)>, Failure> {
     let mut variables = Vec::new();
     if let Some(url) = &global.url {
         let url: BackendUrl = url.parse().map_err(ConnectError::from)?;
         let url = url.in_current_folder().map_err(ConnectError::from)?;
+        let inherited = || std::env::var("LOCKCORE_URL").ok()?.parse::<BackendUrl>().ok();
         if !url.has_secret() {
             variables.push(("LOCKCORE_URL", url.expose().into()));
+        } else if inherited().is_none_or(|inherited| inherited.expose() != url.expose()) {
+            variables.push(("LOCKCORE_URL", WITHHELD.into()));
         }
     }
     if let Some(file) = &global.config {
@@ -107,13 +114,25 @@ pub(crate) fn store(global: &Global) -> Result<Vec<(&'static str, OsString)>, Fa
 /// Takes the locks, with regard to what the enclosing commands hold in the same store: their ids are not waited for.
 pub(crate) async fn lock(
     locks: &LockingService,
+    wait: Waiting,
     claims: &[Claim<String>],
     keep_for: Option<Duration>,
 ) -> Result<Guard, LockError<String, Uuid>> {
-    let enclosing = enclosing();
-    let nested = holds_something(locks, &enclosing).await?;
+    lock_inside(&enclosing(), locks, wait, claims, keep_for).await
+}
+
+async fn lock_inside(
+    enclosing: &[Enclosing],
+    locks: &LockingService,
+    wait: Waiting,
+    claims: &[Claim<String>],
+    keep_for: Option<Duration>,
+) -> Result<Guard, LockError<String, Uuid>> {
+    // The questions are waited for as the locks are.
+    let (begun, may_pass) = (Instant::now(), LockError::is_retryable);
+    let nested = wait.retry(begun, may_pass, || holds_something(locks, enclosing)).await?;
     let call = || {
-        let mut call = locks.call().detached();
+        let mut call = locks.wait(wait.left(begun).into()).detached();
         if let Some(keep_for) = keep_for {
             call = call.keep_for(keep_for);
         }
@@ -128,7 +147,7 @@ pub(crate) async fn lock(
         settled => return settled,
     }
     for claim in claims {
-        if keeps_out(locks, &enclosing, claim).await? {
+        if wait.retry(begun, may_pass, || keeps_out(locks, enclosing, claim)).await? {
             return Err(LockingError::SelfDeadlock { target: claim.target.clone() });
         }
     }
@@ -187,7 +206,7 @@ fn from_hex(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Whether an enclosing command still holds its locks, in this store. A process that outlives a command inherits the variables,
+/// Returns whether an enclosing command still holds its locks, in this store. A process that outlives a command inherits the variables,
 /// but not the locks. Of locks that are lost in part nothing is left soon: the command is being ended.
 async fn holds_something(
     locks: &LockingService,
@@ -204,7 +223,7 @@ async fn holds_something(
     Ok(false)
 }
 
-/// Whether what the enclosing commands hold is enough to keep the claim from being granted, whatever others do.
+/// Returns whether what the enclosing commands hold is enough to keep the claim from being granted, whatever others do.
 async fn keeps_out(
     locks: &LockingService,
     enclosing: &[Enclosing],
@@ -222,7 +241,53 @@ async fn keeps_out(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use lockcore::BackendErrorKind;
+    use lockcore_conformance::fault::{Fault, FaultyDao, Operation};
+
     use super::*;
+
+    /// 11.3: what passes ends no wait, also if the store is asked what the enclosing commands hold. What does not pass ends it.
+    #[tokio::test]
+    async fn questions_about_the_enclosing_commands_are_waited_for() {
+        let dao = lockcore_any::connect("memory:").await.expect("it needs no server");
+        let (dao, faults) = FaultyDao::new(Arc::new(dao));
+        let locks = LockingService::new(AnyLockDao::new(dao));
+        let outer = locks.lock(["x"]).await.expect("it is free");
+        let claims = [Claim::exclusive("a".to_owned())];
+        let long = Waiting::UpTo(Duration::from_secs(60));
+        // The first is asked what it holds, the other one only whether it is in the way.
+        for id in [Some("x".to_owned()), None] {
+            let enclosing = [Enclosing { context: *outer.context(), id, kept_by: None }];
+            let other = locks.lock(["a"]).await.expect("it is free");
+            faults.set_times(Operation::Inspect, Fault::Fails(BackendErrorKind::Unavailable), 3);
+            let asked = faults.calls(Operation::Inspect);
+            let release = async {
+                while faults.calls(Operation::Inspect) <= asked + 3 {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                other.release().await
+            };
+            let (guard, released) =
+                tokio::join!(lock_inside(&enclosing, &locks, long, &claims, None), release);
+            released.expect("nothing was lost");
+            guard.expect("it was waited for").release().await.expect("nothing was lost");
+
+            let other = locks.lock(["a"]).await.expect("it is free");
+            for (wait, kind) in
+                [(Waiting::Never, BackendErrorKind::Unavailable), (Waiting::Forever, BackendErrorKind::Other)]
+            {
+                faults.set(Operation::Inspect, Fault::Fails(kind));
+                let error =
+                    lock_inside(&enclosing, &locks, wait, &claims, None).await.expect_err("it failed");
+                assert!(!error.is_contention(), "{error}");
+            }
+            faults.lift();
+            other.release().await.expect("nothing was lost");
+        }
+        outer.release().await.expect("nothing was lost");
+    }
 
     #[test]
     fn ids_are_read_as_they_were_written() {

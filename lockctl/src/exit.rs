@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::show;
 
-/// Why `lockctl` itself ends, as opposed to the command that it runs. From 120 on, where commands seldom
+/// The reason why `lockctl` itself ends, as opposed to the command that it runs. From 120 on, where commands seldom
 /// have codes of their own; 124 to 127 as `timeout` and `env` have them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Code {
@@ -59,7 +59,7 @@ impl Code {
     }
 }
 
-/// What `--help` says of exit codes.
+/// Returns what `--help` says of exit codes.
 pub(crate) fn help() -> String {
     let mut help = "Exit codes:\n".to_owned();
     for (code, when) in CODES {
@@ -74,7 +74,7 @@ pub(crate) fn help() -> String {
 pub(crate) struct Failure {
     pub(crate) code: Code,
     pub(crate) message: String,
-    /// What was in the way, as JSON.
+    /// The conflicts in the way, as JSON.
     pub(crate) conflicts: Option<Value>,
 }
 

@@ -46,7 +46,8 @@ pub(crate) fn name_of_this() -> Option<String> {
     Some(format!("{pid}/{}/{}", Process::of(pid)?.started, space()?))
 }
 
-/// Whether the process of this [name](name_of_this) has certainly ended. One that cannot be seen from here counts as running.
+/// Returns whether the process of this [name](name_of_this) has certainly ended. One that cannot be seen from here
+/// counts as running.
 pub(crate) fn has_ended(name: &str) -> bool {
     let mut parts = name.splitn(3, '/');
     let mut next = || parts.next();
@@ -119,7 +120,7 @@ impl Member {
         }
     }
 
-    /// Whether it is still running as a member of the group.
+    /// Returns whether it is still running as a member of the group.
     pub(crate) fn is_running(self, group: Pid) -> bool {
         match self {
             Member::Known(pid) => is_running(pid, group),

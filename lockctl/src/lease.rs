@@ -1,4 +1,4 @@
-//! Until when the command may run under its locks.
+//! The time until when the command may run under its locks.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use crate::{
     watchdog::Order,
 };
 
-/// How long the store may take to tell whether a broken lock is still held.
+/// The time that the store may take to tell whether a broken lock is still held.
 const ASKING: Duration = Duration::from_secs(1);
 
-/// When the command has to end if nothing renews the lease. Times are those of [`clock::now`].
+/// The time at which the command has to end if nothing renews the lease. Times are those of [`clock::now`].
 ///
 /// A handle shows only the time until the margin, and after a loss nothing; so it is asked now and then.
 pub(crate) struct LeaseEnd {
-    /// When the margin begins, before whose end the command has to be gone.
+    /// The beginning of the margin, before whose end the command has to be gone.
     margin_begins: Option<Duration>,
     margin: Duration,
 }
@@ -43,22 +43,24 @@ impl LeaseEnd {
         }
     }
 
-    /// How long it is until the next look: often enough that the watchdog knows of a renewal before it acts.
+    /// Returns the time until the next look: often enough that the watchdog knows of a renewal before it acts.
     pub(crate) fn pause(&self) -> Duration {
         (self.margin / 8).clamp(Duration::from_millis(1), LONGEST_SLEEP)
     }
 
-    /// When the command gets KILL: so early that nothing of it is left when another holder can have what was lost.
+    /// Returns when the command gets KILL: so early that nothing of it is left when another holder can have what was
+    /// lost.
     pub(crate) fn kill(&self) -> Option<Duration> {
         self.margin_begins.map(|begins| begins + self.margin.mul_f64(0.75))
     }
 
-    /// What the watchdog does if it receives nothing more. It leaves the first part of the margin to this process.
+    /// Returns what the watchdog does if it receives nothing more. It leaves the first part of the margin to this
+    /// process.
     pub(crate) fn order(&self, group: Option<Pid>) -> Order {
         Order { group, term: self.margin_begins.map(|begins| begins + self.margin / 4), kill: self.kill() }
     }
 
-    /// Whether the loss was reported by the store, before the local deadline.
+    /// Returns whether the loss was reported by the store, before the local deadline.
     fn is_reported_by_the_store(&self) -> bool {
         self.margin_begins.is_none_or(|begins| clock::now() < begins)
     }
@@ -82,7 +84,7 @@ impl LeaseEnd {
     }
 }
 
-/// Whether a broken lock keeps others out until it is released or its lease ends, as a plain `break` leaves it.
+/// Returns whether a broken lock keeps others out until it is released or its lease ends, as a plain `break` leaves it.
 async fn is_still_held(locks: &LockingService, held: &Held<String, Uuid>, lock: &LostLock<String>) -> bool {
     if !locks.dao().capabilities().listing {
         return false;

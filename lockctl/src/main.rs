@@ -17,9 +17,11 @@ mod show;
 mod signals;
 mod terminal;
 mod text;
+mod token;
 mod waiting;
 mod watch;
 mod watchdog;
+mod why;
 
 use std::process::ExitCode;
 
@@ -32,7 +34,7 @@ use crate::{
     output::Output,
 };
 
-/// What is logged to stderr, as `lockcore=debug`; nothing if it is not set.
+/// The variable with the filter of the log on stderr, as `lockcore=debug`; nothing is logged if it is not set.
 const LOG: &str = "LOCKCORE_LOG";
 
 fn main() -> ExitCode {

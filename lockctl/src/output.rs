@@ -1,4 +1,4 @@
-//! What is written, and where: results to stdout, one line about what went wrong to stderr.
+//! Output: results to stdout, one line about what went wrong to stderr.
 
 use std::{
     io::{self, Write},
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::exit::{Code, Failure};
 
-/// Where a command's result goes.
+/// The form in which a command's result is written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Output {
     json: bool,

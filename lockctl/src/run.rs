@@ -3,6 +3,7 @@
 use std::{pin::pin, time::Duration};
 
 use lockcore::{Claim, Held, LockDao, LockError, LockingError, LockingService, LostLock};
+use lockcore_any::Waiting;
 use nix::sys::signal::Signal;
 use uuid::Uuid;
 
@@ -22,13 +23,14 @@ use crate::{
 
 type Lost = Vec<LostLock<String>>;
 
-/// How often the store is swept, by one of many processes.
+/// The interval at which the store is swept, by one of many processes.
 const SWEEP_EVERY: Duration = Duration::from_secs(300);
 
-/// For how long at most the locks of a command that has ended are released, while the store is unavailable and their lease lasts.
+/// The longest time for which the locks of a command that has ended are released, while the store is unavailable and
+/// their lease lasts.
 const LONGEST_RELEASE: Duration = Duration::from_secs(60);
 
-/// What a signal that came before the locks left to do.
+/// The outcome of waiting for the locks, which a signal may cut short.
 pub(crate) enum Locked {
     /// The locks are held.
     Held(LockingService, Guard),
@@ -86,7 +88,7 @@ pub(crate) async fn lock(
     pid: u32,
     signals: &mut Signals,
 ) -> Result<Locked, Failure> {
-    let locks = tokio::select! {
+    let (locks, wait) = tokio::select! {
         biased;
         signal = signals.next() => return Ok(Locked::Interrupted(code_of(signal))),
         locks = session::open(global, locking.wait, locking.lease, pid) => locks?,
@@ -95,7 +97,7 @@ pub(crate) async fn lock(
     let locked = tokio::select! {
         biased;
         signal = signals.next() => Err(signal),
-        locked = lock_confirmed(&locks, &claims, keep_for) => Ok(locked),
+        locked = lock_confirmed(&locks, wait, &claims, keep_for) => Ok(locked),
         never = waiting::show(&locks, &claims) => match never {},
     };
     match locked {
@@ -118,11 +120,12 @@ pub(crate) async fn lock(
 /// stops nothing yet: the request is sent again, and waits as long again.
 async fn lock_confirmed(
     locks: &LockingService,
+    wait: Waiting,
     claims: &[Claim<String>],
     keep_for: Option<Duration>,
 ) -> Result<Guard, LockError<String, Uuid>> {
     loop {
-        let guard = environment::lock(locks, claims, keep_for).await?;
+        let guard = environment::lock(locks, wait, claims, keep_for).await?;
         match guard.held().confirmed().await {
             Ok(()) => return Ok(guard),
             Err(lost) => say(&format!("{lost}, before it was used: requesting again")),
@@ -145,10 +148,10 @@ pub(crate) async fn settle(locks: &LockingService, grace: Duration) {
     }
 }
 
-/// How the command ended.
+/// The end of the command.
 struct Ended {
     code: u8,
-    /// What was lost, if that ended it.
+    /// The locks that were lost, if that ended it.
     lost: Option<Lost>,
 }
 

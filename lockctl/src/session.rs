@@ -17,10 +17,10 @@ use crate::{
 /// KILL, early enough to be gone when the lease ends.
 pub(crate) const MARGIN: f64 = 0.2;
 
-/// How long the end of the process waits for the store to answer to what is still under way.
+/// The time for which the end of the process waits for the store to answer to what is still under way.
 pub(crate) const GRACE: Duration = Duration::from_secs(2);
 
-/// What is configured, by the command line first of all.
+/// Loads the configuration, by the command line first of all.
 pub(crate) fn config(
     global: &Global,
     wait: Option<Waiting>,
@@ -35,24 +35,25 @@ pub(crate) fn config(
     Ok(Config::load(global.config.as_deref(), overrides).map_err(ConnectError::from)?)
 }
 
-/// What a wait leaves for the locks, however long it took to connect.
+/// The time that a wait leaves for the locks, however long it took to connect.
 const FOR_ONE_ANSWER: Duration = Duration::from_secs(1);
 
-/// Connects to the store that is configured, and waits for it as for locks: what is left of the wait is for these. `pid` is
-/// whose the locks are, for the default label.
+/// Connects to the store that is configured, and waits for it as for locks: what is left of the wait, also returned, is for these.
+/// `pid` is whose the locks are, for the default label.
 pub(crate) async fn open(
     global: &Global,
     wait: Option<Waiting>,
     lease: Option<Duration>,
     pid: u32,
-) -> Result<LockingService, Failure> {
+) -> Result<(LockingService, Waiting), Failure> {
     let (mut config, begun) = (without_listening(config(global, wait, lease)?), Instant::now());
     let dao = config.connect().await.map_err(|error| at_store(error, &config))?;
     if let Some(Waiting::UpTo(limit)) = &mut config.wait {
         // Without time for one answer the store could as well be away.
         *limit = limit.saturating_sub(begun.elapsed()).max(FOR_ONE_ANSWER.min(*limit));
     }
-    service(global, config, dao, pid)
+    let wait = config.wait.unwrap_or(Waiting::Never);
+    Ok((service(global, config, dao, pid)?, wait))
 }
 
 /// Without the connections on which a database notifies waiters, if there is nothing to wait for; the URL may say otherwise.

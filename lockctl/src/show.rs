@@ -1,4 +1,4 @@
-//! What the store knows, as tables for people and as JSON for programs.
+//! The store's contents, as tables for people and as JSON for programs.
 
 use std::time::{Duration, SystemTime};
 
@@ -103,7 +103,7 @@ pub(crate) fn one(seen: &Seen, store: &str) -> String {
     text
 }
 
-/// What `doctor` found.
+/// Formats the findings of `doctor`.
 pub(crate) fn findings(findings: &[Finding]) -> String {
     let mut table = table(&["", "CHECK", "FOUND"]);
     for finding in findings {
@@ -154,7 +154,7 @@ pub(crate) fn json(seen: &Seen) -> Value {
     })
 }
 
-/// What was in the way of a request as JSON; `None` if that is not known.
+/// Returns the conflicts in the way of a request as JSON; `None` if they are not known.
 pub(crate) fn conflicts(failures: &[Failure]) -> Option<Value> {
     let conflict = |failure: &Failure| {
         let Failure::Conflict(conflict) = failure else { return None };

@@ -9,7 +9,7 @@ use std::{
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
-/// What is listened for.
+/// The signals that are listened for.
 const FORWARDED: [Signal; 6] =
     [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGUSR1, Signal::SIGUSR2];
 

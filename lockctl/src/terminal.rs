@@ -40,7 +40,7 @@ impl Terminal {
         }
     }
 
-    /// Whether the command is the foreground.
+    /// Returns whether the command is the foreground.
     pub(crate) fn is_the_commands(&self) -> bool {
         self.foreground() == Some(self.command)
     }

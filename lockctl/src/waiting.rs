@@ -18,7 +18,7 @@ use crate::{
 const BEFORE_THE_FIRST: Duration = Duration::from_millis(250);
 const BEFORE_THE_FIRST_IN_A_LOG: Duration = Duration::from_secs(10);
 
-/// How often the line is written: on a terminal in place of the last one, and in a log.
+/// The interval at which the line is written: on a terminal in place of the last one, and in a log.
 const EVERY: Duration = Duration::from_secs(1);
 const EVERY_IN_A_LOG: Duration = Duration::from_secs(600);
 

@@ -32,17 +32,17 @@ use crate::{
     output::say,
 };
 
-/// How often it is looked whether the command has ended when `lockctl` cannot tell.
+/// The interval at which it is looked whether the command has ended when `lockctl` cannot tell.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What the watchdog has to do. Times are those of [`clock::now`]; `None` is never.
+/// The orders to the watchdog. Times are those of [`clock::now`]; `None` is never.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Order {
     /// The command's process group, once it was started.
     pub(crate) group: Option<Pid>,
-    /// When to send TERM.
+    /// The time to send TERM.
     pub(crate) term: Option<Duration>,
-    /// When to send KILL.
+    /// The time to send KILL.
     pub(crate) kill: Option<Duration>,
 }
 
@@ -71,7 +71,7 @@ impl Order {
     }
 }
 
-/// What an [`Order`] demands now.
+/// The step that an [`Order`] demands now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Due {
     Kill,
@@ -164,8 +164,8 @@ impl Drop for Watchdog {
 
 /// Runs as the watchdog of the command that is started with this context, until its work is done.
 pub(crate) fn watch(context: &Uuid) {
-    // What ends or stops a service or a session as a whole must not end the watchdog before the command. Threads that are
-    // started later block the same.
+    // The signals that end or stop a service or a session as a whole must not end the watchdog before the command.
+    // Threads that are started later block the same.
     let _ = SigSet::all().thread_block();
     let (sender, orders) = mpsc::channel();
     thread::spawn(move || {
@@ -179,7 +179,7 @@ pub(crate) fn watch(context: &Uuid) {
     }
 }
 
-/// What the watchdog knows and has done.
+/// The state of the watchdog: what it knows and has done.
 struct Watch {
     order: Order,
     /// The first process of the command's group, once it was seen.
@@ -218,7 +218,7 @@ impl Watch {
             }
             Due::Term => {
                 let _ = killpg(group, Signal::SIGTERM);
-                // What is stopped ends only when it goes on.
+                // A stopped process ends only when it goes on.
                 let _ = killpg(group, Signal::SIGCONT);
                 self.warned = true;
                 Some(Duration::ZERO)
@@ -227,7 +227,7 @@ impl Watch {
         }
     }
 
-    /// Whether the group's first process is running.
+    /// Returns whether the group's first process is running.
     fn is_led(&mut self, group: Pid) -> bool {
         match Process::of(group) {
             Some(process) => {

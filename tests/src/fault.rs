@@ -9,11 +9,10 @@ use std::{
     time::Duration,
 };
 
-use futures_util::stream::BoxStream;
 use lockcore::{
     BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, Claim, ContextId, Finding, Grant,
     Granted, Ident, Inspection, Listing, LockDao, Page, Released, Renewed, Swept, Target,
-    backend::{AcquireRequest, Acquired, List, Withdraw, Withdrawn},
+    backend::{AcquireRequest, Acquired, Withdraw, Withdrawn},
 };
 use tokio::sync::watch;
 
@@ -30,6 +29,8 @@ pub enum Operation {
     Renew,
     /// [`LockDao::sweep`].
     Sweep,
+    /// [`LockDao::inspect`].
+    Inspect,
 }
 
 /// How it fails.
@@ -43,6 +44,8 @@ pub enum Fault {
     Hangs,
     /// The request is on its way, and arrives when the fault is lifted, also if no caller waits for it by then.
     Late,
+    /// The connection ends while the request is on its way: it arrives when the fault is lifted, and its answer is not heard.
+    Cut,
     /// The request does not take place, and its answer says that it did: what a check has to find.
     Pretends,
 }
@@ -54,12 +57,18 @@ pub struct Faults(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     now: watch::Sender<HashMap<Operation, (Fault, usize)>>,
-    calls: [AtomicUsize; 5],
+    calls: [AtomicUsize; 6],
+    /// How many requests arrived whose connection was cut.
+    arrived: AtomicUsize,
 }
 
 impl Faults {
     fn new() -> Self {
-        Faults(Arc::new(Shared { now: watch::Sender::new(HashMap::new()), calls: Default::default() }))
+        Faults(Arc::new(Shared {
+            now: watch::Sender::new(HashMap::new()),
+            calls: Default::default(),
+            arrived: AtomicUsize::new(0),
+        }))
     }
 
     /// From now on every such request fails so.
@@ -82,6 +91,11 @@ impl Faults {
     /// How many such requests were made so far.
     pub fn calls(&self, operation: Operation) -> usize {
         self.0.calls[operation as usize].load(Ordering::SeqCst)
+    }
+
+    /// How many requests arrived so far whose connection was [cut](Fault::Cut).
+    pub fn arrived(&self) -> usize {
+        self.0.arrived.load(Ordering::SeqCst)
     }
 
     fn meet(&self, operation: Operation) -> Option<Fault> {
@@ -148,6 +162,15 @@ impl<D> FaultyDao<D> {
                 });
                 under_way.await.expect("the request does not panic")
             }
+            Some(Fault::Cut) => {
+                tokio::spawn(async move {
+                    faults.lifted(operation).await;
+                    drop(call(dao).await);
+                    faults.0.arrived.fetch_add(1, Ordering::SeqCst);
+                });
+                Err(BackendError::new(BackendErrorKind::Unavailable, "the connection was cut")
+                    .possibly_done())
+            }
             Some(Fault::Pretends) => Ok(pretended()),
         }
     }
@@ -161,7 +184,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockDao<I, C> for FaultyDao<D> {
 
     async fn acquire(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
         let granted =
-            |claim: &Claim<I>| Granted { mode: claim.mode, fence: 1, permits: List::new(), in_use: 1 };
+            |claim: &Claim<I>| Granted { mode: claim.mode, fence: 1, permits: Vec::new(), in_use: 1 };
         let pretended = || Acquired::Granted(request.claims.iter().map(granted).collect());
         let request = request.clone();
         self.send(Operation::Acquire, pretended, move |dao| async move { dao.acquire(&request).await }).await
@@ -195,7 +218,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockDao<I, C> for FaultyDao<D> {
         let grant = grant.clone();
         self.send(
             Operation::Renew,
-            || Renewed { lost: Vec::new() },
+            || Renewed::now(Vec::new()),
             move |dao| async move { dao.renew(&grant).await },
         )
         .await
@@ -205,7 +228,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockDao<I, C> for FaultyDao<D> {
         let grant = grant.clone();
         self.send(
             Operation::Release,
-            || Renewed { lost: Vec::new() },
+            || Renewed::now(Vec::new()),
             move |dao| async move { dao.shorten(&grant).await },
         )
         .await
@@ -220,15 +243,16 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockDao<I, C> for FaultyDao<D> {
     }
 
     async fn inspect(&self, target: &Target<I>) -> Result<Inspection<I, C>, BackendError> {
-        self.dao.inspect(target).await
-    }
-
-    fn watch<'w>(
-        &'w self,
-        target: &'w Target<I>,
-        every: Duration,
-    ) -> BoxStream<'w, Result<Inspection<I, C>, BackendError>> {
-        self.dao.watch(target, every)
+        let free = Inspection {
+            target: Ok(target.clone()),
+            holders: Vec::new(),
+            waiters: Vec::new(),
+            frozen: false,
+            breaks: Vec::new(),
+            unreadable: None,
+        };
+        let target = target.clone();
+        self.send(Operation::Inspect, || free, move |dao| async move { dao.inspect(&target).await }).await
     }
 
     async fn break_lock(

@@ -28,8 +28,6 @@ pub struct Instance {
     pub service: Part,
     /// Why just these.
     pub reason: &'static str,
-    /// The checks that it fails, with the reason: a defect that is known.
-    pub except: &'static [(&'static str, &'static str)],
 }
 
 /// The table: a row for each store.
@@ -39,106 +37,92 @@ pub const INSTANCES: &[Instance] = &[
         dao: Part::All,
         service: Part::All,
         reason: "all abilities but sharing, under a paused clock",
-        except: &[],
     },
     Instance {
         name: "map",
         dao: Part::All,
         service: Part::All,
         reason: "no ability at all: the other branch of each, under a paused clock",
-        except: &[],
     },
     Instance {
         name: "object",
         dao: Part::All,
         service: Part::Those(SEE_THE_STORE),
         reason: "the engine of buckets, under a paused clock",
-        except: OF_BUCKETS,
+    },
+    Instance {
+        name: "rows",
+        dao: Part::All,
+        service: Part::None,
+        reason: "the same engine over the adapter that the book shows, in real time",
     },
     Instance {
         name: "sqlite",
         dao: Part::All,
         service: Part::Those(SEE_THE_STORE),
         reason: "a store of its own: steps in this process, a file that others share",
-        except: &[],
     },
     Instance {
         name: "postgres",
         dao: Part::All,
         service: Part::All,
         reason: "the witness: the service over a real network, with queue, push and sharing",
-        except: &[],
     },
     Instance {
         name: "mysql",
         dao: Part::All,
         service: Part::Those(SEE_THE_STORE),
         reason: "routines of its own",
-        except: &[],
     },
     Instance {
         name: "mariadb",
         dao: Part::All,
         service: Part::None,
         reason: "the routines of MySQL, by another server: what the DAO does above them is MySQL's",
-        except: &[],
     },
     Instance {
         name: "redis",
         dao: Part::All,
         service: Part::Those(SEE_THE_STORE),
         reason: "scripts of its own",
-        except: &[],
     },
     Instance {
         name: "cluster",
         dao: Part::Those(SAMPLE),
         service: Part::None,
         reason: "the same scripts, by another connection: one check of each step",
-        except: &[],
     },
     Instance {
         name: "oldest",
         dao: Part::Those(SAMPLE),
         service: Part::None,
         reason: "the same scripts on the oldest server that is supported",
-        except: &[],
     },
     Instance {
         name: "dynamodb",
         dao: Part::All,
         service: Part::Those(SEE_THE_STORE),
         reason: "conditional writes of its own",
-        except: &[],
     },
     Instance {
         name: "dynoxide",
         dao: Part::Those(SAMPLE),
         service: Part::None,
         reason: "the same writes on another engine",
-        except: &[],
     },
     Instance {
         name: "s3",
         dao: Part::Those(SAMPLE),
         service: Part::Those(SEE_THE_STORE),
         reason: "the engine of `object` over HTTP: what a conditional PUT answers, sizes, histories",
-        except: OF_BUCKETS,
     },
     Instance {
         name: "moto",
         dao: Part::Those(SAMPLE),
         service: Part::None,
         reason: "the same on another emulator",
-        except: OF_BUCKETS,
     },
 ];
-
-/// What buckets do not keep yet.
-const OF_BUCKETS: &[(&str, &str)] = &[(
-    "queue::a_dead_waiting_set_is_skipped_in_time",
-    "a dead process's places are found one after the other, each after 5 s, where another id of its set is held",
-)];
 
 /// The checks of the service that see what the DAO's contract cannot show: who owns the connection, the runtime and the thread.
 pub const SEE_THE_STORE: &[&str] = &[
@@ -225,6 +209,7 @@ pub const IN_REAL_TIME: &[&str] = &[
 
 /// The checks of liveness, as groups or single checks: leases are renewed, or offers confirmed, in real time.
 pub const LIVENESS: &[&str] = &[
+    "admin::a_watcher_sees_what_others_do",
     "blocking::long_calls_are_renewed",
     "election",
     "guards::a_guard_is_renewed",
@@ -236,6 +221,7 @@ pub const LIVENESS: &[&str] = &[
     "queue::a_place_is_kept_for_long",
     "queue::an_offer_found_by_asking_lasts",
     "outcomes::ten_callers_share_three_slots",
+    "renewal::a_waiter_notices_a_shorter_lease",
     "waiting::a_wait_that_is_over_tells_so",
     "waiting::own_waiters_do_not_stampede",
 ];
@@ -252,9 +238,6 @@ impl Instance {
 
     /// Whether the check, `group::check`, runs on this store by the table.
     pub fn has(&self, check: &str) -> bool {
-        if self.except.iter().any(|(excepted, _)| *excepted == check) {
-            return false;
-        }
         match if of_service(check) { self.service } else { self.dao } {
             Part::All => true,
             Part::Those(those) => those.contains(&check),
@@ -292,6 +275,5 @@ fn group(check: &str) -> &str {
 pub fn names_are_known() -> Result<(), &'static str> {
     let known = |name: &str| ALL_CHECKS.iter().any(|&check| check == name || group(check) == name);
     let lists = [SEE_THE_STORE, SAMPLE, IN_REAL_TIME, LIVENESS];
-    let excepted = INSTANCES.iter().flat_map(|instance| instance.except).map(|(check, _)| *check);
-    lists.iter().copied().flatten().copied().chain(excepted).find(|name| !known(name)).map_or(Ok(()), Err)
+    lists.iter().copied().flatten().copied().find(|name| !known(name)).map_or(Ok(()), Err)
 }

@@ -8,6 +8,9 @@
 //! This emits one `#[test]` for every check, named `my_store::group::check`. What the backend declares among
 //! its [`Capabilities`](lockcore::Capabilities) is tested; what it does not declare has to be refused.
 //!
+//! An adapter of `lockcore-cell` has a suite of its own before that, one check for each promise of the trait `Cell`: the module
+//! `cell`, with the feature of this name.
+//!
 //! The variables `LOCKCORE_TEST_SEED` (a number) and `LOCKCORE_TEST_CASES` choose the seed of the random
 //! histories and how many are played.
 
@@ -15,6 +18,8 @@
 
 mod backend;
 mod caller;
+#[cfg(feature = "cell")]
+pub mod cell;
 pub mod checks;
 pub mod fault;
 pub mod hostile;
@@ -40,4 +45,4 @@ pub mod versions;
 pub use backend::Backend;
 pub use caller::{Caller, Place};
 pub use registry::{ALL_CHECKS, Check, SERVICE, all, run, run_as_test};
-pub use store::{NEVER, PATIENCE, Store, eventually, race};
+pub use store::{PATIENCE, Store, eventually, race};

@@ -2,7 +2,6 @@
 
 mod compare;
 mod op;
-mod watched;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +17,6 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 pub(crate) use self::op::{Back, Op, Wanted};
-use self::watched::{Watched, holders};
 use crate::{
     Backend, Caller, Place, Store, eventually,
     model::{Got, Id, Model, Outcome, Request, Serial, Who},
@@ -27,9 +25,6 @@ use crate::{
 
 const IDS: usize = 5;
 const CALLERS: usize = 6;
-
-/// Of a history with watchers, the ids that are watched: the others go the usual ways.
-const WATCHED: usize = 3;
 
 /// A request that was made, and what became of it.
 struct Attempt<D> {
@@ -78,7 +73,6 @@ pub(crate) struct Player<'s, B: Backend> {
     shared_by_attempts: BTreeSet<(Id, Serial)>,
     broken_now: BTreeSet<(Id, Serial)>,
     broken_later: BTreeSet<(Id, Serial)>,
-    watched: Option<Watched>,
 }
 
 impl<'s, B: Backend> Player<'s, B> {
@@ -98,17 +92,7 @@ impl<'s, B: Backend> Player<'s, B> {
             shared_by_attempts: BTreeSet::new(),
             broken_now: BTreeSet::new(),
             broken_later: BTreeSet::new(),
-            watched: None,
         }
-    }
-
-    /// The same with watchers, if changes are pushed to them: they may change no answer, and miss no change.
-    pub(crate) fn watched(mut self) -> Self {
-        if self.store.capabilities().push_changes {
-            let ids = (0..WATCHED).map(|id| self.target(id)).collect();
-            self.watched = Some(Watched::new(self.store.dao(), ids));
-        }
-        self
     }
 
     /// Plays it to its end: then everything is freed, and nothing may be left.
@@ -121,7 +105,6 @@ impl<'s, B: Backend> Player<'s, B> {
         for id in 0..IDS {
             self.inspect(id).await;
         }
-        self.watchers_know().await;
         if self.store.capabilities().breaking {
             for id in 0..IDS {
                 self.freeze(id, false).await;
@@ -137,19 +120,6 @@ impl<'s, B: Backend> Player<'s, B> {
         let claims = everything.into_iter().map(|target| Claim { target, mode: Mode::Exclusive });
         let all = last.take(claims.collect::<Vec<_>>()).await;
         last.free(&all).await;
-        self.watchers_know().await;
-    }
-
-    /// The watchers have seen the last change of their ids.
-    async fn watchers_know(&self) {
-        for (id, last) in self.watched.iter().flat_map(|watched| watched.seen.iter().enumerate()) {
-            let knows = eventually("a watcher sees the last change", || async {
-                let found = self.store.dao().inspect(&self.target(id)).await.expect("the store answers");
-                (last.borrow().as_ref() == Some(&holders(&found))).then_some(())
-            });
-            // Longer than a waiter's: nothing tells a watcher that it missed a notification.
-            timeout(self.patience * 5, knows).await.expect("a watcher sees the last change");
-        }
     }
 
     async fn step(&mut self, op: &Op) {

@@ -171,6 +171,7 @@ macro_rules! for_each_check {
                 a_partial_loss_extends_the_rest,
                 a_taken_over_lock_is_reported_as_lost,
                 a_lease_is_cut_short,
+                a_waiter_notices_a_shorter_lease,
             }
             withdrawal {
                 undo_frees_what_the_attempt_got,
@@ -268,7 +269,7 @@ macro_rules! for_each_check {
                 an_inspection_shows_all_units,
                 an_inspection_shows_renewals,
                 a_watcher_sees_each_change,
-                pushed_changes_are_seen_at_once,
+                a_watcher_sees_what_others_do,
                 what_is_over_is_not_shown,
                 a_break_stops_the_renewal,
                 a_broken_lock_is_freed_by_its_holder,
@@ -390,6 +391,7 @@ macro_rules! for_each_check {
                 a_dropped_guard_releases,
                 a_guard_is_renewed,
                 a_guard_that_is_left_stays_locked,
+                a_guard_that_is_left_leaves_no_request,
                 a_guard_that_is_left_is_renewed,
                 a_guard_is_like_any_holder,
                 a_grant_is_checked_elsewhere,

@@ -58,6 +58,8 @@ mod trial;
 mod watched;
 pub mod wire;
 
+#[cfg(feature = "cell")]
+pub use self::trial::cell_checks;
 pub use self::{
     bucket::Bucket,
     cluster::Cluster,

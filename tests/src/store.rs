@@ -26,9 +26,6 @@ use crate::{Backend, Caller, judge::late};
 /// How long a check waits for what has to happen some time. Long: only a failing check waits for it.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The interval of a watcher that is to see only what is pushed: far longer than a check lasts.
-pub const NEVER: Duration = Duration::from_secs(24 * 60 * 60);
-
 /// The id that is taken and freed at the start of each store.
 pub const MEASURED: &str = "a pair, measured";
 

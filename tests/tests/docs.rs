@@ -15,6 +15,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         "docs";
         every_link_leads_somewhere,
         addresses_of_the_repository_name_files_that_exist,
+        what_pages_include_exists,
         the_summary_has_every_page,
     ]
 }
@@ -102,6 +103,19 @@ fn addresses_of_the_repository_name_files_that_exist() {
             }
         }
     }
+}
+
+/// The book shows a file of the repository by including it.
+fn what_pages_include_exists() {
+    let mut included = 0;
+    for page in pages() {
+        let text = fs::read_to_string(&page).expect("text");
+        for file in text.split("{{#include ").skip(1).filter_map(|rest| rest.split("}}").next()) {
+            assert!(page.parent().expect("a folder").join(file).exists(), "{}: {file}", page.display());
+            included += 1;
+        }
+    }
+    assert!(included > 0);
 }
 
 fn the_summary_has_every_page() {

@@ -72,7 +72,7 @@ fn every_backend_runs_the_suite() {
         members.split('"').filter(|member| member.starts_with("backend-") && implements(member)).collect();
     assert!(backends.contains(&"backend-memory") && backends.contains(&"backend-sql"), "{backends:?}");
     let mut unused: BTreeSet<&str> = INSTANCES.iter().map(|instance| instance.name).collect();
-    for folder in backends.iter().copied().chain(["lockcore", "backend-dynamo/in_process"]) {
+    for folder in backends.iter().copied().chain(["lockcore", "lockcore-cell", "backend-dynamo/in_process"]) {
         let texts: Vec<String> = sources(&root().join(folder).join("tests"))
             .iter()
             .map(|file| fs::read_to_string(file).expect("a source file can be read"))
@@ -104,8 +104,7 @@ fn no_check_runs_nowhere() {
         let wanted = if of_service { &["memory", "map", "postgres"][..] } else { &everywhere };
         for name in wanted {
             let instance = Instance::named(name);
-            let excepted = instance.except.iter().any(|(excepted, _)| *excepted == check);
-            assert!(instance.has(check) || excepted, "{check} does not run on {name}");
+            assert!(instance.has(check), "{check} does not run on {name}");
         }
     }
 }
@@ -114,7 +113,11 @@ fn implements(backend: &str) -> bool {
     sources(&root().join(backend).join("src")).iter().any(|file| {
         let text = fs::read_to_string(file).expect("a source file can be read");
         text.lines()
-            .any(|line| line.starts_with("impl") && line.contains(" LockDao<") && line.contains(" for "))
+            // Also in a macro that forwards to another DAO.
+            .any(|line| {
+                let line = line.trim_start_matches(['{', ' ']);
+                line.starts_with("impl") && line.contains(" LockDao<") && line.contains(" for ")
+            })
     })
 }
 

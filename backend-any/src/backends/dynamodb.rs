@@ -2,14 +2,14 @@
 //! usual chain knows the region.
 
 use lockcore::{AnyLockDao, Capabilities, ContextId, Ident};
-use lockcore_dynamo::{CAPABILITIES, DynamoBuilder, DynamoLockDao, LargeSets};
+use lockcore_dynamo::{CAPABILITIES, DynamoBuilder, DynamoLockDao};
 
 use super::Settings;
 use crate::{ConfigError, ConnectError, option::Plain, parse_duration, url::NAMESPACE};
 
 pub(super) const EXAMPLE: &str = "dynamodb://eu-central-1/locks";
 
-/// See [`DynamoBuilder`]; `large_sets` is the most ids of a set that is taken in chunks.
+/// See [`DynamoBuilder`].
 pub(super) const OPTIONS: &[&str] = &[
     "access_key_id",
     "attempt_timeout",
@@ -19,7 +19,6 @@ pub(super) const OPTIONS: &[&str] = &[
     "endpoint",
     "expires_attribute",
     "id_attribute",
-    "large_sets",
     "profile",
     "secret_access_key",
     "session_token",
@@ -48,7 +47,7 @@ pub(super) fn schema(settings: &Settings, language: &str) -> Result<Option<Strin
     })
 }
 
-/// In what the schema can be written down.
+/// The languages in which the schema can be written down.
 pub(super) const SCHEMAS: &[&str] = &["cloudformation", "terraform", "iam"];
 
 fn builder<I: Ident, C: ContextId>(settings: &Settings) -> Result<DynamoBuilder<I, C>, ConnectError> {
@@ -80,9 +79,8 @@ fn builder<I: Ident, C: ContextId>(settings: &Settings) -> Result<DynamoBuilder<
         .with("profile", String::plain, DynamoBuilder::profile)?
         .with("timeout", parse_duration, DynamoBuilder::timeout)?
         .with("attempt_timeout", parse_duration, DynamoBuilder::attempt_timeout)?
-        .with("large_sets", usize::plain, |builder, max| builder.large_sets(LargeSets::Chunks { max }))?
         .with("strict_fence", bool::plain, DynamoBuilder::strict_fence)?
-        // How other clients of the table call its parts.
+        // The names that other clients of the table have for its parts.
         .with("id_attribute", String::plain, DynamoBuilder::id_attribute)?
         .with("context_attribute", String::plain, DynamoBuilder::context_attribute)?
         .with("created_attribute", String::plain, DynamoBuilder::created_attribute)?

@@ -1,17 +1,14 @@
 //! `memory:`: one process, nothing stored. Every connection is a store of its own.
 
-use std::num::NonZeroUsize;
-
 use lockcore::{AnyLockDao, Capabilities, ContextId, Ident, LockDao};
 use lockcore_memory::MemoryLockDao;
 
 use super::Settings;
-use crate::{ConfigError, ConnectError, option::Plain};
+use crate::{ConfigError, ConnectError};
 
 pub(super) const EXAMPLE: &str = "memory:";
 
-/// `shards`: see [`MemoryLockDao::with_shards`].
-pub(super) const OPTIONS: &[&str] = &["shards"];
+pub(super) const OPTIONS: &[&str] = &[];
 
 pub(super) fn capabilities() -> Capabilities {
     MemoryLockDao::<String>::new().capabilities()
@@ -25,10 +22,5 @@ pub(super) async fn open<I: Ident, C: ContextId>(
         let expected = "nothing may stand behind memory: but options".to_owned();
         return Err(ConfigError::Value { field: "url".to_owned(), value: format!("{path:?}"), expected }.into());
     }
-    let dao = settings
-        .options
-        .fill(MemoryLockDao::<I, C>::new())
-        .with("shards", NonZeroUsize::plain, |dao, shards| dao.with_shards(shards.get()))?
-        .builder;
-    Ok(AnyLockDao::new(dao))
+    Ok(AnyLockDao::new(MemoryLockDao::<I, C>::new()))
 }

@@ -5,7 +5,7 @@ use lockcore::{AnyLockDao, Capabilities, ContextId, Ident};
 use crate::{
     BackendUrl, ConfigError, ConnectError,
     option::{OptionValue, Options},
-    schemes::{BACKENDS, backend_of},
+    schemes::{BACKENDS, WITHHELD, backend_of},
     url::NAMESPACE,
 };
 
@@ -93,6 +93,11 @@ pub(crate) async fn open<I: Ident, C: ContextId>(
 /// Refuses a backend that is not compiled in, and every option that it does not know.
 fn check_known(settings: &Settings) -> Result<(), ConfigError> {
     let scheme = settings.url.scheme();
+    if WITHHELD.strip_suffix(':') == Some(scheme) {
+        let reason = "the --url of the lockctl around this program has a secret, which is not handed on: give the URL here too, \
+                      or there in LOCKCORE_URL and not by --url";
+        return Err(ConfigError::Url { place: "LOCKCORE_URL".to_owned(), reason });
+    }
     let Some(own) = options_of(scheme) else { return Err(missing(scheme.to_owned())) };
     let known: Vec<_> = own.iter().copied().chain([NAMESPACE]).collect();
     settings.options.check_known(&known)

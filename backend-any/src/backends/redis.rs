@@ -13,7 +13,6 @@ pub(super) const EXAMPLE: &str = "redis://127.0.0.1/";
 /// See [`RedisBuilder`]; certificates and the key are files. `db`, `user` and `pass` are for the path of a socket, behind which a
 /// URL has no place for them.
 pub(super) const OPTIONS: &[&str] = &[
-    "busy_wait",
     "client_certificate",
     "client_key",
     "connect_timeout",
@@ -56,7 +55,6 @@ pub(super) async fn open<I: Ident, C: ContextId>(
         .with(NAMESPACE, String::plain, RedisBuilder::namespace)?
         .with("connect_timeout", parse_duration, RedisBuilder::connect_timeout)?
         .with("response_timeout", parse_duration, RedisBuilder::response_timeout)?
-        .with("busy_wait", parse_duration, RedisBuilder::busy_wait)?
         .with("root_certificate", file, RedisBuilder::root_certificate)?
         .with("tls_verify", tls_verify, RedisBuilder::tls_verify)?
         .builder;

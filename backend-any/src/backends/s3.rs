@@ -35,7 +35,7 @@ const OF_SERVICE: [&str; 7] = [
     "session_token",
 ];
 
-/// In what the rights that programs need can be written down.
+/// The languages in which the rights that programs need can be written down.
 pub(super) const SCHEMAS: &[&str] = &["iam"];
 
 pub(super) fn capabilities() -> Capabilities {

@@ -21,7 +21,7 @@ pub(super) async fn open<I: Ident, C: ContextId>(
 ) -> Result<AnyLockDao<I, C>, ConnectError> {
     let Settings { url, options } = settings;
     let path = url.path()?;
-    // What is in memory is there only once it was created.
+    // A store in memory is there only once it was created.
     let in_memory = path == IN_MEMORY;
     let builder = options
         .fill(SqliteLockDao::<I, C>::builder().path(path))

@@ -137,7 +137,6 @@ async fn an_offer_tells_how_long_it_lasts() {
 async fn fences_follow_the_clock_and_never_repeat() {
     let dao = Dao::new();
     let fence = |held: &Held| held.locks[0].granted.fence;
-    // With a lease, for a permanent lock's fence is made of a coarse clock, which tokio does not pause.
     let next = |context| take(&dao, &leased(request(context, [exclusive("a")]), SECOND));
     let first = next(1);
     free(&dao, &first);

@@ -1,5 +1,13 @@
 //! The queue of this backend: order, hand-over across sets, leaving, and what is left behind - nothing.
 
+use std::{
+    pin::pin,
+    sync::{Arc, Mutex, mpsc},
+    task::{Context, Wake, Waker},
+    thread,
+    time::Duration,
+};
+
 use lockcore::{
     BackendErrorKind, ConflictReason, LockDao, Mode, StoredContext, Target,
     backend::{Acquired, Withdraw, Withdrawn},
@@ -358,30 +366,28 @@ fn a_frozen_id_is_not_handed_over_by_its_release() {
     assert!(dao.is_empty());
 }
 
-/// Two generations of withdrawn tries are remembered: the last 512 and the 512 before.
+/// Two generations of withdrawn tries are remembered: the last 16,384 and the 16,384 before.
 #[test]
 fn an_undone_try_is_refused_though_many_were_undone_since() {
-    let dao = Dao::new().with_shards(1);
+    let dao = Dao::new();
     let undone = request(1, [exclusive("a")]);
     withdraw(&dao, &undone, Withdraw::Undo);
-    for context in 2..700 {
+    for context in 2..20_000 {
         withdraw(&dao, &request(context, [exclusive("a")]), Withdraw::Undo);
     }
     let late = now(dao.acquire(&undone)).unwrap_err();
     assert_eq!(late.kind(), BackendErrorKind::Withdrawn);
 }
 
-/// A shard that shrinks moves its ids: those that are held, awaited or frozen go on as before.
 #[test]
 fn a_burst_of_other_ids_leaves_what_is_held_and_awaited_alone() {
-    let dao = Dao::new().with_shards(1);
+    let dao = Dao::new();
     let burst = |part: u64| (0..2000).map(move |number| exclusive(&format!("burst {part} {number}")));
     let mut waiting = Vec::new();
     let mut held = Vec::new();
     let mut parts = Vec::new();
     for part in 0..5 {
         parts.push(take(&dao, &request(1000 + part, burst(part))));
-        // Behind the slots of the burst, and of a set whose first id is before them.
         let set = [exclusive(&format!("first {part}")), exclusive(&format!("second {part}"))];
         held.push(take(&dao, &request(2000 + part, set.clone())));
         waiting.push(queue(&dao, request(3000 + part, set)));
@@ -404,4 +410,37 @@ fn a_burst_of_other_ids_leaves_what_is_held_and_awaited_alone() {
     assert!(dao.is_empty());
     parts.push(take(&dao, &request(1, burst(0))));
     free(&dao, parts.last().expect("just taken"));
+}
+
+/// Uses the backend when it is woken, and notes how many ids were locked then.
+struct CallsBack {
+    dao: Arc<Dao>,
+    seen: Mutex<Option<usize>>,
+}
+
+impl Wake for CallsBack {
+    fn wake(self: Arc<Self>) {
+        let (answer, answered) = mpsc::channel();
+        let dao = self.dao.clone();
+        thread::spawn(move || answer.send(dao.len()));
+        *self.seen.lock().unwrap() = answered.recv_timeout(Duration::from_secs(30)).ok();
+    }
+}
+
+#[test]
+fn who_is_woken_may_use_the_backend() {
+    // By an offer, and by a sender that is dropped.
+    for asks_again in [false, true] {
+        let dao = Arc::new(Dao::new());
+        let held = take(&dao, &request(1, [exclusive("a")]));
+        let mut waiter = queue(&dao, request(2, [exclusive("a")]));
+        let woken = Arc::new(CallsBack { dao: dao.clone(), seen: Mutex::default() });
+        let waker = Waker::from(woken.clone());
+        assert!(pin!(waiter.wakeup.recv()).as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        match asks_again {
+            true => drop(queue(&dao, waiter.request.clone())),
+            false => free(&dao, &held),
+        }
+        assert_eq!(*woken.seen.lock().unwrap(), Some(1), "woken while the table is locked");
+    }
 }

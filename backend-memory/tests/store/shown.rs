@@ -79,5 +79,5 @@ async fn the_history_tells_of_expiry() {
 fn the_default_types_are_strings_and_uuids() {
     let dao: MemoryLockDao = MemoryLockDao::<String>::new();
     assert!(dao.is_empty());
-    assert!(MemoryLockDao::<u32, String>::default().with_shards(3).is_empty());
+    assert!(MemoryLockDao::<u32, String>::default().is_empty());
 }

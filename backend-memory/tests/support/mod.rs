@@ -9,7 +9,7 @@ use std::{
 
 use lockcore::{
     Claim, ClaimSet, Conflict, Grant, LockDao, Mode, Owner,
-    backend::{AcquireRequest, Acquired, AttemptId, List, Wake, Wakeup, Withdraw, Withdrawn},
+    backend::{AcquireRequest, Acquired, AttemptId, Wake, Wakeup, Withdraw, Withdrawn},
 };
 use lockcore_memory::MemoryLockDao;
 
@@ -79,7 +79,7 @@ pub(crate) fn queue(dao: &Dao, request: AcquireRequest<String, u64>) -> Asked {
     }
 }
 
-pub(crate) fn grant(request: &AcquireRequest<String, u64>, granted: List<lockcore::Granted>) -> Held {
+pub(crate) fn grant(request: &AcquireRequest<String, u64>, granted: Vec<lockcore::Granted>) -> Held {
     Grant::new(request.context, request.claims.clone(), granted, request.lease)
 }
 

@@ -1,4 +1,8 @@
-//! An HTTP front between the DAO and the emulator: holds requests back, loses responses, and forges them.
+//! An HTTP server between the DAO and an emulator, or a service that is made up here: holds requests back, loses responses, and
+//! forges them.
+
+mod fake;
+mod policy;
 
 use std::{
     io,
@@ -18,11 +22,18 @@ use tokio::{
     task::AbortHandle,
 };
 
+pub(crate) use self::{
+    fake::{Dialect, Fake},
+    policy::Policy,
+};
+
 /// What happens to a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
     /// It does not reach the store; the response has this status.
     Refuse(u16),
+    /// The same, with a code of the service.
+    RefuseAs(u16, &'static str),
     /// It is done; the response has this status all the same.
     DoAndRefuse(u16),
     /// It is done, and the connection closed.
@@ -38,14 +49,20 @@ pub(crate) struct Front {
     task: AbortHandle,
 }
 
-#[derive(Default)]
+/// The store behind it.
+enum Behind {
+    Server(String),
+    Fake(Mutex<Fake>),
+}
+
 struct State {
-    store: String,
+    behind: Behind,
     /// A part of the first line of the request, and what happens to the next that has it.
     faults: Mutex<Vec<(String, Fault)>>,
     ahead: AtomicI64,
     is_proxy: AtomicBool,
     drops_conditions: AtomicBool,
+    weakens_tags: AtomicBool,
     /// Headers of all responses.
     added: Mutex<Vec<(String, String)>>,
     refusals: Mutex<Vec<Refusal>>,
@@ -57,10 +74,27 @@ type Refusal = Box<dyn Fn(&Message, Option<u16>) -> Option<Message> + Send>;
 impl Front {
     /// Before the store at `host:port`.
     pub(crate) async fn before(store: &str) -> io::Result<Self> {
+        Self::start(Behind::Server(store.trim_start_matches("http://").to_owned())).await
+    }
+
+    /// Before an empty service that answers in this dialect.
+    pub(crate) async fn of(dialect: Dialect) -> io::Result<Self> {
+        Self::start(Behind::Fake(Mutex::new(Fake::new(dialect)))).await
+    }
+
+    async fn start(behind: Behind) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
-        let store = store.trim_start_matches("http://").to_owned();
-        let state = Arc::new(State { store, ..State::default() });
+        let state = Arc::new(State {
+            behind,
+            faults: Mutex::default(),
+            ahead: AtomicI64::default(),
+            is_proxy: AtomicBool::default(),
+            drops_conditions: AtomicBool::default(),
+            weakens_tags: AtomicBool::default(),
+            added: Mutex::default(),
+            refusals: Mutex::default(),
+        });
         let served = state.clone();
         let task = tokio::spawn(async move {
             let mut connections = tokio::task::JoinSet::new();
@@ -70,6 +104,12 @@ impl Front {
             }
         });
         Ok(Front { address, state, task: task.abort_handle() })
+    }
+
+    /// Sets, or asks, the service that is made up.
+    pub(crate) fn fake<T>(&self, change: impl FnOnce(&mut Fake) -> T) -> T {
+        let Behind::Fake(fake) = &self.state.behind else { panic!("the store is another server") };
+        change(&mut fake.lock().expect("no panic inside"))
     }
 
     pub(crate) fn url(&self) -> Arc<str> {
@@ -92,9 +132,19 @@ impl Front {
         self.state.ahead.store(seconds, SeqCst);
     }
 
+    /// The service's clock steps by so many seconds.
+    pub(crate) fn step_date(&self, seconds: i64) {
+        self.state.ahead.fetch_add(seconds, SeqCst);
+    }
+
     /// The responses have no id of the service, as those of a proxy.
     pub(crate) fn is_proxy(&self) {
         self.state.is_proxy.store(true, SeqCst);
+    }
+
+    /// Reads get weak entity tags, as by a proxy that compresses.
+    pub(crate) fn weaken_tags(&self) {
+        self.state.weakens_tags.store(true, SeqCst);
     }
 
     /// All responses have this header.
@@ -120,6 +170,15 @@ impl Drop for Front {
     }
 }
 
+impl State {
+    /// The service's time.
+    fn now(&self) -> SystemTime {
+        let ahead = self.ahead.load(SeqCst);
+        let (now, shift) = (SystemTime::now(), Duration::from_secs(ahead.unsigned_abs()));
+        if ahead < 0 { now - shift } else { now + shift }
+    }
+}
+
 async fn serve(client: TcpStream, state: &State) -> io::Result<()> {
     client.set_nodelay(true)?;
     let mut client = BufReader::new(client);
@@ -133,9 +192,11 @@ async fn serve(client: TcpStream, state: &State) -> io::Result<()> {
             let at = faults.iter().position(|(of, _)| request.first.contains(of.as_str()));
             at.map(|at| faults.remove(at).1)
         };
-        let response = match fault {
+        let weakens = state.weakens_tags.load(SeqCst) && request.first.starts_with("GET");
+        let mut response = match fault {
             None => ask(state, request).await?,
             Some(Fault::Refuse(status)) => forged(status),
+            Some(Fault::RefuseAs(status, code)) => refusal(status, code, code),
             Some(Fault::DoAndRefuse(status)) => {
                 ask(state, request).await?;
                 forged(status)
@@ -150,6 +211,9 @@ async fn serve(client: TcpStream, state: &State) -> io::Result<()> {
                 ask(state, request).await?
             }
         };
+        if let Some(tag) = response.header("etag").filter(|_| weakens).map(|tag| format!("W/{tag}")) {
+            response.set("etag", tag);
+        }
         changed(response, state).write(&mut client).await?;
     }
 }
@@ -163,10 +227,15 @@ async fn ask(state: &State, mut request: Message) -> io::Result<Message> {
     if let Some(refused) = refused(state, &request, None) {
         return Ok(refused);
     }
-    let mut store = BufReader::new(TcpStream::connect(&state.store).await?);
-    request.set("connection", "close");
-    request.write(&mut store).await?;
-    let response = Message::read(&mut store, !request.first.starts_with("HEAD")).await?;
+    let response = match &state.behind {
+        Behind::Fake(fake) => fake.lock().expect("no panic inside").answer(&request, state.now()),
+        Behind::Server(address) => {
+            let mut store = BufReader::new(TcpStream::connect(address).await?);
+            request.set("connection", "close");
+            request.write(&mut store).await?;
+            Message::read(&mut store, !request.first.starts_with("HEAD")).await?
+        }
+    };
     let status = response.first.split(' ').nth(1).and_then(|status| status.parse().ok());
     Ok(refused(state, &request, status).unwrap_or(response))
 }
@@ -174,13 +243,11 @@ async fn ask(state: &State, mut request: Message) -> io::Result<Message> {
 /// What the client gets instead of the store's response.
 fn changed(mut response: Message, state: &State) -> Message {
     if state.is_proxy.load(SeqCst) {
-        response.headers.retain(|(name, _)| !name.starts_with("x-amz"));
+        let of_service = ["x-amz", "x-guploader", "x-ms-request", "cf-ray"];
+        response.headers.retain(|(name, _)| !of_service.iter().any(|of| name.starts_with(of)));
     }
     response.headers.extend(state.added.lock().expect("no test panics inside").clone());
-    let ahead = state.ahead.load(SeqCst);
-    let shift = Duration::from_secs(ahead.unsigned_abs());
-    let now = SystemTime::now();
-    response.as_response(httpdate::fmt_http_date(if ahead < 0 { now - shift } else { now + shift }));
+    response.as_response(httpdate::fmt_http_date(state.now()));
     response
 }
 

@@ -124,9 +124,6 @@ local function holder_of(s, fence)
   end
 end
 
--- How many breaks of an id are recorded, and for how long (a week, in ms).
-local BREAKS_KEPT, BREAKS_LAST = 16, 604800000
-
 -- ARGV: op, id, fence, now or after, by. Returns { 'missing' }, { 'freed' } or { 'within', ms }.
 steps['break'] = function()
   allow_when_full()

@@ -246,7 +246,8 @@ pub(crate) async fn with_replicas_required_nothing_is_granted_without_them() -> 
     let dao = place.builder().replicas(1, Duration::from_millis(300)).open().await?;
     let store = place.store().await;
     let locks = place.locks_on(dao)?;
-    locks.with_locks(["a", "b"], async || ()).await?;
+    // A machine that is busy may take longer than 300 ms to have it confirmed.
+    locks.wait(Wait::up_to(PATIENCE)).with_locks(["a", "b"], async || ()).await?;
     watched.replica.pause().await?;
     match locks.with_locks(["a", "b"], async || ()).await {
         Err(LockError::NotLocked { failures, .. }) => match &failures[..] {

@@ -87,8 +87,7 @@ pub(crate) fn trials() -> impl IntoIterator<Item = Trial> {
             ten_thousand_waiters_share_a_subscription_and_are_no_stampede: in_own_process,
         }
         watching {
-            a_watcher_sees_changes_at_once,
-            a_watcher_polls_where_changes_are_not_pushed,
+            a_watcher_outlasts_its_connection,
         }
         odd {
             an_evicting_server_is_refused,

@@ -17,7 +17,7 @@ pub struct MysqlBuilder<I, C> {
     types: PhantomData<fn() -> (I, C)>,
 }
 
-/// Where the server is. No `Debug`: sqlx shows passwords.
+/// The address of the server. No `Debug`: sqlx shows passwords.
 pub(super) enum Server {
     None,
     Url(String),
@@ -30,8 +30,8 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
         MysqlBuilder { server: Server::None, settings: Settings::new(VERSION), types: PhantomData }
     }
 
-    /// Where the server is: `mysql://user:password@host:port/database?ssl-mode=required`, or the same with `mariadb`.
-    /// Tables and routines are in the database named.
+    /// Sets the address of the server: `mysql://user:password@host:port/database?ssl-mode=required`, or the same with
+    /// `mariadb`. Tables and routines are in the database named.
     #[must_use]
     pub fn url(mut self, url: impl Into<String>) -> Self {
         self.server = Server::Url(url.into());
@@ -127,7 +127,6 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
 pub fn capabilities() -> Capabilities {
     Capabilities {
         push: true,
-        push_changes: true,
         shortening: true,
         // The clock counts microseconds; but a lease has to be renewed at a third of it, by a durable commit.
         min_lease: Duration::from_millis(100),

@@ -1,6 +1,6 @@
 //! The DAO's type, and how it is opened.
 
-use lockcore::{BackendError, ContextId, Ident};
+use lockcore::{BackendError, ContextId, Ident, LockDao, forward_lock_dao};
 use uuid::Uuid;
 
 use super::{
@@ -10,7 +10,13 @@ use super::{
 use crate::server::{ServerLockDao, names_user, tried};
 
 /// Locks in a MySQL or MariaDB database; see the [module](super) for how it works.
-pub type MysqlLockDao<I = String, C = Uuid> = ServerLockDao<I, C, Mysql>;
+#[derive(Debug)]
+pub struct MysqlLockDao<I = String, C = Uuid>(ServerLockDao<I, C, Mysql>);
+
+forward_lock_dao! {
+    { #[deny(clippy::missing_trait_methods)] impl<I: Ident, C: ContextId> LockDao<I, C> for MysqlLockDao<I, C> }
+    self => self.0
+}
 
 impl<I: Ident, C: ContextId> MysqlLockDao<I, C> {
     /// Connects to the server at `url` with default settings.
@@ -61,7 +67,7 @@ impl<I: Ident, C: ContextId> MysqlLockDao<I, C> {
     /// dependence on the tables of the locks the same is had by a column for the highest fence seen, beside the data:
     /// `UPDATE account SET balance = 41, fence = ? WHERE id = 7 AND fence <= ?`.
     pub fn fence_check(&self) -> String {
-        self.engine().names().fence_check()
+        self.0.engine().names().fence_check()
     }
 }
 
@@ -86,6 +92,6 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
             Server::Pool(pool) => Source::Pool(pool),
         };
         let opened = ServerLockDao::over(Mysql::new(source, self.settings)?).await;
-        opened.map_err(|error| tried(user.as_deref(), error))
+        opened.map(MysqlLockDao).map_err(|error| tried(user.as_deref(), error))
     }
 }

@@ -1,4 +1,4 @@
-//! Whether connections are this client's alone, before a query on one of them is interrupted.
+//! Checks that connections are this client's alone, before a query on one of them is interrupted.
 
 use futures_util::future::try_join;
 
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::server::ServerError;
 
-/// How often both connections are asked.
+/// The number of times that both connections are asked.
 const ROUNDS: usize = 4;
 
 /// Refuses two connections if a proxy spreads their calls over connections of the server that it shares between clients:

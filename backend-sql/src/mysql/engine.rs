@@ -1,4 +1,4 @@
-//! What the DAO needs of MySQL and MariaDB: connections, and the calls of the routines.
+//! The engine of MySQL and MariaDB: connections, and the calls of the routines.
 
 use std::{fmt, fmt::Write, time::Duration};
 
@@ -25,7 +25,7 @@ use crate::server::{
     UNUSED, fit, in_server, is_unusable, micros, reply, store_version,
 };
 
-/// How often sessions are woken that this user may not interrupt.
+/// The number of tries to wake sessions that this user may not interrupt.
 const WAKES: u32 = 5;
 
 /// Flags of an acquire, as in `schema/pieces.sql`.
@@ -33,7 +33,7 @@ const QUEUE: i64 = 1;
 const NESTED: i64 = 2;
 
 /// A MySQL or MariaDB server, as [`MysqlLockDao`](super::MysqlLockDao) sees it.
-pub struct Mysql {
+pub(crate) struct Mysql {
     source: Source,
     options: MySqlConnectOptions,
     address: String,
@@ -42,7 +42,7 @@ pub struct Mysql {
     names: Names,
 }
 
-/// Where connections come from. No `Debug`: sqlx shows passwords.
+/// The source of connections. No `Debug`: sqlx shows passwords.
 pub(super) enum Source {
     Own(Box<MySqlConnectOptions>),
     Pool(MySqlPool),
@@ -277,9 +277,6 @@ impl Engine for Mysql {
                 self.call(link, false, "v1_list", &[Argument::MaybeBytes(after), int(limit)]).await
             }
             Order::Inspect(id) => self.call(link, false, "v1_inspect", &[bytes(id)]).await,
-            Order::Watch { id, session } => {
-                self.call(link, false, "v1_watch", &[bytes(id), int(*session)]).await
-            }
             Order::Break { id, fence, how, by } => {
                 let now = truth(*how == BreakMode::Now);
                 let arguments = [bytes(id), int(*fence), now, bytes(by.as_bytes())];
@@ -373,10 +370,12 @@ impl Engine for Mysql {
 /// Sets what our connections need, whatever the defaults of the server and of `init_connect` are, in one exchange.
 fn session(timeout: Duration, listens: bool) -> String {
     // The server gives a statement up before this process does, or the statement would go on waiting without a client: for rows,
-    // for tables (a year by default), and on MariaDB for whatever else there is. The first two are whole seconds.
+    // for tables (a year by default), on MySQL in a SELECT, and on MariaDB for whatever else there is. The first two are whole
+    // seconds.
     let wait = in_server(timeout).as_secs().max(1);
     let statement = if listens { Duration::ZERO } else { timeout };
-    // What listens waits in a routine; what keeps it waiting is silent for as long as this process listens.
+    // A connection that listens waits in a routine; the one that keeps it waiting is silent for as long as this process
+    // listens.
     let unused = if listens { 2_147_483 } else { UNUSED.as_secs() };
     // The limits of what a session may use are those that the routines need.
     format!(
@@ -385,8 +384,10 @@ fn session(timeout: Duration, listens: bool) -> String {
          sql_big_selects = 1, sql_select_limit = 18446744073709551615, group_concat_max_len = 16777216, \
          max_sort_length = 1024, sort_buffer_size = 262144, \
          innodb_lock_wait_timeout = {wait}, lock_wait_timeout = {wait}, wait_timeout = {unused} \
+         /*!50708 , max_execution_time = {} */ \
          /*M!100106 , max_statement_time = {}, tmp_disk_table_size = 67108864, \
          max_session_mem_used = 67108864 */",
+        statement.as_millis(),
         statement.as_secs_f64()
     )
 }

@@ -1,6 +1,6 @@
-//! In what MySQL and MariaDB differ.
+//! The differences between MySQL and MariaDB.
 
-/// Which of the two a server is.
+/// The kind of a server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Flavor {
@@ -40,7 +40,7 @@ impl Flavor {
         }
     }
 
-    /// Whether the server accepts no writes.
+    /// Returns the expression for whether the server accepts no writes.
     pub(super) fn read_only(self) -> &'static str {
         match self {
             Flavor::MySql => "@@GLOBAL.read_only OR @@GLOBAL.super_read_only OR @@GLOBAL.innodb_read_only",

@@ -10,7 +10,7 @@ use super::error::failed;
 use crate::server::ServerError;
 
 /// A connection of our own, or one lent by the user's pool.
-pub struct Link {
+pub(crate) struct Link {
     conn: Connection,
     /// The number of the namespace, once it was read.
     pub(super) namespace: Option<u32>,
@@ -33,11 +33,11 @@ pub(super) enum Argument<'r> {
     Int(i64),
 }
 
-/// What a routine answers with.
+/// The answer of a routine.
 #[derive(Default, Debug)]
 pub(super) struct Reply {
     pub(super) text: String,
-    /// Sessions that it was to wake and had not the right to.
+    /// Sessions that the routine could not wake, because it may interrupt only connections of its own user.
     pub(super) to_wake: String,
 }
 

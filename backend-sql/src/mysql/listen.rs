@@ -16,10 +16,11 @@ use super::{
 };
 use crate::server::{ServerError, reply};
 
-/// How long a call waits without being interrupted: routers on the way must not forget the connection.
+/// The time for which a call waits without being interrupted, in seconds: routers on the way must not forget the
+/// connection.
 const SECONDS: i64 = 20;
 
-/// How long it may take until an interruption arrives, and after how long it is sent again.
+/// The time that an interruption may take to arrive, and the delay before it is sent again.
 const ARRIVES: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_millis(10);
 
@@ -27,10 +28,10 @@ const AGAIN: Duration = Duration::from_millis(10);
 const SETTLED: Duration = Duration::from_millis(500);
 
 /// The owner of the task that has the connection, so that waiting for it can be dropped in the middle of an exchange.
-pub struct Listener {
+pub(crate) struct Listener {
     session: i64,
     received: mpsc::UnboundedReceiver<Result<String, ServerError>>,
-    /// How often the connection was interrupted.
+    /// The number of times that the connection was interrupted.
     interrupted: watch::Receiver<u64>,
     task: JoinHandle<()>,
     /// The connection that keeps the other one waiting, and interrupts it to see that both still work.
@@ -143,7 +144,7 @@ struct ListenTask {
     probe: u32,
     /// The marks of the notices that there were at the last look, which are not to be sent again.
     known: String,
-    /// How many calls in a row were interrupted before they returned anything.
+    /// The number of calls in a row that were interrupted before they returned anything.
     cut_short: u32,
     interrupted: watch::Sender<u64>,
 }
@@ -216,7 +217,7 @@ impl ListenTask {
     }
 }
 
-/// What this connection has to know of a notice, so that it is not sent again.
+/// The part of a notice that this connection has to know, so that it is not sent again.
 #[derive(Deserialize)]
 struct Noted {
     known: Option<String>,

@@ -52,9 +52,8 @@
 //!   is asked to end a predecessor that still has the name. So a connection that was dropped silently is noticed within 4 s
 //!   while there are waiters. While there is no listener, heartbeats are sent every 20 to 200 ms, and after each release of a
 //!   process that has waiters.
-//! - **Watching** an id adds a row to `claims`, which sends whatever changes the id next the general way; that notes a notice for
-//!   the sessions that watch. Where nothing is watched the usual ways look for nothing; a pair on a watched id took four to seven
-//!   times as long. Without a listener watchers poll.
+//! - **Earlier programs** that watch an id add a row to `claims`, which sends whatever changes the id next the general way: routines
+//!   note a notice for them.
 //! - **Connections** are kept by the runtime that made them, and closed if an operation on one was abandoned: no ping, no
 //!   hidden statement, and no transaction that spans calls, which a dropped future could leave open. When a call or a probe
 //!   gets no answer, idle connections that were not used meanwhile are closed: they are as likely dead. Deadlocks and lock wait
@@ -121,6 +120,5 @@ mod schema;
 
 pub use config::{MysqlBuilder, capabilities};
 pub use dao::MysqlLockDao;
-pub use engine::Mysql;
 pub use flavor::Flavor;
 pub use schema::schema_sql;

@@ -34,7 +34,8 @@ const TEXTS: &[&str] = &[
     include_str!("schema/admin.sql"),
 ];
 
-/// What occurs more than once, and may occur in each other. A piece goes from `-- {its name}` up to an empty line.
+/// Pieces that occur more than once, and may occur in each other. A piece goes from `-- {its name}` up to an empty
+/// line.
 const PIECES: &str = include_str!("schema/pieces.sql");
 
 /// Returns the text of a piece.
@@ -126,7 +127,7 @@ impl Names {
     }
 }
 
-/// What the routines are compiled with, whatever the server's default is.
+/// The mode with which the routines are compiled, whatever the server's default is.
 const SQL_MODE: &str = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION";
 
 fn is_word(text: &str) -> bool {

@@ -33,7 +33,7 @@ pub struct PostgresBuilder<I, C> {
     types: PhantomData<fn() -> (I, C)>,
 }
 
-/// Where the server is.
+/// The address of the server.
 enum Server {
     None,
     Url(String),
@@ -50,7 +50,7 @@ pub(super) struct Options {
     pub(super) prepared: bool,
 }
 
-/// Where connections come from. No `Debug`: sqlx shows passwords.
+/// The source of connections. No `Debug`: sqlx shows passwords.
 pub(super) enum Source {
     Own(Box<PgConnectOptions>),
     Pool(PgPool),

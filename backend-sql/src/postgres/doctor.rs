@@ -29,7 +29,7 @@ const SKEW: Duration = Duration::from_secs(5);
 /// which the next ones pass over as long as the snapshot might see them: after 20 000 uses one takes four times as long.
 const SNAPSHOT: i64 = 10_000;
 
-/// How long a server that is asked again while another transaction is open may take to answer.
+/// The time within which a server has to answer that is asked again while another transaction is open.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// All checks but those that every server has. `other` is another connection.
@@ -97,11 +97,12 @@ pub(super) async fn examine(
     ])
 }
 
-/// How often it is tried: others may use the same pooler meanwhile.
+/// The number of tries: others may use the same pooler meanwhile.
 const ROUNDS: usize = 3;
 
-/// Whether `link` is served by one process of the server after the other. A pooler that takes them in turn shows it when
-/// it is asked twice; one that gives out first what came back last, when that is in use by another transaction.
+/// Returns whether `link` is served by one process of the server after the other. A pooler that takes them in turn
+/// shows it when it is asked twice; one that gives out first what came back last, when that is in use by another
+/// transaction.
 async fn is_pooled(link: &mut Link, other: &mut Link) -> Result<bool, ServerError> {
     let pid = |row: Result<PgRow, sqlx::Error>| row.and_then(|row| row.try_get::<i32, _>(0)).map_err(failed);
     for _ in 0..ROUNDS {

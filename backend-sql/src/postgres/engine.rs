@@ -7,8 +7,9 @@ use std::{
 };
 
 use lockcore::{
-    BackendError, BackendErrorKind, BreakMode, Capabilities, ContextId, Finding, Ident,
+    BackendError, BackendErrorKind, BreakMode, Capabilities, ContextId, Finding, Ident, LockDao,
     backend::{StoreVersion, Withdraw},
+    forward_lock_dao,
 };
 use sqlx::{
     AssertSqlSafe, ConnectOptions, PgConnection, Row,
@@ -45,9 +46,9 @@ mod flag {
 /// The level under which the routines decide.
 const LEVEL: &str = "read committed";
 
-/// What our connections start with, whatever the defaults of the server, the database and the role are; in milliseconds where it
-/// is a time. Parameters of the start, because a pooler that shares connections refuses or ignores those, while it would hand
-/// what is `SET` on to its next client.
+/// Returns the settings that our connections start with, whatever the defaults of the server, the database and the role
+/// are; in milliseconds where it is a time. Parameters of the start, because a pooler that shares connections refuses
+/// or ignores those, while it would hand on to its next client what is `SET`.
 fn settings(timeout: Duration, listens: bool) -> [(&'static str, String); 6] {
     [
         ("default_transaction_isolation", LEVEL.to_owned()),
@@ -62,7 +63,13 @@ fn settings(timeout: Duration, listens: bool) -> [(&'static str, String); 6] {
 }
 
 /// Locks in a PostgreSQL database; see the [module](super) for what it does how.
-pub type PostgresLockDao<I = String, C = Uuid> = ServerLockDao<I, C, Postgres>;
+#[derive(Debug)]
+pub struct PostgresLockDao<I = String, C = Uuid>(ServerLockDao<I, C, Postgres>);
+
+forward_lock_dao! {
+    { #[deny(clippy::missing_trait_methods)] impl<I: Ident, C: ContextId> LockDao<I, C> for PostgresLockDao<I, C> }
+    self => self.0
+}
 
 impl<I: Ident, C: ContextId> PostgresLockDao<I, C> {
     /// Connects to the server at `url` with default settings.
@@ -109,7 +116,7 @@ impl<I: Ident, C: ContextId> PostgresLockDao<I, C> {
     /// dependence on the tables of the locks the same is had by a column for the highest fence seen, beside the data:
     /// `UPDATE account SET balance = 41, fence = $1 WHERE id = 7 AND fence <= $1`.
     pub fn fence_check(&self) -> String {
-        self.engine().fence_check()
+        self.0.engine().fence_check()
     }
 
     /// Settings to choose before connecting.
@@ -130,7 +137,7 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
         let user = self.user_of_process();
         let (source, listen, options) = self.checked()?;
         let opened = ServerLockDao::over(Postgres::new(source, listen, options)).await;
-        opened.map_err(|error| tried(user.as_deref(), error))
+        opened.map(PostgresLockDao).map_err(|error| tried(user.as_deref(), error))
     }
 }
 
@@ -138,7 +145,6 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
 pub fn capabilities() -> Capabilities {
     Capabilities {
         push: true,
-        push_changes: true,
         shortening: true,
         // An operation takes about a millisecond, and a lease has to be renewed at a third of it.
         min_lease: Duration::from_millis(100),
@@ -148,7 +154,7 @@ pub fn capabilities() -> Capabilities {
 }
 
 /// A PostgreSQL server, as [`PostgresLockDao`] sees it.
-pub struct Postgres {
+pub(crate) struct Postgres {
     source: Source,
     listen: PgConnectOptions,
     options: Options,
@@ -441,9 +447,6 @@ impl Engine for Postgres {
                 self.call(link, "v1_list", &[ns, Argument::Bytes(after), int(limit)]).await
             }
             Order::Inspect(id) => self.call(link, "v1_inspect", &[ns, Argument::Bytes(id)]).await,
-            Order::Watch { id, session } => {
-                self.call(link, "v1_watch", &[ns, Argument::Bytes(id), Argument::Int(*session)]).await
-            }
             Order::Break { id, fence, how, by } => {
                 let now = bit(*how == BreakMode::Now, 1);
                 let by = Argument::Bytes(by.as_bytes());

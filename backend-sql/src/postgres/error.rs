@@ -1,4 +1,4 @@
-//! What a failure of Postgres, or of the way to it, means.
+//! The meaning of a failure of Postgres, or of the way to it.
 
 use lockcore::BackendErrorKind;
 use sqlx::Error;

@@ -10,9 +10,9 @@ use super::error::failed;
 use crate::server::ServerError;
 
 /// A connection of our own, or one lent by the user's pool.
-pub struct Link {
+pub(crate) struct Link {
     conn: Connection,
-    /// How long a call may wait for locks of rows and tables, where nothing is set in the session.
+    /// The time for which a call may wait for locks of rows and tables, where nothing is set in the session.
     pub(super) limit: Option<Duration>,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Call<'r> {
     pub(super) arguments: &'r [Argument<'r>],
 }
 
-/// What is given to a routine. Only these types, so that no statement needs a look at the catalogue.
+/// An argument of a routine. Only these types, so that no statement needs a look at the catalogue.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Argument<'r> {
     Bytes(&'r [u8]),
@@ -121,7 +121,7 @@ impl Link {
         Link { conn: Connection::Lent(conn), limit: None }
     }
 
-    /// Whether it is not lent by the user's pool.
+    /// Returns whether it is not lent by the user's pool.
     pub(super) fn is_own(&self) -> bool {
         matches!(self.conn, Connection::Own(_))
     }

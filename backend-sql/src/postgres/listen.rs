@@ -51,6 +51,7 @@ pub(super) async fn receive(listener: &mut PgListener) -> Result<String, ServerE
 
 /// Returns once the server has answered on the connection that listens.
 pub(super) async fn probe(listener: &mut PgListener) -> Result<(), ServerError> {
-    // What is notified meanwhile is kept for `receive`. An empty statement is answered without a transaction.
+    // The listener keeps what is notified meanwhile for `receive`. An empty statement is answered without a
+    // transaction.
     listener.execute(sqlx::raw_sql(";")).await.map(drop).map_err(failed)
 }

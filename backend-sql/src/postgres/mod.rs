@@ -36,9 +36,8 @@
 //!   replaced if it does not answer within 3 s: a connection that was dropped without notice is noticed within 4 s while there
 //!   are waiters. Without a listener, heartbeats are sent every 20 to 200 ms, and after each release of a process that has
 //!   waiters.
-//! - **Watching** an id sets a bit in its row, which sends whatever changes it next the general way; that clears the bit and
-//!   notifies the sessions that watch. Where nothing is watched nothing is looked for; a pair on a watched id took twice as long.
-//!   Without a listener watchers poll.
+//! - **Earlier programs** that watch an id set a bit in its row, which sends whatever changes it next the general way: routines clear
+//!   it and notify them.
 //! - **Batches.** While a request for one id is in flight, the requests of the same kind that other tasks of the runtime make
 //!   wait, and then share one call and one transaction. Behind a batch of five or more the next one waits, for at most 2 ms,
 //!   until the same tasks have made their next requests. One that has waited for 5 ms starts another batch, so that a slow disk
@@ -114,5 +113,5 @@ mod listen;
 mod schema;
 
 pub use config::{Commit, PostgresBuilder};
-pub use engine::{Postgres, PostgresLockDao, capabilities};
+pub use engine::{PostgresLockDao, capabilities};
 pub use schema::schema_sql;

@@ -39,7 +39,7 @@ fn piece(name: &str) -> Option<&'static str> {
     Some(template::without_comments(piece).trim_end())
 }
 
-/// What looks like a function and is part of the language.
+/// Words that look like functions and are part of the language.
 const SYNTAX: [&str; 4] = ["coalesce", "greatest", "least", "nullif"];
 
 /// Names the functions of the server by their schema: where `search_path` has another one before it, that one's functions of

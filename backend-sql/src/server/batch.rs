@@ -34,7 +34,7 @@ const MOST: usize = 64;
 /// next requests one after the other.
 const LINGERS_FOR: usize = 5;
 
-/// How long it lingers at most.
+/// The longest time that it lingers.
 const LINGER: Duration = Duration::from_millis(2);
 
 /// A request that has waited for so long starts another batch: what delays the one in flight - a slow disk, a row that a
@@ -45,7 +45,8 @@ const PATIENCE: Duration = Duration::from_millis(5);
 /// than this, as the first connection may have fallen silent.
 const STUCK: Duration = Duration::from_millis(100);
 
-/// How often a request travels in a batch while another transaction has locked its row, before it waits for that alone.
+/// The number of times that a request travels in a batch while another transaction has locked its row, before it waits
+/// for that alone.
 const TRIES: usize = 3;
 
 /// The batches of a DAO.
@@ -136,7 +137,8 @@ struct Queue<R> {
     /// The ids of what is in flight, and since when it is.
     busy: HashMap<Key, Instant>,
     waiting: VecDeque<Pending<R>>,
-    /// How many requests the next batch may have: as many as the last one, whose tasks go on, and those that wait already.
+    /// The number of requests that the next batch may have: as many as the last one, whose tasks go on, and those that
+    /// wait already.
     expected: usize,
     /// A task looks after those that wait.
     is_timed: bool,
@@ -159,7 +161,7 @@ struct PendingAnswer<'l, E: Engine, R> {
 struct InFlight<E: Engine, R: Batched> {
     batcher: Arc<Batcher<E, R>>,
     ids: Vec<Key>,
-    /// What waits at its end forms a batch, unless others are in flight. Not if it failed.
+    /// Set unless it failed: then the requests that wait at its end form a batch, if no other one is in flight.
     goes_on: bool,
 }
 

@@ -8,19 +8,18 @@ use super::{
     request::key,
     watch::{Push, Shared, Watch},
 };
-use futures_util::stream::BoxStream;
 use lockcore::{
     BackendError, BreakMode, Broken, Capabilities, ContextId, Finding, Grant, Ident, Inspection, Listing,
     LockDao, LostLock, Page, Released, Renewed, Severity, Swept, Target,
-    backend::{AcquireRequest, Acquired, StoreFit, StoreVersion, Wakeup, Withdraw, Withdrawn, watch},
+    backend::{AcquireRequest, Acquired, StoreFit, StoreVersion, Wakeup, Withdraw, Withdrawn},
 };
 
 /// Locks in the tables of a database server.
-pub struct ServerLockDao<I, C, E: Engine> {
+pub(crate) struct ServerLockDao<I, C, E: Engine> {
     shared: Arc<Shared<E>>,
-    /// Whether notifications were received when it was opened.
+    /// Set if notifications were received when it was opened.
     push: bool,
-    watch: Watch<E>,
+    _watch: Watch<E>,
     types: PhantomData<fn() -> (I, C)>,
 }
 
@@ -40,7 +39,7 @@ impl<I: Ident, C: ContextId, E: Engine> ServerLockDao<I, C, E> {
         if let (Err(why), true) = (&listening, shared.engine().settings().listens()) {
             tracing::warn!(backend = E::NAME, %why, "LISTEN is unavailable, waiters will poll");
         }
-        Ok(ServerLockDao { shared, push: listening.is_ok(), watch, types: PhantomData })
+        Ok(ServerLockDao { shared, push: listening.is_ok(), _watch: watch, types: PhantomData })
     }
 
     /// Returns the engine.
@@ -161,9 +160,7 @@ impl<I, C, E: Engine> fmt::Debug for ServerLockDao<I, C, E> {
 
 impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E> {
     fn capabilities(&self) -> Capabilities {
-        let declared = self.shared.engine().capabilities();
-        let push_changes = self.push && declared.push_changes;
-        Capabilities { push: self.push, push_changes, ..declared }
+        Capabilities { push: self.push, ..self.shared.engine().capabilities() }
     }
 
     async fn acquire(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
@@ -214,12 +211,12 @@ impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E>
 
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
         let answer = self.carry_out(Order::Renew(&StoredGrant::new(grant))).await?;
-        Ok(Renewed { lost: losses::<I, C, E>(answer, grant)? })
+        Ok(Renewed::now(losses::<I, C, E>(answer, grant)?))
     }
 
     async fn shorten(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
         let answer = self.carry_out(Order::Shorten(&StoredGrant::new(grant))).await?;
-        Ok(Renewed { lost: losses::<I, C, E>(answer, grant)? })
+        Ok(Renewed::now(losses::<I, C, E>(answer, grant)?))
     }
 
     async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {
@@ -238,28 +235,6 @@ impl<I: Ident, C: ContextId, E: Engine> LockDao<I, C> for ServerLockDao<I, C, E>
 
     async fn inspect(&self, target: &Target<I>) -> Result<Inspection<I, C>, BackendError> {
         inspected::<I, C, E>(self.carry_out(Order::Inspect(&key(target))).await?)
-    }
-
-    fn watch<'w>(
-        &'w self,
-        target: &'w Target<I>,
-        every: Duration,
-    ) -> BoxStream<'w, Result<Inspection<I, C>, BackendError>> {
-        let id = key(target);
-        let watched = id.clone();
-        watch(
-            every,
-            move |changed| *changed == watched,
-            move || {
-                let id = id.clone();
-                async move {
-                    self.watch.listen_for_watchers();
-                    let (seen, change) =
-                        self.shared.look(&id).await.map_err(|error| error.at(self.engine().address()))?;
-                    Ok((inspected::<I, C, E>(seen)?, change))
-                }
-            },
-        )
     }
 
     async fn break_lock(

@@ -1,4 +1,4 @@
-//! What a database has to provide so that the DAO works on it.
+//! The interface that a database has to provide so that the DAO works on it.
 
 use std::{fmt, time::Duration};
 
@@ -12,36 +12,28 @@ use super::{
     reply::{Answer, Notification},
 };
 
-/// A database server. Not for implementation elsewhere: it names types that are private to this crate.
-pub trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
+/// A database server.
+pub(crate) trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
     /// A connection.
-    #[doc(hidden)]
     type Conn: Send + 'static;
     /// Receives the notifications for this process.
-    #[doc(hidden)]
     type Listener: Send + 'static;
     /// The backend's name, as in [`Capabilities::backend`].
-    #[doc(hidden)]
     const NAME: &'static str;
 
     /// Declares what the backend can do; the DAO sets `push` once it has tried to listen.
-    #[doc(hidden)]
     fn capabilities(&self) -> Capabilities;
 
     /// Returns the settings it was opened with.
-    #[doc(hidden)]
     fn settings(&self) -> &Settings;
 
     /// Opens a connection that is ready for use. Unless it has to be our `own`, a pool of the user's may lend it.
-    #[doc(hidden)]
     fn connect(&self, own: bool) -> impl Future<Output = Result<Self::Conn, ServerError>> + Send;
 
     /// Reports whether a connection is kept between operations; not if a pool of the user's lent it.
-    #[doc(hidden)]
     fn keeps(&self, conn: &Self::Conn) -> bool;
 
     /// Carries out an order in one round trip.
-    #[doc(hidden)]
     fn carry_out(
         &self,
         conn: &mut Self::Conn,
@@ -50,7 +42,6 @@ pub trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
 
     /// Carries out requests for which [`StoredRequest::fits_batch`] is true, sorted by id, in one round trip and one
     /// transaction. Returns what became of each.
-    #[doc(hidden)]
     fn acquire_batch(
         &self,
         conn: &mut Self::Conn,
@@ -58,7 +49,6 @@ pub trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
     ) -> impl Future<Output = Result<Vec<Outcome>, ServerError>> + Send;
 
     /// Releases grants of one id each, as [`acquire_batch`](Self::acquire_batch) acquires them.
-    #[doc(hidden)]
     fn release_batch(
         &self,
         conn: &mut Self::Conn,
@@ -66,47 +56,38 @@ pub trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
     ) -> impl Future<Output = Result<Vec<Outcome>, ServerError>> + Send;
 
     /// Creates or migrates the schema; does nothing if it is current.
-    #[doc(hidden)]
     fn migrate(&self, conn: &mut Self::Conn) -> impl Future<Output = Result<(), ServerError>> + Send;
 
     /// Reads the schema's version: `None` if there is no schema.
-    #[doc(hidden)]
     fn store_version(
         &self,
         conn: &mut Self::Conn,
     ) -> impl Future<Output = Result<Option<StoreVersion>, ServerError>> + Send;
 
     /// Lists the tables and routines of the schema of this version that are not there, or that this user may not know of.
-    #[doc(hidden)]
     fn missing(&self, conn: &mut Self::Conn)
     -> impl Future<Output = Result<Vec<String>, ServerError>> + Send;
 
     /// Refuses a connection on which the routines could not decide; called once, on opening.
-    #[doc(hidden)]
     fn admit(&self, _conn: &mut Self::Conn) -> impl Future<Output = Result<(), ServerError>> + Send {
         async { Ok(()) }
     }
 
     /// Returns host and port of the server, for messages.
-    #[doc(hidden)]
     fn address(&self) -> &str;
 
     /// Describes where the schema is, for messages.
-    #[doc(hidden)]
     fn location(&self) -> String;
 
     /// Looks for what would weaken a promise, apart from schema version and notifications.
-    #[doc(hidden)]
     fn doctor(&self, conn: &mut Self::Conn)
     -> impl Future<Output = Result<Vec<Finding>, ServerError>> + Send;
 
     /// Begins to listen for the notifications of `session`.
-    #[doc(hidden)]
     fn listen(&self, session: i64) -> impl Future<Output = Result<Self::Listener, ServerError>> + Send;
 
     /// Waits for the next notification. Cancel safe. After an error other than [`ServerError::Answer`], of a notification
     /// that cannot be read, the listener is replaced.
-    #[doc(hidden)]
     fn receive(
         &self,
         listener: &mut Self::Listener,
@@ -114,13 +95,13 @@ pub trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
 
     /// Returns once the listener's connections have shown that they still carry messages. On a connection that fell
     /// silent it never returns; then, and after an error, the listener is replaced.
-    #[doc(hidden)]
     fn probe(&self, listener: &mut Self::Listener) -> impl Future<Output = Result<(), ServerError>> + Send;
 }
 
-/// What became of a request of a batch.
+/// The outcome of a request of a batch.
 #[derive(Debug)]
-pub enum Outcome {
+#[cfg_attr(not(feature = "mysql"), expect(dead_code, reason = "a batch on Postgres is done as a whole"))]
+pub(crate) enum Outcome {
     Done(Answer),
     /// Nothing was done: another transaction has locked its row.
     Busy,
@@ -128,9 +109,13 @@ pub enum Outcome {
     Alone,
 }
 
-/// What a routine is asked to do. [`Answer`] says how each is answered.
+/// The order to a routine. [`Answer`] says how each is answered.
 #[derive(Clone, Debug)]
-pub enum Order<'r> {
+#[cfg_attr(
+    not(feature = "postgres"),
+    expect(dead_code, reason = "only Postgres keeps a waiter in the row of its lock")
+)]
+pub(crate) enum Order<'r> {
     Acquire(&'r StoredRequest),
     Withdraw {
         request: &'r StoredRequest,
@@ -139,7 +124,7 @@ pub enum Order<'r> {
     Release(&'r StoredGrant),
     Renew(&'r StoredGrant),
     Shorten(&'r StoredGrant),
-    /// Shows that a session with waiters is alive, looks after what it waits for, and returns what was handed to it.
+    /// Sends the session's heartbeat, serves the queues that its waiters are in, and returns the offers made to it.
     /// `in_rows`: its waiters for which [`Answer::Queued::in_row`] was true. `probe`: sent back as a notification, to see
     /// that the session receives them.
     Heartbeat {
@@ -154,11 +139,6 @@ pub enum Order<'r> {
     ReleaseContext(&'r str),
     List(&'r Page),
     Inspect(&'r Key),
-    /// Inspects, and has the session notified of the next change; see [`Notification::w`].
-    Watch {
-        id: &'r Key,
-        session: i64,
-    },
     Break {
         id: &'r Key,
         fence: i64,

@@ -1,4 +1,4 @@
-//! What goes wrong with a database server, and what that means to a caller.
+//! The failures of a database server, and what they mean to a caller.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use sqlx::error::DatabaseError;
 
 /// A failure. Each engine classifies by the server's codes, never by message.
 #[derive(Debug, thiserror::Error)]
-pub enum ServerError {
+pub(crate) enum ServerError {
     /// The server, or the way to it, failed. `in_doubt`: the step may have taken place; `transient`: the same again at
     /// once may help (a deadlock, a serialization failure); `broken`: the connection is of no use any more.
     #[error("{backend}: {source}")]
@@ -55,7 +55,7 @@ pub enum ServerError {
     Answer { backend: &'static str, what: String },
 }
 
-/// By which options of a URL a backend is set to verify less of a certificate.
+/// The options of a URL by which a backend is set to verify less of a certificate.
 pub(crate) struct Certificate {
     pub(crate) backend: &'static str,
     /// Names the file of authorities to trust.
@@ -97,7 +97,7 @@ fn few(missing: &[String]) -> String {
     if missing.len() > 3 { format!("{shown}, ..") } else { shown }
 }
 
-/// What a failure means; see [`ServerError::Database`].
+/// The meaning of a failure; see [`ServerError::Database`].
 pub(crate) struct Meaning {
     pub(crate) kind: BackendErrorKind,
     pub(crate) in_doubt: bool,
@@ -136,7 +136,8 @@ impl ServerError {
             }
             _ => broken(Kind::Other),
         };
-        // Before it asked there was no connection; and those that there are work for all that is known.
+        // Unless `asked`, nothing had been sent yet, so nothing is in doubt, and the pool's other connections are not known
+        // to be broken.
         ServerError::Database {
             backend,
             kind,

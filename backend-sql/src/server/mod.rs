@@ -1,4 +1,5 @@
-//! What the database servers share on this side: a DAO over routines that decide, connections, retries, notifications.
+//! The code that the database servers share on this side: a DAO over routines that decide, connections, retries,
+//! notifications.
 //!
 //! A database implements [`Engine`]: it sends a request in stored form as one call of a routine, and reads the text with
 //! which the routine answers as an [`Answer`]. Everything else is here, and the same for all of them: the DAO calls
@@ -17,10 +18,9 @@ mod settings;
 pub(crate) mod template;
 mod watch;
 
-pub use dao::ServerLockDao;
 #[cfg(feature = "postgres")]
 pub(crate) use dao::patience;
-pub(crate) use dao::{fit, store_version};
+pub(crate) use dao::{ServerLockDao, fit, store_version};
 pub(crate) use engine::{Engine, Order, Outcome};
 pub(crate) use error::{Certificate, Meaning, ServerError, is_unusable};
 pub(crate) use pool::UNUSED;

@@ -23,7 +23,7 @@ use super::{
 /// notice.
 const STALE: Duration = Duration::from_secs(240);
 
-/// After how long the server is to close a connection that is not used: what a host left that is gone.
+/// The time after which the server is to close a connection that is not used, such as one left by a host that is gone.
 pub(crate) const UNUSED: Duration = Duration::from_secs(300);
 
 /// The connections of a DAO.

@@ -9,7 +9,7 @@
 //! | release, renew | empty: nothing was lost; else a list of `[position from 0, 0 expired / 1 broken / 2 vanished]` |
 //! | heartbeat, notifications | [`Notification`] |
 //! | list | `{"ids": [Inspected], "next": id or null}` |
-//! | inspect, watch | [`Inspected`] |
+//! | inspect | [`Inspected`] |
 //! | release context | a list of ids |
 //! | break | `{"left": null}` not held, `0` freed, otherwise how long it will be held at most |
 //! | sweep | `{"removed": n, "more": 0, "elsewhere": 0}` |
@@ -20,19 +20,19 @@ use std::time::{Duration, SystemTime};
 use lockcore::{
     BreakRecord, Broken, Conflict, ConflictReason, ContextId, Grant, Granted, HeldBy, Holder, Ident,
     Inspection, Listing, LossReason, LostLock, Mode, Owner, StoredContext, Swept, Target, WaitingFor,
-    backend::{AcquireRequest, List},
+    backend::AcquireRequest,
 };
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Order, ServerError, request::mode};
 
-/// What came of an order. An engine reads it once from its server's text, by [`Answer::read`] or, of one part of a batch,
-/// by [`Answer::of_acquire`] and [`Answer::of_release`].
+/// The answer to an order. An engine reads it once from its server's text, by [`Answer::read`] or, of one part of a
+/// batch, by [`Answer::of_acquire`] and [`Answer::of_release`].
 #[derive(Debug)]
-pub enum Answer {
+pub(crate) enum Answer {
     /// To an acquire or withdrawal: the whole set is held.
-    Granted(List<Granted>),
+    Granted(Vec<Granted>),
     /// To an acquire: nothing is held, and the request does not wait.
     Refused(Vec<Against>),
     /// To an acquire: nothing is held yet, and the request has a place in the queue.
@@ -40,7 +40,7 @@ pub enum Answer {
         conflicts: Vec<Against>,
         /// The place is in the row of the id, where only those who know the id find it: heartbeats have to name it.
         in_row: bool,
-        /// In how long the first lease in the way ends.
+        /// The time until the first lease in the way ends.
         end: Option<Duration>,
     },
     /// To an acquire: the attempt was withdrawn before.
@@ -66,7 +66,7 @@ pub(crate) struct Given(i64, i64, i64, u64, u32, Vec<u32>);
 
 /// Bytes in hexadecimal.
 #[derive(Deserialize, Clone, Debug)]
-pub struct Hex(String);
+pub(crate) struct Hex(String);
 
 /// `[context, owner, mode, permits, limit, fence, remaining]`
 #[derive(Deserialize, Debug)]
@@ -74,7 +74,7 @@ struct InTheWay(Hex, Hex, i64, i64, i64, u64, i64);
 
 /// One id in the way: exactly one of `f`, `q`, `h` is there.
 #[derive(Deserialize, Debug)]
-pub struct Against {
+pub(crate) struct Against {
     /// Its position in the set.
     p: usize,
     /// Frozen.
@@ -85,7 +85,7 @@ pub struct Against {
     /// At most eight holders, those first whose lease ends last.
     #[serde(default)]
     h: Vec<InTheWay>,
-    /// How many hold it.
+    /// The number of holders.
     #[serde(default)]
     n: usize,
     /// Units in use.
@@ -93,7 +93,7 @@ pub struct Against {
     u: u32,
 }
 
-/// What became of a request that was not simply granted.
+/// The outcome of a request that was not simply granted.
 #[derive(Deserialize, Debug)]
 struct Acquiring {
     /// The set in order, if it was granted.
@@ -107,16 +107,16 @@ struct Acquiring {
     /// It was withdrawn before.
     #[serde(default)]
     w: i64,
-    /// In how long the first lease in the way ends.
+    /// The time until the first lease in the way ends.
     end: Option<i64>,
 }
 
-/// What a session is notified of, and the answer to its heartbeat.
+/// The message that notifies a session, and the answer to its heartbeat.
 #[derive(Deserialize, Default, Debug)]
-pub struct Notification {
+pub(crate) struct Notification {
     /// The time, in the answer to a heartbeat.
     pub(crate) now: Option<u64>,
-    /// In how long to send the next heartbeat at the latest.
+    /// The delay after which to send the next heartbeat at the latest.
     pub(crate) next: Option<i64>,
     /// Sets that were handed to it; their ids may also come one by one.
     #[serde(default)]
@@ -124,9 +124,6 @@ pub struct Notification {
     /// `[context, attempt]` of those who are to ask again.
     #[serde(default)]
     pub(crate) t: Vec<(Hex, i64)>,
-    /// Ids that it watches and that have changed.
-    #[serde(default)]
-    pub(crate) w: Vec<Hex>,
     /// The probe that it sent to itself.
     pub(crate) probe: Option<u32>,
 }
@@ -136,19 +133,19 @@ pub struct Notification {
 pub(crate) struct Handed {
     pub(crate) c: Hex,
     pub(crate) a: i64,
-    /// When.
+    /// The time when it was handed over.
     pub(crate) at: u64,
-    /// For how long from then.
+    /// The time for which it lasts from then.
     pub(crate) lasts: u64,
     pub(crate) g: Vec<Given>,
-    /// Of which id, if they come one by one.
+    /// The id, if they come one by one.
     #[serde(default)]
     i: Option<String>,
 }
 
 /// All that is known of one id.
 #[derive(Deserialize, Debug)]
-pub struct Inspected {
+pub(crate) struct Inspected {
     i: Hex,
     /// Of each a [`HeldByRow`], a [`WaitingRow`], a [`BreakRow`]; another program may have written a row that is none.
     h: Vec<Value>,
@@ -169,7 +166,7 @@ struct HeldByRow(Hex, Hex, i64, i64, i64, u64, u64, u64, i64, i64, Vec<u32>);
 
 /// A page of a list.
 #[derive(Deserialize, Debug)]
-pub struct Listed {
+pub(crate) struct Listed {
     ids: Vec<Inspected>,
     next: Option<Hex>,
 }
@@ -198,7 +195,7 @@ impl Answer {
             Order::Heartbeat { .. } => Answer::Notified(notification(backend, text)?),
             Order::ReleaseContext(_) => Answer::Released(json(backend, text)?),
             Order::List(_) => Answer::Listed(json(backend, text)?),
-            Order::Inspect(_) | Order::Watch { .. } => Answer::Inspected(json(backend, text)?),
+            Order::Inspect(_) => Answer::Inspected(json(backend, text)?),
             Order::Break { .. } => Answer::Broken(json::<Breaking>(backend, text)?.into()),
             Order::Sweep { .. } => Answer::Swept(json::<Sweeping>(backend, text)?.into()),
             Order::Freeze { .. } | Order::Leave { .. } => Answer::Done,
@@ -212,7 +209,7 @@ impl Answer {
                 let what = || format!("a fence is {fence:?}");
                 fence.parse().map_err(|_| ServerError::Answer { backend, what: what() })
             };
-            return match fences.split(',').map(number).collect::<Result<List<u64>, _>>()?[..] {
+            return match fences.split(',').map(number).collect::<Result<Vec<u64>, _>>()?[..] {
                 [fence] => Ok(Self::exclusive(std::iter::repeat_n(fence, claims))),
                 ref fences => complete(backend, Self::exclusive(fences.iter().copied()), claims),
             };
@@ -242,7 +239,7 @@ impl Answer {
 
     /// Makes the answer for a set that was granted exclusively, from its fences.
     pub(crate) fn exclusive(fences: impl Iterator<Item = u64>) -> Self {
-        let granted = |fence| Granted { mode: Mode::Exclusive, fence, permits: List::new(), in_use: 1 };
+        let granted = |fence| Granted { mode: Mode::Exclusive, fence, permits: Vec::new(), in_use: 1 };
         Answer::Granted(fences.map(granted).collect())
     }
 
@@ -325,7 +322,6 @@ pub(crate) fn notification(backend: &'static str, text: &str) -> Result<Notifica
         all.probe = part.probe.or(all.probe);
         all.o.extend(part.o);
         all.t.extend(part.t);
-        all.w.extend(part.w);
     }
     Ok(all)
 }
@@ -347,11 +343,11 @@ pub(crate) fn whole(mut handed: Vec<Handed>) -> Vec<Handed> {
 }
 
 /// Converts a set that was granted.
-pub(crate) fn grant(given: Vec<Given>) -> List<Granted> {
+pub(crate) fn grant(given: Vec<Given>) -> Vec<Granted> {
     let granted = |Given(code, permits, limit, fence, in_use, indexes)| Granted {
         mode: mode(code, permits, limit),
         fence,
-        permits: indexes.into(),
+        permits: indexes,
         in_use,
     };
     given.into_iter().map(granted).collect()
@@ -419,7 +415,7 @@ pub(crate) fn inspection<I: Ident, C: ContextId>(inspected: Inspected) -> Inspec
         lease: Some(Duration::from_micros(row.7)),
         remaining: Some(span(row.8)),
         broken: row.9 != 0,
-        permits: row.10.into(),
+        permits: row.10,
     });
     let waiters = waiters.into_iter().map(|row: WaitingRow| WaitingFor {
         context: row.0.context(),

@@ -13,7 +13,7 @@ pub(crate) type Key = Vec<u8>;
 /// Names a waiter: context and attempt.
 pub(crate) type Place = (Arc<str>, u64);
 
-/// How the claims of a request are wanted.
+/// The modes in which a request wants its claims.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Modes {
     /// 0 shared, 1 slots, 2 exclusive; part of the schema.
@@ -26,7 +26,7 @@ pub(crate) struct Modes {
 
 /// A request to acquire a set.
 #[derive(Clone, Debug)]
-pub struct StoredRequest {
+pub(crate) struct StoredRequest {
     /// The session that is notified if the request has to wait.
     pub(crate) session: i64,
     pub(crate) context: Arc<str>,
@@ -44,7 +44,7 @@ pub struct StoredRequest {
 
 /// A grant, to be released or renewed.
 #[derive(Clone, Debug)]
-pub struct StoredGrant {
+pub(crate) struct StoredGrant {
     pub(crate) context: Arc<str>,
     /// In order.
     pub(crate) ids: Vec<Key>,

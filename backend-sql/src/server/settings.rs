@@ -6,22 +6,22 @@ use lockcore::{BackendError, BackendErrorKind, backend::StoreVersion};
 
 use super::ServerError;
 
-/// What every server backend can be set to; the builders have methods for it.
+/// The settings of every server backend; the builders have methods for them.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// Keeps applications and tenants in one database apart.
     pub(crate) namespace: String,
-    /// What the names of all tables and routines begin with.
+    /// The prefix of the names of all tables and routines.
     pub(crate) prefix: String,
-    /// How many connections each tokio runtime may have, apart from the one that listens.
+    /// The most connections that each tokio runtime may have, apart from the one that listens.
     pub(crate) max_connections: usize,
-    /// How long an operation may take in all, with connecting and retrying.
+    /// The time that an operation may take in all, with connecting and retrying.
     pub(crate) timeout: Duration,
     /// Create or migrate the schema on connecting.
     pub(crate) migrate: bool,
     /// Keep a connection on which this process is notified.
     pub(crate) listen: bool,
-    /// Create nothing, and listen only for watchers: for looking at what is there.
+    /// Create nothing, and do not listen: for looking at what is there.
     pub(crate) administration: bool,
     /// The version of this program.
     pub(crate) program: StoreVersion,
@@ -72,8 +72,8 @@ impl Settings {
     }
 }
 
-/// After how long the server is to give up what this process gives up after `timeout`: a little before that, so that the
-/// connection is kept, and it is known that nothing was done.
+/// Returns the time after which the server is to give up what this process gives up after `timeout`: a little before
+/// that, so that the connection is kept, and it is known that nothing was done.
 pub(crate) fn in_server(timeout: Duration) -> Duration {
     timeout * 9 / 10
 }

@@ -24,7 +24,7 @@ pub(crate) fn fill(text: &str, stands_for: &impl Fn(&str) -> Option<Filling>) ->
     filled
 }
 
-/// What stands for a word.
+/// The text that replaces a word.
 pub(crate) enum Filling {
     /// Text of the user's, in which nothing is filled in.
     Name(String),

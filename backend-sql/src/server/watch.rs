@@ -1,4 +1,5 @@
-//! How a process learns that its waiters' turn has come, and shows other processes that they still wait.
+//! The watch, by which a process learns that its waiters' turn has come, and shows other processes that they still
+//! wait.
 //!
 //! One task on the library's thread listens for notifications; another sends a heartbeat every second while there are
 //! waiters. The heartbeat's answer has what was handed over, in case a notification was lost, and the heartbeat looks after
@@ -8,7 +9,7 @@ use std::{
     future::poll_fn,
     pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     task::Poll,
@@ -16,8 +17,8 @@ use std::{
 };
 
 use lockcore::{
-    backend::{Changes, Moment, NextChange, Offer, StoreClock, Waiters, Wake, Wakeup},
-    protocol::{HEARTBEAT, HEARTBEAT_LASTS},
+    backend::{Moment, Offer, StoreClock, Waiters, Wake, Wakeup, unique},
+    protocol::{HEARTBEAT, HEARTBEAT_LASTS, RECHECK},
 };
 use tokio::{
     sync::{Notify, oneshot},
@@ -25,15 +26,13 @@ use tokio::{
 };
 
 use super::{
-    Engine, Key, Order, Place, ServerError, Settings, StoredRequest, background,
+    Engine, Key, Order, Place, ServerError, StoredRequest, background,
     batch::Batches,
     pool::Pool,
     reply::{self, Answer, Handed, Notification},
 };
 
-/// After how long a waiter asks again though nothing woke it, and how many of a process do so in a second at most. The
-/// heartbeats look after them, so this is for the case that they are wrong.
-const RECHECK: Duration = Duration::from_secs(10);
+/// The number of a process' waiters that ask again in a second at most, though nothing woke them.
 const RECHECKS: u32 = 20;
 
 /// After so long without a heartbeat other processes may have taken this one for dead.
@@ -46,11 +45,11 @@ const ROUNDING: Duration = Duration::from_millis(1);
 const POLL: Duration = Duration::from_millis(20);
 const POLL_AT_MOST: Duration = Duration::from_millis(200);
 
-/// How long a notification to oneself, or the answer to a probe, may take before the listener is replaced.
+/// The time that a notification to oneself, or the answer to a probe, may take before the listener is replaced.
 const PROBE: Duration = Duration::from_secs(3);
 
-/// How often a listener that receives nothing is probed while there are no waiters: routers forget connections that are not
-/// used. While there are waiters it is probed with each heartbeat.
+/// The interval at which a listener that receives nothing is probed while there are no waiters: routers forget
+/// connections that are not used. While there are waiters it is probed with each heartbeat.
 const QUIET: Duration = Duration::from_secs(20);
 
 /// The pause before listening is tried again: at first and at most after a failure of the network, and if it cannot work.
@@ -58,18 +57,16 @@ const AGAIN: Duration = Duration::from_millis(50);
 const AGAIN_AT_MOST: Duration = Duration::from_secs(2);
 const AGAIN_IF_MISCONFIGURED: Duration = Duration::from_secs(10);
 
-/// For how long a notification may be on its way that a heartbeat has overtaken. The heartbeat says only that it is a waiter's
-/// turn, so that it would have to ask; the notification has the offer.
+/// The time for which a notification may be on its way that a heartbeat has overtaken. The heartbeat says only that it
+/// is a waiter's turn, so that it would have to ask; the notification has the offer.
 const ON_ITS_WAY: Duration = Duration::from_millis(100);
 
-/// What the DAO and its tasks share.
+/// The state that the DAO and its tasks share.
 pub(crate) struct Shared<E: Engine> {
     pub(crate) pool: Arc<Pool<E>>,
     batches: Batches<E>,
     /// Names this DAO among all that wait.
     pub(crate) session: i64,
-    /// Of ids, for watchers.
-    changes: Changes<Key>,
     /// Each with its id if its place is in a row.
     waiters: Waiters<Place, Key>,
     pub(crate) clock: StoreClock,
@@ -78,17 +75,17 @@ pub(crate) struct Shared<E: Engine> {
     probe: Notify,
     /// There was a waiter, so that there may be places to remove.
     queued: AtomicBool,
-    /// When the next heartbeat is due; `None` without waiters.
+    /// The time at which the next heartbeat is due; `None` without waiters.
     due: Mutex<Option<Instant>>,
     sooner: Notify,
 }
 
-/// Whether notifications of this session are received.
+/// The state of push: whether notifications of this session are received.
 #[derive(Clone, Debug)]
 pub(crate) struct Push {
-    /// Since when.
+    /// The time of the last change.
     pub(crate) since: Instant,
-    /// Why not, if so.
+    /// The reason why they are not, if so.
     pub(crate) failure: Option<String>,
 }
 
@@ -96,8 +93,6 @@ pub(crate) struct Push {
 pub(crate) struct Watch<E: Engine> {
     shared: Arc<Shared<E>>,
     tasks: Vec<JoinHandle<()>>,
-    /// Listens, where only watchers need that.
-    for_watchers: OnceLock<JoinHandle<()>>,
 }
 
 impl<E: Engine> Shared<E> {
@@ -105,8 +100,7 @@ impl<E: Engine> Shared<E> {
         Shared {
             pool: Arc::new(Pool::new(engine)),
             batches: Batches::default(),
-            session: fastrand::i64(1..),
-            changes: Changes::new(),
+            session: i64::try_from(unique() >> 1).unwrap_or(1).max(1),
             waiters: Waiters::new(),
             clock: StoreClock::new(),
             push: Mutex::new(Push { since: Instant::now(), failure: Some("not tried yet".to_owned()) }),
@@ -173,23 +167,6 @@ impl<E: Engine> Shared<E> {
         self.push.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Has waiters ask again, and watchers look again: notifications may have been missed.
-    fn missed(&self) {
-        self.waiters.wake_all();
-        self.changes.any();
-    }
-
-    /// Inspects an id, and returns its next change with it. As long as no notifications are received, that is when they are.
-    pub(crate) async fn look(&self, id: &Key) -> Result<(Answer, NextChange<Key>), ServerError> {
-        // Before the look: a change behind it is not missed.
-        let change = self.changes.subscribe();
-        let order = match self.is_listening() {
-            true => Order::Watch { id, session: self.session },
-            false => Order::Inspect(id),
-        };
-        Ok((self.carry_out(&order).await?, change))
-    }
-
     fn is_listening(&self) -> bool {
         self.push.lock().unwrap_or_else(PoisonError::into_inner).failure.is_none()
     }
@@ -209,10 +186,7 @@ impl<E: Engine> Shared<E> {
 
     /// Wakes the waiters that a notification is for, if any.
     fn notify(&self, notification: Notification) -> bool {
-        let Notification { o: handed, t: recheck, w: changed, .. } = notification;
-        for id in changed {
-            self.changes.changed(id.text().into_bytes());
-        }
+        let Notification { o: handed, t: recheck, .. } = notification;
         let is_for_waiters = !handed.is_empty() || !recheck.is_empty();
         for (context, attempt) in recheck {
             // One that no longer waits has left, or was notified before.
@@ -280,8 +254,8 @@ impl<E: Engine> Shared<E> {
                 Err(error) => (None, error.kind().is_retryable()),
             };
             if !will_pass || last.elapsed() > SILENCE {
-                // What is refused for good ends the waits that ask again. Or this process was stopped, or the server away:
-                // others may have removed the places.
+                // A heartbeat that is refused for good ends the waits that ask again. Or this process was stopped, or
+                // the server away: others may have removed the places.
                 self.waiters.wake_all();
             }
             last = Instant::now();
@@ -303,12 +277,12 @@ impl<E: Engine> Shared<E> {
                 Ok(mut listener) => {
                     pause = AGAIN;
                     self.set_push(None);
-                    // What was notified before was missed.
-                    self.missed();
+                    // The notifications sent before were missed.
+                    self.waiters.wake_all();
                     let _ = tried.take().map(|tried| tried.send(Ok(())));
                     let error = self.receive_all(&mut listener).await;
                     self.set_push(Some(&error));
-                    self.missed();
+                    self.waiters.wake_all();
                     error
                 }
                 Err(error) => {
@@ -439,22 +413,13 @@ impl<E: Engine> Watch<E> {
             shared.set_push(Some(&off));
             Err(off)
         };
-        (Watch { shared, tasks, for_watchers: OnceLock::new() }, outcome)
-    }
-
-    /// Begins to listen if that was put off, since it was opened for administration.
-    pub(crate) fn listen_for_watchers(&self) {
-        let Settings { administration: true, listen: true, .. } = self.shared.engine().settings() else {
-            return;
-        };
-        let begin = || background::handle().spawn(self.shared.clone().listen(oneshot::channel().0));
-        self.for_watchers.get_or_init(begin);
+        (Watch { shared, tasks }, outcome)
     }
 }
 
 impl<E: Engine> Drop for Watch<E> {
     fn drop(&mut self) {
-        for task in self.tasks.iter().chain(self.for_watchers.get()) {
+        for task in &self.tasks {
             task.abort();
         }
         if self.shared.queued.load(Ordering::Relaxed) {

@@ -1,10 +1,10 @@
-//! What administrators see and do: listing, inspecting, breaking, freezing.
+//! The administrator's steps: listing, inspecting, breaking, freezing.
 
 use std::time::Duration;
 
 use lockcore::{
     BackendErrorKind, BreakMode, BreakRecord, Broken, HeldBy, Inspection, Listing, Page, StoredContext,
-    WaitingFor,
+    WaitingFor, engine::Table as _, protocol,
 };
 use rusqlite::{OptionalExtension, Row, params};
 
@@ -16,11 +16,8 @@ use super::{
     step::{Liveness, Step},
 };
 
-/// How many breaks of one id are kept.
-const BREAKS_KEPT: i64 = 16;
-
-/// How many breakings of locks are remembered: in microseconds, a week.
-pub(super) const BREAKS_KEPT_FOR: i64 = 7 * 24 * 3600 * 1_000_000;
+/// The time for which breaks are kept on record, in microseconds.
+pub(super) const BREAKS_KEPT_FOR: i64 = clock::micros(protocol::BREAKS_KEPT_FOR);
 
 /// An inspection in stored forms; `target` is always `Err`.
 pub(super) type Inspected = Inspection<String, String>;
@@ -134,15 +131,19 @@ pub(super) fn break_lock(
     let now = how == BreakMode::Now;
     if now {
         step.remove_where(id, |row| row.number == fence)?;
+        step.room(id, 0);
     } else {
         let key = params![step.ns, &id[..], row.state, row.number];
         step.conn.prepare_cached(&step.sql.mark_broken)?.execute(key)?;
-        step.changed.push(id.clone());
     }
     if now || !row.broken {
         let record = params![step.ns, &id[..], fence, row.context.0.as_bytes(), by, step.now.wall, now];
         step.conn.prepare_cached(&step.sql.record_break)?.execute(record)?;
-        step.conn.prepare_cached(&step.sql.trim_breaks)?.execute(params![step.ns, &id[..], BREAKS_KEPT])?;
+        step.conn.prepare_cached(&step.sql.trim_breaks)?.execute(params![
+            step.ns,
+            &id[..],
+            protocol::BREAKS_KEPT as i64
+        ])?;
     }
     Ok(match now {
         true => Broken::Freed,
@@ -154,9 +155,8 @@ pub(super) fn break_lock(
 pub(super) fn freeze(step: &mut Step<'_>, id: &Key, frozen: bool) -> Result<(), StoreError> {
     let statement = if frozen { &step.sql.freeze } else { &step.sql.thaw };
     step.conn.prepare_cached(statement)?.execute(params![step.ns, &id[..]])?;
-    step.changed.push(id.clone());
     if !frozen {
-        step.freed.insert(id.clone());
+        step.room(id, 0);
     }
     Ok(())
 }
@@ -176,12 +176,12 @@ pub(super) fn release_context(step: &mut Step<'_>, context: &str) -> Result<Vec<
         if (state::HELD..=state::OFFERED).contains(&claim_state) && lease != LeaseAt::Ended {
             freed.push(stored(&id));
         }
-        step.freed.insert(id);
+        step.room(&id, 0);
     }
     Ok(freed)
 }
 
-/// When the namespace was swept, if that was within `within` from now.
+/// Returns whether the namespace was swept less than `within` ago.
 pub(super) fn swept_within(step: &Step<'_>, within: Duration) -> Result<bool, StoreError> {
     let mut swept = step.conn.prepare_cached(&step.sql.swept)?;
     let swept = swept.query_row([step.ns], |row| row.get::<_, i64>(0)).optional()?;

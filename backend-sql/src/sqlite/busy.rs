@@ -1,4 +1,4 @@
-//! How long a statement waits while another connection has a lock of the file.
+//! The patience of a statement while another connection has a lock of the file.
 
 use std::{
     cell::Cell,
@@ -11,7 +11,8 @@ use rusqlite::Connection;
 use super::error::StoreError;
 
 thread_local! {
-    /// Until when the step that runs on this thread may wait. SQLite calls its busy handler without saying for whom.
+    /// The time until when the step that runs on this thread may wait. SQLite calls its busy handler without saying for
+    /// whom.
     static DEADLINE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 

@@ -17,13 +17,14 @@ pub(super) struct Clock {
     offset: i64,
 }
 
-/// How far the wall clock and the time since boot, which are read one after the other, may be apart, in microseconds.
+/// The most that the wall clock and the time since boot, which are read one after the other, may be apart, in
+/// microseconds.
 const CLOCKS_APART: i64 = 1_000_000;
 
 /// One reading, all times in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Now {
-    /// Which boot of the host this is.
+    /// The id of the current boot of the host.
     pub(super) boot: i64,
     /// Since that boot.
     pub(super) at: i64,
@@ -31,7 +32,7 @@ pub(super) struct Now {
     pub(super) wall: i64,
 }
 
-/// How a lease stands.
+/// The state of a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LeaseAt {
     /// It lasts for that many microseconds more.
@@ -66,8 +67,8 @@ impl Clock {
 }
 
 impl Now {
-    /// How a lease of `lease` stands that was granted when the wall clock said `since`, and began, or was renewed last,
-    /// at (`boot`, `renewed`).
+    /// Returns how a lease of `lease` stands that was granted when the wall clock said `since`, and began, or was
+    /// renewed last, at (`boot`, `renewed`).
     ///
     /// Another boot id is either that of an earlier boot or that of a container on the same kernel, and only the second
     /// one's leases count. A reboot is taken for certain if the time since boot is lower than it was, and the wall clock
@@ -93,7 +94,7 @@ impl Now {
         }
     }
 
-    /// When the kernel started, by the wall clock.
+    /// Returns when the kernel started, by the wall clock.
     fn booted(&self) -> i64 {
         self.wall - self.at
     }
@@ -140,7 +141,7 @@ mod platform {
         offset_by(Path::new("/proc"))
     }
 
-    /// What undoes the shift of a time namespace (`boottime SECONDS NANOSECONDS`), so that a container
+    /// Returns what undoes the shift of a time namespace (`boottime SECONDS NANOSECONDS`), so that a container
     /// with one of its own agrees with the host. `None` without `/proc`.
     pub(super) fn offset_by(proc: &Path) -> Option<i64> {
         let process = proc.join("self");

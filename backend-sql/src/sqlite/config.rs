@@ -11,7 +11,7 @@ use lockcore::{BackendError, ContextId, Ident, backend::StoreVersion};
 
 use super::{error::StoreError, statements::VERSION};
 
-/// When a commit has to be on the disk.
+/// The moment at which a commit has to be on the disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Synchronous {
     /// At checkpoints. A crash of any process loses nothing; a crash of the host may lose the last

@@ -2,16 +2,16 @@
 
 use std::{fmt, marker::PhantomData, path::Path, time::Duration};
 
-use futures_util::stream::BoxStream;
 use lockcore::{
     BackendError, BreakMode, Broken, Capabilities, ContextId, Finding, Grant, Ident, Inspection, Listing,
     LockDao, Page, Released, Renewed, Swept, Target,
-    backend::{AcquireRequest, Acquired, Withdraw, Withdrawn, watch},
+    backend::{AcquireRequest, Acquired, Withdraw, Withdrawn},
+    engine, protocol,
 };
 use uuid::Uuid;
 
 use super::{
-    acquire::{self, Request, Verdict},
+    acquire::{Request, Verdict},
     admin,
     clock::micros,
     config::SqliteBuilder,
@@ -22,10 +22,6 @@ use super::{
     sweep,
     worker::Worker,
 };
-
-/// After how long a waiter asks again though it was not woken. The database's thread keeps its place and
-/// looks after it, so this is for the case that the thread is wrong.
-const RECHECK: Duration = Duration::from_secs(10);
 
 /// Locks in a SQLite database; see the [module](super) for what it does how.
 pub struct SqliteLockDao<I = String, C = Uuid> {
@@ -76,7 +72,6 @@ impl<I: Ident, C: ContextId> SqliteBuilder<I, C> {
 pub fn capabilities() -> Capabilities {
     Capabilities {
         push: true,
-        push_changes: true,
         shortening: true,
         dead_holders: true,
         // A step takes some ten microseconds, but it may have to wait for those of other processes,
@@ -106,9 +101,11 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
         let (verdict, wakeup) = self.database.step(request.claims.len(), step).await?;
         Ok(match (verdict, wakeup) {
             (Verdict::Granted(granted), _) => Acquired::Granted(granted),
-            (Verdict::Queued { conflicts, .. }, Some(wakeup)) => {
-                Acquired::Queued { conflicts: request.conflicts(conflicts), wakeup, recheck: Some(RECHECK) }
-            }
+            (Verdict::Queued { conflicts, .. }, Some(wakeup)) => Acquired::Queued {
+                conflicts: request.conflicts(conflicts),
+                wakeup,
+                recheck: Some(protocol::RECHECK),
+            },
             (Verdict::Refused(conflicts) | Verdict::Queued { conflicts, .. }, _) => {
                 Acquired::Refused(request.conflicts(conflicts))
             }
@@ -123,7 +120,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
         let stored = stored_request(request);
         let step = move |worker: &mut Worker, deadline| {
             worker.forget(&stored);
-            let held = worker.write_and_notify(deadline, |step| acquire::withdraw(step, &stored, how))?;
+            let held = worker.write_and_notify(deadline, |step| engine::withdraw(step, &stored, how))?;
             if held.is_some() {
                 worker.holds_for(stored.lease);
             }
@@ -149,7 +146,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
             worker.write_and_notify(deadline, |step| release::renew(step, &hold))
         };
         let losses = self.database.step(grant.locks.len(), step).await?;
-        Ok(Renewed { lost: grant.losses(losses) })
+        Ok(Renewed::now(grant.losses(losses)))
     }
 
     async fn shorten(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
@@ -158,7 +155,7 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
             worker.write_and_notify(deadline, |step| release::shorten(step, &hold))
         };
         let losses = self.database.step(grant.locks.len(), step).await?;
-        Ok(Renewed { lost: grant.losses(losses) })
+        Ok(Renewed::now(grant.losses(losses)))
     }
 
     async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {
@@ -184,27 +181,6 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for SqliteLockDao<I, C> {
             .database
             .send(move |worker, deadline| worker.read(deadline, |step| admin::inspect(step, &id)));
         Ok(inspected.await?.typed())
-    }
-
-    fn watch<'w>(
-        &'w self,
-        target: &'w Target<I>,
-        every: Duration,
-    ) -> BoxStream<'w, Result<Inspection<I, C>, BackendError>> {
-        let id = key(target);
-        watch(
-            every,
-            |()| true,
-            move || {
-                let id = id.clone();
-                async move {
-                    // From before the look: a change behind it is not missed.
-                    let change = self.database.changes.subscribe();
-                    let look = move |worker: &mut Worker, deadline| worker.watch(&id, deadline);
-                    Ok((self.database.send(look).await?.typed(), change))
-                }
-            },
-        )
     }
 
     async fn break_lock(
@@ -270,10 +246,10 @@ fn stored_request<I: Ident, C: ContextId>(request: &AcquireRequest<I, C>) -> Req
 
 fn hold<I: Ident, C: ContextId>(grant: &Grant<I, C>) -> Hold {
     Hold {
-        context: grant.context.stored().into(),
+        context: Text(grant.context.stored().into()),
         locks: Key::all(grant.locks.iter().map(|lock| &lock.target))
             .zip(&grant.locks)
-            .map(|(id, lock)| (id, lock.granted.fence as i64))
+            .map(|(id, lock)| (id, lock.granted.fence))
             .collect(),
         lease: lease(grant.lease),
     }

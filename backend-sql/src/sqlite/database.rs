@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore::{BackendError, backend::Changes};
+use lockcore::BackendError;
 use tokio::{sync::oneshot, task::coop::consume_budget};
 
 use super::{
@@ -32,7 +32,7 @@ const MOST_IDS_HERE: usize = 128;
 /// For so many ids a step uses up one more of the 128 units after which tokio has a task let others run.
 const IDS_PER_UNIT: usize = 4;
 
-/// How long the end of the database waits for its session to be closed: longer than the step may take.
+/// The time for which the end of the database waits for its session to be closed: longer than the step may take.
 const CLOSING: Duration = Duration::from_millis(300);
 
 type Job = Box<dyn FnOnce(&mut Worker) + Send>;
@@ -48,26 +48,24 @@ enum Command {
 pub(super) struct Database {
     shared: Arc<Shared>,
     commands: Sender<Command>,
-    /// Of any ids, for watchers.
-    pub(super) changes: Arc<Changes<()>>,
     /// Disconnected once the session is closed.
     closed: Mutex<Receiver<()>>,
     pub(super) path: PathBuf,
     pub(super) in_memory: bool,
     busy_timeout: Duration,
-    /// Whether no commit waits for the disk.
+    /// Set if no commit waits for the disk.
     here: bool,
-    /// Who opened it.
+    /// The process that opened it.
     process: u32,
 }
 
-/// What callers and the thread share.
+/// The state that callers and the thread share.
 struct Shared {
     /// `None` before the database is open and after it was closed.
     worker: Mutex<Option<Worker>>,
-    /// How many operations were sent to the thread and are not done, and one more while it works. As long as there are any,
-    /// all are sent there, so that they take place in the order of the calls: a withdrawal never overtakes what it
-    /// withdraws.
+    /// The number of operations that were sent to the thread and are not done, and one more while it works. As long as
+    /// there are any, all are sent there, so that they take place in the order of the calls: a withdrawal never
+    /// overtakes what it withdraws.
     sent: AtomicUsize,
 }
 
@@ -83,9 +81,7 @@ impl Database {
         let (opened, answer) = oneshot::channel();
         let (theirs, waker) = (shared.clone(), commands.clone());
         let wake = Arc::new(move || drop(waker.send(Command::Wake)));
-        let changes = Arc::new(Changes::new());
-        let pushed = changes.clone();
-        let work = move || match Worker::open(settings, wake, pushed) {
+        let work = move || match Worker::open(settings, wake) {
             Ok(worker) => {
                 *theirs.lock() = Some(worker);
                 // The opener may have lost patience by now.
@@ -103,17 +99,7 @@ impl Database {
         let answer = answer.await.unwrap_or(Err(StoreError::ThreadGone { sent: false }));
         answer.map_err(|error| error.at(&path))?;
         let closed = Mutex::new(closed);
-        Ok(Database {
-            shared,
-            commands,
-            changes,
-            closed,
-            path,
-            in_memory,
-            busy_timeout,
-            here,
-            process: process::id(),
-        })
+        Ok(Database { shared, commands, closed, path, in_memory, busy_timeout, here, process: process::id() })
     }
 
     /// Runs a step of a set of so many ids: here at once if nothing makes it wait, otherwise on the thread. `operation` may

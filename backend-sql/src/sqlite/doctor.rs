@@ -12,7 +12,7 @@ use super::{
     worker::Worker,
 };
 
-/// How large the log may be before it is worth a word, in MiB.
+/// The size of the log from which it is a finding, in MiB.
 const LOG: u64 = 16;
 
 /// All checks.
@@ -46,7 +46,7 @@ pub(super) fn examine(worker: &mut Worker, deadline: Option<Instant>) -> Result<
     Ok(findings)
 }
 
-/// Which file it is, and on what it lies; nothing of a store in memory.
+/// Reports which file it is, and on what it lies; nothing of a store in memory.
 fn file(worker: &Worker) -> Option<Finding> {
     let opened = &worker.store().opened;
     opened.files.as_ref()?;
@@ -65,7 +65,7 @@ fn file(worker: &Worker) -> Option<Finding> {
     Some(finding(severity, "file", format!("{}, file system: {kind}", path.display())))
 }
 
-/// How much the log has grown, which checkpoints keep at some megabytes; nothing of a store in memory.
+/// Reports how much the log has grown, which checkpoints keep at some megabytes; nothing of a store in memory.
 fn log(worker: &Worker) -> Option<Finding> {
     let opened = &worker.store().opened;
     opened.files.as_ref()?;

@@ -1,4 +1,4 @@
-//! What goes wrong with the database, and what that means to a caller.
+//! The failures of the database, and what they mean to a caller.
 
 use std::{io, path::Path};
 
@@ -78,7 +78,7 @@ impl StoreError {
         error.with_source(self)
     }
 
-    /// Whether the same may work later.
+    /// Returns whether the same may work later.
     pub(super) fn may_pass(&self) -> bool {
         self.kind().is_retryable()
     }
@@ -125,7 +125,7 @@ impl From<StoreError> for BackendError {
     }
 }
 
-/// What SQLite says; of a failing device with its code, which names the operation.
+/// Returns what SQLite says; of a failing device with its code, which names the operation.
 fn shown(error: &rusqlite::Error) -> String {
     match error.sqlite_error() {
         Some(code) if is_io(error) => format!("{error} (SQLite's code {})", code.extended_code),
@@ -133,12 +133,12 @@ fn shown(error: &rusqlite::Error) -> String {
     }
 }
 
-/// Whether this is SQLite saying that another connection is in the way.
+/// Returns whether this is SQLite saying that another connection is in the way.
 pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
     matches!(primary_code(error), Some(ffi::SQLITE_BUSY | ffi::SQLITE_LOCKED))
 }
 
-/// Whether the device failed, so that not even a roll-back tells what is on it.
+/// Returns whether the device failed, so that not even a roll-back tells what is on it.
 pub(super) fn is_io(error: &rusqlite::Error) -> bool {
     primary_code(error) == Some(ffi::SQLITE_IOERR)
 }
@@ -159,7 +159,7 @@ fn kind_of(error: &rusqlite::Error) -> BackendErrorKind {
             BackendErrorKind::Corrupt
         }
         Some(_) => BackendErrorKind::Other,
-        // What rusqlite finds by itself: a column that is not of the type that we wrote.
+        // An error that rusqlite finds by itself: a column that is not of the type that we wrote.
         None => BackendErrorKind::Corrupt,
     }
 }

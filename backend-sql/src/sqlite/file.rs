@@ -10,7 +10,7 @@ use std::{
     sync::Mutex,
 };
 
-/// What differs between two files though they have the same path.
+/// The difference between two files that have the same path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct FileId {
     pub(super) device: u64,
@@ -49,12 +49,12 @@ impl Files {
         self.ids[0]
     }
 
-    /// Whether a program has a log beside this name.
+    /// Returns whether a program has a log beside this name.
     pub(super) fn has_log(&self) -> bool {
         fs::exists(&self.names[2]).unwrap_or(true)
     }
 
-    /// Whether a program made another log beside this name.
+    /// Returns whether a program made another log beside this name.
     pub(super) fn have_another_log(&self) -> bool {
         id(&self.names[2]).is_ok_and(|found| Some(&found) != self.ids.get(2))
     }
@@ -66,7 +66,7 @@ impl Files {
         Ok(())
     }
 
-    /// Whether all files are still those at their names.
+    /// Returns whether all files are still those at their names.
     pub(super) fn are_there(&self) -> io::Result<bool> {
         for (name, file) in self.names.iter().zip(&self.ids) {
             match id(name) {
@@ -84,7 +84,7 @@ impl Files {
     }
 }
 
-/// Under which other names programs may use the file, and keep logs that are not seen here.
+/// The other names under which programs may use the file, and keep logs that are not seen here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum OtherName {
     #[error(
@@ -99,7 +99,8 @@ pub(super) enum OtherName {
     Mount,
 }
 
-/// Whether the file has another name besides the path. A symbolic link to it is none, nor is one by another mount of its folder.
+/// Looks for another name of the file besides the path. A symbolic link to it is none, nor is one by another mount of
+/// its folder.
 pub(super) fn other_name(path: &Path) -> io::Result<Option<OtherName>> {
     let file = fs::metadata(path)?;
     if !file.is_file() {
@@ -129,7 +130,7 @@ pub(super) fn create(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Which file lies at the path.
+/// Identifies the file at the path.
 #[cfg(unix)]
 pub(super) fn id(path: &Path) -> io::Result<FileId> {
     use std::os::unix::fs::MetadataExt;
@@ -138,13 +139,13 @@ pub(super) fn id(path: &Path) -> io::Result<FileId> {
     Ok(FileId { device: file.dev(), inode: file.ino() })
 }
 
-/// Which file lies at the path. Here an open file cannot be removed.
+/// Identifies the file at the path. Here an open file cannot be removed.
 #[cfg(not(unix))]
 pub(super) fn id(path: &Path) -> io::Result<FileId> {
     fs::metadata(path).map(|_| FileId { device: 0, inode: 0 })
 }
 
-/// Why the system does not let this process use the file. SQLite does not say.
+/// Returns why the system does not let this process use the file. SQLite does not say.
 pub(super) fn why_unusable(path: &Path) -> Option<io::Error> {
     match fs::metadata(path) {
         Ok(file) if file.is_dir() => Some(io::ErrorKind::IsADirectory.into()),
@@ -153,7 +154,7 @@ pub(super) fn why_unusable(path: &Path) -> Option<io::Error> {
     }
 }
 
-/// What is known of a file system. Only Linux tells.
+/// The kind of a file system, as far as it is known. Only Linux tells.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FileSystem {
     /// Nothing speaks against it.
@@ -207,7 +208,7 @@ mod platform {
         Ok(FileSystem::of(found?.f_type as u32))
     }
 
-    /// Whether the file itself is mounted there, and not a folder above it.
+    /// Returns whether the file itself is mounted there, and not a folder above it.
     pub(super) fn is_mount_point(path: &Path) -> io::Result<bool> {
         match statx(CWD, path, AtFlags::empty(), StatxFlags::empty()) {
             Ok(file) if file.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT) => {
@@ -218,7 +219,7 @@ mod platform {
         }
     }
 
-    /// Whether a list of mounts, as in proc(5), has one at the path.
+    /// Returns whether a list of mounts, as in proc(5), has one at the path.
     pub(super) fn lists_mount(mounts: &[u8], path: &Path) -> bool {
         let mut escaped = Vec::new();
         for &byte in path.as_os_str().as_bytes() {

@@ -17,7 +17,7 @@
 //!
 //! # How it works
 //! - **One step, one transaction.** A step has the file's write lock from its beginning, so that nothing else moves
-//!   meanwhile and everything is decided in this process by [`lockcore::rules`].
+//!   meanwhile and everything is decided in this process by [`lockcore::engine`].
 //! - **In the caller's thread, unless it has to wait.** A step takes some ten microseconds, less than a change of threads.
 //!   So it is done in the poll of its future while the connection is not in use and no other process has the write lock.
 //!   Otherwise it is sent to a thread of the DAO's own, which may wait; and so are sets of more than 128 ids,
@@ -42,9 +42,6 @@
 //!   the hand-offs took at most 0.2 ms. Where no datagram arrives - another network namespace,
 //!   another system than Linux - the session polls the table every 250 ms. The same poll finds holders that
 //!   died or let their lease end.
-//! - **Watching** an id adds a row beside its holders and waiters, so that a step that changes them finds it, removes it, and
-//!   notifies the watcher's session, which looks again. Releases look at their ids only while the namespace has waiters
-//!   or watchers. Where no datagram arrives a watcher polls at its interval.
 //!
 //! # What to know
 //! - A process that is stopped (`SIGSTOP`, a debugger) in the middle of a transaction keeps the write lock:
@@ -86,8 +83,9 @@
 //! # Layout
 //! `dao` (the trait) has stored requests done by `database` (in the caller's thread, or in its own), which lends the
 //! `worker`: the `store` (a transaction for each step), the waiters of this session (`watch`), and what is due without a
-//! request. A `step` reads and decides: `acquire`, `release`, `handoff`, `sweep`, `admin`, by means of `weigh` (what stands
-//! against a set) and `grant`; its SQL is in `statements`, its rows in `row`. Below are `opened` (the connection), `schema`,
+//! request. A `step` reads and writes rows (`row`) by statements (`statements`); `table` is how [`lockcore::engine`], which
+//! decides, sees them: it reads no more of a queue than a decision needs. `acquire` and `release` have the usual cases, which
+//! need no decision; beside them are `session`, `sweep` and `admin`. Below are `opened` (the connection), `schema`,
 //! `busy` (waiting for the file), `file`, `process`, `clock`, `config` (plain data) and `error`.
 
 mod acquire;
@@ -100,19 +98,18 @@ mod database;
 mod doctor;
 mod error;
 mod file;
-mod grant;
-mod handoff;
 mod opened;
 mod process;
 mod release;
 mod row;
 mod schema;
+mod session;
 mod statements;
 mod step;
 mod store;
 mod sweep;
+mod table;
 mod watch;
-mod weigh;
 mod worker;
 
 pub use config::{SqliteBuilder, Synchronous};

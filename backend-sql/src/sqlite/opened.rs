@@ -20,10 +20,10 @@ use super::{
 /// The size of a page of a new file, in bytes.
 const PAGE: i64 = 2048;
 
-/// How many prepared statements the connection keeps: all of ours.
+/// The number of prepared statements that the connection keeps: all of ours.
 const PREPARED: usize = 128;
 
-/// How long to wait before asking again where SQLite does not wait.
+/// The pause before asking again where SQLite does not wait.
 const NAP: Duration = Duration::from_millis(2);
 
 /// An open database, and who this process is in it.
@@ -114,7 +114,8 @@ impl Opened {
             // To close would write the log back and remove the other one, of which it knows the name only.
             self.conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
         } else {
-            // What stands in a log that has no name any more. As long as this has the file open, no other program makes a new log.
+            // Writes back the log, which may have no name any more. As long as this has the file open, no other program
+            // makes a new log.
             let written = self.conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
             if let Err(error) = written {
                 tracing::debug!(path = %self.settings.path.display(), %error, "the log could not be written back");

@@ -1,4 +1,4 @@
-//! Whether a process that holds or waits still exists.
+//! The identity of a process, to tell whether one that holds or waits still exists.
 
 /// One process, so that another one with the same number is not taken for it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -7,7 +7,7 @@ pub(super) struct Process {
     pub(super) space: Option<String>,
     /// Its number.
     pub(super) pid: i64,
-    /// When it started, in the kernel's ticks; 0 where that cannot be known.
+    /// The time at which it started, in the kernel's ticks; 0 where that cannot be known.
     pub(super) start: i64,
 }
 
@@ -18,8 +18,8 @@ impl Process {
         Process { space: platform::space(), pid, start: platform::start(pid).unwrap_or(0) }
     }
 
-    /// Whether `other` has certainly ended. What cannot be seen from here, because it is in another namespace or the
-    /// kernel hides it, counts as running.
+    /// Returns whether `other` has certainly ended. A process that cannot be seen from here, because it is in another
+    /// namespace or the kernel hides it, counts as running.
     pub(super) fn knows_gone(&self, other: &Process) -> bool {
         if self.space.is_none() || other.space != self.space || other == self {
             return false;

@@ -1,12 +1,11 @@
 //! Renewing and freeing what a grant holds.
 
-use lockcore::LossReason;
-use rusqlite::{OptionalExtension, Statement, params};
+use lockcore::engine::{self, Losses};
+use smallvec::SmallVec;
 
 use super::{
-    clock::LeaseAt,
     error::StoreError,
-    row::{HeldRow, Key},
+    row::{Key, Text},
     statements::state,
     step::Step,
 };
@@ -14,145 +13,88 @@ use super::{
 /// A grant in stored forms.
 #[derive(Clone, Debug)]
 pub(super) struct Hold {
-    pub(super) context: Box<str>,
+    pub(super) context: Text,
     /// Ids and fences.
-    pub(super) locks: smallvec::SmallVec<[(Key, i64); 1]>,
+    pub(super) locks: SmallVec<[(Key, u64); 1]>,
     pub(super) lease: i64,
 }
 
-/// By position in the grant: what was lost.
-pub(super) type Losses = Vec<(usize, LossReason)>;
+/// The positions of locks in a grant.
+type Positions = SmallVec<[usize; 1]>;
 
 /// Frees what the grant holds. What it lost does not keep the rest from being freed.
 pub(super) fn release(step: &mut Step<'_>, hold: &Hold) -> Result<Losses, StoreError> {
-    let mut lost = Losses::new();
     let any_waiter =
         step.conn.prepare_cached(&step.sql.any_waiter)?.query_row([step.ns], |row| row.get(0))?;
-    let mut free = step.conn.prepare_cached(&step.sql.free)?;
-    let mut held_under = step.conn.prepare_cached(&step.sql.held_under)?;
-    bind_common(step, &mut free, hold)?;
-    for (position, (id, fence)) in hold.locks.iter().enumerate() {
-        free.raw_bind_parameter(2, &id[..])?;
-        free.raw_bind_parameter(3, fence)?;
-        if free.raw_execute()? == 0 {
-            match find(step, &mut held_under, id, *fence, &hold.context)? {
-                Some(row) => {
-                    let key = params![step.ns, &id[..], row.state, row.number];
-                    step.conn.prepare_cached(&step.sql.remove)?.execute(key)?;
-                    if row.lease_at(&step.now) == LeaseAt::Ended {
-                        lost.push((position, LossReason::Expired));
-                    }
-                }
-                None => {
-                    lost.push((position, why_missing(step, id, *fence)?));
-                    continue;
-                }
-            }
-        }
-        if any_waiter {
-            step.freed.insert(id.clone());
-        }
+    let others = usual(step, &step.sql.free, hold, state::HELD, all(hold))?;
+    let others = usual(step, &step.sql.free, hold, state::OFFERED, others)?;
+    if any_waiter {
+        step.rooms.extend(hold.locks.iter().map(|(id, _)| (id.clone(), 0)));
     }
-    Ok(lost)
+    let lost = engine::release(step, &hold.context, at(hold, &others))?;
+    Ok(in_grant(lost, &others))
 }
 
-/// Extends what the grant still holds to a whole lease from now.
+/// Extends what the grant still holds to a whole lease from now. A longer lease is not cut short.
 pub(super) fn renew(step: &mut Step<'_>, hold: &Hold) -> Result<Losses, StoreError> {
-    let mut lost = Losses::new();
-    let mut extend = step.conn.prepare_cached(&step.sql.extend)?;
-    let mut held_under = step.conn.prepare_cached(&step.sql.held_under)?;
-    bind_common(step, &mut extend, hold)?;
-    extend.raw_bind_parameter(7, hold.lease)?;
-    for (position, (id, fence)) in hold.locks.iter().enumerate() {
-        extend.raw_bind_parameter(2, &id[..])?;
-        extend.raw_bind_parameter(3, fence)?;
-        if extend.raw_execute()? == 0 {
-            let reason = match find(step, &mut held_under, id, *fence, &hold.context)? {
-                Some(row) => renew_unusual(step, id, &row, hold.lease)?,
-                None => Some(why_missing(step, id, *fence)?),
-            };
-            lost.extend(reason.map(|reason| (position, reason)));
-        }
-    }
-    Ok(lost)
+    let others = usual(step, &step.sql.extend, hold, hold.lease, all(hold))?;
+    // All whom one release let in confirm at once: the engine would read each of them for each.
+    let others = usual(step, &step.sql.confirm, hold, hold.lease, others)?;
+    let lost = engine::renew(step, &hold.context, at(hold, &others), |step, id, _| {
+        let now = step.now;
+        let left = step.load(id)?.holder(&hold.context).map_or(0, |own| own.remaining(&now));
+        step.set_lease(id, &hold.context, hold.lease.max(left))
+    })?;
+    Ok(in_grant(lost, &others))
 }
 
 /// Has what the grant still holds end a whole lease from now.
 pub(super) fn shorten(step: &mut Step<'_>, hold: &Hold) -> Result<Losses, StoreError> {
-    let mut lost = Losses::new();
-    let mut held_under = step.conn.prepare_cached(&step.sql.held_under)?;
-    for (position, (id, fence)) in hold.locks.iter().enumerate() {
-        let reason = match find(step, &mut held_under, id, *fence, &hold.context)? {
-            Some(row) => match row.lease_at(&step.now) {
-                LeaseAt::Ended => Some(LossReason::Expired),
-                _ if row.broken => Some(LossReason::Broken),
-                _ => {
-                    lasts(step, id, &row, hold.lease)?;
-                    None
-                }
-            },
-            None => Some(why_missing(step, id, *fence)?),
-        };
-        lost.extend(reason.map(|reason| (position, reason)));
+    engine::renew(step, &hold.context, at(hold, &all(hold)), |step, id, _| {
+        step.set_lease(id, &hold.context, hold.lease)
+    })
+}
+
+fn all(hold: &Hold) -> Positions {
+    (0..hold.locks.len()).collect()
+}
+
+/// Runs the statement of a usual case, of which `last` is the last parameter, for the locks at these positions; returns those that are
+/// otherwise. Nothing was read in this step before.
+fn usual(
+    step: &Step<'_>,
+    statement: &str,
+    hold: &Hold,
+    last: i64,
+    positions: Positions,
+) -> Result<Positions, StoreError> {
+    if positions.is_empty() {
+        return Ok(positions);
     }
-    Ok(lost)
-}
-
-/// Binds what is the same for all ids of a grant, once.
-fn bind_common(step: &Step<'_>, statement: &mut Statement<'_>, hold: &Hold) -> Result<(), StoreError> {
+    let mut statement = step.conn.prepare_cached(statement)?;
+    // Binding costs as much as deleting: only the id and its fence are bound for each.
     statement.raw_bind_parameter(1, step.ns)?;
-    statement.raw_bind_parameter(4, hold.context.as_bytes())?;
+    statement.raw_bind_parameter(4, hold.context.bytes())?;
     statement.raw_bind_parameter(5, step.now.boot)?;
-    Ok(statement.raw_bind_parameter(6, step.now.at)?)
+    statement.raw_bind_parameter(6, step.now.at)?;
+    statement.raw_bind_parameter(7, last)?;
+    let mut others = Positions::new();
+    for position in positions {
+        let (id, fence) = &hold.locks[position];
+        statement.raw_bind_parameter(2, &id[..])?;
+        statement.raw_bind_parameter(3, *fence as i64)?;
+        if statement.raw_execute()? == 0 {
+            others.push(position);
+        }
+    }
+    Ok(others)
 }
 
-/// Renews an offer, or a lock from the future; a lock with a longer lease left is as it should be.
-fn renew_unusual(
-    step: &Step<'_>,
-    id: &Key,
-    row: &HeldRow,
-    lease: i64,
-) -> Result<Option<LossReason>, StoreError> {
-    let left = match row.lease_at(&step.now) {
-        LeaseAt::Ended => return Ok(Some(LossReason::Expired)),
-        _ if row.broken => return Ok(Some(LossReason::Broken)),
-        LeaseAt::Lasts(left) if row.state == state::HELD => left,
-        LeaseAt::Lasts(_) | LeaseAt::FromTheFuture => 0,
-    };
-    lasts(step, id, row, lease.max(left))?;
-    Ok(None)
+fn at<'h>(hold: &'h Hold, positions: &'h Positions) -> impl Iterator<Item = (&'h Key, u64)> {
+    positions.iter().map(|position| &hold.locks[*position]).map(|(id, fence)| (id, *fence))
 }
 
-/// Has a row last for so long from now.
-fn lasts(step: &Step<'_>, id: &Key, row: &HeldRow, lease: i64) -> Result<(), StoreError> {
-    let key = params![
-        step.ns,
-        &id[..],
-        row.state,
-        row.number,
-        lease,
-        step.now.at,
-        row.session,
-        row.detached,
-        step.now.boot
-    ];
-    step.conn.prepare_cached(&step.sql.keep)?.execute(key)?;
-    Ok(())
-}
-
-fn find(
-    step: &Step<'_>,
-    held_under: &mut Statement<'_>,
-    id: &Key,
-    fence: i64,
-    context: &str,
-) -> Result<Option<HeldRow>, StoreError> {
-    let row = held_under.query_row(params![step.ns, &id[..], fence], HeldRow::read).optional()?;
-    Ok(row.filter(|row| *row.context.0 == *context))
-}
-
-fn why_missing(step: &Step<'_>, id: &Key, fence: i64) -> Result<LossReason, StoreError> {
-    let mut was_broken = step.conn.prepare_cached(&step.sql.was_broken)?;
-    let broken = was_broken.query_row(params![step.ns, &id[..], fence], |row| row.get(0))?;
-    Ok(if broken { LossReason::Broken } else { LossReason::Vanished })
+/// Returns losses by position in the grant, of which these locks were looked at.
+fn in_grant(lost: Losses, among: &Positions) -> Losses {
+    lost.into_iter().map(|(position, reason)| (among[position], reason)).collect()
 }

@@ -1,16 +1,24 @@
-//! How claims stand in their table, and the plain forms of requests that cross to the database's thread.
+//! The rows of claims in their table, and the plain forms of requests that cross to the database's thread.
 
-use std::{ops::Deref, sync::Arc};
+use std::{ops::Deref, rc::Rc, sync::Arc};
 
 use bytes::Bytes;
-use lockcore::{Ident, Mode, Owner, StoredContext, Target, backend::List};
+use lockcore::{
+    Ident, Mode, Owner, StoredContext, Target,
+    backend::AttemptId,
+    engine::{Held, Own, Turn},
+};
 use rusqlite::{
     Row,
     types::{FromSql, FromSqlResult, ValueRef},
 };
 use smallvec::SmallVec;
 
-use super::clock::{LeaseAt, Now};
+use super::{
+    acquire::Request,
+    clock::{self, LeaseAt, Now},
+    statements::state,
+};
 
 /// The stored form of an id; empty for the global lock. Those of a set share their memory.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -66,9 +74,9 @@ pub(super) struct Wanted {
 pub(super) type Set = SmallVec<[Wanted; 1]>;
 
 /// Permit indexes.
-pub(super) type Indexes = List<u32>;
+pub(super) type Indexes = Vec<u32>;
 
-/// A held or offered claim. The columns are those of the statements `holders` and `held_under`.
+/// A held or offered claim. The columns are those of the statements `holders` and `replaced`.
 #[derive(Clone, Debug)]
 pub(super) struct HeldRow {
     pub(super) state: i64,
@@ -114,7 +122,7 @@ impl HeldRow {
         now.lease(self.boot, self.renewed, self.lease, self.since)
     }
 
-    /// What is left of the lease, in microseconds.
+    /// Returns how much is left of the lease, in microseconds.
     pub(super) fn remaining(&self, now: &Now) -> i64 {
         match self.lease_at(now) {
             LeaseAt::Lasts(left) => left,
@@ -122,33 +130,59 @@ impl HeldRow {
             LeaseAt::Ended => 0,
         }
     }
+
+    pub(super) fn fence(&self) -> u64 {
+        self.number as u64
+    }
+
+    /// Returns the holder as others see it.
+    pub(super) fn held(&self, now: &Now) -> Held<'_, Text> {
+        Held {
+            context: &self.context,
+            owner: &self.owner,
+            mode: self.mode,
+            permits: &self.indexes,
+            fence: self.fence(),
+            remaining: Some(clock::duration(self.remaining(now))),
+        }
+    }
+
+    /// Returns the lock as its context has it, whose lease lasts.
+    pub(super) fn own(&self) -> Own {
+        Own {
+            attempt: AttemptId(self.attempt as u64),
+            mode: self.mode,
+            permits: self.indexes.clone(),
+            fence: self.fence(),
+            lasts: true,
+            broken: self.broken,
+        }
+    }
 }
 
-/// A waiter as it stands in the queue of one id.
-#[derive(Clone, Debug)]
-pub(super) struct WaitRow {
-    pub(super) number: i64,
-    pub(super) context: Text,
-    pub(super) attempt: i64,
-    pub(super) mode: Mode,
-    pub(super) owner: Owner,
-    pub(super) lease: i64,
+/// A waiter that a step came upon in the queue of an id.
+#[derive(Debug)]
+pub(super) struct Place {
+    /// The session that is to be notified.
     pub(super) session: i64,
-    pub(super) detached: bool,
+    /// Its request; without the claims, as long as these were not asked for.
+    pub(super) request: Rc<Request>,
 }
 
-impl WaitRow {
-    pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
-        Ok(WaitRow {
-            number: row.get(0)?,
-            context: row.get(1)?,
-            attempt: row.get(2)?,
-            mode: mode_at(row, 3)?,
-            owner: owner_at(row, 6)?,
-            lease: time_at(row, 7)?,
-            session: row.get(8)?,
-            detached: row.get(9)?,
-        })
+impl Place {
+    pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<(Turn, Self)> {
+        let request = Request {
+            context: row.get(2)?,
+            attempt: row.get(3)?,
+            claims: Set::new(),
+            owner: owner_at(row, 7)?,
+            lease: time_at(row, 8)?,
+            queue: true,
+            nested: row.get::<_, i64>(0)? == state::NESTED,
+            detached: row.get(10)?,
+        };
+        let turn = Turn { ticket: row.get::<_, i64>(1)? as u64, mode: mode_at(row, 4)? };
+        Ok((turn, Place { session: row.get(9)?, request: Rc::new(request) }))
     }
 }
 
@@ -157,9 +191,20 @@ impl WaitRow {
 pub(super) struct Text(pub(super) Arc<str>);
 
 impl Text {
-    /// The context of which this is the stored form.
+    /// Returns the context of which this is the stored form.
     pub(super) fn stored(&self) -> StoredContext<String> {
         StoredContext::Known(self.0.to_string())
+    }
+
+    /// Returns what stands in the column.
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+impl AsRef<str> for Text {
+    fn as_ref(&self) -> &str {
+        &self.0
     }
 }
 

@@ -1,7 +1,8 @@
-//! How a step becomes one transaction.
+//! The store, in which each step becomes one transaction.
 
 use std::time::{Duration, Instant};
 
+use lockcore::engine;
 use rusqlite::{OptionalExtension, params};
 
 use super::{
@@ -14,13 +15,13 @@ use super::{
     step::Step,
 };
 
-/// How often the file is looked at, to notice that another one lies in its place, in microseconds.
+/// The interval at which the file is looked at, to notice that another one lies in its place, in microseconds.
 const FILE_CHECK: i64 = 1_000_000;
 
 /// The size of the WAL from which it is copied into the file, in pages: SQLite's own default.
 const CHECKPOINT_PAGES: u32 = 1000;
 
-/// After how many commits SQLite looks at the size of the WAL again.
+/// The number of commits after which SQLite looks at the size of the WAL again.
 const CHECKPOINT_COMMITS: u32 = 128;
 
 /// A database at work: our namespace and session in it.
@@ -28,13 +29,13 @@ pub(super) struct Store {
     pub(super) opened: Opened,
     /// Our namespace; 0 as long as it has no row.
     ns: i64,
-    /// Who we are there; 0 before the first step that writes.
+    /// Our session there; 0 before the first step that writes.
     pub(super) session: i64,
-    /// Whether both have been committed. Only a step that writes sees to that, so that reading leaves nothing behind.
+    /// Set if both have been committed. Only a step that writes sees to that, so that reading leaves nothing behind.
     registered: bool,
-    /// When the file was looked at, by our clock.
+    /// The time at which the file was looked at, by our clock.
     looked: i64,
-    /// How many commits there were since SQLite looked at the size of the WAL.
+    /// The number of commits since SQLite looked at the size of the WAL.
     commits: u32,
 }
 
@@ -92,7 +93,7 @@ impl Store {
         })
     }
 
-    /// Whether it is time for a [`checkpoint`](Self::checkpoint).
+    /// Returns whether it is time for a [`checkpoint`](Self::checkpoint).
     pub(super) fn checkpoint_is_due(&self) -> bool {
         self.commits >= CHECKPOINT_COMMITS && self.opened.files.is_some()
     }
@@ -121,11 +122,9 @@ impl Store {
         }
         let deadline = Instant::now() + Duration::from_millis(200);
         let closed = self.write(Some(deadline), |step| {
-            let mut leave = step.conn.prepare_cached(&step.sql.leave_session)?;
-            let freed = leave.query_map([step.session], |row| row.get(0))?.collect::<Result<Vec<_>, _>>()?;
+            step.leave_session(step.session)?;
             step.conn.prepare_cached(&step.sql.remove_session)?.execute([step.session])?;
-            step.freed.extend(freed);
-            step.serve()
+            engine::serve(step)
         });
         if let Err(error) = closed {
             // Others find that its process ended, or that its heartbeat stopped.

@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
-use lockcore::Swept;
+use lockcore::{Swept, engine::Table as _};
 use rusqlite::params;
 
 use super::{
-    acquire, admin,
+    admin,
     clock::LeaseAt,
     error::StoreError,
     row::Key,
     statements::state,
     step::{Liveness, Step},
+    table::TOMBSTONE_AT_MOST,
 };
 
 /// A claim that was found to be over.
@@ -24,7 +25,7 @@ struct Stale {
     renewed: i64,
 }
 
-/// What a sweep is to remove.
+/// The rows that a sweep is to remove.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     claims: Vec<Stale>,
@@ -122,11 +123,8 @@ fn remove_one(step: &mut Step<'_>, stale: &Stale) -> Result<bool, StoreError> {
     let Stale { id, state: claim_state, number, session, renewed } = stale;
     let mut remove = step.conn.prepare_cached(&step.sql.remove_unchanged)?;
     let removed = remove.execute(params![step.ns, &id[..], claim_state, number, session, renewed])? > 0;
-    if removed && *claim_state == state::WATCHES {
-        // A session without waiters sends no heartbeat.
-        step.watchers.insert(*session);
-    } else if removed {
-        step.freed.insert(id.clone());
+    if removed {
+        step.room(id, 0);
     }
     Ok(removed)
 }
@@ -134,7 +132,7 @@ fn remove_one(step: &mut Step<'_>, stale: &Stale) -> Result<bool, StoreError> {
 fn remove_tombstones(step: &Step<'_>, room: usize) -> Result<usize, StoreError> {
     let limit = i64::try_from(room).unwrap_or(i64::MAX).saturating_add(1);
     let mut stale = step.conn.prepare_cached(&step.sql.stale_tombstones)?;
-    let too_late = step.now.at.saturating_add(acquire::TOMBSTONE_AT_MOST);
+    let too_late = step.now.at.saturating_add(TOMBSTONE_AT_MOST);
     let tombstones = stale
         .query_map(params![step.ns, step.now.boot, step.now.at, limit, too_late], |row| {
             Ok((row.get::<_, Vec<u8>>(0)?, row.get::<_, i64>(1)?))
@@ -150,7 +148,7 @@ fn remove_tombstones(step: &Step<'_>, room: usize) -> Result<usize, StoreError> 
 mod tests {
     use std::time::{Duration, Instant};
 
-    use lockcore::{Mode, Owner};
+    use lockcore::{Mode, Owner, engine};
 
     use super::*;
     use crate::{
@@ -195,7 +193,7 @@ mod tests {
                     "asks" => assert!(matches!(acquire(step, &never, false)?, Verdict::Refused(_))),
                     _ => assert_eq!(remove(step, &found, 10, None)?.removed, 1),
                 }
-                step.serve()?;
+                engine::serve(step)?;
                 Ok(std::mem::take(&mut step.handed))
             });
             let contexts: Vec<_> =

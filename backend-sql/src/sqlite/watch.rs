@@ -14,14 +14,14 @@ use lockcore::backend::WakeSender;
 
 use super::{
     file::FileId,
-    handoff::Places,
     row::{Key, Set, Text},
+    session::Places,
 };
 
-/// How often a session with waiters looks for offers and for holders that died, though it was not notified.
+/// The interval at which a session with waiters looks for offers and for holders that died, though it was not notified.
 pub(super) const LOOK: Duration = Duration::from_millis(250);
 
-/// How much longer the interval gets for each id that is waited for, so that looking never keeps the
+/// The time by which the interval gets longer for each id that is waited for, so that looking never keeps the
 /// thread busy.
 const LOOK_PER_ID: Duration = Duration::from_micros(200);
 
@@ -86,7 +86,7 @@ impl Waiting {
         *self = Waiting::default();
     }
 
-    /// For how many claims all of them wait together.
+    /// Returns the number of claims of all of them together.
     pub(super) fn claims(&self) -> usize {
         self.claims
     }
@@ -99,7 +99,7 @@ impl Waiting {
         }
     }
 
-    /// When the next look is due.
+    /// Returns when the next look is due.
     pub(super) fn next_look(&self) -> Option<Instant> {
         self.schedule.first().map(|(at, _)| *at)
     }
@@ -156,7 +156,7 @@ mod datagram {
     pub(in crate::sqlite) struct Notifier {
         /// `None` for a store in memory, which has no other session.
         socket: Option<UnixDatagram>,
-        /// What the names of all sockets of the file begin with.
+        /// The prefix of the names of all sockets of the file.
         prefix: String,
     }
 
@@ -164,7 +164,7 @@ mod datagram {
         pub(in crate::sqlite) fn new(file: Option<FileId>, prefix: &str) -> Self {
             let socket = file.and_then(|_| UnixDatagram::unbound().ok());
             if let Some(socket) = &socket {
-                // Where the socket's queue is full, the session will wake anyway.
+                // If the socket's queue is full, the session will wake anyway.
                 let _ = socket.set_nonblocking(true);
             }
             let name = |FileId { device, inode }| format!("lockcore/{device:x}/{inode:x}/{prefix}");

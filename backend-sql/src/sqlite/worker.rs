@@ -1,4 +1,4 @@
-//! What works on the database: steps, the waiters of this session, and what has to be done without a request.
+//! The worker on the database: steps, the waiters of this session, and what has to be done without a request.
 
 use std::{
     collections::HashSet,
@@ -12,13 +12,12 @@ use std::{
 };
 
 use lockcore::{
-    backend::{Changes, Offer, Wake, Wakeup},
-    protocol,
+    backend::{Offer, Wake, Wakeup},
+    engine, protocol,
 };
 
 use super::{
     acquire::{self, Request, Verdict},
-    admin::{self, Inspected},
     busy, clock,
     config::Settings,
     error::StoreError,
@@ -30,13 +29,14 @@ use super::{
     watch::{LOOK, Listener, Notifier, Waiter, Waiting},
 };
 
-/// How often the file is looked at while anything is held, so that its holders learn of a file that was replaced.
+/// The interval at which the file is looked at while anything is held, so that its holders learn of a file that was
+/// replaced.
 const FILE_LOOK: Duration = Duration::from_secs(1);
 
 /// The longest lease that is remembered to look after the file: longer ones are renewed before.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// How many ids one transaction looks at for holders that died or did not renew.
+/// The most ids that one transaction looks at for holders that died or did not renew.
 const MOST_LOOKED_AT: usize = 64;
 
 /// The database and the waiters of its session.
@@ -46,45 +46,31 @@ const MOST_LOOKED_AT: usize = 64;
 pub(super) struct Worker {
     store: Store,
     waiting: Waiting,
-    /// Of any ids, for watchers.
-    changes: Arc<Changes<()>>,
     notifier: Notifier,
     listener: Option<Listener>,
     /// Wakes the database's thread.
     wake: Arc<dyn Fn() + Send + Sync>,
-    /// Whether the session was notified since the last look: any user can do that, without a pause.
+    /// Set if the session was notified since the last look: any user can do that, without a pause.
     notified: Arc<AtomicBool>,
     last_heartbeat: i64,
     next_heartbeat: Instant,
     next_look: Instant,
-    /// Until when something may be held that was taken or renewed here.
+    /// The time until when something may be held that was taken or renewed here.
     held_until: Instant,
     next_file_look: Instant,
-    /// Ids whose waiters one transaction did not get to.
-    unserved: Vec<Key>,
+    /// The room of which one transaction did not get to the waiters.
+    unserved: Vec<(Key, u64)>,
     /// Another file, or another log, lies in the place of the one that is open.
     replaced: bool,
-    /// Until when the database's thread sleeps; `None`: until it is woken.
+    /// The time until when the database's thread sleeps; `None`: until it is woken.
     sleeps_until: Option<Instant>,
-    /// Whether it was woken, and has not come yet.
+    /// Set if it was woken, and has not come yet.
     woken: bool,
-}
-
-/// What a step has for others.
-#[derive(Default)]
-struct Notices {
-    handed: Vec<Handed>,
-    /// Sessions with watchers of what has changed.
-    watchers: HashSet<i64>,
 }
 
 impl Worker {
     /// Opens the database. `wake` wakes the thread that then calls [`look_after`](Self::look_after).
-    pub(super) fn open(
-        settings: Settings,
-        wake: Arc<dyn Fn() + Send + Sync>,
-        changes: Arc<Changes<()>>,
-    ) -> Result<Self, StoreError> {
+    pub(super) fn open(settings: Settings, wake: Arc<dyn Fn() + Send + Sync>) -> Result<Self, StoreError> {
         let store = Store::open(settings)?;
         let notifier =
             Notifier::new(store.opened.files.as_ref().map(Files::file), &store.opened.settings.table_prefix);
@@ -92,7 +78,6 @@ impl Worker {
         Ok(Worker {
             store,
             waiting: Waiting::default(),
-            changes,
             notifier,
             listener: None,
             wake,
@@ -128,25 +113,20 @@ impl Worker {
         done
     }
 
-    /// Runs a step under the write lock and serves the waiters for what it freed. They learn of it by
+    /// Runs a step under the write lock and serves the waiters for what it made room for. They learn of it by
     /// [`notify`](Self::notify), once the caller's own waiter is registered.
     fn write<T>(
         &mut self,
         deadline: Option<Instant>,
         work: impl FnOnce(&mut Step<'_>) -> Result<T, StoreError>,
-    ) -> Result<(T, Notices), StoreError> {
-        let (done, notices, unserved) = self.store.write(deadline, |step| {
+    ) -> Result<(T, Vec<Handed>), StoreError> {
+        let (done, handed, unserved) = self.store.write(deadline, |step| {
             let done = work(step)?;
-            step.serve()?;
-            step.end_watches()?;
-            let notices = Notices {
-                handed: std::mem::take(&mut step.handed),
-                watchers: std::mem::take(&mut step.watchers),
-            };
-            Ok((done, notices, std::mem::take(&mut step.unserved)))
+            engine::serve(step)?;
+            Ok((done, std::mem::take(&mut step.handed), std::mem::take(&mut step.rooms)))
         })?;
         self.unserved.extend(unserved);
-        Ok((done, notices))
+        Ok((done, handed))
     }
 
     /// The same for a step that adds no waiter.
@@ -155,8 +135,8 @@ impl Worker {
         deadline: Option<Instant>,
         work: impl FnOnce(&mut Step<'_>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let (done, notices) = self.write(deadline, work)?;
-        self.notify(notices);
+        let (done, handed) = self.write(deadline, work)?;
+        self.notify(handed);
         Ok(done)
     }
 
@@ -177,7 +157,7 @@ impl Worker {
     ) -> Result<(Verdict, Option<Wakeup>), StoreError> {
         let due = || self.store.opened.now().at - self.last_heartbeat > clock::micros(protocol::HEARTBEAT);
         let heartbeat = request.queue && (self.waiting.is_empty() || due());
-        let (verdict, notices) = self.write(deadline, |step| acquire::acquire(step, request, heartbeat))?;
+        let (verdict, handed) = self.write(deadline, |step| acquire::acquire(step, request, heartbeat))?;
         let wakeup = match &verdict {
             Verdict::Queued { first_end, .. } => {
                 let look = Instant::now() + clock::duration(*first_end).min(LOOK);
@@ -191,29 +171,8 @@ impl Worker {
         if matches!(verdict, Verdict::Granted(_)) {
             self.holds_for(request.lease);
         }
-        self.notify(notices);
+        self.notify(handed);
         Ok((verdict, wakeup))
-    }
-
-    /// Inspects an id, the next change of which will be among the `changes`, unless no datagram arrives.
-    pub(super) fn watch(&mut self, id: &Key, deadline: Option<Instant>) -> Result<Inspected, StoreError> {
-        match self.watch_next(id, deadline) {
-            // To inspect needs no write lock.
-            Err(StoreError::Busy(_)) => self.read(deadline, |step| admin::inspect(step, id)),
-            seen => seen,
-        }
-    }
-
-    fn watch_next(&mut self, id: &Key, deadline: Option<Instant>) -> Result<Inspected, StoreError> {
-        if self.store.session == 0 {
-            // A socket has the number of its session.
-            self.write_and_notify(deadline, |step| step.heartbeat())?;
-        }
-        self.listen();
-        self.write_and_notify(deadline, |step| {
-            step.watch(id)?;
-            admin::inspect(step, id)
-        })
     }
 
     /// Notes that something may be held for so many microseconds from now.
@@ -270,16 +229,14 @@ impl Worker {
         }
     }
 
-    /// Delivers what is for the waiters and watchers of this session, and notifies the sessions of others.
-    fn notify(&mut self, Notices { handed, watchers: mut others }: Notices) {
-        if others.remove(&self.store.session) {
-            self.changes.any();
-        }
+    /// Delivers what is for the waiters of this session, and notifies the sessions of others.
+    fn notify(&mut self, handed: Vec<Handed>) {
+        let mut others = HashSet::new();
         for Handed { session, context, attempt, granted, lasts, as_of } in handed {
             if session != self.store.session {
                 others.insert(session);
             } else if let Some(waiter) = self.waiting.take(&context, attempt) {
-                // What the context held before is not part of an offer as it is read from the table.
+                // The locks that the context held before are not part of an offer as it is read from the table.
                 let wake = match granted.len() == waiter.claims.len() {
                     true => Wake::Offer(Offer { granted, remaining: Some(clock::duration(lasts)) }),
                     false => Wake::Recheck,
@@ -306,7 +263,7 @@ impl Worker {
     }
 }
 
-/// What the database's thread does without a request.
+/// The work of the database's thread without a request.
 impl Worker {
     /// Returns until when the thread may sleep, which is about to.
     pub(super) fn sleep(&mut self) -> Option<Instant> {
@@ -330,7 +287,6 @@ impl Worker {
         // Before the look, so that what is handed over after it is looked for again.
         if self.notified.swap(false, Ordering::AcqRel) {
             self.next_look = Instant::now();
-            self.changes.any();
         }
         self.unasked("serve all waiters", Self::serve_rest);
         let now = Instant::now();
@@ -358,7 +314,7 @@ impl Worker {
         if let Err(error) = self.run(Some(deadline), work) {
             tracing::warn!(path = %self.path(), %error, "could not {what}");
             if !error.may_pass() {
-                // What is refused for good ends the waits that ask again.
+                // A request that is refused for good ends the waits that ask again.
                 self.waiting.clear();
             }
         }
@@ -370,25 +326,25 @@ impl Worker {
             // If this fails, the sessions of those who wait look by themselves.
             let unserved = std::mem::take(&mut self.unserved);
             self.write_and_notify(deadline, |step| {
-                step.freed.extend(unserved);
+                step.rooms.extend(unserved);
                 Ok(())
             })?;
         }
         Ok(())
     }
 
-    /// When there is something to do without a request.
+    /// Returns when there is something to do without a request.
     fn next_tick(&self) -> Option<Instant> {
         self.next_waiting_tick().into_iter().chain(self.next_file_tick()).min()
     }
 
-    /// When to look after those who wait.
+    /// Returns when to look after those who wait.
     fn next_waiting_tick(&self) -> Option<Instant> {
         let id_look = self.waiting.next_look()?;
         Some(self.next_heartbeat.min(self.next_look).min(id_look))
     }
 
-    /// When to look whether the file is still the same: only while something is held.
+    /// Returns when to look whether the file is still the same: only while something is held.
     fn next_file_tick(&self) -> Option<Instant> {
         (self.store.opened.files.is_some() && self.next_file_look < self.held_until)
             .then_some(self.next_file_look)
@@ -414,22 +370,22 @@ impl Worker {
             self.next_look = now + LOOK;
             if due.is_empty() && !heartbeat {
                 let handed = self.store.read(deadline, |step| step.offers())?;
-                self.notify(Notices { handed, ..Notices::default() });
+                self.notify(handed);
                 return Ok(());
             }
         }
         let expected = self.waiting.claims();
-        let ((ends, handed, places, at), notices) = self.write(deadline, |step| {
+        let ((ends, offers, places, at), handed) = self.write(deadline, |step| {
             if heartbeat {
                 step.heartbeat()?;
             }
-            step.freed.extend(due.iter().cloned());
-            step.serve()?;
+            step.rooms.extend(due.iter().map(|id| (id.clone(), 0)));
+            engine::serve(step)?;
             let places = if heartbeat { step.places_unless(expected)? } else { None };
             Ok((step.first_ends(&due), step.offers()?, places, step.now.at))
         })?;
-        self.notify(Notices { handed, ..Notices::default() });
-        self.notify(notices);
+        self.notify(offers);
+        self.notify(handed);
         if let Some(places) = places {
             // A place lapses while the process is stopped, and an administrator can take it away.
             self.waiting.keep_only(&places);
@@ -447,11 +403,10 @@ impl Worker {
     fn reopen(&mut self) {
         let settings = self.store.opened.settings.clone();
         let closed = self.store.give_up();
-        match closed.and_then(|()| Worker::open(settings, self.wake.clone(), self.changes.clone())) {
+        match closed.and_then(|()| Worker::open(settings, self.wake.clone())) {
             Ok(worker) => {
                 self.stop_waiting();
                 *self = worker;
-                self.changes.any();
             }
             Err(error) => {
                 tracing::warn!(path = %self.path(), %error, "the database could not be opened again");

@@ -11,7 +11,7 @@ use std::{
 
 use lockcore::{
     ClaimSet, Grant, Granted, LockDao, Mode,
-    backend::{AcquireRequest, Acquired, AttemptId, List, Wake},
+    backend::{AcquireRequest, Acquired, AttemptId, Wake},
 };
 use lockcore_sql::SqliteLockDao;
 use rusqlite::Connection;
@@ -278,7 +278,7 @@ pub(crate) fn now() -> i64 {
     now.tv_sec * 1_000_000 + now.tv_nsec / 1_000
 }
 
-fn grant(request: &AcquireRequest<String, Uuid>, granted: List<Granted>) -> Grant<String, Uuid> {
+fn grant(request: &AcquireRequest<String, Uuid>, granted: Vec<Granted>) -> Grant<String, Uuid> {
     Grant::new(request.context, request.claims.clone(), granted, request.lease)
 }
 

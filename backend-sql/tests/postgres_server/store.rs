@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures_util::StreamExt;
 use lockcore::{
     Claim, ConflictReason, Grant, LockDao, LossReason, Target,
     backend::{AcquireRequest, Acquired, AttemptId, Wake, Wakeup, Withdraw},
@@ -18,9 +17,6 @@ use super::{
     place::{Error, PATIENCE, Place, granted, handed, queue, request, take},
     test,
 };
-
-/// Longer than a test lasts.
-const LONG: Duration = Duration::from_secs(3600);
 
 pub(crate) fn tests() -> Vec<Trial> {
     vec![
@@ -468,12 +464,12 @@ async fn a_sweep_looks_at_the_lease() -> TestResult {
     Ok(())
 }
 
-/// 6: a watcher that is gone leaves a row, and a mark by which its id goes the general way.
+/// A watcher of an earlier program leaves a row, and a mark by which its id goes the general way.
 async fn what_a_watcher_left_is_swept() -> TestResult {
     let place = Place::new().await?;
     let dao = place.open().await?;
     let mut sql = place.sql().await?;
-    dao.watch(&Target::Id("a".to_owned()), LONG).next().await.expect("it looks at once")?;
+    sql.run("SELECT lockcore_v1_watch('default', 'a', 7)").await?;
     assert_eq!(sql.number("SELECT busy::int8 FROM lockcore_lock").await?, 512);
     assert_eq!(sql.number("SELECT count(*) FROM lockcore_watcher").await?, 1);
     sql.run("UPDATE lockcore_lock SET lapses = 0").await?;

@@ -1,20 +1,19 @@
-//! What an administrator does through a service: checked requests to the backend's administration.
+//! Administration through a service: checked requests to the backend's administration.
 
 use std::{borrow::Cow, pin::pin, sync::Arc, time::Duration};
 
-use futures_util::{Stream, StreamExt, TryFutureExt, TryStreamExt, future, stream};
+use futures_util::{Stream, StreamExt, TryStreamExt, future, stream};
 
-use super::{Inner, waiting::AFTER_FAILURE};
+use super::{Inner, waiting::AFTER_FAILURE, watching::Watcher};
 use crate::{
     AnyLockDao, Backoff, BadRequest, BreakMode, Broken, Change, ClaimSet, ContextId, Finding, Grant, Granted,
     HeldBy, Ident, Ids, Inspection, Listing, Lock, LockDao, LockError, LossReason, LostLock, Mode, Page,
-    Released, Renewed, StoredContext, Swept, Target, Uuid, Why, claim::Claim, clock, rules::InUse,
-    watch::Look,
+    Released, Renewed, StoredContext, Swept, Target, Uuid, claim::Claim, clock, rules::InUse, watch::Look,
 };
 
 /// Administration through a service; see [`LockingService::admin`](crate::LockingService::admin).
 ///
-/// What the backend does not declare is refused with [`BadRequest::Unsupported`]; a failure of the backend is
+/// Requests that the backend does not declare are refused with [`BadRequest::Unsupported`]; a failure of the backend is
 /// [`LockingError::NotLocked`](crate::LockingError::NotLocked) with the failure in it.
 pub struct Admin<'a, I: Ident = String, C: ContextId = Uuid, D: LockDao<I, C> = AnyLockDao<I, C>> {
     service: &'a Arc<Inner<I, C, D>>,
@@ -48,33 +47,9 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
         Ok(self.service.dao()?.inspect(target).await?)
     }
 
-    /// Finds out why an id cannot be had: its holders, what these wait for in turn, and whether that leads to a cycle. Lists
-    /// the whole namespace.
-    ///
-    /// ```
-    /// use lockcore::{LockingService, Target, Wait};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let locks = LockingService::new(lockcore_memory::MemoryLockDao::<String>::new());
-    /// let _guard = locks.owner("worker-7").lock(["a"]).await?;
-    /// let why = locks.admin().why(&Target::Id("a".to_owned())).await?;
-    /// assert_eq!(&*why.ids[0].holders[0].owner, "worker-7");
-    /// println!("{why}");
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// Unsupported, a bad id, or a failure of the backend.
-    pub async fn why(&self, target: &Target<I>) -> Result<Why<I, C>, LockError<I, C>> {
-        let asked = self.inspect(target).await?;
-        Ok(Why::follow(asked, &self.list_all().await?))
-    }
-
-    /// Watches an id: what it is at first, and then each change that a look at it finds. The backend looks after each `every`, or
-    /// earlier where it learns of changes at once (see [`LockDao::watch`]), so that a lock that was held for less than that may not
-    /// be seen. The stream ends with the first error.
+    /// Watches an id: what it is at first, and then each change that a look at it finds. The service looks after `every` at the
+    /// latest, once for all that watch the id, so that a lock that was held for less than that may not be seen. The stream ends with
+    /// the first error.
     ///
     /// ```
     /// use std::{pin::pin, time::Duration};
@@ -103,8 +78,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
         every: Duration,
     ) -> impl Stream<Item = Result<Change<C>, LockError<I, C>>> + Send + 'w {
         let changes = self.looks(target, every).scan(None::<Look<I, C>>, |last, seen| {
-            let changes = seen.map(|seen| {
-                let look = Look::new(seen);
+            let changes = seen.map(|look| {
                 let changes = look.changes_since(last.as_ref());
                 *last = Some(look);
                 stream::iter(changes.into_iter().map(Ok))
@@ -134,7 +108,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
             free += 1;
             while let Some(seen) = looks.next().await {
                 match seen {
-                    Ok(seen) if seen.is_free() => {
+                    Ok(look) if look.seen.is_free() => {
                         failed = 0;
                         break;
                     }
@@ -152,20 +126,24 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
         Ok(())
     }
 
-    /// Returns what each look at an id sees, after a check of the request.
+    /// Looks at an id as [`watch`](Self::watch) does, after a check of the request.
     pub(crate) fn looks<'w>(
         &self,
         target: &'w Target<I>,
         every: Duration,
-    ) -> impl Stream<Item = Result<Inspection<I, C>, LockError<I, C>>> + Send + use<'w, I, C, D>
+    ) -> impl Stream<Item = Result<Look<I, C>, LockError<I, C>>> + Send + use<'w, I, C, D>
     where
         'a: 'w,
     {
         let service: &'w _ = self.service;
-        let checked = self.check_watch(target, every).map_err(LockError::from);
-        future::lazy(move |_| checked.and_then(|()| Ok(service.dao()?)))
-            .map_ok(move |dao| dao.watch(target, every).map_err(LockError::from))
-            .try_flatten_stream()
+        let checked = self.check_watch(target, every);
+        stream::try_unfold((checked, None::<Watcher<I, C>>), move |(checked, watcher)| async move {
+            checked.clone()?;
+            service.dao()?;
+            let mut watcher = watcher.unwrap_or_else(|| service.watch(target, every));
+            let look = watcher.next().await?;
+            Ok(Some((look, (checked, Some(watcher)))))
+        })
     }
 
     fn check_watch(&self, target: &Target<I>, every: Duration) -> Result<(), BadRequest> {
@@ -341,7 +319,7 @@ fn in_order<I: Ident, C: ContextId>(grant: &Grant<I, C>) -> Cow<'_, Grant<I, C>>
     }
     let mut in_order = grant.clone();
     in_order.locks.sort_by(|a, b| a.target.cmp_stored(&b.target));
-    in_order.locks.0.dedup_by(|later, kept| later.target == kept.target);
+    in_order.locks.dedup_by(|later, kept| later.target == kept.target);
     Cow::Owned(in_order)
 }
 

@@ -90,8 +90,12 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
     /// last no longer; if it fails, or if the process ends without it, they last for a lease of the call at most after that time, or
     /// after the last renewal. [`LockGuard::release_now`](crate::LockGuard::release_now) frees them at once.
     ///
-    /// A [context](Self::context) cannot be given: asking again under the same one would be granted what is kept. On a bucket and
-    /// on DynamoDB a lease that is longer than `keep_for` is not cut short.
+    /// A renewal that is under way is waited for before the set is cut short. One that got no answer may still arrive after that: a
+    /// set whose lease is longer than what is left of `keep_for` then lasts for a lease from that moment on.
+    ///
+    /// A [context](Self::context) cannot be given: asking again under the same one would be granted what is kept. For the same reason
+    /// [`Builder::contexts`](crate::Builder::contexts) must not create one again while its set is kept, in any process. On a bucket
+    /// and on DynamoDB a lease that is longer than `keep_for` is not cut short.
     ///
     /// ```
     /// use std::time::Duration;

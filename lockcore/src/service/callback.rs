@@ -1,14 +1,14 @@
-//! What a callback may return.
+//! The values that a callback may return.
 
 use std::convert::Infallible;
 
-/// What a callback may give: a `Result`, or nothing.
+/// The value that a callback may give: a `Result`, or nothing.
 #[diagnostic::on_unimplemented(
     message = "the callback of `with_locks` gives `{Self}`, it must give a `Result` or `()`",
     label = "for a callback that cannot fail use `run_locked`, or end it with `Ok::<_, YourError>(..)`"
 )]
 pub trait CallbackResult {
-    /// What it gives on success.
+    /// The value that it gives on success.
     type Ok;
     /// Its own error.
     type Error;
@@ -35,7 +35,7 @@ impl CallbackResult for () {
     }
 }
 
-/// What a callback with the future `Fut` gives on success.
+/// The value that a callback with the future `Fut` gives on success.
 pub type OkOf<Fut> = <<Fut as Future>::Output as CallbackResult>::Ok;
 
 /// The own error of a callback with the future `Fut`.

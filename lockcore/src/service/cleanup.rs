@@ -1,4 +1,4 @@
-//! Clean-up in the background: tried until the store answers, or until the lease is over.
+//! Clean-up in the background: tried until the store answers, or until nothing can be locked any more.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -27,23 +27,25 @@ use crate::{
 /// Pauses between two tries of a service.
 const PAUSES: Exponential = Exponential { base: Duration::from_millis(20), max: Duration::from_secs(2) };
 
-/// After how long the library's own thread tries too: the runtime of the first try may have come to rest.
+/// Delay before the library's own thread tries too: the runtime of the first try may have come to rest.
 const FIRST_TRY: Duration = Duration::from_millis(500);
 
-/// For how long clean-up of permanent locks is tried: no lease ends them.
+/// The time for which clean-up of permanent locks is tried: no lease ends them.
 const WITHOUT_LEASE: Duration = Duration::from_secs(600);
 
-/// What has to be cleaned up.
+/// The request or the locks to clean up.
 pub(crate) enum Cleanup<I, C> {
     /// Locks that are held.
     Release {
-        /// What is held.
+        /// The grant that is held.
         grant: Grant<I, C>,
-        /// How long they stay locked at least.
-        keep_for: Option<KeepFor>,
-        /// How long the lease lasts from when it was given up; `None` if nothing that the store answers is news.
+        /// The time for which they stay locked at least.
+        keep_for: Option<Arc<KeepFor>>,
+        /// The time for which the lease lasts from when it was given up; `None` if nothing that the store answers is
+        /// news.
         lasts: Option<Duration>,
-        /// How often it was asked for: what is gone may be gone by another of them.
+        /// The number of releases sent. A lock that is missing may have been freed by another of them, so it does not
+        /// count as lost.
         asked: AtomicU32,
     },
     /// A request of which it is not known what became.
@@ -53,7 +55,11 @@ pub(crate) enum Cleanup<I, C> {
 impl<I: Ident, C: ContextId> Cleanup<I, C> {
     /// The release of what is held. With `lasts` it reports what turns out to be lost, as a release by the caller would
     /// tell.
-    pub(crate) fn release(grant: Grant<I, C>, keep_for: Option<KeepFor>, lasts: Option<Duration>) -> Self {
+    pub(crate) fn release(
+        grant: Grant<I, C>,
+        keep_for: Option<Arc<KeepFor>>,
+        lasts: Option<Duration>,
+    ) -> Self {
         Cleanup::Release { grant, keep_for, lasts, asked: AtomicU32::new(0) }
     }
 
@@ -91,7 +97,7 @@ impl<I: Ident, C: ContextId> Cleanup<I, C> {
                 First::UnderWay(ended)
             }
         };
-        // Where the clock of a test stands still, the pauses have to be by that clock.
+        // The clock of a test may stand still: then the pauses have to be by that clock.
         let paused = here.filter(|_| background::is_paused());
         paused.as_ref().unwrap_or(background::handle()).spawn(task.go_on(first, counted));
     }
@@ -103,6 +109,15 @@ impl<I: Ident, C: ContextId> Cleanup<I, C> {
         }
     }
 
+    /// Returns how much longer the store may keep locked what was given up at `started`.
+    fn left(&self, started: &Moment) -> Duration {
+        let left = started.left_of(self.lease().unwrap_or(WITHOUT_LEASE));
+        match self {
+            Cleanup::Release { keep_for: Some(keep_for), .. } => left.max(keep_for.lasts()),
+            _ => left,
+        }
+    }
+
     async fn once<D: LockDao<I, C>>(
         &self,
         service: &Inner<I, C, D>,
@@ -111,7 +126,7 @@ impl<I: Ident, C: ContextId> Cleanup<I, C> {
         match self {
             Cleanup::Release { grant, keep_for, lasts, asked } => {
                 asked.fetch_add(1, Relaxed);
-                let Released { lost, failed } = service.give_back(grant, *keep_for).await?;
+                let Released { lost, failed } = service.give_back(grant, keep_for.as_deref()).await?;
                 let is_news = asked.load(Relaxed) == 1;
                 if let (Some(lasts), true, false) = (*lasts, is_news, lost.is_empty()) {
                     let is_broken = lost.iter().any(|lock| lock.reason == LossReason::Broken);
@@ -130,10 +145,10 @@ impl<I: Ident, C: ContextId> Cleanup<I, C> {
     }
 }
 
-/// What is kept for a day has a lease of a day, and one try is not to wait for hours.
+/// The longest patience: a set kept for a day has a lease of a day, and one try is not to wait for hours.
 const LONGEST_PATIENCE: Duration = Duration::from_secs(60);
 
-/// For how long one release, or one try of a clean-up, waits for the store's answer.
+/// Returns how long one release, or one try of a clean-up, waits for the store's answer.
 pub(crate) fn patience(lease: Option<Duration>) -> Duration {
     (lease.unwrap_or(WITHOUT_LEASE) / RENEWALS_PER_LEASE).clamp(Duration::from_secs(1), LONGEST_PATIENCE)
 }
@@ -147,7 +162,7 @@ struct Task<I: Ident, C: ContextId, D: LockDao<I, C>> {
 
 type TryResult = Result<(), BackendError>;
 
-/// What became of the first try.
+/// The state of the first try.
 enum First {
     Over(TryResult),
     /// It is a task of another runtime.
@@ -185,12 +200,11 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Task<I, C, D> {
         }
     }
 
-    /// Tries until the store answers or the lease is over anyway, in turn with the other clean-ups of the service.
+    /// Tries until the store answers or nothing can be locked any more, in turn with the other clean-ups of the service.
     async fn retry(&self) -> TryResult {
-        let lasts = self.cleanup.lease().unwrap_or(WITHOUT_LEASE);
         let mut answer = Err(BackendError::no_answer());
         loop {
-            let left = self.started.left_of(lasts);
+            let left = self.cleanup.left(&self.started);
             let Some(mut failures) = clock::within(left, self.service.cleaning.lock()).await else {
                 return answer;
             };
@@ -203,7 +217,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Task<I, C, D> {
                 return answer;
             }
             *failures = failures.saturating_add(1);
-            if self.started.left_of(lasts).is_zero() {
+            if self.cleanup.left(&self.started).is_zero() {
                 return answer;
             }
         }
@@ -220,7 +234,7 @@ fn may_pass(answer: &TryResult) -> bool {
     answer.as_ref().is_err_and(BackendError::is_retryable)
 }
 
-/// What a shutdown waits for: the hold ends with its clean-up.
+/// The guard that a shutdown waits for: the hold ends with its clean-up.
 struct Counted<I: Ident, C: ContextId, D: LockDao<I, C>> {
     task: Arc<Task<I, C, D>>,
     /// `None` at the end.
@@ -247,8 +261,10 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Counted<I, C, D> {
     fn drop(&mut self) {
         match self.ticket.take() {
             None => {}
-            // A step that panics is not tried for ever.
-            Some(ticket) if thread::panicking() => self.task.service.ended(ticket),
+            // A step that panics is not tried for ever; and in a forked child nothing of this is.
+            Some(ticket) if thread::panicking() || self.task.service.dao().is_err() => {
+                self.task.service.ended(ticket);
+            }
             // Its runtime is gone: a test's, whose clock stood still.
             Some(ticket) => {
                 let again = Counted { task: self.task.clone(), ticket: Some(ticket) };

@@ -49,7 +49,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockGuard<I, C, D> {
     ///
     /// # Cancel safety
     /// Safe: the release is then finished in the background.
-    pub async fn release_now(mut self) -> Result<(), LockError<I, C>> {
+    pub async fn release_now(self) -> Result<(), LockError<I, C>> {
         self.hold.keep_no_longer();
         self.release().await
     }
@@ -61,8 +61,8 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockGuard<I, C, D> {
     /// A set that was waited for may have been handed over just now, and then lasts two seconds unless it is renewed: renew the
     /// grant ([`Admin::renew`](crate::Admin::renew)) if [`time_left`](Held::time_left) is less than that.
     ///
-    /// If a request for the set got no answer and was repeated, it may still arrive after the locks have ended; then the set is
-    /// locked for one more lease.
+    /// If the set was waited for in a queue, and a request got no answer while it had its place, that request may still arrive after
+    /// the locks have ended; then the set is locked for one more lease. Without a place a request that got no answer was withdrawn.
     pub fn leave(self) -> Grant<I, C> {
         let LockGuard { hold, held } = self;
         drop(held);

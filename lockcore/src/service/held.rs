@@ -1,4 +1,4 @@
-//! What a callback knows of the locks that it runs under.
+//! The callback's view of the locks that it runs under.
 
 use std::{borrow::Borrow, fmt, sync::Arc, time::Duration};
 

@@ -29,10 +29,11 @@ use crate::{
     AcquireRequest, BackendError, ContextId, Grant, Ident, LockDao, LossReason, LostLock, Released,
     background,
     clock::{self, Moment},
+    protocol::OFFER,
 };
 
-/// After how long an offer is confirmed that is still held: it lasts a hundred times as long.
-pub(crate) const CONFIRM: Duration = Duration::from_millis(20);
+/// Delay before an offer is confirmed. Short holds end before it and save the request.
+pub(crate) const CONFIRM: Duration = OFFER.checked_div(100).expect("it is not divided by zero");
 
 /// The service of a hold: borrowed for the length of a call, or owned by a guard.
 pub(crate) enum ServiceRef<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
@@ -51,6 +52,21 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Deref for ServiceRef<'_, I, C, D>
     }
 }
 
+/// The progress of a hold to its end, and so what its drop has still to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Rest {
+    /// It is held: the drop releases it and reports what it lost.
+    Held,
+    /// A release was sent and is not answered: the drop sends another, to which what is missing is no loss.
+    Asked,
+    /// A release failed, and what was lost until then is reported: the drop sends another.
+    Failed,
+    /// Nothing is held, and what was lost is reported.
+    Released,
+    /// It is left to its lease: the drop only reports what was lost.
+    Left,
+}
+
 /// A set that is held. Dropping it releases the set in the background.
 pub(crate) struct Hold<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     pub(crate) service: ServiceRef<'s, I, C, D>,
@@ -60,13 +76,9 @@ pub(crate) struct Hold<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     ticket: Option<Ticket>,
     /// A request that failed in doubt before another was granted, and so may still arrive.
     late: Option<Box<AcquireRequest<I, C>>>,
-    /// How long it stays locked at least.
-    keep_for: Option<Box<KeepFor>>,
-    over: bool,
-    /// A release was sent: what is gone from then on may be gone by that.
-    asked: bool,
-    /// A release has reported what was lost.
-    reported: bool,
+    /// The time for which it stays locked at least.
+    keep_for: Option<Arc<KeepFor>>,
+    rest: Rest,
     stopwatch: Stopwatch,
     _held: Raised,
     /// Entered around every poll of the callback.
@@ -80,13 +92,14 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         service: ServiceRef<'s, I, C, D>,
         grant: Grant<I, C>,
         lease: Option<Box<Lease>>,
-        keep_for: Option<KeepFor>,
+        keep_for: Option<Arc<KeepFor>>,
         offered: bool,
         ticket: Ticket,
         span: CallSpan,
     ) -> Self {
         let held = Raised::by(grant.locks.len(), HELD, service.capabilities.backend);
         let process = service.owner_of(grant.lease);
+        let rest = if grant.locks.is_empty() { Rest::Released } else { Rest::Held };
         let (released, news) = (AtomicBool::new(false), Notify::new());
         let core = Arc::new(HoldCore { grant, lease, process, released, news });
         let mut hold = Hold {
@@ -95,10 +108,8 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
             renewal: None,
             ticket: Some(ticket),
             late: None,
-            keep_for: keep_for.map(Box::new),
-            over: false,
-            asked: false,
-            reported: false,
+            keep_for,
+            rest,
             stopwatch: Stopwatch::start(),
             _held: held,
             span,
@@ -109,7 +120,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
                 keeper: keeper.clone(),
                 service: (*hold.service).clone(),
                 core: hold.core.clone(),
-                keep_for,
+                keep_for: hold.keep_for.clone(),
                 key: keeper.key(),
                 under_way: AtomicBool::new(false),
                 failures: AtomicU32::new(0),
@@ -135,8 +146,10 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
     }
 
     /// Has the release free the set at once.
-    pub(crate) fn keep_no_longer(&mut self) {
-        self.keep_for = None;
+    pub(crate) fn keep_no_longer(&self) {
+        if let Some(keep_for) = &self.keep_for {
+            keep_for.give_up();
+        }
     }
 
     /// Stops the renewal, releases, and gives what was lost while it was held. If the caller goes away meanwhile, the
@@ -147,14 +160,14 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
             return forked;
         }
         self.begin_release();
-        self.asked = true;
+        self.rest = Rest::Asked;
         let mut lost = self.core.known_lost();
         let grant = &self.core.grant;
         let answer = match (self.service.dao_for(grant.lease), &self.core.lease, self.keep_for.as_deref()) {
             _ if grant.locks.is_empty() => Ok(Released { lost: Vec::new(), failed: Vec::new() }),
             (Err(forked), ..) => Err(forked.into()),
             (Ok(_), _, Some(keep_for)) => {
-                let given_back = self.service.give_back(grant, Some(*keep_for));
+                let given_back = self.service.give_back(grant, Some(keep_for));
                 // In a box, for few sets are kept.
                 let answer = Box::pin(clock::within(patience(grant.lease), given_back)).await;
                 answer.unwrap_or_else(|| Err(BackendError::no_answer()))
@@ -193,7 +206,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
                     self.service.observe(|| Event::ReleasedLate { grant: &self.core.grant, lost: &late });
                 }
                 match released.failed.first() {
-                    None => self.over = true,
+                    None => self.rest = Rest::Released,
                     Some((_, error)) => self.release_failed(error),
                 }
             }
@@ -203,15 +216,15 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         lost
     }
 
-    fn report_loss(&mut self, lost: &[LostLock<I>]) {
-        self.reported = true;
+    fn report_loss(&self, lost: &[LostLock<I>]) {
         if !lost.is_empty() {
             self.service.observe(|| Event::Lost { grant: &self.core.grant, lost });
         }
     }
 
     /// The caller does not wait for more: the drop of `self` tries on in the background.
-    fn release_failed(&self, error: &BackendError) {
+    fn release_failed(&mut self, error: &BackendError) {
+        self.rest = Rest::Failed;
         self.service.observe(|| Event::ReleaseFailed { grant: &self.core.grant, error });
     }
 
@@ -226,8 +239,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
             }
             _ => self.remove_renewal(),
         }
-        self.over = true;
-        self.late = None;
+        (self.rest, self.late) = (Rest::Left, None);
         self.core.grant.clone()
     }
 
@@ -247,7 +259,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         }
     }
 
-    /// Whether there are handles beside this and the keeper's.
+    /// Returns whether there are handles beside this and the keeper's.
     fn has_handles(&self) -> bool {
         Arc::strong_count(&self.core) > 1 + usize::from(self.renewal.is_some())
     }
@@ -270,30 +282,33 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Drop for Hold<'_, I, C, D> {
             return;
         }
         let Some(ticket) = self.ticket.take() else { return };
-        let is_over = self.over || self.core.grant.locks.is_empty();
+        let is_over = matches!(self.rest, Rest::Released | Rest::Left);
         if !is_over {
             self.remove_renewal();
             self.notify_released();
         }
-        // No release reports the loss of a guard that is dropped, and no outcome that of a call that is dropped.
-        let lost = if self.reported { Vec::new() } else { self.core.known_lost() };
+        let lost = match self.rest {
+            // No release reports the loss of a guard that is dropped, and no outcome that of a call that is dropped.
+            Rest::Held | Rest::Asked | Rest::Left => self.core.known_lost(),
+            Rest::Failed | Rest::Released => Vec::new(),
+        };
         self.report_loss(&lost);
-        match self.late.take() {
-            None if is_over => self.service.ended(ticket),
+        let cleanup = match self.late.take() {
+            // Frees the set if it has to, and refuses the request that may still arrive.
+            Some(request) => Some(Cleanup::Withdraw { request: *request }),
+            None if is_over => None,
             None => {
-                let is_news = !self.asked && lost.is_empty() && !background::is_ending();
+                let is_news = self.rest == Rest::Held && lost.is_empty() && !background::is_ending();
                 let lasts = || self.core.lease.as_ref().map_or(Duration::MAX, |lease| lease.left());
                 let untold = is_news.then(lasts);
-                let cleanup =
-                    Cleanup::release(self.core.grant.clone(), self.keep_for.as_deref().copied(), untold);
-                cleanup.start((*self.service).clone(), ticket);
+                Some(Cleanup::release(self.core.grant.clone(), self.keep_for.clone(), untold))
             }
-            // Frees the set if it has to, and refuses the request that may still arrive.
-            Some(request) => {
-                Cleanup::Withdraw { request: *request }.start((*self.service).clone(), ticket);
-            }
+        };
+        match cleanup {
+            Some(cleanup) => cleanup.start((*self.service).clone(), ticket),
+            None => self.service.ended(ticket),
         }
-        self.span.ended(self.over);
+        self.span.ended(is_over);
         self.stopwatch.record("lockcore_held_seconds", self.service.capabilities.backend);
     }
 }
@@ -303,10 +318,10 @@ struct Renewal<I: Ident, C: ContextId, D: LockDao<I, C>> {
     keeper: Arc<Keeper>,
     service: Arc<Inner<I, C, D>>,
     core: Arc<HoldCore<I, C>>,
-    keep_for: Option<KeepFor>,
+    keep_for: Option<Arc<KeepFor>>,
     key: u64,
     under_way: AtomicBool,
-    /// How many have failed in a row.
+    /// The number of renewals that have failed in a row.
     failures: AtomicU32,
 }
 
@@ -346,11 +361,15 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Renewal<I, C, D> {
         let lease = self.lease();
         // Also if the backend panics: then the next look tries again.
         let under_way = UnderWay(&self.under_way);
+        let turn = self.keep_for.as_deref().map(KeepFor::renewing);
+        if matches!(turn, Some(None)) {
+            return;
+        }
         lease.renewing();
         let sent = Moment::now();
         // Half of what is left, so that there is time for another try.
         let patience = (lease.renew_after()).min(lease.left_to_run() / 2);
-        let lasts = self.keep_for.map(|keep_for| keep_for.left()).unwrap_or_default().max(lease.length);
+        let lasts = self.keep_for.as_deref().map(KeepFor::left).unwrap_or_default().max(lease.length);
         let mut grant = lease.still_held(&self.core.grant);
         if lasts > lease.length {
             grant.to_mut().lease = Some(lasts);
@@ -365,7 +384,9 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Renewal<I, C, D> {
                 if lease.is_over() {
                     return;
                 }
-                // What is left of the set was extended.
+                // The locks that are left of the set were extended. The next renewal goes by that time as well, so that the holds
+                // that a backend renews together are due together.
+                let sent = renewed.since.unwrap_or(sent);
                 let (age, confirmed) = lease.extended(sent, lasts);
                 if confirmed {
                     self.core.news.notify_waiters();

@@ -1,4 +1,4 @@
-//! What is known of a held set.
+//! The state of a held set.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 use super::lease::Lease;
 use crate::{ContextId, Grant, Ident, LossReason, LostLock, process};
 
-/// What is known of a held set, shared by the call, its handles and its renewal.
+/// The state of a held set, shared by the call, its handles and its renewal.
 #[derive(Debug)]
 pub(crate) struct HoldCore<I, C> {
     pub(crate) grant: Grant<I, C>,
@@ -21,14 +21,14 @@ pub(crate) struct HoldCore<I, C> {
 }
 
 impl<I: Ident, C: ContextId> HoldCore<I, C> {
-    /// Whether this is a forked child's copy. Its parent goes on holding the locks; the mutexes that are copied with it may
-    /// have been held by a thread that the child does not have.
+    /// Returns whether this is a forked child's copy. Its parent goes on holding the locks; the mutexes that are copied
+    /// with it may have been held by a thread that the child does not have.
     pub(crate) fn is_forked(&self) -> bool {
         self.process.is_some_and(|process| process != process::current())
     }
 
-    /// Whether any of it was lost while it was held, also if only the clock says so; then all handles are notified. Nothing of
-    /// it is held by a forked child.
+    /// Returns whether any of it was lost while it was held, also if only the clock says so; then all handles are
+    /// notified. Nothing of it is held by a forked child.
     pub(crate) fn is_lost(&self) -> bool {
         if self.is_forked() {
             return true;
@@ -40,7 +40,7 @@ impl<I: Ident, C: ContextId> HoldCore<I, C> {
         is_lost
     }
 
-    /// What is known to be lost of what was held, and why.
+    /// Returns the held locks that are known to be lost, and why.
     pub(crate) fn known_lost(&self) -> Vec<LostLock<I>> {
         if self.is_forked() {
             return self.grant.locks.iter().map(|lock| lock.lost(LossReason::Forked)).collect();

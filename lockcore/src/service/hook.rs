@@ -12,7 +12,7 @@ use std::{
 
 use super::observe::Event;
 
-/// How many events wait for a slow hook before further ones are only logged.
+/// The most events that wait for a slow hook before further ones are only logged.
 const MOST_WAITING: usize = 1024;
 
 type Code<I, C> = dyn Fn(&Event<'_, I, C>) + Send + Sync;

@@ -29,7 +29,7 @@ const AFTER_PANIC: Duration = Duration::from_secs(1);
 /// The longest sleep while there is something to look at: timers do not count the time for which the machine is suspended.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// How much the two clocks may differ from look to look without a suspend.
+/// The most that the two clocks may differ from look to look without a suspend.
 const NO_SUSPEND: Duration = Duration::from_millis(100);
 
 /// After so many looks others have their turn, however many more are due.
@@ -52,8 +52,8 @@ pub(crate) struct Keeper {
 
 #[derive(Default)]
 struct Timers {
-    /// When the keeper looks next; `None` while it sleeps for ever. May be earlier than anything is due: what it was to
-    /// look at may be gone, and waking it for that would cost more than its waking in vain.
+    /// The time of the keeper's next look; `None` while it sleeps for ever. May be earlier than anything is due: what
+    /// it was to look at may be gone, and waking it for that would cost more than its waking in vain.
     wakes_at: Option<Instant>,
     by_key: HashMap<u64, (Instant, Arc<dyn Tick>)>,
     by_time: BTreeSet<(Instant, u64)>,
@@ -64,7 +64,7 @@ static OWN: PerProcess<Arc<Keeper>> = PerProcess::new();
 
 /// Renews every lease of this process at once, though it is not due yet.
 ///
-/// For a backend that has found out that locks may be lost: their holders learn it from the renewals.
+/// Backends call this after they find that locks may have been lost; the renewals report which.
 pub fn renew_all() {
     if let Some(keeper) = OWN.get(process::seen()) {
         keeper.hasten_all();
@@ -210,7 +210,7 @@ impl Keeper {
         let mut entries = self.entries();
         let Timers { by_key, by_time, .. } = &mut *entries;
         for (key, (at, _)) in by_key {
-            // What is looked at just now has no time.
+            // An entry that is looked at just now has no time.
             if by_time.remove(&(*at, *key)) {
                 *at = at.checked_sub(by).unwrap_or_else(Instant::now);
                 by_time.insert((*at, *key));
@@ -218,7 +218,7 @@ impl Keeper {
         }
     }
 
-    /// What is due, left under its key so that it can be removed while it is looked at.
+    /// Returns an entry that is due, left under its key so that it can be removed while it is looked at.
     fn take_due(&self) -> Option<(u64, Arc<dyn Tick>)> {
         let mut entries = self.entries();
         let first = *entries.by_time.first()?;

@@ -1,4 +1,4 @@
-//! What is known here of a lease: until when it certainly lasts, and whether it was lost.
+//! The local knowledge of a lease: until when it certainly lasts, and whether it was lost.
 
 #[cfg(test)]
 mod model_tests;
@@ -30,33 +30,33 @@ pub(crate) struct Lease {
     /// No renewal after this long.
     pub(crate) max_hold: Option<Duration>,
     pub(crate) since: Moment,
-    /// How many locks it is for.
+    /// The number of locks that it is for.
     locks: usize,
     state: Mutex<State>,
     /// The task that runs the callback, and then the release.
     pub(crate) task: AtomicWaker,
-    /// What confirms a lease that was handed over, with its key there.
+    /// The keeper that confirms a lease that was handed over, and its key there.
     pub(crate) confirms: OnceLock<(Arc<Keeper>, u64)>,
 }
 
 #[derive(Debug)]
 struct State {
-    /// When the request that obtained the lease was about to be sent.
+    /// The moment at which the request that obtained the lease was about to be sent.
     sent: Moment,
-    /// How long it lasts from then.
+    /// The time for which it lasts from then.
     lasts: Duration,
     /// The last renewal has no answer, yet or at all.
     unanswered: bool,
     /// It is neither renewed nor released here any more.
     left: bool,
-    /// Until when the release waits for its answer, once it has begun.
+    /// The end of the release's wait for its answer, once it has begun.
     patience: Option<Instant>,
-    /// What is lost: locks by their position in the grant.
+    /// The lost locks by their position in the grant.
     lost: Vec<(usize, LossReason)>,
 }
 
 impl Lease {
-    /// How long after it was sent an extension is followed by the next.
+    /// Returns the delay from when an extension was sent to the next one.
     pub(crate) fn renew_after(&self) -> Duration {
         self.length / RENEWALS_PER_LEASE
     }
@@ -89,23 +89,23 @@ impl Lease {
         }
     }
 
-    /// How long the lease certainly lasts, the margin not deducted.
+    /// Returns how long the lease certainly lasts, the margin not deducted.
     pub(crate) fn left(&self) -> Duration {
         let state = self.state();
         state.sent.left_of(state.lasts)
     }
 
-    /// How long the callback may go on without a renewal.
+    /// Returns how long the callback may go on without a renewal.
     pub(crate) fn left_to_run(&self) -> Duration {
         self.left_to_run_by(&self.state())
     }
 
-    /// How long the callback may go on without a renewal, from the request that obtained the lease last.
+    /// Returns how long the callback may go on without a renewal, from the request that obtained the lease last.
     pub(crate) fn runs_for(&self) -> Duration {
         self.runs_for_by(&self.state())
     }
 
-    /// Whether any of it was lost, also if only the clock says so (L2). The second is whether that is news.
+    /// Returns whether any of it was lost, also if only the clock says so (L2). The second is whether that is news.
     pub(crate) fn look(&self) -> (bool, bool) {
         let mut state = self.state();
         let is_news = state.lost.len() < self.locks && self.left_to_run_by(&state).is_zero();
@@ -120,12 +120,12 @@ impl Lease {
         (!state.lost.is_empty(), is_news)
     }
 
-    /// Whether all of it is known to be lost, so that there is nothing left to renew.
+    /// Returns whether all of it is known to be lost, so that there is nothing left to renew.
     pub(crate) fn is_over(&self) -> bool {
         self.state().lost.len() == self.locks
     }
 
-    /// What of the grant is not known to be lost.
+    /// Returns the locks of the grant that are not known to be lost.
     pub(crate) fn still_held<'g, I: Ident, C: ContextId>(
         &self,
         grant: &'g Grant<I, C>,
@@ -148,7 +148,7 @@ impl Lease {
         self.state().left = true;
     }
 
-    /// Whether it was [left](Self::leave).
+    /// Returns whether it was [left](Self::leave).
     pub(crate) fn is_left(&self) -> bool {
         self.state().left
     }
@@ -163,7 +163,7 @@ impl Lease {
         self.state().patience = Some(Instant::now() + patience);
     }
 
-    /// How much longer the release waits for its answer, if it has begun.
+    /// Returns how much longer the release waits for its answer, if it has begun.
     pub(crate) fn patience_left(&self) -> Option<Duration> {
         let patience = self.state().patience?;
         Some(patience.saturating_duration_since(Instant::now()))
@@ -204,7 +204,7 @@ impl Lease {
         state.lost.len() > known
     }
 
-    /// What is known to be lost, and why.
+    /// Returns the locks that are known to be lost, and why.
     pub(crate) fn known_lost<I: Clone, C>(&self, grant: &Grant<I, C>) -> Vec<LostLock<I>> {
         self.state().lost.iter().map(|(position, reason)| grant.locks[*position].lost(*reason)).collect()
     }

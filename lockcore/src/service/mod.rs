@@ -25,6 +25,7 @@ pub(crate) mod run;
 mod settings;
 mod sweeper;
 mod waiting;
+mod watching;
 mod with_locks;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -99,7 +100,7 @@ pub(crate) struct Inner<I: Ident, C: ContextId, D> {
     sweeper: sweeper::Sweeper,
     /// The turn of a clean-up that is tried again, with the number of such tries that failed in a row.
     cleaning: tokio::sync::Mutex<u32>,
-    _ids: std::marker::PhantomData<fn() -> I>,
+    polls: watching::Polls<I, C>,
 }
 
 type StartHook<D> = Box<dyn FnOnce(&D)>;
@@ -113,6 +114,12 @@ pub struct Builder<I: Ident = String, C: ContextId = Uuid, D: LockDao<I, C> = An
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Builder<I, C, D> {
     /// Sets how the context of each call is created: a value that no call of any process has or had, or both calls hold the locks.
     /// See [`ContextId`]; one that another call of this service is using is refused ([`LockingError::ContextInUse`]).
+    ///
+    /// A set that is [kept](Call::keep_for) is its context's until that time is over, though no call uses it any more: another call
+    /// with the same context would be granted the set as its own, and free it early.
+    ///
+    /// `make` runs on the thread of the call; on one made for that in a call of the [blocking service](crate::blocking) inside a
+    /// runtime, without the caller's thread-locals.
     #[must_use]
     pub fn contexts(mut self, make: impl Fn() -> C + Send + Sync + 'static) -> Self {
         self.inner.make_context = Box::new(make);
@@ -166,8 +173,9 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Builder<I, C, D> {
     }
 
     /// Registers a hook for events, many of which no return value reports; see [`Event`]. Events of a call reach it on the
-    /// call's thread, before the call goes on; those of background work on a thread that the service keeps for that, one at a
-    /// time. So a slow hook delays its own service's calls, but no renewal; once 1024 events wait for it, further ones are
+    /// call's thread, before the call goes on - on one made for that in a call of the [blocking service](crate::blocking) inside a
+    /// runtime, without the caller's thread-locals -; those of background work on a thread that the service keeps for that, one at
+    /// a time. So a slow hook delays its own service's calls, but no renewal; once 1024 events wait for it, further ones are
     /// only logged. A hook that panics affects nothing else.
     #[must_use]
     pub fn on_event(mut self, hook: impl Fn(&Event<'_, I, C>) + Send + Sync + 'static) -> Self {
@@ -309,7 +317,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
             log_ids: false,
             sweeper: sweeper::Sweeper::default(),
             cleaning: tokio::sync::Mutex::default(),
-            _ids: std::marker::PhantomData,
+            polls: watching::Polls::default(),
         }
     }
 

@@ -1,10 +1,10 @@
-//! Which locks the calls that enclose the current one hold: found through the polls that are on the stack.
+//! The locks that the calls around the current one hold: found through the polls that are on the stack.
 
 use std::any::Any;
 
 use scoped_tls_hkt::scoped_thread_local;
 
-/// What one enclosing callback holds, and the callback around that.
+/// The locks that one enclosing callback holds, and the callback around that.
 #[derive(Clone, Copy)]
 struct Frame<'a> {
     service: usize,

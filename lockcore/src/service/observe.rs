@@ -1,4 +1,4 @@
-//! What a service reports: events for the user's hook, log lines, and counters of them.
+//! The reports of a service: events for the user's hook, log lines, and counters of them.
 
 use tracing::{Level, Span, field::display, level_filters::LevelFilter, span::Entered};
 
@@ -12,55 +12,61 @@ use crate::{AcquireRequest, BackendError, ContextId, Failure, Grant, Ident, Lost
 pub enum Event<'a, I = String, C = Uuid> {
     /// A set was not locked.
     Refused {
-        /// Who asked.
+        /// The context that asked.
         context: &'a C,
-        /// Why.
+        /// The reasons, for each id in the way.
         failures: &'a [Failure<I, C>],
     },
     /// Locks were lost while they were held.
     Lost {
-        /// What was held.
+        /// The grant that was held.
         grant: &'a Grant<I, C>,
-        /// What of it was lost.
+        /// The locks of it that were lost.
         lost: &'a [LostLock<I>],
     },
     /// The release came, or was answered, after the lease had ended, and the locks were gone by then. That is no loss: what ran
     /// under them had ended in time, or was stopped.
+    ///
+    /// What an outage costs is told by when the lease ended by the clock here. If that was while the callback ran, the locks are
+    /// [`Lost`](Self::Lost) as [`Unreachable`](crate::LossReason::Unreachable), whatever the release is answered. If the callback had
+    /// ended, and the release was without an answer until then, the call is a success and this is the event, for another holder can
+    /// only have come after the callback. If the store never answers, [`ReleaseFailed`](Self::ReleaseFailed) is the event. A lock that
+    /// an administrator broke is lost in any case: another may have had it before.
     ReleasedLate {
-        /// What was held.
+        /// The grant that was held.
         grant: &'a Grant<I, C>,
-        /// What of it was gone.
+        /// The locks of it that were gone.
         lost: &'a [LostLock<I>],
     },
     /// A release got no answer, or could not free everything: it is tried again in the background, and the
     /// lease ends it at the latest.
     ReleaseFailed {
-        /// What was held.
+        /// The grant that was held.
         grant: &'a Grant<I, C>,
-        /// What went wrong.
+        /// The failure.
         error: &'a BackendError,
     },
     /// A renewal failed: it is tried again until the lease ends.
     RenewalFailed {
-        /// What is held.
+        /// The grant that is held.
         grant: &'a Grant<I, C>,
-        /// How many of this hold have failed in a row. The first is logged as a warning, and so is the number at the next
-        /// success.
+        /// The number of renewals of this hold that have failed in a row. The first is logged as a warning, and so is
+        /// the number at the next success.
         failures: u32,
-        /// What went wrong; `None` if there was no answer in time.
+        /// The failure; `None` if there was no answer in time.
         error: Option<&'a BackendError>,
     },
     /// A request whose outcome was in doubt could not be withdrawn: what it may have locked stays so until its
     /// lease ends.
     WithdrawFailed {
-        /// Who asked.
+        /// The context that asked.
         context: &'a C,
-        /// What went wrong.
+        /// The failure.
         error: &'a BackendError,
     },
     /// A sweep failed; the next one comes at its time.
     SweepFailed {
-        /// What went wrong.
+        /// The failure.
         error: &'a BackendError,
     },
 }

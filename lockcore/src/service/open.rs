@@ -38,14 +38,14 @@ struct Stripe<C> {
     closed: bool,
 }
 
-/// Where an open context is stored.
+/// The place where an open context is stored.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     stripe: usize,
     key: usize,
 }
 
-/// Why a context was not let in.
+/// The reason why a context was not let in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refused {
     Closed,

@@ -14,12 +14,12 @@ use tokio::time::Sleep;
 use super::{hold::Hold, hold_core::HoldCore, nesting};
 use crate::{ContextId, Ident, LockDao, LockError, LockingError, LostLock, clock};
 
-/// How a call ended whose set was locked: with the callback's value even if locks were lost.
+/// The end of a call whose set was locked: with the callback's value even if locks were lost.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ended<T, I> {
-    /// What the callback gave; `None` if it was stopped because locks were lost.
+    /// The callback's value; `None` if it was stopped because locks were lost.
     pub value: Option<T>,
-    /// What was lost while it ran, and why; empty if all went well.
+    /// The locks that were lost while it ran, and why; empty if all went well.
     pub lost: Vec<LostLock<I>>,
 }
 
@@ -36,7 +36,7 @@ impl<T, E, I> Ended<Result<T, E>, I> {
     }
 }
 
-/// What ended a callback.
+/// The reason why a callback ended.
 pub(crate) enum End<T> {
     Done(T),
     /// Locks were lost, so that it was stopped or not begun.
@@ -45,7 +45,7 @@ pub(crate) enum End<T> {
     Panicked(Box<dyn Any + Send>),
 }
 
-/// When a callback is stopped, whatever happens to its locks.
+/// The limits at which a callback is stopped, whatever happens to its locks.
 pub(crate) struct CallbackLimits {
     tell_when_lost: bool,
     max_hold: Option<(Duration, Pin<Box<Sleep>>)>,

@@ -55,7 +55,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
         }
     }
 
-    /// Whether the backend can do what the settings ask for.
+    /// Checks that the backend can do what the settings ask for.
     pub(crate) fn check_settings(&self, settings: &Settings<C>) -> Result<(), BadRequest> {
         self.check_lease(settings.lease)?;
         if settings.owner.len() > MAX_OWNER_BYTES {

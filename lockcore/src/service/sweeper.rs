@@ -11,7 +11,7 @@ use std::{
 use super::{Inner, observe::Event};
 use crate::{BadRequest, ContextId, Ident, LockDao, background};
 
-/// When and how much is swept, and whether the sweeper runs.
+/// The interval and the size of sweeps, and whether the sweeper runs.
 #[derive(Debug)]
 pub(crate) struct Sweeper {
     every: Option<Duration>,
@@ -53,7 +53,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
             return;
         }
         let service = Arc::downgrade(self);
-        background::handle().spawn(async move {
+        background::lasting().spawn(async move {
             loop {
                 // Spread, so that processes started together do not ask together.
                 tokio::time::sleep(every.mul_f64(0.9 + fastrand::f64() / 5.0)).await;

@@ -194,8 +194,8 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'_, I, C, D> {
         limit.map(|limit| self.left_of(limit))
     }
 
-    /// Whether the first request failed because its connection ended: while it was idle, the server or a router on the way may
-    /// have closed it. Another may work, and the same request can be sent again: it is the same attempt.
+    /// Returns whether the first request failed because its connection ended: while it was idle, the server or a router
+    /// on the way may have closed it. Another may work, and the same request can be sent again: it is the same attempt.
     fn was_cut(&self, error: &BackendError) -> bool {
         error.kind() == BackendErrorKind::Unavailable && error.in_doubt() && !self.left_of(AT_ONCE).is_zero()
     }
@@ -214,7 +214,7 @@ impl Unanswered {
     }
 }
 
-/// When the first of the leases in the way ends, and not at once.
+/// Returns when the first of the leases in the way ends, and not at once.
 fn soonest_end<I, C>(conflicts: &[Conflict<I, C>]) -> Duration {
     let holders = conflicts.iter().flat_map(|conflict| match &conflict.reason {
         ConflictReason::Held { holders, .. } => holders.as_slice(),

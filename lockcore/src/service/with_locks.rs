@@ -125,7 +125,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
     /// ```
     ///
     /// # Errors
-    /// What keeps the callback from running to its end, except the loss of locks.
+    /// Fails with any error that keeps the callback from running to its end, except the loss of locks.
     pub fn outcome<K, F, Fut>(
         self,
         ids: K,
@@ -312,6 +312,8 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
     /// # }
     /// ```
     ///
+    /// The callback runs on a thread that the runtime keeps for blocking code, without the caller's thread-locals.
+    ///
     /// # Errors
     /// As [`with_locks`](Self::with_locks).
     ///
@@ -320,8 +322,8 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
     /// future is dropped earlier, the callback does not run.
     ///
     /// # Panics
-    /// Where no tokio runtime runs, before anything is locked; if the runtime shuts down before the callback begins; and
-    /// if the callback does, after the release.
+    /// Panics if no tokio runtime runs, before anything is locked; if the runtime shuts down before the callback
+    /// begins; and if the callback does, after the release.
     pub fn with_locks_blocking<K, F, T, E>(
         self,
         ids: K,

@@ -13,7 +13,7 @@ use std::{
 };
 
 use lockcore::{
-    BackendErrorKind, LockDao, LockGuard, LockingService, Owner, Wait,
+    BackendErrorKind, BreakMode, LockDao, LockGuard, LockingService, Owner, Wait,
     backend::{AcquireRequest, AttemptId},
     blocking,
 };
@@ -201,6 +201,85 @@ async fn a_request_in_doubt_for_what_is_kept_is_withdrawn_before_the_next() {
         dao.deliver_late().await;
         locks.lock(["a"]).await.expect("a request that arrived late was granted").release().await.unwrap();
     }
+}
+
+/// The same for one that has a place already.
+#[tokio::test(start_paused = true)]
+async fn a_request_in_doubt_for_what_is_kept_costs_its_place() {
+    let second = Duration::from_secs(1);
+    let dao = Rigged::new();
+    let locks = dao.service();
+    let holder = locks.lease(10 * second).lock(["a"]).await.unwrap();
+    let mut call = Box::pin(locks.wait(Wait::forever()).keep_for(10 * second).lock(["a"]));
+    assert!(poll_once(call.as_mut()).is_pending());
+    dao.once(Step::Acquire, Fault::Late);
+    let ends = async {
+        // The waiter looks when the lease would have ended.
+        while dao.count(Step::Acquire) < 4 {
+            tokio::time::sleep(second).await;
+        }
+        holder.release().await.unwrap();
+    };
+    let (guard, ()) = tokio::join!(call, ends);
+    guard.unwrap().release().await.unwrap();
+    assert!(locks.lock(["a"]).await.unwrap_err().is_contention());
+    tokio::time::sleep(15 * second).await;
+    dao.deliver_late().await;
+    locks.lock(["a"]).await.expect("a request that arrived late was granted").release().await.unwrap();
+}
+
+/// The store has the set for the whole time for which it was to be kept, though its lease is over long before.
+#[tokio::test(start_paused = true)]
+async fn a_release_now_is_tried_while_the_store_may_keep_the_set() {
+    let second = Duration::from_secs(1);
+    let dao = Rigged::new();
+    let locks = dao.service();
+    let guard = locks.lease(2 * second).keep_for(600 * second).lock(["a"]).await.unwrap();
+    dao.always(Step::Release, Fault::Fails(BackendErrorKind::Unavailable));
+    guard.release_now().await.unwrap();
+    tokio::time::sleep(60 * second).await;
+    dao.heal();
+    assert_eq!(locks.shutdown(10 * second).await, 0);
+    assert!(dao.memory.is_empty());
+}
+
+/// A renewal that is under way arrives before the set is given back, and not after it: it would have it last for a lease again.
+#[tokio::test(start_paused = true)]
+async fn what_is_kept_is_given_back_after_the_renewal_that_is_under_way() {
+    let second = Duration::from_secs(1);
+    // The longer renewal takes most of the time that one may take.
+    for (takes, dropped) in [(1, false), (1, true), (7, false), (7, true)] {
+        let dao = Rigged::new();
+        let locks = dao.service();
+        let guard = locks.lease(30 * second).keep_for(25 * second).lock(["a"]).await.unwrap();
+        dao.once(Step::Renew, Fault::Takes(takes * second));
+        tokio::time::sleep(10 * second + second / 2).await;
+        assert_eq!(dao.count(Step::Renew), 1);
+        match dropped {
+            true => drop(guard),
+            false => guard.release().await.unwrap(),
+        }
+        tokio::time::sleep(16 * second).await;
+        locks.lock(["a"]).await.expect("it was lengthened again").release().await.unwrap();
+    }
+}
+
+/// What the waiter held of its set was broken meanwhile: it is refused, and its place must keep none behind it out.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_is_refused_leaves_its_place() {
+    let second = Duration::from_secs(1);
+    let dao = Rigged::new();
+    let locks = dao.service();
+    let holder = locks.lease(20 * second).lock(["b"]).await.unwrap();
+    let context = Uuid::new_v4();
+    let left = locks.context(context).lease(600 * second).lock(["a"]).await.unwrap().leave();
+    let mut waits = Box::pin(locks.context(context).wait(Wait::forever()).lock(["a", "b"]));
+    assert!(poll_once(waits.as_mut()).is_pending());
+    let fence = left.locks[0].granted.fence;
+    dao.memory.break_lock(&left.locks[0].target, fence, BreakMode::AfterLease, "me").await.unwrap();
+    assert!(waits.await.is_err(), "what was broken is not extended");
+    holder.release().await.unwrap();
+    locks.lock(["b"]).await.expect("none waits for it").release().await.unwrap();
 }
 
 #[test]

@@ -11,4 +11,4 @@ mod renewal;
 pub(crate) mod rigged;
 mod sweeping;
 mod waiting;
-mod why;
+mod watching;

@@ -363,8 +363,8 @@ async fn leaving_with_less_than_was_asked_for_is_leaving() {
     let dao = Rigged::new();
     let locks = dao.service();
     let holder = locks.lock(["a", "b"]).await.unwrap();
-    // It has a place, and later the locks, but no answer says so.
-    dao.always(Step::Acquire, Fault::AnswerLost);
+    // It has a place, and later the locks, but hears of them too late.
+    dao.once(Step::Acquire, Fault::OffersLate { lasts: SECOND, by: SECOND * 2 });
     dao.once(Step::Withdraw, Fault::TellsTooFew);
     let waiting = locks.wait(Wait::up_to(SECOND)).run_locked(["a", "b"], async || panic!("it is not held"));
     let (waited, released) = tokio::join!(waiting, holder.release());

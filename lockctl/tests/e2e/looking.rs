@@ -104,8 +104,7 @@ fn changes_are_watched_as_lines_of_json(store: &Store) {
 
 fn each_change_of_an_id_is_watched(store: &Store) {
     assert_eq!(store.run(&["run", "--id", "before", "--", "true"]).code, 0);
-    let every = if store.capabilities.push_changes { "1d" } else { "50ms" };
-    let mut watching = store.lockctl(&["watch", "a", "--every", every]);
+    let mut watching = store.lockctl(&["watch", "a", "--every", "50ms"]);
     let mut watching = watching.stdout(Stdio::piped()).spawn().expect("it starts");
     let mut lines = BufReader::new(watching.stdout.take().expect("piped")).lines();
     let mut next =

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    store::{Ended, Store, until},
+    store::{Ended, Store, until, until_over},
     stores::Test,
 };
 
@@ -87,17 +87,19 @@ fn what_the_enclosing_command_does_not_keep_out_is_granted_or_waited_for(store: 
 
 fn what_a_kept_command_left_behind_waits_like_any_other(store: &Store) {
     let (lease, text) = store.lease(Duration::from_secs(2));
-    let keep_for = format!("{}ms", (lease * 2).as_millis());
-    let kept = ["--id", "a", "--lease", &text, "--keep-for", &keep_for];
+    let keep_for = lease * 2;
+    let kept = ["--id", "a", "--lease", &text, "--keep-for", &format!("{}ms", keep_for.as_millis())];
     let inside = nested(store, &[&kept[..], &[&["--id", "a"][..], &FOREVER].concat()]);
     assert_eq!(inside.code, 125, "it is inside as long as the command runs: {}", inside.stderr);
-    until("a is free", || store.holders("a") == 0);
+    until_over(keep_for, "a is free", || store.holders("a") == 0);
     let left_behind = "(while [ ! -e go ]; do sleep 0.02; done; lockctl run --id a --wait forever -- true; \
          echo $? > code.part; mv code.part code) > out 2>&1 &";
-    assert_eq!(store.run(&[&["run"][..], &kept[..], &["--", "sh", "-c", left_behind]].concat()).code, 0);
+    // A lease that may have ended is shown no more, and one that has not ended for certain still keeps others out.
+    let run = ["run", "--wait", "30s"];
+    assert_eq!(store.run(&[&run[..], &kept[..], &["--", "sh", "-c", left_behind]].concat()).code, 0);
     assert_eq!(store.holders("a"), 1);
     std::fs::write(store.path("go"), "").expect("written");
-    store.until_file("code");
+    until_over(keep_for, "the command ends", || store.path("code").exists());
     assert_eq!(store.read("code"), "0\n", "{}", store.read("out"));
 }
 

@@ -11,7 +11,7 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    store::{Ended, Store, until},
+    store::{Ended, Store, until, until_over},
     stores::Test,
 };
 
@@ -30,6 +30,7 @@ pub(crate) const TESTS: &[Test] = &[
     test!(a_set_that_no_environment_has_room_for_is_refused_before_it_is_locked, File),
     test!(a_conflict_has_the_code_that_was_asked_for_and_prints_nothing, File),
     test!(a_lockctl_inside_the_command_finds_the_store_of_the_command_line, File),
+    test!(a_lockctl_inside_a_command_whose_url_has_a_secret_says_what_to_set, Server),
     test!(a_command_gets_sockets_and_its_own_pid_as_the_help_says, File),
     test!(as_pid_1_it_reaps_no_orphans_as_the_help_says, File),
 ];
@@ -133,6 +134,32 @@ fn a_lockctl_inside_the_command_finds_the_store_of_the_command_line(store: &Stor
     ]);
     let environment = Ended::from(secret.output().expect("it runs")).stdout;
     assert!(environment.contains("LOCKCORE_URL=sqlite:/"), "{environment}");
+}
+
+/// It finds neither a store that is inherited in place of the one that is withheld, nor one of a file that lies there.
+fn a_lockctl_inside_a_command_whose_url_has_a_secret_says_what_to_set(store: &Store) {
+    if !store.url().contains('@') && !store.url().contains("secret") {
+        return;
+    }
+    std::fs::write(store.path("lockcore.toml"), "url = 'sqlite:other.db'").expect("written");
+    let inner = |inherited: &str, inner: &str| {
+        let mut outer = store.lockctl(&["run", "--id", "a", "--url", store.url(), "--", "sh", "-c", inner]);
+        outer.env("LOCKCORE_URL", inherited);
+        Ended::of(outer)
+    };
+    for inherited in ["", "sqlite:other.db"] {
+        for command in ["lockctl ls", "lockctl run --id b -- true"] {
+            let refused = inner(inherited, command);
+            assert_eq!(refused.code, 125, "{command}: {}", refused.stderr);
+            assert!(refused.stderr.starts_with("lockctl: LOCKCORE_URL: "), "{}", refused.stderr);
+            assert!(refused.stderr.contains("in LOCKCORE_URL and not by --url"), "{}", refused.stderr);
+        }
+        let named = inner(inherited, "lockctl --url sqlite:named.db run --id a -- true");
+        assert_eq!(named.code, 0, "{}", named.stderr);
+    }
+    // What the command has already is not taken away.
+    let same = inner(store.url(), "lockctl run --id b -- true");
+    assert_eq!(same.code, 0, "{}", same.stderr);
 }
 
 fn the_exit_code_is_the_commands(store: &Store) {
@@ -286,7 +313,7 @@ fn locks_are_kept_after_a_short_command(store: &Store) {
     assert_eq!(store.run(&[&kept[..], &["--", "true"]].concat()).code, 0);
     assert!(began.elapsed() < keep_for, "{:?}", began.elapsed());
     assert_eq!(store.run(&["run", "--id", "a", "--", "true"]).code, 120);
-    until("the time is over", || store.holders("a") == 0);
+    until_over(keep_for, "the time is over", || store.holders("a") == 0);
     assert!(began.elapsed() >= keep_for, "{:?}", began.elapsed());
     // Shorter: the release cuts the lease short, where the store can.
     let began = Instant::now();
@@ -305,7 +332,7 @@ fn locks_are_kept_though_lockctl_is_killed(store: &Store) {
     let kept = ["run", "--id", "a", "--lease", &text, "--keep-for", &format!("{}ms", keep_for.as_millis())];
     store.start(&[&kept[..], &["--", "sh", "-c", "kill -9 $PPID"]].concat()).killed();
     assert_eq!(store.holders("a"), 1);
-    until("the time is over", || store.holders("a") == 0);
+    until_over(keep_for, "the time is over", || store.holders("a") == 0);
     assert!(began.elapsed() >= keep_for, "{:?}", began.elapsed());
 }
 

@@ -264,6 +264,11 @@ pub(crate) fn until(what: &str, is_so: impl FnMut() -> bool) {
     until_within(PATIENCE, what, is_so);
 }
 
+/// Looks again and again until it is so, which may take this lease.
+pub(crate) fn until_over(lease: Duration, what: &str, is_so: impl FnMut() -> bool) {
+    until_within(PATIENCE + lease, what, is_so);
+}
+
 fn until_within(patience: Duration, what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + patience;
     while !is_so() {

@@ -9,7 +9,7 @@ use std::{
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 
 use crate::{
-    store::{Ended, Store, until},
+    store::{Ended, Store, until, until_over},
     stores::Test,
 };
 
@@ -74,10 +74,10 @@ fn a_token_is_renewed_and_its_lease_ends_without(store: &Store) {
     let token = acquire(store, &["--id", "a", "--lease", &text]);
     let acquired = Instant::now();
     let remaining = || store.json(&["show", "a"])["holders"][0]["remaining_ms"].as_u64();
-    until("half of the lease is over", || remaining().is_some_and(|left| left < half));
+    until_over(lease, "half of the lease is over", || remaining().is_some_and(|left| left < half));
     assert_eq!(store.run(&["renew", &token]).code, 0);
     assert!(remaining().is_some_and(|left| left > half), "{:?}", remaining());
-    until("the lease is over", || store.holders("a") == 0);
+    until_over(lease, "the lease is over", || store.holders("a") == 0);
     assert!(acquired.elapsed() > lease * 29 / 20, "{:?}", acquired.elapsed());
     let late = store.run(&["renew", &token]);
     assert_eq!(late.code, 122);

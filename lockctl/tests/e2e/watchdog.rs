@@ -8,7 +8,7 @@ use nix::{
 };
 
 use crate::{
-    store::{Running, Store, is_alive, until},
+    store::{Running, Store, is_alive, until, until_over},
     stores::Test,
 };
 
@@ -126,7 +126,7 @@ fn a_command_that_heeds_term_gets_it_from_the_watchdog_once(store: &Store) {
     let holder = start(store, LEASE * 3, heeding);
     holder.signal(Signal::SIGKILL);
     holder.killed();
-    until("the lease is over", || store.holders("a") == 0);
+    until_over(store.lease(LEASE * 3).0, "the lease is over", || store.holders("a") == 0);
     assert_eq!(store.read("heard"), "heard\ndone\n");
 }
 

@@ -2,7 +2,6 @@
 //! checker of what they recorded, which knows nothing of lockcore.
 
 pub mod backend;
-pub mod check;
 pub mod clock;
 mod disturb;
 pub mod driver;
@@ -10,3 +9,5 @@ pub mod faults;
 pub mod history;
 pub mod store;
 pub mod worker;
+
+pub use lockcore_judge::check;

@@ -16,10 +16,13 @@ use uuid::Uuid;
 
 use super::capabilities::refuses;
 use crate::{
-    Backend, NEVER, PATIENCE, Place, Store, eventually,
+    Backend, PATIENCE, Place, Store, eventually,
     judge::late,
     store::{grant, id, shared, slot},
 };
+
+/// The interval of watchers.
+const OFTEN: Duration = Duration::from_millis(30);
 
 /// 6: the list gives every id that is held, queued for or frozen, once, in order, by pages.
 pub async fn ids_are_listed_by_pages<B: Backend>(store: Store<B>) {
@@ -116,7 +119,6 @@ pub async fn a_watcher_sees_each_change<B: Backend>(store: Store<B>) {
     if !(declared.listing && declared.breaking) {
         return;
     }
-    const OFTEN: Duration = Duration::from_millis(30);
     let locks = LockingService::new(store.dao().clone());
     let (admin, target) = (locks.admin(), id("a"));
     let [one, two] = store.callers();
@@ -146,21 +148,21 @@ pub async fn a_watcher_sees_each_change<B: Backend>(store: Store<B>) {
     assert_eq!(next().await, Change::Thawed);
 }
 
-/// 6: where changes are pushed, a watcher that would poll once a day sees them at once.
-pub async fn pushed_changes_are_seen_at_once<B: Backend>(store: Store<B>) {
-    if store.capabilities().push_changes {
-        see_changes(&store, NEVER, async || {}).await;
+/// 6: a watcher sees each change by another process with its next look.
+pub async fn a_watcher_sees_what_others_do<B: Backend>(store: Store<B>) {
+    if store.capabilities().listing {
+        see_changes(&store, async || {}).await;
     }
 }
 
 /// Has others take, release, hand over, break, freeze, thaw and lose an id, and expects that a watcher of `store` sees each
-/// of it in time, though it polls only after `every`; `disturb` is called in between.
-pub async fn see_changes<B: Backend>(store: &Store<B>, every: Duration, disturb: impl AsyncFnOnce()) {
+/// of it; `disturb` is called in between.
+pub async fn see_changes<B: Backend>(store: &Store<B>, disturb: impl AsyncFnOnce()) {
     let elsewhere = store.reopen().await;
     let other = elsewhere.as_ref().unwrap_or(store);
     let locks = LockingService::new(store.dao().clone());
     let (admin, target) = (locks.admin(), id("a"));
-    let mut changes = pin!(admin.watch(&target, every));
+    let mut changes = pin!(admin.watch(&target, OFTEN));
     let mut next = async || {
         let change = timeout(PATIENCE, changes.next()).await.unwrap_or_else(|_| late("a change is seen"));
         change.expect("it goes on").expect("the store answers")

@@ -21,7 +21,7 @@ use crate::{
 const SEED: u64 = 20_261_120;
 
 /// 2, 3.7, 3.8, 4, 6: whatever many contexts do, in any order, every answer is the model's, and in the end
-/// nothing is left. Nothing expires in these histories. In every second one ids are watched, and no change is missed.
+/// nothing is left. Nothing expires in these histories.
 pub async fn random_histories_agree_with_the_model<B: Backend>(store: Store<B>) {
     play(&store, 1, 48, vec(op(false), 80));
 }
@@ -38,7 +38,7 @@ pub async fn every_short_history_agrees_with_the_model<B: Backend>(store: Store<
     for number in 0..steps.len().pow(length) {
         let step = |place| steps[number / steps.len().pow(place) % steps.len()].clone();
         let history: Vec<Op> = (0..length).map(step).collect();
-        assert!(passes(&store, &history, false, Duration::from_secs(5)), "see above: {history:?}");
+        assert!(passes(&store, &history, Duration::from_secs(5)), "see above: {history:?}");
     }
 }
 
@@ -82,14 +82,13 @@ fn play<B: Backend>(store: &Store<B>, kind: u64, cases: u32, histories: impl Str
     let mut generator = TestRunner::new_with_rng(Config::default(), rng);
     for case in 0..cases {
         let history = histories.new_tree(&mut generator).expect("nothing is rejected").current();
-        let watched = case % 2 == 1;
         let kept_up = judge::watch();
-        if !passes(store, &history, watched, Duration::from_secs(5)) {
+        if !passes(store, &history, Duration::from_secs(5)) {
             if !kept_up() {
                 // To look for what is enough would take long, and find nothing.
                 late(format_args!("LOCKCORE_TEST_SEED={seed}, history {case} failed, see above"));
             }
-            let shortest = shrunk(store, history, watched);
+            let shortest = shrunk(store, history);
             let steps = shortest.iter().filter(|op| !matches!(op, Op::Skip));
             let steps: String = steps.map(|op| format!("\n    {op:?},")).collect();
             panic!(
@@ -99,19 +98,16 @@ fn play<B: Backend>(store: &Store<B>, kind: u64, cases: u32, histories: impl Str
     }
 }
 
-/// Whether a history agrees with the model, with watchers or without. `patience` is how long a waiter may take to notice its turn.
-fn passes<B: Backend>(store: &Store<B>, history: &[Op], watched: bool, patience: Duration) -> bool {
-    let play = async {
-        let player = Player::new(store, patience);
-        timeout(PATIENCE * 2, if watched { player.watched() } else { player }.play(history)).await
-    };
+/// Whether a history agrees with the model. `patience` is how long a waiter may take to notice its turn.
+fn passes<B: Backend>(store: &Store<B>, history: &[Op], patience: Duration) -> bool {
+    let play = async { timeout(PATIENCE * 2, Player::new(store, patience).play(history)).await };
     let play = || tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(play));
     matches!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(play)), Ok(Ok(())))
 }
 
 /// Leaves out as many steps of a history that fails as possible, so that it still does: halves first, then
 /// quarters, down to single steps.
-fn shrunk<B: Backend>(store: &Store<B>, mut history: Vec<Op>, watched: bool) -> Vec<Op> {
+fn shrunk<B: Backend>(store: &Store<B>, mut history: Vec<Op>) -> Vec<Op> {
     // Short, for it is waited for each time that the history still fails.
     let patience = Duration::from_millis(300);
     let mut length = history.len() / 2;
@@ -124,7 +120,7 @@ fn shrunk<B: Backend>(store: &Store<B>, mut history: Vec<Op>, watched: bool) -> 
             }
             let mut fewer = history.clone();
             fewer[start..end].fill(Op::Skip);
-            if !passes(store, &fewer, watched, patience) {
+            if !passes(store, &fewer, patience) {
                 history = fewer;
                 left_out = true;
             }

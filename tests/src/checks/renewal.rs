@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockcore::{Claim, Grant, LockDao, LossReason, Mode};
+use lockcore::{Claim, Grant, LockDao, LossReason, Mode, protocol::HEARTBEAT};
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -140,6 +140,25 @@ pub async fn a_taken_over_lock_is_reported_as_lost<B: Backend>(store: Store<B>) 
     let lost = eventually("the loss is reported", || async { holder.renew(&grant).await.lost.pop() }).await;
     assert!(matches!(lost.reason, LossReason::Expired | LossReason::Vanished), "{lost:?}");
     next.free(&taken).await;
+}
+
+/// 2.5 and 3.6: waiters that found a long lease, in this process and in another one, are served soon after it ends that was cut short.
+pub async fn a_waiter_notices_a_shorter_lease<B: Backend>(store: Store<B>) {
+    let declared = store.capabilities();
+    if !(declared.shortening && declared.fifo) {
+        return;
+    }
+    let holder = store.caller();
+    for waiter in store.crowd(2).await {
+        let grant = holder.take(["a"]).await;
+        let mut place = waiter.queue(["a"]).await;
+        let lease = store.short();
+        let shorter = Grant { lease: Some(lease), ..grant };
+        assert_eq!(store.dao().shorten(&shorter).await.expect("the store answers").lost, []);
+        // A process that looks by itself does so every second.
+        let granted = place.granted_within(lease + 3 * HEARTBEAT).await;
+        waiter.free(&granted).await;
+    }
 }
 
 /// 2.5: a holder has its locks end sooner. They are its own until then, and free afterwards, whatever lease they had; and what it

@@ -2,7 +2,7 @@
 
 use lockcore::{
     LossReason,
-    backend::{Acquired, List, Withdraw, Withdrawn},
+    backend::{Acquired, Withdraw, Withdrawn},
 };
 
 use crate::{Backend, Store};
@@ -63,7 +63,7 @@ pub async fn nothing_else_is_freed<B: Backend>(store: Store<B>) {
 
         let held = one.take(&ids).await;
         let mut middle = held.clone();
-        middle.locks = List::one(middle.locks.remove(size / 2));
+        middle.locks = vec![middle.locks.remove(size / 2)];
         one.free(&middle).await;
         let in_between = two.take([&ids[size / 2]]).await;
         let lost = one.release(&held).await.lost;

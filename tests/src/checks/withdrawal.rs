@@ -272,6 +272,11 @@ pub async fn undo_serves_the_next<B: Backend>(store: Store<B>) {
     let [one, two, three] = store.callers();
     let request = one.request([Claim::exclusive("a".to_owned())]);
     assert!(matches!(one.send(&request).await, Acquired::Granted(_)));
+    let mut next = two.queue(["a"]).await;
+    one.withdraw(&request, Withdraw::Undo).await;
+    two.free(&next.served().await).await;
+    let request = one.request([Claim::exclusive("a".to_owned())]);
+    assert!(matches!(one.send(&request).await, Acquired::Granted(_)));
     let second = two.queue(["a"]).await;
     let mut third = three.queue(["a"]).await;
     one.withdraw(&request, Withdraw::Undo).await;

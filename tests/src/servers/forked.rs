@@ -53,7 +53,6 @@ pub(super) async fn a_child_reaches_nothing<B: Backend>(store: Store<B>) -> Test
         door.is_closed("blocking lock", Some(sync.lock(["b"])));
         door.is_closed("list", admin.list(&page).now_or_never());
         door.is_closed("inspect", admin.inspect(&a).now_or_never());
-        door.is_closed("why", admin.why(&a).now_or_never());
         door.is_closed("watch", pin!(admin.watch(&a, EVERY)).next().now_or_never().flatten());
         door.is_closed("until_free", admin.until_free(["a"], EVERY).now_or_never());
         door.is_closed("break_lock", admin.break_lock(&a, 1, BreakMode::Now).now_or_never());

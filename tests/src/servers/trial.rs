@@ -304,6 +304,26 @@ where
     })
 }
 
+/// The checks of adapters, as tests `<prefix>::cell::<check>`.
+#[cfg(feature = "cell")]
+pub fn cell_checks<A, M, F>(prefix: &'static str, adapter: M) -> impl Iterator<Item = Trial>
+where
+    A: crate::cell::Adapter,
+    M: Fn() -> F + Clone + Send + 'static,
+    F: Future<Output = Result<A, Box<dyn Error + Send + Sync>>>,
+{
+    crate::cell::all::<A>().into_iter().map(move |check| {
+        let adapter = adapter.clone();
+        Trial::ignorable_test(format!("{prefix}::cell::{}", check.name), move || {
+            outcome(runtime(false).block_on(async {
+                let cells = crate::cell::Cells::new(adapter().await?).await;
+                within_limit(false, (check.run)(cells)).await;
+                Ok(())
+            }))
+        })
+    })
+}
+
 /// What a test's result means to the harness: a server that is unavailable is no failure, unless
 /// `LOCKCORE_REQUIRE_SERVERS` is `1`.
 ///

@@ -8,7 +8,12 @@ use lockcore::{
 use tokio::time::Instant;
 
 use super::{Oops, Rig};
-use crate::{Backend, Store, fault::Operation, polls::dropped_after, store::id};
+use crate::{
+    Backend, Store, eventually,
+    fault::{Fault, Operation},
+    polls::dropped_after,
+    store::id,
+};
 
 /// 3.11: a guard holds the set until it is released, which is over when the call returns.
 pub async fn a_guard_holds_until_released<B: Backend>(store: Store<B>) {
@@ -75,6 +80,21 @@ pub async fn a_guard_that_is_left_stays_locked<B: Backend>(store: Store<B>) {
     let released = elsewhere.locks.admin().release(&grant).await.expect("the store answers");
     assert!(released.lost.is_empty());
     assert!(store.is_free(&["a"]).await);
+}
+
+/// 2.6 and 3.11: a request that got no answer was withdrawn before the one that was granted: none is there to do so once the set is
+/// left, and it takes nothing though it arrives after the release.
+pub async fn a_guard_that_is_left_leaves_no_request<B: Backend>(store: Store<B>) {
+    for wait in [Wait::never(), Wait::retries(1, |_: u32| Duration::ZERO), Wait::forever()] {
+        let rig = Rig::new(&store);
+        rig.faults.set_times(Operation::Acquire, Fault::Cut, 1);
+        let guard = rig.locks.detached().wait(wait).lock(["a"]).await;
+        let grant = guard.expect("it is asked for again").leave();
+        rig.locks.admin().release(&grant).await.expect("the store answers");
+        rig.faults.lift();
+        eventually("it arrives", || async { (rig.faults.arrived() == 1).then_some(()) }).await;
+        assert!(store.is_free(&["a"]).await);
+    }
 }
 
 /// 6 and 7: an administrator renews a grant that was left locked, in any order of its locks; a lease out of bounds is

@@ -2,7 +2,9 @@
 
 use std::{future, time::Duration};
 
-use lockcore::{BackendErrorKind, BadRequest, BreakMode, LockingError, LossReason, Target, Wait};
+use lockcore::{
+    BackendErrorKind, BadRequest, BreakMode, LockingError, LossReason, Target, Wait, protocol::OFFER,
+};
 use tokio::time::Instant;
 
 use uuid::Uuid;
@@ -134,6 +136,8 @@ pub async fn no_renewal_has_to_succeed<B: Backend>(store: Store<B>) {
 pub async fn what_was_waited_for_is_kept_from_the_start<B: Backend>(store: Store<B>) {
     let rig = Rig::new(&store);
     let (lease, keep_for) = unrenewed(&store);
+    // An offer that nothing confirms ends before.
+    let keep_for = keep_for.max(OFFER * 2);
     let first = rig.locks.lock(["a"]).await.expect("it is free");
     let call = rig.locks.lease(lease).keep_for(keep_for).wait(Wait::forever()).lock(["a"]);
     let second = async {

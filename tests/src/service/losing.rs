@@ -359,5 +359,5 @@ fn stopped<T: std::fmt::Debug>(
 }
 
 fn grant_of(held: &Held<String, Uuid>) -> Grant<String, Uuid> {
-    Grant { context: *held.context(), locks: held.locks().to_vec().into(), lease: None }
+    Grant { context: *held.context(), locks: held.locks().to_vec(), lease: None }
 }

@@ -131,9 +131,10 @@ pub async fn clean_up_works_without_a_runtime<B: Backend>(store: Store<B>) {
     store.becomes_free(&["b"]).await;
 }
 
-/// 3.2 and 3.11: a lock whose clean-up began on a runtime that then rests is freed, and no longer counted.
+/// 3.2 and 3.11: a lock whose clean-up began on a runtime that then rests is freed, and no longer counted; one that is kept is
+/// given back.
 pub async fn a_resting_runtime_keeps_no_lock<B: Backend>(store: Store<B>) {
-    for fault in [None, Some(Fault::Late)] {
+    for (fault, keeps) in [(None, false), (Some(Fault::Late), false), (Some(Fault::Late), true)] {
         let rig = Rig::new(&store);
         if let Some(fault) = fault {
             // As if the answer had to be read by that runtime.
@@ -145,14 +146,22 @@ pub async fn a_resting_runtime_keeps_no_lock<B: Backend>(store: Store<B>) {
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.expect("a runtime can be made");
-            runtime.block_on(async { drop(locks.lock(["a"]).await.expect("it is free")) });
+            runtime.block_on(async {
+                let guard = match keeps {
+                    true => locks.keep_for(Duration::from_secs(600)).lock(["a"]).await,
+                    false => locks.lock(["a"]).await,
+                };
+                drop(guard.expect("it is free"));
+            });
             rest.send(()).expect("the check waits for it");
             // Nothing polls its tasks until the check is over.
             let _ = ends.recv();
         });
         rests.await.expect("it rests");
-        store.becomes_free(&["a"]).await;
-        assert_eq!(rig.locks.shutdown(PATIENCE).await, 0, "{fault:?}");
+        if !keeps {
+            store.becomes_free(&["a"]).await;
+        }
+        assert_eq!(rig.locks.shutdown(PATIENCE).await, 0, "{fault:?} {keeps}");
         drop(end);
         tokio::task::spawn_blocking(move || thread.join()).await.expect("no panic").expect("no panic");
     }

@@ -9,7 +9,7 @@ use lockcore::{
     BackendErrorKind, Claim, Grant, LockDao, LockingService,
     backend::{Acquired, Withdraw, Withdrawn},
 };
-use lockcore_conformance::servers::TestResult;
+use lockcore_conformance::{eventually, servers::TestResult};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
@@ -40,6 +40,27 @@ pub(super) async fn a_failure_after_the_write_is_found_to_be_a_success() -> Test
         rig.caller().free(&grant).await;
         let next = rig.caller().take(ids.iter().copied()).await;
         rig.caller().free(&next).await;
+    }
+    Ok(())
+}
+
+/// The service may compare a repeat with what it knows by its token more strictly than by what both of them say.
+pub(super) async fn a_repeat_that_the_service_does_not_know_again_is_tried_with_another_token() -> TestResult
+{
+    let rig = Rig::new().await?;
+    let refused_after = |done| {
+        rig.front.next("TransactWriteItems", done, 1);
+        rig.front.next("TransactWriteItems", Fault::Refuse(400, "IdempotentParameterMismatchException"), 1);
+    };
+    for done in [Fault::DoAndRefuse(500, "InternalServerError"), Fault::Refuse(500, "InternalServerError")] {
+        let caller = rig.caller();
+        refused_after(done.clone());
+        let grant = caller.take(SET).await;
+        assert_is_held(&rig, &grant).await;
+        refused_after(done.clone());
+        caller.keep(&grant).await;
+        refused_after(done);
+        caller.free(&grant).await;
     }
     Ok(())
 }
@@ -114,6 +135,24 @@ pub(super) async fn a_loss_among_what_is_freed_is_reported_after_silence_too() -
     assert_eq!((told.len(), &told[0].target), (1, &lost.target), "{told:?}");
     rig.caller().take([SET[0], SET[2]]).await;
     rig.caller().refused([SET[1]]).await;
+    Ok(())
+}
+
+/// The rest is lost too before it is freed: by then there is no doubt any more.
+pub(super) async fn a_loss_after_a_doubt_that_ended_is_reported() -> TestResult {
+    let rig = Rig::new().await?;
+    let grant = rig.caller().take([SET[0], SET[1]]).await;
+    let part = |position: usize| Grant { locks: vec![grant.locks[position].clone()], ..grant.clone() };
+    rig.store.dao().release(&part(0)).await?;
+    let gate = Arc::new(Notify::new());
+    rig.front.next("TransactWriteItems", Fault::Refuse(500, "InternalServerError"), 1);
+    rig.front.next("UpdateItem", Fault::Wait(gate.clone()), 1);
+    let (released, ()) = tokio::join!(rig.dao.release(&grant), async {
+        eventually("the rest is to be freed", async || rig.front.is_over().then_some(())).await;
+        rig.store.dao().release(&part(1)).await.expect("an answer");
+        gate.notify_one();
+    });
+    assert_eq!(released?.lost.len(), 2);
     Ok(())
 }
 

@@ -26,9 +26,11 @@ pub(crate) fn tests() -> impl Iterator<Item = Trial> {
         refusals::an_item_that_is_full_is_reported_as_such
         refusals::a_join_counts_what_came_in_between
         answers::a_failure_before_the_write_is_tried_again
+        answers::a_repeat_that_the_service_does_not_know_again_is_tried_with_another_token
         answers::a_failure_after_the_write_is_found_to_be_a_success
         answers::a_release_after_whose_lost_answer_another_takes_the_ids_is_no_loss
         answers::a_loss_among_what_is_freed_is_reported_after_silence_too
+        answers::a_loss_after_a_doubt_that_ended_is_reported
         answers::unprocessed_reads_are_asked_for_again
         answers::undoing_a_change_goes_back_to_what_was_held
         tables::a_missing_table_is_reported

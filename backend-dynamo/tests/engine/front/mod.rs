@@ -101,6 +101,11 @@ impl Front {
         self.state.faults.lock().expect("no test panics inside").push((operation, fault, times));
     }
 
+    /// Returns whether all faults were made.
+    pub(crate) fn is_over(&self) -> bool {
+        self.state.faults.lock().expect("no test panics inside").iter().all(|(.., times)| *times == 0)
+    }
+
     /// No more faults.
     pub(crate) fn lift(&self) {
         self.state.faults.lock().expect("no test panics inside").clear();

@@ -9,9 +9,9 @@ use crate::{
         acquire::{Request, Verdict},
         admin::{freeze, inspect},
         clock,
-        handoff::OFFER,
         release::{Hold, release},
         row::{Key, Text, Wanted},
+        table::OFFER,
     },
 };
 
@@ -83,8 +83,8 @@ async fn what_is_left_of_an_offer_counts_from_the_step_that_made_it() {
         database.send(move |worker, deadline| worker.acquire(&waiter, deadline)).await.expect("an answer");
     let mut wakeup = queued.1.expect("it has to wait");
     let hold = Hold {
-        context: "holder".into(),
-        locks: [(Key::from(&b"a"[..]), granted[0].fence as i64)].into_iter().collect(),
+        context: Text("holder".into()),
+        locks: [(Key::from(&b"a"[..]), granted[0].fence)].into_iter().collect(),
         lease: 0,
     };
     // As if the process were stopped in the step, or the disk were slow.
@@ -101,7 +101,7 @@ async fn what_is_left_of_an_offer_counts_from_the_step_that_made_it() {
     assert!(offer.remaining.is_some_and(|left| left <= whole - SLOW), "{:?} of {whole:?}", offer.remaining);
 }
 
-/// Where a step runs: in this thread or in the database's.
+/// Returns whether a step runs in this thread, and not in the database's.
 async fn runs_here(database: &Database, ids: usize) -> bool {
     let thread = database.step(ids, |_, _| Ok(thread::current().id()));
     thread.await.expect("an answer") == thread::current().id()
@@ -185,7 +185,7 @@ async fn a_forked_process_does_nothing() {
 /// No commit of a caller copies the log into the file, since that waits for the disk; the thread does.
 #[tokio::test]
 async fn the_log_is_written_back_by_the_thread_and_stays_small() {
-    const COMMITS: usize = 4000;
+    const COMMITS: usize = 500;
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("locks.db");
     let builder = SqliteLockDao::<String>::builder().path(&file);
@@ -196,12 +196,19 @@ async fn the_log_is_written_back_by_the_thread_and_stays_small() {
         assert_eq!(pages, 0, "a commit of a step writes no log back");
         worker.write_and_notify(deadline, |step| step.next_number())
     };
-    for _ in 0..COMMITS {
-        database.step(1, write).await.expect("an answer");
+    let mut log = 0;
+    // A log that is written back begins anew; else each commit makes it a page longer. The thread may come to its turn late.
+    for _ in 0..60 {
+        for _ in 0..COMMITS {
+            database.step(1, write).await.expect("an answer");
+        }
+        let before = log;
+        log = std::fs::metadata(folder.path().join("locks.db-wal")).expect("there is one").len();
+        if log == before {
+            return;
+        }
     }
-    let log = std::fs::metadata(folder.path().join("locks.db-wal")).expect("there is one").len();
-    // One page for each commit makes 8 MB.
-    assert!(log < 3_000_000, "{log} bytes");
+    panic!("it grows on: {log} bytes");
 }
 
 /// Steps that never wait let the other tasks of their runtime run all the same.

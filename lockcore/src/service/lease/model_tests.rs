@@ -27,9 +27,9 @@ enum Fault {
     None,
     /// An extension counts from its answer.
     FromAnswer,
-    /// What the clock alone says is not noted.
+    /// A loss that the clock alone shows is not noted.
     NotNoted,
-    /// What the store says is lost is ignored.
+    /// A loss that the store reports is ignored.
     LossIgnored,
     /// An extension brings back what was lost.
     BroughtBack,
@@ -66,7 +66,7 @@ struct Renewal {
     locks: Vec<usize>,
     /// The sender waits for the answer.
     awaited: bool,
-    /// What the store answered: the locks that are lost.
+    /// The store's answer: the locks that are lost.
     answer: Option<Vec<usize>>,
 }
 
@@ -75,7 +75,7 @@ struct World {
     lease: Lease,
     grant: Grant<String, uuid::Uuid>,
     now: u32,
-    /// When the lease of each lock ends, in the store; `None`: it is another's, or free.
+    /// The end of each lock's lease in the store; `None`: it is another's, or free.
     store: [Option<u32>; LOCKS],
     /// A break is reported by the next renewal.
     broken: bool,
@@ -198,7 +198,7 @@ impl World {
         self.net.retain(|renewal| renewal.awaited || renewal.answer.is_none());
         let believes = !self.is_known_lost() && !self.lease.left_to_run().is_zero();
         let is_ours = |until: &Option<u32>| until.is_some_and(|until| until > self.now);
-        // What an administrator frees at once is reported by the next renewal, and not before.
+        // A lock that an administrator frees at once is reported by the next renewal, and not before.
         let held = if self.broken { &self.store[1..] } else { &self.store[..] };
         if believes && !held.iter().all(is_ours) {
             return Some("the local deadline is never later than the store's");
@@ -206,7 +206,7 @@ impl World {
         None
     }
 
-    /// What `Renewal::renew` does with an answer.
+    /// Does with an answer what `Renewal::renew` does.
     fn answered(&mut self, renewal: &Renewal) {
         let lost = renewal.answer.iter().flatten();
         let lost: Vec<_> =

@@ -9,9 +9,9 @@ use std::{
 use uuid::Uuid;
 
 use crate::{
-    AcquireRequest, Acquired, BackendError, Capabilities, Grant, Granted, List, LockDao, LockGuard,
-    LockingService, LossReason, Mode, Moment, Offer, Released, Renewed, Wait, Wake, WakeSender, Wakeup,
-    Withdraw, Withdrawn, clock::stops, service::hold::CONFIRM,
+    AcquireRequest, Acquired, BackendError, Capabilities, Grant, Granted, LockDao, LockGuard, LockingService,
+    LossReason, Mode, Moment, Offer, Released, Renewed, Wait, Wake, WakeSender, Wakeup, Withdraw, Withdrawn,
+    clock::stops, service::hold::CONFIRM,
 };
 
 type Guard = LockGuard<String, Uuid, Arc<Offering>>;
@@ -53,7 +53,7 @@ impl LockDao<String, Uuid> for Offering {
 
     async fn renew(&self, _grant: &Grant<String, Uuid>) -> Result<Renewed<String>, BackendError> {
         if self.renews {
-            return Ok(Renewed { lost: Vec::new() });
+            return Ok(Renewed::now(Vec::new()));
         }
         std::future::pending().await
     }
@@ -68,9 +68,9 @@ impl Offering {
     /// Hands it over to the first request, as of now; returns that moment.
     fn offer(&self) -> Moment {
         let sender = self.queue.lock().expect("no panic").remove(0);
-        let granted = Granted { mode: Mode::Exclusive, fence: 1, permits: List::new(), in_use: 1 };
+        let granted = Granted { mode: Mode::Exclusive, fence: 1, permits: Vec::new(), in_use: 1 };
         let as_of = Moment::now();
-        let offer = Offer { granted: List::one(granted), remaining: Some(OFFERED) };
+        let offer = Offer { granted: vec![granted], remaining: Some(OFFERED) };
         sender.send_as_of(Wake::Offer(offer), as_of).expect("it listens");
         as_of
     }

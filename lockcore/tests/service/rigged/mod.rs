@@ -9,8 +9,8 @@ use std::{
 };
 
 use lockcore::{
-    BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, Grant, LockDao, LockingService,
-    Released, Renewed, Swept, Target,
+    BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, Grant, Inspection, LockDao,
+    LockingService, Released, Renewed, Swept, Target,
     backend::{AcquireRequest, Acquired, Moment, Offer, Wake, Wakeup, Withdraw, Withdrawn},
 };
 use lockcore_memory::MemoryLockDao;
@@ -25,6 +25,7 @@ pub(crate) enum Step {
     Withdraw,
     Release,
     Renew,
+    Inspect,
 }
 
 /// What goes wrong with one step.
@@ -244,6 +245,10 @@ impl LockDao<String, Uuid> for Rigged {
 
     async fn shorten(&self, grant: &Grant<String, Uuid>) -> Result<Renewed, BackendError> {
         self.rig(Step::Release, self.memory.shorten(grant)).await
+    }
+
+    async fn inspect(&self, target: &Target<String>) -> Result<Inspection, BackendError> {
+        self.rig(Step::Inspect, self.memory.inspect(target)).await
     }
 
     async fn break_lock(

@@ -97,9 +97,9 @@ impl Executable {
                     output.push('\n');
                 }
             });
-            let mut journal = BufReader::new(File::open(&journal)?);
+            let (mut journal, mut line) = (BufReader::new(File::open(&journal)?), String::new());
             let status = loop {
-                progress.journal(self, &mut journal)?;
+                progress.journal(self, &mut journal, &mut line)?;
                 if let Some(status) = child.try_wait()? {
                     break status;
                 }
@@ -110,7 +110,7 @@ impl Executable {
                 }
                 thread::sleep(POLL);
             };
-            progress.journal(self, &mut journal)?;
+            progress.journal(self, &mut journal, &mut line)?;
             reads.join().expect("no thread panics");
             Ok(status)
         })?;

@@ -88,10 +88,14 @@ impl Progress {
         }
     }
 
-    /// Reads what an executable wrote down since.
-    pub(crate) fn journal(&self, of: &Executable, journal: &mut impl BufRead) -> Result<(), Failure> {
-        let mut line = String::new();
-        while journal.read_line(&mut line)? > 0 {
+    /// Reads the lines that an executable wrote down since; `line` has the part of one that was not written to its end then.
+    pub(crate) fn journal(
+        &self,
+        of: &Executable,
+        journal: &mut impl BufRead,
+        line: &mut String,
+    ) -> Result<(), Failure> {
+        while journal.read_line(line)? > 0 && line.ends_with('\n') {
             let words: Vec<&str> = line.trim_end().split('\t').collect();
             let mut state = self.state();
             match words[..] {

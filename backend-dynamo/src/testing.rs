@@ -1,0 +1,206 @@
+//! Hooks and meters for tests and benchmarks, outside the stability promise.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, SystemTime},
+};
+
+use aws_sdk_dynamodb::{
+    config::{
+        Builder, ConfigBag, Intercept, RuntimeComponents,
+        interceptors::{AfterDeserializationInterceptorContextRef, BeforeSerializationInterceptorContextMut},
+    },
+    error::BoxError,
+    operation::{
+        batch_get_item::{BatchGetItemInput, BatchGetItemOutput},
+        get_item::{GetItemInput, GetItemOutput},
+        scan::{ScanInput, ScanOutput},
+        transact_write_items::{TransactWriteItemsInput, TransactWriteItemsOutput},
+        update_item::{UpdateItemInput, UpdateItemOutput},
+    },
+    types::{ConsumedCapacity, ReturnConsumedCapacity},
+};
+use aws_smithy_async::time::TimeSource;
+use aws_smithy_runtime_api::client::interceptors::context::Output;
+use lockcore::backend::{ServiceClock, StoreVersion};
+
+use crate::{config::DynamoBuilder, dao::DynamoLockDao};
+
+/// Ways in which a DAO acts otherwise than in a program.
+#[derive(Clone, Default)]
+pub(crate) struct Hooks {
+    own_clock: bool,
+    /// Seconds by which this machine's wall clock seems to be ahead.
+    ahead: i64,
+    /// Microseconds by which the service's clock seems to be ahead.
+    service_ahead: Arc<AtomicU64>,
+}
+
+impl Hooks {
+    pub(crate) fn service_ahead(&self) -> u64 {
+        self.service_ahead.load(Relaxed)
+    }
+
+    pub(crate) fn clock(&self, endpoint: &str) -> Arc<ServiceClock> {
+        if self.own_clock { Arc::new(ServiceClock::new()) } else { ServiceClock::of(endpoint) }
+    }
+
+    pub(crate) fn configure(&self, config: Builder, meter: &Arc<Meter>) -> Builder {
+        let config = config.interceptor(Metering(meter.clone()));
+        if self.ahead == 0 { config } else { config.time_source(Ahead(self.ahead)) }
+    }
+}
+
+#[doc(hidden)]
+impl<I, C> DynamoBuilder<I, C> {
+    /// Acts as if this machine's wall clock was ahead by this many seconds.
+    #[must_use]
+    pub fn pretend_ahead(mut self, seconds: i64) -> Self {
+        self.settings.hooks.ahead = seconds;
+        self
+    }
+
+    /// Does not share the estimate of the service's clock with other DAOs of this process.
+    #[must_use]
+    pub fn own_clock(mut self) -> Self {
+        self.settings.hooks.own_clock = true;
+        self
+    }
+
+    /// Goes by a clock that is so many microseconds ahead of the service's, from moment to moment.
+    #[must_use]
+    pub fn service_ahead(mut self, ahead: Arc<AtomicU64>) -> Self {
+        self.settings.hooks.service_ahead = ahead;
+        self
+    }
+
+    /// Acts as a program of another version.
+    #[must_use]
+    pub fn program_version(mut self, program: StoreVersion) -> Self {
+        self.settings.program = program;
+        self
+    }
+}
+
+#[doc(hidden)]
+impl<I, C> DynamoLockDao<I, C> {
+    /// Returns what was sent so far. Units are counted from the first call of [`count_units`](Self::count_units) on.
+    pub fn usage(&self) -> Usage {
+        let Meter { requests, units } = &*self.store.clients.meter;
+        let units = units.lock().unwrap_or_else(PoisonError::into_inner);
+        Usage { requests: requests.load(Relaxed), ..units.unwrap_or_default() }
+    }
+
+    /// Makes the service return the units of every request from now on.
+    pub fn count_units(&self) {
+        let units = &self.store.clients.meter.units;
+        units.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default();
+    }
+}
+
+/// The requests so far, and the units that the service counted for them.
+#[doc(hidden)]
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+pub struct Usage {
+    /// Requests that read or write items, every try counted.
+    pub requests: u64,
+    /// Write units, where the service was asked to count; of requests that it did not refuse.
+    pub write_units: f64,
+    /// Read units, likewise.
+    pub read_units: f64,
+}
+
+/// The counts of a DAO.
+#[derive(Default, Debug)]
+pub(crate) struct Meter {
+    requests: AtomicU64,
+    /// Set where the service is asked to count.
+    units: Mutex<Option<Usage>>,
+}
+
+/// Counts the requests on items as the SDK sends them.
+#[derive(Debug)]
+struct Metering(Arc<Meter>);
+
+impl Metering {
+    fn units(&self) -> std::sync::MutexGuard<'_, Option<Usage>> {
+        self.0.units.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[aws_smithy_runtime_api::client::interceptors::dyn_dispatch_hint]
+impl Intercept for Metering {
+    fn name(&self) -> &'static str {
+        "lockcore::Metering"
+    }
+
+    fn modify_before_serialization(
+        &self,
+        context: &mut BeforeSerializationInterceptorContextMut<'_>,
+        _components: &RuntimeComponents,
+        _config: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let (input, asked) = (context.input_mut(), self.units().map(|_| ReturnConsumedCapacity::Total));
+        let set =
+            |setting: Option<&mut Option<_>>| setting.map(|setting| setting.clone_from(&asked)).is_some();
+        let is_of_items = set(input
+            .downcast_mut()
+            .map(|of: &mut UpdateItemInput| &mut of.return_consumed_capacity))
+            || set(input
+                .downcast_mut()
+                .map(|of: &mut TransactWriteItemsInput| &mut of.return_consumed_capacity))
+            || set(input.downcast_mut().map(|of: &mut GetItemInput| &mut of.return_consumed_capacity))
+            || set(input.downcast_mut().map(|of: &mut BatchGetItemInput| &mut of.return_consumed_capacity))
+            || set(input.downcast_mut().map(|of: &mut ScanInput| &mut of.return_consumed_capacity));
+        self.0.requests.fetch_add(u64::from(is_of_items), Relaxed);
+        Ok(())
+    }
+
+    fn read_after_deserialization(
+        &self,
+        context: &AfterDeserializationInterceptorContextRef<'_>,
+        _components: &RuntimeComponents,
+        _config: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        if let (Ok(output), Some(usage)) = (context.output_or_error(), &mut *self.units()) {
+            let (written, read) = consumed(output);
+            let units = written.iter().map(|of| of.write_capacity_units().or(of.capacity_units()));
+            usage.write_units += units.flatten().sum::<f64>();
+            let units = read.iter().map(|of| of.read_capacity_units().or(of.capacity_units()));
+            usage.read_units += units.flatten().sum::<f64>();
+        }
+        Ok(())
+    }
+}
+
+/// Returns what a request consumed by writing, and by reading.
+fn consumed(output: &Output) -> (&[ConsumedCapacity], &[ConsumedCapacity]) {
+    if let Some(output) = output.downcast_ref::<UpdateItemOutput>() {
+        return (output.consumed_capacity.as_slice(), &[]);
+    }
+    if let Some(output) = output.downcast_ref::<TransactWriteItemsOutput>() {
+        return (output.consumed_capacity(), &[]);
+    }
+    if let Some(output) = output.downcast_ref::<GetItemOutput>() {
+        return (&[], output.consumed_capacity.as_slice());
+    }
+    if let Some(output) = output.downcast_ref::<BatchGetItemOutput>() {
+        return (&[], output.consumed_capacity());
+    }
+    let scanned = output.downcast_ref::<ScanOutput>();
+    (&[], scanned.map_or(&[], |output| output.consumed_capacity.as_slice()))
+}
+
+/// A wall clock that is wrong.
+#[derive(Debug)]
+struct Ahead(i64);
+
+impl TimeSource for Ahead {
+    fn now(&self) -> SystemTime {
+        let by = Duration::from_secs(self.0.unsigned_abs());
+        if self.0 > 0 { SystemTime::now() + by } else { SystemTime::now() - by }
+    }
+}

@@ -1,0 +1,242 @@
+//! Cells in memory with latencies, a clock that a test sets, and the faults that the cases need.
+
+use std::{
+    collections::BTreeMap,
+    future::pending,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use lockcore::{BackendError, BackendErrorKind, LockingService, backend::ServiceTime};
+use tokio::time::{Instant, sleep};
+
+use super::Locks;
+use crate::{Cell, CellLockDao, CellPage, CellSettings, Found, Written, step::micros, table::Table};
+
+const READ: Duration = Duration::from_millis(30);
+const WRITE: Duration = Duration::from_millis(60);
+/// The distance of the bounds of the time from it.
+const WIDTH: u64 = 300_000;
+const BEGIN: u64 = 1_795_000_000_000_000;
+
+/// A store and its clock.
+#[derive(Clone, Debug)]
+pub(super) struct World(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    begun: Instant,
+    back: AtomicU64,
+    cells: Mutex<BTreeMap<String, Stored>>,
+    versions: AtomicU64,
+    reads: AtomicU64,
+    writes: AtomicU64,
+    fails: Mutex<String>,
+}
+
+#[derive(Clone, Debug)]
+struct Stored {
+    version: u64,
+    content: Bytes,
+    written: u64,
+}
+
+/// The store as a process sees it.
+#[derive(Clone, Debug)]
+pub(super) struct Process {
+    world: World,
+    /// Nothing comes back any more, and nothing arrives.
+    is_cut: Arc<AtomicBool>,
+    /// Reads and writes are done, and their answers are lost.
+    pub(super) loses_answers: Arc<AtomicBool>,
+}
+
+impl World {
+    /// No real time passes in the test that makes one, however busy the machine is.
+    pub(super) fn new() -> Self {
+        lockcore::simulated::play(1, Duration::ZERO);
+        World(Arc::new(Shared {
+            begun: Instant::now(),
+            back: AtomicU64::new(0),
+            cells: Mutex::default(),
+            versions: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
+            fails: Mutex::default(),
+        }))
+    }
+
+    pub(super) fn process(&self) -> Process {
+        Process { world: self.clone(), is_cut: Arc::default(), loses_answers: Arc::default() }
+    }
+
+    pub(super) async fn dao_with(&self, process: Process, timeout: Duration) -> CellLockDao<Process> {
+        let settings = CellSettings { timeout, ..CellSettings::new("cells", "cells in memory") };
+        CellLockDao::open(process, settings).await.expect("a store in memory can be opened")
+    }
+
+    /// A service of a process of its own, and its network: true cuts it off.
+    pub(super) async fn service(&self) -> (Locks, Arc<AtomicBool>) {
+        let process = self.process();
+        let network = process.is_cut.clone();
+        (LockingService::new(self.dao_with(process, Duration::from_secs(10)).await), network)
+    }
+
+    fn cells(&self) -> MutexGuard<'_, BTreeMap<String, Stored>> {
+        self.0.cells.lock().expect("no panic")
+    }
+
+    pub(super) fn now(&self) -> u64 {
+        BEGIN + micros(self.0.begun.elapsed()) - self.0.back.load(Relaxed)
+    }
+
+    pub(super) fn set_back(&self, by: Duration) {
+        self.0.back.fetch_add(micros(by), Relaxed);
+    }
+
+    pub(super) fn table(&self) -> Table {
+        Table::read(&self.cells()["table"].content).expect("our own form")
+    }
+
+    pub(super) fn put(&self, name: &str, content: Vec<u8>) {
+        let (version, written) = (self.version(), self.now());
+        self.cells().insert(name.to_owned(), Stored { version, content: content.into(), written });
+    }
+
+    pub(super) fn content(&self, name: &str) -> serde_json::Value {
+        serde_json::from_slice(&self.cells()[name].content).expect("it is JSON")
+    }
+
+    pub(super) fn names(&self, folder: &str) -> Vec<String> {
+        self.cells().keys().filter(|name| name.starts_with(folder)).cloned().collect()
+    }
+
+    pub(super) fn remove_folder(&self, folder: &str) {
+        self.cells().retain(|name, _| !name.starts_with(folder));
+    }
+
+    /// Reads of this cell time out.
+    pub(super) fn fail_reads_of(&self, name: &str) {
+        *self.0.fails.lock().expect("no panic") = name.to_owned();
+    }
+
+    pub(super) fn counts(&self) -> (u64, u64) {
+        (self.0.reads.load(Relaxed), self.0.writes.load(Relaxed))
+    }
+
+    /// Adds holders of which each had a session, renewed once, and died an hour ago.
+    pub(super) fn add_dead_holders(&self, count: u64) {
+        let mut table = serde_json::from_slice::<serde_json::Value>(&self.cells()["table"].content)
+            .expect("our own form");
+        let (high, over) = (table["high"].as_u64().expect("a number"), self.now() - 3_600_000_000);
+        for number in 1..=count {
+            let (fence, session) = ((high + number).to_string(), format!("{number:032x}"));
+            table["grants"][&fence] = serde_json::json!(
+                { "context": format!("of {number}"), "attempt": number, "session": &session, "since": over }
+            );
+            let held = serde_json::json!(
+                { "fence": high + number, "mode": "exclusive", "in_use": 1, "lease": 10_000_000, "until": over }
+            );
+            table["ids"][format!("dead {number}")] = serde_json::json!({ "held": [held] });
+            let renewals = serde_json::json!({ &fence: { "until": over, "lease": 10_000_000 } });
+            let stamp = serde_json::json!({ "session": &session, "number": 1 });
+            let content = serde_json::json!({ "format": 1, "stamp": stamp, "renewals": renewals });
+            self.put(&format!("session/{session}"), content.to_string().into_bytes());
+        }
+        table["high"] = (high + count).into();
+        self.put("table", serde_json::to_vec(&table).expect("it is JSON"));
+    }
+
+    fn version(&self) -> u64 {
+        self.0.versions.fetch_add(1, Relaxed) + 1
+    }
+}
+
+impl Process {
+    async fn travel(&self, time: Duration) {
+        sleep(time / 2).await;
+        if self.is_cut.load(Relaxed) {
+            pending::<()>().await;
+        }
+    }
+
+    async fn answer(&self) -> Result<(), BackendError> {
+        if !self.loses_answers.load(Relaxed) {
+            return Ok(());
+        }
+        sleep(Duration::from_secs(5)).await;
+        Err(BackendError::new(BackendErrorKind::Timeout, "no answer in time").possibly_done())
+    }
+}
+
+impl Cell for Process {
+    type Version = u64;
+
+    async fn read(&self, name: &str, known: Option<&u64>) -> Result<Found<u64>, BackendError> {
+        self.world.0.reads.fetch_add(1, Relaxed);
+        self.travel(READ).await;
+        if *self.world.0.fails.lock().expect("no panic") == name {
+            sleep(Duration::from_secs(5)).await;
+            return Err(BackendError::new(BackendErrorKind::Timeout, "no answer in time").possibly_done());
+        }
+        let found = self.world.cells().get(name).cloned();
+        self.travel(READ).await;
+        self.answer().await?;
+        Ok(match found {
+            None => Found::Absent,
+            Some(cell) if known == Some(&cell.version) => Found::Unchanged,
+            Some(cell) => Found::Changed(cell.version, cell.content),
+        })
+    }
+
+    async fn replace(
+        &self,
+        name: &str,
+        at: Option<&u64>,
+        content: Bytes,
+    ) -> Result<Written<u64>, BackendError> {
+        self.world.0.writes.fetch_add(1, Relaxed);
+        self.travel(WRITE).await;
+        let done = {
+            let (version, written) = (self.world.version(), self.world.now());
+            let mut cells = self.world.cells();
+            let is_met = cells.get(name).map(|cell| cell.version) == at.copied();
+            if is_met {
+                cells.insert(name.to_owned(), Stored { version, content, written });
+            }
+            is_met.then_some(version)
+        };
+        self.travel(WRITE).await;
+        self.answer().await?;
+        Ok(done.map_or(Written::Refused, Written::Done))
+    }
+
+    async fn remove(&self, name: &str) -> Result<(), BackendError> {
+        self.world.0.writes.fetch_add(1, Relaxed);
+        self.travel(WRITE).await;
+        self.world.cells().remove(name);
+        self.travel(WRITE).await;
+        Ok(())
+    }
+
+    async fn list(&self, folder: &str, after: Option<&str>) -> Result<CellPage, BackendError> {
+        self.world.0.reads.fetch_add(1, Relaxed);
+        self.travel(READ).await;
+        let in_folder = |name: &&String| name.starts_with(&format!("{folder}/"));
+        let behind = |name: &&String| after.is_none_or(|after| name.as_str() > after);
+        let cells = self.world.cells();
+        let mut found = cells.keys().filter(in_folder).filter(behind);
+        let page: Vec<_> =
+            found.by_ref().take(1000).map(|name| (name.clone(), cells[name].written)).collect();
+        Ok(CellPage { more: found.next().is_some(), cells: page })
+    }
+
+    async fn now(&self) -> Result<ServiceTime, BackendError> {
+        let now = self.world.now();
+        Ok(ServiceTime { lo: now - WIDTH, hi: now + WIDTH })
+    }
+}

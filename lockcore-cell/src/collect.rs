@@ -1,0 +1,79 @@
+//! Collecting the cells of sessions that have ended, and what a probe left.
+
+use std::sync::Arc;
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+
+use crate::{
+    cell::Cell,
+    error::StoreError,
+    store::{AT_ONCE, Store},
+};
+
+/// A cell is kept for so long after its last write, in microseconds: for longer than a renewal takes from its look at the table to
+/// its write, so that none finds its cell gone, and the closed grants with it, in between. A process whose session has been idle for
+/// a quarter of it goes on under another name.
+pub(crate) const KEPT: u64 = 4 * 3600 * 1_000_000;
+
+/// The most pages that one call looks at.
+const PAGES: usize = 4;
+
+/// The folders with cells that end.
+const FOLDERS: [&str; 2] = ["session", "probe"];
+
+/// Where a collection goes on: the folder, and the last name that was looked at.
+pub(crate) type Cursor = (&'static str, Option<String>);
+
+impl<C: Cell> Store<C> {
+    /// Removes at most `most` cells of sessions that have neither a grant nor a place, and were not written for [`KEPT`]; returns
+    /// whether there may be more. It goes on where the last collection of this process ended.
+    pub(crate) async fn collect(self: &Arc<Self>, most: usize) -> Result<bool, StoreError> {
+        let mut cursor = self.collected.lock().await;
+        let (mut folder, mut after) = cursor.clone().unwrap_or((FOLDERS[0], None));
+        let mut left = most;
+        for _ in 0..PAGES {
+            // Read again for each page: a session that is in it was listed before.
+            self.look().await?;
+            let page = self.cell.list(folder, after.as_deref()).await?;
+            let old = self.old(folder, &page.cells).await?;
+            let batch: Vec<_> = old.iter().take(left).cloned().collect();
+            let removed = stream::iter(&batch).map(Ok::<_, StoreError>);
+            removed.try_for_each_concurrent(AT_ONCE, async |name| Ok(self.cell.remove(name).await?)).await?;
+            left -= batch.len();
+            if batch.len() < old.len() {
+                *cursor = Some((folder, after));
+                return Ok(true);
+            }
+            after = page.cells.last().filter(|_| page.more).map(|(name, _)| name.clone());
+            if after.is_none() {
+                let next = FOLDERS.iter().skip_while(|other| **other != folder).nth(1);
+                let Some(next) = next else {
+                    *cursor = None;
+                    return Ok(false);
+                };
+                folder = next;
+            }
+        }
+        *cursor = Some((folder, after));
+        Ok(true)
+    }
+
+    /// Returns the cells that can be removed.
+    async fn old(&self, folder: &str, cells: &[(String, u64)]) -> Result<Vec<String>, StoreError> {
+        let now = self.cell.now().await?;
+        let (own, _) = self.own.name();
+        let known = self.known();
+        let mut live = known.as_ref().map(|known| known.table.sessions()).unwrap_or_default();
+        live.insert(&own);
+        let is_old = |(name, written): &&(String, u64)| {
+            let last = name.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/')).unwrap_or_default();
+            is_ours(last) && !live.contains(last) && written.saturating_add(KEPT) < now.lo
+        };
+        Ok(cells.iter().filter(is_old).map(|(name, _)| name.clone()).collect())
+    }
+}
+
+/// Returns whether a cell has a name of ours: a folder may hold what others put there.
+fn is_ours(name: &str) -> bool {
+    name.len() == 32 && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}

@@ -1,0 +1,298 @@
+//! The DAO: converts requests and grants to their stored forms, and results back.
+
+use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
+
+use lockcore::{
+    BackendError, BreakMode, Broken, Capabilities, ContextId, Finding, Grant, Ident, Inspection, Listing,
+    LockDao, Page, Released, Renewed, Swept, Target,
+    backend::{AcquireRequest, Acquired, Moment, Withdraw, Withdrawn, unique_name},
+    protocol,
+};
+use uuid::Uuid;
+
+use crate::{
+    admin,
+    cell::Cell,
+    doctor,
+    driver::WRITES_KEPT,
+    error::StoreError,
+    probe,
+    step::{Hold, Request, Step, Verdict, micros},
+    store::{Prepared, Store, hosted},
+    table::Claim,
+    takeover::Scope,
+};
+
+/// Locks in the cells of a store; see the [crate](crate).
+pub struct CellLockDao<L: Cell, I = String, C = Uuid> {
+    store: Arc<Store<L>>,
+    place: String,
+    capabilities: Capabilities,
+    types: PhantomData<fn() -> (I, C)>,
+}
+
+/// The settings of a [`CellLockDao`], which an adapter fills in.
+#[derive(Clone, Debug)]
+pub struct CellSettings {
+    /// What messages name: the store and the namespace, without secrets.
+    pub place: String,
+    /// What tells the way to the store from others, without secrets: its address, and the place in it. A namespace that was seen to
+    /// keep conditions on this way is not probed again; a copy of it elsewhere, or one behind a proxy, is.
+    pub way: String,
+    /// The time for one step with all its tries.
+    pub timeout: Duration,
+    /// The abilities: those of a [`shared_store`](Capabilities::shared_store) with the leases that the store allows.
+    pub capabilities: Capabilities,
+}
+
+impl CellSettings {
+    /// Returns usual settings for a store: a step may take 10 s, leases are 10 s at least and 60 s by default, and a set has at
+    /// most 1000 ids.
+    pub fn new(backend: &'static str, place: impl Into<String>) -> Self {
+        let capabilities = Capabilities {
+            // Renewals are writes, and some stores take one a second and cell.
+            min_lease: Duration::from_secs(10),
+            default_lease: Some(2 * protocol::DEFAULT_LEASE),
+            max_ids: 1000,
+            ..Capabilities::shared_store(backend)
+        };
+        let place = place.into();
+        CellSettings { way: place.clone(), place, timeout: Duration::from_secs(10), capabilities }
+    }
+}
+
+impl<L: Cell, I: Ident, C: ContextId> CellLockDao<L, I, C> {
+    /// Opens a store, and refuses one that ignores the conditions of writes. Nothing has to be created.
+    ///
+    /// # Errors
+    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) says why the store cannot be used; else the reason why it gave
+    /// no answer.
+    pub async fn open(cell: L, settings: CellSettings) -> Result<Self, BackendError> {
+        let CellSettings { place, way, timeout, capabilities } = settings;
+        let store = Arc::new(Store::new(cell, unique_name(), timeout, way));
+        let opened = store.clone();
+        let store = hosted(async move {
+            // A namespace that was used before needs no probe.
+            opened.look().await?;
+            if opened.known().is_none_or(|known| known.table.probed != opened.way) {
+                probe::has_conditional_writes(&opened.cell).await?;
+            }
+            Ok(opened)
+        });
+        let store = store.await.map_err(|error| error.report(&place))?;
+        Ok(CellLockDao { store, place, capabilities, types: PhantomData })
+    }
+
+    /// Returns the cells.
+    pub fn cell(&self) -> &L {
+        &self.store.cell
+    }
+
+    fn report<T>(&self, outcome: Result<T, StoreError>) -> Result<T, BackendError> {
+        outcome.map_err(|error| error.report(&self.place))
+    }
+
+    fn request(request: &AcquireRequest<I, C>) -> Arc<Request> {
+        let claims = request.claims.iter();
+        Arc::new(Request {
+            context: request.context.stored().into_owned(),
+            attempt: request.attempt.0,
+            claims: claims
+                .map(|claim| Claim { id: claim.target.stored().into_owned(), mode: claim.mode })
+                .collect(),
+            lease: lease(request.lease),
+            owner: (*request.owner).to_owned(),
+            queue: request.queue,
+            nested: request.nested,
+        })
+    }
+
+    fn hold(grant: &Grant<I, C>) -> Hold {
+        let locks = grant.locks.iter();
+        Hold {
+            context: grant.context.stored().into_owned(),
+            locks: locks.map(|lock| (lock.target.stored().into_owned(), lock.granted.fence)).collect(),
+            lease: lease(grant.lease),
+        }
+    }
+
+    /// Takes a step after what precedes it: the sessions in its way are read, and closed if they are over. Again, if the table was
+    /// newer than what was prepared for and the request is `refused`.
+    async fn acquired(&self, request: &Arc<Request>) -> Result<Verdict, StoreError> {
+        let (scope, begun) = (Scope::of(request), Moment::now());
+        loop {
+            let prepared = self.prepared(&scope).await?;
+            let asked = request.clone();
+            let verdict = self.store.submit(true, move |step| step.acquire(&asked)).await?;
+            if !matches!(verdict, Verdict::Refused(_)) {
+                return Ok(verdict);
+            }
+            if begun.elapsed() < self.store.timeout && self.store.is_unprepared(&scope, &prepared).await? {
+                continue;
+            }
+            // A refusal is a fact only where what is in the way could be looked at.
+            return match prepared.failed.into_values().next() {
+                Some(error) if error.again() => Err(error),
+                _ => Ok(verdict),
+            };
+        }
+    }
+
+    async fn prepared(&self, scope: &Scope) -> Result<Prepared, StoreError> {
+        let (store, scope) = (self.store.clone(), scope.clone());
+        hosted(async move { store.prepare(&scope).await }).await
+    }
+}
+
+impl<L: Cell, I, C> fmt::Debug for CellLockDao<L, I, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CellLockDao").field("place", &self.place).finish_non_exhaustive()
+    }
+}
+
+impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    async fn acquire(&self, request: &AcquireRequest<I, C>) -> Result<Acquired<I, C>, BackendError> {
+        let stored = Self::request(request);
+        // Before the place is taken: what is handed over at once must not be missed.
+        let wakeup = request.queue.then(|| self.store.waiters.add(stored.attempt));
+        let verdict = self.acquired(&stored).await;
+        let queued = matches!(verdict, Ok(Verdict::Queued(_)));
+        let wakeup = match wakeup {
+            Some(wakeup) if queued => {
+                self.store.waiters.note(&stored.attempt, stored.clone());
+                self.store.watch();
+                Some(wakeup)
+            }
+            Some(_) => {
+                self.store.waiters.remove(&stored.attempt);
+                None
+            }
+            None => None,
+        };
+        match (self.report(verdict)?, wakeup) {
+            (Verdict::Granted(granted), _) => Ok(Acquired::Granted(granted)),
+            (Verdict::Queued(conflicts), Some(wakeup)) => {
+                let conflicts = request.conflicts(conflicts);
+                Ok(Acquired::Queued { conflicts, wakeup, recheck: Some(protocol::RECHECK) })
+            }
+            (Verdict::Refused(conflicts) | Verdict::Queued(conflicts), _) => {
+                Ok(Acquired::Refused(request.conflicts(conflicts)))
+            }
+            (Verdict::Withdrawn, _) => self.report(Err(StoreError::Withdrawn)),
+        }
+    }
+
+    async fn withdraw(
+        &self,
+        request: &AcquireRequest<I, C>,
+        how: Withdraw,
+    ) -> Result<Withdrawn, BackendError> {
+        let stored = Self::request(request);
+        self.store.waiters.remove(&stored.attempt);
+        let held = self.store.submit(false, move |step| step.withdraw(&stored, how)).await;
+        Ok(self.report(held)?.map_or(Withdrawn::Left, Withdrawn::Holds))
+    }
+
+    async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
+        let hold = Self::hold(grant);
+        self.store.own.renews_no_more(hold.locks.iter().map(|(_, fence)| *fence));
+        let (store, held) = (self.store.clone(), hold.clone());
+        let known = hosted(async move { store.table_with(&held, |_| true).await.map(drop) }).await;
+        self.report(known)?;
+        let losses = self.report(self.store.submit(false, move |step| step.release(&hold)).await)?;
+        Ok(Released { lost: grant.losses(losses), failed: Vec::new() })
+    }
+
+    async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
+        let hold = Self::hold(grant);
+        let store = self.store.clone();
+        let (losses, since) = self.report(hosted(async move { store.renew(hold).await }).await)?;
+        Ok(Renewed { lost: grant.losses(losses), since })
+    }
+
+    async fn shorten(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
+        let renewed = self.renew(grant).await;
+        // It was the last renewal: the heartbeat leaves it alone.
+        self.store.own.renews_no_more(grant.locks.iter().map(|lock| lock.granted.fence));
+        renewed
+    }
+
+    async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {
+        let context = context.stored().into_owned();
+        let freed = self.store.submit(false, move |step| step.release_context(&context)).await;
+        Ok(self.report(freed)?.iter().filter_map(|stored| Target::from_stored(stored)).collect())
+    }
+
+    async fn list(&self, page: &Page) -> Result<Listing<I, C>, BackendError> {
+        let page = page.clone();
+        self.report(self.prepared(&Scope { all: true, shows: true, ..Scope::default() }).await)?;
+        let found = self.report(self.store.submit(false, move |step| admin::list(step, &page)).await)?;
+        Ok(Listing { ids: found.ids.into_iter().map(Inspection::typed).collect(), next: found.next })
+    }
+
+    async fn inspect(&self, target: &Target<I>) -> Result<Inspection<I, C>, BackendError> {
+        let id = target.stored().into_owned();
+        self.report(self.prepared(&Scope { ids: vec![id.clone()], shows: true, ..Scope::default() }).await)?;
+        Ok(self.report(self.store.submit(false, move |step| admin::inspect(step, &id)).await)?.typed())
+    }
+
+    async fn break_lock(
+        &self,
+        target: &Target<I>,
+        fence: u64,
+        how: BreakMode,
+        by: &str,
+    ) -> Result<Broken, BackendError> {
+        let (id, by) = (target.stored().into_owned(), by.to_owned());
+        let scope = Scope { ids: vec![id.clone()], closes: Some((id.clone(), fence)), ..Scope::default() };
+        let prepared = self.report(self.prepared(&scope).await)?;
+        if let Some(error) = prepared.failed.into_values().next() {
+            // A lock that is not closed to renewal would go on.
+            return self.report(Err(error));
+        }
+        let broken = self.store.submit(false, move |step| step.break_lock(&id, fence, how, &by)).await;
+        self.report(broken)
+    }
+
+    async fn freeze(&self, target: &Target<I>, frozen: bool) -> Result<(), BackendError> {
+        let id = target.stored().into_owned();
+        self.report(self.store.submit(false, move |step| step.freeze(&id, frozen)).await)
+    }
+
+    async fn sweep(&self, batch: usize, unless_within: Option<Duration>) -> Result<Swept, BackendError> {
+        let within = unless_within.map(micros);
+        let is_recent = move |step: &mut Step<'_>| {
+            // One from the future was before the store's clock was set back.
+            let is_past = step.table.swept <= step.now.hi;
+            within.is_some_and(|within| is_past && step.now.lo.saturating_sub(step.table.swept) < within)
+        };
+        let elsewhere = Swept { elsewhere: true, ..Swept::default() };
+        if self.report(self.store.submit(false, is_recent).await)? {
+            return Ok(elsewhere);
+        }
+        let prepared = self.prepared(&Scope { all: true, most: batch, ..Scope::default() }).await;
+        let prepared = self.report(prepared)?;
+        let sweep = move |step: &mut Step<'_>| (!is_recent(step)).then(|| step.sweep(batch, WRITES_KEPT));
+        let Some((removed, more)) = self.report(self.store.submit(false, sweep).await)? else {
+            return Ok(elsewhere);
+        };
+        let store = self.store.clone();
+        let more_cells = self.report(hosted(async move { store.collect(batch).await }).await)?;
+        Ok(Swept { removed, more: more || more_cells || prepared.more, ..Swept::default() })
+    }
+
+    async fn doctor(&self) -> Result<Vec<Finding>, BackendError> {
+        let store = self.store.clone();
+        let findings = hosted(async move { doctor::examine(&store).await }).await;
+        self.report(findings)
+    }
+}
+
+/// Converts a lease. `permanent` is not declared, so that every lease that arrives here is finite.
+fn lease(lease: Option<Duration>) -> u64 {
+    micros(lease.unwrap_or(Duration::MAX))
+}

@@ -1,0 +1,83 @@
+//! Errors of a step, and how they are reported.
+
+use lockcore::{BackendError, BackendErrorKind};
+
+/// An error of a step.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(crate) enum StoreError {
+    #[error(transparent)]
+    Cell(#[from] BackendError),
+    #[error("the attempt was withdrawn before its request arrived")]
+    Withdrawn,
+    #[error("{0} is not in this library's form")]
+    Corrupt(&'static str),
+    #[error(
+        "the cell {0:?} cannot be read, another program wrote it: the locks of that session count as held until it is \
+         removed"
+    )]
+    Session(String),
+    #[error("a cell has format {found}, this program knows format {known}: use a newer program")]
+    Format { found: u32, known: u32 },
+    #[error("the namespace is for programs of version {found} on, this one is {known}: use a newer program")]
+    Program { found: u32, known: u32 },
+    #[error(
+        "other processes wrote first at every try until the timeout: use one service for more tasks, or fewer processes"
+    )]
+    Contended { in_doubt: bool },
+    #[error(
+        "the table would have {bytes} bytes, at most {max} are possible: hold and queue for less, or use more namespaces"
+    )]
+    Full { bytes: usize, max: usize, in_doubt: bool },
+    #[error(
+        "the store ignores the condition of a write ({0}): no lock would exclude anything; use a store with conditional writes"
+    )]
+    Unconditional(&'static str),
+    #[error("the runtime of the library ended")]
+    Ended,
+}
+
+impl StoreError {
+    fn kind(&self) -> BackendErrorKind {
+        match self {
+            StoreError::Cell(error) => error.kind(),
+            StoreError::Withdrawn => BackendErrorKind::Withdrawn,
+            StoreError::Corrupt(_) | StoreError::Session(_) => BackendErrorKind::Corrupt,
+            StoreError::Format { .. } | StoreError::Program { .. } | StoreError::Unconditional(_) => {
+                BackendErrorKind::Misconfigured
+            }
+            StoreError::Contended { .. } | StoreError::Full { .. } => BackendErrorKind::Busy,
+            StoreError::Ended => BackendErrorKind::Unavailable,
+        }
+    }
+
+    /// Returns whether the step may have taken place all the same.
+    pub(crate) fn in_doubt(&self) -> bool {
+        match self {
+            StoreError::Cell(error) => error.in_doubt(),
+            StoreError::Contended { in_doubt } | StoreError::Full { in_doubt, .. } => *in_doubt,
+            StoreError::Ended => true,
+            _ => false,
+        }
+    }
+
+    /// Returns whether the same request may succeed when it is sent again.
+    pub(crate) fn again(&self) -> bool {
+        matches!(self, StoreError::Cell(error) if error.is_retryable())
+    }
+
+    /// Returns the same error, after which an earlier write may have been made.
+    pub(crate) fn or_done_before(self, in_doubt: bool) -> Self {
+        match self {
+            StoreError::Cell(error) if in_doubt => StoreError::Cell(error.possibly_done()),
+            StoreError::Contended { .. } => StoreError::Contended { in_doubt },
+            other => other,
+        }
+    }
+
+    /// Returns the error as it leaves this crate; `place` names the store and the namespace.
+    pub(crate) fn report(self, place: &str) -> BackendError {
+        let backend = BackendError::new(self.kind(), format!("{place}: {self}"));
+        let backend = if self.in_doubt() { backend.possibly_done() } else { backend };
+        backend.with_source(self)
+    }
+}

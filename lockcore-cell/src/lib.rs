@@ -1,0 +1,60 @@
+//! The engine for every store with a compare-and-set: implement [`Cell`] - read, replace if unchanged, remove, list, time - and
+//! [`CellLockDao`] is a backend with all promises of [`LockDao`](lockcore::LockDao).
+//!
+//! # How it works
+//! - **One cell holds the table of a namespace**, `table`, in JSON. A step takes the table that is known from the step before, decides
+//!   by [`lockcore::engine`] in this process, and replaces the cell on condition of the version that it read. So a set of any size
+//!   is taken or freed in one write, all or nothing.
+//! - **A step reads and writes the table only.** What it needs of other processes is fetched before, by the caller who wants it: many
+//!   cells at once, bounded in number and time. A failure of that concerns only the ids that it is about.
+//! - **Group commit.** What many tasks of a process request while a write is in flight goes into the next one.
+//! - **One heartbeat a process.** Renewals are written to a cell of the process, `session/NAME`, beside the table, where they would
+//!   take the turns of others: one write renews all that the process holds, and shows that its waiters live. A process that takes over
+//!   from a holder whose lease is over closes the grant in that cell first, on condition of its version, so that a late renewal fails.
+//!   The places of a process without a heartbeat are removed, all of them together.
+//! - **The state of another's session is weighed in one place**, `takeover`: a session that is absent is unknown, not over; one that cannot be
+//!   read keeps its own ids; a renewal from before the store's clock was set back does not count.
+//! - **Time** is the store's, an interval: a lease is written to end at its upper bound, and taken over after its lower one.
+//! - **Fences** are numbers of the table: `max(highest + 1, store's time in microseconds)`, one for each grant.
+//! - **Lost answers.** The table names the last write of each process, so that one whose answer was lost knows its own write though
+//!   others wrote since. Each version of a cell has bytes of its own, and a late write never succeeds.
+//! - **A withdrawn attempt** leaves a tombstone in the table, and any late write of it was made for a version that is gone.
+//! - **Waiting** is one conditional read for all waiters of a process, each 0.2 s after a change and up to each 2 s later, or as the
+//!   store tells of [changes](Cell::changed). Order is that of arrival; a released lock is offered to the next waiter in the write that
+//!   frees it.
+//!
+//! # Limits
+//! - The table has 1 MiB at most, some thousand grants; a larger one is refused with [`Busy`](lockcore::BackendErrorKind::Busy).
+//! - If the table is removed its locks vanish; each holder learns it from its next renewal. Fences go on above the store's time.
+//! - A process that waits writes its session each 1.2 s, and removes nothing when it ends: the sweep collects sessions some hours later.
+//! - A refusal shows what is left of a lease at least: renewals are read only for [`inspect`](lockcore::LockDao::inspect) and
+//!   [`list`](lockcore::LockDao::list).
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod admin;
+#[cfg(test)]
+mod cases_tests;
+mod cell;
+mod collect;
+mod dao;
+mod doctor;
+mod driver;
+mod error;
+#[cfg(test)]
+mod hostile_tests;
+#[cfg(test)]
+mod model_tests;
+mod order;
+mod own;
+mod pause;
+mod poll;
+mod probe;
+mod sessions;
+mod state;
+mod step;
+mod store;
+mod table;
+mod takeover;
+
+pub use cell::{Cell, CellPage, Found, Written};
+pub use dao::{CellLockDao, CellSettings};

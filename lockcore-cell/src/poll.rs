@@ -1,0 +1,235 @@
+//! Waiting: one look at the table for all waiters of a process.
+
+use std::{
+    convert::Infallible,
+    pin::pin,
+    sync::{Arc, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures_util::future::{Either, select};
+use lockcore::{
+    Granted,
+    backend::{Moment, Offer, ServiceTime, Wake, shared_runtime},
+    rules::{self, Again, InUse},
+};
+
+use crate::{
+    cell::Cell,
+    error::StoreError,
+    step::{Own, Request, Step},
+    store::{Store, TABLE, hosted},
+    table::Table,
+    takeover::{Scope, Sessions},
+};
+
+/// The pause after a change: another one may follow soon.
+const SHORTEST: Duration = Duration::from_millis(200);
+
+/// The longest pause of a waiter that may be served next: an offer must not lapse meanwhile.
+const NEAR: Duration = Duration::from_millis(500);
+
+/// The longest pause of all others, give or take a half: shorter than an offer, for those before them may all turn out to be dead.
+const LONGEST: Duration = Duration::from_millis(1_200);
+
+/// The least pause.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// The pause between heartbeats of a process with waiters: some stores take one write a second and cell.
+const HEARTBEAT: Duration = Duration::from_millis(1_200);
+
+/// A heartbeat that takes longer than this is followed by another one, in time to count.
+const LONGEST_BEAT: Duration = Duration::from_millis(1_500);
+
+/// A waiter has at most this many before it if it may be served next.
+const FIRST: usize = 2;
+
+/// The state of a waiter by the table.
+pub(crate) enum State {
+    Waits,
+    /// The grants, and the time for which they certainly last.
+    Holds(Vec<Granted>, Duration),
+    /// It has no place any more: its offer lapsed, or an administrator took it from the queue.
+    Lost,
+}
+
+impl<C: Cell> Store<C> {
+    /// Starts to look for the waiters of this process, unless that is done already.
+    pub(crate) fn watch(self: &Arc<Self>) {
+        let mut polling = self.polling();
+        if !std::mem::replace(&mut *polling, true) {
+            // Also if it is never polled, as its runtime ends.
+            let polls = Polls { store: self.clone(), is_done: false };
+            shared_runtime().spawn(polls.poll());
+        }
+    }
+
+    fn polling(&self) -> MutexGuard<'_, bool> {
+        self.polling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn beat_for_waiters(self: &Arc<Self>) -> Infallible {
+        loop {
+            // One that fails is followed by the next. One that is slow goes on, so that its outcome is known to the next.
+            let store = self.clone();
+            let beat = hosted(async move { store.show_life(HEARTBEAT).await });
+            let _ = tokio::time::timeout(LONGEST_BEAT, beat).await;
+            let since = self.own.last().map_or(Duration::MAX, |last| last.elapsed());
+            tokio::time::sleep(HEARTBEAT.saturating_sub(since).max(RETRY)).await;
+        }
+    }
+
+    /// Takes over after each look, one at a time: nothing else waits for that.
+    async fn take_over_for_waiters(self: &Arc<Self>) -> Infallible {
+        loop {
+            self.looked.notified().await;
+            // What fails now is tried after the next look.
+            let _ = self.take_over().await;
+        }
+    }
+
+    /// Looks until none of this process waits.
+    async fn look_for_waiters(self: &Arc<Self>) {
+        let mut pause = SHORTEST;
+        loop {
+            let known = self.known();
+            let changed = self.cell.changed(TABLE, known.as_ref().and_then(|known| known.version.as_ref()));
+            if tokio::time::timeout(pause.mul_f64(0.5 + fastrand::f64()), changed).await.is_ok() {
+                // One that is told of at once is not to be asked for at once, again and again.
+                tokio::time::sleep(RETRY).await;
+            }
+            {
+                let mut polling = self.polling();
+                if self.waiters.count() == 0 {
+                    *polling = false;
+                    return;
+                }
+            }
+            // A store that gives no answer is asked again: each waiter has a limit of its own.
+            let changed = self.look().await.unwrap_or(false);
+            let next = self.notify().await;
+            self.looked.notify_one();
+            let longest = if next == Some(Next::Far) { LONGEST } else { NEAR };
+            pause = if changed { SHORTEST } else { (pause * 3 / 2).min(longest) };
+        }
+    }
+
+    /// Removes the dead and what is over from before the waiters of this process.
+    async fn take_over(self: &Arc<Self>) -> Result<(), StoreError> {
+        let waiting = self.waiters.noted();
+        let ids = waiting.iter().flat_map(|(_, request)| request.claims.iter().map(|claim| claim.id.clone()));
+        let (mut ids, waits): (Vec<_>, Vec<_>) =
+            (ids.collect(), waiting.iter().map(|(_, request)| request.clone()).collect());
+        ids.sort_unstable();
+        ids.dedup();
+        let scope = Scope { ids, waits, ..Scope::default() };
+        self.prepare(&scope).await?;
+        let Some(known) = self.known() else { return Ok(()) };
+        let now = self.cell.now().await?;
+        let (mut table, sessions) = (known.table.clone(), self.sessions.all());
+        let (name, exists) = self.own.name();
+        let step = Step::new(&mut table, &sessions, now, 0, Own { name: &name, exists });
+        match step.has_ended(&scope) {
+            true => self.submit(false, |step| step.clean()).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Notifies the waiters of this process of what the table has for them; returns what there is to do, `None` if none
+    /// waits.
+    pub(crate) async fn notify(&self) -> Option<Next> {
+        let waiting = self.waiters.noted();
+        if waiting.is_empty() {
+            return None;
+        }
+        let known = self.known()?;
+        // Before the time is worked out from which what is left is counted.
+        let as_of = Moment::now();
+        let now = self.cell.now().await.ok()?;
+        let (sessions, mut next) = (self.sessions.all(), Next::Far);
+        for (attempt, request) in waiting {
+            match state(&known.table, &sessions, now, &request) {
+                State::Waits => next = next.max(of_waiter(&known.table, &request)),
+                State::Holds(granted, remaining) => {
+                    let offer = Offer { granted, remaining: Some(remaining) };
+                    // One that is gone withdraws, and its offer goes to the next.
+                    let _ = self.waiters.wake_as_of(&attempt, Wake::Offer(offer), as_of);
+                }
+                State::Lost => {
+                    let _ = self.waiters.wake(&attempt, Wake::Recheck);
+                }
+            }
+        }
+        Some(next)
+    }
+}
+
+fn of_waiter(table: &Table, request: &Request) -> Next {
+    let ticket = table.ticket_of(&request.context, request.attempt).unwrap_or(0);
+    let keeps_out = |claim: &crate::table::Claim| {
+        request.claims.iter().any(|own| own.id == claim.id && !rules::passes(own.mode, claim.mode))
+    };
+    let before = table.places.range(..ticket).filter(|(_, place)| place.claims.iter().any(keeps_out));
+    if before.count() < FIRST { Next::Near } else { Next::Far }
+}
+
+/// The poll at work. If it panics, or its runtime ends, the next waiter starts another one.
+struct Polls<C: Cell> {
+    store: Arc<Store<C>>,
+    is_done: bool,
+}
+
+impl<C: Cell> Polls<C> {
+    async fn poll(mut self) {
+        let store = self.store.clone();
+        // None of these waits for another.
+        let (looks, beats) = (pin!(store.look_for_waiters()), pin!(store.beat_for_waiters()));
+        let take_overs = pin!(store.take_over_for_waiters());
+        match select(looks, select(beats, take_overs)).await {
+            Either::Left(((), _)) => self.is_done = true,
+            Either::Right((Either::Left((never, _)) | Either::Right((never, _)), _)) => match never {},
+        }
+    }
+}
+
+impl<C: Cell> Drop for Polls<C> {
+    fn drop(&mut self) {
+        if !self.is_done {
+            *self.store.polling() = false;
+        }
+    }
+}
+
+/// The next step for the waiters, the least first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Next {
+    /// Others come first.
+    Far,
+    /// One of them may be served next.
+    Near,
+}
+
+pub(crate) fn state(table: &Table, sessions: &Sessions, now: ServiceTime, request: &Request) -> State {
+    if table.ticket_of(&request.context, request.attempt).is_some() {
+        return State::Waits;
+    }
+    let (mut granted, mut left) = (Vec::new(), Duration::MAX);
+    for claim in &request.claims {
+        let all = table.ids.get(&claim.id).map(|id| &id.held[..]).unwrap_or_default();
+        let own = all.iter().find(|held| table.context_of(held) == request.context);
+        let Some(own) = own.filter(|own| !own.broken && rules::again(own.mode, claim.mode) == Again::Keep)
+        else {
+            return State::Lost;
+        };
+        let until = table.until(&claim.id, own, sessions, now);
+        let remaining = Duration::from_micros(until.saturating_sub(now.hi));
+        if remaining.is_zero() {
+            return State::Lost;
+        }
+        left = left.min(remaining);
+        let in_use = InUse::of(all.iter().map(|held| held.mode)).units();
+        let permits = own.permits.clone();
+        granted.push(Granted { mode: own.mode, fence: own.fence, permits, in_use });
+    }
+    State::Holds(granted, left)
+}

@@ -1,0 +1,237 @@
+//! A step: what a request makes of a table. Pure: no input or output, no clock of its own, and only `lockcore::engine` decides.
+//!
+//! Whether a holder's lease has ended is known from the table and from the cell of its session. A step takes over from a
+//! holder only if that cell was [closed](crate::table::Session::closed) before, so that no later renewal succeeds; `driver` sees to it.
+
+use std::{collections::HashMap, time::Duration};
+
+use lockcore::{
+    Granted,
+    backend::{AttemptId, ServiceTime, Withdraw},
+    engine::{self, Queue, Turn},
+};
+
+use crate::{
+    table::{Claim, Held, Place, Table},
+    takeover::Sessions,
+};
+
+/// A request in stored forms.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Request {
+    pub(crate) context: String,
+    pub(crate) attempt: u64,
+    pub(crate) claims: Vec<Claim>,
+    pub(crate) lease: u64,
+    pub(crate) owner: String,
+    pub(crate) queue: bool,
+    pub(crate) nested: bool,
+}
+
+/// A grant in stored forms: ids with fences.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Hold {
+    pub(crate) context: String,
+    pub(crate) locks: Vec<(String, u64)>,
+    pub(crate) lease: u64,
+}
+
+/// The lost locks of a grant, by position.
+pub(crate) type Losses = engine::Losses;
+
+/// The outcome of a request.
+pub(crate) type Verdict = engine::Verdict<String>;
+
+/// The findings of a renewal in the table.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Renewable {
+    pub(crate) lost: Losses,
+    /// The sessions and fences to extend.
+    pub(crate) extend: Vec<(String, u64)>,
+}
+
+/// The session of the process that makes a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Own<'a> {
+    pub(crate) name: &'a str,
+    /// Its cell is there.
+    pub(crate) exists: bool,
+}
+
+/// A table under change.
+pub(crate) struct Step<'a> {
+    pub(crate) table: &'a mut Table,
+    pub(crate) sessions: &'a Sessions,
+    pub(crate) now: ServiceTime,
+    /// The least fence of a grant.
+    pub(crate) least_fence: u64,
+    /// The session of this process.
+    pub(crate) own: Own<'a>,
+    /// The ids with room for those who wait.
+    pub(crate) rooms: Vec<(String, u64)>,
+    /// The queues of the table's places, made when one is asked for first.
+    queues: Option<HashMap<String, Queue>>,
+}
+
+impl engine::Request for Request {
+    type Id = String;
+    type Context = String;
+
+    fn context(&self) -> &String {
+        &self.context
+    }
+
+    fn attempt(&self) -> AttemptId {
+        AttemptId(self.attempt)
+    }
+
+    fn nested(&self) -> bool {
+        self.nested
+    }
+
+    fn queue(&self) -> bool {
+        self.queue
+    }
+
+    fn claims(&self) -> impl Iterator<Item = (&String, lockcore::Mode)> {
+        self.claims.iter().map(|claim| (&claim.id, claim.mode))
+    }
+}
+
+impl Hold {
+    fn locks(&self) -> impl Iterator<Item = (&String, u64)> {
+        self.locks.iter().map(|(id, fence)| (id, *fence))
+    }
+}
+
+impl<'a> Step<'a> {
+    pub(crate) fn new(
+        table: &'a mut Table,
+        sessions: &'a Sessions,
+        now: ServiceTime,
+        least_fence: u64,
+        own: Own<'a>,
+    ) -> Self {
+        Step { table, sessions, now, least_fence, own, rooms: Vec::new(), queues: None }
+    }
+
+    /// Takes the whole set, or nothing of it; a request that is to wait gets a place.
+    pub(crate) fn acquire(&mut self, request: &Request) -> Verdict {
+        let Ok(verdict) = engine::acquire(self, request);
+        // A change may be to fewer permits, and a place that was left lets others pass.
+        self.serve();
+        verdict
+    }
+
+    /// Ends an attempt. `None`: it left; otherwise what it holds.
+    pub(crate) fn withdraw(&mut self, request: &Request, how: Withdraw) -> Option<Vec<Granted>> {
+        let Ok(kept) = engine::withdraw(self, request, how);
+        self.serve();
+        kept
+    }
+
+    /// Frees what the grant holds. What it lost does not keep the rest from being freed.
+    pub(crate) fn release(&mut self, hold: &Hold) -> Losses {
+        let Ok(lost) = engine::release(self, &hold.context, hold.locks());
+        self.clean();
+        lost
+    }
+
+    /// Looks which of a grant's locks can be renewed in the cells of their sessions. A lock that may have ended cannot.
+    pub(crate) fn renew(&mut self, hold: &Hold) -> Renewable {
+        let mut extend = Vec::new();
+        let Ok(lost) = engine::renew(self, &hold.context, hold.locks(), |step, _, fence| {
+            extend.push((step.table.grants[&fence].session.clone(), fence));
+            Ok(())
+        });
+        extend.sort_unstable();
+        extend.dedup();
+        Renewable { lost, extend }
+    }
+
+    /// Returns whether a grant has all that is held under its fences: only then are these what a session may extend.
+    pub(crate) fn is_whole(&self, hold: &Hold) -> bool {
+        let ours = |id: &str, fence: u64| hold.locks.iter().any(|(own, under)| own == id && *under == fence);
+        let fences: Vec<u64> = hold.locks.iter().map(|(_, fence)| *fence).collect();
+        self.table.ids.iter().all(|(id, state)| {
+            state.held.iter().all(|held| !fences.contains(&held.fence) || ours(id, held.fence))
+        })
+    }
+
+    /// Returns whether a grant is to be renewed for longer than the table says: the longest lease is always in the table.
+    pub(crate) fn is_shorter(&self, hold: &Hold) -> bool {
+        let held = |id: &String| self.table.ids.get(id).map(|id| &id.held[..]).unwrap_or_default();
+        let is_shorter = |held: &Held, fence: u64| held.fence == fence && held.lease < hold.lease;
+        hold.locks().any(|(id, fence)| held(id).iter().any(|held| is_shorter(held, fence)))
+    }
+
+    /// Extends what a grant holds, in the table; what it held by a session that is `gone` is the own session's from now on.
+    pub(crate) fn extend(&mut self, hold: &Hold, gone: Option<&str>) -> Losses {
+        let until = self.now.hi.saturating_add(hold.lease);
+        let Ok(lost) = engine::renew(self, &hold.context, hold.locks(), |step, id, fence| {
+            let state = step.table.ids.get_mut(id);
+            for held in state.into_iter().flat_map(|state| &mut state.held).filter(|held| held.fence == fence)
+            {
+                held.until = held.until.max(until);
+                held.lease = held.lease.max(hold.lease);
+            }
+            let grant = step.table.grants.get_mut(&fence);
+            if let Some(grant) = grant.filter(|grant| Some(&*grant.session) == gone) {
+                grant.session = step.own.name.to_owned();
+                step.mark_own();
+            }
+            Ok(())
+        });
+        lost
+    }
+
+    /// Grants what has room to those who wait for it.
+    pub(crate) fn serve(&mut self) {
+        let Ok(()) = engine::serve(self);
+    }
+
+    /// Notes that the cell of a session is there.
+    pub(crate) fn mark(&mut self, session: &str) {
+        self.table.mark(session);
+    }
+
+    /// Notes that of the own one, if it is.
+    pub(crate) fn mark_own(&mut self) {
+        if self.own.exists {
+            self.table.mark(self.own.name);
+        }
+    }
+
+    /// Removes some places from all their queues.
+    pub(crate) fn remove_places(&mut self, goes: impl Fn(u64, &Place) -> bool) {
+        self.queues = None;
+        let gone = self.table.places.extract_if(.., |ticket, place| goes(*ticket, place));
+        let behind =
+            |(ticket, place): (u64, Place)| place.claims.into_iter().map(move |claim| (claim.id, ticket));
+        self.rooms.extend(gone.flat_map(behind));
+    }
+
+    pub(crate) fn queues(&mut self) -> &mut HashMap<String, Queue> {
+        self.queues.get_or_insert_with(|| {
+            let mut queues: HashMap<String, Queue> = HashMap::new();
+            for (ticket, place) in &self.table.places {
+                for Claim { id, mode } in &place.claims {
+                    let turn = Turn { ticket: *ticket, mode: *mode };
+                    queues.entry(id.clone()).or_default().insert(turn, place.nested);
+                }
+            }
+            queues
+        })
+    }
+
+    pub(crate) fn remove(&mut self, id: &str, which: impl Fn(&Table, &Held) -> bool) -> Option<Held> {
+        let held = &self.table.ids.get(id)?.held;
+        let position = held.iter().position(|held| which(self.table, held))?;
+        Some(self.table.ids.get_mut(id)?.held.remove(position))
+    }
+}
+
+pub(crate) const fn micros(duration: Duration) -> u64 {
+    let micros = duration.as_micros();
+    if micros > u64::MAX as u128 / 8 { u64::MAX / 8 } else { micros as u64 }
+}

@@ -1,0 +1,519 @@
+//! A namespace in a store, as one process sees it: what it knows, and what it does beside the driver.
+//!
+//! The rule: a step reads and writes the table, and nothing else. What it needs of sessions is fetched before, by the caller who wants
+//! it, bounded in number and time, and a failure of that concerns only the ids that it is about. Renewals and heartbeats wait for
+//! no step.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use futures_util::{StreamExt, stream};
+use lockcore::{
+    BackendError, BackendErrorKind, LossReason,
+    backend::{Moment, Waiters, shared_runtime},
+};
+use tokio::sync::Notify;
+
+use crate::{
+    cell::{Cell, Found},
+    collect::Cursor,
+    driver::Queue,
+    error::StoreError,
+    order,
+    own::OwnSession,
+    pause::Pause,
+    sessions::{Access, Book, Changed, IfAbsent},
+    state::OFFER,
+    step::{Hold, Losses, Own, Renewable, Request, Step, micros},
+    table::{Session, Stamp, Table},
+    takeover::{ALIVE, Needs, Scope, SeenCell},
+};
+
+/// The cell with the table.
+pub(crate) const TABLE: &str = "table";
+
+/// The most cells that are read or written at once.
+pub(crate) const AT_ONCE: usize = 16;
+
+/// The most sessions of a preparation that are read, or closed, before the table is looked at again.
+const AT_A_TIME: usize = 64;
+
+/// A renewal may have been made this part of a lease ago: more than half of the time between two renewals, so that all grants of a
+/// process come to be renewed together, however their first renewals lie.
+const YOUNG: u32 = 5;
+
+/// A first renewal is decided by a table that was looked at so long ago.
+const RECENT: Duration = Duration::from_secs(1);
+
+/// A namespace in a store.
+pub(crate) struct Store<C: Cell> {
+    pub(crate) cell: C,
+    /// The name of this process among those that write the table.
+    pub(crate) writer: String,
+    /// For one step, with all of its tries.
+    pub(crate) timeout: Duration,
+    writes: AtomicU64,
+    known: Mutex<Option<Arc<Known<C::Version>>>>,
+    pub(crate) queue: Queue,
+    pub(crate) own: OwnSession,
+    pub(crate) sessions: Book<C::Version>,
+    /// The waiters of this process, by attempt, with what they requested.
+    pub(crate) waiters: Waiters<u64, Arc<Request>>,
+    pub(crate) polling: Mutex<bool>,
+    pub(crate) collected: tokio::sync::Mutex<Option<Cursor>>,
+    /// Held by a look that several callers share.
+    looking: Shared,
+    /// What is looked at after each look at the table: there may be something to take over.
+    pub(crate) looked: Notify,
+    /// See [`CellSettings::way`](crate::CellSettings::way).
+    pub(crate) way: String,
+}
+
+/// A version of the table.
+#[derive(Clone, Debug)]
+pub(crate) struct Known<V> {
+    /// `None`: there is no cell yet.
+    pub(crate) version: Option<V>,
+    pub(crate) table: Table,
+    /// See [`order`].
+    order: u64,
+    /// The number at which the read or the write began: what was asked for before is true of it.
+    pub(crate) begun: u64,
+    /// The moment at which that began.
+    at: Moment,
+}
+
+/// An operation that several callers need at once. It is done by one of them; when it failed while others waited for it, it has
+/// failed for them as well.
+#[derive(Debug, Default)]
+pub(crate) struct Shared(tokio::sync::Mutex<Option<(u64, StoreError)>>);
+
+impl Shared {
+    /// Does it, unless `is_done` by the caller before.
+    async fn once<T>(
+        &self,
+        is_done: impl AsyncFnOnce() -> Result<Option<T>, StoreError>,
+        operation: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let asked = order::next();
+        let mut failed = self.0.lock().await;
+        if let Some((_, error)) = failed.as_ref().filter(|(ended, _)| *ended > asked) {
+            return Err(error.clone());
+        }
+        if let Some(done) = is_done().await? {
+            return Ok(done);
+        }
+        let outcome = operation.await;
+        *failed = outcome.as_ref().err().map(|error| (order::next(), error.clone()));
+        outcome
+    }
+}
+
+/// The outcome of a preparation.
+#[derive(Debug, Default)]
+pub(crate) struct Prepared {
+    /// The sessions that could not be read or closed, and why: they count as they were known.
+    pub(crate) failed: BTreeMap<String, StoreError>,
+    /// It ended though there is more to read or to close.
+    pub(crate) more: bool,
+}
+
+impl Prepared {
+    fn note(&mut self, outcomes: impl Iterator<Item = (String, Result<(), StoreError>)>) {
+        self.failed.extend(outcomes.filter_map(|(session, outcome)| Some((session, outcome.err()?))));
+    }
+}
+
+impl<C: Cell> Store<C> {
+    pub(crate) fn new(cell: C, writer: String, timeout: Duration, way: String) -> Self {
+        Store {
+            cell,
+            writer,
+            timeout,
+            writes: AtomicU64::new(0),
+            known: Mutex::new(None),
+            queue: Queue::default(),
+            own: OwnSession::new(),
+            sessions: Book::default(),
+            waiters: Waiters::new(),
+            polling: Mutex::new(false),
+            collected: tokio::sync::Mutex::default(),
+            looking: Shared::default(),
+            looked: Notify::new(),
+            way,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, Option<Arc<Known<C::Version>>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the newest table that is known, if any.
+    pub(crate) fn known(&self) -> Option<Arc<Known<C::Version>>> {
+        self.state().clone()
+    }
+
+    /// Keeps a version of the table that was read.
+    fn read(&self, version: Option<C::Version>, table: Table, (begun, at): (u64, Moment)) {
+        self.learn(Known { version, table, order: begun, begun, at });
+    }
+
+    /// Keeps a version of the table that was written.
+    pub(crate) fn written(&self, version: C::Version, table: Table, (begun, at): (u64, Moment)) {
+        self.learn(Known { version: Some(version), table, order: order::next(), begun, at });
+    }
+
+    /// Keeps a version of the table unless a newer one is known.
+    fn learn(&self, known: Known<C::Version>) {
+        let mut state = self.state();
+        if state.as_ref().is_none_or(|newest| newest.order < known.order) {
+            self.sessions.learn(&known.table);
+            *state = Some(Arc::new(known));
+        }
+    }
+
+    /// Reads the table, and returns whether it is another one.
+    pub(crate) async fn look(&self) -> Result<bool, StoreError> {
+        let (before, begun) = (self.known(), (order::next(), Moment::now()));
+        let version = before.as_ref().and_then(|known| known.version.clone());
+        let (version, table, changed) = match (self.cell.read(TABLE, version.as_ref()).await?, before) {
+            (Found::Changed(version, content), _) => (Some(version), Table::read(&content)?, true),
+            (Found::Unchanged, Some(before)) => (before.version.clone(), before.table.clone(), false),
+            (Found::Unchanged | Found::Absent, before) => {
+                (None, Table::default(), before.is_none_or(|before| before.version.is_some()))
+            }
+        };
+        self.read(version, table, begun);
+        Ok(changed)
+    }
+
+    /// Returns the table that is known, read now if there is none that `suits`; tries again while the store is away.
+    async fn table(
+        &self,
+        suits: impl Fn(&Known<C::Version>) -> bool,
+    ) -> Result<Arc<Known<C::Version>>, StoreError> {
+        if let Some(known) = self.known().filter(|known| suits(known)) {
+            return Ok(known);
+        }
+        let mut pause = Pause::new(self.timeout);
+        loop {
+            let is_done = async || Ok(self.known().filter(|known| suits(known)));
+            let look = async {
+                self.look().await?;
+                Ok(self.known().expect("it was read"))
+            };
+            match self.looking.once(is_done, look).await {
+                Ok(known) => return Ok(known),
+                Err(error) if error.again() => pause.rest(error, false).await?,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    pub(crate) fn stamp(&self) -> Stamp {
+        Stamp { session: self.writer.clone(), number: self.writes.fetch_add(1, Relaxed) + 1 }
+    }
+
+    fn access<'a>(&'a self, stamp: &'a (dyn Fn() -> Stamp + Sync)) -> Access<'a, C> {
+        Access { cell: &self.cell, stamp, timeout: self.timeout }
+    }
+
+    /// Reads the sessions that matter to a step, and closes to renewal what it may take over. Ends when nothing is left to do, or no
+    /// time, or after as many as the scope says.
+    pub(crate) async fn prepare(&self, scope: &Scope) -> Result<Prepared, StoreError> {
+        let (begun, mut done, mut read) = (Moment::now(), Prepared::default(), BTreeSet::new());
+        let stamp = || self.stamp();
+        let access = &self.access(&stamp);
+        let (mut reads_left, mut closes_left) = (scope.most, scope.most);
+        // What is shown or broken is so by the newest table.
+        let mut least = if scope.shows || scope.closes.is_some() { order::next() } else { 0 };
+        loop {
+            let known = self.table(|known| known.begun > least).await?;
+            let now = self.cell.now().await?;
+            let Needs { read: to_read, close } = Needs::of(&known.table, &self.sessions.all(), now, scope);
+            let reads: Vec<String> = to_read.into_iter().filter(|session| !read.contains(session)).collect();
+            // What is not read yet is not closed yet.
+            let mut closes: Vec<_> = close
+                .into_iter()
+                .filter(|(session, _)| !done.failed.contains_key(session) && !reads.contains(session))
+                .collect();
+            done.more = !(reads.is_empty() && closes.is_empty());
+            let reads: Vec<String> = reads.into_iter().take(AT_A_TIME.min(reads_left)).collect();
+            closes.truncate(AT_A_TIME.min(closes_left));
+            let left = begun.left_of(self.timeout);
+            if (reads.is_empty() && closes.is_empty()) || left.is_zero() {
+                self.sessions.keep(&self.own.name().0, &known.table.sessions());
+                return Ok(done);
+            }
+            reads_left -= reads.len();
+            closes_left -= closes.len();
+            let asked = reads.clone();
+            let reading = reads.into_iter().map(|session| async move {
+                let outcome = self.sessions.read(&self.cell, &session).await;
+                (session, outcome)
+            });
+            read.extend(asked.iter().cloned());
+            let closing_of: Vec<String> = closes.iter().map(|(session, _)| session.clone()).collect();
+            let closing = closes.into_iter().map(|(session, locks)| {
+                let was_there = known.table.was_there(&session);
+                let if_absent = if was_there { IfAbsent::Gone } else { IfAbsent::Create };
+                async move {
+                    let outcome = self.sessions.close(access, &session, if_absent, &locks).await;
+                    (session, outcome)
+                }
+            });
+            let work = async {
+                let read: Vec<_> = stream::iter(reading).buffered(AT_ONCE).collect().await;
+                let closed: Vec<_> = stream::iter(closing).buffered(AT_ONCE).collect().await;
+                read.into_iter().chain(closed)
+            };
+            // A write that is given up may still be done: nothing is lost by that.
+            match tokio::time::timeout(left, work).await {
+                Ok(outcomes) => done.note(outcomes),
+                Err(_elapsed) => {
+                    // What was not answered in time counts as it was known.
+                    let late =
+                        StoreError::Cell(BackendError::new(BackendErrorKind::Timeout, "no answer in time"));
+                    done.failed.extend(
+                        asked.iter().cloned().chain(closing_of).map(|session| (session, late.clone())),
+                    );
+                    return Ok(Prepared { more: true, ..done });
+                }
+            }
+            // Whether a session that is absent was there before is for a table to say that was read after that.
+            let sessions = self.sessions.all();
+            let is_absent =
+                |session: &String| sessions.get(session).is_some_and(|seen| seen.cell == SeenCell::Absent);
+            if asked.iter().any(is_absent) {
+                least = order::next();
+            }
+        }
+    }
+
+    /// Returns whether a step would find more now than what it was prepared for.
+    pub(crate) async fn is_unprepared(&self, scope: &Scope, prepared: &Prepared) -> Result<bool, StoreError> {
+        let Some(known) = self.known() else { return Ok(true) };
+        let now = self.cell.now().await?;
+        let sessions = self.sessions.all();
+        let Needs { read, close } = Needs::of(&known.table, &sessions, now, scope);
+        let unread = read.into_iter().filter(|session| !sessions.contains_key(session));
+        Ok(close.into_keys().chain(unread).any(|session| !prepared.failed.contains_key(&session)))
+    }
+
+    /// Returns a table that `suits` and is from after the grant, whose sessions are known as far as they matter to it: a process may
+    /// release and renew what another one took, and of its own session it knows all.
+    pub(crate) async fn table_with(
+        &self,
+        hold: &Hold,
+        suits: impl Fn(&Known<C::Version>) -> bool,
+    ) -> Result<Arc<Known<C::Version>>, StoreError> {
+        let highest = hold.locks.iter().map(|(_, fence)| *fence).max().unwrap_or(0);
+        let known = self.table(|known| suits(known) && known.table.high >= highest).await?;
+        let (now, sessions, own) = (self.cell.now().await?, self.sessions.all(), self.own.name().0);
+        let mut unsure = BTreeSet::new();
+        for (id, fence) in &hold.locks {
+            let state = known.table.ids.get(id);
+            for held in state.into_iter().flat_map(|state| &state.held).filter(|held| held.fence == *fence) {
+                let session = &known.table.grants[fence].session;
+                let is_unsure = known.table.until(id, held, &sessions, now) < now.hi;
+                unsure.extend(Some(session).filter(|session| is_unsure && **session != own));
+            }
+        }
+        for session in unsure {
+            self.sessions.read(&self.cell, session).await?;
+        }
+        Ok(known)
+    }
+
+    /// Renews what a grant still holds: in the cell of its session, unless only a part of what is held under a fence is to be renewed,
+    /// or for longer than the table has it. Returns what is lost, and from when the lease counts.
+    pub(crate) async fn renew(self: &Arc<Self>, hold: Hold) -> Result<(Losses, Option<Moment>), StoreError> {
+        let young = Duration::from_micros(hold.lease) / YOUNG;
+        // Others that look at the same time share it. A lock that was just handed over was just looked at, and its offer ends soon.
+        let (asked, fences) = (order::next(), hold.locks.iter().map(|(_, fence)| *fence).collect::<Vec<_>>());
+        let (is_first, own) = (self.own.extended(&fences).is_none(), self.own.name().0);
+        let soon = self.cell.now().await?.hi.saturating_add(OFFER);
+        let is_offer = |table: &Table| {
+            let of_own = |fence: &u64| table.grants.get(fence).is_some_and(|grant| grant.session == own);
+            let ends_soon = |id: &String| {
+                let held = table.ids.get(id).into_iter().flat_map(|state| &state.held);
+                held.filter(|held| fences.contains(&held.fence)).all(|held| held.until <= soon)
+            };
+            fences.iter().all(of_own) && hold.locks.iter().all(|(id, _)| ends_soon(id))
+        };
+        let suits = |known: &Known<_>| {
+            known.begun > asked || (is_first && known.at.elapsed() < RECENT && is_offer(&known.table))
+        };
+        let known = self.table_with(&hold, suits).await?;
+        let now = self.cell.now().await?;
+        let sessions = self.sessions.all();
+        let mut table = known.table.clone();
+        let (name, exists) = self.own.name();
+        let mut step = Step::new(&mut table, &sessions, now, 0, Own { name: &name, exists });
+        let Renewable { mut lost, extend } = step.renew(&hold);
+        let is_partial =
+            !step.is_whole(&hold) || lost.iter().any(|(_, reason)| *reason == LossReason::Expired);
+        if is_partial || step.is_shorter(&hold) {
+            return Ok((self.renew_in_table(hold, None).await?, None));
+        }
+        let mut by_session: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+        for (session, fence) in extend {
+            by_session.entry(session).or_default().push(fence);
+        }
+        let mut since = None;
+        for (session, fences) in &by_session {
+            let renewed = if *session == name {
+                self.own.renews(&name, fences, hold.lease);
+                let (beat, renewed) = self.beat(&name, fences, hold.lease, young).await?;
+                since = since.or(beat);
+                renewed
+            } else {
+                self.extend_of(session, fences, hold.lease, &known.table).await?
+            };
+            // It is renewed if the session says so. Otherwise the table may still hold it: it was closed, or the cell is gone.
+            let is_open = |session: &Session, id: &String, fence: &u64| {
+                session.renewals.contains_key(fence) && session.closed_until(*fence, id).is_none()
+            };
+            let held = hold.locks.iter().enumerate().filter(|(position, (_, fence))| {
+                fences.contains(fence) && !lost.iter().any(|(of, _)| of == position)
+            });
+            let is_renewed = renewed
+                .as_ref()
+                .is_some_and(|session| held.clone().all(|(_, (id, fence))| is_open(session, id, fence)));
+            if !is_renewed {
+                let gone = renewed.is_none().then(|| session.clone());
+                return Ok((self.renew_in_table(hold, gone).await?, None));
+            }
+            if !known.table.was_there(session) {
+                self.mark(session);
+            }
+        }
+        lost.sort_by_key(|(position, _)| *position);
+        Ok((lost, since))
+    }
+
+    /// Notes in the table that the cell of a session is there. Nothing waits for that; it is tried again with the next renewal, and by
+    /// the next grant.
+    fn mark(self: &Arc<Self>, session: &str) {
+        let (store, session) = (self.clone(), session.to_owned());
+        shared_runtime().spawn(async move { store.submit(false, move |step| step.mark(&session)).await });
+    }
+
+    /// Renews what a grant holds in the table, and has this session go on with what a session held whose cell is `gone`.
+    async fn renew_in_table(
+        self: &Arc<Self>,
+        hold: Hold,
+        gone: Option<String>,
+    ) -> Result<Losses, StoreError> {
+        self.own.renews_no_more(hold.locks.iter().map(|(_, fence)| *fence));
+        self.submit(false, move |step| step.extend(&hold, gone.as_deref())).await
+    }
+
+    /// Renews grants of this process by its heartbeat, which renews all others of it as well. Returns from when that counts, if a
+    /// heartbeat of before was enough, and the session; `None` if its cell was removed.
+    async fn beat(
+        &self,
+        name: &str,
+        fences: &[u64],
+        lease: u64,
+        young: Duration,
+    ) -> Result<(Option<Moment>, Option<Arc<Session>>), StoreError> {
+        let is_done = async || {
+            let known = self.sessions.all().get(name).and_then(|seen| seen.session().cloned());
+            // By both clocks: the store's may have stepped since.
+            let until = self.cell.now().await?.hi.saturating_add(lease).saturating_sub(micros(young));
+            let lasts = |session: &Arc<Session>| {
+                let until_of = |fence| session.renewals.get(fence).map(|renewal| renewal.until);
+                fences.iter().all(|fence| until_of(fence).is_some_and(|of| of >= until))
+            };
+            let extended = self.own.extended(fences).filter(|sent| sent.elapsed() < young);
+            Ok(extended.zip(known.filter(lasts)).map(|(sent, session)| (Some(sent), Some(session))))
+        };
+        let beat = async { Ok((None, self.write_beat(name).await?)) };
+        self.own.beating.once(is_done, beat).await
+    }
+
+    /// Shows that the waiters of this process are alive, unless that was done within `pause`.
+    pub(crate) async fn show_life(&self, pause: Duration) -> Result<(), StoreError> {
+        let (name, _) = self.own.name();
+        let is_recent = async || Ok(self.own.last().filter(|last| last.elapsed() < pause).map(|_| ()));
+        self.own.beating.once(is_recent, async { self.write_beat(&name).await.map(drop) }).await
+    }
+
+    /// Writes the session of this process; returns it, or `None` if its cell was removed.
+    async fn write_beat(&self, name: &str) -> Result<Option<Arc<Session>>, StoreError> {
+        let (own, exists) = self.own.name();
+        if own != name {
+            return Ok(None);
+        }
+        let (sent, leases) = (Moment::now(), self.own.due());
+        let (known, waits) = (self.known(), self.waiters.count() > 0);
+        let stamp = || self.stamp();
+        let if_absent = if exists { IfAbsent::Gone } else { IfAbsent::Create };
+        let beat = |session: &mut Session, now: lockcore::backend::ServiceTime| {
+            session.extend(leases.iter().map(|(fence, lease)| (*fence, *lease)), now);
+            if waits {
+                session.alive = now.hi.saturating_add(ALIVE);
+            }
+            if let Some(known) = &known {
+                session.forget(&known.table);
+            }
+            true
+        };
+        let changed = self.sessions.change(&self.access(&stamp), name, if_absent, beat).await;
+        match changed {
+            Ok(Changed::To(session)) => {
+                self.own.beaten(name, sent, &leases);
+                return Ok(Some(session));
+            }
+            Ok(Changed::Gone) | Err(StoreError::Session(_)) => {
+                // What comes is another session's; those who wait move there by asking again.
+                self.own.lost(name);
+                self.waiters.wake_all();
+            }
+            Err(_) => {}
+        }
+        changed.map(|_| None)
+    }
+
+    /// Renews grants of another session: a process may go on with what another one took.
+    async fn extend_of(
+        &self,
+        session: &str,
+        fences: &[u64],
+        lease: u64,
+        table: &Table,
+    ) -> Result<Option<Arc<Session>>, StoreError> {
+        let if_absent = if table.was_there(session) { IfAbsent::Gone } else { IfAbsent::Create };
+        let stamp = || self.stamp();
+        let extend = |session: &mut Session, now: lockcore::backend::ServiceTime| {
+            session.extend(fences.iter().map(|fence| (*fence, lease)), now);
+            true
+        };
+        // The version that is known may be old, and another process's heartbeat goes on.
+        match self.sessions.change(&self.access(&stamp), session, if_absent, extend).await? {
+            Changed::To(session) => Ok(Some(session)),
+            Changed::Gone => Ok(None),
+        }
+    }
+}
+
+/// Runs `work` on the library's runtime: it completes even if the caller is dropped, and the caller needs no runtime.
+pub(crate) async fn hosted<T: Send + 'static>(
+    work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+) -> Result<T, StoreError> {
+    shared_runtime().spawn(work).await.unwrap_or(Err(StoreError::Ended))
+}
+
+impl<C: Cell> fmt::Debug for Store<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("writer", &self.writer).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,566 @@
+//! The table: all that is known of a namespace, and its form in JSON.
+//!
+//! It is data only; `step` decides. Times are the service's, in microseconds since 1970.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lockcore::{Mode, backend::ServiceTime, protocol};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::error::StoreError;
+
+/// The version of the format. A program refuses a cell of another one, and leaves it as it is.
+const FORMAT: u32 = 1;
+
+/// The version of this program. A later one that changes what a field means writes its own number as [`Table::oldest_program`], and
+/// is then refused by this one; a field that it only adds survives the steps of this one.
+const PROGRAM: u32 = 1;
+
+/// The fields of later programs, which a step keeps as they are.
+type Rest = Map<String, Value>;
+
+/// The longest form of a table after a step that adds to it, in bytes: each step writes all of it. What other steps add - tombstones,
+/// records - has room up to a mebibyte.
+pub(crate) const MAX_BYTES: usize = 3 << 18;
+
+/// The most tombstones that are kept: they must not fill the table.
+const TOMBSTONES: usize = 4096;
+
+/// Everything that is locked, queued for, frozen or withdrawn in a namespace.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) struct Table {
+    format: u32,
+    /// The oldest version of a program that may use the namespace.
+    #[serde(default, skip_serializing_if = "is_none")]
+    oldest_program: u32,
+    /// The last write: no two versions have the same bytes, so that none has the entity tag of another.
+    pub(crate) stamp: Stamp,
+    /// The highest fence that was granted.
+    pub(crate) high: u64,
+    /// The ticket of the next place.
+    pub(crate) ticket: u64,
+    /// The time at which the namespace was swept.
+    #[serde(default)]
+    pub(crate) swept: u64,
+    /// The grants, by fence.
+    pub(crate) grants: BTreeMap<u64, Grant>,
+    /// The ids that are held, frozen, or have breaks on record, by stored form.
+    pub(crate) ids: BTreeMap<String, Id>,
+    /// The places in the queue, by ticket: in order of arrival.
+    pub(crate) places: BTreeMap<u64, Place>,
+    /// Withdrawn attempts, and until when each is refused.
+    pub(crate) tombstones: BTreeMap<u64, u64>,
+    /// The last write of each process, by which it recognizes its own though others wrote since.
+    pub(crate) writes: BTreeMap<String, Write>,
+    /// The sessions whose cells were there: the absence of one says that it was removed, and not that nothing was renewed.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) there: BTreeMap<String, There>,
+    /// The way on which the store was seen to refuse writes whose condition does not hold: on another it is probed again.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) probed: String,
+    #[serde(flatten)]
+    rest: Rest,
+}
+
+/// A write of a session.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Stamp {
+    pub(crate) session: String,
+    pub(crate) number: u64,
+}
+
+/// The last write of a session.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Write {
+    pub(crate) number: u64,
+    pub(crate) at: u64,
+    /// The time for which it is kept, if that is longer than usual.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) kept: u64,
+}
+
+/// A session whose cell was there.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct There {
+    /// When it was missed first, if it was.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) missed: u64,
+    #[serde(flatten)]
+    rest: Rest,
+}
+
+/// The part that the ids of a grant have in common.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Grant {
+    pub(crate) context: String,
+    pub(crate) attempt: u64,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) owner: String,
+    /// The session that renews it.
+    pub(crate) session: String,
+    pub(crate) since: u64,
+    #[serde(flatten)]
+    pub(crate) rest: Rest,
+}
+
+/// An id.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Id {
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) held: Vec<Held>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) frozen: bool,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) breaks: Vec<Break>,
+    #[serde(flatten)]
+    pub(crate) rest: Rest,
+}
+
+/// One holder of an id.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Held {
+    /// The key of its grant.
+    pub(crate) fence: u64,
+    #[serde(with = "ModeForm")]
+    pub(crate) mode: Mode,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) permits: Vec<u32>,
+    /// The units in use of the id when it was granted.
+    pub(crate) in_use: u32,
+    pub(crate) lease: u64,
+    /// The end of the lease, unless the session of the grant renewed it.
+    pub(crate) until: u64,
+    /// A renewal from the future, which does not count: the service's clock was set back.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) ignored: u64,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) broken: bool,
+    /// The lock that the context held of the id before this attempt, to go back to if that is withdrawn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) prior: Option<Box<Held>>,
+    #[serde(flatten)]
+    pub(crate) rest: Rest,
+}
+
+/// The record of a break.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Break {
+    pub(crate) context: String,
+    pub(crate) fence: u64,
+    pub(crate) by: String,
+    pub(crate) at: u64,
+    pub(crate) now: bool,
+}
+
+/// A place in the queue.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Place {
+    pub(crate) context: String,
+    pub(crate) attempt: u64,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) owner: String,
+    pub(crate) session: String,
+    pub(crate) since: u64,
+    pub(crate) lease: u64,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) nested: bool,
+    pub(crate) claims: Vec<Claim>,
+    #[serde(flatten)]
+    pub(crate) rest: Rest,
+}
+
+/// One id of a set, and how it is wanted.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Claim {
+    pub(crate) id: String,
+    #[serde(with = "ModeForm")]
+    pub(crate) mode: Mode,
+}
+
+/// The form of a [`Mode`].
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Mode", rename_all = "lowercase")]
+enum ModeForm {
+    Shared,
+    Slots { permits: u32, limit: u32 },
+    Exclusive,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Table {
+            format: FORMAT,
+            oldest_program: 0,
+            stamp: Stamp::default(),
+            high: 0,
+            ticket: 1,
+            swept: 0,
+            grants: BTreeMap::new(),
+            ids: BTreeMap::new(),
+            places: BTreeMap::new(),
+            tombstones: BTreeMap::new(),
+            writes: BTreeMap::new(),
+            there: BTreeMap::new(),
+            probed: String::new(),
+            rest: Map::new(),
+        }
+    }
+}
+
+impl Table {
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self, StoreError> {
+        check_format(bytes)?;
+        let table: Table = serde_json::from_slice(bytes).map_err(|_| StoreError::Corrupt("the table"))?;
+        let known = |held: &Held| {
+            let prior = held.prior.as_deref();
+            [Some(held), prior].into_iter().flatten().all(|held| table.grants.contains_key(&held.fence))
+        };
+        let all_known = table.ids.values().flat_map(|id| &id.held).all(known);
+        // There are numbers left to go on with, for longer than any clock goes on.
+        let is_endless = |number: u64| number < u64::MAX / 2;
+        match (all_known, is_endless(table.high) && is_endless(table.ticket)) {
+            (true, true) => Ok(table),
+            (false, _) => Err(StoreError::Corrupt("a grant of the table")),
+            (true, false) => Err(StoreError::Corrupt("a number of the table")),
+        }
+    }
+
+    pub(crate) fn write(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("plain data has a form in JSON")
+    }
+
+    /// Returns the sessions with a grant or a place.
+    pub(crate) fn sessions(&self) -> BTreeSet<&str> {
+        let grants = self.grants.values().map(|grant| grant.session.as_str());
+        grants.chain(self.places.values().map(|place| place.session.as_str())).collect()
+    }
+
+    /// Returns whether the cell of a session was there once.
+    pub(crate) fn was_there(&self, session: &str) -> bool {
+        self.there.contains_key(session)
+    }
+
+    /// Notes that the cell of a session is there.
+    pub(crate) fn mark(&mut self, session: &str) {
+        if !self.was_there(session) && self.sessions().contains(session) {
+            self.there.insert(session.to_owned(), There { missed: 0, rest: Map::new() });
+        }
+    }
+
+    /// Returns the context of a holder.
+    pub(crate) fn context_of(&self, held: &Held) -> &str {
+        &self.grants[&held.fence].context
+    }
+
+    /// Returns the ticket of an attempt, if it has a place.
+    pub(crate) fn ticket_of(&self, context: &str, attempt: u64) -> Option<u64> {
+        let mut places = self.places.iter();
+        let place = places.find(|(_, place)| place.attempt == attempt && place.context == context);
+        place.map(|(ticket, _)| *ticket)
+    }
+
+    /// Forgets grants of which nothing is held, ids of which nothing is to be known, and what has had its time.
+    pub(crate) fn prune(&mut self, lo: u64, writes_kept: u64) {
+        self.ids.retain(|_, id| !id.held.is_empty() || id.frozen || !id.breaks.is_empty());
+        let all = self.ids.values().flat_map(|id| &id.held);
+        let used: BTreeSet<u64> = all
+            .flat_map(|held| std::iter::once(held.fence).chain(held.prior.as_ref().map(|prior| prior.fence)))
+            .collect();
+        self.grants.retain(|fence, _| used.contains(fence));
+        let live: BTreeSet<String> = self.sessions().into_iter().map(str::to_owned).collect();
+        self.there.retain(|session, _| live.contains(session));
+        self.tombstones.retain(|_, until| *until >= lo);
+        // Those that would end first go: a request that is so late that thousands were withdrawn since would have to be of a
+        // process that stood still.
+        let over = self.tombstones.len().saturating_sub(TOMBSTONES);
+        if over > 0 {
+            let mut all: Vec<(u64, u64)> = self.tombstones.iter().map(|(of, until)| (*until, *of)).collect();
+            all.sort_unstable();
+            for (_, attempt) in &all[..over] {
+                self.tombstones.remove(attempt);
+            }
+        }
+        self.writes.retain(|_, write| write.at.saturating_add(writes_kept.max(write.kept)) >= lo);
+    }
+}
+
+impl Id {
+    pub(crate) fn was_broken(&self, fence: u64) -> bool {
+        self.breaks.iter().any(|broken| broken.fence == fence)
+    }
+
+    pub(crate) fn record(&mut self, broken: Break) {
+        self.breaks.push(broken);
+        let over = self.breaks.len().saturating_sub(protocol::BREAKS_KEPT);
+        self.breaks.drain(..over);
+    }
+}
+
+/// The renewal of a grant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Renewal {
+    pub(crate) until: u64,
+    pub(crate) lease: u64,
+}
+
+/// The cell of a session: how far its grants were renewed, and how long its waiters are alive.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Session {
+    format: u32,
+    #[serde(default, skip_serializing_if = "is_none")]
+    oldest_program: u32,
+    pub(crate) stamp: Stamp,
+    /// The end of its last heartbeat: until then those who wait in this session are alive.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) alive: u64,
+    /// The last renewal of grants, by fence.
+    pub(crate) renewals: BTreeMap<u64, Renewal>,
+    /// The locks that are not renewed any more, by fence and id, and when their lease ends: it had ended and another process
+    /// takes over, or an administrator broke them. A renewal and this are writes of one cell, each on condition of the version
+    /// it was made for: only one of them succeeds.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) closed: BTreeMap<u64, BTreeMap<String, u64>>,
+    #[serde(flatten)]
+    rest: Rest,
+}
+
+/// A lock to be closed to renewal.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Close {
+    pub(crate) id: String,
+    pub(crate) fence: u64,
+    /// The end of its lease unless it was renewed.
+    pub(crate) until: u64,
+    /// The renewal from the future that does not count, see [`Held::ignored`].
+    pub(crate) ignored: u64,
+    /// Not if it was renewed to this or later.
+    pub(crate) unless_after: u64,
+}
+
+/// The most that another process's upper bound of the store's time may be above ours.
+const FUTURE: u64 = 5_000_000;
+
+/// Returns whether a lease of this length that ends then was written before the store's clock was set back.
+pub(crate) fn is_from_the_future(until: u64, lease: u64, now: ServiceTime) -> bool {
+    until > now.hi.saturating_add(lease).saturating_add(FUTURE)
+}
+
+impl Default for Session {
+    fn default() -> Self {
+        Session {
+            format: FORMAT,
+            oldest_program: 0,
+            stamp: Stamp::default(),
+            alive: 0,
+            renewals: BTreeMap::new(),
+            closed: BTreeMap::new(),
+            rest: Map::new(),
+        }
+    }
+}
+
+impl Session {
+    /// Returns when a closed lock ends; `None` if it is not closed.
+    pub(crate) fn closed_until(&self, fence: u64, id: &str) -> Option<u64> {
+        self.closed.get(&fence)?.get(id).copied()
+    }
+
+    /// Returns the end of the last renewal of a grant. One from the future lasts a lease from now, until the table says that it was
+    /// found out; from then on it is `ignored`.
+    pub(crate) fn renewed_until(&self, fence: u64, ignored: u64, now: ServiceTime) -> Option<u64> {
+        let Renewal { until, lease } =
+            *self.renewals.get(&fence).filter(|renewal| renewal.until != ignored)?;
+        let is_future = is_from_the_future(until, lease, now);
+        Some(if is_future { now.hi.saturating_add(lease) } else { until })
+    }
+
+    /// Returns the end of a lock by this session if it is from the future and was not found out before: that of a closed one, or of
+    /// the last renewal.
+    pub(crate) fn future(&self, held: &Held, id: &str, now: ServiceTime) -> Option<u64> {
+        let closed = self.closed_until(held.fence, id).map(|until| (until, held.lease));
+        let renewed = || self.renewals.get(&held.fence).map(|renewal| (renewal.until, renewal.lease));
+        let (until, lease) = closed.or_else(renewed)?;
+        (until != held.ignored && is_from_the_future(until, lease, now)).then_some(until)
+    }
+
+    /// Renews grants, each for a lease from now. A lock that is closed stays so.
+    pub(crate) fn extend(&mut self, leases: impl IntoIterator<Item = (u64, u64)>, now: ServiceTime) {
+        for (fence, lease) in leases {
+            let until = now.hi.saturating_add(lease);
+            let last = self.renewals.get(&fence);
+            let counts = |last: &&Renewal| !is_from_the_future(last.until, last.lease, now);
+            // Always another end, as the table may say that the last one does not count.
+            let until = last.filter(counts).map_or(until, |last| until.max(last.until.saturating_add(1)));
+            // A shorter one that ends no earlier is as long as what is left: it is not from the future.
+            let lease = lease.max(until.saturating_sub(now.hi));
+            self.renewals.insert(fence, Renewal { until, lease });
+        }
+    }
+
+    /// Closes locks to renewal, as they are now; returns whether that changes anything.
+    pub(crate) fn close(&mut self, locks: &[Close], now: ServiceTime) -> bool {
+        let mut changed = false;
+        for Close { id, fence, until, ignored, unless_after } in locks {
+            let until =
+                self.renewed_until(*fence, *ignored, now).map_or(*until, |renewed| renewed.max(*until));
+            if until < *unless_after && self.closed_until(*fence, id).is_none() {
+                self.closed.entry(*fence).or_default().insert(id.clone(), until);
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    /// Forgets the grants that were in the table once and are not any more.
+    pub(crate) fn forget(&mut self, table: &Table) {
+        let is_gone = |fence: u64| fence <= table.high && !table.grants.contains_key(&fence);
+        self.renewals.retain(|fence, _| !is_gone(*fence));
+        self.closed.retain(|fence, _| !is_gone(*fence));
+    }
+
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self, StoreError> {
+        check_format(bytes)?;
+        serde_json::from_slice(bytes).map_err(|_| StoreError::Corrupt("a session"))
+    }
+
+    pub(crate) fn write(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("plain data has a form in JSON")
+    }
+}
+
+/// The first thing to read of a cell: what follows may have any form.
+fn check_format(bytes: &[u8]) -> Result<(), StoreError> {
+    #[derive(Deserialize)]
+    struct Head {
+        format: u32,
+        #[serde(default)]
+        oldest_program: u32,
+    }
+    let head: Head = serde_json::from_slice(bytes).map_err(|_| StoreError::Corrupt("a cell"))?;
+    match (head.format, head.oldest_program) {
+        (FORMAT, ..=PROGRAM) => Ok(()),
+        (FORMAT, found) => Err(StoreError::Program { found, known: PROGRAM }),
+        (found, _) => Err(StoreError::Format { found, known: FORMAT }),
+    }
+}
+
+fn is_none(version: &u32) -> bool {
+    *version == 0
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_format_is_refused_and_named() {
+        let newer = br#"{"format":2,"anything":[]}"#;
+        let refused = Table::read(newer).expect_err("it is another format").to_string();
+        assert!(refused.contains('2') && refused.contains("newer program"), "{refused}");
+        assert!(Session::read(newer).is_err());
+        assert!(Table::read(b"{}").is_err() && Table::read(b"locked by me").is_err());
+    }
+
+    #[test]
+    fn what_is_written_is_read_as_it_was() {
+        let mut table = Table::default();
+        let grant = Grant {
+            context: "c".into(),
+            attempt: u64::MAX,
+            owner: String::new(),
+            session: "s".into(),
+            since: 1,
+            rest: Map::new(),
+        };
+        table.grants.insert(7, grant);
+        let held = |mode, prior| Held {
+            fence: 7,
+            mode,
+            permits: vec![0, 2],
+            in_use: 2,
+            lease: 3,
+            until: 4,
+            ignored: 0,
+            broken: true,
+            prior,
+            rest: Map::new(),
+        };
+        for mode in [Mode::Shared, Mode::Exclusive, Mode::Slots { permits: 2, limit: 3 }] {
+            let prior = Some(Box::new(held(Mode::Shared, None)));
+            table.ids.entry(format!("\u{1f512} \"{mode}\"")).or_default().held.push(held(mode, prior));
+        }
+        let claims = vec![Claim { id: "a".into(), mode: Mode::Shared }];
+        let (context, session) = ("d".to_owned(), "s".to_owned());
+        let (owner, attempt, since, lease, nested) = (String::new(), 1, 2, 3, true);
+        let rest = Map::new();
+        table
+            .places
+            .insert(1, Place { context, attempt, owner, session, since, lease, nested, claims, rest });
+        assert_eq!(Table::read(&table.write()).expect("our own form"), table);
+    }
+
+    /// A program of the next version adds fields, and this one goes on beside it.
+    #[test]
+    fn a_field_of_tomorrow_survives_a_step() {
+        let text = r#"{"format":1,"oldest_program":1,"stamp":{"session":"s","number":1},"high":7,"ticket":2,"of_table":[1],
+            "grants":{"7":{"context":"c","attempt":1,"session":"s","since":1,"of_grant":2}},
+            "ids":{"a":{"held":[{"fence":7,"mode":"shared","in_use":1,"lease":5,"until":9,"of_held":3}],"of_id":4}},
+            "places":{"1":{"context":"d","attempt":2,"session":"s","since":1,"lease":5,"claims":[],"of_place":5}},
+            "tombstones":{},"writes":{}}"#;
+        let mut table = Table::read(text.as_bytes()).expect("our own form");
+        table.prune(0, 0);
+        let written = String::from_utf8(table.write()).expect("it is JSON");
+        for field in ["of_table", "of_grant", "of_held", "of_id", "of_place"] {
+            assert!(written.contains(field), "{field} is gone: {written}");
+        }
+        let session = r#"{"format":1,"stamp":{"session":"s","number":1},"renewals":{},"of_session":1}"#;
+        let mut session = Session::read(session.as_bytes()).expect("our own form");
+        session.extend([(7, 5)], ServiceTime { lo: 1, hi: 1 });
+        assert!(String::from_utf8(session.write()).expect("it is JSON").contains("of_session"));
+    }
+
+    /// A table that is older than a grant says nothing of it.
+    #[test]
+    fn what_is_closed_is_forgotten_once_its_grant_is_gone() {
+        let mut session = Session::default();
+        let locks =
+            [5, 9].map(|fence| Close { id: "a".into(), fence, until: 1, ignored: 0, unless_after: 2 });
+        assert!(session.close(&locks, ServiceTime { lo: 3, hi: 3 }));
+        session.forget(&Table { high: 7, ..Table::default() });
+        assert_eq!((session.closed_until(5, "a"), session.closed_until(9, "a")), (None, Some(1)));
+    }
+
+    /// A program that changes what a field means shuts out those that would misread it.
+    #[test]
+    fn a_namespace_of_newer_programs_is_refused_and_named() {
+        let newer = br#"{"format":1,"oldest_program":2}"#;
+        let refused = Table::read(newer).expect_err("it is for newer programs").to_string();
+        assert!(refused.contains("version 2") && refused.contains("newer program"), "{refused}");
+        assert!(Session::read(newer).is_err());
+    }
+
+    /// A holder without its grant has no context: it cannot be decided about.
+    #[test]
+    fn a_holder_without_a_grant_is_refused() {
+        let mut table = Table::default();
+        let held = Held {
+            fence: 7,
+            mode: Mode::Exclusive,
+            permits: Vec::new(),
+            in_use: 1,
+            lease: 3,
+            until: 4,
+            ignored: 0,
+            broken: false,
+            prior: None,
+            rest: Map::new(),
+        };
+        table.ids.entry("a".into()).or_default().held.push(held);
+        assert!(Table::read(&table.write()).is_err());
+    }
+}

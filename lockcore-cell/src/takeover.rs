@@ -1,0 +1,384 @@
+//! Sessions of other processes, as far as they matter to a step: what has to be read of them, which locks have to be closed to
+//! renewal before a step may take over, and what that evidence says of a lease or a place. Pure, as a step is.
+//!
+//! This is the one place that says what the cell of a session means: one that is there, absent, or unreadable, and a renewal that a
+//! clock that was set back has left in the future.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use lockcore::{backend::ServiceTime, protocol, rules};
+
+use crate::{
+    step::{Request, Step, micros},
+    table::{Close, Held, Place, Session, Table, is_from_the_future},
+};
+
+/// The time for which a heartbeat, and a new place without one, counts.
+pub(crate) const ALIVE: u64 = micros(protocol::HEARTBEAT_LASTS);
+
+/// The sessions that were read, by name.
+pub(crate) type Sessions = BTreeMap<String, Seen>;
+
+/// A session as it was read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Seen {
+    pub(crate) cell: SeenCell,
+    /// The lower bound of the store's time before it was read.
+    pub(crate) at: u64,
+    /// The upper bound of the time after it was first read as it is.
+    pub(crate) since: u64,
+    /// The table said before that read that the cell was there: if it is absent, it was removed. By the order of what this process
+    /// learned, as the store's clock may step.
+    pub(crate) is_after_mark: bool,
+}
+
+/// The cell of a session as it was read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum SeenCell {
+    There(Arc<Session>),
+    /// There is no cell.
+    Absent,
+    /// It is not in a form that this program knows.
+    Unreadable,
+}
+
+/// The meaning of a session that was seen absent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Absence {
+    /// It was never there: nothing was renewed in it.
+    Never,
+    /// It was seen absent before it was there, and not since.
+    Unknown,
+    /// It was removed, and is missed since this time at most.
+    Since(u64),
+}
+
+/// The end of a lease by the table and by what is known of its session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct End {
+    pub(crate) until: u64,
+    /// No renewal can succeed any more.
+    pub(crate) is_final: bool,
+}
+
+impl Seen {
+    pub(crate) fn session(&self) -> Option<&Arc<Session>> {
+        match &self.cell {
+            SeenCell::There(session) => Some(session),
+            SeenCell::Absent | SeenCell::Unreadable => None,
+        }
+    }
+
+    /// Returns whether a place of the session is certainly dead. Nothing is known of one whose cell cannot be read, or was read before
+    /// the store's clock was set back.
+    fn is_dead(&self, place: &Place, was_there: bool, now: ServiceTime) -> bool {
+        self.cell != SeenCell::Unreadable && self.at <= now.hi && self.alive_until(place, was_there) < self.at
+    }
+
+    fn alive_until(&self, place: &Place, was_there: bool) -> u64 {
+        // What is from the future was written before the store's clock was set back, and what is missing was there: for those the
+        // time counts from when this was seen first.
+        let seen = self.since.saturating_add(ALIVE);
+        let counted = |until: u64| if until > self.at.saturating_add(2 * ALIVE) { seen } else { until };
+        let beat = match &self.cell {
+            SeenCell::There(session) => counted(session.alive),
+            SeenCell::Absent if was_there => seen,
+            SeenCell::Absent | SeenCell::Unreadable => 0,
+        };
+        beat.max(counted(place.since.saturating_add(ALIVE)))
+    }
+}
+
+impl Table {
+    /// Returns the end of the lease of a holder of `id`.
+    ///
+    /// The table and the session both say when it ends, and the later counts. A lock that is closed is renewed in the table only. So is
+    /// one whose session was there and is absent; its holder may have renewed there until it was removed, so that the longest lease
+    /// counts from when it was missed first.
+    pub(crate) fn end(&self, id: &str, held: &Held, sessions: &Sessions, now: ServiceTime) -> End {
+        let grant = &self.grants[&held.fence];
+        let by_table = End { until: held.until, is_final: false };
+        let Some(seen) = sessions.get(&grant.session) else { return by_table };
+        match &seen.cell {
+            SeenCell::Unreadable => End { until: now.hi.saturating_add(held.lease), is_final: false },
+            SeenCell::Absent => match self.absence(&grant.session, seen) {
+                Absence::Never => by_table,
+                Absence::Unknown => End { until: now.hi.saturating_add(held.lease), is_final: false },
+                Absence::Since(since) => {
+                    End { until: held.until.max(since.saturating_add(held.lease)), is_final: true }
+                }
+            },
+            SeenCell::There(session) => match session.closed_until(held.fence, id) {
+                Some(closed) if closed == held.ignored => End { until: held.until, is_final: true },
+                Some(closed) if is_from_the_future(closed, held.lease, now) => {
+                    End { until: now.hi.saturating_add(held.lease), is_final: true }
+                }
+                Some(closed) => End { until: held.until.max(closed), is_final: true },
+                None => {
+                    let renewed = session.renewed_until(held.fence, held.ignored, now).unwrap_or(0);
+                    End { until: held.until.max(renewed), is_final: false }
+                }
+            },
+        }
+    }
+
+    /// Returns what it means that a session was seen absent.
+    fn absence(&self, session: &str, seen: &Seen) -> Absence {
+        let Some(there) = self.there.get(session) else { return Absence::Never };
+        match seen.is_after_mark {
+            true => Absence::Since(if there.missed > 0 { there.missed.min(seen.since) } else { seen.since }),
+            false => Absence::Unknown,
+        }
+    }
+
+    pub(crate) fn until(&self, id: &str, held: &Held, sessions: &Sessions, now: ServiceTime) -> u64 {
+        self.end(id, held, sessions, now).until
+    }
+
+    /// Returns whether the session of a place is known to be dead.
+    fn is_dead(&self, place: &Place, sessions: &Sessions, now: ServiceTime) -> bool {
+        let was_there = self.was_there(&place.session);
+        sessions.get(&place.session).is_some_and(|seen| seen.is_dead(place, was_there, now))
+    }
+
+    /// Returns the first place before `before` that keeps this claim from being served.
+    fn blocker(&self, id: &str, mode: lockcore::Mode, before: u64) -> Option<&Place> {
+        let places = self.places.range(..before).map(|(_, place)| place);
+        places
+            .into_iter()
+            .find(|place| place.claims.iter().any(|claim| claim.id == id && !rules::passes(mode, claim.mode)))
+    }
+}
+
+/// The part of a table that a request is about.
+#[derive(Clone, Debug)]
+pub(crate) struct Scope {
+    /// The holders of these ids.
+    pub(crate) ids: Vec<String>,
+    /// The holders of all ids.
+    pub(crate) all: bool,
+    /// The leases are shown, so that their renewals are read although they seem to last.
+    pub(crate) shows: bool,
+    /// The lock that the step closes to renewal, by id and fence.
+    pub(crate) closes: Option<(String, u64)>,
+    /// At most so many sessions are read, and so many closed.
+    pub(crate) most: usize,
+    /// The claims whose waiters before them matter, with the ticket of the request if it has a place.
+    pub(crate) waits: Vec<Arc<Request>>,
+}
+
+impl Default for Scope {
+    fn default() -> Self {
+        let (ids, waits) = (Vec::new(), Vec::new());
+        Scope { ids, all: false, shows: false, closes: None, most: usize::MAX, waits }
+    }
+}
+
+impl Scope {
+    pub(crate) fn of(request: &Arc<Request>) -> Self {
+        let ids = request.claims.iter().map(|claim| claim.id.clone()).collect();
+        Scope { ids, waits: vec![request.clone()], ..Scope::default() }
+    }
+}
+
+/// The reads and writes of sessions that have to precede a step.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Needs {
+    /// The sessions to read: a lease that seems to be over may have been renewed, a waiter without a heartbeat may have one.
+    pub(crate) read: BTreeSet<String>,
+    /// The locks to close to renewal, by session: their leases are over, or an administrator breaks them.
+    pub(crate) close: BTreeMap<String, Vec<Close>>,
+}
+
+impl Needs {
+    pub(crate) fn of(table: &Table, known: &Sessions, now: ServiceTime, scope: &Scope) -> Self {
+        let mut needs = Needs::default();
+        let Scope { ids, all, .. } = scope;
+        let in_scope: Vec<(&String, &crate::table::Id)> = match all {
+            true => table.ids.iter().collect(),
+            false => ids.iter().filter_map(|id| table.ids.get_key_value(id)).collect(),
+        };
+        for (id, held) in
+            in_scope.iter().flat_map(|(id, state)| state.held.iter().map(move |held| (*id, held)))
+        {
+            needs.add_holder(table, id, held, known, now, scope);
+        }
+        for request in &scope.waits {
+            needs.add_waiters(table, request, known, now);
+        }
+        needs
+    }
+
+    fn add_holder(
+        &mut self,
+        table: &Table,
+        id: &str,
+        held: &Held,
+        known: &Sessions,
+        now: ServiceTime,
+        scope: &Scope,
+    ) {
+        let session = &table.grants[&held.fence].session;
+        let breaks = scope.closes.as_ref().is_some_and(|(of, fence)| of == id && *fence == held.fence);
+        let End { until, is_final } = table.end(id, held, known, now);
+        let is_unknown = |seen: &Seen| match seen.cell {
+            SeenCell::Unreadable => true,
+            SeenCell::Absent => table.absence(session, seen) == Absence::Unknown,
+            SeenCell::There(_) => false,
+        };
+        let is_unknown = known.get(session).is_some_and(is_unknown);
+        let is_unsure = until < now.hi || is_from_the_future(until, held.lease, now);
+        if scope.shows || breaks || is_unknown || (is_unsure && !is_final) {
+            self.read.insert(session.clone());
+        }
+        // Of a session that was removed there is nothing to close: the table decides.
+        let is_gone = |seen: &&Seen| seen.cell == SeenCell::Absent && table.was_there(session);
+        let can_close = known.get(session).is_some_and(|seen| !is_gone(&seen));
+        if !is_final && (until < now.lo || breaks) && can_close {
+            // Renewed in the last moment, it is not taken over from.
+            let unless_after = if breaks { u64::MAX } else { now.lo };
+            let (until, ignored) = (held.until, held.ignored);
+            let close = Close { id: id.to_owned(), fence: held.fence, until, ignored, unless_after };
+            self.close.entry(session.clone()).or_default().push(close);
+        }
+    }
+
+    /// Adds the session of the place that keeps a request from being served; if that is dead, those of all places before it, so
+    /// that the dead are found together.
+    fn add_waiters(&mut self, table: &Table, request: &Request, known: &Sessions, now: ServiceTime) {
+        let before = table.ticket_of(&request.context, request.attempt).unwrap_or(u64::MAX);
+        let is_overdue = |place: &&Place| match known.get(&place.session) {
+            // It was seen before the clock was set back.
+            Some(seen) => {
+                let was_there = table.was_there(&place.session);
+                seen.alive_until(place, was_there) < now.hi || seen.at > now.hi
+            }
+            None => place.since.saturating_add(ALIVE) < now.hi || place.since > now.hi,
+        };
+        for claim in &request.claims {
+            let Some(blocker) = table.blocker(&claim.id, claim.mode, before).filter(is_overdue) else {
+                continue;
+            };
+            self.read.insert(blocker.session.clone());
+            if table.is_dead(blocker, known, now) {
+                let others = table.places.range(..before).map(|(_, place)| place).filter(is_overdue);
+                self.read.extend(others.map(|place| place.session.clone()));
+            }
+        }
+    }
+}
+
+impl Step<'_> {
+    /// Removes what is over, lets leases from the future count from now, and hands over what became free.
+    pub(crate) fn clean(&mut self) {
+        self.remove_ended_up_to(usize::MAX);
+        self.serve();
+    }
+
+    /// Returns whether there is anything to remove on these ids, or before these requests.
+    pub(crate) fn has_ended(&self, scope: &Scope) -> bool {
+        let on = |id: &String| self.table.ids.get(id).map(|id| &id.held[..]).unwrap_or_default();
+        let is_over = |id: &String, held: &Held| {
+            let End { until, is_final } = self.table.end(id, held, self.sessions, self.now);
+            is_final && until < self.now.lo
+        };
+        let any_held = scope.ids.iter().any(|id| on(id).iter().any(|held| is_over(id, held)));
+        any_held
+            || self.table.places.values().any(|place| {
+                place.claims.iter().any(|claim| scope.ids.contains(&claim.id))
+                    && self.table.is_dead(place, self.sessions, self.now)
+            })
+    }
+
+    /// Removes at most `most` holders whose lease is over, and the places of the dead; returns how many, and whether there are
+    /// more.
+    pub(crate) fn remove_ended_up_to(&mut self, most: usize) -> (usize, bool) {
+        let (now, sessions, mut removed, mut more) = (self.now, self.sessions, 0, false);
+        let mut over: Vec<(String, u64)> = Vec::new();
+        for (id, state) in &self.table.ids {
+            for held in &state.held {
+                let End { until, is_final } = self.table.end(id, held, sessions, now);
+                if is_final && until < now.lo {
+                    match removed < most {
+                        true => over.push((id.clone(), held.fence)),
+                        false => more = true,
+                    }
+                    removed += usize::from(removed < most);
+                }
+            }
+        }
+        for (id, fence) in over {
+            if let Some(state) = self.table.ids.get_mut(&id) {
+                state.held.retain(|held| held.fence != fence);
+            }
+            self.rooms.push((id, 0));
+        }
+        self.count_from_now();
+        let dead = self.table.places.iter().filter(|(_, place)| self.table.is_dead(place, sessions, now));
+        let dead: BTreeSet<u64> = dead.map(|(ticket, _)| *ticket).collect();
+        if !dead.is_empty() {
+            removed += dead.len();
+            self.remove_places(|ticket, _| dead.contains(&ticket));
+        }
+        (removed, more)
+    }
+
+    /// Lets what was written before the store's clock was set back last for a lease from now, where the session was read as well: the
+    /// grant and its renewal are found out together.
+    fn count_from_now(&mut self) {
+        let (now, sessions) = (self.now, self.sessions);
+        for (session, there) in &mut self.table.there {
+            let Some(seen) = sessions.get(session).filter(|seen| seen.cell == SeenCell::Absent) else {
+                continue;
+            };
+            if seen.is_after_mark {
+                // Said to all, as a process that asks once has no time to wait.
+                let since = seen.since.min(now.hi);
+                there.missed = if there.missed > 0 { there.missed.min(since) } else { since };
+            }
+        }
+        let Table { ids, grants, .. } = &mut *self.table;
+        for (id, state) in ids {
+            for held in &mut state.held {
+                let Some(grant) = grants.get(&held.fence) else { continue };
+                let Some(seen) = sessions.get(&grant.session) else { continue };
+                let future = seen.session().and_then(|session| session.future(held, id, now));
+                if future.is_some() || is_from_the_future(held.until, held.lease, now) {
+                    held.until = now.hi.saturating_add(held.lease);
+                    held.ignored = future.unwrap_or(held.ignored);
+                }
+            }
+        }
+    }
+
+    /// Returns what is left of a lease until it is certainly over, at most all of it.
+    pub(crate) fn left(&self, id: &str, held: &Held) -> Duration {
+        let until = self.table.until(id, held, self.sessions, self.now);
+        let session = self.sessions.get(&self.table.grants[&held.fence].session).and_then(Seen::session);
+        let renewal = session.and_then(|session| session.renewals.get(&held.fence));
+        let lease = renewal.map_or(0, |renewal| renewal.lease).max(held.lease);
+        Duration::from_micros(until.saturating_sub(self.now.lo).min(lease))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_judged_by_what_was_seen_since_the_clock_was_set_back() {
+        const NOW: u64 = 1_795_000_000_000_000;
+        let text =
+            r#"{"context":"c","attempt":1,"session":"s","since":1795000000000000,"lease":1,"claims":[]}"#;
+        let place: Place = serde_json::from_str(text).expect("our own form");
+        let later = NOW + 3_600_000_000;
+        let at = |time| ServiceTime { lo: time, hi: time };
+        let seen = Seen { cell: SeenCell::Absent, at: later, since: later, is_after_mark: false };
+        assert!(seen.is_dead(&place, false, at(later)), "it is an hour old");
+        assert!(!seen.is_dead(&place, false, at(NOW)), "that was seen in the future");
+    }
+}

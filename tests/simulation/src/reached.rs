@@ -1,0 +1,105 @@
+//! Counters at rare branches: what a run has shown, and what it has not.
+
+use std::{collections::BTreeMap, fmt};
+
+use crate::plan::World;
+
+/// What happens to the callers, in each world.
+const ALL: &[&str] = &[
+    "admin: broke a lock at once",
+    "admin: froze an id",
+    "admin: stopped the renewal of a lock",
+    "callback stopped, its locks were lost",
+    "dropped in the queue or before",
+    "dropped while it held",
+    "elected",
+    "ended as failed",
+    "ended as lost",
+    "given up at a poll",
+    "granted after a wait",
+    "guarded write refused",
+    "held past a lease",
+    "kept for a time",
+    "nested call granted",
+    "nested call refused",
+    "process stood still past its lease",
+    "process suspended past its lease",
+    "refused at once",
+    "refused after a wait",
+    "released in part",
+    "stalled past its lease",
+    "swept by hand",
+    "swept something",
+];
+
+/// What happens in the store and on the way to it.
+const CELL: &[&str] = &[
+    "answer lost of a read",
+    "answer lost of a write that was done",
+    "clock stepped back",
+    "clock stepped forward",
+    "create refused, the cell exists",
+    "late write done after its sender gave up",
+    "late write done after its sender died",
+    "late write refused",
+    "list hides a new cell",
+    "list shows a removed cell",
+    "lost answer, then read as done",
+    "lost answer, then overwritten before it was read",
+    "process cut off",
+    "process died",
+    "process died while it held",
+    "process died while it waited",
+    "read of a garbled cell",
+    "read of a removed cell",
+    "read unchanged",
+    "refused as busy",
+    "refused as denied",
+    "refused as unavailable",
+    "request lost",
+    "session cell collected",
+    "session cell forgotten",
+    "session cell garbled",
+    "session of another closed",
+    "store could not be opened at first",
+    "take-over after a death",
+    "write doubled, the second refused",
+    "write lost a race",
+];
+
+/// How often each branch was reached.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Reached(BTreeMap<&'static str, u64>);
+
+impl Reached {
+    pub(crate) fn new(world: World) -> Self {
+        let cell: &[_] = if world == World::Cell { CELL } else { &[] };
+        Reached(ALL.iter().chain(cell).map(|name| (*name, 0)).collect())
+    }
+
+    pub(crate) fn count(&mut self, what: &'static str) {
+        let count = self.0.get_mut(what);
+        *count.unwrap_or_else(|| panic!("{what:?} is in no list of branches")) += 1;
+    }
+
+    /// Adds those of another run.
+    pub fn add(&mut self, other: &Reached) {
+        for (name, count) in &other.0 {
+            *self.0.entry(name).or_default() += count;
+        }
+    }
+
+    /// Returns those that were never reached.
+    pub fn missing(&self) -> Vec<&'static str> {
+        self.0.iter().filter(|(_, count)| **count == 0).map(|(name, _)| *name).collect()
+    }
+}
+
+impl fmt::Display for Reached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, count) in &self.0 {
+            writeln!(f, "{count:>10}  {name}")?;
+        }
+        Ok(())
+    }
+}
