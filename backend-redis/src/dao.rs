@@ -143,10 +143,11 @@ impl<I: Ident, C: ContextId> RedisLockDao<I, C> {
         wait.arg(count).arg(within.as_millis().max(1) as u64);
         match session.command(wait).await? {
             Value::Int(have) if have >= i64::from(count) => Ok(()),
-            have => {
-                let message = format!("redis: {have:?} of {count} replicas confirmed within {within:?}");
+            Value::Int(have) => {
+                let message = format!("redis: {have} of {count} replicas confirmed within {within:?}");
                 Err(BackendError::new(BackendErrorKind::Unavailable, message))
             }
+            other => Err(unexpected(&format!("{other:?} where a number was expected"))),
         }
     }
 

@@ -19,7 +19,7 @@ use crate::{
     error::StoreError,
     order,
     pause::Pause,
-    step::{Own, Step, micros},
+    step::{Step, micros},
     store::{Store, TABLE},
     table::{MAX_BYTES, Table, Write},
     takeover::Sessions,
@@ -196,6 +196,10 @@ impl<C: Cell> Store<C> {
             return Ok(Some(number));
         }
         table.prune(now.lo, WRITES_KEPT);
+        let (own, exists) = self.own.name();
+        if exists {
+            table.mark(&own);
+        }
         let kept = 2 * micros(self.timeout);
         let kept = if kept > WRITES_KEPT { kept } else { 0 };
         table.writes.insert(self.writer.clone(), Write { number, at: now.lo, kept });
@@ -239,9 +243,8 @@ impl<C: Cell> Store<C> {
         number: u64,
     ) -> (Table, bool) {
         let (mut table, sessions): (Table, Sessions) = (table.clone(), self.sessions.all());
-        let (name, exists) = self.own.name();
-        let own = Own { name: &name, exists };
-        let mut step = Step::new(&mut table, &sessions, now, self.cell.least_fence(now), own);
+        let (own, _) = self.own.name();
+        let mut step = Step::new(&mut table, &sessions, now, self.cell.least_fence(now), &own);
         let mut grows = false;
         for job in batch {
             grows |= job.grows();

@@ -10,7 +10,7 @@ use lockcore_conformance::hostile::feed;
 
 use crate::{
     admin, poll,
-    step::{Hold, Own, Request, Step},
+    step::{Hold, Request, Step},
     table::{Claim, Session, Table},
     takeover::{Needs, Scope, Seen, SeenCell, Sessions},
 };
@@ -114,7 +114,7 @@ fn every_step_with(table: &Table, sessions: &Sessions) {
     let _ = poll::state(table, sessions, now, &request("e", 7, Mode::Shared));
     let each = |step: &dyn Fn(&mut Step<'_>)| {
         let mut changed = table.clone();
-        step(&mut Step::new(&mut changed, sessions, now, NOW, Own { name: "s", exists: true }));
+        step(&mut Step::new(&mut changed, sessions, now, NOW, "s"));
         changed.prune(now.lo, 1);
         let content = changed.write();
         assert!(Table::read(&content).is_ok(), "a step wrote what it cannot read: {changed:?}");

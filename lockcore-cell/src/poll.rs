@@ -17,7 +17,7 @@ use lockcore::{
 use crate::{
     cell::Cell,
     error::StoreError,
-    step::{Own, Request, Step},
+    step::{Request, Step},
     store::{Store, TABLE, hosted},
     table::Table,
     takeover::{Scope, Sessions},
@@ -127,8 +127,8 @@ impl<C: Cell> Store<C> {
         let Some(known) = self.known() else { return Ok(()) };
         let now = self.cell.now().await?;
         let (mut table, sessions) = (known.table.clone(), self.sessions.all());
-        let (name, exists) = self.own.name();
-        let step = Step::new(&mut table, &sessions, now, 0, Own { name: &name, exists });
+        let (own, _) = self.own.name();
+        let step = Step::new(&mut table, &sessions, now, 0, &own);
         match step.has_ended(&scope) {
             true => self.submit(false, |step| step.clean()).await,
             false => Ok(()),

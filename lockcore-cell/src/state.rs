@@ -143,12 +143,11 @@ impl engine::Table for Step<'_> {
             context: context.clone(),
             attempt: *attempt,
             owner: owner.clone(),
-            session: self.place(terms).map_or(self.own.name, |place| &place.session).to_owned(),
+            session: self.place(terms).map_or(self.session, |place| &place.session).to_owned(),
             since: self.now.lo,
             rest: Map::new(),
         };
         self.table.grants.insert(fence, grant);
-        self.mark_own();
         Ok(fence)
     }
 
@@ -215,13 +214,12 @@ impl engine::Table for Step<'_> {
     }
 
     fn queue(&mut self, request: &Request, ticket: Option<u64>) -> Result<(), Infallible> {
-        let (session, since) = (self.own.name.to_owned(), self.now.hi);
+        let (session, since) = (self.session.to_owned(), self.now.hi);
         if let Some(place) = ticket.and_then(|ticket| self.table.places.get_mut(&ticket)) {
             place.lease = request.lease;
             if place.session != session {
                 // Its first heartbeat has the time that that of a new place has.
                 (place.session, place.since) = (session, since);
-                self.mark_own();
             }
             return Ok(());
         }
@@ -235,7 +233,6 @@ impl engine::Table for Step<'_> {
         let rest = Map::new();
         let place = Place { context, attempt, owner, session, since, lease, nested, claims, rest };
         self.table.places.insert(ticket, place);
-        self.mark_own();
         Ok(())
     }
 

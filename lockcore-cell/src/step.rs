@@ -50,14 +50,6 @@ pub(crate) struct Renewable {
     pub(crate) extend: Vec<(String, u64)>,
 }
 
-/// The session of the process that makes a step.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Own<'a> {
-    pub(crate) name: &'a str,
-    /// Its cell is there.
-    pub(crate) exists: bool,
-}
-
 /// A table under change.
 pub(crate) struct Step<'a> {
     pub(crate) table: &'a mut Table,
@@ -65,8 +57,8 @@ pub(crate) struct Step<'a> {
     pub(crate) now: ServiceTime,
     /// The least fence of a grant.
     pub(crate) least_fence: u64,
-    /// The session of this process.
-    pub(crate) own: Own<'a>,
+    /// The session of the process that makes the step.
+    pub(crate) session: &'a str,
     /// The ids with room for those who wait.
     pub(crate) rooms: Vec<(String, u64)>,
     /// The queues of the table's places, made when one is asked for first.
@@ -110,9 +102,9 @@ impl<'a> Step<'a> {
         sessions: &'a Sessions,
         now: ServiceTime,
         least_fence: u64,
-        own: Own<'a>,
+        session: &'a str,
     ) -> Self {
-        Step { table, sessions, now, least_fence, own, rooms: Vec::new(), queues: None }
+        Step { table, sessions, now, least_fence, session, rooms: Vec::new(), queues: None }
     }
 
     /// Takes the whole set, or nothing of it; a request that is to wait gets a place.
@@ -177,8 +169,7 @@ impl<'a> Step<'a> {
             }
             let grant = step.table.grants.get_mut(&fence);
             if let Some(grant) = grant.filter(|grant| Some(&*grant.session) == gone) {
-                grant.session = step.own.name.to_owned();
-                step.mark_own();
+                grant.session = step.session.to_owned();
             }
             Ok(())
         });
@@ -193,13 +184,6 @@ impl<'a> Step<'a> {
     /// Notes that the cell of a session is there.
     pub(crate) fn mark(&mut self, session: &str) {
         self.table.mark(session);
-    }
-
-    /// Notes that of the own one, if it is.
-    pub(crate) fn mark_own(&mut self) {
-        if self.own.exists {
-            self.table.mark(self.own.name);
-        }
     }
 
     /// Removes some places from all their queues.

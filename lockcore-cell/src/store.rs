@@ -31,7 +31,7 @@ use crate::{
     pause::Pause,
     sessions::{Access, Book, Changed, IfAbsent},
     state::OFFER,
-    step::{Hold, Losses, Own, Renewable, Request, Step, micros},
+    step::{Hold, Losses, Renewable, Request, Step, micros},
     table::{Session, Stamp, Table},
     takeover::{ALIVE, Needs, Scope, SeenCell},
 };
@@ -355,8 +355,7 @@ impl<C: Cell> Store<C> {
         let now = self.cell.now().await?;
         let sessions = self.sessions.all();
         let mut table = known.table.clone();
-        let (name, exists) = self.own.name();
-        let mut step = Step::new(&mut table, &sessions, now, 0, Own { name: &name, exists });
+        let mut step = Step::new(&mut table, &sessions, now, 0, &own);
         let Renewable { mut lost, extend } = step.renew(&hold);
         let is_partial =
             !step.is_whole(&hold) || lost.iter().any(|(_, reason)| *reason == LossReason::Expired);
@@ -369,9 +368,9 @@ impl<C: Cell> Store<C> {
         }
         let mut since = None;
         for (session, fences) in &by_session {
-            let renewed = if *session == name {
-                self.own.renews(&name, fences, hold.lease);
-                let (beat, renewed) = self.beat(&name, fences, hold.lease, young).await?;
+            let renewed = if *session == own {
+                self.own.renews(&own, fences, hold.lease);
+                let (beat, renewed) = self.beat(&own, fences, hold.lease, young).await?;
                 since = since.or(beat);
                 renewed
             } else {

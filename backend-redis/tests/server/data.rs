@@ -208,7 +208,8 @@ pub(crate) async fn a_replicated_lock_survives_a_failover() -> TestResult {
     let place = Place::at(watched.url()).patient_for(Duration::from_secs(1));
     let locks = place.locks_on(place.builder().replicas(1, Duration::from_millis(500)).open().await?)?;
     let store = place.store().await;
-    let guard = locks.lease(Duration::from_secs(60)).lock(["a"]).await?;
+    // A machine that is busy may take longer than 500 ms to have it confirmed.
+    let guard = locks.lease(Duration::from_secs(60)).wait(Wait::up_to(PATIENCE)).lock(["a"]).await?;
     let held = guard.leave();
     watched.master.kill().await?;
     watched.promoted(&watched.replica).await?;

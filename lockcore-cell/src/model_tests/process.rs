@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     poll::{self, State as Look},
-    step::{Hold, Own, Request, Step, Verdict},
+    step::{Hold, Request, Step, Verdict},
     table::{Claim, Table, Write},
     takeover::{Needs, Scope},
 };
@@ -61,7 +61,7 @@ impl State {
             if setup.fault == Fault::NoQueue { std::mem::take(&mut new.places) } else { Default::default() };
         let name = session(process);
         let least_fence = now.hi;
-        let mut step = Step::new(&mut new, &sessions, now, least_fence, Own { name: &name, exists: true });
+        let mut step = Step::new(&mut new, &sessions, now, least_fence, &name);
         let answer = match job {
             Job::Acquire => match step.acquire(&Self::request(process, setup)) {
                 Verdict::Granted(granted) => Answer::Fence(granted[0].fence),
@@ -98,6 +98,7 @@ impl State {
     pub(super) fn write(&mut self, process: usize, job: Job, mut new: Table, answer: Answer) {
         let stamp = self.stamp(process);
         new.prune(self.time() - SKEW, crate::driver::WRITES_KEPT);
+        new.mark(&session(process));
         new.writes.insert(session(process), Write { number: stamp.number, at: BEGIN, kept: 0 });
         new.stamp = stamp;
         self.processes[process].phase = Phase::Writes(job);
@@ -162,7 +163,7 @@ impl State {
         let sessions = self.known_sessions(now);
         let mut table = self.table.content.clone();
         let name = session(process);
-        let mut step = Step::new(&mut table, &sessions, now, 0, Own { name: &name, exists: true });
+        let mut step = Step::new(&mut table, &sessions, now, 0, &name);
         let found = step.renew(&Self::hold(process, held.fence, setup));
         let is_closed = setup.sets[process]
             .iter()
