@@ -31,7 +31,10 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockGuard<I, C, D> {
     /// ([`Event::ReleaseFailed`](crate::Event::ReleaseFailed)) and tried again in the background.
     ///
     /// # Errors
-    /// [`LockingError::Lost`] if locks were lost while they were held.
+    /// [`LockingError::Lost`] if locks were lost while they were held. A lease that ended before the release and was not noticed, as
+    /// the process stood still, is a success though another holds the locks by then, and reported
+    /// ([`Event::ReleasedLate`](crate::Event::ReleasedLate)): where that matters, ask [`check`](Held::check) after the work, or guard
+    /// what is written with the fence.
     ///
     /// # Cancel safety
     /// Safe: the release is then finished in the background.

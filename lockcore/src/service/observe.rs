@@ -27,8 +27,8 @@ pub enum Event<'a, I = String, C = Uuid> {
     /// The release came, or was answered, after the lease had ended, and the locks were gone by then. That is no loss: what ran
     /// under them had ended in time, or was stopped.
     ///
-    /// What an outage costs is told by when the lease ended by the clock here. If that was while the callback ran, the locks are
-    /// [`Lost`](Self::Lost) as [`Unreachable`](crate::LossReason::Unreachable), whatever the release is answered. If the callback had
+    /// What an outage costs is told by when the lease ended by the clock here. If that was while the callback ran, and was noticed - at
+    /// each poll of a callback, and whenever a handle is asked -, the locks are [`Lost`](Self::Lost) as [`Unreachable`](crate::LossReason::Unreachable), whatever the release is answered. If the callback had
     /// ended, and the release was without an answer until then, the call is a success and this is the event, for another holder can
     /// only have come after the callback. If the store never answers, [`ReleaseFailed`](Self::ReleaseFailed) is the event. A lock that
     /// an administrator broke is lost in any case: another may have had it before.

@@ -305,6 +305,11 @@ impl<D: LockDao<String, u64> + 'static> Actor<D> {
         {
             self.operation(rng, above).await;
         }
+        // As a user of a guard has to: a release after a lease that ended unnoticed is a success (2.3 of the contract).
+        let at = shared.now();
+        if held.check().is_ok() {
+            shared.record_at(at, process, op, Stage::Inside);
+        }
         shared.record(process, op, Stage::Left);
     }
 

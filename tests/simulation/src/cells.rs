@@ -1,6 +1,7 @@
 //! Cells in memory as a process sees them: what it requests travels to the store and back. `net` is the way, `store` what a store
-//! answers.
+//! answers, and `content` what the engine writes.
 
+mod content;
 mod net;
 mod store;
 

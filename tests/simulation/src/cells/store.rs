@@ -9,7 +9,7 @@ use bytes::Bytes;
 use lockcore::backend::ServiceTime;
 use lockcore_cell::{CellPage, Found, Written};
 
-use super::{GARBAGE, Reply, Request, State, Step, Stored, is_session};
+use super::{GARBAGE, Reply, Request, State, Step, Stored, content::states, is_session};
 use crate::plan::Broken;
 
 impl State {
@@ -98,6 +98,12 @@ impl State {
                 Some(_) => "write lost a race",
             });
             return Written::Refused;
+        }
+        if name == "table" {
+            let before = stored.as_ref().map(|stored| &stored.content[..]).unwrap_or_default();
+            for state in states(before, &content) {
+                self.reached.count(state);
+            }
         }
         self.versions += 1;
         let version = if self.by_content {
