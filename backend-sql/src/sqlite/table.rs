@@ -265,11 +265,18 @@ impl engine::Table for Step<'_> {
         Ok(())
     }
 
-    fn hand_over(&mut self, ticket: u64, granted: Vec<Granted>) -> Result<(), StoreError> {
+    fn hand_over(&mut self, ticket: u64, mut granted: Vec<Granted>) -> Result<(), StoreError> {
         self.leave(ticket)?;
         let Place { session, request } = &self.places[&ticket];
         let (lasts, as_of) = self.left_of(request.lease.min(OFFER));
-        let (session, context, attempt) = (*session, request.context.clone(), request.attempt);
+        let (session, request) = (*session, Rc::clone(request));
+        let (context, attempt) = (request.context.clone(), request.attempt);
+        // What it held before is another session's, or ends sooner: the waiter is to ask again, which takes that over.
+        for wanted in &request.claims {
+            if self.load(&wanted.id)?.holder(&context).is_some_and(|own| own.state != state::OFFERED) {
+                granted.clear();
+            }
+        }
         self.handed.push(Handed { session, context, attempt, granted, lasts, as_of });
         Ok(())
     }

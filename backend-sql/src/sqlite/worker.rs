@@ -236,7 +236,7 @@ impl Worker {
             if session != self.store.session {
                 others.insert(session);
             } else if let Some(waiter) = self.waiting.take(&context, attempt) {
-                // The locks that the context held before are not part of an offer as it is read from the table.
+                // An offer that leaves out what the context held before is taken by asking again.
                 let wake = match granted.len() == waiter.claims.len() {
                     true => Wake::Offer(Offer { granted, remaining: Some(clock::duration(lasts)) }),
                     false => Wake::Recheck,
@@ -292,6 +292,7 @@ impl Worker {
         let now = Instant::now();
         if self.next_waiting_tick().is_some_and(|at| at <= now) {
             self.unasked("look after the waiters", Self::tick);
+            self.unasked("serve all waiters", Self::serve_rest);
         }
         if self.next_file_tick().is_some_and(|at| at <= now) {
             self.look_at_file();

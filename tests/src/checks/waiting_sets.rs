@@ -1,12 +1,20 @@
 //! Waiters of whole sets that overlap: sections 2.1, 3.7 and 3.8.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
 };
 
+use lockcore::backend::{Offer, Wake};
+use tokio::time::timeout;
+
 use crate::{
-    Backend, Store, race,
+    Backend, PATIENCE, Store,
+    judge::late,
+    race,
     store::{exclusive, shared},
 };
 
@@ -101,6 +109,32 @@ pub async fn a_waiting_set_holds_nothing<B: Backend>(store: Store<B>) {
     place.still_waits().await;
     nested.free(&free).await;
     waiter.free(&place.granted().await).await;
+}
+
+/// 3.8: an offer of a set of which its context held a part before lasts no longer than that part, which it does not renew.
+pub async fn an_offer_lasts_no_longer_than_what_is_kept<B: Backend>(store: Store<B>) {
+    let declared = store.capabilities();
+    if !(declared.fifo && declared.shared && declared.push && store.sets_clock()) {
+        return;
+    }
+    const LEFT: Duration = Duration::from_secs(1);
+    let [holder, us] = store.callers();
+    let us = us.with_lease(store.ending());
+    let b = holder.take(["b"]).await;
+    us.take([shared("a")]).await;
+    let mut place = us.queue([shared("a"), exclusive("b")]).await;
+    store.pass(store.ending() - LEFT).await;
+    holder.free(&b).await;
+    match timeout(PATIENCE, place.notified())
+        .await
+        .unwrap_or_else(|_| late("a waiter is notified of its turn"))
+    {
+        Wake::Offer(Offer { remaining, .. }) => {
+            assert!(remaining.is_some_and(|remaining| remaining <= LEFT), "it is offered for {remaining:?}")
+        }
+        Wake::Recheck => {}
+    }
+    us.free(&place.granted().await).await;
 }
 
 /// 3.7 and 3.8: many waiters for overlapping sets are all served, and no id is held by two.
