@@ -247,7 +247,11 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
     fn begin_release(&self) {
         self.notify_released();
         if let Some(lease) = &self.core.lease {
-            lease.begin_release(patience(self.core.grant.lease));
+            let patience = patience(self.core.grant.lease);
+            lease.begin_release(patience);
+            if let Some((keeper, key)) = self.renewal.as_ref().filter(|_| patience < lease.renew_after()) {
+                keeper.hasten(*key, patience);
+            }
         }
     }
 
@@ -326,7 +330,7 @@ struct Renewal<I: Ident, C: ContextId, D: LockDao<I, C>> {
 }
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Tick for Renewal<I, C, D> {
-    // A third of the lease later at the latest, which is no more than the patience of a release that may begin meanwhile.
+    // A third of the lease later at the latest: a release that begins meanwhile and is less patient hastens it.
     fn tick(self: Arc<Self>) -> Option<Duration> {
         let lease = self.lease();
         match lease.patience_left() {

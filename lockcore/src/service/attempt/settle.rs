@@ -155,7 +155,8 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         let sent = Moment::now();
         let Ok(dao) = self.dao() else { return false };
         let renewed = dao.renew(&grant).await;
-        self.counts_from(sent);
+        let since = renewed.as_ref().ok().and_then(|renewed| renewed.since);
+        self.counts_from(since.unwrap_or(sent));
         renewed.is_ok_and(|renewed| renewed.lost.is_empty())
     }
 }
