@@ -59,7 +59,8 @@ pub(crate) fn is_of_bucket(error: &object_store::Error) -> bool {
 
 /// Returns whether the service gave one of these codes: they are in the body of its response, which the library shows as text.
 fn has_code(error: &object_store::Error, codes: &[&str]) -> bool {
-    let text = chain(error);
+    // All of it: the path of the object comes before the body.
+    let text = messages(error);
     codes.iter().any(|code| text.contains(&format!("<Code>{code}</Code>")))
 }
 
@@ -103,8 +104,13 @@ pub(crate) fn reported(place: &str, error: BackendError) -> BackendError {
     named.with_source(error)
 }
 
-/// The messages of an error and what caused it, each once, on one line.
+/// Returns the messages of an error and of what caused it, each once, on one line that is not too long for a log.
 fn chain(error: &object_store::Error) -> String {
+    messages(error).chars().take(500).collect()
+}
+
+/// Returns all of them.
+fn messages(error: &object_store::Error) -> String {
     let mut message = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
@@ -114,6 +120,5 @@ fn chain(error: &object_store::Error) -> String {
         }
         next = cause.source();
     }
-    let line: String = message.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
-    line.chars().take(500).collect()
+    message.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }

@@ -29,7 +29,8 @@
 //!
 //! # What to know
 //! - Leases are 10 s at least, 30 s on Google's store and Cloudflare's R2, which take one write a second and object.
-//! - The table has 1 MiB at most, some thousand grants; a larger one is refused with [`Busy`](lockcore::BackendErrorKind::Busy).
+//! - The table has 1 MiB at most, some thousand grants, and up to 4 MiB where hundreds of waiters are granted together; what would make
+//!   it larger is refused with [`Busy`](lockcore::BackendErrorKind::Busy), and a set that fits into no table for good.
 //! - A store that ignores the conditions of writes is refused when it is opened.
 //! - A bucket that keeps versions keeps each version of the table: give it a lifecycle rule that deletes noncurrent versions
 //!   below the prefix. Object lock should not be on: it keeps them all.

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use lockcore::{
     BreakMode, BreakRecord, Broken, HeldBy, Inspection, Listing, Page, StoredContext, WaitingFor, protocol,
 };
+use serde_json::Map;
 
 use crate::{
     error::StoreError,
@@ -31,7 +32,8 @@ impl Step<'_> {
         let now = how == BreakMode::Now;
         let state = self.table.ids.get_mut(id).expect("it was found above");
         if now || !held.broken {
-            state.record(Break { context, fence, by: by.to_owned(), at: self.now.lo, now });
+            let rest = Map::new();
+            state.record(Break { context, fence, by: by.to_owned(), at: self.now.lo, now, rest });
         }
         if now {
             state.held.retain(|held| held.fence != fence);

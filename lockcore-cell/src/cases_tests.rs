@@ -4,11 +4,14 @@ mod cells;
 
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
-use lockcore::{LockDao, LockingService, Target, Wait, backend::AttemptId};
+use lockcore::{
+    BackendErrorKind, ClaimSet, FreshContext, Grant, LockDao, LockingService, Mode, Owner, Target, Wait,
+    backend::{AcquireRequest, Acquired, AttemptId},
+};
 use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 
-use self::cells::{Process, World};
+use self::cells::{Process, Way, World};
 use crate::{
     CellLockDao, CellSettings,
     table::{Session, Table},
@@ -592,4 +595,140 @@ async fn a_late_heartbeat_brings_nothing_back() {
     assert_eq!(inspected.holders.len(), 1, "{inspected:?}");
     let _ = timeout(SECOND, held.release()).await;
     taken.release().await.expect("it is held");
+}
+
+fn request(ids: &[&str]) -> AcquireRequest<String, Uuid> {
+    AcquireRequest {
+        context: Uuid::fresh(),
+        attempt: AttemptId::fresh(),
+        claims: ClaimSet::new(ids, Mode::Exclusive).expect("valid claims"),
+        lease: Some(60 * LEASE),
+        owner: Owner::default(),
+        queue: false,
+        nested: false,
+        detached: false,
+    }
+}
+
+async fn take(dao: &CellLockDao<Process>, id: &str) -> Grant<String, Uuid> {
+    let request = request(&[id]);
+    match dao.acquire(&request).await.expect("the store answers") {
+        Acquired::Granted(granted) => {
+            Grant::new(request.context, request.claims.clone(), granted, request.lease)
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// 2.5: a renewal that waited for the heartbeat before it, and longer than half a lease, renews all the same.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_had_to_wait_extends_the_lease() {
+    let world = World::new();
+    let dao = std::sync::Arc::new(world.dao_with(world.process(), 10 * SECOND).await);
+    let grant = Grant { lease: Some(LEASE), ..take(&dao, "a").await };
+    dao.renew(&grant).await.expect("the store answers");
+    let session = world.names("session/").remove(0);
+    sleep(4 * SECOND).await;
+    dao.cell().next_writes.lock().expect("no panic").push_back(Way::Slow(6 * SECOND));
+    let beating = tokio::spawn({
+        let dao = dao.clone();
+        async move { dao.store.show_life(Duration::ZERO).await }
+    });
+    sleep(SECOND / 10).await;
+    let asked = Instant::now();
+    assert_eq!(dao.renew(&grant).await.expect("the store answers").lost, []);
+    assert!(asked.elapsed() > LEASE / 2, "it waited for {:?}", asked.elapsed());
+    beating.await.expect("no panic").expect("the store answers");
+    let until =
+        world.content(&session)["renewals"][grant.locks[0].granted.fence.to_string()]["until"].as_u64();
+    let least = world.now() + 9_000_000;
+    assert!(until.is_some_and(|until| until >= least), "until {until:?}, {least} at least");
+}
+
+/// 2.6: a refusal is true though a write of before, in which the request was granted, arrives after it.
+#[tokio::test(start_paused = true)]
+async fn what_is_refused_is_not_granted_by_a_late_write() {
+    let world = World::new();
+    let dao = std::sync::Arc::new(world.dao_with(world.process(), 10 * SECOND).await);
+    let held = take(&dao, "x").await;
+    // While a slow write is under way the release and, much later, the request come into the next one, which is late.
+    *dao.cell().next_writes.lock().expect("no panic") =
+        [Way::Slow(8 * SECOND), Way::Late(6 * SECOND)].into_iter().collect();
+    let slow = dao.clone();
+    let slow = tokio::spawn(async move { slow.freeze(&id("z"), true).await });
+    sleep(SECOND / 10).await;
+    let (releasing, of) = (dao.clone(), held.clone());
+    let releasing = tokio::spawn(async move { releasing.release(&of).await });
+    sleep(76 * SECOND / 10).await;
+    let wanted = request(&["x"]);
+    let refused = dao.acquire(&wanted).await.expect("the store answers");
+    assert!(matches!(refused, Acquired::Refused(_)), "{refused:?}");
+    slow.await.expect("no panic").expect("the store answers");
+    assert!(releasing.await.expect("no panic").is_err(), "its outcome is in doubt");
+    sleep(10 * SECOND).await;
+    let holders = dao.inspect(&id("x")).await.expect("the store answers").holders;
+    assert_eq!(holders.iter().map(|holder| holder.fence).collect::<Vec<_>>(), [held.locks[0].granted.fence]);
+}
+
+/// 7: a set that fits into no table is refused for good.
+#[tokio::test(start_paused = true)]
+async fn a_set_that_fits_into_no_table_does_not_wait_for_ever() {
+    let world = World::new();
+    let (locks, _) = world.service().await;
+    let ids: Vec<String> = (0..1000).map(|number| format!("{number:0>1000}")).collect();
+    let waiting = timeout(1000 * SECOND, locks.wait(Wait::forever()).lock(&ids)).await.expect("it ends");
+    let refused = waiting.expect_err("it has no room");
+    assert!(!refused.is_retryable() && refused.to_string().contains("the set alone"), "{refused}");
+    // One for which there is room later waits for it.
+    let held = locks.lock(&ids[..500]).await.expect("it is free");
+    let full = locks.lock(&ids[500..]).await.expect_err("it has no room yet");
+    assert!(full.is_retryable(), "{full}");
+    held.release().await.expect("it is held");
+    locks.lock(&ids[500..]).await.expect("it is free").release().await.expect("it is held");
+}
+
+/// 2.9: a sweep removes the places of dead waiters, too, though nobody asks for what they wait for.
+#[tokio::test(start_paused = true)]
+async fn a_sweep_removes_the_places_of_the_dead() {
+    let world = World::new();
+    let ((holder, _), (waiter, network), (sweeper, _)) =
+        (world.service().await, world.service().await, world.service().await);
+    let held = holder.lease(LEASE).lock(["a"]).await.expect("it is free");
+    let waiting = tokio::spawn(async move { waiter.wait(Wait::forever()).lock(["a"]).await });
+    sleep(10 * SECOND).await;
+    sweeper.admin().sweep(10).await.expect("the store answers");
+    assert_eq!(world.table().places.len(), 1, "it waits");
+    network.store(true, Relaxed);
+    waiting.abort();
+    sleep(30 * SECOND).await;
+    sweeper.admin().sweep(10).await.expect("the store answers");
+    assert_eq!(world.table().places.len(), 0);
+    held.release().await.expect("it is held");
+}
+
+/// 10.6: what is shown is only read.
+#[tokio::test(start_paused = true)]
+async fn looking_writes_nothing() {
+    let world = World::new();
+    let (locks, _) = world.service().await;
+    locks.lock(["of mine"]).await.expect("it is free").leave();
+    world.add_dead_holders(10);
+    sleep(10 * LEASE).await;
+    let (_, before) = world.counts();
+    let listed = locks.admin().list(&lockcore::Page::default()).await.expect("the store answers");
+    locks.admin().inspect(&id("dead 1")).await.expect("the store answers");
+    assert_eq!(world.counts().1, before, "{listed:?}");
+}
+
+/// 10.3: a process that renews nothing goes on under another name, as others write into its session what they close.
+#[tokio::test(start_paused = true)]
+async fn a_session_that_was_never_written_is_left_in_time() {
+    let world = World::new();
+    let dao = world.dao_with(world.process(), 10 * SECOND).await;
+    take(&dao, "a").await;
+    sleep(2 * 3600 * SECOND).await;
+    take(&dao, "b").await;
+    let sessions: std::collections::BTreeSet<_> =
+        world.table().grants.values().map(|grant| grant.session.clone()).collect();
+    assert_eq!(sessions.len(), 2);
 }

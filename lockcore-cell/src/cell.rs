@@ -47,11 +47,11 @@ pub struct CellPage {
 /// - **Lost answers.** An error that is not [in doubt](BackendError::in_doubt) promises that nothing was written and that nothing
 ///   will be. What timed out, or was cut off after it was sent, is in doubt. A client below must not repeat a write by itself and
 ///   report the second answer as an error: `Refused` is right for it.
-/// - **Bounds.** Each call ends within a time that the adapter chooses (a few seconds); the engine adds no time-out of its own to
-///   a request. It repeats what [may pass by itself](BackendError::is_retryable) within its own `timeout`.
+/// - **Bounds.** Each call ends within a time that the adapter chooses (a few seconds); the engine waits for
+///   it, and reads and closes before a step for its own `timeout` at most. It repeats what [may pass by itself](BackendError::is_retryable) within its own `timeout`.
 /// - **Dropping.** A future may be dropped at any point. A write that was sent by then may still be done.
 ///
-/// Names consist of ASCII letters, digits and `/`. A cell has at most one mebibyte.
+/// Names consist of ASCII letters, digits and `/`. A cell has at most one mebibyte, but for a table whose waiters are granted all together: at most four.
 pub trait Cell: fmt::Debug + Send + Sync + 'static {
     /// The version of a cell, as the store names it.
     type Version: Clone + fmt::Debug + Send + Sync + 'static;

@@ -25,7 +25,7 @@ use crate::{
 
 /// Locks in the cells of a store; see the [crate](crate).
 pub struct CellLockDao<L: Cell, I = String, C = Uuid> {
-    store: Arc<Store<L>>,
+    pub(crate) store: Arc<Store<L>>,
     place: String,
     capabilities: Capabilities,
     types: PhantomData<fn() -> (I, C)>,
@@ -97,9 +97,7 @@ impl<L: Cell, I: Ident, C: ContextId> CellLockDao<L, I, C> {
         Arc::new(Request {
             context: request.context.stored().into_owned(),
             attempt: request.attempt.0,
-            claims: claims
-                .map(|claim| Claim { id: claim.target.stored().into_owned(), mode: claim.mode })
-                .collect(),
+            claims: claims.map(|claim| Claim::new(claim.target.stored(), claim.mode)).collect(),
             lease: lease(request.lease),
             owner: (*request.owner).to_owned(),
             queue: request.queue,
@@ -123,11 +121,12 @@ impl<L: Cell, I: Ident, C: ContextId> CellLockDao<L, I, C> {
         loop {
             let prepared = self.prepared(&scope).await?;
             let asked = request.clone();
-            let verdict = self.store.submit(true, move |step| step.acquire(&asked)).await?;
+            let submitted = self.store.submit(true, move |step| step.acquire(&asked)).await;
+            let verdict = submitted.map_err(|error| error.or_never(|| request.size_alone()))?;
             if !matches!(verdict, Verdict::Refused(_)) {
                 return Ok(verdict);
             }
-            if begun.elapsed() < self.store.timeout && self.store.is_unprepared(&scope, &prepared).await? {
+            if begun.elapsed() < self.store.timeout && self.is_unprepared(&scope, &prepared).await? {
                 continue;
             }
             // A refusal is a fact only where what is in the way could be looked at.
@@ -136,6 +135,11 @@ impl<L: Cell, I: Ident, C: ContextId> CellLockDao<L, I, C> {
                 _ => Ok(verdict),
             };
         }
+    }
+
+    async fn is_unprepared(&self, scope: &Scope, prepared: &Prepared) -> Result<bool, StoreError> {
+        let (store, scope, prepared) = (self.store.clone(), scope.clone(), prepared.clone());
+        hosted(async move { store.is_unprepared(&scope, &prepared).await }).await
     }
 
     async fn prepared(&self, scope: &Scope) -> Result<Prepared, StoreError> {
@@ -282,7 +286,11 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
         };
         let store = self.store.clone();
         let more_cells = self.report(hosted(async move { store.collect(batch).await }).await)?;
-        Ok(Swept { removed, more: more || more_cells || prepared.more, ..Swept::default() })
+        Ok(Swept {
+            removed,
+            more: more || more_cells || (prepared.more && prepared.failed.is_empty()),
+            ..Swept::default()
+        })
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>, BackendError> {

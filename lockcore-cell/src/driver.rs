@@ -12,6 +12,7 @@ use std::{
 };
 
 use lockcore::backend::{Moment, ServiceTime, shared_runtime};
+use serde_json::Map;
 use tokio::sync::oneshot;
 
 use crate::{
@@ -191,7 +192,8 @@ impl<C: Cell> Store<C> {
             now = self.cell.now().await?;
             (table, full) = self.apply(&known.table, batch, now, number);
         }
-        if table == known.table {
+        // Not while an earlier write may still arrive, which may have another answer: this one keeps it out.
+        if table == known.table && !tries.in_doubt {
             self.notify().await;
             return Ok(Some(number));
         }
@@ -202,7 +204,7 @@ impl<C: Cell> Store<C> {
         }
         let kept = 2 * micros(self.timeout);
         let kept = if kept > WRITES_KEPT { kept } else { 0 };
-        table.writes.insert(self.writer.clone(), Write { number, at: now.lo, kept });
+        table.writes.insert(self.writer.clone(), Write { number, at: now.lo, kept, rest: Map::new() });
         table.stamp = stamp;
         if table.probed != self.way {
             table.probed.clone_from(&self.way);

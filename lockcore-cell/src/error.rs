@@ -29,6 +29,10 @@ pub(crate) enum StoreError {
     )]
     Full { bytes: usize, max: usize, in_doubt: bool },
     #[error(
+        "the set alone takes {bytes} bytes of the table, at most {max} are possible: lock fewer or shorter ids"
+    )]
+    TooLarge { bytes: usize, max: usize },
+    #[error(
         "the store ignores the condition of a write ({0}): no lock would exclude anything; use a store with conditional writes"
     )]
     Unconditional(&'static str),
@@ -46,6 +50,7 @@ impl StoreError {
                 BackendErrorKind::Misconfigured
             }
             StoreError::Contended { .. } | StoreError::Full { .. } => BackendErrorKind::Busy,
+            StoreError::TooLarge { .. } => BackendErrorKind::Other,
             StoreError::Ended => BackendErrorKind::Unavailable,
         }
     }
@@ -71,6 +76,15 @@ impl StoreError {
             StoreError::Cell(error) if in_doubt => StoreError::Cell(error.possibly_done()),
             StoreError::Contended { .. } => StoreError::Contended { in_doubt },
             other => other,
+        }
+    }
+
+    /// Returns the same error, or that the set fits into no table: waiting for room would never end.
+    pub(crate) fn or_never(self, size_alone: impl FnOnce() -> usize) -> Self {
+        let StoreError::Full { max, in_doubt: false, .. } = self else { return self };
+        match size_alone() {
+            bytes if bytes > max => StoreError::TooLarge { bytes, max },
+            _ => self,
         }
     }
 

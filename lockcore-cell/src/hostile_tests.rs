@@ -87,7 +87,7 @@ fn every_step_with(table: &Table, sessions: &Sessions) {
     let request = |context: &str, attempt, mode| Request {
         context: context.to_owned(),
         attempt,
-        claims: ["a", "b"].map(|id| Claim { id: id.to_owned(), mode }).into(),
+        claims: ["a", "b"].map(|id| Claim::new(id, mode)).into(),
         lease: 10_000_000,
         owner: String::new(),
         queue: true,

@@ -24,7 +24,8 @@
 //!   frees it.
 //!
 //! # Limits
-//! - The table has 1 MiB at most, some thousand grants; a larger one is refused with [`Busy`](lockcore::BackendErrorKind::Busy).
+//! - The table has 1 MiB at most, some thousand grants, and up to 4 MiB where hundreds of waiters are granted together; what would make
+//!   it larger is refused with [`Busy`](lockcore::BackendErrorKind::Busy), and a set that fits into no table for good.
 //! - If the table is removed its locks vanish; each holder learns it from its next renewal. Fences go on above the store's time.
 //! - A process that waits writes its session each 1.2 s, and removes nothing when it ends: the sweep collects sessions some hours later.
 //! - A refusal shows what is left of a lease at least: renewals are read only for [`inspect`](lockcore::LockDao::inspect) and

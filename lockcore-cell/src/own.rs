@@ -24,6 +24,7 @@ pub(crate) struct OwnSession {
 #[derive(Debug)]
 struct State {
     name: String,
+    begun: Moment,
     /// The last heartbeat; `None`: there is no cell yet.
     last: Option<Moment>,
     /// What the service renews, by fence. It asks each third of a lease: what it has not asked for within half of one is to end.
@@ -40,8 +41,7 @@ struct Renewed {
 
 impl OwnSession {
     pub(crate) fn new() -> Self {
-        let state = State { name: unique_name(), last: None, renewed: BTreeMap::new() };
-        OwnSession { state: Mutex::new(state), beating: Shared::default() }
+        OwnSession { state: Mutex::new(State::new()), beating: Shared::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -51,9 +51,10 @@ impl OwnSession {
     /// Returns the name, and whether its cell is there.
     pub(crate) fn name(&self) -> (String, bool) {
         let mut state = self.state();
-        let is_old = state.last.as_ref().is_some_and(|last| last.elapsed() >= RETIRED_AFTER);
+        // Also one that was never written: others that close what it held write into its cell.
+        let is_old = state.last.as_ref().unwrap_or(&state.begun).elapsed() >= RETIRED_AFTER;
         if is_old && state.due().is_empty() {
-            state.begin();
+            *state = State::new();
         }
         (state.name.clone(), state.last.is_some())
     }
@@ -114,14 +115,14 @@ impl OwnSession {
     pub(crate) fn lost(&self, name: &str) {
         let mut state = self.state();
         if state.name == name {
-            state.begin();
+            *state = State::new();
         }
     }
 }
 
 impl State {
-    fn begin(&mut self) {
-        *self = State { name: unique_name(), last: None, renewed: BTreeMap::new() };
+    fn new() -> Self {
+        State { name: unique_name(), begun: Moment::now(), last: None, renewed: BTreeMap::new() }
     }
 
     fn due(&mut self) -> BTreeMap<u64, u64> {

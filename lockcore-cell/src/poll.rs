@@ -17,6 +17,7 @@ use lockcore::{
 use crate::{
     cell::Cell,
     error::StoreError,
+    state::OFFER,
     step::{Request, Step},
     store::{Store, TABLE, hosted},
     table::Table,
@@ -149,7 +150,7 @@ impl<C: Cell> Store<C> {
         let (sessions, mut next) = (self.sessions.all(), Next::Far);
         for (attempt, request) in waiting {
             match state(&known.table, &sessions, now, &request) {
-                State::Waits => next = next.max(of_waiter(&known.table, &request)),
+                State::Waits => next = next.max(of_waiter(&known.table, &sessions, now, &request)),
                 State::Holds(granted, remaining) => {
                     let offer = Offer { granted, remaining: Some(remaining) };
                     // One that is gone withdraws, and its offer goes to the next.
@@ -164,7 +165,16 @@ impl<C: Cell> Store<C> {
     }
 }
 
-fn of_waiter(table: &Table, request: &Request) -> Next {
+fn of_waiter(table: &Table, sessions: &Sessions, now: ServiceTime, request: &Request) -> Next {
+    // An offer to one before it may lapse, and all others before it may be dead.
+    let soon = now.hi.saturating_add(OFFER);
+    let ends_soon = |claim: &crate::table::Claim| {
+        let held = table.ids.get(&claim.id).map(|id| &id.held[..]).unwrap_or_default();
+        held.iter().any(|held| table.until(&claim.id, held, sessions, now) <= soon)
+    };
+    if request.claims.iter().any(ends_soon) {
+        return Next::Near;
+    }
     let ticket = table.ticket_of(&request.context, request.attempt).unwrap_or(0);
     let keeps_out = |claim: &crate::table::Claim| {
         request.claims.iter().any(|own| own.id == claim.id && !rules::passes(own.mode, claim.mode))

@@ -90,6 +90,15 @@ impl engine::Request for Request {
     }
 }
 
+impl Request {
+    /// Returns the size of a table that has only this set, in bytes.
+    pub(crate) fn size_alone(&self) -> usize {
+        let (mut table, now) = (Table::default(), ServiceTime { lo: 0, hi: 0 });
+        Step::new(&mut table, &Sessions::new(), now, 0, "").acquire(self);
+        table.write().len()
+    }
+}
+
 impl Hold {
     fn locks(&self) -> impl Iterator<Item = (&String, u64)> {
         self.locks.iter().map(|(id, fence)| (id, *fence))
@@ -199,7 +208,7 @@ impl<'a> Step<'a> {
         self.queues.get_or_insert_with(|| {
             let mut queues: HashMap<String, Queue> = HashMap::new();
             for (ticket, place) in &self.table.places {
-                for Claim { id, mode } in &place.claims {
+                for Claim { id, mode, .. } in &place.claims {
                     let turn = Turn { ticket: *ticket, mode: *mode };
                     queues.entry(id.clone()).or_default().insert(turn, place.nested);
                 }

@@ -117,7 +117,7 @@ impl Shared {
 }
 
 /// The outcome of a preparation.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Prepared {
     /// The sessions that could not be read or closed, and why: they count as they were known.
     pub(crate) failed: BTreeMap<String, StoreError>,
@@ -435,7 +435,9 @@ impl<C: Cell> Store<C> {
             let extended = self.own.extended(fences).filter(|sent| sent.elapsed() < young);
             Ok(extended.zip(known.filter(lasts)).map(|(sent, session)| (Some(sent), Some(session))))
         };
-        let beat = async { Ok((None, self.write_beat(name).await?)) };
+        // Though they were asked for so long ago that no other heartbeat extends them.
+        let asked = fences.iter().map(|fence| (*fence, lease)).collect();
+        let beat = async { Ok((None, self.write_beat(name, asked).await?)) };
         self.own.beating.once(is_done, beat).await
     }
 
@@ -443,16 +445,25 @@ impl<C: Cell> Store<C> {
     pub(crate) async fn show_life(&self, pause: Duration) -> Result<(), StoreError> {
         let (name, _) = self.own.name();
         let is_recent = async || Ok(self.own.last().filter(|last| last.elapsed() < pause).map(|_| ()));
-        self.own.beating.once(is_recent, async { self.write_beat(&name).await.map(drop) }).await
+        self.own
+            .beating
+            .once(is_recent, async { self.write_beat(&name, BTreeMap::new()).await.map(drop) })
+            .await
     }
 
-    /// Writes the session of this process; returns it, or `None` if its cell was removed.
-    async fn write_beat(&self, name: &str) -> Result<Option<Arc<Session>>, StoreError> {
+    /// Writes the session of this process, which extends what was asked for, and all else that is due; returns it, or `None` if its cell
+    /// was removed.
+    async fn write_beat(
+        &self,
+        name: &str,
+        asked: BTreeMap<u64, u64>,
+    ) -> Result<Option<Arc<Session>>, StoreError> {
         let (own, exists) = self.own.name();
         if own != name {
             return Ok(None);
         }
-        let (sent, leases) = (Moment::now(), self.own.due());
+        let (sent, mut leases) = (Moment::now(), self.own.due());
+        leases.extend(asked);
         let (known, waits) = (self.known(), self.waiters.count() > 0);
         let stamp = || self.stamp();
         let if_absent = if exists { IfAbsent::Gone } else { IfAbsent::Create };

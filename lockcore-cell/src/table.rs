@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lockcore::{Mode, backend::ServiceTime, protocol};
+use lockcore::{MAX_PERMITS, Mode, backend::ServiceTime, protocol};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -78,6 +78,8 @@ pub(crate) struct Write {
     /// The time for which it is kept, if that is longer than usual.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) kept: u64,
+    #[serde(flatten)]
+    pub(crate) rest: Rest,
 }
 
 /// A session whose cell was there.
@@ -151,6 +153,8 @@ pub(crate) struct Break {
     pub(crate) by: String,
     pub(crate) at: u64,
     pub(crate) now: bool,
+    #[serde(flatten)]
+    pub(crate) rest: Rest,
 }
 
 /// A place in the queue.
@@ -176,6 +180,14 @@ pub(crate) struct Claim {
     pub(crate) id: String,
     #[serde(with = "ModeForm")]
     pub(crate) mode: Mode,
+    #[serde(flatten)]
+    pub(crate) rest: Rest,
+}
+
+impl Claim {
+    pub(crate) fn new(id: impl Into<String>, mode: Mode) -> Self {
+        Claim { id: id.into(), mode, rest: Rest::new() }
+    }
 }
 
 /// The form of a [`Mode`].
@@ -212,11 +224,19 @@ impl Table {
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, StoreError> {
         check_format(bytes)?;
         let table: Table = serde_json::from_slice(bytes).map_err(|_| StoreError::Corrupt("the table"))?;
+        // A prior lock has none itself, as a step would put it back.
         let known = |held: &Held| {
             let prior = held.prior.as_deref();
             [Some(held), prior].into_iter().flatten().all(|held| table.grants.contains_key(&held.fence))
+                && prior.is_none_or(|prior| prior.prior.is_none())
         };
         let all_known = table.ids.values().flat_map(|id| &id.held).all(known);
+        // To find free permits for more would take longer than a lease.
+        let is_possible = |mode: Mode| !matches!(mode, Mode::Slots { permits, .. } if permits > MAX_PERMITS);
+        let claims = table.places.values().flat_map(|place| &place.claims);
+        if !claims.map(|claim| claim.mode).all(is_possible) {
+            return Err(StoreError::Corrupt("a claim of the table"));
+        }
         // There are numbers left to go on with, for longer than any clock goes on.
         let is_endless = |number: u64| number < u64::MAX / 2;
         match (all_known, is_endless(table.high) && is_endless(table.ticket)) {
@@ -298,10 +318,12 @@ impl Id {
 }
 
 /// The renewal of a grant.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Renewal {
     pub(crate) until: u64,
     pub(crate) lease: u64,
+    #[serde(flatten)]
+    rest: Rest,
 }
 
 /// The cell of a session: how far its grants were renewed, and how long its waiters are alive.
@@ -369,8 +391,8 @@ impl Session {
     /// Returns the end of the last renewal of a grant. One from the future lasts a lease from now, until the table says that it was
     /// found out; from then on it is `ignored`.
     pub(crate) fn renewed_until(&self, fence: u64, ignored: u64, now: ServiceTime) -> Option<u64> {
-        let Renewal { until, lease } =
-            *self.renewals.get(&fence).filter(|renewal| renewal.until != ignored)?;
+        let &Renewal { until, lease, .. } =
+            self.renewals.get(&fence).filter(|renewal| renewal.until != ignored)?;
         let is_future = is_from_the_future(until, lease, now);
         Some(if is_future { now.hi.saturating_add(lease) } else { until })
     }
@@ -388,13 +410,14 @@ impl Session {
     pub(crate) fn extend(&mut self, leases: impl IntoIterator<Item = (u64, u64)>, now: ServiceTime) {
         for (fence, lease) in leases {
             let until = now.hi.saturating_add(lease);
-            let last = self.renewals.get(&fence);
-            let counts = |last: &&Renewal| !is_from_the_future(last.until, last.lease, now);
+            let renewal = self.renewals.entry(fence).or_default();
             // Always another end, as the table may say that the last one does not count.
-            let until = last.filter(counts).map_or(until, |last| until.max(last.until.saturating_add(1)));
+            renewal.until = match is_from_the_future(renewal.until, renewal.lease, now) {
+                true => until,
+                false => until.max(renewal.until.saturating_add(1)),
+            };
             // A shorter one that ends no earlier is as long as what is left: it is not from the future.
-            let lease = lease.max(until.saturating_sub(now.hi));
-            self.renewals.insert(fence, Renewal { until, lease });
+            renewal.lease = lease.max(renewal.until.saturating_sub(now.hi));
         }
     }
 
@@ -494,7 +517,7 @@ mod tests {
             let prior = Some(Box::new(held(Mode::Shared, None)));
             table.ids.entry(format!("\u{1f512} \"{mode}\"")).or_default().held.push(held(mode, prior));
         }
-        let claims = vec![Claim { id: "a".into(), mode: Mode::Shared }];
+        let claims = vec![Claim::new("a", Mode::Shared)];
         let (context, session) = ("d".to_owned(), "s".to_owned());
         let (owner, attempt, since, lease, nested) = (String::new(), 1, 2, 3, true);
         let rest = Map::new();
@@ -509,19 +532,25 @@ mod tests {
     fn a_field_of_tomorrow_survives_a_step() {
         let text = r#"{"format":1,"oldest_program":1,"stamp":{"session":"s","number":1},"high":7,"ticket":2,"of_table":[1],
             "grants":{"7":{"context":"c","attempt":1,"session":"s","since":1,"of_grant":2}},
-            "ids":{"a":{"held":[{"fence":7,"mode":"shared","in_use":1,"lease":5,"until":9,"of_held":3}],"of_id":4}},
-            "places":{"1":{"context":"d","attempt":2,"session":"s","since":1,"lease":5,"claims":[],"of_place":5}},
-            "tombstones":{},"writes":{}}"#;
+            "ids":{"a":{"held":[{"fence":7,"mode":"shared","in_use":1,"lease":5,"until":9,"of_held":3}],"of_id":4,
+                "breaks":[{"context":"e","fence":6,"by":"me","at":1,"now":true,"of_break":8}]}},
+            "places":{"1":{"context":"d","attempt":2,"session":"s","since":1,"lease":5,"of_place":5,
+                "claims":[{"id":"b","mode":"shared","of_claim":6}]}},
+            "tombstones":{},"writes":{"s":{"number":1,"at":1,"of_write":7}}}"#;
         let mut table = Table::read(text.as_bytes()).expect("our own form");
         table.prune(0, 0);
         let written = String::from_utf8(table.write()).expect("it is JSON");
-        for field in ["of_table", "of_grant", "of_held", "of_id", "of_place"] {
+        for field in
+            ["of_table", "of_grant", "of_held", "of_id", "of_place", "of_claim", "of_write", "of_break"]
+        {
             assert!(written.contains(field), "{field} is gone: {written}");
         }
-        let session = r#"{"format":1,"stamp":{"session":"s","number":1},"renewals":{},"of_session":1}"#;
+        let session = r#"{"format":1,"stamp":{"session":"s","number":1},"of_session":1,
+            "renewals":{"7":{"until":1,"lease":1,"of_renewal":2}}}"#;
         let mut session = Session::read(session.as_bytes()).expect("our own form");
         session.extend([(7, 5)], ServiceTime { lo: 1, hi: 1 });
-        assert!(String::from_utf8(session.write()).expect("it is JSON").contains("of_session"));
+        let written = String::from_utf8(session.write()).expect("it is JSON");
+        assert!(written.contains("of_session") && written.contains("of_renewal"), "{written}");
     }
 
     /// A table that is older than a grant says nothing of it.
@@ -542,6 +571,27 @@ mod tests {
         let refused = Table::read(newer).expect_err("it is for newer programs").to_string();
         assert!(refused.contains("version 2") && refused.contains("newer program"), "{refused}");
         assert!(Session::read(newer).is_err());
+    }
+
+    /// A step must end, and what it puts back must be decidable.
+    #[test]
+    fn a_table_that_no_step_makes_is_refused() {
+        let text = |held: &str, claim: &str| {
+            format!(
+                r#"{{"format":1,"stamp":{{"session":"s","number":1}},"high":7,"ticket":2,"tombstones":{{}},"writes":{{}},
+                "grants":{{"7":{{"context":"c","attempt":1,"session":"s","since":1}}}},
+                "ids":{{"a":{{"held":[{{"fence":7,"mode":"shared","in_use":1,"lease":5,"until":9{held}}}]}}}},
+                "places":{{"1":{{"context":"d","attempt":2,"session":"s","since":1,"lease":5,"claims":[{claim}]}}}}}}"#
+            )
+        };
+        let one = r#","prior":{"fence":7,"mode":"shared","in_use":1,"lease":5,"until":9"#;
+        let slots = |permits: u32| {
+            format!(r#"{{"id":"b","mode":{{"slots":{{"permits":{permits},"limit":{permits}}}}}}}"#)
+        };
+        let reads = |held: &str, claim: &str| Table::read(text(held, claim).as_bytes()).is_ok();
+        assert!(reads("", "") && reads(&format!("{one}}}"), &slots(MAX_PERMITS)));
+        assert!(!reads(&format!("{one}{one}}}}}"), ""), "a prior lock of a prior lock");
+        assert!(!reads("", &slots(u32::MAX)), "more permits than can be found");
     }
 
     /// A holder without its grant has no context: it cannot be decided about.

@@ -145,6 +145,18 @@ impl Table {
         sessions.get(&place.session).is_some_and(|seen| seen.is_dead(place, was_there, now))
     }
 
+    /// Returns whether the session of a place has to be read to know whether it is alive.
+    fn is_overdue(&self, place: &Place, sessions: &Sessions, now: ServiceTime) -> bool {
+        match sessions.get(&place.session) {
+            // It was seen before the clock was set back.
+            Some(seen) => {
+                let was_there = self.was_there(&place.session);
+                seen.alive_until(place, was_there) < now.hi || seen.at > now.hi
+            }
+            None => place.since.saturating_add(ALIVE) < now.hi || place.since > now.hi,
+        }
+    }
+
     /// Returns the first place before `before` that keeps this claim from being served.
     fn blocker(&self, id: &str, mode: lockcore::Mode, before: u64) -> Option<&Place> {
         let places = self.places.range(..before).map(|(_, place)| place);
@@ -210,6 +222,10 @@ impl Needs {
         for request in &scope.waits {
             needs.add_waiters(table, request, known, now);
         }
+        if *all {
+            let overdue = table.places.values().filter(|place| table.is_overdue(place, known, now));
+            needs.read.extend(overdue.map(|place| place.session.clone()));
+        }
         needs
     }
 
@@ -238,7 +254,7 @@ impl Needs {
         // Of a session that was removed there is nothing to close: the table decides.
         let is_gone = |seen: &&Seen| seen.cell == SeenCell::Absent && table.was_there(session);
         let can_close = known.get(session).is_some_and(|seen| !is_gone(&seen));
-        if !is_final && (until < now.lo || breaks) && can_close {
+        if !is_final && !scope.shows && (until < now.lo || breaks) && can_close {
             // Renewed in the last moment, it is not taken over from.
             let unless_after = if breaks { u64::MAX } else { now.lo };
             let (until, ignored) = (held.until, held.ignored);
@@ -251,14 +267,7 @@ impl Needs {
     /// that the dead are found together.
     fn add_waiters(&mut self, table: &Table, request: &Request, known: &Sessions, now: ServiceTime) {
         let before = table.ticket_of(&request.context, request.attempt).unwrap_or(u64::MAX);
-        let is_overdue = |place: &&Place| match known.get(&place.session) {
-            // It was seen before the clock was set back.
-            Some(seen) => {
-                let was_there = table.was_there(&place.session);
-                seen.alive_until(place, was_there) < now.hi || seen.at > now.hi
-            }
-            None => place.since.saturating_add(ALIVE) < now.hi || place.since > now.hi,
-        };
+        let is_overdue = |place: &&Place| table.is_overdue(place, known, now);
         for claim in &request.claims {
             let Some(blocker) = table.blocker(&claim.id, claim.mode, before).filter(is_overdue) else {
                 continue;

@@ -1,7 +1,7 @@
 //! Cells in memory with latencies, a clock that a test sets, and the faults that the cases need.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     future::pending,
     sync::{
         Arc, Mutex, MutexGuard,
@@ -53,6 +53,17 @@ pub(super) struct Process {
     is_cut: Arc<AtomicBool>,
     /// Reads and writes are done, and their answers are lost.
     pub(super) loses_answers: Arc<AtomicBool>,
+    /// The ways of the next writes.
+    pub(super) next_writes: Arc<Mutex<VecDeque<Way>>>,
+}
+
+/// The way of a write that is not usual.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Way {
+    /// It arrives, and is answered, so much later.
+    Slow(Duration),
+    /// It arrives so much later, when its sender has given up.
+    Late(Duration),
 }
 
 impl World {
@@ -71,7 +82,12 @@ impl World {
     }
 
     pub(super) fn process(&self) -> Process {
-        Process { world: self.clone(), is_cut: Arc::default(), loses_answers: Arc::default() }
+        Process {
+            world: self.clone(),
+            is_cut: Arc::default(),
+            loses_answers: Arc::default(),
+            next_writes: Arc::default(),
+        }
     }
 
     pub(super) async fn dao_with(&self, process: Process, timeout: Duration) -> CellLockDao<Process> {
@@ -151,6 +167,17 @@ impl World {
         self.put("table", serde_json::to_vec(&table).expect("it is JSON"));
     }
 
+    /// Replaces a cell that is of a version; returns the new one.
+    fn replace(&self, name: &str, at: Option<u64>, content: Bytes) -> Option<u64> {
+        let (version, written) = (self.version(), self.now());
+        let mut cells = self.cells();
+        let is_met = cells.get(name).map(|cell| cell.version) == at;
+        if is_met {
+            cells.insert(name.to_owned(), Stored { version, content, written });
+        }
+        is_met.then_some(version)
+    }
+
     fn version(&self) -> u64 {
         self.0.versions.fetch_add(1, Relaxed) + 1
     }
@@ -165,9 +192,10 @@ impl Process {
     }
 
     async fn answer(&self) -> Result<(), BackendError> {
-        if !self.loses_answers.load(Relaxed) {
-            return Ok(());
-        }
+        if self.loses_answers.load(Relaxed) { self.no_answer().await } else { Ok(()) }
+    }
+
+    async fn no_answer<T>(&self) -> Result<T, BackendError> {
         sleep(Duration::from_secs(5)).await;
         Err(BackendError::new(BackendErrorKind::Timeout, "no answer in time").possibly_done())
     }
@@ -180,8 +208,7 @@ impl Cell for Process {
         self.world.0.reads.fetch_add(1, Relaxed);
         self.travel(READ).await;
         if *self.world.0.fails.lock().expect("no panic") == name {
-            sleep(Duration::from_secs(5)).await;
-            return Err(BackendError::new(BackendErrorKind::Timeout, "no answer in time").possibly_done());
+            return self.no_answer().await;
         }
         let found = self.world.cells().get(name).cloned();
         self.travel(READ).await;
@@ -200,16 +227,21 @@ impl Cell for Process {
         content: Bytes,
     ) -> Result<Written<u64>, BackendError> {
         self.world.0.writes.fetch_add(1, Relaxed);
-        self.travel(WRITE).await;
-        let done = {
-            let (version, written) = (self.world.version(), self.world.now());
-            let mut cells = self.world.cells();
-            let is_met = cells.get(name).map(|cell| cell.version) == at.copied();
-            if is_met {
-                cells.insert(name.to_owned(), Stored { version, content, written });
+        let way = self.next_writes.lock().expect("no panic").pop_front();
+        match way {
+            Some(Way::Slow(time)) => sleep(time).await,
+            Some(Way::Late(time)) => {
+                let (world, name, at) = (self.world.clone(), name.to_owned(), at.copied());
+                tokio::spawn(async move {
+                    sleep(time).await;
+                    world.replace(&name, at, content);
+                });
+                return self.no_answer().await;
             }
-            is_met.then_some(version)
-        };
+            None => {}
+        }
+        self.travel(WRITE).await;
+        let done = self.world.replace(name, at.copied(), content);
         self.travel(WRITE).await;
         self.answer().await?;
         Ok(done.map_or(Written::Refused, Written::Done))

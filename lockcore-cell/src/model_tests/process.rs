@@ -15,7 +15,7 @@ use crate::{
 
 impl State {
     pub(super) fn request(process: usize, setup: &Setup) -> Request {
-        let claim = |id: &&str| Claim { id: (*id).to_owned(), mode: Mode::Exclusive };
+        let claim = |id: &&str| Claim::new(*id, Mode::Exclusive);
         Request {
             context: session(process),
             attempt: attempt(process),
@@ -99,7 +99,10 @@ impl State {
         let stamp = self.stamp(process);
         new.prune(self.time() - SKEW, crate::driver::WRITES_KEPT);
         new.mark(&session(process));
-        new.writes.insert(session(process), Write { number: stamp.number, at: BEGIN, kept: 0 });
+        new.writes.insert(
+            session(process),
+            Write { number: stamp.number, at: BEGIN, kept: 0, rest: serde_json::Map::new() },
+        );
         new.stamp = stamp;
         self.processes[process].phase = Phase::Writes(job);
         self.send(process, self.table.version, Content::Table(Box::new(new), answer));

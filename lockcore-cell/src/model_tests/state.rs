@@ -212,7 +212,10 @@ impl State {
             for (process, numbers) in doubtful.iter().enumerate() {
                 let own = table.writes.remove(&session(process)).map(|write| write.number);
                 if let Some(position) = numbers.iter().position(|number| own == Some(*number)) {
-                    table.writes.insert(session(process), Write { number: position as u64, at: 0, kept: 0 });
+                    table.writes.insert(
+                        session(process),
+                        Write { number: position as u64, at: 0, kept: 0, rest: serde_json::Map::new() },
+                    );
                 }
             }
         };
