@@ -271,7 +271,7 @@ impl engine::Table for Step<'_> {
         let (lasts, as_of) = self.left_of(request.lease.min(OFFER));
         let (session, request) = (*session, Rc::clone(request));
         let (context, attempt) = (request.context.clone(), request.attempt);
-        // What it held before is another session's, or ends sooner: the waiter is to ask again, which takes that over.
+        // A part that it held before is another session's, or ends sooner: the waiter is to ask again, which takes that over.
         for wanted in &request.claims {
             if self.load(&wanted.id)?.holder(&context).is_some_and(|own| own.state != state::OFFERED) {
                 granted.clear();
