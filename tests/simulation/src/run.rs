@@ -238,7 +238,7 @@ where
         }
         // Far more than any run needs.
         let longest = self.plan.lease * u32::try_from(self.plan.operations).unwrap_or(u32::MAX).max(100);
-        let mut calm_until: Option<Duration> = None;
+        let (mut calm_until, mut thaws): (Option<Duration>, _) = (None, false);
         loop {
             self.step();
             if self.now > longest {
@@ -257,6 +257,7 @@ where
                     }
                     self.now + self.plan.lease * 12 + Duration::from_secs(60)
                 });
+                thaws = thaws || self.thaw_rest();
                 let mut open = self.places.iter().flatten().filter(|process| !process.finished.load(Relaxed));
                 if open.next().is_none() || self.now > until {
                     break;
@@ -404,6 +405,17 @@ where
             _ => return,
         }
         self.shared.fault(&kind.to_string(), lasts, Some(&name), false);
+    }
+
+    /// Lets some process thaw what was left frozen; returns whether there is one.
+    fn thaw_rest(&self) -> bool {
+        for process in self.places.iter().flatten() {
+            if let Some(actor) = lock(&process.actor).clone() {
+                process.runtime.spawn(actor.thaw_rest());
+                return true;
+            }
+        }
+        false
     }
 
     /// Locks each id once more, and ends all processes.
