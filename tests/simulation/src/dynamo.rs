@@ -48,6 +48,8 @@ pub(crate) struct Table {
     off: u64,
     /// Whether expired items are collected.
     collects: bool,
+    /// How far the clock was set in all, and when that was last.
+    stepped: (u64, u64),
 }
 
 #[derive(Clone)]
@@ -91,6 +93,7 @@ impl Table {
             remembers_all: rng.bool(),
             off,
             collects: plan.kinds.contains(&Kind::Collect),
+            stepped: (START, 0),
         };
         Net::new(plan, rng, table)
     }

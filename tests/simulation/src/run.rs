@@ -117,7 +117,7 @@ pub fn run(plan: &Plan) -> Run {
         }
         World::Dynamo => {
             let net = Arc::new(Table::net(plan));
-            let (service, strict_fence) = (net.clone(), plan.seed % 3 == 0);
+            let (service, strict_fence) = (net.clone(), plan.seed.is_multiple_of(3));
             let open = move |process| boxed(dynamo::open(service.clone(), process, strict_fence));
             Loop::new(plan, shared, Some(net), open).run()
         }

@@ -10,16 +10,20 @@ use super::{
     refusal,
 };
 use crate::{
-    net::{State, Step, Store},
+    net::{START, State, Step, Store},
     plan::Broken,
 };
 
 /// Requests for an item so close to each other conflict if one of them is a transaction, in microseconds.
 const CONFLICT: u64 = 5_000;
 
-/// No item is collected within that time after it was written, in microseconds: what the fences need that are kept in no item of their
-/// own.
-const COLLECTED_AFTER: u64 = 5_000_000;
+/// No item is collected within that time after it was written, in microseconds: the fence after it comes from the estimate of the
+/// clock alone, and two processes agree on that to three seconds.
+const COLLECTED_AFTER: u64 = 5 * SECOND;
+
+/// Nor within that time after the clock was set: a process that was cut off, or stood still, does not know of it yet, and its fences
+/// are lower by as much.
+const KNOWN_AFTER: u64 = 120 * SECOND;
 
 const SECOND: u64 = 1_000_000;
 
@@ -55,11 +59,10 @@ impl Store for Table {
         }
         let outcome = state.answer(&request.operation, &request.body);
         let is_done = Table::writes(request) && outcome.is_ok();
-        if Table::writes(request)
-            && let Some(trace) = &mut state.trace
-        {
-            let (now, Request { operation, body }) = (state.now as f64 / 1e6, request);
-            *trace += &format!("{now:.6} process {process} {operation} {body}: {outcome:?}\n");
+        let (now, time) = (state.now as f64 / 1e6, state.time());
+        if let Some(trace) = state.trace.as_mut().filter(|_| Table::writes(request)) {
+            let Request { operation, body } = request;
+            *trace += &format!("{now:.6} (store {time}) process {process} {operation} {body}: {outcome:?}\n");
         }
         if fails && is_done {
             state.reached.count("failed after it was done");
@@ -260,10 +263,15 @@ impl State<Table> {
 
     /// Removes an item whose time to live is over, now and then: the service does it at any time after.
     fn collect(&mut self) {
-        if !self.store.collects || !self.one_in(10) {
+        let (now, seconds) = (self.now, self.time() / SECOND);
+        if self.time() - now != self.store.stepped.0 {
+            self.store.stepped = (self.time() - now, now);
+        }
+        let (set, stepped) = self.store.stepped;
+        let may_be_unknown = set != START && stepped + KNOWN_AFTER > now;
+        if !self.store.collects || may_be_unknown || !self.one_in(10) {
             return;
         }
-        let (now, seconds) = (self.now, self.time() / SECOND);
         let is_over = |stored: &Stored| {
             let expires = stored.item.get("expires").and_then(|expires| expires["N"].as_str()?.parse().ok());
             // What ended five years ago or earlier is left, as the service does.
