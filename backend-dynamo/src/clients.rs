@@ -41,6 +41,8 @@ pub(crate) struct Clients {
     clients: RwLock<Vec<(Id, Arc<Client>)>>,
     #[cfg(feature = "testing")]
     pub(crate) meter: Arc<crate::testing::Meter>,
+    #[cfg(feature = "testing")]
+    simulated: Option<SharedHttpClient>,
 }
 
 impl Clients {
@@ -49,6 +51,10 @@ impl Clients {
     pub(crate) async fn new(settings: &Settings) -> Result<(Self, Arc<ServiceClock>, String), StoreError> {
         let plain = |endpoint: &str| endpoint.starts_with("http://");
         let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12()).http_client(http_client(false));
+        #[cfg(feature = "testing")]
+        {
+            loader = settings.hooks.load(loader);
+        }
         if let Some(region) = &settings.region {
             loader = loader.region(Region::new(region.clone()));
         }
@@ -103,6 +109,8 @@ impl Clients {
             clients: RwLock::new(Vec::new()),
             #[cfg(feature = "testing")]
             meter,
+            #[cfg(feature = "testing")]
+            simulated: settings.hooks.simulated(),
         };
         Ok((clients, clock, location))
     }
@@ -120,7 +128,10 @@ impl Clients {
         if let Some(client) = of(&clients) {
             return Ok(client);
         }
-        let config = self.config.to_builder().http_client(http_client(self.plain)).build();
+        let http = http_client(self.plain);
+        #[cfg(feature = "testing")]
+        let http = self.simulated.clone().unwrap_or(http);
+        let config = self.config.to_builder().http_client(http).build();
         let client = Arc::new(Client::from_conf(config));
         if clients.len() >= KEPT {
             clients.remove(0); // its requests under way keep it

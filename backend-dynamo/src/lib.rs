@@ -63,8 +63,8 @@
 //! They outlast release, expiry, breaks, TTL and what other clients do, as every number is at least the service's time. If
 //! something removes an item - TTL, another client's unlock or replacement, the loss of the table - its next fence is
 //! above the last one, provided that more time has passed since the last grant than the estimates of the two clients are
-//! wide: at worst some three seconds, and by how much the date of an answer was ahead that another contradicted. (TTL may
-//! collect a free item at once, and usually does so hours later.)
+//! wide: at worst some three seconds, by how much the date of an answer was ahead that another contradicted, and by how much the
+//! service's clock was set since a client's last response. (TTL may collect a free item at once, and usually does so hours later.)
 //! [`strict_fence`](DynamoBuilder::strict_fence) removes that bound, but for the loss of the table.
 //!
 //! # What to know

@@ -8,9 +8,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use aws_config::ConfigLoader;
 use aws_sdk_dynamodb::{
     config::{
-        Builder, ConfigBag, Intercept, RuntimeComponents,
+        Builder, ConfigBag, Intercept, RuntimeComponents, SharedHttpClient,
         interceptors::{AfterDeserializationInterceptorContextRef, BeforeSerializationInterceptorContextMut},
     },
     error::BoxError,
@@ -23,8 +24,8 @@ use aws_sdk_dynamodb::{
     },
     types::{ConsumedCapacity, ReturnConsumedCapacity},
 };
-use aws_smithy_async::time::TimeSource;
-use aws_smithy_runtime_api::client::interceptors::context::Output;
+use aws_smithy_async::time::{StaticTimeSource, TimeSource};
+use aws_smithy_runtime_api::client::{http::HttpClient, interceptors::context::Output};
 use lockcore::backend::{ServiceClock, StoreVersion};
 
 use crate::{config::DynamoBuilder, dao::DynamoLockDao};
@@ -37,6 +38,8 @@ pub(crate) struct Hooks {
     ahead: i64,
     /// Microseconds by which the service's clock seems to be ahead.
     service_ahead: Arc<AtomicU64>,
+    /// The client that takes the place of the network, and the time of all signatures.
+    simulated: Option<(SharedHttpClient, SystemTime)>,
 }
 
 impl Hooks {
@@ -46,6 +49,22 @@ impl Hooks {
 
     pub(crate) fn clock(&self, endpoint: &str) -> Arc<ServiceClock> {
         if self.own_clock { Arc::new(ServiceClock::new()) } else { ServiceClock::of(endpoint) }
+    }
+
+    /// Returns what takes the place of the network.
+    pub(crate) fn simulated(&self) -> Option<SharedHttpClient> {
+        self.simulated.as_ref().map(|(client, _)| client.clone())
+    }
+
+    /// Leaves out the environment and the wall clock where the service is simulated.
+    pub(crate) fn load(&self, loader: ConfigLoader) -> ConfigLoader {
+        match &self.simulated {
+            Some((client, time)) => {
+                let time = StaticTimeSource::new(*time);
+                loader.empty_test_environment().http_client(client.clone()).time_source(time)
+            }
+            None => loader,
+        }
     }
 
     pub(crate) fn configure(&self, config: Builder, meter: &Arc<Meter>) -> Builder {
@@ -74,6 +93,13 @@ impl<I, C> DynamoBuilder<I, C> {
     #[must_use]
     pub fn service_ahead(mut self, ahead: Arc<AtomicU64>) -> Self {
         self.settings.hooks.service_ahead = ahead;
+        self
+    }
+
+    /// Sends all requests by this client instead of the network, and signs them as of `time`.
+    #[must_use]
+    pub fn simulated(mut self, service: impl HttpClient + 'static, time: SystemTime) -> Self {
+        self.settings.hooks.simulated = Some((SharedHttpClient::new(service), time));
         self
     }
 

@@ -10,13 +10,13 @@ use std::{
 
 use fastrand::Rng;
 use lockcore::{
-    BreakMode, Grant, Held, LockDao, LockError, LockingError, LockingService, Target, Wait,
+    BreakMode, Grant, Held, LockDao, LockError, LockingError, LockingService, Page, Target, Wait,
     election::Election,
 };
 use lockcore_judge::history::{Claim, Mode, Outcome, Stage};
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::{history::Shared, run::FOR_GOOD};
+use crate::{history::Shared, plan::World, run::FOR_GOOD};
 
 /// A task of a process.
 pub(crate) struct Actor<D: LockDao<String, u64>> {
@@ -314,6 +314,13 @@ impl<D: LockDao<String, u64> + 'static> Actor<D> {
     }
 
     async fn administer(&self, rng: &mut Rng) {
+        // DynamoDB's own clean-up takes the place of a sweep.
+        if self.shared.plan.world == World::Dynamo {
+            if self.locks.admin().list(&Page::default()).await.is_ok() {
+                self.shared.reach("listed");
+            }
+            return;
+        }
         match self.locks.admin().sweep(rng.usize(1..50)).await {
             Ok(swept) => {
                 self.shared.reach("swept by hand");
@@ -352,14 +359,29 @@ impl<D: LockDao<String, u64> + 'static> Actor<D> {
         let id = id(rng.u32(..self.shared.plan.ids));
         let target = Target::Id(id.clone());
         self.shared.fault(&format!("freeze {id}"), FOR_GOOD, None, false);
-        if self.locks.admin().freeze(&target, true).await.is_ok() {
+        self.shared.set_frozen(&id, true);
+        let frozen = self.locks.admin().freeze(&target, true).await.is_ok();
+        if frozen {
             self.shared.reach("admin: froze an id");
         }
         sleep(lasts).await;
         while self.locks.admin().freeze(&target, false).await.is_err() {
             sleep(Duration::from_millis(100)).await;
         }
+        // A request that failed may arrive later.
+        self.shared.set_frozen(&id, !frozen);
         self.shared.fault(&format!("thaw {id}"), Duration::ZERO, None, false);
+    }
+
+    /// Thaws what processes that died left frozen, and requests that arrived late, so that no call waits for ever.
+    pub(crate) async fn thaw_rest(self) {
+        for _ in 0..8 {
+            for id in self.shared.frozen() {
+                // Another try comes, and at last that of the audit.
+                drop(self.locks.admin().freeze(&Target::Id(id), false).await);
+            }
+            sleep(Duration::from_secs(5)).await;
+        }
     }
 }
 

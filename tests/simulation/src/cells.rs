@@ -1,17 +1,10 @@
-//! Cells in memory as a process sees them: what it requests travels to the store and back. `net` is the way, `store` what a store
-//! answers, and `content` what the engine writes.
+//! Cells in memory as a process sees them: what it requests travels to the store and back. `store` is what a store answers, and
+//! `content` what the engine writes.
 
 mod content;
-mod net;
 mod store;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    future::pending,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::BTreeMap, future::pending, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use fastrand::Rng;
@@ -20,61 +13,37 @@ use lockcore_cell::{Cell, CellPage, Found, Written};
 use tokio::sync::oneshot;
 
 use crate::{
-    plan::{Broken, Plan},
-    reached::Reached,
+    faults::Kind,
+    net::{Answer, Net, START, Store},
+    plan::Plan,
 };
 
 /// A client waits so long for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// The time of the store at the begin of a run: in 2023.
-const START: u64 = 1_700_000_000_000_000;
 
 /// Cells that are not ours. The engine must leave them, though they were written long ago.
 const FOREIGN: [&str; 3] = ["session/readme", "session/0123/table", "other/table"];
 
 const GARBAGE: &[u8] = b"{\"format\":4242}";
 
-/// The store and the way to it, which all processes share.
-#[derive(Debug)]
-pub(crate) struct Net {
-    state: Mutex<State>,
-    plan: Plan,
+/// The cells of a store.
+pub(crate) struct Cells {
+    cells: BTreeMap<String, Stored>,
+    /// What was removed, with when it was written and when it was removed.
+    removed: BTreeMap<String, (u64, u64)>,
+    versions: u64,
+    /// Versions go by the content.
+    by_content: bool,
     /// Whether the store tells of changes.
     tells: bool,
     /// Whether the time is known without a request.
     knows_time: bool,
-}
-
-struct State {
-    /// Microseconds since the begin of the run.
-    now: u64,
-    seq: u64,
-    rng: Rng,
-    reached: Reached,
-    broken: Option<Broken>,
-    way: (u64, u64),
-    cells: BTreeMap<String, Stored>,
-    /// What was removed, with when it was written and when it was removed.
-    removed: BTreeMap<String, (u64, u64)>,
-    queue: BTreeMap<(u64, u64), Step>,
-    versions: u64,
-    /// All writes, as lines of text, if they are asked for.
-    trace: Option<String>,
-    /// Versions go by the content.
-    by_content: bool,
-    /// How far the clock of the store was set, in microseconds.
-    offset: i64,
     /// Half the width of the interval in which the time is known.
     unsure: u64,
     /// Lists are so late.
     late_list: u64,
-    /// The processes whose requests are dropped or refused, until when.
-    cut: BTreeMap<u32, (u64, bool)>,
-    outage: u64,
-    noise: u64,
-    slow: u64,
-    dead: BTreeSet<u32>,
+    /// Whether cells of others are there.
+    has_foreign: bool,
     /// Writes that were done and whose answer was lost: by cell and process, the version.
     unanswered: BTreeMap<(String, u32), u64>,
     watchers: Vec<(String, Option<u64>, oneshot::Sender<()>)>,
@@ -94,25 +63,14 @@ struct Stored {
     before: Option<(u64, Bytes, u64)>,
 }
 
-enum Step {
-    Arrives(Sent),
-    Answered(oneshot::Sender<Answer>, Answer),
+pub(crate) enum Event {
     Changed(oneshot::Sender<()>),
     /// A broken store forgets a write.
     Undone(String, u64),
 }
 
-struct Sent {
-    process: u32,
-    request: Request,
-    /// `None` for a copy, and where the answer is lost.
-    answer: Option<oneshot::Sender<Answer>>,
-    is_late: bool,
-    loses_answer: bool,
-}
-
 #[derive(Clone, Debug)]
-enum Request {
+pub(crate) enum Request {
     Read { name: String, known: Option<u64> },
     Replace { name: String, at: Option<u64>, content: Bytes },
     Remove { name: String },
@@ -120,16 +78,8 @@ enum Request {
     Now,
 }
 
-impl Request {
-    fn writes(&self) -> bool {
-        matches!(self, Request::Replace { .. } | Request::Remove { .. })
-    }
-}
-
-type Answer = Result<Reply, BackendError>;
-
 #[derive(Debug)]
-enum Reply {
+pub(crate) enum Reply {
     Found(Found<u64>),
     Written(Written<u64>),
     Removed,
@@ -137,35 +87,58 @@ enum Reply {
     Time(ServiceTime),
 }
 
-impl fmt::Debug for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("State").field("now", &self.now).finish_non_exhaustive()
+impl Cells {
+    /// The store of a run, and the way to it.
+    pub(crate) fn net(plan: &Plan) -> Net<Cells> {
+        let mut rng = Rng::with_seed(plan.seed ^ 0xce11);
+        let late_list = match plan.kinds.contains(&Kind::LateList) {
+            true => rng.u64(0..10_000_000),
+            false => 0,
+        };
+        let by_content = rng.bool();
+        let (tells, knows_time) = (rng.bool(), rng.bool());
+        let unsure = *rng.choice(&[0, 1_000, 50_000, 500_000]).unwrap_or(&0);
+        let has_foreign = plan.kinds.contains(&Kind::Foreign);
+        let mut cells = BTreeMap::new();
+        for name in FOREIGN.into_iter().filter(|_| has_foreign) {
+            let content = Bytes::from_static(b"not ours");
+            // A week ago.
+            let written = START - 7 * 86_400 * 1_000_000;
+            let stored = Stored { version: 1, content, written, created: 0, owner: 0, before: None };
+            cells.insert(name.to_owned(), stored);
+        }
+        let store = Cells {
+            cells,
+            removed: BTreeMap::new(),
+            versions: 0,
+            by_content,
+            tells,
+            knows_time,
+            unsure,
+            late_list,
+            has_foreign,
+            unanswered: BTreeMap::new(),
+            watchers: Vec::new(),
+        };
+        Net::new(plan, rng, store)
     }
 }
 
 /// The cells as one process sees them.
 #[derive(Clone, Debug)]
 pub(crate) struct SimulatedCell {
-    net: Arc<Net>,
+    net: Arc<Net<Cells>>,
     process: u32,
 }
 
 impl SimulatedCell {
-    pub(crate) fn new(net: &Arc<Net>, process: u32) -> Self {
+    pub(crate) fn new(net: &Arc<Net<Cells>>, process: u32) -> Self {
         SimulatedCell { net: net.clone(), process }
     }
 
-    async fn ask(&self, request: Request) -> Answer {
-        let (answer, answered) = oneshot::channel();
-        let writes = request.writes();
-        self.net.state().send(self.process, request, answer)?;
-        let answered = async {
-            match answered.await {
-                Ok(answer) => answer,
-                // It was lost on its way.
-                Err(_) => pending().await,
-            }
-        };
+    async fn ask(&self, request: Request) -> Answer<Cells> {
+        let writes = Cells::writes(&request);
+        let answered = self.net.ask(self.process, request);
         tokio::time::timeout(PATIENCE, answered).await.unwrap_or_else(|_| {
             let error = BackendError::new(BackendErrorKind::Timeout, "simulated: no answer");
             Err(if writes { error.possibly_done() } else { error })
@@ -212,7 +185,7 @@ impl Cell for SimulatedCell {
     }
 
     async fn now(&self) -> Result<ServiceTime, BackendError> {
-        if self.net.knows_time {
+        if self.net.state().store.knows_time {
             return Ok(self.net.state().service_time(self.process));
         }
         match self.ask(Request::Now).await? {
@@ -222,11 +195,11 @@ impl Cell for SimulatedCell {
     }
 
     async fn changed(&self, name: &str, known: Option<&u64>) {
-        if !self.net.tells {
+        let (to, changed) = oneshot::channel();
+        if !self.net.state().store.tells {
             return pending().await;
         }
-        let (to, changed) = oneshot::channel();
-        self.net.state().watchers.push((name.to_owned(), known.copied(), to));
+        self.net.state().store.watchers.push((name.to_owned(), known.copied(), to));
         // A notice that is lost, as the trait allows, is one that never comes.
         if changed.await.is_err() {
             pending().await

@@ -44,11 +44,13 @@ pub enum Kind {
     Freeze,
     /// Lists are late, by up to ten seconds.
     LateList,
+    /// Items whose time to live is over are collected.
+    Collect,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Kind; 17] = [
+    pub const ALL: [Kind; 18] = [
         Kind::Kill,
         Kind::Stop,
         Kind::Suspend,
@@ -66,13 +68,15 @@ impl Kind {
         Kind::Break,
         Kind::Freeze,
         Kind::LateList,
+        Kind::Collect,
     ];
 
     /// Returns whether it can happen in a world.
     pub fn is_of(self, world: World) -> bool {
         match world {
             World::Memory => matches!(self, Kind::Stop | Kind::Suspend | Kind::Break | Kind::Freeze),
-            World::Cell => true,
+            World::Cell => self != Kind::Collect,
+            World::Dynamo => !matches!(self, Kind::Forget | Kind::Garble | Kind::Foreign | Kind::LateList),
         }
     }
 
@@ -83,7 +87,7 @@ impl Kind {
 
     /// Returns whether it holds for the whole of a run.
     pub(crate) fn is_steady(self) -> bool {
-        matches!(self, Kind::Drift | Kind::Foreign | Kind::LateList)
+        matches!(self, Kind::Drift | Kind::Foreign | Kind::LateList | Kind::Collect)
     }
 }
 

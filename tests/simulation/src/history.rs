@@ -1,7 +1,7 @@
 //! What is recorded in a run, and what all of its actors share.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -39,6 +39,8 @@ struct State {
     next_op: u64,
     lines: Vec<(Arc<str>, Line)>,
     resources: BTreeMap<String, FenceGuard>,
+    /// The ids that may be frozen.
+    frozen: BTreeSet<String>,
     /// The writes on their way to the resources.
     writes: BTreeMap<(u64, u64), Write>,
     rng: Rng,
@@ -74,6 +76,7 @@ impl Shared {
                 next_op: 1,
                 lines: Vec::new(),
                 resources: BTreeMap::new(),
+                frozen: BTreeSet::new(),
                 writes: BTreeMap::new(),
                 rng: Rng::with_seed(plan.seed ^ 0x5eed),
                 reached: Reached::new(plan.world),
@@ -170,6 +173,20 @@ impl Shared {
         };
         let (due, seq) = (state.now + delay, state.moment());
         state.writes.insert((due, seq), Write { process: process.clone(), op, id: id.to_owned(), fence });
+    }
+
+    /// Notes whether an id may be frozen.
+    pub(crate) fn set_frozen(&self, id: &str, frozen: bool) {
+        let ids = &mut self.state().frozen;
+        if frozen {
+            ids.insert(id.to_owned());
+        } else {
+            ids.remove(id);
+        }
+    }
+
+    pub(crate) fn frozen(&self) -> BTreeSet<String> {
+        self.state().frozen.clone()
     }
 
     /// All lines, and what was reached.

@@ -10,9 +10,11 @@
 
 mod actor;
 mod cells;
+mod dynamo;
 mod faults;
 mod history;
 mod liveness;
+mod net;
 mod plan;
 mod reached;
 mod run;

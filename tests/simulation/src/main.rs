@@ -13,7 +13,7 @@ use lockcore_simulation::{Broken, Kind, Plan, Reached, Run, World, run, shrink, 
 #[derive(Parser)]
 #[command(version, about)]
 struct Arguments {
-    /// memory or cell
+    /// memory, cell or dynamo
     world: World,
     /// The seed to run; new ones, one after the other, unless given
     #[arg(long)]
@@ -55,7 +55,7 @@ struct Arguments {
     /// Prints the whole history of one seed
     #[arg(long)]
     history: bool,
-    /// Prints all writes to the cells, too
+    /// Prints all writes to the store, too
     #[arg(long)]
     writes: bool,
     /// Goes on after a seed that fails

@@ -14,6 +14,8 @@ pub enum World {
     Memory,
     /// The cell engine in many processes, over cells in a store with faults.
     Cell,
+    /// DynamoDB's DAO in many processes, over a table in a service with faults.
+    Dynamo,
 }
 
 /// A promise that the store of a run breaks, though the engine relies on it: to see that the simulation finds it.
@@ -73,7 +75,7 @@ pub struct Plan {
     pub skipped: BTreeSet<u64>,
     /// A promise that the store breaks.
     pub broken: Option<Broken>,
-    /// Whether all writes to the cells are written down.
+    /// Whether all writes to the store are written down.
     pub writes: bool,
 }
 
@@ -162,7 +164,7 @@ impl FromStr for World {
     type Err = anyhow::Error;
 
     fn from_str(name: &str) -> anyhow::Result<Self> {
-        named([World::Memory, World::Cell], name)
+        named([World::Memory, World::Cell, World::Dynamo], name)
     }
 }
 

@@ -28,40 +28,47 @@ const ALL: &[&str] = &[
     "refused after a wait",
     "released in part",
     "stalled past its lease",
-    "swept by hand",
-    "swept something",
 ];
 
-/// What happens in the store and on the way to it.
-const CELL: &[&str] = &[
+/// What happens where the backend sweeps.
+const SWEEPING: &[&str] = &["swept by hand", "swept something"];
+
+/// What happens on the way to a store.
+const NET: &[&str] = &[
     "answer lost of a read",
     "answer lost of a write that was done",
     "clock stepped back",
     "clock stepped forward",
-    "create refused, the cell exists",
     "late write done after its sender died",
     "late write done after its sender gave up",
     "late write refused",
-    "list hides a new cell",
-    "list shows a removed cell",
-    "lost answer, then overwritten before it was read",
-    "lost answer, then read as done",
     "process cut off",
+    "process died",
     "process died while it held",
     "process died while it waited",
-    "process died",
-    "read of a garbled cell",
-    "read of a removed cell",
-    "read unchanged",
     "refused as busy",
     "refused as denied",
     "refused as unavailable",
     "request lost",
+    "store could not be opened at first",
+    "take-over after a death",
+    "write doubled, the second answered",
+];
+
+/// What happens in the store of cells.
+const CELL: &[&str] = &[
+    "create refused, the cell exists",
+    "list hides a new cell",
+    "list shows a removed cell",
+    "lost answer, then overwritten before it was read",
+    "lost answer, then read as done",
+    "read of a garbled cell",
+    "read of a removed cell",
+    "read unchanged",
     "session cell collected",
     "session cell forgotten",
     "session cell garbled",
     "session of another closed",
-    "store could not be opened at first",
     "table: a broken lock is held",
     "table: a change that may be taken back",
     "table: a grant goes to another session",
@@ -74,9 +81,23 @@ const CELL: &[&str] = &[
     "table: several hold an id",
     "table: ten wait",
     "table: tombstones end",
-    "take-over after a death",
-    "write doubled, the second refused",
     "write lost a race",
+];
+
+/// What happens in DynamoDB's table.
+const DYNAMO: &[&str] = &[
+    "conflict with a transaction",
+    "expired item collected",
+    "failed after it was done",
+    "failed before it was done",
+    "key of a batch left unprocessed",
+    "listed",
+    "scan in several pages",
+    "transaction cancelled",
+    "transaction done",
+    "transaction repeated by its token",
+    "transaction still in progress",
+    "update refused",
 ];
 
 /// How often each branch was reached.
@@ -85,8 +106,12 @@ pub struct Reached(BTreeMap<&'static str, u64>);
 
 impl Reached {
     pub(crate) fn new(world: World) -> Self {
-        let cell: &[_] = if world == World::Cell { CELL } else { &[] };
-        Reached(ALL.iter().chain(cell).map(|name| (*name, 0)).collect())
+        let of_world: &[&[_]] = match world {
+            World::Memory => &[ALL, SWEEPING],
+            World::Cell => &[ALL, SWEEPING, NET, CELL],
+            World::Dynamo => &[ALL, NET, DYNAMO],
+        };
+        Reached(of_world.iter().copied().flatten().map(|name| (*name, 0)).collect())
     }
 
     pub(crate) fn count(&mut self, what: &'static str) {

@@ -28,10 +28,12 @@ use tokio::{
 
 use crate::{
     actor::Actor,
-    cells::{Net, SimulatedCell},
+    cells::{Cells, SimulatedCell},
+    dynamo::{self, Table},
     faults::{Fault, Faults, Kind},
     history::{Shared, lock},
     liveness,
+    net::{Net, Store},
     plan::{Plan, World},
     reached::Reached,
 };
@@ -72,7 +74,7 @@ pub struct Run {
     pub outcomes: BTreeMap<Option<Outcome>, u64>,
     /// The virtual time.
     pub took: Duration,
-    /// The writes to the cells, if the plan asks for them.
+    /// The writes to the store, if the plan asks for them.
     pub writes: String,
 }
 
@@ -99,13 +101,10 @@ pub fn run(plan: &Plan) -> Run {
     match plan.world {
         World::Memory => {
             let open = |_| boxed(async { Ok(Arc::new(MemoryLockDao::<String, u64>::new())) });
-            Loop::new(plan, shared, None, open).run()
+            Loop::new(plan, shared, None::<Arc<Net<Cells>>>, open).run()
         }
         World::Cell => {
-            let net = Arc::new(Net::new(plan));
-            if plan.writes {
-                net.trace();
-            }
+            let net = Arc::new(Cells::net(plan));
             let lease = plan.lease;
             let cells = net.clone();
             let open = move |process| {
@@ -114,6 +113,12 @@ pub fn run(plan: &Plan) -> Run {
                 settings.capabilities.min_lease = settings.capabilities.min_lease.min(lease);
                 boxed(async move { CellLockDao::<_, String, u64>::open(cell, settings).await.map(Arc::new) })
             };
+            Loop::new(plan, shared, Some(net), open).run()
+        }
+        World::Dynamo => {
+            let net = Arc::new(Table::net(plan));
+            let (service, strict_fence) = (net.clone(), plan.seed.is_multiple_of(3));
+            let open = move |process| boxed(dynamo::open(service.clone(), process, strict_fence));
             Loop::new(plan, shared, Some(net), open).run()
         }
     }
@@ -186,10 +191,10 @@ impl<D: LockDao<String, u64>> Process<D> {
     }
 }
 
-struct Loop<D: LockDao<String, u64>, O> {
+struct Loop<D: LockDao<String, u64>, O, S: Store> {
     plan: Plan,
     shared: Arc<Shared>,
-    net: Option<Arc<Net>>,
+    net: Option<Arc<Net<S>>>,
     open: O,
     now: Duration,
     /// The length of this step.
@@ -203,12 +208,13 @@ struct Loop<D: LockDao<String, u64>, O> {
     names: BTreeMap<u32, Arc<str>>,
 }
 
-impl<D, O> Loop<D, O>
+impl<D, O, S> Loop<D, O, S>
 where
+    S: Store,
     D: LockDao<String, u64> + Clone + 'static,
     O: Fn(u32) -> Opening<D> + Clone + Send + 'static,
 {
-    fn new(plan: &Plan, shared: Arc<Shared>, net: Option<Arc<Net>>, open: O) -> Self {
+    fn new(plan: &Plan, shared: Arc<Shared>, net: Option<Arc<Net<S>>>, open: O) -> Self {
         Loop {
             plan: plan.clone(),
             shared,
@@ -232,7 +238,7 @@ where
         }
         // Far more than any run needs.
         let longest = self.plan.lease * u32::try_from(self.plan.operations).unwrap_or(u32::MAX).max(100);
-        let mut calm_until: Option<Duration> = None;
+        let (mut calm_until, mut thaws): (Option<Duration>, _) = (None, false);
         loop {
             self.step();
             if self.now > longest {
@@ -251,6 +257,7 @@ where
                     }
                     self.now + self.plan.lease * 12 + Duration::from_secs(60)
                 });
+                thaws = thaws || self.thaw_rest();
                 let mut open = self.places.iter().flatten().filter(|process| !process.finished.load(Relaxed));
                 if open.next().is_none() || self.now > until {
                     break;
@@ -400,12 +407,23 @@ where
         self.shared.fault(&kind.to_string(), lasts, Some(&name), false);
     }
 
+    /// Lets some process thaw what was left frozen; returns whether there is one.
+    fn thaw_rest(&self) -> bool {
+        for process in self.places.iter().flatten() {
+            if let Some(actor) = lock(&process.actor).clone() {
+                process.runtime.spawn(actor.thaw_rest());
+                return true;
+            }
+        }
+        false
+    }
+
     /// Locks each id once more, and ends all processes.
     fn audit(&mut self) {
         let mut auditor = match self.plan.world {
             // The store is in the memory of the only process.
             World::Memory => None,
-            World::Cell => Some(self.start(AUDIT, Job::Audit)),
+            World::Cell | World::Dynamo => Some(self.start(AUDIT, Job::Audit)),
         };
         let patience = audit_patience(self.plan.lease);
         if auditor.is_none()

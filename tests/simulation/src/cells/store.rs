@@ -9,27 +9,98 @@ use bytes::Bytes;
 use lockcore::backend::ServiceTime;
 use lockcore_cell::{CellPage, Found, Written};
 
-use super::{GARBAGE, Reply, Request, State, Step, Stored, content::states, is_session};
-use crate::plan::Broken;
+use super::{Cells, Event, FOREIGN, GARBAGE, Reply, Request, Stored, content::states, is_session};
+use crate::{
+    faults::Kind,
+    net::{State, Step, Store},
+    plan::Broken,
+};
 
-impl State {
-    pub(super) fn reply(&mut self, process: u32, request: &Request) -> Reply {
-        let reply = self.answer(process, request);
-        self.trace(process, request, &reply);
+impl Store for Cells {
+    type Request = Request;
+    type Reply = Reply;
+    type Event = Event;
+
+    fn writes(request: &Request) -> bool {
+        matches!(request, Request::Replace { .. } | Request::Remove { .. })
+    }
+
+    fn is_done(reply: &Reply) -> bool {
+        matches!(reply, Reply::Written(Written::Done(_)))
+    }
+
+    fn reply(state: &mut State<Cells>, process: u32, request: &Request) -> Reply {
+        let reply = state.answer(process, request);
+        state.trace(process, request, &reply);
         reply
     }
 
+    fn happen(state: &mut State<Cells>, event: Event) {
+        match event {
+            // Its client may have given up.
+            Event::Changed(to) => drop(to.send(())),
+            Event::Undone(name, version) => {
+                if let Some(stored) = state.store.cells.get_mut(&name)
+                    && stored.version == version
+                    && let Some((version, content, _)) = stored.before.take()
+                {
+                    (stored.version, stored.content) = (version, content);
+                }
+            }
+        }
+    }
+
+    fn unanswered(&mut self, process: u32, request: &Request, reply: &Reply) {
+        if let (Request::Replace { name, .. }, Reply::Written(Written::Done(version))) = (request, reply) {
+            self.unanswered.insert((name.clone(), process), *version);
+        }
+    }
+
+    /// Removes or garbles the cell of some session.
+    fn spoil(state: &mut State<Cells>, kind: Kind, chance: u64) -> Option<u32> {
+        let all: Vec<_> = state.store.cells.keys().filter(|name| is_session(name)).cloned().collect();
+        let name = all.get(usize::try_from(chance % all.len().max(1) as u64).ok()?)?.clone();
+        let owner = state.store.cells.get(&name)?.owner;
+        if kind == Kind::Forget {
+            state.reached.count("session cell forgotten");
+            state.remove(&name);
+        } else {
+            state.reached.count("session cell garbled");
+            let at = state.store.cells.get(&name).map(|stored| stored.version);
+            state.replace(owner, &name, at, Bytes::from_static(GARBAGE));
+        }
+        Some(owner)
+    }
+
+    /// An administrator removes what cannot be read, as the error says.
+    fn heal(state: &mut State<Cells>) {
+        let garbled = state.store.cells.iter().filter(|(_, stored)| stored.content == GARBAGE);
+        let garbled: Vec<_> = garbled.map(|(name, _)| name.clone()).collect();
+        for name in garbled {
+            state.remove(&name);
+        }
+    }
+
+    fn lost_foreign(&self) -> Vec<&'static str> {
+        let gone = |name: &&str| self.has_foreign && !self.cells.contains_key(*name);
+        FOREIGN.into_iter().filter(gone).collect()
+    }
+}
+
+impl State<Cells> {
     fn answer(&mut self, process: u32, request: &Request) -> Reply {
         match request {
             Request::Read { name, known } => Reply::Found(self.read(process, name, *known)),
             Request::Replace { name, at, content } => {
-                if is_session(name) && self.cells.get(name).is_some_and(|stored| stored.owner != process) {
+                if is_session(name)
+                    && self.store.cells.get(name).is_some_and(|stored| stored.owner != process)
+                {
                     self.reached.count("session of another closed");
                 }
                 Reply::Written(self.replace(process, name, *at, content.clone()))
             }
             Request::Remove { name } => {
-                if is_session(name) && self.cells.contains_key(name) {
+                if is_session(name) && self.store.cells.contains_key(name) {
                     self.reached.count("session cell collected");
                 }
                 self.remove(name);
@@ -46,18 +117,18 @@ impl State {
             time += u64::from(process % 3) * 30_000_000;
         }
         // The true time is anywhere in the interval.
-        let above = if self.unsure == 0 { 0 } else { self.rng.u64(0..=self.unsure) };
-        ServiceTime { lo: time - (self.unsure - above), hi: time + above }
+        let above = if self.store.unsure == 0 { 0 } else { self.rng.u64(0..=self.store.unsure) };
+        ServiceTime { lo: time - (self.store.unsure - above), hi: time + above }
     }
 
     fn read(&mut self, process: u32, name: &str, known: Option<u64>) -> Found<u64> {
-        let Some(stored) = self.cells.get(name).cloned() else {
-            if self.removed.contains_key(name) {
+        let Some(stored) = self.store.cells.get(name).cloned() else {
+            if self.store.removed.contains_key(name) {
                 self.reached.count("read of a removed cell");
             }
             return Found::Absent;
         };
-        if let Some(version) = self.unanswered.remove(&(name.to_owned(), process)) {
+        if let Some(version) = self.store.unanswered.remove(&(name.to_owned(), process)) {
             self.reached.count(match version == stored.version {
                 true => "lost answer, then read as done",
                 false => "lost answer, then overwritten before it was read",
@@ -87,7 +158,7 @@ impl State {
         at: Option<u64>,
         content: Bytes,
     ) -> Written<u64> {
-        let stored = self.cells.get(name).cloned();
+        let stored = self.store.cells.get(name).cloned();
         let version = stored.as_ref().map(|stored| stored.version);
         // Now and then: the look at a store before it is used must not find it.
         let ignores =
@@ -105,44 +176,46 @@ impl State {
                 self.reached.count(state);
             }
         }
-        self.versions += 1;
-        let version = if self.by_content {
+        self.store.versions += 1;
+        let version = if self.store.by_content {
             let mut hasher = DefaultHasher::new();
             content.hash(&mut hasher);
             hasher.finish()
         } else {
-            self.versions
+            self.store.versions
         };
         let created = stored.as_ref().map_or(self.now, |stored| stored.created);
         let owner = stored.as_ref().map_or(process, |stored| stored.owner);
         let before = stored.map(|stored| (stored.version, stored.content, self.now));
         let written = self.time();
-        self.cells.insert(name.to_owned(), Stored { version, content, written, created, owner, before });
-        self.removed.remove(name);
+        self.store
+            .cells
+            .insert(name.to_owned(), Stored { version, content, written, created, owner, before });
+        self.store.removed.remove(name);
         if self.broken == Some(Broken::ForgetsWrites) && self.one_in(20) {
-            self.push(1, Step::Undone(name.to_owned(), version));
+            self.push(1, Step::Happens(Event::Undone(name.to_owned(), version)));
         }
         let mut rest = Vec::new();
-        for (watched, known, to) in std::mem::take(&mut self.watchers) {
+        for (watched, known, to) in std::mem::take(&mut self.store.watchers) {
             if watched != name || known == Some(version) {
                 rest.push((watched, known, to));
             } else if !self.one_in(5) {
                 let way = self.way();
-                self.push(way, Step::Changed(to));
+                self.push(way, Step::Happens(Event::Changed(to)));
             }
         }
-        self.watchers = rest;
+        self.store.watchers = rest;
         Written::Done(version)
     }
 
     pub(super) fn remove(&mut self, name: &str) {
-        if let Some(stored) = self.cells.remove(name) {
-            self.removed.insert(name.to_owned(), (stored.written, self.now));
+        if let Some(stored) = self.store.cells.remove(name) {
+            self.store.removed.insert(name.to_owned(), (stored.written, self.now));
         }
     }
 
     fn list(&mut self, folder: &str, after: Option<&str>) -> CellPage {
-        let as_of = self.now.saturating_sub(self.late_list);
+        let as_of = self.now.saturating_sub(self.store.late_list);
         let prefix = format!("{folder}/");
         let in_folder = |name: &str| {
             let rest = name.strip_prefix(&prefix);
@@ -150,15 +223,15 @@ impl State {
         };
         let mut found = BTreeMap::new();
         let (mut hides, mut shows) = (false, false);
-        for (name, stored) in self.cells.iter().filter(|(name, _)| in_folder(name)) {
-            if stored.created <= as_of || self.late_list == 0 {
+        for (name, stored) in self.store.cells.iter().filter(|(name, _)| in_folder(name)) {
+            if stored.created <= as_of || self.store.late_list == 0 {
                 found.insert(name.clone(), stored.written);
             } else {
                 hides = true;
             }
         }
-        for (name, (written, removed)) in self.removed.iter().filter(|(name, _)| in_folder(name)) {
-            if *removed > as_of && self.late_list > 0 {
+        for (name, (written, removed)) in self.store.removed.iter().filter(|(name, _)| in_folder(name)) {
+            if *removed > as_of && self.store.late_list > 0 {
                 found.insert(name.clone(), *written);
                 shows = true;
             }
@@ -172,5 +245,25 @@ impl State {
         let most = self.rng.usize(1..=10);
         let more = found.len() > most;
         CellPage { cells: found.into_iter().take(most).collect(), more }
+    }
+
+    /// Writes down what a write does.
+    pub(crate) fn trace(&mut self, process: u32, request: &Request, reply: &Reply) {
+        let (now, time) = (self.now as f64 / 1e6, self.time());
+        let Some(trace) = &mut self.trace else { return };
+        let line = match (request, reply) {
+            (Request::Replace { name, content, .. }, Reply::Written(Written::Done(_))) => {
+                format!(
+                    "{now:.6} (store {time}) process {process} writes {name}: {}\n",
+                    String::from_utf8_lossy(content)
+                )
+            }
+            (Request::Replace { name, .. }, _) => {
+                format!("{now:.6} process {process} may not write {name}\n")
+            }
+            (Request::Remove { name }, _) => format!("{now:.6} process {process} removes {name}\n"),
+            _ => return,
+        };
+        trace.push_str(&line);
     }
 }

@@ -1,76 +1,142 @@
-//! The way of requests and answers: they travel for some time, are lost, doubled, late, or refused.
+//! The way of requests and answers to a store and back: they travel for some time, are lost, doubled, late, or refused.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
+    future::pending,
     sync::{Mutex, MutexGuard},
     time::Duration,
 };
 
-use bytes::Bytes;
 use fastrand::Rng;
 use lockcore::{BackendError, BackendErrorKind};
-use lockcore_cell::Written;
 use tokio::sync::oneshot;
 
-use super::{Answer, FOREIGN, GARBAGE, Net, Reply, Request, START, Sent, State, Step, Stored, is_session};
 use crate::{
     faults::Kind,
     history::lock,
-    plan::{Broken, Plan, World},
+    plan::{Broken, Plan},
     reached::Reached,
 };
+
+/// The time of the store at the begin of a run: in 2023.
+pub(crate) const START: u64 = 1_700_000_000_000_000;
+
+/// What the requests are for.
+pub(crate) trait Store: Sized {
+    type Request: Clone;
+    type Reply;
+    /// What the store does later by itself.
+    type Event;
+
+    /// Returns whether a request may change something.
+    fn writes(request: &Self::Request) -> bool;
+    /// Returns whether a write was done.
+    fn is_done(reply: &Self::Reply) -> bool;
+    /// Carries out a request that has arrived.
+    fn reply(state: &mut State<Self>, process: u32, request: &Self::Request) -> Self::Reply;
+    fn happen(state: &mut State<Self>, event: Self::Event);
+    /// The sender of a write that was done will not know of it.
+    fn unanswered(&mut self, _process: u32, _request: &Self::Request, _reply: &Self::Reply) {}
+    /// Spoils what is stored; returns the process whose it is.
+    fn spoil(_state: &mut State<Self>, _kind: Kind, _chance: u64) -> Option<u32> {
+        None
+    }
+    /// Ends what was spoilt.
+    fn heal(_state: &mut State<Self>) {}
+    /// What was not ours and is gone.
+    fn lost_foreign(&self) -> Vec<&'static str> {
+        Vec::new()
+    }
+}
+
+/// A store and the way to it, which all processes share.
+pub(crate) struct Net<S: Store> {
+    state: Mutex<State<S>>,
+}
+
+pub(crate) struct State<S: Store> {
+    /// Microseconds since the begin of the run.
+    pub(crate) now: u64,
+    seq: u64,
+    pub(crate) rng: Rng,
+    pub(crate) reached: Reached,
+    pub(crate) broken: Option<Broken>,
+    way: (u64, u64),
+    queue: BTreeMap<(u64, u64), Step<S>>,
+    /// All writes, as lines of text, if they are asked for.
+    pub(crate) trace: Option<String>,
+    /// How far the clock of the store was set, in microseconds.
+    offset: i64,
+    /// The processes whose requests are dropped or refused, until when.
+    cut: BTreeMap<u32, (u64, bool)>,
+    outage: u64,
+    pub(crate) noise: u64,
+    slow: u64,
+    dead: BTreeSet<u32>,
+    pub(crate) store: S,
+}
+
+pub(crate) enum Step<S: Store> {
+    Arrives(Sent<S>),
+    Answered(oneshot::Sender<Answer<S>>, Answer<S>),
+    Happens(S::Event),
+}
+
+pub(crate) struct Sent<S: Store> {
+    process: u32,
+    request: S::Request,
+    /// `None` for a copy, and where the answer is lost.
+    answer: Option<oneshot::Sender<Answer<S>>>,
+    is_late: bool,
+    loses_answer: bool,
+}
+
+pub(crate) type Answer<S> = Result<<S as Store>::Reply, BackendError>;
+
+impl<S: Store> fmt::Debug for Net<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Net").finish_non_exhaustive()
+    }
+}
 
 fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-impl Net {
-    pub(crate) fn new(plan: &Plan) -> Self {
-        let mut rng = Rng::with_seed(plan.seed ^ 0xce11);
-        let late_list = match plan.kinds.contains(&Kind::LateList) {
-            true => rng.u64(0..10_000_000),
-            false => 0,
-        };
-        let by_content = rng.bool();
-        let (tells, knows_time) = (rng.bool(), rng.bool());
-        let unsure = *rng.choice(&[0, 1_000, 50_000, 500_000]).unwrap_or(&0);
-        let mut state = State {
+impl<S: Store> Net<S> {
+    pub(crate) fn new(plan: &Plan, rng: Rng, store: S) -> Self {
+        let state = State {
             now: 0,
             seq: 0,
             rng,
-            reached: Reached::new(World::Cell),
+            reached: Reached::new(plan.world),
             broken: plan.broken,
             way: plan.way,
-            cells: BTreeMap::new(),
-            removed: BTreeMap::new(),
             queue: BTreeMap::new(),
-            versions: 0,
-            trace: None,
-            by_content,
+            trace: plan.writes.then(String::new),
             offset: 0,
-            unsure,
-            late_list,
             cut: BTreeMap::new(),
             outage: 0,
             noise: 0,
             slow: 0,
             dead: BTreeSet::new(),
-            unanswered: BTreeMap::new(),
-            watchers: Vec::new(),
+            store,
         };
-        if plan.kinds.contains(&Kind::Foreign) {
-            for name in FOREIGN {
-                let content = Bytes::from_static(b"not ours");
-                // A week ago.
-                let written = START - 7 * 86_400 * 1_000_000;
-                let stored = Stored { version: 1, content, written, created: 0, owner: 0, before: None };
-                state.cells.insert(name.to_owned(), stored);
-            }
-        }
-        Net { state: Mutex::new(state), plan: plan.clone(), tells, knows_time }
+        Net { state: Mutex::new(state) }
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    /// Sends a request, and waits for its answer; for ever if one of them is lost.
+    pub(crate) async fn ask(&self, process: u32, request: S::Request) -> Answer<S> {
+        let (answer, answered) = oneshot::channel();
+        self.state().send(process, request, answer)?;
+        match answered.await {
+            Ok(answer) => answer,
+            Err(_) => pending().await,
+        }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State<S>> {
         lock(&self.state)
     }
 
@@ -124,21 +190,9 @@ impl Net {
         state.offset += by;
     }
 
-    /// Removes or garbles the cell of some session; returns the process whose it is.
+    /// Spoils what is stored; returns the process whose it is.
     pub(crate) fn spoil(&self, kind: Kind, chance: u64) -> Option<u32> {
-        let mut state = self.state();
-        let all: Vec<_> = state.cells.keys().filter(|name| is_session(name)).cloned().collect();
-        let name = all.get(usize::try_from(chance % all.len().max(1) as u64).ok()?)?.clone();
-        let owner = state.cells.get(&name)?.owner;
-        if kind == Kind::Forget {
-            state.reached.count("session cell forgotten");
-            state.remove(&name);
-        } else {
-            state.reached.count("session cell garbled");
-            let at = state.cells.get(&name).map(|stored| stored.version);
-            state.replace(owner, &name, at, Bytes::from_static(GARBAGE));
-        }
-        Some(owner)
+        S::spoil(&mut self.state(), kind, chance)
     }
 
     /// Ends all faults.
@@ -146,26 +200,12 @@ impl Net {
         let mut state = self.state();
         (state.outage, state.noise, state.slow, state.broken) = (0, 0, 0, None);
         state.cut.clear();
-        let garbled: Vec<_> = state.cells.iter().filter(|(_, stored)| stored.content == GARBAGE).collect();
-        // An administrator removes what cannot be read, as the error says.
-        let garbled: Vec<_> = garbled.into_iter().map(|(name, _)| name.clone()).collect();
-        for name in garbled {
-            state.remove(&name);
-        }
+        S::heal(&mut state);
     }
 
-    /// The cells that were not ours and are gone.
+    /// What was not ours and is gone.
     pub(crate) fn lost_foreign(&self) -> Vec<&'static str> {
-        if !self.plan.kinds.contains(&Kind::Foreign) {
-            return Vec::new();
-        }
-        let state = self.state();
-        FOREIGN.into_iter().filter(|name| !state.cells.contains_key(*name)).collect()
-    }
-
-    /// From here on all writes are written down.
-    pub(crate) fn trace(&self) {
-        self.state().trace = Some(String::new());
+        self.state().store.lost_foreign()
     }
 
     /// The writes that were written down.
@@ -178,31 +218,31 @@ impl Net {
     }
 }
 
-impl State {
-    pub(super) fn time(&self) -> u64 {
+impl<S: Store> State<S> {
+    pub(crate) fn time(&self) -> u64 {
         (START + self.now).saturating_add_signed(self.offset)
     }
 
-    pub(super) fn way(&mut self) -> u64 {
+    pub(crate) fn way(&mut self) -> u64 {
         let way = self.rng.u64(self.way.0..=self.way.1);
         if self.slow > self.now { way * 10 } else { way }
     }
 
-    pub(super) fn push(&mut self, delay: u64, step: Step) {
+    pub(crate) fn push(&mut self, delay: u64, step: Step<S>) {
         self.seq += 1;
         self.queue.insert((self.now + delay, self.seq), step);
     }
 
-    pub(super) fn one_in(&mut self, many: u32) -> bool {
+    pub(crate) fn one_in(&mut self, many: u32) -> bool {
         self.rng.u32(..many) == 0
     }
 
     /// A client sends a request. What it gets at once is an error.
-    pub(super) fn send(
+    pub(crate) fn send(
         &mut self,
         process: u32,
-        request: Request,
-        answer: oneshot::Sender<Answer>,
+        request: S::Request,
+        answer: oneshot::Sender<Answer<S>>,
     ) -> Result<(), BackendError> {
         let cut = self.cut.get(&process).copied().filter(|(until, _)| *until > self.now);
         if let Some((_, true)) = cut {
@@ -214,6 +254,7 @@ impl State {
             return Ok(());
         }
         let (mut is_late, mut loses_answer) = (false, false);
+        let writes = S::writes(&request);
         let mut delay = self.way();
         if self.noise > self.now {
             match self.rng.u32(..40) {
@@ -231,11 +272,11 @@ impl State {
                     self.reached.count(reached);
                     return Err(BackendError::new(kind, "simulated: refused"));
                 }
-                4 if request.writes() => {
+                4 if writes => {
                     (is_late, loses_answer) = (true, true);
                     delay += self.rng.u64(..20_000_000);
                 }
-                5 if request.writes() => {
+                5 if writes => {
                     let again = delay + self.rng.u64(..3_000_000);
                     let copy = Sent {
                         process,
@@ -247,7 +288,7 @@ impl State {
                     self.push(again, Step::Arrives(copy));
                 }
                 // Doubled, and the second one is answered.
-                6 if request.writes() => {
+                6 if writes => {
                     let copy = Sent {
                         process,
                         request: request.clone(),
@@ -257,12 +298,12 @@ impl State {
                     };
                     self.push(delay, Step::Arrives(copy));
                     delay += self.way();
-                    self.reached.count("write doubled, the second refused");
+                    self.reached.count("write doubled, the second answered");
                 }
                 _ => {}
             }
         }
-        if self.broken == Some(Broken::DeniesDoubt) && request.writes() && self.one_in(20) {
+        if self.broken == Some(Broken::DeniesDoubt) && writes && self.one_in(20) {
             // It arrives all the same.
             let sent = Sent { process, request, answer: None, is_late: false, loses_answer: true };
             self.push(delay, Step::Arrives(sent));
@@ -273,28 +314,21 @@ impl State {
         Ok(())
     }
 
-    fn carry_out(&mut self, step: Step) {
+    fn carry_out(&mut self, step: Step<S>) {
         match step {
             Step::Arrives(sent) => self.arrive(sent),
             // Its client may have given up.
             Step::Answered(to, answer) => drop(to.send(answer)),
-            Step::Changed(to) => drop(to.send(())),
-            Step::Undone(name, version) => {
-                if let Some(stored) = self.cells.get_mut(&name)
-                    && stored.version == version
-                    && let Some((version, content, _)) = stored.before.take()
-                {
-                    (stored.version, stored.content) = (version, content);
-                }
-            }
+            Step::Happens(event) => S::happen(self, event),
         }
     }
 
-    fn arrive(&mut self, sent: Sent) {
+    fn arrive(&mut self, sent: Sent<S>) {
         let Sent { process, request, answer, is_late, loses_answer } = sent;
-        let reply = self.reply(process, &request);
-        let done = matches!(reply, Reply::Written(Written::Done(_)));
-        if is_late && request.writes() {
+        let writes = S::writes(&request);
+        let reply = S::reply(self, process, &request);
+        let done = S::is_done(&reply);
+        if is_late && writes {
             self.reached.count(match (done, self.dead.contains(&process)) {
                 (true, true) => "late write done after its sender died",
                 (true, false) => "late write done after its sender gave up",
@@ -305,18 +339,16 @@ impl State {
             self.outage > self.now || self.cut.get(&process).is_some_and(|(until, _)| *until > self.now);
         let Some(answer) = answer else { return };
         if loses_answer || is_cut {
-            if let (Request::Replace { name, .. }, Reply::Written(Written::Done(version))) =
-                (&request, &reply)
-            {
+            if done {
                 self.reached.count("answer lost of a write that was done");
-                self.unanswered.insert((name.clone(), process), *version);
+                self.store.unanswered(process, &request, &reply);
             } else {
                 self.reached.count("answer lost of a read");
             }
             // Cut off at once, or nothing ever comes.
             if self.one_in(2) {
                 let error = BackendError::new(BackendErrorKind::Unavailable, "simulated: cut off");
-                let error = if request.writes() { error.possibly_done() } else { error };
+                let error = if writes { error.possibly_done() } else { error };
                 let way = self.way();
                 self.push(way, Step::Answered(answer, Err(error)));
             }
@@ -324,25 +356,5 @@ impl State {
         }
         let way = self.way();
         self.push(way, Step::Answered(answer, Ok(reply)));
-    }
-
-    /// Writes down what a write does.
-    pub(super) fn trace(&mut self, process: u32, request: &Request, reply: &Reply) {
-        let (now, time) = (self.now as f64 / 1e6, self.time());
-        let Some(trace) = &mut self.trace else { return };
-        let line = match (request, reply) {
-            (Request::Replace { name, content, .. }, Reply::Written(Written::Done(_))) => {
-                format!(
-                    "{now:.6} (store {time}) process {process} writes {name}: {}\n",
-                    String::from_utf8_lossy(content)
-                )
-            }
-            (Request::Replace { name, .. }, _) => {
-                format!("{now:.6} process {process} may not write {name}\n")
-            }
-            (Request::Remove { name }, _) => format!("{now:.6} process {process} removes {name}\n"),
-            _ => return,
-        };
-        trace.push_str(&line);
     }
 }
