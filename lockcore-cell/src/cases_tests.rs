@@ -5,7 +5,7 @@ mod cells;
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
 use lockcore::{
-    BackendErrorKind, ClaimSet, FreshContext, Grant, LockDao, LockingService, Mode, Owner, Target, Wait,
+    ClaimSet, FreshContext, Grant, LockDao, LockingService, Mode, Owner, Target, Wait,
     backend::{AcquireRequest, Acquired, AttemptId},
 };
 use tokio::time::{Instant, sleep, timeout};

@@ -1,14 +1,14 @@
 -- Grants sets, and hands freed ids over to their waiters. A hand-over and a notification stand here only.
 
 -- Grants the set, which must have no conflict. Returns by position: mode with permits, fence, units in use. In an offer, locks
--- that the context holds already stay unchanged until the offer is confirmed.
+-- that the context holds already stay unchanged until the offer is confirmed, unless they end before it.
 local function grant(request, stances, lease, offered)
   local fence, granted = nil, {}
   for i, id in ipairs(request.ids) do
     local s, mode = load(id), request.modes[i]
     local h = holder(s, request.context)
     if stances[i] == 'keep' then
-      if not offered then
+      if not offered or remaining(h) <= lease then
         h.at, h.lease = ms, math.max(lease, remaining(h) - 1)
         hold(s, h)
       end

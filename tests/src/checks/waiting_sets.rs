@@ -134,7 +134,7 @@ pub async fn an_offer_lasts_no_longer_than_what_is_kept<B: Backend>(store: Store
         }
         Wake::Recheck => {}
     }
-    us.free(&place.granted().await).await;
+    us.free(&place.asking().await).await;
 }
 
 /// 3.7 and 3.8: many waiters for overlapping sets are all served, and no id is held by two.

@@ -221,10 +221,10 @@ BEGIN
   FOR i IN 1 .. cardinality(p_ids) LOOP
     v_mode := p_modes[i]; v_permits := p_permits[i]; v_cap := p_limits[i]; v_own := v_fence; v_indexes := '{}';
     IF p_stances[i] = 1 THEN
-      -- Goes on; a longer lease of an earlier grant is not cut short. In an offer it stays until that is confirmed.
+      -- Goes on; a longer lease of an earlier grant is not cut short. In an offer it stays until that is confirmed, and ends no sooner.
       UPDATE {lock} SET busy = CASE WHEN p_state = 0 THEN busy & ~{UNCONFIRMED} ELSE busy END,
-        expires = CASE WHEN p_state = 0 THEN greatest(expires, v_expires) ELSE expires END,
-        lease = CASE WHEN p_state = 0 THEN greatest(expires - p_now, p_lease) ELSE lease END,
+        expires = greatest(expires, v_expires),
+        lease = CASE WHEN p_state = 0 THEN greatest(expires - p_now, p_lease) ELSE greatest(lease, p_lease) END,
         lapses = greatest(lapses, v_lapses)
         WHERE ns = p_ns AND id = p_ids[i] AND busy & {HELD} <> 0 AND context = p_context
         RETURNING fence INTO v_own;
@@ -232,8 +232,8 @@ BEGIN
         v_mode := 2; v_permits := 0; v_cap := 0;
       ELSE
         UPDATE {holder} SET state = CASE WHEN p_state = 0 THEN 0 ELSE state END,
-          expires = CASE WHEN p_state = 0 THEN greatest(expires, v_expires) ELSE expires END,
-          lease = CASE WHEN p_state = 0 THEN greatest(expires - p_now, p_lease) ELSE lease END
+          expires = greatest(expires, v_expires),
+          lease = CASE WHEN p_state = 0 THEN greatest(expires - p_now, p_lease) ELSE greatest(lease, p_lease) END
           WHERE ns = p_ns AND id = p_ids[i] AND context = p_context AND state >= 0
           RETURNING fence, mode, permits, cap, indexes INTO v_own, v_mode, v_permits, v_cap, v_indexes;
         UPDATE {lock} SET lapses = v_lapses WHERE ns = p_ns AND id = p_ids[i] AND lapses < v_expires;
