@@ -256,7 +256,7 @@ macro_rules! for_each_check {
                 one_release_serves_several_sets,
                 of_two_set_free_the_earlier_is_served,
                 a_waiting_set_holds_nothing,
-                an_offer_lasts_no_longer_than_what_is_kept,
+                an_offer_is_true_of_what_is_kept,
                 many_overlapping_waiters_are_all_served,
             }
             sweep {
