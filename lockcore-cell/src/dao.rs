@@ -288,7 +288,7 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
         let more_cells = self.report(hosted(async move { store.collect(batch).await }).await)?;
         Ok(Swept {
             removed,
-            more: more || more_cells || (prepared.more && prepared.failed.is_empty()),
+            more: more || more_cells || (prepared.more && (removed > 0 || prepared.failed.is_empty())),
             ..Swept::default()
         })
     }

@@ -181,6 +181,7 @@ impl<C: Cell> Store<C> {
             self.notify().await;
             return Ok(Some(number));
         }
+        self.own.retire(|name| known.table.sessions().contains(name));
         let stamp = self.stamp();
         let number = stamp.number;
         let mut now = self.cell.now().await?;
@@ -193,7 +194,8 @@ impl<C: Cell> Store<C> {
             (table, full) = self.apply(&known.table, batch, now, number);
         }
         // Not while an earlier write may still arrive, which may have another answer: this one keeps it out.
-        if table == known.table && !tries.in_doubt {
+        let is_same = table == known.table;
+        if is_same && !tries.in_doubt {
             self.notify().await;
             return Ok(Some(number));
         }
@@ -210,7 +212,7 @@ impl<C: Cell> Store<C> {
             table.probed.clone_from(&self.way);
         }
         let content = table.write();
-        if content.len() > MAX_BYTES && full {
+        if content.len() > MAX_BYTES && full && !is_same {
             let full = StoreError::Full { bytes: content.len(), max: MAX_BYTES, in_doubt: tries.in_doubt };
             for job in batch.extract_if(.., |job| job.grows()) {
                 job.answer(Err(full.clone()));

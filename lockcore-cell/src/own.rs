@@ -10,7 +10,8 @@ use lockcore::backend::{Moment, unique_name};
 
 use crate::{collect::KEPT, store::Shared};
 
-/// A session that was written before this, and renews nothing, goes on under another name: the cell of the old one may be collected.
+/// A session that was written before this, and has nothing in the table, goes on under another name: the cell of the old one may be
+/// collected.
 const RETIRED_AFTER: Duration = Duration::from_micros(KEPT / 4);
 
 /// The session of this process.
@@ -24,7 +25,6 @@ pub(crate) struct OwnSession {
 #[derive(Debug)]
 struct State {
     name: String,
-    begun: Moment,
     /// The last heartbeat; `None`: there is no cell yet.
     last: Option<Moment>,
     /// What the service renews, by fence. It asks each third of a lease: what it has not asked for within half of one is to end.
@@ -50,13 +50,17 @@ impl OwnSession {
 
     /// Returns the name, and whether its cell is there.
     pub(crate) fn name(&self) -> (String, bool) {
+        let state = self.state();
+        (state.name.clone(), state.last.is_some())
+    }
+
+    /// Goes on under another name, if the cell is old and nothing of this one `is_used`.
+    pub(crate) fn retire(&self, is_used: impl FnOnce(&str) -> bool) {
         let mut state = self.state();
-        // Also one that was never written: others that close what it held write into its cell.
-        let is_old = state.last.as_ref().unwrap_or(&state.begun).elapsed() >= RETIRED_AFTER;
-        if is_old && state.due().is_empty() {
+        let is_old = state.last.as_ref().is_some_and(|last| last.elapsed() >= RETIRED_AFTER);
+        if is_old && !is_used(&state.name) {
             *state = State::new();
         }
-        (state.name.clone(), state.last.is_some())
     }
 
     /// Has the heartbeat of the session with this name renew grants, for now.
@@ -87,9 +91,14 @@ impl OwnSession {
         }
     }
 
-    /// Returns what a heartbeat extends.
-    pub(crate) fn due(&self) -> BTreeMap<u64, u64> {
-        self.state().due()
+    /// Returns what a heartbeat extends: what was asked for within half a lease, and what is `wanted` and was asked for within one.
+    pub(crate) fn due(&self, wanted: &[u64]) -> BTreeMap<u64, u64> {
+        let mut state = self.state();
+        state.renewed.retain(|_, renewed| renewed.asked.elapsed() < Duration::from_micros(renewed.lease));
+        let is_due = |(fence, renewed): &(&u64, &Renewed)| {
+            wanted.contains(fence) || renewed.asked.elapsed() < Duration::from_micros(renewed.lease / 2)
+        };
+        state.renewed.iter().filter(is_due).map(|(fence, renewed)| (*fence, renewed.lease)).collect()
     }
 
     /// Returns the moment of the last heartbeat.
@@ -122,11 +131,6 @@ impl OwnSession {
 
 impl State {
     fn new() -> Self {
-        State { name: unique_name(), begun: Moment::now(), last: None, renewed: BTreeMap::new() }
-    }
-
-    fn due(&mut self) -> BTreeMap<u64, u64> {
-        self.renewed.retain(|_, renewed| renewed.asked.elapsed() < Duration::from_micros(renewed.lease / 2));
-        self.renewed.iter().map(|(fence, renewed)| (*fence, renewed.lease)).collect()
+        State { name: unique_name(), last: None, renewed: BTreeMap::new() }
     }
 }

@@ -20,7 +20,7 @@ use crate::{
     state::OFFER,
     step::{Request, Step},
     store::{Store, TABLE, hosted},
-    table::Table,
+    table::{Held, Table},
     takeover::{Scope, Sessions},
 };
 
@@ -166,13 +166,14 @@ impl<C: Cell> Store<C> {
 }
 
 fn of_waiter(table: &Table, sessions: &Sessions, now: ServiceTime, request: &Request) -> Next {
-    // An offer to one before it may lapse, and all others before it may be dead.
+    // An offer to one before it may lapse, and all others before it may be dead. The lease of an offer is longer than it lasts.
     let soon = now.hi.saturating_add(OFFER);
-    let ends_soon = |claim: &crate::table::Claim| {
+    let is_offer = |held: &Held| held.until < table.grants[&held.fence].since.saturating_add(held.lease);
+    let may_lapse = |claim: &crate::table::Claim| {
         let held = table.ids.get(&claim.id).map(|id| &id.held[..]).unwrap_or_default();
-        held.iter().any(|held| table.until(&claim.id, held, sessions, now) <= soon)
+        held.iter().any(|held| is_offer(held) && table.until(&claim.id, held, sessions, now) <= soon)
     };
-    if request.claims.iter().any(ends_soon) {
+    if request.claims.iter().any(may_lapse) {
         return Next::Near;
     }
     let ticket = table.ticket_of(&request.context, request.attempt).unwrap_or(0);

@@ -435,9 +435,7 @@ impl<C: Cell> Store<C> {
             let extended = self.own.extended(fences).filter(|sent| sent.elapsed() < young);
             Ok(extended.zip(known.filter(lasts)).map(|(sent, session)| (Some(sent), Some(session))))
         };
-        // Though they were asked for so long ago that no other heartbeat extends them.
-        let asked = fences.iter().map(|fence| (*fence, lease)).collect();
-        let beat = async { Ok((None, self.write_beat(name, asked).await?)) };
+        let beat = async { Ok((None, self.write_beat(name, fences).await?)) };
         self.own.beating.once(is_done, beat).await
     }
 
@@ -445,25 +443,21 @@ impl<C: Cell> Store<C> {
     pub(crate) async fn show_life(&self, pause: Duration) -> Result<(), StoreError> {
         let (name, _) = self.own.name();
         let is_recent = async || Ok(self.own.last().filter(|last| last.elapsed() < pause).map(|_| ()));
-        self.own
-            .beating
-            .once(is_recent, async { self.write_beat(&name, BTreeMap::new()).await.map(drop) })
-            .await
+        self.own.beating.once(is_recent, async { self.write_beat(&name, &[]).await.map(drop) }).await
     }
 
-    /// Writes the session of this process, which extends what was asked for, and all else that is due; returns it, or `None` if its cell
+    /// Writes the session of this process, which extends what is `wanted` and all else that is due; returns it, or `None` if its cell
     /// was removed.
-    async fn write_beat(
-        &self,
-        name: &str,
-        asked: BTreeMap<u64, u64>,
-    ) -> Result<Option<Arc<Session>>, StoreError> {
+    async fn write_beat(&self, name: &str, wanted: &[u64]) -> Result<Option<Arc<Session>>, StoreError> {
         let (own, exists) = self.own.name();
         if own != name {
             return Ok(None);
         }
-        let (sent, mut leases) = (Moment::now(), self.own.due());
-        leases.extend(asked);
+        let (sent, leases) = (Moment::now(), self.own.due(wanted));
+        // Given up while it waited for the heartbeat before, or too long ago: then it is asked for again.
+        if wanted.iter().any(|fence| !leases.contains_key(fence)) {
+            return Err(StoreError::Contended { in_doubt: false });
+        }
         let (known, waits) = (self.known(), self.waiters.count() > 0);
         let stamp = || self.stamp();
         let if_absent = if exists { IfAbsent::Gone } else { IfAbsent::Create };

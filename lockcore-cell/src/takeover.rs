@@ -20,6 +20,9 @@ use crate::{
 /// The time for which a heartbeat, and a new place without one, counts.
 pub(crate) const ALIVE: u64 = micros(protocol::HEARTBEAT_LASTS);
 
+/// The time after which a sweep looks again whether the waiters of a session are alive, in microseconds.
+const PLACES_SWEPT: u64 = 60_000_000;
+
 /// The sessions that were read, by name.
 pub(crate) type Sessions = BTreeMap<String, Seen>;
 
@@ -222,9 +225,15 @@ impl Needs {
         for request in &scope.waits {
             needs.add_waiters(table, request, known, now);
         }
-        if *all {
+        if *all && !scope.shows {
+            // Those that live are overdue again within seconds: each has its turn.
+            let was_read = |place: &&Place| {
+                known
+                    .get(&place.session)
+                    .is_some_and(|seen| seen.at <= now.hi && now.lo < seen.at.saturating_add(PLACES_SWEPT))
+            };
             let overdue = table.places.values().filter(|place| table.is_overdue(place, known, now));
-            needs.read.extend(overdue.map(|place| place.session.clone()));
+            needs.read.extend(overdue.filter(|place| !was_read(place)).map(|place| place.session.clone()));
         }
         needs
     }

@@ -273,7 +273,8 @@ impl engine::Table for Step<'_> {
         let (context, attempt) = (request.context.clone(), request.attempt);
         // A part that it held before is another session's, or ends sooner: the waiter is to ask again, which takes that over.
         for wanted in &request.claims {
-            if self.load(&wanted.id)?.holder(&context).is_some_and(|own| own.state != state::OFFERED) {
+            let own = self.load(&wanted.id)?.holder(&context);
+            if own.is_some_and(|own| own.state != state::OFFERED || own.attempt != attempt) {
                 granted.clear();
             }
         }
