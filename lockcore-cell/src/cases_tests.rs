@@ -687,7 +687,7 @@ async fn a_set_that_fits_into_no_table_does_not_wait_for_ever() {
     locks.lock(&ids[500..]).await.expect("it is free").release().await.expect("it is held");
 }
 
-/// 2.9: a sweep removes the places of dead waiters, too, though nobody asks for what they wait for.
+/// 2.9: a sweep removes the places of dead waiters, too, though no other caller asks for those ids.
 #[tokio::test(start_paused = true)]
 async fn a_sweep_removes_the_places_of_the_dead() {
     let world = World::new();
