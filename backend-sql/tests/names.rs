@@ -10,7 +10,10 @@ use std::{
 };
 
 use lockcore::{BackendErrorKind, LockDao, Severity};
-use lockcore_conformance::servers::{Completion, Trial};
+use lockcore_conformance::{
+    judge::in_time,
+    servers::{Completion, Trial},
+};
 use tempfile::TempDir;
 
 use crate::child::{Child, Dao, PATIENCE, open, request};
@@ -104,7 +107,7 @@ async fn a_log_that_was_removed_never_makes_two_holders() {
         let begun = Instant::now();
         loop {
             let said = Child::start("try a", &file).line();
-            assert!(begun.elapsed() < PATIENCE, "{removed:?}: {said}");
+            in_time(begun.elapsed(), PATIENCE);
             match said.as_str() {
                 "refused" => break,
                 "granted" => panic!("{removed:?}: two holders"),
@@ -140,7 +143,7 @@ async fn a_program_that_lost_its_log_goes_on() {
     remove(&file, &["-wal", "-shm"]);
     let begun = Instant::now();
     while !file.with_extension("db-shm").exists() {
-        assert!(begun.elapsed() < PATIENCE, "it does not open the file again");
+        in_time(begun.elapsed(), PATIENCE);
         // Whatever becomes of it: a call fails that finds the log gone.
         if let Err(error) = dao.renew(&grant).await {
             assert_eq!(

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::child::{self, Child, PATIENCE, eventually, lock, now, open, request};
 use lockcore::{ConflictReason, LockDao, Severity, backend::Acquired};
-use lockcore_conformance::servers::Trial;
+use lockcore_conformance::{judge::in_time, servers::Trial};
 use tempfile::TempDir;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -67,7 +67,7 @@ async fn a_killed_holder_wakes_the_next_waiter() {
     let killed = Instant::now();
     holder.kill();
     waiter.says("granted");
-    assert!(killed.elapsed() < Duration::from_secs(3), "{:?}", killed.elapsed());
+    in_time(killed.elapsed(), Duration::from_secs(3));
 }
 
 async fn a_killed_waiter_is_skipped() {
@@ -82,7 +82,7 @@ async fn a_killed_waiter_is_skipped() {
     let released = Instant::now();
     holder.go_on();
     waiter.says("granted");
-    assert!(released.elapsed() < Duration::from_secs(1), "{:?}", released.elapsed());
+    in_time(released.elapsed(), Duration::from_secs(1));
 }
 
 async fn a_stopped_waiter_passes_its_turn_and_asks_again() {
@@ -97,11 +97,11 @@ async fn a_stopped_waiter_passes_its_turn_and_asks_again() {
     let released = Instant::now();
     holder.go_on();
     waiter.says("granted");
-    assert!(released.elapsed() < Duration::from_secs(5), "{:?}", released.elapsed());
+    in_time(released.elapsed(), Duration::from_secs(5));
     stopped.resume();
     let resumed = Instant::now();
     stopped.says("queued");
-    assert!(resumed.elapsed() < Duration::from_secs(3), "{:?}", resumed.elapsed());
+    in_time(resumed.elapsed(), Duration::from_secs(3));
     waiter.go_on();
     waiter.says("released []");
     stopped.says("granted");
@@ -120,7 +120,7 @@ async fn all_waiters_of_a_stopped_process_together_cost_no_more() {
     let released = Instant::now();
     holder.go_on();
     waiter.says("granted");
-    assert!(released.elapsed() < Duration::from_secs(6), "{:?}", released.elapsed());
+    in_time(released.elapsed(), Duration::from_secs(6));
 }
 
 async fn waiters_of_several_processes_are_served_in_order() {

@@ -44,6 +44,9 @@ pub const LATE: &str = "late: ";
 /// What a time limit of tokio says that is passed on as an error.
 const ELAPSED: &str = "deadline has elapsed";
 
+/// How the first line of a panic ends that expected a future to be in time, or a message of a channel.
+const EXPECTED: [&str; 2] = [": Elapsed(())", ": Timeout"];
+
 /// How the message of a panic begins that reports a broken promise of safety, also in a check of liveness.
 pub const BROKEN: &str = "broken: ";
 
@@ -99,7 +102,7 @@ pub fn judge<T>(promise: Promise, run: impl FnOnce() -> Result<T, String>) -> Re
     // A panic of a task that the test waited for is quoted by its own.
     let says = |marker: &str| failure.starts_with(marker) || failure.contains(&format!("\"{marker}"));
     let by_liveness = match promise {
-        Promise::Safety => (says(LATE) || failure == ELAPSED) && !says(BROKEN),
+        Promise::Safety => (says(LATE) || failure == ELAPSED || is_expected(&failure)) && !says(BROKEN),
         Promise::Liveness => !says(BROKEN),
     };
     let (stalled, crowd) = (gaps.longest(), gaps.crowd());
@@ -107,6 +110,12 @@ pub fn judge<T>(promise: Promise, run: impl FnOnce() -> Result<T, String>) -> Re
         return Err(Verdict::Void(Void { stalled, crowd, failure }));
     }
     Err(Verdict::Failed(failure))
+}
+
+/// Whether a panic expected something to happen within a time limit.
+fn is_expected(failure: &str) -> bool {
+    let first = failure.lines().next().unwrap_or_default();
+    EXPECTED.iter().any(|end| first.ends_with(end))
 }
 
 /// Runs a test until it is judged, for a harness that knows no void runs: where a [`journal`] is kept, a void run
@@ -145,10 +154,22 @@ pub(crate) fn watch() -> impl Fn() -> bool {
     move || gaps.longest() < STALL && gaps.crowd() < CROWDED
 }
 
+/// Fails if something took as long as `limit`, or longer.
+///
+/// # Panics
+/// If it did.
+#[track_caller]
+pub fn in_time(took: Duration, limit: Duration) {
+    if took >= limit {
+        late(format_args!("it took {took:?} of {limit:?}"));
+    }
+}
+
 /// Fails because something did not happen in time.
 ///
 /// # Panics
 /// Always.
+#[track_caller]
 pub fn late(what: impl fmt::Display) -> ! {
     panic!("{LATE}{what}")
 }
@@ -171,6 +192,7 @@ static LOCATED: LazyLock<()> = LazyLock::new(|| {
 ///
 /// # Panics
 /// Always.
+#[track_caller]
 pub fn broken(what: impl fmt::Display) -> ! {
     panic!("{BROKEN}{what}")
 }
@@ -306,6 +328,8 @@ mod tests {
         assert!(!failed(Promise::Safety, "task 7 panicked with message \"late: it is served\"", true));
         assert!(!failed(Promise::Liveness, "it is renewed", true));
         assert!(!failed(Promise::Safety, "late: the turn of a waiter comes", true));
+        assert!(!failed(Promise::Safety, "its turn comes: Elapsed(())\nat a.rs:7:9", true));
+        assert!(failed(Promise::Safety, "its turn comes: Elapsed(())\nat a.rs:7:9", false));
     }
 
     /// A panic is judged as an error is, and its message is kept.

@@ -17,6 +17,7 @@ use uuid::Uuid;
 
 use crate::{
     PATIENCE, eventually,
+    judge::in_time,
     servers::TestResult,
     store::{ended, id},
 };
@@ -122,7 +123,7 @@ pub async fn a_store_that_refuses_for_good_ends_a_sleeping_wait<D: LockDao<Strin
     let refused = Instant::now();
     let error = timeout(PATIENCE, waiting).await.expect("it ends")?.expect_err("all is refused");
     assert!(!error.is_retryable() && !error.is_contention(), "{error:?}");
-    assert!(refused.elapsed() < Duration::from_secs(8), "{:?}: {error}", refused.elapsed());
+    in_time(refused.elapsed(), Duration::from_secs(8));
     // It cannot be released either.
     drop(held.leave());
     Ok(())

@@ -11,6 +11,7 @@ use std::{
 use lockcore::{BackendErrorKind, Failure, Grant, LockDao, LockError, LossReason, Wait};
 use lockcore_conformance::{
     PATIENCE, Store, eventually,
+    judge::in_time,
     servers::{Proxy, Server, TestResult, Watched},
     store::{exclusive, shared, slot},
 };
@@ -132,7 +133,7 @@ pub(crate) async fn waiters_survive_a_restart() -> TestResult {
     for waiter in waiting {
         assert!(timeout(PATIENCE, waiter).await.expect("its turn comes")?);
     }
-    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    in_time(begun.elapsed(), Duration::from_secs(15));
     Ok(())
 }
 

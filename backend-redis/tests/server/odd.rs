@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use lockcore::{BackendErrorKind, LockDao, Severity, Wait};
 use lockcore_conformance::{
     eventually,
+    judge::in_time,
     refusing::{
         a_store_that_refuses_for_a_while_ends_no_wait, a_store_that_refuses_for_good_ends_a_sleeping_wait,
     },
@@ -294,7 +295,7 @@ pub(crate) async fn a_stopped_server_is_a_timeout_in_doubt() -> TestResult {
     server.pause().await?;
     let begun = Instant::now();
     let error = store.dao().acquire(&request).await.expect_err("it does not answer");
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    in_time(begun.elapsed(), Duration::from_secs(5));
     assert_eq!((error.kind(), error.in_doubt()), (BackendErrorKind::Timeout, true), "{error:?}");
     server.resume().await?;
     eventually("withdrawn", || async {
@@ -319,7 +320,7 @@ pub(crate) async fn killed_connections_come_back() -> TestResult {
     eventually("released", || async { store.dao().release(&held).await.ok() }).await;
     let begun = Instant::now();
     let turn = waiting.granted().await;
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    in_time(begun.elapsed(), Duration::from_secs(5));
     them.free(&turn).await;
     assert!(store.dao().inspect(&id("a")).await?.holders.is_empty());
     Ok(())

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use lockcore::LockDao;
-use lockcore_conformance::PATIENCE;
+use lockcore_conformance::{PATIENCE, judge::in_time};
 use uuid::Uuid;
 
 use super::{Error, handed, queue, take};
@@ -21,7 +21,7 @@ pub(crate) async fn a_process_looks_after_its_own_releases<D: LockDao<String, Uu
     let (mut with, mut without, mut rounds) = (Duration::MAX, Duration::MAX, 0);
     let begun = Instant::now();
     while rounds < ROUNDS || without > QUICK.max(with * 2) {
-        assert!(begun.elapsed() < PATIENCE, "{without:?} without a listener, {with:?} with one");
+        in_time(begun.elapsed(), PATIENCE);
         with = with.min(turns(listens, "a").await?);
         without = without.min(turns(polls, "b").await?);
         rounds += 1;

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lockcore_conformance::judge::in_time;
 use serde_json::Value;
 
 use crate::{
@@ -311,7 +312,7 @@ fn locks_are_kept_after_a_short_command(store: &Store) {
     let began = Instant::now();
     let kept = ["run", "--id", "a", "--lease", &text, "--keep-for", &format!("{}ms", keep_for.as_millis())];
     assert_eq!(store.run(&[&kept[..], &["--", "true"]].concat()).code, 0);
-    assert!(began.elapsed() < keep_for, "{:?}", began.elapsed());
+    in_time(began.elapsed(), keep_for);
     assert_eq!(store.run(&["run", "--id", "a", "--", "true"]).code, 120);
     until_over(keep_for, "the time is over", || store.holders("a") == 0);
     assert!(began.elapsed() >= keep_for, "{:?}", began.elapsed());

@@ -2,16 +2,17 @@
 
 use std::{
     convert::Infallible,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use fastrand::Rng;
+use futures_util::future::{Either, select};
 use lockcore::{
-    BreakMode, Grant, Held, LockDao, LockError, LockingError, LockingService, Page, Target, Wait,
-    election::Election,
+    BreakMode, Grant, Held, LockDao, LockError, LockingError, LockingService, Page, StoredContext, Target,
+    Wait, election::Election,
 };
 use lockcore_judge::history::{Claim, Mode, Outcome, Stage};
 use tokio::time::{Instant, Sleep, sleep};
@@ -131,7 +132,21 @@ impl<D: LockDao<String, u64> + 'static> Actor<D> {
             let unless_dropped = Ending { actor: self, op };
             let asked = Instant::now();
             let mut inside = false;
-            let work = self.hold(rng, op, way, &claims, lowest > 0, &mut inside);
+            // The judge of the order looks at no other requests.
+            let in_order = claims.len() == 1 && claims[0].mode == Mode::Exclusive && lowest == 0;
+            let has_context = matches!(way, Way::Callback | Way::Guard);
+            let is_fifo = self.locks.dao().capabilities().fifo;
+            let watches = is_fifo && in_order && has_context && one_in(rng, 3);
+            let watched = watches.then(|| self.shared.context());
+            let hold = self.hold(rng, op, (way, watched), &claims, lowest > 0, &mut inside);
+            let work = async {
+                let hold = pin!(hold);
+                let Some(context) = watched else { return hold.await };
+                match select(hold, pin!(self.watch(op, &claims[0].id, context))).await {
+                    Either::Left((ended, _)) => ended,
+                    Either::Right(((), hold)) => hold.await,
+                }
+            };
             let disturbed = Disturbed {
                 actor: self,
                 inner: Some(Box::pin(work)),
@@ -178,7 +193,7 @@ impl<D: LockDao<String, u64> + 'static> Actor<D> {
         &self,
         rng: &mut Rng,
         op: u64,
-        way: Way,
+        (way, context): (Way, Option<u64>),
         claims: &[Claim],
         nested: bool,
         inside: &mut bool,
@@ -193,6 +208,9 @@ impl<D: LockDao<String, u64> + 'static> Actor<D> {
             _ => Wait::forever(),
         };
         let mut call = self.locks.wait(wait);
+        if let Some(context) = context {
+            call = call.context(context);
+        }
         if nested {
             call = call.nested();
         }
@@ -232,6 +250,23 @@ impl<D: LockDao<String, u64> + 'static> Actor<D> {
                 }
                 outcome(ended)
             }
+        }
+    }
+
+    /// Records that the request was seen in the queue, if it comes to that.
+    async fn watch(&self, op: u64, id: &str, context: u64) {
+        let is_ours = |stored: &StoredContext<u64>| *stored == StoredContext::Known(context);
+        let target = Target::Id(id.to_owned());
+        for _ in 0..5 {
+            let Ok(seen) = self.locks.admin().inspect(&target).await else { return };
+            if seen.waiters.iter().any(|waiter| is_ours(&waiter.context)) {
+                self.shared.reach("seen in the queue");
+                return self.shared.record(&self.process, op, Stage::Queued);
+            }
+            if seen.holders.iter().any(|holder| is_ours(&holder.context)) {
+                return;
+            }
+            sleep(Duration::from_millis(100)).await;
         }
     }
 

@@ -30,6 +30,12 @@ const RELEASED: Duration = Duration::from_secs(3);
 /// The time after a fault for which its consequences are excused: pauses and tries that began under it.
 const AFTER: Duration = Duration::from_secs(30);
 
+/// Whether a line of a fault says what a task was asked to do: what is frozen, and what is kept.
+pub(crate) fn is_note(stage: &Stage) -> bool {
+    let Stage::Fault { kind, .. } = stage else { return false };
+    ["freeze ", "thaw ", "kept "].iter().any(|note| kind.starts_with(note))
+}
+
 struct Op<'a> {
     name: String,
     process: &'a str,

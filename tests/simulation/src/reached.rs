@@ -33,6 +33,9 @@ const ALL: &[&str] = &[
 /// What happens where the backend sweeps.
 const SWEEPING: &[&str] = &["swept by hand", "swept something"];
 
+/// What happens where the backend has a queue.
+const QUEUE: &[&str] = &["seen in the queue"];
+
 /// What happens on the way to a store.
 const NET: &[&str] = &[
     "answer lost of a read",
@@ -107,8 +110,8 @@ pub struct Reached(BTreeMap<&'static str, u64>);
 impl Reached {
     pub(crate) fn new(world: World) -> Self {
         let of_world: &[&[_]] = match world {
-            World::Memory => &[ALL, SWEEPING],
-            World::Cell => &[ALL, SWEEPING, NET, CELL],
+            World::Memory => &[ALL, SWEEPING, QUEUE],
+            World::Cell => &[ALL, SWEEPING, QUEUE, NET, CELL],
             World::Dynamo => &[ALL, NET, DYNAMO],
         };
         Reached(of_world.iter().copied().flatten().map(|name| (*name, 0)).collect())

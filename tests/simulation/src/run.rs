@@ -463,13 +463,17 @@ where
         for (process, line) in &history {
             by_process.entry(process.to_string()).or_default().push(line.clone());
         }
+        let mut failures = liveness::check(&self.plan, &by_process, &mut reached);
+        // What a task is asked to do disturbs no other: the judge of safety is to excuse nothing by it.
+        for lines in by_process.values_mut() {
+            lines.retain(|line| !liveness::is_note(&line.stage));
+        }
         let report = check::check(&by_process);
         let broken = report.violations.iter().map(|violation| Failure {
             rule: format!("{:?}", violation.rule),
             details: violation.details.clone(),
         });
-        let mut failures: Vec<_> = broken.collect();
-        failures.extend(liveness::check(&self.plan, &by_process, &mut reached));
+        failures.splice(..0, broken);
         if let Some(net) = &self.net {
             reached.add(&net.reached());
             failures.extend(net.lost_foreign().into_iter().map(|name| Failure {

@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::{
     Backend, PATIENCE, Store,
-    judge::late,
+    judge::{in_time, late},
     store::{ended, exclusive, shared, slot},
 };
 
@@ -380,7 +380,7 @@ pub async fn a_dead_waiter_is_skipped_in_time<B: Backend>(store: Store<B>) {
     let released = Instant::now();
     holder.free(&held).await;
     let granted = waiting.granted().await;
-    in_time(released, DEAD_WAITER);
+    in_time(released.elapsed(), DEAD_WAITER);
     next.free(&granted).await;
 }
 
@@ -398,7 +398,7 @@ pub async fn a_dead_waiting_set_is_skipped_in_time<B: Backend>(store: Store<B>) 
     drop(doomed);
     let died = Instant::now();
     let granted = waiting.granted().await;
-    in_time(died, DEAD_WAITER);
+    in_time(died.elapsed(), DEAD_WAITER);
     next.free(&granted).await;
     holder.free(&held).await;
 }
@@ -419,7 +419,7 @@ pub async fn a_vanished_waiter_is_skipped_in_time<B: Backend>(store: Store<B>) {
     let granted = waiting.granted().await;
     // Nor does one that was alone in the queue when its turn came.
     let another = next.take_in_turn(["b"]).await;
-    in_time(released, DEAD_WAITER);
+    in_time(released.elapsed(), DEAD_WAITER);
     next.free(&granted).await;
     next.free(&another).await;
 }
@@ -436,7 +436,7 @@ pub async fn a_dead_holder_costs_its_lease<B: Backend>(store: Store<B>) {
     let mut head = first.queue(["a"]).await;
     let mut next = second.queue(["a"]).await;
     let granted = head.granted().await;
-    in_time(taken, dead.lease + DEAD_WAITER);
+    in_time(taken.elapsed(), dead.lease + DEAD_WAITER);
     next.still_waits().await;
     first.free(&granted).await;
     second.free(&next.granted().await).await;
@@ -488,12 +488,4 @@ async fn served<D: lockcore::LockDao<String, uuid::Uuid>>(
     // A hundred may be before it, at a store that takes a second for each.
     let granted = place.granted_within(PATIENCE * 4).await;
     (place.caller, granted)
-}
-
-/// What began then took no longer than this.
-fn in_time(began: Instant, limit: Duration) {
-    let took = began.elapsed();
-    if took >= limit {
-        late(format_args!("it took {took:?} of {limit:?}"));
-    }
 }

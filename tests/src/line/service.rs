@@ -12,7 +12,7 @@ use lockcore::{Event, LockDao, LockError, LockingService, Wait};
 use tokio::{sync::oneshot, time::timeout};
 
 use super::{FAULTS, Kind, LONG, Line, Mode, NEVER, Place, Remote, Route, SETTLED, STALLED, TestResult};
-use crate::{PATIENCE, Store, eventually, store::id};
+use crate::{PATIENCE, Store, eventually, judge::in_time, store::id};
 
 /// The offer is on its way to a waiter whose line fails.
 pub(super) async fn a_lost_offer_is_found_again_or_passed_on<R: Remote>(kind: Kind) -> TestResult {
@@ -41,7 +41,7 @@ pub(super) async fn a_lost_offer_is_found_again_or_passed_on<R: Remote>(kind: Ki
             line.proxy.set(Mode::Pass).await;
         } else {
             let turn = next.granted().await;
-            assert!(begun.elapsed() < Duration::from_secs(8), "{fault:?}: {:?}", begun.elapsed());
+            in_time(begun.elapsed(), Duration::from_secs(8));
             if has_run.load(Ordering::SeqCst) {
                 // Its release gets no answer. Did it arrive now, after another's turn, that would be reported, and rightly.
                 eventually("a call ends without it", || async { waiting.is_finished().then_some(()) }).await;

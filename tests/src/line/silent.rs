@@ -13,7 +13,7 @@ use lockcore::{LockDao, LockingService, Page, Severity, Wait};
 use tokio::{task::JoinSet, time::timeout};
 
 use super::{Kind, Line, Mode, Remote, TestResult};
-use crate::{PATIENCE, eventually};
+use crate::{PATIENCE, eventually, judge::late};
 
 /// What the contenders hold with; a few times as long as a request may take.
 const LEASE: Duration = Duration::from_secs(12);
@@ -75,11 +75,11 @@ pub(super) async fn hand_overs_are_as_fast_as_before<R: Remote>(kind: Kind) -> T
                 after.push(pace().await);
             }
         };
-        let recovered = timeout(SOON, recovered).await;
-        assert!(
-            recovered.is_ok(),
-            "{outage:?}: {after:?} for as much as took {before:?} before, {fast:?} allowed"
-        );
+        if timeout(SOON, recovered).await.is_err() {
+            late(format_args!(
+                "{outage:?}: {after:?} for as much as took {before:?} before, {fast:?} allowed"
+            ));
+        }
     }
     for locks in &programs {
         // Not by polling.

@@ -9,7 +9,7 @@ use lockcore::{
     BackendErrorKind, Claim, Grant, LockDao, LockingService,
     backend::{Acquired, Withdraw, Withdrawn},
 };
-use lockcore_conformance::{eventually, servers::TestResult};
+use lockcore_conformance::{eventually, judge::in_time, servers::TestResult};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
@@ -185,7 +185,7 @@ pub(super) async fn silence_is_a_timeout_in_doubt() -> TestResult {
             let begun = Instant::now();
             let error = rig.dao.acquire(&request).await.expect_err("it does not answer");
             assert_eq!((error.kind(), error.in_doubt()), (BackendErrorKind::Timeout, true), "{error}");
-            assert!(begun.elapsed() < Duration::from_secs(10));
+            in_time(begun.elapsed(), Duration::from_secs(10));
             rig.front.lift();
             assert_eq!(caller.withdraw(&request, Withdraw::Undo).await, Withdrawn::Left);
             caller.refused_as_withdrawn(&request).await;
@@ -222,7 +222,7 @@ pub(super) async fn what_cannot_be_withdrawn_ends_with_its_lease() -> TestResult
     other.refused(SET).await;
     let begun = Instant::now();
     other.take_soon(SET).await;
-    assert!(begun.elapsed() < Duration::from_secs(12), "{:?}", begun.elapsed());
+    in_time(begun.elapsed(), Duration::from_secs(12));
     Ok(())
 }
 
