@@ -6,7 +6,7 @@ use lockcore::{
     BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, Conflict, ContextId, Finding, Grant,
     Granted, Ident, Inspection, Listing, LockDao, LostLock, Mode, Page, Released, Renewed, Target,
     backend::{AcquireRequest, Acquired, Moment, Wakeup, Withdraw, Withdrawn},
-    protocol::{RECHECK, TOMBSTONE},
+    protocol::TOMBSTONE,
 };
 use redis::Value;
 use uuid::Uuid;
@@ -275,7 +275,8 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
                 let ids = request.claims.iter().map(|claim| Box::from(&*claim.target.stored())).collect();
                 session.inbox.queued(waiter.name.clone(), ids, first_end);
                 session.watch();
-                Ok(Acquired::Queued { conflicts, wakeup: waiter.stay(), recheck: Some(jittered(RECHECK)) })
+                let recheck = jittered(session.inbox.waiters.recheck());
+                Ok(Acquired::Queued { conflicts, wakeup: waiter.stay(), recheck: Some(recheck) })
             }
             (Decision::Refused(conflicts) | Decision::Queued { conflicts, .. }, _) => {
                 Ok(Acquired::Refused(conflicts))

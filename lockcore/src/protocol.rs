@@ -28,8 +28,8 @@ pub const HEARTBEAT_LASTS: Duration = Duration::from_secs(3);
 /// One with a longer lease keeps it for that long.
 pub const TOMBSTONE: Duration = Duration::from_secs(50);
 
-/// The longest wait before a waiter repeats its request though nothing woke it. The backend keeps its place and looks
-/// after it, so this covers errors in that.
+/// The wait before a waiter repeats its request though nothing woke it; of a process with hundreds of waiters it is longer. The
+/// backend keeps its place and looks after it, so this covers errors in that.
 pub const RECHECK: Duration = Duration::from_secs(10);
 
 /// The number of breaks of one id that a store keeps on record; the oldest go first.

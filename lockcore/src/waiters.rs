@@ -5,12 +5,16 @@ use std::{
     fmt,
     hash::{BuildHasherDefault, DefaultHasher, Hash},
     sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
-use crate::{Moment, Wake, WakeSender, Wakeup};
+use crate::{Moment, Wake, WakeSender, Wakeup, protocol::RECHECK};
 
 /// With fewer entries than this, waiters that no longer listen are not looked for.
 const FEW: usize = 64;
+
+/// The number of a process' waiters that ask again in a second at most, though nothing woke them.
+const RECHECKS: u32 = 20;
 
 /// The waiters of this process, by a key of the backend's choice: one for each attempt; and what the backend notes of
 /// them.
@@ -120,9 +124,11 @@ impl<K: Eq + Hash, N> Waiters<K, N> {
         entries.by_key.len()
     }
 
-    /// Returns an upper bound of [`count`](Self::count), without a look at each waiter.
-    pub fn at_most(&self) -> usize {
-        self.entries().by_key.len()
+    /// Returns after how long a waiter repeats its request though nothing woke it: after [`RECHECK`], or later if more than 20 of
+    /// this process would do so in a second.
+    pub fn recheck(&self) -> Duration {
+        let at_most = u32::try_from(self.entries().by_key.len()).unwrap_or(u32::MAX);
+        RECHECK.max(Duration::from_secs(1) * at_most / RECHECKS)
     }
 
     fn entries(&self) -> MutexGuard<'_, Entries<K, N>> {
@@ -173,6 +179,16 @@ mod tests {
         waiters.wake_all();
         assert!(is_recheck(&mut b));
         assert_eq!(waiters.count(), 0);
+    }
+
+    /// Thousands that wait cost the store little.
+    #[test]
+    fn many_waiters_ask_again_later() {
+        let waiters = Waiters::<_>::new();
+        let _one = waiters.add(0);
+        assert_eq!(waiters.recheck(), RECHECK);
+        let _many: Vec<_> = (0..10_000).map(|number| waiters.add(number)).collect();
+        assert_eq!(waiters.recheck(), Duration::from_secs(500));
     }
 
     #[test]

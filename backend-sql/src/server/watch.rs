@@ -18,7 +18,7 @@ use std::{
 
 use lockcore::{
     backend::{Moment, Offer, StoreClock, Waiters, Wake, Wakeup, unique},
-    protocol::{HEARTBEAT, HEARTBEAT_LASTS, RECHECK},
+    protocol::{HEARTBEAT, HEARTBEAT_LASTS},
 };
 use tokio::{
     sync::{Notify, oneshot},
@@ -31,9 +31,6 @@ use super::{
     pool::Pool,
     reply::{self, Answer, Handed, Notification},
 };
-
-/// The number of a process' waiters that ask again in a second at most, though nothing woke them.
-const RECHECKS: u32 = 20;
 
 /// After so long without a heartbeat other processes may have taken this one for dead.
 const SILENCE: Duration = HEARTBEAT_LASTS.saturating_sub(Duration::from_millis(500));
@@ -134,8 +131,7 @@ impl<E: Engine> Shared<E> {
 
     /// Returns after how long a waiter asks again.
     pub(crate) fn recheck(&self) -> Duration {
-        let waiters = u32::try_from(self.waiters.at_most()).unwrap_or(u32::MAX);
-        RECHECK.max(Duration::from_secs(1) * waiters / RECHECKS)
+        self.waiters.recheck()
     }
 
     /// Removes a waiter.
