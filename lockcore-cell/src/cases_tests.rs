@@ -12,10 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 
 use self::cells::{Process, Way, World};
-use crate::{
-    CellLockDao, CellSettings,
-    table::{Session, Table},
-};
+use crate::{CellLockDao, CellSettings, session::Session, table::Table};
 
 type Locks = LockingService<String, Uuid, CellLockDao<Process>>;
 

@@ -10,8 +10,9 @@ use lockcore_conformance::hostile::feed;
 
 use crate::{
     admin, poll,
+    session::Session,
     step::{Hold, Request, Step},
-    table::{Claim, Session, Table},
+    table::{Claim, Table},
     takeover::{Needs, Scope, Seen, SeenCell, Sessions},
 };
 

@@ -41,6 +41,7 @@ mod dao;
 mod doctor;
 mod driver;
 mod error;
+mod format;
 #[cfg(test)]
 mod hostile_tests;
 #[cfg(test)]
@@ -50,6 +51,7 @@ mod own;
 mod pause;
 mod poll;
 mod probe;
+mod session;
 mod sessions;
 mod state;
 mod step;

@@ -15,7 +15,8 @@ use crate::{
     error::StoreError,
     order,
     pause::Pause,
-    table::{Close, Session, Stamp, Table},
+    session::{Close, Session},
+    table::{Stamp, Table},
     takeover::{Seen, SeenCell, Sessions},
 };
 

@@ -29,10 +29,11 @@ use crate::{
     order,
     own::OwnSession,
     pause::Pause,
+    session::Session,
     sessions::{Access, Book, Changed, IfAbsent},
     state::OFFER,
     step::{Hold, Losses, Renewable, Request, Step, micros},
-    table::{Session, Stamp, Table},
+    table::{Stamp, Table},
     takeover::{ALIVE, Needs, Scope, SeenCell},
 };
 

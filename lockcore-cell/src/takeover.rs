@@ -13,8 +13,9 @@ use std::{
 use lockcore::{backend::ServiceTime, protocol, rules};
 
 use crate::{
+    session::{Close, Session, is_from_the_future},
     step::{Request, Step, micros},
-    table::{Close, Held, Place, Session, Table, is_from_the_future},
+    table::{Held, Place, Table},
 };
 
 /// The time for which a heartbeat, and a new place without one, counts.

@@ -10,7 +10,8 @@ use lockcore::backend::ServiceTime;
 
 use super::{BEGIN, Fault, SKEW, Setup, TICK};
 use crate::{
-    table::{Session, Stamp, Table, Write},
+    session::Session,
+    table::{Stamp, Table, Write},
     takeover::{ALIVE, Seen, SeenCell, Sessions},
 };
 
