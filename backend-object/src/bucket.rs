@@ -44,7 +44,7 @@ pub(crate) enum Clock {
     /// seen. Asked at most so often, the last time at this moment.
     Modified(Arc<ServiceClock>, Mutex<Option<Moment>>),
     /// This process's: for a store within it. Tests pause and advance it, as it is tokio's.
-    Local { started: Instant, since: u64 },
+    Local { started: Instant, since: Duration },
 }
 
 /// The numbers of requests sent so far.
@@ -75,8 +75,10 @@ pub struct Bucket {
 
 impl Clock {
     pub(crate) fn local() -> Self {
+        // In this order, so that it is never behind the clock by which the store dates.
+        let started = Instant::now();
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Clock::Local { started: Instant::now(), since: since.as_micros() as u64 }
+        Clock::Local { started, since }
     }
 
     fn now(&self) -> Option<ServiceTime> {
@@ -85,7 +87,7 @@ impl Clock {
             Clock::Dated(clock) => clock.now(),
             Clock::Modified(clock, _) => clock.now(),
             Clock::Local { started, since } => {
-                let now = since + started.elapsed().as_micros() as u64;
+                let now = (*since + started.elapsed()).as_micros() as u64;
                 Some(ServiceTime { lo: now, hi: now })
             }
         }
