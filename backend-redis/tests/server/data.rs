@@ -173,7 +173,7 @@ pub(crate) async fn the_end_of_a_lease_wakes_the_first_waiter() -> TestResult {
         let turn = first.granted().await;
         let waited = begun.elapsed();
         assert!(waited >= lease - Duration::from_millis(5), "{waited:?}");
-        assert!(waited < lease + Duration::from_millis(600), "{waited:?}");
+        in_time(waited, lease + Duration::from_millis(600));
         head.free(&turn).await;
         behind.free(&second.served().await).await;
     }

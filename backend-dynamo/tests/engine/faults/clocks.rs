@@ -36,7 +36,8 @@ pub(super) async fn a_clock_an_hour_off_works_and_takes_nothing_early() -> TestR
         short.take(["b"]).await;
         rig.caller().take_soon(["b"]).await;
         let taken_over = begun.elapsed();
-        assert!(taken_over >= lease && taken_over < lease + Duration::from_secs(6), "{taken_over:?}");
+        assert!(taken_over >= lease, "{taken_over:?}");
+        in_time(taken_over, lease + Duration::from_secs(6));
     }
     Ok(())
 }
