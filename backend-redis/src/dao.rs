@@ -6,7 +6,7 @@ use lockcore::{
     BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, Conflict, ContextId, Finding, Grant,
     Granted, Ident, Inspection, Listing, LockDao, LostLock, Mode, Page, Released, Renewed, Target,
     backend::{AcquireRequest, Acquired, Moment, Wakeup, Withdraw, Withdrawn},
-    protocol::TOMBSTONE,
+    protocol::{RECHECK, TOMBSTONE},
 };
 use redis::Value;
 use uuid::Uuid;
@@ -275,8 +275,8 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
                 let ids = request.claims.iter().map(|claim| Box::from(&*claim.target.stored())).collect();
                 session.inbox.queued(waiter.name.clone(), ids, first_end);
                 session.watch();
-                let recheck = jittered(session.inbox.waiters.recheck());
-                Ok(Acquired::Queued { conflicts, wakeup: waiter.stay(), recheck: Some(recheck) })
+                // Not later for many: ids are polled, and places kept, for some repeats only.
+                Ok(Acquired::Queued { conflicts, wakeup: waiter.stay(), recheck: Some(jittered(RECHECK)) })
             }
             (Decision::Refused(conflicts) | Decision::Queued { conflicts, .. }, _) => {
                 Ok(Acquired::Refused(conflicts))

@@ -181,7 +181,7 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
             (Verdict::Granted(granted), _) => Ok(Acquired::Granted(granted)),
             (Verdict::Queued(conflicts), Some(wakeup)) => {
                 let conflicts = request.conflicts(conflicts);
-                Ok(Acquired::Queued { conflicts, wakeup, recheck: Some(self.store.waiters.recheck()) })
+                Ok(Acquired::Queued { conflicts, wakeup, recheck: Some(protocol::RECHECK) })
             }
             (Verdict::Refused(conflicts) | Verdict::Queued(conflicts), _) => {
                 Ok(Acquired::Refused(request.conflicts(conflicts)))
