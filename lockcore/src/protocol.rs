@@ -28,7 +28,7 @@ pub const HEARTBEAT_LASTS: Duration = Duration::from_secs(3);
 /// One with a longer lease keeps it for that long.
 pub const TOMBSTONE: Duration = Duration::from_secs(50);
 
-/// The wait before a waiter repeats its request though nothing woke it; of a process with hundreds of waiters it is longer. The
+/// The wait before a waiter repeats its request though nothing woke it; on the SQL servers it is longer if hundreds wait. The
 /// backend keeps its place and looks after it, so this covers errors in that.
 pub const RECHECK: Duration = Duration::from_secs(10);
 
