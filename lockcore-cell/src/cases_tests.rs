@@ -11,7 +11,7 @@ use lockcore::{
 use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 
-use self::cells::{Process, Way, World};
+use self::cells::{Denied, Process, Way, World};
 use crate::{CellLockDao, CellSettings, session::Session, table::Table};
 
 type Locks = LockingService<String, Uuid, CellLockDao<Process>>;
@@ -444,6 +444,24 @@ async fn a_session_that_cannot_be_read_concerns_its_own_ids() {
     world.fail_reads_of("");
     waiting.await.expect("no panic").expect("it is over").release().await.expect("it is held");
     drop(held);
+}
+
+/// A waiter learns by the next look, or the next heartbeat, of a refusal that will not pass.
+#[tokio::test(start_paused = true)]
+async fn a_right_that_is_taken_away_ends_a_wait() {
+    for denied in [Denied::Reads, Denied::Writes] {
+        let world = World::new();
+        let ((holder, _), (waiter, _)) = (world.service().await, world.service().await);
+        let held = holder.lease(LEASE).lock(["x"]).await.expect("it is free");
+        let waiting = tokio::spawn(async move { waiter.wait(Wait::up_to(200 * SECOND)).lock(["x"]).await });
+        sleep(SECOND).await;
+        world.deny(denied);
+        let begun = Instant::now();
+        let refused = waiting.await.expect("no panic").expect_err("it cannot be granted");
+        assert!(!refused.is_contention(), "{denied:?}: {refused}");
+        assert!(begun.elapsed() < 3 * SECOND, "{denied:?} after {:?}: {refused}", begun.elapsed());
+        drop(held);
+    }
 }
 
 /// Case 13: what is left behind is collected page by page, many at once, and the sweep says that there is more.

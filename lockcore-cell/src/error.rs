@@ -65,6 +65,11 @@ impl StoreError {
         }
     }
 
+    /// Returns whether such a failure passes by itself.
+    pub(crate) fn passes(&self) -> bool {
+        self.kind().is_retryable()
+    }
+
     /// Returns whether the same request may succeed when it is sent again.
     pub(crate) fn again(&self) -> bool {
         matches!(self, StoreError::Cell(error) if error.is_retryable())

@@ -65,6 +65,19 @@ impl<C: Cell> Store<C> {
         }
     }
 
+    /// Shows that a waiter lives which was just queued, unless that was done lately. Fails only by what will not pass: a process that may
+    /// not write its session is never served. Otherwise the next heartbeat follows.
+    pub(crate) async fn show_first_life(self: &Arc<Self>) -> Result<(), StoreError> {
+        if self.own.last().is_some_and(|last| last.elapsed() < 2 * HEARTBEAT) {
+            return Ok(());
+        }
+        let store = self.clone();
+        match hosted(async move { store.show_life(HEARTBEAT).await }).await {
+            Err(error) if !error.passes() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     fn polling(&self) -> MutexGuard<'_, bool> {
         self.polling.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -73,7 +86,11 @@ impl<C: Cell> Store<C> {
         loop {
             // One that fails is followed by the next. One that is slow goes on, so that its outcome is known to the next.
             let store = self.clone();
-            let beat = hosted(async move { store.show_life(HEARTBEAT).await });
+            let beat = hosted(async move {
+                let beaten = store.show_life(HEARTBEAT).await;
+                store.heed(beaten);
+                Ok(())
+            });
             let _ = tokio::time::timeout(LONGEST_BEAT, beat).await;
             let since = self.own.last().map_or(Duration::MAX, |last| last.elapsed());
             tokio::time::sleep(HEARTBEAT.saturating_sub(since).max(RETRY)).await;
@@ -106,13 +123,21 @@ impl<C: Cell> Store<C> {
                     return;
                 }
             }
-            // A store that gives no answer is asked again: each waiter has a limit of its own.
-            let changed = self.look().await.unwrap_or(false);
+            let changed = self.heed(self.look().await).unwrap_or(false);
             let next = self.notify().await;
             self.looked.notify_one();
             let longest = if next == Some(Next::Far) { LONGEST } else { NEAR };
             pause = if changed { SHORTEST } else { (pause * 3 / 2).min(longest) };
         }
+    }
+
+    /// Makes each waiter ask by itself, and thereby end, after a refusal that will not pass. A store that gives no answer is asked
+    /// again: each waiter has a limit of its own.
+    fn heed<T>(&self, answer: Result<T, StoreError>) -> Option<T> {
+        if answer.as_ref().is_err_and(|error| !error.passes()) {
+            self.waiters.wake_all();
+        }
+        answer.ok()
     }
 
     /// Removes the dead and what is over from before the waiters of this process.

@@ -36,6 +36,14 @@ struct Shared {
     reads: AtomicU64,
     writes: AtomicU64,
     fails: Mutex<String>,
+    denied: Mutex<Option<Denied>>,
+}
+
+/// Rights that are taken away from all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Denied {
+    Reads,
+    Writes,
 }
 
 #[derive(Clone, Debug)]
@@ -78,6 +86,7 @@ impl World {
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             fails: Mutex::default(),
+            denied: Mutex::default(),
         }))
     }
 
@@ -138,6 +147,17 @@ impl World {
     /// Reads of this cell time out.
     pub(super) fn fail_reads_of(&self, name: &str) {
         *self.0.fails.lock().expect("no panic") = name.to_owned();
+    }
+
+    pub(super) fn deny(&self, denied: Denied) {
+        *self.0.denied.lock().expect("no panic") = Some(denied);
+    }
+
+    fn check_right(&self, to: Denied) -> Result<(), BackendError> {
+        match *self.0.denied.lock().expect("no panic") == Some(to) {
+            true => Err(BackendError::new(BackendErrorKind::Denied, "the right was taken away")),
+            false => Ok(()),
+        }
     }
 
     pub(super) fn counts(&self) -> (u64, u64) {
@@ -210,6 +230,7 @@ impl Cell for Process {
         if *self.world.0.fails.lock().expect("no panic") == name {
             return self.no_answer().await;
         }
+        self.world.check_right(Denied::Reads)?;
         let found = self.world.cells().get(name).cloned();
         self.travel(READ).await;
         self.answer().await?;
@@ -241,6 +262,7 @@ impl Cell for Process {
             None => {}
         }
         self.travel(WRITE).await;
+        self.world.check_right(Denied::Writes)?;
         let done = self.world.replace(name, at.copied(), content);
         self.travel(WRITE).await;
         self.answer().await?;
