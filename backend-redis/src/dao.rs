@@ -196,7 +196,7 @@ enum Decision<I, C> {
 
 struct Queued<I, C> {
     now: u64,
-    /// Whether the session's last heartbeat still counted.
+    /// Set if the session's last heartbeat still counted.
     counted: bool,
     first_end: Option<Duration>,
     conflicts: Vec<Conflict<I, C>>,
