@@ -1,7 +1,8 @@
 //! The schemes of URLs: which backend each means, compiled in or not.
 
 /// The name of each backend, which is its scheme and its cargo feature. `backends` has those of this build.
-pub(crate) const BACKENDS: [&str; 7] = ["memory", "sqlite", "dynamodb", "mysql", "postgres", "redis", "s3"];
+pub(crate) const BACKENDS: [&str; 8] =
+    ["memory", "sqlite", "dynamodb", "mysql", "postgres", "redis", "s3", "share"];
 
 /// The URL that stands for one with a secret, which was not handed on.
 pub const WITHHELD: &str = "withheld:";
@@ -35,9 +36,9 @@ pub(crate) const FILE_OPTIONS: &[&str] = &[
     "sslrootcert",
 ];
 
-/// Returns whether the URLs of a scheme name a file.
+/// Returns whether the URLs of a scheme name a file or a folder.
 pub(crate) fn is_file(scheme: &str) -> bool {
-    scheme == "sqlite"
+    ["share", "sqlite"].contains(&scheme)
 }
 
 /// Returns whether the URLs of a scheme have a user and a password before the host.

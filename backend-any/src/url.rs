@@ -304,6 +304,7 @@ mod tests {
             ("sqlite:locks.db?mode=rw", "/srv/a?b@c%/locks.db"),
             ("sqlite:../x%3Fy", "/srv/a?b@c%/../x?y"),
             ("sqlite:/var/lib/locks.db", "/var/lib/locks.db"),
+            ("share:team/locks", "/srv/a?b@c%/team/locks"),
             ("sqlite::memory:", ":memory:"),
             ("memory:", ""),
         ] {

@@ -5,7 +5,8 @@
     feature = "dynamodb",
     feature = "postgres",
     feature = "redis",
-    feature = "s3"
+    feature = "s3",
+    feature = "share"
 ))]
 
 use std::{env, fs, path::Path};

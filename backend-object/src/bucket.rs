@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -13,9 +13,9 @@ use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
 use lockcore::{
     BackendError, BackendErrorKind, Finding, Severity,
-    backend::{Moment, ServiceClock, ServiceTime, unique_name},
+    backend::{Moment, ServiceTime, unique_name},
 };
-use lockcore_cell::{Cell, CellPage, Found, Written};
+use lockcore_cell::{Cell, CellPage, Found, ModifiedClock, Written};
 use object_store::{
     Error, GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
     UpdateVersion as Version, path::Path,
@@ -30,19 +30,14 @@ use crate::{
 /// The most objects of a page.
 const PAGE: usize = 1000;
 
-/// A modification time is asked for again after this time: a step of the store's clock is then known well within the shortest
-/// lease, also where the request takes long.
-const FRESH: Duration = Duration::from_secs(3);
-
 /// The source of the service's time.
 #[derive(Debug)]
 pub(crate) enum Clock {
     /// The `Date` of each response.
     #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
-    Dated(Arc<ServiceClock>),
-    /// The modification time of an object that was just written: for a store of the user's, whose responses are not
-    /// seen. Asked at most so often, the last time at this moment.
-    Modified(Arc<ServiceClock>, Mutex<Option<Moment>>),
+    Dated(Arc<lockcore::backend::ServiceClock>),
+    /// The modification time of an object that was just written: for a store of the user's, whose responses are not seen.
+    Modified(ModifiedClock),
     /// This process's: for a store within it. Tests pause and advance it, as it is tokio's.
     Local { started: Instant, since: Duration },
 }
@@ -85,7 +80,7 @@ impl Clock {
         match self {
             #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
             Clock::Dated(clock) => clock.now(),
-            Clock::Modified(clock, _) => clock.now(),
+            Clock::Modified(clock) => clock.known(),
             Clock::Local { started, since } => {
                 let now = (*since + started.elapsed()).as_micros() as u64;
                 Some(ServiceTime { lo: now, hi: now })
@@ -95,12 +90,6 @@ impl Clock {
 }
 
 impl Bucket {
-    /// Returns the service's time by the responses so far.
-    fn known_time(&self) -> Option<ServiceTime> {
-        let now = self.clock.now()?;
-        Some(ServiceTime { lo: now.lo + self.ahead(), hi: now.hi + self.ahead() })
-    }
-
     fn ahead(&self) -> u64 {
         #[cfg(feature = "testing")]
         return self.ahead.load(Relaxed);
@@ -134,11 +123,10 @@ impl Bucket {
         }
     }
 
-    /// Writes an object and asks when it was modified.
-    async fn ask_time(&self, clock: &ServiceClock) -> Result<(), BackendError> {
+    /// Writes an object; returns when it was modified, in seconds since 1970, and the moment of the answer.
+    async fn ask_time(&self) -> Result<(u64, Moment), BackendError> {
         // In the folder of probes, from which the engine collects what was left behind.
         let path = self.path(&format!("probe/{}", unique_name()));
-        let sent = Moment::now();
         let asked = async {
             self.store.put(&path, PutPayload::from_static(b"lockcore")).await?;
             self.store.head(&path).await
@@ -148,10 +136,9 @@ impl Bucket {
         let received = Moment::now();
         self.counts.writes.fetch_add(1, Relaxed);
         self.counts.reads.fetch_add(1, Relaxed);
-        clock.sample(sent, received, u64::try_from(meta.last_modified.timestamp()).unwrap_or(0));
         // The time is known; what stays is collected.
         let _ = self.remove_path(&path).await;
-        Ok(())
+        Ok((u64::try_from(meta.last_modified.timestamp()).unwrap_or(0), received))
     }
 
     async fn remove_path(&self, path: &Path) -> Result<(), BackendError> {
@@ -272,34 +259,24 @@ impl Cell for Bucket {
             + match &self.clock {
                 #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
                 Clock::Dated(clock) => clock.fence(real, 0),
-                Clock::Modified(clock, _) => clock.fence(real, 0),
+                Clock::Modified(clock) => clock.fence(real),
                 Clock::Local { .. } => real.hi,
             }
     }
 
     async fn now(&self) -> Result<ServiceTime, BackendError> {
-        let known = self.known_time().filter(|now| !now.is_wide());
-        match (known, &self.clock) {
-            (known, Clock::Modified(clock, asked)) => {
-                // One caller asks, and others go on with what is known.
-                let before = {
-                    let mut asked = asked.lock().unwrap_or_else(PoisonError::into_inner);
-                    let is_fresh = asked.is_some_and(|asked| Moment::now().since(&asked) < FRESH);
-                    if let Some(now) = known.filter(|_| is_fresh) {
-                        return Ok(now);
-                    }
-                    asked.replace(Moment::now())
-                };
-                if let Err(error) = self.ask_time(clock).await {
-                    *asked.lock().unwrap_or_else(PoisonError::into_inner) = before;
-                    return Err(error);
+        let now = match &self.clock {
+            Clock::Modified(clock) => clock.now(|| self.ask_time()).await?,
+            clock => match clock.now().filter(|now| !now.is_wide()) {
+                Some(now) => now,
+                None => {
+                    // Each response has it.
+                    drop(self.read("table", None).await?);
+                    clock.now().ok_or_else(error::no_time)?
                 }
-            }
-            (Some(now), _) => return Ok(now),
-            // Each response has it.
-            _ => drop(self.read("table", None).await?),
-        }
-        self.known_time().ok_or_else(error::no_time)
+            },
+        };
+        Ok(ServiceTime { lo: now.lo + self.ahead(), hi: now.hi + self.ahead() })
     }
 }
 

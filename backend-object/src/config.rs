@@ -10,6 +10,7 @@ use std::{
 };
 
 use lockcore::{BackendError, ContextId, Ident, protocol};
+use lockcore_cell::ModifiedClock;
 use object_store::{ObjectStore, memory::InMemory, path::Path};
 
 use crate::{
@@ -366,7 +367,7 @@ impl Settings {
         };
         let (store, clock, address): (Arc<dyn ObjectStore>, Clock, String) = match &self.place {
             Location::Own(store) => {
-                (store.clone(), Clock::Modified(Arc::default(), Mutex::default()), store.to_string())
+                (store.clone(), Clock::Modified(ModifiedClock::default()), store.to_string())
             }
             #[cfg(feature = "s3")]
             Location::S3(bucket) => {

@@ -46,6 +46,7 @@ mod format;
 mod hostile_tests;
 #[cfg(test)]
 mod model_tests;
+mod modified;
 mod order;
 mod own;
 mod pause;
@@ -61,3 +62,4 @@ mod takeover;
 
 pub use cell::{Cell, CellPage, Found, Written};
 pub use dao::{CellLockDao, CellSettings};
+pub use modified::ModifiedClock;

@@ -117,6 +117,18 @@ pub const INSTANCES: &[Instance] = &[
         reason: "the engine of `object` over HTTP: what a conditional PUT answers, sizes, histories",
     },
     Instance {
+        name: "share",
+        dao: Part::Those(SAMPLE),
+        service: Part::Those(SEE_THE_STORE),
+        reason: "the engine of `object` over files: what a link answers, real time, threads that wait",
+    },
+    Instance {
+        name: "sshfs",
+        dao: Part::Those(SAMPLE),
+        service: Part::None,
+        reason: "the same files through the caches of two mounts",
+    },
+    Instance {
         name: "moto",
         dao: Part::Those(SAMPLE),
         service: Part::None,

@@ -62,10 +62,11 @@ macro_rules! backends {
     feature = "mysql",
     feature = "postgres",
     feature = "redis",
-    feature = "s3"
+    feature = "s3",
+    feature = "share"
 )))]
 compile_error!(
-    "lockcore-any needs at least one backend: enable one of its cargo features memory, sqlite, dynamodb, mysql, postgres, redis, s3"
+    "lockcore-any needs at least one backend: enable one of its cargo features memory, sqlite, dynamodb, mysql, postgres, redis, s3, share"
 );
 
 backends! {
@@ -76,6 +77,7 @@ backends! {
     postgres "postgres";
     redis "redis";
     s3 "s3";
+    share "share";
 }
 
 /// Opens the backend that the settings name.

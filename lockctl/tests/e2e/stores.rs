@@ -28,6 +28,7 @@ const PLACES: &[Line] = &[
         let url = format!("{url}&endpoint={}", bucket.endpoint());
         Ok(Place::server(url, "&timeout", bucket.server().clone()))
     }),
+    ("share", "share", || Ok(Place::file("share:."))),
     ("redis", "redis", || {
         server(Kind::Redis).map(|server| Place::server(server.url(), "?response_timeout", server))
     }),
@@ -84,7 +85,7 @@ pub(crate) enum Needs {
     Nothing,
     /// That waiters have places in a queue, which are shown.
     Queue,
-    /// That programs of two versions share a store. A bucket has one format so far.
+    /// That programs of two versions share a store. Cells have one format so far.
     Versions,
     /// What only DynamoDB has.
     DynamoDb,
@@ -110,10 +111,10 @@ impl Needs {
         match self {
             Needs::Nothing => true,
             Needs::Queue => capabilities.fifo,
-            Needs::Versions => scheme != "s3",
+            Needs::Versions => !["s3", "share"].contains(&scheme),
             Needs::DynamoDb => scheme == "dynamodb",
             Needs::S3 => scheme == "s3",
-            Needs::Server => scheme != "sqlite",
+            Needs::Server => !["share", "sqlite"].contains(&scheme),
             Needs::File => scheme == "sqlite",
         }
     }

@@ -24,6 +24,8 @@ pub enum Backend {
     Cluster,
     /// A bucket of an emulator of S3.
     Bucket,
+    /// A folder.
+    Share,
 }
 
 impl FromStr for Backend {
@@ -37,6 +39,7 @@ impl FromStr for Backend {
             "redis-sentinel" => Ok(Backend::Sentinel),
             "redis-cluster" => Ok(Backend::Cluster),
             "s3" => Ok(Backend::Bucket),
+            "share" => Ok(Backend::Share),
             name => match servers::Kind::ALL.into_iter().find(|kind| kind.name() == name) {
                 Some(kind) => Ok(Backend::Server(kind)),
                 None => bail!("no such backend: {name}"),
@@ -55,6 +58,7 @@ impl fmt::Display for Backend {
             Backend::Sentinel => "redis-sentinel",
             Backend::Cluster => "redis-cluster",
             Backend::Bucket => "s3",
+            Backend::Share => "share",
         })
     }
 }
@@ -64,7 +68,7 @@ impl Backend {
     pub(crate) fn lease(self) -> Duration {
         match self {
             Backend::Server(servers::Kind::DynamoDb) => Duration::from_secs(5),
-            Backend::Bucket => Duration::from_secs(10),
+            Backend::Bucket | Backend::Share => Duration::from_secs(10),
             _ => Duration::from_secs(1),
         }
     }

@@ -54,6 +54,11 @@ impl Store {
                 servers::Bucket::make(&server, NAMESPACE).await?;
                 return Store::over_http(server, &format!("s3://{NAMESPACE}/locks?region=us-east-1&")).await;
             }
+            Backend::Share => {
+                let folder = run.folder.join("share");
+                std::fs::create_dir_all(&folder)?;
+                return Ok(Store { url: format!("share:{}", folder.display()), home: Home::File });
+            }
             Backend::Memory | Backend::Sqlite => {
                 let url = format!("sqlite:{}", run.folder.join("locks.db").display());
                 return Ok(Store { url, home: Home::File });

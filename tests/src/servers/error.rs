@@ -10,8 +10,8 @@ use super::Kind;
 pub enum ServerError {
     /// This machine has no such server: the test is to show as ignored.
     Unavailable {
-        /// The server asked for.
-        kind: Kind,
+        /// The kind of the server asked for.
+        kind: &'static str,
         /// What was looked for and not found.
         reason: String,
     },
@@ -33,8 +33,13 @@ pub enum ServerError {
 
 impl ServerError {
     pub(super) fn unavailable(kind: Kind, reason: impl fmt::Display) -> Self {
-        let reason = reason.to_string();
-        Self::Unavailable { kind, reason }
+        Self::missing(kind.name(), reason)
+    }
+
+    /// Reports that a server which a test starts by itself cannot be had here.
+    #[must_use]
+    pub fn missing(kind: &'static str, reason: impl fmt::Display) -> Self {
+        Self::Unavailable { kind, reason: reason.to_string() }
     }
 
     pub(super) fn failed(kind: Kind, doing: &'static str, reason: impl fmt::Display) -> Self {

@@ -1,0 +1,108 @@
+//! The DAO: the engine's, over the files of a folder.
+
+use std::{fmt, path::PathBuf, time::Duration};
+
+use lockcore::{
+    BackendError, BackendErrorKind, Capabilities, ContextId, Ident, LockDao, backend::shared_runtime,
+    forward_lock_dao, protocol,
+};
+use lockcore_cell::{CellLockDao, CellSettings};
+use tokio::time::timeout;
+use uuid::Uuid;
+
+use crate::{
+    cells::Files,
+    config::{Settings, ShareBuilder},
+    error::{failed, reported, timed_out},
+    folder::Folder,
+};
+
+/// Locks in a folder of a file share; see the [crate](crate).
+pub struct ShareLockDao<I = String, C = Uuid>(CellLockDao<Files, I, C>);
+
+/// The abilities of a [`ShareLockDao`].
+pub const CAPABILITIES: Capabilities = Capabilities {
+    // The server's time is known to a second or so, and caches of clients are seconds old.
+    min_lease: Duration::from_secs(10),
+    default_lease: Some(Duration::from_secs(2 * protocol::DEFAULT_LEASE.as_secs())),
+    max_ids: 1000,
+    ..Capabilities::shared_store("share")
+};
+
+impl<I: Ident, C: ContextId> ShareLockDao<I, C> {
+    /// Begins with default settings, to be changed before opening.
+    pub fn builder() -> ShareBuilder<I, C> {
+        ShareBuilder::new()
+    }
+}
+
+impl<I: Ident, C: ContextId> ShareBuilder<I, C> {
+    /// Opens the folder, and tries there that of two writers one wins. What it needs below the folder is made.
+    ///
+    /// # Errors
+    /// [`BadSetting`](BackendErrorKind::BadSetting) names the setting and its value;
+    /// [`Misconfigured`](BackendErrorKind::Misconfigured) says why the folder cannot be used: it is not there, or its file system
+    /// has no hard links; [`Denied`](BackendErrorKind::Denied) that it may not be written; else the reason why there was no answer.
+    pub async fn open(self) -> Result<ShareLockDao<I, C>, BackendError> {
+        let (place, timeout) = (self.settings.place(), self.settings.timeout);
+        let capabilities = self.settings.capabilities();
+        let (files, way) = opened(self.settings).await.map_err(|error| reported(&place, error))?;
+        let settings = CellSettings { place, way, timeout, capabilities };
+        Ok(ShareLockDao(CellLockDao::open(files, settings).await?))
+    }
+
+    /// For tests: opens the adapter alone.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    pub async fn cells(self) -> Result<Files, BackendError> {
+        opened(self.settings).await.map(|(files, _)| files)
+    }
+}
+
+impl Settings {
+    fn capabilities(&self) -> Capabilities {
+        #[cfg(feature = "testing")]
+        if let Some(min_lease) = self.min_lease {
+            return Capabilities { min_lease, ..CAPABILITIES };
+        }
+        CAPABILITIES
+    }
+}
+
+/// Opens the folder; returns its cells, and the way to it: a mount of another file system at the same path is another one.
+async fn opened(settings: Settings) -> Result<(Files, String), BackendError> {
+    settings.check()?;
+    let limit = settings.request_timeout;
+    let (folder, namespace) = (settings.folder.clone(), settings.namespace_folder());
+    let open = move || {
+        let folder: PathBuf =
+            std::path::absolute(&folder).map_err(|error| failed("opening", &folder, error))?;
+        let way = folder.display().to_string();
+        Ok((Folder::open(folder, &namespace)?, way))
+    };
+    // On a thread that may wait: a share may hang.
+    let opened = match timeout(limit, shared_runtime().spawn_blocking(open)).await {
+        Ok(Ok(opened)) => opened,
+        Ok(Err(ended)) => Err(BackendError::new(BackendErrorKind::Unavailable, format!("{ended}"))),
+        Err(_) => Err(timed_out(limit)),
+    };
+    let (folder, way) = opened?;
+    let files = Files::new(folder, limit);
+    #[cfg(feature = "testing")]
+    let files = files.ahead_by(settings.ahead);
+    Ok((files, way))
+}
+
+impl<I, C> fmt::Debug for ShareLockDao<I, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ShareLockDao").field(&self.0).finish()
+    }
+}
+
+forward_lock_dao! {
+    { impl<I: Ident, C: ContextId> LockDao<I, C> for ShareLockDao<I, C> }
+    self => self.0
+}

@@ -1,0 +1,56 @@
+//! Errors of settings and of files, as the engine and the user get them.
+
+use std::{
+    io::{self, ErrorKind},
+    path::Path,
+};
+
+use lockcore::{BackendError, BackendErrorKind};
+use rustix::io::Errno;
+
+/// Refuses the value of a setting.
+pub(crate) fn setting(key: &str, value: &str, expected: &str) -> BackendError {
+    let value: String = value.chars().take(64).collect();
+    BackendError::new(BackendErrorKind::BadSetting, format!("{key}: {value:?} is not possible, {expected}"))
+}
+
+/// Reports that an operation on a file failed. Nothing was written, unless the caller says otherwise.
+pub(crate) fn failed(what: &str, path: &Path, error: io::Error) -> BackendError {
+    let kind = match error.kind() {
+        ErrorKind::PermissionDenied => BackendErrorKind::Denied,
+        ErrorKind::ReadOnlyFilesystem | ErrorKind::NotADirectory | ErrorKind::InvalidFilename => {
+            BackendErrorKind::Misconfigured
+        }
+        ErrorKind::InvalidData => BackendErrorKind::Corrupt,
+        ErrorKind::TimedOut => BackendErrorKind::Timeout,
+        // Full, over quota, stale, not mounted, away: all may pass.
+        _ => BackendErrorKind::Unavailable,
+    };
+    BackendError::new(kind, format!("{what} {}: {error}", path.display())).with_source(error)
+}
+
+/// Reports that the first link of a cell could not be made, which file systems without hard links say in several ways.
+pub(crate) fn not_linked(path: &Path, error: io::Error) -> BackendError {
+    match Errno::from_io_error(&error) {
+        Some(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::MLINK | Errno::XDEV) => {
+            let what = format!(
+                "the file system has no hard links, which this backend needs: {}: {error}",
+                path.display()
+            );
+            BackendError::new(BackendErrorKind::Misconfigured, what).with_source(error)
+        }
+        // A server may do later what it did not answer.
+        _ => failed("linking", path, error).possibly_done(),
+    }
+}
+
+pub(crate) fn timed_out(timeout: std::time::Duration) -> BackendError {
+    BackendError::new(BackendErrorKind::Timeout, format!("the file system did not answer within {timeout:?}"))
+}
+
+/// Adds the place to an error that leaves this crate before there is a DAO.
+pub(crate) fn reported(place: &str, error: BackendError) -> BackendError {
+    let named = BackendError::new(error.kind(), format!("{place}: {error}"));
+    let named = if error.in_doubt() { named.possibly_done() } else { named };
+    named.with_source(error)
+}

@@ -1,0 +1,243 @@
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt, symlink},
+    time::SystemTime,
+};
+
+use lockcore::BackendErrorKind;
+use tempfile::TempDir;
+
+use super::*;
+
+const NAME: &str = "session/a";
+
+fn folder() -> (TempDir, Folder) {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = Folder::open(root.path().to_owned(), "n").expect("it is there");
+    (root, folder)
+}
+
+/// Writes a cell for so many times; returns all versions.
+fn written(folder: &Folder, times: usize) -> Vec<Version> {
+    let mut versions: Vec<Version> = Vec::new();
+    for number in 0..times {
+        let content = number.to_string();
+        let written = folder.replace(NAME, versions.last(), content.as_bytes()).expect("it can be written");
+        versions.push(written.expect("it is the newest"));
+    }
+    versions
+}
+
+fn content(folder: &Folder) -> Vec<u8> {
+    match folder.read(NAME, None).expect("it can be read") {
+        Found::Changed(_, content) => content.to_vec(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn files(folder: &Folder) -> usize {
+    entries(&folder.cell(NAME)).expect("it can be listed").len()
+}
+
+/// A writer that stood still between its look and its link, while others wrote more versions than are kept (S2).
+#[test]
+fn a_late_writer_replaces_nothing() {
+    let (_root, folder) = folder();
+    let versions = written(&folder, 20);
+    for (number, version) in versions.iter().enumerate() {
+        let late = folder.link_after(&folder.cell(NAME), version, b"late");
+        match (late, versions.len() - number) {
+            (Ok(Some(_)), 1) => {}
+            (Ok(None), 2..) => {}
+            (Err(error), 2..) => assert!(error.in_doubt() && error.is_retryable(), "{error}"),
+            (other, before) => panic!("{before} before the end: {other:?}"),
+        }
+        let expected: &[u8] = if number + 1 == versions.len() { b"late" } else { b"19" };
+        assert_eq!(content(&folder), expected, "after a late write of {number}");
+    }
+    assert_eq!(files(&folder), 1 + KEPT as usize, "the origin and the last versions");
+}
+
+/// A writer that stood still while the cell was removed, and made again by another.
+#[test]
+fn a_late_writer_finds_no_cell_of_another_life() {
+    let (_root, folder) = folder();
+    let old = written(&folder, 3);
+    folder.remove(NAME).expect("it can be removed");
+    assert_eq!(folder.read(NAME, None).expect("it can be read"), Found::Absent);
+    assert!(!folder.cell(NAME).exists(), "nothing is left");
+    written(&folder, 3);
+    for version in &old {
+        let late = folder.link_after(&folder.cell(NAME), version, b"late").expect_err("its life is over");
+        assert!(late.in_doubt(), "{late}");
+        assert_eq!(folder.replace(NAME, Some(version), b"late").expect("it is refused"), None);
+    }
+    assert_eq!(content(&folder), b"2");
+    assert_eq!(files(&folder), 4, "the origin and its versions");
+}
+
+/// A reader that knows a version which was removed since finds the newest one (S3).
+#[test]
+fn a_late_reader_finds_the_newest() {
+    let (_root, folder) = folder();
+    let versions = written(&folder, 20);
+    for version in &versions {
+        match folder.read(NAME, Some(version)).expect("it can be read") {
+            Found::Unchanged => assert_eq!(Some(version), versions.last()),
+            Found::Changed(found, content) => {
+                assert_eq!((Some(&found), &content[..]), (versions.last(), &b"19"[..]));
+            }
+            Found::Absent => panic!("it is there"),
+        }
+    }
+}
+
+/// What a process leaves that dies in the middle of a step: its file, and versions that are older than those kept.
+#[test]
+fn what_the_dead_leave_is_removed() {
+    let (_root, folder) = folder();
+    let versions = written(&folder, 20);
+    let (cell, old) = (folder.cell(NAME), SystemTime::now() - 2 * LEFT_BEHIND);
+    let leave = |name: &str| {
+        fs::write(cell.join(name), "left").expect("it can be written");
+        fs::File::options()
+            .write(true)
+            .open(cell.join(name))
+            .and_then(|file| file.set_modified(old))
+            .expect("it can be dated");
+    };
+    leave("1.tmp");
+    leave("another-life.3");
+    fs::write(cell.join("2.tmp"), "young").expect("it can be written");
+    // Two that a writer did not come to remove, as versions before them are there.
+    for number in [9, 10] {
+        let from = cell.join(versions[19].file_name());
+        fs::copy(from, cell.join(file::file_name(&versions[0].life, number))).expect("it can be written");
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later").as_secs();
+    let page = folder.list("session", None, now).expect("it can be listed");
+    assert_eq!(page.cells.len(), 1);
+    let mut expected: Vec<_> = versions[12..].iter().map(Version::file_name).collect();
+    expected.extend(["2.tmp".to_owned(), ORIGIN.to_owned()]);
+    expected.sort();
+    let mut found = entries(&cell).expect("it can be listed");
+    found.sort();
+    assert_eq!(found, expected);
+    assert_eq!(content(&folder), b"19");
+}
+
+/// The folder at the path is another one: its share was unmounted, or somebody replaced it.
+#[test]
+fn a_folder_that_is_replaced_is_refused() {
+    let (root, folder) = folder();
+    folder.check().expect("it is the same");
+    let aside = root.path().with_extension("aside");
+    fs::rename(root.path(), &aside).expect("it can be moved");
+    let gone = folder.check().expect_err("it is not there");
+    assert_eq!(gone.kind(), BackendErrorKind::Unavailable, "{gone}");
+    fs::create_dir(root.path()).expect("it can be made");
+    let other = folder.check().expect_err("it is another one");
+    assert!(other.is_retryable() && other.to_string().contains("another folder"), "{other}");
+    fs::remove_dir(root.path()).expect("it is empty");
+    fs::rename(&aside, root.path()).expect("it can be moved back");
+    folder.check().expect("it is the same again");
+}
+
+#[test]
+fn a_folder_that_is_not_there_is_not_made() {
+    let root = tempfile::tempdir().expect("a folder");
+    let path = root.path().join("not mounted");
+    let refused = Folder::open(path.clone(), "n").expect_err("it is not there");
+    assert_eq!(refused.kind(), BackendErrorKind::Misconfigured, "{refused}");
+    assert!(refused.to_string().contains("not mounted"), "{refused}");
+    assert!(!path.exists());
+    fs::write(&path, "a file").expect("it can be written");
+    let refused = Folder::open(path, "n").expect_err("it is a file");
+    assert_eq!(refused.kind(), BackendErrorKind::Misconfigured, "{refused}");
+}
+
+/// Whatever the umask is: who may write the folder may use its locks.
+#[test]
+fn what_is_made_has_the_permissions_of_the_folder() {
+    for mode in [0o700, 0o2770, 0o755] {
+        let root = tempfile::tempdir().expect("a folder");
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(mode)).expect("it is ours");
+        let folder = Folder::open(root.path().to_owned(), "n").expect("it is there");
+        written(&folder, 2);
+        let mode_of = |path: &Path| fs::metadata(path).expect("it is there").mode() & 0o7777;
+        for made in ["", "session", NAME] {
+            assert_eq!(mode_of(&folder.cell(made)), mode, "{made} in a folder of {mode:o}");
+        }
+        for name in entries(&folder.cell(NAME)).expect("it can be listed") {
+            assert_eq!(
+                mode_of(&folder.cell(NAME).join(&name)),
+                mode & 0o666,
+                "{name} in a folder of {mode:o}"
+            );
+        }
+    }
+}
+
+/// A file that others put there is no version, and no step follows a link out of the folder or waits for a pipe.
+#[test]
+fn what_is_not_ours_is_refused_and_left() {
+    let (root, folder) = folder();
+    let versions = written(&folder, 2);
+    let next = folder.cell(NAME).join(versions[1].next().file_name());
+    let secret = root.path().join("secret");
+    fs::write(&secret, "of others").expect("it can be written");
+    for put in 0..3 {
+        match put {
+            0 => fs::write(&next, "garbage").expect("it can be written"),
+            1 => symlink(&secret, &next).expect("it can be linked"),
+            _ => fs::write(&next, "lockcore-cell-1 a 2 b 100\nshort").expect("it can be written"),
+        }
+        folder.read(NAME, None).expect_err("it is not in our form");
+        let written = folder.replace(NAME, Some(&versions[1]), b"x");
+        assert!(!matches!(written, Ok(Some(_))), "its name is taken: {written:?}");
+        assert!(next.symlink_metadata().is_ok(), "it is left");
+        fs::remove_file(&next).expect("it is there");
+    }
+    assert_eq!(fs::read(&secret).expect("it is there"), b"of others");
+    assert_eq!(content(&folder), b"1");
+}
+
+/// Writers at once, each as fast as it can, while a reader looks.
+#[test]
+fn no_write_is_lost_among_many() {
+    const WRITERS: usize = 4;
+    const TIMES: usize = 100;
+    let (_root, folder) = folder();
+    let count =
+        |content: &[u8]| std::str::from_utf8(content).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
+    std::thread::scope(|scope| {
+        for _ in 0..WRITERS {
+            scope.spawn(|| {
+                let mut known: Option<(Version, u64)> = None;
+                let mut done = 0;
+                while done < TIMES {
+                    known = match folder.read(NAME, known.as_ref().map(|(version, _)| version)) {
+                        Ok(Found::Changed(version, content)) => Some((version, count(&content))),
+                        Ok(Found::Unchanged) => known,
+                        Ok(Found::Absent) => None,
+                        Err(error) if error.is_retryable() => continue,
+                        Err(error) => panic!("{error}"),
+                    };
+                    let next = known.as_ref().map_or(0, |(_, count)| *count) + 1;
+                    let at = known.as_ref().map(|(version, _)| version);
+                    match folder.replace(NAME, at, next.to_string().as_bytes()) {
+                        Ok(Some(version)) => {
+                            known = Some((version, next));
+                            done += 1;
+                        }
+                        Ok(None) => {}
+                        // As the engine does: whose content it is says whether it was done.
+                        Err(error) => panic!("more than are kept were written meanwhile: {error}"),
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(content(&folder), (WRITERS * TIMES).to_string().as_bytes());
+    assert!(files(&folder) <= 2 + KEPT as usize, "{}", files(&folder));
+}
