@@ -92,7 +92,7 @@ fn a_late_reader_finds_the_newest() {
     }
 }
 
-/// What a process leaves that dies in the middle of a step: its file, and versions that are older than those kept.
+/// Files of a process that died in the middle of a step: its own, and versions that are older than those kept.
 #[test]
 fn what_the_dead_leave_is_removed() {
     let (_root, folder) = folder();
@@ -126,7 +126,7 @@ fn what_the_dead_leave_is_removed() {
     assert_eq!(content(&folder), b"19");
 }
 
-/// The folder at the path is another one: its share was unmounted, or somebody replaced it.
+/// The folder at the path is another one: its share was unmounted, or it was replaced.
 #[test]
 fn a_folder_that_is_replaced_is_refused() {
     let (root, folder) = folder();
