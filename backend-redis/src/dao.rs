@@ -1,11 +1,6 @@
 //! The DAO: turns requests into calls of the script, and its replies back.
 
-use std::{
-    fmt,
-    marker::PhantomData,
-    sync::{Arc, atomic::Ordering::SeqCst},
-    time::Duration,
-};
+use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use lockcore::{
     BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, Conflict, ContextId, Finding, Grant,
@@ -190,16 +185,8 @@ impl Step {
 enum Decision<I, C> {
     Granted(Vec<Granted>),
     Refused(Vec<Conflict<I, C>>),
-    Queued(Queued<I, C>),
+    Queued { now: u64, first_end: Option<Duration>, conflicts: Vec<Conflict<I, C>> },
     Withdrawn,
-}
-
-struct Queued<I, C> {
-    now: u64,
-    /// Set if the session's last heartbeat still counted.
-    counted: bool,
-    first_end: Option<Duration>,
-    conflicts: Vec<Conflict<I, C>>,
 }
 
 impl<I: Ident, C: ContextId> Decision<I, C> {
@@ -223,8 +210,8 @@ impl<I: Ident, C: ContextId> Decision<I, C> {
             "granted" => Decision::Granted(read_granted(reply)?),
             "refused" => Decision::Refused(conflicts(reply)?),
             "queued" => {
-                let (now, counted, first_end) = (reply.number()?, reply.int()? == 1, reply.span()?);
-                Decision::Queued(Queued { now, counted, first_end, conflicts: conflicts(reply)? })
+                let (now, first_end) = (reply.number()?, reply.span()?);
+                Decision::Queued { now, first_end, conflicts: conflicts(reply)? }
             }
             _ => Decision::Withdrawn,
         })
@@ -283,20 +270,15 @@ impl<I: Ident, C: ContextId> LockDao<I, C> for RedisLockDao<I, C> {
                     Err(_) => error.possibly_done(),
                 }),
             },
-            (Decision::Queued(Queued { now, counted, first_end, conflicts }), Some(waiter)) => {
+            (Decision::Queued { now, first_end, conflicts }, Some(waiter)) => {
                 session.inbox.clock.sample(sent, Moment::now(), now);
-                if !counted && session.inbox.waiters.count() > 1 {
-                    // Earlier waiters of this session may have lost their places. The next heartbeat will not say so: this request
-                    // was one.
-                    session.inbox.missed.store(true, SeqCst);
-                }
                 let ids = request.claims.iter().map(|claim| Box::from(&*claim.target.stored())).collect();
                 session.inbox.queued(waiter.name.clone(), ids, first_end);
                 session.watch();
                 // Not later for many: ids are polled, and places kept, for some repeats only.
                 Ok(Acquired::Queued { conflicts, wakeup: waiter.stay(), recheck: Some(jittered(RECHECK)) })
             }
-            (Decision::Refused(conflicts) | Decision::Queued(Queued { conflicts, .. }), _) => {
+            (Decision::Refused(conflicts) | Decision::Queued { conflicts, .. }, _) => {
                 Ok(Acquired::Refused(conflicts))
             }
             (Decision::Withdrawn, _) => {

@@ -134,6 +134,7 @@ impl Session {
     }
 
     async fn keep_watch(self: Arc<Self>) {
+        self.inbox.missed.store(false, SeqCst);
         let mut counted = Moment::now();
         let mut sent = Moment::now();
         while !self.is_closed() {

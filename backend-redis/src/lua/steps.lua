@@ -62,8 +62,7 @@ local function heartbeat(session)
   return counts(call('SET', base .. '/p:' .. session, fmt('%d', ms), 'PX', HEARTBEAT_LASTS, 'GET')) and 1 or 0
 end
 
--- Adds a waiter to its queues, or renews its places. The record comes last: an entry of a queue without one is ignored. Returns
--- whether the session's last heartbeat still counted: otherwise its earlier waiters may have lost their places.
+-- Adds a waiter to its queues, or renews its places. The record comes last: an entry of a queue without one is ignored.
 local function enqueue(request, record)
   record = record or {
     ids = request.ids, modes = request.modes, context = request.context, attempt = request.attempt, owner = request.owner,
@@ -82,7 +81,7 @@ local function enqueue(request, record)
     if not s.frozen then call('PEXPIRE', lines, PLACE_LASTS) end
   end
   call('SET', base .. '/c:' .. request.name, cmsgpack.pack(record), 'PX', PLACE_LASTS)
-  return heartbeat(request.session)
+  heartbeat(request.session)
 end
 
 -- A full server refuses commands that take memory, unless the script has written before. Steps that free or renew locks are to
@@ -91,7 +90,7 @@ local function allow_when_full() call('GETEX', keys[1]) end
 
 -- Frequent steps run as soon as they are defined: each definition takes the server a quarter of a microsecond.
 
--- Returns { 'granted', .. }, { 'refused', .. }, { 'queued', now, session counted, first end, .. } or { 'withdrawn' }.
+-- Returns { 'granted', .. }, { 'refused', .. }, { 'queued', now, first end, .. } or { 'withdrawn' }.
 local function acquire()
   local request = read_request()
   if call('EXISTS', keys[2]) == 1 then return { 'withdrawn' } end
@@ -117,8 +116,8 @@ local function acquire()
     table.insert(conflicts, 1, 'refused')
     return finish(conflicts)
   end
-  local counted = enqueue(request, place and waiter(request.name))
-  local reply = { 'queued', us, counted, first_end(request) }
+  enqueue(request, place and waiter(request.name))
+  local reply = { 'queued', us, first_end(request) }
   for _, conflict in ipairs(conflicts) do reply[#reply + 1] = conflict end
   return finish(reply)
 end

@@ -8,10 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore::{BackendErrorKind, Failure, Grant, LockDao, LockError, LossReason, Wait, protocol::RECHECK};
+use lockcore::{BackendErrorKind, Failure, Grant, LockDao, LockError, LossReason, Wait};
 use lockcore_conformance::{
     PATIENCE, Store, eventually,
-    judge::{in_time, late},
+    judge::in_time,
     servers::{Proxy, Server, TestResult, Watched},
     store::{exclusive, shared, slot},
 };
@@ -156,31 +156,6 @@ pub(crate) async fn a_callback_learns_that_its_lock_went_with_the_data() -> Test
         Err(LockError::Lost { lost, .. }) => assert_eq!(lost[0].reason, LossReason::Vanished),
         other => panic!("{other:?}"),
     }
-    Ok(())
-}
-
-/// A session lapses, which costs a waiter its place; before its next heartbeat another of its waiters makes the session count again.
-pub(crate) async fn a_place_that_was_lost_unnoticed_is_taken_again() -> TestResult {
-    let place = Place::shared().await?;
-    let (store, raw) = (place.store().await, place.raw().await?);
-    let other = store.another().await;
-    let [holder, first, second] = store.callers();
-    let held = holder.take(["a"]).await;
-    let mut lost = first.queue(["a"]).await;
-    for session in raw.ask::<Vec<String>>(&format!("KEYS {}", place.base("/p:*"))).await? {
-        raw.ask::<()>(&format!("DEL {session}")).await?;
-    }
-    let before = other.caller().queue(["a"]).await;
-    let kept = second.queue(["a"]).await;
-    // Long before it would repeat its request by itself.
-    if timeout(RECHECK / 2, lost.notified()).await.is_err() {
-        late("a waiter that lost its place asks again");
-    }
-    lost.still_waits().await;
-    for waiter in [lost, before, kept] {
-        waiter.leave().await;
-    }
-    holder.free(&held).await;
     Ok(())
 }
 
