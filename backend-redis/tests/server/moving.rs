@@ -197,7 +197,7 @@ async fn reshard(source: &Server, from: &str, to: &str) -> TestResult {
     command.args(["--cluster-slots", &FIRST_SLOTS.to_string(), "--cluster-yes", "--cluster-pipeline", "1"]);
     let output = command.stdin(Stdio::null()).output().await.map_err(|error| {
         let reason = format!("redis-cli cannot be run: {error}");
-        ServerError::Unavailable { kind: Kind::Redis, reason }
+        ServerError::missing(Kind::Redis.name(), reason)
     })?;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     Ok(())

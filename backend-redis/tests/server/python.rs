@@ -36,7 +36,7 @@ impl Python {
         let environment = tokio::task::spawn_blocking(environment).await?;
         let environment = environment.map_err(|reason| {
             let reason = format!("redis-py and redlock-py cannot be had: {reason}");
-            ServerError::Unavailable { kind: Kind::Redis, reason }
+            ServerError::missing(Kind::Redis.name(), reason)
         })?;
         let mut command = tokio::process::Command::new(environment.join("bin/python"));
         command.args(["-c", DRIVER, url]).kill_on_drop(true).stdin(Stdio::piped()).stdout(Stdio::piped());
