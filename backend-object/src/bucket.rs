@@ -13,7 +13,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
 use lockcore::{
     BackendError, BackendErrorKind, Finding, Severity,
-    backend::{Moment, ServiceTime, unique_name},
+    backend::{Moment, ServiceTime, shared_runtime, unique_name},
 };
 use lockcore_cell::{Cell, CellPage, Found, ModifiedClock, Written};
 use object_store::{
@@ -136,8 +136,9 @@ impl Bucket {
         let received = Moment::now();
         self.counts.writes.fetch_add(1, Relaxed);
         self.counts.reads.fetch_add(1, Relaxed);
-        // The time is known; what stays is collected.
-        let _ = self.remove_path(&path).await;
+        // The time is known. What stays is collected.
+        let (store, timeout) = (self.store.clone(), self.timeout);
+        shared_runtime().spawn(async move { drop(tokio::time::timeout(timeout, store.delete(&path)).await) });
         Ok((u64::try_from(meta.last_modified.timestamp()).unwrap_or(0), received))
     }
 

@@ -163,17 +163,17 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
         let stored = Self::request(request);
         // Before the place is taken: what is handed over at once must not be missed.
         let wakeup = request.queue.then(|| self.store.waiters.add(stored.attempt));
-        let mut verdict = self.acquired(&stored).await;
-        if matches!(verdict, Ok(Verdict::Queued(_)))
-            && let Err(error) = self.store.show_first_life().await
-        {
-            verdict = Err(error.or_done_before(true));
-        }
+        let verdict = self.acquired(&stored).await;
         let queued = matches!(verdict, Ok(Verdict::Queued(_)));
         let wakeup = match wakeup {
             Some(wakeup) if queued => {
                 self.store.waiters.note(&stored.attempt, stored.clone());
                 self.store.watch();
+                if let Some(error) = self.store.refusal() {
+                    self.store.waiters.remove(&stored.attempt);
+                    // It has a place, to be withdrawn.
+                    return self.report(Err(error)).map_err(BackendError::possibly_done);
+                }
                 Some(wakeup)
             }
             Some(_) => {

@@ -65,9 +65,9 @@ impl StoreError {
         }
     }
 
-    /// Returns whether such a failure passes by itself.
-    pub(crate) fn passes(&self) -> bool {
-        self.kind().is_retryable()
+    /// Returns whether a look or a heartbeat will fail again by the same. A session that cannot be read is given up for another one.
+    pub(crate) fn is_final(&self) -> bool {
+        !self.kind().is_retryable() && !matches!(self, StoreError::Session(_))
     }
 
     /// Returns whether the same request may succeed when it is sent again.

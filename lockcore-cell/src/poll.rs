@@ -45,6 +45,15 @@ const LONGEST_BEAT: Duration = Duration::from_millis(1_500);
 /// A waiter has at most this many before it if it may be served next.
 const FIRST: usize = 2;
 
+/// The poll of a process.
+#[derive(Default)]
+pub(crate) struct Polling {
+    /// Set while it runs.
+    runs: bool,
+    /// Set if the last heartbeat was refused for good.
+    refused: Option<StoreError>,
+}
+
 /// The state of a waiter by the table.
 pub(crate) enum State {
     Waits,
@@ -58,27 +67,20 @@ impl<C: Cell> Store<C> {
     /// Starts to look for the waiters of this process, unless that is done already.
     pub(crate) fn watch(self: &Arc<Self>) {
         let mut polling = self.polling();
-        if !std::mem::replace(&mut *polling, true) {
+        if !polling.runs {
+            *polling = Polling { runs: true, refused: None };
             // Also if it is never polled, as its runtime ends.
             let polls = Polls { store: self.clone(), is_done: false };
             shared_runtime().spawn(polls.poll());
         }
     }
 
-    /// Shows that a waiter lives which was just queued, unless that was done lately. Fails only by what will not pass: a process that may
-    /// not write its session is never served. Otherwise the next heartbeat follows.
-    pub(crate) async fn show_first_life(self: &Arc<Self>) -> Result<(), StoreError> {
-        if self.own.last().is_some_and(|last| last.elapsed() < 2 * HEARTBEAT) {
-            return Ok(());
-        }
-        let store = self.clone();
-        match hosted(async move { store.show_life(HEARTBEAT).await }).await {
-            Err(error) if !error.passes() => Err(error),
-            _ => Ok(()),
-        }
+    /// Returns why this process may show no more that its waiters live: none is served then.
+    pub(crate) fn refusal(&self) -> Option<StoreError> {
+        self.polling().refused.clone()
     }
 
-    fn polling(&self) -> MutexGuard<'_, bool> {
+    fn polling(&self) -> MutexGuard<'_, Polling> {
         self.polling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -87,8 +89,12 @@ impl<C: Cell> Store<C> {
             // One that fails is followed by the next. One that is slow goes on, so that its outcome is known to the next.
             let store = self.clone();
             let beat = hosted(async move {
-                let beaten = store.show_life(HEARTBEAT).await;
-                store.heed(beaten);
+                let refused = store.show_life(HEARTBEAT).await.err().filter(StoreError::is_final);
+                let is_refused = refused.is_some();
+                store.polling().refused = refused;
+                if is_refused {
+                    store.waiters.wake_all();
+                }
                 Ok(())
             });
             let _ = tokio::time::timeout(LONGEST_BEAT, beat).await;
@@ -119,25 +125,22 @@ impl<C: Cell> Store<C> {
             {
                 let mut polling = self.polling();
                 if self.waiters.count() == 0 {
-                    *polling = false;
+                    polling.runs = false;
                     return;
                 }
             }
-            let changed = self.heed(self.look().await).unwrap_or(false);
+            let looked = self.look().await;
+            if looked.as_ref().is_err_and(StoreError::is_final) {
+                // Each waiter asks by itself, and ends by that.
+                self.waiters.wake_all();
+            }
+            // A store that gives no answer is asked again: each waiter has a limit of its own.
+            let changed = looked.unwrap_or(false);
             let next = self.notify().await;
             self.looked.notify_one();
             let longest = if next == Some(Next::Far) { LONGEST } else { NEAR };
             pause = if changed { SHORTEST } else { (pause * 3 / 2).min(longest) };
         }
-    }
-
-    /// Makes each waiter ask by itself, and thereby end, after a refusal that will not pass. A store that gives no answer is asked
-    /// again: each waiter has a limit of its own.
-    fn heed<T>(&self, answer: Result<T, StoreError>) -> Option<T> {
-        if answer.as_ref().is_err_and(|error| !error.passes()) {
-            self.waiters.wake_all();
-        }
-        answer.ok()
     }
 
     /// Removes the dead and what is over from before the waiters of this process.
@@ -231,7 +234,7 @@ impl<C: Cell> Polls<C> {
 impl<C: Cell> Drop for Polls<C> {
     fn drop(&mut self) {
         if !self.is_done {
-            *self.store.polling() = false;
+            self.store.polling().runs = false;
         }
     }
 }

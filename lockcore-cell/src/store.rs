@@ -29,6 +29,7 @@ use crate::{
     order,
     own::OwnSession,
     pause::Pause,
+    poll::Polling,
     session::Session,
     sessions::{Access, Book, Changed, IfAbsent},
     state::OFFER,
@@ -67,7 +68,7 @@ pub(crate) struct Store<C: Cell> {
     pub(crate) sessions: Book<C::Version>,
     /// The waiters of this process, by attempt, with what they requested.
     pub(crate) waiters: Waiters<u64, Arc<Request>>,
-    pub(crate) polling: Mutex<bool>,
+    pub(crate) polling: Mutex<Polling>,
     pub(crate) collected: tokio::sync::Mutex<Option<Cursor>>,
     /// Held by a look that several callers share.
     looking: Shared,
@@ -144,7 +145,7 @@ impl<C: Cell> Store<C> {
             own: OwnSession::new(),
             sessions: Book::default(),
             waiters: Waiters::new(),
-            polling: Mutex::new(false),
+            polling: Mutex::default(),
             collected: tokio::sync::Mutex::default(),
             looking: Shared::default(),
             looked: Notify::new(),
