@@ -1,10 +1,14 @@
 //! The adapter: the steps on files, each on a thread that may wait, within a time.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use lockcore::{
-    BackendError, BackendErrorKind,
+    BackendError, BackendErrorKind, Finding,
     backend::{Moment, ServiceTime, shared_runtime},
 };
 use lockcore_cell::{Cell, CellPage, Found, ModifiedClock, Written};
@@ -12,15 +16,14 @@ use tokio::{sync::Semaphore, time::timeout};
 
 use crate::{error::timed_out, file::Version, folder::Folder};
 
-/// The most threads that wait for the file system. One that hangs keeps each until it answers.
-const THREADS: usize = 32;
+/// The most threads of this process that wait for file systems. One that hangs keeps each until it answers.
+static THREADS: Semaphore = Semaphore::const_new(64);
 
 /// The cells of a namespace.
 #[cfg_attr(not(feature = "testing"), expect(unreachable_pub, reason = "only tests name it"))]
 pub struct Files {
     folder: Arc<Folder>,
     clock: ModifiedClock,
-    threads: Arc<Semaphore>,
     /// For one request.
     timeout: Duration,
     /// The time by which a test sets the server's time forward, in microseconds.
@@ -33,7 +36,6 @@ impl Files {
         Files {
             folder: Arc::new(folder),
             clock: ModifiedClock::default(),
-            threads: Arc::new(Semaphore::new(THREADS)),
             timeout,
             #[cfg(feature = "testing")]
             ahead: Arc::default(),
@@ -57,21 +59,28 @@ impl Files {
         &self,
         step: impl FnOnce(&Folder) -> Result<T, BackendError> + Send + 'static,
     ) -> Result<T, BackendError> {
-        let permit = timeout(self.timeout, self.threads.clone().acquire_owned());
-        let Ok(Ok(permit)) = permit.await else { return Err(timed_out(self.timeout)) };
         let folder = self.folder.clone();
-        let run = shared_runtime().spawn_blocking(move || {
-            let _permit = permit;
-            folder.check()?;
-            step(&folder)
-        });
-        match timeout(self.timeout, run).await {
-            Ok(Ok(done)) => done,
-            Ok(Err(ended)) => {
-                Err(BackendError::new(BackendErrorKind::Unavailable, format!("{ended}")).possibly_done())
-            }
-            Err(_) => Err(timed_out(self.timeout).possibly_done()),
+        on_a_thread(self.timeout, move || step(&folder)).await
+    }
+}
+
+/// Runs what may wait for a file system on a thread of its own, for so long at most.
+pub(crate) async fn on_a_thread<T: Send + 'static>(
+    limit: Duration,
+    work: impl FnOnce() -> Result<T, BackendError> + Send + 'static,
+) -> Result<T, BackendError> {
+    let begun = Instant::now();
+    let Ok(Ok(permit)) = timeout(limit, THREADS.acquire()).await else { return Err(timed_out(limit)) };
+    let run = shared_runtime().spawn_blocking(move || {
+        let _permit = permit;
+        work()
+    });
+    match timeout(limit.saturating_sub(begun.elapsed()), run).await {
+        Ok(Ok(done)) => done,
+        Ok(Err(ended)) => {
+            Err(BackendError::new(BackendErrorKind::Unavailable, format!("{ended}")).possibly_done())
         }
+        Err(_) => Err(timed_out(limit).possibly_done()),
     }
 }
 
@@ -103,7 +112,9 @@ impl Cell for Files {
         let (name, after) = (folder.to_owned(), after.map(str::to_owned));
         // By the server's own clock, which dates the files.
         let now = self.now().await?.lo.saturating_sub(self.ahead()) / 1_000_000;
-        self.run(move |folder| folder.list(&name, after.as_deref(), now)).await
+        // With time left for what is under way then.
+        let deadline = Instant::now() + self.timeout / 2;
+        self.run(move |folder| folder.list(&name, after.as_deref(), now, deadline)).await
     }
 
     async fn now(&self) -> Result<ServiceTime, BackendError> {
@@ -113,6 +124,10 @@ impl Cell for Files {
         };
         let now = self.clock.now(ask).await?;
         Ok(ServiceTime { lo: now.lo + self.ahead(), hi: now.hi + self.ahead() })
+    }
+
+    fn findings(&self) -> Vec<Finding> {
+        self.folder.kind.iter().map(|kind| kind.finding.clone()).collect()
     }
 
     fn least_fence(&self, now: ServiceTime) -> u64 {

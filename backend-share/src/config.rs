@@ -7,8 +7,17 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::error::setting;
 
-/// The characters that stay as they are in the name of a namespace's folder.
-const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_');
+/// The characters that are written in another way in the name of a namespace's folder. Capitals, too: to some file systems they are the
+/// same as small letters.
+const OTHERS: AsciiSet = {
+    let mut others = NON_ALPHANUMERIC.remove(b'-').remove(b'_');
+    let mut capital = b'A';
+    while capital <= b'Z' {
+        others = others.add(capital);
+        capital += 1;
+    }
+    others
+};
 
 /// The most bytes of a file's name.
 const NAME: usize = 255;
@@ -111,13 +120,13 @@ impl Settings {
 
     /// Returns the name of the namespace's folder.
     pub(crate) fn namespace_folder(&self) -> String {
-        utf8_percent_encode(&self.namespace, PLAIN).to_string()
+        utf8_percent_encode(&self.namespace, &OTHERS).to_string()
     }
 
     pub(crate) fn check(&self) -> Result<(), BackendError> {
         let refuse = |key, value: &str, expected| Err(setting(key, value, expected));
-        if self.folder.as_os_str().is_empty() {
-            return refuse("folder", "", "it has to be set");
+        if self.folder.as_os_str().is_empty() || self.folder.as_os_str().as_encoded_bytes().contains(&0) {
+            return refuse("folder", &self.folder.to_string_lossy(), "it has to be a path");
         }
         let length = self.namespace_folder().len();
         if length == 0 || length > NAME {
@@ -135,5 +144,45 @@ impl Settings {
             return refuse("request_timeout", &value, "it must be 100 ms to 1 min");
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_namespaces_share_a_folder() {
+        let folder = |namespace: &str| {
+            let mut settings = ShareBuilder::<String, uuid::Uuid>::new().settings;
+            settings.namespace = namespace.to_owned();
+            settings.namespace_folder()
+        };
+        assert_eq!(folder("team_1-a"), "team_1-a");
+        let all = ["a", "A", "%41", "a/b", "a%2fb", "a%2Fb", "..", ".", "ä", "a b", "a.b", "2fb"];
+        for (one, other) in all.iter().flat_map(|one| all.iter().map(move |other| (one, other))) {
+            assert_eq!(folder(one).eq_ignore_ascii_case(&folder(other)), one == other, "{one} {other}");
+            assert!(!folder(one).contains(['/', '.']), "{one}");
+        }
+    }
+
+    #[tokio::test]
+    async fn bad_settings_are_refused_by_name() {
+        let builder = || ShareBuilder::<String, uuid::Uuid>::new().folder("/tmp");
+        let second = Duration::from_secs(1);
+        for (builder, named) in [
+            (ShareBuilder::new(), "folder: \"\""),
+            (builder().folder("a\0b"), "folder: \"a\\0b\""),
+            (builder().namespace(""), "namespace: \"\""),
+            (builder().namespace("é".repeat(64)), "namespace"),
+            (builder().timeout(second / 2), "timeout: \"500ms\""),
+            (builder().timeout(301 * second), "timeout: \"301s\""),
+            (builder().request_timeout(second / 20), "request_timeout: \"50ms\""),
+            (builder().request_timeout(61 * second), "request_timeout: \"61s\""),
+        ] {
+            let refused = builder.open().await.expect_err(named);
+            assert_eq!(refused.kind(), lockcore::BackendErrorKind::BadSetting, "{refused}");
+            assert!(refused.to_string().contains(named), "{refused}: {named}");
+        }
     }
 }

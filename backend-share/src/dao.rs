@@ -1,19 +1,17 @@
 //! The DAO: the engine's, over the files of a folder.
 
-use std::{fmt, path::PathBuf, time::Duration};
+use std::{fmt, time::Duration};
 
 use lockcore::{
-    BackendError, BackendErrorKind, Capabilities, ContextId, Ident, LockDao, backend::shared_runtime,
-    forward_lock_dao, protocol,
+    BackendError, Capabilities, ContextId, Ident, LockDao, backend::unique_name, forward_lock_dao, protocol,
 };
 use lockcore_cell::{CellLockDao, CellSettings};
-use tokio::time::timeout;
 use uuid::Uuid;
 
 use crate::{
-    cells::Files,
+    cells::{Files, on_a_thread},
     config::{Settings, ShareBuilder},
-    error::{failed, reported, timed_out},
+    error::{failed, reported},
     folder::Folder,
 };
 
@@ -40,13 +38,15 @@ impl<I: Ident, C: ContextId> ShareBuilder<I, C> {
     /// Opens the folder, and tries there that of two writers one wins. What it needs below the folder is made.
     ///
     /// # Errors
-    /// [`BadSetting`](BackendErrorKind::BadSetting) names the setting and its value;
-    /// [`Misconfigured`](BackendErrorKind::Misconfigured) says why the folder cannot be used: it is not there, or its file system
-    /// has no hard links; [`Denied`](BackendErrorKind::Denied) that it may not be written; else the reason why there was no answer.
+    /// [`BadSetting`](lockcore::BackendErrorKind::BadSetting) names the setting and its value;
+    /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) says why the folder cannot be used: it is not there, or its file system
+    /// has no hard links; [`Denied`](lockcore::BackendErrorKind::Denied) that it may not be written; else the reason why there was no answer.
     pub async fn open(self) -> Result<ShareLockDao<I, C>, BackendError> {
         let (place, timeout) = (self.settings.place(), self.settings.timeout);
         let capabilities = self.settings.capabilities();
-        let (files, way) = opened(self.settings).await.map_err(|error| reported(&place, error))?;
+        let files = opened(self.settings).await.map_err(|error| reported(&place, error))?;
+        // Another for each: who mounts the folder by another way, or read-only, is to know it when it is opened.
+        let way = unique_name();
         let settings = CellSettings { place, way, timeout, capabilities };
         Ok(ShareLockDao(CellLockDao::open(files, settings).await?))
     }
@@ -58,7 +58,7 @@ impl<I: Ident, C: ContextId> ShareBuilder<I, C> {
     #[cfg(feature = "testing")]
     #[doc(hidden)]
     pub async fn cells(self) -> Result<Files, BackendError> {
-        opened(self.settings).await.map(|(files, _)| files)
+        opened(self.settings).await
     }
 }
 
@@ -72,28 +72,19 @@ impl Settings {
     }
 }
 
-/// Opens the folder; returns its cells, and the way to it: a mount of another file system at the same path is another one.
-async fn opened(settings: Settings) -> Result<(Files, String), BackendError> {
+/// Opens the folder; returns its cells.
+async fn opened(settings: Settings) -> Result<Files, BackendError> {
     settings.check()?;
     let limit = settings.request_timeout;
     let (folder, namespace) = (settings.folder.clone(), settings.namespace_folder());
     let open = move || {
-        let folder: PathBuf =
-            std::path::absolute(&folder).map_err(|error| failed("opening", &folder, error))?;
-        let way = folder.display().to_string();
-        Ok((Folder::open(folder, &namespace)?, way))
+        let folder = std::path::absolute(&folder).map_err(|error| failed("opening", &folder, error))?;
+        Folder::open(&folder, &namespace)
     };
-    // On a thread that may wait: a share may hang.
-    let opened = match timeout(limit, shared_runtime().spawn_blocking(open)).await {
-        Ok(Ok(opened)) => opened,
-        Ok(Err(ended)) => Err(BackendError::new(BackendErrorKind::Unavailable, format!("{ended}"))),
-        Err(_) => Err(timed_out(limit)),
-    };
-    let (folder, way) = opened?;
-    let files = Files::new(folder, limit);
+    let files = Files::new(on_a_thread(limit, open).await?, limit);
     #[cfg(feature = "testing")]
     let files = files.ahead_by(settings.ahead);
-    Ok((files, way))
+    Ok(files)
 }
 
 impl<I, C> fmt::Debug for ShareLockDao<I, C> {

@@ -8,6 +8,8 @@ use std::{
 use lockcore::{BackendError, BackendErrorKind};
 use rustix::io::Errno;
 
+use crate::file::{Written, temporary};
+
 /// Refuses the value of a setting.
 pub(crate) fn setting(key: &str, value: &str, expected: &str) -> BackendError {
     let value: String = value.chars().take(64).collect();
@@ -16,32 +18,39 @@ pub(crate) fn setting(key: &str, value: &str, expected: &str) -> BackendError {
 
 /// Reports that an operation on a file failed. Nothing was written, unless the caller says otherwise.
 pub(crate) fn failed(what: &str, path: &Path, error: io::Error) -> BackendError {
-    let kind = match error.kind() {
-        ErrorKind::PermissionDenied => BackendErrorKind::Denied,
-        ErrorKind::ReadOnlyFilesystem | ErrorKind::NotADirectory | ErrorKind::InvalidFilename => {
-            BackendErrorKind::Misconfigured
-        }
-        ErrorKind::InvalidData => BackendErrorKind::Corrupt,
-        ErrorKind::TimedOut => BackendErrorKind::Timeout,
-        // Full, over quota, stale, not mounted, away: all may pass.
+    let kind = match (Errno::from_io_error(&error), error.kind()) {
+        (Some(Errno::ACCESS), _) => BackendErrorKind::Denied,
+        (_, ErrorKind::NotADirectory | ErrorKind::InvalidFilename) => BackendErrorKind::Misconfigured,
+        (_, ErrorKind::InvalidData) | (Some(Errno::LOOP | Errno::ISDIR), _) => BackendErrorKind::Corrupt,
+        (_, ErrorKind::TimedOut) => BackendErrorKind::Timeout,
+        // Full, over quota, read-only, stale, not mounted, away: all may pass. `sshfs` says EPERM for each of them.
         _ => BackendErrorKind::Unavailable,
     };
     BackendError::new(kind, format!("{what} {}: {error}", path.display())).with_source(error)
 }
 
-/// Reports that the first link of a cell could not be made, which file systems without hard links say in several ways.
-pub(crate) fn not_linked(path: &Path, error: io::Error) -> BackendError {
-    match Errno::from_io_error(&error) {
-        Some(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::MLINK | Errno::XDEV) => {
-            let what = format!(
-                "the file system has no hard links, which this backend needs: {}: {error}",
-                path.display()
-            );
-            BackendError::new(BackendErrorKind::Misconfigured, what).with_source(error)
+/// Reports that the first link in a folder could not be made, which file systems without hard links say in several ways.
+pub(crate) fn not_linked(written: &Written, path: &Path, error: io::Error) -> BackendError {
+    let lacks_links = match Errno::from_io_error(&error) {
+        Some(Errno::OPNOTSUPP | Errno::NOSYS) => true,
+        // `sshfs` says so of a name that is taken, too.
+        Some(Errno::PERM) => {
+            let other = path.with_file_name(temporary());
+            let again = std::fs::hard_link(&written.path, &other);
+            let _ = std::fs::remove_file(&other);
+            again.is_err_and(|again| Errno::from_io_error(&again) == Some(Errno::PERM))
         }
-        // A server may do later what it did not answer.
-        _ => failed("linking", path, error).possibly_done(),
+        _ => false,
+    };
+    if lacks_links {
+        let what = format!(
+            "the file system has no hard links, which this backend needs: {}: {error}",
+            path.display()
+        );
+        return BackendError::new(BackendErrorKind::Misconfigured, what).with_source(error);
     }
+    // A server may do later what it did not answer.
+    failed("linking", path, error).possibly_done()
 }
 
 pub(crate) fn timed_out(timeout: std::time::Duration) -> BackendError {

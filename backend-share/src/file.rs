@@ -3,7 +3,7 @@
 use std::{
     fs::{File, OpenOptions},
     io::{self, ErrorKind, Read, Write},
-    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
+    os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown},
     path::{Path, PathBuf},
 };
 
@@ -14,7 +14,10 @@ use rustix::fs::OFlags;
 const FORM: &str = "lockcore-cell-1";
 
 /// The most bytes of a head.
-const HEAD: u64 = 160;
+const HEAD: u64 = 200;
+
+/// The write before the first one of a life.
+const NONE: &str = "-";
 
 /// The version of a cell.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,18 +27,21 @@ pub struct Version {
     pub(crate) life: String,
     /// Counts from 0 within it.
     pub(crate) number: u64,
-    /// The name of the write, as unlike any other: of a number that was removed none is taken for the other.
+    /// The name of the write, as unlike any other: a number that was removed may be written again by one that comes late.
     pub(crate) write: String,
+    /// The name of the write that it replaced.
+    previous: String,
 }
 
 impl Version {
     /// The first version of a life that none had.
     pub(crate) fn first() -> Self {
-        Version { life: unique_name(), number: 0, write: unique_name() }
+        Version { life: unique_name(), number: 0, write: unique_name(), previous: NONE.to_owned() }
     }
 
     pub(crate) fn next(&self) -> Self {
-        Version { life: self.life.clone(), number: self.number + 1, write: unique_name() }
+        let Version { life, number, write, .. } = self;
+        Version { life: life.clone(), number: number + 1, write: unique_name(), previous: write.clone() }
     }
 
     /// Returns the name of its file.
@@ -43,19 +49,39 @@ impl Version {
         file_name(&self.life, self.number)
     }
 
+    /// Returns whether it replaced that version.
+    pub(crate) fn follows(&self, before: &Version) -> bool {
+        self.life == before.life && self.number == before.number + 1 && self.previous == before.write
+    }
+
     fn head(&self, length: usize) -> String {
-        let Version { life, number, write } = self;
-        format!("{FORM} {life} {number} {write} {length}\n")
+        let Version { life, number, write, previous } = self;
+        format!("{FORM} {life} {number} {write} {previous} {length}\n")
     }
 
     /// Reads a head; returns the length of what follows, too.
     fn read(head: &str) -> Option<(Self, usize)> {
         let mut words = head.split(' ');
-        let is_ours = words.next()? == FORM;
-        let (life, number) = (words.next()?.to_owned(), words.next()?.parse().ok()?);
-        let (write, length) = (words.next()?.to_owned(), words.next()?.parse().ok()?);
-        (is_ours && words.next().is_none()).then_some((Version { life, number, write }, length))
+        if words.next()? != FORM {
+            return None;
+        }
+        let (life, number) = (name(words.next()?)?, number(words.next()?)?);
+        let (write, previous) = (name(words.next()?)?, words.next()?);
+        let previous = if previous == NONE { NONE.to_owned() } else { name(previous)? };
+        let length = words.next()?.parse().ok()?;
+        words.next().is_none().then_some((Version { life, number, write, previous }, length))
     }
+}
+
+/// Returns a name of ours, and nothing that leads elsewhere as a path.
+fn name(word: &str) -> Option<String> {
+    let is_ours = word.len() == 32 && word.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    is_ours.then(|| word.to_owned())
+}
+
+/// Returns a number in its usual form, to which one can be added.
+fn number(word: &str) -> Option<u64> {
+    word.parse().ok().filter(|number: &u64| *number < u64::MAX / 2 && number.to_string() == word)
 }
 
 /// Returns the name of the file of a version.
@@ -63,35 +89,53 @@ pub(crate) fn file_name(life: &str, number: u64) -> String {
     format!("{life}.{number}")
 }
 
-/// Returns the life and the number that the name of a file says.
-pub(crate) fn parse_name(name: &str) -> Option<(&str, u64)> {
-    let (life, number) = name.split_once('.')?;
-    Some((life, number.parse().ok()?))
+/// Returns the life and the number that the name of a file says, if it is one of ours.
+pub(crate) fn parse_name(file: &str) -> Option<(String, u64)> {
+    let (life, of) = file.split_once('.')?;
+    Some((name(life)?, number(of)?))
 }
 
-/// A file that was written under a name that no other has. It is removed when this is dropped, but for its other names.
+/// Returns a name for a file that is written, as unlike any other.
+pub(crate) fn temporary() -> String {
+    format!("{}.tmp", unique_name())
+}
+
+pub(crate) fn is_temporary(file: &str) -> bool {
+    file.strip_suffix(".tmp").and_then(name).is_some()
+}
+
+/// The permissions that what is made in a folder gets: those of the folder, whatever the umask is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Access {
+    pub(crate) mode: u32,
+    pub(crate) group: u32,
+}
+
+impl Access {
+    /// Gives them to a file, or to a folder. A mount may decide them by itself, and who is not in the group may not give to it.
+    pub(crate) fn give(self, file: &File, mode: u32) {
+        let _ = fchown(file, None, Some(self.group));
+        let _ = file.set_permissions(std::fs::Permissions::from_mode(mode));
+    }
+}
+
+/// A file that was written under a name that no other has. That name is removed when this is dropped.
 pub(crate) struct Written {
     pub(crate) path: PathBuf,
-    file: File,
     is_kept: bool,
 }
 
 impl Written {
-    /// Writes and syncs a file.
-    pub(crate) fn new(path: PathBuf, version: &Version, content: &[u8], mode: u32) -> io::Result<Self> {
-        let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&path)?;
-        let mut written = Written { path, file, is_kept: false };
-        written.file.write_all(version.head(content.len()).as_bytes())?;
-        written.file.write_all(content)?;
-        set_mode(&written.file, mode);
-        written.file.sync_all()?;
+    /// Writes, syncs and closes a file.
+    pub(crate) fn new(path: PathBuf, version: &Version, content: &[u8], access: Access) -> io::Result<Self> {
+        let mode = access.mode & 0o666;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&path)?;
+        let written = Written { path, is_kept: false };
+        file.write_all(version.head(content.len()).as_bytes())?;
+        file.write_all(content)?;
+        access.give(&file, mode);
+        file.sync_all()?;
         Ok(written)
-    }
-
-    /// Writes a file that has no content; returns when it was modified, in seconds since 1970.
-    pub(crate) fn modified(path: PathBuf, mode: u32) -> io::Result<u64> {
-        let written = Written::new(path, &Version::first(), &[], mode)?;
-        Ok(u64::try_from(mtime(&written.file)?).unwrap_or(0))
     }
 
     /// Gives it another name. Returns `false` if there is such a file, which is another one.
@@ -119,11 +163,6 @@ impl Drop for Written {
     }
 }
 
-/// Sets the permissions of a file to those of the folder, whatever the umask is. A mount may decide them by itself.
-pub(crate) fn set_mode(file: &File, mode: u32) {
-    let _ = file.set_permissions(std::fs::Permissions::from_mode(mode));
-}
-
 /// Reads the head of a file; `None` if there is no file.
 pub(crate) fn head(path: &Path) -> io::Result<Option<Version>> {
     let Some(file) = open(path)? else { return Ok(None) };
@@ -145,13 +184,12 @@ pub(crate) fn load(path: &Path) -> io::Result<Option<(Version, Vec<u8>)>> {
     Ok(Some((version, text)))
 }
 
-/// Opens a file, not what a link leads to, without waiting for a writer as a pipe does. That asks the server: a file that was removed
-/// there is not found, whatever is cached here.
+/// Opens a file, not what a link leads to, and without waiting for a writer as a pipe does.
 fn open(path: &Path) -> io::Result<Option<File>> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
     match OpenOptions::new().read(true).custom_flags(flags as i32).open(path) {
         Ok(file) => Ok(Some(file)),
-        Err(error) if is_missing(&error) => Ok(None),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -165,44 +203,20 @@ fn split(text: &[u8]) -> io::Result<(Version, usize, usize)> {
     read.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "it is not in this library's form"))
 }
 
-/// Returns whether there is no such file: a handle is stale if it was removed by another host.
-pub(crate) fn is_missing(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::StaleNetworkFileHandle)
-}
-
-/// Returns when a file was modified, in seconds since 1970, by the server and not by a cache.
-#[cfg(target_os = "linux")]
-fn mtime(file: &File) -> io::Result<i64> {
-    use rustix::fs::{AtFlags, StatxFlags, statx};
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
-    Ok(statx(file, "", flags, StatxFlags::MTIME)?.stx_mtime.tv_sec)
-}
-
-/// Returns when a file was modified, in seconds since 1970.
-#[cfg(not(target_os = "linux"))]
-fn mtime(file: &File) -> io::Result<i64> {
-    file.metadata().map(|seen| seen.mtime())
-}
-
-/// Makes the client forget which names a folder has not. Returns `false` if there is no such folder.
-pub(crate) fn refresh(folder: &Path) -> io::Result<bool> {
+/// Asks the server about a file or a folder, and not a cache: when it was modified, in seconds since 1970. After that the client knows which
+/// names a folder has. `None` if it is not there.
+pub(crate) fn refresh(path: &Path) -> io::Result<Option<i64>> {
     #[cfg(target_os = "linux")]
     let seen = {
         use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
-        statx(CWD, folder, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS)
-            .map(drop)
-            .map_err(io::Error::from)
+        let seen = statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
+        seen.map(|seen| seen.stx_mtime.tv_sec).map_err(io::Error::from)
     };
     #[cfg(not(target_os = "linux"))]
-    let seen = std::fs::metadata(folder).map(drop);
+    let seen = std::fs::metadata(path).map(|seen| std::os::unix::fs::MetadataExt::mtime(&seen));
     match seen {
-        Ok(()) => Ok(true),
-        Err(error) if is_missing(&error) => Ok(false),
+        Ok(modified) => Ok(Some(modified)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
-}
-
-/// Returns the device and the number of a folder: another folder at the same path has others.
-pub(crate) fn identity(folder: &Path) -> io::Result<(u64, u64)> {
-    std::fs::metadata(folder).map(|seen| (seen.dev(), seen.ino()))
 }

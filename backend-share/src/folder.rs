@@ -1,26 +1,31 @@
-//! The cells of a namespace as files, step by step. All of it blocks.
+//! The cells of a namespace as files, step by step. All of it blocks. The front page of the crate has the rules S1 to S4.
 
 use std::{
     collections::BTreeSet,
-    fs::DirBuilder,
-    io,
-    os::unix::fs::{DirBuilderExt, PermissionsExt},
+    fs::{DirBuilder, File},
+    io::{self, ErrorKind},
+    os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, UNIX_EPOCH},
 };
 
-use lockcore::{BackendError, BackendErrorKind, backend::unique_name};
+use lockcore::{BackendError, BackendErrorKind};
 use lockcore_cell::{CellPage, Found};
 
 use crate::{
     error::{failed, not_linked},
-    file::{self, Version, Written, is_missing},
+    file::{self, Access, Version, Written, temporary},
+    kind::{self, Kind},
 };
 
 /// The file that is there as long as its cell is.
 const ORIGIN: &str = "origin.cell";
 
-/// The number of versions that are kept: a reader or a writer that is slower than as many writes of others begins again.
+/// The file that tells a folder of a namespace from others at the same path.
+const IDENTITY: &str = "identity.cell";
+
+/// The least number of versions that are kept: a step that is slower than as many writes of others begins again. Twice as many are removed
+/// at a time.
 const KEPT: u64 = 8;
 
 /// The most tries of a step that other processes outrun.
@@ -29,117 +34,173 @@ const TRIES: usize = 8;
 /// The most cells of a page.
 const PAGE: usize = 250;
 
-/// The time after which files of a process that died are removed: longer than any request is on its way.
+/// What a process that died left behind is removed after this time: longer than any request is on its way.
 const LEFT_BEHIND: Duration = Duration::from_secs(3600);
+
+/// The bits of a folder's mode that what is made in it gets: not the sticky one, by which a process could not remove the files of others.
+const OF_FOLDERS: u32 = 0o2777;
 
 /// The folder of a namespace.
 #[derive(Debug)]
 pub(crate) struct Folder {
-    /// The folder that the user has made.
-    root: PathBuf,
-    /// The device and the number that it had when it was opened.
-    identity: (u64, u64),
     namespace: PathBuf,
-    /// Its permissions, which all that is made in it gets.
-    mode: u32,
+    /// The version in the file that identifies it.
+    identity: Version,
+    access: Access,
+    /// The kind of its file system.
+    pub(crate) kind: Option<Kind>,
 }
 
 impl Folder {
-    /// Opens a folder that is there.
-    pub(crate) fn open(root: PathBuf, namespace: &str) -> Result<Self, BackendError> {
-        let seen = std::fs::metadata(&root).map_err(|error| match is_missing(&error) {
-            true => BackendError::new(
+    /// Opens the namespace of a folder that is there.
+    pub(crate) fn open(root: &Path, namespace: &str) -> Result<Self, BackendError> {
+        let seen = std::fs::metadata(root).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => BackendError::new(
                 BackendErrorKind::Misconfigured,
                 format!(
                     "there is no folder {}: make it, within the share that is mounted there",
                     root.display()
                 ),
             ),
-            false => failed("opening", &root, error),
+            _ => failed("opening", root, error),
         })?;
         if !seen.is_dir() {
             let what = format!("{} is not a folder", root.display());
             return Err(BackendError::new(BackendErrorKind::Misconfigured, what));
         }
-        let identity = file::identity(&root).map_err(|error| failed("opening", &root, error))?;
-        let namespace = root.join(namespace);
-        Ok(Folder { root, identity, namespace, mode: seen.permissions().mode() })
+        let mut folder = Folder {
+            namespace: root.join(namespace),
+            identity: Version::first(),
+            access: Access { mode: seen.mode() & OF_FOLDERS, group: seen.gid() },
+            kind: kind::of(root),
+        };
+        folder.make(&folder.namespace, root).map_err(|error| failed("making", &folder.namespace, error))?;
+        folder.identity = folder.identify()?;
+        Ok(folder)
     }
 
-    /// Refuses another folder at the same path: the share was unmounted, or replaced.
+    /// Reads what identifies the folder; writes it if nothing does.
+    fn identify(&self) -> Result<Version, BackendError> {
+        let path = self.namespace.join(IDENTITY);
+        for _ in 0..TRIES {
+            if let Some(found) = file::head(&path).map_err(|error| failed("reading", &path, error))? {
+                return Ok(found);
+            }
+            let version = Version::first();
+            let written = Written::new(self.namespace.join(temporary()), &version, &[], self.access);
+            let written = written.map_err(|error| failed("writing", &path, error))?;
+            let linked = written.link(&path, &version);
+            linked.map_err(|error| not_linked(&written, &path, error))?;
+        }
+        Err(BackendError::new(BackendErrorKind::Busy, format!("{} cannot be read again", path.display())))
+    }
+
+    /// Refuses another folder at the same path: the share was unmounted, or the folder replaced.
     pub(crate) fn check(&self) -> Result<(), BackendError> {
-        let is_same = file::identity(&self.root).map(|found| found == self.identity);
-        let why = match is_same {
-            Ok(true) => return Ok(()),
-            Ok(false) => "is another folder than was opened: was it replaced, or its share mounted again?",
-            Err(error) if is_missing(&error) => "is not there any more: was its share unmounted?",
-            Err(error) => return Err(failed("opening", &self.root, error)),
+        let path = self.namespace.join(IDENTITY);
+        let why = match file::head(&path) {
+            Ok(Some(found)) if found == self.identity => return Ok(()),
+            Ok(Some(_)) => "is another one than was opened: was it replaced?",
+            Ok(None) => "is not there any more: was its share unmounted?",
+            Err(error) => return Err(failed("reading", &path, error)),
         };
-        Err(BackendError::new(BackendErrorKind::Unavailable, format!("{} {why}", self.root.display())))
+        let what = format!("the folder {} {why}", self.namespace.display());
+        Err(BackendError::new(BackendErrorKind::Unavailable, what))
     }
 
     /// Returns the time of the server, in seconds since 1970.
     pub(crate) fn time(&self) -> Result<u64, BackendError> {
         let path = self.namespace.join(temporary());
-        self.made_in(&self.namespace, || Written::modified(path.clone(), self.file_mode()))
-            .map_err(|error| failed("writing", &path, error))
+        let modified = || {
+            let _written = Written::new(path.clone(), &Version::first(), &[], self.access)?;
+            file::refresh(&path)?.ok_or_else(|| ErrorKind::NotFound.into())
+        };
+        let modified = modified().map_err(|error| failed("writing", &path, error))?;
+        self.check()?;
+        Ok(u64::try_from(modified).unwrap_or(0))
     }
 
     /// Reads a cell, unless it is of the version that is known.
     pub(crate) fn read(&self, name: &str, known: Option<&Version>) -> Result<Found<Version>, BackendError> {
-        let cell = self.cell(name);
-        let mut known = known;
+        let cell = self.namespace.join(name);
+        let (mut known, mut is_sure) = (known, false);
         for _ in 0..TRIES {
-            match self.try_read(name, &cell, known) {
+            match self.try_read(&cell, known) {
+                // Looked for again, past all caches, in the folder that was opened (S4).
+                Ok(Some(Found::Absent)) if !is_sure => {
+                    is_sure = true;
+                    self.disturb(&cell).map_err(|error| failed("reading", &cell, error))?;
+                }
+                Ok(Some(Found::Absent)) => return self.check().map(|()| Found::Absent),
                 Ok(Some(found)) => return Ok(found),
                 // Not from there again: it may have been removed.
                 Ok(None) => known = None,
-                Err(error) if is_missing(&error) => {}
                 Err(error) => return Err(failed("reading", &cell, error)),
             }
         }
-        let what =
-            format!("reading {}: other processes replaced it faster than it could be read", cell.display());
+        let what = format!("reading {}: others replaced it faster than it could be read", cell.display());
         Err(BackendError::new(BackendErrorKind::Busy, what))
     }
 
     /// Returns `None` if others wrote or removed meanwhile.
-    fn try_read(
-        &self,
-        name: &str,
-        cell: &Path,
-        known: Option<&Version>,
-    ) -> io::Result<Option<Found<Version>>> {
-        // Each folder on the way, from the outermost: one that another host has made may not be known here.
-        let mut folder = self.namespace.clone();
-        for part in name.split('/') {
-            if !file::refresh(&folder)? {
-                return Ok(Some(Found::Absent));
+    fn try_read(&self, cell: &Path, known: Option<&Version>) -> io::Result<Option<Found<Version>>> {
+        let Some(life) = self.life(cell)? else { return Ok(Some(Found::Absent)) };
+        let from = match known.filter(|known| known.life == life) {
+            Some(known) => Some(known.number),
+            None => {
+                self.disturb(cell)?;
+                highest(cell, &life)?
             }
-            folder.push(part);
-        }
-        if !file::refresh(cell)? {
-            return Ok(Some(Found::Absent));
-        }
-        let Some(origin) = file::head(&cell.join(ORIGIN))? else { return Ok(Some(Found::Absent)) };
-        let from = match known {
-            Some(known) if known.life == origin.life => Some(known.number),
-            _ => highest(cell, &origin.life)?,
         };
         let Some(mut number) = from else { return Ok(None) };
-        let file_of = |number| cell.join(file::file_name(&origin.life, number));
+        let file_of = |number| cell.join(file::file_name(&life, number));
         while file::head(&file_of(number + 1))?.is_some() {
             number += 1;
         }
         // After it has no successor (S3).
-        if let Some(known) = known.filter(|known| known.number == number) {
-            match file::head(&file_of(number))? {
-                Some(found) if found == *known => return Ok(Some(Found::Unchanged)),
-                Some(_) => {}
-                None => return Ok(None),
+        if let Some(known) = known.filter(|known| known.life == life && known.number == number)
+            && file::head(&file_of(number))?.as_ref() == Some(known)
+        {
+            return Ok(Some(Found::Unchanged));
+        }
+        let Some((version, content)) = file::load(&file_of(number))? else { return Ok(None) };
+        if let Some(before) = number.checked_sub(1) {
+            // One that came late follows a version that is not there.
+            let before = file::head(&file_of(before))?;
+            if !before.is_some_and(|before| version.follows(&before)) {
+                return Ok(None);
             }
         }
-        Ok(file::load(&file_of(number))?.map(|(version, content)| Found::Changed(version, content.into())))
+        Ok(Some(Found::Changed(version, content.into())))
+    }
+
+    /// Returns the name of a cell's life; `None` if there is no cell.
+    fn life(&self, cell: &Path) -> io::Result<Option<String>> {
+        // Each folder on the way, from the outermost: one that another host has made may not be known here.
+        let mut folders: Vec<&Path> =
+            cell.ancestors().take_while(|folder| **folder != *self.namespace).collect();
+        folders.push(&self.namespace);
+        for folder in folders.into_iter().rev() {
+            if file::refresh(folder)?.is_none() {
+                return Ok(None);
+            }
+        }
+        Ok(file::head(&cell.join(ORIGIN))?.map(|origin| origin.life))
+    }
+
+    /// Makes the client forget what it knows of the names in a folder, or in the first around it that is there: by a file that is made and
+    /// removed there.
+    fn disturb(&self, folder: &Path) -> io::Result<()> {
+        for folder in folder.ancestors().take_while(|folder| folder.starts_with(&self.namespace)) {
+            match Written::new(folder.join(temporary()), &Version::first(), &[], self.access) {
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                done => {
+                    std::thread::sleep(self.kind.as_ref().map_or(Duration::ZERO, |kind| kind.absence));
+                    return done.map(drop);
+                }
+            }
+        }
+        Err(ErrorKind::NotFound.into())
     }
 
     /// Replaces a cell, or creates it; returns `None` if the condition does not hold.
@@ -149,11 +210,13 @@ impl Folder {
         at: Option<&Version>,
         content: &[u8],
     ) -> Result<Option<Version>, BackendError> {
-        let cell = self.cell(name);
-        match at {
-            None => self.create(&cell, content),
-            Some(at) => self.succeed(&cell, at, content),
+        let cell = self.namespace.join(name);
+        let Some(at) = at else { return self.create(&cell, content) };
+        // It cannot be the newest if it is not there. This saves the write; what counts is the second look.
+        if !self.is_there(&cell, at)? {
+            return Ok(None);
         }
+        self.link_after(&cell, at, content)
     }
 
     fn create(&self, cell: &Path, content: &[u8]) -> Result<Option<Version>, BackendError> {
@@ -162,52 +225,51 @@ impl Folder {
         if is_there.is_some() {
             return Ok(None);
         }
+        self.check()?;
         let path = cell.join(version.file_name());
-        let write = || Written::new(path.clone(), &version, content, self.file_mode());
+        let write = || Written::new(path.clone(), &version, content, self.access);
         let written = self.made_in(cell, write).map_err(|error| failed("writing", &path, error))?;
-        if !written.link(&origin, &version).map_err(|error| not_linked(&origin, error))? {
-            return Ok(None);
+        match written.link(&origin, &version) {
+            Ok(true) => {}
+            Ok(false) => return Ok(None),
+            Err(error) => {
+                let error = not_linked(&written, &origin, error);
+                if error.in_doubt() {
+                    // The origin may be there, and is nothing without it.
+                    written.keep();
+                }
+                return Err(error);
+            }
         }
         written.keep();
+        sync(cell);
         Ok(Some(version))
-    }
-
-    fn succeed(&self, cell: &Path, at: &Version, content: &[u8]) -> Result<Option<Version>, BackendError> {
-        // It cannot be the newest if it is not there. This saves the write; what counts is the second look.
-        if !self.is_there(cell, at)? {
-            return Ok(None);
-        }
-        self.link_after(cell, at, content)
     }
 
     /// Writes the version after another one, if that is the newest.
     fn link_after(&self, cell: &Path, at: &Version, content: &[u8]) -> Result<Option<Version>, BackendError> {
-        let version = at.next();
-        let path = cell.join(temporary());
-        let written = match Written::new(path.clone(), &version, content, self.file_mode()) {
+        let (version, path) = (at.next(), cell.join(temporary()));
+        let written = match Written::new(path.clone(), &version, content, self.access) {
             Ok(written) => written,
             // The cell was removed.
-            Err(error) if is_missing(&error) => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed("writing", &path, error)),
         };
         let name = cell.join(version.file_name());
-        if !written.link(&name, &version).map_err(|error| failed("linking", &name, error).possibly_done())? {
+        let linked = written.link(&name, &version);
+        if !linked.map_err(|error| failed("linking", &name, error).possibly_done())? {
             return Ok(None);
         }
-        match self.is_there(cell, at) {
-            Ok(true) => {}
-            // Others wrote KEPT versions since, or the cell was removed, before the link or after it (S2). This version is not the
-            // newest in either case.
-            Ok(false) => {
-                let _ = std::fs::remove_file(&name);
-                let what = format!("writing {}: others replaced or removed it meanwhile", cell.display());
-                return Err(BackendError::new(BackendErrorKind::Busy, what).possibly_done());
-            }
-            Err(error) => return Err(error.possibly_done()),
+        if !self.is_there(cell, at).map_err(BackendError::possibly_done)? {
+            // Others wrote KEPT versions since, or the cell was removed, before the link or after it (S2). What came late is read by none
+            // (S3), and removed with those of its number.
+            let what = format!("writing {}: others replaced or removed it meanwhile", cell.display());
+            return Err(BackendError::new(BackendErrorKind::Busy, what).possibly_done());
         }
-        if let Some(oldest) = version.number.checked_sub(KEPT) {
-            // A later write or a sweep removes it otherwise.
-            let _ = remove_up_to(cell, &version.life, oldest);
+        sync(cell);
+        if version.number % KEPT == 0 {
+            // A later write or a sweep removes them otherwise.
+            let _ = remove_old(cell, &version.life, version.number);
         }
         Ok(Some(version))
     }
@@ -221,63 +283,92 @@ impl Folder {
 
     /// Removes a cell. It is gone with its origin; the rest follows.
     pub(crate) fn remove(&self, name: &str) -> Result<(), BackendError> {
-        let cell = self.cell(name);
+        let cell = self.namespace.join(name);
         let origin = cell.join(ORIGIN);
-        let removed = || {
+        let all = || {
             let Some(found) = file::head(&origin)? else { return Ok(()) };
             removed(&origin)?;
-            let versions = versions(&cell)?;
-            for (life, number) in versions.iter().filter(|(life, _)| *life == found.life) {
-                removed(&cell.join(file::file_name(life, *number)))?;
-            }
+            remove_versions(&cell, |life, _| *life == *found.life)?;
             // Not if another cell is in it, or was just created.
             let _ = std::fs::remove_dir(&cell);
             Ok(())
         };
-        removed().map_err(|error| failed("removing", &origin, error))
+        all().map_err(|error| failed("removing", &origin, error))
     }
 
-    /// Lists the cells of a folder, and removes what processes that died have left in it.
-    pub(crate) fn list(&self, folder: &str, after: Option<&str>, now: u64) -> Result<CellPage, BackendError> {
-        let path = self.cell(folder);
-        let list = || {
-            let before = now.saturating_sub(LEFT_BEHIND.as_secs());
-            if after.is_none() {
-                tidy(&self.namespace, before)?;
+    /// Lists the cells of a folder, until a deadline at most, and removes what processes that died have left: of before a time, in seconds
+    /// since 1970.
+    pub(crate) fn list(
+        &self,
+        folder: &str,
+        after: Option<&str>,
+        now: u64,
+        deadline: Instant,
+    ) -> Result<CellPage, BackendError> {
+        let before = now.saturating_sub(LEFT_BEHIND.as_secs());
+        let path = self.namespace.join(folder);
+        let all = || {
+            let mut names = BTreeSet::new();
+            for entry in entries(&path)?.into_iter().filter(|name| is_cell(name)) {
+                names.insert(format!("{folder}/{entry}"));
             }
-            let mut cells = Vec::new();
-            let names: BTreeSet<_> =
-                entries(&path)?.into_iter().map(|name| format!("{folder}/{name}")).collect();
-            for name in names.iter().filter(|name| after.is_none_or(|after| name.as_str() > after)) {
-                if cells.len() > PAGE {
-                    break;
+            let mut cells: Vec<(String, u64)> = Vec::new();
+            for name in names.into_iter().filter(|name| after.is_none_or(|after| name.as_str() > after)) {
+                if cells.len() > PAGE || (!cells.is_empty() && Instant::now() > deadline) {
+                    return Ok(CellPage { more: true, cells: cells.into_iter().take(PAGE).collect() });
                 }
-                let cell = self.cell(name);
-                if !name.contains('.') && cell.is_dir() {
-                    tidy(&cell, before)?;
-                    cells.extend(written(&cell)?.map(|written| (name.clone(), written)));
-                }
+                let cell = self.namespace.join(&name);
+                self.tidy(&cell, before);
+                cells.extend(written(&cell)?.map(|written| (name, written)));
             }
             let more = cells.len() > PAGE;
             cells.truncate(PAGE);
             Ok(CellPage { cells, more })
         };
-        list().map_err(|error| failed("listing", &path, error))
+        if after.is_none() {
+            // The folder of the namespace, and the cells that are in no other folder.
+            self.tidy(&self.namespace, before);
+            for name in entries(&self.namespace).unwrap_or_default().iter().filter(|name| is_cell(name)) {
+                self.tidy(&self.namespace.join(name), before);
+            }
+        }
+        all().map_err(|error| failed("listing", &path, error))
     }
 
-    fn cell(&self, name: &str) -> PathBuf {
-        self.namespace.join(name)
-    }
-
-    fn file_mode(&self) -> u32 {
-        self.mode & 0o666
+    /// Removes what was left in a folder before a time: files under their first names, versions that are over, and the folder itself if
+    /// nothing is in it. What cannot be removed is left for the next time.
+    fn tidy(&self, folder: &Path, before: u64) {
+        let tidied = || {
+            let names = entries(folder)?;
+            let is_old = |name: &str| {
+                let seen = folder.join(name).symlink_metadata();
+                seen.is_ok_and(|seen| seen.is_file() && seen.mtime() < i64::try_from(before).unwrap_or(0))
+            };
+            for name in names.iter().filter(|name| file::is_temporary(name) && is_old(name)) {
+                removed(&folder.join(name))?;
+            }
+            let life = file::head(&folder.join(ORIGIN))?.map(|origin| origin.life);
+            // That there is no cell may be because there is no share.
+            self.check().map_err(io::Error::other)?;
+            remove_versions(folder, |of, number| {
+                life.as_deref() != Some(of) && is_old(&file::file_name(of, number))
+            })?;
+            match life {
+                Some(life) => {
+                    highest(folder, &life)?.map_or(Ok(()), |newest| remove_old(folder, &life, newest))
+                }
+                // Fails if something is in it.
+                None => std::fs::remove_dir(folder),
+            }
+        };
+        let _: io::Result<()> = tidied();
     }
 
     /// Writes a file in a folder, which is made with those on the way to it if it is not there.
     fn made_in<T>(&self, folder: &Path, write: impl Fn() -> io::Result<T>) -> io::Result<T> {
         for _ in 0..TRIES {
             match write() {
-                Err(error) if is_missing(&error) => self.make(folder)?,
+                Err(error) if error.kind() == ErrorKind::NotFound => self.make(folder, &self.namespace)?,
                 done => return done,
             }
         }
@@ -285,35 +376,45 @@ impl Folder {
         write()
     }
 
-    fn make(&self, folder: &Path) -> io::Result<()> {
-        if folder != self.namespace
-            && let Some(outer) = folder.parent()
-        {
-            self.make(outer)?;
+    /// Makes a folder within `outermost`, which has to be there, with those on the way.
+    fn make(&self, folder: &Path, outermost: &Path) -> io::Result<()> {
+        if folder == outermost || folder.is_dir() {
+            return Ok(());
         }
-        let mode = self.mode & 0o7777;
-        match DirBuilder::new().mode(mode).create(folder) {
-            Ok(()) => {
-                // Whatever the umask is. A mount may decide permissions by itself.
-                let _ = std::fs::set_permissions(folder, std::fs::Permissions::from_mode(mode));
-                Ok(())
+        let outer = folder.parent().ok_or(ErrorKind::NotFound)?;
+        self.make(outer, outermost)?;
+        // Under another name, until it has its permissions: none is ever shut out.
+        let made = outer.join(temporary());
+        DirBuilder::new().mode(self.access.mode).create(&made)?;
+        self.access.give(&File::open(&made)?, self.access.mode);
+        match std::fs::rename(&made, folder) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                let _ = std::fs::remove_dir(&made);
+                // Another process was faster, if it is there.
+                if folder.is_dir() { Ok(()) } else { Err(error) }
             }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            Err(error) => Err(error),
         }
     }
 }
 
-/// Returns a name as unlike any other, which is no cell's.
-fn temporary() -> String {
-    format!("{}.tmp", unique_name())
+/// Has the server keep the names in a folder, where it can.
+fn sync(folder: &Path) {
+    let _ = File::open(folder).and_then(|folder| folder.sync_all());
+}
+
+/// Returns whether a file has the name of a cell.
+fn is_cell(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
 /// Returns the names in a folder; none if it is not there.
 fn entries(folder: &Path) -> io::Result<Vec<String>> {
     let listed = match std::fs::read_dir(folder) {
         Ok(listed) => listed,
-        Err(error) if is_missing(&error) => return Ok(Vec::new()),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Ok(Vec::new());
+        }
         Err(error) => return Err(error),
     };
     // Names that are not ours need not be UTF-8.
@@ -323,12 +424,7 @@ fn entries(folder: &Path) -> io::Result<Vec<String>> {
 
 /// Returns the versions whose files are in a folder, by life and number.
 fn versions(cell: &Path) -> io::Result<BTreeSet<(String, u64)>> {
-    let names = entries(cell)?;
-    Ok(names
-        .iter()
-        .filter_map(|name| file::parse_name(name))
-        .map(|(life, number)| (life.to_owned(), number))
-        .collect())
+    Ok(entries(cell)?.iter().filter_map(|name| file::parse_name(name)).collect())
 }
 
 /// Returns the highest version of a life that is listed.
@@ -337,66 +433,44 @@ fn highest(cell: &Path, life: &str) -> io::Result<Option<u64>> {
     Ok(versions.iter().filter(|(of, _)| of == life).map(|(_, number)| *number).max())
 }
 
-/// Removes a version and all before it, in ascending order (S1).
-fn remove_up_to(cell: &Path, life: &str, number: u64) -> io::Result<()> {
-    let path = cell.join(file::file_name(life, number));
-    if let Some(before) = number.checked_sub(1)
+/// Removes the versions of a life that are older than those kept.
+fn remove_old(cell: &Path, life: &str, newest: u64) -> io::Result<()> {
+    let Some(last) = newest.checked_sub(KEPT) else { return Ok(()) };
+    // A list that was cached may lack the first.
+    let first =
+        versions(cell)?.into_iter().find(|(of, _)| of == life).and_then(|(_, first)| first.checked_sub(1));
+    if let Some(before) = first
         && file::head(&cell.join(file::file_name(life, before)))?.is_some()
     {
-        remove_up_to(cell, life, before)?;
+        return Ok(());
     }
-    removed(&path)
+    remove_versions(cell, |of, number| *of == *life && number <= last)
+}
+
+/// Removes versions in ascending order; ends with the first that cannot be removed (S1).
+fn remove_versions(cell: &Path, is_over: impl Fn(&str, u64) -> bool) -> io::Result<()> {
+    for (life, number) in versions(cell)?.iter().filter(|(life, number)| is_over(life, *number)) {
+        removed(&cell.join(file::file_name(life, *number)))?;
+    }
+    Ok(())
 }
 
 /// Removes a file, if it is there.
 fn removed(path: &Path) -> io::Result<()> {
     match std::fs::remove_file(path) {
-        Err(error) if !is_missing(&error) => Err(error),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
 }
 
-/// Returns when a cell was last written, in microseconds since 1970; `None` if there is none.
+/// Returns when a cell was last written, in microseconds since 1970; `None` if there is none, or it is just written.
 fn written(cell: &Path) -> io::Result<Option<u64>> {
-    let origin = cell.join(ORIGIN);
-    let Some(head) = file::head(&origin)? else { return Ok(None) };
-    let newest = highest(cell, &head.life)?.map(|number| cell.join(file::file_name(&head.life, number)));
-    // One that was replaced meanwhile is as old as its origin at most.
-    let seen = newest.and_then(|newest| modified(&newest)).or_else(|| modified(&origin));
-    Ok(seen.map(|seen| u64::try_from(seen.as_micros()).unwrap_or(u64::MAX)))
-}
-
-fn modified(path: &Path) -> Option<Duration> {
-    let modified: SystemTime = std::fs::symlink_metadata(path).and_then(|seen| seen.modified()).ok()?;
-    modified.duration_since(UNIX_EPOCH).ok()
-}
-
-/// Removes what was left in a folder before a time, in seconds since 1970: files under their first names, versions of cells that were
-/// removed, and the folder itself if nothing is in it.
-fn tidy(folder: &Path, before: u64) -> io::Result<()> {
-    let is_old = |name: &str| modified(&folder.join(name)).is_some_and(|seen| seen.as_secs() < before);
-    for name in entries(folder)?.iter().filter(|name| name.ends_with(".tmp") && is_old(name)) {
-        removed(&folder.join(name))?;
-    }
-    let versions = versions(folder)?;
-    let life = file::head(&folder.join(ORIGIN))?.map(|origin| origin.life);
-    for (of, number) in versions.iter().filter(|(of, _)| Some(of) != life.as_ref()) {
-        let name = file::file_name(of, *number);
-        if is_old(&name) {
-            removed(&folder.join(name))?;
-        }
-    }
-    match life {
-        None if versions.is_empty() => drop(std::fs::remove_dir(folder)),
-        None => {}
-        // A writer that died left one behind.
-        Some(life) => {
-            if let Some(oldest) = highest(folder, &life)?.and_then(|newest| newest.checked_sub(KEPT + 1)) {
-                remove_up_to(folder, &life, oldest)?;
-            }
-        }
-    }
-    Ok(())
+    let Some(origin) = file::head(&cell.join(ORIGIN))? else { return Ok(None) };
+    let Some(newest) = highest(cell, &origin.life)? else { return Ok(None) };
+    let seen =
+        cell.join(file::file_name(&origin.life, newest)).symlink_metadata().and_then(|seen| seen.modified());
+    let modified = seen.ok().and_then(|modified| modified.duration_since(UNIX_EPOCH).ok());
+    Ok(modified.map(|modified| u64::try_from(modified.as_micros()).unwrap_or(u64::MAX)))
 }
 
 #[cfg(test)]

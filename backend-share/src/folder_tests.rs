@@ -1,7 +1,7 @@
 use std::{
     fs,
     os::unix::fs::{MetadataExt, PermissionsExt, symlink},
-    time::SystemTime,
+    time::{Duration, Instant, SystemTime},
 };
 
 use lockcore::BackendErrorKind;
@@ -13,7 +13,7 @@ const NAME: &str = "session/a";
 
 fn folder() -> (TempDir, Folder) {
     let root = tempfile::tempdir().expect("a folder");
-    let folder = Folder::open(root.path().to_owned(), "n").expect("it is there");
+    let folder = Folder::open(root.path(), "n").expect("it is there");
     (root, folder)
 }
 
@@ -35,8 +35,17 @@ fn content(folder: &Folder) -> Vec<u8> {
     }
 }
 
+fn cell(folder: &Folder) -> PathBuf {
+    folder.namespace.join(NAME)
+}
+
+/// Another folder of the same place, as another process has it.
+fn again(root: &TempDir) -> Folder {
+    Folder::open(root.path(), "n").expect("it is there")
+}
+
 fn files(folder: &Folder) -> usize {
-    entries(&folder.cell(NAME)).expect("it can be listed").len()
+    entries(&cell(folder)).expect("it can be listed").len()
 }
 
 /// A writer that stood still between its look and its link, while others wrote more versions than are kept (S2).
@@ -45,7 +54,7 @@ fn a_late_writer_replaces_nothing() {
     let (_root, folder) = folder();
     let versions = written(&folder, 20);
     for (number, version) in versions.iter().enumerate() {
-        let late = folder.link_after(&folder.cell(NAME), version, b"late");
+        let late = folder.link_after(&cell(&folder), version, b"late");
         match (late, versions.len() - number) {
             (Ok(Some(_)), 1) => {}
             (Ok(None), 2..) => {}
@@ -55,7 +64,36 @@ fn a_late_writer_replaces_nothing() {
         let expected: &[u8] = if number + 1 == versions.len() { b"late" } else { b"19" };
         assert_eq!(content(&folder), expected, "after a late write of {number}");
     }
-    assert_eq!(files(&folder), 1 + KEPT as usize, "the origin and the last versions");
+}
+
+/// What came late stays, as its writer died before it knew: readers and writers go by none of it (S3), and it goes with those of its number.
+#[test]
+fn what_came_late_is_read_by_none() {
+    let (root, folder) = folder();
+    let versions = written(&folder, 20);
+    for number in 0..8 {
+        folder.link_after(&cell(&folder), &versions[number], b"late").expect_err("it is old");
+    }
+    for known in versions.iter().map(Some).chain([None]) {
+        for folder in [&folder, &again(&root)] {
+            let Found::Changed(found, content) = folder.read(NAME, known).expect("it can be read") else {
+                assert_eq!(known, versions.last());
+                continue;
+            };
+            assert_eq!((Some(&found), &content[..]), (versions.last(), &b"19"[..]), "by {known:?}");
+        }
+    }
+    let last = folder.replace(NAME, versions.last(), b"20").expect("it can be written");
+    let mut last = last.expect("it is the newest");
+    for number in 21..=24 {
+        last = folder
+            .replace(NAME, Some(&last), number.to_string().as_bytes())
+            .expect("it can be written")
+            .expect("so");
+    }
+    let left = super::versions(&cell(&folder)).expect("it can be listed");
+    let left: Vec<u64> = left.into_iter().map(|(_, number)| number).collect();
+    assert_eq!(left, (17..=24).collect::<Vec<_>>());
 }
 
 /// A writer that stood still while the cell was removed, and made again by another.
@@ -65,15 +103,14 @@ fn a_late_writer_finds_no_cell_of_another_life() {
     let old = written(&folder, 3);
     folder.remove(NAME).expect("it can be removed");
     assert_eq!(folder.read(NAME, None).expect("it can be read"), Found::Absent);
-    assert!(!folder.cell(NAME).exists(), "nothing is left");
+    assert!(!cell(&folder).exists(), "nothing is left");
     written(&folder, 3);
     for version in &old {
-        let late = folder.link_after(&folder.cell(NAME), version, b"late").expect_err("its life is over");
+        let late = folder.link_after(&cell(&folder), version, b"late").expect_err("its life is over");
         assert!(late.in_doubt(), "{late}");
         assert_eq!(folder.replace(NAME, Some(version), b"late").expect("it is refused"), None);
     }
     assert_eq!(content(&folder), b"2");
-    assert_eq!(files(&folder), 4, "the origin and its versions");
 }
 
 /// A reader that knows a version which was removed since finds the newest one (S3).
@@ -97,7 +134,7 @@ fn a_late_reader_finds_the_newest() {
 fn what_the_dead_leave_is_removed() {
     let (_root, folder) = folder();
     let versions = written(&folder, 20);
-    let (cell, old) = (folder.cell(NAME), SystemTime::now() - 2 * LEFT_BEHIND);
+    let (cell, old) = (cell(&folder), SystemTime::now() - 2 * LEFT_BEHIND);
     let leave = |name: &str| {
         fs::write(cell.join(name), "left").expect("it can be written");
         fs::File::options()
@@ -106,19 +143,19 @@ fn what_the_dead_leave_is_removed() {
             .and_then(|file| file.set_modified(old))
             .expect("it can be dated");
     };
-    leave("1.tmp");
-    leave("another-life.3");
-    fs::write(cell.join("2.tmp"), "young").expect("it can be written");
-    // Two that a writer did not come to remove, as versions before them are there.
-    for number in [9, 10] {
-        let from = cell.join(versions[19].file_name());
-        fs::copy(from, cell.join(file::file_name(&versions[0].life, number))).expect("it can be written");
+    let others = ["syslog.1", "notes.tmp", "another-life.3"];
+    let young = temporary();
+    for name in [temporary(), format!("{}.3", "a".repeat(32))].iter().map(String::as_str).chain(others) {
+        leave(name);
     }
+    fs::write(cell.join(&young), "young").expect("it can be written");
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later").as_secs();
-    let page = folder.list("session", None, now).expect("it can be listed");
+    let page = folder
+        .list("session", None, now, Instant::now() + Duration::from_secs(60))
+        .expect("it can be listed");
     assert_eq!(page.cells.len(), 1);
     let mut expected: Vec<_> = versions[12..].iter().map(Version::file_name).collect();
-    expected.extend(["2.tmp".to_owned(), ORIGIN.to_owned()]);
+    expected.extend([young, ORIGIN.to_owned()].into_iter().chain(others.map(str::to_owned)));
     expected.sort();
     let mut found = entries(&cell).expect("it can be listed");
     found.sort();
@@ -137,8 +174,17 @@ fn a_folder_that_is_replaced_is_refused() {
     assert_eq!(gone.kind(), BackendErrorKind::Unavailable, "{gone}");
     fs::create_dir(root.path()).expect("it can be made");
     let other = folder.check().expect_err("it is another one");
-    assert!(other.is_retryable() && other.to_string().contains("another folder"), "{other}");
-    fs::remove_dir(root.path()).expect("it is empty");
+    assert!(other.is_retryable(), "{other}");
+    // Neither is it an empty store, nor is anything made in it.
+    folder.read("table", None).expect_err("it is not there");
+    folder.replace("table", None, b"x").expect_err("it is not there");
+    folder.time().expect_err("it is not there");
+    assert_eq!(entries(root.path()).expect("it can be listed"), [""; 0]);
+    Folder::open(root.path(), "n").expect("it is opened again");
+    let other = folder.check().expect_err("it is another one");
+    assert!(other.is_retryable() && other.to_string().contains("another one"), "{other}");
+    folder.read("table", None).expect_err("it is another one");
+    fs::remove_dir_all(root.path()).expect("it is ours");
     fs::rename(&aside, root.path()).expect("it can be moved back");
     folder.check().expect("it is the same again");
 }
@@ -147,33 +193,33 @@ fn a_folder_that_is_replaced_is_refused() {
 fn a_folder_that_is_not_there_is_not_made() {
     let root = tempfile::tempdir().expect("a folder");
     let path = root.path().join("not mounted");
-    let refused = Folder::open(path.clone(), "n").expect_err("it is not there");
+    let refused = Folder::open(&path, "n").expect_err("it is not there");
     assert_eq!(refused.kind(), BackendErrorKind::Misconfigured, "{refused}");
     assert!(refused.to_string().contains("not mounted"), "{refused}");
     assert!(!path.exists());
     fs::write(&path, "a file").expect("it can be written");
-    let refused = Folder::open(path, "n").expect_err("it is a file");
+    let refused = Folder::open(&path, "n").expect_err("it is a file");
     assert_eq!(refused.kind(), BackendErrorKind::Misconfigured, "{refused}");
 }
 
 /// Whatever the umask is: who may write the folder may use its locks.
 #[test]
 fn what_is_made_has_the_permissions_of_the_folder() {
-    for mode in [0o700, 0o2770, 0o755] {
+    for mode in [0o700, 0o2770, 0o755, 0o1777] {
         let root = tempfile::tempdir().expect("a folder");
         fs::set_permissions(root.path(), fs::Permissions::from_mode(mode)).expect("it is ours");
-        let folder = Folder::open(root.path().to_owned(), "n").expect("it is there");
+        let folder = Folder::open(root.path(), "n").expect("it is there");
         written(&folder, 2);
         let mode_of = |path: &Path| fs::metadata(path).expect("it is there").mode() & 0o7777;
         for made in ["", "session", NAME] {
-            assert_eq!(mode_of(&folder.cell(made)), mode, "{made} in a folder of {mode:o}");
-        }
-        for name in entries(&folder.cell(NAME)).expect("it can be listed") {
             assert_eq!(
-                mode_of(&folder.cell(NAME).join(&name)),
-                mode & 0o666,
-                "{name} in a folder of {mode:o}"
+                mode_of(&folder.namespace.join(made)),
+                mode & OF_FOLDERS,
+                "{made} in a folder of {mode:o}"
             );
+        }
+        for name in entries(&cell(&folder)).expect("it can be listed") {
+            assert_eq!(mode_of(&cell(&folder).join(&name)), mode & 0o666, "{name} in a folder of {mode:o}");
         }
     }
 }
@@ -183,14 +229,15 @@ fn what_is_made_has_the_permissions_of_the_folder() {
 fn what_is_not_ours_is_refused_and_left() {
     let (root, folder) = folder();
     let versions = written(&folder, 2);
-    let next = folder.cell(NAME).join(versions[1].next().file_name());
+    let next = cell(&folder).join(versions[1].next().file_name());
     let secret = root.path().join("secret");
     fs::write(&secret, "of others").expect("it can be written");
     for put in 0..3 {
         match put {
             0 => fs::write(&next, "garbage").expect("it can be written"),
             1 => symlink(&secret, &next).expect("it can be linked"),
-            _ => fs::write(&next, "lockcore-cell-1 a 2 b 100\nshort").expect("it can be written"),
+            _ => fs::write(&next, format!("lockcore-cell-1 {0} 2 {0} {0} 100\nshort", "a".repeat(32)))
+                .expect("so"),
         }
         folder.read(NAME, None).expect_err("it is not in our form");
         let written = folder.replace(NAME, Some(&versions[1]), b"x");
@@ -198,6 +245,13 @@ fn what_is_not_ours_is_refused_and_left() {
         assert!(next.symlink_metadata().is_ok(), "it is left");
         fs::remove_file(&next).expect("it is there");
     }
+    let origin = cell(&folder).join(ORIGIN);
+    let head = fs::read_to_string(&origin).expect("it is text");
+    fs::remove_file(&origin).expect("it is there");
+    fs::write(&origin, head.replacen(&versions[0].life, "../../../secret", 1)).expect("it can be written");
+    folder.read(NAME, None).expect_err("its life is no name");
+    folder.remove(NAME).expect_err("its life is no name");
+    fs::write(&origin, head).expect("it can be written");
     assert_eq!(fs::read(&secret).expect("it is there"), b"of others");
     assert_eq!(content(&folder), b"1");
 }
@@ -231,13 +285,12 @@ fn no_write_is_lost_among_many() {
                             done += 1;
                         }
                         Ok(None) => {}
-                        // As the engine does: whose content it is says whether it was done.
-                        Err(error) => panic!("more than are kept were written meanwhile: {error}"),
+                        Err(error) => panic!("as many as are kept were written meanwhile: {error}"),
                     }
                 }
             });
         }
     });
     assert_eq!(content(&folder), (WRITERS * TIMES).to_string().as_bytes());
-    assert!(files(&folder) <= 2 + KEPT as usize, "{}", files(&folder));
+    assert!(files(&folder) <= 2 + 2 * KEPT as usize, "{}", files(&folder));
 }

@@ -19,28 +19,34 @@
 //! This is [`lockcore_cell`], the engine for stores with a compare-and-set, over files: its page has the protocol. A cell is a folder,
 //! `FOLDER/NAMESPACE/table` or `FOLDER/NAMESPACE/session/NAME`, with these files, none of which is ever changed:
 //! - `origin.cell`, which exists as long as the cell does. It names the cell's *life*, which no other has.
-//! - `LIFE.N` with version N of the content. Version N + 1 is written to a file of another name, synced, and *linked* to its name, which
-//!   the server does for one of all writers. The last eight versions are kept.
+//! - `LIFE.N` with version N of the content, the name of the write that made it, and that of the write before. It is written to a file of
+//!   another name, synced, and *linked* to its name, which the server does for one of all writers. At least the last eight versions are kept.
 //!
-//! Three rules make that a compare-and-set, whatever a client's caches say:
+//! Four rules make that a compare-and-set:
 //! - **S1**: versions are removed in ascending order. So as long as version N is there, N + 1 was never removed.
 //! - **S2**: a writer of N + 1 looks for N and for the origin *after* it has linked. If both are there it was the first to link (S1), and the
 //!   cell was not removed. Otherwise its write is in doubt, and the engine looks for it.
-//! - **S3**: a reader that finds no N + 1 looks for N after that. If it is there N was the newest (S1).
+//! - **S3**: a reader that finds no N + 1 looks after that for N, and for the version that N replaced. If they are there N was the newest (S1),
+//!   and is none that a late writer has linked to a number that was removed.
+//! - **S4**: that there is no cell counts only if a second look finds none either, after a file was made and removed in that folder, which
+//!   makes clients forget what they know of its names; and if the folder is the one that was opened, by a file in it. A stale
+//!   handle is an error that passes, and not an absence.
 //!
 //! A link whose answer was lost is known by reading the file of that name: it says who wrote it.
 //!
-//! **Time** is the server's: when a file was modified that was just written, an interval that each answer narrows. No wall clock of any
-//! client counts, unless the file system takes the client's, as a local one does.
+//! **Time** is that by which the file system dates a file that was just written: an interval that each answer narrows. With NFS, SMB and
+//! sshfs it is the server's. Cluster file systems date by the hosts that write, as FUSE does with `writeback_cache`: there the clocks
+//! of all hosts have to agree to a second. `lockctl doctor` says so.
 //!
 //! # What to know
 //! - The folder has to be there: it is not created, so that a mount point without its share is no empty store. Make it *within* the share.
-//! - Who may write the folder may use its locks: what is created there gets the folder's permissions, whatever the umask is.
-//! - A folder that is replaced while it is in use, or mounted again, is refused until the program opens it again.
+//! - What is created in the folder gets its permissions, whatever the umask is, and its group where the process may give it: set the bit
+//!   for groups (`chmod g+s`) where users share it.
+//! - A folder that is replaced while it is in use is refused until the program opens it again.
 //! - A file system without hard links is refused: FAT, and some servers of SMB.
 //! - Leases are 10 s at least.
-//! - A mount that hangs (`hard`, as is usual for NFS) keeps a thread for each request that was sent to it; after 32 of them all further
-//!   ones are refused until it answers.
+//! - A mount that hangs (`hard`, as is usual for NFS) keeps a thread for each request that was sent to it; after 64 of them all further
+//!   ones fail until it answers.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -50,6 +56,7 @@ mod dao;
 mod error;
 mod file;
 mod folder;
+mod kind;
 
 #[cfg(feature = "testing")]
 #[doc(hidden)]

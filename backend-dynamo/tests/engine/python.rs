@@ -14,7 +14,7 @@ pub(crate) fn python() -> Result<PathBuf, ServerError> {
         return Ok(python);
     }
     let reason = format!("no {}: tests/servers/ensure.sh makes it", python.display());
-    Err(ServerError::Unavailable { kind: Kind::DynamoDb, reason })
+    Err(ServerError::missing(Kind::DynamoDb.name(), reason))
 }
 
 /// Runs a program of the other clients' language, and gives what it prints.
