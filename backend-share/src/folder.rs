@@ -34,7 +34,7 @@ const TRIES: usize = 8;
 /// The most cells of a page.
 const PAGE: usize = 250;
 
-/// What a process that died left behind is removed after this time: longer than any request is on its way.
+/// The time after which files of a process that died are removed: longer than any request is on its way.
 const LEFT_BEHIND: Duration = Duration::from_secs(3600);
 
 /// The bits of a folder's mode that what is made in it gets: not the sticky one, by which a process could not remove the files of others.

@@ -66,7 +66,8 @@ fn a_late_writer_replaces_nothing() {
     }
 }
 
-/// What came late stays, as its writer died before it knew: readers and writers go by none of it (S3), and it goes with those of its number.
+/// Files of writers that came late, and died before they knew: readers and writers go by none of them (S3), and they go with those of their
+/// number.
 #[test]
 fn what_came_late_is_read_by_none() {
     let (root, folder) = folder();
