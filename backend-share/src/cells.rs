@@ -127,7 +127,7 @@ impl Cell for Files {
     }
 
     fn findings(&self) -> Vec<Finding> {
-        self.folder.kind.iter().map(|kind| kind.finding.clone()).collect()
+        self.folder.kind.finding.iter().cloned().collect()
     }
 
     fn least_fence(&self, now: ServiceTime) -> u64 {

@@ -6,11 +6,13 @@ use std::{
     io::{self, ErrorKind},
     os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::{Duration, Instant, UNIX_EPOCH},
 };
 
 use lockcore::{BackendError, BackendErrorKind};
 use lockcore_cell::{CellPage, Found};
+use rustix::io::Errno;
 
 use crate::{
     error::{failed, not_linked},
@@ -31,6 +33,9 @@ const KEPT: u64 = 8;
 /// The most tries of a step that other processes outrun.
 const TRIES: usize = 8;
 
+/// One in so many reads that find nothing new looks past all caches.
+const POLLS: u64 = 8;
+
 /// The most cells of a page.
 const PAGE: usize = 250;
 
@@ -48,7 +53,9 @@ pub(crate) struct Folder {
     identity: Version,
     access: Access,
     /// The kind of its file system.
-    pub(crate) kind: Option<Kind>,
+    pub(crate) kind: Kind,
+    /// The number of reads so far that found nothing new.
+    polls: AtomicU64,
 }
 
 impl Folder {
@@ -73,6 +80,7 @@ impl Folder {
             identity: Version::first(),
             access: Access { mode: seen.mode() & OF_FOLDERS, group: seen.gid() },
             kind: kind::of(root),
+            polls: AtomicU64::new(1),
         };
         folder.make(&folder.namespace, root).map_err(|error| failed("making", &folder.namespace, error))?;
         folder.identity = folder.identify()?;
@@ -128,6 +136,12 @@ impl Folder {
             match self.try_read(&cell, known) {
                 // Looked for again, past all caches, in the folder that was opened (S4).
                 Ok(Some(Found::Absent)) if !is_sure => {
+                    is_sure = true;
+                    self.disturb(&cell).map_err(|error| failed("reading", &cell, error))?;
+                    std::thread::sleep(self.kind.absence);
+                }
+                // A client may miss a change within one tick of the server's clock, for as long as nothing else changes in the folder.
+                Ok(Some(Found::Unchanged)) if !is_sure && self.polls.fetch_add(1, Relaxed) % POLLS == 0 => {
                     is_sure = true;
                     self.disturb(&cell).map_err(|error| failed("reading", &cell, error))?;
                 }
@@ -191,12 +205,16 @@ impl Folder {
     /// Makes the client forget what it knows of the names in a folder, or in the first around it that is there: by a file that is made and
     /// removed there.
     fn disturb(&self, folder: &Path) -> io::Result<()> {
+        if self.kind.is_local {
+            return Ok(());
+        }
         for folder in folder.ancestors().take_while(|folder| folder.starts_with(&self.namespace)) {
-            match Written::new(folder.join(temporary()), &Version::first(), &[], self.access) {
+            let path = folder.join(temporary());
+            match File::create_new(&path) {
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
-                done => {
-                    std::thread::sleep(self.kind.as_ref().map_or(Duration::ZERO, |kind| kind.absence));
-                    return done.map(drop);
+                made => {
+                    drop(made?);
+                    return std::fs::remove_file(&path);
                 }
             }
         }
@@ -233,15 +251,17 @@ impl Folder {
             Ok(true) => {}
             Ok(false) => return Ok(None),
             Err(error) => {
-                let error = not_linked(&written, &origin, error);
-                if error.in_doubt() {
-                    // The origin may be there, and is nothing without it.
-                    written.keep();
-                }
-                return Err(error);
+                // The origin may be there, and is nothing without it.
+                written.keep();
+                return Err(failed("linking", &origin, error).possibly_done());
             }
         }
         written.keep();
+        if !self.is_there(cell, &version).map_err(BackendError::possibly_done)? {
+            // It took so long that it was removed as left behind.
+            let what = format!("writing {}: it was removed meanwhile", cell.display());
+            return Err(BackendError::new(BackendErrorKind::Busy, what).possibly_done());
+        }
         sync(cell);
         Ok(Some(version))
     }
@@ -285,15 +305,15 @@ impl Folder {
     pub(crate) fn remove(&self, name: &str) -> Result<(), BackendError> {
         let cell = self.namespace.join(name);
         let origin = cell.join(ORIGIN);
-        let all = || {
-            let Some(found) = file::head(&origin)? else { return Ok(()) };
-            removed(&origin)?;
-            remove_versions(&cell, |life, _| *life == *found.life)?;
-            // Not if another cell is in it, or was just created.
-            let _ = std::fs::remove_dir(&cell);
-            Ok(())
+        let Some(found) = file::head(&origin).map_err(|error| failed("reading", &origin, error))? else {
+            return Ok(());
         };
-        all().map_err(|error| failed("removing", &origin, error))
+        removed(&origin).map_err(|error| failed("removing", &origin, error).possibly_done())?;
+        // A sweep removes them otherwise.
+        let _ = remove_versions(&cell, |life, _| *life == *found.life);
+        // Not if another cell is in it, or was just created.
+        let _ = std::fs::remove_dir(&cell);
+        Ok(())
     }
 
     /// Lists the cells of a folder, until a deadline at most, and removes what processes that died have left: of before a time, in seconds
@@ -347,12 +367,19 @@ impl Folder {
             for name in names.iter().filter(|name| file::is_temporary(name) && is_old(name)) {
                 removed(&folder.join(name))?;
             }
-            let life = file::head(&folder.join(ORIGIN))?.map(|origin| origin.life);
-            // That there is no cell may be because there is no share.
-            self.check().map_err(io::Error::other)?;
-            remove_versions(folder, |of, number| {
+            let is_over = |life: &Option<String>, of: &str, number: u64| {
                 life.as_deref() != Some(of) && is_old(&file::file_name(of, number))
-            })?;
+            };
+            let mut life = self.life(folder)?;
+            let versions = versions(folder)?;
+            if life.is_none() && versions.iter().any(|(of, number)| is_over(&life, of, *number)) {
+                // As a read does (S4).
+                self.disturb(folder)?;
+                std::thread::sleep(self.kind.absence);
+                life = self.life(folder)?;
+                self.check().map_err(io::Error::other)?;
+            }
+            remove_versions(folder, |of, number| is_over(&life, of, number))?;
             match life {
                 Some(life) => {
                     highest(folder, &life)?.map_or(Ok(()), |newest| remove_old(folder, &life, newest))
@@ -387,12 +414,19 @@ impl Folder {
         let made = outer.join(temporary());
         DirBuilder::new().mode(self.access.mode).create(&made)?;
         self.access.give(&File::open(&made)?, self.access.mode);
-        match std::fs::rename(&made, folder) {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                let _ = std::fs::remove_dir(&made);
-                // Another process was faster, if it is there.
-                if folder.is_dir() { Ok(()) } else { Err(error) }
+        let named = std::fs::rename(&made, folder);
+        if named.is_err() {
+            let _ = std::fs::remove_dir(&made);
+        }
+        match named {
+            // Another process was faster.
+            Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty) => {
+                Ok(())
+            }
+            Err(error) if !folder.is_dir() => Err(error),
+            _ => {
+                sync(outer);
+                Ok(())
             }
         }
     }
@@ -463,9 +497,19 @@ fn removed(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns when a cell was last written, in microseconds since 1970; `None` if there is none, or it is just written.
+/// Returns when a cell was last written, in microseconds since 1970; `None` if there is none, or it is just written, or not ours.
 fn written(cell: &Path) -> io::Result<Option<u64>> {
-    let Some(origin) = file::head(&cell.join(ORIGIN))? else { return Ok(None) };
+    use ErrorKind::{InvalidData, NotADirectory, PermissionDenied};
+    let is_of_others = |error: &io::Error| {
+        matches!(error.kind(), InvalidData | NotADirectory | PermissionDenied)
+            || Errno::from_io_error(error) == Some(Errno::LOOP)
+    };
+    let origin = match file::head(&cell.join(ORIGIN)) {
+        Ok(Some(origin)) => origin,
+        Ok(None) => return Ok(None),
+        Err(error) if is_of_others(&error) => return Ok(None),
+        Err(error) => return Err(error),
+    };
     let Some(newest) = highest(cell, &origin.life)? else { return Ok(None) };
     let seen =
         cell.join(file::file_name(&origin.life, newest)).symlink_metadata().and_then(|seen| seen.modified());

@@ -150,6 +150,9 @@ fn what_the_dead_leave_is_removed() {
         leave(name);
     }
     fs::write(cell.join(&young), "young").expect("it can be written");
+    fs::write(folder.namespace.join("session/README"), "of others").expect("it can be written");
+    fs::create_dir(folder.namespace.join("session/b")).expect("it can be made");
+    fs::write(folder.namespace.join("session/b").join(ORIGIN), "garbage").expect("it can be written");
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later").as_secs();
     let page = folder
         .list("session", None, now, Instant::now() + Duration::from_secs(60))

@@ -7,15 +7,20 @@ use lockcore::{Finding, Severity};
 /// The kind of a file system.
 #[derive(Clone, Debug)]
 pub(crate) struct Kind {
-    /// For `doctor`.
-    pub(crate) finding: Finding,
+    /// For `doctor`; `None` if nothing is known.
+    pub(crate) finding: Option<Finding>,
+    /// Set if no other host changes what this one has in a cache.
+    pub(crate) is_local: bool,
     /// The time for which a client may believe that there is no file of a name, whatever is asked of it.
     pub(crate) absence: Duration,
 }
 
-/// Returns the kind of the file system of a folder; `None` if it cannot be known. That may ask the server.
+/// The kind of which nothing is known.
+const UNKNOWN: Kind = Kind { finding: None, is_local: false, absence: Duration::ZERO };
+
+/// Returns the kind of the file system of a folder. That may ask the server.
 #[cfg(target_os = "linux")]
-pub(crate) fn of(folder: &Path) -> Option<Kind> {
+pub(crate) fn of(folder: &Path) -> Kind {
     // As `linux/magic.h` and the documents of those that are not in it have them.
     const LOCAL: [(u32, &str); 6] = [
         (0xef53, "ext4"),
@@ -36,7 +41,8 @@ pub(crate) fn of(folder: &Path) -> Option<Kind> {
         (0x0116_1970, "GFS2"),
         (0x7461_636f, "OCFS2"),
     ];
-    let kind = rustix::fs::statfs(folder).ok()?.f_type as u32;
+    let Ok(seen) = rustix::fs::statfs(folder) else { return UNKNOWN };
+    let kind = seen.f_type as u32;
     let among =
         |all: &[(u32, &'static str)]| all.iter().find(|(magic, _)| *magic == kind).map(|(_, name)| *name);
     let (severity, detail) = match (among(&LOCAL), among(&CLUSTERED)) {
@@ -57,13 +63,14 @@ pub(crate) fn of(folder: &Path) -> Option<Kind> {
     };
     // The client of SMB looks for a name again after a second.
     let absence = if SMB.contains(&kind) { Duration::from_millis(1_100) } else { Duration::ZERO };
-    Some(Kind { finding: Finding { severity, check: "file system", detail }, absence })
+    let finding = Some(Finding { severity, check: "file system", detail });
+    Kind { finding, is_local: among(&LOCAL).is_some(), absence }
 }
 
-/// Returns `None`: there is no portable way to ask.
+/// Returns nothing: there is no portable way to ask.
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn of(_folder: &Path) -> Option<Kind> {
-    None
+pub(crate) fn of(_folder: &Path) -> Kind {
+    UNKNOWN
 }
 
 #[cfg(all(test, target_os = "linux"))]
@@ -72,9 +79,9 @@ mod tests {
 
     #[test]
     fn what_was_not_tried_is_a_warning() {
-        let of_proc = of(Path::new("/proc")).expect("it is mounted").finding;
+        let of_proc = of(Path::new("/proc")).finding.expect("it is mounted");
         assert_eq!(of_proc.severity, Severity::Warning, "{of_proc:?}");
         assert!(of_proc.detail.contains("0x9fa0"), "{of_proc:?}");
-        assert!(of(Path::new("/no such folder")).is_none());
+        assert_eq!(of(Path::new("/no such folder")).finding, None);
     }
 }

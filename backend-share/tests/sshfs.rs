@@ -103,7 +103,8 @@ impl Mounts {
         let mut mounts =
             Mounts { sshd, sshfs: Vec::new(), opened: AtomicUsize::new(0), ahead: Arc::default(), folder };
         until("sshd answers", || TcpStream::connect(("127.0.0.1", port)).is_ok());
-        fs::create_dir(mounts.path("store"))?;
+        // Within the share, as the book says.
+        fs::create_dir_all(mounts.path("store/locks"))?;
         for name in ["first", "second"] {
             fs::create_dir(mounts.path(name))?;
             let mut mount = dying(sshfs);
@@ -127,7 +128,7 @@ impl Mounts {
     }
 
     fn builder(&self) -> ShareBuilder<String, Uuid> {
-        let mount = ["first", "second"][self.opened.fetch_add(1, Relaxed) % 2];
+        let mount = ["first/locks", "second/locks"][self.opened.fetch_add(1, Relaxed) % 2];
         ShareLockDao::builder().folder(self.path(mount)).ahead(self.ahead.clone()).min_lease(LEASE)
     }
 }
