@@ -37,7 +37,7 @@ pub(crate) enum Clock {
     #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
     Dated(Arc<lockcore::backend::ServiceClock>),
     /// The modification time of an object that was just written: for a store of the user's, whose responses are not seen.
-    Modified(ModifiedClock),
+    Modified(Box<ModifiedClock>),
     /// This process's: for a store within it. Tests pause and advance it, as it is tokio's.
     Local { started: Instant, since: Duration },
 }

@@ -367,7 +367,7 @@ impl Settings {
         };
         let (store, clock, address): (Arc<dyn ObjectStore>, Clock, String) = match &self.place {
             Location::Own(store) => {
-                (store.clone(), Clock::Modified(ModifiedClock::default()), store.to_string())
+                (store.clone(), Clock::Modified(Box::<ModifiedClock>::default()), store.to_string())
             }
             #[cfg(feature = "s3")]
             Location::S3(bucket) => {

@@ -141,7 +141,9 @@ impl Folder {
                     std::thread::sleep(self.kind.absence);
                 }
                 // A client may miss a change within one tick of the server's clock, for as long as nothing else changes in the folder.
-                Ok(Some(Found::Unchanged)) if !is_sure && self.polls.fetch_add(1, Relaxed) % POLLS == 0 => {
+                Ok(Some(Found::Unchanged))
+                    if !is_sure && self.polls.fetch_add(1, Relaxed).is_multiple_of(POLLS) =>
+                {
                     is_sure = true;
                     self.disturb(&cell).map_err(|error| failed("reading", &cell, error))?;
                 }
@@ -287,7 +289,7 @@ impl Folder {
             return Err(BackendError::new(BackendErrorKind::Busy, what).possibly_done());
         }
         sync(cell);
-        if version.number % KEPT == 0 {
+        if version.number.is_multiple_of(KEPT) {
             // A later write or a sweep removes them otherwise.
             let _ = remove_old(cell, &version.life, version.number);
         }
