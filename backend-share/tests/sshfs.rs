@@ -4,7 +4,7 @@
 use std::{
     fs::{self, OpenOptions},
     io,
-    net::{TcpListener, TcpStream},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{
@@ -52,26 +52,24 @@ struct TwoMounts(Programs);
 /// The paths of the programs.
 #[derive(Clone)]
 struct Programs {
-    sshd: PathBuf,
+    /// Answers requests of SFTP by its standard input and output, without `ssh`.
+    server: PathBuf,
     sshfs: PathBuf,
 }
 
 impl Programs {
     fn find() -> Result<Self, ServerError> {
-        let find = |name: &str| {
-            let mut paths =
-                ["/usr/sbin", "/usr/bin", "/usr/local/bin"].iter().map(|folder| Path::new(folder).join(name));
-            let path = paths.find(|path| path.exists());
-            path.ok_or_else(|| ServerError::missing("sshfs", format!("{name} is not installed")))
+        let find = |path: &str| match Path::new(path).exists() {
+            true => Ok(PathBuf::from(path)),
+            false => Err(ServerError::missing("sshfs", format!("there is no {path}"))),
         };
-        Ok(Programs { sshd: find("sshd")?, sshfs: find("sshfs")? })
+        Ok(Programs { server: find("/usr/lib/openssh/sftp-server")?, sshfs: find("/usr/bin/sshfs")? })
     }
 }
 
-/// A server and its mounts, which end when it is dropped.
+/// Two mounts of a folder, which end when this is dropped.
 pub(crate) struct Mounts {
     folder: TempDir,
-    sshd: Child,
     sshfs: Vec<Child>,
     /// The number of those who opened it: they take turns with the mounts.
     opened: AtomicUsize,
@@ -80,43 +78,24 @@ pub(crate) struct Mounts {
 }
 
 impl Mounts {
-    fn start(Programs { sshd, sshfs }: &Programs) -> io::Result<Self> {
+    fn start(Programs { server, sshfs }: &Programs) -> io::Result<Self> {
         let folder = tempfile::tempdir()?;
-        let path = |name: &str| folder.path().join(name);
-        for name in ["host", "user"] {
-            let mut keygen = Command::new("ssh-keygen");
-            succeeds(keygen.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(path(name)))?;
-        }
-        fs::copy(path("user.pub"), path("authorized"))?;
-        // Its folder for privileges, which a service would make.
-        let _ = fs::create_dir_all("/run/sshd");
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let (host, authorized) = (path("host"), path("authorized"));
-        let settings = format!(
-            "Port {port}\nListenAddress 127.0.0.1\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nStrictModes no\n\
-             Subsystem sftp internal-sftp\nUsePAM no\nPermitRootLogin yes\nMaxStartups 100\n",
-            host.display(),
-            authorized.display(),
-        );
-        fs::write(path("sshd.conf"), settings)?;
-        let sshd = dying(sshd).args(["-D", "-f"]).arg(path("sshd.conf")).spawn()?;
         let mut mounts =
-            Mounts { sshd, sshfs: Vec::new(), opened: AtomicUsize::new(0), ahead: Arc::default(), folder };
-        until("sshd answers", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+            Mounts { sshfs: Vec::new(), opened: AtomicUsize::new(0), ahead: Arc::default(), folder };
         // Within the share, as the book says.
         fs::create_dir_all(mounts.path("store/locks"))?;
+        // In the place of `ssh`, whose arguments it ignores.
+        let ssh = mounts.path("ssh");
+        fs::write(&ssh, format!("#!/bin/sh\nexec {}\n", server.display()))?;
+        fs::set_permissions(&ssh, fs::Permissions::from_mode(0o700))?;
         for name in ["first", "second"] {
             fs::create_dir(mounts.path(name))?;
-            let mut mount = dying(sshfs);
-            mount.args([
-                "-f",
-                "-p",
-                &port.to_string(),
-                "-o",
-                "StrictHostKeyChecking=no,UserKnownHostsFile=/dev/null",
-            ]);
-            mount.arg("-o").arg(format!("IdentityFile={}", mounts.path("user").display()));
-            mount.arg(format!("127.0.0.1:{}", mounts.path("store").display())).arg(mounts.path(name));
+            // It ends with the thread that starts it.
+            let mut mount = Command::new("setpriv");
+            mount.args(["--pdeathsig", "TERM", "--"]).arg(sshfs).arg("-f");
+            mount.arg("-o").arg(format!("ssh_command={}", ssh.display()));
+            mount.arg(format!("host:{}", mounts.path("store").display())).arg(mounts.path(name));
+            mount.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
             mounts.sshfs.push(mount.spawn()?);
             until("the folder is mounted", || device(&mounts.path(name)) != device(mounts.folder.path()));
         }
@@ -139,26 +118,11 @@ impl Drop for Mounts {
             // Lazily, as something may have it open. It fails where the test did before it was mounted.
             let _ = Command::new("umount").arg("-l").arg(self.path(name)).stderr(Stdio::null()).status();
         }
-        for child in self.sshfs.iter_mut().chain([&mut self.sshd]) {
+        for child in &mut self.sshfs {
             // It may have ended by itself.
             let _ = child.kill();
             let _ = child.wait();
         }
-    }
-}
-
-/// A program that ends with the thread that starts it.
-fn dying(program: &Path) -> Command {
-    let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "TERM", "--"]).arg(program);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command
-}
-
-fn succeeds(command: &mut Command) -> io::Result<()> {
-    match command.stdin(Stdio::null()).stdout(Stdio::null()).status()?.success() {
-        true => Ok(()),
-        false => Err(io::Error::other(format!("{command:?} failed"))),
     }
 }
 

@@ -104,7 +104,7 @@ beside() {
   program redis >/dev/null || missing+=(redis-server)
   PATH=$PATH:/usr/sbin command -v pgbouncer >/dev/null || missing+=(pgbouncer)
   command -v sshfs >/dev/null || missing+=(sshfs)
-  PATH=$PATH:/usr/sbin command -v sshd >/dev/null || missing+=(openssh-server)
+  [ -e /usr/lib/openssh/sftp-server ] || missing+=(openssh-sftp-server)
   [ -n "$(echo /usr/lib/*/faketime/libfaketimeMT.so.1 | grep -v '\*')" ] || missing+=(libfaketime)
   python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
   [ ${#missing[@]} -eq 0 ] || install "${missing[@]}"
