@@ -13,7 +13,7 @@ use futures_util::future::try_join;
 use lockcore::{
     BackendError,
     backend::{Moment, unique_name},
-    protocol::{HEARTBEAT, HEARTBEAT_LASTS},
+    protocol::HEARTBEAT,
 };
 use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
 use tokio::{runtime::Handle, sync::OnceCell};
@@ -137,8 +137,6 @@ impl Session {
         self.inbox.missed.store(false, SeqCst);
         let mut counted = Moment::now();
         let mut sent = Moment::now();
-        // The moment at which the last heartbeat was sent that was answered.
-        let mut shown = Moment::now();
         while !self.is_closed() {
             if counted.elapsed() >= HEARTBEAT {
                 counted = Moment::now();
@@ -158,20 +156,11 @@ impl Session {
             let due = self.inbox.due(POLL_BATCH, heartbeat);
             if heartbeat || !due.is_empty() {
                 sent = Moment::now();
-                match self.heartbeat(&due).await {
-                    Ok(()) => {
-                        if shown.elapsed() >= HEARTBEAT_LASTS {
-                            // Places may have lapsed though the session counts: a request of another waiter was a heartbeat, too.
-                            self.inbox.waiters.wake_all();
-                        }
-                        shown = sent;
-                    }
-                    Err(error) => {
-                        tracing::debug!(%error, "a heartbeat failed");
-                        if !error.is_retryable() {
-                            // A heartbeat that is refused for good ends the waits that ask again.
-                            self.inbox.waiters.wake_all();
-                        }
+                if let Err(error) = self.heartbeat(&due).await {
+                    tracing::debug!(%error, "a heartbeat failed");
+                    if !error.is_retryable() {
+                        // A heartbeat that is refused for good ends the waits that ask again.
+                        self.inbox.waiters.wake_all();
                     }
                 }
             }

@@ -8,14 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore::{
-    BackendErrorKind, Failure, Grant, LockDao, LockError, LossReason, StoredContext, Wait,
-    protocol::{HEARTBEAT_LASTS, RECHECK},
-};
+use lockcore::{BackendErrorKind, Failure, Grant, LockDao, LockError, LossReason, Wait};
 use lockcore_conformance::{
     PATIENCE, Store, eventually,
-    judge::{in_time, late},
-    servers::{Mode, Proxy, Server, TestResult, Watched},
+    judge::in_time,
+    servers::{Proxy, Server, TestResult, Watched},
     store::{exclusive, shared, slot},
 };
 use tokio::time::timeout;
@@ -159,37 +156,6 @@ pub(crate) async fn a_callback_learns_that_its_lock_went_with_the_data() -> Test
         Err(LockError::Lost { lost, .. }) => assert_eq!(lost[0].reason, LossReason::Vanished),
         other => panic!("{other:?}"),
     }
-    Ok(())
-}
-
-/// A process stands still for so long that a waiter of it loses its place. The request of another one arrives before the next heartbeat,
-/// and makes the session count again.
-pub(crate) async fn a_place_that_was_lost_unnoticed_is_taken_again() -> TestResult {
-    let server = server("").await?;
-    let proxy = Proxy::start(server.address()).await?;
-    let place = Place::at(server.url_through(proxy.address())).patient_for(PATIENCE);
-    let (store, other) = (place.store().await, place.through(server.url()).store().await);
-    let [holder, first, second] = store.callers();
-    let held = holder.take(["a"]).await;
-    let mut lost = first.queue(["a"]).await;
-    proxy.set(Mode::Delay { requests: 2 * HEARTBEAT_LASTS, replies: Duration::ZERO }).await;
-    let queued = tokio::spawn(async move { second.queue(["a"]).await });
-    eventually("its place lapses", || async {
-        drop(other.caller().queue(["a"]).await);
-        let seen = other.dao().inspect(&lockcore_conformance::store::id("a")).await.ok()?;
-        seen.waiters
-            .iter()
-            .all(|waiter| waiter.context != StoredContext::Known(lost.request.context))
-            .then_some(())
-    })
-    .await;
-    let kept = timeout(PATIENCE, queued).await??;
-    proxy.set(Mode::Pass).await;
-    // Long before it would repeat its request by itself.
-    if timeout(RECHECK / 2, lost.notified()).await.is_err() {
-        late("a waiter that lost its place asks again");
-    }
-    drop((lost, kept, held));
     Ok(())
 }
 

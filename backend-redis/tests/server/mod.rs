@@ -69,7 +69,6 @@ pub(crate) fn trials() -> impl IntoIterator<Item = Trial> {
             fences_go_on_in_a_burst,
             waiters_survive_a_restart: of_liveness,
             a_callback_learns_that_its_lock_went_with_the_data,
-            a_place_that_was_lost_unnoticed_is_taken_again: of_liveness,
             the_end_of_a_lease_wakes_the_first_waiter: of_liveness,
             a_flushed_script_cache_is_no_failure,
             a_replicated_lock_survives_a_failover,
