@@ -464,6 +464,22 @@ async fn a_right_that_is_taken_away_ends_a_wait() {
     }
 }
 
+/// A session of our own that cannot be read ends no wait: the process goes on under another name.
+#[tokio::test(start_paused = true)]
+async fn a_spoiled_session_of_a_waiter_ends_no_wait() {
+    let world = World::new();
+    let ((holder, _), (waiter, _)) = (world.service().await, world.service().await);
+    let held = holder.lease(LEASE).lock(["x"]).await.expect("it is free");
+    let waiting = tokio::spawn(async move { waiter.wait(Wait::up_to(200 * SECOND)).lock(["x"]).await });
+    sleep(5 * SECOND).await;
+    let session = world.table().places.values().next().expect("it waits").session.clone();
+    world.put(&format!("session/{session}"), b"garbage".to_vec());
+    sleep(20 * SECOND).await;
+    assert!(!waiting.is_finished(), "the wait ended");
+    held.release().await.expect("it is held");
+    waiting.await.expect("no panic").expect("it is its turn").release().await.expect("it is held");
+}
+
 /// Case 13: what is left behind is collected page by page, many at once, and the sweep says that there is more.
 #[tokio::test(start_paused = true)]
 async fn thousands_of_old_sessions_are_collected() {
