@@ -4,6 +4,7 @@
 //! start TAB <test>
 //! end TAB <milliseconds> TAB <test>
 //! void TAB <test> TAB <reason>
+//! failed TAB <test> TAB <reason>
 //! ```
 
 use std::{
@@ -46,6 +47,13 @@ pub(crate) fn void(test: &str, reason: impl Display) -> bool {
         VOIDS.lock().unwrap_or_else(PoisonError::into_inner).push(test.to_owned());
     }
     elsewhere
+}
+
+/// A run failed.
+#[cfg(feature = "servers")]
+pub(crate) fn failed(test: &str, failure: &str) {
+    let first = failure.lines().next().unwrap_or_default();
+    write(&format!("failed\t{test}\t{}\n", first.replace('\t', " ")));
 }
 
 /// The tests with void runs that this process has to repeat.

@@ -1,10 +1,15 @@
 //! A server whose disk is full: what cannot be written is told, nothing is granted twice, and it goes on when there is room.
 
-use lockcore::{BackendError, BackendErrorKind, Grant, LockDao, backend::Acquired};
+use std::time::Duration;
+
+use lockcore::{
+    BackendError, BackendErrorKind, Grant, LockDao,
+    backend::{AcquireRequest, Acquired},
+};
 use lockcore_conformance::servers::TestResult;
 use uuid::Uuid;
 
-use super::{Error, granted, queue, request, take};
+use super::{Error, granted, queue, request};
 
 /// So many ids that their rows and index entries do not fit on the pages that are there.
 const MANY: usize = 5000;
@@ -13,20 +18,26 @@ const MANY: usize = 5000;
 /// there is room.
 const FEW: usize = 20;
 
+/// A lease that lasts until a slow disk is full and has room again.
+const LASTS: Duration = Duration::from_secs(1800);
+
 /// Two DAOs on one server; `fill` leaves no page free on its disk, `clear` gives that back.
 pub(crate) async fn a_full_store_is_reported_and_nothing_is_granted_twice(
     [dao, other]: [&impl LockDao<String, Uuid>; 2],
     fill: impl Future<Output = Result<(), Error>>,
     clear: impl Future<Output = Result<(), Error>>,
 ) -> TestResult {
-    let (held, kept) = (take(dao, ["held"]).await?, take(dao, ["kept 1", "kept 2"]).await?);
+    let lasting = |ids: &[String]| AcquireRequest { lease: Some(LASTS), ..request(ids.to_vec()) };
+    let held = granted(dao, &lasting(&["held".to_owned()])).await?;
+    let both = ["kept 1".to_owned(), "kept 2".to_owned()];
+    let kept = granted(dao, &lasting(&both)).await?;
     fill.await?;
 
     // New ids are granted as long as there are pages for them; then the first fails, and so do all others.
     let mut granted_by_then = Vec::new();
     let mut refused = None;
     for number in 0..MANY {
-        let asked = request([format!("new {number}")]);
+        let asked = lasting(&[format!("new {number}")]);
         match granted(dao, &asked).await {
             Ok(grant) => granted_by_then.push(grant),
             Err(error) => {
@@ -77,7 +88,7 @@ pub(crate) async fn a_full_store_is_reported_and_nothing_is_granted_twice(
     }
     let now = granted(dao, &refused).await?;
     assert_eq!(dao.release(&now).await?.lost, []);
-    take(other, ["kept 1", "kept 2"]).await?;
+    granted(other, &lasting(&both)).await?;
     Ok(())
 }
 

@@ -6,18 +6,20 @@ use std::{
     env,
     error::Error,
     future::Future,
+    iter,
     process::ExitCode,
     sync::{Arc, Condvar, Mutex, PoisonError},
 };
 
 use libtest_mimic::{Arguments, Completion, Failed};
+use lockcore::BackendError;
 
 use super::{Kind, Server, ServerError, Way, forget_shared};
 use crate::{
     Backend, Store, all,
     instances::{Instance, Part},
     journal,
-    judge::{self, Promise, REPEATS, Verdict},
+    judge::{self, LATE, Promise, REPEATS, Verdict},
     own_process,
     registry::{runtime, within_limit},
 };
@@ -121,7 +123,10 @@ impl Trial {
             drop(entry);
             match judged {
                 Ok(completion) => Ok(completion),
-                Err(Verdict::Failed(failure)) => Err(failure.into()),
+                Err(Verdict::Failed(failure)) => {
+                    journal::failed(&of, &failure);
+                    Err(failure.into())
+                }
                 Err(Verdict::Void(void)) => {
                     journal::void(&of, &void);
                     Ok(Completion::ignored_with(void))
@@ -337,8 +342,18 @@ pub fn outcome(result: TestResult) -> Result<Completion, Failed> {
     let required = env::var_os("LOCKCORE_REQUIRE_SERVERS").is_some_and(|value| value == "1");
     match error.downcast_ref() {
         Some(ServerError::Unavailable { .. }) if !required => Ok(Completion::ignored_with(error)),
+        _ if may_pass(&*error) => Err(format!("{LATE}{error}").into()),
         _ => Err(error.into()),
     }
+}
+
+/// Whether a test was ended by a store that did not answer in time, or a server that could not be had: no broken promise, and no
+/// failure either where the machine did not keep up.
+fn may_pass(error: &(dyn Error + 'static)) -> bool {
+    iter::successors(Some(error), |error| (*error).source()).any(|error| {
+        error.downcast_ref().is_some_and(BackendError::is_retryable)
+            || matches!(error.downcast_ref(), Some(ServerError::Failed { .. }))
+    })
 }
 
 /// Runs the tests as the arguments of this process say, repeats what was void, then removes the servers that this process
@@ -392,4 +407,25 @@ fn repeated() -> bool {
         }
     }
     good
+}
+
+#[cfg(test)]
+mod tests {
+    use lockcore::{BackendErrorKind, LockingError};
+    use uuid::Uuid;
+
+    use super::*;
+
+    /// A store that did not answer in time says as little about a promise as a turn that did not come in time.
+    #[test]
+    fn a_store_that_does_not_answer_in_time_breaks_no_promise() {
+        let failed =
+            |error: Box<dyn Error + Send + Sync>| text(&outcome(Err(error)).err().expect("it failed"));
+        let of = |kind| BackendError::new(kind, "refused");
+        assert_eq!(failed(of(BackendErrorKind::Timeout).into()), "late: refused");
+        let below = LockingError::<String, Uuid>::from(of(BackendErrorKind::Unavailable));
+        assert!(failed(below.into()).starts_with(LATE));
+        assert_eq!(failed(of(BackendErrorKind::Corrupt).into()), "refused");
+        assert_eq!(failed("two holders".into()), "two holders");
+    }
 }

@@ -34,6 +34,8 @@ struct State {
     expected: usize,
     passed: usize,
     failed: Vec<String>,
+    /// Why tests failed, by their names.
+    failures: HashMap<String, String>,
     /// The tests that were left to `./test.sh all`.
     left_out: usize,
     /// By reason.
@@ -105,6 +107,9 @@ impl Progress {
                 ["end", millis, test] => {
                     state.running.remove(&(of.name.clone(), test.to_owned()));
                     state.took.push((Duration::from_millis(millis.parse()?), format!("{}: {test}", of.name)));
+                }
+                ["failed", test, reason] => {
+                    state.failures.insert(format!("{}: {test}", of.name), reason.to_owned());
                 }
                 ["void", test, reason] => state.voids.push(Void {
                     executable: of.name.clone(),
@@ -261,7 +266,10 @@ impl Progress {
         }
         if !state.failed.is_empty() {
             println!("== failed");
-            state.failed.iter().for_each(|name| println!("{name}"));
+            for name in &state.failed {
+                let reason = state.failures.get(name).map(|reason| format!(": {reason}"));
+                println!("{name}{}", reason.unwrap_or_default());
+            }
         }
         println!("== {} void, in {}", state.voids.len(), clock(self.began.elapsed()));
         println!("{} passed, {} failed, {skipped} skipped", state.passed, state.failed.len());
