@@ -8,7 +8,10 @@ use std::{
 use lockcore::{BackendError, BackendErrorKind};
 use rustix::io::Errno;
 
-use crate::file::{Written, temporary};
+use crate::{
+    disk,
+    file::{Written, temporary},
+};
 
 /// Refuses the value of a setting.
 pub(crate) fn setting(key: &str, value: &str, expected: &str) -> BackendError {
@@ -36,8 +39,8 @@ pub(crate) fn not_linked(written: &Written, path: &Path, error: io::Error) -> Ba
         // `sshfs` says so of a name that is taken, too.
         Some(Errno::PERM) => {
             let other = path.with_file_name(temporary());
-            let again = std::fs::hard_link(&written.path, &other);
-            let _ = std::fs::remove_file(&other);
+            let again = disk::link(&written.path, &other);
+            let _ = disk::remove(&other);
             again.is_err_and(|again| Errno::from_io_error(&again) == Some(Errno::PERM))
         }
         _ => false,

@@ -1,14 +1,13 @@
 //! One file: a head that says which version of which cell it is, and the content.
 
 use std::{
-    fs::{File, OpenOptions},
-    io::{self, ErrorKind, Read, Write},
-    os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown},
+    io::{self, ErrorKind},
     path::{Path, PathBuf},
 };
 
 use lockcore::backend::unique_name;
-use rustix::fs::OFlags;
+
+use crate::disk::{self, Access};
 
 /// The first word of each file, with the number of the form.
 const FORM: &str = "lockcore-cell-1";
@@ -104,21 +103,6 @@ pub(crate) fn is_temporary(file: &str) -> bool {
     file.strip_suffix(".tmp").and_then(name).is_some()
 }
 
-/// The permissions that what is made in a folder gets: those of the folder, whatever the umask is.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Access {
-    pub(crate) mode: u32,
-    pub(crate) group: u32,
-}
-
-impl Access {
-    /// Gives them to a file, or to a folder. A mount may decide them by itself, and who is not in the group may not give to it.
-    pub(crate) fn give(self, file: &File, mode: u32) {
-        let _ = fchown(file, None, Some(self.group));
-        let _ = file.set_permissions(std::fs::Permissions::from_mode(mode));
-    }
-}
-
 /// A file that was written under a name that no other has. That name is removed when this is dropped.
 pub(crate) struct Written {
     pub(crate) path: PathBuf,
@@ -128,19 +112,13 @@ pub(crate) struct Written {
 impl Written {
     /// Writes, syncs and closes a file.
     pub(crate) fn new(path: PathBuf, version: &Version, content: &[u8], access: Access) -> io::Result<Self> {
-        let mode = access.mode & 0o666;
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&path)?;
-        let written = Written { path, is_kept: false };
-        file.write_all(version.head(content.len()).as_bytes())?;
-        file.write_all(content)?;
-        access.give(&file, mode);
-        file.sync_all()?;
-        Ok(written)
+        disk::write(&path, [version.head(content.len()).as_bytes(), content], access)?;
+        Ok(Written { path, is_kept: false })
     }
 
     /// Gives it another name. Returns `false` if there is such a file, which is another one.
     pub(crate) fn link(&self, name: &Path, version: &Version) -> io::Result<bool> {
-        let Err(error) = std::fs::hard_link(&self.path, name) else { return Ok(true) };
+        let Err(error) = disk::link(&self.path, name) else { return Ok(true) };
         // The file says what no error does: the answer to the first of two requests may be lost, and SFTP has no code for a name that is
         // taken.
         match head(name) {
@@ -158,40 +136,26 @@ impl Drop for Written {
     fn drop(&mut self) {
         if !self.is_kept {
             // A sweep removes it otherwise.
-            let _ = std::fs::remove_file(&self.path);
+            let _ = disk::remove(&self.path);
         }
     }
 }
 
 /// Reads the head of a file; `None` if there is no file.
 pub(crate) fn head(path: &Path) -> io::Result<Option<Version>> {
-    let Some(file) = open(path)? else { return Ok(None) };
-    let mut text = Vec::new();
-    file.take(HEAD).read_to_end(&mut text)?;
+    let Some(text) = disk::read(path, HEAD)? else { return Ok(None) };
     split(&text).map(|(version, _, _)| Some(version))
 }
 
 /// Reads a file; `None` if there is none.
 pub(crate) fn load(path: &Path) -> io::Result<Option<(Version, Vec<u8>)>> {
-    let Some(mut file) = open(path)? else { return Ok(None) };
-    let mut text = Vec::new();
-    file.read_to_end(&mut text)?;
+    let Some(mut text) = disk::read(path, u64::MAX)? else { return Ok(None) };
     let (version, begin, length) = split(&text)?;
     text.drain(..begin);
     if text.len() != length {
         return Err(io::Error::new(ErrorKind::UnexpectedEof, "it does not have all of its content"));
     }
     Ok(Some((version, text)))
-}
-
-/// Opens a file, not what a link leads to, and without waiting for a writer as a pipe does.
-fn open(path: &Path) -> io::Result<Option<File>> {
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
-    match OpenOptions::new().read(true).custom_flags(flags as i32).open(path) {
-        Ok(file) => Ok(Some(file)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 fn split(text: &[u8]) -> io::Result<(Version, usize, usize)> {
@@ -201,22 +165,4 @@ fn split(text: &[u8]) -> io::Result<(Version, usize, usize)> {
         Some((version, end + 1, length))
     });
     read.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "it is not in this library's form"))
-}
-
-/// Asks the server about a file or a folder, and not a cache: when it was modified, in seconds since 1970. After that the client knows which
-/// names a folder has. `None` if it is not there.
-pub(crate) fn refresh(path: &Path) -> io::Result<Option<i64>> {
-    #[cfg(target_os = "linux")]
-    let seen = {
-        use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
-        let seen = statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
-        seen.map(|seen| seen.stx_mtime.tv_sec).map_err(io::Error::from)
-    };
-    #[cfg(not(target_os = "linux"))]
-    let seen = std::fs::metadata(path).map(|seen| std::os::unix::fs::MetadataExt::mtime(&seen));
-    match seen {
-        Ok(modified) => Ok(Some(modified)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
 }

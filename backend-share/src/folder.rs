@@ -2,9 +2,8 @@
 
 use std::{
     collections::BTreeSet,
-    fs::{DirBuilder, File},
     io::{self, ErrorKind},
-    os::unix::fs::{DirBuilderExt, MetadataExt},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::{Duration, Instant, UNIX_EPOCH},
@@ -15,8 +14,9 @@ use lockcore_cell::{CellPage, Found};
 use rustix::io::Errno;
 
 use crate::{
+    disk::{self, Access},
     error::{failed, not_linked},
-    file::{self, Access, Version, Written, temporary},
+    file::{self, Version, Written, temporary},
     kind::{self, Kind},
 };
 
@@ -34,7 +34,7 @@ const KEPT: u64 = 8;
 const TRIES: usize = 8;
 
 /// One in so many reads that find nothing new looks past all caches.
-const POLLS: u64 = 8;
+pub(crate) const POLLS: u64 = 8;
 
 /// The most cells of a page.
 const PAGE: usize = 250;
@@ -87,6 +87,23 @@ impl Folder {
         Ok(folder)
     }
 
+    /// Opens the namespace in a simulated share.
+    #[cfg(test)]
+    pub(crate) fn simulated(root: &Path) -> Result<Self, BackendError> {
+        let access = Access { mode: 0o700, group: 0 };
+        let namespace = root.join("n");
+        let mut folder = Folder {
+            namespace,
+            identity: Version::first(),
+            access,
+            kind: kind::UNKNOWN,
+            polls: AtomicU64::new(1),
+        };
+        folder.make(&folder.namespace, root).map_err(|error| failed("making", &folder.namespace, error))?;
+        folder.identity = folder.identify()?;
+        Ok(folder)
+    }
+
     /// Reads what identifies the folder; writes it if nothing does.
     fn identify(&self) -> Result<Version, BackendError> {
         let path = self.namespace.join(IDENTITY);
@@ -121,7 +138,7 @@ impl Folder {
         let path = self.namespace.join(temporary());
         let modified = || {
             let _written = Written::new(path.clone(), &Version::first(), &[], self.access)?;
-            file::refresh(&path)?.ok_or_else(|| ErrorKind::NotFound.into())
+            disk::refresh(&path)?.ok_or_else(|| ErrorKind::NotFound.into())
         };
         let modified = modified().map_err(|error| failed("writing", &path, error))?;
         self.check()?;
@@ -154,7 +171,13 @@ impl Folder {
                 Err(error) => return Err(failed("reading", &cell, error)),
             }
         }
-        let what = format!("reading {}: others replaced it faster than it could be read", cell.display());
+        let has_versions = versions(&cell).map_or(true, |versions| !versions.is_empty());
+        let why = match has_versions {
+            true => "others replaced it faster than it could be read",
+            // Another process may remove it just now.
+            false => "its versions are gone: if that lasts, remove this folder",
+        };
+        let what = format!("reading {}: {why}", cell.display());
         Err(BackendError::new(BackendErrorKind::Busy, what))
     }
 
@@ -197,7 +220,7 @@ impl Folder {
             cell.ancestors().take_while(|folder| **folder != *self.namespace).collect();
         folders.push(&self.namespace);
         for folder in folders.into_iter().rev() {
-            if file::refresh(folder)?.is_none() {
+            if disk::refresh(folder)?.is_none() {
                 return Ok(None);
             }
         }
@@ -212,11 +235,11 @@ impl Folder {
         }
         for folder in folder.ancestors().take_while(|folder| folder.starts_with(&self.namespace)) {
             let path = folder.join(temporary());
-            match File::create_new(&path) {
+            match disk::touch(&path) {
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 made => {
-                    drop(made?);
-                    return std::fs::remove_file(&path);
+                    made?;
+                    return disk::remove(&path);
                 }
             }
         }
@@ -264,7 +287,7 @@ impl Folder {
             let what = format!("writing {}: it was removed meanwhile", cell.display());
             return Err(BackendError::new(BackendErrorKind::Busy, what).possibly_done());
         }
-        sync(cell);
+        disk::sync(cell);
         Ok(Some(version))
     }
 
@@ -288,7 +311,7 @@ impl Folder {
             let what = format!("writing {}: others replaced or removed it meanwhile", cell.display());
             return Err(BackendError::new(BackendErrorKind::Busy, what).possibly_done());
         }
-        sync(cell);
+        disk::sync(cell);
         if version.number.is_multiple_of(KEPT) {
             // A later write or a sweep removes them otherwise.
             let _ = remove_old(cell, &version.life, version.number);
@@ -310,11 +333,11 @@ impl Folder {
         let Some(found) = file::head(&origin).map_err(|error| failed("reading", &origin, error))? else {
             return Ok(());
         };
-        removed(&origin).map_err(|error| failed("removing", &origin, error).possibly_done())?;
+        disk::remove(&origin).map_err(|error| failed("removing", &origin, error).possibly_done())?;
         // A sweep removes them otherwise.
         let _ = remove_versions(&cell, |life, _| *life == *found.life);
         // Not if another cell is in it, or was just created.
-        let _ = std::fs::remove_dir(&cell);
+        let _ = disk::remove_folder(&cell);
         Ok(())
     }
 
@@ -327,11 +350,11 @@ impl Folder {
         now: u64,
         deadline: Instant,
     ) -> Result<CellPage, BackendError> {
-        let before = now.saturating_sub(LEFT_BEHIND.as_secs());
+        let before = i64::try_from(now.saturating_sub(LEFT_BEHIND.as_secs())).unwrap_or(0);
         let path = self.namespace.join(folder);
         let all = || {
             let mut names = BTreeSet::new();
-            for entry in entries(&path)?.into_iter().filter(|name| is_cell(name)) {
+            for entry in disk::names(&path)?.into_iter().filter(|name| is_cell(name)) {
                 names.insert(format!("{folder}/{entry}"));
             }
             let mut cells: Vec<(String, u64)> = Vec::new();
@@ -350,7 +373,7 @@ impl Folder {
         if after.is_none() {
             // The folder of the namespace, and the cells that are in no other folder.
             self.tidy(&self.namespace, before);
-            for name in entries(&self.namespace).unwrap_or_default().iter().filter(|name| is_cell(name)) {
+            for name in disk::names(&self.namespace).unwrap_or_default().iter().filter(|name| is_cell(name)) {
                 self.tidy(&self.namespace.join(name), before);
             }
         }
@@ -359,16 +382,17 @@ impl Folder {
 
     /// Removes what was left in a folder before a time: files under their first names, versions that are over, and the folder itself if
     /// nothing is in it. What cannot be removed is left for the next time.
-    fn tidy(&self, folder: &Path, before: u64) {
+    fn tidy(&self, folder: &Path, before: i64) {
         let tidied = || {
-            let names = entries(folder)?;
-            let is_old = |name: &str| {
-                let seen = folder.join(name).symlink_metadata();
-                seen.is_ok_and(|seen| seen.is_file() && seen.mtime() < i64::try_from(before).unwrap_or(0))
-            };
-            for name in names.iter().filter(|name| file::is_temporary(name) && is_old(name)) {
-                removed(&folder.join(name))?;
+            let names = disk::names(folder)?;
+            for path in names.iter().filter(|name| file::is_temporary(name)).map(|name| folder.join(name)) {
+                if disk::refresh(&path)?.is_some_and(|modified| modified < before) {
+                    disk::remove(&path).or_else(|_| disk::remove_folder(&path))?;
+                }
             }
+            let before = UNIX_EPOCH + Duration::from_secs(u64::try_from(before).unwrap_or(0));
+            let is_old =
+                |name: &str| disk::modified(&folder.join(name)).is_some_and(|modified| modified < before);
             let is_over = |life: &Option<String>, of: &str, number: u64| {
                 life.as_deref() != Some(of) && is_old(&file::file_name(of, number))
             };
@@ -387,7 +411,7 @@ impl Folder {
                     highest(folder, &life)?.map_or(Ok(()), |newest| remove_old(folder, &life, newest))
                 }
                 // Fails if something is in it.
-                None => std::fs::remove_dir(folder),
+                None => disk::remove_folder(folder),
             }
         };
         let _: io::Result<()> = tidied();
@@ -407,36 +431,30 @@ impl Folder {
 
     /// Makes a folder within `outermost`, which has to be there, with those on the way.
     fn make(&self, folder: &Path, outermost: &Path) -> io::Result<()> {
-        if folder == outermost || folder.is_dir() {
+        if folder == outermost || disk::is_folder(folder) {
             return Ok(());
         }
         let outer = folder.parent().ok_or(ErrorKind::NotFound)?;
         self.make(outer, outermost)?;
         // Under another name, until it has its permissions: none is ever shut out.
         let made = outer.join(temporary());
-        DirBuilder::new().mode(self.access.mode).create(&made)?;
-        self.access.give(&File::open(&made)?, self.access.mode);
-        let named = std::fs::rename(&made, folder);
+        disk::make_folder(&made, self.access)?;
+        let named = disk::rename_folder(&made, folder);
         if named.is_err() {
-            let _ = std::fs::remove_dir(&made);
+            let _ = disk::remove_folder(&made);
         }
         match named {
             // Another process was faster.
             Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty) => {
                 Ok(())
             }
-            Err(error) if !folder.is_dir() => Err(error),
+            Err(error) if !disk::is_folder(folder) => Err(error),
             _ => {
-                sync(outer);
+                disk::sync(outer);
                 Ok(())
             }
         }
     }
-}
-
-/// Has the server keep the names in a folder, where it can.
-fn sync(folder: &Path) {
-    let _ = File::open(folder).and_then(|folder| folder.sync_all());
 }
 
 /// Returns whether a file has the name of a cell.
@@ -444,23 +462,9 @@ fn is_cell(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
-/// Returns the names in a folder; none if it is not there.
-fn entries(folder: &Path) -> io::Result<Vec<String>> {
-    let listed = match std::fs::read_dir(folder) {
-        Ok(listed) => listed,
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            return Ok(Vec::new());
-        }
-        Err(error) => return Err(error),
-    };
-    // Names that are not ours need not be UTF-8.
-    let names = listed.map(|entry| Ok(entry?.file_name().into_string().ok()));
-    names.filter_map(Result::transpose).collect()
-}
-
 /// Returns the versions whose files are in a folder, by life and number.
 fn versions(cell: &Path) -> io::Result<BTreeSet<(String, u64)>> {
-    Ok(entries(cell)?.iter().filter_map(|name| file::parse_name(name)).collect())
+    Ok(disk::names(cell)?.iter().filter_map(|name| file::parse_name(name)).collect())
 }
 
 /// Returns the highest version of a life that is listed.
@@ -486,17 +490,9 @@ fn remove_old(cell: &Path, life: &str, newest: u64) -> io::Result<()> {
 /// Removes versions in ascending order; ends with the first that cannot be removed (S1).
 fn remove_versions(cell: &Path, is_over: impl Fn(&str, u64) -> bool) -> io::Result<()> {
     for (life, number) in versions(cell)?.iter().filter(|(life, number)| is_over(life, *number)) {
-        removed(&cell.join(file::file_name(life, *number)))?;
+        disk::remove(&cell.join(file::file_name(life, *number)))?;
     }
     Ok(())
-}
-
-/// Removes a file, if it is there.
-fn removed(path: &Path) -> io::Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
 }
 
 /// Returns when a cell was last written, in microseconds since 1970; `None` if there is none, or it is just written, or not ours.
@@ -513,9 +509,8 @@ fn written(cell: &Path) -> io::Result<Option<u64>> {
         Err(error) => return Err(error),
     };
     let Some(newest) = highest(cell, &origin.life)? else { return Ok(None) };
-    let seen =
-        cell.join(file::file_name(&origin.life, newest)).symlink_metadata().and_then(|seen| seen.modified());
-    let modified = seen.ok().and_then(|modified| modified.duration_since(UNIX_EPOCH).ok());
+    let seen = disk::modified(&cell.join(file::file_name(&origin.life, newest)));
+    let modified = seen.and_then(|modified| modified.duration_since(UNIX_EPOCH).ok());
     Ok(modified.map(|modified| u64::try_from(modified.as_micros()).unwrap_or(u64::MAX)))
 }
 

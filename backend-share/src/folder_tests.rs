@@ -45,7 +45,7 @@ fn again(root: &TempDir) -> Folder {
 }
 
 fn files(folder: &Folder) -> usize {
-    entries(&cell(folder)).expect("it can be listed").len()
+    disk::names(&cell(folder)).expect("it can be listed").len()
 }
 
 /// A writer that stood still between its look and its link, while others wrote more versions than are kept (S2).
@@ -150,6 +150,9 @@ fn what_the_dead_leave_is_removed() {
     for name in [temporary(), format!("{}.3", "a".repeat(32))].iter().map(String::as_str).chain(others) {
         leave(name);
     }
+    let folder_of_the_dead = cell.join(temporary());
+    fs::create_dir(&folder_of_the_dead).expect("it can be made");
+    fs::File::open(&folder_of_the_dead).and_then(|folder| folder.set_modified(old)).expect("it can be dated");
     fs::write(cell.join(&young), "young").expect("it can be written");
     fs::write(folder.namespace.join("session/README"), "of others").expect("it can be written");
     fs::create_dir(folder.namespace.join("session/b")).expect("it can be made");
@@ -162,7 +165,7 @@ fn what_the_dead_leave_is_removed() {
     let mut expected: Vec<_> = versions[12..].iter().map(Version::file_name).collect();
     expected.extend([young, ORIGIN.to_owned()].into_iter().chain(others.map(str::to_owned)));
     expected.sort();
-    let mut found = entries(&cell).expect("it can be listed");
+    let mut found = disk::names(&cell).expect("it can be listed");
     found.sort();
     assert_eq!(found, expected);
     assert_eq!(content(&folder), b"19");
@@ -184,7 +187,7 @@ fn a_folder_that_is_replaced_is_refused() {
     folder.read("table", None).expect_err("it is not there");
     folder.replace("table", None, b"x").expect_err("it is not there");
     folder.time().expect_err("it is not there");
-    assert_eq!(entries(root.path()).expect("it can be listed"), [""; 0]);
+    assert_eq!(disk::names(root.path()).expect("it can be listed"), [""; 0]);
     Folder::open(root.path(), "n").expect("it is opened again");
     let other = folder.check().expect_err("it is another one");
     assert!(other.is_retryable() && other.to_string().contains("another one"), "{other}");
@@ -223,7 +226,7 @@ fn what_is_made_has_the_permissions_of_the_folder() {
                 "{made} in a folder of {mode:o}"
             );
         }
-        for name in entries(&cell(&folder)).expect("it can be listed") {
+        for name in disk::names(&cell(&folder)).expect("it can be listed") {
             assert_eq!(mode_of(&cell(&folder).join(&name)), mode & 0o666, "{name} in a folder of {mode:o}");
         }
     }

@@ -16,7 +16,7 @@ pub(crate) struct Kind {
 }
 
 /// The kind of which nothing is known.
-const UNKNOWN: Kind = Kind { finding: None, is_local: false, absence: Duration::ZERO };
+pub(crate) const UNKNOWN: Kind = Kind { finding: None, is_local: false, absence: Duration::ZERO };
 
 /// Returns the kind of the file system of a folder. That may ask the server.
 #[cfg(target_os = "linux")]

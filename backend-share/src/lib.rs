@@ -53,10 +53,15 @@
 mod cells;
 mod config;
 mod dao;
+mod disk;
 mod error;
 mod file;
 mod folder;
 mod kind;
+#[cfg(test)]
+mod rules_tests;
+#[cfg(test)]
+mod simulated;
 
 #[cfg(feature = "testing")]
 #[doc(hidden)]
