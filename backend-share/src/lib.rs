@@ -32,6 +32,9 @@
 //!   makes clients forget what they know of its names; and if the folder is the one that was opened, by a file in it. A stale
 //!   handle is an error that passes, and not an absence.
 //!
+//! The rules need of a client that it asks the server when it opens a file, as those of NFS, SMB and sshfs do: what was removed cannot be
+//! opened. What it remembers of names, and of their absence, may be old.
+//!
 //! A link whose answer was lost is known by reading the file of that name: it says who wrote it.
 //!
 //! **Time** is that by which the file system dates a file that was just written: an interval that each answer narrows. With NFS, SMB and

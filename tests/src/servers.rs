@@ -46,6 +46,7 @@ mod guard;
 pub mod http;
 mod image;
 mod kind;
+mod mounts;
 mod pooler;
 mod process;
 mod programs;
@@ -67,6 +68,7 @@ pub use self::{
     error::ServerError,
     forked::in_a_child,
     kind::Kind,
+    mounts::Mounts,
     pooler::Pooler,
     proxy::{Counts, Mode, Proxy},
     replicated::Replicated,

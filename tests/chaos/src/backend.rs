@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr, time::Duration};
 
 use anyhow::bail;
-use lockcore_conformance::servers;
+use lockcore_conformance::servers::{self, Mounts};
 
 use crate::{clock, faults::Kind};
 
@@ -24,7 +24,7 @@ pub enum Backend {
     Cluster,
     /// A bucket of an emulator of S3.
     Bucket,
-    /// A folder.
+    /// A folder, on two mounts by `sshfs` where something may be mounted.
     Share,
 }
 
@@ -102,8 +102,11 @@ impl Backend {
             | Kind::LoseRequests
             | Kind::LoseReplies
             | Kind::Delay
-            | Kind::Silence
-            | Kind::Pause => matches!(self, Backend::Server(_) | Backend::Bucket),
+            | Kind::Silence => matches!(self, Backend::Server(_) | Backend::Bucket),
+            Kind::Pause => match self {
+                Backend::Share => Mounts::can_be_had().is_ok(),
+                _ => matches!(self, Backend::Server(_) | Backend::Bucket),
+            },
         }
     }
 }

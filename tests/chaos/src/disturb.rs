@@ -138,6 +138,12 @@ impl<'a> Faults<'a> {
                     server.resume().await?;
                 }
             }
+            (Kind::Pause, Some(Home::Mounted(mounts))) => {
+                let mount = rng.usize(..2);
+                mounts.freeze(mount, true)?;
+                sleep(long).await;
+                mounts.freeze(mount, false)?;
+            }
             (Kind::Restart | Kind::Forget, Some(Home::Server(server, proxy, _))) => {
                 if kind == Kind::Forget {
                     servers::wire::redis_command(&server.address(), "FLUSHALL").await?;

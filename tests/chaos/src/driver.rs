@@ -115,7 +115,8 @@ impl Run {
         let locks = connect(&store.url).await?;
         let faults = Faults::new(self, Some(&store), &locks);
         let work = async {
-            let workers = (1..=self.workers).map(|worker| self.worker(worker, &store.url, &faults.workers));
+            let workers =
+                (1..=self.workers).map(|worker| self.worker(worker, store.url_of(worker), &faults.workers));
             future::try_join_all(workers).await?;
             faults.stop();
             Ok(())
@@ -138,7 +139,7 @@ impl Run {
     }
 
     /// Runs a worker until its operations are done; one that is killed is replaced.
-    async fn worker(&self, number: u64, url: &str, workers: &Workers) -> anyhow::Result<()> {
+    async fn worker(&self, number: u64, url: String, workers: &Workers) -> anyhow::Result<()> {
         let mut left = self.operations / self.workers;
         let clocks = self.possible_faults().contains(&Kind::StepClock);
         clock::set(&self.clock(number), 0)?;
@@ -149,7 +150,7 @@ impl Run {
             let mut child = Command::new(&self.program)
                 .envs(clocks.then(|| clock::environment(&self.clock(number))).into_iter().flatten())
                 .arg("worker")
-                .args(["--url", url])
+                .args(["--url", &url])
                 .args(["--seed", &plan.seed.to_string()])
                 .args(["--actors", &plan.actors.to_string()])
                 .args(["--operations", &plan.operations.to_string()])

@@ -31,7 +31,7 @@ pub enum Kind {
     Silence,
     /// A proxy sends each write twice.
     Double,
-    /// The server's processes are stopped for a while.
+    /// The server's processes are stopped for a while, or one of two mounts.
     Pause,
     /// The server is killed and started again, with what it had answered.
     Restart,

@@ -1,8 +1,12 @@
 //! The store of a run: a file, or the servers that are started for it.
 
+use std::path::Path;
+
 use lockcore::{LockDao, LockingService, Uuid};
 use lockcore_any::Config;
-use lockcore_conformance::servers::{self, Cluster, Duplicator, Proxy, Replicated, Server, Watched, Way};
+use lockcore_conformance::servers::{
+    self, Cluster, Duplicator, Mounts, Proxy, Replicated, Server, Watched, Way,
+};
 
 use crate::{backend::Backend, driver::Run, faults::Kind};
 
@@ -27,6 +31,8 @@ pub(crate) enum Home {
     Replicated(Box<Replicated>, Proxy),
     Watched(Box<Watched>),
     Cluster(Cluster),
+    /// A folder that is mounted twice: the workers take turns with the mounts.
+    Mounted(Mounts),
 }
 
 impl Store {
@@ -54,10 +60,14 @@ impl Store {
                 servers::Bucket::make(&server, NAMESPACE).await?;
                 return Store::over_http(server, &format!("s3://{NAMESPACE}/locks?region=us-east-1&")).await;
             }
+            Backend::Share if Mounts::can_be_had().is_ok() => {
+                let mounts = Mounts::start()?;
+                return Ok(Store { url: share(&mounts.locks(0)), home: Home::Mounted(mounts) });
+            }
             Backend::Share => {
                 let folder = run.folder.join("share");
                 std::fs::create_dir_all(&folder)?;
-                return Ok(Store { url: format!("share:{}", folder.display()), home: Home::File });
+                return Ok(Store { url: share(&folder), home: Home::File });
             }
             Backend::Memory | Backend::Sqlite => {
                 let url = format!("sqlite:{}", run.folder.join("locks.db").display());
@@ -83,6 +93,14 @@ impl Store {
         Ok(Store { url, home: Home::Server(Box::new(server), proxy, None) })
     }
 
+    /// Returns the URL for a worker.
+    pub(crate) fn url_of(&self, worker: u64) -> String {
+        match &self.home {
+            Home::Mounted(mounts) => share(&mounts.locks(usize::try_from(worker).unwrap_or(0))),
+            _ => self.url.clone(),
+        }
+    }
+
     /// A store whose URL begins so, and goes on with parameters.
     async fn over_http(server: Server, url: &str) -> anyhow::Result<Store> {
         let duplicator = Duplicator::start(server.address()).await?;
@@ -94,6 +112,10 @@ impl Store {
         );
         Ok(Store { url, home: Home::Server(Box::new(server), proxy, Some(duplicator)) })
     }
+}
+
+fn share(folder: &Path) -> String {
+    format!("share:{}", folder.display())
 }
 
 /// Connects to a store.

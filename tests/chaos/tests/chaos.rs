@@ -18,6 +18,7 @@ fn main() -> ExitCode {
     let mut trials = vec![
         local("memory", "faults_break_no_promise", || faults_break_no_promise(Backend::Memory)),
         local("sqlite", "faults_break_no_promise", || faults_break_no_promise(Backend::Sqlite)),
+        local("share", "faults_break_no_promise", || faults_break_no_promise(Backend::Share)),
         local("memory", "a_run_without_faults_is_clean", a_run_without_faults_is_clean),
     ];
     trials.extend(Cheat::ALL.map(|cheat| {
@@ -62,7 +63,7 @@ async fn run(
         seed: fastrand::u64(..1_000_000),
         operations: match backend {
             // Some ten a second.
-            Backend::Bucket => 300,
+            Backend::Bucket | Backend::Share => 300,
             // Of 5,000, one run in 20 has none that is seen to pass another.
             _ if cheat == Some(Cheat::Jump) => 20_000,
             _ if cheat.is_some() => 5_000,
