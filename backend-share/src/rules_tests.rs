@@ -20,7 +20,7 @@ const NAME: &str = "session/a";
 const CLIENTS: usize = 4;
 const STEPS: u64 = 90;
 
-/// What a client was told.
+/// An answer to a client.
 enum Told {
     /// A version was written; `at` is the one that it replaced.
     Written { at: Option<Version>, version: Version },

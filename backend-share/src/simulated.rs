@@ -76,7 +76,7 @@ struct Node {
     content: Option<Arc<Vec<u8>>>,
 }
 
-/// What is known of a client, and what it remembers.
+/// A client, as the server sees it, and its memory.
 #[derive(Default)]
 pub(crate) struct Memory {
     is_waiting: bool,
@@ -90,7 +90,7 @@ pub(crate) struct Memory {
     pub(crate) folders: HashMap<PathBuf, Remembered>,
 }
 
-/// What a client remembers of a folder.
+/// The memory of a folder.
 #[derive(Default)]
 pub(crate) struct Remembered {
     modified: i64,
