@@ -155,6 +155,9 @@ pub(crate) fn remove_folder(path: &Path) -> io::Result<()> {
 
 /// Has the server keep the names in a folder, where it can.
 pub(crate) fn sync(folder: &Path) {
-    simulated!(_client => ());
+    #[cfg(test)]
+    if crate::simulated::client().is_some() {
+        return;
+    }
     let _ = File::open(folder).and_then(|folder| folder.sync_all());
 }
