@@ -8,10 +8,11 @@ use std::{
     time::Duration,
 };
 
+use lockcore::{Finding, LockDao, Severity};
 use lockcore_conformance::{
     Backend,
     cell::Adapter,
-    servers::{Completion, Mounts, Trial, cell_checks, checks},
+    servers::{Completion, Mounts, TestResult, Trial, cell_checks, checks},
 };
 use lockcore_share::{Files, ShareBuilder, ShareLockDao};
 use uuid::Uuid;
@@ -25,7 +26,26 @@ pub(crate) fn trials() -> Vec<Trial> {
     }
     let cells = cell_checks("sshfs", async || Ok(Mounts::find().map(|()| TwoMounts)?));
     let daos = checks("sshfs", async || Ok(Mounts::find().map(|()| TwoMounts)?));
-    cells.chain(daos.map(Trial::thorough)).map(|trial| trial.at_once("sshfs", 2)).collect()
+    let tried = Trial::on_runtime("sshfs::two_hosts_try_their_mounts", two_hosts_try_their_mounts);
+    let tried = std::iter::once(tried.of_liveness());
+    cells.chain(daos.map(Trial::thorough)).chain(tried).map(|trial| trial.at_once("sshfs", 2)).collect()
+}
+
+/// What two hosts see of each other, and of a third that believes in another time.
+async fn two_hosts_try_their_mounts() -> TestResult {
+    Mounts::find()?;
+    let (share, time) = (TwoMounts.place().await, Duration::from_secs(3));
+    let (one, other) = (share.builder().open().await?, share.builder().open().await?);
+    let (seen, of_other) = tokio::join!(one.verify(time), other.verify(time));
+    for findings in [seen?, of_other?] {
+        let is_good = |finding: &Finding| finding.severity == Severity::Ok;
+        assert!(findings.iter().all(is_good) && findings[0].detail.contains("of 1 others"), "{findings:?}");
+    }
+    let ahead = share.builder().ahead(Arc::new(AtomicU64::new(micros(LEASE) * 10))).open().await?;
+    let (seen, _) = tokio::join!(one.verify(time), ahead.verify(time));
+    let seen = seen?;
+    assert!(seen.iter().any(|found| found.check == "time" && found.severity == Severity::Error), "{seen:?}");
+    Ok(())
 }
 
 /// A folder that is mounted twice, for each test.

@@ -1,6 +1,6 @@
 //! What an attack broke once, in virtual time: whole services over cells in memory, with the latencies of a bucket.
 
-mod cells;
+pub(crate) mod cells;
 
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 

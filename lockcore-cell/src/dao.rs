@@ -21,6 +21,7 @@ use crate::{
     store::{Prepared, Store, hosted},
     table::Claim,
     takeover::Scope,
+    verify,
 };
 
 /// Locks in the cells of a store; see the [crate](crate).
@@ -301,6 +302,12 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
     async fn doctor(&self) -> Result<Vec<Finding>, BackendError> {
         let store = self.store.clone();
         let findings = hosted(async move { doctor::examine(&store).await }).await;
+        self.report(findings)
+    }
+
+    async fn verify(&self, time: Duration) -> Result<Vec<Finding>, BackendError> {
+        let store = self.store.clone();
+        let findings = hosted(async move { verify::verify(&store, time).await }).await;
         self.report(findings)
     }
 }

@@ -59,6 +59,9 @@ mod step;
 mod store;
 mod table;
 mod takeover;
+mod verify;
+#[cfg(test)]
+mod verify_tests;
 
 pub use cell::{Cell, CellPage, Found, Written};
 pub use dao::{CellLockDao, CellSettings};

@@ -285,4 +285,14 @@ pub trait LockDao<I: Ident = String, C: ContextId = Uuid>: fmt::Debug + Send + S
     fn doctor(&self) -> impl Future<Output = Result<Vec<Finding>, BackendError>> + Send {
         async { Ok(Vec::new()) }
     }
+
+    /// Tries for so long whether the store keeps its promises on the way from here, together with all processes that do so at the same
+    /// time. It touches no lock.
+    ///
+    /// # Errors
+    /// [`BackendError`] if it could not be tried; [`Unsupported`](crate::BackendErrorKind::Unsupported) where a server decides, whatever
+    /// the way to it.
+    fn verify(&self, _time: Duration) -> impl Future<Output = Result<Vec<Finding>, BackendError>> + Send {
+        async { Err(BackendError::unsupported("verify")) }
+    }
 }

@@ -87,6 +87,10 @@ macro_rules! forward_lock_dao {
         async fn doctor(&$self) -> Result<Vec<$crate::Finding>, $crate::BackendError> {
             ($to).doctor().await
         }
+
+        async fn verify(&$self, time: std::time::Duration) -> Result<Vec<$crate::Finding>, $crate::BackendError> {
+            ($to).verify(time).await
+        }
     }};
 }
 
@@ -117,6 +121,7 @@ trait DynLockDao<I: Ident, C: ContextId>: fmt::Debug + Send + Sync + 'static {
     async fn sweep(&self, batch: usize, unless_within: Option<Duration>) -> Result<Swept, BackendError>;
     async fn migrate(&self) -> Result<(), BackendError>;
     async fn doctor(&self) -> Result<Vec<Finding>, BackendError>;
+    async fn verify(&self, time: Duration) -> Result<Vec<Finding>, BackendError>;
 }
 
 /// A [`DynLockDao`] that forwards to a [`LockDao`]: a type of its own, so that no call is ambiguous.

@@ -182,10 +182,13 @@ pub(crate) async fn migrate(global: &Global, print: Option<&str>, output: Output
 }
 
 /// Looks for what would weaken a promise.
-pub(crate) async fn doctor(global: &Global, output: Output) -> Result<u8, Failure> {
+pub(crate) async fn doctor(global: &Global, verify: Option<Duration>, output: Output) -> Result<u8, Failure> {
     let (locks, store) = open_existing(global).await?;
     let mut findings = vec![Finding { severity: Severity::Ok, check: "store", detail: store }];
     findings.extend(locks.admin().doctor().await?);
+    if let Some(time) = verify {
+        findings.extend(locks.admin().verify(time).await?);
+    }
     let machine = || {
         let finding = |finding: &Finding| {
             json!({

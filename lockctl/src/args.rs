@@ -159,7 +159,12 @@ pub(crate) enum Command {
         print: Option<String>,
     },
     /// Check the store for settings that weaken the guarantees
-    Doctor,
+    Doctor {
+        /// Try for so long whether the way from this host to a share, a bucket or etcd keeps its promises: run it on two hosts at the
+        /// same time
+        #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "30s", value_parser = parse_duration)]
+        verify: Option<Duration>,
+    },
     /// Write manual pages, one for each command, into a folder such as /usr/local/share/man/man1
     Man {
         /// The folder, which must exist

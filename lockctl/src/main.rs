@@ -98,7 +98,7 @@ async fn execute(cli: Cli, output: Output) -> Result<u8, Failure> {
         Command::Freeze { target, thaw } => admin::freeze(&global, &target, !thaw, output).await,
         Command::Sweep { batch } => admin::sweep(&global, batch, output).await,
         Command::Migrate { print } => admin::migrate(&global, print.as_deref(), output).await,
-        Command::Doctor => admin::doctor(&global, output).await,
+        Command::Doctor { verify } => admin::doctor(&global, verify, output).await,
         Command::Watchdog { .. } => unreachable!("it needs no runtime"),
         Command::Man { folder } => clap_mangen::generate_to(Cli::command(), &folder)
             .map(|()| 0)

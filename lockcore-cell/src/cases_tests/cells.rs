@@ -25,7 +25,7 @@ const BEGIN: u64 = 1_795_000_000_000_000;
 
 /// A store and its clock.
 #[derive(Clone, Debug)]
-pub(super) struct World(Arc<Shared>);
+pub(crate) struct World(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -37,11 +37,13 @@ struct Shared {
     writes: AtomicU64,
     fails: Mutex<String>,
     denied: Mutex<Option<Denied>>,
+    /// Writes are done whatever their condition is.
+    ignores_conditions: AtomicBool,
 }
 
 /// Rights that are taken away from all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Denied {
+pub(crate) enum Denied {
     Reads,
     Writes,
 }
@@ -55,19 +57,19 @@ struct Stored {
 
 /// The store as a process sees it.
 #[derive(Clone, Debug)]
-pub(super) struct Process {
+pub(crate) struct Process {
     world: World,
     /// Nothing comes back any more, and nothing arrives.
     is_cut: Arc<AtomicBool>,
     /// Reads and writes are done, and their answers are lost.
-    pub(super) loses_answers: Arc<AtomicBool>,
+    pub(crate) loses_answers: Arc<AtomicBool>,
     /// The ways of the next writes.
-    pub(super) next_writes: Arc<Mutex<VecDeque<Way>>>,
+    pub(crate) next_writes: Arc<Mutex<VecDeque<Way>>>,
 }
 
 /// The way of a write that is not usual.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Way {
+pub(crate) enum Way {
     /// It arrives, and is answered, so much later.
     Slow(Duration),
     /// It arrives so much later, when its sender has given up.
@@ -76,7 +78,7 @@ pub(super) enum Way {
 
 impl World {
     /// No real time passes in the test that makes one, however busy the machine is.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         lockcore::simulated::play(1, Duration::ZERO);
         World(Arc::new(Shared {
             begun: Instant::now(),
@@ -87,10 +89,11 @@ impl World {
             writes: AtomicU64::new(0),
             fails: Mutex::default(),
             denied: Mutex::default(),
+            ignores_conditions: AtomicBool::new(false),
         }))
     }
 
-    pub(super) fn process(&self) -> Process {
+    pub(crate) fn process(&self) -> Process {
         Process {
             world: self.clone(),
             is_cut: Arc::default(),
@@ -99,13 +102,13 @@ impl World {
         }
     }
 
-    pub(super) async fn dao_with(&self, process: Process, timeout: Duration) -> CellLockDao<Process> {
+    pub(crate) async fn dao_with(&self, process: Process, timeout: Duration) -> CellLockDao<Process> {
         let settings = CellSettings { timeout, ..CellSettings::new("cells", "cells in memory") };
         CellLockDao::open(process, settings).await.expect("a store in memory can be opened")
     }
 
     /// A service of a process of its own, and its network: true cuts it off.
-    pub(super) async fn service(&self) -> (Locks, Arc<AtomicBool>) {
+    pub(crate) async fn service(&self) -> (Locks, Arc<AtomicBool>) {
         let process = self.process();
         let network = process.is_cut.clone();
         (LockingService::new(self.dao_with(process, Duration::from_secs(10)).await), network)
@@ -115,42 +118,46 @@ impl World {
         self.0.cells.lock().expect("no panic")
     }
 
-    pub(super) fn now(&self) -> u64 {
+    pub(crate) fn now(&self) -> u64 {
         BEGIN + micros(self.0.begun.elapsed()) - self.0.back.load(Relaxed)
     }
 
-    pub(super) fn set_back(&self, by: Duration) {
+    pub(crate) fn set_back(&self, by: Duration) {
         self.0.back.fetch_add(micros(by), Relaxed);
     }
 
-    pub(super) fn table(&self) -> Table {
+    pub(crate) fn table(&self) -> Table {
         Table::read(&self.cells()["table"].content).expect("our own form")
     }
 
-    pub(super) fn put(&self, name: &str, content: Vec<u8>) {
+    pub(crate) fn put(&self, name: &str, content: Vec<u8>) {
         let (version, written) = (self.version(), self.now());
         self.cells().insert(name.to_owned(), Stored { version, content: content.into(), written });
     }
 
-    pub(super) fn content(&self, name: &str) -> serde_json::Value {
+    pub(crate) fn content(&self, name: &str) -> serde_json::Value {
         serde_json::from_slice(&self.cells()[name].content).expect("it is JSON")
     }
 
-    pub(super) fn names(&self, folder: &str) -> Vec<String> {
+    pub(crate) fn names(&self, folder: &str) -> Vec<String> {
         self.cells().keys().filter(|name| name.starts_with(folder)).cloned().collect()
     }
 
-    pub(super) fn remove_folder(&self, folder: &str) {
+    pub(crate) fn remove_folder(&self, folder: &str) {
         self.cells().retain(|name, _| !name.starts_with(folder));
     }
 
     /// Reads of this cell time out.
-    pub(super) fn fail_reads_of(&self, name: &str) {
+    pub(crate) fn fail_reads_of(&self, name: &str) {
         *self.0.fails.lock().expect("no panic") = name.to_owned();
     }
 
-    pub(super) fn deny(&self, denied: Denied) {
+    pub(crate) fn deny(&self, denied: Denied) {
         *self.0.denied.lock().expect("no panic") = Some(denied);
+    }
+
+    pub(crate) fn ignore_conditions(&self) {
+        self.0.ignores_conditions.store(true, Relaxed);
     }
 
     fn check_right(&self, to: Denied) -> Result<(), BackendError> {
@@ -160,12 +167,12 @@ impl World {
         }
     }
 
-    pub(super) fn counts(&self) -> (u64, u64) {
+    pub(crate) fn counts(&self) -> (u64, u64) {
         (self.0.reads.load(Relaxed), self.0.writes.load(Relaxed))
     }
 
     /// Adds holders of which each had a session, renewed once, and died an hour ago.
-    pub(super) fn add_dead_holders(&self, count: u64) {
+    pub(crate) fn add_dead_holders(&self, count: u64) {
         let mut table = serde_json::from_slice::<serde_json::Value>(&self.cells()["table"].content)
             .expect("our own form");
         let (high, over) = (table["high"].as_u64().expect("a number"), self.now() - 3_600_000_000);
@@ -191,7 +198,8 @@ impl World {
     fn replace(&self, name: &str, at: Option<u64>, content: Bytes) -> Option<u64> {
         let (version, written) = (self.version(), self.now());
         let mut cells = self.cells();
-        let is_met = cells.get(name).map(|cell| cell.version) == at;
+        let is_met =
+            cells.get(name).map(|cell| cell.version) == at || self.0.ignores_conditions.load(Relaxed);
         if is_met {
             cells.insert(name.to_owned(), Stored { version, content, written });
         }

@@ -6,9 +6,10 @@ use futures_util::{Stream, StreamExt, TryStreamExt, future, stream};
 
 use super::{Inner, waiting::AFTER_FAILURE, watching::Watcher};
 use crate::{
-    AnyLockDao, Backoff, BadRequest, BreakMode, Broken, Change, ClaimSet, ContextId, Finding, Grant, Granted,
-    HeldBy, Ident, Ids, Inspection, Listing, Lock, LockDao, LockError, LossReason, LostLock, Mode, Page,
-    Released, Renewed, StoredContext, Swept, Target, Uuid, claim::Claim, clock, rules::InUse, watch::Look,
+    AnyLockDao, BackendError, BackendErrorKind, Backoff, BadRequest, BreakMode, Broken, Change, ClaimSet,
+    ContextId, Finding, Grant, Granted, HeldBy, Ident, Ids, Inspection, Listing, Lock, LockDao, LockError,
+    LossReason, LostLock, Mode, Page, Released, Renewed, StoredContext, Swept, Target, Uuid, claim::Claim,
+    clock, rules::InUse, watch::Look,
 };
 
 /// Administration through a service; see [`LockingService::admin`](crate::LockingService::admin).
@@ -288,6 +289,26 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
     /// A failure of the backend.
     pub async fn doctor(&self) -> Result<Vec<Finding>, LockError<I, C>> {
         Ok(self.service.dao()?.doctor().await?)
+    }
+
+    /// Tries for so long, at most an hour, whether the store keeps its promises on the way from here: run it on several hosts at the same
+    /// time. It writes beside the locks, and touches none. Where a server decides, whatever the way to it, there is nothing to try.
+    ///
+    /// # Errors
+    /// [`BadRequest`] if the time is not possible, or the backend has nothing to try; a failure of the backend.
+    ///
+    /// # Cancel safety
+    /// The trial goes on in the background until its time is over.
+    pub async fn verify(&self, time: Duration) -> Result<Vec<Finding>, LockError<I, C>> {
+        const LONGEST: Duration = Duration::from_secs(3600);
+        if time.is_zero() || time > LONGEST {
+            let (value, expected) = (format!("{time:?}"), "it must be longer than zero, and at most an hour");
+            return Err(BadRequest::OutOfBounds { field: "time", value, expected }.into());
+        }
+        let tried = self.service.dao()?.verify(time).await;
+        let is_unsupported = |error: &BackendError| error.kind() == BackendErrorKind::Unsupported;
+        self.need("verify", !tried.as_ref().is_err_and(is_unsupported))?;
+        Ok(tried?)
     }
 
     /// Lists the whole namespace.

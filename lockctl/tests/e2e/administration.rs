@@ -141,6 +141,17 @@ fn sweep_migrate_and_doctor_answer(store: &Store) {
     assert!(findings.iter().all(|finding| finding["severity"] != "error"), "{findings:?}");
     let human = store.run(&["doctor"]);
     assert!(human.code == 0 && human.stdout.contains("CHECK"), "{}", human.stdout);
+    let tried = store.run(&["doctor", "--verify", "300ms"]);
+    match tried.code {
+        0 => assert!(tried.stdout.contains("no other process took part"), "{}", tried.stdout),
+        // A server decides.
+        code => {
+            assert_eq!((code, tried.stdout.as_str()), (125, ""), "{}", tried.stderr);
+            assert!(tried.stderr.contains("verify"), "{}", tried.stderr);
+        }
+    }
+    let refused = store.run(&["doctor", "--verify", "2h"]);
+    assert!(refused.code == 125 && refused.stderr.contains("at most an hour"), "{}", refused.stderr);
 }
 
 fn a_script_is_there_for_every_shell(store: &Store) {

@@ -41,7 +41,7 @@ fn main() -> ExitCode {
     trials.push(servers::trial(servers::Kind::DynamoDb, "faults_break_no_promise::s3", on_a_bucket));
     trials.push(servers::trial(servers::Kind::Redis, "lost_data_breaks_no_fence", lost_data_breaks_no_fence));
     // Each has a server and three processes, which are busy between the faults and wait for the end of each.
-    servers::run(trials.into_iter().map(|trial| trial.thorough().at_once("chaos", 3)))
+    servers::run(trials.into_iter().map(|trial| trial.thorough().at_once("chaos", 2)))
 }
 
 /// A test that needs no server.
