@@ -104,7 +104,6 @@ fn run(seed: u64) -> (Vec<Event>, Arc<World>) {
                 let client = Client { world: world.clone(), number };
                 let rng = Rng::with_seed(seed * CLIENTS as u64 + number as u64);
                 as_client(&client, || process(&client, rng, events));
-                world.done(number);
             });
         }
     });

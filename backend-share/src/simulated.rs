@@ -26,12 +26,21 @@ thread_local! {
     static CLIENT: RefCell<Option<Client>> = const { RefCell::new(None) };
 }
 
-/// Makes this thread a client while `work` runs.
+/// Makes this thread a client while `work` runs. Then the others go on without it, also after a panic.
 pub(crate) fn as_client<T>(client: &Client, work: impl FnOnce() -> T) -> T {
+    struct Ends<'c>(&'c Client);
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            CLIENT.set(None);
+            let mut state = self.0.world.lock();
+            state.clients[self.0.number].is_done = true;
+            state.choose();
+            self.0.world.turns.notify_all();
+        }
+    }
     CLIENT.set(Some(client.clone()));
-    let done = work();
-    CLIENT.set(None);
-    done
+    let _ends = Ends(client);
+    work()
 }
 
 /// Returns what this thread is a client of, if it is simulated.
@@ -131,14 +140,6 @@ impl World {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no client panics within a call")
-    }
-
-    /// Ends a client: the others go on without it.
-    pub(crate) fn done(&self, number: usize) {
-        let mut state = self.lock();
-        state.clients[number].is_done = true;
-        state.choose();
-        self.turns.notify_all();
     }
 }
 

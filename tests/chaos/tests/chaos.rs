@@ -64,6 +64,8 @@ async fn run(
         operations: match backend {
             // Some ten a second.
             Backend::Bucket | Backend::Share => 300,
+            // Its emulator takes a processor for itself.
+            Backend::Server(servers::Kind::DynamoDb) => 600,
             // Of 5,000, one run in 20 has none that is seen to pass another.
             _ if cheat == Some(Cheat::Jump) => 20_000,
             _ if cheat.is_some() => 5_000,
