@@ -10,7 +10,7 @@
 # - else a server program; root on Debian gets it installed, without a service being started.
 #
 # Beside these, whatever the way: redis-server, of which the tests start clusters, replicas, sentinels and others of
-# their own set-up as processes, pgbouncer, which they put before Postgres, libfaketime, by which they set clocks, a
+# their own set-up as processes, etcd-server, of which they start clusters, pgbouncer, which they put before Postgres, libfaketime, by which they set clocks, a
 # Python that can make a virtual environment, in which they run redis-py and redlock-py, and such an environment in
 # target/servers with an engine and clients of DynamoDB, emulators of S3, and the oldest Redis that the backend supports.
 #
@@ -18,12 +18,12 @@
 # Needs nothing where all is there; building stand-ins and installing needs root.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-kinds=(redis postgres mariadb mysql dynamodb)
+kinds=(redis postgres mariadb mysql dynamodb etcd)
 # of PyPI: an engine for the tests of DynamoDB and S3, the client of other programs, AWS' own lock client, and another emulator
 # of S3 with what its server needs
 python=("$here/../../target/servers" ministack==1.5.* boto3==1.* python-dynamodb-lock==0.9.*
   moto==5.* flask flask-cors py-partiql-parser PyYAML)
-declare -A use=() package=([redis]=redis-server [postgres]=postgresql [mariadb]=mariadb-server)
+declare -A use=() package=([redis]=redis-server [postgres]=postgresql [mariadb]=mariadb-server [etcd]=etcd-server)
 
 # setting KIND SUFFIX: the value of LOCKCORE_TEST_<KIND>_<SUFFIX>
 setting() {
@@ -60,6 +60,7 @@ program() {
     mariadb) PATH=$PATH:/usr/sbin command -v mariadbd ;;
     mysql) return 1 ;;
     dynamodb) PATH=$PATH:${python[0]}/bin command -v ministack ;;
+    etcd) command -v etcd ;;
   esac
 }
 
@@ -70,8 +71,8 @@ images() {
     if name=$(image "$kind"); then
       use[$kind]="container of $name"
     elif [ -z "$(setting "$kind" IMAGE)" ]; then
-      # there is no stand-in for this one: its programs come from PyPI
-      [ "$kind" = dynamodb ] || build+=("$kind")
+      # there is no stand-in for these: the programs come from PyPI, and the tests need etcd as a program anyway
+      [ "$kind" = dynamodb ] || [ "$kind" = etcd ] || build+=("$kind")
     else
       use[$kind]="none: $(setting "$kind" IMAGE) cannot be pulled: its tests fail"
     fi
@@ -103,6 +104,7 @@ beside() {
   local missing=()
   program redis >/dev/null || missing+=(redis-server)
   PATH=$PATH:/usr/sbin command -v pgbouncer >/dev/null || missing+=(pgbouncer)
+  program etcd >/dev/null || missing+=(etcd-server)
   command -v sshfs >/dev/null || missing+=(sshfs)
   [ -e /usr/lib/openssh/sftp-server ] || missing+=(openssh-sftp-server)
   [ -n "$(echo /usr/lib/*/faketime/libfaketimeMT.so.1 | grep -v '\*')" ] || missing+=(libfaketime)

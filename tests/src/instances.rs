@@ -129,6 +129,12 @@ pub const INSTANCES: &[Instance] = &[
         reason: "the same files through the caches of two mounts",
     },
     Instance {
+        name: "etcd",
+        dao: Part::Those(SAMPLE),
+        service: Part::Those(SEE_THE_STORE),
+        reason: "the engine of `object` over transactions: what the gateway answers, real time, watches",
+    },
+    Instance {
         name: "moto",
         dao: Part::Those(SAMPLE),
         service: Part::None,

@@ -3,7 +3,7 @@
 //! [`shared`] takes the first of these that exists, [`Server::start`] the first but 1:
 //!
 //! 1. a URL in `LOCKCORE_TEST_REDIS_URL`, `LOCKCORE_TEST_POSTGRES_URL`, `LOCKCORE_TEST_MARIADB_URL`,
-//!    `LOCKCORE_TEST_MYSQL_URL` or `LOCKCORE_TEST_DYNAMODB_URL`: a server that tests may use but not pause or kill. The
+//!    `LOCKCORE_TEST_MYSQL_URL`, `LOCKCORE_TEST_DYNAMODB_URL` or `LOCKCORE_TEST_ETCD_URL`: a server that tests may use but not pause or kill. The
 //!    program `with-servers` starts one of each kind for a command, such as a whole test run, and sets these variables;
 //! 2. a container, where a Docker engine answers: the image in `LOCKCORE_TEST_REDIS_IMAGE` (and so
 //!    on) if that is set, else the official image, else the stand-in `standin/<kind>:latest` that
@@ -41,6 +41,7 @@ mod container;
 mod duplicator;
 mod endpoint;
 mod error;
+mod etcd;
 mod forked;
 mod guard;
 pub mod http;
@@ -66,6 +67,7 @@ pub use self::{
     cluster::Cluster,
     duplicator::{Copies, Duplicator},
     error::ServerError,
+    etcd::EtcdCluster,
     forked::in_a_child,
     kind::Kind,
     mounts::Mounts,

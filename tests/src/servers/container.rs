@@ -183,6 +183,14 @@ async fn create(
             &["mariadbd", "--max-connections=1000"],
             &[("MARIADB_ROOT_PASSWORD", password), ("MARIADB_DATABASE", MYSQL_DATABASE)],
         ),
+        Kind::Etcd => (
+            &[
+                "etcd",
+                "--listen-client-urls=http://0.0.0.0:2379",
+                "--advertise-client-urls=http://127.0.0.1:2379",
+            ],
+            &[],
+        ),
         // Its image has the command.
         Kind::DynamoDb => (&["-jar", "DynamoDBLocal.jar", "-inMemory", "-sharedDb"], &[]),
         Kind::MySql => (

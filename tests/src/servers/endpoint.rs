@@ -32,6 +32,7 @@ impl Endpoint {
             Kind::Redis => format!("redis://{host}:{port}"),
             Kind::Postgres => format!("postgres://postgres:{password}@{host}:{port}/postgres"),
             Kind::DynamoDb => format!("http://{host}:{port}"),
+            Kind::Etcd => format!("etcd://{host}:{port}"),
             Kind::MariaDb | Kind::MySql => {
                 format!("mysql://root:{password}@{host}:{port}/{MYSQL_DATABASE}")
             }

@@ -15,11 +15,14 @@ pub enum Kind {
     MySql,
     /// An engine that speaks `DynamoDB`'s protocol.
     DynamoDb,
+    /// etcd, of one member.
+    Etcd,
 }
 
 impl Kind {
     /// Every kind there is.
-    pub const ALL: [Self; 5] = [Self::Redis, Self::Postgres, Self::MariaDb, Self::MySql, Self::DynamoDb];
+    pub const ALL: [Self; 6] =
+        [Self::Redis, Self::Postgres, Self::MariaDb, Self::MySql, Self::DynamoDb, Self::Etcd];
 
     /// Its name in test names, image names and, in capitals, environment variables.
     #[must_use]
@@ -30,6 +33,7 @@ impl Kind {
             Self::MariaDb => "mariadb",
             Self::MySql => "mysql",
             Self::DynamoDb => "dynamodb",
+            Self::Etcd => "etcd",
         }
     }
 
@@ -53,6 +57,7 @@ impl Kind {
             Self::Postgres => 5432,
             Self::MariaDb | Self::MySql => 3306,
             Self::DynamoDb => 8000,
+            Self::Etcd => 2379,
         }
     }
 }

@@ -31,6 +31,7 @@ impl Programs {
             // On Debian and others a `mysqld` on the PATH is MariaDB's.
             Kind::MySql => return Err("mysql is not started from a program".to_owned()),
             Kind::DynamoDb => (None, find("ministack")?, ""),
+            Kind::Etcd => (None, find("etcd")?, "etcd"),
         };
         let serve = other.map_or(Ok(serve), find)?;
         // What comes from PyPI runs as any user, and may be installed where only this one can read.
@@ -77,6 +78,8 @@ impl Programs {
         let is_file = arguments.first().is_some_and(|first| !first.starts_with('-'));
         let (file, options) = arguments.split_at(usize::from(is_file));
         command.args(file);
+        let is_tls = arguments.iter().any(|argument| argument.starts_with("--cert-file"));
+        let clients = format!("{}://127.0.0.1:{port}", if is_tls { "https" } else { "http" });
         match self.kind {
             Kind::Redis => command.args(["--bind", "127.0.0.1", "--port", &port.to_string()]).args([
                 "--save",
@@ -95,6 +98,16 @@ impl Programs {
                 .env("BIND_HOST", "127.0.0.1")
                 .env("GATEWAY_PORT", port.to_string())
                 .env("MOTO_PORT", port.to_string()),
+            Kind::Etcd => command
+                .args(["--name", "single", "--data-dir", "data"])
+                .arg(format!("--listen-client-urls={clients}"))
+                .arg(format!("--advertise-client-urls={clients}"))
+                // No other member asks for it.
+                .args(["--listen-peer-urls", "http://127.0.0.1:0"])
+                .args(["--initial-advertise-peer-urls", "http://127.0.0.1:1"])
+                .args(["--initial-cluster", "single=http://127.0.0.1:1"])
+                // A machine that fails takes the tests with it.
+                .arg("--unsafe-no-fsync"),
             _ => command
                 .args(["--no-defaults", "--bind-address=127.0.0.1"])
                 .arg(format!("--port={port}"))
@@ -113,7 +126,7 @@ impl Programs {
             own.push(entry?.path());
         }
         match self.kind {
-            Kind::Redis | Kind::DynamoDb => {}
+            Kind::Redis | Kind::DynamoDb | Kind::Etcd => {}
             Kind::Postgres => {
                 own.push(folder.join("password"));
                 fs::write(folder.join("password"), password)?;

@@ -15,7 +15,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Connects to `address` (`host:port`), has one exchange, and disconnects.
 ///
 /// It needs no password: Redis is asked for a PING, Postgres is greeted and asks for a password,
-/// `MariaDB` and `MySQL` greet first, an engine of `DynamoDB` answers any HTTP request.
+/// `MariaDB` and `MySQL` greet first, an engine of `DynamoDB` answers any HTTP request, and
+/// so does a member of etcd once it has a leader.
 ///
 /// # Errors
 /// When there is no connection, or the server says that it is still starting, or something else
@@ -27,6 +28,7 @@ pub async fn exchange(kind: Kind, address: &str) -> io::Result<()> {
         Kind::Postgres => postgres(&mut server).await,
         Kind::MariaDb | Kind::MySql => mysql(&mut server).await,
         Kind::DynamoDb => http(&mut server).await,
+        Kind::Etcd => etcd(&mut server).await,
     }
 }
 
@@ -126,6 +128,14 @@ async fn http(server: &mut TcpStream) -> io::Result<()> {
     match &head {
         b"HTTP/1." => Ok(()),
         _ => Err(unexpected("not the answer of an HTTP server")),
+    }
+}
+
+async fn etcd(server: &mut TcpStream) -> io::Result<()> {
+    match http(server).await {
+        // With TLS it closes what does not begin so.
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
+        answered => answered,
     }
 }
 
