@@ -1,0 +1,259 @@
+//! The adapter: a cell is a key, a version its `mod_revision`.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed},
+};
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use bytes::Bytes;
+use lockcore::{BackendError, Finding, Severity, backend::ServiceTime};
+use lockcore_cell::{Cell, CellPage, Found, Written};
+use serde_json::json;
+
+use crate::{
+    client::Client,
+    config::Settings,
+    error::{Failure, Next, corrupt, no_time},
+    message::{Deleted, Pair, Range, Status, Txn, path},
+    watch::Watches,
+};
+
+/// The most keys of a page: their values travel with them.
+const PAGE: usize = 100;
+
+/// The keys of a namespace.
+#[cfg_attr(not(feature = "testing"), expect(unreachable_pub, reason = "only tests name it"))]
+pub struct Keys {
+    client: Arc<Client>,
+    watches: Watches,
+    /// All keys begin with it.
+    base: String,
+    /// For messages.
+    pub(crate) place: String,
+    /// The most that the clock of a member is off the store's time, in microseconds (E3).
+    spread: u64,
+    /// Set if what is sent can be read on its way.
+    is_plain: bool,
+    /// The version of the member that was asked first, and its alarms.
+    status: Mutex<(String, Vec<String>)>,
+    /// The time by which a test sets the members' time forward, in microseconds.
+    #[cfg(feature = "testing")]
+    ahead: Arc<std::sync::atomic::AtomicU64>,
+}
+
+impl Keys {
+    pub(crate) fn new(settings: &Settings) -> Result<Self, BackendError> {
+        let address = settings.address()?;
+        let (prefix, namespace) = (&address.prefix, &settings.namespace);
+        let is_local =
+            |host: &String| ["localhost:", "127.", "[::1]:"].iter().any(|local| host.starts_with(local));
+        Ok(Keys {
+            base: format!("{prefix}/{namespace}/"),
+            place: format!("etcd: {}/{prefix}: {namespace}", address.members.join(",")),
+            spread: u64::try_from(settings.clock_difference.as_micros() / 2).unwrap_or(u64::MAX),
+            is_plain: !address.is_tls && !address.members.iter().all(is_local),
+            client: Arc::new(Client::new(settings, address)?),
+            watches: Watches::default(),
+            status: Mutex::default(),
+            #[cfg(feature = "testing")]
+            ahead: settings.ahead.clone(),
+        })
+    }
+
+    /// Asks a member for its state, for [`findings`](Cell::findings), and so for the time.
+    pub(crate) async fn look(&self) -> Result<(), BackendError> {
+        let Status { version, errors, .. } = self.client.ask(path::STATUS, &json!({})).await?;
+        *self.status.lock().unwrap_or_else(PoisonError::into_inner) = (version, errors);
+        Ok(())
+    }
+
+    fn ahead(&self) -> u64 {
+        #[cfg(feature = "testing")]
+        return self.ahead.load(Relaxed);
+        #[cfg(not(feature = "testing"))]
+        0
+    }
+
+    /// Returns the key of a cell, as it is sent.
+    fn key(&self, name: &str) -> String {
+        BASE64_STANDARD.encode(format!("{}{name}", self.base))
+    }
+
+    async fn range(&self, name: &str) -> Result<Option<Pair>, Failure> {
+        let range: Range = self.client.ask(path::RANGE, &json!({ "key": self.key(name) })).await?;
+        Ok(range.kvs.into_iter().next())
+    }
+
+    /// Returns what is in a key if it is not of the version `known`; `Err` as what is known.
+    async fn range_unless(&self, name: &str, known: u64) -> Result<Result<Option<Pair>, u64>, Failure> {
+        let key = self.key(name);
+        // By the comparison of a write, so that what is unchanged is what can be replaced.
+        let request = json!({
+            "compare": [{ "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": known.to_string() }],
+            "failure": [{ "request_range": { "key": key } }],
+        });
+        match self.client.ask::<Txn>(path::TXN, &request).await {
+            Ok(txn) if txn.succeeded => Ok(Err(known)),
+            Ok(txn) => {
+                let range = txn.responses.into_iter().find_map(|response| response.response_range);
+                Ok(Ok(range.and_then(|range| range.kvs.into_iter().next())))
+            }
+            Err(failed) if failed.next == Next::Plainly => self.range(name).await.map(Ok),
+            Err(failed) => Err(failed),
+        }
+    }
+}
+
+impl Cell for Keys {
+    type Version = u64;
+
+    async fn read(&self, name: &str, known: Option<&u64>) -> Result<Found<u64>, BackendError> {
+        let found = match known {
+            Some(known) => self.range_unless(name, *known).await,
+            None => self.range(name).await.map(Ok),
+        };
+        match found.map_err(Failure::before_request)? {
+            Err(_) => Ok(Found::Unchanged),
+            Ok(None) => Ok(Found::Absent),
+            Ok(Some(pair)) if known == Some(&pair.mod_revision) => Ok(Found::Unchanged),
+            Ok(Some(pair)) => {
+                let (_, content) = content(&pair.value).ok_or_else(|| corrupt(name))?;
+                Ok(Found::Changed(pair.mod_revision, content))
+            }
+        }
+    }
+
+    async fn replace(
+        &self,
+        name: &str,
+        at: Option<&u64>,
+        content: Bytes,
+    ) -> Result<Written<u64>, BackendError> {
+        let (key, at) = (self.key(name), at.copied().unwrap_or(0));
+        let value = value(self.now().await?.lo, &content);
+        let request = json!({
+            "compare": [{ "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": at.to_string() }],
+            "success": [{ "request_put": { "key": key, "value": value } }],
+        });
+        let txn: Txn = self.client.ask(path::TXN, &request).await?;
+        Ok(if txn.succeeded { Written::Done(txn.header.revision) } else { Written::Refused })
+    }
+
+    async fn remove(&self, name: &str) -> Result<(), BackendError> {
+        self.client.ask::<Deleted>(path::DELETE, &json!({ "key": self.key(name) })).await?;
+        Ok(())
+    }
+
+    async fn list(&self, folder: &str, after: Option<&str>) -> Result<CellPage, BackendError> {
+        let start = format!("{}{folder}/", self.base);
+        // The first key that does not begin so.
+        let end = format!("{}{folder}0", self.base);
+        let behind = |key: String| key + "\0";
+        let mut from = after.map_or(start.clone(), |after| behind(format!("{}{after}", self.base)));
+        loop {
+            let request = json!({
+                "key": BASE64_STANDARD.encode(&from),
+                "range_end": BASE64_STANDARD.encode(&end),
+                "limit": PAGE.to_string(),
+            });
+            let range: Range =
+                self.client.ask(path::RANGE, &request).await.map_err(Failure::before_request)?;
+            let mut cells = Vec::new();
+            for pair in range.kvs {
+                let key = BASE64_STANDARD.decode(&pair.key).ok().and_then(|key| String::from_utf8(key).ok());
+                let key = key.ok_or_else(|| corrupt(folder))?;
+                if let Some(name) = key.strip_prefix(&start).filter(|name| !name.contains('/')) {
+                    // Another form than ours counts as old as can be.
+                    let written = content(&pair.value).map_or(0, |(written, _)| written);
+                    cells.push((format!("{folder}/{name}"), written));
+                }
+                from = behind(key);
+            }
+            // Those of subfolders are skipped, however many there are.
+            if !cells.is_empty() || !range.more {
+                return Ok(CellPage { cells, more: range.more });
+            }
+        }
+    }
+
+    async fn now(&self) -> Result<ServiceTime, BackendError> {
+        let now = match self.client.time().filter(|now| !now.is_wide()) {
+            Some(now) => now,
+            None => {
+                // Each response has it.
+                let request = json!({ "key": self.key("table"), "keys_only": true });
+                let asked = self.client.ask::<Range>(path::RANGE, &request).await;
+                asked.map_err(Failure::before_request)?;
+                self.client.time().ok_or_else(no_time)?
+            }
+        };
+        let (lo, hi) = (now.lo.saturating_sub(self.spread), now.hi.saturating_add(self.spread));
+        Ok(ServiceTime { lo: lo + self.ahead(), hi: hi + self.ahead() })
+    }
+
+    fn least_fence(&self, now: ServiceTime) -> u64 {
+        // The fences of a clock are above each other: those of a namespace whose time is set forward do not count for others.
+        let ahead = self.ahead();
+        let real = ServiceTime { lo: now.lo.saturating_sub(ahead), hi: now.hi.saturating_sub(ahead) };
+        ahead + self.client.fence(real)
+    }
+
+    async fn changed(&self, name: &str, known: Option<&u64>) {
+        self.watches.changed(&self.client, self.key(name), known.copied()).await;
+    }
+
+    fn findings(&self) -> Vec<Finding> {
+        let (version, alarms) = self.status.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let found = |severity, check, detail: String| Finding { severity, check, detail };
+        let mut all = vec![found(Severity::Ok, "etcd", version)];
+        for alarm in alarms {
+            all.push(found(Severity::Error, "alarm", alarm.trim().to_owned()));
+        }
+        if self.client.is_open.load(Relaxed) {
+            let what = "is off: all who reach the members can take and break locks";
+            all.push(found(Severity::Warning, "authentication", what.to_owned()));
+        }
+        if self.is_plain {
+            let what = "is off, and a member is on another host: begin the URL with etcds";
+            all.push(found(Severity::Warning, "TLS", what.to_owned()));
+        }
+        all
+    }
+}
+
+/// Returns the value of a cell that is written at a time, as it is sent.
+fn value(written: u64, content: &[u8]) -> String {
+    BASE64_STANDARD.encode([format!("{written}\n").as_bytes(), content].concat())
+}
+
+/// Returns when a cell was written, and its content.
+fn content(value: &str) -> Option<(u64, Bytes)> {
+    let value = Bytes::from(BASE64_STANDARD.decode(value).ok()?);
+    let end = value.iter().take(21).position(|byte| *byte == b'\n')?;
+    let written = std::str::from_utf8(&value[..end]).ok()?.parse().ok()?;
+    Some((written, value.slice(end + 1..)))
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keys").field("base", &self.base).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_content_comes_back() {
+        for bytes in [&b""[..], b"\n", b"7\n\n", &[0, 255, 10]] {
+            let (written, back) = content(&value(1_795_000_000_000_000, bytes)).expect("our own form");
+            assert_eq!((written, &back[..]), (1_795_000_000_000_000, bytes));
+        }
+        for foreign in ["", "7", "x\n", "-1\n", "99999999999999999999999\n", "\n"] {
+            assert_eq!(content(&BASE64_STANDARD.encode(foreign)), None, "{foreign:?}");
+        }
+        assert_eq!(content("?"), None);
+    }
+}

@@ -1,0 +1,51 @@
+//! Locks in etcd, over the gateway of its v3 interface: HTTP and JSON, on the port that clients use.
+//!
+//! ```no_run
+//! use lockcore::LockingService;
+//! use lockcore_etcd::EtcdLockDao;
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! let dao = EtcdLockDao::<String>::builder().url("etcds://app:secret@a.example,b.example,c.example/locks").open().await?;
+//! let locks = LockingService::new(dao);
+//! let sum = locks.with_locks(["objects/7"], async || -> std::io::Result<_> { Ok(40 + 2) }).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # How it works
+//! This is [`lockcore_cell`], the engine for stores with a compare-and-set: its page has the protocol. A cell is a key,
+//! `PREFIX/NAMESPACE/table` or `PREFIX/NAMESPACE/session/NAME`, and its version the key's `mod_revision`. A write is one transaction
+//! that compares it. No lease of etcd is used: the engine has leases of its own, which end by the store's time.
+//!
+//! - **E1**: a write is sent to another member only after one has certainly not taken it: there was no connection, or the member
+//!   refused it as it has no leader or does not accept the token. After anything else it is in doubt, and the engine looks for it. That etcd
+//!   has no room says nothing of the write: the one that exceeds the quota is made.
+//! - **E2**: reads are linearizable, by whatever member.
+//! - **E3**: the store's time is the middle between the fastest and the slowest clock of the members, each of which is within half of
+//!   [`clock_difference`](EtcdBuilder::clock_difference) of it. Each member has an estimate of its clock, from the `Date` of its
+//!   responses; whichever is used, it is widened by that half in both directions.
+//! - **E4**: responses of another cluster than the first are refused.
+//!
+//! # What to know
+//! - A value begins with a line that says when it was written, in microseconds since 1970: etcd keeps no time. Listing sessions reads
+//!   their values for it.
+//! - While tasks of a process wait, it has one watch of the table, which sends each new version of it. Watches may end and miss
+//!   changes, so that waiters look by themselves as well.
+//! - Leases are 10 s at least.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod address;
+mod client;
+mod config;
+mod dao;
+mod error;
+mod keys;
+mod message;
+mod watch;
+
+pub use config::EtcdBuilder;
+pub use dao::{CAPABILITIES, EtcdLockDao};
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub use keys::Keys;

@@ -1,0 +1,313 @@
+//! Three members: a leader that is killed, members that cannot be reached, a minority, compaction, a quota.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use lockcore::{BackendErrorKind, LockDao, LockingService, Wait};
+use lockcore_cell::Cell;
+use lockcore_conformance::{
+    Caller, eventually,
+    judge::late,
+    race,
+    servers::{self, ANSWERS, EtcdCluster, Kind, Mode, Proxy, TestResult, Trial},
+};
+use lockcore_etcd::{EtcdBuilder, EtcdLockDao};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::{
+    conformance::Place,
+    raw::{metric, number, post, put, try_post},
+};
+
+pub(crate) fn trials() -> Vec<Trial> {
+    macro_rules! trials {
+        ($($name:ident)*) => { vec![$(trial(stringify!($name), &[], $name)),*] };
+    }
+    let mut all = trials! {
+        a_killed_leader_costs_no_lock
+        a_member_behind_a_black_hole_is_passed_over
+        a_response_that_is_lost_on_its_way_is_no_refusal
+        a_minority_grants_nothing
+        compaction_harms_no_waiter
+        waiters_share_one_watch
+        an_increment_is_lost_by_no_failure
+    };
+    all.push(trial(
+        "without_room_nothing_is_granted",
+        &["--quota-backend-bytes=4000000"],
+        without_room_nothing_is_granted,
+    ));
+    // Each has three servers.
+    all.into_iter().map(|trial| trial.at_once("cluster", 2)).collect()
+}
+
+type Dao = EtcdLockDao<String, Uuid>;
+
+fn trial<F>(name: &str, arguments: &'static [&'static str], test: fn(Rig) -> F) -> Trial
+where
+    F: Future<Output = TestResult> + 'static,
+{
+    servers::trial(Kind::Etcd, &format!("cluster::{name}"), move || async move {
+        let cluster = EtcdCluster::start(arguments).await?;
+        let mut proxies = Vec::new();
+        for member in cluster.members() {
+            proxies.push(Proxy::start(member.address()).await?);
+        }
+        let addresses: Vec<String> = proxies.iter().map(|proxy| proxy.address().to_string()).collect();
+        let place = Place::at(format!("etcd://{}", addresses.join(",")));
+        test(Rig { cluster, proxies, place }).await
+    })
+}
+
+/// Three members, each with a proxy before it.
+struct Rig {
+    cluster: EtcdCluster,
+    proxies: Vec<Proxy>,
+    place: Place,
+}
+
+impl Rig {
+    /// A client whose requests last for as long as usual.
+    fn builder(&self) -> EtcdBuilder<String, Uuid> {
+        self.place.builder().request_timeout(Duration::from_secs(3)).clock_difference(Duration::from_secs(1))
+    }
+
+    async fn dao(&self) -> Arc<Dao> {
+        Arc::new(self.builder().open().await.expect("the members answer"))
+    }
+
+    fn address(&self, member: usize) -> String {
+        self.cluster.members()[member].address()
+    }
+
+    /// The position of the leader, as a member sees it.
+    async fn leader(&self, asked: usize) -> usize {
+        let status = post(&self.address(asked), "/v3/maintenance/status", json!({})).await;
+        let leader = status["leader"].clone();
+        for position in 0..self.proxies.len() {
+            let status = post(&self.address(position), "/v3/maintenance/status", json!({})).await;
+            if status["header"]["member_id"] == leader {
+                return position;
+            }
+        }
+        panic!("no member is the leader: {status}")
+    }
+}
+
+fn caller(dao: &Arc<Dao>) -> Caller<Dao> {
+    // None ends in a test, however slow the machine is.
+    Caller::new(dao.clone(), Duration::from_secs(3600))
+}
+
+async fn a_killed_leader_costs_no_lock(rig: Rig) -> TestResult {
+    let (one, two) = (rig.dao().await, rig.dao().await);
+    let holder = caller(&one);
+    let held = holder.take(["a"]).await;
+    let leader = rig.leader(0).await;
+    rig.cluster.members()[leader].kill().await?;
+    assert_eq!(caller(&two).refused(["a"]).await.len(), 1, "what was granted is still held");
+    holder.keep(&held).await;
+    holder.free(&held).await;
+    let next = caller(&two).take(["a"]).await;
+    assert!(next.locks[0].granted.fence > held.locks[0].granted.fence);
+    rig.cluster.members()[leader].restart().await?;
+    Ok(())
+}
+
+async fn a_member_behind_a_black_hole_is_passed_over(rig: Rig) -> TestResult {
+    let (one, two) = (rig.dao().await, rig.dao().await);
+    let before = caller(&one).take(["b"]).await;
+    for proxy in &rig.proxies {
+        proxy.set(Mode::DropRequests).await;
+        let begun = Instant::now();
+        let held = caller(&one).take(["a"]).await;
+        if begun.elapsed() > 2 * ANSWERS {
+            late(format_args!("another member answered after {:?}", begun.elapsed()));
+        }
+        assert_eq!(caller(&two).refused(["a"]).await.len(), 1);
+        caller(&one).free(&held).await;
+        proxy.set(Mode::Pass).await;
+    }
+    caller(&one).free(&before).await;
+    caller(&two).take(["a", "b"]).await;
+    Ok(())
+}
+
+async fn a_response_that_is_lost_on_its_way_is_no_refusal(rig: Rig) -> TestResult {
+    let (one, two) = (rig.dao().await, rig.dao().await);
+    let before = caller(&one).take(["b"]).await;
+    for proxy in &rig.proxies {
+        proxy.set(Mode::DropReplies).await;
+        let held = caller(&one).take(["a"]).await;
+        proxy.set(Mode::Pass).await;
+        assert_eq!(caller(&two).refused(["a"]).await.len(), 1);
+        caller(&one).free(&held).await;
+    }
+    caller(&one).free(&before).await;
+    caller(&two).take(["a", "b"]).await;
+    Ok(())
+}
+
+/// A member that is cut off from the others answers neither reads nor writes; others are asked instead.
+async fn a_minority_grants_nothing(rig: Rig) -> TestResult {
+    let dao = rig.dao().await;
+    let held = caller(&dao).take(["a"]).await;
+    let minority = rig.place.by(format!("etcd://{}", rig.address(0))).builder();
+    let minority = minority.request_timeout(Duration::from_secs(3)).timeout(Duration::from_secs(5));
+    let minority = Arc::new(minority.open().await?);
+    for member in &rig.cluster.members()[1..] {
+        member.pause().await?;
+    }
+    let failed = minority.acquire(&caller(&minority).request(["b"])).await.expect_err("there is no majority");
+    assert!(failed.is_retryable(), "{failed}");
+    // Once it knows that it has no leader, it says so at once, and that nothing was done.
+    eventually("the member knows that it is alone", async || {
+        let failed = minority.acquire(&caller(&minority).request(["b"])).await.expect_err("no majority");
+        assert!(failed.is_retryable(), "{failed}");
+        failed.to_string().contains("no leader").then_some(())
+    })
+    .await;
+    for member in &rig.cluster.members()[1..] {
+        member.resume().await?;
+    }
+    eventually("there is a majority", async || {
+        let asked = minority.acquire(&caller(&minority).request(["a"])).await;
+        asked.is_ok_and(|asked| matches!(asked, lockcore::backend::Acquired::Refused { .. })).then_some(())
+    })
+    .await;
+    caller(&dao).free(&held).await;
+    caller(&minority).take(["a"]).await;
+    Ok(())
+}
+
+/// Versions that are known, and what a watch goes on from, may be compacted.
+async fn compaction_harms_no_waiter(rig: Rig) -> TestResult {
+    let (one, two) = (rig.dao().await, rig.dao().await);
+    let held = caller(&one).take(["a"]).await;
+    // The table stays at its revision, while others write and all before is compacted.
+    for _ in 0..10 {
+        put(&rig.address(0), 1).await;
+    }
+    let compact = async || {
+        let status = post(&rig.address(0), "/v3/maintenance/status", json!({})).await;
+        let revision = number(&status["header"]["revision"]);
+        post(&rig.address(0), "/v3/kv/compaction", json!({ "revision": revision.to_string() })).await;
+    };
+    compact().await;
+    let mut place = caller(&two).queue(["a"]).await;
+    put(&rig.address(0), 1).await;
+    compact().await;
+    place.still_waits().await;
+    caller(&one).free(&held).await;
+    place.served().await;
+    Ok(())
+}
+
+async fn waiters_share_one_watch(rig: Rig) -> TestResult {
+    const WATCHERS: &str = "etcd_debugging_mvcc_watcher_total";
+    let (one, two) = (rig.dao().await, rig.dao().await);
+    let held = caller(&one).take(["a"]).await;
+    let watchers = async || {
+        let mut sum = 0.0;
+        for member in 0..rig.proxies.len() {
+            sum += metric(&rig.address(member), WATCHERS).await.expect("each member tells it");
+        }
+        sum
+    };
+    let mut places = Vec::new();
+    for _ in 0..8 {
+        places.push(caller(&two).queue(["a"]).await);
+    }
+    eventually("the process watches the table", async || (watchers().await == 1.0).then_some(())).await;
+    caller(&one).free(&held).await;
+    for mut place in places {
+        let served = place.served().await;
+        assert!(watchers().await <= 1.0);
+        place.caller.free(&served).await;
+    }
+    eventually("the watch ends", async || (watchers().await == 0.0).then_some(())).await;
+    Ok(())
+}
+
+/// Several processes add to a number under a lock, while members are killed and cut off.
+async fn an_increment_is_lost_by_no_failure(rig: Rig) -> TestResult {
+    const PROCESSES: usize = 4;
+    const TIMES: usize = 10;
+    let mut services = Vec::new();
+    for _ in 0..PROCESSES {
+        services.push(LockingService::new(rig.builder().open().await?));
+    }
+    let sum = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let services = Arc::new(services);
+    let work = race(PROCESSES, {
+        let sum = sum.clone();
+        move |number| {
+            let (services, sum) = (services.clone(), sum.clone());
+            async move {
+                for _ in 0..TIMES {
+                    let add = async || {
+                        use std::sync::atomic::Ordering::SeqCst;
+                        let seen = sum.load(SeqCst);
+                        tokio::time::sleep(Duration::from_millis(2)).await;
+                        sum.store(seen + 1, SeqCst);
+                        Ok::<_, std::io::Error>(())
+                    };
+                    let added =
+                        services[number].wait(Wait::up_to(4 * ANSWERS)).with_locks(["sum"], add).await;
+                    added.expect("the lock is had in time, and not lost");
+                }
+            }
+        }
+    });
+    let faults = async {
+        for (number, proxy) in rig.proxies.iter().enumerate() {
+            let member = &rig.cluster.members()[number];
+            proxy.set(Mode::DropReplies).await;
+            proxy.set(Mode::Reset).await;
+            proxy.set(Mode::Pass).await;
+            let leader = rig.leader(number).await;
+            rig.cluster.members()[leader].kill().await.expect("it runs");
+            rig.cluster.members()[leader].restart().await.expect("it starts again");
+            proxy.redirect(member.address());
+        }
+    };
+    tokio::join!(work, faults);
+    assert_eq!(sum.load(std::sync::atomic::Ordering::SeqCst), PROCESSES * TIMES);
+    Ok(())
+}
+
+async fn without_room_nothing_is_granted(rig: Rig) -> TestResult {
+    let (one, two) = (rig.dao().await, rig.dao().await);
+    let held = caller(&one).take(["a"]).await;
+    while put(&rig.address(0), 1_000_000).await {}
+    for _ in 0..2 {
+        let hasty = Arc::new(rig.builder().timeout(Duration::from_secs(2)).open().await?);
+        let failed = hasty.acquire(&caller(&hasty).request(["b"])).await.expect_err("there is no room");
+        assert_eq!(failed.kind(), BackendErrorKind::Unavailable, "{failed}");
+        assert!(failed.to_string().contains("space exceeded"), "{failed}");
+    }
+    let findings = rig.builder().keys().await?.findings();
+    assert!(findings.iter().any(|found| found.detail.contains("NOSPACE")), "{findings:?}");
+    // As the pages of etcd say.
+    let status = post(&rig.address(0), "/v3/maintenance/status", json!({})).await;
+    let revision = number(&status["header"]["revision"]);
+    post(&rig.address(0), "/v3/kv/compaction", json!({ "revision": revision.to_string(), "physical": true }))
+        .await;
+    for member in 0..rig.proxies.len() {
+        post(&rig.address(member), "/v3/maintenance/defragment", json!({})).await;
+    }
+    let alarms = post(&rig.address(0), "/v3/maintenance/alarm", json!({ "action": "GET" })).await;
+    for alarm in alarms["alarms"].as_array().expect("there is one") {
+        let disarm =
+            json!({ "action": "DEACTIVATE", "memberID": alarm["memberID"], "alarm": alarm["alarm"] });
+        let disarmed = try_post(&rig.address(0), "/v3/maintenance/alarm", &disarm, None).await?;
+        assert_eq!(disarmed.0, 200, "{}", disarmed.1);
+    }
+    assert_eq!(caller(&two).refused(["a"]).await.len(), 1, "it is still held");
+    caller(&one).free(&held).await;
+    caller(&two).take_soon(["a", "b"]).await;
+    Ok(())
+}

@@ -1,0 +1,341 @@
+//! Responses that are lost or forged, requests that are late, members whose clocks differ.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use lockcore::{BackendErrorKind, LockDao, backend::Withdraw};
+use lockcore_cell::Cell;
+use lockcore_conformance::{
+    Caller,
+    cell::{Adapter, Fault as Met},
+    eventually,
+    servers::{self, Kind, TestResult, Trial, cell_checks, shared},
+};
+use lockcore_etcd::{EtcdBuilder, EtcdLockDao, Keys};
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+use crate::{
+    conformance::{LEASE, Place},
+    front::{Fault, Front},
+};
+
+const TXN: &str = "/v3/kv/txn";
+
+pub(crate) fn trials() -> Vec<Trial> {
+    macro_rules! trials {
+        ($($name:ident)*) => { vec![$(trial(stringify!($name), $name)),*] };
+    }
+    let own = trials! {
+        an_error_after_the_write_is_no_refusal
+        a_write_that_is_sent_twice_is_done_once
+        a_write_after_the_withdrawal_takes_nothing
+        what_is_refused_before_it_is_done_is_sent_to_another_member
+        what_may_be_done_is_sent_to_no_other_member
+        what_is_no_answer_of_etcd_is_an_error
+        another_cluster_is_refused
+        without_room_is_read_in_another_way
+        a_proxy_tells_no_time
+        no_lease_ends_early_by_clocks_that_differ
+        a_fail_over_keeps_the_time_within_its_bounds
+        a_member_that_is_not_there_is_named
+    };
+    let cells = cell_checks("front", async || Ok(Fronted(shared(Kind::Etcd).await?.address())));
+    own.into_iter().chain(cells).collect()
+}
+
+/// A member behind fronts.
+struct Rig {
+    member: String,
+    one: Front,
+    two: Front,
+}
+
+type Dao = EtcdLockDao<String, Uuid>;
+
+fn trial<F>(name: &str, test: fn(Rig) -> F) -> Trial
+where
+    F: Future<Output = TestResult> + 'static,
+{
+    servers::trial(Kind::Etcd, &format!("faults::{name}"), move || async move {
+        let member = shared(Kind::Etcd).await?.address();
+        let (one, two) = (Front::before(&member).await?, Front::before(&member).await?);
+        test(Rig { member, one, two }).await
+    })
+}
+
+impl Rig {
+    /// Through both fronts, the first one first.
+    fn both(&self) -> Place {
+        Place::at(format!("etcd://{},{}", self.one.address(), self.two.address()))
+    }
+
+    /// Through the first one.
+    fn first(&self) -> Place {
+        Place::at(format!("etcd://{}", self.one.address()))
+    }
+
+    /// The same namespace beside the fronts.
+    fn beside(&self, place: &Place) -> EtcdBuilder<String, Uuid> {
+        place.builder().url(format!("etcd://{}", self.member))
+    }
+}
+
+async fn opened(builder: EtcdBuilder<String, Uuid>) -> Arc<Dao> {
+    Arc::new(builder.open().await.expect("the member answers"))
+}
+
+fn caller(dao: &Arc<Dao>) -> Caller<Dao> {
+    Caller::new(dao.clone(), Duration::from_secs(60))
+}
+
+/// The cells behind a front that steps its clock and causes faults.
+struct Fronted(String);
+
+impl Adapter for Fronted {
+    type Cell = Keys;
+    type Place = (Front, Place);
+
+    async fn place(&self) -> (Front, Place) {
+        let front = Front::before(&self.0).await.expect("a port is free");
+        let place = Place::at(format!("etcd://{}", front.address()));
+        (front, place)
+    }
+
+    async fn open(&self, (_, place): &(Front, Place)) -> Keys {
+        // With the usual allowance for clocks.
+        let builder = place.builder().clock_difference(Duration::from_secs(1));
+        builder.keys().await.expect("the member answers")
+    }
+
+    async fn fault(&self, (front, _): &(Front, Place), fault: Met) -> bool {
+        front.next(
+            TXN,
+            match fault {
+                Met::LosesResponse => Fault::LoseResponse,
+                Met::IsTurnedAway => Fault::Refuse(503, 14, "etcdserver: leader changed"),
+            },
+        );
+        true
+    }
+
+    async fn step(&self, (front, _): &(Front, Place), seconds: i64) -> bool {
+        front.step_date(seconds);
+        true
+    }
+}
+
+/// The write that exceeds the quota is made, and reported as if it was not; so may be one before a change of the leader.
+async fn an_error_after_the_write_is_no_refusal(rig: Rig) -> TestResult {
+    let place = rig.first();
+    let (dao, other) = (opened(place.builder()).await, opened(rig.beside(&place)).await);
+    for (status, code, message) in [
+        (403, 8, "etcdserver: mvcc: database space exceeded"),
+        (503, 14, "etcdserver: leader changed"),
+        (503, 14, "etcdserver: request timed out"),
+        (500, 13, "anything"),
+    ] {
+        rig.one.next(TXN, Fault::DoAndRefuse(status, code, message));
+        let held = caller(&dao).take(["a"]).await;
+        assert_eq!(caller(&other).refused(["a"]).await.len(), 1, "{message}");
+        rig.one.next(TXN, Fault::DoAndRefuse(status, code, message));
+        caller(&dao).free(&held).await;
+        let next = caller(&other).take(["a"]).await;
+        caller(&other).free(&next).await;
+    }
+    assert!(rig.one.is_over());
+    Ok(())
+}
+
+async fn a_write_that_is_sent_twice_is_done_once(rig: Rig) -> TestResult {
+    let place = rig.first();
+    let (dao, other) = (opened(place.builder()).await, opened(rig.beside(&place)).await);
+    rig.one.next(TXN, Fault::Twice);
+    let held = caller(&dao).take(["a"]).await;
+    assert_eq!(caller(&other).refused(["a"]).await.len(), 1);
+    rig.one.next(TXN, Fault::Twice);
+    caller(&dao).free(&held).await;
+    let next = caller(&other).take(["a"]).await;
+    assert!(next.locks[0].granted.fence > held.locks[0].granted.fence);
+    assert!(rig.one.is_over());
+    Ok(())
+}
+
+async fn a_write_after_the_withdrawal_takes_nothing(rig: Rig) -> TestResult {
+    let place = rig.first();
+    let (dao, other) = (opened(place.builder()).await, opened(rig.beside(&place)).await);
+    // The table is known, so that the next request is the write.
+    let before = caller(&dao).take(["b"]).await;
+    let gate = Arc::new(Notify::new());
+    rig.one.next(TXN, Fault::Hold(gate.clone()));
+    let late = caller(&dao);
+    let request = late.request(["a"]);
+    let acquire = dao.acquire(&request);
+    let held_back = eventually("the write is held back", async || rig.one.is_over().then_some(()));
+    tokio::select! {
+        biased;
+        outcome = acquire => panic!("{outcome:?}"),
+        () = held_back => {}
+    }
+    late.through(&other).withdraw(&request, Withdraw::Undo).await;
+    gate.notify_one();
+    let taken = caller(&other).take(["a"]).await;
+    caller(&other).free(&taken).await;
+    caller(&dao).free(&before).await;
+    caller(&other).take(["a", "b"]).await;
+    Ok(())
+}
+
+async fn what_is_refused_before_it_is_done_is_sent_to_another_member(rig: Rig) -> TestResult {
+    let place = rig.both();
+    let keys = place.builder().keys().await?;
+    keys.now().await?;
+    let before = rig.two.requests().len();
+    rig.one.next(TXN, Fault::Refuse(503, 14, "etcdserver: no leader"));
+    let written = keys.replace("a", None, "1".into()).await?;
+    assert!(matches!(written, lockcore_cell::Written::Done(_)), "{written:?}");
+    assert_eq!(rig.two.requests().len(), before + 1);
+    // The next ones go there as well.
+    keys.read("a", None).await?;
+    assert_eq!(rig.two.requests().len(), before + 2);
+    Ok(())
+}
+
+/// It would be refused there, as if another process had written.
+async fn what_may_be_done_is_sent_to_no_other_member(rig: Rig) -> TestResult {
+    let place = rig.both();
+    let keys = place.builder().keys().await?;
+    keys.now().await?;
+    let before = rig.two.requests().len();
+    for fault in [Fault::DoAndRefuse(503, 14, "etcdserver: leader changed"), Fault::LoseResponse] {
+        rig.one.next(TXN, fault);
+        let name = if rig.two.requests().len() == before { "a" } else { "b" };
+        let failed = keys.replace(name, None, "1".into()).await;
+        let met = rig.one.is_over();
+        if met {
+            let failed = failed.expect_err("the response is lost");
+            assert!(failed.in_doubt() && failed.is_retryable(), "{failed}");
+        }
+        assert!(rig.two.requests().iter().skip(before).all(|request| !request.first.contains(TXN)) || !met);
+    }
+    assert!(matches!(keys.read("a", None).await?, lockcore_cell::Found::Changed(..)));
+    Ok(())
+}
+
+/// Another server at that port, or a proxy, may answer anything: it is no absence and no refusal.
+async fn what_is_no_answer_of_etcd_is_an_error(rig: Rig) -> TestResult {
+    let keys = rig.first().builder().keys().await?;
+    keys.now().await?;
+    for body in ["{}", "null", "<html></html>", "{\"header\":{}}", ""] {
+        rig.one.next(TXN, Fault::Answer(body));
+        let failed = keys.replace("a", None, "1".into()).await.expect_err(body);
+        assert!(failed.in_doubt() && failed.is_retryable(), "{failed}");
+        rig.one.next("/v3/kv/range", Fault::Answer(body));
+        let failed = keys.read("a", None).await.expect_err(body);
+        assert!(failed.is_retryable(), "{failed}");
+    }
+    Ok(())
+}
+
+async fn another_cluster_is_refused(rig: Rig) -> TestResult {
+    let keys = rig.first().builder().keys().await?;
+    keys.now().await?;
+    let other = "{\"header\":{\"cluster_id\":\"1\",\"revision\":\"7\"}}";
+    rig.one.next(TXN, Fault::Answer(other));
+    let failed = keys.replace("a", None, "1".into()).await.expect_err("it is another cluster");
+    assert!(failed.kind() == BackendErrorKind::Misconfigured && failed.in_doubt(), "{failed}");
+    rig.one.next("/v3/kv/range", Fault::Answer(other));
+    let failed = keys.read("a", None).await.expect_err("it is another cluster");
+    assert_eq!(failed.kind(), BackendErrorKind::Misconfigured, "{failed}");
+    Ok(())
+}
+
+/// A member without room may refuse a transaction that writes nothing.
+async fn without_room_is_read_in_another_way(rig: Rig) -> TestResult {
+    let keys = rig.first().builder().keys().await?;
+    let lockcore_cell::Written::Done(version) = keys.replace("a", None, "1".into()).await? else {
+        panic!("it is not there");
+    };
+    for known in [version, version - 1] {
+        rig.one.next(TXN, Fault::Refuse(403, 8, "etcdserver: mvcc: database space exceeded"));
+        let found = keys.read("a", Some(&known)).await?;
+        assert_eq!(found == lockcore_cell::Found::Unchanged, known == version, "{found:?}");
+    }
+    Ok(())
+}
+
+async fn a_proxy_tells_no_time(rig: Rig) -> TestResult {
+    rig.one.is_proxy();
+    let keys = rig.first().builder().keys().await?;
+    let failed = keys.now().await.expect_err("no response tells the time");
+    assert_eq!(failed.kind(), BackendErrorKind::Unavailable, "{failed}");
+    assert!(failed.to_string().contains("Date"), "{failed}");
+    assert!(!keys.replace("a", None, "1".into()).await.expect_err("nothing is sent").in_doubt());
+    Ok(())
+}
+
+/// Whichever of two processes has the faster clock: a lease lasts for as long as it says.
+async fn no_lease_ends_early_by_clocks_that_differ(rig: Rig) -> TestResult {
+    rig.two.step_date(1);
+    for [holder, other] in [[&rig.one, &rig.two], [&rig.two, &rig.one]] {
+        let place = Place::at(format!("etcd://{}", holder.address()));
+        let usual = || place.builder().clock_difference(Duration::from_secs(1));
+        let (dao, rival) =
+            (opened(usual()).await, opened(usual().url(format!("etcd://{}", other.address()))).await);
+        // Narrow bounds are the hard case.
+        for dao in [&dao, &rival] {
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_millis(1_500) {
+                let one = caller(dao);
+                let held = one.take(["warm"]).await;
+                one.free(&held).await;
+            }
+        }
+        let taken = Instant::now();
+        caller(&dao).with_lease(LEASE).take(["a"]).await;
+        caller(&rival).take_soon(["a"]).await;
+        assert!(taken.elapsed() >= LEASE, "taken over after {:?}", taken.elapsed());
+    }
+    Ok(())
+}
+
+async fn a_fail_over_keeps_the_time_within_its_bounds(rig: Rig) -> TestResult {
+    rig.two.step_date(1);
+    let place = rig.both();
+    let keys = place.builder().clock_difference(Duration::from_secs(1)).keys().await?;
+    // The middle between the two clocks.
+    let is_within = async |keys: &Keys| {
+        let now =
+            || SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970") + Duration::from_millis(500);
+        let before = now().as_micros() as u64;
+        let told = keys.now().await.expect("a member answers");
+        assert!(told.lo <= now().as_micros() as u64 && before <= told.hi, "{told:?}, {before}");
+    };
+    for front in [&rig.one, &rig.two, &rig.one, &rig.two] {
+        for _ in 0..20 {
+            keys.read("a", None).await?;
+            is_within(&keys).await;
+            tokio::time::sleep(Duration::from_millis(60)).await;
+        }
+        front.next("/v3/kv/range", Fault::Refuse(503, 14, "etcdserver: no leader"));
+        keys.read("a", None).await?;
+        assert!(front.is_over(), "the other one is asked from now on");
+        is_within(&keys).await;
+    }
+    Ok(())
+}
+
+async fn a_member_that_is_not_there_is_named(rig: Rig) -> TestResult {
+    let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
+    let builder = EtcdLockDao::<String, Uuid>::builder().url(format!("etcd://app:hunter2@{closed}/locks"));
+    let failed = builder.open().await.expect_err("none listens there");
+    assert!(failed.kind() == BackendErrorKind::Unavailable && !failed.in_doubt(), "{failed}");
+    let shown = format!("{failed} {failed:?}");
+    assert!(shown.contains(&closed.to_string()) && !shown.contains("hunter2"), "{shown}");
+    // With others there it is passed over.
+    let place = Place::at(format!("etcd://{closed},{}", rig.member));
+    caller(&opened(place.builder()).await).take(["a"]).await;
+    Ok(())
+}
