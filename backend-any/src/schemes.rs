@@ -1,14 +1,15 @@
 //! The schemes of URLs: which backend each means, compiled in or not.
 
 /// The name of each backend, which is its scheme and its cargo feature. `backends` has those of this build.
-pub(crate) const BACKENDS: [&str; 8] =
-    ["memory", "sqlite", "dynamodb", "mysql", "postgres", "redis", "s3", "share"];
+pub(crate) const BACKENDS: [&str; 9] =
+    ["memory", "sqlite", "dynamodb", "etcd", "mysql", "postgres", "redis", "s3", "share"];
 
 /// The URL that stands for one with a secret, which was not handed on.
 pub const WITHHELD: &str = "withheld:";
 
 /// Schemes that mean a backend of another name.
 const ALIASES: &[(&str, &str)] = &[
+    ("etcds", "etcd"),
     ("mariadb", "mysql"),
     ("postgresql", "postgres"),
     ("rediss", "redis"),
@@ -43,7 +44,7 @@ pub(crate) fn is_file(scheme: &str) -> bool {
 
 /// Returns whether the URLs of a scheme have a user and a password before the host.
 pub(crate) fn has_credentials(scheme: &str) -> bool {
-    ["mysql", "postgres", "redis"].contains(&backend_of(scheme)) && scheme != "redis+unix"
+    ["etcd", "mysql", "postgres", "redis"].contains(&backend_of(scheme)) && scheme != "redis+unix"
 }
 
 /// Returns the backend that a scheme means, whose name is also that of its table in the file.

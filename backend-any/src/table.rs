@@ -57,7 +57,7 @@ const PROMISES: [(&str, Show); 14] = [
 ];
 
 /// The backends whose promises are known to fail in some cases, or were not tried in all, which their pages list.
-const EXPERIMENTAL: [&str; 2] = ["s3", "share"];
+const EXPERIMENTAL: [&str; 3] = ["etcd", "s3", "share"];
 
 fn heading(backend: &str) -> String {
     let is_experimental = EXPERIMENTAL.contains(&backend);

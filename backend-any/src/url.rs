@@ -329,6 +329,7 @@ mod tests {
             ("postgres://host/db?password=hunter2&a=b", "postgres://host/db?password=[redacted]&a=b"),
             ("dynamodb:?Secret_Access_Key=hunter2", "dynamodb:?Secret_Access_Key=[redacted]"),
             ("redis://user@host", "redis://user@host"),
+            ("etcds://user:hunter2@a:1,b/x", "etcds://user:[redacted]@a:1,b/x"),
             ("sqlite:/home/a@b/x.db", "sqlite:/home/a@b/x.db"),
         ] {
             let url = url(text);

@@ -60,7 +60,7 @@ fn mistakes_in_a_file_are_named() {
     let cases = [
         (
             "leese = '3s'",
-            "lockcore.toml: unknown key \"leese\"; known are url, namespace, owner, lease, wait, memory, sqlite, dynamodb, mysql, postgres, redis, s3, share",
+            "lockcore.toml: unknown key \"leese\"; known are url, namespace, owner, lease, wait, memory, sqlite, dynamodb, etcd, mysql, postgres, redis, s3, share",
         ),
         (
             "lease = '60'",
@@ -193,7 +193,7 @@ async fn mistakes_in_a_url_are_named() {
     for (url, message) in [
         (
             "mongodb://x",
-            "url: unknown scheme \"mongodb\"; this build has memory, sqlite, dynamodb, mysql, postgres, redis, s3, share",
+            "url: unknown scheme \"mongodb\"; this build has memory, sqlite, dynamodb, etcd, mysql, postgres, redis, s3, share",
         ),
         (
             "dynamodb://eu-central-1/a",
@@ -262,7 +262,7 @@ async fn mistakes_in_a_url_are_named() {
         ("rediss://x/#insecure", "url: has #insecure: the option is tls_verify=none"),
         (
             "redis+x://x",
-            "url: unknown scheme \"redis+x\"; this build has memory, sqlite, dynamodb, mysql, postgres, redis, s3, share",
+            "url: unknown scheme \"redis+x\"; this build has memory, sqlite, dynamodb, etcd, mysql, postgres, redis, s3, share",
         ),
         ("redis://x?replicas=1", "replicas: alone is not possible, replicas and replicas_within go together"),
         (

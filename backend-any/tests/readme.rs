@@ -3,6 +3,7 @@
     feature = "memory",
     feature = "sqlite",
     feature = "dynamodb",
+    feature = "etcd",
     feature = "postgres",
     feature = "redis",
     feature = "s3",

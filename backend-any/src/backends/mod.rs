@@ -9,7 +9,7 @@ use crate::{
     url::NAMESPACE,
 };
 
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "mysql", feature = "postgres", feature = "redis"))]
 mod driver;
 
 /// The settings that a backend is opened with.
@@ -59,6 +59,7 @@ macro_rules! backends {
     feature = "memory",
     feature = "sqlite",
     feature = "dynamodb",
+    feature = "etcd",
     feature = "mysql",
     feature = "postgres",
     feature = "redis",
@@ -66,13 +67,14 @@ macro_rules! backends {
     feature = "share"
 )))]
 compile_error!(
-    "lockcore-any needs at least one backend: enable one of its cargo features memory, sqlite, dynamodb, mysql, postgres, redis, s3, share"
+    "lockcore-any needs at least one backend: enable one of its cargo features memory, sqlite, dynamodb, etcd, mysql, postgres, redis, s3, share"
 );
 
 backends! {
     memory "memory";
     sqlite "sqlite";
     dynamodb "dynamodb";
+    etcd "etcd";
     mysql "mysql";
     postgres "postgres";
     redis "redis";

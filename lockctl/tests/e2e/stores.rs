@@ -28,6 +28,7 @@ const PLACES: &[Line] = &[
         let url = format!("{url}&endpoint={}", bucket.endpoint());
         Ok(Place::server(url, "&timeout", bucket.server().clone()))
     }),
+    ("etcd", "etcd", || server(Kind::Etcd).map(|server| Place::server(server.url(), "?timeout", server))),
     ("share", "share", || Ok(Place::file("share:."))),
     ("redis", "redis", || {
         server(Kind::Redis).map(|server| Place::server(server.url(), "?response_timeout", server))
@@ -111,7 +112,7 @@ impl Needs {
         match self {
             Needs::Nothing => true,
             Needs::Queue => capabilities.fifo,
-            Needs::Versions => !["s3", "share"].contains(&scheme),
+            Needs::Versions => !["etcd", "s3", "share"].contains(&scheme),
             Needs::DynamoDb => scheme == "dynamodb",
             Needs::S3 => scheme == "s3",
             Needs::Server => !["share", "sqlite"].contains(&scheme),

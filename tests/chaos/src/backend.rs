@@ -68,7 +68,9 @@ impl Backend {
     pub(crate) fn lease(self) -> Duration {
         match self {
             Backend::Server(servers::Kind::DynamoDb) => Duration::from_secs(5),
-            Backend::Bucket | Backend::Share => Duration::from_secs(10),
+            Backend::Bucket | Backend::Share | Backend::Server(servers::Kind::Etcd) => {
+                Duration::from_secs(10)
+            }
             _ => Duration::from_secs(1),
         }
     }
@@ -81,7 +83,7 @@ impl Backend {
 
     /// Returns whether a kind of fault can be caused.
     pub fn can(self, fault: Kind) -> bool {
-        use servers::Kind::{DynamoDb, MariaDb, MySql, Postgres, Redis};
+        use servers::Kind::{DynamoDb, Etcd, MariaDb, MySql, Postgres, Redis};
         match fault {
             Kind::Break | Kind::Freeze => true,
             Kind::Kill | Kind::Stop => self != Backend::Memory,
@@ -92,8 +94,10 @@ impl Backend {
             Kind::Double => matches!(self, Backend::Server(DynamoDb) | Backend::Bucket),
             Kind::Forget => self == Backend::Server(Redis),
             Kind::FillDisk => matches!(self, Backend::Server(MariaDb | MySql)),
-            // A server of Postgres starts a process for each connection: too many for a small machine.
-            Kind::Exhaust => matches!(self, Backend::Server(kind) if kind != DynamoDb && kind != Postgres),
+            // A server of Postgres starts a process for each connection: too many for a small machine. etcd has no limit of them.
+            Kind::Exhaust => {
+                matches!(self, Backend::Server(kind) if ![DynamoDb, Etcd, Postgres].contains(&kind))
+            }
             // The engine keeps its data in memory.
             Kind::Restart => matches!(self, Backend::Server(kind) if kind != DynamoDb),
             Kind::Cut
