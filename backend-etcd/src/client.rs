@@ -11,7 +11,7 @@ use std::{
 use bytes::Bytes;
 use lockcore::{
     BackendError,
-    backend::{Moment, ServiceClock, ServiceTime},
+    backend::{Moment, ServiceClock, ServiceTime, shared_runtime},
 };
 use reqwest::{
     Response,
@@ -28,7 +28,7 @@ use crate::{
     address::Address,
     config::Settings,
     error::{Failure, Next, setting},
-    message::{Answer, Authenticated, path},
+    message::{Answer, Authenticated, Status, path},
 };
 
 /// The header of the gateway by which a member without a leader refuses a request at once, and ends a watch.
@@ -45,7 +45,10 @@ pub(crate) struct Client {
     token: Mutex<Option<Token>>,
     /// Set if etcd asks for no user and password.
     pub(crate) is_open: AtomicBool,
+    /// The identity of the cluster that answered first.
     cluster: OnceLock<String>,
+    /// Set if a member was found to be of another one.
+    is_mixed: AtomicBool,
     /// For one request, whatever member answers it.
     timeout: Duration,
 }
@@ -82,6 +85,7 @@ impl Client {
             login: address.login,
             token: Mutex::default(),
             cluster: OnceLock::new(),
+            is_mixed: AtomicBool::new(false),
             timeout: settings.request_timeout,
         })
     }
@@ -94,6 +98,13 @@ impl Client {
     /// Returns a fence of this process.
     pub(crate) fn fence(&self, now: ServiceTime) -> u64 {
         self.members[0].clock.fence(now, 0)
+    }
+
+    /// Returns by how much the clocks of two members differ at least, in microseconds, as far as members have answered.
+    pub(crate) fn apart(&self) -> u64 {
+        let known: Vec<ServiceTime> = self.members.iter().filter_map(|member| member.clock.now()).collect();
+        let (highest, lowest) = (known.iter().map(|now| now.lo).max(), known.iter().map(|now| now.hi).min());
+        highest.zip(lowest).map_or(0, |(highest, lowest)| highest.saturating_sub(lowest))
     }
 
     /// Returns the position of the member that is asked first.
@@ -114,6 +125,9 @@ impl Client {
 
     /// Sends a request to one member after another until one takes it (E1).
     pub(crate) async fn ask<A: Answer>(&self, path: &str, request: &Value) -> Result<A, Failure> {
+        if self.is_mixed.load(Relaxed) {
+            return Err(Failure::other_cluster().before_request());
+        }
         let (body, deadline) = (Bytes::from(request.to_string()), Instant::now() + self.timeout);
         let (mut answer, mut turns) = (Err(Failure::timed_out("etcd").before_request()), self.in_turn());
         while let Some(position) = turns.next().filter(|_| Instant::now() < deadline) {
@@ -123,12 +137,31 @@ impl Client {
                 _ => break,
             }
         }
-        let answer: A = serde_json::from_slice(&answer?).map_err(|error| Failure::of_body(&error))?;
-        let cluster = &answer.header().cluster_id;
-        match self.cluster.get_or_init(|| cluster.clone()) == cluster {
-            true => Ok(answer),
-            false => Err(Failure::other_cluster()),
+        self.read(&answer?)
+    }
+
+    /// Asks each other member for its state, and does not wait for it: so its clock is known, and that it is of the same cluster,
+    /// before it is asked for more (E4).
+    pub(crate) fn look_at_others(self: &Arc<Self>) {
+        for position in self.in_turn().skip(1) {
+            let (client, deadline) = (self.clone(), Instant::now() + self.timeout);
+            shared_runtime().spawn(async move {
+                let answer = client.ask_member(position, path::STATUS, &"{}".into(), deadline).await;
+                // One that does not answer is passed over when it is its turn.
+                drop(answer.and_then(|answer| client.read::<Status>(&answer)));
+            });
         }
+    }
+
+    /// Reads an answer; refuses one of another cluster than the first (E4).
+    fn read<A: Answer>(&self, answer: &[u8]) -> Result<A, Failure> {
+        let answer: A = serde_json::from_slice(answer).map_err(|error| Failure::of_body(&error))?;
+        let cluster = &answer.header().cluster_id;
+        if self.cluster.get_or_init(|| cluster.clone()) == cluster {
+            return Ok(answer);
+        }
+        self.is_mixed.store(true, Relaxed);
+        Err(Failure::other_cluster())
     }
 
     /// Opens a stream of the member that is asked first.

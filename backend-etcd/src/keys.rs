@@ -65,6 +65,7 @@ impl Keys {
     pub(crate) async fn look(&self) -> Result<(), BackendError> {
         let Status { version, errors, .. } = self.client.ask(path::STATUS, &json!({})).await?;
         *self.status.lock().unwrap_or_else(PoisonError::into_inner) = (version, errors);
+        self.client.look_at_others();
         Ok(())
     }
 
@@ -164,8 +165,8 @@ impl Cell for Keys {
                 let key = BASE64_STANDARD.decode(&pair.key).ok().and_then(|key| String::from_utf8(key).ok());
                 let key = key.ok_or_else(|| corrupt(folder))?;
                 if let Some(name) = key.strip_prefix(&start).filter(|name| !name.contains('/')) {
-                    // Another form than ours counts as old as can be.
-                    let written = content(&pair.value).map_or(0, |(written, _)| written);
+                    // Another form than ours never counts as old: it is not for us to remove it.
+                    let written = content(&pair.value).map_or(u64::MAX, |(written, _)| written);
                     cells.push((format!("{folder}/{name}"), written));
                 }
                 from = behind(key);
@@ -209,6 +210,15 @@ impl Cell for Keys {
         let mut all = vec![found(Severity::Ok, "etcd", version)];
         for alarm in alarms {
             all.push(found(Severity::Error, "alarm", alarm.trim().to_owned()));
+        }
+        let (apart, most) = (self.client.apart(), 2 * self.spread);
+        if apart > most {
+            let what = format!(
+                "those of two members differ by {} ms at least, and clock_difference is {} ms: two processes may hold a lock",
+                apart / 1000,
+                most / 1000
+            );
+            all.push(found(Severity::Error, "clocks", what));
         }
         if self.client.is_open.load(Relaxed) {
             let what = "is off: all who reach the members can take and break locks";

@@ -24,7 +24,8 @@
 //! - **E3**: the store's time is the middle between the fastest and the slowest clock of the members, each of which is within half of
 //!   [`clock_difference`](EtcdBuilder::clock_difference) of it. Each member has an estimate of its clock, from the `Date` of its
 //!   responses; whichever is used, it is widened by that half in both directions.
-//! - **E4**: responses of another cluster than the first are refused.
+//! - **E4**: a cluster is known by its identity. The response of another one is refused, and so is all that follows, until the program
+//!   opens it again. All members are asked for theirs when it is opened, and not waited for.
 //!
 //! # What to know
 //! - A value begins with a line that says when it was written, in microseconds since 1970: etcd keeps no time. Listing sessions reads

@@ -5,7 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore::{BackendErrorKind, LockDao, LockingService, Wait};
+use lockcore::{
+    BackendErrorKind, LockDao, LockingService, Wait,
+    backend::{Acquired, Withdraw},
+};
 use lockcore_cell::Cell;
 use lockcore_conformance::{
     Caller, eventually,
@@ -31,6 +34,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         a_member_behind_a_black_hole_is_passed_over
         a_response_that_is_lost_on_its_way_is_no_refusal
         a_minority_grants_nothing
+        a_leader_that_is_cut_off_grants_nothing
         compaction_harms_no_waiter
         waiters_share_one_watch
         an_increment_is_lost_by_no_failure
@@ -83,17 +87,19 @@ impl Rig {
         self.cluster.members()[member].address()
     }
 
-    /// The position of the leader, as a member sees it.
+    /// The position of the leader, as a member sees it once there is one.
     async fn leader(&self, asked: usize) -> usize {
-        let status = post(&self.address(asked), "/v3/maintenance/status", json!({})).await;
-        let leader = status["leader"].clone();
-        for position in 0..self.proxies.len() {
-            let status = post(&self.address(position), "/v3/maintenance/status", json!({})).await;
-            if status["header"]["member_id"] == leader {
-                return position;
+        eventually("there is a leader", async || {
+            let status = post(&self.address(asked), "/v3/maintenance/status", json!({})).await;
+            for position in 0..self.proxies.len() {
+                let other = post(&self.address(position), "/v3/maintenance/status", json!({})).await;
+                if other["header"]["member_id"] == status["leader"] {
+                    return Some(position);
+                }
             }
-        }
-        panic!("no member is the leader: {status}")
+            None
+        })
+        .await
     }
 }
 
@@ -161,25 +167,63 @@ async fn a_minority_grants_nothing(rig: Rig) -> TestResult {
     for member in &rig.cluster.members()[1..] {
         member.pause().await?;
     }
-    let failed = minority.acquire(&caller(&minority).request(["b"])).await.expect_err("there is no majority");
-    assert!(failed.is_retryable(), "{failed}");
-    // Once it knows that it has no leader, it says so at once, and that nothing was done.
+    // A process stops some time after it was told to. Once the member knows that it has no leader, it says so at once.
     eventually("the member knows that it is alone", async || {
-        let failed = minority.acquire(&caller(&minority).request(["b"])).await.expect_err("no majority");
+        let failed = minority.acquire(&caller(&minority).request(["b"])).await.err()?;
         assert!(failed.is_retryable(), "{failed}");
         failed.to_string().contains("no leader").then_some(())
     })
     .await;
+    let failed = minority.acquire(&caller(&minority).request(["c"])).await.expect_err("there is no majority");
+    assert!(failed.is_retryable() && !failed.in_doubt(), "{failed:?}");
     for member in &rig.cluster.members()[1..] {
         member.resume().await?;
     }
     eventually("there is a majority", async || {
         let asked = minority.acquire(&caller(&minority).request(["a"])).await;
-        asked.is_ok_and(|asked| matches!(asked, lockcore::backend::Acquired::Refused { .. })).then_some(())
+        asked.is_ok_and(|asked| matches!(asked, Acquired::Refused { .. })).then_some(())
     })
     .await;
     caller(&dao).free(&held).await;
-    caller(&minority).take(["a"]).await;
+    caller(&minority).take(["a", "c"]).await;
+    Ok(())
+}
+
+/// The old leader takes requests, and never gets them done; they do not arrive late either.
+async fn a_leader_that_is_cut_off_grants_nothing(rig: Rig) -> TestResult {
+    let dao = rig.dao().await;
+    let held = caller(&dao).take(["a"]).await;
+    let leader = rig.leader(0).await;
+    let old = rig.place.by(format!("etcd://{}", rig.address(leader))).builder();
+    let old = old.request_timeout(Duration::from_secs(1)).timeout(Duration::from_secs(2));
+    let old = Arc::new(old.open().await?);
+    // The table is known there, so that the next request is a write.
+    let known = caller(&old).take(["known"]).await;
+    rig.cluster.cut_off(leader).await?;
+    let late = caller(&old);
+    let request = late.request(["b"]);
+    let failed = old.acquire(&request).await.expect_err("it has no majority");
+    assert!(failed.is_retryable(), "{failed}");
+    eventually("the others have a leader", async || {
+        let others = (0..rig.proxies.len()).find(|position| *position != leader)?;
+        (rig.leader(others).await != leader).then_some(())
+    })
+    .await;
+    // Through all members, of which the old leader may be the first.
+    assert_eq!(caller(&dao).refused(["a"]).await.len(), 1, "what was granted is still held");
+    late.through(&dao).withdraw(&request, Withdraw::Undo).await;
+    let taken = caller(&dao).take(["b"]).await;
+    rig.cluster.heal();
+    eventually("the old leader follows", async || {
+        let asked = old.acquire(&caller(&old).request(["b"])).await.ok()?;
+        assert!(matches!(asked, Acquired::Refused { .. }), "{asked:?}");
+        Some(())
+    })
+    .await;
+    caller(&dao).free(&taken).await;
+    caller(&dao).free(&held).await;
+    caller(&old).free(&known).await;
+    caller(&old).take(["a", "b", "known"]).await;
     Ok(())
 }
 

@@ -36,6 +36,8 @@ pub(crate) fn trials() -> Vec<Trial> {
         what_may_be_done_is_sent_to_no_other_member
         what_is_no_answer_of_etcd_is_an_error
         another_cluster_is_refused
+        members_of_two_clusters_are_refused
+        clocks_that_differ_too_much_are_named
         without_room_is_read_in_another_way
         a_proxy_tells_no_time
         no_lease_ends_early_by_clocks_that_differ
@@ -192,14 +194,14 @@ async fn what_is_refused_before_it_is_done_is_sent_to_another_member(rig: Rig) -
     let place = rig.both();
     let keys = place.builder().keys().await?;
     keys.now().await?;
-    let before = rig.two.requests().len();
+    let before = rig.two.requests_of(TXN);
     rig.one.next(TXN, Fault::Refuse(503, 14, "etcdserver: no leader"));
     let written = keys.replace("a", None, "1".into()).await?;
     assert!(matches!(written, lockcore_cell::Written::Done(_)), "{written:?}");
-    assert_eq!(rig.two.requests().len(), before + 1);
+    assert_eq!(rig.two.requests_of(TXN), before + 1);
     // The next ones go there as well.
-    keys.read("a", None).await?;
-    assert_eq!(rig.two.requests().len(), before + 2);
+    keys.read("a", Some(&1)).await?;
+    assert_eq!(rig.two.requests_of(TXN), before + 2);
     Ok(())
 }
 
@@ -208,18 +210,16 @@ async fn what_may_be_done_is_sent_to_no_other_member(rig: Rig) -> TestResult {
     let place = rig.both();
     let keys = place.builder().keys().await?;
     keys.now().await?;
-    let before = rig.two.requests().len();
-    for fault in [Fault::DoAndRefuse(503, 14, "etcdserver: leader changed"), Fault::LoseResponse] {
-        rig.one.next(TXN, fault);
-        let name = if rig.two.requests().len() == before { "a" } else { "b" };
-        let failed = keys.replace(name, None, "1".into()).await;
-        let met = rig.one.is_over();
-        if met {
-            let failed = failed.expect_err("the response is lost");
-            assert!(failed.in_doubt() && failed.is_retryable(), "{failed}");
-        }
-        assert!(rig.two.requests().iter().skip(before).all(|request| !request.first.contains(TXN)) || !met);
-    }
+    rig.one.next(TXN, Fault::DoAndRefuse(503, 14, "etcdserver: leader changed"));
+    let failed =
+        keys.replace("a", None, "1".into()).await.expect_err("the response does not say that it is done");
+    assert!(failed.in_doubt() && failed.is_retryable(), "{failed}");
+    assert_eq!(rig.two.requests_of(TXN), 0);
+    // The other one comes first now.
+    rig.two.next(TXN, Fault::LoseResponse);
+    let failed = keys.replace("b", None, "1".into()).await.expect_err("the response is lost");
+    assert!(failed.in_doubt() && failed.is_retryable(), "{failed}");
+    assert_eq!(rig.one.requests_of(TXN), 1);
     assert!(matches!(keys.read("a", None).await?, lockcore_cell::Found::Changed(..)));
     Ok(())
 }
@@ -246,9 +246,35 @@ async fn another_cluster_is_refused(rig: Rig) -> TestResult {
     rig.one.next(TXN, Fault::Answer(other));
     let failed = keys.replace("a", None, "1".into()).await.expect_err("it is another cluster");
     assert!(failed.kind() == BackendErrorKind::Misconfigured && failed.in_doubt(), "{failed}");
-    rig.one.next("/v3/kv/range", Fault::Answer(other));
-    let failed = keys.read("a", None).await.expect_err("it is another cluster");
-    assert_eq!(failed.kind(), BackendErrorKind::Misconfigured, "{failed}");
+    // Until it is opened again.
+    let failed = keys.replace("a", None, "1".into()).await.expect_err("it was another cluster");
+    assert!(failed.kind() == BackendErrorKind::Misconfigured && !failed.in_doubt(), "{failed}");
+    keys.read("a", None).await.expect_err("it was another cluster");
+    rig.first().builder().keys().await?.read("a", None).await?;
+    Ok(())
+}
+
+/// Before the second is asked for anything else.
+async fn members_of_two_clusters_are_refused(rig: Rig) -> TestResult {
+    rig.two.next("/v3/maintenance/status", Fault::Answer("{\"header\":{\"cluster_id\":\"1\"}}"));
+    let keys = rig.both().builder().keys().await?;
+    eventually("the other cluster is noticed", async || {
+        let failed = keys.read("a", None).await.err()?;
+        assert!(failed.kind() == BackendErrorKind::Misconfigured && !failed.in_doubt(), "{failed}");
+        Some(())
+    })
+    .await;
+    assert!(rig.two.requests().iter().all(|request| request.first.contains("/v3/maintenance/status")));
+    Ok(())
+}
+
+async fn clocks_that_differ_too_much_are_named(rig: Rig) -> TestResult {
+    let named = |keys: &Keys| keys.findings().iter().any(|found| found.check == "clocks");
+    rig.two.step_date(4);
+    let keys = rig.both().builder().clock_difference(Duration::from_secs(1)).keys().await?;
+    eventually("the clocks are compared", async || named(&keys).then_some(())).await;
+    let patient = rig.both().builder().clock_difference(Duration::from_secs(5)).keys().await?;
+    assert!(!named(&patient));
     Ok(())
 }
 

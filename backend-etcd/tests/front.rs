@@ -99,6 +99,11 @@ impl Front {
         self.state.is_proxy.store(true, SeqCst);
     }
 
+    /// The number of requests so far with this in their first line.
+    pub(crate) fn requests_of(&self, path: &str) -> usize {
+        self.requests().iter().filter(|request| request.first.contains(path)).count()
+    }
+
     /// The requests so far.
     pub(crate) fn requests(&self) -> Vec<Message> {
         self.state.requests.lock().expect("no test panics inside").clone()

@@ -1,17 +1,37 @@
-//! A cluster of etcd, as processes of this machine.
+//! A cluster of etcd, as processes of this machine, each of which can be cut off from the others.
 
-use std::{io, net::TcpListener};
+use std::{io, net::Ipv4Addr, time::Duration};
 
 use futures_util::future::try_join_all;
+use tokio::{
+    io::{BufReader, copy_bidirectional},
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    task::JoinSet,
+};
 
-use super::{Kind, Server, ServerError};
+use super::{Kind, Server, ServerError, http::Message};
 
 const NAMES: [&str; 3] = ["one", "two", "three"];
+
+/// The most bytes of a request's head.
+const HEAD: usize = 16 * 1024;
 
 /// Three members of one cluster.
 #[derive(Debug)]
 pub struct EtcdCluster {
     members: Vec<Server>,
+    cut_off: watch::Sender<Option<CutOff>>,
+    /// The ways of the members to each other.
+    _ways: JoinSet<()>,
+}
+
+/// The member that is cut off from the others.
+#[derive(Clone, PartialEq, Debug)]
+struct CutOff {
+    position: usize,
+    /// The name by which it presents itself to the others.
+    id: String,
 }
 
 impl EtcdCluster {
@@ -21,37 +41,116 @@ impl EtcdCluster {
     /// As [`Server::start_with`].
     pub async fn start(arguments: &[&str]) -> Result<Self, ServerError> {
         let failed = |error: io::Error| ServerError::failed(Kind::Etcd, "start", error);
-        // All at once, so that no two are the same.
-        let free: Vec<_> = NAMES
-            .iter()
-            .map(|_| TcpListener::bind("127.0.0.1:0"))
-            .collect::<Result<_, _>>()
-            .map_err(failed)?;
-        let peers: Vec<_> = free
-            .iter()
-            .map(|free| free.local_addr().map(|address| format!("http://{address}")))
-            .collect::<Result<_, _>>()
-            .map_err(failed)?;
+        let (cut_off, seen) = watch::channel(None);
+        let (mut ways, mut addresses, mut free) = (JoinSet::new(), Vec::new(), Vec::new());
+        for to in 0..NAMES.len() {
+            let way = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(failed)?;
+            // Kept until all are there, so that no two are the same.
+            let peer = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(failed)?;
+            let address = peer.local_addr().map_err(failed)?;
+            addresses.push((address, way.local_addr().map_err(failed)?));
+            free.push(peer);
+            ways.spawn(serve(way, to, address.to_string(), seen.clone()));
+        }
         drop(free);
-        let all: Vec<String> =
-            NAMES.iter().zip(&peers).map(|(name, peer)| format!("{name}={peer}")).collect();
-        let members = NAMES.iter().zip(&peers).map(|(name, peer)| {
+        let all = NAMES.iter().zip(&addresses).map(|(name, (_, way))| format!("{name}=http://{way}"));
+        let all = all.collect::<Vec<_>>().join(",");
+        let members = NAMES.iter().zip(&addresses).map(|(name, (peer, way))| {
             let mut own = vec![
                 format!("--name={name}"),
-                format!("--listen-peer-urls={peer}"),
-                format!("--initial-advertise-peer-urls={peer}"),
-                format!("--initial-cluster={}", all.join(",")),
+                format!("--listen-peer-urls=http://{peer}"),
+                format!("--initial-advertise-peer-urls=http://{way}"),
+                format!("--initial-cluster={all}"),
             ];
             own.extend(arguments.iter().map(|&argument| argument.to_owned()));
             Server::start_with(Kind::Etcd, move |_| Ok(own))
         });
         // None answers before most of them run.
-        Ok(EtcdCluster { members: try_join_all(members).await? })
+        Ok(EtcdCluster { members: try_join_all(members).await?, cut_off, _ways: ways })
     }
 
     /// The members.
     #[must_use]
     pub fn members(&self) -> &[Server] {
         &self.members
+    }
+
+    /// Cuts a member off from the others, and no other one; clients still reach it.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn cut_off(&self, position: usize) -> io::Result<()> {
+        let id = id(&self.members[position].address()).await?;
+        self.cut_off.send_replace(Some(CutOff { position, id }));
+        Ok(())
+    }
+
+    /// Ends that.
+    pub fn heal(&self) {
+        self.cut_off.send_replace(None);
+    }
+}
+
+/// Returns the name by which a member presents itself to the others.
+async fn id(address: &str) -> io::Result<String> {
+    let mut member = BufReader::new(TcpStream::connect(address).await?);
+    let headers = [("host", address), ("connection", "close"), ("content-length", "2")];
+    let headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+    let first = "POST /v3/maintenance/status HTTP/1.1".to_owned();
+    Message { first, headers, body: b"{}".to_vec() }.write(&mut member).await?;
+    let status = Message::read(&mut member, true).await?;
+    let status = String::from_utf8(status.body).map_err(io::Error::other)?;
+    let number = status.split_once("\"member_id\":\"").and_then(|(_, rest)| rest.split('"').next());
+    let number: u64 =
+        number.and_then(|number| number.parse().ok()).ok_or_else(|| io::Error::other(status))?;
+    Ok(format!("{number:x}"))
+}
+
+/// Serves the way to the peer port of a member.
+async fn serve(way: TcpListener, to: usize, peer: String, cut_off: watch::Receiver<Option<CutOff>>) {
+    let mut connections = JoinSet::new();
+    while let Ok((from, _)) = way.accept().await {
+        let (peer, cut_off) = (peer.clone(), cut_off.clone());
+        connections.spawn(async move { drop(relay(from, to, &peer, cut_off).await) });
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+/// Carries one connection until it ends, or until one of its sides is cut off.
+async fn relay(
+    mut from: TcpStream,
+    to: usize,
+    peer: &str,
+    mut cut_off: watch::Receiver<Option<CutOff>>,
+) -> io::Result<()> {
+    let sender = sender(&from).await?;
+    let is_cut = |cut: &Option<CutOff>| {
+        cut.as_ref().is_some_and(|cut| cut.position == to || sender.as_ref() == Some(&cut.id))
+    };
+    let mut peer = TcpStream::connect(peer).await?;
+    from.set_nodelay(true)?;
+    peer.set_nodelay(true)?;
+    tokio::select! {
+        biased;
+        _ = cut_off.wait_for(is_cut) => Ok(()),
+        carried = copy_bidirectional(&mut from, &mut peer) => carried.map(drop),
+    }
+}
+
+/// Returns the member that opened a connection, as its first request says.
+async fn sender(from: &TcpStream) -> io::Result<Option<String>> {
+    let mut head = vec![0; HEAD];
+    loop {
+        let read = from.peek(&mut head).await?;
+        let text = String::from_utf8_lossy(&head[..read]);
+        if let Some((head, _)) = text.split_once("\r\n\r\n") {
+            let mut headers = head.lines().filter_map(|line| line.split_once(':'));
+            let id = headers.find(|(name, _)| name.eq_ignore_ascii_case("x-server-from"));
+            return Ok(id.map(|(_, id)| id.trim().to_owned()));
+        }
+        if read == 0 || read == HEAD {
+            return Ok(None);
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
