@@ -1,7 +1,10 @@
 //! Three members: a leader that is killed, members that cannot be reached, a minority, compaction, a quota.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
     time::{Duration, Instant},
 };
 
@@ -284,7 +287,7 @@ async fn an_increment_is_lost_by_no_failure(rig: Rig) -> TestResult {
     for _ in 0..PROCESSES {
         services.push(LockingService::new(rig.builder().open().await?));
     }
-    let sum = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let sum = Arc::new(AtomicUsize::new(0));
     let services = Arc::new(services);
     let work = race(PROCESSES, {
         let sum = sum.clone();
@@ -293,7 +296,6 @@ async fn an_increment_is_lost_by_no_failure(rig: Rig) -> TestResult {
             async move {
                 for _ in 0..TIMES {
                     let add = async || {
-                        use std::sync::atomic::Ordering::SeqCst;
                         let seen = sum.load(SeqCst);
                         tokio::time::sleep(Duration::from_millis(2)).await;
                         sum.store(seen + 1, SeqCst);
@@ -319,7 +321,7 @@ async fn an_increment_is_lost_by_no_failure(rig: Rig) -> TestResult {
         }
     };
     tokio::join!(work, faults);
-    assert_eq!(sum.load(std::sync::atomic::Ordering::SeqCst), PROCESSES * TIMES);
+    assert_eq!(sum.load(SeqCst), PROCESSES * TIMES);
     Ok(())
 }
 

@@ -1,7 +1,10 @@
 //! Responses that are lost or forged, requests that are late, members whose clocks differ.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -43,6 +46,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         no_lease_ends_early_by_clocks_that_differ
         a_fail_over_keeps_the_time_within_its_bounds
         a_member_that_is_not_there_is_named
+        sixteen_processes_lose_nothing
     };
     let cells = cell_checks("front", async || Ok(Fronted(shared(Kind::Etcd).await?.address())));
     own.into_iter().chain(cells).collect()
@@ -363,5 +367,28 @@ async fn a_member_that_is_not_there_is_named(rig: Rig) -> TestResult {
     // With others there it is passed over.
     let place = Place::at(format!("etcd://{closed},{}", rig.member));
     caller(&opened(place.builder()).await).take(["a"]).await;
+    Ok(())
+}
+
+async fn sixteen_processes_lose_nothing(rig: Rig) -> TestResult {
+    let (place, number) = (rig.first(), Arc::new(AtomicU64::new(0)));
+    let mut workers = Vec::new();
+    for _ in 0..16 {
+        let (dao, number) = (opened(rig.beside(&place)).await, number.clone());
+        workers.push(tokio::spawn(async move {
+            for _ in 0..4 {
+                let one = caller(&dao);
+                let held = one.take_in_turn(["number"]).await;
+                let seen = number.load(SeqCst);
+                tokio::task::yield_now().await;
+                number.store(seen + 1, SeqCst);
+                one.free(&held).await;
+            }
+        }));
+    }
+    for worker in workers {
+        worker.await?;
+    }
+    assert_eq!(number.load(SeqCst), 64);
     Ok(())
 }
