@@ -107,7 +107,7 @@ async fn pair(locks: &Locks, bare: &Bare, count: usize) -> Outcome<Case> {
     const TABLE: &str = "lockcore/default/table";
     let mut held = String::new();
     let read = async || Outcome::Ok(bare.read(TABLE).await?.1);
-    locks.with_locks(&fresh(count), async || read().await.map(|value| held = value)).await?;
+    locks.with_locks(&fresh(count), async || held = read().await.expect("the member answers")).await?;
     let free = read().await?;
     let mut version = bare.replace("bare", &bare.read("bare").await?.0, &free).await?;
     let name = format!("{count} ids, alone ({} bytes held, {} free)", held.len() * 3 / 4, free.len() * 3 / 4);

@@ -11,13 +11,14 @@ use std::{
 use lockcore::{BackendErrorKind, LockDao, backend::Withdraw};
 use lockcore_cell::Cell;
 use lockcore_conformance::{
-    Caller,
+    Caller, PATIENCE,
     cell::{Adapter, Fault as Met},
     eventually,
+    judge::late,
     servers::{self, Kind, TestResult, Trial, cell_checks, shared},
 };
 use lockcore_etcd::{EtcdBuilder, EtcdLockDao, Keys};
-use tokio::sync::Notify;
+use tokio::{join, sync::Notify, time::timeout};
 use uuid::Uuid;
 
 use crate::{
@@ -46,6 +47,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         no_lease_ends_early_by_clocks_that_differ
         a_fail_over_keeps_the_time_within_its_bounds
         a_member_that_is_not_there_is_named
+        a_watch_tells_of_changes
         sixteen_processes_lose_nothing
     };
     let cells = cell_checks("front", async || Ok(Fronted(shared(Kind::Etcd).await?.address())));
@@ -220,6 +222,14 @@ async fn what_may_be_done_is_sent_to_no_other_member(rig: Rig) -> TestResult {
     assert!(failed.in_doubt() && failed.is_retryable(), "{failed}");
     assert_eq!(rig.two.requests_of(TXN), 0);
     // The other one comes first now.
+    rig.two.next(TXN, Fault::DoAndRefuse(403, 8, "etcdserver: mvcc: database space exceeded"));
+    let failed =
+        keys.replace("c", None, "1".into()).await.expect_err("the response does not say that it is done");
+    assert!(failed.in_doubt() && failed.is_retryable(), "{failed}");
+    assert_eq!(rig.one.requests_of(TXN), 1);
+    let keys =
+        place.by(format!("etcd://{},{}", rig.two.address(), rig.one.address())).builder().keys().await?;
+    keys.now().await?;
     rig.two.next(TXN, Fault::LoseResponse);
     let failed = keys.replace("b", None, "1".into()).await.expect_err("the response is lost");
     assert!(failed.in_doubt() && failed.is_retryable(), "{failed}");
@@ -367,6 +377,29 @@ async fn a_member_that_is_not_there_is_named(rig: Rig) -> TestResult {
     // With others there it is passed over.
     let place = Place::at(format!("etcd://{closed},{}", rig.member));
     caller(&opened(place.builder()).await).take(["a"]).await;
+    Ok(())
+}
+
+/// Waiters look by themselves as well, so that nothing else shows it.
+async fn a_watch_tells_of_changes(rig: Rig) -> TestResult {
+    let (place, ends) =
+        (Place::at(format!("etcd://{}", rig.member)), async |keys: &Keys, known: Option<u64>| {
+            if timeout(PATIENCE, keys.changed("a", known.as_ref())).await.is_err() {
+                late("the change is told");
+            }
+        });
+    let (keys, other) = (place.builder().keys().await?, place.builder().keys().await?);
+    let written = async |at: Option<u64>| match other.replace("a", at.as_ref(), "1".into()).await {
+        Ok(lockcore_cell::Written::Done(version)) => version,
+        failed => panic!("its condition holds: {failed:?}"),
+    };
+    let first = written(None).await;
+    let ((), second) = join!(ends(&keys, Some(first)), written(Some(first)));
+    // What is over is told, too.
+    ends(&keys, Some(first)).await;
+    let ((), third) = join!(ends(&keys, Some(second)), written(Some(second)));
+    let removed = async { other.remove("a").await.expect("the member answers") };
+    join!(ends(&keys, Some(third)), removed);
     Ok(())
 }
 
