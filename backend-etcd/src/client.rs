@@ -123,7 +123,7 @@ impl Client {
         let _ = self.current.compare_exchange(position, next, Relaxed, Relaxed);
     }
 
-    /// Sends a request to one member after another until one takes it (E1).
+    /// Sends a request to one member after another until one takes it (E1), within the time for one.
     pub(crate) async fn ask<A: Answer>(&self, path: &str, request: &Value) -> Result<A, Failure> {
         if self.is_mixed.load(Relaxed) {
             return Err(Failure::other_cluster().before_request());
@@ -138,6 +138,16 @@ impl Client {
             }
         }
         self.read(&answer?)
+    }
+
+    /// Reads: what one member did not answer is asked of the next one. A member that is frozen accepts connections, so that a process
+    /// which begins with it would never get on.
+    pub(crate) async fn ask_to_read<A: Answer>(&self, path: &str, request: &Value) -> Result<A, Failure> {
+        let answer = match self.ask(path, request).await {
+            Err(failed) if failed.is_of_member() && self.members.len() > 1 => self.ask(path, request).await,
+            answer => answer,
+        };
+        answer.map_err(Failure::before_request)
     }
 
     /// Asks each other member for its state, and does not wait for it: so its clock is known, and that it is of the same cluster,

@@ -71,8 +71,8 @@ impl<I: Ident, C: ContextId> EtcdBuilder<I, C> {
         self
     }
 
-    /// Limits how long etcd may take for one read or write of a key, whatever member it is asked of; 100 ms to 1 min, 3 s by default. The next
-    /// request is then sent to another member.
+    /// Limits how long etcd may take for one read or write of a key, whatever member it is asked of; 100 ms to 1 min, 3 s by default. A
+    /// read is then sent to another member once more, and so is all that follows.
     #[must_use]
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
         self.settings.request_timeout = timeout;

@@ -54,7 +54,7 @@ impl Failure {
 
     /// Returns whether it may be the member's alone.
     pub(crate) fn is_of_member(&self) -> bool {
-        self.kind.is_retryable() || self.next == Next::Member
+        self.next == Next::Member || (self.kind.is_retryable() && self.next != Next::Plainly)
     }
 
     pub(crate) fn timed_out(member: &str) -> Self {

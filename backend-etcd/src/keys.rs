@@ -63,7 +63,7 @@ impl Keys {
 
     /// Asks a member for its state, for [`findings`](Cell::findings), and so for the time.
     pub(crate) async fn look(&self) -> Result<(), BackendError> {
-        let Status { version, errors, .. } = self.client.ask(path::STATUS, &json!({})).await?;
+        let Status { version, errors, .. } = self.client.ask_to_read(path::STATUS, &json!({})).await?;
         *self.status.lock().unwrap_or_else(PoisonError::into_inner) = (version, errors);
         self.client.look_at_others();
         Ok(())
@@ -82,7 +82,7 @@ impl Keys {
     }
 
     async fn range(&self, name: &str) -> Result<Option<Pair>, Failure> {
-        let range: Range = self.client.ask(path::RANGE, &json!({ "key": self.key(name) })).await?;
+        let range: Range = self.client.ask_to_read(path::RANGE, &json!({ "key": self.key(name) })).await?;
         Ok(range.kvs.into_iter().next())
     }
 
@@ -94,7 +94,7 @@ impl Keys {
             "compare": [{ "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": known.to_string() }],
             "failure": [{ "request_range": { "key": key } }],
         });
-        match self.client.ask::<Txn>(path::TXN, &request).await {
+        match self.client.ask_to_read::<Txn>(path::TXN, &request).await {
             Ok(txn) if txn.succeeded => Ok(Err(known)),
             Ok(txn) => {
                 let range = txn.responses.into_iter().find_map(|response| response.response_range);
@@ -114,7 +114,7 @@ impl Cell for Keys {
             Some(known) => self.range_unless(name, *known).await,
             None => self.range(name).await.map(Ok),
         };
-        match found.map_err(Failure::before_request)? {
+        match found? {
             Err(_) => Ok(Found::Unchanged),
             Ok(None) => Ok(Found::Absent),
             Ok(Some(pair)) if known == Some(&pair.mod_revision) => Ok(Found::Unchanged),
@@ -158,8 +158,7 @@ impl Cell for Keys {
                 "range_end": BASE64_STANDARD.encode(&end),
                 "limit": PAGE.to_string(),
             });
-            let range: Range =
-                self.client.ask(path::RANGE, &request).await.map_err(Failure::before_request)?;
+            let range: Range = self.client.ask_to_read(path::RANGE, &request).await?;
             let mut cells = Vec::new();
             for pair in range.kvs {
                 let key = BASE64_STANDARD.decode(&pair.key).ok().and_then(|key| String::from_utf8(key).ok());
@@ -184,8 +183,7 @@ impl Cell for Keys {
             None => {
                 // Each response has it.
                 let request = json!({ "key": self.key("table"), "keys_only": true });
-                let asked = self.client.ask::<Range>(path::RANGE, &request).await;
-                asked.map_err(Failure::before_request)?;
+                self.client.ask_to_read::<Range>(path::RANGE, &request).await?;
                 self.client.time().ok_or_else(no_time)?
             }
         };

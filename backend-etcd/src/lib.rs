@@ -20,7 +20,7 @@
 //! - **E1**: a write is sent to another member only after one has certainly not taken it: there was no connection, or the member
 //!   refused it as it has no leader or does not accept the token. After anything else it is in doubt, and the engine looks for it. That etcd
 //!   has no room says nothing of the write: the one that exceeds the quota is made.
-//! - **E2**: reads are linearizable, by whatever member.
+//! - **E2**: reads are linearizable, by whatever member. What one does not answer is asked of the next.
 //! - **E3**: the store's time is the middle between the fastest and the slowest clock of the members, each of which is within half of
 //!   [`clock_difference`](EtcdBuilder::clock_difference) of it. Each member has an estimate of its clock, from the `Date` of its
 //!   responses; whichever is used, it is widened by that half in both directions.

@@ -36,6 +36,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         a_killed_leader_costs_no_lock
         a_member_behind_a_black_hole_is_passed_over
         a_response_that_is_lost_on_its_way_is_no_refusal
+        a_frozen_member_hinders_no_opening
         a_minority_grants_nothing
         a_leader_that_is_cut_off_grants_nothing
         compaction_harms_no_waiter
@@ -92,17 +93,22 @@ impl Rig {
 
     /// The position of the leader, as a member sees it once there is one.
     async fn leader(&self, asked: usize) -> usize {
-        eventually("there is a leader", async || {
-            let status = post(&self.address(asked), "/v3/maintenance/status", json!({})).await;
-            for position in 0..self.proxies.len() {
-                let other = post(&self.address(position), "/v3/maintenance/status", json!({})).await;
-                if other["header"]["member_id"] == status["leader"] {
-                    return Some(position);
-                }
+        let all: Vec<usize> = (0..self.proxies.len()).collect();
+        let members = [&[asked], &all[..]].concat();
+        eventually("there is a leader", async || self.leader_of(&members).await).await
+    }
+
+    /// The position of the leader as the first of some members sees it, if it is one of them.
+    async fn leader_of(&self, members: &[usize]) -> Option<usize> {
+        let status =
+            async |member: usize| post(&self.address(member), "/v3/maintenance/status", json!({})).await;
+        let leader = status(members[0]).await["leader"].clone();
+        for &member in members {
+            if status(member).await["header"]["member_id"] == leader {
+                return Some(member);
             }
-            None
-        })
-        .await
+        }
+        None
     }
 }
 
@@ -157,6 +163,26 @@ async fn a_response_that_is_lost_on_its_way_is_no_refusal(rig: Rig) -> TestResul
     }
     caller(&one).free(&before).await;
     caller(&two).take(["a", "b"]).await;
+    Ok(())
+}
+
+/// It accepts connections: each process that starts would wait for it.
+async fn a_frozen_member_hinders_no_opening(rig: Rig) -> TestResult {
+    let frozen = &rig.cluster.members()[0];
+    frozen.pause().await?;
+    eventually("the others have a leader", async || rig.leader_of(&[1, 2]).await).await;
+    let opened = eventually("it is opened", async || {
+        let opened = rig.builder().open().await;
+        match opened {
+            Ok(dao) => Some(dao),
+            Err(error) if error.is_retryable() => None,
+            Err(error) => panic!("{error}"),
+        }
+    });
+    let dao = Arc::new(opened.await);
+    let held = caller(&dao).take(["a"]).await;
+    frozen.resume().await?;
+    caller(&dao).free(&held).await;
     Ok(())
 }
 
