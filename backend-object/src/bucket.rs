@@ -75,18 +75,6 @@ impl Clock {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Clock::Local { started, since }
     }
-
-    fn now(&self) -> Option<ServiceTime> {
-        match self {
-            #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
-            Clock::Dated(clock) => clock.now(),
-            Clock::Modified(clock) => clock.known(),
-            Clock::Local { started, since } => {
-                let now = (*since + started.elapsed()).as_micros() as u64;
-                Some(ServiceTime { lo: now, hi: now })
-            }
-        }
-    }
 }
 
 impl Bucket {
@@ -140,6 +128,20 @@ impl Bucket {
         let (store, timeout) = (self.store.clone(), self.timeout);
         shared_runtime().spawn(async move { drop(tokio::time::timeout(timeout, store.delete(&path)).await) });
         Ok((u64::try_from(meta.last_modified.timestamp()).unwrap_or(0), received))
+    }
+
+    /// Asks for a response: each has the date.
+    #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
+    async fn ask_date(&self) -> Result<(), BackendError> {
+        self.counts.reads.fetch_add(1, Relaxed);
+        let (path, seen) = (self.path("table"), Seen::default());
+        // Without the content.
+        let mut options = GetOptions { head: true, ..GetOptions::default() };
+        options.extensions.insert(seen.clone());
+        match self.within(&seen, self.store.get_opts(&path, options)).await? {
+            Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(Self::failed(&error, &seen)),
+        }
     }
 
     async fn remove_path(&self, path: &Path) -> Result<(), BackendError> {
@@ -267,15 +269,20 @@ impl Cell for Bucket {
 
     async fn now(&self) -> Result<ServiceTime, BackendError> {
         let now = match &self.clock {
-            Clock::Modified(clock) => clock.now(|| self.ask_time()).await?,
-            clock => match clock.now().filter(|now| !now.is_wide()) {
+            #[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
+            Clock::Dated(clock) => match clock.fresh() {
                 Some(now) => now,
                 None => {
-                    // Each response has it.
-                    drop(self.read("table", None).await?);
-                    clock.now().ok_or_else(error::no_time)?
+                    let asked = Moment::now();
+                    self.ask_date().await?;
+                    clock.since(asked).ok_or_else(error::no_time)?
                 }
             },
+            Clock::Modified(clock) => clock.now(|| self.ask_time()).await?,
+            Clock::Local { started, since } => {
+                let now = (*since + started.elapsed()).as_micros() as u64;
+                ServiceTime { lo: now, hi: now }
+            }
         };
         Ok(ServiceTime { lo: now.lo + self.ahead(), hi: now.hi + self.ahead() })
     }

@@ -92,6 +92,7 @@ pub(crate) fn of_settings(error: &object_store::Error) -> BackendError {
     BackendError::new(BackendErrorKind::BadSetting, chain(error))
 }
 
+#[cfg(any(feature = "s3", feature = "gcs", feature = "azure"))]
 pub(crate) fn no_time() -> BackendError {
     let what = "no response had the service's time: it must have a Date and an id of the request";
     BackendError::new(BackendErrorKind::Unavailable, what)

@@ -22,6 +22,10 @@ const WIDE: u64 = 3 * SECOND;
 /// requests by default, so that the responses to one operation never do.
 const AGREEMENT: Duration = Duration::from_secs(6);
 
+/// An answer is relied on for so long: a step of the clock is then known well within the shortest lease, also where the next
+/// answer takes long.
+const FRESH: Duration = Duration::from_secs(3);
+
 /// One second in microseconds.
 const SECOND: u64 = 1_000_000;
 
@@ -58,6 +62,9 @@ impl ServiceTime {
 /// up only for answers that agree with each other and lie six seconds apart, without one in between that agrees with
 /// the old bounds: a burst of wrong answers moves neither bound inwards.
 ///
+/// Invariant C3: bounds say nothing of a clock that was set since the last answer. A lease is derived only from an answer of the
+/// last three seconds ([`fresh`](Self::fresh)), or from one that was asked for to this end ([`since`](Self::since)).
+///
 /// No wall clock of this machine goes into it, and no answer but the service's own.
 #[derive(Debug)]
 pub struct ServiceClock {
@@ -69,6 +76,8 @@ pub struct ServiceClock {
 struct Known {
     bounds: Bounds,
     rival: Option<Rival>,
+    /// The moment at which the last request was sent that was answered.
+    sent: Moment,
 }
 
 /// The bounds by responses that contradict the known ones, and agree with each other.
@@ -125,22 +134,30 @@ impl ServiceClock {
         };
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         *known = Some(match *known {
-            None => Known { bounds: sample, rival: None },
+            None => Known { bounds: sample, rival: None, sent },
             Some(known) => known.with(sample, sent, received),
         });
     }
 
-    /// Returns the service's time; `None` before the first response.
+    /// Returns the service's time by all responses so far, unless its clock was set since the last; `None` before the first one.
     pub fn now(&self) -> Option<ServiceTime> {
-        let Known { bounds, rival } = (*self.known.lock().unwrap_or_else(PoisonError::into_inner))?;
-        let now = Moment::now();
-        let (mut lo, mut hi) = (bounds.lower.at_least(now), bounds.upper.at_most(now));
-        if let Some(Rival { bounds, .. }) = rival {
-            lo = lo.min(bounds.lower.at_least(now));
-            hi = hi.max(bounds.upper.at_most(now));
-        }
-        let lo = lo.saturating_sub(SPREAD);
-        Some(ServiceTime { lo, hi: hi.saturating_add(SPREAD).max(lo) })
+        self.known().map(Known::now)
+    }
+
+    /// Returns the service's time if a request of the last three seconds told it and the bounds are not wide, so that a lease may be
+    /// derived from it (invariant C3). Else ask the service, and take what is known [`since`](Self::since).
+    pub fn fresh(&self) -> Option<ServiceTime> {
+        let known = self.known().filter(|known| known.sent.elapsed() < FRESH)?;
+        Some(known.now()).filter(|now| !now.is_wide())
+    }
+
+    /// Returns the service's time if a request told it that was sent at `at` or later. It may be wide.
+    pub fn since(&self, at: Moment) -> Option<ServiceTime> {
+        self.known().filter(|known| at.since(&known.sent).is_zero()).map(Known::now)
+    }
+
+    fn known(&self) -> Option<Known> {
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns a fence that is at least the service's clock, above `above`, and above every other of this process.
@@ -152,10 +169,24 @@ impl ServiceClock {
 }
 
 impl Known {
+    fn now(self) -> ServiceTime {
+        let Known { bounds, rival, .. } = self;
+        let now = Moment::now();
+        let (mut lo, mut hi) = (bounds.lower.at_least(now), bounds.upper.at_most(now));
+        if let Some(Rival { bounds, .. }) = rival {
+            lo = lo.min(bounds.lower.at_least(now));
+            hi = hi.max(bounds.upper.at_most(now));
+        }
+        let lo = lo.saturating_sub(SPREAD);
+        ServiceTime { lo, hi: hi.saturating_add(SPREAD).max(lo) }
+    }
+
     /// Adds a response at `received` to a request that was sent at `sent` (invariant C2).
     fn with(self, sample: Bounds, sent: Moment, received: Moment) -> Known {
+        // Responses may come in another order than the requests were sent.
+        let last = if self.sent.since(&sent).is_zero() { sent } else { self.sent };
         if let Some(bounds) = self.bounds.intersected(sample, received) {
-            return Known { bounds, rival: None };
+            return Known { bounds, rival: None, sent: last };
         }
         let earlier = self.rival.and_then(|rival| {
             let bounds = rival.bounds.intersected(sample, received)?;
@@ -163,8 +194,8 @@ impl Known {
         });
         let rival = earlier.unwrap_or(Rival { bounds: sample, since: received });
         match sent.since(&rival.since) >= AGREEMENT {
-            true => Known { bounds: rival.bounds, rival: None },
-            false => Known { rival: Some(rival), ..self },
+            true => Known { bounds: rival.bounds, rival: None, sent: last },
+            false => Known { rival: Some(rival), sent: last, ..self },
         }
     }
 }
@@ -238,6 +269,32 @@ mod tests {
         let old = clock.now().expect("a sample");
         assert!(old.is_wide());
         assert_eq!((old.hi - old.lo) - (fresh.hi - fresh.lo), 2 * SECOND);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_what_was_asked_lately_is_fresh() {
+        let clock = ServiceClock::new();
+        let before = Moment::now();
+        assert_eq!((clock.fresh(), clock.since(before)), (None, None));
+        let service = Service { start: Moment::now(), micros: 0 };
+        service.answers(&clock, 1000, 1000).await;
+        assert_eq!(clock.fresh(), clock.now());
+        assert_eq!(clock.since(before), clock.now());
+        tokio::time::advance(FRESH / 2).await;
+        let later = Moment::now();
+        assert!(clock.fresh().is_some() && clock.since(later).is_none());
+        tokio::time::advance(FRESH / 2).await;
+        // Its clock may have been set, though the bounds are still narrow.
+        assert!(clock.fresh().is_none() && clock.now().is_some_and(|now| !now.is_wide()));
+        let set = Service { start: service.start, micros: 3600 * SECOND };
+        set.answers(&clock, 1000, 1000).await;
+        assert!(clock.fresh().is_none(), "the two contradict each other");
+        let now = clock.since(later).expect("it was asked for");
+        assert!(now.lo <= set.truly() && set.truly() <= now.hi, "{now:?}");
+        // One that was sent long ago tells nothing of the time since.
+        let slow = ServiceClock::new();
+        service.answers(&slow, 1000, FRESH.as_micros() as u64).await;
+        assert!(slow.fresh().is_none() && slow.now().is_some());
     }
 
     #[tokio::test(start_paused = true)]
