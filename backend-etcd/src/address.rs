@@ -22,6 +22,10 @@ impl Address {
     /// Parses `etcd://[USER:PASSWORD@]HOST[:PORT][,..][/PREFIX]`. No error shows more than a host: there may be a password.
     pub(crate) fn read(url: &str) -> Result<Self, BackendError> {
         let refuse = |expected| Err(setting("url", "..", expected));
+        // Else one cluster had several names.
+        if url.trim() != url {
+            return refuse("it must not begin or end with white space");
+        }
         let Some((scheme, rest)) = url.split_once("://") else {
             return refuse("it must begin with etcd:// or etcds://");
         };
@@ -31,17 +35,33 @@ impl Address {
             _ => return refuse("it must begin with etcd:// or etcds://"),
         };
         if rest.contains(['?', '#']) {
-            return refuse("options belong into the builder");
+            return refuse("options belong in the builder");
         }
         let (user, rest) = match rest.rsplit_once('@') {
             Some((user, rest)) => (Some(user), rest),
             None => (None, rest),
         };
+        if user.is_some_and(|user| user.contains(['/', '@', ','])) {
+            return refuse(
+                "within user and password / is %2F, @ is %40 and a comma is %2C, as @ is in the prefix",
+            );
+        }
         let (hosts, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         let Some(prefix) = decoded(prefix) else {
             return refuse("the prefix must be UTF-8 when it is decoded");
         };
-        let members = hosts.split(',').map(member).collect::<Result<Vec<_>, _>>()?;
+        let prefix = prefix.trim_end_matches('/');
+        if prefix.trim() != prefix {
+            return refuse("the prefix must not begin or end with white space");
+        }
+        let members = hosts.split(',').map(|text| {
+            member(text).ok_or_else(|| {
+                // If the `@` is missing, a password may be behind the first colon.
+                let shown = if user.is_some() { text } else { rest.split([':', '/']).next().unwrap_or("") };
+                setting("url", shown, "each host must be NAME, NAME:PORT or [IPV6]:PORT")
+            })
+        });
+        let members = members.collect::<Result<Vec<_>, _>>()?;
         let login = match user.map(|user| user.split_once(':')) {
             None => None,
             Some(Some((user, password))) => match (decoded(user), decoded(password)) {
@@ -54,12 +74,12 @@ impl Address {
             },
             Some(None) => return refuse("a user needs a password: USER:PASSWORD@"),
         };
-        Ok(Address { is_tls, login, members, prefix: prefix.trim_end_matches('/').to_owned() })
+        Ok(Address { is_tls, login, members, prefix: prefix.to_owned() })
     }
 }
 
-/// Returns `HOST:PORT`.
-fn member(text: &str) -> Result<String, BackendError> {
+/// Returns `HOST:PORT`; `None` if it is no host.
+fn member(text: &str) -> Option<String> {
     // An address of IPv6 has brackets.
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !port.contains(']') => (host, port.parse().ok().filter(|port| *port != 0)),
@@ -71,10 +91,8 @@ fn member(text: &str) -> Result<String, BackendError> {
         Some(address) => is_address(address),
         None => !host.is_empty() && host.bytes().all(is_host),
     };
-    match port.filter(|_| is_good) {
-        Some(port) => Ok(format!("{host}:{port}")),
-        None => Err(setting("url", text, "each host must be NAME, NAME:PORT or [IPV6]:PORT")),
-    }
+    let port = port.filter(|_| is_good)?;
+    Some(format!("{host}:{port}"))
 }
 
 fn decoded(text: &str) -> Option<String> {
@@ -124,11 +142,39 @@ mod tests {
             "etcd://u:hunter2%ff@a",
             "etcd://u:hunter2@a?x=y",
             "etcd://u:hunter2@a/%ff",
+            "etcd://app:hunter2",
+            "etcd://app:1,hunter2 ",
+            "etcd://app:1,hun:hunter2",
+            "etcd://app:1,[hunter2",
+            "etcd://u:hunter2@a/x@y",
+            "etcd://a/hunter2@y",
+            "etcd://u:hunter2@a,v:hunter2@b",
+            "etcd://u:hun@hunter2@a",
+            "etcd://u:hun/hunter2@a",
+            "etcd://u:hunter2@a/x\n",
+            "etcd://u:hunter2@a/x%0A/",
+            "etcd://u:hunter2@a/%20x",
+            " etcd://u:hunter2@a",
         ] {
             let refused = Address::read(url).err().expect(url);
             assert_eq!(refused.kind(), lockcore::BackendErrorKind::BadSetting, "{url}");
             assert!(!refused.to_string().contains("hunter2"), "{refused}");
             assert!(refused.to_string().starts_with("url: "), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_says_what_to_write() {
+        for (url, says) in [
+            ("etcd://u:p@a/x@y", "%40"),
+            ("etcd://u:p1@a,v:p2@b", "%2C"),
+            ("etcd://app:hunter2", "\"app\""),
+            ("etcd://a b,c:1", "\"a b,c\""),
+            ("etcd://u:p@b,a:x", "\"a:x\""),
+            ("etcd://a/x ", "white space"),
+        ] {
+            let refused = Address::read(url).err().expect(url).to_string();
+            assert!(refused.contains(says), "{refused}");
         }
     }
 }

@@ -18,7 +18,8 @@ pub(crate) struct Settings {
     url: String,
     pub(crate) namespace: String,
     pub(crate) timeout: Duration,
-    pub(crate) request_timeout: Duration,
+    /// As long as `timeout` allows if it is not set.
+    request_timeout: Option<Duration>,
     pub(crate) clock_difference: Duration,
     /// In PEM.
     pub(crate) root_certificate: Option<Vec<u8>>,
@@ -36,7 +37,7 @@ impl<I: Ident, C: ContextId> EtcdBuilder<I, C> {
             url: "etcd://127.0.0.1".to_owned(),
             namespace: "default".to_owned(),
             timeout: Duration::from_secs(10),
-            request_timeout: Duration::from_secs(3),
+            request_timeout: None,
             clock_difference: Duration::from_secs(1),
             root_certificate: None,
             client_certificate: None,
@@ -71,11 +72,12 @@ impl<I: Ident, C: ContextId> EtcdBuilder<I, C> {
         self
     }
 
-    /// Limits how long etcd may take for one read or write of a key, whatever member it is asked of; 100 ms to 1 min, 3 s by default. A
-    /// read is then sent to another member once more, and so is all that follows.
+    /// Limits how long etcd may take for one read or write of a key, whatever member it is asked of; 100 ms to 1 min, and at most
+    /// [`timeout`](Self::timeout); 3 s by default. A read is then sent to another member once more, and so is all that follows. Let it
+    /// be well below a third of the shortest lease in use: a renewal may need several requests.
     #[must_use]
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
-        self.settings.request_timeout = timeout;
+        self.settings.request_timeout = Some(timeout);
         self
     }
 
@@ -122,6 +124,11 @@ impl<I: Ident, C: ContextId> EtcdBuilder<I, C> {
 }
 
 impl Settings {
+    /// Returns the time for one request.
+    pub(crate) fn request_timeout(&self) -> Duration {
+        self.request_timeout.unwrap_or(Duration::from_secs(3).min(self.timeout))
+    }
+
     /// Returns the members and the place of the keys.
     pub(crate) fn address(&self) -> Result<Address, BackendError> {
         let refuse = |key, value: &str, expected| Err(setting(key, value, expected));
@@ -138,9 +145,12 @@ impl Settings {
         if !(Duration::from_secs(1)..=Duration::from_secs(300)).contains(&self.timeout) {
             return refuse("timeout", &format!("{:?}", self.timeout), "it must be 1 s to 5 min");
         }
-        if !(Duration::from_millis(100)..=Duration::from_secs(60)).contains(&self.request_timeout) {
-            let value = format!("{:?}", self.request_timeout);
-            return refuse("request_timeout", &value, "it must be 100 ms to 1 min");
+        let request_timeout = self.request_timeout();
+        if !(Duration::from_millis(100)..=Duration::from_secs(60).min(self.timeout))
+            .contains(&request_timeout)
+        {
+            let value = format!("{request_timeout:?}");
+            return refuse("request_timeout", &value, "it must be 100 ms to 1 min, and at most timeout");
         }
         if self.clock_difference > Duration::from_secs(60) {
             let value = format!("{:?}", self.clock_difference);
@@ -170,7 +180,7 @@ impl fmt::Debug for Settings {
         f.debug_struct("Settings")
             .field("namespace", &self.namespace)
             .field("timeout", &self.timeout)
-            .field("request_timeout", &self.request_timeout)
+            .field("request_timeout", &self.request_timeout())
             .field("clock_difference", &self.clock_difference)
             .finish_non_exhaustive()
     }
@@ -184,6 +194,7 @@ mod tests {
     async fn bad_settings_are_refused_by_name() {
         let builder = || EtcdBuilder::<String, uuid::Uuid>::new().url("etcds://u:hunter2@127.0.0.1:1");
         let second = Duration::from_secs(1);
+        assert_eq!(builder().timeout(second).settings.request_timeout(), second);
         for (builder, named) in [
             (builder().url("etcd://"), "url: \"\""),
             (builder().url("redis://a"), "url: "),
@@ -195,6 +206,7 @@ mod tests {
             (builder().timeout(301 * second), "timeout: \"301s\""),
             (builder().request_timeout(second / 20), "request_timeout: \"50ms\""),
             (builder().request_timeout(61 * second), "request_timeout: \"61s\""),
+            (builder().timeout(2 * second).request_timeout(3 * second), "request_timeout: \"3s\""),
             (builder().clock_difference(61 * second), "clock_difference: \"61s\""),
             (builder().url("etcd://a").root_certificate("x"), "root_certificate: "),
             (builder().url("etcd://a").client_certificate("x", "y"), "client_certificate: "),
