@@ -3,7 +3,10 @@
 use std::{
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+        atomic::{
+            AtomicBool, AtomicU64, AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+        },
     },
     time::{Duration, UNIX_EPOCH},
 };
@@ -28,7 +31,7 @@ use crate::{
     address::Address,
     config::Settings,
     error::{Failure, Next, setting},
-    message::{Answer, Authenticated, Status, path},
+    message::{Answer, Authenticated, Header, Status, path},
 };
 
 /// The header of the gateway by which a member without a leader refuses a request at once, and ends a watch.
@@ -47,7 +50,9 @@ pub(crate) struct Client {
     pub(crate) is_open: AtomicBool,
     /// The identity of the cluster that answered first.
     cluster: OnceLock<String>,
-    /// Set if a member was found to be of another one.
+    /// The highest revision that it was seen to have.
+    revision: AtomicU64,
+    /// Set if a member was found to be of another one, or of an earlier state.
     is_mixed: AtomicBool,
     /// For one request, whatever member answers it.
     timeout: Duration,
@@ -85,14 +90,20 @@ impl Client {
             login: address.login,
             token: Mutex::default(),
             cluster: OnceLock::new(),
+            revision: AtomicU64::new(0),
             is_mixed: AtomicBool::new(false),
-            timeout: settings.request_timeout,
+            timeout: settings.request_timeout(),
         })
     }
 
-    /// Returns the time by the clock of a member, the current one if it has answered; `None` before the first answer.
+    /// Returns the time by the clock of a member that told it lately, the current one if it did.
     pub(crate) fn time(&self) -> Option<ServiceTime> {
-        self.in_turn().find_map(|position| self.members[position].clock.now())
+        self.in_turn().find_map(|position| self.members[position].clock.fresh())
+    }
+
+    /// Returns the time by the clock of a member that told it when it was asked at `asked` or later.
+    pub(crate) fn time_since(&self, asked: Moment) -> Option<ServiceTime> {
+        self.in_turn().find_map(|position| self.members[position].clock.since(asked))
     }
 
     /// Returns a fence of this process.
@@ -100,9 +111,9 @@ impl Client {
         self.members[0].clock.fence(now, 0)
     }
 
-    /// Returns by how much the clocks of two members differ at least, in microseconds, as far as members have answered.
-    pub(crate) fn apart(&self) -> u64 {
-        let known: Vec<ServiceTime> = self.members.iter().filter_map(|member| member.clock.now()).collect();
+    /// Returns by how much the clocks of two members differ at least, in microseconds, as far as they are known.
+    pub(crate) fn apart(&self, known: impl Fn(&ServiceClock) -> Option<ServiceTime>) -> u64 {
+        let known: Vec<ServiceTime> = self.members.iter().filter_map(|member| known(&member.clock)).collect();
         let (highest, lowest) = (known.iter().map(|now| now.lo).max(), known.iter().map(|now| now.hi).min());
         highest.zip(lowest).map_or(0, |(highest, lowest)| highest.saturating_sub(lowest))
     }
@@ -129,6 +140,7 @@ impl Client {
             return Err(Failure::other_cluster().before_request());
         }
         let (body, deadline) = (Bytes::from(request.to_string()), Instant::now() + self.timeout);
+        let least = self.revision.load(SeqCst);
         let (mut answer, mut turns) = (Err(Failure::timed_out("etcd").before_request()), self.in_turn());
         while let Some(position) = turns.next().filter(|_| Instant::now() < deadline) {
             answer = self.ask_member(position, path, &body, deadline).await;
@@ -137,7 +149,7 @@ impl Client {
                 _ => break,
             }
         }
-        self.read(&answer?)
+        self.read(&answer?, least)
     }
 
     /// Reads: what one member did not answer is asked of the next one. A member that is frozen accepts connections, so that a process
@@ -158,29 +170,39 @@ impl Client {
             shared_runtime().spawn(async move {
                 let answer = client.ask_member(position, path::STATUS, &"{}".into(), deadline).await;
                 // One that does not answer is passed over when it is its turn.
-                drop(answer.and_then(|answer| client.read::<Status>(&answer)));
+                drop(answer.and_then(|answer| client.read::<Status>(&answer, 0)));
             });
         }
     }
 
-    /// Reads an answer; refuses one of another cluster than the first (E4).
-    fn read<A: Answer>(&self, answer: &[u8]) -> Result<A, Failure> {
-        let answer: A = serde_json::from_slice(answer).map_err(|error| Failure::of_body(&error))?;
-        let cluster = &answer.header().cluster_id;
-        if self.cluster.get_or_init(|| cluster.clone()) == cluster {
+    /// Reads an answer; refuses one of another cluster than the first, or of an earlier state than the revision `least`, which was known
+    /// when it was asked for (E4).
+    fn read<A: Answer>(&self, answer: &[u8], least: u64) -> Result<A, Failure> {
+        let answer: A = serde_json::from_slice(answer).map_err(Failure::of_body)?;
+        let Header { cluster_id, revision } = answer.header();
+        let is_same = self.cluster.get_or_init(|| cluster_id.clone()) == cluster_id;
+        if is_same && !A::IS_LINEARIZABLE {
+            return Ok(answer);
+        }
+        if is_same && *revision >= least {
+            self.revision.fetch_max(*revision, SeqCst);
             return Ok(answer);
         }
         self.is_mixed.store(true, Relaxed);
         Err(Failure::other_cluster())
     }
 
-    /// Opens a stream of the member that is asked first.
-    pub(crate) async fn open(&self, path: &str, request: &Value) -> Result<Response, Failure> {
+    /// Opens a stream of the member that is asked first; returns its position, too.
+    pub(crate) async fn open(&self, path: &str, request: &Value) -> Result<(Response, usize), Failure> {
         let (body, deadline) = (Bytes::from(request.to_string()), Instant::now() + self.timeout);
         let position = self.current();
         let token = self.token(position, None, deadline).await?;
         let response = self.send(position, path, &body, token.as_ref(), deadline).await;
-        self.judged(position, response)
+        // A proxy before the members may pass on all but streams.
+        if response.as_ref().is_err_and(Failure::is_of_all_requests) {
+            self.leave(position);
+        }
+        Ok((response?, position))
     }
 
     async fn ask_member(
@@ -196,7 +218,8 @@ impl Client {
                 Err(failed) if failed.next == Next::Token && self.login.is_some() => {
                     // Once: nothing was done so far.
                     let token = self.token(position, token, deadline).await?;
-                    self.ask_with(position, path, body, token.as_ref(), deadline).await
+                    let answer = self.ask_with(position, path, body, token.as_ref(), deadline).await;
+                    answer.map_err(Failure::after_login)
                 }
                 answer => answer,
             }
@@ -288,9 +311,9 @@ impl Client {
     }
 }
 
-/// Returns when a response was made, in seconds since 1970, if the member itself says so.
+/// Returns when a response was made, in seconds since 1970, if the member itself says so: etcd names no server.
 fn date(headers: &HeaderMap) -> Option<u64> {
-    if headers.contains_key("age") || headers.contains_key("via") {
+    if ["age", "via", "server"].iter().any(|of_proxy| headers.contains_key(*of_proxy)) {
         return None;
     }
     let date = httpdate::parse_http_date(headers.get(DATE)?.to_str().ok()?).ok()?;
@@ -298,7 +321,7 @@ fn date(headers: &HeaderMap) -> Option<u64> {
 }
 
 fn authenticated(answer: &[u8]) -> Result<HeaderValue, Failure> {
-    let Authenticated { token } = serde_json::from_slice(answer).map_err(|error| Failure::of_body(&error))?;
+    let Authenticated { token } = serde_json::from_slice(answer).map_err(Failure::of_body)?;
     let mut token = HeaderValue::try_from(token).map_err(|_| Failure::no_token())?;
     token.set_sensitive(true);
     Ok(token)
@@ -319,7 +342,7 @@ fn http(settings: &Settings) -> Result<reqwest::Client, BackendError> {
         .no_proxy()
         .http1_only()
         // Of a member that cannot be reached there is time left for another one.
-        .connect_timeout(settings.request_timeout / 2)
+        .connect_timeout(settings.request_timeout() / 2)
         .tcp_keepalive(Duration::from_secs(10));
     // No error of these is shown: a key may be part of it.
     if let Some(pem) = &settings.root_certificate {
@@ -335,7 +358,12 @@ fn http(settings: &Settings) -> Result<reqwest::Client, BackendError> {
         let refused = |_| setting("client_certificate", "..", "it must be a certificate and its key in PEM");
         builder = builder.identity(reqwest::Identity::from_pem(&pem).map_err(refused)?);
     }
-    builder.build().map_err(|_| setting("certificates", "..", "TLS cannot be set up with them"))
+    let named = match (&settings.client_certificate, &settings.root_certificate) {
+        (Some(_), _) => "client_certificate",
+        (None, Some(_)) => "root_certificate",
+        (None, None) => "url",
+    };
+    builder.build().map_err(|_| setting(named, "..", "TLS cannot be set up with it"))
 }
 
 #[cfg(test)]
@@ -355,6 +383,7 @@ mod tests {
         assert_eq!(of(&[("date", "yesterday")]), None);
         assert_eq!(of(&[dated, ("age", "7")]), None);
         assert_eq!(of(&[dated, ("via", "1.1 proxy")]), None);
+        assert_eq!(of(&[dated, ("server", "nginx")]), None);
         assert_eq!(of(&[]), None);
     }
 }

@@ -57,6 +57,20 @@ impl Failure {
         self.next == Next::Member || (self.kind.is_retryable() && self.next != Next::Plainly)
     }
 
+    /// Returns whether the member takes no request at all: there is no connection, or no leader.
+    pub(crate) fn is_of_all_requests(&self) -> bool {
+        self.next == Next::Member && self.kind == BackendErrorKind::Unavailable
+    }
+
+    /// Returns the failure of a request with a token that the cluster has just given: user and password are right, and this member has
+    /// not heard of the token. So nothing was done.
+    pub(crate) fn after_login(self) -> Self {
+        match self.next {
+            Next::Token => Failure { kind: BackendErrorKind::Unavailable, next: Next::Member, ..self },
+            _ => self,
+        }
+    }
+
     pub(crate) fn timed_out(member: &str) -> Self {
         Self::new(BackendErrorKind::Timeout, member, "no answer in time").in_doubt()
     }
@@ -67,7 +81,7 @@ impl Failure {
         let failed = match CertificateFault::find(&text) {
             Some(fault) => {
                 let advice = match fault {
-                    CertificateFault::UnknownIssuer => "; root_certificate names the file of those to trust",
+                    CertificateFault::UnknownIssuer => "; root_certificate sets those to trust",
                     _ => "",
                 };
                 Self::new(BackendErrorKind::Misconfigured, member, format_args!("{fault}{advice}"))
@@ -85,20 +99,21 @@ impl Failure {
     pub(crate) fn of_response(member: &str, status: u16, body: &[u8]) -> Self {
         use BackendErrorKind::{Misconfigured, Unavailable};
         let refusal: Refusal = serde_json::from_slice(body).unwrap_or_default();
+        // Nothing was done, and another member may be set up in another way.
+        let elsewhere =
+            |message: String| Failure { next: Next::Member, ..Self::new(Misconfigured, member, message) };
         match (refusal.code, status) {
             // That of a path that is not known.
             (5, _) | (0, 404) => {
                 let what = "there is no gateway at /v3: it needs etcd 3.4 or later, with enable-grpc-gateway";
-                Self::new(Misconfigured, member, what)
+                elsewhere(what.to_owned())
             }
             (0, 400) => {
                 let text = String::from_utf8_lossy(body);
                 let hint = if text.contains("HTTPS") { ": begin the URL with etcds" } else { "" };
-                Self::new(Misconfigured, member, format_args!("{text}{hint}"))
+                elsewhere(format!("{text}{hint}"))
             }
-            (0, 300..400) => {
-                Self::new(Misconfigured, member, "the response leads elsewhere: no etcd answers so")
-            }
+            (0, 300..400) => elsewhere("a redirect, which etcd never sends: is there a proxy?".to_owned()),
             (0, _) => Self::new(Unavailable, member, format_args!("status {status}")).in_doubt(),
             (code, _) => Self::of_code(member, code, &refusal.message),
         }
@@ -109,6 +124,8 @@ impl Failure {
         use BackendErrorKind::{Busy, Denied, Misconfigured, Other, Timeout, Unavailable};
         let says = |part: &str| text.contains(part);
         let failed = |kind| Self::new(kind, member, text);
+        let too_large =
+            || Self::new(Other, member, format_args!("{text}: raise --max-request-bytes of the members"));
         match code {
             // UNAUTHENTICATED: the token is not known, or over. A member that was restarted has forgotten all tokens.
             16 => Failure { next: Next::Token, ..failed(Denied) },
@@ -120,13 +137,12 @@ impl Failure {
             // There was no token, as there was no need when it was asked for.
             3 if says("user name is empty") => Failure { next: Next::Token, ..failed(Denied) },
             3 if says("authentication failed") => failed(Denied),
-            3 if says("too large") => {
-                Self::new(Other, member, format_args!("{text}: raise --max-request-bytes of the members"))
-            }
+            3 if says("too large") => too_large(),
+            8 if says("larger than max") => too_large(),
             3 => failed(Other),
             4 => failed(Timeout).in_doubt(),
             7 => failed(Denied),
-            // RESOURCE_EXHAUSTED. In doubt, also without room: the write that exceeds the quota is made, and reported so all the same.
+            // RESOURCE_EXHAUSTED. NOSPACE leaves a write in doubt: etcd applies the one that exceeds the quota and still reports an error.
             8 if says("too many requests") => failed(Busy).in_doubt(),
             8 => {
                 let what = format_args!(
@@ -137,7 +153,7 @@ impl Failure {
             9 if says("authentication is not enabled") => {
                 Failure { next: Next::NoToken, ..failed(Misconfigured) }
             }
-            12 => failed(Misconfigured),
+            12 => Failure { next: Next::Member, ..failed(Misconfigured) },
             // UNAVAILABLE. As each request asks for a member with a leader, it was refused before anything else.
             14 if says("no leader") => Failure { next: Next::Member, ..failed(Unavailable) },
             // A change of the leader, a member that ends, and what is not known.
@@ -145,9 +161,9 @@ impl Failure {
         }
     }
 
-    /// Reports a body that is none of etcd.
-    pub(crate) fn of_body(error: &serde_json::Error) -> Self {
-        Self::new(BackendErrorKind::Unavailable, "the response is none of etcd", error).in_doubt()
+    /// Reports a body that etcd does not send.
+    pub(crate) fn of_body(error: impl Display) -> Self {
+        Self::new(BackendErrorKind::Unavailable, "this is not an answer of etcd", error).in_doubt()
     }
 
     /// Reports a token that cannot be sent. It is not shown.
@@ -155,9 +171,9 @@ impl Failure {
         Self::new(BackendErrorKind::Other, "authentication", "the token is not possible as a header")
     }
 
-    /// Reports a response of another cluster than the first (E4).
+    /// Reports a response of another cluster than the first, or of an earlier state of it (E4).
     pub(crate) fn other_cluster() -> Self {
-        let what = "the members belong to different clusters, or the cluster was replaced: open it again";
+        let what = "the members belong to different clusters, or the cluster was replaced or restored: open it again";
         Self::new(BackendErrorKind::Misconfigured, "cluster_id", what).in_doubt()
     }
 }
@@ -176,8 +192,18 @@ pub(crate) fn corrupt(name: &str) -> BackendError {
 }
 
 pub(crate) fn no_time() -> BackendError {
-    let what = "no response had the time: a Date, and no Age or Via, as what a proxy passes on may have";
+    let what = "no response told the time by a Date (it passed a proxy: Age, Via or Server): reach the members directly or by a TCP balancer";
     BackendError::new(BackendErrorKind::Unavailable, what)
+}
+
+/// Reports that two members' clocks are further apart than all leases allow for, in microseconds.
+pub(crate) fn apart(apart: u64, most: u64) -> BackendError {
+    let what = format!(
+        "clock_difference: the clocks of two members differ by {} ms at least, and it is {} ms: set the clocks right, or raise it in all processes",
+        apart / 1000,
+        most / 1000
+    );
+    BackendError::new(BackendErrorKind::Misconfigured, what)
 }
 
 /// Adds the place to an error that leaves this crate before there is a DAO.
@@ -240,6 +266,7 @@ mod tests {
             ),
             (400, 3, "etcdserver: request is too large", Other, false, Next::Report),
             (403, 7, "etcdserver: permission denied", Denied, false, Next::Report),
+            (429, 8, "grpc: received message larger than max (3 vs. 2)", Other, false, Next::Report),
             (429, 8, "etcdserver: mvcc: database space exceeded", Unavailable, true, Next::Plainly),
             (429, 8, "etcdserver: too many requests", Busy, true, Next::Report),
             (412, 9, "etcdserver: authentication is not enabled", Misconfigured, false, Next::NoToken),
@@ -251,27 +278,23 @@ mod tests {
             (504, 4, "context deadline exceeded", Timeout, true, Next::Report),
             (500, 2, "anything", Unavailable, true, Next::Report),
             (500, 13, "anything", Unavailable, true, Next::Report),
-            (404, 5, "Not Found", Misconfigured, false, Next::Report),
-            (501, 12, "unknown service", Misconfigured, false, Next::Report),
+            (404, 5, "Not Found", Misconfigured, false, Next::Member),
+            (501, 12, "unknown service", Misconfigured, false, Next::Member),
         ] {
             let body = format!("{{\"error\":{text:?},\"message\":{text:?},\"code\":{code}}}");
             let failed = Failure::of_response("a:1", status, body.as_bytes());
             assert_eq!((failed.kind, failed.in_doubt, failed.next), (kind, in_doubt, next), "{failed:?}");
             assert!(failed.message.starts_with("a:1: "), "{failed:?}");
         }
-        for (status, body, kind, in_doubt) in [
-            (404, "404 page not found", Misconfigured, false),
-            (400, "Client sent an HTTP request to an HTTPS server.", Misconfigured, false),
-            (302, "", Misconfigured, false),
-            (502, "<html>", Unavailable, true),
-            (500, "", Unavailable, true),
+        for (status, body, kind, in_doubt, next) in [
+            (404, "404 page not found", Misconfigured, false, Next::Member),
+            (400, "Client sent an HTTP request to an HTTPS server.", Misconfigured, false, Next::Member),
+            (302, "", Misconfigured, false, Next::Member),
+            (502, "<html>", Unavailable, true, Next::Report),
+            (500, "", Unavailable, true, Next::Report),
         ] {
             let failed = Failure::of_response("a:1", status, body.as_bytes());
-            assert_eq!(
-                (failed.kind, failed.in_doubt, failed.next),
-                (kind, in_doubt, Next::Report),
-                "{failed:?}"
-            );
+            assert_eq!((failed.kind, failed.in_doubt, failed.next), (kind, in_doubt, next), "{failed:?}");
         }
     }
 }

@@ -7,14 +7,17 @@ use std::{
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use bytes::Bytes;
-use lockcore::{BackendError, Finding, Severity, backend::ServiceTime};
+use lockcore::{
+    BackendError, Finding, Severity,
+    backend::{Moment, ServiceClock, ServiceTime},
+};
 use lockcore_cell::{Cell, CellPage, Found, Written};
 use serde_json::json;
 
 use crate::{
     client::Client,
     config::Settings,
-    error::{Failure, Next, corrupt, no_time},
+    error::{Failure, Next, apart, corrupt, no_time},
     message::{Deleted, Pair, Range, Status, Txn, path},
     watch::Watches,
 };
@@ -89,7 +92,7 @@ impl Keys {
     /// Returns what is in a key if it is not of the version `known`; `Err` as what is known.
     async fn range_unless(&self, name: &str, known: u64) -> Result<Result<Option<Pair>, u64>, Failure> {
         let key = self.key(name);
-        // By the comparison of a write, so that what is unchanged is what can be replaced.
+        // The same comparison as in `replace`: `Unchanged` means that a replace would succeed.
         let request = json!({
             "compare": [{ "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": known.to_string() }],
             "failure": [{ "request_range": { "key": key } }],
@@ -98,7 +101,8 @@ impl Keys {
             Ok(txn) if txn.succeeded => Ok(Err(known)),
             Ok(txn) => {
                 let range = txn.responses.into_iter().find_map(|response| response.response_range);
-                Ok(Ok(range.and_then(|range| range.kvs.into_iter().next())))
+                let range = range.ok_or_else(|| Failure::of_body("no response_range").before_request())?;
+                Ok(Ok(range.kvs.into_iter().next()))
             }
             Err(failed) if failed.next == Next::Plainly => self.range(name).await.map(Ok),
             Err(failed) => Err(failed),
@@ -150,8 +154,9 @@ impl Cell for Keys {
         let start = format!("{}{folder}/", self.base);
         // The first key that does not begin so.
         let end = format!("{}{folder}0", self.base);
-        let behind = |key: String| key + "\0";
-        let mut from = after.map_or(start.clone(), |after| behind(format!("{}{after}", self.base)));
+        let behind = |key: &[u8]| [key, b"\0"].concat();
+        let first = |after| behind(format!("{}{after}", self.base).as_bytes());
+        let mut from = after.map_or(start.clone().into_bytes(), first);
         loop {
             let request = json!({
                 "key": BASE64_STANDARD.encode(&from),
@@ -161,14 +166,15 @@ impl Cell for Keys {
             let range: Range = self.client.ask_to_read(path::RANGE, &request).await?;
             let mut cells = Vec::new();
             for pair in range.kvs {
-                let key = BASE64_STANDARD.decode(&pair.key).ok().and_then(|key| String::from_utf8(key).ok());
-                let key = key.ok_or_else(|| corrupt(folder))?;
-                if let Some(name) = key.strip_prefix(&start).filter(|name| !name.contains('/')) {
+                let key = BASE64_STANDARD.decode(&pair.key).map_err(|_| corrupt(folder))?;
+                // Another program's may be no text.
+                let name = std::str::from_utf8(&key).ok().and_then(|key| key.strip_prefix(&start));
+                if let Some(name) = name.filter(|name| !name.contains('/')) {
                     // Another form than ours never counts as old: it is not for us to remove it.
                     let written = content(&pair.value).map_or(u64::MAX, |(written, _)| written);
                     cells.push((format!("{folder}/{name}"), written));
                 }
-                from = behind(key);
+                from = behind(&key);
             }
             // Those of subfolders are skipped, however many there are.
             if !cells.is_empty() || !range.more {
@@ -178,15 +184,23 @@ impl Cell for Keys {
     }
 
     async fn now(&self) -> Result<ServiceTime, BackendError> {
-        let now = match self.client.time().filter(|now| !now.is_wide()) {
+        let now = match self.client.time() {
             Some(now) => now,
             None => {
                 // Each response has it.
-                let request = json!({ "key": self.key("table"), "keys_only": true });
+                let (asked, request) =
+                    (Moment::now(), json!({ "key": self.key("table"), "keys_only": true }));
                 self.client.ask_to_read::<Range>(path::RANGE, &request).await?;
-                self.client.time().ok_or_else(no_time)?
+                self.client.time_since(asked).ok_or_else(no_time)?
             }
         };
+        // Only what was just told is certain: a clock may have been set since.
+        let (differ, most) = (self.client.apart(ServiceClock::fresh), 2 * self.spread);
+        if differ > most {
+            // It is known as long as they are asked.
+            self.client.look_at_others();
+            return Err(apart(differ, most));
+        }
         let (lo, hi) = (now.lo.saturating_sub(self.spread), now.hi.saturating_add(self.spread));
         Ok(ServiceTime { lo: lo + self.ahead(), hi: hi + self.ahead() })
     }
@@ -209,14 +223,13 @@ impl Cell for Keys {
         for alarm in alarms {
             all.push(found(Severity::Error, "alarm", alarm.trim().to_owned()));
         }
-        let (apart, most) = (self.client.apart(), 2 * self.spread);
-        if apart > most {
-            let what = format!(
-                "those of two members differ by {} ms at least, and clock_difference is {} ms: two processes may hold a lock",
-                apart / 1000,
-                most / 1000
-            );
-            all.push(found(Severity::Error, "clocks", what));
+        let (differ, most) = (self.client.apart(ServiceClock::now), 2 * self.spread);
+        if differ > most {
+            all.push(found(
+                Severity::Error,
+                "clocks",
+                format!("{}: two processes may hold a lock", apart(differ, most)),
+            ));
         }
         if self.client.is_open.load(Relaxed) {
             let what = "is off: all who reach the members can take and break locks";

@@ -18,14 +18,14 @@
 //! that compares it. No lease of etcd is used: the engine has leases of its own, which end by the store's time.
 //!
 //! - **E1**: a write is sent to another member only after one has certainly not taken it: there was no connection, or the member
-//!   refused it as it has no leader or does not accept the token. After anything else it is in doubt, and the engine looks for it. That etcd
-//!   has no room says nothing of the write: the one that exceeds the quota is made.
+//!   refused it as it has no leader, has no such interface, or does not know the token. After anything else it is in doubt, and the engine
+//!   looks for it. NOSPACE leaves a write in doubt: etcd applies the one that exceeds the quota and still reports an error.
 //! - **E2**: reads are linearizable, by whatever member. What one does not answer is asked of the next.
 //! - **E3**: the store's time is the middle between the fastest and the slowest clock of the members, each of which is within half of
 //!   [`clock_difference`](EtcdBuilder::clock_difference) of it. Each member has an estimate of its clock, from the `Date` of its
-//!   responses; whichever is used, it is widened by that half in both directions.
-//! - **E4**: a cluster is known by its identity. The response of another one is refused, and so is all that follows, until the program
-//!   opens it again. All members are asked for theirs when it is opened, and not waited for.
+//!   responses of the last three seconds; whichever is used, it is widened by that half in both directions.
+//! - **E4**: a cluster is known by its identity, and its state by its revision, which never falls. The response of another cluster, or
+//!   of one that was restored to an earlier state, is refused, and so is all that follows, until the program opens it again. All members are asked for theirs when it is opened, and not waited for.
 //!
 //! # What to know
 //! - A value begins with a line that says when it was written, in microseconds since 1970: etcd keeps no time. Listing sessions reads

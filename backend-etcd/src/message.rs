@@ -12,7 +12,7 @@ pub(crate) mod path {
     pub(crate) const WATCH: &str = "/v3/watch";
 }
 
-/// The beginning of each answer. It is required, as nothing else is: what another server answers is none of etcd.
+/// The beginning of each answer. It is required, as nothing else is: without it this is not an answer of etcd.
 #[derive(Deserialize, Debug)]
 pub(crate) struct Header {
     pub(crate) cluster_id: String,
@@ -22,6 +22,9 @@ pub(crate) struct Header {
 
 /// An answer of etcd.
 pub(crate) trait Answer: for<'de> Deserialize<'de> {
+    /// Set if the member answers only after it has caught up with all that was done before the request.
+    const IS_LINEARIZABLE: bool;
+
     fn header(&self) -> &Header;
 }
 
@@ -132,8 +135,10 @@ pub(crate) struct Changed {
 }
 
 macro_rules! answers {
-    ($($answer:ty),*) => {
+    ($($answer:ty: $is_linearizable:literal),*) => {
         $(impl Answer for $answer {
+            const IS_LINEARIZABLE: bool = $is_linearizable;
+
             fn header(&self) -> &Header {
                 &self.header
             }
@@ -141,7 +146,7 @@ macro_rules! answers {
     };
 }
 
-answers!(Range, Txn, Deleted, Status);
+answers!(Range: true, Txn: true, Deleted: true, Status: false);
 
 fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     #[derive(Deserialize)]

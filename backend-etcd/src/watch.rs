@@ -94,8 +94,8 @@ impl Follow {
         while self.is_used() {
             let request =
                 json!({ "create_request": { "key": self.key, "start_revision": self.from.to_string() } });
-            if let Ok(stream) = self.client.open(path::WATCH, &request).await {
-                self.follow(stream).await;
+            if let Ok((stream, member)) = self.client.open(path::WATCH, &request).await {
+                self.follow(stream, member).await;
             }
             tokio::time::sleep(TICK).await;
         }
@@ -111,9 +111,9 @@ impl Follow {
         is_used
     }
 
-    /// Passes on what a stream tells, until it ends or is to be opened again.
-    async fn follow(&mut self, mut stream: Response) {
-        let (opened, member) = (Moment::now(), self.client.current());
+    /// Passes on what a stream of a member tells, until it ends or is to be opened again.
+    async fn follow(&mut self, mut stream: Response, member: usize) {
+        let opened = Moment::now();
         let mut buffer: Vec<u8> = Vec::new();
         while opened.elapsed() < LONGEST && self.client.current() == member && self.is_used() {
             match timeout(TICK, stream.chunk()).await {

@@ -30,7 +30,7 @@ struct Shared(Arc<Server>);
 /// A namespace.
 pub(crate) struct Place {
     pub(crate) url: String,
-    namespace: String,
+    pub(crate) namespace: String,
     /// The time by which its clock was set forward, in microseconds.
     ahead: Arc<AtomicU64>,
 }

@@ -18,12 +18,14 @@ use lockcore_conformance::{
     servers::{self, Kind, TestResult, Trial, cell_checks, shared},
 };
 use lockcore_etcd::{EtcdBuilder, EtcdLockDao, Keys};
+use serde_json::json;
 use tokio::{join, sync::Notify, time::timeout};
 use uuid::Uuid;
 
 use crate::{
     conformance::{LEASE, Place},
     front::{Fault, Front},
+    raw::post,
 };
 
 const TXN: &str = "/v3/kv/txn";
@@ -41,6 +43,10 @@ pub(crate) fn trials() -> Vec<Trial> {
         what_is_no_answer_of_etcd_is_an_error
         another_cluster_is_refused
         members_of_two_clusters_are_refused
+        an_earlier_state_is_refused
+        a_new_token_that_is_refused_is_no_wrong_password
+        a_stream_that_is_cut_off_is_not_the_members_fault
+        a_key_of_another_program_is_passed_over
         clocks_that_differ_too_much_are_named
         without_room_is_read_in_another_way
         a_proxy_tells_no_time
@@ -199,15 +205,31 @@ async fn a_write_after_the_withdrawal_takes_nothing(rig: Rig) -> TestResult {
 async fn what_is_refused_before_it_is_done_is_sent_to_another_member(rig: Rig) -> TestResult {
     let place = rig.both();
     let keys = place.builder().keys().await?;
-    keys.now().await?;
-    let before = rig.two.requests_of(TXN);
-    rig.one.next(TXN, Fault::Refuse(503, 14, "etcdserver: no leader"));
-    let written = keys.replace("a", None, "1".into()).await?;
-    assert!(matches!(written, lockcore_cell::Written::Done(_)), "{written:?}");
-    assert_eq!(rig.two.requests_of(TXN), before + 1);
-    // The next ones go there as well.
-    keys.read("a", Some(&1)).await?;
-    assert_eq!(rig.two.requests_of(TXN), before + 2);
+    let (mut first, mut second) = (&rig.one, &rig.two);
+    for (name, refusal) in [
+        ("a", Fault::Refuse(503, 14, "etcdserver: no leader")),
+        ("b", Fault::Refuse(404, 5, "Not Found")),
+        ("c", Fault::Refuse(404, 0, "")),
+        ("d", Fault::Refuse(400, 0, "Client sent an HTTP request to an HTTPS server.")),
+        ("e", Fault::Refuse(302, 0, "")),
+        ("f", Fault::Refuse(501, 12, "unknown service")),
+    ] {
+        let before = second.requests_of(TXN);
+        first.next(TXN, refusal);
+        let written = keys.replace(name, None, "1".into()).await?;
+        assert!(matches!(written, lockcore_cell::Written::Done(_)), "{written:?}");
+        assert_eq!(second.requests_of(TXN), before + 1, "{name}");
+        // The next ones go there as well.
+        keys.read(name, Some(&1)).await?;
+        assert_eq!(second.requests_of(TXN), before + 2, "{name}");
+        std::mem::swap(&mut first, &mut second);
+    }
+    // What all say is reported.
+    for front in [first, second] {
+        front.next(TXN, Fault::Refuse(404, 5, "Not Found"));
+    }
+    let failed = keys.replace("g", None, "1".into()).await.expect_err("there is no gateway");
+    assert!(failed.kind() == BackendErrorKind::Misconfigured && !failed.in_doubt(), "{failed}");
     Ok(())
 }
 
@@ -243,13 +265,20 @@ async fn what_is_no_answer_of_etcd_is_an_error(rig: Rig) -> TestResult {
     let keys = rig.first().builder().keys().await?;
     keys.now().await?;
     for body in ["{}", "null", "<html></html>", "{\"header\":{}}", ""] {
-        rig.one.next(TXN, Fault::Answer(body));
+        rig.one.next(TXN, Fault::Answer(body.to_owned()));
         let failed = keys.replace("a", None, "1".into()).await.expect_err(body);
         assert!(failed.in_doubt() && failed.is_retryable(), "{failed}");
-        rig.one.next("/v3/kv/range", Fault::Answer(body));
+        rig.one.next("/v3/kv/range", Fault::Answer(body.to_owned()));
         let failed = keys.read("a", None).await.expect_err(body);
         assert!(failed.is_retryable(), "{failed}");
     }
+    // A transaction of which a part is missing.
+    let lockcore_cell::Written::Done(version) = keys.replace("a", None, "1".into()).await? else {
+        panic!("it is not there");
+    };
+    rig.one.next(TXN, Fault::Answer(header(&rig, u64::MAX / 2).await));
+    let failed = keys.read("a", Some(&version)).await.expect_err("it is there");
+    assert!(failed.is_retryable() && !failed.in_doubt(), "{failed}");
     Ok(())
 }
 
@@ -257,7 +286,7 @@ async fn another_cluster_is_refused(rig: Rig) -> TestResult {
     let keys = rig.first().builder().keys().await?;
     keys.now().await?;
     let other = "{\"header\":{\"cluster_id\":\"1\",\"revision\":\"7\"}}";
-    rig.one.next(TXN, Fault::Answer(other));
+    rig.one.next(TXN, Fault::Answer(other.to_owned()));
     let failed = keys.replace("a", None, "1".into()).await.expect_err("it is another cluster");
     assert!(failed.kind() == BackendErrorKind::Misconfigured && failed.in_doubt(), "{failed}");
     // Until it is opened again.
@@ -268,9 +297,92 @@ async fn another_cluster_is_refused(rig: Rig) -> TestResult {
     Ok(())
 }
 
+/// An answer of the member's cluster that says no more than that it has a revision.
+async fn header(rig: &Rig, revision: u64) -> String {
+    let status = post(&rig.member, "/v3/maintenance/status", json!({})).await;
+    json!({ "header": { "cluster_id": status["header"]["cluster_id"], "revision": revision.to_string() } })
+        .to_string()
+}
+
+/// A snapshot was restored: versions that are known come back.
+async fn an_earlier_state_is_refused(rig: Rig) -> TestResult {
+    let opened = async || rig.first().builder().keys().await.expect("the member answers");
+    let range = "/v3/kv/range";
+    let keys = opened().await;
+    keys.replace("a", None, "1".into()).await?;
+    keys.read("a", None).await?;
+    rig.one.next(range, Fault::Answer(header(&rig, 1).await));
+    let failed = keys.read("a", None).await.expect_err("it is an earlier state");
+    assert!(failed.kind() == BackendErrorKind::Misconfigured && !failed.in_doubt(), "{failed}");
+    // Until it is opened again.
+    keys.read("a", None).await.expect_err("it was an earlier state");
+    let keys = opened().await;
+    keys.read("a", None).await?;
+    rig.one.next(TXN, Fault::Answer(header(&rig, 1).await));
+    let failed = keys.replace("b", None, "1".into()).await.expect_err("it is an earlier state");
+    assert!(failed.kind() == BackendErrorKind::Misconfigured && failed.in_doubt(), "{failed}");
+    // A request that was sent before, and is answered later.
+    let keys = Arc::new(opened().await);
+    keys.read("a", None).await?;
+    let (gate, late) = (Arc::new(Notify::new()), keys.clone());
+    rig.one.next(range, Fault::AnswerLate(gate.clone()));
+    let late = tokio::spawn(async move { late.read("a", None).await });
+    eventually("the answer is held back", async || rig.one.is_over().then_some(())).await;
+    keys.replace("c", None, "1".into()).await?;
+    gate.notify_one();
+    late.await??;
+    Ok(())
+}
+
+/// A member that has not heard of the token yet may refuse it.
+async fn a_new_token_that_is_refused_is_no_wrong_password(rig: Rig) -> TestResult {
+    let place = Place::at(format!("etcd://app:hunter2@{}", rig.one.address()));
+    let keys = place.builder().keys().await?;
+    keys.now().await?;
+    for _ in 0..2 {
+        rig.one.next(TXN, Fault::Refuse(401, 16, "etcdserver: invalid auth token"));
+    }
+    let failed = keys.replace("a", None, "1".into()).await.expect_err("it is refused");
+    assert!(rig.one.is_over());
+    assert!(failed.kind() == BackendErrorKind::Unavailable && !failed.in_doubt(), "{failed}");
+    keys.replace("a", None, "1".into()).await?;
+    Ok(())
+}
+
+/// What lies before a member may pass on all but streams.
+async fn a_stream_that_is_cut_off_is_not_the_members_fault(rig: Rig) -> TestResult {
+    let keys = rig.both().builder().keys().await?;
+    let watched = eventually("it is tried", async || (rig.one.requests_of("/v3/watch") > 2).then_some(()));
+    tokio::select! {
+        () = keys.changed("a", None) => panic!("nothing is told"),
+        () = watched => {}
+    }
+    assert_eq!(rig.two.requests_of("/v3/watch"), 0);
+    Ok(())
+}
+
+async fn a_key_of_another_program_is_passed_over(rig: Rig) -> TestResult {
+    use base64::{Engine, prelude::BASE64_STANDARD};
+    let place = rig.first();
+    let keys = place.builder().keys().await?;
+    let start = format!("lockcore/{}/session/", place.namespace);
+    for end in [&b"\x80"[..], b"b\xff"] {
+        let key = BASE64_STANDARD.encode([start.as_bytes(), end].concat());
+        post(&rig.member, "/v3/kv/put", json!({ "key": key, "value": "" })).await;
+    }
+    for name in ["session/a", "session/c"] {
+        keys.replace(name, None, "1".into()).await?;
+    }
+    let page = keys.list("session", None).await?;
+    let names: Vec<&str> = page.cells.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["session/a", "session/c"]);
+    Ok(())
+}
+
 /// Before the second is asked for anything else.
 async fn members_of_two_clusters_are_refused(rig: Rig) -> TestResult {
-    rig.two.next("/v3/maintenance/status", Fault::Answer("{\"header\":{\"cluster_id\":\"1\"}}"));
+    let other = "{\"header\":{\"cluster_id\":\"1\"}}";
+    rig.two.next("/v3/maintenance/status", Fault::Answer(other.to_owned()));
     let keys = rig.both().builder().keys().await?;
     eventually("the other cluster is noticed", async || {
         let failed = keys.read("a", None).await.err()?;
@@ -285,9 +397,19 @@ async fn members_of_two_clusters_are_refused(rig: Rig) -> TestResult {
 async fn clocks_that_differ_too_much_are_named(rig: Rig) -> TestResult {
     let named = |keys: &Keys| keys.findings().iter().any(|found| found.check == "clocks");
     rig.two.step_date(4);
-    let keys = rig.both().builder().clock_difference(Duration::from_secs(1)).keys().await?;
-    eventually("the clocks are compared", async || named(&keys).then_some(())).await;
+    eventually("the clocks are compared", async || {
+        // Both have to tell the time about now.
+        let opened = rig.both().builder().clock_difference(Duration::from_secs(1)).keys();
+        let keys = opened.await.expect("the member answers");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let failed = keys.now().await.err()?;
+        assert!(failed.kind() == BackendErrorKind::Misconfigured && !failed.in_doubt(), "{failed}");
+        assert!(failed.to_string().contains("clock_difference"), "{failed}");
+        named(&keys).then_some(())
+    })
+    .await;
     let patient = rig.both().builder().clock_difference(Duration::from_secs(5)).keys().await?;
+    patient.now().await?;
     assert!(!named(&patient));
     Ok(())
 }

@@ -31,8 +31,10 @@ pub(crate) enum Fault {
     LoseResponse,
     /// It reaches the member once this is notified.
     Hold(Arc<Notify>),
+    /// It reaches the member; the response is passed on once this is notified.
+    AnswerLate(Arc<Notify>),
     /// It does not reach the member; the response has this body.
-    Answer(&'static str),
+    Answer(String),
 }
 
 /// The front; dropping it closes it.
@@ -130,11 +132,11 @@ async fn serve(client: TcpStream, state: &State) -> io::Result<()> {
     let mut client = BufReader::new(client);
     loop {
         let request = Message::read(&mut client, true).await?;
+        state.requests.lock().expect("no test panics inside").push(request.clone());
         if request.first.contains("/v3/watch") {
             // A stream is no message: waiters look by themselves.
             return Ok(());
         }
-        state.requests.lock().expect("no test panics inside").push(request.clone());
         let fault = {
             let mut faults = state.faults.lock().expect("no test panics inside");
             let at = faults.iter().position(|(of, _)| request.first.contains(of.as_str()));
@@ -160,7 +162,12 @@ async fn serve(client: TcpStream, state: &State) -> io::Result<()> {
                 gate.notified().await;
                 ask(state, request).await?
             }
-            Some(Fault::Answer(body)) => message(200, body.to_owned()),
+            Some(Fault::AnswerLate(gate)) => {
+                let response = ask(state, request).await?;
+                gate.notified().await;
+                response
+            }
+            Some(Fault::Answer(body)) => message(200, body),
         };
         response.as_response(httpdate::fmt_http_date(state.now()));
         if state.is_proxy.load(SeqCst) {
