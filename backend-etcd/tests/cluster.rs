@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     time::{Duration, Instant},
 };
@@ -224,7 +224,7 @@ async fn a_leader_that_is_cut_off_grants_nothing(rig: Rig) -> TestResult {
     let held = caller(&dao).take(["a"]).await;
     let leader = rig.leader(0).await;
     let old = rig.place.by(format!("etcd://{}", rig.address(leader))).builder();
-    let old = old.request_timeout(Duration::from_secs(1)).timeout(Duration::from_secs(2));
+    let old = old.request_timeout(Duration::from_secs(3)).timeout(Duration::from_secs(5));
     let old = Arc::new(old.open().await?);
     // The table is known there, so that the next request is a write.
     let known = caller(&old).take(["known"]).await;
@@ -298,7 +298,7 @@ async fn waiters_share_one_watch(rig: Rig) -> TestResult {
     caller(&one).free(&held).await;
     for mut place in places {
         let served = place.served().await;
-        assert!(watchers().await <= 1.0);
+        eventually("one watch is left", async || (watchers().await <= 1.0).then_some(())).await;
         place.caller.free(&served).await;
     }
     eventually("the watch ends", async || (watchers().await == 0.0).then_some(())).await;
@@ -313,14 +313,19 @@ async fn an_increment_is_lost_by_no_failure(rig: Rig) -> TestResult {
     for _ in 0..PROCESSES {
         services.push(LockingService::new(rig.builder().open().await?));
     }
-    let sum = Arc::new(AtomicUsize::new(0));
-    let services = Arc::new(services);
+    let (sum, times) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (services, is_over) = (Arc::new(services), Arc::new(AtomicBool::new(false)));
     let work = race(PROCESSES, {
-        let sum = sum.clone();
+        let (sum, times, is_over) = (sum.clone(), times.clone(), is_over.clone());
         move |number| {
             let (services, sum) = (services.clone(), sum.clone());
+            let (times, is_over) = (times.clone(), is_over.clone());
             async move {
-                for _ in 0..TIMES {
+                // Until each fault was met.
+                for time in 0.. {
+                    if time >= TIMES && is_over.load(SeqCst) {
+                        break;
+                    }
                     let add = async || {
                         let seen = sum.load(SeqCst);
                         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -330,24 +335,37 @@ async fn an_increment_is_lost_by_no_failure(rig: Rig) -> TestResult {
                     let added =
                         services[number].wait(Wait::up_to(4 * ANSWERS)).with_locks(["sum"], add).await;
                     added.expect("the lock is had in time, and not lost");
+                    times.fetch_add(1, SeqCst);
                 }
             }
         }
     });
+    let came = || -> u64 {
+        rig.proxies.iter().map(Proxy::counts).map(|counts| counts.connections + counts.requests).sum()
+    };
     let faults = async {
         for (number, proxy) in rig.proxies.iter().enumerate() {
             let member = &rig.cluster.members()[number];
-            proxy.set(Mode::DropReplies).await;
-            proxy.set(Mode::Reset).await;
-            proxy.set(Mode::Pass).await;
+            for mode in [Mode::DropReplies, Mode::Reset] {
+                // By which member a request goes is not known.
+                for proxy in &rig.proxies {
+                    proxy.set(mode).await;
+                }
+                let before = came();
+                eventually("a request meets it", async || (came() > before).then_some(())).await;
+                for proxy in &rig.proxies {
+                    proxy.set(Mode::Pass).await;
+                }
+            }
             let leader = rig.leader(number).await;
             rig.cluster.members()[leader].kill().await.expect("it runs");
             rig.cluster.members()[leader].restart().await.expect("it starts again");
             proxy.redirect(member.address());
         }
+        is_over.store(true, SeqCst);
     };
     tokio::join!(work, faults);
-    assert_eq!(sum.load(SeqCst), PROCESSES * TIMES);
+    assert_eq!(sum.load(SeqCst), times.load(SeqCst));
     Ok(())
 }
 
@@ -356,7 +374,8 @@ async fn without_room_nothing_is_granted(rig: Rig) -> TestResult {
     let held = caller(&one).take(["a"]).await;
     while put(&rig.address(0), 1_000_000).await {}
     for _ in 0..2 {
-        let hasty = Arc::new(rig.builder().timeout(Duration::from_secs(2)).open().await?);
+        let second = Duration::from_secs(1);
+        let hasty = Arc::new(rig.builder().timeout(3 * second).open().await?);
         let failed = hasty.acquire(&caller(&hasty).request(["b"])).await.expect_err("there is no room");
         assert_eq!(failed.kind(), BackendErrorKind::Unavailable, "{failed}");
         assert!(failed.to_string().contains("space exceeded"), "{failed}");
