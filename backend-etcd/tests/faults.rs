@@ -339,8 +339,14 @@ async fn a_new_token_that_is_refused_is_no_wrong_password(rig: Rig) -> TestResul
     let place = Place::at(format!("etcd://app:hunter2@{}", rig.one.address()));
     let keys = place.builder().keys().await?;
     keys.now().await?;
+    let (login, refusal) =
+        ("/v3/auth/authenticate", Fault::Refuse(401, 16, "etcdserver: invalid auth token"));
+    let logins = rig.one.requests_of(login);
+    rig.one.next(TXN, refusal.clone());
+    keys.replace("b", None, "1".into()).await?;
+    assert_eq!(rig.one.requests_of(login), logins + 1);
     for _ in 0..2 {
-        rig.one.next(TXN, Fault::Refuse(401, 16, "etcdserver: invalid auth token"));
+        rig.one.next(TXN, refusal.clone());
     }
     let failed = keys.replace("a", None, "1".into()).await.expect_err("it is refused");
     assert!(rig.one.is_over());
