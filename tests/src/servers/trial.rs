@@ -148,8 +148,9 @@ fn in_child(name: &str) -> Result<Completion, Failed> {
     if !child.status.success() {
         return Err(format!("in a process of its own: {}\n{output}", child.status).into());
     }
-    let ignored = output.lines().find_map(|line| line.split_once(" ... ignored, "));
-    Ok(ignored.map_or(Completion::Completed, |(_, reason)| Completion::ignored_with(reason)))
+    let ignored = output.lines().find_map(|line| line.split_once(" ... ignored ("));
+    let reason = |(_, rest): (_, &str)| Completion::ignored_with(rest.strip_suffix(')').unwrap_or(rest));
+    Ok(ignored.map_or(Completion::Completed, reason))
 }
 
 /// What a test may return.
