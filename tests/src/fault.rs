@@ -283,4 +283,8 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockDao<I, C> for FaultyDao<D> {
     async fn doctor(&self) -> Result<Vec<Finding>, BackendError> {
         self.dao.doctor().await
     }
+
+    async fn verify(&self, time: Duration) -> Result<Vec<Finding>, BackendError> {
+        self.dao.verify(time).await
+    }
 }

@@ -76,13 +76,19 @@ impl Progress {
     pub(crate) fn ended(&self, executable: &str, test: &str, outcome: &str) {
         let name = format!("{executable}: {test}");
         let mut state = self.state();
-        match outcome.split_once(", ") {
-            // Known from the journal.
-            Some(("ignored", reason)) if reason.starts_with("void: ") => {}
-            Some(("ignored", reason)) => state.skipped.entry(reason.to_owned()).or_default().push(name),
-            _ if outcome.starts_with("ok") => state.passed += 1,
-            _ if outcome.starts_with("ignored") => state.left_out += 1,
-            _ => {
+        match outcome.strip_prefix("ignored") {
+            Some("") => state.left_out += 1,
+            Some(reason) => {
+                // As the standard harness and ours write it.
+                let ours = reason.strip_prefix(" (").and_then(|reason| reason.strip_suffix(')'));
+                let reason = ours.or_else(|| reason.strip_prefix(", ")).unwrap_or(reason);
+                // A void run is known from the journal.
+                if !reason.starts_with("void: ") {
+                    state.skipped.entry(reason.to_owned()).or_default().push(name);
+                }
+            }
+            None if outcome.starts_with("ok") => state.passed += 1,
+            None => {
                 state.failed.push(name.clone());
                 drop(state);
                 self.say(&format!("FAILED {name}"));
