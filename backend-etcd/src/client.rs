@@ -96,9 +96,9 @@ impl Client {
         })
     }
 
-    /// Returns the time by the clock of a member that told it lately, the current one if it did.
+    /// Returns the time by the clock of the current member, if it told it lately: a write is dated by the member that it is sent to.
     pub(crate) fn time(&self) -> Option<ServiceTime> {
-        self.in_turn().find_map(|position| self.members[position].clock.fresh())
+        self.members[self.current()].clock.fresh()
     }
 
     /// Returns the time by the clock of a member that told it when it was asked at `asked` or later.
@@ -141,14 +141,22 @@ impl Client {
         }
         let (body, deadline) = (Bytes::from(request.to_string()), Instant::now() + self.timeout);
         let least = self.revision.load(SeqCst);
-        let (mut answer, mut turns) = (Err(Failure::timed_out("etcd").before_request()), self.in_turn());
+        let (mut answer, mut turns) = (None, self.in_turn());
         while let Some(position) = turns.next().filter(|_| Instant::now() < deadline) {
-            answer = self.ask_member(position, path, &body, deadline).await;
-            match &answer {
-                Err(failed) if failed.next == Next::Member => {}
-                _ => break,
+            let asked = self.ask_member(position, path, &body, deadline).await;
+            let goes_on = asked.as_ref().is_err_and(|failed| failed.next == Next::Member);
+            // A fault of one member that passes is told rather than one of another that does not.
+            let passes = |failed: &Failure| failed.kind.is_retryable();
+            if !goes_on
+                || !answer.as_ref().is_some_and(|before: &Result<_, _>| before.as_ref().is_err_and(passes))
+            {
+                answer = Some(asked);
+            }
+            if !goes_on {
+                break;
             }
         }
+        let answer = answer.unwrap_or_else(|| Err(Failure::timed_out("etcd").before_request()));
         self.read(&answer?, least)
     }
 

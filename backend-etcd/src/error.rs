@@ -196,14 +196,15 @@ pub(crate) fn no_time() -> BackendError {
     BackendError::new(BackendErrorKind::Unavailable, what)
 }
 
-/// Reports that two members' clocks are further apart than all leases allow for, in microseconds.
+/// Reports that two members' clocks are further apart than all leases allow for, in microseconds. It passes when a clock is set right,
+/// as that of a member that was suspended is.
 pub(crate) fn apart(apart: u64, most: u64) -> BackendError {
     let what = format!(
         "clock_difference: the clocks of two members differ by {} ms at least, and it is {} ms: set the clocks right, or raise it in all processes",
         apart / 1000,
         most / 1000
     );
-    BackendError::new(BackendErrorKind::Misconfigured, what)
+    BackendError::new(BackendErrorKind::Unavailable, what)
 }
 
 /// Adds the place to an error that leaves this crate before there is a DAO.

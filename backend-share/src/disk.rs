@@ -94,6 +94,13 @@ pub(crate) fn modified(path: &Path) -> Option<SystemTime> {
     seen.modified().ok()
 }
 
+/// Returns when a folder was modified; `None` if there is none, or a link, or that is not known.
+pub(crate) fn modified_folder(path: &Path) -> Option<SystemTime> {
+    simulated!(client => client.modified(path).filter(|_| client.is_folder(path)));
+    let seen = path.symlink_metadata().ok().filter(std::fs::Metadata::is_dir)?;
+    seen.modified().ok()
+}
+
 /// Asks the server about a file or a folder, and not a cache: when it was modified, in seconds since 1970. After that the client knows which
 /// names a folder has. `None` if it is not there.
 pub(crate) fn refresh(path: &Path) -> io::Result<Option<i64>> {

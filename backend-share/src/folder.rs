@@ -6,7 +6,7 @@ use std::{
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering::Relaxed},
-    time::{Duration, Instant, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use lockcore::{BackendError, BackendErrorKind};
@@ -175,7 +175,7 @@ impl Folder {
         let why = match has_versions {
             true => "others replaced it faster than it could be read",
             // Another process may remove it just now.
-            false => "its versions are gone: if that lasts, remove this folder",
+            false => "its versions are gone: if that lasts, remove this cell's folder",
         };
         let what = format!("reading {}: {why}", cell.display());
         Err(BackendError::new(BackendErrorKind::Busy, what))
@@ -350,7 +350,7 @@ impl Folder {
         now: u64,
         deadline: Instant,
     ) -> Result<CellPage, BackendError> {
-        let before = i64::try_from(now.saturating_sub(LEFT_BEHIND.as_secs())).unwrap_or(0);
+        let before = UNIX_EPOCH + Duration::from_secs(now).saturating_sub(LEFT_BEHIND);
         let path = self.namespace.join(folder);
         let all = || {
             let mut names = BTreeSet::new();
@@ -382,17 +382,20 @@ impl Folder {
 
     /// Removes what was left in a folder before a time: files under their first names, versions that are over, and the folder itself if
     /// nothing is in it. What cannot be removed is left for the next time.
-    fn tidy(&self, folder: &Path, before: i64) {
+    fn tidy(&self, folder: &Path, before: SystemTime) {
         let tidied = || {
             let names = disk::names(folder)?;
-            for path in names.iter().filter(|name| file::is_temporary(name)).map(|name| folder.join(name)) {
-                if disk::refresh(&path)?.is_some_and(|modified| modified < before) {
-                    disk::remove(&path).or_else(|_| disk::remove_folder(&path))?;
-                }
-            }
-            let before = UNIX_EPOCH + Duration::from_secs(u64::try_from(before).unwrap_or(0));
             let is_old =
                 |name: &str| disk::modified(&folder.join(name)).is_some_and(|modified| modified < before);
+            for name in names.iter().filter(|name| file::is_temporary(name)) {
+                let path = folder.join(name);
+                if is_old(name) {
+                    disk::remove(&path)?;
+                } else if disk::modified_folder(&path).is_some_and(|modified| modified < before) {
+                    // One that was not renamed; something in it is not ours.
+                    let _ = disk::remove_folder(&path);
+                }
+            }
             let is_over = |life: &Option<String>, of: &str, number: u64| {
                 life.as_deref() != Some(of) && is_old(&file::file_name(of, number))
             };

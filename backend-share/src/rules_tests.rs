@@ -181,7 +181,13 @@ fn judge(events: &[Event], world: &World) -> Result<(), String> {
         };
         match written().filter(|before| before.ended < event.begun).find(misses) {
             None => missed[event.client] = 0,
-            Some(before) if seen.is_some() && missed[event.client] < 2 * POLLS && looked(event, before) => {
+            Some(before)
+                if seen.is_some()
+                    // A client forgets what it knew of a folder that it changes itself.
+                    && before.client != event.client
+                    && missed[event.client] < 2 * POLLS
+                    && looked(event, before) =>
+            {
                 missed[event.client] += 1;
             }
             Some(before) => {

@@ -19,7 +19,8 @@ use crate::{
 /// The cell that all replace. It is collected as those of probes are.
 const NAME: &str = "probe/00000000000000000000000000000000";
 
-/// What is written begins again after it was left alone for this time: longer than a request is tried.
+/// A process that has written nothing for this time is forgotten: for longer than a request is tried. One that was away for half of it
+/// begins again.
 const LEFT: Duration = Duration::from_secs(600);
 
 /// The longest pause between two rounds: others get their turn, wherever they are.
@@ -28,11 +29,17 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// The content of the cell.
 #[derive(Clone, Default, Serialize, Deserialize)]
 struct Content {
-    /// How many writes of each process there were.
-    writes: BTreeMap<String, u64>,
+    writes: BTreeMap<String, Writes>,
     /// The time before the last write, by the process that made it.
     lo: u64,
     hi: u64,
+}
+
+/// The writes of a process: how many there were, and the time before the last.
+#[derive(Clone, Copy, Default, Serialize, Deserialize)]
+struct Writes {
+    count: u64,
+    at: u64,
 }
 
 /// The observations of a process.
@@ -42,10 +49,9 @@ struct Seen {
     /// Its writes that are certainly done, and those that may be.
     done: u64,
     in_doubt: u64,
-    /// The most writes of each process so far.
-    writes: BTreeMap<String, u64>,
-    /// The writes of others when it began.
-    before: BTreeMap<String, u64>,
+    /// The writes of each process as they were read last, and first.
+    writes: BTreeMap<String, Writes>,
+    first: BTreeMap<String, Writes>,
     /// What is wrong, the first of each kind.
     lost: Option<String>,
     early: Option<String>,
@@ -59,11 +65,14 @@ pub(crate) async fn verify<C: Cell>(
     store: &Arc<Store<C>>,
     time: Duration,
 ) -> Result<Vec<Finding>, StoreError> {
-    let (begun, mut seen) = (Moment::now(), Seen { name: unique_name(), ..Seen::default() });
+    let (begun, mut seen, mut answered) = (Moment::now(), Seen::begin(Seen::default()), Moment::now());
     let mut known: Option<(C::Version, Content)> = None;
     while begun.elapsed() < time {
+        if answered.elapsed() > LEFT / 2 {
+            seen = Seen::begin(seen);
+        }
         match round(&store.cell, &mut seen, known.take()).await {
-            Ok(newest) => known = newest,
+            Ok(newest) => (known, answered) = (newest, Moment::now()),
             Err(error) if error.is_retryable() => {
                 seen.failed += 1;
                 seen.last = Some(error);
@@ -72,7 +81,18 @@ pub(crate) async fn verify<C: Cell>(
         }
         tokio::time::sleep(PAUSE.mul_f64(fastrand::f64())).await;
     }
+    if let (Ok(Found::Changed(_, content)), Ok(now)) =
+        (store.cell.read(NAME, None).await, store.cell.now().await)
+    {
+        // The last write, too, has to be there.
+        seen.look(&read(&content), now);
+    }
     Ok(seen.findings())
+}
+
+/// Reads the content. What cannot be read has no write of anyone, which is told.
+fn read(content: &[u8]) -> Content {
+    serde_json::from_slice(content).unwrap_or_default()
 }
 
 /// Reads the cell, and replaces it; returns what it is then, if that is known.
@@ -85,17 +105,13 @@ async fn round<C: Cell>(
     let now = cell.now().await?;
     let (version, mut next) = match (found, known) {
         (Found::Unchanged, Some((version, content))) => (Some(version), content),
-        // What cannot be read has no write of anyone, which is told below.
-        (Found::Changed(version, content), _) => {
-            (Some(version), serde_json::from_slice(&content).unwrap_or_default())
-        }
+        (Found::Changed(version, content), _) => (Some(version), read(&content)),
         (Found::Absent | Found::Unchanged, _) => (None, Content::default()),
     };
-    if next.hi.saturating_add(micros(LEFT)) < now.lo {
-        next = Content::default();
-    }
     seen.look(&next, now);
-    *next.writes.entry(seen.name.clone()).or_default() += 1;
+    next.writes.retain(|_, writes| writes.at.saturating_add(micros(LEFT)) >= now.lo);
+    let own = next.writes.entry(seen.name.clone()).or_default();
+    *own = Writes { count: own.count + 1, at: now.lo };
     (next.lo, next.hi) = (now.lo, now.hi);
     let bytes = serde_json::to_vec(&next).expect("plain data has a form in JSON");
     match cell.replace(NAME, version.as_ref(), bytes.into()).await {
@@ -116,51 +132,65 @@ async fn round<C: Cell>(
 }
 
 impl Seen {
+    /// Begins, or begins again under another name with what was found so far.
+    fn begin(so_far: Seen) -> Self {
+        let Seen { lost, early, failed, last, .. } = so_far;
+        Seen { name: unique_name(), lost, early, failed, last, ..Seen::default() }
+    }
+
     /// Compares what was read with all that was seen before.
     fn look(&mut self, content: &Content, now: ServiceTime) {
-        let own = content.writes.get(&self.name).copied().unwrap_or(0);
+        let count = |name: &String| content.writes.get(name).map_or(0, |writes| writes.count);
+        let own = count(&self.name);
         if own < self.done || own > self.done + self.in_doubt {
             let what = format!("{own} of at least {} writes of this process are there", self.done);
             self.lost.get_or_insert(what);
         }
-        for (name, count) in &self.writes {
-            let left = content.writes.get(name).copied().unwrap_or(0);
-            if left < *count {
-                self.lost
-                    .get_or_insert(format!("{left} of at least {count} writes of another process are there"));
+        for (name, before) in self.writes.iter().filter(|(name, _)| **name != self.name) {
+            let is_forgotten = before.at.saturating_add(micros(LEFT)) < now.hi;
+            if count(name) < before.count && !is_forgotten {
+                let what = format!(
+                    "{} of at least {} writes of another process are there",
+                    count(name),
+                    before.count
+                );
+                self.lost.get_or_insert(what);
             }
         }
         if self.done == 0 && self.in_doubt == 0 {
-            self.before = content.writes.clone();
+            self.first = content.writes.clone();
         }
         self.writes.clone_from(&content.writes);
         if now.hi < content.lo {
             let ahead = (content.lo - now.hi) / 1000;
-            self.early.get_or_insert(format!(
-                "another process knew a time that is {ahead} ms later than it can be"
-            ));
+            let what = format!(
+                "another process knew one that is {ahead} ms later: do the clocks differ, or was the store's set back?"
+            );
+            self.early.get_or_insert(what);
         }
     }
 
     fn findings(self) -> Vec<Finding> {
         let found = |severity, check, detail| Finding { severity, check, detail };
         let others = self.writes.iter().filter(|(name, _)| **name != self.name);
-        let counts =
-            others.map(|(name, count)| count - self.before.get(name).copied().unwrap_or(0).min(*count));
-        let (others, theirs) =
-            counts.filter(|count| *count > 0).fold((0, 0), |(n, sum), count| (n + 1, sum + count));
-        let mut all = vec![match self.lost {
-            Some(lost) => {
-                found(Severity::Error, "conditional writes", format!("{lost}: two processes may hold a lock"))
+        let count = |(name, writes): (&String, &Writes)| {
+            writes.count.saturating_sub(self.first.get(name).map_or(0, |first| first.count))
+        };
+        let counts: Vec<u64> = others.map(count).filter(|count| *count > 0).collect();
+        let (others, theirs) = (counts.len(), counts.iter().sum::<u64>());
+        let conditional = match (self.lost, self.done) {
+            (Some(lost), _) => (Severity::Error, format!("{lost}: two processes may hold a lock")),
+            (None, 0) => {
+                (Severity::Warning, "no write of this process was done: nothing is known".to_owned())
             }
-            None => {
-                let done =
-                    format!("{} of this process and {theirs} of {others} others: all are there", self.done);
-                found(Severity::Ok, "conditional writes", done)
-            }
-        }];
+            (None, done) => (
+                Severity::Ok,
+                format!("{done} of this process and {theirs} of {others} others: all are there"),
+            ),
+        };
+        let mut all = vec![found(conditional.0, "conditional writes", conditional.1)];
         if let Some(early) = self.early {
-            all.push(found(Severity::Error, "time", format!("{early}: two processes may hold a lock")));
+            all.push(found(Severity::Error, "time", format!("{early} Two processes may hold a lock")));
         }
         if others == 0 {
             let what = "no other process took part: run it on two hosts at the same time";

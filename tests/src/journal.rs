@@ -42,7 +42,7 @@ impl Drop for Entry<'_> {
 
 /// A run was void. Returns whether another process repeats it.
 pub(crate) fn void(test: &str, reason: impl Display) -> bool {
-    let elsewhere = write(&format!("void\t{test}\t{reason}\n"));
+    let elsewhere = write(&format!("void\t{test}\t{}\n", in_a_line(&reason.to_string())));
     if !elsewhere {
         VOIDS.lock().unwrap_or_else(PoisonError::into_inner).push(test.to_owned());
     }
@@ -52,8 +52,13 @@ pub(crate) fn void(test: &str, reason: impl Display) -> bool {
 /// A run failed.
 #[cfg(feature = "servers")]
 pub(crate) fn failed(test: &str, failure: &str) {
-    let first = failure.lines().next().unwrap_or_default();
-    write(&format!("failed\t{test}\t{}\n", first.replace('\t', " ")));
+    write(&format!("failed\t{test}\t{}\n", in_a_line(failure)));
+}
+
+/// Returns the first line of a text that has one, as a word of a journal.
+fn in_a_line(text: &str) -> String {
+    let first = text.lines().find(|line| !line.trim().is_empty());
+    first.unwrap_or("no reason").trim().replace('\t', " ")
 }
 
 /// The tests with void runs that this process has to repeat.

@@ -103,14 +103,14 @@ impl Mounts {
 
 impl Drop for Mounts {
     fn drop(&mut self) {
+        // First, as one that is frozen gives no answer about its mount. It may have ended by itself.
+        for child in &mut self.sshfs {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
         for name in PLACES {
             // Lazily, as something may have it open. It fails where the test did before it was mounted.
             let _ = Command::new("umount").arg("-l").arg(self.path(name)).stderr(Stdio::null()).status();
-        }
-        for child in &mut self.sshfs {
-            // It may have ended by itself.
-            let _ = child.kill();
-            let _ = child.wait();
         }
     }
 }
