@@ -71,7 +71,7 @@ pub(crate) struct State {
     /// The number of calls so far.
     pub(crate) calls: u64,
     nodes: BTreeMap<PathBuf, Node>,
-    /// The time at which each name was given.
+    /// The time at which each name was given first: a late writer may give it again.
     pub(crate) named: HashMap<PathBuf, i64>,
     pub(crate) clients: Vec<Memory>,
     /// The client that may make its call.
@@ -278,7 +278,7 @@ impl Client {
             }
             state.nodes.insert(name.to_owned(), node);
             let now = state.now;
-            state.named.insert(name.to_owned(), now);
+            state.named.entry(name.to_owned()).or_insert(now);
             state.change(self.number, name, fate);
             Ok(())
         })
