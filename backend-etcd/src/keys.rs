@@ -7,6 +7,7 @@ use std::{
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use bytes::Bytes;
+use futures_util::future::select_all;
 use lockcore::{
     BackendError, Finding, Severity,
     backend::{Moment, ServiceClock, ServiceTime},
@@ -212,8 +213,11 @@ impl Cell for Keys {
         ahead + self.client.fence(real)
     }
 
-    async fn changed(&self, name: &str, known: Option<&u64>) {
-        self.watches.changed(&self.client, self.key(name), known.copied()).await;
+    async fn changed(&self, cells: &[(String, Option<u64>)]) {
+        let each = cells
+            .iter()
+            .map(|(name, known)| Box::pin(self.watches.changed(&self.client, self.key(name), *known)));
+        select_all(each).await;
     }
 
     fn findings(&self) -> Vec<Finding> {

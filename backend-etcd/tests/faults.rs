@@ -358,9 +358,10 @@ async fn a_new_token_that_is_refused_is_no_wrong_password(rig: Rig) -> TestResul
 /// What lies before a member may pass on all but streams.
 async fn a_stream_that_is_cut_off_is_not_the_members_fault(rig: Rig) -> TestResult {
     let keys = rig.both().builder().keys().await?;
+    let cells = [("a".to_owned(), None)];
     let watched = eventually("it is tried", async || (rig.one.requests_of("/v3/watch") > 2).then_some(()));
     tokio::select! {
-        () = keys.changed("a", None) => panic!("nothing is told"),
+        () = keys.changed(&cells) => panic!("nothing is told"),
         () = watched => {}
     }
     assert_eq!(rig.two.requests_of("/v3/watch"), 0);
@@ -512,7 +513,7 @@ async fn a_member_that_is_not_there_is_named(rig: Rig) -> TestResult {
 async fn a_watch_tells_of_changes(rig: Rig) -> TestResult {
     let (place, ends) =
         (Place::at(format!("etcd://{}", rig.member)), async |keys: &Keys, known: Option<u64>| {
-            if timeout(PATIENCE, keys.changed("a", known.as_ref())).await.is_err() {
+            if timeout(PATIENCE, keys.changed(&[("a".to_owned(), known)])).await.is_err() {
                 late("the change is told");
             }
         });

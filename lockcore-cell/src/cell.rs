@@ -3,7 +3,7 @@
 use std::{fmt, future::pending};
 
 use bytes::Bytes;
-use lockcore::{BackendError, Finding, backend::ServiceTime};
+use lockcore::{BackendError, BackendErrorKind, Finding, backend::ServiceTime};
 
 /// The outcome of reading a cell.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,6 +24,17 @@ pub enum Written<V> {
     /// The cell had another version. Nothing was written - or, where the write was sent twice on its way, this is the answer to
     /// the second, and the first was done. The engine tells the two apart by the content.
     Refused,
+}
+
+/// One of the cells that are replaced in one step.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Change<V> {
+    /// The name of the cell.
+    pub name: String,
+    /// The version that it is replaced at; `None`: there is no cell.
+    pub at: Option<V>,
+    /// The new content.
+    pub content: Bytes,
 }
 
 /// A page of the cells in a folder.
@@ -72,6 +83,51 @@ pub trait Cell: fmt::Debug + Send + Sync + 'static {
         content: Bytes,
     ) -> impl Future<Output = Result<Written<Self::Version>, BackendError>> + Send;
 
+    /// Returns how many cells [`replace_all`](Self::replace_all) replaces in one step at most. By default one: then all that is locked
+    /// is kept in one cell. With more, each id has a cell of its own, and sets that share no id never meet; no set has more ids.
+    fn at_once(&self) -> usize {
+        1
+    }
+
+    /// Reads several cells, each as [`read`](Self::read) does, at one time: all answers are of the same moment. Only called where
+    /// several can be replaced [at once](Self::at_once), but with any number of them.
+    fn read_all(
+        &self,
+        cells: &[(String, Option<Self::Version>)],
+    ) -> impl Future<Output = Result<Vec<Found<Self::Version>>, BackendError>> + Send {
+        async move {
+            match cells {
+                [(name, known)] => Ok(vec![self.read(name, known.as_ref()).await?]),
+                _ => Err(one_at_a_time()),
+            }
+        }
+    }
+
+    /// Replaces all of these cells, of which no two have the same name, or none: if one is not of its version, the outcome is
+    /// [`Refused`](Written::Refused). Returns the new versions in the same order.
+    fn replace_all(
+        &self,
+        changes: &[Change<Self::Version>],
+    ) -> impl Future<Output = Result<Written<Vec<Self::Version>>, BackendError>> + Send {
+        async move {
+            let [Change { name, at, content }] = changes else { return Err(one_at_a_time()) };
+            Ok(match self.replace(name, at.as_ref(), content.clone()).await? {
+                Written::Done(version) => Written::Done(vec![version]),
+                Written::Refused => Written::Refused,
+            })
+        }
+    }
+
+    /// Removes a cell that is of the version `at`, and does nothing if it has another. Only called where several cells can be replaced
+    /// [at once](Self::at_once): there the cells of ids are removed that were not used for long.
+    fn remove_at(
+        &self,
+        _name: &str,
+        _at: &Self::Version,
+    ) -> impl Future<Output = Result<(), BackendError>> + Send {
+        async { Err(one_at_a_time()) }
+    }
+
     /// Removes a cell; does nothing if there is none.
     fn remove(&self, name: &str) -> impl Future<Output = Result<(), BackendError>> + Send;
 
@@ -95,9 +151,9 @@ pub trait Cell: fmt::Debug + Send + Sync + 'static {
         now.hi
     }
 
-    /// Ends when a cell may have another version than `known`. By default it never ends, and waiters look by themselves, each half
-    /// second to two. It may end too often, and may miss a change.
-    fn changed(&self, _name: &str, _known: Option<&Self::Version>) -> impl Future<Output = ()> + Send {
+    /// Ends when one of these cells may have another version than is known. By default it never ends, and waiters look by themselves,
+    /// each half second to two. It may end too often, and may miss a change.
+    fn changed(&self, _cells: &[(String, Option<Self::Version>)]) -> impl Future<Output = ()> + Send {
         pending()
     }
 
@@ -106,4 +162,9 @@ pub trait Cell: fmt::Debug + Send + Sync + 'static {
     fn findings(&self) -> Vec<Finding> {
         Vec::new()
     }
+}
+
+/// The answer of a store that replaces one cell in a step to a request for several, which the engine does not make.
+fn one_at_a_time() -> BackendError {
+    BackendError::new(BackendErrorKind::Unsupported, "the store replaces one cell at a time")
 }

@@ -63,6 +63,6 @@ mod verify;
 #[cfg(test)]
 mod verify_tests;
 
-pub use cell::{Cell, CellPage, Found, Written};
+pub use cell::{Cell, CellPage, Change, Found, Written};
 pub use dao::{CellLockDao, CellSettings};
 pub use modified::ModifiedClock;

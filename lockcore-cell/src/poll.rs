@@ -117,7 +117,8 @@ impl<C: Cell> Store<C> {
         let mut pause = SHORTEST;
         loop {
             let known = self.known();
-            let changed = self.cell.changed(TABLE, known.as_ref().and_then(|known| known.version.as_ref()));
+            let cells = [(TABLE.to_owned(), known.and_then(|known| known.version.clone()))];
+            let changed = self.cell.changed(&cells);
             if tokio::time::timeout(pause.mul_f64(0.5 + fastrand::f64()), changed).await.is_ok() {
                 // One that is told of at once is not to be asked for at once, again and again.
                 tokio::time::sleep(RETRY).await;

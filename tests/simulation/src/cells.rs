@@ -46,7 +46,7 @@ pub(crate) struct Cells {
     has_foreign: bool,
     /// Writes that were done and whose answer was lost: by cell and process, the version.
     unanswered: BTreeMap<(String, u32), u64>,
-    watchers: Vec<(String, Option<u64>, oneshot::Sender<()>)>,
+    watchers: Vec<(Vec<(String, Option<u64>)>, oneshot::Sender<()>)>,
 }
 
 #[derive(Clone, Debug)]
@@ -194,12 +194,12 @@ impl Cell for SimulatedCell {
         }
     }
 
-    async fn changed(&self, name: &str, known: Option<&u64>) {
+    async fn changed(&self, cells: &[(String, Option<u64>)]) {
         let (to, changed) = oneshot::channel();
         if !self.net.state().store.tells {
             return pending().await;
         }
-        self.net.state().store.watchers.push((name.to_owned(), known.copied(), to));
+        self.net.state().store.watchers.push((cells.to_vec(), to));
         // A notice that is lost, as the trait allows, is one that never comes.
         if changed.await.is_err() {
             pending().await

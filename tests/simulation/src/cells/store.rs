@@ -196,9 +196,9 @@ impl State<Cells> {
             self.push(1, Step::Happens(Event::Undone(name.to_owned(), version)));
         }
         let mut rest = Vec::new();
-        for (watched, known, to) in std::mem::take(&mut self.store.watchers) {
-            if watched != name || known == Some(version) {
-                rest.push((watched, known, to));
+        for (watched, to) in std::mem::take(&mut self.store.watchers) {
+            if watched.iter().all(|(of, known)| of != name || *known == Some(version)) {
+                rest.push((watched, to));
             } else if !self.one_in(5) {
                 let way = self.way();
                 self.push(way, Step::Happens(Event::Changed(to)));
