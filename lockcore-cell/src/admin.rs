@@ -28,7 +28,7 @@ impl Step<'_> {
         let state = self.table.ids.get(id);
         let found = state.and_then(|state| state.held.iter().find(|held| held.fence == fence)).cloned();
         let Some(held) = found else { return Broken::NotHeld };
-        let (context, left) = (self.table.context_of(&held).to_owned(), self.left(id, &held));
+        let (context, left) = (held.grant.context.clone(), self.left(id, &held));
         let now = how == BreakMode::Now;
         let state = self.table.ids.get_mut(id).expect("it was found above");
         if now || !held.broken {
@@ -60,10 +60,10 @@ impl Step<'_> {
     pub(crate) fn release_context(&mut self, context: &str) -> Vec<String> {
         self.clean();
         self.remove_places(|_, place| place.context == context);
-        let (grants, mut freed) = (&self.table.grants, Vec::new());
+        let mut freed = Vec::new();
         for (id, state) in &mut self.table.ids {
             let before = state.held.len();
-            state.held.retain(|held| grants[&held.fence].context != context);
+            state.held.retain(|held| held.grant.context != context);
             if state.held.len() < before {
                 freed.push(id.clone());
                 self.rooms.push((id.clone(), 0));
@@ -116,7 +116,7 @@ pub(crate) fn inspect(step: &Step<'_>, id: &str) -> Inspected {
     let held = state.map(|state| &state.held[..]).unwrap_or_default();
     let lasts =
         |held: &&crate::table::Held| step.table.until(id, held, step.sessions, step.now) >= step.now.lo;
-    let mut sessions = held.iter().map(|held| &step.table.grants[&held.fence].session);
+    let mut sessions = held.iter().map(|held| &held.grant.session);
     let unreadable = sessions
         .find(|session| step.sessions.get(*session).is_some_and(|seen| seen.cell == SeenCell::Unreadable));
     let unreadable = unreadable.map(|session| StoreError::Session(name(session)).to_string());
@@ -124,7 +124,7 @@ pub(crate) fn inspect(step: &Step<'_>, id: &str) -> Inspected {
         .iter()
         .filter(lasts)
         .map(|held| {
-            let grant = &step.table.grants[&held.fence];
+            let grant = &held.grant;
             HeldBy {
                 context: StoredContext::Known(grant.context.clone()),
                 owner: grant.owner.as_str().into(),

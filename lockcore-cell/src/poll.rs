@@ -197,7 +197,7 @@ impl<C: Cell> Store<C> {
 fn of_waiter(table: &Table, sessions: &Sessions, now: ServiceTime, request: &Request) -> Next {
     // An offer to one before it may lapse, and all others before it may be dead. The lease of an offer is longer than it lasts.
     let soon = now.hi.saturating_add(OFFER);
-    let is_offer = |held: &Held| held.until < table.grants[&held.fence].since.saturating_add(held.lease);
+    let is_offer = |held: &Held| held.until < held.grant.since.saturating_add(held.lease);
     let may_lapse = |claim: &crate::table::Claim| {
         let held = table.ids.get(&claim.id).map(|id| &id.held[..]).unwrap_or_default();
         held.iter().any(|held| is_offer(held) && table.until(&claim.id, held, sessions, now) <= soon)
@@ -256,7 +256,7 @@ pub(crate) fn state(table: &Table, sessions: &Sessions, now: ServiceTime, reques
     let (mut granted, mut left) = (Vec::new(), Duration::MAX);
     for claim in &request.claims {
         let all = table.ids.get(&claim.id).map(|id| &id.held[..]).unwrap_or_default();
-        let own = all.iter().find(|held| table.context_of(held) == request.context);
+        let own = all.iter().find(|held| held.grant.context == request.context);
         let Some(own) = own.filter(|own| !own.broken && rules::again(own.mode, claim.mode) == Again::Keep)
         else {
             return State::Lost;

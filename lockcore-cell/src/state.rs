@@ -1,6 +1,6 @@
 //! The table as the engine sees it.
 
-use std::convert::Infallible;
+use std::{convert::Infallible, sync::Arc};
 
 use lockcore::{
     Granted, LossReason, Mode,
@@ -30,12 +30,12 @@ impl Step<'_> {
     }
 
     fn held_by(&self, id: &str, context: &str) -> Option<&Held> {
-        self.held(id).iter().find(|held| self.table.context_of(held) == context)
+        self.held(id).iter().find(|held| held.grant.context == context)
     }
 
     fn seen(&self, id: &str, held: &Held) -> Own {
         Own {
-            attempt: AttemptId(self.table.grants[&held.fence].attempt),
+            attempt: AttemptId(held.grant.attempt),
             mode: held.mode,
             permits: held.permits.clone(),
             fence: held.fence,
@@ -69,7 +69,7 @@ impl engine::Table for Step<'_> {
     fn holders(&mut self, id: &String) -> Result<impl Iterator<Item = engine::Held<'_, String>>, Infallible> {
         let (step, id) = (&*self, id.clone());
         Ok(step.held(&id).iter().map(move |held| {
-            let grant = &step.table.grants[&held.fence];
+            let grant = &held.grant;
             engine::Held {
                 context: &grant.context,
                 owner: &grant.owner,
@@ -147,7 +147,7 @@ impl engine::Table for Step<'_> {
             since: self.now.lo,
             rest: Map::new(),
         };
-        self.table.grants.insert(fence, grant);
+        self.granted = Arc::new(grant);
         Ok(fence)
     }
 
@@ -159,7 +159,7 @@ impl engine::Table for Step<'_> {
         terms: &Terms<'_, Request>,
     ) -> Result<(), Infallible> {
         let Request { context, lease, .. } = terms.request;
-        let own = self.remove(id, |table, held| table.context_of(held) == context);
+        let own = self.remove(id, |held| held.grant.context == *context);
         let prior = own.and_then(|own| match back {
             Back::ToNothing => None,
             Back::ToOwn => Some(Box::new(Held { prior: None, ..own })),
@@ -169,6 +169,7 @@ impl engine::Table for Step<'_> {
         let New { fence, mode, permits, in_use } = new;
         self.table.ids.entry(id.clone()).or_default().held.push(Held {
             fence,
+            grant: self.granted.clone(),
             mode,
             permits: permits.to_vec(),
             in_use,
@@ -196,7 +197,7 @@ impl engine::Table for Step<'_> {
     }
 
     fn free(&mut self, id: &String, context: &String, fence: u64) -> Result<Option<LossReason>, Infallible> {
-        match self.remove(id, |table, held| held.fence == fence && table.context_of(held) == context) {
+        match self.remove(id, |held| held.fence == fence && held.grant.context == *context) {
             Some(held) if self.table.until(id, &held, self.sessions, self.now) < self.now.lo => {
                 Ok(Some(LossReason::Expired))
             }
@@ -206,7 +207,7 @@ impl engine::Table for Step<'_> {
     }
 
     fn undo(&mut self, id: &String, context: &String, restores: bool) -> Result<(), Infallible> {
-        let own = self.remove(id, |table, held| table.context_of(held) == context);
+        let own = self.remove(id, |held| held.grant.context == *context);
         if let Some(prior) = own.and_then(|own| own.prior).filter(|_| restores) {
             self.table.ids.entry(id.clone()).or_default().held.push(*prior);
         }

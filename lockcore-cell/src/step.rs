@@ -3,7 +3,7 @@
 //! Whether a holder's lease has ended is known from the table and from the cell of its session. A step takes over from a
 //! holder only if that cell was [closed](crate::session::Session::closed) before, so that no later renewal succeeds; `driver` sees to it.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use lockcore::{
     Granted,
@@ -12,7 +12,7 @@ use lockcore::{
 };
 
 use crate::{
-    table::{Claim, Held, Place, Table},
+    table::{Claim, Grant, Held, Place, Table},
     takeover::Sessions,
 };
 
@@ -59,6 +59,8 @@ pub(crate) struct Step<'a> {
     pub(crate) least_fence: u64,
     /// The session of the process that makes the step.
     pub(crate) session: &'a str,
+    /// The last grant that was made.
+    pub(crate) granted: Arc<Grant>,
     /// The ids with room for those who wait.
     pub(crate) rooms: Vec<(String, u64)>,
     /// The queues of the table's places, made when one is asked for first.
@@ -113,7 +115,7 @@ impl<'a> Step<'a> {
         least_fence: u64,
         session: &'a str,
     ) -> Self {
-        Step { table, sessions, now, least_fence, session, rooms: Vec::new(), queues: None }
+        Step { table, sessions, now, least_fence, session, granted: Arc::default(), rooms: Vec::new(), queues: None }
     }
 
     /// Takes the whole set, or nothing of it; a request that is to wait gets a place.
@@ -141,8 +143,9 @@ impl<'a> Step<'a> {
     /// Looks which of a grant's locks can be renewed in the cells of their sessions. A lock that may have ended cannot.
     pub(crate) fn renew(&mut self, hold: &Hold) -> Renewable {
         let mut extend = Vec::new();
-        let Ok(lost) = engine::renew(self, &hold.context, hold.locks(), |step, _, fence| {
-            extend.push((step.table.grants[&fence].session.clone(), fence));
+        let Ok(lost) = engine::renew(self, &hold.context, hold.locks(), |step, id, fence| {
+            let held = step.table.ids.get(id).and_then(|state| state.held.iter().find(|held| held.fence == fence));
+            extend.extend(held.map(|held| (held.grant.session.clone(), fence)));
             Ok(())
         });
         extend.sort_unstable();
@@ -176,9 +179,9 @@ impl<'a> Step<'a> {
                 held.until = held.until.max(until);
                 held.lease = held.lease.max(hold.lease);
             }
-            let grant = step.table.grants.get_mut(&fence);
-            if let Some(grant) = grant.filter(|grant| Some(&*grant.session) == gone) {
-                grant.session = step.session.to_owned();
+            let all = step.table.grants_mut().filter(|(of, _)| *of == fence).map(|(_, grant)| grant);
+            for grant in all.filter(|grant| Some(&*grant.session) == gone) {
+                Arc::make_mut(grant).session = step.session.to_owned();
             }
             Ok(())
         });
@@ -217,9 +220,9 @@ impl<'a> Step<'a> {
         })
     }
 
-    pub(crate) fn remove(&mut self, id: &str, which: impl Fn(&Table, &Held) -> bool) -> Option<Held> {
+    pub(crate) fn remove(&mut self, id: &str, which: impl Fn(&Held) -> bool) -> Option<Held> {
         let held = &self.table.ids.get(id)?.held;
-        let position = held.iter().position(|held| which(self.table, held))?;
+        let position = held.iter().position(which)?;
         Some(self.table.ids.get_mut(id)?.held.remove(position))
     }
 }

@@ -323,7 +323,7 @@ impl<C: Cell> Store<C> {
         for (id, fence) in &hold.locks {
             let state = known.table.ids.get(id);
             for held in state.into_iter().flat_map(|state| &state.held).filter(|held| held.fence == *fence) {
-                let session = &known.table.grants[fence].session;
+                let session = &held.grant.session;
                 let is_unsure = known.table.until(id, held, &sessions, now) < now.hi;
                 unsure.extend(Some(session).filter(|session| is_unsure && **session != own));
             }
@@ -343,12 +343,12 @@ impl<C: Cell> Store<C> {
         let (is_first, own) = (self.own.extended(&fences).is_none(), self.own.name().0);
         let soon = self.cell.now().await?.hi.saturating_add(OFFER);
         let is_offer = |table: &Table| {
-            let of_own = |fence: &u64| table.grants.get(fence).is_some_and(|grant| grant.session == own);
-            let ends_soon = |id: &String| {
-                let held = table.ids.get(id).into_iter().flat_map(|state| &state.held);
-                held.filter(|held| fences.contains(&held.fence)).all(|held| held.until <= soon)
+            let is_own_offer = |(id, fence): &(String, u64)| {
+                let mut held = table.ids.get(id).into_iter().flat_map(|state| &state.held);
+                let held = held.find(|held| held.fence == *fence);
+                held.is_some_and(|held| held.grant.session == own && held.until <= soon)
             };
-            fences.iter().all(of_own) && hold.locks.iter().all(|(id, _)| ends_soon(id))
+            hold.locks.iter().all(is_own_offer)
         };
         let suits = |known: &Known<_>| {
             known.begun > asked || (is_first && known.at.elapsed() < RECENT && is_offer(&known.table))

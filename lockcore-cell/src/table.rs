@@ -2,7 +2,10 @@
 //!
 //! It is data only; `step` decides. Times are the service's, in microseconds since 1970.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use lockcore::{MAX_PERMITS, Mode, protocol};
 use serde::{Deserialize, Serialize};
@@ -36,7 +39,7 @@ pub(crate) struct Table {
     /// The time at which the namespace was swept.
     #[serde(default)]
     pub(crate) swept: u64,
-    /// The grants, by fence.
+    /// The grants, by fence, as they are read and written: a step looks at those of the holders.
     pub(crate) grants: BTreeMap<u64, Grant>,
     /// The ids that are held, frozen, or have breaks on record, by stored form.
     pub(crate) ids: BTreeMap<String, Id>,
@@ -86,7 +89,7 @@ pub(crate) struct There {
 }
 
 /// The part that the ids of a grant have in common.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Grant {
     pub(crate) context: String,
     pub(crate) attempt: u64,
@@ -117,6 +120,8 @@ pub(crate) struct Id {
 pub(crate) struct Held {
     /// The key of its grant.
     pub(crate) fence: u64,
+    #[serde(skip)]
+    pub(crate) grant: Arc<Grant>,
     #[serde(with = "ModeForm")]
     pub(crate) mode: Mode,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -216,14 +221,16 @@ impl Default for Table {
 impl Table {
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, StoreError> {
         check(bytes)?;
-        let table: Table = serde_json::from_slice(bytes).map_err(|_| StoreError::Corrupt("the table"))?;
+        let mut table: Table = serde_json::from_slice(bytes).map_err(|_| StoreError::Corrupt("the table"))?;
+        let grants: BTreeMap<u64, Arc<Grant>> =
+            table.grants.iter().map(|(fence, grant)| (*fence, Arc::new(grant.clone()))).collect();
+        let link = |held: &mut Held| grants.get(&held.fence).map(|grant| held.grant = grant.clone()).is_some();
         // A prior lock has none itself, as a step would put it back.
-        let known = |held: &Held| {
-            let prior = held.prior.as_deref();
-            [Some(held), prior].into_iter().flatten().all(|held| table.grants.contains_key(&held.fence))
-                && prior.is_none_or(|prior| prior.prior.is_none())
+        let known = |held: &mut Held| {
+            let is_known = |prior: &mut Box<Held>| link(prior) && prior.prior.is_none();
+            held.prior.as_mut().is_none_or(is_known) && link(held)
         };
-        let all_known = table.ids.values().flat_map(|id| &id.held).all(known);
+        let all_known = table.ids.values_mut().flat_map(|id| &mut id.held).all(known);
         // To find free permits for more would take longer than a lease.
         let is_possible = |mode: Mode| !matches!(mode, Mode::Slots { permits, .. } if permits > MAX_PERMITS);
         let claims = table.places.values().flat_map(|place| &place.claims);
@@ -245,8 +252,22 @@ impl Table {
 
     /// Returns the sessions with a grant or a place.
     pub(crate) fn sessions(&self) -> BTreeSet<&str> {
-        let grants = self.grants.values().map(|grant| grant.session.as_str());
+        let grants = self.all_held().map(|held| held.grant.session.as_str());
         grants.chain(self.places.values().map(|place| place.session.as_str())).collect()
+    }
+
+    /// Returns all that is held, and what would come back.
+    fn all_held(&self) -> impl Iterator<Item = &Held> {
+        let all = self.ids.values().flat_map(|id| &id.held);
+        all.flat_map(|held| std::iter::once(held).chain(held.prior.as_deref()))
+    }
+
+    /// Returns the grants of all that is held, and of what would come back, with their fences.
+    pub(crate) fn grants_mut(&mut self) -> impl Iterator<Item = (u64, &mut Arc<Grant>)> {
+        self.ids.values_mut().flat_map(|id| &mut id.held).flat_map(|Held { fence, grant, prior, .. }| {
+            let prior = prior.as_deref_mut().map(|prior| (prior.fence, &mut prior.grant));
+            std::iter::once((*fence, grant)).chain(prior)
+        })
     }
 
     /// Returns whether the cell of a session was there once.
@@ -261,11 +282,6 @@ impl Table {
         }
     }
 
-    /// Returns the context of a holder.
-    pub(crate) fn context_of(&self, held: &Held) -> &str {
-        &self.grants[&held.fence].context
-    }
-
     /// Returns the ticket of an attempt, if it has a place.
     pub(crate) fn ticket_of(&self, context: &str, attempt: u64) -> Option<u64> {
         let mut places = self.places.iter();
@@ -276,11 +292,7 @@ impl Table {
     /// Forgets grants of which nothing is held, ids of which nothing is to be known, and what has had its time.
     pub(crate) fn prune(&mut self, lo: u64, writes_kept: u64) {
         self.ids.retain(|_, id| !id.held.is_empty() || id.frozen || !id.breaks.is_empty());
-        let all = self.ids.values().flat_map(|id| &id.held);
-        let used: BTreeSet<u64> = all
-            .flat_map(|held| std::iter::once(held.fence).chain(held.prior.as_ref().map(|prior| prior.fence)))
-            .collect();
-        self.grants.retain(|fence, _| used.contains(fence));
+        self.grants = self.all_held().map(|held| (held.fence, (*held.grant).clone())).collect();
         let live: BTreeSet<String> = self.sessions().into_iter().map(str::to_owned).collect();
         self.there.retain(|session, _| live.contains(session));
         self.tombstones.retain(|_, until| *until >= lo);
@@ -333,9 +345,10 @@ mod tests {
             since: 1,
             rest: Map::new(),
         };
-        table.grants.insert(7, grant);
+        let grant = Arc::new(grant);
         let held = |mode, prior| Held {
             fence: 7,
+            grant: grant.clone(),
             mode,
             permits: vec![0, 2],
             in_use: 2,
@@ -357,6 +370,7 @@ mod tests {
         table
             .places
             .insert(1, Place { context, attempt, owner, session, since, lease, nested, claims, rest });
+        table.prune(0, 0);
         assert_eq!(Table::read(&table.write()).expect("our own form"), table);
     }
 
@@ -415,6 +429,7 @@ mod tests {
         let mut table = Table::default();
         let held = Held {
             fence: 7,
+            grant: Arc::default(),
             mode: Mode::Exclusive,
             permits: Vec::new(),
             in_use: 1,

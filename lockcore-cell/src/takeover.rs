@@ -104,7 +104,7 @@ impl Table {
     /// one whose session was there and is absent; its holder may have renewed there until it was removed, so that the longest lease
     /// counts from when it was missed first.
     pub(crate) fn end(&self, id: &str, held: &Held, sessions: &Sessions, now: ServiceTime) -> End {
-        let grant = &self.grants[&held.fence];
+        let grant = &held.grant;
         let by_table = End { until: held.until, is_final: false };
         let Some(seen) = sessions.get(&grant.session) else { return by_table };
         match &seen.cell {
@@ -248,7 +248,7 @@ impl Needs {
         now: ServiceTime,
         scope: &Scope,
     ) {
-        let session = &table.grants[&held.fence].session;
+        let session = &held.grant.session;
         let breaks = scope.closes.as_ref().is_some_and(|(of, fence)| of == id && *fence == held.fence);
         let End { until, is_final } = table.end(id, held, known, now);
         let is_unknown = |seen: &Seen| match seen.cell {
@@ -360,11 +360,9 @@ impl Step<'_> {
                 there.missed = if there.missed > 0 { there.missed.min(since) } else { since };
             }
         }
-        let Table { ids, grants, .. } = &mut *self.table;
-        for (id, state) in ids {
+        for (id, state) in &mut self.table.ids {
             for held in &mut state.held {
-                let Some(grant) = grants.get(&held.fence) else { continue };
-                let Some(seen) = sessions.get(&grant.session) else { continue };
+                let Some(seen) = sessions.get(&held.grant.session) else { continue };
                 let future = seen.session().and_then(|session| session.future(held, id, now));
                 if future.is_some() || is_from_the_future(held.until, held.lease, now) {
                     held.until = now.hi.saturating_add(held.lease);
@@ -377,7 +375,7 @@ impl Step<'_> {
     /// Returns what is left of a lease until it is certainly over, at most all of it.
     pub(crate) fn left(&self, id: &str, held: &Held) -> Duration {
         let until = self.table.until(id, held, self.sessions, self.now);
-        let session = self.sessions.get(&self.table.grants[&held.fence].session).and_then(Seen::session);
+        let session = self.sessions.get(&held.grant.session).and_then(Seen::session);
         let renewal = session.and_then(|session| session.renewals.get(&held.fence));
         let lease = renewal.map_or(0, |renewal| renewal.lease).max(held.lease);
         Duration::from_micros(until.saturating_sub(self.now.lo).min(lease))

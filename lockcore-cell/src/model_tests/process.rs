@@ -151,7 +151,7 @@ impl State {
             Look::Lost if setup.fault == Fault::WholeOffer => {
                 // It believes what it found, be it over.
                 let own = table.ids.get(&request.claims[0].id).into_iter().flat_map(|id| &id.held);
-                let mut own = own.filter(|held| table.context_of(held) == request.context);
+                let mut own = own.filter(|held| held.grant.context == request.context);
                 let Some(own) = own.next() else { return };
                 Phase::Holds(Held { fence: own.fence, before: self.time() + LEASE })
             }

@@ -176,7 +176,7 @@ impl State {
     pub(super) fn has(&self, process: usize, fence: u64) -> bool {
         let table = &self.table.content;
         let has =
-            |held: &crate::table::Held| held.fence == fence && *table.context_of(held) == session(process);
+            |held: &crate::table::Held| held.fence == fence && *held.grant.context == session(process);
         table.ids.values().any(|id| id.held.iter().any(has))
     }
 
@@ -209,6 +209,7 @@ impl State {
         let plain = |table: &mut Table| {
             table.stamp = Stamp::default();
             table.grants.values_mut().for_each(|grant| grant.since = 0);
+            table.grants_mut().for_each(|(_, grant)| Arc::make_mut(grant).since = 0);
             table.places.values_mut().for_each(|place| place.since = 0);
             for (process, numbers) in doubtful.iter().enumerate() {
                 let own = table.writes.remove(&session(process)).map(|write| write.number);

@@ -91,7 +91,7 @@ impl State {
             }
         }
         let table = &self.table.content;
-        let is_withdrawn = |held: &Held| self.withdrawn.contains(&table.grants[&held.fence].attempt);
+        let is_withdrawn = |held: &Held| self.withdrawn.contains(&held.grant.attempt);
         if table.ids.values().any(|id| id.held.iter().any(is_withdrawn)) {
             return Some("a withdrawn attempt holds");
         }
