@@ -1,6 +1,9 @@
 //! The administrator's requests, and their answers.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use lockcore::{
     BreakMode, BreakRecord, Broken, HeldBy, Inspection, Listing, Page, StoredContext, WaitingFor, protocol,
@@ -90,7 +93,9 @@ impl Step<'_> {
         }
         self.serve();
         self.table.prune(lo, writes_kept);
-        self.table.swept = lo;
+        if self.table.of.as_ref().is_none_or(BTreeSet::is_empty) {
+            self.table.swept = lo;
+        }
         (removed, more)
     }
 }

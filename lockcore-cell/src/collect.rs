@@ -7,6 +7,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use crate::{
     cell::Cell,
     error::StoreError,
+    parts::{IDS, Part},
     store::{AT_ONCE, Store},
 };
 
@@ -19,7 +20,7 @@ pub(crate) const KEPT: u64 = 4 * 3600 * 1_000_000;
 const PAGES: usize = 4;
 
 /// The folders with cells that end.
-const FOLDERS: [&str; 2] = ["session", "probe"];
+const FOLDERS: [&str; 3] = ["session", "probe", IDS];
 
 /// Where a collection goes on: the folder, and the last name that was looked at.
 pub(crate) type Cursor = (&'static str, Option<String>);
@@ -33,12 +34,14 @@ impl<C: Cell> Store<C> {
         let mut left = most;
         for _ in 0..PAGES {
             // Read again for each page: a session that is in it was listed before.
-            self.look().await?;
+            if !self.is_apart() {
+                self.look(&[Part::rest()]).await?;
+            }
             let page = self.cell.list(folder, after.as_deref()).await?;
             let old = self.old(folder, &page.cells).await?;
             let batch: Vec<_> = old.iter().take(left).cloned().collect();
             let removed = stream::iter(&batch).map(Ok::<_, StoreError>);
-            removed.try_for_each_concurrent(AT_ONCE, async |name| Ok(self.cell.remove(name).await?)).await?;
+            removed.try_for_each_concurrent(AT_ONCE, async |name| self.remove(name).await).await?;
             left -= batch.len();
             if batch.len() < old.len() {
                 *cursor = Some((folder, after));
@@ -58,16 +61,30 @@ impl<C: Cell> Store<C> {
         Ok(true)
     }
 
+    /// Removes a cell; that of an id only if nothing is known of it any more. Its fences go on above the store's time.
+    async fn remove(&self, name: &str) -> Result<(), StoreError> {
+        let Some(part) = Part::named(name) else { return Ok(self.cell.remove(name).await?) };
+        self.look(std::slice::from_ref(&part)).await?;
+        let known = self.known_of(&part).filter(|known| known.table.is_over());
+        match known.as_ref().and_then(|known| known.version.as_ref()) {
+            Some(version) => Ok(self.cell.remove_at(name, version).await?),
+            None => Ok(()),
+        }
+    }
+
     /// Returns the cells that can be removed.
     async fn old(&self, folder: &str, cells: &[(String, u64)]) -> Result<Vec<String>, StoreError> {
         let now = self.cell.now().await?;
         let (own, _) = self.own.name();
-        let known = self.known();
-        let mut live = known.as_ref().map(|known| known.table.sessions()).unwrap_or_default();
+        // A session with a place somewhere is written all the time; one with a grant is known only where there is one table.
+        let known = self.view(&[Part::rest()]);
+        let mut live = known.table.sessions();
         live.insert(&own);
         let is_old = |(name, written): &&(String, u64)| {
             let last = name.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/')).unwrap_or_default();
-            is_ours(last) && !live.contains(last) && written.saturating_add(KEPT) < now.lo
+            (is_ours(last) || Part::named(name).is_some())
+                && !live.contains(last)
+                && written.saturating_add(KEPT) < now.lo
         };
         Ok(cells.iter().filter(is_old).map(|(name, _)| name.clone()).collect())
     }

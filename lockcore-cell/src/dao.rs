@@ -14,8 +14,8 @@ use crate::{
     admin,
     cell::Cell,
     doctor,
-    driver::WRITES_KEPT,
     error::StoreError,
+    parts::Part,
     probe,
     step::{Hold, Request, Step, Verdict, micros},
     store::{Prepared, Store, hosted},
@@ -69,14 +69,23 @@ impl<L: Cell, I: Ident, C: ContextId> CellLockDao<L, I, C> {
     /// [`Misconfigured`](lockcore::BackendErrorKind::Misconfigured) says why the store cannot be used; else the reason why it gave
     /// no answer.
     pub async fn open(cell: L, settings: CellSettings) -> Result<Self, BackendError> {
-        let CellSettings { place, way, timeout, capabilities } = settings;
+        let CellSettings { place, way, timeout, mut capabilities } = settings;
+        if cell.at_once() > 1 {
+            capabilities.max_ids = capabilities.max_ids.min(cell.at_once());
+        }
         let store = Arc::new(Store::new(cell, unique_name(), timeout, way));
         let opened = store.clone();
         let store = hosted(async move {
             // A namespace that was used before needs no probe.
-            opened.look().await?;
-            if opened.known().is_none_or(|known| known.table.probed != opened.way) {
+            let rest = [Part::rest()];
+            opened.look(&rest).await?;
+            if opened.view(&rest).table.probed != opened.way {
                 probe::has_conditional_writes(&opened.cell).await?;
+                if opened.is_apart() {
+                    let way = opened.way.clone();
+                    let note = move |step: &mut Step<'_>| step.table.probed.clone_from(&way);
+                    opened.submit(rest.to_vec(), false, note).await?;
+                }
             }
             Ok(opened)
         });
@@ -119,10 +128,16 @@ impl<L: Cell, I: Ident, C: ContextId> CellLockDao<L, I, C> {
     /// newer than what was prepared for and the request is `refused`.
     async fn acquired(&self, request: &Arc<Request>) -> Result<Verdict, StoreError> {
         let (scope, begun) = (Scope::of(request), Moment::now());
+        let parts = self.store.parts(request.ids());
+        // Where each id has a cell of its own, only the places of the dead need a look at more.
+        let mut is_first = self.store.is_apart();
         loop {
-            let prepared = self.prepared(&scope).await?;
+            let prepared = match std::mem::take(&mut is_first) {
+                true => Prepared::default(),
+                false => self.prepared(&scope).await?,
+            };
             let asked = request.clone();
-            let submitted = self.store.submit(true, move |step| step.acquire(&asked)).await;
+            let submitted = self.store.submit(parts.clone(), true, move |step| step.acquire(&asked)).await;
             let verdict = submitted.map_err(|error| error.or_never(|| request.size_alone()))?;
             if !matches!(verdict, Verdict::Refused(_)) {
                 return Ok(verdict);
@@ -203,17 +218,21 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
     ) -> Result<Withdrawn, BackendError> {
         let stored = Self::request(request);
         self.store.waiters.remove(&stored.attempt);
-        let held = self.store.submit(false, move |step| step.withdraw(&stored, how)).await;
+        let parts = self.store.parts(stored.ids());
+        let held = self.store.submit(parts, false, move |step| step.withdraw(&stored, how)).await;
         Ok(self.report(held)?.map_or(Withdrawn::Left, Withdrawn::Holds))
     }
 
     async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
         let hold = Self::hold(grant);
         self.store.own.renews_no_more(hold.locks.iter().map(|(_, fence)| *fence));
-        let (store, held) = (self.store.clone(), hold.clone());
-        let known = hosted(async move { store.table_with(&held, |_| true).await.map(drop) }).await;
-        self.report(known)?;
-        let losses = self.report(self.store.submit(false, move |step| step.release(&hold)).await)?;
+        if !self.store.is_apart() {
+            let (store, held) = (self.store.clone(), hold.clone());
+            let known = hosted(async move { store.table_with(&held, |_| true).await.map(drop) }).await;
+            self.report(known)?;
+        }
+        let parts = self.store.parts(hold.ids());
+        let losses = self.report(self.store.submit(parts, false, move |step| step.release(&hold)).await)?;
         Ok(Released { lost: grant.losses(losses), failed: Vec::new() })
     }
 
@@ -232,22 +251,22 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
     }
 
     async fn release_context(&self, context: &C) -> Result<Vec<Target<I>>, BackendError> {
-        let context = context.stored().into_owned();
-        let freed = self.store.submit(false, move |step| step.release_context(&context)).await;
-        Ok(self.report(freed)?.iter().filter_map(|stored| Target::from_stored(stored)).collect())
+        let (store, context) = (self.store.clone(), context.stored().into_owned());
+        let freed = self.report(hosted(async move { store.release_context(context).await }).await)?;
+        Ok(freed.iter().filter_map(|stored| Target::from_stored(stored)).collect())
     }
 
     async fn list(&self, page: &Page) -> Result<Listing<I, C>, BackendError> {
-        let page = page.clone();
-        self.report(self.prepared(&Scope { all: true, shows: true, ..Scope::default() }).await)?;
-        let found = self.report(self.store.submit(false, move |step| admin::list(step, &page)).await)?;
+        let (store, page) = (self.store.clone(), page.clone());
+        let found = self.report(hosted(async move { store.list(page).await }).await)?;
         Ok(Listing { ids: found.ids.into_iter().map(Inspection::typed).collect(), next: found.next })
     }
 
     async fn inspect(&self, target: &Target<I>) -> Result<Inspection<I, C>, BackendError> {
         let id = target.stored().into_owned();
         self.report(self.prepared(&Scope { ids: vec![id.clone()], shows: true, ..Scope::default() }).await)?;
-        Ok(self.report(self.store.submit(false, move |step| admin::inspect(step, &id)).await)?.typed())
+        let parts = self.store.parts([&id]);
+        Ok(self.report(self.store.submit(parts, false, move |step| admin::inspect(step, &id)).await)?.typed())
     }
 
     async fn break_lock(
@@ -264,39 +283,20 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
             // A lock that is not closed to renewal would go on.
             return self.report(Err(error));
         }
-        let broken = self.store.submit(false, move |step| step.break_lock(&id, fence, how, &by)).await;
+        let parts = self.store.parts([&id]);
+        let broken = self.store.submit(parts, false, move |step| step.break_lock(&id, fence, how, &by)).await;
         self.report(broken)
     }
 
     async fn freeze(&self, target: &Target<I>, frozen: bool) -> Result<(), BackendError> {
         let id = target.stored().into_owned();
-        self.report(self.store.submit(false, move |step| step.freeze(&id, frozen)).await)
+        let parts = self.store.parts([&id]);
+        self.report(self.store.submit(parts, false, move |step| step.freeze(&id, frozen)).await)
     }
 
     async fn sweep(&self, batch: usize, unless_within: Option<Duration>) -> Result<Swept, BackendError> {
-        let within = unless_within.map(micros);
-        let is_recent = move |step: &mut Step<'_>| {
-            // One from the future was before the store's clock was set back.
-            let is_past = step.table.swept <= step.now.hi;
-            within.is_some_and(|within| is_past && step.now.lo.saturating_sub(step.table.swept) < within)
-        };
-        let elsewhere = Swept { elsewhere: true, ..Swept::default() };
-        if self.report(self.store.submit(false, is_recent).await)? {
-            return Ok(elsewhere);
-        }
-        let prepared = self.prepared(&Scope { all: true, most: batch, ..Scope::default() }).await;
-        let prepared = self.report(prepared)?;
-        let sweep = move |step: &mut Step<'_>| (!is_recent(step)).then(|| step.sweep(batch, WRITES_KEPT));
-        let Some((removed, more)) = self.report(self.store.submit(false, sweep).await)? else {
-            return Ok(elsewhere);
-        };
-        let store = self.store.clone();
-        let more_cells = self.report(hosted(async move { store.collect(batch).await }).await)?;
-        Ok(Swept {
-            removed,
-            more: more || more_cells || (prepared.more && (removed > 0 || prepared.failed.is_empty())),
-            ..Swept::default()
-        })
+        let (store, within) = (self.store.clone(), unless_within.map(micros));
+        self.report(hosted(async move { store.sweep(batch, within).await }).await)
     }
 
     async fn doctor(&self) -> Result<Vec<Finding>, BackendError> {

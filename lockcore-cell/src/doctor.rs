@@ -4,13 +4,7 @@ use std::sync::Arc;
 
 use lockcore::{Finding, Severity};
 
-use crate::{
-    cell::Cell,
-    error::StoreError,
-    probe,
-    store::{Store, TABLE},
-    table::MAX_BYTES,
-};
+use crate::{cell::Cell, error::StoreError, parts::Part, probe, store::Store, table::MAX_BYTES};
 
 /// A table of this size is named.
 const LARGE: usize = MAX_BYTES / 4;
@@ -33,16 +27,19 @@ pub(crate) async fn examine<C: Cell>(store: &Arc<Store<C>>) -> Result<Vec<Findin
         let waiters = step.table.places.len();
         (step.table.write().len(), step.table.grants.len(), waiters)
     };
-    let (bytes, grants, waiters) = store.submit(false, size).await?;
-    findings.push(Finding {
-        severity: if bytes < LARGE { Severity::Ok } else { Severity::Warning },
-        check: "size of the table",
-        detail: format!(
-            "{bytes} bytes of at most {MAX_BYTES}, for {grants} grants and {waiters} waiters: each step writes all of it"
-        ),
-    });
+    let rest = Part::rest();
+    if !store.is_apart() {
+        let (bytes, grants, waiters) = store.submit(vec![rest.clone()], false, size).await?;
+        findings.push(Finding {
+            severity: if bytes < LARGE { Severity::Ok } else { Severity::Warning },
+            check: "size of the table",
+            detail: format!(
+                "{bytes} bytes of at most {MAX_BYTES}, for {grants} grants and {waiters} waiters: each step writes all of it"
+            ),
+        });
+    }
     // A response without content says nothing of rules.
-    store.cell.read(TABLE, None).await?;
+    store.cell.read(rest.name(), None).await?;
     findings.extend(store.cell.findings());
     Ok(findings)
 }

@@ -1,28 +1,33 @@
-//! The driver: carries steps out on the cell of the table.
+//! The driver: carries steps out on the cells of the table.
 //!
-//! Each step is a pure function of the table, and a write on condition of the version that it was made for. What many tasks
+//! Each step is a pure function of the table, and a write on condition of the versions that it was made for. What many tasks
 //! request while a write is in flight goes into the next one, in the order of the requests (group commit), and a driver that
 //! loses the race applies all of it to the newer table. It reads and writes the table only: see `store` for what precedes a step.
+//!
+//! Where the table has [parts](crate::parts), a write replaces all that its steps looked at, so that what they decided is true
+//! when it is done. Steps that share no part go together as long as no other process is faster; from then on each is tried by itself.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
+use futures_util::future::BoxFuture;
 use lockcore::backend::{Moment, ServiceTime, shared_runtime};
 use serde_json::Map;
 use tokio::sync::oneshot;
 
 use crate::{
-    cell::{Cell, Written},
+    cell::{Cell, Change, Written},
     error::StoreError,
     order,
+    parts::Part,
     pause::Pause,
     step::{Step, micros},
-    store::{Store, TABLE},
-    table::{MAX_BYTES, Table, Write},
+    store::Store,
+    table::{MAX_BYTES, Stamp, Table, Write},
     takeover::Sessions,
 };
 
@@ -35,6 +40,9 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 /// The most steps in one write.
 const MOST: usize = 256;
 
+/// The most writes at once: with more each would have less to share.
+const FLIGHTS: usize = 4;
+
 /// The time for which the last write of a process is kept in the table at least, in microseconds. One that looks for its own for
 /// longer has it kept for longer.
 pub(crate) const WRITES_KEPT: u64 = 120_000_000;
@@ -46,11 +54,16 @@ pub(crate) struct Queue(Mutex<Waiting>);
 #[derive(Default)]
 struct Waiting {
     jobs: VecDeque<Box<dyn Job>>,
-    is_driven: bool,
+    /// The parts that a flight is about, and how many there are.
+    busy: BTreeSet<Part>,
+    flights: usize,
 }
 
 /// A step that waits for its turn.
 trait Job: Send {
+    /// Returns the parts that it is about, in order.
+    fn parts(&self) -> &[Part];
+
     /// Returns whether the table may be longer after it.
     fn grows(&self) -> bool;
 
@@ -64,6 +77,7 @@ trait Job: Send {
 }
 
 struct Of<T, F> {
+    parts: Vec<Part>,
     grows: bool,
     submitted: Moment,
     apply: F,
@@ -73,6 +87,10 @@ struct Of<T, F> {
 }
 
 impl<T: Send, F: FnMut(&mut Step<'_>) -> T + Send> Job for Of<T, F> {
+    fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
     fn grows(&self) -> bool {
         self.grows
     }
@@ -102,42 +120,97 @@ impl Queue {
     fn lock(&self) -> MutexGuard<'_, Waiting> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Takes the steps that can be carried out now, with at most so many parts. The order of those that share one stays.
+    fn take(&self, most: usize) -> Option<Vec<Box<dyn Job>>> {
+        let mut waiting = self.lock();
+        if waiting.flights >= FLIGHTS {
+            return None;
+        }
+        let (mut taken, mut rest, mut blocked) = (Vec::new(), VecDeque::new(), waiting.busy.clone());
+        let mut parts = BTreeSet::new();
+        for job in std::mem::take(&mut waiting.jobs) {
+            let new = job.parts().iter().filter(|part| !parts.contains(*part)).count();
+            // What is said of no id is not in the table of several parts.
+            let goes_with = || parts.contains(&Part::rest()) == job.parts().contains(&Part::rest());
+            let fits = taken.len() < MOST && (parts.is_empty() || (parts.len() + new <= most && goes_with()));
+            if fits && !job.parts().iter().any(|part| blocked.contains(part)) {
+                parts.extend(job.parts().iter().cloned());
+                taken.push(job);
+            } else {
+                blocked.extend(job.parts().iter().cloned());
+                rest.push_back(job);
+            }
+        }
+        waiting.jobs = rest;
+        if taken.is_empty() {
+            return None;
+        }
+        waiting.busy.append(&mut parts);
+        waiting.flights += 1;
+        Some(taken)
+    }
+}
+
+/// Returns the parts that steps are about.
+fn parts_of(batch: &[Box<dyn Job>]) -> Vec<Part> {
+    let all: BTreeSet<Part> = batch.iter().flat_map(|job| job.parts().iter().cloned()).collect();
+    all.into_iter().collect()
+}
+
+/// Divides steps into groups of which no two share a part.
+fn groups(batch: Vec<Box<dyn Job>>) -> Vec<Vec<Box<dyn Job>>> {
+    let mut groups: Vec<(BTreeSet<Part>, Vec<Box<dyn Job>>)> = Vec::new();
+    for job in batch {
+        let shares = |parts: &BTreeSet<Part>| job.parts().iter().any(|part| parts.contains(part));
+        let mut own = (job.parts().iter().cloned().collect::<BTreeSet<_>>(), Vec::new());
+        for (parts, jobs) in groups.extract_if(.., |(parts, _)| shares(parts)) {
+            own.0.extend(parts);
+            own.1.extend(jobs);
+        }
+        own.1.push(job);
+        groups.push(own);
+    }
+    groups.into_iter().map(|(_, jobs)| jobs).collect()
 }
 
 impl<C: Cell> Store<C> {
-    /// Carries out a step, after which the table may be longer if it `grows`. It is carried out though the caller is dropped.
+    /// Carries out a step on these parts, after which they may be longer if it `grows`. It is carried out though the caller is
+    /// dropped.
     pub(crate) async fn submit<T: Send + 'static>(
         self: &Arc<Self>,
+        parts: Vec<Part>,
         grows: bool,
         apply: impl FnMut(&mut Step<'_>) -> T + Send + 'static,
     ) -> Result<T, StoreError> {
         let (answer, answered) = oneshot::channel();
-        let job = Of { grows, submitted: Moment::now(), apply, results: Vec::new(), answer };
-        let starts = {
-            let mut waiting = self.queue.lock();
-            waiting.jobs.push_back(Box::new(job));
-            !std::mem::replace(&mut waiting.is_driven, true)
-        };
-        if starts {
-            // Also if it is never polled, as its runtime ends.
-            let driving = Driving { store: self.clone(), is_done: false };
-            shared_runtime().spawn(driving.drive());
-        }
+        let job = Of { parts, grows, submitted: Moment::now(), apply, results: Vec::new(), answer };
+        self.queue.lock().jobs.push_back(Box::new(job));
+        self.drive();
         answered.await.unwrap_or(Err(StoreError::Ended))
     }
 
+    /// Sends off what can be carried out now.
+    fn drive(self: &Arc<Self>) {
+        while let Some(batch) = self.queue.take(self.cell.at_once()) {
+            let tries = Tries { begun: order::next(), look: false, sent: Vec::new(), in_doubt: false };
+            // Also if it is never polled, as its runtime ends.
+            let flight = Flight { store: self.clone(), parts: parts_of(&batch), is_done: false };
+            shared_runtime().spawn(flight.fly(batch, tries));
+        }
+    }
+
     /// Carries out steps until one write has all of them. A step that has no time left is answered, also what waited in the queue.
-    async fn carry_out(&self, mut batch: Vec<Box<dyn Job>>) {
+    /// Returns groups that are to go on each by itself.
+    async fn carry_out(&self, mut batch: Vec<Box<dyn Job>>, tries: &mut Tries) -> Vec<Vec<Box<dyn Job>>> {
         let mut pause = Pause::new(self.timeout);
-        let mut tries =
-            Tries { begun: order::next(), look: self.known().is_none(), sent: Vec::new(), in_doubt: false };
         loop {
-            let error = match self.try_once(&mut batch, &mut tries).await {
+            let error = match self.try_once(&mut batch, tries).await {
                 Ok(Some(number)) => {
                     for job in batch {
                         job.answer(Ok(number));
                     }
-                    return;
+                    return Vec::new();
                 }
                 // Some were answered, or another process was faster.
                 Ok(None) => StoreError::Contended { in_doubt: false },
@@ -148,7 +221,7 @@ impl<C: Cell> Store<C> {
                 job.answer(Err(error.clone().or_done_before(tries.in_doubt)));
             }
             if batch.is_empty() {
-                return;
+                return Vec::new();
             }
             let is_contended = matches!(error, StoreError::Contended { .. });
             tries.look = true;
@@ -160,7 +233,14 @@ impl<C: Cell> Store<C> {
                 for job in batch {
                     job.answer(Err(error.clone()));
                 }
-                return;
+                return Vec::new();
+            }
+            if self.is_apart() {
+                let mut all = groups(batch);
+                if all.len() > 1 {
+                    return all;
+                }
+                batch = all.pop().unwrap_or_default();
             }
         }
     }
@@ -171,59 +251,55 @@ impl<C: Cell> Store<C> {
         batch: &mut Vec<Box<dyn Job>>,
         tries: &mut Tries,
     ) -> Result<Option<u64>, StoreError> {
-        if tries.look {
-            self.look().await?;
-            tries.look = false;
-        }
-        let mut known = self.known().expect("it was looked at");
-        let own = known.table.writes.get(&self.writer).map(|write| write.number);
-        if let Some(number) = own.filter(|number| tries.sent.contains(number)) {
-            self.notify().await;
+        let parts = parts_of(batch);
+        self.look(&self.missing(&parts, batch, tries.look)).await?;
+        tries.look = false;
+        let mut known = self.view(&parts);
+        if let Some(number) = known.last_write(&self.writer, &tries.sent) {
+            self.notify(&parts).await;
             return Ok(Some(number));
         }
-        self.own.retire(|name| known.table.sessions().contains(name));
+        let waits = self.is_apart() && self.waiters.count() > 0;
+        self.own.retire(|name| waits || known.table.sessions().contains(name));
         let stamp = self.stamp();
         let number = stamp.number;
         let mut now = self.cell.now().await?;
         let (mut table, mut full) = self.apply(&known.table, batch, now, number);
-        if table == known.table && known.begun < tries.begun {
+        if table == *known.table && known.begun < tries.begun {
             // An answer without a write has to be true now.
-            self.look().await?;
-            known = self.known().expect("it was looked at");
+            self.look(&parts).await?;
+            known = self.view(&parts);
             now = self.cell.now().await?;
             (table, full) = self.apply(&known.table, batch, now, number);
         }
         // Not while an earlier write may still arrive, which may have another answer: this one keeps it out.
-        let is_same = table == known.table;
+        let is_same = table == *known.table;
         if is_same && !tries.in_doubt {
-            self.notify().await;
+            self.notify(&parts).await;
             return Ok(Some(number));
         }
-        table.prune(now.lo, WRITES_KEPT);
-        let (own, exists) = self.own.name();
-        if exists {
-            table.mark(&own);
-        }
-        let kept = 2 * micros(self.timeout);
-        let kept = if kept > WRITES_KEPT { kept } else { 0 };
-        table.writes.insert(self.writer.clone(), Write { number, at: now.lo, kept, rest: Map::new() });
-        table.stamp = stamp;
-        if table.probed != self.way {
-            table.probed.clone_from(&self.way);
-        }
-        let content = table.write();
-        if content.len() > MAX_BYTES && full && !is_same {
-            let full = StoreError::Full { bytes: content.len(), max: MAX_BYTES, in_doubt: tries.in_doubt };
-            for job in batch.extract_if(.., |job| job.grows()) {
-                job.answer(Err(full.clone()));
+        let (mut tables, mut changes) = (Vec::new(), Vec::new());
+        for (part, at, mut table) in known.split(&table) {
+            self.sign(&mut table, &stamp, now);
+            let content = table.write();
+            if content.len() > MAX_BYTES && full && !is_same {
+                let full =
+                    StoreError::Full { bytes: content.len(), max: MAX_BYTES, in_doubt: tries.in_doubt };
+                for job in batch.extract_if(.., |job| job.grows() && job.parts().contains(part)) {
+                    job.answer(Err(full.clone()));
+                }
+                return Ok(None);
             }
-            return Ok(None);
+            tables.push((part.clone(), table));
+            changes.push(Change { name: part.name().to_owned(), at: at.cloned(), content: content.into() });
         }
         let begun = (order::next(), Moment::now());
-        match self.cell.replace(TABLE, known.version.as_ref(), content.into()).await {
-            Ok(Written::Done(version)) => {
-                self.written(version, table, begun);
-                self.notify().await;
+        match self.cell.replace_all(&changes).await {
+            Ok(Written::Done(versions)) => {
+                for ((part, table), version) in tables.into_iter().zip(versions) {
+                    self.written(part, version, table, begun);
+                }
+                self.notify(&parts).await;
                 Ok(Some(number))
             }
             Ok(Written::Refused) => {
@@ -235,6 +311,34 @@ impl<C: Cell> Store<C> {
                 tries.in_doubt |= error.in_doubt();
                 Err(error.into())
             }
+        }
+    }
+
+    /// Returns the parts that have to be looked at: all, or those that are not known. A set that is taken for the first time is free, as
+    /// a rule: to guess that costs nothing where it is true.
+    fn missing(&self, parts: &[Part], batch: &[Box<dyn Job>], all: bool) -> Vec<Part> {
+        let is_guess = |part: &Part| {
+            let mut of = batch.iter().filter(|job| job.parts().contains(part));
+            self.is_apart() && of.all(|job| job.grows())
+        };
+        let is_missing = |part: &&Part| all || (self.known_of(part).is_none() && !is_guess(part));
+        parts.iter().filter(is_missing).cloned().collect()
+    }
+
+    /// Makes a table what a write has of it.
+    fn sign(&self, table: &mut Table, stamp: &Stamp, now: ServiceTime) {
+        table.prune(now.lo, WRITES_KEPT);
+        let (own, exists) = self.own.name();
+        if exists && !self.is_apart() {
+            table.mark(&own);
+        }
+        let kept = 2 * micros(self.timeout);
+        let kept = if kept > WRITES_KEPT { kept } else { 0 };
+        let write = Write { number: stamp.number, at: now.lo, kept, rest: Map::new() };
+        table.writes.insert(self.writer.clone(), write);
+        table.stamp = stamp.clone();
+        if table.probed != self.way && !self.is_apart() {
+            table.probed.clone_from(&self.way);
         }
     }
 
@@ -258,48 +362,56 @@ impl<C: Cell> Store<C> {
     }
 }
 
-/// The driver at work. If it panics, or its runtime ends, the steps that wait are answered, and the next one starts another driver.
-struct Driving<C: Cell> {
+/// A batch on its way. If it panics, or its runtime ends, the steps that wait are answered, and the next one is sent off again.
+struct Flight<C: Cell> {
     store: Arc<Store<C>>,
+    parts: Vec<Part>,
     is_done: bool,
 }
 
-impl<C: Cell> Driving<C> {
-    async fn drive(mut self) {
-        loop {
-            let batch: Vec<_> = {
-                let mut waiting = self.store.queue.lock();
-                let most = waiting.jobs.len().min(MOST);
-                if most == 0 {
-                    waiting.is_driven = false;
-                    self.is_done = true;
-                    return;
-                }
-                waiting.jobs.drain(..most).collect()
-            };
-            let (begun, is_shared) = (Moment::now(), batch.len() > 1);
-            self.store.carry_out(batch).await;
-            // Those that were answered may request again at once: with a short pause all of them share the next write, and without
-            // one two halves take turns.
-            let pause = begun.elapsed() / PAUSE_SHARE;
-            if is_shared && pause >= SHORTEST_PAUSE {
-                tokio::time::sleep(pause.min(LONGEST_PAUSE)).await;
-            }
+impl<C: Cell> Flight<C> {
+    fn fly(self, batch: Vec<Box<dyn Job>>, tries: Tries) -> BoxFuture<'static, ()> {
+        Box::pin(self.carry(batch, tries))
+    }
+
+    async fn carry(mut self, batch: Vec<Box<dyn Job>>, mut tries: Tries) {
+        let (begun, is_shared) = (Moment::now(), batch.len() > 1);
+        let groups = self.store.carry_out(batch, &mut tries).await;
+        for group in groups {
+            let parts = parts_of(&group);
+            self.parts.retain(|part| !parts.contains(part));
+            self.store.queue.lock().flights += 1;
+            let flight = Flight { store: self.store.clone(), parts, is_done: false };
+            shared_runtime().spawn(flight.fly(group, tries.clone()));
         }
+        // Those that were answered may request again at once: with a short pause all of them share the next write, and without
+        // one two halves take turns.
+        let pause = begun.elapsed() / PAUSE_SHARE;
+        if is_shared && pause >= SHORTEST_PAUSE {
+            tokio::time::sleep(pause.min(LONGEST_PAUSE)).await;
+        }
+        self.is_done = true;
+        let store = self.store.clone();
+        drop(self);
+        store.drive();
     }
 }
 
-impl<C: Cell> Drop for Driving<C> {
+impl<C: Cell> Drop for Flight<C> {
     fn drop(&mut self) {
+        let mut waiting = self.store.queue.lock();
+        waiting.flights -= 1;
+        for part in &self.parts {
+            waiting.busy.remove(part);
+        }
         if !self.is_done {
-            let mut waiting = self.store.queue.lock();
-            waiting.is_driven = false;
             waiting.jobs.clear();
         }
     }
 }
 
 /// The state of the tries of a batch.
+#[derive(Clone)]
 struct Tries {
     /// See [`order`].
     begun: u64,

@@ -49,6 +49,7 @@ mod model_tests;
 mod modified;
 mod order;
 mod own;
+mod parts;
 mod pause;
 mod poll;
 mod probe;
@@ -62,6 +63,7 @@ mod takeover;
 mod verify;
 #[cfg(test)]
 mod verify_tests;
+mod whole;
 
 pub use cell::{Cell, CellPage, Change, Found, Written};
 pub use dao::{CellLockDao, CellSettings};

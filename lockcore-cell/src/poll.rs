@@ -1,6 +1,7 @@
 //! Waiting: one look at the table for all waiters of a process.
 
 use std::{
+    collections::BTreeSet,
     convert::Infallible,
     pin::pin,
     sync::{Arc, MutexGuard, PoisonError},
@@ -17,9 +18,10 @@ use lockcore::{
 use crate::{
     cell::Cell,
     error::StoreError,
+    parts::Part,
     state::OFFER,
     step::{Request, Step},
-    store::{Store, TABLE, hosted},
+    store::{Store, hosted},
     table::{Held, Table},
     takeover::{Scope, Sessions},
 };
@@ -116,8 +118,9 @@ impl<C: Cell> Store<C> {
     async fn look_for_waiters(self: &Arc<Self>) {
         let mut pause = SHORTEST;
         loop {
-            let known = self.known();
-            let cells = [(TABLE.to_owned(), known.and_then(|known| known.version.clone()))];
+            let parts = self.waited_for();
+            let version = |part: &Part| self.known_of(part).and_then(|known| known.version.clone());
+            let cells: Vec<_> = parts.iter().map(|part| (part.name().to_owned(), version(part))).collect();
             let changed = self.cell.changed(&cells);
             if tokio::time::timeout(pause.mul_f64(0.5 + fastrand::f64()), changed).await.is_ok() {
                 // One that is told of at once is not to be asked for at once, again and again.
@@ -130,56 +133,94 @@ impl<C: Cell> Store<C> {
                     return;
                 }
             }
-            let looked = self.look().await;
+            let parts = self.waited_for();
+            let looked = self.look(&parts).await;
             if looked.as_ref().is_err_and(StoreError::is_final) {
                 // Each waiter asks by itself, and ends by that.
                 self.waiters.wake_all();
             }
             // A store that gives no answer is asked again: each waiter has a limit of its own.
             let changed = looked.unwrap_or(false);
-            let next = self.notify().await;
+            let next = self.notify(&parts).await;
             self.looked.notify_one();
             let longest = if next == Some(Next::Far) { LONGEST } else { NEAR };
             pause = if changed { SHORTEST } else { (pause * 3 / 2).min(longest) };
         }
     }
 
+    /// Returns the parts with what the waiters of this process wait for.
+    fn waited_for(&self) -> Vec<Part> {
+        let waiting = self.waiters.noted();
+        self.parts(waiting.iter().flat_map(|(_, request)| request.ids()))
+    }
+
     /// Removes the dead and what is over from before the waiters of this process.
     async fn take_over(self: &Arc<Self>) -> Result<(), StoreError> {
         let waiting = self.waiters.noted();
-        let ids = waiting.iter().flat_map(|(_, request)| request.claims.iter().map(|claim| claim.id.clone()));
+        let ids = waiting.iter().flat_map(|(_, request)| request.ids().cloned());
         let (mut ids, waits): (Vec<_>, Vec<_>) =
             (ids.collect(), waiting.iter().map(|(_, request)| request.clone()).collect());
         ids.sort_unstable();
         ids.dedup();
         let scope = Scope { ids, waits, ..Scope::default() };
         self.prepare(&scope).await?;
-        let Some(known) = self.known() else { return Ok(()) };
+        if self.is_apart() {
+            return self.serve_waiters(&scope.waits).await;
+        }
+        let parts = [Part::rest()];
+        let Some(known) = self.known(&parts) else { return Ok(()) };
         let now = self.cell.now().await?;
-        let (mut table, sessions) = (known.table.clone(), self.sessions.all());
+        let (mut table, sessions) = ((*known.table).clone(), self.sessions.all());
         let (own, _) = self.own.name();
         let step = Step::new(&mut table, &sessions, now, 0, &own);
         match step.has_ended(&scope) {
-            true => self.submit(false, |step| step.clean()).await,
+            true => self.submit(parts.to_vec(), false, |step| step.clean()).await,
             false => Ok(()),
         }
     }
 
-    /// Notifies the waiters of this process of what the table has for them; returns what there is to do, `None` if none
+    /// Grants to the waiters of this process what is free. Who frees an id serves those of its waiters who wait for nothing else than
+    /// what its step looked at: two such steps may each take the other's id for held.
+    async fn serve_waiters(self: &Arc<Self>, waits: &[Arc<Request>]) -> Result<(), StoreError> {
+        let sets: BTreeSet<Vec<Part>> = waits.iter().map(|request| self.parts(request.ids())).collect();
+        for parts in sets {
+            let Some(known) = self.known(&parts) else { continue };
+            let now = self.cell.now().await?;
+            let (mut table, sessions) = ((*known.table).clone(), self.sessions.all());
+            let (own, _) = self.own.name();
+            Step::new(&mut table, &sessions, now, 0, &own).serve_all();
+            if table != *known.table {
+                self.submit(parts, false, |step| step.serve_all()).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notifies the waiters of this process of what these parts have for them; returns what there is to do, `None` if none
     /// waits.
-    pub(crate) async fn notify(&self) -> Option<Next> {
-        let waiting = self.waiters.noted();
+    pub(crate) async fn notify(&self, parts: &[Part]) -> Option<Next> {
+        let mut waiting = self.waiters.noted();
+        if self.is_apart() {
+            waiting.retain(|(_, request)| self.parts(request.ids()).iter().any(|part| parts.contains(part)));
+        }
         if waiting.is_empty() {
             return None;
         }
-        let known = self.known()?;
+        let whole = self.view(&[Part::rest()]).table;
         // Before the time is worked out from which what is left is counted.
         let as_of = Moment::now();
         let now = self.cell.now().await.ok()?;
         let (sessions, mut next) = (self.sessions.all(), Next::Far);
         for (attempt, request) in waiting {
-            match state(&known.table, &sessions, now, &request) {
-                State::Waits => next = next.max(of_waiter(&known.table, &sessions, now, &request)),
+            let table = match self.is_apart() {
+                false => whole.clone(),
+                true => match self.known(&self.parts(request.ids())) {
+                    Some(known) => known.table,
+                    None => continue,
+                },
+            };
+            match state(&table, &sessions, now, &request) {
+                State::Waits => next = next.max(of_waiter(&table, &sessions, now, &request)),
                 State::Holds(granted, remaining) => {
                     let offer = Offer { granted, remaining: Some(remaining) };
                     // One that is gone withdraws, and its offer goes to the next.

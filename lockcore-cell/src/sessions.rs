@@ -20,6 +20,9 @@ use crate::{
     takeover::{Seen, SeenCell, Sessions},
 };
 
+/// The number of sessions that are many.
+const MANY: usize = 4096;
+
 /// The known state of the cells of sessions.
 #[derive(Debug)]
 pub(crate) struct Book<V> {
@@ -112,9 +115,15 @@ impl<V: Clone> Book<V> {
         entries.iter().filter_map(known).collect()
     }
 
-    /// Forgets the sessions that have neither a grant nor a place any more, but for `own`.
-    pub(crate) fn keep(&self, own: &str, live: &BTreeSet<&str>) {
-        lock(&self.entries).retain(|session, entry| {
+    /// Forgets the sessions that have neither a grant nor a place any more, but for `own`. Where it is not known which are `live`, all
+    /// others, once they are many.
+    pub(crate) fn keep(&self, own: &str, live: Option<BTreeSet<&str>>) {
+        let mut entries = lock(&self.entries);
+        if live.is_none() && entries.len() < MANY {
+            return;
+        }
+        let live = live.unwrap_or_default();
+        entries.retain(|session, entry| {
             session == own || live.contains(session.as_str()) || Arc::strong_count(entry) > 1
         });
     }

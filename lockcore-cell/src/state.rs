@@ -61,6 +61,10 @@ impl engine::Table for Step<'_> {
     type Waiter = Request;
 
     fn look(&mut self, id: &String) -> Result<Look, Infallible> {
+        if !self.table.has(id) {
+            // What it has of another part does not show that it is free.
+            return Ok(Look { held: true, waited_for: true, frozen: true });
+        }
         let waited_for = self.waiting(id).is_some();
         let frozen = self.table.ids.get(id).is_some_and(|state| state.frozen);
         Ok(Look { held: !self.held(id).is_empty(), waited_for, frozen })
@@ -119,8 +123,9 @@ impl engine::Table for Step<'_> {
     }
 
     fn is_withdrawn(&mut self, request: &Request) -> Result<bool, Infallible> {
-        let until = self.table.tombstones.get(&request.attempt);
-        Ok(until.is_some_and(|until| *until >= self.now.lo))
+        let of_ids = request.claims.iter().filter_map(|claim| self.table.ids.get(&claim.id));
+        let all = of_ids.map(|id| &id.tombstones).chain([&self.table.tombstones]);
+        Ok(all.filter_map(|all| all.get(&request.attempt)).any(|until| *until >= self.now.lo))
     }
 
     fn why_missing(&mut self, id: &String, fence: u64) -> Result<LossReason, Infallible> {
@@ -224,8 +229,12 @@ impl engine::Table for Step<'_> {
             }
             return Ok(());
         }
-        let ticket = self.table.ticket;
-        self.table.ticket += 1;
+        let mut ticket = self.table.ticket;
+        if self.table.of.is_some() {
+            // Those of one id rise, and those of several hardly ever meet.
+            ticket = ticket.max(self.now.hi);
+        }
+        self.table.ticket = ticket + 1;
         let Request { context, attempt, claims, lease, owner, nested, .. } = request.clone();
         for claim in &claims {
             let queue = self.queues().entry(claim.id.clone()).or_default();
@@ -256,7 +265,14 @@ impl engine::Table for Step<'_> {
 
     fn withdraw(&mut self, request: &Request) -> Result<(), Infallible> {
         let until = self.now.hi + request.lease.max(TOMBSTONE);
-        self.table.tombstones.entry(request.attempt).or_insert(until);
+        if self.table.of.is_none() {
+            self.table.tombstones.entry(request.attempt).or_insert(until);
+            return Ok(());
+        }
+        for claim in &request.claims {
+            let id = self.table.ids.entry(claim.id.clone()).or_default();
+            id.tombstones.entry(request.attempt).or_insert(until);
+        }
         Ok(())
     }
 

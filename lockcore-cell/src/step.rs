@@ -93,6 +93,10 @@ impl engine::Request for Request {
 }
 
 impl Request {
+    pub(crate) fn ids(&self) -> impl Iterator<Item = &String> {
+        self.claims.iter().map(|claim| &claim.id)
+    }
+
     /// Returns the size of a table that has only this set, in bytes.
     pub(crate) fn size_alone(&self) -> usize {
         let (mut table, now) = (Table::default(), ServiceTime { lo: 0, hi: 0 });
@@ -102,6 +106,10 @@ impl Request {
 }
 
 impl Hold {
+    pub(crate) fn ids(&self) -> impl Iterator<Item = &String> {
+        self.locks.iter().map(|(id, _)| id)
+    }
+
     fn locks(&self) -> impl Iterator<Item = (&String, u64)> {
         self.locks.iter().map(|(id, fence)| (id, *fence))
     }
@@ -115,7 +123,16 @@ impl<'a> Step<'a> {
         least_fence: u64,
         session: &'a str,
     ) -> Self {
-        Step { table, sessions, now, least_fence, session, granted: Arc::default(), rooms: Vec::new(), queues: None }
+        Step {
+            table,
+            sessions,
+            now,
+            least_fence,
+            session,
+            granted: Arc::default(),
+            rooms: Vec::new(),
+            queues: None,
+        }
     }
 
     /// Takes the whole set, or nothing of it; a request that is to wait gets a place.
@@ -144,7 +161,8 @@ impl<'a> Step<'a> {
     pub(crate) fn renew(&mut self, hold: &Hold) -> Renewable {
         let mut extend = Vec::new();
         let Ok(lost) = engine::renew(self, &hold.context, hold.locks(), |step, id, fence| {
-            let held = step.table.ids.get(id).and_then(|state| state.held.iter().find(|held| held.fence == fence));
+            let held =
+                step.table.ids.get(id).and_then(|state| state.held.iter().find(|held| held.fence == fence));
             extend.extend(held.map(|held| (held.grant.session.clone(), fence)));
             Ok(())
         });
@@ -186,6 +204,14 @@ impl<'a> Step<'a> {
             Ok(())
         });
         lost
+    }
+
+    /// Removes what is over, and grants what has room to those who wait for it: to all of them, as another step may have freed what
+    /// it did not know to be waited for.
+    pub(crate) fn serve_all(&mut self) {
+        let waited = self.table.places.values().flat_map(|place| &place.claims);
+        self.rooms.extend(waited.map(|claim| (claim.id.clone(), 0)));
+        self.clean();
     }
 
     /// Grants what has room to those who wait for it.

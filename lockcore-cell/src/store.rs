@@ -5,7 +5,7 @@
 //! no step.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -28,18 +28,16 @@ use crate::{
     error::StoreError,
     order,
     own::OwnSession,
+    parts::{Part, View},
     pause::Pause,
     poll::Polling,
     session::Session,
     sessions::{Access, Book, Changed, IfAbsent},
     state::OFFER,
     step::{Hold, Losses, Renewable, Request, Step, micros},
-    table::{Stamp, Table},
+    table::{Place, Stamp, Table},
     takeover::{ALIVE, Needs, Scope, SeenCell},
 };
-
-/// The cell with the table.
-pub(crate) const TABLE: &str = "table";
 
 /// The most cells that are read or written at once.
 pub(crate) const AT_ONCE: usize = 16;
@@ -50,6 +48,9 @@ const AT_A_TIME: usize = 64;
 /// A renewal may have been made this part of a lease ago: more than half of the time between two renewals, so that all grants of a
 /// process come to be renewed together, however their first renewals lie.
 const YOUNG: u32 = 5;
+
+/// The most parts that a process knows. It forgets all of them then: what it needs is read again.
+const PARTS: usize = 8192;
 
 /// A first renewal is decided by a table that was looked at so long ago.
 const RECENT: Duration = Duration::from_secs(1);
@@ -62,7 +63,7 @@ pub(crate) struct Store<C: Cell> {
     /// For one step, with all of its tries.
     pub(crate) timeout: Duration,
     writes: AtomicU64,
-    known: Mutex<Option<Arc<Known<C::Version>>>>,
+    known: Mutex<HashMap<Part, Arc<Known<C::Version>>>>,
     pub(crate) queue: Queue,
     pub(crate) own: OwnSession,
     pub(crate) sessions: Book<C::Version>,
@@ -78,12 +79,12 @@ pub(crate) struct Store<C: Cell> {
     pub(crate) way: String,
 }
 
-/// A version of the table.
+/// A version of a part of the table.
 #[derive(Clone, Debug)]
 pub(crate) struct Known<V> {
     /// `None`: there is no cell yet.
     pub(crate) version: Option<V>,
-    pub(crate) table: Table,
+    pub(crate) table: Arc<Table>,
     /// See [`order`].
     order: u64,
     /// The number at which the read or the write began: what was asked for before is true of it.
@@ -140,7 +141,7 @@ impl<C: Cell> Store<C> {
             writer,
             timeout,
             writes: AtomicU64::new(0),
-            known: Mutex::new(None),
+            known: Mutex::default(),
             queue: Queue::default(),
             own: OwnSession::new(),
             sessions: Book::default(),
@@ -153,63 +154,104 @@ impl<C: Cell> Store<C> {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, Option<Arc<Known<C::Version>>>> {
+    fn state(&self) -> MutexGuard<'_, HashMap<Part, Arc<Known<C::Version>>>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the newest table that is known, if any.
-    pub(crate) fn known(&self) -> Option<Arc<Known<C::Version>>> {
-        self.state().clone()
+    /// Returns the newest version of a part that is known, if any.
+    pub(crate) fn known_of(&self, part: &Part) -> Option<Arc<Known<C::Version>>> {
+        self.state().get(part).cloned()
     }
 
-    /// Keeps a version of the table that was read.
-    fn read(&self, version: Option<C::Version>, table: Table, (begun, at): (u64, Moment)) {
-        self.learn(Known { version, table, order: begun, begun, at });
+    /// Returns what is known of some parts, if all of them were looked at.
+    pub(crate) fn known(&self, parts: &[Part]) -> Option<View<C::Version>> {
+        Some(self.view(parts)).filter(|view| view.begun > 0)
     }
 
-    /// Keeps a version of the table that was written.
-    pub(crate) fn written(&self, version: C::Version, table: Table, (begun, at): (u64, Moment)) {
-        self.learn(Known { version: Some(version), table, order: order::next(), begun, at });
+    /// Keeps a version of a part that was read.
+    fn read(&self, part: Part, version: Option<C::Version>, table: Arc<Table>, (begun, at): (u64, Moment)) {
+        self.learn(part, Known { version, table, order: begun, begun, at });
     }
 
-    /// Keeps a version of the table unless a newer one is known.
-    fn learn(&self, known: Known<C::Version>) {
+    /// Keeps a version of a part that was written.
+    pub(crate) fn written(&self, part: Part, version: C::Version, table: Table, (begun, at): (u64, Moment)) {
+        let table = Arc::new(table);
+        self.learn(part, Known { version: Some(version), table, order: order::next(), begun, at });
+    }
+
+    /// Keeps a version of a part unless a newer one is known.
+    fn learn(&self, part: Part, known: Known<C::Version>) {
         let mut state = self.state();
-        if state.as_ref().is_none_or(|newest| newest.order < known.order) {
-            self.sessions.learn(&known.table);
-            *state = Some(Arc::new(known));
+        if state.get(&part).is_none_or(|newest| newest.order < known.order) {
+            if !self.is_apart() {
+                self.sessions.learn(&known.table);
+            } else if state.len() >= PARTS {
+                state.clear();
+            }
+            state.insert(part, Arc::new(known));
         }
     }
 
-    /// Reads the table, and returns whether it is another one.
-    pub(crate) async fn look(&self) -> Result<bool, StoreError> {
-        let (before, begun) = (self.known(), (order::next(), Moment::now()));
-        let version = before.as_ref().and_then(|known| known.version.clone());
-        let (version, table, changed) = match (self.cell.read(TABLE, version.as_ref()).await?, before) {
-            (Found::Changed(version, content), _) => (Some(version), Table::read(&content)?, true),
-            (Found::Unchanged, Some(before)) => (before.version.clone(), before.table.clone(), false),
-            (Found::Unchanged | Found::Absent, before) => {
-                (None, Table::default(), before.is_none_or(|before| before.version.is_some()))
-            }
+    /// Reads some parts, and returns whether one of them is another one.
+    pub(crate) async fn look(&self, parts: &[Part]) -> Result<bool, StoreError> {
+        let before: Vec<_> = parts.iter().map(|part| self.known_of(part)).collect();
+        let (begun, mut has_changed) = ((order::next(), Moment::now()), false);
+        let version_of =
+            |known: &Option<Arc<Known<_>>>| known.as_ref().and_then(|known| known.version.clone());
+        let cells =
+            parts.iter().zip(&before).map(|(part, known)| (part.name().to_owned(), version_of(known)));
+        let found = match &cells.collect::<Vec<_>>()[..] {
+            [] => return Ok(false),
+            [(name, known)] => vec![self.cell.read(name, known.as_ref()).await?],
+            cells => self.cell.read_all(cells).await?,
         };
-        self.read(version, table, begun);
-        Ok(changed)
+        for ((part, before), found) in parts.iter().zip(before).zip(found) {
+            let (version, table, changed) = match (found, before) {
+                (Found::Changed(version, content), _) => {
+                    (Some(version), Arc::new(self.read_part(part, &content)?), true)
+                }
+                (Found::Unchanged, Some(before)) => (before.version.clone(), before.table.clone(), false),
+                (Found::Unchanged | Found::Absent, before) => {
+                    let changed = before.is_none_or(|before| before.version.is_some());
+                    (None, Arc::new(self.empty(Some(part))), changed)
+                }
+            };
+            has_changed |= changed;
+            self.read(part.clone(), version, table, begun);
+        }
+        Ok(has_changed)
     }
 
-    /// Returns the table that is known, read now if there is none that `suits`; tries again while the store is away.
+    fn read_part(&self, part: &Part, content: &[u8]) -> Result<Table, StoreError> {
+        let (mut table, of) = (Table::read(content)?, self.empty(Some(part)).of);
+        let is_own = |id: &String| of.as_ref().is_none_or(|of| of.contains(id));
+        let is_claimed = |place: &Place| place.claims.iter().any(|claim| is_own(&claim.id));
+        let is_ours = table.ids.keys().all(is_own) && table.places.values().all(is_claimed);
+        match is_ours {
+            true => {
+                table.of = of;
+                Ok(table)
+            }
+            false => Err(StoreError::Corrupt("the cell of an id")),
+        }
+    }
+
+    /// Returns the table of some parts that is known, read now if there is none that `suits`; tries again while the store is away.
     async fn table(
         &self,
-        suits: impl Fn(&Known<C::Version>) -> bool,
-    ) -> Result<Arc<Known<C::Version>>, StoreError> {
-        if let Some(known) = self.known().filter(|known| suits(known)) {
+        parts: &[Part],
+        suits: impl Fn(&View<C::Version>) -> bool,
+    ) -> Result<View<C::Version>, StoreError> {
+        if let Some(known) = self.known(parts).filter(|known| suits(known)) {
             return Ok(known);
         }
         let mut pause = Pause::new(self.timeout);
         loop {
-            let is_done = async || Ok(self.known().filter(|known| suits(known)));
+            let is_done = async || Ok(self.known(parts).filter(|known| suits(known)));
             let look = async {
-                self.look().await?;
-                Ok(self.known().expect("it was read"))
+                self.look(parts).await?;
+                // If all were forgotten meanwhile, they count as absent: a step on them is refused, and looks again.
+                Ok(self.view(parts))
             };
             match self.looking.once(is_done, look).await {
                 Ok(known) => return Ok(known),
@@ -231,13 +273,13 @@ impl<C: Cell> Store<C> {
     /// time, or after as many as the scope says.
     pub(crate) async fn prepare(&self, scope: &Scope) -> Result<Prepared, StoreError> {
         let (begun, mut done, mut read) = (Moment::now(), Prepared::default(), BTreeSet::new());
-        let stamp = || self.stamp();
+        let (stamp, parts) = (|| self.stamp(), self.parts(&scope.ids));
         let access = &self.access(&stamp);
         let (mut reads_left, mut closes_left) = (scope.most, scope.most);
         // What is shown or broken is so by the newest table.
         let mut least = if scope.shows || scope.closes.is_some() { order::next() } else { 0 };
         loop {
-            let known = self.table(|known| known.begun > least).await?;
+            let known = self.table(&parts, |known| known.begun > least).await?;
             let now = self.cell.now().await?;
             let Needs { read: to_read, close } = Needs::of(&known.table, &self.sessions.all(), now, scope);
             let reads: Vec<String> = to_read.into_iter().filter(|session| !read.contains(session)).collect();
@@ -251,7 +293,8 @@ impl<C: Cell> Store<C> {
             closes.truncate(AT_A_TIME.min(closes_left));
             let left = begun.left_of(self.timeout);
             if (reads.is_empty() && closes.is_empty()) || left.is_zero() {
-                self.sessions.keep(&self.own.name().0, &known.table.sessions());
+                let live = if self.is_apart() { None } else { Some(known.table.sessions()) };
+                self.sessions.keep(&self.own.name().0, live);
                 return Ok(done);
             }
             reads_left -= reads.len();
@@ -301,7 +344,7 @@ impl<C: Cell> Store<C> {
 
     /// Returns whether a step would find more now than what it was prepared for.
     pub(crate) async fn is_unprepared(&self, scope: &Scope, prepared: &Prepared) -> Result<bool, StoreError> {
-        let Some(known) = self.known() else { return Ok(true) };
+        let Some(known) = self.known(&self.parts(&scope.ids)) else { return Ok(true) };
         let now = self.cell.now().await?;
         let sessions = self.sessions.all();
         let Needs { read, close } = Needs::of(&known.table, &sessions, now, scope);
@@ -314,10 +357,11 @@ impl<C: Cell> Store<C> {
     pub(crate) async fn table_with(
         &self,
         hold: &Hold,
-        suits: impl Fn(&Known<C::Version>) -> bool,
-    ) -> Result<Arc<Known<C::Version>>, StoreError> {
+        suits: impl Fn(&View<C::Version>) -> bool,
+    ) -> Result<View<C::Version>, StoreError> {
         let highest = hold.locks.iter().map(|(_, fence)| *fence).max().unwrap_or(0);
-        let known = self.table(|known| suits(known) && known.table.high >= highest).await?;
+        let parts = self.parts(hold.ids());
+        let known = self.table(&parts, |known| suits(known) && known.table.high >= highest).await?;
         let (now, sessions, own) = (self.cell.now().await?, self.sessions.all(), self.own.name().0);
         let mut unsure = BTreeSet::new();
         for (id, fence) in &hold.locks {
@@ -337,6 +381,9 @@ impl<C: Cell> Store<C> {
     /// Renews what a grant still holds: in the cell of its session, unless only a part of what is held under a fence is to be renewed,
     /// or for longer than the table has it. Returns what is lost, and from when the lease counts.
     pub(crate) async fn renew(self: &Arc<Self>, hold: Hold) -> Result<(Losses, Option<Moment>), StoreError> {
+        if self.is_apart() {
+            return Ok((self.renew_in_table(hold, None).await?, None));
+        }
         let young = Duration::from_micros(hold.lease) / YOUNG;
         // Others that look at the same time share it. A lock that was just handed over was just looked at, and its offer ends soon.
         let (asked, fences) = (order::next(), hold.locks.iter().map(|(_, fence)| *fence).collect::<Vec<_>>());
@@ -350,13 +397,16 @@ impl<C: Cell> Store<C> {
             };
             hold.locks.iter().all(is_own_offer)
         };
-        let suits = |known: &Known<_>| {
-            known.begun > asked || (is_first && known.at.elapsed() < RECENT && is_offer(&known.table))
+        let suits = |known: &View<_>| {
+            let is_recent = |(_, known): &(Part, Option<Arc<Known<_>>>)| {
+                known.as_ref().is_some_and(|known| known.at.elapsed() < RECENT)
+            };
+            known.begun > asked || (is_first && known.parts.iter().all(is_recent) && is_offer(&known.table))
         };
         let known = self.table_with(&hold, suits).await?;
         let now = self.cell.now().await?;
         let sessions = self.sessions.all();
-        let mut table = known.table.clone();
+        let mut table = (*known.table).clone();
         let mut step = Step::new(&mut table, &sessions, now, 0, &own);
         let Renewable { mut lost, extend } = step.renew(&hold);
         let is_partial =
@@ -404,7 +454,9 @@ impl<C: Cell> Store<C> {
     /// the next grant.
     fn mark(self: &Arc<Self>, session: &str) {
         let (store, session) = (self.clone(), session.to_owned());
-        shared_runtime().spawn(async move { store.submit(false, move |step| step.mark(&session)).await });
+        shared_runtime().spawn(async move {
+            store.submit(vec![Part::rest()], false, move |step| step.mark(&session)).await
+        });
     }
 
     /// Renews what a grant holds in the table, and has this session go on with what a session held whose cell is `gone`.
@@ -414,7 +466,8 @@ impl<C: Cell> Store<C> {
         gone: Option<String>,
     ) -> Result<Losses, StoreError> {
         self.own.renews_no_more(hold.locks.iter().map(|(_, fence)| *fence));
-        self.submit(false, move |step| step.extend(&hold, gone.as_deref())).await
+        let parts = self.parts(hold.ids());
+        self.submit(parts, false, move |step| step.extend(&hold, gone.as_deref())).await
     }
 
     /// Renews grants of this process by its heartbeat, which renews all others of it as well. Returns from when that counts, if a
@@ -460,7 +513,8 @@ impl<C: Cell> Store<C> {
         if wanted.iter().any(|fence| !leases.contains_key(fence)) {
             return Err(StoreError::Contended { in_doubt: false });
         }
-        let (known, waits) = (self.known(), self.waiters.count() > 0);
+        let known = self.known(&[Part::rest()]).filter(|_| !self.is_apart());
+        let waits = self.waiters.count() > 0;
         let stamp = || self.stamp();
         let if_absent = if exists { IfAbsent::Gone } else { IfAbsent::Create };
         let beat = |session: &mut Session, now: lockcore::backend::ServiceTime| {

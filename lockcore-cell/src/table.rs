@@ -26,6 +26,9 @@ const TOMBSTONES: usize = 4096;
 /// Everything that is locked, queued for, frozen or withdrawn in a namespace.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct Table {
+    /// The ids that it has all of; `None`: all. With some, each id has a cell of its own, and renewals are written there.
+    #[serde(skip)]
+    pub(crate) of: Option<BTreeSet<String>>,
     format: u32,
     /// The oldest version of a program that may use the namespace.
     #[serde(default, skip_serializing_if = "is_none")]
@@ -111,6 +114,9 @@ pub(crate) struct Id {
     pub(crate) frozen: bool,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) breaks: Vec<Break>,
+    /// The withdrawn attempts, and until when each is refused, if the id has a cell of its own.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) tombstones: BTreeMap<u64, u64>,
     #[serde(flatten)]
     pub(crate) rest: Rest,
 }
@@ -200,6 +206,7 @@ enum ModeForm {
 impl Default for Table {
     fn default() -> Self {
         Table {
+            of: None,
             format: FORMAT,
             oldest_program: 0,
             stamp: Stamp::default(),
@@ -224,7 +231,8 @@ impl Table {
         let mut table: Table = serde_json::from_slice(bytes).map_err(|_| StoreError::Corrupt("the table"))?;
         let grants: BTreeMap<u64, Arc<Grant>> =
             table.grants.iter().map(|(fence, grant)| (*fence, Arc::new(grant.clone()))).collect();
-        let link = |held: &mut Held| grants.get(&held.fence).map(|grant| held.grant = grant.clone()).is_some();
+        let link =
+            |held: &mut Held| grants.get(&held.fence).map(|grant| held.grant = grant.clone()).is_some();
         // A prior lock has none itself, as a step would put it back.
         let known = |held: &mut Held| {
             let is_known = |prior: &mut Box<Held>| link(prior) && prior.prior.is_none();
@@ -291,22 +299,29 @@ impl Table {
 
     /// Forgets grants of which nothing is held, ids of which nothing is to be known, and what has had its time.
     pub(crate) fn prune(&mut self, lo: u64, writes_kept: u64) {
-        self.ids.retain(|_, id| !id.held.is_empty() || id.frozen || !id.breaks.is_empty());
+        self.ids.values_mut().for_each(|id| forget(&mut id.tombstones, lo));
+        self.ids.retain(|_, id| {
+            !id.held.is_empty() || id.frozen || !id.breaks.is_empty() || !id.tombstones.is_empty()
+        });
         self.grants = self.all_held().map(|held| (held.fence, (*held.grant).clone())).collect();
         let live: BTreeSet<String> = self.sessions().into_iter().map(str::to_owned).collect();
         self.there.retain(|session, _| live.contains(session));
-        self.tombstones.retain(|_, until| *until >= lo);
-        // Those that would end first go: a request that is so late that thousands were withdrawn since would have to be of a
-        // process that stood still.
-        let over = self.tombstones.len().saturating_sub(TOMBSTONES);
-        if over > 0 {
-            let mut all: Vec<(u64, u64)> = self.tombstones.iter().map(|(of, until)| (*until, *of)).collect();
-            all.sort_unstable();
-            for (_, attempt) in &all[..over] {
-                self.tombstones.remove(attempt);
-            }
-        }
+        forget(&mut self.tombstones, lo);
         self.writes.retain(|_, write| write.at.saturating_add(writes_kept.max(write.kept)) >= lo);
+    }
+}
+
+/// Forgets tombstones that have had their time, and those that would end first if there are too many: a request that is so late that
+/// thousands were withdrawn since would have to be of a process that stood still.
+fn forget(tombstones: &mut BTreeMap<u64, u64>, lo: u64) {
+    tombstones.retain(|_, until| *until >= lo);
+    let over = tombstones.len().saturating_sub(TOMBSTONES);
+    if over > 0 {
+        let mut all: Vec<(u64, u64)> = tombstones.iter().map(|(of, until)| (*until, *of)).collect();
+        all.sort_unstable();
+        for (_, attempt) in &all[..over] {
+            tombstones.remove(attempt);
+        }
     }
 }
 

@@ -175,8 +175,7 @@ impl State {
 
     pub(super) fn has(&self, process: usize, fence: u64) -> bool {
         let table = &self.table.content;
-        let has =
-            |held: &crate::table::Held| held.fence == fence && *held.grant.context == session(process);
+        let has = |held: &crate::table::Held| held.fence == fence && *held.grant.context == session(process);
         table.ids.values().any(|id| id.held.iter().any(has))
     }
 

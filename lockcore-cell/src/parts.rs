@@ -1,0 +1,188 @@
+//! The parts of the table: where a store replaces one cell in a step, it is one cell; where it replaces several, each id has a cell of
+//! its own, and a step works on a table that is put together from those of its ids.
+
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    fmt::Write,
+    sync::Arc,
+};
+
+use crate::{
+    cell::Cell,
+    store::{Known, Store},
+    table::Table,
+};
+
+/// The cell with the table, or with what is said of no id.
+const TABLE: &str = "table";
+
+/// The folder with the cells of ids.
+pub(crate) const IDS: &str = "id";
+
+/// A cell with a part of the table, by name.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct Part(String);
+
+impl Part {
+    /// Returns the part of no id.
+    pub(crate) fn rest() -> Self {
+        Part(TABLE.to_owned())
+    }
+
+    fn of(id: &str) -> Self {
+        let mut name = format!("{IDS}/");
+        for byte in id.bytes() {
+            let _ = write!(name, "{byte:02x}");
+        }
+        Part(name)
+    }
+
+    /// Returns the part with this name, if it is one of an id.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        let part = Part(name.to_owned());
+        part.id().map(|_| part)
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.0
+    }
+
+    /// Returns the id that it is about, in stored form.
+    pub(crate) fn id(&self) -> Option<String> {
+        let digits = self.0.strip_prefix(IDS)?.strip_prefix('/')?.as_bytes();
+        let digit = |digit: u8| match digit {
+            b'0'..=b'9' => Some(digit - b'0'),
+            b'a'..=b'f' => Some(digit - b'a' + 10),
+            _ => None,
+        };
+        let byte = |pair: &[u8]| Some(digit(pair[0])? << 4 | digit(*pair.get(1)?)?);
+        String::from_utf8(digits.chunks(2).map(byte).collect::<Option<_>>()?).ok()
+    }
+}
+
+/// What is known of some parts.
+pub(crate) struct View<V> {
+    pub(crate) parts: Vec<(Part, Option<Arc<Known<V>>>)>,
+    /// The table of all of them.
+    pub(crate) table: Arc<Table>,
+    /// The number at which the oldest look at one of them began, 0 if one was never looked at.
+    pub(crate) begun: u64,
+}
+
+impl<C: Cell> Store<C> {
+    /// Returns whether each id has a cell of its own.
+    pub(crate) fn is_apart(&self) -> bool {
+        self.cell.at_once() > 1
+    }
+
+    /// Returns the parts with all that is known of these ids.
+    pub(crate) fn parts<'a>(&self, ids: impl IntoIterator<Item = &'a String>) -> Vec<Part> {
+        if !self.is_apart() {
+            return vec![Part::rest()];
+        }
+        let mut parts: Vec<Part> = ids.into_iter().map(|id| Part::of(id)).collect();
+        parts.sort_unstable();
+        parts.dedup();
+        parts
+    }
+
+    /// Returns what is known of some parts; those that were never looked at count as absent.
+    pub(crate) fn view(&self, parts: &[Part]) -> View<C::Version> {
+        let known: Vec<_> = parts.iter().map(|part| (part.clone(), self.known_of(part))).collect();
+        let table = match &known[..] {
+            [(_, Some(known))] => known.table.clone(),
+            all => {
+                let mut table = self.empty(None);
+                for (part, known) in all {
+                    match known {
+                        Some(known) => table.add(&known.table),
+                        None => table.add(&self.empty(Some(part))),
+                    }
+                }
+                Arc::new(table)
+            }
+        };
+        let begun = known.iter().map(|(_, known)| known.as_ref().map_or(0, |known| known.begun)).min();
+        View { parts: known, table, begun: begun.unwrap_or(0) }
+    }
+
+    /// Returns the table of a part that has no cell.
+    pub(crate) fn empty(&self, part: Option<&Part>) -> Table {
+        let (ids, mut table) = (part.and_then(Part::id), Table::default());
+        table.of = self.is_apart().then(|| ids.into_iter().collect());
+        table
+    }
+}
+
+impl<V> View<V> {
+    /// Returns the number of the last write of a process, if it is among these.
+    pub(crate) fn last_write(&self, writer: &str, among: &[u64]) -> Option<u64> {
+        let known = self.parts.iter().filter_map(|(_, known)| known.as_ref());
+        let mut last = known.filter_map(|known| known.table.writes.get(writer).map(|write| write.number));
+        last.find(|number| among.contains(number))
+    }
+
+    /// Returns what a step makes of each part, if it makes this of the table.
+    pub(crate) fn split<'a>(
+        &'a self,
+        table: &'a Table,
+    ) -> impl Iterator<Item = (&'a Part, Option<&'a V>, Table)> {
+        self.parts.iter().map(move |(part, known)| {
+            let version = known.as_ref().and_then(|known| known.version.as_ref());
+            let part_of = match &known {
+                _ if self.parts.len() == 1 => table.clone(),
+                Some(known) => table.part(part.id(), &known.table),
+                None => table.part(part.id(), &Table::default()),
+            };
+            (part, version, part_of)
+        })
+    }
+}
+
+impl Table {
+    /// Adds a part. A place is in the parts of all its ids, but for those where its process was taken for dead: it is where it is in
+    /// one. Two places may have come at the same time, and have the same ticket: one of them goes, and its waiter asks again.
+    fn add(&mut self, part: &Table) {
+        self.high = self.high.max(part.high);
+        self.ticket = self.ticket.max(part.ticket);
+        self.of.iter_mut().for_each(|of| of.extend(part.of.iter().flatten().cloned()));
+        self.ids.extend(part.ids.iter().map(|(id, state)| (id.clone(), state.clone())));
+        for (ticket, place) in &part.places {
+            match self.places.entry(*ticket) {
+                Entry::Vacant(free) => {
+                    free.insert(place.clone());
+                }
+                Entry::Occupied(mut other) => {
+                    let (key, of_other) = (|place: &crate::table::Place| place.attempt, other.get());
+                    let is_newer = key(place) == key(of_other) && place.since > of_other.since;
+                    if is_newer || key(place) < key(of_other) {
+                        other.insert(place.clone());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns the part of an id, which was like this before.
+    fn part(&self, id: Option<String>, before: &Table) -> Table {
+        let id = id.unwrap_or_default();
+        let claims_it = |place: &crate::table::Place| place.claims.iter().any(|claim| claim.id == id);
+        let places = self.places.iter().filter(|(_, place)| claims_it(place));
+        let places: BTreeMap<_, _> = places.map(|(ticket, place)| (*ticket, place.clone())).collect();
+        let ids = self.ids.get_key_value(&id).map(|(id, state)| (id.clone(), state.clone()));
+        let mut part = before.clone();
+        (part.places, part.ids) = (places, ids.into_iter().collect());
+        (part.of, part.high, part.ticket) = (Some([id].into()), self.high, self.ticket);
+        part
+    }
+
+    /// Returns whether the table has all that is known of an id.
+    pub(crate) fn has(&self, id: &str) -> bool {
+        self.of.as_ref().is_none_or(|of| of.contains(id))
+    }
+
+    /// Returns whether nothing is held, waited for or known of its ids any more, so that its cell may go.
+    pub(crate) fn is_over(&self) -> bool {
+        self.ids.is_empty() && self.places.is_empty()
+    }
+}

@@ -1,0 +1,170 @@
+//! Requests about a whole namespace: on its table, or from page to page of the cells of its ids.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use lockcore::{Listing, Page, Swept};
+
+use crate::{
+    admin,
+    cell::Cell,
+    driver::WRITES_KEPT,
+    error::StoreError,
+    parts::{IDS, Part},
+    step::Step,
+    store::{Prepared, Store},
+    takeover::Scope,
+};
+
+/// The most ids of a page.
+const PAGE: usize = 128;
+
+/// A walk along the cells of ids.
+#[derive(Default)]
+struct Pages {
+    /// The name behind which the next page begins.
+    after: Option<String>,
+    is_over: bool,
+    /// The rest of the last page.
+    parts: VecDeque<Part>,
+}
+
+impl<C: Cell> Store<C> {
+    /// Looks at the next parts; returns them, none at the end.
+    async fn look_at_next(&self, pages: &mut Pages) -> Result<Vec<Part>, StoreError> {
+        while pages.parts.is_empty() && !pages.is_over {
+            let page = self.cell.list(IDS, pages.after.as_deref()).await?;
+            pages.parts.extend(page.cells.iter().filter_map(|(name, _)| Part::named(name)));
+            pages.after = page.cells.last().filter(|_| page.more).map(|(name, _)| name.clone());
+            pages.is_over = pages.after.is_none();
+        }
+        let most = pages.parts.len().min(PAGE).min(self.cell.at_once());
+        let parts: Vec<Part> = pages.parts.drain(..most).collect();
+        self.look(&parts).await?;
+        Ok(parts)
+    }
+
+    /// Lists what is held, waited for or frozen.
+    pub(crate) async fn list(self: &Arc<Self>, page: Page) -> Result<Listing<String, String>, StoreError> {
+        if !self.is_apart() {
+            self.prepare(&Scope { all: true, shows: true, ..Scope::default() }).await?;
+            return self.submit(vec![Part::rest()], false, move |step| admin::list(step, &page)).await;
+        }
+        let after = page.after.as_ref().map(|after| self.parts([after])[0].name().to_owned());
+        let mut found = Listing { ids: Vec::new(), next: None };
+        let mut pages = Pages { after, ..Pages::default() };
+        loop {
+            let parts = self.look_at_next(&mut pages).await?;
+            if parts.is_empty() {
+                return Ok(found);
+            }
+            // One more than there is room for, to see whether there is more.
+            let all = Page { limit: parts.len(), ..page.clone() };
+            found.ids.extend(self.by(&parts, |step| admin::list(step, &all)).await?.ids);
+            if found.ids.len() > page.limit {
+                found.ids.truncate(page.limit);
+                found.next = found.ids.last().and_then(|last| last.target.clone().err());
+                return Ok(found);
+            }
+        }
+    }
+
+    /// Makes a step of what is known of some parts, which is not written.
+    async fn by<T>(&self, parts: &[Part], apply: impl FnOnce(&mut Step<'_>) -> T) -> Result<T, StoreError> {
+        let (now, sessions, own) = (self.cell.now().await?, self.sessions.all(), self.own.name().0);
+        let mut table = (*self.view(parts).table).clone();
+        Ok(apply(&mut Step::new(&mut table, &sessions, now, 0, &own)))
+    }
+
+    /// Frees all that a context holds, and takes it from every queue; returns the ids that were held. From each queue of a set at
+    /// once.
+    pub(crate) async fn release_context(
+        self: &Arc<Self>,
+        context: String,
+    ) -> Result<Vec<String>, StoreError> {
+        let release = |context: String| move |step: &mut Step<'_>| step.release_context(&context);
+        if !self.is_apart() {
+            return self.submit(vec![Part::rest()], false, release(context)).await;
+        }
+        let (mut freed, mut pages) = (Vec::new(), Pages::default());
+        loop {
+            let parts = self.look_at_next(&mut pages).await?;
+            if parts.is_empty() {
+                return Ok(freed);
+            }
+            let view = self.view(&parts);
+            let holds = view
+                .table
+                .ids
+                .iter()
+                .filter(|(_, id)| id.held.iter().any(|held| held.grant.context == context));
+            let sets = holds.map(|(id, _)| vec![id.clone()]);
+            let places = view.table.places.values().filter(|place| place.context == context);
+            let sets =
+                sets.chain(places.map(|place| place.claims.iter().map(|claim| claim.id.clone()).collect()));
+            let sets: Vec<Vec<String>> = sets.collect();
+            for ids in sets {
+                freed.extend(self.submit(self.parts(&ids), false, release(context.clone())).await?);
+            }
+        }
+    }
+
+    /// Removes what has had its time, unless that was done `within` so many microseconds.
+    pub(crate) async fn sweep(
+        self: &Arc<Self>,
+        batch: usize,
+        within: Option<u64>,
+    ) -> Result<Swept, StoreError> {
+        let is_recent = move |step: &mut Step<'_>| {
+            // One from the future was before the store's clock was set back.
+            let is_past = step.table.swept <= step.now.hi;
+            within.is_some_and(|within| is_past && step.now.lo.saturating_sub(step.table.swept) < within)
+        };
+        let (elsewhere, rest) = (Swept { elsewhere: true, ..Swept::default() }, vec![Part::rest()]);
+        if self.submit(rest.clone(), false, is_recent).await? {
+            return Ok(elsewhere);
+        }
+        let prepared = match self.is_apart() {
+            true => Prepared::default(),
+            false => self.prepare(&Scope { all: true, most: batch, ..Scope::default() }).await?,
+        };
+        let sweep = move |step: &mut Step<'_>| (!is_recent(step)).then(|| step.sweep(batch, WRITES_KEPT));
+        let Some((mut removed, mut more)) = self.submit(rest, false, sweep).await? else {
+            return Ok(elsewhere);
+        };
+        if self.is_apart() {
+            (removed, more) = self.sweep_ids(batch).await?;
+        }
+        let more_cells = self.collect(batch).await?;
+        more |= more_cells || (prepared.more && (removed > 0 || prepared.failed.is_empty()));
+        Ok(Swept { removed, more, ..Swept::default() })
+    }
+
+    /// Removes what has had its time from the cells of ids, about at most `batch` things; returns how many, and whether there are more.
+    async fn sweep_ids(self: &Arc<Self>, batch: usize) -> Result<(usize, bool), StoreError> {
+        let (mut removed, mut pages) = (0, Pages::default());
+        while removed < batch {
+            let parts = self.look_at_next(&mut pages).await?;
+            if parts.is_empty() {
+                return Ok((removed, false));
+            }
+            let (ids, left) = (parts.iter().filter_map(Part::id).collect(), batch - removed);
+            self.prepare(&Scope { ids, all: true, most: left, ..Scope::default() }).await?;
+            let mut over = Vec::new();
+            for part in parts {
+                let changes = |step: &mut Step<'_>| {
+                    let before = step.table.clone();
+                    step.sweep(left, WRITES_KEPT);
+                    *step.table != before
+                };
+                if self.by(std::slice::from_ref(&part), changes).await? {
+                    over.push(part);
+                }
+            }
+            if !over.is_empty() {
+                let sweep = move |step: &mut Step<'_>| step.sweep(left, WRITES_KEPT);
+                removed += self.submit(over, false, sweep).await?.0;
+            }
+        }
+        Ok((removed, true))
+    }
+}
