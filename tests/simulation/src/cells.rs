@@ -9,13 +9,13 @@ use std::{collections::BTreeMap, future::pending, sync::Arc, time::Duration};
 use bytes::Bytes;
 use fastrand::Rng;
 use lockcore::{BackendError, BackendErrorKind, backend::ServiceTime};
-use lockcore_cell::{Cell, CellPage, Found, Written};
+use lockcore_cell::{Cell, CellPage, Change, Found, Written};
 use tokio::sync::oneshot;
 
 use crate::{
     faults::Kind,
     net::{Answer, Net, START, Store},
-    plan::Plan,
+    plan::{Plan, World},
 };
 
 /// A client waits so long for an answer.
@@ -32,6 +32,8 @@ pub(crate) struct Cells {
     /// What was removed, with when it was written and when it was removed.
     removed: BTreeMap<String, (u64, u64)>,
     versions: u64,
+    /// The number of cells that are replaced in one step.
+    at_once: usize,
     /// Versions go by the content.
     by_content: bool,
     /// Whether the store tells of changes.
@@ -71,17 +73,28 @@ pub(crate) enum Event {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Request {
-    Read { name: String, known: Option<u64> },
-    Replace { name: String, at: Option<u64>, content: Bytes },
-    Remove { name: String },
-    List { folder: String, after: Option<String> },
+    Read {
+        cells: Vec<(String, Option<u64>)>,
+    },
+    Replace {
+        changes: Vec<Change<u64>>,
+    },
+    /// With a version, only if the cell is of that.
+    Remove {
+        name: String,
+        at: Option<u64>,
+    },
+    List {
+        folder: String,
+        after: Option<String>,
+    },
     Now,
 }
 
 #[derive(Debug)]
 pub(crate) enum Reply {
-    Found(Found<u64>),
-    Written(Written<u64>),
+    Found(Vec<Found<u64>>),
+    Written(Written<Vec<u64>>),
     Removed,
     Page(CellPage),
     Time(ServiceTime),
@@ -111,6 +124,7 @@ impl Cells {
             cells,
             removed: BTreeMap::new(),
             versions: 0,
+            at_once: if plan.world == World::Cells { 64 } else { 1 },
             by_content,
             tells,
             knows_time,
@@ -154,10 +168,8 @@ impl Cell for SimulatedCell {
     type Version = u64;
 
     async fn read(&self, name: &str, known: Option<&u64>) -> Result<Found<u64>, BackendError> {
-        match self.ask(Request::Read { name: name.to_owned(), known: known.copied() }).await? {
-            Reply::Found(found) => Ok(found),
-            other => unexpected(&other),
-        }
+        let mut found = self.read_all(&[(name.to_owned(), known.copied())]).await?;
+        Ok(found.pop().unwrap_or(Found::Absent))
     }
 
     async fn replace(
@@ -166,14 +178,36 @@ impl Cell for SimulatedCell {
         at: Option<&u64>,
         content: Bytes,
     ) -> Result<Written<u64>, BackendError> {
-        match self.ask(Request::Replace { name: name.to_owned(), at: at.copied(), content }).await? {
+        Ok(match self.replace_all(&[Change { name: name.to_owned(), at: at.copied(), content }]).await? {
+            Written::Done(versions) => Written::Done(versions[0]),
+            Written::Refused => Written::Refused,
+        })
+    }
+
+    fn at_once(&self) -> usize {
+        self.net.state().store.at_once
+    }
+
+    async fn read_all(&self, cells: &[(String, Option<u64>)]) -> Result<Vec<Found<u64>>, BackendError> {
+        match self.ask(Request::Read { cells: cells.to_vec() }).await? {
+            Reply::Found(found) => Ok(found),
+            other => unexpected(&other),
+        }
+    }
+
+    async fn replace_all(&self, changes: &[Change<u64>]) -> Result<Written<Vec<u64>>, BackendError> {
+        match self.ask(Request::Replace { changes: changes.to_vec() }).await? {
             Reply::Written(written) => Ok(written),
             other => unexpected(&other),
         }
     }
 
+    async fn remove_at(&self, name: &str, at: &u64) -> Result<(), BackendError> {
+        self.ask(Request::Remove { name: name.to_owned(), at: Some(*at) }).await.map(drop)
+    }
+
     async fn remove(&self, name: &str) -> Result<(), BackendError> {
-        self.ask(Request::Remove { name: name.to_owned() }).await.map(drop)
+        self.ask(Request::Remove { name: name.to_owned(), at: None }).await.map(drop)
     }
 
     async fn list(&self, folder: &str, after: Option<&str>) -> Result<CellPage, BackendError> {

@@ -75,7 +75,7 @@ impl Kind {
     pub fn is_of(self, world: World) -> bool {
         match world {
             World::Memory => matches!(self, Kind::Stop | Kind::Suspend | Kind::Break | Kind::Freeze),
-            World::Cell => self != Kind::Collect,
+            World::Cell | World::Cells => self != Kind::Collect,
             World::Dynamo => !matches!(self, Kind::Forget | Kind::Garble | Kind::Foreign | Kind::LateList),
         }
     }

@@ -13,7 +13,7 @@ use lockcore_simulation::{Broken, Kind, Plan, Reached, Run, World, run, shrink, 
 #[derive(Parser)]
 #[command(version, about)]
 struct Arguments {
-    /// memory, cell or dynamo
+    /// memory, cell, cells or dynamo
     world: World,
     /// The seed to run; new ones, one after the other, unless given
     #[arg(long)]

@@ -12,8 +12,10 @@ use crate::faults::Kind;
 pub enum World {
     /// Locks in the memory of one process.
     Memory,
-    /// The cell engine in many processes, over cells in a store with faults.
+    /// The cell engine in many processes, over a store with faults that replaces one cell at a time.
     Cell,
+    /// The same, over one that replaces several, all or none.
+    Cells,
     /// DynamoDB's DAO in many processes, over a table in a service with faults.
     Dynamo,
 }
@@ -164,7 +166,7 @@ impl FromStr for World {
     type Err = anyhow::Error;
 
     fn from_str(name: &str) -> anyhow::Result<Self> {
-        named([World::Memory, World::Cell, World::Dynamo], name)
+        named([World::Memory, World::Cell, World::Cells, World::Dynamo], name)
     }
 }
 

@@ -103,7 +103,7 @@ pub fn run(plan: &Plan) -> Run {
             let open = |_| boxed(async { Ok(Arc::new(MemoryLockDao::<String, u64>::new())) });
             Loop::new(plan, shared, None::<Arc<Net<Cells>>>, open).run()
         }
-        World::Cell => {
+        World::Cell | World::Cells => {
             let net = Arc::new(Cells::net(plan));
             let lease = plan.lease;
             let cells = net.clone();
@@ -423,7 +423,7 @@ where
         let mut auditor = match self.plan.world {
             // The store is in the memory of the only process.
             World::Memory => None,
-            World::Cell | World::Dynamo => Some(self.start(AUDIT, Job::Audit)),
+            World::Cell | World::Cells | World::Dynamo => Some(self.start(AUDIT, Job::Audit)),
         };
         let patience = audit_patience(self.plan.lease);
         if auditor.is_none()

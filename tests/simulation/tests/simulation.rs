@@ -13,12 +13,15 @@ fn main() -> ExitCode {
     let mut trials = vec![
         trial("memory::fixed_seeds_break_no_promise", || fixed(World::Memory, 0..5)),
         trial("cell::fixed_seeds_break_no_promise", || fixed(World::Cell, 0..5)),
+        trial("cells::fixed_seeds_break_no_promise", || fixed(World::Cells, 0..5)),
         trial("dynamo::fixed_seeds_break_no_promise", || fixed(World::Dynamo, 0..5)),
         trial("memory::a_seed_repeats", || repeats(World::Memory, 3)),
         trial("cell::a_seed_repeats", || repeats(World::Cell, 3)),
+        trial("cells::a_seed_repeats", || repeats(World::Cells, 3)),
         trial("dynamo::a_seed_repeats", || repeats(World::Dynamo, 3)),
         trial("memory::new_seeds_break_no_promise", || fresh(World::Memory)).thorough(),
         trial("cell::new_seeds_break_no_promise", || fresh(World::Cell)).thorough(),
+        trial("cells::new_seeds_break_no_promise", || fresh(World::Cells)).thorough(),
         trial("dynamo::new_seeds_break_no_promise", || fresh(World::Dynamo)).thorough(),
         trial("a_failing_plan_becomes_smaller", a_failing_plan_becomes_smaller).thorough(),
     ];
@@ -27,6 +30,8 @@ fn main() -> ExitCode {
         let name = format!("a_broken_store_is_found::{broken}");
         let test = trial(name, move || a_broken_store_is_found(World::Cell, broken).map(drop));
         trials.push(if broken == Broken::WrongTime { test } else { test.thorough() });
+        let name = format!("cells::a_broken_store_is_found::{broken}");
+        trials.push(trial(name, move || a_broken_store_is_found(World::Cells, broken).map(drop)).thorough());
     }
     for broken in DYNAMO_FOUND {
         let name = format!("dynamo::a_broken_store_is_found::{broken}");

@@ -1,5 +1,7 @@
 //! What the writes of the engine say: rare states of its table.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 /// Returns the rare states that a write of the table shows, by the content before and after it.
@@ -40,8 +42,8 @@ pub(super) fn states(before: &[u8], after: &[u8]) -> Vec<&'static str> {
         ("table: a place is removed by another process", dead),
         ("table: a session is missed", missed()),
         ("table: ten wait", count(places) >= 10),
-        ("table: an attempt is withdrawn", is_more(&before["tombstones"], &after["tombstones"])),
-        ("table: tombstones end", is_more(&after["tombstones"], &before["tombstones"])),
+        ("table: an attempt is withdrawn", is_more(&tombstones(&before), &tombstones(&after))),
+        ("table: tombstones end", is_more(&tombstones(&after), &tombstones(&before))),
     ];
     all.into_iter().filter(|(_, is_so)| *is_so).map(|(state, _)| state).collect()
 }
@@ -56,7 +58,13 @@ fn is_offer(held: &Value, grants: &Value, before: &Value) -> bool {
     before["grants"][&fence].is_null() && waited()
 }
 
-fn is_more(before: &Value, after: &Value) -> bool {
-    let has = |(key, _): (&String, &Value)| before[key].is_null();
-    after.as_object().into_iter().flatten().any(has)
+/// Returns the attempts with a tombstone: of a whole table, and of an id with a cell of its own.
+fn tombstones(table: &Value) -> BTreeSet<&String> {
+    let ids = table["ids"].as_object().into_iter().flatten().map(|(_, id)| &id["tombstones"]);
+    let all = ids.chain([&table["tombstones"]]).filter_map(Value::as_object);
+    all.flat_map(|of| of.keys()).collect()
+}
+
+fn is_more(before: &BTreeSet<&String>, after: &BTreeSet<&String>) -> bool {
+    !after.is_subset(before)
 }

@@ -7,7 +7,7 @@ use std::{
 
 use bytes::Bytes;
 use lockcore::backend::ServiceTime;
-use lockcore_cell::{CellPage, Found, Written};
+use lockcore_cell::{CellPage, Change, Found, Written};
 
 use super::{Cells, Event, FOREIGN, GARBAGE, Reply, Request, Stored, content::states, is_session};
 use crate::{
@@ -51,8 +51,10 @@ impl Store for Cells {
     }
 
     fn unanswered(&mut self, process: u32, request: &Request, reply: &Reply) {
-        if let (Request::Replace { name, .. }, Reply::Written(Written::Done(version))) = (request, reply) {
-            self.unanswered.insert((name.clone(), process), *version);
+        if let (Request::Replace { changes }, Reply::Written(Written::Done(versions))) = (request, reply) {
+            for (change, version) in changes.iter().zip(versions) {
+                self.unanswered.insert((change.name.clone(), process), *version);
+            }
         }
     }
 
@@ -67,7 +69,7 @@ impl Store for Cells {
         } else {
             state.reached.count("session cell garbled");
             let at = state.store.cells.get(&name).map(|stored| stored.version);
-            state.replace(owner, &name, at, Bytes::from_static(GARBAGE));
+            state.write(owner, &Change { name, at, content: Bytes::from_static(GARBAGE) });
         }
         Some(owner)
     }
@@ -90,16 +92,18 @@ impl Store for Cells {
 impl State<Cells> {
     fn answer(&mut self, process: u32, request: &Request) -> Reply {
         match request {
-            Request::Read { name, known } => Reply::Found(self.read(process, name, *known)),
-            Request::Replace { name, at, content } => {
-                if is_session(name)
-                    && self.store.cells.get(name).is_some_and(|stored| stored.owner != process)
-                {
-                    self.reached.count("session of another closed");
-                }
-                Reply::Written(self.replace(process, name, *at, content.clone()))
+            Request::Read { cells } => {
+                Reply::Found(cells.iter().map(|(name, known)| self.read(process, name, *known)).collect())
             }
-            Request::Remove { name } => {
+            Request::Replace { changes } => Reply::Written(self.replace(process, changes)),
+            Request::Remove { name, at: Some(at) } => {
+                if self.store.cells.get(name).is_some_and(|stored| stored.version == *at) {
+                    self.reached.count("a cell removed with its version");
+                    self.remove(name);
+                }
+                Reply::Removed
+            }
+            Request::Remove { name, at: None } => {
                 if is_session(name) && self.store.cells.contains_key(name) {
                     self.reached.count("session cell collected");
                 }
@@ -151,26 +155,39 @@ impl State<Cells> {
         Found::Changed(stored.version, stored.content)
     }
 
-    pub(super) fn replace(
-        &mut self,
-        process: u32,
-        name: &str,
-        at: Option<u64>,
-        content: Bytes,
-    ) -> Written<u64> {
-        let stored = self.store.cells.get(name).cloned();
-        let version = stored.as_ref().map(|stored| stored.version);
-        // Now and then: the look at a store before it is used must not find it.
-        let ignores =
-            self.broken == Some(Broken::IgnoresConditions) && !name.starts_with("probe/") && self.one_in(5);
-        if version != at && !ignores {
-            self.reached.count(match at {
-                None => "create refused, the cell exists",
-                Some(_) => "write lost a race",
-            });
+    /// Replaces all of these cells, or none.
+    fn replace(&mut self, process: u32, changes: &[Change<u64>]) -> Written<Vec<u64>> {
+        let mut allowed = true;
+        for Change { name, at, .. } in changes {
+            let stored = self.store.cells.get(name);
+            let (version, owner) = (stored.map(|stored| stored.version), stored.map(|stored| stored.owner));
+            if is_session(name) && owner.is_some_and(|owner| owner != process) {
+                self.reached.count("session of another closed");
+            }
+            // Now and then: the look at a store before it is used must not find it.
+            let ignores = self.broken == Some(Broken::IgnoresConditions)
+                && !name.starts_with("probe/")
+                && self.one_in(5);
+            if version != *at && !ignores {
+                self.reached.count(match at {
+                    None => "create refused, the cell exists",
+                    Some(_) => "write lost a race",
+                });
+                allowed = false;
+            }
+        }
+        if changes.len() > 1 {
+            self.reached.count(if allowed { "several replaced" } else { "several refused" });
+        }
+        if !allowed {
             return Written::Refused;
         }
-        if name == "table" {
+        Written::Done(changes.iter().map(|change| self.write(process, change)).collect())
+    }
+
+    fn write(&mut self, process: u32, Change { name, content, .. }: &Change<u64>) -> u64 {
+        let (stored, content) = (self.store.cells.get(name).cloned(), content.clone());
+        if name == "table" || name.starts_with("id/") {
             let before = stored.as_ref().map(|stored| &stored.content[..]).unwrap_or_default();
             for state in states(before, &content) {
                 self.reached.count(state);
@@ -205,7 +222,7 @@ impl State<Cells> {
             }
         }
         self.store.watchers = rest;
-        Written::Done(version)
+        version
     }
 
     pub(super) fn remove(&mut self, name: &str) {
@@ -252,16 +269,15 @@ impl State<Cells> {
         let (now, time) = (self.now as f64 / 1e6, self.time());
         let Some(trace) = &mut self.trace else { return };
         let line = match (request, reply) {
-            (Request::Replace { name, content, .. }, Reply::Written(Written::Done(_))) => {
-                format!(
-                    "{now:.6} (store {time}) process {process} writes {name}: {}\n",
-                    String::from_utf8_lossy(content)
-                )
+            (Request::Replace { changes }, Reply::Written(written)) => {
+                let verb = if matches!(written, Written::Done(_)) { "writes" } else { "writes not" };
+                let line = |Change { name, content, .. }: &Change<u64>| {
+                    let content = String::from_utf8_lossy(content);
+                    format!("{now:.6} (store {time}) process {process} {verb} {name}: {content}\n")
+                };
+                changes.iter().map(line).collect()
             }
-            (Request::Replace { name, .. }, _) => {
-                format!("{now:.6} process {process} may not write {name}\n")
-            }
-            (Request::Remove { name }, _) => format!("{now:.6} process {process} removes {name}\n"),
+            (Request::Remove { name, .. }, _) => format!("{now:.6} process {process} removes {name}\n"),
             _ => return,
         };
         trace.push_str(&line);
