@@ -22,7 +22,7 @@ use crate::{
     state::OFFER,
     step::{Request, Step},
     store::{Store, hosted},
-    table::{Held, Table},
+    table::{Held, Place, Table},
     takeover::{Scope, Sessions},
 };
 
@@ -43,6 +43,9 @@ const HEARTBEAT: Duration = Duration::from_millis(1_200);
 
 /// A heartbeat that takes longer than this is followed by another one, in time to count.
 const LONGEST_BEAT: Duration = Duration::from_millis(1_500);
+
+/// The most waiters whose turn is looked at after a look, those of others among them.
+const MOST_FOLLOWED: usize = 256;
 
 /// A waiter has at most this many before it if it may be served next.
 const FIRST: usize = 2;
@@ -179,19 +182,38 @@ impl<C: Cell> Store<C> {
         }
     }
 
-    /// Grants to the waiters of this process what is free. Who frees an id serves those of its waiters who wait for nothing else than
-    /// what its step looked at: two such steps may each take the other's id for held.
+    /// Grants what is free to the waiters of this process, and to those before them. Who frees an id serves those of its waiters who
+    /// wait for nothing else than what its step looked at: two such steps may each take the other's id for held. One that was given
+    /// up while the store was away is served by nobody else either: what it gets ends as an offer does.
     async fn serve_waiters(self: &Arc<Self>, waits: &[Arc<Request>]) -> Result<(), StoreError> {
-        let sets: BTreeSet<Vec<Part>> = waits.iter().map(|request| self.parts(request.ids())).collect();
-        for parts in sets {
-            let Some(known) = self.known(&parts) else { continue };
+        let mut left = Vec::new();
+        for request in waits {
+            let known = self.view(&self.parts(request.ids()));
+            let ticket = known.table.ticket_of(&request.context, request.attempt);
+            left.extend(ticket.map(|ticket| (ticket, request.claims.clone())));
+        }
+        let (mut seen, looked) = (BTreeSet::new(), self.waited_for());
+        while let Some((ticket, claims)) = left.pop().filter(|_| seen.len() < MOST_FOLLOWED) {
+            let parts = self.parts(claims.iter().map(|claim| &claim.id));
+            if !seen.insert(ticket) {
+                continue;
+            }
+            if !parts.iter().all(|part| looked.contains(part)) {
+                self.look(&parts).await?;
+            }
+            let known = self.view(&parts);
             let now = self.cell.now().await?;
             let (mut table, sessions) = ((*known.table).clone(), self.sessions.all());
             let (own, _) = self.own.name();
             Step::new(&mut table, &sessions, now, 0, &own).serve_all();
             if table != *known.table {
                 self.submit(parts, false, |step| step.serve_all()).await?;
+                continue;
             }
+            let first = claims.iter().filter_map(|claim| known.table.blocker(&claim.id, claim.mode, ticket));
+            let is_elsewhere =
+                |(_, place): &(u64, &Place)| !place.claims.iter().all(|claim| known.table.has(&claim.id));
+            left.extend(first.filter(is_elsewhere).map(|(ticket, place)| (ticket, place.claims.clone())));
         }
         Ok(())
     }

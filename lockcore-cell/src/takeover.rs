@@ -164,12 +164,13 @@ impl Table {
         }
     }
 
-    /// Returns the first place before `before` that keeps this claim from being served.
-    fn blocker(&self, id: &str, mode: lockcore::Mode, before: u64) -> Option<&Place> {
-        let places = self.places.range(..before).map(|(_, place)| place);
-        places
-            .into_iter()
-            .find(|place| place.claims.iter().any(|claim| claim.id == id && !rules::passes(mode, claim.mode)))
+    /// Returns the first place before `before` that keeps this claim from being served, with its ticket.
+    pub(crate) fn blocker(&self, id: &str, mode: lockcore::Mode, before: u64) -> Option<(u64, &Place)> {
+        let keeps_out = |place: &Place| {
+            place.claims.iter().any(|claim| claim.id == id && !rules::passes(mode, claim.mode))
+        };
+        let mut places = self.places.range(..before).map(|(ticket, place)| (*ticket, place));
+        places.find(|(_, place)| keeps_out(place))
     }
 }
 
@@ -285,7 +286,8 @@ impl Needs {
         let before = table.ticket_of(&request.context, request.attempt).unwrap_or(u64::MAX);
         let is_overdue = |place: &&Place| table.is_overdue(place, known, now);
         for claim in &request.claims {
-            let Some(blocker) = table.blocker(&claim.id, claim.mode, before).filter(is_overdue) else {
+            let blocker = table.blocker(&claim.id, claim.mode, before).map(|(_, place)| place);
+            let Some(blocker) = blocker.filter(is_overdue) else {
                 continue;
             };
             self.read.insert(blocker.session.clone());
