@@ -5,9 +5,10 @@ use std::sync::Arc;
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use crate::{
-    cell::Cell,
+    cell::{Cell, Found},
     error::StoreError,
     parts::{IDS, Part},
+    session::Session,
     store::{AT_ONCE, Store},
 };
 
@@ -63,7 +64,7 @@ impl<C: Cell> Store<C> {
 
     /// Removes a cell; that of an id only if nothing is known of it any more. Its fences go on above the store's time.
     async fn remove(&self, name: &str) -> Result<(), StoreError> {
-        let Some(part) = Part::named(name) else { return Ok(self.cell.remove(name).await?) };
+        let Some(part) = Part::named(name) else { return self.remove_session(name).await };
         self.look(std::slice::from_ref(&part)).await?;
         let known = self.known_of(&part).filter(|known| known.table.is_over());
         match known.as_ref().and_then(|known| known.version.as_ref()) {
@@ -72,11 +73,24 @@ impl<C: Cell> Store<C> {
         }
     }
 
+    /// Removes the cell of a session that has neither a grant nor a place. Where the table does not say that, the cell does.
+    async fn remove_session(&self, name: &str) -> Result<(), StoreError> {
+        if !self.is_apart() || !name.starts_with(FOLDERS[0]) {
+            return Ok(self.cell.remove(name).await?);
+        }
+        let Found::Changed(version, content) = self.cell.read(name, None).await? else { return Ok(()) };
+        let now = self.cell.now().await?;
+        match Session::read(&content).is_ok_and(|session| session.is_over(now)) {
+            true => Ok(self.cell.remove_at(name, &version).await?),
+            false => Ok(()),
+        }
+    }
+
     /// Returns the cells that can be removed.
     async fn old(&self, folder: &str, cells: &[(String, u64)]) -> Result<Vec<String>, StoreError> {
         let now = self.cell.now().await?;
         let (own, _) = self.own.name();
-        // A session with a place somewhere is written all the time; one with a grant is known only where there is one table.
+        // With a cell for each id, that of a session says by itself whether it is over.
         let known = self.view(&[Part::rest()]);
         let mut live = known.table.sessions();
         live.insert(&own);

@@ -129,8 +129,8 @@ impl<L: Cell, I: Ident, C: ContextId> CellLockDao<L, I, C> {
     async fn acquired(&self, request: &Arc<Request>) -> Result<Verdict, StoreError> {
         let (scope, begun) = (Scope::of(request), Moment::now());
         let parts = self.store.parts(request.ids());
-        // Where each id has a cell of its own, only the places of the dead need a look at more.
-        let mut is_first = self.store.is_apart();
+        // A set whose cells are not known is free, as a rule: nothing is read for that.
+        let mut is_first = self.store.is_apart() && self.store.known(&parts).is_none();
         loop {
             let prepared = match std::mem::take(&mut is_first) {
                 true => Prepared::default(),
@@ -226,11 +226,9 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
     async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
         let hold = Self::hold(grant);
         self.store.own.renews_no_more(hold.locks.iter().map(|(_, fence)| *fence));
-        if !self.store.is_apart() {
-            let (store, held) = (self.store.clone(), hold.clone());
-            let known = hosted(async move { store.table_with(&held, |_| true).await.map(drop) }).await;
-            self.report(known)?;
-        }
+        let (store, held) = (self.store.clone(), hold.clone());
+        let known = hosted(async move { store.table_with(&held, |_| true).await.map(drop) }).await;
+        self.report(known)?;
         let parts = self.store.parts(hold.ids());
         let losses = self.report(self.store.submit(parts, false, move |step| step.release(&hold)).await)?;
         Ok(Released { lost: grant.losses(losses), failed: Vec::new() })

@@ -259,8 +259,8 @@ impl<C: Cell> Store<C> {
             self.notify(&parts).await;
             return Ok(Some(number));
         }
-        let waits = self.is_apart() && self.waiters.count() > 0;
-        self.own.retire(|name| waits || known.table.sessions().contains(name));
+        let may_be_used = self.is_apart() && (self.waiters.count() > 0 || self.own.renews_some());
+        self.own.retire(|name| may_be_used || known.table.sessions().contains(name));
         let stamp = self.stamp();
         let number = stamp.number;
         let mut now = self.cell.now().await?;
@@ -329,7 +329,7 @@ impl<C: Cell> Store<C> {
     fn sign(&self, table: &mut Table, stamp: &Stamp, now: ServiceTime) {
         table.prune(now.lo, WRITES_KEPT);
         let (own, exists) = self.own.name();
-        if exists && !self.is_apart() {
+        if exists {
             table.mark(&own);
         }
         let kept = 2 * micros(self.timeout);

@@ -91,6 +91,11 @@ impl OwnSession {
         }
     }
 
+    /// Returns whether it renews anything.
+    pub(crate) fn renews_some(&self) -> bool {
+        !self.state().renewed.is_empty()
+    }
+
     /// Returns what a heartbeat extends: what was asked for within half a lease, and what is `wanted` and was asked for within one.
     pub(crate) fn due(&self, wanted: &[u64]) -> BTreeMap<u64, u64> {
         let mut state = self.state();

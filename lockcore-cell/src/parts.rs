@@ -145,6 +145,7 @@ impl Table {
     fn add(&mut self, part: &Table) {
         self.high = self.high.max(part.high);
         self.ticket = self.ticket.max(part.ticket);
+        self.there.extend(part.there.iter().map(|(session, there)| (session.clone(), there.clone())));
         self.of.iter_mut().for_each(|of| of.extend(part.of.iter().flatten().cloned()));
         self.ids.extend(part.ids.iter().map(|(id, state)| (id.clone(), state.clone())));
         for (ticket, place) in &part.places {
@@ -171,6 +172,7 @@ impl Table {
         let places: BTreeMap<_, _> = places.map(|(ticket, place)| (*ticket, place.clone())).collect();
         let ids = self.ids.get_key_value(&id).map(|(id, state)| (id.clone(), state.clone()));
         let mut part = before.clone();
+        part.there.clone_from(&self.there);
         (part.places, part.ids) = (places, ids.into_iter().collect());
         (part.of, part.high, part.ticket) = (Some([id].into()), self.high, self.ticket);
         part

@@ -56,6 +56,10 @@ pub(crate) struct Close {
     pub(crate) unless_after: u64,
 }
 
+/// The time after its end for which a renewal is kept where it is not known which grants there are: for longer than a clock is set
+/// back by in one go.
+const OLD: u64 = 3_600_000_000;
+
 /// The most that another process's upper bound of the store's time may be above ours.
 const FUTURE: u64 = 5_000_000;
 
@@ -136,6 +140,20 @@ impl Session {
         let is_gone = |fence: u64| fence <= table.high && !table.grants.contains_key(&fence);
         self.renewals.retain(|fence, _| !is_gone(*fence));
         self.closed.retain(|fence, _| !is_gone(*fence));
+    }
+
+    /// Forgets the renewals that are long over, where it is not known which grants there are: without them their leases are over as well.
+    pub(crate) fn forget_old(&mut self, now: ServiceTime) {
+        let is_old = |until: u64| until.saturating_add(OLD) < now.lo;
+        self.renewals.retain(|_, renewal| !is_old(renewal.until));
+        self.closed.retain(|_, locks| locks.values().any(|until| !is_old(*until)));
+    }
+
+    /// Returns whether nothing that it says can matter any more.
+    pub(crate) fn is_over(&self, now: ServiceTime) -> bool {
+        let mut session = self.clone();
+        session.forget_old(now);
+        session.renewals.is_empty() && session.closed.is_empty() && self.alive.saturating_add(OLD) < now.lo
     }
 
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, StoreError> {

@@ -98,7 +98,11 @@ impl<V: Clone> Book<V> {
     /// Notes which sessions were there by a table that was learned just now.
     pub(crate) fn learn(&self, table: &Table) {
         let mut marks = lock(&self.marks);
-        marks.retain(|session, _| table.was_there(session));
+        if table.of.is_none() {
+            marks.retain(|session, _| table.was_there(session));
+        } else if marks.len() >= MANY {
+            marks.clear();
+        }
         for session in table.there.keys() {
             marks.entry(session.clone()).or_insert_with(order::next);
         }

@@ -150,6 +150,11 @@ impl engine::Table for Step<'_> {
             owner: owner.clone(),
             session: self.place(terms).map_or(self.session, |place| &place.session).to_owned(),
             since: self.now.lo,
+            ids: self
+                .table
+                .of
+                .as_ref()
+                .map_or(0, |_| u32::try_from(terms.request.claims.len()).unwrap_or(u32::MAX)),
             rest: Map::new(),
         };
         self.granted = Arc::new(grant);

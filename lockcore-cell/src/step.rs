@@ -175,6 +175,14 @@ impl<'a> Step<'a> {
     pub(crate) fn is_whole(&self, hold: &Hold) -> bool {
         let ours = |id: &str, fence: u64| hold.locks.iter().any(|(own, under)| own == id && *under == fence);
         let fences: Vec<u64> = hold.locks.iter().map(|(_, fence)| *fence).collect();
+        if self.table.of.is_some() {
+            // Others of its ids are in cells that this step does not have: what was granted with them says how many there are.
+            let all = self.table.ids.values().flat_map(|state| &state.held);
+            let mut own =
+                all.filter(|held| fences.contains(&held.fence) && held.grant.context == hold.context);
+            let count = |fence: u64| fences.iter().filter(|of| **of == fence).count();
+            return own.all(|held| usize::try_from(held.grant.ids) == Ok(count(held.fence)));
+        }
         self.table.ids.iter().all(|(id, state)| {
             state.held.iter().all(|held| !fences.contains(&held.fence) || ours(id, held.fence))
         })

@@ -183,9 +183,8 @@ impl<C: Cell> Store<C> {
     fn learn(&self, part: Part, known: Known<C::Version>) {
         let mut state = self.state();
         if state.get(&part).is_none_or(|newest| newest.order < known.order) {
-            if !self.is_apart() {
-                self.sessions.learn(&known.table);
-            } else if state.len() >= PARTS {
+            self.sessions.learn(&known.table);
+            if state.len() >= PARTS {
                 state.clear();
             }
             state.insert(part, Arc::new(known));
@@ -253,7 +252,11 @@ impl<C: Cell> Store<C> {
                 // If all were forgotten meanwhile, they count as absent: a step on them is refused, and looks again.
                 Ok(self.view(parts))
             };
-            match self.looking.once(is_done, look).await {
+            let looked = match self.is_apart() {
+                true => look.await,
+                false => self.looking.once(is_done, look).await,
+            };
+            match looked {
                 Ok(known) => return Ok(known),
                 Err(error) if error.again() => pause.rest(error, false).await?,
                 Err(error) => return Err(error),
@@ -381,9 +384,6 @@ impl<C: Cell> Store<C> {
     /// Renews what a grant still holds: in the cell of its session, unless only a part of what is held under a fence is to be renewed,
     /// or for longer than the table has it. Returns what is lost, and from when the lease counts.
     pub(crate) async fn renew(self: &Arc<Self>, hold: Hold) -> Result<(Losses, Option<Moment>), StoreError> {
-        if self.is_apart() {
-            return Ok((self.renew_in_table(hold, None).await?, None));
-        }
         let young = Duration::from_micros(hold.lease) / YOUNG;
         // Others that look at the same time share it. A lock that was just handed over was just looked at, and its offer ends soon.
         let (asked, fences) = (order::next(), hold.locks.iter().map(|(_, fence)| *fence).collect::<Vec<_>>());
@@ -443,7 +443,7 @@ impl<C: Cell> Store<C> {
                 return Ok((self.renew_in_table(hold, gone).await?, None));
             }
             if !known.table.was_there(session) {
-                self.mark(session);
+                self.mark(&hold, session);
             }
         }
         lost.sort_by_key(|(position, _)| *position);
@@ -452,11 +452,10 @@ impl<C: Cell> Store<C> {
 
     /// Notes in the table that the cell of a session is there. Nothing waits for that; it is tried again with the next renewal, and by
     /// the next grant.
-    fn mark(self: &Arc<Self>, session: &str) {
-        let (store, session) = (self.clone(), session.to_owned());
-        shared_runtime().spawn(async move {
-            store.submit(vec![Part::rest()], false, move |step| step.mark(&session)).await
-        });
+    fn mark(self: &Arc<Self>, hold: &Hold, session: &str) {
+        let (store, parts, session) = (self.clone(), self.parts(hold.ids()), session.to_owned());
+        shared_runtime()
+            .spawn(async move { store.submit(parts, false, move |step| step.mark(&session)).await });
     }
 
     /// Renews what a grant holds in the table, and has this session go on with what a session held whose cell is `gone`.
@@ -513,7 +512,7 @@ impl<C: Cell> Store<C> {
         if wanted.iter().any(|fence| !leases.contains_key(fence)) {
             return Err(StoreError::Contended { in_doubt: false });
         }
-        let known = self.known(&[Part::rest()]).filter(|_| !self.is_apart());
+        let known = self.known(&[Part::rest()]);
         let waits = self.waiters.count() > 0;
         let stamp = || self.stamp();
         let if_absent = if exists { IfAbsent::Gone } else { IfAbsent::Create };
@@ -522,8 +521,10 @@ impl<C: Cell> Store<C> {
             if waits {
                 session.alive = now.hi.saturating_add(ALIVE);
             }
-            if let Some(known) = &known {
-                session.forget(&known.table);
+            match &known {
+                _ if self.is_apart() => session.forget_old(now),
+                Some(known) => session.forget(&known.table),
+                None => {}
             }
             true
         };

@@ -101,6 +101,9 @@ pub(crate) struct Grant {
     /// The session that renews it.
     pub(crate) session: String,
     pub(crate) since: u64,
+    /// The number of ids that were granted under its fence, if each has a cell of its own.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub(crate) ids: u32,
     #[serde(flatten)]
     pub(crate) rest: Rest,
 }
@@ -358,6 +361,7 @@ mod tests {
             owner: String::new(),
             session: "s".into(),
             since: 1,
+            ids: 0,
             rest: Map::new(),
         };
         let grant = Arc::new(grant);

@@ -105,10 +105,7 @@ impl Table {
     /// counts from when it was missed first.
     pub(crate) fn end(&self, id: &str, held: &Held, sessions: &Sessions, now: ServiceTime) -> End {
         let grant = &held.grant;
-        let by_table = End { until: held.until, is_final: self.of.is_some() };
-        if by_table.is_final {
-            return by_table;
-        }
+        let by_table = End { until: held.until, is_final: false };
         let Some(seen) = sessions.get(&grant.session) else { return by_table };
         match &seen.cell {
             SeenCell::Unreadable => End { until: now.hi.saturating_add(held.lease), is_final: false },
@@ -252,9 +249,6 @@ impl Needs {
         now: ServiceTime,
         scope: &Scope,
     ) {
-        if table.of.is_some() {
-            return;
-        }
         let session = &held.grant.session;
         let breaks = scope.closes.as_ref().is_some_and(|(of, fence)| of == id && *fence == held.fence);
         let End { until, is_final } = table.end(id, held, known, now);
@@ -368,15 +362,10 @@ impl Step<'_> {
                 there.missed = if there.missed > 0 { there.missed.min(since) } else { since };
             }
         }
-        let is_apart = self.table.of.is_some();
         for (id, state) in &mut self.table.ids {
             for held in &mut state.held {
-                let seen = sessions.get(&held.grant.session);
-                if seen.is_none() && !is_apart {
-                    continue;
-                }
-                let session = seen.and_then(Seen::session).filter(|_| !is_apart);
-                let future = session.and_then(|session| session.future(held, id, now));
+                let Some(seen) = sessions.get(&held.grant.session) else { continue };
+                let future = seen.session().and_then(|session| session.future(held, id, now));
                 if future.is_some() || is_from_the_future(held.until, held.lease, now) {
                     held.until = now.hi.saturating_add(held.lease);
                     held.ignored = future.unwrap_or(held.ignored);

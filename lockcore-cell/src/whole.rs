@@ -57,6 +57,8 @@ impl<C: Cell> Store<C> {
             if parts.is_empty() {
                 return Ok(found);
             }
+            let ids = parts.iter().filter_map(Part::id).collect();
+            self.prepare(&Scope { ids, all: true, shows: true, ..Scope::default() }).await?;
             // One more than there is room for, to see whether there is more.
             let all = Page { limit: parts.len(), ..page.clone() };
             found.ids.extend(self.by(&parts, |step| admin::list(step, &all)).await?.ids);

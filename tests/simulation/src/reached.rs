@@ -59,7 +59,7 @@ const NET: &[&str] = &[
 ];
 
 /// What happens in the store of cells.
-const CELLS: &[&str] = &[
+const CELL: &[&str] = &[
     "create refused, the cell exists",
     "list hides a new cell",
     "list shows a removed cell",
@@ -71,9 +71,13 @@ const CELLS: &[&str] = &[
     "session cell collected",
     "session cell forgotten",
     "session cell garbled",
+    "session of another closed",
     "table: a broken lock is held",
     "table: a change that may be taken back",
+    "table: a grant goes to another session",
     "table: a place is removed by another process",
+    "table: a renewal of the future is ignored",
+    "table: a session is missed",
     "table: an attempt is withdrawn",
     "table: an id is frozen",
     "table: an offer",
@@ -81,14 +85,6 @@ const CELLS: &[&str] = &[
     "table: ten wait",
     "table: tombstones end",
     "write lost a race",
-];
-
-/// What happens where one cell has the table, and sessions renew.
-const CELL: &[&str] = &[
-    "session of another closed",
-    "table: a grant goes to another session",
-    "table: a renewal of the future is ignored",
-    "table: a session is missed",
 ];
 
 /// What happens where several cells are replaced at once.
@@ -118,8 +114,8 @@ impl Reached {
     pub(crate) fn new(world: World) -> Self {
         let of_world: &[&[_]] = match world {
             World::Memory => &[ALL, SWEEPING, QUEUE],
-            World::Cell => &[ALL, SWEEPING, QUEUE, NET, CELLS, CELL],
-            World::Cells => &[ALL, SWEEPING, QUEUE, NET, CELLS, SEVERAL],
+            World::Cell => &[ALL, SWEEPING, QUEUE, NET, CELL],
+            World::Cells => &[ALL, SWEEPING, QUEUE, NET, CELL, SEVERAL],
             World::Dynamo => &[ALL, NET, DYNAMO],
         };
         Reached(of_world.iter().copied().flatten().map(|name| (*name, 0)).collect())
