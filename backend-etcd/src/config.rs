@@ -58,7 +58,7 @@ impl<I: Ident, C: ContextId> EtcdBuilder<I, C> {
         self
     }
 
-    /// Separates applications and tenants: each namespace has a table of its own. 1 to 255 bytes without `/`; `"default"` by default.
+    /// Separates applications and tenants: each namespace has keys of its own. 1 to 255 bytes without `/`; `"default"` by default.
     #[must_use]
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.settings.namespace = namespace.into();

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::{
     config::{EtcdBuilder, Settings},
     error::reported,
-    keys::Keys,
+    keys::{Keys, MOST},
 };
 
 /// Locks in etcd; see the [crate](crate).
@@ -23,7 +23,8 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     // The time is known to some seconds, by whole ones and the clocks of several members.
     min_lease: Duration::from_secs(10),
     default_lease: Some(protocol::DEFAULT_LEASE),
-    max_ids: 1000,
+    // Each has a key of its own, and a step is a transaction of all.
+    max_ids: MOST,
     ..Capabilities::shared_store("etcd")
 };
 

@@ -34,6 +34,8 @@ pub(crate) enum Next {
     NoToken,
     /// To read in another way: etcd has no room, and refuses some that write nothing, too.
     Plainly,
+    /// To read again: what was asked for is of a moment that is not kept any more.
+    Again,
 }
 
 impl Failure {
@@ -54,7 +56,8 @@ impl Failure {
 
     /// Returns whether it may be the member's alone.
     pub(crate) fn is_of_member(&self) -> bool {
-        self.next == Next::Member || (self.kind.is_retryable() && self.next != Next::Plainly)
+        self.next == Next::Member
+            || (self.kind.is_retryable() && !matches!(self.next, Next::Plainly | Next::Again))
     }
 
     /// Returns whether the member takes no request at all: there is no connection, or no leader.
@@ -138,6 +141,9 @@ impl Failure {
             3 if says("user name is empty") => Failure { next: Next::Token, ..failed(Denied) },
             3 if says("authentication failed") => failed(Denied),
             3 if says("too large") => too_large(),
+            3 if says("too many operations") => {
+                Self::new(Other, member, format_args!("{text}: raise --max-txn-ops of the members to 128"))
+            }
             8 if says("larger than max") => too_large(),
             3 => failed(Other),
             4 => failed(Timeout).in_doubt(),
@@ -153,6 +159,7 @@ impl Failure {
             9 if says("authentication is not enabled") => {
                 Failure { next: Next::NoToken, ..failed(Misconfigured) }
             }
+            11 if says("compacted") => Failure { next: Next::Again, ..failed(Unavailable) },
             12 => Failure { next: Next::Member, ..failed(Misconfigured) },
             // UNAVAILABLE. As each request asks for a member with a leader, it was refused before anything else.
             14 if says("no leader") => Failure { next: Next::Member, ..failed(Unavailable) },
@@ -280,6 +287,15 @@ mod tests {
             (500, 2, "anything", Unavailable, true, Next::Report),
             (500, 13, "anything", Unavailable, true, Next::Report),
             (404, 5, "Not Found", Misconfigured, false, Next::Member),
+            (400, 3, "etcdserver: too many operations in txn request", Other, false, Next::Report),
+            (
+                400,
+                11,
+                "etcdserver: mvcc: required revision has been compacted",
+                Unavailable,
+                false,
+                Next::Again,
+            ),
             (501, 12, "unknown service", Misconfigured, false, Next::Member),
         ] {
             let body = format!("{{\"error\":{text:?},\"message\":{text:?},\"code\":{code}}}");

@@ -1,7 +1,7 @@
 //! The adapter: a cell is a key, a version its `mod_revision`.
 
 use std::{
-    fmt,
+    fmt, iter,
     sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed},
 };
 
@@ -12,19 +12,22 @@ use lockcore::{
     BackendError, Finding, Severity,
     backend::{Moment, ServiceClock, ServiceTime},
 };
-use lockcore_cell::{Cell, CellPage, Found, Written};
-use serde_json::json;
+use lockcore_cell::{Cell, CellPage, Change, Found, Written};
+use serde_json::{Value, json};
 
 use crate::{
     client::Client,
     config::Settings,
     error::{Failure, Next, apart, corrupt, no_time},
-    message::{Deleted, Pair, Range, Status, Txn, path},
+    message::{Deleted, Range, Status, Txn, Within, path},
     watch::Watches,
 };
 
 /// The most keys of a page: their values travel with them.
 const PAGE: usize = 100;
+
+/// The most keys of a transaction, as `--max-txn-ops` is by default.
+pub(crate) const MOST: usize = 128;
 
 /// The keys of a namespace.
 #[cfg_attr(not(feature = "testing"), expect(unreachable_pub, reason = "only tests name it"))]
@@ -85,49 +88,72 @@ impl Keys {
         BASE64_STANDARD.encode(format!("{}{name}", self.base))
     }
 
-    async fn range(&self, name: &str) -> Result<Option<Pair>, Failure> {
-        let range: Range = self.client.ask_to_read(path::RANGE, &json!({ "key": self.key(name) })).await?;
-        Ok(range.kvs.into_iter().next())
+    /// Asks for cells as they are at one time, for so many in a request.
+    async fn ranges(&self, cells: &[(String, Option<u64>)], at_once: usize) -> Result<Vec<Within>, Failure> {
+        let (mut all, mut revision) = (Vec::new(), 0);
+        for chunk in cells.chunks(at_once) {
+            let ranges = chunk.iter().map(|(name, known)| {
+                json!({
+                    "key": self.key(name),
+                    // A cell of a known version is counted and not sent.
+                    "min_mod_revision": known.map_or(0, |known| known + 1).to_string(),
+                    "revision": revision.to_string(),
+                })
+            });
+            let (answered, within) = self.ask_for(ranges.collect()).await?;
+            if revision == 0 {
+                revision = answered;
+            }
+            all.extend(within);
+        }
+        Ok(all)
     }
 
-    /// Returns what is in a key if it is not of the version `known`; `Err` as what is known.
-    async fn range_unless(&self, name: &str, known: u64) -> Result<Result<Option<Pair>, u64>, Failure> {
-        let key = self.key(name);
-        // The same comparison as in `replace`: `Unchanged` means that a replace would succeed.
-        let request = json!({
-            "compare": [{ "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": known.to_string() }],
-            "failure": [{ "request_range": { "key": key } }],
-        });
-        match self.client.ask_to_read::<Txn>(path::TXN, &request).await {
-            Ok(txn) if txn.succeeded => Ok(Err(known)),
-            Ok(txn) => {
-                let range = txn.responses.into_iter().find_map(|response| response.response_range);
-                let range = range.ok_or_else(|| Failure::of_body("no response_range").before_request())?;
-                Ok(Ok(range.kvs.into_iter().next()))
-            }
-            Err(failed) if failed.next == Next::Plainly => self.range(name).await.map(Ok),
-            Err(failed) => Err(failed),
+    /// Asks for ranges at once; returns the revision of the store, too.
+    async fn ask_for(&self, ranges: Vec<Value>) -> Result<(u64, Vec<Within>), Failure> {
+        if let [range] = &ranges[..] {
+            let Range { header, kvs, count, .. } = self.client.ask_to_read(path::RANGE, range).await?;
+            return Ok((header.revision, vec![Within { kvs, count }]));
+        }
+        let ranges: Vec<Value> = ranges.into_iter().map(|range| json!({ "request_range": range })).collect();
+        let txn: Txn = self.client.ask_to_read(path::TXN, &json!({ "success": ranges })).await?;
+        let within: Vec<Within> =
+            txn.responses.into_iter().filter_map(|response| response.response_range).collect();
+        match within.len() == ranges.len() {
+            true => Ok((txn.header.revision, within)),
+            false => Err(Failure::of_body("a response_range is missing").before_request()),
         }
     }
+
+    /// Replaces cells if each is of its version; returns the version that all of them have then.
+    async fn write(&self, changes: &[Change<u64>]) -> Result<Written<u64>, BackendError> {
+        let written = self.now().await?.lo;
+        let is_unchanged = |change: &Change<u64>| is_at(self.key(&change.name), change.at);
+        let put = |change: &Change<u64>| {
+            let value = value(written, &change.content);
+            json!({ "request_put": { "key": self.key(&change.name), "value": value } })
+        };
+        let request = json!({
+            "compare": changes.iter().map(is_unchanged).collect::<Vec<_>>(),
+            "success": changes.iter().map(put).collect::<Vec<_>>(),
+        });
+        let txn: Txn = self.client.ask(path::TXN, &request).await?;
+        Ok(if txn.succeeded { Written::Done(txn.header.revision) } else { Written::Refused })
+    }
+}
+
+/// Compares the version of a key; that of none is 0.
+fn is_at(key: String, at: Option<u64>) -> Value {
+    let at = at.unwrap_or(0).to_string();
+    json!({ "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": at })
 }
 
 impl Cell for Keys {
     type Version = u64;
 
     async fn read(&self, name: &str, known: Option<&u64>) -> Result<Found<u64>, BackendError> {
-        let found = match known {
-            Some(known) => self.range_unless(name, *known).await,
-            None => self.range(name).await.map(Ok),
-        };
-        match found? {
-            Err(_) => Ok(Found::Unchanged),
-            Ok(None) => Ok(Found::Absent),
-            Ok(Some(pair)) if known == Some(&pair.mod_revision) => Ok(Found::Unchanged),
-            Ok(Some(pair)) => {
-                let (_, content) = content(&pair.value).ok_or_else(|| corrupt(name))?;
-                Ok(Found::Changed(pair.mod_revision, content))
-            }
-        }
+        let mut found = self.read_all(&[(name.to_owned(), known.copied())]).await?;
+        Ok(found.remove(0))
     }
 
     async fn replace(
@@ -136,14 +162,45 @@ impl Cell for Keys {
         at: Option<&u64>,
         content: Bytes,
     ) -> Result<Written<u64>, BackendError> {
-        let (key, at) = (self.key(name), at.copied().unwrap_or(0));
-        let value = value(self.now().await?.lo, &content);
-        let request = json!({
-            "compare": [{ "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": at.to_string() }],
-            "success": [{ "request_put": { "key": key, "value": value } }],
+        self.write(&[Change { name: name.to_owned(), at: at.copied(), content }]).await
+    }
+
+    fn at_once(&self) -> usize {
+        MOST
+    }
+
+    async fn read_all(&self, cells: &[(String, Option<u64>)]) -> Result<Vec<Found<u64>>, BackendError> {
+        let within = match self.ranges(cells, MOST).await {
+            Err(failed) if failed.next == Next::Plainly => self.ranges(cells, 1).await?,
+            Err(failed) if failed.next == Next::Again => self.ranges(cells, MOST).await?,
+            within => within?,
+        };
+        let found = iter::zip(cells, within).map(|((name, _), within)| match within.kvs.first() {
+            None if within.count == 0 => Ok(Found::Absent),
+            None => Ok(Found::Unchanged),
+            Some(pair) => {
+                let (_, content) = content(&pair.value).ok_or_else(|| corrupt(name))?;
+                Ok(Found::Changed(pair.mod_revision, content))
+            }
         });
-        let txn: Txn = self.client.ask(path::TXN, &request).await?;
-        Ok(if txn.succeeded { Written::Done(txn.header.revision) } else { Written::Refused })
+        found.collect()
+    }
+
+    async fn replace_all(&self, changes: &[Change<u64>]) -> Result<Written<Vec<u64>>, BackendError> {
+        Ok(match self.write(changes).await? {
+            Written::Done(version) => Written::Done(vec![version; changes.len()]),
+            Written::Refused => Written::Refused,
+        })
+    }
+
+    async fn remove_at(&self, name: &str, at: &u64) -> Result<(), BackendError> {
+        let key = self.key(name);
+        let request = json!({
+            "compare": [is_at(key.clone(), Some(*at))],
+            "success": [{ "request_delete_range": { "key": key } }],
+        });
+        self.client.ask::<Txn>(path::TXN, &request).await?;
+        Ok(())
     }
 
     async fn remove(&self, name: &str) -> Result<(), BackendError> {

@@ -14,8 +14,9 @@
 //!
 //! # How it works
 //! This is [`lockcore_cell`], the engine for stores with a compare-and-set: its page has the protocol. A cell is a key,
-//! `PREFIX/NAMESPACE/table` or `PREFIX/NAMESPACE/session/NAME`, and its version the key's `mod_revision`. A write is one transaction
-//! that compares it. No lease of etcd is used: the engine has leases of its own, which end by the store's time.
+//! as `PREFIX/NAMESPACE/id/HEX` or `PREFIX/NAMESPACE/session/NAME`, and its version the key's `mod_revision`. A write is one transaction
+//! that compares those of up to 128 keys, as `--max-txn-ops` of the members is by default, of up to 1.5 MiB together, as
+//! `--max-request-bytes` is. What takes several reads is read at the revision of the first. No lease of etcd is used: the engine has leases of its own, which end by the store's time.
 //!
 //! - **E1**: a write is sent to another member only after one has certainly not taken it: there was no connection, or the member
 //!   refused it as it has no leader, has no such interface, or does not know the token. After anything else it is in doubt, and the engine
@@ -30,8 +31,8 @@
 //! # What to know
 //! - A value begins with a line that says when it was written, in microseconds since 1970: etcd keeps no time. Listing sessions reads
 //!   their values for it.
-//! - While tasks of a process wait, it has one watch of the table, which sends each new version of it. Watches may end and miss
-//!   changes, so that waiters look by themselves as well.
+//! - While tasks of a process wait, it has one stream, which sends each new version of each id of the namespace. Streams may end and
+//!   miss changes, so that waiters look by themselves as well.
 //! - Leases are 10 s at least.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -34,6 +34,9 @@ pub(crate) struct Range {
     pub(crate) header: Header,
     #[serde(default)]
     pub(crate) kvs: Vec<Pair>,
+    /// Of the keys that there are, though they were not to be sent.
+    #[serde(default, deserialize_with = "number")]
+    pub(crate) count: u64,
     #[serde(default)]
     pub(crate) more: bool,
 }
@@ -69,6 +72,8 @@ pub(crate) struct Response {
 pub(crate) struct Within {
     #[serde(default)]
     pub(crate) kvs: Vec<Pair>,
+    #[serde(default, deserialize_with = "number")]
+    pub(crate) count: u64,
 }
 
 /// The answer to a removal.

@@ -1,6 +1,7 @@
 //! Responses that are lost or forged, requests that are late, members whose clocks differ.
 
 use std::{
+    io,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::SeqCst},
@@ -28,11 +29,12 @@ use crate::{
     raw::post,
 };
 
-const TXN: &str = "/v3/kv/txn";
+pub(crate) const RANGE: &str = "/v3/kv/range";
+pub(crate) const TXN: &str = "/v3/kv/txn";
 
 pub(crate) fn trials() -> Vec<Trial> {
     macro_rules! trials {
-        ($($name:ident)*) => { vec![$(trial(stringify!($name), $name)),*] };
+        ($($name:ident)*) => { vec![$(trial(concat!("faults::", stringify!($name)), $name)),*] };
     }
     let own = trials! {
         an_error_after_the_write_is_no_refusal
@@ -48,7 +50,6 @@ pub(crate) fn trials() -> Vec<Trial> {
         a_stream_that_is_cut_off_is_not_the_members_fault
         a_key_of_another_program_is_passed_over
         clocks_that_differ_too_much_are_named
-        without_room_is_read_in_another_way
         a_proxy_tells_no_time
         no_lease_ends_early_by_clocks_that_differ
         a_fail_over_keeps_the_time_within_its_bounds
@@ -61,38 +62,41 @@ pub(crate) fn trials() -> Vec<Trial> {
 }
 
 /// A member behind fronts.
-struct Rig {
-    member: String,
-    one: Front,
+pub(crate) struct Rig {
+    pub(crate) member: String,
+    pub(crate) one: Front,
     two: Front,
 }
 
 type Dao = EtcdLockDao<String, Uuid>;
 
-fn trial<F>(name: &str, test: fn(Rig) -> F) -> Trial
+pub(crate) fn trial<F>(name: &str, test: fn(Rig) -> F) -> Trial
 where
     F: Future<Output = TestResult> + 'static,
 {
-    servers::trial(Kind::Etcd, &format!("faults::{name}"), move || async move {
-        let member = shared(Kind::Etcd).await?.address();
-        let (one, two) = (Front::before(&member).await?, Front::before(&member).await?);
-        test(Rig { member, one, two }).await
+    servers::trial(Kind::Etcd, name, move || async move {
+        test(Rig::before(shared(Kind::Etcd).await?.address()).await?).await
     })
 }
 
 impl Rig {
+    pub(crate) async fn before(member: String) -> io::Result<Self> {
+        let (one, two) = (Front::before(&member).await?, Front::before(&member).await?);
+        Ok(Rig { member, one, two })
+    }
+
     /// Through both fronts, the first one first.
     fn both(&self) -> Place {
         Place::at(format!("etcd://{},{}", self.one.address(), self.two.address()))
     }
 
     /// Through the first one.
-    fn first(&self) -> Place {
+    pub(crate) fn first(&self) -> Place {
         Place::at(format!("etcd://{}", self.one.address()))
     }
 
     /// The same namespace beside the fronts.
-    fn beside(&self, place: &Place) -> EtcdBuilder<String, Uuid> {
+    pub(crate) fn beside(&self, place: &Place) -> EtcdBuilder<String, Uuid> {
         place.builder().url(format!("etcd://{}", self.member))
     }
 }
@@ -214,14 +218,14 @@ async fn what_is_refused_before_it_is_done_is_sent_to_another_member(rig: Rig) -
         ("e", Fault::Refuse(302, 0, "")),
         ("f", Fault::Refuse(501, 12, "unknown service")),
     ] {
-        let before = second.requests_of(TXN);
+        let (before, read) = (second.requests_of(TXN), second.requests_of(RANGE));
         first.next(TXN, refusal);
         let written = keys.replace(name, None, "1".into()).await?;
         assert!(matches!(written, lockcore_cell::Written::Done(_)), "{written:?}");
         assert_eq!(second.requests_of(TXN), before + 1, "{name}");
         // The next ones go there as well.
-        keys.read(name, Some(&1)).await?;
-        assert_eq!(second.requests_of(TXN), before + 2, "{name}");
+        keys.read(name, None).await?;
+        assert_eq!(second.requests_of(RANGE), read + 1, "{name}");
         std::mem::swap(&mut first, &mut second);
     }
     // What all say is reported.
@@ -268,16 +272,14 @@ async fn what_is_no_answer_of_etcd_is_an_error(rig: Rig) -> TestResult {
         rig.one.next(TXN, Fault::Answer(body.to_owned()));
         let failed = keys.replace("a", None, "1".into()).await.expect_err(body);
         assert!(failed.in_doubt() && failed.is_retryable(), "{failed}");
-        rig.one.next("/v3/kv/range", Fault::Answer(body.to_owned()));
+        rig.one.next(RANGE, Fault::Answer(body.to_owned()));
         let failed = keys.read("a", None).await.expect_err(body);
         assert!(failed.is_retryable(), "{failed}");
     }
     // A transaction of which a part is missing.
-    let lockcore_cell::Written::Done(version) = keys.replace("a", None, "1".into()).await? else {
-        panic!("it is not there");
-    };
     rig.one.next(TXN, Fault::Answer(header(&rig, u64::MAX / 2).await));
-    let failed = keys.read("a", Some(&version)).await.expect_err("it is there");
+    let both = ["a", "b"].map(|name| (name.to_owned(), None));
+    let failed = keys.read_all(&both).await.expect_err("it says nothing of them");
     assert!(failed.is_retryable() && !failed.in_doubt(), "{failed}");
     Ok(())
 }
@@ -307,11 +309,10 @@ async fn header(rig: &Rig, revision: u64) -> String {
 /// A snapshot was restored: versions that are known come back.
 async fn an_earlier_state_is_refused(rig: Rig) -> TestResult {
     let opened = async || rig.first().builder().keys().await.expect("the member answers");
-    let range = "/v3/kv/range";
     let keys = opened().await;
     keys.replace("a", None, "1".into()).await?;
     keys.read("a", None).await?;
-    rig.one.next(range, Fault::Answer(header(&rig, 1).await));
+    rig.one.next(RANGE, Fault::Answer(header(&rig, 1).await));
     let failed = keys.read("a", None).await.expect_err("it is an earlier state");
     assert!(failed.kind() == BackendErrorKind::Misconfigured && !failed.in_doubt(), "{failed}");
     // Until it is opened again.
@@ -325,7 +326,7 @@ async fn an_earlier_state_is_refused(rig: Rig) -> TestResult {
     let keys = Arc::new(opened().await);
     keys.read("a", None).await?;
     let (gate, late) = (Arc::new(Notify::new()), keys.clone());
-    rig.one.next(range, Fault::AnswerLate(gate.clone()));
+    rig.one.next(RANGE, Fault::AnswerLate(gate.clone()));
     let late = tokio::spawn(async move { late.read("a", None).await });
     eventually("the answer is held back", async || rig.one.is_over().then_some(())).await;
     keys.replace("c", None, "1".into()).await?;
@@ -421,20 +422,6 @@ async fn clocks_that_differ_too_much_are_named(rig: Rig) -> TestResult {
     Ok(())
 }
 
-/// A member without room may refuse a transaction that writes nothing.
-async fn without_room_is_read_in_another_way(rig: Rig) -> TestResult {
-    let keys = rig.first().builder().keys().await?;
-    let lockcore_cell::Written::Done(version) = keys.replace("a", None, "1".into()).await? else {
-        panic!("it is not there");
-    };
-    for known in [version, version - 1] {
-        rig.one.next(TXN, Fault::Refuse(403, 8, "etcdserver: mvcc: database space exceeded"));
-        let found = keys.read("a", Some(&known)).await?;
-        assert_eq!(found == lockcore_cell::Found::Unchanged, known == version, "{found:?}");
-    }
-    Ok(())
-}
-
 async fn a_proxy_tells_no_time(rig: Rig) -> TestResult {
     rig.one.is_proxy();
     let keys = rig.first().builder().keys().await?;
@@ -488,7 +475,7 @@ async fn a_fail_over_keeps_the_time_within_its_bounds(rig: Rig) -> TestResult {
             is_within(&keys).await;
             tokio::time::sleep(Duration::from_millis(60)).await;
         }
-        front.next("/v3/kv/range", Fault::Refuse(503, 14, "etcdserver: no leader"));
+        front.next(RANGE, Fault::Refuse(503, 14, "etcdserver: no leader"));
         keys.read("a", None).await?;
         assert!(front.is_over(), "the other one is asked from now on");
         is_within(&keys).await;

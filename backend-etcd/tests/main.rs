@@ -6,12 +6,13 @@ mod faults;
 mod front;
 mod login;
 mod raw;
+mod several;
 
 use std::process::ExitCode;
 
 use lockcore_conformance::servers;
 
 fn main() -> ExitCode {
-    let own = [cluster::trials(), faults::trials(), login::trials()].into_iter().flatten();
+    let own = [cluster::trials(), faults::trials(), login::trials(), several::trials()].into_iter().flatten();
     servers::run(conformance::trials().chain(own))
 }
