@@ -201,11 +201,10 @@ impl Client {
     }
 
     /// Opens a stream of the member that is asked first; returns its position, too.
-    pub(crate) async fn open(&self, path: &str, request: &Value) -> Result<(Response, usize), Failure> {
-        let (body, deadline) = (Bytes::from(request.to_string()), Instant::now() + self.timeout);
-        let position = self.current();
+    pub(crate) async fn open(&self, path: &str, body: &Bytes) -> Result<(Response, usize), Failure> {
+        let (position, deadline) = (self.current(), Instant::now() + self.timeout);
         let token = self.token(position, None, deadline).await?;
-        let response = self.send(position, path, &body, token.as_ref(), deadline).await;
+        let response = self.send(position, path, body, token.as_ref(), deadline).await;
         // A proxy before the members may pass on all but streams.
         if response.as_ref().is_err_and(Failure::is_of_all_requests) {
             self.leave(position);

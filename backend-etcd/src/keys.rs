@@ -7,7 +7,6 @@ use std::{
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use bytes::Bytes;
-use futures_util::future::select_all;
 use lockcore::{
     BackendError, Finding, Severity,
     backend::{Moment, ServiceClock, ServiceTime},
@@ -20,7 +19,7 @@ use crate::{
     config::Settings,
     error::{Failure, Next, apart, corrupt, no_time},
     message::{Deleted, Range, Status, Txn, Within, path},
-    watch::Watches,
+    watch::Watch,
 };
 
 /// The most keys of a page: their values travel with them.
@@ -33,7 +32,7 @@ pub(crate) const MOST: usize = 128;
 #[cfg_attr(not(feature = "testing"), expect(unreachable_pub, reason = "only tests name it"))]
 pub struct Keys {
     client: Arc<Client>,
-    watches: Watches,
+    watch: Arc<Watch>,
     /// All keys begin with it.
     base: String,
     /// For messages.
@@ -55,13 +54,24 @@ impl Keys {
         let (prefix, namespace) = (&address.prefix, &settings.namespace);
         let is_local =
             |host: &String| ["localhost:", "127.", "[::1]:"].iter().any(|local| host.starts_with(local));
+        let base = format!("{prefix}/{namespace}/");
+        let encoded = |name: &str| BASE64_STANDARD.encode(format!("{base}{name}"));
+        // The table, and all in a folder. Sessions are not waited for.
+        let followed = [
+            json!({ "create_request": { "key": encoded("table") } }),
+            json!({ "create_request": { "key": encoded("id/"), "range_end": encoded("id0") } }),
+        ];
+        let followed = followed.map(|request| request.to_string()).concat();
+        let place = format!("etcd: {}/{prefix}: {namespace}", address.members.join(","));
+        let is_plain = !address.is_tls && !address.members.iter().all(is_local);
+        let client = Arc::new(Client::new(settings, address)?);
         Ok(Keys {
-            base: format!("{prefix}/{namespace}/"),
-            place: format!("etcd: {}/{prefix}: {namespace}", address.members.join(",")),
+            watch: Arc::new(Watch::new(client.clone(), followed.into())),
+            client,
+            base,
+            place,
             spread: u64::try_from(settings.clock_difference.as_micros() / 2).unwrap_or(u64::MAX),
-            is_plain: !address.is_tls && !address.members.iter().all(is_local),
-            client: Arc::new(Client::new(settings, address)?),
-            watches: Watches::default(),
+            is_plain,
             status: Mutex::default(),
             #[cfg(feature = "testing")]
             ahead: settings.ahead.clone(),
@@ -271,10 +281,8 @@ impl Cell for Keys {
     }
 
     async fn changed(&self, cells: &[(String, Option<u64>)]) {
-        let each = cells
-            .iter()
-            .map(|(name, known)| Box::pin(self.watches.changed(&self.client, self.key(name), *known)));
-        select_all(each).await;
+        let known = cells.iter().map(|(name, known)| (self.key(name), *known));
+        self.watch.changed(known.collect()).await;
     }
 
     fn findings(&self) -> Vec<Finding> {

@@ -117,11 +117,11 @@ pub(crate) struct Line {
 /// The content of a line of a watch.
 #[derive(Deserialize, Debug)]
 pub(crate) struct Watched {
+    /// Set in the first answer: what comes after it is told.
+    #[serde(default)]
+    pub(crate) created: bool,
     #[serde(default)]
     pub(crate) canceled: bool,
-    /// Set if what was asked for is not kept any more, to the first revision that is.
-    #[serde(default, deserialize_with = "number")]
-    pub(crate) compact_revision: u64,
     #[serde(default)]
     pub(crate) events: Vec<Event>,
 }
@@ -135,6 +135,7 @@ pub(crate) struct Event {
 /// The version of a key that was changed or removed.
 #[derive(Deserialize, Debug)]
 pub(crate) struct Changed {
+    pub(crate) key: String,
     #[serde(default, deserialize_with = "number")]
     pub(crate) mod_revision: u64,
 }

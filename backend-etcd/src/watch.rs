@@ -1,14 +1,15 @@
-//! Watches: one stream for each key that this process waits for, as long as it does.
+//! The watch of a namespace: one stream for all that a process waits for, as long as it does.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
+    future::pending,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
+use bytes::Bytes;
 use lockcore::backend::{Moment, shared_runtime};
 use reqwest::Response;
-use serde_json::json;
 use tokio::{sync::watch, time::timeout};
 
 use crate::{
@@ -19,7 +20,7 @@ use crate::{
 /// A stream ends that was not asked for within this time: longer than waiters pause between two looks.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// The time after which a stream is opened again: one that a router has forgotten tells nothing, as one of a key that does not change.
+/// The time after which a stream is opened again: one that a router has forgotten tells nothing, as one of keys that do not change.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// The pause between looks at what a stream depends on, and after one that ended.
@@ -28,91 +29,90 @@ const TICK: Duration = Duration::from_secs(1);
 /// The most bytes of a line: twice what the largest cell takes in base64.
 const LINE: usize = 12 << 20;
 
-/// The watches of a process.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Watches(Arc<Mutex<HashMap<String, Watch>>>);
+/// The most changes that are kept: those from when a waiter looked to when it asks for the next one.
+const KEPT: usize = 1024;
 
-/// The watch of a key.
-#[derive(Debug)]
-struct Watch {
+/// The watch of a process.
+pub(crate) struct Watch {
+    client: Arc<Client>,
+    /// The request for all keys to follow.
+    request: Bytes,
     told: watch::Sender<Told>,
-    /// The moment at which it was asked for last.
-    used: Moment,
+    /// The moment at which it was asked for last; `None` if there is no stream.
+    used: Mutex<Option<Moment>>,
 }
 
-/// All that a watch has told so far.
-#[derive(Clone, Copy, Default, Debug)]
+/// All that the streams have told lately.
+#[derive(Default, Debug)]
 struct Told {
-    /// The last version of the key.
-    revision: u64,
-    /// The number of times that changes may have been missed.
+    /// The last changes: keys and their versions, the newest at the end.
+    changes: VecDeque<(String, u64)>,
+    /// The number of times that changes before may have been missed.
     gaps: u64,
 }
 
-impl Watches {
-    /// Ends when a key may have another version than `known`.
-    pub(crate) async fn changed(&self, client: &Arc<Client>, key: String, known: Option<u64>) {
-        let mut told = self.of(client, key, known);
-        let at = *told.borrow();
-        let before = known.unwrap_or(at.revision);
-        if told.wait_for(|told| told.revision > before || told.gaps > at.gaps).await.is_err() {
-            // The watch has ended. Waiters look by themselves.
-            std::future::pending().await
+impl Watch {
+    /// Makes the watch of the keys that a request names. There is no stream yet.
+    pub(crate) fn new(client: Arc<Client>, request: Bytes) -> Self {
+        Watch { client, request, told: watch::Sender::default(), used: Mutex::default() }
+    }
+
+    /// Ends when one of these keys may have another version than is known. Those of an absent one are told from now on.
+    pub(crate) async fn changed(self: &Arc<Self>, known: HashMap<String, Option<u64>>) {
+        if known.is_empty() {
+            return pending().await;
         }
+        let mut told = self.asked();
+        let (gaps, newest) = {
+            let told = told.borrow();
+            (told.gaps, told.changes.iter().map(|change| change.1).max())
+        };
+        let is_new = |(key, version): &(String, u64)| {
+            known.get(key).is_some_and(|known| Some(*version) > known.or(newest))
+        };
+        // The sender lives as long as this.
+        let _ = told.wait_for(|told| told.gaps > gaps || told.changes.iter().any(is_new)).await;
     }
 
-    fn of(&self, client: &Arc<Client>, key: String, known: Option<u64>) -> watch::Receiver<Told> {
-        let mut all = self.all();
-        if let Some(watch) = all.get_mut(&key) {
-            watch.used = Moment::now();
-            return watch.told.subscribe();
+    /// Returns what is told, by a stream from now on.
+    fn asked(self: &Arc<Self>) -> watch::Receiver<Told> {
+        let mut used = self.used();
+        if used.replace(Moment::now()).is_none() {
+            shared_runtime().spawn(self.clone().run());
         }
-        let (told, receiver) = watch::channel(Told::default());
-        all.insert(key.clone(), Watch { told, used: Moment::now() });
-        let from = known.map_or(0, |known| known + 1);
-        let follow = Follow { watches: self.clone(), client: client.clone(), key, from };
-        shared_runtime().spawn(follow.run());
-        receiver
+        self.told.subscribe()
     }
 
-    fn all(&self) -> MutexGuard<'_, HashMap<String, Watch>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn used(&self) -> MutexGuard<'_, Option<Moment>> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-/// The task that follows a key.
-struct Follow {
-    watches: Watches,
-    client: Arc<Client>,
-    key: String,
-    /// The first revision that is to be told.
-    from: u64,
-}
-
-impl Follow {
-    async fn run(mut self) {
+    /// Opens one stream after the other.
+    async fn run(self: Arc<Self>) {
         while self.is_used() {
-            let request =
-                json!({ "create_request": { "key": self.key, "start_revision": self.from.to_string() } });
-            if let Ok((stream, member)) = self.client.open(path::WATCH, &request).await {
+            if let Ok((stream, member)) = self.client.open(path::WATCH, &self.request).await {
                 self.follow(stream, member).await;
             }
             tokio::time::sleep(TICK).await;
         }
     }
 
-    /// Returns whether the watch is still asked for; removes it if it is not.
+    /// Returns whether it is still asked for; forgets all that was told if it is not.
     fn is_used(&self) -> bool {
-        let mut all = self.watches.all();
-        let is_used = all.get(&self.key).is_some_and(|watch| watch.used.elapsed() < IDLE);
+        let mut used = self.used();
+        if self.told.receiver_count() > 0 {
+            *used = Some(Moment::now());
+        }
+        let is_used = used.is_some_and(|used| used.elapsed() < IDLE);
         if !is_used {
-            all.remove(&self.key);
+            *used = None;
+            self.told.send_replace(Told::default());
         }
         is_used
     }
 
     /// Passes on what a stream of a member tells, until it ends or is to be opened again.
-    async fn follow(&mut self, mut stream: Response, member: usize) {
+    async fn follow(&self, mut stream: Response, member: usize) {
         let opened = Moment::now();
         let mut buffer: Vec<u8> = Vec::new();
         while opened.elapsed() < LONGEST && self.client.current() == member && self.is_used() {
@@ -128,30 +128,22 @@ impl Follow {
                 }
             }
             if buffer.len() > LINE {
-                return self.told(|told| told.gaps += 1);
+                return;
             }
         }
     }
 
     /// Passes on a line; returns whether others may follow.
-    fn tell(&mut self, line: &[u8]) -> bool {
+    fn tell(&self, line: &[u8]) -> bool {
         let Ok(Line { result: Some(watched) }) = serde_json::from_slice(line) else { return false };
-        let revisions = watched.events.iter().map(|event| event.kv.mod_revision);
-        if let Some(last) = revisions.max() {
-            self.from = last + 1;
-            self.told(|told| told.revision = told.revision.max(last));
-        }
-        if watched.canceled {
-            // The next changes may be compacted, and are not told any more.
-            self.from = self.from.max(watched.compact_revision);
-            self.told(|told| told.gaps += 1);
-        }
+        self.told.send_modify(|told| {
+            // A stream tells what comes after it was opened, and nothing of the time since the one before.
+            told.gaps += u64::from(watched.created);
+            told.changes
+                .extend(watched.events.into_iter().map(|event| (event.kv.key, event.kv.mod_revision)));
+            let over = told.changes.len().saturating_sub(KEPT);
+            told.changes.drain(..over);
+        });
         !watched.canceled
-    }
-
-    fn told(&self, tell: impl FnOnce(&mut Told)) {
-        if let Some(watch) = self.watches.all().get(&self.key) {
-            watch.told.send_modify(tell);
-        }
     }
 }

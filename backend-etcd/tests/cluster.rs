@@ -280,13 +280,13 @@ async fn compaction_harms_no_waiter(rig: Rig) -> TestResult {
 }
 
 async fn waiters_share_one_watch(rig: Rig) -> TestResult {
-    const WATCHERS: &str = "etcd_debugging_mvcc_watcher_total";
+    const STREAMS: &str = "etcd_debugging_mvcc_watch_stream_total";
     let (one, two) = (rig.dao().await, rig.dao().await);
     let held = caller(&one).take(["a"]).await;
-    let watchers = async || {
+    let streams = async || {
         let mut sum = 0.0;
         for member in 0..rig.proxies.len() {
-            sum += metric(&rig.address(member), WATCHERS).await.expect("each member tells it");
+            sum += metric(&rig.address(member), STREAMS).await.expect("each member tells it");
         }
         sum
     };
@@ -294,14 +294,14 @@ async fn waiters_share_one_watch(rig: Rig) -> TestResult {
     for _ in 0..8 {
         places.push(caller(&two).queue(["a"]).await);
     }
-    eventually("the process watches the table", async || (watchers().await == 1.0).then_some(())).await;
+    eventually("the process has a stream", async || (streams().await == 1.0).then_some(())).await;
     caller(&one).free(&held).await;
     for mut place in places {
         let served = place.served().await;
-        eventually("one watch is left", async || (watchers().await <= 1.0).then_some(())).await;
+        eventually("one is left", async || (streams().await <= 1.0).then_some(())).await;
         place.caller.free(&served).await;
     }
-    eventually("the watch ends", async || (watchers().await == 0.0).then_some(())).await;
+    eventually("it ends", async || (streams().await == 0.0).then_some(())).await;
     Ok(())
 }
 

@@ -496,26 +496,50 @@ async fn a_member_that_is_not_there_is_named(rig: Rig) -> TestResult {
     Ok(())
 }
 
+/// Ends when a change of one of these cells is told.
+async fn told<const N: usize>(keys: &Keys, cells: [(&str, Option<u64>); N]) {
+    let cells = cells.map(|(name, known)| (name.to_owned(), known));
+    if timeout(PATIENCE, keys.changed(&cells)).await.is_err() {
+        late(format_args!("a change of one of {cells:?} is told"));
+    }
+}
+
 /// Waiters look by themselves as well, so that nothing else shows it.
 async fn a_watch_tells_of_changes(rig: Rig) -> TestResult {
-    let (place, ends) =
-        (Place::at(format!("etcd://{}", rig.member)), async |keys: &Keys, known: Option<u64>| {
-            if timeout(PATIENCE, keys.changed(&[("a".to_owned(), known)])).await.is_err() {
-                late("the change is told");
-            }
-        });
+    let place = Place::at(format!("etcd://{}", rig.member));
     let (keys, other) = (place.builder().keys().await?, place.builder().keys().await?);
-    let written = async |at: Option<u64>| match other.replace("a", at.as_ref(), "1".into()).await {
+    let [table, one, two] = ["table", "id/61", "id/62"];
+    let written = async |name: &str, at: Option<u64>| match other.replace(name, at.as_ref(), "1".into()).await
+    {
         Ok(lockcore_cell::Written::Done(version)) => version,
         failed => panic!("its condition holds: {failed:?}"),
     };
-    let first = written(None).await;
-    let ((), second) = join!(ends(&keys, Some(first)), written(Some(first)));
-    // What is over is told, too.
-    ends(&keys, Some(first)).await;
-    let ((), third) = join!(ends(&keys, Some(second)), written(Some(second)));
-    let removed = async { other.remove("a").await.expect("the member answers") };
-    join!(ends(&keys, Some(third)), removed);
+    // Once, when the stream is opened for each of the two places: nothing is known of what was before.
+    told(&keys, [(one, None)]).await;
+    for name in [table, one] {
+        let first = join!(told(&keys, [(name, None)]), written(name, None)).1;
+        let second = join!(told(&keys, [(two, None), (name, Some(first))]), written(name, Some(first))).1;
+        // What is over is told, too.
+        told(&keys, [(name, Some(first)), (two, None)]).await;
+        let removed = async { other.remove(name).await.expect("the member answers") };
+        join!(told(&keys, [(name, Some(second))]), removed);
+        told(&keys, [(name, Some(second))]).await;
+    }
+    // What others wait for ends nothing, nor does a session; nor what is known. An empty list has nothing to wait for.
+    let known = written(one, None).await;
+    told(&keys, [(one, Some(known - 1))]).await;
+    let cells = [(two.to_owned(), Some(u64::MAX)), (one.to_owned(), Some(known))];
+    let (waits, never) = (keys.changed(&cells), keys.changed(&[]));
+    let others = async {
+        written("session/a", None).await;
+        join!(told(&keys, [(table, None)]), written(table, None));
+    };
+    tokio::select! {
+        biased;
+        () = waits => panic!("neither has changed"),
+        () = never => panic!("there is nothing that could change"),
+        () = others => {}
+    }
     Ok(())
 }
 
