@@ -10,7 +10,7 @@ use std::{
 };
 
 use lockcore::{BackendErrorKind, LockDao, backend::Withdraw};
-use lockcore_cell::Cell;
+use lockcore_cell::{Cell, Change};
 use lockcore_conformance::{
     Caller, PATIENCE,
     cell::{Adapter, Fault as Met},
@@ -525,8 +525,14 @@ async fn a_watch_tells_of_changes(rig: Rig) -> TestResult {
         join!(told(&keys, [(name, Some(second))]), removed);
         told(&keys, [(name, Some(second))]).await;
     }
+    // A step of two is told of each.
+    let both = [one, two].map(|name| Change { name: name.to_owned(), at: None, content: "1".into() });
+    let replaced = async { other.replace_all(&both).await.expect("the member answers") };
+    let lockcore_cell::Written::Done(versions) = join!(told(&keys, [(two, None)]), replaced).1 else {
+        panic!("neither is there");
+    };
     // What others wait for ends nothing, nor does a session; nor what is known. An empty list has nothing to wait for.
-    let known = written(one, None).await;
+    let known = written(one, Some(versions[0])).await;
     told(&keys, [(one, Some(known - 1))]).await;
     let cells = [(two.to_owned(), Some(u64::MAX)), (one.to_owned(), Some(known))];
     let (waits, never) = (keys.changed(&cells), keys.changed(&[]));
