@@ -22,6 +22,8 @@ pub enum Backend {
     Sentinel,
     /// A Redis cluster of three nodes.
     Cluster,
+    /// A cluster of etcd of three members.
+    Members,
     /// A bucket of an emulator of S3.
     Bucket,
     /// A folder, on two mounts by `sshfs` where something may be mounted.
@@ -38,6 +40,7 @@ impl FromStr for Backend {
             "postgres-replica" => Ok(Backend::Replicated),
             "redis-sentinel" => Ok(Backend::Sentinel),
             "redis-cluster" => Ok(Backend::Cluster),
+            "etcd-cluster" => Ok(Backend::Members),
             "s3" => Ok(Backend::Bucket),
             "share" => Ok(Backend::Share),
             name => match servers::Kind::ALL.into_iter().find(|kind| kind.name() == name) {
@@ -57,6 +60,7 @@ impl fmt::Display for Backend {
             Backend::Replicated => "postgres-replica",
             Backend::Sentinel => "redis-sentinel",
             Backend::Cluster => "redis-cluster",
+            Backend::Members => "etcd-cluster",
             Backend::Bucket => "s3",
             Backend::Share => "share",
         })
@@ -68,7 +72,7 @@ impl Backend {
     pub(crate) fn lease(self) -> Duration {
         match self {
             Backend::Server(servers::Kind::DynamoDb) => Duration::from_secs(5),
-            Backend::Bucket | Backend::Share | Backend::Server(servers::Kind::Etcd) => {
+            Backend::Bucket | Backend::Share | Backend::Members | Backend::Server(servers::Kind::Etcd) => {
                 Duration::from_secs(10)
             }
             _ => Duration::from_secs(1),
@@ -88,7 +92,7 @@ impl Backend {
             Kind::Break | Kind::Freeze => true,
             Kind::Kill | Kind::Stop => self != Backend::Memory,
             Kind::StepClock => self != Backend::Memory && clock::library().is_some(),
-            Kind::Failover => matches!(self, Backend::Replicated | Backend::Sentinel),
+            Kind::Failover => matches!(self, Backend::Replicated | Backend::Sentinel | Backend::Members),
             Kind::Reshard => self == Backend::Cluster,
             // What is sent twice within a TCP stream is no request; what speaks HTTP has proxies that send one again.
             Kind::Double => matches!(self, Backend::Server(DynamoDb) | Backend::Bucket),
@@ -99,7 +103,10 @@ impl Backend {
                 matches!(self, Backend::Server(kind) if ![DynamoDb, Etcd, Postgres].contains(&kind))
             }
             // The engine keeps its data in memory.
-            Kind::Restart => matches!(self, Backend::Server(kind) if kind != DynamoDb),
+            Kind::Restart => match self {
+                Backend::Server(kind) => kind != DynamoDb,
+                _ => self == Backend::Members,
+            },
             Kind::Cut
             | Kind::CutAfter
             | Kind::Refuse
@@ -109,7 +116,7 @@ impl Backend {
             | Kind::Silence => matches!(self, Backend::Server(_) | Backend::Bucket),
             Kind::Pause => match self {
                 Backend::Share => Mounts::can_be_had().is_ok(),
-                _ => matches!(self, Backend::Server(_) | Backend::Bucket),
+                _ => matches!(self, Backend::Server(_) | Backend::Bucket | Backend::Members),
             },
         }
     }

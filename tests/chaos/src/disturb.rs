@@ -187,6 +187,23 @@ impl<'a> Faults<'a> {
                 old.resume().await?;
                 watched.in_step(old).await?;
             }
+            // Of a minority, so that the others go on.
+            (Kind::Pause | Kind::Restart | Kind::Failover, Some(Home::Members(cluster, proxies))) => {
+                let leader = if kind == Kind::Failover { cluster.leader().await } else { None };
+                let position = leader.unwrap_or_else(|| rng.usize(..proxies.len()));
+                let member = &cluster.members()[position];
+                if kind == Kind::Restart {
+                    member.kill().await?;
+                    sleep(short).await;
+                    member.restart().await?;
+                    proxies[position].redirect(member.address());
+                } else {
+                    member.pause().await?;
+                    // The others need a second to have a leader, and a request to it lasts three.
+                    sleep(long / 4).await;
+                    member.resume().await?;
+                }
+            }
             (Kind::Reshard, Some(Home::Cluster(cluster))) => reshard(cluster, rng).await?,
             (Kind::Silence, Some(Home::Server(_, proxy, _))) => proxy.silence(),
             (Kind::Double, Some(Home::Server(_, _, Some(proxy)))) => {

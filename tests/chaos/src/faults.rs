@@ -31,15 +31,15 @@ pub enum Kind {
     Silence,
     /// A proxy sends each write twice.
     Double,
-    /// The server's processes are stopped for a while, or one of two mounts.
+    /// The server's processes are stopped for a while, or one of two mounts, or of three members.
     Pause,
-    /// The server is killed and started again, with what it had answered.
+    /// The server, or one of three members, is killed and started again, with what it had answered.
     Restart,
     /// The wall clock of a worker is set to another time, up to two hours away.
     StepClock,
     /// Connections are reset, and all that the server allows are taken by others for a while.
     Exhaust,
-    /// The master or primary stops answering, and its replica is promoted.
+    /// The master, primary or leader stops answering, and another takes its place.
     Failover,
     /// The slots of one node of a cluster move to another.
     Reshard,

@@ -36,8 +36,8 @@ enum Command {
 
 #[derive(Args)]
 struct RunArguments {
-    /// memory, sqlite, redis, redis-sentinel, redis-cluster, postgres, postgres-replica, mariadb, mysql, dynamodb, etcd, s3 or
-    /// share; servers are started for the run
+    /// memory, sqlite, redis, redis-sentinel, redis-cluster, postgres, postgres-replica, mariadb, mysql, dynamodb, etcd, etcd-cluster,
+    /// s3 or share; servers are started for the run
     #[arg(long)]
     backend: Backend,
     /// The seed of all choices

@@ -5,7 +5,7 @@ use std::path::Path;
 use lockcore::{LockDao, LockingService, Uuid};
 use lockcore_any::Config;
 use lockcore_conformance::servers::{
-    self, Cluster, Duplicator, Mounts, Proxy, Replicated, Server, Watched, Way,
+    self, Cluster, Duplicator, EtcdCluster, Mounts, Proxy, Replicated, Server, Watched, Way,
 };
 
 use crate::{backend::Backend, driver::Run, faults::Kind};
@@ -31,6 +31,8 @@ pub(crate) enum Home {
     Replicated(Box<Replicated>, Proxy),
     Watched(Box<Watched>),
     Cluster(Cluster),
+    /// Each member has a proxy before it.
+    Members(EtcdCluster, Vec<Proxy>),
     /// A folder that is mounted twice: the workers take turns with the mounts.
     Mounted(Mounts),
 }
@@ -54,6 +56,17 @@ impl Store {
                 let cluster = Cluster::start().await?;
                 let url = format!("redis+cluster://{}", cluster.addresses());
                 return Ok(Store { url, home: Home::Cluster(cluster) });
+            }
+            Backend::Members => {
+                let (cluster, mut proxies, mut addresses) =
+                    (EtcdCluster::start(&[]).await?, Vec::new(), Vec::new());
+                for member in cluster.members() {
+                    let proxy = Proxy::start(member.address()).await?;
+                    addresses.push(proxy.address().to_string());
+                    proxies.push(proxy);
+                }
+                let url = format!("etcd://{}", addresses.join(","));
+                return Ok(Store { url, home: Home::Members(cluster, proxies) });
             }
             Backend::Bucket => {
                 let server = Server::start_by(servers::Kind::DynamoDb, Way::Process).await?;

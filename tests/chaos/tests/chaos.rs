@@ -39,6 +39,8 @@ fn main() -> ExitCode {
     }
     let on_a_bucket = || faults_break_no_promise(Backend::Bucket);
     trials.push(servers::trial(servers::Kind::DynamoDb, "faults_break_no_promise::s3", on_a_bucket));
+    let members = "faults_break_no_promise::etcd-cluster";
+    trials.push(servers::trial(servers::Kind::Etcd, members, faults_of_members_break_no_promise));
     trials.push(servers::trial(servers::Kind::Redis, "lost_data_breaks_no_fence", lost_data_breaks_no_fence));
     // Each has a server and three processes, which are busy between the faults and wait for the end of each.
     servers::run(trials.into_iter().map(|trial| trial.thorough().at_once("chaos", 2)))
@@ -64,6 +66,8 @@ async fn run(
         operations: match backend {
             // Some ten a second.
             Backend::Bucket | Backend::Share => 300,
+            // Each write is synced by three members.
+            Backend::Members => 1_000,
             // Its emulator takes a processor for itself.
             Backend::Server(servers::Kind::DynamoDb) => 600,
             // Of 5,000, one run in 20 has none that is seen to pass another.
@@ -102,6 +106,11 @@ fn clean(report: &Report) -> TestResult {
 /// All promises hold under all faults that the backend can have.
 async fn faults_break_no_promise(backend: Backend) -> TestResult {
     disturbed(&run(backend, &Kind::usual(), None).await?)
+}
+
+/// Members, the leader too, are killed, stopped and started again, and processes are killed beside them.
+async fn faults_of_members_break_no_promise() -> TestResult {
+    disturbed(&run(Backend::Members, &[Kind::Failover, Kind::Pause, Kind::Restart, Kind::Kill], None).await?)
 }
 
 /// A server that forgets all that it granted still gives fences in order.

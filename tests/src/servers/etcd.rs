@@ -75,13 +75,24 @@ impl EtcdCluster {
         &self.members
     }
 
+    /// Returns the position of the leader, if the first member knows one.
+    pub async fn leader(&self) -> Option<usize> {
+        let leader = number(&self.members[0].address(), "leader").await.ok()?;
+        for (position, member) in self.members.iter().enumerate() {
+            if number(&member.address(), "member_id").await.is_ok_and(|id| id == leader) {
+                return Some(position);
+            }
+        }
+        None
+    }
+
     /// Cuts a member off from the others, and no other one; clients still reach it.
     ///
     /// # Errors
     /// When it does not answer.
     pub async fn cut_off(&self, position: usize) -> io::Result<()> {
-        let id = id(&self.members[position].address()).await?;
-        self.cut_off.send_replace(Some(CutOff { position, id }));
+        let id = number(&self.members[position].address(), "member_id").await?;
+        self.cut_off.send_replace(Some(CutOff { position, id: format!("{id:x}") }));
         Ok(())
     }
 
@@ -91,8 +102,8 @@ impl EtcdCluster {
     }
 }
 
-/// Returns the name by which a member presents itself to the others.
-async fn id(address: &str) -> io::Result<String> {
+/// Returns a number of the state of a member.
+async fn number(address: &str, name: &str) -> io::Result<u64> {
     let mut member = BufReader::new(TcpStream::connect(address).await?);
     let headers = [("host", address), ("connection", "close"), ("content-length", "2")];
     let headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
@@ -100,10 +111,9 @@ async fn id(address: &str) -> io::Result<String> {
     Message { first, headers, body: b"{}".to_vec() }.write(&mut member).await?;
     let status = Message::read(&mut member, true).await?;
     let status = String::from_utf8(status.body).map_err(io::Error::other)?;
-    let number = status.split_once("\"member_id\":\"").and_then(|(_, rest)| rest.split('"').next());
-    let number: u64 =
-        number.and_then(|number| number.parse().ok()).ok_or_else(|| io::Error::other(status))?;
-    Ok(format!("{number:x}"))
+    let start = format!("\"{name}\":\"");
+    let number = status.split_once(&start).and_then(|(_, rest)| rest.split('"').next()?.parse().ok());
+    number.ok_or_else(|| io::Error::other(status))
 }
 
 /// Serves the way to the peer port of a member.
