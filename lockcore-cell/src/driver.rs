@@ -251,9 +251,9 @@ impl<C: Cell> Store<C> {
         batch: &mut Vec<Box<dyn Job>>,
         tries: &mut Tries,
     ) -> Result<Option<u64>, StoreError> {
-        let parts = parts_of(batch);
+        let mut parts = parts_of(batch);
         self.look(&self.missing(&parts, batch, tries.look)).await?;
-        tries.look = false;
+        let has_looked = std::mem::take(&mut tries.look);
         let mut known = self.view(&parts);
         if let Some(number) = known.last_write(&self.writer, &tries.sent) {
             self.notify(&parts).await;
@@ -263,14 +263,22 @@ impl<C: Cell> Store<C> {
         self.own.retire(|name| may_be_used || known.table.sessions().contains(name));
         let stamp = self.stamp();
         let number = stamp.number;
-        let mut now = self.cell.now().await?;
-        let (mut table, mut full) = self.apply(&known.table, batch, now, number);
+        let (mut now, mut table, mut full, mut more) = self.apply(&known.table, batch, number).await?;
         if table == *known.table && known.begun < tries.begun {
             // An answer without a write has to be true now.
             self.look(&parts).await?;
             known = self.view(&parts);
-            now = self.cell.now().await?;
-            (table, full) = self.apply(&known.table, batch, now, number);
+            (now, table, full, more) = self.apply(&known.table, batch, number).await?;
+        }
+        // Those who wait for other ids as well are served by the step that frees one, as all others are; where that would be too
+        // many at once, they serve themselves.
+        while !more.is_empty() && parts.len() + more.len() <= self.cell.at_once() {
+            let is_unknown = |part: &&Part| has_looked || self.known_of(part).is_none();
+            let unknown: Vec<Part> = more.iter().filter(is_unknown).cloned().collect();
+            self.look(&unknown).await?;
+            parts.append(&mut more);
+            known = self.view(&parts);
+            (now, table, full, more) = self.apply(&known.table, batch, number).await?;
         }
         // Not while an earlier write may still arrive, which may have another answer: this one keeps it out.
         let is_same = table == *known.table;
@@ -342,14 +350,15 @@ impl<C: Cell> Store<C> {
         }
     }
 
-    /// Applies all steps to a copy of the table; returns also whether a step may have made it longer.
-    fn apply(
+    /// Applies all steps to a copy of the table; returns the time by which, whether a step may have made it longer, and the parts that
+    /// it would have to look at to serve all who wait.
+    async fn apply(
         &self,
         table: &Table,
         batch: &mut [Box<dyn Job>],
-        now: ServiceTime,
         number: u64,
-    ) -> (Table, bool) {
+    ) -> Result<(ServiceTime, Table, bool, Vec<Part>), StoreError> {
+        let now = self.cell.now().await?;
         let (mut table, sessions): (Table, Sessions) = (table.clone(), self.sessions.all());
         let (own, _) = self.own.name();
         let mut step = Step::new(&mut table, &sessions, now, self.cell.least_fence(now), &own);
@@ -358,7 +367,8 @@ impl<C: Cell> Store<C> {
             grows |= job.grows();
             job.apply(&mut step, number);
         }
-        (table, grows)
+        let missing = if step.missing.is_empty() { Vec::new() } else { self.parts(&step.missing) };
+        Ok((now, table, grows, missing))
     }
 }
 

@@ -63,6 +63,7 @@ impl engine::Table for Step<'_> {
     fn look(&mut self, id: &String) -> Result<Look, Infallible> {
         if !self.table.has(id) {
             // What it has of another part does not show that it is free.
+            self.missing.insert(id.clone());
             return Ok(Look { held: true, waited_for: true, frozen: true });
         }
         let waited_for = self.waiting(id).is_some();

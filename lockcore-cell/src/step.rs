@@ -3,7 +3,11 @@
 //! Whether a holder's lease has ended is known from the table and from the cell of its session. A step takes over from a
 //! holder only if that cell was [closed](crate::session::Session::closed) before, so that no later renewal succeeds; `driver` sees to it.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
 use lockcore::{
     Granted,
@@ -61,6 +65,8 @@ pub(crate) struct Step<'a> {
     pub(crate) session: &'a str,
     /// The last grant that was made.
     pub(crate) granted: Arc<Grant>,
+    /// The ids of which it would have to know to serve some who wait.
+    pub(crate) missing: BTreeSet<String>,
     /// The ids with room for those who wait.
     pub(crate) rooms: Vec<(String, u64)>,
     /// The queues of the table's places, made when one is asked for first.
@@ -130,6 +136,7 @@ impl<'a> Step<'a> {
             least_fence,
             session,
             granted: Arc::default(),
+            missing: BTreeSet::new(),
             rooms: Vec::new(),
             queues: None,
         }
