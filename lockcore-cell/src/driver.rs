@@ -121,6 +121,29 @@ impl Queue {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Keeps parts from other writes, if none is about them; those that are `reserved` stay so.
+    fn reserve(&self, parts: &[Part], reserved: &mut Vec<Part>) -> bool {
+        let mut waiting = self.lock();
+        let is_free = |part: &Part| reserved.contains(part) || !waiting.busy.contains(part);
+        if !parts.iter().all(is_free) {
+            return false;
+        }
+        for part in parts {
+            if waiting.busy.insert(part.clone()) {
+                reserved.push(part.clone());
+            }
+        }
+        true
+    }
+
+    /// Ends a write, or a part of it, about these parts.
+    fn free(&self, parts: &[Part]) {
+        let mut waiting = self.lock();
+        for part in parts {
+            waiting.busy.remove(part);
+        }
+    }
+
     /// Takes the steps that can be carried out now, with at most so many parts. The order of those that share one stays.
     fn take(&self, most: usize) -> Option<Vec<Box<dyn Job>>> {
         let mut waiting = self.lock();
@@ -193,7 +216,13 @@ impl<C: Cell> Store<C> {
     /// Sends off what can be carried out now.
     fn drive(self: &Arc<Self>) {
         while let Some(batch) = self.queue.take(self.cell.at_once()) {
-            let tries = Tries { begun: order::next(), look: false, sent: Vec::new(), in_doubt: false };
+            let tries = Tries {
+                begun: order::next(),
+                look: false,
+                reserved: Vec::new(),
+                sent: Vec::new(),
+                in_doubt: false,
+            };
             // Also if it is never polled, as its runtime ends.
             let flight = Flight { store: self.clone(), parts: parts_of(&batch), is_done: false };
             shared_runtime().spawn(flight.fly(batch, tries));
@@ -216,6 +245,8 @@ impl<C: Cell> Store<C> {
                 Ok(None) => StoreError::Contended { in_doubt: false },
                 Err(error) => error,
             };
+            // It waits now, and others may be about them meanwhile.
+            self.queue.free(&std::mem::take(&mut tries.reserved));
             let is_over = |job: &mut Box<dyn Job>| job.submitted().elapsed() >= self.timeout;
             for job in batch.extract_if(.., is_over) {
                 job.answer(Err(error.clone().or_done_before(tries.in_doubt)));
@@ -271,8 +302,11 @@ impl<C: Cell> Store<C> {
             (now, table, full, more) = self.apply(&known.table, batch, number).await?;
         }
         // Those who wait for other ids as well are served by the step that frees one, as all others are; where that would be too
-        // many at once, they serve themselves.
-        while !more.is_empty() && parts.len() + more.len() <= self.cell.at_once() {
+        // many at once, or another write of this process is about them, they serve themselves.
+        while !more.is_empty()
+            && parts.len() + more.len() <= self.cell.at_once()
+            && self.queue.reserve(&more, &mut tries.reserved)
+        {
             let is_unknown = |part: &&Part| has_looked || self.known_of(part).is_none();
             let unknown: Vec<Part> = more.iter().filter(is_unknown).cloned().collect();
             self.look(&unknown).await?;
@@ -387,6 +421,7 @@ impl<C: Cell> Flight<C> {
     async fn carry(mut self, batch: Vec<Box<dyn Job>>, mut tries: Tries) {
         let (begun, is_shared) = (Moment::now(), batch.len() > 1);
         let groups = self.store.carry_out(batch, &mut tries).await;
+        self.store.queue.free(&std::mem::take(&mut tries.reserved));
         for group in groups {
             let parts = parts_of(&group);
             self.parts.retain(|part| !parts.contains(part));
@@ -409,13 +444,13 @@ impl<C: Cell> Flight<C> {
 
 impl<C: Cell> Drop for Flight<C> {
     fn drop(&mut self) {
+        self.store.queue.free(&self.parts);
         let mut waiting = self.store.queue.lock();
         waiting.flights -= 1;
-        for part in &self.parts {
-            waiting.busy.remove(part);
-        }
         if !self.is_done {
             waiting.jobs.clear();
+            // With what it had reserved, too. Those of other writes meet each other by their versions.
+            waiting.busy.clear();
         }
     }
 }
@@ -427,6 +462,8 @@ struct Tries {
     begun: u64,
     /// The table that is known may be old.
     look: bool,
+    /// The parts that were looked at beside those of the steps.
+    reserved: Vec<Part>,
     /// The numbers of the writes that were not answered as done.
     sent: Vec<u64>,
     /// One of them may still be on its way.
