@@ -7,11 +7,14 @@
 //! | `sqlite` (default) | [`sqlite`] | the embedded default: the processes of one host share a file |
 //!
 //! SQLite and the servers differ in where decisions are made: with SQLite this process decides, under the file's one
-//! write lock; with a server its routines do, each call of which is one round trip. The code that the servers share on
-//! this side is private.
+//! write lock; with a server its routines do, each call of which is one round trip. Where a server has no routines, this process
+//! decides as well, and plain statements write it: see [`PostgresStatementsLockDao`](postgres::PostgresStatementsLockDao) and
+//! [`MysqlStatementsLockDao`](mysql::MysqlStatementsLockDao). The code that the servers share on this side is private.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod cells;
 #[cfg(feature = "mysql")]
 pub mod mysql;
 #[cfg(feature = "postgres")]

@@ -45,6 +45,7 @@ mod read_only;
 mod replaced;
 mod sqlite;
 mod sqlite_busy;
+mod statements;
 mod steps;
 mod withdrawing;
 
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
     }
     let mut trials: Vec<_> = sqlite::checks().chain(postgres::checks()).collect();
     trials.extend(OF_MYSQL.into_iter().flat_map(mysql::checks));
+    trials.extend([Kind::Postgres, Kind::MySql, Kind::MariaDb].into_iter().flat_map(statements::checks_of));
     // Else a part of the suite alone was asked for.
     if env::var_os("LOCKCORE_TEST_PART").is_none() {
         trials.extend(of_sqlite());
@@ -131,8 +133,8 @@ fn among_others(trial: Trial) -> Trial {
     }
     match (instance, test) {
         // What MySQL shows MariaDB shows too.
-        ("mysql", _) => trial.thorough().at_once("mysql", 4),
-        ("mariadb", _) => trial.at_once("mariadb", 4),
+        ("mysql" | "mysql-statements", _) => trial.thorough().at_once("mysql", 4),
+        ("mariadb" | "mariadb-statements", _) => trial.at_once("mariadb", 4),
         ("postgres", "cancellation::dropped_administration_can_be_repeated") => trial.thorough(),
         _ => trial,
     }

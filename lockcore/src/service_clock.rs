@@ -128,10 +128,22 @@ impl ServiceClock {
 
     /// Adds a response dated `date`, in whole seconds since 1970, to a request that was sent at `sent` and answered at `received`.
     pub fn sample(&self, sent: Moment, received: Moment, date: u64) {
-        let sample = Bounds {
-            lower: Bound { at: received, micros: date.saturating_mul(SECOND) },
-            upper: Bound { at: sent, micros: date.saturating_add(1).saturating_mul(SECOND) },
-        };
+        self.add(
+            sent,
+            received,
+            (date.saturating_mul(SECOND), date.saturating_add(1).saturating_mul(SECOND)),
+        );
+    }
+
+    /// Adds a response that tells the time to the microsecond, as a database does.
+    pub fn sample_micros(&self, sent: Moment, received: Moment, micros: u64) {
+        self.add(sent, received, (micros, micros.saturating_add(1)));
+    }
+
+    /// Adds a response by which the time was between these two when it was made.
+    fn add(&self, sent: Moment, received: Moment, (least, most): (u64, u64)) {
+        let sample =
+            Bounds { lower: Bound { at: received, micros: least }, upper: Bound { at: sent, micros: most } };
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         *known = Some(match *known {
             None => Known { bounds: sample, rival: None, sent },
@@ -237,6 +249,18 @@ mod tests {
             tokio::time::advance(Duration::from_micros(back)).await;
             clock.sample(sent, Moment::now(), date);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_time_in_microseconds_is_known_by_one_response() {
+        let (clock, start) = (ServiceClock::new(), Moment::now());
+        tokio::time::advance(Duration::from_millis(3)).await;
+        let told = EPOCH * SECOND + 123_456;
+        tokio::time::advance(Duration::from_millis(4)).await;
+        clock.sample_micros(start, Moment::now(), told);
+        let now = clock.since(start).expect("a sample");
+        assert!(now.lo <= told + 4_000 && told + 4_000 <= now.hi, "{now:?} {told}");
+        assert!(now.hi - now.lo < 2 * SPREAD + 10_000, "{now:?}");
     }
 
     #[tokio::test(start_paused = true)]

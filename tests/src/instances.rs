@@ -81,6 +81,24 @@ pub const INSTANCES: &[Instance] = &[
         reason: "the routines of MySQL, by another server: what the DAO does above them is MySQL's",
     },
     Instance {
+        name: "postgres-statements",
+        dao: Part::All,
+        service: Part::Those(SEE_THE_STORE),
+        reason: "the engine of `object` over statements: what a guard undoes, several cells at once, notifications",
+    },
+    Instance {
+        name: "mysql-statements",
+        dao: Part::All,
+        service: Part::None,
+        reason: "the same by the statements of MySQL",
+    },
+    Instance {
+        name: "mariadb-statements",
+        dao: Part::All,
+        service: Part::None,
+        reason: "the same by another server, whose locks differ",
+    },
+    Instance {
         name: "redis",
         dao: Part::All,
         service: Part::Those(SEE_THE_STORE),

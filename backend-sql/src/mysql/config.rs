@@ -8,12 +8,16 @@ use lockcore::{Capabilities, ContextId, Ident};
 use sqlx::{ConnectOptions, MySqlPool, mysql::MySqlConnectOptions};
 
 use super::schema::VERSION;
-use crate::server::{ServerError, Settings, without_brackets};
+use crate::{
+    cells::CellOptions,
+    server::{ServerError, Settings, without_brackets},
+};
 
 /// Settings of a [`MysqlLockDao`](super::MysqlLockDao), made by its `builder`.
 pub struct MysqlBuilder<I, C> {
     pub(super) server: Server,
     pub(super) settings: Settings,
+    pub(super) cells: CellOptions,
     types: PhantomData<fn() -> (I, C)>,
 }
 
@@ -27,7 +31,8 @@ pub(super) enum Server {
 
 impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
     pub(super) fn new() -> Self {
-        MysqlBuilder { server: Server::None, settings: Settings::new(VERSION), types: PhantomData }
+        let (settings, cells) = (Settings::new(VERSION), CellOptions::default());
+        MysqlBuilder { server: Server::None, settings, cells, types: PhantomData }
     }
 
     /// Sets the address of the server: `mysql://user:password@host:port/database?ssl-mode=required`, or the same with
@@ -110,6 +115,32 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
     #[must_use]
     pub fn administration(mut self, administration: bool) -> Self {
         self.settings.administration = administration;
+        self
+    }
+
+    /// Sets by how much the clocks of any two nodes differ at most, where the server is several and each answers by its own clock; up
+    /// to 1 min, none by default. Each lease is taken over so much later; with a larger difference two processes may hold a lock. All
+    /// processes must have the same setting. Only [without routines](Self::open_without_routines).
+    #[must_use]
+    pub fn clock_difference(mut self, difference: Duration) -> Self {
+        self.cells.clock_difference = difference;
+        self
+    }
+
+    /// Sets whether each statement is serializable, for a server that has no other level. Off by default. Only
+    /// [without routines](Self::open_without_routines).
+    #[must_use]
+    pub fn serializable(mut self, serializable: bool) -> Self {
+        self.cells.serializable = serializable;
+        self
+    }
+
+    /// For tests: goes by a clock that is so many microseconds ahead of the server's, from moment to moment.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn ahead(mut self, ahead: std::sync::Arc<std::sync::atomic::AtomicU64>) -> Self {
+        self.cells.ahead = ahead;
         self
     }
 

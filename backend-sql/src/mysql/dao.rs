@@ -7,7 +7,7 @@ use super::{
     config::{self, MysqlBuilder, Server},
     engine::{Mysql, Source},
 };
-use crate::server::{ServerLockDao, names_user, tried};
+use crate::server::{ServerError, ServerLockDao, names_user, tried};
 
 /// Locks in a MySQL or MariaDB database; see the [module](super) for how it works.
 #[derive(Debug)]
@@ -80,18 +80,28 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
     /// for newer programs; [`Unavailable`](lockcore::BackendErrorKind::Unavailable) and
     /// [`Denied`](lockcore::BackendErrorKind::Denied) if the server cannot be used.
     pub async fn open(self) -> Result<MysqlLockDao<I, C>, BackendError> {
+        self.cells.refuse("mysql")?;
+        let user = self.user_of_process()?;
+        let opened = ServerLockDao::over(self.checked()?).await;
+        opened.map(MysqlLockDao).map_err(|error| tried(user.as_deref(), error))
+    }
+    /// Returns the user that is tried though the URL names none.
+    pub(super) fn user_of_process(&self) -> Result<Option<String>, ServerError> {
+        match &self.server {
+            Server::Url(url) if !names_user(url) => Ok(Some(config::parse(url)?.get_username().to_owned())),
+            _ => Ok(None),
+        }
+    }
+
+    /// Checks the settings of this database.
+    pub(super) fn checked(self) -> Result<Mysql, ServerError> {
         config::check_prefix(&self.settings.prefix)?;
-        let user = match &self.server {
-            Server::Url(url) if !names_user(url) => Some(config::parse(url)?.get_username().to_owned()),
-            _ => None,
-        };
         let source = match self.server {
-            Server::None => return Err(config::refused("url", "it must name a server").into()),
+            Server::None => return Err(config::refused("url", "it must name a server")),
             Server::Url(url) => Source::Own(Box::new(config::parse(&url)?)),
             Server::Options(options) => Source::Own(Box::new(config::plain(*options))),
             Server::Pool(pool) => Source::Pool(pool),
         };
-        let opened = ServerLockDao::over(Mysql::new(source, self.settings)?).await;
-        opened.map(MysqlLockDao).map_err(|error| tried(user.as_deref(), error))
+        Mysql::new(source, self.settings)
     }
 }

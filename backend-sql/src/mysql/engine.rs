@@ -21,12 +21,15 @@ use super::{
     schema::{self, Names},
 };
 use crate::server::{
-    Answer, Engine, Key, Notification, Order, Outcome, ServerError, Settings, StoredGrant, StoredRequest,
-    UNUSED, fit, in_server, is_unusable, micros, reply, store_version,
+    Answer, Engine, Form, Key, Notification, Order, Outcome, Server, ServerError, Settings, StoredGrant,
+    StoredRequest, UNUSED, column, fit, in_server, is_unusable, micros, reply, store_version,
 };
 
 /// The number of tries to wake sessions that this user may not interrupt.
 const WAKES: u32 = 5;
+
+/// The level under which the routines decide.
+pub(super) const LEVEL: &str = "READ COMMITTED";
 
 /// Flags of an acquire, as in `schema/pieces.sql`.
 const QUEUE: i64 = 1;
@@ -38,7 +41,7 @@ pub(crate) struct Mysql {
     options: MySqlConnectOptions,
     address: String,
     database: String,
-    settings: Settings,
+    pub(super) settings: Settings,
     names: Names,
 }
 
@@ -72,7 +75,14 @@ impl Mysql {
     /// Makes a connection of our own, for orders or for listening.
     async fn connect_own(&self, listens: bool) -> Result<Link, ServerError> {
         let mut link = Link::own(connect(&self.options).await.map_err(unconnected)?);
-        link.text(&session(self.settings.timeout, listens)).await?;
+        link.text(&session(self.settings.timeout, listens, LEVEL)).await?;
+        Ok(link)
+    }
+
+    /// Makes a connection of our own for statements, which need no schema.
+    pub(super) async fn connect_plain(&self, level: &str) -> Result<Link, ServerError> {
+        let mut link = Link::own(connect(&self.options).await.map_err(unconnected)?);
+        link.text(&session(self.settings.timeout, false, level)).await?;
         Ok(link)
     }
 
@@ -221,15 +231,10 @@ impl fmt::Debug for Mysql {
     }
 }
 
-impl Engine for Mysql {
+impl Server for Mysql {
     type Conn = Link;
-    type Listener = Listener;
 
     const NAME: &'static str = "mysql";
-
-    fn capabilities(&self) -> Capabilities {
-        capabilities()
-    }
 
     fn settings(&self) -> &Settings {
         &self.settings
@@ -244,6 +249,30 @@ impl Engine for Mysql {
 
     fn keeps(&self, link: &Link) -> bool {
         link.is_own()
+    }
+
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    fn location(&self) -> String {
+        format!("database {:?} under the prefix {:?}", self.database, self.settings.prefix)
+    }
+}
+
+impl Engine for Mysql {
+    type Listener = Listener;
+
+    fn capabilities(&self) -> Capabilities {
+        capabilities()
+    }
+
+    async fn register(&self, link: &mut Link) -> Result<(), ServerError> {
+        let (namespace, create) = (&self.settings.namespace, !self.settings.administration);
+        let ns = column(namespace);
+        let arguments = [Argument::Bytes(ns.as_bytes()), truth(create)];
+        let found = link.call(&self.names.quoted("v1_form"), &arguments).await?.text;
+        Form::Routines.check(Self::NAME, namespace, Some(&*found).filter(|found| !found.is_empty()))
     }
 
     async fn carry_out(&self, link: &mut Link, order: &Order<'_>) -> Result<Answer, ServerError> {
@@ -336,14 +365,6 @@ impl Engine for Mysql {
         schema::missing(&self.names, link).await
     }
 
-    fn address(&self) -> &str {
-        &self.address
-    }
-
-    fn location(&self) -> String {
-        format!("database {:?} under the prefix {:?}", self.database, self.settings.prefix)
-    }
-
     async fn doctor(&self, link: &mut Link) -> Result<Vec<Finding>, ServerError> {
         let flavor = self.flavor(link).await?;
         doctor::examine(flavor, link).await
@@ -368,7 +389,7 @@ impl Engine for Mysql {
 }
 
 /// Sets what our connections need, whatever the defaults of the server and of `init_connect` are, in one exchange.
-fn session(timeout: Duration, listens: bool) -> String {
+fn session(timeout: Duration, listens: bool, level: &str) -> String {
     // The server gives a statement up before this process does, or the statement would go on waiting without a client: for rows,
     // for tables (a year by default), on MySQL in a SELECT, and on MariaDB for whatever else there is. The first two are whole
     // seconds.
@@ -379,7 +400,7 @@ fn session(timeout: Duration, listens: bool) -> String {
     let unused = if listens { 2_147_483 } else { UNUSED.as_secs() };
     // The limits of what a session may use are those that the routines need.
     format!(
-        "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
+        "SET SESSION TRANSACTION ISOLATION LEVEL {level}; \
          SET SESSION autocommit = 1, completion_type = 0, timestamp = DEFAULT, sql_safe_updates = 0, \
          sql_big_selects = 1, sql_select_limit = 18446744073709551615, group_concat_max_len = 16777216, \
          max_sort_length = 1024, sort_buffer_size = 262144, \

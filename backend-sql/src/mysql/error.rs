@@ -51,6 +51,16 @@ pub(super) fn is_missing_table(error: &ServerError) -> bool {
     matches!(number(error), Some(1146 | 1142))
 }
 
+/// A number is out of the range of its type: nothing was done.
+pub(super) fn is_out_of_range(error: &ServerError) -> bool {
+    number(error) == Some(1690)
+}
+
+/// There is such a row.
+pub(super) fn is_duplicate(error: &ServerError) -> bool {
+    number(error) == Some(1062)
+}
+
 fn number(error: &ServerError) -> Option<u16> {
     match error {
         ServerError::Database { source: Error::Database(error), .. } => Some(number_of(&**error)),
@@ -67,10 +77,12 @@ fn of_number(number: u16) -> Meaning {
     use BackendErrorKind as Kind;
 
     match number {
-        // Deadlock; lock wait timeout; record changed since last read; table definition changed.
-        1213 | 1205 | 1020 | 1412 => Meaning { transient: true, ..Meaning::of(Kind::Busy) },
+        // Deadlock; lock wait timeout; record changed since last read; table definition changed; a conflict that TiDB rolled back.
+        1213 | 1205 | 1020 | 1412 | 8022 | 9007 => Meaning { transient: true, ..Meaning::of(Kind::Busy) },
         // Stopped from outside: no handler of the routine runs, and only the end of the connection rolls back.
         1317 | 1969 | 3024 => Meaning { in_doubt: true, broken: true, ..Meaning::of(Kind::Busy) },
+        // A row that is there, a number out of range: the statement was undone.
+        1062 | 1690 => Meaning::of(Kind::Other),
         // The server goes down, or ends this connection: it may have been after the commit.
         1053 | 1077 | 1079 | 1080 | 1152 | 1153 | 1154..=1161 | 1184 | 1927 | 4031 => {
             Meaning { in_doubt: true, broken: true, ..Meaning::of(Kind::Unavailable) }

@@ -107,6 +107,7 @@
 //! - Shared locks and slots are rows: with n holders of one id, asking for that id reads n rows.
 //! - `table_prefix` may be any text without characters beyond U+FFFF; it is quoted.
 
+mod cells;
 mod config;
 mod dao;
 mod dedicated;
@@ -118,7 +119,11 @@ mod link;
 mod listen;
 mod schema;
 
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub use cells::MysqlCells;
+pub use cells::MysqlStatementsLockDao;
 pub use config::{MysqlBuilder, capabilities};
 pub use dao::MysqlLockDao;
 pub use flavor::Flavor;
-pub use schema::schema_sql;
+pub use schema::{schema_sql, statements_schema_sql};

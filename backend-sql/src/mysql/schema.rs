@@ -25,6 +25,7 @@ pub(super) const VERSION: StoreVersion = StoreVersion { version: 1, oldest_progr
 /// The texts, in the order in which they are needed: statements, each ended by a line `//`. `{name}` stands for the
 /// quoted name of a table or routine, or for one of the [`PIECES`] or [`numbers`](number).
 const TEXTS: &[&str] = &[
+    FORM,
     include_str!("schema/tables.sql"),
     include_str!("schema/rules.sql"),
     include_str!("schema/serve.sql"),
@@ -33,6 +34,12 @@ const TEXTS: &[&str] = &[
     include_str!("schema/watch.sql"),
     include_str!("schema/admin.sql"),
 ];
+
+/// The table that both forms have.
+const FORM: &str = include_str!("schema/form.sql");
+
+/// The table of those who lock by statements.
+const CELL: &str = include_str!("schema/cell.sql");
 
 /// Pieces that occur more than once, and may occur in each other. A piece goes from `-- {its name}` up to an empty
 /// line.
@@ -153,6 +160,25 @@ pub fn schema_sql(table_prefix: &str, flavor: Flavor) -> String {
     }
     sql.push_str("DELIMITER ;\n");
     sql
+}
+
+/// Returns what is needed to lock by statements, without routines, as SQL: it creates what is missing. Users need
+/// `SELECT, INSERT, UPDATE, DELETE` on the two tables.
+pub fn statements_schema_sql(table_prefix: &str) -> String {
+    let mut sql = String::new();
+    for statement in statements(&Names::new(table_prefix)) {
+        sql.push_str(&statement);
+        sql.push_str(";\n");
+    }
+    sql
+}
+
+/// The same, one by one. Nothing of it depends on the flavor.
+pub(super) fn statements(names: &Names) -> [String; 2] {
+    [FORM, CELL].map(|text| {
+        let text = text.trim_end().trim_end_matches("//").trim_end();
+        names.fill(template::without_comments(text), Flavor::MySql)
+    })
 }
 
 /// Creates or migrates the schema; of several programs at once one does it.

@@ -8,7 +8,10 @@ use lockcore::{ContextId, Ident};
 use sqlx::{ConnectOptions, PgPool, postgres::PgConnectOptions};
 
 use super::schema::VERSION;
-use crate::server::{ServerError, Settings, check_name, names_user, without_brackets};
+use crate::{
+    cells::CellOptions,
+    server::{ServerError, Settings, check_name, names_user, without_brackets},
+};
 
 /// Says which commits have to be on the disk before they are answered; a durable one is as durable as the server's own
 /// `synchronous_commit` makes it.
@@ -48,6 +51,7 @@ pub(super) struct Options {
     pub(super) schema: String,
     pub(super) commit: Commit,
     pub(super) prepared: bool,
+    pub(super) cells: CellOptions,
 }
 
 /// The source of connections. No `Debug`: sqlx shows passwords.
@@ -63,6 +67,7 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
             schema: "public".to_owned(),
             commit: Commit::default(),
             prepared: true,
+            cells: CellOptions::default(),
         };
         PostgresBuilder { server: Server::None, listen_url: None, options, types: PhantomData }
     }
@@ -183,6 +188,32 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
     #[must_use]
     pub fn prepared(mut self, prepared: bool) -> Self {
         self.options.prepared = prepared;
+        self
+    }
+
+    /// Sets by how much the clocks of any two nodes differ at most, where the server is several and each answers by its own clock; up
+    /// to 1 min, none by default. Each lease is taken over so much later; with a larger difference two processes may hold a lock. All
+    /// processes must have the same setting. Only [without routines](Self::open_without_routines).
+    #[must_use]
+    pub fn clock_difference(mut self, difference: Duration) -> Self {
+        self.options.cells.clock_difference = difference;
+        self
+    }
+
+    /// Sets whether each statement is serializable, for a server that has no other level. Off by default. Only
+    /// [without routines](Self::open_without_routines).
+    #[must_use]
+    pub fn serializable(mut self, serializable: bool) -> Self {
+        self.options.cells.serializable = serializable;
+        self
+    }
+
+    /// For tests: goes by a clock that is so many microseconds ahead of the server's, from moment to moment.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn ahead(mut self, ahead: std::sync::Arc<std::sync::atomic::AtomicU64>) -> Self {
+        self.options.cells.ahead = ahead;
         self
     }
 }

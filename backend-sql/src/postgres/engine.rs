@@ -21,13 +21,15 @@ use super::{
     config::{Commit, Options, PostgresBuilder, Source, quiet},
     doctor,
     error::unconnected,
+    form,
     link::{Argument, Call, Link},
     listen,
     schema::{self, Names},
 };
 use crate::server::{
-    Answer, Engine, Key, Modes, Notification, Order, Outcome, Place, ServerError, ServerLockDao, Settings,
-    StoredGrant, StoredRequest, UNUSED, fit, in_server, micros, patience, reply, store_version, tried,
+    Answer, Engine, Form, Key, Modes, Notification, Order, Outcome, Place, Server, ServerError,
+    ServerLockDao, Settings, StoredGrant, StoredRequest, UNUSED, fit, in_server, micros, patience, reply,
+    store_version, tried,
 };
 
 /// Bits of the parameter `p_flags`, as in `pieces.sql`.
@@ -44,14 +46,14 @@ mod flag {
 }
 
 /// The level under which the routines decide.
-const LEVEL: &str = "read committed";
+pub(super) const LEVEL: &str = "read committed";
 
 /// Returns the settings that our connections start with, whatever the defaults of the server, the database and the role
 /// are; in milliseconds where it is a time. Parameters of the start, because a pooler that shares connections refuses
 /// or ignores those, while it would hand on to its next client what is `SET`.
-fn settings(timeout: Duration, listens: bool) -> [(&'static str, String); 6] {
+fn settings(timeout: Duration, listens: bool, level: &str) -> [(&'static str, String); 6] {
     [
-        ("default_transaction_isolation", LEVEL.to_owned()),
+        ("default_transaction_isolation", level.to_owned()),
         // The server gives a wait for a lock up before this process does, or the statement would go on waiting without a client.
         // Not by a limit for the statement: a commit that waits for a replica would end as if the replica had it.
         ("lock_timeout", in_server(timeout).as_millis().to_string()),
@@ -136,6 +138,7 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
     pub async fn open(self) -> Result<PostgresLockDao<I, C>, BackendError> {
         let user = self.user_of_process();
         let (source, listen, options) = self.checked()?;
+        options.cells.refuse("postgres")?;
         let opened = ServerLockDao::over(Postgres::new(source, listen, options)).await;
         opened.map(PostgresLockDao).map_err(|error| tried(user.as_deref(), error))
     }
@@ -157,9 +160,9 @@ pub fn capabilities() -> Capabilities {
 pub(crate) struct Postgres {
     source: Source,
     listen: PgConnectOptions,
-    options: Options,
+    pub(super) options: Options,
     address: String,
-    names: Names,
+    pub(super) names: Names,
     /// A pooler takes no parameters at the start, so that connections have the defaults of the role.
     is_plain: AtomicBool,
 }
@@ -176,15 +179,15 @@ impl Postgres {
 
     /// A connection of our own, on which the routines can decide.
     async fn connect_own(&self, options: &PgConnectOptions) -> Result<Link, ServerError> {
-        let mut link = self.start(options).await?;
+        let mut link = self.start(options, LEVEL).await?;
         self.examine(&mut link).await?;
         Ok(link)
     }
 
     /// Connects with our [`settings`], or without them where a pooler takes none.
-    async fn start(&self, options: &PgConnectOptions) -> Result<Link, ServerError> {
+    async fn start(&self, options: &PgConnectOptions, level: &str) -> Result<Link, ServerError> {
         if !self.is_plain.load(Ordering::Relaxed) {
-            let settings = settings(self.options.settings.timeout, false);
+            let settings = settings(self.options.settings.timeout, false, level);
             match connect(&options.clone().options(settings)).await {
                 Err(error) if may_be_settings(&error) => {}
                 conn => return Ok(Link::own(conn.map_err(unconnected)?)),
@@ -195,6 +198,23 @@ impl Postgres {
         // It is shared with other clients, so that nothing is set in it: each call says how long it may wait for locks.
         link.limit = Some(in_server(self.options.settings.timeout));
         Ok(link)
+    }
+
+    /// Makes a connection of our own for statements, which need no isolation level and no schema.
+    pub(super) async fn connect_plain(&self, level: &str) -> Result<Link, ServerError> {
+        match &self.source {
+            Source::Own(options) => self.start(options, level).await,
+            Source::Pool(pool) => self.start(&quiet((*pool.connect_options()).clone()), level).await,
+        }
+    }
+
+    /// Listens on a channel.
+    pub(super) async fn listen_to(&self, channel: &str) -> Result<PgListener, ServerError> {
+        let mut options = self.listen.clone();
+        if !self.is_plain.load(Ordering::Relaxed) {
+            options = options.options(settings(self.options.settings.timeout, true, LEVEL));
+        }
+        listen::listen(options, channel).await
     }
 
     /// Looks at a new connection. Fails if the schema is for newer programs by now, or the isolation level is not the one that
@@ -392,15 +412,10 @@ impl fmt::Debug for Postgres {
     }
 }
 
-impl Engine for Postgres {
+impl Server for Postgres {
     type Conn = Link;
-    type Listener = PgListener;
 
     const NAME: &'static str = "postgres";
-
-    fn capabilities(&self) -> Capabilities {
-        capabilities()
-    }
 
     fn settings(&self) -> &Settings {
         &self.options.settings
@@ -420,6 +435,27 @@ impl Engine for Postgres {
 
     fn keeps(&self, link: &Link) -> bool {
         link.is_own()
+    }
+
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    fn location(&self) -> String {
+        self.names.quoted("")
+    }
+}
+
+impl Engine for Postgres {
+    type Listener = PgListener;
+
+    fn capabilities(&self) -> Capabilities {
+        capabilities()
+    }
+
+    async fn register(&self, link: &mut Link) -> Result<(), ServerError> {
+        let settings = &self.options.settings;
+        form::enter(&self.names, Form::Routines, settings, link).await
     }
 
     async fn carry_out(&self, link: &mut Link, order: &Order<'_>) -> Result<Answer, ServerError> {
@@ -535,30 +571,18 @@ impl Engine for Postgres {
         self.examine(link).await
     }
 
-    fn address(&self) -> &str {
-        &self.address
-    }
-
-    fn location(&self) -> String {
-        self.names.quoted("")
-    }
-
     async fn doctor(&self, link: &mut Link) -> Result<Vec<Finding>, ServerError> {
         // Not of the application's pool, which may have only one.
         let options = match &self.source {
             Source::Own(options) => (**options).clone(),
             Source::Pool(pool) => (*pool.connect_options()).clone(),
         };
-        let mut other = self.start(&options).await?;
+        let mut other = self.start(&options, LEVEL).await?;
         doctor::examine(link, &mut other, self.options.prepared).await
     }
 
     async fn listen(&self, session: i64) -> Result<PgListener, ServerError> {
-        let mut options = self.listen.clone();
-        if !self.is_plain.load(Ordering::Relaxed) {
-            options = options.options(settings(self.options.settings.timeout, true));
-        }
-        listen::listen(options, &format!("lockcore_{session}")).await
+        self.listen_to(&format!("lockcore_{session}")).await
     }
 
     async fn receive(&self, listener: &mut PgListener) -> Result<Notification, ServerError> {

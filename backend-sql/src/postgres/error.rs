@@ -26,13 +26,28 @@ pub(super) fn unconnected(source: Error) -> ServerError {
     ServerError::classify("postgres", source, false, |error| of_code(error.code().as_deref().unwrap_or("")))
 }
 
+/// A number is out of the range of its type: nothing was done.
+pub(super) fn is_out_of_range(error: &ServerError) -> bool {
+    code_of(error).as_deref() == Some("22003")
+}
+
+/// Another program has just made the same.
+pub(super) fn is_made(error: &ServerError) -> bool {
+    matches!(code_of(error).as_deref(), Some("23505" | "42P06" | "42P07" | "42710"))
+}
+
+fn code_of(error: &ServerError) -> Option<String> {
+    let ServerError::Database { source: Error::Database(error), .. } = error else { return None };
+    error.code().map(|code| code.into_owned())
+}
+
 /// By SQLSTATE: an error that the server reports has undone the transaction, unless the server itself goes down.
 fn of_code(code: &str) -> Meaning {
     use BackendErrorKind as Kind;
 
     match (code.get(..2).unwrap_or(""), code) {
-        // Serialization failure, deadlock.
-        (_, "40001" | "40P01") => Meaning { transient: true, ..Meaning::of(Kind::Busy) },
+        // Serialization failure, deadlock; a conflict of data or of the schema in Aurora DSQL.
+        (_, "40001" | "40P01" | "OC000" | "OC001") => Meaning { transient: true, ..Meaning::of(Kind::Busy) },
         // Commit or rollback unknown.
         (_, "40003") => Meaning { in_doubt: true, ..Meaning::of(Kind::Busy) },
         // The server ends the connection: its message may come after the commit.
@@ -69,7 +84,7 @@ mod tests {
 
     #[test]
     fn only_what_the_server_gave_up_is_tried_again_at_once() {
-        for code in ["40001", "40P01"] {
+        for code in ["40001", "40P01", "OC000"] {
             assert!(of_code(code).transient);
         }
         for code in ["57014", "57P01", "53100", "42501", "25006", ""] {

@@ -3,7 +3,10 @@
 use std::{fmt::Write, time::Duration};
 
 use sqlx::{
-    AssertSqlSafe, PgConnection, Row, pool::PoolConnection, postgres::PgArguments, query::QueryScalar,
+    AssertSqlSafe, PgConnection, Row,
+    pool::PoolConnection,
+    postgres::{PgArguments, PgRow},
+    query::{Query, QueryScalar},
 };
 
 use super::error::failed;
@@ -39,6 +42,10 @@ pub(super) enum Argument<'r> {
     ManyBytes(&'r [Vec<u8>]),
     EachBytes(&'r [&'r [u8]]),
     ManyInts(Option<&'r [i64]>),
+    /// Of ASCII without a quote or a backslash.
+    Plain(&'r str),
+    /// The same.
+    EachPlain(&'r [&'r str]),
 }
 
 impl Call<'_> {
@@ -108,6 +115,12 @@ impl Argument<'_> {
                 let _ = write!(text, "{one}");
             }),
             Argument::ManyInts(None) => text.push_str("NULL::int8[]"),
+            Argument::Plain(one) => {
+                let _ = write!(text, "'{one}'::text");
+            }
+            Argument::EachPlain(many) => list(text, many, "text", |text, one| {
+                let _ = write!(text, "'{one}'");
+            }),
         }
     }
 }
@@ -154,15 +167,85 @@ impl Link {
                 Argument::ManyBytes(many) => query.bind(many),
                 Argument::EachBytes(many) => query.bind(many),
                 Argument::ManyInts(many) => query.bind(many),
+                Argument::Plain(text) => query.bind(text),
+                Argument::EachPlain(many) => query.bind(many),
             };
         }
         query.fetch_one(self.raw()).await.map_err(failed)
     }
 }
 
+/// A statement with `$1` to `$9`, and what they stand for.
+#[derive(Debug)]
+pub(super) struct Statement<'r> {
+    pub(super) sql: String,
+    pub(super) arguments: &'r [Argument<'r>],
+}
+
+impl Statement<'_> {
+    fn bound(&self) -> Query<'_, sqlx::Postgres, PgArguments> {
+        let mut query = sqlx::query(AssertSqlSafe(self.sql.clone()));
+        for argument in self.arguments {
+            query = match *argument {
+                Argument::Bytes(bytes) => query.bind(bytes),
+                Argument::Int(int) => query.bind(int),
+                Argument::ManyBytes(many) => query.bind(many),
+                Argument::EachBytes(many) => query.bind(many),
+                Argument::ManyInts(many) => query.bind(many),
+                Argument::Plain(text) => query.bind(text),
+                Argument::EachPlain(many) => query.bind(many),
+            };
+        }
+        query
+    }
+
+    /// The statement as text, for the simple protocol.
+    fn spelt_out(&self) -> String {
+        let mut pieces = self.sql.split('$');
+        let mut text = pieces.next().unwrap_or_default().to_owned();
+        for piece in pieces {
+            let (digit, rest) = piece.split_at(1);
+            let position = digit.parse::<usize>().expect("a digit is behind each $");
+            self.arguments[position - 1].spell_out(&mut text);
+            text.push_str(rest);
+        }
+        text
+    }
+
+    /// Returns the rows of a statement that reads.
+    pub(super) async fn rows(&self, link: &mut Link, prepared: bool) -> Result<Vec<PgRow>, ServerError> {
+        if prepared {
+            return self.bound().fetch_all(link.raw()).await.map_err(failed);
+        }
+        // As text, bytes come in the form that the role has chosen.
+        let text = format!("SET LOCAL bytea_output = hex; {}", self.spelt_out());
+        sqlx::raw_sql(AssertSqlSafe(text)).fetch_all(link.raw()).await.map_err(failed)
+    }
+
+    /// Returns how many rows a statement wrote.
+    pub(super) async fn execute(&self, link: &mut Link, prepared: bool) -> Result<u64, ServerError> {
+        let done = match prepared {
+            true => self.bound().execute(link.raw()).await,
+            false => sqlx::raw_sql(AssertSqlSafe(self.spelt_out())).execute(link.raw()).await,
+        };
+        done.map(|done| done.rows_affected()).map_err(failed)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_statement_can_be_spelt_out() {
+        let arguments =
+            [Argument::Plain("a/b"), Argument::EachPlain(&["c", "d"]), Argument::ManyInts(Some(&[3]))];
+        let sql = "SELECT $2, $1 FROM unnest($3)".to_owned();
+        assert_eq!(
+            Statement { sql, arguments: &arguments }.spelt_out(),
+            "SELECT ARRAY['c','d']::text[], 'a/b'::text FROM unnest(ARRAY[3]::int8[])"
+        );
+    }
 
     #[test]
     fn a_call_can_be_spelt_out() {

@@ -63,7 +63,7 @@
 //! ```sql
 //! GRANT USAGE ON SCHEMA public TO app;
 //! GRANT SELECT, INSERT, UPDATE, DELETE ON lockcore_lock, lockcore_holder, lockcore_place, lockcore_session,
-//!   lockcore_watcher, lockcore_tombstone, lockcore_break, lockcore_namespace, lockcore_schema TO app;
+//!   lockcore_watcher, lockcore_tombstone, lockcore_break, lockcore_namespace, lockcore_schema, lockcore_form TO app;
 //! GRANT USAGE ON lockcore_ticket TO app;
 //! ```
 //! The routines run with the rights of their caller: a procedure that commits cannot do otherwise.
@@ -104,14 +104,20 @@
 //! - Shared locks and slots are rows: with n holders of one id, asking for that id reads n rows.
 //! - `table_prefix` and `schema` may be any text; both are quoted.
 
+mod cells;
 mod config;
 mod doctor;
 mod engine;
 mod error;
+mod form;
 mod link;
 mod listen;
 mod schema;
 
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub use cells::PostgresCells;
+pub use cells::PostgresStatementsLockDao;
 pub use config::{Commit, PostgresBuilder};
 pub use engine::{PostgresLockDao, capabilities};
-pub use schema::schema_sql;
+pub use schema::{schema_sql, statements_schema_sql};

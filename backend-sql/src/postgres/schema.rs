@@ -21,6 +21,7 @@ pub(super) const VERSION: StoreVersion = StoreVersion { version: 1, oldest_progr
 /// for the same without the schema, `{name'}` for the same inside of single quotes; `{$}` stands for the quotes around a
 /// routine, other words for one of the [`PIECES`].
 const TEXTS: &[&str] = &[
+    FORM,
     include_str!("schema/tables.sql"),
     include_str!("schema/rules.sql"),
     include_str!("schema/serve.sql"),
@@ -29,6 +30,12 @@ const TEXTS: &[&str] = &[
     include_str!("schema/watch.sql"),
     include_str!("schema/admin.sql"),
 ];
+
+/// The table that both forms have.
+const FORM: &str = include_str!("schema/form.sql");
+
+/// The table of those who lock by statements.
+const CELL: &str = include_str!("schema/cell.sql");
 
 /// Parts that stand in several texts, and in each other; the file says how they are written.
 const PIECES: &str = include_str!("schema/pieces.sql");
@@ -156,6 +163,30 @@ fn quote(name: &str) -> String {
 /// `SELECT, INSERT, UPDATE, DELETE` on the tables.
 pub fn schema_sql(schema: &str, table_prefix: &str) -> String {
     sql(&Names::new(schema, table_prefix), VERSION)
+}
+
+/// Returns what is needed to lock by statements, without routines, as SQL: it creates what is missing. Users need `USAGE` on the schema
+/// and `SELECT, INSERT, UPDATE, DELETE` on the two tables.
+pub fn statements_schema_sql(schema: &str, table_prefix: &str) -> String {
+    let mut sql = String::new();
+    for statement in statements(&Names::new(schema, table_prefix)) {
+        sql.push_str(&statement);
+        sql.push_str(";\n");
+    }
+    sql
+}
+
+/// The same, one by one.
+pub(super) fn statements(names: &Names) -> Vec<String> {
+    let schema = quote(&names.schema);
+    // Everywhere there, and IF NOT EXISTS would need the right to create schemas though it is.
+    let mut all = Vec::new();
+    if names.schema != "public" {
+        all.push(format!("CREATE SCHEMA IF NOT EXISTS {schema}"));
+    }
+    let tables = [FORM, CELL].map(|text| names.fill(text).trim_end().trim_end_matches(';').to_owned());
+    all.extend(tables);
+    all
 }
 
 fn sql(names: &Names, program: StoreVersion) -> String {

@@ -35,6 +35,8 @@ impl<I: Ident, C: ContextId, E: Engine> ServerLockDao<I, C, E> {
             on_connection(&shared, patience(timeout), async move |conn| made.engine().migrate(conn).await)
                 .await?;
         }
+        let registered = shared.clone();
+        on_connection(&shared, timeout, async move |conn| registered.engine().register(conn).await).await?;
         let (watch, listening) = Watch::start(shared.clone()).await;
         if let (Err(why), true) = (&listening, shared.engine().settings().listens()) {
             tracing::warn!(backend = E::NAME, %why, "LISTEN is unavailable, waiters will poll");

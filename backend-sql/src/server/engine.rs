@@ -12,17 +12,12 @@ use super::{
     reply::{Answer, Notification},
 };
 
-/// A database server.
-pub(crate) trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
+/// A database server, as what has connections to it sees it.
+pub(crate) trait Server: fmt::Debug + Send + Sync + Sized + 'static {
     /// A connection.
     type Conn: Send + 'static;
-    /// Receives the notifications for this process.
-    type Listener: Send + 'static;
     /// The backend's name, as in [`Capabilities::backend`].
     const NAME: &'static str;
-
-    /// Declares what the backend can do; the DAO sets `push` once it has tried to listen.
-    fn capabilities(&self) -> Capabilities;
 
     /// Returns the settings it was opened with.
     fn settings(&self) -> &Settings;
@@ -32,6 +27,24 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
 
     /// Reports whether a connection is kept between operations; not if a pool of the user's lent it.
     fn keeps(&self, conn: &Self::Conn) -> bool;
+
+    /// Returns host and port of the server, for messages.
+    fn address(&self) -> &str;
+
+    /// Describes where the schema is, for messages.
+    fn location(&self) -> String;
+}
+
+/// A database server whose routines decide.
+pub(crate) trait Engine: Server {
+    /// Receives the notifications for this process.
+    type Listener: Send + 'static;
+
+    /// Declares what the backend can do; the DAO sets `push` once it has tried to listen.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Enters the namespace as one that is locked by routines, and refuses it if it is locked by statements.
+    fn register(&self, conn: &mut Self::Conn) -> impl Future<Output = Result<(), ServerError>> + Send;
 
     /// Carries out an order in one round trip.
     fn carry_out(
@@ -72,12 +85,6 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync + Sized + 'static {
     fn admit(&self, _conn: &mut Self::Conn) -> impl Future<Output = Result<(), ServerError>> + Send {
         async { Ok(()) }
     }
-
-    /// Returns host and port of the server, for messages.
-    fn address(&self) -> &str;
-
-    /// Describes where the schema is, for messages.
-    fn location(&self) -> String;
 
     /// Looks for what would weaken a promise, apart from schema version and notifications.
     fn doctor(&self, conn: &mut Self::Conn)

@@ -194,12 +194,21 @@ impl ServerError {
 
     /// Converts it for the user, with the address at which it happened.
     pub(crate) fn at(self, address: &str) -> BackendError {
+        let located = self.located(address);
+        self.with_message(located)
+    }
+
+    /// Converts the failure of a read, which leaves nothing in doubt.
+    pub(crate) fn of_read_at(self, address: &str) -> BackendError {
+        BackendError::new(self.kind(), self.located(address)).with_source(self)
+    }
+
+    fn located(&self, address: &str) -> String {
         let text = self.to_string();
-        let located = match text.split_once(": ") {
+        match text.split_once(": ") {
             Some((backend, rest)) => format!("{backend} at {address}: {rest}"),
             None => text,
-        };
-        self.with_message(located)
+        }
     }
 
     fn with_message(self, message: String) -> BackendError {

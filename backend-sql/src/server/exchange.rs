@@ -8,7 +8,7 @@ use std::{
 
 use lockcore::{BackendErrorKind, LossReason};
 
-use super::{Answer, Engine, Order, ServerError, background, pool::Pool};
+use super::{Answer, Engine, Order, Server, ServerError, background, pool::Pool};
 
 /// The longest pause before a transaction is retried that the server gave up in favour of another.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -91,7 +91,7 @@ fn after_doubt(order: &Order<'_>, answer: Answer, earlier: ServerError) -> Resul
 }
 
 /// Runs an exchange on a connection, which is kept unless it broke.
-pub(super) async fn exchange<E: Engine, T>(
+pub(crate) async fn exchange<E: Server, T>(
     pool: &Pool<E>,
     urgent: bool,
     work: impl AsyncFnOnce(&mut E::Conn) -> Result<T, ServerError>,
@@ -117,7 +117,7 @@ pub(super) async fn exchange<E: Engine, T>(
 /// Closes all idle connections if they are as likely broken as the one on which this happened: the server, or the way to
 /// it, went down, or the server is a replica by now. Not if only that connection was affected, by a statement that was
 /// killed for example.
-fn give_up_others<E: Engine>(pool: &Pool<E>, error: &ServerError) {
+fn give_up_others<E: Server>(pool: &Pool<E>, error: &ServerError) {
     use BackendErrorKind::{Misconfigured, Timeout, Unavailable};
     if matches!(error.kind(), Unavailable | Timeout | Misconfigured) && error.broke_connection() {
         pool.give_up_all();

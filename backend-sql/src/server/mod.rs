@@ -5,12 +5,13 @@
 //! which the routine answers as an [`Answer`]. Everything else is here, and the same for all of them: the DAO calls
 //! `batch`, which sends most requests on to `exchange`, which takes a connection from `pool`.
 
-mod background;
+pub(crate) mod background;
 mod batch;
 mod dao;
 mod engine;
 mod error;
 mod exchange;
+mod form;
 mod pool;
 pub(crate) mod reply;
 mod request;
@@ -18,12 +19,12 @@ mod settings;
 pub(crate) mod template;
 mod watch;
 
-#[cfg(feature = "postgres")]
-pub(crate) use dao::patience;
-pub(crate) use dao::{ServerLockDao, fit, store_version};
-pub(crate) use engine::{Engine, Order, Outcome};
+pub(crate) use dao::{ServerLockDao, fit, patience, store_version};
+pub(crate) use engine::{Engine, Order, Outcome, Server};
 pub(crate) use error::{Certificate, Meaning, ServerError, is_unusable};
-pub(crate) use pool::UNUSED;
+pub(crate) use exchange::exchange;
+pub(crate) use form::{Form, column};
+pub(crate) use pool::{Pool, UNUSED};
 pub(crate) use reply::{Answer, Notification};
 #[cfg(feature = "postgres")]
 pub(crate) use request::Modes;

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{
-    Engine, ServerError,
+    Server, ServerError,
     background::{self, PerRuntime},
 };
 
@@ -27,8 +27,8 @@ const STALE: Duration = Duration::from_secs(240);
 pub(crate) const UNUSED: Duration = Duration::from_secs(300);
 
 /// The connections of a DAO.
-pub(crate) struct Pool<E: Engine> {
-    pub(super) engine: E,
+pub(crate) struct Pool<E: Server> {
+    pub(crate) engine: E,
     runtimes: PerRuntime<Own<E::Conn>>,
 }
 
@@ -47,14 +47,14 @@ struct Idle<T> {
 }
 
 /// A connection in use. Dropping it closes it, unless it is given back.
-pub(crate) struct Checkout<E: Engine> {
+pub(crate) struct Checkout<E: Server> {
     conn: Option<E::Conn>,
     own: Arc<Own<E::Conn>>,
     generation: u64,
     _permit: OwnedSemaphorePermit,
 }
 
-impl<E: Engine> Pool<E> {
+impl<E: Server> Pool<E> {
     pub(crate) fn new(engine: E) -> Self {
         Pool { engine, runtimes: PerRuntime::default() }
     }
@@ -149,7 +149,7 @@ impl<T> Idle<T> {
     }
 }
 
-impl<E: Engine> Checkout<E> {
+impl<E: Server> Checkout<E> {
     /// Returns the connection.
     pub(crate) fn conn(&mut self) -> &mut E::Conn {
         self.conn.as_mut().expect("it is there until it is given back")

@@ -19,6 +19,19 @@ BEGIN
   SELECT CONCAT_WS(' ', IFNULL(v_ns, 0), v_version, v_oldest) AS answer, '' AS to_wake;
 END
 //
+-- Returns the form in which a namespace is locked; enters it as one that is locked by routines, unless that is known or not to be created.
+CREATE PROCEDURE {v1_form}(p_ns VARBINARY(765), p_create TINYINT)
+SQL SECURITY DEFINER
+BEGIN
+  DECLARE v_form VARBINARY(16) DEFAULT NULL;
+  SELECT f.form INTO v_form FROM {form} f WHERE f.ns = p_ns;
+  IF v_form IS NULL AND p_create THEN
+    INSERT INTO {form} (ns, form) VALUES (p_ns, 'routines') ON DUPLICATE KEY UPDATE form = form;
+    SELECT f.form INTO v_form FROM {form} f WHERE f.ns = p_ns;
+  END IF;
+  SELECT CAST(IFNULL(v_form, '') AS CHAR CHARACTER SET ascii) AS answer, '' AS to_wake;
+END
+//
 -- Returns the version of the schema, and the oldest of programs that may use it. Every program calls this before any other: it
 -- stays as it is in all versions.
 CREATE PROCEDURE {version}()

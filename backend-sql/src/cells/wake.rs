@@ -1,0 +1,239 @@
+//! Waking: a process that wrote a cell tells those that wait for it, as a hint beside the writes; where there is nothing to listen to,
+//! waiters look.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use lockcore::backend::{Moment, shared_runtime};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
+
+use super::{Ask, Row, Shared, Statements};
+
+/// The most cells of a notification: the text of one may have 8000 bytes.
+const MOST: usize = 200;
+
+/// A notification is kept for so long: it may arrive between a look and the wait after it.
+const KEPT: Duration = Duration::from_millis(200);
+
+/// A process listens for so long after it waited last: longer than waiters pause between two looks.
+const IDLE: Duration = Duration::from_secs(30);
+
+/// The pause between probes of a listener that receives nothing, and the time that one may take.
+const QUIET: Duration = Duration::from_secs(10);
+const PROBE: Duration = Duration::from_secs(3);
+
+/// The pause before listening is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// The pauses between looks where there is nothing to listen to: at first, and at most.
+const LOOK: Duration = Duration::from_millis(20);
+const LOOK_AT_MOST: Duration = Duration::from_millis(250);
+
+/// All that a process tells, and hears.
+#[derive(Debug, Default)]
+pub(super) struct Wakes {
+    /// What is to be told, by the hash of its name.
+    telling: Mutex<Telling>,
+    /// What was heard lately, and when.
+    heard: Mutex<HashMap<u64, (i64, Moment)>>,
+    /// Changes with all that is heard.
+    count: watch::Sender<u64>,
+    /// The moment of the last wait, as long as there is a task that listens.
+    waited: Mutex<Option<Moment>>,
+    is_listening: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Telling {
+    cells: Vec<(u64, i64)>,
+    /// Set while there is a task that tells.
+    runs: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Hashes a name, in the same way in all programs (FNV-1a). Two names with one hash wake each other's waiters for nothing.
+pub(crate) fn hash(name: &str) -> u64 {
+    name.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+impl<S: Statements> Shared<S> {
+    /// Tells other processes of these writes. Never waits: what cannot be told is found by those who look.
+    pub(super) fn tell(self: &Arc<Self>, rows: &[Row<'_>]) {
+        if !self.pool.engine.listens() {
+            return;
+        }
+        let mut telling = lock(&self.wakes.telling);
+        let waited_for = rows.iter().filter(|row| row.name == "table" || row.name.starts_with("id/"));
+        telling.cells.extend(waited_for.map(|row| (hash(row.name), row.version)));
+        if !telling.cells.is_empty() && !std::mem::replace(&mut telling.runs, true) {
+            shared_runtime().spawn(Tells(Arc::downgrade(self)).run());
+        }
+    }
+
+    /// Ends when one of these cells has another version than is known, as far as that is heard of.
+    pub(super) async fn changed(self: &Arc<Self>, cells: &[(String, Option<i64>)]) {
+        let wakes = &self.wakes;
+        let mut count = wakes.count.subscribe();
+        self.listen();
+        let hashes: Vec<_> = cells.iter().map(|(name, known)| (hash(name), known.unwrap_or(0))).collect();
+        let names: Vec<&str> = cells.iter().map(|(name, _)| &**name).collect();
+        let known: Vec<i64> = cells.iter().filter_map(|(_, known)| *known).collect();
+        let mut pause = LOOK;
+        loop {
+            if wakes.has_heard(&hashes) {
+                return;
+            }
+            if wakes.is_listening.load(Relaxed) {
+                // Whether it still listens is looked at again.
+                let _ = timeout(AGAIN, count.changed()).await;
+                continue;
+            }
+            sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+            pause = (pause * 3 / 2).min(LOOK_AT_MOST);
+            let Ok(selected) = self.select(&names, &known).await else { continue };
+            let is_other = |(name, known): &(String, Option<i64>)| {
+                selected.rows.get(name).map(|(version, _)| *version) != *known
+            };
+            if cells.iter().any(is_other) {
+                return;
+            }
+        }
+    }
+
+    /// Notes that this process waits, and has a task listen for it.
+    fn listen(self: &Arc<Self>) {
+        if self.pool.engine.listens() && lock(&self.wakes.waited).replace(Moment::now()).is_none() {
+            shared_runtime().spawn(Listens(Arc::downgrade(self)).run());
+        }
+    }
+}
+
+impl Wakes {
+    /// Returns whether one of these cells was heard to have another version, lately.
+    fn has_heard(&self, cells: &[(u64, i64)]) -> bool {
+        let heard = lock(&self.heard);
+        cells.iter().any(|(hash, known)| {
+            heard.get(hash).is_some_and(|(version, at)| version != known && at.elapsed() < KEPT)
+        })
+    }
+
+    /// Notes a notification.
+    fn hear(&self, text: &str) {
+        let now = Moment::now();
+        let mut heard = lock(&self.heard);
+        heard.retain(|_, (_, at)| at.elapsed() < KEPT);
+        for word in text.split(' ') {
+            let read = |digits| u64::from_str_radix(digits, 16).ok();
+            let Some((hash, version)) = word.split_once('.') else { continue };
+            if let (Some(hash), Some(version)) = (read(hash), read(version)) {
+                heard.insert(hash, (version.cast_signed(), now));
+            }
+        }
+        drop(heard);
+        self.count.send_modify(|count| *count = count.wrapping_add(1));
+    }
+}
+
+/// The task that tells.
+struct Tells<S: Statements>(Weak<Shared<S>>);
+
+impl<S: Statements> Tells<S> {
+    async fn run(self) {
+        while let Some(shared) = self.0.upgrade() {
+            let text = {
+                let mut telling = lock(&shared.wakes.telling);
+                let some = telling.cells.len().min(MOST);
+                if some == 0 {
+                    telling.runs = false;
+                    return;
+                }
+                let words =
+                    telling.cells.drain(..some).map(|(hash, version)| format!("{hash:x}.{version:x}"));
+                words.collect::<Vec<_>>().join(" ")
+            };
+            if let Err(error) = shared.ask_within(shared.limit, &Ask::Notify(&text)).await {
+                tracing::debug!(backend = S::NAME, %error, "could not notify other processes");
+            }
+        }
+    }
+}
+
+/// The task that listens, as long as this process waits.
+struct Listens<S: Statements>(Weak<Shared<S>>);
+
+impl<S: Statements> Listens<S> {
+    async fn run(self) {
+        while let Some(shared) = self.used() {
+            if let Ok(Some(listener)) = shared.pool.engine.listen(&shared.ns).await {
+                drop(shared);
+                self.hear(listener).await;
+            } else {
+                drop(shared);
+            }
+            sleep(AGAIN).await;
+        }
+    }
+
+    /// Returns what it listens for, if this process has waited lately; else this task has ended.
+    fn used(&self) -> Option<Arc<Shared<S>>> {
+        let shared = self.0.upgrade()?;
+        let mut waited = lock(&shared.wakes.waited);
+        if waited.is_none_or(|waited| waited.elapsed() >= IDLE) {
+            *waited = None;
+            return None;
+        }
+        drop(waited);
+        Some(shared)
+    }
+
+    async fn hear(&self, mut listener: S::Listener) {
+        while let Some(shared) = self.used() {
+            shared.wakes.is_listening.store(true, Relaxed);
+            let server = &shared.pool.engine;
+            let is_well = match timeout(QUIET, server.receive(&mut listener)).await {
+                Ok(Ok(text)) => {
+                    shared.wakes.hear(&text);
+                    true
+                }
+                Ok(Err(_)) => false,
+                Err(_) => matches!(timeout(PROBE, server.probe(&mut listener)).await, Ok(Ok(()))),
+            };
+            if !is_well {
+                shared.wakes.is_listening.store(false, Relaxed);
+                return;
+            }
+        }
+        if let Some(shared) = self.0.upgrade() {
+            shared.wakes.is_listening.store(false, Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_another_version_wakes() {
+        let wakes = Wakes::default();
+        let (table, other) = (hash("table"), hash("id/61"));
+        wakes.hear(&format!("{table:x}.7 not.a word {other:x}.ffffffffffffffff"));
+        assert!(!wakes.has_heard(&[(table, 7)]));
+        assert!(wakes.has_heard(&[(table, 6)]));
+        assert!(!wakes.has_heard(&[(hash("id/62"), 1)]));
+        assert!(wakes.has_heard(&[(hash("id/62"), 1), (other, 1)]));
+    }
+}
