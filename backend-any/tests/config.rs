@@ -220,6 +220,30 @@ async fn mistakes_in_a_url_are_named() {
             "commit in the url: \"maybe\" is not possible, it must be durable, release-async or async",
         ),
         (
+            "postgres://x/app?routines=maybe",
+            "routines in the url: \"maybe\" is not possible, it must be yes or no",
+        ),
+        (
+            "mysql://x/app?routines=false",
+            "routines in the url: \"false\" is not possible, it must be yes or no",
+        ),
+        (
+            "mariadb://x/app?routines=no&isolation=snapshot",
+            "isolation in the url: \"snapshot\" is not possible, it must be read-committed or serializable",
+        ),
+        (
+            "postgres://x/app?routines=no&clock_difference=2m",
+            "postgres: clock_difference: \"120s\" is not possible, it must be 1 min at most",
+        ),
+        (
+            "postgres://x/app?clock_difference=1s",
+            "postgres: clock_difference: \"1s\" is not possible, it is for locking without routines",
+        ),
+        (
+            "mysql://x/app?isolation=serializable",
+            "mysql: isolation: \"serializable\" is not possible, it is for locking without routines",
+        ),
+        (
             "postgres://:hunter2@x/db?listen_url=hunter2",
             "postgres: listen_url: \"..\" is not possible, it must be like postgres://user@host:5432/database",
         ),
@@ -332,6 +356,8 @@ fn the_schema_is_printed_only_for_settings_that_are_possible() {
         "postgres://h/d?table_prefix=x_",
         "postgres://h/d?migrate=false&namespace=n",
         "mysql://h/d?table_prefix=x_",
+        "postgres://h/d?routines=no&schema=s",
+        "mysql://h/d?routines=no&table_prefix=x_",
     ] {
         assert!(print(url).is_ok(), "{url}");
     }

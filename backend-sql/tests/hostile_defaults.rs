@@ -101,8 +101,12 @@ async fn with_role(server: &Server, role: &str) -> Result<(), Error> {
     let builder = || PostgresLockDao::<String, Uuid>::builder().schema(role).timeout(servers::ANSWERS);
     let url = format!("postgres://{role}:no%20secret@{}/postgres", server.address());
     in_time(async {
-        let odd = builder().url(url).open().await?;
+        let odd = builder().url(&*url).open().await?;
         let plain = builder().url(server.url()).open().await?;
+        exercise(&odd, &plain, "").await?;
+        let builder = || builder().namespace("statements");
+        let odd = builder().url(url).open_without_routines().await?;
+        let plain = builder().url(server.url()).open_without_routines().await?;
         exercise(&odd, &plain, "").await
     })
     .await
@@ -124,6 +128,8 @@ async fn mysql(kind: Kind) -> TestResult {
     let url = format!("mysql://odd:no%20secret@{}/{database}", server.address());
     let builder = || MysqlLockDao::<String, Uuid>::builder().timeout(servers::ANSWERS);
     let plain = builder().url(server.url()).open().await?;
+    let of_statements = || builder().namespace("statements");
+    let plain_by_statements = of_statements().url(server.url()).open_without_routines().await?;
     let possible = settings_of_mysql(&url).await?;
     if kind == Kind::MySql {
         run("SET GLOBAL init_connect = 'SET SESSION max_execution_time = 1'".to_owned()).await?;
@@ -140,7 +146,9 @@ async fn mysql(kind: Kind) -> TestResult {
         run(format!("SET GLOBAL init_connect = '{init}'")).await?;
         in_time(async {
             let odd = builder().url(&*url).open().await?;
-            exercise(&odd, &plain, &number.to_string()).await
+            exercise(&odd, &plain, &number.to_string()).await?;
+            let odd = of_statements().url(&*url).open_without_routines().await?;
+            exercise(&odd, &plain_by_statements, &number.to_string()).await
         })
         .await
     };

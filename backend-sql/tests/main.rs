@@ -23,6 +23,7 @@ mod collations;
 mod connecting;
 #[cfg(target_os = "linux")]
 mod datagrams;
+mod forms;
 mod guarded_write;
 mod handing_over;
 mod hostile_defaults;
@@ -89,7 +90,14 @@ fn of_sqlite() -> Vec<Trial> {
 fn of_servers() -> impl Iterator<Item = Trial> {
     let of_postgres = [postgres::trials(), postgres_server::trials(), pgbouncer::trials()];
     let of_mysql = OF_MYSQL.into_iter().flat_map(|kind| [mysql::trials(kind), mysql_server::trials(kind)]);
-    let of_all = [guarded_write::trials(), idle::trials(), read_only::trials(), connecting::trials()];
+    let of_all = [
+        connecting::trials(),
+        forms::trials(),
+        guarded_write::trials(),
+        idle::trials(),
+        read_only::trials(),
+        statements::trials(),
+    ];
     let thorough = [collations::trials(), hostile_defaults::trials(), line::trials()]
         .into_iter()
         .flatten()
@@ -107,6 +115,7 @@ fn test<F: Future<Output = ()>>(name: &str, test: impl FnOnce() -> F + Send + 's
 
 /// What is about time, as groups or single tests: offers are confirmed, leases renewed, short timeouts kept, hand-overs measured.
 const LIVENESS: &[&str] = &[
+    "forms::a_wait_ends_by_a_notification",
     "hazards::a_lost_listener_is_replaced",
     "hazards::a_process_looks_after_its_own_releases",
     "hazards::a_reset_listener_is_replaced",

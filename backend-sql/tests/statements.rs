@@ -14,7 +14,8 @@ use lockcore_cell::Cell;
 use lockcore_conformance::{
     Backend,
     cell::Adapter,
-    servers::{ANSWERS, Kind, Server, Trial, cell_checks, checks, shared},
+    instances::{SAMPLE, listed},
+    servers::{ANSWERS, Kind, Server, Trial, cell_checks, checks, checks_of as checks_of_suite, shared},
 };
 use lockcore_sql::{
     MysqlBuilder, MysqlLockDao, PostgresBuilder, PostgresLockDao,
@@ -30,6 +31,27 @@ pub(crate) fn checks_of(kind: Kind) -> Vec<Trial> {
         Kind::MySql => of::<OfMysql>("mysql-statements", kind, Flags::default()),
         _ => of::<OfMysql>("mariadb-statements", kind, Flags::default()),
     }
+}
+
+/// The same with what engines that lack something need: all flags forced, and a part of the suite of the DAO.
+pub(crate) fn trials() -> Vec<Trial> {
+    let flags = Flags { all: true, ..Flags::default() };
+    let spelt_out = Flags { spelt_out: true, ..Flags::default() };
+    [
+        with::<OfPostgres>("postgres-flags", Kind::Postgres, flags),
+        with::<OfPostgres>("postgres-text", Kind::Postgres, spelt_out),
+        with::<OfMysql>("mysql-flags", Kind::MySql, flags),
+        with::<OfMysql>("mariadb-flags", Kind::MariaDb, flags),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn with<O: Opens>(name: &'static str, kind: Kind, flags: Flags) -> Vec<Trial> {
+    let open = opening::<O>(kind, flags);
+    let dao = checks_of_suite(name, |check| listed(SAMPLE, check), open.clone());
+    cell_checks(name, open).chain(dao).collect()
 }
 
 /// The settings for engines that lack something.
@@ -171,11 +193,22 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).expect("no test sets a clock so far")
 }
 
+type Opened<O> = Result<Shared<O>, Box<dyn std::error::Error + Send + Sync>>;
+
+fn opening<O: Opens>(
+    kind: Kind,
+    flags: Flags,
+) -> impl Fn() -> std::pin::Pin<Box<dyn Future<Output = Opened<O>>>> + Clone + Send + 'static {
+    move || {
+        Box::pin(async move {
+            let (server, opens) = (shared(kind).await?, std::marker::PhantomData);
+            Ok(Shared::<O> { server, flags, opens })
+        })
+    }
+}
+
 /// The checks of the adapter and of the DAO, by the name of a row of the table of instances.
 fn of<O: Opens>(name: &'static str, kind: Kind, flags: Flags) -> Vec<Trial> {
-    let open = move || async move {
-        let (server, opens) = (shared(kind).await?, std::marker::PhantomData);
-        Ok(Shared::<O> { server, flags, opens })
-    };
-    cell_checks(name, open).chain(checks(name, open)).collect()
+    let open = opening::<O>(kind, flags);
+    cell_checks(name, open.clone()).chain(checks(name, open)).collect()
 }

@@ -14,6 +14,27 @@ pub(super) fn name(text: &str) -> Result<String, String> {
     }
 }
 
+/// Returns whether routines of the server decide, as they do unless the options say otherwise.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(super) fn routines(settings: &Settings) -> Result<bool, ConfigError> {
+    let read = |text: &str| match text {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err("it must be yes or no".to_owned()),
+    };
+    Ok(settings.options.read("routines", read)?.unwrap_or(true))
+}
+
+/// Reads whether each statement is to be serializable.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(super) fn isolation(text: &str) -> Result<bool, String> {
+    match text {
+        "serializable" => Ok(true),
+        "read-committed" => Ok(false),
+        _ => Err("it must be read-committed or serializable".to_owned()),
+    }
+}
+
 /// Checks that the URL names one host, where the driver knows no others.
 ///
 /// # Errors

@@ -15,9 +15,12 @@ pub(super) const EXAMPLE: &str = "mysql://localhost/app";
 
 /// See [`MysqlBuilder`]; the last ones are the driver's own.
 pub(super) const OPTIONS: &[&str] = &[
+    "clock_difference",
+    "isolation",
     "listen",
     "max_connections",
     "migrate",
+    "routines",
     "table_prefix",
     "timeout",
     "socket",
@@ -49,14 +52,22 @@ pub(super) async fn open<I: Ident, C: ContextId>(
         .with("timeout", parse_duration, MysqlBuilder::timeout)?
         .with("migrate", bool::plain, MysqlBuilder::migrate)?
         .with("listen", bool::plain, MysqlBuilder::listen)?
+        .with("clock_difference", parse_duration, MysqlBuilder::clock_difference)?
+        .with("isolation", driver::isolation, MysqlBuilder::serializable)?
         .builder;
-    Ok(AnyLockDao::new(builder.open().await?))
+    Ok(match driver::routines(&settings)? {
+        true => AnyLockDao::new(builder.open().await?),
+        false => AnyLockDao::new(builder.open_without_routines().await?),
+    })
 }
 
 /// The schema as SQL for the command line client of the server that the scheme names, under the prefix that the settings
 /// give.
 pub(super) fn schema(settings: &Settings) -> Result<String, ConfigError> {
     let prefix = settings.options.read("table_prefix", driver::name)?.unwrap_or_else(|| "lockcore_".to_owned());
+    if !driver::routines(settings)? {
+        return Ok(mysql::statements_schema_sql(&prefix));
+    }
     let flavor = match settings.url.scheme() {
         "mariadb" => mysql::Flavor::MariaDb,
         _ => mysql::Flavor::MySql,

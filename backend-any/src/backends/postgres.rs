@@ -17,12 +17,15 @@ pub(super) const EXAMPLE: &str = "postgres://localhost/app";
 /// nothing here, whatever they say: `channel_binding`, `connect_timeout` (see [`PostgresBuilder::timeout`]), `keepalives`,
 /// `tcp_user_timeout`.
 pub(super) const OPTIONS: &[&str] = &[
+    "clock_difference",
     "commit",
+    "isolation",
     "listen",
     "listen_url",
     "max_connections",
     "migrate",
     "prepared",
+    "routines",
     "schema",
     "table_prefix",
     "timeout",
@@ -81,15 +84,23 @@ pub(super) async fn open<I: Ident, C: ContextId>(
         .with("listen_url", String::plain, PostgresBuilder::listen_url)?
         .with("prepared", bool::plain, PostgresBuilder::prepared)?
         .with("commit", commit, PostgresBuilder::commit)?
+        .with("clock_difference", parse_duration, PostgresBuilder::clock_difference)?
+        .with("isolation", driver::isolation, PostgresBuilder::serializable)?
         .builder;
-    Ok(AnyLockDao::new(builder.open().await?))
+    Ok(match driver::routines(&settings)? {
+        true => AnyLockDao::new(builder.open().await?),
+        false => AnyLockDao::new(builder.open_without_routines().await?),
+    })
 }
 
 /// The schema as SQL, for the names that the settings give.
 pub(super) fn schema(settings: &Settings) -> Result<String, ConfigError> {
     let schema = settings.options.read("schema", driver::name)?.unwrap_or_else(|| "public".to_owned());
     let prefix = settings.options.read("table_prefix", driver::name)?.unwrap_or_else(|| "lockcore_".to_owned());
-    Ok(postgres::schema_sql(&schema, &prefix))
+    Ok(match driver::routines(settings)? {
+        true => postgres::schema_sql(&schema, &prefix),
+        false => postgres::statements_schema_sql(&schema, &prefix),
+    })
 }
 
 /// Without Kerberos nothing is encrypted by it.

@@ -285,7 +285,7 @@ impl CellOptions {
         let expected = "it is for locking without routines";
         let refuse = |key, value| Err(ServerError::Setting { backend, key, value, expected });
         match self {
-            CellOptions { serializable: true, .. } => refuse("serializable", "true".to_owned()),
+            CellOptions { serializable: true, .. } => refuse("isolation", "serializable".to_owned()),
             CellOptions { clock_difference, .. } if !clock_difference.is_zero() => {
                 refuse("clock_difference", format!("{clock_difference:?}"))
             }

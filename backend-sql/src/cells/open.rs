@@ -31,30 +31,30 @@ impl<S: Statements> Shared<S> {
         Ok(())
     }
 
-    /// Makes the tables, if `error` says that they are missing and this program may make them.
+    /// Makes the tables, if `error` says that they are missing and this program may make them. MySQL tells a user who has no right to a
+    /// table nothing of whether there is one.
     async fn make(&self, error: ServerError) -> Result<(), ServerError> {
-        let is_missing =
-            matches!(error, ServerError::Database { .. }) && error.kind() == BackendErrorKind::Misconfigured;
-        if !is_missing {
+        use BackendErrorKind::{Denied, Misconfigured};
+        let may_be_missing =
+            matches!(error, ServerError::Database { .. }) && matches!(error.kind(), Denied | Misconfigured);
+        if !may_be_missing {
             return Err(error);
         }
         let settings = self.pool.engine.settings();
         let place = self.pool.engine.location();
-        let missing = |why: &str| {
-            let what = format!(
-                "{place}: there are no tables for locks without routines{why}: let a user who may create tables open it, or run \
-                 what `lockctl migrate --print sql` prints with routines=no"
-            );
-            Err(ServerError::Misconfigured { backend: S::NAME, what })
+        let missing = |error: &ServerError| ServerError::Misconfigured {
+            backend: S::NAME,
+            what: format!(
+                "{place}: there are no tables for locks without routines that this user may use: let one who may create tables open it, \
+                 or run what `lockctl migrate --print sql` prints with routines=no, and let this user read and write them \
+                 ({error})"
+            ),
         };
         if !settings.migrates() {
-            return missing("");
+            return Err(missing(&error));
         }
-        let limit = patience(settings.timeout);
-        match self.ask_within(limit, &Ask::Make).await {
-            Err(error) if error.kind() == BackendErrorKind::Denied => {
-                missing(&format!(", and this user may not create them ({error})"))
-            }
+        match self.ask_within(patience(settings.timeout), &Ask::Make).await {
+            Err(error) if error.kind() == Denied => Err(missing(&error)),
             made => made.map(drop),
         }
     }
