@@ -48,6 +48,7 @@ mod sqlite;
 mod sqlite_busy;
 mod statements;
 mod steps;
+mod unruly;
 mod withdrawing;
 
 const OF_MYSQL: [Kind; 2] = [Kind::MySql, Kind::MariaDb];
@@ -97,6 +98,7 @@ fn of_servers() -> impl Iterator<Item = Trial> {
         idle::trials(),
         read_only::trials(),
         statements::trials(),
+        unruly::trials(),
     ];
     let thorough = [collations::trials(), hostile_defaults::trials(), line::trials()]
         .into_iter()
@@ -128,6 +130,7 @@ const LIVENESS: &[&str] = &[
     "notifications",
     "own::odd_contexts",
     "pgbouncer",
+    "unruly::one_holds_a_lock",
     "store::more_waiters_than_one_step_serves",
     "waking",
 ];

@@ -19,11 +19,12 @@
 //! Of a server this needs tables with a primary key, `INSERT .. ON CONFLICT` or `.. ON DUPLICATE KEY UPDATE`, and that statements are
 //! serialized by rows: no sequence, `RETURNING`, `SKIP LOCKED`, advisory lock, trigger, routine or transaction of several statements.
 
+mod config;
 mod open;
+mod server;
 mod wake;
 
 use std::{
-    collections::HashMap,
     fmt,
     pin::Pin,
     sync::{
@@ -38,217 +39,39 @@ use std::{
 
 use bytes::Bytes;
 use lockcore::{
-    BackendError, Capabilities, Finding, Severity,
+    BackendError, Finding, Severity,
     backend::{Moment, ServiceClock, ServiceTime, unique},
-    protocol,
 };
-use lockcore_cell::{Cell, CellPage, CellSettings, Change, Found, Written};
-pub(crate) use open::opened;
-pub(crate) use wake::hash;
+use lockcore_cell::{Cell, CellPage, Change, Found, Written};
 
-use self::wake::Wakes;
-use crate::server::{Pool, Server, ServerError, Settings, background, column, exchange};
+#[cfg(feature = "postgres")]
+pub(crate) use self::wake::hash;
+pub(crate) use self::{
+    config::{CellOptions, dao_settings, prepare},
+    open::opened,
+    server::{PAGE, Row, Selected, Statements},
+};
+use self::{
+    server::{Answer, Ask},
+    wake::Wakes,
+};
+use crate::server::{Pool, ServerError, background, column, exchange};
 
 /// The most cells of one statement that writes.
 const AT_ONCE: usize = 4096;
 
-/// The most names of a page.
-pub(crate) const PAGE: usize = 1000;
-
 /// The longest pause before a statement is sent again that the server gave up in favour of another.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The longest name of a namespace as it stands in the tables: with the longest name of a cell it has to fit into a key.
-const NAMESPACE: usize = 255;
-
-/// The shortest lease, where there is one clock.
-const SHORTEST_LEASE: Duration = Duration::from_secs(1);
-
-/// The longest time for one statement with all its tries.
-const LONGEST: Duration = Duration::from_secs(3);
-
-/// A server that is asked by statements.
-pub(crate) trait Statements: Server {
-    /// Receives notifications.
-    type Listener: Send + 'static;
-
-    /// Reads the store's time in microseconds, and those of these cells that are there: the content unless its version is `known`.
-    fn select(
-        &self,
-        conn: &mut Self::Conn,
-        ns: &str,
-        names: &[&str],
-        known: &[i64],
-    ) -> impl Future<Output = Result<Selected, ServerError>> + Send;
-
-    /// Inserts a row, unless there is one; returns whether it did.
-    fn insert(
-        &self,
-        conn: &mut Self::Conn,
-        ns: &str,
-        row: &Row<'_>,
-    ) -> impl Future<Output = Result<bool, ServerError>> + Send;
-
-    /// Updates a row of the version `previous`; returns whether there was one.
-    fn update(
-        &self,
-        conn: &mut Self::Conn,
-        ns: &str,
-        row: &Row<'_>,
-    ) -> impl Future<Output = Result<bool, ServerError>> + Send;
-
-    /// Writes all rows, which are sorted by name, or none; returns whether it did.
-    fn write_all(
-        &self,
-        conn: &mut Self::Conn,
-        ns: &str,
-        rows: &[Row<'_>],
-    ) -> impl Future<Output = Result<bool, ServerError>> + Send;
-
-    /// Deletes a row, if it is of this version.
-    fn delete(
-        &self,
-        conn: &mut Self::Conn,
-        ns: &str,
-        name: &str,
-        version: Option<i64>,
-    ) -> impl Future<Output = Result<(), ServerError>> + Send;
-
-    /// Lists at most [`PAGE`] + 1 names between two, without those that are like `inner`, with when they were written.
-    fn list(
-        &self,
-        conn: &mut Self::Conn,
-        ns: &str,
-        between: [&str; 2],
-        inner: &str,
-    ) -> impl Future<Output = Result<Vec<(String, u64)>, ServerError>> + Send;
-
-    /// Enters the namespace as one that is locked by statements, and refuses it if it is locked by routines. [`Misconfigured`] if there
-    /// is no table.
-    ///
-    /// [`Misconfigured`]: lockcore::BackendErrorKind::Misconfigured
-    fn enter(&self, conn: &mut Self::Conn) -> impl Future<Output = Result<(), ServerError>> + Send;
-
-    /// Creates the tables that are not there.
-    fn make(&self, conn: &mut Self::Conn) -> impl Future<Output = Result<(), ServerError>> + Send;
-
-    /// Reads what the server says of its version.
-    fn version(&self, conn: &mut Self::Conn) -> impl Future<Output = Result<String, ServerError>> + Send;
-
-    /// Listens for what others [`notify`](Self::notify); `None` where there is nothing to listen to.
-    fn listen(&self, ns: &str) -> impl Future<Output = Result<Option<Self::Listener>, ServerError>> + Send;
-
-    /// Waits for the next notification. Cancel safe.
-    fn receive(
-        &self,
-        listener: &mut Self::Listener,
-    ) -> impl Future<Output = Result<String, ServerError>> + Send;
-
-    /// Returns once the listener has shown that it still receives.
-    fn probe(&self, listener: &mut Self::Listener) -> impl Future<Output = Result<(), ServerError>> + Send;
-
-    /// Notifies all that listen.
-    fn notify(
-        &self,
-        conn: &mut Self::Conn,
-        ns: &str,
-        text: &str,
-    ) -> impl Future<Output = Result<(), ServerError>> + Send;
-
-    /// Reports whether there is something to listen to.
-    fn listens(&self) -> bool;
-
-    /// Sends what is asked.
-    fn carry_out(
-        &self,
-        conn: &mut Self::Conn,
-        ns: &str,
-        ask: &Ask<'_>,
-    ) -> impl Future<Output = Result<Answer, ServerError>> + Send {
-        async move {
-            let nothing = Answer::default();
-            Ok(match ask {
-                Ask::Select(names, known) => {
-                    let sent = Moment::now();
-                    let selected = self.select(conn, ns, names, known).await?;
-                    Answer { selected, at: Some((sent, Moment::now())), ..nothing }
-                }
-                Ask::Insert(row) => Answer { done: self.insert(conn, ns, row).await?, ..nothing },
-                Ask::Update(row) => Answer { done: self.update(conn, ns, row).await?, ..nothing },
-                Ask::WriteAll(rows) => Answer { done: self.write_all(conn, ns, rows).await?, ..nothing },
-                Ask::List(between, inner) => {
-                    Answer { listed: self.list(conn, ns, *between, inner).await?, ..nothing }
-                }
-                Ask::Version => Answer { text: self.version(conn).await?, ..nothing },
-                Ask::Delete(name, version) => {
-                    self.delete(conn, ns, name, *version).await.map(|()| nothing)?
-                }
-                Ask::Enter => self.enter(conn).await.map(|()| nothing)?,
-                Ask::Make => self.make(conn).await.map(|()| nothing)?,
-                Ask::Notify(text) => self.notify(conn, ns, text).await.map(|()| nothing)?,
-            })
-        }
-    }
-}
-
-/// What a server is asked, by the methods of [`Statements`].
-#[derive(Debug)]
-pub(crate) enum Ask<'r> {
-    Select(&'r [&'r str], &'r [i64]),
-    Insert(Row<'r>),
-    Update(Row<'r>),
-    WriteAll(&'r [Row<'r>]),
-    Delete(&'r str, Option<i64>),
-    List([&'r str; 2], &'r str),
-    Enter,
-    Make,
-    Version,
-    Notify(&'r str),
-}
-
-impl Ask<'_> {
-    /// Reports whether it changes nothing, or nothing that a second one would change again.
-    fn can_be_repeated(&self) -> bool {
-        matches!(
-            self,
-            Ask::Select(..) | Ask::List(..) | Ask::Enter | Ask::Make | Ask::Version | Ask::Notify(_)
-        )
-    }
-}
-
-/// The answer, of which only that is set which was asked for.
-#[derive(Debug, Default)]
-pub(crate) struct Answer {
-    /// Set if a conditional write was done.
-    done: bool,
-    selected: Selected,
-    /// The moments at which it was selected: before and after.
-    at: Option<(Moment, Moment)>,
-    listed: Vec<(String, u64)>,
-    text: String,
-}
-
-/// The row of a cell, as it is written.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Row<'r> {
-    pub(crate) name: &'r str,
-    pub(crate) version: i64,
-    /// The version that it replaces; 0: there is none.
-    pub(crate) previous: i64,
-    pub(crate) content: &'r [u8],
-}
-
-/// The outcome of a `SELECT`.
-#[derive(Debug, Default)]
-pub(crate) struct Selected {
-    /// The store's time, in microseconds.
-    pub(crate) now: u64,
-    pub(crate) rows: HashMap<String, (i64, Option<Bytes>)>,
-}
+/// The time is relied on for so long after it was told: a step of the server's clock is then known well within the shortest lease.
+const FRESH: Duration = Duration::from_millis(400);
 
 /// The cells of a namespace in a database server.
 #[cfg_attr(not(feature = "testing"), expect(unreachable_pub, reason = "only tests name it"))]
-#[expect(private_bounds, reason = "a server is chosen here, and never by a user")]
+#[cfg_attr(
+    feature = "testing",
+    expect(private_bounds, reason = "a server is chosen here, and never by a user")
+)]
 pub struct SqlCells<S: Statements>(Arc<Shared<S>>);
 
 /// The state that the adapter and its tasks share.
@@ -257,6 +80,8 @@ pub(crate) struct Shared<S: Statements> {
     /// The namespace, as it stands in the tables.
     ns: String,
     clock: Arc<ServiceClock>,
+    /// The moment of the last question that told the time.
+    told: Mutex<Option<Moment>>,
     /// The most that the clock of a node is off the store's time, in microseconds.
     spread: u64,
     /// For one statement with all its tries.
@@ -268,74 +93,6 @@ pub(crate) struct Shared<S: Statements> {
     ahead: Arc<AtomicU64>,
 }
 
-/// The settings that only this form of locking has.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct CellOptions {
-    /// The most that the clocks of two nodes differ.
-    pub(crate) clock_difference: Duration,
-    /// Every statement is serializable: the server has nothing else.
-    pub(crate) serializable: bool,
-    #[cfg(feature = "testing")]
-    pub(crate) ahead: Arc<AtomicU64>,
-}
-
-impl CellOptions {
-    /// Refuses what has no meaning where routines decide.
-    pub(crate) fn refuse(&self, backend: &'static str) -> Result<(), ServerError> {
-        let expected = "it is for locking without routines";
-        let refuse = |key, value| Err(ServerError::Setting { backend, key, value, expected });
-        match self {
-            CellOptions { serializable: true, .. } => refuse("isolation", "serializable".to_owned()),
-            CellOptions { clock_difference, .. } if !clock_difference.is_zero() => {
-                refuse("clock_difference", format!("{clock_difference:?}"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Refuses what is out of bounds.
-    fn check(&self, backend: &'static str) -> Result<(), ServerError> {
-        if self.clock_difference <= Duration::from_secs(60) {
-            return Ok(());
-        }
-        let (key, value) = ("clock_difference", format!("{:?}", self.clock_difference));
-        Err(ServerError::Setting { backend, key, value, expected: "it must be 1 min at most" })
-    }
-}
-
-/// Checks the settings, and lets them be those of one statement with all its tries: the server gives up a little before that, too.
-/// Returns the time for a step.
-pub(crate) fn prepare(
-    backend: &'static str,
-    settings: &mut Settings,
-    options: &CellOptions,
-) -> Result<Duration, ServerError> {
-    settings.check(backend)?;
-    options.check(backend)?;
-    if column(&settings.namespace).len() > NAMESPACE {
-        let value = settings.namespace.chars().take(64).collect();
-        let expected = "without routines it may have 255 bytes, as in a URL with %20 for a blank";
-        return Err(ServerError::Setting { backend, key: "namespace", value, expected });
-    }
-    let step = settings.timeout;
-    settings.timeout = step.min(LONGEST);
-    Ok(step)
-}
-
-/// Returns the settings of the DAO over these cells, of which a step may take so long.
-pub(crate) fn dao_settings<S: Statements>(cells: &SqlCells<S>, step: Duration) -> CellSettings {
-    let (server, shared) = (&cells.0.pool.engine, &cells.0);
-    let (address, location, namespace) = (server.address(), server.location(), &server.settings().namespace);
-    let settings = CellSettings::new(S::NAME, format!("{} at {address}, {location}: {namespace}", S::NAME));
-    let capabilities = Capabilities {
-        // The time is known to some tenths of a second; renewals are durable commits.
-        min_lease: SHORTEST_LEASE.max(Duration::from_micros(shared.spread.saturating_mul(8))),
-        default_lease: Some(protocol::DEFAULT_LEASE),
-        ..settings.capabilities
-    };
-    CellSettings { timeout: step, capabilities, ..settings }
-}
-
 impl<S: Statements> Shared<S> {
     fn new(server: S, options: &CellOptions) -> Self {
         let settings = server.settings();
@@ -345,6 +102,7 @@ impl<S: Statements> Shared<S> {
             clock: ServiceClock::of(&format!("{} {}", S::NAME, server.address())),
             spread: u64::try_from(options.clock_difference.as_micros() / 2).unwrap_or(u64::MAX),
             limit: settings.timeout,
+            told: Mutex::default(),
             wakes: Wakes::default(),
             version: Mutex::default(),
             #[cfg(feature = "testing")]
@@ -411,19 +169,26 @@ impl<S: Statements> Shared<S> {
         let Answer { selected, at, .. } = self.ask(&Ask::Select(names, known)).await?;
         if let Some((sent, received)) = at {
             self.clock.sample_micros(sent, received, selected.now);
+            let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+            // Answers may come in another order than they were asked for.
+            if told.is_none_or(|told| told.since(&sent).is_zero()) {
+                *told = Some(sent);
+            }
         }
         Ok(selected)
     }
 
     /// Returns the store's time as it was told lately, or is told now.
     async fn time(&self) -> Result<ServiceTime, BackendError> {
+        let told = *self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let lately = told.filter(|told| told.elapsed() < FRESH).and_then(|told| self.clock.since(told));
+        if let Some(now) = lately.filter(|now| !now.is_wide()) {
+            return Ok(now);
+        }
         loop {
-            if let Some(now) = self.clock.fresh() {
-                return Ok(now);
-            }
             let asked = Moment::now();
             self.select(&[], &[]).await?;
-            // It may be wide, after a step of the clock.
+            // It is wide after a step of the clock, until that is certain.
             if let Some(now) = self.clock.since(asked) {
                 return Ok(now);
             }

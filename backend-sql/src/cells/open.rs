@@ -4,7 +4,7 @@ use std::sync::{Arc, PoisonError};
 
 use lockcore::{BackendError, BackendErrorKind, backend::shared_runtime};
 
-use super::{Ask, CellOptions, Shared, SqlCells, Statements};
+use super::{CellOptions, Shared, SqlCells, Statements, server::Ask};
 use crate::server::{ServerError, patience};
 
 /// Connects with [prepared](super::prepare) settings, on the library's runtime, as all calls are made: a caller needs none.

@@ -16,7 +16,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{Ask, Row, Shared, Statements};
+use super::{Row, Shared, Statements, server::Ask};
 
 /// The most cells of a notification: the text of one may have 8000 bytes.
 const MOST: usize = 200;
@@ -41,9 +41,9 @@ const LOOK_AT_MOST: Duration = Duration::from_millis(250);
 /// All that a process tells, and hears.
 #[derive(Debug, Default)]
 pub(super) struct Wakes {
-    /// What is to be told, by the hash of its name.
+    /// The cells that are to be told of, by the hashes of their names.
     telling: Mutex<Telling>,
-    /// What was heard lately, and when.
+    /// The cells that were heard of lately, and when.
     heard: Mutex<HashMap<u64, (i64, Moment)>>,
     /// Changes with all that is heard.
     count: watch::Sender<u64>,
@@ -97,7 +97,7 @@ impl<S: Statements> Shared<S> {
                 return;
             }
             if wakes.is_listening.load(Relaxed) {
-                // Whether it still listens is looked at again.
+                // Then it may listen no more.
                 let _ = timeout(AGAIN, count.changed()).await;
                 continue;
             }

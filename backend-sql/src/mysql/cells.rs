@@ -352,7 +352,7 @@ impl Statements for MysqlStatements {
             found = self.form(link, &ns).await?;
         }
         Form::Statements.check(Self::NAME, namespace, found.as_deref())?;
-        // Whether the other table is there, too.
+        // The other table may be missing alone.
         link.text(&format!("SELECT 1 FROM {} LIMIT 0", self.table())).await.map(drop)
     }
 

@@ -80,6 +80,10 @@
 //! which need `log_bin_trust_function_creators` there, are not used. Where routines are forbidden altogether this backend
 //! cannot be used, and says so on connecting.
 //!
+//! # Without routines
+//! [`open_without_routines`](MysqlBuilder::open_without_routines) locks by plain statements, for servers that have no stored procedures and
+//! users who may not create them. The table `lockcore_form` says of each namespace which of the two ways locks it; the other is refused.
+//!
 //! # Several versions
 //! The table `lockcore_schema` has two numbers: `version`, and `oldest_program`, below which a program refuses the schema. A
 //! release that shares the schema with the one before raises only the first, and leaves the routines alone whose names begin

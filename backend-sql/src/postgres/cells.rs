@@ -269,7 +269,7 @@ impl Statements for PostgresStatements {
 
     async fn enter(&self, link: &mut Link) -> Result<(), ServerError> {
         form::enter(&self.0.names, Form::Statements, self.settings(), link).await?;
-        // Whether the other table is there, too.
+        // The other table may be missing alone.
         link.run(AssertSqlSafe(format!("SELECT 1 FROM {} LIMIT 0", self.table()))).await
     }
 

@@ -68,6 +68,10 @@
 //! ```
 //! The routines run with the rights of their caller: a procedure that commits cannot do otherwise.
 //!
+//! # Without routines
+//! [`open_without_routines`](PostgresBuilder::open_without_routines) locks by plain statements, for servers that have no PL/pgSQL and roles
+//! that may not create routines. The table `lockcore_form` says of each namespace which of the two ways locks it; the other is refused.
+//!
 //! # Behind a pooler
 //! Rows and leases, no session state: any pooler will do, and its other clients find every setting as it was. One that hands
 //! out another connection for each transaction (PgBouncer's `pool_mode=transaction`) needs
