@@ -235,6 +235,9 @@ async fn a_role_that_may_create_nothing() -> TestResult {
     for migrate in [true, false] {
         used(&builder().migrate(migrate).open_without_routines().await?).await?;
     }
+    // One that may create tables in its schema, and no schema.
+    run(format!("GRANT CREATE ON SCHEMA {role} TO {role}")).await?;
+    used(&builder().table_prefix("own_").open_without_routines().await?).await?;
     run(format!("DROP SCHEMA {role} CASCADE")).await?;
     run(format!("DROP OWNED BY {role}")).await?;
     run(format!("DROP ROLE {role}")).await?;

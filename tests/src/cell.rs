@@ -587,8 +587,8 @@ pub async fn all_are_replaced_or_none<A: Adapter>(cells: Cells<A>) {
     for (position, name) in names.iter().enumerate() {
         versions[position] = write(&two, name, Some(&versions[position]), "newer").await;
     }
-    for wrong in 0..names.len() {
-        for at in [None, Some(&stale[wrong])] {
+    for (wrong, stale) in stale.iter().enumerate() {
+        for at in [None, Some(stale)] {
             let changes: Vec<_> = names
                 .iter()
                 .enumerate()

@@ -1,4 +1,4 @@
-//! What a server is asked, and how it answers.
+//! The questions to a server, and its answers.
 
 use std::collections::HashMap;
 

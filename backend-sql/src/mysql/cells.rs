@@ -1,22 +1,18 @@
 //! Locks by plain statements: those of MySQL and MariaDB; see [`cells`](crate::cells) for how they are used.
 
-use std::{collections::HashMap, convert::Infallible, fmt, fmt::Write, time::Duration};
+use std::{collections::HashMap, convert::Infallible, fmt, time::Duration};
 
 use bytes::Bytes;
 use lockcore::{BackendError, ContextId, Ident, LockDao, forward_lock_dao};
 use lockcore_cell::CellLockDao;
-use sqlx::{
-    AssertSqlSafe, MySql, Row as _,
-    mysql::{MySqlArguments, MySqlRow},
-    query::Query,
-};
+use sqlx::{Row as _, mysql::MySqlRow};
 use uuid::Uuid;
 
 use super::{
     config::MysqlBuilder,
     engine::{LEVEL, Mysql},
     error::{failed, is_duplicate, is_out_of_range},
-    link::Link,
+    link::{Link, Statement},
     schema,
 };
 use crate::{
@@ -26,10 +22,6 @@ use crate::{
 
 /// The time, in microseconds since 1970, whatever the session's time zone. The same in all of a statement.
 const CLOCK: &str = "TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6))";
-
-/// Statements about so many cells are prepared, one for each number; those about more are sent as text. The driver keeps a hundred on
-/// a connection.
-const PREPARED: usize = 16;
 
 /// Locks in a MySQL or MariaDB database, or one that speaks its protocol, by plain statements without routines; see
 /// [`open_without_routines`](MysqlBuilder::open_without_routines).
@@ -89,83 +81,6 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
         let server = MysqlStatements { server: self.checked()?, options: options.clone() };
         let cells = cells::opened(server, &options).await.map_err(|error| tried(user.as_deref(), error))?;
         Ok((cells, step))
-    }
-}
-
-/// A statement with a `?` for each value, or with the values in it.
-struct Statement<'r> {
-    sql: String,
-    /// `None` if the values stand in the text.
-    values: Option<Vec<Value<'r>>>,
-}
-
-enum Value<'r> {
-    Int(i64),
-    Bytes(&'r [u8]),
-}
-
-impl<'r> Statement<'r> {
-    /// Begins a statement about so many cells.
-    fn about(cells: usize) -> Self {
-        Statement { sql: String::new(), values: (cells <= PREPARED).then(Vec::new) }
-    }
-
-    fn text(&mut self, text: &str) -> &mut Self {
-        self.sql.push_str(text);
-        self
-    }
-
-    fn int(&mut self, int: i64) -> &mut Self {
-        match &mut self.values {
-            Some(values) => {
-                values.push(Value::Int(int));
-                self.sql.push('?');
-            }
-            None => drop(write!(self.sql, "{int}")),
-        }
-        self
-    }
-
-    /// In hexadecimal where it is text, so that no quoting depends on the session.
-    fn bytes(&mut self, bytes: &'r [u8]) -> &mut Self {
-        match &mut self.values {
-            Some(values) => {
-                values.push(Value::Bytes(bytes));
-                self.sql.push('?');
-            }
-            None => {
-                self.sql.push_str("X'");
-                for byte in bytes {
-                    let _ = write!(self.sql, "{byte:02X}");
-                }
-                self.sql.push('\'');
-            }
-        }
-        self
-    }
-
-    fn bound(&self, values: &[Value<'r>]) -> Query<'r, MySql, MySqlArguments> {
-        let query = sqlx::query(AssertSqlSafe(self.sql.clone()));
-        values.iter().fold(query, |query, value| match value {
-            Value::Int(int) => query.bind(*int),
-            Value::Bytes(bytes) => query.bind(*bytes),
-        })
-    }
-
-    async fn rows(&self, link: &mut Link) -> Result<Vec<MySqlRow>, ServerError> {
-        let rows = match &self.values {
-            Some(values) => self.bound(values).fetch_all(link.raw()).await,
-            None => sqlx::raw_sql(AssertSqlSafe(self.sql.clone())).fetch_all(link.raw()).await,
-        };
-        rows.map_err(failed)
-    }
-
-    async fn execute(&self, link: &mut Link) -> Result<u64, ServerError> {
-        let done = match &self.values {
-            Some(values) => self.bound(values).execute(link.raw()).await,
-            None => sqlx::raw_sql(AssertSqlSafe(self.sql.clone())).execute(link.raw()).await,
-        };
-        done.map(|done| done.rows_affected()).map_err(failed)
     }
 }
 
@@ -392,19 +307,5 @@ impl Statements for MysqlStatements {
 impl fmt::Debug for MysqlStatements {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.server.fmt(f)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn many_cells_are_sent_as_text() {
-        for (cells, sql) in [(1, "a ? b ?"), (PREPARED + 1, "a -7 b X'00FF27'")] {
-            let mut statement = Statement::about(cells);
-            statement.text("a ").int(-7).text(" b ").bytes(&[0, 0xff, b'\'']);
-            assert_eq!(statement.sql, sql);
-        }
     }
 }

@@ -1,9 +1,13 @@
-//! A connection, and the one kind of exchange on it: a routine is called, and answers with text.
+//! A connection, and the exchanges on it: a routine is called, and answers with text; a statement is executed.
+
+use std::fmt::Write;
 
 use futures_util::TryStreamExt;
 use sqlx::{
-    AssertSqlSafe, Either, Executor, MySql, MySqlConnection, Row, mysql::MySqlArguments,
-    pool::PoolConnection, query::Query,
+    AssertSqlSafe, Either, Executor, MySql, MySqlConnection, Row,
+    mysql::{MySqlArguments, MySqlRow},
+    pool::PoolConnection,
+    query::Query,
 };
 
 use super::error::failed;
@@ -117,6 +121,102 @@ impl Link {
         match rows.first() {
             Some(row) => row.try_get_unchecked(0).map_err(failed),
             None => Ok(None),
+        }
+    }
+}
+
+/// Statements about so many things are prepared, one for each number; those about more are sent as text. The driver keeps a hundred on
+/// a connection.
+const PREPARED: usize = 16;
+
+/// A statement with a `?` for each value, or with the values in it.
+pub(super) struct Statement<'r> {
+    sql: String,
+    /// `None` if the values stand in the text.
+    values: Option<Vec<Value<'r>>>,
+}
+
+/// A value of a statement.
+enum Value<'r> {
+    Int(i64),
+    Bytes(&'r [u8]),
+}
+
+impl<'r> Statement<'r> {
+    /// Begins a statement about so many things.
+    pub(super) fn about(things: usize) -> Self {
+        Statement { sql: String::new(), values: (things <= PREPARED).then(Vec::new) }
+    }
+
+    pub(super) fn text(&mut self, text: &str) -> &mut Self {
+        self.sql.push_str(text);
+        self
+    }
+
+    pub(super) fn int(&mut self, int: i64) -> &mut Self {
+        match &mut self.values {
+            Some(values) => {
+                values.push(Value::Int(int));
+                self.sql.push('?');
+            }
+            None => drop(write!(self.sql, "{int}")),
+        }
+        self
+    }
+
+    /// In hexadecimal where it is text, so that no quoting depends on the session.
+    pub(super) fn bytes(&mut self, bytes: &'r [u8]) -> &mut Self {
+        match &mut self.values {
+            Some(values) => {
+                values.push(Value::Bytes(bytes));
+                self.sql.push('?');
+            }
+            None => {
+                self.sql.push_str("X'");
+                for byte in bytes {
+                    let _ = write!(self.sql, "{byte:02X}");
+                }
+                self.sql.push('\'');
+            }
+        }
+        self
+    }
+
+    fn bound(&self, values: &[Value<'r>]) -> Query<'r, MySql, MySqlArguments> {
+        let query = sqlx::query(AssertSqlSafe(self.sql.clone()));
+        values.iter().fold(query, |query, value| match value {
+            Value::Int(int) => query.bind(*int),
+            Value::Bytes(bytes) => query.bind(*bytes),
+        })
+    }
+
+    pub(super) async fn rows(&self, link: &mut Link) -> Result<Vec<MySqlRow>, ServerError> {
+        let rows = match &self.values {
+            Some(values) => self.bound(values).fetch_all(link.raw()).await,
+            None => sqlx::raw_sql(AssertSqlSafe(self.sql.clone())).fetch_all(link.raw()).await,
+        };
+        rows.map_err(failed)
+    }
+
+    pub(super) async fn execute(&self, link: &mut Link) -> Result<u64, ServerError> {
+        let done = match &self.values {
+            Some(values) => self.bound(values).execute(link.raw()).await,
+            None => sqlx::raw_sql(AssertSqlSafe(self.sql.clone())).execute(link.raw()).await,
+        };
+        done.map(|done| done.rows_affected()).map_err(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statements_about_much_are_sent_as_text() {
+        for (things, sql) in [(1, "a ? b ?"), (PREPARED + 1, "a -7 b X'00FF27'")] {
+            let mut statement = Statement::about(things);
+            statement.text("a ").int(-7).text(" b ").bytes(&[0, 0xff, b'\'']);
+            assert_eq!(statement.sql, sql);
         }
     }
 }

@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::{
     config::PostgresBuilder,
     engine::{LEVEL, Postgres},
-    error::{failed, is_made, is_out_of_range},
+    error::{failed, is_out_of_range},
     form,
     link::{Argument, Link, Statement},
     listen, schema,
@@ -274,13 +274,7 @@ impl Statements for PostgresStatements {
     }
 
     async fn make(&self, link: &mut Link) -> Result<(), ServerError> {
-        for statement in schema::statements(&self.0.names) {
-            match link.run(AssertSqlSafe(statement)).await {
-                Err(error) if is_made(&error) => {}
-                made => made?,
-            }
-        }
-        Ok(())
+        schema::make_for_statements(&self.0.names, link).await
     }
 
     async fn version(&self, link: &mut Link) -> Result<String, ServerError> {

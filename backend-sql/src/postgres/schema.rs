@@ -8,7 +8,10 @@ use lockcore::{
 };
 use sqlx::{AssertSqlSafe, Row};
 
-use super::{error::failed, link::Link};
+use super::{
+    error::{failed, is_made},
+    link::Link,
+};
 use crate::server::{
     ServerError, store_version,
     template::{self, Filling},
@@ -169,24 +172,37 @@ pub fn schema_sql(schema: &str, table_prefix: &str) -> String {
 /// and `SELECT, INSERT, UPDATE, DELETE` on the two tables.
 pub fn statements_schema_sql(schema: &str, table_prefix: &str) -> String {
     let mut sql = String::new();
-    for statement in statements(&Names::new(schema, table_prefix)) {
+    let names = Names::new(schema, table_prefix);
+    for statement in create_schema(&names).into_iter().chain(tables_of_statements(&names)) {
         sql.push_str(&statement);
         sql.push_str(";\n");
     }
     sql
 }
 
-/// The same, one by one.
-pub(super) fn statements(names: &Names) -> Vec<String> {
-    let schema = quote(&names.schema);
-    // Everywhere there, and IF NOT EXISTS would need the right to create schemas though it is.
-    let mut all = Vec::new();
-    if names.schema != "public" {
-        all.push(format!("CREATE SCHEMA IF NOT EXISTS {schema}"));
+fn tables_of_statements(names: &Names) -> [String; 2] {
+    [FORM, CELL].map(|text| names.fill(text).trim_end().trim_end_matches(';').to_owned())
+}
+
+/// Creates the schema, unless it is the one that is in every database.
+fn create_schema(names: &Names) -> Option<String> {
+    (names.schema != "public").then(|| format!("CREATE SCHEMA IF NOT EXISTS {}", quote(&names.schema)))
+}
+
+/// Creates what is missing to lock by statements.
+pub(super) async fn make_for_statements(names: &Names, link: &mut Link) -> Result<(), ServerError> {
+    let name = names.schema.replace('\'', "''");
+    let find = format!("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = '{name}'");
+    let found = sqlx::raw_sql(AssertSqlSafe(find)).fetch_optional(link.raw()).await.map_err(failed)?;
+    // IF NOT EXISTS would need the right to create schemas though it is there.
+    let schema = create_schema(names).filter(|_| found.is_none());
+    for statement in schema.into_iter().chain(tables_of_statements(names)) {
+        match link.run(AssertSqlSafe(statement)).await {
+            Err(error) if is_made(&error) => {}
+            made => made?,
+        }
     }
-    let tables = [FORM, CELL].map(|text| names.fill(text).trim_end().trim_end_matches(';').to_owned());
-    all.extend(tables);
-    all
+    Ok(())
 }
 
 fn sql(names: &Names, program: StoreVersion) -> String {
