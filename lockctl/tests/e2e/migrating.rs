@@ -12,7 +12,36 @@ pub(crate) const TESTS: &[Test] = &[
     test!(an_unknown_language_is_a_mistake, Nothing),
     test!(what_programs_may_not_migrate_an_administrator_does, File),
     test!(a_table_is_described_for_other_tools_and_made, DynamoDb),
+    test!(without_routines_statements_lock, Sql),
 ];
+
+fn without_routines_statements_lock(store: &Store) {
+    let namespace = store.namespace("statements");
+    let run = |routines: &str, args: &[&str]| {
+        let mut command = store.lockctl(args);
+        command.env("LOCKCORE_URL", format!("{}&routines={routines}", store.url()));
+        command.env("LOCKCORE_NAMESPACE", &namespace);
+        Ended::of(command)
+    };
+    let printed = run("no", &["migrate", "--print", "sql"]);
+    assert_eq!((printed.code, printed.stderr.as_str()), (0, ""));
+    assert_eq!(printed.stdout.matches("CREATE TABLE").count(), 2, "{}", printed.stdout);
+    assert!(
+        !printed.stdout.contains("PROCEDURE") && !printed.stdout.contains("FUNCTION"),
+        "{}",
+        printed.stdout
+    );
+    let migrated = run("no", &["migrate"]);
+    assert_eq!(migrated.code, 0, "{}", migrated.stderr);
+    let locked = run("no", &["run", "--id", "a", "--id", "b", "--", "echo", "held"]);
+    assert_eq!((locked.code, locked.stdout.as_str()), (0, "held\n"), "{}", locked.stderr);
+    let looked = run("no", &["doctor"]);
+    assert!(looked.stdout.contains("by plain statements"), "{} {}", looked.stdout, looked.stderr);
+    // The other form never locks it.
+    let refused = run("yes", &["run", "--id", "a", "--", "echo", "held"]);
+    assert_eq!(refused.stdout, "");
+    assert!(refused.stderr.contains(&format!("{namespace:?} is locked by statements")), "{}", refused.stderr);
+}
 
 fn an_unknown_language_is_a_mistake(store: &Store) {
     let ended = store.run(&["migrate", "--print", "cobol"]);

@@ -92,6 +92,8 @@ pub(crate) enum Needs {
     DynamoDb,
     /// What only a bucket has.
     S3,
+    /// A server of SQL, which has two forms.
+    Sql,
     /// A server, which the URL names by its address.
     Server,
     /// A file of its own: the store plays no part, or the test gets at its file.
@@ -115,6 +117,7 @@ impl Needs {
             Needs::Versions => !["etcd", "s3", "share"].contains(&scheme),
             Needs::DynamoDb => scheme == "dynamodb",
             Needs::S3 => scheme == "s3",
+            Needs::Sql => ["mysql", "postgres"].contains(&scheme),
             Needs::Server => !["share", "sqlite"].contains(&scheme),
             Needs::File => scheme == "sqlite",
         }
