@@ -4,6 +4,7 @@ pub(crate) mod cells;
 mod clock;
 mod renewing;
 mod sessions;
+mod several;
 mod sweeping;
 mod waiting;
 mod writing;

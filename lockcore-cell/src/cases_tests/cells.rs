@@ -15,7 +15,7 @@ use lockcore::{BackendError, BackendErrorKind, LockingService, backend::ServiceT
 use tokio::time::{Instant, sleep};
 
 use super::Locks;
-use crate::{Cell, CellLockDao, CellPage, CellSettings, Found, Written, step::micros, table::Table};
+use crate::{Cell, CellLockDao, CellPage, CellSettings, Change, Found, Written, step::micros, table::Table};
 
 const READ: Duration = Duration::from_millis(30);
 const WRITE: Duration = Duration::from_millis(60);
@@ -65,6 +65,8 @@ pub(crate) struct Process {
     pub(crate) loses_answers: Arc<AtomicBool>,
     /// The ways of the next writes.
     pub(crate) next_writes: Arc<Mutex<VecDeque<Way>>>,
+    /// The number of cells that are replaced in one step.
+    pub(crate) at_once: usize,
 }
 
 /// The way of a write that is not usual.
@@ -99,12 +101,18 @@ impl World {
             is_cut: Arc::default(),
             loses_answers: Arc::default(),
             next_writes: Arc::default(),
+            at_once: 1,
         }
     }
 
     pub(crate) async fn dao_with(&self, process: Process, timeout: Duration) -> CellLockDao<Process> {
         let settings = CellSettings { timeout, ..CellSettings::new("cells", "cells in memory") };
         CellLockDao::open(process, settings).await.expect("a store in memory can be opened")
+    }
+
+    /// A DAO that replaces several cells at once.
+    pub(crate) async fn dao_of_several(&self) -> CellLockDao<Process> {
+        self.dao_with(Process { at_once: 100, ..self.process() }, Duration::from_secs(10)).await
     }
 
     /// A service of a process of its own, and its network: true cuts it off.
@@ -194,16 +202,19 @@ impl World {
         self.put("table", serde_json::to_vec(&table).expect("it is JSON"));
     }
 
-    /// Replaces a cell that is of a version; returns the new one.
-    fn replace(&self, name: &str, at: Option<u64>, content: Bytes) -> Option<u64> {
-        let (version, written) = (self.version(), self.now());
-        let mut cells = self.cells();
-        let is_met =
-            cells.get(name).map(|cell| cell.version) == at || self.0.ignores_conditions.load(Relaxed);
-        if is_met {
-            cells.insert(name.to_owned(), Stored { version, content, written });
+    /// Replaces cells that are of their versions; returns the new ones.
+    fn replace(&self, changes: &[Change<u64>]) -> Option<Vec<u64>> {
+        let (written, mut cells) = (self.now(), self.cells());
+        let is_met = |change: &Change<u64>| cells.get(&change.name).map(|cell| cell.version) == change.at;
+        if !changes.iter().all(is_met) && !self.0.ignores_conditions.load(Relaxed) {
+            return None;
         }
-        is_met.then_some(version)
+        let write = |change: &Change<u64>| {
+            let (version, content) = (self.version(), change.content.clone());
+            cells.insert(change.name.clone(), Stored { version, content, written });
+            version
+        };
+        Some(changes.iter().map(write).collect())
     }
 
     fn version(&self) -> u64 {
@@ -255,15 +266,52 @@ impl Cell for Process {
         at: Option<&u64>,
         content: Bytes,
     ) -> Result<Written<u64>, BackendError> {
+        let changes = [Change { name: name.to_owned(), at: at.copied(), content }];
+        Ok(match self.replace_all(&changes).await? {
+            Written::Done(versions) => Written::Done(versions[0]),
+            Written::Refused => Written::Refused,
+        })
+    }
+
+    fn at_once(&self) -> usize {
+        self.at_once
+    }
+
+    async fn read_all(&self, cells: &[(String, Option<u64>)]) -> Result<Vec<Found<u64>>, BackendError> {
+        self.world.0.reads.fetch_add(1, Relaxed);
+        self.travel(READ).await;
+        self.world.check_right(Denied::Reads)?;
+        let found = |(name, known): &(String, Option<u64>)| match self.world.cells().get(name) {
+            None => Found::Absent,
+            Some(cell) if *known == Some(cell.version) => Found::Unchanged,
+            Some(cell) => Found::Changed(cell.version, cell.content.clone()),
+        };
+        let found = cells.iter().map(found).collect();
+        self.travel(READ).await;
+        self.answer().await?;
+        Ok(found)
+    }
+
+    async fn remove_at(&self, name: &str, at: &u64) -> Result<(), BackendError> {
+        self.world.0.writes.fetch_add(1, Relaxed);
+        self.travel(WRITE).await;
+        let mut cells = self.world.cells();
+        if cells.get(name).is_some_and(|cell| cell.version == *at) {
+            cells.remove(name);
+        }
+        Ok(())
+    }
+
+    async fn replace_all(&self, changes: &[Change<u64>]) -> Result<Written<Vec<u64>>, BackendError> {
         self.world.0.writes.fetch_add(1, Relaxed);
         let way = self.next_writes.lock().expect("no panic").pop_front();
         match way {
             Some(Way::Slow(time)) => sleep(time).await,
             Some(Way::Late(time)) => {
-                let (world, name, at) = (self.world.clone(), name.to_owned(), at.copied());
+                let (world, changes) = (self.world.clone(), changes.to_vec());
                 tokio::spawn(async move {
                     sleep(time).await;
-                    world.replace(&name, at, content);
+                    world.replace(&changes);
                 });
                 return self.no_answer().await;
             }
@@ -271,7 +319,7 @@ impl Cell for Process {
         }
         self.travel(WRITE).await;
         self.world.check_right(Denied::Writes)?;
-        let done = self.world.replace(name, at.copied(), content);
+        let done = self.world.replace(changes);
         self.travel(WRITE).await;
         self.answer().await?;
         Ok(done.map_or(Written::Refused, Written::Done))
