@@ -14,7 +14,7 @@
 //!
 //! # How it works
 //! This is [`lockcore_cell`], the engine for stores with a compare-and-set: its page has the protocol. A cell is a key,
-//! as `PREFIX/NAMESPACE/id/HEX` or `PREFIX/NAMESPACE/session/NAME`, and its version the key's `mod_revision`. A write is one transaction
+//! as `PREFIX/NAMESPACE/id/xHEX` or `PREFIX/NAMESPACE/session/NAME`, and its version the key's `mod_revision`. A write is one transaction
 //! that compares those of up to 128 keys, as `--max-txn-ops` of the members is by default, of up to 1.5 MiB together, as
 //! `--max-request-bytes` is. What takes several reads is read at the revision of the first. No lease of etcd is used: the engine has leases of its own, which end by the store's time.
 //!

@@ -30,7 +30,8 @@ impl Part {
     }
 
     fn of(id: &str) -> Self {
-        let mut name = format!("{IDS}/");
+        // The first letter makes a name of the empty one, too.
+        let mut name = format!("{IDS}/x");
         for byte in id.bytes() {
             let _ = write!(name, "{byte:02x}");
         }
@@ -49,7 +50,7 @@ impl Part {
 
     /// Returns the id that it is about, in stored form.
     pub(crate) fn id(&self) -> Option<String> {
-        let digits = self.0.strip_prefix(IDS)?.strip_prefix('/')?.as_bytes();
+        let digits = self.0.strip_prefix(IDS)?.strip_prefix("/x")?.as_bytes();
         let digit = |digit: u8| match digit {
             b'0'..=b'9' => Some(digit - b'0'),
             b'a'..=b'f' => Some(digit - b'a' + 10),
