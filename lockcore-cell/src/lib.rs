@@ -5,6 +5,10 @@
 //! - **One cell holds the table of a namespace**, `table`, in JSON. A step takes the table that is known from the step before, decides
 //!   by [`lockcore::engine`] in this process, and replaces the cell on condition of the version that it read. So a set of any size
 //!   is taken or freed in one write, all or nothing.
+//! - **Where a store replaces several cells in one step** ([`Cell::at_once`]), each id has a cell of its own, `id/xHEX`, with the part of the
+//!   table that is about it. A step works on a table that is put together from the cells of its ids, and of the other ids of those
+//!   whom it may serve, and replaces all that it looked at, or nothing. Sets that share no id never meet. A set that is not known is
+//!   guessed to be free: a pair of new ids is two writes without a read. Cells that are not used go after some hours.
 //! - **A step reads and writes the table only.** What it needs of other processes is fetched before, by the caller who wants it: many
 //!   cells at once, bounded in number and time. A failure of that concerns only the ids that it is about.
 //! - **Group commit.** What many tasks of a process request while a write is in flight goes into the next one.
@@ -15,7 +19,7 @@
 //! - **The state of another's session is weighed in one place**, `takeover`: a session that is absent is unknown, not over; one that cannot be
 //!   read keeps its own ids; a renewal from before the store's clock was set back does not count.
 //! - **Time** is the store's, an interval: a lease is written to end at its upper bound, and taken over after its lower one.
-//! - **Fences** are numbers of the table: `max(highest + 1, store's time in microseconds)`, one for each grant.
+//! - **Fences** are numbers of the table, or of the cells of the ids: `max(highest + 1, store's time in microseconds)`, one for each grant.
 //! - **Lost answers.** The table names the last write of each process, so that one whose answer was lost knows its own write though
 //!   others wrote since. Each version of a cell has bytes of its own, and a late write never succeeds.
 //! - **A withdrawn attempt** leaves a tombstone in the table, and any late write of it was made for a version that is gone.
