@@ -104,6 +104,7 @@ impl Step<'_> {
 pub(crate) fn list(step: &Step<'_>, page: &Page) -> Listing<String, String> {
     let waited_for =
         step.table.places.values().flat_map(|place| &place.claims).map(|claim| claim.id.as_str());
+    let waited_for = waited_for.filter(|id| step.table.has(id));
     let mut all: Vec<&str> = step.table.ids.keys().map(String::as_str).chain(waited_for).collect();
     all.sort_unstable();
     all.dedup();

@@ -132,7 +132,8 @@ pub trait Cell: fmt::Debug + Send + Sync + 'static {
     fn remove(&self, name: &str) -> impl Future<Output = Result<(), BackendError>> + Send;
 
     /// Lists the cells of a folder in the order of their names, from behind `after`, without those of its subfolders: some page of
-    /// them, of at least one if there is any. The list may be late: it decides nothing but what is looked at for removal.
+    /// them, of at least one if there is any. The list may be late, where one cell is replaced in a step: there it decides nothing but
+    /// what is looked at for removal. Where several are, it has all cells that were written before the call.
     fn list(
         &self,
         folder: &str,

@@ -8,8 +8,9 @@ use crate::{
     cell::{Cell, Found},
     error::StoreError,
     parts::{IDS, Part},
-    session::Session,
+    session::{OLD, Session},
     store::{AT_ONCE, Store},
+    table::Table,
 };
 
 /// A cell is kept for so long after its last write, in microseconds: for longer than a renewal takes from its look at the table to
@@ -66,7 +67,10 @@ impl<C: Cell> Store<C> {
     async fn remove(&self, name: &str) -> Result<(), StoreError> {
         let Some(part) = Part::named(name) else { return self.remove_session(name).await };
         self.look(std::slice::from_ref(&part)).await?;
-        let known = self.known_of(&part).filter(|known| known.table.is_over());
+        let now = self.cell.now().await?;
+        // A clock that was set back gives out no fence again.
+        let is_over = |table: &Table| table.is_over() && table.high.saturating_add(OLD) < now.lo;
+        let known = self.known_of(&part).filter(|known| is_over(&known.table));
         match known.as_ref().and_then(|known| known.version.as_ref()) {
             Some(version) => Ok(self.cell.remove_at(name, version).await?),
             None => Ok(()),

@@ -181,6 +181,23 @@ fn parts_of(batch: &[Box<dyn Job>]) -> Vec<Part> {
     all.into_iter().collect()
 }
 
+/// Returns whether there are steps that share no part with others.
+fn has_groups(batch: &[Box<dyn Job>]) -> bool {
+    let mut parts: BTreeSet<&Part> = BTreeSet::new();
+    let mut left: Vec<&[Part]> = batch.iter().map(|job| job.parts()).collect();
+    parts.extend(left.pop().into_iter().flatten());
+    loop {
+        let before = left.len();
+        for own in left.extract_if(.., |own| own.iter().any(|part| parts.contains(part))).collect::<Vec<_>>()
+        {
+            parts.extend(own);
+        }
+        if left.len() == before {
+            return before > 0;
+        }
+    }
+}
+
 /// Divides steps into groups of which no two share a part.
 fn groups(batch: Vec<Box<dyn Job>>) -> Vec<Vec<Box<dyn Job>>> {
     let mut groups: Vec<(BTreeSet<Part>, Vec<Box<dyn Job>>)> = Vec::new();
@@ -219,6 +236,7 @@ impl<C: Cell> Store<C> {
             let tries = Tries {
                 begun: order::next(),
                 look: false,
+                alone: false,
                 reserved: Vec::new(),
                 sent: Vec::new(),
                 in_doubt: false,
@@ -231,7 +249,11 @@ impl<C: Cell> Store<C> {
 
     /// Carries out steps until one write has all of them. A step that has no time left is answered, also what waited in the queue.
     /// Returns groups that are to go on each by itself.
-    async fn carry_out(&self, mut batch: Vec<Box<dyn Job>>, tries: &mut Tries) -> Vec<Vec<Box<dyn Job>>> {
+    async fn carry_out(
+        self: &Arc<Self>,
+        mut batch: Vec<Box<dyn Job>>,
+        tries: &mut Tries,
+    ) -> Vec<Vec<Box<dyn Job>>> {
         let mut pause = Pause::new(self.timeout);
         loop {
             let error = match self.try_once(&mut batch, tries).await {
@@ -245,21 +267,26 @@ impl<C: Cell> Store<C> {
                 Ok(None) => StoreError::Contended { in_doubt: false },
                 Err(error) => error,
             };
-            // It waits now, and others may be about them meanwhile.
+            // It waits now, and others may go meanwhile.
             self.queue.free(&std::mem::take(&mut tries.reserved));
+            self.queue.lock().flights -= 1;
+            self.drive();
             let is_over = |job: &mut Box<dyn Job>| job.submitted().elapsed() >= self.timeout;
             for job in batch.extract_if(.., is_over) {
                 job.answer(Err(error.clone().or_done_before(tries.in_doubt)));
             }
             if batch.is_empty() {
+                drop(Rests(&self.queue));
                 return Vec::new();
             }
             let is_contended = matches!(error, StoreError::Contended { .. });
             tries.look = true;
+            let rests = Rests(&self.queue);
             let rested = match is_contended || error.again() {
                 true => pause.rest(error, tries.in_doubt).await,
                 false => Err(error.or_done_before(tries.in_doubt)),
             };
+            drop(rests);
             if let Err(error) = rested {
                 for job in batch {
                     job.answer(Err(error.clone()));
@@ -299,11 +326,15 @@ impl<C: Cell> Store<C> {
             // An answer without a write has to be true now.
             self.look(&parts).await?;
             known = self.view(&parts);
+            if known.begun < tries.begun {
+                return Ok(None);
+            }
             (now, table, full, more) = self.apply(&known.table, batch, number).await?;
         }
         // Those who wait for other ids as well are served by the step that frees one, as all others are; where that would be too
         // many at once, or another write of this process is about them, they serve themselves.
         while !more.is_empty()
+            && !tries.alone
             && parts.len() + more.len() <= self.cell.at_once()
             && self.queue.reserve(&more, &mut tries.reserved)
         {
@@ -320,20 +351,27 @@ impl<C: Cell> Store<C> {
             self.notify(&parts).await;
             return Ok(Some(number));
         }
-        let (mut tables, mut changes) = (Vec::new(), Vec::new());
+        let (mut tables, mut changes, mut bytes) = (Vec::new(), Vec::new(), 0);
         for (part, at, mut table) in known.split(&table) {
             self.sign(&mut table, &stamp, now);
             let content = table.write();
-            if content.len() > MAX_BYTES && full && !is_same {
-                let full =
-                    StoreError::Full { bytes: content.len(), max: MAX_BYTES, in_doubt: tries.in_doubt };
-                for job in batch.extract_if(.., |job| job.grows() && job.parts().contains(part)) {
+            bytes += content.len();
+            tables.push((part.clone(), table));
+            changes.push(Change { name: part.name().to_owned(), at: at.cloned(), content: content.into() });
+        }
+        if bytes > MAX_BYTES && !is_same {
+            // With less beside it, as far as that goes.
+            let others = !std::mem::replace(&mut tries.alone, true) && parts.len() > parts_of(batch).len();
+            if others || (self.is_apart() && has_groups(batch)) {
+                return Ok(None);
+            }
+            if full {
+                let full = StoreError::Full { bytes, max: MAX_BYTES, in_doubt: tries.in_doubt };
+                for job in batch.extract_if(.., |job| job.grows()) {
                     job.answer(Err(full.clone()));
                 }
                 return Ok(None);
             }
-            tables.push((part.clone(), table));
-            changes.push(Change { name: part.name().to_owned(), at: at.cloned(), content: content.into() });
         }
         let begun = (order::next(), Moment::now());
         match self.cell.replace_all(&changes).await {
@@ -396,6 +434,7 @@ impl<C: Cell> Store<C> {
         let (mut table, sessions): (Table, Sessions) = (table.clone(), self.sessions.all());
         let (own, _) = self.own.name();
         let mut step = Step::new(&mut table, &sessions, now, self.cell.least_fence(now), &own);
+        step.fences = self.is_apart().then_some(&self.fences);
         let mut grows = false;
         for job in batch {
             grows |= job.grows();
@@ -403,6 +442,15 @@ impl<C: Cell> Store<C> {
         }
         let missing = if step.missing.is_empty() { Vec::new() } else { self.parts(&step.missing) };
         Ok((now, table, grows, missing))
+    }
+}
+
+/// A flight that pauses, and is none of those that are counted. When it is dropped it goes on.
+struct Rests<'a>(&'a Queue);
+
+impl Drop for Rests<'_> {
+    fn drop(&mut self) {
+        self.0.lock().flights += 1;
     }
 }
 
@@ -446,7 +494,7 @@ impl<C: Cell> Drop for Flight<C> {
     fn drop(&mut self) {
         self.store.queue.free(&self.parts);
         let mut waiting = self.store.queue.lock();
-        waiting.flights -= 1;
+        waiting.flights = waiting.flights.saturating_sub(1);
         if !self.is_done {
             waiting.jobs.clear();
             // With what it had reserved, too. Those of other writes meet each other by their versions.
@@ -462,6 +510,8 @@ struct Tries {
     begun: u64,
     /// The table that is known may be old.
     look: bool,
+    /// Nothing is looked at beside what the steps are about: the write would be too long.
+    alone: bool,
     /// The parts that were looked at beside those of the steps.
     reserved: Vec<Part>,
     /// The numbers of the writes that were not answered as done.

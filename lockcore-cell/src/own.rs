@@ -63,14 +63,16 @@ impl OwnSession {
         }
     }
 
-    /// Has the heartbeat of the session with this name renew grants, for now.
-    pub(crate) fn renews(&self, name: &str, fences: &[u64], lease: u64) {
+    /// Has the heartbeat of the session with this name renew grants, for now; for the longest lease of those that have this fence, if
+    /// there may be `several`.
+    pub(crate) fn renews(&self, name: &str, fences: &[u64], lease: u64, several: bool) {
         let (asked, mut state) = (Moment::now(), self.state());
         if state.name != name {
             return;
         }
         for fence in fences {
             let renewed = state.renewed.entry(*fence).or_insert(Renewed { lease, asked, sent: None });
+            let lease = if several { lease.max(renewed.lease) } else { lease };
             let sent = renewed.sent.filter(|_| renewed.lease == lease);
             *renewed = Renewed { lease, asked, sent };
         }

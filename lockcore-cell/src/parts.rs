@@ -146,7 +146,13 @@ impl Table {
     fn add(&mut self, part: &Table) {
         self.high = self.high.max(part.high);
         self.ticket = self.ticket.max(part.ticket);
-        self.there.extend(part.there.iter().map(|(session, there)| (session.clone(), there.clone())));
+        for (session, there) in &part.there {
+            let known = self.there.entry(session.clone()).or_insert_with(|| there.clone());
+            // The earliest at which it was missed.
+            if there.missed > 0 && (known.missed == 0 || there.missed < known.missed) {
+                known.missed = there.missed;
+            }
+        }
         self.of.iter_mut().for_each(|of| of.extend(part.of.iter().flatten().cloned()));
         self.ids.extend(part.ids.iter().map(|(id, state)| (id.clone(), state.clone())));
         for (ticket, place) in &part.places {

@@ -22,7 +22,7 @@ use crate::{
     state::OFFER,
     step::{Request, Step},
     store::{Store, hosted},
-    table::{Held, Place, Table},
+    table::{Held, Table},
     takeover::{Scope, Sessions},
 };
 
@@ -192,7 +192,9 @@ impl<C: Cell> Store<C> {
             let ticket = known.table.ticket_of(&request.context, request.attempt);
             left.extend(ticket.map(|ticket| (ticket, request.claims.clone())));
         }
-        let (mut seen, looked) = (BTreeSet::new(), self.waited_for());
+        // Others come first the next time.
+        fastrand::shuffle(&mut left);
+        let (mut seen, mut tried, looked) = (BTreeSet::new(), BTreeSet::new(), self.waited_for());
         while let Some((ticket, claims)) = left.pop().filter(|_| seen.len() < MOST_FOLLOWED) {
             let parts = self.parts(claims.iter().map(|claim| &claim.id));
             if !seen.insert(ticket) {
@@ -202,18 +204,18 @@ impl<C: Cell> Store<C> {
                 self.look(&parts).await?;
             }
             let known = self.view(&parts);
-            let now = self.cell.now().await?;
-            let (mut table, sessions) = ((*known.table).clone(), self.sessions.all());
-            let (own, _) = self.own.name();
-            Step::new(&mut table, &sessions, now, 0, &own).serve_all();
-            if table != *known.table {
-                self.submit(parts, false, |step| step.serve_all()).await?;
-                continue;
+            if tried.insert(parts.clone()) {
+                let changes = |step: &mut Step<'_>| {
+                    step.serve_all();
+                    *step.table != *known.table
+                };
+                if self.by(&parts, changes).await? {
+                    self.submit(parts, false, |step| step.serve_all()).await?;
+                    continue;
+                }
             }
             let first = claims.iter().filter_map(|claim| known.table.blocker(&claim.id, claim.mode, ticket));
-            let is_elsewhere =
-                |(_, place): &(u64, &Place)| !place.claims.iter().all(|claim| known.table.has(&claim.id));
-            left.extend(first.filter(is_elsewhere).map(|(ticket, place)| (ticket, place.claims.clone())));
+            left.extend(first.map(|(ticket, place)| (ticket, place.claims.clone())));
         }
         Ok(())
     }

@@ -54,11 +54,17 @@ pub(crate) struct Close {
     pub(crate) ignored: u64,
     /// Not if it was renewed to this or later.
     pub(crate) unless_after: u64,
+    /// Set where it is forgotten after some time that a lock was closed, see [`Session::forget_old`].
+    pub(crate) forgets: bool,
 }
 
-/// The time after its end for which a renewal is kept where it is not known which grants there are: for longer than a clock is set
-/// back by in one go.
-const OLD: u64 = 3_600_000_000;
+/// The time after its end for which it is kept that a lock was closed, where it is not known which grants there are.
+pub(crate) const OLD: u64 = 3_600_000_000;
+
+/// Returns whether a lock that was closed with this end may be closed no more: then it has to be closed again.
+pub(crate) fn is_old(closed: u64, now: ServiceTime) -> bool {
+    closed.saturating_add(OLD / 2) < now.lo
+}
 
 /// The most that another process's upper bound of the store's time may be above ours.
 const FUTURE: u64 = 5_000_000;
@@ -124,10 +130,14 @@ impl Session {
     /// Closes locks to renewal, as they are now; returns whether that changes anything.
     pub(crate) fn close(&mut self, locks: &[Close], now: ServiceTime) -> bool {
         let mut changed = false;
-        for Close { id, fence, until, ignored, unless_after } in locks {
+        for Close { id, fence, until, ignored, unless_after, forgets } in locks {
             let until =
                 self.renewed_until(*fence, *ignored, now).map_or(*until, |renewed| renewed.max(*until));
-            if until < *unless_after && self.closed_until(*fence, id).is_none() {
+            let closed = self.closed_until(*fence, id).filter(|closed| !(*forgets && is_old(*closed, now)));
+            if until < *unless_after && closed.is_none() {
+                // How long it is closed is counted from its end.
+                let until =
+                    if *forgets && is_old(until, now) { now.lo.saturating_sub(OLD / 8) } else { until };
                 self.closed.entry(*fence).or_default().insert(id.clone(), until);
                 changed = true;
             }
@@ -142,18 +152,19 @@ impl Session {
         self.closed.retain(|fence, _| !is_gone(*fence));
     }
 
-    /// Forgets the renewals that are long over, where it is not known which grants there are: without them their leases are over as well.
-    pub(crate) fn forget_old(&mut self, now: ServiceTime) {
-        let is_old = |until: u64| until.saturating_add(OLD) < now.lo;
-        self.renewals.retain(|_, renewal| !is_old(renewal.until));
-        self.closed.retain(|_, locks| locks.values().any(|until| !is_old(*until)));
+    /// Forgets what is over, but for what the process renews, where it is not known which grants there are. Without its renewal a lease
+    /// is over as well; that it was closed counts for half of the time for which it is kept.
+    pub(crate) fn forget_old(&mut self, is_renewed: impl Fn(u64) -> bool, now: ServiceTime) {
+        self.renewals.retain(|fence, renewal| is_renewed(*fence) || renewal.until >= now.lo);
+        self.closed.retain(|_, locks| locks.values().any(|until| until.saturating_add(OLD) >= now.lo));
     }
 
     /// Returns whether nothing that it says can matter any more.
     pub(crate) fn is_over(&self, now: ServiceTime) -> bool {
-        let mut session = self.clone();
-        session.forget_old(now);
-        session.renewals.is_empty() && session.closed.is_empty() && self.alive.saturating_add(OLD) < now.lo
+        let is_over = |until: u64| until.saturating_add(OLD) < now.lo;
+        is_over(self.alive)
+            && self.renewals.values().all(|renewal| is_over(renewal.until))
+            && self.closed.values().flat_map(BTreeMap::values).all(|until| is_over(*until))
     }
 
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, StoreError> {
@@ -191,8 +202,14 @@ mod tests {
     #[test]
     fn what_is_closed_is_forgotten_once_its_grant_is_gone() {
         let mut session = Session::default();
-        let locks =
-            [5, 9].map(|fence| Close { id: "a".into(), fence, until: 1, ignored: 0, unless_after: 2 });
+        let locks = [5, 9].map(|fence| Close {
+            id: "a".into(),
+            fence,
+            until: 1,
+            ignored: 0,
+            unless_after: 2,
+            forgets: false,
+        });
         assert!(session.close(&locks, ServiceTime { lo: 3, hi: 3 }));
         let mut table = Table::default();
         table.high = 7;

@@ -1,6 +1,9 @@
 //! The table as the engine sees it.
 
-use std::{convert::Infallible, sync::Arc};
+use std::{
+    convert::Infallible,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 use lockcore::{
     Granted, LossReason, Mode,
@@ -142,7 +145,11 @@ impl engine::Table for Step<'_> {
     }
 
     fn new_fence(&mut self, terms: &Terms<'_, Request>) -> Result<u64, Infallible> {
-        let fence = rules::next_fence(self.table.high, self.least_fence);
+        let mut fence = rules::next_fence(self.table.high, self.least_fence);
+        if let Some(last) = self.fences {
+            let next = |last: u64| Some(fence.max(last + 1));
+            fence = fence.max(last.fetch_update(Relaxed, Relaxed, next).unwrap_or(0) + 1);
+        }
         self.table.high = fence;
         let Request { context, attempt, owner, .. } = terms.request;
         let grant = Grant {

@@ -5,7 +5,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::Arc,
+    sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -61,6 +61,9 @@ pub(crate) struct Step<'a> {
     pub(crate) now: ServiceTime,
     /// The least fence of a grant.
     pub(crate) least_fence: u64,
+    /// The last fence that the process gave, if each id has a cell of its own: no two grants of a session have the same, but where
+    /// another process hands one over in the same microsecond.
+    pub(crate) fences: Option<&'a AtomicU64>,
     /// The session of the process that makes the step.
     pub(crate) session: &'a str,
     /// The last grant that was made.
@@ -134,6 +137,7 @@ impl<'a> Step<'a> {
             sessions,
             now,
             least_fence,
+            fences: None,
             session,
             granted: Arc::default(),
             missing: BTreeSet::new(),

@@ -9,7 +9,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -37,6 +37,7 @@ use crate::{
     step::{Hold, Losses, Renewable, Request, Step, micros},
     table::{Place, Stamp, Table},
     takeover::{ALIVE, Needs, Scope, SeenCell},
+    whole::Sweeping,
 };
 
 /// The most cells that are read or written at once.
@@ -49,8 +50,11 @@ const AT_A_TIME: usize = 64;
 /// process come to be renewed together, however their first renewals lie.
 const YOUNG: u32 = 5;
 
-/// The most parts that a process knows. It forgets all of them then: what it needs is read again.
+/// The number of known parts from which on old ones are forgotten. What is needed again is read again.
 const PARTS: usize = 8192;
+
+/// The time after which a part that is known is old: longer than a step takes that looked at it.
+const OLD_PART: Duration = Duration::from_secs(30);
 
 /// A first renewal is decided by a table that was looked at so long ago.
 const RECENT: Duration = Duration::from_secs(1);
@@ -64,6 +68,11 @@ pub(crate) struct Store<C: Cell> {
     pub(crate) timeout: Duration,
     writes: AtomicU64,
     known: Mutex<HashMap<Part, Arc<Known<C::Version>>>>,
+    /// The number of known parts at which it is looked for old ones next.
+    most_known: AtomicUsize,
+    /// See [`Step::fences`].
+    pub(crate) fences: AtomicU64,
+    pub(crate) sweeping: tokio::sync::Mutex<Sweeping>,
     pub(crate) queue: Queue,
     pub(crate) own: OwnSession,
     pub(crate) sessions: Book<C::Version>,
@@ -142,6 +151,9 @@ impl<C: Cell> Store<C> {
             timeout,
             writes: AtomicU64::new(0),
             known: Mutex::default(),
+            most_known: AtomicUsize::new(PARTS),
+            fences: AtomicU64::new(0),
+            sweeping: tokio::sync::Mutex::default(),
             queue: Queue::default(),
             own: OwnSession::new(),
             sessions: Book::default(),
@@ -184,8 +196,9 @@ impl<C: Cell> Store<C> {
         let mut state = self.state();
         if state.get(&part).is_none_or(|newest| newest.order < known.order) {
             self.sessions.learn(&known.table);
-            if state.len() >= PARTS {
-                state.clear();
+            if state.len() >= self.most_known.load(Relaxed) {
+                state.retain(|_, known| known.at.elapsed() < OLD_PART);
+                self.most_known.store((2 * state.len()).max(PARTS), Relaxed);
             }
             state.insert(part, Arc::new(known));
         }
@@ -249,8 +262,8 @@ impl<C: Cell> Store<C> {
             let is_done = async || Ok(self.known(parts).filter(|known| suits(known)));
             let look = async {
                 self.look(parts).await?;
-                // If all were forgotten meanwhile, they count as absent: a step on them is refused, and looks again.
-                Ok(self.view(parts))
+                // What was forgotten since then is looked at again.
+                self.known(parts).ok_or(StoreError::Contended { in_doubt: false })
             };
             let looked = match self.is_apart() {
                 true => look.await,
@@ -258,7 +271,9 @@ impl<C: Cell> Store<C> {
             };
             match looked {
                 Ok(known) => return Ok(known),
-                Err(error) if error.again() => pause.rest(error, false).await?,
+                Err(error) if error.again() || matches!(error, StoreError::Contended { .. }) => {
+                    pause.rest(error, false).await?;
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -421,7 +436,7 @@ impl<C: Cell> Store<C> {
         let mut since = None;
         for (session, fences) in &by_session {
             let renewed = if *session == own {
-                self.own.renews(&own, fences, hold.lease);
+                self.own.renews(&own, fences, hold.lease, self.is_apart());
                 let (beat, renewed) = self.beat(&own, fences, hold.lease, young).await?;
                 since = since.or(beat);
                 renewed
@@ -522,7 +537,7 @@ impl<C: Cell> Store<C> {
                 session.alive = now.hi.saturating_add(ALIVE);
             }
             match &known {
-                _ if self.is_apart() => session.forget_old(now),
+                _ if self.is_apart() => session.forget_old(|fence| leases.contains_key(&fence), now),
                 Some(known) => session.forget(&known.table),
                 None => {}
             }

@@ -13,7 +13,7 @@ use std::{
 use lockcore::{backend::ServiceTime, protocol, rules};
 
 use crate::{
-    session::{Close, Session, is_from_the_future},
+    session::{Close, Session, is_from_the_future, is_old},
     step::{Request, Step, micros},
     table::{Held, Place, Table},
 };
@@ -117,6 +117,10 @@ impl Table {
                 }
             },
             SeenCell::There(session) => match session.closed_until(held.fence, id) {
+                Some(closed) if self.of.is_some() && is_old(closed, now) => {
+                    // It may be forgotten by now: it is closed again.
+                    End { until: held.until.max(closed), is_final: false }
+                }
                 Some(closed) if closed == held.ignored => End { until: held.until, is_final: true },
                 Some(closed) if is_from_the_future(closed, held.lease, now) => {
                     End { until: now.hi.saturating_add(held.lease), is_final: true }
@@ -269,7 +273,8 @@ impl Needs {
             // Renewed in the last moment, it is not taken over from.
             let unless_after = if breaks { u64::MAX } else { now.lo };
             let (until, ignored) = (held.until, held.ignored);
-            let close = Close { id: id.to_owned(), fence: held.fence, until, ignored, unless_after };
+            let (id, fence, forgets) = (id.to_owned(), held.fence, table.of.is_some());
+            let close = Close { id, fence, until, ignored, unless_after, forgets };
             self.close.entry(session.clone()).or_default().push(close);
         }
     }

@@ -18,6 +18,16 @@ use crate::{
 /// The most ids of a page.
 const PAGE: usize = 128;
 
+/// The most pages that one sweep looks at.
+const PAGES: usize = 16;
+
+/// The state of a sweep that takes several calls.
+#[derive(Default)]
+pub(crate) struct Sweeping {
+    pages: Pages,
+    ids_are_done: bool,
+}
+
 /// A walk along the cells of ids.
 #[derive(Default)]
 struct Pages {
@@ -71,7 +81,11 @@ impl<C: Cell> Store<C> {
     }
 
     /// Makes a step of what is known of some parts, which is not written.
-    async fn by<T>(&self, parts: &[Part], apply: impl FnOnce(&mut Step<'_>) -> T) -> Result<T, StoreError> {
+    pub(crate) async fn by<T>(
+        &self,
+        parts: &[Part],
+        apply: impl FnOnce(&mut Step<'_>) -> T,
+    ) -> Result<T, StoreError> {
         let (now, sessions, own) = (self.cell.now().await?, self.sessions.all(), self.own.name().0);
         let mut table = (*self.view(parts).table).clone();
         Ok(apply(&mut Step::new(&mut table, &sessions, now, 0, &own)))
@@ -133,19 +147,33 @@ impl<C: Cell> Store<C> {
         let Some((mut removed, mut more)) = self.submit(rest, false, sweep).await? else {
             return Ok(elsewhere);
         };
-        if self.is_apart() {
-            (removed, more) = self.sweep_ids(batch).await?;
+        let mut sweeping = self.sweeping.lock().await;
+        if self.is_apart() && !sweeping.ids_are_done {
+            (removed, more) = self.sweep_ids(&mut sweeping.pages, batch).await?;
+            sweeping.ids_are_done = !more;
+            if more {
+                return Ok(Swept { removed, more, ..Swept::default() });
+            }
         }
         let more_cells = self.collect(batch).await?;
+        if !more_cells {
+            *sweeping = Sweeping::default();
+        }
         more |= more_cells || (prepared.more && (removed > 0 || prepared.failed.is_empty()));
         Ok(Swept { removed, more, ..Swept::default() })
     }
 
-    /// Removes what has had its time from the cells of ids, about at most `batch` things; returns how many, and whether there are more.
-    async fn sweep_ids(self: &Arc<Self>, batch: usize) -> Result<(usize, bool), StoreError> {
-        let (mut removed, mut pages) = (0, Pages::default());
-        while removed < batch {
-            let parts = self.look_at_next(&mut pages).await?;
+    /// Goes on with removing what has had its time from the cells of ids, about at most `batch` things; returns how many, and whether
+    /// there are more cells.
+    async fn sweep_ids(
+        self: &Arc<Self>,
+        pages: &mut Pages,
+        batch: usize,
+    ) -> Result<(usize, bool), StoreError> {
+        let (mut removed, mut looked) = (0, 0);
+        while removed < batch && looked < PAGES {
+            looked += 1;
+            let parts = self.look_at_next(pages).await?;
             if parts.is_empty() {
                 return Ok((removed, false));
             }
@@ -153,18 +181,24 @@ impl<C: Cell> Store<C> {
             self.prepare(&Scope { ids, all: true, most: left, ..Scope::default() }).await?;
             let mut over = Vec::new();
             for part in parts {
+                // That the last writes of processes are forgotten is no reason to write.
                 let changes = |step: &mut Step<'_>| {
-                    let before = step.table.clone();
+                    let before = (step.table.ids.clone(), step.table.places.clone());
                     step.sweep(left, WRITES_KEPT);
-                    *step.table != before
+                    step.serve_all();
+                    before != (step.table.ids.clone(), step.table.places.clone())
                 };
                 if self.by(std::slice::from_ref(&part), changes).await? {
                     over.push(part);
                 }
             }
-            if !over.is_empty() {
-                let sweep = move |step: &mut Step<'_>| step.sweep(left, WRITES_KEPT);
-                removed += self.submit(over, false, sweep).await?.0;
+            for part in over {
+                let sweep = move |step: &mut Step<'_>| {
+                    let swept = step.sweep(left, WRITES_KEPT);
+                    step.serve_all();
+                    swept
+                };
+                removed += self.submit(vec![part], false, sweep).await?.0;
             }
         }
         Ok((removed, true))
