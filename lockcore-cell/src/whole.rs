@@ -193,6 +193,12 @@ impl<C: Cell> Store<C> {
                 }
             }
             for part in over {
+                if removed >= batch {
+                    // The next call goes on with it.
+                    pages.parts.push_back(part);
+                    continue;
+                }
+                let left = batch - removed;
                 let sweep = move |step: &mut Step<'_>| {
                     let swept = step.sweep(left, WRITES_KEPT);
                     step.serve_all();

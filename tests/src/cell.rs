@@ -7,7 +7,7 @@
 //!
 //! What they leave out: [`Cell::changed`] may end too often and may miss a change, so that nothing can be checked of it.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::future::join;
@@ -702,7 +702,7 @@ pub async fn sets_of_all_sizes_are_replaced<A: Adapter>(cells: Cells<A>) {
     if one.at_once() < 2 {
         return;
     }
-    for size in [1, 2, 16, 17, 300, 4096].map(|size| one.at_once().min(size)) {
+    for size in BTreeSet::from([1, 2, 16, 17, 300, 4096].map(|size| one.at_once().min(size))) {
         let names: Vec<_> = (0..size).map(|number| format!("id/{size}x{number:06x}")).collect();
         let set = |versions: Option<&[Version<A>]>, content: &str| -> Vec<_> {
             let at = |position: usize| versions.map(|versions| &versions[position]);
