@@ -59,6 +59,9 @@ struct Waiting {
     flights: usize,
 }
 
+/// The steps of a write.
+type Batch = Vec<Box<dyn Job>>;
+
 /// A step that waits for its turn.
 trait Job: Send {
     /// Returns the parts that it is about, in order.
@@ -145,7 +148,7 @@ impl Queue {
     }
 
     /// Takes the steps that can be carried out now, with at most so many parts. The order of those that share one stays.
-    fn take(&self, most: usize) -> Option<Vec<Box<dyn Job>>> {
+    fn take(&self, most: usize) -> Option<Batch> {
         let mut waiting = self.lock();
         if waiting.flights >= FLIGHTS {
             return None;
@@ -199,8 +202,8 @@ fn has_groups(batch: &[Box<dyn Job>]) -> bool {
 }
 
 /// Divides steps into groups of which no two share a part.
-fn groups(batch: Vec<Box<dyn Job>>) -> Vec<Vec<Box<dyn Job>>> {
-    let mut groups: Vec<(BTreeSet<Part>, Vec<Box<dyn Job>>)> = Vec::new();
+fn groups(batch: Batch) -> Vec<Batch> {
+    let mut groups: Vec<(BTreeSet<Part>, Batch)> = Vec::new();
     for job in batch {
         let shares = |parts: &BTreeSet<Part>| job.parts().iter().any(|part| parts.contains(part));
         let mut own = (job.parts().iter().cloned().collect::<BTreeSet<_>>(), Vec::new());
@@ -249,11 +252,7 @@ impl<C: Cell> Store<C> {
 
     /// Carries out steps until one write has all of them. A step that has no time left is answered, also what waited in the queue.
     /// Returns groups that are to go on each by itself.
-    async fn carry_out(
-        self: &Arc<Self>,
-        mut batch: Vec<Box<dyn Job>>,
-        tries: &mut Tries,
-    ) -> Vec<Vec<Box<dyn Job>>> {
+    async fn carry_out(self: &Arc<Self>, mut batch: Batch, tries: &mut Tries) -> Vec<Batch> {
         let mut pause = Pause::new(self.timeout);
         loop {
             let error = match self.try_once(&mut batch, tries).await {
@@ -304,11 +303,7 @@ impl<C: Cell> Store<C> {
     }
 
     /// Tries once to carry out steps; returns the number of the write that has them.
-    async fn try_once(
-        &self,
-        batch: &mut Vec<Box<dyn Job>>,
-        tries: &mut Tries,
-    ) -> Result<Option<u64>, StoreError> {
+    async fn try_once(&self, batch: &mut Batch, tries: &mut Tries) -> Result<Option<u64>, StoreError> {
         let mut parts = parts_of(batch);
         self.look(&self.missing(&parts, batch, tries.look)).await?;
         let has_looked = std::mem::take(&mut tries.look);
@@ -462,11 +457,11 @@ struct Flight<C: Cell> {
 }
 
 impl<C: Cell> Flight<C> {
-    fn fly(self, batch: Vec<Box<dyn Job>>, tries: Tries) -> BoxFuture<'static, ()> {
+    fn fly(self, batch: Batch, tries: Tries) -> BoxFuture<'static, ()> {
         Box::pin(self.carry(batch, tries))
     }
 
-    async fn carry(mut self, batch: Vec<Box<dyn Job>>, mut tries: Tries) {
+    async fn carry(mut self, batch: Batch, mut tries: Tries) {
         let (begun, is_shared) = (Moment::now(), batch.len() > 1);
         let groups = self.store.carry_out(batch, &mut tries).await;
         self.store.queue.free(&std::mem::take(&mut tries.reserved));

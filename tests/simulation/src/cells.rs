@@ -48,8 +48,11 @@ pub(crate) struct Cells {
     has_foreign: bool,
     /// Writes that were done and whose answer was lost: by cell and process, the version.
     unanswered: BTreeMap<(String, u32), u64>,
-    watchers: Vec<(Vec<(String, Option<u64>)>, oneshot::Sender<()>)>,
+    watchers: Vec<(Watched, oneshot::Sender<()>)>,
 }
+
+/// Cells that are watched, with the versions that are known.
+type Watched = Vec<(String, Option<u64>)>;
 
 #[derive(Clone, Debug)]
 struct Stored {
