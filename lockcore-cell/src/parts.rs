@@ -104,7 +104,8 @@ impl<C: Cell> Store<C> {
             }
         };
         let begun = known.iter().map(|(_, known)| known.as_ref().map_or(0, |known| known.begun)).min();
-        View { parts: known, table, begun: begun.unwrap_or(0) }
+        // Of nothing all is known.
+        View { parts: known, table, begun: begun.unwrap_or(u64::MAX) }
     }
 
     /// Returns the table of a part that has no cell.

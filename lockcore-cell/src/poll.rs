@@ -160,6 +160,9 @@ impl<C: Cell> Store<C> {
     /// Removes the dead and what is over from before the waiters of this process.
     async fn take_over(self: &Arc<Self>) -> Result<(), StoreError> {
         let waiting = self.waiters.noted();
+        if waiting.is_empty() {
+            return Ok(());
+        }
         let ids = waiting.iter().flat_map(|(_, request)| request.ids().cloned());
         let (mut ids, waits): (Vec<_>, Vec<_>) =
             (ids.collect(), waiting.iter().map(|(_, request)| request.clone()).collect());

@@ -89,8 +89,6 @@ impl<S: Statements> Shared<S> {
         let mut count = wakes.count.subscribe();
         self.listen();
         let hashes: Vec<_> = cells.iter().map(|(name, known)| (hash(name), known.unwrap_or(0))).collect();
-        let names: Vec<&str> = cells.iter().map(|(name, _)| &**name).collect();
-        let known: Vec<i64> = cells.iter().filter_map(|(_, known)| *known).collect();
         let mut pause = LOOK;
         loop {
             if wakes.has_heard(&hashes) {
@@ -103,14 +101,22 @@ impl<S: Statements> Shared<S> {
             }
             sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
             pause = (pause * 3 / 2).min(LOOK_AT_MOST);
-            let Ok(selected) = self.select(&names, &known).await else { continue };
-            let is_other = |(name, known): &(String, Option<i64>)| {
-                selected.rows.get(name).map(|(version, _)| *version) != *known
-            };
-            if cells.iter().any(is_other) {
+            // By itself, as the caller gives up often, and with it the connection.
+            let (shared, cells) = (self.clone(), cells.to_vec());
+            let looked = shared_runtime().spawn(async move { shared.has_changed(&cells).await });
+            if looked.await.unwrap_or(false) {
                 return;
             }
         }
+    }
+
+    /// Returns whether one of these cells has another version than is known.
+    async fn has_changed(&self, cells: &[(String, Option<i64>)]) -> bool {
+        let names: Vec<&str> = cells.iter().map(|(name, _)| &**name).collect();
+        let known: Vec<i64> = cells.iter().filter_map(|(_, known)| *known).collect();
+        let Ok(selected) = self.select(&names, &known).await else { return false };
+        let version = |name| selected.rows.get(name).map(|(version, _)| *version);
+        cells.iter().any(|(name, known)| version(name) != *known)
     }
 
     /// Notes that this process waits, and has a task listen for it.
@@ -177,11 +183,13 @@ struct Listens<S: Statements>(Weak<Shared<S>>);
 impl<S: Statements> Listens<S> {
     async fn run(self) {
         while let Some(shared) = self.used() {
-            if let Ok(Some(listener)) = shared.pool.engine.listen(&shared.ns).await {
-                drop(shared);
-                self.hear(listener).await;
-            } else {
-                drop(shared);
+            let listened = timeout(shared.limit, shared.pool.engine.listen(&shared.ns)).await;
+            drop(shared);
+            // Once this process does not wait any more, the next wait has a task of its own.
+            if let Ok(Ok(Some(listener))) = listened
+                && !self.hear(listener).await
+            {
+                return;
             }
             sleep(AGAIN).await;
         }
@@ -199,7 +207,8 @@ impl<S: Statements> Listens<S> {
         Some(shared)
     }
 
-    async fn hear(&self, mut listener: S::Listener) {
+    /// Hears until the listener is lost; returns whether this process may still wait.
+    async fn hear(&self, mut listener: S::Listener) -> bool {
         while let Some(shared) = self.used() {
             shared.wakes.is_listening.store(true, Relaxed);
             let server = &shared.pool.engine;
@@ -213,12 +222,13 @@ impl<S: Statements> Listens<S> {
             };
             if !is_well {
                 shared.wakes.is_listening.store(false, Relaxed);
-                return;
+                return true;
             }
         }
         if let Some(shared) = self.0.upgrade() {
             shared.wakes.is_listening.store(false, Relaxed);
         }
+        false
     }
 }
 

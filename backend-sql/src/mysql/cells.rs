@@ -265,6 +265,7 @@ impl Statements for MysqlStatements {
             ))
             .await?;
             found = self.form(link, &ns).await?;
+            Form::Statements.check_written(Self::NAME, namespace, found.as_deref())?;
         }
         Form::Statements.check(Self::NAME, namespace, found.as_deref())?;
         // The other table may be missing alone.

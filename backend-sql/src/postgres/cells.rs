@@ -228,6 +228,11 @@ impl Statements for PostgresStatements {
         ];
         match self.execute(link, sql, &arguments).await {
             Err(error) if is_out_of_range(&error) => Ok(false),
+            // A trigger of the table may have left out a row.
+            Ok(written) if written != rows.len() as u64 => {
+                let what = format!("{written} of {} rows were written", rows.len());
+                Err(ServerError::Answer { backend: Self::NAME, what })
+            }
             written => written.map(|_| true),
         }
     }

@@ -65,15 +65,19 @@ fn of_code(code: &str) -> Meaning {
         (_, "26000" | "42P05") => Meaning { broken: true, ..Meaning::of(Kind::Misconfigured) },
         // Too many connections.
         (_, "53300") => Meaning::of(Kind::Busy),
-        // Disk full, out of memory, other resources; I/O errors.
-        ("53" | "58", _) => Meaning::of(Kind::Unavailable),
+        // Disk full, out of memory, other resources.
+        ("53", _) => Meaning::of(Kind::Unavailable),
+        // An I/O error of the server; of a pooler, that the server's answer was lost.
+        ("58", _) | (_, "XX000") => {
+            Meaning { in_doubt: true, broken: true, ..Meaning::of(Kind::Unavailable) }
+        }
         ("08", _) => Meaning { in_doubt: true, broken: true, ..Meaning::of(Kind::Unavailable) },
         ("28", _) | (_, "42501") => Meaning::of(Kind::Denied),
         // Ours: another isolation level than READ COMMITTED.
         (_, "LC002") => Meaning { broken: true, ..Meaning::of(Kind::Misconfigured) },
         // No such database, table, routine, schema, column; wrong object type.
         ("3D" | "3F" | "42", _) => Meaning::of(Kind::Misconfigured),
-        ("XX", _) => Meaning { broken: true, ..Meaning::of(Kind::Corrupt) },
+        ("XX", _) => Meaning { in_doubt: true, broken: true, ..Meaning::of(Kind::Corrupt) },
         _ => Meaning::of(Kind::Other),
     }
 }
@@ -98,7 +102,9 @@ mod tests {
             assert!(!of_code(code).in_doubt, "{code}");
         }
         assert_eq!(of_code("25006").kind, BackendErrorKind::Unavailable);
-        assert!(of_code("57P01").in_doubt);
+        for code in ["57P01", "58000", "XX000", "XX001", "08006"] {
+            assert!(of_code(code).in_doubt, "{code}");
+        }
         assert_eq!(of_code("53100").kind, BackendErrorKind::Unavailable);
         assert_eq!(of_code("28P01").kind, BackendErrorKind::Denied);
         assert_eq!(of_code("42883").kind, BackendErrorKind::Misconfigured);

@@ -21,6 +21,7 @@ pub(super) async fn enter(
         )))
         .await?;
         found = read(&table, &ns, link).await?;
+        return form.check_written("postgres", &settings.namespace, found.as_deref());
     }
     form.check("postgres", &settings.namespace, found.as_deref())
 }

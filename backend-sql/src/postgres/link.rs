@@ -201,13 +201,17 @@ impl Statement<'_> {
 
     /// The statement as text, for the simple protocol.
     fn spelt_out(&self) -> String {
-        let mut pieces = self.sql.split('$');
-        let mut text = pieces.next().unwrap_or_default().to_owned();
-        for piece in pieces {
-            let (digit, rest) = piece.split_at(1);
-            let position = digit.parse::<usize>().expect("a digit is behind each $");
-            self.arguments[position - 1].spell_out(&mut text);
-            text.push_str(rest);
+        let (mut text, mut is_name, mut letters) = (String::new(), false, self.sql.chars());
+        while let Some(letter) = letters.next() {
+            is_name ^= letter == '"';
+            // A name may have one, too.
+            if letter != '$' || is_name {
+                text.push(letter);
+                continue;
+            }
+            let digit =
+                letters.next().and_then(|digit| digit.to_digit(10)).expect("a digit is behind each $");
+            self.arguments[digit as usize - 1].spell_out(&mut text);
         }
         text
     }
@@ -240,10 +244,10 @@ mod tests {
     fn a_statement_can_be_spelt_out() {
         let arguments =
             [Argument::Plain("a/b"), Argument::EachPlain(&["c", "d"]), Argument::ManyInts(Some(&[3]))];
-        let sql = "SELECT $2, $1 FROM unnest($3)".to_owned();
+        let sql = "SELECT $2, $1 FROM unnest($3) AS \"a$1\"".to_owned();
         assert_eq!(
             Statement { sql, arguments: &arguments }.spelt_out(),
-            "SELECT ARRAY['c','d']::text[], 'a/b'::text FROM unnest(ARRAY[3]::int8[])"
+            "SELECT ARRAY['c','d']::text[], 'a/b'::text FROM unnest(ARRAY[3]::int8[]) AS \"a$1\""
         );
     }
 

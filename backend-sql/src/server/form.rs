@@ -22,6 +22,22 @@ impl Form {
         }
     }
 
+    /// Refuses a namespace whose row is not there, though it was just written: what was read is not the server that is written to.
+    pub(crate) fn check_written(
+        self,
+        backend: &'static str,
+        namespace: &str,
+        found: Option<&str>,
+    ) -> Result<(), ServerError> {
+        if found.is_none() {
+            let what = format!(
+                "the row of the namespace {namespace:?} was written and is not read: are reads sent to a replica?"
+            );
+            return Err(ServerError::Misconfigured { backend, what });
+        }
+        self.check(backend, namespace, found)
+    }
+
     /// Refuses a namespace whose row, if there is one, says another form.
     pub(crate) fn check(
         self,
@@ -74,6 +90,7 @@ mod tests {
     fn the_other_form_is_refused_by_name() {
         assert!(Form::Statements.check("x", "n", None).is_ok());
         assert!(Form::Statements.check("x", "n", Some("statements")).is_ok());
+        assert!(Form::Statements.check_written("x", "n", None).is_err());
         let refused = Form::Statements.check("x", "n", Some("routines")).expect_err("another form");
         assert!(refused.to_string().contains("the namespace \"n\" is locked by routines"), "{refused}");
     }
