@@ -158,6 +158,9 @@ fn is_at(key: String, at: Option<u64>) -> Value {
     json!({ "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": at })
 }
 
+/// The most bytes of the cells of a transaction: a request has 1.5 MiB at most by default, with its keys.
+const MOST_BYTES: usize = 1_200_000;
+
 impl Cell for Keys {
     type Version = u64;
 
@@ -173,6 +176,10 @@ impl Cell for Keys {
         content: Bytes,
     ) -> Result<Written<u64>, BackendError> {
         self.write(&[Change { name: name.to_owned(), at: at.copied(), content }]).await
+    }
+
+    fn most_bytes(&self) -> usize {
+        MOST_BYTES
     }
 
     fn at_once(&self) -> usize {

@@ -89,6 +89,11 @@ pub trait Cell: fmt::Debug + Send + Sync + 'static {
         1
     }
 
+    /// Returns the most bytes of all cells that are replaced in one step. By default there is no limit but those of single cells.
+    fn most_bytes(&self) -> usize {
+        usize::MAX
+    }
+
     /// Reads several cells, each as [`read`](Self::read) does, at one time: all answers are of the same moment. Only called where
     /// several can be replaced [at once](Self::at_once), but with any number of them.
     fn read_all(

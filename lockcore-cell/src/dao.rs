@@ -153,6 +153,12 @@ impl<L: Cell, I: Ident, C: ContextId> CellLockDao<L, I, C> {
         }
     }
 
+    async fn renewed(&self, grant: &Grant<I, C>, is_last: bool) -> Result<Renewed<I>, BackendError> {
+        let (store, hold) = (self.store.clone(), Self::hold(grant));
+        let (losses, since) = self.report(hosted(async move { store.renew(hold, is_last).await }).await)?;
+        Ok(Renewed { lost: grant.losses(losses), since })
+    }
+
     async fn is_unprepared(&self, scope: &Scope, prepared: &Prepared) -> Result<bool, StoreError> {
         let (store, scope, prepared) = (self.store.clone(), scope.clone(), prepared.clone());
         hosted(async move { store.is_unprepared(&scope, &prepared).await }).await
@@ -235,14 +241,11 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
     }
 
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
-        let hold = Self::hold(grant);
-        let store = self.store.clone();
-        let (losses, since) = self.report(hosted(async move { store.renew(hold).await }).await)?;
-        Ok(Renewed { lost: grant.losses(losses), since })
+        self.renewed(grant, false).await
     }
 
     async fn shorten(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {
-        let renewed = self.renew(grant).await;
+        let renewed = self.renewed(grant, true).await;
         // It was the last renewal: the heartbeat leaves it alone.
         self.store.own.renews_no_more(grant.locks.iter().map(|lock| lock.granted.fence));
         renewed

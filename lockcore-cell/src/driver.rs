@@ -268,31 +268,34 @@ impl<C: Cell> Store<C> {
             };
             // It waits now, and others may go meanwhile.
             self.queue.free(&std::mem::take(&mut tries.reserved));
-            self.queue.lock().flights -= 1;
+            let is_contended = matches!(error, StoreError::Contended { .. });
+            // Beside a store that is away there is no other one.
+            let rests = is_contended.then(|| Rests::begin(&self.queue));
             self.drive();
             let is_over = |job: &mut Box<dyn Job>| job.submitted().elapsed() >= self.timeout;
             for job in batch.extract_if(.., is_over) {
                 job.answer(Err(error.clone().or_done_before(tries.in_doubt)));
             }
             if batch.is_empty() {
-                drop(Rests(&self.queue));
                 return Vec::new();
             }
-            let is_contended = matches!(error, StoreError::Contended { .. });
             tries.look = true;
-            let rests = Rests(&self.queue);
             let rested = match is_contended || error.again() {
                 true => pause.rest(error, tries.in_doubt).await,
                 false => Err(error.or_done_before(tries.in_doubt)),
             };
             drop(rests);
+            if rested.is_err() && self.is_apart() && has_groups(&batch) {
+                // It may be about some of them only.
+                return groups(batch);
+            }
             if let Err(error) = rested {
                 for job in batch {
                     job.answer(Err(error.clone()));
                 }
                 return Vec::new();
             }
-            if self.is_apart() {
+            if self.is_apart() && is_contended {
                 let mut all = groups(batch);
                 if all.len() > 1 {
                     return all;
@@ -346,25 +349,30 @@ impl<C: Cell> Store<C> {
             self.notify(&parts).await;
             return Ok(Some(number));
         }
-        let (mut tables, mut changes, mut bytes) = (Vec::new(), Vec::new(), 0);
+        let (mut tables, mut changes, mut bytes, mut longest) = (Vec::new(), Vec::new(), 0, 0);
         for (part, at, mut table) in known.split(&table) {
             self.sign(&mut table, &stamp, now);
             let content = table.write();
-            bytes += content.len();
+            (bytes, longest) = (bytes + content.len(), longest.max(content.len()));
             tables.push((part.clone(), table));
             changes.push(Change { name: part.name().to_owned(), at: at.cloned(), content: content.into() });
         }
-        if bytes > MAX_BYTES && !is_same {
+        let most = self.cell.most_bytes();
+        if (longest > MAX_BYTES || bytes > most) && !is_same {
             // With less beside it, as far as that goes.
             let others = !std::mem::replace(&mut tries.alone, true) && parts.len() > parts_of(batch).len();
             if others || (self.is_apart() && has_groups(batch)) {
                 return Ok(None);
             }
-            if full {
-                let full = StoreError::Full { bytes, max: MAX_BYTES, in_doubt: tries.in_doubt };
-                for job in batch.extract_if(.., |job| job.grows()) {
-                    job.answer(Err(full.clone()));
-                }
+            if full && known.begun < tries.begun {
+                // Others may have left since then.
+                return Ok(None);
+            }
+            let grows = batch.iter().enumerate().filter(|(_, job)| job.grows());
+            if let Some((position, _)) = grows.max_by_key(|(_, job)| job.parts().len()) {
+                let (bytes, max) = if longest > MAX_BYTES { (longest, MAX_BYTES) } else { (bytes, most) };
+                let full = StoreError::Full { bytes, max, in_doubt: tries.in_doubt };
+                batch.remove(position).answer(Err(full));
                 return Ok(None);
             }
         }
@@ -442,6 +450,13 @@ impl<C: Cell> Store<C> {
 
 /// A flight that pauses, and is none of those that are counted. When it is dropped it goes on.
 struct Rests<'a>(&'a Queue);
+
+impl<'a> Rests<'a> {
+    fn begin(queue: &'a Queue) -> Self {
+        queue.lock().flights -= 1;
+        Rests(queue)
+    }
+}
 
 impl Drop for Rests<'_> {
     fn drop(&mut self) {

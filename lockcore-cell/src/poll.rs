@@ -119,7 +119,7 @@ impl<C: Cell> Store<C> {
 
     /// Looks until none of this process waits.
     async fn look_for_waiters(self: &Arc<Self>) {
-        let mut pause = SHORTEST;
+        let (mut pause, mut looked_at) = (SHORTEST, Moment::now());
         loop {
             let parts = self.waited_for();
             let version = |part: &Part| self.known_of(part).and_then(|known| known.version.clone());
@@ -127,8 +127,9 @@ impl<C: Cell> Store<C> {
             let changed = self.cell.changed(&cells);
             if tokio::time::timeout(pause.mul_f64(0.5 + fastrand::f64()), changed).await.is_ok() {
                 // One that is told of at once is not to be asked for at once, again and again.
-                tokio::time::sleep(RETRY).await;
+                tokio::time::sleep(looked_at.left_of(RETRY)).await;
             }
+            looked_at = Moment::now();
             {
                 let mut polling = self.polling();
                 if self.waiters.count() == 0 {

@@ -228,9 +228,14 @@ impl<'a> Step<'a> {
     /// Removes what is over, and grants what has room to those who wait for it: to all of them, as another step may have freed what
     /// it did not know to be waited for.
     pub(crate) fn serve_all(&mut self) {
+        self.room_for_all();
+        self.clean();
+    }
+
+    /// Notes that there may be room for all who wait.
+    pub(crate) fn room_for_all(&mut self) {
         let waited = self.table.places.values().flat_map(|place| &place.claims);
         self.rooms.extend(waited.map(|claim| (claim.id.clone(), 0)));
-        self.clean();
     }
 
     /// Grants what has room to those who wait for it.

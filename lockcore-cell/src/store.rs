@@ -397,8 +397,12 @@ impl<C: Cell> Store<C> {
     }
 
     /// Renews what a grant still holds: in the cell of its session, unless only a part of what is held under a fence is to be renewed,
-    /// or for longer than the table has it. Returns what is lost, and from when the lease counts.
-    pub(crate) async fn renew(self: &Arc<Self>, hold: Hold) -> Result<(Losses, Option<Moment>), StoreError> {
+    /// or for longer than the table has it. The last renewal may be for less than those before. Returns what is lost, and from when the lease counts.
+    pub(crate) async fn renew(
+        self: &Arc<Self>,
+        hold: Hold,
+        is_last: bool,
+    ) -> Result<(Losses, Option<Moment>), StoreError> {
         let young = Duration::from_micros(hold.lease) / YOUNG;
         // Others that look at the same time share it. A lock that was just handed over was just looked at, and its offer ends soon.
         let (asked, fences) = (order::next(), hold.locks.iter().map(|(_, fence)| *fence).collect::<Vec<_>>());
@@ -436,7 +440,7 @@ impl<C: Cell> Store<C> {
         let mut since = None;
         for (session, fences) in &by_session {
             let renewed = if *session == own {
-                self.own.renews(&own, fences, hold.lease, self.is_apart());
+                self.own.renews(&own, fences, hold.lease, self.is_apart() && !is_last);
                 let (beat, renewed) = self.beat(&own, fences, hold.lease, young).await?;
                 since = since.or(beat);
                 renewed

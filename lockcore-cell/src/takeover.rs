@@ -119,7 +119,8 @@ impl Table {
             SeenCell::There(session) => match session.closed_until(held.fence, id) {
                 Some(closed) if self.of.is_some() && is_old(closed, now) => {
                     // It may be forgotten by now: it is closed again.
-                    End { until: held.until.max(closed), is_final: false }
+                    let renewed = session.renewed_until(held.fence, held.ignored, now).unwrap_or(0);
+                    End { until: held.until.max(closed).max(renewed), is_final: false }
                 }
                 Some(closed) if closed == held.ignored => End { until: held.until, is_final: true },
                 Some(closed) if is_from_the_future(closed, held.lease, now) => {

@@ -148,6 +148,10 @@ impl<C: Cell> Store<C> {
             return Ok(elsewhere);
         };
         let mut sweeping = self.sweeping.lock().await;
+        if within.is_some() {
+            // The first call of a sweep.
+            *sweeping = Sweeping::default();
+        }
         if self.is_apart() && !sweeping.ids_are_done {
             (removed, more) = self.sweep_ids(&mut sweeping.pages, batch).await?;
             sweeping.ids_are_done = !more;
@@ -155,10 +159,11 @@ impl<C: Cell> Store<C> {
                 return Ok(Swept { removed, more, ..Swept::default() });
             }
         }
-        let more_cells = self.collect(batch).await?;
-        if !more_cells {
+        let collected = self.collect(batch).await;
+        if !matches!(collected, Ok(true)) {
             *sweeping = Sweeping::default();
         }
+        let more_cells = collected?;
         more |= more_cells || (prepared.more && (removed > 0 || prepared.failed.is_empty()));
         Ok(Swept { removed, more, ..Swept::default() })
     }
@@ -184,8 +189,8 @@ impl<C: Cell> Store<C> {
                 // That the last writes of processes are forgotten is no reason to write.
                 let changes = |step: &mut Step<'_>| {
                     let before = (step.table.ids.clone(), step.table.places.clone());
+                    step.room_for_all();
                     step.sweep(left, WRITES_KEPT);
-                    step.serve_all();
                     before != (step.table.ids.clone(), step.table.places.clone())
                 };
                 if self.by(std::slice::from_ref(&part), changes).await? {
@@ -200,9 +205,8 @@ impl<C: Cell> Store<C> {
                 }
                 let left = batch - removed;
                 let sweep = move |step: &mut Step<'_>| {
-                    let swept = step.sweep(left, WRITES_KEPT);
-                    step.serve_all();
-                    swept
+                    step.room_for_all();
+                    step.sweep(left, WRITES_KEPT)
                 };
                 removed += self.submit(vec![part], false, sweep).await?.0;
             }

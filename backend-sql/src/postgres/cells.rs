@@ -304,7 +304,10 @@ impl Statements for PostgresStatements {
 
     async fn notify(&self, link: &mut Link, ns: &str, text: &str) -> Result<(), ServerError> {
         let channel = self.channel(ns);
-        let sql = "SELECT pg_catalog.pg_notify($1, $2)".to_owned();
+        // A hint is not worth a flush.
+        let sql = "SELECT pg_catalog.pg_notify($1, $2) \
+                   FROM pg_catalog.set_config('synchronous_commit', 'off', true)"
+            .to_owned();
         self.execute(link, sql, &[&*channel, text].map(Argument::Plain)).await.map(drop)
     }
 
