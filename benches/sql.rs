@@ -1,5 +1,5 @@
-//! SQL servers over the loopback: the whole way through `with_locks`, beside the bare statements at the same durability, a
-//! lock of the database's own, and a bare wake-up.
+//! SQL servers over the loopback: the whole way through `with_locks`, by routines and by plain statements, beside the bare statements
+//! at the same durability, a lock of the database's own, and a bare wake-up.
 //!
 //! `cargo bench -p lockcore-benches --bench sql -- postgres pairs` runs some of it: words choose servers and parts (`pairs`,
 //! `hand-off`, `crowd`, `queues`, `line`, `full`).
@@ -19,7 +19,7 @@ mod postgres;
 
 use std::time::{Duration, Instant};
 
-use lockcore::{LockingService, Target, Wait};
+use lockcore::{LockDao, LockingService, Target, Wait};
 use lockcore_benches::{Case, report};
 use lockcore_conformance::servers::{Kind, Server, ServerError, Way};
 use tokio::runtime::{Builder, Runtime};
@@ -31,7 +31,7 @@ use crate::{
     postgres::Postgres,
 };
 
-type Locks<D> = LockingService<String, Uuid, <D as Database>::Dao>;
+type Locks<L> = LockingService<String, Uuid, L>;
 
 fn main() {
     run::<Postgres>(Kind::Postgres);
@@ -92,12 +92,23 @@ async fn start(kind: Kind) -> Result<Server, ServerError> {
     }
 }
 
-async fn service<D: Database>(url: &str, commits: Commits) -> Locks<D> {
+async fn service<D: Database>(url: &str, commits: Commits) -> Locks<D::Dao> {
     LockingService::new(D::open(url, commits, "lockcore_").await)
+}
+
+async fn by_statements<D: Database>(url: &str, commits: Commits) -> Locks<D::Statements> {
+    LockingService::new(D::open_without_routines(url, commits, "statements_").await)
 }
 
 fn names(ids: usize) -> Vec<String> {
     (0..ids).map(|number| format!("some/object/{number:03}")).collect()
+}
+
+/// Returns ids that were never seen before, sorted.
+fn fresh(ids: usize) -> Vec<String> {
+    let mut names: Vec<_> = (0..ids).map(|_| format!("some/object/{}", Uuid::new_v4())).collect();
+    names.sort();
+    names
 }
 
 /// Takes and releases a set, uncontended. Each candidate has a connection of its own, and five turns at a time: what comes
@@ -112,10 +123,14 @@ async fn pair<D: Database>(url: &str, commits: Commits, ids: usize) -> Case {
         "upsert + delete, one by one",
         D::PEER,
         "with_locks, any of three times as many ids",
+        "by statements",
+        "by statements, any of three times as many ids",
     ];
     let mut case = Case::new(format!("{ids} ids, {commits}"), &candidates);
     let (locks, names) = (service::<D>(url, commits).await, names(ids));
     let (changing, mut pool) = (service::<D>(url, commits).await, self::names(4 * ids).split_off(ids));
+    let [statements, others_by_statements] =
+        [by_statements::<D>(url, commits).await, by_statements::<D>(url, commits).await];
     let [mut bare, mut kept, mut others] =
         [D::bare(url, commits).await, D::bare(url, commits).await, D::bare(url, commits).await];
     for round in 0..rounds {
@@ -140,6 +155,14 @@ async fn pair<D: Database>(url: &str, commits: Commits, ids: usize) -> Case {
             fastrand::shuffle(&mut pool);
             let names = &pool[..ids];
             case.once(5, async { changing.with_locks(names, || async {}).await.expect("free") }).await;
+        }
+        for _ in 0..turns {
+            case.once(6, async { statements.with_locks(&names, || async {}).await.expect("free") }).await;
+        }
+        for _ in 0..turns {
+            fastrand::shuffle(&mut pool);
+            let call = others_by_statements.with_locks(&pool[..ids], || async {});
+            case.once(7, async { call.await.expect("free") }).await;
         }
         // The others cost more with many ids, and are seldom asked then.
         if round % ids.min(10) == 0 {
@@ -167,19 +190,21 @@ async fn pair<D: Database>(url: &str, commits: Commits, ids: usize) -> Case {
 /// runtime with several threads.
 async fn fresh_pair<D: Database>(url: &str, commits: Commits, ids: usize) -> Case {
     let (rounds, turns) = (if ids == 100 { 60 } else { 200 }, 5);
-    let mut case =
-        Case::new(format!("{ids} ids never seen before, {commits}"), &["with_locks", "upsert + delete"]);
+    let candidates = ["with_locks", "upsert + delete", "by statements"];
+    let mut case = Case::new(format!("{ids} ids never seen before, {commits}"), &candidates);
     let (locks, mut bare) = (service::<D>(url, commits).await, D::bare(url, commits).await);
-    let fresh = || (0..ids).map(|_| format!("some/object/{}", Uuid::new_v4())).collect::<Vec<_>>();
+    let statements = by_statements::<D>(url, commits).await;
     for _ in 0..rounds {
         for _ in 0..turns {
-            let mut names = fresh();
-            names.sort();
+            let names = fresh(ids);
             case.once(0, async { locks.with_locks(&names, || async {}).await.expect("free") }).await;
         }
         for _ in 0..turns {
-            let mut names = fresh();
-            names.sort();
+            let names = fresh(ids);
+            case.once(2, async { statements.with_locks(&names, || async {}).await.expect("free") }).await;
+        }
+        for _ in 0..turns {
+            let names = fresh(ids);
             case.once(1, async {
                 bare.take(&names).await;
                 bare.free(&names).await;
@@ -194,21 +219,26 @@ async fn fresh_pair<D: Database>(url: &str, commits: Commits, ids: usize) -> Cas
 /// as another process would.
 async fn hand_off<D: Database>(url: &str, commits: Commits) -> Case {
     const ROUNDS: usize = 1000;
-    let candidates = ["release -> the waiter's callback", D::WAKING, D::WRITING];
+    let candidates = ["release -> the waiter's callback", D::WAKING, D::WRITING, "by statements"];
     let mut case = Case::new(format!("hand-off, {commits}"), &candidates);
     let services = [service::<D>(url, commits).await, service::<D>(url, commits).await];
+    let statements = [by_statements::<D>(url, commits).await, by_statements::<D>(url, commits).await];
     let mut notifier = D::notifier(url, commits).await;
     for round in 0..ROUNDS {
-        let (holder, waiter) = (&services[round % 2], &services[(round + 1) % 2]);
-        case.times(0).add(hand_over::<D>(holder, waiter).await, 1);
+        case.times(0).add(hand_over(&services, round).await, 1);
         case.times(1).add(notifier.notify().await, 1);
         case.times(2).add(notifier.write_and_notify().await, 1);
+        // It takes long where there is nothing to listen to.
+        if round % 5 == 0 {
+            case.times(3).add(hand_over(&statements, round).await, 1);
+        }
     }
     case
 }
 
 /// One hand-off: from the call of the release to the callback.
-async fn hand_over<D: Database>(holder: &Locks<D>, waiter: &Locks<D>) -> Duration {
+async fn hand_over<L: LockDao<String, Uuid>>(services: &[Locks<L>; 2], round: usize) -> Duration {
+    let (holder, waiter) = (&services[round % 2], &services[(round + 1) % 2]);
     let guard = holder.lock(["ball"]).await.expect("free");
     let callback = || async { Instant::now() };
     let waiting = waiter.wait(Wait::forever());

@@ -26,6 +26,7 @@ impl fmt::Display for Commits {
 /// A database: ours, and the bare side of it.
 pub(crate) trait Database {
     type Dao: LockDao<String, Uuid>;
+    type Statements: LockDao<String, Uuid>;
     type Bare: Bare;
     type Notifier: Notifier;
     /// What [`Bare::peer`] is.
@@ -37,6 +38,9 @@ pub(crate) trait Database {
 
     /// Ours, in tables of that prefix, with up to 32 connections.
     async fn open(url: &str, commits: Commits, prefix: &str) -> Self::Dao;
+
+    /// Ours by plain statements, likewise. Each commit is on the disk before it is answered, or none.
+    async fn open_without_routines(url: &str, commits: Commits, prefix: &str) -> Self::Statements;
 
     /// One bare client, of a table that all of them share.
     async fn bare(url: &str, commits: Commits) -> Self::Bare;

@@ -3,25 +3,37 @@
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use lockcore::{Target, Wait};
+use lockcore::{LockDao, Target, Wait};
 use lockcore_benches::{Case, report};
 use tokio::sync::{Mutex, mpsc};
+use uuid::Uuid;
 
 use crate::{
     Locks,
     bare::{Bare, Commits, Database},
-    service,
+    by_statements, service,
 };
 
 const CLIENTS: usize = 32;
+const SERVICES: usize = 8;
 const LASTS: Duration = Duration::from_millis(1500);
 const TIMES: usize = 3;
+
+/// The loads of ours: how many clients, and for each of them by which service it comes, as another process would, and for which id.
+type Load = (&'static str, usize, fn(usize) -> (usize, usize));
+const LOADS: [Load; 5] = [
+    ("one client", 1, |_| (0, 0)),
+    ("32 clients, each on an id of its own", CLIENTS, |client| (client % 2, client)),
+    ("with a waiter for each of the 32 ids", 2 * CLIENTS, |client| (client / CLIENTS, client % CLIENTS)),
+    ("8 clients of one id, in one process", SERVICES, |_| (0, CLIENTS)),
+    ("8 clients of one id, each by a service of its own", SERVICES, |client| (client, CLIENTS)),
+];
 
 /// Pairs per second of 32 clients, beside 32 bare ones, each on an id of its own. First ours are alone on theirs, too.
 /// Then each of the 32 ids has a holder and, always, a waiter: two clients take it in turn, who come by different services,
 /// as different processes would; so every pair is a hand-over. It is compared with the bare ones that wait for no client, at the
 /// same durability: what waiting costs is what is asked for. On the disk as it is, and with commits that take 5 ms: there
-/// a client that lets only one commit at a time reach the disk falls far behind.
+/// a client that lets only one commit at a time reach the disk falls far behind. Each of it by routines and by plain statements.
 pub(crate) async fn throughput<D: Database>(url: &str) {
     for (commits, slow) in [(Commits::Usual, false), (Commits::Usual, true), (Commits::Async, false)] {
         let disk = match slow {
@@ -31,27 +43,42 @@ pub(crate) async fn throughput<D: Database>(url: &str) {
             },
             false => String::new(),
         };
-        let services = [service::<D>(url, commits).await, service::<D>(url, commits).await];
+        let routines = join_all((0..SERVICES).map(|_| service::<D>(url, commits))).await;
+        let statements = join_all((0..SERVICES).map(|_| by_statements::<D>(url, commits))).await;
         let bare = join_all((0..CLIENTS).map(|_| D::bare(url, commits))).await;
         let bare: Vec<_> = bare.into_iter().map(Mutex::new).collect();
-        let (mut alone, mut in_turn, mut floor) = (Vec::new(), Vec::new(), Vec::new());
+        let mut rates = LOADS.map(|_| [const { Vec::new() }; 3]);
         for _ in 0..TIMES {
-            alone.push(rate(CLIENTS, async |client| pair::<D>(&services[client % 2], client).await).await);
-            floor.push(rate(CLIENTS, async |client| bare_pair(&bare[client], client).await).await);
-            let work = async |client| pair::<D>(&services[client / CLIENTS], client % CLIENTS).await;
-            in_turn.push(rate(2 * CLIENTS, work).await);
+            for (load, rates) in LOADS.iter().zip(&mut rates) {
+                rates[0].push(rate_of(&routines, load).await);
+                rates[1].push(rate_of(&statements, load).await);
+                // No bare client waits.
+                let clients = load.1.min(CLIENTS);
+                rates[2].push(rate(clients, async |client| bare_pair(&bare[client], client).await).await);
+            }
         }
-        let [alone, in_turn, floor] = [alone, in_turn, floor].map(median);
-        println!(
-            "{CLIENTS} clients, {commits}{disk}: {alone:.0} pairs/s, {:.0} % of the {floor:.0} of bare statements; \
-             with a waiter for each of the {CLIENTS} ids {in_turn:.0}, {:.0} %",
-            100.0 * alone / floor,
-            100.0 * in_turn / floor,
-        );
+        for ((load, clients, _), rates) in LOADS.iter().zip(rates) {
+            let [routines, statements, floor] = rates.map(median);
+            println!(
+                "{load}, {commits}{disk}: {routines:.0} pairs/s, {:.0} %, and by statements {statements:.0}, {:.0} %, of the \
+                 {floor:.0} of {} bare clients on ids of their own",
+                100.0 * routines / floor,
+                100.0 * statements / floor,
+                clients.min(&CLIENTS),
+            );
+        }
         if slow {
             D::slow_commits(url, false).await;
         }
     }
+}
+
+async fn rate_of<L: LockDao<String, Uuid>>(services: &[Locks<L>], (_, clients, of): &Load) -> f64 {
+    rate(*clients, async |client| {
+        let (service, id) = of(client);
+        pair(&services[service], id).await;
+    })
+    .await
 }
 
 /// How long a hand-over takes in a queue of 64 waiters, and in one of 10 000: by turns, the first 64 of each.
@@ -103,7 +130,7 @@ pub(crate) async fn queues<D: Database>(url: &str) {
     report(&[case]);
 }
 
-async fn pair<D: Database>(locks: &Locks<D>, id: usize) {
+async fn pair<L: LockDao<String, Uuid>>(locks: &Locks<L>, id: usize) {
     let name = format!("crowd/{id}");
     locks.wait(Wait::forever()).with_locks([name], || async {}).await.expect("for ever");
 }

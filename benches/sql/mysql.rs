@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockcore_sql::MysqlLockDao;
+use lockcore_sql::{MysqlLockDao, mysql::MysqlStatementsLockDao};
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, mysql::MySqlArguments};
 use uuid::Uuid;
 
@@ -19,6 +19,7 @@ pub(crate) struct Mysql;
 
 impl Database for Mysql {
     type Dao = MysqlLockDao<String, Uuid>;
+    type Statements = MysqlStatementsLockDao<String, Uuid>;
     type Bare = Client;
     type Notifier = Kill;
     const PEER: &'static str = "GET_LOCK, one by one";
@@ -29,6 +30,12 @@ impl Database for Mysql {
         connect(url, commits).await;
         let builder = MysqlLockDao::builder().url(url).table_prefix(prefix).max_connections(32);
         builder.open().await.expect("the server answers")
+    }
+
+    async fn open_without_routines(url: &str, commits: Commits, prefix: &str) -> Self::Statements {
+        connect(url, commits).await;
+        let builder = MysqlLockDao::builder().url(url).table_prefix(prefix).max_connections(32);
+        builder.open_without_routines().await.expect("the server answers")
     }
 
     async fn bare(url: &str, commits: Commits) -> Client {

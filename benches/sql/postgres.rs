@@ -2,10 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use lockcore_sql::{PostgresLockDao, postgres::Commit};
+use lockcore_sql::{
+    PostgresLockDao,
+    postgres::{Commit, PostgresStatementsLockDao},
+};
 use sqlx::{
     Connection, PgConnection,
-    postgres::{PgAdvisoryLock, PgListener},
+    postgres::{PgAdvisoryLock, PgConnectOptions, PgListener},
 };
 use uuid::Uuid;
 
@@ -46,6 +49,7 @@ pub(crate) struct Postgres;
 
 impl Database for Postgres {
     type Dao = PostgresLockDao<String, Uuid>;
+    type Statements = PostgresStatementsLockDao<String, Uuid>;
     type Bare = Client;
     type Notifier = Notify;
     const PEER: &'static str = "sqlx PgAdvisoryLock, one by one";
@@ -56,6 +60,17 @@ impl Database for Postgres {
         let commit = if commits == Commits::Async { Commit::Async } else { Commit::default() };
         let builder = PostgresLockDao::builder().url(url).table_prefix(prefix).max_connections(32);
         builder.commit(commit).open().await.expect("the server answers")
+    }
+
+    async fn open_without_routines(url: &str, commits: Commits, prefix: &str) -> Self::Statements {
+        let options: PgConnectOptions = url.parse().expect("a good URL");
+        let options = match commits {
+            Commits::Usual => options,
+            Commits::Async => options.options([("synchronous_commit", "off")]),
+        };
+        let builder =
+            PostgresLockDao::builder().connect_options(options).table_prefix(prefix).max_connections(32);
+        builder.open_without_routines().await.expect("the server answers")
     }
 
     async fn bare(url: &str, commits: Commits) -> Client {
