@@ -27,7 +27,8 @@ pub(crate) async fn messages<D: Database>(server: &Server) {
 
 /// What is more than a socket takes at once arrives in pieces, so that the time shows round trips where the count shows pieces.
 async fn count<L: LockDao<String, Uuid>>(way: &str, proxy: &Proxy, locks: &Locks<L>) {
-    const SEEN: [(&str, fn(usize) -> Vec<String>); 2] = [("", names), (" never seen before", fresh)];
+    type Names = fn(usize) -> Vec<String>;
+    const SEEN: [(&str, Names); 2] = [("", names), (" never seen before", fresh)];
     locks.with_locks(["warm"], || async {}).await.expect("free");
     proxy.set(Mode::Delay { requests: WAY, replies: WAY }).await;
     for (ids, (seen, names)) in [1, 10, 100].into_iter().flat_map(|ids| SEEN.map(|seen| (ids, seen))) {
