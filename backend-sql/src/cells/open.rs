@@ -1,32 +1,37 @@
 //! Opening: tables are made if they are missing, and the namespace is entered.
 
-use std::sync::{Arc, PoisonError};
+use std::{
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
 
 use lockcore::{BackendError, BackendErrorKind, backend::shared_runtime};
 
 use super::{CellOptions, Shared, SqlCells, Statements, server::Ask};
 use crate::server::{ServerError, patience};
 
-/// Connects with [prepared](super::prepare) settings, on the library's runtime, as all calls are made: a caller needs none.
+/// Connects with [prepared](super::prepare) settings, on the library's runtime, as all calls are made: a caller needs none. Each request
+/// has the time of a step: nothing tries it again.
 pub(crate) async fn opened<S: Statements>(
     server: S,
     options: &CellOptions,
+    step: Duration,
 ) -> Result<SqlCells<S>, BackendError> {
     let shared = Arc::new(Shared::new(server, options));
     let opening = shared.clone();
-    let opened = shared_runtime().spawn(async move { opening.open().await }).await;
+    let opened = shared_runtime().spawn(async move { opening.open(step).await }).await;
     let ended = |_| BackendError::new(BackendErrorKind::Unavailable, "the runtime of the library ended");
     opened.map_err(ended)?.map_err(|error| error.at(shared.pool.engine.address()))?;
     Ok(SqlCells(shared))
 }
 
 impl<S: Statements> Shared<S> {
-    async fn open(&self) -> Result<(), ServerError> {
-        if let Err(error) = self.ask_within(self.limit, &Ask::Enter).await {
+    async fn open(&self, step: Duration) -> Result<(), ServerError> {
+        if let Err(error) = self.ask_within(step, &Ask::Enter).await {
             self.make(error).await?;
-            self.ask_within(self.limit, &Ask::Enter).await?;
+            self.ask_within(step, &Ask::Enter).await?;
         }
-        let version = self.ask_within(self.limit, &Ask::Version).await?.text;
+        let version = self.ask_within(step, &Ask::Version).await?.text;
         *self.version.lock().unwrap_or_else(PoisonError::into_inner) = version;
         Ok(())
     }

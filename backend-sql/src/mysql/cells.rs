@@ -79,7 +79,8 @@ impl<I: Ident, C: ContextId> MysqlBuilder<I, C> {
         let (user, options) = (self.user_of_process()?, self.cells.clone());
         let step = cells::prepare("mysql", &mut self.settings, &options)?;
         let server = MysqlStatements { server: self.checked()?, options: options.clone() };
-        let cells = cells::opened(server, &options).await.map_err(|error| tried(user.as_deref(), error))?;
+        let cells =
+            cells::opened(server, &options, step).await.map_err(|error| tried(user.as_deref(), error))?;
         Ok((cells, step))
     }
 }

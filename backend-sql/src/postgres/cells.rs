@@ -82,7 +82,7 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
         let own = options.cells.clone();
         let step = cells::prepare("postgres", &mut options.settings, &own)?;
         let server = PostgresStatements(Postgres::new(source, listen, options));
-        let cells = cells::opened(server, &own).await.map_err(|error| tried(user.as_deref(), error))?;
+        let cells = cells::opened(server, &own, step).await.map_err(|error| tried(user.as_deref(), error))?;
         Ok((cells, step))
     }
 }
