@@ -1,4 +1,5 @@
-//! The list of what the predecessors did (`SEEDS.md`) is true: each of its lines names tests, and all of them exist.
+//! The lists of what was done wrong are true: each line of what the predecessors did (`SEEDS.md`) and of the bugs names tests that
+//! exist, and each fault of `faults` can be made.
 
 use std::{fs, path::Path};
 
@@ -10,6 +11,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         "seeds";
         every_test_that_the_list_names_exists,
         every_test_of_a_bug_exists,
+        every_fault_can_be_made,
     ]
 }
 
@@ -58,6 +60,27 @@ fn every_test_of_a_bug_exists() {
             "tests/bugs/list: {bug}"
         );
     }
+}
+
+/// A change of the code moves what a fault replaces: the fault has to move with it.
+fn every_fault_can_be_made() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut areas = 0;
+    for entry in fs::read_dir(root.join("tests/faults")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "toml") {
+            continue;
+        }
+        areas += 1;
+        let area: toml::Table = fs::read_to_string(&path).unwrap().parse().unwrap();
+        for fault in area["fault"].as_array().unwrap() {
+            let [name, file, find] = ["name", "file", "find"].map(|field| fault[field].as_str().unwrap());
+            let code = fs::read_to_string(root.join(file)).unwrap();
+            let times = code.matches(find).count();
+            assert_eq!(times, 1, "{}: what {name} replaces in {file}", path.display());
+        }
+    }
+    assert!(areas > 0);
 }
 
 fn exists(root: &Path, test: &str) -> bool {
