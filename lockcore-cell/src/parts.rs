@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
-    fmt::Write,
     sync::Arc,
 };
 
@@ -31,10 +30,11 @@ impl Part {
 
     fn of(id: &str) -> Self {
         // The first letter makes a name of the empty one, too.
+        let digits = |byte: u8| {
+            [byte >> 4, byte & 15].map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)]))
+        };
         let mut name = format!("{IDS}/x");
-        for byte in id.bytes() {
-            let _ = write!(name, "{byte:02x}");
-        }
+        name.extend(id.bytes().flat_map(digits));
         Part(name)
     }
 

@@ -35,6 +35,10 @@ const NEAR: Duration = Duration::from_millis(500);
 /// The longest pause of all others, give or take a half: shorter than an offer, for those before them may all turn out to be dead.
 const LONGEST: Duration = Duration::from_millis(1_200);
 
+/// The number of looks in vain, each after a notification, from which on the least pause precedes the next: what is notified of again
+/// and again without a change is not looked at again and again. One may follow a write of this process.
+const MOST_IN_VAIN: u32 = 2;
+
 /// The least pause.
 const RETRY: Duration = Duration::from_millis(50);
 
@@ -119,14 +123,15 @@ impl<C: Cell> Store<C> {
 
     /// Looks until none of this process waits.
     async fn look_for_waiters(self: &Arc<Self>) {
-        let (mut pause, mut looked_at) = (SHORTEST, Moment::now());
+        let (mut pause, mut looked_at, mut in_vain) = (SHORTEST, Moment::now(), 0);
         loop {
             let parts = self.waited_for();
             let version = |part: &Part| self.known_of(part).and_then(|known| known.version.clone());
             let cells: Vec<_> = parts.iter().map(|part| (part.name().to_owned(), version(part))).collect();
             let changed = self.cell.changed(&cells);
-            if tokio::time::timeout(pause.mul_f64(0.5 + fastrand::f64()), changed).await.is_ok() {
-                // One that is told of at once is not to be asked for at once, again and again.
+            let is_notified =
+                tokio::time::timeout(pause.mul_f64(0.5 + fastrand::f64()), changed).await.is_ok();
+            if is_notified && in_vain >= MOST_IN_VAIN {
                 tokio::time::sleep(looked_at.left_of(RETRY)).await;
             }
             looked_at = Moment::now();
@@ -145,6 +150,7 @@ impl<C: Cell> Store<C> {
             }
             // A store that gives no answer is asked again: each waiter has a limit of its own.
             let changed = looked.unwrap_or(false);
+            in_vain = if is_notified && !changed { in_vain + 1 } else { 0 };
             let next = self.notify(&parts).await;
             self.looked.notify_one();
             let longest = if next == Some(Next::Far) { LONGEST } else { NEAR };

@@ -128,7 +128,6 @@ impl Cell for Rows {
         let after = after.map_or_else(|| format!("{folder}/"), str::to_owned);
         let listed = self.run(move |rows| {
             let mut list = rows.prepare(LIST)?;
-            // One more than the page, to see whether there is more.
             let row =
                 |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get::<_, i64>(1)?.unsigned_abs() * 1000));
             // One more than the page, to see whether there is more.

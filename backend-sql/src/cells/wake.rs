@@ -43,8 +43,8 @@ const LOOK_AT_MOST: Duration = Duration::from_millis(250);
 pub(super) struct Wakes {
     /// The cells that are to be told of, by the hashes of their names.
     telling: Mutex<Telling>,
-    /// The cells that were heard of lately, and when.
-    heard: Mutex<HashMap<u64, (i64, Moment)>>,
+    /// The versions of cells that were heard of lately, and when. They come in any order.
+    heard: Mutex<HashMap<(u64, i64), Moment>>,
     /// Changes with all that is heard.
     count: watch::Sender<u64>,
     /// The moment of the last wait, as long as there is a task that listens.
@@ -91,7 +91,7 @@ impl<S: Statements> Shared<S> {
         let hashes: Vec<_> = cells.iter().map(|(name, known)| (hash(name), known.unwrap_or(0))).collect();
         let mut pause = LOOK;
         loop {
-            if wakes.has_heard(&hashes) {
+            if wakes.take_heard(&hashes) {
                 return;
             }
             if wakes.is_listening.load(Relaxed) {
@@ -128,24 +128,28 @@ impl<S: Statements> Shared<S> {
 }
 
 impl Wakes {
-    /// Returns whether one of these cells was heard to have another version, lately.
-    fn has_heard(&self, cells: &[(u64, i64)]) -> bool {
-        let heard = lock(&self.heard);
-        cells.iter().any(|(hash, known)| {
-            heard.get(hash).is_some_and(|(version, at)| version != known && at.elapsed() < KEPT)
-        })
+    /// Returns whether one of these cells was heard to have another version, lately; each is told once, as the look that follows sees it,
+    /// or a newer one.
+    fn take_heard(&self, cells: &[(u64, i64)]) -> bool {
+        let mut heard = lock(&self.heard);
+        let before = heard.len();
+        heard.retain(|(hash, version), at| {
+            let is_other = |(cell, known): &(u64, i64)| cell == hash && known != version;
+            at.elapsed() >= KEPT || !cells.iter().any(is_other)
+        });
+        heard.len() < before
     }
 
     /// Notes a notification.
     fn hear(&self, text: &str) {
         let now = Moment::now();
         let mut heard = lock(&self.heard);
-        heard.retain(|_, (_, at)| at.elapsed() < KEPT);
+        heard.retain(|_, at| at.elapsed() < KEPT);
         for word in text.split(' ') {
             let read = |digits| u64::from_str_radix(digits, 16).ok();
             let Some((hash, version)) = word.split_once('.') else { continue };
             if let (Some(hash), Some(version)) = (read(hash), read(version)) {
-                heard.insert(hash, (version.cast_signed(), now));
+                heard.insert((hash, version.cast_signed()), now);
             }
         }
         drop(heard);
@@ -237,13 +241,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_another_version_wakes() {
+    fn only_another_version_wakes_and_once() {
         let wakes = Wakes::default();
         let (table, other) = (hash("table"), hash("id/61"));
         wakes.hear(&format!("{table:x}.7 not.a word {other:x}.ffffffffffffffff"));
-        assert!(!wakes.has_heard(&[(table, 7)]));
-        assert!(wakes.has_heard(&[(table, 6)]));
-        assert!(!wakes.has_heard(&[(hash("id/62"), 1)]));
-        assert!(wakes.has_heard(&[(hash("id/62"), 1), (other, 1)]));
+        assert!(!wakes.take_heard(&[(table, 7)]));
+        assert!(wakes.take_heard(&[(table, 6)]));
+        assert!(!wakes.take_heard(&[(table, 6)]));
+        assert!(!wakes.take_heard(&[(hash("id/62"), 1)]));
+        assert!(wakes.take_heard(&[(hash("id/62"), 1), (other, 1)]));
+    }
+
+    /// The notification of an own write may come after that of a newer one.
+    #[test]
+    fn a_late_notification_hides_none() {
+        let (wakes, table) = (Wakes::default(), hash("table"));
+        wakes.hear(&format!("{table:x}.7"));
+        wakes.hear(&format!("{table:x}.6"));
+        assert!(wakes.take_heard(&[(table, 6)]));
     }
 }
