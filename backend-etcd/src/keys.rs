@@ -159,7 +159,7 @@ fn is_at(key: String, at: Option<u64>) -> Value {
 }
 
 /// The most bytes of the cells of a transaction: a request has 1.5 MiB at most by default, with its keys.
-const MOST_BYTES: usize = 1_200_000;
+const MOST_BYTES: usize = 1_000_000;
 
 impl Cell for Keys {
     type Version = u64;

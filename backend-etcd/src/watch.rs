@@ -89,7 +89,7 @@ impl Watch {
 
     /// Opens one stream after the other.
     async fn run(self: Arc<Self>) {
-        while self.is_used() {
+        while !self.ends_unused() {
             if let Ok((stream, member)) = self.client.open(path::WATCH, &self.request).await {
                 self.follow(stream, member).await;
             }
@@ -97,25 +97,32 @@ impl Watch {
         }
     }
 
-    /// Returns whether it is still asked for; forgets all that was told if it is not.
-    fn is_used(&self) -> bool {
+    /// Returns whether it is not asked for any more; forgets all that was told then. The next that asks starts another task, so that this
+    /// one has to end at once.
+    fn ends_unused(&self) -> bool {
         let mut used = self.used();
-        if self.told.receiver_count() > 0 {
-            *used = Some(Moment::now());
-        }
-        let is_used = used.is_some_and(|used| used.elapsed() < IDLE);
-        if !is_used {
+        let ends = !self.is_used(&mut used);
+        if ends {
             *used = None;
             self.told.send_replace(Told::default());
         }
-        is_used
+        ends
+    }
+
+    /// Returns whether it is still asked for, or was lately.
+    fn is_used(&self, used: &mut Option<Moment>) -> bool {
+        if self.told.receiver_count() > 0 {
+            *used = Some(Moment::now());
+        }
+        used.is_some_and(|used| used.elapsed() < IDLE)
     }
 
     /// Passes on what a stream of a member tells, until it ends or is to be opened again.
     async fn follow(&self, mut stream: Response, member: usize) {
         let opened = Moment::now();
         let mut buffer: Vec<u8> = Vec::new();
-        while opened.elapsed() < LONGEST && self.client.current() == member && self.is_used() {
+        let is_used = || self.is_used(&mut self.used());
+        while opened.elapsed() < LONGEST && self.client.current() == member && is_used() {
             match timeout(TICK, stream.chunk()).await {
                 Ok(Ok(Some(chunk))) => buffer.extend_from_slice(&chunk),
                 Ok(_) => return,
@@ -145,5 +152,63 @@ impl Watch {
             told.changes.drain(..over);
         });
         !watched.canceled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        net::TcpListener,
+        thread,
+    };
+
+    use super::*;
+    use crate::config::EtcdBuilder;
+
+    /// Serves streams that tell nothing, on a port; returns it.
+    fn serve() -> u16 {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let port = listener.local_addr().expect("it is bound").port();
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.expect("a connection");
+                thread::spawn(move || {
+                    let (mut buffer, line) = ([0; 65536], "{\"result\":{\"created\":true}}\n");
+                    let _ = stream.read(&mut buffer);
+                    let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+                    let _ = write!(stream, "{head}{:x}\r\n{line}\r\n", line.len());
+                    while stream.read(&mut buffer).is_ok_and(|read| read > 0) {}
+                });
+            }
+        });
+        port
+    }
+
+    /// One that asks just after a stream was given up is served by one task.
+    #[test]
+    fn there_is_one_task() {
+        let url = format!("etcd://127.0.0.1:{}", serve());
+        let settings = EtcdBuilder::<String, uuid::Uuid>::new().url(url).settings;
+        let address = settings.address().expect("a valid URL");
+        let client = Arc::new(Client::new(&settings, address).expect("it is made"));
+        let watch = Arc::new(Watch::new(client, Bytes::from_static(b"{}")));
+        let wait = || thread::sleep(Duration::from_millis(5));
+        drop(watch.asked());
+        while watch.told.borrow().gaps == 0 {
+            wait();
+        }
+        while watch.used().is_some() {
+            wait();
+        }
+        let _told = watch.asked();
+        // The other is the test's.
+        for _ in 0..2000 {
+            match Arc::strong_count(&watch) {
+                2 => return,
+                _ => wait(),
+            }
+        }
+        panic!("{} tasks", Arc::strong_count(&watch) - 1);
     }
 }

@@ -1,6 +1,6 @@
 //! Collecting the cells of sessions that have ended, and what a probe left.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 
@@ -8,7 +8,7 @@ use crate::{
     cell::{Cell, Found},
     error::StoreError,
     parts::{IDS, Part},
-    session::{OLD, Session},
+    session::Session,
     store::{AT_ONCE, Store},
     table::Table,
 };
@@ -17,6 +17,9 @@ use crate::{
 /// its write, so that none finds its cell gone, and the closed grants with it, in between. A process whose session has been idle for
 /// a quarter of it goes on under another name.
 pub(crate) const KEPT: u64 = 4 * 3600 * 1_000_000;
+
+/// The time for which the highest fence of an id is kept, in microseconds: a store's clock that is set back by less gives none again.
+const FENCE_KEPT: u64 = 3600 * 1_000_000;
 
 /// The most pages that one call looks at.
 const PAGES: usize = 4;
@@ -29,8 +32,13 @@ pub(crate) type Cursor = (&'static str, Option<String>);
 
 impl<C: Cell> Store<C> {
     /// Removes at most `most` cells of sessions that have neither a grant nor a place, and were not written for [`KEPT`]; returns
-    /// whether there may be more. It goes on where the last collection of this process ended.
-    pub(crate) async fn collect(self: &Arc<Self>, most: usize) -> Result<bool, StoreError> {
+    /// whether there may be more. It goes on where the last collection of this process ended. Where each id has a cell of its own, `used`
+    /// are the sessions that were in one of them since the collection began.
+    pub(crate) async fn collect(
+        self: &Arc<Self>,
+        most: usize,
+        used: &BTreeSet<String>,
+    ) -> Result<bool, StoreError> {
         let mut cursor = self.collected.lock().await;
         let (mut folder, mut after) = cursor.clone().unwrap_or((FOLDERS[0], None));
         let mut left = most;
@@ -40,13 +48,14 @@ impl<C: Cell> Store<C> {
                 self.look(&[Part::rest()]).await?;
             }
             let page = self.cell.list(folder, after.as_deref()).await?;
-            let old = self.old(folder, &page.cells).await?;
+            let old = self.old(folder, &page.cells, used).await?;
             let batch: Vec<_> = old.iter().take(left).cloned().collect();
             let removed = stream::iter(&batch).map(Ok::<_, StoreError>);
             removed.try_for_each_concurrent(AT_ONCE, async |name| self.remove(name).await).await?;
             left -= batch.len();
             if batch.len() < old.len() {
-                *cursor = Some((folder, after));
+                // Behind those that were looked at: some of them may be in use, and stay.
+                *cursor = Some((folder, batch.last().cloned().or(after)));
                 return Ok(true);
             }
             after = page.cells.last().filter(|_| page.more).map(|(name, _)| name.clone());
@@ -69,7 +78,7 @@ impl<C: Cell> Store<C> {
         self.look(std::slice::from_ref(&part)).await?;
         let now = self.cell.now().await?;
         // A clock that was set back gives out no fence again.
-        let is_over = |table: &Table| table.is_over() && table.high.saturating_add(OLD) < now.lo;
+        let is_over = |table: &Table| table.is_over() && table.high.saturating_add(FENCE_KEPT) < now.lo;
         let known = self.known_of(&part).filter(|known| is_over(&known.table));
         match known.as_ref().and_then(|known| known.version.as_ref()) {
             Some(version) => Ok(self.cell.remove_at(name, version).await?),
@@ -77,7 +86,8 @@ impl<C: Cell> Store<C> {
         }
     }
 
-    /// Removes the cell of a session that has neither a grant nor a place. Where the table does not say that, the cell does.
+    /// Removes the cell of a session that has neither a grant nor a place. Where each id has a cell of its own, not if what it says may
+    /// still matter: a grant may have been made since the cells of ids were looked at.
     async fn remove_session(&self, name: &str) -> Result<(), StoreError> {
         if !self.is_apart() || !name.starts_with(FOLDERS[0]) {
             return Ok(self.cell.remove(name).await?);
@@ -91,18 +101,22 @@ impl<C: Cell> Store<C> {
     }
 
     /// Returns the cells that can be removed.
-    async fn old(&self, folder: &str, cells: &[(String, u64)]) -> Result<Vec<String>, StoreError> {
+    async fn old(
+        &self,
+        folder: &str,
+        cells: &[(String, u64)],
+        used: &BTreeSet<String>,
+    ) -> Result<Vec<String>, StoreError> {
         let now = self.cell.now().await?;
         let (own, _) = self.own.name();
-        // With a cell for each id, that of a session says by itself whether it is over.
         let known = self.view(&[Part::rest()]);
         let mut live = known.table.sessions();
+        live.extend(used.iter().map(String::as_str));
         live.insert(&own);
         let is_old = |(name, written): &&(String, u64)| {
             let last = name.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/')).unwrap_or_default();
-            (is_ours(last) || Part::named(name).is_some())
-                && !live.contains(last)
-                && written.saturating_add(KEPT) < now.lo
+            let is_ours = if folder == IDS { Part::named(name).is_some() } else { is_ours(last) };
+            is_ours && !live.contains(last) && written.saturating_add(KEPT) < now.lo
         };
         Ok(cells.iter().filter(is_old).map(|(name, _)| name.clone()).collect())
     }

@@ -147,7 +147,7 @@ impl<L: Cell, I: Ident, C: ContextId> CellLockDao<L, I, C> {
             }
             // A refusal is a fact only where what is in the way could be looked at.
             return match prepared.failed.into_values().next() {
-                Some(error) if error.again() => Err(error),
+                Some(error) if !matches!(error, StoreError::Session(_)) => Err(error),
                 _ => Ok(verdict),
             };
         }
@@ -235,9 +235,31 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
         let (store, held) = (self.store.clone(), hold.clone());
         let known = hosted(async move { store.table_with(&held, |_| true).await.map(drop) }).await;
         self.report(known)?;
-        let parts = self.store.parts(hold.ids());
-        let losses = self.report(self.store.submit(parts, false, move |step| step.release(&hold)).await)?;
-        Ok(Released { lost: grant.losses(losses), failed: Vec::new() })
+        let (mut losses, mut failed, mut left) = (Vec::new(), Vec::new(), vec![(0, hold)]);
+        let mut is_whole = true;
+        while let Some((first, mut hold)) = left.pop() {
+            let (parts, freed) = (self.store.parts(hold.ids()), hold.clone());
+            let released = self.store.submit(parts, false, move |step| step.release(&freed)).await;
+            match released {
+                Ok(lost) => {
+                    losses.extend(lost.into_iter().map(|(position, reason)| (first + position, reason)));
+                }
+                // All of it is too long for a write, by those who wait for it.
+                Err(StoreError::Full { .. }) if hold.locks.len() > 1 => {
+                    is_whole = false;
+                    let rest = hold.locks.split_off(hold.locks.len() / 2);
+                    left.push((first + hold.locks.len(), Hold { locks: rest, ..hold.clone() }));
+                    left.push((first, hold));
+                }
+                Err(error) if is_whole => return self.report(Err(error)),
+                Err(error) => {
+                    let error = error.report(&self.place);
+                    let locks = grant.locks.iter().skip(first).take(hold.locks.len());
+                    failed.extend(locks.map(|lock| (lock.target.clone(), error.clone())));
+                }
+            }
+        }
+        Ok(Released { lost: grant.losses(losses), failed })
     }
 
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {

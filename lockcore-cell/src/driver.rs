@@ -317,9 +317,13 @@ impl<C: Cell> Store<C> {
         }
         let may_be_used = self.is_apart() && (self.waiters.count() > 0 || self.own.renews_some());
         self.own.retire(|name| may_be_used || known.table.sessions().contains(name));
+        let own = &match self.is_apart() && batch.iter().any(|job| job.grows()) {
+            true => self.begin().await?,
+            false => self.own.name().0,
+        };
         let stamp = self.stamp();
         let number = stamp.number;
-        let (mut now, mut table, mut full, mut more) = self.apply(&known.table, batch, number).await?;
+        let (mut now, mut table, mut full, mut more) = self.apply(&known.table, batch, number, own).await?;
         if table == *known.table && known.begun < tries.begun {
             // An answer without a write has to be true now.
             self.look(&parts).await?;
@@ -327,7 +331,7 @@ impl<C: Cell> Store<C> {
             if known.begun < tries.begun {
                 return Ok(None);
             }
-            (now, table, full, more) = self.apply(&known.table, batch, number).await?;
+            (now, table, full, more) = self.apply(&known.table, batch, number, own).await?;
         }
         // Those who wait for other ids as well are served by the step that frees one, as all others are; where that would be too
         // many at once, or another write of this process is about them, they serve themselves.
@@ -338,13 +342,20 @@ impl<C: Cell> Store<C> {
         {
             let is_unknown = |part: &&Part| has_looked || self.known_of(part).is_none();
             let unknown: Vec<Part> = more.iter().filter(is_unknown).cloned().collect();
-            self.look(&unknown).await?;
+            match self.look(&unknown).await {
+                // It is about a waiter, and not about these steps.
+                Err(error) if error.is_of_content() => {
+                    tries.alone = true;
+                    break;
+                }
+                looked => looked.map(drop)?,
+            }
             parts.append(&mut more);
             known = self.view(&parts);
-            (now, table, full, more) = self.apply(&known.table, batch, number).await?;
+            (now, table, full, more) = self.apply(&known.table, batch, number, own).await?;
         }
         // Not while an earlier write may still arrive, which may have another answer: this one keeps it out.
-        let is_same = table == *known.table;
+        let is_same = table == *known.table && known.has_whole_places();
         if is_same && !tries.in_doubt {
             self.notify(&parts).await;
             return Ok(Some(number));
@@ -374,6 +385,9 @@ impl<C: Cell> Store<C> {
                 let full = StoreError::Full { bytes, max, in_doubt: tries.in_doubt };
                 batch.remove(position).answer(Err(full));
                 return Ok(None);
+            }
+            if bytes > most && batch.len() == 1 && parts.len() > 1 {
+                return Err(StoreError::Full { bytes, max: most, in_doubt: tries.in_doubt });
             }
         }
         let begun = (order::next(), Moment::now());
@@ -432,11 +446,11 @@ impl<C: Cell> Store<C> {
         table: &Table,
         batch: &mut [Box<dyn Job>],
         number: u64,
+        own: &str,
     ) -> Result<(ServiceTime, Table, bool, Vec<Part>), StoreError> {
         let now = self.cell.now().await?;
         let (mut table, sessions): (Table, Sessions) = (table.clone(), self.sessions.all());
-        let (own, _) = self.own.name();
-        let mut step = Step::new(&mut table, &sessions, now, self.cell.least_fence(now), &own);
+        let mut step = Step::new(&mut table, &sessions, now, self.cell.least_fence(now), own);
         step.fences = self.is_apart().then_some(&self.fences);
         let mut grows = false;
         for job in batch {

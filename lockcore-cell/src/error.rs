@@ -70,6 +70,11 @@ impl StoreError {
         !self.kind().is_retryable() && !matches!(self, StoreError::Session(_))
     }
 
+    /// Returns whether it is about what a cell contains.
+    pub(crate) fn is_of_content(&self) -> bool {
+        matches!(self, StoreError::Corrupt(_) | StoreError::Format { .. } | StoreError::Program { .. })
+    }
+
     /// Returns whether the same request may succeed when it is sent again.
     pub(crate) fn again(&self) -> bool {
         matches!(self, StoreError::Cell(error) if error.is_retryable())
@@ -80,6 +85,12 @@ impl StoreError {
         match self {
             StoreError::Cell(error) if in_doubt => StoreError::Cell(error.possibly_done()),
             StoreError::Contended { .. } => StoreError::Contended { in_doubt },
+            StoreError::Full { bytes, max, .. } if in_doubt => StoreError::Full { bytes, max, in_doubt },
+            // Only a session is changed where this is met.
+            other @ StoreError::Session(_) => other,
+            other if in_doubt => {
+                StoreError::Cell(BackendError::new(other.kind(), other.to_string()).possibly_done())
+            }
             other => other,
         }
     }

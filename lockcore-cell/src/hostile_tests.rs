@@ -126,7 +126,12 @@ fn every_step_with(table: &Table, sessions: &Sessions) {
     each(&|step| drop(step.withdraw(&request("e", 7, Mode::Shared), Withdraw::KeepIfGranted)));
     each(&|step| drop(step.release(&hold)));
     each(&|step| {
-        drop((step.renew(&hold), step.is_whole(&hold), step.is_shorter(&hold), step.extend(&hold, Some("s"))))
+        drop((
+            step.renew(&hold),
+            step.is_whole(&hold),
+            step.is_shorter(&hold),
+            step.extend(&hold, Some(("s", "t"))),
+        ))
     });
     each(&|step| step.mark("s"));
     each(&|step| {

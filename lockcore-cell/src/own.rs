@@ -14,6 +14,9 @@ use crate::{collect::KEPT, store::Shared};
 /// collected.
 const RETIRED_AFTER: Duration = Duration::from_micros(KEPT / 4);
 
+/// The bytes of a renewal in the cell of a session, and as many again for what was closed.
+const RENEWAL: usize = 200;
+
 /// The session of this process.
 #[derive(Debug)]
 pub(crate) struct OwnSession {
@@ -96,6 +99,13 @@ impl OwnSession {
     /// Returns whether it renews anything.
     pub(crate) fn renews_some(&self) -> bool {
         !self.state().renewed.is_empty()
+    }
+
+    /// Returns whether it renews as many grants as have room in its cell, and not all of these.
+    pub(crate) fn is_full_for(&self, fences: &[u64], most_bytes: usize) -> bool {
+        let renewed = &self.state().renewed;
+        let is_full = (renewed.len() + fences.len()).saturating_mul(RENEWAL) > most_bytes;
+        is_full && !fences.iter().all(|fence| renewed.contains_key(fence))
     }
 
     /// Returns what a heartbeat extends: what was asked for within half a lease, and what is `wanted` and was asked for within one.

@@ -117,6 +117,20 @@ impl<C: Cell> Store<C> {
 }
 
 impl<V> View<V> {
+    /// Returns whether each place is in the cells of all its ids that were looked at. It was removed from one of them if its process was
+    /// taken for dead, or another one came with the same ticket.
+    pub(crate) fn has_whole_places(&self) -> bool {
+        self.parts.iter().all(|(part, known)| {
+            let (Some(id), Some(known)) = (part.id(), known) else { return true };
+            let mut places = self.table.places.iter();
+            places.all(|(ticket, place)| {
+                let is_there =
+                    || known.table.places.get(ticket).is_some_and(|of| of.attempt == place.attempt);
+                place.claims.iter().all(|claim| claim.id != id) || is_there()
+            })
+        })
+    }
+
     /// Returns the number of the last write of a process, if it is among these.
     pub(crate) fn last_write(&self, writer: &str, among: &[u64]) -> Option<u64> {
         let known = self.parts.iter().filter_map(|(_, known)| known.as_ref());

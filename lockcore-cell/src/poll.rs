@@ -211,7 +211,11 @@ impl<C: Cell> Store<C> {
                 continue;
             }
             if !parts.iter().all(|part| looked.contains(part)) {
-                self.look(&parts).await?;
+                match self.look(&parts).await {
+                    // It is about this waiter only.
+                    Err(error) if error.is_of_content() => continue,
+                    looked => looked.map(drop)?,
+                }
             }
             let known = self.view(&parts);
             if tried.insert(parts.clone()) {

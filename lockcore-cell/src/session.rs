@@ -59,7 +59,7 @@ pub(crate) struct Close {
 }
 
 /// The time after its end for which it is kept that a lock was closed, where it is not known which grants there are.
-pub(crate) const OLD: u64 = 3_600_000_000;
+pub(crate) const OLD: u64 = 600_000_000;
 
 /// Returns whether a lock that was closed with this end may be closed no more: then it has to be closed again.
 pub(crate) fn is_old(closed: u64, now: ServiceTime) -> bool {
@@ -130,6 +130,10 @@ impl Session {
     /// Closes locks to renewal, as they are now; returns whether that changes anything.
     pub(crate) fn close(&mut self, locks: &[Close], now: ServiceTime) -> bool {
         let mut changed = false;
+        if locks.iter().any(|lock| lock.forgets) {
+            // The process of the session may be dead, and forget nothing any more.
+            self.forget_closed(now);
+        }
         for Close { id, fence, until, ignored, unless_after, forgets } in locks {
             let until =
                 self.renewed_until(*fence, *ignored, now).map_or(*until, |renewed| renewed.max(*until));
@@ -156,6 +160,10 @@ impl Session {
     /// is over as well; that it was closed counts for half of the time for which it is kept.
     pub(crate) fn forget_old(&mut self, is_renewed: impl Fn(u64) -> bool, now: ServiceTime) {
         self.renewals.retain(|fence, renewal| is_renewed(*fence) || renewal.until >= now.lo);
+        self.forget_closed(now);
+    }
+
+    fn forget_closed(&mut self, now: ServiceTime) {
         self.closed.retain(|_, locks| locks.values().any(|until| until.saturating_add(OLD) >= now.lo));
     }
 

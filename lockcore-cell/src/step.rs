@@ -206,8 +206,9 @@ impl<'a> Step<'a> {
         hold.locks().any(|(id, fence)| held(id).iter().any(|held| is_shorter(held, fence)))
     }
 
-    /// Extends what a grant holds, in the table; what it held by a session that is `gone` is the own session's from now on.
-    pub(crate) fn extend(&mut self, hold: &Hold, gone: Option<&str>) -> Losses {
+    /// Extends what a grant holds, in the table; what it held by a session that is gone is another's from now on: `gone` is the former and
+    /// the latter.
+    pub(crate) fn extend(&mut self, hold: &Hold, gone: Option<(&str, &str)>) -> Losses {
         let until = self.now.hi.saturating_add(hold.lease);
         let Ok(lost) = engine::renew(self, &hold.context, hold.locks(), |step, id, fence| {
             let state = step.table.ids.get_mut(id);
@@ -217,8 +218,9 @@ impl<'a> Step<'a> {
                 held.lease = held.lease.max(hold.lease);
             }
             let all = step.table.grants_mut().filter(|(of, _)| *of == fence).map(|(_, grant)| grant);
-            for grant in all.filter(|grant| Some(&*grant.session) == gone) {
-                Arc::make_mut(grant).session = step.session.to_owned();
+            let Some((gone, own)) = gone else { return Ok(()) };
+            for grant in all.filter(|grant| grant.session == gone) {
+                Arc::make_mut(grant).session = own.to_owned();
             }
             Ok(())
         });

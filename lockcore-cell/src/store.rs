@@ -217,11 +217,17 @@ impl<C: Cell> Store<C> {
             [(name, known)] => vec![self.cell.read(name, known.as_ref()).await?],
             cells => self.cell.read_all(cells).await?,
         };
+        // One that cannot be read keeps the others from nothing.
+        let mut failed = None;
         for ((part, before), found) in parts.iter().zip(before).zip(found) {
             let (version, table, changed) = match (found, before) {
-                (Found::Changed(version, content), _) => {
-                    (Some(version), Arc::new(self.read_part(part, &content)?), true)
-                }
+                (Found::Changed(version, content), _) => match self.read_part(part, &content) {
+                    Ok(table) => (Some(version), Arc::new(table), true),
+                    Err(error) => {
+                        failed = Some(error);
+                        continue;
+                    }
+                },
                 (Found::Unchanged, Some(before)) => (before.version.clone(), before.table.clone(), false),
                 (Found::Unchanged | Found::Absent, before) => {
                     let changed = before.is_none_or(|before| before.version.is_some());
@@ -231,7 +237,7 @@ impl<C: Cell> Store<C> {
             has_changed |= changed;
             self.read(part.clone(), version, table, begun);
         }
-        Ok(has_changed)
+        failed.map_or(Ok(has_changed), Err)
     }
 
     fn read_part(&self, part: &Part, content: &[u8]) -> Result<Table, StoreError> {
@@ -397,7 +403,7 @@ impl<C: Cell> Store<C> {
     }
 
     /// Renews what a grant still holds: in the cell of its session, unless only a part of what is held under a fence is to be renewed,
-    /// or for longer than the table has it. The last renewal may be for less than those before. Returns what is lost, and from when the lease counts.
+    /// for longer than the table has it, or there is no room left in the cell. The last renewal may be for less than those before. Returns what is lost, and from when the lease counts.
     pub(crate) async fn renew(
         self: &Arc<Self>,
         hold: Hold,
@@ -430,7 +436,9 @@ impl<C: Cell> Store<C> {
         let Renewable { mut lost, extend } = step.renew(&hold);
         let is_partial =
             !step.is_whole(&hold) || lost.iter().any(|(_, reason)| *reason == LossReason::Expired);
-        if is_partial || step.is_shorter(&hold) {
+        // A heartbeat that is too long would lose all that it renews.
+        let is_full = self.own.is_full_for(&fences, self.cell.most_bytes());
+        if is_partial || is_full || step.is_shorter(&hold) {
             return Ok((self.renew_in_table(hold, None).await?, None));
         }
         let mut by_session: BTreeMap<String, Vec<u64>> = BTreeMap::new();
@@ -485,7 +493,13 @@ impl<C: Cell> Store<C> {
     ) -> Result<Losses, StoreError> {
         self.own.renews_no_more(hold.locks.iter().map(|(_, fence)| *fence));
         let parts = self.parts(hold.ids());
-        self.submit(parts, false, move |step| step.extend(&hold, gone.as_deref())).await
+        // By the session of before, which is there, as another one may be the own by then.
+        let own = if gone.is_some() && self.is_apart() { Some(self.begin().await?) } else { None };
+        let extend = move |step: &mut Step<'_>| {
+            let own = own.clone().unwrap_or_else(|| step.session.to_owned());
+            step.extend(&hold, gone.as_deref().map(|gone| (gone, &*own)))
+        };
+        self.submit(parts, false, extend).await
     }
 
     /// Renews grants of this process by its heartbeat, which renews all others of it as well. Returns from when that counts, if a
@@ -517,6 +531,19 @@ impl<C: Cell> Store<C> {
         let (name, _) = self.own.name();
         let is_recent = async || Ok(self.own.last().filter(|last| last.elapsed() < pause).map(|_| ()));
         self.own.beating.once(is_recent, async { self.write_beat(&name, &[]).await.map(drop) }).await
+    }
+
+    /// Returns the session of this process, whose cell is there. Where each id has a cell of its own, it precedes the first grant and the
+    /// first place, so that its absence says in all of them that it was removed: what was renewed there is not known then.
+    pub(crate) async fn begin(&self) -> Result<String, StoreError> {
+        loop {
+            let (name, exists) = self.own.name();
+            if exists {
+                return Ok(name);
+            }
+            let is_done = async || Ok(self.own.name().1.then_some(()));
+            self.own.beating.once(is_done, async { self.write_beat(&name, &[]).await.map(drop) }).await?;
+        }
     }
 
     /// Writes the session of this process, which extends what is `wanted` and all else that is due; returns it, or `None` if its cell

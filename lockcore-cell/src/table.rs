@@ -52,7 +52,8 @@ pub(crate) struct Table {
     pub(crate) tombstones: BTreeMap<u64, u64>,
     /// The last write of each process, by which it recognizes its own though others wrote since.
     pub(crate) writes: BTreeMap<String, Write>,
-    /// The sessions whose cells were there: the absence of one says that it was removed, and not that nothing was renewed.
+    /// The sessions whose cells were there: the absence of one says that it was removed, and not that nothing was renewed. Where each id
+    /// has a cell of its own, those that are missed.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) there: BTreeMap<String, There>,
     /// The way on which the store was seen to refuse writes whose condition does not hold: on another it is probed again.
@@ -82,7 +83,7 @@ pub(crate) struct Write {
 }
 
 /// A session whose cell was there.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct There {
     /// When it was missed first, if it was.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -281,15 +282,16 @@ impl Table {
         })
     }
 
-    /// Returns whether the cell of a session was there once.
+    /// Returns whether the cell of a session was there once. Where each id has a cell of its own, that of a session precedes its first
+    /// grant.
     pub(crate) fn was_there(&self, session: &str) -> bool {
-        self.there.contains_key(session)
+        self.of.is_some() || self.there.contains_key(session)
     }
 
     /// Notes that the cell of a session is there.
     pub(crate) fn mark(&mut self, session: &str) {
         if !self.was_there(session) && self.sessions().contains(session) {
-            self.there.insert(session.to_owned(), There { missed: 0, rest: Map::new() });
+            self.there.insert(session.to_owned(), There::default());
         }
     }
 

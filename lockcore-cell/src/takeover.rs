@@ -137,11 +137,12 @@ impl Table {
 
     /// Returns what it means that a session was seen absent.
     fn absence(&self, session: &str, seen: &Seen) -> Absence {
-        let Some(there) = self.there.get(session) else { return Absence::Never };
-        match seen.is_after_mark {
-            true => Absence::Since(if there.missed > 0 { there.missed.min(seen.since) } else { seen.since }),
-            false => Absence::Unknown,
-        }
+        let missed = match self.there.get(session) {
+            _ if !self.was_there(session) => return Absence::Never,
+            Some(_) if self.of.is_none() && !seen.is_after_mark => return Absence::Unknown,
+            there => there.map_or(0, |there| there.missed),
+        };
+        Absence::Since(if missed > 0 { missed.min(seen.since) } else { seen.since })
     }
 
     pub(crate) fn until(&self, id: &str, held: &Held, sessions: &Sessions, now: ServiceTime) -> u64 {
@@ -357,12 +358,21 @@ impl Step<'_> {
     /// Lets what was written before the store's clock was set back last for a lease from now, where the session was read as well: the
     /// grant and its renewal are found out together.
     fn count_from_now(&mut self) {
-        let (now, sessions) = (self.now, self.sessions);
+        let (now, sessions, is_apart) = (self.now, self.sessions, self.table.of.is_some());
+        if is_apart {
+            let is_absent =
+                |session: &&str| sessions.get(*session).is_some_and(|seen| seen.cell == SeenCell::Absent);
+            let absent: Vec<String> =
+                self.table.sessions().into_iter().filter(is_absent).map(str::to_owned).collect();
+            for session in absent {
+                self.table.there.entry(session).or_default();
+            }
+        }
         for (session, there) in &mut self.table.there {
             let Some(seen) = sessions.get(session).filter(|seen| seen.cell == SeenCell::Absent) else {
                 continue;
             };
-            if seen.is_after_mark {
+            if is_apart || seen.is_after_mark {
                 // Said to all, as a process that asks once has no time to wait.
                 let since = seen.since.min(now.hi);
                 there.missed = if there.missed > 0 { there.missed.min(since) } else { since };

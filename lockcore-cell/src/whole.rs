@@ -1,6 +1,9 @@
 //! Requests about a whole namespace: on its table, or from page to page of the cells of its ids.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+};
 
 use lockcore::{Listing, Page, Swept};
 
@@ -26,6 +29,8 @@ const PAGES: usize = 16;
 pub(crate) struct Sweeping {
     pages: Pages,
     ids_are_done: bool,
+    /// The sessions with a grant or a place in the cells that were looked at.
+    used: BTreeSet<String>,
 }
 
 /// A walk along the cells of ids.
@@ -153,13 +158,13 @@ impl<C: Cell> Store<C> {
             *sweeping = Sweeping::default();
         }
         if self.is_apart() && !sweeping.ids_are_done {
-            (removed, more) = self.sweep_ids(&mut sweeping.pages, batch).await?;
+            (removed, more) = self.sweep_ids(&mut sweeping, batch).await?;
             sweeping.ids_are_done = !more;
             if more {
                 return Ok(Swept { removed, more, ..Swept::default() });
             }
         }
-        let collected = self.collect(batch).await;
+        let collected = self.collect(batch, &sweeping.used).await;
         if !matches!(collected, Ok(true)) {
             *sweeping = Sweeping::default();
         }
@@ -172,19 +177,22 @@ impl<C: Cell> Store<C> {
     /// there are more cells.
     async fn sweep_ids(
         self: &Arc<Self>,
-        pages: &mut Pages,
+        sweeping: &mut Sweeping,
         batch: usize,
     ) -> Result<(usize, bool), StoreError> {
         let (mut removed, mut looked) = (0, 0);
         while removed < batch && looked < PAGES {
             looked += 1;
-            let parts = self.look_at_next(pages).await?;
+            let parts = self.look_at_next(&mut sweeping.pages).await?;
             if parts.is_empty() {
                 return Ok((removed, false));
             }
+            let used = self.view(&parts);
+            sweeping.used.extend(used.table.sessions().into_iter().map(str::to_owned));
             let (ids, left) = (parts.iter().filter_map(Part::id).collect(), batch - removed);
-            self.prepare(&Scope { ids, all: true, most: left, ..Scope::default() }).await?;
-            let mut over = Vec::new();
+            let before = removed;
+            let prepared = self.prepare(&Scope { ids, all: true, most: left, ..Scope::default() }).await?;
+            let (mut over, mut others) = (Vec::new(), Vec::new());
             for part in parts {
                 // That the last writes of processes are forgotten is no reason to write.
                 let changes = |step: &mut Step<'_>| {
@@ -193,14 +201,15 @@ impl<C: Cell> Store<C> {
                     step.sweep(left, WRITES_KEPT);
                     before != (step.table.ids.clone(), step.table.places.clone())
                 };
-                if self.by(std::slice::from_ref(&part), changes).await? {
-                    over.push(part);
+                match self.by(std::slice::from_ref(&part), changes).await? {
+                    true => over.push(part),
+                    false => others.push(part),
                 }
             }
             for part in over {
                 if removed >= batch {
                     // The next call goes on with it.
-                    pages.parts.push_back(part);
+                    sweeping.pages.parts.push_back(part);
                     continue;
                 }
                 let left = batch - removed;
@@ -209,6 +218,10 @@ impl<C: Cell> Store<C> {
                     step.sweep(left, WRITES_KEPT)
                 };
                 removed += self.submit(vec![part], false, sweep).await?.0;
+            }
+            if prepared.more && removed > before {
+                // There is more to close than could be closed at once.
+                sweeping.pages.parts.extend(others);
             }
         }
         Ok((removed, true))

@@ -67,6 +67,8 @@ pub(crate) struct Process {
     pub(crate) next_writes: Arc<Mutex<VecDeque<Way>>>,
     /// The number of cells that are replaced in one step.
     pub(crate) at_once: usize,
+    /// The most bytes that it says to replace at once, and the most that are taken.
+    pub(crate) bytes: Option<(usize, usize)>,
 }
 
 /// The way of a write that is not usual.
@@ -102,6 +104,7 @@ impl World {
             loses_answers: Arc::default(),
             next_writes: Arc::default(),
             at_once: 1,
+            bytes: None,
         }
     }
 
@@ -277,6 +280,10 @@ impl Cell for Process {
         self.at_once
     }
 
+    fn most_bytes(&self) -> usize {
+        self.bytes.map_or(usize::MAX, |(most, _)| most)
+    }
+
     async fn read_all(&self, cells: &[(String, Option<u64>)]) -> Result<Vec<Found<u64>>, BackendError> {
         self.world.0.reads.fetch_add(1, Relaxed);
         self.travel(READ).await;
@@ -304,6 +311,10 @@ impl Cell for Process {
 
     async fn replace_all(&self, changes: &[Change<u64>]) -> Result<Written<Vec<u64>>, BackendError> {
         self.world.0.writes.fetch_add(1, Relaxed);
+        let sent: usize = changes.iter().map(|change| change.content.len()).sum();
+        if self.bytes.is_some_and(|(_, max)| sent > max) {
+            return Err(BackendError::new(BackendErrorKind::Other, format!("request is too large: {sent}")));
+        }
         let way = self.next_writes.lock().expect("no panic").pop_front();
         match way {
             Some(Way::Slow(time)) => sleep(time).await,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockcore::{
     BreakMode, Grant, LockDao, LockingService, Page,
-    backend::{AcquireRequest, Acquired, Wake, Withdraw},
+    backend::{AcquireRequest, Acquired, AttemptId, Wake, Withdraw},
 };
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
@@ -45,6 +45,8 @@ async fn release(dao: &Dao, grant: &Grant<String, Uuid>) {
 async fn a_set_is_taken_without_a_look() {
     let world = World::new();
     let (one, two) = (world.dao_of_several().await, world.dao_of_several().await);
+    // The session of a process precedes its first grant.
+    tokio::join!(take(&one, "c"), take(&two, "d"));
     let before = world.counts();
     let (first, second) = tokio::join!(take(&one, "a"), take(&two, "b"));
     let (reads, writes) = world.counts();
@@ -208,4 +210,350 @@ async fn a_context_is_freed_from_all_its_cells() {
     dao.break_lock(&id("000"), fence, BreakMode::Now, "test").await.expect("the store answers");
     assert_eq!(dao.release_context(&context).await.expect("the store answers").len(), 299);
     take(&dao, "299").await;
+}
+
+/// A page with more old cells that are in use than a sweep collects is passed.
+#[tokio::test(start_paused = true)]
+async fn a_sweep_ends_beside_many_ids_that_are_held_for_long() {
+    let world = World::new();
+    let dao = world.dao_of_several().await;
+    for number in 0..101 {
+        let held = AcquireRequest { lease: Some(24 * HOUR), ..request(&[&*format!("{number:03}")]) };
+        assert!(matches!(dao.acquire(&held).await, Ok(Acquired::Granted(_))));
+    }
+    sleep(5 * HOUR).await;
+    let mut sweeps = 0;
+    let before = world.counts();
+    let mut within = Some(HOUR);
+    while dao.sweep(100, within).await.expect("the store answers").more {
+        within = None;
+        sweeps += 1;
+        assert!(sweeps < 50, "it does not end: {:?} to {:?}", before, world.counts());
+    }
+}
+
+/// A waiter wants an id whose cell cannot be read as well: the release of the other one does not fail by that.
+#[tokio::test(start_paused = true)]
+async fn a_release_is_not_about_the_other_ids_of_a_waiter() {
+    let world = World::new();
+    let (one, two) = (world.dao_of_several().await, world.dao_of_several().await);
+    let held = take(&one, "a").await;
+    let waiting = waits(&["a", "b"]);
+    assert!(matches!(two.acquire(&waiting).await, Ok(Acquired::Queued { .. })));
+    world.put("id/x62", b"{\"format\":2}".to_vec());
+    one.release(&held).await.expect("a can be read");
+}
+
+/// A place that got lost in one of its cells is put back when its waiter asks again.
+#[tokio::test(start_paused = true)]
+async fn a_place_with_the_ticket_of_another_one_is_served() {
+    let world = World::new();
+    let (one, two) = (world.dao_of_several().await, world.dao_of_several().await);
+    let three = world.dao_of_several().await;
+    let (_a, c) = (take(&one, "a").await, take(&one, "c").await);
+    // Both know the cells, and they come at one moment.
+    for (dao, ids) in [(&one, &["a"][..]), (&two, &["c", "d"])] {
+        assert!(matches!(dao.acquire(&request(ids)).await, Ok(Acquired::Refused(_))));
+    }
+    let first = AcquireRequest { attempt: AttemptId(1), ..waits(&["a"]) };
+    let second = AcquireRequest { attempt: AttemptId(2), ..waits(&["c", "d"]) };
+    let (first_place, second_place) = tokio::join!(one.acquire(&first), two.acquire(&second));
+    assert!(matches!(
+        (&first_place, &second_place),
+        (Ok(Acquired::Queued { .. }), Ok(Acquired::Queued { .. }))
+    ));
+    drop((first_place, second_place));
+    // A third process waits for ids of both.
+    let third = waits(&["a", "c"]);
+    let _third = three.acquire(&third).await.expect("the store answers");
+    three.withdraw(&third, Withdraw::KeepIfGranted).await.expect("the store answers");
+    // As a service does: it asks again each ten seconds.
+    let served = async { while timeout(10 * SECOND, wait(&two, &second)).await.is_err() {} };
+    let others = async {
+        // From now on others come, one after the other, each while the one before it holds the id.
+        let mut held = c;
+        for _ in 0..60 {
+            let next = AcquireRequest { lease: Some(HOUR), ..waits(&["c"]) };
+            let waiting = async {
+                let fences = wait(&three, &next).await;
+                let granted = lockcore::Granted {
+                    mode: lockcore::Mode::Exclusive,
+                    fence: fences[0],
+                    permits: Vec::new(),
+                    in_use: 1,
+                };
+                Grant::new(next.context, next.claims.clone(), vec![granted], next.lease)
+            };
+            let freeing = async {
+                sleep(SECOND).await;
+                release(&one, &held).await;
+            };
+            let (now, ()) = tokio::join!(waiting, freeing);
+            three.renew(&now).await.expect("the store answers");
+            held = now;
+        }
+        panic!("60 who came later were served before it");
+    };
+    tokio::select! { _ = served => {}, () = others => {} }
+}
+
+/// Withdrawals of large sets leave room in the cells of their ids.
+#[tokio::test(start_paused = true)]
+async fn a_release_fits_into_a_write_whatever_was_withdrawn() {
+    let world = World::new();
+    // A tenth of the bounds of etcd.
+    let mut process = world.process();
+    (process.at_once, process.bytes) = (128, Some((120_000, 150_000)));
+    let dao = world.dao_with(process, Duration::from_secs(10)).await;
+    let names: Vec<String> = (0..50).map(|number| format!("{number:03}")).collect();
+    let set: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mine = request(&set);
+    let Ok(Acquired::Granted(granted)) = dao.acquire(&mine).await else { panic!("it is free") };
+    let grant = Grant::new(mine.context, mine.claims.clone(), granted, mine.lease);
+    for _ in 0..300 {
+        // A caller that was dropped while it asked.
+        let dropped = AcquireRequest { lease: Some(60 * SECOND), ..request(&set) };
+        dao.withdraw(&dropped, Withdraw::Undo).await.expect("there is room");
+    }
+    assert!(dao.renew(&grant).await.expect("there is room").lost.is_empty());
+    release(&dao, &grant).await;
+}
+
+/// A release that would be too long for a write, by those who wait, is made in several.
+#[tokio::test(start_paused = true)]
+async fn a_release_is_made_in_several_writes_if_it_is_too_long() {
+    let world = World::new();
+    // A tenth of the bounds of etcd.
+    let mut process = world.process();
+    (process.at_once, process.bytes) = (128, Some((120_000, 150_000)));
+    let one = world.dao_with(process.clone(), Duration::from_secs(10)).await;
+    let two = world.dao_with(process, Duration::from_secs(10)).await;
+    let names: Vec<String> = (0..100).map(|number| format!("{:032x}{number:04}", 7)).collect();
+    let set: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mine = request(&set);
+    let Ok(Acquired::Granted(granted)) = one.acquire(&mine).await else { panic!("it is free") };
+    let grant = Grant::new(mine.context, mine.claims.clone(), granted, mine.lease);
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        for part in set.chunks(10) {
+            let queued = two.acquire(&waits(part)).await.expect("it is a tenth of what fits");
+            assert!(matches!(queued, Acquired::Queued { .. }));
+            waiting.push(queued);
+        }
+    }
+    one.release(&grant).await.expect("what is held can be freed");
+}
+
+/// No other process makes the cell of a session again that was removed: what is renewed after that is seen by all.
+#[tokio::test(start_paused = true)]
+async fn a_removed_session_is_not_made_again_by_another_process() {
+    let world = World::new();
+    let (one, two) = (world.dao_of_several().await, world.dao_of_several().await);
+    let three = world.dao_of_several().await;
+    let ten = |ids: &[&str]| AcquireRequest { lease: Some(10 * SECOND), ..request(ids) };
+    // A lock that is kept for some time and not renewed: there was no heartbeat yet.
+    assert!(matches!(one.acquire(&ten(&["b"])).await, Ok(Acquired::Granted(_))));
+    let set = ten(&["a"]);
+    let Ok(Acquired::Granted(granted)) = one.acquire(&set).await else { panic!("it is free") };
+    let grant = Grant::new(set.context, set.claims.clone(), granted, set.lease);
+    for _ in 0..4 {
+        sleep(3 * SECOND).await;
+        assert!(one.renew(&grant).await.expect("the store answers").lost.is_empty());
+    }
+    world.remove_folder("session/");
+    assert!(matches!(two.acquire(&request(&["a"])).await, Ok(Acquired::Refused(_))));
+    // It was not renewed, but what its session said is not known any more.
+    let ended = request(&["b"]);
+    while !matches!(three.acquire(&ended).await, Ok(Acquired::Granted(_))) {
+        assert!(one.renew(&grant).await.expect("the store answers").lost.is_empty());
+        sleep(SECOND).await;
+    }
+    for number in 0..20 {
+        sleep(2 * SECOND).await;
+        let renewed = one.renew(&grant).await.expect("the store answers");
+        assert!(renewed.lost.is_empty(), "{number}: {renewed:?}");
+        sleep(SECOND).await;
+        let other = two.acquire(&request(&["a"])).await.expect("the store answers");
+        assert!(matches!(other, Acquired::Refused(_)), "{number}: it was renewed a second ago: {other:?}");
+    }
+}
+
+/// What has no room in the cell of a session is renewed in the cells of the ids.
+#[tokio::test(start_paused = true)]
+async fn a_process_that_holds_many_renews_them() {
+    let world = World::new();
+    // A hundredth of the bounds of etcd.
+    let mut process = world.process();
+    (process.at_once, process.bytes) = (128, Some((12_000, 15_000)));
+    let dao = world.dao_with(process, Duration::from_secs(10)).await;
+    let mut grants = Vec::new();
+    for number in 0..300 {
+        let set = AcquireRequest { lease: Some(100 * SECOND), ..request(&[&*format!("{number}")]) };
+        let Ok(Acquired::Granted(granted)) = dao.acquire(&set).await else { panic!("it is free") };
+        grants.push(Grant::new(set.context, set.claims.clone(), granted, set.lease));
+    }
+    for (number, grant) in grants.iter().enumerate() {
+        let renewed = dao.renew(grant).await;
+        assert!(renewed.is_ok(), "{number}: {renewed:?}");
+    }
+}
+
+/// What was closed is forgotten, so that there is room in the cell of the session.
+#[tokio::test(start_paused = true)]
+async fn leases_that_end_leave_room_in_their_session() {
+    let world = World::new();
+    // A hundredth of the bounds of etcd.
+    let mut process = world.process();
+    (process.at_once, process.bytes) = (128, Some((12_000, 15_000)));
+    let one = world.dao_with(process.clone(), Duration::from_secs(10)).await;
+    let two = world.dao_with(process, Duration::from_secs(10)).await;
+    let ten = |id: &str| AcquireRequest { lease: Some(10 * SECOND), ..request(&[id]) };
+    let set = ten("renewed");
+    let Ok(Acquired::Granted(granted)) = one.acquire(&set).await else { panic!("it is free") };
+    let grant = Grant::new(set.context, set.claims.clone(), granted, set.lease);
+    for number in 0..400 {
+        // Three end by their leases, and another process takes them.
+        let ids: Vec<String> = (0..3).map(|of| format!("job/{}", (3 * number + of) % 15)).collect();
+        for id in &ids {
+            let Ok(Acquired::Granted(_)) = one.acquire(&ten(id)).await else {
+                panic!("{number}: it is free")
+            };
+        }
+        for _ in 0..4 {
+            sleep(3 * SECOND).await;
+            let renewed = one.renew(&grant).await;
+            assert!(renewed.is_ok(), "{number}: {renewed:?}");
+        }
+        for id in &ids {
+            let next = ten(id);
+            let taken = two.acquire(&next).await;
+            let Ok(Acquired::Granted(granted)) = taken else {
+                panic!("{number}: its lease is over: {taken:?}")
+            };
+            release(&two, &Grant::new(next.context, next.claims.clone(), granted, next.lease)).await;
+        }
+    }
+}
+
+/// Nor does the process itself.
+#[tokio::test(start_paused = true)]
+async fn a_process_does_not_make_its_removed_session_again() {
+    let world = World::new();
+    let (one, two) = (world.dao_of_several().await, world.dao_of_several().await);
+    let leased = |id: &str, lease| AcquireRequest { lease: Some(lease), ..request(&[id]) };
+    let granted = async |set: AcquireRequest<String, Uuid>| {
+        let Ok(Acquired::Granted(granted)) = one.acquire(&set).await else { panic!("it is free") };
+        Grant::new(set.context, set.claims.clone(), granted, set.lease)
+    };
+    // The first renewal of this one is due after the others.
+    let b = granted(leased("b", 60 * SECOND)).await;
+    let (a, c) = (granted(leased("a", 10 * SECOND)).await, granted(leased("c", 10 * SECOND)).await);
+    for _ in 0..4 {
+        sleep(3 * SECOND).await;
+        for held in [&a, &c] {
+            assert!(one.renew(held).await.expect("the store answers").lost.is_empty());
+        }
+    }
+    world.remove_folder("session/");
+    assert!(matches!(two.acquire(&request(&["c"])).await, Ok(Acquired::Refused(_))));
+    sleep(2 * SECOND).await;
+    for number in 0..20 {
+        for held in [&a, &b, &c] {
+            let renewed = one.renew(held).await.expect("the store answers");
+            assert!(renewed.lost.is_empty(), "{number}: {renewed:?}");
+        }
+        sleep(SECOND).await;
+        let other = two.acquire(&request(&["c"])).await.expect("the store answers");
+        assert!(matches!(other, Acquired::Refused(_)), "{number}: it was renewed a second ago: {other:?}");
+        sleep(2 * SECOND).await;
+    }
+}
+
+/// A sweep goes on until nothing is left.
+#[tokio::test(start_paused = true)]
+async fn a_sweep_leaves_nothing_that_is_over() {
+    let world = World::new();
+    for number in 0..120 {
+        let dao = world.dao_of_several().await;
+        let ends = AcquireRequest { lease: Some(10 * SECOND), ..request(&[&*format!("{number:03}")]) };
+        assert!(matches!(dao.acquire(&ends).await, Ok(Acquired::Granted(_))));
+    }
+    sleep(60 * SECOND).await;
+    let dao = world.dao_of_several().await;
+    let mut within = Some(SECOND);
+    let mut removed = 0;
+    loop {
+        let swept = dao.sweep(10, within).await.expect("the store answers");
+        removed += swept.removed;
+        within = None;
+        if !swept.more {
+            break;
+        }
+    }
+    let held = world
+        .names("id/")
+        .iter()
+        .filter(|name| world.content(name)["ids"].as_object().is_some_and(|ids| !ids.is_empty()))
+        .count();
+    assert_eq!((removed, held), (120, 0), "all leases were over");
+}
+
+/// A sweep removes no session with a grant that may be renewed still.
+#[tokio::test(start_paused = true)]
+async fn a_session_with_a_long_lease_is_not_collected() {
+    let world = World::new();
+    let (one, two) = (world.dao_of_several().await, world.dao_of_several().await);
+    let leased = |id: &str, lease| AcquireRequest { lease: Some(lease), ..request(&[id]) };
+    let granted = async |set: AcquireRequest<String, Uuid>| {
+        let Ok(Acquired::Granted(granted)) = one.acquire(&set).await else { panic!("it is free") };
+        Grant::new(set.context, set.claims.clone(), granted, set.lease)
+    };
+    // Before the first heartbeat, and after it.
+    let first = granted(leased("first", 24 * HOUR)).await;
+    let short = granted(leased("short", 10 * SECOND)).await;
+    sleep(3 * SECOND).await;
+    assert!(one.renew(&short).await.expect("the store answers").lost.is_empty());
+    release(&one, &short).await;
+    let held = granted(leased("held", 24 * HOUR)).await;
+    sleep(6 * HOUR).await;
+    let sweeper = world.dao_of_several().await;
+    while sweeper.sweep(100, None).await.expect("the store answers").more {}
+    // A watcher looks, and so reads the session.
+    two.inspect(&id("held")).await.expect("the store answers");
+    sleep(HOUR).await;
+    // Any step: its process goes on under another name.
+    let other = take(&one, "other").await;
+    release(&one, &other).await;
+    sleep(HOUR).await;
+    for hour in [8, 16, 24] {
+        for grant in [&first, &held] {
+            let renewed = one.renew(grant).await.expect("the store answers");
+            assert!(renewed.lost.is_empty(), "{hour} h: {renewed:?}");
+        }
+        sleep(6 * HOUR).await;
+        let other = two.acquire(&request(&["held"])).await.expect("the store answers");
+        assert!(
+            matches!(other, Acquired::Refused(_)),
+            "{hour} h: a lease of 24 h was renewed 6 h ago: {other:?}, {:?}",
+            one.renew(&held).await
+        );
+        sleep(2 * HOUR).await;
+    }
+}
+
+/// One more that waited for an id whose cell cannot be read: it is dead, and in the way of none.
+#[tokio::test(start_paused = true)]
+async fn an_id_is_free_though_a_dead_waiter_wanted_one_that_cannot_be_read() {
+    let world = World::new();
+    let (one, two) = (world.dao_of_several().await, world.dao_of_several().await);
+    let held = AcquireRequest { lease: Some(10 * SECOND), ..request(&["a"]) };
+    assert!(matches!(one.acquire(&held).await, Ok(Acquired::Granted(_))));
+    assert!(matches!(two.acquire(&waits(&["a", "b"])).await, Ok(Acquired::Queued { .. })));
+    world.put("id/x62", b"{\"format\":2}".to_vec());
+    // None waits any more.
+    drop(two);
+    sleep(HOUR).await;
+    let three = world.dao_of_several().await;
+    let taken = three.acquire(&request(&["a"])).await;
+    assert!(matches!(taken, Ok(Acquired::Granted(_))), "{taken:?}");
 }
