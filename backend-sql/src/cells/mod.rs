@@ -60,6 +60,10 @@ use crate::server::{Pool, ServerError, background, column, exchange};
 /// The most cells of one statement that writes.
 const AT_ONCE: usize = 4096;
 
+/// The most bytes of the cells of a statement: MariaDB takes packets of 16 MiB unless it is told otherwise, and in some statements each byte
+/// is two digits.
+const MOST_BYTES: usize = 6 << 20;
+
 /// The longest pause before a statement is sent again that the server gave up in favour of another.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -236,6 +240,10 @@ impl<S: Statements> Cell for SqlCells<S> {
 
     fn at_once(&self) -> usize {
         AT_ONCE
+    }
+
+    fn most_bytes(&self) -> usize {
+        MOST_BYTES
     }
 
     async fn read_all(&self, cells: &[(String, Option<i64>)]) -> Result<Vec<Found<i64>>, BackendError> {
