@@ -5,10 +5,9 @@ use std::{collections::BTreeSet, sync::Arc};
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use crate::{
-    cell::{Cell, Found},
+    cell::Cell,
     error::StoreError,
     parts::{IDS, Part},
-    session::Session,
     store::{AT_ONCE, Store},
     table::Table,
 };
@@ -74,7 +73,7 @@ impl<C: Cell> Store<C> {
 
     /// Removes a cell; that of an id only if nothing is known of it any more. Its fences go on above the store's time.
     async fn remove(&self, name: &str) -> Result<(), StoreError> {
-        let Some(part) = Part::named(name) else { return self.remove_session(name).await };
+        let Some(part) = Part::named(name) else { return Ok(self.cell.remove(name).await?) };
         self.look(std::slice::from_ref(&part)).await?;
         let now = self.cell.now().await?;
         // A clock that was set back gives out no fence again.
@@ -83,20 +82,6 @@ impl<C: Cell> Store<C> {
         match known.as_ref().and_then(|known| known.version.as_ref()) {
             Some(version) => Ok(self.cell.remove_at(name, version).await?),
             None => Ok(()),
-        }
-    }
-
-    /// Removes the cell of a session that has neither a grant nor a place. Where each id has a cell of its own, not if what it says may
-    /// still matter: a grant may have been made since the cells of ids were looked at.
-    async fn remove_session(&self, name: &str) -> Result<(), StoreError> {
-        if !self.is_apart() || !name.starts_with(FOLDERS[0]) {
-            return Ok(self.cell.remove(name).await?);
-        }
-        let Found::Changed(version, content) = self.cell.read(name, None).await? else { return Ok(()) };
-        let now = self.cell.now().await?;
-        match Session::read(&content).is_ok_and(|session| session.is_over(now)) {
-            true => Ok(self.cell.remove_at(name, &version).await?),
-            false => Ok(()),
         }
     }
 

@@ -315,8 +315,7 @@ impl<C: Cell> Store<C> {
             self.notify(&parts).await;
             return Ok(Some(number));
         }
-        let may_be_used = self.is_apart() && (self.waiters.count() > 0 || self.own.renews_some());
-        self.own.retire(|name| may_be_used || known.table.sessions().contains(name));
+        self.own.retire(|name| known.table.sessions().contains(name));
         let own = &match self.is_apart() && batch.iter().any(|job| job.grows()) {
             true => self.begin().await?,
             false => self.own.name().0,

@@ -57,7 +57,8 @@ impl OwnSession {
         (state.name.clone(), state.last.is_some())
     }
 
-    /// Goes on under another name, if the cell is old and nothing of this one `is_used`.
+    /// Goes on under another name, if the cell is old and nothing of this one `is_used`, as far as is known: what it holds elsewhere is
+    /// renewed there.
     pub(crate) fn retire(&self, is_used: impl FnOnce(&str) -> bool) {
         let mut state = self.state();
         let is_old = state.last.as_ref().is_some_and(|last| last.elapsed() >= RETIRED_AFTER);
@@ -94,11 +95,6 @@ impl OwnSession {
         for fence in fences {
             state.renewed.remove(&fence);
         }
-    }
-
-    /// Returns whether it renews anything.
-    pub(crate) fn renews_some(&self) -> bool {
-        !self.state().renewed.is_empty()
     }
 
     /// Returns whether it renews as many grants as have room in its cell, and not all of these.

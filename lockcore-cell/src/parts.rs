@@ -176,9 +176,7 @@ impl Table {
                     free.insert(place.clone());
                 }
                 Entry::Occupied(mut other) => {
-                    let (key, of_other) = (|place: &crate::table::Place| place.attempt, other.get());
-                    let is_newer = key(place) == key(of_other) && place.since > of_other.since;
-                    if is_newer || key(place) < key(of_other) {
+                    if place.attempt < other.get().attempt {
                         other.insert(place.clone());
                     }
                 }

@@ -167,14 +167,6 @@ impl Session {
         self.closed.retain(|_, locks| locks.values().any(|until| until.saturating_add(OLD) >= now.lo));
     }
 
-    /// Returns whether nothing that it says can matter any more.
-    pub(crate) fn is_over(&self, now: ServiceTime) -> bool {
-        let is_over = |until: u64| until.saturating_add(OLD) < now.lo;
-        is_over(self.alive)
-            && self.renewals.values().all(|renewal| is_over(renewal.until))
-            && self.closed.values().flat_map(BTreeMap::values).all(|until| is_over(*until))
-    }
-
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, StoreError> {
         check(bytes)?;
         serde_json::from_slice(bytes).map_err(|_| StoreError::Corrupt("a session"))

@@ -404,6 +404,34 @@ impl Step<'_> {
 mod tests {
     use super::*;
 
+    /// What was closed is forgotten after some time: until then it is closed again.
+    #[test]
+    fn a_lock_that_was_closed_long_ago_is_closed_again() {
+        const NOW: u64 = 1_795_000_000_000_000;
+        let mut session = Session::default();
+        let at = |time| ServiceTime { lo: time, hi: time };
+        let close = Close {
+            id: "a".to_owned(),
+            fence: 7,
+            until: NOW,
+            ignored: 0,
+            unless_after: NOW + 1,
+            forgets: true,
+        };
+        assert!(session.close(&[close], at(NOW + 1)));
+        let mut table = Table::default();
+        table.of = Some(["a".to_owned()].into());
+        let text = r#"{"fence":7,"mode":"exclusive","in_use":1,"lease":1,"until":1795000000000000}"#;
+        let mut held: Held = serde_json::from_str(text).expect("our own form");
+        held.grant = Arc::new(crate::table::Grant { session: "s".to_owned(), ..Default::default() });
+        let seen =
+            Seen { cell: SeenCell::There(Arc::new(session)), at: NOW, since: NOW, is_after_mark: false };
+        let sessions = Sessions::from([("s".to_owned(), seen)]);
+        let is_final = |time| table.end("a", &held, &sessions, at(time)).is_final;
+        assert!(is_final(NOW + 1));
+        assert!(!is_final(NOW + crate::session::OLD));
+    }
+
     #[test]
     fn a_place_is_judged_by_what_was_seen_since_the_clock_was_set_back() {
         const NOW: u64 = 1_795_000_000_000_000;
