@@ -36,15 +36,15 @@ pub(crate) enum ServerError {
     #[error("{backend}: {place}: {source}")]
     TooOld { backend: &'static str, place: String, source: ProgramTooOld },
     #[error(
-        "{backend}: {place}: {}, this program needs version {}: let a user who may create tables migrate it, or run the \
-         printed schema",
+        "{backend}: {place}: {}, this program needs version {}: let a user who may create tables run `lockctl migrate`, or \
+         what `lockctl migrate --print sql` prints",
         found.map_or("there is no schema".to_owned(), |found| format!("the schema has version {}", found.version)),
         program.version
     )]
     Schema { backend: &'static str, place: String, found: Option<StoreVersion>, program: StoreVersion },
     #[error(
         "{backend}: {place}: the schema is incomplete, {} of it are missing: {}; perhaps it was restored from a dump without \
-         routines: let a user who may create them migrate it, or run the printed schema",
+         routines: let a user who may create them run `lockctl migrate`, or what `lockctl migrate --print sql` prints",
         missing.len(),
         few(missing)
     )]
