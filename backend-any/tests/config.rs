@@ -571,8 +571,9 @@ async fn a_report_with_causes_says_nothing_twice() {
     ] {
         let Err(error) = connect(url).await else { panic!("{url}: it is there") };
         let chain: Vec<_> = anyhow::Error::from(error).chain().map(ToString::to_string).collect();
-        let [message, causes @ ..] = &chain[..] else { panic!("{url}: no message") };
-        assert!(!causes.iter().any(|cause| message.contains(cause)), "{chain:?}");
+        for (position, cause) in chain.iter().enumerate() {
+            assert!(!chain[..position].iter().any(|before| before.contains(cause)), "{chain:?}");
+        }
     }
     let error = Config::from_file(Path::new("/nowhere/lockcore.toml")).expect_err("there is none");
     assert_eq!(anyhow::Error::from(error).chain().count(), 1);

@@ -200,7 +200,8 @@ impl ServerError {
 
     /// Converts the failure of a read, which leaves nothing in doubt.
     pub(crate) fn of_read_at(self, address: &str) -> BackendError {
-        BackendError::new(self.kind(), self.located(address)).with_source(self)
+        let located = self.located(address);
+        self.causing(BackendError::new(self.kind(), located))
     }
 
     fn located(&self, address: &str) -> String {
@@ -214,7 +215,15 @@ impl ServerError {
     fn with_message(self, message: String) -> BackendError {
         let backend = BackendError::new(self.kind(), message);
         let backend = if self.in_doubt() { backend.possibly_done() } else { backend };
-        backend.with_source(self)
+        self.causing(backend)
+    }
+
+    /// Adds the driver's error as the cause. What else this one has is in the message.
+    fn causing(self, backend: BackendError) -> BackendError {
+        match self {
+            ServerError::Database { source, .. } => backend.with_source(source),
+            _ => backend,
+        }
     }
 
     /// Returns its kind.

@@ -68,7 +68,7 @@ impl StoreError {
         {
             let message =
                 format!("sqlite: {}: the folder {} does not exist", path.display(), folder.display());
-            return self.into_backend_error(message);
+            return BackendError::new(self.kind(), message);
         }
         let mut message = format!("sqlite: {}: {self}", path.display());
         if let StoreError::Sqlite(error) = &self
