@@ -200,8 +200,8 @@ impl ServerError {
 
     /// Converts the failure of a read, which leaves nothing in doubt.
     pub(crate) fn of_read_at(self, address: &str) -> BackendError {
-        let located = self.located(address);
-        self.causing(BackendError::new(self.kind(), located))
+        let backend = BackendError::new(self.kind(), self.located(address));
+        self.causing(backend)
     }
 
     fn located(&self, address: &str) -> String {

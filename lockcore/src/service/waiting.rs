@@ -255,7 +255,7 @@ impl<I, C> Seen<I, C> {
     }
 
     /// Returns the reasons, with the leases as they are by now unless they were renewed.
-    pub(super) fn as_of_now(self) -> Vec<Failure<I, C>> {
+    pub(super) fn into_reasons(self) -> Vec<Failure<I, C>> {
         let (mut failures, ago) = (self.failures, self.at.elapsed());
         let holders = failures.iter_mut().filter_map(|failure| match failure {
             Failure::Conflict(Conflict { reason: ConflictReason::Held { holders, .. }, .. }) => Some(holders),

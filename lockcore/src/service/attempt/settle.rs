@@ -97,7 +97,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
 
     /// The outcome of an attempt that ran out of time.
     pub(crate) fn timed_out(&mut self, seen: Seen<I, C>) -> LockError<I, C> {
-        let failures = seen.as_of_now();
+        let failures = seen.into_reasons();
         let is_outage = failures.iter().any(|failure| matches!(failure, Failure::Backend(_)));
         let phase = if is_outage { Phase::Asking } else { Phase::Waiting };
         let after = self.sent.as_ref().map(|sent| sent.first.elapsed()).unwrap_or_default();
