@@ -31,7 +31,7 @@ mod tests {
     #[test]
     fn what_lockctl_writes_is_read() {
         assert_eq!(read::<u64>("7 =61 8 9 =62 @1/2/3 10"), [7, 8, 10]);
-        assert_eq!(read("x =61 =62 @1/2/3 7 @1/2/3"), Vec::<u64>::new());
+        assert_eq!(read::<u64>("x =61 =62 @1/2/3 7 @1/2/3"), Vec::<u64>::new());
         assert_eq!(read::<String>(""), Vec::<String>::new());
     }
 }
