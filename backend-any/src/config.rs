@@ -11,6 +11,7 @@ use uuid::Uuid;
 use crate::{
     BackendOptions, BackendUrl, ConfigError, ConnectError, Waiting,
     backends::{self, Settings},
+    enclosing,
     option::OptionValue,
     schemes::backend_of,
     source,
@@ -54,7 +55,19 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads everything, each over what came before: the file, the environment, `overrides`.
+    /// Reads everything, each over what came before: the file, the environment, `overrides`. What counts only where neither file nor
+    /// environment say anything goes below instead, by [`overridden_by`](Self::overridden_by):
+    ///
+    /// ```
+    /// # async fn example() -> Result<(), lockcore_any::ConnectError> {
+    /// use lockcore_any::Config;
+    ///
+    /// // SQLite, unless something else is configured
+    /// let defaults = Config { url: Some("sqlite:locks.db".parse()?), ..Config::default() };
+    /// let locks = defaults.overridden_by(Config::load(None, Config::default())?)?.service().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// The file is the one that `LOCKCORE_CONFIG` names, else `lockcore.toml` in the current directory if
     /// there is one; the latter is refused unless it belongs to root or the caller, and no other user may write it.
@@ -184,7 +197,8 @@ impl Config {
         Ok(Settings { url, options })
     }
 
-    /// Connects and builds a service with these defaults.
+    /// Connects and builds a service with these defaults. In a program that `lockctl run` started it knows of the locks of that command,
+    /// see [`Builder::enclosed_by`].
     ///
     /// # Errors
     /// [`ConnectError`].
@@ -208,7 +222,8 @@ impl Config {
         blocking::LockingService::build(self.service())
     }
 
-    /// Connects and returns a builder with these defaults, for what configuration does not set: hooks, `max_hold`, `margin`.
+    /// Connects and returns a builder with these defaults, for what configuration does not set: hooks, `max_hold`, `margin`. What is
+    /// set on the builder counts over the configuration: `wait` on it beats `LOCKCORE_WAIT`.
     ///
     /// ```
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -236,7 +251,8 @@ impl Config {
         Ok(self.defaults(LockingService::builder_with_contexts(self.connect_as().await?, make)))
     }
 
-    fn defaults<I: Ident, C: ContextId>(&self, mut builder: Builder<I, C>) -> Builder<I, C> {
+    fn defaults<I: Ident, C: ContextId>(&self, builder: Builder<I, C>) -> Builder<I, C> {
+        let mut builder = builder.enclosed_by(enclosing::contexts());
         if let Some(owner) = &self.owner {
             builder = builder.owner(owner.as_str());
         }

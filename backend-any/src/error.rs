@@ -70,12 +70,12 @@ pub enum ConfigError {
         message: String,
     },
     /// A file that cannot be read.
-    #[error("{}: cannot be read: {source}", file.display())]
+    #[error("{}: cannot be read: {error}", file.display())]
     Read {
         /// The file.
         file: PathBuf,
         /// The error of the system.
-        source: io::Error,
+        error: io::Error,
     },
     /// A file that was not named but found, and that another user may have written.
     #[error("{}: not used, {reason}; name it in LOCKCORE_CONFIG if it is meant", file.display())]

@@ -20,7 +20,7 @@
 //! namespace = "billing"
 //! owner = "worker-7"
 //! lease = "30s"
-//! wait = "5s"             # or "never", or "forever"
+//! wait = "1m"             # or "never", or "forever"; longer than the lease, to outlast a crash
 //!
 //! [sqlite]                # options of one backend; the same may stand behind the URL, as ?busy_timeout=5s
 //! busy_timeout = "5s"
@@ -36,6 +36,7 @@
 mod backends;
 mod config;
 mod duration;
+mod enclosing;
 mod error;
 mod option;
 mod schemes;
@@ -58,3 +59,9 @@ pub use url::BackendUrl;
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
+
+/// Compiles the examples of the book.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/getting-started.md")]
+#[doc = include_str!("../../docs/src/election.md")]
+struct Book;

@@ -63,7 +63,7 @@ pub(crate) fn find(
         (Some(named), _) => file(named),
         (None, Some(named)) => file(path_in(&named)?),
         (None, None) => match read(Path::new(DEFAULT_FILE), check_trust) {
-            Err(ConfigError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            Err(ConfigError::Read { error, .. }) if error.kind() == io::ErrorKind::NotFound => {
                 Ok(Config::default())
             }
             found => found,
@@ -93,7 +93,7 @@ fn read(
     path: &Path,
     check: impl FnOnce(&Path, &Metadata) -> Result<(), ConfigError>,
 ) -> Result<Config, ConfigError> {
-    let refuse = |source| ConfigError::Read { file: path.to_owned(), source };
+    let refuse = |error| ConfigError::Read { file: path.to_owned(), error };
     // Not by its name again: it could be another file by then.
     let mut file = File::open(path).map_err(refuse)?;
     check(path, &file.metadata().map_err(refuse)?)?;

@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path, time::Duration};
 
-use lockcore::{Claim, LockDao};
+use lockcore::{Claim, LockDao, LockError};
 use lockcore_any::{BackendOptions, Config, ConnectError, Waiting, connect, connect_as};
 
 const FULL: &str = r#"
@@ -519,6 +519,64 @@ async fn connections_to_an_object_store_in_memory_share_it_by_name() {
     other.lock(["a"]).await.expect("another store").release().await.expect("it is held");
     guard.release().await.expect("it is held");
     same.lock(["a"]).await.expect("it is free again").release().await.expect("it is held");
+}
+
+/// A program below `lockctl run` does not wait for the command that waits for it. The environment is the child's alone, so that the
+/// program is a process: this test again.
+#[tokio::test]
+async fn a_program_below_lockctl_does_not_wait_for_its_command() {
+    const STORE: &str = "LOCKCORE_TEST_STORE";
+    if let Ok(url) = std::env::var(STORE) {
+        let config = Config { wait: Some(Waiting::Forever), ..from_url(&url) };
+        let locks = config.service().await.expect("a service");
+        let refused = locks.lock(["command"]).await.expect_err("it is the command's");
+        assert!(matches!(refused, LockError::SelfDeadlock { .. }), "{refused}");
+        let locks = config.builder().await.expect("a builder").build().expect("defaults");
+        let refused = locks.lock(["command", "free"]).await.expect_err("it is the command's");
+        assert!(matches!(refused, LockError::SelfDeadlock { .. }), "{refused}");
+        locks.lock(["free"]).await.expect("free").release().await.expect("held");
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let url = format!("sqlite:{}/locks.db", folder.path().display());
+    let command = from_url(&url).service().await.expect("a service");
+    let held = command.lock(["command"]).await.expect("free");
+    let name = std::thread::current().name().expect("the test's").to_owned();
+    let program = std::process::Command::new(std::env::current_exe().expect("it runs"))
+        .args([&name, "--exact"])
+        .env(STORE, &url)
+        .env("LOCKCORE_ENCLOSING", format!("{} =636f6d6d616e64 ", held.context()))
+        .output()
+        .expect("it runs");
+    assert!(program.status.success(), "{}", String::from_utf8_lossy(&program.stdout));
+    assert!(String::from_utf8_lossy(&program.stdout).contains("1 passed"), "it was run");
+    held.release().await.expect("held");
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_server_that_refuses_connections_is_named() {
+    let error = connect_error("redis://user:hunter2@127.0.0.1:1/").await;
+    assert!(error.starts_with("redis at 127.0.0.1:1: "), "{error}");
+    assert_eq!(error.matches("refused").count(), 1, "{error}");
+}
+
+#[tokio::test]
+async fn a_report_with_causes_says_nothing_twice() {
+    for url in [
+        "sqlite:/nowhere/locks.db",
+        "redis://127.0.0.1:1/",
+        "postgres://127.0.0.1:1/d",
+        "mysql://127.0.0.1:1/d",
+    ] {
+        let Err(error) = connect(url).await else { panic!("{url}: it is there") };
+        let chain: Vec<_> = anyhow::Error::from(error).chain().map(ToString::to_string).collect();
+        for (position, cause) in chain.iter().enumerate() {
+            assert!(!chain[..position].iter().any(|before| before.contains(cause)), "{chain:?}");
+        }
+    }
+    let error = Config::from_file(Path::new("/nowhere/lockcore.toml")).expect_err("there is none");
+    assert_eq!(anyhow::Error::from(error).chain().count(), 1);
 }
 
 /// The wait that is configured is also one for the store; a wrong password would end it, and so does a setting.

@@ -3,10 +3,8 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use lockcore::{LockError, LockingError, LockingService, Uuid};
+use lockcore::{AnyLockDao, LockError, LockingError, LockingService};
 use lockcore_memory::SimulatedLockDao;
-
-type Locks = LockingService<String, Uuid, Arc<SimulatedLockDao>>;
 
 /// What became of an import.
 #[derive(PartialEq, Eq, Debug)]
@@ -19,7 +17,7 @@ enum Import {
 }
 
 /// The code under test.
-async fn import(locks: &Locks, write: impl Future<Output = ()>) -> Result<Import, LockError> {
+async fn import(locks: &LockingService, write: impl Future<Output = ()>) -> Result<Import, LockError> {
     match locks.run_locked(["import"], || write).await {
         Ok(()) => Ok(Import::Done),
         Err(LockingError::Lost { .. }) => Ok(Import::Suspect),
@@ -30,7 +28,7 @@ async fn import(locks: &Locks, write: impl Future<Output = ()>) -> Result<Import
 
 #[tokio::main]
 async fn main() -> Result<(), LockError> {
-    let locks = LockingService::new(Arc::new(SimulatedLockDao::new()));
+    let locks = LockingService::new(AnyLockDao::new(Arc::new(SimulatedLockDao::new())));
     let ended = import(&locks, tokio::time::sleep(Duration::from_millis(1))).await?;
     println!("{ended:?}; the tests: cargo test -p lockcore-memory --test memory outage");
     Ok(())
@@ -46,9 +44,10 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3600);
 
-    fn store() -> (Arc<SimulatedLockDao>, Locks) {
+    /// The store that a test scripts, and the service over it.
+    fn store() -> (Arc<SimulatedLockDao>, LockingService) {
         let store = Arc::new(SimulatedLockDao::new());
-        (store.clone(), LockingService::new(store))
+        (store.clone(), LockingService::new(AnyLockDao::new(store)))
     }
 
     #[tokio::test(start_paused = true)]

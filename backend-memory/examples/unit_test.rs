@@ -5,19 +5,25 @@ use std::time::Duration;
 use lockcore::{LockError, LockingService, Wait};
 use lockcore_memory::MemoryLockDao;
 
-type Locks = LockingService<String, lockcore::Uuid, MemoryLockDao>;
+/// The code under test, which runs on any backend.
+struct Reports {
+    locks: LockingService,
+}
 
-/// The code under test: writes a report, unless another writer is active for half an hour.
-async fn write_report(locks: &Locks) -> Result<&'static str, LockError> {
-    locks.wait(Wait::up_to(Duration::from_secs(1800))).run_locked(["report"], async || "written").await
+impl Reports {
+    /// Writes a report, unless another writer is active for half an hour.
+    async fn write(&self) -> Result<&'static str, LockError> {
+        self.locks
+            .wait(Wait::up_to(Duration::from_secs(1800)))
+            .run_locked(["report"], async || "written")
+            .await
+    }
 }
 
 #[tokio::main]
 async fn main() -> Result<(), LockError> {
-    println!(
-        "{}; the tests: cargo test -p lockcore-memory --test memory unit_test",
-        write_report(&LockingService::new(MemoryLockDao::new())).await?
-    );
+    let reports = Reports { locks: LockingService::new(MemoryLockDao::new().into()) };
+    println!("{}; the tests: cargo test -p lockcore-memory --test memory unit_test", reports.write().await?);
     Ok(())
 }
 
@@ -29,22 +35,22 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn it_waits_for_another_writer() {
-        let locks = LockingService::new(MemoryLockDao::new());
-        let other = locks.lock(["report"]).await.expect("it is free");
+        let reports = Reports { locks: LockingService::new(MemoryLockDao::new().into()) };
+        let other = reports.locks.lock(["report"]).await.expect("it is free");
         let released = async {
             sleep(Duration::from_secs(1200)).await;
             other.release().await.expect("it was held");
         };
-        let (written, ()) = tokio::join!(write_report(&locks), released);
+        let (written, ()) = tokio::join!(reports.write(), released);
         assert_eq!(written.expect("it waited"), "written");
     }
 
     #[tokio::test(start_paused = true)]
     async fn it_gives_up_after_half_an_hour() {
-        let locks = LockingService::new(MemoryLockDao::new());
-        let _other = locks.lock(["report"]).await.expect("it is free");
+        let reports = Reports { locks: LockingService::new(MemoryLockDao::new().into()) };
+        let _other = reports.locks.lock(["report"]).await.expect("it is free");
         let begun = Instant::now();
-        assert!(matches!(write_report(&locks).await, Err(LockError::NotLocked { .. })));
+        assert!(matches!(reports.write().await, Err(LockError::NotLocked { .. })));
         assert!(begun.elapsed() >= Duration::from_secs(1800));
     }
 }

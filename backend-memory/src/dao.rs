@@ -14,8 +14,9 @@ use std::{
 };
 
 use lockcore::{
-    BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, Conflict, ContextId, Finding, Grant,
-    Ident, Inspection, Listing, LockDao, LossReason, LostLock, Page, Released, Renewed, Swept, Target,
+    AnyLockDao, BackendError, BackendErrorKind, BreakMode, Broken, Capabilities, Conflict, ContextId,
+    Finding, Grant, Ident, Inspection, Listing, LockDao, LossReason, LostLock, Page, Released, Renewed,
+    Swept, Target,
     backend::{AcquireRequest, Acquired, Withdraw, Withdrawn},
     engine::{self, Losses, Reasons, Verdict},
 };
@@ -34,6 +35,20 @@ use crate::{
 pub struct MemoryLockDao<I = String, C = Uuid> {
     table: Mutex<Table<I, C>>,
     clock: Clock,
+}
+
+/// As a backend that is chosen at run time, which a plain `LockingService` has.
+///
+/// ```
+/// use lockcore::LockingService;
+/// use lockcore_memory::MemoryLockDao;
+///
+/// let locks: LockingService = LockingService::new(MemoryLockDao::new().into());
+/// ```
+impl<I: Ident, C: ContextId> From<MemoryLockDao<I, C>> for AnyLockDao<I, C> {
+    fn from(dao: MemoryLockDao<I, C>) -> Self {
+        AnyLockDao::new(dao)
+    }
 }
 
 impl<I: Ident, C: ContextId> MemoryLockDao<I, C> {

@@ -1,5 +1,6 @@
 //! The tests of this backend, and of its examples, in one executable.
 
+mod book;
 mod conformance;
 #[path = "../examples/outage.rs"]
 #[expect(dead_code, reason = "the tests of an example do not call its `main`")]

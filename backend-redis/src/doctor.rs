@@ -70,7 +70,7 @@ async fn waking(session: &Session) -> Finding {
         Ok(_) if session.inbox.is_unsubscribed() => {
             (Severity::Warning, "polling: the connection to a node of the cluster was lost".to_owned())
         }
-        Ok(since) => (Severity::Ok, format!("listening for {since:.0?}")),
+        Ok(since) => (Severity::Ok, format!("listening for {}s", since.as_secs())),
         Err(error) => (Severity::Error, format!("not listening, so that calls cannot wait: {error}")),
     };
     finding(severity, "waking", detail)
@@ -90,7 +90,14 @@ async fn clock(session: &Session) -> Result<Finding, BackendError> {
     let own = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64();
     let ahead = seconds - own;
     let severity = if ahead.abs() > 60.0 { Severity::Warning } else { Severity::Ok };
-    let detail = format!("{ahead:+.0} s beside this host's, asked in {took:.1?}; leases do not depend on it");
+    // Rounded to a number that has no sign if it is zero.
+    let ahead = ahead.round() as i64;
+    let apart = match ahead {
+        0 => "as this host's".to_owned(),
+        1.. => format!("{ahead}s ahead of this host's"),
+        _ => format!("{}s behind this host's", ahead.unsigned_abs()),
+    };
+    let detail = format!("{apart}, asked in {took:.1?}; leases do not depend on it");
     Ok(finding(severity, "clock", detail))
 }
 
@@ -183,20 +190,28 @@ impl Info {
     }
 
     fn persistence(&self) -> Finding {
-        let detail = match self.get("aof_enabled") {
-            "1" => "append-only file: a restart loses at most what was not synced",
-            _ => "no append-only file: a restart loses locks; fences go on from the clock",
+        let (severity, detail) = match self.get("aof_enabled") {
+            "1" => (Severity::Ok, "append-only file: a restart loses at most what was not synced"),
+            _ => (
+                Severity::Warning,
+                "no append-only file: a restart loses all locks, so set appendonly yes; fences go on from the clock",
+            ),
         };
-        finding(Severity::Ok, "persistence", detail.to_owned())
+        finding(severity, "persistence", detail.to_owned())
     }
 
     fn replicas(&self) -> Finding {
         let count = self.get("connected_slaves");
-        let detail = match count {
-            "" | "0" => "none".to_owned(),
-            _ => format!("{count}, asynchronous: a failover loses the grants that had not reached them"),
-        };
-        finding(Severity::Ok, "replicas", detail)
+        match count {
+            "" | "0" => finding(Severity::Ok, "replicas", "none".to_owned()),
+            _ => finding(
+                Severity::Warning,
+                "replicas",
+                format!(
+                    "{count}, asynchronous: a failover loses the grants that had not reached them; fences go on"
+                ),
+            ),
+        }
     }
 }
 

@@ -5,9 +5,18 @@ use redis::{ErrorKind, RedisError};
 
 /// Classifies an error by kind and code. `sent`: a request may have been under way.
 pub(crate) fn failure(error: RedisError, sent: bool) -> BackendError {
+    named("redis", error, sent)
+}
+
+/// Classifies an error of connecting to the server at `address`, which the driver's text does not name.
+pub(crate) fn unconnected(error: RedisError, address: &str) -> BackendError {
+    named(&format!("redis at {address}"), error, false)
+}
+
+fn named(place: &str, error: RedisError, sent: bool) -> BackendError {
     use BackendErrorKind::{BadSetting, Busy, Corrupt, Denied, Misconfigured, Other, Timeout, Unavailable};
     if let Some(fault) = CertificateFault::find(&error.to_string()) {
-        return refused(&fault).with_source(error);
+        return refused(place, &fault).with_source(error);
     }
     // The second value: whether the script may have run, wholly or in part.
     let (kind, may_have_run, hint) = match error.kind() {
@@ -38,12 +47,12 @@ pub(crate) fn failure(error: RedisError, sent: bool) -> BackendError {
             _ => (Other, true, ""),
         },
     };
-    let failure = BackendError::new(kind, format!("redis: {error}{hint}")).with_source(error);
+    let failure = BackendError::new(kind, format!("{place}: {error}{hint}")).with_source(error);
     if sent && may_have_run { failure.possibly_done() } else { failure }
 }
 
 /// Says what is wrong with the server's certificate, and what to do.
-fn refused(fault: &CertificateFault) -> BackendError {
+fn refused(place: &str, fault: &CertificateFault) -> BackendError {
     let advice = match fault {
         CertificateFault::UnknownIssuer => {
             "root_certificate names the file of those to trust, tls_verify=none verifies nothing"
@@ -51,7 +60,7 @@ fn refused(fault: &CertificateFault) -> BackendError {
         CertificateFault::OtherName(_) => "tls_verify=ca accepts other names",
         _ => "tls_verify=none verifies nothing",
     };
-    BackendError::new(BackendErrorKind::Misconfigured, format!("redis: {fault}; {advice}"))
+    BackendError::new(BackendErrorKind::Misconfigured, format!("{place}: {fault}; {advice}"))
 }
 
 /// Returns whether the connection has to be replaced after this error. A replica was the master when the connection was

@@ -14,7 +14,7 @@ use redis::{
 use crate::announced::Unreachable;
 use crate::{
     config::{Settings, TlsVerify},
-    error::{bad_setting, failure},
+    error::{self, bad_setting},
     link::Link,
 };
 
@@ -166,7 +166,8 @@ impl Server {
         settings: &Settings,
         pushed: impl AsyncPushSender,
     ) -> Result<Link, BackendError> {
-        let unconnected = |error| failure(error, false);
+        #[cfg(any(feature = "sentinel", feature = "cluster"))]
+        let unconnected = |error| error::failure(error, false);
         let config = || {
             AsyncConnectionConfig::new()
                 .set_connection_timeout(Some(settings.connect_timeout))
@@ -177,7 +178,8 @@ impl Server {
             Server::Single(client) => {
                 let config = config().set_push_sender(pushed);
                 let link = client.get_multiplexed_async_connection_with_config(&config).await;
-                link.map(Link::Single).map_err(unconnected)
+                let address = || client.get_connection_info().addr().to_string();
+                link.map(Link::Single).map_err(|error| error::unconnected(error, &address()))
             }
             #[cfg(feature = "sentinel")]
             Server::Sentinel(nodes) => {

@@ -87,11 +87,12 @@ async fn every_failure_names_the_file_and_the_reason() {
     let missing = folder.path().join("missing.db");
     let inside = folder.path().join("missing/locks.db");
     let none = "No such file or directory";
+    let no_folder = format!("the folder {} does not exist", folder.path().join("missing").display());
     let cases = [
         (Dao::builder().path(&text), &*text, "not a database"),
         (Dao::builder().path(&missing).create(false), &*missing, none),
-        (Dao::builder().path(&inside), &*inside, none),
-        (Dao::builder().path(&inside).create(false), &*inside, none),
+        (Dao::builder().path(&inside), &*inside, &no_folder),
+        (Dao::builder().path(&inside).create(false), &*inside, &no_folder),
         (Dao::builder().path(folder.path()), folder.path(), "directory"),
     ];
     for (builder, path, reason) in cases {

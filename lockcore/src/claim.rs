@@ -46,6 +46,8 @@ impl fmt::Display for Mode {
 
 /// An identifier and the mode in which it is claimed.
 ///
+/// All elements of a set are of one type: beside a claim, an id is one too (`Claim::exclusive("a")`, not `"a"`).
+///
 /// ```
 /// use lockcore::{Claim, LockingService};
 ///

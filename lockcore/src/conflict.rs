@@ -18,7 +18,7 @@ pub struct Holder<C> {
     pub mode: Mode,
     /// The fence it is held under; 0 for a foreign holder that has none.
     pub fence: u64,
-    /// The rest of its lease when the store answered; `None` is for ever.
+    /// The rest of its lease, unless it is renewed, when the store answered or the wait ended; `None` is for ever.
     pub remaining: Option<Duration>,
 }
 
@@ -74,8 +74,10 @@ impl<C: ContextId> fmt::Display for ConflictReason<C> {
                         write!(f, " ({})", holder.owner)?;
                     }
                     write!(f, " {}", holder.mode)?;
-                    if let Some(remaining) = holder.remaining {
-                        write!(f, " for {remaining:.1?} more")?;
+                    match holder.remaining {
+                        Some(Duration::ZERO) => f.write_str(" with no lease left")?,
+                        Some(remaining) => write!(f, " for {remaining:.1?} more")?,
+                        None => {}
                     }
                 }
                 match count.saturating_sub(holders.len()) {

@@ -179,6 +179,19 @@ impl Owner {
         LABEL.get_or_init(process, || label(process)).clone()
     }
 
+    /// Names what this process does beside the process itself: `what program@host:process id`. A plain label is the whole of what
+    /// others see; with this they still see which process to look for.
+    ///
+    /// ```
+    /// use lockcore::Owner;
+    ///
+    /// let owner = Owner::in_this_process("album/7");
+    /// assert_eq!(*owner, format!("album/7 {}", &*Owner::this_process()));
+    /// ```
+    pub fn in_this_process(what: &str) -> Self {
+        format!("{what} {}", &*Owner::this_process()).into()
+    }
+
     /// Carries data beside a label, such as a small JSON value. Administrators, watchers and observers of the lock see both. They are
     /// stored as one text, with the character U+001F between them, which a label had better not contain.
     ///

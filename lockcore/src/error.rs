@@ -3,7 +3,8 @@
 use std::{borrow::Cow, convert::Infallible, error::Error, fmt, io, sync::Arc, time::Duration};
 
 use crate::{
-    Conflict, ContextId, Ident, LostLock, MAX_CONTEXT_BYTES, MAX_ID_BYTES, MAX_OWNER_BYTES, Target, Uuid,
+    Conflict, ConflictReason, ContextId, Ident, LostLock, MAX_CONTEXT_BYTES, MAX_ID_BYTES, MAX_OWNER_BYTES,
+    Target, Uuid,
 };
 
 /// A request that could never be granted, found before anything was sent.
@@ -179,7 +180,8 @@ impl BackendError {
         BackendError::new(BackendErrorKind::Unsupported, format!("{what} is not supported by this backend"))
     }
 
-    /// Adds what caused it.
+    /// Adds what caused it. [`source`](Error::source) passes over a cause whose text is part of the message, so that a report shows
+    /// it once.
     #[must_use]
     pub fn with_source(mut self, source: impl Error + Send + Sync + 'static) -> Self {
         self.source = Some(Arc::new(source));
@@ -228,7 +230,11 @@ impl fmt::Debug for BackendError {
 
 impl Error for BackendError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.source.as_deref().map(|source| source as _)
+        let mut source = self.source.as_deref().map(|source| source as &(dyn Error + 'static));
+        while let Some(cause) = source.filter(|cause| self.message.contains(&cause.to_string())) {
+            source = cause.source();
+        }
+        source
     }
 }
 
@@ -243,6 +249,14 @@ pub enum Failure<I = String, C = Uuid> {
 }
 
 impl<I, C> Failure<I, C> {
+    /// Returns whether a lease that still runs is in the way.
+    fn may_be_a_dead_holder(&self) -> bool {
+        let Failure::Conflict(Conflict { reason: ConflictReason::Held { holders, .. }, .. }) = self else {
+            return false;
+        };
+        holders.iter().any(|holder| holder.remaining.is_some_and(|remaining| !remaining.is_zero()))
+    }
+
     /// The nearest kind of a failure of the backend, which is none of contention.
     fn io_kind(&self) -> Option<io::ErrorKind> {
         let Failure::Backend(error) = self else { return None };
@@ -288,6 +302,9 @@ pub struct TimedOut {
     pub after: Duration,
     /// The phase in which its time ran out.
     pub phase: Phase,
+    /// The call's own lease, where it is longer than the wait was and the store does not notice by itself that a process died: a
+    /// holder with the same lease that crashed keeps its locks for longer than the call waited.
+    pub lease_outlasts: Option<Duration>,
 }
 
 /// The outcome of a call that did not end with the callback's value.
@@ -300,7 +317,8 @@ pub enum LockingError<I = String, C = Uuid, E = Infallible> {
     BadRequest(BadRequest),
     /// The set was not locked, and none of it is. The callback did not run.
     NotLocked {
-        /// The reasons, for each id in the way; a failure of the backend stands alone.
+        /// The reasons, for each id in the way, with what was left of the holders' leases when the call ended. A failure of the backend
+        /// stands alone, or behind what was in the way before, if the store no longer answered when the time of a wait was over.
         failures: Vec<Failure<I, C>>,
         /// Set if the call waited until its time was over.
         timed_out: Option<TimedOut>,
@@ -327,7 +345,8 @@ pub enum LockingError<I = String, C = Uuid, E = Infallible> {
         max_hold: Duration,
     },
     /// An enclosing call of the same task holds this id in a mode beside which it cannot be granted, or holds permits of it and asks
-    /// for more: waiting for it may never end.
+    /// for more: waiting for it may never end. Or a `lockctl run` holds it that this program was started by, and that waits for its
+    /// end ([`Builder::enclosed_by`](crate::Builder::enclosed_by)).
     SelfDeadlock {
         /// The id.
         target: Target<I>,
@@ -387,17 +406,39 @@ impl<I, C, E> LockingError<I, C, E> {
     }
 }
 
-impl<I: Ident, C: ContextId, E> LockingError<I, C, E>
-where
-    E: Into<Box<dyn Error + Send + Sync>>,
-{
-    /// Converts this outcome into a boxed error, for callbacks whose error is itself no `std::error::Error`, such as
-    /// `anyhow::Error` or `Box<dyn Error>`: the callback's own error as it is, anything else as a [`LockError`].
-    pub fn into_dyn(self) -> Box<dyn Error + Send + Sync> {
-        match self.into_callback_error() {
-            Ok(error) => error.into(),
-            Err(lock_error) => Box::new(lock_error),
-        }
+impl<I, C, E: From<LockError<I, C>>> LockingError<I, C, E> {
+    /// Returns the callback's own error, or a [`LockError`] converted into its type: for callbacks that return `anyhow::Result`,
+    /// a boxed error, or an enum of yours that is made from a [`LockError`]. Of a loss during which the callback failed only the
+    /// loss stays.
+    ///
+    /// ```
+    /// use lockcore::{LockingError, LockingService};
+    ///
+    /// async fn store_balance(locks: &LockingService, balance: u64) -> anyhow::Result<u64> {
+    ///     let fence = locks
+    ///         .with_held_locks(["account/7"], |held| async move {
+    ///             let fence = held.exclusive_fence("account/7").expect("held exclusively").number();
+    ///             // UPDATE account SET balance = ?, fence = ? WHERE id = 7 AND fence <= ?
+    ///             anyhow::ensure!(balance < 1_000_000, "too much");
+    ///             Ok(fence)
+    ///         })
+    ///         .await
+    ///         .map_err(LockingError::flatten)?;
+    ///     Ok(fence)
+    /// }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// # let dao = lockcore::AnyLockDao::new(lockcore_memory::MemoryLockDao::<String>::new());
+    /// # let locks = LockingService::new(dao);
+    /// # assert!(store_balance(&locks, 5).await.is_ok_and(|fence| fence > 0));
+    /// # assert_eq!(store_balance(&locks, 2_000_000).await.unwrap_err().to_string(), "too much");
+    /// # let _other = locks.lock(["account/7"]).await.unwrap();
+    /// # let refused = store_balance(&locks, 5).await.unwrap_err();
+    /// # assert!(refused.downcast::<lockcore::LockError>().unwrap().is_contention());
+    /// # }
+    /// ```
+    pub fn flatten(self) -> E {
+        self.into_callback_error().unwrap_or_else(E::from)
     }
 }
 
@@ -439,7 +480,7 @@ impl<I: Ident, C: ContextId, E: fmt::Display> fmt::Display for LockingError<I, C
             LockingError::BadRequest(bad) => write!(f, "bad request: {bad}"),
             LockingError::NotLocked { failures, timed_out } => {
                 f.write_str("not locked")?;
-                if let Some(TimedOut { after, phase }) = timed_out {
+                if let Some(TimedOut { after, phase, .. }) = timed_out {
                     let waited_for = match phase {
                         Phase::Asking => "for the store to answer",
                         Phase::Waiting => "for others to release",
@@ -451,7 +492,17 @@ impl<I: Ident, C: ContextId, E: fmt::Display> fmt::Display for LockingError<I, C
                     write!(f, "{separator}{failure}")?;
                     separator = "; ";
                 }
-                Ok(())
+                match timed_out {
+                    Some(TimedOut { phase: Phase::Waiting, lease_outlasts: Some(lease), .. })
+                        if failures.iter().any(Failure::may_be_a_dead_holder) =>
+                    {
+                        write!(
+                            f,
+                            "; a wait that is shorter than the lease of {lease:?} does not outlast a holder that crashed"
+                        )
+                    }
+                    _ => Ok(()),
+                }
             }
             LockingError::Callback { error } => error.fmt(f),
             LockingError::Lost { lost, callback } => {
@@ -466,7 +517,10 @@ impl<I: Ident, C: ContextId, E: fmt::Display> fmt::Display for LockingError<I, C
                 write!(f, "stopped because the locks were held for longer than {max_hold:?}")
             }
             LockingError::SelfDeadlock { target } => {
-                write!(f, "{target} is held by an enclosing call of the same task")
+                write!(
+                    f,
+                    "{target} is held by an enclosing call of the same task, or by the lockctl that runs this program"
+                )
             }
             LockingError::ContextInUse { context } => {
                 write!(f, "the context {} is in use by another call", context.stored().escape_debug())
@@ -488,7 +542,7 @@ fn write_lost<I: Ident>(f: &mut fmt::Formatter<'_>, lost: &[LostLock<I>]) -> fmt
 /// A callback's own error with which [`LockingError`] is an error in turn: any [`std::error::Error`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no `std::error::Error`, so that a `LockingError` with it is none either",
-    label = "for `{Self}` use `try_with_locks`; where a boxed error is wanted, `.map_err(LockingError::into_dyn)?` will do"
+    label = "for `{Self}` use `try_with_locks`, or `.map_err(LockingError::flatten)?` behind any other call"
 )]
 pub trait CallbackError: Error + 'static {}
 
@@ -498,12 +552,12 @@ impl<E: Error + 'static> CallbackError for E {}
 impl<I: Ident, C: ContextId, E: CallbackError> Error for LockingError<I, C, E> {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            LockingError::BadRequest(bad) => Some(bad),
+            // `Display` shows these errors themselves, so that their causes come next.
+            LockingError::BadRequest(bad) => bad.source(),
             LockingError::NotLocked { failures, .. } => failures.iter().find_map(|failure| match failure {
-                Failure::Backend(error) => Some(error as _),
+                Failure::Backend(error) => error.source(),
                 Failure::Conflict(_) => None,
             }),
-            // `Display` shows the callback's error itself, so that its cause comes next.
             LockingError::Callback { error } => error.source(),
             LockingError::Lost { callback: Some(Err(error)), .. } => Some(error),
             _ => None,

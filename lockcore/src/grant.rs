@@ -9,7 +9,8 @@ use crate::{ClaimSet, Mode, Target, Uuid};
 pub struct Granted {
     /// The mode in which the id is held: the mode wanted, or a stronger one that the context held before.
     pub mode: Mode,
-    /// Strictly greater than the fence of every earlier grant of the id.
+    /// Strictly greater than the fence of every earlier grant of the id. It fits into an `i64`, the BIGINT of databases: microseconds
+    /// of the store's clock, or one more than the fence before.
     pub fence: u64,
     /// The indexes of the permits held, the lowest that were free, from 0; empty unless for slots.
     pub permits: Vec<u32>,

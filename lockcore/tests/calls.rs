@@ -150,11 +150,7 @@ struct Worker {
 impl Worker {
     async fn application_error(&self) -> anyhow::Result<u32> {
         let seven = self.locks.try_with_locks(["a"], async || anyhow::Ok(query().await?)).await?;
-        self.locks
-            .with_locks(["a"], || async { anyhow::Ok(1) })
-            .await
-            .map_err(LockingError::into_dyn)
-            .map_err(anyhow::Error::from_boxed)?;
+        self.locks.with_locks(["a"], || async { anyhow::Ok(1) }).await.map_err(LockingError::flatten)?;
         Ok(seven)
     }
 

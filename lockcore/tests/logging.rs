@@ -8,9 +8,10 @@ use std::{
     time::Duration,
 };
 
-use lockcore::BackendErrorKind;
+use lockcore::{BackendErrorKind, BreakMode};
 use lockcore_conformance::own_process;
 use tokio::time::sleep;
+use tracing::subscriber::DefaultGuard;
 
 use crate::service::rigged::{Fault, Rigged, Step};
 
@@ -28,11 +29,8 @@ impl Write for Lines {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_failing_renewal_is_logged_once_with_a_count_at_recovery() {
-    if !own_process::is_own() {
-        return;
-    }
+/// What this thread logs until the guard is dropped.
+fn logged() -> (Lines, DefaultGuard) {
     let lines = Lines::default();
     let writer = lines.clone();
     let subscriber = tracing_subscriber::fmt()
@@ -40,7 +38,32 @@ async fn a_failing_renewal_is_logged_once_with_a_count_at_recovery() {
         .with_ansi(false)
         .with_writer(move || writer.clone())
         .finish();
-    let _default = tracing::subscriber::set_default(subscriber);
+    (lines, tracing::subscriber::set_default(subscriber))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_logged_with_its_reason() {
+    if !own_process::is_own() {
+        return;
+    }
+    let (lines, _default) = logged();
+    let locks = Rigged::new().service();
+    let guard = locks.lock(["a", "b"]).await.unwrap();
+    for lock in guard.locks() {
+        locks.admin().break_lock(&lock.target, lock.granted.fence, BreakMode::Now).await.unwrap();
+    }
+    assert!(guard.release().await.is_err());
+    let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let lost = text.lines().find(|line| line.contains("locks lost")).unwrap();
+    assert_eq!(lost.matches("it was broken by an administrator").count(), 1, "{text}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failing_renewal_is_logged_once_with_a_count_at_recovery() {
+    if !own_process::is_own() {
+        return;
+    }
+    let (lines, _default) = logged();
     let dao = Rigged::new();
     let guard = dao.service().lock(["a"]).await.unwrap();
     for outage in 1..=2 {

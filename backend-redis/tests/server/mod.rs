@@ -94,6 +94,7 @@ pub(crate) fn trials() -> impl IntoIterator<Item = Trial> {
             the_doctor_sees_a_policy_that_was_changed_later,
             every_node_of_a_cluster_is_looked_at,
             the_doctor_sees_whether_messages_arrive,
+            the_doctor_warns_of_what_loses_locks,
             a_replica_is_refused,
             a_master_that_becomes_a_replica_refuses_clearly,
             what_a_server_refuses_inside_a_script_is_understood,

@@ -90,6 +90,38 @@ pub(crate) async fn the_doctor_sees_whether_messages_arrive() -> TestResult {
     Ok(())
 }
 
+/// What the book warns of is a warning: a restart without an append-only file, a failover to a replica.
+pub(crate) async fn the_doctor_warns_of_what_loses_locks() -> TestResult {
+    let server = server("").await?;
+    let place = Place::at(server.url());
+    let (store, raw) = (place.store().await, place.raw().await?);
+    let severity = async |check: &str| {
+        let findings = store.dao().doctor().await.ok()?;
+        findings.into_iter().find(|finding| finding.check == check).map(|found| found.severity)
+    };
+    raw.ask::<()>("CONFIG SET appendonly no").await?;
+    assert_eq!(severity("persistence").await, Some(Severity::Warning));
+    raw.ask::<()>("CONFIG SET appendonly yes").await?;
+    assert_eq!(severity("persistence").await, Some(Severity::Ok));
+    assert_eq!(severity("replicas").await, Some(Severity::Ok));
+    let _replica = replica_of(&server, "").await?;
+    eventually("the replica is seen", || async {
+        (severity("replicas").await == Some(Severity::Warning)).then_some(())
+    })
+    .await;
+    let findings = store.dao().doctor().await?;
+    let detail = |check: &str| {
+        let found = findings.iter().find(|finding| finding.check == check);
+        found.map(|found| found.detail.clone()).unwrap_or_default()
+    };
+    assert!(!detail("clock").contains("-0"), "{}", detail("clock"));
+    assert!(
+        detail("waking").starts_with("listening for") && !detail("waking").contains("ns"),
+        "{findings:?}"
+    );
+    Ok(())
+}
+
 pub(crate) async fn a_replica_is_refused() -> TestResult {
     let master = server("").await?;
     let replica = replica_of(&master, "").await?;

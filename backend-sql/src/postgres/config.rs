@@ -86,7 +86,7 @@ impl<I: Ident, C: ContextId> PostgresBuilder<I, C> {
         self
     }
 
-    /// Borrows connections from the application's own pool, instead of keeping some. That costs what the pool costs - by default
+    /// Borrows connections from the application's own pool, of sqlx 0.9, instead of keeping some. That costs what the pool costs - by default
     /// a ping each time - and `max_connections` is still how many are borrowed at once.
     ///
     /// Listening, and what the library does in the background - renewals, heartbeats, clean-up - have connections of their own,

@@ -300,11 +300,8 @@ impl<I, C, E: Engine> ServerLockDao<I, C, E> {
             ("notifications arrive".to_owned(), tried.err().map(|why| why.to_string()))
         } else {
             let Push { since, failure } = self.shared.push();
-            let since = since.elapsed();
-            (
-                format!("listening for {since:.0?}"),
-                failure.map(|why| format!("polling for {since:.0?}: {why}")),
-            )
+            let since = since.elapsed().as_secs();
+            (format!("listening for {since}s"), failure.map(|why| format!("polling for {since}s: {why}")))
         };
         let (severity, detail) = match failure {
             None => (Severity::Ok, works),

@@ -36,15 +36,15 @@ pub(crate) enum ServerError {
     #[error("{backend}: {place}: {source}")]
     TooOld { backend: &'static str, place: String, source: ProgramTooOld },
     #[error(
-        "{backend}: {place}: {}, this program needs version {}: let a user who may create tables migrate it, or run the \
-         printed schema",
+        "{backend}: {place}: {}, this program needs version {}: let a user who may create tables run `lockctl migrate`, or \
+         what `lockctl migrate --print sql` prints",
         found.map_or("there is no schema".to_owned(), |found| format!("the schema has version {}", found.version)),
         program.version
     )]
     Schema { backend: &'static str, place: String, found: Option<StoreVersion>, program: StoreVersion },
     #[error(
         "{backend}: {place}: the schema is incomplete, {} of it are missing: {}; perhaps it was restored from a dump without \
-         routines: let a user who may create them migrate it, or run the printed schema",
+         routines: let a user who may create them run `lockctl migrate`, or what `lockctl migrate --print sql` prints",
         missing.len(),
         few(missing)
     )]
@@ -200,7 +200,8 @@ impl ServerError {
 
     /// Converts the failure of a read, which leaves nothing in doubt.
     pub(crate) fn of_read_at(self, address: &str) -> BackendError {
-        BackendError::new(self.kind(), self.located(address)).with_source(self)
+        let backend = BackendError::new(self.kind(), self.located(address));
+        self.causing(backend)
     }
 
     fn located(&self, address: &str) -> String {
@@ -214,7 +215,15 @@ impl ServerError {
     fn with_message(self, message: String) -> BackendError {
         let backend = BackendError::new(self.kind(), message);
         let backend = if self.in_doubt() { backend.possibly_done() } else { backend };
-        backend.with_source(self)
+        self.causing(backend)
+    }
+
+    /// Adds the driver's error as the cause. What else this one has is in the message.
+    fn causing(self, backend: BackendError) -> BackendError {
+        match self {
+            ServerError::Database { source, .. } => backend.with_source(source),
+            _ => backend,
+        }
     }
 
     /// Returns its kind.

@@ -62,6 +62,14 @@ pub(super) enum StoreError {
 impl StoreError {
     /// For the caller: with the path of the database, and the system's reason where SQLite has not given it.
     pub(super) fn at(self, path: &Path) -> BackendError {
+        if let StoreError::File(error) = &self
+            && error.kind() == io::ErrorKind::NotFound
+            && let Some(folder) = file::missing_folder(path)
+        {
+            let message =
+                format!("sqlite: {}: the folder {} does not exist", path.display(), folder.display());
+            return BackendError::new(self.kind(), message);
+        }
         let mut message = format!("sqlite: {}: {self}", path.display());
         if let StoreError::Sqlite(error) = &self
             && let Some(ffi::SQLITE_CANTOPEN | ffi::SQLITE_READONLY | ffi::SQLITE_PERM) = primary_code(error)

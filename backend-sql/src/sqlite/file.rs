@@ -145,6 +145,12 @@ pub(super) fn id(path: &Path) -> io::Result<FileId> {
     fs::metadata(path).map(|_| FileId { device: 0, inode: 0 })
 }
 
+/// Returns the folder that the file would be in, if it is not there.
+pub(super) fn missing_folder(path: &Path) -> Option<&Path> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty())?;
+    matches!(folder.try_exists(), Ok(false)).then_some(folder)
+}
+
 /// Returns why the system does not let this process use the file. SQLite does not say.
 pub(super) fn why_unusable(path: &Path) -> Option<io::Error> {
     match fs::metadata(path) {

@@ -6,10 +6,10 @@ use futures_util::{Stream, StreamExt, TryStreamExt, future, stream};
 
 use super::{Inner, waiting::AFTER_FAILURE, watching::Watcher};
 use crate::{
-    AnyLockDao, BackendError, BackendErrorKind, Backoff, BadRequest, BreakMode, Broken, Change, ClaimSet,
-    ContextId, Finding, Grant, Granted, HeldBy, Ident, Ids, Inspection, Listing, Lock, LockDao, LockError,
-    LossReason, LostLock, Mode, Page, Released, Renewed, StoredContext, Swept, Target, Uuid, claim::Claim,
-    clock, rules::InUse, watch::Look,
+    AnyLockDao, BackendError, BackendErrorKind, Backoff, BadRequest, BreakMode, Broken, Capabilities, Change,
+    ClaimSet, ContextId, Finding, Grant, Granted, HeldBy, Ident, Ids, Inspection, Listing, Lock, LockDao,
+    LockError, LossReason, LostLock, Mode, Page, Released, Renewed, Severity, StoredContext, Swept, Target,
+    Uuid, claim::Claim, clock, rules::InUse, wait::Strategy, watch::Look,
 };
 
 /// Administration through a service; see [`LockingService::admin`](crate::LockingService::admin).
@@ -283,12 +283,15 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
         Ok(self.service.dao()?.sweep(batch, unconditionally).await?)
     }
 
-    /// Looks at the store for what would weaken a promise.
+    /// Looks at the store for what would weaken a promise, and at the service's wait: whether it outlasts the lease of a holder that
+    /// died.
     ///
     /// # Errors
     /// A failure of the backend.
     pub async fn doctor(&self) -> Result<Vec<Finding>, LockError<I, C>> {
-        Ok(self.service.dao()?.doctor().await?)
+        let mut findings = self.service.dao()?.doctor().await?;
+        findings.extend(self.service.crashes());
+        Ok(findings)
     }
 
     /// Tries for so long, at most an hour, whether the store keeps its promises on the way from here: run it on several hosts at the same
@@ -329,6 +332,25 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
             true => Ok(()),
             false => Err(BadRequest::Unsupported { what, backend: self.service.capabilities.backend }),
         }
+    }
+}
+
+impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
+    /// Checks whether the default wait outlasts a crash, where the store has to wait for the lease of a process that died.
+    fn crashes(&self) -> Option<Finding> {
+        let Capabilities { shared_store, dead_holders, .. } = self.capabilities;
+        let lease = self.defaults.lease.filter(|_| shared_store && !dead_holders)?;
+        let detail = format!("the locks of a process that died end with their lease of {lease:?}");
+        let (severity, detail) = match self.defaults.wait.0 {
+            Strategy::Queue { limit: Some(wait) } if wait <= lease => (
+                Severity::Warning,
+                format!(
+                    "{detail}, and a call waits for {wait:?}: after a crash it gives up, so let it wait for longer"
+                ),
+            ),
+            _ => (Severity::Ok, format!("{detail}: a call that is to outlast a crash waits for longer")),
+        };
+        Some(Finding { severity, check: "crashes", detail })
     }
 }
 

@@ -136,6 +136,11 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         self.sent.as_ref().map_or(limit, |sent| sent.first.left_of(limit))
     }
 
+    /// Returns how long ago the last request was sent.
+    pub(crate) fn waits_for_answer(&self) -> Duration {
+        self.sent.as_ref().map(|sent| sent.last.elapsed()).unwrap_or_default()
+    }
+
     fn sending(&mut self) {
         self.counts_from(Moment::now());
     }

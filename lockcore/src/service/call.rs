@@ -20,6 +20,7 @@ use crate::{
 /// | async | a `Result` | [`with_locks`](Self::with_locks) |
 /// | async, and needs fences or looks for a loss itself | a `Result` | [`with_held_locks`](Self::with_held_locks) |
 /// | async | `anyhow::Result`, or an error made from a [`LockError`] | [`try_with_locks`](Self::try_with_locks) |
+/// | any that may fail, with such an error | | any other call, with `.map_err(`[`LockingError::flatten`](crate::LockingError::flatten)`)` |
 /// | async | a value that is no `Result` | [`run_locked`](Self::run_locked) |
 /// | async, and its value counts though locks were lost | anything | [`outcome`](Self::outcome) |
 /// | plain code, short, may borrow | a `Result` | [`with_locks_sync`](Self::with_locks_sync) |

@@ -57,7 +57,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockGuard<I, C, D> {
         self.release().await
     }
 
-    /// Stops the renewal and leaves the set locked, until its lease ends or the grant is released
+    /// Stops the renewal and leaves the set locked, without giving it up: until its lease ends or the grant is released
     /// ([`Admin::release`](crate::Admin::release)). On a backend that notices dead holders the locks should have been
     /// taken with [`detached`](crate::Call::detached).
     ///

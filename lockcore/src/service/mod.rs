@@ -95,6 +95,8 @@ pub(crate) struct Inner<I: Ident, C: ContextId, D> {
     open: Open<C>,
     gate: Gate,
     hook: Option<Hook<I, C>>,
+    /// The contexts of commands that this process runs in.
+    enclosed_by: Vec<C>,
     /// Ids may be written into spans and the log.
     log_ids: bool,
     sweeper: sweeper::Sweeper,
@@ -169,6 +171,18 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Builder<I, C, D> {
     #[must_use]
     pub fn sweep(mut self, every: Option<Duration>, batch: usize) -> Self {
         self.inner.sweeper.configure(every, batch);
+        self
+    }
+
+    /// Names the contexts of what this process runs in and what waits for its end, such as a `lockctl run` that started it. A request
+    /// that what they hold keeps from being granted is refused with [`LockingError::SelfDeadlock`], whatever the wait: it could never
+    /// end. None unless set; `Config` of `lockcore-any` sets those that `lockctl run` passes to its command.
+    ///
+    /// Other ids are waited for as by any other process, also behind a waiter that waits for what such a context holds: let calls that
+    /// could meet one pass the queue by [`Call::nested`].
+    #[must_use]
+    pub fn enclosed_by(mut self, contexts: impl IntoIterator<Item = C>) -> Self {
+        self.inner.enclosed_by = contexts.into_iter().collect();
         self
     }
 
@@ -251,8 +265,9 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockingService<I, C, D> {
     }
 
     /// Stops accepting calls and waits up to `grace` until all locks are released. Returns the number of holds that are still
-    /// open then: running callbacks, calls that wait, and releases that the store has not answered; their locks end with
-    /// their leases at the latest. Call it before the process ends: clean-up in the background ends with the process.
+    /// open then, 0 if all went well: running callbacks, calls that wait, and releases that the store has not answered; their locks
+    /// end with their leases at the latest. Call it before the process ends, also at a SIGTERM: clean-up in the background ends with
+    /// the process.
     ///
     /// # Cancel safety
     /// Safe: new calls stay refused, and it can be called again.
@@ -314,6 +329,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
             open: Open::new(),
             gate: Gate::default(),
             hook: None,
+            enclosed_by: Vec::new(),
             log_ids: false,
             sweeper: sweeper::Sweeper::default(),
             cleaning: tokio::sync::Mutex::default(),

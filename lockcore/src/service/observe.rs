@@ -94,7 +94,7 @@ pub(crate) fn record<I: Ident, C: ContextId>(backend: &'static str, log_ids: boo
             count("lockcore_refused_total", backend, if failed.is_some() { "backend" } else { "contention" });
         }
         Event::Lost { grant, lost } => {
-            tracing::warn!(backend, context = %grant.context.stored(), lost = lost.len(), of = grant.locks.len(), targets = names(lost), "locks lost");
+            tracing::warn!(backend, context = %grant.context.stored(), lost = lost.len(), of = grant.locks.len(), reason = reasons(lost), targets = names(lost), "locks lost");
             for lock in *lost {
                 count("lockcore_lost_total", backend, reason(lock));
             }
@@ -130,6 +130,17 @@ pub(crate) fn record<I: Ident, C: ContextId>(backend: &'static str, log_ids: boo
 /// Logs the end of an outage, after so many renewals of one hold that failed.
 pub(crate) fn recovered<I, C: ContextId>(backend: &'static str, grant: &Grant<I, C>, failures: u32) {
     tracing::warn!(backend, context = %grant.context.stored(), failures, "renewed again");
+}
+
+/// The reasons of losses, each once.
+fn reasons<I>(lost: &[LostLock<I>]) -> String {
+    let mut reasons = Vec::new();
+    for reason in lost.iter().map(|lock| lock.reason.to_string()) {
+        if !reasons.contains(&reason) {
+            reasons.push(reason);
+        }
+    }
+    reasons.join("; ")
 }
 
 /// The first ids of a set, for people to read.

@@ -9,8 +9,9 @@ use super::{
 };
 use crate::{
     Acquired, BackendError, BackendErrorKind, Backoff, Conflict, ConflictReason, ContextId, Exponential,
-    Failure, Ident, LockDao, LockError, Wake, Wakeup,
-    clock::{self, within},
+    Failure, Holder, Ident, LockDao, LockError, LockingError, StoredContext, Target, Wake, Wakeup,
+    clock::{self, Moment, within},
+    rules::InUse,
     wait::Strategy,
 };
 
@@ -26,7 +27,17 @@ const BETWEEN_LOOKS: Exponential =
 /// long enough by the backend itself.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
+/// A store that has not answered for so long is named when the time of a wait is over. An answer that takes less than that may just
+/// have been cut off by the end of the wait.
+const SILENCE: Duration = Duration::from_secs(1);
+
 type Answer<I, C> = Result<Acquired<I, C>, Unanswered>;
+/// The reasons that the store gave last, and when it did.
+pub(super) struct Seen<I, C> {
+    failures: Vec<Failure<I, C>>,
+    at: Moment,
+}
+
 type Outcome<'s, I, C, D> = Result<Hold<'s, I, C, D>, LockError<I, C>>;
 
 /// Goes on after the first answer, which was not a grant, as `wait` says.
@@ -42,6 +53,11 @@ pub(crate) async fn wait<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
         }
         _ => first,
     };
+    if let Ok(Acquired::Refused(conflicts) | Acquired::Queued { conflicts, .. }) = &first
+        && let Some(target) = attempt.kept_out_from_outside(conflicts)
+    {
+        return Err(LockingError::SelfDeadlock { target });
+    }
     let is_waiting = !matches!(wait, Strategy::Never);
     let _waiting = is_waiting.then(|| Raised::by(1, WAITING, attempt.service().capabilities.backend));
     match wait {
@@ -58,7 +74,7 @@ pub(crate) async fn wait<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
             Ok(Acquired::Refused(conflicts) | Acquired::Queued { conflicts, .. }) => {
                 Err(attempt.refused(conflicts))
             }
-            Err(unanswered) => Err(attempt.unanswered(unanswered, Vec::new())),
+            Err(unanswered) => Err(attempt.unanswered(unanswered, Seen::nothing())),
         },
     }
 }
@@ -69,7 +85,7 @@ async fn in_queue<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
     mut answer: Answer<I, C>,
     limit: Option<Duration>,
 ) -> Outcome<'s, I, C, D> {
-    let (mut failed, mut failures) = (0, Vec::new());
+    let (mut failed, mut seen) = (0, Seen::nothing());
     loop {
         let (mut wakeup, pause) = match answer {
             Ok(Acquired::Granted(granted)) => return Ok(attempt.hold(granted)),
@@ -78,16 +94,16 @@ async fn in_queue<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
                 failed = 0;
                 // Without a limit no error will say what was in the way.
                 if limit.is_some() {
-                    failures = conflicts.into_iter().map(Failure::Conflict).collect();
+                    seen = Seen::now(conflicts.into_iter().map(Failure::Conflict));
                 }
                 (wakeup, recheck)
             }
             Err(Unanswered::Failed(error)) if error.is_retryable() => {
                 failed += 1;
-                failures = vec![Failure::Backend(error)];
+                seen = Seen::now([Failure::Backend(error)]);
                 (Wakeup::never(), Some(AFTER_FAILURE.delay(failed)))
             }
-            Err(unanswered) => return Err(attempt.unanswered(unanswered, failures)),
+            Err(unanswered) => return Err(attempt.unanswered(unanswered, seen)),
         };
         let left = attempt.left(limit);
         let woken = match min(pause, left) {
@@ -101,7 +117,7 @@ async fn in_queue<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
             _ => {}
         }
         if attempt.left(limit).is_some_and(|left| left.is_zero()) {
-            return Box::pin(attempt.give_up(failures)).await;
+            return Box::pin(attempt.give_up(seen)).await;
         }
         answer = Box::pin(attempt.ask_again(limit)).await;
     }
@@ -114,20 +130,20 @@ async fn by_looking<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
     limit: Option<Duration>,
 ) -> Outcome<'s, I, C, D> {
     let service = attempt.service().clone();
-    let (mut turn, mut failures) = (None, Vec::new());
+    let (mut turn, mut seen) = (None, Seen::nothing());
     for look in 0.. {
         let pause = match answer {
             Ok(Acquired::Granted(granted)) => return Ok(attempt.hold(granted)),
             Ok(Acquired::Refused(conflicts) | Acquired::Queued { conflicts, .. }) => {
                 let pause = BETWEEN_LOOKS.delay(look).min(soonest_end(&conflicts));
-                failures = conflicts.into_iter().map(Failure::Conflict).collect();
+                seen = Seen::now(conflicts.into_iter().map(Failure::Conflict));
                 pause
             }
             Err(Unanswered::Failed(error)) if error.is_retryable() => {
-                failures = vec![Failure::Backend(error)];
+                seen = Seen::now([Failure::Backend(error)]);
                 AFTER_FAILURE.delay(look)
             }
-            Err(unanswered) => return Err(attempt.unanswered(unanswered, failures)),
+            Err(unanswered) => return Err(attempt.unanswered(unanswered, seen)),
         };
         let left = attempt.left(limit);
         let waited = async {
@@ -146,7 +162,7 @@ async fn by_looking<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
             }
         };
         if !in_time {
-            return Err(attempt.timed_out(failures));
+            return Err(attempt.timed_out(seen));
         }
         answer = attempt.ask_again(limit).await;
     }
@@ -168,7 +184,7 @@ async fn retry_without_queueing<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
                 return Err(attempt.refused(conflicts));
             }
             Err(unanswered) if over || !unanswered.is_retryable() => {
-                return Err(attempt.unanswered(unanswered, Vec::new()));
+                return Err(attempt.unanswered(unanswered, Seen::nothing()));
             }
             _ => {}
         }
@@ -180,14 +196,27 @@ async fn retry_without_queueing<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
 
 impl<I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'_, I, C, D> {
     /// The outcome of a request without an answer, after one with the answer `before` if there was any.
-    fn unanswered(&mut self, unanswered: Unanswered, before: Vec<Failure<I, C>>) -> LockError<I, C> {
+    fn unanswered(&mut self, unanswered: Unanswered, before: Seen<I, C>) -> LockError<I, C> {
         match unanswered {
             Unanswered::Failed(error) => self.failed(error),
-            Unanswered::TimedOut if before.is_empty() => {
-                self.timed_out(vec![Failure::Backend(BackendError::no_answer())])
+            Unanswered::TimedOut if before.failures.is_empty() || self.waits_for_answer() >= SILENCE => {
+                self.timed_out(before.and_then_failed(BackendError::no_answer()))
             }
             Unanswered::TimedOut => self.timed_out(before),
         }
+    }
+
+    /// Finds an id that what this process runs in keeps from being granted for as long as this process runs.
+    fn kept_out_from_outside(&self, conflicts: &[Conflict<I, C>]) -> Option<Target<I>> {
+        let outside = &self.service().enclosed_by;
+        let is_outside = |holder: &&Holder<C>| matches!(&holder.context, StoredContext::Known(context) if outside.contains(context));
+        let keeps_out = |conflict: &&Conflict<I, C>| {
+            let ConflictReason::Held { holders, .. } = &conflict.reason else { return false };
+            let in_use = InUse::of(holders.iter().filter(is_outside).map(|holder| holder.mode));
+            let mut claims = self.request().claims.iter().filter(|claim| claim.target == conflict.target);
+            in_use != InUse::default() && claims.any(|claim| !in_use.fits(claim.mode))
+        };
+        conflicts.iter().find(keeps_out).map(|conflict| conflict.target.clone())
     }
 
     fn left(&self, limit: Option<Duration>) -> Option<Duration> {
@@ -205,6 +234,37 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'_, I, C, D> {
             Some(limit) => self.ask_within(limit).await,
             None => self.ask().await,
         }
+    }
+}
+
+impl<I, C> Seen<I, C> {
+    fn nothing() -> Self {
+        Seen::now([])
+    }
+
+    fn now(failures: impl IntoIterator<Item = Failure<I, C>>) -> Self {
+        Seen { failures: failures.into_iter().collect(), at: Moment::now() }
+    }
+
+    /// Adds that the store failed, or did not answer, when it was asked after that.
+    pub(super) fn and_then_failed(mut self, error: BackendError) -> Self {
+        if !self.failures.iter().any(|failure| matches!(failure, Failure::Backend(_))) {
+            self.failures.push(Failure::Backend(error));
+        }
+        self
+    }
+
+    /// Returns the reasons, with the leases as they are by now unless they were renewed.
+    pub(super) fn into_reasons(self) -> Vec<Failure<I, C>> {
+        let (mut failures, ago) = (self.failures, self.at.elapsed());
+        let holders = failures.iter_mut().filter_map(|failure| match failure {
+            Failure::Conflict(Conflict { reason: ConflictReason::Held { holders, .. }, .. }) => Some(holders),
+            _ => None,
+        });
+        for holder in holders.flatten() {
+            holder.remaining = holder.remaining.map(|remaining| remaining.saturating_sub(ago));
+        }
+        failures
     }
 }
 

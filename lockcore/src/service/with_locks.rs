@@ -107,7 +107,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
     }
 
     /// Does the same as [`with_held_locks`](Self::with_held_locks), but returns a loss beside the callback's value instead
-    /// of in its place.
+    /// of in its place: the outcome of the callback and of the locks, each by itself.
     ///
     /// ```
     /// use lockcore::LockingService;
@@ -139,7 +139,8 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         self.start(ids, move |core| callback(Held(core.clone())), |ended| ended)
     }
 
-    /// Does the same as [`with_locks`](Self::with_locks) for a callback that cannot fail, or whose `Result` is only a value.
+    /// Does the same as [`with_locks`](Self::with_locks) for a callback that cannot fail, or whose `Result` is only a value: any value
+    /// is a success.
     ///
     /// ```
     /// use lockcore::LockingService;
@@ -176,7 +177,8 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
     }
 
     /// Does the same as [`with_locks`](Self::with_locks) for application errors, such as `anyhow::Error`, a boxed error, or
-    /// your own enum: a [`LockError`] is converted into the callback's error type.
+    /// your own enum: a [`LockError`] is converted into the callback's error type. It waits as any other call does; `try` is about
+    /// the error, as in `Iterator::try_for_each`. Behind the calls that pass a [`Held`], [`LockingError::flatten`] does the same.
     ///
     /// ```
     /// use lockcore::LockingService;
@@ -210,10 +212,7 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Call<'a, I, C, D> {
         self.start(
             ids,
             move |_| callback(),
-            |ended| {
-                let result = ended.map_err(E::from)?.into_result();
-                result.map_err(|error| error.into_callback_error().unwrap_or_else(E::from))
-            },
+            |ended| ended.map_err(E::from)?.into_result().map_err(LockingError::flatten),
         )
     }
 

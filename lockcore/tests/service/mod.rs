@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod cancellation;
+mod leading;
 mod messages;
 #[cfg(feature = "metrics")]
 mod metrics;

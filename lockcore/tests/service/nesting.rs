@@ -56,6 +56,26 @@ async fn an_enclosing_lock_is_refused_at_once_and_stays() {
     assert!(dao.memory.is_empty());
 }
 
+/// What runs this process waits for its end, so that a wait for what it holds would have none.
+#[tokio::test(start_paused = true)]
+async fn what_runs_this_process_is_not_waited_for() {
+    for dao in [Rigged::new(), Rigged::without_queue()] {
+        let outside = dao.service();
+        let outer = outside.shared().lock(["a"]).await.unwrap();
+        let _other = outside.lock(["b"]).await.unwrap();
+        let locks = LockingService::builder(dao.clone()).enclosed_by([*outer.context()]).build().unwrap();
+        for wait in [Wait::never(), Wait::forever(), Wait::retries(3, |_: u32| SECOND)] {
+            let refused = locks.wait(wait).run_locked(["free", "a"], async || {}).await;
+            assert_self_deadlock(&refused, "a");
+        }
+        locks.shared().run_locked(["a"], async || {}).await.unwrap();
+        let other = locks.wait(Wait::up_to(SECOND)).run_locked(["b"], async || {}).await.unwrap_err();
+        assert!(other.is_contention(), "{other}");
+        outer.release().await.unwrap();
+        locks.run_locked(["a"], async || {}).await.unwrap();
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn joined_selected_and_unordered_calls_are_inside_too() {
     let locks = Rigged::new().service();

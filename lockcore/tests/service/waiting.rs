@@ -8,7 +8,8 @@ use std::{
 
 use futures_util::future::join_all;
 use lockcore::{
-    BackendErrorKind, ConflictReason, Failure, LockError, LockingError, Phase, TimedOut, Wait, blocking,
+    BackendErrorKind, ConflictReason, Failure, LockError, LockingError, LockingService, Phase, Severity,
+    TimedOut, Wait, blocking,
 };
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
@@ -51,7 +52,7 @@ async fn up_to_waits_no_longer_and_names_the_holder() {
     for dao in both_kinds() {
         let locks = dao.service();
         let holder = locks.owner("night shift").lock(["a"]).await.unwrap();
-        let (TimedOut { after, phase }, failures) =
+        let (TimedOut { after, phase, .. }, failures) =
             timed_out(locks.wait(Wait::up_to(5 * SECOND)).run_locked(["a"], async || {}).await);
         assert_eq!(phase, Phase::Waiting);
         assert!((5 * SECOND..6 * SECOND).contains(&after), "{after:?}");
@@ -123,12 +124,84 @@ async fn a_store_that_does_not_answer_is_not_contention() {
     }
 }
 
+/// What was in the way is known, and that the store has not answered since.
+fn assert_silent(result: Result<(), LockError<String, Uuid>>) {
+    let error = result.unwrap_err();
+    assert!(error.is_retryable() && !error.is_contention(), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("waiting for the store to answer") && text.ends_with("no answer in time"),
+        "{text}"
+    );
+    let (timed_out, failures) = timed_out(Err::<(), _>(error));
+    assert_eq!(timed_out.phase, Phase::Asking);
+    assert!(matches!(&failures[..], [Failure::Conflict(_), Failure::Backend(_)]), "{failures:?}");
+}
+
+/// A wait of 20 s for a lease of 30 s that is not renewed: when the wait is over, a third of the lease is left.
+#[tokio::test(start_paused = true)]
+async fn what_is_left_of_a_lease_is_told_as_of_the_end_of_the_wait() {
+    for dao in both_kinds() {
+        let locks = dao.service();
+        let _holder = locks.lock(["a"]).await.unwrap();
+        dao.always(Step::Renew, Fault::Hangs);
+        let waited = locks.wait(Wait::up_to(20 * SECOND)).run_locked(["a"], async || {}).await;
+        let (_, failures) = timed_out(waited);
+        let [Failure::Conflict(conflict)] = &failures[..] else { panic!("{failures:?}") };
+        let ConflictReason::Held { holders, .. } = &conflict.reason else { panic!("{conflict:?}") };
+        let left = holders[0].remaining.unwrap();
+        assert!((9 * SECOND..11 * SECOND).contains(&left), "{left:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_no_crash_is_outlasted_by_says_so() {
+    const HINT: &str =
+        "; a wait that is shorter than the lease of 30s does not outlast a holder that crashed";
+    for (dead_holders, wait, hints) in [(false, 20, true), (true, 20, false), (false, 40, false)] {
+        let dao = Rigged::with(0, |it| (it.shared_store, it.dead_holders) = (true, dead_holders));
+        let locks = dao.service();
+        let _holder = locks.lock(["a"]).await.unwrap();
+        let waited = locks.wait(Wait::up_to(wait * SECOND)).run_locked(["a"], async || {}).await;
+        let text = waited.unwrap_err().to_string();
+        assert_eq!(text.ends_with(HINT), hints, "{text}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_doctor_warns_of_a_wait_that_no_crash_is_outlasted_by() {
+    for (dead_holders, wait, expected) in [
+        (false, Wait::up_to(20 * SECOND), Some(Severity::Warning)),
+        (false, Wait::up_to(40 * SECOND), Some(Severity::Ok)),
+        (false, Wait::never(), Some(Severity::Ok)),
+        (true, Wait::up_to(20 * SECOND), None),
+    ] {
+        let dao = Rigged::with(0, |it| (it.shared_store, it.dead_holders) = (true, dead_holders));
+        let locks = LockingService::<String, Uuid, _>::builder(dao).wait(wait).build().unwrap();
+        let findings = locks.admin().doctor().await.unwrap();
+        let found = findings.into_iter().find(|finding| finding.check == "crashes");
+        assert_eq!(found.as_ref().map(|found| found.severity), expected, "{found:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_later_request_without_an_answer_leaves_what_was_known() {
     let dao = Rigged::without_queue();
     let locks = dao.service();
     let _holder = locks.lock(["a"]).await.unwrap();
     let mut call = Box::pin(locks.wait(Wait::up_to(5 * SECOND)).run_locked(["a"], async || {}));
+    assert!(poll_once(call.as_mut()).is_pending());
+    dao.always(Step::Acquire, Fault::Hangs);
+    assert_silent(call.await);
+}
+
+/// An answer that the end of the wait cut off says nothing of the store.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_had_no_time_to_answer_is_not_blamed() {
+    let dao = Rigged::without_queue();
+    let locks = dao.service();
+    let _holder = locks.lock(["a"]).await.unwrap();
+    let mut call = Box::pin(locks.wait(Wait::up_to(SECOND / 2)).run_locked(["a"], async || {}));
     assert!(poll_once(call.as_mut()).is_pending());
     dao.always(Step::Acquire, Fault::Hangs);
     let (timed_out, failures) = timed_out(call.await);
@@ -144,8 +217,7 @@ async fn giving_up_does_not_wait_for_a_store_that_hangs() {
     let _holder = locks.lock(["a"]).await.unwrap();
     dao.always(Step::Withdraw, Fault::Hangs);
     let call = locks.wait(Wait::up_to(5 * SECOND)).run_locked(["a"], async || {});
-    let result = tokio::time::timeout(10 * SECOND, call).await.expect("the call hangs");
-    assert_eq!(timed_out(result).0.phase, Phase::Waiting);
+    assert_silent(tokio::time::timeout(10 * SECOND, call).await.expect("the call hangs"));
 }
 
 #[tokio::test(start_paused = true)]

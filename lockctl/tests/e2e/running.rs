@@ -27,6 +27,7 @@ pub(crate) const TESTS: &[Test] = &[
     test!(locks_are_renewed_while_the_command_runs, Nothing),
     test!(locks_are_kept_though_lockctl_is_killed, Nothing),
     test!(locks_are_kept_after_a_short_command, Nothing),
+    test!(the_crontab_runs_once_however_late_a_host_is, Nothing),
     test!(a_command_that_cannot_be_started_leaves_nothing_locked, Nothing),
     test!(a_set_that_no_environment_has_room_for_is_refused_before_it_is_locked, File),
     test!(a_conflict_has_the_code_that_was_asked_for_and_prints_nothing, File),
@@ -335,6 +336,22 @@ fn locks_are_kept_though_lockctl_is_killed(store: &Store) {
     assert_eq!(store.holders("a"), 1);
     until_over(keep_for, "the time is over", || store.holders("a") == 0);
     assert!(began.elapsed() >= keep_for, "{:?}", began.elapsed());
+}
+
+/// The shipped line itself, by hosts that start one after the other has ended: as far apart as they can be.
+fn the_crontab_runs_once_however_late_a_host_is(store: &Store) {
+    let crontab = include_str!("../../examples/nightly.cron");
+    let lines: Vec<_> = crontab.lines().filter(|line| line.contains("lockctl run")).collect();
+    let [line] = lines[..] else { panic!("{crontab}") };
+    let (_when, job) = line.split_at(line.find("lockctl").expect("it has it"));
+    let job = job.replace("/usr/local/bin/report.sh", "sh -c 'echo ran >>report'");
+    for host in 1..=3 {
+        let mut cron = store.command("sh");
+        cron.args(["-c", &job]);
+        let ended = Ended::of(cron);
+        assert_eq!((ended.code, ended.stdout.as_str(), ended.stderr.as_str()), (0, "", ""), "host {host}");
+        assert_eq!(store.read("report"), "ran\n", "host {host}");
+    }
 }
 
 fn a_command_that_cannot_be_started_leaves_nothing_locked(store: &Store) {

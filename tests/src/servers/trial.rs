@@ -3,16 +3,17 @@
 
 use std::{
     collections::HashMap,
+    convert::Infallible,
     env,
     error::Error,
     future::Future,
-    iter,
+    io, iter,
     process::ExitCode,
     sync::{Arc, Condvar, Mutex, PoisonError},
 };
 
 use libtest_mimic::{Arguments, Completion, Failed};
-use lockcore::BackendError;
+use lockcore::{BackendError, LockingError, Uuid};
 
 use super::{Kind, Server, ServerError, Way, forget_shared};
 use crate::{
@@ -353,8 +354,15 @@ pub fn outcome(result: TestResult) -> Result<Completion, Failed> {
 fn may_pass(error: &(dyn Error + 'static)) -> bool {
     iter::successors(Some(error), |error| (*error).source()).any(|error| {
         error.downcast_ref().is_some_and(BackendError::is_retryable)
+            || error.downcast_ref().is_some_and(is_outage::<Infallible>)
+            || error.downcast_ref().is_some_and(is_outage::<io::Error>)
             || matches!(error.downcast_ref(), Some(ServerError::Failed { .. }))
     })
+}
+
+/// Whether a call was refused by a store that may answer later. Not by its source: the message has that already.
+fn is_outage<E>(error: &LockingError<String, Uuid, E>) -> bool {
+    matches!(error, LockingError::NotLocked { .. }) && error.is_retryable() && !error.is_contention()
 }
 
 /// Runs the tests as the arguments of this process say, repeats what was void, then removes the servers that this process

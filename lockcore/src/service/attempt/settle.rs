@@ -3,12 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    super::{hold::Hold, keep_for::KeepFor, lease::Lease, metrics::count, observe::Event},
+    super::{hold::Hold, keep_for::KeepFor, lease::Lease, metrics::count, observe::Event, waiting::Seen},
     Attempt,
 };
 use crate::{
-    BackendError, Conflict, ContextId, Failure, Grant, Granted, Ident, LockDao, LockError, LockingError,
-    Offer, Phase, TimedOut, Withdraw, Withdrawn,
+    BackendError, Capabilities, Conflict, ContextId, Failure, Grant, Granted, Ident, LockDao, LockError,
+    LockingError, Offer, Phase, TimedOut, Withdraw, Withdrawn,
     clock::{Moment, within},
 };
 
@@ -96,11 +96,14 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
     }
 
     /// The outcome of an attempt that ran out of time.
-    pub(crate) fn timed_out(&mut self, failures: Vec<Failure<I, C>>) -> LockError<I, C> {
+    pub(crate) fn timed_out(&mut self, seen: Seen<I, C>) -> LockError<I, C> {
+        let failures = seen.into_reasons();
         let is_outage = failures.iter().any(|failure| matches!(failure, Failure::Backend(_)));
         let phase = if is_outage { Phase::Asking } else { Phase::Waiting };
         let after = self.sent.as_ref().map(|sent| sent.first.elapsed()).unwrap_or_default();
-        self.not_locked(failures, Some(TimedOut { after, phase }))
+        let Capabilities { shared_store, dead_holders, .. } = self.service().capabilities;
+        let lease_outlasts = self.lease.filter(|lease| shared_store && !dead_holders && *lease > after);
+        self.not_locked(failures, Some(TimedOut { after, phase, lease_outlasts }))
     }
 
     pub(crate) fn not_locked(
@@ -113,35 +116,34 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
     }
 
     /// Leaves the queue, unless the set was granted by now: then it is held.
-    pub(crate) async fn give_up(
-        &mut self,
-        failures: Vec<Failure<I, C>>,
-    ) -> Result<Hold<'s, I, C, D>, LockError<I, C>> {
+    pub(crate) async fn give_up(&mut self, seen: Seen<I, C>) -> Result<Hold<'s, I, C, D>, LockError<I, C>> {
         if !self.in_doubt || self.starts_over() {
-            return Err(self.timed_out(failures));
+            return Err(self.timed_out(seen));
         }
-        match within(LAST_ANSWER, self.leave_queue()).await.flatten() {
-            Some(granted) => Ok(self.hold(granted)),
-            None => Err(self.timed_out(failures)),
+        match within(LAST_ANSWER, self.leave_queue()).await {
+            Some(Ok(Some(granted))) => Ok(self.hold(granted)),
+            Some(Ok(None)) => Err(self.timed_out(seen)),
+            Some(Err(error)) => Err(self.timed_out(seen.and_then_failed(error))),
+            None => Err(self.timed_out(seen.and_then_failed(BackendError::no_answer()))),
         }
     }
 
-    async fn leave_queue(&mut self) -> Option<Vec<Granted>> {
-        let answer = {
+    async fn leave_queue(&mut self) -> Result<Option<Vec<Granted>>, BackendError> {
+        let withdrawn = {
             let (service, request) = (self.service(), self.request());
-            service.dao_for(request.lease).ok()?.withdraw(request, Withdraw::KeepIfGranted).await
+            service.dao_for(request.lease)?.withdraw(request, Withdraw::KeepIfGranted).await?
         };
-        match answer {
-            Ok(Withdrawn::Left) => {
+        Ok(match withdrawn {
+            Withdrawn::Left => {
                 (self.queued, self.in_doubt) = (false, self.unsettled); // A1
                 None
             }
-            Ok(Withdrawn::Holds(granted)) if granted.len() == self.request().claims.len() => {
+            Withdrawn::Holds(granted) if granted.len() == self.request().claims.len() => {
                 self.confirm(&granted).await.then_some(granted)
             }
-            // Another number is a bug of the backend.
-            Ok(Withdrawn::Holds(_)) | Err(_) => None, // still in doubt
-        }
+            // Another number is a bug of the backend: it stays in doubt.
+            Withdrawn::Holds(_) => None,
+        })
     }
 
     /// Renews what was granted at an unknown time, before anything relies on it.
