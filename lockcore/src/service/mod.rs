@@ -20,6 +20,7 @@ mod lease;
 mod metrics;
 pub(crate) mod nesting;
 mod observe;
+pub(crate) mod once;
 mod open;
 pub(crate) mod run;
 mod settings;
@@ -40,6 +41,7 @@ pub use self::{
     held::Held,
     keeper::renew_all,
     observe::Event,
+    once::{Once, OnceCall, OnceGuard, Ran},
     run::Ended,
 };
 use self::{
