@@ -24,7 +24,7 @@ pub(crate) struct Fire {
     pub(crate) when: When,
 }
 
-/// What tells a fire from others of its job.
+/// The part of a fire that tells it from others of its job.
 #[derive(Clone, Debug)]
 pub(crate) enum When {
     /// Its name, and for how long it is kept if that is not the default.

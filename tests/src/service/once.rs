@@ -222,7 +222,7 @@ pub async fn a_waiting_host_runs_what_failed<B: Backend>(store: Store<B>) {
     {
         let first = async || one.locks.once(NAME, fire).lock().await.expect("the store answers").here();
         let guard = first().await.expect("it is the first");
-        let short = two.locks.wait(Wait::up_to(Duration::from_millis(50))).once(NAME, fire).run(never_runs);
+        let short = two.locks.wait(Wait::up_to(store.short())).once(NAME, fire).run(never_runs);
         assert!(matches!(short.await, Ok(Once::Running(by)) if by.owner.label() == "host-0"));
         let waits = async || {
             let call = two.locks.wait(wait.clone()).once(NAME, fire).lock();
