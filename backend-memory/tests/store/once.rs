@@ -25,7 +25,9 @@ type Locks = LockingService<String, Uuid, Store>;
 
 fn simulated() -> (Store, Locks) {
     let store = Store::default();
-    (store.clone(), LockingService::new(store))
+    // Without sweeps: days pass here.
+    let locks = LockingService::builder(store.clone()).sweep(None, 1).build().unwrap();
+    (store, locks)
 }
 
 fn nightly(locks: &Locks) -> OnceCall<'_, Uuid, Store> {

@@ -187,49 +187,45 @@ impl<'a, C: ContextId, D: LockDao<String, C>> OnceCall<'a, C, D> {
     ///
     /// # Panics
     /// If the job does, after the release.
-    pub fn run<F, Fut>(
+    pub async fn run<F, Fut>(
         self,
         job: F,
-    ) -> impl Future<Output = Result<Once<Ran<OkOf<Fut>>, C>, LockingError<String, C, ErrOf<Fut>>>>
-    + use<'a, C, D, F, Fut>
+    ) -> Result<Once<Ran<OkOf<Fut>>, C>, LockingError<String, C, ErrOf<Fut>>>
     where
         F: FnOnce() -> Fut,
         Fut: Future<Output: CallbackResult>,
     {
-        self.run_held(move |_| job())
+        self.run_held(move |_| job()).await
     }
 
     /// Does the same as [`run`](Self::run), and passes the job a handle to what is held: fences, losses.
     ///
     /// # Errors
     /// As [`run`](Self::run).
-    pub fn run_held<F, Fut>(
+    pub async fn run_held<F, Fut>(
         self,
         job: F,
-    ) -> impl Future<Output = Result<Once<Ran<OkOf<Fut>>, C>, LockingError<String, C, ErrOf<Fut>>>>
-    + use<'a, C, D, F, Fut>
+    ) -> Result<Once<Ran<OkOf<Fut>>, C>, LockingError<String, C, ErrOf<Fut>>>
     where
         F: FnOnce(Held<String, C>) -> Fut,
         Fut: Future<Output: CallbackResult>,
     {
-        async move {
-            let mut hold = match self.take(ServiceRef::Borrowed(self.call.service.inner())).await {
-                Ok(Once::Here(hold)) => hold,
-                Ok(Once::Running(by)) => return Ok(Once::Running(by)),
-                Ok(Once::RanBefore(by)) => return Ok(Once::RanBefore(by)),
-                Err(error) => return Err(error.widen()),
-            };
-            let end = {
-                let settings = self.call.effective();
-                let mut limits = CallbackLimits::new(settings.tell_when_lost, settings.max_hold);
-                let mut make = Some(|core: &_| job(Held(std::sync::Arc::clone(core))));
-                let mut future = pin!(None);
-                poll_fn(|cx| run::poll(&hold, &mut limits, &mut make, future.as_mut(), cx)).await
-            };
-            let end = end.map(CallbackResult::into_result);
-            let settled = self.settle(&mut hold, end.is_success()).await;
-            conclude(end, settled).map(Once::Here)
-        }
+        let mut hold = match self.take(ServiceRef::Borrowed(self.call.service.inner())).await {
+            Ok(Once::Here(hold)) => hold,
+            Ok(Once::Running(by)) => return Ok(Once::Running(by)),
+            Ok(Once::RanBefore(by)) => return Ok(Once::RanBefore(by)),
+            Err(error) => return Err(error.widen()),
+        };
+        let end = {
+            let settings = self.call.effective();
+            let mut limits = CallbackLimits::new(settings.tell_when_lost, settings.max_hold);
+            let mut make = Some(|core: &_| job(Held(std::sync::Arc::clone(core))));
+            let mut future = pin!(None);
+            poll_fn(|cx| run::poll(&hold, &mut limits, &mut make, future.as_mut(), cx)).await
+        };
+        let end = end.map(CallbackResult::into_result);
+        let settled = self.settle(&mut hold, end.is_success()).await;
+        conclude(end, settled).map(Once::Here)
     }
 
     /// Locks the fire and returns it as a guard, unless it runs or ran elsewhere; for control flow that does not fit into a callback.
@@ -239,17 +235,13 @@ impl<'a, C: ContextId, D: LockDao<String, C>> OnceCall<'a, C, D> {
     ///
     /// # Cancel safety
     /// As [`Call::lock`].
-    pub fn lock(
-        self,
-    ) -> impl Future<Output = Result<Once<OnceGuard<C, D>, C>, LockError<String, C>>> + use<'a, C, D> {
-        async move {
-            let service = ServiceRef::Owned(self.call.service.inner().clone());
-            Ok(match self.take(service).await? {
-                Once::Here(hold) => Once::Here(OnceGuard { guard: LockGuard::new(hold), keep: self.keep }),
-                Once::Running(by) => Once::Running(by),
-                Once::RanBefore(by) => Once::RanBefore(by),
-            })
-        }
+    pub async fn lock(self) -> Result<Once<OnceGuard<C, D>, C>, LockError<String, C>> {
+        let service = ServiceRef::Owned(self.call.service.inner().clone());
+        Ok(match self.take(service).await? {
+            Once::Here(hold) => Once::Here(OnceGuard { guard: LockGuard::new(hold), keep: self.keep }),
+            Once::Running(by) => Once::Running(by),
+            Once::RanBefore(by) => Once::RanBefore(by),
+        })
     }
 
     /// Locks the fire, for a caller that runs the job on its own thread, and then [settles](Self::settle) it.
