@@ -17,9 +17,9 @@ use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use crate::{
-    AnyLockDao, ContextId, FreshContext, Held, Ident, Ids, LockDao, LockError, LockingError, Owner, Wait,
-    background,
-    service::{self, Call as AsyncCall, nesting::Enclosing, run},
+    AnyLockDao, ContextId, FreshContext, Held, Ident, Ids, LockDao, LockError, LockingError, Once, Owner,
+    Ran, Wait, background,
+    service::{self, Call as AsyncCall, nesting::Enclosing, once, run},
 };
 
 /// [`LockingService`](crate::LockingService) for programs without an async runtime.
@@ -231,6 +231,65 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockingService<I, C, D> {
     /// Returns the service underneath.
     pub fn as_async(&self) -> &crate::LockingService<I, C, D> {
         &self.service
+    }
+}
+
+/// A job that is to run once among many hosts, as [`OnceCall`](crate::OnceCall).
+#[must_use = "it does nothing until it is given a job"]
+pub struct OnceCall<'a, C: ContextId = Uuid, D: LockDao<String, C> = AnyLockDao<String, C>>(
+    service::OnceCall<'a, C, D>,
+);
+
+impl<'a, C: ContextId, D: LockDao<String, C>> Call<'a, String, C, D> {
+    /// As [`Call::once`](crate::Call::once).
+    pub fn once(self, name: impl Into<String>, fire: impl Into<String>) -> OnceCall<'a, C, D> {
+        OnceCall(self.0.once(name, fire))
+    }
+
+    /// As [`Call::once_per`](crate::Call::once_per).
+    pub fn once_per(self, name: impl Into<String>, period: Duration) -> OnceCall<'a, C, D> {
+        OnceCall(self.0.once_per(name, period))
+    }
+}
+
+impl<C: ContextId, D: LockDao<String, C>> LockingService<String, C, D> {
+    /// [`Call::once`] with the service's defaults.
+    pub fn once(&self, name: impl Into<String>, fire: impl Into<String>) -> OnceCall<'_, C, D> {
+        self.call().once(name, fire)
+    }
+
+    /// [`Call::once_per`] with the service's defaults.
+    pub fn once_per(&self, name: impl Into<String>, period: Duration) -> OnceCall<'_, C, D> {
+        self.call().once_per(name, period)
+    }
+}
+
+impl<C: ContextId, D: LockDao<String, C>> OnceCall<'_, C, D> {
+    /// As [`OnceCall::keep`](crate::OnceCall::keep).
+    pub fn keep(self, keep: Duration) -> Self {
+        OnceCall(self.0.keep(keep))
+    }
+
+    /// Runs the job on this thread, unless it runs or ran elsewhere; as [`OnceCall::run`](crate::OnceCall::run).
+    ///
+    /// # Errors
+    /// As [`Call::with_locks`]; but that the job runs or ran elsewhere is no error.
+    ///
+    /// # Panics
+    /// If the job does, after the release.
+    pub fn run<T, E>(
+        self,
+        job: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Once<Ran<T>, C>, LockingError<String, C, E>> {
+        let mut hold = match wait_for(self.0.hold()).map_err(LockError::widen)? {
+            Once::Here(hold) => hold,
+            Once::Running(by) => return Ok(Once::Running(by)),
+            Once::RanBefore(by) => return Ok(Once::RanBefore(by)),
+        };
+        let end = run::call_sync(&hold, |_| job());
+        let succeeded = end.is_success();
+        let settled = wait_for(async move { self.0.settle(&mut hold, succeeded).await });
+        once::conclude(end, settled).map(Once::Here)
     }
 }
 

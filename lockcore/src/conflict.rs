@@ -1,6 +1,9 @@
 //! Conflicts, the reasons why a set was refused: per id, who is in the way.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
 
 use crate::{ContextId, Ident, Mode, Owner, StoredContext, Target, Uuid};
 
@@ -20,6 +23,16 @@ pub struct Holder<C> {
     pub fence: u64,
     /// The rest of its lease, unless it is renewed, when the store answered or the wait ended; `None` is for ever.
     pub remaining: Option<Duration>,
+}
+
+impl<C> Holder<C> {
+    /// Returns when it was granted the id, by the store's clock: the fence says so, which is the time in microseconds unless an earlier
+    /// one was higher. Where only an estimate of the store's clock is known it may be some seconds too late. `None` for a foreign holder
+    /// that has no fence.
+    pub fn since(&self) -> Option<SystemTime> {
+        let since = SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(self.fence));
+        since.filter(|_| self.fence > 0)
+    }
 }
 
 /// One id of a refused set that was in the way.

@@ -32,6 +32,7 @@
 //! | to | take |
 //! | --- | --- |
 //! | run something under locks | [`LockingService`]; [`Call`] has the options and shows [which call to take](Call#which-call-do-i-take) |
+//! | run a job on one of many hosts, once | [`LockingService::once`], [`LockingService::once_per`] |
 //! | do so without an async runtime | [`blocking::LockingService`] |
 //! | lock exclusively, shared, or a number of slots | [`Claim`] |
 //! | wait, in a queue or by retries | [`Wait`] |
@@ -127,7 +128,8 @@ pub use fence::{ExclusiveFence, FenceGuard, SharedFence, StaleFence};
 pub use grant::{Grant, Granted, Lock, LossReason, LostLock};
 pub use ident::{Ident, MAX_ID_BYTES, Target};
 pub use service::{
-    Admin, Builder, Call, CallbackResult, Ended, ErrOf, Event, Held, LockGuard, LockingService, OkOf,
+    Admin, Builder, Call, CallbackResult, Ended, ErrOf, Event, Held, LockGuard, LockingService, OkOf, Once,
+    OnceCall, OnceGuard, Ran,
 };
 pub use uuid::Uuid;
 pub use wait::{Backoff, Exponential, Interval, Wait};

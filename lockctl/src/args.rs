@@ -8,7 +8,10 @@ use lockcore::{Claim, Ident, Mode, Target};
 use lockcore_any::{Waiting, parse_duration, trimmed};
 use uuid::Uuid;
 
-use crate::exit::{self, Code, Failure};
+use crate::{
+    exit::{self, Code, Failure},
+    once::{Fire, When},
+};
 
 /// Locks for programs in any language: hold a set of ids while a command runs.
 #[derive(Parser, Debug)]
@@ -190,10 +193,11 @@ Examples:
   lockctl run --id nightly-report -- ./report.sh
   lockctl run --id s3://bag/1 --id s3://bag/2 --wait 5m -- ./ingest bag/1 bag/2
   lockctl run --slots export=3 --wait forever -- sh -c './export \"$HOME\"'
+  lockctl run --id nightly-report --once-per 24h -- ./report.sh
 
 The command's environment:
   LOCKCORE_CONTEXT  the context that holds the locks
-  LOCKCORE_FENCE    the fence, if there is one lock
+  LOCKCORE_FENCE    the fence, if there is one lock or --once
   LOCKCORE_FENCES   all fences as a JSON object, {\"ID\": FENCE, ...}; the global lock's key is \"\"
   LOCKCORE_PERMITS  the permit indexes of slots as a JSON object, {\"ID\": [INDEX, ...], ...}
   LOCKCORE_URL, LOCKCORE_NAMESPACE, LOCKCORE_CONFIG  what --url, --namespace and --config said, so that a lockctl inside the
@@ -243,12 +247,40 @@ pub(crate) struct Run {
     /// several hosts start. A CMD that cannot be started keeps nothing
     #[arg(long, value_parser = parse_duration, allow_hyphen_values = true, help_heading = "Locks", value_name = "DURATION")]
     pub(crate) keep_for: Option<Duration>,
+    /// Run CMD once for this fire among all hosts, such as 2026-11-29; --id is the name of the job. While it runs elsewhere, or once it
+    /// ran, CMD is not run: that is no failure (exit code 0), and said on a terminal and with --json only. If CMD fails or lockctl is
+    /// killed another host may run it. Name a fire by when it was scheduled, not by the time at which a host starts
+    #[arg(long, value_name = "FIRE", value_parser = name, help_heading = "Locks", conflicts_with_all = ["once_per", "keep_for"])]
+    once: Option<String>,
+    /// The same for a job that all hosts start each PERIOD, such as 24h, without a name for each fire: it may run again half a period
+    /// after it began. No host may be late by more
+    #[arg(long, value_name = "PERIOD", value_parser = parse_duration, help_heading = "Locks", conflicts_with = "keep_for")]
+    once_per: Option<Duration>,
+    /// How long a fire is known to have run, such as 7d [default: 2d]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, help_heading = "Locks", requires = "once")]
+    keep: Option<Duration>,
     /// Exit with this code, and print nothing, if others are in the way (else 120 or 124); 0 for a cron job that may be skipped
     #[arg(long, help_heading = "Locks", value_name = "CODE")]
     pub(crate) conflict_exit_code: Option<u8>,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "CMD", help_heading = "Arguments")]
     pub(crate) command: Vec<OsString>,
+}
+
+impl Run {
+    /// Returns the fire that the command is to be run for, if it is.
+    pub(crate) fn fire(&self) -> Result<Option<Fire>, Failure> {
+        let (option, when) = match (&self.once, self.once_per) {
+            (Some(fire), _) => ("--once", When::Named(fire.clone(), self.keep)),
+            (None, Some(period)) => ("--once-per", When::Each(period)),
+            (None, None) => return Ok(None),
+        };
+        let only = self.locking.only_id();
+        let name = only.ok_or_else(|| {
+            Failure::usage(format!("{option}: it needs one --id, the name of the job, and no other locks"))
+        })?;
+        Ok(Some(Fire { name: name.to_owned(), when }))
+    }
 }
 
 #[derive(Args, Debug)]
@@ -273,7 +305,8 @@ impl Elect {
         let Elect { id, value, lease, command } = self;
         let claims = Claims { id: vec![id], ..Claims::default() };
         let locking = Locking { claims, top: None, wait: Some(Waiting::Forever), lease };
-        (value, Run { locking, keep_for: None, conflict_exit_code: None, command })
+        let (keep_for, once, once_per, keep) = (None, None, None, None);
+        (value, Run { locking, keep_for, once, once_per, keep, conflict_exit_code: None, command })
     }
 }
 
@@ -335,6 +368,16 @@ impl Locking {
         }
         claims.extend(global.then(Claim::global));
         Ok(claims)
+    }
+
+    /// Returns the id, if that is all.
+    fn only_id(&self) -> Option<&str> {
+        let Claims { id, shared, slots, subtree, global } = &self.claims;
+        let others = !shared.is_empty() || !slots.is_empty() || !subtree.is_empty() || *global;
+        match &id[..] {
+            [only] if !others => Some(only),
+            _ => None,
+        }
     }
 }
 

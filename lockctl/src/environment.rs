@@ -7,8 +7,8 @@ use std::{
 };
 
 use lockcore::{
-    AnyLockDao, Claim, LockError, LockGuard, LockingError, LockingService, Mode, StoredContext, Target, Wait,
-    rules::InUse,
+    AnyLockDao, Claim, Held, LockError, LockGuard, LockingError, LockingService, Mode, StoredContext, Target,
+    Wait, rules::InUse,
 };
 use lockcore_any::{BackendUrl, ConnectError, WITHHELD, Waiting};
 use serde_json::{Map, Value, json};
@@ -57,11 +57,12 @@ pub(crate) fn check_room(claims: &[Claim<String>]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Puts what is held into the command's environment, and whether it stays locked after the command's end.
-pub(crate) fn describe(command: &mut Command, guard: &Guard, is_kept: bool) {
+/// Puts what is held into the command's environment, and whether any of it stays locked after the command's end. `fence` stands for all
+/// of it.
+pub(crate) fn describe(command: &mut Command, held: &Held<String, Uuid>, fence: Option<u64>, is_kept: bool) {
     let mut fences = Map::new();
     let mut permits = Map::new();
-    for lock in guard.locks() {
+    for lock in held.locks() {
         let id = lock.target.stored().into_owned();
         if !lock.granted.permits.is_empty() {
             permits.insert(id.clone(), json!(lock.granted.permits.as_slice()));
@@ -70,14 +71,14 @@ pub(crate) fn describe(command: &mut Command, guard: &Guard, is_kept: bool) {
     }
     let shortest = fences.keys().min_by_key(|id| id.len()).cloned();
     let kept_by = if is_kept { group::name_of_this() } else { None };
-    let own = Enclosing { context: *guard.context(), id: shortest, kept_by };
+    let own = Enclosing { context: *held.context(), id: shortest, kept_by };
     command
-        .env(CONTEXT, guard.context().to_string())
+        .env(CONTEXT, held.context().to_string())
         .env(ENCLOSING, written([own].into_iter().chain(enclosing())));
     // The variables of an enclosing lockctl are about its locks, not ours.
-    match guard.locks() {
-        [only] => command.env(FENCE, only.granted.fence.to_string()),
-        _ => command.env_remove(FENCE),
+    match fence {
+        Some(fence) => command.env(FENCE, fence.to_string()),
+        None => command.env_remove(FENCE),
     };
     match permits.is_empty() {
         true => command.env_remove(PERMITS),
@@ -146,12 +147,33 @@ async fn lock_inside(
         Err(LockingError::NotLocked { .. }) => {}
         settled => return settled,
     }
-    for claim in claims {
-        if wait.retry(begun, may_pass, || keeps_out(locks, enclosing, claim)).await? {
+    refuse(enclosing, locks, wait.left(begun), claims).await?;
+    call().lock(claims).await
+}
+
+/// Refuses a wait for what the enclosing commands hold.
+pub(crate) async fn refuse_enclosed(
+    locks: &LockingService,
+    wait: Waiting,
+    claims: &[Claim<String>],
+) -> Result<(), LockError<String, Uuid>> {
+    let enclosing = if wait == Waiting::Never { Vec::new() } else { enclosing() };
+    refuse(&enclosing, locks, wait, claims).await
+}
+
+async fn refuse(
+    enclosing: &[Enclosing],
+    locks: &LockingService,
+    wait: Waiting,
+    claims: &[Claim<String>],
+) -> Result<(), LockError<String, Uuid>> {
+    let begun = Instant::now();
+    for claim in claims.iter().filter(|_| !enclosing.is_empty()) {
+        if wait.retry(begun, LockError::is_retryable, || keeps_out(locks, enclosing, claim)).await? {
             return Err(LockingError::SelfDeadlock { target: claim.target.clone() });
         }
     }
-    call().lock(claims).await
+    Ok(())
 }
 
 /// An enclosing command.

@@ -10,6 +10,7 @@ mod environment;
 mod exit;
 mod group;
 mod lease;
+mod once;
 mod output;
 mod run;
 mod session;
@@ -70,13 +71,13 @@ fn main() -> ExitCode {
 async fn execute(cli: Cli, output: Output) -> Result<u8, Failure> {
     let Cli { mut global, command } = cli;
     match command {
-        Command::Run(args) => run::run(&global, args).await,
+        Command::Run(args) => run::run(&global, args, output).await,
         Command::Elect(args) => {
             let (value, run) = args.into_run();
             if global.owner.replace(value).is_some() {
                 return Err(Failure::usage("--owner: observers of an election see --value, leave it out"));
             }
-            run::run(&global, run).await
+            run::run(&global, run, output).await
         }
         Command::Leader { name } => admin::leader(&global, name, output).await,
         Command::Acquire(args) => acquire::acquire(&global, args, output).await,

@@ -2,7 +2,7 @@
 
 use std::{pin::pin, time::Duration};
 
-use lockcore::{Claim, Held, LockDao, LockError, LockingError, LockingService, LostLock};
+use lockcore::{Claim, Held, LockDao, LockError, LockingError, LockingService, LostLock, Once, OnceGuard};
 use lockcore_any::Waiting;
 use nix::sys::signal::Signal;
 use uuid::Uuid;
@@ -14,7 +14,8 @@ use crate::{
     environment::{self, Guard, describe},
     exit::{Code, Failure},
     lease::LeaseEnd,
-    output::say,
+    once::{Elsewhere, Fire, Job},
+    output::{Output, say},
     session::{self, GRACE},
     signals::{Signals, code_of},
     waiting,
@@ -31,28 +32,67 @@ const SWEEP_EVERY: Duration = Duration::from_secs(300);
 const LONGEST_RELEASE: Duration = Duration::from_secs(60);
 
 /// The outcome of waiting for the locks, which a signal may cut short.
-pub(crate) enum Locked {
+pub(crate) enum Locked<G = Guard> {
     /// The locks are held.
-    Held(LockingService, Guard),
+    Held(LockingService, G),
     /// A signal came first: nothing is held, and no place is kept.
     Interrupted(u8),
 }
 
+impl<G> Locked<G> {
+    fn map<H>(self, map: impl FnOnce(G) -> H) -> Locked<H> {
+        match self {
+            Locked::Held(locks, guard) => Locked::Held(locks, map(guard)),
+            Locked::Interrupted(code) => Locked::Interrupted(code),
+        }
+    }
+}
+
 /// Holds the locks while the command runs; gives the exit code.
-pub(crate) async fn run(global: &Global, args: Run) -> Result<u8, Failure> {
-    environment::check_room(&args.locking.claims()?)?;
+pub(crate) async fn run(global: &Global, args: Run, output: Output) -> Result<u8, Failure> {
+    let fire = args.fire()?;
+    environment::check_room(&fire.as_ref().map_or_else(|| args.locking.claims(), |fire| Ok(fire.claims()))?)?;
     let mut signals = listen()?;
-    let locked = lock(global, &args.locking, args.keep_for, std::process::id(), &mut signals).await;
-    let (locks, guard) = match (locked, args.conflict_exit_code) {
-        (Ok(Locked::Held(locks, guard)), _) => (locks, guard),
+    let locked = match &fire {
+        None => {
+            let locked = lock(global, &args.locking, args.keep_for, std::process::id(), &mut signals).await;
+            locked.map(|locked| locked.map(Job::Set))
+        }
+        Some(fire) => match lock_fire(global, &args.locking, fire, &mut signals).await {
+            Ok(Locked::Held(locks, Once::Here(guard))) => Ok(Locked::Held(locks, Job::Fire(guard))),
+            Ok(Locked::Held(locks, Once::Running(by))) => {
+                return elsewhere(&locks, fire, &args, output, &Elsewhere::Running(by)).await;
+            }
+            Ok(Locked::Held(locks, Once::RanBefore(by))) => {
+                return elsewhere(&locks, fire, &args, output, &Elsewhere::Ran(by)).await;
+            }
+            Ok(Locked::Interrupted(code)) => Ok(Locked::Interrupted(code)),
+            Err(failure) => Err(failure),
+        },
+    };
+    let (locks, job) = match (locked, args.conflict_exit_code) {
+        (Ok(Locked::Held(locks, job)), _) => (locks, job),
         (Ok(Locked::Interrupted(code)), _) => return Ok(code),
         (Err(Failure { code: Code::NotAcquired | Code::TimedOut, .. }), Some(code)) => return Ok(code),
         (Err(failure), _) => return Err(failure),
     };
-    let ended = Supervised::run(global, &locks, &guard, &args, &mut signals).await;
-    let lasts = guard.held().time_left().unwrap_or(GRACE).clamp(GRACE, LONGEST_RELEASE);
-    // A job that did not take place keeps no other host from it.
-    let released = if ended.is_ok() { guard.release().await } else { guard.release_now().await };
+    let ended = Supervised::run(global, &locks, &job, &args, &mut signals).await;
+    let lasts = job.held().time_left().unwrap_or(GRACE).clamp(GRACE, LONGEST_RELEASE);
+    let mut confirmed = true;
+    let released = match job {
+        Job::Set(guard) if ended.is_ok() => guard.release().await,
+        // A job that did not take place keeps no other host from it.
+        Job::Set(guard) => guard.release_now().await,
+        Job::Fire(guard) if matches!(ended, Ok(Ended { code: 0, lost: None })) => {
+            let kept = tokio::select! {
+                biased;
+                kept = guard.keep() => kept,
+                _ = signals.next() => Ok(false),
+            };
+            kept.map(|kept| confirmed = kept)
+        }
+        Job::Fire(guard) => guard.release().await,
+    };
     tokio::select! {
         biased;
         () = settle(&locks, lasts) => {}
@@ -69,8 +109,28 @@ pub(crate) async fn run(global: &Global, args: Run) -> Result<u8, Failure> {
             format!("CMD ended with {code}, but {}", lockcore::LockLost { lost }),
         )),
         (None, Err(other)) => Err(other.into()),
-        (None, Ok(())) => Ok(code),
+        (None, Ok(())) => {
+            if !confirmed {
+                say("CMD succeeded, but the store did not confirm that: another host may run it again");
+            }
+            Ok(code)
+        }
     }
+}
+
+/// Ends without having run the command, as that runs or ran elsewhere.
+async fn elsewhere(
+    locks: &LockingService,
+    fire: &Fire,
+    args: &Run,
+    output: Output,
+    by: &Elsewhere,
+) -> Result<u8, Failure> {
+    settle(locks, GRACE).await;
+    if let Some(code) = args.conflict_exit_code {
+        return Ok(code);
+    }
+    fire.elsewhere(output, by).map(|()| 0)
 }
 
 /// Starts to listen to signals.
@@ -88,17 +148,40 @@ pub(crate) async fn lock(
     pid: u32,
     signals: &mut Signals,
 ) -> Result<Locked, Failure> {
+    let claims = locking.claims()?;
+    let take = async |locks: &_, wait| lock_confirmed(locks, wait, &claims, keep_for).await;
+    lock_by(global, locking, pid, signals, &claims, take).await
+}
+
+/// Takes the locks of a fire, unless it runs or ran elsewhere, or a signal comes first.
+async fn lock_fire(
+    global: &Global,
+    locking: &Locking,
+    fire: &Fire,
+    signals: &mut Signals,
+) -> Result<Locked<Once<OnceGuard>>, Failure> {
+    let take = async |locks: &_, wait| fire.lock(locks, wait).await;
+    lock_by(global, locking, std::process::id(), signals, &fire.claims(), take).await
+}
+
+async fn lock_by<G>(
+    global: &Global,
+    locking: &Locking,
+    pid: u32,
+    signals: &mut Signals,
+    claims: &[Claim<String>],
+    take: impl AsyncFnOnce(&LockingService, Waiting) -> Result<G, LockError<String, Uuid>>,
+) -> Result<Locked<G>, Failure> {
     let (locks, wait) = tokio::select! {
         biased;
         signal = signals.next() => return Ok(Locked::Interrupted(code_of(signal))),
         locks = session::open(global, locking.wait, locking.lease, pid) => locks?,
     };
-    let claims = locking.claims()?;
     let locked = tokio::select! {
         biased;
         signal = signals.next() => Err(signal),
-        locked = lock_confirmed(&locks, wait, &claims, keep_for) => Ok(locked),
-        never = waiting::show(&locks, &claims) => match never {},
+        locked = take(&locks, wait) => Ok(locked),
+        never = waiting::show(&locks, claims) => match never {},
     };
     match locked {
         Ok(Ok(guard)) => Ok(Locked::Held(locks, guard)),
@@ -168,11 +251,11 @@ impl<'a> Supervised<'a> {
     async fn run(
         global: &Global,
         locks: &'a LockingService,
-        guard: &'a Guard,
+        job: &'a Job,
         args: &Run,
         signals: &mut Signals,
     ) -> Result<Ended, Failure> {
-        let held = guard.held();
+        let held = job.held();
         let mut supervised =
             Supervised { locks, held, lease: LeaseEnd::of(held), watchdog: Watchdog::start(held.context())? };
         // It has the time before it has the group: this process may be stopped in between.
@@ -182,7 +265,8 @@ impl<'a> Supervised<'a> {
         }
         let store = environment::store(global)?;
         let child = Child::start(&args.command, |command| {
-            describe(command, guard, args.keep_for.is_some());
+            let is_kept = args.keep_for.is_some() || matches!(job, Job::Fire(_));
+            describe(command, held, job.fence(), is_kept);
             command.envs(store);
         })?;
         supervised.watchdog.order(supervised.lease.order(Some(child.group())));

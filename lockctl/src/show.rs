@@ -3,11 +3,11 @@
 use std::time::{Duration, SystemTime};
 
 use comfy_table::{Table, presets};
-use lockcore::{ConflictReason, Failure, Finding, HeldBy, Inspection, Mode, Owner, Target};
+use lockcore::{ConflictReason, Failure, Finding, HeldBy, Holder, Inspection, Mode, Owner, Target};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use crate::text::{ago, harmless, people};
+use crate::text::{self, ago, harmless, people};
 
 type Seen = Inspection<String, Uuid>;
 
@@ -92,7 +92,7 @@ pub(crate) fn one(seen: &Seen, store: &str) -> String {
         for record in &seen.breaks {
             table.add_row([
                 harmless(&record.by),
-                humantime::format_rfc3339_seconds(record.at).to_string(),
+                text::time(record.at),
                 record.fence.to_string(),
                 if record.now { "at once" } else { "after its lease" }.to_owned(),
                 harmless(&record.context.to_string()),
@@ -154,6 +154,16 @@ pub(crate) fn json(seen: &Seen) -> Value {
     })
 }
 
+/// A holder that was in the way of a request as JSON.
+pub(crate) fn holder_in_the_way(holder: &Holder<Uuid>) -> Map<String, Value> {
+    let mut shown = mode(holder.mode, &[]);
+    shown.insert("context".to_owned(), holder.context.to_string().into());
+    insert_owner(&mut shown, &holder.owner);
+    shown.insert("fence".to_owned(), holder.fence.into());
+    shown.insert("remaining_ms".to_owned(), millis(holder.remaining));
+    shown
+}
+
 /// Returns the conflicts in the way of a request as JSON; `None` if they are not known.
 pub(crate) fn conflicts(failures: &[Failure]) -> Option<Value> {
     let conflict = |failure: &Failure| {
@@ -161,14 +171,7 @@ pub(crate) fn conflicts(failures: &[Failure]) -> Option<Value> {
         let mut shown = json!({ "id": id(&conflict.target) });
         match &conflict.reason {
             ConflictReason::Held { holders, count, in_use } => {
-                let holders = holders.iter().map(|holder| {
-                    let mut shown = mode(holder.mode, &[]);
-                    shown.insert("context".to_owned(), holder.context.to_string().into());
-                    insert_owner(&mut shown, &holder.owner);
-                    shown.insert("fence".to_owned(), holder.fence.into());
-                    shown.insert("remaining_ms".to_owned(), millis(holder.remaining));
-                    shown
-                });
+                let holders = holders.iter().map(holder_in_the_way);
                 shown["reason"] = "held".into();
                 shown["holders"] = holders.collect::<Vec<_>>().into();
                 shown["holder_count"] = (*count).into();
@@ -217,7 +220,7 @@ pub(crate) fn millis(duration: Option<Duration>) -> Value {
     duration.map_or(Value::Null, |duration| json!(duration.as_millis() as u64))
 }
 
-fn time(time: SystemTime) -> Value {
+pub(crate) fn time(time: SystemTime) -> Value {
     humantime::format_rfc3339_millis(time).to_string().into()
 }
 

@@ -17,6 +17,11 @@ pub(crate) fn ago(since: SystemTime) -> String {
     people(since.elapsed().unwrap_or_default())
 }
 
+/// Formats a time, to the second.
+pub(crate) fn time(time: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(time).to_string()
+}
+
 /// Returns a label that another program wrote with everything escaped that moves the cursor or changes the order of what is
 /// shown after it.
 pub(crate) fn harmless(label: &str) -> String {

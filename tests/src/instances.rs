@@ -180,6 +180,15 @@ pub const SEE_THE_STORE: &[&str] = &[
     "keep_for::no_renewal_has_to_succeed",
     "keep_for::what_was_waited_for_is_kept_from_the_start",
     "keep_for::a_longer_lease_is_cut_short",
+    // What lasts after its process: a part of a set, whose lease is longer than it was.
+    "once::one_of_three_hosts_runs_it",
+    "once::a_failed_job_is_run_by_the_next",
+    "once::a_crash_in_the_middle_costs_a_lease",
+    "once::what_ran_is_kept_for_its_time",
+    "once::a_store_that_comes_back_keeps_it",
+    "once::a_store_that_is_away_at_the_end_is_told",
+    "once::a_period_runs_it_once",
+    "once::clocks_that_differ_change_nothing",
     // Notifications arrive.
     "waiting::a_wait_ends_with_the_release",
     "waiting::waiting_calls_are_served_in_order",
@@ -239,6 +248,7 @@ pub const IN_REAL_TIME: &[&str] = &[
     "losing::a_late_callback_is_not_polled_again",
     "losing::a_stopped_holder_is_taken_over_and_does_nothing_more",
     "losing::plain_code_sees_the_loss",
+    "once::plain_code_runs_once",
     "releasing::a_resting_runtime_keeps_no_lock",
     "releasing::clean_up_works_without_a_runtime",
 ];
@@ -253,6 +263,7 @@ pub const LIVENESS: &[&str] = &[
     "keep_for",
     "keeping",
     "losing",
+    "once",
     "queue::a_confirmed_offer_lasts",
     "queue::a_place_is_kept_for_long",
     "queue::an_offer_found_by_asking_lasts",

@@ -24,6 +24,7 @@ pub const SERVICE: &[&str] = &[
     "losing",
     "guards",
     "keep_for",
+    "once",
     "election",
     "blocking",
     "requests",
@@ -396,6 +397,20 @@ macro_rules! for_each_check {
                 a_guard_that_is_left_is_renewed,
                 a_guard_is_like_any_holder,
                 a_grant_is_checked_elsewhere,
+            }
+            once {
+                one_of_three_hosts_runs_it,
+                a_failed_job_is_run_by_the_next,
+                a_crash_in_the_middle_costs_a_lease,
+                what_ran_is_kept_for_its_time,
+                a_store_that_comes_back_keeps_it,
+                a_store_that_is_away_at_the_end_is_told,
+                a_waiting_host_runs_what_failed,
+                a_period_runs_it_once,
+                clocks_that_differ_change_nothing,
+                a_lost_fire_is_reported,
+                fires_are_apart,
+                plain_code_runs_once,
             }
             keep_for {
                 a_release_before_that_leaves_it_locked,

@@ -4,6 +4,7 @@
 mod claims;
 mod kept;
 mod leases;
+mod once;
 mod queue;
 mod shown;
 mod stress;

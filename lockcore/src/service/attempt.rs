@@ -7,7 +7,7 @@ use super::{
     open::Ticket,
 };
 use crate::{
-    AcquireRequest, Acquired, AttemptId, BackendError, ContextId, Ident, LockDao, Withdraw,
+    AcquireRequest, Acquired, AttemptId, BackendError, Conflict, ContextId, Ident, LockDao, Withdraw,
     clock::{Moment, within},
 };
 
@@ -40,6 +40,7 @@ pub(crate) struct Attempt<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     /// Of the hold; that of the request is longer if the set is to be kept for longer.
     lease: Option<Duration>,
     keep_for: Option<Duration>,
+    once: bool,
     /// Measured where a lease or a limit needs it.
     sent: Option<Box<Sent>>,
     stopwatch: Stopwatch,
@@ -64,6 +65,12 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
 
     pub(crate) fn request(&self) -> &AcquireRequest<I, C> {
         self.request.as_ref().expect("taken only when the attempt ends")
+    }
+
+    /// Returns whether the fire of [`once`](super::Call::once) that was asked for has run: the id that is locked while it runs, the
+    /// second one, is in no way, and it would be waited for in vain.
+    pub(crate) fn has_run(&self, conflicts: &[Conflict<I, C>]) -> bool {
+        self.once && conflicts.iter().all(|conflict| conflict.target != self.request().claims[1].target)
     }
 
     /// Sends the request and waits for the answer.

@@ -27,6 +27,7 @@ use crate::{
 /// | plain code, and needs fences or looks for a loss | a `Result` | [`with_held_locks_sync`](Self::with_held_locks_sync) |
 /// | plain code that blocks for long | a `Result` | [`with_locks_blocking`](Self::with_locks_blocking) |
 /// | no callback: locked here, released there | | [`lock`](Self::lock) |
+/// | a job that is to run on one of many hosts | a `Result` | [`once`](Call::once), [`once_per`](Call::once_per) |
 ///
 /// Without an async runtime use [`blocking::LockingService`](crate::blocking::LockingService).
 #[must_use = "a call does nothing until it is given ids"]

@@ -1,6 +1,6 @@
 //! A held set as a value, for flows that no callback fits.
 
-use std::{fmt, ops::Deref};
+use std::{fmt, ops::Deref, time::Duration};
 
 use super::{held::Held, hold::Hold};
 use crate::{AnyLockDao, ContextId, Grant, Ident, LockDao, LockError, LockingError, Uuid};
@@ -55,6 +55,12 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> LockGuard<I, C, D> {
     pub async fn release_now(self) -> Result<(), LockError<I, C>> {
         self.hold.keep_no_longer();
         self.release().await
+    }
+
+    /// Keeps the first lock of the set, and releases the others; see [`Hold::keep_first`].
+    pub(crate) async fn keep_first(mut self, keep: Duration) -> Result<bool, LockError<I, C>> {
+        let kept = self.hold.keep_first(keep).await;
+        kept.map_err(|lost| LockingError::Lost { lost, callback: Some(Ok(())) })
     }
 
     /// Stops the renewal and leaves the set locked, without giving it up: until its lease ends or the grant is released

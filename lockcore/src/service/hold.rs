@@ -26,8 +26,8 @@ use super::{
     open::Ticket,
 };
 use crate::{
-    AcquireRequest, BackendError, ContextId, Grant, Ident, LockDao, LossReason, LostLock, Released,
-    background,
+    AcquireRequest, BackendError, ContextId, Grant, Ident, Lock, LockDao, LossReason, LostLock, Released,
+    Renewed, background,
     clock::{self, Moment},
     protocol::OFFER,
 };
@@ -243,6 +243,60 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         self.core.grant.clone()
     }
 
+    /// Has the first lock of the set last for `keep` from now on, releases the others, and returns whether the store confirmed that. It
+    /// is tried as renewals are, until the lease ends. Dropped before that it leaves all of it to its lease: what was asked for may
+    /// have been done.
+    ///
+    /// # Errors
+    /// What was lost before; the rest is released.
+    pub(crate) async fn keep_first(&mut self, keep: Duration) -> Result<bool, Vec<LostLock<I>>> {
+        let core = self.core.clone();
+        if !core.known_lost().is_empty() {
+            return Err(self.release().await);
+        }
+        let lease = core.lease.as_ref().expect("only what has a lease is kept");
+        self.rest = Rest::Left;
+        self.remove_renewal();
+        self.notify_released();
+        lease.renewing();
+        let (first, others) = core.grant.locks.split_at(1);
+        let part = |locks: &[Lock<I>], lease| Grant { locks: locks.to_vec(), lease, ..core.grant.clone() };
+        let keep = part(first, Some(keep.max(self.service.capabilities.min_lease)));
+        for failures in 1.. {
+            // Half of what is left, so that there is time for another try.
+            let limit = lease.renew_after().min(lease.left_to_run() / 2);
+            let last = async { self.service.dao_for(keep.lease)?.shorten(&keep).await };
+            let error = match clock::within(limit, last).await {
+                Some(Ok(Renewed { lost, .. })) if lost.is_empty() => break,
+                Some(Ok(Renewed { lost, .. })) => {
+                    let is_broken = lost.iter().any(|lock| lock.reason == LossReason::Broken);
+                    if lease.left().is_zero() && !is_broken {
+                        return Ok(false); // the lease ended before the store answered
+                    }
+                    lease.lose(&core.grant, &lost);
+                    let released = clock::within(patience(core.grant.lease), self.release()).await;
+                    return Err(released.unwrap_or_else(|| core.known_lost()));
+                }
+                Some(Err(error)) => Some(error),
+                None => None,
+            };
+            let failed = Event::RenewalFailed { grant: &core.grant, failures, error: error.as_ref() };
+            self.service.observe(|| failed);
+            if core.is_lost() {
+                return Ok(false);
+            }
+            clock::sleep(lease.pause_after_failure().min(lease.left_to_run())).await;
+        }
+        let others = part(others, core.grant.lease);
+        let release = async { self.service.dao_for(others.lease)?.release(&others).await };
+        let released = clock::within(patience(others.lease), release).await;
+        let is_done = matches!(released, Some(Ok(Released { failed, .. })) if failed.is_empty());
+        if let Some(ticket) = self.ticket.take_if(|_| !is_done) {
+            Cleanup::release(others, None, None).start((*self.service).clone(), ticket);
+        }
+        Ok(true)
+    }
+
     /// Nothing renews afterwards: the keeper, which looks at the lease anyway, sees to the release's patience instead.
     fn begin_release(&self) {
         self.notify_released();
@@ -414,7 +468,7 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Renewal<I, C, D> {
             failures,
             error: error.as_ref(),
         });
-        self.pause_after_failure()
+        self.lease().pause_after_failure()
     }
 
     /// A renewal succeeded: others may have failed before it.
@@ -423,11 +477,6 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Renewal<I, C, D> {
         if failures > 0 {
             observe::recovered(self.service.capabilities.backend, &self.core.grant, failures);
         }
-    }
-
-    /// Soon enough for some tries before the lease ends, spread so that many holders do not come at once.
-    fn pause_after_failure(&self) -> Duration {
-        (self.lease().length / 20).mul_f64(0.5 + fastrand::f64() / 2.0)
     }
 }
 

@@ -61,6 +61,12 @@ impl Lease {
         self.length / RENEWALS_PER_LEASE
     }
 
+    /// Returns the pause before a renewal that failed is tried again: soon enough for some tries before the lease ends, spread so that
+    /// many holders do not come at once.
+    pub(crate) fn pause_after_failure(&self) -> Duration {
+        (self.length / 20).mul_f64(0.5 + fastrand::f64() / 2.0)
+    }
+
     /// A lease for this many locks that lasts for `lasts` from `sent`, and for `length` at least from each renewal.
     pub(crate) fn new(
         length: Duration,

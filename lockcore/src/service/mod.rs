@@ -20,6 +20,7 @@ mod lease;
 mod metrics;
 pub(crate) mod nesting;
 mod observe;
+pub(crate) mod once;
 mod open;
 pub(crate) mod run;
 mod settings;
@@ -40,6 +41,7 @@ pub use self::{
     held::Held,
     keeper::renew_all,
     observe::Event,
+    once::{Once, OnceCall, OnceGuard, Ran},
     run::Ended,
 };
 use self::{
@@ -117,8 +119,8 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Builder<I, C, D> {
     /// Sets how the context of each call is created: a value that no call of any process has or had, or both calls hold the locks.
     /// See [`ContextId`]; one that another call of this service is using is refused ([`LockingError::ContextInUse`]).
     ///
-    /// A set that is [kept](Call::keep_for) is its context's until that time is over, though no call uses it any more: another call
-    /// with the same context would be granted the set as its own, and free it early.
+    /// A set that is [kept](Call::keep_for), or a fire that [ran](Call::once), is its context's until that time is over, though no call
+    /// uses it any more: another call with the same context would be granted the set as its own, and free it early.
     ///
     /// `make` runs on the thread of the call; on one made for that in a call of the [blocking service](crate::blocking) inside a
     /// runtime, without the caller's thread-locals.

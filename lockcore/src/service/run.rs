@@ -45,6 +45,23 @@ pub(crate) enum End<T> {
     Panicked(Box<dyn Any + Send>),
 }
 
+impl<T> End<T> {
+    pub(crate) fn map<U>(self, map: impl FnOnce(T) -> U) -> End<U> {
+        match self {
+            End::Done(value) => End::Done(map(value)),
+            End::Lost => End::Lost,
+            End::TooLong(max_hold) => End::TooLong(max_hold),
+            End::Panicked(panic) => End::Panicked(panic),
+        }
+    }
+}
+
+impl<T, E> End<Result<T, E>> {
+    pub(crate) fn is_success(&self) -> bool {
+        matches!(self, End::Done(Ok(_)))
+    }
+}
+
 /// The limits at which a callback is stopped, whatever happens to its locks.
 pub(crate) struct CallbackLimits {
     tell_when_lost: bool,

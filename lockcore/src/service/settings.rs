@@ -21,6 +21,8 @@ pub(crate) struct Settings<C> {
     pub(crate) nested: bool,
     pub(crate) detached: bool,
     pub(crate) context: Option<C>,
+    /// Set for a fire of [`once`](super::Call::once): it is waited for without a place in a queue, and only until it ran.
+    pub(crate) once: bool,
 }
 
 impl<C> Settings<C> {
@@ -36,6 +38,7 @@ impl<C> Settings<C> {
             nested: false,
             detached: false,
             context: None,
+            once: false,
         }
     }
 }
@@ -64,6 +67,17 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Inner<I, C, D> {
         if settings.max_hold.is_some_and(|max_hold| max_hold.is_zero()) {
             let expected = "it must be more than zero";
             return Err(BadRequest::OutOfBounds { field: "max_hold", value: "0s".to_owned(), expected });
+        }
+        if settings.once {
+            // The same again would be granted what is kept.
+            if let Some(context) = &settings.context {
+                let (value, expected) = (context.stored().into_owned(), "`once` needs a fresh one");
+                return Err(BadRequest::OutOfBounds { field: "context", value, expected });
+            }
+            if let Some(keep_for) = settings.keep_for {
+                let (value, expected) = (format!("{keep_for:?}"), "`once` has `keep` instead");
+                return Err(BadRequest::OutOfBounds { field: "keep_for", value, expected });
+            }
         }
         if let Some(keep_for) = settings.keep_for {
             let expected = match settings.lease {

@@ -61,9 +61,7 @@ pub(crate) async fn wait<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
     let is_waiting = !matches!(wait, Strategy::Never);
     let _waiting = is_waiting.then(|| Raised::by(1, WAITING, attempt.service().capabilities.backend));
     match wait {
-        Strategy::Queue { limit } if attempt.service().capabilities.fifo => {
-            in_queue(attempt, first, *limit).await
-        }
+        Strategy::Queue { limit } if attempt.request().queue => in_queue(attempt, first, *limit).await,
         // In boxes, as is all below that is seldom needed: thousands may wait in a queue at once.
         Strategy::Queue { limit } => Box::pin(by_looking(attempt, first, *limit)).await,
         Strategy::Retry { retries, backoff } => {
@@ -134,6 +132,9 @@ async fn by_looking<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
     for look in 0.. {
         let pause = match answer {
             Ok(Acquired::Granted(granted)) => return Ok(attempt.hold(granted)),
+            Ok(Acquired::Refused(conflicts)) if attempt.has_run(&conflicts) => {
+                return Err(attempt.refused(conflicts));
+            }
             Ok(Acquired::Refused(conflicts) | Acquired::Queued { conflicts, .. }) => {
                 let pause = BETWEEN_LOOKS.delay(look).min(soonest_end(&conflicts));
                 seen = Seen::now(conflicts.into_iter().map(Failure::Conflict));
@@ -180,7 +181,9 @@ async fn retry_without_queueing<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
         let over = retries.is_some_and(|retries| tried >= retries);
         match answer {
             Ok(Acquired::Granted(granted)) => return Ok(attempt.hold(granted)),
-            Ok(Acquired::Refused(conflicts) | Acquired::Queued { conflicts, .. }) if over => {
+            Ok(Acquired::Refused(conflicts) | Acquired::Queued { conflicts, .. })
+                if over || attempt.has_run(&conflicts) =>
+            {
                 return Err(attempt.refused(conflicts));
             }
             Err(unanswered) if over || !unanswered.is_retryable() => {

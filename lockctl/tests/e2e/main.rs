@@ -14,6 +14,7 @@ mod losing;
 mod migrating;
 mod mistakes;
 mod nesting;
+mod once;
 mod opening;
 mod running;
 mod signals;
@@ -30,7 +31,7 @@ use tokio::signal::unix::{self, SignalKind};
 
 use crate::stores::{Test, trials};
 
-const TESTS: [&[Test]; 18] = [
+const TESTS: [&[Test]; 19] = [
     administration::TESTS,
     aws::TESTS,
     configuring::TESTS,
@@ -42,6 +43,7 @@ const TESTS: [&[Test]; 18] = [
     migrating::TESTS,
     mistakes::TESTS,
     nesting::TESTS,
+    once::TESTS,
     opening::TESTS,
     running::TESTS,
     signals::TESTS,

@@ -125,8 +125,8 @@ impl Needs {
 }
 
 /// The modules whose tests are about what happens in time: leases that processes keep, and how soon others follow.
-const IN_TIME: [&str; 8] =
-    ["dying", "electing", "looking", "losing", "running", "signals", "tokens", "watchdog"];
+const IN_TIME: [&str; 9] =
+    ["dying", "electing", "looking", "losing", "once", "running", "signals", "tokens", "watchdog"];
 
 /// Where the quick run has the tests: the embedded default, and a server as the witness of all that are reached over a network.
 /// What a backend does is tested by the suite; the program is the same on all.

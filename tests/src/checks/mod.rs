@@ -22,5 +22,6 @@ pub mod waiting_sets;
 pub mod withdrawal;
 
 pub use crate::service::{
-    blocking, election, guards, keep_for, keeping, losing, nesting, outcomes, releasing, requests, waiting,
+    blocking, election, guards, keep_for, keeping, losing, nesting, once, outcomes, releasing, requests,
+    waiting,
 };

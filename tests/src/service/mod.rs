@@ -7,6 +7,7 @@ pub mod keep_for;
 pub mod keeping;
 pub mod losing;
 pub mod nesting;
+pub mod once;
 pub mod outcomes;
 pub mod releasing;
 pub mod requests;

@@ -34,7 +34,9 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             // With `keep_for` the set lasts for that time from the start, so that nothing has to succeed later.
             lease: settings.lease.map(|lease| lease.max(settings.keep_for.unwrap_or_default())),
             owner: settings.owner.clone(),
-            queue: matches!(settings.wait.0, Strategy::Queue { .. }) && service.capabilities.fifo,
+            queue: matches!(settings.wait.0, Strategy::Queue { .. })
+                && service.capabilities.fifo
+                && !settings.once,
             nested,
             // A set that stays locked after the release may outlive this process.
             detached: settings.detached || settings.keep_for.is_some(),
@@ -52,6 +54,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             max_hold: settings.max_hold,
             lease: settings.lease,
             keep_for: settings.keep_for,
+            once: settings.once,
             sent: None,
             stopwatch: Stopwatch::start(),
             span,
