@@ -15,6 +15,7 @@ mod migrating;
 mod mistakes;
 mod nesting;
 mod opening;
+mod recipes;
 mod running;
 mod signals;
 mod store;
@@ -30,7 +31,7 @@ use tokio::signal::unix::{self, SignalKind};
 
 use crate::stores::{Test, trials};
 
-const TESTS: [&[Test]; 18] = [
+const TESTS: [&[Test]; 19] = [
     administration::TESTS,
     aws::TESTS,
     configuring::TESTS,
@@ -43,6 +44,7 @@ const TESTS: [&[Test]; 18] = [
     mistakes::TESTS,
     nesting::TESTS,
     opening::TESTS,
+    recipes::TESTS,
     running::TESTS,
     signals::TESTS,
     terminal::TESTS,
