@@ -8,7 +8,8 @@ use lockcore_conformance::{
     servers::{self, Kind, Pooler, TestResult, Trial, trial},
 };
 use sqlx::{
-    AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection, Row, postgres::PgConnectOptions,
+    AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection, PgPool, Row,
+    postgres::PgConnectOptions,
 };
 use url::Url;
 use uuid::Uuid;
@@ -53,7 +54,12 @@ async fn one_of_many_instances_migrates() -> TestResult {
     };
     let instances = (0..INSTANCES).map(|_| start()).collect::<Result<Vec<_>, _>>()?;
     let seen = LockingService::new(lockcore_any::connect(data.as_str()).await?);
+    let watch = PgPool::connect(data.as_str()).await?;
     eventually("all but one wait", || async {
+        const MIGRATE: &str = "SELECT count(*) FROM pg_stat_activity
+            WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE 'CREATE TABLE account%'";
+        let migrate: i64 = sqlx::query_scalar(MIGRATE).fetch_one(&watch).await.ok()?;
+        assert!(migrate <= 1, "{migrate} migrate at once");
         let seen = seen.admin().inspect(&Target::Id("migrations/app".to_owned())).await.ok()?;
         (seen.holders.len() == 1 && seen.waiters.len() == INSTANCES - 1).then_some(())
     })
@@ -68,6 +74,7 @@ async fn one_of_many_instances_migrates() -> TestResult {
     assert_eq!(applied, [1, 2]);
     migrated.execute("UPDATE account SET fence = 1").await?;
     migrated.close().await?;
+    watch.close().await;
     drop((pooler, seen));
     sql.execute(AssertSqlSafe(format!("DROP DATABASE {database} WITH (FORCE)"))).await?;
     Ok(())
