@@ -68,7 +68,7 @@ rest() {
     step "DynamoDB in process"
     cargo test --manifest-path backend-dynamo/in_process/Cargo.toml --target-dir target --locked
     step "packages"
-    packages=(--workspace --exclude lockcore-benches --exclude archive-ingest)
+    packages=(--workspace --exclude lockcore-benches --exclude archive-ingest --exclude lockcore-recipes)
     # They are not published, and stand on one that is not.
     packages+=(--exclude lockcore-chaos --exclude lockcore-judge --exclude lockcore-simulation)
     cargo package "${packages[@]}" --locked --no-verify --allow-dirty --quiet

@@ -96,6 +96,20 @@ pub enum ConfigError {
 }
 
 /// The reason why there is no backend or no service.
+/// ```
+/// use lockcore_any::ConnectError;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// match lockcore_any::connect("postgers://localhost/app").await {
+///     Ok(_) => unreachable!(),
+///     Err(ConnectError::Config(error)) => println!("wrong in the configuration: {error}"),
+///     Err(ConnectError::Backend(error)) if error.is_retryable() => println!("not there yet: {error}"),
+///     Err(other) => println!("{other}"),
+/// }
+/// # assert!(matches!(lockcore_any::connect("postgers://localhost/app").await, Err(ConnectError::Config(_))));
+/// # }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {

@@ -1,4 +1,5 @@
-//! lockcore's backend chosen at run time: by a URL, a file, the environment, or code.
+//! Distributed locks in the store that a URL, a file, the environment or code names: add `lockcore` and `lockcore-any`, with a feature for
+//! each backend besides memory and SQLite: `redis`, `postgres`, `mysql`, `dynamodb`, `etcd`, `s3` or `share`.
 //!
 //! ```
 //! # async fn example() -> Result<(), lockcore_any::ConnectError> {

@@ -8,6 +8,17 @@ use lockcore::{ContextId, Ident, backend::StoreVersion};
 use crate::{error::StoreError, row::VERSION};
 
 /// Settings of a [`DynamoLockDao`](crate::DynamoLockDao), created by [`builder`](crate::DynamoLockDao::builder).
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+/// use lockcore::LockingService;
+/// use lockcore_dynamo::DynamoLockDao;
+///
+/// let dao = DynamoLockDao::<String>::builder().region("eu-central-1").table("locks").namespace("billing").open().await?;
+/// let locks = LockingService::new(dao);
+/// # Ok(())
+/// # }
+/// ```
 pub struct DynamoBuilder<I, C> {
     pub(crate) settings: Settings,
     types: PhantomData<fn() -> (I, C)>,

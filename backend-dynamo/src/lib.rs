@@ -1,4 +1,4 @@
-//! Locks in a DynamoDB table, for any number of programs and hosts.
+//! Distributed locks in a DynamoDB table: add `lockcore` and `lockcore-dynamo`, which has no features for users.
 //!
 //! ```no_run
 //! use lockcore::LockingService;

@@ -7,6 +7,24 @@ use lockcore::{BackendError, ContextId, Ident};
 use crate::{address::Address, error::setting};
 
 /// Settings of an [`EtcdLockDao`](crate::EtcdLockDao), created by [`builder`](crate::EtcdLockDao::builder).
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+/// use std::time::Duration;
+///
+/// use lockcore::LockingService;
+/// use lockcore_etcd::EtcdLockDao;
+///
+/// let dao = EtcdLockDao::<String>::builder()
+///     .url("etcd://a.internal,b.internal,c.internal/locks")
+///     .namespace("billing")
+///     .clock_difference(Duration::from_millis(500))
+///     .open()
+///     .await?;
+/// let locks = LockingService::new(dao);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct EtcdBuilder<I, C> {
     pub(crate) settings: Settings,

@@ -1,4 +1,5 @@
-//! Locks in etcd, over the gateway of its v3 interface: HTTP and JSON, on the port that clients use.
+//! Distributed locks in etcd: add `lockcore` and `lockcore-etcd`, which has no features for users. They go over the gateway of etcd's v3
+//! interface: HTTP and JSON, on the port that clients use.
 //!
 //! ```no_run
 //! use lockcore::LockingService;

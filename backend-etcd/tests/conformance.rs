@@ -10,8 +10,8 @@ use std::{
 
 use lockcore_conformance::{
     Backend,
-    cell::Adapter,
-    servers::{ANSWERS, Kind, Server, Trial, cell_checks, checks, shared},
+    cell::{self, Adapter},
+    servers::{self, ANSWERS, Kind, Server, Trial, cell_checks, checks, shared},
 };
 use lockcore_etcd::{EtcdBuilder, EtcdLockDao, Keys};
 use uuid::Uuid;
@@ -19,6 +19,14 @@ use uuid::Uuid;
 pub(crate) fn trials() -> impl Iterator<Item = Trial> {
     let cells = cell_checks("etcd", async || Ok(Shared(shared(Kind::Etcd).await?)));
     cells.chain(checks("etcd", async || Ok(Shared(shared(Kind::Etcd).await?))))
+}
+
+pub(crate) fn costs() -> Trial {
+    servers::trial(Kind::Etcd, "costs::a_pair_is_two_writes", async || {
+        cell::costs(cell::Cells::new(Shared(shared(Kind::Etcd).await?)).await).await;
+        Ok(())
+    })
+    .of_liveness()
 }
 
 /// The shortest lease of the tests. The time is known to a second: a lease that is to be renewed has to be longer.

@@ -14,5 +14,5 @@ use lockcore_conformance::servers;
 
 fn main() -> ExitCode {
     let own = [cluster::trials(), faults::trials(), login::trials(), several::trials()].into_iter().flatten();
-    servers::run(conformance::trials().chain(own))
+    servers::run(conformance::trials().chain(own).chain([conformance::costs()]))
 }

@@ -1,4 +1,5 @@
-//! lockcore's backend in memory: locks among the tasks and threads of one process.
+//! Locks among the tasks and threads of one process, and the store of unit tests: add `lockcore` and `lockcore-memory`, the latter among
+//! the `dev-dependencies` if only tests use it. It has no features.
 //!
 //! [`MemoryLockDao`] is a real backend, not a double: whole sets are taken atomically, exclusively,
 //! shared or by slots, with a lease or for ever; waiters are served in order, across sets that overlap,

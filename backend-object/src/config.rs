@@ -33,6 +33,26 @@ enum Location {
 }
 
 /// Settings of an [`ObjectLockDao`](crate::ObjectLockDao), created by [`builder`](crate::ObjectLockDao::builder).
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+/// # #[cfg(feature = "s3")] {
+/// use lockcore::LockingService;
+/// use lockcore_object::ObjectLockDao;
+///
+/// // A server that speaks the protocol of S3.
+/// let dao = ObjectLockDao::<String>::builder()
+///     .s3("archive")
+///     .prefix("locks")
+///     .endpoint("https://minio.internal")
+///     .option("region", "us-east-1")
+///     .open()
+///     .await?;
+/// let locks = LockingService::new(dao);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct ObjectBuilder<I, C> {
     pub(crate) settings: Settings,

@@ -1,5 +1,5 @@
-//! Locks in a bucket, for any number of programs and hosts: S3, Google Cloud Storage, Azure Blob Storage, and what speaks
-//! their protocols and has conditional writes.
+//! Distributed locks in a bucket: add `lockcore`, and `lockcore-object` with the feature of its kind: `s3`, the default, `gcs` or `azure`.
+//! They take S3, Google Cloud Storage, Azure Blob Storage, and what speaks their protocols and has conditional writes.
 //!
 //! ```no_run
 //! use lockcore::LockingService;

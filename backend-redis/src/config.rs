@@ -10,6 +10,24 @@ use crate::{
 };
 
 /// Settings of a [`RedisLockDao`](crate::RedisLockDao), created by [`builder`](crate::RedisLockDao::builder).
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+/// use std::time::Duration;
+///
+/// use lockcore::LockingService;
+/// use lockcore_redis::RedisLockDao;
+///
+/// let dao = RedisLockDao::<String>::builder()
+///     .url("redis://locks.internal/")
+///     .namespace("billing")
+///     .response_timeout(Duration::from_secs(2))
+///     .open()
+///     .await?;
+/// let locks = LockingService::new(dao);
+/// # Ok(())
+/// # }
+/// ```
 pub struct RedisBuilder<I, C> {
     pub(crate) settings: Settings,
     types: PhantomData<fn() -> (I, C)>,

@@ -1,4 +1,5 @@
-//! Locks in Redis: for any number of hosts, in one round trip a step, on one server, behind sentinels, or in a cluster.
+//! Distributed locks in Redis: add `lockcore` and `lockcore-redis`, with the features `tls`, `sentinel` and `cluster` as the server needs them.
+//! A set is one round trip a step, on one server, behind sentinels, or in a cluster.
 //!
 //! ```no_run
 //! use std::time::Duration;

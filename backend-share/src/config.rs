@@ -23,6 +23,17 @@ const OTHERS: AsciiSet = {
 const NAME: usize = 255;
 
 /// Settings of a [`ShareLockDao`](crate::ShareLockDao), created by [`builder`](crate::ShareLockDao::builder).
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+/// use lockcore::LockingService;
+/// use lockcore_share::ShareLockDao;
+///
+/// let dao = ShareLockDao::<String>::builder().folder("/mnt/team/locks").namespace("billing").open().await?;
+/// let locks = LockingService::new(dao);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct ShareBuilder<I, C> {
     pub(crate) settings: Settings,

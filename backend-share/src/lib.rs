@@ -1,4 +1,5 @@
-//! Locks in a folder that several hosts have mounted: NFS, SMB, sshfs, or a local disk.
+//! Distributed locks in a folder that several hosts have mounted, by NFS, SMB or sshfs, or on a local disk: add `lockcore` and
+//! `lockcore-share`, which has no features for users.
 //!
 //! ```no_run
 //! use lockcore::LockingService;

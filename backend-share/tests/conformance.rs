@@ -10,7 +10,7 @@ use std::{
 
 use lockcore_conformance::{
     Backend,
-    cell::Adapter,
+    cell::{self, Adapter},
     servers::{Trial, cell_checks, checks},
 };
 use lockcore_share::{Files, ShareBuilder, ShareLockDao};
@@ -19,6 +19,13 @@ use uuid::Uuid;
 
 pub(crate) fn trials() -> impl Iterator<Item = Trial> {
     cell_checks("share", async || Ok(Local)).chain(checks("share", async || Ok(Local)))
+}
+
+pub(crate) fn costs() -> Trial {
+    Trial::on_runtime("costs::a_pair_is_two_writes", async || {
+        cell::costs(cell::Cells::new(Local).await).await
+    })
+    .of_liveness()
 }
 
 /// The shortest lease of the tests. The time is known to a second: a lease that is to be renewed has to be longer.

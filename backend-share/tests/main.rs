@@ -8,5 +8,5 @@ use std::process::ExitCode;
 use lockcore_conformance::servers;
 
 fn main() -> ExitCode {
-    servers::run(conformance::trials().chain(sshfs::trials()))
+    servers::run(conformance::trials().chain(sshfs::trials()).chain([conformance::costs()]))
 }

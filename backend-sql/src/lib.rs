@@ -1,4 +1,18 @@
-//! lockcore's backends in SQL databases: one module and one cargo feature for each.
+//! Distributed locks in SQL databases: add `lockcore`, and `lockcore-sql` with the feature of the database. SQLite is the default; leave it
+//! out by `default-features = false`. A program whose store is configured adds `lockcore-any` instead.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! # #[cfg(feature = "sqlite")] {
+//! use lockcore::LockingService;
+//! use lockcore_sql::SqliteLockDao;
+//!
+//! let locks = LockingService::new(SqliteLockDao::<String>::open("/var/lib/app/locks.db").await?);
+//! let sum = locks.with_locks(["accounts/7"], async || -> std::io::Result<_> { Ok(40 + 2) }).await?;
+//! # }
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! | feature | module | what it is for |
 //! | --- | --- | --- |

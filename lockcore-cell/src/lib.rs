@@ -1,5 +1,6 @@
-//! The engine for every store with a compare-and-set: implement [`Cell`] - read, replace if unchanged, remove, list, time - and
-//! [`CellLockDao`] is a backend with all promises of [`LockDao`](lockcore::LockDao).
+//! Distributed locks in every store with a compare-and-set: for a store of your own add `lockcore` and `lockcore-cell`; for a bucket, etcd
+//! or a file share add their backends. Implement [`Cell`] - read, replace if unchanged, remove, list, time - and [`CellLockDao`] is a backend with all
+//! promises of [`LockDao`](lockcore::LockDao).
 //!
 //! # How it works
 //! - **One cell holds the table of a namespace**, `table`, in JSON. A step takes the table that is known from the step before, decides

@@ -120,6 +120,19 @@ impl BadRequest {
 }
 
 /// The kind of failure that a [`BackendError`] is.
+/// ```
+/// use lockcore::{BackendError, BackendErrorKind};
+///
+/// fn advice(error: &BackendError) -> &'static str {
+///     match error.kind() {
+///         BackendErrorKind::Denied => "grant the rights that the backend's page lists",
+///         BackendErrorKind::Misconfigured | BackendErrorKind::BadSetting => "the message names what to change",
+///         _ if error.is_retryable() => "try again",
+///         _ => "it needs a person",
+///     }
+/// }
+/// # assert_eq!(advice(&BackendError::new(BackendErrorKind::Unavailable, "no route to host")), "try again");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum BackendErrorKind {
@@ -310,6 +323,30 @@ pub struct TimedOut {
 /// The outcome of a call that did not end with the callback's value.
 ///
 /// `I` and `C` are the service's identifiers and contexts, `E` the callback's own error.
+///
+/// ```
+/// use lockcore::{ConflictReason, Failure, LockingError, LockingService};
+/// use lockcore_memory::MemoryLockDao;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// # let locks = LockingService::new(MemoryLockDao::<String>::new());
+/// # let _other = locks.lock(["report"]).await.unwrap();
+/// let written = locks.with_locks(["report"], async || std::fs::write("report", "42")).await;
+/// # assert!(matches!(&written, Err(LockingError::NotLocked { failures, .. }) if matches!(failures[..], [Failure::Conflict(_)])));
+/// match written {
+///     Ok(()) => println!("written"),
+///     Err(LockingError::NotLocked { failures, .. }) => match &failures[0] {
+///         Failure::Conflict(conflict) if matches!(conflict.reason, ConflictReason::Frozen) => println!("frozen"),
+///         Failure::Backend(error) => println!("no answer of the store: {error}"),
+///         conflict => println!("not now: {conflict}"),
+///     },
+///     Err(LockingError::Callback { error }) => println!("locked all the time, and not written: {error}"),
+///     Err(LockingError::Lost { lost, .. }) => println!("another holder may have been active: {lost:?}"),
+///     Err(other) => println!("nothing was done, or it took too long: {other}"),
+/// }
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum LockingError<I = String, C = Uuid, E = Infallible> {

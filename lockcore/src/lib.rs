@@ -1,4 +1,5 @@
-//! Distributed locks for stores that have none, such as S3, a file share or an API.
+//! Distributed locks for stores that have none, such as S3, a file share or an API: add `lockcore`, and `lockcore-any` with the feature of
+//! the store that has the locks: `redis`, `postgres`, `mysql`, `dynamodb`, `etcd`, `s3` or `share`; memory and SQLite need none.
 //!
 //! A [`LockingService`] locks a set of ids under one context, runs a callback, and releases the set in every case: success,
 //! error, panic, or a caller whose future is dropped. Its typed result says which it was. Where the locks are kept is up to a

@@ -1,4 +1,8 @@
-//! `lockctl`: lockcore's locks for programs in any language.
+//! Distributed locks on the command line, for programs in any language: `cargo install lockctl`, with `--features etcd,s3` for those two stores.
+//!
+//! ```text
+//! lockctl --url sqlite:/var/lib/app/locks.db run --id nightly-report -- ./report.sh
+//! ```
 
 mod acquire;
 mod admin;

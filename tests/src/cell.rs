@@ -7,6 +7,10 @@
 //!
 //! What they leave out: [`Cell::changed`] may end too often and may miss a change, so that nothing can be checked of it.
 
+mod costs;
+
+pub use costs::costs;
+
 use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;

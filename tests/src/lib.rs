@@ -1,4 +1,5 @@
-//! The checks that every backend of lockcore passes, ours or a third party's.
+//! The checks that every distributed lock backend of lockcore passes: for a backend of your own add it to the `dev-dependencies`, with the
+//! feature `cell` if that is an adapter of `lockcore-cell`.
 //!
 //! A backend says how to make a store in a namespace of its own, as a [`Backend`], and instantiates the
 //! suite with one macro (a complete example is `tests/third_party.rs` of `lockcore`):

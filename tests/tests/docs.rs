@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
+    env, fs,
     path::{Path, PathBuf},
 };
 
@@ -16,6 +16,7 @@ pub(crate) fn tests() -> Vec<Trial> {
         every_link_leads_somewhere,
         addresses_of_the_repository_name_files_that_exist,
         what_pages_include_exists,
+        pages_show_the_code_that_is_tested,
         the_summary_has_every_page,
     ]
 }
@@ -116,6 +117,34 @@ fn what_pages_include_exists() {
         }
     }
     assert!(included > 0);
+}
+
+/// A page names the file whose part between the marks it shows: as text, so that it can be read where nothing is included.
+fn pages_show_the_code_that_is_tested() {
+    const FROM: &str = "<!-- from ";
+    const BLOCK: &str = " -->\n```rust,ignore\n";
+    let mut shown = 0;
+    for page in pages() {
+        let text = fs::read_to_string(&page).expect("text");
+        let mut parts = text.split(FROM);
+        let mut current = parts.next().expect("one at least").to_owned();
+        for part in parts {
+            let (file, rest) = part.split_once(BLOCK).expect("a block of Rust follows");
+            let (_, rest) = rest.split_once("```\n").expect("the block ends");
+            let code =
+                fs::read_to_string(root().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+            let (_, code) = code.split_once("// ANCHOR: recipe\n").expect("its part begins");
+            let (code, _) = code.split_once("// ANCHOR_END: recipe\n").expect("its part ends");
+            current += &format!("{FROM}{file}{BLOCK}{code}```\n{rest}");
+            shown += 1;
+        }
+        if env::var_os("LOCKCORE_BLESS").is_some() {
+            fs::write(&page, current).expect("the page can be written");
+        } else {
+            assert_eq!(text, current, "run this test with LOCKCORE_BLESS=1 to rewrite {}", page.display());
+        }
+    }
+    assert!(shown > 2, "{shown} blocks");
 }
 
 fn the_summary_has_every_page() {

@@ -14,6 +14,17 @@ use crate::{
 };
 
 /// Settings of a [`MysqlLockDao`](super::MysqlLockDao), made by its `builder`.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+/// use lockcore::LockingService;
+/// use lockcore_sql::MysqlLockDao;
+///
+/// let dao = MysqlLockDao::<String>::builder().url("mysql://app@server/app").namespace("billing").open().await?;
+/// let locks = LockingService::new(dao);
+/// # Ok(())
+/// # }
+/// ```
 pub struct MysqlBuilder<I, C> {
     pub(super) server: Server,
     pub(super) settings: Settings,

@@ -29,6 +29,24 @@ pub enum Commit {
 
 /// Settings of a [`PostgresLockDao`](super::PostgresLockDao), made by its
 /// [`builder`](super::PostgresLockDao::builder).
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+/// use lockcore::LockingService;
+/// use lockcore_sql::PostgresLockDao;
+///
+/// // Behind a pooler of transactions, and past it to listen.
+/// let dao = PostgresLockDao::<String>::builder()
+///     .url("postgres://app@pooler:6432/app")
+///     .prepared(false)
+///     .listen_url("postgres://app@server/app")
+///     .namespace("billing")
+///     .open()
+///     .await?;
+/// let locks = LockingService::new(dao);
+/// # Ok(())
+/// # }
+/// ```
 pub struct PostgresBuilder<I, C> {
     server: Server,
     listen_url: Option<String>,

@@ -23,6 +23,23 @@ pub enum Synchronous {
 }
 
 /// Settings of a [`SqliteLockDao`](super::SqliteLockDao); made by [`builder`](super::SqliteLockDao::builder).
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+/// use std::time::Duration;
+///
+/// use lockcore::LockingService;
+/// use lockcore_sql::SqliteLockDao;
+///
+/// let dao = SqliteLockDao::<String>::builder()
+///     .path("/var/lib/app/locks.db")
+///     .busy_timeout(Duration::from_secs(5))
+///     .open()
+///     .await?;
+/// let locks = LockingService::new(dao);
+/// # Ok(())
+/// # }
+/// ```
 pub struct SqliteBuilder<I, C> {
     pub(super) settings: Settings,
     types: PhantomData<fn() -> (I, C)>,

@@ -16,6 +16,7 @@ mod mistakes;
 mod nesting;
 mod once;
 mod opening;
+mod recipes;
 mod running;
 mod signals;
 mod store;
@@ -45,6 +46,7 @@ const TESTS: [&[Test]; 19] = [
     nesting::TESTS,
     once::TESTS,
     opening::TESTS,
+    recipes::TESTS,
     running::TESTS,
     signals::TESTS,
     terminal::TESTS,

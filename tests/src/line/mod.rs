@@ -106,6 +106,7 @@ pub fn trials<R: Remote>(kind: Kind) -> Vec<Trial> {
             a_dropped_call_leaves_nothing_behind
             who_cannot_renew_is_stopped_before_the_next_one_holds
             with_locks_is_two_round_trips
+            renewals_and_waiting_cost_few_requests
             a_connection_that_ended_while_it_was_idle_costs_no_call
             what_ended_in_time_is_not_lost_by_a_slow_release;
         down:

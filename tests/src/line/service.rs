@@ -154,6 +154,50 @@ pub(super) async fn with_locks_is_two_round_trips<R: Remote>(kind: Kind) -> Test
     Ok(())
 }
 
+/// A renewal is one round trip, and calls that wait share their requests: figures for the book, which are printed.
+pub(super) async fn renewals_and_waiting_cost_few_requests<R: Remote>(kind: Kind) -> TestResult {
+    const WATCHED: Duration = Duration::from_secs(6);
+    let line = Line::<R>::new(kind).await?;
+    let dao = line.dao().await?;
+    let caller = line.store.caller().through(&dao).with_lease(LONG);
+    for count in [1, 10, 100] {
+        let ids: Vec<String> = (0..count).map(|number| format!("some/object/{number:03}")).collect();
+        let grant = caller.take(&ids).await;
+        let mut fewest = u64::MAX;
+        // A listener may send something in between.
+        for _ in 0..5 {
+            let before = line.proxy.counts().turns;
+            caller.keep(&grant).await;
+            fewest = fewest.min(line.proxy.counts().turns - before);
+        }
+        assert_eq!(fewest, 1, "{count} ids");
+        caller.free(&grant).await;
+    }
+    let holder = line.store.caller().with_lease(LONG);
+    let held = holder.take(["a"]).await;
+    for waiters in [1, 32] {
+        let dao = line.dao().await?;
+        let mut places = Vec::new();
+        for _ in 0..waiters {
+            places.push(line.store.caller().through(&dao).with_lease(LONG).queue(["a"]).await);
+        }
+        let (before, begun) = (line.proxy.counts().requests, Instant::now());
+        tokio::time::sleep(WATCHED).await;
+        let (sent, passed) = (line.proxy.counts().requests - before, begun.elapsed());
+        println!(
+            "{kind:?}, {waiters} wait for an hour: {:.0} requests",
+            sent as f64 / passed.as_secs_f64() * 3600.0
+        );
+        // Heartbeats, however many wait, and a look at the listener.
+        assert!(sent <= 5 * (passed.as_secs() + 1), "{sent} requests in {passed:?}");
+        for place in places {
+            place.leave().await;
+        }
+    }
+    holder.free(&held).await;
+    Ok(())
+}
+
 /// While a program asked for nothing, its connections ended without its notice: its next call succeeds all the same, also one
 /// that does not wait, and whether it listens or not.
 pub(super) async fn a_connection_that_ended_while_it_was_idle_costs_no_call<R: Remote>(

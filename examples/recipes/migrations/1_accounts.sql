@@ -1,0 +1,1 @@
+CREATE TABLE account (id BIGINT PRIMARY KEY, balance BIGINT NOT NULL);
