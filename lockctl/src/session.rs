@@ -77,6 +77,16 @@ pub(crate) async fn open_existing(global: &Global) -> Result<(LockingService, St
     Ok((service(global, config, dao, std::process::id())?, store))
 }
 
+/// Connects as [`open_existing`], but in another namespace than what is configured. Also gives the configuration.
+pub(crate) async fn open_existing_in(
+    global: &Global,
+    namespace: &str,
+) -> Result<(LockingService, Config), Failure> {
+    let config = Config { namespace: Some(namespace.to_owned()), ..config(global, None, None)? };
+    let dao = config.connect_existing().await.map_err(|error| at_store(error, &config))?;
+    Ok((service(global, config.clone(), dao, std::process::id())?, config))
+}
+
 /// Creates or migrates the schema of the store that is configured, whatever the configuration has programs do on connecting.
 pub(crate) async fn migrate(global: &Global) -> Result<(), Failure> {
     let config = config(global, None, None)?;
