@@ -240,9 +240,10 @@ The last line has kind, version and topology of the store and what was counted: 
 /// How to try a store.
 #[derive(Args, Debug)]
 pub(crate) struct Torture {
-    /// The store, instead of --url
+    /// The store, instead of --url; where several ways lead to one store, such as two mounts of a share, all of them: the processes
+    /// take turns
     #[arg(value_name = "URL")]
-    pub(crate) store: Option<String>,
+    pub(crate) stores: Vec<String>,
     /// How long, such as 2m
     #[arg(long = "for", value_parser = parse_duration, default_value = "2m", value_name = "DURATION")]
     pub(crate) time: Duration,

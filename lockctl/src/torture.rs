@@ -8,6 +8,7 @@ use std::{
     convert::Infallible,
     fs::{self, File},
     io::{self, BufRead, IsTerminal, Write},
+    iter::repeat,
     path::Path,
     pin::pin,
     time::{Duration, Instant},
@@ -74,7 +75,7 @@ const BATCH: usize = 1000;
 
 /// Tortures the store.
 pub(crate) async fn torture(mut global: Global, args: Torture, output: Output) -> Result<u8, Failure> {
-    if let Some(store) = &args.store
+    if let Some(store) = args.stores.first()
         && global.url.replace(store.clone()).is_some()
     {
         return Err(Failure::usage("--url: the store is given twice"));
@@ -269,8 +270,11 @@ impl Run<'_> {
     async fn run(&self, locks: &LockingService, crew: &Crew) -> Result<Ended, Failure> {
         let log = File::create(self.folder.path().join("workers.log")).map_err(|error| failed(&error))?;
         let work = async {
+            let log = &log;
+            let ways = self.args.stores.iter().map(Some).cycle().chain(repeat(None));
+            let workers = (1..=self.args.workers).zip(ways);
             let workers =
-                (1..=self.args.workers).map(|number| crew.work(number, self.plan, || self.worker(&log)));
+                workers.map(|(number, way)| crew.work(number, self.plan, move || self.worker(way, log)));
             let worked = try_join_all(workers).await;
             crew.end();
             worked.map(drop)
@@ -300,7 +304,7 @@ impl Run<'_> {
     }
 
     /// Makes what starts a process. A URL with a secret is in its environment, where no others read it.
-    fn worker(&self, log: &File) -> Command {
+    fn worker(&self, way: Option<&String>, log: &File) -> Command {
         // The link works also if the program was replaced since it was started.
         let own = Path::new("/proc/self/exe");
         let mut command = match own.exists() {
@@ -314,7 +318,7 @@ impl Run<'_> {
         if let Some(owner) = &self.global.owner {
             command.args(["--owner", owner]);
         }
-        if let Some(url) = &self.global.url {
+        if let Some(url) = way.or(self.global.url.as_ref()) {
             command.env("LOCKCORE_URL", url);
         }
         // Of the store's own stands on the command line.
@@ -511,4 +515,110 @@ fn rounded(number: u64) -> u64 {
 
 fn failed(error: &io::Error) -> Failure {
     Failure::other(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use lockcore::Severity;
+    use lockcore_judge::check::Rule;
+
+    use super::*;
+
+    fn found(check: &'static str, detail: &str) -> Finding {
+        Finding { severity: Severity::Ok, check, detail: detail.to_owned() }
+    }
+
+    #[test]
+    fn a_store_is_described_without_host_path_user_and_secret() {
+        let cluster = "redis+cluster://app:hunter2@10.1.2.3:7000,redis-7.4.example.com:7001";
+        let differs = "10.1.2.3:7000, redis-7.4.example.com:7001: 7.0.15, 6.2 or later is needed";
+        for (url, kind, findings, described_as) in [
+            (
+                cluster,
+                "redis",
+                vec![found("version", "7.2.4, 6.2 or later is needed")],
+                "redis 7.2.4 (cluster)",
+            ),
+            (cluster, "redis", vec![found("version", differs)], "redis 7.0.15 (cluster)"),
+            (
+                "postgres://app:hunter2@db.example.com/app?sslkey=/home/app/key",
+                "postgres",
+                vec![
+                    found("server version", "15.14 (Debian 15.14-0+deb12u1)"),
+                    found(
+                        "pooler",
+                        "a pooler hands out another connection for each transaction, and nothing is prepared",
+                    ),
+                ],
+                "postgres 15.14 (pooler)",
+            ),
+            (
+                "mysql://app:hunter2@db/app?routines=no",
+                "mysql",
+                vec![
+                    found("server", "MariaDB 10.11.14-MariaDB-0+deb12u2"),
+                    found("form", "by plain statements"),
+                ],
+                "mariadb 10.11.14 (statements)",
+            ),
+            (
+                "etcds://app:hunter2@a.example.com,b.example.com:1/app",
+                "etcd",
+                vec![found("etcd", "3.4.23")],
+                "etcd 3.4.23 (2 named members)",
+            ),
+            (
+                "s3://bucket/locks?access_key_id=a&secret_access_key=hunter2&endpoint=http://10.0.0.1:9000",
+                "s3",
+                vec![],
+                "s3 (another endpoint)",
+            ),
+            (
+                "share:/mnt/team",
+                "share",
+                vec![found("file system", "FUSE: of those only sshfs was tried")],
+                "share (FUSE)",
+            ),
+            (
+                "sqlite:/home/app/locks.db",
+                "sqlite",
+                vec![found("file", "/home/app/1.2/locks.db, local")],
+                "sqlite",
+            ),
+        ] {
+            assert_eq!(described(url, kind, &findings), described_as, "{url}");
+        }
+    }
+
+    #[test]
+    fn what_had_to_happen_in_time_is_judged_where_store_and_machine_kept_up() {
+        let report = |rules: &[Rule]| {
+            let violation = |rule: &Rule| Violation { rule: *rule, details: String::new() };
+            let violations = rules.iter().map(violation).collect();
+            let outcomes = [(Some(Outcome::Done), IDS + 1)].into();
+            Report { violations, outcomes, ..Report::default() }
+        };
+        let away = || Some("it is away".to_owned());
+        let of = |rules: &[Rule], failure, stood_still| {
+            let mut report = report(rules);
+            let verdict = Verdict::of(&mut report, failure, stood_still);
+            (verdict.word(), report.violations.len())
+        };
+        assert_eq!(of(&[], None, STOOD_STILL), ("kept", 0));
+        for rule in [Rule::Stuck, Rule::LeftLocked] {
+            assert_eq!(of(&[rule], None, STOOD_STILL / 2), ("broken", 1));
+            assert_eq!(of(&[rule], None, STOOD_STILL), ("not_judged", 0));
+            assert_eq!(of(&[rule], away(), Duration::ZERO), ("not_judged", 0));
+        }
+        for rule in [Rule::Exclusion, Rule::FenceBack, Rule::Write] {
+            assert_eq!(of(&[rule, Rule::Stuck], away(), STOOD_STILL), ("broken", 1));
+        }
+        let mut nothing = Report { outcomes: [(Some(Outcome::Done), IDS)].into(), ..Report::default() };
+        assert_eq!(Verdict::of(&mut nothing, None, Duration::ZERO).word(), "not_judged");
+    }
+
+    #[test]
+    fn requests_are_rounded_up_to_two_digits() {
+        assert_eq!([0, 7, 99, 101, 12_345].map(rounded), [0, 7, 99, 110, 13_000]);
+    }
 }

@@ -20,6 +20,7 @@ mod signals;
 mod store;
 mod terminal;
 mod tokens;
+mod torturing;
 mod versions;
 mod watchdog;
 
@@ -30,7 +31,7 @@ use tokio::signal::unix::{self, SignalKind};
 
 use crate::stores::{Test, trials};
 
-const TESTS: [&[Test]; 18] = [
+const TESTS: [&[Test]; 19] = [
     administration::TESTS,
     aws::TESTS,
     configuring::TESTS,
@@ -47,6 +48,7 @@ const TESTS: [&[Test]; 18] = [
     signals::TESTS,
     terminal::TESTS,
     tokens::TESTS,
+    torturing::TESTS,
     versions::TESTS,
     watchdog::TESTS,
 ];
