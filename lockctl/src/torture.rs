@@ -70,7 +70,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// From this on nothing is said of what had to happen in time. The last process of a run waits longer than it has to by twice of that.
 const STOOD_STILL: Duration = Duration::from_secs(5);
 
-/// How many entries are swept in one step.
+/// The number of entries that are swept in one step.
 const BATCH: usize = 1000;
 
 /// Tortures the store.
@@ -105,7 +105,7 @@ pub(crate) async fn torture(mut global: Global, args: Torture, output: Output) -
         "torture: {store}\n\
          {} processes of {TASKS} tasks lock random sets of {IDS} ids {until}, with leases of {}, in this namespace, which is made for \
          it;\nthey are killed, stopped and paused: nothing else on this host and in the store is touched\n\
-         the store gets at most about {} requests; at the end all is released and swept\n\
+         the store gets at most about {} requests; at the end all is released, and what can be swept is\n\
          what stays: {left}",
         args.workers,
         people(lease),
@@ -175,7 +175,7 @@ pub(crate) async fn torture(mut global: Global, args: Torture, output: Output) -
         times("stop"),
         report.violations.len()
     );
-    // What was not judged, or not meant, is of no use to others.
+    // A run that was not judged, or that cheated, is of no use to others.
     let line = (args.cheat.is_none() && !matches!(verdict, Verdict::NotJudged(..))).then_some(line);
     let human = || {
         let mut text = format!("{report}\nseed: {}", plan.seed);
@@ -257,11 +257,11 @@ struct Run<'a> {
     plan: &'a Plan,
 }
 
-/// What came of the work, beside the histories.
+/// The end of the work, beside the histories.
 struct Ended {
     /// Why the store failed at the end.
     failure: Option<String>,
-    /// What could not be cleaned.
+    /// The reason why the namespace is not clean.
     not_clean: Option<String>,
 }
 
@@ -355,9 +355,10 @@ impl Run<'_> {
     }
 }
 
-/// Sweeps the namespace, of which nothing is held any more, and sees that nothing is listed.
+/// Sweeps the namespace, of which nothing is held any more, where the store does not do that by itself, and sees that nothing is listed.
 async fn clean(locks: &LockingService) -> Result<(), Failure> {
-    while locks.admin().sweep(BATCH).await?.more {}
+    let sweeps = locks.dao().capabilities().sweeping;
+    while sweeps && locks.admin().sweep(BATCH).await?.more {}
     match admin::all(locks).await?.len() {
         0 => Ok(()),
         ids => Err(Failure::other(format!("{ids} ids are listed, which a later sweep removes"))),
@@ -383,7 +384,7 @@ impl Still {
     }
 }
 
-/// What is said of the store.
+/// The judgement of the store.
 #[derive(PartialEq, Debug)]
 enum Verdict {
     /// No promise was broken.
