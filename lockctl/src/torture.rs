@@ -89,12 +89,13 @@ pub(crate) async fn torture(mut global: Global, args: Torture, output: Output) -
     let capabilities = locks.dao().capabilities();
     let lease = capabilities.min_lease.max(SHORTEST_LEASE);
     let findings = locks.admin().doctor().await?;
-    let about = {
-        let begun = Instant::now();
-        locks.admin().list(&Page::default()).await?;
-        let at_once = args.workers * TASKS;
-        let in_time = at_once as f64 * args.time.as_secs_f64() / begun.elapsed().as_secs_f64();
-        args.operations.map_or(in_time as u64, |operations| operations * REQUESTS)
+    let operations = match args.operations {
+        Some(operations) => operations,
+        None => {
+            let begun = Instant::now();
+            locks.admin().list(&Page::default()).await?;
+            most_operations(args.workers * TASKS, args.time, begun.elapsed(), lease)
+        }
     };
     let until = match args.operations {
         Some(operations) => format!("in {operations} operations"),
@@ -109,7 +110,7 @@ pub(crate) async fn torture(mut global: Global, args: Torture, output: Output) -
          what stays: {left}",
         args.workers,
         people(lease),
-        rounded(about),
+        rounded(operations * REQUESTS),
     );
     confirm(&announced, args.yes)?;
 
@@ -508,7 +509,15 @@ fn left(kind: &str, findings: &[Finding], namespace: &str) -> String {
     }
 }
 
-/// Rounds to two digits.
+/// Returns how many operations there may be in a time, if a request takes so long.
+fn most_operations(tasks: u64, time: Duration, request: Duration, lease: Duration) -> u64 {
+    // A set has two ids on average, so that others wait for it; and some holders pause, for three quarters of a lease on average.
+    let at_once = tasks.min(IDS / 2);
+    let each = request * 2 + lease.mul_f64(0.75 / f64::from(PAUSED));
+    (at_once as f64 * time.as_secs_f64() / each.as_secs_f64()) as u64
+}
+
+/// Rounds up to two digits.
 fn rounded(number: u64) -> u64 {
     let unit = 10u64.pow(number.checked_ilog10().unwrap_or(0).saturating_sub(1));
     number.div_ceil(unit) * unit

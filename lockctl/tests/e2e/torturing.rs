@@ -60,6 +60,12 @@ fn assert_nothing_is_left(store: &Store, verdict: &Value) {
         store.lockctl(&["--namespace", verdict["namespace"].as_str().expect("a name"), "ls", "--json"]);
     list.env_remove("LOCKCORE_NAMESPACE");
     assert_eq!(Ended::of(list).stdout, "[]\n");
+    if store.url() == "sqlite:locks.db" {
+        let database = rusqlite::Connection::open(store.path("locks.db")).expect("the store");
+        let rows = "SELECT (SELECT count(*) FROM lockcore_claims) + (SELECT count(*) FROM lockcore_sessions)";
+        let rows: i64 = database.query_row(rows, [], |row| row.get(0)).expect("a number");
+        assert_eq!(rows, 0, "of killed processes, too");
+    }
 }
 
 fn a_store_that_keeps_its_promises_passes_and_nothing_is_left(store: &Store) {
