@@ -541,7 +541,7 @@ mod tests {
     #[test]
     fn a_store_is_described_without_host_path_user_and_secret() {
         let cluster = "redis+cluster://app:hunter2@10.1.2.3:7000,redis-7.4.example.com:7001";
-        let differs = "10.1.2.3:7000, redis-7.4.example.com:7001: 7.0.15, 6.2 or later is needed";
+        let differs = "10.1.2.3, 7.4-db.example.com:7001: 7.0.15, 6.2 or later is needed";
         for (url, kind, findings, described_as) in [
             (
                 cluster,
