@@ -484,20 +484,26 @@ fn version(text: &str) -> Option<&str> {
 /// Names what no sweep removes.
 fn left(kind: &str, findings: &[Finding], namespace: &str) -> String {
     let by_statements = findings.iter().any(|finding| finding.check == "form");
+    let until_swept =
+        |time| format!("until `lockctl --namespace {namespace} sweep`, {time} later at the earliest, also");
     match kind {
         "postgres" | "mysql" if by_statements => {
             format!("rows of lockcore_cell and lockcore_form with ns = '{namespace}', which may be deleted")
         }
         "postgres" => format!(
-            "a row of lockcore_namespace and of lockcore_form for {namespace}; withdrawn requests until a later sweep"
+            "a row of lockcore_namespace and one of lockcore_form; {} {IDS} rows of lockcore_lock, and of lockcore_tombstone one for \
+             each call that was dropped",
+            until_swept("a minute")
         ),
         "mysql" => format!(
-            "a row of lockcore_namespaces and of lockcore_form for {namespace}; for an hour {IDS} rows of lockcore_ids, which \
-             `lockctl --namespace {namespace} sweep` removes then"
+            "a row of lockcore_namespaces and one of lockcore_form; {} {IDS} rows of lockcore_ids, and of lockcore_tombstones one for \
+             each call that was dropped",
+            until_swept("an hour")
         ),
-        "sqlite" => {
-            format!("a row of lockcore_namespaces for {namespace}; withdrawn requests until a later sweep")
-        }
+        "sqlite" => format!(
+            "a row of lockcore_namespaces; {} of lockcore_withdrawn one for each call that was dropped",
+            until_swept("a minute")
+        ),
         "redis" => format!("the key {{{namespace}}}/f, the counter of fences, for a day"),
         "dynamodb" => {
             format!("items of {IDS} ids of {namespace}, until the table's time to live removes them")
