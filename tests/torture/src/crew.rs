@@ -89,7 +89,7 @@ impl Crew {
                 let _ = orders.write_all(order.as_bytes()).await;
             }
             if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
-                self.begun(&name, Running { pid: Pid::from_raw(pid), orders: orders });
+                self.begun(&name, Running { pid: Pid::from_raw(pid), orders });
             }
             let status = child.wait().await;
             self.running().remove(&name);
