@@ -2,7 +2,10 @@
 
 use std::{fs, time::Duration};
 
-use nix::sys::signal::Signal;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::Value;
 
 use crate::{
@@ -34,15 +37,15 @@ fn verdict(ended: &Ended) -> Value {
     serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{} {}", ended.stdout, ended.stderr))
 }
 
-/// The command lines of the processes that work in the folder of the test.
-fn workers(store: &Store) -> Vec<String> {
+/// The pids and command lines of the processes that work in the folder of the test.
+fn workers(store: &Store) -> Vec<(String, String)> {
     let folder = store.path("").canonicalize().expect("it is there");
     let processes = fs::read_dir("/proc").expect("Linux").flatten().map(|process| process.path());
     let ours = processes.filter(|process| fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd == folder));
     let lines = ours.filter_map(|process| {
         let line = fs::read_to_string(process.join("cmdline")).ok()?;
         let pid = process.file_name()?.to_str()?.to_owned();
-        (line.contains("torture-worker") && is_alive(&pid)).then_some(line)
+        (line.contains("torture-worker") && is_alive(&pid)).then_some((pid, line))
     });
     lines.collect()
 }
@@ -54,7 +57,7 @@ fn histories(store: &Store) -> Vec<fs::DirEntry> {
 }
 
 fn assert_nothing_is_left(store: &Store, verdict: &Value) {
-    assert_eq!(workers(store), [""; 0]);
+    assert_eq!(workers(store), []);
     assert_eq!(verdict["not_cleaned"], Value::Null);
     let mut list =
         store.lockctl(&["--namespace", verdict["namespace"].as_str().expect("a name"), "ls", "--json"]);
@@ -133,11 +136,16 @@ fn an_interrupt_ends_all_processes_and_what_was_done_is_judged(store: &Store) {
         files.map(worked).sum::<usize>() > 30
     };
     until("the processes lock", || histories(store).iter().any(has_locked));
-    let lines = workers(store);
+    let all = workers(store);
     assert!(
-        lines.iter().all(|line| !line.contains(store.url())),
-        "its secrets are for no other user: {lines:?}"
+        all.iter().all(|(_, line)| !line.contains(store.url())),
+        "its secrets are for no other user: {all:?}"
     );
+    // A stopped process has to go on, or it cannot end.
+    for (pid, _) in all {
+        // It may have been killed by now.
+        let _ = kill(Pid::from_raw(pid.parse().expect("a number")), Signal::SIGSTOP);
+    }
     running.signal(Signal::SIGINT);
     let ended = running.end_within(LONG);
     assert_eq!(ended.code, 130, "{} {}", ended.stdout, ended.stderr);
