@@ -169,7 +169,7 @@ pub(crate) async fn torture(mut global: Global, args: Torture, output: Output) -
     let url = config.url.as_ref().map_or("", |url| url.expose());
     let line = format!(
         "torture: {} lockcore {} operations={} kills={} stops={} violations={}",
-        described(url, capabilities.backend, &findings),
+        described(url, args.stores.len(), capabilities.backend, &findings),
         env!("CARGO_PKG_VERSION"),
         report.operations,
         times("kill"),
@@ -433,7 +433,7 @@ impl Verdict {
 }
 
 /// Describes a store for others by its kind, version and topology: by numbers, and by words that stand here or in a backend.
-fn described(url: &str, kind: &str, findings: &[Finding]) -> String {
+fn described(url: &str, ways: usize, kind: &str, findings: &[Finding]) -> String {
     let detail = |check: &str| {
         findings.iter().find(|finding| finding.check == check).map(|found| found.detail.as_str())
     };
@@ -463,6 +463,9 @@ fn described(url: &str, kind: &str, findings: &[Finding]) -> String {
         topology.push("another endpoint".to_owned());
     }
     topology.extend(detail("file system").and_then(|found| found.split(':').next()).map(str::to_owned));
+    if ways > 1 {
+        topology.push(format!("{ways} ways"));
+    }
     let mut described = kind.to_owned();
     version.iter().for_each(|version| described += &format!(" {version}"));
     if !topology.is_empty() {
@@ -602,8 +605,9 @@ mod tests {
                 "sqlite",
             ),
         ] {
-            assert_eq!(described(url, kind, &findings), described_as, "{url}");
+            assert_eq!(described(url, 1, kind, &findings), described_as, "{url}");
         }
+        assert_eq!(described("share:/mnt/a", 2, "share", &[]), "share (2 ways)");
     }
 
     #[test]
