@@ -28,7 +28,7 @@ use lockcore_torture::{
     history::{self, Recorder},
     worker::{self, Plan},
 };
-use serde_json::json;
+use serde_json::{Map, json};
 use tempfile::TempDir;
 use tokio::{process::Command, time::sleep};
 use uuid::Uuid;
@@ -194,12 +194,19 @@ pub(crate) async fn torture(mut global: Global, args: Torture, output: Output) -
         text
     };
     let machine = || {
+        let outcome = |(outcome, count): (&Option<Outcome>, &u64)| {
+            (
+                outcome.map_or("killed".to_owned(), |outcome| format!("{outcome:?}").to_lowercase()),
+                json!(count),
+            )
+        };
         json!({
             "verdict": verdict.word(),
             "reason": if let Verdict::NotJudged(_, why) = &verdict { Some(why) } else { None },
             "namespace": namespace,
             "seed": plan.seed,
             "operations": report.operations,
+            "outcomes": report.outcomes.iter().map(outcome).collect::<Map<_, _>>(),
             "kills": times("kill"),
             "stops": times("stop"),
             "guarded_writes": { "admitted": report.writes.0, "refused": report.writes.1 },

@@ -81,6 +81,8 @@ fn a_store_that_keeps_its_promises_passes_and_nothing_is_left(store: &Store) {
     assert_eq!(verdict["verdict"], "kept", "{verdict}");
     assert!(verdict["operations"].as_u64() >= operations.parse().ok(), "{verdict}");
     assert_ne!(verdict["guarded_writes"]["admitted"], 0, "{verdict}");
+    let ended = verdict["outcomes"].as_object().expect("an object").values();
+    assert_eq!(ended.filter_map(Value::as_u64).sum::<u64>(), verdict["operations"], "{verdict}");
     assert_nothing_is_left(store, &verdict);
     assert!(histories(store).is_empty());
 
