@@ -46,7 +46,16 @@ pub(crate) async fn open(
     lease: Option<Duration>,
     pid: u32,
 ) -> Result<(LockingService, Waiting), Failure> {
-    let (mut config, begun) = (without_listening(config(global, wait, lease)?), Instant::now());
+    open_as(global, without_listening(config(global, wait, lease)?), pid).await
+}
+
+/// Connects as [`open`] does, to the store of a configuration.
+pub(crate) async fn open_as(
+    global: &Global,
+    mut config: Config,
+    pid: u32,
+) -> Result<(LockingService, Waiting), Failure> {
+    let begun = Instant::now();
     let dao = config.connect().await.map_err(|error| at_store(error, &config))?;
     if let Some(Waiting::UpTo(limit)) = &mut config.wait {
         // Without time for one answer the store could as well be away.

@@ -44,7 +44,7 @@ use crate::{
 };
 
 /// The number of tasks of a process.
-const TASKS: u64 = 8;
+const TASKS: u64 = 4;
 
 /// The number of ids: so few that others are in the way.
 const IDS: u64 = 24;
@@ -52,8 +52,12 @@ const IDS: u64 = 24;
 /// The shortest lease of a run, for which the checker is made.
 const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 
-/// One call in so many is dropped before it ends.
-const DROPPED: u32 = 20;
+/// One call in so many is dropped before it ends, which costs most servers a connection.
+const DROPPED: u32 = 50;
+
+/// The most connections of a process to a database, beside those for renewals and notifications. What a killed process waited for keeps
+/// its connections for some seconds more, and the server has others to serve.
+const CONNECTIONS: &str = "3";
 
 /// One callback in so many takes up to one and a half leases.
 const PAUSED: u32 = 50;
@@ -229,8 +233,12 @@ pub(crate) async fn torture(mut global: Global, args: Torture, output: Output) -
 /// Works as one of the processes.
 pub(crate) async fn work(global: &Global) -> Result<u8, Failure> {
     let connect = async |_: &Plan| {
-        let wait = Some(Waiting::UpTo(PATIENCE));
-        let opened = session::open(global, wait, None, std::process::id()).await;
+        let config = session::config(global, Some(Waiting::UpTo(PATIENCE)), None);
+        let mut config = config.map_err(|failure| failure.message)?;
+        for backend in ["postgres", "mysql"] {
+            config.options = config.options.with(backend, "max_connections", CONNECTIONS);
+        }
+        let opened = session::open_as(global, config, std::process::id()).await;
         opened.map(|(locks, _)| locks).map_err(|failure| failure.message)
     };
     worker::process(connect).await.map(|()| 0).map_err(|error| failed(&error))
