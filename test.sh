@@ -69,8 +69,8 @@ rest() {
     cargo test --manifest-path backend-dynamo/in_process/Cargo.toml --target-dir target --locked
     step "packages"
     packages=(--workspace --exclude lockcore-benches --exclude archive-ingest --exclude lockcore-recipes)
-    # They are not published, and stand on one that is not.
-    packages+=(--exclude lockcore-chaos --exclude lockcore-judge --exclude lockcore-simulation)
+    # They are not published.
+    packages+=(--exclude lockcore-chaos --exclude lockcore-simulation)
     cargo package "${packages[@]}" --locked --no-verify --allow-dirty --quiet
     # Built from what is packaged: nothing outside of the folder is needed.
     cargo package -p lockcore --locked --allow-dirty --quiet

@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, error::ErrorKind};
 use clap_complete::Shell;
 use lockcore::{Claim, Ident, Mode, Target};
 use lockcore_any::{Waiting, parse_duration, trimmed};
+use lockcore_torture::worker::Cheat;
 use uuid::Uuid;
 
 use crate::{
@@ -124,6 +125,9 @@ pub(crate) enum Command {
     },
     /// Measure how long the store takes to lock and release ids that were never locked before
     Bench(Bench),
+    /// Try whether the store keeps its promises while processes are killed, stopped and paused, in a namespace of its own
+    #[command(after_long_help = TORTURE_HELP)]
+    Torture(Torture),
     /// Show all that is known of one id
     Show {
         #[command(flatten)]
@@ -186,6 +190,9 @@ pub(crate) enum Command {
         /// The context that holds the command's locks
         context: Uuid,
     },
+    /// Lock at random as standard input says; started by `lockctl torture` alone
+    #[command(hide = true)]
+    TortureWorker,
 }
 
 const RUN_HELP: &str = "\
@@ -224,6 +231,42 @@ Example:
   lockctl release \"$token\"
 
 A token of many ids may be too long for a command line: `lockctl release -` reads it from standard input.";
+
+const TORTURE_HELP: &str = "\
+Says what it will do, and asks first. Processes of this host lock random sets and record what they see; they are killed, stopped \
+and paused past their leases. A checker that uses nothing of lockcore looks for two holders at once, fences that go back, writes of \
+former holders that a guard admitted, requests served out of turn, calls without an end, and locks that are left behind. Nothing but \
+the namespace is touched. It exits with 0 if no promise was broken, with 1 if one was, and with 123 or 124 if it could not be judged: \
+the store failed, or this machine stood still.
+
+The last line has kind, version and topology of the store and what was counted: nothing of host, path, user or password. Send it in.";
+
+/// How to try a store.
+#[derive(Args, Debug)]
+pub(crate) struct Torture {
+    /// The store, instead of --url; where several ways lead to one store, such as two mounts of a share, all of them: the processes
+    /// take turns
+    #[arg(value_name = "URL")]
+    pub(crate) stores: Vec<String>,
+    /// How long, such as 2m
+    #[arg(long = "for", value_parser = parse_duration, default_value = "2m", value_name = "DURATION")]
+    pub(crate) time: Duration,
+    /// End after so many operations instead, each of which locks a set
+    #[arg(long, value_name = "N", conflicts_with = "time", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) operations: Option<u64>,
+    /// How many processes
+    #[arg(long, default_value = "4", value_parser = clap::value_parser!(u64).range(1..=64), value_name = "N")]
+    pub(crate) workers: u64,
+    /// What decides which sets are locked and which processes are disturbed; the order of steps is the machine's
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// Do not ask
+    #[arg(long)]
+    pub(crate) yes: bool,
+    /// Have the processes break a promise, to see that it is found, such as NoLock
+    #[arg(long, value_name = "WAY")]
+    pub(crate) cheat: Option<Cheat>,
+}
 
 /// What to measure.
 #[derive(Args, Debug)]

@@ -27,7 +27,7 @@ pub(crate) enum Code {
 
 /// Every code of its own and when it is given; shown by `--help`.
 pub(crate) const CODES: [(Code, &str); 9] = [
-    (Code::Other, "doctor found an error, or the output could not be written"),
+    (Code::Other, "doctor found an error, torture a broken promise, or the output could not be written"),
     (
         Code::NotAcquired,
         "not acquired: others are in the way, and no wait was asked for; or there is no leader",
@@ -35,7 +35,7 @@ pub(crate) const CODES: [(Code, &str); 9] = [
     (Code::Lost, "lost: locks were lost while the command ran, and it was stopped"),
     (Code::NotHeld, "not held: what was to be released, renewed or broken"),
     (Code::Backend, "the backend failed"),
-    (Code::TimedOut, "timed out: not acquired within the wait"),
+    (Code::TimedOut, "timed out: not acquired within the wait; or torture on a machine that stood still"),
     (Code::Usage, "a mistake on the command line, in the configuration or in the request"),
     (Code::CannotExecute, "the command cannot be executed"),
     (Code::CommandNotFound, "there is no such command"),

@@ -23,6 +23,7 @@ mod signals;
 mod terminal;
 mod text;
 mod token;
+mod torture;
 mod waiting;
 mod watch;
 mod watchdog;
@@ -96,6 +97,8 @@ async fn execute(cli: Cli, output: Output) -> Result<u8, Failure> {
         }
         Command::Wait { ids, timeout, every } => admin::wait(&global, &ids, timeout, every).await,
         Command::Bench(args) => bench::bench(&global, &args, output).await,
+        Command::Torture(args) => torture::torture(global, args, output).await,
+        Command::TortureWorker => torture::work(&global).await,
         Command::Show { target } => admin::show(&global, &target, output).await,
         Command::Break { target, fence, now } => {
             admin::break_lock(&global, &target, fence, now, output).await

@@ -46,7 +46,16 @@ pub(crate) async fn open(
     lease: Option<Duration>,
     pid: u32,
 ) -> Result<(LockingService, Waiting), Failure> {
-    let (mut config, begun) = (without_listening(config(global, wait, lease)?), Instant::now());
+    open_as(global, without_listening(config(global, wait, lease)?), pid).await
+}
+
+/// Connects as [`open`] does, to the store of a configuration.
+pub(crate) async fn open_as(
+    global: &Global,
+    mut config: Config,
+    pid: u32,
+) -> Result<(LockingService, Waiting), Failure> {
+    let begun = Instant::now();
     let dao = config.connect().await.map_err(|error| at_store(error, &config))?;
     if let Some(Waiting::UpTo(limit)) = &mut config.wait {
         // Without time for one answer the store could as well be away.
@@ -75,6 +84,16 @@ pub(crate) async fn open_existing(global: &Global) -> Result<(LockingService, St
     let store = config.store().map_err(ConnectError::from)?;
     let dao = config.connect_existing().await.map_err(|error| at_store(error, &config))?;
     Ok((service(global, config, dao, std::process::id())?, store))
+}
+
+/// Connects as [`open_existing`], but in another namespace than what is configured. Also gives the configuration.
+pub(crate) async fn open_existing_in(
+    global: &Global,
+    namespace: &str,
+) -> Result<(LockingService, Config), Failure> {
+    let config = Config { namespace: Some(namespace.to_owned()), ..config(global, None, None)? };
+    let dao = config.connect_existing().await.map_err(|error| at_store(error, &config))?;
+    Ok((service(global, config.clone(), dao, std::process::id())?, config))
 }
 
 /// Creates or migrates the schema of the store that is configured, whatever the configuration has programs do on connecting.

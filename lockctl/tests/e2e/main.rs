@@ -22,6 +22,7 @@ mod signals;
 mod store;
 mod terminal;
 mod tokens;
+mod torturing;
 mod versions;
 mod watchdog;
 
@@ -51,6 +52,7 @@ const TESTS: [&[Test]; 19] = [
     signals::TESTS,
     terminal::TESTS,
     tokens::TESTS,
+    torturing::TESTS,
     versions::TESTS,
     watchdog::TESTS,
 ];

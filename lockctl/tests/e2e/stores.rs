@@ -140,7 +140,7 @@ impl Test {
         });
         // Each starts processes by the dozen: more at once only wait for one another.
         let trial = match (module, place) {
-            ("contention", _) => trial.at_once("contention", 1),
+            ("contention" | "torturing", _) => trial.at_once("contention", 1),
             (_, "dynamodb" | "s3") => trial.at_once("http", 2),
             _ => trial.at_once("processes", 6),
         };

@@ -19,6 +19,7 @@ pub(crate) const TESTS: &[Test] = &[
     test!(control_c_ends_the_waiting, Queue),
     test!(a_stopped_command_stops_lockctl_and_goes_on_with_it, File),
     test!(who_is_waited_for_is_shown_and_removed, File),
+    test!(a_torture_asks_first, File),
 ];
 
 /// A shell command at a terminal.
@@ -152,4 +153,15 @@ fn who_is_waited_for_is_shown_and_removed(store: &Store) {
     assert_eq!(code, Some(0));
     let (_, after) = screen.rsplit_once("\r\u{1b}[K").expect("the line was removed");
     assert_eq!(after.trim(), "mine", "{screen:?}");
+}
+
+fn a_torture_asks_first(store: &Store) {
+    for (answer, shown, code) in [("n\n", "nothing was done", "code 1"), ("y\n", "violations: 0", "code 0")] {
+        let mut terminal = Terminal::run(store, "lockctl torture --operations 100 --workers 2; echo code $?");
+        terminal.until_shown("continue? [y/N]");
+        terminal.typed(answer);
+        terminal.until_shown(code);
+        let (_, screen) = terminal.end();
+        assert!(screen.contains(shown), "{screen}");
+    }
 }

@@ -1,21 +1,15 @@
 //! Causes faults, one after the other, until the workers are done.
 
-use std::{
-    collections::BTreeMap,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use fastrand::Rng;
 use lockcore::{BreakMode, LockError, LockingService, Target};
 use lockcore_conformance::servers::{self, Cluster, Copies, Mode as Line, Server};
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
+use lockcore_torture::{
+    crew::Crew,
+    history::{self, Recorder, Stage},
+    worker::id,
 };
 use tokio::{net::TcpStream, time::sleep};
 
@@ -23,71 +17,38 @@ use crate::{
     clock,
     driver::Run,
     faults::Kind,
-    history::{self, Recorder, Stage},
     store::{Home, NAMESPACE, Store},
 };
 
 /// More connections than any of the servers allows.
 const MOST_CONNECTIONS: usize = 1100;
 
-/// The processes that run.
-#[derive(Default)]
-pub(crate) struct Workers(Mutex<BTreeMap<String, u32>>);
-
-impl Workers {
-    pub(crate) fn begun(&self, name: &str, pid: u32) {
-        self.all().insert(name.to_owned(), pid);
-    }
-
-    pub(crate) fn ended(&self, name: &str) {
-        self.all().remove(name);
-    }
-
-    fn all(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, u32>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn choose(&self, rng: &mut Rng) -> Option<String> {
-        let all = self.all();
-        rng.choice(all.keys()).cloned()
-    }
-
-    /// Signals a worker if it still runs: it is not waited for before it is taken out of the map.
-    fn signal(&self, name: &str, signal: Signal) -> anyhow::Result<()> {
-        if let Some(pid) = self.all().get(name) {
-            kill(Pid::from_raw(i32::try_from(*pid)?), signal)?;
-        }
-        Ok(())
-    }
-}
-
 /// Causes faults.
 pub(crate) struct Faults<'a> {
     run: &'a Run,
     store: Option<&'a Store>,
     locks: &'a LockingService,
-    pub(crate) workers: Workers,
-    stopped: AtomicBool,
+    crew: &'a Crew,
 }
 
 impl<'a> Faults<'a> {
-    pub(crate) fn new(run: &'a Run, store: Option<&'a Store>, locks: &'a LockingService) -> Self {
-        Faults { run, store, locks, workers: Workers::default(), stopped: AtomicBool::new(false) }
+    pub(crate) fn new(
+        run: &'a Run,
+        store: Option<&'a Store>,
+        locks: &'a LockingService,
+        crew: &'a Crew,
+    ) -> Self {
+        Faults { run, store, locks, crew }
     }
 
-    /// Ends [`cause`](Self::cause) after the fault that is in force.
-    pub(crate) fn stop(&self) {
-        self.stopped.store(true, Relaxed);
-    }
-
-    /// Causes one fault after the other, each of which it ends.
+    /// Causes one fault after the other, each of which it ends, until the crew is told to end.
     pub(crate) async fn cause(&self) -> anyhow::Result<()> {
         let mut rng = Rng::with_seed(self.run.seed);
-        let recorder = Recorder::create(&self.run.history("driver"))?;
+        let recorder = Recorder::create(&self.crew.history("driver"))?;
         let kinds = self.run.possible_faults();
-        while !self.stopped.load(Relaxed) {
+        while !self.crew.has_ended() {
             let Some(kind) = rng.choice(kinds.iter().copied()) else { return Ok(()) };
-            sleep(self.run.every.mul_f64(rng.f64())).await;
+            self.crew.pause(self.run.every.mul_f64(rng.f64())).await;
             let begun = history::now();
             let worker = self.one(kind, &mut rng).await?;
             let millis = (history::now() - begun) / 1_000_000 + 1;
@@ -103,21 +64,12 @@ impl<'a> Faults<'a> {
         let short = Duration::from_millis(rng.u64(10..500));
         let long = lease.mul_f64(0.2 + rng.f64() * 2.0);
         match (kind, self.store.map(|store| &store.home)) {
-            (Kind::Kill | Kind::Stop, _) => {
-                let Some(name) = self.workers.choose(rng) else { return Ok(None) };
-                if kind == Kind::Kill {
-                    self.workers.signal(&name, Signal::SIGKILL)?;
-                } else {
-                    self.workers.signal(&name, Signal::SIGSTOP)?;
-                    sleep(long).await;
-                    self.workers.signal(&name, Signal::SIGCONT)?;
-                }
-                return Ok(Some(name));
-            }
+            (Kind::Kill, _) => return Ok(self.crew.kill_one(rng)?),
+            (Kind::Stop, _) => return Ok(self.crew.stop_one(rng, long).await?),
             // The store may be busy with the workers: a fault that could not be caused is one fewer.
             (Kind::Break, _) => drop(self.break_one(rng).await),
             (Kind::Freeze, _) => {
-                let target = Target::Id(format!("id-{:03}", rng.u64(..self.run.ids)));
+                let target = Target::Id(id(rng.u64(..self.run.ids)));
                 // An answer that did not come in time says nothing: it may be frozen all the same.
                 if let Err(error) = self.locks.admin().freeze(&target, true).await {
                     eprintln!("{target:?} is perhaps frozen: {error}");
@@ -231,7 +183,7 @@ impl<'a> Faults<'a> {
 
     async fn break_one(&self, rng: &mut Rng) -> Result<(), LockError> {
         let admin = self.locks.admin();
-        let target = Target::Id(format!("id-{:03}", rng.u64(..self.run.ids)));
+        let target = Target::Id(id(rng.u64(..self.run.ids)));
         let seen = admin.inspect(&target).await?;
         if let Some(holder) = rng.choice(&seen.holders) {
             admin.break_lock(&target, holder.fence, BreakMode::AfterLease).await?;

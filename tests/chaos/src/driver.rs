@@ -1,34 +1,29 @@
 //! The driver: starts the store and the workers, causes faults until all operations are done, and has the checker look at
 //! what was recorded.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-    time::{Duration, Instant},
-};
+use std::{fs, path::PathBuf, sync::atomic::AtomicBool, time::Duration};
 
-use anyhow::{Context, ensure};
-use futures_util::{StreamExt, future, stream};
-use lockcore::{LockingService, Target, Wait};
+use futures_util::future;
+use lockcore::{LockingService, Target};
+use lockcore_torture::{
+    audit::audit,
+    crew::Crew,
+    history::{self, Recorder},
+    worker::{self, Cheat, Plan},
+};
 use tokio::{process::Command, time::sleep};
 
 use crate::{
     backend::Backend,
-    check::{self, AUDIT, Report},
+    check::{AUDIT, Report},
     clock,
-    disturb::{Faults, Workers},
+    disturb::Faults,
     faults::Kind,
-    history::{self, Claim, Mode, Outcome, Recorder, Stage},
     store::{Store, connect},
-    worker::{self, Cheat, Plan},
 };
 
-/// How long a store may fail after the last fault.
-const STORE_PATIENCE: Duration = Duration::from_secs(120);
-
-/// How many ids are locked at once after the run: each may need a connection.
-const AT_ONCE: usize = 200;
+/// One callback in so many takes longer than others.
+const PAUSED: u32 = 500;
 
 /// What a run does.
 #[derive(Clone, Debug)]
@@ -71,58 +66,59 @@ impl Run {
             _ => self.in_processes().await,
         };
         report?;
-        check(&self.folder)
+        Ok(history::check(&self.folder)?)
     }
 
     fn resources(&self) -> PathBuf {
         self.folder.join("resources")
     }
 
-    pub(crate) fn history(&self, process: &str) -> PathBuf {
-        self.folder.join(format!("{process}.jsonl"))
-    }
-
-    fn plan(&self, seed: u64, operations: u64) -> Plan {
+    /// The plan of a worker that does all operations.
+    fn plan(&self) -> Plan {
         Plan {
-            seed,
+            seed: self.seed,
             actors: self.actors,
-            operations,
+            operations: self.operations,
             ids: self.ids,
             lease: self.backend.lease(),
             resources: self.resources(),
             dropped: self.dropped,
+            paused: PAUSED,
             cheat: self.cheat,
         }
     }
 
     async fn in_process(&self) -> anyhow::Result<()> {
-        let locks = connect("memory:").await?;
-        let recorder = Recorder::create(&self.history("worker-1"))?;
-        let faults = Faults::new(self, None, &locks);
-        let plan = self.plan(self.seed, self.operations);
+        let (locks, crew) = (connect("memory:").await?, Crew::new(&self.folder));
+        let recorder = Recorder::create(&crew.history("worker-1"))?;
+        let faults = Faults::new(self, None, &locks, &crew);
         let work = async {
-            worker::run(&locks, &plan, &recorder).await;
-            faults.stop();
+            worker::run(&locks, &self.plan(), &recorder, &AtomicBool::new(false)).await;
+            crew.end();
             Ok(())
         };
         future::try_join(work, faults.cause()).await?;
-        self.audit(&locks).await
+        self.audit(&locks, &crew).await
     }
 
     async fn in_processes(&self) -> anyhow::Result<()> {
         let store = Store::start(self).await?;
         // Creates the schema, too.
-        let locks = connect(&store.url).await?;
-        let faults = Faults::new(self, Some(&store), &locks);
+        let (locks, crew) = (connect(&store.url).await?, Crew::new(&self.folder));
+        let faults = Faults::new(self, Some(&store), &locks, &crew);
+        let plan = Plan { operations: self.operations / self.workers, ..self.plan() };
         let work = async {
-            let workers =
-                (1..=self.workers).map(|worker| self.worker(worker, store.url_of(worker), &faults.workers));
+            let workers = (1..=self.workers).map(async |number| {
+                let url = store.url_of(number);
+                clock::set(&self.clock(number), 0)?;
+                crew.work(number, &plan, || self.worker(number, &url)).await
+            });
             future::try_join_all(workers).await?;
-            faults.stop();
+            crew.end();
             Ok(())
         };
         future::try_join(work, faults.cause()).await?;
-        self.audit(&locks).await
+        self.audit(&locks, &crew).await
     }
 
     /// The faults to choose from.
@@ -138,97 +134,29 @@ impl Run {
         self.folder.join(format!("clock-{worker}"))
     }
 
-    /// Runs a worker until its operations are done; one that is killed is replaced.
-    async fn worker(&self, number: u64, url: String, workers: &Workers) -> anyhow::Result<()> {
-        let mut left = self.operations / self.workers;
+    /// Makes what starts a worker.
+    fn worker(&self, number: u64, url: &str) -> Command {
         let clocks = self.possible_faults().contains(&Kind::StepClock);
-        clock::set(&self.clock(number), 0)?;
-        for life in 1.. {
-            let name = format!("worker-{number}-{life}");
-            let history = self.history(&name);
-            let plan = self.plan(self.seed.wrapping_mul(1_000).wrapping_add(number * 100 + life), left);
-            let mut child = Command::new(&self.program)
-                .envs(clocks.then(|| clock::environment(&self.clock(number))).into_iter().flatten())
-                .arg("worker")
-                .args(["--url", &url])
-                .args(["--seed", &plan.seed.to_string()])
-                .args(["--actors", &plan.actors.to_string()])
-                .args(["--operations", &plan.operations.to_string()])
-                .args(["--ids", &plan.ids.to_string()])
-                .args(["--lease", &humantime::format_duration(plan.lease).to_string()])
-                .arg("--resources")
-                .arg(&plan.resources)
-                .arg("--history")
-                .arg(&history)
-                .args(["--dropped", &plan.dropped.to_string()])
-                .args(plan.cheat.map(|cheat| format!("--cheat={cheat:?}")))
-                .kill_on_drop(true)
-                .spawn()
-                .context("a worker is started")?;
-            let pid = child.id().context("it was not waited for")?;
-            workers.begun(&name, pid);
-            let status = child.wait().await?;
-            workers.ended(&name);
-            if status.success() {
-                return Ok(());
-            }
-            ensure!(status.code().is_none(), "{name} failed: {status}");
-            // Killed: the rest is done by the next one. Nested operations count too, which only makes it shorter.
-            let begun =
-                fs::read_to_string(&history).unwrap_or_default().matches(r#""stage":"asked""#).count();
-            left = left.saturating_sub(begun as u64).max(1);
-        }
-        unreachable!("the loop has no end")
+        let mut command = Command::new(&self.program);
+        command
+            .envs(clocks.then(|| clock::environment(&self.clock(number))).into_iter().flatten())
+            .args(["worker", "--url", url]);
+        command
     }
 
-    /// Locks each id, as the last process of the run.
-    async fn audit(&self, locks: &LockingService) -> anyhow::Result<()> {
-        let recorder = Recorder::create(&self.history(AUDIT))?;
-        let one = async |number: u64| {
-            let claim = Claim { id: format!("id-{number:03}"), mode: Mode::Exclusive };
-            let (op, id) = (recorder.next_op(), claim.id.clone());
-            recorder.now(op, Stage::Asked { claims: vec![claim], nested: false });
-            let wait = self.backend.lease() * 4 + Duration::from_secs(10);
-            let begun = Instant::now();
-            // A request to freeze it that was given up may have come after the one to thaw it.
-            let target = Target::Id(id.clone());
+    async fn audit(&self, locks: &LockingService, crew: &Crew) -> anyhow::Result<()> {
+        // A request to freeze an id that was given up may have come after the one to thaw it.
+        for number in 0..self.ids {
+            let target = Target::Id(worker::id(number));
             if locks.admin().inspect(&target).await.is_ok_and(|seen| seen.frozen) {
-                eprintln!("{id} is still frozen");
+                eprintln!("{target:?} is still frozen");
                 while locks.admin().freeze(&target, false).await.is_err() {
                     sleep(Duration::from_millis(100)).await;
                 }
             }
-            // A machine that is busy with other stores may not answer in time; only a lock that is in the way is a violation.
-            let outcome = loop {
-                let ended = locks.wait(Wait::up_to(wait)).run_locked([id.clone()], async || {}).await;
-                if let Err(error) = &ended {
-                    eprintln!("{id} is not locked {:?} after the run: {error:?}", begun.elapsed());
-                }
-                let outcome = worker::outcome(ended);
-                if outcome != Outcome::Failed || begun.elapsed() > STORE_PATIENCE {
-                    break outcome;
-                }
-            };
-            recorder.now(op, Stage::Ended { outcome });
-        };
-        stream::iter(0..self.ids).for_each_concurrent(AT_ONCE, one).await;
-        recorder.now(0, Stage::Finished);
+        }
+        let recorder = Recorder::create(&crew.history(AUDIT))?;
+        audit(locks, &self.plan(), &recorder, |what| eprintln!("{what}")).await;
         Ok(())
     }
-}
-
-/// Checks the histories in a folder.
-///
-/// # Errors
-/// When they cannot be read.
-pub fn check(folder: &Path) -> anyhow::Result<Report> {
-    let mut histories = BTreeMap::new();
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "jsonl") {
-            let name = path.file_stem().context("a file has a name")?.to_string_lossy().into_owned();
-            histories.insert(name, history::read(&path).with_context(|| path.display().to_string())?);
-        }
-    }
-    Ok(check::check(&histories))
 }

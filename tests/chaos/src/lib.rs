@@ -1,13 +1,12 @@
-//! Locks under faults: worker processes that lock random sets and record what they see, a driver that disturbs them, and a
-//! checker of what they recorded, which knows nothing of lockcore.
+//! Locks under faults: a driver that starts stores and workers and disturbs them. The workers are those of `lockcore-torture`, and
+//! `lockcore-judge` checks what they recorded.
 
 pub mod backend;
 pub mod clock;
 mod disturb;
 pub mod driver;
 pub mod faults;
-pub mod history;
 pub mod store;
-pub mod worker;
 
 pub use lockcore_judge::check;
+pub use lockcore_torture::worker;

@@ -7,12 +7,12 @@ use clap::{Args, Parser, Subcommand};
 use lockcore_chaos::{
     backend::Backend,
     check::Report,
-    driver::{self, Run},
+    driver::Run,
     faults::Kind,
-    history::Recorder,
     store,
-    worker::{self, Cheat, Plan},
+    worker::{self, Cheat},
 };
+use lockcore_torture::history;
 
 #[derive(Parser)]
 #[command(version, about)]
@@ -31,7 +31,10 @@ enum Command {
         folder: PathBuf,
     },
     #[command(hide = true)]
-    Worker(WorkerArguments),
+    Worker {
+        #[arg(long)]
+        url: String,
+    },
 }
 
 #[derive(Args)]
@@ -73,30 +76,6 @@ struct RunArguments {
     keep: Option<PathBuf>,
 }
 
-#[derive(Args)]
-struct WorkerArguments {
-    #[arg(long)]
-    url: String,
-    #[arg(long)]
-    seed: u64,
-    #[arg(long)]
-    actors: u64,
-    #[arg(long)]
-    operations: u64,
-    #[arg(long)]
-    ids: u64,
-    #[arg(long, value_parser = humantime::parse_duration)]
-    lease: Duration,
-    #[arg(long)]
-    resources: PathBuf,
-    #[arg(long)]
-    history: PathBuf,
-    #[arg(long)]
-    dropped: u32,
-    #[arg(long)]
-    cheat: Option<Cheat>,
-}
-
 #[tokio::main]
 async fn main() -> anyhow::Result<ExitCode> {
     match Arguments::parse().command {
@@ -105,8 +84,12 @@ async fn main() -> anyhow::Result<ExitCode> {
             let folder = arguments.keep.clone().unwrap_or_else(|| temporary.path().to_owned());
             Ok(show(&run(arguments, folder).await?))
         }
-        Command::Check { folder } => Ok(show(&driver::check(&folder)?)),
-        Command::Worker(arguments) => work(arguments).await,
+        Command::Check { folder } => Ok(show(&history::check(&folder)?)),
+        Command::Worker { url } => {
+            // The line may be cut just now.
+            worker::process(async |_| store::connect(&url).await).await?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 
@@ -132,26 +115,6 @@ async fn run(arguments: RunArguments, folder: PathBuf) -> anyhow::Result<Report>
         folder,
     };
     run.run().await
-}
-
-async fn work(arguments: WorkerArguments) -> anyhow::Result<ExitCode> {
-    let WorkerArguments { url, seed, actors, operations, ids, lease, resources, history, dropped, cheat } =
-        arguments;
-    let recorder = Recorder::create(&history)?;
-    // The line may be cut just now.
-    let locks = loop {
-        match store::connect(&url).await {
-            Ok(locks) => break locks,
-            Err(error) => {
-                eprintln!("worker: {error:#}, tried again");
-                tokio::time::sleep(Duration::from_millis(200)).await;
-            }
-        }
-    };
-    let plan = Plan { seed, actors, operations, ids, lease, resources, dropped, cheat };
-    worker::run(&locks, &plan, &recorder).await;
-    locks.shutdown(lease * 2).await;
-    Ok(ExitCode::SUCCESS)
 }
 
 fn show(report: &Report) -> ExitCode {

@@ -85,6 +85,13 @@ pub enum Rule {
     LeftLocked,
 }
 
+impl Rule {
+    /// Returns whether it may be broken because the machine stood still: it says that something happens in time.
+    pub fn is_of_time(self) -> bool {
+        matches!(self, Rule::Stuck | Rule::LeftLocked)
+    }
+}
+
 /// What was found.
 #[derive(Debug, Default)]
 pub struct Report {

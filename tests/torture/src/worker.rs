@@ -3,31 +3,33 @@
 use std::{
     collections::HashMap,
     convert::Infallible,
+    fmt::Display,
     fs::File,
-    io::{Read, Seek, SeekFrom, Write},
+    io::{self, Read, Seek, SeekFrom, Write},
     panic::AssertUnwindSafe,
     path::PathBuf,
     pin::Pin,
     str::FromStr,
     sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
+    thread,
     time::Duration,
 };
 
-use anyhow::Context;
 use fastrand::Rng;
 use futures_util::{FutureExt, future};
 use lockcore::{
     FenceGuard, Held, LockDao, LockError, LockingError, LockingService, StoredContext, Target, Uuid, Wait,
 };
+use serde::{Deserialize, Serialize};
 use tokio::time::{sleep, timeout};
 
 use crate::history::{self, Claim, Mode, Outcome, Recorder, Stage};
 
 /// What a worker does.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
     /// The seed of all choices. The order in which tasks run is not part of it.
     pub seed: u64,
@@ -43,12 +45,14 @@ pub struct Plan {
     pub resources: PathBuf,
     /// One call in so many, at least 1, is dropped before it ends.
     pub dropped: u32,
+    /// One callback in so many, at least 1, takes up to one and a half leases.
+    pub paused: u32,
     /// A way to cheat, to test the checker.
     pub cheat: Option<Cheat>,
 }
 
 /// Ways to break a promise, each of which the checker must find.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Cheat {
     /// Runs the callback without locks.
     NoLock,
@@ -89,21 +93,55 @@ impl Cheat {
 }
 
 impl FromStr for Cheat {
-    type Err = anyhow::Error;
+    type Err = String;
 
-    fn from_str(name: &str) -> anyhow::Result<Self> {
+    fn from_str(name: &str) -> Result<Self, String> {
         let mut all = Self::ALL.into_iter();
         all.find(|cheat| format!("{cheat:?}").eq_ignore_ascii_case(name))
-            .with_context(|| format!("no such cheat: {name}"))
+            .ok_or_else(|| format!("no such cheat: {name}; there are {:?}", Self::ALL))
     }
 }
 
-/// Runs all operations, and returns when they have ended.
-pub async fn run(locks: &LockingService, plan: &Plan, recorder: &Recorder) {
+/// Runs as a worker process of a [`Crew`](crate::crew::Crew): reads its plan from standard input, connects, tried again until that
+/// succeeds, and works until all operations have ended. It begins none when standard input has ended: the crew is told to end, or
+/// its process was killed.
+///
+/// # Errors
+/// When there is no plan to be read, or the history cannot be created.
+pub async fn process<E: Display>(
+    connect: impl AsyncFn(&Plan) -> Result<LockingService, E>,
+) -> io::Result<()> {
+    let mut order = String::new();
+    io::stdin().read_line(&mut order)?;
+    let (plan, history): (Plan, PathBuf) = serde_json::from_str(&order)?;
+    let ended = Arc::new(AtomicBool::new(false));
+    let seen = ended.clone();
+    thread::spawn(move || {
+        // An error is an end, too.
+        let _ = io::copy(&mut io::stdin(), &mut io::sink());
+        seen.store(true, Relaxed);
+    });
+    let recorder = Recorder::create(&history)?;
+    let locks = loop {
+        match connect(&plan).await {
+            Ok(locks) => break locks,
+            Err(_) if ended.load(Relaxed) => return Ok(()),
+            Err(error) => eprintln!("worker: {error}, tried again"),
+        }
+        sleep(Duration::from_millis(200)).await;
+    };
+    run(&locks, &plan, &recorder, &ended).await;
+    locks.shutdown(plan.lease * 2).await;
+    Ok(())
+}
+
+/// Runs all operations, and returns when they have ended; begins none once `ended` is set.
+pub async fn run(locks: &LockingService, plan: &Plan, recorder: &Recorder, ended: &AtomicBool) {
     let worker = Worker {
         locks,
         plan,
         recorder,
+        ended,
         left: AtomicU64::new(plan.operations),
         fences: Mutex::default(),
         falling: AtomicU64::new(u64::MAX),
@@ -121,6 +159,7 @@ struct Worker<'a> {
     locks: &'a LockingService,
     plan: &'a Plan,
     recorder: &'a Recorder,
+    ended: &'a AtomicBool,
     left: AtomicU64,
     /// The last fence of each id, and those of some operations, for cheats.
     fences: Mutex<HashMap<String, u64>>,
@@ -147,7 +186,8 @@ fn one_in(rng: &mut Rng, many: u32) -> bool {
 impl Worker<'_> {
     async fn actor(&self, actor: u64) {
         let mut rng = Rng::with_seed(self.plan.seed.wrapping_mul(1_000_003).wrapping_add(actor));
-        while self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
+        let next = || self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok();
+        while !self.ended.load(Relaxed) && next() {
             self.operation(&mut rng, 0).await;
         }
     }
@@ -158,7 +198,7 @@ impl Worker<'_> {
         let mut numbers: Vec<_> = (0..count).map(|_| rng.u64(lowest..self.plan.ids)).collect();
         numbers.sort_unstable();
         numbers.dedup();
-        let claim = |number| Claim { id: format!("id-{number:03}"), mode: mode(rng, number) };
+        let claim = |number| Claim { id: id(number), mode: mode(rng, number) };
         numbers.into_iter().map(claim).collect()
     }
 
@@ -299,7 +339,7 @@ impl Worker<'_> {
                 self.recorder.at(at, op, Stage::Inside);
             }
         }
-        if one_in(rng, 500) {
+        if one_in(rng, self.plan.paused) {
             // Long enough for a renewal or two.
             sleep(self.plan.lease.mul_f64(rng.f64() * 1.5)).await;
         }
@@ -343,11 +383,11 @@ impl Worker<'_> {
         let Some(fence) = held.exclusive_fence(id) else { return };
         let admitted = self.admit(op, id, fence);
         if let Err(error) = admitted {
-            panic!("the resource of {id}: {error:#}");
+            panic!("the resource of {id}: {error}");
         }
     }
 
-    fn admit(&self, op: u64, id: &str, fence: lockcore::ExclusiveFence) -> anyhow::Result<()> {
+    fn admit(&self, op: u64, id: &str, fence: lockcore::ExclusiveFence) -> io::Result<()> {
         let path = self.plan.resources.join(id);
         let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
         if file.try_lock().is_err() {
@@ -357,7 +397,9 @@ impl Worker<'_> {
         file.read_to_string(&mut seen)?;
         let mut numbers = seen.split_whitespace().map(str::parse);
         let mut guard = match (numbers.next(), numbers.next()) {
-            (Some(exclusive), Some(highest)) => FenceGuard::restore(exclusive?, highest?),
+            (Some(exclusive), Some(highest)) => {
+                FenceGuard::restore(exclusive.map_err(io::Error::other)?, highest.map_err(io::Error::other)?)
+            }
             _ => FenceGuard::new(),
         };
         let admitted = guard.admit_exclusive(fence).is_ok();
@@ -369,6 +411,11 @@ impl Worker<'_> {
         self.recorder.now(op, Stage::Wrote { id: id.to_owned(), fence: fence.number(), admitted });
         Ok(())
     }
+}
+
+/// Returns the id of a number.
+pub fn id(number: u64) -> String {
+    format!("id-{number:03}")
 }
 
 /// The mode of an id: each third one is for slots, whose limit is the same for all, and the others are shared now and then.

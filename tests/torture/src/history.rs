@@ -4,7 +4,8 @@
 //! the clock that goes on during suspend, which all processes of a machine share.
 
 use std::{
-    fs::{File, OpenOptions},
+    collections::BTreeMap,
+    fs::{self, File, OpenOptions},
     io::{self, BufRead, BufReader, Write},
     path::Path,
     sync::{
@@ -13,8 +14,16 @@ use std::{
     },
 };
 
+use lockcore_judge::check::{self, Report};
 pub use lockcore_judge::history::{Claim, Line, Mode, Outcome, Stage};
-use nix::time::{ClockId, clock_gettime};
+use rustix::time::{ClockId, clock_gettime};
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const CLOCK: ClockId = ClockId::Boottime;
+
+/// Elsewhere the monotonic clock is the best there is.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+const CLOCK: ClockId = ClockId::Monotonic;
 
 /// The history of one process, in a file that outlives the process.
 #[derive(Debug)]
@@ -58,14 +67,27 @@ impl Recorder {
     }
 }
 
-/// Reads the moment.
-///
-/// # Panics
-/// Where the system has no such clock.
+/// Reads the moment, in nanoseconds since the start of the machine.
 pub fn now() -> u64 {
-    let time = clock_gettime(ClockId::CLOCK_BOOTTIME).expect("Linux has this clock");
-    u64::try_from(time.tv_sec() * 1_000_000_000 + time.tv_nsec())
-        .expect("it counts from the start of the machine")
+    let time = clock_gettime(CLOCK);
+    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+}
+
+/// Checks the histories in a folder.
+///
+/// # Errors
+/// When they cannot be read.
+pub fn check(folder: &Path) -> io::Result<Report> {
+    let mut histories = BTreeMap::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "jsonl") {
+            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            let failed = |error| io::Error::other(format!("{}: {error}", path.display()));
+            histories.insert(name, read(&path).map_err(failed)?);
+        }
+    }
+    Ok(check::check(&histories))
 }
 
 /// Reads the history of one process.
