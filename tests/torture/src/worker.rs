@@ -230,7 +230,7 @@ impl Worker<'_> {
             let claims = &claims;
             let work = async {
                 if cheat == Some(Cheat::NoLock) {
-                    self.callback(rng, op, claims, None, cheat).await;
+                    self.callback(rng, op, claims, None, cheat, false).await;
                     return Outcome::Done;
                 }
                 if is_guard {
@@ -238,11 +238,11 @@ impl Worker<'_> {
                         Ok(guard) => guard,
                         Err(error) => return outcome(Err(error)),
                     };
-                    self.callback(rng, op, claims, Some(guard.held()), cheat).await;
+                    self.callback(rng, op, claims, Some(guard.held()), cheat, true).await;
                     return outcome(guard.release().await);
                 }
                 let callback = |held: Held| async move {
-                    self.callback(rng, op, claims, Some(&held), cheat).await;
+                    self.callback(rng, op, claims, Some(&held), cheat, false).await;
                     Ok::<(), Infallible>(())
                 };
                 outcome(call.with_held_locks(set, callback).await)
@@ -322,6 +322,7 @@ impl Worker<'_> {
         claims: &[Claim],
         held: Option<&Held>,
         cheat: Option<Cheat>,
+        is_guard: bool,
     ) {
         let is_held = || held.is_none_or(|held| held.check().is_ok());
         let at = history::now();
@@ -354,8 +355,10 @@ impl Worker<'_> {
         {
             self.operation(rng, above).await;
         }
-        if cheat != Some(Cheat::Overstay) {
-            self.recorder.now(op, Stage::Left);
+        // A guard that is released late, as its process stood still, is released: users have to look whether they held it.
+        let at = history::now();
+        if cheat != Some(Cheat::Overstay) && (!is_guard || is_held()) {
+            self.recorder.at(at, op, Stage::Left);
         }
     }
 
