@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lockcore::LockingService;
+use lockcore::{LockingService, Once};
 use lockcore_any::Config;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
@@ -27,11 +27,10 @@ async fn every_night(locks: &LockingService, first: Instant, report: impl AsyncF
     nights.set_missed_tick_behavior(MissedTickBehavior::Skip);
     loop {
         nights.tick().await;
-        // Longer than the hosts' clocks differ, and shorter than the time between two nights.
-        match locks.keep_for(HOUR).with_locks(["nightly-report"], async || report().await).await {
-            Ok(()) => {}
-            Err(error) if error.is_contention() => {} // another host runs it, or has run it
-            Err(error) => eprintln!("no report tonight: {error}"),
+        match locks.once_per("nightly-report", 24 * HOUR).run(async || report().await).await {
+            Ok(Once::Here(ran)) if !ran.confirmed => eprintln!("the report may be made again: the store is away"),
+            Ok(_) => {} // it ran here, or another host runs it, or has run it
+            Err(error) => eprintln!("no report of this host: {error}"),
         }
     }
 }
