@@ -303,7 +303,7 @@ pub async fn a_lost_fire_is_reported<B: Backend>(store: Store<B>) {
     if !store.capabilities().breaking {
         return;
     }
-    let rig = Rig::new(&store);
+    let rig = Rig::with(&store, |builder| builder.lease(store.lasting()));
     for id in [ID, RUNNING] {
         let guard = rig.locks.once(NAME, FIRE).lock().await.expect("the store answers").here();
         let guard = guard.expect("it is free");
