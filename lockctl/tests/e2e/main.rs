@@ -33,7 +33,7 @@ use tokio::signal::unix::{self, SignalKind};
 
 use crate::stores::{Test, trials};
 
-const TESTS: [&[Test]; 19] = [
+const TESTS: [&[Test]; 21] = [
     administration::TESTS,
     aws::TESTS,
     configuring::TESTS,
