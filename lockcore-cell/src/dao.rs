@@ -17,7 +17,7 @@ use crate::{
     error::StoreError,
     parts::Part,
     probe,
-    step::{Hold, Request, Step, Verdict, micros},
+    step::{Hold, Losses, Request, Step, Verdict, micros},
     store::{Prepared, Store, hosted},
     table::Claim,
     takeover::Scope,
@@ -159,6 +159,13 @@ impl<L: Cell, I: Ident, C: ContextId> CellLockDao<L, I, C> {
         Ok(Renewed { lost: grant.losses(losses), since })
     }
 
+    async fn released(&self, hold: &Hold) -> Result<Losses, StoreError> {
+        let (store, held) = (self.store.clone(), hold.clone());
+        hosted(async move { store.table_with(&held, |_| true).await.map(drop) }).await?;
+        let (parts, freed) = (self.store.parts(hold.ids()), hold.clone());
+        self.store.submit(parts, false, move |step| step.release(&freed)).await
+    }
+
     async fn is_unprepared(&self, scope: &Scope, prepared: &Prepared) -> Result<bool, StoreError> {
         let (store, scope, prepared) = (self.store.clone(), scope.clone(), prepared.clone());
         hosted(async move { store.is_unprepared(&scope, &prepared).await }).await
@@ -232,20 +239,19 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
     async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
         let hold = Self::hold(grant);
         self.store.own.renews_no_more(hold.locks.iter().map(|(_, fence)| *fence));
-        let (store, held) = (self.store.clone(), hold.clone());
-        let known = hosted(async move { store.table_with(&held, |_| true).await.map(drop) }).await;
-        self.report(known)?;
         let (mut losses, mut failed, mut left) = (Vec::new(), Vec::new(), vec![(0, hold)]);
         let mut is_whole = true;
         while let Some((first, mut hold)) = left.pop() {
-            let (parts, freed) = (self.store.parts(hold.ids()), hold.clone());
-            let released = self.store.submit(parts, false, move |step| step.release(&freed)).await;
-            match released {
+            match self.released(&hold).await {
                 Ok(lost) => {
                     losses.extend(lost.into_iter().map(|(position, reason)| (first + position, reason)));
                 }
-                // All of it is too long for a write, by those who wait for it.
-                Err(StoreError::Full { .. }) if hold.locks.len() > 1 => {
+                // All of it is too long for a write, by those who wait for it, or one of its cells cannot be read.
+                Err(error)
+                    if hold.locks.len() > 1
+                        && self.store.is_apart()
+                        && (matches!(error, StoreError::Full { .. }) || error.is_of_content()) =>
+                {
                     is_whole = false;
                     let rest = hold.locks.split_off(hold.locks.len() / 2);
                     left.push((first + hold.locks.len(), Hold { locks: rest, ..hold.clone() }));

@@ -268,7 +268,8 @@ impl<C: Cell> Store<C> {
             };
             // It waits now, and others may go meanwhile.
             self.queue.free(&std::mem::take(&mut tries.reserved));
-            let is_contended = matches!(error, StoreError::Contended { .. });
+            let (is_contended, is_content) =
+                (matches!(error, StoreError::Contended { .. }), error.is_of_content());
             // Beside a store that is away there is no other one.
             let rests = is_contended.then(|| Rests::begin(&self.queue));
             self.drive();
@@ -285,6 +286,10 @@ impl<C: Cell> Store<C> {
                 false => Err(error.or_done_before(tries.in_doubt)),
             };
             drop(rests);
+            if rested.is_err() && self.is_apart() && is_content && batch.len() > 1 {
+                // It is about those that look at that cell.
+                return batch.into_iter().map(|job| vec![job]).collect();
+            }
             if rested.is_err() && self.is_apart() && has_groups(&batch) {
                 // It may be about some of them only.
                 return groups(batch);
@@ -315,7 +320,10 @@ impl<C: Cell> Store<C> {
             self.notify(&parts).await;
             return Ok(Some(number));
         }
-        self.own.retire(|name| known.table.sessions().contains(name));
+        if self.own.retire(|name| known.table.sessions().contains(name)) {
+            // Their places move to the other name when they ask again.
+            self.waiters.wake_all();
+        }
         let own = &match self.is_apart() && batch.iter().any(|job| job.grows()) {
             true => self.begin().await?,
             false => self.own.name().0,
@@ -385,8 +393,14 @@ impl<C: Cell> Store<C> {
                 batch.remove(position).answer(Err(full));
                 return Ok(None);
             }
-            if bytes > most && batch.len() == 1 && parts.len() > 1 {
-                return Err(StoreError::Full { bytes, max: most, in_doubt: tries.in_doubt });
+            if bytes > most && parts.len() > 1 {
+                let full = StoreError::Full { bytes, max: most, in_doubt: tries.in_doubt };
+                let longest = batch.iter().enumerate().max_by_key(|(_, job)| job.parts().len());
+                match longest.filter(|_| batch.len() > 1) {
+                    Some((position, _)) => batch.remove(position).answer(Err(full)),
+                    None => return Err(full),
+                }
+                return Ok(None);
             }
         }
         let begun = (order::next(), Moment::now());

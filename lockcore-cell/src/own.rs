@@ -58,13 +58,15 @@ impl OwnSession {
     }
 
     /// Goes on under another name, if the cell is old and nothing of this one `is_used`, as far as is known: what it holds elsewhere is
-    /// renewed there.
-    pub(crate) fn retire(&self, is_used: impl FnOnce(&str) -> bool) {
+    /// renewed there. Returns whether it does.
+    pub(crate) fn retire(&self, is_used: impl FnOnce(&str) -> bool) -> bool {
         let mut state = self.state();
         let is_old = state.last.as_ref().is_some_and(|last| last.elapsed() >= RETIRED_AFTER);
-        if is_old && !is_used(&state.name) {
+        let retires = is_old && !is_used(&state.name);
+        if retires {
             *state = State::new();
         }
+        retires
     }
 
     /// Has the heartbeat of the session with this name renew grants, for now; for the longest lease of those that have this fence, if

@@ -437,7 +437,7 @@ impl<C: Cell> Store<C> {
         let is_partial =
             !step.is_whole(&hold) || lost.iter().any(|(_, reason)| *reason == LossReason::Expired);
         // A heartbeat that is too long would lose all that it renews.
-        let is_full = self.own.is_full_for(&fences, self.cell.most_bytes());
+        let is_full = self.own.is_full_for(&fences, self.cell.most_bytes().min(1 << 20));
         if is_partial || is_full || step.is_shorter(&hold) {
             return Ok((self.renew_in_table(hold, None).await?, None));
         }

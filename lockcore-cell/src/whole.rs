@@ -15,6 +15,7 @@ use crate::{
     parts::{IDS, Part},
     step::Step,
     store::{Prepared, Store},
+    table::Table,
     takeover::Scope,
 };
 
@@ -196,10 +197,12 @@ impl<C: Cell> Store<C> {
             for part in parts {
                 // That the last writes of processes are forgotten is no reason to write.
                 let changes = |step: &mut Step<'_>| {
-                    let before = (step.table.ids.clone(), step.table.places.clone());
+                    let state =
+                        |table: &Table| (table.ids.clone(), table.places.clone(), table.there.clone());
+                    let before = state(step.table);
                     step.room_for_all();
                     step.sweep(left, WRITES_KEPT);
-                    before != (step.table.ids.clone(), step.table.places.clone())
+                    before != state(step.table)
                 };
                 match self.by(std::slice::from_ref(&part), changes).await? {
                     true => over.push(part),

@@ -218,7 +218,7 @@ async fn lock_confirmed(
 
 /// Waits for what is still under way in the background, but not for longer than `grace`.
 ///
-/// Now and then it sweeps, if that was not done for long: where all locks are taken by short processes none else does.
+/// Now and then it sweeps, if that was not done for long: where all locks are taken by short processes no other process does.
 pub(crate) async fn settle(locks: &LockingService, grace: Duration) {
     if std::process::id().is_multiple_of(32) && locks.dao().capabilities().sweeping {
         let mut unless_within = Some(SWEEP_EVERY);

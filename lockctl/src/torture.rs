@@ -88,6 +88,12 @@ pub(crate) async fn torture(mut global: Global, args: Torture, output: Output) -
         return Err(Failure::usage("--namespace: it makes one of its own, leave it out"));
     }
     let namespace = format!("torture-{}", &Uuid::new_v4().simple().to_string()[..12]);
+    // Each way, as a process that cannot connect would only wait.
+    for store in args.stores.iter().skip(1) {
+        let first = global.url.replace(store.clone());
+        session::open_existing_in(&global, &namespace).await?;
+        global.url = first;
+    }
     let (locks, config) = session::open_existing_in(&global, &namespace).await?;
     let store = config.store().map_err(lockcore_any::ConnectError::from)?;
     let capabilities = locks.dao().capabilities();

@@ -7,7 +7,7 @@ use std::{
 };
 
 use lockcore::{
-    BackendErrorKind, Event, LockError, LockingError, LockingService, Once, OnceCall, Ran, Target,
+    BackendErrorKind, Event, LockError, LockingError, LockingService, Once, OnceCall, Ran, Target, Wait,
 };
 use lockcore_memory::{Fault, MemoryLockDao, SimulatedLockDao, Step};
 use tokio::time::{Instant, sleep, timeout};
@@ -218,6 +218,25 @@ async fn a_period_runs_a_job_once_whatever_the_clocks_of_the_hosts_say() {
         assert!(!runs(daily()).await, "{day}");
         sleep(DAY - HOUR - 5 * MINUTE).await;
     }
+}
+
+/// A host that waits is told that a job ran which took longer than it is kept from its start.
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_a_long_job_of_a_period_does_not_run_it_again() {
+    let (_, locks) = simulated();
+    let long = async {
+        let ran = locks.once_per("nightly", DAY).run(async || {
+            sleep(13 * HOUR).await;
+            job().await
+        });
+        assert!(ran.await.unwrap().here().unwrap().confirmed);
+    };
+    let waiting = async {
+        sleep(SECOND).await;
+        let call = locks.wait(Wait::up_to(DAY)).once_per("nightly", DAY);
+        assert!(!runs(call).await);
+    };
+    tokio::join!(long, waiting);
 }
 
 #[tokio::test(start_paused = true)]

@@ -126,7 +126,9 @@ pub(crate) async fn the_documented_access_list_is_enough_and_no_more() -> TestRe
         let error = replicated.acquire(&us.request(["d"])).await.expect_err("there are no replicas");
         assert_eq!(error.kind(), BackendErrorKind::Unavailable, "it may wait for them: {error}");
         let looked_at = store.dao().doctor().await?;
-        assert!(looked_at.iter().all(|finding| finding.severity == Severity::Ok), "{looked_at:?}");
+        // These servers write no append-only file, which is told.
+        let is_well = |finding: &&Finding| finding.severity == Severity::Ok || finding.check == "persistence";
+        assert!(looked_at.iter().all(|finding| is_well(&finding)), "{looked_at:?}");
 
         raw.ask::<()>("SET theirs precious").await?;
         let as_locks = place.raw().await?;

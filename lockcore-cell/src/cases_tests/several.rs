@@ -255,6 +255,22 @@ async fn a_release_is_not_about_the_other_ids_of_a_waiter() {
     one.release(&held).await.expect("a can be read");
 }
 
+/// An id whose cell cannot be read keeps no other one of its set from being freed.
+#[tokio::test(start_paused = true)]
+async fn what_can_be_read_is_released() {
+    let world = World::new();
+    let (one, two) = (world.dao_of_several().await, world.dao_of_several().await);
+    let set = request(&["a", "b", "c"]);
+    let Ok(Acquired::Granted(granted)) = one.acquire(&set).await else { panic!("it is free") };
+    let grant = Grant::new(set.context, set.claims.clone(), granted, set.lease);
+    world.put("id/x62", b"{\"format\":2}".to_vec());
+    let released = one.release(&grant).await.expect("most of it can be read");
+    assert_eq!(released.failed.iter().map(|(target, _)| target.clone()).collect::<Vec<_>>(), [id("b")]);
+    assert!(released.lost.is_empty(), "{released:?}");
+    take(&two, "a").await;
+    take(&two, "c").await;
+}
+
 /// A place that got lost in one of its cells is put back when its waiter asks again.
 #[tokio::test(start_paused = true)]
 async fn a_place_with_the_ticket_of_another_one_is_served() {

@@ -7,7 +7,8 @@ use super::{
     open::Ticket,
 };
 use crate::{
-    AcquireRequest, Acquired, AttemptId, BackendError, Conflict, ContextId, Ident, LockDao, Withdraw,
+    AcquireRequest, Acquired, AttemptId, BackendError, Conflict, ConflictReason, ContextId, Ident, LockDao,
+    Withdraw,
     clock::{Moment, within},
 };
 
@@ -41,6 +42,8 @@ pub(crate) struct Attempt<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
     lease: Option<Duration>,
     keep_for: Option<Duration>,
     once: bool,
+    /// The fence of the grant of the first id by which the fire seems to have run.
+    ran: Option<u64>,
     /// Measured where a lease or a limit needs it.
     sent: Option<Box<Sent>>,
     stopwatch: Stopwatch,
@@ -67,10 +70,30 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         self.request.as_ref().expect("taken only when the attempt ends")
     }
 
-    /// Returns whether the fire of [`once`](super::Call::once) that was asked for has run: the id that is locked while it runs, the
-    /// second one, is in no way, and it would be waited for in vain.
-    pub(crate) fn has_run(&self, conflicts: &[Conflict<I, C>]) -> bool {
-        self.once && conflicts.iter().all(|conflict| conflict.target != self.request().claims[1].target)
+    /// Returns whether the fire of [`once`](super::Call::once) that was asked for has run, so that it would be waited for in vain: two
+    /// answers one after the other say that the same grant holds the first id, and none the second one, which is locked while it runs.
+    /// Not every store looks at both at one moment.
+    pub(crate) fn has_run(&mut self, conflicts: &[Conflict<I, C>]) -> bool {
+        let ran = self.ran(conflicts);
+        ran.is_some() && std::mem::replace(&mut self.ran, ran) == ran
+    }
+
+    /// Returns whether one answer says so.
+    pub(crate) fn may_have_run(&mut self, conflicts: &[Conflict<I, C>]) -> bool {
+        self.ran = self.ran(conflicts);
+        self.ran.is_some()
+    }
+
+    fn ran(&self, conflicts: &[Conflict<I, C>]) -> Option<u64> {
+        let [first, running] = &self.request().claims[..] else { return None };
+        let of_first = |conflict: &Conflict<I, C>| match &conflict.reason {
+            ConflictReason::Held { holders, .. } if conflict.target == first.target => {
+                holders.first().map(|holder| holder.fence)
+            }
+            _ => None,
+        };
+        let is_running = conflicts.iter().any(|conflict| conflict.target == running.target);
+        conflicts.iter().find_map(of_first).filter(|_| self.once && !is_running)
     }
 
     /// Sends the request and waits for the answer.

@@ -294,6 +294,8 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Hold<'s, I, C, D> {
         if let Some(ticket) = self.ticket.take_if(|_| !is_done) {
             Cleanup::release(others, None, None).start((*self.service).clone(), ticket);
         }
+        // A renewal that was under way may call the other locks lost.
+        self.rest = Rest::Released;
         Ok(true)
     }
 

@@ -78,7 +78,8 @@ impl Keep {
     /// Returns how much of it is left after a success now.
     fn left(self, lease: Option<&Lease>) -> Duration {
         match (self, lease) {
-            (Keep::FromGrant(lasts), Some(lease)) => lease.since.left_of(lasts),
+            // A lease at least, so that those who wait for it see that it ran.
+            (Keep::FromGrant(lasts), Some(lease)) => lease.since.left_of(lasts).max(lease.length),
             _ => self.lasts(),
         }
     }
@@ -107,7 +108,7 @@ impl<'a, C: ContextId, D: LockDao<String, C>> Call<'a, String, C, D> {
     /// A name that is made of the time at which a host starts differs where clocks do.
     ///
     /// A call that [waits](Self::wait) does so while the job runs elsewhere, and runs it if it failed there; it ends as soon as it ran. It
-    /// takes no place in a queue, and asks each second. The locks have a lease, of 30 s if the call has none, and are
+    /// takes no place in a queue, and asks each second. The locks have a lease, of 30 s if neither the call nor the store has one, and are
     /// [detached](Self::detached). A [context](Self::context) or [`keep_for`](Self::keep_for) cannot be given.
     ///
     /// The ids are `NAME@FIRE`, and while it runs `NAME@FIRE@running`. To have a fire run again, release or break `NAME@FIRE`.
@@ -268,10 +269,12 @@ impl<'a, C: ContextId, D: LockDao<String, C>> OnceCall<'a, C, D> {
             Ok(hold) => Ok(Once::Here(hold)),
             Err(LockingError::NotLocked { failures, timed_out }) => {
                 let holder = |id| failures.iter().find_map(|failure| holder_of(failure, id));
+                // One that is frozen may run.
+                let may_run = || failures.iter().any(|failure| is_about(failure, &running));
                 match (holder(&running), holder(&first)) {
                     (Some(by), _) => Ok(Once::Running(by.clone())),
-                    (None, Some(by)) => Ok(Once::RanBefore(by.clone())),
-                    (None, None) => Err(LockingError::NotLocked { failures, timed_out }),
+                    (None, Some(by)) if !may_run() => Ok(Once::RanBefore(by.clone())),
+                    _ => Err(LockingError::NotLocked { failures, timed_out }),
                 }
             }
             Err(error) => Err(error),
@@ -316,6 +319,10 @@ impl<C: ContextId, D: LockDao<String, C>> fmt::Debug for OnceCall<'_, C, D> {
             .field("keep", keep)
             .finish_non_exhaustive()
     }
+}
+
+fn is_about<C>(failure: &Failure<String, C>, id: &String) -> bool {
+    matches!(failure, Failure::Conflict(Conflict { target: Target::Id(target), .. }) if target == id)
 }
 
 fn holder_of<'f, C>(failure: &'f Failure<String, C>, id: &String) -> Option<&'f Holder<C>> {

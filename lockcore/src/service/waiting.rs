@@ -32,6 +32,7 @@ const AT_ONCE: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(1);
 
 type Answer<I, C> = Result<Acquired<I, C>, Unanswered>;
+
 /// The reasons that the store gave last, and when it did.
 pub(super) struct Seen<I, C> {
     failures: Vec<Failure<I, C>>,
@@ -58,6 +59,13 @@ pub(crate) async fn wait<'s, I: Ident, C: ContextId, D: LockDao<I, C>>(
     {
         return Err(LockingError::SelfDeadlock { target });
     }
+    let first = match first {
+        Ok(Acquired::Refused(conflicts)) if attempt.may_have_run(&conflicts) => {
+            let limit = if let Strategy::Queue { limit } = wait { *limit } else { None };
+            Box::pin(attempt.ask_again(limit)).await
+        }
+        first => first,
+    };
     let is_waiting = !matches!(wait, Strategy::Never);
     let _waiting = is_waiting.then(|| Raised::by(1, WAITING, attempt.service().capabilities.backend));
     match wait {

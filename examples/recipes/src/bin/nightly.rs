@@ -28,7 +28,9 @@ async fn every_night(locks: &LockingService, first: Instant, report: impl AsyncF
     loop {
         nights.tick().await;
         match locks.once_per("nightly-report", 24 * HOUR).run(async || report().await).await {
-            Ok(Once::Here(ran)) if !ran.confirmed => eprintln!("the report may be made again: the store is away"),
+            Ok(Once::Here(ran)) if !ran.confirmed => {
+                eprintln!("the report may be made again: the store is away")
+            }
             Ok(_) => {} // it ran here, or another host runs it, or has run it
             Err(error) => eprintln!("no report of this host: {error}"),
         }

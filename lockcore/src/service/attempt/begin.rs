@@ -55,6 +55,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             lease: settings.lease,
             keep_for: settings.keep_for,
             once: settings.once,
+            ran: None,
             sent: None,
             stopwatch: Stopwatch::start(),
             span,
