@@ -11,7 +11,15 @@ mod costs;
 
 pub use costs::costs;
 
-use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures_util::future::join;
@@ -110,10 +118,23 @@ where
 
 /// Writes a cell, which has to be done.
 async fn write<C: Cell>(cell: &C, name: &str, at: Option<&C::Version>, content: &str) -> C::Version {
-    let content = content.to_owned();
-    let written = answer(|| cell.replace(name, at, Bytes::from(content.clone()))).await;
-    let Written::Done(version) = written else { panic!("{name} is not written") };
-    version
+    let (content, in_doubt) = (Bytes::from(content.to_owned()), AtomicBool::new(false));
+    let (sent, doubt) = (&content, &in_doubt);
+    let written = answer(move || async move {
+        let written = cell.replace(name, at, sent.clone()).await;
+        doubt.fetch_or(written.as_ref().is_err_and(BackendError::in_doubt), SeqCst);
+        written
+    });
+    match written.await {
+        Written::Done(version) => version,
+        // Its answer came too late, and it was sent again.
+        Written::Refused if in_doubt.load(SeqCst) => {
+            let (version, found) = read(cell, name).await;
+            assert_eq!(found, content, "{name} is not written");
+            version
+        }
+        Written::Refused => panic!("{name} is not written"),
+    }
 }
 
 /// Writes a cell, which has to be refused.
