@@ -27,8 +27,8 @@ const BETWEEN_LOOKS: Exponential =
 /// long enough by the backend itself.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
-/// A store that has not answered for so long is named when the time of a wait is over. An answer that takes less than that may just
-/// have been cut off by the end of the wait.
+/// A store that has not answered for so long is named when the time of a wait is over, unless its steps take longer. An answer that
+/// takes less than that may just have been cut off by the end of the wait.
 const SILENCE: Duration = Duration::from_secs(1);
 
 type Answer<I, C> = Result<Acquired<I, C>, Unanswered>;
@@ -210,10 +210,20 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'_, I, C, D> {
     fn unanswered(&mut self, unanswered: Unanswered, before: Seen<I, C>) -> LockError<I, C> {
         match unanswered {
             Unanswered::Failed(error) => self.failed(error),
-            Unanswered::TimedOut if before.failures.is_empty() || self.waits_for_answer() >= SILENCE => {
-                self.timed_out(before.and_then_failed(BackendError::no_answer()))
+            Unanswered::TimedOut => {
+                let waits = self.waits_for_answer();
+                self.timed_out_unanswered(before, waits)
             }
-            Unanswered::TimedOut => self.timed_out(before),
+        }
+    }
+
+    /// The outcome of an attempt that ran out of time when the store had not answered for so long. What was seen before says why it
+    /// waits, unless that is long for this store: one with long leases takes long for a step where many processes write.
+    pub(super) fn timed_out_unanswered(&mut self, seen: Seen<I, C>, silent: Duration) -> LockError<I, C> {
+        let long = SILENCE.max(self.service().capabilities.min_lease / 2);
+        match silent < long && !seen.failures.is_empty() {
+            true => self.timed_out(seen),
+            false => self.timed_out(seen.and_then_failed(BackendError::no_answer())),
         }
     }
 

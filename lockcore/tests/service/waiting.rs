@@ -220,6 +220,19 @@ async fn giving_up_does_not_wait_for_a_store_that_hangs() {
     assert_silent(tokio::time::timeout(10 * SECOND, call).await.expect("the call hangs"));
 }
 
+/// A store with long leases takes more than a second for a withdrawal when many processes write: that is no outage.
+#[tokio::test(start_paused = true)]
+async fn a_store_of_slow_steps_is_not_blamed_for_one() {
+    let dao = Rigged::with(0, |it| it.min_lease = 10 * SECOND);
+    let locks = dao.service();
+    let _holder = locks.lock(["a"]).await.unwrap();
+    dao.always(Step::Withdraw, Fault::Hangs);
+    let call = locks.wait(Wait::up_to(5 * SECOND)).run_locked(["a"], async || {});
+    let (timed_out, failures) = timed_out(call.await);
+    assert_eq!(timed_out.phase, Phase::Waiting);
+    assert!(matches!(&failures[..], [Failure::Conflict(_)]), "{failures:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn retries_are_counted_and_the_backoff_knows_which_it_is() {
     for dao in both_kinds() {

@@ -124,7 +124,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
             Some(Ok(Some(granted))) => Ok(self.hold(granted)),
             Some(Ok(None)) => Err(self.timed_out(seen)),
             Some(Err(error)) => Err(self.timed_out(seen.and_then_failed(error))),
-            None => Err(self.timed_out(seen.and_then_failed(BackendError::no_answer()))),
+            None => Err(self.timed_out_unanswered(seen, LAST_ANSWER)),
         }
     }
 
