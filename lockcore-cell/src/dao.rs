@@ -5,7 +5,7 @@ use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 use lockcore::{
     BackendError, BreakMode, Broken, Capabilities, ContextId, Finding, Grant, Ident, Inspection, Listing,
     LockDao, Page, Released, Renewed, Swept, Target,
-    backend::{AcquireRequest, Acquired, Moment, Withdraw, Withdrawn, unique_name},
+    backend::{AcquireRequest, Acquired, Moment, Wakeup, Withdraw, Withdrawn, unique_name},
     protocol,
 };
 use uuid::Uuid;
@@ -15,6 +15,7 @@ use crate::{
     cell::Cell,
     doctor,
     error::StoreError,
+    halves::Halves,
     parts::Part,
     probe,
     step::{Hold, Losses, Request, Step, Verdict, micros},
@@ -23,6 +24,9 @@ use crate::{
     takeover::Scope,
     verify,
 };
+
+/// The time after which a waiter without a place asks again.
+const WITHOUT_PLACE: Duration = Duration::from_secs(1);
 
 /// Locks in the cells of a store; see the [crate](crate).
 pub struct CellLockDao<L: Cell, I = String, C = Uuid> {
@@ -153,17 +157,36 @@ impl<L: Cell, I: Ident, C: ContextId> CellLockDao<L, I, C> {
         }
     }
 
+    /// Asks for a set of which a write with a place in the queue is too long: it waits without one, and asks again.
+    async fn acquired_without_place(
+        &self,
+        request: &AcquireRequest<I, C>,
+        stored: &Request,
+    ) -> Result<Acquired<I, C>, StoreError> {
+        self.store.leave_queue(stored).await?;
+        let looks = Arc::new(Request { queue: false, ..stored.clone() });
+        Ok(match self.acquired(&looks).await? {
+            Verdict::Granted(granted) => Acquired::Granted(granted),
+            Verdict::Refused(conflicts) | Verdict::Queued(conflicts) => Acquired::Queued {
+                conflicts: request.conflicts(conflicts),
+                wakeup: Wakeup::never(),
+                recheck: Some(WITHOUT_PLACE),
+            },
+            Verdict::Withdrawn => return Err(StoreError::Withdrawn),
+        })
+    }
+
     async fn renewed(&self, grant: &Grant<I, C>, is_last: bool) -> Result<Renewed<I>, BackendError> {
         let (store, hold) = (self.store.clone(), Self::hold(grant));
         let (losses, since) = self.report(hosted(async move { store.renew(hold, is_last).await }).await)?;
         Ok(Renewed { lost: grant.losses(losses), since })
     }
 
-    async fn released(&self, hold: &Hold) -> Result<Losses, StoreError> {
+    async fn released(&self, hold: Hold) -> Result<Losses, StoreError> {
         let (store, held) = (self.store.clone(), hold.clone());
         hosted(async move { store.table_with(&held, |_| true).await.map(drop) }).await?;
-        let (parts, freed) = (self.store.parts(hold.ids()), hold.clone());
-        self.store.submit(parts, false, move |step| step.release(&freed)).await
+        let parts = self.store.parts(hold.ids());
+        self.store.submit(parts, false, move |step| step.release(&hold)).await
     }
 
     async fn is_unprepared(&self, scope: &Scope, prepared: &Prepared) -> Result<bool, StoreError> {
@@ -192,7 +215,13 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
         let stored = Self::request(request);
         // Before the place is taken: what is handed over at once must not be missed.
         let wakeup = request.queue.then(|| self.store.waiters.add(stored.attempt));
-        let verdict = self.acquired(&stored).await;
+        let verdict = match self.acquired(&stored).await {
+            Err(StoreError::Full { in_doubt: false, .. }) if request.queue && self.store.is_apart() => {
+                self.store.waiters.remove(&stored.attempt);
+                return self.report(self.acquired_without_place(request, &stored).await);
+            }
+            verdict => verdict,
+        };
         let queued = matches!(verdict, Ok(Verdict::Queued(_)));
         let wakeup = match wakeup {
             Some(wakeup) if queued => {
@@ -229,43 +258,29 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
         request: &AcquireRequest<I, C>,
         how: Withdraw,
     ) -> Result<Withdrawn, BackendError> {
-        let stored = Self::request(request);
-        self.store.waiters.remove(&stored.attempt);
-        let parts = self.store.parts(stored.ids());
-        let held = self.store.submit(parts, false, move |step| step.withdraw(&stored, how)).await;
+        let (store, stored) = (&self.store, Self::request(request));
+        store.waiters.remove(&stored.attempt);
+        let parts = store.parts(stored.ids());
+        let (is_apart, withdrawn) = (store.is_apart() && parts.len() > 1, stored.clone());
+        let held = match store.submit(parts, false, move |step| step.withdraw(&withdrawn, how)).await {
+            Err(error) if how == Withdraw::Undo && is_apart && error.is_of_some() => {
+                store.withdraw_from_each(&stored, how).await.map(|()| None)
+            }
+            held => held,
+        };
         Ok(self.report(held)?.map_or(Withdrawn::Left, Withdrawn::Holds))
     }
 
     async fn release(&self, grant: &Grant<I, C>) -> Result<Released<I>, BackendError> {
         let hold = Self::hold(grant);
         self.store.own.renews_no_more(hold.locks.iter().map(|(_, fence)| *fence));
-        let (mut losses, mut failed, mut left) = (Vec::new(), Vec::new(), vec![(0, hold)]);
-        let mut is_whole = true;
-        while let Some((first, mut hold)) = left.pop() {
-            match self.released(&hold).await {
-                Ok(lost) => {
-                    losses.extend(lost.into_iter().map(|(position, reason)| (first + position, reason)));
-                }
-                // All of it is too long for a write, by those who wait for it, or one of its cells cannot be read.
-                Err(error)
-                    if hold.locks.len() > 1
-                        && self.store.is_apart()
-                        && (matches!(error, StoreError::Full { .. }) || error.is_of_content()) =>
-                {
-                    is_whole = false;
-                    let rest = hold.locks.split_off(hold.locks.len() / 2);
-                    left.push((first + hold.locks.len(), Hold { locks: rest, ..hold.clone() }));
-                    left.push((first, hold));
-                }
-                Err(error) if is_whole => return self.report(Err(error)),
-                Err(error) => {
-                    let error = error.report(&self.place);
-                    let locks = grant.locks.iter().skip(first).take(hold.locks.len());
-                    failed.extend(locks.map(|lock| (lock.target.clone(), error.clone())));
-                }
-            }
-        }
-        Ok(Released { lost: grant.losses(losses), failed })
+        let Halves { lost, failed } =
+            self.report(self.store.in_halves(hold, |half| self.released(half)).await)?;
+        let failed = failed.into_iter().flat_map(|(positions, error)| {
+            let error = error.report(&self.place);
+            grant.locks[positions].iter().map(move |lock| (lock.target.clone(), error.clone()))
+        });
+        Ok(Released { failed: failed.collect(), lost: grant.losses(lost) })
     }
 
     async fn renew(&self, grant: &Grant<I, C>) -> Result<Renewed<I>, BackendError> {

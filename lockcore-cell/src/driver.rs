@@ -286,9 +286,21 @@ impl<C: Cell> Store<C> {
                 false => Err(error.or_done_before(tries.in_doubt)),
             };
             drop(rests);
-            if rested.is_err() && self.is_apart() && is_content && batch.len() > 1 {
-                // It is about those that look at that cell.
-                return batch.into_iter().map(|job| vec![job]).collect();
+            if let Err(error) = &rested
+                && self.is_apart()
+                && is_content
+                && batch.len() > 1
+            {
+                // It is about those that look at that cell. The others go on together, as they may share a part.
+                let readable = self.readable(parts_of(&batch)).await.unwrap_or_default();
+                let fails = |job: &mut Box<dyn Job>| job.parts().iter().any(|part| !readable.contains(part));
+                for job in batch.extract_if(.., fails) {
+                    job.answer(Err(error.clone()));
+                }
+                if batch.is_empty() {
+                    return Vec::new();
+                }
+                continue;
             }
             if rested.is_err() && self.is_apart() && has_groups(&batch) {
                 // It may be about some of them only.
@@ -378,7 +390,8 @@ impl<C: Cell> Store<C> {
         let most = self.cell.most_bytes();
         if (longest > MAX_BYTES || bytes > most) && !is_same {
             // With less beside it, as far as that goes.
-            let others = !std::mem::replace(&mut tries.alone, true) && parts.len() > parts_of(batch).len();
+            tries.alone = true;
+            let others = parts.len() > parts_of(batch).len();
             if others || (self.is_apart() && has_groups(batch)) {
                 return Ok(None);
             }

@@ -75,6 +75,12 @@ impl StoreError {
         matches!(self, StoreError::Corrupt(_) | StoreError::Format { .. } | StoreError::Program { .. })
     }
 
+    /// Returns whether a part of the step may be made where all of it cannot: it is too long for a write, by those who wait for its ids,
+    /// or a cell cannot be read.
+    pub(crate) fn is_of_some(&self) -> bool {
+        matches!(self, StoreError::Full { .. }) || self.is_of_content()
+    }
+
     /// Returns whether the same request may succeed when it is sent again.
     pub(crate) fn again(&self) -> bool {
         matches!(self, StoreError::Cell(error) if error.is_retryable())

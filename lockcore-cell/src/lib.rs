@@ -30,9 +30,11 @@
 //!
 //! # Limits
 //! - The table has 1 MiB at most, some thousand grants, and up to 4 MiB where hundreds of waiters are granted together; what would make
-//!   it larger is refused with [`Busy`](lockcore::BackendErrorKind::Busy), and a set that fits into no table for good.
+//!   it larger is refused with [`Busy`](lockcore::BackendErrorKind::Busy), and a set that fits into no table for good. Where each id has a cell,
+//!   a request whose place would be too long for a write waits without one.
 //! - If the table is removed its locks vanish; each holder learns it from its next renewal. Fences go on above the store's time.
-//! - A process that waits writes its session each 1.2 s, and removes nothing when it ends: the sweep collects sessions some hours later.
+//! - A process that waits writes its session each 1.2 s, and where each id has a cell each process that locks writes it once. None removes
+//!   it when it ends: a sweep collects sessions some hours later.
 //! - A refusal shows what is left of a lease at least: renewals are read only for [`inspect`](lockcore::LockDao::inspect) and
 //!   [`list`](lockcore::LockDao::list).
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -47,6 +49,7 @@ mod doctor;
 mod driver;
 mod error;
 mod format;
+mod halves;
 #[cfg(test)]
 mod hostile_tests;
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! its own, and a step works on a table that is put together from those of its ids.
 
 use std::{
-    collections::{BTreeMap, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     sync::Arc,
 };
 
@@ -28,7 +28,7 @@ impl Part {
         Part(TABLE.to_owned())
     }
 
-    fn of(id: &str) -> Self {
+    pub(crate) fn of(id: &str) -> Self {
         // The first letter makes a name of the empty one, too.
         let digits = |byte: u8| {
             [byte >> 4, byte & 15].map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)]))
@@ -100,6 +100,7 @@ impl<C: Cell> Store<C> {
                         None => table.add(&self.empty(Some(part))),
                     }
                 }
+                table.drop_withdrawn();
                 Arc::new(table)
             }
         };
@@ -181,6 +182,15 @@ impl Table {
                     }
                 }
             }
+        }
+    }
+
+    /// Drops the places of attempts that were withdrawn from another cell: that of this one could not be written.
+    fn drop_withdrawn(&mut self) {
+        let withdrawn: BTreeSet<u64> =
+            self.ids.values().flat_map(|id| id.tombstones.keys().copied()).collect();
+        if !withdrawn.is_empty() {
+            self.places.retain(|_, place| !withdrawn.contains(&place.attempt));
         }
     }
 

@@ -26,6 +26,7 @@ use crate::{
     collect::Cursor,
     driver::Queue,
     error::StoreError,
+    halves::Halves,
     order,
     own::OwnSession,
     parts::{Part, View},
@@ -492,14 +493,17 @@ impl<C: Cell> Store<C> {
         gone: Option<String>,
     ) -> Result<Losses, StoreError> {
         self.own.renews_no_more(hold.locks.iter().map(|(_, fence)| *fence));
-        let parts = self.parts(hold.ids());
         // By the session of before, which is there, as another one may be the own by then.
         let own = if gone.is_some() && self.is_apart() { Some(self.begin().await?) } else { None };
-        let extend = move |step: &mut Step<'_>| {
-            let own = own.clone().unwrap_or_else(|| step.session.to_owned());
-            step.extend(&hold, gone.as_deref().map(|gone| (gone, &*own)))
+        let extend = |hold: Hold| {
+            let (parts, gone, own) = (self.parts(hold.ids()), gone.clone(), own.clone());
+            self.submit(parts, false, move |step| {
+                let own = own.clone().unwrap_or_else(|| step.session.to_owned());
+                step.extend(&hold, gone.as_deref().map(|gone| (gone, &*own)))
+            })
         };
-        self.submit(parts, false, extend).await
+        let Halves { lost, failed } = self.in_halves(hold, extend).await?;
+        failed.into_iter().next().map_or(Ok(lost), |(_, error)| Err(error))
     }
 
     /// Renews grants of this process by its heartbeat, which renews all others of it as well. Returns from when that counts, if a

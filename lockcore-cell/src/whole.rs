@@ -3,13 +3,15 @@
 use std::{
     collections::{BTreeSet, VecDeque},
     sync::Arc,
+    time::Duration,
 };
 
-use lockcore::{Listing, Page, Swept};
+use lockcore::{Listing, Page, Swept, backend::Moment};
 
 use crate::{
     admin,
     cell::Cell,
+    collect::KEPT,
     driver::WRITES_KEPT,
     error::StoreError,
     parts::{IDS, Part},
@@ -25,38 +27,76 @@ const PAGE: usize = 128;
 /// The most pages that one sweep looks at.
 const PAGES: usize = 16;
 
+/// The time from its first call in which a sweep collects sessions: one that was granted something since then, and is not among those
+/// that were seen, is not [old](KEPT) yet.
+const USED: Duration = Duration::from_micros(KEPT / 2);
+
 /// The state of a sweep that takes several calls.
-#[derive(Default)]
+#[derive(Debug)]
 pub(crate) struct Sweeping {
     pages: Pages,
     ids_are_done: bool,
     /// The sessions with a grant or a place in the cells that were looked at.
     used: BTreeSet<String>,
+    begun: Moment,
 }
 
 /// A walk along the cells of ids.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Pages {
     /// The name behind which the next page begins.
     after: Option<String>,
     is_over: bool,
     /// The rest of the last page.
     parts: VecDeque<Part>,
+    /// The reason why one of them could not be read, and was passed.
+    unreadable: Option<StoreError>,
+}
+
+impl Default for Sweeping {
+    fn default() -> Self {
+        Sweeping { pages: Pages::default(), ids_are_done: false, used: BTreeSet::new(), begun: Moment::now() }
+    }
 }
 
 impl<C: Cell> Store<C> {
-    /// Looks at the next parts; returns them, none at the end.
+    /// Looks at the next parts that can be read; returns them, none at the end.
     async fn look_at_next(&self, pages: &mut Pages) -> Result<Vec<Part>, StoreError> {
-        while pages.parts.is_empty() && !pages.is_over {
-            let page = self.cell.list(IDS, pages.after.as_deref()).await?;
-            pages.parts.extend(page.cells.iter().filter_map(|(name, _)| Part::named(name)));
-            pages.after = page.cells.last().filter(|_| page.more).map(|(name, _)| name.clone());
-            pages.is_over = pages.after.is_none();
+        loop {
+            while pages.parts.is_empty() && !pages.is_over {
+                let page = self.cell.list(IDS, pages.after.as_deref()).await?;
+                pages.parts.extend(page.cells.iter().filter_map(|(name, _)| Part::named(name)));
+                pages.after = page.cells.last().filter(|_| page.more).map(|(name, _)| name.clone());
+                pages.is_over = pages.after.is_none();
+            }
+            let most = pages.parts.len().min(PAGE).min(self.cell.at_once());
+            let parts: Vec<Part> = pages.parts.iter().take(most).cloned().collect();
+            let parts = match self.look(&parts).await {
+                Ok(_) => parts,
+                Err(error) if error.is_of_content() => {
+                    pages.unreadable = Some(error);
+                    self.readable(parts).await?
+                }
+                Err(error) => return Err(error),
+            };
+            pages.parts.drain(..most);
+            if most == 0 || !parts.is_empty() {
+                return Ok(parts);
+            }
         }
-        let most = pages.parts.len().min(PAGE).min(self.cell.at_once());
-        let parts: Vec<Part> = pages.parts.drain(..most).collect();
-        self.look(&parts).await?;
-        Ok(parts)
+    }
+
+    /// Returns the parts that can be read, looked at one by one.
+    pub(crate) async fn readable(&self, parts: Vec<Part>) -> Result<Vec<Part>, StoreError> {
+        let mut readable = Vec::new();
+        for part in parts {
+            match self.look(std::slice::from_ref(&part)).await {
+                Ok(_) => readable.push(part),
+                Err(error) if error.is_of_content() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(readable)
     }
 
     /// Lists what is held, waited for or frozen.
@@ -70,6 +110,9 @@ impl<C: Cell> Store<C> {
         let mut pages = Pages { after, ..Pages::default() };
         loop {
             let parts = self.look_at_next(&mut pages).await?;
+            if let Some(error) = pages.unreadable {
+                return Err(error);
+            }
             if parts.is_empty() {
                 return Ok(found);
             }
@@ -111,7 +154,7 @@ impl<C: Cell> Store<C> {
         loop {
             let parts = self.look_at_next(&mut pages).await?;
             if parts.is_empty() {
-                return Ok(freed);
+                return pages.unreadable.map_or(Ok(freed), Err);
             }
             let view = self.view(&parts);
             let holds = view
@@ -164,6 +207,16 @@ impl<C: Cell> Store<C> {
             if more {
                 return Ok(Swept { removed, more, ..Swept::default() });
             }
+        }
+        if let Some(error) = sweeping.pages.unreadable.take() {
+            // All else was swept. The sessions in a cell that cannot be read are not known, so that none is collected.
+            *sweeping = Sweeping::default();
+            return Err(error);
+        }
+        if self.is_apart() && sweeping.begun.elapsed() >= USED {
+            // The next sweep is faster, as this one removed what was over.
+            *sweeping = Sweeping::default();
+            return Ok(Swept { removed, more: false, ..Swept::default() });
         }
         let collected = self.collect(batch, &sweeping.used).await;
         if !matches!(collected, Ok(true)) {
@@ -222,8 +275,8 @@ impl<C: Cell> Store<C> {
                 };
                 removed += self.submit(vec![part], false, sweep).await?.0;
             }
-            if prepared.more && removed > before {
-                // There is more to close than could be closed at once.
+            if prepared.more && (removed > before || prepared.failed.is_empty()) {
+                // There is more to read or to close than could be at once.
                 sweeping.pages.parts.extend(others);
             }
         }

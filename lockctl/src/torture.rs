@@ -230,6 +230,7 @@ pub(crate) async fn torture(mut global: Global, args: Torture, output: Output) -
     output.result(human, machine)?;
     Ok(match (verdict, signalled) {
         (Verdict::Kept, Some(signal)) => code_of(signal),
+        (Verdict::Kept, None) if ended.not_clean.is_some() => Code::Backend as u8,
         (Verdict::Kept, None) => 0,
         (Verdict::Broken, _) => Code::Other as u8,
         (Verdict::NotJudged(code, _), _) => code as u8,
@@ -266,7 +267,7 @@ fn confirm(announced: &str, yes: bool) -> Result<(), Failure> {
     io::stdin().lock().read_line(&mut answer).map_err(|error| failed(&error))?;
     match answer.trim().to_ascii_lowercase().as_str() {
         "y" | "yes" => Ok(()),
-        _ => Err(Failure::other("nothing was done")),
+        _ => Err(Failure::usage("not confirmed: nothing was done")),
     }
 }
 
@@ -316,7 +317,7 @@ impl Run<'_> {
         if let Err(error) = worked {
             let log = fs::read_to_string(self.folder.path().join("workers.log")).unwrap_or_default();
             let last = log.lines().next_back().unwrap_or_default();
-            return Err(Failure::other(format!("{error}: {last}")));
+            return Err(Failure::new(Code::Backend, format!("{error}: {last}")));
         }
         let recorder = Recorder::create(&crew.history(AUDIT)).map_err(|error| failed(&error))?;
         let failure = audit(locks, self.plan, &recorder, drop).await;

@@ -3,14 +3,18 @@
 use std::time::Duration;
 
 use lockcore::{
-    BreakMode, Grant, LockDao, LockingService, Page,
+    BreakMode, Grant, LockDao, LockingService, Page, Wait,
     backend::{AcquireRequest, Acquired, AttemptId, Wake, Withdraw},
 };
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-use super::{SECOND, cells::World, id, request, take};
-use crate::CellLockDao;
+use super::{
+    SECOND,
+    cells::{Denied, World},
+    id, request, take,
+};
+use crate::{CellLockDao, parts::Part};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -223,6 +227,23 @@ async fn a_context_is_freed_from_all_its_cells() {
     take(&dao, "299").await;
 }
 
+/// A cell that cannot be read keeps none of the others, and is told.
+#[tokio::test(start_paused = true)]
+async fn a_context_is_freed_from_what_can_be_read() {
+    let world = World::new();
+    let dao = world.dao_of_several().await;
+    let context = Uuid::from_u128(7);
+    for id in ["a", "b", "c"] {
+        let mine = AcquireRequest { context, ..request(&[id]) };
+        assert!(matches!(dao.acquire(&mine).await, Ok(Acquired::Granted(_))));
+    }
+    world.put("id/x61", b"{\"format\":2}".to_vec());
+    let freed = dao.release_context(&context).await;
+    assert!(freed.is_err(), "it may hold a: {freed:?}");
+    take(&dao, "b").await;
+    take(&dao, "c").await;
+}
+
 /// A page with more old cells that are in use than a sweep collects is passed.
 #[tokio::test(start_paused = true)]
 async fn a_sweep_ends_beside_many_ids_that_are_held_for_long() {
@@ -269,6 +290,192 @@ async fn what_can_be_read_is_released() {
     assert!(released.lost.is_empty(), "{released:?}");
     take(&two, "a").await;
     take(&two, "c").await;
+}
+
+/// Steps of one batch about the same id: that one of them cannot be made fails none of the others.
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_read_fails_only_the_steps_about_it() {
+    let world = World::new();
+    let dao = world.dao_of_several().await;
+    let held = take(&dao, "a").await;
+    world.put("id/x62", b"{\"format\":2}".to_vec());
+    let (before, set) = (waits(&["a"]), request(&["a", "b"]));
+    // The other two go together while this is on its way.
+    let (withdrawn, released, taken) =
+        tokio::join!(dao.withdraw(&before, Withdraw::Undo), dao.release(&held), dao.acquire(&set));
+    withdrawn.expect("a can be read");
+    released.expect("a can be read");
+    assert!(taken.is_err(), "b cannot be read: {taken:?}");
+}
+
+/// Nor does it keep a waiter's place in the others.
+#[tokio::test(start_paused = true)]
+async fn what_can_be_read_is_withdrawn() {
+    let world = World::new();
+    let (one, two, three) =
+        (world.dao_of_several().await, world.dao_of_several().await, world.dao_of_several().await);
+    let (held, _keeps) = (take(&one, "a").await, take(&one, "c").await);
+    let waiting = waits(&["a", "b"]);
+    assert!(matches!(two.acquire(&waiting).await, Ok(Acquired::Queued { .. })));
+    // The process of the place lives.
+    let other = waits(&["c"]);
+    let living = async {
+        wait(&two, &other).await;
+    };
+    let freeing = async {
+        world.put("id/x62", b"{\"format\":2}".to_vec());
+        let withdrawn = two.withdraw(&waiting, Withdraw::Undo).await;
+        assert!(withdrawn.is_err(), "the place is in a cell that cannot be read: {withdrawn:?}");
+        sleep(SECOND).await;
+        release(&one, &held).await;
+        take(&three, "a").await;
+    };
+    tokio::select! { () = living => panic!("it is held"), () = freeing => {} }
+}
+
+/// It counts no more in the one that could not be read, either.
+#[tokio::test(start_paused = true)]
+async fn a_place_that_is_left_in_one_cell_is_in_the_way_of_none() {
+    let world = World::new();
+    let (one, two, three) =
+        (world.dao_of_several().await, world.dao_of_several().await, world.dao_of_several().await);
+    let (_a, _c) = (take(&one, "a").await, take(&one, "c").await);
+    let waiting = waits(&["a", "b"]);
+    assert!(matches!(two.acquire(&waiting).await, Ok(Acquired::Queued { .. })));
+    let before = world.content("id/x62");
+    world.put("id/x62", b"{\"format\":2}".to_vec());
+    assert!(two.withdraw(&waiting, Withdraw::Undo).await.is_err());
+    world.put("id/x62", before.to_string().into_bytes());
+    // The process of the place lives, and its other id is held.
+    let (other, next) = (waits(&["c"]), waits(&["b"]));
+    let served = async { while timeout(10 * SECOND, wait(&three, &next)).await.is_err() {} };
+    tokio::select! {
+        _ = wait(&two, &other) => panic!("it is held"),
+        served = timeout(60 * SECOND, served) => served.expect("b is free"),
+    }
+}
+
+/// A withdrawal that would be too long for a write is made in several.
+#[tokio::test(start_paused = true)]
+async fn a_withdrawal_is_made_in_several_writes_if_it_is_too_long() {
+    let world = World::new();
+    // A tenth of the bounds of etcd.
+    let mut process = world.process();
+    (process.at_once, process.bytes) = (128, Some((120_000, 150_000)));
+    let one = world.dao_with(process.clone(), Duration::from_secs(10)).await;
+    let two = world.dao_with(process, Duration::from_secs(10)).await;
+    let names: Vec<String> = (0..20).map(|number| format!("{:032x}{number:04}", 7)).collect();
+    let set: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mine = request(&set);
+    assert!(matches!(one.acquire(&mine).await, Ok(Acquired::Granted(_))));
+    let large = waits(&set);
+    assert!(matches!(two.acquire(&large).await, Ok(Acquired::Queued { .. })));
+    let mut waiting = Vec::new();
+    for number in 0..120 {
+        let part = &set[number % 4 * 5..][..5];
+        let queued = two.acquire(&waits(part)).await.expect("it is a part of what fits");
+        assert!(matches!(queued, Acquired::Queued { .. }));
+        waiting.push(queued);
+    }
+    two.withdraw(&large, Withdraw::Undo).await.expect("what waits can leave");
+    for name in world.names("id/") {
+        let places = world.content(&name)["places"].clone();
+        let places = places.as_object().expect("others wait").values();
+        let is_left = |place: &serde_json::Value| place["attempt"] == large.attempt.0;
+        assert_eq!(places.filter(|place| is_left(place)).count(), 0, "{name}");
+    }
+}
+
+/// A renewal in the table, for longer than before, is made in several writes as well.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_is_made_in_several_writes_if_it_is_too_long() {
+    let world = World::new();
+    // A tenth of the bounds of etcd.
+    let mut process = world.process();
+    (process.at_once, process.bytes) = (128, Some((120_000, 150_000)));
+    let one = world.dao_with(process.clone(), Duration::from_secs(10)).await;
+    let two = world.dao_with(process, Duration::from_secs(10)).await;
+    let names: Vec<String> = (0..100).map(|number| format!("{:032x}{number:04}", 7)).collect();
+    let set: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mine = request(&set);
+    let Ok(Acquired::Granted(granted)) = one.acquire(&mine).await else { panic!("it is free") };
+    let mut waiting = Vec::new();
+    for part in set.chunks(10).cycle().take(30) {
+        waiting.push(two.acquire(&waits(part)).await.expect("it is a tenth of what fits"));
+    }
+    let longer = |hours| Grant::new(mine.context, mine.claims.clone(), granted.clone(), Some(hours * HOUR));
+    let before = world.counts().1;
+    let renewed = one.renew(&longer(6)).await.expect("what is held can be renewed");
+    assert!(renewed.lost.is_empty(), "{renewed:?}");
+    assert!(world.counts().1 > before + 1, "all of it fits into a write");
+    // A part of the writes is not made: that is an error, and no renewal.
+    let denied = async {
+        let lease =
+            |name: &str| world.content(Part::of(name).name())["ids"][name]["held"][0]["lease"].clone();
+        while !set.iter().any(|name| lease(name) == 7 * 3_600_000_000_u64) {
+            sleep(SECOND / 100).await;
+        }
+        world.deny(Denied::Writes);
+    };
+    let (renewed, ()) = tokio::join!(async { one.renew(&longer(7)).await }, denied);
+    assert!(renewed.is_err(), "{renewed:?}");
+}
+
+/// A set that is too long to wait for with a place is asked for again: what is in the way is told, and it is taken when it is free.
+#[tokio::test(start_paused = true)]
+async fn a_set_that_is_too_long_for_a_place_waits_without_one() {
+    let world = World::new();
+    let mut process = world.process();
+    (process.at_once, process.bytes) = (128, Some((120_000, 150_000)));
+    let one = world.dao_with(process.clone(), Duration::from_secs(10)).await;
+    let two = LockingService::new(world.dao_with(process, Duration::from_secs(10)).await);
+    let names: Vec<String> = (0..100).map(|number| format!("{:032x}{number:04}", 7)).collect();
+    let held = take(&one, &names[50]).await;
+    let waited = two.wait(Wait::up_to(5 * SECOND)).run_locked(&names, async || {}).await;
+    let error = waited.expect_err("an id is held");
+    assert!(error.is_contention(), "{error}");
+    let waiting = two.wait(Wait::up_to(60 * SECOND)).run_locked(&names, async || {});
+    let freeing = async {
+        sleep(5 * SECOND).await;
+        release(&one, &held).await;
+    };
+    let (waited, ()) = tokio::join!(waiting, freeing);
+    waited.expect("it is free");
+}
+
+/// A set cannot be granted to the first of a queue while so many stay behind it that the write is too long: it lets them go first.
+#[tokio::test(start_paused = true)]
+async fn a_queue_that_is_too_long_for_its_first_goes_on() {
+    let world = World::new();
+    let mut process = world.process();
+    (process.at_once, process.bytes) = (128, Some((120_000, 150_000)));
+    let one = world.dao_with(process.clone(), Duration::from_secs(10)).await;
+    let two = LockingService::new(world.dao_with(process.clone(), Duration::from_secs(10)).await);
+    let three = LockingService::new(world.dao_with(process, Duration::from_secs(10)).await);
+    let names: Vec<String> = (0..20).map(|number| format!("{:032x}{number:04}", 7)).collect();
+    let (held, _other) = (take(&one, &names[0]).await, take(&one, "other").await);
+    let first = two.wait(Wait::forever()).run_locked(&names, async || {});
+    // The process of the first lives by this one.
+    let living = two.wait(Wait::forever()).run_locked(["other"], async || {});
+    let others = (0..16).map(|number| {
+        let part = &names[number % 2 * 10..][..10];
+        let three = &three;
+        async move {
+            sleep(SECOND).await;
+            three.wait(Wait::forever()).run_locked(part, async || {}).await
+        }
+    });
+    let freeing = async {
+        sleep(10 * SECOND).await;
+        release(&one, &held).await;
+    };
+    let all = async { tokio::join!(first, futures_util::future::join_all(others), freeing) };
+    let (first, others, ()) = tokio::select! {
+        all = timeout(HOUR, all) => all.expect("nothing is held"),
+        _ = living => panic!("it is held"),
+    };
+    first.expect("its turn comes");
+    assert!(others.iter().all(Result::is_ok), "{others:?}");
 }
 
 /// A place that got lost in one of its cells is put back when its waiter asks again.
@@ -523,6 +730,88 @@ async fn a_sweep_leaves_nothing_that_is_over() {
         .filter(|name| world.content(name)["ids"].as_object().is_some_and(|ids| !ids.is_empty()))
         .count();
     assert_eq!((removed, held), (120, 0), "all leases were over");
+}
+
+/// A cell that cannot be read is passed, and named at the end.
+#[tokio::test(start_paused = true)]
+async fn a_sweep_passes_what_cannot_be_read() {
+    let world = World::new();
+    let ends = |id: &str| AcquireRequest { lease: Some(10 * SECOND), ..request(&[id]) };
+    let unknown = world.dao_of_several().await;
+    assert!(matches!(unknown.acquire(&ends("a")).await, Ok(Acquired::Granted(_))));
+    let session = world.names("session/");
+    let dead = world.dao_of_several().await;
+    for id in ["b", "c"] {
+        assert!(matches!(dead.acquire(&ends(id)).await, Ok(Acquired::Granted(_))));
+    }
+    world.put("id/x61", b"{\"format\":2}".to_vec());
+    sleep(12 * HOUR).await;
+    let dao = world.dao_of_several().await;
+    let error = loop {
+        match dao.sweep(1, None).await {
+            Ok(swept) => assert!(swept.more, "one could not be read"),
+            Err(error) => break error,
+        }
+    };
+    assert!(error.to_string().contains("format 2"), "{error}");
+    for name in ["id/x62", "id/x63"] {
+        assert!(world.content(name)["ids"].as_object().is_none_or(|ids| ids.is_empty()), "{name}");
+    }
+    // It may be in the cell that cannot be read.
+    assert!(session.iter().all(|name| world.names("session/").contains(name)));
+}
+
+/// Those that live are read, and passed, until the dead one among them is found.
+#[tokio::test(start_paused = true)]
+async fn a_sweep_finds_a_dead_session_behind_many_that_live() {
+    let world = World::new();
+    let mut held = Vec::new();
+    for number in 0..8 {
+        let dao = world.dao_of_several().await;
+        let id = format!("{number}");
+        let set = AcquireRequest { lease: Some(10 * SECOND), ..request(&[&*id]) };
+        let Ok(Acquired::Granted(granted)) = dao.acquire(&set).await else { panic!("it is free") };
+        held.push((dao, Grant::new(set.context, set.claims.clone(), granted, set.lease)));
+    }
+    // The last one that is read.
+    let last = world.names("session/").pop().expect("each has one");
+    let is_dead = |(dao, _): &(Dao, Grant<String, Uuid>)| last.ends_with(&*dao.store.own.name().0);
+    for _ in 0..8 {
+        sleep(2 * SECOND).await;
+        for (dao, grant) in held.iter().filter(|of| !is_dead(of)) {
+            assert!(dao.renew(grant).await.expect("the store answers").lost.is_empty());
+        }
+    }
+    let sweeper = world.dao_of_several().await;
+    let (mut removed, mut more) = (0, true);
+    while more {
+        let swept = sweeper.sweep(1, None).await.expect("the store answers");
+        (removed, more) = (removed + swept.removed, swept.more);
+    }
+    assert_eq!(removed, 1);
+}
+
+/// A sweep that goes on over hours has not seen what was granted meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_sweep_of_hours_collects_no_session() {
+    let world = World::new();
+    let leased = |id: &str, lease| AcquireRequest { lease: Some(lease), ..request(&[id]) };
+    let dead = world.dao_of_several().await;
+    for id in ["b", "c"] {
+        assert!(matches!(dead.acquire(&leased(id, 10 * SECOND)).await, Ok(Acquired::Granted(_))));
+    }
+    let one = world.dao_of_several().await;
+    let first = take(&one, "a").await;
+    release(&one, &first).await;
+    let session = format!("session/{}", one.store.own.name().0);
+    sleep(HOUR / 2).await;
+    let sweeper = world.dao_of_several().await;
+    assert!(sweeper.sweep(1, Some(SECOND)).await.expect("the store answers").more);
+    sleep(HOUR / 4).await;
+    assert!(matches!(one.acquire(&leased("a", 24 * HOUR)).await, Ok(Acquired::Granted(_))));
+    sleep(4 * HOUR).await;
+    while sweeper.sweep(1, None).await.expect("the store answers").more {}
+    assert!(world.names("session/").contains(&session));
 }
 
 /// A sweep removes no session with a grant that may be renewed still.

@@ -156,7 +156,8 @@ fn who_is_waited_for_is_shown_and_removed(store: &Store) {
 }
 
 fn a_torture_asks_first(store: &Store) {
-    for (answer, shown, code) in [("n\n", "nothing was done", "code 1"), ("y\n", "violations: 0", "code 0")] {
+    for (answer, shown, code) in [("n\n", "nothing was done", "code 125"), ("y\n", "violations: 0", "code 0")]
+    {
         let mut terminal = Terminal::run(store, "lockctl torture --operations 100 --workers 2; echo code $?");
         terminal.until_shown("continue? [y/N]");
         terminal.typed(answer);
