@@ -263,9 +263,8 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
         let parts = store.parts(stored.ids());
         let (is_apart, withdrawn) = (store.is_apart() && parts.len() > 1, stored.clone());
         let held = match store.submit(parts, false, move |step| step.withdraw(&withdrawn, how)).await {
-            Err(error) if how == Withdraw::Undo && is_apart && error.is_of_some() => {
-                store.withdraw_from_each(&stored, how).await.map(|()| None)
-            }
+            // Also if it were to be kept: what is granted meanwhile is undone.
+            Err(error) if is_apart && error.is_of_some() => store.undo_each(&stored).await.map(|()| None),
             held => held,
         };
         Ok(self.report(held)?.map_or(Withdrawn::Left, Withdrawn::Holds))

@@ -49,28 +49,30 @@ impl<C: Cell> Store<C> {
         Ok(halves)
     }
 
-    /// Ends an attempt in the cell of each of its ids by itself. If it is undone, each has a tombstone then, so that a place that is left
-    /// in one of them counts no more where it is seen together with another one.
-    pub(crate) async fn withdraw_from_each(
-        self: &Arc<Self>,
-        request: &Request,
-        how: Withdraw,
-    ) -> Result<(), StoreError> {
-        let alone = |claim| Request { claims: vec![claim], ..request.clone() };
-        let withdrawals = request.claims.iter().cloned().map(alone).map(|alone| {
+    /// Undoes an attempt in the cell of each of its ids by itself. Each has a tombstone then, for as long as a place that is left in one of
+    /// them may be found; that of the first id refuses a late request.
+    pub(crate) async fn undo_each(self: &Arc<Self>, request: &Request) -> Result<(), StoreError> {
+        let first = request.ids().min();
+        let steps = request.claims.iter().map(|claim| {
+            let lease = if Some(&claim.id) == first { request.lease } else { 0 };
+            let alone = Request { claims: vec![claim.clone()], lease, ..request.clone() };
             let parts = self.parts(alone.ids());
-            self.submit(parts, false, move |step| step.withdraw(&alone, how))
+            self.submit(parts, false, move |step| step.withdraw(&alone, Withdraw::Undo).map(drop))
         });
-        let outcomes = join_all(withdrawals).await;
-        outcomes.into_iter().find_map(Result::err).map_or(Ok(()), Err)
+        join_all(steps).await.into_iter().find_map(Result::err).map_or(Ok(()), Err)
     }
 
     /// Leaves the queue, if the request has a place: with those that stay behind it, a write of what it wants is too long.
     pub(crate) async fn leave_queue(self: &Arc<Self>, request: &Request) -> Result<(), StoreError> {
         let known = self.view(&self.parts(request.ids()));
-        match known.table.ticket_of(&request.context, request.attempt) {
-            Some(_) => self.withdraw_from_each(request, Withdraw::KeepIfGranted).await,
-            None => Ok(()),
+        if known.table.ticket_of(&request.context, request.attempt).is_none() {
+            return Ok(());
         }
+        let steps = request.claims.iter().map(|claim| {
+            let alone = Request { claims: vec![claim.clone()], ..request.clone() };
+            let parts = self.parts(alone.ids());
+            self.submit(parts, false, move |step| step.leave_queue(&alone))
+        });
+        join_all(steps).await.into_iter().find_map(Result::err).map_or(Ok(()), Err)
     }
 }

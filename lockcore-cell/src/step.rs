@@ -161,6 +161,14 @@ impl<'a> Step<'a> {
         kept
     }
 
+    /// Leaves the queue; what was granted meanwhile stays as it is.
+    pub(crate) fn leave_queue(&mut self, request: &Request) {
+        if let Some(ticket) = self.table.ticket_of(&request.context, request.attempt) {
+            let Ok(()) = engine::leave(self, request, ticket);
+        }
+        self.serve();
+    }
+
     /// Frees what the grant holds. What it lost does not keep the rest from being freed.
     pub(crate) fn release(&mut self, hold: &Hold) -> Losses {
         let Ok(lost) = engine::release(self, &hold.context, hold.locks());

@@ -21,8 +21,8 @@ use crate::{
 /// The time for which a heartbeat, and a new place without one, counts.
 pub(crate) const ALIVE: u64 = micros(protocol::HEARTBEAT_LASTS);
 
-/// The time after which a sweep looks again whether the waiters of a session are alive, in microseconds.
-const PLACES_SWEPT: u64 = 60_000_000;
+/// The time after which a sweep looks again whether the waiters of a session are alive, or whether it can be read, in microseconds.
+const SWEPT: u64 = 60_000_000;
 
 /// The sessions that were read, by name.
 pub(crate) type Sessions = BTreeMap<String, Seen>;
@@ -81,6 +81,11 @@ impl Seen {
     /// the store's clock was set back.
     fn is_dead(&self, place: &Place, was_there: bool, now: ServiceTime) -> bool {
         self.cell != SeenCell::Unreadable && self.at <= now.hi && self.alive_until(place, was_there) < self.at
+    }
+
+    /// Returns whether a sweep has read it, and passes it for now.
+    fn was_read_lately(&self, now: ServiceTime) -> bool {
+        self.at <= now.hi && now.lo < self.at.saturating_add(SWEPT)
     }
 
     fn alive_until(&self, place: &Place, was_there: bool) -> u64 {
@@ -235,11 +240,8 @@ impl Needs {
         }
         if *all && !scope.shows {
             // Those that live are overdue again within seconds: each has its turn.
-            let was_read = |place: &&Place| {
-                known
-                    .get(&place.session)
-                    .is_some_and(|seen| seen.at <= now.hi && now.lo < seen.at.saturating_add(PLACES_SWEPT))
-            };
+            let was_read =
+                |place: &&Place| known.get(&place.session).is_some_and(|seen| seen.was_read_lately(now));
             let overdue = table.places.values().filter(|place| table.is_overdue(place, known, now));
             needs.read.extend(overdue.filter(|place| !was_read(place)).map(|place| place.session.clone()));
         }
@@ -264,8 +266,11 @@ impl Needs {
             SeenCell::There(_) => false,
         };
         let is_unknown = known.get(session).is_some_and(is_unknown);
+        // Each of those that cannot be read has its turn in a sweep, once.
+        let is_passed = |seen: &Seen| seen.cell == SeenCell::Unreadable && seen.was_read_lately(now);
+        let is_passed = scope.all && !scope.shows && known.get(session).is_some_and(is_passed);
         let is_unsure = until < now.hi || is_from_the_future(until, held.lease, now);
-        if scope.shows || breaks || is_unknown || (is_unsure && !is_final) {
+        if scope.shows || breaks || ((is_unknown || (is_unsure && !is_final)) && !is_passed) {
             self.read.insert(session.clone());
         }
         // Of a session that was removed there is nothing to close: the table decides.

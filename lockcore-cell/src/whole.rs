@@ -32,13 +32,14 @@ const PAGES: usize = 16;
 const USED: Duration = Duration::from_micros(KEPT / 2);
 
 /// The state of a sweep that takes several calls.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Sweeping {
     pages: Pages,
     ids_are_done: bool,
     /// The sessions with a grant or a place in the cells that were looked at.
     used: BTreeSet<String>,
-    begun: Moment,
+    /// The moment of the first look at them.
+    begun: Option<Moment>,
 }
 
 /// A walk along the cells of ids.
@@ -51,12 +52,6 @@ struct Pages {
     parts: VecDeque<Part>,
     /// The reason why one of them could not be read, and was passed.
     unreadable: Option<StoreError>,
-}
-
-impl Default for Sweeping {
-    fn default() -> Self {
-        Sweeping { pages: Pages::default(), ids_are_done: false, used: BTreeSet::new(), begun: Moment::now() }
-    }
 }
 
 impl<C: Cell> Store<C> {
@@ -150,11 +145,11 @@ impl<C: Cell> Store<C> {
         if !self.is_apart() {
             return self.submit(vec![Part::rest()], false, release(context)).await;
         }
-        let (mut freed, mut pages) = (Vec::new(), Pages::default());
+        let (mut freed, mut failed, mut pages) = (Vec::new(), None, Pages::default());
         loop {
             let parts = self.look_at_next(&mut pages).await?;
             if parts.is_empty() {
-                return pages.unreadable.map_or(Ok(freed), Err);
+                return pages.unreadable.or(failed).map_or(Ok(freed), Err);
             }
             let view = self.view(&parts);
             let holds = view
@@ -168,7 +163,18 @@ impl<C: Cell> Store<C> {
                 sets.chain(places.map(|place| place.claims.iter().map(|claim| claim.id.clone()).collect()));
             let sets: Vec<Vec<String>> = sets.collect();
             for ids in sets {
-                freed.extend(self.submit(self.parts(&ids), false, release(context.clone())).await?);
+                match self.submit(self.parts(&ids), false, release(context.clone())).await {
+                    Err(error) if error.is_of_some() => {
+                        // As much of it as can be freed.
+                        for id in &ids {
+                            match self.submit(self.parts([id]), false, release(context.clone())).await {
+                                Err(error) if error.is_of_some() => failed = Some(error),
+                                of_it => freed.extend(of_it?),
+                            }
+                        }
+                    }
+                    of_set => freed.extend(of_set?),
+                }
             }
         }
     }
@@ -201,6 +207,7 @@ impl<C: Cell> Store<C> {
             // The first call of a sweep.
             *sweeping = Sweeping::default();
         }
+        let begun = *sweeping.begun.get_or_insert_with(Moment::now);
         if self.is_apart() && !sweeping.ids_are_done {
             (removed, more) = self.sweep_ids(&mut sweeping, batch).await?;
             sweeping.ids_are_done = !more;
@@ -213,7 +220,7 @@ impl<C: Cell> Store<C> {
             *sweeping = Sweeping::default();
             return Err(error);
         }
-        if self.is_apart() && sweeping.begun.elapsed() >= USED {
+        if self.is_apart() && begun.elapsed() >= USED {
             // The next sweep is faster, as this one removed what was over.
             *sweeping = Sweeping::default();
             return Ok(Swept { removed, more: false, ..Swept::default() });

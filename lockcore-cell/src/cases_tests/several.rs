@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockcore::{
     BreakMode, Grant, LockDao, LockingService, Page, Wait,
-    backend::{AcquireRequest, Acquired, AttemptId, Wake, Withdraw},
+    backend::{AcquireRequest, Acquired, AttemptId, Wake, Withdraw, Withdrawn},
 };
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
@@ -233,11 +233,17 @@ async fn a_context_is_freed_from_what_can_be_read() {
     let world = World::new();
     let dao = world.dao_of_several().await;
     let context = Uuid::from_u128(7);
+    let _held = take(&dao, "d").await;
     for id in ["a", "b", "c"] {
         let mine = AcquireRequest { context, ..request(&[id]) };
         assert!(matches!(dao.acquire(&mine).await, Ok(Acquired::Granted(_))));
     }
+    // It waits in a cell that cannot be read, too.
+    let waiting = AcquireRequest { context: Uuid::from_u128(8), ..waits(&["a", "b"]) };
+    assert!(matches!(dao.acquire(&waiting).await, Ok(Acquired::Queued { .. })));
     world.put("id/x61", b"{\"format\":2}".to_vec());
+    let left = dao.release_context(&waiting.context).await;
+    assert!(left.is_err(), "its place is in a: {left:?}");
     let freed = dao.release_context(&context).await;
     assert!(freed.is_err(), "it may hold a: {freed:?}");
     take(&dao, "b").await;
@@ -377,7 +383,8 @@ async fn a_withdrawal_is_made_in_several_writes_if_it_is_too_long() {
         assert!(matches!(queued, Acquired::Queued { .. }));
         waiting.push(queued);
     }
-    two.withdraw(&large, Withdraw::Undo).await.expect("what waits can leave");
+    let left = two.withdraw(&large, Withdraw::KeepIfGranted).await.expect("what waits can leave");
+    assert_eq!(left, Withdrawn::Left);
     for name in world.names("id/") {
         let places = world.content(&name)["places"].clone();
         let places = places.as_object().expect("others wait").values();
@@ -471,7 +478,7 @@ async fn a_queue_that_is_too_long_for_its_first_goes_on() {
     };
     let all = async { tokio::join!(first, futures_util::future::join_all(others), freeing) };
     let (first, others, ()) = tokio::select! {
-        all = timeout(HOUR, all) => all.expect("nothing is held"),
+        all = timeout(HOUR / 6, all) => all.expect("nothing is held"),
         _ = living => panic!("it is held"),
     };
     first.expect("its turn comes");
@@ -759,6 +766,46 @@ async fn a_sweep_passes_what_cannot_be_read() {
     }
     // It may be in the cell that cannot be read.
     assert!(session.iter().all(|name| world.names("session/").contains(name)));
+}
+
+/// So is a session that cannot be read.
+#[tokio::test(start_paused = true)]
+async fn a_sweep_passes_a_session_that_cannot_be_read() {
+    let world = World::new();
+    let ends = |id: &str| AcquireRequest { lease: Some(10 * SECOND), ..request(&[id]) };
+    for id in ["a", "b", "c", "d"] {
+        let unreadable = world.dao_of_several().await;
+        assert!(matches!(unreadable.acquire(&ends(id)).await, Ok(Acquired::Granted(_))));
+    }
+    for name in world.names("session/") {
+        world.put(&name, b"{\"format\":2}".to_vec());
+    }
+    let dead = world.dao_of_several().await;
+    assert!(matches!(dead.acquire(&ends("e")).await, Ok(Acquired::Granted(_))));
+    sleep(60 * SECOND).await;
+    let dao = world.dao_of_several().await;
+    let mut sweeps = 0;
+    while dao.sweep(1, None).await.expect("the store answers").more {
+        sweeps += 1;
+        assert!(sweeps < 50, "it does not end");
+    }
+    assert!(world.content("id/x65")["ids"].as_object().is_none_or(|ids| ids.is_empty()));
+}
+
+/// A sweep that an administrator asks for, each three hours, collects what is old.
+#[tokio::test(start_paused = true)]
+async fn a_sweep_collects_however_long_ago_the_last_one_was() {
+    let world = World::new();
+    let dead = world.dao_of_several().await;
+    take(&dead, "a").await;
+    let session = format!("session/{}", dead.store.own.name().0);
+    drop(dead);
+    let dao = world.dao_of_several().await;
+    for _ in 0..4 {
+        sleep(3 * HOUR).await;
+        while dao.sweep(100, None).await.expect("the store answers").more {}
+    }
+    assert!(!world.names("session/").contains(&session), "it is old, and holds nothing");
 }
 
 /// Those that live are read, and passed, until the dead one among them is found.

@@ -54,6 +54,8 @@ pub(crate) struct Attempt<'s, I: Ident, C: ContextId, D: LockDao<I, C>> {
 struct Sent {
     first: Moment,
     last: Moment,
+    /// The longest time that an answer has taken, but for one that grants.
+    slowest: Duration,
 }
 
 impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
@@ -136,6 +138,9 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
     ) -> Result<Acquired<I, C>, Unanswered> {
         match answer.and_then(|answer| answer.checked(self.request().claims.len())) {
             Ok(answer) => {
+                if let (Some(sent), false) = (&mut self.sent, matches!(answer, Acquired::Granted(_))) {
+                    sent.slowest = sent.slowest.max(sent.last.elapsed());
+                }
                 self.queued = match answer {
                     Acquired::Queued { .. } => true,
                     Acquired::Granted(_) => false,
@@ -171,6 +176,11 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
         self.sent.as_ref().map(|sent| sent.last.elapsed()).unwrap_or_default()
     }
 
+    /// Returns the longest time that an answer has taken, but for one that grants.
+    pub(crate) fn slowest_answer(&self) -> Duration {
+        self.sent.as_ref().map(|sent| sent.slowest).unwrap_or_default()
+    }
+
     fn sending(&mut self) {
         self.counts_from(Moment::now());
     }
@@ -179,7 +189,7 @@ impl<'s, I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'s, I, C, D> {
     fn counts_from(&mut self, now: Moment) {
         match &mut self.sent {
             Some(sent) => sent.last = now,
-            None => self.sent = Some(Box::new(Sent { first: now, last: now })),
+            None => self.sent = Some(Box::new(Sent { first: now, last: now, slowest: Duration::ZERO })),
         }
     }
 }

@@ -27,9 +27,13 @@ const BETWEEN_LOOKS: Exponential =
 /// long enough by the backend itself.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
-/// A store that has not answered for so long is named when the time of a wait is over, unless its steps take longer. An answer that
-/// takes less than that may just have been cut off by the end of the wait.
+/// A store that has not answered for so long is named when the time of a wait is over. An answer that takes less than that may just
+/// have been cut off by the end of the wait.
 const SILENCE: Duration = Duration::from_secs(1);
+
+/// A store is not named before it has been silent for so many times its slowest answer to the call: where many processes write to one
+/// cell, a withdrawal may take seconds.
+const SLOW: u32 = 10;
 
 type Answer<I, C> = Result<Acquired<I, C>, Unanswered>;
 
@@ -218,9 +222,9 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'_, I, C, D> {
     }
 
     /// The outcome of an attempt that ran out of time when the store had not answered for so long. What was seen before says why it
-    /// waits, unless that is long for this store: one with long leases takes long for a step where many processes write.
+    /// waits, unless that is long for this store.
     pub(super) fn timed_out_unanswered(&mut self, seen: Seen<I, C>, silent: Duration) -> LockError<I, C> {
-        let long = SILENCE.max(self.service().capabilities.min_lease / 2);
+        let long = SILENCE.max(self.slowest_answer() * SLOW);
         match silent < long && !seen.failures.is_empty() {
             true => self.timed_out(seen),
             false => self.timed_out(seen.and_then_failed(BackendError::no_answer())),
