@@ -6,6 +6,8 @@ mod renewing;
 mod sessions;
 mod several;
 mod sweeping;
+mod too_long;
+mod unreadable;
 mod waiting;
 mod writing;
 

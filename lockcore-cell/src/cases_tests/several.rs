@@ -3,29 +3,25 @@
 use std::time::Duration;
 
 use lockcore::{
-    BreakMode, Grant, LockDao, LockingService, Page, Wait,
-    backend::{AcquireRequest, Acquired, AttemptId, Wake, Withdraw, Withdrawn},
+    BreakMode, Grant, LockDao, LockingService, Page,
+    backend::{AcquireRequest, Acquired, AttemptId, Wake, Withdraw},
 };
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-use super::{
-    SECOND,
-    cells::{Denied, World},
-    id, request, take,
-};
-use crate::{CellLockDao, parts::Part};
+use super::{SECOND, cells::World, id, request, take};
+use crate::CellLockDao;
 
-const HOUR: Duration = Duration::from_secs(3600);
+pub(super) const HOUR: Duration = Duration::from_secs(3600);
 
-type Dao = CellLockDao<super::Process>;
+pub(super) type Dao = CellLockDao<super::Process>;
 
-fn waits(ids: &[&str]) -> AcquireRequest<String, Uuid> {
+pub(super) fn waits(ids: &[&str]) -> AcquireRequest<String, Uuid> {
     AcquireRequest { queue: true, lease: Some(10 * SECOND), ..request(ids) }
 }
 
 /// Waits for a set as a service does: each wake-up is an offer, or asks it to come again.
-async fn wait(dao: &Dao, request: &AcquireRequest<String, Uuid>) -> Vec<u64> {
+pub(super) async fn wait(dao: &Dao, request: &AcquireRequest<String, Uuid>) -> Vec<u64> {
     loop {
         match dao.acquire(request).await.expect("the store answers") {
             Acquired::Granted(granted) => return granted.iter().map(|granted| granted.fence).collect(),
@@ -39,7 +35,7 @@ async fn wait(dao: &Dao, request: &AcquireRequest<String, Uuid>) -> Vec<u64> {
     }
 }
 
-async fn release(dao: &Dao, grant: &Grant<String, Uuid>) {
+pub(super) async fn release(dao: &Dao, grant: &Grant<String, Uuid>) {
     let released = dao.release(grant).await.expect("the store answers");
     assert!(released.lost.is_empty() && released.failed.is_empty());
 }
@@ -227,29 +223,6 @@ async fn a_context_is_freed_from_all_its_cells() {
     take(&dao, "299").await;
 }
 
-/// A cell that cannot be read keeps none of the others, and is told.
-#[tokio::test(start_paused = true)]
-async fn a_context_is_freed_from_what_can_be_read() {
-    let world = World::new();
-    let dao = world.dao_of_several().await;
-    let context = Uuid::from_u128(7);
-    let _held = take(&dao, "d").await;
-    for id in ["a", "b", "c"] {
-        let mine = AcquireRequest { context, ..request(&[id]) };
-        assert!(matches!(dao.acquire(&mine).await, Ok(Acquired::Granted(_))));
-    }
-    // It waits in a cell that cannot be read, too.
-    let waiting = AcquireRequest { context: Uuid::from_u128(8), ..waits(&["a", "b"]) };
-    assert!(matches!(dao.acquire(&waiting).await, Ok(Acquired::Queued { .. })));
-    world.put("id/x61", b"{\"format\":2}".to_vec());
-    let left = dao.release_context(&waiting.context).await;
-    assert!(left.is_err(), "its place is in a: {left:?}");
-    let freed = dao.release_context(&context).await;
-    assert!(freed.is_err(), "it may hold a: {freed:?}");
-    take(&dao, "b").await;
-    take(&dao, "c").await;
-}
-
 /// A page with more old cells that are in use than a sweep collects is passed.
 #[tokio::test(start_paused = true)]
 async fn a_sweep_ends_beside_many_ids_that_are_held_for_long() {
@@ -268,221 +241,6 @@ async fn a_sweep_ends_beside_many_ids_that_are_held_for_long() {
         sweeps += 1;
         assert!(sweeps < 50, "it does not end: {:?} to {:?}", before, world.counts());
     }
-}
-
-/// A waiter wants an id whose cell cannot be read as well: the release of the other one does not fail by that.
-#[tokio::test(start_paused = true)]
-async fn a_release_is_not_about_the_other_ids_of_a_waiter() {
-    let world = World::new();
-    let (one, two) = (world.dao_of_several().await, world.dao_of_several().await);
-    let held = take(&one, "a").await;
-    let waiting = waits(&["a", "b"]);
-    assert!(matches!(two.acquire(&waiting).await, Ok(Acquired::Queued { .. })));
-    world.put("id/x62", b"{\"format\":2}".to_vec());
-    one.release(&held).await.expect("a can be read");
-}
-
-/// An id whose cell cannot be read keeps no other one of its set from being freed.
-#[tokio::test(start_paused = true)]
-async fn what_can_be_read_is_released() {
-    let world = World::new();
-    let (one, two) = (world.dao_of_several().await, world.dao_of_several().await);
-    let set = request(&["a", "b", "c"]);
-    let Ok(Acquired::Granted(granted)) = one.acquire(&set).await else { panic!("it is free") };
-    let grant = Grant::new(set.context, set.claims.clone(), granted, set.lease);
-    world.put("id/x62", b"{\"format\":2}".to_vec());
-    let released = one.release(&grant).await.expect("most of it can be read");
-    assert_eq!(released.failed.iter().map(|(target, _)| target.clone()).collect::<Vec<_>>(), [id("b")]);
-    assert!(released.lost.is_empty(), "{released:?}");
-    take(&two, "a").await;
-    take(&two, "c").await;
-}
-
-/// Steps of one batch about the same id: that one of them cannot be made fails none of the others.
-#[tokio::test(start_paused = true)]
-async fn what_cannot_be_read_fails_only_the_steps_about_it() {
-    let world = World::new();
-    let dao = world.dao_of_several().await;
-    let held = take(&dao, "a").await;
-    world.put("id/x62", b"{\"format\":2}".to_vec());
-    let (before, set) = (waits(&["a"]), request(&["a", "b"]));
-    // The other two go together while this is on its way.
-    let (withdrawn, released, taken) =
-        tokio::join!(dao.withdraw(&before, Withdraw::Undo), dao.release(&held), dao.acquire(&set));
-    withdrawn.expect("a can be read");
-    released.expect("a can be read");
-    assert!(taken.is_err(), "b cannot be read: {taken:?}");
-}
-
-/// Nor does it keep a waiter's place in the others.
-#[tokio::test(start_paused = true)]
-async fn what_can_be_read_is_withdrawn() {
-    let world = World::new();
-    let (one, two, three) =
-        (world.dao_of_several().await, world.dao_of_several().await, world.dao_of_several().await);
-    let (held, _keeps) = (take(&one, "a").await, take(&one, "c").await);
-    let waiting = waits(&["a", "b"]);
-    assert!(matches!(two.acquire(&waiting).await, Ok(Acquired::Queued { .. })));
-    // The process of the place lives.
-    let other = waits(&["c"]);
-    let living = async {
-        wait(&two, &other).await;
-    };
-    let freeing = async {
-        world.put("id/x62", b"{\"format\":2}".to_vec());
-        let withdrawn = two.withdraw(&waiting, Withdraw::Undo).await;
-        assert!(withdrawn.is_err(), "the place is in a cell that cannot be read: {withdrawn:?}");
-        sleep(SECOND).await;
-        release(&one, &held).await;
-        take(&three, "a").await;
-    };
-    tokio::select! { () = living => panic!("it is held"), () = freeing => {} }
-}
-
-/// It counts no more in the one that could not be read, either.
-#[tokio::test(start_paused = true)]
-async fn a_place_that_is_left_in_one_cell_is_in_the_way_of_none() {
-    let world = World::new();
-    let (one, two, three) =
-        (world.dao_of_several().await, world.dao_of_several().await, world.dao_of_several().await);
-    let (_a, _c) = (take(&one, "a").await, take(&one, "c").await);
-    let waiting = waits(&["a", "b"]);
-    assert!(matches!(two.acquire(&waiting).await, Ok(Acquired::Queued { .. })));
-    let before = world.content("id/x62");
-    world.put("id/x62", b"{\"format\":2}".to_vec());
-    assert!(two.withdraw(&waiting, Withdraw::Undo).await.is_err());
-    world.put("id/x62", before.to_string().into_bytes());
-    // The process of the place lives, and its other id is held.
-    let (other, next) = (waits(&["c"]), waits(&["b"]));
-    let served = async { while timeout(10 * SECOND, wait(&three, &next)).await.is_err() {} };
-    tokio::select! {
-        _ = wait(&two, &other) => panic!("it is held"),
-        served = timeout(60 * SECOND, served) => served.expect("b is free"),
-    }
-}
-
-/// A withdrawal that would be too long for a write is made in several.
-#[tokio::test(start_paused = true)]
-async fn a_withdrawal_is_made_in_several_writes_if_it_is_too_long() {
-    let world = World::new();
-    // A tenth of the bounds of etcd.
-    let mut process = world.process();
-    (process.at_once, process.bytes) = (128, Some((120_000, 150_000)));
-    let one = world.dao_with(process.clone(), Duration::from_secs(10)).await;
-    let two = world.dao_with(process, Duration::from_secs(10)).await;
-    let names: Vec<String> = (0..20).map(|number| format!("{:032x}{number:04}", 7)).collect();
-    let set: Vec<&str> = names.iter().map(String::as_str).collect();
-    let mine = request(&set);
-    assert!(matches!(one.acquire(&mine).await, Ok(Acquired::Granted(_))));
-    let large = waits(&set);
-    assert!(matches!(two.acquire(&large).await, Ok(Acquired::Queued { .. })));
-    let mut waiting = Vec::new();
-    for number in 0..120 {
-        let part = &set[number % 4 * 5..][..5];
-        let queued = two.acquire(&waits(part)).await.expect("it is a part of what fits");
-        assert!(matches!(queued, Acquired::Queued { .. }));
-        waiting.push(queued);
-    }
-    let left = two.withdraw(&large, Withdraw::KeepIfGranted).await.expect("what waits can leave");
-    assert_eq!(left, Withdrawn::Left);
-    for name in world.names("id/") {
-        let places = world.content(&name)["places"].clone();
-        let places = places.as_object().expect("others wait").values();
-        let is_left = |place: &serde_json::Value| place["attempt"] == large.attempt.0;
-        assert_eq!(places.filter(|place| is_left(place)).count(), 0, "{name}");
-    }
-}
-
-/// A renewal in the table, for longer than before, is made in several writes as well.
-#[tokio::test(start_paused = true)]
-async fn a_renewal_is_made_in_several_writes_if_it_is_too_long() {
-    let world = World::new();
-    // A tenth of the bounds of etcd.
-    let mut process = world.process();
-    (process.at_once, process.bytes) = (128, Some((120_000, 150_000)));
-    let one = world.dao_with(process.clone(), Duration::from_secs(10)).await;
-    let two = world.dao_with(process, Duration::from_secs(10)).await;
-    let names: Vec<String> = (0..100).map(|number| format!("{:032x}{number:04}", 7)).collect();
-    let set: Vec<&str> = names.iter().map(String::as_str).collect();
-    let mine = request(&set);
-    let Ok(Acquired::Granted(granted)) = one.acquire(&mine).await else { panic!("it is free") };
-    let mut waiting = Vec::new();
-    for part in set.chunks(10).cycle().take(30) {
-        waiting.push(two.acquire(&waits(part)).await.expect("it is a tenth of what fits"));
-    }
-    let longer = |hours| Grant::new(mine.context, mine.claims.clone(), granted.clone(), Some(hours * HOUR));
-    let before = world.counts().1;
-    let renewed = one.renew(&longer(6)).await.expect("what is held can be renewed");
-    assert!(renewed.lost.is_empty(), "{renewed:?}");
-    assert!(world.counts().1 > before + 1, "all of it fits into a write");
-    // A part of the writes is not made: that is an error, and no renewal.
-    let denied = async {
-        let lease =
-            |name: &str| world.content(Part::of(name).name())["ids"][name]["held"][0]["lease"].clone();
-        while !set.iter().any(|name| lease(name) == 7 * 3_600_000_000_u64) {
-            sleep(SECOND / 100).await;
-        }
-        world.deny(Denied::Writes);
-    };
-    let (renewed, ()) = tokio::join!(async { one.renew(&longer(7)).await }, denied);
-    assert!(renewed.is_err(), "{renewed:?}");
-}
-
-/// A set that is too long to wait for with a place is asked for again: what is in the way is told, and it is taken when it is free.
-#[tokio::test(start_paused = true)]
-async fn a_set_that_is_too_long_for_a_place_waits_without_one() {
-    let world = World::new();
-    let mut process = world.process();
-    (process.at_once, process.bytes) = (128, Some((120_000, 150_000)));
-    let one = world.dao_with(process.clone(), Duration::from_secs(10)).await;
-    let two = LockingService::new(world.dao_with(process, Duration::from_secs(10)).await);
-    let names: Vec<String> = (0..100).map(|number| format!("{:032x}{number:04}", 7)).collect();
-    let held = take(&one, &names[50]).await;
-    let waited = two.wait(Wait::up_to(5 * SECOND)).run_locked(&names, async || {}).await;
-    let error = waited.expect_err("an id is held");
-    assert!(error.is_contention(), "{error}");
-    let waiting = two.wait(Wait::up_to(60 * SECOND)).run_locked(&names, async || {});
-    let freeing = async {
-        sleep(5 * SECOND).await;
-        release(&one, &held).await;
-    };
-    let (waited, ()) = tokio::join!(waiting, freeing);
-    waited.expect("it is free");
-}
-
-/// A set cannot be granted to the first of a queue while so many stay behind it that the write is too long: it lets them go first.
-#[tokio::test(start_paused = true)]
-async fn a_queue_that_is_too_long_for_its_first_goes_on() {
-    let world = World::new();
-    let mut process = world.process();
-    (process.at_once, process.bytes) = (128, Some((120_000, 150_000)));
-    let one = world.dao_with(process.clone(), Duration::from_secs(10)).await;
-    let two = LockingService::new(world.dao_with(process.clone(), Duration::from_secs(10)).await);
-    let three = LockingService::new(world.dao_with(process, Duration::from_secs(10)).await);
-    let names: Vec<String> = (0..20).map(|number| format!("{:032x}{number:04}", 7)).collect();
-    let (held, _other) = (take(&one, &names[0]).await, take(&one, "other").await);
-    let first = two.wait(Wait::forever()).run_locked(&names, async || {});
-    // The process of the first lives by this one.
-    let living = two.wait(Wait::forever()).run_locked(["other"], async || {});
-    let others = (0..16).map(|number| {
-        let part = &names[number % 2 * 10..][..10];
-        let three = &three;
-        async move {
-            sleep(SECOND).await;
-            three.wait(Wait::forever()).run_locked(part, async || {}).await
-        }
-    });
-    let freeing = async {
-        sleep(10 * SECOND).await;
-        release(&one, &held).await;
-    };
-    let all = async { tokio::join!(first, futures_util::future::join_all(others), freeing) };
-    let (first, others, ()) = tokio::select! {
-        all = timeout(HOUR / 6, all) => all.expect("nothing is held"),
-        _ = living => panic!("it is held"),
-    };
-    first.expect("its turn comes");
-    assert!(others.iter().all(Result::is_ok), "{others:?}");
 }
 
 /// A place that got lost in one of its cells is put back when its waiter asks again.
@@ -538,53 +296,6 @@ async fn a_place_with_the_ticket_of_another_one_is_served() {
     tokio::select! { _ = served => {}, () = others => {} }
 }
 
-/// Withdrawals of large sets leave room in the cells of their ids.
-#[tokio::test(start_paused = true)]
-async fn a_release_fits_into_a_write_whatever_was_withdrawn() {
-    let world = World::new();
-    // A tenth of the bounds of etcd.
-    let mut process = world.process();
-    (process.at_once, process.bytes) = (128, Some((120_000, 150_000)));
-    let dao = world.dao_with(process, Duration::from_secs(10)).await;
-    let names: Vec<String> = (0..50).map(|number| format!("{number:03}")).collect();
-    let set: Vec<&str> = names.iter().map(String::as_str).collect();
-    let mine = request(&set);
-    let Ok(Acquired::Granted(granted)) = dao.acquire(&mine).await else { panic!("it is free") };
-    let grant = Grant::new(mine.context, mine.claims.clone(), granted, mine.lease);
-    for _ in 0..300 {
-        // A caller that was dropped while it asked.
-        let dropped = AcquireRequest { lease: Some(60 * SECOND), ..request(&set) };
-        dao.withdraw(&dropped, Withdraw::Undo).await.expect("there is room");
-    }
-    assert!(dao.renew(&grant).await.expect("there is room").lost.is_empty());
-    release(&dao, &grant).await;
-}
-
-/// A release that would be too long for a write, by those who wait, is made in several.
-#[tokio::test(start_paused = true)]
-async fn a_release_is_made_in_several_writes_if_it_is_too_long() {
-    let world = World::new();
-    // A tenth of the bounds of etcd.
-    let mut process = world.process();
-    (process.at_once, process.bytes) = (128, Some((120_000, 150_000)));
-    let one = world.dao_with(process.clone(), Duration::from_secs(10)).await;
-    let two = world.dao_with(process, Duration::from_secs(10)).await;
-    let names: Vec<String> = (0..100).map(|number| format!("{:032x}{number:04}", 7)).collect();
-    let set: Vec<&str> = names.iter().map(String::as_str).collect();
-    let mine = request(&set);
-    let Ok(Acquired::Granted(granted)) = one.acquire(&mine).await else { panic!("it is free") };
-    let grant = Grant::new(mine.context, mine.claims.clone(), granted, mine.lease);
-    let mut waiting = Vec::new();
-    for _ in 0..3 {
-        for part in set.chunks(10) {
-            let queued = two.acquire(&waits(part)).await.expect("it is a tenth of what fits");
-            assert!(matches!(queued, Acquired::Queued { .. }));
-            waiting.push(queued);
-        }
-    }
-    one.release(&grant).await.expect("what is held can be freed");
-}
-
 /// No other process makes the cell of a session again that was removed: what is renewed after that is seen by all.
 #[tokio::test(start_paused = true)]
 async fn a_removed_session_is_not_made_again_by_another_process() {
@@ -616,63 +327,6 @@ async fn a_removed_session_is_not_made_again_by_another_process() {
         sleep(SECOND).await;
         let other = two.acquire(&request(&["a"])).await.expect("the store answers");
         assert!(matches!(other, Acquired::Refused(_)), "{number}: it was renewed a second ago: {other:?}");
-    }
-}
-
-/// What has no room in the cell of a session is renewed in the cells of the ids.
-#[tokio::test(start_paused = true)]
-async fn a_process_that_holds_many_renews_them() {
-    let world = World::new();
-    // A hundredth of the bounds of etcd.
-    let mut process = world.process();
-    (process.at_once, process.bytes) = (128, Some((12_000, 15_000)));
-    let dao = world.dao_with(process, Duration::from_secs(10)).await;
-    let mut grants = Vec::new();
-    for number in 0..300 {
-        let set = AcquireRequest { lease: Some(100 * SECOND), ..request(&[&*format!("{number}")]) };
-        let Ok(Acquired::Granted(granted)) = dao.acquire(&set).await else { panic!("it is free") };
-        grants.push(Grant::new(set.context, set.claims.clone(), granted, set.lease));
-    }
-    for (number, grant) in grants.iter().enumerate() {
-        let renewed = dao.renew(grant).await;
-        assert!(renewed.is_ok(), "{number}: {renewed:?}");
-    }
-}
-
-/// What was closed is forgotten, so that there is room in the cell of the session.
-#[tokio::test(start_paused = true)]
-async fn leases_that_end_leave_room_in_their_session() {
-    let world = World::new();
-    // A hundredth of the bounds of etcd.
-    let mut process = world.process();
-    (process.at_once, process.bytes) = (128, Some((12_000, 15_000)));
-    let one = world.dao_with(process.clone(), Duration::from_secs(10)).await;
-    let two = world.dao_with(process, Duration::from_secs(10)).await;
-    let ten = |id: &str| AcquireRequest { lease: Some(10 * SECOND), ..request(&[id]) };
-    let set = ten("renewed");
-    let Ok(Acquired::Granted(granted)) = one.acquire(&set).await else { panic!("it is free") };
-    let grant = Grant::new(set.context, set.claims.clone(), granted, set.lease);
-    for number in 0..400 {
-        // Three end by their leases, and another process takes them.
-        let ids: Vec<String> = (0..3).map(|of| format!("job/{}", (3 * number + of) % 15)).collect();
-        for id in &ids {
-            let Ok(Acquired::Granted(_)) = one.acquire(&ten(id)).await else {
-                panic!("{number}: it is free")
-            };
-        }
-        for _ in 0..4 {
-            sleep(3 * SECOND).await;
-            let renewed = one.renew(&grant).await;
-            assert!(renewed.is_ok(), "{number}: {renewed:?}");
-        }
-        for id in &ids {
-            let next = ten(id);
-            let taken = two.acquire(&next).await;
-            let Ok(Acquired::Granted(granted)) = taken else {
-                panic!("{number}: its lease is over: {taken:?}")
-            };
-            release(&two, &Grant::new(next.context, next.claims.clone(), granted, next.lease)).await;
-        }
     }
 }
 
@@ -737,59 +391,6 @@ async fn a_sweep_leaves_nothing_that_is_over() {
         .filter(|name| world.content(name)["ids"].as_object().is_some_and(|ids| !ids.is_empty()))
         .count();
     assert_eq!((removed, held), (120, 0), "all leases were over");
-}
-
-/// A cell that cannot be read is passed, and named at the end.
-#[tokio::test(start_paused = true)]
-async fn a_sweep_passes_what_cannot_be_read() {
-    let world = World::new();
-    let ends = |id: &str| AcquireRequest { lease: Some(10 * SECOND), ..request(&[id]) };
-    let unknown = world.dao_of_several().await;
-    assert!(matches!(unknown.acquire(&ends("a")).await, Ok(Acquired::Granted(_))));
-    let session = world.names("session/");
-    let dead = world.dao_of_several().await;
-    for id in ["b", "c"] {
-        assert!(matches!(dead.acquire(&ends(id)).await, Ok(Acquired::Granted(_))));
-    }
-    world.put("id/x61", b"{\"format\":2}".to_vec());
-    sleep(12 * HOUR).await;
-    let dao = world.dao_of_several().await;
-    let error = loop {
-        match dao.sweep(1, None).await {
-            Ok(swept) => assert!(swept.more, "one could not be read"),
-            Err(error) => break error,
-        }
-    };
-    assert!(error.to_string().contains("format 2"), "{error}");
-    for name in ["id/x62", "id/x63"] {
-        assert!(world.content(name)["ids"].as_object().is_none_or(|ids| ids.is_empty()), "{name}");
-    }
-    // It may be in the cell that cannot be read.
-    assert!(session.iter().all(|name| world.names("session/").contains(name)));
-}
-
-/// So is a session that cannot be read.
-#[tokio::test(start_paused = true)]
-async fn a_sweep_passes_a_session_that_cannot_be_read() {
-    let world = World::new();
-    let ends = |id: &str| AcquireRequest { lease: Some(10 * SECOND), ..request(&[id]) };
-    for id in ["a", "b", "c", "d"] {
-        let unreadable = world.dao_of_several().await;
-        assert!(matches!(unreadable.acquire(&ends(id)).await, Ok(Acquired::Granted(_))));
-    }
-    for name in world.names("session/") {
-        world.put(&name, b"{\"format\":2}".to_vec());
-    }
-    let dead = world.dao_of_several().await;
-    assert!(matches!(dead.acquire(&ends("e")).await, Ok(Acquired::Granted(_))));
-    sleep(60 * SECOND).await;
-    let dao = world.dao_of_several().await;
-    let mut sweeps = 0;
-    while dao.sweep(1, None).await.expect("the store answers").more {
-        sweeps += 1;
-        assert!(sweeps < 50, "it does not end");
-    }
-    assert!(world.content("id/x65")["ids"].as_object().is_none_or(|ids| ids.is_empty()));
 }
 
 /// A sweep that an administrator asks for, each three hours, collects what is old.
@@ -904,21 +505,4 @@ async fn a_session_with_a_long_lease_is_not_collected() {
         );
         sleep(2 * HOUR).await;
     }
-}
-
-/// One more that waited for an id whose cell cannot be read: it is dead, and in the way of none.
-#[tokio::test(start_paused = true)]
-async fn an_id_is_free_though_a_dead_waiter_wanted_one_that_cannot_be_read() {
-    let world = World::new();
-    let (one, two) = (world.dao_of_several().await, world.dao_of_several().await);
-    let held = AcquireRequest { lease: Some(10 * SECOND), ..request(&["a"]) };
-    assert!(matches!(one.acquire(&held).await, Ok(Acquired::Granted(_))));
-    assert!(matches!(two.acquire(&waits(&["a", "b"])).await, Ok(Acquired::Queued { .. })));
-    world.put("id/x62", b"{\"format\":2}".to_vec());
-    // None waits any more.
-    drop(two);
-    sleep(HOUR).await;
-    let three = world.dao_of_several().await;
-    let taken = three.acquire(&request(&["a"])).await;
-    assert!(matches!(taken, Ok(Acquired::Granted(_))), "{taken:?}");
 }
