@@ -18,6 +18,11 @@ pub(crate) fn trials() -> Vec<Trial> {
     let mut all = vec![
         trial(Kind::Postgres, "forms::a_wait_ends_by_a_notification", a_wait_ends_by_a_notification),
         trial(Kind::Postgres, "forms::a_role_that_may_create_nothing", a_role_that_may_create_nothing),
+        trial(
+            Kind::Postgres,
+            "forms::the_time_is_as_wide_as_clocks_differ",
+            the_time_is_as_wide_as_clocks_differ,
+        ),
     ];
     for kind in [Kind::Postgres, Kind::MySql, Kind::MariaDb] {
         all.extend([
@@ -33,6 +38,20 @@ pub(crate) fn trials() -> Vec<Trial> {
         }));
     }
     all
+}
+
+/// Nodes with clocks of their own answer within the difference: each bound is half of it off.
+async fn the_time_is_as_wide_as_clocks_differ() -> TestResult {
+    let server = servers::shared(Kind::Postgres).await?;
+    let (url, namespace) = (server.url(), Uuid::new_v4().to_string());
+    let difference = Duration::from_secs(20);
+    let cells = postgres(&url, &namespace).clock_difference(difference).cells().await?;
+    let now = cells.now().await?;
+    assert!(now.lo + 20_000_000 <= now.hi && now.hi < now.lo + 40_000_000, "{now:?}");
+    // The server's own time is about in the middle.
+    let exact = postgres(&url, &namespace).cells().await?.now().await?;
+    assert!(now.lo + 5_000_000 < exact.lo && exact.hi + 5_000_000 < now.hi, "{exact:?} in {now:?}");
+    Ok(())
 }
 
 /// The form in which a namespace is opened.

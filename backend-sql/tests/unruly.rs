@@ -42,6 +42,9 @@ pub(crate) fn trials() -> Vec<Trial> {
 const GIVEN_UP: u64 = 8;
 const LOST: u64 = 23;
 
+/// The server's message for a statement that it gave up.
+const GIVEN_UP_TEXT: &str = "given up by the server";
+
 /// The proxy.
 struct Unruly {
     address: String,
@@ -178,11 +181,11 @@ fn message(kind: Kind, sent: &[u8], begun: bool) -> Option<(usize, bool)> {
 /// Returns the answer that the statement was given up in favour of another.
 fn given_up(kind: Kind) -> Vec<u8> {
     if kind == Kind::Postgres {
-        let fields = b"SERROR\0VERROR\0C40001\0Mgiven up\0\0";
+        let fields = format!("SERROR\0VERROR\0C40001\0M{GIVEN_UP_TEXT}\0\0");
         let length = u32::try_from(fields.len() + 4).expect("short").to_be_bytes();
-        return [&b"E"[..], &length, fields, b"Z\0\0\0\x05I"].concat();
+        return [&b"E"[..], &length, fields.as_bytes(), b"Z\0\0\0\x05I"].concat();
     }
-    let error = [&b"\xff"[..], &1213_u16.to_le_bytes(), b"#40001given up"].concat();
+    let error = [&b"\xff"[..], &1213_u16.to_le_bytes(), b"#40001", GIVEN_UP_TEXT.as_bytes()].concat();
     let length = u8::try_from(error.len()).expect("short");
     [&[length, 0, 0, 1][..], &error].concat()
 }
@@ -278,6 +281,7 @@ async fn outcomes<C: Cell>(place: &Place, direct: C, through: [C; 2]) {
                     Ok(found) => found,
                     Err(error) => {
                         assert!(error.is_retryable() && !error.in_doubt(), "{error}");
+                        assert!(!error.to_string().contains(GIVEN_UP_TEXT), "it is sent again: {error}");
                         continue;
                     }
                 };
@@ -297,6 +301,7 @@ async fn outcomes<C: Cell>(place: &Place, direct: C, through: [C; 2]) {
                     Err(error) if error.in_doubt() => Told::Doubt,
                     Err(error) => {
                         assert!(error.is_retryable(), "{error}");
+                        assert!(!error.to_string().contains(GIVEN_UP_TEXT), "it is sent again: {error}");
                         Told::Nothing
                     }
                 };

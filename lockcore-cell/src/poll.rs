@@ -76,7 +76,9 @@ impl<C: Cell> Store<C> {
     /// Starts to look for the waiters of this process, unless that is done already.
     pub(crate) fn watch(self: &Arc<Self>) {
         let mut polling = self.polling();
-        if !polling.runs {
+        if polling.runs {
+            self.joined.notify_one();
+        } else {
             *polling = Polling { runs: true, refused: None };
             // Also if it is never polled, as its runtime ends.
             let polls = Polls { store: self.clone(), is_done: false };
@@ -125,12 +127,7 @@ impl<C: Cell> Store<C> {
     async fn look_for_waiters(self: &Arc<Self>) {
         let (mut pause, mut looked_at, mut in_vain) = (SHORTEST, Moment::now(), 0);
         loop {
-            let parts = self.waited_for();
-            let version = |part: &Part| self.known_of(part).and_then(|known| known.version.clone());
-            let cells: Vec<_> = parts.iter().map(|part| (part.name().to_owned(), version(part))).collect();
-            let changed = self.cell.changed(&cells);
-            let is_notified =
-                tokio::time::timeout(pause.mul_f64(0.5 + fastrand::f64()), changed).await.is_ok();
+            let is_notified = self.notified_within(pause.mul_f64(0.5 + fastrand::f64())).await;
             if is_notified && in_vain >= MOST_IN_VAIN {
                 tokio::time::sleep(looked_at.left_of(RETRY)).await;
             }
@@ -156,6 +153,23 @@ impl<C: Cell> Store<C> {
             let longest = if next == Some(Next::Far) { LONGEST } else { NEAR };
             pause = if changed { SHORTEST } else { (pause * 3 / 2).min(longest) };
         }
+    }
+
+    /// Waits for a change of what the waiters of this process wait for, also those that come meanwhile; returns whether there was one.
+    async fn notified_within(&self, pause: Duration) -> bool {
+        let is_notified = async {
+            loop {
+                let parts = self.waited_for();
+                let version = |part: &Part| self.known_of(part).and_then(|known| known.version.clone());
+                let cells: Vec<_> =
+                    parts.iter().map(|part| (part.name().to_owned(), version(part))).collect();
+                let (changed, joined) = (pin!(self.cell.changed(&cells)), pin!(self.joined.notified()));
+                if let Either::Left(((), _)) = select(changed, joined).await {
+                    return;
+                }
+            }
+        };
+        tokio::time::timeout(pause, is_notified).await.is_ok()
     }
 
     /// Returns the parts with what the waiters of this process wait for.

@@ -85,6 +85,8 @@ pub(crate) struct Store<C: Cell> {
     looking: Shared,
     /// What is looked at after each look at the table: there may be something to take over.
     pub(crate) looked: Notify,
+    /// Notified of each waiter that comes while the poll runs.
+    pub(crate) joined: Notify,
     /// See [`CellSettings::way`](crate::CellSettings::way).
     pub(crate) way: String,
 }
@@ -163,6 +165,7 @@ impl<C: Cell> Store<C> {
             collected: tokio::sync::Mutex::default(),
             looking: Shared::default(),
             looked: Notify::new(),
+            joined: Notify::new(),
             way,
         }
     }

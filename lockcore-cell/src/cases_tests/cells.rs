@@ -14,7 +14,7 @@ use bytes::Bytes;
 use lockcore::{BackendError, BackendErrorKind, LockingService, backend::ServiceTime};
 use tokio::time::{Instant, sleep};
 
-use super::Locks;
+use super::{Locks, SECOND};
 use crate::{Cell, CellLockDao, CellPage, CellSettings, Change, Found, Written, step::micros, table::Table};
 
 const READ: Duration = Duration::from_millis(30);
@@ -69,6 +69,8 @@ pub(crate) struct Process {
     pub(crate) at_once: usize,
     /// The most bytes that it says to replace at once, and the most that are taken.
     pub(crate) bytes: Option<(usize, usize)>,
+    /// It is notified of changes.
+    pub(crate) is_notified: bool,
 }
 
 /// The way of a write that is not usual.
@@ -105,6 +107,7 @@ impl World {
             next_writes: Arc::default(),
             at_once: 1,
             bytes: None,
+            is_notified: false,
         }
     }
 
@@ -261,6 +264,13 @@ impl Cell for Process {
             Some(cell) if known == Some(&cell.version) => Found::Unchanged,
             Some(cell) => Found::Changed(cell.version, cell.content),
         })
+    }
+
+    async fn changed(&self, cells: &[(String, Option<u64>)]) {
+        let version = |name: &String| self.world.cells().get(name).map(|cell| cell.version);
+        while !self.is_notified || cells.iter().all(|(name, known)| version(name) == *known) {
+            sleep(SECOND / 200).await;
+        }
     }
 
     async fn replace(

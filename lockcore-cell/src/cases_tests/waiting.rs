@@ -2,12 +2,13 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use lockcore::Wait;
+use lockcore::{LockingService, Wait};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     LEASE, SECOND,
     cells::{Denied, World},
+    id,
 };
 
 /// Case 7: a dead waiter for a set keeps a free id from none for long.
@@ -124,4 +125,30 @@ async fn a_set_that_fits_into_no_table_does_not_wait_for_ever() {
     assert!(full.is_retryable(), "{full}");
     held.release().await.expect("it is held");
     locks.lock(&ids[500..]).await.expect("it is free").release().await.expect("it is held");
+}
+
+/// A waiter is notified of its turn also if it comes while the poll of its process pauses, as none waited just before.
+#[tokio::test(start_paused = true)]
+async fn who_comes_while_the_poll_pauses_is_notified() {
+    let world = World::new();
+    let mut process = world.process();
+    (process.at_once, process.is_notified) = (100, true);
+    let one = LockingService::new(world.dao_with(process.clone(), LEASE).await);
+    let two = LockingService::new(world.dao_with(process, LEASE).await);
+    for round in 0..20 {
+        let guard = one.lock(["a"]).await.expect("it is free");
+        let waiting = async {
+            let waiting = two.wait(Wait::forever());
+            waiting.run_locked(["a"], async || Instant::now()).await.expect("it is handed over")
+        };
+        let releasing = async {
+            while one.admin().inspect(&id("a")).await.expect("the store answers").waiters.is_empty() {}
+            guard.release().await.expect("it is held");
+            Instant::now()
+        };
+        let (begun, released) = tokio::join!(waiting, releasing);
+        // A look takes 60 ms.
+        let after = begun.saturating_duration_since(released);
+        assert!(after < SECOND / 10, "{round}: {after:?}");
+    }
 }
