@@ -9,7 +9,7 @@ use lockcore::backend::Withdraw;
 use crate::{
     cell::Cell,
     error::StoreError,
-    step::{Hold, Losses, Request},
+    step::{Hold, Losses, Request, Step},
     store::Store,
 };
 
@@ -49,29 +49,36 @@ impl<C: Cell> Store<C> {
         Ok(halves)
     }
 
-    /// Undoes an attempt in the cell of each of its ids by itself. Each has a tombstone then, for as long as a place that is left in one of
-    /// them may be found; that of the first id refuses a late request.
+    /// Undoes an attempt in the cell of each of its ids by itself. Each has a tombstone then: a place that is left in one of them counts no
+    /// more where it is seen together with another one. That of the first id also refuses a late request, and lasts as long as any;
+    /// the others are many, and short.
     pub(crate) async fn undo_each(self: &Arc<Self>, request: &Request) -> Result<(), StoreError> {
-        let first = request.ids().min();
-        let steps = request.claims.iter().map(|claim| {
-            let lease = if Some(&claim.id) == first { request.lease } else { 0 };
-            let alone = Request { claims: vec![claim.clone()], lease, ..request.clone() };
-            let parts = self.parts(alone.ids());
-            self.submit(parts, false, move |step| step.withdraw(&alone, Withdraw::Undo).map(drop))
-        });
-        join_all(steps).await.into_iter().find_map(Result::err).map_or(Ok(()), Err)
+        let first = request.ids().min().cloned();
+        let undo = move |step: &mut Step<'_>, alone: &Request| {
+            let lease = if alone.ids().next() == first.as_ref() { alone.lease } else { 0 };
+            step.withdraw(&Request { lease, ..alone.clone() }, Withdraw::Undo);
+        };
+        self.for_each_id(request, undo).await
     }
 
     /// Leaves the queue, if the request has a place: with those that stay behind it, a write of what it wants is too long.
     pub(crate) async fn leave_queue(self: &Arc<Self>, request: &Request) -> Result<(), StoreError> {
         let known = self.view(&self.parts(request.ids()));
-        if known.table.ticket_of(&request.context, request.attempt).is_none() {
-            return Ok(());
+        match known.table.ticket_of(&request.context, request.attempt) {
+            Some(_) => self.for_each_id(request, |step, alone| step.leave_queue(alone)).await,
+            None => Ok(()),
         }
+    }
+
+    /// Makes a step for each id of a request by itself.
+    async fn for_each_id(
+        self: &Arc<Self>,
+        request: &Request,
+        apply: impl Fn(&mut Step<'_>, &Request) + Clone + Send + 'static,
+    ) -> Result<(), StoreError> {
         let steps = request.claims.iter().map(|claim| {
-            let alone = Request { claims: vec![claim.clone()], ..request.clone() };
-            let parts = self.parts(alone.ids());
-            self.submit(parts, false, move |step| step.leave_queue(&alone))
+            let (alone, apply) = (Request { claims: vec![claim.clone()], ..request.clone() }, apply.clone());
+            self.submit(self.parts(alone.ids()), false, move |step| apply(step, &alone))
         });
         join_all(steps).await.into_iter().find_map(Result::err).map_or(Ok(()), Err)
     }
