@@ -226,7 +226,7 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
         let wakeup = match wakeup {
             Some(wakeup) if queued => {
                 self.store.waiters.note(&stored.attempt, stored.clone());
-                self.store.watch();
+                self.store.watch(&stored);
                 if let Some(error) = self.store.refusal() {
                     self.store.waiters.remove(&stored.attempt);
                     // It has a place, to be withdrawn.
@@ -264,7 +264,9 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
         let (is_apart, withdrawn) = (store.is_apart() && parts.len() > 1, stored.clone());
         let held = match store.submit(parts, false, move |step| step.withdraw(&withdrawn, how)).await {
             // Also if it were to be kept: what is granted meanwhile is undone.
-            Err(error) if is_apart && error.is_of_some() => store.undo_each(&stored).await.map(|()| None),
+            Err(error) if is_apart && error.is_of_some() => {
+                store.undo_each(&stored, error.is_of_content()).await.map(|()| None)
+            }
             held => held,
         };
         Ok(self.report(held)?.map_or(Withdrawn::Left, Withdrawn::Holds))

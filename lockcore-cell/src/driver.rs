@@ -292,7 +292,11 @@ impl<C: Cell> Store<C> {
                 && batch.len() > 1
             {
                 // It is about those that look at that cell. The others go on together, as they may share a part.
-                let Ok(readable) = self.readable(parts_of(&batch)).await else { continue };
+                let Ok(readable) = self.readable(parts_of(&batch)).await else {
+                    // The next try tells what the store has.
+                    tokio::time::sleep(LONGEST_PAUSE).await;
+                    continue;
+                };
                 let fails = |job: &mut Box<dyn Job>| job.parts().iter().any(|part| !readable.contains(part));
                 for job in batch.extract_if(.., fails) {
                     job.answer(Err(error.clone()));

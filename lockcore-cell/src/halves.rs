@@ -50,12 +50,12 @@ impl<C: Cell> Store<C> {
     }
 
     /// Undoes an attempt in the cell of each of its ids by itself. Each has a tombstone then: a place that is left in one of them counts no
-    /// more where it is seen together with another one. That of the first id also refuses a late request, and lasts as long as any;
-    /// the others are many, and short.
-    pub(crate) async fn undo_each(self: &Arc<Self>, request: &Request) -> Result<(), StoreError> {
+    /// more where it is seen together with another one. That of the first id also refuses a late request. The others are many, and `last`
+    /// as long only where a cell cannot be read, which keeps the place.
+    pub(crate) async fn undo_each(self: &Arc<Self>, request: &Request, last: bool) -> Result<(), StoreError> {
         let first = request.ids().min().cloned();
         let undo = move |step: &mut Step<'_>, alone: &Request| {
-            let lease = if alone.ids().next() == first.as_ref() { alone.lease } else { 0 };
+            let lease = if last || alone.ids().next() == first.as_ref() { alone.lease } else { 0 };
             step.withdraw(&Request { lease, ..alone.clone() }, Withdraw::Undo);
         };
         self.for_each_id(request, undo).await

@@ -61,6 +61,8 @@ pub(crate) struct Polling {
     runs: bool,
     /// Set if the last heartbeat was refused for good.
     refused: Option<StoreError>,
+    /// The parts whose changes it waits for.
+    watched: BTreeSet<Part>,
 }
 
 /// The state of a waiter by the table.
@@ -73,13 +75,16 @@ pub(crate) enum State {
 }
 
 impl<C: Cell> Store<C> {
-    /// Starts to look for the waiters of this process, unless that is done already.
-    pub(crate) fn watch(self: &Arc<Self>) {
+    /// Starts to look for the waiters of this process, unless that is done already: then for this one as well.
+    pub(crate) fn watch(self: &Arc<Self>, request: &Request) {
         let mut polling = self.polling();
         if polling.runs {
-            self.joined.notify_one();
+            // One that asks again is waited for already.
+            if !self.parts(request.ids()).iter().all(|part| polling.watched.contains(part)) {
+                self.joined.notify_one();
+            }
         } else {
-            *polling = Polling { runs: true, refused: None };
+            *polling = Polling { runs: true, ..Polling::default() };
             // Also if it is never polled, as its runtime ends.
             let polls = Polls { store: self.clone(), is_done: false };
             shared_runtime().spawn(polls.poll());
@@ -159,10 +164,13 @@ impl<C: Cell> Store<C> {
     async fn notified_within(&self, pause: Duration) -> bool {
         let is_notified = async {
             loop {
+                // A waiter that comes before it is set again notifies.
+                self.polling().watched.clear();
                 let parts = self.waited_for();
                 let version = |part: &Part| self.known_of(part).and_then(|known| known.version.clone());
                 let cells: Vec<_> =
                     parts.iter().map(|part| (part.name().to_owned(), version(part))).collect();
+                self.polling().watched.extend(parts);
                 let (changed, joined) = (pin!(self.cell.changed(&cells)), pin!(self.joined.notified()));
                 if let Either::Left(((), _)) = select(changed, joined).await {
                     return;

@@ -172,6 +172,13 @@ impl<C: Cell> Store<C> {
                                 of_it => freed.extend(of_it?),
                             }
                         }
+                        // Another process may have put a place back that it saw in one of them.
+                        let parts = self.parts(&ids);
+                        let is_known = self.look(&parts).await.is_ok();
+                        let mut places = self.view(&parts).table.places.clone().into_values();
+                        if !is_known || places.any(|place| place.context == context) {
+                            failed = failed.or(Some(error));
+                        }
                     }
                     of_set => freed.extend(of_set?),
                 }

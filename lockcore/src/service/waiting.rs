@@ -31,8 +31,8 @@ const AT_ONCE: Duration = Duration::from_secs(1);
 /// have been cut off by the end of the wait.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// A store is not named before it has been silent for so many times its slowest answer to the call: where many processes write to one
-/// cell, a withdrawal may take seconds.
+/// A store is not named before it has been silent for so many times its slowest answer to the call, or for half of its shortest lease:
+/// where many processes write to one cell, a withdrawal may take seconds.
 const SLOW: u32 = 10;
 
 type Answer<I, C> = Result<Acquired<I, C>, Unanswered>;
@@ -224,7 +224,8 @@ impl<I: Ident, C: ContextId, D: LockDao<I, C>> Attempt<'_, I, C, D> {
     /// The outcome of an attempt that ran out of time when the store had not answered for so long. What was seen before says why it
     /// waits, unless that is long for this store.
     pub(super) fn timed_out_unanswered(&mut self, seen: Seen<I, C>, silent: Duration) -> LockError<I, C> {
-        let long = SILENCE.max(self.slowest_answer() * SLOW);
+        let least = self.service().capabilities.min_lease / 2;
+        let long = SILENCE.max(least.min(self.slowest_answer() * SLOW));
         match silent < long && !seen.failures.is_empty() {
             true => self.timed_out(seen),
             false => self.timed_out(seen.and_then_failed(BackendError::no_answer())),
