@@ -243,6 +243,26 @@ async fn a_slow_store_is_not_blamed_for_one_step() {
     }
 }
 
+/// What is handed over is an offer, which lasts for a moment until a renewal confirms it.
+#[tokio::test(start_paused = true)]
+async fn a_hand_over_is_confirmed_by_a_renewal() {
+    let dao = Rigged::new();
+    let locks = dao.service();
+    let holder = locks.lock(["a"]).await.unwrap();
+    dao.once(Step::Acquire, Fault::OffersLate { lasts: 3 * SECOND, by: Duration::ZERO });
+    let waiting = locks.wait(Wait::up_to(5 * SECOND));
+    let waiting = waiting.lock(["a"]);
+    let releasing = async {
+        tokio::time::sleep(SECOND).await;
+        holder.release().await.unwrap();
+    };
+    let (guard, ()) = tokio::join!(waiting, releasing);
+    let guard = guard.unwrap();
+    assert_eq!(dao.count(Step::Renew), 0);
+    guard.held().confirmed().await.unwrap();
+    assert_eq!(dao.count(Step::Renew), 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn retries_are_counted_and_the_backoff_knows_which_it_is() {
     for dao in both_kinds() {
