@@ -10,23 +10,33 @@ use tokio::time::{sleep, timeout};
 
 use super::{
     SECOND,
-    cells::{Denied, World},
+    cells::{Denied, Process, World},
     request,
     several::{HOUR, release, waits},
     take,
 };
 use crate::parts::Part;
 
+/// A process whose store takes a tenth of what etcd takes.
+fn process(world: &World) -> Process {
+    let mut process = world.process();
+    (process.at_once, process.bytes) = (128, Some((120_000, 150_000)));
+    process
+}
+
+/// Ids of a usual length.
+fn names(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("{:032x}{number:04}", 7)).collect()
+}
+
 /// A withdrawal that would be too long for a write is made in several.
 #[tokio::test(start_paused = true)]
 async fn a_withdrawal_is_made_in_several_writes_if_it_is_too_long() {
     let world = World::new();
-    // A tenth of the bounds of etcd.
-    let mut process = world.process();
-    (process.at_once, process.bytes) = (128, Some((120_000, 150_000)));
+    let process = process(&world);
     let one = world.dao_with(process.clone(), Duration::from_secs(10)).await;
     let two = world.dao_with(process, Duration::from_secs(10)).await;
-    let names: Vec<String> = (0..20).map(|number| format!("{:032x}{number:04}", 7)).collect();
+    let names = names(20);
     let set: Vec<&str> = names.iter().map(String::as_str).collect();
     let mine = request(&set);
     assert!(matches!(one.acquire(&mine).await, Ok(Acquired::Granted(_))));
@@ -53,12 +63,10 @@ async fn a_withdrawal_is_made_in_several_writes_if_it_is_too_long() {
 #[tokio::test(start_paused = true)]
 async fn a_renewal_is_made_in_several_writes_if_it_is_too_long() {
     let world = World::new();
-    // A tenth of the bounds of etcd.
-    let mut process = world.process();
-    (process.at_once, process.bytes) = (128, Some((120_000, 150_000)));
+    let process = process(&world);
     let one = world.dao_with(process.clone(), Duration::from_secs(10)).await;
     let two = world.dao_with(process, Duration::from_secs(10)).await;
-    let names: Vec<String> = (0..100).map(|number| format!("{:032x}{number:04}", 7)).collect();
+    let names = names(100);
     let set: Vec<&str> = names.iter().map(String::as_str).collect();
     let mine = request(&set);
     let Ok(Acquired::Granted(granted)) = one.acquire(&mine).await else { panic!("it is free") };
@@ -88,11 +96,10 @@ async fn a_renewal_is_made_in_several_writes_if_it_is_too_long() {
 #[tokio::test(start_paused = true)]
 async fn a_set_that_is_too_long_for_a_place_waits_without_one() {
     let world = World::new();
-    let mut process = world.process();
-    (process.at_once, process.bytes) = (128, Some((120_000, 150_000)));
+    let process = process(&world);
     let one = world.dao_with(process.clone(), Duration::from_secs(10)).await;
     let two = LockingService::new(world.dao_with(process, Duration::from_secs(10)).await);
-    let names: Vec<String> = (0..100).map(|number| format!("{:032x}{number:04}", 7)).collect();
+    let names = names(100);
     let held = take(&one, &names[50]).await;
     let waited = two.wait(Wait::up_to(5 * SECOND)).run_locked(&names, async || {}).await;
     let error = waited.expect_err("an id is held");
@@ -110,12 +117,11 @@ async fn a_set_that_is_too_long_for_a_place_waits_without_one() {
 #[tokio::test(start_paused = true)]
 async fn a_queue_that_is_too_long_for_its_first_goes_on() {
     let world = World::new();
-    let mut process = world.process();
-    (process.at_once, process.bytes) = (128, Some((120_000, 150_000)));
+    let process = process(&world);
     let one = world.dao_with(process.clone(), Duration::from_secs(10)).await;
     let two = LockingService::new(world.dao_with(process.clone(), Duration::from_secs(10)).await);
     let three = LockingService::new(world.dao_with(process, Duration::from_secs(10)).await);
-    let names: Vec<String> = (0..20).map(|number| format!("{:032x}{number:04}", 7)).collect();
+    let names = names(20);
     let (held, _other) = (take(&one, &names[0]).await, take(&one, "other").await);
     let first = two.wait(Wait::forever()).run_locked(&names, async || {});
     // The process of the first lives by this one.
@@ -145,9 +151,7 @@ async fn a_queue_that_is_too_long_for_its_first_goes_on() {
 #[tokio::test(start_paused = true)]
 async fn a_release_fits_into_a_write_whatever_was_withdrawn() {
     let world = World::new();
-    // A tenth of the bounds of etcd.
-    let mut process = world.process();
-    (process.at_once, process.bytes) = (128, Some((120_000, 150_000)));
+    let process = process(&world);
     let dao = world.dao_with(process, Duration::from_secs(10)).await;
     let names: Vec<String> = (0..50).map(|number| format!("{number:03}")).collect();
     let set: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -167,12 +171,10 @@ async fn a_release_fits_into_a_write_whatever_was_withdrawn() {
 #[tokio::test(start_paused = true)]
 async fn a_release_is_made_in_several_writes_if_it_is_too_long() {
     let world = World::new();
-    // A tenth of the bounds of etcd.
-    let mut process = world.process();
-    (process.at_once, process.bytes) = (128, Some((120_000, 150_000)));
+    let process = process(&world);
     let one = world.dao_with(process.clone(), Duration::from_secs(10)).await;
     let two = world.dao_with(process, Duration::from_secs(10)).await;
-    let names: Vec<String> = (0..100).map(|number| format!("{:032x}{number:04}", 7)).collect();
+    let names = names(100);
     let set: Vec<&str> = names.iter().map(String::as_str).collect();
     let mine = request(&set);
     let Ok(Acquired::Granted(granted)) = one.acquire(&mine).await else { panic!("it is free") };
