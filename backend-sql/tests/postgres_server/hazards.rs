@@ -13,7 +13,7 @@ use lockcore::{
 };
 use lockcore_conformance::{
     eventually,
-    judge::in_time,
+    judge::{in_time, late},
     refusing::a_store_that_refuses_for_good_ends_a_sleeping_wait,
     servers::{Kind, Mode, Proxy, Server, TestResult, Trial},
 };
@@ -379,14 +379,17 @@ async fn an_exhausted_pool_is_reported() -> TestResult {
     let place = Place::new().await?;
     let pool = PgPoolOptions::new().max_connections(1).connect(&place.server.url()).await?;
     let builder = place.builder().pool(pool.clone()).listen(false);
-    let dao = builder.timeout(Duration::from_secs(2)).open().await?;
+    let dao = builder.timeout(Duration::from_secs(4)).open().await?;
     let held = take(&dao, ["a"]).await?;
     dao.release(&held).await?;
     let mut sql = place.sql().await?;
     let mut transaction = sql.0.begin().await?;
     sqlx::raw_sql("SELECT FROM lockcore_lock FOR UPDATE").execute(&mut *transaction).await?;
     let stuck = dao.acquire(&request(["a"])).await.expect_err("the row is locked");
-    assert!(!stuck.in_doubt() && stuck.kind() == BackendErrorKind::Busy, "{stuck}");
+    if stuck.in_doubt() {
+        late(format_args!("the server gives up after nine tenths of the timeout: {stuck}"));
+    }
+    assert_eq!(stuck.kind(), BackendErrorKind::Busy, "{stuck}");
     transaction.rollback().await?;
     let taken = pool.acquire().await?;
     let other = dao.acquire(&request(["b"])).await.expect_err("the only connection is in use");

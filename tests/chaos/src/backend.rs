@@ -16,6 +16,8 @@ pub enum Backend {
     Sqlite,
     /// A server that the driver starts.
     Server(servers::Kind),
+    /// A server of SQL that the driver starts, without routines.
+    Statements(servers::Kind),
     /// A Postgres server with a synchronous replica.
     Replicated,
     /// A Redis master with a replica, and a sentinel.
@@ -43,6 +45,9 @@ impl FromStr for Backend {
             "etcd-cluster" => Ok(Backend::Members),
             "s3" => Ok(Backend::Bucket),
             "share" => Ok(Backend::Share),
+            "postgres-statements" => Ok(Backend::Statements(servers::Kind::Postgres)),
+            "mariadb-statements" => Ok(Backend::Statements(servers::Kind::MariaDb)),
+            "mysql-statements" => Ok(Backend::Statements(servers::Kind::MySql)),
             name => match servers::Kind::ALL.into_iter().find(|kind| kind.name() == name) {
                 Some(kind) => Ok(Backend::Server(kind)),
                 None => bail!("no such backend: {name}"),
@@ -54,6 +59,7 @@ impl FromStr for Backend {
 impl fmt::Display for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Backend::Statements(kind) => return write!(f, "{}-statements", kind.name()),
             Backend::Memory => "memory",
             Backend::Sqlite => "sqlite",
             Backend::Server(kind) => kind.name(),
@@ -71,7 +77,7 @@ impl Backend {
     /// The lease of all locks: short, so that stopped processes outlast it.
     pub(crate) fn lease(self) -> Duration {
         match self {
-            Backend::Server(servers::Kind::DynamoDb) => Duration::from_secs(5),
+            Backend::Server(servers::Kind::DynamoDb) | Backend::Statements(_) => Duration::from_secs(5),
             Backend::Bucket | Backend::Share | Backend::Members | Backend::Server(servers::Kind::Etcd) => {
                 Duration::from_secs(10)
             }
@@ -88,6 +94,9 @@ impl Backend {
     /// Returns whether a kind of fault can be caused.
     pub fn can(self, fault: Kind) -> bool {
         use servers::Kind::{DynamoDb, Etcd, MariaDb, MySql, Postgres, Redis};
+        if let Backend::Statements(kind) = self {
+            return Backend::Server(kind).can(fault);
+        }
         match fault {
             Kind::Break | Kind::Freeze => true,
             Kind::Kill | Kind::Stop => self != Backend::Memory,

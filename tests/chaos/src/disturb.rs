@@ -75,7 +75,8 @@ impl<'a> Faults<'a> {
                     eprintln!("{target:?} is perhaps frozen: {error}");
                 }
                 sleep(short).await;
-                while self.locks.admin().freeze(&target, false).await.is_err() {
+                // What is still frozen at the end is seen then.
+                while self.locks.admin().freeze(&target, false).await.is_err() && !self.crew.has_ended() {
                     sleep(short).await;
                 }
             }

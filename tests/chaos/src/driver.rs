@@ -1,9 +1,17 @@
 //! The driver: starts the store and the workers, causes faults until all operations are done, and has the checker look at
 //! what was recorded.
 
-use std::{fs, path::PathBuf, sync::atomic::AtomicBool, time::Duration};
+use std::{
+    convert::Infallible,
+    fs,
+    path::PathBuf,
+    pin::pin,
+    sync::atomic::AtomicBool,
+    time::{Duration, Instant},
+};
 
-use futures_util::future;
+use anyhow::ensure;
+use futures_util::future::{self, Either};
 use lockcore::{LockingService, Target};
 use lockcore_torture::{
     audit::audit,
@@ -24,6 +32,12 @@ use crate::{
 
 /// One callback in so many takes longer than others.
 const PAUSED: u32 = 500;
+
+/// Workers that record nothing for so long, longer than a fault and what follows it, are stuck.
+const STUCK: Duration = Duration::from_secs(200);
+
+/// How long the store may fail after the last fault.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What a run does.
 #[derive(Clone, Debug)]
@@ -117,8 +131,33 @@ impl Run {
             crew.end();
             Ok(())
         };
-        future::try_join(work, faults.cause()).await?;
+        let ended = future::try_join(work, faults.cause());
+        match future::select(pin!(ended), pin!(self.give_up(&crew))).await {
+            Either::Left((ended, _)) => drop(ended?),
+            Either::Right((never, _)) => match never {},
+        }
         self.audit(&locks, &crew).await
+    }
+
+    /// Ends the crew when its workers are stuck.
+    async fn give_up(&self, crew: &Crew) -> Infallible {
+        let recorded = || {
+            let files = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+            let workers = files.filter(|file| file.file_name().as_encoded_bytes().starts_with(b"worker-"));
+            workers.filter_map(|file| file.metadata().ok()).map(|file| file.len()).sum::<u64>()
+        };
+        let (mut last, mut since) = (recorded(), Instant::now());
+        while since.elapsed() < STUCK {
+            sleep(Duration::from_secs(1)).await;
+            let now = recorded();
+            if now != last {
+                (last, since) = (now, Instant::now());
+            }
+        }
+        eprintln!("the workers recorded nothing for {} s", STUCK.as_secs());
+        crew.end();
+        crew.give_up();
+        future::pending().await
     }
 
     /// The faults to choose from.
@@ -150,7 +189,9 @@ impl Run {
             let target = Target::Id(worker::id(number));
             if locks.admin().inspect(&target).await.is_ok_and(|seen| seen.frozen) {
                 eprintln!("{target:?} is still frozen");
-                while locks.admin().freeze(&target, false).await.is_err() {
+                let since = Instant::now();
+                while let Err(error) = locks.admin().freeze(&target, false).await {
+                    ensure!(since.elapsed() < PATIENCE, "{target:?} stays frozen: {error}");
                     sleep(Duration::from_millis(100)).await;
                 }
             }

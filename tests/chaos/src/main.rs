@@ -40,7 +40,7 @@ enum Command {
 #[derive(Args)]
 struct RunArguments {
     /// memory, sqlite, redis, redis-sentinel, redis-cluster, postgres, postgres-replica, mariadb, mysql, dynamodb, etcd, etcd-cluster,
-    /// s3 or share; servers are started for the run
+    /// s3, share, and without routines postgres-statements, mariadb-statements, mysql-statements; servers are started for the run
     #[arg(long)]
     backend: Backend,
     /// The seed of all choices

@@ -41,7 +41,7 @@ impl Store {
     /// Starts the store of a run.
     pub(crate) async fn start(run: &Run) -> anyhow::Result<Store> {
         let kind = match run.backend {
-            Backend::Server(kind) => kind,
+            Backend::Server(kind) | Backend::Statements(kind) => kind,
             Backend::Replicated => {
                 let replicated = Replicated::start().await?;
                 let proxy = Proxy::start(replicated.address().await).await?;
@@ -102,7 +102,10 @@ impl Store {
             return Store::over_http(server, "dynamodb://eu-central-1/chaos?").await;
         }
         let proxy = Proxy::start(server.address()).await?;
-        let url = server.url_through(proxy.address());
+        let mut url = server.url_through(proxy.address());
+        if matches!(run.backend, Backend::Statements(_)) {
+            url.push_str(if url.contains('?') { "&routines=no" } else { "?routines=no" });
+        }
         Ok(Store { url, home: Home::Server(Box::new(server), proxy, None) })
     }
 

@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         })
     }));
     for (kind, backend) in [
+        (servers::Kind::Postgres, Backend::Statements(servers::Kind::Postgres)),
         (servers::Kind::Postgres, Backend::Replicated),
         (servers::Kind::Redis, Backend::Sentinel),
         (servers::Kind::Redis, Backend::Cluster),

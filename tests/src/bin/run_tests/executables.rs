@@ -3,9 +3,10 @@
 use std::{
     fs::{self, File},
     io::{BufRead, BufReader, Read},
+    iter,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::Mutex,
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
 };
@@ -16,8 +17,10 @@ use serde_json::Value;
 use crate::{Failure, keeper::Servers, progress::Progress};
 
 /// An executable none of whose tests ends for so long is killed.
-const STUCK: Duration = Duration::from_secs(600);
+const STUCK: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 600 });
 const POLL: Duration = Duration::from_millis(50);
+/// How long the next line takes at most of what a process wrote before it ended.
+const REST: Duration = Duration::from_secs(5);
 
 /// A test executable.
 #[derive(Debug)]
@@ -82,41 +85,41 @@ impl Executable {
         }
         servers.name_in(&mut command);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-        let stderr = child.stderr.take().map(all_of);
-        let stdout = BufReader::new(child.stdout.take().ok_or("no output")?);
-        let (ended, output) = (LastEnd::now(), Mutex::new(String::new()));
-        let status = thread::scope(|scope| -> Result<_, Failure> {
-            let reads = scope.spawn(|| {
-                for line in stdout.lines().map_while(Result::ok) {
-                    if let Some((name, outcome)) = outcome(&line) {
-                        progress.ended(&self.name, name, outcome);
-                        ended.touch();
-                    }
-                    let mut output = output.lock().expect("no thread panics");
-                    output.push_str(&line);
-                    output.push('\n');
-                }
-            });
-            let (mut journal, mut line) = (BufReader::new(File::open(&journal)?), String::new());
-            let status = loop {
-                progress.journal(self, &mut journal, &mut line)?;
-                if let Some(status) = child.try_wait()? {
-                    break status;
-                }
-                if ended.elapsed() > STUCK {
-                    child.kill()?;
-                    let runs = progress.running(&self.name).join(", ");
-                    return Err(format!("no test ended for {} s: {runs}", STUCK.as_secs()).into());
-                }
-                thread::sleep(POLL);
-            };
+        let stdout = lines_of(child.stdout.take().ok_or("no output")?);
+        let stderr = lines_of(child.stderr.take().ok_or("no standard error")?);
+        let (mut ended, mut output) = (Instant::now(), String::new());
+        let mut read = |line: String, ended: &mut Instant| {
+            if let Some((name, outcome)) = outcome(&line) {
+                progress.ended(&self.name, name, outcome);
+                *ended = Instant::now();
+            }
+            output.push_str(&line);
+            output.push('\n');
+        };
+        let (mut journal, mut line) = (BufReader::new(File::open(&journal)?), String::new());
+        let status = loop {
+            match stdout.recv_timeout(POLL) {
+                Ok(line) => read(line, &mut ended),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => thread::sleep(POLL),
+            }
             progress.journal(self, &mut journal, &mut line)?;
-            reads.join().expect("no thread panics");
-            Ok(status)
-        })?;
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            if ended.elapsed() > STUCK {
+                child.kill()?;
+                child.wait()?;
+                let runs = progress.stuck(&self.name).join(", ");
+                return Err(format!("no test ended for {} s: {runs}", STUCK.as_secs()).into());
+            }
+        };
+        while let Ok(line) = stdout.recv_timeout(REST) {
+            read(line, &mut ended);
+        }
+        progress.journal(self, &mut journal, &mut line)?;
         if !status.success() {
-            let output = output.into_inner().expect("no thread panics");
-            let stderr = stderr.map(|reads| reads.join().expect("no thread panics")).unwrap_or_default();
+            let stderr: Vec<String> = iter::from_fn(|| stderr.recv_timeout(REST).ok()).collect();
             progress.failed(&self.name, status, &output, &stderr);
         }
         Ok(())
@@ -152,30 +155,47 @@ fn outcome(line: &str) -> Option<(&str, &str)> {
     Some((name.trim_end(), outcome))
 }
 
-/// Reads a stream to its end, beside.
-fn all_of(mut stream: impl Read + Send + 'static) -> thread::JoinHandle<String> {
+/// Reads the lines of a stream in a thread, which ends with the stream: a process that was started by the one that writes may keep
+/// it open for longer.
+fn lines_of(stream: impl Read + Send + 'static) -> Receiver<String> {
+    let (lines, read) = mpsc::channel();
     thread::spawn(move || {
-        let mut all = Vec::new();
-        // What was read before an error is worth showing.
-        let _ = stream.read_to_end(&mut all);
-        String::from_utf8_lossy(&all).into_owned()
-    })
+        let mut stream = BufReader::new(stream).split(b'\n').map_while(Result::ok);
+        // Until no line is wanted any more.
+        stream.all(|line| lines.send(String::from_utf8_lossy(&line).into_owned()).is_ok())
+    });
+    read
 }
 
-/// When a test ended last.
-#[derive(Debug)]
-struct LastEnd(Mutex<Instant>);
+#[cfg(test)]
+mod tests {
+    use std::{io::Write, os::unix::fs::OpenOptionsExt};
 
-impl LastEnd {
-    fn now() -> Self {
-        LastEnd(Mutex::new(Instant::now()))
-    }
+    use super::*;
 
-    fn touch(&self) {
-        *self.0.lock().expect("no thread panics") = Instant::now();
-    }
-
-    fn elapsed(&self) -> Duration {
-        self.0.lock().expect("no thread panics").elapsed()
+    /// A test that is stuck is killed, and the run goes on: also if what it started keeps its output open.
+    #[test]
+    fn a_stuck_test_ends_the_run_of_its_executable_only() -> Result<(), Failure> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("script");
+        let mut script = File::options().write(true).create_new(true).mode(0o700).open(&path)?;
+        let started = folder.path().join("started");
+        let text = format!(
+            "#!/bin/sh\nprintf 'start\\tnever_ends\\n' >>\"${}\"\nsleep 1000 & echo $! >{}\necho 'test short ... ok'\nwait\n",
+            journal::FILE,
+            started.display()
+        );
+        script.write_all(text.as_bytes())?;
+        drop(script);
+        let executable =
+            Executable { name: "stuck".into(), of_library: false, path, folder: folder.path().into() };
+        let progress = Progress::default();
+        let ended = executable.run(true, None, &Servers::default(), folder.path(), &progress);
+        Command::new("kill").arg(fs::read_to_string(started)?.trim()).status()?;
+        let error = ended.expect_err("it is killed");
+        assert_eq!(error.to_string(), "no test ended for 1 s: never_ends");
+        progress.broken(&executable, &error);
+        assert!(!progress.summary(), "the run has failed");
+        Ok(())
     }
 }

@@ -49,7 +49,7 @@ pub(crate) fn folder() -> io::Result<PathBuf> {
 }
 
 /// The servers, as environment variables.
-#[derive(Debug)]
+#[derive(Default, Debug)]
 pub(crate) struct Servers {
     folder: PathBuf,
     environment: BTreeMap<String, String>,

@@ -129,24 +129,23 @@ impl Progress {
         Ok(())
     }
 
-    /// Names what runs in an executable.
-    pub(crate) fn running(&self, executable: &str) -> Vec<String> {
-        let state = self.state();
-        state.running.keys().filter(|(of, _)| of == executable).map(|(_, test)| test.clone()).collect()
+    /// Returns the tests that ran in an executable when it was killed, which run no more.
+    pub(crate) fn stuck(&self, executable: &str) -> Vec<String> {
+        let mut state = self.state();
+        state.running.extract_if(|(of, _), _| of == executable).map(|((_, test), _)| test).collect()
     }
 
     /// An executable ended with a failure: shows why.
-    pub(crate) fn failed(&self, executable: &str, status: ExitStatus, output: &str, stderr: &str) {
+    pub(crate) fn failed(&self, executable: &str, status: ExitStatus, output: &str, stderr: &[String]) {
         let (list, from) = (output.contains("\nfailures:\n"), output.find("\nfailures:\n").unwrap_or(0));
         if !list {
             // It ended in the middle of its tests.
             self.state().failed.push(format!("{executable}: {status}"));
         }
         self.say(&format!("== {executable}: {status}\n{}", &output[from..]));
-        let panics: Vec<&str> = stderr.lines().collect();
-        let shown = panics.len().saturating_sub(if list { 60 } else { 200 });
-        if !panics.is_empty() {
-            self.say(&format!("== the end of its standard error\n{}", panics[shown..].join("\n")));
+        let shown = stderr.len().saturating_sub(if list { 60 } else { 200 });
+        if !stderr.is_empty() {
+            self.say(&format!("== the end of its standard error\n{}", stderr[shown..].join("\n")));
         }
     }
 
