@@ -55,6 +55,8 @@ impl Step<'_> {
         if frozen || self.table.ids.contains_key(id) {
             self.table.ids.entry(id.to_owned()).or_default().frozen = frozen;
         }
+        // Of two requests the later one counts, and an earlier one names nothing by which it could be refused.
+        self.is_written = true;
         self.rooms.push((id.to_owned(), 0));
         self.serve();
     }

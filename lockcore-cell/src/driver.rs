@@ -28,7 +28,6 @@ use crate::{
     step::{Step, micros},
     store::Store,
     table::{MAX_BYTES, Stamp, Table, Write},
-    takeover::Sessions,
 };
 
 /// The pause after a shared write, as a share of how long it took.
@@ -346,25 +345,25 @@ impl<C: Cell> Store<C> {
         };
         let stamp = self.stamp();
         let number = stamp.number;
-        let (mut now, mut table, mut full, mut more) = self.apply(&known.table, batch, number, own).await?;
-        if table == *known.table && known.begun < tries.begun {
+        let mut after = self.apply(&known.table, batch, number, own).await?;
+        if !after.is_new && known.begun < tries.begun {
             // An answer without a write has to be true now.
             self.look(&parts).await?;
             known = self.view(&parts);
             if known.begun < tries.begun {
                 return Ok(None);
             }
-            (now, table, full, more) = self.apply(&known.table, batch, number, own).await?;
+            after = self.apply(&known.table, batch, number, own).await?;
         }
         // Those who wait for other ids as well are served by the step that frees one, as all others are; where that would be too
         // many at once, or another write of this process is about them, they serve themselves.
-        while !more.is_empty()
+        while !after.more.is_empty()
             && !tries.alone
-            && parts.len() + more.len() <= self.cell.at_once()
-            && self.queue.reserve(&more, &mut tries.reserved)
+            && parts.len() + after.more.len() <= self.cell.at_once()
+            && self.queue.reserve(&after.more, &mut tries.reserved)
         {
             let is_unknown = |part: &&Part| has_looked || self.known_of(part).is_none();
-            let unknown: Vec<Part> = more.iter().filter(is_unknown).cloned().collect();
+            let unknown: Vec<Part> = after.more.iter().filter(is_unknown).cloned().collect();
             match self.look(&unknown).await {
                 // It is about a waiter, and not about these steps.
                 Err(error) if error.is_of_content() => {
@@ -373,12 +372,13 @@ impl<C: Cell> Store<C> {
                 }
                 looked => looked.map(drop)?,
             }
-            parts.append(&mut more);
+            parts.append(&mut after.more);
             known = self.view(&parts);
-            (now, table, full, more) = self.apply(&known.table, batch, number, own).await?;
+            after = self.apply(&known.table, batch, number, own).await?;
         }
         // Not while an earlier write may still arrive, which may have another answer: this one keeps it out.
-        let is_same = table == *known.table && known.has_whole_places();
+        let After { now, table, is_new, grows, .. } = after;
+        let is_same = !is_new && known.has_whole_places();
         if is_same && !tries.in_doubt {
             self.notify(&parts).await;
             return Ok(Some(number));
@@ -399,7 +399,7 @@ impl<C: Cell> Store<C> {
             if others || (self.is_apart() && has_groups(batch)) {
                 return Ok(None);
             }
-            if full && known.begun < tries.begun {
+            if grows && known.begun < tries.begun {
                 // Others may have left since then.
                 return Ok(None);
             }
@@ -469,17 +469,16 @@ impl<C: Cell> Store<C> {
         }
     }
 
-    /// Applies all steps to a copy of the table; returns the time by which, whether a step may have made it longer, and the parts that
-    /// it would have to look at to serve all who wait.
+    /// Applies all steps to a copy of the table.
     async fn apply(
         &self,
         table: &Table,
         batch: &mut [Box<dyn Job>],
         number: u64,
         own: &str,
-    ) -> Result<(ServiceTime, Table, bool, Vec<Part>), StoreError> {
+    ) -> Result<After, StoreError> {
         let now = self.cell.now().await?;
-        let (mut table, sessions): (Table, Sessions) = (table.clone(), self.sessions.all());
+        let (before, mut table, sessions) = (table, table.clone(), self.sessions.all());
         let mut step = Step::new(&mut table, &sessions, now, self.cell.least_fence(now), own);
         step.fences = self.is_apart().then_some(&self.fences);
         let mut grows = false;
@@ -487,9 +486,23 @@ impl<C: Cell> Store<C> {
             grows |= job.grows();
             job.apply(&mut step, number);
         }
-        let missing = if step.missing.is_empty() { Vec::new() } else { self.parts(&step.missing) };
-        Ok((now, table, grows, missing))
+        let more = if step.missing.is_empty() { Vec::new() } else { self.parts(&step.missing) };
+        let is_new = step.is_written || table != *before;
+        Ok(After { now, table, is_new, grows, more })
     }
+}
+
+/// The table after the steps of a batch.
+struct After {
+    /// The time by which they were applied.
+    now: ServiceTime,
+    table: Table,
+    /// Set if it has to be written.
+    is_new: bool,
+    /// Set if a step may have made it longer.
+    grows: bool,
+    /// The parts to look at in order to serve all who wait.
+    more: Vec<Part>,
 }
 
 /// A flight that pauses, and is none of those that are counted. When it is dropped it goes on.

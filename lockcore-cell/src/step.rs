@@ -72,6 +72,8 @@ pub(crate) struct Step<'a> {
     pub(crate) missing: BTreeSet<String>,
     /// The ids with room for those who wait.
     pub(crate) rooms: Vec<(String, u64)>,
+    /// Set if it is written also where it changes nothing: a write of before that was given up is refused then if it arrives.
+    pub(crate) is_written: bool,
     /// The queues of the table's places, made when one is asked for first.
     queues: Option<HashMap<String, Queue>>,
 }
@@ -142,6 +144,7 @@ impl<'a> Step<'a> {
             granted: Arc::default(),
             missing: BTreeSet::new(),
             rooms: Vec::new(),
+            is_written: false,
             queues: None,
         }
     }

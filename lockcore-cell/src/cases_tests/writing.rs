@@ -74,3 +74,21 @@ async fn what_is_refused_is_not_granted_by_a_late_write() {
     let holders = dao.inspect(&id("x")).await.expect("the store answers").holders;
     assert_eq!(holders.iter().map(|holder| holder.fence).collect::<Vec<_>>(), [held.locks[0].granted.fence]);
 }
+
+/// An id stays thawed though an earlier request to freeze it, which was given up, arrives after that.
+#[tokio::test(start_paused = true)]
+async fn what_is_thawed_is_not_frozen_by_a_late_write() {
+    let world = World::new();
+    let dao = std::sync::Arc::new(world.dao_with(world.process(), 10 * SECOND).await);
+    *dao.cell().next_writes.lock().expect("no panic") =
+        [Way::Slow(8 * SECOND), Way::Late(6 * SECOND)].into_iter().collect();
+    let slow = dao.clone();
+    let slow = tokio::spawn(async move { slow.freeze(&id("z"), true).await });
+    sleep(SECOND / 10).await;
+    let given_up = dao.freeze(&id("x"), true).await.expect_err("its answer is late");
+    assert!(given_up.in_doubt(), "{given_up}");
+    slow.await.expect("no panic").expect("the store answers");
+    dao.freeze(&id("x"), false).await.expect("the store answers");
+    sleep(10 * SECOND).await;
+    assert!(!dao.inspect(&id("x")).await.expect("the store answers").frozen);
+}

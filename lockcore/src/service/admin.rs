@@ -176,6 +176,9 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
 
     /// Freezes an id, so that it is granted to no other context, or thaws it and serves its waiters.
     ///
+    /// A call whose outcome is in doubt may take effect later, even after one that came next; on a bucket, a share, etcd, and SQL without
+    /// routines the next one keeps it out. [`inspect`](Self::inspect) returns what is in force.
+    ///
     /// # Errors
     /// Unsupported, a bad id, or a failure of the backend.
     pub async fn freeze(&self, target: &Target<I>, frozen: bool) -> Result<(), LockError<I, C>> {

@@ -1,6 +1,9 @@
 //! Causes faults, one after the other, until the workers are done.
 
-use std::time::Duration;
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use anyhow::{Context, bail};
 use fastrand::Rng;
@@ -11,11 +14,14 @@ use lockcore_torture::{
     history::{self, Recorder, Stage},
     worker::id,
 };
-use tokio::{net::TcpStream, time::sleep};
+use tokio::{
+    net::TcpStream,
+    time::{sleep, timeout},
+};
 
 use crate::{
     clock,
-    driver::Run,
+    driver::{Run, STUCK},
     faults::Kind,
     store::{Home, NAMESPACE, Store},
 };
@@ -29,6 +35,8 @@ pub(crate) struct Faults<'a> {
     store: Option<&'a Store>,
     locks: &'a LockingService,
     crew: &'a Crew,
+    /// The ids of which a request to freeze may arrive after the one to thaw them.
+    in_doubt: Mutex<Vec<Target<String>>>,
 }
 
 impl<'a> Faults<'a> {
@@ -38,7 +46,7 @@ impl<'a> Faults<'a> {
         locks: &'a LockingService,
         crew: &'a Crew,
     ) -> Self {
-        Faults { run, store, locks, crew }
+        Faults { run, store, locks, crew, in_doubt: Mutex::default() }
     }
 
     /// Causes one fault after the other, each of which it ends, until the crew is told to end.
@@ -50,12 +58,27 @@ impl<'a> Faults<'a> {
             let Some(kind) = rng.choice(kinds.iter().copied()) else { return Ok(()) };
             self.crew.pause(self.run.every.mul_f64(rng.f64())).await;
             let begun = history::now();
-            let worker = self.one(kind, &mut rng).await?;
+            let one = timeout(STUCK, self.one(kind, &mut rng)).await;
+            let worker = one.with_context(|| format!("{kind} does not end"))??;
             let millis = (history::now() - begun) / 1_000_000 + 1;
             let (kind, loses_grants) = (kind.to_string(), self.run.backend.may_lose_grants(kind));
             recorder.at(begun, 0, Stage::Fault { kind, millis, worker, loses_grants });
+            timeout(STUCK, self.thaw()).await.context("a request to thaw does not end")?;
         }
         Ok(())
+    }
+
+    fn in_doubt(&self) -> MutexGuard<'_, Vec<Target<String>>> {
+        self.in_doubt.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Thaws again what may be frozen by a late request: those who wait for ever would do so for it.
+    async fn thaw(&self) {
+        let in_doubt = self.in_doubt().clone();
+        for target in in_doubt {
+            // Tried again after the next fault.
+            let _ = self.locks.admin().freeze(&target, false).await;
+        }
     }
 
     /// Causes one fault and ends it; returns the worker that was disturbed, if it was only one.
@@ -73,6 +96,7 @@ impl<'a> Faults<'a> {
                 // An answer that did not come in time says nothing: it may be frozen all the same.
                 if let Err(error) = self.locks.admin().freeze(&target, true).await {
                     eprintln!("{target:?} is perhaps frozen: {error}");
+                    self.in_doubt().push(target.clone());
                 }
                 sleep(short).await;
                 // What is still frozen at the end is seen then.

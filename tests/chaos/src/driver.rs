@@ -33,8 +33,8 @@ use crate::{
 /// One callback in so many takes longer than others.
 const PAUSED: u32 = 500;
 
-/// Workers that record nothing for so long, longer than a fault and what follows it, are stuck.
-const STUCK: Duration = Duration::from_secs(200);
+/// A fault that does not end in so long is stuck, and so are workers that record nothing.
+pub(crate) const STUCK: Duration = Duration::from_secs(200);
 
 /// How long the store may fail after the last fault.
 const PATIENCE: Duration = Duration::from_secs(120);
