@@ -61,6 +61,7 @@ mod parts;
 mod pause;
 mod poll;
 mod probe;
+mod renewals;
 mod session;
 mod sessions;
 mod state;
