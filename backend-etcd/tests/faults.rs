@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use lockcore::{BackendErrorKind, LockDao, backend::Withdraw};
+use lockcore::{BackendErrorKind, LockDao, LockingService, Target, Wait, backend::Withdraw};
 use lockcore_cell::{Cell, Change};
 use lockcore_conformance::{
     Caller, PATIENCE,
@@ -49,6 +49,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         a_new_token_that_is_refused_is_no_wrong_password
         a_stream_that_is_cut_off_is_not_the_members_fault
         a_key_of_another_program_is_passed_over
+        a_value_of_another_program_concerns_its_own_ids
         clocks_that_differ_too_much_are_named
         a_proxy_tells_no_time
         no_lease_ends_early_by_clocks_that_differ
@@ -384,6 +385,30 @@ async fn a_key_of_another_program_is_passed_over(rig: Rig) -> TestResult {
     let page = keys.list("session", None).await?;
     let names: Vec<&str> = page.cells.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["session/a", "session/c"]);
+    Ok(())
+}
+
+/// The release of another id whose waiter wants that one, too, is made.
+async fn a_value_of_another_program_concerns_its_own_ids(rig: Rig) -> TestResult {
+    use base64::{Engine, prelude::BASE64_STANDARD};
+    let place = rig.first();
+    let locks = LockingService::new(place.builder().open().await?);
+    let held = locks.lock(["a"]).await?;
+    let waiter = locks.clone();
+    let waiting =
+        tokio::spawn(
+            async move { waiter.wait(Wait::up_to(PATIENCE)).run_locked(["a", "b"], async || {}).await },
+        );
+    let (a, admin) = (Target::Id("a".to_owned()), locks.admin());
+    eventually("it waits", async || admin.inspect(&a).await.ok().filter(|seen| !seen.waiters.is_empty()))
+        .await;
+    let key = BASE64_STANDARD.encode(format!("lockcore/{}/id/x62", place.namespace));
+    post(&rig.member, "/v3/kv/put", json!({ "key": key, "value": "bWluZQ==" })).await;
+    held.release().await?;
+    assert!(waiting.await?.is_err(), "b is not known");
+    let error = locks.lock(["b"]).await.expect_err("it is not known");
+    assert!(error.to_string().contains("\"id/x62\""), "{error}");
+    locks.lock(["a"]).await?.release().await?;
     Ok(())
 }
 

@@ -24,7 +24,8 @@ const FENCE_KEPT: u64 = 3600 * 1_000_000;
 const PAGES: usize = 4;
 
 /// The folders with cells that end.
-const FOLDERS: [&str; 3] = ["session", "probe", IDS];
+const FOLDERS: [&str; 3] = [SESSIONS, "probe", IDS];
+const SESSIONS: &str = "session";
 
 /// Where a collection goes on: the folder, and the last name that was looked at.
 pub(crate) type Cursor = (&'static str, Option<String>);
@@ -32,11 +33,11 @@ pub(crate) type Cursor = (&'static str, Option<String>);
 impl<C: Cell> Store<C> {
     /// Removes at most `most` cells of sessions that have neither a grant nor a place, and were not written for [`KEPT`]; returns
     /// whether there may be more. It goes on where the last collection of this process ended. Where each id has a cell of its own, `used`
-    /// are the sessions that were in one of them since the collection began.
+    /// are the sessions that were in one of them since the collection began; no session is removed if they are not known.
     pub(crate) async fn collect(
         self: &Arc<Self>,
         most: usize,
-        used: &BTreeSet<String>,
+        used: Option<&BTreeSet<String>>,
     ) -> Result<bool, StoreError> {
         let mut cursor = self.collected.lock().await;
         let (mut folder, mut after) = cursor.clone().unwrap_or((FOLDERS[0], None));
@@ -74,7 +75,11 @@ impl<C: Cell> Store<C> {
     /// Removes a cell; that of an id only if nothing is known of it any more. Its fences go on above the store's time.
     async fn remove(&self, name: &str) -> Result<(), StoreError> {
         let Some(part) = Part::named(name) else { return Ok(self.cell.remove(name).await?) };
-        self.look(std::slice::from_ref(&part)).await?;
+        match self.look(std::slice::from_ref(&part)).await {
+            // It is named by the sweep, and stays.
+            Err(error) if error.is_of_content() => return Ok(()),
+            looked => looked.map(drop)?,
+        }
         let now = self.cell.now().await?;
         // A clock that was set back gives out no fence again.
         let is_over = |table: &Table| table.is_over() && table.high.saturating_add(FENCE_KEPT) < now.lo;
@@ -90,18 +95,19 @@ impl<C: Cell> Store<C> {
         &self,
         folder: &str,
         cells: &[(String, u64)],
-        used: &BTreeSet<String>,
+        used: Option<&BTreeSet<String>>,
     ) -> Result<Vec<String>, StoreError> {
         let now = self.cell.now().await?;
         let (own, _) = self.own.name();
         let known = self.view(&[Part::rest()]);
         let mut live = known.table.sessions();
-        live.extend(used.iter().map(String::as_str));
+        live.extend(used.into_iter().flatten().map(String::as_str));
         live.insert(&own);
+        let keeps_all = folder == SESSIONS && used.is_none();
         let is_old = |(name, written): &&(String, u64)| {
             let last = name.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/')).unwrap_or_default();
             let is_ours = if folder == IDS { Part::named(name).is_some() } else { is_ours(last) };
-            is_ours && !live.contains(last) && written.saturating_add(KEPT) < now.lo
+            is_ours && !keeps_all && !live.contains(last) && written.saturating_add(KEPT) < now.lo
         };
         Ok(cells.iter().filter(is_old).map(|(name, _)| name.clone()).collect())
     }

@@ -255,14 +255,14 @@ impl<C: Cell> Store<C> {
         let mut pause = Pause::new(self.timeout);
         loop {
             let error = match self.try_once(&mut batch, tries).await {
-                Ok(Some(number)) => {
+                Ok(Tried::Done(number)) => {
                     for job in batch {
                         job.answer(Ok(number));
                     }
                     return Vec::new();
                 }
-                // Some were answered, or another process was faster.
-                Ok(None) => StoreError::Contended { in_doubt: false },
+                Ok(Tried::Fewer) if !batch.is_empty() => continue,
+                Ok(Tried::Fewer | Tried::Refused) => StoreError::Contended { in_doubt: false },
                 Err(error) => error,
             };
             // It waits now, and others may go meanwhile.
@@ -325,15 +325,15 @@ impl<C: Cell> Store<C> {
         }
     }
 
-    /// Tries once to carry out steps; returns the number of the write that has them.
-    async fn try_once(&self, batch: &mut Batch, tries: &mut Tries) -> Result<Option<u64>, StoreError> {
+    /// Tries once to carry out steps.
+    async fn try_once(&self, batch: &mut Batch, tries: &mut Tries) -> Result<Tried, StoreError> {
         let mut parts = parts_of(batch);
         self.look(&self.missing(&parts, batch, tries.look)).await?;
         let has_looked = std::mem::take(&mut tries.look);
         let mut known = self.view(&parts);
         if let Some(number) = known.last_write(&self.writer, &tries.sent) {
             self.notify(&parts).await;
-            return Ok(Some(number));
+            return Ok(Tried::Done(number));
         }
         if self.own.retire(|name| known.table.sessions().contains(name)) {
             // Their places move to the other name when they ask again.
@@ -351,7 +351,7 @@ impl<C: Cell> Store<C> {
             self.look(&parts).await?;
             known = self.view(&parts);
             if known.begun < tries.begun {
-                return Ok(None);
+                return Ok(Tried::Refused);
             }
             after = self.apply(&known.table, batch, number, own).await?;
         }
@@ -381,7 +381,7 @@ impl<C: Cell> Store<C> {
         let is_same = !is_new && known.has_whole_places();
         if is_same && !tries.in_doubt {
             self.notify(&parts).await;
-            return Ok(Some(number));
+            return Ok(Tried::Done(number));
         }
         let (mut tables, mut changes, mut bytes, mut longest) = (Vec::new(), Vec::new(), 0, 0);
         for (part, at, mut table) in known.split(&table) {
@@ -397,27 +397,21 @@ impl<C: Cell> Store<C> {
             tries.alone = true;
             let others = parts.len() > parts_of(batch).len();
             if others || (self.is_apart() && has_groups(batch)) {
-                return Ok(None);
+                return Ok(Tried::Refused);
             }
             if grows && known.begun < tries.begun {
                 // Others may have left since then.
-                return Ok(None);
+                return Ok(Tried::Refused);
             }
-            let grows = batch.iter().enumerate().filter(|(_, job)| job.grows());
-            if let Some((position, _)) = grows.max_by_key(|(_, job)| job.parts().len()) {
-                let (bytes, max) = if longest > MAX_BYTES { (longest, MAX_BYTES) } else { (bytes, most) };
-                let full = StoreError::Full { bytes, max, in_doubt: tries.in_doubt };
-                batch.remove(position).answer(Err(full));
-                return Ok(None);
-            }
-            if bytes > most && parts.len() > 1 {
-                let full = StoreError::Full { bytes, max: most, in_doubt: tries.in_doubt };
-                let longest = batch.iter().enumerate().max_by_key(|(_, job)| job.parts().len());
-                match longest.filter(|_| batch.len() > 1) {
-                    Some((position, _)) => batch.remove(position).answer(Err(full)),
-                    None => return Err(full),
+            let (bytes, max) = if longest > MAX_BYTES { (longest, MAX_BYTES) } else { (bytes, most) };
+            let full = StoreError::Full { bytes, max, in_doubt: tries.in_doubt };
+            let can_go = |job: &Box<dyn Job>| !grows || job.grows();
+            if grows || (bytes > most && parts.len() > 1) {
+                if !grows && batch.len() == 1 {
+                    return Err(full);
                 }
-                return Ok(None);
+                answer_longest(batch, can_go, &full);
+                return Ok(Tried::Fewer);
             }
         }
         let begun = (order::next(), Moment::now());
@@ -427,11 +421,11 @@ impl<C: Cell> Store<C> {
                     self.written(part, version, table, begun);
                 }
                 self.notify(&parts).await;
-                Ok(Some(number))
+                Ok(Tried::Done(number))
             }
             Ok(Written::Refused) => {
                 tries.sent.push(number);
-                Ok(None)
+                Ok(Tried::Refused)
             }
             Err(error) => {
                 tries.sent.push(number);
@@ -490,6 +484,27 @@ impl<C: Cell> Store<C> {
         let is_new = step.is_written || table != *before;
         Ok(After { now, table, is_new, grows, more })
     }
+}
+
+/// Answers the longer half of the steps that can go, so that the others fit into a write; of those with as many parts, the later ones.
+fn answer_longest(batch: &mut Batch, can_go: impl Fn(&Box<dyn Job>) -> bool, error: &StoreError) {
+    let mut going: Vec<usize> = (0..batch.len()).filter(|position| can_go(&batch[*position])).collect();
+    going.sort_by_key(|position| (batch[*position].parts().len(), *position));
+    let mut going = going.split_off(going.len() / 2);
+    going.sort_unstable();
+    for position in going.into_iter().rev() {
+        batch.remove(position).answer(Err(error.clone()));
+    }
+}
+
+/// The outcome of a try.
+enum Tried {
+    /// All steps are in the write with this number, or were true without one.
+    Done(u64),
+    /// Some steps were answered, as the write was too long: the others are tried at once.
+    Fewer,
+    /// Another process was faster, or the steps have to be divided, or made of a newer table.
+    Refused,
 }
 
 /// The table after the steps of a batch.

@@ -1,5 +1,7 @@
 //! Errors of a step, and how they are reported.
 
+use std::borrow::Cow;
+
 use lockcore::{BackendError, BackendErrorKind};
 
 /// An error of a step.
@@ -9,8 +11,8 @@ pub(crate) enum StoreError {
     Cell(#[from] BackendError),
     #[error("the attempt was withdrawn before its request arrived")]
     Withdrawn,
-    #[error("{0} is not in this library's form")]
-    Corrupt(&'static str),
+    #[error("{0} is not in this library's form: another program wrote it")]
+    Corrupt(Cow<'static, str>),
     #[error(
         "the cell {0:?} cannot be read, another program wrote it: the locks of that session count as held until it is \
          removed"
@@ -73,6 +75,14 @@ impl StoreError {
     /// Returns whether it is about what a cell contains.
     pub(crate) fn is_of_content(&self) -> bool {
         matches!(self, StoreError::Corrupt(_) | StoreError::Format { .. } | StoreError::Program { .. })
+    }
+
+    /// Returns the same error, with the name of the cell.
+    pub(crate) fn of_cell(self, name: &str) -> Self {
+        match self {
+            StoreError::Corrupt(what) => StoreError::Corrupt(format!("the cell {name:?} ({what})").into()),
+            other => other,
+        }
     }
 
     /// Returns whether a part of the step may be made where all of it cannot: it is too long for a write, by those who wait for its ids,

@@ -9,7 +9,7 @@ use std::{
 use crate::{
     cell::Cell,
     store::{Known, Store},
-    table::Table,
+    table::{Place, Table},
 };
 
 /// The cell with the table, or with what is said of no id.
@@ -118,17 +118,17 @@ impl<C: Cell> Store<C> {
 }
 
 impl<V> View<V> {
-    /// Returns whether each place is in the cells of all its ids that were looked at. It was removed from one of them if its process was
-    /// taken for dead, or another one came with the same ticket.
+    /// Returns whether each place is in the cells of all its ids that were looked at, and no other place is in them. It was removed from one
+    /// of them if its process was taken for dead, if it was withdrawn, or another one came with the same ticket.
     pub(crate) fn has_whole_places(&self) -> bool {
         self.parts.iter().all(|(part, known)| {
             let (Some(id), Some(known)) = (part.id(), known) else { return true };
-            let mut places = self.table.places.iter();
-            places.all(|(ticket, place)| {
-                let is_there =
-                    || known.table.places.get(ticket).is_some_and(|of| of.attempt == place.attempt);
-                place.claims.iter().all(|claim| claim.id != id) || is_there()
-            })
+            let has = |table: &Table, (ticket, place): (&u64, &Place)| {
+                table.places.get(ticket).is_some_and(|of| of.attempt == place.attempt)
+            };
+            let is_of = |(_, place): &(&u64, &Place)| place.claims.iter().any(|claim| claim.id == id);
+            self.table.places.iter().filter(is_of).all(|place| has(&known.table, place))
+                && known.table.places.iter().all(|place| has(&self.table, place))
         })
     }
 
@@ -197,7 +197,7 @@ impl Table {
     /// Returns the part of an id, which was like this before.
     fn part(&self, id: Option<String>, before: &Table) -> Table {
         let id = id.unwrap_or_default();
-        let claims_it = |place: &crate::table::Place| place.claims.iter().any(|claim| claim.id == id);
+        let claims_it = |place: &Place| place.claims.iter().any(|claim| claim.id == id);
         let places = self.places.iter().filter(|(_, place)| claims_it(place));
         let places: BTreeMap<_, _> = places.map(|(ticket, place)| (*ticket, place.clone())).collect();
         let ids = self.ids.get_key_value(&id).map(|(id, state)| (id.clone(), state.clone()));

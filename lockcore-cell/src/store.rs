@@ -235,7 +235,8 @@ impl<C: Cell> Store<C> {
     }
 
     fn read_part(&self, part: &Part, content: &[u8]) -> Result<Table, StoreError> {
-        let (mut table, of) = (Table::read(content)?, self.empty(Some(part)).of);
+        let mut table = Table::read(content).map_err(|error| error.of_cell(part.name()))?;
+        let of = self.empty(Some(part)).of;
         let is_own = |id: &String| of.as_ref().is_none_or(|of| of.contains(id));
         let is_claimed = |place: &Place| place.claims.iter().any(|claim| is_own(&claim.id));
         let is_ours = table.ids.keys().all(is_own) && table.places.values().all(is_claimed);
@@ -244,7 +245,7 @@ impl<C: Cell> Store<C> {
                 table.of = of;
                 Ok(table)
             }
-            false => Err(StoreError::Corrupt("the cell of an id")),
+            false => Err(StoreError::Corrupt("the cell of another id".into()).of_cell(part.name())),
         }
     }
 

@@ -232,7 +232,8 @@ impl Default for Table {
 impl Table {
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, StoreError> {
         check(bytes)?;
-        let mut table: Table = serde_json::from_slice(bytes).map_err(|_| StoreError::Corrupt("the table"))?;
+        let mut table: Table =
+            serde_json::from_slice(bytes).map_err(|_| StoreError::Corrupt("the table".into()))?;
         let grants: BTreeMap<u64, Arc<Grant>> =
             table.grants.iter().map(|(fence, grant)| (*fence, Arc::new(grant.clone()))).collect();
         let link =
@@ -247,14 +248,14 @@ impl Table {
         let is_possible = |mode: Mode| !matches!(mode, Mode::Slots { permits, .. } if permits > MAX_PERMITS);
         let claims = table.places.values().flat_map(|place| &place.claims);
         if !claims.map(|claim| claim.mode).all(is_possible) {
-            return Err(StoreError::Corrupt("a claim of the table"));
+            return Err(StoreError::Corrupt("a claim of the table".into()));
         }
         // There are numbers left to go on with, for longer than any clock goes on.
         let is_endless = |number: u64| number < u64::MAX / 2;
         match (all_known, is_endless(table.high) && is_endless(table.ticket)) {
             (true, true) => Ok(table),
-            (false, _) => Err(StoreError::Corrupt("a grant of the table")),
-            (true, false) => Err(StoreError::Corrupt("a number of the table")),
+            (false, _) => Err(StoreError::Corrupt("a grant of the table".into())),
+            (true, false) => Err(StoreError::Corrupt("a number of the table".into())),
         }
     }
 

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::{StreamExt, TryStreamExt, future::ready, stream};
 use lockcore::{Listing, Page, Swept, backend::Moment};
 
 use crate::{
@@ -16,7 +17,7 @@ use crate::{
     error::StoreError,
     parts::{IDS, Part},
     step::Step,
-    store::{Prepared, Store},
+    store::{AT_ONCE, Prepared, Store},
     table::Table,
     takeover::Scope,
 };
@@ -83,15 +84,15 @@ impl<C: Cell> Store<C> {
 
     /// Returns the parts that can be read, looked at one by one.
     pub(crate) async fn readable(&self, parts: Vec<Part>) -> Result<Vec<Part>, StoreError> {
-        let mut readable = Vec::new();
-        for part in parts {
+        let looks = parts.into_iter().map(|part| async {
             match self.look(std::slice::from_ref(&part)).await {
-                Ok(_) => readable.push(part),
-                Err(error) if error.is_of_content() => {}
-                Err(error) => return Err(error),
+                Ok(_) => Ok(Some(part)),
+                Err(error) if error.is_of_content() => Ok(None),
+                Err(error) => Err(error),
             }
-        }
-        Ok(readable)
+        });
+        let readable = stream::iter(looks).buffered(AT_ONCE);
+        readable.try_filter_map(|part| ready(Ok(part))).try_collect().await
     }
 
     /// Lists what is held, waited for or frozen.
@@ -222,21 +223,18 @@ impl<C: Cell> Store<C> {
                 return Ok(Swept { removed, more, ..Swept::default() });
             }
         }
-        if let Some(error) = sweeping.pages.unreadable.take() {
-            // All else was swept. The sessions in a cell that cannot be read are not known, so that none is collected.
-            *sweeping = Sweeping::default();
-            return Err(error);
-        }
-        if self.is_apart() && begun.elapsed() >= USED {
+        // The sessions in a cell that cannot be read are not known, so that none is collected.
+        let used = sweeping.pages.unreadable.is_none().then_some(&sweeping.used);
+        let more_cells = match self.is_apart() && begun.elapsed() >= USED {
             // The next sweep is faster, as this one removed what was over.
-            *sweeping = Sweeping::default();
-            return Ok(Swept { removed, more: false, ..Swept::default() });
+            true => Ok(false),
+            false => self.collect(batch, used).await,
+        };
+        if !matches!(more_cells, Ok(true)) {
+            let passed = std::mem::take(&mut *sweeping).pages.unreadable;
+            passed.filter(|_| more_cells.is_ok()).map_or(Ok(()), Err)?;
         }
-        let collected = self.collect(batch, &sweeping.used).await;
-        if !matches!(collected, Ok(true)) {
-            *sweeping = Sweeping::default();
-        }
-        let more_cells = collected?;
+        let more_cells = more_cells?;
         more |= more_cells || (prepared.more && (removed > 0 || prepared.failed.is_empty()));
         Ok(Swept { removed, more, ..Swept::default() })
     }

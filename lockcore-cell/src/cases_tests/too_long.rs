@@ -1,17 +1,18 @@
 //! What is too long for a write, where each id has a cell of its own.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use lockcore::{
     Grant, LockDao, LockingService, Wait,
     backend::{AcquireRequest, Acquired, Withdraw, Withdrawn},
 };
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     SECOND,
-    cells::{Denied, Process, World},
-    request,
+    cells::{Denied, Process, Way, World},
+    id, request,
     several::{HOUR, release, waits},
     take,
 };
@@ -245,4 +246,35 @@ async fn leases_that_end_leave_room_in_their_session() {
             release(&two, &Grant::new(next.context, next.claims.clone(), granted, next.lease)).await;
         }
     }
+}
+
+/// A step beside many that fit into no write is made at once, and not after as many tries.
+#[tokio::test(start_paused = true)]
+async fn a_release_is_made_beside_many_that_are_too_long() {
+    let world = World::new();
+    let process = process(&world);
+    let one = Arc::new(world.dao_with(process, Duration::from_secs(10)).await);
+    let names = names(20);
+    let set: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mine = request(&set);
+    let Ok(Acquired::Granted(granted)) = one.acquire(&mine).await else { panic!("it is free") };
+    let held = Grant::new(mine.context, mine.claims.clone(), granted, Some(HOUR));
+    // What is asked for meanwhile goes into one write.
+    one.cell().next_writes.lock().expect("no panic").push_back(Way::Slow(SECOND));
+    let slow = tokio::spawn({
+        let (one, first) = (one.clone(), id(set[0]));
+        async move { one.freeze(&first, false).await }
+    });
+    sleep(SECOND / 10).await;
+    let waiting: Vec<_> = (0..80).map(|_| waits(&set)).collect();
+    let asked = join_all(waiting.iter().map(|wanted| one.acquire(wanted)));
+    let begun = Instant::now();
+    let releasing = async {
+        sleep(SECOND / 10).await;
+        release(&one, &held).await;
+        begun.elapsed()
+    };
+    let (_, took) = tokio::join!(asked, releasing);
+    assert!(took < 3 * SECOND, "{took:?}");
+    slow.await.expect("no panic").expect("the store answers");
 }
