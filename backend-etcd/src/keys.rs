@@ -196,7 +196,7 @@ impl Cell for Keys {
             None if within.count == 0 => Found::Absent,
             None => Found::Unchanged,
             Some(pair) => {
-                // What another program wrote is told as it is, in base64: none of our forms, which concerns its own ids.
+                // The value of another program is passed on in base64, which is none of our forms: it concerns its own ids only.
                 let content = content(&pair.value).map(|(_, content)| content);
                 Found::Changed(pair.mod_revision, content.unwrap_or_else(|| pair.value.into()))
             }

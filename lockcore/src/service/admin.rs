@@ -176,8 +176,8 @@ impl<'a, I: Ident, C: ContextId, D: LockDao<I, C>> Admin<'a, I, C, D> {
 
     /// Freezes an id, so that it is granted to no other context, or thaws it and serves its waiters.
     ///
-    /// A call whose outcome is in doubt may take effect later, even after one that came next; on a bucket, a share, etcd, and SQL without
-    /// routines the next one keeps it out. [`inspect`](Self::inspect) returns what is in force.
+    /// A call that is dropped, or whose outcome is in doubt, may take effect after one that came next. One that has ended in doubt does not
+    /// on a bucket, a share, etcd, and SQL without routines. [`inspect`](Self::inspect) returns what is in force.
     ///
     /// # Errors
     /// Unsupported, a bad id, or a failure of the backend.
