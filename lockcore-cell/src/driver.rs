@@ -405,12 +405,11 @@ impl<C: Cell> Store<C> {
             }
             let (bytes, max) = if longest > MAX_BYTES { (longest, MAX_BYTES) } else { (bytes, most) };
             let full = StoreError::Full { bytes, max, in_doubt: tries.in_doubt };
-            let can_go = |job: &Box<dyn Job>| !grows || job.grows();
             if grows || (bytes > most && parts.len() > 1) {
                 if !grows && batch.len() == 1 {
                     return Err(full);
                 }
-                answer_longest(batch, can_go, &full);
+                answer_longest(batch, grows, &full);
                 return Ok(Tried::Fewer);
             }
         }
@@ -486,9 +485,11 @@ impl<C: Cell> Store<C> {
     }
 }
 
-/// Answers the longer half of the steps that can go, so that the others fit into a write; of those with as many parts, the later ones.
-fn answer_longest(batch: &mut Batch, can_go: impl Fn(&Box<dyn Job>) -> bool, error: &StoreError) {
-    let mut going: Vec<usize> = (0..batch.len()).filter(|position| can_go(&batch[*position])).collect();
+/// Answers the longer half of the steps, or of those that may make the table longer, so that the others fit into a write; of those with as
+/// many parts, the later ones.
+fn answer_longest(batch: &mut Batch, only_growing: bool, error: &StoreError) {
+    let can_go = |position: &usize| !only_growing || batch[*position].grows();
+    let mut going: Vec<usize> = (0..batch.len()).filter(can_go).collect();
     going.sort_by_key(|position| (batch[*position].parts().len(), *position));
     let mut going = going.split_off(going.len() / 2);
     going.sort_unstable();
