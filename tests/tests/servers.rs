@@ -15,7 +15,7 @@ use std::{
 use lockcore_conformance::servers::{
     Kind, Server, ServerError, TestResult, Trial, Way, shared, trial, trial_by, wire,
 };
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 /// Long enough for anything that is going to happen on a loaded machine.
 const SOON: Duration = Duration::from_secs(60);
@@ -46,6 +46,10 @@ pub(crate) fn tests() -> Vec<Trial> {
                 goes_with_a_killed_test(server.kind(), server.way()).await
             }),
         ]);
+    }
+    // The one kind that ends when it is told to.
+    for way in [Way::Container, Way::Process] {
+        trials.push(by(Kind::Redis, way, "is_revived", is_revived));
     }
     // The one kind that can be made unavailable on every machine.
     trials.push(trial(Kind::MySql, "shows_as_ignored", || async { shows_as_ignored() }));
@@ -112,6 +116,22 @@ async fn lives_and_dies(server: Server) -> TestResult {
     server.restart().await?;
     wire::exchange(kind, &server.address()).await?;
     is_gone_after(server, drop).await
+}
+
+async fn is_revived(server: Server) -> TestResult {
+    assert!(!server.revive().await?, "it runs");
+    // It ends without a reply.
+    let _ = wire::redis_command(&server.address(), "SHUTDOWN NOSAVE").await;
+    let revived = async {
+        while !server.revive().await? {
+            sleep(SILENCE / 20).await;
+        }
+        Ok::<(), ServerError>(())
+    };
+    timeout(SOON, revived).await??;
+    wire::exchange(server.kind(), &server.address()).await?;
+    assert!(!server.revive().await?, "it runs");
+    Ok(())
 }
 
 async fn is_removed_by_a_panic(server: Server) -> TestResult {

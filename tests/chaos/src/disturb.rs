@@ -1,14 +1,16 @@
 //! Causes faults, one after the other, until the workers are done.
 
 use std::{
+    convert::Infallible,
+    iter,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use fastrand::Rng;
 use lockcore::{BreakMode, LockError, LockingService, Target};
-use lockcore_conformance::servers::{self, Cluster, Copies, Mode as Line, Server};
+use lockcore_conformance::servers::{self, Cluster, Copies, Mode as Line, Proxy, Server};
 use lockcore_torture::{
     crew::Crew,
     history::{self, Recorder, Stage},
@@ -28,6 +30,9 @@ use crate::{
 
 /// More connections than any of the servers allows.
 const MOST_CONNECTIONS: usize = 1100;
+
+/// How often a server is looked at that may have ended.
+const REVIVED: Duration = Duration::from_secs(2);
 
 /// Causes faults.
 pub(crate) struct Faults<'a> {
@@ -66,6 +71,34 @@ impl<'a> Faults<'a> {
             timeout(STUCK, self.thaw()).await.context("a request to thaw does not end")?;
         }
         Ok(())
+    }
+
+    /// Starts a server again that has ended by itself, on a disk that failed it for a moment: that is a fault as well. One whose files are
+    /// in memory ends the run.
+    pub(crate) async fn revive(&self) -> anyhow::Result<Infallible> {
+        let recorder = Recorder::create(&self.crew.history("revived"))?;
+        let servers: Vec<(&Server, &Proxy)> = match self.store.map(|store| &store.home) {
+            Some(Home::Server(server, proxy, _)) => vec![(server, proxy)],
+            Some(Home::Members(cluster, proxies)) => iter::zip(cluster.members(), proxies).collect(),
+            _ => Vec::new(),
+        };
+        loop {
+            sleep(REVIVED).await;
+            for (server, proxy) in &servers {
+                let begun = history::now();
+                if server.revive().await? {
+                    ensure!(
+                        self.run.possible_faults().contains(&Kind::Restart),
+                        "the server has ended by itself"
+                    );
+                    eprintln!("{server:?} had ended by itself");
+                    proxy.redirect(server.address());
+                    let millis = (history::now() - begun) / 1_000_000 + REVIVED.as_millis() as u64;
+                    let (kind, loses_grants) = (Kind::Restart.to_string(), false);
+                    recorder.at(begun, 0, Stage::Fault { kind, millis, worker: None, loses_grants });
+                }
+            }
+        }
     }
 
     fn in_doubt(&self) -> MutexGuard<'_, Vec<Target<String>>> {

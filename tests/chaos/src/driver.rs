@@ -5,13 +5,12 @@ use std::{
     convert::Infallible,
     fs,
     path::PathBuf,
-    pin::pin,
     sync::atomic::AtomicBool,
     time::{Duration, Instant},
 };
 
 use anyhow::ensure;
-use futures_util::future::{self, Either};
+use futures_util::future;
 use lockcore::{LockingService, Target};
 use lockcore_torture::{
     audit::audit,
@@ -131,10 +130,10 @@ impl Run {
             crew.end();
             Ok(())
         };
-        let ended = future::try_join(work, faults.cause());
-        match future::select(pin!(ended), pin!(self.give_up(&crew))).await {
-            Either::Left((ended, _)) => drop(ended?),
-            Either::Right((never, _)) => match never {},
+        tokio::select! {
+            ended = future::try_join(work, faults.cause()) => drop(ended?),
+            revived = faults.revive() => match revived? {},
+            never = self.give_up(&crew) => match never {},
         }
         self.audit(&locks, &crew).await
     }

@@ -101,6 +101,12 @@ impl Container {
         .await
     }
 
+    /// Returns whether it has ended, by itself unless it was killed.
+    pub(super) async fn has_ended(&self) -> bool {
+        let container = self.container();
+        runtime::run(async move { said(container.is_running().await) }).await == Ok(false)
+    }
+
     /// Starts the killed server again; its mapped port is another.
     pub(super) async fn start_again(&self) -> Result<Endpoint, String> {
         let (kind, password) = (self.kind, self.password.clone());

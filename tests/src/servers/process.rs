@@ -110,6 +110,18 @@ impl Process {
         Ok(())
     }
 
+    /// Returns whether it has ended, by itself unless it was killed.
+    pub(super) fn has_ended(&mut self) -> bool {
+        let Some(child) = &mut self.child else { return true };
+        let has_ended = matches!(child.try_wait(), Ok(Some(_)));
+        if has_ended {
+            // It was waited for, so that its number may be another process's soon.
+            self.child = None;
+            self.forget_pid();
+        }
+        has_ended
+    }
+
     /// Starts the server on its files, on the port it had if that is still free.
     pub(super) async fn start_again(&mut self) -> Result<Endpoint, String> {
         let mut attempt = 1;

@@ -286,6 +286,29 @@ impl Server {
     pub async fn restart(&self) -> Result<(), ServerError> {
         let mut machine = self.machine.lock().await;
         self.kill_locked(&mut machine).await?;
+        self.start_locked(&mut machine).await
+    }
+
+    /// Starts it again if it has ended by itself, as one does whose disk fails for a moment; returns whether it had.
+    ///
+    /// # Errors
+    /// As [`restart`](Self::restart).
+    pub async fn revive(&self) -> Result<bool, ServerError> {
+        let mut machine = self.machine.lock().await;
+        let has_ended = machine.state == State::Runs
+            && match &mut machine.home {
+                Home::Elsewhere => false,
+                Home::Container(container) => container.has_ended().await,
+                Home::Process(process) => process.has_ended(),
+            };
+        if has_ended {
+            machine.state = State::Killed;
+            self.start_locked(&mut machine).await?;
+        }
+        Ok(has_ended)
+    }
+
+    async fn start_locked(&self, machine: &mut Machine) -> Result<(), ServerError> {
         let started = match &mut machine.home {
             Home::Elsewhere => return Err(self.not_controllable()),
             Home::Container(container) => container.start_again().await,
