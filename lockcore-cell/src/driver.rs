@@ -383,11 +383,15 @@ impl<C: Cell> Store<C> {
             self.notify(&parts).await;
             return Ok(Tried::Done(number));
         }
-        let (mut tables, mut changes, mut bytes, mut longest) = (Vec::new(), Vec::new(), 0, 0);
+        let (mut tables, mut changes) = (Vec::new(), Vec::new());
+        let (mut bytes, mut longest, mut at_longest) = (0, 0, 0);
         for (part, at, mut table) in known.split(&table) {
             self.sign(&mut table, &stamp, now);
             let content = table.write();
-            (bytes, longest) = (bytes + content.len(), longest.max(content.len()));
+            bytes += content.len();
+            if content.len() > longest {
+                (longest, at_longest) = (content.len(), tables.len());
+            }
             tables.push((part.clone(), table));
             changes.push(Change { name: part.name().to_owned(), at: at.cloned(), content: content.into() });
         }
@@ -403,13 +407,16 @@ impl<C: Cell> Store<C> {
                 // Others may have left since then.
                 return Ok(Tried::Refused);
             }
-            let (bytes, max) = if longest > MAX_BYTES { (longest, MAX_BYTES) } else { (bytes, most) };
+            let most_of_one = MAX_BYTES.min(most);
+            let is_long = (longest > most_of_one).then(|| &tables[at_longest].0);
+            let going = can_go(batch, is_long, bytes > most && parts.len() > 1);
+            let (bytes, max) = if is_long.is_some() { (longest, most_of_one) } else { (bytes, most) };
             let full = StoreError::Full { bytes, max, in_doubt: tries.in_doubt };
-            if grows || (bytes > most && parts.len() > 1) {
-                if !grows && batch.len() == 1 {
+            if !going.is_empty() {
+                if batch.len() == 1 && !batch[0].grows() {
                     return Err(full);
                 }
-                answer_longest(batch, grows, &full);
+                answer_longest(batch, going, &full);
                 return Ok(Tried::Fewer);
             }
         }
@@ -485,11 +492,22 @@ impl<C: Cell> Store<C> {
     }
 }
 
-/// Answers the longer half of the steps, or of those that may make the table longer, so that the others fit into a write; of those with as
-/// many parts, the later ones.
-fn answer_longest(batch: &mut Batch, only_growing: bool, error: &StoreError) {
-    let can_go = |position: &usize| !only_growing || batch[*position].grows();
-    let mut going: Vec<usize> = (0..batch.len()).filter(can_go).collect();
+/// Returns the positions of steps without which a write may be short enough: those that make longer what `is_long`, else those of several
+/// parts where all together are too long. A step of one part that is not too long fits by itself.
+fn can_go(batch: &[Box<dyn Job>], is_long: Option<&Part>, are_long: bool) -> Vec<usize> {
+    let all = |can: &dyn Fn(&dyn Job) -> bool| -> Vec<usize> {
+        (0..batch.len()).filter(|position| can(&*batch[*position])).collect()
+    };
+    let of_long = all(&|job| job.grows() && is_long.is_some_and(|part| job.parts().contains(part)));
+    let of_several = |growing: bool| all(&|job| are_long && job.parts().len() > 1 && job.grows() == growing);
+    [of_long, of_several(true), of_several(false)]
+        .into_iter()
+        .find(|going| !going.is_empty())
+        .unwrap_or_default()
+}
+
+/// Answers the longer half of these steps; of those with as many parts, the later ones.
+fn answer_longest(batch: &mut Batch, mut going: Vec<usize>, error: &StoreError) {
     going.sort_by_key(|position| (batch[*position].parts().len(), *position));
     let mut going = going.split_off(going.len() / 2);
     going.sort_unstable();

@@ -119,17 +119,20 @@ impl<C: Cell> Store<C> {
 
 impl<V> View<V> {
     /// Returns whether each place is in the cells of all its ids that were looked at, and no other place is in them. It was removed from one
-    /// of them if its process was taken for dead, if it was withdrawn, or another one came with the same ticket.
+    /// of them if its process was taken for dead.
     pub(crate) fn has_whole_places(&self) -> bool {
         self.parts.iter().all(|(part, known)| {
             let (Some(id), Some(known)) = (part.id(), known) else { return true };
-            let has = |table: &Table, (ticket, place): (&u64, &Place)| {
-                table.places.get(ticket).is_some_and(|of| of.attempt == place.attempt)
-            };
             let is_of = |(_, place): &(&u64, &Place)| place.claims.iter().any(|claim| claim.id == id);
             self.table.places.iter().filter(is_of).all(|place| has(&known.table, place))
-                && known.table.places.iter().all(|place| has(&self.table, place))
-        })
+        }) && !self.has_left_places()
+    }
+
+    /// Returns whether a place is in one of the cells that is none any more: it was withdrawn, or another one came with the same ticket. A
+    /// write takes it out.
+    pub(crate) fn has_left_places(&self) -> bool {
+        let cells = self.parts.iter().filter_map(|(_, known)| known.as_ref());
+        cells.flat_map(|known| &known.table.places).any(|place| !has(&self.table, place))
     }
 
     /// Returns the number of the last write of a process, if it is among these.
@@ -154,6 +157,11 @@ impl<V> View<V> {
             (part, version, part_of)
         })
     }
+}
+
+/// Returns whether a place is in a table.
+fn has(table: &Table, (ticket, place): (&u64, &Place)) -> bool {
+    table.places.get(ticket).is_some_and(|of| of.attempt == place.attempt)
 }
 
 impl Table {

@@ -245,7 +245,7 @@ impl<C: Cell> Store<C> {
                     step.serve_all();
                     *step.table != *known.table
                 };
-                if self.by(&parts, changes).await? || !known.has_whole_places() {
+                if self.by(&parts, changes).await? || known.has_left_places() {
                     self.submit(parts, false, |step| step.serve_all()).await?;
                     continue;
                 }

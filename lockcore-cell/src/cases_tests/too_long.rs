@@ -278,3 +278,37 @@ async fn a_release_is_made_beside_many_that_are_too_long() {
     assert!(took < 3 * SECOND, "{took:?}");
     slow.await.expect("no panic").expect("the store answers");
 }
+
+/// A step of one id, whose cell alone fits, is made beside one of several that do not.
+#[tokio::test(start_paused = true)]
+async fn a_step_of_one_id_is_made_beside_a_set_that_is_too_long() {
+    let world = World::new();
+    let process = process(&world);
+    let one = Arc::new(world.dao_with(process, Duration::from_secs(10)).await);
+    let names = names(3);
+    let set: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mine = request(&set);
+    assert!(matches!(one.acquire(&mine).await, Ok(Acquired::Granted(_))));
+    let large = waits(&set);
+    assert!(matches!(one.acquire(&large).await, Ok(Acquired::Queued { .. })));
+    let length = |name: &str| world.content(Part::of(name).name()).to_string().len();
+    for name in &set {
+        while length(name) < 50_000 {
+            assert!(matches!(one.acquire(&waits(&[name])).await, Ok(Acquired::Queued { .. })));
+        }
+    }
+    one.cell().next_writes.lock().expect("no panic").push_back(Way::Slow(SECOND));
+    let slow = tokio::spawn({
+        let (one, first) = (one.clone(), id(set[0]));
+        async move { one.freeze(&first, false).await }
+    });
+    sleep(SECOND / 10).await;
+    let withdrawn = one.withdraw(&large, Withdraw::KeepIfGranted);
+    let frozen = join_all((0..3).map(|_| async { one.freeze(&id(set[0]), true).await }));
+    let (withdrawn, frozen) = tokio::join!(withdrawn, frozen);
+    for frozen in frozen {
+        frozen.expect("its cell fits into a write");
+    }
+    assert_eq!(withdrawn.expect("what waits can leave"), Withdrawn::Left);
+    slow.await.expect("no panic").expect("the store answers");
+}
