@@ -38,7 +38,9 @@ pub async fn every_short_history_agrees_with_the_model<B: Backend>(store: Store<
     for number in 0..steps.len().pow(length) {
         let step = |place| steps[number / steps.len().pow(place) % steps.len()].clone();
         let history: Vec<Op> = (0..length).map(step).collect();
-        assert!(passes(&store, &history, Duration::from_secs(5)), "see above: {history:?}");
+        if let Some(failure) = failure(&store, &history, Duration::from_secs(5)) {
+            panic!("{failure}: {history:?}");
+        }
     }
 }
 
@@ -83,26 +85,33 @@ fn play<B: Backend>(store: &Store<B>, kind: u64, cases: u32, histories: impl Str
     for case in 0..cases {
         let history = histories.new_tree(&mut generator).expect("nothing is rejected").current();
         let kept_up = judge::watch();
-        if !passes(store, &history, Duration::from_secs(5)) {
-            if !kept_up() {
+        if let Some(failure) = failure(store, &history, Duration::from_secs(5)) {
+            if !kept_up() || failure == UNENDED {
                 // To look for what is enough would take long, and find nothing.
-                late(format_args!("LOCKCORE_TEST_SEED={seed}, history {case} failed, see above"));
+                late(format_args!("LOCKCORE_TEST_SEED={seed}, history {case}: {failure}"));
             }
             let shortest = shrunk(store, history);
             let steps = shortest.iter().filter(|op| !matches!(op, Op::Skip));
             let steps: String = steps.map(|op| format!("\n    {op:?},")).collect();
             panic!(
-                "LOCKCORE_TEST_SEED={seed}, history {case}: these steps are enough, see above: [{steps}\n]"
+                "LOCKCORE_TEST_SEED={seed}, history {case}: {failure}; these steps are enough: [{steps}\n]"
             );
         }
     }
 }
 
-/// Whether a history agrees with the model. `patience` is how long a waiter may take to notice its turn.
-fn passes<B: Backend>(store: &Store<B>, history: &[Op], patience: Duration) -> bool {
+/// The failure of a history that did not end in time.
+const UNENDED: &str = "it did not end";
+
+/// Returns why a history does not agree with the model, if it does not. `patience` is how long a waiter may take to notice its turn.
+fn failure<B: Backend>(store: &Store<B>, history: &[Op], patience: Duration) -> Option<String> {
     let play = async { timeout(PATIENCE * 2, Player::new(store, patience).play(history)).await };
     let play = || tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(play));
-    matches!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(play)), Ok(Ok(())))
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(play)) {
+        Ok(Ok(())) => None,
+        Ok(Err(_)) => Some(UNENDED.to_owned()),
+        Err(panic) => Some(judge::message(&*panic)),
+    }
 }
 
 /// Leaves out as many steps of a history that fails as possible, so that it still does: halves first, then
@@ -120,7 +129,7 @@ fn shrunk<B: Backend>(store: &Store<B>, mut history: Vec<Op>) -> Vec<Op> {
             }
             let mut fewer = history.clone();
             fewer[start..end].fill(Op::Skip);
-            if !passes(store, &fewer, patience) {
+            if failure(store, &fewer, patience).is_some() {
                 history = fewer;
                 left_out = true;
             }
