@@ -57,6 +57,9 @@ pub async fn ids_are_listed_by_pages<B: Backend>(store: Store<B>) {
             let Some(next) = next else { break };
             page.after = Some(next);
         }
+        if declared.fifo && !found.iter().any(|id| id == "only queued for") {
+            late(format_args!("the heartbeat of a waiter, which {found:?} does not show"));
+        }
         assert_eq!(found, expected, "by pages of {limit}");
     }
 }
@@ -90,6 +93,9 @@ pub async fn an_inspection_shows_holders_and_waiters<B: Backend>(store: Store<B>
     assert!(is_recent(held.since), "{held:?}");
     let expected: Vec<_> = waiting.iter().map(|place| StoredContext::Known(place.caller.context)).collect();
     let found_waiting: Vec<_> = found.waiters.iter().map(|waiter| waiter.context.clone()).collect();
+    if found_waiting.len() < expected.len() {
+        late(format_args!("the heartbeats of waiters, of whom only {found_waiting:?} are shown"));
+    }
     assert_eq!(found_waiting, expected);
     for (waiter, place) in found.waiters.iter().zip(&waiting) {
         assert_eq!((&waiter.owner, waiter.mode), (&place.caller.owner, Mode::Exclusive));
