@@ -23,8 +23,13 @@ pub(crate) enum StoreError {
     Withdrawn,
     #[error("an item is not in this library's format: {0}")]
     Corrupt(&'static str),
-    #[error("the item {key:?} is not in this library's format: {what}")]
-    Unreadable { key: String, what: &'static str },
+    #[error("an item is not in this library's format: {what}")]
+    Unreadable {
+        what: &'static str,
+        /// Not in the message, as the id may be secret: logs have the messages.
+        #[source]
+        item: InItem,
+    },
     #[error("other clients changed the same items at every try until the timeout")]
     Contended { in_doubt: bool },
     #[error("the table cannot be used: {0}")]
@@ -38,6 +43,11 @@ pub(crate) enum StoreError {
     #[error("must be called within a tokio runtime")]
     NoRuntime,
 }
+
+/// The key of an item that cannot be read.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it is the item {0:?}")]
+pub(crate) struct InItem(pub(crate) String);
 
 impl StoreError {
     fn kind(&self) -> BackendErrorKind {

@@ -7,7 +7,7 @@ use lockcore::{Mode, Owner, backend::ServiceTime};
 
 use crate::{
     config::Names,
-    error::StoreError,
+    error::{InItem, StoreError},
     row::{Break, Entry, FROZEN, Foreign, MANY, Row, SECOND, Seen},
     value::{self, up},
 };
@@ -31,7 +31,9 @@ impl Row {
     pub(crate) fn read(mut item: Item, names: &Names) -> Result<Row, StoreError> {
         let key = item.remove(&names.id);
         Row::of_attributes(item, names).map_err(|error| match (error, key) {
-            (StoreError::Corrupt(what), Some(AttributeValue::S(key))) => StoreError::Unreadable { key, what },
+            (StoreError::Corrupt(what), Some(AttributeValue::S(key))) => {
+                StoreError::Unreadable { what, item: InItem(key) }
+            }
             (error, _) => error,
         })
     }

@@ -119,7 +119,7 @@ fn what_others_wrote_is_theirs() {
     let mut bad = item("0");
     bad.insert("expires".to_owned(), AttributeValue::S("tomorrow".to_owned()));
     assert!(
-        matches!(Row::read(bad, &Names::default()), Err(StoreError::Unreadable { key, .. }) if key == "key")
+        matches!(Row::read(bad, &Names::default()), Err(StoreError::Unreadable { item, .. }) if item.0 == "key")
     );
 }
 

@@ -3,6 +3,7 @@
 pub(crate) mod cells;
 mod clock;
 mod renewing;
+mod resting;
 mod sessions;
 mod several;
 mod sweeping;

@@ -142,7 +142,7 @@ impl<L: Cell, I: Ident, C: ContextId> CellLockDao<L, I, C> {
             };
             let asked = request.clone();
             let submitted = self.store.submit(parts.clone(), true, move |step| step.acquire(&asked)).await;
-            let verdict = submitted.map_err(|error| error.or_never(|| request.size_alone()))?;
+            let verdict = submitted.map_err(|error| self.store.or_never(error, request))?;
             if !matches!(verdict, Verdict::Refused(_)) {
                 return Ok(verdict);
             }

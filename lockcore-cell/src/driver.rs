@@ -7,17 +7,11 @@
 //! Where the table has [parts](crate::parts), a write replaces all that its steps looked at, so that what they decided is true
 //! when it is done. Steps that share no part go together as long as no other process is faster; from then on each is tried by itself.
 
-use std::{
-    collections::{BTreeSet, VecDeque},
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use lockcore::backend::{Moment, ServiceTime, shared_runtime};
 use serde_json::Map;
-use tokio::sync::oneshot;
 
 use crate::{
     cell::{Cell, Change, Written},
@@ -25,7 +19,8 @@ use crate::{
     order,
     parts::Part,
     pause::Pause,
-    step::{Step, micros},
+    queue::{Batch, Job, Rests, answer_longest, can_go, groups, has_groups, parts_of},
+    step::{Request, Step, micros},
     store::Store,
     table::{MAX_BYTES, Stamp, Table, Write},
 };
@@ -36,185 +31,9 @@ const PAUSE_SHARE: u32 = 16;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
-/// The most steps in one write.
-const MOST: usize = 256;
-
-/// The most writes at once: with more each would have less to share.
-const FLIGHTS: usize = 4;
-
 /// The time for which the last write of a process is kept in the table at least, in microseconds. One that looks for its own for
 /// longer has it kept for longer.
 pub(crate) const WRITES_KEPT: u64 = 120_000_000;
-
-/// The steps that wait for their turn.
-#[derive(Default)]
-pub(crate) struct Queue(Mutex<Waiting>);
-
-#[derive(Default)]
-struct Waiting {
-    jobs: VecDeque<Box<dyn Job>>,
-    /// The parts that a flight is about, and how many there are.
-    busy: BTreeSet<Part>,
-    flights: usize,
-}
-
-/// The steps of a write.
-type Batch = Vec<Box<dyn Job>>;
-
-/// A step that waits for its turn.
-trait Job: Send {
-    /// Returns the parts that it is about, in order.
-    fn parts(&self) -> &[Part];
-
-    /// Returns whether the table may be longer after it.
-    fn grows(&self) -> bool;
-
-    fn submitted(&self) -> Moment;
-
-    /// Applies it as a part of the write with this number.
-    fn apply(&mut self, step: &mut Step<'_>, number: u64);
-
-    /// Answers with what it was in that write.
-    fn answer(self: Box<Self>, outcome: Result<u64, StoreError>);
-}
-
-struct Of<T, F> {
-    parts: Vec<Part>,
-    grows: bool,
-    submitted: Moment,
-    apply: F,
-    /// By the number of the write: it may be known late which of them was made.
-    results: Vec<(u64, T)>,
-    answer: oneshot::Sender<Result<T, StoreError>>,
-}
-
-impl<T: Send, F: FnMut(&mut Step<'_>) -> T + Send> Job for Of<T, F> {
-    fn parts(&self) -> &[Part] {
-        &self.parts
-    }
-
-    fn grows(&self) -> bool {
-        self.grows
-    }
-
-    fn submitted(&self) -> Moment {
-        self.submitted
-    }
-
-    fn apply(&mut self, step: &mut Step<'_>, number: u64) {
-        let result = (self.apply)(step);
-        // It may be applied to a newer table before the write.
-        self.results.retain(|(of, _)| *of != number);
-        self.results.push((number, result));
-    }
-
-    fn answer(mut self: Box<Self>, outcome: Result<u64, StoreError>) {
-        let result = outcome.map(|number| {
-            let position = self.results.iter().position(|(of, _)| *of == number);
-            self.results.swap_remove(position.expect("each write is applied before it is sent")).1
-        });
-        // A caller that was dropped withdraws, or needs no answer.
-        let _ = self.answer.send(result);
-    }
-}
-
-impl Queue {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Keeps parts from other writes, if none is about them; those that are `reserved` stay so.
-    fn reserve(&self, parts: &[Part], reserved: &mut Vec<Part>) -> bool {
-        let mut waiting = self.lock();
-        let is_free = |part: &Part| reserved.contains(part) || !waiting.busy.contains(part);
-        if !parts.iter().all(is_free) {
-            return false;
-        }
-        for part in parts {
-            if waiting.busy.insert(part.clone()) {
-                reserved.push(part.clone());
-            }
-        }
-        true
-    }
-
-    /// Ends a write, or a part of it, about these parts.
-    fn free(&self, parts: &[Part]) {
-        let mut waiting = self.lock();
-        for part in parts {
-            waiting.busy.remove(part);
-        }
-    }
-
-    /// Takes the steps that can be carried out now, with at most so many parts. The order of those that share one stays.
-    fn take(&self, most: usize) -> Option<Batch> {
-        let mut waiting = self.lock();
-        if waiting.flights >= FLIGHTS {
-            return None;
-        }
-        let (mut taken, mut rest, mut blocked) = (Vec::new(), VecDeque::new(), waiting.busy.clone());
-        let mut parts = BTreeSet::new();
-        for job in std::mem::take(&mut waiting.jobs) {
-            let new = job.parts().iter().filter(|part| !parts.contains(*part)).count();
-            // What is said of no id is not in the table of several parts.
-            let goes_with = || parts.contains(&Part::rest()) == job.parts().contains(&Part::rest());
-            let fits = taken.len() < MOST && (parts.is_empty() || (parts.len() + new <= most && goes_with()));
-            if fits && !job.parts().iter().any(|part| blocked.contains(part)) {
-                parts.extend(job.parts().iter().cloned());
-                taken.push(job);
-            } else {
-                blocked.extend(job.parts().iter().cloned());
-                rest.push_back(job);
-            }
-        }
-        waiting.jobs = rest;
-        if taken.is_empty() {
-            return None;
-        }
-        waiting.busy.append(&mut parts);
-        waiting.flights += 1;
-        Some(taken)
-    }
-}
-
-/// Returns the parts that steps are about.
-fn parts_of(batch: &[Box<dyn Job>]) -> Vec<Part> {
-    let all: BTreeSet<Part> = batch.iter().flat_map(|job| job.parts().iter().cloned()).collect();
-    all.into_iter().collect()
-}
-
-/// Returns whether there are steps that share no part with others.
-fn has_groups(batch: &[Box<dyn Job>]) -> bool {
-    let mut parts: BTreeSet<&Part> = BTreeSet::new();
-    let mut left: Vec<&[Part]> = batch.iter().map(|job| job.parts()).collect();
-    parts.extend(left.pop().into_iter().flatten());
-    loop {
-        let before = left.len();
-        for own in left.extract_if(.., |own| own.iter().any(|part| parts.contains(part))).collect::<Vec<_>>()
-        {
-            parts.extend(own);
-        }
-        if left.len() == before {
-            return before > 0;
-        }
-    }
-}
-
-/// Divides steps into groups of which no two share a part.
-fn groups(batch: Batch) -> Vec<Batch> {
-    let mut groups: Vec<(BTreeSet<Part>, Batch)> = Vec::new();
-    for job in batch {
-        let shares = |parts: &BTreeSet<Part>| job.parts().iter().any(|part| parts.contains(part));
-        let mut own = (job.parts().iter().cloned().collect::<BTreeSet<_>>(), Vec::new());
-        for (parts, jobs) in groups.extract_if(.., |(parts, _)| shares(parts)) {
-            own.0.extend(parts);
-            own.1.extend(jobs);
-        }
-        own.1.push(job);
-        groups.push(own);
-    }
-    groups.into_iter().map(|(_, jobs)| jobs).collect()
-}
 
 impl<C: Cell> Store<C> {
     /// Carries out a step on these parts, after which they may be longer if it `grows`. It is carried out though the caller is
@@ -225,9 +44,7 @@ impl<C: Cell> Store<C> {
         grows: bool,
         apply: impl FnMut(&mut Step<'_>) -> T + Send + 'static,
     ) -> Result<T, StoreError> {
-        let (answer, answered) = oneshot::channel();
-        let job = Of { parts, grows, submitted: Moment::now(), apply, results: Vec::new(), answer };
-        self.queue.lock().jobs.push_back(Box::new(job));
+        let answered = self.queue.add(parts, grows, apply);
         self.drive();
         answered.await.unwrap_or(Err(StoreError::Ended))
     }
@@ -377,15 +194,15 @@ impl<C: Cell> Store<C> {
             after = self.apply(&known.table, batch, number, own).await?;
         }
         // Not while an earlier write may still arrive, which may have another answer: this one keeps it out.
-        let After { now, table, is_new, grows, .. } = after;
-        let is_same = !is_new && known.has_whole_places();
+        let After { now, table, is_new, has_grown, .. } = after;
+        let is_same = !is_new && known.has_whole_places(own);
         if is_same && !tries.in_doubt {
             self.notify(&parts).await;
             return Ok(Tried::Done(number));
         }
         let (mut tables, mut changes) = (Vec::new(), Vec::new());
-        let (mut bytes, mut longest, mut at_longest) = (0, 0, 0);
-        for (part, at, mut table) in known.split(&table) {
+        let (mut bytes, mut longest, mut at_longest, most) = (0, 0, 0, self.cell.most_bytes());
+        for (part, at, mut table) in known.split(table, own) {
             self.sign(&mut table, &stamp, now);
             let content = table.write();
             bytes += content.len();
@@ -394,16 +211,24 @@ impl<C: Cell> Store<C> {
             }
             tables.push((part.clone(), table));
             changes.push(Change { name: part.name().to_owned(), at: at.cloned(), content: content.into() });
+            if bytes > most && !is_same {
+                // The rest of a large set may be a hundred times as much.
+                break;
+            }
         }
-        let most = self.cell.most_bytes();
         if (longest > MAX_BYTES || bytes > most) && !is_same {
+            if !is_new && !tries.in_doubt {
+                // What is left of places stays until there is room to write.
+                self.notify(&parts).await;
+                return Ok(Tried::Done(number));
+            }
             // With less beside it, as far as that goes.
             tries.alone = true;
             let others = parts.len() > parts_of(batch).len();
             if others || (self.is_apart() && has_groups(batch)) {
                 return Ok(Tried::Refused);
             }
-            if grows && known.begun < tries.begun {
+            if has_grown && known.begun < tries.begun {
                 // Others may have left since then.
                 return Ok(Tried::Refused);
             }
@@ -413,7 +238,7 @@ impl<C: Cell> Store<C> {
             let (bytes, max) = if is_long.is_some() { (longest, most_of_one) } else { (bytes, most) };
             let full = StoreError::Full { bytes, max, in_doubt: tries.in_doubt };
             if !going.is_empty() {
-                if batch.len() == 1 && !batch[0].grows() {
+                if batch.len() == 1 && !batch[0].has_grown() {
                     return Err(full);
                 }
                 answer_longest(batch, going, &full);
@@ -439,6 +264,16 @@ impl<C: Cell> Store<C> {
                 Err(error.into())
             }
         }
+    }
+
+    /// Returns the error of a set that was not taken, and whether it never will be.
+    pub(crate) fn or_never(&self, error: StoreError, request: &Request) -> StoreError {
+        let max =
+            if self.is_apart() { self.cell.most_bytes() } else { MAX_BYTES.min(self.cell.most_bytes()) };
+        error.or_never(max, || match self.is_apart() {
+            true => request.claims.chunks(1).map(|claim| request.size_alone(claim)).sum(),
+            false => request.size_alone(&request.claims),
+        })
     }
 
     /// Returns the parts that have to be looked at: all, or those that are not known. A set that is taken for the first time is free, as
@@ -481,38 +316,14 @@ impl<C: Cell> Store<C> {
         let (before, mut table, sessions) = (table, table.clone(), self.sessions.all());
         let mut step = Step::new(&mut table, &sessions, now, self.cell.least_fence(now), own);
         step.fences = self.is_apart().then_some(&self.fences);
-        let mut grows = false;
+        let mut has_grown = false;
         for job in batch {
-            grows |= job.grows();
             job.apply(&mut step, number);
+            has_grown |= job.has_grown();
         }
         let more = if step.missing.is_empty() { Vec::new() } else { self.parts(&step.missing) };
         let is_new = step.is_written || table != *before;
-        Ok(After { now, table, is_new, grows, more })
-    }
-}
-
-/// Returns the positions of steps without which a write may be short enough: those that make longer what `is_long`, else those of several
-/// parts where all together are too long. A step of one part that is not too long fits by itself.
-fn can_go(batch: &[Box<dyn Job>], is_long: Option<&Part>, are_long: bool) -> Vec<usize> {
-    let all = |can: &dyn Fn(&dyn Job) -> bool| -> Vec<usize> {
-        (0..batch.len()).filter(|position| can(&*batch[*position])).collect()
-    };
-    let of_long = all(&|job| job.grows() && is_long.is_some_and(|part| job.parts().contains(part)));
-    let of_several = |growing: bool| all(&|job| are_long && job.parts().len() > 1 && job.grows() == growing);
-    [of_long, of_several(true), of_several(false)]
-        .into_iter()
-        .find(|going| !going.is_empty())
-        .unwrap_or_default()
-}
-
-/// Answers the longer half of these steps; of those with as many parts, the later ones.
-fn answer_longest(batch: &mut Batch, mut going: Vec<usize>, error: &StoreError) {
-    going.sort_by_key(|position| (batch[*position].parts().len(), *position));
-    let mut going = going.split_off(going.len() / 2);
-    going.sort_unstable();
-    for position in going.into_iter().rev() {
-        batch.remove(position).answer(Err(error.clone()));
+        Ok(After { now, table, is_new, has_grown, more })
     }
 }
 
@@ -533,26 +344,10 @@ struct After {
     table: Table,
     /// Set if it has to be written.
     is_new: bool,
-    /// Set if a step may have made it longer.
-    grows: bool,
+    /// Set if a step made it longer.
+    has_grown: bool,
     /// The parts to look at in order to serve all who wait.
     more: Vec<Part>,
-}
-
-/// A flight that pauses, and is none of those that are counted. When it is dropped it goes on.
-struct Rests<'a>(&'a Queue);
-
-impl<'a> Rests<'a> {
-    fn begin(queue: &'a Queue) -> Self {
-        queue.lock().flights -= 1;
-        Rests(queue)
-    }
-}
-
-impl Drop for Rests<'_> {
-    fn drop(&mut self) {
-        self.0.lock().flights += 1;
-    }
 }
 
 /// A batch on its way. If it panics, or its runtime ends, the steps that wait are answered, and the next one is sent off again.
@@ -574,7 +369,7 @@ impl<C: Cell> Flight<C> {
         for group in groups {
             let parts = parts_of(&group);
             self.parts.retain(|part| !parts.contains(part));
-            self.store.queue.lock().flights += 1;
+            self.store.queue.divide();
             let flight = Flight { store: self.store.clone(), parts, is_done: false };
             shared_runtime().spawn(flight.fly(group, tries.clone()));
         }
@@ -593,14 +388,7 @@ impl<C: Cell> Flight<C> {
 
 impl<C: Cell> Drop for Flight<C> {
     fn drop(&mut self) {
-        self.store.queue.free(&self.parts);
-        let mut waiting = self.store.queue.lock();
-        waiting.flights = waiting.flights.saturating_sub(1);
-        if !self.is_done {
-            waiting.jobs.clear();
-            // With what it had reserved, too. Those of other writes meet each other by their versions.
-            waiting.busy.clear();
-        }
+        self.store.queue.end(&self.parts, !self.is_done);
     }
 }
 
@@ -619,10 +407,4 @@ struct Tries {
     sent: Vec<u64>,
     /// One of them may still be on its way.
     in_doubt: bool,
-}
-
-impl fmt::Debug for Queue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queue").finish_non_exhaustive()
-    }
 }

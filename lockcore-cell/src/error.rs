@@ -1,7 +1,5 @@
 //! Errors of a step, and how they are reported.
 
-use std::borrow::Cow;
-
 use lockcore::{BackendError, BackendErrorKind};
 
 /// An error of a step.
@@ -11,8 +9,13 @@ pub(crate) enum StoreError {
     Cell(#[from] BackendError),
     #[error("the attempt was withdrawn before its request arrived")]
     Withdrawn,
-    #[error("{0} is not in this library's form: another program wrote it")]
-    Corrupt(Cow<'static, str>),
+    #[error("{what} is not in this library's form: another program wrote it")]
+    Corrupt {
+        what: &'static str,
+        /// Not in the message, as the name of an id may be secret: logs have the messages.
+        #[source]
+        cell: Option<InCell>,
+    },
     #[error(
         "the cell {0:?} cannot be read, another program wrote it: the locks of that session count as held until it is \
          removed"
@@ -27,11 +30,11 @@ pub(crate) enum StoreError {
     )]
     Contended { in_doubt: bool },
     #[error(
-        "the table would have {bytes} bytes, at most {max} are possible: hold and queue for less, or use more namespaces"
+        "the write would have {bytes} bytes or more, at most {max} are possible: hold and queue for less, or use more namespaces"
     )]
     Full { bytes: usize, max: usize, in_doubt: bool },
     #[error(
-        "the set alone takes {bytes} bytes of the table, at most {max} are possible: lock fewer or shorter ids"
+        "the set alone takes {bytes} bytes of a write, at most {max} are possible: lock fewer or shorter ids"
     )]
     TooLarge { bytes: usize, max: usize },
     #[error(
@@ -42,12 +45,22 @@ pub(crate) enum StoreError {
     Ended,
 }
 
+/// The cell that cannot be read.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("it is in the cell {0:?}")]
+pub(crate) struct InCell(String);
+
 impl StoreError {
+    /// Says what cannot be read.
+    pub(crate) fn corrupt(what: &'static str) -> Self {
+        StoreError::Corrupt { what, cell: None }
+    }
+
     fn kind(&self) -> BackendErrorKind {
         match self {
             StoreError::Cell(error) => error.kind(),
             StoreError::Withdrawn => BackendErrorKind::Withdrawn,
-            StoreError::Corrupt(_) | StoreError::Session(_) => BackendErrorKind::Corrupt,
+            StoreError::Corrupt { .. } | StoreError::Session(_) => BackendErrorKind::Corrupt,
             StoreError::Format { .. } | StoreError::Program { .. } | StoreError::Unconditional(_) => {
                 BackendErrorKind::Misconfigured
             }
@@ -74,13 +87,15 @@ impl StoreError {
 
     /// Returns whether it is about what a cell contains.
     pub(crate) fn is_of_content(&self) -> bool {
-        matches!(self, StoreError::Corrupt(_) | StoreError::Format { .. } | StoreError::Program { .. })
+        matches!(self, StoreError::Corrupt { .. } | StoreError::Format { .. } | StoreError::Program { .. })
     }
 
     /// Returns the same error, with the name of the cell.
     pub(crate) fn of_cell(self, name: &str) -> Self {
         match self {
-            StoreError::Corrupt(what) => StoreError::Corrupt(format!("the cell {name:?} ({what})").into()),
+            StoreError::Corrupt { what, .. } => {
+                StoreError::Corrupt { what, cell: Some(InCell(name.to_owned())) }
+            }
             other => other,
         }
     }
@@ -111,12 +126,14 @@ impl StoreError {
         }
     }
 
-    /// Returns the same error, or that the set fits into no table: waiting for room would never end.
-    pub(crate) fn or_never(self, size_alone: impl FnOnce() -> usize) -> Self {
-        let StoreError::Full { max, in_doubt: false, .. } = self else { return self };
-        match size_alone() {
-            bytes if bytes > max => StoreError::TooLarge { bytes, max },
-            _ => self,
+    /// Returns the same error, or that the set fits into no write of at most `max` bytes: waiting for room would never end.
+    pub(crate) fn or_never(self, max: usize, size_alone: impl FnOnce() -> usize) -> Self {
+        match self {
+            StoreError::Full { in_doubt: false, .. } => match size_alone() {
+                bytes if bytes > max => StoreError::TooLarge { bytes, max },
+                _ => self,
+            },
+            other => other,
         }
     }
 

@@ -23,7 +23,7 @@ pub(crate) fn check(bytes: &[u8]) -> Result<(), StoreError> {
         #[serde(default)]
         oldest_program: u32,
     }
-    let head: Head = serde_json::from_slice(bytes).map_err(|_| StoreError::Corrupt("a cell".into()))?;
+    let head: Head = serde_json::from_slice(bytes).map_err(|_| StoreError::corrupt("a cell"))?;
     match (head.format, head.oldest_program) {
         (FORMAT, ..=PROGRAM) => Ok(()),
         (FORMAT, found) => Err(StoreError::Program { found, known: PROGRAM }),

@@ -61,6 +61,7 @@ mod parts;
 mod pause;
 mod poll;
 mod probe;
+mod queue;
 mod renewals;
 mod session;
 mod sessions;

@@ -118,12 +118,12 @@ impl<C: Cell> Store<C> {
 }
 
 impl<V> View<V> {
-    /// Returns whether each place is in the cells of all its ids that were looked at, and no other place is in them. It was removed from one
-    /// of them if its process was taken for dead.
-    pub(crate) fn has_whole_places(&self) -> bool {
+    /// Returns whether each place of a session is in the cells of all its ids that were looked at, and no other place is in them. It was
+    /// removed from one of them if the process was taken for dead.
+    pub(crate) fn has_whole_places(&self, own: &str) -> bool {
         self.parts.iter().all(|(part, known)| {
             let (Some(id), Some(known)) = (part.id(), known) else { return true };
-            let is_of = |(_, place): &(&u64, &Place)| place.claims.iter().any(|claim| claim.id == id);
+            let is_of = |(_, place): &(&u64, &Place)| place.session == own && place.claims(&id);
             self.table.places.iter().filter(is_of).all(|place| has(&known.table, place))
         }) && !self.has_left_places()
     }
@@ -142,20 +142,28 @@ impl<V> View<V> {
         last.find(|number| among.contains(number))
     }
 
-    /// Returns what a step makes of each part, if it makes this of the table.
-    pub(crate) fn split<'a>(
-        &'a self,
-        table: &'a Table,
-    ) -> impl Iterator<Item = (&'a Part, Option<&'a V>, Table)> {
+    /// Returns what a step of a session makes of each part, if it makes this of the table.
+    pub(crate) fn split(
+        &self,
+        mut table: Table,
+        own: &str,
+    ) -> impl Iterator<Item = (&Part, Option<&V>, Table)> {
+        let is_one = self.parts.len() == 1;
         self.parts.iter().map(move |(part, known)| {
             let version = known.as_ref().and_then(|known| known.version.as_ref());
             let part_of = match &known {
-                _ if self.parts.len() == 1 => table.clone(),
-                Some(known) => table.part(part.id(), &known.table),
-                None => table.part(part.id(), &Table::default()),
+                _ if is_one => std::mem::take(&mut table),
+                Some(known) => table.part(part.id(), &known.table, own),
+                None => table.part(part.id(), &Table::default(), own),
             };
             (part, version, part_of)
         })
+    }
+}
+
+impl Place {
+    fn claims(&self, id: &str) -> bool {
+        self.claims.iter().any(|claim| claim.id == id)
     }
 }
 
@@ -202,11 +210,12 @@ impl Table {
         }
     }
 
-    /// Returns the part of an id, which was like this before.
-    fn part(&self, id: Option<String>, before: &Table) -> Table {
+    /// Returns the part of an id, which was like this before. Only a process itself puts a place back: another one may know that it is
+    /// dead, and both would write against each other.
+    fn part(&self, id: Option<String>, before: &Table, own: &str) -> Table {
         let id = id.unwrap_or_default();
-        let claims_it = |place: &Place| place.claims.iter().any(|claim| claim.id == id);
-        let places = self.places.iter().filter(|(_, place)| claims_it(place));
+        let stays = |place: &(&u64, &Place)| place.1.session == own || has(before, *place);
+        let places = self.places.iter().filter(|place| place.1.claims(&id) && stays(place));
         let places: BTreeMap<_, _> = places.map(|(ticket, place)| (*ticket, place.clone())).collect();
         let ids = self.ids.get_key_value(&id).map(|(id, state)| (id.clone(), state.clone()));
         let mut part = before.clone();

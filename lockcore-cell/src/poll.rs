@@ -246,7 +246,11 @@ impl<C: Cell> Store<C> {
                     *step.table != *known.table
                 };
                 if self.by(&parts, changes).await? || known.has_left_places() {
-                    self.submit(parts, false, |step| step.serve_all()).await?;
+                    match self.submit(parts, false, |step| step.serve_all()).await {
+                        // It is about this waiter only.
+                        Err(error) if error.is_of_some() => {}
+                        served => served?,
+                    }
                     continue;
                 }
             }

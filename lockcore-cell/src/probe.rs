@@ -18,7 +18,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) async fn has_conditional_writes(cell: &impl Cell) -> Result<(), StoreError> {
     let name = format!("probe/{}", unique_name());
     let Outcome::Done(first) = write(cell, &name, None, "1").await? else {
-        return Err(StoreError::Corrupt("the cell of a probe".into()));
+        return Err(StoreError::corrupt("the cell of a probe"));
     };
     let Outcome::Refused(read) = write(cell, &name, None, "2").await? else {
         return Err(StoreError::Unconditional("it creates an object that is there"));
@@ -27,7 +27,7 @@ pub(crate) async fn has_conditional_writes(cell: &impl Cell) -> Result<(), Store
     let of_reads =
         "a version that was read is not the one that is replaced: is there a proxy that changes entity tags?";
     let Some(read) = read else {
-        return Err(StoreError::Corrupt("the cell of a probe".into()));
+        return Err(StoreError::corrupt("the cell of a probe"));
     };
     let Outcome::Done(second) = write(cell, &name, Some(&read), "3").await? else {
         return Err(BackendError::new(BackendErrorKind::Misconfigured, of_reads).into());

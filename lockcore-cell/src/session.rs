@@ -169,7 +169,7 @@ impl Session {
 
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, StoreError> {
         check(bytes)?;
-        serde_json::from_slice(bytes).map_err(|_| StoreError::Corrupt("a session".into()))
+        serde_json::from_slice(bytes).map_err(|_| StoreError::corrupt("a session"))
     }
 
     pub(crate) fn write(&self) -> Vec<u8> {

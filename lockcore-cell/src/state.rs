@@ -24,6 +24,9 @@ use crate::{
 /// That its process is dead shows by its heartbeat.
 pub(crate) const OFFER: u64 = micros(protocol::OFFER) / 2 * 3;
 
+/// The range of what is added to a ticket where each id has a cell of its own.
+const SPREAD: u64 = 1024;
+
 /// The time that the tombstone of a withdrawn attempt is kept at least, in microseconds.
 const TOMBSTONE: u64 = micros(protocol::TOMBSTONE);
 
@@ -185,6 +188,8 @@ impl engine::Table for Step<'_> {
         });
         let lasts = if terms.offer.is_some() { OFFER.min(*lease) } else { *lease };
         let New { fence, mode, permits, in_use } = new;
+        // An offer takes the room of the place.
+        self.has_grown |= terms.offer.is_none();
         self.table.ids.entry(id.clone()).or_default().held.push(Held {
             fence,
             grant: self.granted.clone(),
@@ -244,10 +249,11 @@ impl engine::Table for Step<'_> {
         }
         let mut ticket = self.table.ticket;
         if self.table.of.is_some() {
-            // Those of one id rise, and those of several hardly ever meet.
-            ticket = ticket.max(self.now.hi);
+            // Those of one id rise. Those of two that two processes make at once hardly ever meet, also after the clock was set back.
+            ticket = ticket.max(self.now.hi) + request.attempt % SPREAD;
         }
         self.table.ticket = ticket + 1;
+        self.has_grown = true;
         let Request { context, attempt, claims, lease, owner, nested, .. } = request.clone();
         for claim in &claims {
             let queue = self.queues().entry(claim.id.clone()).or_default();

@@ -72,6 +72,8 @@ pub(crate) struct Step<'a> {
     pub(crate) missing: BTreeSet<String>,
     /// The ids with room for those who wait.
     pub(crate) rooms: Vec<(String, u64)>,
+    /// Set by what makes the table longer: a holder, or a place.
+    pub(crate) has_grown: bool,
     /// Set if it is written also where it changes nothing: a write of before that was given up is refused then if it arrives.
     pub(crate) is_written: bool,
     /// The queues of the table's places, made when one is asked for first.
@@ -108,10 +110,12 @@ impl Request {
         self.claims.iter().map(|claim| &claim.id)
     }
 
-    /// Returns the size of a table that has only this set, in bytes.
-    pub(crate) fn size_alone(&self) -> usize {
+    /// Returns the size of a table that has only these claims of the set, in bytes.
+    pub(crate) fn size_alone(&self, claims: &[Claim]) -> usize {
         let (mut table, now) = (Table::default(), ServiceTime { lo: 0, hi: 0 });
-        Step::new(&mut table, &Sessions::new(), now, 0, "").acquire(self);
+        let (context, owner, claims) = (self.context.clone(), self.owner.clone(), claims.to_vec());
+        let part = Request { context, owner, claims, ..*self };
+        Step::new(&mut table, &Sessions::new(), now, 0, "").acquire(&part);
         table.write().len()
     }
 }
@@ -144,6 +148,7 @@ impl<'a> Step<'a> {
             granted: Arc::default(),
             missing: BTreeSet::new(),
             rooms: Vec::new(),
+            has_grown: false,
             is_written: false,
             queues: None,
         }

@@ -24,13 +24,13 @@ use tokio::sync::Notify;
 use crate::{
     cell::{Cell, Found},
     collect::Cursor,
-    driver::Queue,
     error::StoreError,
     order,
     own::OwnSession,
     parts::{Part, View},
     pause::Pause,
     poll::Polling,
+    queue::Queue,
     sessions::{Access, Book, IfAbsent},
     step::{Hold, Request},
     table::{Place, Stamp, Table},
@@ -245,7 +245,7 @@ impl<C: Cell> Store<C> {
                 table.of = of;
                 Ok(table)
             }
-            false => Err(StoreError::Corrupt("the cell of another id".into()).of_cell(part.name())),
+            false => Err(StoreError::corrupt("the cell of another id").of_cell(part.name())),
         }
     }
 

@@ -232,8 +232,7 @@ impl Default for Table {
 impl Table {
     pub(crate) fn read(bytes: &[u8]) -> Result<Self, StoreError> {
         check(bytes)?;
-        let mut table: Table =
-            serde_json::from_slice(bytes).map_err(|_| StoreError::Corrupt("the table".into()))?;
+        let mut table: Table = serde_json::from_slice(bytes).map_err(|_| StoreError::corrupt("the table"))?;
         let grants: BTreeMap<u64, Arc<Grant>> =
             table.grants.iter().map(|(fence, grant)| (*fence, Arc::new(grant.clone()))).collect();
         let link =
@@ -248,14 +247,14 @@ impl Table {
         let is_possible = |mode: Mode| !matches!(mode, Mode::Slots { permits, .. } if permits > MAX_PERMITS);
         let claims = table.places.values().flat_map(|place| &place.claims);
         if !claims.map(|claim| claim.mode).all(is_possible) {
-            return Err(StoreError::Corrupt("a claim of the table".into()));
+            return Err(StoreError::corrupt("a claim of the table"));
         }
         // There are numbers left to go on with, for longer than any clock goes on.
         let is_endless = |number: u64| number < u64::MAX / 2;
         match (all_known, is_endless(table.high) && is_endless(table.ticket)) {
             (true, true) => Ok(table),
-            (false, _) => Err(StoreError::Corrupt("a grant of the table".into())),
-            (true, false) => Err(StoreError::Corrupt("a number of the table".into())),
+            (false, _) => Err(StoreError::corrupt("a grant of the table")),
+            (true, false) => Err(StoreError::corrupt("a number of the table")),
         }
     }
 
@@ -309,7 +308,12 @@ impl Table {
         self.ids.retain(|_, id| {
             !id.held.is_empty() || id.frozen || !id.breaks.is_empty() || !id.tombstones.is_empty()
         });
-        self.grants = self.all_held().map(|held| (held.fence, (*held.grant).clone())).collect();
+        let mut grants = BTreeMap::new();
+        for held in self.all_held() {
+            // One for all the ids of a set.
+            grants.entry(held.fence).or_insert_with(|| (*held.grant).clone());
+        }
+        self.grants = grants;
         let live: BTreeSet<String> = self.sessions().into_iter().map(str::to_owned).collect();
         self.there.retain(|session, _| live.contains(session));
         forget(&mut self.tombstones, lo);

@@ -250,12 +250,12 @@ async fn a_place_with_the_ticket_of_another_one_is_served() {
     let (one, two) = (world.dao_of_several().await, world.dao_of_several().await);
     let three = world.dao_of_several().await;
     let (_a, c) = (take(&one, "a").await, take(&one, "c").await);
-    // Both know the cells, and they come at one moment.
+    // Both know the cells, and they come at one moment, with attempts that differ by what is added to a ticket at most.
     for (dao, ids) in [(&one, &["a"][..]), (&two, &["c", "d"])] {
         assert!(matches!(dao.acquire(&request(ids)).await, Ok(Acquired::Refused(_))));
     }
     let first = AcquireRequest { attempt: AttemptId(1), ..waits(&["a"]) };
-    let second = AcquireRequest { attempt: AttemptId(2), ..waits(&["c", "d"]) };
+    let second = AcquireRequest { attempt: AttemptId(1025), ..waits(&["c", "d"]) };
     let (first_place, second_place) = tokio::join!(one.acquire(&first), two.acquire(&second));
     assert!(matches!(
         (&first_place, &second_place),
@@ -294,6 +294,29 @@ async fn a_place_with_the_ticket_of_another_one_is_served() {
         panic!("60 who came later were served before it");
     };
     tokio::select! { _ = served => {}, () = others => {} }
+}
+
+/// Places that two processes take at once in cells of the same state have different tickets.
+#[tokio::test(start_paused = true)]
+async fn places_of_two_that_come_at_once_are_both_kept() {
+    let world = World::new();
+    let (one, two) = (world.dao_of_several().await, world.dao_of_several().await);
+    let three = world.dao_of_several().await;
+    let (_a, _c) = (take(&one, "a").await, take(&one, "c").await);
+    // Both cells have the same next ticket, which the clock does not reach for an hour.
+    let before = waits(&["a", "c"]);
+    assert!(matches!(three.acquire(&before).await, Ok(Acquired::Queued { .. })));
+    world.set_back(HOUR);
+    let first = AcquireRequest { attempt: AttemptId(1), ..waits(&["a"]) };
+    let second = AcquireRequest { attempt: AttemptId(2), ..waits(&["c", "d"]) };
+    let (first, second) = tokio::join!(one.acquire(&first), two.acquire(&second));
+    assert!(matches!((first, second), (Ok(Acquired::Queued { .. }), Ok(Acquired::Queued { .. }))));
+    three.withdraw(&before, Withdraw::KeepIfGranted).await.expect("the store answers");
+    for (name, attempt) in [("id/x61", 1), ("id/x63", 2)] {
+        let places = world.content(name)["places"].clone();
+        let mut places = places.as_object().expect("places go by their tickets").values();
+        assert!(places.any(|place| place["attempt"] == attempt), "{name}: {places:?}");
+    }
 }
 
 /// No other process makes the cell of a session again that was removed: what is renewed after that is seen by all.

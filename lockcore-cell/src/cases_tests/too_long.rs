@@ -312,3 +312,79 @@ async fn a_step_of_one_id_is_made_beside_a_set_that_is_too_long() {
     assert_eq!(withdrawn.expect("what waits can leave"), Withdrawn::Left);
     slow.await.expect("no panic").expect("the store answers");
 }
+
+/// A waiter that asks again keeps its place beside one that comes and does not fit.
+#[tokio::test(start_paused = true)]
+async fn a_place_is_kept_beside_one_that_does_not_fit() {
+    let world = World::new();
+    let one = Arc::new(world.dao_with(process(&world), Duration::from_secs(10)).await);
+    assert!(matches!(one.acquire(&request(&["a"])).await, Ok(Acquired::Granted(_))));
+    let places = || world.content("id/x61")["places"].as_object().expect("places go by tickets").clone();
+    let first = waits(&["a"]);
+    assert!(matches!(one.acquire(&first).await, Ok(Acquired::Queued { .. })));
+    let mut before = 0;
+    while places().len() > before {
+        before = places().len();
+        assert!(matches!(one.acquire(&waits(&["a"])).await, Ok(Acquired::Queued { .. })));
+    }
+    // What is asked for meanwhile goes into one write.
+    one.cell().next_writes.lock().expect("no panic").push_back(Way::Slow(SECOND));
+    let slow = tokio::spawn({
+        let one = one.clone();
+        async move { one.freeze(&id("a"), false).await }
+    });
+    sleep(SECOND / 10).await;
+    let (newcomer, other) = (waits(&["a"]), waits(&["a"]));
+    // Whichever of the two comes first.
+    let (new, ..) =
+        tokio::join!(one.acquire(&newcomer), one.acquire(&first), one.acquire(&other), one.acquire(&first));
+    assert!(matches!(new, Ok(Acquired::Queued { .. })));
+    slow.await.expect("no panic").expect("the store answers");
+    assert!(places().values().any(|place| place["attempt"] == first.attempt.0), "it has lost its place");
+}
+
+/// A waiter keeps its place beside what another one left in a cell, where there is no room to take that out.
+#[tokio::test(start_paused = true)]
+async fn a_place_is_kept_where_nothing_can_be_written() {
+    let world = World::new();
+    let one = world.dao_with(process(&world), Duration::from_secs(10)).await;
+    let two = world.dao_with(process(&world), Duration::from_secs(10)).await;
+    let (_a, _b) = (take(&one, "a").await, take(&one, "b").await);
+    let (mine, left) = (waits(&["a", "b"]), waits(&["a", "b"]));
+    // Its process lives as long as it waits.
+    let _waits = two.acquire(&mine).await.expect("the store answers");
+    assert!(matches!(two.acquire(&left).await, Ok(Acquired::Queued { .. })));
+    let before = world.content("id/x62");
+    two.withdraw(&left, Withdraw::KeepIfGranted).await.expect("the store answers");
+    world.put("id/x62", before.to_string().into_bytes());
+    let length = |name: &str| world.content(name).to_string().len();
+    for (id, name) in [("a", "id/x61"), ("b", "id/x62")] {
+        while length(name) < 61_000 {
+            assert!(matches!(one.acquire(&waits(&[id])).await, Ok(Acquired::Queued { .. })));
+        }
+    }
+    sleep(10 * SECOND).await;
+    let again = two.acquire(&mine).await;
+    assert!(matches!(again, Ok(Acquired::Queued { .. })), "{again:?}");
+    let places = world.content("id/x62")["places"].clone();
+    let mut places = places.as_object().expect("places go by tickets").values();
+    assert!(places.any(|place| place["attempt"] == mine.attempt.0), "it has lost its place");
+}
+
+/// A set of many long ids, whose place would be too long for their cells, waits without one.
+#[tokio::test(start_paused = true)]
+async fn a_set_of_long_ids_waits() {
+    let world = World::new();
+    let mut process = world.process();
+    (process.at_once, process.bytes) = (1000, Some((6 << 20, 8 << 20)));
+    let one = world.dao_with(process.clone(), Duration::from_secs(10)).await;
+    let two = world.dao_with(process, Duration::from_secs(10)).await;
+    let names: Vec<String> = (0..1000).map(|number| format!("{number:0800}")).collect();
+    let set: Vec<&str> = names.iter().map(String::as_str).collect();
+    let held = take(&one, &names[7]).await;
+    let waiting = waits(&set);
+    let waited = two.acquire(&waiting).await;
+    assert!(matches!(waited, Ok(Acquired::Queued { .. })), "{waited:?}");
+    release(&one, &held).await;
+    assert!(matches!(two.acquire(&waiting).await, Ok(Acquired::Granted(_))));
+}

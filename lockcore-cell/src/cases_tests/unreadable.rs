@@ -1,5 +1,7 @@
 //! Cells that cannot be read, where each id has one of its own: they concern their own ids.
 
+use std::error::Error;
+
 use lockcore::{
     Grant, LockDao,
     backend::{AcquireRequest, Acquired, Withdraw},
@@ -35,6 +37,19 @@ async fn a_context_is_freed_from_what_can_be_read() {
     assert!(freed.is_err(), "it may hold a: {freed:?}");
     take(&dao, "b").await;
     take(&dao, "c").await;
+}
+
+/// The message has no name of an id, which may be secret: logs have it. The source has it.
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_read_is_named_by_the_source_only() {
+    let world = World::new();
+    let dao = world.dao_of_several().await;
+    let _held = take(&dao, "a").await;
+    world.put("id/x61", b"mine".to_vec());
+    let error = dao.inspect(&id("a")).await.expect_err("it is another program's");
+    assert!(!error.to_string().contains("x61"), "{error}");
+    let mut causes = std::iter::successors(error.source(), |&cause| cause.source());
+    assert!(causes.any(|cause| cause.to_string().contains("id/x61")), "{error:?}");
 }
 
 /// A waiter wants an id whose cell cannot be read as well: the release of the other one does not fail by that.
