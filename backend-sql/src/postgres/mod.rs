@@ -110,6 +110,7 @@
 
 mod cells;
 mod config;
+mod dao;
 mod doctor;
 mod engine;
 mod error;
@@ -123,5 +124,5 @@ mod schema;
 pub use cells::PostgresCells;
 pub use cells::PostgresStatementsLockDao;
 pub use config::{Commit, PostgresBuilder};
-pub use engine::{PostgresLockDao, capabilities};
+pub use dao::{PostgresLockDao, capabilities};
 pub use schema::{schema_sql, statements_schema_sql};
