@@ -62,12 +62,12 @@ impl Store {
                 }
                 if !plan.rebased.is_empty() {
                     // A concurrent change of them did the same.
-                    self.write(&plan.rebased, deadline).await?;
+                    self.write(plan.rebased, deadline).await?;
                 }
                 self.remember_refusal(request.attempt, true);
                 return Ok(Decision::Refused(plan.conflicts));
             }
-            match self.write(&plan.writes, deadline).await {
+            match self.write(plan.writes, deadline).await {
                 Ok(Written::Done) => {
                     if round > 0 || self.was_refused(request.attempt) {
                         self.remember_refusal(request.attempt, false);

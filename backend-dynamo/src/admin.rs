@@ -145,7 +145,7 @@ impl Store {
                 return Ok(answer);
             }
             let write = Write::replace(&key, old.as_ref(), &row, now);
-            match self.write(&[write], deadline).await? {
+            match self.write(vec![write], deadline).await? {
                 Written::Done => return Ok(answer),
                 Written::Refused { found, .. } => {
                     let item = found.into_iter().next().and_then(|(_, item)| item);

@@ -68,7 +68,7 @@ impl Store {
             if writes.is_empty() {
                 return Ok(losses.into_iter().collect());
             }
-            match self.write(&writes, deadline).await {
+            match self.write(writes, deadline).await {
                 Ok(Written::Done) => return Ok(losses.into_iter().collect()),
                 Ok(Written::Refused { found, doubt: earlier }) => {
                     doubt = doubt.or(earlier);

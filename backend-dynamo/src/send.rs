@@ -44,11 +44,12 @@ impl Store {
     /// Makes all of these writes or none, in one request: at most a hundred, each of another item.
     ///
     /// A try without an answer is repeated as it was. If it was done after all, its own number in what is found says so.
-    pub(crate) async fn write(&self, writes: &[Write], deadline: Instant) -> Result<Written, StoreError> {
+    pub(crate) async fn write(&self, writes: Vec<Write>, deadline: Instant) -> Result<Written, StoreError> {
         let (mut doubt, mut clock_was_told) = (None, false);
         let mut token = unique_name();
         // Made once: a repeat is the same to the byte, as what follows the service's model may ask for under the same token.
-        let updates: Vec<Update> = writes.iter().map(|write| write.update(&self.settings)).collect();
+        let revs: Vec<u64> = writes.iter().map(Write::rev).collect();
+        let updates: Vec<Update> = writes.into_iter().map(|write| write.update(&self.settings)).collect();
         for attempt in 0.. {
             let client = self.clients.current()?;
             // In a box: the SDK's futures are large and deep, and would be part of every caller's.
@@ -57,7 +58,7 @@ impl Store {
                 Tried::Refused(found) => {
                     let is_ours = |(position, item): &(usize, Option<Item>)| {
                         let rev = item.as_ref().and_then(|item| item.get("rev")?.as_n().ok()?.parse().ok());
-                        rev.is_some_and(|rev: u64| rev == writes[*position].rev())
+                        rev.is_some_and(|rev: u64| rev == revs[*position])
                     };
                     // Its own number: an earlier try was done, and its answer lost on the way.
                     return Ok(match found.iter().any(is_ours) {

@@ -58,7 +58,7 @@ impl Store {
             if writes.is_empty() {
                 return Ok(None);
             }
-            match self.write(&writes, deadline).await? {
+            match self.write(writes, deadline).await? {
                 Written::Done => return Ok(None),
                 Written::Refused { found, .. } => {
                     for (at, item) in found {

@@ -263,27 +263,27 @@ impl Write {
     }
 
     /// Returns the update as the service takes it. If the condition does not hold, the service returns the item.
-    pub(crate) fn update(&self, settings: &Settings) -> Update {
+    pub(crate) fn update(self, settings: &Settings) -> Update {
         let names = &settings.names;
         let chosen =
             [("#i", &names.id), ("#c", &names.context), ("#t", &names.created), ("#e", &names.expires)];
         // The service refuses names that are not used, and empty maps.
-        let is_used =
-            |placeholder: &str| self.change.contains(placeholder) || self.condition.contains(placeholder);
-        let holder = self.holder.iter().map(|holder| ("#h", holder));
+        let placeholders =
+            [&self.change, &self.condition].into_iter().flat_map(|text| text.split('#').skip(1));
+        let used: Vec<u8> = placeholders.filter_map(|from| from.bytes().next()).collect();
+        let is_used = |placeholder: &str| used.contains(&placeholder.as_bytes()[1]);
         let names: HashMap<String, String> = chosen
             .into_iter()
             .filter(|(placeholder, _)| is_used(placeholder))
-            .chain(holder)
             .map(|(placeholder, name)| (placeholder.to_owned(), name.clone()))
+            .chain(self.holder.map(|holder| ("#h".to_owned(), holder)))
             .collect();
-        let values =
-            self.values.iter().map(|(placeholder, value)| ((*placeholder).to_owned(), value.clone()));
+        let values = self.values.into_iter().map(|(placeholder, value)| (placeholder.to_owned(), value));
         Update::builder()
             .table_name(&settings.table)
-            .key(&settings.names.id, text(&self.key))
-            .update_expression(&*self.change)
-            .condition_expression(&*self.condition)
+            .key(&settings.names.id, AttributeValue::S(self.key))
+            .update_expression(self.change)
+            .condition_expression(self.condition)
             .set_expression_attribute_names((!names.is_empty()).then_some(names))
             .set_expression_attribute_values(Some(values.collect()))
             .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld)

@@ -142,7 +142,10 @@ impl<L: Cell, I: Ident, C: ContextId> CellLockDao<L, I, C> {
             };
             let asked = request.clone();
             let submitted = self.store.submit(parts.clone(), true, move |step| step.acquire(&asked)).await;
-            let verdict = submitted.map_err(|error| self.store.or_never(error, request))?;
+            let verdict = match submitted {
+                Err(full @ StoreError::Full { in_doubt: false, .. }) => self.unwritten(request, full).await?,
+                submitted => submitted?,
+            };
             if !matches!(verdict, Verdict::Refused(_)) {
                 return Ok(verdict);
             }
@@ -155,6 +158,23 @@ impl<L: Cell, I: Ident, C: ContextId> CellLockDao<L, I, C> {
                 _ => Ok(verdict),
             };
         }
+    }
+
+    /// Decides about a request of which a write is `full`: one that has to wait needs none if it has a place, and one that does not wait is
+    /// refused without one.
+    async fn unwritten(&self, request: &Arc<Request>, full: StoreError) -> Result<Verdict, StoreError> {
+        let (store, request) = (self.store.clone(), request.clone());
+        let decided = async move {
+            let parts = store.parts(request.ids());
+            // The driver has looked at them for this request.
+            let has_place = store.view(&parts).table.ticket_of(&request.context, request.attempt).is_some();
+            match store.by(&parts, |step| step.acquire(&request)).await? {
+                Verdict::Granted(_) => Err(store.or_never(full, &request)),
+                Verdict::Queued(_) if !has_place => Err(store.or_never(full, &request)),
+                verdict => Ok(verdict),
+            }
+        };
+        hosted(decided).await
     }
 
     /// Asks for a set of which a write with a place in the queue is too long: it waits without one, and asks again.

@@ -194,7 +194,7 @@ impl<C: Cell> Store<C> {
             after = self.apply(&known.table, batch, number, own).await?;
         }
         // Not while an earlier write may still arrive, which may have another answer: this one keeps it out.
-        let After { now, table, is_new, has_grown, .. } = after;
+        let After { now, table, is_new, grows, .. } = after;
         let is_same = !is_new && known.has_whole_places(own);
         if is_same && !tries.in_doubt {
             self.notify(&parts).await;
@@ -217,18 +217,13 @@ impl<C: Cell> Store<C> {
             }
         }
         if (longest > MAX_BYTES || bytes > most) && !is_same {
-            if !is_new && !tries.in_doubt {
-                // What is left of places stays until there is room to write.
-                self.notify(&parts).await;
-                return Ok(Tried::Done(number));
-            }
             // With less beside it, as far as that goes.
             tries.alone = true;
             let others = parts.len() > parts_of(batch).len();
             if others || (self.is_apart() && has_groups(batch)) {
                 return Ok(Tried::Refused);
             }
-            if has_grown && known.begun < tries.begun {
+            if grows && known.begun < tries.begun {
                 // Others may have left since then.
                 return Ok(Tried::Refused);
             }
@@ -238,7 +233,7 @@ impl<C: Cell> Store<C> {
             let (bytes, max) = if is_long.is_some() { (longest, most_of_one) } else { (bytes, most) };
             let full = StoreError::Full { bytes, max, in_doubt: tries.in_doubt };
             if !going.is_empty() {
-                if batch.len() == 1 && !batch[0].has_grown() {
+                if batch.len() == 1 && !batch[0].grows() {
                     return Err(full);
                 }
                 answer_longest(batch, going, &full);
@@ -316,14 +311,14 @@ impl<C: Cell> Store<C> {
         let (before, mut table, sessions) = (table, table.clone(), self.sessions.all());
         let mut step = Step::new(&mut table, &sessions, now, self.cell.least_fence(now), own);
         step.fences = self.is_apart().then_some(&self.fences);
-        let mut has_grown = false;
+        let mut grows = false;
         for job in batch {
+            grows |= job.grows();
             job.apply(&mut step, number);
-            has_grown |= job.has_grown();
         }
         let more = if step.missing.is_empty() { Vec::new() } else { self.parts(&step.missing) };
         let is_new = step.is_written || table != *before;
-        Ok(After { now, table, is_new, has_grown, more })
+        Ok(After { now, table, is_new, grows, more })
     }
 }
 
@@ -344,8 +339,8 @@ struct After {
     table: Table,
     /// Set if it has to be written.
     is_new: bool,
-    /// Set if a step made it longer.
-    has_grown: bool,
+    /// Set if a step may have made it longer.
+    grows: bool,
     /// The parts to look at in order to serve all who wait.
     more: Vec<Part>,
 }

@@ -120,7 +120,8 @@ impl StoreError {
             // Only a session is changed where this is met.
             other @ StoreError::Session(_) => other,
             other if in_doubt => {
-                StoreError::Cell(BackendError::new(other.kind(), other.to_string()).possibly_done())
+                let error = BackendError::new(other.kind(), other.to_string());
+                StoreError::Cell(error.possibly_done().with_source(other))
             }
             other => other,
         }
@@ -142,5 +143,21 @@ impl StoreError {
         let backend = BackendError::new(self.kind(), format!("{place}: {self}"));
         let backend = if self.in_doubt() { backend.possibly_done() } else { backend };
         backend.with_source(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+
+    use super::*;
+
+    #[test]
+    fn an_error_in_doubt_has_the_name_of_its_cell() {
+        let error = StoreError::corrupt("the table").of_cell("id/x61").or_done_before(true);
+        let error = error.report("a bucket");
+        assert!(error.in_doubt() && !error.to_string().contains("x61"), "{error}");
+        let mut causes = std::iter::successors(error.source(), |&cause| cause.source());
+        assert!(causes.any(|cause| cause.to_string().contains("id/x61")), "{error:?}");
     }
 }

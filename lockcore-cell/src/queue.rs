@@ -40,9 +40,6 @@ pub(crate) trait Job: Send {
     /// Returns whether the table may be longer after it.
     fn grows(&self) -> bool;
 
-    /// Returns whether it is longer after it, as it was applied last.
-    fn has_grown(&self) -> bool;
-
     fn submitted(&self) -> Moment;
 
     /// Applies it as a part of the write with this number.
@@ -55,7 +52,6 @@ pub(crate) trait Job: Send {
 struct Of<T, F> {
     parts: Vec<Part>,
     grows: bool,
-    has_grown: bool,
     submitted: Moment,
     apply: F,
     /// By the number of the write: it may be known late which of them was made.
@@ -72,18 +68,12 @@ impl<T: Send, F: FnMut(&mut Step<'_>) -> T + Send> Job for Of<T, F> {
         self.grows
     }
 
-    fn has_grown(&self) -> bool {
-        self.has_grown
-    }
-
     fn submitted(&self) -> Moment {
         self.submitted
     }
 
     fn apply(&mut self, step: &mut Step<'_>, number: u64) {
-        step.has_grown = false;
         let result = (self.apply)(step);
-        self.has_grown = self.grows && step.has_grown;
         // It may be applied to a newer table before the write.
         self.results.retain(|(of, _)| *of != number);
         self.results.push((number, result));
@@ -108,8 +98,7 @@ impl Queue {
         apply: impl FnMut(&mut Step<'_>) -> T + Send + 'static,
     ) -> oneshot::Receiver<Result<T, StoreError>> {
         let (answer, answered) = oneshot::channel();
-        let (submitted, has_grown, results) = (Moment::now(), grows, Vec::new());
-        let job = Of { parts, grows, has_grown, submitted, apply, results, answer };
+        let job = Of { parts, grows, submitted: Moment::now(), apply, results: Vec::new(), answer };
         self.lock().jobs.push_back(Box::new(job));
         answered
     }
@@ -234,9 +223,8 @@ pub(crate) fn can_go(batch: &[Box<dyn Job>], is_long: Option<&Part>, are_long: b
     let all = |can: &dyn Fn(&dyn Job) -> bool| -> Vec<usize> {
         (0..batch.len()).filter(|position| can(&*batch[*position])).collect()
     };
-    let of_long = all(&|job| job.has_grown() && is_long.is_some_and(|part| job.parts().contains(part)));
-    let of_several =
-        |growing: bool| all(&|job| are_long && job.parts().len() > 1 && job.has_grown() == growing);
+    let of_long = all(&|job| job.grows() && is_long.is_some_and(|part| job.parts().contains(part)));
+    let of_several = |growing: bool| all(&|job| are_long && job.parts().len() > 1 && job.grows() == growing);
     [of_long, of_several(true), of_several(false)]
         .into_iter()
         .find(|going| !going.is_empty())

@@ -188,8 +188,6 @@ impl engine::Table for Step<'_> {
         });
         let lasts = if terms.offer.is_some() { OFFER.min(*lease) } else { *lease };
         let New { fence, mode, permits, in_use } = new;
-        // An offer takes the room of the place.
-        self.has_grown |= terms.offer.is_none();
         self.table.ids.entry(id.clone()).or_default().held.push(Held {
             fence,
             grant: self.granted.clone(),
@@ -253,7 +251,6 @@ impl engine::Table for Step<'_> {
             ticket = ticket.max(self.now.hi) + request.attempt % SPREAD;
         }
         self.table.ticket = ticket + 1;
-        self.has_grown = true;
         let Request { context, attempt, claims, lease, owner, nested, .. } = request.clone();
         for claim in &claims {
             let queue = self.queues().entry(claim.id.clone()).or_default();

@@ -72,8 +72,6 @@ pub(crate) struct Step<'a> {
     pub(crate) missing: BTreeSet<String>,
     /// The ids with room for those who wait.
     pub(crate) rooms: Vec<(String, u64)>,
-    /// Set by what makes the table longer: a holder, or a place.
-    pub(crate) has_grown: bool,
     /// Set if it is written also where it changes nothing: a write of before that was given up is refused then if it arrives.
     pub(crate) is_written: bool,
     /// The queues of the table's places, made when one is asked for first.
@@ -148,7 +146,6 @@ impl<'a> Step<'a> {
             granted: Arc::default(),
             missing: BTreeSet::new(),
             rooms: Vec::new(),
-            has_grown: false,
             is_written: false,
             queues: None,
         }

@@ -1,6 +1,6 @@
 //! Exit codes, and what leads to each.
 
-use std::fmt::Write;
+use std::{error::Error, fmt::Write};
 
 use lockcore::{BackendError, BackendErrorKind, Failure as Cause, LockError, LockingError, Phase, TimedOut};
 use lockcore_any::ConnectError;
@@ -101,13 +101,20 @@ impl From<ConnectError> for Failure {
     }
 }
 
+/// Returns the message of an error, and those of its causes.
+fn with_causes(error: &dyn Error) -> String {
+    let mut causes = std::iter::successors(Some(error), |&error| error.source());
+    let first = causes.next().map(ToString::to_string).unwrap_or_default();
+    causes.fold(first, |text, cause| format!("{text}: {cause}"))
+}
+
 impl From<BackendError> for Failure {
     fn from(error: BackendError) -> Self {
         let code = match error.kind() {
             BackendErrorKind::BadSetting => Code::Usage,
             _ => Code::Backend,
         };
-        Failure::new(code, error.to_string())
+        Failure::new(code, with_causes(&error))
     }
 }
 
@@ -131,6 +138,6 @@ impl From<LockError> for Failure {
             LockingError::NotLocked { failures, .. } => show::conflicts(failures),
             _ => None,
         };
-        Failure { conflicts, ..Failure::new(code, error.to_string()) }
+        Failure { conflicts, ..Failure::new(code, with_causes(&error)) }
     }
 }

@@ -1,4 +1,4 @@
-//! What the DAO of Postgres is made of: connections, the calls of the routines, listening.
+//! The parts of the DAO of Postgres: connections, the calls of the routines, listening.
 
 use std::{
     fmt,

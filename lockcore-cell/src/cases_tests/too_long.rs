@@ -371,6 +371,37 @@ async fn a_place_is_kept_where_nothing_can_be_written() {
     assert!(places.any(|place| place["attempt"] == mine.attempt.0), "it has lost its place");
 }
 
+/// A waiter for two ids keeps its place though only one of them is written meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_place_is_kept_where_only_one_of_its_ids_can_be_written() {
+    let world = World::new();
+    let one = Arc::new(world.dao_with(process(&world), Duration::from_secs(10)).await);
+    let (held, _b) = (take(&one, "a").await, take(&one, "b").await);
+    let mine = waits(&["a", "b"]);
+    let _waits = one.acquire(&mine).await.expect("the store answers");
+    let length = |name: &str| world.content(name).to_string().len();
+    for (id, name) in [("a", "id/x61"), ("b", "id/x62")] {
+        while length(name) < 61_000 {
+            assert!(matches!(one.acquire(&waits(&[id])).await, Ok(Acquired::Queued { .. })));
+        }
+    }
+    // What is asked for meanwhile goes into one write.
+    one.cell().next_writes.lock().expect("no panic").push_back(Way::Slow(SECOND));
+    let slow = tokio::spawn({
+        let one = one.clone();
+        async move { one.freeze(&id("a"), true).await }
+    });
+    sleep(SECOND / 10).await;
+    let (again, ()) = tokio::join!(one.acquire(&mine), release(&one, &held));
+    assert!(matches!(again, Ok(Acquired::Queued { .. })), "{again:?}");
+    slow.await.expect("no panic").expect("the store answers");
+    for name in ["id/x61", "id/x62"] {
+        let places = world.content(name)["places"].clone();
+        let mut places = places.as_object().expect("places go by tickets").values();
+        assert!(places.any(|place| place["attempt"] == mine.attempt.0), "it has lost its place in {name}");
+    }
+}
+
 /// A set of many long ids, whose place would be too long for their cells, waits without one.
 #[tokio::test(start_paused = true)]
 async fn a_set_of_long_ids_waits() {

@@ -1,4 +1,4 @@
-//! What the line to send in says of a store, and what is left in it.
+//! Descriptions of a store: in the line to send in, and of the rest that a run leaves in it.
 
 use lockcore::Finding;
 
