@@ -5,7 +5,7 @@ use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 use lockcore::{
     BackendError, BreakMode, Broken, Capabilities, ContextId, Finding, Grant, Ident, Inspection, Listing,
     LockDao, Page, Released, Renewed, Swept, Target,
-    backend::{AcquireRequest, Acquired, Moment, Wakeup, Withdraw, Withdrawn, unique_name},
+    backend::{AcquireRequest, Acquired, Wakeup, Withdraw, Withdrawn, unique_name},
     protocol,
 };
 use uuid::Uuid;
@@ -128,53 +128,9 @@ impl<L: Cell, I: Ident, C: ContextId> CellLockDao<L, I, C> {
         }
     }
 
-    /// Takes a step after what precedes it: the sessions in its way are read, and closed if they are over. Again, if the table was
-    /// newer than what was prepared for and the request is `refused`.
     async fn acquired(&self, request: &Arc<Request>) -> Result<Verdict, StoreError> {
-        let (scope, begun) = (Scope::of(request), Moment::now());
-        let parts = self.store.parts(request.ids());
-        // A set whose cells are not known is free, as a rule: nothing is read for that.
-        let mut is_first = self.store.is_apart() && self.store.known(&parts).is_none();
-        loop {
-            let prepared = match std::mem::take(&mut is_first) {
-                true => Prepared::default(),
-                false => self.prepared(&scope).await?,
-            };
-            let asked = request.clone();
-            let submitted = self.store.submit(parts.clone(), true, move |step| step.acquire(&asked)).await;
-            let verdict = match submitted {
-                Err(full @ StoreError::Full { in_doubt: false, .. }) => self.unwritten(request, full).await?,
-                submitted => submitted?,
-            };
-            if !matches!(verdict, Verdict::Refused(_)) {
-                return Ok(verdict);
-            }
-            if begun.elapsed() < self.store.timeout && self.is_unprepared(&scope, &prepared).await? {
-                continue;
-            }
-            // A refusal is a fact only where what is in the way could be looked at.
-            return match prepared.failed.into_values().next() {
-                Some(error) if !matches!(error, StoreError::Session(_)) => Err(error),
-                _ => Ok(verdict),
-            };
-        }
-    }
-
-    /// Decides about a request of which a write is `full`: one that has to wait needs none if it has a place, and one that does not wait is
-    /// refused without one.
-    async fn unwritten(&self, request: &Arc<Request>, full: StoreError) -> Result<Verdict, StoreError> {
         let (store, request) = (self.store.clone(), request.clone());
-        let decided = async move {
-            let parts = store.parts(request.ids());
-            // The driver has looked at them for this request.
-            let has_place = store.view(&parts).table.ticket_of(&request.context, request.attempt).is_some();
-            match store.by(&parts, |step| step.acquire(&request)).await? {
-                Verdict::Granted(_) => Err(store.or_never(full, &request)),
-                Verdict::Queued(_) if !has_place => Err(store.or_never(full, &request)),
-                verdict => Ok(verdict),
-            }
-        };
-        hosted(decided).await
+        hosted(async move { store.acquire(&request).await }).await
     }
 
     /// Asks for a set of which a write with a place in the queue is too long: it waits without one, and asks again.
@@ -203,15 +159,12 @@ impl<L: Cell, I: Ident, C: ContextId> CellLockDao<L, I, C> {
     }
 
     async fn released(&self, hold: Hold) -> Result<Losses, StoreError> {
-        let (store, held) = (self.store.clone(), hold.clone());
-        hosted(async move { store.table_with(&held, |_| true).await.map(drop) }).await?;
-        let parts = self.store.parts(hold.ids());
-        self.store.submit(parts, false, move |step| step.release(&hold)).await
-    }
-
-    async fn is_unprepared(&self, scope: &Scope, prepared: &Prepared) -> Result<bool, StoreError> {
-        let (store, scope, prepared) = (self.store.clone(), scope.clone(), prepared.clone());
-        hosted(async move { store.is_unprepared(&scope, &prepared).await }).await
+        let store = self.store.clone();
+        let released = async move {
+            store.table_with(&hold, |_| true).await?;
+            store.submit(store.parts(hold.ids()), false, move |step| step.release(&hold)).await
+        };
+        hosted(released).await
     }
 
     async fn prepared(&self, scope: &Scope) -> Result<Prepared, StoreError> {

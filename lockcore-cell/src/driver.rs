@@ -20,7 +20,7 @@ use crate::{
     parts::Part,
     pause::Pause,
     queue::{Batch, Job, Rests, answer_longest, can_go, groups, has_groups, parts_of},
-    step::{Request, Step, micros},
+    step::{Step, micros},
     store::Store,
     table::{MAX_BYTES, Stamp, Table, Write},
 };
@@ -259,16 +259,6 @@ impl<C: Cell> Store<C> {
                 Err(error.into())
             }
         }
-    }
-
-    /// Returns the error of a set that was not taken, and whether it never will be.
-    pub(crate) fn or_never(&self, error: StoreError, request: &Request) -> StoreError {
-        let max =
-            if self.is_apart() { self.cell.most_bytes() } else { MAX_BYTES.min(self.cell.most_bytes()) };
-        error.or_never(max, || match self.is_apart() {
-            true => request.claims.chunks(1).map(|claim| request.size_alone(claim)).sum(),
-            false => request.size_alone(&request.claims),
-        })
     }
 
     /// Returns the parts that have to be looked at: all, or those that are not known. A set that is taken for the first time is free, as

@@ -127,17 +127,6 @@ impl StoreError {
         }
     }
 
-    /// Returns the same error, or that the set fits into no write of at most `max` bytes: waiting for room would never end.
-    pub(crate) fn or_never(self, max: usize, size_alone: impl FnOnce() -> usize) -> Self {
-        match self {
-            StoreError::Full { in_doubt: false, .. } => match size_alone() {
-                bytes if bytes > max => StoreError::TooLarge { bytes, max },
-                _ => self,
-            },
-            other => other,
-        }
-    }
-
     /// Returns the error as it leaves this crate; `place` names the store and the namespace.
     pub(crate) fn report(self, place: &str) -> BackendError {
         let backend = BackendError::new(self.kind(), format!("{place}: {self}"));

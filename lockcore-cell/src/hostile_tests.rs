@@ -50,6 +50,7 @@ fn the_highest_numbers_make_no_step_panic() {
     let session = Session::read(SESSION.as_bytes()).expect("it is valid");
     for (usual, highest) in [
         (r#""ticket":9"#, r#""ticket":18446744073709551615"#),
+        (r#""8":{"#, r#""18446744073709551615":{"#),
         (r#""high":1795000000000007"#, r#""high":18446744073709551615"#),
         (r#""until":1795000005000000"#, r#""until":18446744073709551615"#),
         (r#""lease":10000000"#, r#""lease":18446744073709551615"#),

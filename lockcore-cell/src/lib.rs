@@ -39,6 +39,7 @@
 //!   [`list`](lockcore::LockDao::list).
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod acquire;
 mod admin;
 #[cfg(test)]
 mod cases_tests;

@@ -119,14 +119,16 @@ impl<V: Clone> Book<V> {
         entries.iter().filter_map(known).collect()
     }
 
-    /// Forgets the sessions that have neither a grant nor a place any more, but for `own`. Where it is not known which are `live`, all
-    /// others, once they are many.
-    pub(crate) fn keep(&self, own: &str, live: Option<BTreeSet<&str>>) {
+    /// Forgets the sessions that have neither a grant nor a place in a table any more, but for `own`. Where each id has a cell of its own
+    /// all others, once they are many.
+    pub(crate) fn keep(&self, own: &str, table: &Table) {
         let mut entries = lock(&self.entries);
-        if live.is_none() && entries.len() < MANY {
-            return;
-        }
-        let live = live.unwrap_or_default();
+        let live = match table.of {
+            Some(_) if entries.len() < MANY => return,
+            Some(_) => BTreeSet::new(),
+            None if entries.keys().all(|session| session == own) => return,
+            None => table.sessions(),
+        };
         entries.retain(|session, entry| {
             session == own || live.contains(session.as_str()) || Arc::strong_count(entry) > 1
         });

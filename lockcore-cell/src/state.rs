@@ -35,7 +35,7 @@ impl Step<'_> {
         self.table.ids.get(id).map(|state| &state.held[..]).unwrap_or_default()
     }
 
-    fn held_by(&self, id: &str, context: &str) -> Option<&Held> {
+    pub(crate) fn held_by(&self, id: &str, context: &str) -> Option<&Held> {
         self.held(id).iter().find(|held| held.grant.context == context)
     }
 

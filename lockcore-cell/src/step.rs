@@ -159,6 +159,12 @@ impl<'a> Step<'a> {
         verdict
     }
 
+    /// Returns whether a request has a place, or holds all that it asks for.
+    pub(crate) fn knows(&self, request: &Request) -> bool {
+        let holds = |id: &String| self.held_by(id, &request.context).is_some();
+        self.table.ticket_of(&request.context, request.attempt).is_some() || request.ids().all(holds)
+    }
+
     /// Ends an attempt. `None`: it left; otherwise what it holds.
     pub(crate) fn withdraw(&mut self, request: &Request, how: Withdraw) -> Option<Vec<Granted>> {
         let Ok(kept) = engine::withdraw(self, request, how);

@@ -7,22 +7,19 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fmt,
-    future::poll_fn,
-    panic::AssertUnwindSafe,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
-    task::{Context, Poll},
     time::Duration,
 };
 
-use futures_util::{FutureExt, StreamExt, stream};
+use futures_util::{StreamExt, stream};
 use lockcore::{
     BackendError, BackendErrorKind,
     backend::{Moment, Waiters, shared_runtime},
 };
-use tokio::{runtime::Handle, sync::Notify};
+use tokio::sync::Notify;
 
 use crate::{
     cell::{Cell, Found},
@@ -315,8 +312,7 @@ impl<C: Cell> Store<C> {
             closes.truncate(AT_A_TIME.min(closes_left));
             let left = begun.left_of(self.timeout);
             if (reads.is_empty() && closes.is_empty()) || left.is_zero() {
-                let live = if self.is_apart() { None } else { Some(known.table.sessions()) };
-                self.sessions.keep(&self.own.name().0, live);
+                self.sessions.keep(&self.own.name().0, &known.table);
                 return Ok(done);
             }
             reads_left -= reads.len();
@@ -401,25 +397,11 @@ impl<C: Cell> Store<C> {
     }
 }
 
-/// Runs `work` on the library's runtime: it completes even if the caller is dropped, and the caller needs no runtime. It begins here, as
-/// all that is needed may be known: then nothing goes to another thread and back.
+/// Runs `work` on the library's runtime: it completes even if the caller is dropped, and the caller needs no runtime.
 pub(crate) async fn hosted<T: Send + 'static>(
     work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
 ) -> Result<T, StoreError> {
-    let runtime = shared_runtime();
-    let mut work = Box::pin(AssertUnwindSafe(work).catch_unwind());
-    // A thread that ends is in no runtime, and can enter none.
-    if Handle::try_current().is_ok() {
-        let begin = |context: &mut Context<'_>| {
-            let _entered = runtime.enter();
-            Poll::Ready(work.as_mut().poll(context))
-        };
-        if let Poll::Ready(done) = poll_fn(begin).await {
-            return done.unwrap_or(Err(StoreError::Ended));
-        }
-    }
-    let done = runtime.spawn(work).await;
-    done.unwrap_or_else(|_| Ok(Err(StoreError::Ended))).unwrap_or(Err(StoreError::Ended))
+    shared_runtime().spawn(work).await.unwrap_or(Err(StoreError::Ended))
 }
 
 impl<C: Cell> fmt::Debug for Store<C> {

@@ -251,7 +251,9 @@ impl Table {
         }
         // There are numbers left to go on with, for longer than any clock goes on.
         let is_endless = |number: u64| number < u64::MAX / 2;
-        match (all_known, is_endless(table.high) && is_endless(table.ticket)) {
+        let tickets = table.places.last_key_value().map(|(ticket, _)| *ticket);
+        let are_endless = [table.high, table.ticket].into_iter().chain(tickets).all(is_endless);
+        match (all_known, are_endless) {
             (true, true) => Ok(table),
             (false, _) => Err(StoreError::corrupt("a grant of the table")),
             (true, false) => Err(StoreError::corrupt("a number of the table")),

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use lockcore::{
     Grant, LockDao, LockingService, Wait,
-    backend::{AcquireRequest, Acquired, Withdraw, Withdrawn},
+    backend::{AcquireRequest, Acquired, AttemptId, Withdraw, Withdrawn},
 };
 use tokio::time::{Instant, sleep, timeout};
 
@@ -313,12 +313,13 @@ async fn a_step_of_one_id_is_made_beside_a_set_that_is_too_long() {
     slow.await.expect("no panic").expect("the store answers");
 }
 
-/// A waiter that asks again keeps its place beside one that comes and does not fit.
+/// A waiter that asks again keeps its place beside one that comes and does not fit, and a holder that asks again goes on.
 #[tokio::test(start_paused = true)]
 async fn a_place_is_kept_beside_one_that_does_not_fit() {
     let world = World::new();
     let one = Arc::new(world.dao_with(process(&world), Duration::from_secs(10)).await);
-    assert!(matches!(one.acquire(&request(&["a"])).await, Ok(Acquired::Granted(_))));
+    let held = request(&["a"]);
+    assert!(matches!(one.acquire(&held).await, Ok(Acquired::Granted(_))));
     let places = || world.content("id/x61")["places"].as_object().expect("places go by tickets").clone();
     let first = waits(&["a"]);
     assert!(matches!(one.acquire(&first).await, Ok(Acquired::Queued { .. })));
@@ -335,10 +336,19 @@ async fn a_place_is_kept_beside_one_that_does_not_fit() {
     });
     sleep(SECOND / 10).await;
     let (newcomer, other) = (waits(&["a"]), waits(&["a"]));
-    // Whichever of the two comes first.
-    let (new, ..) =
-        tokio::join!(one.acquire(&newcomer), one.acquire(&first), one.acquire(&other), one.acquire(&first));
-    assert!(matches!(new, Ok(Acquired::Queued { .. })));
+    let held = AcquireRequest { attempt: AttemptId::fresh(), ..held };
+    // Whichever of them comes first.
+    let never = request(&["a"]);
+    let (new, again, refused, ..) = tokio::join!(
+        one.acquire(&newcomer),
+        one.acquire(&held),
+        one.acquire(&never),
+        one.acquire(&first),
+        one.acquire(&other),
+        one.acquire(&first)
+    );
+    assert!(matches!((&new, &again), (Ok(Acquired::Queued { .. }), Ok(Acquired::Granted(_)))), "{again:?}");
+    assert!(matches!(refused, Ok(Acquired::Refused(_))), "{refused:?}");
     slow.await.expect("no panic").expect("the store answers");
     assert!(places().values().any(|place| place["attempt"] == first.attempt.0), "it has lost its place");
 }

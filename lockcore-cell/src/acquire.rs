@@ -1,0 +1,88 @@
+//! A request: what precedes its step, and what becomes of it where there is no room to write.
+
+use std::sync::Arc;
+
+use lockcore::backend::Moment;
+
+use crate::{
+    cell::Cell,
+    error::StoreError,
+    step::{Request, Step, Verdict},
+    store::{Prepared, Store},
+    table::MAX_BYTES,
+    takeover::Scope,
+};
+
+impl<C: Cell> Store<C> {
+    /// Takes a step after what precedes it: the sessions in its way are read, and closed if they are over. Again, if the table was
+    /// newer than what was prepared for and the request is `refused`.
+    pub(crate) async fn acquire(self: &Arc<Self>, request: &Arc<Request>) -> Result<Verdict, StoreError> {
+        let (scope, begun) = (Scope::of(request), Moment::now());
+        let parts = self.parts(request.ids());
+        // A set whose cells are not known is free, as a rule: nothing is read for that.
+        let mut is_first = self.is_apart() && self.known(&parts).is_none();
+        loop {
+            let prepared = match std::mem::take(&mut is_first) {
+                true => Prepared::default(),
+                false => self.prepare(&scope).await?,
+            };
+            let asked = request.clone();
+            let verdict = match self.submit(parts.clone(), true, move |step| step.acquire(&asked)).await {
+                Err(full @ StoreError::Full { in_doubt: false, .. }) => {
+                    self.acquire_without_room(request, full).await?
+                }
+                submitted => submitted?,
+            };
+            if !matches!(verdict, Verdict::Refused(_)) {
+                return Ok(verdict);
+            }
+            if begun.elapsed() < self.timeout && self.is_unprepared(&scope, &prepared).await? {
+                continue;
+            }
+            // A refusal is a fact only where what is in the way could be looked at.
+            return match prepared.failed.into_values().next() {
+                Some(error) if !matches!(error, StoreError::Session(_)) => Err(error),
+                _ => Ok(verdict),
+            };
+        }
+    }
+
+    /// Decides about a request of which a write is `full`: one that is refused needs none, and one that is known makes it hardly longer.
+    async fn acquire_without_room(
+        self: &Arc<Self>,
+        request: &Arc<Request>,
+        full: StoreError,
+    ) -> Result<Verdict, StoreError> {
+        let parts = self.parts(request.ids());
+        // The driver has looked at them for this request.
+        let (is_known, verdict) =
+            self.by(&parts, |step| (step.knows(request), step.acquire(request))).await?;
+        match verdict {
+            Verdict::Refused(_) | Verdict::Withdrawn => return Ok(verdict),
+            Verdict::Granted(_) | Verdict::Queued(_) if !is_known => return Err(self.or_never(full, request)),
+            Verdict::Granted(_) | Verdict::Queued(_) => {}
+        }
+        if self.is_apart() {
+            self.begin().await?;
+        }
+        let asked = request.clone();
+        let again = move |step: &mut Step<'_>| step.knows(&asked).then(|| step.acquire(&asked));
+        match self.submit(parts, false, again).await {
+            // Its place stays as it is.
+            Err(StoreError::Full { in_doubt: false, .. }) if matches!(verdict, Verdict::Queued(_)) => {
+                Ok(verdict)
+            }
+            submitted => submitted?.ok_or(full),
+        }
+    }
+
+    /// Returns the error of a set that was not taken, and whether it never will be: then waiting for room would never end.
+    fn or_never(&self, full: StoreError, request: &Request) -> StoreError {
+        let most = self.cell.most_bytes();
+        let (bytes, max) = match self.is_apart() {
+            true => (request.claims.chunks(1).map(|claim| request.size_alone(claim)).sum(), most),
+            false => (request.size_alone(&request.claims), MAX_BYTES.min(most)),
+        };
+        if bytes > max { StoreError::TooLarge { bytes, max } } else { full }
+    }
+}
