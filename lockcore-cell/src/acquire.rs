@@ -8,14 +8,15 @@ use crate::{
     cell::Cell,
     error::StoreError,
     step::{Request, Step, Verdict},
-    store::{Prepared, Store},
+    store::{Prepared, Store, hosted},
     table::MAX_BYTES,
     takeover::Scope,
 };
 
 impl<C: Cell> Store<C> {
     /// Takes a step after what precedes it: the sessions in its way are read, and closed if they are over. Again, if the table was
-    /// newer than what was prepared for and the request is `refused`.
+    /// newer than what was prepared for and the request is `refused`. Goes on only while the caller waits: a step that came after the
+    /// withdrawal of its attempt might outlast the tombstone.
     pub(crate) async fn acquire(self: &Arc<Self>, request: &Arc<Request>) -> Result<Verdict, StoreError> {
         let (scope, begun) = (Scope::of(request), Moment::now());
         let parts = self.parts(request.ids());
@@ -24,7 +25,7 @@ impl<C: Cell> Store<C> {
         loop {
             let prepared = match std::mem::take(&mut is_first) {
                 true => Prepared::default(),
-                false => self.prepare(&scope).await?,
+                false => self.prepared(&scope).await?,
             };
             let asked = request.clone();
             let verdict = match self.submit(parts.clone(), true, move |step| step.acquire(&asked)).await {
@@ -36,8 +37,11 @@ impl<C: Cell> Store<C> {
             if !matches!(verdict, Verdict::Refused(_)) {
                 return Ok(verdict);
             }
-            if begun.elapsed() < self.timeout && self.is_unprepared(&scope, &prepared).await? {
-                continue;
+            if begun.elapsed() < self.timeout {
+                let (store, scope, prepared) = (self.clone(), scope.clone(), prepared.clone());
+                if hosted(async move { store.is_unprepared(&scope, &prepared).await }).await? {
+                    continue;
+                }
             }
             // A refusal is a fact only where what is in the way could be looked at.
             return match prepared.failed.into_values().next() {
@@ -53,17 +57,21 @@ impl<C: Cell> Store<C> {
         request: &Arc<Request>,
         full: StoreError,
     ) -> Result<Verdict, StoreError> {
-        let parts = self.parts(request.ids());
-        // The driver has looked at them for this request.
-        let (is_known, verdict) =
-            self.by(&parts, |step| (step.knows(request), step.acquire(request))).await?;
+        let (store, asked, parts) = (self.clone(), request.clone(), self.parts(request.ids()));
+        let decided = async move {
+            // The driver has looked at the parts for this request.
+            let parts = store.parts(asked.ids());
+            let decided = store.by(&parts, |step| (step.knows(&asked), step.acquire(&asked))).await?;
+            if decided.0 && store.is_apart() {
+                store.begin().await?;
+            }
+            Ok(decided)
+        };
+        let (is_known, verdict) = hosted(decided).await?;
         match verdict {
             Verdict::Refused(_) | Verdict::Withdrawn => return Ok(verdict),
             Verdict::Granted(_) | Verdict::Queued(_) if !is_known => return Err(self.or_never(full, request)),
             Verdict::Granted(_) | Verdict::Queued(_) => {}
-        }
-        if self.is_apart() {
-            self.begin().await?;
         }
         let asked = request.clone();
         let again = move |step: &mut Step<'_>| step.knows(&asked).then(|| step.acquire(&asked));

@@ -19,7 +19,7 @@ use crate::{
     parts::Part,
     probe,
     step::{Hold, Losses, Request, Step, Verdict, micros},
-    store::{Prepared, Store, hosted},
+    store::{Store, hosted},
     table::Claim,
     takeover::Scope,
     verify,
@@ -128,11 +128,6 @@ impl<L: Cell, I: Ident, C: ContextId> CellLockDao<L, I, C> {
         }
     }
 
-    async fn acquired(&self, request: &Arc<Request>) -> Result<Verdict, StoreError> {
-        let (store, request) = (self.store.clone(), request.clone());
-        hosted(async move { store.acquire(&request).await }).await
-    }
-
     /// Asks for a set of which a write with a place in the queue is too long: it waits without one, and asks again.
     async fn acquired_without_place(
         &self,
@@ -141,7 +136,7 @@ impl<L: Cell, I: Ident, C: ContextId> CellLockDao<L, I, C> {
     ) -> Result<Acquired<I, C>, StoreError> {
         self.store.leave_queue(stored).await?;
         let looks = Arc::new(Request { queue: false, ..stored.clone() });
-        Ok(match self.acquired(&looks).await? {
+        Ok(match self.store.acquire(&looks).await? {
             Verdict::Granted(granted) => Acquired::Granted(granted),
             Verdict::Refused(conflicts) | Verdict::Queued(conflicts) => Acquired::Queued {
                 conflicts: request.conflicts(conflicts),
@@ -166,11 +161,6 @@ impl<L: Cell, I: Ident, C: ContextId> CellLockDao<L, I, C> {
         };
         hosted(released).await
     }
-
-    async fn prepared(&self, scope: &Scope) -> Result<Prepared, StoreError> {
-        let (store, scope) = (self.store.clone(), scope.clone());
-        hosted(async move { store.prepare(&scope).await }).await
-    }
 }
 
 impl<L: Cell, I, C> fmt::Debug for CellLockDao<L, I, C> {
@@ -188,7 +178,7 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
         let stored = Self::request(request);
         // Before the place is taken: what is handed over at once must not be missed.
         let wakeup = request.queue.then(|| self.store.waiters.add(stored.attempt));
-        let verdict = match self.acquired(&stored).await {
+        let verdict = match self.store.acquire(&stored).await {
             Err(StoreError::Full { in_doubt: false, .. }) if request.queue && self.store.is_apart() => {
                 self.store.waiters.remove(&stored.attempt);
                 return self.report(self.acquired_without_place(request, &stored).await);
@@ -282,7 +272,9 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
 
     async fn inspect(&self, target: &Target<I>) -> Result<Inspection<I, C>, BackendError> {
         let id = target.stored().into_owned();
-        self.report(self.prepared(&Scope { ids: vec![id.clone()], shows: true, ..Scope::default() }).await)?;
+        self.report(
+            self.store.prepared(&Scope { ids: vec![id.clone()], shows: true, ..Scope::default() }).await,
+        )?;
         let parts = self.store.parts([&id]);
         Ok(self.report(self.store.submit(parts, false, move |step| admin::inspect(step, &id)).await)?.typed())
     }
@@ -296,7 +288,7 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
     ) -> Result<Broken, BackendError> {
         let (id, by) = (target.stored().into_owned(), by.to_owned());
         let scope = Scope { ids: vec![id.clone()], closes: Some((id.clone(), fence)), ..Scope::default() };
-        let prepared = self.report(self.prepared(&scope).await)?;
+        let prepared = self.report(self.store.prepared(&scope).await)?;
         if let Some(error) = prepared.failed.into_values().next() {
             // A lock that is not closed to renewal would go on.
             return self.report(Err(error));

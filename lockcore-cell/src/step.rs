@@ -13,6 +13,7 @@ use lockcore::{
     Granted,
     backend::{AttemptId, ServiceTime, Withdraw},
     engine::{self, Queue, Turn},
+    rules::{self, Again},
 };
 
 use crate::{
@@ -159,10 +160,14 @@ impl<'a> Step<'a> {
         verdict
     }
 
-    /// Returns whether a request has a place, or holds all that it asks for.
+    /// Returns whether a request has a place, or goes on with what its context holds.
     pub(crate) fn knows(&self, request: &Request) -> bool {
-        let holds = |id: &String| self.held_by(id, &request.context).is_some();
-        self.table.ticket_of(&request.context, request.attempt).is_some() || request.ids().all(holds)
+        let keeps = |claim: &Claim| {
+            let held = self.held_by(&claim.id, &request.context);
+            held.is_some_and(|held| !held.broken && rules::again(held.mode, claim.mode) == Again::Keep)
+        };
+        let has_place = self.table.ticket_of(&request.context, request.attempt).is_some();
+        has_place || request.claims.iter().all(keeps)
     }
 
     /// Ends an attempt. `None`: it left; otherwise what it holds.

@@ -360,6 +360,12 @@ impl<C: Cell> Store<C> {
         }
     }
 
+    /// Prepares on the library's runtime.
+    pub(crate) async fn prepared(self: &Arc<Self>, scope: &Scope) -> Result<Prepared, StoreError> {
+        let (store, scope) = (self.clone(), scope.clone());
+        hosted(async move { store.prepare(&scope).await }).await
+    }
+
     /// Returns whether a step would find more now than what it was prepared for.
     pub(crate) async fn is_unprepared(&self, scope: &Scope, prepared: &Prepared) -> Result<bool, StoreError> {
         let Some(known) = self.known(&self.parts(&scope.ids)) else { return Ok(true) };
