@@ -30,7 +30,8 @@ impl<C: Cell> Store<C> {
             let asked = request.clone();
             let verdict = match self.submit(parts.clone(), true, move |step| step.acquire(&asked)).await {
                 Err(full @ StoreError::Full { in_doubt: false, .. }) => {
-                    self.acquire_without_room(request, full).await?
+                    // In a box, as it is seldom needed: it would be a part of every caller's future.
+                    Box::pin(self.acquire_without_room(request, full)).await?
                 }
                 submitted => submitted?,
             };

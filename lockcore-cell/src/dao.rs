@@ -181,7 +181,7 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
         let verdict = match self.store.acquire(&stored).await {
             Err(StoreError::Full { in_doubt: false, .. }) if request.queue && self.store.is_apart() => {
                 self.store.waiters.remove(&stored.attempt);
-                return self.report(self.acquired_without_place(request, &stored).await);
+                return self.report(Box::pin(self.acquired_without_place(request, &stored)).await);
             }
             verdict => verdict,
         };
