@@ -178,7 +178,8 @@ impl<L: Cell, I: Ident, C: ContextId> LockDao<I, C> for CellLockDao<L, I, C> {
         let stored = Self::request(request);
         // Before the place is taken: what is handed over at once must not be missed.
         let wakeup = request.queue.then(|| self.store.waiters.add(stored.attempt));
-        let verdict = match self.store.acquire(&stored).await {
+        // In a box, as is what it seldom needs: callers' futures, and their stacks in debug builds, are as large as this.
+        let verdict = match Box::pin(self.store.acquire(&stored)).await {
             Err(StoreError::Full { in_doubt: false, .. }) if request.queue && self.store.is_apart() => {
                 self.store.waiters.remove(&stored.attempt);
                 return self.report(Box::pin(self.acquired_without_place(request, &stored)).await);

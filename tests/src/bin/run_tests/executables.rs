@@ -145,6 +145,8 @@ impl Executable {
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder).stdin(Stdio::null());
         // Many tests panic on purpose: one line of each is enough.
         command.env("RUST_BACKTRACE", "0");
+        // The random histories nest deeply, and what is not optimized takes more stack: nearly all of the usual 2 MiB.
+        command.env("RUST_MIN_STACK", (4 << 20).to_string());
         command
     }
 }
