@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use lockcore::{
-    Grant, LockDao, LockingService, Wait,
+    Claim, ClaimSet, Grant, LockDao, LockingService, Mode, Wait,
     backend::{AcquireRequest, Acquired, AttemptId, Withdraw, Withdrawn},
 };
 use tokio::time::{Instant, sleep, timeout};
@@ -410,6 +410,22 @@ async fn a_place_is_kept_where_only_one_of_its_ids_can_be_written() {
         let mut places = places.as_object().expect("places go by tickets").values();
         assert!(places.any(|place| place["attempt"] == mine.attempt.0), "it has lost its place in {name}");
     }
+}
+
+/// A holder that asks for more makes its cell longer: it is refused as a newcomer is.
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_asks_for_more_makes_no_write_too_long() {
+    let world = World::new();
+    let one = world.dao_with(process(&world), Duration::from_secs(10)).await;
+    let slots = |permits| {
+        let claims = ClaimSet::new([Claim::slots("a".to_owned(), 60_000).permits(permits)], Mode::Exclusive);
+        claims.expect("valid claims")
+    };
+    let held = AcquireRequest { claims: slots(1), ..request(&["a"]) };
+    assert!(matches!(one.acquire(&held).await, Ok(Acquired::Granted(_))));
+    let more = AcquireRequest { claims: slots(60_000), attempt: AttemptId::fresh(), ..held };
+    let error = one.acquire(&more).await.expect_err("60000 permits fit into no write");
+    assert!(error.to_string().contains("the set alone"), "{error}");
 }
 
 /// A set of many long ids, whose place would be too long for their cells, waits without one.
